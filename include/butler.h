@@ -1,0 +1,290 @@
+/* butler: runs language models and, while decoding, reads only the part of the KV cache that matters.
+ *
+ * The only public header. The life of a program that uses it:
+ *
+ *     model   = butler_model_load(path)            a GGUF file, mapped; weights are borrowed from the mapping
+ *     session = butler_session_new(model, policy)  one text: its KV cache and what its policy remembers
+ *     butler_tokenize -> butler_prefill -> { butler_sample -> butler_step } -> butler_session_stats
+ *
+ * Conventions. Sizes are counts of elements unless the name says bytes. A function that can fail returns 0 (or a
+ * count >= 0) when it worked and a negative enum butler_code when not, and then fills *err; err may be NULL.
+ * Nothing here prints, exits or reads the environment. A model may be shared by threads; a session may not.
+ */
+#ifndef BUTLER_H
+#define BUTLER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BUTLER_VERSION "0.1.0"
+
+/* ------------------------------------------------------------------------------------------------ errors */
+
+enum butler_code {
+    BUTLER_OK = 0,
+    BUTLER_ERROR_ARGUMENT = -1,    /* a parameter, a flag or a policy string makes no sense */
+    BUTLER_ERROR_IO = -2,          /* the operating system refused: open, read, write, map */
+    BUTLER_ERROR_FORMAT = -3,      /* a file is truncated, corrupt or not what it claims to be */
+    BUTLER_ERROR_UNSUPPORTED = -4, /* well formed, but nothing we know how to run */
+    BUTLER_ERROR_MEMORY = -5,
+    BUTLER_ERROR_LENGTH = -6,  /* more tokens than the context holds */
+    BUTLER_ERROR_NUMERIC = -7, /* NaN or infinity where a number was due */
+};
+
+/* Filled by every function that fails: which code, and a sentence naming what and where (file, offset, key, flag). */
+struct butler_error {
+    int code;
+    char message[512];
+};
+
+/* ------------------------------------------------------------------------------------------------- model */
+
+struct butler_model; /* weights, tokenizer, thread pool, metric registry: the engine */
+
+struct butler_model_params {
+    int n_threads;   /* 0: one per online core */
+    const char *isa; /* NULL: the best this CPU has; else "ref", "avx2" or "avx512" */
+};
+
+/* Maps a GGUF file and binds its tensors. params may be NULL. NULL on failure. */
+struct butler_model *butler_model_load(const char *path, const struct butler_model_params *params, struct butler_error *err);
+void butler_model_free(struct butler_model *model);
+
+struct butler_model_info {
+    const char *architecture; /* "llama", "qwen2", "qwen3", "phi3", "gpt2" */
+    const char *name;         /* general.name, or "" */
+    const char *file_type;    /* the type most weights are in, "Q8_0" */
+    const char *tokenizer;    /* "llama" (SentencePiece) or "gpt2" (byte-level BPE) */
+    const char *chat_template; /* the model's own Jinja text, or NULL */
+    const char *isa;          /* kernels in use */
+    int n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab;
+    int n_ctx_train; /* tokens the model was trained for */
+    int n_threads;
+    uint64_t n_params;
+    uint64_t weight_bytes;      /* all tensors in the file */
+    uint64_t step_weight_bytes; /* what one decode step reads of them */
+};
+
+/* Owned by the model. */
+const struct butler_model_info *butler_model_get_info(const struct butler_model *model);
+
+/* --------------------------------------------------------------------------------------------- tokenizer */
+
+enum butler_tokenize_flags {
+    BUTLER_ADD_SPECIAL = 1,   /* BOS (and EOS) where the vocabulary asks for them */
+    BUTLER_PARSE_SPECIAL = 2, /* "<|eot_id|>" in the text is that token, not its letters */
+};
+
+/* Ids of text[n_text] into ids[max_ids]. Returns how many ids the text has, which may be more than max_ids: then only
+ * the first max_ids were written, and a second call with room enough gets them all. */
+int butler_tokenize(const struct butler_model *model, const char *text, size_t n_text, int flags, int32_t *ids, int max_ids,
+                    struct butler_error *err);
+
+/* The bytes of one token as they stand in text (a token may be part of a UTF-8 character). Owned by the model.
+ * NULL for an id out of range; length 0 for control tokens. */
+const char *butler_token_bytes(const struct butler_model *model, int32_t id, size_t *n_bytes);
+
+int32_t butler_token_bos(const struct butler_model *model);                 /* -1 if none */
+bool butler_token_is_end(const struct butler_model *model, int32_t id);     /* EOS, EOT and the like */
+
+/* Turns a stream of tokens into whole UTF-8 characters: bytes of an unfinished character wait for the next token. */
+struct butler_utf8 {
+    unsigned char pending[4];
+    int n_pending;
+};
+
+/* Appends the token's bytes to what is pending and writes the complete characters to out[max_out], no terminator.
+ * Returns the number of bytes written; 16 bytes more than the longest token always suffice. With token bytes NULL
+ * flushes: what is pending comes out as U+FFFD. Invalid bytes come out as U+FFFD, one each. */
+size_t butler_utf8_push(struct butler_utf8 *stream, const char *bytes, size_t n_bytes, char *out, size_t max_out);
+
+/* ----------------------------------------------------------------------------------------------- session */
+
+enum butler_kv_type { BUTLER_KV_F32, BUTLER_KV_F16, BUTLER_KV_Q8_0, BUTLER_N_KV_TYPES };
+
+struct butler_session_params {
+    int n_ctx;           /* most tokens of the text; 0: what the model was trained for */
+    int n_block;         /* prompt tokens per pass; 0: 256 */
+    enum butler_kv_type kv_type;
+    const char *policy;  /* "full", "quest:budget=1024", ...; NULL: "full". See butler_policy_describe */
+    uint64_t seed;       /* for the policy "random" */
+};
+
+struct butler_session;
+
+struct butler_session *butler_session_new(struct butler_model *model, const struct butler_session_params *params,
+                                          struct butler_error *err);
+void butler_session_free(struct butler_session *session);
+
+/* Called with the logits [n_vocab] after each position of a prompt. */
+typedef void butler_logits_fn(void *user, int position, const float *logits);
+
+/* Runs ids[n] as a prompt: dense attention, whole blocks at a time; an evicting policy then keeps its budget.
+ * each, if not NULL, gets the logits of every position; otherwise only those of the last are computed.
+ * On failure the session holds what it held before the block that failed. */
+int butler_prefill(struct butler_session *session, const int32_t *ids, int n, butler_logits_fn *each, void *user,
+                   struct butler_error *err);
+
+/* Decodes one token under the policy. */
+int butler_step(struct butler_session *session, int32_t id, struct butler_error *err);
+
+/* Logits [n_vocab] after the last token, owned by the session, valid until the next call. NULL before the first. */
+const float *butler_logits(const struct butler_session *session);
+int butler_n_past(const struct butler_session *session);
+
+/* Appends n random positions to every layer's cache, as if a text of that length had been read, without running the
+ * model: for measuring speed at a depth. Keys and values are drawn from N(0,1) by seed. */
+int butler_fill(struct butler_session *session, int n, uint64_t seed, struct butler_error *err);
+
+/* True when the policy's stopping rule (entropystop) says that the text is done. */
+bool butler_should_stop(const struct butler_session *session);
+
+/* Writes the whole session (tokens, KV pages, what the metric remembers) to path: versioned, checksummed, written to a
+ * temporary file and renamed. Restoring needs the same model (by fingerprint) and gives back a session that continues
+ * exactly as the saved one would have. */
+int butler_session_save(const struct butler_session *session, const char *path, struct butler_error *err);
+struct butler_session *butler_session_restore(struct butler_model *model, const char *path, struct butler_error *err);
+
+/* What the session cost so far. Bytes are those the kernels were asked to read in decode steps. */
+struct butler_stats {
+    uint64_t n_prefill, n_decode; /* tokens */
+    double prefill_s, decode_s;   /* wall time */
+    double score_s, select_s, attend_s; /* wall time inside decode_s */
+    uint64_t weight_bytes;
+    uint64_t kv_bytes;      /* keys and values read */
+    uint64_t metric_bytes;  /* read to score, to observe and to summarise */
+    uint64_t full_kv_bytes; /* keys and values a dense decode would have read */
+    uint64_t kv_memory, metric_memory; /* bytes held now */
+    uint64_t kv_memory_peak;
+    uint64_t units_selected, units_reused; /* retrieve: tokens or pages read; of them, read in the step before too */
+};
+
+void butler_session_stats(const struct butler_session *session, struct butler_stats *stats);
+void butler_session_stats_reset(struct butler_session *session);
+
+/* Bytes of KV cache a session of n tokens will hold under dense attention. */
+uint64_t butler_kv_bytes(const struct butler_model *model, enum butler_kv_type type, int n_tokens);
+
+/* Token positions that the last step read in one layer for one query head, ascending, into ids[max_ids]. Returns their
+ * number (which may exceed max_ids). For tests, for heat maps, for trust. */
+int butler_last_selection(const struct butler_session *session, int layer, int head, int32_t *ids, int max_ids);
+
+/* ----------------------------------------------------------------------------------------------- sampler */
+
+struct butler_sampler_params {
+    float temperature; /* <= 0: greedy */
+    int top_k;         /* 0: off */
+    float top_p;       /* 1: off */
+    float min_p;       /* 0: off */
+    uint64_t seed;
+};
+
+struct butler_sampler;
+struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *params, struct butler_error *err);
+void butler_sampler_free(struct butler_sampler *sampler);
+
+/* One id drawn from logits[n_vocab] (not changed), or BUTLER_ERROR_NUMERIC when they hold NaN or +infinity. */
+int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err);
+
+/* ---------------------------------------------------------------------------------------------- policies */
+
+/* Checks a policy string against this model without building anything. */
+int butler_policy_check(const struct butler_model *model, const char *policy, struct butler_error *err);
+
+/* One named number of a policy or metric. */
+struct butler_param {
+    const char *name;
+    double value; /* the default */
+    double min, max;
+    const char *help;
+};
+
+/* What `butler policies` lists. */
+struct butler_policy_info {
+    const char *name, *metric, *method, *summary;
+    const char *defaults; /* the policy string with every parameter written out */
+};
+
+/* The i-th policy this model knows (built in, then plug-ins), false past the last. model may be NULL. */
+bool butler_policy_describe(const struct butler_model *model, int i, struct butler_policy_info *info);
+
+/* ------------------------------------------------------------------------------------------ metric plug-ins
+ *
+ * A metric gives one number per token or page of the cache, per query head: how much it matters to this query. It keeps
+ * what it must remember in *records* of a fixed size, each covering a fixed number of neighbouring cache slots; the
+ * engine owns them, zeroes them, moves them when slots move, counts their bytes, saves and restores them. So a metric
+ * has no state of its own, and most are a page long.
+ *
+ * A slot is a row of the cache of one KV head. Without eviction slot i holds position i.
+ */
+
+struct butler_metric_shape {
+    int n_layers, n_heads, n_kv_heads, head_dim;
+    int group; /* n_heads / n_kv_heads: query heads that share a KV head */
+    uint64_t seed;
+};
+
+struct butler_head_view; /* one (layer, KV head) of the cache; made by the engine, valid during a call */
+
+int butler_view_layer(const struct butler_head_view *view);
+int butler_view_kv_head(const struct butler_head_view *view);
+int butler_view_n_slots(const struct butler_head_view *view);
+int butler_view_query_position(const struct butler_head_view *view); /* position of the newest token */
+int butler_view_position(const struct butler_head_view *view, int slot);
+void butler_view_key(const struct butler_head_view *view, int slot, float *out /* [head_dim] */);
+void butler_view_value(const struct butler_head_view *view, int slot, float *out /* [head_dim] */);
+/* out[i * stride + j] = q_i . key(first + j), i < n_q, j < n: at the engine's own speed. Counts as keys read. */
+void butler_view_dot_keys(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out,
+                          size_t stride);
+void *butler_view_record(const struct butler_head_view *view, int record);
+
+enum butler_metric_scale {
+    BUTLER_SCORE_LOGIT,  /* q.k-like, before scaling by 1/sqrt(head_dim): the engine takes a softmax per query head */
+    BUTLER_SCORE_WEIGHT, /* already comparable between query heads: used as it is */
+};
+
+struct butler_metric {
+    const char *name;
+    const char *summary;
+    enum butler_metric_scale scale;
+    bool page_scores;   /* one score per record (a page) instead of one per token */
+    bool query_free;    /* scores do not depend on the query head: score() is called with n_q = 1 */
+    bool reads_keys;    /* append or score looks at keys: excludes policies that store them unrotated */
+    const struct butler_param *params; /* ends with name NULL; NULL: none */
+
+    /* Slots a record covers and its bytes. NULL: keeps nothing. values: one per entry of params. */
+    void (*record)(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes);
+    /* How many of the latest queries' attention weights it wants to see: 0 none, INT_MAX all. NULL: none. */
+    int (*attention_window)(const double *values);
+    /* Slots [first, first + n) are new, or their contents have changed: bring their records up to date. NULL: nothing
+     * to do. A record may already cover older slots, which are still readable through the view. */
+    void (*append)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int first,
+                   int n);
+    /* weights[group][stride]: for each query head of the group the attention that the query at `position` paid to slots
+     * 0..n-1 (softmax; it sums to 1). Called once per query, in order. */
+    void (*observe)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                    int position, const float *weights, size_t stride, int n);
+    /* out[i * stride + (u - first)] for units u in [first, first + n) (slots or pages) and queries q[n_q][head_dim]. */
+    void (*score)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                  const float *q, int n_q, int first, int n, float *out, size_t stride);
+    /* Bytes one score() over n_slots slots reads of records (keys read through the view count themselves). NULL: all
+     * records once. */
+    uint64_t (*score_bytes)(const struct butler_metric_shape *shape, const double *values, int n_slots);
+};
+
+/* Makes a metric known to this model under metric->name, as a retrieving policy whose method, budget and the rest are
+ * set in the policy string. The struct must outlive the model. */
+int butler_metric_register(struct butler_model *model, const struct butler_metric *metric, struct butler_error *err);
+
+/* Loads a shared object and registers what its `const struct butler_metric *butler_plugin_metric(void)` returns. */
+int butler_plugin_load(struct butler_model *model, const char *path, struct butler_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

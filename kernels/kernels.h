@@ -1,0 +1,86 @@
+/* The inner loops of the CPU backend. ref.c is plain C and defines what each entry computes; avx2.c, avx512.c fill the
+ * same table for their instructions; an entry an ISA does not improve is taken from the ISA below. Chosen once.
+ *
+ * Conventions: x, y, s, q, acc are float; rows of weights and of the cache may start at any byte; n is the length of a row
+ * (weights: a multiple of the type's block; cache rows: a multiple of 32 for Q8_0, else any n >= 1). No pointer may
+ * alias another unless said. Nothing is read or written outside the stated shapes, not even by a vector load.
+ */
+#ifndef BUTLER_KERNELS_H
+#define BUTLER_KERNELS_H
+
+#include "gguf.h"
+
+struct butler_kernels {
+    const char *isa; /* "ref", "avx2", "avx512" */
+
+    /* -- weights: [n_rows] rows of n elements, row_bytes apart; activations stay in float, so a quantised product is
+     *    exact up to float rounding. */
+
+    /* y[r] = sum_c W[r][c] * x[c] */
+    void (*gemv[BUTLER_N_TYPES])(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);
+    /* y[n] = the row as floats */
+    void (*dequant[BUTLER_N_TYPES])(float *y, const void *row, int n);
+    /* y[t * y_stride + r] = sum_c w[r * n + c] * x[t * x_stride + c], r < n_rows, t < n_tokens: w is dequantised and dense. */
+    void (*gemm)(float *y, size_t y_stride, const float *w, int n_rows, const float *x, size_t x_stride, int n_tokens, int n);
+
+    /* -- vectors */
+    float (*dot)(const float *x, const float *y, int n);
+    void (*add)(float *y, const float *x, int n);                       /* y += x */
+    void (*axpy)(float *y, float a, const float *x, int n);             /* y += a x */
+    void (*scale)(float *y, float a, int n);                            /* y *= a */
+    void (*rms_norm)(float *y, const float *x, const float *weight, int n, float eps);                       /* y may be x */
+    void (*layer_norm)(float *y, const float *x, const float *weight, const float *bias, int n, float eps);  /* y may be x */
+    void (*silu_mul)(float *y, const float *gate, const float *up, int n); /* silu(gate) * up; y may be gate or up */
+    void (*gelu)(float *y, int n);                                      /* tanh approximation, in place */
+    float (*max)(const float *x, int n);                                /* n >= 1 */
+    float (*exp_sum)(float *x, float max, int n);                       /* x = exp(x - max) in place, returns the sum */
+    /* Rotates pairs of x[n_rot] by cos[n_rot/2], sin[n_rot/2]: (a, b) -> (a c - b s, a s + b c). */
+    void (*rope_adjacent)(float *x, const float *cos, const float *sin, int n_rot);
+    void (*rope_halves)(float *x, const float *cos, const float *sin, int n_rot);
+
+    /* -- cache rows of n elements, indexed by enum butler_kv_type. Q8_0 rows are n/32 blocks {f16 scale, 32 int8}. */
+    void (*store_row[BUTLER_N_KV_TYPES])(void *row, const float *x, int n);
+    void (*load_row[BUTLER_N_KV_TYPES])(float *x, const void *row, int n);
+    /* s[i * s_stride + j] = q_i . rows[j], i < n_q, j < n_rows; q_i = q + i * q_stride. The value for (i, j) does not
+     * depend on n_q or n_rows. */
+    void (*qk[BUTLER_N_KV_TYPES])(float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, const void *const *rows,
+                                  int n_rows, int n);
+    /* acc_i += sum_j p[i * p_stride + j] * rows[j] in order of j; acc_i = acc + i * acc_stride. */
+    void (*av[BUTLER_N_KV_TYPES])(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
+                                  const void *const *rows, int n_rows, int n);
+
+    /* -- what metrics scan. A half is an IEEE binary16. */
+
+    /* Page bounds: record = {half max[n], half min[n]}, record_bytes apart.
+     * s[i * s_stride + j] = sum_d (q_i[d] >= 0 ? q_i[d] * max_j[d] : q_i[d] * min_j[d]); q_i = q + i * n. */
+    void (*page_bounds)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
+                        int n);
+    /* The same with a maximum over d instead of the sum. */
+    void (*page_bounds_max)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes,
+                            int n_records, int n);
+    /* One-bit keys: record = {half scale[n], half zero[n], uint32 bits[n]}: bit t of bits[d] is the sign of channel d of
+     * token t of the group of 32. s[i * s_stride + 32 j + t] = sum_d q_i[d] * (zero_j[d] + (bit ? scale_j[d] : -scale_j[d])),
+     * t < 32, j < n_records. q_i = q + i * n. */
+    void (*one_bit)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
+                    int n);
+};
+
+/* The table for an ISA by name (NULL: the best this CPU has), or NULL if this CPU or this build lacks it. Never changes. */
+const struct butler_kernels *butler_kernels_get(const char *isa);
+/* ISA names this build and CPU have, best first, NULL-terminated. */
+const char *const *butler_kernels_available(void);
+
+/* Filled by the ISA files; kernels.c alone calls these. */
+extern const struct butler_kernels butler_kernels_ref;
+bool butler_kernels_avx2(struct butler_kernels *table);
+bool butler_kernels_avx512(struct butler_kernels *table);
+
+/* Row quantisation for convert and quantize (plain C, ref rounding): x[n] to a row of the type; only F32, F16, BF16,
+ * Q8_0, Q4_0 can be written. */
+bool butler_quantize_row(enum butler_type type, void *row, const float *x, int n);
+
+/* binary16 <-> float, round to nearest even. */
+float butler_half_to_float(uint16_t h);
+uint16_t butler_float_to_half(float f);
+
+#endif

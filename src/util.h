@@ -1,0 +1,73 @@
+/* What every room uses: errors, checked sizes, memory with a known alignment, arenas, files mapped or written whole. */
+#ifndef BUTLER_UTIL_H
+#define BUTLER_UTIL_H
+
+#include <stdarg.h>
+
+#include "butler.h"
+
+#define BUTLER_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define BUTLER_MAX(a, b) ((a) > (b) ? (a) : (b))
+#define BUTLER_CEIL_DIV(a, b) (((a) + (b)-1) / (b))
+#define BUTLER_COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
+
+/* Fills *err (may be NULL) and returns code. */
+int butler_fail(struct butler_error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* *out = a * b or a + b; false on overflow. */
+bool butler_mul_size(size_t a, size_t b, size_t *out);
+bool butler_add_size(size_t a, size_t b, size_t *out);
+
+/* 64-byte aligned, zeroed; NULL with *err filled when there is none. Freed with free(). */
+void *butler_alloc(size_t n_bytes, struct butler_error *err);
+
+/* Address space whose pages are zero and cost nothing until they are written; on huge pages where the system has them. */
+void *butler_reserve(size_t n_bytes, struct butler_error *err);
+void butler_unreserve(void *base, size_t n_bytes);
+/* Gives whole pages inside [base, base + n_bytes) back to the system; they read as zero afterwards. */
+void butler_reserve_discard(void *base, size_t n_bytes);
+
+/* One allocation cut into 64-byte aligned pieces: first every piece is requested, then the whole is made. */
+struct butler_arena {
+    unsigned char *base;
+    size_t size;
+    struct butler_arena_piece {
+        void **where;
+        size_t offset;
+    } pieces[64];
+    int n_pieces;
+    bool overflow;
+};
+void butler_arena_want(struct butler_arena *arena, void *where /* T ** */, size_t count, size_t element);
+int butler_arena_make(struct butler_arena *arena, struct butler_error *err);
+void butler_arena_free(struct butler_arena *arena);
+
+/* A file mapped read-only. */
+struct butler_map {
+    const unsigned char *data;
+    size_t size;
+};
+int butler_map_open(struct butler_map *map, const char *path, struct butler_error *err);
+void butler_map_close(struct butler_map *map);
+
+/* A file that appears under its name only when it is complete: written beside it, synced, renamed. */
+struct butler_writer {
+    void *file; /* FILE */
+    char *path, *temporary;
+    uint64_t n_written;
+    void *hash; /* running XXH3-64 of all bytes written, or NULL */
+};
+int butler_writer_open(struct butler_writer *writer, const char *path, bool hash, struct butler_error *err);
+int butler_write(struct butler_writer *writer, const void *bytes, size_t n, struct butler_error *err);
+uint64_t butler_writer_digest(const struct butler_writer *writer);
+int butler_writer_commit(struct butler_writer *writer, struct butler_error *err);
+void butler_writer_abort(struct butler_writer *writer); /* after commit: nothing left to do */
+
+double butler_seconds(void); /* monotonic */
+
+/* splitmix64: one 64-bit step; the library's only source of randomness. */
+uint64_t butler_random(uint64_t *state);
+float butler_random_float(uint64_t *state);  /* [0, 1), 24 bits */
+float butler_random_normal(uint64_t *state); /* N(0, 1) */
+
+#endif
