@@ -20,6 +20,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default) /* the rest of the library is built hidden */
 
 #define BUTLER_VERSION "0.1.0"
 
@@ -49,6 +50,7 @@ struct butler_model; /* weights, tokenizer, thread pool, metric registry: the en
 struct butler_model_params {
     int n_threads;   /* 0: one per online core */
     const char *isa; /* NULL: the best this CPU has; else "ref", "avx2" or "avx512" */
+    bool vocabulary_only; /* only the tokenizer: the file needs no tensors, and no session can be made */
 };
 
 /* Maps a GGUF file and binds its tensors. params may be NULL. NULL on failure. */
@@ -284,6 +286,7 @@ int butler_metric_register(struct butler_model *model, const struct butler_metri
 /* Loads a shared object and registers what its `const struct butler_metric *butler_plugin_metric(void)` returns. */
 int butler_plugin_load(struct butler_model *model, const char *path, struct butler_error *err);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif
