@@ -70,10 +70,10 @@ const struct butler_kernels *butler_kernels_get(const char *isa);
 /* ISA names this build and CPU have, best first, NULL-terminated. */
 const char *const *butler_kernels_available(void);
 
-/* Filled by the ISA files; kernels.c alone calls these. */
+/* Each fills a table that holds the ISA below. kernels.c alone calls these, and only on a CPU that has the instructions. */
 extern const struct butler_kernels butler_kernels_ref;
-bool butler_kernels_avx2(struct butler_kernels *table);
-bool butler_kernels_avx512(struct butler_kernels *table);
+void butler_kernels_avx2(struct butler_kernels *table);
+void butler_kernels_avx512(struct butler_kernels *table);
 
 /* Row quantisation for convert and quantize (plain C, ref rounding): x[n] to a row of the type; only F32, F16, BF16,
  * Q8_0, Q4_0 can be written. */

@@ -64,6 +64,7 @@ int butler_writer_commit(struct butler_writer *writer, struct butler_error *err)
 void butler_writer_abort(struct butler_writer *writer); /* after commit: nothing left to do */
 
 double butler_seconds(void); /* monotonic */
+void butler_cpu_relax(void);  /* tells the CPU that the caller is spinning */
 
 /* splitmix64: one 64-bit step; the library's only source of randomness. */
 uint64_t butler_random(uint64_t *state);

@@ -1,0 +1,76 @@
+/* Which table of inner loops runs: looked up by name, or the best one that both this build and this CPU have. */
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#include <pthread.h>
+
+#include "blocks.h"
+#include "kernels.h"
+
+#define N_ISAS 3
+
+/* The kernel tables: filled once, before anybody sees them, and never changed again. */
+static struct butler_kernels tables[N_ISAS];
+static const char *names[N_ISAS + 1];
+static int n_tables;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+#if defined(__x86_64__)
+/* What the compiler's table of CPU features cannot be asked for by every compiler we support. */
+static bool cpu_has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
+static void add_table(const struct butler_kernels *below, void (*improve)(struct butler_kernels *))
+{
+    struct butler_kernels *table = &tables[N_ISAS - 1 - n_tables++];
+    *table = *below;
+    if (improve)
+        improve(table);
+}
+
+/* From the bottom up, because each ISA starts from the one below; the best ends up first. The checks stand here and not in
+ * the ISA files, whose every function may contain instructions that the CPU does not have. */
+static void fill(void)
+{
+    add_table(&butler_kernels_ref, NULL);
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c()) {
+        add_table(&tables[N_ISAS - n_tables], butler_kernels_avx2);
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+            __builtin_cpu_supports("avx512vl"))
+            add_table(&tables[N_ISAS - n_tables], butler_kernels_avx512);
+    }
+#endif
+    for (int i = 0; i < n_tables; i++)
+        names[i] = tables[N_ISAS - n_tables + i].isa;
+}
+
+const struct butler_kernels *butler_kernels_get(const char *isa)
+{
+    pthread_once(&once, fill);
+    for (int i = N_ISAS - n_tables; i < N_ISAS; i++) {
+        if (!isa || strcmp(tables[i].isa, isa) == 0)
+            return &tables[i];
+    }
+    return NULL;
+}
+
+const char *const *butler_kernels_available(void)
+{
+    pthread_once(&once, fill);
+    return names;
+}
+
+float butler_half_to_float(uint16_t h)
+{
+    return half_to_float(h);
+}
+
+uint16_t butler_float_to_half(float f)
+{
+    return float_to_half(f);
+}

@@ -1,0 +1,206 @@
+/* The pool of threads one engine owns: every matrix product and every head's attention of a step passes through here, a
+ * few hundred times per token, so handing out work costs one store and a wake-up only when somebody sleeps.
+ *
+ * The whole state of a run is one 64-bit word, `ticket`: the run's number above, the count of tasks nobody has claimed yet
+ * below. A claim is a compare-and-swap of that word, so a worker that was late for one run can never take a task of the
+ * next with the wrong function: while its word is current the job beside it cannot change, because run() changes the job
+ * only when all tasks of the run before are claimed and done. */
+#include "threads.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Rounds of spinning before a thread sleeps: tens of microseconds, longer than the gaps between the products of one
+ * layer, short enough that on a busy machine a waiting thread soon gives its core away. */
+#define SPIN 1000
+
+struct worker {
+    struct butler_pool *pool;
+    pthread_t thread;
+    int index;
+};
+
+struct butler_pool {
+    pthread_mutex_t run_lock; /* one run at a time */
+
+    _Alignas(64) _Atomic uint64_t ticket;
+    /* The job. Atomic because a late worker may look at it while the next is written; it then fails to claim. */
+    _Atomic(butler_task_fn *) fn;
+    _Atomic(void *) context;
+    _Atomic int n_tasks;
+
+    _Alignas(64) atomic_int n_done;
+
+    _Alignas(64) pthread_mutex_t sleep_lock;
+    pthread_cond_t work, finished;
+    atomic_int n_sleeping;     /* workers that wait for `work`, changed under sleep_lock */
+    atomic_bool caller_sleeps; /* changed under sleep_lock */
+    atomic_bool stop;
+
+    int n_threads, n_started;
+    struct worker workers[];
+};
+
+static uint32_t ticket_left(uint64_t ticket)
+{
+    return (uint32_t)ticket;
+}
+
+/* Claims and runs one task; false when none is left. */
+static bool run_one(struct butler_pool *pool, int thread)
+{
+    uint64_t ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
+    for (;;) {
+        if (ticket_left(ticket) == 0)
+            return false;
+        butler_task_fn *fn = atomic_load_explicit(&pool->fn, memory_order_relaxed);
+        void *context = atomic_load_explicit(&pool->context, memory_order_relaxed);
+        int n_tasks = atomic_load_explicit(&pool->n_tasks, memory_order_relaxed);
+        if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket - 1, memory_order_acq_rel, memory_order_acquire))
+            continue;
+        fn(context, n_tasks - (int)ticket_left(ticket), thread);
+        if (atomic_fetch_add(&pool->n_done, 1) + 1 == n_tasks && atomic_load(&pool->caller_sleeps)) {
+            pthread_mutex_lock(&pool->sleep_lock);
+            pthread_cond_signal(&pool->finished);
+            pthread_mutex_unlock(&pool->sleep_lock);
+        }
+        return true;
+    }
+}
+
+static bool work_waits(struct butler_pool *pool)
+{
+    return ticket_left(atomic_load(&pool->ticket)) > 0 || atomic_load(&pool->stop);
+}
+
+static void wait_for_work(struct butler_pool *pool)
+{
+    for (int i = 0; i < SPIN; i++) {
+        if (work_waits(pool))
+            return;
+        butler_cpu_relax();
+    }
+    pthread_mutex_lock(&pool->sleep_lock);
+    /* Announced before the last look: run() publishes the ticket before it looks for sleepers, so one sees the other. */
+    atomic_fetch_add(&pool->n_sleeping, 1);
+    while (!work_waits(pool))
+        pthread_cond_wait(&pool->work, &pool->sleep_lock);
+    atomic_fetch_sub(&pool->n_sleeping, 1);
+    pthread_mutex_unlock(&pool->sleep_lock);
+}
+
+static void *worker_main(void *argument)
+{
+    struct worker *worker = argument;
+    struct butler_pool *pool = worker->pool;
+    while (!atomic_load(&pool->stop)) {
+        if (!run_one(pool, worker->index))
+            wait_for_work(pool);
+    }
+    return NULL;
+}
+
+static void wait_until_done(struct butler_pool *pool, int n_tasks)
+{
+    for (int i = 0; i < SPIN; i++) {
+        if (atomic_load(&pool->n_done) == n_tasks)
+            return;
+        butler_cpu_relax();
+    }
+    pthread_mutex_lock(&pool->sleep_lock);
+    atomic_store(&pool->caller_sleeps, true);
+    while (atomic_load(&pool->n_done) != n_tasks)
+        pthread_cond_wait(&pool->finished, &pool->sleep_lock);
+    atomic_store(&pool->caller_sleeps, false);
+    pthread_mutex_unlock(&pool->sleep_lock);
+}
+
+void butler_pool_run(struct butler_pool *pool, butler_task_fn *fn, void *context, int n_tasks)
+{
+    if (n_tasks <= 0)
+        return;
+    /* Held for inline runs too: thread 0's scratch memory belongs to one run at a time. */
+    pthread_mutex_lock(&pool->run_lock);
+    if (n_tasks == 1 || pool->n_threads == 1) {
+        for (int task = 0; task < n_tasks; task++)
+            fn(context, task, 0);
+    } else {
+        uint64_t run = (atomic_load_explicit(&pool->ticket, memory_order_relaxed) >> 32) + 1;
+        atomic_store_explicit(&pool->fn, fn, memory_order_relaxed);
+        atomic_store_explicit(&pool->context, context, memory_order_relaxed);
+        atomic_store_explicit(&pool->n_tasks, n_tasks, memory_order_relaxed);
+        atomic_store_explicit(&pool->n_done, 0, memory_order_relaxed);
+        atomic_store(&pool->ticket, run << 32 | (uint32_t)n_tasks);
+        if (atomic_load(&pool->n_sleeping) > 0) {
+            pthread_mutex_lock(&pool->sleep_lock);
+            pthread_cond_broadcast(&pool->work);
+            pthread_mutex_unlock(&pool->sleep_lock);
+        }
+        while (run_one(pool, 0))
+            ;
+        wait_until_done(pool, n_tasks);
+    }
+    pthread_mutex_unlock(&pool->run_lock);
+}
+
+struct butler_pool *butler_pool_new(int n_threads, struct butler_error *err)
+{
+    if (n_threads < 1) {
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "%d threads: at least one is needed", n_threads);
+        return NULL;
+    }
+    struct butler_pool *pool = butler_alloc(sizeof *pool + (size_t)n_threads * sizeof pool->workers[0], err);
+    if (!pool)
+        return NULL;
+    pool->n_threads = n_threads;
+    pthread_mutex_init(&pool->run_lock, NULL);
+    pthread_mutex_init(&pool->sleep_lock, NULL);
+    pthread_cond_init(&pool->work, NULL);
+    pthread_cond_init(&pool->finished, NULL);
+
+    /* Signals belong to the threads of the program that uses the library. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int status = 0;
+    for (int i = 1; i < n_threads && status == 0; i++) {
+        struct worker *worker = &pool->workers[i];
+        worker->pool = pool;
+        worker->index = i;
+        status = pthread_create(&worker->thread, NULL, worker_main, worker);
+        if (status == 0)
+            pool->n_started++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (status != 0) {
+        butler_fail(err, BUTLER_ERROR_MEMORY, "cannot start thread %d of %d: %s", pool->n_started + 1, n_threads, strerror(status));
+        butler_pool_free(pool);
+        return NULL;
+    }
+    return pool;
+}
+
+void butler_pool_free(struct butler_pool *pool)
+{
+    if (!pool)
+        return;
+    pthread_mutex_lock(&pool->sleep_lock);
+    atomic_store(&pool->stop, true);
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->sleep_lock);
+    for (int i = 1; i <= pool->n_started; i++)
+        pthread_join(pool->workers[i].thread, NULL);
+    pthread_cond_destroy(&pool->finished);
+    pthread_cond_destroy(&pool->work);
+    pthread_mutex_destroy(&pool->sleep_lock);
+    pthread_mutex_destroy(&pool->run_lock);
+    free(pool);
+}
+
+int butler_pool_size(const struct butler_pool *pool)
+{
+    return pool->n_threads;
+}
