@@ -13,7 +13,7 @@ VERSION := $(shell sed -n 's/.*BUTLER_VERSION "\(.*\)".*/\1/p' include/butler.h)
 WARN = -Wall -Wextra -Wshadow -Wundef -Wvla -Wmissing-prototypes -Wstrict-prototypes
 SANFLAGS = $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
 CFLAGS ?= -O3 -g
-ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contract=off -pthread -Iinclude -Isrc -Ikernels \
+ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contract=off -pthread -Iinclude -Isrc -Ikernels -Imethods \
 	$(SANFLAGS) $(shell pkg-config --cflags $(PKGS)) $(CFLAGS)
 LDLIBS = $(SANFLAGS) -pthread $(shell pkg-config --libs $(PKGS)) -lm -ldl
 

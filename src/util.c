@@ -77,7 +77,7 @@ static size_t page_size(void)
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-void *butler_reserve(size_t n_bytes, struct butler_error *err)
+void *butler_reserve(size_t n_bytes, bool huge, struct butler_error *err)
 {
     size_t size, mapped;
     /* A huge page must start at a multiple of its size, which mmap does not promise: map more and cut the ends off. */
@@ -99,7 +99,7 @@ void *butler_reserve(size_t n_bytes, struct butler_error *err)
             munmap(p + head + size, HUGE_PAGE - head);
         p += head;
     }
-    madvise(p, size, MADV_HUGEPAGE);
+    madvise(p, size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     return p;
 }
 
