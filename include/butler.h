@@ -139,6 +139,7 @@ int butler_step(struct butler_session *session, int32_t id, struct butler_error 
 /* Logits [n_vocab] after the last token, owned by the session, valid until the next call. NULL before the first. */
 const float *butler_logits(const struct butler_session *session);
 int butler_n_past(const struct butler_session *session);
+int butler_n_ctx(const struct butler_session *session); /* most tokens it can hold */
 
 /* Appends n random positions to every layer's cache, as if a text of that length had been read, without running the
  * model: for measuring speed at a depth. Keys and values are drawn from N(0,1) by seed. */
