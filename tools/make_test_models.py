@@ -23,6 +23,9 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as QT
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import eager_attention_forward
 from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM,
                           Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 
@@ -30,6 +33,8 @@ N_VOCAB = 267  # odd, so that kernels that take rows by four or eight meet a rem
 SENSITIVITY = 1e-2
 
 F32_TOLERANCE, HALF_TOLERANCE, QUANT_TOLERANCE = 1e-4, 1e-3, 1e-4
+# An element whose last bits differ may be rounded the other way; a few such are allowed for.
+KV_TOLERANCE = {"f16": 3e-4, "q8_0": 3e-3}
 
 
 # ------------------------------------------------------------------------------------------------ the models
@@ -313,7 +318,7 @@ def write_gguf(path, case, config, stored):
 def run(model, ids):
     with torch.no_grad():
         out = model(torch.tensor([ids]), output_attentions=True, use_cache=False)
-    return out.logits[0].double().numpy(), [a[0].double().numpy() for a in out.attentions]
+    return out.logits[0].double().numpy(), [a[0].double().numpy() for a in out.attentions or ()]
 
 
 def relative(a, b):
@@ -378,11 +383,54 @@ def write_case(out, case, seed):
         assert 0.1 < share < 0.85, f"{name}: attention entropy is {share:.2f} of uniform"
         least = check_sensitivity(case, exact, ids, expected)
         np.array(ids, dtype="<i4").tofile(out / f"logits/{name}.ids")
-        expected.astype("<f4").tofile(out / f"logits/{name}.f32")
         print(f"{name:22s} {os.path.getsize(out / file) / 1024:6.0f} KB  entropy {share:.2f}  float32 within {single:.1e}  "
               f"least felt: {least[0]} {least[1]:.3f}")
-        lines.append(f"{name} {file} logits/{name}.ids logits/{name}.f32 {n_ids} {N_VOCAB} {n_ctx} {case['tolerance']:g}\n")
+        for kv_type in ("f32", *case.get("kv_types", ())):
+            tolerance = case["tolerance"] if kv_type == "f32" else KV_TOLERANCE[kv_type]
+            cached = expected
+            if kv_type != "f32":
+                assert relative(run_with_cache(exact, ids, "f32"), expected).max() < 1e-12
+                cached = run_with_cache(exact, ids, kv_type)
+                moved = relative(cached, expected).max()
+                assert moved > 3 * tolerance, f"{name}: a cache in {kv_type} moves it by only {moved:.1e}"
+            tag = name if kv_type == "f32" else f"{name}-kv-{kv_type}"
+            cached.astype("<f4").tofile(out / f"logits/{tag}.f32")
+            lines.append(f"{tag} {file} logits/{name}.ids logits/{tag}.f32 {n_ids} {N_VOCAB} {n_ctx} {kv_type} {tolerance:g}\n")
+            if kv_type != "f32":
+                single = relative(run_with_cache(model, ids, kv_type), cached).max()
+                assert single < tolerance / 2, f"{tag}: float32 differs by {single:.1e}, an element rounded the other way"
+                print(f"{tag:22s} moves the logits by {moved:.1e}; float32 within {single:.1e}")
     return lines
+
+
+def half_cache(x):
+    return x.to(torch.float16).to(x.dtype)
+
+
+def q8_cache(x):
+    """Blocks of 32: a half scale of max/127 and 8-bit multiples of it."""
+    blocks = x.float().reshape(*x.shape[:-1], -1, 32)
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    quants = torch.where(scale > 0, blocks / scale, torch.zeros_like(blocks)).round()
+    return (quants * scale.half().float()).reshape(x.shape).to(x.dtype)
+
+
+CACHES = {"f32": lambda x: x, "f16": half_cache, "q8_0": q8_cache}
+
+
+def run_with_cache(model, ids, kv_type):
+    """The model attending to keys (after rope) and values as a cache of that type gives them back."""
+
+    def attention(module, query, key, value, mask, **more):
+        return eager_attention_forward(module, query, CACHES[kv_type](key), CACHES[kv_type](value), mask, **more)
+
+    ALL_ATTENTION_FUNCTIONS.register("rounded", attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register("rounded", eager_mask)
+    model.config._attn_implementation = "rounded"
+    try:
+        return run(model, ids)[0]
+    finally:
+        model.config._attn_implementation = "eager"
 
 
 # ---------------------------------------------------------------------------------------------- the cases
@@ -400,7 +448,7 @@ def cases():
 
     yield case("llama-mha", "llama", llama(48, 3, 3, 112, tied=False), n_ids=100)
     yield case("llama-gqa", "llama", llama(64, 4, 2, 96, tied=False, **rope("default", 500000.0)))
-    yield case("llama-mqa", "llama", llama(64, 2, 1, 96, eps=1e-6))
+    yield case("llama-mqa", "llama", llama(64, 2, 1, 96, eps=1e-6), kv_types=["f16", "q8_0"])
     yield case("llama-headdim", "llama", llama(48, 3, 1, 112, head_dim=32))
     yield case("llama-linear", "llama", llama(64, 4, 2, 96, **rope("linear", factor=4.0)))
     yield case("llama-llama3", "llama", llama(64, 2, 1, 96, **rope(
@@ -408,7 +456,8 @@ def cases():
     yield case("llama-yarn", "llama", llama(64, 2, 1, 96, ctx=4096, **rope(
         "yarn", factor=4.0, original_max_position_embeddings=1024)), n_ids=72)
     yield case("qwen2", "qwen2", llama(48, 3, 1, 112, **rope("default", 1000000.0)))
-    yield case("qwen3", "qwen3", llama(48, 4, 2, 80, head_dim=32, eps=1e-6, **rope("default", 1000000.0)))
+    yield case("qwen3", "qwen3", llama(48, 4, 2, 80, head_dim=32, eps=1e-6, **rope("default", 1000000.0)),
+               kv_types=["f16", "q8_0"])
     yield case("phi3", "phi3", llama(64, 2, 2, 80, tied=False))
     yield case("phi3-partial", "phi3", llama(64, 2, 1, 80, **rope("default", partial_rotary_factor=0.75)), gguf_sliding_window=0)
     factors = lambda base, step: [base + step * i for i in range(16)]
@@ -563,7 +612,8 @@ def main():
     lines = ["# Logits that PyTorch computes for the models of ../models, at every position. Files are raw little-endian: int32 ids\n"
              "# [n_ids], float32 logits [n_ids][n_vocab]. An engine agrees when at each position max|a - b| / max|b| <= tolerance,\n"
              "# b being these. n_ctx is the context the session must be opened with, 0 for any.\n"
-             "# name gguf ids logits n_ids n_vocab n_ctx tolerance\n"]
+             "# kv is the type of the cache: PyTorch then rounded keys and values as that type does.\n"
+             "# name gguf ids logits n_ids n_vocab n_ctx kv tolerance\n"]
     for seed, case in enumerate(cases()):
         lines += write_case(args.out, case, 1000 + seed)
     (args.out / "logits/manifest.txt").write_text("".join(lines))
