@@ -1,9 +1,16 @@
 /* butler info: what a model file holds, and what a session with it will take. */
 #include "cmd.h"
 
+/* The cache grows in steps of several tokens; over a multiple of the step the mean is what one takes. */
+static uint64_t kv_bytes_per_token(const struct butler_model *model, enum butler_kv_type type)
+{
+    enum { MANY = 1 << 16 };
+    return butler_kv_bytes(model, type, MANY) / MANY;
+}
+
 static json_t *kv_row(const struct butler_model *model, enum butler_kv_type type, int n_ctx)
 {
-    return json_pack("{s:I, s:I}", "per_token", (json_int_t)butler_kv_bytes(model, type, 1), "at_ctx",
+    return json_pack("{s:I, s:I}", "per_token", (json_int_t)kv_bytes_per_token(model, type), "at_ctx",
                      (json_int_t)butler_kv_bytes(model, type, n_ctx));
 }
 
@@ -12,11 +19,11 @@ static void print_row(const struct butler_model *model, const struct butler_mode
     json_t *kv = json_object();
     for (int type = 0; type < BUTLER_N_KV_TYPES; type++)
         json_object_set_new(kv, cmd_kv_type_name((enum butler_kv_type)type), kv_row(model, (enum butler_kv_type)type, n_ctx));
-    json_t *row =
-        json_pack("{s:s, s:s, s:s, s:s?, s:s?, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "architecture", info->architecture, "name",
-                  info->name, "file_type", info->file_type, "tokenizer", info->tokenizer, "chat_template", template, "n_layers",
-                  info->n_layers, "n_embd", info->n_embd, "n_ff", info->n_ff, "n_heads", info->n_heads, "n_kv_heads",
-                  info->n_kv_heads, "head_dim", info->head_dim, "n_vocab", info->n_vocab, "n_ctx_train", info->n_ctx_train);
+    json_t *row = json_pack("{s:s, s:s, s:s, s:s?, s:s?, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "architecture",
+                            info->architecture, "name", info->name, "file_type", info->file_type, "tokenizer",
+                            *info->tokenizer ? info->tokenizer : NULL, "chat_template", template, "n_layers", info->n_layers,
+                            "n_embd", info->n_embd, "n_ff", info->n_ff, "n_heads", info->n_heads, "n_kv_heads", info->n_kv_heads,
+                            "head_dim", info->head_dim, "n_vocab", info->n_vocab, "n_ctx_train", info->n_ctx_train);
     json_object_set_new(row, "n_params", json_integer((json_int_t)info->n_params));
     json_object_set_new(row, "weight_bytes", json_integer((json_int_t)info->weight_bytes));
     json_object_set_new(row, "step_weight_bytes", json_integer((json_int_t)info->step_weight_bytes));
@@ -35,7 +42,7 @@ static void print_text(const struct butler_model *model, const struct butler_mod
     cmd_printf("layers          %d\n", info->n_layers);
     cmd_printf("width           %d, feed-forward %d\n", info->n_embd, info->n_ff);
     cmd_printf("heads           %d query, %d key/value, %d wide\n", info->n_heads, info->n_kv_heads, info->head_dim);
-    cmd_printf("vocabulary      %d tokens, tokenizer %s\n", info->n_vocab, info->tokenizer ? info->tokenizer : "none");
+    cmd_printf("vocabulary      %d tokens, tokenizer %s\n", info->n_vocab, *info->tokenizer ? info->tokenizer : "none");
     cmd_printf("chat template   %s\n", template ? template : "none");
     cmd_printf("context         %d tokens in training\n", info->n_ctx_train);
     cmd_printf("weights         %s, %llu parameters, mostly %s\n", cmd_bytes(a, sizeof a, info->weight_bytes),
@@ -44,7 +51,7 @@ static void print_text(const struct butler_model *model, const struct butler_mod
                n_ctx);
     for (int type = 0; type < BUTLER_N_KV_TYPES; type++)
         cmd_printf("  %-13s %s a token, %s in all\n", cmd_kv_type_name((enum butler_kv_type)type),
-                   cmd_bytes(a, sizeof a, butler_kv_bytes(model, (enum butler_kv_type)type, 1)),
+                   cmd_bytes(a, sizeof a, kv_bytes_per_token(model, (enum butler_kv_type)type)),
                    cmd_bytes(b, sizeof b, butler_kv_bytes(model, (enum butler_kv_type)type, n_ctx)));
     cmd_printf("runs with       %s, %d threads\n", info->isa, info->n_threads);
 }

@@ -9,7 +9,7 @@
 
 #include "cmd.h"
 
-enum kind { KIND_BOOL, KIND_STRING, KIND_STRINGS, KIND_INT, KIND_INTS, KIND_REAL, KIND_SEED, KIND_KV_TYPE };
+enum kind { KIND_BOOL, KIND_STRING, KIND_STRINGS, KIND_INT, KIND_INTS, KIND_REAL, KIND_SEED, KIND_KV_TYPE, KIND_ISA };
 
 struct flag {
     char letter; /* 0: none */
@@ -73,8 +73,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_OUTPUT] = {'o', "output", "FILE", KIND_STRING, AT(output), 0, 0, NULL, "the file to write"},
     [CMD_THREADS] = {'t', "threads", "N", KIND_INT, AT(n_threads), 0, 1024, "a whole number from 0 to 1024",
                      "threads; 0: one per core"},
-    [CMD_ISA] = {0, "isa", "NAME", KIND_STRING, AT(isa), 0, 0, NULL,
-                 "instructions to use: ref, avx2 or avx512; without it the best this processor has"},
+    [CMD_ISA] = {0, "isa", "NAME", KIND_ISA, AT(isa), 0, 0, "ref, avx2 or avx512",
+                 "instructions to use; without it the best this processor has"},
     [CMD_JSON] = {0, "json", NULL, KIND_BOOL, AT(json), 0, 0, NULL,
                   "one JSON object a line on standard output, nothing else there"},
     [CMD_HELP] = {'h', "help", NULL, KIND_BOOL, AT(help), 0, 0, NULL, "this text"},
@@ -169,6 +169,17 @@ static bool parse_kv_type(const char *text, int *out)
     return false;
 }
 
+static bool parse_isa(const char *text, const char **out)
+{
+    static const char *const names[] = {"ref", "avx2", "avx512"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(text, names[i]) == 0) {
+            *out = names[i];
+            return true;
+        }
+    return false;
+}
+
 static bool parse_strings(const char *text, struct cmd_strings *out)
 {
     if (out->n == CMD_MAX_LIST)
@@ -199,6 +210,8 @@ static bool set(struct cmd_options *options, const struct flag *flag, const char
         return parse_seed(text, where);
     case KIND_KV_TYPE:
         return parse_kv_type(text, where);
+    case KIND_ISA:
+        return parse_isa(text, where);
     }
     return false;
 }

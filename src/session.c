@@ -220,6 +220,8 @@ const float *butler_logits(const struct butler_session *session) { return sessio
 
 int butler_n_past(const struct butler_session *session) { return session->n_past; }
 
+int butler_n_ctx(const struct butler_session *session) { return session->n_ctx; }
+
 bool butler_should_stop(const struct butler_session *session) { return session->stop; }
 
 void butler_session_stats(const struct butler_session *session, struct butler_stats *stats)
