@@ -16,7 +16,7 @@
 struct butler_head_view {
     int layer, kv_head, head_dim;
     int n_slots;              /* slots in use, [0, n_slots) */
-    int query_position;       /* position of the newest token in the cache */
+    int query_position;       /* position of the newest token in the cache (in a cut before an append: of the one before) */
     const int32_t *positions; /* [n_slots] text position of each slot; NULL: slot i holds position i */
     unsigned char *records;   /* [ceil(n_slots / record_slots)][record_bytes]; zeroed when their first slot is filled */
     size_t record_bytes;
@@ -25,23 +25,26 @@ struct butler_head_view {
     const struct butler_kernels *kernels;
     /* out[i] = the stored row (head_dim elements of kv_type) of slot first + i, i < n: keys, or values. */
     void (*rows)(const struct butler_head_view *view, int first, int n, bool values, const void **out);
-    const void *store;        /* what rows() needs */
-    uint64_t *bytes;          /* rows read through the view are added here; NULL: not counted */
+    const void *store; /* what rows() needs */
+    uint64_t *bytes;   /* rows read through the view are added here; NULL: not counted */
 };
 
 const struct butler_kernels *butler_view_kernels(const struct butler_head_view *view);
 int butler_view_head_dim(const struct butler_head_view *view);
+/* Keys of slots [first, first + n) as floats, [n][head_dim]. */
+void butler_view_load_keys(const struct butler_head_view *view, int first, int n, float *out);
 /* Bytes of one stored row. */
 size_t butler_view_row_bytes(const struct butler_head_view *view);
 
+struct butler_metric_entry {
+    const struct butler_metric *metric;
+    char *defaults; /* its policy string with every parameter written out */
+    void *handle;   /* dlopen, or NULL */
+};
 /* Metrics registered by the caller or loaded from shared objects, owned by a model (model->plugins). */
 struct butler_metric_list {
     int n;
-    struct butler_metric_entry {
-        const struct butler_metric *metric;
-        char *defaults; /* its policy string with every parameter written out */
-        void *handle;   /* dlopen, or NULL */
-    } *entries;
+    struct butler_metric_entry *entries;
 };
 void butler_metric_list_free(struct butler_metric_list *list);
 

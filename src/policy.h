@@ -14,37 +14,40 @@ enum butler_budget { BUTLER_BUDGET_COUNT, BUTLER_BUDGET_FRACTION, BUTLER_BUDGET_
 enum butler_value_norm { BUTLER_NORM_NONE, BUTLER_NORM_L1, BUTLER_NORM_L2, BUTLER_NORM_LINF };
 
 struct butler_policy {
-    char name[64];                       /* "h2o+vatp" */
-    char text[768];                      /* canonical: every parameter written out; parses to this very policy */
-    const struct butler_metric *metric;  /* NULL: dense */
+    char name[64];                           /* "h2o+vatp" */
+    char text[768];                          /* canonical: every parameter written out; parses to this very policy */
+    const struct butler_metric *metric;      /* NULL: dense */
     double values[BUTLER_METRIC_MAX_PARAMS]; /* one per metric->params */
     enum butler_method method;
-    int unit;                            /* slots per selection unit: 1, or the page size of a page metric */
-    enum butler_share share;             /* who shares a selection */
-    enum butler_reduce reduce;           /* over the heads that share */
+    int unit;                  /* slots per selection unit: 1, or the page size of a page metric */
+    enum butler_share share;   /* who shares a selection */
+    enum butler_reduce reduce; /* over the heads that share */
     enum butler_budget budget_kind;
-    double budget;                       /* tokens, share of the current length, or mass */
-    bool on_top;                         /* sinks and recent come on top of the budget, not out of it */
-    int sinks;                           /* first tokens, always kept */
-    int recent;                          /* last tokens, always kept; they count the newest. Superseded by heavy >= 0 */
-    double heavy;                        /* share of the budget for the highest scores, the rest is recent; < 0: off */
-    int dense_layers;                    /* layers [0, dense_layers) read and keep everything */
-    double pyramid;                      /* 0: every layer the same budget; else PyramidKV's beta */
-    bool evict_at_prefill_only;          /* rolling=0 */
-    bool prefill_evict;                  /* prefill=evict: cut after every prompt block; else once, after the prompt */
-    bool rope_in_cache;                  /* rope=cache: keys stored unrotated, rotated by their rank in the cache */
-    enum butler_value_norm value_norm;   /* vatp: scores are multiplied by this norm of the token's value */
-    bool fused;                          /* score, select, gather and attend in one pass (tinyserve) */
-    double stop_entropy;                 /* nats; < 0: never stops */
-    int stop_after;                      /* tokens decoded before the stopping rule looks */
-    bool stop_layers;                    /* also leaves the layer stack early */
-    double prune_ratio;                  /* softprune: budget = (1 - ratio) of the length; < 0: off */
-    int prune_min;                       /* ... but not fewer tokens than this */
+    double budget;                     /* tokens, share of the current length, or mass */
+    bool on_top;                       /* sinks and recent come on top of the budget, not out of it */
+    int sinks;                         /* first tokens, always kept */
+    int recent;                        /* last tokens, always kept; they count the newest. Superseded by heavy >= 0 */
+    double heavy;                      /* share of the budget for the highest scores, the rest is recent; < 0: off */
+    int dense_layers;                  /* layers [0, dense_layers) read and keep everything */
+    double pyramid;                    /* 0: every layer the same budget; else PyramidKV's beta */
+    bool evict_at_prefill_only;        /* rolling=0 */
+    bool prefill_evict;                /* prefill=evict: cut after every prompt block; else once, after the prompt */
+    bool rope_in_cache;                /* rope=cache: keys stored unrotated, rotated by their rank in the cache */
+    enum butler_value_norm value_norm; /* vatp: scores are multiplied by this norm of the token's value */
+    bool fused;                        /* score, select, gather and attend in one pass (tinyserve) */
+    double stop_entropy;               /* nats; < 0: never stops */
+    int stop_after;                    /* tokens decoded before the stopping rule looks */
+    bool stop_layers;                  /* also leaves the layer stack early */
+    double prune_ratio;                /* softprune: budget = (1 - ratio) of the length; < 0: off */
+    int prune_min;                     /* ... but not fewer tokens than this */
 };
 
 /* model may be NULL (no plug-ins, and nothing checked that depends on the model). On failure *policy is not changed. */
-int butler_policy_parse(const struct butler_model *model, const char *text, struct butler_policy *policy,
-                        struct butler_error *err);
+int butler_policy_parse(const struct butler_model *model, const char *text, struct butler_policy *policy, struct butler_error *err);
+
+/* Names a metric may not take: those of keys, of policies and of modifiers. */
+bool butler_policy_is_key(const char *name);
+bool butler_policy_is_name(const char *name);
 
 /* The policy's numbers for one layer of a text of n tokens (the newest included). The only place that rounds:
  *   budget   COUNT: as given. FRACTION f: max(1, floor(f n + 1/2)). softprune: max(min, floor((1 - ratio) n + 1/2)).
@@ -53,7 +56,8 @@ int butler_policy_parse(const struct butler_model *model, const char *text, stru
  *            budget = high - l floor((high - low) / (m - 1)) + w.
  *   heavy    recent = budget - floor(heavy budget + 1/2).
  *   on_top   budget += sinks + recent.
- * At last budget >= sinks + recent and >= 1; recent >= 1 for retrieve. Mass: budget is 0 and says nothing. */
+ * At last budget >= sinks + recent, >= one page, >= 1; recent >= 1 for retrieve. Mass: budget is 0 and says nothing.
+ * Dense layers: budget n. */
 struct butler_limits {
     int budget, sinks, recent; /* tokens */
 };

@@ -1,0 +1,115 @@
+/* Pooled attention (SnapKV): the attention of the last w queries, then an average or a maximum over `kernel` neighbouring
+ * positions, so that a token brings its surroundings along.
+ *
+ * Neighbours are positions of the text, not slots: a position that is gone, or beyond an end, counts as 0 in the average
+ * (which always divides by the kernel) and not at all in the maximum. SnapKV pools over the tokens before the
+ * observation window only; so a neighbour counts when it is on the token's own side of the window's edge.
+ *
+ * Slots may be in any order once tokens were evicted. Scoring walks the text in blocks of positions and spreads the slots
+ * of a block over a table on the stack. */
+#include <limits.h>
+
+#include "window.h"
+
+#define BLOCK 2048
+#define MAX_KERNEL 63
+
+static const struct butler_param params[] = {
+    {"window", 32, 1, 4096, "latest queries that count"},
+    {"kernel", 7, 1, MAX_KERNEL, "neighbouring positions pooled, odd"},
+    {"pool", 1, 0, 1, "avg or max"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
+{
+    *n_slots = 1;
+    *n_bytes = butler_window_bytes(shape->group, (int)values[0]);
+}
+
+static int attention_window(const double *values)
+{
+    return (int)values[0];
+}
+
+static void observe(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                    int position, const float *weights, size_t stride, int n)
+{
+    butler_window_observe(view, shape->group, (int)values[0], position, weights, stride, n);
+}
+
+/* table[p - from] = the sum at position p, p in [from, from + n), -1 where no slot holds p. */
+static void spread(const struct butler_head_view *view, int head, int from, int n, float *table)
+{
+    for (int i = 0; i < n; i++)
+        table[i] = -1;
+    int first = 0, last = butler_view_n_slots(view);
+    if (!view->positions) {
+        first = BUTLER_MAX(from, 0);
+        last = BUTLER_MIN(from + n, last);
+    }
+    for (int slot = first; slot < last; slot++) {
+        int p = butler_view_position(view, slot) - from;
+        if (p >= 0 && p < n)
+            table[p] = butler_window_sum(view, slot, head);
+    }
+}
+
+static float pool(const float *table, int low, int high, int kernel, bool maximum)
+{
+    float sum = 0, most = 0;
+    for (int p = low; p <= high; p++)
+        if (table[p] >= 0) {
+            sum += table[p];
+            most = BUTLER_MAX(most, table[p]);
+        }
+    return maximum ? most : sum / (float)kernel;
+}
+
+static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+{
+    (void)shape, (void)q;
+    int kernel = (int)values[1], half = kernel / 2;
+    int edge = butler_view_query_position(view) - (int)values[0] + 1; /* first position of the observation window */
+    float table[BLOCK + MAX_KERNEL - 1];
+    int lowest = INT_MAX, highest = -1;
+    for (int i = 0; i < n; i++) {
+        int p = butler_view_position(view, first + i);
+        lowest = BUTLER_MIN(lowest, p);
+        highest = BUTLER_MAX(highest, p);
+    }
+    for (int head = 0; head < n_q; head++)
+        for (int from = lowest; from <= highest; from += BLOCK) {
+            spread(view, head, from - half, BLOCK + 2 * half, table);
+            for (int i = 0; i < n; i++) {
+                int p = butler_view_position(view, first + i) - from;
+                if (p < 0 || p >= BLOCK)
+                    continue;
+                int low = p, high = p + 2 * half; /* its neighbours in the table; itself at p + half */
+                if (from + p < edge)
+                    high = BUTLER_MIN(high, edge - 1 - from + half);
+                else
+                    low = BUTLER_MAX(low, edge - from + half);
+                out[(size_t)head * stride + i] = pool(table, low, high, kernel, values[2] != 0);
+            }
+        }
+}
+
+static uint64_t score_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots)
+{
+    (void)values;
+    return (uint64_t)n_slots * (uint64_t)shape->group * sizeof(uint64_t);
+}
+
+const struct butler_metric butler_metric_pooled = {
+    .name = "pooled",
+    .summary = "attention of the last w queries, pooled over neighbouring positions",
+    .scale = BUTLER_SCORE_WEIGHT,
+    .params = params,
+    .record = record,
+    .attention_window = attention_window,
+    .observe = observe,
+    .score = score,
+    .score_bytes = score_bytes,
+};

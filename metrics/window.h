@@ -1,0 +1,17 @@
+/* The attention of the last w queries, kept exactly: what windowed and pooled share.
+ *
+ * A record (one slot) is {uint64 sum[group], half ring[group][w]}: the weight that the query at position t paid stands at
+ * ring[head][t mod w] as a half. Every half in [0, 1] is a whole multiple of 2^-24, so the running sum is kept in that
+ * unit as an integer: what enters leaves again exactly, and nothing drifts however long the text. */
+#ifndef BUTLER_WINDOW_H
+#define BUTLER_WINDOW_H
+
+#include "metric.h"
+
+size_t butler_window_bytes(int group, int window);
+void butler_window_observe(const struct butler_head_view *view, int group, int window, int position, const float *weights,
+                           size_t stride, int n);
+/* The sum over the window for one query head. */
+float butler_window_sum(const struct butler_head_view *view, int slot, int head);
+
+#endif
