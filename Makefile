@@ -1,11 +1,13 @@
-# butler: `make` leaves the command at ./butler; `make test` builds and runs every test.
+# butler: `make` leaves the command at ./butler; `make check` builds and runs every test (see ./check --help).
 #   SANITIZE=address,undefined | thread   builds everything with that sanitizer (in its own folder)
 #   BUILD=DIR                             where objects go
+#   PREFIX=DIR DESTDIR=DIR                where `make install` puts the command, the library, the header and the default model
 CC ?= gcc
-PKGS = libpcre2-8 libxxhash jansson
+LIB_PKGS = libpcre2-8 libxxhash
+CMD_PKGS = jansson
 SANITIZE ?=
-BUILD ?= build$(if $(SANITIZE),/$(subst $(comma),-,$(SANITIZE)))
 comma = ,
+BUILD ?= build$(if $(SANITIZE),/$(subst $(comma),-,$(SANITIZE)))
 PREFIX ?= /usr/local
 DESTDIR ?=
 VERSION := $(shell sed -n 's/.*BUTLER_VERSION "\(.*\)".*/\1/p' include/butler.h)
@@ -13,13 +15,16 @@ VERSION := $(shell sed -n 's/.*BUTLER_VERSION "\(.*\)".*/\1/p' include/butler.h)
 WARN = -Wall -Wextra -Wshadow -Wundef -Wvla -Wmissing-prototypes -Wstrict-prototypes
 SANFLAGS = $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
 CFLAGS ?= -O3 -g
-ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contract=off -pthread -Iinclude -Isrc -Ikernels \
-	$(SANFLAGS) $(shell pkg-config --cflags $(PKGS)) $(CFLAGS)
-LDLIBS = $(SANFLAGS) -pthread $(shell pkg-config --libs $(PKGS)) -lm -ldl
+PKG_CFLAGS := $(shell pkg-config --cflags $(LIB_PKGS) $(CMD_PKGS))
+ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contract=off -pthread -Iinclude -Isrc -Ikernels -Imethods \
+	$(SANFLAGS) $(PKG_CFLAGS) $(CFLAGS)
+LIB_LIBS := -pthread $(shell pkg-config --libs $(LIB_PKGS)) -lm -ldl
+CMD_LIBS := $(shell pkg-config --libs $(CMD_PKGS))
 
 LIB_SRC = $(wildcard src/*.c metrics/*.c methods/*.c kernels/*.c)
 CMD_SRC = $(wildcard cmd/*.c)
 TEST_SRC = $(wildcard tests/test_*.c)
+FUZZ_SRC = $(wildcard fuzz/fuzz_*.c)
 LIB_OBJ = $(LIB_SRC:%.c=$(BUILD)/%.o)
 CMD_OBJ = $(CMD_SRC:%.c=$(BUILD)/%.o)
 TESTS = $(TEST_SRC:tests/%.c=$(BUILD)/tests/%)
@@ -29,12 +34,18 @@ all: butler
 butler: $(BUILD)/butler
 	@cp -f $< $@
 
+# The whole archive and its names: a plug-in may call any public function.
 $(BUILD)/butler: $(CMD_OBJ) $(BUILD)/libbutler.a
-	$(CC) -o $@ $^ $(LDLIBS) -rdynamic
+	$(CC) $(SANFLAGS) -o $@ $(CMD_OBJ) -Wl,--whole-archive $(BUILD)/libbutler.a -Wl,--no-whole-archive $(LIB_LIBS) $(CMD_LIBS) -rdynamic
 
 $(BUILD)/libbutler.a: $(LIB_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
+
+$(BUILD)/libbutler.so.0: $(LIB_OBJ)
+	$(CC) $(SANFLAGS) -shared -Wl,-soname,libbutler.so.0 -o $@ $^ $(LIB_LIBS)
+
+lib: $(BUILD)/libbutler.a $(BUILD)/libbutler.so.0
 
 # Only these files may use instructions beyond the base ISA; which of them runs is decided at run time.
 $(BUILD)/kernels/avx2.o: ISA = -mavx2 -mfma -mf16c
@@ -44,12 +55,48 @@ $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) $(ISA) -MMD -MP -c -o $@ $<
 
+# ----------------------------------------------------------------------------------------------------- tests
+
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libbutler.a
-	$(CC) -o $@ $^ $(LDLIBS) -lcmocka
+	$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
+
+tests: $(TESTS)
+
+check:
+	./check
+
+# Fuzz targets are clang's: `make fuzz`, then build/fuzz/fuzz/fuzz_NAME [FLAGS OF LIBFUZZER] tests/corpus/NAME
+fuzz:
+	$(MAKE) CC=clang BUILD=build/fuzz SANITIZE=address,undefined,fuzzer-no-link CFLAGS="-O1 -g" fuzz-programs
+
+fuzz-programs: $(FUZZ_SRC:%.c=$(BUILD)/%)
+
+$(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/fuzz_%.o $(BUILD)/libbutler.a
+	$(CC) -fsanitize=address,undefined,fuzzer -o $@ $^ $(LIB_LIBS)
+
+# --------------------------------------------------------------------------------------------------- install
+
+DATA = $(wildcard models/butler-default.gguf models/long_text.txt)
+
+install: butler lib
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/butler
+	install -m 755 butler $(DESTDIR)$(PREFIX)/bin/butler
+	install -m 644 include/butler.h $(DESTDIR)$(PREFIX)/include/butler.h
+	install -m 644 $(BUILD)/libbutler.a $(DESTDIR)$(PREFIX)/lib/libbutler.a
+	install -m 755 $(BUILD)/libbutler.so.0 $(DESTDIR)$(PREFIX)/lib/libbutler.so.0
+	ln -sf libbutler.so.0 $(DESTDIR)$(PREFIX)/lib/libbutler.so
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(LIB_PKGS)|' src/butler.pc.in \
+		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/butler.pc
+	$(if $(DATA),install -m 644 $(DATA) $(DESTDIR)$(PREFIX)/share/butler)
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/butler $(DESTDIR)$(PREFIX)/include/butler.h $(DESTDIR)$(PREFIX)/lib/libbutler.a \
+		$(DESTDIR)$(PREFIX)/lib/libbutler.so $(DESTDIR)$(PREFIX)/lib/libbutler.so.0 $(DESTDIR)$(PREFIX)/lib/pkgconfig/butler.pc
+	rm -rf $(DESTDIR)$(PREFIX)/share/butler
 
 clean:
 	rm -rf build butler
 
-.PHONY: all clean
+.PHONY: all lib tests check fuzz fuzz-programs install uninstall clean
 .SECONDARY:
--include $(LIB_OBJ:.o=.d) $(CMD_OBJ:.o=.d)
+-include $(LIB_OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TESTS:=.d)

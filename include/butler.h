@@ -128,7 +128,8 @@ typedef void butler_logits_fn(void *user, int position, const float *logits);
 
 /* Runs ids[n] as a prompt: dense attention, whole blocks at a time; an evicting policy then keeps its budget.
  * each, if not NULL, gets the logits of every position; otherwise only those of the last are computed.
- * On failure the session holds what it held before the block that failed. */
+ * A prompt that does not fit is refused before anything changes. After BUTLER_ERROR_NUMERIC (the model gave NaN or
+ * infinity) the session can only be read and freed. */
 int butler_prefill(struct butler_session *session, const int32_t *ids, int n, butler_logits_fn *each, void *user,
                    struct butler_error *err);
 
@@ -138,6 +139,7 @@ int butler_step(struct butler_session *session, int32_t id, struct butler_error 
 /* Logits [n_vocab] after the last token, owned by the session, valid until the next call. NULL before the first. */
 const float *butler_logits(const struct butler_session *session);
 int butler_n_past(const struct butler_session *session);
+int butler_n_ctx(const struct butler_session *session); /* most tokens it can hold */
 
 /* Appends n random positions to every layer's cache, as if a text of that length had been read, without running the
  * model: for measuring speed at a depth. Keys and values are drawn from N(0,1) by seed. */
@@ -277,6 +279,8 @@ struct butler_metric {
     /* Bytes one score() over n_slots slots reads of records (keys read through the view count themselves). NULL: all
      * records once. */
     uint64_t (*score_bytes)(const struct butler_metric_shape *shape, const double *values, int n_slots);
+    /* The same for one observe(). NULL: all records once. */
+    uint64_t (*observe_bytes)(const struct butler_metric_shape *shape, const double *values, int n_slots);
 };
 
 /* Makes a metric known to this model under metric->name, as a retrieving policy whose method, budget and the rest are

@@ -45,8 +45,12 @@ struct butler_tensor {
 struct butler_gguf;
 
 struct butler_gguf *butler_gguf_open(const char *path, struct butler_error *err);
+/* The same for size bytes of memory, at any alignment, which must outlive the gguf; name stands for the path in errors. */
+struct butler_gguf *butler_gguf_open_memory(const void *data, size_t size, const char *name, struct butler_error *err);
 void butler_gguf_free(struct butler_gguf *gguf);
 const char *butler_gguf_path(const struct butler_gguf *gguf);
+/* XXH3-64 of the header and of the first and last 4 KiB of every tensor: tells models apart without reading them whole. */
+uint64_t butler_gguf_fingerprint(const struct butler_gguf *gguf);
 
 int64_t butler_gguf_n_tensors(const struct butler_gguf *gguf);
 const struct butler_tensor *butler_gguf_tensor(const struct butler_gguf *gguf, int64_t i);
@@ -101,7 +105,7 @@ int butler_gguf_put_array(struct butler_gguf_writer *writer, const char *key, en
 int butler_gguf_put_value(struct butler_gguf_writer *writer, const struct butler_gguf_value *value, struct butler_error *err);
 int butler_gguf_put_tensor(struct butler_gguf_writer *writer, const char *name, enum butler_type type, int n_dims,
                            const int64_t *dims, struct butler_error *err);
-/* Data of the next declared tensor, all of it. */
+/* Data of the next declared tensor, in one call or in consecutive pieces. */
 int butler_gguf_put_data(struct butler_gguf_writer *writer, const void *data, size_t n_bytes, struct butler_error *err);
 int butler_gguf_writer_commit(struct butler_gguf_writer *writer, struct butler_error *err);
 

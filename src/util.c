@@ -77,7 +77,7 @@ static size_t page_size(void)
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-void *butler_reserve(size_t n_bytes, struct butler_error *err)
+void *butler_reserve(size_t n_bytes, bool huge, struct butler_error *err)
 {
     size_t size, mapped;
     /* A huge page must start at a multiple of its size, which mmap does not promise: map more and cut the ends off. */
@@ -99,7 +99,7 @@ void *butler_reserve(size_t n_bytes, struct butler_error *err)
             munmap(p + head + size, HUGE_PAGE - head);
         p += head;
     }
-    madvise(p, size, MADV_HUGEPAGE);
+    madvise(p, size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     return p;
 }
 
@@ -136,7 +136,7 @@ int butler_arena_make(struct butler_arena *arena, struct butler_error *err)
     if (arena->overflow)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "the sizes of an arena overflow after %d pieces, %zu bytes", arena->n_pieces,
                            arena->size);
-    arena->base = butler_alloc(arena->size, err);
+    arena->base = butler_reserve(arena->size, false, err); /* much of it serves only the longest texts */
     if (!arena->base)
         return BUTLER_ERROR_MEMORY;
     for (int i = 0; i < arena->n_pieces; i++) {
@@ -151,7 +151,7 @@ void butler_arena_free(struct butler_arena *arena)
 {
     if (!arena)
         return;
-    free(arena->base);
+    butler_unreserve(arena->base, arena->size);
     memset(arena, 0, sizeof *arena);
 }
 

@@ -21,8 +21,9 @@ bool butler_add_size(size_t a, size_t b, size_t *out);
 /* 64-byte aligned, zeroed; NULL with *err filled when there is none. Freed with free(). */
 void *butler_alloc(size_t n_bytes, struct butler_error *err);
 
-/* Address space whose pages are zero and cost nothing until they are written; on huge pages where the system has them. */
-void *butler_reserve(size_t n_bytes, struct butler_error *err);
+/* Address space whose pages are zero and cost nothing until they are written. huge: on huge pages where the system has
+ * them, for what is filled densely; otherwise never, so that a byte written here and there costs no more than its page. */
+void *butler_reserve(size_t n_bytes, bool huge, struct butler_error *err);
 void butler_unreserve(void *base, size_t n_bytes);
 /* Gives whole pages inside [base, base + n_bytes) back to the system; they read as zero afterwards. */
 void butler_reserve_discard(void *base, size_t n_bytes);

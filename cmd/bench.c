@@ -1,0 +1,189 @@
+/* butler bench: how long a token takes, and what it reads, at a given depth of the cache. The cache is filled with random
+ * keys and values, since only their number matters to the time. */
+#include <math.h>
+#include <string.h>
+#include <time.h>
+
+#include "cmd.h"
+
+/* What one round (a token of every session) cost. */
+struct round {
+    double ms, score_us, select_us, attend_us;
+};
+
+struct bench {
+    const struct cmd_options *options;
+    struct butler_model *model;
+    const char *policy;
+    int depth;
+    struct butler_session **sessions; /* [options->batch] */
+    struct round *rounds;             /* [options->n] */
+};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Median of one field of every round. */
+static double median(const struct bench *bench, size_t offset)
+{
+    int n = bench->options->n;
+    double *values = cmd_alloc((size_t)n, sizeof *values);
+    for (int i = 0; i < n; i++)
+        values[i] = *(const double *)((const char *)&bench->rounds[i] + offset);
+    qsort(values, (size_t)n, sizeof *values, compare);
+    double middle = n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+    free(values);
+    return middle;
+}
+
+static int prepare(struct bench *bench)
+{
+    const struct cmd_options *options = bench->options;
+    struct butler_error err = {0};
+    int status = CMD_DONE, n_ctx = bench->depth + options->warmup + options->n;
+    for (int b = 0; b < options->batch; b++) {
+        bench->sessions[b] = cmd_session_new(options, bench->model, bench->policy, n_ctx, &status);
+        if (!bench->sessions[b])
+            return status;
+        if (bench->depth && butler_fill(bench->sessions[b], bench->depth, options->seed + (uint64_t)b, &err) < 0)
+            return cmd_fail(options, &err);
+    }
+    return CMD_DONE;
+}
+
+static int decode(struct bench *bench)
+{
+    const struct cmd_options *options = bench->options;
+    struct butler_error err = {0};
+    struct butler_stats before, after;
+    int n_vocab = butler_model_get_info(bench->model)->n_vocab;
+    uint64_t random = options->seed + 1;
+    for (int i = -options->warmup; i < options->n; i++) {
+        struct round round = {0};
+        double start = now();
+        for (int b = 0; b < options->batch; b++) {
+            struct butler_session *session = bench->sessions[b];
+            if (i == 0)
+                butler_session_stats_reset(session);
+            butler_session_stats(session, &before);
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            if (butler_step(session, (int32_t)((random >> 33) % (uint64_t)n_vocab), &err) < 0)
+                return cmd_fail(options, &err);
+            butler_session_stats(session, &after);
+            round.score_us += 1e6 * (after.score_s - before.score_s);
+            round.select_us += 1e6 * (after.select_s - before.select_s);
+            round.attend_us += 1e6 * (after.attend_s - before.attend_s);
+        }
+        round.ms = 1e3 * (now() - start);
+        if (i >= 0)
+            bench->rounds[i] = round;
+    }
+    return CMD_DONE;
+}
+
+static void print_row(const struct bench *bench)
+{
+    const struct cmd_options *options = bench->options;
+    struct butler_stats sum = {0}, stats;
+    for (int b = 0; b < options->batch; b++) {
+        butler_session_stats(bench->sessions[b], &stats);
+        sum.weight_bytes += stats.weight_bytes;
+        sum.kv_bytes += stats.kv_bytes;
+        sum.metric_bytes += stats.metric_bytes;
+        sum.full_kv_bytes += stats.full_kv_bytes;
+    }
+    uint64_t tokens = (uint64_t)options->n * (uint64_t)options->batch;
+    double batch = options->batch;
+    double ms = median(bench, offsetof(struct round, ms)) / batch;
+    double score = median(bench, offsetof(struct round, score_us)) / batch;
+    double select = median(bench, offsetof(struct round, select_us)) / batch;
+    double attend = median(bench, offsetof(struct round, attend_us)) / batch;
+    if (!options->json) {
+        double read = sum.full_kv_bytes ? 100 * (double)(sum.kv_bytes + sum.metric_bytes) / (double)sum.full_kv_bytes : 0;
+        cmd_printf("%-32s %8d %5d %10.2f %10.3f %8.1f %% %10.0f %10.0f %10.0f\n", bench->policy, bench->depth, options->batch,
+                   1e3 / ms, ms, read, score, select, attend);
+        cmd_out_flush();
+        return;
+    }
+    const char *slash = options->model ? strrchr(options->model, '/') : NULL;
+    const char *file = slash ? slash + 1 : options->model ? options->model : "butler-default.gguf";
+    cmd_row(json_pack("{s:s, s:o, s:i, s:i, s:f, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f}", "policy", bench->policy, "model",
+                      cmd_json_text(file, strlen(file)), "depth", bench->depth, "batch", options->batch, "tok_s", 1e3 / ms,
+                      "ms_tok", ms, "weight_bytes", (json_int_t)(sum.weight_bytes / tokens), "kv_bytes",
+                      (json_int_t)(sum.kv_bytes / tokens), "metric_bytes", (json_int_t)(sum.metric_bytes / tokens), "full_kv_bytes",
+                      (json_int_t)(sum.full_kv_bytes / tokens), "us_score", score, "us_select", select, "us_attend", attend));
+}
+
+static int measure(struct bench *bench)
+{
+    const struct cmd_options *options = bench->options;
+    bench->sessions = cmd_alloc((size_t)options->batch, sizeof *bench->sessions);
+    bench->rounds = cmd_alloc((size_t)options->n, sizeof *bench->rounds);
+    int status = prepare(bench);
+    if (status == CMD_DONE)
+        status = decode(bench);
+    if (status == CMD_DONE)
+        print_row(bench);
+    for (int b = 0; b < options->batch; b++)
+        butler_session_free(bench->sessions[b]);
+    free(bench->sessions);
+    free(bench->rounds);
+    return status;
+}
+
+static int run(struct cmd_options *options)
+{
+    int status = CMD_DONE;
+    if (options->n < 1) {
+        cmd_say(options, "-n: '%d' is not allowed; bench takes a whole number of tokens, 1 or more", options->n);
+        return CMD_USAGE;
+    }
+    struct butler_model *model = cmd_model_load(options, &status);
+    if (!model)
+        return status;
+    if (options->batch > 1)
+        cmd_say(options, "note: the %d sessions take turns; every token reads all weights, nothing is shared", options->batch);
+    if (!options->json)
+        cmd_printf("%-32s %8s %5s %10s %10s %10s %10s %10s %10s\n", "policy", "depth", "batch", "tokens/s", "ms/token", "KV read",
+                   "us score", "us select", "us attend");
+    for (int d = 0; status == CMD_DONE && d < options->depths.n; d++)
+        for (int k = 0; status == CMD_DONE && k < options->kv.n; k++) {
+            struct bench bench = {
+                .options = options, .model = model, .policy = options->kv.values[k], .depth = options->depths.values[d]};
+            status = measure(&bench);
+        }
+    butler_model_free(model);
+    return status;
+}
+
+static const struct cmd_use uses[] = {
+    {CMD_MODEL, NULL},  {CMD_KV, "full"},     {CMD_DEPTH, "1024,4096"}, {CMD_N, "32"},    {CMD_WARMUP, "4"},
+    {CMD_BATCH, "1"},   {CMD_KV_TYPE, "f16"}, {CMD_THREADS, "0"},       {CMD_ISA, NULL},  {CMD_SEED, "0"},
+    {CMD_PLUGIN, NULL}, {CMD_JSON, NULL},     {CMD_HELP, NULL},         {CMD_NONE, NULL},
+};
+
+const struct cmd_command cmd_bench = {
+    .name = "bench",
+    .synopsis = "[-m FILE] [--kv POLICY]... [-d DEPTH,...] [-n N] [--batch B] [--json]",
+    .summary = "time and bytes per token at a depth of the cache",
+    .details =
+        "For every depth and policy: fills a cache of that many tokens with random keys and values, decodes --warmup tokens,\n"
+        "then -n more, and prints medians over those. Bytes are what the kernels were asked to read for one token, on average.\n"
+        "With --batch B, B sessions of that depth decode one token each in turn: the time and the bytes of one token are the\n"
+        "mean over the sessions, and weights are read anew for each.\n\n"
+        "With --json one row for each: {\"policy\", \"model\", \"depth\", \"batch\", \"tok_s\", \"ms_tok\", \"weight_bytes\", "
+        "\"kv_bytes\",\n"
+        "\"metric_bytes\", \"full_kv_bytes\", \"us_score\", \"us_select\", \"us_attend\"}.\n",
+    .uses = uses,
+    .run = run,
+};

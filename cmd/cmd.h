@@ -1,0 +1,183 @@
+/* The command's own seams: one table of flags, one file per subcommand, one way to write a row. A subcommand lists the
+ * flags it takes with their defaults as text; options.c parses and prints its help from that same list. */
+#ifndef CMD_H
+#define CMD_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "butler.h"
+
+enum cmd_status { CMD_DONE = 0, CMD_FAILED = 1, CMD_USAGE = 2 };
+
+enum {
+    CMD_MAX_LIST = 64, /* values of a flag that may be repeated or takes a list */
+    CMD_MAX_POSITIONAL = 4,
+};
+
+/* ------------------------------------------------------------------------------------------------ options */
+
+enum cmd_flag {
+    CMD_NONE, /* ends a list */
+    CMD_MODEL,
+    CMD_PROMPT,
+    CMD_FILE,
+    CMD_IDS,
+    CMD_ALL,
+    CMD_NO_SPECIAL,
+    CMD_N,
+    CMD_CTX,
+    CMD_BLOCK,
+    CMD_DEPTH,
+    CMD_BATCH,
+    CMD_WARMUP,
+    CMD_KV,
+    CMD_KV_TYPE,
+    CMD_PLUGIN,
+    CMD_TEMP,
+    CMD_TOP_K,
+    CMD_TOP_P,
+    CMD_MIN_P,
+    CMD_SEED,
+    CMD_SYSTEM,
+    CMD_CHAT_TEMPLATE,
+    CMD_SAVE_SESSION,
+    CMD_LOAD_SESSION,
+    CMD_TOKENIZER,
+    CMD_OUTPUT,
+    CMD_THREADS,
+    CMD_ISA,
+    CMD_JSON,
+    CMD_HELP,
+    CMD_N_FLAGS,
+};
+
+struct cmd_strings {
+    int n;
+    const char *values[CMD_MAX_LIST];
+};
+
+struct cmd_integers {
+    int n, capacity;
+    int32_t *values; /* owned */
+};
+
+struct cmd_options {
+    const struct cmd_command *command;
+    bool given[CMD_N_FLAGS]; /* on the command line, not by default */
+    struct cmd_strings positional;
+
+    const char *model, *prompt, *file, *isa, *system, *chat_template, *save_session, *load_session, *tokenizer, *output;
+    struct cmd_strings kv, plugins;
+    struct cmd_integers ids, depths;
+    int n, n_ctx, n_block, n_threads, batch, warmup, top_k;
+    int kv_type; /* enum butler_kv_type */
+    double temperature, top_p, min_p;
+    uint64_t seed;
+    bool all, no_special, json, help;
+};
+
+/* A flag that a command takes; value: its default, parsed as if it had been given; NULL: none. */
+struct cmd_use {
+    enum cmd_flag flag;
+    const char *value;
+};
+
+struct cmd_command {
+    const char *name, *synopsis, *summary;
+    const char *details;        /* for --help, after the flags */
+    const struct cmd_use *uses; /* ends with CMD_NONE */
+    int min_positional, max_positional;
+    int (*run)(struct cmd_options *options); /* enum cmd_status */
+};
+
+extern const struct cmd_command cmd_run, cmd_chat, cmd_info, cmd_tokenize, cmd_logits, cmd_policies, cmd_bench, cmd_convert,
+    cmd_quantize;
+
+/* Fills *options from argv[argc] (after the subcommand). CMD_DONE, or CMD_USAGE when it has said what is wrong.
+ * Strings are borrowed from argv. */
+int cmd_options_parse(struct cmd_options *options, const struct cmd_command *command, int argc, char **argv);
+void cmd_options_free(struct cmd_options *options);
+void cmd_help_print(const struct cmd_command *command);
+const char *cmd_kv_type_name(enum butler_kv_type type);
+
+/* ------------------------------------------------------------------------------------------------- output */
+
+/* Standard output, checked: a closed pipe ends the program quietly with CMD_FAILED, any other error says so first. */
+void cmd_out(const char *bytes, size_t n);
+void cmd_printf(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void cmd_out_flush(void);
+/* Writes one row on a line of its own and frees it. Nine significant digits: enough to give a float back. */
+void cmd_row(json_t *row);
+/* As json_string, with U+FFFD for what is not UTF-8. */
+json_t *cmd_json_text(const char *bytes, size_t n);
+
+/* "butler NAME: message" on standard error. */
+void cmd_say(const struct cmd_options *options, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Says the error and returns the exit status: CMD_USAGE where the fault is in a flag's value, else CMD_FAILED. */
+int cmd_fail(const struct cmd_options *options, const struct butler_error *err);
+
+/* ------------------------------------------------------------------------------------------------- set up */
+
+/* A growing array of bytes. */
+struct cmd_text {
+    char *bytes;
+    size_t n, capacity;
+};
+void cmd_text_append(struct cmd_text *text, const char *bytes, size_t n);
+void cmd_text_free(struct cmd_text *text);
+
+/* Memory of the command itself: the program says so and ends where there is none. */
+void *cmd_alloc(size_t count, size_t size);
+
+/* Loads options->model (or the default model), then its plug-ins, and checks every --kv against it. NULL: *status says
+ * how to leave. */
+struct butler_model *cmd_model_load(struct cmd_options *options, int *status);
+/* As above, but only the vocabulary. */
+struct butler_model *cmd_vocabulary_load(struct cmd_options *options, int *status);
+
+/* The path of `name` in the folder of models: beside the executable, or under the prefix it is installed in. */
+bool cmd_find_model_file(const char *name, char *path, size_t n_path);
+
+/* The text of -p or -f ("-" is standard input). CMD_DONE, CMD_USAGE when there is none or both, CMD_FAILED when it
+ * cannot be read. */
+int cmd_text_read(const struct cmd_options *options, struct cmd_text *text);
+int cmd_file_read(const struct cmd_options *options, const char *path, struct cmd_text *text);
+
+/* Tokens of the text; CMD_DONE or how to leave. flags: enum butler_tokenize_flags. */
+int cmd_tokenize_text(const struct cmd_options *options, const struct butler_model *model, const char *bytes, size_t n, int flags,
+                      struct cmd_integers *ids);
+void cmd_integers_append(struct cmd_integers *integers, int32_t value);
+
+struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_model *model, const char *policy, int n_ctx,
+                                       int *status);
+struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, int *status);
+
+/* Share of the KV bytes of a dense decode that were read, metric bytes included. */
+double cmd_kv_read(const struct butler_stats *stats);
+/* "12.3 MB" in a buffer of the caller's. */
+const char *cmd_bytes(char *out, size_t n_out, uint64_t bytes);
+
+/* ---------------------------------------------------------------------------------------------- templates */
+
+/* How a chat model wants a conversation written. A turn is user_before, text, user_after, answer, answer_after; the first
+ * may carry a system text. */
+struct cmd_template {
+    const char *name;
+    const char *markers[3];                   /* a Jinja text that holds all of them is this one */
+    const char *system_before, *system_after; /* before user_before, or inside it where system_inside */
+    bool system_inside;
+    const char *user_before, *user_after, *answer_after; /* "{eos}": the model's own end of text */
+    const char *stop; /* text that ends an answer where no token does; a prefix of answer_after + user_before. NULL: none */
+};
+
+/* The template of this name, or the one that the Jinja text is, or NULL. */
+const struct cmd_template *cmd_template_find(const char *name);
+const struct cmd_template *cmd_template_recognise(const char *jinja);
+/* Names of all, separated by ", ". */
+void cmd_template_names(char *out, size_t n_out);
+/* Appends what stands between the end of the last answer (or the start) and the beginning of the next. */
+void cmd_template_turn(const struct cmd_template *template, const char *eos, bool first, const char *system, const char *user,
+                       struct cmd_text *out);
+
+#endif

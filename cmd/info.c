@@ -1,0 +1,96 @@
+/* butler info: what a model file holds, and what a session with it will take. */
+#include "cmd.h"
+
+/* The cache grows in steps of several tokens; over a multiple of the step the mean is what one takes. */
+static uint64_t kv_bytes_per_token(const struct butler_model *model, enum butler_kv_type type)
+{
+    enum { MANY = 1 << 16 };
+    return butler_kv_bytes(model, type, MANY) / MANY;
+}
+
+static json_t *kv_row(const struct butler_model *model, enum butler_kv_type type, int n_ctx)
+{
+    return json_pack("{s:I, s:I}", "per_token", (json_int_t)kv_bytes_per_token(model, type), "at_ctx",
+                     (json_int_t)butler_kv_bytes(model, type, n_ctx));
+}
+
+static void print_row(const struct butler_model *model, const struct butler_model_info *info, int n_ctx, const char *template)
+{
+    json_t *kv = json_object();
+    for (int type = 0; type < BUTLER_N_KV_TYPES; type++)
+        json_object_set_new(kv, cmd_kv_type_name((enum butler_kv_type)type), kv_row(model, (enum butler_kv_type)type, n_ctx));
+    json_t *row = json_pack("{s:s, s:s, s:s, s:s?, s:s?, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "architecture",
+                            info->architecture, "name", info->name, "file_type", info->file_type, "tokenizer",
+                            *info->tokenizer ? info->tokenizer : NULL, "chat_template", template, "n_layers", info->n_layers,
+                            "n_embd", info->n_embd, "n_ff", info->n_ff, "n_heads", info->n_heads, "n_kv_heads", info->n_kv_heads,
+                            "head_dim", info->head_dim, "n_vocab", info->n_vocab, "n_ctx_train", info->n_ctx_train);
+    json_object_set_new(row, "n_params", json_integer((json_int_t)info->n_params));
+    json_object_set_new(row, "weight_bytes", json_integer((json_int_t)info->weight_bytes));
+    json_object_set_new(row, "step_weight_bytes", json_integer((json_int_t)info->step_weight_bytes));
+    json_object_set_new(row, "isa", json_string(info->isa));
+    json_object_set_new(row, "n_threads", json_integer(info->n_threads));
+    json_object_set_new(row, "n_ctx", json_integer(n_ctx));
+    json_object_set_new(row, "kv_bytes", kv);
+    cmd_row(row);
+}
+
+static void print_text(const struct butler_model *model, const struct butler_model_info *info, int n_ctx, const char *template)
+{
+    char a[32], b[32];
+    cmd_printf("name            %s\n", info->name);
+    cmd_printf("architecture    %s\n", info->architecture);
+    cmd_printf("layers          %d\n", info->n_layers);
+    cmd_printf("width           %d, feed-forward %d\n", info->n_embd, info->n_ff);
+    cmd_printf("heads           %d query, %d key/value, %d wide\n", info->n_heads, info->n_kv_heads, info->head_dim);
+    cmd_printf("vocabulary      %d tokens, tokenizer %s\n", info->n_vocab, *info->tokenizer ? info->tokenizer : "none");
+    cmd_printf("chat template   %s\n", template ? template : "none");
+    cmd_printf("context         %d tokens in training\n", info->n_ctx_train);
+    cmd_printf("weights         %s, %llu parameters, mostly %s\n", cmd_bytes(a, sizeof a, info->weight_bytes),
+               (unsigned long long)info->n_params, info->file_type);
+    cmd_printf("read per token  %s of weights, and of the cache at %d tokens:\n", cmd_bytes(a, sizeof a, info->step_weight_bytes),
+               n_ctx);
+    for (int type = 0; type < BUTLER_N_KV_TYPES; type++)
+        cmd_printf("  %-13s %s a token, %s in all\n", cmd_kv_type_name((enum butler_kv_type)type),
+                   cmd_bytes(a, sizeof a, kv_bytes_per_token(model, (enum butler_kv_type)type)),
+                   cmd_bytes(b, sizeof b, butler_kv_bytes(model, (enum butler_kv_type)type, n_ctx)));
+    cmd_printf("runs with       %s, %d threads\n", info->isa, info->n_threads);
+}
+
+static int run(struct cmd_options *options)
+{
+    int status = CMD_DONE;
+    if (options->positional.n && options->model) {
+        cmd_say(options, "two models, '%s' and -m '%s'; name one", options->positional.values[0], options->model);
+        return CMD_USAGE;
+    }
+    if (options->positional.n)
+        options->model = options->positional.values[0];
+    struct butler_model *model = cmd_model_load(options, &status);
+    if (!model)
+        return status;
+    const struct butler_model_info *info = butler_model_get_info(model);
+    const struct cmd_template *template = info->chat_template ? cmd_template_recognise(info->chat_template) : NULL;
+    const char *name = template ? template->name : info->chat_template ? "not recognised" : NULL;
+    int n_ctx = options->n_ctx ? options->n_ctx : info->n_ctx_train;
+    if (options->json)
+        print_row(model, info, n_ctx, name);
+    else
+        print_text(model, info, n_ctx, name);
+    butler_model_free(model);
+    return CMD_DONE;
+}
+
+static const struct cmd_use uses[] = {{CMD_MODEL, NULL}, {CMD_CTX, "0"},   {CMD_THREADS, "0"}, {CMD_ISA, NULL},
+                                      {CMD_JSON, NULL},  {CMD_HELP, NULL}, {CMD_NONE, NULL}};
+
+const struct cmd_command cmd_info = {
+    .name = "info",
+    .synopsis = "MODEL [-c N] [--json]",
+    .summary = "what a model file holds and what a session will take",
+    .details = "Prints architecture, sizes, tokenizer and quantisation, and the KV cache's bytes per token and for a full context\n"
+               "(-c, or what the model was trained for) in every type that --kv-type knows.\n\n"
+               "With --json one row; its \"kv_bytes\" is {\"f16\": {\"per_token\", \"at_ctx\"}, ...}.\n",
+    .uses = uses,
+    .max_positional = 1,
+    .run = run,
+};

@@ -1,0 +1,199 @@
+/* From options to the library's objects: the model and where a default one lies, the text, its tokens, a session. */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cmd.h"
+
+void *cmd_alloc(size_t count, size_t size)
+{
+    void *memory = calloc(count ? count : 1, size);
+    if (!memory) {
+        fprintf(stderr, "butler: out of memory\n");
+        exit(CMD_FAILED);
+    }
+    return memory;
+}
+
+void cmd_text_append(struct cmd_text *text, const char *bytes, size_t n)
+{
+    if (n > SIZE_MAX / 4 - text->n) {
+        fprintf(stderr, "butler: out of memory\n");
+        exit(CMD_FAILED);
+    }
+    if (text->n + n > text->capacity) {
+        size_t capacity = 2 * (text->n + n) + 64;
+        char *grown = cmd_alloc(capacity, 1);
+        if (text->n)
+            memcpy(grown, text->bytes, text->n);
+        free(text->bytes);
+        text->bytes = grown;
+        text->capacity = capacity;
+    }
+    if (n)
+        memcpy(text->bytes + text->n, bytes, n);
+    text->n += n;
+}
+
+void cmd_text_free(struct cmd_text *text)
+{
+    free(text->bytes);
+    *text = (struct cmd_text){0};
+}
+
+bool cmd_find_model_file(const char *name, char *path, size_t n_path)
+{
+    static const char *const folders[] = {"models", "../models", "../share/butler"};
+    char self[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (n <= 0)
+        return false;
+    self[n] = 0;
+    char *slash = strrchr(self, '/');
+    if (!slash)
+        return false;
+    *slash = 0;
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        int length = snprintf(path, n_path, "%s/%s/%s", self, folders[i], name);
+        if (length > 0 && (size_t)length < n_path && access(path, R_OK) == 0)
+            return true;
+    }
+    return false;
+}
+
+static struct butler_model *load(struct cmd_options *options, bool vocabulary_only, int *status)
+{
+    struct butler_error err = {0};
+    char found[PATH_MAX + 64];
+    const char *path = options->model;
+    if (!path) {
+        if (!cmd_find_model_file("butler-default.gguf", found, sizeof found)) {
+            cmd_say(options, "no -m, and no butler-default.gguf in a folder models beside the command or in share/butler under its "
+                             "prefix; name a model with -m FILE");
+            *status = CMD_USAGE;
+            return NULL;
+        }
+        path = found;
+    }
+    struct butler_model_params params = {
+        .n_threads = vocabulary_only ? 1 : options->n_threads, .isa = options->isa, .vocabulary_only = vocabulary_only};
+    struct butler_model *model = butler_model_load(path, &params, &err);
+    if (!model)
+        *status = cmd_fail(options, &err);
+    return model;
+}
+
+struct butler_model *cmd_vocabulary_load(struct cmd_options *options, int *status)
+{
+    return load(options, true, status);
+}
+
+struct butler_model *cmd_model_load(struct cmd_options *options, int *status)
+{
+    struct butler_error err = {0};
+    struct butler_model *model = load(options, false, status);
+    if (!model)
+        return NULL;
+    for (int i = 0; i < options->plugins.n; i++)
+        if (butler_plugin_load(model, options->plugins.values[i], &err) < 0)
+            goto fail;
+    for (int i = 0; i < options->kv.n; i++)
+        if (butler_policy_check(model, options->kv.values[i], &err) < 0) {
+            cmd_say(options, "--kv %s: %s", options->kv.values[i], err.message);
+            *status = CMD_USAGE;
+            butler_model_free(model);
+            return NULL;
+        }
+    int n_ctx_train = butler_model_get_info(model)->n_ctx_train;
+    if (options->n_ctx > n_ctx_train)
+        cmd_say(options, "note: -c %d is more than the %d tokens the model was trained for", options->n_ctx, n_ctx_train);
+    return model;
+fail:
+    *status = cmd_fail(options, &err);
+    butler_model_free(model);
+    return NULL;
+}
+
+int cmd_file_read(const struct cmd_options *options, const char *path, struct cmd_text *text)
+{
+    bool standard_input = strcmp(path, "-") == 0;
+    FILE *file = standard_input ? stdin : fopen(path, "rb");
+    if (!file) {
+        cmd_say(options, "%s: %s", path, strerror(errno));
+        return CMD_FAILED;
+    }
+    char buffer[65536];
+    size_t n;
+    while ((n = fread(buffer, 1, sizeof buffer, file)) > 0)
+        cmd_text_append(text, buffer, n);
+    int error = ferror(file) ? errno : 0;
+    if (!standard_input)
+        fclose(file);
+    if (error) {
+        cmd_say(options, "%s: %s", path, strerror(error));
+        return CMD_FAILED;
+    }
+    return CMD_DONE;
+}
+
+int cmd_text_read(const struct cmd_options *options, struct cmd_text *text)
+{
+    if (options->prompt && options->file) {
+        cmd_say(options, "-p and -f both give the text; use one of them");
+        return CMD_USAGE;
+    }
+    if (options->file)
+        return cmd_file_read(options, options->file, text);
+    if (!options->prompt) {
+        cmd_say(options, "no text: give it with -p TEXT or -f FILE (- is standard input)");
+        return CMD_USAGE;
+    }
+    cmd_text_append(text, options->prompt, strlen(options->prompt));
+    return CMD_DONE;
+}
+
+int cmd_tokenize_text(const struct cmd_options *options, const struct butler_model *model, const char *bytes, size_t n, int flags,
+                      struct cmd_integers *ids)
+{
+    struct butler_error err = {0};
+    if (n == 0)
+        bytes = "";
+    int count = butler_tokenize(model, bytes, n, flags, NULL, 0, &err);
+    if (count < 0)
+        return cmd_fail(options, &err);
+    free(ids->values);
+    *ids = (struct cmd_integers){.n = count, .capacity = count, .values = cmd_alloc((size_t)count, sizeof *ids->values)};
+    count = butler_tokenize(model, bytes, n, flags, ids->values, count, &err);
+    return count < 0 ? cmd_fail(options, &err) : CMD_DONE;
+}
+
+struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_model *model, const char *policy, int n_ctx,
+                                       int *status)
+{
+    struct butler_error err = {0};
+    struct butler_session_params params = {.n_ctx = n_ctx,
+                                           .n_block = options->n_block,
+                                           .kv_type = (enum butler_kv_type)options->kv_type,
+                                           .policy = policy,
+                                           .seed = options->seed};
+    struct butler_session *session = butler_session_new(model, &params, &err);
+    if (!session)
+        *status = cmd_fail(options, &err);
+    return session;
+}
+
+struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, int *status)
+{
+    struct butler_error err = {0};
+    struct butler_sampler_params params = {.temperature = (float)options->temperature,
+                                           .top_k = options->top_k,
+                                           .top_p = (float)options->top_p,
+                                           .min_p = (float)options->min_p,
+                                           .seed = options->seed};
+    struct butler_sampler *sampler = butler_sampler_new(&params, &err);
+    if (!sampler)
+        *status = cmd_fail(options, &err);
+    return sampler;
+}

@@ -1,0 +1,74 @@
+/* The command's door: finds the subcommand, parses its flags, runs it, and makes sure that all of its output arrived. */
+#include <signal.h>
+#include <string.h>
+
+#include "cmd.h"
+
+static const struct cmd_command *const commands[] = {&cmd_run,    &cmd_chat,     &cmd_info, &cmd_tokenize,
+                                                     &cmd_logits, &cmd_policies, &cmd_bench};
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+static void print_usage(FILE *out)
+{
+    fprintf(out, "butler runs language models and, while decoding, reads only the part of the KV cache that matters.\n\n"
+                 "usage: butler COMMAND [FLAGS]\n\n");
+    for (int i = 0; i < N_COMMANDS; i++)
+        fprintf(out, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
+    fprintf(out, "\n`butler COMMAND --help` says what a command takes. `butler --version` prints the version.\n"
+                 "Results go to standard output, progress and messages to standard error.\n"
+                 "Exit status: 0 done, 1 failed, 2 bad usage.\n");
+}
+
+static const struct cmd_command *find(const char *name)
+{
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (strcmp(commands[i]->name, name) == 0)
+            return commands[i];
+    return NULL;
+}
+
+static int dispatch(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_usage(stderr);
+        return CMD_USAGE;
+    }
+    const char *name = argv[1];
+    bool help = strcmp(name, "help") == 0;
+    if (strcmp(name, "--version") == 0) {
+        cmd_printf("butler %s\n", BUTLER_VERSION);
+        return CMD_DONE;
+    }
+    if (strcmp(name, "-h") == 0 || strcmp(name, "--help") == 0 || (help && argc == 2)) {
+        print_usage(stdout);
+        return CMD_DONE;
+    }
+    if (help)
+        name = argv[2];
+    const struct cmd_command *command = find(name);
+    if (!command) {
+        fprintf(stderr, "butler: unknown %s '%s'; `butler --help` lists the commands\n", name[0] == '-' ? "flag" : "command", name);
+        return CMD_USAGE;
+    }
+    if (help) {
+        cmd_help_print(command);
+        return CMD_DONE;
+    }
+    struct cmd_options options;
+    int status = cmd_options_parse(&options, command, argc - 2, argv + 2);
+    if (status == CMD_DONE && options.help)
+        cmd_help_print(command);
+    else if (status == CMD_DONE)
+        status = command->run(&options);
+    cmd_options_free(&options);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    /* A write to a closed pipe is an error like any other: see output.c. */
+    signal(SIGPIPE, SIG_IGN);
+    int status = dispatch(argc, argv);
+    cmd_out_flush();
+    return status;
+}

@@ -1,0 +1,338 @@
+/* From the words of the command line to struct cmd_options. One table says what every flag is called, takes and allows;
+ * parsing, error messages and help all read it, so that they cannot disagree. */
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cmd.h"
+
+enum kind { KIND_BOOL, KIND_STRING, KIND_STRINGS, KIND_INT, KIND_INTS, KIND_REAL, KIND_SEED, KIND_KV_TYPE, KIND_ISA };
+
+struct flag {
+    char letter; /* 0: none */
+    const char *name, *argument;
+    enum kind kind;
+    size_t offset;
+    double min, max;
+    const char *allowed; /* how an error says the range */
+    const char *help;
+};
+
+#define AT(field) offsetof(struct cmd_options, field)
+
+static const struct flag flags[CMD_N_FLAGS] = {
+    [CMD_MODEL] = {'m', "model", "FILE", KIND_STRING, AT(model), 0, 0, NULL, "the model, a GGUF file"},
+    [CMD_PROMPT] = {'p', "prompt", "TEXT", KIND_STRING, AT(prompt), 0, 0, NULL, "the text itself"},
+    [CMD_FILE] = {'f', "file", "FILE", KIND_STRING, AT(file), 0, 0, NULL, "the text, from a file; - is standard input"},
+    [CMD_IDS] = {0, "ids", "I,J,...", KIND_INTS, AT(ids), 0, INT32_MAX, "token ids, 0 or more, separated by commas",
+                 "token ids instead of text; may be repeated"},
+    [CMD_ALL] = {0, "all", NULL, KIND_BOOL, AT(all), 0, 0, NULL, "a row for every position, not only the last"},
+    [CMD_NO_SPECIAL] = {0, "no-special", NULL, KIND_BOOL, AT(no_special), 0, 0, NULL,
+                        "add no beginning-of-text token, and read special tokens as plain text"},
+    [CMD_N] = {'n', "n-predict", "N", KIND_INT, AT(n), -1, INT_MAX, "a whole number: tokens, or -1 for no limit",
+               "tokens to generate; -1: until the text ends or the context is full"},
+    [CMD_CTX] = {'c', "ctx-size", "N", KIND_INT, AT(n_ctx), 0, INT_MAX, "a whole number of tokens, 0 or more",
+                 "tokens the context holds; 0: what the model was trained for"},
+    [CMD_BLOCK] = {0, "block", "N", KIND_INT, AT(n_block), 1, 65536, "a whole number from 1 to 65536",
+                   "prompt tokens computed in one pass"},
+    [CMD_DEPTH] = {'d', "n-depth", "N,...", KIND_INTS, AT(depths), 0, INT_MAX - 65536,
+                   "token counts, 0 or more, separated by commas", "tokens in the cache before the first measured one"},
+    [CMD_BATCH] = {0, "batch", "N", KIND_INT, AT(batch), 1, 1024, "a whole number from 1 to 1024",
+                   "sessions decoded in turn, one token each; they do not share the reading of weights"},
+    [CMD_WARMUP] = {0, "warmup", "N", KIND_INT, AT(warmup), 0, 65536, "a whole number from 0 to 65536",
+                    "tokens decoded before measuring starts"},
+    [CMD_KV] = {0, "kv", "POLICY", KIND_STRINGS, AT(kv), 0, 0, NULL,
+                "what a step reads of the cache (`butler policies`); repeat it to compare"},
+    [CMD_KV_TYPE] = {0, "kv-type", "TYPE", KIND_KV_TYPE, AT(kv_type), 0, 0, "f32, f16 or q8_0",
+                     "type of the stored keys and values"},
+    [CMD_PLUGIN] = {0, "plugin", "FILE", KIND_STRINGS, AT(plugins), 0, 0, NULL,
+                    "a shared object with a metric of your own; may be repeated"},
+    [CMD_TEMP] = {0, "temp", "T", KIND_REAL, AT(temperature), 0, 1000, "a number, 0 or more",
+                  "sampling temperature; 0: always the likeliest"},
+    [CMD_TOP_K] = {0, "top-k", "K", KIND_INT, AT(top_k), 0, INT_MAX, "a whole number, 0 or more",
+                   "sample among the K likeliest; 0: all"},
+    [CMD_TOP_P] = {0, "top-p", "P", KIND_REAL, AT(top_p), 0, 1, "a number from 0 to 1",
+                   "sample among the likeliest that together reach probability P; 1: all"},
+    [CMD_MIN_P] = {0, "min-p", "P", KIND_REAL, AT(min_p), 0, 1, "a number from 0 to 1",
+                   "drop tokens below P times the likeliest one's probability; 0: none"},
+    [CMD_SEED] = {'s', "seed", "N", KIND_SEED, AT(seed), 0, 0,
+                  "a whole number from 0 to 18446744073709551615, or -1 for a random one",
+                  "seed of the sampler and of the policy random; -1: another each time"},
+    [CMD_SYSTEM] = {0, "system-prompt", "TEXT", KIND_STRING, AT(system), 0, 0, NULL,
+                    "instructions that come before the conversation"},
+    [CMD_CHAT_TEMPLATE] = {0, "chat-template", "NAME", KIND_STRING, AT(chat_template), 0, 0, NULL,
+                           "how turns are written, instead of what the model says"},
+    [CMD_SAVE_SESSION] = {0, "save-session", "FILE", KIND_STRING, AT(save_session), 0, 0, NULL,
+                          "write the session there when the text is done"},
+    [CMD_LOAD_SESSION] = {0, "load-session", "FILE", KIND_STRING, AT(load_session), 0, 0, NULL,
+                          "go on from a saved session; its policy, context and type come with it"},
+    [CMD_TOKENIZER] = {0, "tokenizer", "FILE", KIND_STRING, AT(tokenizer), 0, 0, NULL, "the tokenizer that belongs to IN"},
+    [CMD_OUTPUT] = {'o', "output", "FILE", KIND_STRING, AT(output), 0, 0, NULL, "the file to write"},
+    [CMD_THREADS] = {'t', "threads", "N", KIND_INT, AT(n_threads), 0, 1024, "a whole number from 0 to 1024",
+                     "threads; 0: one per core"},
+    [CMD_ISA] = {0, "isa", "NAME", KIND_ISA, AT(isa), 0, 0, "ref, avx2 or avx512",
+                 "instructions to use; without it the best this processor has"},
+    [CMD_JSON] = {0, "json", NULL, KIND_BOOL, AT(json), 0, 0, NULL,
+                  "one JSON object a line on standard output, nothing else there"},
+    [CMD_HELP] = {'h', "help", NULL, KIND_BOOL, AT(help), 0, 0, NULL, "this text"},
+};
+
+static const char *const kv_type_names[BUTLER_N_KV_TYPES] = {"f32", "f16", "q8_0"};
+
+const char *cmd_kv_type_name(enum butler_kv_type type)
+{
+    return kv_type_names[type];
+}
+
+void cmd_integers_append(struct cmd_integers *integers, int32_t value)
+{
+    if (integers->n == integers->capacity) {
+        int capacity = integers->capacity ? 2 * integers->capacity : 64;
+        int32_t *values = cmd_alloc((size_t)capacity, sizeof *values);
+        if (integers->n)
+            memcpy(values, integers->values, (size_t)integers->n * sizeof *values);
+        free(integers->values);
+        integers->values = values;
+        integers->capacity = capacity;
+    }
+    integers->values[integers->n++] = value;
+}
+
+static bool parse_int(const char *text, size_t n, double min, double max, int *out)
+{
+    char copy[32];
+    char *end;
+    if (n == 0 || n >= sizeof copy || strchr(" \t\n+", text[0]))
+        return false;
+    memcpy(copy, text, n);
+    copy[n] = 0;
+    errno = 0;
+    long long value = strtoll(copy, &end, 10);
+    if (errno || end != copy + n || (double)value < min || (double)value > max)
+        return false;
+    *out = (int)value;
+    return true;
+}
+
+static bool parse_ints(const char *text, double min, double max, struct cmd_integers *out)
+{
+    for (;;) {
+        size_t n = strcspn(text, ",");
+        int value;
+        if (!parse_int(text, n, min, max, &value))
+            return false;
+        cmd_integers_append(out, value);
+        if (!text[n])
+            return true;
+        text += n + 1;
+    }
+}
+
+static bool parse_real(const char *text, double min, double max, double *out)
+{
+    char *end;
+    if (!*text || strchr(" \t\n", *text))
+        return false;
+    double value = strtod(text, &end);
+    if (*end || !isfinite(value) || value < min || value > max)
+        return false;
+    *out = value;
+    return true;
+}
+
+static bool parse_seed(const char *text, uint64_t *out)
+{
+    char *end;
+    if (strcmp(text, "-1") == 0) {
+        struct timespec now;
+        clock_gettime(CLOCK_REALTIME, &now);
+        *out = (uint64_t)now.tv_sec * 1000000007u ^ (uint64_t)now.tv_nsec;
+        return true;
+    }
+    if (*text < '0' || *text > '9')
+        return false;
+    errno = 0;
+    *out = strtoull(text, &end, 10);
+    return !errno && !*end;
+}
+
+static bool parse_kv_type(const char *text, int *out)
+{
+    for (int i = 0; i < BUTLER_N_KV_TYPES; i++)
+        if (strcmp(text, kv_type_names[i]) == 0) {
+            *out = i;
+            return true;
+        }
+    return false;
+}
+
+static bool parse_isa(const char *text, const char **out)
+{
+    static const char *const names[] = {"ref", "avx2", "avx512"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(text, names[i]) == 0) {
+            *out = names[i];
+            return true;
+        }
+    return false;
+}
+
+static bool parse_strings(const char *text, struct cmd_strings *out)
+{
+    if (out->n == CMD_MAX_LIST)
+        return false;
+    out->values[out->n++] = text;
+    return true;
+}
+
+static bool set(struct cmd_options *options, const struct flag *flag, const char *text)
+{
+    void *where = (char *)options + flag->offset;
+    switch (flag->kind) {
+    case KIND_BOOL:
+        *(bool *)where = true;
+        return true;
+    case KIND_STRING:
+        *(const char **)where = text;
+        return true;
+    case KIND_STRINGS:
+        return parse_strings(text, where);
+    case KIND_INT:
+        return parse_int(text, strlen(text), flag->min, flag->max, where);
+    case KIND_INTS:
+        return parse_ints(text, flag->min, flag->max, where);
+    case KIND_REAL:
+        return parse_real(text, flag->min, flag->max, where);
+    case KIND_SEED:
+        return parse_seed(text, where);
+    case KIND_KV_TYPE:
+        return parse_kv_type(text, where);
+    case KIND_ISA:
+        return parse_isa(text, where);
+    }
+    return false;
+}
+
+/* The flag that `word` ("-n", "--temp", "--temp=1") names among those the command takes. */
+static enum cmd_flag find(const struct cmd_command *command, const char *word, const char **value)
+{
+    *value = NULL;
+    for (const struct cmd_use *use = command->uses; use->flag; use++) {
+        const struct flag *flag = &flags[use->flag];
+        if (word[1] != '-') {
+            if (word[1] == flag->letter && !word[2])
+                return use->flag;
+            continue;
+        }
+        size_t n = strlen(flag->name);
+        if (strncmp(word + 2, flag->name, n) != 0 || (word[2 + n] && word[2 + n] != '='))
+            continue;
+        if (word[2 + n])
+            *value = word + 3 + n;
+        return use->flag;
+    }
+    return CMD_NONE;
+}
+
+static int take_flag(struct cmd_options *options, int argc, char **argv, int *i)
+{
+    const char *word = argv[*i], *value;
+    const struct cmd_command *command = options->command;
+    enum cmd_flag which = find(command, word, &value);
+    if (which == CMD_NONE) {
+        cmd_say(options, "unknown flag '%s'; `butler %s --help` lists what is allowed", word, command->name);
+        return CMD_USAGE;
+    }
+    const struct flag *flag = &flags[which];
+    if (!flag->argument && value) {
+        cmd_say(options, "--%s takes no value, but got '%s'", flag->name, value);
+        return CMD_USAGE;
+    }
+    if (flag->argument && !value) {
+        if (*i + 1 == argc) {
+            cmd_say(options, "%s needs a value: %s %s", word, word, flag->argument);
+            return CMD_USAGE;
+        }
+        value = argv[++*i];
+    }
+    if (!set(options, flag, value)) {
+        if (flag->allowed)
+            cmd_say(options, "%s: '%s' is not allowed; it takes %s", word, value, flag->allowed);
+        else
+            cmd_say(options, "%s: '%s' is one too many; at most %d are allowed", word, value, CMD_MAX_LIST);
+        return CMD_USAGE;
+    }
+    options->given[which] = true;
+    return CMD_DONE;
+}
+
+static int check_positional(const struct cmd_options *options)
+{
+    const struct cmd_command *command = options->command;
+    if (options->positional.n > command->max_positional) {
+        cmd_say(options, "unexpected '%s'; usage: butler %s %s", options->positional.values[command->max_positional], command->name,
+                command->synopsis);
+        return CMD_USAGE;
+    }
+    if (options->positional.n < command->min_positional) {
+        cmd_say(options, "something is missing; usage: butler %s %s", command->name, command->synopsis);
+        return CMD_USAGE;
+    }
+    return CMD_DONE;
+}
+
+int cmd_options_parse(struct cmd_options *options, const struct cmd_command *command, int argc, char **argv)
+{
+    bool only_positional = false;
+    *options = (struct cmd_options){.command = command};
+    for (int i = 0; i < argc; i++) {
+        const char *word = argv[i];
+        if (only_positional || word[0] != '-' || !word[1]) {
+            if (!parse_strings(word, &options->positional)) {
+                cmd_say(options, "too many words, from '%s' on", word);
+                return CMD_USAGE;
+            }
+        } else if (strcmp(word, "--") == 0) {
+            only_positional = true;
+        } else {
+            int status = take_flag(options, argc, argv, &i);
+            if (status != CMD_DONE)
+                return status;
+            if (options->help)
+                return CMD_DONE;
+        }
+    }
+    for (const struct cmd_use *use = command->uses; use->flag; use++)
+        if (use->value && !options->given[use->flag])
+            set(options, &flags[use->flag], use->value);
+    return check_positional(options);
+}
+
+void cmd_options_free(struct cmd_options *options)
+{
+    free(options->ids.values);
+    free(options->depths.values);
+    options->ids = options->depths = (struct cmd_integers){0};
+}
+
+void cmd_help_print(const struct cmd_command *command)
+{
+    cmd_printf("butler %s - %s\n\nusage: butler %s %s\n\n", command->name, command->summary, command->name, command->synopsis);
+    for (const struct cmd_use *use = command->uses; use->flag; use++) {
+        const struct flag *flag = &flags[use->flag];
+        char left[64];
+        int n = 0;
+        if (flag->letter)
+            n = snprintf(left, sizeof left, "-%c, ", flag->letter);
+        snprintf(left + n, sizeof left - (size_t)n, "--%s%s%s", flag->name, flag->argument ? " " : "",
+                 flag->argument ? flag->argument : "");
+        cmd_printf("  %-24s %s", left, flag->help);
+        if (use->value)
+            cmd_printf(" (default %s)", use->value);
+        cmd_printf("\n");
+    }
+    cmd_printf("\n%s", command->details);
+}

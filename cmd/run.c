@@ -1,0 +1,322 @@
+/* butler run: a prompt, then text, under one policy or several, and what each of them cost. */
+#include <limits.h>
+#include <string.h>
+
+#include "cmd.h"
+
+/* Why the text ended. */
+enum end { END_TOKEN, END_LENGTH, END_CONTEXT, END_POLICY };
+static const char *const end_names[] = {"end of text", "-n reached", "context full", "policy"};
+
+struct result {
+    const char *policy;
+    struct butler_stats stats;
+    struct cmd_integers ids;
+    struct cmd_text text;
+    enum end end;
+};
+
+static void result_free(struct result *result)
+{
+    free(result->ids.values);
+    cmd_text_free(&result->text);
+}
+
+/* ----------------------------------------------------------------------------------------------- the text */
+
+static void emit(const struct cmd_options *options, const struct butler_model *model, struct butler_utf8 *stream, int32_t id,
+                 struct result *result)
+{
+    char small[1024], *piece = small;
+    size_t n = 0;
+    const char *bytes = id < 0 ? NULL : butler_token_bytes(model, id, &n);
+    if (n + 16 > sizeof small)
+        piece = cmd_alloc(n + 16, 1);
+    n = butler_utf8_push(stream, bytes, n, piece, n + 16 > sizeof small ? n + 16 : sizeof small);
+    cmd_text_append(&result->text, piece, n);
+    if (id >= 0)
+        cmd_integers_append(&result->ids, id);
+    if (options->json && id >= 0) {
+        cmd_row(json_pack("{s:s, s:i, s:o}", "policy", result->policy, "id", (int)id, "token", cmd_json_text(piece, n)));
+    } else if (!options->json && n) {
+        cmd_out(piece, n);
+        cmd_out_flush();
+    }
+    if (piece != small)
+        free(piece);
+}
+
+/* Samples and decodes until something ends the text. Where the session is to be saved it also takes in the last token,
+ * so that what is saved is all of the text. */
+static int generate(const struct cmd_options *options, const struct butler_model *model, struct butler_session *session,
+                    struct butler_sampler *sampler, struct result *result)
+{
+    struct butler_error err = {0};
+    struct butler_utf8 stream = {0};
+    int n_vocab = butler_model_get_info(model)->n_vocab, n_ctx = butler_n_ctx(session);
+    result->end = END_LENGTH;
+    for (int i = 0; options->n < 0 || i < options->n; i++) {
+        int32_t id = butler_sample(sampler, butler_logits(session), n_vocab, &err);
+        if (id < 0)
+            return cmd_fail(options, &err);
+        if (butler_token_is_end(model, id)) {
+            result->end = END_TOKEN;
+            break;
+        }
+        emit(options, model, &stream, id, result);
+        if (i + 1 == options->n && !options->save_session)
+            break;
+        if (butler_n_past(session) >= n_ctx) {
+            result->end = END_CONTEXT;
+            break;
+        }
+        if (butler_step(session, id, &err) < 0)
+            return cmd_fail(options, &err);
+        if (butler_should_stop(session)) {
+            result->end = END_POLICY;
+            break;
+        }
+    }
+    emit(options, model, &stream, -1, result);
+    if (!options->json && result->text.n && result->text.bytes[result->text.n - 1] != '\n')
+        cmd_out("\n", 1);
+    cmd_out_flush();
+    return CMD_DONE;
+}
+
+/* ----------------------------------------------------------------------------------------------- the cost */
+
+static double per_second(uint64_t n, double seconds)
+{
+    return n && seconds > 0 ? (double)n / seconds : 0;
+}
+
+static void print_last_row(const struct cmd_options *options, const struct result *result)
+{
+    const struct butler_stats *s = &result->stats;
+    json_t *ids = json_array();
+    for (int i = 0; i < result->ids.n; i++)
+        json_array_append_new(ids, json_integer(result->ids.values[i]));
+    json_t *stats =
+        json_pack("{s:s, s:s, s:I, s:I, s:I}", "policy", result->policy, "end", end_names[result->end], "seed",
+                  (json_int_t)options->seed, "n_prefill", (json_int_t)s->n_prefill, "n_decode", (json_int_t)s->n_decode);
+    json_object_set_new(stats, "prefill_s", json_real(s->prefill_s));
+    json_object_set_new(stats, "decode_s", json_real(s->decode_s));
+    json_object_set_new(stats, "tok_s", json_real(per_second(s->n_decode, s->decode_s)));
+    json_object_set_new(stats, "score_s", json_real(s->score_s));
+    json_object_set_new(stats, "select_s", json_real(s->select_s));
+    json_object_set_new(stats, "attend_s", json_real(s->attend_s));
+    json_object_set_new(stats, "weight_bytes", json_integer((json_int_t)s->weight_bytes));
+    json_object_set_new(stats, "kv_bytes", json_integer((json_int_t)s->kv_bytes));
+    json_object_set_new(stats, "metric_bytes", json_integer((json_int_t)s->metric_bytes));
+    json_object_set_new(stats, "full_kv_bytes", json_integer((json_int_t)s->full_kv_bytes));
+    json_object_set_new(stats, "kv_read", s->full_kv_bytes ? json_real(cmd_kv_read(s)) : json_null());
+    json_object_set_new(stats, "kv_memory", json_integer((json_int_t)s->kv_memory));
+    json_object_set_new(stats, "kv_memory_peak", json_integer((json_int_t)s->kv_memory_peak));
+    json_object_set_new(stats, "metric_memory", json_integer((json_int_t)s->metric_memory));
+    cmd_row(json_pack("{s:o, s:o, s:o}", "text", cmd_json_text(result->text.bytes ? result->text.bytes : "", result->text.n), "ids",
+                      ids, "stats", stats));
+}
+
+static void say_cost(const struct result *result)
+{
+    const struct butler_stats *s = &result->stats;
+    char a[32], b[32], c[32];
+    double n = s->n_decode ? (double)s->n_decode : 1;
+    fprintf(stderr, "[%s] %llu prompt tokens in %.2f s (%.1f tokens/s), %llu decoded in %.2f s (%.1f tokens/s); ended: %s\n",
+            result->policy, (unsigned long long)s->n_prefill, s->prefill_s, per_second(s->n_prefill, s->prefill_s),
+            (unsigned long long)s->n_decode, s->decode_s, per_second(s->n_decode, s->decode_s), end_names[result->end]);
+    if (s->full_kv_bytes)
+        fprintf(stderr, "  read %.1f %% of the KV cache: keys and values %s, metric %s, of %s\n", 100 * cmd_kv_read(s),
+                cmd_bytes(a, sizeof a, s->kv_bytes), cmd_bytes(b, sizeof b, s->metric_bytes),
+                cmd_bytes(c, sizeof c, s->full_kv_bytes));
+    fprintf(stderr, "  KV memory %s (peak %s), metric %s\n", cmd_bytes(a, sizeof a, s->kv_memory),
+            cmd_bytes(b, sizeof b, s->kv_memory_peak), cmd_bytes(c, sizeof c, s->metric_memory));
+    if (s->n_decode)
+        fprintf(stderr, "  a token took %.3f ms: score %.3f, select %.3f, attend %.3f, the rest %.3f\n", 1e3 * s->decode_s / n,
+                1e3 * s->score_s / n, 1e3 * s->select_s / n, 1e3 * s->attend_s / n,
+                1e3 * (s->decode_s - s->score_s - s->select_s - s->attend_s) / n);
+}
+
+static void say_comparison(const struct result *results, int n)
+{
+    fprintf(stderr, "\n%-32s %10s %9s %12s %10s %10s %10s\n", "policy", "tokens/s", "KV read", "KV memory", "score ms", "select ms",
+            "attend ms");
+    for (int i = 0; i < n; i++) {
+        const struct butler_stats *s = &results[i].stats;
+        char memory[32];
+        double tokens = s->n_decode ? (double)s->n_decode : 1;
+        fprintf(stderr, "%-32s %10.1f %7.1f %% %12s %10.3f %10.3f %10.3f\n", results[i].policy,
+                per_second(s->n_decode, s->decode_s), 100 * cmd_kv_read(s), cmd_bytes(memory, sizeof memory, s->kv_memory),
+                1e3 * s->score_s / tokens, 1e3 * s->select_s / tokens, 1e3 * s->attend_s / tokens);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- one policy */
+
+static struct butler_session *begin(const struct cmd_options *options, struct butler_model *model, const char *policy, int *status)
+{
+    struct butler_error err = {0};
+    if (!options->load_session)
+        return cmd_session_new(options, model, policy, options->n_ctx, status);
+    struct butler_session *session = butler_session_restore(model, options->load_session, &err);
+    if (!session)
+        *status = cmd_fail(options, &err);
+    else
+        butler_session_stats_reset(session);
+    return session;
+}
+
+static int prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *prompt)
+{
+    struct butler_error err = {0};
+    int n_past = butler_n_past(session), n_ctx = butler_n_ctx(session);
+    if (prompt->n > n_ctx - n_past) {
+        if (n_past)
+            cmd_say(options, "the prompt has %d tokens and the session %d, but its context holds %d", prompt->n, n_past, n_ctx);
+        else
+            cmd_say(options, "the prompt has %d tokens, but the context holds %d (-c)", prompt->n, n_ctx);
+        return CMD_FAILED;
+    }
+    if (prompt->n && butler_prefill(session, prompt->values, prompt->n, NULL, NULL, &err) < 0)
+        return cmd_fail(options, &err);
+    if (!butler_logits(session)) {
+        cmd_say(options, "the prompt is empty: there is nothing to go on from");
+        return CMD_FAILED;
+    }
+    return CMD_DONE;
+}
+
+static int run_policy(const struct cmd_options *options, struct butler_model *model, const struct cmd_integers *prompt,
+                      struct result *result)
+{
+    struct butler_error err = {0};
+    int status = CMD_DONE;
+    struct butler_session *session = begin(options, model, result->policy, &status);
+    struct butler_sampler *sampler = session ? cmd_sampler_new(options, &status) : NULL;
+    if (!sampler)
+        goto done;
+    status = prefill(options, session, prompt);
+    if (status == CMD_DONE)
+        status = generate(options, model, session, sampler, result);
+    if (status != CMD_DONE)
+        goto done;
+    butler_session_stats(session, &result->stats);
+    if (options->json)
+        print_last_row(options, result);
+    say_cost(result);
+    if (options->save_session && butler_session_save(session, options->save_session, &err) < 0)
+        status = cmd_fail(options, &err);
+done:
+    butler_sampler_free(sampler);
+    butler_session_free(session);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------- the prompt */
+
+static int check(const struct cmd_options *options)
+{
+    if (options->load_session && (options->given[CMD_KV] || options->given[CMD_CTX] || options->given[CMD_KV_TYPE])) {
+        cmd_say(options, "--load-session brings its own policy, context and types; leave out --kv, -c and --kv-type");
+        return CMD_USAGE;
+    }
+    if (options->save_session && options->kv.n > 1) {
+        cmd_say(options, "--save-session keeps one session, but there are %d --kv", options->kv.n);
+        return CMD_USAGE;
+    }
+    if (options->prompt && options->file) {
+        cmd_say(options, "-p and -f both give the text; use one of them");
+        return CMD_USAGE;
+    }
+    return CMD_DONE;
+}
+
+/* The text that comes with the default model, cut to what the context holds beside the answer. */
+static int default_prompt(const struct cmd_options *options, const struct butler_model *model, struct cmd_integers *prompt)
+{
+    char path[PATH_MAX];
+    struct cmd_text text = {0};
+    if (!cmd_find_model_file("long_text.txt", path, sizeof path)) {
+        cmd_say(options, "no text: give it with -p TEXT or -f FILE (- is standard input)");
+        return CMD_USAGE;
+    }
+    int status = cmd_file_read(options, path, &text);
+    if (status == CMD_DONE)
+        status = cmd_tokenize_text(options, model, text.bytes, text.n, BUTLER_ADD_SPECIAL, prompt);
+    cmd_text_free(&text);
+    if (status != CMD_DONE)
+        return status;
+    int n_ctx = options->n_ctx ? options->n_ctx : butler_model_get_info(model)->n_ctx_train;
+    int room = n_ctx - (options->n < 0 ? n_ctx / 8 : options->n);
+    int n = prompt->n > room && room > 0 ? room : prompt->n;
+    cmd_say(options, "no -p or -f: the prompt is the first %d of %d tokens of %s", n, prompt->n, path);
+    prompt->n = n;
+    return CMD_DONE;
+}
+
+static int read_prompt(const struct cmd_options *options, const struct butler_model *model, struct cmd_integers *prompt)
+{
+    struct cmd_text text = {0};
+    if (!options->prompt && !options->file)
+        return options->load_session ? CMD_DONE : default_prompt(options, model, prompt);
+    int status = cmd_text_read(options, &text);
+    if (status == CMD_DONE)
+        status =
+            cmd_tokenize_text(options, model, text.bytes, text.n,
+                              options->load_session ? BUTLER_PARSE_SPECIAL : BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL, prompt);
+    cmd_text_free(&text);
+    return status;
+}
+
+static int run(struct cmd_options *options)
+{
+    struct result results[CMD_MAX_LIST] = {{0}};
+    struct cmd_integers prompt = {0};
+    int n_done = 0, status = check(options);
+    if (status != CMD_DONE)
+        return status;
+    struct butler_model *model = cmd_model_load(options, &status);
+    if (model)
+        status = read_prompt(options, model, &prompt);
+    for (int i = 0; status == CMD_DONE && i < options->kv.n; i++) {
+        results[i].policy = options->load_session ? "as saved" : options->kv.values[i];
+        if (options->kv.n > 1)
+            fprintf(stderr, "%s--- %s\n", i ? "\n" : "", results[i].policy);
+        status = run_policy(options, model, &prompt, &results[i]);
+        n_done = i + 1;
+    }
+    if (status == CMD_DONE && options->kv.n > 1)
+        say_comparison(results, options->kv.n);
+    for (int i = 0; i < n_done; i++)
+        result_free(&results[i]);
+    free(prompt.values);
+    butler_model_free(model);
+    return status;
+}
+
+static const struct cmd_use uses[] = {
+    {CMD_MODEL, NULL},   {CMD_PROMPT, NULL},       {CMD_FILE, NULL},         {CMD_N, "128"},     {CMD_CTX, "0"},
+    {CMD_KV, "full"},    {CMD_KV_TYPE, "f16"},     {CMD_BLOCK, "256"},       {CMD_TEMP, "0.8"},  {CMD_TOP_K, "40"},
+    {CMD_TOP_P, "0.95"}, {CMD_MIN_P, "0.05"},      {CMD_SEED, "0"},          {CMD_THREADS, "0"}, {CMD_ISA, NULL},
+    {CMD_PLUGIN, NULL},  {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL}, {CMD_JSON, NULL},   {CMD_HELP, NULL},
+    {CMD_NONE, NULL},
+};
+
+const struct cmd_command cmd_run = {
+    .name = "run",
+    .synopsis = "[-m FILE] [-p TEXT | -f FILE] [-n N] [--kv POLICY]... [FLAGS]",
+    .summary = "a prompt, the text that follows it, and what it cost",
+    .details =
+        "Without -m the model is butler-default.gguf, found in models/ beside the command or in share/butler of the prefix it is\n"
+        "installed in; without -p or -f the prompt is long_text.txt from there, cut to the context.\n\n"
+        "The text goes to standard output as it is made. What it cost goes to standard error: tokens per second, the share of\n"
+        "the KV cache that was read (what the metric reads included), memory, and the time per token for scoring, selecting\n"
+        "and attending. With several --kv each policy reads the same prompt and writes with the same seed.\n\n"
+        "--save-session takes in the last token too, so that --load-session continues behind the printed text; with --temp 0\n"
+        "the two parts are what one run would have written.\n\n"
+        "With --json a row for each token, {\"policy\", \"id\", \"token\"}, and after them, for each policy, {\"text\", \"ids\", "
+        "\"stats\"}.\n",
+    .uses = uses,
+    .run = run,
+};

@@ -1,0 +1,39 @@
+/* A metric of one's own in a shared object: a token matters as much as its value vector is long. Nothing of it depends on
+ * the query, and it keeps nothing: it reads the values each time, which a metric meant for speed would not.
+ *
+ *     cc -shared -fPIC plugin.c $(pkg-config --cflags butler) -lm -o value_norm.so
+ *     butler run -m MODEL.gguf --plugin ./value_norm.so --kv value_norm:budget=256
+ */
+#include <math.h>
+
+#include <butler.h>
+
+enum { MAX_HEAD_DIM = 1024 };
+
+static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, const float *q,
+                  int n_q, int first, int n, float *out, size_t stride)
+{
+    (void)values, (void)q, (void)n_q, (void)stride; /* query_free: one row of scores */
+    float value[MAX_HEAD_DIM];
+    for (int i = 0; i < n; i++) {
+        float sum = 0;
+        butler_view_value(view, first + i, value);
+        for (int d = 0; d < shape->head_dim; d++)
+            sum += value[d] * value[d];
+        out[i] = sqrtf(sum);
+    }
+}
+
+static const struct butler_metric value_norm = {
+    .name = "value_norm",
+    .summary = "length of the value vector",
+    .scale = BUTLER_SCORE_WEIGHT,
+    .query_free = true,
+    .score = score,
+};
+
+const struct butler_metric *butler_plugin_metric(void);
+const struct butler_metric *butler_plugin_metric(void)
+{
+    return &value_norm;
+}

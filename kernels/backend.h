@@ -1,0 +1,119 @@
+/* The seam between the forward pass and the hardware: coarse operations on buffers that live where the backend likes. The
+ * CPU implements it in cpu.c. Buffers are addresses that only the backend may follow; `read` brings numbers to the host.
+ * Nothing here allocates, except where it says so, and nothing can fail once the workspace is made. */
+#ifndef BUTLER_BACKEND_H
+#define BUTLER_BACKEND_H
+
+#include "kv.h"
+#include "model.h"
+#include "policy.h"
+
+/* What one decode step reads in one layer: for every list, which slots. A list belongs to a KV head (its query heads
+ * share it) or, with BUTLER_SHARE_QUERY, to one query head. */
+struct butler_lists {
+    int n_lists;
+    uint32_t **slots; /* [n_lists]; NULL: every slot of the head */
+    int *n;           /* [n_lists] slots in the list */
+};
+
+/* Scratch of one session for scoring, selecting and attending, made for the longest text. */
+struct butler_workspace {
+    int max_slots, n_threads;
+    size_t score_stride;     /* floats per query head in scores */
+    float *scores;           /* [n_heads][score_stride] scores of units; attention weights when a metric observes */
+    uint32_t *slots;         /* [n_heads or n_kv_heads][max_slots] behind the lists */
+    uint32_t **list_slots;
+    int *list_n;
+    uint32_t *units;         /* [n_threads][4 * max_slots] selected units, orders, new places */
+    float *ordered;          /* [n_threads][max_slots] scores by position, for eviction */
+    float *partial;          /* [n_heads][n_slices][head_dim + 2] what each slice of an attention gives */
+    float *tile;             /* [n_threads][tile_rows][max_slots] attention scores in prefill */
+    float *tile_q, *tile_out; /* [n_threads][tile_rows][head_dim] */
+    int tile_rows;
+    float *panel; /* [n_threads][panel_floats] dequantised weights in prefill */
+    size_t panel_floats;
+    /* Which units each list read in the step before, one bit a unit: [n_layers][n_heads][selected_words]. */
+    uint64_t *selected;
+    size_t selected_words;
+    /* Keys stored unrotated (rope=cache): rotations by place in the cache, [max_slots][n_rot / 2]; NULL otherwise. */
+    float *rope_cos, *rope_sin;
+    float *rotated; /* [n_threads][BUTLER_CHUNK][head_dim] */
+    int n_rot;
+    enum butler_rope rope;
+    struct butler_arena arena;
+};
+
+enum {
+    BUTLER_CHUNK = 64,  /* cache rows handed to a kernel at a time in prefill */
+    BUTLER_SLICE = 512, /* tokens of a list one task attends to; fixed, so that no result depends on the threads */
+};
+
+/* Counters of what the kernels were asked to read, and of selection. Operations add to them atomically. */
+struct butler_traffic {
+    uint64_t weight_bytes, kv_bytes, metric_bytes;
+    uint64_t units_selected, units_reused;
+    uint64_t score_ns, select_ns, attend_ns; /* inside fused passes, summed over threads */
+};
+
+/* One layer of the cache with what an operation needs beside it. */
+struct butler_layer_state {
+    const struct butler_policy *policy;
+    const struct butler_metric_shape *shape;
+    struct butler_kv *kv;
+    struct butler_workspace *work;
+    struct butler_traffic *traffic;
+    int layer, n_heads;
+    int position; /* of the (first) token being processed */
+};
+
+struct butler_backend {
+    const char *name;
+    struct butler_pool *pool;
+    const struct butler_kernels *kernels;
+
+    /* y[n][n_embd] = rows ids[n] of the table */
+    void (*embed)(struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n);
+    /* y[n][n_rows] = x[n][n_cols] W^T + bias */
+    void (*matmul)(struct butler_backend *backend, struct butler_workspace *work, float *y, const struct butler_matrix *w,
+                   const float *x, int n);
+    /* y[n][dim] from x[n][dim], each row by itself; y may be x */
+    void (*norm)(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
+                 enum butler_norm kind, float eps);
+    /* Rotates the first n_rot of each head of x[n][n_heads][head_dim]; cos, sin: [n][n_rot / 2] */
+    void (*rope)(struct butler_backend *backend, float *x, const float *cos, const float *sin, int n, int n_heads, int head_dim,
+                 int n_rot, enum butler_rope kind);
+    /* up[n * dim] = activation(gate) * up, or activation(up) where gate is NULL */
+    void (*activate)(struct butler_backend *backend, float *up, const float *gate, size_t n, enum butler_activation kind);
+    void (*add)(struct butler_backend *backend, float *y, const float *x, size_t n);
+
+    /* Writes k, v [n][n_kv_heads][head_dim] into the newest n slots of the layer and lets the metric summarise them. */
+    void (*append)(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v, int n);
+    /* Causal attention of the newest n tokens over the whole layer. The metric observes the attention of the queries at
+     * positions >= observe_from. q, out [n][n_heads][head_dim]. */
+    void (*attend_block)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
+                         int observe_from);
+    /* workspace scores of every unit for q[n_heads][head_dim], raw, as the metric gives them */
+    void (*score)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q);
+    /* scores -> lists, under the policy's budget (methods/retrieve.c) */
+    void (*select)(struct butler_backend *backend, const struct butler_layer_state *state, struct butler_lists *lists);
+    /* scores -> fewer slots in the store, so that `room` more stay within the budget (methods/evict.c) */
+    void (*evict)(struct butler_backend *backend, const struct butler_layer_state *state, int room);
+    /* score, select and attend in one pass per KV head (TinyServe, Algorithm 1) */
+    void (*attend_fused)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                         struct butler_lists *lists, float *out);
+    /* Attention of one token over the lists. observe: the metric sees the weights. q, out [n_heads][head_dim]. */
+    void (*attend)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                   const struct butler_lists *lists, float *out, bool observe);
+
+    void (*read)(struct butler_backend *backend, float *host, const float *buffer, size_t n);
+};
+
+struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const struct butler_kernels *kernels, struct butler_error *err);
+void butler_backend_free(struct butler_backend *backend);
+
+/* Scratch for a session of at most max_slots tokens. Rotations for rope=cache are left to the caller to fill. */
+int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_policy *policy,
+                          int max_slots, int n_threads, struct butler_error *err);
+void butler_workspace_free(struct butler_workspace *work);
+
+#endif

@@ -1,0 +1,227 @@
+/* The CPU backend: dense operations (this file) and the attention side (src/attend.c, methods/), run by the pool's
+ * threads over the kernel table. Outputs are split, never sums, so that the number of threads changes no bit. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "attend.h"
+#include "backend.h"
+#include "methods.h"
+
+enum {
+    GEMV_ROWS = 32,   /* rows of a matrix one task multiplies in decode */
+    PANEL_ROWS = 16,  /* rows dequantised at a time in prefill */
+    GEMV_TOKENS = 4,  /* up to this many tokens a row is used in its quantised form */
+};
+
+struct matmul_job {
+    const struct butler_kernels *kernels;
+    const struct butler_matrix *w;
+    struct butler_workspace *work;
+    float *y;
+    const float *x;
+    int n, rows_per_task;
+};
+
+static void add_bias(const struct matmul_job *job, int first, int n_rows)
+{
+    if (job->w->bias)
+        for (int t = 0; t < job->n; t++)
+            job->kernels->add(job->y + (size_t)t * (size_t)job->w->n_rows + first, job->w->bias + first, n_rows);
+}
+
+static void gemv_task(void *context, int task, int thread)
+{
+    const struct matmul_job *job = context;
+    const struct butler_matrix *w = job->w;
+    const int first = task * job->rows_per_task, n_rows = BUTLER_MIN(job->rows_per_task, w->n_rows - first);
+    const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes;
+    (void)thread;
+    for (int t = 0; t < job->n; t++)
+        job->kernels->gemv[w->type](job->y + (size_t)t * (size_t)w->n_rows + first, rows, w->row_bytes, n_rows,
+                                    job->x + (size_t)t * (size_t)w->n_cols, w->n_cols);
+    add_bias(job, first, n_rows);
+}
+
+static void gemm_task(void *context, int task, int thread)
+{
+    const struct matmul_job *job = context;
+    const struct butler_matrix *w = job->w;
+    const int first = task * PANEL_ROWS, n_rows = BUTLER_MIN(PANEL_ROWS, w->n_rows - first);
+    const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes;
+    float *panel = job->work->panel + (size_t)thread * job->work->panel_floats;
+    for (int r = 0; r < n_rows; r++)
+        job->kernels->dequant[w->type](panel + (size_t)r * (size_t)w->n_cols, rows + (size_t)r * w->row_bytes, w->n_cols);
+    job->kernels->gemm(job->y + first, (size_t)w->n_rows, panel, n_rows, job->x, (size_t)w->n_cols, job->n, w->n_cols);
+    add_bias(job, first, n_rows);
+}
+
+static void cpu_matmul(struct butler_backend *backend, struct butler_workspace *work, float *y, const struct butler_matrix *w,
+                       const float *x, int n)
+{
+    struct matmul_job job = {backend->kernels, w, work, y, x, n, GEMV_ROWS};
+    if (n <= GEMV_TOKENS)
+        butler_pool_run(backend->pool, gemv_task, &job, BUTLER_CEIL_DIV(w->n_rows, GEMV_ROWS));
+    else
+        butler_pool_run(backend->pool, gemm_task, &job, BUTLER_CEIL_DIV(w->n_rows, PANEL_ROWS));
+}
+
+static void cpu_embed(struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n)
+{
+    for (int t = 0; t < n; t++)
+        backend->kernels->dequant[table->type](y + (size_t)t * (size_t)table->n_cols,
+                                               (const unsigned char *)table->data + (size_t)ids[t] * table->row_bytes, table->n_cols);
+}
+
+/* Operations on every row of a block by itself share one way of being split: some rows a task. */
+struct rows_job {
+    const struct butler_kernels *kernels;
+    float *y;
+    const float *x, *cos, *sin;
+    const struct butler_vector *vector;
+    int n, dim, n_heads, n_rot, kind;
+    float eps;
+    void (*row)(const struct rows_job *job, int row);
+};
+
+enum { ROWS_PER_TASK = 8 };
+
+static void rows_task(void *context, int task, int thread)
+{
+    const struct rows_job *job = context;
+    (void)thread;
+    for (int r = task * ROWS_PER_TASK; r < BUTLER_MIN(job->n, (task + 1) * ROWS_PER_TASK); r++)
+        job->row(job, r);
+}
+
+static void run_rows(struct butler_backend *backend, struct rows_job *job)
+{
+    job->kernels = backend->kernels;
+    butler_pool_run(backend->pool, rows_task, job, BUTLER_CEIL_DIV(job->n, ROWS_PER_TASK));
+}
+
+static void norm_row(const struct rows_job *job, int row)
+{
+    float *y = job->y + (size_t)row * (size_t)job->dim;
+    const float *x = job->x + (size_t)row * (size_t)job->dim;
+    if (job->kind == BUTLER_NORM_RMS)
+        job->kernels->rms_norm(y, x, job->vector->weight, job->dim, job->eps);
+    else
+        job->kernels->layer_norm(y, x, job->vector->weight, job->vector->bias, job->dim, job->eps);
+}
+
+static void cpu_norm(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
+                     enum butler_norm kind, float eps)
+{
+    run_rows(backend, &(struct rows_job){.y = y, .x = x, .vector = v, .n = n, .dim = dim, .kind = (int)kind, .eps = eps, .row = norm_row});
+}
+
+static void rope_row(const struct rows_job *job, int row)
+{
+    const float *cos = job->cos + (size_t)row * (size_t)job->n_rot / 2, *sin = job->sin + (size_t)row * (size_t)job->n_rot / 2;
+    for (int h = 0; h < job->n_heads; h++)
+        butler_rotate(job->kernels, (enum butler_rope)job->kind, job->y + (size_t)(row * job->n_heads + h) * (size_t)job->dim, cos, sin,
+                      job->n_rot);
+}
+
+static void cpu_rope(struct butler_backend *backend, float *x, const float *cos, const float *sin, int n, int n_heads, int head_dim,
+                     int n_rot, enum butler_rope kind)
+{
+    run_rows(backend, &(struct rows_job){
+                          .y = x, .cos = cos, .sin = sin, .n = n, .dim = head_dim, .n_heads = n_heads, .n_rot = n_rot, .kind = (int)kind, .row = rope_row});
+}
+
+enum { ELEMENTS_PER_ROW = 1024 };
+
+static void activate_row(const struct rows_job *job, int row)
+{
+    const size_t first = (size_t)row * ELEMENTS_PER_ROW;
+    const int n = (int)BUTLER_MIN((size_t)job->dim - first, (size_t)ELEMENTS_PER_ROW);
+    if (job->kind == BUTLER_SILU)
+        job->kernels->silu_mul(job->y + first, job->x + first, job->y + first, n);
+    else
+        job->kernels->gelu(job->y + first, n);
+}
+
+static void cpu_activate(struct butler_backend *backend, float *up, const float *gate, size_t n, enum butler_activation kind)
+{
+    run_rows(backend, &(struct rows_job){.y = up,
+                                         .x = gate,
+                                         .n = (int)BUTLER_CEIL_DIV(n, ELEMENTS_PER_ROW),
+                                         .dim = (int)n,
+                                         .kind = (int)kind,
+                                         .row = activate_row});
+}
+
+static void cpu_add(struct butler_backend *backend, float *y, const float *x, size_t n) { backend->kernels->add(y, x, (int)n); }
+
+static void cpu_read(struct butler_backend *backend, float *host, const float *buffer, size_t n)
+{
+    (void)backend;
+    memcpy(host, buffer, n * sizeof *host);
+}
+
+struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const struct butler_kernels *kernels, struct butler_error *err)
+{
+    struct butler_backend *backend = butler_alloc(sizeof *backend, err);
+    if (!backend)
+        return NULL;
+    *backend = (struct butler_backend){
+        .name = "cpu",
+        .pool = pool,
+        .kernels = kernels,
+        .embed = cpu_embed,
+        .matmul = cpu_matmul,
+        .norm = cpu_norm,
+        .rope = cpu_rope,
+        .activate = cpu_activate,
+        .add = cpu_add,
+        .append = butler_attend_append,
+        .attend_block = butler_attend_block,
+        .score = butler_attend_score,
+        .select = butler_retrieve_select,
+        .evict = butler_evict,
+        .attend_fused = butler_retrieve_fused,
+        .attend = butler_attend,
+        .read = cpu_read,
+    };
+    return backend;
+}
+
+void butler_backend_free(struct butler_backend *backend) { free(backend); }
+
+int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_policy *policy,
+                          int max_slots, int n_threads, struct butler_error *err)
+{
+    const size_t slots = (size_t)max_slots, heads = (size_t)hp->n_heads, threads = (size_t)n_threads, dim = (size_t)hp->head_dim;
+    const int group = hp->n_heads / hp->n_kv_heads;
+    struct butler_arena *arena = &work->arena;
+    memset(work, 0, sizeof *work);
+    work->max_slots = max_slots;
+    work->n_threads = n_threads;
+    work->score_stride = (slots + 15) / 16 * 16;
+    work->tile_rows = BUTLER_MAX(group, 32 / group * group);
+    work->panel_floats = (size_t)PANEL_ROWS * (size_t)BUTLER_MAX(BUTLER_MAX(hp->n_embd, hp->n_ff), hp->n_heads * hp->head_dim);
+    work->selected_words = BUTLER_CEIL_DIV(slots, 64);
+    butler_arena_want(arena, &work->scores, heads * work->score_stride, sizeof(float));
+    butler_arena_want(arena, &work->slots, heads * slots, sizeof(uint32_t));
+    butler_arena_want(arena, &work->list_slots, heads, sizeof(uint32_t *));
+    butler_arena_want(arena, &work->list_n, heads, sizeof(int));
+    butler_arena_want(arena, &work->units, threads * 4 * slots, sizeof(uint32_t));
+    butler_arena_want(arena, &work->ordered, threads * slots, sizeof(float));
+    butler_arena_want(arena, &work->partial, heads * BUTLER_CEIL_DIV(slots, BUTLER_SLICE) * (dim + 2), sizeof(float));
+    butler_arena_want(arena, &work->tile, threads * (size_t)work->tile_rows * work->score_stride, sizeof(float));
+    butler_arena_want(arena, &work->tile_q, threads * (size_t)work->tile_rows * dim, sizeof(float));
+    butler_arena_want(arena, &work->tile_out, threads * (size_t)work->tile_rows * dim, sizeof(float));
+    butler_arena_want(arena, &work->panel, threads * work->panel_floats, sizeof(float));
+    butler_arena_want(arena, &work->selected, (size_t)hp->n_layers * heads * work->selected_words, sizeof(uint64_t));
+    if (policy->rope_in_cache) {
+        work->n_rot = hp->n_rot;
+        work->rope = hp->rope;
+        butler_arena_want(arena, &work->rope_cos, slots * (size_t)hp->n_rot / 2, sizeof(float));
+        butler_arena_want(arena, &work->rope_sin, slots * (size_t)hp->n_rot / 2, sizeof(float));
+        butler_arena_want(arena, &work->rotated, threads * BUTLER_CHUNK * dim, sizeof(float));
+    }
+    return butler_arena_make(arena, err);
+}
+
+void butler_workspace_free(struct butler_workspace *work) { butler_arena_free(&work->arena); }

@@ -1,0 +1,91 @@
+/* Evict: what scores low leaves the cache for good, and its memory goes back. A head is cut before a new token comes, so
+ * that it never holds more than its budget. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "methods.h"
+
+struct evict_job {
+    const struct butler_layer_state *state;
+    int room;
+};
+
+/* Full units of a head by position into order; returns their number. The unit being filled is not among them. */
+static int units_by_position(const struct butler_kv_head *head, int unit, uint32_t *order)
+{
+    const int n_full = head->n_slots / unit;
+    int n = 0;
+    for (int i = 0; i < head->n_slots && n < n_full; i++)
+        if (head->order[i] % (uint32_t)unit == 0 && (int)head->order[i] / unit < n_full)
+            order[n++] = head->order[i] / (uint32_t)unit;
+    return n;
+}
+
+struct refresh {
+    const struct butler_layer_state *state;
+    int kv_head;
+};
+
+/* Records that cover several slots are made anew from the keys they cover now. */
+static void refresh_records(void *user, int first, int n)
+{
+    const struct refresh *refresh = user;
+    const struct butler_layer_state *state = refresh->state;
+    const struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, refresh->kv_head);
+    uint64_t bytes = 0;
+    struct butler_head_view view = butler_kv_view(state->kv, state->layer, refresh->kv_head, state->position);
+    view.bytes = &bytes;
+    n = BUTLER_MIN(n, head->n_slots - first);
+    if (state->policy->metric->append && n > 0)
+        state->policy->metric->append(state->shape, state->policy->values, &view, first, n);
+    __atomic_fetch_add(&state->traffic->metric_bytes, bytes, __ATOMIC_RELAXED);
+}
+
+/* Cuts one head: scores [n units] in slot order, order [n_full] units by position. */
+static void cut_head(const struct evict_job *job, int kv_head, const float *scores, int n_keep_slots, int sinks, int recent, int thread)
+{
+    const struct butler_layer_state *state = job->state;
+    struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, kv_head);
+    const int unit = state->policy->unit, rest = head->n_slots % unit;
+    uint32_t *order = butler_units_scratch(state, thread, 0), *kept = butler_units_scratch(state, thread, 1);
+    uint32_t *dropped = butler_units_scratch(state, thread, 2), *new_slot = butler_units_scratch(state, thread, 3);
+    float *ordered = butler_ordered_scratch(state, thread);
+    const int n_full = units_by_position(head, unit, order);
+    const int first = BUTLER_MIN(BUTLER_CEIL_DIV(sinks, unit), n_full);
+    const int last = BUTLER_MIN(BUTLER_CEIL_DIV(BUTLER_MAX(recent - rest, 0), unit), n_full - first);
+    const int budget = BUTLER_MAX(n_keep_slots - rest, 0) / unit;
+    for (int i = 0; i < n_full; i++)
+        ordered[i] = scores[order[i]];
+    const int n_kept = butler_select_top(ordered, n_full, budget, first, last, kept);
+    memset(new_slot, 0, (size_t)n_full * sizeof *new_slot); /* here: marks of kept units */
+    for (int i = 0; i < n_kept; i++)
+        new_slot[order[kept[i]]] = 1;
+    int n_dropped = 0;
+    for (int u = 0; u < n_full; u++)
+        if (!new_slot[u])
+            dropped[n_dropped++] = (uint32_t)u;
+    struct refresh refresh = {state, kv_head};
+    butler_kv_drop(state->kv, head, unit, dropped, n_dropped, new_slot, refresh_records, &refresh);
+}
+
+void butler_evict(struct butler_backend *backend, const struct butler_layer_state *state, int room)
+{
+    const struct butler_policy *policy = state->policy;
+    struct butler_kv *kv = state->kv;
+    const struct evict_job job = {state, room};
+    const struct butler_limits limits = butler_policy_limits(policy, state->layer, kv->n_layers, state->position + 1);
+    const int target = BUTLER_MAX(limits.budget - room, 0), recent = BUTLER_MAX(limits.recent - room, 0);
+    const int group = state->n_heads / kv->n_kv_heads;
+    const float *scores = NULL;
+    (void)backend;
+    for (int h = 0; h < kv->n_kv_heads; h++) { /* in turn: heads share the pool of pages */
+        const int n = butler_kv_at(kv, state->layer, h)->n_slots;
+        if (n <= target)
+            continue;
+        if (policy->share != BUTLER_SHARE_LAYER)
+            scores = butler_reduce_scores(state, h * group, group, BUTLER_CEIL_DIV(n, policy->unit), false, butler_ordered_scratch(state, 0));
+        else if (!scores)
+            scores = butler_reduce_scores(state, 0, state->n_heads, BUTLER_CEIL_DIV(n, policy->unit), false, butler_ordered_scratch(state, 0));
+        cut_head(&job, h, scores, target, limits.sinks, recent, 0);
+    }
+}

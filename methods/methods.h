@@ -1,0 +1,32 @@
+/* What a step does with scores: read a subset (retrieve) or drop for good (evict). Both reduce the scores of the query
+ * heads that share a selection to one number per unit, and both leave the choice itself to select.c. */
+#ifndef BUTLER_METHODS_H
+#define BUTLER_METHODS_H
+
+#include "attend.h"
+#include "select.h"
+
+/* Reduces the workspace scores of query heads [head, head + n_heads) over n units into the row of `head`: a score per
+ * unit that is comparable within the selection. LOGIT scores become log-probabilities per query head first (a softmax
+ * without its underflow), unless there is but one head and nothing needs probabilities; max or the mean of
+ * probabilities over the heads; with value_norm, times the norm of the token's value; with probabilities, exp of it all up
+ * to a factor. scratch [n units]. Returns the row. */
+float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n, bool probabilities, float *scratch);
+
+/* Operations of backend.h. */
+void butler_retrieve_select(struct butler_backend *backend, const struct butler_layer_state *state, struct butler_lists *lists);
+void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                           struct butler_lists *lists, float *out);
+void butler_evict(struct butler_backend *backend, const struct butler_layer_state *state, int room);
+
+/* Scratch of one thread: four lists of max_slots units. */
+static inline uint32_t *butler_units_scratch(const struct butler_layer_state *state, int thread, int list)
+{
+    return state->work->units + ((size_t)thread * 4 + (size_t)list) * (size_t)state->work->max_slots;
+}
+static inline float *butler_ordered_scratch(const struct butler_layer_state *state, int thread)
+{
+    return state->work->ordered + (size_t)thread * (size_t)state->work->max_slots;
+}
+
+#endif

@@ -1,0 +1,76 @@
+/* Scores of several query heads -> one score per unit (methods.h): the group reduction every method shares. */
+#include <math.h>
+#include <string.h>
+
+#include "methods.h"
+
+/* Scores q.k -> log of their softmax. */
+static void log_softmax(const struct butler_kernels *kernels, float *x, int n, float scale, float *scratch)
+{
+    kernels->scale(x, scale, n);
+    const float max = kernels->max(x, n);
+    memcpy(scratch, x, (size_t)n * sizeof *x);
+    const float log_sum = max + logf(kernels->exp_sum(scratch, max, n));
+    for (int i = 0; i < n; i++)
+        x[i] -= log_sum;
+}
+
+static void reduce_max(float *x, size_t stride, int n_heads, int n)
+{
+    for (int h = 1; h < n_heads; h++)
+        for (int i = 0; i < n; i++)
+            x[i] = fmaxf(x[i], x[(size_t)h * stride + (size_t)i]);
+}
+
+static void reduce_mean(float *x, size_t stride, int n_heads, int n)
+{
+    for (int i = 0; i < n; i++) {
+        float sum = 0;
+        for (int h = 0; h < n_heads; h++)
+            sum += x[(size_t)h * stride + (size_t)i];
+        x[i] = sum / (float)n_heads;
+    }
+}
+
+/* log(mean(exp(x))) over heads. */
+static void reduce_mean_log(float *x, size_t stride, int n_heads, int n)
+{
+    for (int i = 0; i < n; i++) {
+        float max = x[i], sum = 0;
+        for (int h = 1; h < n_heads; h++)
+            max = fmaxf(max, x[(size_t)h * stride + (size_t)i]);
+        for (int h = 0; h < n_heads; h++)
+            sum += expf(x[(size_t)h * stride + (size_t)i] - max);
+        x[i] = max + logf(sum / (float)n_heads);
+    }
+}
+
+float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n, bool probabilities, float *scratch)
+{
+    const struct butler_policy *policy = state->policy;
+    const struct butler_kernels *kernels = state->kv->kernels;
+    const int group = state->n_heads / state->kv->n_kv_heads;
+    const bool norms = policy->value_norm != BUTLER_NORM_NONE;
+    const bool logits = policy->metric->scale == BUTLER_SCORE_LOGIT && !policy->metric->query_free;
+    const bool mean = policy->reduce == BUTLER_REDUCE_MEAN;
+    size_t stride = state->work->score_stride;
+    float *x = state->work->scores + (size_t)(head / group * group) * stride;
+    if (policy->metric->query_free) { /* one row per KV head, at its first query head */
+        n_heads = BUTLER_CEIL_DIV(n_heads, group);
+        stride *= (size_t)group;
+    } else
+        x = state->work->scores + (size_t)head * stride;
+    if (logits && (n_heads > 1 || probabilities || norms))
+        for (int h = 0; h < n_heads; h++)
+            log_softmax(kernels, x + (size_t)h * stride, n, 1.0f / sqrtf((float)state->kv->head_dim), scratch);
+    if (n_heads > 1)
+        (!mean ? reduce_max : logits ? reduce_mean_log : reduce_mean)(x, stride, n_heads, n);
+    if (norms) {
+        const float *norm = butler_kv_at(state->kv, state->layer, head / group)->value_norms;
+        for (int i = 0; i < n; i++)
+            x[i] = logits ? x[i] + logf(norm[i]) : x[i] * norm[i];
+    }
+    if (probabilities && logits)
+        kernels->exp_sum(x, kernels->max(x, n), n);
+    return x;
+}

@@ -1,0 +1,142 @@
+/* Retrieve: all tokens stay, a step reads a subset. Scores -> lists of slots, one list per KV head (or query head, or
+ * the same for the whole layer). */
+#include <string.h>
+
+#include "methods.h"
+
+/* What is always kept and how much besides, in units of a head with n slots. */
+struct unit_limits {
+    int n_units, budget, first, last;
+};
+
+static struct unit_limits unit_limits(const struct butler_layer_state *state, int n)
+{
+    const int unit = state->policy->unit;
+    const struct butler_limits limits =
+        butler_policy_limits(state->policy, state->layer, state->kv->n_layers, n);
+    struct unit_limits u = {.n_units = BUTLER_CEIL_DIV(n, unit)};
+    u.budget = BUTLER_MAX(limits.budget / unit, 1);
+    u.first = BUTLER_MIN(BUTLER_CEIL_DIV(limits.sinks, unit), u.n_units);
+    u.last = u.n_units - BUTLER_MAX(n - BUTLER_MAX(limits.recent, 1), 0) / unit;
+    if (limits.budget >= n) /* a budget that holds the text holds its unfinished page too */
+        u.budget = u.n_units;
+    return u;
+}
+
+/* Slots of the chosen units; what of them the step before read too is counted. */
+static int expand_units(const struct butler_layer_state *state, int list, const uint32_t *units, int n_units, int n, uint32_t *slots)
+{
+    const int unit = state->policy->unit;
+    struct butler_workspace *work = state->work;
+    uint64_t *selected = work->selected + ((size_t)state->layer * (size_t)state->n_heads + (size_t)list) * work->selected_words;
+    uint64_t reused = 0;
+    int n_slots = 0;
+    for (int i = 0; i < n_units; i++) {
+        const int first = (int)units[i] * unit, end = BUTLER_MIN(first + unit, n);
+        reused += selected[units[i] / 64] >> units[i] % 64 & 1;
+        for (int slot = first; slot < end; slot++)
+            slots[n_slots++] = (uint32_t)slot;
+    }
+    memset(selected, 0, BUTLER_CEIL_DIV((size_t)BUTLER_CEIL_DIV(n, unit), 64) * sizeof *selected);
+    for (int i = 0; i < n_units; i++)
+        selected[units[i] / 64] |= (uint64_t)1 << units[i] % 64;
+    __atomic_fetch_add(&state->traffic->units_selected, (uint64_t)n_units, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&state->traffic->units_reused, reused, __ATOMIC_RELAXED);
+    return n_slots;
+}
+
+/* One list of query heads [head, head + n_heads), whose cache has n slots. */
+static int select_list(const struct butler_layer_state *state, int thread, int list, int head, int n_heads, int n, uint32_t *slots)
+{
+    const struct unit_limits u = unit_limits(state, n);
+    const bool mass = state->policy->budget_kind == BUTLER_BUDGET_MASS;
+    uint32_t *units = butler_units_scratch(state, thread, 0);
+    const float *scores = butler_reduce_scores(state, head, n_heads, u.n_units, mass, butler_ordered_scratch(state, thread));
+    const int n_kept = mass ? butler_select_mass(scores, u.n_units, state->policy->budget, u.first, u.last,
+                                                 butler_units_scratch(state, thread, 1), units)
+                            : butler_select_top(scores, u.n_units, u.budget, u.first, u.last, units);
+    return expand_units(state, list, units, n_kept, n, slots);
+}
+
+static int lists_of(const struct butler_layer_state *state)
+{
+    return state->policy->share == BUTLER_SHARE_QUERY ? state->n_heads : state->kv->n_kv_heads;
+}
+
+static uint32_t *slots_of(const struct butler_layer_state *state, int list)
+{
+    return state->work->slots + (size_t)list * (size_t)state->work->max_slots;
+}
+
+struct select_job {
+    const struct butler_layer_state *state;
+    struct butler_lists *lists;
+    const float *q; /* fused only */
+    float *out;
+};
+
+static void select_task(void *context, int list, int thread)
+{
+    const struct select_job *job = context;
+    const struct butler_layer_state *state = job->state;
+    const int n_lists = lists_of(state), kv_head = list * state->kv->n_kv_heads / n_lists;
+    const int heads = state->policy->share == BUTLER_SHARE_LAYER ? state->n_heads : state->n_heads / n_lists;
+    uint32_t *slots = slots_of(state, list);
+    job->lists->n[list] =
+        select_list(state, thread, list, list * state->n_heads / n_lists, heads, butler_kv_at(state->kv, state->layer, kv_head)->n_slots, slots);
+    job->lists->slots[list] = slots;
+}
+
+void butler_retrieve_select(struct butler_backend *backend, const struct butler_layer_state *state, struct butler_lists *lists)
+{
+    struct select_job job = {.state = state, .lists = lists};
+    *lists = (struct butler_lists){lists_of(state), state->work->list_slots, state->work->list_n};
+    if (state->policy->share != BUTLER_SHARE_LAYER) {
+        butler_pool_run(backend->pool, select_task, &job, lists->n_lists);
+        return;
+    }
+    select_task(&job, 0, 0);
+    for (int i = 1; i < lists->n_lists; i++) {
+        lists->slots[i] = lists->slots[0];
+        lists->n[i] = lists->n[0];
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- fused */
+
+static uint64_t lap(double *start)
+{
+    const double now = butler_seconds(), ns = (now - *start) * 1e9;
+    *start = now;
+    return (uint64_t)ns;
+}
+
+/* TinyServe, Algorithm 1, for one KV head: its pages are scored, chosen, gathered and attended to by one thread, while
+ * what it needs is still in that thread's cache. */
+static void fused_task(void *context, int list, int thread)
+{
+    const struct select_job *job = context;
+    const struct butler_layer_state *state = job->state;
+    const int heads = state->n_heads / job->lists->n_lists, group = state->n_heads / state->kv->n_kv_heads;
+    const int kv_head = list * heads / group;
+    double clock = butler_seconds();
+    butler_attend_score_units(state, kv_head, job->q, 0, butler_n_units(state, kv_head));
+    const uint64_t score_ns = lap(&clock);
+    select_task(context, list, thread);
+    const uint64_t select_ns = lap(&clock);
+    for (int slice = 0; slice * BUTLER_SLICE < job->lists->n[list]; slice++)
+        butler_attend_slice(state, thread, job->q, list * heads, heads, job->lists->slots[list], job->lists->n[list], slice);
+    for (int head = list * heads; head < (list + 1) * heads; head++)
+        butler_attend_combine(state, head, job->lists->n[list], job->out + (size_t)head * (size_t)state->kv->head_dim, false);
+    __atomic_fetch_add(&state->traffic->score_ns, score_ns, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&state->traffic->select_ns, select_ns, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&state->traffic->attend_ns, lap(&clock), __ATOMIC_RELAXED);
+}
+
+void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                           struct butler_lists *lists, float *out)
+{
+    struct select_job job = {state, lists, q, out};
+    *lists = (struct butler_lists){lists_of(state), state->work->list_slots, state->work->list_n};
+    butler_pool_run(backend->pool, fused_task, &job, lists->n_lists);
+}

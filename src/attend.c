@@ -1,0 +1,379 @@
+/* Attention: from ids and queries to outputs. A decode step cuts every list into slices of BUTLER_SLICE tokens; a slice
+ * keeps its maximum, its sum and its weighted values, and slices are put together in order, whoever computed them. */
+#include <math.h>
+#include <string.h>
+
+#include "attend.h"
+
+static void count(uint64_t *counter, uint64_t n) { __atomic_fetch_add(counter, n, __ATOMIC_RELAXED); }
+
+void butler_rotate(const struct butler_kernels *kernels, enum butler_rope rope, float *x, const float *cos, const float *sin, int n_rot)
+{
+    (rope == BUTLER_ROPE_ADJACENT ? kernels->rope_adjacent : kernels->rope_halves)(x, cos, sin, n_rot);
+}
+
+static int group_of(const struct butler_layer_state *state) { return state->n_heads / state->kv->n_kv_heads; }
+
+/* ------------------------------------------------------------------------------------------------- append */
+
+struct append_job {
+    const struct butler_layer_state *state;
+    const float *k, *v;
+    int n;
+};
+
+static void append_task(void *context, int kv_head, int thread)
+{
+    const struct append_job *job = context;
+    const struct butler_layer_state *state = job->state;
+    struct butler_kv *kv = state->kv;
+    struct butler_kv_head *head = butler_kv_at(kv, state->layer, kv_head);
+    const struct butler_metric *metric = state->policy->metric;
+    const int first = head->n_slots - job->n;
+    (void)thread;
+    for (int t = 0; t < job->n; t++) {
+        const size_t at = (size_t)(t * kv->n_kv_heads + kv_head) * (size_t)kv->head_dim;
+        butler_kv_write(kv, head, (uint32_t)(first + t), job->k + at, job->v + at);
+    }
+    if (metric && metric->append && state->layer >= state->policy->dense_layers) {
+        uint64_t bytes = 0;
+        struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, state->position + job->n - 1);
+        view.bytes = &bytes;
+        metric->append(state->shape, state->policy->values, &view, first, job->n);
+        count(&state->traffic->metric_bytes, bytes);
+    }
+}
+
+void butler_attend_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v, int n)
+{
+    struct append_job job = {state, k, v, n};
+    butler_pool_run(backend->pool, append_task, &job, state->kv->n_kv_heads);
+}
+
+/* -------------------------------------------------------------------------------------------------- score */
+
+enum { SCORE_UNITS = 1024 }; /* units one task scores: a multiple of every record's slots, so that records are not split */
+
+void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n)
+{
+    const struct butler_metric *metric = state->policy->metric;
+    const struct butler_kv *kv = state->kv;
+    const int group = group_of(state), n_q = metric->query_free ? 1 : group;
+    uint64_t bytes = 0;
+    struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, state->position);
+    view.bytes = &bytes;
+    float *scores = state->work->scores + (size_t)(kv_head * group) * state->work->score_stride + first;
+    metric->score(state->shape, state->policy->values, &view, q + (size_t)(kv_head * group) * (size_t)kv->head_dim, n_q, first, n,
+                  scores, state->work->score_stride);
+    if (first == 0) { /* records are counted once a head, keys as they are read */
+        const int n_slots = butler_kv_at(kv, state->layer, kv_head)->n_slots;
+        bytes += metric->score_bytes        ? metric->score_bytes(state->shape, state->policy->values, n_slots)
+                 : kv->record_slots > 0 ? (uint64_t)BUTLER_CEIL_DIV(n_slots, kv->record_slots) * kv->record_bytes
+                                            : 0;
+    }
+    count(&state->traffic->metric_bytes, bytes);
+}
+
+struct score_job {
+    const struct butler_layer_state *state;
+    const float *q;
+    int n_slices;
+};
+
+static void score_task(void *context, int task, int thread)
+{
+    const struct score_job *job = context;
+    const int kv_head = task / job->n_slices, first = task % job->n_slices * SCORE_UNITS;
+    const int n = BUTLER_MIN(SCORE_UNITS, butler_n_units(job->state, kv_head) - first);
+    (void)thread;
+    if (n > 0)
+        butler_attend_score_units(job->state, kv_head, job->q, first, n);
+}
+
+void butler_attend_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q)
+{
+    struct score_job job = {state, q, 0};
+    for (int h = 0; h < state->kv->n_kv_heads; h++)
+        job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(butler_n_units(state, h), SCORE_UNITS));
+    butler_pool_run(backend->pool, score_task, &job, state->kv->n_kv_heads * job.n_slices);
+}
+
+/* ------------------------------------------------------------------------------------------- decode: slices */
+
+/* Rows of keys (or values) of slots[first .. first + n) of a list. */
+static void list_rows(const struct butler_kv *kv, const struct butler_kv_head *head, const uint32_t *slots, int first, int n,
+                      const void **keys, const void **values)
+{
+    for (int i = 0; i < n; i++) {
+        const unsigned char *key = butler_kv_key_row(kv, head, slots ? slots[first + i] : (uint32_t)(first + i));
+        keys[i] = key;
+        values[i] = key + BUTLER_PAGE * kv->row_bytes;
+    }
+}
+
+/* Keys that are stored unrotated, as floats rotated by their place in the cache: rows become pointers to scratch. */
+static void rotate_rows(const struct butler_layer_state *state, int thread, int first_rank, int n, const void **rows)
+{
+    const struct butler_kv *kv = state->kv;
+    const struct butler_workspace *work = state->work;
+    float *x = work->rotated + (size_t)thread * BUTLER_CHUNK * (size_t)kv->head_dim;
+    for (int i = 0; i < n; i++, x += kv->head_dim) {
+        const size_t at = (size_t)(first_rank + i) * (size_t)work->n_rot / 2;
+        kv->kernels->load_row[kv->type](x, rows[i], kv->head_dim);
+        butler_rotate(kv->kernels, work->rope, x, work->rope_cos + at, work->rope_sin + at, work->n_rot);
+        rows[i] = x;
+    }
+}
+
+/* Scores of n_q queries against n gathered keys, at most BUTLER_SLICE. rank: place in the cache of the first. */
+static void score_rows(const struct butler_layer_state *state, int thread, float *s, size_t stride, const float *q, int n_q,
+                       const void **keys, int rank, int n)
+{
+    const struct butler_kv *kv = state->kv;
+    const size_t dim = (size_t)kv->head_dim;
+    if (!state->work->rope_cos) {
+        kv->kernels->qk[kv->type](s, stride, q, dim, n_q, keys, n, kv->head_dim);
+        return;
+    }
+    for (int i = 0; i < n; i += BUTLER_CHUNK) {
+        const int m = BUTLER_MIN(BUTLER_CHUNK, n - i);
+        rotate_rows(state, thread, rank + i, m, keys + i);
+        kv->kernels->qk[BUTLER_KV_F32](s + i, stride, q, dim, n_q, keys + i, m, kv->head_dim);
+    }
+}
+
+/* Queries scaled by 1/sqrt(head_dim) into the thread's scratch; rotated, where keys are rotated as they are read. */
+static float *scaled_queries(const struct butler_layer_state *state, int thread, const float *q, int n_q, int rank)
+{
+    const struct butler_workspace *work = state->work;
+    const struct butler_kernels *kernels = state->kv->kernels;
+    const int dim = state->kv->head_dim;
+    float *scaled = work->tile_q + (size_t)thread * (size_t)work->tile_rows * (size_t)dim;
+    memcpy(scaled, q, (size_t)n_q * (size_t)dim * sizeof *scaled);
+    kernels->scale(scaled, 1.0f / sqrtf((float)dim), n_q * dim);
+    if (work->rope_cos)
+        for (int i = 0; i < n_q; i++)
+            butler_rotate(kernels, work->rope, scaled + (size_t)i * (size_t)dim, work->rope_cos + (size_t)rank * (size_t)work->n_rot / 2,
+                          work->rope_sin + (size_t)rank * (size_t)work->n_rot / 2, work->n_rot);
+    return scaled;
+}
+
+static float *partial_of(const struct butler_layer_state *state, int head, int slice)
+{
+    const size_t n_slices = BUTLER_CEIL_DIV((size_t)state->work->max_slots, BUTLER_SLICE);
+    return state->work->partial + ((size_t)head * n_slices + (size_t)slice) * ((size_t)state->kv->head_dim + 2);
+}
+
+void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, int head, int n_q, const uint32_t *slots,
+                         int n, int slice)
+{
+    const struct butler_kv *kv = state->kv;
+    const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, head / group_of(state));
+    const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
+    const int first = slice * BUTLER_SLICE, n_rows = BUTLER_MIN(BUTLER_SLICE, n - first);
+    const void *keys[BUTLER_SLICE], *values[BUTLER_SLICE];
+    float *s = state->work->scores + (size_t)head * stride + first;
+    float *out = state->work->tile_out + (size_t)thread * (size_t)state->work->tile_rows * dim;
+    const float *scaled = scaled_queries(state, thread, q + (size_t)head * dim, n_q, cache->n_slots - 1);
+
+    list_rows(kv, cache, slots, first, n_rows, keys, values);
+    score_rows(state, thread, s, stride, scaled, n_q, keys, first, n_rows);
+    for (int i = 0; i < n_q; i++) {
+        float *partial = partial_of(state, head + i, slice);
+        partial[0] = kv->kernels->max(s + (size_t)i * stride, n_rows);
+        partial[1] = kv->kernels->exp_sum(s + (size_t)i * stride, partial[0], n_rows);
+    }
+    memset(out, 0, (size_t)n_q * dim * sizeof *out);
+    kv->kernels->av[kv->type](out, dim, s, stride, n_q, values, n_rows, kv->head_dim);
+    for (int i = 0; i < n_q; i++)
+        memcpy(partial_of(state, head + i, slice) + 2, out + (size_t)i * dim, dim * sizeof *out);
+    count(&state->traffic->kv_bytes, 2 * kv->row_bytes * (uint64_t)n_rows);
+}
+
+void butler_attend_combine(const struct butler_layer_state *state, int head, int n, float *out, bool weights)
+{
+    const struct butler_kernels *kernels = state->kv->kernels;
+    const int dim = state->kv->head_dim, n_slices = BUTLER_CEIL_DIV(n, BUTLER_SLICE);
+    float max = -INFINITY, sum = 0;
+    for (int i = 0; i < n_slices; i++)
+        max = fmaxf(max, partial_of(state, head, i)[0]);
+    for (int i = 0; i < n_slices; i++)
+        sum += partial_of(state, head, i)[1] * expf(partial_of(state, head, i)[0] - max);
+    memset(out, 0, (size_t)dim * sizeof *out);
+    for (int i = 0; i < n_slices; i++) {
+        const float *partial = partial_of(state, head, i);
+        const float scale = expf(partial[0] - max) / sum;
+        kernels->axpy(out, scale, partial + 2, dim);
+        if (weights)
+            kernels->scale(state->work->scores + (size_t)head * state->work->score_stride + (size_t)i * BUTLER_SLICE, scale,
+                           BUTLER_MIN(BUTLER_SLICE, n - i * BUTLER_SLICE));
+    }
+}
+
+/* ------------------------------------------------------------------------------------------- decode: a step */
+
+struct attend_job {
+    const struct butler_layer_state *state;
+    const float *q;
+    const struct butler_lists *lists;
+    float *out;
+    int n_slices, heads_per_list;
+    bool observe;
+};
+
+static void slice_task(void *context, int task, int thread)
+{
+    const struct attend_job *job = context;
+    const int list = task / job->n_slices, slice = task % job->n_slices;
+    if (slice * BUTLER_SLICE < job->lists->n[list])
+        butler_attend_slice(job->state, thread, job->q, list * job->heads_per_list, job->heads_per_list, job->lists->slots[list],
+                            job->lists->n[list], slice);
+}
+
+/* The weights of a list as weights of all slots of the head: what was not read got none. */
+static const float *scatter_weights(const struct attend_job *job, int thread, int kv_head, size_t *stride)
+{
+    const struct butler_workspace *work = job->state->work;
+    const int group = group_of(job->state), n_slots = butler_kv_at(job->state->kv, job->state->layer, kv_head)->n_slots;
+    float *tile = work->tile + (size_t)thread * (size_t)work->tile_rows * work->score_stride;
+    *stride = work->score_stride;
+    if (!job->lists->slots[kv_head * group / job->heads_per_list])
+        return work->scores + (size_t)(kv_head * group) * work->score_stride;
+    for (int i = 0; i < group; i++) {
+        const int head = kv_head * group + i, list = head / job->heads_per_list;
+        const float *from = work->scores + (size_t)head * work->score_stride;
+        float *to = tile + (size_t)i * work->score_stride;
+        memset(to, 0, (size_t)n_slots * sizeof *to);
+        for (int j = 0; j < job->lists->n[list]; j++)
+            to[job->lists->slots[list][j]] = from[j];
+    }
+    return tile;
+}
+
+static void observe_head(const struct butler_layer_state *state, int kv_head, int position, const float *weights, size_t stride, int n)
+{
+    const struct butler_metric *metric = state->policy->metric;
+    const struct butler_kv *kv = state->kv;
+    uint64_t bytes = metric->observe_bytes      ? metric->observe_bytes(state->shape, state->policy->values, n)
+                     : kv->record_slots > 0 ? (uint64_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes
+                                                : 0;
+    struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, position);
+    view.n_slots = n;
+    view.bytes = &bytes;
+    metric->observe(state->shape, state->policy->values, &view, position, weights, stride, n);
+    count(&state->traffic->metric_bytes, bytes);
+}
+
+static void combine_task(void *context, int kv_head, int thread)
+{
+    const struct attend_job *job = context;
+    const struct butler_layer_state *state = job->state;
+    const int group = group_of(state);
+    for (int head = kv_head * group; head < (kv_head + 1) * group; head++)
+        butler_attend_combine(state, head, job->lists->n[head / job->heads_per_list], job->out + (size_t)head * (size_t)state->kv->head_dim,
+                              job->observe);
+    if (job->observe) {
+        size_t stride;
+        const float *weights = scatter_weights(job, thread, kv_head, &stride);
+        observe_head(state, kv_head, state->position, weights, stride, butler_kv_at(state->kv, state->layer, kv_head)->n_slots);
+    }
+}
+
+void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                   const struct butler_lists *lists, float *out, bool observe)
+{
+    struct attend_job job = {state, q, lists, out, 1, state->n_heads / lists->n_lists, observe};
+    for (int i = 0; i < lists->n_lists; i++)
+        job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(lists->n[i], BUTLER_SLICE));
+    butler_pool_run(backend->pool, slice_task, &job, lists->n_lists * job.n_slices);
+    butler_pool_run(backend->pool, combine_task, &job, state->kv->n_kv_heads);
+}
+
+/* ------------------------------------------------------------------------------------------- prefill: blocks */
+
+struct block_job {
+    const struct butler_layer_state *state;
+    const float *q;
+    float *out;
+    int n, observe_from, tile_tokens, n_tiles;
+};
+
+/* Weights in the order the keys were read, as weights of slots 0 .. n-1. The decode scores are free in prefill. */
+static const float *weights_by_slot(const struct butler_layer_state *state, int kv_head, const uint32_t *slots, const float *weights, int n)
+{
+    const size_t stride = state->work->score_stride;
+    float *by_slot = state->work->scores + (size_t)(kv_head * group_of(state)) * stride;
+    if (!slots)
+        return weights;
+    for (int i = 0; i < group_of(state); i++)
+        for (int j = 0; j < n; j++)
+            by_slot[(size_t)i * stride + slots[j]] = weights[(size_t)i * stride + (size_t)j];
+    return by_slot;
+}
+
+/* Tokens [first, first + n) of the block and the query heads of one KV head against everything before them. The rows of
+ * the tile are (token, query head), so that a token's query heads are neighbours. */
+static void attend_tile(const struct block_job *job, int kv_head, int first, int n, int thread)
+{
+    const struct butler_layer_state *state = job->state;
+    const struct butler_kv *kv = state->kv;
+    const struct butler_workspace *work = state->work;
+    const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, kv_head);
+    const int group = group_of(state), n_rows = n * group, before = cache->n_slots - job->n + first, n_keys = before + n;
+    const size_t dim = (size_t)kv->head_dim, stride = work->score_stride;
+    const uint32_t *slots = work->rope_cos ? cache->order : NULL;
+    float *tile = work->tile + (size_t)thread * (size_t)work->tile_rows * stride;
+    float *out = work->tile_out + (size_t)thread * (size_t)work->tile_rows * dim, *q = NULL;
+    const void *keys[BUTLER_CHUNK], *values[BUTLER_CHUNK];
+
+    for (int t = n - 1; t >= 0; t--) { /* scaled_queries fills the front of the scratch: the last call must be token 0 */
+        q = scaled_queries(state, thread, job->q + ((size_t)(first + t) * (size_t)state->n_heads + (size_t)(kv_head * group)) * dim, group,
+                           before + t);
+        if (t > 0)
+            memcpy(q + (size_t)(t * group) * dim, q, (size_t)group * dim * sizeof *q);
+    }
+    for (int i = 0; i < n_keys; i += BUTLER_CHUNK) {
+        const int m = BUTLER_MIN(BUTLER_CHUNK, n_keys - i);
+        list_rows(kv, cache, slots, i, m, keys, values);
+        score_rows(state, thread, tile + i, stride, q, n_rows, keys, i, m);
+    }
+    for (int r = 0; r < n_rows; r++) {
+        float *row = tile + (size_t)r * stride;
+        const int visible = before + r / group + 1;
+        kv->kernels->scale(row, 1.0f / kv->kernels->exp_sum(row, kv->kernels->max(row, visible), visible), visible);
+        memset(row + visible, 0, (size_t)(n_keys - visible) * sizeof *row);
+    }
+    memset(out, 0, (size_t)n_rows * dim * sizeof *out);
+    for (int i = 0; i < n_keys; i += BUTLER_CHUNK) {
+        const int m = BUTLER_MIN(BUTLER_CHUNK, n_keys - i);
+        list_rows(kv, cache, slots, i, m, keys, values);
+        kv->kernels->av[kv->type](out, dim, tile + i, stride, n_rows, values, m, kv->head_dim);
+    }
+    for (int t = 0; t < n; t++) {
+        memcpy(job->out + ((size_t)(first + t) * (size_t)state->n_heads + (size_t)(kv_head * group)) * dim, out + (size_t)(t * group) * dim,
+               (size_t)group * dim * sizeof *out);
+        if (state->position + first + t >= job->observe_from)
+            observe_head(state, kv_head, state->position + first + t,
+                         weights_by_slot(state, kv_head, slots, tile + (size_t)(t * group) * stride, before + t + 1), stride, before + t + 1);
+    }
+}
+
+/* A metric sees queries in their order, so a head that is observed is one task. */
+static void block_task(void *context, int task, int thread)
+{
+    const struct block_job *job = context;
+    const bool observed = job->state->position + job->n > job->observe_from;
+    const int kv_head = observed ? task : task / job->n_tiles, from = observed ? 0 : task % job->n_tiles;
+    const int to = observed ? job->n_tiles : from + 1;
+    for (int tile = from; tile < to; tile++)
+        attend_tile(job, kv_head, tile * job->tile_tokens, BUTLER_MIN(job->tile_tokens, job->n - tile * job->tile_tokens), thread);
+}
+
+void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
+                         int observe_from)
+{
+    struct block_job job = {state, q, out, n, observe_from, state->work->tile_rows / group_of(state), 0};
+    job.n_tiles = BUTLER_CEIL_DIV(n, job.tile_tokens);
+    const bool observed = state->position + n > observe_from;
+    butler_pool_run(backend->pool, block_task, &job, state->kv->n_kv_heads * (observed ? 1 : job.n_tiles));
+}

@@ -1,0 +1,281 @@
+/* Sessions: what a program holds while a text is read and written. Builds the KV store and the activations once; the
+ * token loop allocates nothing. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "session.h"
+
+static int make_activations(struct butler_session *session, struct butler_error *err)
+{
+    const struct butler_hparams *hp = &session->model->hp;
+    struct butler_arena *arena = &session->arena;
+    const size_t n = (size_t)session->n_block, dim = (size_t)hp->head_dim, rot = (size_t)hp->n_rot / 2;
+    butler_arena_want(arena, &session->x, n * (size_t)hp->n_embd, sizeof(float));
+    butler_arena_want(arena, &session->h, n * (size_t)hp->n_embd, sizeof(float));
+    butler_arena_want(arena, &session->q, n * (size_t)hp->n_heads * dim, sizeof(float));
+    butler_arena_want(arena, &session->k, n * (size_t)hp->n_kv_heads * dim, sizeof(float));
+    butler_arena_want(arena, &session->v, n * (size_t)hp->n_kv_heads * dim, sizeof(float));
+    butler_arena_want(arena, &session->o, n * (size_t)hp->n_heads * dim, sizeof(float));
+    butler_arena_want(arena, &session->gate, n * (size_t)hp->n_ff, sizeof(float));
+    butler_arena_want(arena, &session->up, n * (size_t)hp->n_ff, sizeof(float));
+    butler_arena_want(arena, &session->cos, n * rot, sizeof(float));
+    butler_arena_want(arena, &session->sin, n * rot, sizeof(float));
+    butler_arena_want(arena, &session->logits, (size_t)hp->n_vocab, sizeof(float));
+    butler_arena_want(arena, &session->exit_logits, (size_t)hp->n_vocab, sizeof(float));
+    butler_arena_want(arena, &session->tokens, (size_t)session->n_ctx, sizeof(int32_t));
+    return butler_arena_make(arena, err);
+}
+
+/* Rotations by place in the cache, for policies that keep keys unrotated. */
+static void fill_rotations(struct butler_session *session)
+{
+    struct butler_workspace *work = &session->work;
+    const int half = session->model->hp.n_rot / 2;
+    if (!work->rope_cos)
+        return;
+    for (int p = 0; p < session->n_ctx; p++)
+        for (int i = 0; i < half; i++) {
+            const double angle = (double)p * (double)session->rope_freq[i];
+            work->rope_cos[(size_t)p * (size_t)half + (size_t)i] = (float)(cos(angle) * (double)session->rope_scale);
+            work->rope_sin[(size_t)p * (size_t)half + (size_t)i] = (float)(sin(angle) * (double)session->rope_scale);
+        }
+}
+
+static int check_shape(const struct butler_model *model, int n_ctx, struct butler_error *err)
+{
+    const struct butler_hparams *hp = &model->hp;
+    if (model->layers == NULL)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s was loaded for its vocabulary only", model->path);
+    if (model->pos_embd.data && n_ctx > hp->n_ctx_train)
+        return butler_fail(err, BUTLER_ERROR_LENGTH, "%s has learned positions for %d tokens: a context of %d is impossible",
+                           model->path, hp->n_ctx_train, n_ctx);
+    if (hp->sliding_window > 0 && n_ctx > hp->sliding_window)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s attends to its last %d tokens only: ask for a context of at most that, not %d",
+                           model->path, hp->sliding_window, n_ctx);
+    if (hp->head_dim > BUTLER_METRIC_MAX_HEAD_DIM)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s: heads of %d numbers, at most %d are supported", model->path, hp->head_dim,
+                           BUTLER_METRIC_MAX_HEAD_DIM);
+    return 0;
+}
+
+struct butler_session *butler_session_make(struct butler_model *model, const struct butler_policy *policy,
+                                           const struct butler_session_params *params, struct butler_error *err)
+{
+    const struct butler_hparams *hp = &model->hp;
+    struct butler_session *session = NULL;
+    int n_ctx = params->n_ctx;
+    if (n_ctx == 0)
+        n_ctx = hp->sliding_window > 0 ? BUTLER_MIN(hp->sliding_window, hp->n_ctx_train) : hp->n_ctx_train;
+    if (n_ctx < 1 || n_ctx > 1 << 24)
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "a context of %d tokens: it must be between 1 and %d", n_ctx, 1 << 24);
+    else if (params->n_block < 0 || params->n_block > 1 << 16)
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "prompt blocks of %d tokens: they must be between 1 and %d", params->n_block, 1 << 16);
+    else if ((unsigned)params->kv_type >= BUTLER_N_KV_TYPES)
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "kv type %d is none of f32, f16, q8_0", (int)params->kv_type);
+    else if (check_shape(model, n_ctx, err) == 0)
+        session = butler_alloc(sizeof *session, err);
+    if (!session)
+        return NULL;
+    session->model = model;
+    session->policy = *policy;
+    session->n_ctx = n_ctx;
+    session->n_block = BUTLER_MIN(params->n_block ? params->n_block : 256, n_ctx);
+    session->kv_type = params->kv_type;
+    session->seed = params->seed;
+    session->shape = (struct butler_metric_shape){hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads,
+                                                  params->seed};
+    const bool long_context = model->rope_freq_long && n_ctx > model->rope_original_ctx;
+    session->rope_freq = long_context ? model->rope_freq_long : model->rope_freq;
+    session->rope_scale = long_context ? model->rope_scale_long : model->rope_scale;
+    if (butler_kv_init(&session->kv, &session->shape, params->kv_type, n_ctx, policy, model->backend->kernels, err) < 0 ||
+        butler_workspace_make(&session->work, hp, policy, n_ctx, butler_pool_size(model->pool), err) < 0 ||
+        make_activations(session, err) < 0) {
+        butler_session_free(session);
+        return NULL;
+    }
+    fill_rotations(session);
+    return session;
+}
+
+struct butler_session *butler_session_new(struct butler_model *model, const struct butler_session_params *params,
+                                          struct butler_error *err)
+{
+    static const struct butler_session_params defaults = {.kv_type = BUTLER_KV_F16};
+    struct butler_policy policy;
+    if (!params)
+        params = &defaults;
+    if (butler_policy_parse(model, params->policy ? params->policy : "full", &policy, err) < 0)
+        return NULL;
+    return butler_session_make(model, &policy, params, err);
+}
+
+void butler_session_free(struct butler_session *session)
+{
+    if (!session)
+        return;
+    butler_kv_free(&session->kv);
+    butler_workspace_free(&session->work);
+    butler_arena_free(&session->arena);
+    free(session);
+}
+
+/* Everything that can be wrong with n more tokens, before anything changes. ids may be NULL: made up. */
+static int check_tokens(const struct butler_session *session, const int32_t *ids, int n, struct butler_error *err)
+{
+    if (session->failed)
+        return butler_fail(err, BUTLER_ERROR_NUMERIC, "this session ended with an error before");
+    if (n < 1)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "no tokens to run");
+    if (n > session->n_ctx - session->n_past)
+        return butler_fail(err, BUTLER_ERROR_LENGTH, "%d tokens after %d do not fit in a context of %d", n, session->n_past, session->n_ctx);
+    for (int i = 0; ids && i < n; i++)
+        if (ids[i] < 0 || ids[i] >= session->model->hp.n_vocab)
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "token %d is %d: the vocabulary ends at %d", i, ids[i],
+                               session->model->hp.n_vocab - 1);
+    return 0;
+}
+
+int butler_prefill(struct butler_session *session, const int32_t *ids, int n, butler_logits_fn *each, void *user,
+                   struct butler_error *err)
+{
+    const double start = butler_seconds();
+    const struct butler_traffic before = session->traffic; /* traffic counts decode steps alone */
+    const int prompt_end = session->n_past + n;
+    int code = check_tokens(session, ids, n, err);
+    for (int done = 0; code == 0 && done < n; done += session->n_block) {
+        const struct butler_pass pass = {
+            .ids = ids + done,
+            .n = BUTLER_MIN(session->n_block, n - done),
+            .prompt_ends = done + session->n_block >= n,
+            .prompt_end = prompt_end,
+            .each = each,
+            .user = user,
+        };
+        code = butler_forward(session, &pass, err);
+        if (code == 0)
+            session->stats.n_prefill += (uint64_t)pass.n;
+    }
+    session->traffic = before;
+    session->n_decoded = 0;
+    session->stop = false;
+    session->stats.prefill_s += butler_seconds() - start;
+    return code;
+}
+
+int butler_step(struct butler_session *session, int32_t id, struct butler_error *err)
+{
+    const double start = butler_seconds();
+    const struct butler_hparams *hp = &session->model->hp;
+    int code = check_tokens(session, &id, 1, err);
+    if (code < 0)
+        return code;
+    code = butler_forward(session, &(struct butler_pass){.ids = &id, .n = 1, .decode = true, .prompt_end = session->n_past + 1}, err);
+    if (code < 0)
+        return code;
+    session->stats.n_decode++;
+    session->stats.full_kv_bytes +=
+        2 * (uint64_t)session->kv.row_bytes * (uint64_t)session->n_past * (uint64_t)(hp->n_layers * hp->n_kv_heads);
+    session->stats.decode_s += butler_seconds() - start;
+    return 0;
+}
+
+int butler_fill(struct butler_session *session, int n, uint64_t seed, struct butler_error *err)
+{
+    struct butler_backend *backend = session->model->backend;
+    const struct butler_traffic before = session->traffic;
+    const int code = check_tokens(session, NULL, n, err), row = session->shape.n_kv_heads * session->shape.head_dim;
+    uint64_t random = seed;
+    if (code < 0)
+        return code;
+    for (int done = 0; done < n; done += session->n_block) {
+        const int m = BUTLER_MIN(session->n_block, n - done);
+        for (int l = 0; l < session->shape.n_layers; l++) {
+            struct butler_layer_state state = {&session->policy, &session->shape, &session->kv, &session->work, &session->traffic, l,
+                                               session->shape.n_heads, session->n_past};
+            for (int i = 0; i < m * row; i++) {
+                session->k[i] = butler_random_normal(&random);
+                session->v[i] = butler_random_normal(&random);
+            }
+            if (butler_kv_grow(&session->kv, l, m, session->n_past, err) < 0)
+                return BUTLER_ERROR_LENGTH;
+            backend->append(backend, &state, session->k, session->v, m);
+            if (session->policy.method == BUTLER_EVICT && l >= session->policy.dense_layers) {
+                state.position = session->n_past + m - 1;
+                for (int i = 0; i < session->shape.n_heads * session->shape.head_dim; i++)
+                    session->q[i] = butler_random_normal(&random);
+                backend->score(backend, &state, session->q);
+                backend->evict(backend, &state, 0);
+            }
+        }
+        for (int i = 0; i < m; i++)
+            session->tokens[session->n_past + i] = -1;
+        session->n_past += m;
+    }
+    session->traffic = before;
+    return 0;
+}
+
+const float *butler_logits(const struct butler_session *session) { return session->has_logits ? session->logits : NULL; }
+
+int butler_n_past(const struct butler_session *session) { return session->n_past; }
+
+int butler_n_ctx(const struct butler_session *session) { return session->n_ctx; }
+
+bool butler_should_stop(const struct butler_session *session) { return session->stop; }
+
+void butler_session_stats(const struct butler_session *session, struct butler_stats *stats)
+{
+    const struct butler_traffic *traffic = &session->traffic;
+    *stats = session->stats;
+    stats->weight_bytes = traffic->weight_bytes;
+    stats->kv_bytes = traffic->kv_bytes;
+    stats->metric_bytes = traffic->metric_bytes;
+    stats->units_selected = traffic->units_selected;
+    stats->units_reused = traffic->units_reused;
+    stats->kv_memory = butler_kv_memory(&session->kv);
+    stats->kv_memory_peak = session->kv.pages_held_peak * session->kv.page_bytes;
+    stats->metric_memory = butler_kv_record_memory(&session->kv);
+    /* A fused pass keeps its own clocks: threads' time, of which the pass took the share below. */
+    const uint64_t fused = traffic->score_ns + traffic->select_ns + traffic->attend_ns;
+    if (fused > 0) {
+        const double pass_s = stats->attend_s;
+        stats->score_s += pass_s * (double)traffic->score_ns / (double)fused;
+        stats->select_s += pass_s * (double)traffic->select_ns / (double)fused;
+        stats->attend_s = pass_s * (double)traffic->attend_ns / (double)fused;
+    }
+}
+
+void butler_session_stats_reset(struct butler_session *session)
+{
+    memset(&session->stats, 0, sizeof session->stats);
+    memset(&session->traffic, 0, sizeof session->traffic);
+    session->kv.pages_held_peak = session->kv.pages_held;
+}
+
+uint64_t butler_kv_bytes(const struct butler_model *model, enum butler_kv_type type, int n_tokens)
+{
+    const struct butler_hparams *hp = &model->hp;
+    const uint64_t extent = (uint64_t)(2 * BUTLER_PAGE * BUTLER_EXTENT) * butler_kv_row_bytes(type, hp->head_dim);
+    return (uint64_t)(hp->n_layers * hp->n_kv_heads) * (uint64_t)BUTLER_CEIL_DIV(n_tokens, BUTLER_PAGE * BUTLER_EXTENT) * extent;
+}
+
+int butler_last_selection(const struct butler_session *session, int layer, int head, int32_t *ids, int max_ids)
+{
+    const struct butler_policy *policy = &session->policy;
+    const struct butler_workspace *work = &session->work;
+    const int group = session->shape.group;
+    if (layer < 0 || layer >= session->shape.n_layers || head < 0 || head >= session->shape.n_heads)
+        return 0;
+    const struct butler_kv_head *cache = butler_kv_at(&session->kv, layer, head / group);
+    const int list = policy->share == BUTLER_SHARE_QUERY ? head : policy->share == BUTLER_SHARE_LAYER ? 0 : head / group;
+    const uint64_t *selected = work->selected + ((size_t)layer * (size_t)session->shape.n_heads + (size_t)list) * work->selected_words;
+    int n = 0;
+    for (int i = 0; i < cache->n_slots; i++) {
+        const uint32_t slot = cache->order ? cache->order[i] : (uint32_t)i, unit = slot / (uint32_t)policy->unit;
+        const bool read = policy->method != BUTLER_RETRIEVE || layer < policy->dense_layers || (selected[unit / 64] >> unit % 64 & 1);
+        if (read && n++ < max_ids)
+            ids[n - 1] = butler_kv_position(cache, slot);
+    }
+    return n;
+}

@@ -1,0 +1,57 @@
+/* A session: one text being read and written. It owns the KV store and all activations; the forward pass works on it. */
+#ifndef BUTLER_SESSION_H
+#define BUTLER_SESSION_H
+
+#include "backend.h"
+
+struct butler_session {
+    struct butler_model *model;
+    struct butler_policy policy;
+    struct butler_metric_shape shape;
+    int n_ctx, n_block;
+    enum butler_kv_type kv_type;
+    uint64_t seed;
+    struct butler_kv kv;
+    struct butler_workspace work;
+    struct butler_traffic traffic;
+    struct butler_stats stats;
+    const float *rope_freq; /* the model's, for this length of context */
+    float rope_scale;
+
+    int32_t *tokens; /* [n_ctx] the text so far; -1 where butler_fill made it up */
+    int n_past;
+    int n_decoded;   /* tokens decoded since the last prompt: what the stopping rule counts */
+    bool has_logits, failed, stop;
+
+    /* Activations of a block, in one arena. */
+    struct butler_arena arena;
+    float *x, *h;          /* [n_block][n_embd] residual stream, its normed copy */
+    float *q, *k, *v, *o;  /* [n_block][n_heads or n_kv_heads][head_dim] */
+    float *gate, *up;      /* [n_block][n_ff] */
+    float *cos, *sin;      /* [n_block][n_rot / 2] */
+    float *logits;         /* [n_vocab] */
+    float *exit_logits;    /* [n_vocab] when the stopping rule looks between layers */
+};
+
+/* How a block of tokens is to be run. */
+struct butler_pass {
+    const int32_t *ids;
+    int n;
+    bool decode;      /* n = 1, under the policy */
+    bool prompt_ends; /* the last block of a prompt: evicting policies cut the cache */
+    int prompt_end;   /* position after the prompt: which queries a metric's window still sees */
+    butler_logits_fn *each;
+    void *user;
+};
+
+/* Runs a block of tokens through the model: the KV store grows, session->logits are those of the last token. */
+int butler_forward(struct butler_session *session, const struct butler_pass *pass, struct butler_error *err);
+
+/* Entropy in nats of softmax(logits[n]). */
+double butler_entropy(const float *logits, int n);
+
+/* Builds a session from a parsed policy; session_file.c uses it too. */
+struct butler_session *butler_session_make(struct butler_model *model, const struct butler_policy *policy,
+                                           const struct butler_session_params *params, struct butler_error *err);
+
+#endif

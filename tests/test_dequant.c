@@ -1,0 +1,153 @@
+/* Every tensor type as the gguf package decodes it: rows with random quants, zero and full blocks, negative and subnormal
+ * scales, on every ISA of this machine; and the product with a vector. Written by tools/make_test_models.py. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "fixtures.h"
+#include "kernels.h"
+
+struct rows {
+    char name[32];
+    int type, n_rows, n_cols;
+    size_t row_bytes;
+    unsigned char *data;
+    float *expected; /* [n_rows][n_cols] */
+};
+
+static struct rows all[BUTLER_N_TYPES];
+static int n_all;
+
+static int load_manifest(void **state)
+{
+    (void)state;
+    char path[FIXTURE_PATH], line[512], bin[256], f32[256];
+    fixture_path(path, "dequant/manifest.txt");
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file)) {
+        if (line[0] == '#')
+            continue;
+        assert_true(n_all < BUTLER_N_TYPES);
+        struct rows *r = &all[n_all++];
+        assert_int_equal(sscanf(line, "%31s %d %d %d %255s %255s", r->name, &r->type, &r->n_rows, &r->n_cols, bin, f32), 6);
+        size_t n_bytes = 0;
+        r->data = fixture_read(bin, &n_bytes);
+        assert_non_null(r->data);
+        r->row_bytes = n_bytes / (size_t)r->n_rows;
+        r->expected = fixture_read(f32, &n_bytes);
+        assert_non_null(r->expected);
+        assert_int_equal(n_bytes, sizeof(float) * (size_t)(r->n_rows * r->n_cols));
+    }
+    fclose(file);
+    return 0;
+}
+
+static int free_manifest(void **state)
+{
+    (void)state;
+    for (int i = 0; i < n_all; i++) {
+        free(all[i].data);
+        free(all[i].expected);
+    }
+    return 0;
+}
+
+static void every_type_is_here(void **state)
+{
+    (void)state;
+    static const enum butler_type types[] = {BUTLER_F32,  BUTLER_F16,  BUTLER_BF16, BUTLER_Q8_0, BUTLER_Q4_0, BUTLER_Q4_1,
+                                             BUTLER_Q5_0, BUTLER_Q5_1, BUTLER_Q4_K, BUTLER_Q5_K, BUTLER_Q6_K};
+    assert_int_equal(n_all, BUTLER_COUNT(types));
+    for (int i = 0; i < BUTLER_COUNT(types); i++) {
+        int found = 0;
+        for (int j = 0; j < n_all; j++)
+            found += all[j].type == (int)types[i];
+        assert_int_equal(found, 1);
+    }
+}
+
+/* Scale * quant - minimum may be rounded once (fused) or twice: 4 units in the last place of the largest of the 32
+ * elements around. Types without arithmetic leave no room. */
+static float allowed(const struct rows *r, const float *expected, int c)
+{
+    float largest = 0;
+    if (r->type == BUTLER_F32 || r->type == BUTLER_F16 || r->type == BUTLER_BF16)
+        return 0;
+    for (int i = c / 32 * 32; i < c / 32 * 32 + 32; i++)
+        largest = fmaxf(largest, fabsf(expected[i]));
+    return largest * 0x1p-21f;
+}
+
+static void rows_decode(void **state)
+{
+    (void)state;
+    for (const char *const *isa = butler_kernels_available(); *isa; isa++) {
+        const struct butler_kernels *kernels = butler_kernels_get(*isa);
+        assert_non_null(kernels);
+        for (int i = 0; i < n_all; i++) {
+            const struct rows *r = &all[i];
+            assert_non_null(kernels->dequant[r->type]);
+            float *y = malloc(sizeof(float) * (size_t)r->n_cols);
+            unsigned char *odd = malloc(r->row_bytes + 1); /* the row at an odd address, ending where memory ends */
+            assert_true(y && odd);
+            for (int row = 0; row < r->n_rows; row++) {
+                const float *expected = r->expected + (size_t)row * (size_t)r->n_cols;
+                memcpy(odd + 1, r->data + (size_t)row * r->row_bytes, r->row_bytes);
+                memset(y, 0xff, sizeof(float) * (size_t)r->n_cols);
+                kernels->dequant[r->type](y, odd + 1, r->n_cols);
+                for (int c = 0; c < r->n_cols; c++)
+                    if (!(fabsf(y[c] - expected[c]) <= allowed(r, expected, c)))
+                        fail_msg("%s %s row %d element %d: %.9g, should be %.9g", *isa, r->name, row, c, (double)y[c],
+                                 (double)expected[c]);
+            }
+            free(odd);
+            free(y);
+        }
+    }
+}
+
+static void rows_multiply(void **state)
+{
+    (void)state;
+    for (const char *const *isa = butler_kernels_available(); *isa; isa++) {
+        const struct butler_kernels *kernels = butler_kernels_get(*isa);
+        for (int i = 0; i < n_all; i++) {
+            const struct rows *r = &all[i];
+            if (r->type == BUTLER_BF16) /* these rows reach 1e38 and overflow any product; models cover the type */
+                continue;
+            uint64_t seed = 5;
+            float *x = malloc(sizeof(float) * (size_t)r->n_cols), *y = malloc(sizeof(float) * (size_t)r->n_rows);
+            assert_true(x && y);
+            for (int c = 0; c < r->n_cols; c++)
+                x[c] = butler_random_normal(&seed);
+            kernels->gemv[r->type](y, r->data, r->row_bytes, r->n_rows, x, r->n_cols);
+            for (int row = 0; row < r->n_rows; row++) {
+                const float *w = r->expected + (size_t)row * (size_t)r->n_cols;
+                double sum = 0, size = 0;
+                for (int c = 0; c < r->n_cols; c++) {
+                    sum += (double)w[c] * (double)x[c];
+                    size += fabs((double)w[c] * (double)x[c]);
+                }
+                if (!(fabs((double)y[row] - sum) <= 1e-5 * size))
+                    fail_msg("%s %s row %d: product %.9g, should be %.9g (terms add up to %.3g)", *isa, r->name, row,
+                             (double)y[row], sum, size);
+            }
+            free(x);
+            free(y);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_type_is_here),
+        cmocka_unit_test(rows_decode),
+        cmocka_unit_test(rows_multiply),
+    };
+    return cmocka_run_group_tests_name("dequant", tests, load_manifest, free_manifest);
+}
