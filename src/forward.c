@@ -56,8 +56,10 @@ static int attention(struct butler_session *session, const struct butler_pass *p
     double mark = butler_seconds();
 
     if (evicts && pass->decode && cuts_now && butler_kv_at(&session->kv, layer, 0)->n_slots > 0) {
+        state.position--; /* the cache ends with the token before */
         backend->score(backend, &state, session->q);
         lap(&stats->score_s, &mark);
+        state.position++;
         backend->evict(backend, &state, 1);
         lap(&stats->select_s, &mark);
     }

@@ -1,0 +1,133 @@
+/* Selection against a definition anybody can check: sort all scores, take the first. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "select.h"
+
+enum { MAX = 700 };
+
+struct ranked {
+    float score;
+    int index;
+};
+
+/* Higher first, ties to the lower index, NaN last. */
+static int by_rank(const void *a, const void *b)
+{
+    const struct ranked *x = a, *y = b;
+    const float s = isnan(x->score) ? -INFINITY : x->score, t = isnan(y->score) ? -INFINITY : y->score;
+    if (s != t)
+        return s < t ? 1 : -1;
+    if (isnan(x->score) != isnan(y->score))
+        return isnan(x->score) ? 1 : -1;
+    return x->index - y->index;
+}
+
+/* kept[i]: whether index i belongs to the selection. */
+static void naive(const float *scores, int n, int budget, int first, int last, bool *kept)
+{
+    struct ranked ranked[MAX];
+    int n_free = 0;
+    memset(kept, 0, MAX);
+    for (int i = 0; i < n; i++)
+        if (i < first || i >= n - last)
+            kept[i] = true;
+        else
+            ranked[n_free++] = (struct ranked){scores[i], i};
+    qsort(ranked, (size_t)n_free, sizeof *ranked, by_rank);
+    for (int i = 0; i < n_free && i < budget - first - last; i++)
+        kept[ranked[i].index] = true;
+}
+
+static void fill(float *scores, int n, int kind, uint64_t *random)
+{
+    for (int i = 0; i < n; i++)
+        switch (kind) {
+        case 0:
+            scores[i] = butler_random_normal(random);
+            break;
+        case 1: /* many ties, zeros of both signs */
+            scores[i] = (float)((int)(butler_random(random) % 5) - 2) * 0.5f;
+            if (scores[i] == 0 && butler_random(random) % 2)
+                scores[i] = -0.0f;
+            break;
+        case 2: /* all the same */
+            scores[i] = 1.5f;
+            break;
+        case 3: /* extremes */
+            scores[i] = (float[]){INFINITY, -INFINITY, NAN, 1e-45f, -1e-45f, 3e38f, -3e38f, 0}[butler_random(random) % 8];
+            break;
+        default: /* differences in the last bits alone */
+            scores[i] = 1.0f + (float)(butler_random(random) % 64) * 1.1920929e-7f;
+        }
+}
+
+static void test_top(void **state)
+{
+    uint64_t random = 1;
+    (void)state;
+    for (int round = 0; round < 4000; round++) {
+        const int n = 1 + (int)(butler_random(&random) % (MAX - 1)), budget = (int)(butler_random(&random) % (uint64_t)(n + 3));
+        const int first = (int)(butler_random(&random) % 6), last = (int)(butler_random(&random) % 6);
+        float scores[MAX];
+        uint32_t ids[MAX];
+        bool kept[MAX];
+        fill(scores, n, round % 5, &random);
+        naive(scores, n, budget, first, last, kept);
+        const int n_kept = butler_select_top(scores, n, budget, first, last, ids);
+        int j = 0;
+        for (int i = 0; i < n; i++)
+            if (kept[i] || first + last >= n || budget >= n) {
+                assert_true(j < n_kept);
+                assert_int_equal(ids[j++], i);
+            }
+        assert_int_equal(j, n_kept);
+    }
+}
+
+static void test_mass(void **state)
+{
+    uint64_t random = 2;
+    (void)state;
+    for (int round = 0; round < 2000; round++) {
+        const int n = 1 + (int)(butler_random(&random) % (MAX - 1)), first = (int)(butler_random(&random) % 4);
+        const int last = (int)(butler_random(&random) % 4);
+        const double mass = butler_random_float(&random);
+        float scores[MAX];
+        uint32_t ids[MAX], order[MAX];
+        double total = 0, kept = 0;
+        for (int i = 0; i < n; i++) {
+            scores[i] = round % 2 ? butler_random_float(&random) : (float)(butler_random(&random) % 4);
+            total += (double)scores[i];
+        }
+        const int n_kept = butler_select_mass(scores, n, mass, first, last, order, ids);
+        float lowest = INFINITY;
+        bool in[MAX] = {0};
+        for (int j = 0; j < n_kept; j++) {
+            assert_true(j == 0 || ids[j] > ids[j - 1]);
+            in[ids[j]] = true;
+            kept += (double)scores[ids[j]];
+            if ((int)ids[j] >= first && (int)ids[j] < n - last)
+                lowest = fminf(lowest, scores[ids[j]]);
+        }
+        assert_true(kept >= mass * total * (1 - 1e-9) - 1e-9);
+        if (lowest != INFINITY) /* without the last one it would not be enough: the set is the smallest */
+            assert_true(kept - (double)lowest < mass * total * (1 + 1e-9) + 1e-9);
+        for (int i = 0; i < n; i++) {
+            if (i < first || i >= n - last)
+                assert_true(in[i]);
+            else if (!in[i] && lowest != INFINITY)
+                assert_true(scores[i] <= lowest);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_top), cmocka_unit_test(test_mass)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
