@@ -9,6 +9,7 @@
 #include "metric.h"
 
 #define TOKENS 32
+#define QUERIES 16 /* of a group whose scores pass through a row together */
 
 static const struct butler_param params[] = {
     {"g", 32, 32, 1024, "tokens that share a scale and a zero, a multiple of 32"},
@@ -98,10 +99,13 @@ static void score(const struct butler_metric_shape *shape, const double *values,
             continue;
         }
         int end = BUTLER_MIN((r + 1) * TOKENS, last);
-        for (int i = 0; i < n_q; i++) {
-            float row[TOKENS];
-            kernels->one_bit(row, TOKENS, q + (size_t)i * dim, 1, butler_view_record(view, r), record_size(dim), 1, dim);
-            memcpy(out + (size_t)i * stride + (slot - first), row + slot % TOKENS, (size_t)(end - slot) * sizeof *row);
+        for (int i = 0; i < n_q; i += QUERIES) {
+            float rows[QUERIES * TOKENS];
+            int m = BUTLER_MIN(QUERIES, n_q - i);
+            kernels->one_bit(rows, TOKENS, q + (size_t)i * dim, m, butler_view_record(view, r), record_size(dim), 1, dim);
+            for (int j = 0; j < m; j++)
+                memcpy(out + (size_t)(i + j) * stride + (slot - first), rows + j * TOKENS + slot % TOKENS,
+                       (size_t)(end - slot) * sizeof *rows);
         }
         slot = end;
     }

@@ -35,6 +35,8 @@ static void append_task(void *context, int kv_head, int thread)
         const size_t at = (size_t)(t * kv->n_kv_heads + kv_head) * (size_t)kv->head_dim;
         butler_kv_write(kv, head, (uint32_t)(first + t), job->k + at, job->v + at);
     }
+    if (head->value_norms)
+        count(&state->traffic->metric_bytes, (uint64_t)job->n * kv->row_bytes);
     if (metric && metric->append && state->layer >= state->policy->dense_layers) {
         uint64_t bytes = 0;
         struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, state->position + job->n - 1);

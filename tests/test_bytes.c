@@ -1,0 +1,127 @@
+/* Reported bytes are what the kernels were asked to read: every kernel that reads cache rows or a metric's records is
+ * wrapped in one that counts, and a decode step's report is compared with the count. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "fixtures.h"
+#include "session.h"
+
+static const struct butler_kernels *real;
+static struct butler_kernels counting;
+static uint64_t rows_read, scanned; /* cache rows in bytes; records in bytes */
+
+static void add(uint64_t *counter, uint64_t n) { __atomic_fetch_add(counter, n, __ATOMIC_RELAXED); }
+
+static void qk_f16(float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, const void *const *rows, int n_rows, int n)
+{
+    add(&rows_read, (uint64_t)n_rows * butler_kv_row_bytes(BUTLER_KV_F16, n));
+    real->qk[BUTLER_KV_F16](s, s_stride, q, q_stride, n_q, rows, n_rows, n);
+}
+
+static void av_f16(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, const void *const *rows, int n_rows, int n)
+{
+    add(&rows_read, (uint64_t)n_rows * butler_kv_row_bytes(BUTLER_KV_F16, n));
+    real->av[BUTLER_KV_F16](acc, acc_stride, p, p_stride, n_q, rows, n_rows, n);
+}
+
+static void load_f16(float *x, const void *row, int n)
+{
+    add(&rows_read, butler_kv_row_bytes(BUTLER_KV_F16, n));
+    real->load_row[BUTLER_KV_F16](x, row, n);
+}
+
+static void page_bounds(float *s, size_t stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records, int n)
+{
+    add(&scanned, (uint64_t)n_records * record_bytes);
+    real->page_bounds(s, stride, q, n_q, records, record_bytes, n_records, n);
+}
+
+static void one_bit(float *s, size_t stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records, int n)
+{
+    add(&scanned, (uint64_t)n_records * record_bytes);
+    real->one_bit(s, stride, q, n_q, records, record_bytes, n_records, n);
+}
+
+static struct butler_model *open_counting(void)
+{
+    struct butler_error err;
+    char path[FIXTURE_PATH];
+    fixture_path(path, "models/llama-gqa.gguf");
+    struct butler_model *model = butler_model_load(path, &(struct butler_model_params){.n_threads = 2}, &err);
+    if (!model)
+        fail_msg("%s", err.message);
+    real = model->backend->kernels;
+    counting = *real;
+    counting.qk[BUTLER_KV_F16] = qk_f16;
+    counting.av[BUTLER_KV_F16] = av_f16;
+    counting.load_row[BUTLER_KV_F16] = load_f16;
+    counting.page_bounds = page_bounds;
+    counting.one_bit = one_bit;
+    model->backend->kernels = &counting;
+    return model;
+}
+
+/* records_by_kernel: the metric reads its records through a kernel, so that they are counted too. */
+static void check_bytes(struct butler_model *model, const char *policy, bool records_by_kernel)
+{
+    enum { N_PROMPT = 150, N_STEPS = 40 };
+    struct butler_error err;
+    struct butler_stats stats;
+    int32_t text[N_PROMPT + N_STEPS];
+    uint64_t random = 5;
+    struct butler_session *session = butler_session_new(
+        model, &(struct butler_session_params){.n_ctx = N_PROMPT + N_STEPS, .kv_type = BUTLER_KV_F16, .policy = policy}, &err);
+    if (!session)
+        fail_msg("%s: %s", policy, err.message);
+    for (int i = 0; i < N_PROMPT + N_STEPS; i++)
+        text[i] = (int32_t)(butler_random(&random) % 200);
+    assert_int_equal(butler_prefill(session, text, N_PROMPT, NULL, NULL, &err), 0);
+    butler_session_stats(session, &stats);
+    assert_int_equal(stats.kv_bytes, 0); /* bytes are those of decode steps */
+    rows_read = scanned = 0;
+    for (int i = N_PROMPT; i < N_PROMPT + N_STEPS; i++)
+        assert_int_equal(butler_step(session, text[i], &err), 0);
+    butler_session_stats(session, &stats);
+    if (records_by_kernel ? rows_read + scanned != stats.kv_bytes + stats.metric_bytes : rows_read != stats.kv_bytes)
+        fail_msg("%s: kernels read %llu bytes of rows and %llu of records, reported are %llu and %llu", policy,
+                 (unsigned long long)rows_read, (unsigned long long)scanned, (unsigned long long)stats.kv_bytes,
+                 (unsigned long long)stats.metric_bytes);
+    assert_true(rows_read > 0);
+    if (session->policy.method != BUTLER_DENSE)
+        assert_true(stats.kv_bytes < stats.full_kv_bytes);
+    else
+        assert_int_equal(stats.kv_bytes, stats.full_kv_bytes);
+    butler_session_free(session);
+}
+
+static void test_bytes(void **state)
+{
+    struct butler_model *model = open_counting();
+    (void)state;
+    check_bytes(model, "full", true);
+    check_bytes(model, "quest:budget=64,dense=1", true);
+    check_bytes(model, "quest:budget=64,dense=0,share=query", true);
+    check_bytes(model, "tinyserve:budget=48", true);
+    check_bytes(model, "fier:budget=32,dense=0", true);
+    check_bytes(model, "oracle:budget=20", true);
+    check_bytes(model, "oracle:mass=0.9", true);
+    check_bytes(model, "random:budget=20", true);
+    check_bytes(model, "streaming:budget=64", true);
+    check_bytes(model, "streaming:budget=64,rope=cache", true);
+    check_bytes(model, "h2o:budget=64", false);
+    check_bytes(model, "scissorhands:budget=64", false);
+    check_bytes(model, "tova:budget=64", false);
+    check_bytes(model, "softprune:ratio=0.5,min=20", false);
+    check_bytes(model, "snapkv:budget=64", false);
+    butler_model_free(model);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

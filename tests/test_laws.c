@@ -1,0 +1,315 @@
+/* The laws every policy keeps, looped over the registry and over points on the axes that have no name, for models with
+ * and without grouped queries, caches in F16 and Q8_0, one thread and two. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "fixtures.h"
+#include "session.h"
+
+enum { N_TEXT = 200, N_PROMPT = 90, BUDGET = 48 };
+
+/* Points besides the named policies' defaults. */
+static const char *const unnamed[] = {
+    "h2o+vatp",
+    "scissorhands+vatp:norm=l2",
+    "snapkv:rolling=1,recent=8,window=8",
+    "snapkv+vatp:rolling=1,recent=8,window=8,pool=avg",
+    "h2o:share=layer",
+    "h2o:method=retrieve",
+    "streaming:method=retrieve",
+    "streaming:rope=cache",
+    "quest:bound=max,group=mean,dense=0",
+    "quest:page=8,dense=0",
+    "quest:method=evict,dense=0",
+    "pagestats:method=evict,page=32",
+    "fier:method=evict,dense=0",
+    "oracle:method=evict",
+    "oracle:share=query",
+    "oracle:share=layer,group=mean",
+    "oracle:group=mean,sinks=4,recent=8",
+    "oracle:on_top=1,sinks=4,recent=8",
+    "random:share=query",
+    "knorm:prefill=evict",
+};
+
+struct model_case {
+    const char *file;
+    enum butler_kv_type kv_type;
+    int n_threads;
+};
+
+static const struct model_case models[] = {
+    {"models/llama-mha.gguf", BUTLER_KV_F16, 1},
+    {"models/llama-gqa.gguf", BUTLER_KV_F16, 2},
+    {"models/llama-q8_0.gguf", BUTLER_KV_Q8_0, 2},
+    {"models/gpt2.gguf", BUTLER_KV_F16, 1},
+};
+
+struct context {
+    struct butler_model *model;
+    const struct model_case *from;
+    int n_text, n_prompt;
+    int32_t text[N_TEXT];
+};
+
+static struct context open_model(const struct model_case *from, int n_threads)
+{
+    struct context c = {.from = from};
+    struct butler_error err;
+    char path[FIXTURE_PATH];
+    uint64_t random = 7;
+    fixture_path(path, from->file);
+    c.model = butler_model_load(path, &(struct butler_model_params){.n_threads = n_threads ? n_threads : from->n_threads}, &err);
+    if (!c.model)
+        fail_msg("%s", err.message);
+    const struct butler_model_info *info = butler_model_get_info(c.model);
+    c.n_text = BUTLER_MIN(N_TEXT, info->n_ctx_train);
+    c.n_prompt = BUTLER_MIN(N_PROMPT, c.n_text / 2);
+    for (int i = 0; i < c.n_text; i++)
+        c.text[i] = (int32_t)(butler_random(&random) % (uint64_t)info->n_vocab);
+    return c;
+}
+
+static struct butler_session *open_session(const struct context *c, const char *policy)
+{
+    struct butler_error err;
+    struct butler_session *session = butler_session_new(
+        c->model,
+        &(struct butler_session_params){.n_ctx = c->n_text, .n_block = 32, .kv_type = c->from->kv_type, .policy = policy, .seed = 3}, &err);
+    if (!session)
+        fail_msg("%s: %s", policy, err.message);
+    return session;
+}
+
+/* The policy with a budget of n tokens, or as it is where it has none. */
+static const char *with_budget(const char *policy, int n, char out[512])
+{
+    const bool dense = strcmp(policy, "full") == 0 || strncmp(policy, "entropystop", 11) == 0;
+    if (dense)
+        snprintf(out, 512, "%s", policy);
+    else
+        snprintf(out, 512, "%s%c%s=%d", policy, strchr(policy, ':') ? ',' : ':', strncmp(policy, "softprune", 9) == 0 ? "min" : "budget", n);
+    return out;
+}
+
+/* Whether the policy means something on this model; if not, the parser must say so. */
+static bool applies(const struct context *c, const char *policy)
+{
+    struct butler_error err = {0};
+    if (butler_policy_check(c->model, policy, &err) == 0)
+        return true;
+    assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
+    assert_non_null(strstr(policy, "rope=cache")); /* the one thing here that some models lack */
+    return false;
+}
+
+/* Calls law for every model and every policy. */
+typedef void law_fn(const struct context *c, const char *policy);
+
+static void for_all(law_fn *law)
+{
+    for (int m = 0; m < BUTLER_COUNT(models); m++) {
+        const struct context c = open_model(&models[m], 0);
+        struct butler_policy_info info;
+        int n = 0;
+        for (int i = 0; butler_policy_describe(c.model, i, &info); i++, n++)
+            law(&c, info.name);
+        assert_true(n >= 16);
+        for (int i = 0; i < BUTLER_COUNT(unnamed); i++)
+            if (applies(&c, unnamed[i]))
+                law(&c, unnamed[i]);
+        butler_model_free(c.model);
+    }
+}
+
+static void prefill(struct butler_session *session, const int32_t *ids, int n)
+{
+    struct butler_error err;
+    if (butler_prefill(session, ids, n, NULL, NULL, &err) < 0)
+        fail_msg("%s", err.message);
+}
+
+static void step(struct butler_session *session, int32_t id)
+{
+    struct butler_error err;
+    if (butler_step(session, id, &err) < 0)
+        fail_msg("%s", err.message);
+}
+
+static void assert_same_logits(const struct butler_session *a, const struct butler_session *b, const char *policy, int position)
+{
+    if (memcmp(butler_logits(a), butler_logits(b), (size_t)a->model->hp.n_vocab * sizeof(float)) != 0)
+        fail_msg("%s: other logits at position %d", policy, position);
+}
+
+/* ---------------------------------------------------------------------------------------------- the laws */
+
+/* Budget >= length gives exactly the dense result. */
+static void dense_law(const struct context *c, const char *policy)
+{
+    char text[512];
+    if (strstr(policy, "rope=cache")) /* keys rotated after rounding are not the keys that were rounded after rotation */
+        return;
+    struct butler_session *sparse = open_session(c, with_budget(policy, 100000, text)), *full = open_session(c, "full");
+    prefill(sparse, c->text, c->n_prompt);
+    prefill(full, c->text, c->n_prompt);
+    for (int i = c->n_prompt; i < c->n_text; i++) {
+        assert_same_logits(sparse, full, text, i - 1);
+        step(sparse, c->text[i]);
+        step(full, c->text[i]);
+    }
+    assert_same_logits(sparse, full, text, c->n_text - 1);
+    butler_session_free(sparse);
+    butler_session_free(full);
+}
+
+static void test_dense(void **state)
+{
+    (void)state;
+    for_all(dense_law);
+}
+
+/* What one step read: sorted, unique, in range, within the budget, with what is always kept. */
+static void check_selection(const struct butler_session *session, const char *policy, int n_prompt, int layer, int head)
+{
+    int32_t ids[N_TEXT];
+    const struct butler_policy *p = &session->policy;
+    const int n_past = butler_n_past(session), n = butler_last_selection(session, layer, head, ids, N_TEXT);
+    const bool dense = layer < p->dense_layers || !p->metric;
+    const struct butler_limits limits = butler_policy_limits(p, layer, session->shape.n_layers, n_past);
+    for (int i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= n_past || (i > 0 && ids[i] <= ids[i - 1]))
+            fail_msg("%s: layer %d, head %d, %d tokens: id %d is %d", policy, layer, head, n_past, i, ids[i]);
+    if (dense) {
+        assert_int_equal(n, n_past);
+        return;
+    }
+    /* Pages: sinks and recent tokens bring their pages, and the page being filled comes on top of whole ones. */
+    const int unit = p->unit, slack = unit > 1 ? unit * (1 + (limits.sinks > 0) + 1) : 0;
+    int most = BUTLER_MAX(limits.budget, limits.sinks + limits.recent) + slack;
+    if (p->evict_at_prefill_only) /* what was decoded since is kept */
+        most += n_past - n_prompt;
+    if (n > most)
+        fail_msg("%s: layer %d, head %d, %d tokens: %d read, %d allowed", policy, layer, head, n_past, n, most);
+    if (n < BUTLER_MIN(limits.budget - slack, n_past))
+        fail_msg("%s: layer %d, head %d, %d tokens: %d read of a budget of %d", policy, layer, head, n_past, n, limits.budget);
+    assert_int_equal(ids[n - 1], n_past - 1);
+    for (int i = 0; i < BUTLER_MIN(limits.sinks, n_past); i++)
+        assert_int_equal(ids[i], i);
+    for (int i = 0; i < BUTLER_MIN(limits.recent, n_past) && !p->evict_at_prefill_only; i++)
+        if (ids[n - 1 - i] != n_past - 1 - i)
+            fail_msg("%s: layer %d, head %d, %d tokens: recent token %d is missing", policy, layer, head, n_past, n_past - 1 - i);
+}
+
+/* Ids keep their form; reported memory stays at the budget. */
+static void selection_law(const struct context *c, const char *policy)
+{
+    char text[512];
+    struct butler_session *session = open_session(c, with_budget(policy, BUDGET, text));
+    const struct butler_policy *p = &session->policy;
+    prefill(session, c->text, c->n_prompt);
+    for (int i = c->n_prompt; i < c->n_text; i++) {
+        step(session, c->text[i]);
+        for (int l = 0; l < session->shape.n_layers; l++)
+            for (int h = 0; h < session->shape.n_heads; h++)
+                check_selection(session, text, c->n_prompt, l, h);
+        if (p->method == BUTLER_EVICT && !p->evict_at_prefill_only && p->budget_kind == BUTLER_BUDGET_COUNT && p->dense_layers == 0) {
+            struct butler_stats stats;
+            butler_session_stats(session, &stats);
+            assert_true(stats.kv_memory <= butler_kv_bytes(c->model, c->from->kv_type, BUDGET));
+        }
+    }
+    butler_session_free(session);
+}
+
+static void test_selection(void **state)
+{
+    (void)state;
+    for_all(selection_law);
+}
+
+/* A save and restore in the middle of the text changes nothing that follows. */
+static void restore_law(const struct context *c, const char *policy)
+{
+    char text[512], path[] = "/tmp/butler-test-session-XXXXXX";
+    struct butler_error err;
+    const int fd = mkstemp(path), middle = (c->n_prompt + c->n_text) / 2;
+    assert_true(fd >= 0);
+    close(fd);
+    struct butler_session *session = open_session(c, with_budget(policy, BUDGET, text)), *restored;
+    prefill(session, c->text, c->n_prompt);
+    for (int i = c->n_prompt; i < middle; i++)
+        step(session, c->text[i]);
+    if (butler_session_save(session, path, &err) < 0 || !(restored = butler_session_restore(c->model, path, &err)))
+        fail_msg("%s: %s", text, err.message);
+    unlink(path);
+    assert_int_equal(butler_n_past(restored), middle);
+    assert_same_logits(session, restored, text, middle - 1);
+    for (int i = middle; i < c->n_text; i++) {
+        int32_t a[N_TEXT], b[N_TEXT];
+        step(session, c->text[i]);
+        step(restored, c->text[i]);
+        assert_same_logits(session, restored, text, i);
+        const int n = butler_last_selection(session, 0, 0, a, N_TEXT);
+        assert_int_equal(butler_last_selection(restored, 0, 0, b, N_TEXT), n);
+        assert_memory_equal(a, b, (size_t)n * sizeof *a);
+    }
+    butler_session_free(session);
+    butler_session_free(restored);
+}
+
+static void test_restore(void **state)
+{
+    (void)state;
+    for_all(restore_law);
+}
+
+/* One thread and two, and another backend table of the same ISA, agree bit for bit. */
+static struct context one_thread;
+
+static void threads_law(const struct context *c, const char *policy)
+{
+    char text[512];
+    struct butler_session *a = open_session(c, with_budget(policy, BUDGET, text)), *b = open_session(&one_thread, text);
+    prefill(a, c->text, c->n_prompt);
+    prefill(b, c->text, c->n_prompt);
+    for (int i = c->n_prompt; i < c->n_text; i++) {
+        assert_same_logits(a, b, text, i - 1);
+        step(a, c->text[i]);
+        step(b, c->text[i]);
+    }
+    butler_session_free(a);
+    butler_session_free(b);
+}
+
+static void test_threads(void **state)
+{
+    struct butler_policy_info info;
+    (void)state;
+    for (int m = 1; m < 3; m++) {
+        const struct context c = open_model(&models[m], 2);
+        one_thread = open_model(&models[m], 1);
+        for (int i = 0; butler_policy_describe(c.model, i, &info); i++)
+            threads_law(&c, info.name);
+        for (int i = 0; i < BUTLER_COUNT(unnamed); i++)
+            threads_law(&c, unnamed[i]);
+        butler_model_free(c.model);
+        butler_model_free(one_thread.model);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dense),
+        cmocka_unit_test(test_selection),
+        cmocka_unit_test(test_restore),
+        cmocka_unit_test(test_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
