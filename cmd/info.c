@@ -8,8 +8,11 @@ static uint64_t kv_bytes_per_token(const struct butler_model *model, enum butler
     return butler_kv_bytes(model, type, MANY) / MANY;
 }
 
+/* null where the heads are too narrow for the type. */
 static json_t *kv_row(const struct butler_model *model, enum butler_kv_type type, int n_ctx)
 {
+    if (kv_bytes_per_token(model, type) == 0)
+        return json_null();
     return json_pack("{s:I, s:I}", "per_token", (json_int_t)kv_bytes_per_token(model, type), "at_ctx",
                      (json_int_t)butler_kv_bytes(model, type, n_ctx));
 }
@@ -49,10 +52,15 @@ static void print_text(const struct butler_model *model, const struct butler_mod
                (unsigned long long)info->n_params, info->file_type);
     cmd_printf("read per token  %s of weights, and of the cache at %d tokens:\n", cmd_bytes(a, sizeof a, info->step_weight_bytes),
                n_ctx);
-    for (int type = 0; type < BUTLER_N_KV_TYPES; type++)
-        cmd_printf("  %-13s %s a token, %s in all\n", cmd_kv_type_name((enum butler_kv_type)type),
-                   cmd_bytes(a, sizeof a, kv_bytes_per_token(model, (enum butler_kv_type)type)),
-                   cmd_bytes(b, sizeof b, butler_kv_bytes(model, (enum butler_kv_type)type, n_ctx)));
+    for (int i = 0; i < BUTLER_N_KV_TYPES; i++) {
+        enum butler_kv_type type = (enum butler_kv_type)i;
+        if (kv_bytes_per_token(model, type) == 0)
+            cmd_printf("  %-13s not possible with heads of %d\n", cmd_kv_type_name(type), info->head_dim);
+        else
+            cmd_printf("  %-13s %s a token, %s in all\n", cmd_kv_type_name(type),
+                       cmd_bytes(a, sizeof a, kv_bytes_per_token(model, type)),
+                       cmd_bytes(b, sizeof b, butler_kv_bytes(model, type, n_ctx)));
+    }
     cmd_printf("runs with       %s, %d threads\n", info->isa, info->n_threads);
 }
 
@@ -85,11 +93,12 @@ static const struct cmd_use uses[] = {{CMD_MODEL, NULL}, {CMD_CTX, "0"},   {CMD_
 
 const struct cmd_command cmd_info = {
     .name = "info",
-    .synopsis = "MODEL [-c N] [--json]",
+    .synopsis = "[MODEL] [-c N] [--json]",
     .summary = "what a model file holds and what a session will take",
-    .details = "Prints architecture, sizes, tokenizer and quantisation, and the KV cache's bytes per token and for a full context\n"
-               "(-c, or what the model was trained for) in every type that --kv-type knows.\n\n"
-               "With --json one row; its \"kv_bytes\" is {\"f16\": {\"per_token\", \"at_ctx\"}, ...}.\n",
+    .details =
+        "Prints architecture, sizes, tokenizer and quantisation, and the KV cache's bytes per token and for a full context\n"
+        "(-c, or what the model was trained for) in every type that --kv-type knows. Without MODEL it is the default model.\n\n"
+        "With --json one row; its \"kv_bytes\" is {\"f16\": {\"per_token\", \"at_ctx\"}, ...}.\n",
     .uses = uses,
     .max_positional = 1,
     .run = run,

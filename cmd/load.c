@@ -101,14 +101,21 @@ struct butler_model *cmd_model_load(struct cmd_options *options, int *status)
             goto fail;
     for (int i = 0; i < options->kv.n; i++)
         if (butler_policy_check(model, options->kv.values[i], &err) < 0) {
-            cmd_say(options, "--kv %s: %s", options->kv.values[i], err.message);
+            cmd_say(options, "--kv: %s", err.message);
             *status = CMD_USAGE;
             butler_model_free(model);
             return NULL;
         }
-    int n_ctx_train = butler_model_get_info(model)->n_ctx_train;
-    if (options->n_ctx > n_ctx_train)
-        cmd_say(options, "note: -c %d is more than the %d tokens the model was trained for", options->n_ctx, n_ctx_train);
+    const struct butler_model_info *info = butler_model_get_info(model);
+    if (options->given[CMD_KV_TYPE] && butler_kv_bytes(model, (enum butler_kv_type)options->kv_type, 1) == 0) {
+        cmd_say(options, "--kv-type: '%s' is not possible here: it stores blocks of 32 numbers, the model's heads have %d",
+                cmd_kv_type_name((enum butler_kv_type)options->kv_type), info->head_dim);
+        *status = CMD_USAGE;
+        butler_model_free(model);
+        return NULL;
+    }
+    if (options->n_ctx > info->n_ctx_train)
+        cmd_say(options, "note: -c %d is more than the %d tokens the model was trained for", options->n_ctx, info->n_ctx_train);
     return model;
 fail:
     *status = cmd_fail(options, &err);

@@ -1,0 +1,49 @@
+/* What the fuzz targets share: the input as a file that has a path but no place on a disk, and a model to work with. */
+#ifndef FUZZ_H
+#define FUZZ_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "butler.h"
+
+struct fuzz_file {
+    int fd;
+    char path[32];
+};
+
+static inline struct fuzz_file fuzz_file_make(const void *data, size_t size)
+{
+    struct fuzz_file file = {.fd = memfd_create("fuzz", 0)};
+    if (file.fd < 0 || write(file.fd, data, size) != (ssize_t)size)
+        abort();
+    snprintf(file.path, sizeof file.path, "/proc/self/fd/%d", file.fd);
+    return file;
+}
+
+static inline struct butler_model *fuzz_model(const char *path)
+{
+    struct butler_error err = {0};
+    struct butler_model *model = butler_model_load(path, &(struct butler_model_params){.n_threads = 1}, &err);
+    if (!model) {
+        fprintf(stderr, "%s (run the target from the root of the repository)\n", err.message);
+        abort();
+    }
+    return model;
+}
+
+/* A failing call must say why; a property that must hold aborts, so that the fuzzer keeps the input. */
+static inline void fuzz_require(int condition, const char *what)
+{
+    if (!condition) {
+        fprintf(stderr, "does not hold: %s\n", what);
+        abort();
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+
+#endif

@@ -1,0 +1,38 @@
+/* A session file of any bytes. Its digest and the model's fingerprint are put right first: what they would reject is
+ * not worth the time, what lies behind them is. A session that is restored goes on. */
+#include <string.h>
+#include <xxhash.h>
+
+#include "fuzz.h"
+#include "model.h"
+
+enum { FINGERPRINT = 8 }; /* its offset in the file */
+
+static struct butler_model *model;
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc, (void)argv;
+    model = fuzz_model("tests/data/models/llama-gqa.gguf");
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct butler_error err = {0};
+    uint8_t *bytes = malloc(size + sizeof(uint64_t));
+    memcpy(bytes, data, size);
+    if (size >= FINGERPRINT + sizeof model->fingerprint)
+        memcpy(bytes + FINGERPRINT, &model->fingerprint, sizeof model->fingerprint);
+    const uint64_t digest = XXH3_64bits(bytes, size);
+    memcpy(bytes + size, &digest, sizeof digest);
+    struct fuzz_file file = fuzz_file_make(bytes, size + sizeof digest);
+    struct butler_session *session = butler_session_restore(model, file.path, &err);
+    fuzz_require(session || (err.code < 0 && err.message[0]), "a refused file is refused with a reason");
+    if (session && butler_n_past(session) < butler_n_ctx(session))
+        butler_step(session, 42, &err);
+    butler_session_free(session);
+    free(bytes);
+    close(file.fd);
+    return 0;
+}

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Writes tests/corpus: small valid inputs from which the fuzz targets start. Run it from the root of the repository, with
+./butler built, when a format changes; what fuzzing finds is added by hand:
+
+    build/fuzz/fuzz/fuzz_gguf -merge=1 tests/corpus/gguf build/corpus/fuzz_gguf
+"""
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+from gguf_file import ARRAY, F32, STRING, U32, Gguf  # noqa: E402
+
+CORPUS = ROOT / "tests" / "corpus"
+N_EMBD, N_FF, N_HEADS, N_KV_HEADS, N_VOCAB = 8, 8, 2, 1, 9
+
+
+def floats(random_, *dims):
+    n = 1
+    for d in dims:
+        n *= d
+    return list(dims), [random_.gauss(0, 0.5) for _ in range(n)]
+
+
+def tiny_model(arch, tokenizer):
+    r, g = random.Random(7), Gguf()
+    g.put("general.architecture", STRING, arch)
+    for key, value in (("context_length", 16), ("embedding_length", N_EMBD), ("block_count", 1), ("feed_forward_length", N_FF),
+                       ("attention.head_count", N_HEADS), ("attention.head_count_kv", N_KV_HEADS if arch != "gpt2" else N_HEADS)):
+        g.put(f"{arch}.{key}", U32, value)
+    eps = "layer_norm_epsilon" if arch == "gpt2" else "layer_norm_rms_epsilon"
+    g.put(f"{arch}.attention.{eps}", F32, 1e-5)
+    g.put("tokenizer.ggml.model", STRING, tokenizer)
+    if tokenizer == "llama":
+        tokens, types = ["<unk>", "<s>", "</s>", "<0x61>", "<0xFF>", "\u2581", "a", "b", "\u2581a"], [2, 3, 3, 6, 6, 1, 1, 1, 1]
+        g.put("tokenizer.ggml.scores", ARRAY, (F32, [0.0, 0, 0, 0, 0, -1, -2, -3, -4]))
+    else:
+        tokens, types = ["<|endoftext|>", "a", "b", "\u0120", "ab", "\u0120a", "\u00ff", "!", "c"], [3, 1, 1, 1, 1, 1, 1, 1, 1]
+        g.put("tokenizer.ggml.pre", STRING, "gpt-2")
+        g.put("tokenizer.ggml.merges", ARRAY, (STRING, ["a b", "\u0120 a"]))
+    g.put("tokenizer.ggml.tokens", ARRAY, (STRING, tokens))
+    g.put("tokenizer.ggml.token_type", ARRAY, (5, types))
+    g.put("tokenizer.ggml.bos_token_id", U32, 0 if tokenizer == "gpt2" else 1)
+    g.put("tokenizer.ggml.eos_token_id", U32, 0 if tokenizer == "gpt2" else 2)
+    kv = N_EMBD // N_HEADS * (N_HEADS if arch == "gpt2" else N_KV_HEADS)
+    vectors = ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
+    matrices = {"token_embd": (N_EMBD, N_VOCAB), "blk.0.ffn_up": (N_EMBD, N_FF), "blk.0.ffn_down": (N_FF, N_EMBD),
+                "blk.0.attn_output": (N_EMBD, N_EMBD)}
+    if arch == "gpt2":
+        matrices |= {"position_embd": (N_EMBD, 16), "blk.0.attn_qkv": (N_EMBD, N_EMBD + 2 * kv)}
+    else:
+        matrices |= {"blk.0.ffn_gate": (N_EMBD, N_FF), "blk.0.attn_q": (N_EMBD, N_EMBD), "blk.0.attn_k": (N_EMBD, kv),
+                     "blk.0.attn_v": (N_EMBD, kv)}
+    for name in vectors:
+        g.put_tensor(name + ".weight", *floats(r, N_EMBD))
+    for name, dims in matrices.items():
+        g.put_tensor(name + ".weight", *floats(r, *dims))
+        if arch == "gpt2" and name.startswith("blk"):
+            g.put_tensor(name + ".bias", *floats(r, dims[1]))
+    if arch == "gpt2":
+        for name in vectors:
+            g.put_tensor(name + ".bias", *floats(r, N_EMBD))
+    return g
+
+
+def gguf_seeds(folder):
+    for arch, tokenizer in (("llama", "llama"), ("llama", "gpt2"), ("qwen2", "gpt2"), ("gpt2", "gpt2")):
+        model = tiny_model(arch, tokenizer)
+        if arch == "qwen2":
+            r = random.Random(8)
+            for part, n in (("q", N_EMBD), ("k", N_EMBD // N_HEADS), ("v", N_EMBD // N_HEADS)):
+                model.put_tensor(f"blk.0.attn_{part}.bias", *floats(r, n))
+        path = folder / f"{arch}-{tokenizer}"
+        model.write(path)
+        run = subprocess.run([ROOT / "butler", "logits", "-m", path, "--ids", "1,2,3"], capture_output=True, text=True)
+        assert run.returncode == 0, f"{path}: {run.stderr}"
+
+
+def tokenizer_seeds(folder):
+    texts = ["Hello, world! It's 1234 o'clock.", "  two  spaces\n\n\ttab ", "caf\u00e9 \u4f60\u597d \U0001f600", "<s>a</s><|endoftext|>", "\xff\xfe"]
+    for i, text in enumerate(texts):
+        for which in (0, 1, 6, 7):
+            raw = text.encode("latin-1") if text == "\xff\xfe" else text.encode()
+            (folder / f"text-{i}-{which}").write_bytes(bytes([which]) + raw)
+
+
+def policy_seeds(folder):
+    listed = subprocess.run([ROOT / "butler", "policies", "--json"], capture_output=True, text=True, check=True).stdout
+    import json
+    rows = [json.loads(line) for line in listed.splitlines()]
+    texts = [row["defaults"] for row in rows] + ["h2o+vatp:budget=0.5,sinks=20", "quest:mass=0.95", "quest:preset=code", "oracle:share=query"]
+    for i, text in enumerate(texts):
+        (folder / f"policy-{i:02}").write_text(text)
+
+
+def session_seeds(folder):
+    for policy in ("full", "h2o:budget=4", "quest:budget=16,dense=0", "fier:budget=4,dense=0", "streaming:budget=4,sinks=1,rope=cache"):
+        with tempfile.NamedTemporaryFile() as file:
+            subprocess.run([ROOT / "butler", "run", "-m", ROOT / "tests/data/models/llama-gqa.gguf", "-p", "ab", "-n", "4", "-c", "16",
+                            "--kv", policy, "--temp", "0", "--save-session", file.name], check=True, capture_output=True)
+            # The target computes the digest itself.
+            (folder / policy.split(":")[0]).write_bytes(Path(file.name).read_bytes()[:-8])
+
+
+def main():
+    for name, write in (("gguf", gguf_seeds), ("tokenizer", tokenizer_seeds), ("policy", policy_seeds), ("session", session_seeds)):
+        folder = CORPUS / name
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder)
+        print(f"{name}: {sum(1 for _ in folder.iterdir())} seeds, {sum(f.stat().st_size for f in folder.iterdir())} bytes")
+
+
+if __name__ == "__main__":
+    main()
