@@ -105,7 +105,9 @@ CLASSES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen
 def build(arch, config_args):
     config_class, model_class = CLASSES[arch]
     config = config_class(vocab_size=N_VOCAB, attn_implementation="eager", pad_token_id=None, bos_token_id=None, eos_token_id=None,
-                          **config_args)
+                          **copy.deepcopy(config_args))
+    for key, value in config_args.get("rope_parameters", {}).items():
+        assert config.rope_parameters[key] == value, f"transformers replaced {key} = {value} by {config.rope_parameters[key]}"
     torch.manual_seed(0)
     return model_class(config).eval()
 
@@ -351,9 +353,15 @@ def check_sensitivity(case, model, ids, expected):
         args = copy.deepcopy(case["config"])
         rope = args["rope_parameters"]
         args["rope_parameters"] = {k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if k in rope} | {"rope_type": "default"}
-        plain = build(case["arch"], args).double()
-        plain.load_state_dict(model.state_dict())
-        least = min(least, ("rope scaling", relative(run(plain, ids)[0], expected).max()), key=lambda x: x[1])
+        others = [("rope scaling", args)]
+        if "long_factor" in rope:
+            swapped = copy.deepcopy(case["config"])
+            swapped["rope_parameters"] |= {"long_factor": rope["short_factor"], "short_factor": rope["long_factor"]}
+            others.append(("long or short factors", swapped))
+        for what, other_args in others:
+            other = build(case["arch"], other_args).double()
+            other.load_state_dict(model.state_dict())
+            least = min(least, (what, relative(run(other, ids)[0], expected).max()), key=lambda x: x[1])
     assert least[1] > SENSITIVITY, f"{case['name']}: {least[0]} hardly matters ({least[1]:.2e})"
     return least
 
@@ -462,8 +470,8 @@ def cases():
     yield case("phi3-partial", "phi3", llama(64, 2, 1, 80, **rope("default", partial_rotary_factor=0.75)), gguf_sliding_window=0)
     factors = lambda base, step: [base + step * i for i in range(16)]
     yield case("phi3-longrope", "phi3", llama(64, 2, 1, 80, ctx=128, **rope(
-        "longrope", short_factor=factors(1.0, 0.05), long_factor=factors(1.5, 0.5), original_max_position_embeddings=32)),
-        texts=[("-short", 32, 32), ("-long", 80, 128)], gguf_sliding_window=2047)
+        "longrope", short_factor=factors(1.0, 0.05), long_factor=factors(1.5, 0.5), original_max_position_embeddings=32),
+        original_max_position_embeddings=32), texts=[("-short", 32, 32), ("-long", 80, 128)], gguf_sliding_window=2047)
     gpt2 = dict(n_embd=48, n_head=3, n_layer=2, n_inner=112, n_positions=64, activation_function="gelu_new")
     yield case("gpt2", "gpt2", dict(gpt2, tie_word_embeddings=True))
 
