@@ -3,7 +3,7 @@
  *
  * Neighbours are positions of the text, not slots: a position that is gone, or beyond an end, counts as 0 in the average
  * (which always divides by the kernel) and not at all in the maximum. SnapKV pools over the tokens before the
- * observation window only; so a neighbour counts when it is on the token's own side of the window's edge.
+ * observation window (the last w positions) only; so a neighbour counts when it is on the token's own side of that edge.
  *
  * Slots may be in any order once tokens were evicted. Scoring walks the text in blocks of positions and spreads the slots
  * of a block over a table on the stack. */
@@ -55,6 +55,14 @@ static void spread(const struct butler_head_view *view, int head, int from, int 
     }
 }
 
+static int newest_position(const struct butler_head_view *view)
+{
+    int newest = butler_view_n_slots(view) - 1;
+    for (int slot = 0; view->positions && slot < view->n_slots; slot++)
+        newest = BUTLER_MAX(newest, view->positions[slot]);
+    return newest;
+}
+
 static float pool(const float *table, int low, int high, int kernel, bool maximum)
 {
     float sum = 0, most = 0;
@@ -71,7 +79,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
 {
     (void)shape, (void)q;
     int kernel = (int)values[1], half = kernel / 2;
-    int edge = butler_view_query_position(view) - (int)values[0] + 1; /* first position of the observation window */
+    int edge = newest_position(view) - (int)values[0] + 1; /* first position of the observation window */
     float table[BLOCK + MAX_KERNEL - 1];
     int lowest = INT_MAX, highest = -1;
     for (int i = 0; i < n; i++) {
@@ -99,7 +107,13 @@ static void score(const struct butler_metric_shape *shape, const double *values,
 static uint64_t score_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots)
 {
     (void)values;
-    return (uint64_t)n_slots * (uint64_t)shape->group * sizeof(uint64_t);
+    return butler_window_score_bytes(shape->group, n_slots);
+}
+
+static uint64_t observe_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots)
+{
+    (void)values;
+    return butler_window_observe_bytes(shape->group, n_slots);
 }
 
 const struct butler_metric butler_metric_pooled = {
@@ -112,4 +126,5 @@ const struct butler_metric butler_metric_pooled = {
     .observe = observe,
     .score = score,
     .score_bytes = score_bytes,
+    .observe_bytes = observe_bytes,
 };

@@ -13,5 +13,8 @@ void butler_window_observe(const struct butler_head_view *view, int group, int w
                            size_t stride, int n);
 /* The sum over the window for one query head. */
 float butler_window_sum(const struct butler_head_view *view, int slot, int head);
+/* A score reads the sums; an observation the sums and one entry of each ring. */
+uint64_t butler_window_score_bytes(int group, int n_slots);
+uint64_t butler_window_observe_bytes(int group, int n_slots);
 
 #endif

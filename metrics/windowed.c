@@ -35,6 +35,16 @@ float butler_window_sum(const struct butler_head_view *view, int slot, int head)
     return (float)sums[head] / ONE;
 }
 
+uint64_t butler_window_score_bytes(int group, int n_slots)
+{
+    return (uint64_t)n_slots * (uint64_t)group * sizeof(uint64_t);
+}
+
+uint64_t butler_window_observe_bytes(int group, int n_slots)
+{
+    return (uint64_t)n_slots * (uint64_t)group * (sizeof(uint64_t) + sizeof(uint16_t));
+}
+
 static const struct butler_param params[] = {
     {"window", 400, 1, 65536, "latest queries that count"},
     {NULL, 0, 0, 0, NULL},
@@ -66,11 +76,16 @@ static void score(const struct butler_metric_shape *shape, const double *values,
             out[(size_t)head * stride + i] = butler_window_sum(view, first + i, head);
 }
 
-/* A score reads the sums, not the rings. */
 static uint64_t score_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots)
 {
     (void)values;
-    return (uint64_t)n_slots * (uint64_t)shape->group * sizeof(uint64_t);
+    return butler_window_score_bytes(shape->group, n_slots);
+}
+
+static uint64_t observe_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots)
+{
+    (void)values;
+    return butler_window_observe_bytes(shape->group, n_slots);
 }
 
 const struct butler_metric butler_metric_windowed = {
@@ -83,4 +98,5 @@ const struct butler_metric butler_metric_windowed = {
     .observe = observe,
     .score = score,
     .score_bytes = score_bytes,
+    .observe_bytes = observe_bytes,
 };
