@@ -16,7 +16,7 @@
 struct butler_head_view {
     int layer, kv_head, head_dim;
     int n_slots;              /* slots in use, [0, n_slots) */
-    int query_position;       /* of the token being decoded (a cut comes before it is in the cache), or the last of the prompt */
+    int query_position;       /* position of the newest token in the cache (in a cut before an append: of the one before) */
     const int32_t *positions; /* [n_slots] text position of each slot; NULL: slot i holds position i */
     unsigned char *records;   /* [ceil(n_slots / record_slots)][record_bytes]; zeroed when their first slot is filled */
     size_t record_bytes;
