@@ -32,7 +32,8 @@ from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCaus
 N_VOCAB = 267  # odd, so that kernels that take rows by four or eight meet a remainder
 SENSITIVITY = 1e-2
 
-F32_TOLERANCE, HALF_TOLERANCE, QUANT_TOLERANCE = 1e-4, 1e-3, 1e-4
+# Engines that keep activations in float32 come within 1e-5; a wrong epsilon or a different GELU is only seen below 1e-4.
+F32_TOLERANCE, HALF_TOLERANCE, QUANT_TOLERANCE = 2e-5, 1e-3, 1e-4
 # An element whose last bits differ may be rounded the other way; a few such are allowed for.
 KV_TOLERANCE = {"f16": 3e-4, "q8_0": 5e-3}
 
