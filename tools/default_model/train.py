@@ -151,6 +151,83 @@ def draw_curve(log_path, out):
     plt.close(fig)
 
 
+def gradients(model, batch, parts, device):
+    """Adds 1/parts of one batch's gradient to the parameters'; returns book loss, book tokens, answer loss, answer tokens, answer tokens with p > 1/2."""
+    ids, w, pos, n_tasks = batch
+    ids, w, pos = (x.to(device) for x in (ids, w, pos))
+    total, losses = model.loss(ids[:, :-1], ids[:, 1:], w / w.sum(), pos)
+    (total / parts).backward()
+    losses = losses.view(w.shape)
+    book, hit = losses[n_tasks:], losses[:n_tasks][w[:n_tasks] == ANSWER]
+    return np.array([float(book.sum()), book.numel(), float(hit.sum()), hit.numel(), float((hit < 0.6931).sum())])
+
+
+def worker(rank, model, flat, taken, pipe, args, recipe, seed):
+    """One process with one thread. Takes batches of the step until all are taken, leaves its gradient in flat[rank]: a core that others use costs its share, no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    if not args.no_compile:
+        model.compile()
+    batches, current = Batches(args.prep, seed), None
+    params = list(model.parameters())
+    views, at = [], 0
+    for p in params:
+        views.append(flat[rank, at:at + p.numel()].view_as(p))
+        p.grad = views[-1]
+        at += p.numel()
+    try:
+        while True:
+            index = pipe.recv()
+            if index is None:
+                break
+            stage = recipe["stages"][index]
+            if index != current:
+                batches.start(stage)
+                current = index
+            flat[rank].zero_()
+            tally, parts = np.zeros(5), stage.get("accumulate", 1)
+            while True:
+                with taken.get_lock():
+                    mine = taken.value < parts
+                    taken.value += 1
+                if not mine:
+                    break
+                tally += gradients(model, batches.queue.get(), parts, "cpu")
+            pipe.send(tally)
+    except EOFError:
+        pass
+
+
+class Workers:
+    def __init__(self, model, args, recipe, seed):
+        import torch.multiprocessing as mp
+        ctx = mp.get_context("spawn")
+        self.params = list(model.parameters())
+        self.flat = torch.zeros(args.workers, sum(p.numel() for p in self.params)).share_memory_()
+        self.taken, self.pipes = ctx.Value("i", 0), []
+        for rank in range(args.workers):
+            here, there = ctx.Pipe()
+            ctx.Process(target=worker, args=(rank, model, self.flat, self.taken, there, args, recipe, seed + 1000 * rank), daemon=True).start()
+            there.close()
+            self.pipes.append(here)
+
+    def step(self, stage_index):
+        self.taken.value = 0
+        for pipe in self.pipes:
+            pipe.send(stage_index)
+        tally = sum(pipe.recv() for pipe in self.pipes)
+        total, at = self.flat.sum(0), 0
+        for p in self.params:
+            p.grad = total[at:at + p.numel()].view_as(p)
+            at += p.numel()
+        return tally
+
+    def close(self):
+        for pipe in self.pipes:
+            pipe.send(None)
+
+
 class Trainer:
     def __init__(self, args):
         self.args = args
@@ -175,6 +252,11 @@ class Trainer:
         self.ckpt, self.log_path = os.path.join(args.out, "checkpoint.pt"), os.path.join(args.out, "log.jsonl")
         if os.path.exists(self.ckpt):
             self.load()
+        self.workers = self.batches = None
+        if args.workers > 1:
+            self.model.share_memory()
+            self.workers = Workers(self.model, args, self.recipe, self.recipe["seed"] + self.step)
+            return
         if not args.no_compile:
             self.model.compile()
         self.batches = Batches(args.prep, self.recipe["seed"] + self.step)
@@ -203,15 +285,11 @@ class Trainer:
         self.muon.param_groups[0]["momentum"] = min(0.95, 0.85 + self.step / 3000)
 
     def one_step(self, stage):
-        tally = np.zeros(5)  # book loss, book tokens, answer loss, answer tokens, answers right
-        for _ in range(stage.get("accumulate", 1)):
-            ids, w, pos, n_tasks = self.batches.queue.get()
-            ids, w, pos = (x.to(self.args.device) for x in (ids, w, pos))
-            total, losses = self.model.loss(ids[:, :-1], ids[:, 1:], w / w.sum(), pos)
-            (total / stage.get("accumulate", 1)).backward()
-            losses = losses.view(w.shape)
-            book, hit = losses[n_tasks:], losses[:n_tasks][w[:n_tasks] == ANSWER]
-            tally += [float(book.sum()), book.numel(), float(hit.sum()), hit.numel(), float((hit < 0.6931).sum())]
+        parts = stage.get("accumulate", 1)
+        if self.workers:
+            tally = self.workers.step(self.stage)
+        else:
+            tally = sum(gradients(self.model, self.batches.queue.get(), parts, self.args.device) for _ in range(parts))
         torch.nn.utils.clip_grad_norm_([self.model.embed], 1.0)
         self.muon.step()
         self.adam.step()
@@ -220,7 +298,7 @@ class Trainer:
         with torch.no_grad():
             torch._foreach_lerp_(list(self.ema.values()), [p.detach() for p in self.model.parameters()], 1 - keep)
         self.step += 1
-        n = stage["rows"] * stage["seq"] * stage.get("accumulate", 1)
+        n = stage["rows"] * stage["seq"] * parts
         self.tokens += n
         self.stage_tokens += n
         return tally
@@ -241,7 +319,8 @@ class Trainer:
         saved = drawn = time.time()
         while self.stage < len(self.recipe["stages"]) and not self.quit:
             stage = self.recipe["stages"][self.stage]
-            self.batches.start(stage)
+            if self.batches:
+                self.batches.start(stage)
             tally, tokens, mark = np.zeros(5), 0, time.time()
             while self.stage_tokens < stage["tokens"] and not self.quit:
                 self.set_lr(stage)
@@ -259,11 +338,14 @@ class Trainer:
                 if now - drawn > 600:
                     draw_curve(self.log_path, os.path.join(self.args.out, "curve.png"))
                     drawn = time.time()
-            self.batches.stop_last()
+            if self.batches:
+                self.batches.stop_last()
             if not self.quit:
                 self.stage, self.stage_tokens = self.stage + 1, 0
             self.save()
         draw_curve(self.log_path, os.path.join(self.args.out, "curve.png"))
+        if self.workers:
+            self.workers.close()
         print("stopped" if self.quit else "done", flush=True)
 
 
@@ -274,6 +356,7 @@ def main():
     ap.add_argument("--recipe", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "recipe.json"))
     ap.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     ap.add_argument("--threads", type=int, default=0)
+    ap.add_argument("--workers", type=int, default=1, help="on a CPU that is shared: so many processes of one thread each, in place of one of several threads")
     ap.add_argument("--save-every", type=float, default=240, metavar="SECONDS")
     ap.add_argument("--log-every", type=float, default=30, metavar="SECONDS")
     ap.add_argument("--no-compile", action="store_true")
