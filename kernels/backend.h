@@ -19,15 +19,15 @@ struct butler_lists {
 /* Scratch of one session for scoring, selecting and attending, made for the longest text. */
 struct butler_workspace {
     int max_slots, n_threads;
-    size_t score_stride;     /* floats per query head in scores */
-    float *scores;           /* [n_heads][score_stride] scores of units; attention weights when a metric observes */
-    uint32_t *slots;         /* [n_heads or n_kv_heads][max_slots] behind the lists */
+    size_t score_stride; /* floats per query head in scores */
+    float *scores;       /* [n_heads][score_stride] scores of units; attention weights when a metric observes */
+    uint32_t *slots;     /* [n_heads or n_kv_heads][max_slots] behind the lists */
     uint32_t **list_slots;
     int *list_n;
-    uint32_t *units;         /* [n_threads][4 * max_slots] selected units, orders, new places */
-    float *ordered;          /* [n_threads][max_slots] scores by position, for eviction */
-    float *partial;          /* [n_heads][n_slices][head_dim + 2] what each slice of an attention gives */
-    float *tile;             /* [n_threads][tile_rows][max_slots] attention scores in prefill */
+    uint32_t *units;          /* [n_threads][4 * max_slots] selected units, orders, new places */
+    float *ordered;           /* [n_threads][max_slots] scores by position, for eviction */
+    float *partial;           /* [n_heads][n_slices][head_dim + 2] what each slice of an attention gives */
+    float *tile;              /* [n_threads][tile_rows][max_slots] attention scores in prefill */
     float *tile_q, *tile_out; /* [n_threads][tile_rows][head_dim] */
     int tile_rows;
     float *panel; /* [n_threads][panel_floats] dequantised weights in prefill */

@@ -8,9 +8,9 @@
 #include "methods.h"
 
 enum {
-    GEMV_ROWS = 32,   /* rows of a matrix one task multiplies in decode */
-    PANEL_ROWS = 16,  /* rows dequantised at a time in prefill */
-    GEMV_TOKENS = 4,  /* up to this many tokens a row is used in its quantised form */
+    GEMV_ROWS = 32,  /* rows of a matrix one task multiplies in decode */
+    PANEL_ROWS = 16, /* rows dequantised at a time in prefill */
+    GEMV_TOKENS = 4, /* up to this many tokens a row is used in its quantised form */
 };
 
 struct matmul_job {
@@ -69,7 +69,8 @@ static void cpu_embed(struct butler_backend *backend, float *y, const struct but
 {
     for (int t = 0; t < n; t++)
         backend->kernels->dequant[table->type](y + (size_t)t * (size_t)table->n_cols,
-                                               (const unsigned char *)table->data + (size_t)ids[t] * table->row_bytes, table->n_cols);
+                                               (const unsigned char *)table->data + (size_t)ids[t] * table->row_bytes,
+                                               table->n_cols);
 }
 
 /* Operations on every row of a block by itself share one way of being split: some rows a task. */
@@ -112,22 +113,30 @@ static void norm_row(const struct rows_job *job, int row)
 static void cpu_norm(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
                      enum butler_norm kind, float eps)
 {
-    run_rows(backend, &(struct rows_job){.y = y, .x = x, .vector = v, .n = n, .dim = dim, .kind = (int)kind, .eps = eps, .row = norm_row});
+    run_rows(backend,
+             &(struct rows_job){.y = y, .x = x, .vector = v, .n = n, .dim = dim, .kind = (int)kind, .eps = eps, .row = norm_row});
 }
 
 static void rope_row(const struct rows_job *job, int row)
 {
     const float *cos = job->cos + (size_t)row * (size_t)job->n_rot / 2, *sin = job->sin + (size_t)row * (size_t)job->n_rot / 2;
     for (int h = 0; h < job->n_heads; h++)
-        butler_rotate(job->kernels, (enum butler_rope)job->kind, job->y + (size_t)(row * job->n_heads + h) * (size_t)job->dim, cos, sin,
-                      job->n_rot);
+        butler_rotate(job->kernels, (enum butler_rope)job->kind, job->y + (size_t)(row * job->n_heads + h) * (size_t)job->dim, cos,
+                      sin, job->n_rot);
 }
 
 static void cpu_rope(struct butler_backend *backend, float *x, const float *cos, const float *sin, int n, int n_heads, int head_dim,
                      int n_rot, enum butler_rope kind)
 {
-    run_rows(backend, &(struct rows_job){
-                          .y = x, .cos = cos, .sin = sin, .n = n, .dim = head_dim, .n_heads = n_heads, .n_rot = n_rot, .kind = (int)kind, .row = rope_row});
+    run_rows(backend, &(struct rows_job){.y = x,
+                                         .cos = cos,
+                                         .sin = sin,
+                                         .n = n,
+                                         .dim = head_dim,
+                                         .n_heads = n_heads,
+                                         .n_rot = n_rot,
+                                         .kind = (int)kind,
+                                         .row = rope_row});
 }
 
 enum { ELEMENTS_PER_ROW = 1024 };
@@ -152,7 +161,10 @@ static void cpu_activate(struct butler_backend *backend, float *up, const float 
                                          .row = activate_row});
 }
 
-static void cpu_add(struct butler_backend *backend, float *y, const float *x, size_t n) { backend->kernels->add(y, x, (int)n); }
+static void cpu_add(struct butler_backend *backend, float *y, const float *x, size_t n)
+{
+    backend->kernels->add(y, x, (int)n);
+}
 
 static void cpu_read(struct butler_backend *backend, float *host, const float *buffer, size_t n)
 {
@@ -187,7 +199,10 @@ struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const struct
     return backend;
 }
 
-void butler_backend_free(struct butler_backend *backend) { free(backend); }
+void butler_backend_free(struct butler_backend *backend)
+{
+    free(backend);
+}
 
 int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_policy *policy,
                           int max_slots, int n_threads, struct butler_error *err)
@@ -224,4 +239,7 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     return butler_arena_make(arena, err);
 }
 
-void butler_workspace_free(struct butler_workspace *work) { butler_arena_free(&work->arena); }
+void butler_workspace_free(struct butler_workspace *work)
+{
+    butler_arena_free(&work->arena);
+}

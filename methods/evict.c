@@ -42,7 +42,8 @@ static void refresh_records(void *user, int first, int n)
 }
 
 /* Cuts one head: scores [n units] in slot order, order [n_full] units by position. */
-static void cut_head(const struct evict_job *job, int kv_head, const float *scores, int n_keep_slots, int sinks, int recent, int thread)
+static void cut_head(const struct evict_job *job, int kv_head, const float *scores, int n_keep_slots, int sinks, int recent,
+                     int thread)
 {
     const struct butler_layer_state *state = job->state;
     struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, kv_head);
@@ -83,9 +84,11 @@ void butler_evict(struct butler_backend *backend, const struct butler_layer_stat
         if (n <= target)
             continue;
         if (policy->share != BUTLER_SHARE_LAYER)
-            scores = butler_reduce_scores(state, h * group, group, BUTLER_CEIL_DIV(n, policy->unit), false, butler_ordered_scratch(state, 0));
+            scores = butler_reduce_scores(state, h * group, group, BUTLER_CEIL_DIV(n, policy->unit), false,
+                                          butler_ordered_scratch(state, 0));
         else if (!scores)
-            scores = butler_reduce_scores(state, 0, state->n_heads, BUTLER_CEIL_DIV(n, policy->unit), false, butler_ordered_scratch(state, 0));
+            scores = butler_reduce_scores(state, 0, state->n_heads, BUTLER_CEIL_DIV(n, policy->unit), false,
+                                          butler_ordered_scratch(state, 0));
         cut_head(&job, h, scores, target, limits.sinks, recent, 0);
     }
 }

@@ -11,7 +11,8 @@
  * without its underflow), unless there is but one head and nothing needs probabilities; max or the mean of
  * probabilities over the heads; with value_norm, times the norm of the token's value; with probabilities, exp of it all up
  * to a factor. scratch [n units]. Returns the row. */
-float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n, bool probabilities, float *scratch);
+float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n, bool probabilities,
+                            float *scratch);
 
 /* Operations of backend.h. */
 void butler_retrieve_select(struct butler_backend *backend, const struct butler_layer_state *state, struct butler_lists *lists);

@@ -45,7 +45,8 @@ static void reduce_mean_log(float *x, size_t stride, int n_heads, int n)
     }
 }
 
-float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n, bool probabilities, float *scratch)
+float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n, bool probabilities,
+                            float *scratch)
 {
     const struct butler_policy *policy = state->policy;
     const struct butler_kernels *kernels = state->kv->kernels;

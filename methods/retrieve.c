@@ -12,8 +12,7 @@ struct unit_limits {
 static struct unit_limits unit_limits(const struct butler_layer_state *state, int n)
 {
     const int unit = state->policy->unit;
-    const struct butler_limits limits =
-        butler_policy_limits(state->policy, state->layer, state->kv->n_layers, n);
+    const struct butler_limits limits = butler_policy_limits(state->policy, state->layer, state->kv->n_layers, n);
     struct unit_limits u = {.n_units = BUTLER_CEIL_DIV(n, unit)};
     u.budget = BUTLER_MAX(limits.budget / unit, 1);
     u.first = BUTLER_MIN(BUTLER_CEIL_DIV(limits.sinks, unit), u.n_units);
@@ -24,7 +23,8 @@ static struct unit_limits unit_limits(const struct butler_layer_state *state, in
 }
 
 /* Slots of the chosen units; what of them the step before read too is counted. */
-static int expand_units(const struct butler_layer_state *state, int list, const uint32_t *units, int n_units, int n, uint32_t *slots)
+static int expand_units(const struct butler_layer_state *state, int list, const uint32_t *units, int n_units, int n,
+                        uint32_t *slots)
 {
     const int unit = state->policy->unit;
     struct butler_workspace *work = state->work;
@@ -82,8 +82,8 @@ static void select_task(void *context, int list, int thread)
     const int n_lists = lists_of(state), kv_head = list * state->kv->n_kv_heads / n_lists;
     const int heads = state->policy->share == BUTLER_SHARE_LAYER ? state->n_heads : state->n_heads / n_lists;
     uint32_t *slots = slots_of(state, list);
-    job->lists->n[list] =
-        select_list(state, thread, list, list * state->n_heads / n_lists, heads, butler_kv_at(state->kv, state->layer, kv_head)->n_slots, slots);
+    job->lists->n[list] = select_list(state, thread, list, list * state->n_heads / n_lists, heads,
+                                      butler_kv_at(state->kv, state->layer, kv_head)->n_slots, slots);
     job->lists->slots[list] = slots;
 }
 

@@ -5,14 +5,21 @@
 
 #include "attend.h"
 
-static void count(uint64_t *counter, uint64_t n) { __atomic_fetch_add(counter, n, __ATOMIC_RELAXED); }
+static void count(uint64_t *counter, uint64_t n)
+{
+    __atomic_fetch_add(counter, n, __ATOMIC_RELAXED);
+}
 
-void butler_rotate(const struct butler_kernels *kernels, enum butler_rope rope, float *x, const float *cos, const float *sin, int n_rot)
+void butler_rotate(const struct butler_kernels *kernels, enum butler_rope rope, float *x, const float *cos, const float *sin,
+                   int n_rot)
 {
     (rope == BUTLER_ROPE_ADJACENT ? kernels->rope_adjacent : kernels->rope_halves)(x, cos, sin, n_rot);
 }
 
-static int group_of(const struct butler_layer_state *state) { return state->n_heads / state->kv->n_kv_heads; }
+static int group_of(const struct butler_layer_state *state)
+{
+    return state->n_heads / state->kv->n_kv_heads;
+}
 
 /* ------------------------------------------------------------------------------------------------- append */
 
@@ -46,7 +53,8 @@ static void append_task(void *context, int kv_head, int thread)
     }
 }
 
-void butler_attend_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v, int n)
+void butler_attend_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
+                          int n)
 {
     struct append_job job = {state, k, v, n};
     butler_pool_run(backend->pool, append_task, &job, state->kv->n_kv_heads);
@@ -69,9 +77,9 @@ void butler_attend_score_units(const struct butler_layer_state *state, int kv_he
                   scores, state->work->score_stride);
     if (first == 0) { /* records are counted once a head, keys as they are read */
         const int n_slots = butler_kv_at(kv, state->layer, kv_head)->n_slots;
-        bytes += metric->score_bytes        ? metric->score_bytes(state->shape, state->policy->values, n_slots)
+        bytes += metric->score_bytes    ? metric->score_bytes(state->shape, state->policy->values, n_slots)
                  : kv->record_slots > 0 ? (uint64_t)BUTLER_CEIL_DIV(n_slots, kv->record_slots) * kv->record_bytes
-                                            : 0;
+                                        : 0;
     }
     count(&state->traffic->metric_bytes, bytes);
 }
@@ -155,7 +163,8 @@ static float *scaled_queries(const struct butler_layer_state *state, int thread,
     kernels->scale(scaled, 1.0f / sqrtf((float)dim), n_q * dim);
     if (work->rope_cos)
         for (int i = 0; i < n_q; i++)
-            butler_rotate(kernels, work->rope, scaled + (size_t)i * (size_t)dim, work->rope_cos + (size_t)rank * (size_t)work->n_rot / 2,
+            butler_rotate(kernels, work->rope, scaled + (size_t)i * (size_t)dim,
+                          work->rope_cos + (size_t)rank * (size_t)work->n_rot / 2,
                           work->rope_sin + (size_t)rank * (size_t)work->n_rot / 2, work->n_rot);
     return scaled;
 }
@@ -166,8 +175,8 @@ static float *partial_of(const struct butler_layer_state *state, int head, int s
     return state->work->partial + ((size_t)head * n_slices + (size_t)slice) * ((size_t)state->kv->head_dim + 2);
 }
 
-void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, int head, int n_q, const uint32_t *slots,
-                         int n, int slice)
+void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, int head, int n_q,
+                         const uint32_t *slots, int n, int slice)
 {
     const struct butler_kv *kv = state->kv;
     const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, head / group_of(state));
@@ -252,13 +261,14 @@ static const float *scatter_weights(const struct attend_job *job, int thread, in
     return tile;
 }
 
-static void observe_head(const struct butler_layer_state *state, int kv_head, int position, const float *weights, size_t stride, int n)
+static void observe_head(const struct butler_layer_state *state, int kv_head, int position, const float *weights, size_t stride,
+                         int n)
 {
     const struct butler_metric *metric = state->policy->metric;
     const struct butler_kv *kv = state->kv;
-    uint64_t bytes = metric->observe_bytes      ? metric->observe_bytes(state->shape, state->policy->values, n)
+    uint64_t bytes = metric->observe_bytes  ? metric->observe_bytes(state->shape, state->policy->values, n)
                      : kv->record_slots > 0 ? (uint64_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes
-                                                : 0;
+                                            : 0;
     struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, position);
     view.n_slots = n;
     view.bytes = &bytes;
@@ -272,8 +282,8 @@ static void combine_task(void *context, int kv_head, int thread)
     const struct butler_layer_state *state = job->state;
     const int group = group_of(state);
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++)
-        butler_attend_combine(state, head, job->lists->n[head / job->heads_per_list], job->out + (size_t)head * (size_t)state->kv->head_dim,
-                              job->observe);
+        butler_attend_combine(state, head, job->lists->n[head / job->heads_per_list],
+                              job->out + (size_t)head * (size_t)state->kv->head_dim, job->observe);
     if (job->observe) {
         size_t stride;
         const float *weights = scatter_weights(job, thread, kv_head, &stride);
@@ -301,7 +311,8 @@ struct block_job {
 };
 
 /* Weights in the order the keys were read, as weights of slots 0 .. n-1. The decode scores are free in prefill. */
-static const float *weights_by_slot(const struct butler_layer_state *state, int kv_head, const uint32_t *slots, const float *weights, int n)
+static const float *weights_by_slot(const struct butler_layer_state *state, int kv_head, const uint32_t *slots,
+                                    const float *weights, int n)
 {
     const size_t stride = state->work->score_stride;
     float *by_slot = state->work->scores + (size_t)(kv_head * group_of(state)) * stride;
@@ -329,8 +340,8 @@ static void attend_tile(const struct block_job *job, int kv_head, int first, int
     const void *keys[BUTLER_CHUNK], *values[BUTLER_CHUNK];
 
     for (int t = n - 1; t >= 0; t--) { /* scaled_queries fills the front of the scratch: the last call must be token 0 */
-        q = scaled_queries(state, thread, job->q + ((size_t)(first + t) * (size_t)state->n_heads + (size_t)(kv_head * group)) * dim, group,
-                           before + t);
+        q = scaled_queries(state, thread, job->q + ((size_t)(first + t) * (size_t)state->n_heads + (size_t)(kv_head * group)) * dim,
+                           group, before + t);
         if (t > 0)
             memcpy(q + (size_t)(t * group) * dim, q, (size_t)group * dim * sizeof *q);
     }
@@ -352,11 +363,12 @@ static void attend_tile(const struct block_job *job, int kv_head, int first, int
         kv->kernels->av[kv->type](out, dim, tile + i, stride, n_rows, values, m, kv->head_dim);
     }
     for (int t = 0; t < n; t++) {
-        memcpy(job->out + ((size_t)(first + t) * (size_t)state->n_heads + (size_t)(kv_head * group)) * dim, out + (size_t)(t * group) * dim,
-               (size_t)group * dim * sizeof *out);
+        memcpy(job->out + ((size_t)(first + t) * (size_t)state->n_heads + (size_t)(kv_head * group)) * dim,
+               out + (size_t)(t * group) * dim, (size_t)group * dim * sizeof *out);
         if (state->position + first + t >= job->observe_from)
             observe_head(state, kv_head, state->position + first + t,
-                         weights_by_slot(state, kv_head, slots, tile + (size_t)(t * group) * stride, before + t + 1), stride, before + t + 1);
+                         weights_by_slot(state, kv_head, slots, tile + (size_t)(t * group) * stride, before + t + 1), stride,
+                         before + t + 1);
     }
 }
 

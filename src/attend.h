@@ -6,9 +6,11 @@
 #include "backend.h"
 
 /* Rotates the first n_rot of x in place. */
-void butler_rotate(const struct butler_kernels *kernels, enum butler_rope rope, float *x, const float *cos, const float *sin, int n_rot);
+void butler_rotate(const struct butler_kernels *kernels, enum butler_rope rope, float *x, const float *cos, const float *sin,
+                   int n_rot);
 
-void butler_attend_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v, int n);
+void butler_attend_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
+                          int n);
 void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
                          int observe_from);
 void butler_attend_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q);
@@ -20,8 +22,8 @@ void butler_attend(struct butler_backend *backend, const struct butler_layer_sta
 /* Scores of units [first, first + n) for the query heads of a KV head. */
 void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n);
 /* Query heads [head, head + n_q) of one KV head attend to one slice of a list of n slots (slots NULL: 0..n-1). */
-void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, int head, int n_q, const uint32_t *slots,
-                         int n, int slice);
+void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, int head, int n_q,
+                         const uint32_t *slots, int n, int slice);
 /* Puts the slices of a query head together, in order: out[head_dim]. With weights, also turns its row of scores into the
  * attention weights of the list. */
 void butler_attend_combine(const struct butler_layer_state *state, int head, int n, float *out, bool weights);

@@ -69,7 +69,10 @@ void butler_model_free(struct butler_model *model)
     free(model);
 }
 
-const struct butler_model_info *butler_model_get_info(const struct butler_model *model) { return &model->info; }
+const struct butler_model_info *butler_model_get_info(const struct butler_model *model)
+{
+    return &model->info;
+}
 
 int butler_tokenize(const struct butler_model *model, const char *text, size_t n_text, int flags, int32_t *ids, int max_ids,
                     struct butler_error *err)
@@ -85,7 +88,10 @@ const char *butler_token_bytes(const struct butler_model *model, int32_t id, siz
     return model->tokenizer ? butler_tokenizer_bytes(model->tokenizer, id, n_bytes) : NULL;
 }
 
-int32_t butler_token_bos(const struct butler_model *model) { return model->tokenizer ? butler_tokenizer_bos(model->tokenizer) : -1; }
+int32_t butler_token_bos(const struct butler_model *model)
+{
+    return model->tokenizer ? butler_tokenizer_bos(model->tokenizer) : -1;
+}
 
 bool butler_token_is_end(const struct butler_model *model, int32_t id)
 {

@@ -50,8 +50,8 @@ static int attention(struct butler_session *session, const struct butler_pass *p
     const int n = pass->n, from = observe_from(session, pass, layer), last = session->n_past + n - 1;
     const bool sparse = layer >= policy->dense_layers, evicts = sparse && policy->method == BUTLER_EVICT;
     const bool cuts_now = pass->decode ? !policy->evict_at_prefill_only : pass->prompt_ends || policy->prefill_evict;
-    struct butler_layer_state state = {policy, &session->shape, &session->kv, &session->work, &session->traffic, layer,
-                                       session->shape.n_heads, session->n_past};
+    struct butler_layer_state state = {policy, &session->shape,        &session->kv,   &session->work, &session->traffic,
+                                       layer,  session->shape.n_heads, session->n_past};
     struct butler_stats *stats = &session->stats;
     double mark = butler_seconds();
 
@@ -70,7 +70,8 @@ static int attention(struct butler_session *session, const struct butler_pass *p
         backend->attend_block(backend, &state, session->q, session->o, n, from);
         if (evicts && cuts_now) {
             state.position = last;
-            backend->score(backend, &state, session->q + (size_t)(n - 1) * (size_t)(session->shape.n_heads * session->shape.head_dim));
+            backend->score(backend, &state,
+                           session->q + (size_t)(n - 1) * (size_t)(session->shape.n_heads * session->shape.head_dim));
             backend->evict(backend, &state, 0);
         }
         return 0;

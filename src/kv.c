@@ -90,7 +90,8 @@ int butler_kv_init(struct butler_kv *kv, const struct butler_metric_shape *shape
         kv->record_bytes = record_bytes;
         kv->records_stride = (BUTLER_CEIL_DIV((size_t)max_slots, (size_t)record_slots) * record_bytes + 63) / 64 * 64;
         if (!butler_mul_size(n_heads, kv->records_stride, &kv->records_bytes)) {
-            butler_fail(err, BUTLER_ERROR_MEMORY, "the metric's records for %d tokens are more than this machine can address", max_slots);
+            butler_fail(err, BUTLER_ERROR_MEMORY, "the metric's records for %d tokens are more than this machine can address",
+                        max_slots);
             goto fail;
         }
         kv->records = butler_reserve(kv->records_bytes, false, err);
@@ -128,8 +129,8 @@ int butler_kv_grow(struct butler_kv *kv, int layer, int n, int first_position, s
 {
     for (int h = 0; h < kv->n_kv_heads; h++)
         if (n > kv->max_slots - butler_kv_at(kv, layer, h)->n_slots)
-            return butler_fail(err, BUTLER_ERROR_LENGTH, "the KV cache holds %d tokens, %d more do not fit beside %d", kv->max_slots, n,
-                               butler_kv_at(kv, layer, h)->n_slots);
+            return butler_fail(err, BUTLER_ERROR_LENGTH, "the KV cache holds %d tokens, %d more do not fit beside %d",
+                               kv->max_slots, n, butler_kv_at(kv, layer, h)->n_slots);
     for (int h = 0; h < kv->n_kv_heads; h++) {
         struct butler_kv_head *head = butler_kv_at(kv, layer, h);
         const int n_slots = head->n_slots + n;
@@ -250,7 +251,10 @@ void butler_kv_drop(struct butler_kv *kv, struct butler_kv_head *head, int unit,
     }
 }
 
-uint64_t butler_kv_memory(const struct butler_kv *kv) { return kv->pages_held * kv->page_bytes; }
+uint64_t butler_kv_memory(const struct butler_kv *kv)
+{
+    return kv->pages_held * kv->page_bytes;
+}
 
 uint64_t butler_kv_record_memory(const struct butler_kv *kv)
 {

@@ -14,12 +14,12 @@
 enum { BUTLER_PAGE = 16, BUTLER_EXTENT = 4 /* pages an extent has */ };
 
 struct butler_kv_head {
-    uint32_t *pages;    /* [max_pages] number of the page in the pool */
-    int n_pages;        /* pages owned: whole extents */
+    uint32_t *pages; /* [max_pages] number of the page in the pool */
+    int n_pages;     /* pages owned: whole extents */
     int n_slots;
-    int32_t *positions; /* [max_slots] or NULL: slot i holds position i */
-    uint32_t *order;    /* [max_slots] slots by ascending position, or NULL: as they are */
-    float *value_norms; /* [max_slots] norms of the values, or NULL */
+    int32_t *positions;     /* [max_slots] or NULL: slot i holds position i */
+    uint32_t *order;        /* [max_slots] slots by ascending position, or NULL: as they are */
+    float *value_norms;     /* [max_slots] norms of the values, or NULL */
     unsigned char *records; /* what the metric keeps, in the engine's memory */
 };
 
@@ -38,7 +38,7 @@ struct butler_kv {
     int n_free_extents;
     uint64_t pages_held, pages_held_peak;
     /* Records of the session's metric. */
-    int record_slots;    /* slots a record covers; 0: no records */
+    int record_slots; /* slots a record covers; 0: no records */
     size_t record_bytes;
     size_t records_stride, records_bytes; /* per head, in all */
     enum butler_value_norm value_norm;
@@ -87,8 +87,8 @@ void butler_kv_write(struct butler_kv *kv, struct butler_kv_head *head, uint32_t
  * do not cover exactly what moved are out of date afterwards: `moved` (may be NULL) is told which slots to look at again.
  * Dropping the unit being filled is not allowed. new_slot is scratch[n_slots]. */
 typedef void butler_kv_moved_fn(void *user, int first, int n);
-void butler_kv_drop(struct butler_kv *kv, struct butler_kv_head *head, int unit, const uint32_t *units, int n,
-                    uint32_t *new_slot, butler_kv_moved_fn *moved, void *user);
+void butler_kv_drop(struct butler_kv *kv, struct butler_kv_head *head, int unit, const uint32_t *units, int n, uint32_t *new_slot,
+                    butler_kv_moved_fn *moved, void *user);
 
 /* The metric's window on a head. query_position: of the token being decoded. */
 struct butler_head_view butler_kv_view(const struct butler_kv *kv, int layer, int kv_head, int query_position);

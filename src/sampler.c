@@ -12,17 +12,17 @@ struct butler_sampler {
     struct candidate {
         float logit, p;
         int32_t id;
-    } *candidates;
+    } * candidates;
     int max_candidates;
 };
 
 struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *params, struct butler_error *err)
 {
-    const char *wrong = !isfinite(params->temperature)             ? "temperature must be a number"
-                        : params->top_k < 0                         ? "top-k must be 0 (off) or more"
+    const char *wrong = !isfinite(params->temperature)               ? "temperature must be a number"
+                        : params->top_k < 0                          ? "top-k must be 0 (off) or more"
                         : !(params->top_p > 0 && params->top_p <= 1) ? "top-p must be above 0 and at most 1"
                         : !(params->min_p >= 0 && params->min_p < 1) ? "min-p must be at least 0 and below 1"
-                                                                    : NULL;
+                                                                     : NULL;
     struct butler_sampler *sampler = NULL;
     if (wrong)
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "sampler: %s", wrong);

@@ -51,11 +51,12 @@ static int check_shape(const struct butler_model *model, int n_ctx, struct butle
         return butler_fail(err, BUTLER_ERROR_LENGTH, "%s has learned positions for %d tokens: a context of %d is impossible",
                            model->path, hp->n_ctx_train, n_ctx);
     if (hp->sliding_window > 0 && n_ctx > hp->sliding_window)
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s attends to its last %d tokens only: ask for a context of at most that, not %d",
-                           model->path, hp->sliding_window, n_ctx);
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                           "%s attends to its last %d tokens only: ask for a context of at most that, not %d", model->path,
+                           hp->sliding_window, n_ctx);
     if (hp->head_dim > BUTLER_METRIC_MAX_HEAD_DIM)
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s: heads of %d numbers, at most %d are supported", model->path, hp->head_dim,
-                           BUTLER_METRIC_MAX_HEAD_DIM);
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s: heads of %d numbers, at most %d are supported", model->path,
+                           hp->head_dim, BUTLER_METRIC_MAX_HEAD_DIM);
     return 0;
 }
 
@@ -70,7 +71,8 @@ struct butler_session *butler_session_make(struct butler_model *model, const str
     if (n_ctx < 1 || n_ctx > 1 << 24)
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "a context of %d tokens: it must be between 1 and %d", n_ctx, 1 << 24);
     else if (params->n_block < 0 || params->n_block > 1 << 16)
-        butler_fail(err, BUTLER_ERROR_ARGUMENT, "prompt blocks of %d tokens: they must be between 1 and %d", params->n_block, 1 << 16);
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "prompt blocks of %d tokens: they must be between 1 and %d", params->n_block,
+                    1 << 16);
     else if ((unsigned)params->kv_type >= BUTLER_N_KV_TYPES)
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "kv type %d is none of f32, f16, q8_0", (int)params->kv_type);
     else if (check_shape(model, n_ctx, err) == 0)
@@ -83,8 +85,8 @@ struct butler_session *butler_session_make(struct butler_model *model, const str
     session->n_block = BUTLER_MIN(params->n_block ? params->n_block : 256, n_ctx);
     session->kv_type = params->kv_type;
     session->seed = params->seed;
-    session->shape = (struct butler_metric_shape){hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads,
-                                                  params->seed};
+    session->shape = (struct butler_metric_shape){
+        hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads, params->seed};
     const bool long_context = model->rope_freq_long && n_ctx > model->rope_original_ctx;
     session->rope_freq = long_context ? model->rope_freq_long : model->rope_freq;
     session->rope_scale = long_context ? model->rope_scale_long : model->rope_scale;
@@ -128,7 +130,8 @@ static int check_tokens(const struct butler_session *session, const int32_t *ids
     if (n < 1)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "no tokens to run");
     if (n > session->n_ctx - session->n_past)
-        return butler_fail(err, BUTLER_ERROR_LENGTH, "%d tokens after %d do not fit in a context of %d", n, session->n_past, session->n_ctx);
+        return butler_fail(err, BUTLER_ERROR_LENGTH, "%d tokens after %d do not fit in a context of %d", n, session->n_past,
+                           session->n_ctx);
     for (int i = 0; ids && i < n; i++)
         if (ids[i] < 0 || ids[i] >= session->model->hp.n_vocab)
             return butler_fail(err, BUTLER_ERROR_ARGUMENT, "token %d is %d: the vocabulary ends at %d", i, ids[i],
@@ -170,7 +173,8 @@ int butler_step(struct butler_session *session, int32_t id, struct butler_error 
     int code = check_tokens(session, &id, 1, err);
     if (code < 0)
         return code;
-    code = butler_forward(session, &(struct butler_pass){.ids = &id, .n = 1, .decode = true, .prompt_end = session->n_past + 1}, err);
+    code =
+        butler_forward(session, &(struct butler_pass){.ids = &id, .n = 1, .decode = true, .prompt_end = session->n_past + 1}, err);
     if (code < 0)
         return code;
     session->stats.n_decode++;
@@ -191,7 +195,8 @@ int butler_fill(struct butler_session *session, int n, uint64_t seed, struct but
     for (int done = 0; done < n; done += session->n_block) {
         const int m = BUTLER_MIN(session->n_block, n - done);
         for (int l = 0; l < session->shape.n_layers; l++) {
-            struct butler_layer_state state = {&session->policy, &session->shape, &session->kv, &session->work, &session->traffic, l,
+            struct butler_layer_state state = {&session->policy,       &session->shape,   &session->kv,
+                                               &session->work,         &session->traffic, l,
                                                session->shape.n_heads, session->n_past};
             for (int i = 0; i < m * row; i++) {
                 session->k[i] = butler_random_normal(&random);
@@ -216,13 +221,25 @@ int butler_fill(struct butler_session *session, int n, uint64_t seed, struct but
     return 0;
 }
 
-const float *butler_logits(const struct butler_session *session) { return session->has_logits ? session->logits : NULL; }
+const float *butler_logits(const struct butler_session *session)
+{
+    return session->has_logits ? session->logits : NULL;
+}
 
-int butler_n_past(const struct butler_session *session) { return session->n_past; }
+int butler_n_past(const struct butler_session *session)
+{
+    return session->n_past;
+}
 
-int butler_n_ctx(const struct butler_session *session) { return session->n_ctx; }
+int butler_n_ctx(const struct butler_session *session)
+{
+    return session->n_ctx;
+}
 
-bool butler_should_stop(const struct butler_session *session) { return session->stop; }
+bool butler_should_stop(const struct butler_session *session)
+{
+    return session->stop;
+}
 
 void butler_session_stats(const struct butler_session *session, struct butler_stats *stats)
 {
@@ -269,11 +286,13 @@ int butler_last_selection(const struct butler_session *session, int layer, int h
         return 0;
     const struct butler_kv_head *cache = butler_kv_at(&session->kv, layer, head / group);
     const int list = policy->share == BUTLER_SHARE_QUERY ? head : policy->share == BUTLER_SHARE_LAYER ? 0 : head / group;
-    const uint64_t *selected = work->selected + ((size_t)layer * (size_t)session->shape.n_heads + (size_t)list) * work->selected_words;
+    const uint64_t *selected =
+        work->selected + ((size_t)layer * (size_t)session->shape.n_heads + (size_t)list) * work->selected_words;
     int n = 0;
     for (int i = 0; i < cache->n_slots; i++) {
         const uint32_t slot = cache->order ? cache->order[i] : (uint32_t)i, unit = slot / (uint32_t)policy->unit;
-        const bool read = policy->method != BUTLER_RETRIEVE || layer < policy->dense_layers || (selected[unit / 64] >> unit % 64 & 1);
+        const bool read =
+            policy->method != BUTLER_RETRIEVE || layer < policy->dense_layers || (selected[unit / 64] >> unit % 64 & 1);
         if (read && n++ < max_ids)
             ids[n - 1] = butler_kv_position(cache, slot);
     }

@@ -20,17 +20,17 @@ struct butler_session {
 
     int32_t *tokens; /* [n_ctx] the text so far; -1 where butler_fill made it up */
     int n_past;
-    int n_decoded;   /* tokens decoded since the last prompt: what the stopping rule counts */
+    int n_decoded; /* tokens decoded since the last prompt: what the stopping rule counts */
     bool has_logits, failed, stop;
 
     /* Activations of a block, in one arena. */
     struct butler_arena arena;
-    float *x, *h;          /* [n_block][n_embd] residual stream, its normed copy */
-    float *q, *k, *v, *o;  /* [n_block][n_heads or n_kv_heads][head_dim] */
-    float *gate, *up;      /* [n_block][n_ff] */
-    float *cos, *sin;      /* [n_block][n_rot / 2] */
-    float *logits;         /* [n_vocab] */
-    float *exit_logits;    /* [n_vocab] when the stopping rule looks between layers */
+    float *x, *h;         /* [n_block][n_embd] residual stream, its normed copy */
+    float *q, *k, *v, *o; /* [n_block][n_heads or n_kv_heads][head_dim] */
+    float *gate, *up;     /* [n_block][n_ff] */
+    float *cos, *sin;     /* [n_block][n_rot / 2] */
+    float *logits;        /* [n_vocab] */
+    float *exit_logits;   /* [n_vocab] when the stopping rule looks between layers */
 };
 
 /* How a block of tokens is to be run. */

@@ -26,7 +26,8 @@ struct file_header {
 
 /* ------------------------------------------------------------------------------------------------- saving */
 
-static int write_head(struct butler_writer *writer, const struct butler_kv *kv, const struct butler_kv_head *head, struct butler_error *err)
+static int write_head(struct butler_writer *writer, const struct butler_kv *kv, const struct butler_kv_head *head,
+                      struct butler_error *err)
 {
     const int32_t n = head->n_slots;
     int code = butler_write(writer, &n, sizeof n, err);
@@ -102,14 +103,16 @@ struct cursor {
 static const void *take(struct cursor *cursor, size_t n_bytes, const char *what, struct butler_error *err)
 {
     if (n_bytes > cursor->size - cursor->at) {
-        butler_fail(err, BUTLER_ERROR_FORMAT, "%s: ends at byte %zu, inside %s at byte %zu", cursor->path, cursor->size, what, cursor->at);
+        butler_fail(err, BUTLER_ERROR_FORMAT, "%s: ends at byte %zu, inside %s at byte %zu", cursor->path, cursor->size, what,
+                    cursor->at);
         return NULL;
     }
     cursor->at += n_bytes;
     return cursor->data + cursor->at - n_bytes;
 }
 
-static int check_header(const struct file_header *header, const struct butler_model *model, const char *path, struct butler_error *err)
+static int check_header(const struct file_header *header, const struct butler_model *model, const char *path,
+                        struct butler_error *err)
 {
     const struct butler_hparams *hp = &model->hp;
     if (memcmp(header->magic, magic, sizeof magic) != 0)
@@ -117,8 +120,9 @@ static int check_header(const struct file_header *header, const struct butler_mo
     if (header->fingerprint != model->fingerprint)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: saved with another model than %s", path, model->path);
     if (header->n_ctx < 1 || header->n_past < 0 || header->n_past > header->n_ctx || header->n_block < 1 || header->kv_type < 0 ||
-        header->kv_type >= BUTLER_N_KV_TYPES || header->n_policy < 1 || header->n_vocab != hp->n_vocab || header->n_layers != hp->n_layers ||
-        header->n_kv_heads != hp->n_kv_heads || header->head_dim != hp->head_dim)
+        header->kv_type >= BUTLER_N_KV_TYPES || header->n_policy < 1 ||
+        header->n_policy >= (int)sizeof((struct butler_policy *)NULL)->text || header->n_vocab != hp->n_vocab ||
+        header->n_layers != hp->n_layers || header->n_kv_heads != hp->n_kv_heads || header->head_dim != hp->head_dim)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: impossible sizes in the header", path);
     return 0;
 }
@@ -184,8 +188,8 @@ static int read_layer(struct cursor *cursor, struct butler_session *session, int
         memcpy(&n_head, from, sizeof n_head);
         if (n_head < 0 || n_head > session->n_past || (h > 0 && n_head != n) ||
             (session->policy.method != BUTLER_EVICT && n_head != session->n_past))
-            return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: layer %d, KV head %d claims %d tokens at byte %zu", cursor->path, layer, h, n_head,
-                               cursor->at - sizeof n);
+            return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: layer %d, KV head %d claims %d tokens at byte %zu", cursor->path,
+                               layer, h, n_head, cursor->at - sizeof n);
         if (h == 0 && n_head > 0 && butler_kv_grow(&session->kv, layer, n_head, 0, err) < 0)
             return BUTLER_ERROR_FORMAT;
         n = n_head;
@@ -195,7 +199,8 @@ static int read_layer(struct cursor *cursor, struct butler_session *session, int
     return 0;
 }
 
-static int read_session(struct cursor *cursor, struct butler_session *session, const struct file_header *header, struct butler_error *err)
+static int read_session(struct cursor *cursor, struct butler_session *session, const struct file_header *header,
+                        struct butler_error *err)
 {
     const void *from = take(cursor, (size_t)header->n_past * sizeof(int32_t), "the tokens", err);
     if (!from)
@@ -213,7 +218,8 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
         if (read_layer(cursor, session, l, err) < 0)
             return BUTLER_ERROR_FORMAT;
     if (cursor->at != cursor->size)
-        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %zu bytes too many at byte %zu", cursor->path, cursor->size - cursor->at, cursor->at);
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %zu bytes too many at byte %zu", cursor->path, cursor->size - cursor->at,
+                           cursor->at);
     return 0;
 }
 
@@ -242,13 +248,14 @@ struct butler_session *butler_session_restore(struct butler_model *model, const 
         butler_fail(err, BUTLER_ERROR_FORMAT, "%s: corrupt: the checksum at byte %zu does not match", path, cursor.size);
         goto fail;
     }
-    if ((size_t)header.n_policy >= sizeof text || !(from = take(&cursor, (size_t)header.n_policy, "the policy", err)))
+    if (!(from = take(&cursor, (size_t)header.n_policy, "the policy", err)))
         goto fail;
     memcpy(text, from, (size_t)header.n_policy);
     text[header.n_policy] = '\0';
     if (butler_policy_parse(model, text, &policy, err) < 0)
         goto fail;
-    const struct butler_session_params params = {header.n_ctx, header.n_block, (enum butler_kv_type)header.kv_type, text, header.seed};
+    const struct butler_session_params params = {header.n_ctx, header.n_block, (enum butler_kv_type)header.kv_type, text,
+                                                 header.seed};
     session = butler_session_make(model, &policy, &params, err);
     if (!session)
         goto fail;

@@ -14,7 +14,10 @@ static const struct butler_kernels *real;
 static struct butler_kernels counting;
 static uint64_t rows_read, scanned; /* cache rows in bytes; records in bytes */
 
-static void add(uint64_t *counter, uint64_t n) { __atomic_fetch_add(counter, n, __ATOMIC_RELAXED); }
+static void add(uint64_t *counter, uint64_t n)
+{
+    __atomic_fetch_add(counter, n, __ATOMIC_RELAXED);
+}
 
 static void qk_f16(float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, const void *const *rows, int n_rows, int n)
 {
@@ -22,7 +25,8 @@ static void qk_f16(float *s, size_t s_stride, const float *q, size_t q_stride, i
     real->qk[BUTLER_KV_F16](s, s_stride, q, q_stride, n_q, rows, n_rows, n);
 }
 
-static void av_f16(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, const void *const *rows, int n_rows, int n)
+static void av_f16(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, const void *const *rows, int n_rows,
+                   int n)
 {
     add(&rows_read, (uint64_t)n_rows * butler_kv_row_bytes(BUTLER_KV_F16, n));
     real->av[BUTLER_KV_F16](acc, acc_stride, p, p_stride, n_q, rows, n_rows, n);
@@ -34,13 +38,15 @@ static void load_f16(float *x, const void *row, int n)
     real->load_row[BUTLER_KV_F16](x, row, n);
 }
 
-static void page_bounds(float *s, size_t stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records, int n)
+static void page_bounds(float *s, size_t stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
+                        int n)
 {
     add(&scanned, (uint64_t)n_records * record_bytes);
     real->page_bounds(s, stride, q, n_q, records, record_bytes, n_records, n);
 }
 
-static void one_bit(float *s, size_t stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records, int n)
+static void one_bit(float *s, size_t stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
+                    int n)
 {
     add(&scanned, (uint64_t)n_records * record_bytes);
     real->one_bit(s, stride, q, n_q, records, record_bytes, n_records, n);

@@ -78,9 +78,11 @@ static struct context open_model(const struct model_case *from, int n_threads)
 static struct butler_session *open_session(const struct context *c, const char *policy)
 {
     struct butler_error err;
-    struct butler_session *session = butler_session_new(
-        c->model,
-        &(struct butler_session_params){.n_ctx = c->n_text, .n_block = 32, .kv_type = c->from->kv_type, .policy = policy, .seed = 3}, &err);
+    struct butler_session *session =
+        butler_session_new(c->model,
+                           &(struct butler_session_params){
+                               .n_ctx = c->n_text, .n_block = 32, .kv_type = c->from->kv_type, .policy = policy, .seed = 3},
+                           &err);
     if (!session)
         fail_msg("%s: %s", policy, err.message);
     return session;
@@ -93,7 +95,8 @@ static const char *with_budget(const char *policy, int n, char out[512])
     if (dense)
         snprintf(out, 512, "%s", policy);
     else
-        snprintf(out, 512, "%s%c%s=%d", policy, strchr(policy, ':') ? ',' : ':', strncmp(policy, "softprune", 9) == 0 ? "min" : "budget", n);
+        snprintf(out, 512, "%s%c%s=%d", policy, strchr(policy, ':') ? ',' : ':',
+                 strncmp(policy, "softprune", 9) == 0 ? "min" : "budget", n);
     return out;
 }
 
@@ -218,7 +221,8 @@ static void selection_law(const struct context *c, const char *policy)
         for (int l = 0; l < session->shape.n_layers; l++)
             for (int h = 0; h < session->shape.n_heads; h++)
                 check_selection(session, text, c->n_prompt, l, h);
-        if (p->method == BUTLER_EVICT && !p->evict_at_prefill_only && p->budget_kind == BUTLER_BUDGET_COUNT && p->dense_layers == 0) {
+        if (p->method == BUTLER_EVICT && !p->evict_at_prefill_only && p->budget_kind == BUTLER_BUDGET_COUNT &&
+            p->dense_layers == 0) {
             struct butler_stats stats;
             butler_session_stats(session, &stats);
             assert_true(stats.kv_memory <= butler_kv_bytes(c->model, c->from->kv_type, BUDGET));

@@ -1,0 +1,366 @@
+/* Sessions: what they refuse, what they report, what a file of one may contain, and places in the cache as positions. */
+#include <math.h>
+
+#include <xxhash.h>
+
+#include "fixtures.h"
+#include "session.h"
+#include "tiny_model.h"
+
+static struct butler_model *load(const struct tiny *tiny, int n_threads)
+{
+    struct butler_error err;
+    char path[] = "/tmp/butler-test-model-XXXXXX";
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    tiny_write(path, tiny);
+    struct butler_model *model = butler_model_load(path, &(struct butler_model_params){.n_threads = n_threads}, &err);
+    unlink(path);
+    if (!model)
+        fail_msg("%s", err.message);
+    return model;
+}
+
+static struct butler_session *open_session(struct butler_model *model, enum butler_kv_type type, int n_ctx, const char *policy)
+{
+    struct butler_error err;
+    struct butler_session *session = butler_session_new(
+        model, &(struct butler_session_params){.n_ctx = n_ctx, .n_block = 16, .kv_type = type, .policy = policy}, &err);
+    if (!session)
+        fail_msg("%s: %s", policy, err.message);
+    return session;
+}
+
+static void text_of(int32_t *ids, int n, int n_vocab)
+{
+    uint64_t random = 11;
+    for (int i = 0; i < n; i++)
+        ids[i] = (int32_t)(butler_random(&random) % (uint64_t)n_vocab);
+}
+
+static void run(struct butler_session *session, const int32_t *ids, int n_prompt, int n)
+{
+    struct butler_error err;
+    if (n_prompt > 0 && butler_prefill(session, ids, n_prompt, NULL, NULL, &err) < 0)
+        fail_msg("%s", err.message);
+    for (int i = n_prompt; i < n; i++)
+        if (butler_step(session, ids[i], &err) < 0)
+            fail_msg("%s", err.message);
+}
+
+/* max|a - b| / max|b| */
+static double distance(const float *a, const float *b, int n)
+{
+    double most = 0, scale = 0;
+    for (int i = 0; i < n; i++) {
+        most = fmax(most, fabs((double)a[i] - (double)b[i]));
+        scale = fmax(scale, fabs((double)b[i]));
+    }
+    return most / scale;
+}
+
+/* In a model of one layer a cached key and value depend on their token alone. So a cache that keeps the first 4 tokens and
+ * the last of a text, at positions counted in the cache, is the cache of a text of just these tokens. */
+static void test_rope_in_cache(void **state)
+{
+    int32_t text[90], kept[20];
+    struct butler_error err;
+    char path[FIXTURE_PATH];
+    (void)state;
+    fixture_path(path, "models/llama-gqa.gguf"); /* its attention is far from uniform */
+    struct butler_model *model = butler_model_load(path, NULL, &err);
+    if (!model)
+        fail_msg("%s", err.message);
+    model->hp.n_layers = 1;
+    const int n_vocab = model->hp.n_vocab;
+    text_of(text, 90, n_vocab);
+    memcpy(kept, text, 4 * sizeof *kept);
+    memcpy(kept + 4, text + 90 - 16, 16 * sizeof *kept);
+    for (int n_prompt = 0; n_prompt <= 60; n_prompt += 30) {
+        struct butler_session *streaming = open_session(model, BUTLER_KV_F32, 128, "streaming:budget=20,sinks=4,rope=cache");
+        struct butler_session *shifted = open_session(model, BUTLER_KV_F32, 128, "streaming:budget=20,sinks=4");
+        struct butler_session *full = open_session(model, BUTLER_KV_F32, 128, "full");
+        run(streaming, text, n_prompt, 90);
+        run(shifted, text, n_prompt, 90);
+        run(full, kept, 0, 20);
+        assert_true(distance(butler_logits(streaming), butler_logits(full), n_vocab) < 1e-4);
+        assert_true(distance(butler_logits(shifted), butler_logits(full), n_vocab) > 1e-3); /* else this shows nothing */
+        butler_session_free(streaming);
+        butler_session_free(shifted);
+        butler_session_free(full);
+    }
+    butler_model_free(model);
+}
+
+static void test_refusals(void **state)
+{
+    struct tiny tiny = tiny_default;
+    struct butler_error err;
+    int32_t text[70];
+    (void)state;
+    struct butler_model *model = load(&tiny, 1);
+    text_of(text, 70, tiny.n_vocab);
+    struct butler_session *session = open_session(model, BUTLER_KV_F16, 64, "full");
+    assert_null(butler_logits(session));
+    assert_int_equal(butler_prefill(session, text, 65, NULL, NULL, &err), BUTLER_ERROR_LENGTH);
+    assert_non_null(strstr(err.message, "65"));
+    assert_non_null(strstr(err.message, "64"));
+    assert_int_equal(butler_n_past(session), 0); /* refused whole */
+    assert_int_equal(butler_prefill(session, text, 0, NULL, NULL, &err), BUTLER_ERROR_ARGUMENT);
+    assert_int_equal(butler_step(session, tiny.n_vocab, &err), BUTLER_ERROR_ARGUMENT);
+    assert_int_equal(butler_step(session, -1, &err), BUTLER_ERROR_ARGUMENT);
+    run(session, text, 60, 64);
+    assert_int_equal(butler_step(session, 1, &err), BUTLER_ERROR_LENGTH);
+    assert_int_equal(butler_fill(session, 1, 1, &err), BUTLER_ERROR_LENGTH);
+    assert_int_equal(butler_n_past(session), 64);
+    butler_session_free(session);
+    assert_null(butler_session_new(model, &(struct butler_session_params){.policy = "ful"}, &err));
+    assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
+    assert_null(butler_session_new(model, &(struct butler_session_params){.n_ctx = -3}, &err));
+    assert_null(butler_session_new(model, &(struct butler_session_params){.n_ctx = INT32_MAX}, &err));
+    assert_null(butler_session_new(model, &(struct butler_session_params){.kv_type = (enum butler_kv_type)9}, &err));
+    assert_null(butler_session_new(model, &(struct butler_session_params){.kv_type = BUTLER_KV_Q8_0}, &err)); /* heads of 16 */
+    assert_non_null(strstr(err.message, "32"));
+    butler_model_free(model);
+}
+
+static void test_nan(void **state)
+{
+    struct tiny tiny = tiny_default;
+    struct butler_error err;
+    char path[] = "/tmp/butler-test-session-XXXXXX";
+    (void)state;
+    struct butler_model *model = load(&tiny, 1);
+    struct butler_session *session = open_session(model, BUTLER_KV_F32, 64, "full");
+    float weight[64];
+    const float *before = model->output_norm.weight;
+    for (int i = 0; i < 64; i++)
+        weight[i] = NAN;
+    run(session, (int32_t[]){1, 2, 3}, 2, 3);
+    model->output_norm.weight = weight;
+    assert_int_equal(butler_step(session, 4, &err), BUTLER_ERROR_NUMERIC);
+    assert_non_null(strstr(err.message, "position 3"));
+    model->output_norm.weight = before;
+    assert_int_equal(butler_step(session, 4, &err), BUTLER_ERROR_NUMERIC); /* it stays ended */
+    assert_int_equal(butler_session_save(session, path, &err), BUTLER_ERROR_NUMERIC);
+    assert_int_not_equal(access(path, F_OK), 0);
+    butler_session_free(session);
+    butler_model_free(model);
+}
+
+/* The stopping rule: entropy below the threshold, after so many tokens; leaving the stack early still fills all caches. */
+static void test_entropystop(void **state)
+{
+    struct tiny tiny = tiny_default;
+    int32_t text[40];
+    struct butler_stats stats;
+    (void)state;
+    struct butler_model *model = load(&tiny, 1);
+    text_of(text, 40, tiny.n_vocab);
+    struct butler_session *never = open_session(model, BUTLER_KV_F16, 64, "entropystop:entropy=0,after=5");
+    struct butler_session *always = open_session(model, BUTLER_KV_F16, 64, "entropystop:entropy=100,after=5");
+    struct butler_session *early = open_session(model, BUTLER_KV_F16, 64, "entropystop:entropy=100,after=5,layers=1");
+    run(never, text, 10, 12);
+    run(always, text, 10, 14);
+    assert_false(butler_should_stop(never));
+    assert_false(butler_should_stop(always)); /* 4 tokens decoded */
+    run(always, text + 14, 0, 1);
+    assert_true(butler_should_stop(always));
+    run(early, text, 10, 30);
+    assert_true(butler_should_stop(early));
+    for (int l = 0; l < tiny.n_layers; l++)
+        assert_int_equal(butler_kv_at(&early->kv, l, 0)->n_slots, 30);
+    butler_session_stats(early, &stats);
+    assert_int_equal(stats.n_decode, 20);
+    butler_session_free(never);
+    butler_session_free(always);
+    butler_session_free(early);
+    butler_model_free(model);
+}
+
+static void test_entropy(void **state)
+{
+    float logits[4] = {3, 3, 3, 3};
+    (void)state;
+    assert_float_equal(butler_entropy(logits, 4), log(4), 1e-6);
+    logits[1] = 60;
+    assert_float_equal(butler_entropy(logits, 4), 0, 1e-6);
+    logits[0] = 60;
+    assert_float_equal(butler_entropy(logits, 4), log(2), 1e-6);
+}
+
+/* A filled cache is as long as it says, evicting policies keep their budget in it, and decoding goes on from there. */
+static void test_fill(void **state)
+{
+    struct tiny tiny = tiny_default;
+    struct butler_error err;
+    struct butler_stats stats;
+    (void)state;
+    tiny.n_ctx = 4096;
+    struct butler_model *model = load(&tiny, 2);
+    struct butler_session *quest = open_session(model, BUTLER_KV_F16, 2048, "quest:budget=64,dense=0");
+    struct butler_session *h2o = open_session(model, BUTLER_KV_F16, 2048, "h2o:budget=128");
+    assert_int_equal(butler_fill(quest, 2000, 1, &err), 0);
+    assert_int_equal(butler_fill(h2o, 2000, 1, &err), 0);
+    run(quest, (int32_t[]){1, 2, 3}, 0, 3);
+    run(h2o, (int32_t[]){1, 2, 3}, 0, 3);
+    assert_int_equal(butler_n_past(quest), 2003);
+    butler_session_stats(quest, &stats);
+    assert_int_equal(stats.kv_memory, butler_kv_bytes(model, BUTLER_KV_F16, 2003));
+    assert_true(stats.kv_bytes < stats.full_kv_bytes / 20);
+    butler_session_stats(h2o, &stats);
+    assert_int_equal(stats.kv_memory, butler_kv_bytes(model, BUTLER_KV_F16, 128));
+    butler_session_free(quest);
+    butler_session_free(h2o);
+    butler_model_free(model);
+}
+
+/* ------------------------------------------------------------------------------------------- hostile files */
+
+static struct tiny_bytes saved_session(const struct butler_session *session)
+{
+    char path[] = "/tmp/butler-test-session-XXXXXX";
+    struct butler_error err;
+    struct tiny_bytes b;
+    const int fd = mkstemp(path);
+    close(fd);
+    assert_int_equal(butler_session_save(session, path, &err), 0);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    fseek(file, 0, SEEK_END);
+    b.size = (size_t)ftell(file);
+    rewind(file);
+    b.data = malloc(b.size);
+    assert_int_equal(fread(b.data, 1, b.size, file), b.size);
+    fclose(file);
+    unlink(path);
+    return b;
+}
+
+/* Restores from bytes; with sign, under a digest that fits them. A failure must name the file. */
+static struct butler_session *restore(struct butler_model *model, const unsigned char *data, size_t size, bool sign)
+{
+    char path[] = "/tmp/butler-test-session-XXXXXX";
+    struct butler_error err = {0};
+    const int fd = mkstemp(path);
+    FILE *file = fdopen(fd, "wb");
+    const size_t body = size >= 8 && sign ? size - 8 : size;
+    const uint64_t digest = XXH3_64bits(data, body);
+    fwrite(data, 1, body, file);
+    if (body < size)
+        fwrite(&digest, 1, sizeof digest, file);
+    fclose(file);
+    struct butler_session *session = butler_session_restore(model, path, &err);
+    unlink(path);
+    if (!session) {
+        assert_true(err.code < 0);
+        if (!strstr(err.message, path) && !strstr(err.message, "context") && err.code != BUTLER_ERROR_ARGUMENT)
+            fail_msg("an error that does not say where: %s", err.message);
+    }
+    return session;
+}
+
+static void test_hostile_files(void **state)
+{
+    static const char *const policies[] = {"full", "h2o+vatp:budget=48", "quest:budget=32", "fier:budget=16"};
+    struct tiny tiny = tiny_default;
+    int32_t text[60];
+    (void)state;
+    struct butler_model *model = load(&tiny, 1);
+    text_of(text, 60, tiny.n_vocab);
+    for (int p = 0; p < BUTLER_COUNT(policies); p++) {
+        struct butler_session *session = open_session(model, BUTLER_KV_F16, 64, policies[p]), *again;
+        run(session, text, 40, 60);
+        struct tiny_bytes b = saved_session(session);
+        again = restore(model, b.data, b.size, false);
+        assert_non_null(again);
+        butler_session_free(again);
+        for (size_t size = 0; size < b.size; size += 64) {
+            assert_null(restore(model, b.data, size, false));
+            assert_null(restore(model, b.data, size, true));
+        }
+        for (size_t at = 0; at < b.size; at += 61) { /* one byte changed, and the digest not */
+            b.data[at] ^= 0x10;
+            assert_null(restore(model, b.data, b.size, false));
+            b.data[at] ^= 0x10;
+        }
+        for (size_t at = 0; at + 4 <= 200; at += 4) /* sizes that lie, under a digest that fits */
+            for (int v = 0; v < 5; v++) {
+                const uint32_t lies[] = {0, 1, 0x7fffffff, 0x80000000u, 0xffffffffu};
+                uint32_t before;
+                memcpy(&before, b.data + at, 4);
+                memcpy(b.data + at, &lies[v], 4);
+                butler_session_free(restore(model, b.data, b.size, true));
+                memcpy(b.data + at, &before, 4);
+            }
+        free(b.data);
+        butler_session_free(session);
+    }
+    butler_model_free(model);
+}
+
+static void test_other_model(void **state)
+{
+    struct tiny tiny = tiny_default;
+    (void)state;
+    struct butler_model *model = load(&tiny, 1);
+    tiny.seed++;
+    struct butler_model *other = load(&tiny, 1);
+    struct butler_session *session = open_session(model, BUTLER_KV_F16, 64, "full");
+    run(session, (int32_t[]){1, 2, 3}, 3, 3);
+    struct tiny_bytes b = saved_session(session);
+    assert_null(restore(other, b.data, b.size, false));
+    free(b.data);
+    butler_session_free(session);
+    butler_model_free(model);
+    butler_model_free(other);
+}
+
+static void test_sampler(void **state)
+{
+    struct butler_error err;
+    const float logits[5] = {1, 3, 2.9f, -INFINITY, 0}, bad[3] = {0, NAN, 1};
+    int seen[5] = {0};
+    (void)state;
+    struct butler_sampler *greedy = butler_sampler_new(&(struct butler_sampler_params){.top_p = 1}, &err);
+    assert_int_equal(butler_sample(greedy, logits, 5, &err), 1);
+    assert_int_equal(butler_sample(greedy, bad, 3, &err), BUTLER_ERROR_NUMERIC);
+    butler_sampler_free(greedy);
+    /* frequencies at temperature 1 are the softmax */
+    struct butler_sampler *plain =
+        butler_sampler_new(&(struct butler_sampler_params){.temperature = 1, .top_p = 1, .seed = 4}, &err);
+    for (int i = 0; i < 20000; i++)
+        seen[butler_sample(plain, logits, 5, &err)]++;
+    double sum = 0;
+    for (int i = 0; i < 5; i++)
+        sum += exp((double)logits[i]);
+    for (int i = 0; i < 5; i++)
+        assert_float_equal(seen[i] / 20000.0, exp((double)logits[i]) / sum, 0.012);
+    butler_sampler_free(plain);
+    /* top-k 2, a nucleus of .5 and min-p .95 each leave what they should */
+    const struct butler_sampler_params params[] = {{1, 2, 1, 0, 5}, {1, 0, 0.5f, 0, 5}, {1, 0, 1, 0.95f, 5}};
+    const int n_left[] = {2, 2, 1};
+    for (int p = 0; p < 3; p++) {
+        struct butler_sampler *sampler = butler_sampler_new(&params[p], &err);
+        memset(seen, 0, sizeof seen);
+        for (int i = 0; i < 500; i++)
+            seen[butler_sample(sampler, logits, 5, &err)]++;
+        assert_int_equal((seen[0] > 0) + (seen[1] > 0) + (seen[2] > 0) + (seen[4] > 0), n_left[p]);
+        assert_true(seen[1] > 0);
+        butler_sampler_free(sampler);
+    }
+    assert_null(butler_sampler_new(&(struct butler_sampler_params){.top_p = 0}, &err));
+    assert_null(butler_sampler_new(&(struct butler_sampler_params){.top_p = 1, .min_p = 2}, &err));
+    assert_null(butler_sampler_new(&(struct butler_sampler_params){.top_p = 1, .top_k = -1}, &err));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rope_in_cache), cmocka_unit_test(test_refusals),    cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_entropystop),   cmocka_unit_test(test_entropy),     cmocka_unit_test(test_fill),
+        cmocka_unit_test(test_hostile_files), cmocka_unit_test(test_other_model), cmocka_unit_test(test_sampler),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
