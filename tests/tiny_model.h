@@ -229,15 +229,17 @@ static inline void tiny_write(const char *path, const struct tiny *tiny)
     free(list);
 }
 
-/* A path in a fresh temporary folder, the same for all of one process. */
+/* A path in a fresh temporary folder, the same for all of one process. Good until the eighth call after it. */
 static inline const char *tiny_path(const char *name)
 {
-    static char folder[64], path[160];
+    static char folder[64], paths[8][160];
+    static int next;
+    char *path = paths[next++ % 8];
     if (!folder[0]) {
         snprintf(folder, sizeof folder, "/tmp/butler-test-XXXXXX");
         assert_non_null(mkdtemp(folder));
     }
-    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
     return path;
 }
 
