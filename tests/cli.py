@@ -1,0 +1,63 @@
+"""What the command's tests share: starting it, its rows, models made from the committed ones."""
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from gguf_file import STRING, Gguf
+
+ROOT = Path(__file__).resolve().parent.parent
+BUTLER = os.environ.get("BUTLER", str(ROOT / "butler"))
+MODELS = ROOT / "tests" / "data" / "models"
+GQA = str(MODELS / "llama-gqa.gguf")      # 2 layers, 4 query heads, 2 KV heads, context 256
+GPT2 = str(MODELS / "gpt2.gguf")
+N_VOCAB, N_CTX = 267, 256
+PROMPT = "It was the best of times"
+DONE, FAILED, USAGE = 0, 1, 2
+
+
+def data_folder():
+    """The folder of real data that is not committed, or None."""
+    for path in (os.environ.get("BUTLER_DATA"), ROOT.parent / "shared" / "data"):
+        if path and Path(path).is_dir():
+            return Path(path)
+    return None
+
+
+def butler(*args, input=None, expect=DONE, binary=BUTLER, **options):
+    """Runs the command; checks its exit status. Output is decoded as UTF-8, strictly."""
+    result = subprocess.run([binary, *map(str, args)], input=None if input is None else input.encode(), timeout=300,
+                            stdin=subprocess.DEVNULL if input is None else None, capture_output=True, **options)
+    result.stdout, result.stderr = result.stdout.decode(), result.stderr.decode(errors="replace")
+    assert result.returncode == expect, f"exit status {result.returncode}, not {expect}: {result.stderr}"
+    return result
+
+
+def rows(*args, **options):
+    """Every line of standard output, each of which must be one JSON object."""
+    out = [json.loads(line, parse_constant=not_json) for line in butler(*args, "--json", **options).stdout.splitlines()]
+    assert all(isinstance(row, dict) for row in out)
+    return out
+
+
+def not_json(word):
+    raise AssertionError(f"{word} is not JSON")
+
+
+def refuses(status, *args, says=(), **options):
+    """The command ends with this status, says all of these words on standard error, and nothing on standard output."""
+    result = butler(*args, expect=status, **options)
+    assert result.stdout == ""
+    assert result.stderr.strip(), "an error without a word"
+    for word in says:
+        assert str(word) in result.stderr, f"'{word}' is not in: {result.stderr}"
+    return result
+
+
+def with_values(path, **values):
+    """The small model with some string values of its header set."""
+    model = Gguf(GQA)
+    for key, value in values.items():
+        model.put("tokenizer.chat_template" if key == "chat_template" else key, STRING, value)
+    model.write(path)
+    return str(path)

@@ -1,0 +1,148 @@
+"""The conversation: templates as their models want them, turns in one session, Ctrl-C, and the end of input."""
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from cli import BUTLER, DONE, FAILED, GQA, N_CTX, USAGE, butler, refuses, rows, with_values
+from gguf_file import ARRAY, F32, STRING, Gguf
+
+GREEDY = ["--temp", "0"]
+
+
+def chat(text, *args, model=GQA, **options):
+    return butler("chat", "-m", model, *args, input=text, **options)
+
+
+def prompt_tokens(text):
+    return rows("tokenize", "-m", GQA, "-p", text)[0]["ids"]
+
+
+def test_a_turn_is_the_prompt_it_stands_for():
+    """The plain template written out by hand and run gives the answer that chat gives (but for its leading blanks)."""
+    answer = chat("Hello\n", "-n", "12", *GREEDY).stdout
+    text = rows("run", "-m", GQA, "-p", "User: Hello\nAssistant:", "-n", "12", *GREEDY)[-1]["text"]
+    assert answer == text.lstrip(" \n") + "\n"
+
+
+@pytest.mark.parametrize("name, prompt", [
+    ("plain", "Be kind.\nUser: Hello\nAssistant:"),
+    ("chatml", "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"),
+    ("llama3", "<|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
+               "Hello<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
+    ("llama2", "[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nHello [/INST]"),
+    ("mistral", "[INST] Be kind.\n\nHello [/INST]"),
+    ("mistral-v3", "[INST] Be kind.\n\nHello[/INST]"),
+    ("phi3", "<|system|>\nBe kind.<|end|>\n<|user|>\nHello<|end|>\n<|assistant|>\n"),
+    ("zephyr", "<|system|>\nBe kind.</s>\n<|user|>\nHello</s>\n<|assistant|>\n"),
+    ("deepseek", "Be kind.<\uff5cUser\uff5c>Hello<\uff5cAssistant\uff5c>"),
+    ("vicuna", "Be kind. USER: Hello ASSISTANT:"),
+])
+def test_templates(name, prompt, tmp_path):
+    # The answer to a prompt of random weights depends on every token of it.
+    answer = chat("Hello\n", "--chat-template", name, "--system-prompt", "Be kind.", "-n", "10", *GREEDY).stdout
+    text = rows("run", "-m", GQA, "-p", prompt, "-n", "10", *GREEDY)[-1]["text"]
+    assert answer == text.lstrip(" \n") + "\n"
+
+
+def test_the_model_says_which_template(tmp_path):
+    model = with_values(tmp_path / "m.gguf", chat_template="{{ '<|im_start|>' + m.role }}")
+    named = chat("Hello\n", "--chat-template", "chatml", "-n", "10", *GREEDY).stdout
+    assert chat("Hello\n", "-n", "10", *GREEDY, model=model).stdout == named
+    assert chat("Hello\n", "--chat-template", "plain", "-n", "10", *GREEDY, model=model).stdout != named
+
+
+def test_template_that_is_not_known(tmp_path):
+    model = with_values(tmp_path / "m.gguf", chat_template="{{ bos_token }}@@{{ messages }}")
+    refuses(FAILED, "chat", "-m", model, input="Hello\n", says=["{{ bos_token }}@@", "--chat-template", "chatml", "plain"])
+    assert chat("Hello\n", "--chat-template", "plain", "-n", "3", model=model).stdout
+    refuses(USAGE, "chat", "-m", GQA, "--chat-template", "nosuch", input="", says=["--chat-template", "nosuch", "chatml"])
+
+
+def test_turns_share_a_session():
+    """The second answer depends on the first turn, and the turns' tokens are read once."""
+    alone = chat("Again\n", "-n", "8", *GREEDY).stdout
+    both = chat("Hello\nAgain\n", "-n", "8", *GREEDY)
+    assert both.stdout.startswith(chat("Hello\n", "-n", "8", *GREEDY).stdout) and not both.stdout.endswith("\n" + alone)
+    cleared = chat("Hello\n/clear\nAgain\n", "-n", "8", *GREEDY).stdout
+    assert cleared == chat("Hello\n", "-n", "8", *GREEDY).stdout + alone
+
+
+def test_empty_lines_and_no_lines():
+    assert chat("").stdout == ""
+    assert chat("\n\n").stdout == ""
+    assert chat("Hello", "-n", "4", *GREEDY).stdout == chat("Hello\n", "-n", "4", *GREEDY).stdout
+
+
+def test_context_that_fills():
+    result = chat("x" * 2 * N_CTX + "\nHello\n", "-n", "4", *GREEDY)
+    assert str(N_CTX) in result.stderr and "/clear" in result.stderr
+    assert result.stdout == chat("Hello\n", "-n", "4", *GREEDY).stdout  # the turn that did not fit left nothing behind
+    full = chat("Hello\nAgain\n", "-c", "64", *GREEDY)
+    assert "64 tokens" in full.stderr and "/clear" in full.stderr
+
+
+def stopping_model(path, text):
+    """A model that says `text` for ever, whatever it is asked: the last token alone decides the next."""
+    model = Gguf(GQA)
+    n = 267
+    tokens = [t.decode() for t in model.values["tokenizer.ggml.tokens"][1][1]]
+    for name, (dims, kind, data) in list(model.tensors.items()):
+        if name.startswith("blk.") and not name.endswith("norm.weight"):
+            model.tensors[name] = (dims, kind, bytes(len(data)))  # layers add nothing
+    cycle = [tokens.index("<0x%02X>" % b) for b in text.encode()]
+    width = model.tensors["token_embd.weight"][0][0]
+    assert len(cycle) < width
+    embedding, output = [0.0] * (n * width), [0.0] * (n * width)
+    for i in range(n):  # any other token is as the last of the cycle
+        embedding[i * width + (cycle.index(i) if i in cycle else len(cycle) - 1)] = 1.0
+    for k, i in enumerate(cycle):
+        output[i * width + (k - 1) % len(cycle)] = 10.0
+    model.put_tensor("token_embd.weight", [width, n], embedding)
+    model.put_tensor("output.weight", [width, n], output)
+    model.put_tensor("output_norm.weight", [width], [1.0] * width)
+    model.write(path)
+    return str(path)
+
+
+def test_the_stop_text_ends_a_plain_answer_and_is_not_shown(tmp_path):
+    model = stopping_model(tmp_path / "m.gguf", " Hm\nUser:")
+    assert rows("run", "-m", model, "-p", "Hello", "-n", "18", *GREEDY)[-1]["text"] == " Hm\nUser: Hm\nUser:"
+    result = chat("Hello\nAgain\n", *GREEDY, model=model)
+    assert result.stdout == "Hm\nHm\n"
+    # The model wrote "\nUser" itself: the second turn adds only what follows.
+    assert chat("Hello\n", "-n", "2", *GREEDY, model=model).stdout == "H\n"
+    assert chat("Hello\n", "-n", "7", *GREEDY, model=model).stdout == "Hm\nUse\n"
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_program():
+    process = subprocess.Popen([BUTLER, "chat", "-m", GQA, "-c", "1000000", "-t", "1", "--temp", "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    try:
+        process.stdin.write(b"Hello\n")
+        process.stdin.flush()
+        assert process.stdout.read(1)  # the answer has begun, and would take minutes
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)  # while a line is awaited: still no end
+        time.sleep(0.3)
+        assert process.poll() is None
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == DONE
+        assert out.endswith(b"\n") and b"Ctrl-D" in err
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_closed_pipe_ends_quietly():
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        result = subprocess.run([BUTLER, "chat", "-m", GQA, "-n", "5"], input=b"Hello\n", stdout=write, stderr=subprocess.PIPE, timeout=60)
+    finally:
+        os.close(write)
+    assert result.returncode == FAILED and result.stderr == b""

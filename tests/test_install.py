@@ -1,0 +1,78 @@
+"""`make install`, and a program built against what it put there."""
+import os
+import subprocess
+
+import pytest
+
+from cli import GQA, PROMPT, ROOT, rows
+
+PREFIX = "/usr/local"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    destination = tmp_path_factory.mktemp("root")
+    subprocess.run(["make", "-s", "install", f"DESTDIR={destination}", f"PREFIX={PREFIX}"], cwd=ROOT, check=True, timeout=600,
+                   env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")})
+    return destination
+
+
+def pkg_config(root, *args):
+    env = {**os.environ, "PKG_CONFIG_PATH": f"{root}{PREFIX}/lib/pkgconfig", "PKG_CONFIG_SYSROOT_DIR": str(root)}
+    return subprocess.run(["pkg-config", *args, "butler"], env=env, check=True, capture_output=True, text=True).stdout.split()
+
+
+def compile_example(root, name, out, *flags):
+    subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", str(ROOT / "examples" / name), *flags, "-o", str(out)], check=True)
+
+
+def test_what_is_installed(installed):
+    files = {str(f.relative_to(f"{installed}{PREFIX}")) for f in installed.rglob("*") if not f.is_dir()}
+    assert {"bin/butler", "include/butler.h", "lib/libbutler.a", "lib/libbutler.so", "lib/libbutler.so.0", "lib/pkgconfig/butler.pc"} <= files
+    assert all(f.startswith(("bin/butler", "include/butler.h", "lib/", "share/butler/")) for f in files)
+    version = [line.split('"')[1] for line in open(ROOT / "include/butler.h") if "BUTLER_VERSION" in line][0]
+    assert pkg_config(installed, "--modversion") == [version]
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_the_example_runs_against_it(installed, static, tmp_path):
+    flags = pkg_config(installed, "--cflags", "--libs", *(["--static"] if static else []))
+    if static:
+        library = f"{installed}{PREFIX}/lib/libbutler.a"
+        flags = [library if f == "-lbutler" else f for f in flags]
+    compile_example(installed, "minimal.c", tmp_path / "minimal", *flags)
+    env = {**os.environ, "LD_LIBRARY_PATH": f"{installed}{PREFIX}/lib"}
+    for policy in ("full", "h2o:budget=16"):
+        run = subprocess.run([tmp_path / "minimal", GQA, PROMPT, policy], env=env, capture_output=True, timeout=60)
+        assert run.returncode == 0, run.stderr
+        expected = rows("run", "-m", GQA, "-p", PROMPT, "-n", "64", "--temp", "0", "--kv", policy)[-1]
+        text, cost = run.stdout.decode().rsplit("\n[", 1)
+        assert expected["text"].startswith(text) and len(text) >= 0.9 * len(expected["text"])
+        assert "KV bytes" in cost
+    wrong = subprocess.run([tmp_path / "minimal", GQA, PROMPT, "nosuch"], env=env, capture_output=True, timeout=60)
+    assert wrong.returncode == 1 and b"nosuch" in wrong.stderr
+
+
+def test_the_library_shows_only_its_own_names(installed):
+    names = subprocess.run(["nm", "-D", "--defined-only", f"{installed}{PREFIX}/lib/libbutler.so"], capture_output=True, text=True, check=True).stdout
+    names = [line.split()[-1] for line in names.splitlines()]
+    header = open(f"{installed}{PREFIX}/include/butler.h").read()
+    assert "butler_model_load" in names and "butler_view_key" in names
+    assert all(f"{name}(" in header for name in names), [name for name in names if f"{name}(" not in header]
+
+
+def test_a_plug_in_against_the_library(installed, tmp_path):
+    compile_example(installed, "plugin.c", tmp_path / "value_norm.so", "-shared", "-fPIC", "-lm", *pkg_config(installed, "--cflags"))
+    assert "value_norm" in [row["policy"] for row in rows("policies", "-m", GQA, "--plugin", tmp_path / "value_norm.so",
+                                                            binary=f"{installed}{PREFIX}/bin/butler")]
+
+
+def test_the_header_is_c_and_cpp(installed, tmp_path):
+    (tmp_path / "a.c").write_text("#include <butler.h>\nint main(void) { return butler_policy_describe(0, 0, 0); }\n")
+    flags = pkg_config(installed, "--cflags")
+    subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", str(tmp_path / "a.c"), *flags], check=True)
+    cpp = subprocess.run(["c++", "-x", "c++", "-fsyntax-only", str(tmp_path / "a.c"), *flags], capture_output=True, text=True) \
+        if os.path.exists("/usr/bin/c++") else None
+    if cpp is None:
+        pytest.skip("no C++ compiler here")
+    assert cpp.returncode == 0, cpp.stderr
