@@ -1,9 +1,18 @@
 /* The table for CPUs with AVX2, FMA and F16C. */
+#include <math.h>
+
 #include "kernels.h"
 
 #if defined(__x86_64__)
+#include "vec256.h"
+
+#include "simd_vectors.h"
+#include "simd_weights.h"
+
 void butler_kernels_avx2(struct butler_kernels *table)
 {
     table->isa = "avx2";
+    fill_vectors(table);
+    fill_weights(table);
 }
 #endif

@@ -1,9 +1,18 @@
 /* The table for CPUs with AVX-512 F, BW, DQ and VL. */
+#include <math.h>
+
 #include "kernels.h"
 
 #if defined(__x86_64__)
+#include "vec512.h"
+
+#include "simd_vectors.h"
+#include "simd_weights.h"
+
 void butler_kernels_avx512(struct butler_kernels *table)
 {
     table->isa = "avx512";
+    fill_vectors(table);
+    fill_weights(table);
 }
 #endif

@@ -1,0 +1,137 @@
+/* The vector of the AVX2 kernels: 8 floats. The same words as vec512.h, which explains them. */
+#ifndef BUTLER_VEC256_H
+#define BUTLER_VEC256_H
+
+#include <immintrin.h>
+
+#include "blocks.h"
+
+#define VEC 8
+#define INLINE static inline __attribute__((always_inline))
+
+typedef __m256 vec;
+
+INLINE __m256i vec_first(int count)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+INLINE vec vec_zero(void) { return _mm256_setzero_ps(); }
+INLINE vec vec_set1(float f) { return _mm256_set1_ps(f); }
+INLINE vec vec_load(const float *p) { return _mm256_loadu_ps(p); }
+INLINE void vec_store(float *p, vec v) { _mm256_storeu_ps(p, v); }
+INLINE vec vec_load_some(const float *p, int count) { return _mm256_maskload_ps(p, vec_first(count)); }
+INLINE void vec_store_some(float *p, vec v, int count) { _mm256_maskstore_ps(p, vec_first(count), v); }
+
+INLINE vec vec_add(vec a, vec b) { return _mm256_add_ps(a, b); }
+INLINE vec vec_sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
+INLINE vec vec_mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
+INLINE vec vec_div(vec a, vec b) { return _mm256_div_ps(a, b); }
+INLINE vec vec_max(vec a, vec b) { return _mm256_max_ps(a, b); }
+INLINE vec vec_min(vec a, vec b) { return _mm256_min_ps(a, b); }
+INLINE vec vec_fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vec vec_fnma(vec a, vec b, vec c) { return _mm256_fnmadd_ps(a, b, c); }
+INLINE vec vec_round(vec v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+/* In two steps, because 2^n alone may be no normal number where v 2^n is one, or is subnormal. */
+INLINE vec vec_scale2(vec v, vec n)
+{
+    __m256i k = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(k, 1), rest = _mm256_sub_epi32(k, half);
+    __m256i bias = _mm256_set1_epi32(127);
+    vec a = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
+    vec b = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23));
+    return _mm256_mul_ps(_mm256_mul_ps(v, a), b);
+}
+INLINE vec vec_abs(vec v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v); }
+INLINE vec vec_pick(vec q, vec a, vec b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(q, vec_zero(), _CMP_GE_OQ)); }
+INLINE vec vec_keep(vec a, vec b, int count) { return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(vec_first(count))); }
+
+INLINE vec vec_swap(vec v) { return _mm256_permute_ps(v, 0xb1); }
+INLINE vec vec_load_twice(const float *p)
+{
+    return _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+}
+INLINE vec vec_fma_sub_add(vec a, vec b, vec c) { return _mm256_fmaddsub_ps(a, b, c); }
+
+/* AVX2 cannot mask 16-bit loads: a tail goes through memory of our own. */
+INLINE __m128i load_u16_some(const void *p, int count)
+{
+    uint16_t t[VEC] = {0};
+    memcpy(t, p, (size_t)count * 2);
+    return _mm_loadu_si128((const __m128i *)t);
+}
+INLINE vec vec_load_half(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
+INLINE vec vec_load_half_some(const void *p, int count) { return _mm256_cvtph_ps(load_u16_some(p, count)); }
+INLINE void vec_store_half(void *p, vec v) { _mm_storeu_si128(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+INLINE void vec_store_half_some(void *p, vec v, int count)
+{
+    uint16_t t[VEC];
+    vec_store_half(t, v);
+    memcpy(p, t, (size_t)count * 2);
+}
+INLINE vec vec_from_bf16(__m128i b) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(b), 16)); }
+INLINE vec vec_load_bf16(const void *p) { return vec_from_bf16(_mm_loadu_si128(p)); }
+INLINE vec vec_load_bf16_some(const void *p, int count) { return vec_from_bf16(load_u16_some(p, count)); }
+INLINE vec vec_load_i8(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p))); }
+/* Half `part` of 16 small numbers. */
+INLINE vec vec_from_i8(__m128i b, int part)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(part ? _mm_unpackhi_epi64(b, b) : b));
+}
+INLINE void vec_store_i8(void *p, vec v)
+{
+    __m256i n = _mm256_cvtps_epi32(v);
+    __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1));
+    _mm_storel_epi64(p, _mm_packs_epi16(words, words));
+}
+
+INLINE vec vec_set1_half(const void *p) { return _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_loadl_epi64(p))); }
+
+INLINE void vec_load_nibbles(const void *p, int offset, vec low[2], vec high[2])
+{
+    const __m128i mask = _mm_set1_epi8(15), less = _mm_set1_epi8((char)offset);
+    __m128i bytes = _mm_loadu_si128(p);
+    __m128i a = _mm_sub_epi8(_mm_and_si128(bytes, mask), less);
+    __m128i b = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(bytes, 4), mask), less);
+    for (int i = 0; i < 2; i++) {
+        low[i] = vec_from_i8(a, i);
+        high[i] = vec_from_i8(b, i);
+    }
+}
+
+INLINE vec vec_add_where(vec v, float a, uint32_t bits)
+{
+    const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), lane), lane);
+    return _mm256_add_ps(v, _mm256_and_ps(_mm256_castsi256_ps(set), vec_set1(a)));
+}
+INLINE vec vec_add_where_bytes(vec v, float a, const uint8_t *p, int bit)
+{
+    __m256i one = _mm256_set1_epi32(1 << bit), bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+    __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(bytes, one), one);
+    return _mm256_add_ps(v, _mm256_and_ps(_mm256_castsi256_ps(set), vec_set1(a)));
+}
+
+INLINE float vec_sum(vec v)
+{
+    __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
+}
+INLINE float vec_max_all(vec v)
+{
+    __m128 a = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
+}
+
+INLINE vec vec_sum_each(const vec a[VEC])
+{
+    vec b[4], c[2];
+    for (int i = 0; i < 4; i++)
+        b[i] = vec_add(_mm256_blend_ps(a[i], a[i + 4], 0xf0), _mm256_permute2f128_ps(a[i], a[i + 4], 0x21));
+    for (int i = 0; i < 2; i++)
+        c[i] = vec_add(_mm256_blend_ps(b[2 * i], b[2 * i + 1], 0xcc), _mm256_shuffle_ps(b[2 * i], b[2 * i + 1], 0x4e));
+    return vec_add(_mm256_shuffle_ps(c[0], c[1], 0x88), _mm256_shuffle_ps(c[0], c[1], 0xdd));
+}
+
+#endif
