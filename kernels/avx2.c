@@ -8,11 +8,17 @@
 
 #include "simd_vectors.h"
 #include "simd_weights.h"
+#include "simd_cache.h"
+#include "simd_gemm.h"
+#include "simd_metrics.h"
 
 void butler_kernels_avx2(struct butler_kernels *table)
 {
     table->isa = "avx2";
     fill_vectors(table);
     fill_weights(table);
+    fill_cache(table);
+    fill_metrics(table);
+    table->gemm = gemm;
 }
 #endif

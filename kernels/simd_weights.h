@@ -6,23 +6,20 @@
 #define BUTLER_SIMD_WEIGHTS_H
 
 #define ROWS 4
-/* Vectors in 16 and in 32 elements. */
-#define V16 (16 / VEC)
-#define V32 (32 / VEC)
 
-/* How far ahead of its loads a row is fetched, which may lie beyond its end: then it is the next rows, or nothing, since a
- * prefetch never faults. An integer, because no pointer may point that far. */
+/* How far ahead of its loads a row is fetched; beyond its end lie the next rows. */
 #ifndef AHEAD
 #define AHEAD 1024
 #endif
-
-INLINE void prefetch(const void *p, size_t ahead) { _mm_prefetch((const char *)((uintptr_t)p + ahead), _MM_HINT_T0); }
 
 /* ------------------------------------------------------------------------------------- plain number types */
 
 enum plain { PLAIN_F32, PLAIN_F16, PLAIN_BF16 };
 
-INLINE size_t plain_bytes(enum plain type) { return type == PLAIN_F32 ? 4 : 2; }
+INLINE size_t plain_bytes(enum plain type)
+{
+    return type == PLAIN_F32 ? 4 : 2;
+}
 
 INLINE vec plain_load(enum plain type, const uint8_t *p)
 {
@@ -87,7 +84,10 @@ INLINE size_t block_bytes(enum block_type type)
                                 : Q5_1_BYTES;
 }
 
-INLINE bool block_has_minimum(enum block_type type) { return type == BLOCK_Q4_1 || type == BLOCK_Q5_1; }
+INLINE bool block_has_minimum(enum block_type type)
+{
+    return type == BLOCK_Q4_1 || type == BLOCK_Q5_1;
+}
 
 /* The block's numbers before the scale is applied. */
 INLINE void block_quants(enum block_type type, vec q[V32], const uint8_t *block)
@@ -104,7 +104,7 @@ INLINE void block_quants(enum block_type type, vec q[V32], const uint8_t *block)
         uint32_t high = load_u32(block + (minimum ? Q5_1_HIGH : Q5_0_HIGH));
         vec_load_nibbles(block + (minimum ? Q5_1_QUANTS : Q5_0_QUANTS), minimum ? 0 : 16, q, q + V16);
         for (int k = 0; k < V32; k++)
-            q[k] = vec_add_where(q[k], 16, high >> (k * VEC) & ((1u << VEC) - 1));
+            q[k] = vec_add_masked(q[k], vec_set1(16), vec_mask_of(high >> (k * VEC) & ((1u << VEC) - 1)));
     }
 }
 
@@ -166,8 +166,14 @@ struct super_scales {
     float scale[16], minimum[8];
 };
 
-INLINE __m256 widen_u8(const uint8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
-INLINE __m256 widen_i8(const uint8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+INLINE __m256 widen_u8(const uint8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE __m256 widen_i8(const uint8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
 INLINE __m256 broadcast_half(const uint8_t *p)
 {
     return _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(load_u16(p))));
@@ -341,7 +347,10 @@ INLINE void super_rows(enum super_type type, float *y, const uint8_t *w, size_t 
         for (; r < n_rows; r++)                                                                                                    \
             family##_rows(type, y + r, p + r * row_bytes, row_bytes, 1, x, n);                                                     \
     }                                                                                                                              \
-    static void dequant_##name(float *y, const void *row, int n) { family##_dequant(type, y, row, n); }
+    static void dequant_##name(float *y, const void *row, int n)                                                                   \
+    {                                                                                                                              \
+        family##_dequant(type, y, row, n);                                                                                         \
+    }
 
 WEIGHT_TYPE(f32, plain, PLAIN_F32)
 WEIGHT_TYPE(f16, plain, PLAIN_F16)

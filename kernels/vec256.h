@@ -16,22 +16,85 @@ INLINE __m256i vec_first(int count)
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-INLINE vec vec_zero(void) { return _mm256_setzero_ps(); }
-INLINE vec vec_set1(float f) { return _mm256_set1_ps(f); }
-INLINE vec vec_load(const float *p) { return _mm256_loadu_ps(p); }
-INLINE void vec_store(float *p, vec v) { _mm256_storeu_ps(p, v); }
-INLINE vec vec_load_some(const float *p, int count) { return _mm256_maskload_ps(p, vec_first(count)); }
-INLINE void vec_store_some(float *p, vec v, int count) { _mm256_maskstore_ps(p, vec_first(count), v); }
+/* Vectors in 16 and in 32 elements. */
+#define V16 (16 / VEC)
+#define V32 (32 / VEC)
 
-INLINE vec vec_add(vec a, vec b) { return _mm256_add_ps(a, b); }
-INLINE vec vec_sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
-INLINE vec vec_mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
-INLINE vec vec_div(vec a, vec b) { return _mm256_div_ps(a, b); }
-INLINE vec vec_max(vec a, vec b) { return _mm256_max_ps(a, b); }
-INLINE vec vec_min(vec a, vec b) { return _mm256_min_ps(a, b); }
-INLINE vec vec_fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
-INLINE vec vec_fnma(vec a, vec b, vec c) { return _mm256_fnmadd_ps(a, b, c); }
-INLINE vec vec_round(vec v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+/* Fetches what will be read `ahead` bytes from p. That may be no memory of ours: a prefetch never faults, but no pointer
+ * may point there, hence the integer. */
+INLINE void prefetch(const void *p, size_t ahead)
+{
+    _mm_prefetch((const char *)((uintptr_t)p + ahead), _MM_HINT_T0);
+}
+
+INLINE vec vec_zero(void)
+{
+    return _mm256_setzero_ps();
+}
+INLINE vec vec_set1(float f)
+{
+    return _mm256_set1_ps(f);
+}
+INLINE vec vec_load(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+INLINE void vec_store(float *p, vec v)
+{
+    _mm256_storeu_ps(p, v);
+}
+INLINE vec vec_load_some(const float *p, int count)
+{
+    return _mm256_maskload_ps(p, vec_first(count));
+}
+INLINE void vec_store_some(float *p, vec v, int count)
+{
+    _mm256_maskstore_ps(p, vec_first(count), v);
+}
+
+INLINE vec vec_add(vec a, vec b)
+{
+    return _mm256_add_ps(a, b);
+}
+INLINE vec vec_sub(vec a, vec b)
+{
+    return _mm256_sub_ps(a, b);
+}
+INLINE vec vec_mul(vec a, vec b)
+{
+    return _mm256_mul_ps(a, b);
+}
+INLINE vec vec_div(vec a, vec b)
+{
+    return _mm256_div_ps(a, b);
+}
+INLINE vec vec_max(vec a, vec b)
+{
+    return _mm256_max_ps(a, b);
+}
+INLINE vec vec_min(vec a, vec b)
+{
+    return _mm256_min_ps(a, b);
+}
+INLINE vec vec_fma(vec a, vec b, vec c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+INLINE vec vec_fnma(vec a, vec b, vec c)
+{
+    return _mm256_fnmadd_ps(a, b, c);
+}
+INLINE vec vec_round(vec v)
+{
+    return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE vec vec_round_away(vec v)
+{
+    vec t = _mm256_round_ps(v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC), sign = _mm256_set1_ps(-0.0f);
+    vec more = _mm256_cmp_ps(_mm256_andnot_ps(sign, _mm256_sub_ps(v, t)), _mm256_set1_ps(0.5f), _CMP_GE_OQ);
+    vec one = _mm256_or_ps(_mm256_and_ps(v, sign), _mm256_set1_ps(1.0f));
+    return _mm256_add_ps(t, _mm256_and_ps(more, one));
+}
 /* In two steps, because 2^n alone may be no normal number where v 2^n is one, or is subnormal. */
 INLINE vec vec_scale2(vec v, vec n)
 {
@@ -41,16 +104,31 @@ INLINE vec vec_scale2(vec v, vec n)
     vec b = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23));
     return _mm256_mul_ps(_mm256_mul_ps(v, a), b);
 }
-INLINE vec vec_abs(vec v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v); }
-INLINE vec vec_pick(vec q, vec a, vec b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(q, vec_zero(), _CMP_GE_OQ)); }
-INLINE vec vec_keep(vec a, vec b, int count) { return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(vec_first(count))); }
+INLINE vec vec_abs(vec v)
+{
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v);
+}
+INLINE vec vec_pick(vec q, vec a, vec b)
+{
+    return _mm256_blendv_ps(b, a, _mm256_cmp_ps(q, vec_zero(), _CMP_GE_OQ));
+}
+INLINE vec vec_keep(vec a, vec b, int count)
+{
+    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(vec_first(count)));
+}
 
-INLINE vec vec_swap(vec v) { return _mm256_permute_ps(v, 0xb1); }
+INLINE vec vec_swap(vec v)
+{
+    return _mm256_permute_ps(v, 0xb1);
+}
 INLINE vec vec_load_twice(const float *p)
 {
     return _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
 }
-INLINE vec vec_fma_sub_add(vec a, vec b, vec c) { return _mm256_fmaddsub_ps(a, b, c); }
+INLINE vec vec_fma_sub_add(vec a, vec b, vec c)
+{
+    return _mm256_fmaddsub_ps(a, b, c);
+}
 
 /* AVX2 cannot mask 16-bit loads: a tail goes through memory of our own. */
 INLINE __m128i load_u16_some(const void *p, int count)
@@ -59,19 +137,40 @@ INLINE __m128i load_u16_some(const void *p, int count)
     memcpy(t, p, (size_t)count * 2);
     return _mm_loadu_si128((const __m128i *)t);
 }
-INLINE vec vec_load_half(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
-INLINE vec vec_load_half_some(const void *p, int count) { return _mm256_cvtph_ps(load_u16_some(p, count)); }
-INLINE void vec_store_half(void *p, vec v) { _mm_storeu_si128(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+INLINE vec vec_load_half(const void *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128(p));
+}
+INLINE vec vec_load_half_some(const void *p, int count)
+{
+    return _mm256_cvtph_ps(load_u16_some(p, count));
+}
+INLINE void vec_store_half(void *p, vec v)
+{
+    _mm_storeu_si128(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
 INLINE void vec_store_half_some(void *p, vec v, int count)
 {
     uint16_t t[VEC];
     vec_store_half(t, v);
     memcpy(p, t, (size_t)count * 2);
 }
-INLINE vec vec_from_bf16(__m128i b) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(b), 16)); }
-INLINE vec vec_load_bf16(const void *p) { return vec_from_bf16(_mm_loadu_si128(p)); }
-INLINE vec vec_load_bf16_some(const void *p, int count) { return vec_from_bf16(load_u16_some(p, count)); }
-INLINE vec vec_load_i8(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p))); }
+INLINE vec vec_from_bf16(__m128i b)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(b), 16));
+}
+INLINE vec vec_load_bf16(const void *p)
+{
+    return vec_from_bf16(_mm_loadu_si128(p));
+}
+INLINE vec vec_load_bf16_some(const void *p, int count)
+{
+    return vec_from_bf16(load_u16_some(p, count));
+}
+INLINE vec vec_load_i8(const void *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
+}
 /* Half `part` of 16 small numbers. */
 INLINE vec vec_from_i8(__m128i b, int part)
 {
@@ -84,7 +183,10 @@ INLINE void vec_store_i8(void *p, vec v)
     _mm_storel_epi64(p, _mm_packs_epi16(words, words));
 }
 
-INLINE vec vec_set1_half(const void *p) { return _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_loadl_epi64(p))); }
+INLINE vec vec_set1_half(const void *p)
+{
+    return _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_loadl_epi64(p)));
+}
 
 INLINE void vec_load_nibbles(const void *p, int offset, vec low[2], vec high[2])
 {
@@ -98,11 +200,15 @@ INLINE void vec_load_nibbles(const void *p, int offset, vec low[2], vec high[2])
     }
 }
 
-INLINE vec vec_add_where(vec v, float a, uint32_t bits)
+typedef __m256 vec_mask;
+INLINE vec_mask vec_mask_of(uint32_t bits)
 {
     const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-    __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), lane), lane);
-    return _mm256_add_ps(v, _mm256_and_ps(_mm256_castsi256_ps(set), vec_set1(a)));
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), lane), lane));
+}
+INLINE vec vec_add_masked(vec v, vec a, vec_mask mask)
+{
+    return _mm256_add_ps(v, _mm256_and_ps(a, mask));
 }
 INLINE vec vec_add_where_bytes(vec v, float a, const uint8_t *p, int bit)
 {

@@ -13,61 +13,177 @@
 typedef __m512 vec;
 
 /* Which of the 16 lanes hold something: the first count. */
-INLINE __mmask16 vec_first(int count) { return (__mmask16)((1u << count) - 1); }
+INLINE __mmask16 vec_first(int count)
+{
+    return (__mmask16)((1u << count) - 1);
+}
 
-INLINE vec vec_zero(void) { return _mm512_setzero_ps(); }
-INLINE vec vec_set1(float f) { return _mm512_set1_ps(f); }
-INLINE vec vec_load(const float *p) { return _mm512_loadu_ps(p); }
-INLINE void vec_store(float *p, vec v) { _mm512_storeu_ps(p, v); }
+/* Vectors in 16 and in 32 elements. */
+#define V16 (16 / VEC)
+#define V32 (32 / VEC)
+
+/* Fetches what will be read `ahead` bytes from p. That may be no memory of ours: a prefetch never faults, but no pointer
+ * may point there, hence the integer. */
+INLINE void prefetch(const void *p, size_t ahead)
+{
+    _mm_prefetch((const char *)((uintptr_t)p + ahead), _MM_HINT_T0);
+}
+
+INLINE vec vec_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+INLINE vec vec_set1(float f)
+{
+    return _mm512_set1_ps(f);
+}
+INLINE vec vec_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+INLINE void vec_store(float *p, vec v)
+{
+    _mm512_storeu_ps(p, v);
+}
 /* count in [0, VEC]; the lanes beyond are zero and their memory is not touched. */
-INLINE vec vec_load_some(const float *p, int count) { return _mm512_maskz_loadu_ps(vec_first(count), p); }
-INLINE void vec_store_some(float *p, vec v, int count) { _mm512_mask_storeu_ps(p, vec_first(count), v); }
+INLINE vec vec_load_some(const float *p, int count)
+{
+    return _mm512_maskz_loadu_ps(vec_first(count), p);
+}
+INLINE void vec_store_some(float *p, vec v, int count)
+{
+    _mm512_mask_storeu_ps(p, vec_first(count), v);
+}
 
-INLINE vec vec_add(vec a, vec b) { return _mm512_add_ps(a, b); }
-INLINE vec vec_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
-INLINE vec vec_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
-INLINE vec vec_div(vec a, vec b) { return _mm512_div_ps(a, b); }
-INLINE vec vec_max(vec a, vec b) { return _mm512_max_ps(a, b); } /* b where one of them is NaN */
-INLINE vec vec_min(vec a, vec b) { return _mm512_min_ps(a, b); }
-INLINE vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }   /* a b + c */
-INLINE vec vec_fnma(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); } /* c - a b */
-INLINE vec vec_round(vec v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE vec vec_add(vec a, vec b)
+{
+    return _mm512_add_ps(a, b);
+}
+INLINE vec vec_sub(vec a, vec b)
+{
+    return _mm512_sub_ps(a, b);
+}
+INLINE vec vec_mul(vec a, vec b)
+{
+    return _mm512_mul_ps(a, b);
+}
+INLINE vec vec_div(vec a, vec b)
+{
+    return _mm512_div_ps(a, b);
+}
+INLINE vec vec_max(vec a, vec b)
+{
+    return _mm512_max_ps(a, b);
+} /* b where one of them is NaN */
+INLINE vec vec_min(vec a, vec b)
+{
+    return _mm512_min_ps(a, b);
+}
+INLINE vec vec_fma(vec a, vec b, vec c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+} /* a b + c */
+INLINE vec vec_fnma(vec a, vec b, vec c)
+{
+    return _mm512_fnmadd_ps(a, b, c);
+} /* c - a b */
+INLINE vec vec_round(vec v)
+{
+    return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+/* To nearest, halves away from zero: what roundf does. */
+INLINE vec vec_round_away(vec v)
+{
+    vec t = _mm512_roundscale_ps(v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+    __mmask16 more = _mm512_cmp_ps_mask(_mm512_abs_ps(_mm512_sub_ps(v, t)), _mm512_set1_ps(0.5f), _CMP_GE_OQ);
+    __m512i one = _mm512_or_si512(_mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32((int)0x80000000)),
+                                  _mm512_set1_epi32(0x3f800000));
+    return _mm512_mask_add_ps(t, more, t, _mm512_castsi512_ps(one));
+}
 /* v * 2^n for integral n in [-252, 252] */
-INLINE vec vec_scale2(vec v, vec n) { return _mm512_scalef_ps(v, n); }
-INLINE vec vec_abs(vec v) { return _mm512_abs_ps(v); }
+INLINE vec vec_scale2(vec v, vec n)
+{
+    return _mm512_scalef_ps(v, n);
+}
+INLINE vec vec_abs(vec v)
+{
+    return _mm512_abs_ps(v);
+}
 /* where q >= 0 a, else b (also for NaN) */
-INLINE vec vec_pick(vec q, vec a, vec b) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(q, vec_zero(), _CMP_GE_OQ), b, a); }
+INLINE vec vec_pick(vec q, vec a, vec b)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(q, vec_zero(), _CMP_GE_OQ), b, a);
+}
 /* the first count lanes of a, the others of b */
-INLINE vec vec_keep(vec a, vec b, int count) { return _mm512_mask_blend_ps(vec_first(count), b, a); }
+INLINE vec vec_keep(vec a, vec b, int count)
+{
+    return _mm512_mask_blend_ps(vec_first(count), b, a);
+}
 
 /* (a0 a1 a2 a3 ...) -> (a1 a0 a3 a2 ...), and half a vector of numbers, each twice */
-INLINE vec vec_swap(vec v) { return _mm512_permute_ps(v, 0xb1); }
+INLINE vec vec_swap(vec v)
+{
+    return _mm512_permute_ps(v, 0xb1);
+}
 INLINE vec vec_load_twice(const float *p)
 {
     const __m512i each = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     return _mm512_permutexvar_ps(each, _mm512_castps256_ps512(_mm256_loadu_ps(p)));
 }
 /* a b - c in even lanes, a b + c in odd ones */
-INLINE vec vec_fma_sub_add(vec a, vec b, vec c) { return _mm512_fmaddsub_ps(a, b, c); }
+INLINE vec vec_fma_sub_add(vec a, vec b, vec c)
+{
+    return _mm512_fmaddsub_ps(a, b, c);
+}
 
-INLINE vec vec_load_half(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
-INLINE vec vec_load_half_some(const void *p, int count) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(vec_first(count), p)); }
-INLINE void vec_store_half(void *p, vec v) { _mm256_storeu_si256(p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+INLINE vec vec_load_half(const void *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256(p));
+}
+INLINE vec vec_load_half_some(const void *p, int count)
+{
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(vec_first(count), p));
+}
+INLINE void vec_store_half(void *p, vec v)
+{
+    _mm256_storeu_si256(p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
 INLINE void vec_store_half_some(void *p, vec v, int count)
 {
     _mm256_mask_storeu_epi16(p, vec_first(count), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
-INLINE vec vec_from_bf16(__m256i b) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16)); }
-INLINE vec vec_load_bf16(const void *p) { return vec_from_bf16(_mm256_loadu_si256(p)); }
-INLINE vec vec_load_bf16_some(const void *p, int count) { return vec_from_bf16(_mm256_maskz_loadu_epi16(vec_first(count), p)); }
-INLINE vec vec_load_i8(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
+INLINE vec vec_from_bf16(__m256i b)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16));
+}
+INLINE vec vec_load_bf16(const void *p)
+{
+    return vec_from_bf16(_mm256_loadu_si256(p));
+}
+INLINE vec vec_load_bf16_some(const void *p, int count)
+{
+    return vec_from_bf16(_mm256_maskz_loadu_epi16(vec_first(count), p));
+}
+INLINE vec vec_load_i8(const void *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
+}
 /* 16-byte groups of small numbers in registers: part 0 is all of it here. */
-INLINE vec vec_from_i8(__m128i b, int part) { return (void)part, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b)); }
+INLINE vec vec_from_i8(__m128i b, int part)
+{
+    return (void)part, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b));
+}
 /* Rounds to nearest; every lane is known to be within [-127, 127]. */
-INLINE void vec_store_i8(void *p, vec v) { _mm_storeu_si128(p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }
+INLINE void vec_store_i8(void *p, vec v)
+{
+    _mm_storeu_si128(p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
+}
 
 /* The half at p in all lanes. At least 8 bytes can be read there: the conversion then needs no shuffle of its own. */
-INLINE vec vec_set1_half(const void *p) { return _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_loadl_epi64(p))); }
+INLINE vec vec_set1_half(const void *p)
+{
+    return _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_loadl_epi64(p)));
+}
 
 /* 16 nibble bytes: the low halves, less offset, are elements 0..15, the high ones 16..31. A table look-up by the lowest four
  * bits of each lane is mask, conversion and subtraction in one. */
@@ -79,17 +195,31 @@ INLINE void vec_load_nibbles(const void *p, int offset, vec low[1], vec high[1])
     high[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), table);
 }
 
-/* v + a in the lanes whose bit is set: bits holds one bit per lane. */
-INLINE vec vec_add_where(vec v, float a, uint32_t bits) { return _mm512_mask_add_ps(v, (__mmask16)bits, v, vec_set1(a)); }
-/* The same with a bit of 16 bytes, one byte a lane. */
+/* v + a in the lanes of a mask; a mask from one bit per lane. */
+typedef __mmask16 vec_mask;
+INLINE vec_mask vec_mask_of(uint32_t bits)
+{
+    return (__mmask16)bits;
+}
+INLINE vec vec_add_masked(vec v, vec a, vec_mask mask)
+{
+    return _mm512_mask_add_ps(v, mask, v, a);
+}
+/* v + a where the given bit of the lane's byte at p is set. */
 INLINE vec vec_add_where_bytes(vec v, float a, const uint8_t *p, int bit)
 {
     __mmask16 mask = _mm_test_epi8_mask(_mm_loadu_si128((const __m128i *)p), _mm_set1_epi8((char)(1 << bit)));
     return _mm512_mask_add_ps(v, mask, v, vec_set1(a));
 }
 
-INLINE float vec_sum(vec v) { return _mm512_reduce_add_ps(v); }
-INLINE float vec_max_all(vec v) { return _mm512_reduce_max_ps(v); }
+INLINE float vec_sum(vec v)
+{
+    return _mm512_reduce_add_ps(v);
+}
+INLINE float vec_max_all(vec v)
+{
+    return _mm512_reduce_max_ps(v);
+}
 
 /* Lane i of the result is the sum of a[i]'s lanes, each summed in the same order. A fold blends the half that stays in place
  * with its partner's and adds the other two halves, so that one shuffle serves two vectors. */

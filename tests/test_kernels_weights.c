@@ -1,0 +1,411 @@
+/* Rows of every weight type on every ISA: what a row means, element by element; products against double precision; rows
+ * that start at any byte and end where memory ends; and results that do not depend on how rows are split. */
+#include "kernel_test.h"
+
+static const enum butler_type types[] = {BUTLER_F32,  BUTLER_F16,  BUTLER_BF16, BUTLER_Q8_0, BUTLER_Q4_0, BUTLER_Q4_1,
+                                         BUTLER_Q5_0, BUTLER_Q5_1, BUTLER_Q4_K, BUTLER_Q5_K, BUTLER_Q6_K};
+
+/* An element of a row, d q + m, and |d q| + |m|, which bounds the rounding of any way to compute it. */
+struct element {
+    double value, magnitude;
+};
+
+static struct element element_of(double scaled, double m)
+{
+    return (struct element){scaled + m, fabs(scaled) + fabs(m)};
+}
+
+static int bit(const unsigned char *bytes, int i)
+{
+    return bytes[i / 8] >> i % 8 & 1;
+}
+
+/* Element i of a block of 32: its nibble stands in byte i % 16, low half first. */
+static int nibble_of_32(const unsigned char *quants, int i)
+{
+    return quants[i % 16] >> (i < 16 ? 0 : 4) & 15;
+}
+
+/* Six bits of scale and of minimum of group g, read off the layout one bit field at a time. */
+static void k_scale(const unsigned char *packed, int g, int *scale, int *minimum)
+{
+    if (g < 4) {
+        *scale = packed[g] % 64;
+        *minimum = packed[g + 4] % 64;
+    } else {
+        *scale = packed[g + 4] % 16 + packed[g - 4] / 64 * 16;
+        *minimum = packed[g + 4] / 16 + packed[g] / 64 * 16;
+    }
+}
+
+static struct element element_k(const unsigned char *b, int i, bool five)
+{
+    const unsigned char *quants = b + (five ? 48 : 16);
+    int g = i / 32, scale, minimum;
+    int q = quants[i / 64 * 32 + i % 32] >> (g % 2 ? 4 : 0) & 15;
+    if (five)
+        q += 16 * (b[16 + i % 32] >> g & 1);
+    k_scale(b + 4, g, &scale, &minimum);
+    return element_of(half_at(b) * scale * q, -half_at(b + 2) * minimum);
+}
+
+static struct element element_q6_k(const unsigned char *b, int i)
+{
+    int half = i / 128, j = i % 128;
+    int low = b[half * 64 + j % 64] >> (j < 64 ? 0 : 4) & 15, high = b[128 + half * 32 + j % 32] >> j / 32 * 2 & 3;
+    return element_of(half_at(b + 208) * (signed char)b[192 + i / 16] * (low + 16 * high - 32), 0);
+}
+
+static struct element element(enum butler_type type, const unsigned char *row, int i)
+{
+    const int block = butler_types[type].block, k = i % block;
+    const unsigned char *b = row + (size_t)(i / block) * (size_t)butler_types[type].block_bytes;
+    float f;
+    uint32_t bits;
+    switch (type) {
+    case BUTLER_F32:
+        memcpy(&f, b, 4);
+        return element_of((double)f, 0);
+    case BUTLER_F16:
+        return element_of(half_at(b), 0);
+    case BUTLER_BF16:
+        bits = (uint32_t)b[0] << 16 | (uint32_t)b[1] << 24;
+        memcpy(&f, &bits, 4);
+        return element_of((double)f, 0);
+    case BUTLER_Q8_0:
+        return element_of(half_at(b) * (signed char)b[2 + k], 0);
+    case BUTLER_Q4_0:
+        return element_of(half_at(b) * (nibble_of_32(b + 2, k) - 8), 0);
+    case BUTLER_Q4_1:
+        return element_of(half_at(b) * nibble_of_32(b + 4, k), half_at(b + 2));
+    case BUTLER_Q5_0:
+        return element_of(half_at(b) * (nibble_of_32(b + 6, k) + 16 * bit(b + 2, k) - 16), 0);
+    case BUTLER_Q5_1:
+        return element_of(half_at(b) * (nibble_of_32(b + 8, k) + 16 * bit(b + 4, k)), half_at(b + 2));
+    case BUTLER_Q4_K:
+    case BUTLER_Q5_K:
+        return element_k(b, k, type == BUTLER_Q5_K);
+    case BUTLER_Q6_K:
+        return element_q6_k(b, k);
+    default:
+        return element_of(NAN, 0);
+    }
+}
+
+static void put_half(unsigned char *p, float f)
+{
+    uint16_t h = butler_float_to_half(f);
+    memcpy(p, &h, 2);
+}
+
+/* A row with random quants and scales of a kind; a half holds no huge number, so that kind becomes its largest ones. */
+static void random_row(enum butler_type type, unsigned char *row, int n, enum kind kind, uint64_t *seed)
+{
+    const struct butler_type_info *info = &butler_types[type];
+    for (size_t i = 0; i < butler_row_bytes(type, n); i++)
+        row[i] = (unsigned char)butler_random(seed);
+    for (int i = 0; i < n / info->block; i++) {
+        unsigned char *b = row + (size_t)i * (size_t)info->block_bytes;
+        float v = random_value(seed, kind);
+        float small = kind == HUGE_VALUES ? copysignf(30000, v) : kind == SUBNORMAL ? v * 1e34f : v;
+        switch (type) {
+        case BUTLER_F32:
+            memcpy(b, &v, 4);
+            break;
+        case BUTLER_F16:
+            put_half(b, small);
+            break;
+        case BUTLER_BF16:
+            butler_quantize_row(BUTLER_BF16, b, &v, 1);
+            break;
+        case BUTLER_Q6_K:
+            put_half(b + 208, small);
+            break;
+        default:
+            put_half(b, small);
+            if (type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q4_K || type == BUTLER_Q5_K)
+                put_half(b + 2, random_value(seed, NORMAL) * small);
+        }
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------- one row */
+
+static void rows_mean_what_their_layout_says(void **state)
+{
+    (void)state;
+    struct guarded in = guarded_new(8192), out = guarded_new(8192);
+    uint64_t seed = 2;
+    FOR_EACH_ISA(table)
+    {
+        for (int t = 0; t < BUTLER_COUNT(types); t++) {
+            for (int trial = 0; trial < 200; trial++) {
+                enum butler_type type = types[t];
+                int block = butler_types[type].block, n = block * (1 + trial % (block == 1 ? 70 : 4));
+                size_t bytes = butler_row_bytes(type, n), skip = (size_t)(trial / 2 % 3);
+                unsigned char *row = guarded_at(&in, bytes, trial % 2, skip);
+                float *y = guarded_at(&out, (size_t)n * sizeof *y, trial % 2, 0);
+                random_row(type, row, n, (enum kind)(trial % N_KINDS), &seed);
+                table->dequant[type](y, row, n);
+                for (int i = 0; i < n; i++) {
+                    struct element e = element(type, row, i);
+                    if (isnan(e.value))
+                        assert_true(isnan(y[i]));
+                    else if (isinf(e.value))
+                        assert_true((double)y[i] == e.value);
+                    else /* exact but for the rounding of the minimum and of the sum */
+                        assert_near(butler_types[type].name, table->isa, n, i, y[i], e.value, 2 * EPS * e.magnitude + 0x1p-149);
+                }
+                /* Bit for bit what plain C makes of it. */
+                float expected[256];
+                for (int c = 0; c < n; c += 256) {
+                    int count = BUTLER_MIN(n - c, 256);
+                    butler_kernels_ref.dequant[type](expected, row + butler_row_bytes(type, c), count);
+                    for (int i = 0; i < count; i++)
+                        assert_true(y[c + i] == expected[i] || (isnan(y[c + i]) && isnan(expected[i])));
+                }
+            }
+        }
+    }
+    guarded_free(&in);
+    guarded_free(&out);
+}
+
+/* Blocks worked out on paper, so that the layout above is itself held to something. */
+static void blocks_by_hand(void **state)
+{
+    (void)state;
+    unsigned char q8_0[34] = {0x00, 0x3c /* 1 */, 0x01, 0xff, 0x80, 0x7f};
+    unsigned char q4_0[18] = {0x00, 0x40 /* 2 */, 0x1f};
+    unsigned char q4_1[20] = {0x00, 0x38 /* 0.5 */, 0x00, 0xbc /* -1 */, 0xf3};
+    unsigned char q5_0[22] = {0x00, 0x3c, 0x01, 0x00, 0x02, 0x00, 0x20, 0x43};
+    unsigned char q5_1[24] = {0x00, 0x3c, 0x00, 0x3c, 0x00, 0x00, 0x00, 0x80};
+    static unsigned char q4_k[144] = {0x00, 0x3c, 0x00, 0x38}, q5_k[176] = {0x00, 0x3c, 0x00, 0x38}, q6_k[210];
+    float y[256];
+    q5_1[23] = 0xf0;
+    q4_k[4] = q5_k[4] = 0xc3;   /* group 0: scale 3; group 4: top of scale 3 */
+    q4_k[8] = q5_k[8] = 0x45;   /* group 0: minimum 5; group 4: top of minimum 1 */
+    q4_k[12] = q5_k[12] = 0x21; /* group 4: scale 49, minimum 18 */
+    q4_k[16] = q5_k[48] = 0xb7; /* groups 0 and 1 */
+    q4_k[16 + 64] = q5_k[48 + 64] = 0x0f;
+    q5_k[16] = 0x11; /* fifth bit of element 0 in groups 0 and 4 */
+    q6_k[0] = 0x9f;
+    q6_k[128] = 0x9 | 0x3 << 6; /* rows 0: 1, 1: 2, 2: 0, 3: 3 */
+    q6_k[192] = 2;
+    q6_k[194] = 0xff; /* -1 */
+    q6_k[196] = 1;
+    q6_k[198] = 4;
+    q6_k[209] = 0x3c;
+    FOR_EACH_ISA(table)
+    {
+        table->dequant[BUTLER_Q8_0](y, q8_0, 32);
+        assert_true(y[0] == 1 && y[1] == -1 && y[2] == -128 && y[3] == 127 && y[4] == 0);
+        table->dequant[BUTLER_Q4_0](y, q4_0, 32);
+        assert_true(y[0] == 14 && y[16] == -14 && y[1] == -16 && y[31] == -16);
+        table->dequant[BUTLER_Q4_1](y, q4_1, 32);
+        assert_true(y[0] == 0.5f && y[16] == 6.5f && y[1] == -1 && y[31] == -1);
+        table->dequant[BUTLER_Q5_0](y, q5_0, 32);
+        assert_true(y[0] == 0 && y[16] == -14 && y[1] == -13 && y[17] == 4 && y[2] == -16);
+        table->dequant[BUTLER_Q5_1](y, q5_1, 32);
+        assert_true(y[0] == 1 && y[15] == 1 && y[31] == 32);
+        table->dequant[BUTLER_Q4_K](y, q4_k, 256);
+        assert_true(y[0] == 3 * 7 - 2.5f && y[1] == -2.5f && y[32] == 0 && y[128] == 49 * 15 - 9 && y[129] == -9);
+        table->dequant[BUTLER_Q5_K](y, q5_k, 256);
+        assert_true(y[0] == 3 * 23 - 2.5f && y[1] == -2.5f && y[32] == 0 && y[128] == 49 * 31 - 9 && y[129] == -9);
+        table->dequant[BUTLER_Q6_K](y, q6_k, 256);
+        assert_true(y[0] == 2 * (15 + 16 - 32) && y[1] == -64 && y[32] == 0 + 32 - 32 && y[33] == 32);
+        assert_true(y[64] == 9 - 32 && y[96] == 4 * (48 - 32) && y[97] == 4 * -32 && y[128] == 0);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------- quantising */
+
+static void quantised_rows_are_close(void **state)
+{
+    (void)state;
+    static const struct {
+        enum butler_type type;
+        double share; /* of the block's largest magnitude: half a step and what rounding the scale to a half costs at the end */
+    } cases[] = {{BUTLER_F32, 0},
+                 {BUTLER_F16, 0x1p-11},
+                 {BUTLER_BF16, 0x1p-8},
+                 {BUTLER_Q8_0, 0.5 / 127 + 0x1p-10},
+                 {BUTLER_Q4_0, 1.0 / 8 + 0x1p-9}};
+    unsigned char row[1024];
+    float x[128];
+    uint64_t seed = 3;
+    for (int c = 0; c < BUTLER_COUNT(cases); c++) {
+        for (int trial = 0; trial < 100; trial++) {
+            fill_random(x, 128, trial % 3 == 2 ? ZEROS : NORMAL, &seed);
+            assert_true(butler_quantize_row(cases[c].type, row, x, 128));
+            for (int i = 0; i < 128; i++) {
+                double largest = fabs((double)x[i]);
+                for (int k = i / 32 * 32; butler_types[cases[c].type].block > 1 && k < i / 32 * 32 + 32; k++)
+                    largest = fmax(largest, fabs((double)x[k]));
+                assert_near("quantize", butler_types[cases[c].type].name, 128, i, element(cases[c].type, row, i).value, x[i],
+                            cases[c].share * largest + 0x1p-24);
+            }
+        }
+    }
+    assert_false(butler_quantize_row(BUTLER_Q4_K, row, x, 256));
+    assert_false(butler_quantize_row(BUTLER_Q8_0, row, x, 33));
+    assert_false(butler_quantize_row(BUTLER_Q4_0, row, x, 31));
+}
+
+/* No crash and no undefined conversion on what is not a number; the finite rest of other blocks is untouched. */
+static void quantising_survives_anything(void **state)
+{
+    (void)state;
+    unsigned char row[512], again[512];
+    float x[64];
+    for (int i = 0; i < 64; i++)
+        x[i] = i < 32 ? (i % 4 == 0 ? NAN : i % 4 == 1 ? INFINITY : i % 4 == 2 ? -INFINITY : 1e38f) : (float)i;
+    for (int t = 0; t < BUTLER_COUNT(types); t++) {
+        if (types[t] == BUTLER_Q8_0 || types[t] == BUTLER_Q4_0) {
+            butler_quantize_row(types[t], row, x, 64);
+            assert_near("quantize", butler_types[types[t]].name, 64, 63, element(types[t], row, 63).value, 63, 8);
+        }
+    }
+    butler_quantize_row(BUTLER_Q8_0, row, x, 64);
+    FOR_EACH_ISA(table)
+    {
+        table->store_row[BUTLER_KV_Q8_0](again, x, 64);
+        assert_memory_equal(again, row, butler_row_bytes(BUTLER_Q8_0, 64));
+    }
+    for (int i = 0; i < 64; i++)
+        x[i] = 1e-44f;
+    assert_true(butler_quantize_row(BUTLER_Q8_0, row, x, 64));
+    assert_true(fabs(element(BUTLER_Q8_0, row, 5).value) < 1e-4);
+}
+
+/* -------------------------------------------------------------------------------------------- matrix . vector */
+
+#define GEMV_ROWS 11
+
+static void check_gemv(const struct butler_kernels *table, enum butler_type type, int n, int trial, uint64_t *seed)
+{
+    static struct guarded in, xs, ys;
+    if (!in.base) {
+        in = guarded_new(1 << 20);
+        xs = guarded_new(1 << 16);
+        ys = guarded_new(4096);
+    }
+    const char *name = butler_types[type].name;
+    bool end = trial % 2;
+    size_t row_bytes = butler_row_bytes(type, n) + (size_t)(trial / 2 % 3),
+           bytes = row_bytes * (GEMV_ROWS - 1) + butler_row_bytes(type, n);
+    unsigned char *w = guarded_at(&in, bytes, end, (size_t)(trial / 6 % 2));
+    float *x = guarded_at(&xs, (size_t)n * sizeof *x, end, 0), *y = guarded_at(&ys, GEMV_ROWS * sizeof *y, end, 0), alone;
+    enum kind kind = (enum kind)(trial % N_KINDS);
+    fill_random(x, (size_t)n, kind, seed);
+    for (int r = 0; r < GEMV_ROWS; r++)
+        random_row(type, w + (size_t)r * row_bytes, n, type == BUTLER_F32 || type == BUTLER_BF16 ? kind : NORMAL, seed);
+    if (type == BUTLER_F16) /* random bytes hold infinities and NaN */
+        for (int i = 0; i < GEMV_ROWS * n; i++)
+            put_half(w + (size_t)(i / n) * row_bytes + (size_t)(i % n) * 2, random_value(seed, NORMAL));
+    table->gemv[type](y, w, row_bytes, GEMV_ROWS, x, n);
+    for (int r = 0; r < GEMV_ROWS; r++) {
+        const unsigned char *row = w + (size_t)r * row_bytes;
+        double sum = 0, magnitude = 0;
+        for (int i = 0; i < n; i++) {
+            struct element e = element(type, row, i);
+            sum += e.value * x[i];
+            magnitude += e.magnitude * fabs((double)x[i]);
+        }
+        assert_near(name, table->isa, n, r, y[r], sum, sum_bound(n, magnitude));
+        table->gemv[type](&alone, row, row_bytes, 1, x, n);
+        assert_same_bits(name, table->isa, n, r, alone, y[r]);
+    }
+    /* Split anywhere: the same bits. */
+    float split[GEMV_ROWS];
+    int at = 1 + trial % (GEMV_ROWS - 1);
+    table->gemv[type](split, w, row_bytes, at, x, n);
+    table->gemv[type](split + at, w + (size_t)at * row_bytes, row_bytes, GEMV_ROWS - at, x, n);
+    assert_memory_equal(split, y, sizeof split);
+}
+
+static void products_with_rows(void **state)
+{
+    (void)state;
+    uint64_t seed = 4;
+    FOR_EACH_ISA(table)
+    {
+        for (int t = 0; t < BUTLER_COUNT(types); t++) {
+            int block = butler_types[types[t]].block;
+            for (int trial = 0; trial < 60; trial++) {
+                int n = block == 1    ? 1 + trial * 5 % 131 + (trial % 7 == 0) * 256
+                        : block == 32 ? 32 * (1 + trial % 13)
+                                      : 256 * (1 + trial % 4);
+                check_gemv(table, types[t], n, trial, &seed);
+            }
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------------------- matrix . matrix */
+
+static void check_gemm(const struct butler_kernels *table, int n_rows, int n_tokens, int n, bool end, uint64_t *seed)
+{
+    static struct guarded ws, xs, ys;
+    if (!ws.base) {
+        ws = guarded_new(1 << 18);
+        xs = guarded_new(1 << 18);
+        ys = guarded_new(1 << 14);
+    }
+    const float canary = -12345;
+    size_t x_stride = (size_t)n + 3, y_stride = (size_t)n_rows + 2;
+    float *w = guarded_at(&ws, (size_t)n_rows * (size_t)n * sizeof *w, end, 0);
+    float *x = guarded_at(&xs, ((size_t)(n_tokens - 1) * x_stride + (size_t)n) * sizeof *x, end, 0);
+    size_t n_y = (size_t)(n_tokens - 1) * y_stride + (size_t)n_rows;
+    float *y = guarded_at(&ys, n_y * sizeof *y, end, 0), alone;
+    fill_random(w, (size_t)n_rows * (size_t)n, NORMAL, seed);
+    fill_random(x, (size_t)(n_tokens - 1) * x_stride + (size_t)n, NORMAL, seed);
+    for (size_t i = 0; i < n_y; i++)
+        y[i] = canary;
+    table->gemm(y, y_stride, w, n_rows, x, x_stride, n_tokens, n);
+    for (int t = 0; t < n_tokens; t++) {
+        for (size_t r = 0; r < y_stride && (size_t)t * y_stride + r < n_y; r++) {
+            float got = y[(size_t)t * y_stride + r];
+            if (r >= (size_t)n_rows) {
+                assert_true(got == canary);
+                continue;
+            }
+            double sum = 0, magnitude = 0;
+            for (int i = 0; i < n; i++) {
+                double product = (double)w[r * (size_t)n + (size_t)i] * x[(size_t)t * x_stride + (size_t)i];
+                sum += product;
+                magnitude += fabs(product);
+            }
+            assert_near("gemm", table->isa, n, (int)r, got, sum, sum_bound(n, magnitude));
+            table->gemm(&alone, 1, w + r * (size_t)n, 1, x + (size_t)t * x_stride, x_stride, 1, n);
+            assert_same_bits("gemm", table->isa, n, (int)r, alone, got);
+        }
+    }
+}
+
+static void products_with_tokens(void **state)
+{
+    (void)state;
+    static const int lengths[] = {1, 7, 8, 15, 16, 17, 32, 63, 64, 100, 257, 1024, 1025, 2100};
+    uint64_t seed = 5;
+    FOR_EACH_ISA(table)
+    {
+        for (int l = 0; l < BUTLER_COUNT(lengths); l++)
+            for (int n_rows = 1; n_rows <= 9; n_rows += 1 + (lengths[l] > 100) * 3)
+                for (int n_tokens = 1; n_tokens <= 14; n_tokens += 1 + (lengths[l] > 100) * 4)
+                    check_gemm(table, n_rows, n_tokens, lengths[l], (l + n_rows + n_tokens) % 2, &seed);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_mean_what_their_layout_says),
+        cmocka_unit_test(blocks_by_hand),
+        cmocka_unit_test(quantised_rows_are_close),
+        cmocka_unit_test(quantising_survives_anything),
+        cmocka_unit_test(products_with_rows),
+        cmocka_unit_test(products_with_tokens),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
