@@ -101,8 +101,9 @@ struct butler_utf8 {
 };
 
 /* Appends the token's bytes to what is pending and writes the complete characters to out[max_out], no terminator.
- * Returns the number of bytes written; 16 bytes more than the longest token always suffice. With token bytes NULL
- * flushes: what is pending comes out as U+FFFD. Invalid bytes come out as U+FFFD, one each. */
+ * Returns the number of bytes written. Invalid bytes come out as U+FFFD, one each; with bytes NULL flushes: so does what
+ * is pending. 16 bytes more than the token suffice for one cut from text, 3 * (n_bytes + 3) for any; what has no room is
+ * lost. */
 size_t butler_utf8_push(struct butler_utf8 *stream, const char *bytes, size_t n_bytes, char *out, size_t max_out);
 
 /* ----------------------------------------------------------------------------------------------- session */
