@@ -1,13 +1,13 @@
 /* Evict: what scores low leaves the cache for good, and its memory goes back. A head is cut before a new token comes, so
  * that it never holds more than its budget. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "methods.h"
 
 struct evict_job {
     const struct butler_layer_state *state;
-    int room;
+    int n_keep, sinks, recent; /* slots a head keeps; of them always */
+    const float *layer_scores; /* one selection for all heads; NULL: each its own */
 };
 
 /* Full units of a head by position into order; returns their number. The unit being filled is not among them. */
@@ -41,9 +41,8 @@ static void refresh_records(void *user, int first, int n)
     __atomic_fetch_add(&state->traffic->metric_bytes, bytes, __ATOMIC_RELAXED);
 }
 
-/* Cuts one head: scores [n units] in slot order, order [n_full] units by position. */
-static void cut_head(const struct evict_job *job, int kv_head, const float *scores, int n_keep_slots, int sinks, int recent,
-                     int thread)
+/* Cuts one head to n_keep slots: scores [n units] in slot order. */
+static void cut_head(const struct evict_job *job, int kv_head, const float *scores, int thread)
 {
     const struct butler_layer_state *state = job->state;
     struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, kv_head);
@@ -52,9 +51,9 @@ static void cut_head(const struct evict_job *job, int kv_head, const float *scor
     uint32_t *dropped = butler_units_scratch(state, thread, 2), *new_slot = butler_units_scratch(state, thread, 3);
     float *ordered = butler_ordered_scratch(state, thread);
     const int n_full = units_by_position(head, unit, order);
-    const int first = BUTLER_MIN(BUTLER_CEIL_DIV(sinks, unit), n_full);
-    const int last = BUTLER_MIN(BUTLER_CEIL_DIV(BUTLER_MAX(recent - rest, 0), unit), n_full - first);
-    const int budget = BUTLER_MAX(n_keep_slots - rest, 0) / unit;
+    const int first = BUTLER_MIN(BUTLER_CEIL_DIV(job->sinks, unit), n_full);
+    const int last = BUTLER_MIN(BUTLER_CEIL_DIV(BUTLER_MAX(job->recent - rest, 0), unit), n_full - first);
+    const int budget = BUTLER_MAX(job->n_keep - rest, 0) / unit;
     for (int i = 0; i < n_full; i++)
         ordered[i] = scores[order[i]];
     const int n_kept = butler_select_top(ordered, n_full, budget, first, last, kept);
@@ -69,26 +68,31 @@ static void cut_head(const struct evict_job *job, int kv_head, const float *scor
     butler_kv_drop(state->kv, head, unit, dropped, n_dropped, new_slot, refresh_records, &refresh);
 }
 
+static void evict_task(void *context, int kv_head, int thread)
+{
+    const struct evict_job *job = context;
+    const struct butler_layer_state *state = job->state;
+    const int group = state->n_heads / state->kv->n_kv_heads, n = butler_kv_at(state->kv, state->layer, kv_head)->n_slots;
+    const float *scores = job->layer_scores;
+    if (n <= job->n_keep)
+        return;
+    if (!scores)
+        scores = butler_reduce_scores(state, kv_head * group, group, BUTLER_CEIL_DIV(n, state->policy->unit), false,
+                                      butler_ordered_scratch(state, thread));
+    cut_head(job, kv_head, scores, thread);
+}
+
 void butler_evict(struct butler_backend *backend, const struct butler_layer_state *state, int room)
 {
-    const struct butler_policy *policy = state->policy;
     struct butler_kv *kv = state->kv;
-    const struct evict_job job = {state, room};
-    const struct butler_limits limits = butler_policy_limits(policy, state->layer, kv->n_layers, state->position + 1);
-    const int target = BUTLER_MAX(limits.budget - room, 0), recent = BUTLER_MAX(limits.recent - room, 0);
-    const int group = state->n_heads / kv->n_kv_heads;
-    const float *scores = NULL;
-    (void)backend;
-    for (int h = 0; h < kv->n_kv_heads; h++) { /* in turn: heads share the pool of pages */
-        const int n = butler_kv_at(kv, state->layer, h)->n_slots;
-        if (n <= target)
-            continue;
-        if (policy->share != BUTLER_SHARE_LAYER)
-            scores = butler_reduce_scores(state, h * group, group, BUTLER_CEIL_DIV(n, policy->unit), false,
-                                          butler_ordered_scratch(state, 0));
-        else if (!scores)
-            scores = butler_reduce_scores(state, 0, state->n_heads, BUTLER_CEIL_DIV(n, policy->unit), false,
-                                          butler_ordered_scratch(state, 0));
-        cut_head(&job, h, scores, target, limits.sinks, recent, 0);
-    }
+    const struct butler_limits limits = butler_policy_limits(state->policy, state->layer, kv->n_layers, state->position + 1);
+    struct evict_job job = {state, BUTLER_MAX(limits.budget - room, 0), limits.sinks, BUTLER_MAX(limits.recent - room, 0), NULL};
+    const int n = butler_kv_at(kv, state->layer, 0)->n_slots; /* heads of a layer hold equally many */
+    if (n <= job.n_keep)
+        return;
+    if (state->policy->share == BUTLER_SHARE_LAYER)
+        job.layer_scores = butler_reduce_scores(state, 0, state->n_heads, BUTLER_CEIL_DIV(n, state->policy->unit), false,
+                                                butler_ordered_scratch(state, 0));
+    butler_pool_run(backend->pool, evict_task, &job, kv->n_kv_heads);
+    butler_kv_trim(kv, state->layer);
 }

@@ -236,18 +236,25 @@ void butler_kv_drop(struct butler_kv *kv, struct butler_kv_head *head, int unit,
     }
     restore_order(head, old_n_slots, new_slot);
     head->n_slots = n_left * unit + n_rest;
-    while (head->n_pages - BUTLER_EXTENT >= BUTLER_CEIL_DIV(head->n_slots, BUTLER_PAGE)) {
-        head->n_pages -= BUTLER_EXTENT;
-        const uint32_t extent = head->pages[head->n_pages] / BUTLER_EXTENT;
-        butler_reserve_discard(kv->pool + extent * kv->extent_bytes, kv->extent_bytes);
-        kv->free_extents[kv->n_free_extents++] = extent;
-        kv->pages_held -= BUTLER_EXTENT;
-    }
     if (!whole_records && kv->record_slots > 0 && moved && head->n_slots > 0) {
         for (int i = 0; i < n_holes; i++)
             moved(user, (int)units[i] * unit, unit);
         const int tail = (head->n_slots - 1) / kv->record_slots * kv->record_slots;
         moved(user, tail, head->n_slots - tail);
+    }
+}
+
+void butler_kv_trim(struct butler_kv *kv, int layer)
+{
+    for (int h = 0; h < kv->n_kv_heads; h++) {
+        struct butler_kv_head *head = butler_kv_at(kv, layer, h);
+        while (head->n_pages - BUTLER_EXTENT >= BUTLER_CEIL_DIV(head->n_slots, BUTLER_PAGE)) {
+            head->n_pages -= BUTLER_EXTENT;
+            const uint32_t extent = head->pages[head->n_pages] / BUTLER_EXTENT;
+            butler_reserve_discard(kv->pool + extent * kv->extent_bytes, kv->extent_bytes);
+            kv->free_extents[kv->n_free_extents++] = extent;
+            kv->pages_held -= BUTLER_EXTENT;
+        }
     }
 }
 

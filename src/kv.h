@@ -83,12 +83,14 @@ int butler_kv_grow(struct butler_kv *kv, int layer, int n, int first_position, s
 void butler_kv_write(struct butler_kv *kv, struct butler_kv_head *head, uint32_t slot, const float *k, const float *v);
 
 /* Drops units[n] (ascending) of `unit` slots each from a head: later units move into the holes, rows and records alike,
- * a unit being filled stays last, and pages no longer needed go back to the pool, their memory to the system. Records that
- * do not cover exactly what moved are out of date afterwards: `moved` (may be NULL) is told which slots to look at again.
- * Dropping the unit being filled is not allowed. new_slot is scratch[n_slots]. */
+ * a unit being filled stays last. Records that do not cover exactly what moved are out of date afterwards: `moved` (may be NULL) is told which slots to look at again.
+ * Dropping the unit being filled is not allowed. new_slot is scratch[n_slots]. Safe in parallel for different heads. */
 typedef void butler_kv_moved_fn(void *user, int first, int n);
 void butler_kv_drop(struct butler_kv *kv, struct butler_kv_head *head, int unit, const uint32_t *units, int n, uint32_t *new_slot,
                     butler_kv_moved_fn *moved, void *user);
+
+/* Pages that the heads of a layer no longer need go back to the pool, their memory to the system. */
+void butler_kv_trim(struct butler_kv *kv, int layer);
 
 /* The metric's window on a head. query_position: of the token being decoded. */
 struct butler_head_view butler_kv_view(const struct butler_kv *kv, int layer, int kv_head, int query_position);
