@@ -171,7 +171,7 @@ static int get_string(struct reader *r, const char *what, const char **bytes, ui
 static int get_name(struct reader *r, const char *kind, uint64_t max, const char **name)
 {
     uint64_t start = r->at, n;
-    const char *bytes;
+    const char *bytes = NULL;
     int rc = get_string(r, "name", &bytes, &n);
     if (rc < 0)
         return rc;
@@ -202,7 +202,7 @@ static int read_array_of_strings(struct reader *r, struct butler_gguf_value *val
                        (unsigned long long)value->n, (unsigned long long)(r->size - r->at));
     uint64_t start = r->at;
     for (uint64_t i = 0; i < value->n; i++) {
-        const char *bytes;
+        const char *bytes = NULL;
         uint64_t n;
         int rc = get_string(r, "string in an array", &bytes, &n);
         if (rc < 0)
@@ -264,7 +264,7 @@ static int read_entry(struct reader *r, struct entry *entry)
     if (type == BUTLER_GGUF_ARRAY)
         return read_array(r, value);
     if (type == BUTLER_GGUF_STRING) {
-        const char *bytes;
+        const char *bytes = NULL;
         if ((rc = get_string(r, "string", &bytes, &value->n)) < 0)
             return rc;
         value->data = (const unsigned char *)bytes;
@@ -511,7 +511,7 @@ static int read_alignment(struct reader *r)
 static int read_header(struct butler_gguf *gguf, struct butler_error *err)
 {
     struct reader r = {.gguf = gguf, .data = gguf->map.data, .size = gguf->map.size, .subject = "header", .err = err};
-    uint64_t n_slots, n_entries;
+    uint64_t n_slots = 0, n_entries = 0;
     int rc = read_counts(&r, &n_slots, &n_entries);
     if (rc < 0 || (rc = read_entries(&r, n_entries)) < 0 ||
         (rc = build_index(&r, &gguf->entry_index, "key", gguf->entries, gguf->n_entries, sizeof(struct entry))) < 0 ||
