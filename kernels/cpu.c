@@ -8,9 +8,10 @@
 #include "methods.h"
 
 enum {
-    GEMV_ROWS = 32,  /* rows of a matrix one task multiplies in decode */
-    PANEL_ROWS = 16, /* rows dequantised at a time in prefill */
-    GEMV_TOKENS = 4, /* up to this many tokens a row is used in its quantised form */
+    GEMV_ROWS = 32,           /* rows of a matrix one task multiplies in decode */
+    PANEL_FLOATS = 128 << 10, /* dequantised weights one task has in prefill: half a megabyte, to stay in its cache */
+    PANEL_ROWS = 64,          /* ... but not more rows, so that every thread has its share */
+    GEMV_TOKENS = 4,          /* up to this many tokens a row is used in its quantised form */
 };
 
 struct matmul_job {
@@ -42,11 +43,16 @@ static void gemv_task(void *context, int task, int thread)
     add_bias(job, first, n_rows);
 }
 
+static int panel_rows(int n_cols)
+{
+    return BUTLER_MAX(BUTLER_MIN(PANEL_FLOATS / n_cols, PANEL_ROWS), 1);
+}
+
 static void gemm_task(void *context, int task, int thread)
 {
     const struct matmul_job *job = context;
     const struct butler_matrix *w = job->w;
-    const int first = task * PANEL_ROWS, n_rows = BUTLER_MIN(PANEL_ROWS, w->n_rows - first);
+    const int first = task * job->rows_per_task, n_rows = BUTLER_MIN(job->rows_per_task, w->n_rows - first);
     const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes;
     float *panel = job->work->panel + (size_t)thread * job->work->panel_floats;
     for (int r = 0; r < n_rows; r++)
@@ -58,11 +64,9 @@ static void gemm_task(void *context, int task, int thread)
 static void cpu_matmul(struct butler_backend *backend, struct butler_workspace *work, float *y, const struct butler_matrix *w,
                        const float *x, int n)
 {
-    struct matmul_job job = {backend->kernels, w, work, y, x, n, GEMV_ROWS};
-    if (n <= GEMV_TOKENS)
-        butler_pool_run(backend->pool, gemv_task, &job, BUTLER_CEIL_DIV(w->n_rows, GEMV_ROWS));
-    else
-        butler_pool_run(backend->pool, gemm_task, &job, BUTLER_CEIL_DIV(w->n_rows, PANEL_ROWS));
+    const bool few = n <= GEMV_TOKENS;
+    struct matmul_job job = {backend->kernels, w, work, y, x, n, few ? GEMV_ROWS : panel_rows(w->n_cols)};
+    butler_pool_run(backend->pool, few ? gemv_task : gemm_task, &job, BUTLER_CEIL_DIV(w->n_rows, job.rows_per_task));
 }
 
 static void cpu_embed(struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n)
@@ -215,7 +219,8 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     work->n_threads = n_threads;
     work->score_stride = (slots + 15) / 16 * 16;
     work->tile_rows = BUTLER_MAX(group, 32 / group * group);
-    work->panel_floats = (size_t)PANEL_ROWS * (size_t)BUTLER_MAX(BUTLER_MAX(hp->n_embd, hp->n_ff), hp->n_heads * hp->head_dim);
+    work->panel_floats =
+        BUTLER_MAX((size_t)PANEL_FLOATS, (size_t)BUTLER_MAX(BUTLER_MAX(hp->n_embd, hp->n_ff), hp->n_heads * hp->head_dim));
     work->selected_words = BUTLER_CEIL_DIV(slots, 64);
     butler_arena_want(arena, &work->scores, heads * work->score_stride, sizeof(float));
     butler_arena_want(arena, &work->slots, heads * slots, sizeof(uint32_t));
