@@ -376,7 +376,7 @@ static int fill_info(struct butler_model *model, struct butler_error *err)
         const struct butler_tensor *tensor = butler_gguf_tensor(model->gguf, i);
         info->n_params += (uint64_t)tensor->n_rows * (uint64_t)tensor->n_cols;
         info->weight_bytes += (uint64_t)tensor->n_rows * tensor->row_bytes;
-        by_type[tensor->type] += (uint64_t)tensor->n_rows * tensor->row_bytes;
+        by_type[tensor->type] += (uint64_t)tensor->n_rows * (uint64_t)tensor->n_cols;
     }
     int most = 0;
     for (int t = 1; t < BUTLER_N_TYPES; t++)

@@ -237,7 +237,7 @@ def test_tokenize_as_other_engines_do(name, tmp_path):
     vocabulary = data / "tokenizers" / f"ggml-vocab-{name}.gguf"
     texts = open(f"{vocabulary}.inp", "rb").read().split(b"\n__ggml_vocab_test__\n")
     expected = open(f"{vocabulary}.out").read().splitlines()
-    assert len(texts) == len(expected) > 10
+    assert texts.pop() == b"" and len(texts) == len(expected) > 10  # a separator follows each
     for text, ids in zip(texts[::4], expected[::4]):
         (tmp_path / "text").write_bytes(text)
         assert rows("tokenize", "-m", vocabulary, "-f", tmp_path / "text", "--no-special")[0]["ids"] == [int(i) for i in ids.split()]
@@ -523,7 +523,7 @@ def test_default_model_is_found_from_the_command(command, folder, tmp_path):
     refuses(USAGE, "run", binary=binary, says=["-p", "-f"])
     (tmp_path / folder / "long_text.txt").write_text("All work and no play. " * 100)
     result = rows("run", *args, binary=binary)[-1]
-    assert result["stats"]["n_prefill"] == N_CTX - 6 and len(result["ids"]) == 6
+    assert result["stats"]["n_prefill"] == N_CTX - 6 and 0 < len(result["ids"]) <= 6
     assert rows("info", binary=binary)[0]["name"] == "llama-gqa"
 
 
