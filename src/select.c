@@ -1,5 +1,6 @@
 /* Selection: score -> ids. A radix descent over the floats' bits finds the k-th highest score in three passes of
- * counting, and one more pass emits indices in order, so that nothing is ever sorted for a plain budget. */
+ * counting, so that nothing is ever sorted for a plain budget. Over a long text one score in SAMPLE is looked at first:
+ * that gives a bound which few scores besides the k highest reach, and the descent has only those to do with. */
 #include <math.h>
 #include <string.h>
 
@@ -16,9 +17,20 @@ static uint32_t sortable(float f)
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* The key of the k-th highest of n scores (1 <= k <= n), and in *n_equal how many with exactly that key belong to the
- * k highest. */
-static uint32_t kth_key(const float *scores, int n, int k, int *n_equal)
+/* The float a key stands for; of the key of NaN, the lowest there is. */
+static float from_sortable(uint32_t key)
+{
+    float f;
+    if (key == 0)
+        return -INFINITY;
+    key = key & 0x80000000u ? key & 0x7fffffffu : ~key;
+    memcpy(&f, &key, sizeof f);
+    return f;
+}
+
+/* The key of the k-th highest of the scores at ids[n] (1 <= k <= n), and in *n_equal how many with exactly that key
+ * belong to the k highest. */
+static uint32_t kth_key(const float *scores, const uint32_t *ids, int n, int k, int *n_equal)
 {
     uint32_t prefix = 0, mask = 0;
     static const struct {
@@ -29,7 +41,7 @@ static uint32_t kth_key(const float *scores, int n, int k, int *n_equal)
         const int shift = digits[d].shift;
         const uint32_t low = (1u << digits[d].bits) - 1;
         for (int i = 0; i < n; i++) {
-            const uint32_t key = sortable(scores[i]);
+            const uint32_t key = sortable(scores[ids[i]]);
             if ((key & mask) == prefix)
                 count[key >> shift & low]++;
         }
@@ -43,29 +55,60 @@ static uint32_t kth_key(const float *scores, int n, int k, int *n_equal)
     return prefix;
 }
 
+enum {
+    SAMPLE = 16,      /* one score in so many is sampled */
+    SAMPLED_N = 2048, /* shorter lists are not worth it */
+};
+
+/* Indices in [first, end) whose score reaches a bound that the k highest are all but sure to reach, ascending, into ids;
+ * their number. The margin is four standard deviations of how many of the k highest a sample of this size holds. */
+static int likely(const float *scores, int first, int end, int k, uint32_t *ids)
+{
+    const int n_sample = (end - first) / SAMPLE;
+    const double expected = (double)k / SAMPLE;
+    int n_equal, n_likely = 0;
+    for (int i = 0; i < n_sample; i++)
+        ids[i] = (uint32_t)(first + i * SAMPLE);
+    const float bound = from_sortable(kth_key(scores, ids, n_sample, (int)(expected + 4 * sqrt(expected) + 4), &n_equal));
+    for (int i = first; i < end; i++) { /* without a branch: nothing here can be predicted */
+        ids[n_likely] = (uint32_t)i;
+        n_likely += scores[i] >= bound;
+    }
+    return n_likely;
+}
+
+/* The k highest of scores [first, end) into ids, ascending. */
+static void top(const float *scores, int first, int end, int k, uint32_t *ids)
+{
+    int n_equal, n_kept = 0, n = 0;
+    if (end - first >= SAMPLED_N && k < (end - first) / 4)
+        n = likely(scores, first, end, k, ids);
+    if (n < k) /* not sampled, or an unlucky sample: all are candidates */
+        for (n = 0; n < end - first; n++)
+            ids[n] = (uint32_t)(first + n);
+    const uint32_t threshold = kth_key(scores, ids, n, k, &n_equal);
+    for (int i = 0; i < n; i++) {
+        const uint32_t key = sortable(scores[ids[i]]);
+        if (key > threshold || (key == threshold && n_equal-- > 0))
+            ids[n_kept++] = ids[i];
+    }
+}
+
 int butler_select_top(const float *scores, int n, int budget, int first, int last, uint32_t *ids)
 {
-    int n_kept = 0;
     if (budget >= n || first + last >= n) {
         for (int i = 0; i < n; i++)
             ids[i] = (uint32_t)i;
         return n;
     }
     const int k = BUTLER_MAX(budget - first - last, 0), end = n - last;
-    for (; n_kept < first; n_kept++)
-        ids[n_kept] = (uint32_t)n_kept;
-    if (k > 0) {
-        int n_equal;
-        const uint32_t threshold = kth_key(scores + first, end - first, k, &n_equal);
-        for (int i = first; i < end; i++) {
-            const uint32_t key = sortable(scores[i]);
-            if (key > threshold || (key == threshold && n_equal-- > 0))
-                ids[n_kept++] = (uint32_t)i;
-        }
-    }
-    for (int i = end; i < n; i++)
-        ids[n_kept++] = (uint32_t)i;
-    return n_kept;
+    for (int i = 0; i < first; i++)
+        ids[i] = (uint32_t)i;
+    if (k > 0)
+        top(scores, first, end, k, ids + first);
+    for (int i = 0; i < last; i++)
+        ids[first + k + i] = (uint32_t)(end + i);
+    return first + k + last;
 }
 
 /* Sorts order[n] by descending score, equal scores by ascending index: least significant digit first, stable. */

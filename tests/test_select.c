@@ -8,7 +8,7 @@
 
 #include "select.h"
 
-enum { MAX = 700 };
+enum { MAX = 9000 };
 
 struct ranked {
     float score;
@@ -70,8 +70,9 @@ static void test_top(void **state)
 {
     uint64_t random = 1;
     (void)state;
-    for (int round = 0; round < 4000; round++) {
-        const int n = 1 + (int)(butler_random(&random) % (MAX - 1)), budget = (int)(butler_random(&random) % (uint64_t)(n + 3));
+    for (int round = 0; round < 1500; round++) {
+        const int n = 1 + (int)(butler_random(&random) % (round % 3 ? 300 : MAX - 1));
+        const int budget = (int)(butler_random(&random) % (uint64_t)(round % 2 ? n + 3 : n / 8 + 2));
         const int first = (int)(butler_random(&random) % 6), last = (int)(butler_random(&random) % 6);
         float scores[MAX];
         uint32_t ids[MAX];
@@ -93,7 +94,7 @@ static void test_mass(void **state)
 {
     uint64_t random = 2;
     (void)state;
-    for (int round = 0; round < 2000; round++) {
+    for (int round = 0; round < 500; round++) {
         const int n = 1 + (int)(butler_random(&random) % (MAX - 1)), first = (int)(butler_random(&random) % 4);
         const int last = (int)(butler_random(&random) % 4);
         const double mass = butler_random_float(&random);
