@@ -599,7 +599,8 @@ def encode_text(tokens, text):
 def write_story(out, weights, n_new=240):
     model = load_llama2c(weights / "stories260K.bin")
     tokens = load_vocabulary(weights / "tok512.bin")
-    prompt = encode_text(tokens, "Once upon a time, there was a little girl named Lily.")
+    start = "Once upon a time, there was a little girl named Lily."
+    prompt = encode_text(tokens, start)
     ids, gap = list(prompt), math.inf
     for _ in range(n_new):
         logits = run(model, ids)[0][-1]
@@ -611,7 +612,7 @@ def write_story(out, weights, n_new=240):
     print(f"story: {len(prompt)} + {n_new} tokens, closest choice {gap:.1e} of the largest logit:{text}")
     (out / "stories260k_greedy.txt").write_text(
         "# stories260K (karpathy/tinyllamas, MIT), run by transformers in float32: the ids of a prompt and of the greedy text after it.\n"
-        + "prompt " + " ".join(map(str, prompt)) + "\n" + "greedy " + " ".join(map(str, ids[len(prompt) :])) + "\n")
+        + f"text {start}\n" + "prompt " + " ".join(map(str, prompt)) + "\n" + "greedy " + " ".join(map(str, ids[len(prompt) :])) + "\n")
 
 
 def main():
