@@ -1,0 +1,70 @@
+"""tools/random_model.py: its files are well formed, have the shape they are named for, and depend on the seed alone."""
+import math
+import os
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from gguf_file import Gguf
+
+TOOL = os.path.join(os.path.dirname(__file__), "..", "tools", "random_model.py")
+TYPE = {"f16": 1, "q4_0": 2, "q8_0": 8}
+
+
+def make(tmp_path, shape, kind, *more):
+    path = tmp_path / f"{shape}-{kind}.gguf"
+    subprocess.run([sys.executable, TOOL, shape, kind, path, *more], check=True, stdout=subprocess.DEVNULL)
+    return path
+
+
+@pytest.mark.parametrize("kind", TYPE)
+def test_shape_and_types(tmp_path, kind):
+    model = Gguf(make(tmp_path, "bench-30m", kind, "--ctx", "4096"))
+    value = lambda key: model.values[key][1]
+    assert value("general.architecture") in ("llama", b"llama")
+    assert (value("llama.embedding_length"), value("llama.block_count"), value("llama.context_length")) == (512, 8, 4096)
+    assert (value("llama.attention.head_count"), value("llama.attention.head_count_kv")) == (8, 2)
+    assert len(value("tokenizer.ggml.tokens")[1]) == model.tensors["token_embd.weight"][0][1] == 8192
+    assert len(set(value("tokenizer.ggml.tokens")[1])) == 8192
+    for name, (dims, number, data) in model.tensors.items():
+        assert number == (0 if len(dims) == 1 else TYPE[kind]), name
+    assert model.tensors["blk.7.attn_k.weight"][0] == [512, 128]
+    assert len(model.tensors) == 2 + 8 * 9
+
+
+@pytest.mark.parametrize("kind", TYPE)
+def test_weights_are_finite_and_scaled(tmp_path, kind):
+    """A standard deviation near 1/sqrt(columns), decoded here by hand."""
+    dims, _, data = Gguf(make(tmp_path, "bench-30m", kind)).tensors["blk.3.ffn_up.weight"]
+    if kind == "f16":
+        weights = struct.unpack(f"<{dims[0]}e", data[: 2 * dims[0]])
+    else:
+        size, weights = {"q8_0": 34, "q4_0": 18}[kind], []
+        for at in range(0, dims[0] // 32 * size, size):
+            scale, = struct.unpack_from("<e", data, at)
+            quants = struct.unpack_from("<32b", data, at + 2) if kind == "q8_0" else [
+                n - 8 for b in data[at + 2 : at + 18] for n in (b & 15, b >> 4)]
+            weights += [scale * q for q in quants]
+    assert len(weights) == dims[0] and all(map(math.isfinite, weights))
+    spread = math.sqrt(sum(w * w for w in weights) / len(weights)) * math.sqrt(dims[0])
+    assert 0.7 < spread < 1.4
+
+
+def test_seed_decides(tmp_path):
+    first = make(tmp_path, "bench-30m", "q4_0").read_bytes()
+    assert make(tmp_path, "bench-30m", "q4_0").read_bytes() == first
+    assert make(tmp_path, "bench-30m", "q4_0", "--seed", "1").read_bytes() != first
+
+
+def test_gpt2_has_its_biases_and_positions(tmp_path):
+    model = Gguf(make(tmp_path, "gpt2-medium", "q4_0", "--ctx", "256"))
+    assert model.tensors["position_embd.weight"][0] == [1024, 256]
+    assert model.tensors["blk.23.attn_qkv.bias"][0] == [3072]
+
+
+def test_refuses_a_senseless_context(tmp_path):
+    out = tmp_path / "x.gguf"
+    done = subprocess.run([sys.executable, TOOL, "bench-30m", "q8_0", out, "--ctx", "0"], capture_output=True)
+    assert done.returncode == 2 and not out.exists()
