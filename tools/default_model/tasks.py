@@ -49,7 +49,7 @@ class Tasks:
     def __init__(self, tok, text, words, seed):
         self.tok, self.text, self.words = tok, text, words
         self.rng = np.random.default_rng(seed)
-        self.kinds = {"passkey": 5, "facts": 4, "coref": 6, "pairs": 6, "lines": 2, "repeat": 2, "hops": 2, "copy": 1}
+        self.all_kinds = self.kinds = {"passkey": 5, "facts": 4, "coref": 6, "pairs": 6, "lines": 2, "repeat": 2, "hops": 2, "copy": 1}
 
     # --- small pieces -------------------------------------------------------------------------------------------------------------------
     def one(self, pool):
@@ -312,7 +312,7 @@ class Tasks:
 
     def copy(self, room):
         """Random words, then the same words again."""
-        n = int(min(room // 5, self.rng.integers(8, 60)))
+        n = int(min(room // 3.4, self.rng.integers(8, 60)))
         said = " ".join(self.one(self.words) for _ in range(n))
         return self.tokens([("Words: ", TEMPLATE), (said, UNKNOWN), ("\nAgain: ", TEMPLATE), (said, 2.0), ("\n", TEMPLATE)])
 

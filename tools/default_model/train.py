@@ -101,6 +101,7 @@ class Batches:
     def start(self, stage):
         stop = threading.Event()
         self.stop_last()
+        self.tasks.kinds = dict(self.tasks.all_kinds, **stage.get("kinds", {}))
         self.queue = q = queue.Queue(3)
 
         def work():
