@@ -65,6 +65,12 @@ tests: $(TESTS)
 check:
 	./check
 
+# Benchmarks are programs: `make bench`, then build/bench/bench_NAME.
+bench: $(patsubst %.c,$(BUILD)/%,$(wildcard bench/bench_*.c))
+
+$(BUILD)/bench/%: $(BUILD)/bench/%.o $(BUILD)/libbutler.a
+	$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS)
+
 # Fuzz targets are clang's: `make fuzz`, then build/fuzz/fuzz/fuzz_NAME [FLAGS OF LIBFUZZER] tests/corpus/NAME
 fuzz:
 	$(MAKE) CC=clang BUILD=build/fuzz SANITIZE=address,undefined,fuzzer-no-link CFLAGS="-O1 -g" fuzz-programs
@@ -97,6 +103,6 @@ uninstall:
 clean:
 	rm -rf build butler
 
-.PHONY: all lib tests check fuzz fuzz-programs install uninstall clean
+.PHONY: all lib tests check bench fuzz fuzz-programs install uninstall clean
 .SECONDARY:
 -include $(LIB_OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TESTS:=.d)

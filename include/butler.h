@@ -143,7 +143,7 @@ int butler_n_past(const struct butler_session *session);
 int butler_n_ctx(const struct butler_session *session); /* most tokens it can hold */
 
 /* Appends n random positions to every layer's cache, as if a text of that length had been read, without running the
- * model: for measuring speed at a depth. Keys and values are drawn from N(0,1) by seed. */
+ * model: for measuring speed at a depth. Keys and values are drawn by seed, about N(0,1). */
 int butler_fill(struct butler_session *session, int n, uint64_t seed, struct butler_error *err);
 
 /* True when the policy's stopping rule (entropystop) says that the text is done. */

@@ -184,6 +184,13 @@ int butler_step(struct butler_session *session, int32_t id, struct butler_error 
     return 0;
 }
 
+/* About N(0, 1): 64 coin tosses and a dither of one step, an order of magnitude faster than the real thing. */
+static float noise(uint64_t *random)
+{
+    const uint64_t bits = butler_random(random);
+    return ((float)__builtin_popcountll(bits) - 32.5f + (float)(bits & 0xffff) * 0x1p-16f) * 0.25f;
+}
+
 int butler_fill(struct butler_session *session, int n, uint64_t seed, struct butler_error *err)
 {
     struct butler_backend *backend = session->model->backend;
@@ -199,8 +206,8 @@ int butler_fill(struct butler_session *session, int n, uint64_t seed, struct but
                                                &session->work,         &session->traffic, l,
                                                session->shape.n_heads, session->n_past};
             for (int i = 0; i < m * row; i++) {
-                session->k[i] = butler_random_normal(&random);
-                session->v[i] = butler_random_normal(&random);
+                session->k[i] = noise(&random);
+                session->v[i] = noise(&random);
             }
             if (butler_kv_grow(&session->kv, l, m, session->n_past, err) < 0)
                 return BUTLER_ERROR_LENGTH;
@@ -208,7 +215,7 @@ int butler_fill(struct butler_session *session, int n, uint64_t seed, struct but
             if (session->policy.method == BUTLER_EVICT && l >= session->policy.dense_layers) {
                 state.position = session->n_past + m - 1;
                 for (int i = 0; i < session->shape.n_heads * session->shape.head_dim; i++)
-                    session->q[i] = butler_random_normal(&random);
+                    session->q[i] = noise(&random);
                 backend->score(backend, &state, session->q);
                 backend->evict(backend, &state, 0);
             }
