@@ -56,7 +56,7 @@ bool butler_policy_is_name(const char *name);
  *            budget = high - l floor((high - low) / (m - 1)) + w.
  *   heavy    recent = budget - floor(heavy budget + 1/2).
  *   on_top   budget += sinks + recent.
- * At last budget >= sinks + recent, >= one page, >= 1; recent >= 1 for retrieve. Mass: budget is 0 and says nothing.
+ * At last budget >= sinks + max(1, recent) (the newest token is always held), >= one page; recent >= 1 for retrieve. Mass: budget is 0 and says nothing.
  * Dense layers: budget n. */
 struct butler_limits {
     int budget, sinks, recent; /* tokens */

@@ -35,6 +35,6 @@ struct butler_limits butler_policy_limits(const struct butler_policy *policy, in
         limits.recent = BUTLER_MAX(policy->method == BUTLER_RETRIEVE, budget - (int)floor(policy->heavy * budget + 0.5));
     if (policy->on_top)
         budget += limits.sinks + limits.recent;
-    limits.budget = BUTLER_MAX(BUTLER_MAX(1, policy->unit), BUTLER_MAX(budget, limits.sinks + limits.recent));
+    limits.budget = BUTLER_MAX(policy->unit, BUTLER_MAX(budget, limits.sinks + BUTLER_MAX(1, limits.recent)));
     return limits;
 }

@@ -1,0 +1,421 @@
+"""The methods, transcribed in NumPy from their definitions: which positions a policy holds or reads at every step.
+
+Nothing here knows how butler does it. A Layer is fed the queries, keys and values of one layer as they were recorded and
+answers with the ids. Positions stand for tokens; there are no slots, pages are runs of positions, and what a metric
+remembers is kept for every position of the text whether it is still cached or not.
+
+Where two scores are closer than float rounding either choice is right. So a Layer may be told what was really chosen: it
+checks that the difference lies among such near ties, counts it, and goes on from the choice that was made.
+"""
+from collections import deque
+
+import numpy as np
+
+MASK = (1 << 64) - 1
+
+
+# ---------------------------------------------------------------------------------------------- policies
+
+class Policy:
+    """A policy string with every parameter written out."""
+
+    def __init__(self, text):
+        self.text = text
+        head, _, rest = text.partition(":")
+        self.name, *self.modifiers = head.split("+")
+        self.values = dict(item.split("=") for item in rest.split(",")) if rest else {}
+
+    def __getitem__(self, key):
+        return self.values[key]
+
+    def number(self, key, default=0.0):
+        return float(self.values.get(key, default))
+
+    def count(self, key, default=0):
+        return int(float(self.values.get(key, default)))
+
+
+METRICS = {"streaming": "recency", "h2o": "attention", "softprune": "attention", "scissorhands": "windowed", "snapkv": "pooled",
+           "pyramidkv": "pooled", "tova": "last_query", "quest": "page_bounds", "tinyserve": "page_bounds",
+           "pagestats": "page_stats", "fier": "one_bit", "oracle": "exact", "random": "random", "knorm": "key_norm"}
+LOGITS = {"page_bounds", "page_stats", "one_bit", "exact"}
+PAGES = {"page_bounds", "page_stats"}
+QUERY_FREE = {"recency", "key_norm"}
+
+# What the papers name, as methods.md has it.
+PAPERS = {
+    "streaming": {"sinks": 4},
+    "h2o": {"heavy": 0.5},
+    "scissorhands": {"window": 400, "recent": 10},
+    "h2o+vatp": {"sinks": 20, "norm": "l1"},
+    "scissorhands+vatp": {"sinks": 20, "norm": "l1", "window": 400, "recent": 10},
+    "snapkv": {"window": 32, "recent": 32, "kernel": 7, "pool": "max", "rolling": 0},
+    "snapkv:preset=code": {"window": 32, "recent": 32, "kernel": 5, "pool": "avg"},
+    "pyramidkv": {"pyramid": 20, "rolling": 0},
+    "tova": {"share": "layer", "group": "mean"},
+    "softprune": {"ratio": 0.1, "min": 100, "power": 2},
+    "quest": {"page": 16, "dense": 2, "bound": "sum"},
+    "tinyserve": {"page": 16, "budget": 2048, "fused": 1},
+    "pagestats": {"page": 16},
+    "fier": {"g": 32, "dense": 2},
+    "entropystop": {"entropy": 0.5, "after": 10},
+}
+
+
+def half_up(x):
+    return int(np.floor(x + 0.5))
+
+
+def limits(p, layer, n_layers, n):
+    """Tokens that layer may hold or read of a text of n, and of them the first and the last that it must."""
+    sinks, recent = p.count("sinks"), p.count("recent")
+    retrieve = p["method"] == "retrieve"
+    if "mass" in p.values:
+        return None, sinks, max(1, recent)
+    if "ratio" in p.values:
+        budget = max(p.count("min"), half_up((1 - p.number("ratio")) * n))
+    elif p.number("budget") > 1:
+        budget = p.count("budget")
+    else:
+        budget = max(1, half_up(p.number("budget") * n))
+    beta = p.number("pyramid")
+    if beta:  # PyramidKV: linear over the layers that are not dense, their mean is the budget
+        window = 0 if "heavy" in p.values else recent
+        first, m, c = p.count("dense"), n_layers - p.count("dense"), budget - window
+        if n > budget and m > 1 and c > 0:
+            low = int(c // beta)
+            high = 2 * c - low
+            if high > n - window:
+                high = n - window
+                low = 2 * c - high
+            budget = high - (layer - first) * ((high - low) // (m - 1)) + window
+    if "heavy" in p.values:
+        recent = budget - half_up(p.number("heavy") * budget)
+    if retrieve:
+        recent = max(1, recent)
+    if p.values.get("on_top") == "1":
+        budget += sinks + recent
+    page = p.count("page", 1)
+    return max(budget, sinks + max(1, recent), page), sinks, recent
+
+
+# ---------------------------------------------------------------------------------------------- small maths
+
+def softmax(x):
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+def log_softmax(x):
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def to_half(x):
+    """Rounded to binary16, the finite part of its range."""
+    return np.clip(np.asarray(x, np.float32), -65504, 65504).astype(np.float16).astype(np.float64)
+
+
+def splitmix(state):
+    z = (state + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def rotate(x, positions, freq, scale, n_rot, adjacent):
+    """RoPE on rows x[n][dim]."""
+    angle = np.asarray(positions, np.float64)[:, None] * freq[None, :]
+    cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
+    out = np.array(x, np.float64)
+    a, b = (slice(0, n_rot, 2), slice(1, n_rot, 2)) if adjacent else (slice(0, n_rot // 2), slice(n_rot // 2, n_rot))
+    out[:, a], out[:, b] = x[:, a] * cos - x[:, b] * sin, x[:, a] * sin + x[:, b] * cos
+    return out
+
+
+# ---------------------------------------------------------------------------------------------- one layer
+
+class Layer:
+    def __init__(self, policy, layer, n_layers, n_heads, n_kv, dim, n_max, seed=0, rope=None):
+        self.p, self.layer, self.n_layers, self.seed = policy, layer, n_layers, seed
+        self.n_heads, self.n_kv, self.group, self.dim = n_heads, n_kv, n_heads // n_kv, dim
+        self.metric = METRICS.get(policy.name)
+        self.sparse = self.metric is not None and layer >= policy.count("dense")
+        self.evicts = self.sparse and policy["method"] == "evict"
+        self.page = policy.count("page", 1) if self.metric in PAGES else 1
+        self.rope = rope if policy.values.get("rope") == "cache" else None
+        self.k, self.v = np.zeros((n_kv, n_max, dim)), np.zeros((n_kv, n_max, dim))
+        self.n = 0
+        self.cached = [np.zeros(0, int) for _ in range(n_kv)]
+        self.sum = np.zeros((n_heads, n_max))
+        self.window = deque()
+        self.last = np.zeros((n_heads, n_max))
+        self.n_checked = self.n_ties = 0
+        self.errors = []
+
+    # -- what comes in
+
+    def append(self, k, v):
+        for h in range(self.n_kv):
+            self.k[h, self.n], self.v[h, self.n] = k[h], v[h]
+            self.cached[h] = np.append(self.cached[h], self.n)
+        self.n += 1
+
+    def attend(self, q, ids):
+        """Attention weights of the newest token's query heads: {head: weights over ids[head]}; the metric sees them."""
+        weights = np.zeros((self.n_heads, self.sum.shape[1]))
+        if not self.sparse or self.metric not in ("attention", "windowed", "pooled", "last_query"):
+            return
+        for head in range(self.n_heads):
+            keys, query = self.k[head // self.group][ids[head]], q[head]
+            if self.rope:
+                keys = rotate(keys, np.arange(len(keys)), *self.rope)
+                query = rotate(query[None], [len(keys) - 1], *self.rope)[0]
+            weights[head, ids[head]] = softmax(keys @ query / np.sqrt(self.dim))
+        if self.metric == "attention":
+            self.sum += weights ** self.p.count("power")
+        elif self.metric == "last_query":
+            self.last = weights
+        else:
+            self.window.append(to_half(weights))
+            if len(self.window) > self.p.count("window"):
+                self.window.popleft()
+
+    # -- what a metric says: one row per query head (or per KV head), one column per unit
+
+    def units(self, ids):
+        """Positions of each unit."""
+        return [ids[ids // self.page == u] for u in np.unique(ids // self.page)]
+
+    def rows(self, kv_head, q, newest):
+        ids = self.cached[kv_head]
+        heads = range(kv_head * self.group, (kv_head + 1) * self.group)
+        queries, keys = q[heads.start:heads.stop], self.k[kv_head]
+        if self.metric == "recency":
+            return ids[None].astype(float)
+        if self.metric == "key_norm":
+            return -np.sqrt((keys[ids] ** 2).sum(axis=1))[None]
+        if self.metric == "attention":
+            received = self.sum[heads.start:heads.stop][:, ids]
+            return np.sqrt(received) if self.p.count("power") == 2 else received
+        if self.metric == "last_query":
+            return self.last[heads.start:heads.stop][:, ids]
+        if self.metric in ("windowed", "pooled"):
+            received = sum(self.window, np.zeros_like(self.sum))[heads.start:heads.stop]
+            return received[:, ids] if self.metric == "windowed" else self.pool(received, ids)
+        if self.metric == "random":
+            return np.array([self.random_row(head, newest, ids) for head in heads])
+        if self.metric == "exact":
+            return queries @ keys[ids].T
+        if self.metric == "one_bit":
+            return queries @ self.one_bit(keys[ids]).T
+        return np.array([[self.page_score(x, keys[unit]) for unit in self.units(ids)] for x in queries])
+
+    def random_row(self, head, newest, ids):
+        state = self.seed
+        for x in (self.layer, head, newest):
+            state = splitmix(state ^ x)
+        return [(splitmix(state ^ int(i)) >> 40) / 2.0 ** 24 for i in ids]
+
+    def page_score(self, q, keys):
+        if self.metric == "page_stats":  # mean + std: arXiv 2605.27740
+            mean, std = keys.mean(axis=0), keys.std(axis=0)
+            high, low = to_half(mean + self.p.number("std") * std), to_half(mean - self.p.number("std") * std)
+        else:  # Quest
+            high, low = to_half(keys.max(axis=0)), to_half(keys.min(axis=0))
+        parts = np.where(q >= 0, q * high, q * low)
+        return parts.max() if self.p.values.get("bound") == "max" else parts.sum()
+
+    def one_bit(self, keys):
+        """FIER, algorithm 1: 1-bit round to nearest, per channel and group of g tokens."""
+        out = np.empty_like(keys)
+        for i in range(0, len(keys), self.p.count("g")):
+            group = np.asarray(keys[i:i + self.p.count("g")], np.float32)
+            high, low = group.max(axis=0), group.min(axis=0)
+            zero, scale = to_half((high + low) / np.float32(2)), to_half((high - low) / np.float32(2))
+            out[i:i + len(group)] = np.where(group >= zero, zero + scale, zero - scale)
+        return out
+
+    def pool(self, received, ids):
+        """SnapKV: neighbours are positions; the observation window pools apart from what is before it."""
+        edge, reach = ids.max() - self.p.count("window") + 1, self.p.count("kernel") // 2
+        there = set(ids.tolist())
+        out = np.empty((len(received), len(ids)))
+        for column, i in enumerate(ids):
+            near = [j for j in range(i - reach, i + reach + 1) if j in there and (j < edge) == (i < edge)]
+            out[:, column] = (received[:, near].max(axis=1) if self.p["pool"] == "max"
+                              else received[:, near].sum(axis=1) / self.p.count("kernel"))
+        return out
+
+    # -- from rows to one score per unit, comparable inside a selection
+
+    def reduced(self, heads, q, newest):
+        """Scores over the heads' units and how far two of them must be apart to differ for certain."""
+        rows, largest = [], 1.0
+        for kv_head in sorted({h // self.group for h in heads}):
+            r = self.rows(kv_head, q, newest)
+            if self.metric not in QUERY_FREE:
+                r = r[[h % self.group for h in heads if h // self.group == kv_head]]
+            if self.metric in LOGITS:
+                r = r / np.sqrt(self.dim)
+                largest = max(largest, np.abs(r).max())
+                r = log_softmax(r)
+            if "norm" in self.p.values:  # VATP
+                values = np.abs(self.v[kv_head][self.cached[kv_head]])
+                norm = {"l1": values.sum(axis=1), "l2": np.sqrt((values ** 2).sum(axis=1)), "linf": values.max(axis=1)}
+                with np.errstate(divide="ignore"):
+                    r = r + np.log(norm[self.p["norm"]]) if self.metric in LOGITS else r * norm[self.p["norm"]]
+            rows.append(r)
+        rows = np.concatenate(rows)
+        if self.p["group"] == "max":
+            scores = rows.max(axis=0)
+        elif self.metric in LOGITS:
+            most = rows.max(axis=0)
+            scores = most + np.log(np.exp(rows - most).mean(axis=0))
+        else:
+            scores = rows.mean(axis=0)
+        return scores, largest
+
+    def tolerance(self, threshold, largest):
+        if self.metric in LOGITS:
+            return 1e-5 * largest
+        if self.metric in ("windowed", "pooled"):  # a float's last bit may turn a half the other way
+            return 2e-3 * abs(threshold) + 2.0 ** -23
+        return 1e-5 * abs(threshold) + 1e-12
+
+    # -- from scores to units
+
+    def choose(self, scores, largest, keep, first, last, actual, what):
+        """Units kept, ascending: the first, the last, and the highest of the rest; ties to the lower index."""
+        n = len(scores)
+        if keep >= n or first + last >= n:
+            wanted = np.arange(n)
+        else:
+            free = np.arange(first, n - last)
+            order = free[np.argsort(-scores[free], kind="stable")]
+            wanted = np.sort(np.concatenate([np.arange(first), order[:max(keep - first - last, 0)], np.arange(n - last, n)]))
+        return self.compare(scores, largest, wanted, actual, what)
+
+    def compare(self, scores, largest, wanted, actual, what):
+        if actual is None:
+            return wanted
+        self.n_checked += 1
+        if np.array_equal(wanted, actual):
+            return actual
+        missing, extra = np.setdiff1d(wanted, actual), np.setdiff1d(actual, wanted)
+        near = len(missing) == len(extra) and len(extra) > 0 and (
+            scores[missing].max() - scores[extra].min() <= self.tolerance(scores[missing].max(), largest))
+        if near:
+            self.n_ties += 1
+        else:
+            self.errors.append(f"{self.p.text}: layer {self.layer}, {what}, text of {self.n}: lacks {missing.tolist()[:8]}, "
+                               f"has {extra.tolist()[:8]}; scores {scores[missing][:3]} and {scores[extra][:3]}")
+        return actual
+
+    def choose_mass(self, scores, largest, first, last, actual, what):
+        """The smallest set of the highest probabilities that with what is always kept reaches the mass."""
+        p = np.exp(scores - scores.max()) if self.metric in LOGITS else np.maximum(scores, 0)
+        total, n = p.sum(), len(p)
+        if first + last >= n:
+            return self.compare(scores, largest, np.arange(n), actual, what)
+        free = np.arange(first, n - last)
+        order = free[np.argsort(-scores[free], kind="stable")]
+        always = p[:first].sum() + p[n - last:].sum()
+        reached = always + np.concatenate([[0.0], np.cumsum(p[order])])
+        target = self.p.number("mass") * total
+        m = int(np.argmax(reached >= target)) if (reached >= target).any() else len(order)
+        if actual is not None:  # the mass may be reached one token sooner or later within rounding
+            k = len(actual) - first - last
+            if k != m and 0 <= k <= len(order) and abs(reached[min(k, m)] - target) <= 1e-5 * total:
+                self.n_ties += 1
+                m = k
+        wanted = np.sort(np.concatenate([np.arange(first), order[:m], np.arange(n - last, n)]))
+        return self.compare(scores, largest, wanted, actual, what)
+
+    # -- the two methods
+
+    def cut(self, q, room, actual=None):
+        """Evicts, so that `room` more tokens stay within the budget. actual: positions each KV head kept."""
+        budget, sinks, recent = limits(self.p, self.layer, self.n_layers, self.n + room)
+        target, recent = budget - room, max(recent - room, 0)
+        shares = self.p["share"] == "layer"
+        for h in [0] if shares else range(self.n_kv):
+            ids = self.cached[h]
+            if len(ids) <= target:
+                continue
+            heads = range(self.n_heads) if shares else range(h * self.group, (h + 1) * self.group)
+            scores, largest = self.reduced(list(heads), q, self.n - 1)
+            units, filling = self.units(ids), np.zeros(0, int)
+            if len(units[-1]) < self.page:  # the page being filled stays
+                *units, filling = units
+                scores = scores[:-1]
+            first = min(-(-sinks // self.page), len(units))
+            last = min(-(-max(recent - len(filling), 0) // self.page), len(units) - first)
+            kept = None
+            if actual is not None:
+                chosen = set(actual[h].tolist())
+                kept = np.array([u for u, unit in enumerate(units) if unit[0] in chosen], int)
+            keep = self.choose(scores, largest, max(target - len(filling), 0) // self.page, first, last, kept, f"KV head {h}")
+            after = np.concatenate([units[u] for u in keep] + [filling])
+            for other in range(self.n_kv) if shares else [h]:
+                self.cached[other] = after
+
+    def select(self, q, actual=None):
+        """Positions each query head reads. actual: what it really read."""
+        n, share = self.n, self.p["share"]
+        budget, sinks, recent = limits(self.p, self.layer, self.n_layers, n)
+        ids = self.cached[0]
+        units = self.units(ids)
+        first, last = min(-(-sinks // self.page), len(units)), len(units) - max(n - recent, 0) // self.page
+        step = {"query": 1, "kv": self.group, "layer": self.n_heads}[share]
+        read = []
+        for head in range(0, self.n_heads, step):
+            scores, largest = self.reduced(list(range(head, head + step)), q, n - 1)
+            kept = None
+            if actual is not None:
+                for other in range(head, head + step):
+                    if not np.array_equal(actual[other], actual[head]):
+                        self.errors.append(f"{self.p.text}: layer {self.layer}: heads {head} and {other} share and differ")
+                kept = np.unique(actual[head] // self.page)
+            if budget is None:
+                keep = self.choose_mass(scores, largest, first, last, kept, f"head {head}")
+            else:
+                pages = len(units) if budget >= n else max(budget // self.page, 1)
+                keep = self.choose(scores, largest, pages, first, last, kept, f"head {head}")
+            read += [np.concatenate([units[u] for u in keep])] * step
+        return read
+
+    # -- a text
+
+    def by_query_head(self):
+        return [self.cached[h // self.group] for h in range(self.n_heads)]
+
+    def check(self, ids, actual):
+        for head in range(self.n_heads):
+            if actual is not None and not np.array_equal(ids[head], actual[head]):
+                self.errors.append(f"{self.p.text}: layer {self.layer}, head {head}, text of {self.n}: {ids[head]} but {actual[head]}")
+        return ids
+
+    def prompt(self, q, k, v, block, actual=None):
+        """A prompt, dense, in blocks: q[n][heads][dim], k, v[n][KV heads][dim]. Returns what each head holds after it."""
+        for at in range(0, len(q), block):
+            end = min(at + block, len(q))
+            for t in range(at, end):
+                self.append(k[t], v[t])
+                self.attend(q[t], self.by_query_head())
+            if self.evicts and (end == len(q) or self.p["prefill"] == "evict"):
+                ends = actual is not None and end == len(q)
+                self.cut(q[end - 1], 0, [actual[h * self.group] for h in range(self.n_kv)] if ends else None)
+        return self.check(self.by_query_head(), actual if self.p.values.get("method") == "evict" else None)
+
+    def step(self, q, k, v, actual=None):
+        """One decoded token. Returns what each query head reads."""
+        if self.evicts and self.p["rolling"] == "1":
+            held = None if actual is None else [actual[h * self.group][:-1] for h in range(self.n_kv)]
+            self.cut(q, 1, held)
+        self.append(k, v)
+        ids = self.by_query_head()
+        if self.sparse and self.p["method"] == "retrieve":
+            ids = self.select(q, actual)
+        self.attend(q, ids)
+        return self.check(ids, actual)

@@ -1,0 +1,193 @@
+/* Runs a text through a model under a policy and writes what tests/test_policies.py compares with its transcription of the
+ * methods: of every layer the queries of every token and its keys and values as the cache stores them, and after every
+ * prompt and every decoded token which positions each query head has (evict) or has read (retrieve).
+ *
+ *     record_policies MODEL POLICY f32|f16|q8_0 ISA THREADS BLOCK SEED SCHEDULE IDS OUT
+ *
+ * SCHEDULE: lengths of prompts (p) and runs of decoded tokens (d), "100p,300d,40p,60d". IDS: a file of int32. OUT: int32
+ * {magic, layers, heads, KV heads, head_dim, tokens, events, n_rot, rope}, float rope_scale, char policy[768],
+ * float rope_freq[n_rot/2]; per layer float q[tokens][heads][head_dim], k, v[tokens][KV heads][head_dim]; per event, layer
+ * and head int32 n, positions[n]. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "session.h"
+
+enum { MAGIC = 0x31525042 };
+
+struct recording {
+    struct butler_session *session;
+    void (*append)(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v, int n);
+    int n_tokens;
+    float *q, *k, *v; /* [layers][tokens][heads or KV heads][head_dim] */
+    FILE *out;
+};
+
+static struct recording recording; /* the backend's operations have no argument to carry it */
+
+static void die(const char *what)
+{
+    fprintf(stderr, "record_policies: %s\n", what);
+    exit(1);
+}
+
+/* Stands before the backend's append: the layer's queries are in the session, and after it its rows are in the cache. */
+static void record_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
+                          int n)
+{
+    const struct butler_kv *kv = state->kv;
+    const size_t dim = (size_t)kv->head_dim, n_heads = (size_t)state->n_heads, n_kv = (size_t)kv->n_kv_heads;
+    const size_t at = (size_t)state->layer * (size_t)recording.n_tokens + (size_t)state->position;
+    recording.append(backend, state, k, v, n);
+    memcpy(recording.q + at * n_heads * dim, recording.session->q, (size_t)n * n_heads * dim * sizeof(float));
+    for (int h = 0; h < kv->n_kv_heads; h++) {
+        const struct butler_kv_head *head = butler_kv_at(kv, state->layer, h);
+        for (int i = 0; i < n; i++) {
+            const uint32_t slot = (uint32_t)(head->n_slots - n + i);
+            const size_t to = ((at + (size_t)i) * n_kv + (size_t)h) * dim;
+            if (butler_kv_position(head, slot) != state->position + i)
+                die("a new token is not in the slot it should be in");
+            kv->kernels->load_row[kv->type](recording.k + to, butler_kv_key_row(kv, head, slot), kv->head_dim);
+            kv->kernels->load_row[kv->type](recording.v + to, butler_kv_value_row(kv, head, slot), kv->head_dim);
+        }
+    }
+}
+
+static void put(const void *bytes, size_t n)
+{
+    if (fwrite(bytes, 1, n, recording.out) != n)
+        die("cannot write");
+}
+
+static void put_event(int32_t *ids)
+{
+    const struct butler_metric_shape *shape = &recording.session->shape;
+    for (int layer = 0; layer < shape->n_layers; layer++)
+        for (int head = 0; head < shape->n_heads; head++) {
+            const int32_t n = butler_last_selection(recording.session, layer, head, ids, recording.n_tokens);
+            put(&n, sizeof n);
+            put(ids, (size_t)n * sizeof *ids);
+        }
+}
+
+static int32_t *read_ids(const char *path, int *n)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file || fseek(file, 0, SEEK_END))
+        die("cannot read the ids");
+    *n = (int)(ftell(file) / 4);
+    rewind(file);
+    int32_t *ids = malloc((size_t)*n * 4 + 1);
+    if (!ids || fread(ids, 4, (size_t)*n, file) != (size_t)*n)
+        die("cannot read the ids");
+    fclose(file);
+    return ids;
+}
+
+/* Runs the schedule, or only counts its events and tokens. */
+static int run(const char *schedule, const int32_t *ids, int32_t *scratch, int *n_tokens, struct butler_error *err)
+{
+    int n_events = 0, at = 0;
+    for (const char *s = schedule; *s;) {
+        char *end;
+        const long n = strtol(s, &end, 10);
+        if (n < 1 || n > 100000 || (*end != 'p' && *end != 'd'))
+            die("the schedule is lengths and p or d");
+        n_events += *end == 'p' ? 1 : (int)n;
+        if (ids && *end == 'p') {
+            if (butler_prefill(recording.session, ids + at, (int)n, NULL, NULL, err) < 0)
+                die(err->message);
+            put_event(scratch);
+        }
+        for (int i = 0; ids && *end == 'd' && i < n; i++) {
+            if (butler_step(recording.session, ids[at + i], err) < 0)
+                die(err->message);
+            put_event(scratch);
+        }
+        at += (int)n;
+        s = end[1] == ',' ? end + 2 : end + 1;
+    }
+    *n_tokens = at;
+    return n_events;
+}
+
+static void put_rows(const struct butler_model *model, int n_events)
+{
+    const struct butler_hparams *hp = &model->hp;
+    const int32_t header[] = {MAGIC,    hp->n_layers, hp->n_heads,      hp->n_kv_heads, hp->head_dim, recording.n_tokens,
+                              n_events, hp->n_rot,    (int32_t)hp->rope};
+    put(header, sizeof header);
+    put(&recording.session->rope_scale, sizeof(float));
+    put(recording.session->policy.text, sizeof recording.session->policy.text);
+    if (hp->rope != BUTLER_ROPE_NONE)
+        put(recording.session->rope_freq, (size_t)hp->n_rot / 2 * sizeof(float));
+    const size_t row = (size_t)recording.n_tokens * (size_t)hp->head_dim * sizeof(float);
+    for (int l = 0; l < hp->n_layers; l++) {
+        put(recording.q + (size_t)l * row / 4 * (size_t)hp->n_heads, row * (size_t)hp->n_heads);
+        put(recording.k + (size_t)l * row / 4 * (size_t)hp->n_kv_heads, row * (size_t)hp->n_kv_heads);
+        put(recording.v + (size_t)l * row / 4 * (size_t)hp->n_kv_heads, row * (size_t)hp->n_kv_heads);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const types[] = {"f32", "f16", "q8_0"};
+    struct butler_error err = {0};
+    struct butler_session_params params = {0};
+    int n_ids;
+    if (argc != 11)
+        die("MODEL POLICY KV_TYPE ISA THREADS BLOCK SEED SCHEDULE IDS OUT");
+    struct butler_model *model =
+        butler_model_load(argv[1], &(struct butler_model_params){.n_threads = atoi(argv[5]), .isa = argv[4]}, &err);
+    if (!model)
+        die(err.message);
+    int32_t *ids = read_ids(argv[9], &n_ids);
+    const int n_events = run(argv[8], NULL, NULL, &recording.n_tokens, &err);
+    if (recording.n_tokens > n_ids)
+        die("fewer ids than the schedule wants");
+    for (int type = 0; type < BUTLER_N_KV_TYPES; type++)
+        if (!strcmp(types[type], argv[3]))
+            params.kv_type = (enum butler_kv_type)type;
+    params.policy = argv[2];
+    params.n_ctx = recording.n_tokens;
+    params.n_block = atoi(argv[6]);
+    params.seed = strtoull(argv[7], NULL, 10);
+    recording.session = butler_session_new(model, &params, &err);
+    if (!recording.session)
+        die(err.message);
+    const size_t n = (size_t)model->hp.n_layers * (size_t)recording.n_tokens * (size_t)model->hp.head_dim;
+    recording.q = calloc(n * (size_t)model->hp.n_heads, sizeof(float));
+    recording.k = calloc(n * (size_t)model->hp.n_kv_heads, sizeof(float));
+    recording.v = calloc(n * (size_t)model->hp.n_kv_heads, sizeof(float));
+    int32_t *scratch = calloc((size_t)recording.n_tokens, sizeof *scratch);
+    char events[4096];
+    FILE *out = fopen(argv[10], "wb");
+    snprintf(events, sizeof events, "%s.events", argv[10]);
+    recording.out = fopen(events, "w+b");
+    if (!recording.q || !recording.k || !recording.v || !scratch || !out || !recording.out)
+        die("no memory, or the output cannot be written");
+    recording.append = model->backend->append;
+    model->backend->append = record_append;
+    run(argv[8], ids, scratch, &recording.n_tokens, &err);
+
+    FILE *selections = recording.out;
+    recording.out = out;
+    put_rows(model, n_events);
+    rewind(selections);
+    for (size_t got; (got = fread(events, 1, sizeof events, selections)) > 0;)
+        put(events, got);
+    if (fclose(out))
+        die("cannot write");
+    fclose(selections);
+    snprintf(events, sizeof events, "%s.events", argv[10]);
+    remove(events);
+    free(scratch);
+    free(recording.v);
+    free(recording.k);
+    free(recording.q);
+    free(ids);
+    butler_session_free(recording.session);
+    butler_model_free(model);
+    return 0;
+}
