@@ -8,9 +8,9 @@
 
 /* Reduces the workspace scores of query heads [head, head + n_heads) over n units into the row of `head`: a score per
  * unit that is comparable within the selection. LOGIT scores become log-probabilities per query head first (a softmax
- * without its underflow), unless there is but one head and nothing needs probabilities; max or the mean of
- * probabilities over the heads; with value_norm, times the norm of the token's value; with probabilities, exp of it all up
- * to a factor. scratch [n units]. Returns the row. */
+ * without its underflow), unless there is but one head and nothing needs probabilities; with value_norm, times the norm
+ * of the token's value in the head's own KV head; then the max, or the mean of probabilities, over the heads; with
+ * probabilities, exp of it all up to a factor. scratch [n units]. Returns the row. */
 float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n, bool probabilities,
                             float *scratch);
 

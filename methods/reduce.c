@@ -64,13 +64,15 @@ float *butler_reduce_scores(const struct butler_layer_state *state, int head, in
     if (logits && (n_heads > 1 || probabilities || norms))
         for (int h = 0; h < n_heads; h++)
             log_softmax(kernels, x + (size_t)h * stride, n, 1.0f / sqrtf((float)state->kv->head_dim), scratch);
+    for (int h = 0; norms && h < n_heads; h++) { /* of the head's own KV head: a layer's heads have different values */
+        const int kv_head = policy->metric->query_free ? head / group + h : (head + h) / group;
+        const float *norm = butler_kv_at(state->kv, state->layer, kv_head)->value_norms;
+        float *row = x + (size_t)h * stride;
+        for (int i = 0; i < n; i++)
+            row[i] = logits ? row[i] + logf(norm[i]) : row[i] * norm[i];
+    }
     if (n_heads > 1)
         (!mean ? reduce_max : logits ? reduce_mean_log : reduce_mean)(x, stride, n_heads, n);
-    if (norms) {
-        const float *norm = butler_kv_at(state->kv, state->layer, head / group)->value_norms;
-        for (int i = 0; i < n; i++)
-            x[i] = logits ? x[i] + logf(norm[i]) : x[i] * norm[i];
-    }
     if (probabilities && logits)
         kernels->exp_sum(x, kernels->max(x, n), n);
     return x;

@@ -31,7 +31,9 @@ static int observe_from(const struct butler_session *session, const struct butle
     const int window = policy->metric && policy->metric->attention_window && layer >= policy->dense_layers
                            ? policy->metric->attention_window(policy->values)
                            : 0;
-    return window == 0 ? INT32_MAX : BUTLER_MAX(pass->prompt_end - BUTLER_MIN(window, pass->prompt_end), 0);
+    /* Where every block is cut, every block needs its own last queries. */
+    const int end = policy->prefill_evict && !pass->decode ? session->n_past + pass->n : pass->prompt_end;
+    return window == 0 ? INT32_MAX : BUTLER_MAX(end - BUTLER_MIN(window, end), 0);
 }
 
 /* Time since *mark into *sum; moves the mark. */

@@ -135,6 +135,8 @@ static const char *refuse_fused(const struct draft *draft)
 {
     if (draft->policy.metric != &butler_metric_page_bounds || draft->policy.method != BUTLER_RETRIEVE)
         return "one pass over pages needs page bounds and method=retrieve (quest, tinyserve)";
+    if (draft->policy.share != BUTLER_SHARE_KV)
+        return "one pass is made for each KV head; it needs share=kv";
     return NULL;
 }
 

@@ -148,7 +148,8 @@ class Layer:
         self.n = 0
         self.cached = [np.zeros(0, int) for _ in range(n_kv)]
         self.sum = np.zeros((n_heads, n_max))
-        self.window = deque()
+        self.window, self.in_window = deque(), np.zeros((n_heads, n_max))
+        self.summaries = {}  # of pages and groups: their keys do not change
         self.last = np.zeros((n_heads, n_max))
         self.n_checked = self.n_ties = 0
         self.errors = []
@@ -178,8 +179,9 @@ class Layer:
             self.last = weights
         else:
             self.window.append(to_half(weights))
+            self.in_window += self.window[-1]  # whole multiples of 2^-24: nothing is lost
             if len(self.window) > self.p.count("window"):
-                self.window.popleft()
+                self.in_window -= self.window.popleft()
 
     # -- what a metric says: one row per query head (or per KV head), one column per unit
 
@@ -201,15 +203,26 @@ class Layer:
         if self.metric == "last_query":
             return self.last[heads.start:heads.stop][:, ids]
         if self.metric in ("windowed", "pooled"):
-            received = sum(self.window, np.zeros_like(self.sum))[heads.start:heads.stop]
+            received = self.in_window[heads.start:heads.stop]
             return received[:, ids] if self.metric == "windowed" else self.pool(received, ids)
         if self.metric == "random":
             return np.array([self.random_row(head, newest, ids) for head in heads])
         if self.metric == "exact":
             return queries @ keys[ids].T
         if self.metric == "one_bit":
-            return queries @ self.one_bit(keys[ids]).T
-        return np.array([[self.page_score(x, keys[unit]) for unit in self.units(ids)] for x in queries])
+            g = self.p.count("g")
+            groups = [ids[i:i + g] for i in range(0, len(ids), g)]
+            return queries @ np.concatenate([self.summary(self.one_bit, kv_head, group) for group in groups]).T
+        pages = [self.summary(self.page_box, kv_head, unit) for unit in self.units(ids)]
+        high, low = np.array([page[0] for page in pages]), np.array([page[1] for page in pages])
+        parts = np.where(queries[:, None] >= 0, queries[:, None] * high, queries[:, None] * low)
+        return parts.max(axis=2) if self.p.values.get("bound") == "max" else parts.sum(axis=2)
+
+    def summary(self, function, kv_head, ids):
+        key = (kv_head, ids[0], len(ids))
+        if key not in self.summaries:
+            self.summaries[key] = function(self.k[kv_head][ids])
+        return self.summaries[key]
 
     def random_row(self, head, newest, ids):
         state = self.seed
@@ -217,34 +230,32 @@ class Layer:
             state = splitmix(state ^ x)
         return [(splitmix(state ^ int(i)) >> 40) / 2.0 ** 24 for i in ids]
 
-    def page_score(self, q, keys):
-        if self.metric == "page_stats":  # mean + std: arXiv 2605.27740
-            mean, std = keys.mean(axis=0), keys.std(axis=0)
-            high, low = to_half(mean + self.p.number("std") * std), to_half(mean - self.p.number("std") * std)
-        else:  # Quest
-            high, low = to_half(keys.max(axis=0)), to_half(keys.min(axis=0))
-        parts = np.where(q >= 0, q * high, q * low)
-        return parts.max() if self.p.values.get("bound") == "max" else parts.sum()
+    def page_box(self, keys):
+        """What a query's positive and its negative channels are multiplied by."""
+        if self.metric == "page_bounds":  # Quest
+            return to_half(keys.max(axis=0)), to_half(keys.min(axis=0))
+        mean, spread = keys.mean(axis=0), self.p.number("std") * keys.std(axis=0)  # mean + std: arXiv 2605.27740
+        return to_half(mean + spread), to_half(mean - spread)
 
     def one_bit(self, keys):
-        """FIER, algorithm 1: 1-bit round to nearest, per channel and group of g tokens."""
-        out = np.empty_like(keys)
-        for i in range(0, len(keys), self.p.count("g")):
-            group = np.asarray(keys[i:i + self.p.count("g")], np.float32)
-            high, low = group.max(axis=0), group.min(axis=0)
-            zero, scale = to_half((high + low) / np.float32(2)), to_half((high - low) / np.float32(2))
-            out[i:i + len(group)] = np.where(group >= zero, zero + scale, zero - scale)
-        return out
+        """FIER, algorithm 1: 1-bit round to nearest, per channel of a group of tokens."""
+        keys = np.asarray(keys, np.float32)
+        high, low = keys.max(axis=0), keys.min(axis=0)
+        zero, scale = to_half((high + low) / np.float32(2)), to_half((high - low) / np.float32(2))
+        return np.where(keys >= zero, zero + scale, zero - scale)
 
     def pool(self, received, ids):
         """SnapKV: neighbours are positions; the observation window pools apart from what is before it."""
-        edge, reach = ids.max() - self.p.count("window") + 1, self.p.count("kernel") // 2
-        there = set(ids.tolist())
+        edge, kernel = ids.max() - self.p.count("window") + 1, self.p.count("kernel")
         out = np.empty((len(received), len(ids)))
-        for column, i in enumerate(ids):
-            near = [j for j in range(i - reach, i + reach + 1) if j in there and (j < edge) == (i < edge)]
-            out[:, column] = (received[:, near].max(axis=1) if self.p["pool"] == "max"
-                              else received[:, near].sum(axis=1) / self.p.count("kernel"))
+        for side in (ids < edge, ids >= edge):
+            if not side.any():
+                continue
+            here = ids[side]
+            line = np.zeros((len(received), here.max() + kernel))  # 0 where no token is: weights are not negative
+            line[:, here + kernel // 2] = received[:, here]
+            near = np.lib.stride_tricks.sliding_window_view(line, kernel, axis=1)[:, here]
+            out[:, side] = near.max(axis=2) if self.p["pool"] == "max" else near.sum(axis=2) / kernel
         return out
 
     # -- from rows to one score per unit, comparable inside a selection

@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from cli import MODELS, ROOT, butler, data_folder, rows  # noqa: E402
 from policies_reference import PAPERS, Layer, Policy  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent.parent
 BUILD = Path(os.environ.get("BUILD", "build"))
 RECORDER = ROOT / BUILD / "tests" / "record_policies"
-MODELS = ROOT / "tests" / "data" / "models"
 TEXT = ROOT / "tests" / "data" / "secret_garden.txt"
 NEAR_TIES = 1e-3  # share of selections that may differ, and only where the scores are too close to call
 
 LONG = "200p,500d"
 SHORT = "90p,60d,40p,60d"
 
-# (policy, schedule)
+# (policy, schedule). Not here: fier with method=evict, whose groups of 32 follow the cache's slots, not the text.
 CASES = [
     ("full", SHORT),
     ("streaming:budget=64", LONG),
@@ -75,7 +74,7 @@ CASES = [
     ("oracle:pyramid=5,budget=40", SHORT),
     ("oracle:budget=50,heavy=0.4", SHORT),
     ("quest:budget=96,dense=0", LONG),
-    ("quest:budget=96", SHORT),
+    ("quest:budget=96,dense=1", SHORT),
     ("quest:budget=96,dense=0,bound=max,group=mean,page=8", SHORT),
     ("quest:mass=0.8,dense=0,page=4", SHORT),
     ("quest:budget=0.3,dense=0,page=4,share=query,sinks=6,recent=6", SHORT),
@@ -84,15 +83,23 @@ CASES = [
     ("quest:method=evict,budget=40,dense=0,page=8,sinks=3,recent=5,group=mean", SHORT),
     ("tinyserve:budget=64", LONG),
     ("tinyserve:budget=0.2,page=4,fused=1,group=mean", SHORT),
+    ("tinyserve:mass=0.5", SHORT),
     ("tinyserve:mass=0.5,share=query", SHORT),
     ("pagestats:budget=64", LONG),
     ("pagestats:preset=code,budget=64,std=0.5,sinks=4,recent=20,page=5", SHORT),
     ("pagestats:method=evict,budget=64,page=16", SHORT),
     ("fier:budget=48,dense=0", LONG),
-    ("fier:budget=48", SHORT),
+    ("fier:budget=48,dense=1", SHORT),
     ("fier:mass=0.7,dense=0,g=64,group=mean", SHORT),
     ("fier:budget=0.2,dense=0,share=layer", SHORT),
 ]
+
+# On the trained models.
+TRAINED = ["streaming:budget=96", "h2o:budget=96", "h2o+vatp:budget=0.3", "scissorhands:budget=96,window=64",
+           "scissorhands+vatp:budget=96,window=64", "snapkv:budget=96,window=16,rolling=1,recent=16", "pyramidkv:budget=96,window=16",
+           "tova:budget=96", "softprune:min=60,ratio=0.5", "knorm:budget=96", "quest:budget=96,dense=2", "tinyserve:budget=96,page=8",
+           "pagestats:budget=96", "fier:budget=96,dense=2", "oracle:mass=0.9", "oracle:budget=0.1,group=mean", "random:budget=96",
+           "quest:method=evict,budget=128,dense=1", "oracle+vatp:method=evict,budget=96,sinks=4"]
 
 # Grouped heads, one KV head per head, one KV head for all; cache types; who computes; blocks that fit nothing.
 SETUPS = [
@@ -136,11 +143,11 @@ class Recording:
         assert at == len(words)
 
 
-def record(recorder, tmp_path, model, policy, schedule, kv, isa, threads, block, seed=5):
+def record(recorder, tmp_path, model, policy, schedule, kv, isa, threads, block, seed=5, ids=None):
     total = sum(int(part[:-1]) for part in schedule.split(","))
-    text = np.frombuffer(TEXT.read_bytes()[:total], np.uint8).astype(np.int32)
-    assert len(text) == total
-    (tmp_path / "ids").write_bytes(text.tobytes())
+    ids = list(TEXT.read_bytes()) if ids is None else ids
+    assert len(ids) >= total
+    (tmp_path / "ids").write_bytes(np.array(ids[:total], np.int32).tobytes())
     out = tmp_path / "recording"
     run = subprocess.run([recorder, model, policy, kv, isa, threads, str(block), str(seed), schedule, tmp_path / "ids", out],
                          capture_output=True, text=True, timeout=300)
@@ -176,27 +183,57 @@ def compare(recording, schedule, block, seed=5):
 checked = {"selections": 0, "ties": 0}
 
 
+def best_isa():
+    return rows("info", MODELS / "llama-gqa.gguf")[0]["isa"]
+
+
+def check(recording, policy, schedule, block):
+    n_checked, n_ties = compare(recording, schedule, block)
+    assert policy == "full" or n_checked >= 10 or "rolling=0" in recording.text, "nothing was compared"
+    assert n_ties <= max(1, NEAR_TIES * n_checked), f"{n_ties} near ties in {n_checked} selections"
+    checked["selections"] += n_checked
+    checked["ties"] += n_ties
+
+
 @pytest.mark.parametrize("policy,schedule", CASES, ids=[c[0] for c in CASES])
 def test_ids_are_those_of_the_definition(recorder, tmp_path, policy, schedule):
     for model, kv, threads, block in SETUPS:
-        recording = record(recorder, tmp_path, MODELS / model, policy, schedule, kv, "ref" if kv == "f32" else best_isa(), threads, block)
-        n_checked, n_ties = compare(recording, schedule, block)
-        assert policy == "full" or n_checked > 100 or "rolling=0" in recording.text, "nothing was compared"
-        assert n_ties <= max(1, NEAR_TIES * n_checked), f"{n_ties} near ties in {n_checked} selections"
-        checked["selections"] += n_checked
-        checked["ties"] += n_ties
+        schedule = schedule if model == SETUPS[0][0] else SHORT  # the long way once
+        # The norm of a key does not change when it is rotated: in layer 0 the same byte has the same norm wherever it
+        # stands, a tie that in F32 only rounding breaks. Halves break it for good.
+        kv = "f16" if policy.startswith("knorm") and kv == "f32" else kv
+        isa = "ref" if kv == "f32" else best_isa()
+        check(record(recorder, tmp_path, MODELS / model, policy, schedule, kv, isa, threads, block), policy, schedule, block)
 
 
-def test_near_ties_are_rare(recorder):
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Trained models that are here: (model, ids of the text in its tokens)."""
+    models, data = [], data_folder()
+    if (ROOT / "models" / "butler-default.gguf").exists():
+        models.append(ROOT / "models" / "butler-default.gguf")
+    if data:
+        models.append(tmp_path_factory.mktemp("stories") / "stories.gguf")
+        butler("convert", data / "weights" / "stories260K.bin", "--tokenizer", data / "weights" / "tok512.bin", "-o", models[-1])
+    if not models:
+        pytest.skip("no trained model: neither models/butler-default.gguf nor the data folder is here")
+    return [(model, rows("tokenize", "-m", model, "-f", TEXT)[0]["ids"]) for model in models]
+
+
+@pytest.mark.parametrize("policy", TRAINED)
+def test_on_trained_models(recorder, trained, tmp_path, policy):
+    for model, ids in trained:
+        schedule = "200p,500d" if len(ids) >= 700 else f"100p,{min(len(ids), 700) - 100}d"
+        if "butler-default" in str(model):
+            schedule = "100p,100d"  # many layers and heads; the small one goes the long way
+        check(record(recorder, tmp_path, model, policy, schedule, "f16", best_isa(), "2", 64, ids=ids), policy, schedule, 64)
+
+
+def test_near_ties_are_rare():
     if not checked["selections"]:
         pytest.skip("no policy was compared in this run")
     print(f"{checked['ties']} near ties in {checked['selections']} selections")
     assert checked["ties"] < NEAR_TIES * checked["selections"]
-
-
-def best_isa():
-    flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "").split()
-    return "avx512" if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= set(flags) else "avx2" if {"avx2", "fma", "f16c"} <= set(flags) else "ref"
 
 
 @pytest.mark.parametrize("policy", sorted(PAPERS))

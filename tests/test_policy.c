@@ -149,6 +149,7 @@ static void fields(void **state)
     p = parse("tova");
     assert_int_equal(p.share, BUTLER_SHARE_LAYER);
     assert_int_equal(p.reduce, BUTLER_REDUCE_MEAN);
+    assert_false(parse("tinyserve:share=layer").fused);
     /* A default that has no meaning under another method goes silently. */
     p = parse("snapkv:method=retrieve");
     assert_false(p.evict_at_prefill_only || p.prefill_evict || p.rope_in_cache);
@@ -228,6 +229,7 @@ static void refusals(void **state)
         {"h2o:ratio=0.1", "ratio=|only softprune"},
         {"fier:fused=1", "fused="},
         {"quest:fused=1,method=evict", "fused="},
+        {"tinyserve:fused=1,share=query", "fused=|share=kv"},
         {"h2o:norm=l1", "norm=|+vatp"},
         {"quest:entropy=1", "entropy=|+entropystop"},
         {"snapkv:kernel=4", "kernel=4"},
