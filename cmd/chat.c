@@ -175,12 +175,10 @@ static int answer(struct chat *chat)
 /* Reads the user's turn into the session. *fits: it did. */
 static int take_turn(struct chat *chat, const char *user, bool *fits)
 {
-    struct butler_error err = {0};
     struct cmd_text text = {0};
     struct cmd_integers ids = {0};
-    /* An answer ends with the newline that the stop text begins with only where the model wrote the stop text. */
     cmd_template_turn(chat->template, chat->eos, chat->first, chat->options->system, user, &text);
-    size_t skip = chat->first ? 0 : chat->n_ahead;
+    size_t skip = chat->first ? 0 : chat->n_ahead; /* the model itself wrote how this turn begins */
     int status = cmd_tokenize_text(chat->options, chat->model, text.bytes + skip, text.n - skip,
                                    chat->first ? BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL : BUTLER_PARSE_SPECIAL, &ids);
     int n_past = butler_n_past(chat->session), n_ctx = butler_n_ctx(chat->session);
@@ -189,9 +187,9 @@ static int take_turn(struct chat *chat, const char *user, bool *fits)
         cmd_say(chat->options,
                 "the conversation has %d tokens and this turn %d, but the context holds %d: /clear forgets the conversation",
                 n_past, ids.n, n_ctx);
-    else if (status == CMD_DONE && butler_prefill(chat->session, ids.values, ids.n, NULL, NULL, &err) < 0)
-        status = cmd_fail(chat->options, &err);
-    else
+    else if (status == CMD_DONE)
+        status = cmd_prefill(chat->options, chat->session, &ids);
+    if (status == CMD_DONE && *fits)
         chat->first = false;
     free(ids.values);
     cmd_text_free(&text);

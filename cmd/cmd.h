@@ -151,6 +151,8 @@ void cmd_integers_append(struct cmd_integers *integers, int32_t value);
 
 struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_model *model, const char *policy, int n_ctx,
                                        int *status);
+/* butler_prefill, which on a terminal says how far it is. CMD_DONE or how to leave. */
+int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids);
 struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, int *status);
 
 /* Share of the KV bytes of a dense decode that were read, metric bytes included. */

@@ -191,6 +191,24 @@ struct butler_session *cmd_session_new(const struct cmd_options *options, struct
     return session;
 }
 
+static void say_progress(void *user, int done, int n)
+{
+    (void)user;
+    if (done < n)
+        fprintf(stderr, "\rprompt: %d of %d tokens", done, n);
+    else
+        fputs("\r\033[K", stderr); /* the line is gone once it is done */
+    fflush(stderr);
+}
+
+int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids)
+{
+    struct butler_error err = {0};
+    if (isatty(STDERR_FILENO))
+        butler_session_on_progress(session, say_progress, NULL);
+    return butler_prefill(session, ids->values, ids->n, NULL, NULL, &err) < 0 ? cmd_fail(options, &err) : CMD_DONE;
+}
+
 struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, int *status)
 {
     struct butler_error err = {0};

@@ -169,7 +169,6 @@ static struct butler_session *begin(const struct cmd_options *options, struct bu
 
 static int prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *prompt)
 {
-    struct butler_error err = {0};
     int n_past = butler_n_past(session), n_ctx = butler_n_ctx(session);
     if (prompt->n > n_ctx - n_past) {
         if (n_past)
@@ -178,8 +177,8 @@ static int prefill(const struct cmd_options *options, struct butler_session *ses
             cmd_say(options, "the prompt has %d tokens, but the context holds %d (-c)", prompt->n, n_ctx);
         return CMD_FAILED;
     }
-    if (prompt->n && butler_prefill(session, prompt->values, prompt->n, NULL, NULL, &err) < 0)
-        return cmd_fail(options, &err);
+    if (prompt->n && cmd_prefill(options, session, prompt) != CMD_DONE)
+        return CMD_FAILED;
     if (!butler_logits(session)) {
         cmd_say(options, "the prompt is empty: there is nothing to go on from");
         return CMD_FAILED;

@@ -134,6 +134,10 @@ typedef void butler_logits_fn(void *user, int position, const float *logits);
 int butler_prefill(struct butler_session *session, const int32_t *ids, int n, butler_logits_fn *each, void *user,
                    struct butler_error *err);
 
+/* fn, if not NULL, is called after every block of a prompt: done of its n tokens are read. */
+typedef void butler_progress_fn(void *user, int done, int n);
+void butler_session_on_progress(struct butler_session *session, butler_progress_fn *fn, void *user);
+
 /* Decodes one token under the policy. */
 int butler_step(struct butler_session *session, int32_t id, struct butler_error *err);
 

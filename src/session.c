@@ -158,12 +158,20 @@ int butler_prefill(struct butler_session *session, const int32_t *ids, int n, bu
         code = butler_forward(session, &pass, err);
         if (code == 0)
             session->stats.n_prefill += (uint64_t)pass.n;
+        if (code == 0 && session->progress)
+            session->progress(session->progress_user, done + pass.n, n);
     }
     session->traffic = before;
     session->n_decoded = 0;
     session->stop = false;
     session->stats.prefill_s += butler_seconds() - start;
     return code;
+}
+
+void butler_session_on_progress(struct butler_session *session, butler_progress_fn *fn, void *user)
+{
+    session->progress = fn;
+    session->progress_user = user;
 }
 
 int butler_step(struct butler_session *session, int32_t id, struct butler_error *err)

@@ -22,6 +22,8 @@ struct butler_session {
     int n_past;
     int n_decoded; /* tokens decoded since the last prompt: what the stopping rule counts */
     bool has_logits, failed, stop;
+    butler_progress_fn *progress; /* or NULL */
+    void *progress_user;
 
     /* Activations of a block, in one arena. */
     struct butler_arena arena;

@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import pty
 import shutil
 import struct
 import subprocess
@@ -191,6 +192,18 @@ def test_progress_and_messages_stay_off_standard_output():
     for line in result.stdout.splitlines():
         json.loads(line)
     assert "tokens/s" in result.stderr
+
+
+def test_progress_is_for_a_terminal():
+    args = ["run", "-m", GQA, "-p", PROMPT * 3, "-n", "1", "--block", "8"]
+    assert "prompt:" not in butler(*args).stderr
+    terminal, other = pty.openpty()
+    try:
+        subprocess.run([BUTLER, *args], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=other, check=True, timeout=60)
+        assert b"prompt: 8 of " in os.read(terminal, 100000)
+    finally:
+        os.close(terminal)
+        os.close(other)
 
 
 # ------------------------------------------------------------------------------------------------ tokenize
