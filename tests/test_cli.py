@@ -10,11 +10,9 @@ import subprocess
 import numpy as np
 import pytest
 
-from cli import (BUTLER, DONE, FAILED, GPT2, GQA, MODELS, N_CTX, N_VOCAB, PROMPT, ROOT, USAGE, butler, data_folder, refuses, rows,
+from cli import (BUTLER, COMMANDS, DONE, FAILED, GPT2, GQA, MODELS, N_CTX, N_VOCAB, PROMPT, ROOT, USAGE, butler, data_folder, refuses, rows,
                  with_values)
 from gguf_file import Gguf
-
-COMMANDS = ["run", "chat", "info", "tokenize", "logits", "policies", "bench", "convert", "quantize"]
 
 
 # ------------------------------------------------------------------------------------------------- the door
