@@ -48,10 +48,15 @@ static void spread(const struct butler_head_view *view, int head, int from, int 
         first = BUTLER_MAX(from, 0);
         last = BUTLER_MIN(from + n, last);
     }
-    for (int slot = first; slot < last; slot++) {
-        int p = butler_view_position(view, slot) - from;
-        if (p >= 0 && p < n)
-            table[p] = butler_window_sum(view, slot, head);
+    float sums[64];
+    for (int slot = first; slot < last; slot += BUTLER_COUNT(sums)) {
+        int m = BUTLER_MIN(last - slot, BUTLER_COUNT(sums));
+        butler_window_sums(view, head, slot, m, sums);
+        for (int j = 0; j < m; j++) {
+            int p = butler_view_position(view, slot + j) - from;
+            if (p >= 0 && p < n)
+                table[p] = sums[j];
+        }
     }
 }
 

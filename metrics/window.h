@@ -11,8 +11,8 @@
 size_t butler_window_bytes(int group, int window);
 void butler_window_observe(const struct butler_head_view *view, int group, int window, int position, const float *weights,
                            size_t stride, int n);
-/* The sum over the window for one query head. */
-float butler_window_sum(const struct butler_head_view *view, int slot, int head);
+/* out[i] = the sum over the window of slot first + i, i < n, for one query head. */
+void butler_window_sums(const struct butler_head_view *view, int head, int first, int n, float *out);
 /* A score reads the sums; an observation the sums and one entry of each ring. */
 uint64_t butler_window_score_bytes(int group, int n_slots);
 uint64_t butler_window_observe_bytes(int group, int n_slots);

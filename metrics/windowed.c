@@ -2,6 +2,8 @@
 #include "window.h"
 
 #define ONE 16777216.0f /* 2^24 units */
+/* Records are long and a step touches two lines of each: without a hint every one is waited for. */
+#define AHEAD 16
 
 size_t butler_window_bytes(int group, int window)
 {
@@ -9,18 +11,25 @@ size_t butler_window_bytes(int group, int window)
     return (bytes + 7) / 8 * 8;
 }
 
+/* A half that is not negative, in units of 2^-24: its bits are nearly that already. */
 static uint64_t units(uint16_t half)
 {
-    return (uint64_t)(butler_half_to_float(half) * ONE);
+    const unsigned exponent = half >> 10 & 31, mantissa = half & 1023;
+    return exponent ? (uint64_t)(mantissa | 1024) << (exponent - 1) : mantissa;
 }
 
 void butler_window_observe(const struct butler_head_view *view, int group, int window, int position, const float *weights,
                            size_t stride, int n)
 {
-    int at = position % window;
-    for (int slot = 0; slot < n; slot++) {
-        uint64_t *sums = butler_view_record(view, slot);
-        uint16_t *ring = (uint16_t *)(sums + group) + at;
+    unsigned char *record = butler_view_record(view, 0);
+    const size_t entry = (size_t)group * sizeof(uint64_t) + (size_t)(position % window) * sizeof(uint16_t);
+    for (int slot = 0; slot < n; slot++, record += view->record_bytes) {
+        if (slot + AHEAD < n) {
+            __builtin_prefetch(record + AHEAD * view->record_bytes, 1);
+            __builtin_prefetch(record + AHEAD * view->record_bytes + entry, 1);
+        }
+        uint64_t *sums = (uint64_t *)record;
+        uint16_t *ring = (uint16_t *)(record + entry);
         for (int head = 0; head < group; head++, ring += window) {
             uint16_t seen = butler_float_to_half(weights[(size_t)head * stride + slot]);
             sums[head] += units(seen) - units(*ring);
@@ -29,10 +38,14 @@ void butler_window_observe(const struct butler_head_view *view, int group, int w
     }
 }
 
-float butler_window_sum(const struct butler_head_view *view, int slot, int head)
+void butler_window_sums(const struct butler_head_view *view, int head, int first, int n, float *out)
 {
-    const uint64_t *sums = butler_view_record(view, slot);
-    return (float)sums[head] / ONE;
+    const unsigned char *record = butler_view_record(view, first);
+    for (int i = 0; i < n; i++, record += view->record_bytes) {
+        if (i + AHEAD < n)
+            __builtin_prefetch(record + AHEAD * view->record_bytes);
+        out[i] = (float)((const uint64_t *)record)[head] / ONE;
+    }
 }
 
 uint64_t butler_window_score_bytes(int group, int n_slots)
@@ -72,8 +85,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
 {
     (void)shape, (void)values, (void)q;
     for (int head = 0; head < n_q; head++)
-        for (int i = 0; i < n; i++)
-            out[(size_t)head * stride + i] = butler_window_sum(view, first + i, head);
+        butler_window_sums(view, head, first, n, out + (size_t)head * stride);
 }
 
 static uint64_t score_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots)
