@@ -2,7 +2,6 @@
  * that are hostile or long. */
 #include "tokenizer_test.h"
 
-#include <pthread.h>
 #include <time.h>
 
 #include "split.h"
@@ -497,40 +496,6 @@ static void test_long_texts(void **state)
     free(text);
 }
 
-struct worker {
-    pthread_t thread;
-    const char *text;
-    int32_t ids[512];
-    int n;
-};
-
-static void *work(void *argument)
-{
-    struct worker *worker = argument;
-    for (int i = 0; i < 200; i++)
-        for (int v = 0; v < N_VOCABS; v++)
-            worker->n = butler_tokenizer_encode(vocabs[v]->tokenizer, worker->text, strlen(worker->text), BUTLER_PARSE_SPECIAL,
-                                                worker->ids, 512, NULL);
-    return NULL;
-}
-
-static void test_threads(void **state)
-{
-    (void)state;
-    struct worker workers[5] = {{0}};
-    for (int i = 0; i < 5; i++) {
-        workers[i].text = "hello world, user-defined 123 <|im_end|>\u00e9\u20ac";
-        if (i > 0)
-            assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
-    }
-    work(&workers[0]);
-    for (int i = 1; i < 5; i++) {
-        pthread_join(workers[i].thread, NULL);
-        assert_int_equal(workers[i].n, workers[0].n);
-        assert_memory_equal(workers[i].ids, workers[0].ids, (size_t)workers[0].n * sizeof(int32_t));
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -541,7 +506,7 @@ int main(void)
         cmocka_unit_test(test_words),          cmocka_unit_test(test_words_stop),
         cmocka_unit_test(test_llama_slowly),   cmocka_unit_test(test_gpt2_slowly),
         cmocka_unit_test(test_all_bytes),      cmocka_unit_test(test_random_bytes),
-        cmocka_unit_test(test_long_texts),     cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_long_texts),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

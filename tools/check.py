@@ -24,7 +24,7 @@ LOGS = ROOT / "build" / "check"
 STAGES = ["plain", "asan", "tsan", "fuzz"]
 
 # What ThreadSanitizer has something to say about; all else has one thread, and would only be slow.
-THREADED = {"test_threads", "test_session", "test_backend", "test_forward", "test_laws", "test_engine"}
+THREADED = {"test_threads", "test_session", "test_backend", "test_forward", "test_laws", "test_engine", "test_tokenizer_threads"}
 # Python tests that start the command, and so find in it what a sanitizer can see.
 COMMAND_TESTS = {"test_cli", "test_chat"}
 
