@@ -244,10 +244,21 @@ void butler_kv_drop(struct butler_kv *kv, struct butler_kv_head *head, int unit,
     }
 }
 
+/* Records of slots that an extent just given back could have held. */
+static void discard_records(struct butler_kv *kv, struct butler_kv_head *head, int n_pages_before)
+{
+    if (kv->record_slots == 0)
+        return;
+    const size_t used = (size_t)BUTLER_CEIL_DIV(head->n_slots, kv->record_slots) * kv->record_bytes;
+    const size_t before = (size_t)BUTLER_CEIL_DIV(n_pages_before * BUTLER_PAGE, kv->record_slots) * kv->record_bytes;
+    butler_reserve_discard(head->records + used, BUTLER_MIN(before, kv->records_stride) - used);
+}
+
 void butler_kv_trim(struct butler_kv *kv, int layer)
 {
     for (int h = 0; h < kv->n_kv_heads; h++) {
         struct butler_kv_head *head = butler_kv_at(kv, layer, h);
+        const int n_pages_before = head->n_pages;
         while (head->n_pages - BUTLER_EXTENT >= BUTLER_CEIL_DIV(head->n_slots, BUTLER_PAGE)) {
             head->n_pages -= BUTLER_EXTENT;
             const uint32_t extent = head->pages[head->n_pages] / BUTLER_EXTENT;
@@ -255,6 +266,8 @@ void butler_kv_trim(struct butler_kv *kv, int layer)
             kv->free_extents[kv->n_free_extents++] = extent;
             kv->pages_held -= BUTLER_EXTENT;
         }
+        if (head->n_pages < n_pages_before)
+            discard_records(kv, head, n_pages_before);
     }
 }
 
