@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from model import Config, Llama
 from tasks import ANSWER, Tasks, Text, common_words
+from wire import wire
 
 
 class Muon(torch.optim.Optimizer):
@@ -238,7 +239,10 @@ class Trainer:
         if args.threads:
             torch.set_num_threads(args.threads)
         self.cfg = Config(**self.recipe["model"])
-        self.model = Llama(self.cfg).to(args.device)
+        self.model = Llama(self.cfg)
+        if self.recipe.get("wire"):
+            wire(self.model)
+        self.model.to(args.device)
         matrices = [p for b in self.model.blocks for p in (b.q, b.k, b.v, b.o, b.gate, b.up, b.down)]
         norms = [p for n, p in self.model.named_parameters() if "norm" in n]
         self.muon = Muon(matrices, lr=self.recipe["lr_matrix"])
