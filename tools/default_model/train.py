@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from model import Config, Llama
 from tasks import ANSWER, Tasks, Text, common_words
-from wire import wire
+from wire import Wires
 
 
 class Muon(torch.optim.Optimizer):
@@ -239,9 +239,12 @@ class Trainer:
         if args.threads:
             torch.set_num_threads(args.threads)
         self.cfg = Config(**self.recipe["model"])
-        self.model = Llama(self.cfg)
-        if self.recipe.get("wire"):
-            wire(self.model)
+        self.model = Llama(self.cfg).to(args.device)
+        self.wires = None
+        if self.recipe.get("release"):
+            books = np.load(os.path.join(args.prep, "books.npy"), mmap_mode="r")
+            bos = Tokenizer.from_file(os.path.join(args.prep, "tokenizer.json")).token_to_id("<|bos|>")
+            self.wires = Wires(self.model, torch.tensor([bos] + books[100000:100160].astype(np.int64).tolist()), bos)
         self.model.to(args.device)
         matrices = [p for b in self.model.blocks for p in (b.q, b.k, b.v, b.o, b.gate, b.up, b.down)]
         norms = [p for n, p in self.model.named_parameters() if "norm" in n]
@@ -272,6 +275,8 @@ class Trainer:
         self.muon.load_state_dict(s["muon"])
         self.adam.load_state_dict(s["adam"])
         self.ema = s["ema"]
+        if self.wires:
+            self.wires.measure()
         self.step, self.tokens, self.stage, self.stage_tokens, self.seconds = (s[k] for k in ("step", "tokens", "stage", "stage_tokens", "seconds"))
         print(f"resumed at step {self.step}, {self.tokens / 1e6:.2f}M tokens, stage {self.stage}", flush=True)
 
@@ -299,7 +304,9 @@ class Trainer:
         self.muon.step()
         self.adam.step()
         self.model.zero_grad(set_to_none=True)
-        keep = min(0.995, (self.step + 1) / (self.step + 20))
+        if self.wires:
+            self.wires.hold(self.step % 10 == 0, self.tokens < self.recipe["release"])
+        keep = min(0.99, (self.step + 1) / (self.step + 20))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.ema.values()), [p.detach() for p in self.model.parameters()], 1 - keep)
         self.step += 1
