@@ -1,15 +1,21 @@
 /* Products with weights, written once for every vector width: included by each ISA file after its vec*.h. Weights are
  * widened in registers and multiplied by float activations. Four rows go together and share the loads of x; each row has
  * accumulators of its own and the same order of additions in any company, so its result does not depend on how rows are
- * grouped or split over threads. */
+ * grouped or split over threads.
+ *
+ * The four rows are a quarter of the matrix apart. A core keeps as many cache lines in flight as one hardware prefetcher
+ * asks for, some twenty, while memory needs twice that to be busy; four long streams, each also prefetched by us across
+ * the ends of pages, are read as fast as memory is, and one stream, or four neighbouring rows, at two thirds of it. */
 #ifndef BUTLER_SIMD_WEIGHTS_H
 #define BUTLER_SIMD_WEIGHTS_H
 
+#ifndef ROWS
 #define ROWS 4
+#endif
 
 /* How far ahead of its loads a row is fetched; beyond its end lie the next rows. */
 #ifndef AHEAD
-#define AHEAD 1024
+#define AHEAD 1536
 #endif
 
 /* ------------------------------------------------------------------------------------- plain number types */
@@ -43,7 +49,7 @@ INLINE void plain_dequant(enum plain type, float *y, const uint8_t *row, int n)
 }
 
 /* Two accumulators a row: one alone would wait for its own last addition when the row comes from cache. */
-INLINE void plain_rows(enum plain type, float *y, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
+INLINE void plain_rows(enum plain type, float *y, int y_step, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
 {
     size_t size = plain_bytes(type);
     vec a[ROWS], b[ROWS];
@@ -68,7 +74,7 @@ INLINE void plain_rows(enum plain type, float *y, const uint8_t *w, size_t row_b
             a[r] = vec_fma(plain_load_some(type, w + r * row_bytes + i * size, count), x0, a[r]);
     }
     for (int r = 0; r < n_rows; r++)
-        y[r] = vec_sum(vec_add(a[r], b[r]));
+        y[r * y_step] = vec_sum(vec_add(a[r], b[r]));
 }
 
 /* ------------------------------------------------------------------------------------ blocks of 32 elements */
@@ -121,7 +127,8 @@ INLINE void block_dequant(enum block_type type, float *y, const uint8_t *b, int 
 }
 
 /* sum of x w over a block is d (q . x) + m (1 . x): the scale is applied once to a vector of partial sums. */
-INLINE void block_rows(enum block_type type, float *y, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
+INLINE void block_rows(enum block_type type, float *y, int y_step, const uint8_t *w, size_t row_bytes, int n_rows, const float *x,
+                       int n)
 {
     vec acc[ROWS];
     for (int r = 0; r < n_rows; r++)
@@ -149,7 +156,7 @@ INLINE void block_rows(enum block_type type, float *y, const uint8_t *w, size_t 
         }
     }
     for (int r = 0; r < n_rows; r++)
-        y[r] = vec_sum(acc[r]);
+        y[r * y_step] = vec_sum(acc[r]);
 }
 
 /* ----------------------------------------------------------------------------------- blocks of 256 elements */
@@ -268,7 +275,8 @@ INLINE vec k_product(enum super_type type, vec acc, const uint8_t *b, const stru
     return acc;
 }
 
-INLINE void k_rows(enum super_type type, float *y, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
+INLINE void k_rows(enum super_type type, float *y, int y_step, const uint8_t *w, size_t row_bytes, int n_rows, const float *x,
+                   int n)
 {
     vec acc[ROWS];
     for (int r = 0; r < n_rows; r++)
@@ -293,10 +301,10 @@ INLINE void k_rows(enum super_type type, float *y, const uint8_t *w, size_t row_
         }
     }
     for (int r = 0; r < n_rows; r++)
-        y[r] = vec_sum(acc[r]);
+        y[r * y_step] = vec_sum(acc[r]);
 }
 
-INLINE void q6_k_rows(float *y, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
+INLINE void q6_k_rows(float *y, int y_step, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
 {
     vec acc[ROWS];
     for (int r = 0; r < n_rows; r++)
@@ -324,15 +332,16 @@ INLINE void q6_k_rows(float *y, const uint8_t *w, size_t row_bytes, int n_rows, 
         }
     }
     for (int r = 0; r < n_rows; r++)
-        y[r] = vec_sum(acc[r]);
+        y[r * y_step] = vec_sum(acc[r]);
 }
 
-INLINE void super_rows(enum super_type type, float *y, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
+INLINE void super_rows(enum super_type type, float *y, int y_step, const uint8_t *w, size_t row_bytes, int n_rows, const float *x,
+                       int n)
 {
     if (type == SUPER_Q6_K)
-        q6_k_rows(y, w, row_bytes, n_rows, x, n);
+        q6_k_rows(y, y_step, w, row_bytes, n_rows, x, n);
     else
-        k_rows(type, y, w, row_bytes, n_rows, x, n);
+        k_rows(type, y, y_step, w, row_bytes, n_rows, x, n);
 }
 
 /* ----------------------------------------------------------------------------------------------- entries */
@@ -341,11 +350,11 @@ INLINE void super_rows(enum super_type type, float *y, const uint8_t *w, size_t 
     static void gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n)                          \
     {                                                                                                                              \
         const uint8_t *p = w;                                                                                                      \
-        int r = 0;                                                                                                                 \
-        for (; r + ROWS <= n_rows; r += ROWS)                                                                                      \
-            family##_rows(type, y + r, p + r * row_bytes, row_bytes, ROWS, x, n);                                                  \
-        for (; r < n_rows; r++)                                                                                                    \
-            family##_rows(type, y + r, p + r * row_bytes, row_bytes, 1, x, n);                                                     \
+        const int quarter = n_rows / ROWS;                                                                                         \
+        for (int r = 0; r < quarter; r++)                                                                                          \
+            family##_rows(type, y + r, quarter, p + r * row_bytes, quarter * row_bytes, ROWS, x, n);                               \
+        for (int r = quarter * ROWS; r < n_rows; r++)                                                                              \
+            family##_rows(type, y + r, 0, p + r * row_bytes, 0, 1, x, n);                                                          \
     }                                                                                                                              \
     static void dequant_##name(float *y, const void *row, int n)                                                                   \
     {                                                                                                                              \

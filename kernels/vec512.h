@@ -179,10 +179,13 @@ INLINE void vec_store_i8(void *p, vec v)
     _mm_storeu_si128(p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
 }
 
-/* The half at p in all lanes. At least 8 bytes can be read there: the conversion then needs no shuffle of its own. */
+/* The half at p in all lanes; 8 bytes can be read there. Compilers load first and convert then, which takes the shuffle
+ * unit that the instruction does not need when it loads by itself. */
 INLINE vec vec_set1_half(const void *p)
 {
-    return _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_loadl_epi64(p)));
+    __m128 v;
+    __asm__("vcvtph2ps %1, %0" : "=x"(v) : "m"(*(const char(*)[8])p));
+    return _mm512_broadcastss_ps(v);
 }
 
 /* 16 nibble bytes: the low halves, less offset, are elements 0..15, the high ones 16..31. A table look-up by the lowest four

@@ -1,0 +1,507 @@
+/* Rates of the kernels on one core, beside the ceilings measured in the same run: reading memory, multiply-adds.
+ *
+ *     bench_kernels [--isa NAME] [--only TEXT] [--mb N] [--repeat N]
+ *
+ * A kernel that streams weights, cache rows or records runs over a set that no cache holds and is measured in bytes of it;
+ * one that computes is measured in operations. Rates are medians over the repetitions. In every repetition the kernel and its
+ * ceiling take turns on a slice of the set, and time is what the thread got of its core, so that what else the machine does
+ * falls on both or on neither. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "ceilings.h"
+#include "kernels.h"
+
+struct bench {
+    const struct butler_kernels *table;
+    const char *only;
+    int repeat;
+    unsigned char *set; /* the large set, in slices: a repetition reads one, so it comes back when no cache holds it any more */
+    size_t set_bytes;
+    const void **rows; /* rows of the set, slice by slice */
+    int max_rows;
+    float *x, *y; /* small arrays of 1 << 22 floats */
+    size_t ahead; /* best prefetch distance of the reading ceiling */
+    volatile double sink;
+};
+
+#define SLICE ((size_t)64 << 20)
+#define MAX_REPEAT 255
+
+enum unit { BYTES, FLOPS, ELEMENTS };
+static const char *const unit_names[] = {"GB/s", "GFLOP/s", "Gelem/s"};
+
+/* What one measurement runs. */
+struct job {
+    struct bench *bench;
+    int type, n, n_rows, n_q, n_tokens;
+    size_t row_bytes;
+    const unsigned char *slice;
+    const void *const *rows;
+};
+typedef void job_fn(const struct job *job);
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, compare);
+    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static double seconds_of(job_fn *fn, const struct job *job)
+{
+    double start = cpu_seconds();
+    fn(job);
+    return cpu_seconds() - start;
+}
+
+static void read_slice(const struct job *job)
+{
+    job->bench->sink += (double)ceiling_read(job->slice, SLICE, job->bench->ahead);
+}
+
+static void read_rows(const struct job *job)
+{
+    job->bench->sink += (double)ceiling_gather(job->rows, job->n_rows, job->row_bytes);
+}
+
+/* The job over slice i of the set. */
+static void choose_slice(struct job *job, int i)
+{
+    int slice = i % (int)(job->bench->set_bytes / SLICE);
+    job->slice = job->bench->set + (size_t)slice * SLICE;
+    job->rows = job->bench->rows + (size_t)slice * (size_t)job->n_rows;
+}
+
+static double fma_peak(struct bench *bench)
+{
+    double flops, start = cpu_seconds();
+    bench->sink += (double)ceiling_fma(bench->table->isa, 100000, &flops);
+    return flops / (cpu_seconds() - start);
+}
+
+static void print_rate(const struct bench *bench, const char *name, enum unit unit, double *rates, double *ceilings, double *ratios)
+{
+    double top = median(ceilings, bench->repeat);
+    printf("%-34s %-7s %8.2f %-8s", name, bench->table->isa, median(rates, bench->repeat) / 1e9, unit_names[unit]);
+    if (top > 0)
+        printf(" %8.2f %6.0f %%", top / 1e9, 100 * median(ratios, bench->repeat));
+    printf("\n");
+    fflush(stdout);
+}
+
+/* A kernel that streams: its ceiling reads the slice half a set away. bytes: what one slice has of the kernel's operand. */
+static void measure_stream(struct bench *bench, const char *name, double bytes, job_fn *fn, job_fn *ceiling, double ceiling_bytes,
+                           struct job *job)
+{
+    double rates[MAX_REPEAT], ceilings[MAX_REPEAT], ratios[MAX_REPEAT];
+    if (bench->only && !strstr(name, bench->only))
+        return;
+    for (int i = 0; i < bench->repeat; i++) {
+        choose_slice(job, i + (int)(bench->set_bytes / SLICE / 2));
+        ceilings[i] = ceiling_bytes / seconds_of(ceiling, job);
+        choose_slice(job, i);
+        rates[i] = bytes / seconds_of(fn, job);
+        ratios[i] = rates[i] / ceilings[i];
+    }
+    print_rate(bench, name, BYTES, rates, ceilings, ratios);
+}
+
+/* A kernel that computes on what caches hold; amount is what one run handles, in the unit. */
+static void measure(struct bench *bench, const char *name, enum unit unit, double amount, job_fn *fn, struct job *job)
+{
+    double rates[MAX_REPEAT], ceilings[MAX_REPEAT], ratios[MAX_REPEAT];
+    if (bench->only && !strstr(name, bench->only))
+        return;
+    choose_slice(job, 0);
+    int rounds = 1;
+    for (double t = seconds_of(fn, job); t * rounds < 0.004 && rounds < 1000000;)
+        rounds *= 2;
+    for (int i = 0; i < bench->repeat; i++) {
+        ceilings[i] = unit == FLOPS ? fma_peak(bench) : 0;
+        double start = cpu_seconds();
+        for (int k = 0; k < rounds; k++)
+            fn(job);
+        rates[i] = amount * rounds / (cpu_seconds() - start);
+        ratios[i] = ceilings[i] > 0 ? rates[i] / ceilings[i] : 0;
+    }
+    print_rate(bench, name, unit, rates, ceilings, ratios);
+}
+
+/* ----------------------------------------------------------------------------------------------- weights */
+
+static void run_gemv(const struct job *job)
+{
+    struct bench *b = job->bench;
+    enum { TASK = 32 }; /* rows per call, as the thread pool hands them out */
+    for (int r = 0; r < job->n_rows; r += TASK)
+        b->table->gemv[job->type](b->y + r, job->slice + (size_t)r * job->row_bytes, job->row_bytes,
+                                  BUTLER_MIN(TASK, job->n_rows - r), b->x, job->n);
+}
+
+/* Fills the set with copies of one megabyte of valid blocks of the type. */
+static void fill_weights(struct bench *b, enum butler_type type)
+{
+    const struct butler_type_info *info = &butler_types[type];
+    size_t size = (size_t)(1 << 20) / (size_t)info->block_bytes * (size_t)info->block_bytes;
+    uint64_t seed = 1;
+    for (size_t i = 0; i < size; i += (size_t)info->block_bytes) {
+        float f[256];
+        for (int k = 0; k < info->block; k++)
+            f[k] = butler_random_normal(&seed);
+        if (butler_quantize_row(type, b->set + i, f, info->block))
+            continue;
+        for (int k = 0; k < info->block_bytes; k++)
+            b->set[i + (size_t)k] = (unsigned char)butler_random(&seed);
+        uint16_t d = butler_float_to_half(0.01f);
+        memcpy(b->set + i + (type == BUTLER_Q6_K ? 208 : 0), &d, 2);
+        if (type != BUTLER_Q6_K && type != BUTLER_Q5_0)
+            memcpy(b->set + i + 2, &d, 2);
+    }
+    for (size_t done = size; done < b->set_bytes; done += size)
+        memcpy(b->set + done, b->set, BUTLER_MIN(size, b->set_bytes - done));
+}
+
+static void bench_gemv(struct bench *b)
+{
+    static const enum butler_type types[] = {BUTLER_Q8_0, BUTLER_Q4_0, BUTLER_F16,  BUTLER_F32,  BUTLER_BF16, BUTLER_Q4_1,
+                                             BUTLER_Q5_0, BUTLER_Q5_1, BUTLER_Q4_K, BUTLER_Q5_K, BUTLER_Q6_K};
+    for (int i = 0; i < BUTLER_COUNT(types); i++) {
+        char name[64];
+        snprintf(name, sizeof name, "gemv %s 4096", butler_types[types[i]].name);
+        if (b->only && !strstr(name, b->only))
+            continue;
+        fill_weights(b, types[i]);
+        struct job job = {.bench = b, .type = (int)types[i], .n = 4096, .row_bytes = butler_row_bytes(types[i], 4096)};
+        job.n_rows = (int)(SLICE / job.row_bytes);
+        measure_stream(b, name, (double)job.row_bytes * job.n_rows, run_gemv, read_slice, (double)SLICE, &job);
+        /* A small model's matrix, from the second-level cache. */
+        snprintf(name, sizeof name, "gemv %s 512x512 cached", butler_types[types[i]].name);
+        job.n = 512;
+        job.row_bytes = butler_row_bytes(types[i], 512);
+        job.n_rows = 512;
+        measure(b, name, FLOPS, 2.0 * 512 * 512, run_gemv, &job);
+    }
+}
+
+static void run_gemm(const struct job *job)
+{
+    struct bench *b = job->bench;
+    b->table->gemm(b->y, (size_t)job->n_rows, (const float *)job->slice, job->n_rows, b->x, (size_t)job->n, job->n_tokens, job->n);
+}
+
+static void bench_gemm(struct bench *b)
+{
+    static const int shapes[][3] = {{16, 256, 4096}, {64, 256, 4096}, {16, 256, 1024}, {64, 64, 512}, {16, 8, 4096}};
+    fill_weights(b, BUTLER_F32);
+    for (int i = 0; i < BUTLER_COUNT(shapes); i++) {
+        char name[64];
+        struct job job = {.bench = b, .n_rows = shapes[i][0], .n_tokens = shapes[i][1], .n = shapes[i][2]};
+        snprintf(name, sizeof name, "gemm %d rows %d tokens k %d", job.n_rows, job.n_tokens, job.n);
+        measure(b, name, FLOPS, 2.0 * job.n_rows * job.n_tokens * job.n, run_gemm, &job);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- cache */
+
+enum { CALL_ROWS = 1024 }; /* rows per call: scores stay in cache, as in the engine */
+
+static void run_qk(const struct job *job)
+{
+    struct bench *b = job->bench;
+    for (int j = 0; j < job->n_rows; j += CALL_ROWS)
+        b->table->qk[job->type](b->y, CALL_ROWS, b->x, (size_t)job->n, job->n_q, job->rows + j,
+                                BUTLER_MIN(CALL_ROWS, job->n_rows - j), job->n);
+}
+
+static void run_av(const struct job *job)
+{
+    struct bench *b = job->bench;
+    for (int j = 0; j < job->n_rows; j += CALL_ROWS)
+        b->table->av[job->type](b->y, (size_t)job->n, b->x, CALL_ROWS, job->n_q, job->rows + j,
+                                BUTLER_MIN(CALL_ROWS, job->n_rows - j), job->n);
+}
+
+/* The rows of every slice in order, or in a random one. Returns rows per slice. */
+static int list_rows(struct bench *b, size_t row_bytes, bool shuffled)
+{
+    int n = (int)(SLICE / row_bytes), n_slices = (int)(b->set_bytes / SLICE);
+    uint64_t seed = 3;
+    n = BUTLER_MIN(n, b->max_rows / n_slices);
+    for (int slice = 0; slice < n_slices; slice++) {
+        const void **rows = b->rows + (size_t)slice * (size_t)n;
+        for (int j = 0; j < n; j++)
+            rows[j] = b->set + (size_t)slice * SLICE + (size_t)j * row_bytes;
+        for (int j = n - 1; j > 0 && shuffled; j--) {
+            int k = (int)(butler_random(&seed) % (uint64_t)(j + 1));
+            const void *row = rows[j];
+            rows[j] = rows[k];
+            rows[k] = row;
+        }
+    }
+    return n;
+}
+
+static void bench_attention(struct bench *b)
+{
+    static const struct {
+        const char *name;
+        int type;
+        enum butler_type as;
+    } types[] = {{"f16", BUTLER_KV_F16, BUTLER_F16}, {"q8_0", BUTLER_KV_Q8_0, BUTLER_Q8_0}, {"f32", BUTLER_KV_F32, BUTLER_F32}};
+    for (int t = 0; t < BUTLER_COUNT(types); t++) {
+        if (b->only && !strstr("qk av", b->only) && !strstr(b->only, "qk") && !strstr(b->only, "av"))
+            break;
+        fill_weights(b, types[t].as);
+        for (int dim = 64; dim <= 128; dim *= 2) {
+            struct job job = {.bench = b, .type = types[t].type, .n = dim, .row_bytes = butler_row_bytes(types[t].as, dim)};
+            for (int shuffled = 0; shuffled < 2; shuffled++) {
+                job.n_rows = list_rows(b, job.row_bytes, shuffled);
+                double bytes = (double)job.row_bytes * job.n_rows, top = shuffled ? bytes : (double)SLICE;
+                job_fn *ceiling = shuffled ? read_rows : read_slice;
+                for (job.n_q = 1; job.n_q <= 8; job.n_q *= 2) {
+                    char name[64];
+                    snprintf(name, sizeof name, "qk %s %d q %d %s", types[t].name, dim, job.n_q,
+                             shuffled ? "gathered" : "in order");
+                    measure_stream(b, name, bytes, run_qk, ceiling, top, &job);
+                    name[0] = 'a', name[1] = 'v';
+                    measure_stream(b, name, bytes, run_av, ceiling, top, &job);
+                }
+            }
+            list_rows(b, job.row_bytes, false);
+            job.n_q = job.n_rows = 64;
+            char name[64];
+            snprintf(name, sizeof name, "qk %s %d prefill 64x64", types[t].name, dim);
+            measure(b, name, FLOPS, 2.0 * 64 * 64 * dim, run_qk, &job);
+            snprintf(name, sizeof name, "av %s %d prefill 64x64", types[t].name, dim);
+            measure(b, name, FLOPS, 2.0 * 64 * 64 * dim, run_av, &job);
+        }
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------- metrics */
+
+static void run_bounds(const struct job *job)
+{
+    struct bench *b = job->bench;
+    for (int r = 0; r < job->n_rows; r += CALL_ROWS)
+        b->table->page_bounds(b->y, CALL_ROWS, b->x, job->n_q, job->slice + (size_t)r * job->row_bytes, job->row_bytes,
+                              BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
+}
+
+static void run_bounds_max(const struct job *job)
+{
+    struct bench *b = job->bench;
+    for (int r = 0; r < job->n_rows; r += CALL_ROWS)
+        b->table->page_bounds_max(b->y, CALL_ROWS, b->x, job->n_q, job->slice + (size_t)r * job->row_bytes, job->row_bytes,
+                                  BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
+}
+
+static void run_one_bit(const struct job *job)
+{
+    struct bench *b = job->bench;
+    for (int r = 0; r < job->n_rows; r += CALL_ROWS)
+        b->table->one_bit(b->y, 32 * CALL_ROWS, b->x, job->n_q, job->slice + (size_t)r * job->row_bytes, job->row_bytes,
+                          BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
+}
+
+static void bench_metrics(struct bench *b)
+{
+    fill_weights(b, BUTLER_F16);
+    for (int n_q = 1; n_q <= 8; n_q *= 2) {
+        char name[64];
+        struct job job = {.bench = b, .n = 128, .n_q = n_q, .row_bytes = 512, .n_rows = SLICE / 512};
+        snprintf(name, sizeof name, "page_bounds 128 q %d", n_q);
+        measure_stream(b, name, (double)SLICE, run_bounds, read_slice, (double)SLICE, &job);
+        snprintf(name, sizeof name, "page_bounds_max 128 q %d", n_q);
+        measure_stream(b, name, (double)SLICE, run_bounds_max, read_slice, (double)SLICE, &job);
+        job.row_bytes = 1024;
+        job.n_rows = SLICE / 1024;
+        snprintf(name, sizeof name, "one_bit 128 q %d", n_q);
+        measure_stream(b, name, (double)SLICE, run_one_bit, read_slice, (double)SLICE, &job);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------- vectors */
+
+static void run_dot(const struct job *job)
+{
+    job->bench->sink += (double)job->bench->table->dot(job->bench->x, job->bench->y, job->n);
+}
+static void run_add(const struct job *job)
+{
+    job->bench->table->add(job->bench->y, job->bench->x, job->n);
+}
+static void run_axpy(const struct job *job)
+{
+    job->bench->table->axpy(job->bench->y, 0.5f, job->bench->x, job->n);
+}
+static void run_max(const struct job *job)
+{
+    job->bench->sink += (double)job->bench->table->max(job->bench->x, job->n);
+}
+static void run_rms(const struct job *job)
+{
+    job->bench->table->rms_norm(job->bench->y, job->bench->x, job->bench->x, job->n, 1e-5f);
+}
+static void run_layer(const struct job *job)
+{
+    job->bench->table->layer_norm(job->bench->y, job->bench->x, job->bench->x, job->bench->x, job->n, 1e-5f);
+}
+static void run_silu(const struct job *job)
+{
+    job->bench->table->silu_mul(job->bench->y, job->bench->x, job->bench->x, job->n);
+}
+static void run_gelu(const struct job *job)
+{
+    memcpy(job->bench->y, job->bench->x, (size_t)job->n * sizeof(float));
+    job->bench->table->gelu(job->bench->y, job->n);
+}
+static void run_exp(const struct job *job)
+{
+    memcpy(job->bench->y, job->bench->x, (size_t)job->n * sizeof(float));
+    job->bench->sink += (double)job->bench->table->exp_sum(job->bench->y, 5, job->n);
+}
+static void run_rope(const struct job *job)
+{
+    job->bench->table->rope_halves(job->bench->y, job->bench->x, job->bench->x + job->n, job->n);
+}
+static void run_rope_adjacent(const struct job *job)
+{
+    job->bench->table->rope_adjacent(job->bench->y, job->bench->x, job->bench->x + job->n, job->n);
+}
+static void run_store(const struct job *job)
+{
+    job->bench->table->store_row[job->type](job->bench->y, job->bench->x, job->n);
+}
+static void run_load(const struct job *job)
+{
+    job->bench->table->load_row[job->type](job->bench->y, job->bench->set, job->n);
+}
+
+static void bench_vectors(struct bench *b)
+{
+    static const struct {
+        const char *name;
+        job_fn *fn;
+    } list[] = {{"dot", run_dot},
+                {"add", run_add},
+                {"axpy", run_axpy},
+                {"max", run_max},
+                {"rms_norm", run_rms},
+                {"layer_norm", run_layer},
+                {"silu_mul", run_silu},
+                {"gelu", run_gelu},
+                {"exp_sum", run_exp},
+                {"rope_halves", run_rope},
+                {"rope_adjacent", run_rope_adjacent}};
+    struct job job = {.bench = b, .n = 4096};
+    for (int i = 0; i < BUTLER_COUNT(list); i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%s %d", list[i].name, job.n);
+        measure(b, name, ELEMENTS, job.n, list[i].fn, &job);
+        memset(b->y, 0, (size_t)job.n * sizeof(float));
+    }
+    job.n = 128;
+    for (job.type = 0; job.type < BUTLER_N_KV_TYPES; job.type++) {
+        static const char *const names[][2] = {
+            {"store_row f32", "load_row f32"}, {"store_row f16", "load_row f16"}, {"store_row q8_0", "load_row q8_0"}};
+        measure(b, names[job.type][0], ELEMENTS, job.n, run_store, &job);
+        measure(b, names[job.type][1], ELEMENTS, job.n, run_load, &job);
+    }
+}
+
+/* The best reading rate over prefetch distances, so that the ceiling is one. */
+static void find_ceiling(struct bench *b)
+{
+    static const size_t distances[] = {0, 256, 512, 1024, 2048, 4096};
+    double best = 0, rates[BUTLER_COUNT(distances)][MAX_REPEAT];
+    size_t best_ahead = 0;
+    struct job job = {.bench = b};
+    for (int k = 0; k < b->repeat; k++) {
+        for (int i = 0; i < BUTLER_COUNT(distances); i++) {
+            b->ahead = distances[i];
+            choose_slice(&job, k * BUTLER_COUNT(distances) + i);
+            rates[i][k] = (double)SLICE / seconds_of(read_slice, &job);
+        }
+    }
+    for (int i = 0; i < BUTLER_COUNT(distances); i++) {
+        double rate = median(rates[i], b->repeat);
+        printf("reading, prefetch %4zu bytes ahead: %.2f GB/s\n", distances[i], rate / 1e9);
+        if (rate > best) {
+            best = rate;
+            best_ahead = distances[i];
+        }
+    }
+    b->ahead = best_ahead;
+}
+
+static int usage(const char *program)
+{
+    fprintf(stderr, "usage: %s [--isa NAME] [--only TEXT] [--mb N] [--repeat N]\n", program);
+    return 2;
+}
+
+int main(int argc, char **argv)
+{
+    struct bench b = {.repeat = 31, .set_bytes = (size_t)2 << 30, .max_rows = 1 << 25};
+    struct butler_error err;
+    const char *isa = NULL;
+    for (int i = 1; i < argc; i += 2) {
+        if (i + 1 == argc)
+            return usage(argv[0]);
+        if (strcmp(argv[i], "--isa") == 0)
+            isa = argv[i + 1];
+        else if (strcmp(argv[i], "--only") == 0)
+            b.only = argv[i + 1];
+        else if (strcmp(argv[i], "--mb") == 0)
+            b.set_bytes = (size_t)BUTLER_MAX(atol(argv[i + 1]), 128) >> 7 << 27;
+        else if (strcmp(argv[i], "--repeat") == 0)
+            b.repeat = BUTLER_MIN(BUTLER_MAX(atoi(argv[i + 1]), 1), MAX_REPEAT);
+        else
+            return usage(argv[0]);
+    }
+    b.set = butler_reserve(b.set_bytes, true, &err);
+    b.rows = butler_alloc((size_t)b.max_rows * sizeof *b.rows, &err);
+    b.x = butler_alloc(sizeof(float) << 22, &err);
+    b.y = butler_alloc(sizeof(float) << 22, &err);
+    if (!b.set || !b.rows || !b.x || !b.y) {
+        fprintf(stderr, "%s\n", err.message);
+        return 1;
+    }
+    uint64_t seed = 2;
+    for (int i = 0; i < 1 << 22; i++)
+        b.x[i] = butler_random_normal(&seed);
+    memset(b.set, 1, b.set_bytes);
+    find_ceiling(&b);
+    printf("%-34s %-7s %17s %8s %8s\n", "kernel", "isa", "rate", "ceiling", "ratio");
+    for (const char *const *name = butler_kernels_available(); *name; name++) {
+        if (isa && strcmp(isa, *name) != 0)
+            continue;
+        b.table = butler_kernels_get(*name);
+        bench_gemv(&b);
+        bench_attention(&b);
+        bench_gemm(&b);
+        bench_metrics(&b);
+        bench_vectors(&b);
+    }
+    butler_unreserve(b.set, b.set_bytes);
+    free(b.rows);
+    free(b.x);
+    free(b.y);
+    return 0;
+}

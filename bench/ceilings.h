@@ -1,0 +1,17 @@
+/* The ceilings of one core, measured in the same run as the kernels. Each returns something that depends on all its work. */
+#ifndef BUTLER_CEILINGS_H
+#define BUTLER_CEILINGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* n rounds of independent multiply-adds in the widest vectors of the ISA; *flops is how many operations that was. */
+float ceiling_fma(const char *isa, long n, double *flops);
+/* Reads p[n] from front to back, prefetching `ahead` bytes (0: the hardware alone). */
+uint64_t ceiling_read(const void *p, size_t n, size_t ahead);
+/* Touches every cache line of the rows in the order of the list. */
+uint64_t ceiling_gather(const void *const *rows, int n_rows, size_t bytes);
+
+#endif
