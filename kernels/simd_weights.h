@@ -106,11 +106,9 @@ INLINE void block_quants(enum block_type type, vec q[V32], const uint8_t *block)
     } else if (type == BLOCK_Q4_1) {
         vec_load_nibbles(block + Q4_1_QUANTS, 0, q, q + V16);
     } else {
-        bool minimum = block_has_minimum(type);
-        uint32_t high = load_u32(block + (minimum ? Q5_1_HIGH : Q5_0_HIGH));
-        vec_load_nibbles(block + (minimum ? Q5_1_QUANTS : Q5_0_QUANTS), minimum ? 0 : 16, q, q + V16);
-        for (int k = 0; k < V32; k++)
-            q[k] = vec_add_masked(q[k], vec_set1(16), vec_mask_of(high >> (k * VEC) & ((1u << VEC) - 1)));
+        bool minimum = type == BLOCK_Q5_1;
+        uint32_t fifths = load_u32(block + (minimum ? Q5_1_HIGH : Q5_0_HIGH));
+        vec_load_nibbles5(block + (minimum ? Q5_1_QUANTS : Q5_0_QUANTS), fifths, minimum ? 0 : 16, q, q + V16);
     }
 }
 
@@ -126,35 +124,67 @@ INLINE void block_dequant(enum block_type type, float *y, const uint8_t *b, int 
     }
 }
 
-/* sum of x w over a block is d (q . x) + m (1 . x): the scale is applied once to a vector of partial sums. */
+/* The halves at b, b + row_bytes, ... as floats in memory: put together by integer instructions, converted by one that loads
+ * by itself, and later spread over a vector by the multiplication's own load. In registers each would take the shuffle unit,
+ * which the quants need. The empty statement hides from the compiler that it could keep them there. */
+INLINE void load_halves(float t[ROWS], const uint8_t *b, size_t row_bytes, int n_rows)
+{
+    uint64_t halves = 0;
+    __m128 floats;
+    for (int r = 0; r < n_rows; r++)
+        halves |= (uint64_t)load_u16(b + r * row_bytes) << (16 * r);
+    __asm__("vcvtph2ps %1, %0" : "=x"(floats) : "m"(halves));
+    _mm_storeu_ps(t, floats);
+    __asm__("" : "+m"(*(float(*)[ROWS])t));
+}
+
+/* One block of each row. The sum of x w over it is d (q . x) + m (1 . x): the scale is applied once to a vector of partial
+ * sums. */
+INLINE void block_step(enum block_type type, vec acc[ROWS], const uint8_t *w, size_t row_bytes, int n_rows, const float *x)
+{
+    float d[ROWS], m[ROWS];
+    vec xs[V32], sum = vec_zero();
+    load_halves(d, w, row_bytes, n_rows);
+    for (int k = 0; k < V32; k++)
+        xs[k] = vec_load(x + k * VEC);
+    if (block_has_minimum(type)) {
+        load_halves(m, w + 2, row_bytes, n_rows);
+        sum = xs[0];
+        for (int k = 1; k < V32; k++)
+            sum = vec_add(sum, xs[k]);
+    }
+    for (int r = 0; r < n_rows; r++) {
+        vec q[V32];
+        block_quants(type, q, w + r * row_bytes);
+        vec t = vec_mul(q[0], xs[0]);
+        for (int k = 1; k < V32; k++)
+            t = vec_fma(q[k], xs[k], t);
+        acc[r] = vec_fma(vec_set1(d[r]), t, acc[r]);
+        if (block_has_minimum(type))
+            acc[r] = vec_fma(vec_set1(m[r]), sum, acc[r]);
+    }
+}
+
 INLINE void block_rows(enum block_type type, float *y, int y_step, const uint8_t *w, size_t row_bytes, int n_rows, const float *x,
                        int n)
 {
+    const size_t size = block_bytes(type);
     vec acc[ROWS];
+    int i = 0;
     for (int r = 0; r < n_rows; r++)
         acc[r] = vec_zero();
-    for (int i = 0; i < n; i += BLOCK, w += block_bytes(type)) {
-        vec xs[V32], sum = vec_zero();
-        for (int k = 0; k < V32; k++)
-            xs[k] = vec_load(x + i + k * VEC);
-        if (block_has_minimum(type)) {
-            sum = xs[0];
-            for (int k = 1; k < V32; k++)
-                sum = vec_add(sum, xs[k]);
-        }
+    /* Two small blocks share a cache line and one prefetch. */
+    for (; i + 2 * BLOCK <= n; i += 2 * BLOCK, w += 2 * size) {
         for (int r = 0; r < n_rows; r++) {
-            const uint8_t *b = w + r * row_bytes;
-            vec q[V32];
-            prefetch(b, AHEAD);
-            block_quants(type, q, b);
-            vec t = vec_mul(q[0], xs[0]);
-            for (int k = 1; k < V32; k++)
-                t = vec_fma(q[k], xs[k], t);
-            acc[r] = vec_fma(vec_set1_half(b), t, acc[r]);
-            if (block_has_minimum(type))
-                acc[r] = vec_fma(vec_set1_half(b + 2), sum, acc[r]);
+            prefetch(w + r * row_bytes, AHEAD);
+            if (2 * size > 64)
+                prefetch(w + r * row_bytes, AHEAD + size);
         }
+        block_step(type, acc, w, row_bytes, n_rows, x + i);
+        block_step(type, acc, w + size, row_bytes, n_rows, x + i + BLOCK);
     }
+    if (i < n)
+        block_step(type, acc, w, row_bytes, n_rows, x + i);
     for (int r = 0; r < n_rows; r++)
         y[r * y_step] = vec_sum(acc[r]);
 }
@@ -168,75 +198,55 @@ INLINE size_t super_bytes(enum super_type type)
     return type == SUPER_Q4_K ? Q4_K_BYTES : type == SUPER_Q5_K ? Q5_K_BYTES : Q6_K_BYTES;
 }
 
-/* Scales of all groups as floats: d s and m t of 8 groups, or d s of 16 groups (Q6_K). */
-struct super_scales {
-    float scale[16], minimum[8];
-};
-
-INLINE __m256 widen_u8(const uint8_t *p)
+/* The 6-bit scales and minima of 8 groups, a byte each: what unpack_k_scales does, on one vector. */
+INLINE __m128i k_scales(const uint8_t packed[12])
 {
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-}
-INLINE __m256 widen_i8(const uint8_t *p)
-{
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-}
-INLINE __m256 broadcast_half(const uint8_t *p)
-{
-    return _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(load_u16(p))));
+    __m128i v = _mm_loadu_si128((const __m128i *)packed); /* words a b c, and four bytes of what follows in the block */
+    __m128i low = _mm_srlv_epi32(_mm_shuffle_epi32(v, _MM_SHUFFLE(2, 1, 2, 0)), _mm_setr_epi32(0, 0, 0, 4));
+    __m128i high = _mm_srli_epi32(_mm_shuffle_epi32(v, _MM_SHUFFLE(1, 1, 0, 0)), 2);
+    low = _mm_and_si128(low, _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f));
+    return _mm_or_si128(low, _mm_and_si128(high, _mm_setr_epi32(0, 0x30303030, 0, 0x30303030)));
 }
 
-INLINE void super_load_scales(enum super_type type, struct super_scales *s, const uint8_t *b)
+/* Scales of all groups as floats: d s of 8 groups and m t of 8 groups, or d s of 16 groups (Q6_K). */
+INLINE void super_load_scales(enum super_type type, float scales[16], const uint8_t *b)
 {
-    if (type == SUPER_Q6_K) {
-        __m256 d = broadcast_half(b + Q6_K_SCALE);
-        for (int i = 0; i < 16; i += 8)
-            _mm256_storeu_ps(s->scale + i, _mm256_mul_ps(d, widen_i8(b + Q6_K_SCALES + i)));
-    } else {
-        uint8_t scales[8], minima[8];
-        unpack_k_scales(b + Q4_K_SCALES, scales, minima);
-        _mm256_storeu_ps(s->scale, _mm256_mul_ps(broadcast_half(b), widen_u8(scales)));
-        _mm256_storeu_ps(s->minimum, _mm256_mul_ps(broadcast_half(b + 2), widen_u8(minima)));
+    float d[ROWS];
+    bool six = type == SUPER_Q6_K;
+    __m128i bytes = six ? _mm_loadu_si128((const __m128i *)(b + Q6_K_SCALES)) : k_scales(b + Q4_K_SCALES);
+    load_halves(d, b + (six ? Q6_K_SCALE : 0), 2, six ? 1 : 2);
+    for (int k = 0; k < V16; k++) {
+        vec factor = vec_set1(d[0]);
+        if (!six)
+            factor = vec_keep(factor, vec_set1(d[1]), 8 - k * VEC);
+        vec_store(scales + k * VEC, vec_mul(factor, vec_from_i8(bytes, k)));
     }
+    __asm__("" : "+m"(*(float(*)[16])scales));
 }
 
-/* Numbers of groups 2 pair and 2 pair + 1 of 32 (Q4_K, Q5_K): the low and high nibbles of the same 32 bytes. */
+/* Numbers of groups 2 pair and 2 pair + 1 of 32 (Q4_K, Q5_K): the low and high nibbles of the same 32 bytes, and two bits of
+ * the 32 bytes of fifth bits. */
 INLINE void k_quants(enum super_type type, vec low[V32], vec high[V32], const uint8_t *b, int pair)
 {
-    const uint8_t *quants = b + (type == SUPER_Q4_K ? Q4_K_QUANTS : Q5_K_QUANTS) + pair * 32;
-    for (int h = 0; h < 2; h++)
-        vec_load_nibbles(quants + h * 16, 0, low + h * V16, high + h * V16);
     if (type == SUPER_Q5_K) {
-        for (int k = 0; k < V32; k++) {
-            low[k] = vec_add_where_bytes(low[k], 16, b + Q5_K_HIGH + k * VEC, 2 * pair);
-            high[k] = vec_add_where_bytes(high[k], 16, b + Q5_K_HIGH + k * VEC, 2 * pair + 1);
-        }
+        vec_load_fives(b + Q5_K_QUANTS + pair * 32, b + Q5_K_HIGH, pair, low, high);
+        return;
     }
+    for (int h = 0; h < 2; h++)
+        vec_load_nibbles(b + Q4_K_QUANTS + pair * 32 + h * 16, 0, low + h * V16, high + h * V16);
 }
 
 /* Numbers of half `half` of a Q6_K block, columns 16 c .. 16 c + 15 of its four rows (quarters) of 32. */
 INLINE void q6_k_quants(vec q[4][V16], const uint8_t *b, int half, int c)
 {
-    const __m128i nibble = _mm_set1_epi8(15), pair = _mm_set1_epi8(0x30), offset = _mm_set1_epi8(32);
-    const uint8_t *low = b + half * 64 + c * 16;
-    __m128i a = _mm_loadu_si128((const __m128i *)low), e = _mm_loadu_si128((const __m128i *)(low + 32));
-    __m128i high = _mm_loadu_si128((const __m128i *)(b + Q6_K_HIGH + half * 32 + c * 16));
-    __m128i rows[4] = {
-        _mm_or_si128(_mm_and_si128(a, nibble), _mm_and_si128(_mm_slli_epi16(high, 4), pair)),
-        _mm_or_si128(_mm_and_si128(e, nibble), _mm_and_si128(_mm_slli_epi16(high, 2), pair)),
-        _mm_or_si128(_mm_and_si128(_mm_srli_epi16(a, 4), nibble), _mm_and_si128(high, pair)),
-        _mm_or_si128(_mm_and_si128(_mm_srli_epi16(e, 4), nibble), _mm_and_si128(_mm_srli_epi16(high, 2), pair)),
-    };
-    for (int r = 0; r < 4; r++)
-        for (int k = 0; k < V16; k++)
-            q[r][k] = vec_from_i8(_mm_sub_epi8(rows[r], offset), k);
+    vec_load_sixes(b + half * 64 + c * 16, b + Q6_K_HIGH + half * 32 + c * 16, q);
 }
 
 INLINE void super_dequant(enum super_type type, float *y, const uint8_t *b, int n)
 {
     for (; n > 0; n -= SUPER, y += SUPER, b += super_bytes(type)) {
-        struct super_scales s;
-        super_load_scales(type, &s, b);
+        float scales[16];
+        super_load_scales(type, scales, b);
         if (type == SUPER_Q6_K) {
             for (int i = 0; i < 4; i++) {
                 vec q[4][V16];
@@ -244,7 +254,7 @@ INLINE void super_dequant(enum super_type type, float *y, const uint8_t *b, int 
                 for (int r = 0; r < 4; r++)
                     for (int k = 0; k < V16; k++)
                         vec_store(y + i / 2 * 128 + r * 32 + i % 2 * 16 + k * VEC,
-                                  vec_mul(vec_set1(s.scale[i / 2 * 8 + r * 2 + i % 2]), q[r][k]));
+                                  vec_mul(vec_set1(scales[i / 2 * 8 + r * 2 + i % 2]), q[r][k]));
             }
             continue;
         }
@@ -254,107 +264,144 @@ INLINE void super_dequant(enum super_type type, float *y, const uint8_t *b, int 
             for (int h = 0; h < 2; h++)
                 for (int k = 0; k < V32; k++)
                     vec_store(y + pair * 64 + h * 32 + k * VEC,
-                              vec_sub(vec_mul(vec_set1(s.scale[2 * pair + h]), q[h][k]), vec_set1(s.minimum[2 * pair + h])));
+                              vec_sub(vec_mul(vec_set1(scales[2 * pair + h]), q[h][k]), vec_set1(scales[8 + 2 * pair + h])));
         }
     }
 }
 
-/* One row's share of 64 elements of a Q4_K or Q5_K block; sums holds the lane sums of x over each group of 32. */
-INLINE vec k_product(enum super_type type, vec acc, const uint8_t *b, const struct super_scales *s, int pair, const vec xs[2][V32],
-                     const vec sums[2])
+INLINE void super_prefetch(enum super_type type, const uint8_t *w, size_t row_bytes, int n_rows)
 {
-    vec q[2][V32];
-    k_quants(type, q[0], q[1], b, pair);
-    for (int h = 0; h < 2; h++) {
-        vec t = vec_mul(q[h][0], xs[h][0]);
-        for (int k = 1; k < V32; k++)
-            t = vec_fma(q[h][k], xs[h][k], t);
-        acc = vec_fma(vec_set1(s->scale[2 * pair + h]), t, acc);
-        acc = vec_fnma(vec_set1(s->minimum[2 * pair + h]), sums[h], acc);
-    }
-    return acc;
+    for (int r = 0; r < n_rows; r++)
+        for (size_t line = 0; line < super_bytes(type); line += 64)
+            prefetch(w + r * row_bytes, AHEAD + line);
 }
 
-INLINE void k_rows(enum super_type type, float *y, int y_step, const uint8_t *w, size_t row_bytes, int n_rows, const float *x,
-                   int n)
+INLINE float sum8(__m256 v)
 {
-    vec acc[ROWS];
-    for (int r = 0; r < n_rows; r++)
-        acc[r] = vec_zero();
-    for (int i = 0; i < n; i += SUPER, w += super_bytes(type)) {
-        struct super_scales s[ROWS];
-        for (int r = 0; r < n_rows; r++) {
-            super_load_scales(type, &s[r], w + r * row_bytes);
-            for (size_t line = 0; line < super_bytes(type); line += 64)
-                prefetch(w + r * row_bytes, AHEAD + line);
-        }
-        for (int pair = 0; pair < 4; pair++) {
-            vec xs[2][V32], sums[2];
-            for (int h = 0; h < 2; h++) {
-                for (int k = 0; k < V32; k++) {
-                    xs[h][k] = vec_load(x + i + pair * 64 + h * 32 + k * VEC);
-                    sums[h] = k ? vec_add(sums[h], xs[h][k]) : xs[h][k];
-                }
-            }
-            for (int r = 0; r < n_rows; r++)
-                acc[r] = k_product(type, acc[r], w + r * row_bytes, &s[r], pair, xs, sums);
-        }
-    }
-    for (int r = 0; r < n_rows; r++)
-        y[r * y_step] = vec_sum(acc[r]);
+    __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
 }
 
-INLINE void q6_k_rows(float *y, int y_step, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
+/* Products with one Q4_K or Q5_K block but for its minima, and with one Q6_K block. Several partial sums, because one alone
+ * would wait for each of its additions. */
+INLINE vec k_block(enum super_type type, const uint8_t *b, const float scales[16], const float *x)
 {
-    vec acc[ROWS];
-    for (int r = 0; r < n_rows; r++)
-        acc[r] = vec_zero();
-    for (int i = 0; i < n; i += SUPER, w += Q6_K_BYTES) {
-        struct super_scales s[ROWS];
-        for (int r = 0; r < n_rows; r++) {
-            super_load_scales(SUPER_Q6_K, &s[r], w + r * row_bytes);
-            for (size_t line = 0; line < Q6_K_BYTES; line += 64)
-                prefetch(w + r * row_bytes, AHEAD + line);
-        }
-        for (int part = 0; part < 4; part++) {
-            int half = part / 2, c = part % 2;
-            const float *xp = x + i + half * 128 + c * 16;
-            for (int r = 0; r < n_rows; r++) {
-                vec q[4][V16];
-                q6_k_quants(q, w + r * row_bytes, half, c);
-                for (int row = 0; row < 4; row++) {
-                    vec t = vec_mul(q[row][0], vec_load(xp + row * 32));
-                    for (int k = 1; k < V16; k++)
-                        t = vec_fma(q[row][k], vec_load(xp + row * 32 + k * VEC), t);
-                    acc[r] = vec_fma(vec_set1(s[r].scale[half * 8 + row * 2 + c]), t, acc[r]);
-                }
-            }
+    vec part[4];
+    UNROLL for (int pair = 0; pair < 4; pair++)
+    {
+        vec q[2][V32];
+        k_quants(type, q[0], q[1], b, pair);
+        UNROLL for (int h = 0; h < 2; h++)
+        {
+            vec t = vec_mul(q[h][0], vec_load(x + pair * 64 + h * 32));
+            UNROLL for (int k = 1; k < V32; k++) t = vec_fma(q[h][k], vec_load(x + pair * 64 + h * 32 + k * VEC), t);
+            vec scale = vec_set1(scales[2 * pair + h]);
+            part[pair % 2 * 2 + h] = pair < 2 ? vec_mul(scale, t) : vec_fma(scale, t, part[pair % 2 * 2 + h]);
         }
     }
-    for (int r = 0; r < n_rows; r++)
-        y[r * y_step] = vec_sum(acc[r]);
+    return vec_add(vec_add(part[0], part[1]), vec_add(part[2], part[3]));
 }
 
+INLINE vec q6_k_block(const uint8_t *b, const float scales[16], const float *x)
+{
+    vec part[4];
+    UNROLL for (int i = 0; i < 4; i++)
+    {
+        const int half = i / 2, c = i % 2;
+        vec q[4][V16];
+        q6_k_quants(q, b, half, c);
+        UNROLL for (int row = 0; row < 4; row++)
+        {
+            const float *xs = x + half * 128 + row * 32 + c * 16;
+            vec t = vec_mul(q[row][0], vec_load(xs)), scale = vec_set1(scales[half * 8 + row * 2 + c]);
+            UNROLL for (int k = 1; k < V16; k++) t = vec_fma(q[row][k], vec_load(xs + k * VEC), t);
+            part[row] = i == 0 ? vec_mul(scale, t) : vec_fma(scale, t, part[row]);
+        }
+    }
+    return vec_add(vec_add(part[0], part[1]), vec_add(part[2], part[3]));
+}
+
+/* y (+)= w x. sums[n / 32] are the sums of x over each group, so that the minima of a whole block cost one multiplication of
+ * eight lanes (Q6_K has none). */
 INLINE void super_rows(enum super_type type, float *y, int y_step, const uint8_t *w, size_t row_bytes, int n_rows, const float *x,
-                       int n)
+                       const float *sums, int n, bool more)
 {
-    if (type == SUPER_Q6_K)
-        q6_k_rows(y, y_step, w, row_bytes, n_rows, x, n);
-    else
-        k_rows(type, y, y_step, w, row_bytes, n_rows, x, n);
+    vec acc[ROWS];
+    __m256 minima[ROWS];
+    for (int r = 0; r < n_rows; r++) {
+        acc[r] = vec_zero();
+        minima[r] = _mm256_setzero_ps();
+    }
+    for (int i = 0; i < n; i += SUPER, w += super_bytes(type)) {
+        super_prefetch(type, w, row_bytes, n_rows);
+        for (int r = 0; r < n_rows; r++) {
+            float scales[16];
+            super_load_scales(type, scales, w + r * row_bytes);
+            if (type == SUPER_Q6_K) {
+                acc[r] = vec_add(acc[r], q6_k_block(w + r * row_bytes, scales, x + i));
+            } else {
+                acc[r] = vec_add(acc[r], k_block(type, w + r * row_bytes, scales, x + i));
+                minima[r] = _mm256_fnmadd_ps(_mm256_loadu_ps(scales + 8), _mm256_loadu_ps(sums + i / 32), minima[r]);
+            }
+        }
+    }
+    for (int r = 0; r < n_rows; r++) {
+        float sum = vec_sum(acc[r]);
+        if (type != SUPER_Q6_K)
+            sum += sum8(minima[r]);
+        y[r * y_step] = more ? y[r * y_step] + sum : sum;
+    }
+}
+
+/* Columns at a time, for which sums of x fit the stack. A multiple of SUPER. */
+#define K_COLUMNS 32768
+
+INLINE void super_gemv(enum super_type type, float *y, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
+{
+    const int quarter = n_rows / ROWS;
+    float sums[K_COLUMNS / 32];
+    for (int first = 0; first < n; first += K_COLUMNS, w += K_COLUMNS / SUPER * super_bytes(type)) {
+        const int count = BUTLER_MIN(n - first, K_COLUMNS);
+        const float *xs = x + first;
+        for (int g = 0; g < count / 32 && type != SUPER_Q6_K; g++) {
+            vec sum = vec_load(xs + g * 32);
+            for (int k = 1; k < V32; k++)
+                sum = vec_add(sum, vec_load(xs + g * 32 + k * VEC));
+            sums[g] = vec_sum(sum);
+        }
+        for (int r = 0; r < quarter; r++)
+            super_rows(type, y + r, quarter, w + r * row_bytes, quarter * row_bytes, ROWS, xs, sums, count, first > 0);
+        for (int r = quarter * ROWS; r < n_rows; r++)
+            super_rows(type, y + r, 0, w + r * row_bytes, 0, 1, xs, sums, count, first > 0);
+    }
 }
 
 /* ----------------------------------------------------------------------------------------------- entries */
 
+/* Rows r, r + quarter, ... together; those that are left over alone. */
+INLINE void plain_gemv(enum plain type, float *y, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
+{
+    const int quarter = n_rows / ROWS;
+    for (int r = 0; r < quarter; r++)
+        plain_rows(type, y + r, quarter, w + r * row_bytes, quarter * row_bytes, ROWS, x, n);
+    for (int r = quarter * ROWS; r < n_rows; r++)
+        plain_rows(type, y + r, 0, w + r * row_bytes, 0, 1, x, n);
+}
+
+INLINE void block_gemv(enum block_type type, float *y, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
+{
+    const int quarter = n_rows / ROWS;
+    for (int r = 0; r < quarter; r++)
+        block_rows(type, y + r, quarter, w + r * row_bytes, quarter * row_bytes, ROWS, x, n);
+    for (int r = quarter * ROWS; r < n_rows; r++)
+        block_rows(type, y + r, 0, w + r * row_bytes, 0, 1, x, n);
+}
+
 #define WEIGHT_TYPE(name, family, type)                                                                                            \
     static void gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n)                          \
     {                                                                                                                              \
-        const uint8_t *p = w;                                                                                                      \
-        const int quarter = n_rows / ROWS;                                                                                         \
-        for (int r = 0; r < quarter; r++)                                                                                          \
-            family##_rows(type, y + r, quarter, p + r * row_bytes, quarter * row_bytes, ROWS, x, n);                               \
-        for (int r = quarter * ROWS; r < n_rows; r++)                                                                              \
-            family##_rows(type, y + r, 0, p + r * row_bytes, 0, 1, x, n);                                                          \
+        family##_gemv(type, y, w, row_bytes, n_rows, x, n);                                                                        \
     }                                                                                                                              \
     static void dequant_##name(float *y, const void *row, int n)                                                                   \
     {                                                                                                                              \

@@ -8,6 +8,7 @@
 
 #define VEC 8
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
 
 typedef __m256 vec;
 
@@ -214,11 +215,53 @@ INLINE vec vec_add_masked(vec v, vec a, vec_mask mask)
 {
     return _mm256_add_ps(v, _mm256_and_ps(a, mask));
 }
-INLINE vec vec_add_where_bytes(vec v, float a, const uint8_t *p, int bit)
+INLINE void vec_load_nibbles5(const void *p, uint32_t fifths, int offset, vec low[2], vec high[2])
 {
-    __m256i one = _mm256_set1_epi32(1 << bit), bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
-    __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(bytes, one), one);
-    return _mm256_add_ps(v, _mm256_and_ps(_mm256_castsi256_ps(set), vec_set1(a)));
+    const __m128i mask = _mm_set1_epi8(15), less = _mm_set1_epi8((char)offset), sixteen = _mm_set1_epi8(16);
+    const __m128i spread = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m128i bit = _mm_set1_epi64x((int64_t)0x8040201008040201);
+    __m128i bytes = _mm_loadu_si128(p), bits = _mm_cvtsi32_si128((int)fifths);
+    __m128i a = _mm_shuffle_epi8(bits, spread), b = _mm_shuffle_epi8(bits, _mm_add_epi8(spread, _mm_set1_epi8(2)));
+    a = _mm_and_si128(_mm_cmpeq_epi8(_mm_and_si128(a, bit), bit), sixteen);
+    b = _mm_and_si128(_mm_cmpeq_epi8(_mm_and_si128(b, bit), bit), sixteen);
+    a = _mm_sub_epi8(_mm_or_si128(a, _mm_and_si128(bytes, mask)), less);
+    b = _mm_sub_epi8(_mm_or_si128(b, _mm_and_si128(_mm_srli_epi16(bytes, 4), mask)), less);
+    for (int i = 0; i < 2; i++) {
+        low[i] = vec_from_i8(a, i);
+        high[i] = vec_from_i8(b, i);
+    }
+}
+
+INLINE void vec_load_fives(const uint8_t *nibbles, const uint8_t *fifths, int pair, vec low[4], vec high[4])
+{
+    const __m128i nibble = _mm_set1_epi8(15), fifth = _mm_set1_epi8(16);
+    for (int i = 0; i < 2; i++) {
+        __m128i q = _mm_loadu_si128((const __m128i *)(nibbles + i * 16)), h = _mm_loadu_si128((const __m128i *)(fifths + i * 16));
+        /* The two bits at bits 4 and 5 of their byte; what crosses into other bytes is masked away. */
+        h = pair <= 2 ? _mm_slli_epi16(h, 4 - 2 * pair) : _mm_srli_epi16(h, 2);
+        __m128i a = _mm_or_si128(_mm_and_si128(q, nibble), _mm_and_si128(h, fifth));
+        __m128i b = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(q, 4), nibble), _mm_and_si128(_mm_srli_epi16(h, 1), fifth));
+        for (int k = 0; k < 2; k++) {
+            low[i * 2 + k] = vec_from_i8(a, k);
+            high[i * 2 + k] = vec_from_i8(b, k);
+        }
+    }
+}
+
+INLINE void vec_load_sixes(const uint8_t *nibbles, const void *pairs, vec q[4][2])
+{
+    const __m128i nibble = _mm_set1_epi8(15), pair = _mm_set1_epi8(0x30), offset = _mm_set1_epi8(32);
+    __m128i a = _mm_loadu_si128((const __m128i *)nibbles), e = _mm_loadu_si128((const __m128i *)(nibbles + 32));
+    __m128i h = _mm_loadu_si128(pairs);
+    __m128i rows[4] = {
+        _mm_or_si128(_mm_and_si128(a, nibble), _mm_and_si128(_mm_slli_epi16(h, 4), pair)),
+        _mm_or_si128(_mm_and_si128(e, nibble), _mm_and_si128(_mm_slli_epi16(h, 2), pair)),
+        _mm_or_si128(_mm_and_si128(_mm_srli_epi16(a, 4), nibble), _mm_and_si128(h, pair)),
+        _mm_or_si128(_mm_and_si128(_mm_srli_epi16(e, 4), nibble), _mm_and_si128(_mm_srli_epi16(h, 2), pair)),
+    };
+    for (int r = 0; r < 4; r++)
+        for (int k = 0; k < 2; k++)
+            q[r][k] = vec_from_i8(_mm_sub_epi8(rows[r], offset), k);
 }
 
 INLINE float vec_sum(vec v)

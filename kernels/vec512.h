@@ -9,6 +9,8 @@
 
 #define VEC 16
 #define INLINE static inline __attribute__((always_inline))
+/* Arrays of vectors become registers only when all their indices are constants. */
+#define UNROLL _Pragma("GCC unroll 16")
 
 typedef __m512 vec;
 
@@ -208,11 +210,49 @@ INLINE vec vec_add_masked(vec v, vec a, vec_mask mask)
 {
     return _mm512_mask_add_ps(v, mask, v, a);
 }
-/* v + a where the given bit of the lane's byte at p is set. */
-INLINE vec vec_add_where_bytes(vec v, float a, const uint8_t *p, int bit)
+/* The same with a fifth bit each: bit i of fifths belongs to element i. */
+INLINE void vec_load_nibbles5(const void *p, uint32_t fifths, int offset, vec low[1], vec high[1])
 {
-    __mmask16 mask = _mm_test_epi8_mask(_mm_loadu_si128((const __m128i *)p), _mm_set1_epi8((char)(1 << bit)));
-    return _mm512_mask_add_ps(v, mask, v, vec_set1(a));
+    vec_load_nibbles(p, offset, low, high);
+    low[0] = vec_add_masked(low[0], vec_set1(16), vec_mask_of(fifths & 0xffff));
+    high[0] = vec_add_masked(high[0], vec_set1(16), vec_mask_of(fifths >> 16));
+}
+
+/* Small numbers in the bytes of a vector, 16 at a time. */
+INLINE void vec_widen_bytes(__m512i bytes, vec out[4])
+{
+    out[0] = vec_from_i8(_mm512_castsi512_si128(bytes), 0);
+    out[1] = vec_from_i8(_mm512_extracti32x4_epi32(bytes, 1), 0);
+    out[2] = vec_from_i8(_mm512_extracti32x4_epi32(bytes, 2), 0);
+    out[3] = vec_from_i8(_mm512_extracti32x4_epi32(bytes, 3), 0);
+}
+
+/* 32 nibble bytes of Q5_K, low halves and high halves, with bits 2 pair and 2 pair + 1 of 32 other bytes as their fifth. */
+INLINE void vec_load_fives(const void *nibbles, const void *fifths, int pair, vec low[2], vec high[2])
+{
+    const __m512i down = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4);
+    __m512i q = _mm512_srlv_epi32(_mm512_broadcast_i64x4(_mm256_loadu_si256(nibbles)), down);
+    /* Rotates the bit in question to bit 4 of its byte; what crosses into other bytes is masked away. */
+    __m512i turn = _mm512_sub_epi32(_mm512_set1_epi32(4 - 2 * pair), _mm512_srli_epi32(down, 2));
+    __m512i h = _mm512_rolv_epi32(_mm512_broadcast_i64x4(_mm256_loadu_si256(fifths)), turn);
+    vec out[4];
+    q = _mm512_and_si512(q, _mm512_set1_epi8(15));
+    vec_widen_bytes(_mm512_or_si512(q, _mm512_and_si512(h, _mm512_set1_epi8(16))), out);
+    low[0] = out[0], low[1] = out[1], high[0] = out[2], high[1] = out[3];
+}
+
+/* 16 columns of the four rows of half a Q6_K block, less 32: nibbles of 16 bytes and of 16 bytes 32 further on, low halves
+ * and high halves, with two bits each of 16 other bytes. */
+INLINE void vec_load_sixes(const uint8_t *nibbles, const void *pairs, vec q[4][1])
+{
+    const __m512i down = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4);
+    const __m512i turn = _mm512_setr_epi32(4, 4, 4, 4, 2, 2, 2, 2, 0, 0, 0, 0, 30, 30, 30, 30);
+    __m512i a = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)nibbles));
+    a = _mm512_mask_broadcast_i32x4(a, 0xf0f0, _mm_loadu_si128((const __m128i *)(nibbles + 32)));
+    a = _mm512_and_si512(_mm512_srlv_epi32(a, down), _mm512_set1_epi8(15));
+    __m512i h = _mm512_rolv_epi32(_mm512_broadcast_i32x4(_mm_loadu_si128(pairs)), turn);
+    a = _mm512_or_si512(a, _mm512_and_si512(h, _mm512_set1_epi8(0x30)));
+    vec_widen_bytes(_mm512_sub_epi8(a, _mm512_set1_epi8(32)), &q[0][0]);
 }
 
 INLINE float vec_sum(vec v)
