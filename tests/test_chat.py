@@ -118,7 +118,7 @@ def test_the_stop_text_ends_a_plain_answer_and_is_not_shown(tmp_path):
 
 
 def test_ctrl_c_ends_the_answer_and_not_the_program():
-    process = subprocess.Popen([BUTLER, "chat", "-m", GQA, "-c", "1000000", "-t", "1", "--temp", "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    process = subprocess.Popen([BUTLER, "chat", "-m", GQA, "-c", "1000000", "-t", "1", "--temp", "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
                                stderr=subprocess.PIPE)
     try:
         process.stdin.write(b"Hello\n")
