@@ -1,5 +1,6 @@
 """`make install`, and a program built against what it put there."""
 import os
+import re
 import subprocess
 
 import pytest
@@ -51,6 +52,16 @@ def test_the_example_runs_against_it(installed, static, tmp_path):
         assert "KV bytes" in cost
     wrong = subprocess.run([tmp_path / "minimal", GQA, PROMPT, "nosuch"], env=env, capture_output=True, timeout=60)
     assert wrong.returncode == 1 and b"nosuch" in wrong.stderr
+
+
+def test_the_installed_command_finds_its_model_and_text(installed):
+    text = ROOT / "models" / "long_text.txt"
+    if not (ROOT / "models" / "butler-default.gguf").exists() or not text.exists():
+        pytest.skip("models/butler-default.gguf or models/long_text.txt is absent")
+    *_, last = rows("run", "--temp", "0", "-n", "8", binary=f"{installed}{PREFIX}/bin/butler")
+    assert last["stats"]["n_prefill"] == len(rows("tokenize", "-f", text)[0]["ids"]) > 1000
+    key = re.search(r"\d{5}", last["text"])  # the text hides a pass key and ends by asking for it
+    assert key and key.group() in text.read_text()
 
 
 def test_the_library_shows_only_its_own_names(installed):
