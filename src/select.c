@@ -14,7 +14,7 @@ static uint32_t sortable(float f)
         return 0;
     f += 0.0f; /* -0 and +0 are a tie */
     memcpy(&u, &f, sizeof u);
-    return u & 0x80000000u ? ~u : u | 0x80000000u;
+    return u ^ (-(u >> 31) | 0x80000000u);
 }
 
 /* The float a key stands for; of the key of NaN, the lowest there is. */
@@ -42,8 +42,7 @@ static uint32_t kth_key(const float *scores, const uint32_t *ids, int n, int k, 
         const uint32_t low = (1u << digits[d].bits) - 1;
         for (int i = 0; i < n; i++) {
             const uint32_t key = sortable(scores[ids[i]]);
-            if ((key & mask) == prefix)
-                count[key >> shift & low]++;
+            count[key >> shift & low] += (key & mask) == prefix; /* no branch: see likely() */
         }
         uint32_t digit = low;
         while (count[digit] < (uint32_t)k)
@@ -89,8 +88,10 @@ static void top(const float *scores, int first, int end, int k, uint32_t *ids)
     const uint32_t threshold = kth_key(scores, ids, n, k, &n_equal);
     for (int i = 0; i < n; i++) {
         const uint32_t key = sortable(scores[ids[i]]);
-        if (key > threshold || (key == threshold && n_equal-- > 0))
-            ids[n_kept++] = ids[i];
+        const int equal = key == threshold && n_equal > 0;
+        ids[n_kept] = ids[i];
+        n_kept += key > threshold || equal;
+        n_equal -= equal;
     }
 }
 
