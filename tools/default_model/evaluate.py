@@ -127,7 +127,7 @@ class Judge:
             keys = [words[i] for i in rng.choice(len(words), n, replace=False)]
             values = [words[int(rng.integers(len(words)))] if style == "words" else "".join(str(d) for d in rng.integers(0, 10, 5)) for _ in keys]
             k = int(rng.integers(n))
-            prompt = self.enc("Remember these pairs.\n" + "".join(f"{a}: {b}\n" for a, b in zip(keys, values)) + f"\nWhat is the value of {keys[k]}? The value of {keys[k]} is")
+            prompt = self.enc("Remember these pairs.\n" + "".join(f"{a}: {b}\n" for a, b in zip(keys, values)) + f"\n{keys[k]}:")
             length = len(prompt)
             right += all(self.hits(prompt, self.enc(f" {values[k]}")))
         self.emit("kv", "accuracy", right / items, items, length, pairs=n, style=style, ci=wilson(right, items))

@@ -1,4 +1,4 @@
-"""A head start for retrieval: four heads are set by hand and held there while everything around them is trained.
+"""A head start for retrieval: five heads are set by hand and held there while everything around them is trained.
 
 Repeating what stood after an earlier occurrence of the same words takes two steps that training discovers only after many millions of tokens: a head of an early layer writes
 into every token what came before it, and a later head looks for tokens with the same predecessor and says what stands there. On two shared cores those millions are the whole
@@ -7,7 +7,7 @@ budget, so the steps are put there:
 - every token has a fixed random code (±1, 48 dimensions of its embedding), and one dimension is constant;
 - layer 0, head 0 and head 3: constant queries and keys whose rotary phases agree one and two places back; they carry the code of those tokens into two channels of the residual stream;
 - layer 2, head 0 looks for a token preceded by the current token and its predecessor; head 3 for one whose predecessor's predecessor is the current token's predecessor
-  (`KEY is` finds the value in `KEY: value`); where nothing matches they rest on BOS. Both hand on the code of what they find, and the tied output reads codes as tokens.
+  (`KEY is` finds the value in `KEY = value`); head 1 for any token preceded by the current one; where nothing matches they rest on BOS. All hand on the code of what they find, and the tied output reads codes as tokens.
 
 Matching uses rotary pairs so slow that 16k places hardly turn them. Norms shrink what they see as the residual stream grows, so the sizes are set anew from a probe text every few steps.
 When the heads' outputs are no longer held (`release`), training decides how much they are listened to.
@@ -80,8 +80,23 @@ class Wires:
         block.v[kv * d + lines] = 0
         block.v[kv * d + lines, CODE + lines] = lift
         if loud:
-            block.o[:, head * d + lines] = 0
-            block.o[CODE + lines, head * d + lines] = LOUD * self.rms_out
+            self.speak(head, LOUD)
+
+    def loose(self, head):
+        """A second query head on the keys of head 0 that asks for the predecessor alone, and rests less: after `:` it finds what stood after `:`."""
+        block, d, half = self.model.blocks[2], self.cfg.d_head, self.cfg.d_head // 2
+        slow = torch.arange(SLOW, half - 1)
+        lift = self.rms2 / self.size
+        block.q[head * d:(head + 1) * d] = 0
+        for row, j in zip(torch.cat((slow, slow + half)).tolist(), range(14)):
+            block.q[head * d + row, CODE + j] = 1.5 * MATCH * lift
+        block.q[head * d + half - 1, CONST] = 13.5 * lift / BIG
+
+    def speak(self, head, loud):
+        """The head's output: the code of what it found, `loud` times the size of the residual stream."""
+        block, d, lines = self.model.blocks[2], self.cfg.d_head, torch.arange(N_CODE)
+        block.o[:, head * d:(head + 1) * d] = 0
+        block.o[CODE + lines, head * d + lines] = loud * self.rms_out
 
     @torch.no_grad()
     def hold(self, measure, loud):
@@ -104,3 +119,6 @@ class Wires:
             self.measure()
         self.match(0, 0, [(CODE + j, BACK1 + j) for j in range(14)] + [(BACK1 + j, BACK2 + j) for j in range(8)], loud)
         self.match(3, 1, [(BACK1 + j, BACK2 + j) for j in range(22)], loud)
+        self.loose(1)
+        if loud:
+            self.speak(1, LOUD / 2)
