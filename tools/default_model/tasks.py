@@ -49,7 +49,7 @@ class Tasks:
     def __init__(self, tok, text, words, seed):
         self.tok, self.text, self.words = tok, text, words
         self.rng = np.random.default_rng(seed)
-        self.all_kinds = self.kinds = {"passkey": 4, "facts": 6, "coref": 10, "pairs": 8, "lines": 2, "repeat": 2, "hops": 2, "copy": 1}
+        self.all_kinds = self.kinds = {"passkey": 4, "facts": 6, "coref": 12, "pairs": 8, "lines": 2, "repeat": 2, "hops": 2, "copy": 1}
 
     # --- small pieces -------------------------------------------------------------------------------------------------------------------
     def one(self, pool):

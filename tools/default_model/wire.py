@@ -90,7 +90,7 @@ class Wires:
         block.q[head * d:(head + 1) * d] = 0
         for row, j in zip(torch.cat((slow, slow + half)).tolist(), range(14)):
             block.q[head * d + row, CODE + j] = 1.5 * MATCH * lift
-        block.q[head * d + half - 1, CONST] = 13.5 * lift / BIG
+        block.q[head * d + half - 1, CONST] = 10.5 * lift / BIG
 
     def speak(self, head, loud):
         """The head's output: the code of what it found, `loud` times the size of the residual stream."""
