@@ -111,7 +111,8 @@ struct butler_backend {
 struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const struct butler_kernels *kernels, struct butler_error *err);
 void butler_backend_free(struct butler_backend *backend);
 
-/* Scratch for a session of at most max_slots tokens. Rotations for rope=cache are left to the caller to fill. */
+/* Scratch for a session of at most max_slots tokens. Rotations for rope=cache are filled by the
+ * forward pass. */
 int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_policy *policy,
                           int max_slots, int n_threads, struct butler_error *err);
 void butler_workspace_free(struct butler_workspace *work);

@@ -5,16 +5,31 @@
 
 #include "session.h"
 
-/* cos and sin of the block's positions; where keys stay unrotated the attention rotates them by place instead. */
-static void rotations(struct butler_session *session, int n)
+/* cos and sin of positions [first, first + n) into rows [0, n) of the tables. */
+static void rotations(const struct butler_session *session, int first, int n, float *cosines, float *sines)
 {
-    const int half = session->model->hp.n_rot / 2;
+    const size_t half = (size_t)session->model->hp.n_rot / 2;
     for (int t = 0; t < n; t++)
-        for (int i = 0; i < half; i++) {
-            const double angle = (double)(session->n_past + t) * (double)session->rope_freq[i];
-            session->cos[t * half + i] = (float)(cos(angle) * (double)session->rope_scale);
-            session->sin[t * half + i] = (float)(sin(angle) * (double)session->rope_scale);
+        for (size_t i = 0; i < half; i++) {
+            const double angle = (double)(first + t) * (double)session->rope_freq[i];
+            cosines[(size_t)t * half + i] = (float)(cos(angle) * (double)session->rope_scale);
+            sines[(size_t)t * half + i] = (float)(sin(angle) * (double)session->rope_scale);
         }
+}
+
+/* Where keys stay unrotated, the attention rotates them by their place in the cache: the table grows with the places. */
+static void place_rotations(struct butler_session *session, int n)
+{
+    struct butler_workspace *work = &session->work;
+    const size_t half = (size_t)work->n_rot / 2;
+    int n_places = 0;
+    for (int l = 0; l < session->kv.n_layers; l++)
+        n_places = BUTLER_MAX(n_places, butler_kv_at(&session->kv, l, 0)->n_slots + n);
+    if (n_places > session->n_places) {
+        rotations(session, session->n_places, n_places - session->n_places, work->rope_cos + (size_t)session->n_places * half,
+                  work->rope_sin + (size_t)session->n_places * half);
+        session->n_places = n_places;
+    }
 }
 
 static void matmul(struct butler_session *session, float *y, const struct butler_matrix *w, const float *x, int n)
@@ -208,7 +223,9 @@ int butler_forward(struct butler_session *session, const struct butler_pass *pas
         backend->add(backend, session->x, session->h, n_x);
     }
     if (rotates)
-        rotations(session, n);
+        rotations(session, session->n_past, n, session->cos, session->sin);
+    else if (session->work.rope_cos)
+        place_rotations(session, n);
 
     for (int l = 0; l < hp->n_layers; l++) {
         const struct butler_layer *layer = &model->layers[l];

@@ -27,21 +27,6 @@ static int make_activations(struct butler_session *session, struct butler_error 
     return butler_arena_make(arena, err);
 }
 
-/* Rotations by place in the cache, for policies that keep keys unrotated. */
-static void fill_rotations(struct butler_session *session)
-{
-    struct butler_workspace *work = &session->work;
-    const int half = session->model->hp.n_rot / 2;
-    if (!work->rope_cos)
-        return;
-    for (int p = 0; p < session->n_ctx; p++)
-        for (int i = 0; i < half; i++) {
-            const double angle = (double)p * (double)session->rope_freq[i];
-            work->rope_cos[(size_t)p * (size_t)half + (size_t)i] = (float)(cos(angle) * (double)session->rope_scale);
-            work->rope_sin[(size_t)p * (size_t)half + (size_t)i] = (float)(sin(angle) * (double)session->rope_scale);
-        }
-}
-
 static int check_shape(const struct butler_model *model, int n_ctx, struct butler_error *err)
 {
     const struct butler_hparams *hp = &model->hp;
@@ -96,7 +81,6 @@ struct butler_session *butler_session_make(struct butler_model *model, const str
         butler_session_free(session);
         return NULL;
     }
-    fill_rotations(session);
     return session;
 }
 

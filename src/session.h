@@ -21,6 +21,7 @@ struct butler_session {
     int32_t *tokens; /* [n_ctx] the text so far; -1 where butler_fill made it up */
     int n_past;
     int n_decoded; /* tokens decoded since the last prompt: what the stopping rule counts */
+    int n_places;    /* rotations by place that the workspace has */
     bool has_logits, failed, stop;
     butler_progress_fn *progress; /* or NULL */
     void *progress_user;
