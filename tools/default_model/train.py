@@ -207,12 +207,14 @@ class Workers:
         ctx = mp.get_context("spawn")
         self.params = list(model.parameters())
         self.flat = torch.zeros(args.workers, sum(p.numel() for p in self.params)).share_memory_()
-        self.taken, self.pipes = ctx.Value("i", 0), []
+        self.taken, self.pipes, self.processes = ctx.Value("i", 0), [], []
         for rank in range(args.workers):
             here, there = ctx.Pipe()
-            ctx.Process(target=worker, args=(rank, model, self.flat, self.taken, there, args, recipe, seed + 1000 * rank), daemon=True).start()
+            process = ctx.Process(target=worker, args=(rank, model, self.flat, self.taken, there, args, recipe, seed + 1000 * rank), daemon=True)
+            process.start()
             there.close()
             self.pipes.append(here)
+            self.processes.append(process)
 
     def step(self, stage_index):
         self.taken.value = 0
@@ -228,6 +230,9 @@ class Workers:
     def close(self):
         for pipe in self.pipes:
             pipe.send(None)
+        for process in self.processes:
+            process.join(10)
+            process.kill()                                     # they ignore SIGTERM, so that a stop reaches the checkpoint first
 
 
 class Trainer:
