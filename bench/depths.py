@@ -26,7 +26,7 @@ def arguments():
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--kv-type", default="f16")
     parser.add_argument("--policy", action="append", help=f"default: {', '.join(POLICIES)}")
-    parser.add_argument("--svg", help="also draw tokens/s against depth into this file")
+    parser.add_argument("--svg", help="also draw the speed-up over full against depth into this file")
     args = parser.parse_args()
     args.policies = args.policy or POLICIES
     if "full" not in args.policies:
@@ -68,30 +68,29 @@ def table(args, rows):
 
 
 def draw(args, rows, path):
-    """ms per token against depth, a line for each policy."""
+    """Speed-up over full against depth, a line for each policy."""
     width, height, left, bottom, right = 760, 420, 70, 50, 230
     colours = ["#222", "#0072b2", "#56b4e9", "#cc79a7", "#d55e00", "#009e73", "#e69f00", "#999"]
-    times = {key: statistics.median(r["ms_tok"] for r in value) for key, value in rows.items()}
-    top, deepest = max(times.values()) * 1.05, max(args.depths) or 1
+    gains = {(p, d): statistics.median(f["ms_tok"] / m["ms_tok"] for f, m in zip(rows["full", d], value)) for (p, d), value in rows.items()}
+    top, deepest = max(gains.values()) * 1.05, max(args.depths) or 1
 
-    def at(depth, ms):
-        return f"{left + depth / deepest * (width - left - right):.1f},{height - bottom - ms / top * (height - bottom - 20):.1f}"
+    def at(depth, gain):
+        return f"{left + depth / deepest * (width - left - right):.1f},{height - bottom - gain / top * (height - bottom - 20):.1f}"
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
              f'<rect width="{width}" height="{height}" fill="white"/>']
-    for i in range(6):
-        ms = top * i / 5
-        x, y = at(0, ms).split(",")
+    for gain in range(int(top) + 1):
+        x, y = at(0, gain).split(",")
         parts.append(f'<line x1="{x}" y1="{y}" x2="{width - right}" y2="{y}" stroke="#ddd"/>'
-                     f'<text x="{float(x) - 6}" y="{float(y) + 4}" text-anchor="end">{ms:.0f}</text>')
+                     f'<text x="{float(x) - 6}" y="{float(y) + 4}" text-anchor="end">{gain}</text>')
     for depth in args.depths:
         x, y = at(depth, 0).split(",")
         if depth == 0 or depth >= deepest / 8:
             parts.append(f'<text x="{x}" y="{float(y) + 18}" text-anchor="middle">{depth}</text>')
     parts.append(f'<text x="{(left + width - right) / 2}" y="{height - 10}" text-anchor="middle">tokens in the cache</text>'
-                 f'<text x="16" y="{height / 2}" transform="rotate(-90 16 {height / 2})" text-anchor="middle">ms per token</text>')
+                 f'<text x="16" y="{height / 2}" transform="rotate(-90 16 {height / 2})" text-anchor="middle">times as fast as full</text>')
     for i, policy in enumerate(args.policies):
         colour = colours[i % len(colours)]
-        points = " ".join(at(d, times[policy, d]) for d in args.depths)
+        points = " ".join(at(d, gains[policy, d]) for d in args.depths)
         y = 30 + 20 * i
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
                      f'<line x1="{width - right + 15}" y1="{y}" x2="{width - right + 35}" y2="{y}" stroke="{colour}" stroke-width="2"/>'
