@@ -1,0 +1,479 @@
+/* What this machine can do, and how near to it a decode step comes: ceilings and steps measured in one process, in turns.
+ *
+ *     build/bench/bench_roofline [MODEL.gguf] [--depths D,...] [--policy POLICY]... [--kv-type f16|q8_0] [--tokens N]
+ *                                [--rounds N] [--threads N] [--warmup N] [--memory GB] [--json]
+ *
+ * Without a model only the ceilings are printed. With one, for every depth: a session for each policy with a cache of
+ * random keys and values; then rounds, in each of which the read ceiling is measured and every policy decodes N tokens.
+ * The floor of a step is the bytes that it must read (weights, selected keys and values, what the metric reads) over the
+ * bandwidth that all threads together reached in the same round on a set of that size; share = floor / time. Medians over
+ * rounds, ratios taken within a round. "x full" is against the first policy. */
+#include <getopt.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "butler.h"
+#include "ceilings.h"
+
+#define MAX_POLICIES 32
+#define MAX_DEPTHS 16
+#define MAX_THREADS 64
+#define N_SETS 3
+static const size_t set_bytes[N_SETS] = {(size_t)64 << 20, (size_t)512 << 20, (size_t)2 << 30};
+static const size_t row_bytes[] = {64, 128, 256, 1024, 2048};
+#define N_ROW_SIZES ((int)(sizeof row_bytes / sizeof *row_bytes))
+
+struct roofline {
+    const char *model_path, *kv_type, *policies[MAX_POLICIES];
+    int n_policies, depths[MAX_DEPTHS], n_depths, tokens, rounds, warmup, threads;
+    double memory_gb;
+    bool json;
+    unsigned char *set; /* [set_bytes[N_SETS - 1]] */
+    size_t ahead;       /* prefetch distance at which reading was fastest */
+};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(const double *values, int n)
+{
+    double sorted[256];
+    for (int i = 0; i < n; i++)
+        sorted[i] = values[i];
+    qsort(sorted, (size_t)n, sizeof *sorted, compare);
+    return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+}
+
+/* --------------------------------------------------------------------------------------------- ceilings */
+
+enum work { READ, GATHER, DOT };
+
+struct worker {
+    pthread_t thread;
+    pthread_barrier_t *start;
+    enum work work;
+    const unsigned char *part;
+    size_t bytes, ahead;
+    int passes;
+    const void **rows;
+    int n_rows;
+    size_t row;
+    enum ceiling_unit unit;
+    double done, from, until; /* bytes or operations, clock */
+    volatile uint64_t sink;
+};
+
+static void *run_worker(void *user)
+{
+    struct worker *w = user;
+    pthread_barrier_wait(w->start);
+    w->from = now();
+    for (int pass = 0; pass < w->passes; pass++)
+        switch (w->work) {
+        case READ:
+            w->sink += ceiling_read(w->part, w->bytes, w->ahead);
+            w->done += (double)w->bytes;
+            break;
+        case GATHER:
+            w->sink += ceiling_gather(w->rows, w->n_rows, w->row);
+            w->done += (double)w->n_rows * (double)w->row;
+            break;
+        case DOT: {
+            double ops;
+            w->sink += (uint64_t)ceiling_dot(w->unit, 1 << 18, &ops);
+            w->done += ops;
+        }
+        }
+    w->until = now();
+    return NULL;
+}
+
+/* What n workers did together, per second. */
+static double rate(struct worker *workers, int n)
+{
+    pthread_barrier_t start;
+    double from = INFINITY, until = 0, done = 0;
+    pthread_barrier_init(&start, NULL, (unsigned)n);
+    for (int i = 0; i < n; i++) {
+        workers[i].start = &start;
+        if (pthread_create(&workers[i].thread, NULL, run_worker, &workers[i]) != 0)
+            exit(1);
+    }
+    for (int i = 0; i < n; i++) {
+        pthread_join(workers[i].thread, NULL);
+        from = fmin(from, workers[i].from);
+        until = fmax(until, workers[i].until);
+        done += workers[i].done;
+    }
+    pthread_barrier_destroy(&start);
+    return done / (until - from);
+}
+
+/* GB/s of n threads that read a set together, each its own part. */
+static double read_rate(const struct roofline *r, size_t bytes, int n, int passes)
+{
+    struct worker workers[MAX_THREADS] = {0};
+    const size_t part = bytes / (size_t)n & ~(size_t)4095;
+    for (int i = 0; i < n; i++)
+        workers[i] =
+            (struct worker){.work = READ, .part = r->set + (size_t)i * part, .bytes = part, .ahead = r->ahead, .passes = passes};
+    return rate(workers, n) / 1e9;
+}
+
+static int passes_for(size_t bytes)
+{
+    int passes = (int)(((size_t)1 << 30) / bytes);
+    return passes < 1 ? 1 : passes;
+}
+
+/* GB/s of random rows out of the largest set. */
+static double gather_rate(const struct roofline *r, size_t row, int n)
+{
+    struct worker workers[MAX_THREADS] = {0};
+    const int n_rows =
+        (int)(((size_t)256 << 20) / row / (size_t)n) > 1 << 20 ? 1 << 20 : (int)(((size_t)256 << 20) / row / (size_t)n);
+    uint64_t random = 12345;
+    for (int i = 0; i < n; i++) {
+        const void **rows = malloc((size_t)n_rows * sizeof *rows);
+        if (!rows)
+            exit(1);
+        for (int j = 0; j < n_rows; j++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            rows[j] = r->set + (random >> 20) % (set_bytes[N_SETS - 1] / row) * row;
+        }
+        workers[i] = (struct worker){.work = GATHER, .rows = rows, .n_rows = n_rows, .row = row, .passes = 1};
+    }
+    double result = rate(workers, n) / 1e9;
+    for (int i = 0; i < n; i++)
+        free(workers[i].rows);
+    return result;
+}
+
+static double dot_rate(enum ceiling_unit unit, int n)
+{
+    struct worker workers[MAX_THREADS] = {0};
+    for (int i = 0; i < n; i++)
+        workers[i] = (struct worker){.work = DOT, .unit = unit, .passes = 8};
+    return rate(workers, n) / 1e9;
+}
+
+static void choose_ahead(struct roofline *r)
+{
+    static const size_t candidates[] = {0, 512, 1024, 2048, 4096};
+    size_t best = 0;
+    double best_rate = 0;
+    for (int i = 0; i < 5; i++) {
+        r->ahead = candidates[i];
+        double a = read_rate(r, set_bytes[1], r->threads, 2);
+        if (a > best_rate)
+            best_rate = a, best = candidates[i];
+    }
+    r->ahead = best;
+}
+
+static void print_ceiling(const struct roofline *r, const char *what, double one, double all, const char *unit)
+{
+    if (r->json)
+        printf("{\"ceiling\": \"%s\", \"one\": %.2f, \"all\": %.2f, \"threads\": %d, \"unit\": \"%s\"}\n", what, one, all,
+               r->threads, unit);
+    else
+        printf("%-36s %10.1f %10.1f %s\n", what, one, all, unit);
+    fflush(stdout);
+}
+
+static void print_ceilings(const struct roofline *r)
+{
+    double one[5], all[5];
+    char what[64];
+    if (!r->json)
+        printf("%-36s %10s %10s   (prefetching %zu bytes ahead)\n", "ceiling", "1 thread", "all", r->ahead);
+    for (int s = 0; s < N_SETS; s++) {
+        for (int k = 0; k < 5; k++) {
+            one[k] = read_rate(r, set_bytes[s], 1, passes_for(set_bytes[s]));
+            all[k] = read_rate(r, set_bytes[s], r->threads, passes_for(set_bytes[s]));
+        }
+        snprintf(what, sizeof what, "read, set of %zu MB", set_bytes[s] >> 20);
+        print_ceiling(r, what, median(one, 5), median(all, 5), "GB/s");
+    }
+    for (int s = 0; s < N_ROW_SIZES; s++) {
+        for (int k = 0; k < 3; k++) {
+            one[k] = gather_rate(r, row_bytes[s], 1);
+            all[k] = gather_rate(r, row_bytes[s], r->threads);
+        }
+        snprintf(what, sizeof what, "random rows of %zu B from 2 GB", row_bytes[s]);
+        print_ceiling(r, what, median(one, 3), median(all, 3), "GB/s");
+    }
+    for (int u = 0; u < CEILING_N_UNITS; u++) {
+        for (int k = 0; k < 3; k++) {
+            one[k] = dot_rate((enum ceiling_unit)u, 1);
+            all[k] = dot_rate((enum ceiling_unit)u, r->threads);
+        }
+        print_ceiling(r, ceiling_unit_names[u], median(one, 3), median(all, 3), "Gop/s");
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ steps */
+
+#define MAX_ROUNDS 64
+
+struct lane { /* one policy at one depth */
+    const char *policy;
+    struct butler_session *session;
+    struct butler_stats stats; /* of all rounds */
+    double ms[MAX_ROUNDS], share[MAX_ROUNDS], gain[MAX_ROUNDS];
+};
+
+/* Bandwidth for a step that reads so many bytes: between the measured set sizes, linear in the logarithm of the size. */
+static double bandwidth_at(const double rates[N_SETS], double bytes)
+{
+    if (bytes <= (double)set_bytes[0])
+        return rates[0];
+    for (int s = 1; s < N_SETS; s++)
+        if (bytes <= (double)set_bytes[s]) {
+            double low = log((double)set_bytes[s - 1]), at = (log(bytes) - low) / (log((double)set_bytes[s]) - low);
+            return rates[s - 1] + at * (rates[s] - rates[s - 1]);
+        }
+    return rates[N_SETS - 1];
+}
+
+static double bytes_of(const struct butler_stats *stats)
+{
+    return stats->n_decode ? (double)(stats->weight_bytes + stats->kv_bytes + stats->metric_bytes) / (double)stats->n_decode : 0;
+}
+
+static int decode(struct lane *lane, int n, double *ms, struct butler_error *err)
+{
+    double each[256];
+    for (int i = 0; i < n; i++) {
+        double start = now();
+        if (butler_step(lane->session, (int32_t)(i * 7919 % 256), err) < 0)
+            return err->code;
+        each[i] = 1e3 * (now() - start);
+    }
+    *ms = median(each, n);
+    return BUTLER_OK;
+}
+
+static int run_rounds(const struct roofline *r, struct lane *lanes, int n_lanes, struct butler_error *err)
+{
+    double ignored, rates[N_SETS];
+    for (int i = 0; i < n_lanes; i++) {
+        if (r->warmup && decode(&lanes[i], r->warmup, &ignored, err) < 0)
+            return err->code;
+        butler_session_stats_reset(lanes[i].session);
+    }
+    for (int round = 0; round < r->rounds; round++) {
+        for (int s = 0; s < N_SETS; s++)
+            rates[s] = read_rate(r, set_bytes[s], r->threads, passes_for(set_bytes[s]));
+        for (int i = 0; i < n_lanes; i++) {
+            if (decode(&lanes[i], r->tokens, &lanes[i].ms[round], err) < 0)
+                return err->code;
+            butler_session_stats(lanes[i].session, &lanes[i].stats);
+            double bytes = bytes_of(&lanes[i].stats);
+            lanes[i].share[round] = 1e3 * bytes / 1e9 / bandwidth_at(rates, bytes) / lanes[i].ms[round];
+            lanes[i].gain[round] = lanes[0].ms[round] / lanes[i].ms[round];
+        }
+    }
+    return BUTLER_OK;
+}
+
+static void range(const double *values, int n, double *low, double *high)
+{
+    *low = INFINITY, *high = -INFINITY;
+    for (int i = 0; i < n; i++) {
+        *low = fmin(*low, values[i]);
+        *high = fmax(*high, values[i]);
+    }
+}
+
+static void print_lane(const struct roofline *r, int depth, const struct lane *lane)
+{
+    const struct butler_stats *s = &lane->stats;
+    const double n = s->n_decode ? (double)s->n_decode : 1;
+    const double ms = median(lane->ms, r->rounds), share = median(lane->share, r->rounds), gain = median(lane->gain, r->rounds);
+    const double score = 1e3 * s->score_s / n, select = 1e3 * s->select_s / n, attend = 1e3 * s->attend_s / n;
+    double ms_low, ms_high, gain_low, gain_high;
+    range(lane->ms, r->rounds, &ms_low, &ms_high);
+    range(lane->gain, r->rounds, &gain_low, &gain_high);
+    const char *slash = strrchr(r->model_path, '/');
+    if (r->json)
+        printf("{\"model\": \"%s\", \"policy\": \"%s\", \"depth\": %d, \"kv_type\": \"%s\", \"ms_tok\": %.4f, \"ms_low\": %.4f, "
+               "\"ms_high\": %.4f, "
+               "\"weight_bytes\": %.0f, \"kv_bytes\": %.0f, \"metric_bytes\": %.0f, \"full_kv_bytes\": %.0f, \"share\": %.4f, "
+               "\"gain\": %.4f, \"gain_low\": %.4f, \"gain_high\": %.4f, \"ms_score\": %.4f, \"ms_select\": %.4f, \"ms_attend\": "
+               "%.4f, "
+               "\"rounds\": %d, \"tokens\": %d}\n",
+               slash ? slash + 1 : r->model_path, lane->policy, depth, r->kv_type, ms, ms_low, ms_high, (double)s->weight_bytes / n,
+               (double)s->kv_bytes / n, (double)s->metric_bytes / n, (double)s->full_kv_bytes / n, share, gain, gain_low, gain_high,
+               score, select, attend, r->rounds, r->tokens);
+    else
+        printf("%-36s %7d %9.2f %8.1f %8.1f %8.1f %7.2f %7.2f %5.2f-%-5.2f %7.2f %7.2f %7.2f\n", lane->policy, depth, ms,
+               (double)s->weight_bytes / n / 1e6, (double)s->kv_bytes / n / 1e6, (double)s->metric_bytes / n / 1e6, share, gain,
+               gain_low, gain_high, score, select, attend);
+    fflush(stdout);
+}
+
+/* The first policy goes into every group, since the others are measured against it. */
+static int measure_group(const struct roofline *r, struct butler_model *model, int depth, int first, int n,
+                         struct butler_error *err)
+{
+    struct lane lanes[MAX_POLICIES] = {0};
+    const enum butler_kv_type type = strcmp(r->kv_type, "q8_0") == 0 ? BUTLER_KV_Q8_0 : BUTLER_KV_F16;
+    int code = BUTLER_OK, n_lanes = 0;
+    for (int i = first > 1 ? -1 : 0; i < n && code == BUTLER_OK; i++, n_lanes++) {
+        lanes[n_lanes].policy = r->policies[i < 0 ? 0 : first + i];
+        fprintf(stderr, "depth %d: filling for %s\n", depth, lanes[n_lanes].policy);
+        const struct butler_session_params params = {
+            .n_ctx = depth + r->warmup + r->rounds * r->tokens, .kv_type = type, .policy = lanes[n_lanes].policy};
+        lanes[n_lanes].session = butler_session_new(model, &params, err);
+        if (!lanes[n_lanes].session || (depth && butler_fill(lanes[n_lanes].session, depth, 1, err) < 0))
+            code = err->code;
+    }
+    if (code == BUTLER_OK)
+        code = run_rounds(r, lanes, n_lanes, err);
+    for (int i = 0; code == BUTLER_OK && i < n_lanes; i++)
+        if (first <= 1 || i > 0)
+            print_lane(r, depth, &lanes[i]);
+    for (int i = 0; i < n_lanes; i++)
+        butler_session_free(lanes[i].session);
+    return code;
+}
+
+static int measure_model(const struct roofline *r, struct butler_error *err)
+{
+    const struct butler_model_params params = {.n_threads = r->threads};
+    struct butler_model *model = butler_model_load(r->model_path, &params, err);
+    if (!model)
+        return err->code;
+    const enum butler_kv_type type = strcmp(r->kv_type, "q8_0") == 0 ? BUTLER_KV_Q8_0 : BUTLER_KV_F16;
+    int code = BUTLER_OK;
+    if (!r->json)
+        printf("\n%-36s %7s %9s %8s %8s %8s %7s %7s %11s %7s %7s %7s\n", "policy", "depth", "ms/token", "weights", "KV MB",
+               "metric", "share", "x full", "", "score", "select", "attend");
+    for (int d = 0; d < r->n_depths && code == BUTLER_OK; d++) {
+        /* Records take a quarter of the cache or less. */
+        double each = 1.3 * (double)butler_kv_bytes(model, type, r->depths[d] + 256) / 1e9;
+        int group = (int)(r->memory_gb / each) - 1;
+        group = group < 1 ? 1 : group;
+        for (int first = 0; first < r->n_policies && code == BUTLER_OK;) {
+            int n = r->n_policies - first < group ? r->n_policies - first : group;
+            code = measure_group(r, model, r->depths[d], first, n, err);
+            first += n;
+        }
+    }
+    butler_model_free(model);
+    return code;
+}
+
+/* ---------------------------------------------------------------------------------------------- options */
+
+static int usage(void)
+{
+    fprintf(
+        stderr,
+        "usage: bench_roofline [MODEL.gguf] [--depths D,...] [--policy POLICY]... [--kv-type f16|q8_0] [--tokens N] [--rounds N]\n"
+        "                      [--warmup N] [--threads N] [--memory GB] [--json]\n");
+    return 2;
+}
+
+static int read_depths(struct roofline *r, char *text)
+{
+    char *rest = NULL;
+    for (char *word = strtok_r(text, ",", &rest); word; word = strtok_r(NULL, ",", &rest)) {
+        if (r->n_depths == MAX_DEPTHS)
+            return -1;
+        r->depths[r->n_depths++] = atoi(word);
+    }
+    return 0;
+}
+
+static int read_options(struct roofline *r, int argc, char **argv)
+{
+    static const struct option options[] = {{"depths", 1, NULL, 'd'},  {"policy", 1, NULL, 'p'},
+                                            {"kv-type", 1, NULL, 'k'}, {"tokens", 1, NULL, 'n'},
+                                            {"rounds", 1, NULL, 'r'},  {"warmup", 1, NULL, 'w'},
+                                            {"json", 0, NULL, 'j'},    {"threads", 1, NULL, 't'},
+                                            {"memory", 1, NULL, 'm'},  {0}};
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
+        switch (c) {
+        case 'd':
+            if (read_depths(r, optarg) < 0)
+                return -1;
+            break;
+        case 'p':
+            if (r->n_policies == MAX_POLICIES)
+                return -1;
+            r->policies[r->n_policies++] = optarg;
+            break;
+        case 'k':
+            r->kv_type = optarg;
+            break;
+        case 'n':
+            r->tokens = atoi(optarg);
+            break;
+        case 'r':
+            r->rounds = atoi(optarg);
+            break;
+        case 'w':
+            r->warmup = atoi(optarg);
+            break;
+        case 't':
+            r->threads = atoi(optarg);
+            break;
+        case 'm':
+            r->memory_gb = atof(optarg);
+            break;
+        case 'j':
+            r->json = true;
+            break;
+        default:
+            return -1;
+        }
+    r->model_path = argv[optind];
+    bool ok = argc - optind <= 1 && r->tokens > 0 && r->tokens <= 256 && r->rounds > 0 && r->rounds <= MAX_ROUNDS &&
+              r->warmup >= 0 && r->warmup <= 256 && r->threads > 0 && r->threads <= MAX_THREADS && r->memory_gb > 0;
+    return ok && (strcmp(r->kv_type, "f16") == 0 || strcmp(r->kv_type, "q8_0") == 0) ? 0 : -1;
+}
+
+int main(int argc, char **argv)
+{
+    struct roofline r = {
+        .kv_type = "f16", .tokens = 8, .rounds = 5, .warmup = 2, .threads = (int)sysconf(_SC_NPROCESSORS_ONLN), .memory_gb = 16};
+    struct butler_error err = {0};
+    if (read_options(&r, argc, argv) < 0)
+        return usage();
+    if (r.n_depths == 0)
+        r.depths[r.n_depths++] = 4096;
+    if (r.n_policies == 0)
+        r.policies[r.n_policies++] = "full";
+    r.set = mmap(NULL, set_bytes[N_SETS - 1], PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (r.set == MAP_FAILED) {
+        fprintf(stderr, "bench_roofline: no memory for a set of 2 GB\n");
+        return 1;
+    }
+    madvise(r.set, set_bytes[N_SETS - 1], MADV_HUGEPAGE);
+    for (size_t i = 0; i < set_bytes[N_SETS - 1]; i += 64)
+        r.set[i] = (unsigned char)(i >> 6); /* pages that were never written all share one of zeros */
+    choose_ahead(&r);
+    print_ceilings(&r);
+    if (r.model_path && measure_model(&r, &err) < 0) {
+        fprintf(stderr, "bench_roofline: %s\n", err.message);
+        return 1;
+    }
+    return 0;
+}
