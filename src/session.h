@@ -4,6 +4,14 @@
 
 #include "backend.h"
 
+/* Sees what each layer is given and what its attention will compare, while a prompt is read: the trainer's way in. A block of
+ * n tokens from position `first` on; x[n][n_embd] is the layer's input, h[n][n_embd] the same after its first norm,
+ * q[n][n_heads][head_dim] and k[n][n_kv_heads][head_dim] are rotated. Valid during the call. */
+struct butler_capture {
+    void (*layer)(void *user, int layer, int first, int n, const float *x, const float *h, const float *q, const float *k);
+    void *user;
+};
+
 struct butler_session {
     struct butler_model *model;
     struct butler_policy policy;
@@ -25,6 +33,7 @@ struct butler_session {
     bool has_logits, failed, stop;
     butler_progress_fn *progress; /* or NULL */
     void *progress_user;
+    const struct butler_capture *capture; /* or NULL */
 
     /* Activations of a block, in one arena. */
     struct butler_arena arena;
