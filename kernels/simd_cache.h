@@ -1,8 +1,7 @@
 /* Attention over cache rows that lie anywhere, written once for every vector width: included by each ISA file after its
  * vec*.h. In decode a row comes from memory and meets the few query heads of its group: it is read and widened once for
- * all of them, and rows a little further down the list are prefetched, because no hardware prefetcher can guess a gathered
- * list. In prefill rows are few and queries many: rows are widened once into floats. Both run the same tiles, in which a
- * (query, row) pair has an accumulator of its own, so its value does not depend on the company. */
+ * all of them. In prefill rows are few and queries many: rows are widened once into floats. Both run the same tiles, in
+ * which a (query, row) pair has an accumulator of its own, so its value does not depend on the company. */
 #ifndef BUTLER_SIMD_CACHE_H
 #define BUTLER_SIMD_CACHE_H
 
@@ -11,19 +10,18 @@ enum row_type { ROW_F32, ROW_F16, ROW_Q8_0 };
 /* Rows are processed in pieces of at most this many elements; a head is rarely longer. */
 #define PIECE 256
 #define STEP (2 * VEC)
-/* Rows between use and prefetch: at 128-256 bytes a row, the few kilobytes that cover a trip to memory. */
-#define ROWS_AHEAD 16
 
 INLINE size_t row_offset(enum row_type type, int i)
 {
     return type == ROW_F32 ? (size_t)i * 4 : type == ROW_F16 ? (size_t)i * 2 : (size_t)(i / BLOCK) * Q8_0_BYTES;
 }
 
-/* Elements [i, i + STEP), i a multiple of STEP. */
+/* Elements [i, i + STEP), i a multiple of STEP: of one Q8_0 block. */
 INLINE void row_load_step(enum row_type type, vec v[2], const uint8_t *row, int i)
 {
     const uint8_t *p = row + row_offset(type, i);
     vec d = type == ROW_Q8_0 ? vec_set1_half(p) : vec_zero();
+    UNROLL
     for (int k = 0; k < 2; k++) {
         if (type == ROW_F32)
             v[k] = vec_load((const float *)p + k * VEC);
@@ -56,15 +54,6 @@ INLINE vec row_load_some(enum row_type type, const uint8_t *row, int i, int coun
     return row_load(type, row, i);
 }
 
-/* [i, i + STEP) of a row: its cache lines. */
-INLINE void row_prefetch(enum row_type type, const uint8_t *row, int i)
-{
-    size_t begin = row_offset(type, i);
-    prefetch(row, begin);
-    if (row_offset(type, STEP) > 64)
-        prefetch(row, begin + 64);
-}
-
 INLINE void row_widen(enum row_type type, float *t, const uint8_t *row, int n)
 {
     int i = 0;
@@ -80,61 +69,140 @@ INLINE void row_widen(enum row_type type, float *t, const uint8_t *row, int n)
     }
 }
 
+/* --------------------------------------------------------------------------------------------- prefetching
+ *
+ * A core keeps as many lines in flight as its prefetchers ask for, some twenty a stream, and memory is only busy with twice
+ * as many. So lists are read in four places at once, where that leaves the result alone (q . k), and otherwise fetched in
+ * four places of the next block while one is used (p . v). All into the second-level cache: the first is small, and
+ * the few lines on their way into it would wait for memory instead of for the second. */
+
+#define STREAMS 4
+#define FETCH_AHEAD 4096
+#define FETCH_BLOCK 16384
+
+INLINE void fetch(enum row_type type, const void *row, int begin, int end)
+{
+    const size_t last = row_offset(type, end);
+    for (size_t at = row_offset(type, begin); at < last; at += 64)
+        _mm_prefetch((const char *)row + at, _MM_HINT_T1);
+    if (type == ROW_Q8_0)
+        _mm_prefetch((const char *)row + last - 1, _MM_HINT_T1);
+}
+
+/* Rows fetched together: a power of two, of some FETCH_BLOCK bytes. */
+INLINE int fetch_rows(enum row_type type, int n)
+{
+    int rows = 32;
+    while (rows < 256 && (size_t)rows * row_offset(type, n) < FETCH_BLOCK * 3 / 4)
+        rows *= 2;
+    return rows;
+}
+
+/* The row to fetch when row j is used, in a list fetched `block` rows at a time; past its end one that is there already. */
+INLINE const void *row_due(const void *const *rows, int n_rows, int block, int j)
+{
+    const int k = j & (block - 1), t = j - k + block + k % STREAMS * (block / STREAMS) + k / STREAMS;
+    return rows[t < n_rows ? t : BUTLER_MAX(j, 0)];
+}
+
+/* The first block has no block before it. */
+INLINE void fetch_first(enum row_type type, const void *const *rows, int n_rows, int block, int n)
+{
+    for (int j = -block; j < 0 && n_rows > STREAMS; j++)
+        fetch(type, row_due(rows, n_rows, block, j), 0, n);
+}
+
 /* -------------------------------------------------------------------------------------------------- q . k */
 
-/* s[i * s_stride + r] (+)= q_i . rows[r], i < n_q, r < n_rows, both compile-time constants with n_q n_rows <= VEC; only the
- * first n_stored rows are stored. `ahead` are rows to prefetch. */
-INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, const float *q, size_t q_stride, int n_q,
-                    const uint8_t *const *rows, const uint8_t *const *ahead, int n_rows, int n_stored, int n, bool more)
+/* q_i . rows[r], i < n_q, r < n_rows, both compile-time constants with n_q n_rows <= VEC; the rows begin at `skip`. Stores (or
+ * adds) the first n_stored of them for each query: `run` to neighbouring places, then as many `apart` places further on.
+ * due: as many rows to fetch meanwhile, or NULL. */
+INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int apart, const float *q, size_t q_stride, int n_q,
+                    const void *const *rows, const void *const *due, size_t skip, int n_rows, int n_stored, int n, bool more)
 {
+    const uint8_t *row[VEC];
     vec acc[VEC];
-    float sums[VEC];
+    _Alignas(64) float sums[VEC];
+    int i = 0;
+    UNROLL
+    for (int r = 0; r < n_rows; r++)
+        row[r] = (const uint8_t *)rows[r] + skip;
+    UNROLL
     for (int a = 0; a < VEC; a++)
         acc[a] = vec_zero();
-    int i = 0;
     for (; i + STEP <= n; i += STEP) {
-        vec x[4][2], v[2];
-        for (int a = 0; a < n_q; a++)
-            for (int k = 0; k < 2; k++)
-                x[a][k] = vec_load(q + a * q_stride + i + k * VEC);
+        if (due) {
+            UNROLL
+            for (int r = 0; r < n_rows; r++)
+                fetch(type, (const uint8_t *)due[r] + skip, i, i + STEP);
+        }
+        vec x[VEC], v[2];
+        UNROLL
+        for (int a = 0; a < 2 * n_q; a++)
+            x[a] = vec_load(q + a / 2 * q_stride + i + a % 2 * VEC);
+        UNROLL
         for (int r = 0; r < n_rows; r++) {
-            if (ahead)
-                row_prefetch(type, ahead[r], i);
-            row_load_step(type, v, rows[r], i);
-            for (int k = 0; k < 2; k++)
-                for (int a = 0; a < n_q; a++)
-                    acc[a * n_rows + r] = vec_fma(v[k], x[a][k], acc[a * n_rows + r]);
+            row_load_step(type, v, row[r], i);
+            UNROLL
+            for (int a = 0; a < 2 * n_q; a++)
+                acc[a / 2 * n_rows + r] = vec_fma(v[a % 2], x[a], acc[a / 2 * n_rows + r]);
         }
     }
     for (; i < n; i += VEC) {
         int count = BUTLER_MIN(n - i, VEC);
-        vec x[4];
+        vec x[VEC];
+        UNROLL
         for (int a = 0; a < n_q; a++)
             x[a] = vec_load_some(q + a * q_stride + i, count);
+        UNROLL
         for (int r = 0; r < n_rows; r++) {
-            vec v = row_load_some(type, rows[r], i, count);
+            vec v = row_load_some(type, row[r], i, count);
+            UNROLL
             for (int a = 0; a < n_q; a++)
                 acc[a * n_rows + r] = vec_fma(v, x[a], acc[a * n_rows + r]);
         }
     }
     vec_store(sums, vec_sum_each(acc));
-    for (int a = 0; a < n_q; a++)
-        for (int r = 0; r < n_stored; r++)
-            s[a * s_stride + r] = more ? s[a * s_stride + r] + sums[a * n_rows + r] : sums[a * n_rows + r];
+    if (n_stored == n_rows && !more) {
+        UNROLL
+        for (int a = 0; a < n_q * n_rows / run; a++)
+            memcpy(s + a * run / n_rows * s_stride + a * run % n_rows / run * apart, sums + a * run, (size_t)run * sizeof *s);
+        return;
+    }
+    for (int a = 0; a < n_q; a++) {
+        for (int r = 0; r < n_stored; r++) {
+            float *out = s + a * s_stride + r / run * apart + r % run;
+            *out = sums[a * n_rows + r] + (more ? *out : 0);
+        }
+    }
 }
 
-/* Few queries: tiles straight from the cache, as many rows at once as there are accumulators. The last tile repeats the
- * last row. */
-INLINE void qk_direct(enum row_type type, float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, int tile_rows,
+/* Few queries: tiles straight from the cache, as many rows at once as there are accumulators, from as many places of the list
+ * as there are streams. What does not divide comes last, in tiles that repeat the last row. */
+INLINE void qk_direct(enum row_type type, float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, int tile,
                       const void *const *rows, int n_rows, int first, int n, bool more)
 {
-    for (int j = 0; j < n_rows; j += tile_rows) {
-        const uint8_t *here[VEC], *ahead[VEC];
-        for (int r = 0; r < tile_rows; r++) {
-            here[r] = (const uint8_t *)rows[BUTLER_MIN(j + r, n_rows - 1)] + row_offset(type, first);
-            ahead[r] = (const uint8_t *)rows[BUTLER_MIN(j + r + ROWS_AHEAD, n_rows - 1)] + row_offset(type, first);
+    const int streams = BUTLER_MIN(STREAMS, tile), run = tile / streams, apart = n_rows / streams / run * run;
+    const int ahead = (int)(FETCH_AHEAD / row_offset(type, BUTLER_MAX(n, BLOCK))) / streams + run;
+    const size_t skip = row_offset(type, first);
+    for (int j = 0; j < BUTLER_MIN(ahead, apart); j++)
+        for (int k = 0; k < streams; k++)
+            fetch(type, (const uint8_t *)rows[k * apart + j] + skip, 0, n);
+    for (int j = 0; j < apart; j += run) {
+        const void *here[VEC], *due[VEC];
+        UNROLL
+        for (int r = 0; r < tile; r++) {
+            const int at = r / run * apart + j + r % run;
+            here[r] = rows[at];
+            due[r] = rows[BUTLER_MIN(at + ahead, n_rows - 1)];
         }
-        qk_tile(type, s + j, s_stride, q, q_stride, n_q, here, ahead, tile_rows, BUTLER_MIN(n_rows - j, tile_rows), n, more);
+        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, due, skip, tile, tile, n, more);
+    }
+    for (int j = streams * apart; j < n_rows; j += tile) {
+        const void *last[VEC];
+        for (int r = 0; r < tile; r++)
+            last[r] = rows[BUTLER_MIN(j + r, n_rows - 1)];
+        qk_tile(type, s + j, s_stride, tile, 0, q, q_stride, n_q, last, NULL, skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
     }
 }
 
@@ -143,22 +211,25 @@ INLINE void qk_widened(enum row_type type, float *s, size_t s_stride, const floa
                        const void *const *rows, int n_rows, int first, int n, bool more)
 {
     enum { TILE = VEC / 4 };
-    float t[TILE][PIECE];
-    const uint8_t *here[TILE];
+    _Alignas(64) float t[TILE][PIECE];
+    const void *here[TILE];
+    const int block = fetch_rows(type, n);
+    fetch_first(type, rows, n_rows, block, n);
     for (int r = 0; r < TILE; r++)
-        here[r] = (const uint8_t *)t[r];
+        here[r] = t[r];
     for (int j = 0; j < n_rows; j += TILE) {
         int count = BUTLER_MIN(n_rows - j, TILE), i = 0;
         for (int r = 0; r < TILE; r++) {
-            const void *ahead = rows[BUTLER_MIN(j + r + ROWS_AHEAD, n_rows - 1)];
-            for (size_t line = 0; line < row_offset(type, n); line += 64)
-                prefetch(ahead, row_offset(type, first) + line);
+            fetch(type, (const uint8_t *)row_due(rows, n_rows, block, BUTLER_MIN(j + r, n_rows - 1)) + row_offset(type, first), 0,
+                  n);
             row_widen(type, t[r], (const uint8_t *)rows[BUTLER_MIN(j + r, n_rows - 1)] + row_offset(type, first), n);
         }
         for (; i + 4 <= n_q; i += 4)
-            qk_tile(ROW_F32, s + i * s_stride + j, s_stride, q + i * q_stride, q_stride, 4, here, NULL, TILE, count, n, more);
+            qk_tile(ROW_F32, s + i * s_stride + j, s_stride, TILE, 0, q + i * q_stride, q_stride, 4, here, NULL, 0, TILE, count, n,
+                    more);
         for (; i < n_q; i++)
-            qk_tile(ROW_F32, s + i * s_stride + j, s_stride, q + i * q_stride, q_stride, 1, here, NULL, TILE, count, n, more);
+            qk_tile(ROW_F32, s + i * s_stride + j, s_stride, TILE, 0, q + i * q_stride, q_stride, 1, here, NULL, 0, TILE, count, n,
+                    more);
     }
 }
 
@@ -166,9 +237,9 @@ INLINE void qk_any(enum row_type type, float *s, size_t s_stride, const float *q
                    int n_rows, int n)
 {
     for (int first = 0; first < n; first += PIECE) {
-        int count = BUTLER_MIN(n - first, PIECE);
+        const int count = BUTLER_MIN(n - first, PIECE);
         const float *x = q + first;
-        bool more = first > 0;
+        const bool more = first > 0;
         if (n_q == 1)
             qk_direct(type, s, s_stride, x, q_stride, 1, VEC, rows, n_rows, first, count, more);
         else if (n_q == 2)
@@ -184,35 +255,38 @@ INLINE void qk_any(enum row_type type, float *s, size_t s_stride, const float *q
 
 /* -------------------------------------------------------------------------------------------------- p . v */
 
-/* Elements [i, i + n_vecs VEC) of acc_0 .. acc_(n_q - 1) over the rows; n_q and n_vecs are compile-time constants. */
+/* Rows that pass through all columns before the next come: their part of the sums stays in registers meanwhile. */
+#define CHUNK_ROWS 32
+
+/* Elements [i, i + n_vecs VEC) of acc_0 .. acc_(n_q - 1) over the rows; n_q and n_vecs are compile-time constants, n_vecs 1 or
+ * even. due: as many rows to fetch meanwhile, or NULL. */
 INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, int n_vecs,
-                    const void *const *rows, const void *const *ahead, int n_rows, int i)
+                    const uint8_t *const *rows, const uint8_t *const *due, int n_rows, int i)
 {
-    vec a[4][VEC / 2];
-    for (int k = 0; k < n_q; k++)
-        for (int v = 0; v < n_vecs; v++)
-            a[k][v] = vec_load(acc + k * acc_stride + i + v * VEC);
+    vec a[2 * VEC];
+    UNROLL
+    for (int k = 0; k < n_q * n_vecs; k++)
+        a[k] = vec_load(acc + k / n_vecs * acc_stride + i + k % n_vecs * VEC);
     for (int j = 0; j < n_rows; j++) {
         vec x[VEC / 2];
-        for (int v = 0; v < n_vecs; v += 2) {
-            if (ahead)
-                row_prefetch(type, ahead[j], i + v * VEC);
-            if (n_vecs == 1)
-                x[0] = row_load(type, rows[j], i);
-            else
-                row_load_step(type, x + v, rows[j], i + v * VEC);
-        }
-        for (int k = 0; k < n_q; k++)
-            for (int v = 0; v < n_vecs; v++)
-                a[k][v] = vec_fma(vec_set1(p[k * p_stride + j]), x[v], a[k][v]);
+        if (due)
+            fetch(type, due[j], i, i + n_vecs * VEC);
+        if (n_vecs == 1)
+            x[0] = row_load(type, rows[j], i);
+        UNROLL
+        for (int v = 0; v + 2 <= n_vecs; v += 2)
+            row_load_step(type, x + v, rows[j], i + v * VEC);
+        UNROLL
+        for (int k = 0; k < n_q * n_vecs; k++)
+            a[k] = vec_fma(vec_set1(p[k / n_vecs * p_stride + j]), x[k % n_vecs], a[k]);
     }
-    for (int k = 0; k < n_q; k++)
-        for (int v = 0; v < n_vecs; v++)
-            vec_store(acc + k * acc_stride + i + v * VEC, a[k][v]);
+    UNROLL
+    for (int k = 0; k < n_q * n_vecs; k++)
+        vec_store(acc + k / n_vecs * acc_stride + i + k % n_vecs * VEC, a[k]);
 }
 
 INLINE void av_tail(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                    const void *const *rows, int n_rows, int i, int count)
+                    const uint8_t *const *rows, int n_rows, int i, int count)
 {
     for (int k = 0; k < n_q; k++) {
         vec a = vec_load_some(acc + k * acc_stride + i, count);
@@ -224,60 +298,60 @@ INLINE void av_tail(enum row_type type, float *acc, size_t acc_stride, const flo
 
 /* All elements for a constant number of queries: as wide as the accumulators allow, then narrower. */
 INLINE void av_columns(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                       const void *const *rows, const void *const *ahead, int n_rows, int n)
+                       const uint8_t *const *rows, const uint8_t *const *due, int n_rows, int n)
 {
-    enum { WIDE = VEC / 2, NARROW = VEC / 4 };
+    const int wide = n_q <= 2 ? VEC / 2 : VEC / 4;
     int i = 0;
-    if (n_q <= 2)
-        for (; i + WIDE * VEC <= n; i += WIDE * VEC)
-            av_tile(type, acc, acc_stride, p, p_stride, n_q, WIDE, rows, ahead, n_rows, i);
-    for (; i + NARROW * VEC <= n; i += NARROW * VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, n_q, NARROW, rows, ahead, n_rows, i);
+    for (; i + wide * VEC <= n; i += wide * VEC)
+        av_tile(type, acc, acc_stride, p, p_stride, n_q, wide, rows, due, n_rows, i);
+    for (; i + VEC / 4 * VEC <= n && wide > VEC / 4; i += VEC / 4 * VEC)
+        av_tile(type, acc, acc_stride, p, p_stride, n_q, VEC / 4, rows, due, n_rows, i);
     for (; i + VEC <= n; i += VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, n_q, 1, rows, ahead, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, n_q, 1, rows, due, n_rows, i);
     if (i < n)
         av_tail(type, acc, acc_stride, p, p_stride, n_q, rows, n_rows, i, n - i);
 }
 
 INLINE void av_queries(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                       const void *const *rows, const void *const *ahead, int n_rows, int n)
+                       const uint8_t *const *rows, const uint8_t *const *due, int n_rows, int n)
 {
     int k = 0;
     for (; k + 4 <= n_q; k += 4)
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 4, rows, ahead, n_rows, n);
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 4, rows, due, n_rows, n);
     if (n_q - k >= 2) {
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 2, rows, ahead, n_rows, n);
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 2, rows, due, n_rows, n);
         k += 2;
     }
     if (n_q - k == 1)
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 1, rows, ahead, n_rows, n);
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 1, rows, due, n_rows, n);
 }
 
-/* A chunk of rows passes through all columns while the next is fetched; the sums rest in memory between chunks. */
 INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
                    const void *const *rows, int n_rows, int n)
 {
-    float t[ROWS_AHEAD][PIECE];
-    for (int j = 0; j < n_rows; j += ROWS_AHEAD) {
-        const void *here[ROWS_AHEAD], *ahead[ROWS_AHEAD];
-        int count = BUTLER_MIN(n_rows - j, ROWS_AHEAD);
+    _Alignas(64) float t[CHUNK_ROWS][PIECE];
+    const int block = fetch_rows(type, n);
+    const bool widen = n_q > 4;
+    fetch_first(type, rows, n_rows, block, n);
+    for (int j = 0; j < n_rows; j += CHUNK_ROWS) {
+        const int count = BUTLER_MIN(n_rows - j, CHUNK_ROWS);
         for (int first = 0; first < n; first += PIECE) {
-            int length = BUTLER_MIN(n - first, PIECE);
+            const int length = BUTLER_MIN(n - first, PIECE);
+            const size_t skip = row_offset(type, first);
+            const uint8_t *here[CHUNK_ROWS], *due[CHUNK_ROWS];
             for (int r = 0; r < count; r++) {
-                here[r] = (const uint8_t *)rows[j + r] + row_offset(type, first);
-                ahead[r] = (const uint8_t *)rows[BUTLER_MIN(j + r + ROWS_AHEAD, n_rows - 1)] + row_offset(type, first);
+                due[r] = (const uint8_t *)row_due(rows, n_rows, block, j + r) + skip;
+                here[r] = (const uint8_t *)rows[j + r] + skip;
+                if (widen) {
+                    fetch(type, due[r], 0, length);
+                    row_widen(type, t[r], here[r], length);
+                    here[r] = (const uint8_t *)t[r];
+                }
             }
-            if (n_q <= 4) {
-                av_queries(type, acc + first, acc_stride, p + j, p_stride, n_q, here, ahead, count, length);
-                continue;
-            }
-            for (int r = 0; r < count; r++) {
-                for (size_t line = 0; line < row_offset(type, length); line += 64)
-                    prefetch(ahead[r], line);
-                row_widen(type, t[r], here[r], length);
-                here[r] = t[r];
-            }
-            av_queries(ROW_F32, acc + first, acc_stride, p + j, p_stride, n_q, here, NULL, count, length);
+            if (widen)
+                av_queries(ROW_F32, acc + first, acc_stride, p + j, p_stride, n_q, here, NULL, count, length);
+            else
+                av_queries(type, acc + first, acc_stride, p + j, p_stride, n_q, here, due, count, length);
         }
     }
 }

@@ -19,7 +19,7 @@ INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, cons
                         int n_stored, int n)
 {
     vec acc[VEC];
-    float sums[VEC];
+    _Alignas(64) float sums[VEC];
     for (int a = 0; a < VEC; a++)
         acc[a] = vec_zero();
     for (int i = 0; i < n; i += VEC) {

@@ -288,14 +288,16 @@ INLINE float sum8(__m256 v)
 INLINE vec k_block(enum super_type type, const uint8_t *b, const float scales[16], const float *x)
 {
     vec part[4];
-    UNROLL for (int pair = 0; pair < 4; pair++)
-    {
+    UNROLL
+    for (int pair = 0; pair < 4; pair++) {
         vec q[2][V32];
         k_quants(type, q[0], q[1], b, pair);
-        UNROLL for (int h = 0; h < 2; h++)
-        {
+        UNROLL
+        for (int h = 0; h < 2; h++) {
             vec t = vec_mul(q[h][0], vec_load(x + pair * 64 + h * 32));
-            UNROLL for (int k = 1; k < V32; k++) t = vec_fma(q[h][k], vec_load(x + pair * 64 + h * 32 + k * VEC), t);
+            UNROLL
+            for (int k = 1; k < V32; k++)
+                t = vec_fma(q[h][k], vec_load(x + pair * 64 + h * 32 + k * VEC), t);
             vec scale = vec_set1(scales[2 * pair + h]);
             part[pair % 2 * 2 + h] = pair < 2 ? vec_mul(scale, t) : vec_fma(scale, t, part[pair % 2 * 2 + h]);
         }
@@ -306,16 +308,18 @@ INLINE vec k_block(enum super_type type, const uint8_t *b, const float scales[16
 INLINE vec q6_k_block(const uint8_t *b, const float scales[16], const float *x)
 {
     vec part[4];
-    UNROLL for (int i = 0; i < 4; i++)
-    {
+    UNROLL
+    for (int i = 0; i < 4; i++) {
         const int half = i / 2, c = i % 2;
         vec q[4][V16];
         q6_k_quants(q, b, half, c);
-        UNROLL for (int row = 0; row < 4; row++)
-        {
+        UNROLL
+        for (int row = 0; row < 4; row++) {
             const float *xs = x + half * 128 + row * 32 + c * 16;
             vec t = vec_mul(q[row][0], vec_load(xs)), scale = vec_set1(scales[half * 8 + row * 2 + c]);
-            UNROLL for (int k = 1; k < V16; k++) t = vec_fma(q[row][k], vec_load(xs + k * VEC), t);
+            UNROLL
+            for (int k = 1; k < V16; k++)
+                t = vec_fma(q[row][k], vec_load(xs + k * VEC), t);
             part[row] = i == 0 ? vec_mul(scale, t) : vec_fma(scale, t, part[row]);
         }
     }
