@@ -98,11 +98,16 @@ INLINE int fetch_rows(enum row_type type, int n)
     return rows;
 }
 
-/* The row to fetch when row j is used, in a list fetched `block` rows at a time; past its end one that is there already. */
-INLINE const void *row_due(const void *const *rows, int n_rows, int block, int j)
+/* What to fetch when item j of n is used, in a list fetched `block` items at a time; past its end item j itself. */
+INLINE int due_index(int j, int n, int block)
 {
     const int k = j & (block - 1), t = j - k + block + k % STREAMS * (block / STREAMS) + k / STREAMS;
-    return rows[t < n_rows ? t : BUTLER_MAX(j, 0)];
+    return t < n ? t : BUTLER_MAX(j, 0);
+}
+
+INLINE const void *row_due(const void *const *rows, int n_rows, int block, int j)
+{
+    return rows[due_index(j, n_rows, block)];
 }
 
 /* The first block has no block before it. */

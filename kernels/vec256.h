@@ -211,6 +211,10 @@ INLINE vec_mask vec_mask_of(uint32_t bits)
     const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), lane), lane));
 }
+INLINE vec_mask vec_load_mask(const uint8_t *p)
+{
+    return vec_mask_of(*p);
+}
 INLINE vec vec_add_masked(vec v, vec a, vec_mask mask)
 {
     return _mm256_add_ps(v, _mm256_and_ps(a, mask));
