@@ -23,10 +23,12 @@ CMD_LIBS := $(shell pkg-config --libs $(CMD_PKGS))
 
 LIB_SRC = $(wildcard src/*.c metrics/*.c methods/*.c kernels/*.c)
 CMD_SRC = $(wildcard cmd/*.c)
+EVAL_SRC = $(wildcard eval/*.c)
 TEST_SRC = $(wildcard tests/test_*.c)
 FUZZ_SRC = $(wildcard fuzz/fuzz_*.c)
 LIB_OBJ = $(LIB_SRC:%.c=$(BUILD)/%.o)
-CMD_OBJ = $(CMD_SRC:%.c=$(BUILD)/%.o)
+CMD_OBJ = $(CMD_SRC:%.c=$(BUILD)/%.o) $(EVAL_OBJ)
+EVAL_OBJ = $(EVAL_SRC:%.c=$(BUILD)/%.o)
 TESTS = $(TEST_SRC:tests/%.c=$(BUILD)/tests/%)
 
 all: butler
@@ -59,6 +61,10 @@ $(BUILD)/%.o: %.c
 
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libbutler.a
 	$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
+
+# Tests of the evaluation link it too, and what it writes JSON with.
+$(BUILD)/tests/test_eval_%: $(BUILD)/tests/test_eval_%.o $(EVAL_OBJ) $(BUILD)/libbutler.a
+	$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) $(CMD_LIBS) -lcmocka
 
 tests: $(TESTS)
 

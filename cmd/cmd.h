@@ -45,6 +45,12 @@ enum cmd_flag {
     CMD_LOAD_SESSION,
     CMD_TOKENIZER,
     CMD_OUTPUT,
+    CMD_BUDGET,
+    CMD_DATA,
+    CMD_LENGTH,
+    CMD_LIMIT,
+    CMD_MODE,
+    CMD_SET,
     CMD_THREADS,
     CMD_ISA,
     CMD_JSON,
@@ -62,15 +68,22 @@ struct cmd_integers {
     int32_t *values; /* owned */
 };
 
+struct cmd_reals {
+    int n;
+    double values[CMD_MAX_LIST];
+};
+
 struct cmd_options {
     const struct cmd_command *command;
     bool given[CMD_N_FLAGS]; /* on the command line, not by default */
     struct cmd_strings positional;
 
-    const char *model, *prompt, *file, *isa, *system, *chat_template, *save_session, *load_session, *tokenizer, *output;
-    struct cmd_strings kv, plugins;
-    struct cmd_integers ids, depths;
-    int n, n_ctx, n_block, n_threads, batch, warmup, top_k;
+    const char *model, *prompt, *file, *isa, *system, *chat_template, *save_session, *load_session, *tokenizer, *output, *data,
+        *mode;
+    struct cmd_strings kv, plugins, settings;
+    struct cmd_integers ids, depths, lengths;
+    struct cmd_reals budgets;
+    int limit, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
     int kv_type; /* enum butler_kv_type */
     double temperature, top_p, min_p;
     uint64_t seed;
@@ -92,7 +105,7 @@ struct cmd_command {
 };
 
 extern const struct cmd_command cmd_run, cmd_chat, cmd_info, cmd_tokenize, cmd_logits, cmd_policies, cmd_bench, cmd_convert,
-    cmd_quantize;
+    cmd_quantize, cmd_eval;
 
 /* Fills *options from argv[argc] (after the subcommand). CMD_DONE, or CMD_USAGE when it has said what is wrong.
  * Strings are borrowed from argv. */

@@ -9,7 +9,7 @@
 
 #include "cmd.h"
 
-enum kind { KIND_BOOL, KIND_STRING, KIND_STRINGS, KIND_INT, KIND_INTS, KIND_REAL, KIND_SEED, KIND_KV_TYPE, KIND_ISA };
+enum kind { KIND_BOOL, KIND_STRING, KIND_STRINGS, KIND_INT, KIND_INTS, KIND_REAL, KIND_REALS, KIND_SEED, KIND_KV_TYPE, KIND_ISA };
 
 struct flag {
     char letter; /* 0: none */
@@ -71,6 +71,17 @@ static const struct flag flags[CMD_N_FLAGS] = {
                           "go on from a saved session; its policy, context and type come with it"},
     [CMD_TOKENIZER] = {0, "tokenizer", "FILE", KIND_STRING, AT(tokenizer), 0, 0, NULL, "the tokenizer that belongs to IN"},
     [CMD_OUTPUT] = {'o', "output", "FILE", KIND_STRING, AT(output), 0, 0, NULL, "the file to write"},
+    [CMD_BUDGET] = {0, "budget", "B,...", KIND_REALS, AT(budgets), 1e-6, 1 << 24,
+                    "numbers above 0, separated by commas: shares of the length up to 1, tokens above",
+                    "budgets, each applied to every --kv"},
+    [CMD_DATA] = {0, "data", "FILE", KIND_STRING, AT(data), 0, 0, NULL, "what to measure on, where the task does not make its own"},
+    [CMD_LENGTH] = {0, "length", "L,...", KIND_INTS, AT(lengths), 8, 1 << 24, "token counts, 8 or more, separated by commas",
+                    "tokens of a sequence; several: one after the other"},
+    [CMD_LIMIT] = {0, "limit", "N", KIND_INT, AT(limit), 0, INT_MAX, "a whole number, 0 or more",
+                   "at most that many items; 0: the task's default"},
+    [CMD_MODE] = {0, "mode", "MODE", KIND_STRING, AT(mode), 0, 0, NULL,
+                  "simulate: every token is decoded under the policy; prefill: the prompt is read densely first"},
+    [CMD_SET] = {0, "set", "KEY=VALUE,...", KIND_STRINGS, AT(settings), 0, 0, NULL, "options of the task"},
     [CMD_THREADS] = {'t', "threads", "N", KIND_INT, AT(n_threads), 0, 1024, "a whole number from 0 to 1024",
                      "threads; 0: one per core"},
     [CMD_ISA] = {0, "isa", "NAME", KIND_ISA, AT(isa), 0, 0, "ref, avx2 or avx512",
@@ -143,6 +154,23 @@ static bool parse_real(const char *text, double min, double max, double *out)
     return true;
 }
 
+static bool parse_reals(const char *text, double min, double max, struct cmd_reals *out)
+{
+    for (;;) {
+        char copy[64];
+        const size_t n = strcspn(text, ",");
+        if (n >= sizeof copy || out->n == CMD_MAX_LIST)
+            return false;
+        memcpy(copy, text, n);
+        copy[n] = 0;
+        if (!parse_real(copy, min, max, &out->values[out->n++]))
+            return false;
+        if (!text[n])
+            return true;
+        text += n + 1;
+    }
+}
+
 static bool parse_seed(const char *text, uint64_t *out)
 {
     char *end;
@@ -206,6 +234,8 @@ static bool set(struct cmd_options *options, const struct flag *flag, const char
         return parse_ints(text, flag->min, flag->max, where);
     case KIND_REAL:
         return parse_real(text, flag->min, flag->max, where);
+    case KIND_REALS:
+        return parse_reals(text, flag->min, flag->max, where);
     case KIND_SEED:
         return parse_seed(text, where);
     case KIND_KV_TYPE:
@@ -315,7 +345,8 @@ void cmd_options_free(struct cmd_options *options)
 {
     free(options->ids.values);
     free(options->depths.values);
-    options->ids = options->depths = (struct cmd_integers){0};
+    free(options->lengths.values);
+    options->ids = options->depths = options->lengths = (struct cmd_integers){0};
 }
 
 void cmd_help_print(const struct cmd_command *command)

@@ -122,9 +122,15 @@ void butler_pool_run(struct butler_pool *pool, butler_task_fn *fn, void *context
 {
     if (n_tasks <= 0)
         return;
+    /* A pool without threads of its own is each caller alone: sessions in several threads run side by side. */
+    if (pool->n_threads == 1) {
+        for (int task = 0; task < n_tasks; task++)
+            fn(context, task, 0);
+        return;
+    }
     /* Held for inline runs too: thread 0's scratch memory belongs to one run at a time. */
     pthread_mutex_lock(&pool->run_lock);
-    if (n_tasks == 1 || pool->n_threads == 1) {
+    if (n_tasks == 1) {
         for (int task = 0; task < n_tasks; task++)
             fn(context, task, 0);
     } else {

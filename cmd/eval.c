@@ -1,0 +1,193 @@
+/* butler eval: what a policy costs in quality and what it reads, task by task. The work is eval/'s; here are its flags, its
+ * progress and its output. */
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../eval/eval.h"
+#include "cmd.h"
+
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int number)
+{
+    (void)number;
+    interrupted = 1;
+}
+
+struct screen {
+    const struct cmd_options *options;
+    double start, shown;
+    bool terminal;
+    int n_rows;
+};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void wipe(const struct screen *screen)
+{
+    if (screen->terminal) {
+        fputs("\r\033[K", stderr);
+        fflush(stderr);
+    }
+}
+
+static void show_progress(void *user, double done)
+{
+    enum { WIDTH = 30 };
+    struct screen *screen = user;
+    const double t = now();
+    if (!screen->terminal || (t - screen->shown < 0.2 && done < 1))
+        return;
+    screen->shown = t;
+    char bar[WIDTH + 1];
+    for (int i = 0; i < WIDTH; i++)
+        bar[i] = i < (int)(done * WIDTH) ? '#' : '.';
+    bar[WIDTH] = 0;
+    const double left = done > 0 ? (t - screen->start) * (1 - done) / done : 0;
+    fprintf(stderr, "\r[%s] %3.0f %%, %d:%02d left\033[K", bar, 100 * done, (int)left / 60, (int)left % 60);
+    fflush(stderr);
+}
+
+static double real_of(const json_t *row, const char *key)
+{
+    const json_t *value = json_object_get(row, key);
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+static void show_row(void *user, const json_t *row)
+{
+    struct screen *screen = user;
+    wipe(screen);
+    if (screen->options->json) {
+        cmd_row(json_deep_copy(row));
+        return;
+    }
+    const json_t *ci = json_object_get(row, "ci"), *lo = json_array_get(ci, 0), *hi = json_array_get(ci, 1);
+    if (screen->n_rows++ == 0)
+        cmd_printf("%-40s %8s %-18s %10s %21s %8s %8s\n", "policy", "length", "metric", "value", "95 % interval", "n", "KV read");
+    cmd_printf("%-40s %8.0f %-18s %10.4f [%9.4f,%9.4f] %8.0f %6.1f %%\n", json_string_value(json_object_get(row, "policy")),
+               real_of(row, "length"), json_string_value(json_object_get(row, "metric")), real_of(row, "value"),
+               json_is_number(lo) ? json_number_value(lo) : (double)NAN, json_is_number(hi) ? json_number_value(hi) : (double)NAN,
+               real_of(row, "n"), 100 * real_of(row, "kv_read"));
+    cmd_out_flush();
+}
+
+static void show_note(void *user, const char *text)
+{
+    struct screen *screen = user;
+    wipe(screen);
+    cmd_say(screen->options, "%s", text);
+}
+
+static bool is_stopped(void *user)
+{
+    (void)user;
+    return interrupted;
+}
+
+static int run_lengths(const struct cmd_options *options, const struct eval_task *task, struct butler_model *model)
+{
+    struct screen screen = {.options = options, .start = now(), .terminal = isatty(STDERR_FILENO)};
+    const struct eval_events events = {&screen, show_progress, show_row, show_note, is_stopped};
+    const char *slash = options->model ? strrchr(options->model, '/') : NULL;
+    struct eval_params params = {
+        .data = options->data,
+        .limit = options->limit,
+        .seed = options->seed,
+        .mode = options->mode,
+        .policies = options->kv.values,
+        .n_policies = options->kv.n,
+        .budgets = options->budgets.values,
+        .n_budgets = options->budgets.n,
+        .settings = options->settings.values,
+        .n_settings = options->settings.n,
+        .kv_type = (enum butler_kv_type)options->kv_type,
+        .n_threads = options->n_threads ? options->n_threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
+        .output = options->output,
+        .model_name = slash            ? slash + 1
+                      : options->model ? options->model
+                                       : "butler-default.gguf",
+    };
+    int code = 0;
+    for (int i = 0; code == 0 && i < (options->lengths.n ? options->lengths.n : 1); i++) {
+        struct butler_error err = {0};
+        params.length = options->lengths.n ? options->lengths.values[i] : 0;
+        screen.start = now();
+        code = eval_execute(task, model, &params, &events, &err);
+        wipe(&screen);
+        if (code < 0)
+            return cmd_fail(options, &err);
+    }
+    if (code == EVAL_STOPPED) {
+        cmd_say(options, options->output ? "stopped; the same command goes on from the rows in %s" : "stopped", options->output);
+        return CMD_FAILED;
+    }
+    return CMD_DONE;
+}
+
+static void print_tasks(FILE *out)
+{
+    for (int i = 0; eval_tasks[i]; i++)
+        fprintf(out, "  %-10s %s\n", eval_tasks[i]->name, eval_tasks[i]->summary);
+}
+
+static int run(struct cmd_options *options)
+{
+    int status = CMD_DONE;
+    const struct eval_task *task = eval_task_find(options->positional.values[0]);
+    if (!task) {
+        cmd_say(options, "there is no task '%s'; the tasks are:", options->positional.values[0]);
+        print_tasks(stderr);
+        return CMD_USAGE;
+    }
+    if (options->mode && strcmp(options->mode, "simulate") != 0 && strcmp(options->mode, "prefill") != 0) {
+        cmd_say(options, "--mode: '%s' is not allowed; it takes simulate or prefill", options->mode);
+        return CMD_USAGE;
+    }
+    /* Sequences run side by side, each in one thread: the model's own pool is the caller alone. */
+    const int n_threads = options->n_threads;
+    options->n_threads = 1;
+    struct butler_model *model = cmd_model_load(options, &status);
+    options->n_threads = n_threads;
+    if (!model)
+        return status;
+    struct sigaction action = {.sa_handler = on_signal}, before;
+    action.sa_flags = (int)SA_RESETHAND; /* a second one ends the program at once */
+    sigaction(SIGINT, &action, &before);
+    status = run_lengths(options, task, model);
+    sigaction(SIGINT, &before, NULL);
+    butler_model_free(model);
+    return status;
+}
+
+static const struct cmd_use uses[] = {
+    {CMD_MODEL, NULL}, {CMD_KV, "full"},   {CMD_BUDGET, NULL}, {CMD_DATA, NULL},     {CMD_LENGTH, NULL}, {CMD_LIMIT, "0"},
+    {CMD_MODE, NULL},  {CMD_SET, NULL},    {CMD_SEED, "0"},    {CMD_KV_TYPE, "f16"}, {CMD_OUTPUT, NULL}, {CMD_THREADS, "0"},
+    {CMD_ISA, NULL},   {CMD_PLUGIN, NULL}, {CMD_JSON, NULL},   {CMD_HELP, NULL},     {CMD_NONE, NULL},
+};
+
+const struct cmd_command cmd_eval = {
+    .name = "eval",
+    .synopsis = "TASK [-m FILE] [--kv POLICY]... [--budget B,...] [--data FILE] [--length L,...] [--limit N] [-o RESULTS] [--json]",
+    .summary = "what policies cost in quality and save in bytes, on the papers' tasks",
+    .details =
+        "Tasks: ppl. docs/eval.md says what each reads and measures.\n\n"
+        "Every --budget is applied to every --kv that has one. Rows are appended to -o as each policy ends, and what that file\n"
+        "has already is not measured again: a run that was stopped goes on with the same command.\n\n"
+        "With --json one row for each policy and metric: {\"task\", \"model\", \"policy\", \"budget\", \"metric\", \"value\", "
+        "\"ci\",\n"
+        "\"n\", \"length\", \"kv_read\", \"bytes\", ...}.\n",
+    .uses = uses,
+    .min_positional = 1,
+    .max_positional = 1,
+    .run = run,
+};

@@ -1,0 +1,194 @@
+/* Evaluation: what a policy costs in quality and saves in bytes. A task (one file each) turns its data into items and
+ * measures one item in one session; everything else - policies and budgets, threads, prompts read once for several
+ * policies, intervals, rows, resuming - is written once, here:
+ *
+ *     task->load -> items -> { a session per item and policy -> task->run -> numbers } -> task->rows -> JSON lines
+ */
+#ifndef EVAL_H
+#define EVAL_H
+
+#include <jansson.h>
+
+#include "policy.h"
+#include "util.h"
+
+enum {
+    EVAL_MAX_OPTIONS = 16, /* of one task */
+    EVAL_MAX_ROWS = 8,     /* metrics one task reports for a policy */
+};
+
+/* ------------------------------------------------------------------------------------------------ a task */
+
+/* One text, and from where on it is measured. */
+struct eval_item {
+    int32_t *ids; /* [n_ids] owned */
+    int n_ids;
+    /* ids[0, n_prompt) are read as a prompt, with dense attention, once for all policies that can share it; the task's run
+     * decodes from there on. Mode simulate: nothing is, run starts with an empty session. */
+    int n_prompt;
+    int n_room; /* tokens that run may add beyond n_ids */
+    void *own;  /* the task's; its free_own frees it, where NULL free() */
+};
+
+struct eval_items {
+    struct eval_item *items;
+    int n, capacity;
+};
+
+/* What a task says of one policy when all items are done. */
+struct eval_row {
+    const char *metric;   /* as in the contract: ppl, bpb, accuracy, ... */
+    double value, lo, hi; /* 95 % confidence interval; NaN: written as null */
+    int64_t n;            /* what value is a mean over */
+    json_t *detail;       /* or NULL; taken over */
+};
+
+struct eval_option {
+    const char *name, *value, *help; /* value: the default, as text */
+};
+
+struct eval_run;
+
+struct eval_task {
+    const char *name, *summary;
+    const char *details;               /* for --help: data, definitions in a few lines */
+    const struct eval_option *options; /* ends with name NULL; NULL: none */
+    int length, limit;                 /* defaults; limit 0: all there is */
+    bool simulate;                     /* the default mode */
+    /* Reads or makes the items (at most run->limit of them) and sets run->n_values, and run->length where it is 0. */
+    int (*load)(struct eval_run *run, struct butler_error *err);
+    /* One item under one policy: decodes in session, which has read the prompt, and writes values[run->n_values]. Called
+     * from several threads for different sessions: run and item are read only. */
+    int (*run)(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
+               struct butler_error *err);
+    /* Items' values [n_items][n_values] -> rows[EVAL_MAX_ROWS]; their number, or an error. */
+    int (*rows)(const struct eval_run *run, const double *values, struct eval_row *rows, struct butler_error *err);
+    void (*free_own)(void *own);
+};
+
+extern const struct eval_task eval_ppl;
+/* Every task, NULL-terminated. */
+extern const struct eval_task *const eval_tasks[];
+const struct eval_task *eval_task_find(const char *name);
+
+/* ------------------------------------------------------------------------------------------------- a run */
+
+/* What the command line says. */
+struct eval_params {
+    const char *data;  /* path, or NULL: what the task makes itself */
+    int length, limit; /* 0: the task's default */
+    uint64_t seed;
+    const char *mode; /* "simulate", "prefill", or NULL: the task's default */
+    const char *const *policies;
+    int n_policies;
+    const double *budgets; /* every one is applied to every policy that has a budget; none: policies as they stand */
+    int n_budgets;
+    const char *const *settings; /* "key=value[,key=value...]" for the task's options */
+    int n_settings;
+    enum butler_kv_type kv_type;
+    int n_threads;      /* sequences at a time; the model's own pool must then have one thread */
+    const char *output; /* rows are appended to this file, and what it has is not computed again; or NULL */
+    const char *model_name;
+};
+
+struct eval_events {
+    void *user;
+    void (*progress)(void *user, double done); /* share of the work, 0 .. 1 */
+    void (*row)(void *user, const json_t *row);
+    void (*note)(void *user, const char *text);
+    bool (*stopped)(void *user); /* the user wants an end: the run stops between items */
+};
+
+/* A policy with its budget applied. */
+struct eval_policy {
+    char *text;
+    double budget;
+    int given; /* which of params->policies it comes from */
+    struct butler_policy parsed;
+};
+
+struct eval_run {
+    const struct eval_task *task;
+    const struct eval_params *params;
+    struct butler_model *model;
+    const struct butler_model_info *info;
+    bool simulate;
+    int length, limit;
+    uint64_t seed;
+    const char *option_values[EVAL_MAX_OPTIONS]; /* of task->options, in order */
+    char *settings;                              /* owned text behind them */
+    uint64_t data_digest;                        /* of what eval_text_read read */
+    struct eval_items items;
+    int n_values;
+    struct eval_policy *policies;
+    int n_policies;
+    void *own; /* the task's, free()d at the end */
+};
+
+/* 0, or negative with *err filled. EVAL_STOPPED when events->stopped said so: what is done is in the output. */
+enum { EVAL_STOPPED = 1 };
+int eval_execute(const struct eval_task *task, struct butler_model *model, const struct eval_params *params,
+                 const struct eval_events *events, struct butler_error *err);
+
+/* The value of a task's option, as text, or as a whole number in [min, max] (error: names the option). */
+const char *eval_option_text(const struct eval_run *run, const char *name);
+int eval_option_int(const struct eval_run *run, const char *name, int min, int max, int *out, struct butler_error *err);
+
+/* ----------------------------------------------------------------------------------------------- for tasks */
+
+/* Appends an item of ids[n] (copied). NULL: no memory. */
+struct eval_item *eval_item_add(struct eval_run *run, const int32_t *ids, int n, int n_prompt, struct butler_error *err);
+
+/* Tokens of a text appended to *ids. */
+struct eval_ids {
+    int32_t *ids;
+    int n, capacity;
+};
+int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
+int eval_ids_append(struct eval_ids *ids, const int32_t *more, int n, struct butler_error *err);
+void eval_ids_free(struct eval_ids *ids);
+
+/* ln of the probability that softmax(logits[n]) gives id. */
+double eval_log_prob(const float *logits, int n, int32_t id);
+int32_t eval_argmax(const float *logits, int n);
+
+/* --------------------------------------------------------------------------------------------------- data */
+
+/* A file read whole, checked to be UTF-8 (and not compressed); its digest goes into the run. bytes[n] is 0. */
+struct eval_text {
+    char *bytes;
+    size_t n;
+};
+int eval_text_read(struct eval_run *run, const char *path, struct eval_text *text, struct butler_error *err);
+void eval_text_free(struct eval_text *text);
+
+/* Lines of JSON objects. Empty lines are skipped. Errors name file, line and field. */
+struct eval_jsonl {
+    const char *path;
+    struct eval_text text;
+    size_t at;
+    int line;       /* of object */
+    json_t *object; /* the current one, owned */
+};
+int eval_jsonl_open(struct eval_run *run, struct eval_jsonl *lines, const char *path, struct butler_error *err);
+/* 1: lines->object is the next one. 0: no more. */
+int eval_jsonl_next(struct eval_jsonl *lines, struct butler_error *err);
+void eval_jsonl_close(struct eval_jsonl *lines);
+/* Fields of the current object; borrowed. Strings may not be empty where `filled`. */
+int eval_jsonl_string(const struct eval_jsonl *lines, const char *field, bool filled, const char **out, struct butler_error *err);
+int eval_jsonl_int(const struct eval_jsonl *lines, const char *field, json_int_t min, json_int_t max, json_int_t *out,
+                   struct butler_error *err);
+int eval_jsonl_array(const struct eval_jsonl *lines, const char *field, size_t at_least, json_t **out, struct butler_error *err);
+/* An error about a field of the current object. */
+int eval_jsonl_fail(const struct eval_jsonl *lines, const char *field, struct butler_error *err, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* --------------------------------------------------------------------------------------------- statistics */
+
+/* Wilson's 95 % interval of k successes in n. */
+void eval_wilson(double k, double n, double *lo, double *hi);
+/* 95 % interval of sum x / sum w over n independent sequences (a ratio; Student's t on its linearised deviations):
+ * x[i * stride], w[i * stride]. NaN where n < 2. */
+void eval_ratio_interval(const double *x, const double *w, size_t stride, int n, double *lo, double *hi);
+
+#endif

@@ -1,0 +1,99 @@
+/* Tokens on their way in (ids of texts, items) and logits on their way out. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "eval.h"
+
+static int reserve(struct eval_ids *ids, int more, struct butler_error *err)
+{
+    if (more > INT32_MAX / 4 - ids->n)
+        return butler_fail(err, BUTLER_ERROR_LENGTH, "more tokens than a text may have");
+    if (ids->n + more <= ids->capacity)
+        return 0;
+    const int capacity = 2 * (ids->n + more) + 64;
+    int32_t *grown = realloc(ids->ids, (size_t)capacity * sizeof *grown);
+    if (!grown)
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %d tokens", capacity);
+    ids->ids = grown;
+    ids->capacity = capacity;
+    return 0;
+}
+
+int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err)
+{
+    const size_t n_text = strlen(text);
+    if (n_text > INT32_MAX / 8)
+        return butler_fail(err, BUTLER_ERROR_LENGTH, "more tokens than a text may have");
+    if (reserve(ids, (int)n_text / 2 + 8, err) < 0)
+        return BUTLER_ERROR_MEMORY;
+    for (;;) {
+        const int room = ids->capacity - ids->n, n = butler_tokenize(model, text, n_text, 0, ids->ids + ids->n, room, err);
+        if (n < 0)
+            return n;
+        if (n <= room) {
+            ids->n += n;
+            return 0;
+        }
+        if (reserve(ids, n, err) < 0)
+            return BUTLER_ERROR_MEMORY;
+    }
+}
+
+int eval_ids_append(struct eval_ids *ids, const int32_t *more, int n, struct butler_error *err)
+{
+    const int code = reserve(ids, n, err);
+    if (code < 0)
+        return code;
+    memcpy(ids->ids + ids->n, more, (size_t)n * sizeof *more);
+    ids->n += n;
+    return 0;
+}
+
+void eval_ids_free(struct eval_ids *ids)
+{
+    free(ids->ids);
+    *ids = (struct eval_ids){0};
+}
+
+struct eval_item *eval_item_add(struct eval_run *run, const int32_t *ids, int n, int n_prompt, struct butler_error *err)
+{
+    struct eval_items *items = &run->items;
+    if (items->n == items->capacity) {
+        const int capacity = 2 * items->capacity + 16;
+        struct eval_item *grown = realloc(items->items, (size_t)capacity * sizeof *grown);
+        if (!grown) {
+            butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %d items", capacity);
+            return NULL;
+        }
+        items->items = grown;
+        items->capacity = capacity;
+    }
+    struct eval_item *item = &items->items[items->n];
+    *item = (struct eval_item){.n_ids = n, .n_prompt = n_prompt, .ids = butler_alloc((size_t)n * sizeof *ids, err)};
+    if (!item->ids)
+        return NULL;
+    memcpy(item->ids, ids, (size_t)n * sizeof *ids);
+    items->n++;
+    return item;
+}
+
+double eval_log_prob(const float *logits, int n, int32_t id)
+{
+    float max = logits[0];
+    double sum = 0;
+    for (int i = 1; i < n; i++)
+        max = logits[i] > max ? logits[i] : max;
+    for (int i = 0; i < n; i++)
+        sum += (double)expf(logits[i] - max);
+    return (double)logits[id] - (double)max - log(sum);
+}
+
+int32_t eval_argmax(const float *logits, int n)
+{
+    int32_t best = 0;
+    for (int i = 1; i < n; i++)
+        if (logits[i] > logits[best])
+            best = i;
+    return best;
+}
