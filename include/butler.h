@@ -159,6 +159,11 @@ bool butler_should_stop(const struct butler_session *session);
 int butler_session_save(const struct butler_session *session, const char *path, struct butler_error *err);
 struct butler_session *butler_session_restore(struct butler_model *model, const char *path, struct butler_error *err);
 
+/* Makes `to` what `from` is, whatever it held before: it continues exactly as `from` would, so that several texts can
+ * follow one beginning. Both of the same model, policy, context, KV type and seed, or BUTLER_ERROR_ARGUMENT and nothing
+ * has changed. Statistics stay each session's own. A copy of an empty session is an empty session. */
+int butler_session_copy(struct butler_session *to, const struct butler_session *from, struct butler_error *err);
+
 /* What the session cost so far. Bytes are those the kernels were asked to read in decode steps. */
 struct butler_stats {
     uint64_t n_prefill, n_decode; /* tokens */

@@ -273,6 +273,68 @@ static void test_restore(void **state)
     for_all(restore_law);
 }
 
+/* A copy continues as the session it was made from, which goes its own way undisturbed. */
+static void copy_law(const struct context *c, const char *policy)
+{
+    char text[512];
+    struct butler_error err;
+    struct butler_session *session = open_session(c, with_budget(policy, BUDGET, text)), *alone = open_session(c, text),
+                          *copy = open_session(c, text);
+    const int middle = (c->n_prompt + c->n_text) / 2;
+    prefill(session, c->text, c->n_prompt);
+    prefill(alone, c->text, c->n_prompt);
+    prefill(copy, c->text + c->n_text - middle - 8, middle + 8);
+    for (int i = c->n_prompt; i < middle; i++) {
+        step(session, c->text[i]);
+        step(alone, c->text[i]);
+    }
+    assert_int_equal(butler_session_copy(copy, session, &err), 0);
+    for (int i = 0; i < c->n_text - middle; i++)
+        step(copy, c->text[i]);
+    assert_int_equal(butler_session_copy(copy, session, &err), 0);
+    assert_int_equal(butler_n_past(copy), middle);
+    assert_same_logits(session, copy, text, middle - 1);
+    for (int i = middle; i < c->n_text; i++) {
+        int32_t a[N_TEXT], b[N_TEXT];
+        step(session, c->text[i]);
+        step(alone, c->text[i]);
+        step(copy, c->text[i]);
+        assert_same_logits(alone, session, text, i);
+        assert_same_logits(alone, copy, text, i);
+        const int n = butler_last_selection(alone, 0, 0, a, N_TEXT);
+        assert_int_equal(butler_last_selection(copy, 0, 0, b, N_TEXT), n);
+        assert_memory_equal(a, b, (size_t)n * sizeof *a);
+    }
+    butler_session_free(session);
+    butler_session_free(alone);
+    butler_session_free(copy);
+}
+
+static void test_copy(void **state)
+{
+    (void)state;
+    for_all(copy_law);
+}
+
+static void test_copy_refused(void **state)
+{
+    (void)state;
+    const struct context c = open_model(&models[1], 0);
+    struct butler_error err = {0};
+    struct butler_session *quest = open_session(&c, "quest:budget=32"), *full = open_session(&c, "full"),
+                          *empty = open_session(&c, "full");
+    assert_int_equal(butler_session_copy(quest, full, &err), BUTLER_ERROR_ARGUMENT);
+    assert_non_null(strstr(err.message, "quest"));
+    prefill(full, c.text, 20);
+    assert_int_equal(butler_session_copy(full, empty, &err), 0);
+    assert_int_equal(butler_n_past(full), 0);
+    assert_null(butler_logits(full));
+    butler_session_free(quest);
+    butler_session_free(full);
+    butler_session_free(empty);
+    butler_model_free(c.model);
+}
+
 /* One thread and two, and another backend table of the same ISA, agree bit for bit. */
 static struct context one_thread;
 
@@ -310,10 +372,8 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense),
-        cmocka_unit_test(test_selection),
-        cmocka_unit_test(test_restore),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_dense), cmocka_unit_test(test_selection),    cmocka_unit_test(test_restore),
+        cmocka_unit_test(test_copy),  cmocka_unit_test(test_copy_refused), cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
