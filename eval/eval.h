@@ -66,7 +66,7 @@ struct eval_task {
     void (*free_own)(void *own);
 };
 
-extern const struct eval_task eval_ppl;
+extern const struct eval_task eval_ppl, eval_mc;
 /* Every task, NULL-terminated. */
 extern const struct eval_task *const eval_tasks[];
 const struct eval_task *eval_task_find(const char *name);
@@ -117,6 +117,7 @@ struct eval_run {
     uint64_t seed;
     const char *option_values[EVAL_MAX_OPTIONS]; /* of task->options, in order */
     char *settings;                              /* owned text behind them */
+    const char *subset;                          /* which data set of several the task has, or NULL; load sets it */
     uint64_t data_digest;                        /* of what eval_text_read read */
     struct eval_items items;
     int n_values;

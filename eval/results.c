@@ -156,7 +156,8 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
         const char *slash = strrchr(params->data, '/');
         snprintf(data, sizeof data, "%.40s#%016" PRIx64, slash ? slash + 1 : params->data, run->data_digest);
     }
-    return json_pack("{s:s, s:s, s:s, s:f, s:i, s:i, s:I, s:s, s:s, s:s}", "task", run->task->name, "model", params->model_name,
+    return json_pack("{s:s, s:s*, s:s, s:s, s:f, s:i, s:i, s:I, s:s, s:s, s:s}", "task", run->task->name, "subset", run->subset, "model",
+                     params->model_name,
                      "policy", policy->text, "budget", policy->budget, "length", run->length, "limit", run->limit, "seed",
                      (json_int_t)run->seed, "fingerprint", fingerprint, "data", data, "config", config);
 }

@@ -1,0 +1,304 @@
+/* Multiple choice as lm-evaluation-harness scores it: a question's answers are compared by the logarithm of their
+ * probability after the context. What the choices have in common is read once; then the session is copied, and each choice
+ * goes its own way. Decode simulation (TokenButler, section 4.3): every token is decoded under the policy. Mode prefill:
+ * the common context but its last token is read densely, so that every probability comes from a step under the policy. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "mc.h"
+#include "session.h"
+#include "words.h"
+
+enum { CORRECT, CORRECT_NORM, LOG_PROB, N_VALUES = LOG_PROB + MC_MAX_CHOICES };
+
+/* One context and one answer. ids[n_ids] is owned by the item; ids[first] is the answer's first token. */
+struct choice {
+    int32_t *ids;
+    int n_ids, first, n_characters;
+};
+
+struct question {
+    int n_choices, gold;
+    struct choice choices[MC_MAX_CHOICES];
+};
+
+static void free_question(void *own)
+{
+    struct question *question = own;
+    for (int i = 0; question && i < question->n_choices; i++)
+        free(question->choices[i].ids);
+    free(question);
+}
+
+/* What the run needs to know of its data. */
+struct set {
+    enum mc_kind kind;
+    int32_t bos; /* stands before every text; -1: nothing does */
+};
+
+/* ------------------------------------------------------------------------------------------------- loading */
+
+static int find_kind(const struct eval_run *run, enum mc_kind *kind, struct butler_error *err)
+{
+    static const char *const parts[MC_N_KINDS] = {"hellaswag", "piqa", "arc", "winogrande", "boolq", "lambada"};
+    const char *name = eval_option_text(run, "subset"), *path = run->params->data;
+    if (!path)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--data: mc needs a file of questions");
+    const char *slash = strrchr(path, '/');
+    for (int i = 0; i < MC_N_KINDS; i++)
+        if (*name ? strcmp(name, mc_kind_name((enum mc_kind)i)) == 0 : strcasestr(slash ? slash + 1 : path, parts[i]) != NULL) {
+            *kind = (enum mc_kind)i;
+            return 0;
+        }
+    return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                       *name
+                           ? "--set subset: '%s' is none of hellaswag, piqa, arc_easy, winogrande, boolq, lambada"
+                           : "--set subset=NAME: %s does not say which set it is: hellaswag, piqa, arc_easy, winogrande, boolq or "
+                             "lambada",
+                       *name ? name : path);
+}
+
+/* Tokens of context + answer; those of the context alone say where the answer begins, as the harness counts: spaces at
+ * the end of the context belong to the answer. */
+static int encode(const struct eval_run *run, const struct set *set, const char *context, const char *answer, struct choice *choice,
+                  struct butler_error *err)
+{
+    struct eval_ids ids = {0}, whole = {0};
+    char *text = NULL;
+    size_t n = strlen(context);
+    const struct eval_span stripped = eval_strip((struct eval_span){context, n});
+    n = stripped.n ? (size_t)(stripped.bytes - context) + stripped.n : 0;
+    int code = set->bos >= 0 ? eval_ids_append(&ids, &set->bos, 1, err) : 0;
+    if (code == 0 && (asprintf(&text, "%s%s", context, answer) < 0 || !text))
+        code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a text");
+    if (code == 0)
+        code = eval_ids_text(&whole, run->model, text, err);
+    if (code == 0) {
+        text[n] = 0;
+        code = eval_ids_text(&ids, run->model, text, err);
+    }
+    const int first = ids.n, after = first - (set->bos >= 0);
+    if (code == 0 && first == 0)
+        code = butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "nothing stands before the answer, and the model has no token for that");
+    else if (code == 0 && after >= whole.n)
+        code = butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "an answer of no token: the context alone has %d, both together %d",
+                           after, whole.n);
+    if (code == 0)
+        code = eval_ids_append(&ids, whole.ids + after, whole.n - after, err);
+    if (code == 0 && ids.n - first > run->length)
+        code = butler_fail(err, BUTLER_ERROR_LENGTH, "an answer of %d tokens, more than --length %d", ids.n - first, run->length);
+    if (code == 0) { /* what does not fit is cut off in front; the last token is never fed */
+        const int cut = BUTLER_MAX(0, ids.n - (run->length + 1));
+        memmove(ids.ids, ids.ids + cut, (size_t)(ids.n - cut) * sizeof *ids.ids);
+        choice->ids = ids.ids;
+        choice->n_ids = ids.n - cut;
+        choice->first = first - cut;
+        ids.ids = NULL;
+    }
+    eval_ids_free(&ids);
+    eval_ids_free(&whole);
+    free(text);
+    return code;
+}
+
+/* Tokens that all choices begin with and none has to predict. */
+static int common_prefix(const struct question *question)
+{
+    const struct choice *a = &question->choices[0];
+    int n = a->first;
+    for (int i = 1; i < question->n_choices; i++) {
+        const struct choice *b = &question->choices[i];
+        int same = 0;
+        while (same < n && same < b->first && a->ids[same] == b->ids[same])
+            same++;
+        n = same;
+    }
+    return n;
+}
+
+static int add_question(struct eval_run *run, const struct set *set, const struct mc_question *from, struct butler_error *err)
+{
+    struct question *question = butler_alloc(sizeof *question, err);
+    int code = question ? 0 : BUTLER_ERROR_MEMORY, longest = 0;
+    for (int i = 0; i < from->n_choices && code == 0; i++) {
+        struct choice *choice = &question->choices[question->n_choices++];
+        choice->n_characters = from->n_characters[i];
+        code = encode(run, set, from->contexts[i], from->answers[i], choice, err);
+        longest = BUTLER_MAX(longest, choice->n_ids - 1);
+    }
+    struct eval_item *item = NULL;
+    if (code == 0) {
+        question->gold = from->gold;
+        const int n = common_prefix(question);
+        item = eval_item_add(run, question->choices[0].ids, n, BUTLER_MAX(n - 1, 0), err);
+        code = item ? 0 : BUTLER_ERROR_MEMORY;
+        if (item) {
+            item->n_room = longest - n;
+            item->own = question;
+        }
+    }
+    if (code < 0)
+        free_question(question);
+    return code;
+}
+
+static int load(struct eval_run *run, struct butler_error *err)
+{
+    struct mc_reader reader;
+    struct mc_question question;
+    struct set *set = run->own = butler_alloc(sizeof *set, err);
+    if (!set)
+        return BUTLER_ERROR_MEMORY;
+    int32_t ids[8];
+    int code = find_kind(run, &set->kind, err), flag;
+    if (code == 0)
+        code = eval_option_int(run, "items", 0, 1, &flag, err);
+    if (code == 0)
+        code = mc_reader_open(run, &reader, set->kind, run->params->data, err);
+    if (code < 0)
+        return code;
+    const int n = butler_tokenize(run->model, "a", 1, BUTLER_ADD_SPECIAL, ids, BUTLER_COUNT(ids), NULL);
+    set->bos = n > 0 && ids[0] == butler_token_bos(run->model) ? ids[0] : -1;
+    run->length = run->length ? run->length : run->info->n_ctx_train;
+    run->subset = mc_kind_name(set->kind);
+    run->n_values = N_VALUES;
+    while ((run->limit == 0 || run->items.n < run->limit) && (code = mc_reader_next(&reader, &question, err)) > 0) {
+        struct butler_error fault = {0};
+        code = add_question(run, set, &question, &fault);
+        mc_question_clear(&question);
+        if (code < 0) {
+            butler_fail(err, code, "%s:%d: %s", reader.lines.path, reader.lines.line, fault.message);
+            break;
+        }
+    }
+    mc_reader_close(&reader);
+    return BUTLER_MIN(code, 0);
+}
+
+/* ----------------------------------------------------------------------------------------------- measuring */
+
+/* The rest of a choice, from where the session stands; ln p of its answer. */
+static int follow(const struct eval_run *run, const struct choice *choice, struct butler_session *session, double *log_prob,
+                  bool *greedy, struct butler_error *err)
+{
+    *log_prob = 0;
+    *greedy = true;
+    for (int i = butler_n_past(session);; i++) {
+        if (i >= choice->first) {
+            const float *logits = butler_logits(session);
+            *log_prob += eval_log_prob(logits, run->info->n_vocab, choice->ids[i]);
+            *greedy = *greedy && eval_argmax(logits, run->info->n_vocab) == choice->ids[i];
+        }
+        if (i + 1 == choice->n_ids)
+            return 0;
+        const int code = butler_step(session, choice->ids[i], err);
+        if (code < 0)
+            return code;
+    }
+}
+
+static int measure(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
+                   struct butler_error *err)
+{
+    const struct question *question = item->own;
+    const struct set *set = run->own;
+    struct butler_session *beginning = NULL; /* what all choices continue */
+    int code = 0, best = 0, best_norm = 0;
+    bool greedy = false;
+    for (int i = butler_n_past(session); i < item->n_ids && code == 0; i++)
+        code = butler_step(session, item->ids[i], err);
+    if (code == 0 && question->n_choices > 1) {
+        const struct butler_session_params params = {
+            .n_ctx = session->n_ctx, .n_block = session->n_block, .kv_type = session->kv_type, .seed = session->seed};
+        beginning = butler_session_make(run->model, &session->policy, &params, err);
+        code = beginning ? butler_session_copy(beginning, session, err) : BUTLER_ERROR_MEMORY;
+    }
+    for (int i = 0; i < question->n_choices && code == 0; i++) {
+        if (i > 0 && butler_n_past(session) != item->n_ids)
+            code = butler_session_copy(session, beginning, err);
+        if (code == 0)
+            code = follow(run, &question->choices[i], session, &values[LOG_PROB + i], &greedy, err);
+    }
+    const struct choice *choices = question->choices;
+    for (int i = 1; i < question->n_choices; i++) {
+        best = values[LOG_PROB + i] > values[LOG_PROB + best] ? i : best;
+        if (values[LOG_PROB + i] / choices[i].n_characters > values[LOG_PROB + best_norm] / choices[best_norm].n_characters)
+            best_norm = i;
+    }
+    values[CORRECT] = set->kind == MC_LAMBADA ? greedy : best == question->gold;
+    values[CORRECT_NORM] = best_norm == question->gold;
+    butler_session_free(beginning);
+    return code;
+}
+
+/* ---------------------------------------------------------------------------------------------------- rows */
+
+static struct eval_row share_row(const struct eval_run *run, const char *metric, const double *values, int which)
+{
+    struct eval_row row = {.metric = metric, .n = run->items.n};
+    double right = 0;
+    for (int i = 0; i < run->items.n; i++)
+        right += values[i * N_VALUES + which];
+    row.value = right / run->items.n;
+    eval_wilson(right, run->items.n, &row.lo, &row.hi);
+    return row;
+}
+
+/* Every item's log-likelihoods, in order. */
+static json_t *items_of(const struct eval_run *run, const double *values)
+{
+    json_t *out = json_array();
+    for (int i = 0; i < run->items.n; i++) {
+        const struct question *question = run->items.items[i].own;
+        json_t *item = json_array();
+        for (int c = 0; c < question->n_choices; c++)
+            json_array_append_new(item, json_real(values[i * N_VALUES + LOG_PROB + c]));
+        json_array_append_new(out, item);
+    }
+    return json_pack("{s:o}", "items", out);
+}
+
+static int rows(const struct eval_run *run, const double *values, struct eval_row *out, struct butler_error *err)
+{
+    const enum mc_kind kind = ((const struct set *)run->own)->kind;
+    const int n_items = run->items.n;
+    int n = 0, with_items;
+    out[n++] = share_row(run, "accuracy", values, CORRECT);
+    if (kind == MC_HELLASWAG || kind == MC_PIQA || kind == MC_ARC_EASY)
+        out[n++] = share_row(run, "acc_norm", values, CORRECT_NORM);
+    if (kind == MC_LAMBADA) {
+        double *nll = butler_alloc((size_t)n_items * 2 * sizeof *nll, err), sum = 0, lo, hi;
+        if (!nll)
+            return BUTLER_ERROR_MEMORY;
+        for (int i = 0; i < n_items; i++) {
+            nll[2 * i] = -values[i * N_VALUES + LOG_PROB];
+            nll[2 * i + 1] = 1;
+            sum += nll[2 * i];
+        }
+        eval_ratio_interval(nll, nll + 1, 2, n_items, &lo, &hi);
+        free(nll);
+        out[n++] = (struct eval_row){"ppl", exp(sum / n_items), exp(lo), exp(hi), n_items, NULL};
+    }
+    if (eval_option_int(run, "items", 0, 1, &with_items, err) == 0 && with_items)
+        out[0].detail = items_of(run, values);
+    return n;
+}
+
+static const struct eval_option options[] = {
+    {"subset", "", "hellaswag, piqa, arc_easy, winogrande, boolq or lambada; without it, the file's name says"},
+    {"items", "0", "1: the first row's detail has the log-likelihood of every choice"},
+    {NULL, NULL, NULL},
+};
+
+const struct eval_task eval_mc = {
+    .name = "mc",
+    .summary = "HellaSwag, PIQA, ARC-Easy, WinoGrande, BoolQ, LAMBADA, scored as lm-evaluation-harness does",
+    .details = "--data is one set's file, --length the longest text (what is longer loses its beginning), --limit questions.\n",
+    .options = options,
+    .simulate = true,
+    .load = load,
+    .run = measure,
+    .rows = rows,
+    .free_own = free_question,
+};
