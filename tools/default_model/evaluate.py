@@ -3,6 +3,7 @@
 An answer counts when every token of it is the most probable one given the true tokens before it, which is what greedy generation would give. Rows are JSON.
 """
 import argparse
+import gzip
 import json
 import math
 import os
@@ -162,6 +163,19 @@ class Judge:
                 n, length = n + 1, max(length, len(prompt))
         self.emit("lines", "accuracy", right / n, n, length, ci=wilson(right, n), file=os.path.basename(path))
 
+    def uuids(self, path, n, items):
+        """The first n keys and values of each item of lost-in-the-middle, in JSON; one of them is asked for, another place in each item."""
+        right = length = 0
+        with gzip.open(path, "rt") as f:
+            for i, line in zip(range(items), f):
+                records = json.loads(line)["ordered_kv_records"][:n]
+                key, value = records[(i * 7 + 3) % n]
+                prompt = self.enc("Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{"
+                                  + ",\n ".join(f'"{k}": "{v}"' for k, v in records) + f'}}\n\nKey: "{key}"\nCorresponding value: "')
+                right += all(self.hits(prompt, self.enc(value)))
+                length = max(length, len(prompt))
+        self.emit("uuids", "accuracy", right / items, items, length, pairs=n, ci=wilson(right, items))
+
     @torch.no_grad()
     def sample(self, prompt, n, rng, temp=0.7, top_k=40):
         past, ids = Cache(), [self.bos] + self.enc(prompt)
@@ -186,7 +200,7 @@ def main():
     ap.add_argument("--data", required=True, help="folder with tokenbutler/mrcr_custom.json and long/")
     ap.add_argument("--lengths", default="512,2048,8192")
     ap.add_argument("--items", type=int, default=100)
-    ap.add_argument("--tasks", default="ppl,passkey,coref,kv,facts,lines,sample")
+    ap.add_argument("--tasks", default="ppl,passkey,coref,kv,facts,lines,uuids,sample")
     ap.add_argument("--ppl-tokens", type=int, default=65536)
     ap.add_argument("--seed", type=int, default=7)
     ap.add_argument("--threads", type=int, default=1)
@@ -216,6 +230,9 @@ def main():
             j.facts(length, 4, args.items, rng)
     if "lines" in tasks:
         j.lines(os.path.join(args.data, "long/longeval_lines/200_lines.jsonl"), args.items)
+    if "uuids" in tasks:
+        for n in (10, 75):
+            j.uuids(os.path.join(args.data, "long/lost_in_the_middle/kv-retrieval-75_keys.jsonl.gz"), n, args.items)
     if "sample" in tasks:
         for prompt in ("The old lighthouse keeper climbed the stairs and", '"You must not go there alone," said', "It was late in the autumn when the letter"):
             print("---\n" + j.sample(prompt, 120, rng))

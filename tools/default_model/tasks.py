@@ -11,6 +11,7 @@ import numpy as np
 import pools
 
 ANSWER, TEMPLATE, UNKNOWN = 4.0, 0.4, 0.05
+KINDS = {"passkey": 5, "facts": 5, "coref": 10, "pairs": 9, "lines": 4, "uuids": 2, "repeat": 2, "hops": 1, "copy": 2}    # how often each is made
 
 
 class Text:
@@ -49,7 +50,9 @@ class Tasks:
     def __init__(self, tok, text, words, seed):
         self.tok, self.text, self.words = tok, text, words
         self.rng = np.random.default_rng(seed)
-        self.all_kinds = self.kinds = {"passkey": 4, "facts": 6, "coref": 12, "pairs": 8, "lines": 2, "repeat": 2, "hops": 2, "copy": 1}
+        self.all_kinds = self.kinds = dict(KINDS)
+        self.names = list(self.all_kinds)
+        self.letters = [v for v in (tok.decode([i]) for i in range(tok.get_vocab_size())) if re.fullmatch("[a-z]{2,6}", v)]
 
     # --- small pieces -------------------------------------------------------------------------------------------------------------------
     def one(self, pool):
@@ -69,7 +72,9 @@ class Tasks:
 
     def place(self, capital=None):
         r = self.rng.random()
-        if r < 0.5:
+        if r < 0.2:
+            name = "".join(self.one(self.letters) for _ in range(int(self.rng.integers(2, 4))))     # nothing but looking tells how such a name goes on
+        elif r < 0.55:
             name = self.one(pools.COMPOUND_A) + self.one(pools.COMPOUND_B)
         elif r < 0.8:
             name = self.one(pools.PLACE_A) + self.one(pools.PLACE_B) + self.one(pools.PLACE_C)
@@ -108,7 +113,7 @@ class Tasks:
         """About n tokens: mostly book, sometimes short sentences repeated."""
         if n <= 0:
             return np.zeros(0, np.int64), 1.0
-        if self.chance(0.8):
+        if self.chance(0.7):
             return self.text.span(self.rng, n).astype(np.int64), 1.0
         said = " ".join(self.some(pools.FILLER, int(self.rng.integers(4, 9)))) + self.one([" ", "\n"])
         ids = self.enc(said)
@@ -176,7 +181,8 @@ class Tasks:
             else:
                 planted.append([(f" {p}'s {t} is {colour} and lies", TEMPLATE), (f" {spot}", UNKNOWN), (".", TEMPLATE)])
             asks.append([(self.one([f"\nWhere is the {t} of {p}? The {t} of {p} is kept", f"\nQuestion: Where does {p} keep the {t}?\nAnswer:",
-                                    f"\nWhere is {p}'s {t}? It is"]), TEMPLATE), (f" {spot}", ANSWER), (".", TEMPLATE)])
+                                    f"\nWhere is {p}'s {t}? It is", f"\nIf {p} wants the {t}, where must one look? Look",
+                                    f"\n{p} has lost the {t}. It was kept", f"\nQ: the {t} that belongs to {p}, where is it?\nA:"]), TEMPLATE), (f" {spot}", ANSWER), (".", TEMPLATE)])
         return self.plant(room, planted, [], [s for i in self.rng.permutation(n) for s in asks[i]])
 
     def distractor(self):
@@ -231,39 +237,43 @@ class Tasks:
             return self.one(self.words), self.one(self.words)
         if style == "number":
             return self.one(self.words), self.digits(3, 6)
+        if style == "five":
+            return self.one(self.words), self.digits(5, 5)
         if style == "two":
             return "-".join(self.some(self.words, 2)), self.digits(4, 5)
         if style == "digits":
             return self.digits(4, 6), self.digits(4, 6)
+        if style == "place":
+            return self.one(self.words), self.place()
         return self.hexes(8), self.hexes(8)
 
     def pairs(self, room):
-        style = self.one(["word", "word", "number", "number", "two", "digits", "hex"])
-        cost = {"word": 8, "number": 11, "two": 16, "digits": 16, "hex": 22}[style]
-        form = self.one(["{k}: {v}\n", '"{k}": "{v}", ', "{k} = {v}; ", "The value of {k} is {v}. ", "{k} -> {v}\n", "key {k}, value {v}\n"])
-        asks = 1 + int(self.rng.integers(0, 4))
+        """A list of keys and values, some of which are asked for: as they were listed, or in other words."""
+        style = self.one(["word", "word", "number", "number", "five", "five", "place", "two", "digits", "hex"])
+        cost = {"word": 8, "number": 11, "five": 11, "place": 10, "two": 16, "digits": 16, "hex": 22}[style]
+        form = self.one(["{k}: {v}\n", "{k}: {v}\n", '"{k}": "{v}", ', "{k} = {v}; ", "The value of {k} is {v}. ", "{k} -> {v}\n", "key {k}, value {v}\n"])
+        asks = 1 + int(self.rng.integers(0, 8))
         n = max(2, min(90, int((room - 30 * asks) // (cost + (4 if "The" in form or "key" in form else 0)))))
         if self.chance(0.5):
-            n = max(2, min(n, int(self.rng.integers(2, 26))))
+            n = max(2, min(n, int(self.rng.integers(2, 31))))
         table = {}
         while len(table) < n:
             k, v = self.pair_of(style)
             table[k] = v
         pre, post = form.split("{v}")
+        lead = " " if pre.endswith(" ") else ""
+        key_pre, key_post = pre.split("{k}")
+        key_post = key_post[:len(key_post) - len(lead)]
         body = []
         for k, v in table.items():
-            lead = (" " if pre.endswith(" ") else "")
-            key_pre, key_post = pre.split("{k}")
-            body += [(key_pre + k + key_post[:len(key_post) - len(lead)], UNKNOWN), (lead + v, UNKNOWN), (post, UNKNOWN)]
+            body += [(key_pre + k + key_post, UNKNOWN), (lead + v, UNKNOWN), (post, UNKNOWN)]
         head = [(self.one(["", "Remember these pairs.\n", "Below is a list of keys and values.\n", "JSON data:\n{", "Record:\n"]), TEMPLATE)]
-        tail = []
+        tail, plain = [], self.chance(0.5)
         for k in self.some(list(table), min(asks, n)):
-            ask = self.one([f"\nWhat is the value of {k}? The value of {k} is", f'\nKey: "{k}"\nValue:', f"\n{k}:", f"\nkey {k}, value",
-                            f"\nQuestion: which value belongs to {k}?\nAnswer:", None, None])
-            lead = " " if pre.endswith(" ") else ""
+            ask = None if plain else self.one([f"\nWhat is the value of {k}? The value of {k} is", f'\nKey: "{k}"\nValue:', f"\n{k}:", f"\nkey {k}, value",
+                                               f"\nQuestion: which value belongs to {k}?\nAnswer:"])
             if ask is None:
-                key_pre, key_post = pre.split("{k}")
-                tail += [("\n" + key_pre + k + key_post[:len(key_post) - len(lead)], TEMPLATE), (lead + table[k], ANSWER)]
+                tail += [("\n" + key_pre + k + key_post, TEMPLATE), (lead + table[k], ANSWER)]
             elif ask.startswith("\nKey"):
                 tail += [(ask + ' "', TEMPLATE), (table[k], ANSWER), ('"', TEMPLATE)]
             else:
@@ -276,17 +286,40 @@ class Tasks:
             w += [1.0] * (len(i) - len(w))
         return i + ti, w + tw
 
+    def uuids(self, room):
+        """Keys and values of 32 hexadecimal digits in JSON: copying where no word helps."""
+        n = max(2, (room - 100) // 72)
+        if room > 900:
+            n = int(self.rng.integers(2, n + 1))
+        make = lambda: "-".join(self.hexes(k) for k in (8, 4, 4, 4, 12)) if full else self.hexes(8)
+        full = self.chance(0.7)
+        table = {make(): make() for _ in range(n)}
+        body = [(self.one(["Extract the value of the key from the JSON object below.\n\nJSON data:\n", "JSON data:\n", ""]) + "{", TEMPLATE)]
+        for i, (k, v) in enumerate(table.items()):
+            body += [(f'"{k}": "', UNKNOWN), (v, UNKNOWN), ('",\n ' if i + 1 < n else '"}\n', TEMPLATE)]
+        for k in self.some(list(table), 1 + (n > 5)):
+            body += [(self.one([f'\nKey: "{k}"\nCorresponding value:', f'\nKey: "{k}"\nValue:', f'\nThe value of "{k}" is']) + ' "', TEMPLATE), (table[k], ANSWER), ('"', TEMPLATE)]
+        return self.tokens(body)
+
     def lines(self, room):
-        n = max(2, min(250, (room - 60) // 20))
+        """A register of numbered lines: each has a name of two words, and a few numbers are asked for."""
+        n = max(2, min(700, (room - 180) // 23))
+        if room > 900:
+            n = int(self.rng.integers(n // 4 + 1, n + 1))
         names = ["-".join(self.some(self.words, 2)) for _ in range(n)]
         values = [self.digits(4, 5) for _ in names]
-        word = self.one(["REGISTER_CONTENT", "CONTENT", "entry", "STORED_VALUE"])
-        unit = self.one(["line", "line", "row", "item"])
-        body = [(f"Each {unit} below holds a number as its {word}. Keep them in mind.\n", TEMPLATE)]
+        usual = self.chance(0.6)
+        word = "REGISTER_CONTENT" if usual else self.one(["CONTENT", "entry", "STORED_VALUE"])
+        unit = "line" if usual else self.one(["line", "row", "item"])
+        body = [(self.one([f"Each {unit} below holds a number as its {word}. Keep them in mind.\n", f"Here is a list of {unit}s; remember the <{word}> of each.\n\n"]), TEMPLATE)]
         for k, v in zip(names, values):
             body += [(f"{unit} {k}: {word} is <", UNKNOWN), (v, UNKNOWN), (">\n", UNKNOWN)]
-        for i in self.some(range(n), min(n, 2)):
-            body += [(f"\nWhat is the {word} of {unit} {names[i]}? The {word} in {unit} {names[i]} is <", TEMPLATE), (values[i], ANSWER), (">.", TEMPLATE)]
+        if self.chance(0.5):
+            body += [("\nThe list ends here.", TEMPLATE)]
+        for i in self.some(range(n), min(n, 1 + int(self.rng.integers(1, 4)))):
+            ask = self.one([f" Tell me what is the <{word}> in {unit} {names[i]}? I need the number. The <{word}> in {unit} {names[i]} is <",
+                            f"\nWhat is the {word} of {unit} {names[i]}? The {word} in {unit} {names[i]} is <", f"\n{unit} {names[i]}: {word} is <"])
+            body += [(ask, TEMPLATE), (values[i], ANSWER), (">.", TEMPLATE)]
         return self.tokens(body)
 
     def repeat(self, room):
@@ -313,7 +346,10 @@ class Tasks:
     def copy(self, room):
         """Random words, then the same words again."""
         n = int(min(room // 3.4, self.rng.integers(8, 60)))
-        said = " ".join(self.one(self.words) for _ in range(n))
+        kind = self.rng.random()
+        unit = (lambda: self.one(self.words)) if kind < 0.5 else (lambda: self.digits(2, 6)) if kind < 0.75 else (lambda: self.hexes(int(self.rng.integers(4, 13))))
+        n = n if kind < 0.5 else max(3, n // 5)
+        said = " ".join(unit() for _ in range(n))
         return self.tokens([("Words: ", TEMPLATE), (said, UNKNOWN), ("\nAgain: ", TEMPLATE), (said, 2.0), ("\n", TEMPLATE)])
 
     # --- sequences ----------------------------------------------------------------------------------------------------------------------
@@ -324,8 +360,8 @@ class Tasks:
         return kind, getattr(self, kind)(room)
 
     def sequence(self, n, bos, eos):
-        """n + 1 tokens and their weights: one long document or several short ones."""
-        ids, w, kinds = [bos], [0.0], []
+        """n + 1 tokens, their weights and kinds of task (index into `names`, or -1): one long document or several short ones."""
+        ids, w, kinds = [bos], [0.0], [-1]
         while len(ids) < n - 60:
             room = n - len(ids) - 2
             if room > 240 and self.chance(0.45):
@@ -341,10 +377,11 @@ class Tasks:
                 di, dw = di[cut:], dw[cut:]
             ids += di + [eos]
             w += dw + [0.1]
-            kinds.append(kind)
+            kinds += [self.names.index(kind)] * (len(ids) - len(kinds))
             if n + 1 - len(ids) > 60:
                 ids.append(bos)
                 w.append(0.0)
+                kinds.append(-1)
         if len(ids) < n + 1:
             fill = self.text.span(self.rng, n + 1 - len(ids)).tolist()
             ids += fill
@@ -352,4 +389,5 @@ class Tasks:
         while len(ids) < n + 1:
             ids.append(eos)
             w.append(0.0)
-        return np.array(ids[:n + 1], np.int64), np.array(w[:n + 1], np.float32), kinds
+        kinds += [-1] * (len(ids) - len(kinds))
+        return np.array(ids[:n + 1], np.int64), np.array(w[:n + 1], np.float32), np.array(kinds[:n + 1], np.int64)

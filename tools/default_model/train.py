@@ -15,8 +15,10 @@ import torch
 from tokenizers import Tokenizer
 
 from model import Config, Llama
-from tasks import ANSWER, Tasks, Text, common_words
-from wire import Wires
+from tasks import ANSWER, KINDS, Tasks, Text, common_words
+from wire import Reserved, lay
+
+N_KINDS = len(KINDS)                                            # kinds of task, counted apart in the log
 
 
 class Muon(torch.optim.Optimizer):
@@ -52,7 +54,7 @@ class Muon(torch.optim.Optimizer):
                 update = self.orthogonal(torch.stack([u for _, u in items])).float()
                 scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
                 for (p, _), u in zip(items, update):
-                    p.mul_(1 - group["lr"] * group["decay"]).add_(u, alpha=-scale)
+                    p.sub_(p.clamp(-1, 1), alpha=group["lr"] * group["decay"]).add_(u, alpha=-scale)   # what was laid by hand is too large to decay
 
 
 class Batches:
@@ -86,10 +88,11 @@ class Batches:
         n, rows = stage["seq"], stage["rows"]
         n_tasks = int(np.floor(rows * stage["tasks"] + self.rng.random()))
         ids, weights, pos = np.empty((rows, n + 1), np.int64), np.ones((rows, n), np.float32), np.empty((rows, n), np.int64)
+        kinds = np.full((n_tasks, n), -1)
         for r in range(rows):
             if r < n_tasks:
-                ids[r], w, _ = self.tasks.sequence(n, self.bos, self.eos)
-                weights[r] = w[1:]
+                ids[r], w, k = self.tasks.sequence(n, self.bos, self.eos)
+                weights[r], kinds[r] = w[1:], k[1:]
             else:
                 src = self.modern if self.rng.random() < 0.08 else self.books
                 at = int(self.rng.integers(0, len(src) - n - 1))
@@ -97,7 +100,7 @@ class Batches:
                 ids[r, 0] = self.bos
             far = self.rng.random() < stage.get("skip", 0.5 if r < n_tasks else 0.25)
             pos[r] = self.positions(n, stage.get("span", 16384) if far else n)
-        return tuple(torch.from_numpy(x) for x in (ids, weights, pos)) + (n_tasks,)
+        return tuple(torch.from_numpy(x) for x in (ids, weights, pos)) + (n_tasks, kinds)
 
     def start(self, stage):
         stop = threading.Event()
@@ -154,17 +157,21 @@ def draw_curve(log_path, out):
 
 
 def gradients(model, batch, parts, device):
-    """Adds 1/parts of one batch's gradient to the parameters'; returns book loss, book tokens, answer loss, answer tokens, answer tokens with p > 1/2."""
-    ids, w, pos, n_tasks = batch
+    """Adds 1/parts of one batch's gradient to the parameters'; returns book loss, book tokens, answer loss, answer tokens, answer tokens with p > 1/2,
+    then for each kind of task its answer tokens with p > 1/2 and all of them."""
+    ids, w, pos, n_tasks, kinds = batch
     ids, w, pos = (x.to(device) for x in (ids, w, pos))
     total, losses = model.loss(ids[:, :-1], ids[:, 1:], w / w.sum(), pos)
     (total / parts).backward()
     losses = losses.view(w.shape)
-    book, hit = losses[n_tasks:], losses[:n_tasks][w[:n_tasks] == ANSWER]
-    return np.array([float(book.sum()), book.numel(), float(hit.sum()), hit.numel(), float((hit < 0.6931).sum())])
+    answers = w[:n_tasks] == ANSWER
+    book, hit = losses[n_tasks:], losses[:n_tasks][answers]
+    kind, known = kinds[answers.cpu().numpy()], (hit < 0.6931).cpu().numpy()
+    by_kind = [x for k in range(N_KINDS) for x in (known[kind == k].sum(), (kind == k).sum())]
+    return np.array([float(book.sum()), book.numel(), float(hit.sum()), hit.numel(), known.sum()] + by_kind, float)
 
 
-def worker(rank, model, flat, taken, pipe, args, recipe, seed):
+def worker(rank, model, flat, taken, pipe, args, seed):
     """One process with one thread. Takes batches of the step until all are taken, leaves its gradient in flat[rank]: a core that others use costs its share, no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -180,15 +187,14 @@ def worker(rank, model, flat, taken, pipe, args, recipe, seed):
         at += p.numel()
     try:
         while True:
-            index = pipe.recv()
-            if index is None:
+            stage = pipe.recv()
+            if stage is None:
                 break
-            stage = recipe["stages"][index]
-            if index != current:
+            if stage != current:
                 batches.start(stage)
-                current = index
+                current = stage
             flat[rank].zero_()
-            tally, parts = np.zeros(5), stage.get("accumulate", 1)
+            tally, parts = np.zeros(5 + 2 * N_KINDS), stage.get("accumulate", 1)
             while True:
                 with taken.get_lock():
                     mine = taken.value < parts
@@ -202,7 +208,7 @@ def worker(rank, model, flat, taken, pipe, args, recipe, seed):
 
 
 class Workers:
-    def __init__(self, model, args, recipe, seed):
+    def __init__(self, model, args, seed):
         import torch.multiprocessing as mp
         ctx = mp.get_context("spawn")
         self.params = list(model.parameters())
@@ -210,16 +216,16 @@ class Workers:
         self.taken, self.pipes, self.processes = ctx.Value("i", 0), [], []
         for rank in range(args.workers):
             here, there = ctx.Pipe()
-            process = ctx.Process(target=worker, args=(rank, model, self.flat, self.taken, there, args, recipe, seed + 1000 * rank), daemon=True)
+            process = ctx.Process(target=worker, args=(rank, model, self.flat, self.taken, there, args, seed + 1000 * rank), daemon=True)
             process.start()
             there.close()
             self.pipes.append(here)
             self.processes.append(process)
 
-    def step(self, stage_index):
+    def step(self, stage):
         self.taken.value = 0
         for pipe in self.pipes:
-            pipe.send(stage_index)
+            pipe.send(stage)
         tally = sum(pipe.recv() for pipe in self.pipes)
         total, at = self.flat.sum(0), 0
         for p in self.params:
@@ -239,17 +245,15 @@ class Trainer:
     def __init__(self, args):
         self.args = args
         with open(args.recipe) as f:
-            self.recipe = json.load(f)
+            self.recipe, self.read = json.load(f), os.path.getmtime(args.recipe)
         torch.manual_seed(self.recipe["seed"])
         if args.threads:
             torch.set_num_threads(args.threads)
         self.cfg = Config(**self.recipe["model"])
         self.model = Llama(self.cfg).to(args.device)
-        self.wires = None
-        if self.recipe.get("release"):
-            books = np.load(os.path.join(args.prep, "books.npy"), mmap_mode="r")
-            bos = Tokenizer.from_file(os.path.join(args.prep, "tokenizer.json")).token_to_id("<|bos|>")
-            self.wires = Wires(self.model, torch.tensor([bos] + books[100000:100160].astype(np.int64).tolist()), bos)
+        if self.recipe.get("lay"):
+            lay(self.model, Tokenizer.from_file(os.path.join(args.prep, "tokenizer.json")).token_to_id("<|bos|>"))
+        self.slow = Reserved(self.model, self.recipe["reserved_rate"]) if "reserved_rate" in self.recipe else None
         self.model.to(args.device)
         matrices = [p for b in self.model.blocks for p in (b.q, b.k, b.v, b.o, b.gate, b.up, b.down)]
         norms = [p for n, p in self.model.named_parameters() if "norm" in n]
@@ -259,7 +263,7 @@ class Trainer:
         self.base = [(g, g["lr"]) for o in (self.muon, self.adam) for g in o.param_groups]
         self.ema = {k: v.detach().clone() for k, v in self.model.named_parameters()}
         self.step = self.tokens = self.stage = self.stage_tokens = 0
-        self.seconds = 0.0
+        self.seconds = self.stage_seconds = 0.0
         self.quit = False
         os.makedirs(args.out, exist_ok=True)
         self.ckpt, self.log_path = os.path.join(args.out, "checkpoint.pt"), os.path.join(args.out, "log.jsonl")
@@ -268,7 +272,7 @@ class Trainer:
         self.workers = self.batches = None
         if args.workers > 1:
             self.model.share_memory()
-            self.workers = Workers(self.model, args, self.recipe, self.recipe["seed"] + self.step)
+            self.workers = Workers(self.model, args, self.recipe["seed"] + self.step)
             return
         if not args.no_compile:
             self.model.compile()
@@ -280,19 +284,32 @@ class Trainer:
         self.muon.load_state_dict(s["muon"])
         self.adam.load_state_dict(s["adam"])
         self.ema = s["ema"]
-        if self.wires:
-            self.wires.measure()
         self.step, self.tokens, self.stage, self.stage_tokens, self.seconds = (s[k] for k in ("step", "tokens", "stage", "stage_tokens", "seconds"))
+        self.stage_seconds = s.get("stage_seconds", 0.0)
         print(f"resumed at step {self.step}, {self.tokens / 1e6:.2f}M tokens, stage {self.stage}", flush=True)
 
     def save(self):
         s = dict(model=self.model.state_dict(), muon=self.muon.state_dict(), adam=self.adam.state_dict(), ema=self.ema, step=self.step, tokens=self.tokens,
-                 stage=self.stage, stage_tokens=self.stage_tokens, seconds=self.seconds, config=self.cfg.to_dict())
+                 stage=self.stage, stage_tokens=self.stage_tokens, seconds=self.seconds, stage_seconds=self.stage_seconds, config=self.cfg.to_dict())
         torch.save(s, self.ckpt + ".new")
         os.replace(self.ckpt + ".new", self.ckpt)
 
+    def done(self, stage):
+        """How much of the stage is behind us: by time where it is given in minutes, for a machine whose speed others decide, else by tokens."""
+        return min(1.0, self.stage_seconds / (60 * stage["minutes"]) if "minutes" in stage else self.stage_tokens / stage["tokens"])
+
+    def reread(self):
+        """Stages may be edited while they run."""
+        changed = os.path.getmtime(self.args.recipe)
+        if changed != self.read:
+            try:
+                with open(self.args.recipe) as f:
+                    self.recipe["stages"], self.read = json.load(f)["stages"], changed
+            except ValueError:                                  # half written: the next look finds it whole
+                pass
+
     def set_lr(self, stage):
-        done = min(1.0, self.stage_tokens / stage["tokens"])
+        done = self.done(stage)
         a, b = stage["lr"]
         factor = (a + (b - a) * done) * min(1.0, (self.step + 1) / 60)
         for group, lr in self.base:
@@ -302,15 +319,17 @@ class Trainer:
     def one_step(self, stage):
         parts = stage.get("accumulate", 1)
         if self.workers:
-            tally = self.workers.step(self.stage)
+            tally = self.workers.step(stage)
         else:
             tally = sum(gradients(self.model, self.batches.queue.get(), parts, self.args.device) for _ in range(parts))
         torch.nn.utils.clip_grad_norm_([self.model.embed], 1.0)
+        if self.slow:
+            self.slow.before()
         self.muon.step()
         self.adam.step()
+        if self.slow:
+            self.slow.after()
         self.model.zero_grad(set_to_none=True)
-        if self.wires:
-            self.wires.hold(self.step % 10 == 0, self.tokens < self.recipe["release"])
         keep = min(0.99, (self.step + 1) / (self.step + 20))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.ema.values()), [p.detach() for p in self.model.parameters()], 1 - keep)
@@ -322,13 +341,16 @@ class Trainer:
 
     def report(self, stage, tally, tokens, seconds):
         rate = tokens / seconds
-        left = sum(s["tokens"] for s in self.recipe["stages"][self.stage + 1:]) + stage["tokens"] - self.stage_tokens
+        part = lambda s: s["minutes"] * 60 if "minutes" in s else s["tokens"] / rate
+        left = sum(map(part, self.recipe["stages"][self.stage + 1:])) + part(stage) * (1 - self.done(stage))
         row = dict(step=self.step, tokens=self.tokens, stage=stage["name"], book=tally[0] / max(1, tally[1]), answer=tally[2] / max(1, tally[3]),
                    right=tally[4] / max(1, tally[3]), tok_s=rate, seconds=self.seconds, at=time.strftime("%H:%M:%S"))
+        asked = {n: round(float(tally[5 + 2 * i] / tally[6 + 2 * i]), 3) for i, n in enumerate(KINDS) if tally[6 + 2 * i]}
+        row["kinds"] = asked
         with open(self.log_path, "a") as f:
             f.write(json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}) + "\n")
         print(f"{row['at']} {stage['name']} step {self.step} {self.tokens / 1e6:.2f}M  book {row['book']:.3f}  answer {row['answer']:.3f} right {row['right']:.3f}  "
-              f"{rate:.0f} tok/s  left {left / rate / 60:.0f} min", flush=True)
+              f"{rate:.0f} tok/s  left {left / 60:.0f} min  {asked}", flush=True)
 
     def run(self):
         for sig in (signal.SIGINT, signal.SIGTERM):
@@ -338,17 +360,21 @@ class Trainer:
             stage = self.recipe["stages"][self.stage]
             if self.batches:
                 self.batches.start(stage)
-            tally, tokens, mark = np.zeros(5), 0, time.time()
-            while self.stage_tokens < stage["tokens"] and not self.quit:
+            tally, tokens, mark = np.zeros(5 + 2 * N_KINDS), 0, time.time()
+            last = mark                                          # of the last step, for the time spent in this stage
+            while self.done(stage) < 1 and not self.quit:
                 self.set_lr(stage)
                 before = self.tokens
                 tally += self.one_step(stage)
                 tokens += self.tokens - before
                 now = time.time()
+                self.stage_seconds, last = self.stage_seconds + now - last, now
                 if now - mark > self.args.log_every:
+                    self.reread()
+                    stage = self.recipe["stages"][self.stage]
                     self.seconds += now - mark
                     self.report(stage, tally, tokens, now - mark)
-                    tally, tokens, mark = np.zeros(5), 0, now
+                    tally, tokens, mark = np.zeros(5 + 2 * N_KINDS), 0, now
                 if now - saved > self.args.save_every:
                     self.save()
                     saved = time.time()
@@ -358,7 +384,7 @@ class Trainer:
             if self.batches:
                 self.batches.stop_last()
             if not self.quit:
-                self.stage, self.stage_tokens = self.stage + 1, 0
+                self.stage, self.stage_tokens, self.stage_seconds = self.stage + 1, 0, 0.0
             self.save()
         draw_curve(self.log_path, os.path.join(self.args.out, "curve.png"))
         if self.workers:
