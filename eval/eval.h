@@ -48,6 +48,13 @@ struct eval_option {
 };
 
 struct eval_run;
+struct eval_policy;
+
+/* What decoding one item under one policy cost. */
+struct eval_cost {
+    uint64_t n_decode, kv_bytes, metric_bytes, full_kv_bytes, units_selected, units_reused;
+    double seconds;
+};
 
 struct eval_task {
     const char *name, *summary;
@@ -61,12 +68,15 @@ struct eval_task {
      * from several threads for different sessions: run and item are read only. */
     int (*run)(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
                struct butler_error *err);
+    /* Or, in its place, one item under all policies at once: values[p] and costs[p] are those of policies[p]. */
+    int (*run_together)(const struct eval_run *run, const struct eval_item *item, const struct eval_policy *const *policies, int n,
+                        double *const *values, struct eval_cost *costs, struct butler_error *err);
     /* Items' values [n_items][n_values] -> rows[EVAL_MAX_ROWS]; their number, or an error. */
     int (*rows)(const struct eval_run *run, const double *values, struct eval_row *rows, struct butler_error *err);
     void (*free_own)(void *own);
 };
 
-extern const struct eval_task eval_ppl, eval_mc;
+extern const struct eval_task eval_ppl, eval_coref, eval_passkey, eval_kv, eval_lines, eval_mc;
 /* Every task, NULL-terminated. */
 extern const struct eval_task *const eval_tasks[];
 const struct eval_task *eval_task_find(const char *name);
@@ -123,7 +133,8 @@ struct eval_run {
     int n_values;
     struct eval_policy *policies;
     int n_policies;
-    void *own; /* the task's, free()d at the end */
+    int min_dense; /* at least this many layers read everything, whatever the policy says */
+    void *own;     /* the task's, free()d at the end */
 };
 
 /* 0, or negative with *err filled. EVAL_STOPPED when events->stopped said so: what is done is in the output. */

@@ -7,11 +7,19 @@
 int eval_take_options(struct eval_run *run, struct butler_error *err);
 int eval_take_policies(struct eval_run *run, struct butler_error *err);
 
-/* What decoding one item under one policy cost. */
-struct eval_cost {
-    uint64_t n_decode, kv_bytes, metric_bytes, full_kv_bytes, units_selected, units_reused;
-    double seconds;
+/* The last prompt that was read for sharing. */
+struct eval_donor {
+    const struct eval_item *item;
+    bool observes;
+    struct butler_session *session;
 };
+
+/* Whether a policy's metric must see the prompt's attention, so that it cannot share a dense reading. */
+bool eval_policy_observes(const struct butler_policy *policy);
+/* A session that has read the item's prompt (mode simulate: nothing). *out may be set even where it fails. */
+int eval_session_begin(const struct eval_run *run, const struct eval_item *item, const struct butler_policy *policy,
+                       struct eval_donor *donor, struct butler_session **out, struct butler_error *err);
+void eval_donor_free(struct eval_donor *donor);
 
 /* The file of results: rows are appended a policy at a time. */
 struct eval_results {

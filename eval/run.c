@@ -14,7 +14,7 @@
 struct pass {
     struct eval_run *run;
     const struct eval_events *events;
-    const struct eval_policy **policies; /* [n] */
+    const struct eval_policy *const *policies; /* [n] */
     int n;
     double *values;            /* [n][n_items][n_values] */
     struct eval_cost *costs;   /* [n][n_items] */
@@ -27,36 +27,43 @@ struct pass {
     struct butler_error error;
 };
 
-static struct butler_session *new_session(const struct eval_run *run, const char *policy, int n_ctx, struct butler_error *err)
-{
-    const struct butler_session_params params = {
-        .n_ctx = n_ctx, .kv_type = run->params->kv_type, .policy = policy, .seed = run->seed};
-    return butler_session_new(run->model, &params, err);
-}
-
 /* One item under one policy. */
-static int run_one(struct pass *pass, int p, int item_index, struct butler_error *err)
+static int run_one(struct pass *pass, int p, int item_index, struct eval_donor *donor, struct butler_error *err)
 {
     struct eval_run *run = pass->run;
     const struct eval_item *item = &run->items.items[item_index];
     const size_t at = (size_t)p * (size_t)run->items.n + (size_t)item_index;
-    struct eval_cost *cost = &pass->costs[at];
-    struct butler_stats stats;
+    struct butler_stats stats = {0};
+    struct butler_session *session = NULL;
     const double start = butler_seconds();
-    struct butler_session *session = new_session(run, pass->policies[p]->text, item->n_ids + item->n_room, err);
-    if (!session)
-        return err->code;
-    int code = 0;
-    if (!run->simulate && item->n_prompt > 0)
-        code = butler_prefill(session, item->ids, item->n_prompt, NULL, NULL, err);
+    int code = eval_session_begin(run, item, &pass->policies[p]->parsed, donor, &session, err);
     if (code == 0) {
         butler_session_stats_reset(session);
         code = run->task->run(run, item, session, pass->values + at * (size_t)run->n_values, err);
     }
-    butler_session_stats(session, &stats);
-    *cost = (struct eval_cost){stats.n_decode,       stats.kv_bytes,     stats.metric_bytes,      stats.full_kv_bytes,
-                               stats.units_selected, stats.units_reused, butler_seconds() - start};
+    if (code == 0)
+        butler_session_stats(session, &stats);
+    pass->costs[at] = (struct eval_cost){stats.n_decode,       stats.kv_bytes,     stats.metric_bytes,      stats.full_kv_bytes,
+                                         stats.units_selected, stats.units_reused, butler_seconds() - start};
     butler_session_free(session);
+    return code;
+}
+
+/* One item under all policies, by a task that does so itself. */
+static int run_together(struct pass *pass, int item_index, struct butler_error *err)
+{
+    struct eval_run *run = pass->run;
+    double **values = butler_alloc((size_t)pass->n * sizeof *values, err);
+    struct eval_cost *costs = butler_alloc((size_t)pass->n * sizeof *costs, err);
+    int code = values && costs ? 0 : BUTLER_ERROR_MEMORY;
+    for (int p = 0; p < pass->n && code == 0; p++)
+        values[p] = pass->values + ((size_t)p * (size_t)run->items.n + (size_t)item_index) * (size_t)run->n_values;
+    if (code == 0)
+        code = run->task->run_together(run, &run->items.items[item_index], pass->policies, pass->n, values, costs, err);
+    for (int p = 0; p < pass->n && code == 0; p++)
+        pass->costs[(size_t)p * (size_t)run->items.n + (size_t)item_index] = costs[p];
+    free(values);
+    free(costs);
     return code;
 }
 
@@ -92,19 +99,38 @@ static void fail_item(struct pass *pass, int item, int code, const struct butler
     pthread_mutex_unlock(&pass->lock);
 }
 
+static int run_item(struct pass *pass, int item, struct eval_donor *donor, struct butler_error *err)
+{
+    int code = 0;
+    if (pass->run->task->run_together) {
+        code = run_together(pass, item, err);
+        for (int p = 0; p < pass->n && code == 0; p++)
+            finish_one(pass);
+        return code;
+    }
+    /* First those that share the dense reading of the prompt, so that it is done once. */
+    for (int observes = 0; observes < 2; observes++)
+        for (int p = 0; p < pass->n && code == 0; p++)
+            if (eval_policy_observes(&pass->policies[p]->parsed) == (bool)observes) {
+                code = run_one(pass, p, item, donor, err);
+                if (code == 0)
+                    finish_one(pass);
+            }
+    return code;
+}
+
 static void *work(void *argument)
 {
     struct pass *pass = argument;
     struct butler_error err = {0};
-    for (int item; (item = take_item(pass)) >= 0;)
-        for (int p = 0; p < pass->n; p++) {
-            const int code = run_one(pass, p, item, &err);
-            if (code < 0) {
-                fail_item(pass, item, code, &err);
-                return NULL;
-            }
-            finish_one(pass);
-        }
+    struct eval_donor donor = {0};
+    int code = 0;
+    for (int item; code == 0 && (item = take_item(pass)) >= 0;) {
+        code = run_item(pass, item, &donor, &err);
+        if (code < 0)
+            fail_item(pass, item, code, &err);
+    }
+    eval_donor_free(&donor);
     return NULL;
 }
 
@@ -185,12 +211,14 @@ static int run_policies(struct eval_run *run, const struct eval_events *events, 
             pending[n++] = &run->policies[i];
     for (int i = 0; i < run->items.n; i++)
         prompts = prompts || (!run->simulate && run->items.items[i].n_prompt > 0);
+    for (int i = 0; i < run->n_policies; i++)
+        run->policies[i].parsed.dense_layers = BUTLER_MAX(run->policies[i].parsed.dense_layers, run->min_dense);
     if (n < run->n_policies && events->note) {
         char text[96];
         snprintf(text, sizeof text, "%d of %d policies are in the results already", run->n_policies - n, run->n_policies);
         events->note(events->user, text);
     }
-    const int together = prompts ? n : 1;
+    const int together = prompts || run->task->run_together ? n : 1;
     for (int first = 0; first < n && code == 0; first += together) {
         struct pass pass = {.run = run, .events = events, .policies = pending + first, .n = BUTLER_MIN(together, n - first)};
         pass.done_before = (double)first / n;
@@ -233,7 +261,7 @@ int eval_execute(const struct eval_task *task, struct butler_model *model, const
                            .seed = params->seed};
     struct eval_results results = {.fd = -1};
     struct butler_error local = {0};
-    err = err ? err : &local;
+    err = err ? err : &local; /* below it is read too */
     int code = eval_take_options(&run, err);
     if (code == 0)
         code = eval_take_policies(&run, err);

@@ -171,6 +171,12 @@ void butler_kv_write(struct butler_kv *kv, struct butler_kv_head *head, uint32_t
         head->value_norms[slot] = norm_of(kv, butler_kv_value_row(kv, head, slot));
 }
 
+void butler_kv_make_norms(const struct butler_kv *kv, struct butler_kv_head *head)
+{
+    for (int slot = 0; slot < head->n_slots; slot++)
+        head->value_norms[slot] = norm_of(kv, butler_kv_value_row(kv, head, (uint32_t)slot));
+}
+
 static void copy_slots(struct butler_kv *kv, struct butler_kv_head *head, int from, int to, int n)
 {
     for (int i = 0; i < n; i++) {

@@ -82,6 +82,9 @@ int butler_kv_grow(struct butler_kv *kv, int layer, int n, int first_position, s
 /* Stores k[head_dim] and v[head_dim] in a slot. Safe in parallel for different heads. */
 void butler_kv_write(struct butler_kv *kv, struct butler_kv_head *head, uint32_t slot, const float *k, const float *v);
 
+/* Norms of all values of a head that keeps them, from the rows as they are stored. */
+void butler_kv_make_norms(const struct butler_kv *kv, struct butler_kv_head *head);
+
 /* Drops units[n] (ascending) of `unit` slots each from a head: later units move into the holes, rows and records alike,
  * a unit being filled stays last. Records that do not cover exactly what moved are out of date afterwards: `moved` (may be NULL) is told which slots to look at again.
  * Dropping the unit being filled is not allowed. new_slot is scratch[n_slots]. Safe in parallel for different heads. */

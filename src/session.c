@@ -123,18 +123,19 @@ static int check_tokens(const struct butler_session *session, const int32_t *ids
     return 0;
 }
 
-int butler_prefill(struct butler_session *session, const int32_t *ids, int n, butler_logits_fn *each, void *user,
-                   struct butler_error *err)
+/* A prompt, or the part of one that ends before position prompt_end. */
+static int read_prompt(struct butler_session *session, const int32_t *ids, int n, int prompt_end, butler_logits_fn *each,
+                       void *user, struct butler_error *err)
 {
     const double start = butler_seconds();
     const struct butler_traffic before = session->traffic; /* traffic counts decode steps alone */
-    const int prompt_end = session->n_past + n;
+    const bool ends = session->n_past + n == prompt_end;
     int code = check_tokens(session, ids, n, err);
     for (int done = 0; code == 0 && done < n; done += session->n_block) {
         const struct butler_pass pass = {
             .ids = ids + done,
             .n = BUTLER_MIN(session->n_block, n - done),
-            .prompt_ends = done + session->n_block >= n,
+            .prompt_ends = ends && done + session->n_block >= n,
             .prompt_end = prompt_end,
             .each = each,
             .user = user,
@@ -150,6 +151,17 @@ int butler_prefill(struct butler_session *session, const int32_t *ids, int n, bu
     session->stop = false;
     session->stats.prefill_s += butler_seconds() - start;
     return code;
+}
+
+int butler_prefill(struct butler_session *session, const int32_t *ids, int n, butler_logits_fn *each, void *user,
+                   struct butler_error *err)
+{
+    return read_prompt(session, ids, n, session->n_past + n, each, user, err);
+}
+
+int butler_prefill_part(struct butler_session *session, const int32_t *ids, int n, int prompt_end, struct butler_error *err)
+{
+    return read_prompt(session, ids, n, prompt_end, NULL, NULL, err);
 }
 
 void butler_session_on_progress(struct butler_session *session, butler_progress_fn *fn, void *user)

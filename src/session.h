@@ -59,6 +59,17 @@ struct butler_pass {
 /* Runs a block of tokens through the model: the KV store grows, session->logits are those of the last token. */
 int butler_forward(struct butler_session *session, const struct butler_pass *pass, struct butler_error *err);
 
+/* As butler_prefill, of the first part of a prompt that goes on to position prompt_end: nothing is evicted yet (but where
+ * the policy cuts every block) and there are no logits. */
+int butler_prefill_part(struct butler_session *session, const int32_t *ids, int n, int prompt_end, struct butler_error *err);
+
+/* Whether a session of policy `to` can take over the text of one of policy `from`: what its metric keeps is the same, or
+ * can be made from the keys. */
+bool butler_session_can_adopt(const struct butler_policy *to, const struct butler_policy *from);
+/* Gives an empty session the text of another session of the same model and type, whose policy may be
+ * another. It must hold all tokens. Both go on from there by themselves. */
+int butler_session_adopt(struct butler_session *session, const struct butler_session *from, struct butler_error *err);
+
 /* Entropy in nats of softmax(logits[n]). */
 double butler_entropy(const float *logits, int n);
 

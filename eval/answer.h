@@ -1,0 +1,45 @@
+/* What the tasks that ask for an answer share: a prompt from pieces, its answer, and the counting of right tokens. */
+#ifndef EVAL_ANSWER_H
+#define EVAL_ANSWER_H
+
+#include "eval.h"
+
+/* An item's own part. */
+struct eval_answer {
+    int n_answer; /* tokens at the end of the item's ids */
+    int cell;     /* of a grid, or 0 */
+};
+
+enum { EVAL_ANSWER_VALUES = 3 /* whole answer right; tokens of it right; tokens of it */ };
+
+/* Adds ids[n], of which the last n_answer are the answer. The prompt is read densely but for its last `tail` tokens, which
+ * are decoded under the policy, as the answer is. */
+int eval_answer_add(struct eval_run *run, const struct eval_ids *ids, int n_answer, int tail, int cell, struct butler_error *err);
+
+/* eval_task.run: an answer token is right when it is the likeliest after the true tokens before it; a whole answer is right
+ * exactly when greedy generation would give it. */
+int eval_answer_run(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
+                    struct butler_error *err);
+
+/* accuracy, and coverage where asked for; detail (or NULL) goes to the first. */
+int eval_answer_rows(const struct eval_run *run, const double *values, bool coverage, json_t *detail, struct eval_row *rows);
+
+/* Options every such task has. */
+#define EVAL_ANSWER_OPTIONS                                                                                                        \
+    {                                                                                                                              \
+        "tail", "1", "mode prefill: tokens of the prompt's end that are decoded under the policy"                                  \
+    }
+int eval_answer_tail(const struct eval_run *run, int *tail, struct butler_error *err);
+
+/* A number below n from the run's random numbers. */
+int eval_below(uint64_t *random, int n);
+/* n decimal digits and a 0. */
+void eval_digits(uint64_t *random, int n, char *out);
+/* k different numbers below n into out, in random order. scratch[n]. */
+void eval_distinct(uint64_t *random, int n, int k, int *scratch, int *out);
+
+/* Common words of four to nine letters, for keys, values and names. */
+enum { EVAL_N_WORDS = 400 };
+extern const char *const eval_words[EVAL_N_WORDS];
+
+#endif

@@ -1,0 +1,194 @@
+/* Key-value retrieval: a list of pairs, and the value of one key is asked for. Pairs come from the JSON lines of "Lost in the
+ * Middle" (ordered_kv_records, key, value) or are made here. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "answer.h"
+
+/* How a list and its question are written. */
+static const struct template
+{
+    const char *name, *before, *pair, *last, *ask, *answer;
+}
+templates[] = {
+    {"lines", "Remember these pairs.\n", "%s: %s\n", "%s: %s\n", "\n%s:", " %s"},
+    {"json", "JSON data:\n{", "\"%s\": \"%s\",\n ", "\"%s\": \"%s\"}\n", "\nKey: \"%s\"\nValue: \"", "%s"},
+};
+
+struct list {
+    const struct template *template;
+    int tail, cell;
+    struct eval_ids ids;
+    int n;
+    const char **keys, **values; /* [n] */
+};
+
+static int append(struct list *list, const struct eval_run *run, struct butler_error *err, const char *format, const char *a,
+                  const char *b)
+{
+    char *text = NULL;
+    if (asprintf(&text, format, a, b) < 0)
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a pair");
+    const int code = eval_ids_text(&list->ids, run->model, text, err);
+    free(text);
+    return code;
+}
+
+/* The list as text in one piece, then the question, then the answer: each tokenized by itself. */
+static int add_item(struct eval_run *run, struct list *list, int asked, struct butler_error *err)
+{
+    const struct template *template = list->template;
+    const int32_t bos = butler_token_bos(run->model);
+    char *body = NULL;
+    size_t n_body = 0;
+    list->ids.n = 0;
+    int code = bos >= 0 ? eval_ids_append(&list->ids, &bos, 1, err) : 0;
+    FILE *out = open_memstream(&body, &n_body);
+    if (!out)
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a list of pairs");
+    fputs(template->before, out);
+    for (int i = 0; i < list->n; i++)
+        fprintf(out, i + 1 < list->n ? template->pair : template->last, list->keys[i], list->values[i]);
+    fclose(out);
+    if (code == 0)
+        code = append(list, run, err, "%s", body, NULL);
+    free(body);
+    if (code == 0)
+        code = append(list, run, err, template->ask, list->keys[asked], NULL);
+    const int n_prompt = list->ids.n;
+    if (code == 0)
+        code = append(list, run, err, template->answer, list->values[asked], NULL);
+    if (code == 0)
+        code = eval_answer_add(run, &list->ids, list->ids.n - n_prompt, list->tail, list->cell, err);
+    run->length = BUTLER_MAX(run->length, list->ids.n);
+    return code;
+}
+
+/* -------------------------------------------------------------------------------------------- from a file */
+
+static int take_record(const struct eval_jsonl *lines, const json_t *pairs, struct list *list, struct butler_error *err)
+{
+    const size_t n = json_array_size(pairs);
+    free(list->keys);
+    list->keys = butler_alloc(2 * n * sizeof *list->keys, err);
+    if (!list->keys)
+        return BUTLER_ERROR_MEMORY;
+    list->values = list->keys + n;
+    list->n = (int)n;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *pair = json_array_get(pairs, i);
+        list->keys[i] = json_string_value(json_array_get(pair, 0));
+        list->values[i] = json_string_value(json_array_get(pair, 1));
+        if (json_array_size(pair) != 2 || !list->keys[i] || !list->values[i] || !*list->keys[i] || !*list->values[i])
+            return eval_jsonl_fail(lines, "ordered_kv_records", err, "entry %zu is not a pair of two strings", i);
+    }
+    return 0;
+}
+
+static int add_record(struct eval_run *run, const struct eval_jsonl *lines, struct list *list, struct butler_error *err)
+{
+    json_t *pairs;
+    const char *key, *value;
+    int asked = -1;
+    int code = eval_jsonl_array(lines, "ordered_kv_records", 1, &pairs, err);
+    if (code == 0)
+        code = eval_jsonl_string(lines, "key", true, &key, err);
+    if (code == 0)
+        code = eval_jsonl_string(lines, "value", true, &value, err);
+    if (code == 0)
+        code = take_record(lines, pairs, list, err);
+    for (int i = 0; code == 0 && i < list->n; i++)
+        if (strcmp(list->keys[i], key) == 0)
+            asked = i;
+    if (code == 0 && (asked < 0 || strcmp(list->values[asked], value) != 0))
+        code = eval_jsonl_fail(lines, asked < 0 ? "key" : "value", err, "not that of a pair in ordered_kv_records");
+    return code < 0 ? code : add_item(run, list, asked, err);
+}
+
+static int load_file(struct eval_run *run, struct list *list, struct butler_error *err)
+{
+    struct eval_jsonl lines;
+    int code = eval_jsonl_open(run, &lines, run->params->data, err), more = 0;
+    while (code == 0 && (run->limit == 0 || run->items.n < run->limit) && (more = eval_jsonl_next(&lines, err)) > 0)
+        code = add_record(run, &lines, list, err);
+    eval_jsonl_close(&lines);
+    return BUTLER_MIN(code, more < 0 ? more : 0);
+}
+
+/* ----------------------------------------------------------------------------------------------- made here */
+
+static int add_made(struct eval_run *run, struct list *list, bool numbers, int asked, uint64_t *random, struct butler_error *err)
+{
+    int scratch[EVAL_N_WORDS], chosen[EVAL_N_WORDS];
+    char digits[EVAL_N_WORDS][8];
+    eval_distinct(random, EVAL_N_WORDS, list->n, scratch, chosen);
+    for (int i = 0; i < list->n; i++) {
+        list->keys[i] = eval_words[chosen[i]];
+        eval_digits(random, 5, digits[i]);
+        list->values[i] = numbers ? digits[i] : eval_words[eval_below(random, EVAL_N_WORDS)];
+    }
+    return add_item(run, list, asked, err);
+}
+
+static int load_made(struct eval_run *run, struct list *list, struct butler_error *err)
+{
+    const char *style = eval_option_text(run, "style");
+    uint64_t random = run->seed;
+    if (strcmp(style, "words") != 0 && strcmp(style, "numbers") != 0)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--set style: '%s' is neither words nor numbers", style);
+    if (eval_option_int(run, "pairs", 1, EVAL_N_WORDS, &list->n, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
+    list->keys = butler_alloc(2 * (size_t)list->n * sizeof *list->keys, err);
+    if (!list->keys)
+        return BUTLER_ERROR_MEMORY;
+    list->values = list->keys + list->n;
+    int code = 0;
+    for (int i = 0; code == 0 && i < (run->limit ? run->limit : 100); i++) /* every place in the list is asked for as often */
+        code = add_made(run, list, strcmp(style, "numbers") == 0, (int)((int64_t)i * 7919 % list->n), &random, err);
+    return code;
+}
+
+static int load(struct eval_run *run, struct butler_error *err)
+{
+    struct list list = {0};
+    const char *name = eval_option_text(run, "template");
+    for (int i = 0; i < BUTLER_COUNT(templates); i++)
+        if (strcmp(templates[i].name, name) == 0)
+            list.template = &templates[i];
+    if (!list.template)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--set template: '%s' is neither lines nor json", name);
+    if (eval_answer_tail(run, &list.tail, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
+    if (run->params->length)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--length: the number of pairs decides it (--set pairs=N)");
+    const int code = run->params->data ? load_file(run, &list, err) : load_made(run, &list, err);
+    free(list.keys);
+    eval_ids_free(&list.ids);
+    return code;
+}
+
+static int rows(const struct eval_run *run, const double *values, struct eval_row *out, struct butler_error *err)
+{
+    (void)err;
+    return eval_answer_rows(run, values, true, NULL, out);
+}
+
+static const struct eval_option options[] = {
+    {"pairs", "20", "without --data: pairs in a list"},
+    {"style", "words", "without --data: values are words or numbers"},
+    {"template", "lines", "how a list is written: lines (key: value) or json"},
+    EVAL_ANSWER_OPTIONS,
+    {NULL, NULL, NULL},
+};
+
+const struct eval_task eval_kv = {
+    .name = "kv",
+    .summary = "the value of one key in a long list of pairs",
+    .details = "--data: JSON lines with ordered_kv_records, key, value (Lost in the Middle); without it pairs are made.\n",
+    .options = options,
+    .limit = 100,
+    .load = load,
+    .run = eval_answer_run,
+    .rows = rows,
+};

@@ -1,0 +1,132 @@
+/* Passkey retrieval (FIER, table 3): a key of five digits stated somewhere in a long text that has nothing to do with it,
+ * and asked for at the end. Depths are spread evenly over the items. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "answer.h"
+
+static const char filler_text[] = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n";
+static const char question[] = "\nWhat is the pass key? The pass key is";
+
+struct pieces {
+    struct eval_ids filler, question, fact, answer, text;
+};
+
+static void free_pieces(struct pieces *pieces)
+{
+    eval_ids_free(&pieces->filler);
+    eval_ids_free(&pieces->question);
+    eval_ids_free(&pieces->fact);
+    eval_ids_free(&pieces->answer);
+    eval_ids_free(&pieces->text);
+}
+
+/* n tokens of filler from position `at` of what is there, again and again. */
+static int append_filler(struct pieces *pieces, int at, int n, struct butler_error *err)
+{
+    int code = 0;
+    for (int done = 0; done < n && code == 0;) {
+        const int from = (at + done) % pieces->filler.n, m = BUTLER_MIN(n - done, pieces->filler.n - from);
+        code = eval_ids_append(&pieces->text, pieces->filler.ids + from, m, err);
+        done += m;
+    }
+    return code;
+}
+
+static int add_item(struct eval_run *run, struct pieces *pieces, int cell, int n_depths, int tail, uint64_t *random,
+                    struct butler_error *err)
+{
+    const int32_t bos = butler_token_bos(run->model);
+    char key[8], text[128];
+    eval_digits(random, 5, key);
+    pieces->fact.n = pieces->answer.n = pieces->text.n = 0;
+    snprintf(text, sizeof text, " The pass key is %s. Remember it. %s is the pass key.", key, key);
+    int code = eval_ids_text(&pieces->fact, run->model, text, err);
+    snprintf(text, sizeof text, " %s", key);
+    if (code == 0)
+        code = eval_ids_text(&pieces->answer, run->model, text, err);
+    if (code < 0)
+        return code;
+    const int room = run->length - pieces->fact.n - pieces->question.n - pieces->answer.n - (bos >= 0);
+    if (room < 1)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--length: %d tokens do not hold a pass key and its question, which take %d",
+                           run->length, run->length - room);
+    const int before = n_depths > 1 ? (int)((int64_t)room * cell / (n_depths - 1)) : room / 2;
+    const int at = run->params->data ? eval_below(random, pieces->filler.n) : 0;
+    if (bos >= 0)
+        code = eval_ids_append(&pieces->text, &bos, 1, err);
+    if (code == 0)
+        code = append_filler(pieces, at, before, err);
+    if (code == 0)
+        code = eval_ids_append(&pieces->text, pieces->fact.ids, pieces->fact.n, err);
+    if (code == 0)
+        code = append_filler(pieces, at + before, room - before, err);
+    if (code == 0)
+        code = eval_ids_append(&pieces->text, pieces->question.ids, pieces->question.n, err);
+    if (code == 0)
+        code = eval_ids_append(&pieces->text, pieces->answer.ids, pieces->answer.n, err);
+    return code < 0 ? code : eval_answer_add(run, &pieces->text, pieces->answer.n, tail, cell, err);
+}
+
+static int load(struct eval_run *run, struct butler_error *err)
+{
+    struct pieces pieces = {0};
+    struct eval_text text = {0};
+    uint64_t random = run->seed;
+    int n_depths, tail, code = 0;
+    if (eval_option_int(run, "depths", 1, 100, &n_depths, err) < 0 || eval_answer_tail(run, &tail, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
+    if (run->params->data)
+        code = eval_text_read(run, run->params->data, &text, err);
+    if (code == 0)
+        code = eval_ids_text(&pieces.filler, run->model, text.bytes ? text.bytes : filler_text, err);
+    if (code == 0 && pieces.filler.n == 0)
+        code = butler_fail(err, BUTLER_ERROR_FORMAT, "%s: no tokens in it", run->params->data);
+    if (code == 0)
+        code = eval_ids_text(&pieces.question, run->model, question, err);
+    for (int i = 0; i < run->limit && code == 0; i++)
+        code = add_item(run, &pieces, i % n_depths, n_depths, tail, &random, err);
+    eval_text_free(&text);
+    free_pieces(&pieces);
+    return code;
+}
+
+static int rows(const struct eval_run *run, const double *values, struct eval_row *out, struct butler_error *err)
+{
+    int n_depths;
+    const int code = eval_option_int(run, "depths", 1, 100, &n_depths, err);
+    if (code < 0)
+        return code;
+    json_t *grid = json_array();
+    for (int cell = 0; cell < n_depths; cell++) {
+        int n = 0, right = 0;
+        for (int i = 0; i < run->items.n; i++)
+            if (((const struct eval_answer *)run->items.items[i].own)->cell == cell) {
+                n++;
+                right += values[i * EVAL_ANSWER_VALUES] > 0;
+            }
+        if (n > 0)
+            json_array_append_new(grid, json_pack("{s:i, s:f, s:i, s:i}", "length", run->length, "depth",
+                                                  n_depths > 1 ? (double)cell / (n_depths - 1) : 0.5, "right", right, "n", n));
+    }
+    return eval_answer_rows(run, values, false, json_pack("{s:o}", "grid", grid), out);
+}
+
+static const struct eval_option options[] = {
+    {"depths", "5", "places of the key, evenly from the start to the end of the text"},
+    EVAL_ANSWER_OPTIONS,
+    {NULL, NULL, NULL},
+};
+
+const struct eval_task eval_passkey = {
+    .name = "passkey",
+    .summary = "a number hidden in a long text and asked for at its end",
+    .details = "Without --data the text repeats a few sentences; with it, it is taken from that file.\n",
+    .options = options,
+    .length = 2048,
+    .limit = 50,
+    .load = load,
+    .run = eval_answer_run,
+    .rows = rows,
+};

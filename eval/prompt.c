@@ -1,0 +1,70 @@
+/* Prompts on their way to sessions: what several policies can share is read once. All but the last token of a prompt is
+ * read by a donor; a session copies it and reads the last token itself, with which an evicting policy cuts its cache. The
+ * donor is a dense session, or, where a metric must see the prompt's attention, one of that metric. Which of the two a
+ * policy gets does not depend on the other policies of the run, nor does its result. */
+#include <stdlib.h>
+
+#include "parts.h"
+#include "session.h"
+
+static struct butler_session *make(const struct eval_run *run, const struct butler_policy *policy, int n_ctx,
+                                   struct butler_error *err)
+{
+    const struct butler_session_params params = {.n_ctx = n_ctx, .kv_type = run->params->kv_type, .seed = run->seed};
+    return butler_session_make(run->model, policy, &params, err);
+}
+
+/* Reads every prompt by itself: what it keeps of one part decides how it reads the next. */
+static bool reads_alone(const struct butler_policy *policy)
+{
+    return policy->prefill_evict || policy->rope_in_cache;
+}
+
+bool eval_policy_observes(const struct butler_policy *policy)
+{
+    struct butler_policy dense = {.text = ""};
+    return reads_alone(policy) || !butler_session_can_adopt(policy, &dense);
+}
+
+void eval_donor_free(struct eval_donor *donor)
+{
+    butler_session_free(donor->session);
+    *donor = (struct eval_donor){0};
+}
+
+static int read_donor(const struct eval_run *run, const struct eval_item *item, const struct butler_policy *policy,
+                      struct eval_donor *donor, struct butler_error *err)
+{
+    struct butler_policy dense;
+    const bool observes = eval_policy_observes(policy);
+    if (donor->session && donor->item == item && donor->observes == observes &&
+        (!observes || butler_session_can_adopt(policy, &donor->session->policy)))
+        return 0;
+    eval_donor_free(donor);
+    int code = butler_policy_parse(run->model, "full", &dense, err);
+    if (code < 0)
+        return code;
+    donor->session = make(run, observes ? policy : &dense, item->n_ids + item->n_room, err);
+    donor->item = item;
+    donor->observes = observes;
+    return donor->session ? butler_prefill_part(donor->session, item->ids, item->n_prompt - 1, item->n_prompt, err)
+                          : BUTLER_ERROR_MEMORY;
+}
+
+int eval_session_begin(const struct eval_run *run, const struct eval_item *item, const struct butler_policy *policy,
+                       struct eval_donor *donor, struct butler_session **out, struct butler_error *err)
+{
+    const int n = run->simulate ? 0 : item->n_prompt;
+    struct butler_session *session = make(run, policy, item->n_ids + item->n_room, err);
+    *out = session;
+    if (!session)
+        return err->code;
+    if (n == 0)
+        return 0;
+    if (n == 1 || reads_alone(policy))
+        return butler_prefill(session, item->ids, n, NULL, NULL, err);
+    int code = read_donor(run, item, policy, donor, err);
+    if (code == 0)
+        code = butler_session_adopt(session, donor->session, err);
+    return code < 0 ? code : butler_prefill(session, item->ids + n - 1, 1, NULL, NULL, err);
+}
