@@ -30,8 +30,8 @@ struct bench {
 #define SLICE ((size_t)64 << 20)
 #define MAX_REPEAT 255
 
-enum unit { BYTES, FLOPS, ELEMENTS };
-static const char *const unit_names[] = {"GB/s", "GFLOP/s", "Gelem/s"};
+enum unit { BYTES, FLOPS, TILE_FLOPS, ELEMENTS };
+static const char *const unit_names[] = {"GB/s", "GFLOP/s", "GFLOP/s", "Gelem/s"};
 
 /* What one measurement runs. */
 struct job {
@@ -87,10 +87,10 @@ static void choose_slice(struct job *job, int i)
     job->rows = job->bench->rows + (size_t)slice * (size_t)job->n_rows;
 }
 
-static double fma_peak(struct bench *bench)
+static double fma_peak(struct bench *bench, enum unit unit)
 {
     double flops, start = cpu_seconds();
-    bench->sink += (double)ceiling_fma(bench->table->isa, 100000, &flops);
+    bench->sink += unit == FLOPS ? (double)ceiling_fma(bench->table->isa, 100000, &flops) : (double)ceiling_dot(CEILING_AMX_BF16, 40000, &flops);
     return flops / (cpu_seconds() - start);
 }
 
@@ -132,7 +132,7 @@ static void measure(struct bench *bench, const char *name, enum unit unit, doubl
     for (double t = seconds_of(fn, job); t * rounds < 0.004 && rounds < 1000000;)
         rounds *= 2;
     for (int i = 0; i < bench->repeat; i++) {
-        ceilings[i] = unit == FLOPS ? fma_peak(bench) : 0;
+        ceilings[i] = unit != ELEMENTS ? fma_peak(bench, unit) : 0;
         double start = cpu_seconds();
         for (int k = 0; k < rounds; k++)
             fn(job);
@@ -213,6 +213,49 @@ static void bench_gemm(struct bench *b)
         struct job job = {.bench = b, .n_rows = shapes[i][0], .n_tokens = shapes[i][1], .n = shapes[i][2]};
         snprintf(name, sizeof name, "gemm %d rows %d tokens k %d", job.n_rows, job.n_tokens, job.n);
         measure(b, name, FLOPS, 2.0 * job.n_rows * job.n_tokens * job.n, run_gemm, &job);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- tiles */
+
+static void run_pack_rows(const struct job *job)
+{
+    job->bench->table->pack_rows(job->bench->set, job->bench->x, (size_t)job->n, job->n_rows, job->n);
+}
+static void run_pack_columns(const struct job *job)
+{
+    job->bench->table->pack_columns(job->bench->set, job->bench->x, (size_t)job->n, job->n_rows, job->n);
+}
+static void run_pack_turned(const struct job *job)
+{
+    job->bench->table->pack_turned(job->bench->set, job->bench->x, (size_t)job->n_rows, job->n_rows, job->n);
+}
+static void run_multiply(const struct job *job)
+{
+    struct bench *b = job->bench;
+    b->table->multiply(b->y, (size_t)job->n_rows, b->set, b->set + SLICE, job->n_tokens, job->n_rows, job->n, true);
+}
+
+/* Products in the unit's own operations: three multiply-adds for each of ours. */
+static void bench_tiles(struct bench *b)
+{
+    static const int shapes[][3] = {{256, 128, 256}, {512, 128, 256}, {64, 256, 64}, {64, 256, 128}, {64, 64, 256}};
+    struct job job = {.bench = b, .n = 256, .n_rows = 64};
+    if (!b->table->tiles)
+        return;
+    measure(b, "pack_rows 64 x 256", ELEMENTS, 64.0 * 256, run_pack_rows, &job);
+    measure(b, "pack_columns 64 x 256", ELEMENTS, 64.0 * 256, run_pack_columns, &job);
+    measure(b, "pack_turned 64 x 256", ELEMENTS, 64.0 * 256, run_pack_turned, &job);
+    fill_weights(b, BUTLER_F32);
+    for (int i = 0; i < BUTLER_COUNT(shapes); i++) {
+        char name[64];
+        job.n_tokens = shapes[i][0], job.n_rows = shapes[i][1], job.n = shapes[i][2];
+        snprintf(name, sizeof name, "multiply %d x %d k %d", job.n_tokens, job.n_rows, job.n);
+        if (b->only && !strstr(name, b->only))
+            continue;
+        for (size_t at = 0; at < 2 * SLICE; at += SLICE) /* any packed numbers: those of small values */
+            b->table->pack_rows(b->set + at, b->x, (size_t)job.n, 512, job.n);
+        measure(b, name, TILE_FLOPS, 3 * 2.0 * job.n_tokens * job.n_rows * job.n, run_multiply, &job);
     }
 }
 
@@ -496,6 +539,7 @@ int main(int argc, char **argv)
         bench_gemv(&b);
         bench_attention(&b);
         bench_gemm(&b);
+        bench_tiles(&b);
         bench_metrics(&b);
         bench_vectors(&b);
     }

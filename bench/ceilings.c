@@ -34,7 +34,7 @@ __attribute__((target("avx2,fma"))) static float fma256(long n)
 
 float ceiling_fma(const char *isa, long n, double *flops)
 {
-    bool wide = strcmp(isa, "avx512") == 0;
+    bool wide = strcmp(isa, "avx512") == 0 || strcmp(isa, "amx") == 0;
     *flops = (double)n * 10 * 2 * (wide ? 16 : 8);
     return wide ? fma512(n) : fma256(n);
 }

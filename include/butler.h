@@ -49,7 +49,7 @@ struct butler_model; /* weights, tokenizer, thread pool, metric registry: the en
 
 struct butler_model_params {
     int n_threads;   /* 0: one per online core */
-    const char *isa; /* NULL: the best this CPU has; else "ref", "avx2" or "avx512" */
+    const char *isa; /* NULL: the best this CPU has; else "ref", "avx2", "avx512" or "amx" */
     bool vocabulary_only; /* only the tokenizer: the file needs no tensors, and no session can be made */
 };
 

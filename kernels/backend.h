@@ -27,11 +27,14 @@ struct butler_workspace {
     uint32_t *units;          /* [n_threads][4 * max_slots] selected units, orders, new places */
     float *ordered;           /* [n_threads][max_slots] scores by position, for eviction */
     float *partial;           /* [n_heads][n_slices][head_dim + 2] what each slice of an attention gives */
-    float *tile;              /* [n_threads][tile_rows][max_slots] attention scores in prefill */
+    float *tile;              /* [n_threads][tile_rows][score_stride] attention weights that a metric will see */
     float *tile_q, *tile_out; /* [n_threads][tile_rows][head_dim] */
     int tile_rows;
+    float *block; /* [n_threads][block_floats] of the attention of a prompt's block */
+    size_t block_floats;
     float *panel; /* [n_threads][panel_floats] dequantised weights in prefill */
     size_t panel_floats;
+    unsigned char *packed; /* up to BUTLER_PACKED_TOKENS tokens of a block as the left operand of a matrix unit */
     /* Which units each list read in the step before, one bit a unit: [n_layers][n_heads][selected_words]. */
     uint64_t *selected;
     size_t selected_words;
@@ -111,10 +114,10 @@ struct butler_backend {
 struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const struct butler_kernels *kernels, struct butler_error *err);
 void butler_backend_free(struct butler_backend *backend);
 
-/* Scratch for a session of at most max_slots tokens. Rotations for rope=cache are filled by the
+/* Scratch for a session of at most max_slots tokens, n_block at a time. Rotations for rope=cache are filled by the
  * forward pass. */
 int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_policy *policy,
-                          int max_slots, int n_threads, struct butler_error *err);
+                          int max_slots, int n_block, int n_threads, struct butler_error *err);
 void butler_workspace_free(struct butler_workspace *work);
 
 #endif

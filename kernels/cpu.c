@@ -1,73 +1,12 @@
-/* The CPU backend: dense operations (this file) and the attention side (src/attend.c, methods/), run by the pool's
+/* The CPU backend: dense operations (this file, products in matmul.c) and the attention side (src/attend.c, methods/), run by the pool's
  * threads over the kernel table. Outputs are split, never sums, so that the number of threads changes no bit. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "attend.h"
 #include "backend.h"
+#include "matmul.h"
 #include "methods.h"
-
-enum {
-    GEMV_ROWS = 32,           /* rows of a matrix one task multiplies in decode */
-    PANEL_FLOATS = 128 << 10, /* dequantised weights one task has in prefill: half a megabyte, to stay in its cache */
-    PANEL_ROWS = 64,          /* ... but not more rows, so that every thread has its share */
-    GEMV_TOKENS = 4,          /* up to this many tokens a row is used in its quantised form */
-};
-
-struct matmul_job {
-    const struct butler_kernels *kernels;
-    const struct butler_matrix *w;
-    struct butler_workspace *work;
-    float *y;
-    const float *x;
-    int n, rows_per_task;
-};
-
-static void add_bias(const struct matmul_job *job, int first, int n_rows)
-{
-    if (job->w->bias)
-        for (int t = 0; t < job->n; t++)
-            job->kernels->add(job->y + (size_t)t * (size_t)job->w->n_rows + first, job->w->bias + first, n_rows);
-}
-
-static void gemv_task(void *context, int task, int thread)
-{
-    const struct matmul_job *job = context;
-    const struct butler_matrix *w = job->w;
-    const int first = task * job->rows_per_task, n_rows = BUTLER_MIN(job->rows_per_task, w->n_rows - first);
-    const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes;
-    (void)thread;
-    for (int t = 0; t < job->n; t++)
-        job->kernels->gemv[w->type](job->y + (size_t)t * (size_t)w->n_rows + first, rows, w->row_bytes, n_rows,
-                                    job->x + (size_t)t * (size_t)w->n_cols, w->n_cols);
-    add_bias(job, first, n_rows);
-}
-
-static int panel_rows(int n_cols)
-{
-    return BUTLER_MAX(BUTLER_MIN(PANEL_FLOATS / n_cols, PANEL_ROWS), 1);
-}
-
-static void gemm_task(void *context, int task, int thread)
-{
-    const struct matmul_job *job = context;
-    const struct butler_matrix *w = job->w;
-    const int first = task * job->rows_per_task, n_rows = BUTLER_MIN(job->rows_per_task, w->n_rows - first);
-    const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes;
-    float *panel = job->work->panel + (size_t)thread * job->work->panel_floats;
-    for (int r = 0; r < n_rows; r++)
-        job->kernels->dequant[w->type](panel + (size_t)r * (size_t)w->n_cols, rows + (size_t)r * w->row_bytes, w->n_cols);
-    job->kernels->gemm(job->y + first, (size_t)w->n_rows, panel, n_rows, job->x, (size_t)w->n_cols, job->n, w->n_cols);
-    add_bias(job, first, n_rows);
-}
-
-static void cpu_matmul(struct butler_backend *backend, struct butler_workspace *work, float *y, const struct butler_matrix *w,
-                       const float *x, int n)
-{
-    const bool few = n <= GEMV_TOKENS;
-    struct matmul_job job = {backend->kernels, w, work, y, x, n, few ? GEMV_ROWS : panel_rows(w->n_cols)};
-    butler_pool_run(backend->pool, few ? gemv_task : gemm_task, &job, BUTLER_CEIL_DIV(w->n_rows, job.rows_per_task));
-}
 
 static void cpu_embed(struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n)
 {
@@ -186,7 +125,7 @@ struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const struct
         .pool = pool,
         .kernels = kernels,
         .embed = cpu_embed,
-        .matmul = cpu_matmul,
+        .matmul = butler_matmul,
         .norm = cpu_norm,
         .rope = cpu_rope,
         .activate = cpu_activate,
@@ -209,7 +148,7 @@ void butler_backend_free(struct butler_backend *backend)
 }
 
 int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_policy *policy,
-                          int max_slots, int n_threads, struct butler_error *err)
+                          int max_slots, int n_block, int n_threads, struct butler_error *err)
 {
     const size_t slots = (size_t)max_slots, heads = (size_t)hp->n_heads, threads = (size_t)n_threads, dim = (size_t)hp->head_dim;
     const int group = hp->n_heads / hp->n_kv_heads;
@@ -218,9 +157,10 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     work->max_slots = max_slots;
     work->n_threads = n_threads;
     work->score_stride = (slots + 15) / 16 * 16;
-    work->tile_rows = BUTLER_MAX(group, 32 / group * group);
-    work->panel_floats =
-        BUTLER_MAX((size_t)PANEL_FLOATS, (size_t)BUTLER_MAX(BUTLER_MAX(hp->n_embd, hp->n_ff), hp->n_heads * hp->head_dim));
+    work->tile_rows = butler_attend_kept_rows(group, max_slots);
+    work->block_floats = butler_attend_block_floats(group, hp->head_dim, max_slots);
+    const int n_columns = BUTLER_MAX(BUTLER_MAX(hp->n_embd, hp->n_ff), hp->n_heads * hp->head_dim);
+    work->panel_floats = BUTLER_MAX((size_t)BUTLER_PANEL_FLOATS, (size_t)n_columns);
     work->selected_words = BUTLER_CEIL_DIV(slots, 64);
     butler_arena_want(arena, &work->scores, heads * work->score_stride, sizeof(float));
     butler_arena_want(arena, &work->slots, heads * slots, sizeof(uint32_t));
@@ -232,7 +172,9 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     butler_arena_want(arena, &work->tile, threads * (size_t)work->tile_rows * work->score_stride, sizeof(float));
     butler_arena_want(arena, &work->tile_q, threads * (size_t)work->tile_rows * dim, sizeof(float));
     butler_arena_want(arena, &work->tile_out, threads * (size_t)work->tile_rows * dim, sizeof(float));
+    butler_arena_want(arena, &work->block, threads * work->block_floats, sizeof(float));
     butler_arena_want(arena, &work->panel, threads * work->panel_floats, sizeof(float));
+    butler_arena_want(arena, &work->packed, butler_packed_bytes(BUTLER_MIN(n_block, BUTLER_PACKED_TOKENS), n_columns), 1);
     butler_arena_want(arena, &work->selected, (size_t)hp->n_layers * heads * work->selected_words, sizeof(uint64_t));
     if (policy->rope_in_cache) {
         work->n_rot = hp->n_rot;

@@ -1,13 +1,15 @@
 /* Which table of inner loops runs: looked up by name, or the best one that both this build and this CPU have. */
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 #include <pthread.h>
 
 #include "blocks.h"
 #include "kernels.h"
 
-#define N_ISAS 3
+#define N_ISAS 4
 
 /* The kernel tables: filled once, before anybody sees them, and never changed again. */
 static struct butler_kernels tables[N_ISAS];
@@ -21,6 +23,15 @@ static bool cpu_has_f16c(void)
 {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+/* Tiles of bfloat16, instructions that make them, and a system that saves them: it lets a process use them when asked. */
+static bool cpu_has_amx(void)
+{
+    enum { TILE = 1 << 24, TILE_BF16 = 1 << 22, VECTOR_BF16 = 1 << 5, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & TILE) && (d & TILE_BF16) && __get_cpuid_count(7, 1, &a, &b, &c, &d) &&
+           (a & VECTOR_BF16) && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 #endif
 
@@ -41,8 +52,11 @@ static void fill(void)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c()) {
         add_table(&tables[N_ISAS - n_tables], butler_kernels_avx2);
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-            __builtin_cpu_supports("avx512vl"))
+            __builtin_cpu_supports("avx512vl")) {
             add_table(&tables[N_ISAS - n_tables], butler_kernels_avx512);
+            if (cpu_has_amx())
+                add_table(&tables[N_ISAS - n_tables], butler_kernels_amx);
+        }
     }
 #endif
     for (int i = 0; i < n_tables; i++)

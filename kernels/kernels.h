@@ -10,8 +10,15 @@
 
 #include "gguf.h"
 
+enum { BUTLER_TILE_K = 32, BUTLER_TILE_BYTES = 2048 };
+
+static inline size_t butler_packed_bytes(int n, int k)
+{
+    return BUTLER_CEIL_DIV((size_t)n, 16) * BUTLER_CEIL_DIV((size_t)k, BUTLER_TILE_K) * BUTLER_TILE_BYTES;
+}
+
 struct butler_kernels {
-    const char *isa; /* "ref", "avx2", "avx512" */
+    const char *isa; /* "ref", "avx2", "avx512", "amx" */
 
     /* -- weights: [n_rows] rows of n elements, row_bytes apart; activations stay in float, so a quantised product is
      *    exact up to float rounding. */
@@ -22,6 +29,19 @@ struct butler_kernels {
     void (*dequant[BUTLER_N_TYPES])(float *y, const void *row, int n);
     /* y[t * y_stride + r] = sum_c w[r * n + c] * x[t * x_stride + c], r < n_rows, t < n_tokens: w is dequantised and dense. */
     void (*gemm)(float *y, size_t y_stride, const float *w, int n_rows, const float *x, size_t x_stride, int n_tokens, int n);
+
+    /* -- blocks for a matrix unit. An operand is n lines (rows of the left one, columns of the right) of k numbers, packed
+     *    into tiles of 16 lines and BUTLER_TILE_K of k: all k of 16 lines, then of the next 16, in butler_packed_bytes(n, k)
+     *    bytes at a multiple of 64. Each number is the sum of two bfloat16, high and low; a tile has all its high parts,
+     *    then the low. Rows lie one after the other; of columns, pairs of neighbours in k do. What is missing in a tile is 0. */
+
+    bool tiles; /* the CPU has a matrix unit: packing pays */
+    void (*pack_rows)(void *packed, const float *x, size_t stride, int n, int k);    /* line i: x[i * stride + c] */
+    void (*pack_columns)(void *packed, const float *x, size_t stride, int n, int k); /* column i: x[i * stride + c] */
+    void (*pack_turned)(void *packed, const float *x, size_t stride, int n, int k);  /* column i: x[c * stride + i] */
+    /* c[i * c_stride + j] (+)= sum_d a_i[d] b_j[d] without the products of two low parts, i < m, j < n, both multiples of 16.
+     * The value for (i, j) does not depend on m and n. Subnormal parts may count as 0. */
+    void (*multiply)(float *c, size_t c_stride, const void *a, const void *b, int m, int n, int k, bool more);
 
     /* -- vectors */
     float (*dot)(const float *x, const float *y, int n);
@@ -74,6 +94,7 @@ const char *const *butler_kernels_available(void);
 extern const struct butler_kernels butler_kernels_ref;
 void butler_kernels_avx2(struct butler_kernels *table);
 void butler_kernels_avx512(struct butler_kernels *table);
+void butler_kernels_amx(struct butler_kernels *table);
 
 /* Row quantisation for convert and quantize (plain C, ref rounding): x[n] to a row of the type; only F32, F16, BF16,
  * Q8_0, Q4_0 can be written. */

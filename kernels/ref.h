@@ -63,5 +63,9 @@ static inline void ref_quantize_q8_0(uint8_t *b, const float *x, int n)
     void butler_ref_dequant_##name(float *y, const void *row, int n);
 REF_WEIGHT_TYPES(REF_DECLARE)
 void butler_ref_gemm(float *y, size_t y_stride, const float *w, int n_rows, const float *x, size_t x_stride, int n_tokens, int n);
+void butler_ref_pack_rows(void *packed, const float *x, size_t stride, int n, int k);
+void butler_ref_pack_columns(void *packed, const float *x, size_t stride, int n, int k);
+void butler_ref_pack_turned(void *packed, const float *x, size_t stride, int n, int k);
+void butler_ref_multiply(float *c, size_t c_stride, const void *a, const void *b, int m, int n, int k, bool more);
 
 #endif

@@ -1,4 +1,4 @@
-/* Attention: from ids and queries to outputs. A decode step cuts every list into slices of BUTLER_SLICE tokens; a slice
+/* Attention: from ids and queries to outputs (of a prompt's block: attend_block.c). A decode step cuts every list into slices of BUTLER_SLICE tokens; a slice
  * keeps its maximum, its sum and its weighted values, and slices are put together in order, whoever computed them. */
 #include <math.h>
 #include <string.h>
@@ -110,9 +110,8 @@ void butler_attend_score(struct butler_backend *backend, const struct butler_lay
 
 /* ------------------------------------------------------------------------------------------- decode: slices */
 
-/* Rows of keys (or values) of slots[first .. first + n) of a list. */
-static void list_rows(const struct butler_kv *kv, const struct butler_kv_head *head, const uint32_t *slots, int first, int n,
-                      const void **keys, const void **values)
+void butler_attend_rows(const struct butler_kv *kv, const struct butler_kv_head *head, const uint32_t *slots, int first, int n,
+                        const void **keys, const void **values)
 {
     for (int i = 0; i < n; i++) {
         const unsigned char *key = butler_kv_key_row(kv, head, slots ? slots[first + i] : (uint32_t)(first + i));
@@ -135,9 +134,8 @@ static void rotate_rows(const struct butler_layer_state *state, int thread, int 
     }
 }
 
-/* Scores of n_q queries against n gathered keys, at most BUTLER_SLICE. rank: place in the cache of the first. */
-static void score_rows(const struct butler_layer_state *state, int thread, float *s, size_t stride, const float *q, int n_q,
-                       const void **keys, int rank, int n)
+void butler_attend_scores(const struct butler_layer_state *state, int thread, float *s, size_t stride, const float *q, int n_q,
+                          const void **keys, int rank, int n)
 {
     const struct butler_kv *kv = state->kv;
     const size_t dim = (size_t)kv->head_dim;
@@ -187,8 +185,8 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
     float *out = state->work->tile_out + (size_t)thread * (size_t)state->work->tile_rows * dim;
     const float *scaled = scaled_queries(state, thread, q + (size_t)head * dim, n_q, cache->n_slots - 1);
 
-    list_rows(kv, cache, slots, first, n_rows, keys, values);
-    score_rows(state, thread, s, stride, scaled, n_q, keys, first, n_rows);
+    butler_attend_rows(kv, cache, slots, first, n_rows, keys, values);
+    butler_attend_scores(state, thread, s, stride, scaled, n_q, keys, first, n_rows);
     for (int i = 0; i < n_q; i++) {
         float *partial = partial_of(state, head + i, slice);
         partial[0] = kv->kernels->max(s + (size_t)i * stride, n_rows);
@@ -261,8 +259,8 @@ static const float *scatter_weights(const struct attend_job *job, int thread, in
     return tile;
 }
 
-static void observe_head(const struct butler_layer_state *state, int kv_head, int position, const float *weights, size_t stride,
-                         int n)
+void butler_attend_observe(const struct butler_layer_state *state, int kv_head, int position, const float *weights, size_t stride,
+                           int n)
 {
     const struct butler_metric *metric = state->policy->metric;
     const struct butler_kv *kv = state->kv;
@@ -287,7 +285,7 @@ static void combine_task(void *context, int kv_head, int thread)
     if (job->observe) {
         size_t stride;
         const float *weights = scatter_weights(job, thread, kv_head, &stride);
-        observe_head(state, kv_head, state->position, weights, stride, butler_kv_at(state->kv, state->layer, kv_head)->n_slots);
+        butler_attend_observe(state, kv_head, state->position, weights, stride, butler_kv_at(state->kv, state->layer, kv_head)->n_slots);
     }
 }
 
@@ -299,95 +297,4 @@ void butler_attend(struct butler_backend *backend, const struct butler_layer_sta
         job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(lists->n[i], BUTLER_SLICE));
     butler_pool_run(backend->pool, slice_task, &job, lists->n_lists * job.n_slices);
     butler_pool_run(backend->pool, combine_task, &job, state->kv->n_kv_heads);
-}
-
-/* ------------------------------------------------------------------------------------------- prefill: blocks */
-
-struct block_job {
-    const struct butler_layer_state *state;
-    const float *q;
-    float *out;
-    int n, observe_from, tile_tokens, n_tiles;
-};
-
-/* Weights in the order the keys were read, as weights of slots 0 .. n-1. The decode scores are free in prefill. */
-static const float *weights_by_slot(const struct butler_layer_state *state, int kv_head, const uint32_t *slots,
-                                    const float *weights, int n)
-{
-    const size_t stride = state->work->score_stride;
-    float *by_slot = state->work->scores + (size_t)(kv_head * group_of(state)) * stride;
-    if (!slots)
-        return weights;
-    for (int i = 0; i < group_of(state); i++)
-        for (int j = 0; j < n; j++)
-            by_slot[(size_t)i * stride + slots[j]] = weights[(size_t)i * stride + (size_t)j];
-    return by_slot;
-}
-
-/* Tokens [first, first + n) of the block and the query heads of one KV head against everything before them. The rows of
- * the tile are (token, query head), so that a token's query heads are neighbours. */
-static void attend_tile(const struct block_job *job, int kv_head, int first, int n, int thread)
-{
-    const struct butler_layer_state *state = job->state;
-    const struct butler_kv *kv = state->kv;
-    const struct butler_workspace *work = state->work;
-    const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, kv_head);
-    const int group = group_of(state), n_rows = n * group, before = cache->n_slots - job->n + first, n_keys = before + n;
-    const size_t dim = (size_t)kv->head_dim, stride = work->score_stride;
-    const uint32_t *slots = work->rope_cos ? cache->order : NULL;
-    float *tile = work->tile + (size_t)thread * (size_t)work->tile_rows * stride;
-    float *out = work->tile_out + (size_t)thread * (size_t)work->tile_rows * dim, *q = NULL;
-    const void *keys[BUTLER_CHUNK], *values[BUTLER_CHUNK];
-
-    for (int t = n - 1; t >= 0; t--) { /* scaled_queries fills the front of the scratch: the last call must be token 0 */
-        q = scaled_queries(state, thread, job->q + ((size_t)(first + t) * (size_t)state->n_heads + (size_t)(kv_head * group)) * dim,
-                           group, before + t);
-        if (t > 0)
-            memcpy(q + (size_t)(t * group) * dim, q, (size_t)group * dim * sizeof *q);
-    }
-    for (int i = 0; i < n_keys; i += BUTLER_CHUNK) {
-        const int m = BUTLER_MIN(BUTLER_CHUNK, n_keys - i);
-        list_rows(kv, cache, slots, i, m, keys, values);
-        score_rows(state, thread, tile + i, stride, q, n_rows, keys, i, m);
-    }
-    for (int r = 0; r < n_rows; r++) {
-        float *row = tile + (size_t)r * stride;
-        const int visible = before + r / group + 1;
-        kv->kernels->scale(row, 1.0f / kv->kernels->exp_sum(row, kv->kernels->max(row, visible), visible), visible);
-        memset(row + visible, 0, (size_t)(n_keys - visible) * sizeof *row);
-    }
-    memset(out, 0, (size_t)n_rows * dim * sizeof *out);
-    for (int i = 0; i < n_keys; i += BUTLER_CHUNK) {
-        const int m = BUTLER_MIN(BUTLER_CHUNK, n_keys - i);
-        list_rows(kv, cache, slots, i, m, keys, values);
-        kv->kernels->av[kv->type](out, dim, tile + i, stride, n_rows, values, m, kv->head_dim);
-    }
-    for (int t = 0; t < n; t++) {
-        memcpy(job->out + ((size_t)(first + t) * (size_t)state->n_heads + (size_t)(kv_head * group)) * dim,
-               out + (size_t)(t * group) * dim, (size_t)group * dim * sizeof *out);
-        if (state->position + first + t >= job->observe_from)
-            observe_head(state, kv_head, state->position + first + t,
-                         weights_by_slot(state, kv_head, slots, tile + (size_t)(t * group) * stride, before + t + 1), stride,
-                         before + t + 1);
-    }
-}
-
-/* A metric sees queries in their order, so a head that is observed is one task. */
-static void block_task(void *context, int task, int thread)
-{
-    const struct block_job *job = context;
-    const bool observed = job->state->position + job->n > job->observe_from;
-    const int kv_head = observed ? task : task / job->n_tiles, from = observed ? 0 : task % job->n_tiles;
-    const int to = observed ? job->n_tiles : from + 1;
-    for (int tile = from; tile < to; tile++)
-        attend_tile(job, kv_head, tile * job->tile_tokens, BUTLER_MIN(job->tile_tokens, job->n - tile * job->tile_tokens), thread);
-}
-
-void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
-                         int observe_from)
-{
-    struct block_job job = {state, q, out, n, observe_from, state->work->tile_rows / group_of(state), 0};
-    job.n_tiles = BUTLER_CEIL_DIV(n, job.tile_tokens);
-    const bool observed = state->position + n > observe_from;
-    butler_pool_run(backend->pool, block_task, &job, state->kv->n_kv_heads * (observed ? 1 : job.n_tiles));
 }

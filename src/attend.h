@@ -28,6 +28,22 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
  * attention weights of the list. */
 void butler_attend_combine(const struct butler_layer_state *state, int head, int n, float *out, bool weights);
 
+/* The pieces of a prompt's block (attend_block.c). */
+
+/* Rows of keys and of values of slots[first .. first + n) of a list (slots NULL: 0, 1, ...). */
+void butler_attend_rows(const struct butler_kv *kv, const struct butler_kv_head *head, const uint32_t *slots, int first, int n,
+                        const void **keys, const void **values);
+/* s[i * stride + j]: scores of n_q scaled queries against n gathered keys. rank: place in the cache of the first; where keys
+ * are stored unrotated, their pointers become those of rotated copies, and n may be at most BUTLER_SLICE. */
+void butler_attend_scores(const struct butler_layer_state *state, int thread, float *s, size_t stride, const float *q, int n_q,
+                          const void **keys, int rank, int n);
+/* Shows the metric what the query at `position` paid to slots 0..n-1: weights[group][stride]. */
+void butler_attend_observe(const struct butler_layer_state *state, int kv_head, int position, const float *weights, size_t stride,
+                           int n);
+/* Floats of scratch a thread needs for a block, and query rows whose weights it can keep. */
+size_t butler_attend_block_floats(int group, int head_dim, int max_slots);
+int butler_attend_kept_rows(int group, int max_slots);
+
 /* Units of a head: tokens, or pages of policy->unit slots. */
 static inline int butler_n_units(const struct butler_layer_state *state, int kv_head)
 {

@@ -76,7 +76,7 @@ struct butler_session *butler_session_make(struct butler_model *model, const str
     session->rope_freq = long_context ? model->rope_freq_long : model->rope_freq;
     session->rope_scale = long_context ? model->rope_scale_long : model->rope_scale;
     if (butler_kv_init(&session->kv, &session->shape, params->kv_type, n_ctx, policy, model->backend->kernels, err) < 0 ||
-        butler_workspace_make(&session->work, hp, policy, n_ctx, butler_pool_size(model->pool), err) < 0 ||
+        butler_workspace_make(&session->work, hp, policy, n_ctx, session->n_block, butler_pool_size(model->pool), err) < 0 ||
         make_activations(session, err) < 0) {
         butler_session_free(session);
         return NULL;

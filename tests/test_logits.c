@@ -23,8 +23,8 @@ struct expectation {
 enum { MAX_CASES = 64 };
 static struct expectation cases[MAX_CASES];
 static int n_cases;
-static const char *const isas[] = {"ref", "avx2", "avx512"};
-enum { N_ISAS = 3 };
+static const char *const isas[] = {"ref", "avx2", "avx512", "amx"};
+enum { N_ISAS = 4 };
 
 /* A text's way into the session: n_block tokens a pass for the first n_prompt, then single steps. */
 struct way {

@@ -1,0 +1,139 @@
+/* Products of activations with weight matrices, in three ways: a few tokens meet the quantised rows as they stream by; a
+ * block of tokens meets rows widened to floats, a panel at a time; and where there is a matrix unit, blocks of both are
+ * packed for it. Tasks are rows of the matrix, and the order in which an output is summed depends on none of this. */
+#include <string.h>
+
+#include "matmul.h"
+
+enum {
+    GEMV_ROWS = 32,   /* rows of a matrix one task multiplies in decode */
+    PANEL_ROWS = 64,  /* most rows of a panel, so that every thread has its share */
+    GEMV_TOKENS = 4,  /* up to this many tokens a row is used in its quantised form */
+    TILE_ROWS = 128,  /* rows a task multiplies in the matrix unit: x is read once for so many */
+    TILE_COLUMNS = 256, /* columns at a time: what 32 tokens have of them stays in the nearest cache */
+    LINES = 16,       /* rows that are widened and packed together */
+};
+
+struct matmul_job {
+    const struct butler_kernels *kernels;
+    const struct butler_matrix *w;
+    struct butler_workspace *work;
+    float *y;
+    const float *x;
+    int n, rows_per_task;
+};
+
+static void add_bias(const struct matmul_job *job, int first, int n_rows)
+{
+    if (job->w->bias)
+        for (int t = 0; t < job->n; t++)
+            job->kernels->add(job->y + (size_t)t * (size_t)job->w->n_rows + first, job->w->bias + first, n_rows);
+}
+
+static void gemv_task(void *context, int task, int thread)
+{
+    const struct matmul_job *job = context;
+    const struct butler_matrix *w = job->w;
+    const int first = task * job->rows_per_task, n_rows = BUTLER_MIN(job->rows_per_task, w->n_rows - first);
+    const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes;
+    (void)thread;
+    for (int t = 0; t < job->n; t++)
+        job->kernels->gemv[w->type](job->y + (size_t)t * (size_t)w->n_rows + first, rows, w->row_bytes, n_rows,
+                                    job->x + (size_t)t * (size_t)w->n_cols, w->n_cols);
+    add_bias(job, first, n_rows);
+}
+
+static int panel_rows(int n_cols)
+{
+    return BUTLER_MAX(BUTLER_MIN(BUTLER_PANEL_FLOATS / n_cols, PANEL_ROWS), 1);
+}
+
+static void gemm_task(void *context, int task, int thread)
+{
+    const struct matmul_job *job = context;
+    const struct butler_matrix *w = job->w;
+    const int first = task * job->rows_per_task, n_rows = BUTLER_MIN(job->rows_per_task, w->n_rows - first);
+    const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes;
+    float *panel = job->work->panel + (size_t)thread * job->work->panel_floats;
+    for (int r = 0; r < n_rows; r++)
+        job->kernels->dequant[w->type](panel + (size_t)r * (size_t)w->n_cols, rows + (size_t)r * w->row_bytes, w->n_cols);
+    job->kernels->gemm(job->y + first, (size_t)w->n_rows, panel, n_rows, job->x, (size_t)w->n_cols, job->n, w->n_cols);
+    add_bias(job, first, n_rows);
+}
+
+/* ------------------------------------------------------------------------------------------- the matrix unit */
+
+/* Where the tokens' part of a chunk of columns lies: chunk by chunk, as the products read them. */
+static unsigned char *packed_chunk(const struct matmul_job *job, int column)
+{
+    return job->work->packed + (size_t)(column / TILE_COLUMNS) * butler_packed_bytes(job->n, TILE_COLUMNS);
+}
+
+static void pack_task(void *context, int task, int thread)
+{
+    const struct matmul_job *job = context;
+    const int column = task * TILE_COLUMNS, n_cols = job->w->n_cols;
+    (void)thread;
+    job->kernels->pack_rows(packed_chunk(job, column), job->x + column, (size_t)n_cols, job->n,
+                            BUTLER_MIN(TILE_COLUMNS, n_cols - column));
+}
+
+/* Columns [column, column + n) of some rows, packed. lines: scratch for LINES of them. */
+static void pack_weights(const struct matmul_job *job, unsigned char *packed, float *lines, int first, int n_rows, int column, int n)
+{
+    const struct butler_matrix *w = job->w;
+    const unsigned char *rows =
+        (const unsigned char *)w->data + (size_t)first * w->row_bytes + butler_row_bytes(w->type, column);
+    for (int r = 0; r < n_rows; r += LINES, packed += butler_packed_bytes(LINES, n)) {
+        const int count = BUTLER_MIN(LINES, n_rows - r);
+        for (int i = 0; i < count; i++)
+            job->kernels->dequant[w->type](lines + i * TILE_COLUMNS, rows + (size_t)(r + i) * w->row_bytes, n);
+        job->kernels->pack_columns(packed, lines, TILE_COLUMNS, count, n);
+    }
+}
+
+static void tile_task(void *context, int task, int thread)
+{
+    const struct matmul_job *job = context;
+    const struct butler_matrix *w = job->w;
+    const int first = task * job->rows_per_task, n_rows = BUTLER_MIN(job->rows_per_task, w->n_rows - first);
+    const int m = BUTLER_CEIL_DIV(job->n, LINES) * LINES, n = BUTLER_CEIL_DIV(n_rows, LINES) * LINES;
+    float *sums = job->work->panel + (size_t)thread * job->work->panel_floats, *lines = sums + BUTLER_PACKED_TOKENS * TILE_ROWS;
+    unsigned char *packed = (unsigned char *)(lines + LINES * TILE_COLUMNS);
+    for (int column = 0; column < w->n_cols; column += TILE_COLUMNS) {
+        const int k = BUTLER_MIN(TILE_COLUMNS, w->n_cols - column);
+        pack_weights(job, packed, lines, first, n_rows, column, k);
+        job->kernels->multiply(sums, TILE_ROWS, packed_chunk(job, column), packed, m, n, k, column > 0);
+    }
+    for (int t = 0; t < job->n; t++)
+        memcpy(job->y + (size_t)t * (size_t)w->n_rows + first, sums + (size_t)t * TILE_ROWS, (size_t)n_rows * sizeof *sums);
+    add_bias(job, first, n_rows);
+}
+
+_Static_assert(BUTLER_PACKED_TOKENS * TILE_ROWS + LINES * TILE_COLUMNS + TILE_ROWS * TILE_COLUMNS <= BUTLER_PANEL_FLOATS,
+               "a task's sums, lines and packed weights fit its scratch");
+
+static void tile_matmul(struct butler_pool *pool, struct matmul_job job)
+{
+    const int n = job.n, share = BUTLER_CEIL_DIV(job.w->n_rows, 2 * butler_pool_size(pool) * LINES) * LINES;
+    job.rows_per_task = BUTLER_MIN(share, TILE_ROWS);
+    for (int done = 0; done < n; done += job.n) {
+        job.n = BUTLER_MIN(BUTLER_PACKED_TOKENS, n - done);
+        butler_pool_run(pool, pack_task, &job, BUTLER_CEIL_DIV(job.w->n_cols, TILE_COLUMNS));
+        butler_pool_run(pool, tile_task, &job, BUTLER_CEIL_DIV(job.w->n_rows, job.rows_per_task));
+        job.x += (size_t)job.n * (size_t)job.w->n_cols;
+        job.y += (size_t)job.n * (size_t)job.w->n_rows;
+    }
+}
+
+void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, float *y, const struct butler_matrix *w,
+                   const float *x, int n)
+{
+    const bool few = n <= GEMV_TOKENS;
+    struct matmul_job job = {backend->kernels, w, work, y, x, n, few ? GEMV_ROWS : panel_rows(w->n_cols)};
+    /* What F32 weights are kept for is lost in parts of 16 bits; rounded weights lose nothing to speak of. */
+    if (!few && backend->kernels->tiles && w->type != BUTLER_F32)
+        tile_matmul(backend->pool, job);
+    else
+        butler_pool_run(backend->pool, few ? gemv_task : gemm_task, &job, BUTLER_CEIL_DIV(w->n_rows, job.rows_per_task));
+}

@@ -1,0 +1,16 @@
+/* Products of activations with weight matrices on the CPU: the backend's matmul. */
+#ifndef BUTLER_MATMUL_H
+#define BUTLER_MATMUL_H
+
+#include "backend.h"
+
+enum {
+    BUTLER_PANEL_FLOATS = 128 << 10, /* floats of scratch a task has: half a megabyte, to stay in its cache */
+    BUTLER_PACKED_TOKENS = 512,      /* tokens that are packed at a time */
+};
+
+/* y[n][n_rows] = x[n][n_cols] W^T + bias */
+void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, float *y, const struct butler_matrix *w,
+                   const float *x, int n);
+
+#endif

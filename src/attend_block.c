@@ -1,0 +1,307 @@
+/* The attention of a prompt's block, dense and causal. Keys come in chunks; a query keeps the maximum, the sum of
+ * exponentials and the weighted values of the chunks so far, so that nothing grows with the text. Only where a metric
+ * observes a query do the weights of its chunks stay, each with the maximum it was taken against, until the last chunk is in
+ * and they can be put right.
+ *
+ * A task has some tokens of the block and the query heads of one KV head. All its queries pass a chunk before the next is
+ * fetched: a chunk is widened, and packed for the matrix unit where there is one, once for all of them. What a query computes
+ * depends on the chunks alone, not on its company. */
+#include <math.h>
+#include <string.h>
+
+#include "attend.h"
+
+enum {
+    KEYS = 256,    /* of a chunk */
+    STRIP = 64,    /* queries that meet a chunk together: their scores stay in cache */
+    ROWS = 1024,   /* most queries of a task, where no weights have to stay */
+    KEPT = 128,    /* most queries of a task where they have to, */
+    KEPT_FLOATS = 1 << 20, /* if so many floats hold their weights */
+};
+
+struct block_job {
+    const struct butler_layer_state *state;
+    const float *q;
+    float *out;
+    int n, observe_from, tile_tokens, n_tiles;
+    bool tiles; /* in the matrix unit */
+};
+
+/* What a task works on, and its scratch. Rows are (token, query head): a token's query heads are neighbours. */
+struct tile {
+    const struct block_job *job;
+    const struct butler_kv_head *cache;
+    const uint32_t *slots; /* keys in the order of the text; NULL: as they lie */
+    int kv_head, thread, group, first, n, n_rows, before, n_keys;
+    bool keeps;
+    float *q, *out;                                      /* [rows][dim] */
+    float *max, *sum;                                    /* [rows] */
+    float *weights;                                      /* [rows][score_stride] where they are kept */
+    float *maxima;                                       /* [chunk][KEPT rows] which maximum a chunk's weights have */
+    float *scores;                                       /* [STRIP][KEYS] */
+    float *widened;                                      /* [KEYS][dim] */
+    void *packed_q, *packed_p, *packed_keys, *packed_values;
+};
+
+static int round16(int n)
+{
+    return (n + 15) / 16 * 16;
+}
+
+int butler_attend_kept_rows(int group, int max_slots)
+{
+    const int rows = BUTLER_MIN(BUTLER_MAX(KEPT_FLOATS / max_slots, 32), KEPT);
+    return round16(BUTLER_MAX(group, rows / group * group));
+}
+
+/* Cuts a thread's scratch into the tile's arrays; with base NULL only counts. Returns floats. */
+static size_t cut_scratch(struct tile *tile, float *base, int group, int dim, int max_slots)
+{
+    const size_t rows = (size_t)round16(BUTLER_MAX(ROWS, group)), width = (size_t)dim, chunks = BUTLER_CEIL_DIV((size_t)max_slots, KEYS);
+    const size_t packed_width = BUTLER_CEIL_DIV(width, BUTLER_TILE_K) * BUTLER_TILE_K;
+    float *none;
+    const struct {
+        float **where;
+        size_t n;
+    } pieces[] = {
+        {&tile->q, rows * width},
+        {&tile->out, rows * width},
+        {&tile->max, rows},
+        {&tile->sum, rows},
+        {&tile->maxima, chunks * (size_t)butler_attend_kept_rows(group, max_slots)},
+        {&tile->scores, STRIP * KEYS},
+        {&tile->widened, KEYS * width},
+        {(float **)&tile->packed_q, rows * packed_width},
+        {(float **)&tile->packed_p, STRIP * KEYS},
+        {(float **)&tile->packed_keys, KEYS * packed_width},
+        {(float **)&tile->packed_values, KEYS * (size_t)round16(dim)},
+    };
+    size_t at = 0;
+    for (int i = 0; i < BUTLER_COUNT(pieces); i++) {
+        *(base ? pieces[i].where : &none) = base ? base + at : NULL;
+        at += (pieces[i].n + 15) / 16 * 16;
+    }
+    return at;
+}
+
+size_t butler_attend_block_floats(int group, int head_dim, int max_slots)
+{
+    struct tile tile;
+    return cut_scratch(&tile, NULL, group, head_dim, max_slots);
+}
+
+/* Queries scaled by 1/sqrt(head_dim); rotated, where keys are rotated as they are read. */
+static void load_queries(struct tile *tile)
+{
+    const struct butler_layer_state *state = tile->job->state;
+    const struct butler_workspace *work = state->work;
+    const struct butler_kernels *kernels = state->kv->kernels;
+    const int dim = state->kv->head_dim, width = tile->group * dim;
+    for (int t = 0; t < tile->n; t++) {
+        float *q = tile->q + (size_t)(t * width);
+        memcpy(q, tile->job->q + ((size_t)(tile->first + t) * (size_t)state->n_heads + (size_t)(tile->kv_head * tile->group)) * (size_t)dim,
+               (size_t)width * sizeof *q);
+        kernels->scale(q, 1.0f / sqrtf((float)dim), width);
+        const size_t at = (size_t)(tile->before + t) * (size_t)work->n_rot / 2;
+        for (int i = 0; work->rope_cos && i < tile->group; i++)
+            butler_rotate(kernels, work->rope, q + i * dim, work->rope_cos + at, work->rope_sin + at, work->n_rot);
+    }
+    if (tile->job->tiles)
+        kernels->pack_rows(tile->packed_q, tile->q, (size_t)dim, tile->n_rows, dim);
+}
+
+/* Keys and values [first, first + n) for the matrix unit. */
+static void pack_chunk(struct tile *tile, int first, int n)
+{
+    const struct butler_workspace *work = tile->job->state->work;
+    const struct butler_kv *kv = tile->job->state->kv;
+    const int dim = kv->head_dim;
+    const void *keys[KEYS], *values[KEYS];
+    butler_attend_rows(kv, tile->cache, tile->slots, first, n, keys, values);
+    for (int i = 0; i < n; i++) {
+        float *x = tile->widened + (size_t)(i * dim);
+        const size_t at = (size_t)(first + i) * (size_t)work->n_rot / 2;
+        kv->kernels->load_row[kv->type](x, keys[i], dim);
+        if (work->rope_cos)
+            butler_rotate(kv->kernels, work->rope, x, work->rope_cos + at, work->rope_sin + at, work->n_rot);
+    }
+    kv->kernels->pack_columns(tile->packed_keys, tile->widened, (size_t)dim, n, dim);
+    for (int i = 0; i < n; i++)
+        kv->kernels->load_row[kv->type](tile->widened + (size_t)(i * dim), values[i], dim);
+    kv->kernels->pack_turned(tile->packed_values, tile->widened, (size_t)dim, dim, n);
+}
+
+/* Scores of a strip against n keys of a chunk. */
+static void score_strip(const struct tile *tile, int row, int n_rows, int first, int n, float *s, size_t stride)
+{
+    const struct butler_kv *kv = tile->job->state->kv;
+    const size_t dim = (size_t)kv->head_dim;
+    const void *keys[KEYS], *values[KEYS];
+    if (tile->job->tiles) {
+        kv->kernels->multiply(s, stride, (unsigned char *)tile->packed_q + butler_packed_bytes(row, kv->head_dim), tile->packed_keys,
+                              round16(n_rows), round16(n), kv->head_dim, false);
+        return;
+    }
+    butler_attend_rows(kv, tile->cache, tile->slots, first, n, keys, values);
+    butler_attend_scores(tile->job->state, tile->thread, s, stride, tile->q + (size_t)row * dim, n_rows, keys, first, n);
+}
+
+/* out += weights times values, n of a chunk. */
+static void add_values(const struct tile *tile, int row, int n_rows, int first, int n, const float *s, size_t stride)
+{
+    const struct butler_kv *kv = tile->job->state->kv;
+    const size_t dim = (size_t)kv->head_dim;
+    const void *keys[KEYS], *values[KEYS];
+    float *out = tile->out + (size_t)row * dim;
+    if (tile->job->tiles) {
+        kv->kernels->pack_rows(tile->packed_p, s, stride, n_rows, n);
+        kv->kernels->multiply(out, dim, tile->packed_p, tile->packed_values, round16(n_rows), kv->head_dim, n, true);
+        return;
+    }
+    butler_attend_rows(kv, tile->cache, tile->slots, first, n, keys, values);
+    kv->kernels->av[kv->type](out, dim, s, stride, n_rows, values, n, kv->head_dim);
+}
+
+/* Scores of the keys a row sees become weights against the greatest score so far. */
+static void weigh_row(const struct tile *tile, int row, float *s, int visible, int n)
+{
+    const struct butler_kernels *kernels = tile->job->state->kv->kernels;
+    const int dim = tile->job->state->kv->head_dim;
+    if (visible > 0) {
+        const float max = fmaxf(tile->max[row], kernels->max(s, visible));
+        if (max > tile->max[row]) {
+            const float factor = expf(tile->max[row] - max);
+            tile->sum[row] *= factor;
+            kernels->scale(tile->out + (size_t)row * (size_t)dim, factor, dim);
+            tile->max[row] = max;
+        }
+        tile->sum[row] += kernels->exp_sum(s, max, visible);
+    }
+    if (visible < n)
+        memset(s + visible, 0, (size_t)(n - visible) * sizeof *s);
+}
+
+/* Rows [row, row + n_rows) meet keys [first, first + n). */
+static void attend_strip(const struct tile *tile, int row, int n_rows, int first, int n)
+{
+    const struct butler_workspace *work = tile->job->state->work;
+    const int seen = tile->before + (row + n_rows - 1) / tile->group + 1 - first; /* by the last row */
+    const size_t stride = tile->keeps ? work->score_stride : KEYS;
+    float *s = tile->keeps ? tile->weights + (size_t)row * stride + first : tile->scores;
+    if (seen <= 0)
+        return;
+    n = BUTLER_MIN(n, seen);
+    score_strip(tile, row, n_rows, first, n, s, stride);
+    for (int r = 0; r < n_rows; r++) {
+        const int visible = tile->before + (row + r) / tile->group + 1 - first;
+        weigh_row(tile, row + r, s + (size_t)r * stride, BUTLER_MIN(BUTLER_MAX(visible, 0), n), n);
+        if (tile->keeps)
+            tile->maxima[(size_t)(first / KEYS) * (size_t)work->tile_rows + (size_t)(row + r)] = tile->max[row + r];
+    }
+    add_values(tile, row, n_rows, first, n, s, stride);
+}
+
+/* Weights that were taken against the maxima of their time, as they are against all keys. */
+static void finish_weights(const struct tile *tile)
+{
+    const struct butler_layer_state *state = tile->job->state;
+    for (int r = 0; r < tile->n_rows; r++) {
+        float *row = tile->weights + (size_t)r * state->work->score_stride;
+        const int visible = tile->before + r / tile->group + 1;
+        for (int i = 0; i < visible; i += KEYS) {
+            const float max = tile->maxima[(size_t)(i / KEYS) * (size_t)state->work->tile_rows + (size_t)r];
+            state->kv->kernels->scale(row + i, expf(max - tile->max[r]) / tile->sum[r], BUTLER_MIN(KEYS, visible - i));
+        }
+    }
+}
+
+/* Weights in the order the keys were read, as weights of slots 0 .. n-1. The decode scores are free in prefill. */
+static const float *weights_by_slot(const struct tile *tile, const float *weights, int n)
+{
+    const struct butler_workspace *work = tile->job->state->work;
+    const size_t stride = work->score_stride;
+    float *by_slot = work->scores + (size_t)(tile->kv_head * tile->group) * stride;
+    if (!tile->slots)
+        return weights;
+    for (int i = 0; i < tile->group; i++)
+        for (int j = 0; j < n; j++)
+            by_slot[(size_t)i * stride + tile->slots[j]] = weights[(size_t)i * stride + (size_t)j];
+    return by_slot;
+}
+
+/* Tokens [first, first + n) of the block and the query heads of one KV head against everything before them. */
+static void attend_tile(const struct block_job *job, int kv_head, int first, int n, bool keeps, int thread)
+{
+    const struct butler_layer_state *state = job->state;
+    const struct butler_kv *kv = state->kv;
+    const struct butler_workspace *work = state->work;
+    const int group = state->n_heads / kv->n_kv_heads, n_rows = n * group;
+    const size_t dim = (size_t)kv->head_dim;
+    struct tile tile = {.job = job, .cache = butler_kv_at(kv, state->layer, kv_head), .kv_head = kv_head, .thread = thread,
+                        .group = group, .first = first, .n = n, .n_rows = n_rows, .keeps = keeps};
+    tile.slots = work->rope_cos ? tile.cache->order : NULL;
+    tile.before = tile.cache->n_slots - job->n + first;
+    tile.n_keys = tile.before + n;
+    tile.weights = work->tile + (size_t)thread * (size_t)work->tile_rows * work->score_stride;
+    cut_scratch(&tile, work->block + (size_t)thread * work->block_floats, group, kv->head_dim, work->max_slots);
+
+    load_queries(&tile);
+    memset(tile.out, 0, (size_t)round16(n_rows) * dim * sizeof *tile.out);
+    for (int r = 0; r < n_rows; r++) {
+        tile.max[r] = -INFINITY;
+        tile.sum[r] = 0;
+    }
+    for (int i = 0; i < tile.n_keys; i += KEYS) {
+        const int m = BUTLER_MIN(KEYS, tile.n_keys - i);
+        if (job->tiles)
+            pack_chunk(&tile, i, m);
+        for (int row = 0; row < n_rows; row += STRIP)
+            attend_strip(&tile, row, BUTLER_MIN(STRIP, n_rows - row), i, m);
+    }
+    for (int r = 0; r < n_rows; r++)
+        kv->kernels->scale(tile.out + (size_t)r * dim, 1.0f / tile.sum[r], kv->head_dim);
+    if (keeps)
+        finish_weights(&tile);
+    for (int t = 0; t < n; t++) {
+        const int position = state->position + first + t, seen = tile.before + t + 1;
+        memcpy(job->out + ((size_t)(first + t) * (size_t)state->n_heads + (size_t)(kv_head * group)) * dim,
+               tile.out + (size_t)(t * group) * dim, (size_t)group * dim * sizeof *tile.out);
+        if (position >= job->observe_from)
+            butler_attend_observe(state, kv_head, position,
+                                  weights_by_slot(&tile, tile.weights + (size_t)(t * group) * work->score_stride, seen),
+                                  work->score_stride, seen);
+    }
+}
+
+static void attend_tokens(const struct block_job *job, int kv_head, int first, int end, bool keeps, int tokens, int thread)
+{
+    for (; first < end; first += tokens)
+        attend_tile(job, kv_head, first, BUTLER_MIN(tokens, end - first), keeps, thread);
+}
+
+/* A metric sees queries in their order, so a head that is observed is one task. */
+static void block_task(void *context, int task, int thread)
+{
+    const struct block_job *job = context;
+    const int kv_head = task / job->n_tiles, first = task % job->n_tiles * job->tile_tokens;
+    const int end = BUTLER_MIN(first + job->tile_tokens, job->n);
+    const int group = job->state->n_heads / job->state->kv->n_kv_heads;
+    const int observed = BUTLER_MIN(BUTLER_MAX(job->observe_from - job->state->position, first), end);
+    attend_tokens(job, kv_head, first, observed, false, BUTLER_MAX(ROWS / group, 1), thread);
+    attend_tokens(job, kv_head, observed, end, true, BUTLER_MAX(job->state->work->tile_rows / group, 1), thread);
+}
+
+void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
+                         int observe_from)
+{
+    const int n_kv_heads = state->kv->n_kv_heads, group = state->n_heads / n_kv_heads;
+    const bool observed = state->position + n > observe_from;
+    struct block_job job = {.state = state, .q = q, .out = out, .n = n, .observe_from = observe_from};
+    /* F32 caches are for those who want float arithmetic. */
+    job.tiles = backend->kernels->tiles && state->kv->type != BUTLER_KV_F32 && state->kv->head_dim % 16 == 0;
+    /* The later tokens of a block see more keys: some tasks more than threads, but a chunk should serve many queries. */
+    const int wanted = BUTLER_CEIL_DIV(3 * butler_pool_size(backend->pool), n_kv_heads);
+    job.tile_tokens = observed ? n : BUTLER_MIN(BUTLER_MAX(BUTLER_CEIL_DIV(n, wanted), BUTLER_CEIL_DIV(STRIP, group)), BUTLER_MAX(ROWS / group, 1));
+    job.n_tiles = BUTLER_CEIL_DIV(n, job.tile_tokens);
+    butler_pool_run(backend->pool, block_task, &job, n_kv_heads * job.n_tiles);
+}

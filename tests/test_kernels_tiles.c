@@ -1,0 +1,150 @@
+/* Packed blocks and their products on every ISA: a packed operand is the same bytes everywhere and reads nothing beyond its
+ * lines; products are those of the numbers in double precision, as near as two bfloat16 hold a number; and a value does
+ * not depend on the block it was computed in. */
+#include "kernel_test.h"
+
+enum { MAX_LINES = 80, MAX_K = 300 };
+
+typedef void pack_fn(void *packed, const float *x, size_t stride, int n, int k);
+
+/* The value that the two parts of element c of line i have, by the layout in kernels.h. */
+static double packed_value(const unsigned char *packed, int i, int c, int k, bool columns, bool high_only)
+{
+    const size_t tiles = (size_t)(k + 31) / 32;
+    const unsigned char *tile = packed + ((size_t)(i / 16) * tiles + (size_t)(c / 32)) * 2048;
+    const size_t at = columns ? (size_t)(c % 32 / 2 * 64 + i % 16 * 4 + c % 2 * 2) : (size_t)(i % 16 * 64 + c % 32 * 2);
+    double value = 0;
+    for (int part = 0; part < (high_only ? 1 : 2); part++) {
+        const unsigned char *p = tile + part * 1024 + at;
+        const uint32_t bits = (uint32_t)p[0] << 16 | (uint32_t)p[1] << 24;
+        float f;
+        memcpy(&f, &bits, sizeof f);
+        value += (double)f;
+    }
+    return value;
+}
+
+static void check_pack(const struct butler_kernels *table, int kind, int n, int k, bool end, enum kind values, uint64_t *seed)
+{
+    static struct guarded in, out;
+    if (!in.base) {
+        in = guarded_new(sizeof(float) * MAX_LINES * (MAX_K + 8));
+        out = guarded_new(butler_packed_bytes(MAX_LINES, MAX_K));
+    }
+    static unsigned char reference[1 << 18];
+    pack_fn *packs[] = {table->pack_rows, table->pack_columns, table->pack_turned};
+    pack_fn *plain[] = {butler_kernels_ref.pack_rows, butler_kernels_ref.pack_columns, butler_kernels_ref.pack_turned};
+    const bool turned = kind == 2;
+    const int outer = turned ? k : n, inner = turned ? n : k;
+    const size_t stride = (size_t)inner + (size_t)(n % 3), count = (size_t)(outer - 1) * stride + (size_t)inner,
+                 bytes = butler_packed_bytes(n, k);
+    float *x = guarded_at(&in, count * sizeof *x, end, 0);
+    unsigned char *packed = guarded_at(&out, bytes, end, 0);
+    fill_random(x, count, values, seed);
+    memset(packed, 0xff, bytes);
+    packs[kind](packed, x, stride, n, k);
+    plain[kind](reference, x, stride, n, k);
+    if (values != SUBNORMAL && values != MIXED)
+        assert_memory_equal(packed, reference, bytes);
+    for (int i = 0; i < (n + 15) / 16 * 16; i++)
+        for (int c = 0; c < (k + 31) / 32 * 32; c++) {
+            const double value = i < n && c < k ? (double)x[turned ? (size_t)c * stride + (size_t)i : (size_t)i * stride + (size_t)c] : 0;
+            assert_near("pack", table->isa, k, i, packed_value(packed, i, c, k, kind != 0, false), value,
+                        fabs(value) * 0x1p-17 + 0x1p-126);
+            assert_near("pack, high part", table->isa, k, i, packed_value(packed, i, c, k, kind != 0, true), value,
+                        fabs(value) * 0x1p-8 + 0x1p-126);
+        }
+}
+
+static void operands_hold_their_numbers(void **state)
+{
+    (void)state;
+    uint64_t seed = 6;
+    FOR_EACH_ISA(table)
+    {
+        for (int trial = 0; trial < 120; trial++) {
+            const int n = 1 + trial * 7 % 50, k = 1 + trial * 11 % 130;
+            check_pack(table, trial % 3, n, k, trial % 2, (enum kind)(trial / 3 % N_KINDS), &seed);
+        }
+    }
+}
+
+/* A number in two parts is off by 2^-17, the product left out is at most 2^-16 of the whole; then sums in any order. Parts that are
+ * subnormal may count as 0, whatever they are multiplied by: sizes is the sum of all magnitudes of both operands. */
+static double product_bound(int k, double magnitude, double sizes)
+{
+    return (0x1p-15 + (k + 8) * EPS) * magnitude + sizes * 0x1p-125 + (k + 1) * 0x1p-125;
+}
+
+static void check_multiply(const struct butler_kernels *table, int m, int n, int k, enum kind kind, bool turned, uint64_t *seed)
+{
+    static float x[MAX_LINES * MAX_K], y[MAX_LINES * MAX_K], twice[MAX_LINES * (MAX_LINES + 16)];
+    static _Alignas(64) unsigned char a[1 << 18], b[1 << 18];
+    static struct guarded out;
+    if (!out.base)
+        out = guarded_new(sizeof(float) * MAX_LINES * (MAX_LINES + 16));
+    const size_t stride = (size_t)n + 16 * (size_t)(m / 16 % 2), line = butler_packed_bytes(16, k), count = (size_t)(m - 1) * stride + (size_t)n;
+    float *c = guarded_at(&out, count * sizeof *c, k % 2, 0), alone[16 * 16];
+    fill_random(x, (size_t)m * (size_t)k, kind, seed);
+    fill_random(y, (size_t)n * (size_t)k, kind, seed);
+    table->pack_rows(a, x, (size_t)k, m, k);
+    (turned ? table->pack_turned : table->pack_columns)(b, y, turned ? (size_t)n : (size_t)k, n, k);
+    for (size_t i = 0; i < count; i++)
+        c[i] = -12345;
+    table->multiply(c, stride, a, b, m, n, k, false);
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < (int)stride && (size_t)i * stride + (size_t)j < count; j++) {
+            const float got = c[(size_t)i * stride + (size_t)j];
+            double sum = 0, magnitude = 0, sizes = 0;
+            if (j >= n) {
+                assert_true(got == -12345);
+                continue;
+            }
+            for (int d = 0; d < k; d++) {
+                const double u = (double)x[i * k + d], v = (double)(turned ? y[d * n + j] : y[j * k + d]);
+                sum += u * v;
+                magnitude += fabs(u * v);
+                sizes += fabs(u) + fabs(v);
+            }
+            assert_near("multiply", table->isa, k, i, got, sum, product_bound(k, magnitude, sizes));
+        }
+    /* The last tile by itself, and all of it once more on top. */
+    table->multiply(alone, 16, a + (size_t)(m / 16 - 1) * line, b + (size_t)(n / 16 - 1) * line, 16, 16, k, false);
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 16; j++)
+            assert_same_bits("multiply", table->isa, k, i, alone[i * 16 + j], c[(size_t)(m - 16 + i) * stride + (size_t)(n - 16 + j)]);
+    memcpy(twice, c, count * sizeof *c);
+    table->multiply(twice, stride, a, b, m, n, k, true);
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++) {
+            const double once = (double)c[(size_t)i * stride + (size_t)j];
+            double magnitude = 0;
+            for (int d = 0; d < k; d++)
+                magnitude += fabs((double)x[i * k + d] * (double)(turned ? y[d * n + j] : y[j * k + d]));
+            assert_near("multiply on top", table->isa, k, i, twice[(size_t)i * stride + (size_t)j], 2 * once,
+                        2 * (k + 8) * EPS * magnitude + (k + 1) * 0x1p-100);
+        }
+}
+
+static void products_of_blocks(void **state)
+{
+    (void)state;
+    static const int lengths[] = {1, 2, 31, 32, 33, 64, 100, 256, 300};
+    uint64_t seed = 7;
+    FOR_EACH_ISA(table)
+    {
+        for (int l = 0; l < BUTLER_COUNT(lengths); l++)
+            for (int m = 16; m <= 80; m += 16)
+                for (int n = 16; n <= 80; n += 16)
+                    check_multiply(table, m, n, lengths[l], (enum kind)((l + m / 16 + n / 16) % N_KINDS), (m + n) / 16 % 2, &seed);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(operands_hold_their_numbers),
+        cmocka_unit_test(products_of_blocks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
