@@ -16,13 +16,13 @@ WARN = -Wall -Wextra -Wshadow -Wundef -Wvla -Wmissing-prototypes -Wstrict-protot
 SANFLAGS = $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
 CFLAGS ?= -O3 -g
 PKG_CFLAGS := $(shell pkg-config --cflags $(LIB_PKGS) $(CMD_PKGS))
-ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contract=off -pthread -Iinclude -Isrc -Ikernels -Imethods \
+ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contract=off -pthread -Iinclude -Isrc -Ikernels -Imethods -Icmd \
 	$(SANFLAGS) $(PKG_CFLAGS) $(CFLAGS)
 LIB_LIBS := -pthread $(shell pkg-config --libs $(LIB_PKGS)) -lm -ldl
 CMD_LIBS := $(shell pkg-config --libs $(CMD_PKGS))
 
 LIB_SRC = $(wildcard src/*.c metrics/*.c methods/*.c kernels/*.c)
-CMD_SRC = $(wildcard cmd/*.c)
+CMD_SRC = $(wildcard cmd/*.c report/*.c)
 EVAL_SRC = $(wildcard eval/*.c)
 TEST_SRC = $(wildcard tests/test_*.c)
 FUZZ_SRC = $(wildcard fuzz/fuzz_*.c)

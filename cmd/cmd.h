@@ -105,7 +105,7 @@ struct cmd_command {
 };
 
 extern const struct cmd_command cmd_run, cmd_chat, cmd_info, cmd_tokenize, cmd_logits, cmd_policies, cmd_bench, cmd_convert,
-    cmd_quantize, cmd_eval;
+    cmd_quantize, cmd_eval, cmd_report;
 
 /* Fills *options from argv[argc] (after the subcommand). CMD_DONE, or CMD_USAGE when it has said what is wrong.
  * Strings are borrowed from argv. */

@@ -1,0 +1,312 @@
+/* What rows say in their details, drawn small and side by side, a line for each policy and a column for each budget: recall of
+ * every head, grids of pass keys, correlations; perplexity by position; and which tokens of a text each policy kept. */
+#include "report.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd.h"
+#include "util.h"
+
+enum { N_COLOURS = 10 };
+
+static double number_of(const json_t *value)
+{
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+static double field(const json_t *object, const char *key)
+{
+    return number_of(json_object_get(object, key));
+}
+
+/* --------------------------------------------------------------------------------------------------- cells */
+
+/* A grid of numbers from 0 (or -1) to 1. */
+struct cells {
+    int n_rows, n_columns;
+    double *values; /* [n_rows][n_columns], NAN where there is none; owned */
+};
+
+/* A matrix [[...], ...]; rows may differ in length. */
+static struct cells cells_of_matrix(const json_t *matrix)
+{
+    struct cells cells = {.n_rows = (int)json_array_size(matrix)};
+    for (int i = 0; i < cells.n_rows; i++)
+        cells.n_columns = BUTLER_MAX(cells.n_columns, (int)json_array_size(json_array_get(matrix, (size_t)i)));
+    cells.values = cmd_alloc((size_t)cells.n_rows * (size_t)cells.n_columns, sizeof *cells.values);
+    for (int i = 0; i < cells.n_rows; i++)
+        for (int k = 0; k < cells.n_columns; k++)
+            cells.values[i * cells.n_columns + k] = number_of(json_array_get(json_array_get(matrix, (size_t)i), (size_t)k));
+    return cells;
+}
+
+static double cells_mean(const struct cells *cells)
+{
+    double sum = 0;
+    int n = 0;
+    for (int i = 0; i < cells->n_rows * cells->n_columns; i++)
+        if (!isnan(cells->values[i])) {
+            sum += cells->values[i];
+            n++;
+        }
+    return n ? sum / n : NAN;
+}
+
+/* One of the classes h0 .. h9 (0 to 1) or d0 .. d9 (-1 to 1), or none. */
+static void colour_write(FILE *out, double value, bool diverging)
+{
+    if (isnan(value)) {
+        fprintf(out, "none");
+        return;
+    }
+    double t = diverging ? (value + 1) / 2 : value;
+    fprintf(out, "%c%d", diverging ? 'd' : 'h', (int)fmin(fmax(floor(t * N_COLOURS), 0), N_COLOURS - 1));
+}
+
+static void cells_write(FILE *out, const struct cells *cells, const char *row_name, const char *column_name, bool diverging)
+{
+    int size = BUTLER_MIN(BUTLER_MAX(96 / BUTLER_MAX(BUTLER_MAX(cells->n_columns, cells->n_rows), 1), 3), 14);
+    fprintf(out, "<svg class=\"cells\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" aria-hidden=\"true\">",
+            size * cells->n_columns, size * cells->n_rows, cells->n_columns, cells->n_rows);
+    for (int i = 0; i < cells->n_rows; i++)
+        for (int k = 0; k < cells->n_columns; k++) {
+            double value = cells->values[i * cells->n_columns + k];
+            fprintf(out, "<rect class=\"");
+            colour_write(out, value, diverging);
+            fprintf(out, "\" x=\"%d\" y=\"%d\" width=\"1\" height=\"1\"><title>%s %d, %s %d: %.2f</title></rect>", k, i, row_name,
+                    i, column_name, k, value);
+        }
+    fprintf(out, "</svg>");
+}
+
+static void scale_write(FILE *out, bool diverging)
+{
+    fprintf(out, "<p class=\"scale\">%s<span class=\"ramp\">",
+            diverging ? "\xe2\x88\x92"
+                        "1"
+                      : "0\xc2\xa0%");
+    for (int i = 0; i < N_COLOURS; i++)
+        fprintf(out, "<i class=\"%c%d\"></i>", diverging ? 'd' : 'h', i);
+    fprintf(out, "</span>%s</p>\n", diverging ? "1" : "100\xc2\xa0%");
+}
+
+static void recall_write(FILE *out, const json_t *detail, const char *key)
+{
+    char number[64];
+    struct cells cells = cells_of_matrix(json_object_get(detail, key));
+    cells_write(out, &cells, "layer", "head", false);
+    fprintf(out, "<small>mean %s</small>", report_number(number, sizeof number, cells_mean(&cells), true));
+    free(cells.values);
+}
+
+static void correlation_write(FILE *out, const json_t *detail, const char *key)
+{
+    const json_t *layers = json_object_get(detail, key);
+    for (size_t i = 0; i < json_array_size(layers); i++) {
+        struct cells cells = cells_of_matrix(json_array_get(layers, i));
+        fprintf(out, "<figure class=\"inline\">");
+        cells_write(out, &cells, "head", "head", true);
+        fprintf(out, "<figcaption>%zu</figcaption></figure>", i);
+        free(cells.values);
+    }
+}
+
+/* Places that a list of pairs has in one coordinate, rising. */
+static int distinct(const json_t *grid, const char *key, double *out, int max)
+{
+    int n = 0;
+    for (size_t i = 0; i < json_array_size(grid); i++) {
+        double value = field(json_array_get(grid, i), key);
+        int at = 0;
+        while (at < n && out[at] < value)
+            at++;
+        if (isnan(value) || (at < n && out[at] == value) || n == max)
+            continue;
+        memmove(out + at + 1, out + at, (size_t)(n - at) * sizeof *out);
+        out[at] = value;
+        n++;
+    }
+    return n;
+}
+
+/* Right answers by length (across) and depth (down), as percentages in coloured cells. */
+static void grid_write(FILE *out, const json_t *detail, const char *key)
+{
+    enum { MAX = 64 };
+    char number[64];
+    double lengths[MAX], depths[MAX];
+    const json_t *grid = json_object_get(detail, key);
+    int n_lengths = distinct(grid, "length", lengths, MAX), n_depths = distinct(grid, "depth", depths, MAX);
+    fprintf(out, "<table class=\"grid\"><tbody>");
+    for (int d = 0; d < n_depths; d++) {
+        fprintf(out, "<tr><th>%s</th>", report_number(number, sizeof number, depths[d] > 1 ? depths[d] / 100 : depths[d], true));
+        for (int l = 0; l < n_lengths; l++) {
+            double right = 0, n = 0;
+            for (size_t i = 0; i < json_array_size(grid); i++) {
+                const json_t *at = json_array_get(grid, i);
+                if (field(at, "length") != lengths[l] || field(at, "depth") != depths[d] || isnan(field(at, "right")))
+                    continue;
+                right += field(at, "right");
+                n += field(at, "n");
+            }
+            fprintf(out, "<td class=\"");
+            colour_write(out, n > 0 ? right / n : NAN, false);
+            fprintf(out, "\" title=\"%.0f of %.0f\">", right, n);
+            if (n > 0)
+                fprintf(out, "%.0f", 100 * right / n);
+            fprintf(out, "</td>");
+        }
+        fprintf(out, "</tr>");
+    }
+    fprintf(out, "<tr><th></th>");
+    for (int l = 0; l < n_lengths; l++)
+        fprintf(out, "<th>%.4g%s</th>", lengths[l] >= 1000 ? lengths[l] / 1024 : lengths[l], lengths[l] >= 1000 ? "k" : "");
+    fprintf(out, "</tr></tbody></table>");
+}
+
+/* A table of pictures: a line for each policy, a column for each budget. Only policies whose rows have `key`. */
+static void gallery_write(FILE *out, const struct report *report, const struct report_chart *chart, const char *key,
+                          const char *caption, void (*write)(FILE *, const json_t *, const char *))
+{
+    char number[64];
+    double budgets[REPORT_MAX_BUDGETS];
+    int n = report_budgets(chart, budgets, REPORT_MAX_BUDGETS);
+    fprintf(out, "<div class=\"scroll\"><table class=\"gallery\"><caption>%s</caption><thead><tr><th scope=\"col\">policy</th>",
+            caption);
+    for (int i = 0; i < n; i++)
+        fprintf(out, "<th scope=\"col\">%s</th>", report_budget(number, sizeof number, budgets[i] < 0 ? NAN : budgets[i]));
+    fprintf(out, "</tr></thead><tbody>\n");
+    for (int i = 0; i < chart->n; i++) {
+        bool any = false;
+        for (int k = 0; k < chart->series[i].n; k++)
+            any = any || json_is_array(json_object_get(chart->series[i].rows[k]->detail, key));
+        if (!any)
+            continue;
+        fprintf(out, "<tr><th scope=\"row\">");
+        report_text(out, report->policies[chart->series[i].policy].name);
+        fprintf(out, "</th>");
+        for (int k = 0; k < n; k++) {
+            const struct report_row *row = report_row_at(&chart->series[i], budgets[k]);
+            fprintf(out, "<td>");
+            if (row && json_is_array(json_object_get(row->detail, key)))
+                write(out, row->detail, key);
+            fprintf(out, "</td>");
+        }
+        fprintf(out, "</tr>\n");
+    }
+    fprintf(out, "</tbody></table></div>\n");
+}
+
+/* --------------------------------------------------------------------------------------------- by position */
+
+static void position_curve(struct report_curve *curve, const json_t *places)
+{
+    int n = curve->n = (int)json_array_size(places);
+    curve->x = cmd_alloc((size_t)n * 4, sizeof *curve->x);
+    curve->y = curve->x + n, curve->lo = curve->y + n, curve->hi = curve->lo + n;
+    for (int i = 0; i < n; i++) {
+        const json_t *at = json_array_get(places, (size_t)i);
+        curve->x[i] = (field(at, "from") + field(at, "to")) / 2;
+        curve->y[i] = field(at, "ppl");
+        curve->lo[i] = curve->hi[i] = NAN;
+    }
+}
+
+static void positions_write(FILE *out, const struct report *report, int index, double budget)
+{
+    const struct report_chart *chart = &report->charts[index];
+    char number[64];
+    struct report_plot plot = {.title = "Perplexity by position in the text",
+                               .x_label = "position in the text, tokens",
+                               .y_label = "perplexity",
+                               .log_y = true,
+                               .lower = true,
+                               .dense = NAN,
+                               .curves = cmd_alloc((size_t)chart->n + 1, sizeof *plot.curves)};
+    snprintf(plot.id, sizeof plot.id, "places%d-%.6g", index, budget < 0 ? 0 : budget);
+    for (int i = 0; i < chart->n; i++) {
+        const struct report_policy *policy = &report->policies[chart->series[i].policy];
+        const struct report_row *row = policy->kind == REPORT_DENSE ? chart->dense : report_row_at(&chart->series[i], budget);
+        const json_t *places = row ? json_object_get(row->detail, "by_position") : NULL;
+        if (!json_array_size(places))
+            continue;
+        struct report_curve *curve = &plot.curves[plot.n++];
+        *curve = (struct report_curve){.policy = chart->series[i].policy, .name = policy->name, .mark = report_mark(policy)};
+        if (policy->kind == REPORT_DENSE)
+            curve->mark = REPORT_MARK_DENSE;
+        position_curve(curve, places);
+    }
+    fprintf(out, "<article><h3>By position, budget %s</h3>", report_budget(number, sizeof number, budget < 0 ? NAN : budget));
+    report_plot_write(out, &plot);
+    fprintf(out, "</article>\n");
+    for (int i = 0; i < plot.n; i++)
+        free(plot.curves[i].x);
+    free(plot.curves);
+}
+
+static bool has_detail(const struct report_series *series, int k, const char *key)
+{
+    return json_array_size(json_object_get(series->rows[k]->detail, key)) > 0;
+}
+
+/* A picture for every budget at which a policy other than full has values by position. */
+static void all_positions_write(FILE *out, const struct report *report, int index)
+{
+    const struct report_chart *chart = &report->charts[index];
+    double budgets[REPORT_MAX_BUDGETS];
+    int n = report_budgets(chart, budgets, REPORT_MAX_BUDGETS);
+    fprintf(out, "<details><summary>Perplexity by position, budget by budget</summary><div class=\"charts thirds\">\n");
+    for (int b = 0; b < n; b++) {
+        bool any = false;
+        for (int i = 0; i < chart->n; i++) {
+            const struct report_row *row = report_row_at(&chart->series[i], budgets[b]);
+            any = any || (report->policies[chart->series[i].policy].kind != REPORT_DENSE && row &&
+                          json_array_size(json_object_get(row->detail, "by_position")) > 0);
+        }
+        if (any)
+            positions_write(out, report, index, budgets[b]);
+    }
+    fprintf(out, "</div></details>\n");
+}
+
+void report_maps_write(FILE *out, const struct report *report, int index)
+{
+    const struct report_chart *chart = &report->charts[index];
+    bool places = false, grid = false, layers = false, mass = false, correlation = false;
+    for (int i = 0; i < chart->n; i++)
+        for (int k = 0; k < chart->series[i].n; k++) {
+            const struct report_series *series = &chart->series[i];
+            places = places || has_detail(series, k, "by_position");
+            grid = grid || has_detail(series, k, "grid");
+            mass = mass || has_detail(series, k, "mass");
+            if (!has_detail(series, k, "layers"))
+                continue;
+            const json_t *first = json_array_get(json_object_get(series->rows[k]->detail, "layers"), 0);
+            correlation = correlation || json_is_array(json_array_get(first, 0));
+            layers = layers || json_is_number(json_array_get(first, 0));
+        }
+    if (!(places || grid || layers || mass || correlation))
+        return;
+    fprintf(out, "<h3 class=\"maps\">");
+    report_chart_title(out, report, chart);
+    fprintf(out, "</h3>\n");
+    if (places)
+        all_positions_write(out, report, index);
+    if (grid)
+        gallery_write(out, report, chart, "grid",
+                      "Right answers in per cent: depth of the key (down, 0 % is the start) by length (across).", grid_write);
+    if (layers)
+        gallery_write(out, report, chart, "layers", "Recall of every query head (across) in every layer (down, the first on top).",
+                      recall_write);
+    if (mass)
+        gallery_write(out, report, chart, "mass",
+                      "Attention mass that the selection covers, by query head (across) and layer (down).", recall_write);
+    if (layers || mass || grid)
+        scale_write(out, false);
+    if (correlation) {
+        gallery_write(out, report, chart, "layers", "Correlation of query heads' attention, layer by layer.", correlation_write);
+        scale_write(out, true);
+    }
+}

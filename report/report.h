@@ -1,0 +1,143 @@
+/* From rows of `butler eval` to one page: rows.c reads and checks them, group.c arranges and judges them, page.c writes words
+ * and tables, plot.c and maps.c draw, style.c holds how it looks. Reading and judging know nothing of HTML. */
+#ifndef REPORT_H
+#define REPORT_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "butler.h"
+
+/* --------------------------------------------------------------------------------------------------- rows */
+
+/* One line of results. Strings are borrowed from `object`, "" where absent; numbers are NAN where absent. */
+struct report_row {
+    const char *file; /* borrowed from the caller of report_rows_read */
+    int line;
+    json_t *object; /* owned */
+    const char *task, *metric, *data, *config, *model, *policy, *date;
+    char *family; /* the policy without its budget; owned */
+    double budget, value, lo, hi, n, length, kv_read;
+    const json_t *detail; /* an object, or NULL; borrowed */
+    bool superseded;      /* another row measured the same with more items, or later */
+};
+
+struct report_rows {
+    int n, capacity, n_files;
+    struct report_row *rows;
+};
+
+/* Appends the rows of a file, one JSON object a line. A bad line is an error naming the file, the line and the field; what
+ * was appended before it stays. */
+int report_rows_read(struct report_rows *rows, const char *path, struct butler_error *err);
+void report_rows_free(struct report_rows *rows);
+
+/* ------------------------------------------------------------------------------------------------- groups */
+
+enum report_kind { REPORT_POLICY, REPORT_UPPER, REPORT_LOWER, REPORT_DENSE }; /* oracle, random and full are references */
+
+enum {
+    REPORT_N_COLOURS = 6, /* policies that stand out, each with a colour and a mark of its own */
+};
+
+/* A policy in one chart: its rows, by bytes read. */
+struct report_series {
+    int policy; /* of report.policies */
+    int n;
+    const struct report_row **rows; /* owned array */
+    double area; /* the best quality, relative to dense and at most 1, within a limit of bytes, averaged over limits from none to
+                    all; NAN without a dense row */
+    const struct report_row *cheapest; /* that reads least among those within REPORT_NEAR of dense; NULL: none */
+};
+
+#define REPORT_NEAR 0.02
+
+/* What may be compared: one metric of one task, on the same data, length and model, with the same settings. */
+struct report_chart {
+    const char *task, *metric, *data, *config, *model; /* borrowed from a row */
+    double length;
+    bool lower;                     /* the metric is better when lower */
+    bool share;                     /* its values are shares of one */
+    const struct report_row *dense; /* NULL: not measured */
+    int n;
+    struct report_series *series; /* in the order of report.policies */
+};
+
+/* A policy over all charts. */
+struct report_policy {
+    const char *name; /* a row's family; borrowed */
+    enum report_kind kind;
+    double score; /* its area less the mean of all policies' in the chart, averaged over tasks; NAN: nothing to judge by */
+    int colour;   /* below REPORT_N_COLOURS: stands out; -1: not */
+};
+
+struct report {
+    const struct report_rows *rows;
+    int n_charts, n_policies, n_tasks;
+    struct report_chart *charts;
+    struct report_policy *policies; /* full and oracle first, then by score, the best first; random last */
+    const char **tasks;             /* as they first occur */
+};
+
+/* Arranges rows, which must outlive the report; marks those that others supersede. */
+void report_build(struct report *report, struct report_rows *rows);
+void report_free(struct report *report);
+
+/* value / dense, or dense / value where lower is better; NAN where that says nothing. */
+double report_relative(const struct report_chart *chart, const struct report_row *row);
+/* The same policy, metric and data, whatever the budget: the series of a policy in a chart, or NULL. */
+const struct report_series *report_series_find(const struct report_chart *chart, int policy);
+
+/* ---------------------------------------------------------------------------------------------- the page */
+
+void report_page_write(FILE *out, const struct report *report);
+
+/* Draws what a chart's rows say in their details: grids, maps, values by position. Writes nothing where there are none. */
+void report_maps_write(FILE *out, const struct report *report, int chart);
+/* Which tokens each policy kept, from the rows of task "heat". */
+void report_tokens_write(FILE *out, const struct report *report);
+
+/* One curve: points of (x, y) with an interval, NAN where there is none; `mark` is a colour, or one of these. */
+enum { REPORT_MARK_OTHER = -1, REPORT_MARK_UPPER = -2, REPORT_MARK_LOWER = -3, REPORT_MARK_DENSE = -4 };
+struct report_curve {
+    int policy, mark, n;
+    const char *name;
+    double *x, *y, *lo, *hi; /* [n] */
+};
+
+struct report_plot {
+    char id[24]; /* of the element that small copies refer to */
+    const char *title, *x_label, *y_label;
+    bool share_x, share_y; /* numbers are written in per cent */
+    bool log_x, log_y;     /* asked for; used where values allow it */
+    bool lower;            /* better is down */
+    double dense;          /* drawn as a line across, with what is near it; NAN: none */
+    int n;
+    struct report_curve *curves;
+};
+void report_plot_write(FILE *out, const struct report_plot *plot);
+/* The same plot, small, once for each curve: it alone is drawn strong. After report_plot_write, on the same page. */
+void report_plot_small(FILE *out, const struct report_plot *plot);
+int report_mark(const struct report_policy *policy);
+void report_mark_write(FILE *out, int mark); /* as a legend shows it */
+
+/* The budgets of a chart's rows, rising; -1 for a row that names none. Returns how many were written. */
+enum { REPORT_MAX_BUDGETS = 32 };
+int report_budgets(const struct report_chart *chart, double *budgets, int max);
+const struct report_row *report_row_at(const struct report_series *series, double budget); /* NULL: none */
+
+/* As it stands, safe between tags and in attributes; what XML forbids, or turns text around, becomes U+FFFD. */
+void report_text(FILE *out, const char *text);
+/* "25 %", "1,024 tokens", "-" into a buffer of the caller's, which is returned. */
+const char *report_budget(char *out, size_t n_out, double budget);
+const char *report_number(char *out, size_t n_out, double value, bool share);
+const char *report_count(char *out, size_t n_out, double value); /* 12,345 */
+/* On what a chart compares: "test.txt, 1,024 tokens", and the model where there are several; before it, what: "perplexity: ...". */
+void report_chart_data(FILE *out, const struct report *report, const struct report_chart *chart);
+void report_chart_title(FILE *out, const struct report *report, const struct report_chart *chart);
+const char *report_metric_name(const char *metric);
+
+extern const char report_style[], report_script[];
+
+#endif
