@@ -204,16 +204,16 @@ def test_maps(page):
     """Every head of the recall map, every cell of the pass key's grid."""
     gallery = next(t for t in page.all("table") if "gallery" in t.get("class") and "Recall of every" in plain(t[0]))
     row = next(r for r in gallery.iter(XHTML + "tr") if plain(r[0]) == "fier")
-    titles = [plain(t) for t in row[1].iter(XHTML + "title")]
+    titles = [plain(t) for t in row[2].iter(XHTML + "title")]
     layers = report_rows.eval_row(*report_rows.TASKS[7], "fier", 0.05)["detail"]["layers"]
     assert titles == [f"layer {i}, head {h}: {layers[i][h]:.2f}" for i in range(6) for h in range(6)]
-    assert f"mean {100 * np.mean(layers):.0f} %" in plain(row[1])
+    assert f"mean {100 * np.mean(layers):.0f} %" in plain(row[2])
 
     gallery = next(t for t in page.all("table") if "gallery" in t.get("class") and "Right answers" in plain(t[0]))
     row = next(r for r in gallery.iter(XHTML + "tr") if r[0].get("scope") == "row" and plain(r[0]) == "h2o")
     for k, budget in enumerate(report_rows.BUDGETS):
         grid = report_rows.eval_row(*report_rows.TASKS[4], "h2o", budget)["detail"]["grid"]
-        cells = [c for c in row[k + 2 if len(row) > 6 else k + 1].iter(XHTML + "td")]
+        cells = list(row[k + 2].find(XHTML + "table").iter(XHTML + "td"))
         assert [c.get("title") for c in cells] == [f"{g['right']} of 8" for g in grid]
         assert [plain(c) for c in cells] == [f"{100 * g['right'] / 8:.0f}" for g in grid]
 
@@ -319,3 +319,98 @@ def test_many_policies(tmp_path):
     assert len([a for a in page.all("article") if "large.gguf" in plain(a.find(XHTML + "h3"))]) == 1
     table, = [t for t in page.all("table") if "matrix" in t.get("class")]
     assert len(list(table.iter(XHTML + "tr"))) == 201
+
+
+# ------------------------------------------------------------------------------------------------ in a browser
+
+CHROMIUM = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
+
+
+def pixels(path):
+    """A PNG as an array [height, width, channels], by the five filters of its format."""
+    data, at, packed = path.read_bytes(), 8, b""
+    while at < len(data):
+        n, kind = struct.unpack(">I4s", data[at:at + 8])
+        body = data[at + 8:at + 8 + n]
+        if kind == b"IHDR":
+            width, height, depth, colour = struct.unpack(">IIBB", body[:10])
+            assert depth == 8 and colour in (2, 6)
+        packed += body if kind == b"IDAT" else b""
+        at += 12 + n
+    channels = 3 if colour == 2 else 4
+    lines = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(height, 1 + width * channels)
+    image = np.zeros((height, width * channels), np.uint8)
+    for y in range(height):
+        row, up = lines[y, 1:].astype(np.int32), image[y - 1].astype(np.int32) if y else np.zeros(width * channels, np.int32)
+        if lines[y, 0] == 2:
+            image[y] = row + up
+        elif lines[y, 0] == 1:
+            image[y] = np.cumsum(row.reshape(width, channels), axis=0).reshape(-1)
+        elif lines[y, 0] == 0:
+            image[y] = row
+        else:
+            image[y] = unfilter(lines[y, 0], row.tolist(), up.tolist(), channels)
+    return image.reshape(height, width, channels)
+
+
+def unfilter(kind, row, up, channels):
+    """Filters 3 (mean) and 4 (Paeth), whose every byte needs the one before it."""
+    out = []
+    for i, value in enumerate(row):
+        left, corner = (out[i - channels], up[i - channels]) if i >= channels else (0, 0)
+        if kind == 3:
+            guess = (left + up[i]) // 2
+        else:
+            near = left + up[i] - corner
+            guess = min((left, up[i], corner), key=lambda v: abs(near - v))
+        out.append((value + guess) & 255)
+    return out
+
+
+def shoot(page, folder, width, height, *flags):
+    """The page as Chromium draws it, and what it says meanwhile. Requests that leave the machine would go to a closed port."""
+    out = folder / f"{width}.png"
+    result = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync",
+                             "--disable-extensions", "--disable-component-update", "--disable-background-networking", "--hide-scrollbars",
+                             "--enable-logging=stderr", f"--user-data-dir={folder}/profile{width}", f"--window-size={width},{height}",
+                             f"--screenshot={out}", *flags, page], capture_output=True, text=True, timeout=420)
+    assert result.returncode == 0 and out.exists(), result.stderr[-2000:]
+    said = [line for line in result.stderr.splitlines() if ":CONSOLE" in line]
+    return pixels(out), said
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="chromium is absent")
+def test_in_a_browser(tmp_path):
+    """Drawn at the width of a desk and of a phone: not blank, in colours, no error, and nothing is fetched but the page."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    rows = [r for r in report_rows.all_rows() if r.get("data") != "book.txt#1123456789abcdef"]
+    rows.append({"task": HOSTILE, "policy": HOSTILE, "metric": HOSTILE, "value": 1, "note": "<img src='/stolen'/>"})
+    body = Page(tmp_path, rows).text.encode()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        for width in (1280, 390):
+            image, said = shoot(f"http://127.0.0.1:{server.server_address[1]}/", tmp_path, width, 1400)
+            assert image.shape[:2] == (1400, width)
+            assert not said, said
+            colours = {tuple(c) for c in image[::3, ::3, :3].reshape(-1, 3).tolist()}
+            assert len(colours) > 60, "text, lines and marks have many shades"
+            ink = (image[:, :, :3].astype(int).sum(axis=2) < 600).mean()
+            assert 0.01 < ink < 0.5
+            right = image[:, -8:, :3].reshape(-1, 3)
+            assert (right == right[0]).all(axis=1).mean() > 0.97, "nothing runs over the right edge"
+    finally:
+        server.shutdown()
+    assert {path for path in asked if path != "/favicon.ico"} == {"/"}
