@@ -76,7 +76,7 @@ struct eval_task {
     void (*free_own)(void *own);
 };
 
-extern const struct eval_task eval_ppl, eval_coref, eval_passkey, eval_kv, eval_lines, eval_mc;
+extern const struct eval_task eval_ppl, eval_coref, eval_passkey, eval_kv, eval_lines, eval_recall, eval_mc;
 /* Every task, NULL-terminated. */
 extern const struct eval_task *const eval_tasks[];
 const struct eval_task *eval_task_find(const char *name);

@@ -17,7 +17,7 @@ static struct butler_session *make(const struct eval_run *run, const struct butl
 /* Reads every prompt by itself: what it keeps of one part decides how it reads the next. */
 static bool reads_alone(const struct butler_policy *policy)
 {
-    return policy->prefill_evict || policy->rope_in_cache;
+    return policy->prefill_evict || policy->rope_in_cache || !butler_session_can_adopt(policy, policy);
 }
 
 bool eval_policy_observes(const struct butler_policy *policy)

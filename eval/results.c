@@ -202,6 +202,11 @@ json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *pol
         if (row && costs)
             json_object_update(row, costs);
         json_decref(costs);
+        if (rows[i].detail && cost->units_selected > 0) {
+            const double hit = (double)cost->units_reused / (double)cost->units_selected;
+            json_object_set_new(rows[i].detail, "page_hit", json_real(hit));
+            json_object_set_new(rows[i].detail, "reuse", json_real(1 - hit));
+        }
         if (rows[i].detail)
             json_object_set_new(row, "detail", rows[i].detail);
         json_object_set_new(row, "more", json_integer(n - 1 - i));

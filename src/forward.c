@@ -239,12 +239,14 @@ int butler_forward(struct butler_session *session, const struct butler_pass *pas
             backend->rope(backend, session->q, session->cos, session->sin, n, hp->n_heads, hp->head_dim, hp->n_rot, hp->rope);
             backend->rope(backend, session->k, session->cos, session->sin, n, hp->n_kv_heads, hp->head_dim, hp->n_rot, hp->rope);
         }
-        if (session->capture)
+        if (session->capture && session->capture->layer)
             session->capture->layer(session->capture->user, l, session->n_past, n, session->x, session->h, session->q, session->k);
         if (attention(session, pass, l, err) < 0) {
             session->failed = true;
             return BUTLER_ERROR_LENGTH;
         }
+        if (session->capture && session->capture->attended)
+            session->capture->attended(session->capture->user, l, session->n_past, n, session->o);
         if (skipping)
             continue;
         matmul(session, session->h, &layer->wo, session->o, n);

@@ -10,6 +10,8 @@
 struct butler_capture {
     void (*layer)(void *user, int layer, int first, int n, const float *x, const float *h, const float *q, const float *k);
     void *user;
+    /* What attention gave, o[n][n_heads][head_dim], before it is used: who writes there leads the session. Either may be NULL. */
+    void (*attended)(void *user, int layer, int first, int n, float *o);
 };
 
 struct butler_session {
@@ -29,7 +31,7 @@ struct butler_session {
     int32_t *tokens; /* [n_ctx] the text so far; -1 where butler_fill made it up */
     int n_past;
     int n_decoded; /* tokens decoded since the last prompt: what the stopping rule counts */
-    int n_places;    /* rotations by place that the workspace has */
+    int n_places;  /* rotations by place that the workspace has */
     bool has_logits, failed, stop;
     butler_progress_fn *progress; /* or NULL */
     void *progress_user;

@@ -1,0 +1,385 @@
+/* How well a policy finds what attention wants (TokenButler, figure 6 and section 4): the tokens it reads against the exact
+ * attention of a dense reading, per layer and query head, at equal bytes. A dense session leads: after each of its steps the
+ * policies' sessions make the same step with the attention outputs of the dense one put in place of theirs, so that all see
+ * the same queries and keys and what differs is the selection alone.
+ *
+ * Equal bytes. A budget of B tokens at length n pays for B keys and values of every KV head. Of these bytes a policy first
+ * pays what its metric reads for one step (score and observe); what is left decides how many tokens it may read. The
+ * oracle's metric is free: it is the ceiling. recall@k compares with the k = B largest weights of the query head, mass is the
+ * attention on the tokens read. The newest token, which every step reads, counts among the k largest in any case. No layer is dense
+ * unless --set dense=N says so. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "parts.h"
+#include "select.h"
+#include "session.h"
+
+enum { SUMS = 3 /* of each query head: recall, mass, top-half accuracy */, EXTRA = 1 /* steps */ };
+
+/* The dense reading and what it found in the last step. */
+struct lead {
+    struct butler_session *session;
+    struct butler_capture capture;
+    int n_layers, n_heads, head_dim, n_ctx;
+    float *outputs; /* [n_layers][n_heads][head_dim] */
+    float *scores;  /* [n_layers][n_heads][n_ctx] q.k, which orders even what attention rounds to nothing */
+    float *weights; /* the same as attention */
+};
+
+/* A policy that follows: at the budget asked for, and at half of all tokens for the classification. */
+struct follower {
+    struct butler_session *session, *half;
+    struct butler_capture capture;
+};
+
+/* Scratch of one item. */
+struct scratch {
+    int32_t *ids;
+    uint32_t *top, *half; /* [n_ctx] */
+    unsigned char *marks; /* 1: among the k largest, 2: among the larger half */
+};
+
+static void free_lead(struct lead *lead)
+{
+    butler_session_free(lead->session);
+    free(lead->outputs);
+    free(lead->scores);
+    free(lead->weights);
+}
+
+/* The dense session's layer is done: its output is kept, its attention computed once more as plain numbers. */
+static void keep_output(void *user, int layer, int first, int n, float *o)
+{
+    struct lead *lead = user;
+    const size_t heads = (size_t)lead->n_heads, dim = (size_t)lead->head_dim, stride = (size_t)lead->n_ctx;
+    const int group = lead->session->shape.group;
+    if (n != 1)
+        return;
+    memcpy(lead->outputs + (size_t)layer * heads * dim, o, heads * dim * sizeof *o);
+    for (int kv_head = 0; kv_head < lead->n_heads / group; kv_head++) {
+        const struct butler_head_view view = butler_kv_view(&lead->session->kv, layer, kv_head, first);
+        const size_t at = ((size_t)layer * heads + (size_t)(kv_head * group)) * stride;
+        butler_view_dot_keys(&view, lead->session->q + (size_t)(kv_head * group) * dim, group, 0, first + 1, lead->scores + at,
+                             stride);
+        for (int h = 0; h < group; h++) {
+            const float *scores = lead->scores + at + (size_t)h * stride;
+            float *row = lead->weights + at + (size_t)h * stride, max = scores[0];
+            double sum = 0;
+            for (int i = 1; i <= first; i++)
+                max = fmaxf(max, scores[i]);
+            for (int i = 0; i <= first; i++)
+                sum += (double)(row[i] = expf((scores[i] - max) / sqrtf((float)lead->head_dim)));
+            for (int i = 0; i <= first; i++)
+                row[i] = (float)((double)row[i] / sum);
+        }
+    }
+}
+
+static void put_output(void *user, int layer, int first, int n, float *o)
+{
+    const struct lead *lead = user;
+    const size_t size = (size_t)lead->n_heads * (size_t)lead->head_dim;
+    (void)first;
+    if (n == 1)
+        memcpy(o, lead->outputs + (size_t)layer * size, size * sizeof *o);
+}
+
+/* --------------------------------------------------------------------------------------------- equal bytes */
+
+/* Bytes a metric reads for one step in one KV head of n slots. */
+static double metric_bytes(const struct butler_session *session, int n)
+{
+    const struct butler_policy *policy = &session->policy;
+    const struct butler_metric *metric = policy->metric;
+    const struct butler_kv *kv = &session->kv;
+    const double records = kv->record_slots > 0 ? (double)BUTLER_CEIL_DIV(n, kv->record_slots) * (double)kv->record_bytes : 0;
+    if (!metric || metric == &butler_metric_exact)
+        return 0;
+    double bytes = metric->score_bytes ? (double)metric->score_bytes(&session->shape, policy->values, n) : records;
+    if (metric->attention_window && metric->attention_window(policy->values) > 0)
+        bytes += metric->observe_bytes ? (double)metric->observe_bytes(&session->shape, policy->values, n) : records;
+    return bytes;
+}
+
+/* Tokens that a policy's bytes are worth at length n: B. */
+static int budget_tokens(const struct butler_policy *asked, int n)
+{
+    const double budget = asked->budget_kind == BUTLER_BUDGET_FRACTION ? floor(asked->budget * n + 0.5) : asked->budget;
+    return (int)BUTLER_MAX(1, BUTLER_MIN(budget, (double)n));
+}
+
+/* Tokens the session may read so that its metric is paid too. */
+static void charge(struct butler_session *session, const struct butler_policy *asked, int n)
+{
+    struct butler_policy *policy = &session->policy;
+    const double row = 2 * (double)session->kv.row_bytes;
+    if (!policy->metric || policy->prune_ratio >= 0 || policy->budget_kind == BUTLER_BUDGET_MASS)
+        return;
+    const int tokens = budget_tokens(asked, n);
+    /* What is evicted is not scored: there the metric's bytes grow with what is kept. */
+    double left = policy->method == BUTLER_EVICT ? tokens * row / (row + metric_bytes(session, n) / n)
+                                                 : tokens - metric_bytes(session, n) / row;
+    if (tokens == n)
+        left = n; /* everything is read: nothing needs to be scored */
+    if (policy->on_top)
+        left -= policy->sinks + policy->recent;
+    policy->budget_kind = BUTLER_BUDGET_COUNT;
+    policy->budget = BUTLER_MAX(1, floor(left));
+}
+
+/* ------------------------------------------------------------------------------------------------ measuring */
+
+/* Marks the newest token, which every step reads, and the k - 1 highest scores of the others, ties to the lower index. */
+static void mark(const float *scores, int n, int k, uint32_t *chosen, unsigned char *marks, unsigned char bit)
+{
+    const int n_chosen = butler_select_top(scores, n, k, 0, 1, chosen);
+    for (int i = 0; i < n_chosen; i++)
+        marks[chosen[i]] |= bit;
+}
+
+static void measure_head(const struct lead *lead, const struct follower *follower, const struct butler_policy *asked, int layer,
+                         int head, struct scratch *scratch, double *sums)
+{
+    const int n = lead->session->n_past;
+    const size_t at = ((size_t)layer * (size_t)lead->n_heads + (size_t)head) * (size_t)lead->n_ctx;
+    const float *weights = lead->weights + at;
+    const int k = asked->metric && asked->prune_ratio < 0 && asked->budget_kind != BUTLER_BUDGET_MASS ? budget_tokens(asked, n)
+                                                                                                      : BUTLER_CEIL_DIV(n, 2);
+    const int half = BUTLER_CEIL_DIV(n, 2);
+    int hits = 0, right = 0;
+    double mass = 0;
+    memset(scratch->marks, 0, (size_t)n);
+    mark(lead->scores + at, n, k, scratch->top, scratch->marks, 1);
+    mark(lead->scores + at, n, half, scratch->half, scratch->marks, 2);
+    const int n_read = butler_last_selection(follower->session, layer, head, scratch->ids, n);
+    for (int i = 0; i < n_read; i++) {
+        hits += scratch->marks[scratch->ids[i]] & 1;
+        mass += (double)weights[scratch->ids[i]];
+    }
+    const int n_half = butler_last_selection(follower->half, layer, head, scratch->ids, n);
+    for (int i = 0; i < n_half; i++)
+        right += scratch->marks[scratch->ids[i]] >> 1;
+    sums[0] += (double)hits / k;
+    sums[1] += mass;
+    /* n - (read but not in the half) - (in the half but not read), over n */
+    sums[2] += (double)(n - (n_half - right) - (half - right)) / n;
+}
+
+static int follow(const struct eval_run *run, const struct eval_item *item, struct lead *lead, struct follower *followers,
+                  const struct eval_policy *const *policies, int n_policies, struct scratch *scratch, double *const *values,
+                  struct butler_error *err)
+{
+    for (int at = item->n_prompt; at < item->n_ids; at++) {
+        int code = butler_step(lead->session, item->ids[at], err);
+        for (int p = 0; p < n_policies && code == 0; p++) {
+            struct follower *follower = &followers[p];
+            charge(follower->session, &policies[p]->parsed, at + 1);
+            code = butler_step(follower->session, item->ids[at], err);
+            if (code == 0)
+                code = butler_step(follower->half, item->ids[at], err);
+            for (int i = 0; i < lead->n_layers * lead->n_heads && code == 0; i++)
+                measure_head(lead, follower, &policies[p]->parsed, i / lead->n_heads, i % lead->n_heads, scratch,
+                             values[p] + SUMS * i);
+            values[p][run->n_values - EXTRA]++;
+        }
+        if (code < 0)
+            return code;
+    }
+    return 0;
+}
+
+/* A session of a policy that has read the prompt and follows the lead from there. */
+static int start(const struct eval_run *run, const struct eval_item *item, struct butler_policy policy, bool half,
+                 struct eval_donor *donor, const struct butler_capture *capture, struct butler_session **out,
+                 struct butler_error *err)
+{
+    policy.rope_in_cache = false; /* keys are compared with the dense reading's */
+    policy.stop_layers = false;
+    if (half && policy.metric) {
+        policy.budget_kind = BUTLER_BUDGET_FRACTION;
+        policy.budget = 0.5;
+        policy.prune_ratio = -1;
+        policy.prune_min = 0;
+        policy.on_top = false;
+    }
+    const int code = eval_session_begin(run, item, &policy, donor, out, err);
+    if (code == 0) {
+        butler_session_stats_reset(*out);
+        (*out)->capture = capture;
+    }
+    return code;
+}
+
+static int start_all(const struct eval_run *run, const struct eval_item *item, struct lead *lead, struct follower *followers,
+                     const struct eval_policy *const *policies, int n, struct butler_error *err)
+{
+    struct eval_donor donor = {0};
+    struct butler_policy dense;
+    const size_t rows = (size_t)lead->n_layers * (size_t)lead->n_heads;
+    int code = butler_policy_parse(run->model, "full", &dense, err);
+    lead->capture = (struct butler_capture){.attended = keep_output, .user = lead};
+    lead->outputs = butler_alloc(rows * (size_t)lead->head_dim * sizeof(float), err);
+    lead->scores = butler_alloc(rows * (size_t)lead->n_ctx * sizeof(float), err);
+    lead->weights = butler_alloc(rows * (size_t)lead->n_ctx * sizeof(float), err);
+    if (!lead->outputs || !lead->scores || !lead->weights)
+        code = BUTLER_ERROR_MEMORY;
+    if (code == 0)
+        code = start(run, item, dense, false, &donor, &lead->capture, &lead->session, err);
+    for (int observes = 0; observes < 2; observes++)
+        for (int p = 0; p < n && code == 0; p++) {
+            if (eval_policy_observes(&policies[p]->parsed) != (bool)observes)
+                continue;
+            struct follower *follower = &followers[p];
+            follower->capture = (struct butler_capture){.attended = put_output, .user = lead};
+            code = start(run, item, policies[p]->parsed, false, &donor, &follower->capture, &follower->session, err);
+            if (code == 0)
+                code = start(run, item, policies[p]->parsed, true, &donor, &follower->capture, &follower->half, err);
+        }
+    eval_donor_free(&donor);
+    return code;
+}
+
+static int measure(const struct eval_run *run, const struct eval_item *item, const struct eval_policy *const *policies, int n,
+                   double *const *values, struct eval_cost *costs, struct butler_error *err)
+{
+    struct lead lead = {
+        .n_layers = run->info->n_layers, .n_heads = run->info->n_heads, .head_dim = run->info->head_dim, .n_ctx = item->n_ids};
+    const size_t n_ids = (size_t)item->n_ids;
+    struct scratch scratch = {butler_alloc(n_ids * sizeof(int32_t), err), butler_alloc(n_ids * sizeof(uint32_t), err),
+                              butler_alloc(n_ids * sizeof(uint32_t), err), butler_alloc(n_ids, err)};
+    struct follower *followers = butler_alloc((size_t)n * sizeof *followers, err);
+    const double begin = butler_seconds();
+    int code = scratch.ids && scratch.top && scratch.half && scratch.marks && followers ? 0 : BUTLER_ERROR_MEMORY;
+    if (code == 0)
+        code = start_all(run, item, &lead, followers, policies, n, err);
+    if (code == 0)
+        code = follow(run, item, &lead, followers, policies, n, &scratch, values, err);
+    for (int p = 0; p < n && code == 0; p++) {
+        struct butler_stats stats;
+        butler_session_stats(followers[p].session, &stats);
+        costs[p] = (struct eval_cost){stats.n_decode,
+                                      stats.kv_bytes,
+                                      stats.metric_bytes,
+                                      stats.full_kv_bytes,
+                                      stats.units_selected,
+                                      stats.units_reused,
+                                      (butler_seconds() - begin) / n};
+    }
+    for (int p = 0; p < n && followers; p++) {
+        butler_session_free(followers[p].session);
+        butler_session_free(followers[p].half);
+    }
+    free(followers);
+    free(scratch.ids);
+    free(scratch.top);
+    free(scratch.half);
+    free(scratch.marks);
+    free_lead(&lead);
+    return code;
+}
+
+/* --------------------------------------------------------------------------------------------- items, rows */
+
+static int load(struct eval_run *run, struct butler_error *err)
+{
+    const int32_t bos = butler_token_bos(run->model);
+    struct eval_text text;
+    struct eval_ids ids = {0}, window = {0};
+    int steps, dense;
+    if (!run->params->data)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--data: recall needs a text file");
+    if (eval_option_int(run, "steps", 1, run->length - 2, &steps, err) < 0 ||
+        eval_option_int(run, "dense", 0, run->info->n_layers, &dense, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
+    int code = eval_text_read(run, run->params->data, &text, err);
+    if (code < 0)
+        return code;
+    code = eval_ids_text(&ids, run->model, text.bytes, err);
+    eval_text_free(&text);
+    const int length = run->length - (bos >= 0);
+    if (code == 0 && ids.n < length)
+        code = butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: %d tokens, less than one text of --length %d", run->params->data, ids.n,
+                           run->length);
+    const int n = BUTLER_MIN(run->limit, ids.n / BUTLER_MAX(length, 1));
+    for (int i = 0; i < n && code == 0; i++) { /* spread over the whole file */
+        const int at = n > 1 ? (int)((int64_t)(ids.n - length) * i / (n - 1)) : 0;
+        window.n = 0;
+        code = bos >= 0 ? eval_ids_append(&window, &bos, 1, err) : 0;
+        if (code == 0)
+            code = eval_ids_append(&window, ids.ids + at, length, err);
+        if (code == 0 && !eval_item_add(run, window.ids, window.n, window.n - steps, err))
+            code = BUTLER_ERROR_MEMORY;
+    }
+    for (int p = 0; p < run->n_policies; p++)
+        run->policies[p].parsed.dense_layers = dense;
+    run->n_values = SUMS * run->info->n_layers * run->info->n_heads + EXTRA;
+    eval_ids_free(&ids);
+    eval_ids_free(&window);
+    return code;
+}
+
+/* Per layer and head: the mean of one of the sums. */
+static json_t *by_head(const struct eval_run *run, const double *values, int which, double steps)
+{
+    json_t *layers = json_array();
+    for (int l = 0; l < run->info->n_layers; l++) {
+        json_t *heads = json_array();
+        for (int h = 0; h < run->info->n_heads; h++) {
+            double sum = 0;
+            for (int i = 0; i < run->items.n; i++)
+                sum += values[(size_t)i * (size_t)run->n_values + (size_t)(SUMS * (l * run->info->n_heads + h) + which)];
+            json_array_append_new(heads, json_real(sum / steps));
+        }
+        json_array_append_new(layers, heads);
+    }
+    return layers;
+}
+
+static int rows(const struct eval_run *run, const double *values, struct eval_row *out, struct butler_error *err)
+{
+    static const char *const names[SUMS] = {"recall", "mass", "top_half_accuracy"};
+    const int n = run->items.n, heads = run->info->n_layers * run->info->n_heads;
+    double *seen = butler_alloc((size_t)n * (SUMS + 1) * sizeof *seen, err), totals[SUMS + 1] = {0};
+    if (!seen)
+        return BUTLER_ERROR_MEMORY;
+    for (int i = 0; i < n; i++) {
+        const double *item = values + (size_t)i * (size_t)run->n_values;
+        for (int k = 0; k < SUMS * heads; k++)
+            seen[i * (SUMS + 1) + k % SUMS] += item[k] / heads;
+        seen[i * (SUMS + 1) + SUMS] = item[run->n_values - EXTRA];
+        for (int s = 0; s <= SUMS; s++)
+            totals[s] += seen[i * (SUMS + 1) + s];
+    }
+    for (int s = 0; s < SUMS; s++) {
+        double lo, hi;
+        eval_ratio_interval(seen + s, seen + SUMS, SUMS + 1, n, &lo, &hi);
+        out[s] = (struct eval_row){names[s], totals[s] / totals[SUMS], fmax(lo, 0), fmin(hi, 1), (int64_t)totals[SUMS], NULL};
+        if (isnan(lo))
+            out[s].lo = out[s].hi = NAN;
+    }
+    out[0].detail = json_pack("{s:o, s:o, s:f}", "layers", by_head(run, values, 0, totals[SUMS]), "mass",
+                              by_head(run, values, 1, totals[SUMS]), "top_half", totals[2] / totals[SUMS]);
+    free(seen);
+    return SUMS;
+}
+
+static const struct eval_option options[] = {
+    {"steps", "32", "tokens decoded and measured at the end of each text"},
+    {"dense", "0", "layers that read everything, for every policy"},
+    {NULL, NULL, NULL},
+};
+
+const struct eval_task eval_recall = {
+    .name = "recall",
+    .summary = "share of the most attended tokens, and of attention, that a policy reads",
+    .details = "--data is any text file (UTF-8), --length tokens of a text, --limit texts.\n",
+    .options = options,
+    .length = 1024,
+    .limit = 4,
+    .load = load,
+    .run_together = measure,
+    .rows = rows,
+};
