@@ -16,12 +16,12 @@ WARN = -Wall -Wextra -Wshadow -Wundef -Wvla -Wmissing-prototypes -Wstrict-protot
 SANFLAGS = $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
 CFLAGS ?= -O3 -g
 PKG_CFLAGS := $(shell pkg-config --cflags $(LIB_PKGS) $(CMD_PKGS))
-ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contract=off -pthread -Iinclude -Isrc -Ikernels -Imethods -Icmd \
+ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contract=off -pthread -Iinclude -Isrc -Ikernels -Imethods -Itrain -Icmd \
 	$(SANFLAGS) $(PKG_CFLAGS) $(CFLAGS)
 LIB_LIBS := -pthread $(shell pkg-config --libs $(LIB_PKGS)) -lm -ldl
 CMD_LIBS := $(shell pkg-config --libs $(CMD_PKGS))
 
-LIB_SRC = $(wildcard src/*.c metrics/*.c methods/*.c kernels/*.c)
+LIB_SRC = $(filter-out train/gather_mpi.c,$(wildcard src/*.c metrics/*.c methods/*.c kernels/*.c train/*.c))
 CMD_SRC = $(wildcard cmd/*.c report/*.c)
 EVAL_SRC = $(wildcard eval/*.c)
 TEST_SRC = $(wildcard tests/test_*.c)
@@ -31,10 +31,17 @@ CMD_OBJ = $(CMD_SRC:%.c=$(BUILD)/%.o) $(EVAL_OBJ)
 EVAL_OBJ = $(EVAL_SRC:%.c=$(BUILD)/%.o)
 TESTS = $(TEST_SRC:tests/%.c=$(BUILD)/tests/%)
 
+# Training over many processes, where there is an MPI: an object of its own, so that nothing else loads one.
+MPI_SO = $(if $(shell pkg-config --exists ompi-c && echo yes),$(BUILD)/butler-mpi.so)
+
 all: butler
 
-butler: $(BUILD)/butler
+butler: $(BUILD)/butler $(MPI_SO)
 	@cp -f $< $@
+
+$(BUILD)/butler-mpi.so: train/gather_mpi.c train/gather.h include/butler.h
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CFLAGS) $(shell pkg-config --cflags ompi-c) -shared -o $@ $< $(shell pkg-config --libs ompi-c)
 
 # The whole archive and its names: a plug-in may call any public function.
 $(BUILD)/butler: $(CMD_OBJ) $(BUILD)/libbutler.a
@@ -99,6 +106,7 @@ install: butler lib
 	install -m 644 $(BUILD)/libbutler.a $(DESTDIR)$(PREFIX)/lib/libbutler.a
 	install -m 755 $(BUILD)/libbutler.so.0 $(DESTDIR)$(PREFIX)/lib/libbutler.so.0
 	ln -sf libbutler.so.0 $(DESTDIR)$(PREFIX)/lib/libbutler.so
+	$(if $(MPI_SO),install -D -m 755 $(MPI_SO) $(DESTDIR)$(PREFIX)/lib/butler/butler-mpi.so)
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(LIB_PKGS)|' src/butler.pc.in \
 		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/butler.pc
 	$(if $(DATA),install -m 644 $(DATA) $(DESTDIR)$(PREFIX)/share/butler)
@@ -106,7 +114,7 @@ install: butler lib
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/butler $(DESTDIR)$(PREFIX)/include/butler.h $(DESTDIR)$(PREFIX)/lib/libbutler.a \
 		$(DESTDIR)$(PREFIX)/lib/libbutler.so $(DESTDIR)$(PREFIX)/lib/libbutler.so.0 $(DESTDIR)$(PREFIX)/lib/pkgconfig/butler.pc
-	rm -rf $(DESTDIR)$(PREFIX)/share/butler
+	rm -rf $(DESTDIR)$(PREFIX)/share/butler $(DESTDIR)$(PREFIX)/lib/butler
 
 clean:
 	rm -rf build butler

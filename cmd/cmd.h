@@ -51,6 +51,26 @@ enum cmd_flag {
     CMD_LIMIT,
     CMD_MODE,
     CMD_SET,
+    CMD_TRAIN_DATA,
+    CMD_TRAIN_VERSION,
+    CMD_RESUME,
+    CMD_TRAIN_LENGTH,
+    CMD_TRAIN_TOKENS,
+    CMD_STEPS,
+    CMD_TRAIN_BATCH,
+    CMD_ACCUMULATE,
+    CMD_LR,
+    CMD_DECAY,
+    CMD_LOSS,
+    CMD_TRAIN_INPUT,
+    CMD_DIM,
+    CMD_MID,
+    CMD_KEY_HEADS,
+    CMD_VALID,
+    CMD_VALID_TEXTS,
+    CMD_EVERY,
+    CMD_CHECKPOINT,
+    CMD_TYPE,
     CMD_THREADS,
     CMD_ISA,
     CMD_JSON,
@@ -73,6 +93,14 @@ struct cmd_reals {
     double values[CMD_MAX_LIST];
 };
 
+/* What `train` alone takes. */
+struct cmd_train {
+    const char *data, *valid, *version, *loss, *input, *key_heads, *type;
+    bool resume;
+    int length, n_tokens, n_steps, batch, accumulate, dim, mid, n_valid, every, checkpoint_s;
+    double lr, decay;
+};
+
 struct cmd_options {
     const struct cmd_command *command;
     bool given[CMD_N_FLAGS]; /* on the command line, not by default */
@@ -88,6 +116,7 @@ struct cmd_options {
     double temperature, top_p, min_p;
     uint64_t seed;
     bool all, no_special, json, help;
+    struct cmd_train train;
 };
 
 /* A flag that a command takes; value: its default, parsed as if it had been given; NULL: none. */
@@ -105,7 +134,7 @@ struct cmd_command {
 };
 
 extern const struct cmd_command cmd_run, cmd_chat, cmd_info, cmd_tokenize, cmd_logits, cmd_policies, cmd_bench, cmd_convert,
-    cmd_quantize, cmd_eval, cmd_report;
+    cmd_quantize, cmd_eval, cmd_report, cmd_train;
 
 /* Fills *options from argv[argc] (after the subcommand). CMD_DONE, or CMD_USAGE when it has said what is wrong.
  * Strings are borrowed from argv. */

@@ -1,0 +1,365 @@
+/* butler train: a predictor for a model, learned from the model's own attention on the texts given. A loop over
+ * butler_trainer_step; what it says while it works, and the files it leaves: the predictor, its curve, and until it is done a
+ * checkpoint from which a killed run goes on. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "curve.h"
+#include "model.h"
+#include "train.h"
+
+struct run {
+    struct cmd_options *options;
+    struct butler_model *model;
+    struct butler_trainer *trainer;
+    struct butler_gather reduce;
+    struct cmd_strings data, valid;
+    char *lists[2]; /* the copies that data and valid point into */
+    char checkpoint[PATH_MAX], csv[PATH_MAX], svg[PATH_MAX];
+    struct cmd_curve curve;
+    int type;    /* of the predictor's matrices: 0 F16, 1 F32, 2 Q8_0 */
+    bool leader; /* rank 0: speaks and writes */
+    double started, saved;
+    int64_t first_step, first_tokens;
+    struct cmd_curve_row last; /* the last row with measures */
+    size_t n_line;             /* of the bar on a terminal */
+};
+
+/* ------------------------------------------------------------------------------------------------ set up */
+
+/* "a,b" -> a and b. */
+static int split(const struct cmd_options *options, const char *text, char **copy, struct cmd_strings *out)
+{
+    *copy = cmd_alloc(strlen(text) + 1, 1);
+    strcpy(*copy, text);
+    for (char *rest = *copy, *word; (word = strsep(&rest, ",")) != NULL;) {
+        if (!*word || out->n == CMD_MAX_LIST) {
+            cmd_say(options, "'%s': from 1 to %d files of text are needed, separated by commas", text, CMD_MAX_LIST);
+            return CMD_USAGE;
+        }
+        out->values[out->n++] = word;
+    }
+    return CMD_DONE;
+}
+
+static int choose(const struct cmd_options *options, const char *flag, const char *value, const char *const *names, int n, int *out)
+{
+    for (*out = 0; *out < n; (*out)++)
+        if (strcmp(names[*out], value) == 0)
+            return CMD_DONE;
+    fprintf(stderr, "butler %s: %s: '%s' is not allowed; it takes", options->command->name, flag, value);
+    for (int i = 0; i < n; i++)
+        fprintf(stderr, "%s %s", i == 0 ? "" : " or", names[i]);
+    fputc('\n', stderr);
+    return CMD_USAGE;
+}
+
+/* Opens butler-mpi.so where mpirun started us: beside the command, in its build folder, or where it is installed. */
+static int join_processes(struct run *run)
+{
+    static const char *const folders[] = {".", "build", "../lib/butler"};
+    char self[PATH_MAX], path[PATH_MAX + 64];
+    struct butler_error err = {0};
+    run->reduce = butler_gather_local;
+    const char *world = getenv("OMPI_COMM_WORLD_SIZE");
+    if (!world)
+        return CMD_DONE;
+    const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[n > 0 ? n : 0] = 0;
+    char *slash = strrchr(self, '/');
+    if (slash)
+        *slash = 0;
+    void *object = NULL;
+    for (int i = 0; i < 3 && !object; i++) {
+        snprintf(path, sizeof path, "%s/%s/butler-mpi.so", self, folders[i]);
+        if (access(path, R_OK) == 0)
+            object = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    }
+    butler_gather_begin_fn *begin = NULL;
+    if (object)
+        *(void **)&begin = dlsym(object, "butler_gather_begin");
+    if (!begin) {
+        cmd_say(run->options, "mpirun started %s processes, but butler-mpi.so, which joins them, cannot be opened: %s", world,
+                object || access(path, R_OK) == 0 ? dlerror() : "this butler was built without MPI (libopenmpi-dev)");
+        return CMD_FAILED;
+    }
+    return begin(&run->reduce, &err) < 0 ? cmd_fail(run->options, &err) : CMD_DONE;
+}
+
+static int make_params(struct run *run, struct butler_train_params *params)
+{
+    static const char *const versions[] = {"v1", "v2"}, *const losses[] = {"causal", "square"};
+    static const char *const inputs[] = {"norm", "attention"}, *const keys[] = {"kv", "query"},
+                             *const types[] = {"f16", "f32", "q8_0"};
+    const struct cmd_options *options = run->options;
+    const struct cmd_train *t = &options->train;
+    int version, loss, input, key_heads;
+    if (choose(options, "--predictor", t->version, versions, 2, &version) != CMD_DONE ||
+        choose(options, "--loss", t->loss, losses, 2, &loss) != CMD_DONE ||
+        choose(options, "--input", t->input, inputs, 2, &input) != CMD_DONE ||
+        choose(options, "--key-heads", t->key_heads, keys, 2, &key_heads) != CMD_DONE ||
+        choose(options, "--type", t->type, types, 3, &run->type) != CMD_DONE)
+        return CMD_USAGE;
+    version++;
+    if (version == 2 && (options->given[CMD_LOSS] || options->given[CMD_KEY_HEADS])) {
+        cmd_say(options, "%s belongs to --predictor v1: v2 has its own", options->given[CMD_LOSS] ? "--loss" : "--key-heads");
+        return CMD_USAGE;
+    }
+    struct butler_predictor_sizes sizes = butler_predictor_sizes_for(run->model, version);
+    sizes.input = (enum butler_predictor_input)input;
+    if (t->dim)
+        sizes.d = t->dim;
+    if (t->mid)
+        sizes.n_mid = t->mid;
+    if (key_heads == 1)
+        sizes.n_key_heads = sizes.n_heads;
+    *params = (struct butler_train_params){
+        .data = run->data.values,
+        .valid = run->valid.values,
+        .n_data = run->data.n,
+        .n_valid = run->valid.n,
+        .sizes = sizes,
+        .loss = version == 2 ? BUTLER_LOSS_CROSS_ENTROPY
+                : loss       ? BUTLER_LOSS_SQUARE_MSE
+                             : BUTLER_LOSS_CAUSAL_MSE,
+        .length = t->length,
+        .batch = t->batch,
+        .accumulate = t->accumulate,
+        .n_tokens = t->n_tokens,
+        .n_valid_texts = t->n_valid,
+        .adam =
+            {.lr = (float)t->lr, .weight_decay = (float)t->decay, .clip = 20, .spike = 10, .warmup = 0.1f, .n_steps = t->n_steps},
+        .seed = options->seed,
+        .n_threads = butler_model_get_info(run->model)->n_threads,
+    };
+    return CMD_DONE;
+}
+
+static int make_paths(struct run *run)
+{
+    const char *output = run->options->output;
+    if (strlen(output) + 16 > sizeof run->csv) {
+        cmd_say(run->options, "-o: the path is too long");
+        return CMD_USAGE;
+    }
+    snprintf(run->checkpoint, sizeof run->checkpoint, "%s.checkpoint", output);
+    snprintf(run->csv, sizeof run->csv, "%s.csv", output);
+    snprintf(run->svg, sizeof run->svg, "%s.svg", output);
+    return CMD_DONE;
+}
+
+static int open_run(struct run *run)
+{
+    struct cmd_options *options = run->options;
+    struct butler_train_params params;
+    struct butler_error err = {0};
+    int status = CMD_DONE;
+    if (!options->train.data || !options->output) {
+        cmd_say(options, "%s is missing; usage: butler train %s", options->output ? "--data" : "-o", options->command->synopsis);
+        return CMD_USAGE;
+    }
+    if ((status = make_paths(run)) != CMD_DONE ||
+        (status = split(options, options->train.data, &run->lists[0], &run->data)) != CMD_DONE)
+        return status;
+    if (options->train.valid && (status = split(options, options->train.valid, &run->lists[1], &run->valid)) != CMD_DONE)
+        return status;
+    if ((status = join_processes(run)) != CMD_DONE)
+        return status;
+    run->leader = run->reduce.rank == 0;
+    run->model = cmd_model_load(options, &status);
+    if (!run->model || (status = make_params(run, &params)) != CMD_DONE)
+        return status;
+    run->trainer = butler_trainer_new(run->model, &params, &run->reduce, &err);
+    if (!run->trainer || (options->train.resume && butler_trainer_restore(run->trainer, run->checkpoint, &err) < 0))
+        return cmd_fail(options, &err);
+    run->first_step = run->trainer->adam.step;
+    run->first_tokens = run->trainer->n_tokens;
+    return run->leader ? cmd_curve_open(&run->curve, options, run->csv, run->first_step) : CMD_DONE;
+}
+
+/* ----------------------------------------------------------------------------------------------- progress */
+
+static void say_start(const struct run *run)
+{
+    const struct butler_trainer *trainer = run->trainer;
+    const struct butler_train_params *params = &trainer->params;
+    char bytes[32];
+    cmd_bytes(bytes, sizeof bytes, butler_trainer_text_bytes(trainer));
+    cmd_say(run->options,
+            "TokenButler v%d, %zu parameters (%.2f %% of the model's); %" PRId64
+            " steps of %d texts of %d tokens, %d process%s of %d "
+            "threads; %s of scratch a thread",
+            params->sizes.version, trainer->predictor->n_weights,
+            100.0 * (double)trainer->predictor->n_weights / (double)butler_model_get_info(run->model)->n_params,
+            params->adam.n_steps, params->batch * params->accumulate, params->length, run->reduce.n_ranks,
+            run->reduce.n_ranks == 1 ? "" : "es", trainer->n_workers, bytes);
+    if (run->first_step > 0)
+        cmd_say(run->options, "going on after step %" PRId64 " of %s", run->first_step, run->checkpoint);
+}
+
+/* On a terminal a line that is written over; elsewhere a line whenever something was measured. */
+static void say_progress(struct run *run, const struct butler_train_report *report, bool measured)
+{
+    const bool terminal = isatty(STDERR_FILENO);
+    const double seconds = butler_seconds() - run->started, n_done = (double)(report->step - run->first_step);
+    const double left = seconds / n_done * (double)(report->n_steps - report->step);
+    const double speed = (double)(report->n_tokens - run->first_tokens) / seconds;
+    char bar[21], figures[96] = "", line[256];
+    if (!terminal && !measured)
+        return;
+    const int full = (int)(20 * report->step / report->n_steps);
+    for (int i = 0; i < 20; i++)
+        bar[i] = i < full ? '#' : '.';
+    bar[20] = 0;
+    if (run->last.measured)
+        snprintf(figures, sizeof figures, "  held out: loss %.4g, top-50%% %.1f%%, recall@10%% %.1f%%", run->last.valid_loss,
+                 100 * run->last.top_half, 100 * run->last.recall);
+    const int n = snprintf(line, sizeof line, "[%s] %" PRId64 "/%" PRId64 "  loss %.4g%s  %.0f tokens/s  %d:%02d left", bar,
+                           report->step, report->n_steps, report->loss, figures, speed, (int)left / 60, (int)left % 60);
+    fprintf(stderr, terminal ? "\r%s%*s" : "%s%*s\n", line, terminal && (size_t)n < run->n_line ? (int)run->n_line - n : 0, "");
+    run->n_line = (size_t)n;
+}
+
+static void write_json(const struct cmd_curve_row *row)
+{
+    json_t *json =
+        json_pack("{s:I,s:I,s:f,s:f,s:f,s:b}", "step", (json_int_t)row->step, "tokens", (json_int_t)row->n_tokens, "loss",
+                  row->loss, "rate", row->rate, "norm", isfinite(row->norm) ? row->norm : -1, "skipped", row->skipped);
+    if (json && row->measured) {
+        json_object_set_new(json, "valid_loss", json_real(row->valid_loss));
+        json_object_set_new(json, "top_half_accuracy", json_real(row->top_half));
+        json_object_set_new(json, "recall", json_real(row->recall));
+        json_object_set_new(json, "mass", json_real(row->mass));
+    }
+    cmd_row(json);
+}
+
+static int measure(struct run *run, struct cmd_curve_row *row)
+{
+    struct butler_loss_measures measures;
+    struct butler_error err = {0};
+    if (butler_trainer_measure(run->trainer, &row->valid_loss, &measures, &err) < 0)
+        return cmd_fail(run->options, &err);
+    row->measured = true;
+    row->top_half = measures.top_half / measures.n_rows;
+    row->recall = measures.recall / measures.n_rows;
+    row->mass = measures.mass / measures.n_rows;
+    run->last = *row;
+    return CMD_DONE;
+}
+
+static int save(struct run *run)
+{
+    struct butler_error err = {0};
+    run->saved = butler_seconds();
+    return butler_trainer_save(run->trainer, run->checkpoint, &err) < 0 ? cmd_fail(run->options, &err) : CMD_DONE;
+}
+
+/* ---------------------------------------------------------------------------------------------- the loop */
+
+/* What the leader does after a step. */
+static int after_step(struct run *run, const struct butler_train_report *report)
+{
+    const struct cmd_train *t = &run->options->train;
+    struct cmd_curve_row row = {.step = report->step,
+                                .n_tokens = report->n_tokens,
+                                .loss = report->loss,
+                                .rate = report->rate,
+                                .norm = report->norm,
+                                .skipped = report->skipped};
+    const bool last = report->step == report->n_steps, measures = last || (t->every > 0 && report->step % t->every == 0);
+    int status = measures ? measure(run, &row) : CMD_DONE;
+    if (status == CMD_DONE)
+        status = cmd_curve_add(&run->curve, run->options, &row);
+    if (status == CMD_DONE && !last && butler_seconds() - run->saved >= t->checkpoint_s)
+        status = save(run);
+    if (status == CMD_DONE && run->options->json)
+        write_json(&row);
+    say_progress(run, report, measures);
+    return status;
+}
+
+static int finish(struct run *run)
+{
+    static const enum butler_type types[] = {BUTLER_F16, BUTLER_F32, BUTLER_Q8_0};
+    struct butler_error err = {0};
+    char text[256], title[256];
+    int n = 0;
+    for (int i = 0; i < run->data.n && n < (int)sizeof text; i++) {
+        const char *slash = strrchr(run->data.values[i], '/');
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s", i ? ", " : "", slash ? slash + 1 : run->data.values[i]);
+    }
+    snprintf(title, sizeof title, "TokenButler v%d for %s", run->trainer->params.sizes.version,
+             butler_model_get_info(run->model)->name);
+    if (butler_trainer_write(run->trainer, run->options->output, types[run->type], text, &err) < 0)
+        return cmd_fail(run->options, &err);
+    const int status = cmd_curve_draw(&run->curve, run->options, run->svg, title);
+    unlink(run->checkpoint); /* there is nothing left to go on with */
+    return status;
+}
+
+static int loop(struct run *run)
+{
+    struct butler_train_report report;
+    struct butler_error err = {0};
+    int code, status = CMD_DONE;
+    run->started = run->saved = butler_seconds();
+    while (status == CMD_DONE && (code = butler_trainer_step(run->trainer, &report, &err)) != 0) {
+        if (code < 0)
+            status = cmd_fail(run->options, &err);
+        else if (run->leader)
+            status = after_step(run, &report);
+    }
+    if (run->leader && isatty(STDERR_FILENO))
+        fputc('\n', stderr);
+    return status == CMD_DONE && run->leader ? finish(run) : status;
+}
+
+static int run_train(struct cmd_options *options)
+{
+    struct run run = {.options = options};
+    int status = open_run(&run);
+    if (status == CMD_DONE) {
+        if (run.leader)
+            say_start(&run);
+        status = loop(&run);
+    }
+    /* A process that failed leaves without a farewell: mpirun then ends the others, which would wait for it. */
+    if (status == CMD_DONE)
+        run.reduce.end(&run.reduce);
+    cmd_curve_free(&run.curve);
+    butler_trainer_free(run.trainer);
+    butler_model_free(run.model);
+    free(run.lists[0]);
+    free(run.lists[1]);
+    return status;
+}
+
+static const struct cmd_use uses[] = {
+    {CMD_MODEL, NULL},       {CMD_TRAIN_DATA, NULL},     {CMD_OUTPUT, NULL},      {CMD_TRAIN_VERSION, "v1"},
+    {CMD_RESUME, NULL},      {CMD_TRAIN_LENGTH, "1024"}, {CMD_TRAIN_TOKENS, "0"}, {CMD_STEPS, "0"},
+    {CMD_TRAIN_BATCH, "4"},  {CMD_ACCUMULATE, "1"},      {CMD_LR, "0.001"},       {CMD_DECAY, "0.01"},
+    {CMD_LOSS, "causal"},    {CMD_TRAIN_INPUT, "norm"},  {CMD_DIM, "0"},          {CMD_MID, "0"},
+    {CMD_KEY_HEADS, "kv"},   {CMD_VALID, NULL},          {CMD_VALID_TEXTS, "8"},  {CMD_EVERY, "50"},
+    {CMD_CHECKPOINT, "120"}, {CMD_TYPE, "f16"},          {CMD_SEED, "1"},         {CMD_THREADS, "0"},
+    {CMD_ISA, NULL},         {CMD_JSON, NULL},           {CMD_HELP, NULL},        {CMD_NONE, NULL},
+};
+
+const struct cmd_command cmd_train = {
+    .name = "train",
+    .synopsis = "-m MODEL --data TEXT[,TEXT...] -o PREDICTOR [--predictor v1|v2] [--resume] [FLAGS]",
+    .summary = "learns a TokenButler predictor for a model from texts",
+    .details = "The model stays as it is; the predictor learns its attention. Beside PREDICTOR appear PREDICTOR.csv and .svg, the "
+               "curve, and\n"
+               "until the end PREDICTOR.checkpoint: --resume, with the same flags, goes on from it exactly. The same texts in the "
+               "same batch\n"
+               "give the same predictor with any number of threads or, under mpirun, processes.\n",
+    .uses = uses,
+    .run = run_train,
+};

@@ -1,0 +1,555 @@
+/* The trainer: losses and gradients of both predictors against PyTorch's and against finite differences, block-wise losses against
+ * whole L x L ones, and runs that must not depend on threads, on how texts are shared, or on having been interrupted. */
+#include <math.h>
+
+#include "fixtures.h"
+#include "net.h"
+#include "tiny_model.h"
+#include "train.h"
+
+/* ------------------------------------------------------------------------------------------------ fixtures */
+
+/* A problem that tools/make_predictor_fixtures.py made. */
+struct problem {
+    char *bytes;
+    int n;
+    struct butler_predictor_sizes sizes;
+    enum butler_loss_kind kind;
+    float *numbers; /* aligned copy of what follows the first line */
+    const float *inputs[8], *queries[8], *keys[8], *weights, *grads;
+    float loss;
+};
+
+static void problem_read(struct problem *p, const char *name)
+{
+    struct butler_predictor_sizes *s = &p->sizes;
+    size_t n_bytes = 0;
+    char kind[16];
+    *p = (struct problem){.bytes = fixture_read(name, &n_bytes)};
+    assert_non_null(p->bytes);
+    char *end = memchr(p->bytes, '\n', n_bytes);
+    assert_non_null(end);
+    *end = 0;
+    assert_int_equal(sscanf(p->bytes, "%d %d %d %d %d %d %d %d %d %d %d %d %d %f %15s", &s->version, &p->n, &s->n_layers,
+                            &s->n_embd, &s->n_heads, &s->n_kv_heads, &s->head_dim, &s->d, &s->n_mid, &s->n_inner, &s->n_inner_heads,
+                            &s->n_key_heads, &s->stride, &s->rope_base, kind),
+                     15);
+    p->kind = !strcmp(kind, "causal")   ? BUTLER_LOSS_CAUSAL_MSE
+              : !strcmp(kind, "square") ? BUTLER_LOSS_SQUARE_MSE
+                                        : BUTLER_LOSS_CROSS_ENTROPY;
+    const size_t n_numbers = (n_bytes - (size_t)(end + 1 - p->bytes)) / sizeof(float), n = (size_t)p->n;
+    p->numbers = malloc(n_numbers * sizeof(float));
+    memcpy(p->numbers, end + 1, n_numbers * sizeof(float));
+    const float *at = p->numbers;
+    for (int l = 0; l < s->n_layers; l++) {
+        p->inputs[l] = at;
+        p->queries[l] = p->inputs[l] + n * (size_t)s->n_embd;
+        p->keys[l] = p->queries[l] + n * (size_t)(s->n_heads * s->head_dim);
+        at = p->keys[l] + n * (size_t)(s->n_kv_heads * s->head_dim);
+    }
+    const size_t n_weights = (n_numbers - (size_t)(at - p->numbers) - 1) / 2;
+    p->weights = at;
+    p->loss = at[n_weights];
+    p->grads = at + n_weights + 1;
+}
+
+static void problem_free(struct problem *p)
+{
+    free(p->bytes);
+    free(p->numbers);
+}
+
+/* What the model's forward pass would have shown. */
+static double run_net(struct butler_net *net, const struct problem *p)
+{
+    struct butler_capture capture = butler_net_capture;
+    butler_net_begin(net, p->n);
+    for (int l = 0; l < p->sizes.n_layers; l++) {
+        capture.layer(net, l, 0, p->n, p->inputs[l], p->inputs[l], p->queries[l], p->keys[l]);
+        capture.attended(net, l, 0, p->n, p->inputs[l]);
+    }
+    assert_int_equal(net->layers_seen, p->sizes.n_layers - 1);
+    return net->loss;
+}
+
+struct bench {
+    struct problem p;
+    struct butler_blas *blas;
+    struct butler_predictor *predictor;
+    struct butler_net *net;
+    float *grads;
+};
+
+static void bench_make(struct bench *b, const char *name)
+{
+    struct butler_error err = {0};
+    problem_read(&b->p, name);
+    if (!(b->blas = butler_blas_load(&err)))
+        fail_msg("%s", err.message);
+    if (!(b->predictor = butler_predictor_new(&b->p.sizes, 3, &err)))
+        fail_msg("%s", err.message);
+    memcpy(b->predictor->weights, b->p.weights, b->predictor->n_weights * sizeof(float));
+    b->net = butler_net_new(b->predictor, b->blas, butler_kernels_get(NULL), b->p.kind, b->p.n, &err);
+    assert_non_null(b->net);
+    b->grads = calloc(b->predictor->n_weights, sizeof(float));
+    b->net->grads = b->grads;
+    b->net->weight = 1;
+}
+
+static void bench_free(struct bench *b)
+{
+    free(b->grads);
+    butler_net_free(b->net);
+    butler_predictor_free(b->predictor);
+    butler_blas_free(b->blas);
+    problem_free(&b->p);
+}
+
+/* |a - b| / |b| over a parameter. */
+static double distance(const float *a, const float *b, size_t n)
+{
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < n; i++) {
+        difference += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        size += (double)b[i] * (double)b[i];
+    }
+    return sqrt(difference / size);
+}
+
+static void against_torch(const char *name)
+{
+    struct bench b;
+    bench_make(&b, name);
+    const double loss = run_net(b.net, &b.p);
+    assert_true(fabs(loss - (double)b.p.loss) <= 1e-5 * fabs((double)b.p.loss));
+    for (int i = 0; i < b.predictor->n_params; i++) {
+        const struct butler_predictor_param *param = &b.predictor->params[i];
+        const size_t at = (size_t)(param->data - b.predictor->weights), n = (size_t)param->n_rows * (size_t)param->n_cols;
+        const double error = distance(b.grads + at, b.p.grads + at, n);
+        print_message("%s %s: %.1e\n", name, param->name, error);
+        if (!(error <= 1e-4))
+            fail_msg("%s: gradient of %s is off by %g", name, param->name, error);
+    }
+    bench_free(&b);
+}
+
+static void test_torch_v1_causal(void **state)
+{
+    (void)state;
+    against_torch("predictor/v1-causal.bin");
+}
+
+static void test_torch_v1_square(void **state)
+{
+    (void)state;
+    against_torch("predictor/v1-square.bin");
+}
+
+static void test_torch_v2(void **state)
+{
+    (void)state;
+    against_torch("predictor/v2.bin");
+}
+
+/* The slope of the loss along a random direction, by central differences and by the gradient, a parameter at a time. */
+static void finite_differences(const char *name)
+{
+    struct bench b;
+    bench_make(&b, name);
+    run_net(b.net, &b.p);
+    b.net->grads = NULL;
+    uint64_t seed = 11;
+    float *start = malloc(b.predictor->n_weights * sizeof(float)), *direction = malloc(b.predictor->n_weights * sizeof(float));
+    memcpy(start, b.predictor->weights, b.predictor->n_weights * sizeof(float));
+    for (int i = 0; i < b.predictor->n_params; i++) {
+        const struct butler_predictor_param *param = &b.predictor->params[i];
+        const size_t at = (size_t)(param->data - b.predictor->weights), n = (size_t)param->n_rows * (size_t)param->n_cols;
+        const double h = 3e-3;
+        double slope = 0, values[2];
+        for (size_t j = 0; j < n;
+             j++) { /* along the gradient's own signs, so that the slope is no small difference of large terms */
+            direction[j] = butler_random_float(&seed) * (b.grads[at + j] < 0 ? -1.0f : 1.0f);
+            slope += (double)direction[j] * (double)b.grads[at + j];
+        }
+        const double step = h / sqrt((double)n);
+        for (int side = 0; side < 2; side++) {
+            for (size_t j = 0; j < n; j++)
+                param->data[j] = start[at + j] + (float)(side ? step : -step) * direction[j];
+            values[side] = run_net(b.net, &b.p);
+        }
+        memcpy(param->data, start + at, n * sizeof(float));
+        const double measured = (values[1] - values[0]) / (2 * step);
+        if (!(fabs(measured - slope) <= 0.02 * fabs(slope) + 1e-4))
+            fail_msg("%s: slope along %s is %g, the gradient says %g", name, param->name, measured, slope);
+    }
+    free(start);
+    free(direction);
+    bench_free(&b);
+}
+
+static void test_finite_differences(void **state)
+{
+    (void)state;
+    finite_differences("predictor/v1-causal.bin");
+    finite_differences("predictor/v2.bin");
+}
+
+/* --------------------------------------------------------------------------------------- losses over the whole */
+
+/* The same loss and gradients with everything of size L x L held, in double precision. */
+static double whole_loss(enum butler_loss_kind kind, const struct butler_loss_head *h, double *dqp, double *dkp)
+{
+    const int n = h->n;
+    double *row = malloc((size_t)n * sizeof *row), *true_row = malloc((size_t)n * sizeof *row);
+    double loss = 0;
+    const double n_terms = kind == BUTLER_LOSS_CAUSAL_MSE ? n * (n + 1.0) / 2 : kind == BUTLER_LOSS_SQUARE_MSE ? (double)n * n : n;
+    for (int t = 0; t < n; t++) {
+        const int seen = kind == BUTLER_LOSS_SQUARE_MSE ? n : t + 1;
+        double p_sum = 0, a_sum = 0;
+        for (int i = 0; i < seen; i++) {
+            double s = 0, z = 0;
+            for (int j = 0; j < h->d; j++)
+                s += (double)h->qp[t * h->qp_stride + j] * (double)h->kp[i * h->kp_stride + j];
+            for (int j = 0; j < h->dim; j++)
+                z += (double)h->q[t * h->q_stride + j] * (double)h->k[i * h->k_stride + j];
+            row[i] = s / sqrt(h->d);
+            true_row[i] = z / sqrt(h->dim);
+            p_sum += exp(row[i]);
+            a_sum += exp(true_row[i]);
+        }
+        for (int i = 0; i < seen; i++) {
+            double slope;
+            if (kind == BUTLER_LOSS_CROSS_ENTROPY) {
+                loss -= exp(true_row[i]) / a_sum * (row[i] - log(p_sum));
+                slope = exp(row[i]) / p_sum - exp(true_row[i]) / a_sum;
+            } else {
+                loss += (row[i] - true_row[i]) * (row[i] - true_row[i]);
+                slope = 2 * (row[i] - true_row[i]);
+            }
+            slope *= (double)h->weight / n_terms / sqrt(h->d);
+            for (int j = 0; j < h->d; j++) {
+                dqp[t * h->d + j] += slope * (double)h->kp[i * h->kp_stride + j];
+                dkp[i * h->d + j] += slope * (double)h->qp[t * h->qp_stride + j];
+            }
+        }
+    }
+    free(row);
+    free(true_row);
+    return loss / n_terms;
+}
+
+static float *random_rows(int n, int stride, uint64_t *seed)
+{
+    float *x = malloc((size_t)n * (size_t)stride * sizeof *x);
+    for (int i = 0; i < n * stride; i++)
+        x[i] = butler_random_normal(seed);
+    return x;
+}
+
+static double distance_rows(const float *a, int stride, const double *b, int n, int d)
+{
+    double difference = 0, size = 0;
+    for (int t = 0; t < n; t++)
+        for (int j = 0; j < d; j++) {
+            difference += pow((double)a[t * stride + j] - b[t * d + j], 2);
+            size += pow(b[t * d + j], 2);
+        }
+    return sqrt(difference / size);
+}
+
+static void test_blocks_equal_whole(void **state)
+{
+    (void)state;
+    struct butler_error err = {0};
+    static const int lengths[] = {1, 2, 63, 64, 65, 128, 200};
+    struct butler_blas *blas = butler_blas_load(&err);
+    assert_non_null(blas);
+    uint64_t seed = 5;
+    for (int kind = 0; kind < 3; kind++)
+        for (int i = 0; i < BUTLER_COUNT(lengths); i++) {
+            const int n = lengths[i], d = 6;
+            struct butler_loss_head h = {.n = n, .dim = 10, .d = d, .q_stride = 13, .k_stride = 11, .qp_stride = 9, .kp_stride = 6};
+            float *q = random_rows(n, 13, &seed), *k = random_rows(n, 11, &seed), *qp = random_rows(n, 9, &seed);
+            float *kp = random_rows(n, 6, &seed), *dqp = calloc((size_t)n * 9, sizeof *dqp),
+                  *dkp = calloc((size_t)n * 6, sizeof *dkp);
+            double *whole_dqp = calloc((size_t)(n * d), sizeof *whole_dqp), *whole_dkp = calloc((size_t)(n * d), sizeof *whole_dkp);
+            h.q = q, h.k = k, h.qp = qp, h.kp = kp, h.dqp = dqp, h.dkp = dkp;
+            h.weight = 0.7f;
+            h.panels = malloc(2 * BUTLER_LOSS_ROWS * (size_t)n * sizeof(float));
+            const double loss = butler_loss(blas, butler_kernels_get(NULL), (enum butler_loss_kind)kind, &h);
+            const double whole = whole_loss((enum butler_loss_kind)kind, &h, whole_dqp, whole_dkp);
+            assert_true(fabs(loss - whole) <= 2e-6 * fabs(whole) + 1e-6);
+            if (n > 1) {
+                assert_true(distance_rows(dqp, 9, whole_dqp, n, d) <= 1e-5);
+                assert_true(distance_rows(dkp, 6, whole_dkp, n, d) <= 1e-5);
+            }
+            free(q), free(k), free(qp), free(kp), free(dqp), free(dkp), free(whole_dqp), free(whole_dkp), free(h.panels);
+        }
+    butler_blas_free(blas);
+}
+
+/* Perfect scores are perfect; scores that are all alike choose the earliest tokens, which is no choice. */
+static void test_measures(void **state)
+{
+    (void)state;
+    struct butler_error err = {0};
+    struct butler_blas *blas = butler_blas_load(&err);
+    uint64_t seed = 9;
+    const int n = 100;
+    float *q = random_rows(n, 8, &seed), *k = random_rows(n, 8, &seed), *zero = calloc((size_t)n * 8, sizeof *zero);
+    float *panels = malloc(2 * BUTLER_LOSS_ROWS * (size_t)n * sizeof *panels), *scratch = malloc((size_t)n * sizeof *scratch);
+    struct butler_loss_head h = {.n = n, .dim = 8, .d = 8, .q = q, .k = k, .qp = q, .kp = k, .panels = panels};
+    h.q_stride = h.k_stride = h.qp_stride = h.kp_stride = 8;
+    struct butler_loss_measures m = {0};
+    butler_loss_measure(blas, butler_kernels_get(NULL), &h, 1, scratch, &m);
+    assert_int_equal((int)m.n_rows, n - BUTLER_LOSS_MIN_ROW + 1);
+    assert_true(m.top_half == m.n_rows && m.recall == m.n_rows && m.mass == m.oracle_mass);
+    h.qp = zero;
+    m = (struct butler_loss_measures){0};
+    butler_loss_measure(blas, butler_kernels_get(NULL), &h, 1, scratch, &m);
+    assert_true(fabs(m.top_half / m.n_rows - 0.5) < 0.05);
+    assert_true(m.recall / m.n_rows < 0.2);
+    free(q), free(k), free(zero), free(panels), free(scratch);
+    butler_blas_free(blas);
+}
+
+/* ---------------------------------------------------------------------------------------------------- runs */
+
+static const char *write_text(void)
+{
+    const char *path = tiny_path("text.txt");
+    FILE *file = fopen(path, "w");
+    uint64_t seed = 4;
+    for (int i = 0; i < 6000; i++)
+        fprintf(file, "t%d%s", 3 + (int)(butler_random(&seed) % 37), butler_random(&seed) % 9 ? " " : "\n");
+    fclose(file);
+    return path;
+}
+
+struct setup {
+    struct butler_model *model;
+    const char *text[1];
+    struct butler_train_params params;
+};
+
+static void setup_make(struct setup *s, int version)
+{
+    struct butler_error err = {0};
+    const char *path = tiny_path("model.gguf");
+    struct tiny tiny = tiny_default;
+    tiny.n_layers = 4;
+    tiny_write(path, &tiny);
+    s->model = butler_model_load(path, &(struct butler_model_params){.n_threads = 1}, &err);
+    assert_non_null(s->model);
+    s->text[0] = write_text();
+    s->params = (struct butler_train_params){
+        .data = s->text,
+        .n_data = 1,
+        .sizes = butler_predictor_sizes_for(s->model, version),
+        .loss = version == 1 ? BUTLER_LOSS_CAUSAL_MSE : BUTLER_LOSS_CROSS_ENTROPY,
+        .length = 48,
+        .batch = 4,
+        .accumulate = 2,
+        .n_valid_texts = 3,
+        .adam = {.lr = 3e-3f, .weight_decay = 0.01f, .clip = 20, .spike = 10, .warmup = 0.1f, .n_steps = 12},
+        .seed = 1,
+        .n_threads = 1,
+    };
+    if (version == 2)
+        s->params.sizes.stride = 2;
+}
+
+static struct butler_trainer *trainer_make(const struct setup *s)
+{
+    struct butler_error err = {0};
+    struct butler_trainer *trainer = butler_trainer_new(s->model, &s->params, &butler_gather_local, &err);
+    if (!trainer)
+        fail_msg("%s", err.message);
+    return trainer;
+}
+
+/* Steps to the end or n of them; the losses into losses. */
+static void steps(struct butler_trainer *trainer, int n, double *losses)
+{
+    struct butler_train_report report;
+    struct butler_error err = {0};
+    for (int i = 0; i < n; i++) {
+        if (butler_trainer_step(trainer, &report, &err) != 1)
+            fail_msg("%s", err.message);
+        losses[report.step - 1] = report.loss;
+    }
+}
+
+static void same_weights(const struct butler_trainer *a, const struct butler_trainer *b)
+{
+    assert_memory_equal(a->predictor->weights, b->predictor->weights, a->predictor->n_weights * sizeof(float));
+}
+
+static void learns_whatever_the_threads(int version)
+{
+    struct setup s;
+    double losses[2][12];
+    setup_make(&s, version);
+    struct butler_trainer *one = trainer_make(&s);
+    s.params.n_threads = 3;
+    struct butler_trainer *three = trainer_make(&s);
+    struct butler_loss_measures measures;
+    struct butler_error err = {0};
+    double before, after;
+    struct butler_train_report report;
+    assert_int_equal(butler_trainer_measure(one, &before, &measures, &err), 0);
+    steps(one, 12, losses[0]);
+    steps(three, 12, losses[1]);
+    assert_int_equal(butler_trainer_step(one, &report, &err), 0);
+    assert_memory_equal(losses[0], losses[1], sizeof losses[0]);
+    same_weights(one, three);
+    assert_int_equal(butler_trainer_measure(one, &after, &measures, &err), 0);
+    assert_true(after < before);
+    butler_trainer_free(one);
+    butler_trainer_free(three);
+    butler_model_free(s.model);
+}
+
+static void test_threads_v1(void **state)
+{
+    (void)state;
+    learns_whatever_the_threads(1);
+}
+
+static void test_threads_v2(void **state)
+{
+    (void)state;
+    learns_whatever_the_threads(2);
+}
+
+static void test_resume_is_exact(void **state)
+{
+    (void)state;
+    struct setup s;
+    struct butler_error err = {0};
+    double losses[2][12];
+    setup_make(&s, 2);
+    struct butler_trainer *whole = trainer_make(&s), *first = trainer_make(&s), *second = trainer_make(&s);
+    const char *path = tiny_path("checkpoint");
+    steps(whole, 12, losses[0]);
+    steps(first, 5, losses[1]);
+    assert_int_equal(butler_trainer_save(first, path, &err), 0);
+    butler_trainer_free(first);
+    assert_int_equal(butler_trainer_restore(second, path, &err), 0);
+    steps(second, 7, losses[1]);
+    assert_memory_equal(losses[0], losses[1], sizeof losses[0]);
+    same_weights(whole, second);
+    assert_memory_equal(whole->adam.second, second->adam.second, whole->predictor->n_weights * sizeof(float));
+    assert_true(whole->n_tokens == second->n_tokens);
+    butler_trainer_free(whole);
+    butler_trainer_free(second);
+    butler_model_free(s.model);
+}
+
+static void test_bad_checkpoints(void **state)
+{
+    (void)state;
+    struct setup s;
+    struct butler_error err = {0};
+    setup_make(&s, 2);
+    struct butler_trainer *trainer = trainer_make(&s);
+    const char *path = tiny_path("checkpoint");
+    assert_int_equal(butler_trainer_save(trainer, path, &err), 0);
+    struct tiny_bytes bytes = tiny_read(path);
+    const size_t cuts[] = {0, 10, 100, bytes.size / 2, bytes.size - 1};
+    for (int i = 0; i < BUTLER_COUNT(cuts); i++) {
+        FILE *file = fopen(path, "wb");
+        fwrite(bytes.data, 1, cuts[i], file);
+        fclose(file);
+        assert_true(butler_trainer_restore(trainer, path, &err) < 0);
+        assert_non_null(strstr(err.message, path));
+    }
+    bytes.data[bytes.size / 2] ^= 1;
+    FILE *file = fopen(path, "wb");
+    fwrite(bytes.data, 1, bytes.size, file);
+    fclose(file);
+    assert_int_equal(butler_trainer_restore(trainer, path, &err), BUTLER_ERROR_FORMAT);
+    assert_non_null(strstr(err.message, "checksum"));
+    assert_int_equal(butler_trainer_save(trainer, path, &err), 0);
+    butler_trainer_free(trainer);
+    s.params.batch = 2;
+    trainer = trainer_make(&s);
+    assert_int_equal(butler_trainer_restore(trainer, path, &err), BUTLER_ERROR_ARGUMENT);
+    assert_non_null(strstr(err.message, "--batch was 4 there and is 2 here"));
+    butler_trainer_free(trainer);
+    butler_model_free(s.model);
+    free(bytes.data);
+}
+
+/* A norm far out of the row, or one that is no number, moves nothing. */
+static void test_spikes_are_skipped(void **state)
+{
+    (void)state;
+    struct setup s;
+    struct butler_error err = {0};
+    setup_make(&s, 2);
+    struct butler_predictor *predictor = butler_predictor_new(&s.params.sizes, 1, &err);
+    const size_t n = predictor->n_weights;
+    struct butler_adamw adam;
+    struct butler_adamw_params params = s.params.adam;
+    params.n_steps = 100;
+    float *grads = malloc(n * sizeof *grads), *before = malloc(n * sizeof *before);
+    double norm;
+    assert_int_equal(butler_adamw_init(&adam, &params, n, &err), 0);
+    for (int step = 0; step < 40; step++) {
+        for (size_t i = 0; i < n; i++)
+            grads[i] = step == 30 ? 5 : step == 31 ? NAN : 0.01f;
+        memcpy(before, predictor->weights, n * sizeof *before);
+        const bool applied = butler_adamw_step(&adam, predictor, grads, &norm);
+        assert_int_equal(applied, step != 30 && step != 31);
+        assert_int_equal(memcmp(before, predictor->weights, n * sizeof *before) != 0, applied);
+    }
+    assert_int_equal((int)adam.n_skipped, 2);
+    butler_adamw_free(&adam);
+    butler_predictor_free(predictor);
+    butler_model_free(s.model);
+    free(grads);
+    free(before);
+}
+
+/* Every piece once a pass, in another order the next time. */
+static void test_data_order(void **state)
+{
+    (void)state;
+    struct setup s;
+    struct butler_error err = {0};
+    struct butler_data data;
+    setup_make(&s, 2);
+    assert_int_equal(butler_data_open(&data, s.model, s.text, 1, NULL, 0, 48, 1, &err), 0);
+    const int n = (int)data.n_train;
+    assert_true(n > 20);
+    int32_t *ids = malloc((size_t)n * 2 * 48 * sizeof *ids);
+    int n_moved = 0;
+    for (int i = 0; i < 2 * n; i++) {
+        int32_t *text = ids + (size_t)i * 48;
+        assert_int_equal(butler_data_train(&data, i, text, &err), 48);
+        for (int j = i < n ? 0 : n; j < i; j++)
+            assert_memory_not_equal(text, ids + (size_t)j * 48, 48 * sizeof *ids);
+        n_moved += i >= n && memcmp(text, text - (size_t)n * 48, 48 * sizeof *ids) != 0;
+    }
+    assert_true(n_moved > n / 2);
+    butler_data_close(&data);
+    assert_true(butler_data_open(&data, s.model, (const char *const[]){tiny_path("none")}, 1, NULL, 0, 48, 1, &err) < 0);
+    assert_true(butler_data_open(&data, s.model, s.text, 1, NULL, 0, 1 << 20, 1, &err) < 0);
+    assert_non_null(strstr(err.message, "too short"));
+    free(ids);
+    butler_model_free(s.model);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_torch_v1_causal),    cmocka_unit_test(test_torch_v1_square),
+        cmocka_unit_test(test_torch_v2),           cmocka_unit_test(test_finite_differences),
+        cmocka_unit_test(test_blocks_equal_whole), cmocka_unit_test(test_measures),
+        cmocka_unit_test(test_threads_v1),         cmocka_unit_test(test_threads_v2),
+        cmocka_unit_test(test_resume_is_exact),    cmocka_unit_test(test_bad_checkpoints),
+        cmocka_unit_test(test_spikes_are_skipped), cmocka_unit_test(test_data_order),
+    };
+    return cmocka_run_group_tests(tests, NULL, tiny_clean);
+}

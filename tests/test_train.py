@@ -1,0 +1,169 @@
+"""`butler train` as a command: what it leaves behind, going on after a kill, many processes, and what it refuses."""
+import csv
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from cli import BUTLER, FAILED, GQA, ROOT, USAGE, butler, refuses, rows
+from gguf_file import Gguf
+
+TEXT = str(ROOT / "tests" / "data" / "secret_garden.txt")
+SMALL = ["-m", GQA, "--data", f"{TEXT},{ROOT}/README.md", "--length", "64", "--batch", "4", "--valid-texts", "2", "--every", "5", "--type", "f32"]
+MPI = ROOT / "build" / "butler-mpi.so"
+needs_mpi = pytest.mark.skipif(not (shutil.which("mpirun") and MPI.exists()), reason="no MPI here (libopenmpi-dev, openmpi-bin)")
+
+
+def train(out, *args, **options):
+    return butler("train", *SMALL, "-o", out, *args, **options)
+
+
+def mpirun(n):
+    """The words before a command that make it n processes, on any number of cores and as any user."""
+    return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(n), BUTLER]
+
+
+MPI_ENV = {**os.environ, "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_mpi_yield_when_idle": "1"}
+
+
+def left_by(out):
+    """The predictor's numbers and its curve, byte by byte."""
+    return out.read_bytes(), out.with_name(out.name + ".csv").read_bytes()
+
+
+def test_what_it_leaves(tmp_path):
+    for version in ("v1", "v2"):
+        out = tmp_path / f"{version}.gguf"
+        shown = rows("train", *SMALL, "-o", out, "--predictor", version, "--steps", "10")
+        predictor = Gguf(out)
+        assert predictor.values["general.architecture"][1] == b"butler-predictor"
+        with open(f"{out}.csv") as file:
+            curve = list(csv.DictReader(file))
+        assert [int(row["step"]) for row in curve] == [row["step"] for row in shown] == list(range(1, 11))
+        assert [row["step"] for row in shown if "valid_loss" in row] == [5, 10]
+        for row, said in zip(curve, shown):
+            assert float(row["loss"]) == pytest.approx(said["loss"], rel=1e-8)
+        assert 0 < shown[-1]["top_half_accuracy"] <= 1 and 0 < shown[-1]["recall"] <= 1
+        assert max(row["rate"] for row in shown) == pytest.approx(1e-3) and shown[-1]["rate"] < 1e-4
+        assert (tmp_path / f"{version}.gguf.svg").read_text().startswith("<svg")
+        assert not os.path.exists(f"{out}.checkpoint")
+
+
+def test_the_curve_falls(tmp_path):
+    shown = rows("train", *SMALL, "-o", tmp_path / "p.gguf", "--predictor", "v2", "--steps", "60", "--lr", "0.01", "--every", "60")
+    losses = [row["loss"] for row in shown]
+    assert sum(losses[-10:]) < sum(losses[:10])
+
+
+def test_threads_change_nothing(tmp_path):
+    for threads in (1, 3):
+        train(tmp_path / f"{threads}.gguf", "--steps", "6", "-t", threads)
+    assert left_by(tmp_path / "1.gguf") == left_by(tmp_path / "3.gguf")
+
+
+def wait_for(condition, process, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < end, "it ended, or never got there"
+        time.sleep(0.002)
+
+
+def lines_of(path):
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_killed_and_resumed(version, tmp_path):
+    """kill -9 in the middle, then --resume: the same bits as a run that was left alone."""
+    args = ["--steps", "40", "--predictor", version, "--checkpoint", "0"]
+    train(tmp_path / "whole.gguf", *args)
+    out = tmp_path / "killed.gguf"
+    process = subprocess.Popen([BUTLER, "train", *SMALL, "-o", str(out), *args], stderr=subprocess.DEVNULL)
+    wait_for(lambda: lines_of(tmp_path / "killed.gguf.csv") > 7, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not out.exists()
+    said = train(out, *args, "--resume").stderr
+    assert "going on after step" in said
+    assert left_by(out) == left_by(tmp_path / "whole.gguf")
+
+
+@needs_mpi
+@pytest.mark.parametrize("version, n", [("v2", 2), ("v1", 3)])
+def test_processes_change_nothing(version, n, tmp_path):
+    """The same total batch in one process and in several: the same bits, for gradients are added in the order of the texts."""
+    args = ["--steps", "6", "--predictor", version, "--accumulate", "2", "-t", "1"]
+    train(tmp_path / "one.gguf", *args)
+    out = tmp_path / "many.gguf"
+    subprocess.run([*mpirun(n), "train", *SMALL, "-o", str(out), *args], check=True, timeout=300, env=MPI_ENV, capture_output=True)
+    assert left_by(out) == left_by(tmp_path / "one.gguf")
+
+
+@needs_mpi
+def test_a_rank_dies(tmp_path):
+    """One process of two is killed: all end, with a checkpoint from which two go on as if nothing had been."""
+    args = ["--steps", "40", "--predictor", "v2", "-t", "1", "--checkpoint", "0"]
+    train(tmp_path / "whole.gguf", *args)
+    out = tmp_path / "killed.gguf"
+    command = [*mpirun(2), "train", *SMALL, "-o", str(out), *args]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=MPI_ENV)
+    wait_for(lambda: lines_of(tmp_path / "killed.gguf.csv") > 5, process)
+    children = open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()
+    assert len(children) == 2
+    os.kill(int(children[1]), signal.SIGKILL)
+    assert process.wait(60) != 0
+    assert not out.exists()
+    subprocess.run([*command, "--resume"], check=True, timeout=300, env=MPI_ENV, capture_output=True)
+    assert left_by(out) == left_by(tmp_path / "whole.gguf")
+
+
+@needs_mpi
+def test_a_batch_too_small_for_the_processes(tmp_path):
+    result = subprocess.run([*mpirun(2), "train", *SMALL, "-o", str(tmp_path / "p"), "--steps", "2", "--batch", "1"], timeout=300,
+                            env=MPI_ENV, capture_output=True, text=True)
+    assert result.returncode != 0 and "a batch of 1 texts is too small for 2 processes" in result.stderr
+
+
+def test_bad_checkpoints(tmp_path):
+    out, checkpoint = tmp_path / "p.gguf", tmp_path / "p.gguf.checkpoint"
+    args = ["train", *SMALL, "-o", out, "--steps", "20", "--resume"]
+    refuses(FAILED, *args, says=["p.gguf.checkpoint"])
+    checkpoint.write_bytes(b"nothing")
+    refuses(FAILED, *args, says=[checkpoint, "not a training checkpoint"])
+    process = subprocess.Popen([BUTLER, "train", *map(str, SMALL), "-o", str(out), "--steps", "2000", "--checkpoint", "0"], stderr=subprocess.DEVNULL)
+    wait_for(lambda: checkpoint.stat().st_size > 1000, process)
+    process.kill()
+    process.wait()
+    good = checkpoint.read_bytes()
+    refuses(USAGE, *args, says=["another run: the number of steps was 2000 there and is 20 here"])
+    checkpoint.write_bytes(good[:-100] + b"x" + good[-99:])
+    refuses(FAILED, *args, says=["checksum", "damaged"])
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("args, says", [
+    (["--predictor", "v3"], ["--predictor", "v3", "v1 or v2"]),
+    (["--predictor", "v2", "--loss", "square"], ["--loss", "v1"]),
+    (["--loss", "cube"], ["--loss", "cube", "causal"]),
+    (["--steps", "-1"], ["--steps"]),
+    (["--dim", "7"], ["7", "multiple of 4"]),
+    (["--type", "q4"], ["--type", "f16"]),
+])
+def test_bad_flags(args, says, tmp_path):
+    refuses(USAGE, "train", *SMALL, "-o", tmp_path / "p", *args, says=says)
+
+
+def test_bad_texts(tmp_path):
+    short, empty = tmp_path / "short", tmp_path / "empty"
+    short.write_text("Too short. " * 9)
+    empty.write_text("")
+    flags = ["train", "-m", GQA, "-o", tmp_path / "p", "--steps", "2"]
+    refuses(USAGE, *flags, says=["--data"])
+    refuses(FAILED, *flags, "--data", tmp_path / "none", says=[tmp_path / "none"])
+    refuses(FAILED, *flags, "--data", empty, says=[empty])
+    refuses(FAILED, *flags, "--data", short, says=[short, "too short"])
+    refuses(USAGE, "train", "-m", GQA, "--data", TEXT, says=["-o"])
+    assert not list(tmp_path.glob("p*"))

@@ -1,0 +1,75 @@
+/* Finds a BLAS with the C interface and calls its product. */
+#include "blas.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Constants of the C interface, the same in every BLAS. */
+enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
+
+typedef void gemm_fn(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
+                     int ldb, float beta, float *c, int ldc);
+typedef void set_threads_fn(int n);
+
+struct butler_blas {
+    void *library;
+    gemm_fn *gemm;
+};
+
+/* A function's address as dlsym has it: ISO C has no cast between the two kinds of pointers. */
+static void find(void *library, const char *name, void *where, size_t n_bytes)
+{
+    void *address = dlsym(library, name);
+    memcpy(where, &address, n_bytes);
+}
+
+struct butler_blas *butler_blas_load(struct butler_error *err)
+{
+    static const char *const names[] = {"libopenblas.so.0", "libblas.so.3"};
+    struct butler_blas *blas = butler_alloc(sizeof *blas, err);
+    if (!blas)
+        return NULL;
+    for (int i = 0; i < BUTLER_COUNT(names); i++) {
+        set_threads_fn *set_threads = NULL;
+        blas->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        if (!blas->library)
+            continue;
+        find(blas->library, "cblas_sgemm", &blas->gemm, sizeof blas->gemm);
+        find(blas->library, "openblas_set_num_threads", &set_threads, sizeof set_threads);
+        if (set_threads)
+            set_threads(1);
+        if (blas->gemm)
+            return blas;
+        dlclose(blas->library);
+        blas->library = NULL;
+    }
+    butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                "training needs a BLAS with the C interface: neither %s nor %s is here; install libopenblas0", names[0], names[1]);
+    butler_blas_free(blas);
+    return NULL;
+}
+
+/* The library stays loaded: one that started threads may not be unmapped under them. */
+void butler_blas_free(struct butler_blas *blas)
+{
+    free(blas);
+}
+
+void butler_blas_nt(const struct butler_blas *blas, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
+                    int ldb, bool add, float *c, int ldc)
+{
+    blas->gemm(ROW_MAJOR, PLAIN, TRANSPOSED, m, n, k, alpha, a, lda, b, ldb, add ? 1.0f : 0.0f, c, ldc);
+}
+
+void butler_blas_nn(const struct butler_blas *blas, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
+                    int ldb, bool add, float *c, int ldc)
+{
+    blas->gemm(ROW_MAJOR, PLAIN, PLAIN, m, n, k, alpha, a, lda, b, ldb, add ? 1.0f : 0.0f, c, ldc);
+}
+
+void butler_blas_tn(const struct butler_blas *blas, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
+                    int ldb, bool add, float *c, int ldc)
+{
+    blas->gemm(ROW_MAJOR, TRANSPOSED, PLAIN, m, n, k, alpha, a, lda, b, ldb, add ? 1.0f : 0.0f, c, ldc);
+}

@@ -1,0 +1,26 @@
+/* Dense products for training, by the system's BLAS. It is loaded when training begins, not when the program does: every other
+ * command starts without it and runs on machines that have none. */
+#ifndef BUTLER_BLAS_H
+#define BUTLER_BLAS_H
+
+#include "util.h"
+
+struct butler_blas;
+
+/* NULL, with the packages to install named, where there is none. Its own threads are turned off: a text is one thread's work,
+ * and sums must not depend on how many there are. */
+struct butler_blas *butler_blas_load(struct butler_error *err);
+void butler_blas_free(struct butler_blas *blas);
+
+/* The three products of a layer y = x W^T, all row-major, a row stride (in floats) beside each matrix; c += with add.
+ *   nt: c[m][n] (+)= alpha a[m][k] b[n][k]^T     forward
+ *   nn: c[m][n] (+)= alpha a[m][k] b[k][n]       gradient of x
+ *   tn: c[m][n] (+)= alpha a[k][m]^T b[k][n]     gradient of W */
+void butler_blas_nt(const struct butler_blas *blas, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
+                    int ldb, bool add, float *c, int ldc);
+void butler_blas_nn(const struct butler_blas *blas, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
+                    int ldb, bool add, float *c, int ldc);
+void butler_blas_tn(const struct butler_blas *blas, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
+                    int ldb, bool add, float *c, int ldc);
+
+#endif

@@ -1,0 +1,161 @@
+/* Layers forward and backward. Each backward function is the derivative of the one above it, written out by hand. */
+#include "dense.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "loss.h"
+
+void butler_linear(const struct butler_blas *blas, int n, int n_in, int n_out, const float *x, const float *w, float *y)
+{
+    butler_blas_nt(blas, n, n_out, n_in, 1, x, n_in, w, n_in, false, y, n_out);
+}
+
+void butler_linear_back(const struct butler_blas *blas, int n, int n_in, int n_out, const float *x, const float *w, const float *dy,
+                        float *dw, float *dx, bool add)
+{
+    butler_blas_tn(blas, n_out, n_in, n, 1, dy, n_out, x, n_in, true, dw, n_in);
+    if (dx)
+        butler_blas_nn(blas, n, n_in, n_out, 1, dy, n_out, w, n_in, add, dx, n_in);
+}
+
+static void moments(const float *x, int dim, float eps, float *mean, float *rate)
+{
+    double sum = 0, squares = 0;
+    for (int i = 0; i < dim; i++)
+        sum += (double)x[i];
+    const double middle = sum / dim;
+    for (int i = 0; i < dim; i++)
+        squares += ((double)x[i] - middle) * ((double)x[i] - middle);
+    *mean = (float)middle;
+    *rate = (float)(1 / sqrt(squares / dim + (double)eps));
+}
+
+void butler_norm_rows(int n, int dim, const float *x, const float *weight, const float *bias, float eps, float *y)
+{
+    for (int t = 0; t < n; t++, x += dim, y += dim) {
+        float mean, rate;
+        moments(x, dim, eps, &mean, &rate);
+        for (int i = 0; i < dim; i++)
+            y[i] = (x[i] - mean) * rate * weight[i] + (bias ? bias[i] : 0);
+    }
+}
+
+void butler_norm_rows_back(int n, int dim, const float *x, const float *weight, float eps, const float *dy, float *dweight,
+                           float *dbias, float *dx)
+{
+    for (int t = 0; t < n; t++, x += dim, dy += dim, dx = dx ? dx + dim : NULL) {
+        float mean, rate;
+        double sum = 0, along = 0; /* of the gradient of the normed row, and of its part along that row */
+        moments(x, dim, eps, &mean, &rate);
+        for (int i = 0; i < dim; i++) {
+            const float normed = (x[i] - mean) * rate, slope = dy[i] * weight[i];
+            dweight[i] += dy[i] * normed;
+            if (dbias)
+                dbias[i] += dy[i];
+            sum += (double)slope;
+            along += (double)slope * (double)normed;
+        }
+        const float sum_mean = (float)(sum / dim), along_mean = (float)(along / dim);
+        for (int i = 0; dx && i < dim; i++)
+            dx[i] = rate * (dy[i] * weight[i] - sum_mean - (x[i] - mean) * rate * along_mean);
+    }
+}
+
+void butler_silu(size_t n, const float *x, float *y)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] / (1 + expf(-x[i]));
+}
+
+void butler_silu_back(size_t n, const float *x, const float *dy, float *dx)
+{
+    for (size_t i = 0; i < n; i++) {
+        const float gate = 1 / (1 + expf(-x[i]));
+        dx[i] = dy[i] * gate * (1 + x[i] * (1 - gate));
+    }
+}
+
+#define GELU_SCALE 0.7978845608f /* sqrt(2 / pi) */
+#define GELU_CUBE 0.044715f
+
+void butler_gelu(size_t n, const float *x, float *y)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = 0.5f * x[i] * (1 + tanhf(GELU_SCALE * (x[i] + GELU_CUBE * x[i] * x[i] * x[i])));
+}
+
+void butler_gelu_back(size_t n, const float *x, const float *dy, float *dx)
+{
+    for (size_t i = 0; i < n; i++) {
+        const float square = x[i] * x[i], bend = tanhf(GELU_SCALE * x[i] * (1 + GELU_CUBE * square));
+        const float slope = GELU_SCALE * (1 + 3 * GELU_CUBE * square);
+        dx[i] = dy[i] * 0.5f * (1 + bend + x[i] * (1 - bend * bend) * slope);
+    }
+}
+
+void butler_turn(int n, int n_heads, int dim, const float *cosines, const float *sines, bool back, float *x)
+{
+    const int half = dim / 2;
+    for (int t = 0; t < n; t++, cosines += half, sines += half)
+        for (int h = 0; h < n_heads; h++, x += dim)
+            for (int i = 0; i < half; i++) {
+                const float c = cosines[i], s = back ? -sines[i] : sines[i], a = x[i], b = x[i + half];
+                x[i] = a * c - b * s;
+                x[i + half] = a * s + b * c;
+            }
+}
+
+/* Attention weights of queries [first, first + n_rows) over [0, n_cols), zero beyond each row's own token. */
+static void weights(const struct butler_blas *blas, const struct butler_kernels *kernels, int first, int n_rows, int n_cols,
+                    int stride, int dim, const float *q, const float *k, float *p)
+{
+    butler_blas_nt(blas, n_rows, n_cols, dim, 1 / sqrtf((float)dim), q + (size_t)first * (size_t)stride, stride, k, stride, false,
+                   p, n_cols);
+    for (int r = 0; r < n_rows; r++, p += n_cols) {
+        const int n = first + r + 1;
+        kernels->scale(p, 1 / kernels->exp_sum(p, kernels->max(p, n), n), n);
+        memset(p + n, 0, (size_t)(n_cols - n) * sizeof *p);
+    }
+}
+
+void butler_self_attention(const struct butler_blas *blas, const struct butler_kernels *kernels, int n, int n_heads, int dim,
+                           const float *q, const float *k, const float *v, float *panels, float *out)
+{
+    const int stride = n_heads * dim;
+    for (int h = 0; h < n_heads; h++, q += dim, k += dim, v += dim, out += dim)
+        for (int first = 0; first < n; first += BUTLER_LOSS_ROWS) {
+            const int n_rows = BUTLER_MIN(BUTLER_LOSS_ROWS, n - first), n_cols = first + n_rows;
+            weights(blas, kernels, first, n_rows, n_cols, stride, dim, q, k, panels);
+            butler_blas_nn(blas, n_rows, dim, n_cols, 1, panels, n_cols, v, stride, false, out + (size_t)first * (size_t)stride,
+                           stride);
+        }
+}
+
+void butler_self_attention_back(const struct butler_blas *blas, const struct butler_kernels *kernels, int n, int n_heads, int dim,
+                                const float *q, const float *k, const float *v, const float *dout, float *panels, float *dq,
+                                float *dk, float *dv)
+{
+    const int stride = n_heads * dim;
+    const float scale = 1 / sqrtf((float)dim);
+    float *p = panels, *dp = panels + (size_t)BUTLER_LOSS_ROWS * (size_t)n;
+    memset(dk, 0, (size_t)n * (size_t)stride * sizeof *dk);
+    memset(dv, 0, (size_t)n * (size_t)stride * sizeof *dv);
+    for (int h = 0; h < n_heads; h++, q += dim, k += dim, v += dim, dout += dim, dq += dim, dk += dim, dv += dim)
+        for (int first = 0; first < n; first += BUTLER_LOSS_ROWS) {
+            const int n_rows = BUTLER_MIN(BUTLER_LOSS_ROWS, n - first), n_cols = first + n_rows;
+            const size_t at = (size_t)first * (size_t)stride;
+            weights(blas, kernels, first, n_rows, n_cols, stride, dim, q, k, p);
+            butler_blas_tn(blas, n_cols, dim, n_rows, 1, p, n_cols, dout + at, stride, true, dv, stride);
+            butler_blas_nt(blas, n_rows, n_cols, dim, 1, dout + at, stride, v, stride, false, dp, n_cols);
+            for (int r = 0; r < n_rows; r++) { /* through the softmax: ds = p (dp - p . dp) */
+                float *row = dp + (size_t)r * (size_t)n_cols;
+                const float *weight = p + (size_t)r * (size_t)n_cols;
+                const float along = kernels->dot(weight, row, n_cols);
+                for (int i = 0; i < n_cols; i++)
+                    row[i] = weight[i] * (row[i] - along);
+            }
+            butler_blas_nn(blas, n_rows, dim, n_cols, scale, dp, n_cols, k, stride, false, dq + at, stride);
+            butler_blas_tn(blas, n_cols, dim, n_rows, scale, dp, n_cols, q + at, stride, true, dk, stride);
+        }
+}

@@ -1,0 +1,171 @@
+/* The losses a panel of queries at a time: true and predicted scores of BUTLER_LOSS_ROWS rows, from them the loss and the
+ * gradient of the predicted scores, from that the gradients of predicted queries and keys. */
+#include "loss.h"
+
+#include <math.h>
+#include <string.h>
+
+struct panel {
+    int first, n_rows, n_cols; /* queries [first, first + n_rows) against keys [0, n_cols) */
+    float *z, *s;              /* [n_rows][n_cols] true and predicted scores; s becomes the gradient */
+};
+
+static void make_scores(const struct butler_blas *blas, const struct butler_loss_head *head, const struct panel *panel)
+{
+    const size_t first = (size_t)panel->first;
+    butler_blas_nt(blas, panel->n_rows, panel->n_cols, head->dim, 1.0f / sqrtf((float)head->dim),
+                   head->q + first * (size_t)head->q_stride, head->q_stride, head->k, head->k_stride, false, panel->z,
+                   panel->n_cols);
+    butler_blas_nt(blas, panel->n_rows, panel->n_cols, head->d, 1.0f / sqrtf((float)head->d),
+                   head->qp + first * (size_t)head->qp_stride, head->qp_stride, head->kp, head->kp_stride, false, panel->s,
+                   panel->n_cols);
+}
+
+/* Gradients of what the predicted scores were made of. */
+static void back_scores(const struct butler_blas *blas, const struct butler_loss_head *head, const struct panel *panel)
+{
+    const size_t first = (size_t)panel->first;
+    const float scale = 1.0f / sqrtf((float)head->d);
+    butler_blas_nn(blas, panel->n_rows, head->d, panel->n_cols, scale, panel->s, panel->n_cols, head->kp, head->kp_stride, true,
+                   head->dqp + first * (size_t)head->qp_stride, head->qp_stride);
+    butler_blas_tn(blas, panel->n_cols, head->d, panel->n_rows, scale, panel->s, panel->n_cols,
+                   head->qp + first * (size_t)head->qp_stride, head->qp_stride, true, head->dkp, head->kp_stride);
+}
+
+/* One row: sum of (s - z)^2 over n tokens; s = slope * (s - z), zero after them. */
+static double square_row(float *s, const float *z, int n, int n_cols, float slope)
+{
+    double sum = 0;
+    for (int from = 0; from < n; from += 64) { /* short sums in float, their sum in double */
+        const int to = BUTLER_MIN(from + 64, n);
+        float part = 0;
+        for (int i = from; i < to; i++) {
+            const float difference = s[i] - z[i];
+            part += difference * difference;
+            s[i] = slope * difference;
+        }
+        sum += (double)part;
+    }
+    memset(s + n, 0, (size_t)(n_cols - n) * sizeof *s);
+    return sum;
+}
+
+/* One row: -sum_i a_i log p_i over n tokens, a and p the softmaxes of z and s; s = slope * (p - a), zero after them. */
+static double entropy_row(const struct butler_kernels *kernels, float *s, float *z, int n, int n_cols, float slope)
+{
+    const float z_max = kernels->max(z, n), s_max = kernels->max(s, n);
+    const float z_sum = kernels->exp_sum(z, z_max, n);
+    const float weighted = kernels->dot(z, s, n) / z_sum;
+    const float s_sum = kernels->exp_sum(s, s_max, n);
+    const float p_scale = slope / s_sum, a_scale = slope / z_sum;
+    for (int i = 0; i < n; i++)
+        s[i] = p_scale * s[i] - a_scale * z[i];
+    memset(s + n, 0, (size_t)(n_cols - n) * sizeof *s);
+    return (double)s_max + log((double)s_sum) - (double)weighted;
+}
+
+double butler_loss(const struct butler_blas *blas, const struct butler_kernels *kernels, enum butler_loss_kind kind,
+                   const struct butler_loss_head *head)
+{
+    const double n = (double)head->n;
+    const double n_terms = kind == BUTLER_LOSS_CAUSAL_MSE ? n * (n + 1) / 2 : kind == BUTLER_LOSS_SQUARE_MSE ? n * n : n;
+    const float slope = (float)((double)head->weight * (kind == BUTLER_LOSS_CROSS_ENTROPY ? 1 : 2) / n_terms);
+    double sum = 0;
+    for (int first = 0; first < head->n; first += BUTLER_LOSS_ROWS) {
+        struct panel panel = {.first = first, .n_rows = BUTLER_MIN(BUTLER_LOSS_ROWS, head->n - first), .z = head->panels};
+        panel.n_cols = kind == BUTLER_LOSS_SQUARE_MSE ? head->n : first + panel.n_rows;
+        panel.s = panel.z + (size_t)BUTLER_LOSS_ROWS * (size_t)head->n;
+        make_scores(blas, head, &panel);
+        for (int r = 0; r < panel.n_rows; r++) {
+            float *z = panel.z + (size_t)r * (size_t)panel.n_cols, *s = panel.s + (size_t)r * (size_t)panel.n_cols;
+            const int n_seen = kind == BUTLER_LOSS_SQUARE_MSE ? head->n : first + r + 1;
+            sum += kind == BUTLER_LOSS_CROSS_ENTROPY ? entropy_row(kernels, s, z, n_seen, panel.n_cols, slope)
+                                                     : square_row(s, z, n_seen, panel.n_cols, slope);
+        }
+        if (head->dqp)
+            back_scores(blas, head, &panel);
+    }
+    return sum / n_terms;
+}
+
+/* The k-th largest of x[n], k from 1; reorders x. */
+static float kth_largest(float *x, int n, int k)
+{
+    int low = 0, high = n - 1;
+    while (low < high) {
+        const float pivot = x[low + (high - low) / 2];
+        int i = low, j = high;
+        while (i <= j) {
+            while (x[i] > pivot)
+                i++;
+            while (x[j] < pivot)
+                j--;
+            if (i <= j) {
+                const float swap = x[i];
+                x[i++] = x[j];
+                x[j--] = swap;
+            }
+        }
+        if (k - 1 <= j)
+            high = j;
+        else if (k - 1 >= i)
+            low = i;
+        else
+            break;
+    }
+    return x[k - 1];
+}
+
+/* Which tokens are the k first: those above a score, and of those at it the earliest. */
+struct cut {
+    float at;
+    int ties; /* how many at the score are still to be taken */
+};
+
+static struct cut cut_at(const float *scores, int n, int k, float *scratch)
+{
+    memcpy(scratch, scores, (size_t)n * sizeof *scratch);
+    struct cut cut = {kth_largest(scratch, n, k), k};
+    for (int i = 0; i < n; i++)
+        cut.ties -= scores[i] > cut.at;
+    return cut;
+}
+
+static bool takes(struct cut *cut, float score)
+{
+    return score > cut->at || (score == cut->at && cut->ties-- > 0);
+}
+
+static void measure_row(const struct butler_kernels *kernels, const float *z, const float *s, int n, float *scratch,
+                        struct butler_loss_measures *sums)
+{
+    const int half = n / 2, tenth = BUTLER_MAX(n / 10, 1);
+    struct cut z_half = cut_at(z, n, half, scratch), s_half = cut_at(s, n, half, scratch);
+    struct cut z_tenth = cut_at(z, n, tenth, scratch), s_tenth = cut_at(s, n, tenth, scratch);
+    memcpy(scratch, z, (size_t)n * sizeof *scratch);
+    const double total = (double)kernels->exp_sum(scratch, kernels->max(z, n), n);
+    int agree = 0, found = 0;
+    double mass = 0, oracle = 0;
+    for (int i = 0; i < n; i++) {
+        agree += takes(&z_half, z[i]) == takes(&s_half, s[i]);
+        const bool is_top = takes(&z_tenth, z[i]), is_taken = takes(&s_tenth, s[i]);
+        found += is_top && is_taken;
+        mass += is_taken ? (double)scratch[i] : 0;
+        oracle += is_top ? (double)scratch[i] : 0;
+    }
+    sums->n_rows++;
+    sums->top_half += (double)agree / n;
+    sums->recall += (double)found / tenth;
+    sums->mass += mass / total;
+    sums->oracle_mass += oracle / total;
+}
+
+void butler_loss_measure(const struct butler_blas *blas, const struct butler_kernels *kernels, const struct butler_loss_head *head,
+                         int step, float *scratch, struct butler_loss_measures *sums)
+{
+    for (int t = BUTLER_LOSS_MIN_ROW - 1; t < head->n; t += step) {
+        const struct panel panel = {t, 1, t + 1, head->panels, head->panels + (size_t)BUTLER_LOSS_ROWS * (size_t)head->n};
+        make_scores(blas, head, &panel);
+        measure_row(kernels, panel.z, panel.s, t + 1, scratch, sums);
+    }
+}

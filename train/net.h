@@ -1,0 +1,86 @@
+/* A predictor being trained on one text: forward beside the model's own forward pass, layer by layer as the model reaches them,
+ * and backward at once, so that of every layer only what the loss needs is ever held. One thread's work. */
+#ifndef BUTLER_NET_H
+#define BUTLER_NET_H
+
+#include "dense.h"
+#include "loss.h"
+#include "predictor.h"
+#include "session.h"
+
+/* The hidden half of a two-layer network: mid = silu(first x). */
+struct butler_net_mid {
+    float *pre, *mid, *dmid; /* [n][n_mid] */
+};
+
+struct butler_net {
+    const struct butler_predictor *predictor; /* weights are read; another thread may read them too */
+    const struct butler_blas *blas;
+    const struct butler_kernels *kernels;
+    enum butler_loss_kind kind;
+    int max_n;
+    /* Set by the caller before a text. */
+    float *grads;     /* [n_weights], laid out as predictor->weights; added to. NULL: only the loss is wanted */
+    float weight;     /* of this text in the whole loss */
+    int measure_step; /* > 0: measures of every that many rows are added up too */
+    /* What a text gave. */
+    double loss; /* mean over predicted layers and heads */
+    struct butler_loss_measures measures;
+    int layers_seen; /* predicted layers whose loss is in */
+    bool whole;      /* every block so far was the whole text, as it must be */
+
+    int n;               /* tokens of the text */
+    float *input;        /* [n][n_embd] I */
+    float *wide, *dwide; /* [n][n_embd] I' (v1) or I normed (v2), and its gradient */
+    struct butler_net_mid query, key;
+    float *qp, *dqp, *kp, *dkp; /* one layer's: [n][n_heads][d], [n][n_key_heads][d] */
+    float *panels;              /* [2][BUTLER_LOSS_ROWS][n] */
+    float *row;                 /* [n] */
+    float *cosines, *sines;     /* [n][d / 2] */
+    /* Version 1: [n][n_inner], the feed-forward part twice as wide. */
+    float *z, *q, *k, *v, *a, *normed, *up, *bent;
+    float *dz, *dq, *dk, *dv, *da, *dup;
+    float *inner_cosines, *inner_sines; /* [n][n_inner / n_inner_heads / 2] */
+    struct butler_arena arena;
+};
+
+/* For texts of at most max_n tokens. NULL: no memory. */
+struct butler_net *butler_net_new(const struct butler_predictor *predictor, const struct butler_blas *blas,
+                                  const struct butler_kernels *kernels, enum butler_loss_kind kind, int max_n,
+                                  struct butler_error *err);
+void butler_net_free(struct butler_net *net);
+/* Bytes that one net holds. */
+size_t butler_net_bytes(const struct butler_net *net);
+
+/* Begins a text of n tokens; the session's capture, with the net as its user, then drives the rest. */
+void butler_net_begin(struct butler_net *net, int n);
+extern const struct butler_capture butler_net_capture; /* user is NULL: copy it and set that */
+
+/* ------------------------------------------------------------- pieces that the two versions share or bring (net_v1.c, net_v2.c) */
+
+/* The parameter whose name is the format's. It exists: the sizes made it. */
+const struct butler_predictor_param *butler_net_param(const struct butler_net *net, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Its gradient, from row on. */
+float *butler_net_grad(const struct butler_net *net, const struct butler_predictor_param *param, int row);
+
+/* mid = silu(first x), and back: dx is written, or added to. */
+void butler_net_mid_forward(const struct butler_net *net, struct butler_net_mid *mid, const struct butler_predictor_param *first,
+                            const float *x);
+void butler_net_mid_back(const struct butler_net *net, struct butler_net_mid *mid, const struct butler_predictor_param *first,
+                         const float *x, float *dx, bool add);
+/* A layer's rows of the second matrix: out[n][n_rows] = second[row ...] mid, and back: dmid is written, or added to. */
+void butler_net_second_forward(const struct butler_net *net, const struct butler_net_mid *mid,
+                               const struct butler_predictor_param *second, int row, int n_rows, float *out);
+void butler_net_second_back(const struct butler_net *net, struct butler_net_mid *mid, const struct butler_predictor_param *second,
+                            int row, int n_rows, const float *dout, bool add);
+/* Losses of one layer's heads from qp and kp against the model's q and k; with grads, dqp and dkp are written. */
+void butler_net_heads(struct butler_net *net, const float *q, const float *k);
+
+void butler_net_v1_want(struct butler_net *net);
+void butler_net_v1_input(struct butler_net *net);
+void butler_net_v1_layer(struct butler_net *net, int layer, const float *q, const float *k);
+void butler_net_v2_input(struct butler_net *net, int layer);
+void butler_net_v2_layer(struct butler_net *net, int layer, const float *q, const float *k);
+
+#endif

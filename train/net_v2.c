@@ -1,0 +1,48 @@
+/* TokenButler v2 (arXiv 2503.07518 v2) in training: a producer every few layers names queries for the layers after it; keys
+ * are the model's own, each KV head's through a small matrix. When a producer's last layer is done its gradient goes back and
+ * its room is the next producer's. Formulas: predictor.h. */
+#include "net.h"
+
+#define NORM_EPS 1e-5f
+
+void butler_net_v2_input(struct butler_net *net, int layer)
+{
+    const struct butler_predictor_sizes *s = &net->predictor->sizes;
+    const int b = layer / s->stride;
+    butler_norm_rows(net->n, s->n_embd, net->input, butler_net_param(net, "producer.%d.norm.weight", b)->data,
+                     butler_net_param(net, "producer.%d.norm.bias", b)->data, NORM_EPS, net->wide);
+    butler_net_mid_forward(net, &net->query, butler_net_param(net, "producer.%d.query_1.weight", b), net->wide);
+}
+
+static void back(struct butler_net *net, int b)
+{
+    const struct butler_predictor_param *weight = butler_net_param(net, "producer.%d.norm.weight", b);
+    const struct butler_predictor_param *bias = butler_net_param(net, "producer.%d.norm.bias", b);
+    butler_net_mid_back(net, &net->query, butler_net_param(net, "producer.%d.query_1.weight", b), net->wide, net->dwide, false);
+    butler_norm_rows_back(net->n, net->predictor->sizes.n_embd, net->input, weight->data, NORM_EPS, net->dwide,
+                          butler_net_grad(net, weight, 0), butler_net_grad(net, bias, 0), NULL);
+}
+
+void butler_net_v2_layer(struct butler_net *net, int layer, const float *q, const float *k)
+{
+    const struct butler_predictor_sizes *s = &net->predictor->sizes;
+    const int b = (layer - 1) / s->stride, n_queries = s->n_heads * s->d, dim = s->head_dim;
+    const int key_row = s->n_kv_heads * s->d, cache_row = s->n_kv_heads * dim;
+    const struct butler_predictor_param *query_2 = butler_net_param(net, "producer.%d.query_2.weight", b);
+    const struct butler_predictor_param *key = butler_net_param(net, "key.%d.weight", layer);
+    int first;
+    const int n_served = butler_predictor_serves(s, b, &first), row = (layer - first) * n_queries;
+    butler_net_second_forward(net, &net->query, query_2, row, n_queries, net->qp);
+    for (int g = 0; g < s->n_kv_heads; g++)
+        butler_blas_nt(net->blas, net->n, s->d, dim, 1, k + g * dim, cache_row, key->data + (size_t)(g * s->d) * (size_t)dim, dim,
+                       false, net->kp + g * s->d, key_row);
+    butler_net_heads(net, q, k);
+    if (!net->grads)
+        return;
+    for (int g = 0; g < s->n_kv_heads; g++)
+        butler_blas_tn(net->blas, s->d, dim, net->n, 1, net->dkp + g * s->d, key_row, k + g * dim, cache_row, true,
+                       butler_net_grad(net, key, g * s->d), dim);
+    butler_net_second_back(net, &net->query, query_2, row, n_queries, net->dqp, layer > first);
+    if (layer == first + n_served - 1)
+        back(net, b);
+}

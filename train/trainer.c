@@ -1,0 +1,297 @@
+/* A step of training: texts to threads, gradients to one sum, the sum to the optimiser. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "net.h"
+#include "train.h"
+
+/* What one thread needs: a view of the model with threads of its own, and room for a predictor's text. */
+struct butler_train_worker {
+    struct butler_model model; /* a shallow copy: weights are the caller's */
+    struct butler_net *net;
+    int32_t *ids;
+};
+
+struct butler_train_result {
+    double loss;
+    struct butler_loss_measures measures;
+    int n_tokens, code;
+    struct butler_error err;
+};
+
+/* -------------------------------------------------------------------------------------------------- set up */
+
+static int check_params(const struct butler_model *model, const struct butler_train_params *params,
+                        const struct butler_gather *reduce, struct butler_error *err)
+{
+    const bool entropy = params->loss == BUTLER_LOSS_CROSS_ENTROPY;
+    if (!model->tokenizer)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s has no tokenizer to read texts with", model->path);
+    if (entropy != (params->sizes.version == 2))
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a predictor of version %d is not trained on %s", params->sizes.version,
+                           entropy ? "a cross-entropy" : "squares");
+    if (params->batch < reduce->n_ranks)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a batch of %d texts is too small for %d processes", params->batch,
+                           reduce->n_ranks);
+    if (params->accumulate < 1 || params->n_valid_texts < 1 || params->n_threads < 1)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "accumulate %d, held-out texts %d and threads %d must be at least 1",
+                           params->accumulate, params->n_valid_texts, params->n_threads);
+    return 0;
+}
+
+static int make_workers(struct butler_trainer *trainer, struct butler_error *err)
+{
+    const struct butler_train_params *params = &trainer->params;
+    trainer->n_workers = BUTLER_MIN(params->n_threads, BUTLER_MAX(trainer->n_local, 1));
+    trainer->pool = butler_pool_new(trainer->n_workers, err);
+    trainer->workers = butler_alloc((size_t)trainer->n_workers * sizeof *trainer->workers, err);
+    trainer->n_results = BUTLER_MAX(trainer->n_local, params->n_valid_texts);
+    trainer->results = butler_alloc((size_t)trainer->n_results * sizeof *trainer->results, err);
+    if (!trainer->pool || !trainer->workers || !trainer->results)
+        return BUTLER_ERROR_MEMORY;
+    for (int i = 0; i < trainer->n_workers; i++) {
+        struct butler_train_worker *worker = &trainer->workers[i];
+        worker->model = *trainer->model;
+        worker->model.backend = NULL;
+        worker->model.pool = butler_pool_new(BUTLER_MAX(params->n_threads / trainer->n_workers, 1), err);
+        if (!worker->model.pool)
+            return BUTLER_ERROR_MEMORY;
+        worker->model.backend = butler_backend_cpu(worker->model.pool, trainer->model->backend->kernels, err);
+        worker->net =
+            butler_net_new(trainer->predictor, trainer->blas, trainer->model->backend->kernels, params->loss, params->length, err);
+        worker->ids = butler_alloc((size_t)params->length * sizeof *worker->ids, err);
+        if (!worker->model.backend || !worker->net || !worker->ids)
+            return BUTLER_ERROR_MEMORY;
+    }
+    return 0;
+}
+
+static size_t n_summed(const struct butler_trainer *trainer)
+{
+    return trainer->predictor->n_weights + 2 * (size_t)trainer->params.batch;
+}
+
+static int make_sums(struct butler_trainer *trainer, struct butler_error *err)
+{
+    const size_t n_bytes = n_summed(trainer) * sizeof(float);
+    const int rank = trainer->reduce->rank, n_ranks = trainer->reduce->n_ranks, batch = trainer->params.batch;
+    trainer->first_text = (int)((int64_t)batch * rank / n_ranks);
+    trainer->n_local = (int)((int64_t)batch * (rank + 1) / n_ranks) - trainer->first_text;
+    trainer->grads = butler_alloc((size_t)trainer->n_local * sizeof *trainer->grads, err);
+    trainer->sum = butler_alloc(n_bytes, err);
+    trainer->total = butler_alloc(n_bytes, err);
+    if (!trainer->grads || !trainer->sum || !trainer->total)
+        return BUTLER_ERROR_MEMORY;
+    for (int i = 0; i < trainer->n_local; i++)
+        if (!(trainer->grads[i] = butler_alloc(n_bytes, err)))
+            return BUTLER_ERROR_MEMORY;
+    return 0;
+}
+
+/* How long to train, where that was said in tokens or not at all. */
+static void count_steps(struct butler_trainer *trainer)
+{
+    struct butler_train_params *params = &trainer->params;
+    const int64_t texts = (int64_t)params->batch * params->accumulate;
+    if (params->adam.n_steps == 0)
+        params->adam.n_steps = params->n_tokens ? params->n_tokens / (texts * params->length) : trainer->data.n_train / texts;
+    params->adam.n_steps = BUTLER_MAX(params->adam.n_steps, 1);
+}
+
+struct butler_trainer *butler_trainer_new(struct butler_model *model, const struct butler_train_params *params,
+                                          const struct butler_gather *reduce, struct butler_error *err)
+{
+    if (check_params(model, params, reduce, err) < 0)
+        return NULL;
+    struct butler_trainer *trainer = butler_alloc(sizeof *trainer, err);
+    if (!trainer)
+        return NULL;
+    trainer->model = model;
+    trainer->params = *params;
+    trainer->reduce = reduce;
+    if (!(trainer->blas = butler_blas_load(err)) ||
+        butler_data_open(&trainer->data, model, params->data, params->n_data, params->valid, params->n_valid, params->length,
+                         params->seed, err) < 0 ||
+        !(trainer->predictor = butler_predictor_new(&params->sizes, params->seed, err)))
+        goto fail;
+    count_steps(trainer);
+    trainer->predictor->model_fingerprint = model->fingerprint;
+    if (make_sums(trainer, err) < 0 || make_workers(trainer, err) < 0 ||
+        butler_adamw_init(&trainer->adam, &trainer->params.adam, trainer->predictor->n_weights, err) < 0)
+        goto fail;
+    return trainer;
+fail:
+    butler_trainer_free(trainer);
+    return NULL;
+}
+
+void butler_trainer_free(struct butler_trainer *trainer)
+{
+    if (!trainer)
+        return;
+    for (int i = 0; trainer->workers && i < trainer->n_workers; i++) {
+        butler_backend_free(trainer->workers[i].model.backend);
+        butler_pool_free(trainer->workers[i].model.pool);
+        butler_net_free(trainer->workers[i].net);
+        free(trainer->workers[i].ids);
+    }
+    for (int i = 0; trainer->grads && i < trainer->n_local; i++)
+        free(trainer->grads[i]);
+    free(trainer->grads);
+    free(trainer->sum);
+    free(trainer->total);
+    free(trainer->workers);
+    free(trainer->results);
+    butler_pool_free(trainer->pool);
+    butler_adamw_free(&trainer->adam);
+    butler_predictor_free(trainer->predictor);
+    butler_data_close(&trainer->data);
+    butler_blas_free(trainer->blas);
+    free(trainer);
+}
+
+/* -------------------------------------------------------------------------------------------------- a text */
+
+/* The model reads n tokens in one block, so that a layer's queries and keys are there at once and need not be kept. */
+static int read_text(struct butler_train_worker *worker, int n, struct butler_error *err)
+{
+    const struct butler_session_params params = {.n_ctx = n, .n_block = n, .kv_type = BUTLER_KV_F32};
+    struct butler_session *session = butler_session_new(&worker->model, &params, err);
+    if (!session)
+        return err->code;
+    struct butler_capture capture = butler_net_capture;
+    capture.user = worker->net;
+    session->capture = &capture;
+    butler_net_begin(worker->net, n);
+    int code = butler_prefill(session, worker->ids, n, NULL, NULL, err);
+    if (code == 0 && worker->net->layers_seen != worker->model.hp.n_layers - 1)
+        code = butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "a text of %d tokens was not read in one block", n);
+    butler_session_free(session);
+    return code;
+}
+
+struct batch {
+    struct butler_trainer *trainer;
+    int64_t first; /* number of text 0 */
+    bool train;
+};
+
+static void run_text(void *context, int i, int thread)
+{
+    const struct batch *batch = context;
+    struct butler_trainer *trainer = batch->trainer;
+    struct butler_train_worker *worker = &trainer->workers[thread];
+    struct butler_train_result *result = &trainer->results[i];
+    struct butler_net *net = worker->net;
+    const int texts = trainer->params.batch * trainer->params.accumulate;
+    result->code = batch->train ? butler_data_train(&trainer->data, batch->first + i, worker->ids, &result->err)
+                                : butler_data_valid(&trainer->data, i, trainer->params.n_valid_texts, worker->ids, &result->err);
+    if (result->code < 0)
+        return;
+    result->n_tokens = result->code;
+    net->grads = batch->train ? trainer->grads[i] : NULL;
+    net->weight = 1.0f / (float)texts;
+    net->measure_step = batch->train ? 0 : BUTLER_MAX(trainer->params.length / 64, 1);
+    if (batch->train)
+        memset(net->grads, 0, n_summed(trainer) * sizeof(float));
+    result->code = read_text(worker, result->n_tokens, &result->err);
+    result->loss = net->loss;
+    result->measures = net->measures;
+}
+
+static int run_texts(struct batch *batch, int n, struct butler_error *err)
+{
+    struct butler_trainer *trainer = batch->trainer;
+    butler_pool_run(trainer->pool, run_text, batch, n);
+    for (int i = 0; i < n; i++)
+        if (trainer->results[i].code < 0) {
+            if (err)
+                *err = trainer->results[i].err;
+            return trainer->results[i].code;
+        }
+    return 0;
+}
+
+/* One batch into trainer->sum: the gradient, then losses and token counts of its texts. */
+static int run_batch(struct butler_trainer *trainer, struct butler_error *err)
+{
+    const size_t n_weights = trainer->predictor->n_weights;
+    const int n_batch = trainer->params.batch;
+    struct batch batch = {trainer, trainer->n_texts + trainer->first_text, true};
+    const int code = run_texts(&batch, trainer->n_local, err);
+    if (code < 0)
+        return code;
+    for (int i = 0; i < trainer->n_local; i++) {
+        trainer->grads[i][n_weights + (size_t)(trainer->first_text + i)] = (float)trainer->results[i].loss;
+        trainer->grads[i][n_weights + (size_t)(n_batch + trainer->first_text + i)] = (float)trainer->results[i].n_tokens;
+    }
+    return trainer->reduce->sum(trainer->reduce, (const float *const *)trainer->grads, trainer->n_local, trainer->sum,
+                                n_summed(trainer), err);
+}
+
+int butler_trainer_step(struct butler_trainer *trainer, struct butler_train_report *report, struct butler_error *err)
+{
+    const size_t n_weights = trainer->predictor->n_weights, n = n_summed(trainer);
+    const int n_batch = trainer->params.batch, n_accumulate = trainer->params.accumulate;
+    if (trainer->adam.step >= trainer->params.adam.n_steps)
+        return 0;
+    double loss = 0, n_tokens = 0;
+    memset(trainer->total, 0, n * sizeof *trainer->total);
+    for (int a = 0; a < n_accumulate; a++) {
+        const int code = run_batch(trainer, err);
+        if (code < 0)
+            return code;
+        trainer->n_texts += n_batch;
+        for (size_t i = 0; i < n_weights; i++)
+            trainer->total[i] += trainer->sum[i];
+        for (int i = 0; i < n_batch; i++) {
+            loss += (double)trainer->sum[n_weights + (size_t)i];
+            n_tokens += (double)trainer->sum[n_weights + (size_t)(n_batch + i)];
+        }
+    }
+    trainer->n_tokens += (int64_t)n_tokens;
+    trainer->loss = loss / (n_batch * n_accumulate);
+    report->rate = butler_adamw_rate(&trainer->adam);
+    report->skipped = !butler_adamw_step(&trainer->adam, trainer->predictor, trainer->total, &report->norm);
+    report->loss = trainer->loss;
+    report->step = trainer->adam.step;
+    report->n_steps = trainer->params.adam.n_steps;
+    report->n_tokens = trainer->n_tokens;
+    report->n_skipped = trainer->adam.n_skipped;
+    return 1;
+}
+
+int butler_trainer_measure(struct butler_trainer *trainer, double *loss, struct butler_loss_measures *measures,
+                           struct butler_error *err)
+{
+    const int n = trainer->params.n_valid_texts;
+    struct batch batch = {trainer, 0, false};
+    const int code = run_texts(&batch, n, err);
+    *loss = 0;
+    *measures = (struct butler_loss_measures){0};
+    for (int i = 0; i < n && code == 0; i++) {
+        const struct butler_loss_measures *m = &trainer->results[i].measures;
+        *loss += trainer->results[i].loss / n;
+        measures->n_rows += m->n_rows;
+        measures->top_half += m->top_half;
+        measures->recall += m->recall;
+        measures->mass += m->mass;
+        measures->oracle_mass += m->oracle_mass;
+    }
+    return code;
+}
+
+int butler_trainer_write(struct butler_trainer *trainer, const char *path, enum butler_type type, const char *text,
+                         struct butler_error *err)
+{
+    struct butler_predictor_training *training = &trainer->predictor->training;
+    *training = (struct butler_predictor_training){trainer->n_tokens, trainer->adam.step, trainer->loss, ""};
+    snprintf(training->text, sizeof training->text, "%s", text);
+    return butler_predictor_save(trainer->predictor, path, type, err);
+}
+
+size_t butler_trainer_text_bytes(const struct butler_trainer *trainer)
+{
+    return butler_net_bytes(trainer->workers[0].net);
+}
