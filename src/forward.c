@@ -253,8 +253,8 @@ int butler_forward(struct butler_session *session, const struct butler_pass *pas
         backend->add(backend, session->x, session->h, n_x);
 
         backend->norm(backend, session->h, session->x, &layer->ffn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
-        if (session->capture)
-            session->capture->attended(session->capture->user, l, session->n_past, n, session->h);
+        if (session->capture && session->capture->fed)
+            session->capture->fed(session->capture->user, l, session->n_past, n, session->h);
         feed_forward(session, layer, n);
         backend->add(backend, session->x, session->h, n_x);
         skipping = pass->decode && leaves_early(session, l);

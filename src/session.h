@@ -4,17 +4,17 @@
 
 #include "backend.h"
 
-/* Sees what each layer is given and what its attention will compare, while tokens are read: the trainer's way in. A block of
- * n tokens from position `first` on. Buffers are valid during the call. */
+/* Sees what each layer is given and what its attention compares and gives, while tokens are read: the way in of the trainer and of
+ * measurements. A block of n tokens from position `first` on; buffers are valid during the call; a function may be NULL. */
 struct butler_capture {
     /* Before attention: x[n][n_embd] is the layer's input, h[n][n_embd] the same after its first norm, q[n][n_heads][head_dim]
      * and k[n][n_kv_heads][head_dim] are rotated. */
     void (*layer)(void *user, int layer, int first, int n, const float *x, const float *h, const float *q, const float *k);
-    /* After it: h[n][n_embd] is what the feed-forward part takes in. */
-    void (*attended)(void *user, int layer, int first, int n, const float *h);
     void *user;
-    /* What attention gave, o[n][n_heads][head_dim], before it is used: who writes there leads the session. Either may be NULL. */
+    /* What attention gave, o[n][n_heads][head_dim], before it is used: who writes there leads the session. */
     void (*attended)(void *user, int layer, int first, int n, float *o);
+    /* h[n][n_embd], what the feed-forward part takes in. */
+    void (*fed)(void *user, int layer, int first, int n, const float *h);
 };
 
 struct butler_session {

@@ -66,7 +66,7 @@ static double run_net(struct butler_net *net, const struct problem *p)
     butler_net_begin(net, p->n);
     for (int l = 0; l < p->sizes.n_layers; l++) {
         capture.layer(net, l, 0, p->n, p->inputs[l], p->inputs[l], p->queries[l], p->keys[l]);
-        capture.attended(net, l, 0, p->n, p->inputs[l]);
+        capture.fed(net, l, 0, p->n, p->inputs[l]);
     }
     assert_int_equal(net->layers_seen, p->sizes.n_layers - 1);
     return net->loss;

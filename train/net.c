@@ -201,7 +201,7 @@ static void at_layer(void *user, int layer, int first, int n, const float *x, co
         take_input(net, layer, h);
 }
 
-static void at_attended(void *user, int layer, int first, int n, const float *h)
+static void at_fed(void *user, int layer, int first, int n, const float *h)
 {
     struct butler_net *net = user;
     (void)first;
@@ -210,4 +210,4 @@ static void at_attended(void *user, int layer, int first, int n, const float *h)
         take_input(net, layer, h);
 }
 
-const struct butler_capture butler_net_capture = {at_layer, at_attended, NULL};
+const struct butler_capture butler_net_capture = {.layer = at_layer, .fed = at_fed};
