@@ -24,6 +24,9 @@ int eval_answer_run(const struct eval_run *run, const struct eval_item *item, st
 /* accuracy, and coverage where asked for; detail (or NULL) goes to the first. */
 int eval_answer_rows(const struct eval_run *run, const double *values, bool coverage, json_t *detail, struct eval_row *rows);
 
+/* The texts of coref, for whoever looks at them otherwise: needs the options dense and tail. */
+int eval_coref_load(struct eval_run *run, struct butler_error *err);
+
 /* Options every such task has. */
 #define EVAL_ANSWER_OPTIONS                                                                                                        \
     {                                                                                                                              \

@@ -100,7 +100,7 @@ static int add_item(struct eval_run *run, const struct pools *pools, int tail, s
     return code;
 }
 
-static int load(struct eval_run *run, struct butler_error *err)
+int eval_coref_load(struct eval_run *run, struct butler_error *err)
 {
     struct pools pools = {.n = {EVAL_N_PLACE_NAMES, EVAL_N_PLACES, EVAL_N_THOUGHTS, EVAL_N_FOODS, EVAL_N_SUMS}};
     struct eval_ids ids = {0};
@@ -137,7 +137,7 @@ const struct eval_task eval_coref = {
                "math_problems); without it our own are used.\n",
     .options = options,
     .limit = 100,
-    .load = load,
+    .load = eval_coref_load,
     .run = eval_answer_run,
     .rows = rows,
 };

@@ -40,7 +40,7 @@ struct eval_row {
     const char *metric;   /* as in the contract: ppl, bpb, accuracy, ... */
     double value, lo, hi; /* 95 % confidence interval; NaN: written as null */
     int64_t n;            /* what value is a mean over */
-    json_t *detail;       /* or NULL; taken over */
+    json_t *detail;       /* or NULL; taken over. Its array "tokens", if it has one, and all beside it go into the row itself */
 };
 
 struct eval_option {
@@ -76,7 +76,8 @@ struct eval_task {
     void (*free_own)(void *own);
 };
 
-extern const struct eval_task eval_ppl, eval_coref, eval_passkey, eval_kv, eval_lines, eval_recall, eval_mc;
+extern const struct eval_task eval_ppl, eval_coref, eval_passkey, eval_kv, eval_lines, eval_recall, eval_consensus, eval_heat,
+    eval_mc;
 /* Every task, NULL-terminated. */
 extern const struct eval_task *const eval_tasks[];
 const struct eval_task *eval_task_find(const char *name);
@@ -150,6 +151,10 @@ int eval_option_int(const struct eval_run *run, const char *name, int min, int m
 
 /* Appends an item of ids[n] (copied). NULL: no memory. */
 struct eval_item *eval_item_add(struct eval_run *run, const int32_t *ids, int n, int n_prompt, struct butler_error *err);
+
+/* Items from the text file --data: run->limit windows of run->length tokens (the beginning-of-text token included), spread over
+ * the whole file, of which the last n_decode are decoded. */
+int eval_windows_load(struct eval_run *run, int n_decode, struct butler_error *err);
 
 /* Tokens of a text appended to *ids. */
 struct eval_ids {

@@ -285,40 +285,14 @@ static int measure(const struct eval_run *run, const struct eval_item *item, con
 
 static int load(struct eval_run *run, struct butler_error *err)
 {
-    const int32_t bos = butler_token_bos(run->model);
-    struct eval_text text;
-    struct eval_ids ids = {0}, window = {0};
     int steps, dense;
-    if (!run->params->data)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--data: recall needs a text file");
     if (eval_option_int(run, "steps", 1, run->length - 2, &steps, err) < 0 ||
         eval_option_int(run, "dense", 0, run->info->n_layers, &dense, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
-    int code = eval_text_read(run, run->params->data, &text, err);
-    if (code < 0)
-        return code;
-    code = eval_ids_text(&ids, run->model, text.bytes, err);
-    eval_text_free(&text);
-    const int length = run->length - (bos >= 0);
-    if (code == 0 && ids.n < length)
-        code = butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: %d tokens, less than one text of --length %d", run->params->data, ids.n,
-                           run->length);
-    const int n = BUTLER_MIN(run->limit, ids.n / BUTLER_MAX(length, 1));
-    for (int i = 0; i < n && code == 0; i++) { /* spread over the whole file */
-        const int at = n > 1 ? (int)((int64_t)(ids.n - length) * i / (n - 1)) : 0;
-        window.n = 0;
-        code = bos >= 0 ? eval_ids_append(&window, &bos, 1, err) : 0;
-        if (code == 0)
-            code = eval_ids_append(&window, ids.ids + at, length, err);
-        if (code == 0 && !eval_item_add(run, window.ids, window.n, window.n - steps, err))
-            code = BUTLER_ERROR_MEMORY;
-    }
     for (int p = 0; p < run->n_policies; p++)
         run->policies[p].parsed.dense_layers = dense;
     run->n_values = SUMS * run->info->n_layers * run->info->n_heads + EXTRA;
-    eval_ids_free(&ids);
-    eval_ids_free(&window);
-    return code;
+    return eval_windows_load(run, steps, err);
 }
 
 /* Per layer and head: the mean of one of the sums. */

@@ -156,10 +156,9 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
         const char *slash = strrchr(params->data, '/');
         snprintf(data, sizeof data, "%.40s#%016" PRIx64, slash ? slash + 1 : params->data, run->data_digest);
     }
-    return json_pack("{s:s, s:s*, s:s, s:s, s:f, s:i, s:i, s:I, s:s, s:s, s:s}", "task", run->task->name, "subset", run->subset, "model",
-                     params->model_name,
-                     "policy", policy->text, "budget", policy->budget, "length", run->length, "limit", run->limit, "seed",
-                     (json_int_t)run->seed, "fingerprint", fingerprint, "data", data, "config", config);
+    return json_pack("{s:s, s:s*, s:s, s:s, s:f, s:i, s:i, s:I, s:s, s:s, s:s}", "task", run->task->name, "subset", run->subset,
+                     "model", params->model_name, "policy", policy->text, "budget", policy->budget, "length", run->length, "limit",
+                     run->limit, "seed", (json_int_t)run->seed, "fingerprint", fingerprint, "data", data, "config", config);
 }
 
 bool eval_results_has(const struct eval_results *results, const struct eval_run *run, const struct eval_policy *policy)
@@ -207,7 +206,10 @@ json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *pol
             json_object_set_new(rows[i].detail, "page_hit", json_real(hit));
             json_object_set_new(rows[i].detail, "reuse", json_real(1 - hit));
         }
-        if (rows[i].detail)
+        if (json_object_get(rows[i].detail, "tokens")) {
+            json_object_update(row, rows[i].detail);
+            json_decref(rows[i].detail);
+        } else if (rows[i].detail)
             json_object_set_new(row, "detail", rows[i].detail);
         json_object_set_new(row, "more", json_integer(n - 1 - i));
         if (json_array_append_new(out, row) < 0) {

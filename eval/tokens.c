@@ -78,6 +78,37 @@ struct eval_item *eval_item_add(struct eval_run *run, const int32_t *ids, int n,
     return item;
 }
 
+int eval_windows_load(struct eval_run *run, int n_decode, struct butler_error *err)
+{
+    const int32_t bos = butler_token_bos(run->model);
+    const int length = run->length - (bos >= 0);
+    struct eval_text text;
+    struct eval_ids ids = {0}, window = {0};
+    if (!run->params->data)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--data: %s needs a text file", run->task->name);
+    int code = eval_text_read(run, run->params->data, &text, err);
+    if (code < 0)
+        return code;
+    code = eval_ids_text(&ids, run->model, text.bytes, err);
+    eval_text_free(&text);
+    if (code == 0 && ids.n < length)
+        code = butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: %d tokens, less than one text of --length %d", run->params->data, ids.n,
+                           run->length);
+    const int n = BUTLER_MIN(run->limit, ids.n / length);
+    for (int i = 0; i < n && code == 0; i++) {
+        const int at = n > 1 ? (int)((int64_t)(ids.n - length) * i / (n - 1)) : 0;
+        window.n = 0;
+        code = bos >= 0 ? eval_ids_append(&window, &bos, 1, err) : 0;
+        if (code == 0)
+            code = eval_ids_append(&window, ids.ids + at, length, err);
+        if (code == 0 && !eval_item_add(run, window.ids, window.n, window.n - n_decode, err))
+            code = BUTLER_ERROR_MEMORY;
+    }
+    eval_ids_free(&ids);
+    eval_ids_free(&window);
+    return code;
+}
+
 double eval_log_prob(const float *logits, int n, int32_t id)
 {
     float max = logits[0];
