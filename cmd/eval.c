@@ -180,7 +180,7 @@ const struct cmd_command cmd_eval = {
     .synopsis = "TASK [-m FILE] [--kv POLICY]... [--budget B,...] [--data FILE] [--length L,...] [--limit N] [-o RESULTS] [--json]",
     .summary = "what policies cost in quality and save in bytes, on the papers' tasks",
     .details =
-        "Tasks: ppl coref passkey kv lines recall consensus heat mc. docs/eval.md says what each reads and measures.\n\n"
+        "Tasks: ppl coref passkey kv lines recall consensus heat mc longbench. docs/eval.md says what each reads and measures.\n\n"
         "Every --budget is applied to every --kv that has one. Rows are appended to -o as each policy ends, and what that file\n"
         "has already is not measured again: a run that was stopped goes on with the same command.\n\n"
         "With --json one row for each policy and metric: {\"task\", \"model\", \"policy\", \"budget\", \"metric\", \"value\", "

@@ -77,7 +77,7 @@ struct eval_task {
 };
 
 extern const struct eval_task eval_ppl, eval_coref, eval_passkey, eval_kv, eval_lines, eval_recall, eval_consensus, eval_heat,
-    eval_mc;
+    eval_mc, eval_longbench;
 /* Every task, NULL-terminated. */
 extern const struct eval_task *const eval_tasks[];
 const struct eval_task *eval_task_find(const char *name);
