@@ -13,6 +13,9 @@ static const char *const lower_is_better[] = {"ppl", "bpb", "nll", "loss", "seco
 static const char *const shares[] = {"accuracy", "coverage", "acc_norm", "f1",       "rouge_l", "em",
                                      "edit_sim", "recall",   "mass",     "page_hit", "reuse",   "top_half_accuracy"};
 
+/* Tasks whose texts are as long as their parts, so that a row's length is that of the longest item and says nothing. */
+static const char *const lengths_vary[] = {"coref", "kv", "lines", "mc", "longbench"};
+
 static bool among(const char *word, const char *const *words, int n)
 {
     for (int i = 0; i < n; i++)
@@ -40,11 +43,11 @@ static bool same_number(double a, double b)
 
 static struct report_chart *chart_of(struct report *report, const struct report_row *row)
 {
+    double length = among(row->task, lengths_vary, BUTLER_COUNT(lengths_vary)) ? NAN : row->length;
     for (int i = 0; i < report->n_charts; i++) {
         struct report_chart *chart = &report->charts[i];
         if (strcmp(chart->task, row->task) == 0 && strcmp(chart->metric, row->metric) == 0 && strcmp(chart->data, row->data) == 0 &&
-            strcmp(chart->config, row->config) == 0 && strcmp(chart->model, row->model) == 0 &&
-            same_number(chart->length, row->length))
+            strcmp(chart->config, row->config) == 0 && strcmp(chart->model, row->model) == 0 && same_number(chart->length, length))
             return chart;
     }
     report->charts = grow(report->charts, report->n_charts, sizeof *report->charts);
@@ -54,7 +57,7 @@ static struct report_chart *chart_of(struct report *report, const struct report_
                                    .data = row->data,
                                    .config = row->config,
                                    .model = row->model,
-                                   .length = row->length,
+                                   .length = length,
                                    .lower = among(row->metric, lower_is_better, BUTLER_COUNT(lower_is_better)),
                                    .share = among(row->metric, shares, BUTLER_COUNT(shares))};
     return chart;

@@ -166,13 +166,26 @@ static void grid_write(FILE *out, const json_t *detail, const char *key)
     fprintf(out, "</tr></tbody></table>");
 }
 
+static bool has_pictures(const struct report_chart *chart, double budget, const char *key)
+{
+    bool any = false;
+    for (int i = 0; i < chart->n; i++) {
+        const struct report_row *row = report_row_at(&chart->series[i], budget);
+        any = any || (row && json_is_array(json_object_get(row->detail, key)));
+    }
+    return any;
+}
+
 /* A table of pictures: a line for each policy, a column for each budget. Only policies whose rows have `key`. */
 static void gallery_write(FILE *out, const struct report *report, const struct report_chart *chart, const char *key,
                           const char *caption, void (*write)(FILE *, const json_t *, const char *))
 {
     char number[64];
     double budgets[REPORT_MAX_BUDGETS];
-    int n = report_budgets(chart, budgets, REPORT_MAX_BUDGETS);
+    int n = 0, n_all = report_budgets(chart, budgets, REPORT_MAX_BUDGETS);
+    for (int i = 0; i < n_all; i++)
+        if (has_pictures(chart, budgets[i], key))
+            budgets[n++] = budgets[i];
     fprintf(out, "<div class=\"scroll\"><table class=\"gallery\"><caption>%s</caption><thead><tr><th scope=\"col\">policy</th>",
             caption);
     for (int i = 0; i < n; i++)

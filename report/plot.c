@@ -105,6 +105,8 @@ static bool axes_set(const struct report_plot *plot, struct axis *x, struct axis
         return false;
     /* One interval without an end must not flatten everything else. */
     lo = fmax(lo, values_lo - (values_hi - values_lo)), hi = fmin(hi, values_hi + (values_hi - values_lo));
+    if (plot->lower && lo > 0) /* room for what is written below the dense line */
+        lo *= pow(lo / hi, 0.1);
     *y = (struct axis){.from = HEIGHT - BOTTOM, .to = TOP};
     axis_set(y, lo, hi, plot->log_y && lo > 0 && hi > 3 * lo);
     return true;
@@ -134,7 +136,7 @@ static void frame_write(FILE *out, const struct report_plot *plot, const struct 
     }
     fprintf(out, "<text class=\"label\" x=\"%d\" y=\"%d\" text-anchor=\"middle\">", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8);
     report_text(out, plot->x_label);
-    fprintf(out, "</text><text class=\"label\" x=\"14\" y=\"%d\" text-anchor=\"middle\" transform=\"rotate(-90 14 %d)\">",
+    fprintf(out, "</text><text class=\"label y\" x=\"14\" y=\"%d\" text-anchor=\"middle\" transform=\"rotate(-90 14 %d)\">",
             (TOP + HEIGHT - BOTTOM) / 2, (TOP + HEIGHT - BOTTOM) / 2);
     report_text(out, plot->y_label);
     fprintf(out, "</text>\n");

@@ -54,12 +54,12 @@ def eval_row(task, data, config, length, metric, dense, policy, budget):
     spread = 0.02 * value + (0 if metric == "ppl" else 0.02)
     base, _, keys = policy.partition(":")
     name = policy if policy == "full" else f"{policy}{',' if keys else ':'}budget={budget:g}"
-    row = {"task": task, "model": "butler-default.gguf", "policy": name, "budget": None if policy == "full" else budget, "length": length,
+    row = {"task": task, "model": "butler-default.gguf", "policy": name, "budget": 1 if policy == "full" else budget, "length": length,
            "limit": 20, "seed": 0, "fingerprint": "00", "data": data, "config": config, "metric": metric, "value": value,
            "ci": [value - spread, value + spread], "n": 100, "kv_read": kv_read,
            "bytes": {"kv": 1e6 * budget, "metric": 1e6 * overhead, "full_kv": 1e6}, "seconds": 12.5, "date": "2026-01-02T03:04:05Z",
            "version": "0.1.0", "more": 0}
-    extra = detail(task, metric, policy, budget, dense, value, length)
+    extra = None if policy == "full" and metric != "ppl" else detail(task, metric, policy, budget, dense, value, length)
     return {**row, "detail": extra} if extra else row
 
 
