@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""The table of docs/speed.md: decode speed of the shapes that people run, beside the machine's ceilings and llama.cpp.
+
+    bench/speed.py MODELS_DIR -o speed.jsonl [--shapes 110m-q8_0,…] [--depths 0,4096,16384,32768] [--rounds 5] [--peer PYTHON]
+    bench/speed.py --tables speed.jsonl            prints the Markdown tables
+    bench/speed.py --draw speed.svg speed.jsonl    draws times over the best peer setting at the deepest depth
+
+MODELS_DIR holds files made by tools/random_model.py, named SHAPE-TYPE.gguf. For every shape, KV type and depth one process
+(bench_roofline) takes turns between all policies and the read ceiling; llama.cpp (through PYTHON, an interpreter that has
+llama-cpp-python) is measured at the same depth right before and right after. Rows are appended as they come, and what the
+file already holds is not measured again.
+"""
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SHAPES = ["llama-3.2-1b-q8_0", "llama-3.2-1b-q4_0", "tinyllama-1.1b-q8_0", "110m-q8_0", "gpt2-medium-q8_0"]
+# Each at 1/16 of the depth, nothing read densely that the policy does not need.
+POLICIES = ["full", "quest:dense=0,budget={b}", "tinyserve:budget={b}", "fier:dense=0,budget={b}", "tokenbutler:dense=0,budget={b}",
+            "tokenbutler2:budget={b}", "h2o:budget={b}", "streaming:budget={b}"]
+# llama.cpp: with flash attention and either cache, and without it (where values lie transposed and cannot be quantised).
+PEER_SETTINGS = [("f16", True), ("q8_0", True), ("f16", False)]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", help="MODELS_DIR, or with --tables or --draw the rows")
+    parser.add_argument("-o", "--output")
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--depths", default="0,4096,16384,32768")
+    parser.add_argument("--kv-types", default="f16,q8_0")
+    parser.add_argument("--policy", action="append", help="{b} stands for 1/16 of the depth, at least 64")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=4)
+    parser.add_argument("--peer", help="python with llama-cpp-python")
+    parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--draw", metavar="SVG")
+    return parser.parse_args()
+
+
+def load(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
+
+
+class Sink:
+    def __init__(self, path):
+        self.path, self.rows = path, load(path)
+
+    def add(self, rows):
+        with open(self.path, "a") as file:
+            for row in rows:
+                file.write(json.dumps(row) + "\n")
+        self.rows += rows
+
+    def has(self, **wanted):
+        return any(all(row.get(k) == v for k, v in wanted.items()) for row in self.rows)
+
+
+def rows_of(command):
+    print("+", " ".join(map(str, command)), file=sys.stderr, flush=True)
+    result = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, text=True)
+    if result.returncode:
+        print(f"  exit status {result.returncode}", file=sys.stderr)
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def peer_rows(args, model, depth, turn):
+    rows = []
+    for kv_type, flash in PEER_SETTINGS if args.peer else []:
+        command = [args.peer, ROOT / "bench" / "peer_llama_cpp.py", model, "--depths", depth, "--kv-type", kv_type, "--tokens", args.tokens]
+        rows += [row | {"shape": model.stem, "turn": turn} for row in rows_of(command + (["--flash"] if flash else []))]
+    return rows
+
+
+def measure(args):
+    sink = Sink(args.output)
+    for shape in args.shapes.split(","):
+        model = Path(args.path) / f"{shape}.gguf"
+        for depth in map(int, args.depths.split(",")):
+            if not sink.has(shape=shape, depth=depth, turn=1):
+                sink.add(peer_rows(args, model, depth, 1))
+            for kv_type in args.kv_types.split(","):
+                if sink.has(shape=shape, depth=depth, kv_type=kv_type, engine="butler"):
+                    continue
+                command = [ROOT / "build/bench/bench_roofline", model, "--json", "--depths", depth, "--kv-type", kv_type, "--rounds", args.rounds,
+                           "--tokens", args.tokens]
+                for policy in args.policy or POLICIES:
+                    command += ["--policy", policy.format(b=max(64, depth // 16))]
+                sink.add([row | {"shape": shape, "depth": depth, "kv_type": kv_type, "engine": "butler"} for row in rows_of(command)])
+            if not sink.has(shape=shape, depth=depth, turn=2):
+                sink.add(peer_rows(args, model, depth, 2))
+
+
+def best_peer(rows, shape, depth):
+    """(ms, setting) of the fastest llama.cpp setting, each the median of its turns."""
+    by_setting = {}
+    for row in rows:
+        if row.get("turn") and row["shape"] == shape and row["depth"] == depth:
+            by_setting.setdefault((row["kv_type"], row["flash"]), []).append(row["ms_tok"])
+    best = min(((statistics.median(ms), setting) for setting, ms in by_setting.items()), default=None)
+    return best and (best[0], f"{best[1][0]}{', flash' if best[1][1] else ''}")
+
+
+def name(policy):
+    return policy.split(":")[0]
+
+
+def tables(rows):
+    print("| ceiling | 1 thread | all threads | |\n| --- | ---: | ---: | --- |")
+    for what in dict.fromkeys(r["ceiling"] for r in rows if "ceiling" in r):
+        mine = [r for r in rows if r.get("ceiling") == what]
+        one, every = (statistics.median(r[k] for r in mine) for k in ("one", "all"))
+        low, high = min(r["all"] for r in mine), max(r["all"] for r in mine)
+        print(f"| {what} | {one:.1f} | {every:.1f} ({low:.1f}–{high:.1f}) | {mine[0]['unit']} |")
+    ours = [r for r in rows if r.get("engine") == "butler" and "policy" in r]
+    for shape in dict.fromkeys(r["shape"] for r in ours):
+        print(f"\n### {shape}\n")
+        print("| depth | KV | policy | ms/token | spread | MB read: weights + KV + metric | share of floor | × full | spread | score + select + attend ms | × best llama.cpp |")
+        print("| ---: | --- | --- | ---: | --- | --- | ---: | ---: | --- | --- | ---: |")
+        for r in (r for r in ours if r["shape"] == shape):
+            peer = best_peer(rows, shape, r["depth"])
+            against = f"{peer[0] / r['ms_tok']:.2f}" if peer else "–"
+            print(f"| {r['depth']} | {r['kv_type']} | {name(r['policy'])} | {r['ms_tok']:.2f} | {r['ms_low']:.2f}–{r['ms_high']:.2f} "
+                  f"| {r['weight_bytes'] / 1e6:.0f} + {r['kv_bytes'] / 1e6:.1f} + {r['metric_bytes'] / 1e6:.1f} | {r['share']:.2f} "
+                  f"| {r['gain']:.2f} | {r['gain_low']:.2f}–{r['gain_high']:.2f} "
+                  f"| {r['ms_score']:.2f} + {r['ms_select']:.2f} + {r['ms_attend']:.2f} | {against} |")
+        for depth in dict.fromkeys(r["depth"] for r in ours if r["shape"] == shape):
+            peer = best_peer(rows, shape, depth)
+            if peer:
+                print(f"\nllama.cpp at {depth}: {peer[0]:.1f} ms/token (best of its settings: {peer[1]}).")
+
+
+def draw(rows, path):
+    """For every shape, at its deepest depth: bars of how many times as fast as the best llama.cpp setting."""
+    bars = []
+    for shape in dict.fromkeys(r["shape"] for r in rows if r.get("engine") == "butler" and "policy" in r):
+        mine = [r for r in rows if r.get("engine") == "butler" and "policy" in r and r["shape"] == shape]
+        depth = max(r["depth"] for r in mine)
+        peer = best_peer(rows, shape, depth)
+        if peer:
+            bars.append((f"{shape} at {depth}", None))
+            bars += [(f"{name(r['policy'])}, {r['kv_type']}", peer[0] / r["ms_tok"]) for r in mine if r["depth"] == depth]
+    top, row, left, width = max((v for _, v in bars if v), default=1), 18, 210, 760
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {row * len(bars) + 30}" font-family="sans-serif" font-size="12">',
+             '<rect width="100%" height="100%" fill="white"/>']
+    for i, (label, v) in enumerate(bars):
+        y = 20 + row * i
+        if v is None:
+            parts.append(f'<text x="10" y="{y + 9}" font-weight="bold">{label}: times as fast as llama.cpp</text>')
+            continue
+        length, colour = v / top * (width - left - 60), "#777" if label.startswith("full") else "#0072b2"
+        parts.append(f'<text x="{left - 8}" y="{y + 9}" text-anchor="end">{label}</text><rect x="{left}" y="{y - 3}" width="{length:.1f}" height="14" fill="{colour}"/>'
+                     f'<text x="{left + length + 5:.1f}" y="{y + 9}">{v:.1f}</text>')
+    Path(path).write_text("\n".join(parts) + "\n</svg>\n")
+
+
+def main():
+    args = arguments()
+    if args.tables:
+        tables(load(args.path))
+    elif args.draw:
+        draw(load(args.path), args.draw)
+    elif args.output:
+        measure(args)
+    else:
+        sys.exit("speed.py: -o FILE is needed")
+
+
+if __name__ == "__main__":
+    main()
