@@ -58,6 +58,8 @@ lib: $(BUILD)/libbutler.a $(BUILD)/libbutler.so.0
 
 # Only these files may use instructions beyond the base ISA; which of them runs is decided at run time.
 $(BUILD)/kernels/avx2.o: ISA = -mavx2 -mfma -mf16c
+$(BUILD)/kernels/keys_avx2.o: ISA = -mavx2 -mfma -mf16c
+$(BUILD)/kernels/keys_vnni.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
 $(BUILD)/kernels/avx512.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
 $(BUILD)/kernels/amx.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16
 

@@ -8,7 +8,7 @@
 
 /* What one round (a token of every session) cost. */
 struct round {
-    double ms, score_us, select_us, attend_us;
+    double ms, predict_us, score_us, select_us, attend_us;
 };
 
 struct bench {
@@ -80,6 +80,7 @@ static int decode(struct bench *bench)
             if (butler_step(session, (int32_t)((random >> 33) % (uint64_t)n_vocab), &err) < 0)
                 return cmd_fail(options, &err);
             butler_session_stats(session, &after);
+            round.predict_us += 1e6 * (after.predict_s - before.predict_s);
             round.score_us += 1e6 * (after.score_s - before.score_s);
             round.select_us += 1e6 * (after.select_s - before.select_s);
             round.attend_us += 1e6 * (after.attend_s - before.attend_s);
@@ -101,10 +102,12 @@ static void print_row(const struct bench *bench)
         sum.kv_bytes += stats.kv_bytes;
         sum.metric_bytes += stats.metric_bytes;
         sum.full_kv_bytes += stats.full_kv_bytes;
+        sum.predict_bytes += stats.predict_bytes;
     }
     uint64_t tokens = (uint64_t)options->n * (uint64_t)options->batch;
     double batch = options->batch;
     double ms = median(bench, offsetof(struct round, ms)) / batch;
+    double predict = median(bench, offsetof(struct round, predict_us)) / batch;
     double score = median(bench, offsetof(struct round, score_us)) / batch;
     double select = median(bench, offsetof(struct round, select_us)) / batch;
     double attend = median(bench, offsetof(struct round, attend_us)) / batch;
@@ -117,11 +120,12 @@ static void print_row(const struct bench *bench)
     }
     const char *slash = options->model ? strrchr(options->model, '/') : NULL;
     const char *file = slash ? slash + 1 : options->model ? options->model : "butler-default.gguf";
-    cmd_row(json_pack("{s:s, s:o, s:i, s:i, s:f, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f}", "policy", bench->policy, "model",
+    cmd_row(json_pack("{s:s, s:o, s:i, s:i, s:f, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I}", "policy", bench->policy, "model",
                       cmd_json_text(file, strlen(file)), "depth", bench->depth, "batch", options->batch, "tok_s", 1e3 / ms,
                       "ms_tok", ms, "weight_bytes", (json_int_t)(sum.weight_bytes / tokens), "kv_bytes",
                       (json_int_t)(sum.kv_bytes / tokens), "metric_bytes", (json_int_t)(sum.metric_bytes / tokens), "full_kv_bytes",
-                      (json_int_t)(sum.full_kv_bytes / tokens), "us_score", score, "us_select", select, "us_attend", attend));
+                      (json_int_t)(sum.full_kv_bytes / tokens), "us_score", score, "us_select", select, "us_attend", attend,
+                      "us_predict", predict, "predict_bytes", (json_int_t)(sum.predict_bytes / tokens)));
 }
 
 static int measure(struct bench *bench)
@@ -169,7 +173,7 @@ static int run(struct cmd_options *options)
 static const struct cmd_use uses[] = {
     {CMD_MODEL, NULL},  {CMD_KV, "full"},     {CMD_DEPTH, "1024,4096"}, {CMD_N, "32"},    {CMD_WARMUP, "4"},
     {CMD_BATCH, "1"},   {CMD_KV_TYPE, "f16"}, {CMD_THREADS, "0"},       {CMD_ISA, NULL},  {CMD_SEED, "0"},
-    {CMD_PLUGIN, NULL}, {CMD_JSON, NULL},     {CMD_HELP, NULL},         {CMD_NONE, NULL},
+    {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},     {CMD_HELP, NULL},         {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_bench = {
@@ -183,7 +187,8 @@ const struct cmd_command cmd_bench = {
         "mean over the sessions, and weights are read anew for each.\n\n"
         "With --json one row for each: {\"policy\", \"model\", \"depth\", \"batch\", \"tok_s\", \"ms_tok\", \"weight_bytes\", "
         "\"kv_bytes\",\n"
-        "\"metric_bytes\", \"full_kv_bytes\", \"us_score\", \"us_select\", \"us_attend\"}.\n",
+        "\"metric_bytes\", \"full_kv_bytes\", \"us_score\", \"us_select\", \"us_attend\", \"us_predict\",\n"
+        "\"predict_bytes\"}.\n",
     .uses = uses,
     .run = run,
 };

@@ -34,6 +34,7 @@ enum cmd_flag {
     CMD_KV,
     CMD_KV_TYPE,
     CMD_PLUGIN,
+    CMD_PREDICTOR,
     CMD_TEMP,
     CMD_TOP_K,
     CMD_TOP_P,
@@ -108,7 +109,7 @@ struct cmd_options {
 
     const char *model, *prompt, *file, *isa, *system, *chat_template, *save_session, *load_session, *tokenizer, *output, *data,
         *mode;
-    struct cmd_strings kv, plugins, settings;
+    struct cmd_strings kv, plugins, predictors, settings;
     struct cmd_integers ids, depths, lengths;
     struct cmd_reals budgets;
     int limit, n, n_ctx, n_block, n_threads, batch, warmup, top_k;

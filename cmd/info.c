@@ -1,4 +1,6 @@
 /* butler info: what a model file holds, and what a session with it will take. */
+#include <string.h>
+
 #include "cmd.h"
 
 /* The cache grows in steps of several tokens; over a multiple of the step the mean is what one takes. */
@@ -15,6 +17,34 @@ static json_t *kv_row(const struct butler_model *model, enum butler_kv_type type
         return json_null();
     return json_pack("{s:I, s:I}", "per_token", (json_int_t)kv_bytes_per_token(model, type), "at_ctx",
                      (json_int_t)butler_kv_bytes(model, type, n_ctx));
+}
+
+static json_t *predictor_rows(const struct butler_model *model)
+{
+    struct butler_predictor_info p;
+    json_t *rows = json_array();
+    for (int version = 1; version <= 2; version++)
+        if (butler_predictor_describe(model, version, &p))
+            json_array_append_new(rows, json_pack("{s:i, s:o, s:i, s:I, s:f, s:I, s:I, s:I, s:I, s:f, s:o}", "version", version, "file",
+                                                  cmd_json_text(p.path, strlen(p.path)), "d", p.d, "n_params",
+                                                  (json_int_t)p.n_params, "share", p.share, "bytes", (json_int_t)p.bytes,
+                                                  "step_bytes", (json_int_t)p.step_bytes, "n_tokens", (json_int_t)p.n_tokens,
+                                                  "n_steps", (json_int_t)p.n_steps, "loss", p.loss, "text",
+                                                  cmd_json_text(p.text, strlen(p.text))));
+    return rows;
+}
+
+static void print_predictors(const struct butler_model *model)
+{
+    struct butler_predictor_info p;
+    char a[32];
+    for (int version = 1; version <= 2; version++)
+        if (butler_predictor_describe(model, version, &p)) {
+            cmd_printf("predictor v%d    %llu parameters, %.2f %% of the model's, %s, heads of %d: %s\n", version,
+                       (unsigned long long)p.n_params, 100 * p.share, cmd_bytes(a, sizeof a, p.bytes), p.d, p.path);
+            cmd_printf("                trained on %lld tokens in %lld steps, loss %.4g: %s\n", (long long)p.n_tokens,
+                       (long long)p.n_steps, p.loss, p.text);
+        }
 }
 
 static void print_row(const struct butler_model *model, const struct butler_model_info *info, int n_ctx, const char *template)
@@ -34,6 +64,7 @@ static void print_row(const struct butler_model *model, const struct butler_mode
     json_object_set_new(row, "n_threads", json_integer(info->n_threads));
     json_object_set_new(row, "n_ctx", json_integer(n_ctx));
     json_object_set_new(row, "kv_bytes", kv);
+    json_object_set_new(row, "predictors", predictor_rows(model));
     cmd_row(row);
 }
 
@@ -61,6 +92,7 @@ static void print_text(const struct butler_model *model, const struct butler_mod
                        cmd_bytes(a, sizeof a, kv_bytes_per_token(model, type)),
                        cmd_bytes(b, sizeof b, butler_kv_bytes(model, type, n_ctx)));
     }
+    print_predictors(model);
     cmd_printf("runs with       %s, %d threads\n", info->isa, info->n_threads);
 }
 
@@ -88,7 +120,7 @@ static int run(struct cmd_options *options)
     return CMD_DONE;
 }
 
-static const struct cmd_use uses[] = {{CMD_MODEL, NULL}, {CMD_CTX, "0"},   {CMD_THREADS, "0"}, {CMD_ISA, NULL},
+static const struct cmd_use uses[] = {{CMD_MODEL, NULL}, {CMD_CTX, "0"}, {CMD_PREDICTOR, NULL},   {CMD_THREADS, "0"}, {CMD_ISA, NULL},
                                       {CMD_JSON, NULL},  {CMD_HELP, NULL}, {CMD_NONE, NULL}};
 
 const struct cmd_command cmd_info = {

@@ -90,6 +90,39 @@ struct butler_model *cmd_vocabulary_load(struct cmd_options *options, int *statu
     return load(options, true, status);
 }
 
+/* Predictors that were named, or those that lie beside the model; of these one that does not fit is only mentioned. */
+static int attach_predictors(const struct cmd_options *options, struct butler_model *model)
+{
+    static const char *const names[] = {"tokenbutler", "tokenbutler2"};
+    struct butler_error err = {0};
+    char path[PATH_MAX + 64];
+    for (int i = 0; i < options->predictors.n; i++)
+        if (butler_predictor_attach(model, options->predictors.values[i], &err) < 0)
+            return cmd_fail(options, &err);
+    for (int i = 0; options->predictors.n == 0 && i < 2; i++) {
+        const char *file = options->model;
+        if (!file && !cmd_find_model_file("butler-default.gguf", path, sizeof path))
+            return CMD_DONE;
+        if (file && snprintf(path, sizeof path, "%s", file) >= (int)sizeof path)
+            return CMD_DONE;
+        const size_t n = strlen(path), end = n > 5 && strcmp(path + n - 5, ".gguf") == 0 ? n - 5 : n;
+        if (snprintf(path + end, sizeof path - end, ".%s.gguf", names[i]) >= (int)(sizeof path - end) || access(path, R_OK) != 0)
+            continue;
+        if (butler_predictor_attach(model, path, &err) < 0)
+            cmd_say(options, "note: not used: %s", err.message);
+    }
+    return CMD_DONE;
+}
+
+/* Commands that take --predictor FILE. */
+static bool uses_predictors(const struct cmd_options *options)
+{
+    for (const struct cmd_use *use = options->command->uses; use->flag; use++)
+        if (use->flag == CMD_PREDICTOR)
+            return true;
+    return false;
+}
+
 struct butler_model *cmd_model_load(struct cmd_options *options, int *status)
 {
     struct butler_error err = {0};
@@ -99,6 +132,10 @@ struct butler_model *cmd_model_load(struct cmd_options *options, int *status)
     for (int i = 0; i < options->plugins.n; i++)
         if (butler_plugin_load(model, options->plugins.values[i], &err) < 0)
             goto fail;
+    if (uses_predictors(options) && (*status = attach_predictors(options, model)) != CMD_DONE) {
+        butler_model_free(model);
+        return NULL;
+    }
     for (int i = 0; i < options->kv.n; i++)
         if (butler_policy_check(model, options->kv.values[i], &err) < 0) {
             cmd_say(options, "--kv: %s", err.message);

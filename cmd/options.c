@@ -50,6 +50,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
                      "type of the stored keys and values"},
     [CMD_PLUGIN] = {0, "plugin", "FILE", KIND_STRINGS, AT(plugins), 0, 0, NULL,
                     "a shared object with a metric of your own; may be repeated"},
+    [CMD_PREDICTOR] = {0, "predictor", "FILE", KIND_STRINGS, AT(predictors), 0, 0, NULL,
+                       "a predictor trained for the model; without it those beside the model, NAME.tokenbutler[2].gguf"},
     [CMD_TEMP] = {0, "temp", "T", KIND_REAL, AT(temperature), 0, 1000, "a number, 0 or more",
                   "sampling temperature; 0: always the likeliest"},
     [CMD_TOP_K] = {0, "top-k", "K", KIND_INT, AT(top_k), 0, INT_MAX, "a whole number, 0 or more",

@@ -106,9 +106,11 @@ static void print_last_row(const struct cmd_options *options, const struct resul
     json_object_set_new(stats, "score_s", json_real(s->score_s));
     json_object_set_new(stats, "select_s", json_real(s->select_s));
     json_object_set_new(stats, "attend_s", json_real(s->attend_s));
+    json_object_set_new(stats, "predict_s", json_real(s->predict_s));
     json_object_set_new(stats, "weight_bytes", json_integer((json_int_t)s->weight_bytes));
     json_object_set_new(stats, "kv_bytes", json_integer((json_int_t)s->kv_bytes));
     json_object_set_new(stats, "metric_bytes", json_integer((json_int_t)s->metric_bytes));
+    json_object_set_new(stats, "predict_bytes", json_integer((json_int_t)s->predict_bytes));
     json_object_set_new(stats, "full_kv_bytes", json_integer((json_int_t)s->full_kv_bytes));
     json_object_set_new(stats, "kv_read", s->full_kv_bytes ? json_real(cmd_kv_read(s)) : json_null());
     json_object_set_new(stats, "kv_memory", json_integer((json_int_t)s->kv_memory));
@@ -135,7 +137,10 @@ static void say_cost(const struct result *result)
     if (s->n_decode)
         fprintf(stderr, "  a token took %.3f ms: score %.3f, select %.3f, attend %.3f, the rest %.3f\n", 1e3 * s->decode_s / n,
                 1e3 * s->score_s / n, 1e3 * s->select_s / n, 1e3 * s->attend_s / n,
-                1e3 * (s->decode_s - s->score_s - s->select_s - s->attend_s) / n);
+                1e3 * (s->decode_s - s->score_s - s->select_s - s->attend_s - s->predict_s) / n);
+    if (s->predict_bytes)
+        fprintf(stderr, "  the predictor took %.3f ms a token and read %s of its weights\n", 1e3 * s->predict_s / n,
+                cmd_bytes(a, sizeof a, (uint64_t)((double)s->predict_bytes / n)));
 }
 
 static void say_comparison(const struct result *results, int n)
@@ -298,7 +303,7 @@ static const struct cmd_use uses[] = {
     {CMD_MODEL, NULL},   {CMD_PROMPT, NULL},       {CMD_FILE, NULL},         {CMD_N, "128"},     {CMD_CTX, "0"},
     {CMD_KV, "full"},    {CMD_KV_TYPE, "f16"},     {CMD_BLOCK, "256"},       {CMD_TEMP, "0.8"},  {CMD_TOP_K, "40"},
     {CMD_TOP_P, "0.95"}, {CMD_MIN_P, "0.05"},      {CMD_SEED, "0"},          {CMD_THREADS, "0"}, {CMD_ISA, NULL},
-    {CMD_PLUGIN, NULL},  {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL}, {CMD_JSON, NULL},   {CMD_HELP, NULL},
+    {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL},  {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL}, {CMD_JSON, NULL},   {CMD_HELP, NULL},
     {CMD_NONE, NULL},
 };
 

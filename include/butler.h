@@ -75,6 +75,27 @@ struct butler_model_info {
 /* Owned by the model. */
 const struct butler_model_info *butler_model_get_info(const struct butler_model *model);
 
+/* -------------------------------------------------------------------------------------------- predictors */
+
+/* Gives the model a predictor from a file that was trained for it: what the policies tokenbutler (version 1) and tokenbutler2
+ * (version 2) select by. One of each version; a file for another model is an error that names both fingerprints. */
+int butler_predictor_attach(struct butler_model *model, const char *path, struct butler_error *err);
+
+struct butler_predictor_info {
+    const char *path;
+    int version, d; /* d: channels of a predicted head */
+    uint64_t n_params;
+    uint64_t bytes;      /* of its weights as they are run */
+    uint64_t step_bytes; /* of them a decode step reads */
+    double share;        /* n_params of the model's n_params */
+    int64_t n_tokens, n_steps; /* its training */
+    double loss;
+    const char *text;
+};
+
+/* The predictor of this version that the model has, if any. Strings are the model's. */
+bool butler_predictor_describe(const struct butler_model *model, int version, struct butler_predictor_info *info);
+
 /* --------------------------------------------------------------------------------------------- tokenizer */
 
 enum butler_tokenize_flags {
@@ -169,12 +190,14 @@ struct butler_stats {
     uint64_t n_prefill, n_decode; /* tokens */
     double prefill_s, decode_s;   /* wall time */
     double score_s, select_s, attend_s; /* wall time inside decode_s */
+    double predict_s;                   /* ... and that of the predictor */
     uint64_t weight_bytes;
     uint64_t kv_bytes;      /* keys and values read */
     uint64_t metric_bytes;  /* read to score, to observe and to summarise */
     uint64_t full_kv_bytes; /* keys and values a dense decode would have read */
     uint64_t kv_memory, metric_memory; /* bytes held now */
     uint64_t kv_memory_peak;
+    uint64_t predict_bytes; /* the predictor's weights read (weight_bytes has the model's alone) */
     uint64_t units_selected, units_reused; /* retrieve: tokens or pages read; of them, read in the step before too */
 };
 
@@ -241,6 +264,7 @@ struct butler_metric_shape {
     int n_layers, n_heads, n_kv_heads, head_dim;
     int group; /* n_heads / n_kv_heads: query heads that share a KV head */
     uint64_t seed;
+    int predicted_dim, predicted_keys; /* channels of a predicted head, predicted keys a KV head; 0: no predictor */
 };
 
 struct butler_head_view; /* one (layer, KV head) of the cache; made by the engine, valid during a call */
@@ -256,6 +280,9 @@ void butler_view_value(const struct butler_head_view *view, int slot, float *out
 void butler_view_dot_keys(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out,
                           size_t stride);
 void *butler_view_record(const struct butler_head_view *view, int record);
+/* The same for an earlier layer's keys and that layer's own queries of the newest token, those of the first n_q query heads
+ * of this KV head. Only for a metric with earlier_layers. */
+void butler_view_dot_layer(const struct butler_head_view *view, int layer, int n_q, int first, int n, float *out, size_t stride);
 
 enum butler_metric_scale {
     BUTLER_SCORE_LOGIT,  /* q.k-like, before scaling by 1/sqrt(head_dim): the engine takes a softmax per query head */
@@ -291,6 +318,12 @@ struct butler_metric {
     uint64_t (*score_bytes)(const struct butler_metric_shape *shape, const double *values, int n_slots);
     /* The same for one observe(). NULL: all records once. */
     uint64_t (*observe_bytes)(const struct butler_metric_shape *shape, const double *values, int n_slots);
+    /* The tokens of slots [from, from + n) now lie in slots [to, to + n): what records hold of them follows. Only called where
+     * slots move otherwise than by whole records. NULL: append() is called for the slots that changed. */
+    void (*move)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int from,
+                 int to, int n);
+    int predictor;       /* version of the predictor whose queries and keys it scores by; 0: none. Built-in metrics only */
+    bool earlier_layers; /* score() uses butler_view_dot_layer: needs layers that hold the same tokens (retrieve) */
 };
 
 /* Makes a metric known to this model under metric->name, as a retrieving policy whose method, budget and the rest are

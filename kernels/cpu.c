@@ -88,9 +88,14 @@ static void activate_row(const struct rows_job *job, int row)
 {
     const size_t first = (size_t)row * ELEMENTS_PER_ROW;
     const int n = (int)BUTLER_MIN((size_t)job->dim - first, (size_t)ELEMENTS_PER_ROW);
-    if (job->kind == BUTLER_SILU)
+    if (job->kind == BUTLER_SILU && job->x)
         job->kernels->silu_mul(job->y + first, job->x + first, job->y + first, n);
-    else
+    else if (job->kind == BUTLER_SILU) {
+        float ones[ELEMENTS_PER_ROW];
+        for (int i = 0; i < n; i++)
+            ones[i] = 1;
+        job->kernels->silu_mul(job->y + first, job->y + first, ones, n);
+    } else
         job->kernels->gelu(job->y + first, n);
 }
 

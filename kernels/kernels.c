@@ -51,9 +51,12 @@ static void fill(void)
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c()) {
         add_table(&tables[N_ISAS - n_tables], butler_kernels_avx2);
+        butler_kernels_keys_avx2(&tables[N_ISAS - n_tables]);
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
             __builtin_cpu_supports("avx512vl")) {
             add_table(&tables[N_ISAS - n_tables], butler_kernels_avx512);
+            if (__builtin_cpu_supports("avx512vnni"))
+                butler_kernels_keys_vnni(&tables[N_ISAS - n_tables]);
             if (cpu_has_amx())
                 add_table(&tables[N_ISAS - n_tables], butler_kernels_amx);
         }

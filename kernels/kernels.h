@@ -83,7 +83,17 @@ struct butler_kernels {
      * t < 32, j < n_records. q_i = q + i * n. */
     void (*one_bit)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                     int n);
+    /* Predicted keys, 16 tokens a record; n a multiple of 4. keys8: record = {half scale[16], uint8 k[n/4][16][4]}, where
+     * channel 4c+j of token t is (k[c][t][j] - 128) scale[t]; queries q_i = q + i * n are int8 with a factor each.
+     * s[i * s_stride + 16 r + t] = (float)(sum_d q_i[d] (k_rt[d] - 128)) * scale_r[t] * factor[i], the sum in integers. */
+    void (*keys8)(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
+                  size_t record_bytes, int n_records, int n);
+    /* keys16: record = {half k[n][16]}. s[i * s_stride + 16 r + t] = sum_d q_i[d] * k_r[d][t]. */
+    void (*keys16)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
+                   int n);
 };
+
+enum { BUTLER_KEYS_TOKENS = 16 /* of a record of predicted keys */ };
 
 /* The table for an ISA by name (NULL: the best this CPU has), or NULL if this CPU or this build lacks it. Never changes. */
 const struct butler_kernels *butler_kernels_get(const char *isa);
@@ -94,6 +104,8 @@ const char *const *butler_kernels_available(void);
 extern const struct butler_kernels butler_kernels_ref;
 void butler_kernels_avx2(struct butler_kernels *table);
 void butler_kernels_avx512(struct butler_kernels *table);
+void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys alone */
+void butler_kernels_keys_vnni(struct butler_kernels *table);
 void butler_kernels_amx(struct butler_kernels *table);
 
 /* Row quantisation for convert and quantize (plain C, ref rounding): x[n] to a row of the type; only F32, F16, BF16,

@@ -294,4 +294,6 @@ const struct butler_kernels butler_kernels_ref = {
     .page_bounds = page_bounds,
     .page_bounds_max = page_bounds_max,
     .one_bit = one_bit,
+    .keys8 = butler_ref_keys8,
+    .keys16 = butler_ref_keys16,
 };

@@ -26,8 +26,8 @@ struct refresh {
     int kv_head;
 };
 
-/* Records that cover several slots are made anew from the keys they cover now. */
-static void refresh_records(void *user, int first, int n)
+/* What records that cover several slots hold follows the slots, or is made anew from the keys they cover now. */
+static void refresh_records(void *user, int from, int to, int n)
 {
     const struct refresh *refresh = user;
     const struct butler_layer_state *state = refresh->state;
@@ -35,9 +35,15 @@ static void refresh_records(void *user, int first, int n)
     uint64_t bytes = 0;
     struct butler_head_view view = butler_kv_view(state->kv, state->layer, refresh->kv_head, state->position);
     view.bytes = &bytes;
-    n = BUTLER_MIN(n, head->n_slots - first);
-    if (state->policy->metric->append && n > 0)
-        state->policy->metric->append(state->shape, state->policy->values, &view, first, n);
+    const struct butler_metric *metric = state->policy->metric;
+    if (metric->move) {
+        if (from != to)
+            metric->move(state->shape, state->policy->values, &view, from, to, n);
+        return;
+    }
+    n = BUTLER_MIN(n, head->n_slots - to);
+    if (metric->append && from == to && n > 0)
+        metric->append(state->shape, state->policy->values, &view, to, n);
     __atomic_fetch_add(&state->traffic->metric_bytes, bytes, __ATOMIC_RELAXED);
 }
 

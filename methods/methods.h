@@ -10,8 +10,9 @@
  * unit that is comparable within the selection. LOGIT scores become log-probabilities per query head first (a softmax
  * without its underflow), unless there is but one head and nothing needs probabilities; with value_norm, times the norm
  * of the token's value in the head's own KV head; then the max, or the mean of probabilities, over the heads; with
- * probabilities, exp of it all up to a factor. scratch [n units]. Returns the row. */
-float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n, bool probabilities,
+ * probabilities, exp of it all up to a factor. Where tokens have scores but pages are selected, a page gets the highest of
+ * its tokens' (their sum, with probabilities). scratch [n tokens or pages that have scores]. Returns the row. */
+float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n_units, bool probabilities,
                             float *scratch);
 
 /* Operations of backend.h. */

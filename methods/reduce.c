@@ -45,12 +45,25 @@ static void reduce_mean_log(float *x, size_t stride, int n_heads, int n)
     }
 }
 
-float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n, bool probabilities,
+/* Scores of n tokens -> of pages of `unit` of them: the highest, or their sum. */
+static void pool_pages(float *x, int n, int unit, bool sum)
+{
+    for (int page = 0; page * unit < n; page++) {
+        float all = x[page * unit];
+        for (int i = page * unit + 1; i < BUTLER_MIN((page + 1) * unit, n); i++)
+            all = sum ? all + x[i] : fmaxf(all, x[i]);
+        x[page] = all;
+    }
+}
+
+float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n_units, bool probabilities,
                             float *scratch)
 {
     const struct butler_policy *policy = state->policy;
+    const int unit = policy->metric->page_scores ? 1 : policy->unit; /* tokens selected together, each with its score */
     const struct butler_kernels *kernels = state->kv->kernels;
     const int group = state->n_heads / state->kv->n_kv_heads;
+    const int n = unit > 1 ? butler_kv_at(state->kv, state->layer, head / group)->n_slots : n_units;
     const bool norms = policy->value_norm != BUTLER_NORM_NONE;
     const bool logits = policy->metric->scale == BUTLER_SCORE_LOGIT && !policy->metric->query_free;
     const bool mean = policy->reduce == BUTLER_REDUCE_MEAN;
@@ -75,5 +88,7 @@ float *butler_reduce_scores(const struct butler_layer_state *state, int head, in
         (!mean ? reduce_max : logits ? reduce_mean_log : reduce_mean)(x, stride, n_heads, n);
     if (probabilities && logits)
         kernels->exp_sum(x, kernels->max(x, n), n);
+    if (unit > 1)
+        pool_pages(x, n, unit, probabilities);
     return x;
 }

@@ -94,7 +94,7 @@ static void score_task(void *context, int task, int thread)
 {
     const struct score_job *job = context;
     const int kv_head = task / job->n_slices, first = task % job->n_slices * SCORE_UNITS;
-    const int n = BUTLER_MIN(SCORE_UNITS, butler_n_units(job->state, kv_head) - first);
+    const int n = BUTLER_MIN(SCORE_UNITS, butler_n_scores(job->state, kv_head) - first);
     (void)thread;
     if (n > 0)
         butler_attend_score_units(job->state, kv_head, job->q, first, n);
@@ -104,7 +104,7 @@ void butler_attend_score(struct butler_backend *backend, const struct butler_lay
 {
     struct score_job job = {state, q, 0};
     for (int h = 0; h < state->kv->n_kv_heads; h++)
-        job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(butler_n_units(state, h), SCORE_UNITS));
+        job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(butler_n_scores(state, h), SCORE_UNITS));
     butler_pool_run(backend->pool, score_task, &job, state->kv->n_kv_heads * job.n_slices);
 }
 

@@ -44,6 +44,13 @@ void butler_attend_observe(const struct butler_layer_state *state, int kv_head, 
 size_t butler_attend_block_floats(int group, int head_dim, int max_slots);
 int butler_attend_kept_rows(int group, int max_slots);
 
+/* Scores of a head, as its metric gives them: a page each, or a token each. */
+static inline int butler_n_scores(const struct butler_layer_state *state, int kv_head)
+{
+    const int unit = state->policy->metric->page_scores ? state->policy->unit : 1;
+    return BUTLER_CEIL_DIV(butler_kv_at(state->kv, state->layer, kv_head)->n_slots, unit);
+}
+
 /* Units of a head: tokens, or pages of policy->unit slots. */
 static inline int butler_n_units(const struct butler_layer_state *state, int kv_head)
 {

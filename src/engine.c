@@ -6,6 +6,7 @@
 
 #include "backend.h"
 #include "model.h"
+#include "predictor.h"
 
 struct butler_model *butler_model_load(const char *path, const struct butler_model_params *params, struct butler_error *err)
 {
@@ -62,6 +63,8 @@ void butler_model_free(struct butler_model *model)
     butler_backend_free(model->backend);
     butler_pool_free(model->pool);
     butler_metric_list_free(model->plugins);
+    butler_predictor_free(model->predictors[0]);
+    butler_predictor_free(model->predictors[1]);
     butler_tokenizer_free(model->tokenizer);
     butler_model_unbind(model);
     butler_gguf_free(model->gguf);

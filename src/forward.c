@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "predict.h"
 #include "session.h"
 
 /* cos and sin of positions [first, first + n) into rows [0, n) of the tables. */
@@ -139,6 +140,22 @@ static void feed_forward(struct butler_session *session, const struct butler_lay
     matmul(session, session->h, &layer->w_down, session->up, n);
 }
 
+/* What a layer's attention (or its feed-forward part) takes in -> what later layers will look for. */
+static int foresee(struct butler_session *session, const struct butler_pass *pass, int layer, enum butler_predictor_input input,
+                   struct butler_error *err)
+{
+    struct butler_predict *predict = session->predict;
+    double mark = butler_seconds(), sum = 0;
+    int first;
+    if (!predict || predict->predictor->sizes.input != input || butler_predict_serves(predict, layer, &first) == 0)
+        return 0;
+    const int code = butler_predict_run(predict, &session->traffic, layer, session->h, pass->n, session->n_past, pass->decode,
+                                        pass->decode || session->policy.method == BUTLER_EVICT, err);
+    lap(&sum, &mark);
+    session->stats.predict_s += pass->decode ? sum : 0;
+    return code;
+}
+
 static void logits_of(struct butler_session *session, const float *x, float *logits)
 {
     struct butler_backend *backend = session->model->backend;
@@ -209,7 +226,7 @@ int butler_forward(struct butler_session *session, const struct butler_pass *pas
     const struct butler_hparams *hp = &model->hp;
     struct butler_backend *backend = model->backend;
     const int n = pass->n;
-    const size_t n_x = (size_t)n * (size_t)hp->n_embd;
+    const size_t n_x = (size_t)n * (size_t)hp->n_embd, n_q = (size_t)(hp->n_heads * hp->head_dim);
     const bool rotates = hp->rope != BUTLER_ROPE_NONE && !session->policy.rope_in_cache;
     bool skipping = false; /* the stack was left early: the layers that remain only fill their caches */
 
@@ -231,6 +248,8 @@ int butler_forward(struct butler_session *session, const struct butler_pass *pas
         const struct butler_layer *layer = &model->layers[l];
 
         backend->norm(backend, session->h, session->x, &layer->attn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
+        if (foresee(session, pass, l, BUTLER_PREDICTOR_INPUT_NORM, err) < 0)
+            goto fail;
         matmul(session, session->q, &layer->wq, session->h, n);
         matmul(session, session->k, &layer->wk, session->h, n);
         matmul(session, session->v, &layer->wv, session->h, n);
@@ -241,10 +260,10 @@ int butler_forward(struct butler_session *session, const struct butler_pass *pas
         }
         if (session->capture && session->capture->layer)
             session->capture->layer(session->capture->user, l, session->n_past, n, session->x, session->h, session->q, session->k);
-        if (attention(session, pass, l, err) < 0) {
-            session->failed = true;
-            return BUTLER_ERROR_LENGTH;
-        }
+        if (session->queries)
+            memcpy(session->queries + (size_t)l * n_q, session->q + (size_t)(n - 1) * n_q, n_q * sizeof *session->q);
+        if (attention(session, pass, l, err) < 0)
+            goto fail;
         if (session->capture && session->capture->attended)
             session->capture->attended(session->capture->user, l, session->n_past, n, session->o);
         if (skipping)
@@ -255,6 +274,8 @@ int butler_forward(struct butler_session *session, const struct butler_pass *pas
         backend->norm(backend, session->h, session->x, &layer->ffn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
         if (session->capture && session->capture->fed)
             session->capture->fed(session->capture->user, l, session->n_past, n, session->h);
+        if (foresee(session, pass, l, BUTLER_PREDICTOR_INPUT_ATTENTION, err) < 0)
+            goto fail;
         feed_forward(session, layer, n);
         backend->add(backend, session->x, session->h, n_x);
         skipping = pass->decode && leaves_early(session, l);
@@ -268,4 +289,7 @@ int butler_forward(struct butler_session *session, const struct butler_pass *pas
         session->stop = stops(session, session->logits);
     }
     return 0;
+fail:
+    session->failed = true;
+    return BUTLER_ERROR_LENGTH;
 }

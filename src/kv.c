@@ -64,6 +64,7 @@ int butler_kv_init(struct butler_kv *kv, const struct butler_metric_shape *shape
         policy->metric->record(shape, policy->values, &record_slots, &record_bytes);
     memset(kv, 0, sizeof *kv);
     kv->n_layers = shape->n_layers;
+    kv->n_heads = shape->n_heads;
     kv->n_kv_heads = shape->n_kv_heads;
     kv->head_dim = shape->head_dim;
     kv->type = type;
@@ -233,6 +234,8 @@ void butler_kv_drop(struct butler_kv *kv, struct butler_kv_head *head, int unit,
         if (count == 0)
             continue;
         copy_slots(kv, head, from, to, count);
+        if (!whole_records && kv->record_slots > 0 && moved)
+            moved(user, from, to, count);
         for (int j = 0; j < count; j++)
             new_slot[from + j] = (uint32_t)(to + j);
         if (whole_records)
@@ -244,9 +247,9 @@ void butler_kv_drop(struct butler_kv *kv, struct butler_kv_head *head, int unit,
     head->n_slots = n_left * unit + n_rest;
     if (!whole_records && kv->record_slots > 0 && moved && head->n_slots > 0) {
         for (int i = 0; i < n_holes; i++)
-            moved(user, (int)units[i] * unit, unit);
+            moved(user, (int)units[i] * unit, (int)units[i] * unit, unit);
         const int tail = (head->n_slots - 1) / kv->record_slots * kv->record_slots;
-        moved(user, tail, head->n_slots - tail);
+        moved(user, tail, tail, head->n_slots - tail);
     }
 }
 
@@ -307,6 +310,8 @@ struct butler_head_view butler_kv_view(const struct butler_kv *kv, int layer, in
         .layer = layer,
         .kv_head = kv_head,
         .head_dim = kv->head_dim,
+        .n_heads = kv->n_heads,
+        .group = kv->n_heads / kv->n_kv_heads,
         .n_slots = head->n_slots,
         .query_position = query_position,
         .positions = head->positions,
@@ -317,5 +322,7 @@ struct butler_head_view butler_kv_view(const struct butler_kv *kv, int layer, in
         .kernels = kv->kernels,
         .rows = view_rows,
         .store = kv,
+        .predict = kv->predict,
+        .queries = kv->queries,
     };
 }

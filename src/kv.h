@@ -24,7 +24,7 @@ struct butler_kv_head {
 };
 
 struct butler_kv {
-    int n_layers, n_kv_heads, head_dim;
+    int n_layers, n_heads, n_kv_heads, head_dim;
     enum butler_kv_type type;
     size_t row_bytes, page_bytes, extent_bytes;
     int max_slots, max_pages; /* per head */
@@ -43,6 +43,8 @@ struct butler_kv {
     size_t records_stride, records_bytes; /* per head, in all */
     enum butler_value_norm value_norm;
     unsigned char *records;
+    const struct butler_predict *predict; /* for views; borrowed from the session, or NULL */
+    float *queries;                       /* [n_layers][n_heads][head_dim] for views; borrowed, or NULL */
     void *tables; /* the one reservation behind pages, positions, order */
     size_t tables_bytes;
 };
@@ -86,9 +88,10 @@ void butler_kv_write(struct butler_kv *kv, struct butler_kv_head *head, uint32_t
 void butler_kv_make_norms(const struct butler_kv *kv, struct butler_kv_head *head);
 
 /* Drops units[n] (ascending) of `unit` slots each from a head: later units move into the holes, rows and records alike,
- * a unit being filled stays last. Records that do not cover exactly what moved are out of date afterwards: `moved` (may be NULL) is told which slots to look at again.
- * Dropping the unit being filled is not allowed. new_slot is scratch[n_slots]. Safe in parallel for different heads. */
-typedef void butler_kv_moved_fn(void *user, int first, int n);
+ * a unit being filled stays last. Where records do not cover exactly what moved, `moved` (may be NULL) is told: first, for every
+ * run of slots as it moves, from and to; when all have moved, with from = to, which slots changed. Dropping the unit being filled
+ * is not allowed. new_slot is scratch[n_slots]. Safe in parallel for different heads. */
+typedef void butler_kv_moved_fn(void *user, int from, int to, int n);
 void butler_kv_drop(struct butler_kv *kv, struct butler_kv_head *head, int unit, const uint32_t *units, int n, uint32_t *new_slot,
                     butler_kv_moved_fn *moved, void *user);
 

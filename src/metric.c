@@ -103,6 +103,14 @@ void butler_view_dot_keys(const struct butler_head_view *view, const float *q, i
     count_rows(view, n);
 }
 
+void butler_view_dot_layer(const struct butler_head_view *view, int layer, int n_q, int first, int n, float *out, size_t stride)
+{
+    struct butler_head_view earlier = *view;
+    const size_t head = (size_t)layer * (size_t)view->n_heads + (size_t)(view->kv_head * view->group);
+    earlier.layer = layer;
+    butler_view_dot_keys(&earlier, view->queries + head * (size_t)view->head_dim, n_q, first, n, out, stride);
+}
+
 /* ------------------------------------------------------------------------------------------------ metrics */
 
 const struct butler_metric *butler_metric_find(const struct butler_metric_list *list, const char *name)
@@ -170,6 +178,8 @@ static int check_metric(const struct butler_model *model, const struct butler_me
                            (int)metric->scale);
     if (!metric->observe != !metric->attention_window)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: observe() and attention_window() come together", metric->name);
+    if (metric->predictor)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: only built-in metrics have a predictor", metric->name);
     if (!metric->record && (metric->page_scores || metric->append || metric->observe))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s has no record() but page scores, append() or observe()",
                            metric->name);

@@ -13,8 +13,10 @@
 #define BUTLER_METRIC_MAX_PARAMS 16
 
 /* Made on the caller's stack for one call (or one task of the pool): it is not shared between threads, records are. */
+struct butler_predict;
 struct butler_head_view {
     int layer, kv_head, head_dim;
+    int n_heads, group;   /* query heads of a layer, of this KV head */
     int n_slots;              /* slots in use, [0, n_slots) */
     int query_position;       /* position of the newest token in the cache (in a cut before an append: of the one before) */
     const int32_t *positions; /* [n_slots] text position of each slot; NULL: slot i holds position i */
@@ -26,6 +28,8 @@ struct butler_head_view {
     /* out[i] = the stored row (head_dim elements of kv_type) of slot first + i, i < n: keys, or values. */
     void (*rows)(const struct butler_head_view *view, int first, int n, bool values, const void **out);
     const void *store; /* what rows() needs */
+    const struct butler_predict *predict; /* the session's predictor at work, or NULL */
+    const float *queries; /* [n_layers][n_heads][head_dim] of the newest token, up to the layer at work; or NULL */
     uint64_t *bytes;   /* rows read through the view are added here; NULL: not counted */
 };
 
@@ -63,5 +67,9 @@ extern const struct butler_metric butler_metric_one_bit;
 extern const struct butler_metric butler_metric_exact;
 extern const struct butler_metric butler_metric_key_norm;
 extern const struct butler_metric butler_metric_random;
+extern const struct butler_metric butler_metric_predicted;
+extern const struct butler_metric butler_metric_predicted2;
+extern const struct butler_metric butler_metric_first_layer;
+extern const struct butler_metric butler_metric_previous_layer;
 
 #endif

@@ -47,6 +47,7 @@ struct butler_hparams {
 
 struct butler_backend;
 struct butler_metric_list;
+struct butler_predictor;
 
 struct butler_model {
     char *path;
@@ -71,6 +72,7 @@ struct butler_model {
     struct butler_pool *pool;
     struct butler_backend *backend;
     struct butler_metric_list *plugins; /* metrics registered by the caller */
+    struct butler_predictor *predictors[2]; /* of version 1 and 2, or NULL */
 };
 
 /* Binds tensors and reads hyperparameters into *model (zeroed by the caller, path and gguf set). On failure the caller

@@ -239,6 +239,10 @@ static const struct param_rule {
     {&butler_metric_page_bounds, "bound", 1, {"sum", "max"}},
     {&butler_metric_page_stats, "page", 1, {NULL}},
     {&butler_metric_one_bit, "g", 32, {NULL}},
+    {&butler_metric_predicted, "keys", 1, {"int8", "f16"}},
+    {&butler_metric_predicted, "page", 1, {NULL}},
+    {&butler_metric_predicted2, "keys", 1, {"int8", "f16"}},
+    {&butler_metric_predicted2, "page", 1, {NULL}},
 };
 
 static const struct param_rule *find_rule(const struct butler_metric *metric, const char *name)
@@ -578,6 +582,25 @@ static int check_numbers(const struct draft *draft)
     return 0;
 }
 
+/* Metrics that look at other layers: where they can, and whether the model has the predictor they need. */
+static int check_lookahead(const struct draft *draft)
+{
+    const struct butler_policy *policy = &draft->policy;
+    const struct butler_metric *metric = policy->metric;
+    if (!metric || (!metric->predictor && !metric->earlier_layers))
+        return 0;
+    if (metric->earlier_layers && policy->method == BUTLER_EVICT)
+        return fail(draft, "%s reads by what other layers hold, so no layer may forget; it needs method=retrieve", metric->name);
+    if (policy->dense_layers < 1)
+        return fail(draft, "dense=0: nothing comes before the first layer that could say what it will read; dense= is at least 1");
+    if (metric->predictor && draft->model && draft->model->layers && !draft->model->predictors[metric->predictor - 1])
+        return fail(draft,
+                    "there is no predictor of version %d for this model; `butler train --predictor v%d` makes one, which lies beside "
+                    "the model as NAME.%s.gguf or is named by --predictor (in a program: butler_predictor_attach)",
+                    metric->predictor, metric->predictor, metric->predictor == 1 ? "tokenbutler" : "tokenbutler2");
+    return 0;
+}
+
 static int check_model(struct draft *draft)
 {
     struct butler_policy *policy = &draft->policy;
@@ -586,7 +609,7 @@ static int check_model(struct draft *draft)
     if (known) {
         const struct butler_hparams *hp = &draft->model->hp;
         shape =
-            (struct butler_metric_shape){hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads, 0};
+            (struct butler_metric_shape){hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads, 0, 0, 0};
         if (given(draft, K_DENSE) && policy->dense_layers > hp->n_layers)
             return fail(draft, "dense=%d: the model has %d layers", policy->dense_layers, hp->n_layers);
         policy->dense_layers = BUTLER_MIN(policy->dense_layers, hp->n_layers);
@@ -601,7 +624,8 @@ static int check_model(struct draft *draft)
             return fail(draft, "%s reads keys of up to %d channels; the model's have %d", policy->metric->name,
                         BUTLER_METRIC_MAX_HEAD_DIM, hp->head_dim);
     }
-    policy->unit = 1;
+    const int page = find_param(policy->metric, "page");
+    policy->unit = page >= 0 ? (int)policy->values[page] : 1;
     if (policy->metric && policy->metric->page_scores) {
         size_t bytes = 0;
         policy->metric->record(&shape, policy->values, &policy->unit, &bytes);
@@ -703,6 +727,8 @@ static int parse(struct draft *draft)
         rc = resolve_keys(draft);
     if (!rc)
         rc = check_numbers(draft);
+    if (!rc)
+        rc = check_lookahead(draft);
     if (!rc)
         rc = check_model(draft);
     return rc ? rc : write_text(draft);

@@ -1,7 +1,8 @@
 /* The named policies: points on the axes metric, method, granularity, sharing, budget. Numbers are the papers' where a
  * paper names one; where none does:
  *   - a budget is the one its paper reports near-full quality at (h2o 0.2, scissorhands and knorm 0.5 as in VATP's runs,
- *     tova 512, snapkv, quest, fier, pagestats 1024, streaming, pyramidkv 2048), and oracle and random have quest's;
+ *     tova 512, snapkv, quest, fier, pagestats 1024, streaming, pyramidkv 2048, tokenbutler 0.5), and oracle, random, layer0
+ *     and prevlayer have quest's;
  *   - streaming keeps original positions: unrotated keys in a half-precision cache could not give the dense result bit for
  *     bit at budgets beyond the length, as every policy must. preset=paper rotates by rank in the cache, as the paper does. */
 #include "policy_table.h"
@@ -71,6 +72,23 @@ const struct butler_policy_row butler_policy_rows[] = {
      .metric = &butler_metric_one_bit,
      .summary = "FIER: tokens by q.k with 1-bit keys",
      .text = "fier:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",g=32,dense=2,pyramid=0"},
+    {.name = "tokenbutler",
+     .metric = &butler_metric_predicted,
+     .summary = "TokenButler: tokens by a predictor that the first layer feeds",
+     .text = "tokenbutler:method=retrieve,budget=0.5,on_top=0,sinks=4,recent=0" PER_HEAD ",keys=int8,page=1,dense=1,pyramid=0"},
+    {.name = "tokenbutler2",
+     .metric = &butler_metric_predicted2,
+     .summary = "TokenButler, second version: predicted queries every few layers, narrowed keys",
+     .text = "tokenbutler2:method=retrieve,budget=2048,on_top=1,sinks=128,recent=512" PER_HEAD
+             ",keys=int8,page=1,dense=1,pyramid=0"},
+    {.name = "layer0",
+     .metric = &butler_metric_first_layer,
+     .summary = "tokens by the attention of the same head of the first layer",
+     .text = "layer0:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",dense=1,pyramid=0"},
+    {.name = "prevlayer",
+     .metric = &butler_metric_previous_layer,
+     .summary = "tokens by the attention of the same head of the layer before",
+     .text = "prevlayer:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",dense=1,pyramid=0"},
     {.name = "oracle",
      .metric = &butler_metric_exact,
      .summary = "tokens by their true attention: the upper bound of quality, no faster than full",

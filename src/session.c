@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "predict.h"
 #include "session.h"
 
 static int make_activations(struct butler_session *session, struct butler_error *err)
@@ -24,7 +25,37 @@ static int make_activations(struct butler_session *session, struct butler_error 
     butler_arena_want(arena, &session->logits, (size_t)hp->n_vocab, sizeof(float));
     butler_arena_want(arena, &session->exit_logits, (size_t)hp->n_vocab, sizeof(float));
     butler_arena_want(arena, &session->tokens, (size_t)session->n_ctx, sizeof(int32_t));
+    if (session->policy.metric && session->policy.metric->earlier_layers)
+        butler_arena_want(arena, &session->queries, (size_t)hp->n_layers * (size_t)hp->n_heads * dim, sizeof(float));
     return butler_arena_make(arena, err);
+}
+
+/* What metrics that look at other layers need beside the cache. */
+static int make_lookahead(struct butler_session *session, struct butler_error *err)
+{
+    const struct butler_metric *metric = session->policy.metric;
+    session->kv.queries = session->queries;
+    if (!metric || !metric->predictor)
+        return 0;
+    session->predict = butler_predict_new(session->model->predictors[metric->predictor - 1], session->model->backend,
+                                          session->kv_type, session->n_ctx, session->n_block, err);
+    session->kv.predict = session->predict;
+    return session->predict ? 0 : BUTLER_ERROR_MEMORY;
+}
+
+/* Sizes of predicted keys, which the records of the policy's metric depend on. */
+static int shape_predictor(struct butler_session *session, struct butler_error *err)
+{
+    const struct butler_metric *metric = session->policy.metric;
+    const struct butler_predictor *predictor;
+    if (!metric || !metric->predictor)
+        return 0;
+    predictor = session->model->predictors[metric->predictor - 1];
+    if (!predictor)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s has no predictor of version %d", session->model->path, metric->predictor);
+    session->shape.predicted_dim = predictor->sizes.d;
+    session->shape.predicted_keys = predictor->sizes.n_key_heads / predictor->sizes.n_kv_heads;
+    return 0;
 }
 
 static int check_shape(const struct butler_model *model, int n_ctx, struct butler_error *err)
@@ -71,13 +102,14 @@ struct butler_session *butler_session_make(struct butler_model *model, const str
     session->kv_type = params->kv_type;
     session->seed = params->seed;
     session->shape = (struct butler_metric_shape){
-        hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads, params->seed};
+        hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads, params->seed, 0, 0};
     const bool long_context = model->rope_freq_long && n_ctx > model->rope_original_ctx;
     session->rope_freq = long_context ? model->rope_freq_long : model->rope_freq;
     session->rope_scale = long_context ? model->rope_scale_long : model->rope_scale;
-    if (butler_kv_init(&session->kv, &session->shape, params->kv_type, n_ctx, policy, model->backend->kernels, err) < 0 ||
+    if (shape_predictor(session, err) < 0 ||
+        butler_kv_init(&session->kv, &session->shape, params->kv_type, n_ctx, policy, model->backend->kernels, err) < 0 ||
         butler_workspace_make(&session->work, hp, policy, n_ctx, session->n_block, butler_pool_size(model->pool), err) < 0 ||
-        make_activations(session, err) < 0) {
+        make_activations(session, err) < 0 || make_lookahead(session, err) < 0) {
         butler_session_free(session);
         return NULL;
     }
@@ -100,6 +132,7 @@ void butler_session_free(struct butler_session *session)
 {
     if (!session)
         return;
+    butler_predict_free(session->predict);
     butler_kv_free(&session->kv);
     butler_workspace_free(&session->work);
     butler_arena_free(&session->arena);
@@ -205,6 +238,8 @@ int butler_fill(struct butler_session *session, int n, uint64_t seed, struct but
         return code;
     for (int done = 0; done < n; done += session->n_block) {
         const int m = BUTLER_MIN(session->n_block, n - done);
+        if (session->predict && butler_predict_fill(session->predict, m, session->n_past, noise, &random, err) < 0)
+            return BUTLER_ERROR_LENGTH;
         for (int l = 0; l < session->shape.n_layers; l++) {
             struct butler_layer_state state = {&session->policy,       &session->shape,   &session->kv,
                                                &session->work,         &session->traffic, l,
@@ -259,11 +294,13 @@ void butler_session_stats(const struct butler_session *session, struct butler_st
     stats->weight_bytes = traffic->weight_bytes;
     stats->kv_bytes = traffic->kv_bytes;
     stats->metric_bytes = traffic->metric_bytes;
+    stats->predict_bytes = traffic->predict_bytes;
     stats->units_selected = traffic->units_selected;
     stats->units_reused = traffic->units_reused;
     stats->kv_memory = butler_kv_memory(&session->kv);
     stats->kv_memory_peak = session->kv.pages_held_peak * session->kv.page_bytes;
-    stats->metric_memory = butler_kv_record_memory(&session->kv);
+    stats->metric_memory =
+        butler_kv_record_memory(&session->kv) + (session->predict ? butler_kv_memory(&session->predict->kv) : 0);
     /* A fused pass keeps its own clocks: threads' time, of which the pass took the share below. */
     const uint64_t fused = traffic->score_ns + traffic->select_ns + traffic->attend_ns;
     if (fused > 0) {

@@ -25,6 +25,7 @@ struct butler_session {
     enum butler_kv_type kv_type;
     uint64_t seed;
     struct butler_kv kv;
+    struct butler_predict *predict; /* the predictor at work, where the policy's metric asks for one; or NULL */
     struct butler_workspace work;
     struct butler_traffic traffic;
     struct butler_stats stats;
@@ -48,6 +49,7 @@ struct butler_session {
     float *cos, *sin;     /* [n_block][n_rot / 2] */
     float *logits;        /* [n_vocab] */
     float *exit_logits;   /* [n_vocab] when the stopping rule looks between layers */
+    float *queries;       /* [n_layers][n_heads][head_dim] of the newest token, where the metric looks at earlier layers */
 };
 
 /* How a block of tokens is to be run. */

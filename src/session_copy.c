@@ -2,6 +2,7 @@
  * session_file.c writes to a file stays in memory here: several ways on from one text, without reading it again. */
 #include <string.h>
 
+#include "predict.h"
 #include "session.h"
 
 static void copy_head(struct butler_kv *to_kv, struct butler_kv_head *to, const struct butler_kv *from_kv,
@@ -21,9 +22,21 @@ static void copy_head(struct butler_kv *to_kv, struct butler_kv_head *to, const 
         memcpy(to->records, from->records, (size_t)BUTLER_CEIL_DIV(from->n_slots, from_kv->record_slots) * from_kv->record_bytes);
 }
 
+static int copy_layer(struct butler_kv *to, const struct butler_kv *from, int layer, struct butler_error *err)
+{
+    for (int h = 0; h < from->n_kv_heads; h++)
+        butler_kv_at(to, layer, h)->n_slots = 0;
+    const int n_slots = butler_kv_at(from, layer, 0)->n_slots; /* that of every head of the layer */
+    if (n_slots > 0 && butler_kv_grow(to, layer, n_slots, 0, err) < 0)
+        return BUTLER_ERROR_LENGTH;
+    butler_kv_trim(to, layer);
+    for (int h = 0; h < from->n_kv_heads; h++)
+        copy_head(to, butler_kv_at(to, layer, h), from, butler_kv_at(from, layer, h));
+    return 0;
+}
+
 int butler_session_copy(struct butler_session *to, const struct butler_session *from, struct butler_error *err)
 {
-    const int n_kv_heads = from->kv.n_kv_heads;
     if (to == from)
         return 0;
     if (from->failed)
@@ -34,16 +47,11 @@ int butler_session_copy(struct butler_session *to, const struct butler_session *
                            "a session of %s (%d tokens) cannot be copied into one of %s (%d tokens): model, policy, context, KV "
                            "type and seed must be the same",
                            from->policy.text, from->n_ctx, to->policy.text, to->n_ctx);
-    for (int l = 0; l < from->kv.n_layers; l++) {
-        for (int h = 0; h < n_kv_heads; h++)
-            butler_kv_at(&to->kv, l, h)->n_slots = 0;
-        const int n_slots = butler_kv_at(&from->kv, l, 0)->n_slots; /* that of every head of the layer */
-        if (n_slots > 0 && butler_kv_grow(&to->kv, l, n_slots, 0, err) < 0)
+    for (int l = 0; l < from->kv.n_layers; l++)
+        if (copy_layer(&to->kv, &from->kv, l, err) < 0)
             return BUTLER_ERROR_LENGTH;
-        butler_kv_trim(&to->kv, l);
-        for (int h = 0; h < n_kv_heads; h++)
-            copy_head(&to->kv, butler_kv_at(&to->kv, l, h), &from->kv, butler_kv_at(&from->kv, l, h));
-    }
+    if (from->predict && copy_layer(&to->predict->kv, &from->predict->kv, 0, err) < 0)
+        return BUTLER_ERROR_LENGTH;
     memcpy(to->tokens, from->tokens, (size_t)from->n_past * sizeof *to->tokens);
     memcpy(to->logits, from->logits, (size_t)from->model->hp.n_vocab * sizeof *to->logits);
     memcpy(to->work.selected, from->work.selected,

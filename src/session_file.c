@@ -6,12 +6,14 @@
  *   logits   float [n_vocab], if header.has_logits
  *   heads    for every layer, every KV head: int32 n_slots; with eviction positions and order; value norms if kept; then
  *            key and value row of every slot; then the metric's records
+ *   predict  where the policy has a predictor: uint64 its fingerprint; version 1: the heads of its own attention, as above
  *   digest   XXH3-64 of all bytes before it
  */
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
+#include "predict.h"
 #include "session.h"
 
 static const char magic[8] = "butlerS1";
@@ -44,6 +46,14 @@ static int write_head(struct butler_writer *writer, const struct butler_kv *kv, 
     }
     if (code == 0 && kv->record_slots > 0)
         code = butler_write(writer, head->records, (size_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes, err);
+    return code;
+}
+
+static int write_predict(struct butler_writer *writer, const struct butler_predict *predict, struct butler_error *err)
+{
+    int code = predict ? butler_write(writer, &predict->predictor->fingerprint, sizeof predict->predictor->fingerprint, err) : 0;
+    for (int i = 0; predict && predict->predictor->sizes.version == 1 && i < predict->kv.n_kv_heads && code == 0; i++)
+        code = write_head(writer, &predict->kv, &predict->kv.heads[i], err);
     return code;
 }
 
@@ -82,6 +92,8 @@ int butler_session_save(const struct butler_session *session, const char *path, 
     for (int i = 0; i < kv->n_layers * kv->n_kv_heads; i++)
         if ((code = write_head(&writer, kv, &kv->heads[i], err)) < 0)
             goto fail;
+    if ((code = write_predict(&writer, session->predict, err)) < 0)
+        goto fail;
     const uint64_t digest = butler_writer_digest(&writer);
     if ((code = butler_write(&writer, &digest, sizeof digest, err)) < 0 || (code = butler_writer_commit(&writer, err)) < 0)
         goto fail;
@@ -139,9 +151,9 @@ static int check_positions(const struct butler_kv_head *head, int n, int n_past,
     return 0;
 }
 
-static int read_head(struct cursor *cursor, struct butler_session *session, int layer, int kv_head, int n, struct butler_error *err)
+static int read_head(struct cursor *cursor, const struct butler_session *session, struct butler_kv *kv, int layer, int kv_head,
+                     int n, struct butler_error *err)
 {
-    struct butler_kv *kv = &session->kv;
     struct butler_kv_head *head = butler_kv_at(kv, layer, kv_head);
     const size_t slots = (size_t)n;
     const void *from;
@@ -177,26 +189,42 @@ static int read_head(struct cursor *cursor, struct butler_session *session, int 
 }
 
 /* All heads of a layer have the same number of slots; each says so, and it is checked before any row is read. */
-static int read_layer(struct cursor *cursor, struct butler_session *session, int layer, struct butler_error *err)
+static int read_layer(struct cursor *cursor, const struct butler_session *session, struct butler_kv *kv, int layer,
+                      struct butler_error *err)
 {
+    const bool keeps_all = session->policy.method != BUTLER_EVICT || kv != &session->kv;
     int32_t n = 0;
-    for (int h = 0; h < session->kv.n_kv_heads; h++) {
+    for (int h = 0; h < kv->n_kv_heads; h++) {
         const void *from = take(cursor, sizeof n, "the size of a head", err);
         int32_t n_head;
         if (!from)
             return BUTLER_ERROR_FORMAT;
         memcpy(&n_head, from, sizeof n_head);
         if (n_head < 0 || n_head > session->n_past || (h > 0 && n_head != n) ||
-            (session->policy.method != BUTLER_EVICT && n_head != session->n_past))
+            (keeps_all && n_head != session->n_past))
             return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: layer %d, KV head %d claims %d tokens at byte %zu", cursor->path,
                                layer, h, n_head, cursor->at - sizeof n);
-        if (h == 0 && n_head > 0 && butler_kv_grow(&session->kv, layer, n_head, 0, err) < 0)
+        if (h == 0 && n_head > 0 && butler_kv_grow(kv, layer, n_head, 0, err) < 0)
             return BUTLER_ERROR_FORMAT;
         n = n_head;
-        if (read_head(cursor, session, layer, h, n, err) < 0)
+        if (read_head(cursor, session, kv, layer, h, n, err) < 0)
             return BUTLER_ERROR_FORMAT;
     }
     return 0;
+}
+
+static int read_predict(struct cursor *cursor, const struct butler_session *session, struct butler_error *err)
+{
+    struct butler_predict *predict = session->predict;
+    uint64_t fingerprint;
+    const void *from = take(cursor, sizeof fingerprint, "the predictor's fingerprint", err);
+    if (!from)
+        return BUTLER_ERROR_FORMAT;
+    memcpy(&fingerprint, from, sizeof fingerprint);
+    if (fingerprint != predict->predictor->fingerprint)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: saved with the predictor %016llx; the model now has %016llx",
+                           cursor->path, (unsigned long long)fingerprint, (unsigned long long)predict->predictor->fingerprint);
+    return predict->predictor->sizes.version == 1 ? read_layer(cursor, session, &predict->kv, 0, err) : 0;
 }
 
 static int read_session(struct cursor *cursor, struct butler_session *session, const struct file_header *header,
@@ -215,8 +243,10 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
         session->has_logits = true;
     }
     for (int l = 0; l < session->kv.n_layers; l++)
-        if (read_layer(cursor, session, l, err) < 0)
+        if (read_layer(cursor, session, &session->kv, l, err) < 0)
             return BUTLER_ERROR_FORMAT;
+    if (session->predict && read_predict(cursor, session, err) < 0)
+        return BUTLER_ERROR_FORMAT;
     if (cursor->at != cursor->size)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %zu bytes too many at byte %zu", cursor->path, cursor->size - cursor->at,
                            cursor->at);

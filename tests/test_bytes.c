@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "fixtures.h"
+#include "random_predictor.h"
 #include "session.h"
 
 static const struct butler_kernels *real;
@@ -52,6 +53,13 @@ static void one_bit(float *s, size_t stride, const float *q, int n_q, const void
     real->one_bit(s, stride, q, n_q, records, record_bytes, n_records, n);
 }
 
+static void keys8(float *s, size_t stride, const int8_t *q, const float *factor, int n_q, const void *records, size_t record_bytes,
+                  int n_records, int n)
+{
+    add(&scanned, (uint64_t)n_records * (32 + 16 * (uint64_t)n)); /* of a record that may hold other heads' keys too */
+    real->keys8(s, stride, q, factor, n_q, records, record_bytes, n_records, n);
+}
+
 static struct butler_model *open_counting(void)
 {
     struct butler_error err;
@@ -67,7 +75,9 @@ static struct butler_model *open_counting(void)
     counting.load_row[BUTLER_KV_F16] = load_f16;
     counting.page_bounds = page_bounds;
     counting.one_bit = one_bit;
+    counting.keys8 = keys8;
     model->backend->kernels = &counting;
+    attach_both(model, true);
     return model;
 }
 
@@ -118,6 +128,10 @@ static void test_bytes(void **state)
     check_bytes(model, "random:budget=20", true);
     check_bytes(model, "streaming:budget=64", true);
     check_bytes(model, "streaming:budget=64,rope=cache", true);
+    check_bytes(model, "tokenbutler:budget=32", true);
+    check_bytes(model, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2", true);
+    check_bytes(model, "layer0:budget=32", true);
+    check_bytes(model, "prevlayer:budget=32", true);
     check_bytes(model, "h2o:budget=64", false);
     check_bytes(model, "scissorhands:budget=64", false);
     check_bytes(model, "tova:budget=64", false);

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "fixtures.h"
+#include "random_predictor.h"
 #include "session.h"
 
 enum { N_TEXT = 200, N_PROMPT = 90, BUDGET = 48 };
@@ -35,6 +36,18 @@ static const char *const unnamed[] = {
     "oracle:on_top=1,sinks=4,recent=8",
     "random:share=query",
     "knorm:prefill=evict",
+    "tokenbutler:page=16,group=mean",
+    "tokenbutler:share=query,keys=f16",
+    "tokenbutler:method=evict,sinks=4,recent=8",
+    "tokenbutler:method=evict,page=8,keys=f16",
+    "tokenbutler:method=evict,prefill=evict,dense=2",
+    "tokenbutler+vatp:method=evict",
+    "tokenbutler2:on_top=0,sinks=4,recent=8",
+    "tokenbutler2:on_top=0,sinks=0,recent=0,page=5,keys=f16,share=layer",
+    "tokenbutler2:method=evict,on_top=0,sinks=4,recent=8",
+    "tokenbutler2:method=evict,on_top=0,sinks=0,recent=0,page=16",
+    "prevlayer:share=query",
+    "layer0:group=mean,dense=2",
 };
 
 struct model_case {
@@ -67,6 +80,7 @@ static struct context open_model(const struct model_case *from, int n_threads)
     c.model = butler_model_load(path, &(struct butler_model_params){.n_threads = n_threads ? n_threads : from->n_threads}, &err);
     if (!c.model)
         fail_msg("%s", err.message);
+    attach_both(c.model, from->n_threads == 2);
     const struct butler_model_info *info = butler_model_get_info(c.model);
     c.n_text = BUTLER_MIN(N_TEXT, info->n_ctx_train);
     c.n_prompt = BUTLER_MIN(N_PROMPT, c.n_text / 2);
@@ -122,7 +136,7 @@ static void for_all(law_fn *law)
         int n = 0;
         for (int i = 0; butler_policy_describe(c.model, i, &info); i++, n++)
             law(&c, info.name);
-        assert_true(n >= 16);
+        assert_true(n >= 20);
         for (int i = 0; i < BUTLER_COUNT(unnamed); i++)
             if (applies(&c, unnamed[i]))
                 law(&c, unnamed[i]);

@@ -1,0 +1,112 @@
+/* Predicted keys for CPUs with AVX2, FMA and F16C: eight tokens at a time. Sums of products of bytes would overflow 16 bits,
+ * so bytes are widened first. */
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#include "vec256.h"
+
+enum { TOKENS = BUTLER_KEYS_TOKENS, AHEAD = 2048 };
+
+/* Four bytes of a query as 16-bit numbers, repeated for four tokens. */
+INLINE __m256i query_quad(const int8_t *q)
+{
+    uint32_t bytes = load_u32(q);
+    return _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128((int)bytes)));
+}
+
+/* n_q is a compile-time constant. */
+INLINE void keys8_record(float *s, size_t s_stride, const int8_t *q, const float *factor, const int32_t *offset, int n_q,
+                         const uint8_t *record, int n)
+{
+    const uint8_t *k = record + TOKENS * sizeof(uint16_t);
+    for (int t = 0; t < TOKENS; t += 8) {
+        __m256i low[4], high[4];
+        for (int a = 0; a < n_q; a++)
+            low[a] = high[a] = _mm256_setzero_si256();
+        for (int d = 0; d < n; d += 4) {
+            const uint8_t *at = k + (size_t)d * TOKENS + (size_t)t * 4;
+            const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)at));
+            const __m256i y = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(at + 16)));
+            for (int a = 0; a < n_q; a++) {
+                const __m256i quad = query_quad(q + (size_t)a * (size_t)n + (size_t)d);
+                low[a] = _mm256_add_epi32(low[a], _mm256_madd_epi16(x, quad));
+                high[a] = _mm256_add_epi32(high[a], _mm256_madd_epi16(y, quad));
+            }
+        }
+        const vec scale = vec_load_half(record + (size_t)t * sizeof(uint16_t));
+        for (int a = 0; a < n_q; a++) {
+            __m256i sum = _mm256_permute4x64_epi64(_mm256_hadd_epi32(low[a], high[a]), 0xd8);
+            sum = _mm256_sub_epi32(sum, _mm256_set1_epi32(offset[a]));
+            vec_store(s + (size_t)a * s_stride + t, vec_mul(vec_mul(_mm256_cvtepi32_ps(sum), scale), vec_set1(factor[a])));
+        }
+    }
+}
+
+INLINE void keys8_queries(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
+                          size_t record_bytes, int n_records, int n)
+{
+    int32_t offset[4];
+    for (int a = 0; a < n_q; a++) {
+        int32_t sum = 0;
+        for (int d = 0; d < n; d++)
+            sum += q[(size_t)a * (size_t)n + (size_t)d];
+        offset[a] = 128 * sum;
+    }
+    for (int r = 0; r < n_records; r++, records += record_bytes) {
+        for (size_t line = 0; line < record_bytes; line += 64)
+            prefetch(records, AHEAD + line);
+        keys8_record(s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, records, n);
+    }
+}
+
+static void keys8(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
+                  size_t record_bytes, int n_records, int n)
+{
+    int i = 0;
+    for (; i + 4 <= n_q; i += 4)
+        keys8_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, factor + i, 4, records, record_bytes,
+                      n_records, n);
+    for (; i < n_q; i++)
+        keys8_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, factor + i, 1, records, record_bytes,
+                      n_records, n);
+}
+
+/* n_q is a compile-time constant. */
+INLINE void keys16_queries(float *s, size_t s_stride, const float *q, int n_q, const uint8_t *records, size_t record_bytes,
+                           int n_records, int n)
+{
+    for (int r = 0; r < n_records; r++, records += record_bytes) {
+        vec acc[4][V16];
+        for (size_t line = 0; line < record_bytes; line += 64)
+            prefetch(records, AHEAD + line);
+        for (int a = 0; a < n_q; a++)
+            for (int p = 0; p < V16; p++)
+                acc[a][p] = vec_zero();
+        for (int d = 0; d < n; d++)
+            for (int p = 0; p < V16; p++) {
+                const vec k = vec_load_half(records + ((size_t)d * TOKENS + (size_t)(p * VEC)) * sizeof(uint16_t));
+                for (int a = 0; a < n_q; a++)
+                    acc[a][p] = vec_fma(vec_set1(q[(size_t)a * (size_t)n + (size_t)d]), k, acc[a][p]);
+            }
+        for (int a = 0; a < n_q; a++)
+            for (int p = 0; p < V16; p++)
+                vec_store(s + (size_t)a * s_stride + (size_t)(r * TOKENS + p * VEC), acc[a][p]);
+    }
+}
+
+static void keys16(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
+                   int n)
+{
+    int i = 0;
+    for (; i + 4 <= n_q; i += 4)
+        keys16_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, 4, records, record_bytes, n_records, n);
+    for (; i < n_q; i++)
+        keys16_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, 1, records, record_bytes, n_records, n);
+}
+
+void butler_kernels_keys_avx2(struct butler_kernels *table)
+{
+    table->keys8 = keys8;
+    table->keys16 = keys16;
+}
+#endif

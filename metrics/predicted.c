@@ -1,0 +1,232 @@
+/* Learned scores (TokenButler v1 and v2): q.k of the queries a predictor gave for this layer with predicted keys of d
+ * channels. predictor.h has the formulas. Version 1 brings the keys of new tokens with it; version 2's are the cached keys
+ * times a learned matrix.
+ *
+ * A record holds 16 tokens as the kernels want them, once for every predicted key of the KV head (one, or one a query head).
+ * Keys are 8 bits with a scale a token; keys=f16 keeps halves. */
+#include <math.h>
+#include <string.h>
+
+#include "metric.h"
+#include "predict.h"
+
+enum { TOKENS = BUTLER_KEYS_TOKENS, QUERIES = 16 /* of a group that pass together */ };
+
+static const struct butler_param params[] = {
+    {"keys", 0, 0, 1, "how predicted keys are kept: int8 or f16"},
+    {"page", 1, 1, 1024, "tokens selected together, by the highest score among them; 1: token by token"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static bool halves(const double *values)
+{
+    return values[0] != 0;
+}
+
+/* Bytes of 16 keys of one head. */
+static size_t block_size(int d, bool half)
+{
+    return half ? (size_t)(TOKENS * d) * sizeof(uint16_t) : TOKENS * (sizeof(uint16_t) + (size_t)d);
+}
+
+static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
+{
+    *n_slots = TOKENS;
+    *n_bytes = (size_t)shape->predicted_keys * block_size(shape->predicted_dim, halves(values));
+}
+
+static void *block_of(const struct butler_head_view *view, int d, bool half, int slot, int key)
+{
+    return (unsigned char *)butler_view_record(view, slot / TOKENS) + (size_t)key * block_size(d, half);
+}
+
+/* ------------------------------------------------------------------------------------------------ storing */
+
+static uint16_t finite_half(float x)
+{
+    return butler_float_to_half(BUTLER_MAX(-65504.0f, BUTLER_MIN(x, 65504.0f)));
+}
+
+/* Rounds x[n] to bytes around an extreme of 127 scale; NaN becomes the lowest. */
+static float round_to(int8_t *out, const float *x, int n, float scale)
+{
+    const float inverse = scale > 0 ? 1 / scale : 0;
+    for (int i = 0; i < n; i++)
+        out[i] = (int8_t)lrintf(fminf(fmaxf(x[i] * inverse, -127.0f), 127.0f));
+    return scale;
+}
+
+static float extreme(const float *x, int n)
+{
+    float most = 0;
+    for (int i = 0; i < n; i++)
+        most = fmaxf(most, fabsf(x[i]));
+    return most;
+}
+
+static void store(void *block, int token, const float *key, int d, bool half)
+{
+    int8_t bytes[BUTLER_PREDICTOR_MAX_D];
+    uint16_t *scales = block;
+    if (half) {
+        for (int i = 0; i < d; i++)
+            scales[i * TOKENS + token] = finite_half(key[i]);
+        return;
+    }
+    uint8_t *quads = (uint8_t *)(scales + TOKENS) + 4 * token;
+    scales[token] = finite_half(extreme(key, d) / 127);
+    round_to(bytes, key, d, butler_half_to_float(scales[token]));
+    for (int i = 0; i < d; i++)
+        quads[i / 4 * TOKENS * 4 + i % 4] = (uint8_t)(bytes[i] + 128);
+}
+
+static void append(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int first,
+                   int n)
+{
+    const struct butler_predict *predict = view->predict;
+    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    const int d = shape->predicted_dim, keys = shape->predicted_keys, layer = butler_view_layer(view) - 1;
+    const size_t stride = (size_t)((s->n_layers - 1) * s->n_key_heads * d);
+    const float *from = predict->keys + (size_t)((layer * s->n_key_heads + butler_view_kv_head(view) * keys) * d);
+    for (int t = 0; t < n; t++)
+        for (int key = 0; key < keys; key++)
+            store(block_of(view, d, halves(values), first + t, key), (first + t) % TOKENS,
+                  from + (size_t)t * stride + (size_t)(key * d), d, halves(values));
+}
+
+static void append2(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int first,
+                    int n)
+{
+    const struct butler_predictor_sizes *s = &view->predict->predictor->sizes;
+    const int d = shape->predicted_dim, dim = shape->head_dim;
+    const float *projection =
+        view->predict->projections +
+        (size_t)((butler_view_layer(view) - 1) * s->n_kv_heads + butler_view_kv_head(view)) * (size_t)(d * dim);
+    float keys[TOKENS * BUTLER_METRIC_MAX_HEAD_DIM], predicted[TOKENS * BUTLER_PREDICTOR_MAX_D];
+    for (int done = 0; done < n; done += TOKENS) {
+        const int m = BUTLER_MIN(n - done, TOKENS);
+        butler_view_load_keys(view, first + done, m, keys);
+        butler_view_kernels(view)->gemm(predicted, (size_t)d, projection, d, keys, (size_t)dim, m, dim);
+        for (int t = 0; t < m; t++) {
+            const int slot = first + done + t;
+            store(block_of(view, d, halves(values), slot, 0), slot % TOKENS, predicted + (size_t)(t * d), d, halves(values));
+        }
+    }
+}
+
+static void move_one(const struct butler_head_view *view, int from, int to, int d, bool half, int key)
+{
+    const uint16_t *source = block_of(view, d, half, from, key);
+    uint16_t *target = block_of(view, d, half, to, key);
+    const int f = from % TOKENS, t = to % TOKENS;
+    if (half) {
+        for (int i = 0; i < d; i++)
+            target[i * TOKENS + t] = source[i * TOKENS + f];
+        return;
+    }
+    target[t] = source[f];
+    for (int i = 0; i < d / 4; i++)
+        memcpy((uint8_t *)(target + TOKENS) + (i * TOKENS + t) * 4, (const uint8_t *)(source + TOKENS) + (i * TOKENS + f) * 4, 4);
+}
+
+static void move(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int from,
+                 int to, int n)
+{
+    for (int i = 0; i < n; i++)
+        for (int key = 0; key < shape->predicted_keys; key++)
+            move_one(view, from + i, to + i, shape->predicted_dim, halves(values), key);
+}
+
+/* ------------------------------------------------------------------------------------------------ scoring */
+
+/* Queries as the kernel takes them. factor: what scores are multiplied by, so that they are scaled as q.k is. */
+struct queries {
+    int8_t bytes[QUERIES * BUTLER_PREDICTOR_MAX_D];
+    float floats[QUERIES * BUTLER_PREDICTOR_MAX_D];
+    float factors[QUERIES];
+};
+
+static void prepare(struct queries *out, const float *q, int n_q, int d, float factor, bool half)
+{
+    for (int i = 0; i < n_q; i++)
+        if (half) {
+            for (int c = 0; c < d; c++)
+                out->floats[i * d + c] = q[i * d + c] * factor;
+        } else
+            out->factors[i] = factor * round_to(out->bytes + i * d, q + i * d, d, extreme(q + i * d, d) / 127);
+}
+
+/* n_records whole records for n_q queries that share a predicted key. */
+static void scan(const struct butler_head_view *view, const struct queries *queries, int n_q, int slot, int key, int n_records,
+                 int d, bool half, float *out, size_t stride)
+{
+    const struct butler_kernels *kernels = butler_view_kernels(view);
+    const void *block = block_of(view, d, half, slot, key);
+    if (half)
+        kernels->keys16(out, stride, queries->floats, n_q, block, view->record_bytes, n_records, d);
+    else
+        kernels->keys8(out, stride, queries->bytes, queries->factors, n_q, block, view->record_bytes, n_records, d);
+}
+
+/* Whole records go straight to out; the tokens of a record cut by [first, first + n) pass through rows of 16. */
+static void score_key(const struct butler_head_view *view, const struct queries *queries, int n_q, int key, int first, int n, int d,
+                      bool half, float *out, size_t stride)
+{
+    const int last = first + n;
+    for (int slot = first; slot < last;) {
+        const int whole = slot % TOKENS ? 0 : (last - slot) / TOKENS, end = BUTLER_MIN((slot / TOKENS + 1) * TOKENS, last);
+        float rows[QUERIES * TOKENS];
+        if (whole) {
+            scan(view, queries, n_q, slot, key, whole, d, half, out + (slot - first), stride);
+            slot += whole * TOKENS;
+            continue;
+        }
+        scan(view, queries, n_q, slot, key, 1, d, half, rows, TOKENS);
+        for (int i = 0; i < n_q; i++)
+            memcpy(out + (size_t)i * stride + (slot - first), rows + i * TOKENS + slot % TOKENS,
+                   (size_t)(end - slot) * sizeof *rows);
+        slot = end;
+    }
+}
+
+static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+{
+    (void)q; /* the queries are the predictor's */
+    const int d = shape->predicted_dim, shared = shape->predicted_keys > 1 ? 1 : BUTLER_MIN(n_q, QUERIES);
+    const float *predicted =
+        butler_predict_queries(view->predict, butler_view_layer(view)) + butler_view_kv_head(view) * shape->group * d;
+    const float factor = sqrtf((float)shape->head_dim / (float)d);
+    struct queries queries;
+    for (int i = 0; i < n_q; i += shared) {
+        const int m = BUTLER_MIN(shared, n_q - i);
+        prepare(&queries, predicted + i * d, m, d, factor, halves(values));
+        score_key(view, &queries, m, shape->predicted_keys > 1 ? i : 0, first, n, d, halves(values), out + (size_t)i * stride,
+                  stride);
+    }
+}
+
+const struct butler_metric butler_metric_predicted = {
+    .name = "predicted",
+    .summary = "q.k as a predictor on the first layer foresees it",
+    .scale = BUTLER_SCORE_LOGIT,
+    .params = params,
+    .record = record,
+    .append = append,
+    .score = score,
+    .move = move,
+    .predictor = 1,
+};
+
+const struct butler_metric butler_metric_predicted2 = {
+    .name = "predicted2",
+    .summary = "q.k of queries foreseen every few layers with the cached keys, narrowed",
+    .scale = BUTLER_SCORE_LOGIT,
+    .reads_keys = true,
+    .params = params,
+    .record = record,
+    .append = append2,
+    .score = score,
+    .move = move,
+    .predictor = 2,
+};

@@ -1,0 +1,146 @@
+/* Predicted keys, 8 and 16 bits: every ISA against the definition, between guard pages. Integer sums are exact, and so every
+ * ISA must give plain C's bits for keys8. */
+#include "kernel_test.h"
+
+enum { T = BUTLER_KEYS_TOKENS, MAX_RECORDS = 9, MAX_Q = 9, MAX_N = 128 };
+
+static struct guarded memory, qs, out, factors;
+
+static int make(void **state)
+{
+    (void)state;
+    memory = guarded_new(MAX_RECORDS * (T * 2 * MAX_N + 64));
+    qs = guarded_new(MAX_Q * MAX_N * sizeof(float));
+    out = guarded_new(MAX_Q * (MAX_RECORDS * T + 3) * sizeof(float));
+    factors = guarded_new(MAX_Q * sizeof(float));
+    return 0;
+}
+
+static int destroy(void **state)
+{
+    (void)state;
+    guarded_free(&memory);
+    guarded_free(&qs);
+    guarded_free(&out);
+    guarded_free(&factors);
+    return 0;
+}
+
+struct shape {
+    int n, n_q, n_records;
+    size_t record_bytes, stride, n_s;
+    bool end;
+    unsigned char *records;
+    float *s;
+};
+
+static struct shape shape_of(int trial, int n, int n_q, size_t content, uint64_t *seed)
+{
+    struct shape shape = {.n = n, .n_q = n_q, .n_records = 1 + trial % MAX_RECORDS, .end = trial % 2};
+    shape.record_bytes = content + (size_t)(trial % 3) * 2;
+    shape.stride = (size_t)(shape.n_records * T) + (size_t)(trial % 2) * 3;
+    shape.n_s = (size_t)(n_q - 1) * shape.stride + (size_t)(shape.n_records * T);
+    const size_t bytes = shape.record_bytes * (size_t)(shape.n_records - 1) + content;
+    shape.records = guarded_at(&memory, bytes, shape.end, 0);
+    shape.s = guarded_at(&out, shape.n_s * sizeof(float), shape.end, 0);
+    for (size_t i = 0; i < bytes; i++)
+        shape.records[i] = (unsigned char)butler_random(seed);
+    for (size_t i = 0; i < shape.n_s; i++)
+        shape.s[i] = 777;
+    return shape;
+}
+
+static void put_half(unsigned char *at, float x)
+{
+    const uint16_t h = butler_float_to_half(x);
+    memcpy(at, &h, 2);
+}
+
+static void keys8(void **state)
+{
+    uint64_t seed = 3;
+    int trial = 0;
+    (void)state;
+    FOR_EACH_ISA(table)
+    {
+        for (int n = 4; n <= MAX_N; n += n < 32 ? 4 : 32)
+            for (int n_q = 1; n_q <= MAX_Q; n_q++, trial++) {
+                struct shape shape = shape_of(trial, n, n_q, (size_t)(T * 2 + T * n), &seed);
+                int8_t *q = guarded_at(&qs, (size_t)(n_q * n), shape.end, 0);
+                float *factor = guarded_at(&factors, (size_t)n_q * sizeof *factor, shape.end, 0);
+                for (int i = 0; i < n_q * n; i++)
+                    q[i] = trial % 5 == 4 ? -127 : (int8_t)(int)(butler_random(&seed) % 255 - 127);
+                for (int i = 0; i < n_q; i++)
+                    factor[i] = butler_random_normal(&seed);
+                for (int r = 0; r < shape.n_records; r++) {
+                    unsigned char *record = shape.records + (size_t)r * shape.record_bytes;
+                    for (int t = 0; t < T; t++)
+                        put_half(record + 2 * t, t == 3 ? 0 : 0.01f * butler_random_normal(&seed));
+                    if (trial % 5 == 4) /* the extremes: a 16-bit sum would not hold two of them */
+                        memset(record + 2 * T, r % 2 ? 255 : 0, (size_t)(T * n));
+                }
+                table->keys8(shape.s, shape.stride, q, factor, n_q, shape.records, shape.record_bytes, shape.n_records, n);
+                for (int i = 0; i < n_q; i++)
+                    for (size_t j = 0; j < shape.stride && (size_t)i * shape.stride + j < shape.n_s; j++) {
+                        const float got = shape.s[(size_t)i * shape.stride + j];
+                        if (j >= (size_t)(shape.n_records * T)) {
+                            assert_true(got == 777);
+                            continue;
+                        }
+                        const int t = (int)j % T;
+                        const unsigned char *record = shape.records + j / T * shape.record_bytes, *k = record + 2 * T;
+                        long sum = 0;
+                        for (int d = 0; d < n; d++)
+                            sum += (long)q[i * n + d] * ((long)k[(d / 4 * T + t) * 4 + d % 4] - 128);
+                        const float scale = (float)half_at(record + 2 * t);
+                        assert_same_bits("keys8", table->isa, n, (int)j, got, (float)sum * scale * factor[i]);
+                    }
+            }
+    }
+}
+
+static void keys16(void **state)
+{
+    uint64_t seed = 4;
+    int trial = 0;
+    (void)state;
+    FOR_EACH_ISA(table)
+    {
+        for (int n = 4; n <= MAX_N; n += n < 32 ? 4 : 32)
+            for (int n_q = 1; n_q <= MAX_Q; n_q++, trial++) {
+                struct shape shape = shape_of(trial, n, n_q, (size_t)(T * 2 * n), &seed);
+                float *q = guarded_at(&qs, (size_t)(n_q * n) * sizeof *q, shape.end, 0), alone[T];
+                fill_random(q, (size_t)(n_q * n), trial % 5 == 4 ? ZEROS : NORMAL, &seed);
+                for (int r = 0; r < shape.n_records; r++)
+                    for (int i = 0; i < n * T; i++)
+                        put_half(shape.records + (size_t)r * shape.record_bytes + 2 * i, butler_random_normal(&seed));
+                table->keys16(shape.s, shape.stride, q, n_q, shape.records, shape.record_bytes, shape.n_records, n);
+                for (int i = 0; i < n_q; i++) {
+                    for (size_t j = 0; j < shape.stride && (size_t)i * shape.stride + j < shape.n_s; j++) {
+                        const float got = shape.s[(size_t)i * shape.stride + j];
+                        if (j >= (size_t)(shape.n_records * T)) {
+                            assert_true(got == 777);
+                            continue;
+                        }
+                        const unsigned char *record = shape.records + j / T * shape.record_bytes;
+                        double sum = 0, magnitude = 0;
+                        for (int d = 0; d < n; d++) {
+                            const double term = (double)q[i * n + d] * half_at(record + 2 * (d * T + (int)j % T));
+                            sum += term;
+                            magnitude += fabs(term);
+                        }
+                        assert_near("keys16", table->isa, n, (int)j, got, sum, (n + 12) * EPS * magnitude + (n + 1) * 0x1p-149);
+                    }
+                    table->keys16(alone, T, q + i * n, 1, shape.records, shape.record_bytes, 1, n);
+                    for (int t = 0; t < T; t++)
+                        assert_same_bits("keys16", table->isa, n, t, alone[t], shape.s[(size_t)i * shape.stride + (size_t)t]);
+                }
+            }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(keys8), cmocka_unit_test(keys16)};
+    return cmocka_run_group_tests(tests, make, destroy);
+}

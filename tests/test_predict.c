@@ -1,0 +1,426 @@
+/* The predictor at work: its forward pass against PyTorch, what is stored of predicted keys against the floats they were, scores
+ * known ahead of their layers, and selections by what earlier layers saw. */
+#include "tiny_model.h"
+
+#include <math.h>
+
+#include "attend.h"
+#include "fixtures.h"
+#include "predict.h"
+#include "random_predictor.h"
+#include "session.h"
+
+static struct butler_model *open_model(void)
+{
+    struct butler_error err;
+    struct tiny tiny = tiny_default;
+    tiny.n_layers = 6;
+    const char *path = tiny_path("model.gguf");
+    tiny_write(path, &tiny);
+    struct butler_model *model = butler_model_load(path, &(struct butler_model_params){.n_threads = 2}, &err);
+    if (!model)
+        fail_msg("%s", err.message);
+    return model;
+}
+
+/* ----------------------------------------------------------------------------------------------- PyTorch */
+
+struct fixture {
+    unsigned char *bytes;
+    size_t size;
+    const float *at;
+    int n_tokens;
+    struct butler_predictor *predictor;
+};
+
+static const float *take(struct fixture *fixture, size_t n)
+{
+    const float *from = fixture->at;
+    fixture->at += n;
+    assert_true((const unsigned char *)fixture->at <= fixture->bytes + fixture->size);
+    return from;
+}
+
+static struct fixture open_fixture(const char *name)
+{
+    struct fixture fixture = {0};
+    struct butler_error err;
+    int32_t s[13];
+    fixture.bytes = fixture_read(name, &fixture.size);
+    assert_non_null(fixture.bytes);
+    memcpy(s, fixture.bytes, sizeof s);
+    fixture.at = (const float *)(void *)(fixture.bytes + sizeof s);
+    const struct butler_predictor_sizes sizes = {
+        s[0], BUTLER_PREDICTOR_INPUT_NORM, s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10], *fixture.at, s[11]};
+    fixture.at++;
+    fixture.n_tokens = s[12];
+    fixture.predictor = butler_predictor_new(&sizes, 1, &err);
+    if (!fixture.predictor)
+        fail_msg("%s", err.message);
+    memcpy(fixture.predictor->weights, take(&fixture, fixture.predictor->n_weights), fixture.predictor->n_weights * sizeof(float));
+    return fixture;
+}
+
+static void assert_scores(const struct fixture *fixture, const float *expected, const float *query, const float *key, int layer,
+                          int head, int token)
+{
+    const struct butler_predictor_sizes *s = &fixture->predictor->sizes;
+    double sum = 0;
+    for (int i = 0; i < s->d; i++)
+        sum += (double)query[i] * (double)key[i];
+    sum /= sqrt(s->d);
+    const double want = (double)expected[((layer - 1) * s->n_heads + head) * fixture->n_tokens + token];
+    if (!(fabs(sum - want) <= 1e-4))
+        fail_msg("layer %d, head %d, token %d: %.7f, PyTorch has %.7f", layer, head, token, sum, want);
+}
+
+/* Blocks of 5 tokens, then one by one: what is remembered between calls must add up. */
+static void check_first(const char *name, struct butler_backend *backend)
+{
+    struct fixture fixture = open_fixture(name);
+    const struct butler_predictor_sizes *s = &fixture.predictor->sizes;
+    struct butler_error err;
+    struct butler_traffic traffic = {0};
+    const int n = fixture.n_tokens, row = (s->n_layers - 1) * s->n_key_heads * s->d;
+    const float *input = take(&fixture, (size_t)(n * s->n_embd));
+    const float *expected = take(&fixture, (size_t)((s->n_layers - 1) * s->n_heads * n));
+    float *keys = calloc((size_t)(n * row), sizeof *keys);
+    struct butler_predict *predict = butler_predict_new(fixture.predictor, backend, BUTLER_KV_F32, n, 5, &err);
+    if (!predict)
+        fail_msg("%s", err.message);
+    for (int t = 0; t < n;) {
+        const bool decode = t >= 20;
+        const int m = decode ? 1 : 5;
+        assert_int_equal(butler_predict_run(predict, &traffic, 0, input + t * s->n_embd, m, t, decode, t + m == n, &err), 0);
+        memcpy(keys + t * row, predict->keys, (size_t)(m * row) * sizeof *keys);
+        t += m;
+    }
+    assert_true(traffic.predict_bytes > 0 && traffic.metric_bytes > 0);
+    assert_int_equal(predict->known_first, 1);
+    assert_int_equal(predict->known_end, s->n_layers);
+    for (int l = 1; l < s->n_layers; l++)
+        for (int h = 0; h < s->n_heads; h++)
+            for (int t = 0; t < n; t++)
+                assert_scores(&fixture, expected, butler_predict_queries(predict, l) + h * s->d,
+                              keys + t * row + ((l - 1) * s->n_key_heads + h * s->n_key_heads / s->n_heads) * s->d, l, h, t);
+    free(keys);
+    butler_predict_free(predict);
+    butler_predictor_free(fixture.predictor);
+    free(fixture.bytes);
+}
+
+static void check_second(struct butler_backend *backend)
+{
+    struct fixture fixture = open_fixture("predict/v2.bin");
+    const struct butler_predictor_sizes *s = &fixture.predictor->sizes;
+    struct butler_error err;
+    struct butler_traffic traffic = {0};
+    const int n = fixture.n_tokens;
+    int first, n_producers = 0;
+    while (butler_predictor_serves(s, n_producers, &first) > 0)
+        n_producers++;
+    const float *input = take(&fixture, (size_t)(n_producers * n * s->n_embd));
+    const float *cached = take(&fixture, (size_t)((s->n_layers - 1) * n * s->n_kv_heads * s->head_dim));
+    const float *expected = take(&fixture, (size_t)((s->n_layers - 1) * s->n_heads * n));
+    struct butler_predict *predict = butler_predict_new(fixture.predictor, backend, BUTLER_KV_F32, n, n, &err);
+    if (!predict)
+        fail_msg("%s", err.message);
+    for (int l = 1; l < s->n_layers; l++) {
+        const int producer = (l - 1) / s->stride;
+        if (butler_predict_serves(predict, l - 1, &first) > 0) {
+            assert_int_equal(first, l);
+            assert_int_equal(
+                butler_predict_run(predict, &traffic, l - 1, input + producer * n * s->n_embd, n, 0, false, true, &err), 0);
+        }
+        for (int h = 0; h < s->n_heads; h++)
+            for (int t = 0; t < n; t++) {
+                const int g = h * s->n_kv_heads / s->n_heads;
+                const float *k = cached + (((l - 1) * n + t) * s->n_kv_heads + g) * s->head_dim;
+                float key[BUTLER_PREDICTOR_MAX_D];
+                for (int i = 0; i < s->d; i++) {
+                    const float *w = predict->projections + (((l - 1) * s->n_kv_heads + g) * s->d + i) * s->head_dim;
+                    key[i] = 0;
+                    for (int c = 0; c < s->head_dim; c++)
+                        key[i] += w[c] * k[c];
+                }
+                assert_scores(&fixture, expected, butler_predict_queries(predict, l) + h * s->d, key, l, h, t);
+            }
+    }
+    butler_predict_free(predict);
+    butler_predictor_free(fixture.predictor);
+    free(fixture.bytes);
+}
+
+static void test_pytorch(void **state)
+{
+    struct butler_model *model = open_model();
+    (void)state;
+    check_first("predict/v1-query.bin", model->backend);
+    check_first("predict/v1-kv.bin", model->backend);
+    check_second(model->backend);
+    butler_model_free(model);
+}
+
+/* ------------------------------------------------------------------------- scores, ahead and as they are stored */
+
+enum { N_PROMPT = 40, N_TEXT = 70, MAX_LAYERS = 6, MAX_HEADS = 4 };
+
+/* What a session's layers compared, and the scores of later layers as they were known at an earlier one. */
+struct watch {
+    struct butler_session *session;
+    bool decode;
+    int n_ahead; /* layers scored ahead in this step */
+    float ahead[MAX_LAYERS][MAX_HEADS][N_TEXT];
+    float at[MAX_LAYERS][MAX_HEADS][N_TEXT];
+    float keys[MAX_LAYERS][N_TEXT][MAX_HEADS * BUTLER_PREDICTOR_MAX_D]; /* predicted, as floats */
+    float q[MAX_LAYERS][MAX_HEADS * 64], k[MAX_LAYERS][N_TEXT][MAX_HEADS * 64];
+};
+
+static void score_layer(struct watch *watch, int layer, float out[MAX_HEADS][N_TEXT])
+{
+    struct butler_session *session = watch->session;
+    struct butler_backend *backend = session->model->backend;
+    struct butler_layer_state state = {&session->policy,  &session->shape, &session->kv,           &session->work,
+                                       &session->traffic, layer,           session->shape.n_heads, session->n_past};
+    const int n = butler_kv_at(&session->kv, layer, 0)->n_slots;
+    backend->score(backend, &state, session->q);
+    for (int h = 0; h < session->shape.n_heads; h++)
+        memcpy(out[h], session->work.scores + (size_t)h * session->work.score_stride, (size_t)n * sizeof(float));
+}
+
+static void see(void *user, int layer, int first, int n, const float *x, const float *h, const float *q, const float *k)
+{
+    struct watch *watch = user;
+    struct butler_session *session = watch->session;
+    const struct butler_metric_shape *shape = &session->shape;
+    const struct butler_predict *predict = session->predict;
+    const size_t kv = (size_t)(shape->n_kv_heads * shape->head_dim), heads = (size_t)(shape->n_heads * shape->head_dim);
+    (void)x, (void)h;
+    for (int t = 0; t < n; t++)
+        memcpy(watch->k[layer][first + t], k + (size_t)t * kv, kv * sizeof *k);
+    memcpy(watch->q[layer], q + (size_t)(n - 1) * heads, heads * sizeof *q);
+    if (predict && predict->predictor->sizes.version == 1 && layer > 0) {
+        const size_t row = (size_t)(predict->predictor->sizes.n_key_heads * shape->predicted_dim);
+        for (int t = 0; t < n; t++)
+            memcpy(watch->keys[layer][first + t],
+                   predict->keys + ((size_t)t * (size_t)(shape->n_layers - 1) + (size_t)layer - 1) * row, row * sizeof *k);
+    }
+    for (int l = layer + 1; predict && watch->decode && l < predict->known_end; l++)
+        if (l >= predict->known_first && butler_predict_serves(predict, layer, &first) > 0) {
+            score_layer(watch, l, watch->ahead[l]);
+            watch->n_ahead++;
+        }
+}
+
+static struct watch *open_watch(struct butler_model *model, const char *policy)
+{
+    struct butler_error err;
+    static struct butler_capture capture;
+    struct watch *watch = calloc(1, sizeof *watch);
+    int32_t text[N_PROMPT];
+    for (int i = 0; i < N_PROMPT; i++)
+        text[i] = i * 7 % 40;
+    watch->session = butler_session_new(
+        model, &(struct butler_session_params){.n_ctx = N_TEXT, .n_block = 16, .kv_type = BUTLER_KV_F32, .policy = policy}, &err);
+    if (!watch->session)
+        fail_msg("%s", err.message);
+    capture = (struct butler_capture){.layer = see, .user = watch};
+    watch->session->capture = &capture;
+    assert_int_equal(butler_prefill(watch->session, text, N_PROMPT, NULL, NULL, &err), 0);
+    watch->decode = true;
+    return watch;
+}
+
+static void close_watch(struct watch *watch)
+{
+    butler_session_free(watch->session);
+    free(watch);
+}
+
+/* Known at the producer, and the same at the layer but for the newest token, which is not in the cache before. */
+static void check_ahead(struct butler_model *model, const char *policy, int n_ahead)
+{
+    struct watch *watch = open_watch(model, policy);
+    for (int i = N_PROMPT; i < N_TEXT; i++) {
+        watch->n_ahead = 0;
+        assert_int_equal(butler_step(watch->session, i % 40, NULL), 0);
+        assert_int_equal(watch->n_ahead, n_ahead);
+        for (int l = 1; l < model->hp.n_layers; l++) {
+            /* The last step's queries: of version 2 only those of the last producer are still there. */
+            if (l < watch->session->predict->known_first)
+                continue;
+            score_layer(watch, l, watch->at[l]);
+            for (int h = 0; h < model->hp.n_heads; h++)
+                assert_memory_equal(watch->at[l][h], watch->ahead[l][h], (size_t)i * sizeof(float));
+        }
+    }
+    close_watch(watch);
+}
+
+static void test_ahead(void **state)
+{
+    struct butler_model *model = open_model();
+    (void)state;
+    attach_both(model, false);
+    check_ahead(model, "tokenbutler:budget=20", 5);
+    check_ahead(model, "tokenbutler2:budget=20,on_top=0,sinks=2,recent=2", 5);
+    butler_model_free(model);
+}
+
+/* Scores from stored keys are those of the floats, up to the rounding of both factors. */
+static void check_stored(struct butler_model *model, const char *policy, double tolerance)
+{
+    struct watch *watch = open_watch(model, policy);
+    const struct butler_metric_shape *shape = &watch->session->shape;
+    const int d = shape->predicted_dim;
+    for (int i = N_PROMPT; i < N_TEXT; i++)
+        assert_int_equal(butler_step(watch->session, i % 40, NULL), 0);
+    for (int l = 1; l < shape->n_layers; l++) {
+        score_layer(watch, l, watch->at[l]);
+        for (int h = 0; h < shape->n_heads; h++) {
+            const float *q = butler_predict_queries(watch->session->predict, l) + h * d;
+            const int key = shape->predicted_keys > 1 ? h : h / shape->group;
+            for (int t = 0; t < N_TEXT; t++) {
+                double sum = 0, qq = 0, kk = 0;
+                for (int c = 0; c < d; c++) {
+                    const double a = (double)q[c], b = (double)watch->keys[l][t][key * d + c];
+                    sum += a * b;
+                    qq += a * a;
+                    kk += b * b;
+                }
+                const double scale = sqrt((double)shape->head_dim / d), got = (double)watch->at[l][h][t] / scale;
+                if (!(fabs(got - sum) <= tolerance * sqrt(qq * kk)))
+                    fail_msg("%s: layer %d, head %d, token %d: %g, not %g (|q||k| %g)", policy, l, h, t, got, sum, sqrt(qq * kk));
+            }
+        }
+    }
+    close_watch(watch);
+}
+
+static void test_stored(void **state)
+{
+    (void)state;
+    for (int per_query_head = 0; per_query_head < 2; per_query_head++) {
+        struct butler_model *model = open_model();
+        attach_both(model, per_query_head);
+        check_stored(model, "tokenbutler:budget=30", 0.02);
+        check_stored(model, "tokenbutler:budget=30,keys=f16", 1e-3);
+        butler_model_free(model);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------- earlier layers */
+
+/* The tokens of the `budget` largest q.k of another layer, among all n, the newest always. */
+static void expect_top(const struct watch *watch, int layer, int head, int n, int budget, bool chosen[N_TEXT])
+{
+    const struct butler_metric_shape *shape = &watch->session->shape;
+    double scores[N_TEXT];
+    for (int t = 0; t < n; t++) {
+        scores[t] = 0;
+        for (int c = 0; c < shape->head_dim; c++)
+            scores[t] += (double)watch->q[layer][head * shape->head_dim + c] *
+                         (double)watch->k[layer][t][head / shape->group * shape->head_dim + c];
+        chosen[t] = false;
+    }
+    chosen[n - 1] = true;
+    for (int i = 1; i < budget; i++) {
+        int best = -1;
+        for (int t = 0; t < n; t++)
+            if (!chosen[t] && (best < 0 || scores[t] > scores[best]))
+                best = t;
+        chosen[best] = true;
+    }
+}
+
+static void check_earlier(struct butler_model *model, const char *policy, bool previous)
+{
+    enum { BUDGET = 9 };
+    struct watch *watch = open_watch(model, policy);
+    for (int i = N_PROMPT; i < N_TEXT; i++) {
+        assert_int_equal(butler_step(watch->session, i % 40, NULL), 0);
+        for (int l = 1; l < model->hp.n_layers; l++)
+            for (int h = 0; h < model->hp.n_heads; h++) {
+                bool chosen[N_TEXT];
+                int32_t ids[N_TEXT];
+                expect_top(watch, previous ? l - 1 : 0, h, i + 1, BUDGET, chosen);
+                assert_int_equal(butler_last_selection(watch->session, l, h, ids, N_TEXT), BUDGET);
+                for (int j = 0; j < BUDGET; j++)
+                    if (!chosen[ids[j]])
+                        fail_msg("%s: layer %d, head %d, token %d: %d was read", policy, l, h, i, ids[j]);
+            }
+    }
+    close_watch(watch);
+}
+
+static void test_earlier(void **state)
+{
+    struct butler_model *model = open_model();
+    (void)state;
+    check_earlier(model, "layer0:budget=9,share=query", false);
+    check_earlier(model, "prevlayer:budget=9,share=query", true);
+    butler_model_free(model);
+}
+
+/* ----------------------------------------------------------------------------------------------- refusals */
+
+static void test_refusals(void **state)
+{
+    struct butler_model *model = open_model();
+    struct butler_error err;
+    struct butler_predictor_info info;
+    (void)state;
+    assert_int_equal(butler_policy_check(model, "tokenbutler", &err), BUTLER_ERROR_ARGUMENT);
+    assert_non_null(strstr(err.message, "butler train --predictor v1"));
+    assert_int_equal(butler_policy_check(model, "tokenbutler2", &err), BUTLER_ERROR_ARGUMENT);
+    assert_non_null(strstr(err.message, "tokenbutler2.gguf"));
+    assert_int_equal(butler_policy_check(NULL, "tokenbutler2", &err), 0); /* without a model there is nothing to miss */
+    assert_false(butler_predictor_describe(model, 1, &info));
+    attach_both(model, false);
+    assert_true(butler_predictor_describe(model, 1, &info));
+    assert_int_equal(info.version, 1);
+    assert_true(info.share > 0 && info.step_bytes > 0 && info.step_bytes <= info.bytes);
+    assert_false(butler_predictor_describe(model, 3, &info));
+    assert_int_equal(butler_policy_check(model, "tokenbutler", &err), 0);
+    static const char *const refused[][2] = {{"tokenbutler:dense=0", "dense"},
+                                             {"layer0:dense=0", "dense"},
+                                             {"layer0:method=evict", "retrieve"},
+                                             {"prevlayer:method=evict", "retrieve"},
+                                             {"tokenbutler:keys=int4", "int8 or f16"},
+                                             {"tokenbutler:page=0", "page"},
+                                             {"tokenbutler2:method=evict,rope=cache", "rope"}};
+    for (int i = 0; i < BUTLER_COUNT(refused); i++) {
+        assert_int_equal(butler_policy_check(model, refused[i][0], &err), BUTLER_ERROR_ARGUMENT);
+        assert_non_null(strstr(err.message, refused[i][1]));
+    }
+    butler_model_free(model);
+}
+
+/* A session saved with one predictor is not restored with another. */
+static void test_other_predictor(void **state)
+{
+    struct butler_model *model = open_model(), *other = open_model();
+    struct butler_predictor_sizes sizes = butler_predictor_sizes_for(model, 1);
+    struct butler_error err;
+    const char *path = tiny_path("session");
+    (void)state;
+    attach_random(model, &sizes, 1);
+    attach_random(other, &sizes, 2);
+    struct watch *watch = open_watch(model, "tokenbutler:budget=20");
+    assert_int_equal(butler_session_save(watch->session, path, &err), 0);
+    assert_null(butler_session_restore(other, path, &err));
+    assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
+    assert_non_null(strstr(err.message, "predictor"));
+    close_watch(watch);
+    butler_model_free(model);
+    butler_model_free(other);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pytorch), cmocka_unit_test(test_ahead),    cmocka_unit_test(test_stored),
+        cmocka_unit_test(test_earlier), cmocka_unit_test(test_refusals), cmocka_unit_test(test_other_predictor),
+    };
+    return cmocka_run_group_tests(tests, NULL, tiny_clean);
+}
