@@ -298,7 +298,7 @@ def test_policies():
     names = [row["policy"] for row in listed]
     assert len(set(names)) == len(names)
     for name in ("full streaming h2o scissorhands snapkv pyramidkv tova softprune quest tinyserve pagestats fier oracle random knorm "
-                 "entropystop").split():
+                 "entropystop tokenbutler tokenbutler2 layer0 prevlayer").split():
         assert name in names
     text = butler("policies").stdout
     for row in listed:
@@ -364,8 +364,8 @@ def test_ids_that_are_no_tokens():
 
 # ----------------------------------------------------------------------------------------------------- run
 
-STATS = {"policy", "end", "seed", "n_prefill", "n_decode", "prefill_s", "decode_s", "tok_s", "score_s", "select_s", "attend_s", "weight_bytes",
-         "kv_bytes", "metric_bytes", "full_kv_bytes", "kv_read", "kv_memory", "kv_memory_peak", "metric_memory"}
+STATS = {"policy", "end", "seed", "n_prefill", "n_decode", "prefill_s", "decode_s", "tok_s", "score_s", "select_s", "attend_s", "predict_s", "weight_bytes",
+         "kv_bytes", "metric_bytes", "predict_bytes", "full_kv_bytes", "kv_read", "kv_memory", "kv_memory_peak", "metric_memory"}
 
 
 def test_run_rows():
@@ -480,7 +480,7 @@ def test_session_files_that_are_not(tmp_path):
 # --------------------------------------------------------------------------------------------------- bench
 
 BENCH = ["policy", "model", "depth", "batch", "tok_s", "ms_tok", "weight_bytes", "kv_bytes", "metric_bytes", "full_kv_bytes", "us_score", "us_select",
-         "us_attend"]
+         "us_attend", "us_predict", "predict_bytes"]
 
 
 def test_bench_rows():
