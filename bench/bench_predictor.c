@@ -1,0 +1,151 @@
+/* What a predictor costs a decode step, with random weights: its share of the model's parameters, the weights and the predicted
+ * keys a step reads, and the time, beside a dense session and one that reads as many tokens by a score that costs nothing.
+ *
+ *     build/bench/bench_predictor MODEL [DEPTH,...] [STEPS]          default 2048,16384 and 30
+ *     build/bench/bench_predictor MODEL write v1|v2 FILE             such a predictor, for other measurements
+ *
+ * Sessions take turns, step by step, so that a busy machine is busy for all of them; what is printed are medians. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "predictor.h"
+#include "session.h"
+
+enum { MAX_STEPS = 1000, N_WARM = 2 };
+
+static void die(const struct butler_error *err)
+{
+    fprintf(stderr, "bench_predictor: %s\n", err->message);
+    exit(1);
+}
+
+static void write_random(const struct butler_model *model, const struct butler_predictor_sizes *sizes, const char *path)
+{
+    struct butler_error err;
+    struct butler_predictor *predictor = butler_predictor_new(sizes, 1, &err);
+    if (!predictor)
+        die(&err);
+    predictor->model_fingerprint = model->fingerprint;
+    snprintf(predictor->training.text, sizeof predictor->training.text, "nothing: random weights");
+    if (butler_predictor_save(predictor, path, BUTLER_Q8_0, &err) < 0)
+        die(&err);
+    butler_predictor_free(predictor);
+}
+
+static void attach(struct butler_model *model, const struct butler_predictor_sizes *sizes)
+{
+    char path[] = "/tmp/bench-predictor-XXXXXX";
+    struct butler_error err;
+    const int fd = mkstemp(path);
+    if (fd < 0 || close(fd) < 0)
+        exit(1);
+    write_random(model, sizes, path);
+    butler_predictor_free(model->predictors[sizes->version - 1]);
+    model->predictors[sizes->version - 1] = NULL;
+    if (butler_predictor_attach(model, path, &err) < 0)
+        die(&err);
+    unlink(path);
+}
+
+struct run {
+    const char *policy;
+    struct butler_session *session;
+    struct butler_stats stats;
+    double ms[MAX_STEPS], predict[MAX_STEPS], score[MAX_STEPS]; /* a step each, milliseconds */
+};
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(const double *x, int n)
+{
+    double sorted[MAX_STEPS];
+    memcpy(sorted, x, (size_t)n * sizeof *x);
+    qsort(sorted, (size_t)n, sizeof *sorted, ascending);
+    return sorted[n / 2];
+}
+
+static void step(struct run *run, int at)
+{
+    struct butler_stats before, after;
+    butler_session_stats(run->session, &before);
+    butler_step(run->session, 1, NULL);
+    butler_session_stats(run->session, &after);
+    run->stats = after;
+    if (at < 0)
+        return;
+    run->ms[at] = 1e3 * (after.decode_s - before.decode_s);
+    run->predict[at] = 1e3 * (after.predict_s - before.predict_s);
+    run->score[at] = 1e3 * (after.score_s - before.score_s);
+}
+
+static void measure(struct butler_model *model, const char *name, const char *policy, int version, int depth, int n_steps)
+{
+    static struct run runs[3];
+    struct butler_predictor_info info;
+    struct butler_error err;
+    const char *const policies[] = {"full", "streaming:method=retrieve,budget=0.5,dense=1", policy};
+    for (int i = 0; i < 3; i++) {
+        runs[i].policy = policies[i];
+        runs[i].session = butler_session_new(
+            model,
+            &(struct butler_session_params){.n_ctx = depth + n_steps + N_WARM, .kv_type = BUTLER_KV_F16, .policy = policies[i]},
+            &err);
+        if (!runs[i].session || butler_fill(runs[i].session, depth, 1, &err) < 0)
+            die(&err);
+    }
+    for (int s = -N_WARM; s < n_steps; s++)
+        for (int i = 0; i < 3; i++)
+            step(&runs[i], s);
+    const double full = median(runs[0].ms, n_steps), bare = median(runs[1].ms, n_steps) - median(runs[1].score, n_steps);
+    const double all = median(runs[2].ms, n_steps), predict = median(runs[2].predict, n_steps),
+                 score = median(runs[2].score, n_steps);
+    const double steps = n_steps + N_WARM, cost = predict + score;
+    butler_predictor_describe(model, version, &info);
+    printf("%-22s %6d %6.2f %8.1f %8.1f %8.1f %8.2f %8.2f %8.1f %8.1f %9.2f %9.2f\n", name, depth, 100 * info.share,
+           (double)runs[2].stats.predict_bytes / steps / 1e6, (double)runs[2].stats.metric_bytes / steps / 1e6, all, predict, score,
+           full, bare, 100 * cost / (all - cost), 100 * cost / full);
+    fflush(stdout);
+    for (int i = 0; i < 3; i++)
+        butler_session_free(runs[i].session);
+}
+
+int main(int argc, char **argv)
+{
+    struct butler_error err;
+    struct butler_model *model = argc > 1 ? butler_model_load(argv[1], NULL, &err) : NULL;
+    if (argc < 2) {
+        fprintf(stderr, "bench_predictor MODEL [DEPTH,...] [STEPS] | bench_predictor MODEL write v1|v2 FILE\n");
+        return 2;
+    }
+    if (!model)
+        die(&err);
+    struct butler_predictor_sizes published = butler_predictor_sizes_for(model, 1), per_kv_head = published;
+    const struct butler_predictor_sizes second = butler_predictor_sizes_for(model, 2);
+    published.n_key_heads = published.n_heads;
+    if (argc == 5 && strcmp(argv[2], "write") == 0) {
+        write_random(model, strcmp(argv[3], "v1") == 0 ? &per_kv_head : &second, argv[4]);
+        butler_model_free(model);
+        return 0;
+    }
+    const int n_steps = argc > 3 ? BUTLER_MIN(BUTLER_MAX(atoi(argv[3]), 1), MAX_STEPS) : 30;
+    char depths[256];
+    snprintf(depths, sizeof depths, "%s", argc > 2 ? argv[2] : "2048,16384");
+    printf("%-22s %6s %6s %8s %8s %8s %8s %8s %8s %8s %9s %9s\n", "predictor", "depth", "par %", "MB weig.", "MB keys", "ms",
+           "predict", "score", "full ms", "bare ms", "% of rest", "% of full");
+    for (char *depth = strtok(depths, ","); depth; depth = strtok(NULL, ",")) {
+        attach(model, &second);
+        measure(model, "v2", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0", 2, atoi(depth), n_steps);
+        attach(model, &per_kv_head);
+        measure(model, "v1, key per KV head", "tokenbutler:budget=0.5", 1, atoi(depth), n_steps);
+        attach(model, &published);
+        measure(model, "v1, key per query head", "tokenbutler:budget=0.5", 1, atoi(depth), n_steps);
+    }
+    butler_model_free(model);
+    return 0;
+}
