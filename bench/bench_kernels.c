@@ -362,6 +362,22 @@ static void run_one_bit(const struct job *job)
                           BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
 }
 
+static void run_keys8(const struct job *job)
+{
+    struct bench *b = job->bench;
+    for (int r = 0; r < job->n_rows; r += CALL_ROWS)
+        b->table->keys8(b->y, BUTLER_KEYS_TOKENS * CALL_ROWS, (const int8_t *)b->x, b->x, job->n_q,
+                        job->slice + (size_t)r * job->row_bytes, job->row_bytes, BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
+}
+
+static void run_keys16(const struct job *job)
+{
+    struct bench *b = job->bench;
+    for (int r = 0; r < job->n_rows; r += CALL_ROWS)
+        b->table->keys16(b->y, BUTLER_KEYS_TOKENS * CALL_ROWS, b->x, job->n_q, job->slice + (size_t)r * job->row_bytes, job->row_bytes,
+                         BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
+}
+
 static void bench_metrics(struct bench *b)
 {
     fill_weights(b, BUTLER_F16);
@@ -376,6 +392,15 @@ static void bench_metrics(struct bench *b)
         job.n_rows = SLICE / 1024;
         snprintf(name, sizeof name, "one_bit 128 q %d", n_q);
         measure_stream(b, name, (double)SLICE, run_one_bit, read_slice, (double)SLICE, &job);
+        job.n = 16; /* predicted heads */
+        job.row_bytes = BUTLER_KEYS_TOKENS * (2 + 16);
+        job.n_rows = (int)(SLICE / job.row_bytes);
+        snprintf(name, sizeof name, "keys8 16 q %d", n_q);
+        measure_stream(b, name, (double)SLICE, run_keys8, read_slice, (double)SLICE, &job);
+        job.row_bytes = BUTLER_KEYS_TOKENS * 2 * 16;
+        job.n_rows = (int)(SLICE / job.row_bytes);
+        snprintf(name, sizeof name, "keys16 16 q %d", n_q);
+        measure_stream(b, name, (double)SLICE, run_keys16, read_slice, (double)SLICE, &job);
     }
 }
 
