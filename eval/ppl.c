@@ -89,16 +89,20 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
     return 0;
 }
 
-/* Sums of a window's buckets: what intervals take as one observation. One window alone gives its buckets. */
+/* Sums of a window's buckets: what intervals take as one observation. One window alone gives its buckets, of which those that
+ * nothing was counted in say nothing. Returns how many there are. */
 static int observations(const struct eval_run *run, const double *values, double *out)
 {
     const int n = run->items.n;
-    memset(out, 0, (size_t)(n > 1 ? n : BUCKETS) * PARTS * sizeof *out);
-    for (int i = 0; i < n; i++)
-        for (int b = 0; b < BUCKETS; b++)
-            for (int p = 0; p < PARTS; p++)
-                out[(n > 1 ? i : b) * PARTS + p] += values[(i * BUCKETS + b) * PARTS + p];
-    return n > 1 ? n : BUCKETS;
+    int n_seen = 0;
+    memset(out, 0, (size_t)BUTLER_MAX(n, BUCKETS) * PARTS * sizeof *out);
+    for (int b = 0; n == 1 && b < BUCKETS; b++)
+        if (values[b * PARTS + 1] > 0)
+            memcpy(out + PARTS * n_seen++, values + b * PARTS, PARTS * sizeof *out);
+    for (int i = 0; n > 1 && i < n; i++)
+        for (int k = 0; k < BUCKETS * PARTS; k++)
+            out[i * PARTS + k % PARTS] += values[i * BUCKETS * PARTS + k];
+    return n > 1 ? n : n_seen;
 }
 
 static json_t *by_position(const struct eval_run *run, const double *values)

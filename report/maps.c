@@ -307,6 +307,7 @@ void report_maps_write(FILE *out, const struct report *report, int index)
     fprintf(out, "</h3>\n");
     if (places)
         all_positions_write(out, report, index);
+    fprintf(out, "<div class=\"galleries\">\n");
     if (grid)
         gallery_write(out, report, chart, "grid",
                       "Right answers in per cent: depth of the key (down, 0 % is the start) by length (across).", grid_write);
@@ -316,10 +317,11 @@ void report_maps_write(FILE *out, const struct report *report, int index)
     if (mass)
         gallery_write(out, report, chart, "mass",
                       "Attention mass that the selection covers, by query head (across) and layer (down).", recall_write);
+    if (correlation)
+        gallery_write(out, report, chart, "layers", "Correlation of query heads' attention, layer by layer.", correlation_write);
+    fprintf(out, "</div>\n");
     if (layers || mass || grid)
         scale_write(out, false);
-    if (correlation) {
-        gallery_write(out, report, chart, "layers", "Correlation of query heads' attention, layer by layer.", correlation_write);
+    if (correlation)
         scale_write(out, true);
-    }
 }

@@ -1,6 +1,6 @@
 /* How the report looks, by day and by night, on a screen and on a phone; and the few lines that sort its tables. Colours of what
- * stands out are after Okabe and Ito, ramps run in lightness, so that both are told apart without colour vision. Neither text may
- * hold the characters that XML gives a meaning to. */
+ * stands out are after Okabe and Ito, ramps run in lightness, so that both are told apart without colour vision. Neither text may hold
+ * the characters that XML gives a meaning to. */
 #include "report.h"
 
 const char report_style[] =
@@ -14,7 +14,7 @@ const char report_style[] =
     "--d9:#14589a;\n"
     "--low:#16202b;--high:#fff}\n"
     "@media (prefers-color-scheme:dark){:root{--paper:#10151b;--panel:#171e26;--ink:#e6ebf1;--soft:#9eabb8;--rule:#2c3641;"
-    "--grid:#232c36;--other:#4d5965;--link:#7db9f2;\n"
+    "--grid:#232c36;--other:#667380;--link:#7db9f2;\n"
     "--good:#7fdcb8;--goodbg:#12352a;--near:#33c79a;--dense:#e6ebf1;--k:90,165,240;--answer:#ff9a5c;\n"
     "--c0:#5bb0f0;--c1:#ff8a4c;--c2:#33c79a;--c3:#e39acb;--c4:#f2b840;--c5:#a5dcff;--cu:#e6ebf1;--cl:#8b98a5;\n"
     "--h0:#1b2430;--h1:#1d2f45;--h2:#1f3b5c;--h3:#214a77;--h4:#265c94;--h5:#2f6aa6;--h6:#4d8bc7;--h7:#72a7da;--h8:#9dc5ea;"
@@ -114,6 +114,9 @@ const char report_style[] =
     "td.h6,td.h7,td.h8,td.h9{color:var(--high)}\n"
     "svg.cells{display:block;margin:0 auto;shape-rendering:crispEdges}\n"
     "svg.cells rect{fill:var(--b,transparent)}\n"
+    ".galleries{display:flex;flex-wrap:wrap;gap:0 40px}\n"
+    ".galleries .scroll{flex:none}\n"
+    ".gallery caption{max-width:60ch}\n"
     ".gallery td{text-align:center}\n"
     ".gallery td small{display:block}\n"
     ".inline{display:inline-block;margin:0 8px 4px 0;font-size:.75rem;text-align:center}\n"
@@ -126,6 +129,7 @@ const char report_style[] =
     ".strips .wide{width:100%;min-width:420px;text-align:left}\n"
     "svg.strip{display:block;width:100%;height:22px;background:var(--panel)}\n"
     ".strips{width:100%}\n"
+    ".strips th[scope=row]{min-width:13em}\n"
     "svg .answer{fill:var(--answer)}\n"
     ".tokens{white-space:pre-wrap;font:.86rem/1.7 ui-monospace,\"SF Mono\",Menlo,Consolas,\"DejaVu Sans Mono\",monospace;"
     "max-width:110ch}\n"
@@ -148,8 +152,8 @@ const char report_style[] =
     "h2{font-size:1.3rem;margin-top:40px}\n"
     "article{padding:10px 8px}svg.plot text{font-size:19px}svg.plot .dense-label{font-size:18px}svg.plot "
     ".label{font-size:17px}svg.plot .label.y{display:none}\n"
-    "th[scope=row],thead th:first-child{max-width:10em;min-width:8.2em}.smalls{grid-template-columns:repeat(auto-fill,"
-    "minmax(98px,1fr))}}\n"
+    "th[scope=row],thead th:first-child{max-width:11em;min-width:10.5em;padding-left:2px;padding-right:2px}td svg.key,th "
+    "svg.key{width:18px;margin-right:3px}.smalls{grid-template-columns:repeat(auto-fill,minmax(98px,1fr))}}\n"
     "@media print{details{display:block}body{max-width:none}}\n";
 
 const char report_script[] =
