@@ -91,7 +91,7 @@ static int add_item(struct eval_run *run, const struct pools *pools, int tail, s
         code = eval_ids_text(ids, run->model, prompt, err);
     const int n_prompt = ids->n;
     if (code == 0)
-        code = eval_ids_text(ids, run->model, answer, err);
+        code = eval_ids_piece(ids, run->model, answer, err);
     if (code == 0)
         code = eval_answer_add(run, ids, ids->n - n_prompt, tail, 0, err);
     run->length = BUTLER_MAX(run->length, ids->n);

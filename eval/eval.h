@@ -162,6 +162,8 @@ struct eval_ids {
     int n, capacity;
 };
 int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
+/* The same for a text that goes on from others: no space is put before it. */
+int eval_ids_piece(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
 int eval_ids_append(struct eval_ids *ids, const int32_t *more, int n, struct butler_error *err);
 void eval_ids_free(struct eval_ids *ids);
 

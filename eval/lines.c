@@ -15,10 +15,10 @@ static int add_item(struct eval_run *run, const char *prompt, const char *ask, c
     if (code == 0)
         code = eval_ids_text(ids, run->model, prompt, err);
     if (code == 0)
-        code = eval_ids_text(ids, run->model, ask, err);
+        code = eval_ids_piece(ids, run->model, ask, err);
     const int n_prompt = ids->n;
     if (code == 0)
-        code = eval_ids_text(ids, run->model, number, err);
+        code = eval_ids_piece(ids, run->model, number, err);
     if (code == 0)
         code = eval_answer_add(run, ids, ids->n - n_prompt, tail, 0, err);
     run->length = BUTLER_MAX(run->length, ids->n);

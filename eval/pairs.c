@@ -30,7 +30,7 @@ static int append(struct list *list, const struct eval_run *run, struct butler_e
     char *text = NULL;
     if (asprintf(&text, format, a, b) < 0)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a pair");
-    const int code = eval_ids_text(&list->ids, run->model, text, err);
+    const int code = (list->ids.n > 1 ? eval_ids_piece : eval_ids_text)(&list->ids, run->model, text, err);
     free(text);
     return code;
 }

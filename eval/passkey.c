@@ -42,10 +42,10 @@ static int add_item(struct eval_run *run, struct pieces *pieces, int cell, int n
     eval_digits(random, 5, key);
     pieces->fact.n = pieces->answer.n = pieces->text.n = 0;
     snprintf(text, sizeof text, " The pass key is %s. Remember it. %s is the pass key.", key, key);
-    int code = eval_ids_text(&pieces->fact, run->model, text, err);
+    int code = eval_ids_piece(&pieces->fact, run->model, text, err);
     snprintf(text, sizeof text, " %s", key);
     if (code == 0)
-        code = eval_ids_text(&pieces->answer, run->model, text, err);
+        code = eval_ids_piece(&pieces->answer, run->model, text, err);
     if (code < 0)
         return code;
     const int room = run->length - pieces->fact.n - pieces->question.n - pieces->answer.n - (bos >= 0);
@@ -80,11 +80,11 @@ static int load(struct eval_run *run, struct butler_error *err)
     if (run->params->data)
         code = eval_text_read(run, run->params->data, &text, err);
     if (code == 0)
-        code = eval_ids_text(&pieces.filler, run->model, text.bytes ? text.bytes : filler_text, err);
+        code = eval_ids_piece(&pieces.filler, run->model, text.bytes ? text.bytes : filler_text, err);
     if (code == 0 && pieces.filler.n == 0)
         code = butler_fail(err, BUTLER_ERROR_FORMAT, "%s: no tokens in it", run->params->data);
     if (code == 0)
-        code = eval_ids_text(&pieces.question, run->model, question, err);
+        code = eval_ids_piece(&pieces.question, run->model, question, err);
     for (int i = 0; i < run->limit && code == 0; i++)
         code = add_item(run, &pieces, i % n_depths, n_depths, tail, &random, err);
     eval_text_free(&text);

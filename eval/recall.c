@@ -191,6 +191,23 @@ static int follow(const struct eval_run *run, const struct eval_item *item, stru
     return 0;
 }
 
+/* The same before there is a session, for a policy that evicts: what it keeps of the prompt. */
+static int charge_prompt(const struct eval_run *run, const struct eval_item *item, struct butler_policy *policy,
+                         struct butler_error *err)
+{
+    const struct butler_session_params params = {.n_ctx = item->n_ids, .kv_type = run->params->kv_type, .seed = run->seed};
+    const struct butler_policy asked = *policy;
+    if (policy->method != BUTLER_EVICT)
+        return 0;
+    struct butler_session *probe = butler_session_make(run->model, policy, &params, err);
+    if (!probe)
+        return BUTLER_ERROR_MEMORY;
+    charge(probe, &asked, item->n_prompt);
+    *policy = probe->policy;
+    butler_session_free(probe);
+    return 0;
+}
+
 /* A session of a policy that has read the prompt and follows the lead from there. */
 static int start(const struct eval_run *run, const struct eval_item *item, struct butler_policy policy, bool half,
                  struct eval_donor *donor, const struct butler_capture *capture, struct butler_session **out,
@@ -205,7 +222,9 @@ static int start(const struct eval_run *run, const struct eval_item *item, struc
         policy.prune_min = 0;
         policy.on_top = false;
     }
-    const int code = eval_session_begin(run, item, &policy, donor, out, err);
+    int code = half ? 0 : charge_prompt(run, item, &policy, err); /* where the prompt is cut to the budget */
+    if (code == 0)
+        code = eval_session_begin(run, item, &policy, donor, out, err);
     if (code == 0) {
         butler_session_stats_reset(*out);
         (*out)->capture = capture;

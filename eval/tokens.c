@@ -1,5 +1,6 @@
 /* Tokens on their way in (ids of texts, items) and logits on their way out. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,6 +39,40 @@ int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const 
         if (reserve(ids, n, err) < 0)
             return BUTLER_ERROR_MEMORY;
     }
+}
+
+/* Whether the vocabulary puts a space before a text. */
+static bool adds_space(const struct butler_model *model)
+{
+    int32_t ids[4];
+    size_t n_bytes;
+    const int n = butler_tokenize(model, "a", 1, 0, ids, BUTLER_COUNT(ids), NULL);
+    const char *bytes = n > 0 ? butler_token_bytes(model, ids[0], &n_bytes) : NULL;
+    return bytes && n_bytes > 0 && bytes[0] == ' ';
+}
+
+int eval_ids_piece(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err)
+{
+    struct eval_ids line = {0};
+    char *led = NULL;
+    const int before = ids->n;
+    if (!adds_space(model))
+        return eval_ids_text(ids, model, text, err);
+    if (text[0] == ' ') /* the one that is added stands for it */
+        return eval_ids_text(ids, model, text + 1, err);
+    /* Behind a line's end, which is then taken off, nothing is added. */
+    if (asprintf(&led, "\n%s", text) < 0)
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a text");
+    int code = eval_ids_text(&line, model, "\n", err);
+    if (code == 0)
+        code = eval_ids_text(ids, model, led, err);
+    if (code == 0 && ids->n - before >= line.n && memcmp(ids->ids + before, line.ids, (size_t)line.n * sizeof *line.ids) == 0) {
+        ids->n -= line.n;
+        memmove(ids->ids + before, ids->ids + before + line.n, (size_t)(ids->n - before) * sizeof *ids->ids);
+    }
+    eval_ids_free(&line);
+    free(led);
+    return code;
 }
 
 int eval_ids_append(struct eval_ids *ids, const int32_t *more, int n, struct butler_error *err)

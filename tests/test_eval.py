@@ -1,0 +1,462 @@
+"""`butler eval`: what the tasks measure against a NumPy transcription over the logits of `butler logits`, the laws that hold for
+every policy, runs that are interrupted, and data files that are not what they should be."""
+import json
+import math
+import os
+import pty
+import random
+import re
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+from cli import BUTLER, FAILED, GPT2, GQA, ROOT, USAGE, butler, data_folder, refuses, rows
+from gguf_file import Gguf
+
+TEXT = ROOT / "tests" / "data" / "secret_garden.txt"
+POLICIES = ["quest:dense=0", "fier:dense=0", "pagestats", "oracle", "random", "streaming", "h2o", "h2o+vatp", "scissorhands", "snapkv", "tova", "knorm"]
+VOLATILE = ("seconds", "date")
+
+
+def kv(*policies):
+    return [word for p in policies for word in ("--kv", p)]
+
+
+def steady(found):
+    """Rows without what differs from run to run."""
+    return [{k: v for k, v in row.items() if k not in VOLATILE} for row in found]
+
+
+def by(found, **wanted):
+    out = [row for row in found if all(row[k] == v for k, v in wanted.items())]
+    assert len(out) == 1, (wanted, len(out))
+    return out[0]
+
+
+def ids_of(text, model=GQA):
+    return json.loads(butler("tokenize", "-m", model, "-f", "-", "--no-special", "--json", input=text).stdout)["ids"]
+
+
+def piece_of(text, model=GQA):
+    """Tokens of a text that goes on from another: the space that this vocabulary puts before a text is not wanted there."""
+    whole, start = ids_of("x\n" + text, model), ids_of("x\n", model)
+    assert whole[:len(start)] == start
+    return whole[len(start):]
+
+
+def log_probs(ids, model=GQA):
+    """ln softmax at every position, as float64."""
+    out = rows("logits", "-m", model, "--all", "--ids", ",".join(map(str, ids)))
+    logits = np.array([row["logits"] for row in out])
+    logits -= logits.max(1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(1, keepdims=True))
+
+
+def bos(model=GQA):
+    """The beginning-of-text token of the vocabulary, which stands before every text, whether or not the model would add it."""
+    return [int(Gguf(model).values["tokenizer.ggml.bos_token_id"][1])]
+
+
+# ------------------------------------------------------------------------------------------------- perplexity
+
+@pytest.mark.parametrize("model,length,stride", [(GQA, 60, 0), (GQA, 64, 24), (GPT2, 40, 0)])
+def test_ppl(model, length, stride):
+    found = rows("eval", "ppl", "-m", model, "--data", TEXT, "--length", length, "--limit", 3, "--kv-type", "f32", "--set", f"stride={stride}")
+    ids, lead = ids_of(TEXT.read_text(), model=model), bos(model)
+    windows, counted = [], 0
+    for k in range(3):
+        at = k * (stride or length)
+        window = lead + ids[at:at + length]
+        table = log_probs(window[:-1], model)
+        first = max(1, len(lead) + counted - at)
+        windows.append([(-table[i - 1, window[i]], i - len(lead)) for i in range(first, len(window))])
+        counted = at + length
+    nats = [x for w in windows for x, _ in w]
+    ppl, bpb = by(found, metric="ppl"), by(found, metric="bpb")
+    assert ppl["n"] == len(nats) and ppl["length"] == length and ppl["kv_read"] == 1 and ppl["policy"] == "full"
+    assert math.log(ppl["value"]) == pytest.approx(np.mean(nats), abs=1e-4)
+    assert ppl["ci"][0] < ppl["value"] < ppl["ci"][1]
+    counts = np.array([len(w) for w in windows])
+    means = np.array([sum(x for x, _ in w) for w in windows])
+    half = 4.302653 * math.sqrt(((means - np.mean(nats) * counts) ** 2).sum() / 2 * 3) / counts.sum()
+    assert math.log(ppl["ci"][1] / ppl["value"]) == pytest.approx(half, rel=1e-3)
+    buckets = ppl["detail"]["by_position"]
+    assert sum(b["n"] for b in buckets) == len(nats) and buckets[0]["from"] == 0 and buckets[-1]["to"] == length
+    for bucket in buckets:
+        inside = [x for w in windows for x, place in w if bucket["from"] <= place < bucket["to"]]
+        assert len(inside) == bucket["n"] and math.log(bucket["ppl"]) == pytest.approx(np.mean(inside), abs=1e-4)
+    if model == GQA and stride == 0:
+        n_bytes = sum(len(x) for x in pieces(ids[:3 * length], model))
+        assert bpb["value"] == pytest.approx(sum(nats) / math.log(2) / n_bytes, rel=1e-6)
+
+
+def pieces(ids, model):
+    """Bytes of tokens: this vocabulary has bytes, and a few longer tokens."""
+    tokens = Gguf(model).values["tokenizer.ggml.tokens"][1][1]
+    out = []
+    for i in ids:
+        text = tokens[i].decode()
+        out.append(b"?" if re.fullmatch(r"<0x[0-9A-F]{2}>", text) else text.replace("\u2581", " ").encode())
+    return out
+
+
+def test_ppl_prefill_counts_what_is_decoded():
+    both = [rows("eval", "ppl", "-m", GQA, "--data", TEXT, "--length", 64, "--limit", 2, "--mode", mode, "--set", "prompt=48", "--kv-type", "f32")
+            for mode in ("prefill", "simulate")]
+    late = [b for b in both[1][0]["detail"]["by_position"] if b["from"] >= 48]
+    assert both[0][0]["n"] < both[1][0]["n"]
+    nats = sum(b["n"] * math.log(b["ppl"]) for b in late) / sum(b["n"] for b in late)
+    start = [b for b in both[0][0]["detail"]["by_position"] if b["from"] >= 48]
+    assert sum(b["n"] * math.log(b["ppl"]) for b in start) / sum(b["n"] for b in start) == pytest.approx(nats, abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["simulate", "prefill"])
+def test_dense_equals_full_at_any_budget(mode):
+    found = rows("eval", "ppl", "-m", GQA, "--data", TEXT, "--length", 64, "--limit", 2, "--mode", mode, "--budget", "0.2,1", *kv("full", *POLICIES))
+    full = [r for r in found if r["policy"] == "full"]
+    assert len(full) == 2 and full[0]["budget"] == 1, "what has no budget is measured once"
+    for policy in POLICIES:
+        for metric in ("ppl", "bpb"):
+            row = next(r for r in found if r["metric"] == metric and r["budget"] == 1 and r["policy"].startswith(policy.split(":")[0] + ":"))
+            want = next(r for r in full if r["metric"] == metric)
+            # Metrics that watch a prompt's attention read it in another order of sums.
+            assert row["value"] == pytest.approx(want["value"], rel=1e-6 if mode == "simulate" else 1e-4), row["policy"]
+    cheap = [r for r in found if r["budget"] == 0.2 and r["metric"] == "ppl"]
+    assert len(cheap) == len(POLICIES)
+    assert all(r["bytes"]["kv"] < 0.5 * r["bytes"]["full_kv"] for r in cheap
+               if not r["policy"].startswith(("snapkv", "h2o+vatp")))  # they always keep 32 and 20 tokens, and snapkv cuts prompts only
+
+
+# ---------------------------------------------------------------------------------------- one run, many policies
+
+def test_results_do_not_depend_on_the_threads():
+    args = ["eval", "passkey", "-m", GQA, "--length", 200, "--limit", 5, "--budget", "0.3", *kv("full", "quest", "h2o", "streaming", "random")]
+    assert steady(rows(*args, "-t", 1)) == steady(rows(*args, "-t", 3))
+
+
+@pytest.mark.parametrize("policy", ["quest:dense=0", "h2o", "snapkv", "streaming", "random"])
+def test_results_do_not_depend_on_company(policy):
+    """A prompt read for several policies serves each as if it had been read for it alone."""
+    args = ["eval", "ppl", "-m", GQA, "--data", TEXT, "--length", 96, "--limit", 2, "--mode", "prefill"]
+    together = steady(rows(*args, "--budget", "0.5,0.25", *kv("h2o", "fier:dense=0", "quest:dense=0", "snapkv", "streaming", "random")))
+    alone = steady(rows(*args, "--budget", "0.25", *kv(policy)))
+    assert alone and all(row in together for row in alone)
+
+
+def test_the_same_policy_twice_is_one():
+    assert len(rows("eval", "passkey", "-m", GQA, "--length", 150, "--limit", 1, "--budget", "0.5,0.5", *kv("full", "oracle", "oracle"))) == 2
+
+
+def command(output, n=8):
+    return [BUTLER, "eval", "ppl", "-m", GQA, "--data", str(TEXT), "--length", "120", "--limit", str(n), "-t", "1", "--budget", "0.2,0.6", "-o", str(output),
+            *kv("full", "h2o", "quest:dense=0", "oracle", "random")]
+
+
+def read(path):
+    return steady(json.loads(line) for line in path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_and_resumed(tmp_path, number):
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    subprocess.run(command(whole), check=True, capture_output=True, timeout=300)
+    process = subprocess.Popen(command(part), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    end = time.time() + 120
+    while time.time() < end and (not part.exists() or part.read_bytes().count(b"\n") < 4):
+        time.sleep(0.002)
+    process.send_signal(number)
+    said = process.communicate(timeout=120)[1].decode()
+    n = len(part.read_bytes().splitlines())
+    assert 4 <= n < len(read(whole)), "it was not stopped in the middle"
+    if number == signal.SIGINT:
+        assert process.returncode == FAILED and "goes on" in said
+    again = subprocess.run(command(part), check=True, capture_output=True, timeout=300).stderr.decode()
+    assert "of 9 policies are in the results already" in again
+    assert read(part) == read(whole)
+
+
+def test_a_file_cut_anywhere_goes_on(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    subprocess.run(command(path, 1), check=True, capture_output=True, timeout=300)
+    whole, bytes_ = read(path), path.read_bytes()
+    for cut in random.Random(1).sample(range(len(bytes_)), 4) + [len(bytes_) - 1, bytes_.index(b"\n") + 1]:
+        path.write_bytes(bytes_[:cut])
+        subprocess.run(command(path, 1), check=True, capture_output=True, timeout=300)
+        assert read(path) == whole, cut
+    before = path.read_bytes()
+    subprocess.run(command(path, 1), check=True, capture_output=True, timeout=300)
+    assert path.read_bytes() == before
+
+
+def test_other_measurements_are_not_taken_for_done(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    base = ["eval", "ppl", "-m", GQA, "--data", TEXT, "--length", 40, "--limit", 1, "-o", path]
+    other = tmp_path / "other.txt"
+    other.write_text(TEXT.read_text()[100:])
+    n = len(rows(*base))
+    for change in (["--limit", 2], ["--length", 44], ["-s", 1], ["--mode", "prefill"], ["--set", "stride=20"], ["--data", other], ["-m", GPT2],
+                   ["--kv-type", "f32"], ["--kv", "oracle"]):
+        assert len(rows(*base, *change)) == n, change
+    assert rows(*base) == []
+
+
+def test_bad_results_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"task": "ppl"}\nnonsense\n')
+    refuses(FAILED, "eval", "passkey", "-m", GQA, "--length", 150, "-o", path, says=["rows.jsonl:2"])
+    assert path.read_text() == '{"task": "ppl"}\nnonsense\n'
+    refuses(FAILED, "eval", "passkey", "-m", GQA, "--length", 150, "-o", tmp_path / "no" / "rows.jsonl", says=["rows.jsonl"])
+
+
+def test_progress_on_a_terminal():
+    main, side = pty.openpty()
+    process = subprocess.Popen([BUTLER, "eval", "passkey", "-m", GQA, "--length", "200", "--limit", "4", "--json"], stdout=subprocess.PIPE, stderr=side)
+    os.close(side)
+    said = b""
+    try:
+        while chunk := os.read(main, 4096):
+            said += chunk
+    except OSError:
+        pass
+    os.close(main)
+    assert process.wait() == 0 and b"100 %" in said and b"left" in said
+    assert len(process.stdout.read().splitlines()) == 1
+
+
+# ------------------------------------------------------------------------------------------------- answers
+
+def wilson(k, n, z=1.959964):
+    p, d = k / n, 1 + z * z / n
+    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return [max(0, (middle - half) / d), min(1, (middle + half) / d)]
+
+
+def hits(prompt, answer, model=GQA):
+    """Of each answer token whether it is the likeliest after the true ones before it; prompt and answer are lists of texts."""
+    question = bos(model) + ids_of(prompt[0], model) + [i for piece in prompt[1:] for i in piece_of(piece, model)]
+    wanted = piece_of(answer, model)
+    table = log_probs((question + wanted)[:-1], model)[-len(wanted):]
+    return [int(row.argmax()) == i for row, i in zip(table, wanted)]
+
+
+def check(found, per_item):
+    """Accuracy, coverage and their intervals from lists of hits."""
+    accuracy = by(found, metric="accuracy")
+    right = sum(all(h) for h in per_item)
+    assert accuracy["value"] == pytest.approx(right / len(per_item)) and accuracy["n"] == len(per_item)
+    assert accuracy["ci"] == pytest.approx(wilson(right, len(per_item)), abs=1e-6)
+    coverage = [r for r in found if r["metric"] == "coverage"]
+    if coverage:
+        assert coverage[0]["value"] == pytest.approx(sum(map(sum, per_item)) / sum(map(len, per_item)), abs=1e-8)
+        assert coverage[0]["n"] == sum(map(len, per_item))
+
+
+def test_coref_is_scored_as_written_down(tmp_path):
+    """The published template over pools with one entry each, so that the text is known."""
+    pools = {"location_names": ["aeiou xyz"], "loc_intro_tieback_list": [{"location_intro": "Far away lies", "tieback_question": "It was"}],
+             "philosophy_statements": ["All is one"], "food_descriptions": ["Soup"], "math_problems": ["1 and 1 is 2"]}
+    path = tmp_path / "pools.json"
+    path.write_text(json.dumps(pools))
+    for mode in ("simulate", "prefill"):
+        found = rows("eval", "coref", "-m", GQA, "--data", path, "--limit", 3, "--kv-type", "f32", "--mode", mode)
+        check(found, [hits(["Far away lies aeiou xyz. All is one. Soup. 1 and 1 is 2. It was:"], " aeiou xyz")] * 3)
+
+
+def test_coref_draws_and_first_layer():
+    data = data_folder()
+    args = ["eval", "coref", "-m", GQA, "--limit", 4, "--budget", "0.3", *kv("oracle")]
+    found = rows(*args)
+    assert rows(*args)[0]["value"] == found[0]["value"]
+    dense, sparse = found[0], rows(*args, "--set", "dense=0")[0]
+    assert dense["bytes"]["kv"] > 1.5 * sparse["bytes"]["kv"], "the first of two layers reads everything"
+    if data is None:
+        pytest.skip("no folder of data: set BUTLER_DATA")
+    published = rows("eval", "coref", "-m", GQA, "--limit", 2, "--data", data / "tokenbutler" / "mrcr_custom.json", "--kv-type", "f16")
+    assert {r["metric"] for r in published} == {"accuracy", "coverage"}
+
+
+def test_pairs_from_a_file(tmp_path):
+    items = [{"ordered_kv_records": [["ab", "cd"], ["ef", "gh"]], "key": "ef", "value": "gh"}, {"ordered_kv_records": [["k", "v"]], "key": "k", "value": "v"}]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(i) + "\n\n" for i in items))
+    common = ["eval", "kv", "-m", GQA, "--data", path, "--kv-type", "f32"]
+    check(rows(*common), [hits(["Remember these pairs.\nab: cd\nef: gh\n", "\nef:"], " gh"), hits(["Remember these pairs.\nk: v\n", "\nk:"], " v")])
+    check(rows(*common, "--set", "template=json"), [hits(['JSON data:\n{"ab": "cd",\n "ef": "gh"}\n', '\nKey: "ef"\nValue: "'], "gh"),
+                                                    hits(['JSON data:\n{"k": "v"}\n', '\nKey: "k"\nValue: "'], "v")])
+    assert by(rows(*common, "--limit", 1), metric="accuracy")["n"] == 1
+
+
+def test_lines_from_a_file(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text(json.dumps({"prompt": "line a-b: REGISTER_CONTENT is <4711>\n\nTell me line a-b. ", "random_idx": ["a-b", 0], "expected_number": 4711}))
+    found = rows("eval", "lines", "-m", GQA, "--data", path, "--kv-type", "f32")
+    check(found, [hits(["line a-b: REGISTER_CONTENT is <4711>\n\nTell me line a-b.", " The <REGISTER_CONTENT> in line a-b is <"], "4711")])
+
+
+def test_right_answers_are_counted(tmp_path):
+    """What the model says after a prompt, asked for as the answer, is right: scores are not zero for want of any chance."""
+    ask = {"prompt": "line a: REGISTER_CONTENT is <1>", "random_idx": ["a", 0]}
+    prompt = [ask["prompt"], " The <REGISTER_CONTENT> in line a is <"]
+    table = log_probs(bos() + ids_of(prompt[0]) + piece_of(prompt[1]))
+    digits = [piece_of(str(d))[-1] for d in range(10)]
+    number = int(np.argmax(table[-1][digits]))
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps({**ask, "expected_number": n}) + "\n" for n in range(10)))
+    found = rows("eval", "lines", "-m", GQA, "--data", path, "--kv-type", "f32")
+    check(found, [hits(prompt, str(n)) for n in range(10)])
+    assert by(found, metric="accuracy")["value"] <= 0.1 and number in range(10)
+
+
+def test_made_items():
+    """The same seed makes the same texts, another makes others; a passkey text has the length asked for."""
+    for task, more in (("kv", ["--set", "pairs=6"]), ("kv", ["--set", "pairs=6,style=numbers"]), ("lines", ["--set", "lines=3"])):
+        found = rows("eval", task, "-m", GQA, "--limit", 2, "--seed", 5, *more)
+        assert by(found, metric="accuracy")["n"] == 2
+    found = rows("eval", "passkey", "-m", GQA, "--length", "180,220", "--limit", 6, "--set", "depths=3", *kv("full", "random"), "--budget", "0.3")
+    assert [(r["length"], r["policy"]) for r in found] == [(180, "full"), (180, "random:budget=0.3"), (220, "full"), (220, "random:budget=0.3")]
+    for row in found:
+        grid = row["detail"]["grid"]
+        assert [(c["length"], c["depth"], c["n"]) for c in grid] == [(row["length"], d, 2) for d in (0, 0.5, 1)]
+        assert sum(c["right"] for c in grid) == pytest.approx(row["value"] * row["n"])
+    assert by(rows("eval", "passkey", "-m", GQA, "--length", 200, "--limit", 2, "--data", TEXT), metric="accuracy")["data"].startswith("secret_garden.txt#")
+
+
+def test_the_default_model_answers():
+    """The prompts are such that a model which can look things up does so: dense far above chance, a window far below dense."""
+    found = rows("eval", "passkey", "--length", 400, "--limit", 10, *kv("full", "streaming"), "--budget", "0.1")
+    assert by(found, policy="full")["value"] >= 0.6
+    assert by(found, policy="streaming:budget=0.1")["value"] <= by(found, policy="full")["value"] - 0.3
+
+
+# --------------------------------------------------------------------------------------------------- recall
+
+@pytest.fixture(scope="module")
+def recalled():
+    policies = ["full", "oracle:share=query", "oracle", "oracle:group=mean", *POLICIES]
+    return rows("eval", "recall", "-m", GQA, "--data", TEXT, "--length", 160, "--limit", 3, "--set", "steps=12", "--budget", "0.15,0.5", *kv(*policies))
+
+
+def values(found, metric, budget=None):
+    return {r["policy"]: r["value"] for r in found if r["metric"] == metric and budget in (None, r["budget"])}
+
+
+@pytest.mark.parametrize("metric", ["recall", "mass", "top_half_accuracy"])
+def test_no_policy_beats_the_oracle(recalled, metric):
+    for budget in (0.15, 0.5):
+        found = values(recalled, metric, budget)
+        best = found.pop(f"oracle:share=query,budget={budget}")
+        assert len(found) == len(POLICIES) + 2 - ("oracle" in POLICIES)
+        if metric != "mass":
+            assert best == pytest.approx(1)
+        assert all(value <= best + 1e-6 for value in found.values())
+    assert values(recalled, metric, 1)["full"] == pytest.approx(0.5 if metric == "top_half_accuracy" else 1, abs=5e-3)
+
+
+def test_best_shared_selection(recalled):
+    """Of all selections that a group of query heads shares, the one by the sum of their weights holds most mass."""
+    for budget in (0.15, 0.5):
+        mass = values(recalled, "mass", budget)
+        best = mass[f"oracle:group=mean,budget={budget}"]
+        assert all(value <= best + 1e-6 for policy, value in mass.items() if "share=query" not in policy and not policy.startswith("tova"))
+
+
+def test_random_is_near_its_expected_value(recalled):
+    for budget in (0.15, 0.5):
+        for metric in ("recall", "mass"):
+            row = by(recalled, policy=f"random:budget={budget}", metric=metric)
+            n = row["n"] * 2 * 4 * 160 * budget  # tokens chosen, over layers and heads; the newest is always among them
+            spread = 4 * math.sqrt(budget * (1 - budget) / (n if metric == "recall" else row["n"]))
+            assert abs(row["value"] - budget) < spread + 1 / (160 * budget)
+
+
+def test_bytes_are_equal(recalled):
+    """Nobody reads more than the budget pays for; one page, or one token, is the least."""
+    for row in recalled:
+        name = row["policy"].split(":")[0]
+        if row["metric"] != "recall" or name in ("full", "oracle") or (row["budget"] < 0.5 and name in ("h2o+vatp", "scissorhands", "snapkv")):
+            continue  # the last: what they keep in any case is most of so few tokens
+        page = 16 / 150 if name in ("quest", "pagestats") else 0
+        # FIER's scales are made anew from the keys of a group of 32 as it fills: bytes of the append, not of the choice.
+        append = 0.5 * 32 / 150 if name == "fier" else 0.02
+        assert row["kv_read"] <= row["budget"] + max(page, 1 / 150) + append, row["policy"]
+
+
+def test_recall_details(recalled):
+    for row in recalled:
+        if row["metric"] == "recall":
+            layers, mass = np.array(row["detail"]["layers"]), np.array(row["detail"]["mass"])
+            assert layers.shape == mass.shape == (2, 4) and layers.mean() == pytest.approx(row["value"], abs=1e-6)
+            assert mass.mean() == pytest.approx(by(recalled, policy=row["policy"], metric="mass")["value"], abs=1e-6)
+            if "page_hit" in row["detail"]:
+                assert row["detail"]["page_hit"] + row["detail"]["reuse"] == pytest.approx(1)
+
+
+def test_consensus_and_heat():
+    row, = rows("eval", "consensus", "-m", GQA, "--data", TEXT, "--length", 80, "--limit", 3)
+    layers = np.array(row["detail"]["layers"])
+    assert row["metric"] == "correlation" and layers.shape == (2, 4, 4) and row["ci"][0] <= row["value"] <= row["ci"][1]
+    assert np.allclose(layers, layers.transpose(0, 2, 1)) and np.allclose(np.einsum("lii->li", layers), 1) and np.abs(layers).max() <= 1 + 1e-6
+    refuses(USAGE, "eval", "consensus", "-m", GQA, "--data", TEXT, "--length", 80, *kv("h2o"), says=["full", "h2o"])
+    found = rows("eval", "heat", "--set", "dense=0", *kv("full", "streaming"), "--budget", "0.25")
+    for row in found:
+        assert len(row["tokens"]) == len(row["kept"]) and all(0 <= k <= 1 + 1e-9 for k in row["kept"])
+        answer = "".join(row["tokens"][i] for i in row["answer"])
+        assert row["answer"] and "".join(row["tokens"]).count(answer) >= 1
+    assert min(found[0]["kept"]) == pytest.approx(1)
+    n = len(found[1]["tokens"])
+    assert sum(found[1]["kept"]) == pytest.approx(round(0.25 * n), abs=1.01) and found[1]["kept"][-1] == pytest.approx(1)
+
+
+# --------------------------------------------------------------------------------------------------- bad input
+
+RECORD = {"ordered_kv_records": [["a", "b"]], "key": "a", "value": "b"}
+LINE = {"prompt": "x", "random_idx": ["a", 1], "expected_number": 12}
+POOLS = {"location_names": ["a"], "loc_intro_tieback_list": [{"location_intro": "a", "tieback_question": "b"}], "philosophy_statements": ["a"],
+         "food_descriptions": ["a"], "math_problems": ["a"]}
+
+
+def without(record, field):
+    return {k: v for k, v in record.items() if k != field}
+
+
+@pytest.mark.parametrize("task,content,says", [
+    ("ppl", "", ["empty"]), ("ppl", b"ok\nno\xff\n", [":2", "UTF-8"]), ("ppl", b"\x1f\x8b\x08 packed", ["compressed"]), ("recall", "short", ["tokens"]),
+    ("kv", [RECORD, "{broken"], [":2", "JSON"]), ("kv", [RECORD, "[1]"], [":2", "object"]), ("kv", "\n\n", ["no items"]),
+    ("kv", [RECORD, without(RECORD, "key")], [":2", '"key"', "missing"]), ("kv", [without(RECORD, "ordered_kv_records")], [":1", "ordered_kv_records"]),
+    ("kv", [{**RECORD, "ordered_kv_records": [["a"]]}], [":1", "ordered_kv_records", "entry 0"]), ("kv", [{**RECORD, "key": "z"}], [":1", '"key"']),
+    ("kv", [{**RECORD, "value": 7}], [":1", '"value"', "string"]), ("kv", [{**RECORD, "value": ""}], [":1", '"value"', "empty"]),
+    ("lines", [without(LINE, "prompt")], [":1", '"prompt"']), ("lines", [LINE, {**LINE, "expected_number": "x"}], [":2", "expected_number"]),
+    ("lines", [{**LINE, "random_idx": []}], [":1", "random_idx"]), ("lines", [{**LINE, "random_idx": [3]}], [":1", "random_idx"]),
+    ("coref", "{", [":1", "JSON"]), ("coref", [without(POOLS, "math_problems")], ["math_problems", "missing"]),
+    ("coref", [{**POOLS, "location_names": []}], ["location_names"]), ("coref", [{**POOLS, "food_descriptions": [3]}], ["food_descriptions", "entry 0"]),
+    ("coref", [{**POOLS, "loc_intro_tieback_list": [{"location_intro": "a"}]}], ["loc_intro_tieback_list", "entry 0", "tieback_question"]),
+])
+def test_bad_data_is_named(tmp_path, task, content, says):
+    path = tmp_path / "data.bad"
+    if isinstance(content, list):
+        content = "\n".join(c if isinstance(c, str) else json.dumps(c) for c in content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    output = tmp_path / "rows.jsonl"
+    result = butler("eval", task, "-m", GQA, "--data", path, *(["--length", 64] if task in ("ppl", "recall") else []), "-o", output,
+                    expect=USAGE if "tokens" in says else FAILED)
+    for word in ["data.bad", *says]:
+        assert word in result.stderr
+    assert result.stdout == "" and output.read_text() == ""
+
+
+def test_flags():
+    refuses(USAGE, "eval", says=["usage"])
+    refuses(USAGE, "eval", "dance", "-m", GQA, says=["dance", "ppl", "recall"])
+    refuses(USAGE, "eval", "passkey", "-m", GQA, "--mode", "fast", says=["--mode", "fast"])
+    refuses(USAGE, "eval", "passkey", "-m", GQA, "--budget", "0", says=["--budget"])
+    refuses(USAGE, "eval", "passkey", "-m", GQA, "--budget", "0.1,,2", says=["--budget"])
+    refuses(USAGE, "eval", "passkey", "-m", GQA, "--set", "depth=3", says=["--set", "depth=3", "depths"])
+    refuses(USAGE, "eval", "passkey", "-m", GQA, "--set", "depths=x", says=["depths", "x"])
+    refuses(USAGE, "eval", "passkey", "-m", GQA, "--length", "20", says=["--length"])
+    refuses(USAGE, "eval", "ppl", "-m", GQA, says=["--data"])
+    refuses(USAGE, "eval", "kv", "-m", GQA, "--length", "99", says=["--length", "pairs"])
+    refuses(USAGE, "eval", "passkey", "-m", GQA, *kv("qest"), says=["qest"])
+    refuses(FAILED, "eval", "ppl", "-m", GQA, "--data", "absent.txt", says=["absent.txt"])
