@@ -269,7 +269,7 @@ void report_build(struct report *report, struct report_rows *rows)
             report->tasks = grow(report->tasks, report->n_tasks, sizeof *report->tasks);
             report->tasks[report->n_tasks++] = row->task;
         }
-        if (*row->metric)
+        if (*row->metric && strcmp(row->task, "heat") != 0) /* one text is no measure: its tokens are shown instead */
             add_row(report, row);
     }
     for (int i = 0; i < report->n_charts; i++)

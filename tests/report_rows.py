@@ -65,7 +65,7 @@ def eval_row(task, data, config, length, metric, dense, policy, budget):
 
 def heat(policy, budget):
     keep = [1.0 if i in (0, 1) or "Kimberly" in t or "Reyes" in t else round(max(0, wobble(policy, i)), 2) for i, t in enumerate(TEXT)]
-    return {"task": "heat", "policy": f"{policy}:budget={budget:g}", "model": "butler-default.gguf", "tokens": [" " + t for t in TEXT], "kept": keep,
+    return {"task": "heat", "policy": f"{policy}:budget={budget:g}", "model": "butler-default.gguf", "tokens": [" " + t for t in TEXT], "kept": keep, "metric": "answer_read", "value": 1, "n": 2, "budget": budget, "kv_read": budget,
             "answer": [6, 7]}
 
 
