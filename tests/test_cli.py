@@ -309,6 +309,8 @@ def test_policies():
 
 def test_defaults_of_every_policy_are_a_policy():
     for row in rows("policies"):
+        if row["policy"].startswith("tokenbutler"):  # they need a predictor: test_predictor_cli.py
+            continue
         *_, last = rows("run", "-m", GQA, "-p", PROMPT, "-n", "3", "--temp", "0", "--kv", row["defaults"])
         assert last["stats"]["policy"] == row["defaults"] and len(last["ids"]) <= 3
 

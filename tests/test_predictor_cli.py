@@ -55,6 +55,12 @@ def test_run(predictor):
     assert "the predictor took" in butler("run", "-m", GQA, "-p", PROMPT, "-n", "5", "--kv", POLICY, "--predictor", path).stderr
 
 
+def test_default_is_a_policy(predictor):
+    path, _ = predictor
+    default, = (row["defaults"] for row in rows("policies") if row["policy"] == "tokenbutler2")
+    butler("run", "-m", GQA, "-p", PROMPT, "-n", "3", "--kv", default, "--predictor", path)
+
+
 def test_bench(predictor):
     path, _ = predictor
     row, = rows("bench", "-m", GQA, "-d", "64", "-n", "4", "--kv", POLICY, "--predictor", path)
