@@ -151,6 +151,11 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
                       (const char *[]){"f32", "f16", "q8_0"}[params->kv_type]);
     for (int i = 0; run->task->options && run->task->options[i].name && at < (int)sizeof config; i++)
         at += snprintf(config + at, sizeof config - (size_t)at, ",%s=%s", run->task->options[i].name, run->option_values[i]);
+    struct butler_predictor_info predictor;
+    if (policy->parsed.metric && policy->parsed.metric->predictor && at < (int)sizeof config &&
+        butler_predictor_describe(run->model, policy->parsed.metric->predictor, &predictor))
+        snprintf(config + at, sizeof config - (size_t)at, ",predictor=%" PRIu64 "/%" PRId64 "/%.9g", predictor.n_params,
+                 predictor.n_tokens, predictor.loss);
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, run->model->fingerprint);
     if (params->data) {
         const char *slash = strrchr(params->data, '/');

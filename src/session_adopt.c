@@ -14,6 +14,8 @@ bool butler_session_can_adopt(const struct butler_policy *to, const struct butle
 {
     if (to->rope_in_cache != from->rope_in_cache)
         return false;
+    if (to->metric && to->metric->predictor == 1) /* it has read the text itself */
+        return false;
     if (same_metric(to, from))
         return true;
     return !to->metric || !to->metric->attention_window || to->metric->attention_window(to->values) == 0;

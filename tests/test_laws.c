@@ -349,6 +349,70 @@ static void test_copy_refused(void **state)
     butler_model_free(c.model);
 }
 
+/* A session that takes over a prompt from one of another policy goes on as if it had read it itself. */
+static void adopt_law(const struct context *c, const char *policy)
+{
+    char text[512];
+    struct butler_error err = {0};
+    struct butler_session *alone = open_session(c, with_budget(policy, BUDGET, text)), *heir = open_session(c, text),
+                          *donor = open_session(c, "full"), *same = open_session(c, text);
+    const int n = c->n_prompt - 1;
+    if (!butler_session_can_adopt(&heir->policy, &donor->policy)) {
+        butler_session_free(donor);
+        donor = same;
+        same = NULL;
+    }
+    if (!heir->policy.prefill_evict && butler_session_can_adopt(&heir->policy, &donor->policy)) {
+        assert_int_equal(butler_prefill_part(alone, c->text, n, c->n_prompt, &err), 0);
+        assert_int_equal(butler_prefill_part(donor, c->text, n, c->n_prompt, &err), 0);
+        assert_int_equal(butler_session_adopt(heir, donor, &err), 0);
+        prefill(alone, c->text + n, 1);
+        prefill(heir, c->text + n, 1);
+        assert_same_logits(alone, heir, text, n);
+        for (int i = c->n_prompt; i < c->n_text; i++) {
+            step(alone, c->text[i]);
+            step(heir, c->text[i]);
+            assert_same_logits(alone, heir, text, i);
+        }
+        struct butler_stats a, b;
+        butler_session_stats(alone, &a);
+        butler_session_stats(heir, &b);
+        assert_int_equal(a.kv_bytes, b.kv_bytes);
+        assert_int_equal(a.metric_bytes, b.metric_bytes);
+    } else {
+        assert_true(heir->policy.prefill_evict || heir->policy.rope_in_cache || strstr(text, "tokenbutler"));
+    }
+    butler_session_free(alone);
+    butler_session_free(heir);
+    butler_session_free(donor);
+    butler_session_free(same);
+}
+
+static void test_adopt(void **state)
+{
+    (void)state;
+    for_all(adopt_law);
+}
+
+static void test_adopt_refused(void **state)
+{
+    (void)state;
+    const struct context c = open_model(&models[1], 0);
+    struct butler_error err = {0};
+    struct butler_session *full = open_session(&c, "full"), *h2o = open_session(&c, "h2o:budget=16"),
+                          *empty = open_session(&c, "full");
+    prefill(full, c.text, 40);
+    prefill(h2o, c.text, 40);
+    assert_int_equal(butler_session_adopt(h2o, full, &err), BUTLER_ERROR_ARGUMENT); /* not empty, and it must see attention */
+    assert_int_equal(butler_session_adopt(empty, h2o, &err), BUTLER_ERROR_ARGUMENT);
+    assert_non_null(strstr(err.message, "h2o"));
+    assert_int_equal(butler_n_past(empty), 0);
+    butler_session_free(full);
+    butler_session_free(h2o);
+    butler_session_free(empty);
+    butler_model_free(c.model);
+}
+
 /* One thread and two, and another backend table of the same ISA, agree bit for bit. */
 static struct context one_thread;
 
@@ -386,8 +450,9 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense), cmocka_unit_test(test_selection),    cmocka_unit_test(test_restore),
-        cmocka_unit_test(test_copy),  cmocka_unit_test(test_copy_refused), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_dense),         cmocka_unit_test(test_selection),    cmocka_unit_test(test_restore),
+        cmocka_unit_test(test_copy),          cmocka_unit_test(test_copy_refused), cmocka_unit_test(test_adopt),
+        cmocka_unit_test(test_adopt_refused), cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
