@@ -13,6 +13,8 @@ static const char *const lower_is_better[] = {"ppl", "bpb", "nll", "loss", "seco
 static const char *const shares[] = {"accuracy", "coverage", "acc_norm", "f1",       "rouge_l", "em",
                                      "edit_sim", "recall",   "mass",     "page_hit", "reuse",   "top_half_accuracy"};
 
+/* Metrics in which reading everything is no reference: it puts no token in the wrong half, nor in the right one. */
+static const char *const without_dense[] = {"top_half_accuracy", "page_hit", "reuse", "correlation"};
 /* Tasks whose texts are as long as their parts, so that a row's length is that of the longest item and says nothing. */
 static const char *const lengths_vary[] = {"coref", "kv", "lines", "mc", "longbench"};
 
@@ -177,7 +179,8 @@ static void judge_series(const struct report_chart *chart, struct report_series 
 
 static void judge_chart(const struct report *report, struct report_chart *chart)
 {
-    for (int i = 0; i < chart->n; i++) {
+    bool reference = !among(chart->metric, without_dense, BUTLER_COUNT(without_dense));
+    for (int i = 0; i < chart->n && reference; i++) {
         const struct report_series *series = &chart->series[i];
         if (report->policies[series->policy].kind != REPORT_DENSE)
             continue;

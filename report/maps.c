@@ -166,10 +166,21 @@ static void grid_write(FILE *out, const json_t *detail, const char *key)
     fprintf(out, "</tr></tbody></table>");
 }
 
-static bool has_pictures(const struct report_chart *chart, double budget, const char *key)
+/* Dense has a picture only where it is the only one: beside others it says nothing. */
+static bool has_picture(const struct report *report, const struct report_chart *chart, int series, const char *key)
+{
+    bool any = false, alone = chart->n == 1;
+    for (int k = 0; k < chart->series[series].n; k++)
+        any = any || json_is_array(json_object_get(chart->series[series].rows[k]->detail, key));
+    return any && (alone || report->policies[chart->series[series].policy].kind != REPORT_DENSE);
+}
+
+static bool has_pictures(const struct report *report, const struct report_chart *chart, double budget, const char *key)
 {
     bool any = false;
     for (int i = 0; i < chart->n; i++) {
+        if (!has_picture(report, chart, i, key))
+            continue;
         const struct report_row *row = report_row_at(&chart->series[i], budget);
         any = any || (row && json_is_array(json_object_get(row->detail, key)));
     }
@@ -184,7 +195,7 @@ static void gallery_write(FILE *out, const struct report *report, const struct r
     double budgets[REPORT_MAX_BUDGETS];
     int n = 0, n_all = report_budgets(chart, budgets, REPORT_MAX_BUDGETS);
     for (int i = 0; i < n_all; i++)
-        if (has_pictures(chart, budgets[i], key))
+        if (has_pictures(report, chart, budgets[i], key))
             budgets[n++] = budgets[i];
     fprintf(out, "<div class=\"scroll\"><table class=\"gallery\"><caption>%s</caption><thead><tr><th scope=\"col\">policy</th>",
             caption);
@@ -192,10 +203,7 @@ static void gallery_write(FILE *out, const struct report *report, const struct r
         fprintf(out, "<th scope=\"col\">%s</th>", report_budget(number, sizeof number, budgets[i] < 0 ? NAN : budgets[i]));
     fprintf(out, "</tr></thead><tbody>\n");
     for (int i = 0; i < chart->n; i++) {
-        bool any = false;
-        for (int k = 0; k < chart->series[i].n; k++)
-            any = any || json_is_array(json_object_get(chart->series[i].rows[k]->detail, key));
-        if (!any)
+        if (!has_picture(report, chart, i, key))
             continue;
         fprintf(out, "<tr><th scope=\"row\">");
         report_text(out, report->policies[chart->series[i].policy].name);
