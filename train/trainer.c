@@ -156,7 +156,7 @@ void butler_trainer_free(struct butler_trainer *trainer)
 /* The model reads n tokens in one block, so that a layer's queries and keys are there at once and need not be kept. */
 static int read_text(struct butler_train_worker *worker, int n, struct butler_error *err)
 {
-    const struct butler_session_params params = {.n_ctx = n, .n_block = n, .kv_type = BUTLER_KV_F32};
+    const struct butler_session_params params = {.n_ctx = n, .n_block = n, .kv_type = BUTLER_KV_F16};
     struct butler_session *session = butler_session_new(&worker->model, &params, err);
     if (!session)
         return err->code;
