@@ -308,8 +308,11 @@ static int load(struct eval_run *run, struct butler_error *err)
     if (eval_option_int(run, "steps", 1, run->length - 2, &steps, err) < 0 ||
         eval_option_int(run, "dense", 0, run->info->n_layers, &dense, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
-    for (int p = 0; p < run->n_policies; p++)
-        run->policies[p].parsed.dense_layers = dense;
+    for (int p = 0; p < run->n_policies; p++) {
+        struct butler_policy *policy = &run->policies[p].parsed;
+        const bool looks_ahead = policy->metric && (policy->metric->predictor || policy->metric->earlier_layers);
+        policy->dense_layers = looks_ahead ? BUTLER_MAX(dense, 1) : dense; /* nothing foresees the first layer */
+    }
     run->n_values = SUMS * run->info->n_layers * run->info->n_heads + EXTRA;
     return eval_windows_load(run, steps, err);
 }
