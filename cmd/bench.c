@@ -64,32 +64,42 @@ static int prepare(struct bench *bench)
 static int decode(struct bench *bench)
 {
     const struct cmd_options *options = bench->options;
-    struct butler_error err = {0};
-    struct butler_stats before, after;
-    int n_vocab = butler_model_get_info(bench->model)->n_vocab;
+    struct butler_error *errs = cmd_alloc((size_t)options->batch, sizeof *errs);
+    struct butler_stats *before = cmd_alloc((size_t)options->batch, sizeof *before), after;
+    int32_t *ids = cmd_alloc((size_t)options->batch, sizeof *ids);
+    int n_vocab = butler_model_get_info(bench->model)->n_vocab, status = CMD_DONE;
     uint64_t random = options->seed + 1;
-    for (int i = -options->warmup; i < options->n; i++) {
+    for (int i = -options->warmup; i < options->n && status == CMD_DONE; i++) {
         struct round round = {0};
-        double start = now();
         for (int b = 0; b < options->batch; b++) {
-            struct butler_session *session = bench->sessions[b];
             if (i == 0)
-                butler_session_stats_reset(session);
-            butler_session_stats(session, &before);
+                butler_session_stats_reset(bench->sessions[b]);
+            butler_session_stats(bench->sessions[b], &before[b]);
             random = random * 6364136223846793005u + 1442695040888963407u;
-            if (butler_step(session, (int32_t)((random >> 33) % (uint64_t)n_vocab), &err) < 0)
-                return cmd_fail(options, &err);
-            butler_session_stats(session, &after);
-            round.predict_us += 1e6 * (after.predict_s - before.predict_s);
-            round.score_us += 1e6 * (after.score_s - before.score_s);
-            round.select_us += 1e6 * (after.select_s - before.select_s);
-            round.attend_us += 1e6 * (after.attend_s - before.attend_s);
+            ids[b] = (int32_t)((random >> 33) % (uint64_t)n_vocab);
+        }
+        double start = now();
+        if (butler_step_batch(bench->sessions, ids, options->batch, errs) < 0) {
+            int failed = 0;
+            while (failed + 1 < options->batch && errs[failed].code == 0)
+                failed++;
+            status = cmd_fail(options, &errs[failed]);
         }
         round.ms = 1e3 * (now() - start);
+        for (int b = 0; b < options->batch; b++) {
+            butler_session_stats(bench->sessions[b], &after);
+            round.predict_us += 1e6 * (after.predict_s - before[b].predict_s);
+            round.score_us += 1e6 * (after.score_s - before[b].score_s);
+            round.select_us += 1e6 * (after.select_s - before[b].select_s);
+            round.attend_us += 1e6 * (after.attend_s - before[b].attend_s);
+        }
         if (i >= 0)
             bench->rounds[i] = round;
     }
-    return CMD_DONE;
+    free(errs);
+    free(before);
+    free(ids);
+    return status;
 }
 
 static void print_row(const struct bench *bench)
@@ -155,8 +165,6 @@ static int run(struct cmd_options *options)
     struct butler_model *model = cmd_model_load(options, &status);
     if (!model)
         return status;
-    if (options->batch > 1)
-        cmd_say(options, "note: the %d sessions take turns; every token reads all weights, nothing is shared", options->batch);
     if (!options->json)
         cmd_printf("%-32s %8s %5s %10s %10s %10s %10s %10s %10s\n", "policy", "depth", "batch", "tokens/s", "ms/token", "KV read",
                    "us score", "us select", "us attend");
@@ -183,8 +191,8 @@ const struct cmd_command cmd_bench = {
     .details =
         "For every depth and policy: fills a cache of that many tokens with random keys and values, decodes --warmup tokens,\n"
         "then -n more, and prints medians over those. Bytes are what the kernels were asked to read for one token, on average.\n"
-        "With --batch B, B sessions of that depth decode one token each in turn: the time and the bytes of one token are the\n"
-        "mean over the sessions, and weights are read anew for each.\n\n"
+        "With --batch B, B sessions of that depth decode one token each at the same time and share every row of weights: the\n"
+        "time and the bytes of one token are the mean over the sessions.\n\n"
         "With --json one row for each: {\"policy\", \"model\", \"depth\", \"batch\", \"tok_s\", \"ms_tok\", \"weight_bytes\", "
         "\"kv_bytes\",\n"
         "\"metric_bytes\", \"full_kv_bytes\", \"us_score\", \"us_select\", \"us_attend\", \"us_predict\",\n"

@@ -162,6 +162,13 @@ void butler_session_on_progress(struct butler_session *session, butler_progress_
 /* Decodes one token under the policy. */
 int butler_step(struct butler_session *session, int32_t id, struct butler_error *err);
 
+/* Decodes one token of each of n different sessions of the same model, each under its own policy: every row of weights is
+ * read once for all (up to 64, and not more than the first session's n_block, at a time). What a session computes is what
+ * butler_step would have, bit for bit. Weights read count for the first session, wall time in equal shares. errs[n] or NULL:
+ * one for each session, code 0 where nothing is wrong. Where an id or a session is wrong nothing changes; a session whose logits are not numbers
+ * (BUTLER_ERROR_NUMERIC) fails alone. Returns 0 or the first error. */
+int butler_step_batch(struct butler_session *const *sessions, const int32_t *ids, int n, struct butler_error *errs);
+
 /* Logits [n_vocab] after the last token, owned by the session, valid until the next call. NULL before the first. */
 const float *butler_logits(const struct butler_session *session);
 int butler_n_past(const struct butler_session *session);

@@ -34,6 +34,7 @@ struct butler_workspace {
     size_t block_floats;
     float *panel; /* [n_threads][panel_floats] dequantised weights in prefill */
     size_t panel_floats;
+    size_t packed_bytes;
     unsigned char *packed; /* up to BUTLER_PACKED_TOKENS tokens of a block as the left operand of a matrix unit */
     /* Which units each list read in the step before, one bit a unit: [n_layers][n_heads][selected_words]. */
     uint64_t *selected;
@@ -76,9 +77,9 @@ struct butler_backend {
 
     /* y[n][n_embd] = rows ids[n] of the table */
     void (*embed)(struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n);
-    /* y[n][n_rows] = x[n][n_cols] W^T + bias */
+    /* y[n][n_rows] = x[n][n_cols] W^T + bias. apart: each row has the bits that it would have alone. */
     void (*matmul)(struct butler_backend *backend, struct butler_workspace *work, float *y, const struct butler_matrix *w,
-                   const float *x, int n);
+                   const float *x, int n, bool apart);
     /* y[n][dim] from x[n][dim], each row by itself; y may be x */
     void (*norm)(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
                  enum butler_norm kind, float eps);

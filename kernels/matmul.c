@@ -127,12 +127,13 @@ static void tile_matmul(struct butler_pool *pool, struct matmul_job job)
 }
 
 void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, float *y, const struct butler_matrix *w,
-                   const float *x, int n)
+                   const float *x, int n, bool apart)
 {
-    const bool few = n <= GEMV_TOKENS;
+    const bool few = apart || n <= GEMV_TOKENS;
     struct matmul_job job = {backend->kernels, w, work, y, x, n, few ? GEMV_ROWS : panel_rows(w->n_cols)};
     /* What F32 weights are kept for is lost in parts of 16 bits; rounded weights lose nothing to speak of. */
-    if (!few && backend->kernels->tiles && w->type != BUTLER_F32)
+    if (!few && backend->kernels->tiles && w->type != BUTLER_F32 &&
+        butler_packed_bytes(BUTLER_MIN(n, BUTLER_PACKED_TOKENS), w->n_cols) <= work->packed_bytes)
         tile_matmul(backend->pool, job);
     else
         butler_pool_run(backend->pool, few ? gemv_task : gemm_task, &job, BUTLER_CEIL_DIV(w->n_rows, job.rows_per_task));

@@ -9,8 +9,8 @@ enum {
     BUTLER_PACKED_TOKENS = 512,      /* tokens that are packed at a time */
 };
 
-/* y[n][n_rows] = x[n][n_cols] W^T + bias */
+/* y[n][n_rows] = x[n][n_cols] W^T + bias. apart: each row has the bits that it would have alone. */
 void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, float *y, const struct butler_matrix *w,
-                   const float *x, int n);
+                   const float *x, int n, bool apart);
 
 #endif

@@ -33,10 +33,11 @@ static void place_rotations(struct butler_session *session, int n)
     }
 }
 
-static void matmul(struct butler_session *session, float *y, const struct butler_matrix *w, const float *x, int n)
+/* Rows of a decode step may be of several sessions: each comes out as it would alone. */
+static void matmul(struct butler_session *session, float *y, const struct butler_matrix *w, const float *x, int n, bool decode)
 {
     struct butler_backend *backend = session->model->backend;
-    backend->matmul(backend, &session->work, y, w, x, n);
+    backend->matmul(backend, &session->work, y, w, x, n, decode);
     session->traffic.weight_bytes += w->row_bytes * (uint64_t)w->n_rows;
 }
 
@@ -48,7 +49,9 @@ static int observe_from(const struct butler_session *session, const struct butle
                            ? policy->metric->attention_window(policy->values)
                            : 0;
     /* Where every block is cut, every block needs its own last queries. */
-    const int end = policy->prefill_evict && !pass->decode ? session->n_past + pass->n : pass->prompt_end;
+    const int end = pass->decode            ? session->n_past + 1
+                    : policy->prefill_evict ? session->n_past + pass->n
+                                            : pass->prompt_end;
     return window == 0 ? INT32_MAX : BUTLER_MAX(end - BUTLER_MIN(window, end), 0);
 }
 
@@ -60,12 +63,19 @@ static void lap(double *sum, double *mark)
     *mark = now;
 }
 
-/* q, k, v of the new tokens -> session->o, the cache grown and, where the policy says so, cut. */
-static int attention(struct butler_session *session, const struct butler_pass *pass, int layer, struct butler_error *err)
+/* The rows of one session in the block: q, o [n][n_heads][head_dim], k, v [n][n_kv_heads][head_dim]. */
+struct heads {
+    const float *q, *k, *v;
+    float *o;
+};
+
+/* q, k, v of n new tokens -> o, the cache grown and, where the policy says so, cut. */
+static int attention(struct butler_session *session, const struct butler_pass *pass, int layer, int n, const struct heads *heads,
+                     struct butler_error *err)
 {
     struct butler_backend *backend = session->model->backend;
     const struct butler_policy *policy = &session->policy;
-    const int n = pass->n, from = observe_from(session, pass, layer), last = session->n_past + n - 1;
+    const int from = observe_from(session, pass, layer), last = session->n_past + n - 1;
     const bool sparse = layer >= policy->dense_layers, evicts = sparse && policy->method == BUTLER_EVICT;
     const bool cuts_now = pass->decode ? !policy->evict_at_prefill_only : pass->prompt_ends || policy->prefill_evict;
     struct butler_layer_state state = {policy, &session->shape,        &session->kv,   &session->work, &session->traffic,
@@ -75,7 +85,7 @@ static int attention(struct butler_session *session, const struct butler_pass *p
 
     if (evicts && pass->decode && cuts_now && butler_kv_at(&session->kv, layer, 0)->n_slots > 0) {
         state.position--; /* the cache ends with the token before */
-        backend->score(backend, &state, session->q);
+        backend->score(backend, &state, heads->q);
         lap(&stats->score_s, &mark);
         state.position++;
         backend->evict(backend, &state, 1);
@@ -83,13 +93,13 @@ static int attention(struct butler_session *session, const struct butler_pass *p
     }
     if (butler_kv_grow(&session->kv, layer, n, session->n_past, err) < 0)
         return BUTLER_ERROR_LENGTH;
-    backend->append(backend, &state, session->k, session->v, n);
+    backend->append(backend, &state, heads->k, heads->v, n);
     if (!pass->decode) {
-        backend->attend_block(backend, &state, session->q, session->o, n, from);
+        backend->attend_block(backend, &state, heads->q, heads->o, n, from);
         if (evicts && cuts_now) {
             state.position = last;
             backend->score(backend, &state,
-                           session->q + (size_t)(n - 1) * (size_t)(session->shape.n_heads * session->shape.head_dim));
+                           heads->q + (size_t)(n - 1) * (size_t)(session->shape.n_heads * session->shape.head_dim));
             backend->evict(backend, &state, 0);
         }
         return 0;
@@ -102,17 +112,17 @@ static int attention(struct butler_session *session, const struct butler_pass *p
     }
     lap(&stats->score_s, &mark);
     if (sparse && policy->method == BUTLER_RETRIEVE && policy->fused) {
-        backend->attend_fused(backend, &state, session->q, &lists, session->o);
+        backend->attend_fused(backend, &state, heads->q, &lists, heads->o);
         lap(&stats->attend_s, &mark);
         return 0;
     }
     if (sparse && policy->method == BUTLER_RETRIEVE) {
-        backend->score(backend, &state, session->q);
+        backend->score(backend, &state, heads->q);
         lap(&stats->score_s, &mark);
         backend->select(backend, &state, &lists);
         lap(&stats->select_s, &mark);
     }
-    backend->attend(backend, &state, session->q, &lists, session->o, from != INT32_MAX);
+    backend->attend(backend, &state, heads->q, &lists, heads->o, from != INT32_MAX);
     lap(&stats->attend_s, &mark);
     return 0;
 }
@@ -128,40 +138,42 @@ static void head_norms(struct butler_session *session, const struct butler_layer
 }
 
 /* session->h (normed) -> session->h: the feed-forward part. */
-static void feed_forward(struct butler_session *session, const struct butler_layer *layer, int n)
+static void feed_forward(struct butler_session *session, const struct butler_layer *layer, int n, bool decode)
 {
     struct butler_backend *backend = session->model->backend;
     const struct butler_hparams *hp = &session->model->hp;
     const bool gated = layer->w_gate.data != NULL;
     if (gated)
-        matmul(session, session->gate, &layer->w_gate, session->h, n);
-    matmul(session, session->up, &layer->w_up, session->h, n);
+        matmul(session, session->gate, &layer->w_gate, session->h, n, decode);
+    matmul(session, session->up, &layer->w_up, session->h, n, decode);
     backend->activate(backend, session->up, gated ? session->gate : NULL, (size_t)n * (size_t)hp->n_ff, hp->activation);
-    matmul(session, session->h, &layer->w_down, session->up, n);
+    matmul(session, session->h, &layer->w_down, session->up, n, decode);
 }
 
-/* What a layer's attention (or its feed-forward part) takes in -> what later layers will look for. */
+/* What a layer's attention (or its feed-forward part) takes in, h[n][n_embd] -> what later layers will look for. */
 static int foresee(struct butler_session *session, const struct butler_pass *pass, int layer, enum butler_predictor_input input,
-                   struct butler_error *err)
+                   const float *h, int n, struct butler_error *err)
 {
     struct butler_predict *predict = session->predict;
     double mark = butler_seconds(), sum = 0;
     int first;
     if (!predict || predict->predictor->sizes.input != input || butler_predict_serves(predict, layer, &first) == 0)
         return 0;
-    const int code = butler_predict_run(predict, &session->traffic, layer, session->h, pass->n, session->n_past, pass->decode,
+    const int code = butler_predict_run(predict, &session->traffic, layer, h, n, session->n_past, pass->decode,
                                         pass->decode || session->policy.method == BUTLER_EVICT, err);
     lap(&sum, &mark);
     session->stats.predict_s += pass->decode ? sum : 0;
+    session->failed = session->failed || code < 0;
     return code;
 }
 
-static void logits_of(struct butler_session *session, const float *x, float *logits)
+/* logits[n][n_vocab] of x[n][n_embd] */
+static void logits_of(struct butler_session *session, const float *x, float *logits, int n, bool decode)
 {
     struct butler_backend *backend = session->model->backend;
     const struct butler_hparams *hp = &session->model->hp;
-    backend->norm(backend, session->h, x, &session->model->output_norm, 1, hp->n_embd, hp->norm, hp->norm_eps);
-    matmul(session, logits, &session->model->output, session->h, 1);
+    backend->norm(backend, session->h, x, &session->model->output_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
+    matmul(session, logits, &session->model->output, session->h, n, decode);
 }
 
 double butler_entropy(const float *logits, int n)
@@ -184,11 +196,11 @@ static bool stops(const struct butler_session *session, const float *logits)
 }
 
 /* True when the prediction after this layer is already certain and the layers left may be skipped. */
-static bool leaves_early(struct butler_session *session, int layer)
+static bool leaves_early(struct butler_session *session, const float *x, int layer)
 {
     if (!session->policy.stop_layers || layer + 1 >= session->model->hp.n_layers)
         return false;
-    logits_of(session, session->x, session->exit_logits);
+    logits_of(session, x, session->exit_logits, 1, true);
     return stops(session, session->exit_logits);
 }
 
@@ -203,93 +215,170 @@ static int check_logits(struct butler_session *session, const float *logits, int
     return 0;
 }
 
-/* Final norm and output for the last token, or for each where the caller wants them. */
-static int finish(struct butler_session *session, const struct butler_pass *pass, struct butler_error *err)
+/* Final norm and output for the last token of each session, or for every token where the caller wants them: as many at a
+ * time as fit the rows of the feed-forward part, which are free by now. errs[n_sessions]. */
+static int finish(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass, struct butler_error *errs)
 {
-    const size_t n_embd = (size_t)session->model->hp.n_embd;
+    struct butler_session *lead = sessions[0];
+    const struct butler_hparams *hp = &lead->model->hp;
+    const size_t n_embd = (size_t)hp->n_embd, n_vocab = (size_t)hp->n_vocab;
+    const int rows = pass->n / n_sessions, room = (int)BUTLER_MAX((size_t)lead->n_block * (size_t)hp->n_ff / n_vocab, (size_t)1);
+    int code = 0;
     if (!pass->each && !pass->decode && !pass->prompt_ends)
         return 0;
-    for (int t = pass->each ? 0 : pass->n - 1; t < pass->n; t++) {
-        logits_of(session, session->x + (size_t)t * n_embd, session->logits);
-        if (check_logits(session, session->logits, session->n_past + t, err) < 0)
-            return BUTLER_ERROR_NUMERIC;
-        if (pass->each)
-            pass->each(pass->user, session->n_past + t, session->logits);
+    for (int t = pass->each || pass->decode ? 0 : pass->n - 1, m; t < pass->n; t += m) {
+        m = BUTLER_MIN(room, pass->n - t);
+        float *logits = m == 1 ? sessions[t / rows]->logits : lead->gate;
+        logits_of(lead, lead->x + (size_t)t * n_embd, logits, m, pass->decode);
+        for (int i = t; i < t + m; i++, logits += n_vocab) {
+            struct butler_session *session = sessions[i / rows];
+            const int position = session->n_past + i % rows;
+            if (check_logits(session, logits, position, &errs[i / rows]) < 0) {
+                code = BUTLER_ERROR_NUMERIC;
+                if (n_sessions == 1)
+                    return code;
+                continue;
+            }
+            if (logits != session->logits && (pass->decode || i == pass->n - 1))
+                memcpy(session->logits, logits, n_vocab * sizeof *logits);
+            if (pass->each)
+                pass->each(pass->user, position, logits);
+            session->has_logits = true;
+        }
     }
-    session->has_logits = true;
+    return code;
+}
+
+/* Residual stream of the new tokens, and their rotations: those of keys that stay unrotated turn by nothing. */
+static void begin(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass)
+{
+    struct butler_session *lead = sessions[0];
+    const struct butler_model *model = lead->model;
+    struct butler_backend *backend = model->backend;
+    const size_t n_embd = (size_t)model->hp.n_embd, half = (size_t)model->hp.n_rot / 2;
+    const int rows = pass->n / n_sessions;
+    backend->embed(backend, lead->x, &model->tok_embd, pass->ids, pass->n);
+    for (int s = 0; s < n_sessions; s++) {
+        struct butler_session *session = sessions[s];
+        float *cosines = lead->cos + (size_t)(s * rows) * half, *sines = lead->sin + (size_t)(s * rows) * half;
+        session->traffic.weight_bytes += (uint64_t)rows * model->tok_embd.row_bytes;
+        session->left = false;
+        for (int t = 0; t < rows && model->pos_embd.data; t++) {
+            const int32_t position = session->n_past + t;
+            backend->embed(backend, lead->h + (size_t)(s * rows + t) * n_embd, &model->pos_embd, &position, 1);
+        }
+        if (session->work.rope_cos) {
+            place_rotations(session, rows);
+            for (size_t i = 0; i < (size_t)rows * half; i++)
+                cosines[i] = 1, sines[i] = 0;
+        } else if (model->hp.rope != BUTLER_ROPE_NONE) {
+            rotations(session, session->n_past, rows, cosines, sines);
+        }
+    }
+    if (model->pos_embd.data)
+        backend->add(backend, lead->x, lead->h, (size_t)pass->n * n_embd);
+}
+
+/* x += h for the sessions that have not left the stack. */
+static void add_residual(struct butler_session *const *sessions, int n_sessions, size_t n_row)
+{
+    struct butler_session *lead = sessions[0];
+    struct butler_backend *backend = lead->model->backend;
+    for (int s = 0; s < n_sessions; s++)
+        if (!sessions[s]->left)
+            backend->add(backend, lead->x + (size_t)s * n_row, lead->h + (size_t)s * n_row, n_row);
+}
+
+static int attend_all(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass, int layer,
+                      struct butler_error *errs)
+{
+    struct butler_session *lead = sessions[0];
+    const int rows = pass->n / n_sessions;
+    const size_t n_token = (size_t)(lead->shape.n_heads * lead->shape.head_dim), n_q = (size_t)rows * n_token,
+                 n_x = (size_t)rows * (size_t)lead->model->hp.n_embd,
+                 n_kv = (size_t)(rows * lead->shape.n_kv_heads * lead->shape.head_dim);
+    for (size_t s = 0; s < (size_t)n_sessions; s++) {
+        struct butler_session *session = sessions[s];
+        const struct butler_capture *capture = session->capture;
+        const struct heads heads = {lead->q + s * n_q, lead->k + s * n_kv, lead->v + s * n_kv, lead->o + s * n_q};
+        if (capture && capture->layer)
+            capture->layer(capture->user, layer, session->n_past, rows, lead->x + s * n_x, lead->h + s * n_x, heads.q, heads.k);
+        if (session->queries)
+            memcpy(session->queries + (size_t)layer * n_token, heads.q + n_q - n_token, n_token * sizeof *heads.q);
+        if (attention(session, pass, layer, rows, &heads, &errs[s]) < 0) {
+            session->failed = true;
+            return BUTLER_ERROR_LENGTH;
+        }
+        if (capture && capture->attended)
+            capture->attended(capture->user, layer, session->n_past, rows, heads.o);
+    }
     return 0;
 }
 
-int butler_forward(struct butler_session *session, const struct butler_pass *pass, struct butler_error *err)
+int butler_forward(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass, struct butler_error *errs)
 {
-    const struct butler_model *model = session->model;
+    struct butler_session *lead = sessions[0];
+    const struct butler_model *model = lead->model;
     const struct butler_hparams *hp = &model->hp;
     struct butler_backend *backend = model->backend;
-    const int n = pass->n;
-    const size_t n_x = (size_t)n * (size_t)hp->n_embd, n_q = (size_t)(hp->n_heads * hp->head_dim);
-    const bool rotates = hp->rope != BUTLER_ROPE_NONE && !session->policy.rope_in_cache;
-    bool skipping = false; /* the stack was left early: the layers that remain only fill their caches */
+    const int n = pass->n, rows = n / n_sessions;
+    const bool decode = pass->decode;
+    const size_t n_row = (size_t)rows * (size_t)hp->n_embd;
+    int n_left = 0; /* sessions that left the stack early: the layers that remain only fill their caches */
 
-    backend->embed(backend, session->x, &model->tok_embd, pass->ids, n);
-    session->traffic.weight_bytes += (uint64_t)n * model->tok_embd.row_bytes;
-    if (model->pos_embd.data) {
-        for (int t = 0; t < n; t++) {
-            const int32_t position = session->n_past + t;
-            backend->embed(backend, session->h + (size_t)t * (size_t)hp->n_embd, &model->pos_embd, &position, 1);
-        }
-        backend->add(backend, session->x, session->h, n_x);
-    }
-    if (rotates)
-        rotations(session, session->n_past, n, session->cos, session->sin);
-    else if (session->work.rope_cos)
-        place_rotations(session, n);
-
+    begin(sessions, n_sessions, pass);
     for (int l = 0; l < hp->n_layers; l++) {
         const struct butler_layer *layer = &model->layers[l];
 
-        backend->norm(backend, session->h, session->x, &layer->attn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
-        if (foresee(session, pass, l, BUTLER_PREDICTOR_INPUT_NORM, err) < 0)
-            goto fail;
-        matmul(session, session->q, &layer->wq, session->h, n);
-        matmul(session, session->k, &layer->wk, session->h, n);
-        matmul(session, session->v, &layer->wv, session->h, n);
-        head_norms(session, layer, n);
-        if (rotates) {
-            backend->rope(backend, session->q, session->cos, session->sin, n, hp->n_heads, hp->head_dim, hp->n_rot, hp->rope);
-            backend->rope(backend, session->k, session->cos, session->sin, n, hp->n_kv_heads, hp->head_dim, hp->n_rot, hp->rope);
+        backend->norm(backend, lead->h, lead->x, &layer->attn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
+        for (int s = 0; s < n_sessions; s++)
+            if (foresee(sessions[s], pass, l, BUTLER_PREDICTOR_INPUT_NORM, lead->h + (size_t)s * n_row, rows, &errs[s]) < 0)
+                return BUTLER_ERROR_LENGTH;
+        matmul(lead, lead->q, &layer->wq, lead->h, n, decode);
+        matmul(lead, lead->k, &layer->wk, lead->h, n, decode);
+        matmul(lead, lead->v, &layer->wv, lead->h, n, decode);
+        head_norms(lead, layer, n);
+        if (hp->rope != BUTLER_ROPE_NONE) {
+            backend->rope(backend, lead->q, lead->cos, lead->sin, n, hp->n_heads, hp->head_dim, hp->n_rot, hp->rope);
+            backend->rope(backend, lead->k, lead->cos, lead->sin, n, hp->n_kv_heads, hp->head_dim, hp->n_rot, hp->rope);
         }
-        if (session->capture && session->capture->layer)
-            session->capture->layer(session->capture->user, l, session->n_past, n, session->x, session->h, session->q, session->k);
-        if (session->queries)
-            memcpy(session->queries + (size_t)l * n_q, session->q + (size_t)(n - 1) * n_q, n_q * sizeof *session->q);
-        if (attention(session, pass, l, err) < 0)
-            goto fail;
-        if (session->capture && session->capture->attended)
-            session->capture->attended(session->capture->user, l, session->n_past, n, session->o);
-        if (skipping)
+        if (attend_all(sessions, n_sessions, pass, l, errs) < 0)
+            return BUTLER_ERROR_LENGTH;
+        if (n_left == n_sessions)
             continue;
-        matmul(session, session->h, &layer->wo, session->o, n);
-        backend->add(backend, session->x, session->h, n_x);
+        matmul(lead, lead->h, &layer->wo, lead->o, n, decode);
+        add_residual(sessions, n_sessions, n_row);
 
-        backend->norm(backend, session->h, session->x, &layer->ffn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
-        if (session->capture && session->capture->fed)
-            session->capture->fed(session->capture->user, l, session->n_past, n, session->h);
-        if (foresee(session, pass, l, BUTLER_PREDICTOR_INPUT_ATTENTION, err) < 0)
-            goto fail;
-        feed_forward(session, layer, n);
-        backend->add(backend, session->x, session->h, n_x);
-        skipping = pass->decode && leaves_early(session, l);
+        backend->norm(backend, lead->h, lead->x, &layer->ffn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
+        for (int s = 0; s < n_sessions; s++) {
+            const struct butler_capture *capture = sessions[s]->capture;
+            const float *h = lead->h + (size_t)s * n_row;
+            if (sessions[s]->left)
+                continue;
+            if (capture && capture->fed)
+                capture->fed(capture->user, l, sessions[s]->n_past, rows, h);
+            if (foresee(sessions[s], pass, l, BUTLER_PREDICTOR_INPUT_ATTENTION, h, rows, &errs[s]) < 0)
+                return BUTLER_ERROR_LENGTH;
+        }
+        feed_forward(lead, layer, n, decode);
+        add_residual(sessions, n_sessions, n_row);
+        for (int s = 0; s < n_sessions && decode; s++)
+            if (!sessions[s]->left && leaves_early(sessions[s], lead->x + (size_t)s * n_row, l)) {
+                sessions[s]->left = true;
+                n_left++;
+            }
     }
-    if (finish(session, pass, err) < 0)
-        return BUTLER_ERROR_NUMERIC;
-    memcpy(session->tokens + session->n_past, pass->ids, (size_t)n * sizeof *pass->ids);
-    session->n_past += n;
-    if (pass->decode) {
-        session->n_decoded++;
-        session->stop = stops(session, session->logits);
+    const int code = finish(sessions, n_sessions, pass, errs);
+    for (int s = 0; s < n_sessions; s++) {
+        struct butler_session *session = sessions[s];
+        if (session->failed)
+            continue;
+        memcpy(session->tokens + session->n_past, pass->ids + s * rows, (size_t)rows * sizeof *pass->ids);
+        session->n_past += rows;
+        if (decode) {
+            session->n_decoded++;
+            session->stop = stops(session, session->logits);
+        }
     }
-    return 0;
-fail:
-    session->failed = true;
-    return BUTLER_ERROR_LENGTH;
+    return code;
 }

@@ -128,7 +128,7 @@ struct butler_predict *butler_predict_new(const struct butler_predictor *predict
         (struct butler_metric_shape){.n_layers = 1, .n_heads = heads, .n_kv_heads = heads, .head_dim = dim, .group = 1};
     if (bind(predict, err) < 0 || make_activations(predict, (size_t)n_block, err) < 0 ||
         butler_kv_init(&predict->kv, &predict->shape, kv_type, slots, &predict->policy, backend->kernels, err) < 0 ||
-        butler_workspace_make(&predict->work, &hp, &predict->policy, slots, attends ? n_block : 1, butler_pool_size(backend->pool),
+        butler_workspace_make(&predict->work, &hp, &predict->policy, slots, n_block, butler_pool_size(backend->pool),
                               err) < 0) {
         butler_predict_free(predict);
         return NULL;
@@ -157,7 +157,7 @@ void butler_predict_free(struct butler_predict *predict)
 static void matmul(struct butler_predict *predict, struct butler_traffic *traffic, float *y, int param, const float *x, int n)
 {
     const struct butler_matrix *w = &predict->matrices[param];
-    predict->backend->matmul(predict->backend, &predict->work, y, w, x, n);
+    predict->backend->matmul(predict->backend, &predict->work, y, w, x, n, false);
     traffic->predict_bytes += w->row_bytes * (uint64_t)w->n_rows;
 }
 

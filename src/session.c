@@ -7,6 +7,8 @@
 #include "predict.h"
 #include "session.h"
 
+enum { BATCH = 64 }; /* sessions that share a pass */
+
 static int make_activations(struct butler_session *session, struct butler_error *err)
 {
     const struct butler_hparams *hp = &session->model->hp;
@@ -163,6 +165,7 @@ static int read_prompt(struct butler_session *session, const int32_t *ids, int n
     const double start = butler_seconds();
     const struct butler_traffic before = session->traffic; /* traffic counts decode steps alone */
     const bool ends = session->n_past + n == prompt_end;
+    struct butler_error ignored;
     int code = check_tokens(session, ids, n, err);
     for (int done = 0; code == 0 && done < n; done += session->n_block) {
         const struct butler_pass pass = {
@@ -173,7 +176,7 @@ static int read_prompt(struct butler_session *session, const int32_t *ids, int n
             .each = each,
             .user = user,
         };
-        code = butler_forward(session, &pass, err);
+        code = butler_forward(&session, 1, &pass, err ? err : &ignored);
         if (code == 0)
             session->stats.n_prefill += (uint64_t)pass.n;
         if (code == 0 && session->progress)
@@ -205,20 +208,52 @@ void butler_session_on_progress(struct butler_session *session, butler_progress_
 
 int butler_step(struct butler_session *session, int32_t id, struct butler_error *err)
 {
-    const double start = butler_seconds();
-    const struct butler_hparams *hp = &session->model->hp;
-    int code = check_tokens(session, &id, 1, err);
-    if (code < 0)
-        return code;
-    code =
-        butler_forward(session, &(struct butler_pass){.ids = &id, .n = 1, .decode = true, .prompt_end = session->n_past + 1}, err);
-    if (code < 0)
-        return code;
-    session->stats.n_decode++;
-    session->stats.full_kv_bytes +=
-        2 * (uint64_t)session->kv.row_bytes * (uint64_t)session->n_past * (uint64_t)(hp->n_layers * hp->n_kv_heads);
-    session->stats.decode_s += butler_seconds() - start;
-    return 0;
+    return butler_step_batch(&session, &id, 1, err);
+}
+
+/* Everything that can be wrong with a batch, before anything changes. */
+static int check_batch(struct butler_session *const *sessions, const int32_t *ids, int n, struct butler_error *errs)
+{
+    int code = 0;
+    for (int s = 0; s < n; s++) {
+        struct butler_error *err = errs ? &errs[s] : NULL;
+        if (err)
+            err->code = 0;
+        int one = check_tokens(sessions[s], &ids[s], 1, err);
+        if (one == 0 && sessions[s]->model != sessions[0]->model)
+            one = butler_fail(err, BUTLER_ERROR_ARGUMENT, "session %d of a batch has another model than the first", s);
+        for (int i = 0; i < s && one == 0; i++)
+            if (sessions[i] == sessions[s])
+                one = butler_fail(err, BUTLER_ERROR_ARGUMENT, "sessions %d and %d of a batch are the same", i, s);
+        code = code == 0 ? one : code;
+    }
+    return code;
+}
+
+int butler_step_batch(struct butler_session *const *sessions, const int32_t *ids, int n, struct butler_error *errs)
+{
+    struct butler_error some[BATCH];
+    if (n < 1)
+        return butler_fail(errs, BUTLER_ERROR_ARGUMENT, "a batch of %d sessions", n);
+    int code = check_batch(sessions, ids, n, errs);
+    for (int done = 0, m; code == 0 && done < n; done += m) {
+        const double start = butler_seconds();
+        m = BUTLER_MIN(BUTLER_MIN(n - done, BATCH), sessions[done]->n_block);
+        const struct butler_pass pass = {.ids = ids + done, .n = m, .decode = true};
+        code = butler_forward(sessions + done, m, &pass, errs ? errs + done : some);
+        const double seconds = butler_seconds() - start;
+        for (int s = done; s < done + m; s++) {
+            struct butler_session *session = sessions[s];
+            const struct butler_hparams *hp = &session->model->hp;
+            if (session->failed)
+                continue;
+            session->stats.n_decode++;
+            session->stats.full_kv_bytes +=
+                2 * (uint64_t)session->kv.row_bytes * (uint64_t)session->n_past * (uint64_t)(hp->n_layers * hp->n_kv_heads);
+            session->stats.decode_s += seconds / m;
+        }
+    }
+    return code;
 }
 
 /* About N(0, 1): 64 coin tosses and a dither of one step, an order of magnitude faster than the real thing. */

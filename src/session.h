@@ -37,6 +37,7 @@ struct butler_session {
     int n_decoded; /* tokens decoded since the last prompt: what the stopping rule counts */
     int n_places;  /* rotations by place that the workspace has */
     bool has_logits, failed, stop;
+    bool left; /* this step's prediction was certain before the last layer */
     butler_progress_fn *progress; /* or NULL */
     void *progress_user;
     const struct butler_capture *capture; /* or NULL */
@@ -52,19 +53,21 @@ struct butler_session {
     float *queries;       /* [n_layers][n_heads][head_dim] of the newest token, where the metric looks at earlier layers */
 };
 
-/* How a block of tokens is to be run. */
+/* How a block of tokens is to be run: those of one session, or one of each of several. */
 struct butler_pass {
-    const int32_t *ids;
+    const int32_t *ids; /* [n] */
     int n;
-    bool decode;      /* n = 1, under the policy */
+    bool decode;      /* one token a session, under its policy */
     bool prompt_ends; /* the last block of a prompt: evicting policies cut the cache */
     int prompt_end;   /* position after the prompt: which queries a metric's window still sees */
     butler_logits_fn *each;
     void *user;
 };
 
-/* Runs a block of tokens through the model: the KV store grows, session->logits are those of the last token. */
-int butler_forward(struct butler_session *session, const struct butler_pass *pass, struct butler_error *err);
+/* Runs a block of tokens through the model of all sessions, in the activations of the first: their KV stores grow, their
+ * logits are those of their last tokens. errs[n_sessions]; a session that fails is marked so, the others go on. */
+int butler_forward(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass,
+                   struct butler_error *errs);
 
 /* As butler_prefill, of the first part of a prompt that goes on to position prompt_end: nothing is evicted yet (but where
  * the policy cuts every block) and there are no logits. */

@@ -501,13 +501,13 @@ def test_bench_rows():
         assert quest["weight_bytes"] == full["weight_bytes"]
 
 
-def test_bench_in_text_and_in_turns():
+def test_bench_in_text_and_in_batches():
     text = butler("bench", "-m", GQA, "-d", "64", "-n", "2", "--kv", "full", "--kv", "h2o:budget=16")
     assert "full" in text.stdout and "h2o:budget=16" in text.stdout and len(text.stdout.splitlines()) == 3
     one, = rows("bench", "-m", GQA, "-d", "64", "-n", "2")
     two, = rows("bench", "-m", GQA, "-d", "64", "-n", "2", "--batch", "2")
-    assert two["batch"] == 2 and (two["kv_bytes"], two["weight_bytes"]) == (one["kv_bytes"], one["weight_bytes"])
-    assert "weights" in butler("bench", "-m", GQA, "-d", "64", "-n", "2", "--batch", "2").stderr
+    assert two["batch"] == 2 and two["kv_bytes"] == one["kv_bytes"]
+    assert one["weight_bytes"] / 2 <= two["weight_bytes"] < 0.6 * one["weight_bytes"]  # shared, but for a row of the embedding
 
 
 # ------------------------------------------------------------------------------------- plug-ins, default model
