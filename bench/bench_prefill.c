@@ -62,7 +62,8 @@ int main(int argc, char **argv)
                                                : &repeat) = value;
     }
     if (argc < 2 || argc % 2 || n < 1 || depth < 0 || repeat < 1 || repeat > MAX_REPEAT) {
-        fprintf(stderr, "usage: %s MODEL [--isa NAME,...] [--n N] [--depth N] [--block N] [--threads N] [--kv POLICY] [--repeat N]\n",
+        fprintf(stderr,
+                "usage: %s MODEL [--isa NAME,...] [--n N] [--depth N] [--block N] [--threads N] [--kv POLICY] [--repeat N]\n",
                 argv[0]);
         return EXIT_FAILURE;
     }

@@ -13,15 +13,15 @@ static const _Alignas(64) uint8_t config[64] = {
     [48] = 16, [49] = 16, [50] = 16, [51] = 16, [52] = 16, [53] = 16, [54] = 16, [55] = 16,
 };
 
-#define TILE 16             /* lines of a tile */
-#define HALF 1024           /* bytes of its high or low parts */
-#define STEP BUTLER_TILE_K  /* of k */
+#define TILE 16            /* lines of a tile */
+#define HALF 1024          /* bytes of its high or low parts */
+#define STEP BUTLER_TILE_K /* of k */
 
 /* Words 0..15 or 16..31 of bfloat16 as floats. */
 INLINE __m512 widen(__m512i b, int half)
 {
-    const __m512i each = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0, 3, 0, 2, 0,
-                                          1, 0, 0, 0);
+    const __m512i each =
+        _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
     const __m512i from = half ? _mm512_add_epi16(each, _mm512_set1_epi16(16)) : each;
     return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, from, b));
 }

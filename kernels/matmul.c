@@ -6,12 +6,12 @@
 #include "matmul.h"
 
 enum {
-    GEMV_ROWS = 32,   /* rows of a matrix one task multiplies in decode */
-    PANEL_ROWS = 64,  /* most rows of a panel, so that every thread has its share */
-    GEMV_TOKENS = 4,  /* up to this many tokens a row is used in its quantised form */
-    TILE_ROWS = 128,  /* rows a task multiplies in the matrix unit: x is read once for so many */
+    GEMV_ROWS = 32,     /* rows of a matrix one task multiplies in decode */
+    PANEL_ROWS = 64,    /* most rows of a panel, so that every thread has its share */
+    GEMV_TOKENS = 4,    /* up to this many tokens a row is used in its quantised form */
+    TILE_ROWS = 128,    /* rows a task multiplies in the matrix unit: x is read once for so many */
     TILE_COLUMNS = 256, /* columns at a time: what 32 tokens have of them stays in the nearest cache */
-    LINES = 16,       /* rows that are widened and packed together */
+    LINES = 16,         /* rows that are widened and packed together */
 };
 
 struct matmul_job {
@@ -79,11 +79,11 @@ static void pack_task(void *context, int task, int thread)
 }
 
 /* Columns [column, column + n) of some rows, packed. lines: scratch for LINES of them. */
-static void pack_weights(const struct matmul_job *job, unsigned char *packed, float *lines, int first, int n_rows, int column, int n)
+static void pack_weights(const struct matmul_job *job, unsigned char *packed, float *lines, int first, int n_rows, int column,
+                         int n)
 {
     const struct butler_matrix *w = job->w;
-    const unsigned char *rows =
-        (const unsigned char *)w->data + (size_t)first * w->row_bytes + butler_row_bytes(w->type, column);
+    const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes + butler_row_bytes(w->type, column);
     for (int r = 0; r < n_rows; r += LINES, packed += butler_packed_bytes(LINES, n)) {
         const int count = BUTLER_MIN(LINES, n_rows - r);
         for (int i = 0; i < count; i++)
@@ -110,7 +110,7 @@ static void tile_task(void *context, int task, int thread)
     add_bias(job, first, n_rows);
 }
 
-_Static_assert(BUTLER_PACKED_TOKENS * TILE_ROWS + LINES * TILE_COLUMNS + TILE_ROWS * TILE_COLUMNS <= BUTLER_PANEL_FLOATS,
+_Static_assert(BUTLER_PACKED_TOKENS *TILE_ROWS + LINES * TILE_COLUMNS + TILE_ROWS * TILE_COLUMNS <= BUTLER_PANEL_FLOATS,
                "a task's sums, lines and packed weights fit its scratch");
 
 static void tile_matmul(struct butler_pool *pool, struct matmul_job job)

@@ -12,12 +12,12 @@
 /* Accumulators, rounded up to whole vectors of sums. */
 #define GEMM_SUMS ((GEMM_ROWS * GEMM_TOKENS + VEC - 1) / VEC * VEC)
 
-/* y (+)= w x over n elements of k; n_tokens is a compile-time constant. Rows beyond n_stored repeat one that exists. */
-INLINE void gemm_tile(float *y, size_t y_stride, const float *const w[GEMM_ROWS], const float *x, size_t x_stride, int n_tokens,
-                      const float *next, int n_stored, int n, bool more)
+/* y (+)= w x over n elements of k; n_tokens is a compile-time constant. Rows beyond n_stored repeat one that exists. sums:
+ * scratch that outlives the tile, because gcc 12 below -O3 gives an array of its own to something else too soon. */
+INLINE void gemm_tile(float sums[GEMM_SUMS], float *y, size_t y_stride, const float *const w[GEMM_ROWS], const float *x,
+                      size_t x_stride, int n_tokens, const float *next, int n_stored, int n, bool more)
 {
     vec acc[GEMM_SUMS];
-    _Alignas(64) float sums[GEMM_SUMS];
     UNROLL
     for (int a = 0; a < GEMM_SUMS; a++)
         acc[a] = vec_zero();
@@ -62,19 +62,21 @@ INLINE void gemm_tile(float *y, size_t y_stride, const float *const w[GEMM_ROWS]
 
 /* One chunk of k: a tile of tokens meets all rows while it is in the first-level cache. Rows that are missing in the last
  * group repeat one that exists. n_tokens is a compile-time constant; next: where the tokens to come begin, or NULL. */
-INLINE void gemm_tokens(float *y, size_t y_stride, const float *w, size_t w_stride, int n_rows, const float *x, size_t x_stride,
-                        int n_tokens, const float *next, int n, bool more)
+INLINE void gemm_tokens(float sums[GEMM_SUMS], float *y, size_t y_stride, const float *w, size_t w_stride, int n_rows,
+                        const float *x, size_t x_stride, int n_tokens, const float *next, int n, bool more)
 {
     for (int r = 0; r < n_rows; r += GEMM_ROWS) {
         const float *rows[GEMM_ROWS];
         for (int k = 0; k < GEMM_ROWS; k++)
             rows[k] = w + (size_t)BUTLER_MIN(r + k, n_rows - 1) * w_stride;
-        gemm_tile(y + r, y_stride, rows, x, x_stride, n_tokens, r == 0 ? next : NULL, BUTLER_MIN(n_rows - r, GEMM_ROWS), n, more);
+        gemm_tile(sums, y + r, y_stride, rows, x, x_stride, n_tokens, r == 0 ? next : NULL, BUTLER_MIN(n_rows - r, GEMM_ROWS), n,
+                  more);
     }
 }
 
 static void gemm(float *y, size_t y_stride, const float *w, int n_rows, const float *x, size_t x_stride, int n_tokens, int n)
 {
+    _Alignas(64) float sums[GEMM_SUMS];
     for (int first = 0; first < n; first += GEMM_CHUNK) {
         const int count = BUTLER_MIN(n - first, GEMM_CHUNK);
         const bool more = first > 0;
@@ -82,13 +84,14 @@ static void gemm(float *y, size_t y_stride, const float *w, int n_rows, const fl
         for (; t + GEMM_TOKENS <= n_tokens; t += GEMM_TOKENS) {
             const float *tile = x + t * x_stride + first;
             const float *next = t + 2 * GEMM_TOKENS <= n_tokens ? tile + GEMM_TOKENS * x_stride : NULL;
-            gemm_tokens(y + t * y_stride, y_stride, w + first, (size_t)n, n_rows, tile, x_stride, GEMM_TOKENS, next, count, more);
+            gemm_tokens(sums, y + t * y_stride, y_stride, w + first, (size_t)n, n_rows, tile, x_stride, GEMM_TOKENS, next, count,
+                        more);
         }
         for (; t + 2 <= n_tokens; t += 2)
-            gemm_tokens(y + t * y_stride, y_stride, w + first, (size_t)n, n_rows, x + t * x_stride + first, x_stride, 2, NULL,
+            gemm_tokens(sums, y + t * y_stride, y_stride, w + first, (size_t)n, n_rows, x + t * x_stride + first, x_stride, 2, NULL,
                         count, more);
         if (t < n_tokens)
-            gemm_tokens(y + t * y_stride, y_stride, w + first, (size_t)n, n_rows, x + t * x_stride + first, x_stride, 1, NULL,
+            gemm_tokens(sums, y + t * y_stride, y_stride, w + first, (size_t)n, n_rows, x + t * x_stride + first, x_stride, 1, NULL,
                         count, more);
     }
 }

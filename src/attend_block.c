@@ -12,10 +12,10 @@
 #include "attend.h"
 
 enum {
-    KEYS = 256,    /* of a chunk */
-    STRIP = 64,    /* queries that meet a chunk together: their scores stay in cache */
-    ROWS = 1024,   /* most queries of a task, where no weights have to stay */
-    KEPT = 128,    /* most queries of a task where they have to, */
+    KEYS = 256,            /* of a chunk */
+    STRIP = 64,            /* queries that meet a chunk together: their scores stay in cache */
+    ROWS = 1024,           /* most queries of a task, where no weights have to stay */
+    KEPT = 128,            /* most queries of a task where they have to, */
     KEPT_FLOATS = 1 << 20, /* if so many floats hold their weights */
 };
 
@@ -34,12 +34,12 @@ struct tile {
     const uint32_t *slots; /* keys in the order of the text; NULL: as they lie */
     int kv_head, thread, group, first, n, n_rows, before, n_keys;
     bool keeps;
-    float *q, *out;                                      /* [rows][dim] */
-    float *max, *sum;                                    /* [rows] */
-    float *weights;                                      /* [rows][score_stride] where they are kept */
-    float *maxima;                                       /* [chunk][KEPT rows] which maximum a chunk's weights have */
-    float *scores;                                       /* [STRIP][KEYS] */
-    float *widened;                                      /* [KEYS][dim] */
+    float *q, *out;   /* [rows][dim] */
+    float *max, *sum; /* [rows] */
+    float *weights;   /* [rows][score_stride] where they are kept */
+    float *maxima;    /* [chunk][KEPT rows] which maximum a chunk's weights have */
+    float *scores;    /* [STRIP][KEYS] */
+    float *widened;   /* [KEYS][dim] */
     void *packed_q, *packed_p, *packed_keys, *packed_values;
 };
 
@@ -57,7 +57,8 @@ int butler_attend_kept_rows(int group, int max_slots)
 /* Cuts a thread's scratch into the tile's arrays; with base NULL only counts. Returns floats. */
 static size_t cut_scratch(struct tile *tile, float *base, int group, int dim, int max_slots)
 {
-    const size_t rows = (size_t)round16(BUTLER_MAX(ROWS, group)), width = (size_t)dim, chunks = BUTLER_CEIL_DIV((size_t)max_slots, KEYS);
+    const size_t rows = (size_t)round16(BUTLER_MAX(ROWS, group)), width = (size_t)dim,
+                 chunks = BUTLER_CEIL_DIV((size_t)max_slots, KEYS);
     const size_t packed_width = BUTLER_CEIL_DIV(width, BUTLER_TILE_K) * BUTLER_TILE_K;
     float *none;
     const struct {
@@ -99,7 +100,9 @@ static void load_queries(struct tile *tile)
     const int dim = state->kv->head_dim, width = tile->group * dim;
     for (int t = 0; t < tile->n; t++) {
         float *q = tile->q + (size_t)(t * width);
-        memcpy(q, tile->job->q + ((size_t)(tile->first + t) * (size_t)state->n_heads + (size_t)(tile->kv_head * tile->group)) * (size_t)dim,
+        memcpy(q,
+               tile->job->q +
+                   ((size_t)(tile->first + t) * (size_t)state->n_heads + (size_t)(tile->kv_head * tile->group)) * (size_t)dim,
                (size_t)width * sizeof *q);
         kernels->scale(q, 1.0f / sqrtf((float)dim), width);
         const size_t at = (size_t)(tile->before + t) * (size_t)work->n_rot / 2;
@@ -138,8 +141,8 @@ static void score_strip(const struct tile *tile, int row, int n_rows, int first,
     const size_t dim = (size_t)kv->head_dim;
     const void *keys[KEYS], *values[KEYS];
     if (tile->job->tiles) {
-        kv->kernels->multiply(s, stride, (unsigned char *)tile->packed_q + butler_packed_bytes(row, kv->head_dim), tile->packed_keys,
-                              round16(n_rows), round16(n), kv->head_dim, false);
+        kv->kernels->multiply(s, stride, (unsigned char *)tile->packed_q + butler_packed_bytes(row, kv->head_dim),
+                              tile->packed_keys, round16(n_rows), round16(n), kv->head_dim, false);
         return;
     }
     butler_attend_rows(kv, tile->cache, tile->slots, first, n, keys, values);
@@ -237,8 +240,15 @@ static void attend_tile(const struct block_job *job, int kv_head, int first, int
     const struct butler_workspace *work = state->work;
     const int group = state->n_heads / kv->n_kv_heads, n_rows = n * group;
     const size_t dim = (size_t)kv->head_dim;
-    struct tile tile = {.job = job, .cache = butler_kv_at(kv, state->layer, kv_head), .kv_head = kv_head, .thread = thread,
-                        .group = group, .first = first, .n = n, .n_rows = n_rows, .keeps = keeps};
+    struct tile tile = {.job = job,
+                        .cache = butler_kv_at(kv, state->layer, kv_head),
+                        .kv_head = kv_head,
+                        .thread = thread,
+                        .group = group,
+                        .first = first,
+                        .n = n,
+                        .n_rows = n_rows,
+                        .keeps = keeps};
     tile.slots = work->rope_cos ? tile.cache->order : NULL;
     tile.before = tile.cache->n_slots - job->n + first;
     tile.n_keys = tile.before + n;
@@ -301,7 +311,9 @@ void butler_attend_block(struct butler_backend *backend, const struct butler_lay
     job.tiles = backend->kernels->tiles && state->kv->type != BUTLER_KV_F32 && state->kv->head_dim % 16 == 0;
     /* The later tokens of a block see more keys: some tasks more than threads, but a chunk should serve many queries. */
     const int wanted = BUTLER_CEIL_DIV(3 * butler_pool_size(backend->pool), n_kv_heads);
-    job.tile_tokens = observed ? n : BUTLER_MIN(BUTLER_MAX(BUTLER_CEIL_DIV(n, wanted), BUTLER_CEIL_DIV(STRIP, group)), BUTLER_MAX(ROWS / group, 1));
+    job.tile_tokens =
+        observed ? n
+                 : BUTLER_MIN(BUTLER_MAX(BUTLER_CEIL_DIV(n, wanted), BUTLER_CEIL_DIV(STRIP, group)), BUTLER_MAX(ROWS / group, 1));
     job.n_tiles = BUTLER_CEIL_DIV(n, job.tile_tokens);
     butler_pool_run(backend->pool, block_task, &job, n_kv_heads * job.n_tiles);
 }

@@ -49,9 +49,7 @@ static int observe_from(const struct butler_session *session, const struct butle
                            ? policy->metric->attention_window(policy->values)
                            : 0;
     /* Where every block is cut, every block needs its own last queries. */
-    const int end = pass->decode            ? session->n_past + 1
-                    : policy->prefill_evict ? session->n_past + pass->n
-                                            : pass->prompt_end;
+    const int end = pass->decode ? session->n_past + 1 : policy->prefill_evict ? session->n_past + pass->n : pass->prompt_end;
     return window == 0 ? INT32_MAX : BUTLER_MAX(end - BUTLER_MIN(window, end), 0);
 }
 
@@ -315,7 +313,8 @@ static int attend_all(struct butler_session *const *sessions, int n_sessions, co
     return 0;
 }
 
-int butler_forward(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass, struct butler_error *errs)
+int butler_forward(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass,
+                   struct butler_error *errs)
 {
     struct butler_session *lead = sessions[0];
     const struct butler_model *model = lead->model;

@@ -48,7 +48,8 @@ static void check_pack(const struct butler_kernels *table, int kind, int n, int 
         assert_memory_equal(packed, reference, bytes);
     for (int i = 0; i < (n + 15) / 16 * 16; i++)
         for (int c = 0; c < (k + 31) / 32 * 32; c++) {
-            const double value = i < n && c < k ? (double)x[turned ? (size_t)c * stride + (size_t)i : (size_t)i * stride + (size_t)c] : 0;
+            const double value =
+                i < n && c < k ? (double)x[turned ? (size_t)c * stride + (size_t)i : (size_t)i * stride + (size_t)c] : 0;
             assert_near("pack", table->isa, k, i, packed_value(packed, i, c, k, kind != 0, false), value,
                         fabs(value) * 0x1p-17 + 0x1p-126);
             assert_near("pack, high part", table->isa, k, i, packed_value(packed, i, c, k, kind != 0, true), value,
@@ -83,7 +84,8 @@ static void check_multiply(const struct butler_kernels *table, int m, int n, int
     static struct guarded out;
     if (!out.base)
         out = guarded_new(sizeof(float) * MAX_LINES * (MAX_LINES + 16));
-    const size_t stride = (size_t)n + 16 * (size_t)(m / 16 % 2), line = butler_packed_bytes(16, k), count = (size_t)(m - 1) * stride + (size_t)n;
+    const size_t stride = (size_t)n + 16 * (size_t)(m / 16 % 2), line = butler_packed_bytes(16, k),
+                 count = (size_t)(m - 1) * stride + (size_t)n;
     float *c = guarded_at(&out, count * sizeof *c, k % 2, 0), alone[16 * 16];
     fill_random(x, (size_t)m * (size_t)k, kind, seed);
     fill_random(y, (size_t)n * (size_t)k, kind, seed);
@@ -112,7 +114,8 @@ static void check_multiply(const struct butler_kernels *table, int m, int n, int
     table->multiply(alone, 16, a + (size_t)(m / 16 - 1) * line, b + (size_t)(n / 16 - 1) * line, 16, 16, k, false);
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < 16; j++)
-            assert_same_bits("multiply", table->isa, k, i, alone[i * 16 + j], c[(size_t)(m - 16 + i) * stride + (size_t)(n - 16 + j)]);
+            assert_same_bits("multiply", table->isa, k, i, alone[i * 16 + j],
+                             c[(size_t)(m - 16 + i) * stride + (size_t)(n - 16 + j)]);
     memcpy(twice, c, count * sizeof *c);
     table->multiply(twice, stride, a, b, m, n, k, true);
     for (int i = 0; i < m; i++)
