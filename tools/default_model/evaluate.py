@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 import pools
 from model import Cache, Config, Llama
+from ngram import token_bytes
 from prepare import BOS, EOS
 from tasks import common_words
 
@@ -44,9 +45,7 @@ class Judge:
         self.tok = Tokenizer.from_file(os.path.join(args.prep, "tokenizer.json"))
         self.bos, self.eos = self.tok.token_to_id(BOS), self.tok.token_to_id(EOS)
         self.valid = np.load(os.path.join(args.prep, "valid.npy"), mmap_mode="r")
-        with open(os.path.join(args.prep, "sizes.json")) as f:
-            s = json.load(f)["valid"]
-        self.bytes_per_token = s["bytes"] / s["tokens"]
+        self.n_bytes = token_bytes(os.path.join(args.prep, "tokenizer.json"))
         self.dtype = torch.float32 if args.f32 else torch.bfloat16
         self.args, self.rows, self.tokens = args, open(args.out, "a") if args.out else None, ckpt["tokens"]
 
@@ -71,7 +70,7 @@ class Judge:
     @torch.no_grad()
     def bpb(self, length, n_tokens):
         """The same n_tokens of validation text, cut into windows of `length`; every token but a window's first is predicted."""
-        total = count = 0
+        total = count = n_bytes = 0
         for at in range(0, n_tokens, length):
             at += 20000
             ids = torch.from_numpy(np.concatenate(([self.bos], self.valid[at:at + length].astype(np.int64))))[None]
@@ -80,7 +79,8 @@ class Judge:
                 logits = (h[i:i + 1024] @ self.model.embed.to(self.dtype).t()).float()
                 total += torch.nn.functional.cross_entropy(logits, ids[0, 1 + i:1 + i + 1024], reduction="sum").item()
                 count += len(logits)
-        self.emit("ppl", "bpb", total / count / math.log(2) / self.bytes_per_token, count, length, nats_per_token=round(total / count, 4))
+            n_bytes += int(self.n_bytes[ids[0, 1:].numpy()].sum())
+        self.emit("ppl", "bpb", total / n_bytes / math.log(2), count, length, nats_per_token=round(total / count, 4))
 
     def valid_text(self, rng, n):
         at = int(rng.integers(0, len(self.valid) - n - 100))

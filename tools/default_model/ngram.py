@@ -52,6 +52,18 @@ class KneserNey:
         return p
 
 
+def token_bytes(path):
+    """Bytes of text that each token stands for; special tokens stand for none."""
+    with open(path) as f:
+        tok = json.load(f)
+    n = np.zeros(len(tok["model"]["vocab"]), np.int64)
+    for token, i in tok["model"]["vocab"].items():
+        n[i] = len(token)                                       # byte-level: one character a byte
+    for special in tok["added_tokens"]:
+        n[special["id"]] = 0
+    return n
+
+
 def check():
     """Probabilities of every token after some contexts sum to one."""
     rng = np.random.default_rng(1)
@@ -73,13 +85,12 @@ def main():
     check()
     start = time.time()
     books, valid = (np.load(os.path.join(args.prep, f + ".npy"), mmap_mode="r") for f in ("books", "valid"))
-    with open(os.path.join(args.prep, "sizes.json")) as f:
-        sizes = json.load(f)["valid"]
     ids = np.array(books[:args.train_tokens])
     model = KneserNey(ids, 8192, args.order)
-    p = model.probability(np.array(valid[20000 - 8:20000 + args.test_tokens]))[8:]
+    text = np.array(valid[20000 - 8:20000 + args.test_tokens])
+    p = model.probability(text)[8:]
     nats = float(-np.log(p).mean())
-    print(json.dumps(dict(task="ppl", metric="bpb", value=round(nats / math.log(2) * sizes["tokens"] / sizes["bytes"], 4), n=len(p), nats_per_token=round(nats, 4),
+    print(json.dumps(dict(task="ppl", metric="bpb", value=round(nats * len(p) / math.log(2) / int(token_bytes(os.path.join(args.prep, "tokenizer.json"))[text[8:]].sum()), 4), n=len(p), nats_per_token=round(nats, 4),
                           engine=f"{args.order}-gram, interpolated Kneser-Ney", trained_tokens=len(ids), seconds=round(time.time() - start))))
 
 
