@@ -452,6 +452,23 @@ static void run_rope_adjacent(const struct job *job)
 {
     job->bench->table->rope_adjacent(job->bench->y, job->bench->x, job->bench->x + job->n, job->n);
 }
+static void run_log_sum(const struct job *job)
+{
+    job->bench->sink += (double)job->bench->table->log_sum_exp(job->bench->x, 0.125f, job->n);
+}
+static void run_group_max(const struct job *job)
+{
+    static const float shift[4];
+    job->bench->table->group_max(job->bench->y, job->bench->x, (size_t)job->n / 4, shift, 0.125f, 4, job->n / 4);
+}
+static void run_count(const struct job *job)
+{
+    job->bench->sink += job->bench->table->count_reaching(job->bench->x, 1.5f, job->n);
+}
+static void run_list(const struct job *job)
+{
+    job->bench->sink += job->bench->table->list_reaching((uint32_t *)job->bench->y, 0, job->bench->x, 1.5f, job->n);
+}
 static void run_store(const struct job *job)
 {
     job->bench->table->store_row[job->type](job->bench->y, job->bench->x, job->n);
@@ -475,6 +492,10 @@ static void bench_vectors(struct bench *b)
                 {"silu_mul", run_silu},
                 {"gelu", run_gelu},
                 {"exp_sum", run_exp},
+                {"log_sum_exp", run_log_sum},
+                {"group_max of 4", run_group_max},
+                {"count_reaching", run_count},
+                {"list_reaching", run_list},
                 {"rope_halves", run_rope},
                 {"rope_adjacent", run_rope_adjacent}};
     struct job job = {.bench = b, .n = 4096};

@@ -11,6 +11,7 @@
 #include "simd_cache.h"
 #include "simd_gemm.h"
 #include "simd_metrics.h"
+#include "simd_select.h"
 
 void butler_kernels_avx512(struct butler_kernels *table)
 {
@@ -19,6 +20,7 @@ void butler_kernels_avx512(struct butler_kernels *table)
     fill_weights(table);
     fill_cache(table);
     fill_metrics(table);
+    fill_select(table);
     table->gemm = gemm;
 }
 #endif

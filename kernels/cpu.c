@@ -172,7 +172,8 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     butler_arena_want(arena, &work->list_slots, heads, sizeof(uint32_t *));
     butler_arena_want(arena, &work->list_n, heads, sizeof(int));
     butler_arena_want(arena, &work->units, threads * 4 * slots, sizeof(uint32_t));
-    butler_arena_want(arena, &work->ordered, threads * slots, sizeof(float));
+    butler_arena_want(arena, &work->ordered, threads * 2 * slots, sizeof(float));
+    butler_arena_want(arena, &work->log_sums, heads, sizeof(float));
     butler_arena_want(arena, &work->partial, heads * BUTLER_CEIL_DIV(slots, BUTLER_SLICE) * (dim + 2), sizeof(float));
     butler_arena_want(arena, &work->tile, threads * (size_t)work->tile_rows * work->score_stride, sizeof(float));
     butler_arena_want(arena, &work->tile_q, threads * (size_t)work->tile_rows * dim, sizeof(float));

@@ -91,6 +91,17 @@ struct butler_kernels {
     /* keys16: record = {half k[n][16]}. s[i * s_stride + 16 r + t] = sum_d q_i[d] * k_r[d][t]. */
     void (*keys16)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                    int n);
+
+    /* -- what selection scans */
+
+    /* log of sum_i exp(scale * x[i]); scale > 0, n >= 1 */
+    float (*log_sum_exp)(const float *x, float scale, int n);
+    /* y[i] = max over r < n_rows of (scale * x[r * x_stride + i] - shift[r]), NaN passed over; -inf where all are. y may be x. */
+    void (*group_max)(float *y, const float *x, size_t x_stride, const float *shift, float scale, int n_rows, int n);
+    /* How many of x[n] are >= bound. */
+    int (*count_reaching)(const float *x, float bound, int n);
+    /* first + i of those into ids, ascending; ids has room for n. Returns their number. */
+    int (*list_reaching)(uint32_t *ids, uint32_t first, const float *x, float bound, int n);
 };
 
 enum { BUTLER_KEYS_TOKENS = 16 /* of a record of predicted keys */ };

@@ -120,8 +120,8 @@ INLINE void fetch_first(enum row_type type, const void *const *rows, int n_rows,
 /* -------------------------------------------------------------------------------------------------- q . k */
 
 /* q_i . rows[r], i < n_q, r < n_rows, both compile-time constants with n_q n_rows <= VEC; the rows begin at `skip`. Stores (or
- * adds) the first n_stored of them for each query: `run` to neighbouring places, then as many `apart` places further on.
- * due: as many rows to fetch meanwhile, or NULL. */
+ * adds) the first n_stored of them for each query: `run`, a constant too, to neighbouring places, then as many `apart` places
+ * further on. due: as many rows to fetch meanwhile, or NULL. */
 INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int apart, const float *q, size_t q_stride, int n_q,
                     const void *const *rows, const void *const *due, size_t skip, int n_rows, int n_stored, int n, bool more)
 {
@@ -183,32 +183,47 @@ INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int 
 }
 
 /* Few queries: tiles straight from the cache, as many rows at once as there are accumulators, from as many places of the list
- * as there are streams. What does not divide comes last, in tiles that repeat the last row. */
+ * as there are streams. What does not divide comes last, in neighbouring rows, the last of them repeated. */
 INLINE void qk_direct(enum row_type type, float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, int tile,
                       const void *const *rows, int n_rows, int first, int n, bool more)
 {
-    const int streams = BUTLER_MIN(STREAMS, tile), run = tile / streams, apart = n_rows / streams / run * run;
+    const int streams = BUTLER_MIN(STREAMS, tile), run = tile / streams, long_apart = n_rows / streams / run * run;
     const int ahead = (int)(FETCH_AHEAD / row_offset(type, BUTLER_MAX(n, BLOCK))) / streams + run;
     const size_t skip = row_offset(type, first);
-    for (int j = 0; j < BUTLER_MIN(ahead, apart); j++)
+    for (int j = 0; j < BUTLER_MIN(ahead, long_apart); j++)
         for (int k = 0; k < streams; k++)
-            fetch(type, (const uint8_t *)rows[k * apart + j] + skip, 0, n);
-    for (int j = 0; j < apart; j += run) {
+            fetch(type, (const uint8_t *)rows[k * long_apart + j] + skip, 0, n);
+    for (int j = 0; j < n_rows;) {
+        const bool rest = j >= long_apart;
+        const int apart = rest ? run : long_apart;
         const void *here[VEC], *due[VEC];
+        if (rest)
+            j = BUTLER_MAX(j, streams * long_apart);
+        if (j >= n_rows)
+            break;
         UNROLL
         for (int r = 0; r < tile; r++) {
             const int at = r / run * apart + j + r % run;
-            here[r] = rows[at];
+            here[r] = rows[BUTLER_MIN(at, n_rows - 1)];
             due[r] = rows[BUTLER_MIN(at + ahead, n_rows - 1)];
         }
-        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, due, skip, tile, tile, n, more);
+        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, due, skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
+        j += rest ? tile : run;
     }
-    for (int j = streams * apart; j < n_rows; j += tile) {
-        const void *last[VEC];
-        for (int r = 0; r < tile; r++)
-            last[r] = rows[BUTLER_MIN(j + r, n_rows - 1)];
-        qk_tile(type, s + j, s_stride, tile, 0, q, q_stride, n_q, last, NULL, skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
-    }
+}
+
+/* Rows of floats, the same for every type that was widened into them. */
+static __attribute__((noinline)) void qk_floats(float *s, size_t s_stride, const float *q, size_t q_stride, int n_q,
+                                                const void *const *rows, int n_stored, int n, bool more)
+{
+    enum { TILE = VEC / 4 };
+    int i = 0;
+    for (; i + 4 <= n_q; i += 4)
+        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 4, rows, NULL, 0, TILE, n_stored, n,
+                more);
+    for (; i < n_q; i++)
+        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 1, rows, NULL, 0, TILE, n_stored, n,
+                more);
 }
 
 /* Many queries: rows as floats, four queries at a time. */
@@ -223,18 +238,13 @@ INLINE void qk_widened(enum row_type type, float *s, size_t s_stride, const floa
     for (int r = 0; r < TILE; r++)
         here[r] = t[r];
     for (int j = 0; j < n_rows; j += TILE) {
-        int count = BUTLER_MIN(n_rows - j, TILE), i = 0;
+        const int count = BUTLER_MIN(n_rows - j, TILE);
         for (int r = 0; r < TILE; r++) {
             fetch(type, (const uint8_t *)row_due(rows, n_rows, block, BUTLER_MIN(j + r, n_rows - 1)) + row_offset(type, first), 0,
                   n);
             row_widen(type, t[r], (const uint8_t *)rows[BUTLER_MIN(j + r, n_rows - 1)] + row_offset(type, first), n);
         }
-        for (; i + 4 <= n_q; i += 4)
-            qk_tile(ROW_F32, s + i * s_stride + j, s_stride, TILE, 0, q + i * q_stride, q_stride, 4, here, NULL, 0, TILE, count, n,
-                    more);
-        for (; i < n_q; i++)
-            qk_tile(ROW_F32, s + i * s_stride + j, s_stride, TILE, 0, q + i * q_stride, q_stride, 1, here, NULL, 0, TILE, count, n,
-                    more);
+        qk_floats(s + j, s_stride, q, q_stride, n_q, here, count, n, more);
     }
 }
 
@@ -245,7 +255,9 @@ INLINE void qk_any(enum row_type type, float *s, size_t s_stride, const float *q
         const int count = BUTLER_MIN(n - first, PIECE);
         const float *x = q + first;
         const bool more = first > 0;
-        if (n_q == 1)
+        if (type == ROW_F32) /* a type of tests: the tiles of the others do */
+            qk_widened(type, s, s_stride, x, q_stride, n_q, rows, n_rows, first, count, more);
+        else if (n_q == 1)
             qk_direct(type, s, s_stride, x, q_stride, 1, VEC, rows, n_rows, first, count, more);
         else if (n_q == 2)
             qk_direct(type, s, s_stride, x, q_stride, 2, VEC / 2, rows, n_rows, first, count, more);
@@ -331,12 +343,19 @@ INLINE void av_queries(enum row_type type, float *acc, size_t acc_stride, const 
         av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 1, rows, due, n_rows, n);
 }
 
+/* Rows of floats, the same for every type that was widened into them. */
+static __attribute__((noinline)) void av_floats(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
+                                                const uint8_t *const *rows, int n_rows, int n)
+{
+    av_queries(ROW_F32, acc, acc_stride, p, p_stride, n_q, rows, NULL, n_rows, n);
+}
+
 INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
                    const void *const *rows, int n_rows, int n)
 {
     _Alignas(64) float t[CHUNK_ROWS][PIECE];
     const int block = fetch_rows(type, n);
-    const bool widen = n_q > 4;
+    const bool widen = n_q > 4 || type == ROW_F32;
     fetch_first(type, rows, n_rows, block, n);
     for (int j = 0; j < n_rows; j += CHUNK_ROWS) {
         const int count = BUTLER_MIN(n_rows - j, CHUNK_ROWS);
@@ -353,8 +372,8 @@ INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const floa
                     here[r] = (const uint8_t *)t[r];
                 }
             }
-            if (widen)
-                av_queries(ROW_F32, acc + first, acc_stride, p + j, p_stride, n_q, here, NULL, count, length);
+            if (widen || type == ROW_F32)
+                av_floats(acc + first, acc_stride, p + j, p_stride, n_q, here, count, length);
             else
                 av_queries(type, acc + first, acc_stride, p + j, p_stride, n_q, here, due, count, length);
         }

@@ -113,6 +113,17 @@ INLINE vec vec_pick(vec q, vec a, vec b)
 {
     return _mm256_blendv_ps(b, a, _mm256_cmp_ps(q, vec_zero(), _CMP_GE_OQ));
 }
+INLINE uint32_t vec_reaches(vec a, vec b)
+{
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ));
+}
+INLINE void vec_store_set(uint32_t *ids, uint32_t first, uint32_t bits)
+{
+    for (uint32_t lane = 0; bits; lane++, bits >>= 1) { /* no branch inside: which lanes reach a bound nobody can predict */
+        *ids = first + lane;
+        ids += bits & 1;
+    }
+}
 INLINE vec vec_keep(vec a, vec b, int count)
 {
     return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(vec_first(count)));

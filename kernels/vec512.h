@@ -122,6 +122,17 @@ INLINE vec vec_keep(vec a, vec b, int count)
     return _mm512_mask_blend_ps(vec_first(count), b, a);
 }
 
+/* Bit i: whether lane i of a is >= that of b; and the numbers first + i of the bits set, into ids, which has room for VEC. */
+INLINE uint32_t vec_reaches(vec a, vec b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
+}
+INLINE void vec_store_set(uint32_t *ids, uint32_t first, uint32_t bits)
+{
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    _mm512_storeu_si512(ids, _mm512_maskz_compress_epi32((__mmask16)bits, _mm512_add_epi32(lane, _mm512_set1_epi32((int)first))));
+}
+
 /* (a0 a1 a2 a3 ...) -> (a1 a0 a3 a2 ...), and half a vector of numbers, each twice */
 INLINE vec vec_swap(vec v)
 {

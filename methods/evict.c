@@ -62,7 +62,8 @@ static void cut_head(const struct evict_job *job, int kv_head, const float *scor
     const int budget = BUTLER_MAX(job->n_keep - rest, 0) / unit;
     for (int i = 0; i < n_full; i++)
         ordered[i] = scores[order[i]];
-    const int n_kept = butler_select_top(ordered, n_full, budget, first, last, kept);
+    const int n_kept =
+        butler_select_top(state->kv->kernels, ordered, n_full, budget, first, last, butler_values_scratch(state, thread), kept);
     memset(new_slot, 0, (size_t)n_full * sizeof *new_slot); /* here: marks of kept units */
     for (int i = 0; i < n_kept; i++)
         new_slot[order[kept[i]]] = 1;
@@ -83,8 +84,7 @@ static void evict_task(void *context, int kv_head, int thread)
     if (n <= job->n_keep)
         return;
     if (!scores)
-        scores = butler_reduce_scores(state, kv_head * group, group, BUTLER_CEIL_DIV(n, state->policy->unit), false,
-                                      butler_ordered_scratch(state, thread));
+        scores = butler_reduce_scores(state, kv_head * group, group, BUTLER_CEIL_DIV(n, state->policy->unit), false);
     cut_head(job, kv_head, scores, thread);
 }
 
@@ -97,8 +97,7 @@ void butler_evict(struct butler_backend *backend, const struct butler_layer_stat
     if (n <= job.n_keep)
         return;
     if (state->policy->share == BUTLER_SHARE_LAYER)
-        job.layer_scores = butler_reduce_scores(state, 0, state->n_heads, BUTLER_CEIL_DIV(n, state->policy->unit), false,
-                                                butler_ordered_scratch(state, 0));
+        job.layer_scores = butler_reduce_scores(state, 0, state->n_heads, BUTLER_CEIL_DIV(n, state->policy->unit), false);
     butler_pool_run(backend->pool, evict_task, &job, kv->n_kv_heads);
     butler_kv_trim(kv, state->layer);
 }

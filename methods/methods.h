@@ -11,9 +11,8 @@
  * without its underflow), unless there is but one head and nothing needs probabilities; with value_norm, times the norm
  * of the token's value in the head's own KV head; then the max, or the mean of probabilities, over the heads; with
  * probabilities, exp of it all up to a factor. Where tokens have scores but pages are selected, a page gets the highest of
- * its tokens' (their sum, with probabilities). scratch [n tokens or pages that have scores]. Returns the row. */
-float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n_units, bool probabilities,
-                            float *scratch);
+ * its tokens' (their sum, with probabilities). Returns the row. */
+float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n_units, bool probabilities);
 
 /* Operations of backend.h. */
 void butler_retrieve_select(struct butler_backend *backend, const struct butler_layer_state *state, struct butler_lists *lists);
@@ -21,14 +20,18 @@ void butler_retrieve_fused(struct butler_backend *backend, const struct butler_l
                            struct butler_lists *lists, float *out);
 void butler_evict(struct butler_backend *backend, const struct butler_layer_state *state, int room);
 
-/* Scratch of one thread: four lists of max_slots units. */
+/* Scratch of one thread: four lists of max_slots units, and scores by position and values for select.c, as many each. */
 static inline uint32_t *butler_units_scratch(const struct butler_layer_state *state, int thread, int list)
 {
     return state->work->units + ((size_t)thread * 4 + (size_t)list) * (size_t)state->work->max_slots;
 }
 static inline float *butler_ordered_scratch(const struct butler_layer_state *state, int thread)
 {
-    return state->work->ordered + (size_t)thread * (size_t)state->work->max_slots;
+    return state->work->ordered + (size_t)thread * 2 * (size_t)state->work->max_slots;
+}
+static inline float *butler_values_scratch(const struct butler_layer_state *state, int thread)
+{
+    return butler_ordered_scratch(state, thread) + state->work->max_slots;
 }
 
 #endif

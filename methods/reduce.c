@@ -4,24 +4,6 @@
 
 #include "methods.h"
 
-/* Scores q.k -> log of their softmax. */
-static void log_softmax(const struct butler_kernels *kernels, float *x, int n, float scale, float *scratch)
-{
-    kernels->scale(x, scale, n);
-    const float max = kernels->max(x, n);
-    memcpy(scratch, x, (size_t)n * sizeof *x);
-    const float log_sum = max + logf(kernels->exp_sum(scratch, max, n));
-    for (int i = 0; i < n; i++)
-        x[i] -= log_sum;
-}
-
-static void reduce_max(float *x, size_t stride, int n_heads, int n)
-{
-    for (int h = 1; h < n_heads; h++)
-        for (int i = 0; i < n; i++)
-            x[i] = fmaxf(x[i], x[(size_t)h * stride + (size_t)i]);
-}
-
 static void reduce_mean(float *x, size_t stride, int n_heads, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -56,8 +38,20 @@ static void pool_pages(float *x, int n, int unit, bool sum)
     }
 }
 
-float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n_units, bool probabilities,
-                            float *scratch)
+/* Each score times the norm of the token's value: of the head's own KV head, for a layer's heads have different values. */
+static void weigh_values(const struct butler_layer_state *state, float *x, size_t stride, int head, int n_heads, int n, bool logits)
+{
+    const int group = state->n_heads / state->kv->n_kv_heads;
+    for (int h = 0; h < n_heads; h++) {
+        const int kv_head = state->policy->metric->query_free ? head / group + h : (head + h) / group;
+        const float *norm = butler_kv_at(state->kv, state->layer, kv_head)->value_norms;
+        float *row = x + (size_t)h * stride;
+        for (int i = 0; i < n; i++)
+            row[i] = logits ? row[i] + logf(norm[i]) : row[i] * norm[i];
+    }
+}
+
+float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n_units, bool probabilities)
 {
     const struct butler_policy *policy = state->policy;
     const int unit = policy->metric->page_scores ? 1 : policy->unit; /* tokens selected together, each with its score */
@@ -68,24 +62,32 @@ float *butler_reduce_scores(const struct butler_layer_state *state, int head, in
     const bool logits = policy->metric->scale == BUTLER_SCORE_LOGIT && !policy->metric->query_free;
     const bool mean = policy->reduce == BUTLER_REDUCE_MEAN;
     size_t stride = state->work->score_stride;
-    float *x = state->work->scores + (size_t)(head / group * group) * stride;
+    float *x = state->work->scores + (size_t)(head / group * group) * stride, *shift = state->work->log_sums + head;
+    float scale = 1;
     if (policy->metric->query_free) { /* one row per KV head, at its first query head */
         n_heads = BUTLER_CEIL_DIV(n_heads, group);
         stride *= (size_t)group;
     } else
         x = state->work->scores + (size_t)head * stride;
-    if (logits && (n_heads > 1 || probabilities || norms))
+    const bool normalised = logits && (n_heads > 1 || probabilities || norms);
+    memset(shift, 0, (size_t)n_heads * sizeof *shift);
+    if (normalised) { /* log of the softmax: scale * x - shift */
+        scale = 1.0f / sqrtf((float)state->kv->head_dim);
         for (int h = 0; h < n_heads; h++)
-            log_softmax(kernels, x + (size_t)h * stride, n, 1.0f / sqrtf((float)state->kv->head_dim), scratch);
-    for (int h = 0; norms && h < n_heads; h++) { /* of the head's own KV head: a layer's heads have different values */
-        const int kv_head = policy->metric->query_free ? head / group + h : (head + h) / group;
-        const float *norm = butler_kv_at(state->kv, state->layer, kv_head)->value_norms;
-        float *row = x + (size_t)h * stride;
-        for (int i = 0; i < n; i++)
-            row[i] = logits ? row[i] + logf(norm[i]) : row[i] * norm[i];
+            shift[h] = kernels->log_sum_exp(x + (size_t)h * stride, scale, n);
     }
-    if (n_heads > 1)
-        (!mean ? reduce_max : logits ? reduce_mean_log : reduce_mean)(x, stride, n_heads, n);
+    if (norms || mean || n_heads == 1) { /* more than a maximum follows, or nothing */
+        for (int h = 0; h < n_heads && normalised; h++)
+            kernels->group_max(x + (size_t)h * stride, x + (size_t)h * stride, 0, shift + h, scale, 1, n);
+        memset(shift, 0, (size_t)n_heads * sizeof *shift);
+        scale = 1;
+    }
+    if (norms)
+        weigh_values(state, x, stride, head, n_heads, n, logits);
+    if (n_heads > 1 && mean)
+        (logits ? reduce_mean_log : reduce_mean)(x, stride, n_heads, n);
+    else if (n_heads > 1)
+        kernels->group_max(x, x, stride, shift, scale, n_heads, n);
     if (probabilities && logits)
         kernels->exp_sum(x, kernels->max(x, n), n);
     if (unit > 1)

@@ -51,10 +51,12 @@ static int select_list(const struct butler_layer_state *state, int thread, int l
     const struct unit_limits u = unit_limits(state, n);
     const bool mass = state->policy->budget_kind == BUTLER_BUDGET_MASS;
     uint32_t *units = butler_units_scratch(state, thread, 0);
-    const float *scores = butler_reduce_scores(state, head, n_heads, u.n_units, mass, butler_ordered_scratch(state, thread));
-    const int n_kept = mass ? butler_select_mass(scores, u.n_units, state->policy->budget, u.first, u.last,
+    float *values = butler_values_scratch(state, thread);
+    const struct butler_kernels *kernels = state->kv->kernels;
+    const float *scores = butler_reduce_scores(state, head, n_heads, u.n_units, mass);
+    const int n_kept = mass ? butler_select_mass(kernels, scores, u.n_units, state->policy->budget, u.first, u.last, values,
                                                  butler_units_scratch(state, thread, 1), units)
-                            : butler_select_top(scores, u.n_units, u.budget, u.first, u.last, units);
+                            : butler_select_top(kernels, scores, u.n_units, u.budget, u.first, u.last, values, units);
     return expand_units(state, list, units, n_kept, n, slots);
 }
 

@@ -1,6 +1,6 @@
-/* Selection: score -> ids. A radix descent over the floats' bits finds the k-th highest score in three passes of
- * counting, so that nothing is ever sorted for a plain budget. Over a long text one score in SAMPLE is looked at first:
- * that gives a bound which few scores besides the k highest reach, and the descent has only those to do with. */
+/* Selection: score -> ids. The k-th highest score is found by halving the range of floats, counting at each step how many
+ * scores reach the middle: a few dozen passes of nothing but comparisons. Over a long text one score in SAMPLE is looked at
+ * first: that gives a bound which few scores besides the k highest reach, and the halving has only those to do with. */
 #include <math.h>
 #include <string.h>
 
@@ -17,41 +17,35 @@ static uint32_t sortable(float f)
     return u ^ (-(u >> 31) | 0x80000000u);
 }
 
-/* The float a key stands for; of the key of NaN, the lowest there is. */
+/* The float a key stands for; above the key of infinity NaN, which nothing reaches. */
 static float from_sortable(uint32_t key)
 {
     float f;
-    if (key == 0)
-        return -INFINITY;
     key = key & 0x80000000u ? key & 0x7fffffffu : ~key;
     memcpy(&f, &key, sizeof f);
     return f;
 }
 
-/* The key of the k-th highest of the scores at ids[n] (1 <= k <= n), and in *n_equal how many with exactly that key
- * belong to the k highest. */
-static uint32_t kth_key(const float *scores, const uint32_t *ids, int n, int k, int *n_equal)
+/* The highest bound that at least k of x[n] reach (1 <= k <= n), or one that exactly k reach; in *n_equal how many of those
+ * that equal it belong to the k highest, INT32_MAX for all. False where fewer than k are numbers. */
+static bool kth_highest(const struct butler_kernels *kernels, const float *x, int n, int k, float *bound, int *n_equal)
 {
-    uint32_t prefix = 0, mask = 0;
-    static const struct {
-        int shift, bits;
-    } digits[] = {{21, 11}, {10, 11}, {0, 10}};
-    for (int d = 0; d < BUTLER_COUNT(digits); d++) {
-        uint32_t count[2048] = {0};
-        const int shift = digits[d].shift;
-        const uint32_t low = (1u << digits[d].bits) - 1;
-        for (int i = 0; i < n; i++) {
-            const uint32_t key = sortable(scores[ids[i]]);
-            count[key >> shift & low] += (key & mask) == prefix; /* no branch: see likely() */
-        }
-        uint32_t digit = low;
-        while (count[digit] < (uint32_t)k)
-            k -= (int)count[digit--];
-        prefix |= digit << shift;
-        mask |= low << shift;
+    uint32_t low = sortable(-INFINITY), high = sortable(INFINITY);
+    int reach = kernels->count_reaching(x, -INFINITY, n);
+    if (reach < k)
+        return false;
+    while (reach > k && low < high) {
+        const uint32_t middle = low + (high - low + 1) / 2;
+        const int n_reach = kernels->count_reaching(x, from_sortable(middle), n);
+        if (n_reach >= k) {
+            low = middle;
+            reach = n_reach;
+        } else
+            high = middle - 1;
     }
-    *n_equal = k;
-    return prefix;
+    *bound = from_sortable(low);
+    *n_equal = reach == k ? INT32_MAX : k - kernels->count_reaching(x, from_sortable(low + 1), n);
+    return true;
 }
 
 enum {
@@ -61,41 +55,51 @@ enum {
 
 /* Indices in [first, end) whose score reaches a bound that the k highest are all but sure to reach, ascending, into ids;
  * their number. The margin is four standard deviations of how many of the k highest a sample of this size holds. */
-static int likely(const float *scores, int first, int end, int k, uint32_t *ids)
+static int likely(const struct butler_kernels *kernels, const float *scores, int first, int end, int k, float *sample,
+                  uint32_t *ids)
 {
     const int n_sample = (end - first) / SAMPLE;
     const double expected = (double)k / SAMPLE;
-    int n_equal, n_likely = 0;
+    int n_equal;
+    float bound;
     for (int i = 0; i < n_sample; i++)
-        ids[i] = (uint32_t)(first + i * SAMPLE);
-    const float bound = from_sortable(kth_key(scores, ids, n_sample, (int)(expected + 4 * sqrt(expected) + 4), &n_equal));
-    for (int i = first; i < end; i++) { /* without a branch: nothing here can be predicted */
-        ids[n_likely] = (uint32_t)i;
-        n_likely += scores[i] >= bound;
-    }
-    return n_likely;
+        sample[i] = scores[first + i * SAMPLE];
+    if (!kth_highest(kernels, sample, n_sample, (int)(expected + 4 * sqrt(expected) + 4), &bound, &n_equal))
+        return 0;
+    return kernels->list_reaching(ids, (uint32_t)first, scores + first, bound, end - first);
 }
 
 /* The k highest of scores [first, end) into ids, ascending. */
-static void top(const float *scores, int first, int end, int k, uint32_t *ids)
+static void top(const struct butler_kernels *kernels, const float *scores, int first, int end, int k, float *values, uint32_t *ids)
 {
-    int n_equal, n_kept = 0, n = 0;
+    int n_kept = 0, n_equal = 0, n_nan = 0, n = 0;
+    float bound = -INFINITY;
     if (end - first >= SAMPLED_N && k < (end - first) / 4)
-        n = likely(scores, first, end, k, ids);
-    if (n < k) /* not sampled, or an unlucky sample: all are candidates */
-        for (n = 0; n < end - first; n++)
-            ids[n] = (uint32_t)(first + n);
-    const uint32_t threshold = kth_key(scores, ids, n, k, &n_equal);
+        n = likely(kernels, scores, first, end, k, values, ids);
+    const bool listed = n >= k; /* else not sampled, or an unlucky sample: all are candidates */
+    if (!listed)
+        n = end - first;
+    for (int i = 0; listed && i < n; i++)
+        values[i] = scores[ids[i]];
+    const float *x = listed ? values : scores + first;
+    if (!kth_highest(kernels, x, n, k, &bound, &n_equal)) {
+        n_equal = INT32_MAX;
+        n_nan = k - kernels->count_reaching(x, -INFINITY, n);
+    } else if (n_equal == INT32_MAX && !listed) {
+        kernels->list_reaching(ids, (uint32_t)first, x, bound, n);
+        return;
+    }
     for (int i = 0; i < n; i++) {
-        const uint32_t key = sortable(scores[ids[i]]);
-        const int equal = key == threshold && n_equal > 0;
-        ids[n_kept] = ids[i];
-        n_kept += key > threshold || equal;
+        const int equal = x[i] == bound && n_equal > 0, nan = x[i] != x[i] && n_nan > 0;
+        ids[n_kept] = listed ? ids[i] : (uint32_t)(first + i);
+        n_kept += x[i] > bound || equal || nan;
         n_equal -= equal;
+        n_nan -= nan;
     }
 }
 
-int butler_select_top(const float *scores, int n, int budget, int first, int last, uint32_t *ids)
+int butler_select_top(const struct butler_kernels *kernels, const float *scores, int n, int budget, int first, int last,
+                      float *scratch, uint32_t *ids)
 {
     if (budget >= n || first + last >= n) {
         for (int i = 0; i < n; i++)
@@ -106,7 +110,7 @@ int butler_select_top(const float *scores, int n, int budget, int first, int las
     for (int i = 0; i < first; i++)
         ids[i] = (uint32_t)i;
     if (k > 0)
-        top(scores, first, end, k, ids + first);
+        top(kernels, scores, first, end, k, scratch, ids + first);
     for (int i = 0; i < last; i++)
         ids[first + k + i] = (uint32_t)(end + i);
     return first + k + last;
@@ -129,12 +133,13 @@ static void sort_descending(const float *scores, uint32_t *order, uint32_t *othe
     }
 }
 
-int butler_select_mass(const float *scores, int n, double mass, int first, int last, uint32_t *order, uint32_t *ids)
+int butler_select_mass(const struct butler_kernels *kernels, const float *scores, int n, double mass, int first, int last,
+                       float *scratch, uint32_t *order, uint32_t *ids)
 {
     double total = 0, kept = 0;
     int n_top = 0;
     if (first + last >= n)
-        return butler_select_top(scores, n, n, first, last, ids);
+        return butler_select_top(kernels, scores, n, n, first, last, scratch, ids);
     for (int i = 0; i < n; i++) {
         const double p = scores[i] > 0 ? scores[i] : 0;
         total += p;
@@ -148,5 +153,5 @@ int butler_select_mass(const float *scores, int n, double mass, int first, int l
     for (; n_top < n_free && kept < mass * total; n_top++)
         kept += scores[order[n_top]] > 0 ? scores[order[n_top]] : 0;
     /* The chosen are the n_top highest in the same order of preference that butler_select_top has. */
-    return butler_select_top(scores, n, first + last + n_top, first, last, ids);
+    return butler_select_top(kernels, scores, n, first + last + n_top, first, last, scratch, ids);
 }

@@ -66,6 +66,16 @@ static void fill(float *scores, int n, int kind, uint64_t *random)
         }
 }
 
+/* Every table of this CPU in turn. */
+static const struct butler_kernels *kernels_of_round(int round)
+{
+    const char *const *names = butler_kernels_available();
+    int n = 0;
+    while (names[n])
+        n++;
+    return butler_kernels_get(names[round / 5 % n]);
+}
+
 static void test_top(void **state)
 {
     uint64_t random = 1;
@@ -74,12 +84,13 @@ static void test_top(void **state)
         const int n = 1 + (int)(butler_random(&random) % (round % 3 ? 300 : MAX - 1));
         const int budget = (int)(butler_random(&random) % (uint64_t)(round % 2 ? n + 3 : n / 8 + 2));
         const int first = (int)(butler_random(&random) % 6), last = (int)(butler_random(&random) % 6);
-        float scores[MAX];
+        float scores[MAX], scratch[MAX];
         uint32_t ids[MAX];
         bool kept[MAX];
         fill(scores, n, round % 5, &random);
         naive(scores, n, budget, first, last, kept);
-        const int n_kept = butler_select_top(scores, n, budget, first, last, ids);
+        const struct butler_kernels *kernels = kernels_of_round(round);
+        const int n_kept = butler_select_top(kernels, scores, n, budget, first, last, scratch, ids);
         int j = 0;
         for (int i = 0; i < n; i++)
             if (kept[i] || first + last >= n || budget >= n) {
@@ -98,14 +109,15 @@ static void test_mass(void **state)
         const int n = 1 + (int)(butler_random(&random) % (MAX - 1)), first = (int)(butler_random(&random) % 4);
         const int last = (int)(butler_random(&random) % 4);
         const double mass = butler_random_float(&random);
-        float scores[MAX];
+        float scores[MAX], scratch[MAX];
         uint32_t ids[MAX], order[MAX];
         double total = 0, kept = 0;
         for (int i = 0; i < n; i++) {
             scores[i] = round % 2 ? butler_random_float(&random) : (float)(butler_random(&random) % 4);
             total += (double)scores[i];
         }
-        const int n_kept = butler_select_mass(scores, n, mass, first, last, order, ids);
+        const struct butler_kernels *kernels = kernels_of_round(round);
+        const int n_kept = butler_select_mass(kernels, scores, n, mass, first, last, scratch, order, ids);
         float lowest = INFINITY;
         bool in[MAX] = {0};
         for (int j = 0; j < n_kept; j++) {

@@ -1,0 +1,44 @@
+/* The scans of a selection in plain C: what they compute by definition. */
+#include <math.h>
+
+#include "ref.h"
+
+float butler_ref_log_sum_exp(const float *x, float scale, int n)
+{
+    float maximum = x[0], sums[REF_LANES] = {0};
+    for (int i = 1; i < n; i++)
+        maximum = x[i] > maximum ? x[i] : maximum;
+    for (int i = 0; i < n; i++)
+        sums[i % REF_LANES] += expf(x[i] * scale - maximum * scale);
+    return maximum * scale + logf(ref_sum_lanes(sums));
+}
+
+void butler_ref_group_max(float *y, const float *x, size_t x_stride, const float *shift, float scale, int n_rows, int n)
+{
+    for (int i = 0; i < n; i++) {
+        float m = -INFINITY;
+        for (int r = 0; r < n_rows; r++) {
+            const float v = x[(size_t)r * x_stride + (size_t)i] * scale - shift[r];
+            m = v > m ? v : m;
+        }
+        y[i] = m;
+    }
+}
+
+int butler_ref_count_reaching(const float *x, float bound, int n)
+{
+    int count = 0;
+    for (int i = 0; i < n; i++)
+        count += x[i] >= bound;
+    return count;
+}
+
+int butler_ref_list_reaching(uint32_t *ids, uint32_t first, const float *x, float bound, int n)
+{
+    int count = 0;
+    for (int i = 0; i < n; i++) {
+        ids[count] = first + (uint32_t)i;
+        count += x[i] >= bound;
+    }
+    return count;
+}

@@ -1,0 +1,83 @@
+/* Scans over scores that end in a selection, written once for every vector width: included by each ISA file after its vec*.h
+ * and simd_vectors.h. */
+#ifndef BUTLER_SIMD_SELECT_H
+#define BUTLER_SIMD_SELECT_H
+
+/* The same numbers, added in the same order, as exp_sum of scaled values. */
+static float log_sum_exp(const float *x, float factor, int n)
+{
+    const float maximum = max(x, n) * factor;
+    const vec m = vec_set1(maximum), f = vec_set1(factor);
+    vec a = vec_zero(), b = a;
+    int i = 0;
+    for (; i + 2 * VEC <= n; i += 2 * VEC) {
+        a = vec_add(a, vec_exp(vec_sub(vec_mul(vec_load(x + i), f), m)));
+        b = vec_add(b, vec_exp(vec_sub(vec_mul(vec_load(x + i + VEC), f), m)));
+    }
+    for (; i < n; i += VEC) {
+        const int count = BUTLER_MIN(n - i, VEC);
+        a = vec_add(a, vec_keep(vec_exp(vec_sub(vec_mul(vec_load_some(x + i, count), f), m)), vec_zero(), count));
+    }
+    return maximum + logf(vec_sum(vec_add(a, b)));
+}
+
+/* The maximum starts from minus infinity and stays where a number is NaN: vec_max gives its second operand then. */
+static void group_max(float *y, const float *x, size_t x_stride, const float *shift, float factor, int n_rows, int n)
+{
+    const vec f = vec_set1(factor);
+    int i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        vec m = vec_set1(-INFINITY);
+        for (int r = 0; r < n_rows; r++)
+            m = vec_max(vec_sub(vec_mul(vec_load(x + (size_t)r * x_stride + i), f), vec_set1(shift[r])), m);
+        vec_store(y + i, m);
+    }
+    if (i < n) {
+        vec m = vec_set1(-INFINITY);
+        for (int r = 0; r < n_rows; r++)
+            m = vec_max(vec_sub(vec_mul(vec_load_some(x + (size_t)r * x_stride + i, n - i), f), vec_set1(shift[r])), m);
+        vec_store_some(y + i, m, n - i);
+    }
+}
+
+static int count_reaching(const float *x, float bound, int n)
+{
+    const vec b = vec_set1(bound);
+    int count = 0, i = 0;
+    for (; i + 4 * VEC <= n; i += 4 * VEC) {
+        uint64_t bits = 0;
+        UNROLL
+        for (int k = 0; k < 4; k++)
+            bits |= (uint64_t)vec_reaches(vec_load(x + i + k * VEC), b) << (k * VEC);
+        count += __builtin_popcountll(bits);
+    }
+    for (; i < n; i++)
+        count += x[i] >= bound;
+    return count;
+}
+
+static int list_reaching(uint32_t *ids, uint32_t first, const float *x, float bound, int n)
+{
+    const vec b = vec_set1(bound);
+    int count = 0, i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        const uint32_t bits = vec_reaches(vec_load(x + i), b);
+        vec_store_set(ids + count, first + (uint32_t)i, bits); /* what it writes beyond lies within the first i + VEC ids */
+        count += __builtin_popcount(bits);
+    }
+    for (; i < n; i++) {
+        ids[count] = first + (uint32_t)i;
+        count += x[i] >= bound;
+    }
+    return count;
+}
+
+INLINE void fill_select(struct butler_kernels *table)
+{
+    table->log_sum_exp = log_sum_exp;
+    table->group_max = group_max;
+    table->count_reaching = count_reaching;
+    table->list_reaching = list_reaching;
+}
+
+#endif

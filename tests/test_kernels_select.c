@@ -1,0 +1,105 @@
+/* The scans of a selection on every ISA: against double precision and against their definitions, with numbers of every kind,
+ * NaN and infinities among them, in memory that ends where the system says. */
+#include "kernel_test.h"
+
+enum { MAX_N = 300, ROWS = 5 };
+
+static float special(uint64_t *seed)
+{
+    static const float values[] = {INFINITY, -INFINITY, NAN, 0, -0.0f, 1e-45f, -1e-45f, 3e38f};
+    return butler_random(seed) % 3 ? butler_random_normal(seed) : values[butler_random(seed) % BUTLER_COUNT(values)];
+}
+
+static void log_sum_exp(void **state)
+{
+    struct guarded g = guarded_new(MAX_N * sizeof(float));
+    uint64_t seed = 1;
+    (void)state;
+    for (int n = 1; n <= MAX_N; n += 1 + n / 20) {
+        float *x = guarded_at(&g, (size_t)n * sizeof *x, n % 2, 0), scaled[MAX_N];
+        const float scale = 0.125f * (1 + (float)(n % 4));
+        for (int i = 0; i < n; i++)
+            x[i] = butler_random_normal(&seed) * 40;
+        double max = -INFINITY, sum = 0;
+        for (int i = 0; i < n; i++)
+            max = fmax(max, (double)(x[i] * scale));
+        for (int i = 0; i < n; i++)
+            sum += exp((double)(x[i] * scale) - max);
+        FOR_EACH_ISA(table)
+        {
+            const float got = table->log_sum_exp(x, scale, n);
+            assert_near("log_sum_exp", table->isa, n, 0, got, max + log(sum),
+                        4 * EPS * fabs(max) + sum_bound(n, 1) + 8 * EPS * (1 + log(sum)));
+            /* What exp_sum makes of scaled numbers, bit for bit. */
+            memcpy(scaled, x, (size_t)n * sizeof *x);
+            table->scale(scaled, scale, n);
+            const float m = table->max(scaled, n);
+            assert_same_bits("log_sum_exp", table->isa, n, 0, got, m + logf(table->exp_sum(scaled, m, n)));
+        }
+    }
+    guarded_free(&g);
+}
+
+static void group_max(void **state)
+{
+    struct guarded g = guarded_new(ROWS * MAX_N * sizeof(float));
+    uint64_t seed = 2;
+    (void)state;
+    for (int n = 1; n <= MAX_N; n += 1 + n / 20)
+        for (int n_rows = 1; n_rows <= ROWS; n_rows++) {
+            const size_t stride = (size_t)n;
+            float *x = guarded_at(&g, ROWS * stride * sizeof *x, n % 2, 0), kept[ROWS * MAX_N], expected[MAX_N], shift[ROWS];
+            for (size_t i = 0; i < ROWS * stride; i++)
+                kept[i] = special(&seed);
+            for (int r = 0; r < ROWS; r++)
+                shift[r] = butler_random_normal(&seed);
+            for (int i = 0; i < n; i++) {
+                expected[i] = -INFINITY;
+                for (int r = 0; r < n_rows; r++) {
+                    const float v = kept[(size_t)r * stride + (size_t)i] * 0.7f - shift[r];
+                    expected[i] = v > expected[i] ? v : expected[i];
+                }
+            }
+            FOR_EACH_ISA(table)
+            { /* into the first of the rows, where the engine puts it; the others stay */
+                memcpy(x, kept, ROWS * stride * sizeof *x);
+                table->group_max(x, x, stride, shift, 0.7f, n_rows, n);
+                for (int i = 0; i < n; i++)
+                    assert_true(x[i] == expected[i]);
+                assert_memory_equal(x + n, kept + n, (ROWS - 1) * stride * sizeof *x);
+            }
+        }
+    guarded_free(&g);
+}
+
+static void reaching(void **state)
+{
+    struct guarded g = guarded_new(MAX_N * sizeof(float)), h = guarded_new(MAX_N * sizeof(uint32_t));
+    uint64_t seed = 3;
+    (void)state;
+    for (int n = 1; n <= MAX_N; n++)
+        for (int k = 0; k < 12; k++) {
+            float *x = guarded_at(&g, (size_t)n * sizeof *x, k % 2, 0), bound = special(&seed);
+            uint32_t *ids = guarded_at(&h, (size_t)n * sizeof *ids, true, 0), expected[MAX_N];
+            int n_expected = 0;
+            for (int i = 0; i < n; i++) {
+                x[i] = k % 4 == 3 ? bound : special(&seed);
+                if (x[i] >= bound)
+                    expected[n_expected++] = 70000u + (uint32_t)i;
+            }
+            FOR_EACH_ISA(table)
+            {
+                assert_int_equal(table->count_reaching(x, bound, n), n_expected);
+                assert_int_equal(table->list_reaching(ids, 70000, x, bound, n), n_expected);
+                assert_memory_equal(ids, expected, (size_t)n_expected * sizeof *ids);
+            }
+        }
+    guarded_free(&g);
+    guarded_free(&h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(log_sum_exp), cmocka_unit_test(group_max), cmocka_unit_test(reaching)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
