@@ -38,7 +38,8 @@ struct follower {
 /* Scratch of one item. */
 struct scratch {
     int32_t *ids;
-    uint32_t *top, *half; /* [n_ctx] */
+    uint32_t *chosen;     /* [n_ctx] */
+    float *values;        /* [n_ctx] of a selection */
     unsigned char *marks; /* 1: among the k largest, 2: among the larger half */
 };
 
@@ -133,11 +134,12 @@ static void charge(struct butler_session *session, const struct butler_policy *a
 /* ------------------------------------------------------------------------------------------------ measuring */
 
 /* Marks the newest token, which every step reads, and the k - 1 highest scores of the others, ties to the lower index. */
-static void mark(const float *scores, int n, int k, uint32_t *chosen, unsigned char *marks, unsigned char bit)
+static void mark(const struct butler_kernels *kernels, const float *scores, int n, int k, struct scratch *scratch,
+                 unsigned char bit)
 {
-    const int n_chosen = butler_select_top(scores, n, k, 0, 1, chosen);
+    const int n_chosen = butler_select_top(kernels, scores, n, k, 0, 1, scratch->values, scratch->chosen);
     for (int i = 0; i < n_chosen; i++)
-        marks[chosen[i]] |= bit;
+        scratch->marks[scratch->chosen[i]] |= bit;
 }
 
 static void measure_head(const struct lead *lead, const struct follower *follower, const struct butler_policy *asked, int layer,
@@ -152,8 +154,8 @@ static void measure_head(const struct lead *lead, const struct follower *followe
     int hits = 0, right = 0;
     double mass = 0;
     memset(scratch->marks, 0, (size_t)n);
-    mark(lead->scores + at, n, k, scratch->top, scratch->marks, 1);
-    mark(lead->scores + at, n, half, scratch->half, scratch->marks, 2);
+    mark(lead->session->kv.kernels, lead->scores + at, n, k, scratch, 1);
+    mark(lead->session->kv.kernels, lead->scores + at, n, half, scratch, 2);
     const int n_read = butler_last_selection(follower->session, layer, head, scratch->ids, n);
     for (int i = 0; i < n_read; i++) {
         hits += scratch->marks[scratch->ids[i]] & 1;
@@ -268,10 +270,10 @@ static int measure(const struct eval_run *run, const struct eval_item *item, con
         .n_layers = run->info->n_layers, .n_heads = run->info->n_heads, .head_dim = run->info->head_dim, .n_ctx = item->n_ids};
     const size_t n_ids = (size_t)item->n_ids;
     struct scratch scratch = {butler_alloc(n_ids * sizeof(int32_t), err), butler_alloc(n_ids * sizeof(uint32_t), err),
-                              butler_alloc(n_ids * sizeof(uint32_t), err), butler_alloc(n_ids, err)};
+                              butler_alloc(n_ids * sizeof(float), err), butler_alloc(n_ids, err)};
     struct follower *followers = butler_alloc((size_t)n * sizeof *followers, err);
     const double begin = butler_seconds();
-    int code = scratch.ids && scratch.top && scratch.half && scratch.marks && followers ? 0 : BUTLER_ERROR_MEMORY;
+    int code = scratch.ids && scratch.chosen && scratch.values && scratch.marks && followers ? 0 : BUTLER_ERROR_MEMORY;
     if (code == 0)
         code = start_all(run, item, &lead, followers, policies, n, err);
     if (code == 0)
@@ -293,8 +295,8 @@ static int measure(const struct eval_run *run, const struct eval_item *item, con
     }
     free(followers);
     free(scratch.ids);
-    free(scratch.top);
-    free(scratch.half);
+    free(scratch.chosen);
+    free(scratch.values);
     free(scratch.marks);
     free_lead(&lead);
     return code;
