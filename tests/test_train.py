@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from cli import BUTLER, FAILED, GQA, ROOT, USAGE, butler, refuses, rows
+from cli import BUTLER, FAILED, GQA, MODELS, ROOT, USAGE, butler, refuses, rows
 from gguf_file import Gguf
 
 TEXT = str(ROOT / "tests" / "data" / "secret_garden.txt")
@@ -56,6 +56,14 @@ def test_the_curve_falls(tmp_path):
     shown = rows("train", *SMALL, "-o", tmp_path / "p.gguf", "--predictor", "v2", "--steps", "60", "--lr", "0.01", "--every", "60")
     losses = [row["loss"] for row in shown]
     assert sum(losses[-10:]) < sum(losses[:10])
+
+
+@pytest.mark.parametrize("model", ["gpt2", "qwen2", "qwen3", "phi3", "llama-mha"])
+def test_any_model(model, tmp_path):
+    for version in ("v1", "v2"):
+        shown = rows("train", "-m", MODELS / f"{model}.gguf", "--data", ROOT / "README.md", "-o", tmp_path / "p.gguf", "--predictor", version,
+                     "--length", "64", "--steps", "20", "--batch", "2", "--lr", "0.01", "--valid-texts", "1")
+        assert sum(row["loss"] for row in shown[-5:]) < sum(row["loss"] for row in shown[:5])
 
 
 def test_threads_change_nothing(tmp_path):
@@ -154,6 +162,10 @@ def test_bad_checkpoints(tmp_path):
 ])
 def test_bad_flags(args, says, tmp_path):
     refuses(USAGE, "train", *SMALL, "-o", tmp_path / "p", *args, says=says)
+
+
+def test_one_layer_leaves_nothing_to_foresee(tmp_path):
+    refuses(USAGE, "train", "-m", MODELS / "llama-q4_k.gguf", "--data", TEXT, "-o", tmp_path / "p", says=["no predictor for a model of 1 layers"])
 
 
 def test_bad_texts(tmp_path):
