@@ -512,6 +512,80 @@ static void test_spikes_are_skipped(void **state)
     free(before);
 }
 
+/* What is trained is what is run: the tokens that a session's last step selects are those that the trainer's scores put first. */
+static void selects_as_trained(int version, enum butler_predictor_input input)
+{
+    enum { N = 60, K = 30 };
+    struct setup s;
+    struct butler_error err = {0};
+    int32_t ids[N], chosen[N];
+    const char *path = tiny_path("p.gguf");
+    setup_make(&s, version);
+    const int last = s.model->hp.n_layers - 1, group = s.model->hp.n_heads / s.model->hp.n_kv_heads;
+    s.params.sizes.input = input;
+    struct butler_trainer *trainer = trainer_make(&s);
+    assert_int_equal(butler_trainer_write(trainer, path, BUTLER_F32, "a test", &err), 0);
+    if (butler_predictor_attach(s.model, path, &err) < 0)
+        fail_msg("%s", err.message);
+    uint64_t seed = 2;
+    for (int i = 0; i < N; i++)
+        ids[i] = (int32_t)(3 + butler_random(&seed) % 37);
+
+    struct butler_net *net = butler_net_new(trainer->predictor, trainer->blas, s.model->backend->kernels, s.params.loss, N, &err);
+    struct butler_capture capture = butler_net_capture;
+    struct butler_session *watched =
+        butler_session_new(s.model, &(struct butler_session_params){.n_ctx = N, .n_block = N, .kv_type = BUTLER_KV_F32}, &err);
+    capture.user = net;
+    watched->capture = &capture;
+    butler_net_begin(net, N);
+    assert_int_equal(butler_prefill(watched, ids, N, NULL, NULL, &err), 0);
+
+    const char *policy = version == 1 ? "tokenbutler:budget=0.5,sinks=0,recent=0,share=query,dense=3,keys=f16"
+                                      : "tokenbutler2:budget=0.5,on_top=0,sinks=0,recent=0,share=query,dense=3,keys=f16";
+    const struct butler_session_params params = {.n_ctx = N, .kv_type = BUTLER_KV_F32, .policy = policy};
+    struct butler_session *session = butler_session_new(s.model, &params, &err);
+    if (!session)
+        fail_msg("%s", err.message);
+    assert_int_equal(butler_prefill(session, ids, N - 1, NULL, NULL, &err), 0);
+    assert_int_equal(butler_step(session, ids[N - 1], &err), 0);
+    int n_same = 0;
+    const struct butler_predictor_sizes *sizes = &trainer->predictor->sizes;
+    for (int h = 0; h < sizes->n_heads; h++) {
+        const float *q = net->qp + (size_t)((N - 1) * sizes->n_heads + h) * (size_t)sizes->d;
+        float scores[N], sorted[N];
+        for (int i = 0; i < N; i++)
+            scores[i] = sorted[i] = s.model->backend->kernels->dot(
+                q, net->kp + (size_t)(i * sizes->n_key_heads + h * sizes->n_key_heads / sizes->n_heads) * (size_t)sizes->d,
+                sizes->d);
+        for (int i = 0; i < N; i++)
+            for (int j = i + 1; j < N; j++)
+                if (sorted[j] > sorted[i]) {
+                    const float swap = sorted[i];
+                    sorted[i] = sorted[j];
+                    sorted[j] = swap;
+                }
+        assert_int_equal(butler_last_selection(session, last, h, chosen, N), K);
+        for (int i = 0; i < K; i++)
+            n_same += scores[chosen[i]] >= sorted[K - 1];
+    }
+    print_message("version %d, input %d: %d of %d (groups of %d)\n", version, (int)input, n_same, K * sizes->n_heads, group);
+    assert_true(n_same >= K * sizes->n_heads * 95 / 100); /* ties of rounded keys, and the newest token, which is always read */
+    butler_session_free(session);
+    butler_session_free(watched);
+    butler_net_free(net);
+    butler_trainer_free(trainer);
+    butler_model_free(s.model);
+}
+
+static void test_selects_as_trained(void **state)
+{
+    (void)state;
+    for (int version = 1; version <= 2; version++) {
+        selects_as_trained(version, BUTLER_PREDICTOR_INPUT_NORM);
+        selects_as_trained(version, BUTLER_PREDICTOR_INPUT_ATTENTION);
+    }
+}
+
 /* Every piece once a pass, in another order the next time. */
 static void test_data_order(void **state)
 {
@@ -550,6 +624,7 @@ int main(void)
         cmocka_unit_test(test_threads_v1),         cmocka_unit_test(test_threads_v2),
         cmocka_unit_test(test_resume_is_exact),    cmocka_unit_test(test_bad_checkpoints),
         cmocka_unit_test(test_spikes_are_skipped), cmocka_unit_test(test_data_order),
+        cmocka_unit_test(test_selects_as_trained),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
 }
