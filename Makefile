@@ -99,7 +99,7 @@ $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/fuzz_%.o $(BUILD)/libbutler.a
 
 # --------------------------------------------------------------------------------------------------- install
 
-DATA = eval/longbench.json $(wildcard models/butler-default.gguf models/long_text.txt)
+DATA = eval/longbench.json $(wildcard models/butler-default*.gguf models/long_text.txt)
 
 install: butler lib
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/butler

@@ -55,6 +55,7 @@ enum cmd_flag {
     CMD_TRAIN_DATA,
     CMD_TRAIN_VERSION,
     CMD_RESUME,
+    CMD_START,
     CMD_TRAIN_LENGTH,
     CMD_TRAIN_TOKENS,
     CMD_STEPS,
@@ -96,7 +97,7 @@ struct cmd_reals {
 
 /* What `train` alone takes. */
 struct cmd_train {
-    const char *data, *valid, *version, *loss, *input, *key_heads, *type;
+    const char *data, *valid, *version, *loss, *input, *key_heads, *type, *start;
     bool resume;
     int length, n_tokens, n_steps, batch, accumulate, dim, mid, n_valid, every, checkpoint_s;
     double lr, decay;

@@ -88,6 +88,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
                         "texts to learn from; the last hundredth of each is only measured on"},
     [CMD_TRAIN_VERSION] = {0, "predictor", "V", KIND_STRING, AT(train.version), 0, 0, NULL, "v1 or v2 of TokenButler"},
     [CMD_RESUME] = {0, "resume", NULL, KIND_BOOL, AT(train.resume), 0, 0, NULL, "go on from OUTPUT.checkpoint"},
+    [CMD_START] = {0, "start", "PREDICTOR", KIND_STRING, AT(train.start), 0, 0, NULL,
+                   "a predictor to go on from, with its sizes, instead of a new one"},
     [CMD_TRAIN_LENGTH] = {0, "length", "N", KIND_INT, AT(train.length), 32, 65536, "a whole number from 32 to 65536",
                           "tokens of a text"},
     [CMD_TRAIN_TOKENS] = {0, "tokens", "N", KIND_INT, AT(train.n_tokens), 0, INT_MAX, "a whole number, 0 or more",

@@ -124,6 +124,7 @@ static int make_params(struct run *run, struct butler_train_params *params)
         .valid = run->valid.values,
         .n_data = run->data.n,
         .n_valid = run->valid.n,
+        .start = t->start,
         .sizes = sizes,
         .loss = version == 2 ? BUTLER_LOSS_CROSS_ENTROPY
                 : loss       ? BUTLER_LOSS_SQUARE_MSE
@@ -342,13 +343,14 @@ static int run_train(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},       {CMD_TRAIN_DATA, NULL},     {CMD_OUTPUT, NULL},      {CMD_TRAIN_VERSION, "v1"},
-    {CMD_RESUME, NULL},      {CMD_TRAIN_LENGTH, "1024"}, {CMD_TRAIN_TOKENS, "0"}, {CMD_STEPS, "0"},
-    {CMD_TRAIN_BATCH, "4"},  {CMD_ACCUMULATE, "1"},      {CMD_LR, "0.001"},       {CMD_DECAY, "0.01"},
-    {CMD_LOSS, "causal"},    {CMD_TRAIN_INPUT, "norm"},  {CMD_DIM, "0"},          {CMD_MID, "0"},
-    {CMD_KEY_HEADS, "kv"},   {CMD_VALID, NULL},          {CMD_VALID_TEXTS, "8"},  {CMD_EVERY, "50"},
-    {CMD_CHECKPOINT, "120"}, {CMD_TYPE, "f16"},          {CMD_SEED, "1"},         {CMD_THREADS, "0"},
-    {CMD_ISA, NULL},         {CMD_JSON, NULL},           {CMD_HELP, NULL},        {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},   {CMD_TRAIN_DATA, NULL},  {CMD_OUTPUT, NULL},         {CMD_TRAIN_VERSION, "v1"},
+    {CMD_RESUME, NULL},  {CMD_START, NULL},       {CMD_TRAIN_LENGTH, "1024"}, {CMD_TRAIN_TOKENS, "0"},
+    {CMD_STEPS, "0"},    {CMD_TRAIN_BATCH, "4"},  {CMD_ACCUMULATE, "1"},      {CMD_LR, "0.001"},
+    {CMD_DECAY, "0.01"}, {CMD_LOSS, "causal"},    {CMD_TRAIN_INPUT, "norm"},  {CMD_DIM, "0"},
+    {CMD_MID, "0"},      {CMD_KEY_HEADS, "kv"},   {CMD_VALID, NULL},          {CMD_VALID_TEXTS, "8"},
+    {CMD_EVERY, "50"},   {CMD_CHECKPOINT, "120"}, {CMD_TYPE, "f16"},          {CMD_SEED, "1"},
+    {CMD_THREADS, "0"},  {CMD_ISA, NULL},         {CMD_JSON, NULL},           {CMD_HELP, NULL},
+    {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_train = {

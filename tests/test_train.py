@@ -66,6 +66,16 @@ def test_any_model(model, tmp_path):
         assert sum(row["loss"] for row in shown[-5:]) < sum(row["loss"] for row in shown[:5])
 
 
+def test_start_from_a_predictor(tmp_path):
+    """A step at rate 0 from a file leaves the file's numbers; what is measured is what was measured when it was written."""
+    first, again = tmp_path / "first.gguf", tmp_path / "again.gguf"
+    measured = rows("train", *SMALL, "-o", first, "--predictor", "v2", "--steps", "10", "--dim", "8")[-1]
+    said = rows("train", *SMALL, "-o", again, "--predictor", "v2", "--steps", "1", "--lr", "0", "--start", first)[-1]
+    assert Gguf(first).tensors == Gguf(again).tensors
+    assert said["valid_loss"] == measured["valid_loss"] and said["recall"] == measured["recall"]
+    refuses(USAGE, "train", *SMALL, "-o", again, "--predictor", "v1", "--steps", "1", "--start", first, says=[first, "version 2, not 1"])
+
+
 def test_threads_change_nothing(tmp_path):
     for threads in (1, 3):
         train(tmp_path / f"{threads}.gguf", "--steps", "6", "-t", threads)

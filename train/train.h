@@ -15,6 +15,7 @@
 struct butler_train_params {
     const char *const *data, *const *valid; /* paths of texts; valid: to measure on, none: a part of data */
     int n_data, n_valid;
+    const char *start; /* a predictor of this version to go on from, whose sizes count; NULL: a new one of these: */
     struct butler_predictor_sizes sizes;
     enum butler_loss_kind loss;
     int length;            /* tokens of a text */

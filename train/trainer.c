@@ -99,6 +99,23 @@ static void count_steps(struct butler_trainer *trainer)
     params->adam.n_steps = BUTLER_MAX(params->adam.n_steps, 1);
 }
 
+/* A new predictor, or one from a file. */
+static int make_predictor(struct butler_trainer *trainer, struct butler_error *err)
+{
+    struct butler_train_params *params = &trainer->params;
+    const int version = params->sizes.version;
+    trainer->predictor = params->start ? butler_predictor_load(params->start, trainer->model, true, err)
+                                       : butler_predictor_new(&params->sizes, params->seed, err);
+    if (!trainer->predictor)
+        return BUTLER_ERROR_ARGUMENT;
+    params->sizes = trainer->predictor->sizes;
+    if (params->sizes.version != version)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s is a predictor of version %d, not %d", params->start,
+                           params->sizes.version, version);
+    trainer->predictor->model_fingerprint = trainer->model->fingerprint;
+    return 0;
+}
+
 struct butler_trainer *butler_trainer_new(struct butler_model *model, const struct butler_train_params *params,
                                           const struct butler_gather *reduce, struct butler_error *err)
 {
@@ -113,10 +130,9 @@ struct butler_trainer *butler_trainer_new(struct butler_model *model, const stru
     if (!(trainer->blas = butler_blas_load(err)) ||
         butler_data_open(&trainer->data, model, params->data, params->n_data, params->valid, params->n_valid, params->length,
                          params->seed, err) < 0 ||
-        !(trainer->predictor = butler_predictor_new(&params->sizes, params->seed, err)))
+        make_predictor(trainer, err) < 0)
         goto fail;
     count_steps(trainer);
-    trainer->predictor->model_fingerprint = model->fingerprint;
     if (make_sums(trainer, err) < 0 || make_workers(trainer, err) < 0 ||
         butler_adamw_init(&trainer->adam, &trainer->params.adam, trainer->predictor->n_weights, err) < 0)
         goto fail;
