@@ -1,13 +1,14 @@
 /* What this machine can do, and how near to it a decode step comes: ceilings and steps measured in one process, in turns.
  *
  *     build/bench/bench_roofline [MODEL.gguf] [--depths D,...] [--policy POLICY]... [--kv-type f16|q8_0] [--tokens N]
- *                                [--rounds N] [--threads N] [--warmup N] [--memory GB] [--json]
+ *                                [--rounds N] [--threads N] [--warmup N] [--memory GB] [--predictor FILE]... [--json]
+ *                                [--skip-ceilings]
  *
  * Without a model only the ceilings are printed. With one, for every depth: a session for each policy with a cache of
  * random keys and values; then rounds, in each of which the read ceiling is measured and every policy decodes N tokens.
- * The floor of a step is the bytes that it must read (weights, selected keys and values, what the metric reads) over the
- * bandwidth that all threads together reached in the same round on a set of that size; share = floor / time. Medians over
- * rounds, ratios taken within a round. "x full" is against the first policy. */
+ * The floor of a step is the bytes that it must read (weights, the predictor's too; selected keys and values; what the metric
+ * reads) over the bandwidth that all threads together reached in the same round on a set of that size; share = floor / time.
+ * Medians over rounds, ratios taken within a round. "x full" is against the first policy. */
 #include <getopt.h>
 #include <math.h>
 #include <pthread.h>
@@ -32,7 +33,9 @@ struct roofline {
     const char *model_path, *kv_type, *policies[MAX_POLICIES];
     int n_policies, depths[MAX_DEPTHS], n_depths, tokens, rounds, warmup, threads;
     double memory_gb;
-    bool json;
+    const char *predictors[2]; /* for tokenbutler and tokenbutler2 */
+    int n_predictors;
+    bool json, skip_ceilings;
     unsigned char *set; /* [set_bytes[N_SETS - 1]] */
     size_t ahead;       /* prefetch distance at which reading was fastest */
 };
@@ -253,7 +256,9 @@ static double bandwidth_at(const double rates[N_SETS], double bytes)
 
 static double bytes_of(const struct butler_stats *stats)
 {
-    return stats->n_decode ? (double)(stats->weight_bytes + stats->kv_bytes + stats->metric_bytes) / (double)stats->n_decode : 0;
+    return stats->n_decode ? (double)(stats->weight_bytes + stats->predict_bytes + stats->kv_bytes + stats->metric_bytes) /
+                                 (double)stats->n_decode
+                           : 0;
 }
 
 static int decode(struct lane *lane, int n, double *ms, struct butler_error *err)
@@ -316,11 +321,11 @@ static void print_lane(const struct roofline *r, int depth, const struct lane *l
                "\"ms_high\": %.4f, "
                "\"weight_bytes\": %.0f, \"kv_bytes\": %.0f, \"metric_bytes\": %.0f, \"full_kv_bytes\": %.0f, \"share\": %.4f, "
                "\"gain\": %.4f, \"gain_low\": %.4f, \"gain_high\": %.4f, \"ms_score\": %.4f, \"ms_select\": %.4f, \"ms_attend\": "
-               "%.4f, "
+               "%.4f, \"predict_bytes\": %.0f, \"ms_predict\": %.4f, "
                "\"rounds\": %d, \"tokens\": %d}\n",
                slash ? slash + 1 : r->model_path, lane->policy, depth, r->kv_type, ms, ms_low, ms_high, (double)s->weight_bytes / n,
                (double)s->kv_bytes / n, (double)s->metric_bytes / n, (double)s->full_kv_bytes / n, share, gain, gain_low, gain_high,
-               score, select, attend, r->rounds, r->tokens);
+               score, select, attend, (double)s->predict_bytes / n, 1e3 * s->predict_s / n, r->rounds, r->tokens);
     else
         printf("%-36s %7d %9.2f %8.1f %8.1f %8.1f %7.2f %7.2f %5.2f-%-5.2f %7.2f %7.2f %7.2f\n", lane->policy, depth, ms,
                (double)s->weight_bytes / n / 1e6, (double)s->kv_bytes / n / 1e6, (double)s->metric_bytes / n / 1e6, share, gain,
@@ -362,6 +367,8 @@ static int measure_model(const struct roofline *r, struct butler_error *err)
         return err->code;
     const enum butler_kv_type type = strcmp(r->kv_type, "q8_0") == 0 ? BUTLER_KV_Q8_0 : BUTLER_KV_F16;
     int code = BUTLER_OK;
+    for (int i = 0; i < r->n_predictors && code == BUTLER_OK; i++)
+        code = butler_predictor_attach(model, r->predictors[i], err);
     if (!r->json)
         printf("\n%-36s %7s %9s %8s %8s %8s %7s %7s %11s %7s %7s %7s\n", "policy", "depth", "ms/token", "weights", "KV MB",
                "metric", "share", "x full", "", "score", "select", "attend");
@@ -404,11 +411,10 @@ static int read_depths(struct roofline *r, char *text)
 
 static int read_options(struct roofline *r, int argc, char **argv)
 {
-    static const struct option options[] = {{"depths", 1, NULL, 'd'},  {"policy", 1, NULL, 'p'},
-                                            {"kv-type", 1, NULL, 'k'}, {"tokens", 1, NULL, 'n'},
-                                            {"rounds", 1, NULL, 'r'},  {"warmup", 1, NULL, 'w'},
-                                            {"json", 0, NULL, 'j'},    {"threads", 1, NULL, 't'},
-                                            {"memory", 1, NULL, 'm'},  {0}};
+    static const struct option options[] = {{"depths", 1, NULL, 'd'},    {"policy", 1, NULL, 'p'},        {"kv-type", 1, NULL, 'k'},
+                                            {"tokens", 1, NULL, 'n'},    {"rounds", 1, NULL, 'r'},        {"warmup", 1, NULL, 'w'},
+                                            {"json", 0, NULL, 'j'},      {"threads", 1, NULL, 't'},       {"memory", 1, NULL, 'm'},
+                                            {"predictor", 1, NULL, 'P'}, {"skip-ceilings", 0, NULL, 's'}, {0}};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
         switch (c) {
         case 'd':
@@ -437,6 +443,14 @@ static int read_options(struct roofline *r, int argc, char **argv)
             break;
         case 'm':
             r->memory_gb = atof(optarg);
+            break;
+        case 'P':
+            if (r->n_predictors == 2)
+                return -1;
+            r->predictors[r->n_predictors++] = optarg;
+            break;
+        case 's':
+            r->skip_ceilings = true;
             break;
         case 'j':
             r->json = true;
@@ -470,7 +484,8 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < set_bytes[N_SETS - 1]; i += 64)
         r.set[i] = (unsigned char)(i >> 6); /* pages that were never written all share one of zeros */
     choose_ahead(&r);
-    print_ceilings(&r);
+    if (!r.skip_ceilings)
+        print_ceilings(&r);
     if (r.model_path && measure_model(&r, &err) < 0) {
         fprintf(stderr, "bench_roofline: %s\n", err.message);
         return 1;

@@ -5,7 +5,8 @@
     bench/speed.py --tables speed.jsonl            prints the Markdown tables
     bench/speed.py --draw speed.svg speed.jsonl    draws times over the best peer setting at the deepest depth
 
-MODELS_DIR holds files made by tools/random_model.py, named SHAPE-TYPE.gguf. For every shape, KV type and depth one process
+MODELS_DIR holds files made by tools/random_model.py, named SHAPE-TYPE.gguf, and random predictors for them (bench_predictor
+MODEL write v1 SHAPE-TYPE.tokenbutler.gguf, v2 SHAPE-TYPE.tokenbutler2.gguf; without them those policies are left out). For every shape, KV type and depth one process
 (bench_roofline) takes turns between all policies and the read ceiling; llama.cpp (through PYTHON, an interpreter that has
 llama-cpp-python) is measured at the same depth right before and right after. Rows are appended as they come, and what the
 file already holds is not measured again.
@@ -88,7 +89,14 @@ def measure(args):
                     continue
                 command = [ROOT / "build/bench/bench_roofline", model, "--json", "--depths", depth, "--kv-type", kv_type, "--rounds", args.rounds,
                            "--tokens", args.tokens]
+                if sink.has(shape=shape, engine="butler"):
+                    command.append("--skip-ceilings")
+                predictors = [p for p in (model.with_suffix(f".{v}.gguf") for v in ("tokenbutler", "tokenbutler2")) if p.exists()]
+                for p in predictors:
+                    command += ["--predictor", p]
                 for policy in args.policy or POLICIES:
+                    if policy.startswith("tokenbutler") and not any(policy.split(":")[0] == p.suffixes[-2][1:] for p in predictors):
+                        continue
                     command += ["--policy", policy.format(b=max(64, depth // 16))]
                 sink.add([row | {"shape": shape, "depth": depth, "kv_type": kv_type, "engine": "butler"} for row in rows_of(command)])
             if not sink.has(shape=shape, depth=depth, turn=2):
