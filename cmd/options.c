@@ -104,7 +104,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
                 "the highest learning rate: a tenth of the steps leads up to it, a cosine down"},
     [CMD_DECAY] = {0, "weight-decay", "X", KIND_REAL, AT(train.decay), 0, 10, "a number from 0 to 10", "AdamW's, of matrices"},
     [CMD_LOSS] = {0, "loss", "NAME", KIND_STRING, AT(train.loss), 0, 0, NULL,
-                  "v1: squares over the causal half, or over the whole square as published"},
+                  "v1: causal or square: squared errors over the causal half, or all as published; entropy: v2's"},
     [CMD_TRAIN_INPUT] = {0, "input", "NAME", KIND_STRING, AT(train.input), 0, 0, NULL,
                          "norm or attention: the layer's normed input, or what its attention leaves"},
     [CMD_DIM] = {0, "dim", "N", KIND_INT, AT(train.dim), 0, 128, "a whole number from 0 to 128",

@@ -94,14 +94,14 @@ static int join_processes(struct run *run)
 
 static int make_params(struct run *run, struct butler_train_params *params)
 {
-    static const char *const versions[] = {"v1", "v2"}, *const losses[] = {"causal", "square"};
+    static const char *const versions[] = {"v1", "v2"}, *const losses[] = {"causal", "square", "entropy"};
     static const char *const inputs[] = {"norm", "attention"}, *const keys[] = {"kv", "query"},
                              *const types[] = {"f16", "f32", "q8_0"};
     const struct cmd_options *options = run->options;
     const struct cmd_train *t = &options->train;
     int version, loss, input, key_heads;
     if (choose(options, "--predictor", t->version, versions, 2, &version) != CMD_DONE ||
-        choose(options, "--loss", t->loss, losses, 2, &loss) != CMD_DONE ||
+        choose(options, "--loss", t->loss, losses, 3, &loss) != CMD_DONE ||
         choose(options, "--input", t->input, inputs, 2, &input) != CMD_DONE ||
         choose(options, "--key-heads", t->key_heads, keys, 2, &key_heads) != CMD_DONE ||
         choose(options, "--type", t->type, types, 3, &run->type) != CMD_DONE)
@@ -126,9 +126,7 @@ static int make_params(struct run *run, struct butler_train_params *params)
         .n_valid = run->valid.n,
         .start = t->start,
         .sizes = sizes,
-        .loss = version == 2 ? BUTLER_LOSS_CROSS_ENTROPY
-                : loss       ? BUTLER_LOSS_SQUARE_MSE
-                             : BUTLER_LOSS_CAUSAL_MSE,
+        .loss = version == 2 ? BUTLER_LOSS_CROSS_ENTROPY : (enum butler_loss_kind)loss,
         .length = t->length,
         .batch = t->batch,
         .accumulate = t->accumulate,

@@ -66,6 +66,13 @@ def test_any_model(model, tmp_path):
         assert sum(row["loss"] for row in shown[-5:]) < sum(row["loss"] for row in shown[:5])
 
 
+def test_losses_of_v1(tmp_path):
+    """The same first step under each: three different figures, of which the cross-entropy is near that of a choice by lot."""
+    first = {loss: rows("train", *SMALL, "-o", tmp_path / "p", "--steps", "1", "--loss", loss)[0]["loss"] for loss in ("causal", "square", "entropy")}
+    assert len(set(first.values())) == 3
+    assert 3 < first["entropy"] < 4.5  # ln(t) averaged over t up to 64 is 3.2
+
+
 def test_start_from_a_predictor(tmp_path):
     """A step at rate 0 from a file leaves the file's numbers; what is measured is what was measured when it was written."""
     first, again = tmp_path / "first.gguf", tmp_path / "again.gguf"

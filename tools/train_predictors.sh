@@ -32,12 +32,18 @@ if [ -n "$prep" ]; then
     for _ in $(seq 12); do texts=$texts,$out/tasks.txt; done
 fi
 
-for version in v2 v1; do
-    tokens=TOKENS_${version^^}
-    name=butler-default.tokenbutler$([ $version = v1 ] || echo 2).gguf
-    ./butler train -m models/butler-default.gguf --data "$texts" -o "$out/$name" --predictor $version --tokens "${!tokens:-2000000}" \
-        --length 512 --batch 2 --dim 16 --mid 256 --lr 0.01 --every 100 -t "${THREADS:-0}" ${RESUME:+--resume}
-    cp "$out/$name" models/
-    cp "$out/$name.csv" "docs/tokenbutler-$version.csv"
-    cp "$out/$name.svg" "docs/tokenbutler-$version.svg"
-done
+# train VERSION TOKENS OUTPUT FLAGS...
+train() {
+    ./butler train -m models/butler-default.gguf --data "$texts" --predictor "$1" --tokens "$2" -o "$3" \
+        --length 1024 --batch 2 --every 50 --checkpoint 60 -t "${THREADS:-0}" "${@:4}"
+}
+sizes="--input attention --dim 16 --mid 256"
+v1=$out/butler-default.tokenbutler.gguf v2=$out/butler-default.tokenbutler2.gguf
+train v2 "${TOKENS_V2:-1200000}" "$v2" $sizes --lr 0.01
+train v1 "${TOKENS_V1:-1200000}" "$v1" $sizes --lr 0.01
+
+cp "$v1" "$v2" models/
+cp "$v1.csv" docs/tokenbutler-v1.csv
+cp "$v1.svg" docs/tokenbutler-v1.svg
+cp "$v2.csv" docs/tokenbutler-v2.csv
+cp "$v2.svg" docs/tokenbutler-v2.svg

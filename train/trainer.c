@@ -25,12 +25,10 @@ struct butler_train_result {
 static int check_params(const struct butler_model *model, const struct butler_train_params *params,
                         const struct butler_gather *reduce, struct butler_error *err)
 {
-    const bool entropy = params->loss == BUTLER_LOSS_CROSS_ENTROPY;
     if (!model->tokenizer)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s has no tokenizer to read texts with", model->path);
-    if (entropy != (params->sizes.version == 2))
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a predictor of version %d is not trained on %s", params->sizes.version,
-                           entropy ? "a cross-entropy" : "squares");
+    if (params->sizes.version == 2 && params->loss != BUTLER_LOSS_CROSS_ENTROPY)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a predictor of version 2 is trained on the cross-entropy, not on squares");
     if (params->batch < reduce->n_ranks)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a batch of %d texts is too small for %d processes", params->batch,
                            reduce->n_ranks);
