@@ -41,10 +41,11 @@ class Reader:
 
 
 def repeat_state(data, depth):
-    """The saved cells of sequence 0, repeated to depth positions. Layout: number of streams, number of cells, for each cell its
+    """The saved cells of sequence 0, repeated to depth positions. Layout: a magic number and the sequence, number of streams, number of cells, for each cell its
     position and its sequences, then whether values lie transposed, the number of layers, every layer's keys as type, bytes a
     row, rows, and its values alike (transposed ones as type, bytes an element, elements a row, then a row for each element)."""
-    r, out = Reader(data), []
+    r = Reader(data)
+    out = [r.bytes(8)]
     streams, n = r.number("I"), r.number("I")
     if streams != 1 or n != SEED_CELLS:
         raise ValueError(f"state has {streams} streams and {n} cells, expected 1 and {SEED_CELLS}")
@@ -122,7 +123,8 @@ class Peer:
         self.clear()
         if depth == 0:
             return
-        self.run(SEED_CELLS)
+        for _ in range(SEED_CELLS):
+            self.run(1)
         size = llama_cpp.llama_state_seq_get_size(self.context, 0)
         buffer = (ctypes.c_uint8 * size)()
         size = llama_cpp.llama_state_seq_get_data(self.context, buffer, size, 0)
