@@ -333,7 +333,9 @@ def test_logits_in_text_are_those_of_the_rows():
         assert all(list(row) == ["position", "logits"] and len(row["logits"]) == N_VOCAB for row in got)
         lines = [line.split("\t") for line in butler(*args, *flag).stdout.splitlines()]
         assert [(int(a), [float(x) for x in b.split(" ")]) for a, b in lines] == [(row["position"], row["logits"]) for row in got]
-    assert rows(*args) == rows(*args, "--all")[-1:]
+    last, every = rows(*args)[0], rows(*args, "--all")  # the positions of a prompt are multiplied in blocks, one alone is not: rounding differs
+    assert last["position"] == every[-1]["position"]
+    assert np.abs(np.array(last["logits"]) - every[-1]["logits"]).max() <= 1e-5 * np.abs(last["logits"]).max()
 
 
 def test_logits_give_the_float_back():
