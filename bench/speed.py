@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHAPES = ["llama-3.2-1b-q8_0", "llama-3.2-1b-q4_0", "tinyllama-1.1b-q8_0", "110m-q8_0", "gpt2-medium-q8_0"]
 # Each at 1/16 of the depth, nothing read densely that the policy does not need.
 POLICIES = ["full", "quest:dense=0,budget={b}", "tinyserve:budget={b}", "fier:dense=0,budget={b}", "tokenbutler:budget={b}",
-            "tokenbutler2:on_top=0,sinks=4,recent=64,budget={b}", "h2o:budget={b}", "streaming:budget={b}"]
+            "tokenbutler2:on_top=0,sinks=4,recent=0,budget={b}", "h2o:budget={b}", "streaming:budget={b}"]
 # llama.cpp: with flash attention and either cache, and without it (where values lie transposed and cannot be quantised).
 PEER_SETTINGS = [("f16", True), ("q8_0", True), ("f16", False)]
 
@@ -66,6 +66,7 @@ def rows_of(command):
     result = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, text=True)
     if result.returncode:
         print(f"  exit status {result.returncode}", file=sys.stderr)
+        return []
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
@@ -85,11 +86,11 @@ def measure(args):
             if not sink.has(shape=shape, depth=depth, turn=1):
                 sink.add(peer_rows(args, model, depth, 1))
             for kv_type in args.kv_types.split(","):
-                if sink.has(shape=shape, depth=depth, kv_type=kv_type, engine="butler"):
+                if any("policy" in row and (row["shape"], row["depth"], row["kv_type"]) == (shape, depth, kv_type) for row in sink.rows):
                     continue
                 command = [ROOT / "build/bench/bench_roofline", model, "--json", "--depths", depth, "--kv-type", kv_type, "--rounds", args.rounds,
                            "--tokens", args.tokens]
-                if sink.has(shape=shape, engine="butler"):
+                if any("ceiling" in row and row["shape"] == shape for row in sink.rows):
                     command.append("--skip-ceilings")
                 predictors = [p for p in (model.with_suffix(f".{v}.gguf") for v in ("tokenbutler", "tokenbutler2")) if p.exists()]
                 for p in predictors:
