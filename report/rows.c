@@ -81,6 +81,16 @@ static char *family_of(const char *policy)
     return family;
 }
 
+/* Which predictor a policy had is no matter of the task: its rows stand beside those of policies that have none. */
+static void drop_predictor(struct report_row *row)
+{
+    const char *at = strstr(row->config, ",predictor=");
+    if (!at)
+        return;
+    json_object_set_new(row->object, "config", json_stringn(row->config, (size_t)(at - row->config)));
+    row->config = json_string_value(json_object_get(row->object, "config"));
+}
+
 static int take_fields(struct report_row *row, struct butler_error *err)
 {
     int code;
@@ -97,6 +107,7 @@ static int take_fields(struct report_row *row, struct butler_error *err)
         (code = take_number(row, "n", 0, &row->n, err)) < 0 || (code = take_number(row, "length", 0, &row->length, err)) < 0 ||
         (code = take_number(row, "kv_read", 0, &row->kv_read, err)) < 0 || (code = take_interval(row, err)) < 0)
         return code;
+    drop_predictor(row);
     row->detail = json_object_get(row->object, "detail");
     if (row->detail && json_is_null(row->detail))
         row->detail = NULL;

@@ -243,6 +243,21 @@ def test_measured_again(tmp_path):
 
 # ----------------------------------------------------------------------------------------------- what comes
 
+def test_predictors_stand_beside_the_rest(tmp_path):
+    """Rows of a policy with a predictor name it in their config; they belong to the same chart all the same."""
+    task, data, config, length, metric, dense = report_rows.TASKS[2]
+    rows = [report_rows.eval_row(task, data, config, length, metric, dense, policy, 0.25) for policy in ("full", "quest", "tokenbutler2")]
+    rows[2]["config"] += ",predictor=265216/1198080/3.8"
+    results, page = tmp_path / "r.jsonl", tmp_path / "r.html"
+    report_rows.write(results, rows)
+    butler("report", results, "-o", page)
+    apart = page.read_text()
+    rows[2]["config"] = rows[1]["config"]
+    report_rows.write(results, rows)
+    butler("report", results, "-o", page)
+    assert apart == page.read_text()
+
+
 def test_hostile_text(tmp_path):
     """Names, tokens and data that try to leave their place."""
     rows = [report_rows.eval_row(*report_rows.TASKS[0], "full", 1)]
