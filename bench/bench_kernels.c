@@ -13,6 +13,7 @@
 
 #include "ceilings.h"
 #include "kernels.h"
+#include "median.h"
 
 struct bench {
     const struct butler_kernels *table;
@@ -42,18 +43,6 @@ struct job {
     const void *const *rows;
 };
 typedef void job_fn(const struct job *job);
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *v, int n)
-{
-    qsort(v, (size_t)n, sizeof *v, compare);
-    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
 
 static double cpu_seconds(void)
 {
@@ -90,7 +79,8 @@ static void choose_slice(struct job *job, int i)
 static double fma_peak(struct bench *bench, enum unit unit)
 {
     double flops, start = cpu_seconds();
-    bench->sink += unit == FLOPS ? (double)ceiling_fma(bench->table->isa, 100000, &flops) : (double)ceiling_dot(CEILING_AMX_BF16, 40000, &flops);
+    bench->sink += unit == FLOPS ? (double)ceiling_fma(bench->table->isa, 100000, &flops)
+                                 : (double)ceiling_dot(CEILING_AMX_BF16, 40000, &flops);
     return flops / (cpu_seconds() - start);
 }
 
@@ -374,8 +364,8 @@ static void run_keys16(const struct job *job)
 {
     struct bench *b = job->bench;
     for (int r = 0; r < job->n_rows; r += CALL_ROWS)
-        b->table->keys16(b->y, BUTLER_KEYS_TOKENS * CALL_ROWS, b->x, job->n_q, job->slice + (size_t)r * job->row_bytes, job->row_bytes,
-                         BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
+        b->table->keys16(b->y, BUTLER_KEYS_TOKENS * CALL_ROWS, b->x, job->n_q, job->slice + (size_t)r * job->row_bytes,
+                         job->row_bytes, BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
 }
 
 static void bench_metrics(struct bench *b)

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "median.h"
 #include "predictor.h"
 #include "session.h"
 
@@ -56,17 +57,11 @@ struct run {
     double ms[MAX_STEPS], predict[MAX_STEPS], score[MAX_STEPS]; /* a step each, milliseconds */
 };
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(const double *x, int n)
+static double middle(const double *x, int n)
 {
     double sorted[MAX_STEPS];
     memcpy(sorted, x, (size_t)n * sizeof *x);
-    qsort(sorted, (size_t)n, sizeof *sorted, ascending);
+    qsort(sorted, (size_t)n, sizeof *sorted, median_order);
     return sorted[n / 2];
 }
 
@@ -102,9 +97,9 @@ static void measure(struct butler_model *model, const char *name, const char *po
     for (int s = -N_WARM; s < n_steps; s++)
         for (int i = 0; i < 3; i++)
             step(&runs[i], s);
-    const double full = median(runs[0].ms, n_steps), bare = median(runs[1].ms, n_steps) - median(runs[1].score, n_steps);
-    const double all = median(runs[2].ms, n_steps), predict = median(runs[2].predict, n_steps),
-                 score = median(runs[2].score, n_steps);
+    const double full = middle(runs[0].ms, n_steps), bare = middle(runs[1].ms, n_steps) - middle(runs[1].score, n_steps);
+    const double all = middle(runs[2].ms, n_steps), predict = middle(runs[2].predict, n_steps),
+                 score = middle(runs[2].score, n_steps);
     const double steps = n_steps + N_WARM, cost = predict + score;
     butler_predictor_describe(model, version, &info);
     printf("%-22s %6d %6.2f %8.1f %8.1f %8.1f %8.2f %8.2f %8.1f %8.1f %9.2f %9.2f\n", name, depth, 100 * info.share,

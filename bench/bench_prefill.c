@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "median.h"
 #include "util.h"
 
 enum { MAX_ISAS = 4, MAX_REPEAT = 99 };
@@ -17,12 +18,6 @@ struct run {
     struct butler_model *model;
     double seconds[MAX_REPEAT];
 };
-
-static int compare(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 /* Seconds of one prompt, or less than 0. */
 static double prefill(struct butler_model *model, const struct butler_session_params *params, int depth, const int32_t *ids, int n,
@@ -92,7 +87,7 @@ int main(int argc, char **argv)
                 goto fail;
         }
     for (int i = 0; i < n_runs; i++) {
-        qsort(runs[i].seconds, (size_t)repeat, sizeof(double), compare);
+        qsort(runs[i].seconds, (size_t)repeat, sizeof(double), median_order);
         printf("isa=%s tokens=%d depth=%d repeat=%d tokens_s=%.1f (%.1f to %.1f)\n", runs[i].isa, n, depth, repeat,
                n / runs[i].seconds[repeat / 2], n / runs[i].seconds[repeat - 1], n / runs[i].seconds[0]);
     }

@@ -16,11 +16,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "butler.h"
 #include "ceilings.h"
+#include "median.h"
+#include "util.h"
 
 #define MAX_POLICIES 32
 #define MAX_DEPTHS 16
@@ -40,28 +41,6 @@ struct roofline {
     unsigned char *set; /* [set_bytes[N_SETS - 1]] */
     size_t ahead;       /* prefetch distance at which reading was fastest */
 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(const double *values, int n)
-{
-    double sorted[256];
-    for (int i = 0; i < n; i++)
-        sorted[i] = values[i];
-    qsort(sorted, (size_t)n, sizeof *sorted, compare);
-    return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
-}
 
 /* --------------------------------------------------------------------------------------------- ceilings */
 
@@ -91,7 +70,7 @@ static void *run_worker(void *user)
     CPU_SET(w->cpu, &mine);
     pthread_setaffinity_np(pthread_self(), sizeof mine, &mine);
     pthread_barrier_wait(w->start);
-    w->from = now();
+    w->from = butler_seconds();
     for (int pass = 0; pass < w->passes; pass++)
         switch (w->work) {
         case READ:
@@ -108,7 +87,7 @@ static void *run_worker(void *user)
             w->done += ops;
         }
         }
-    w->until = now();
+    w->until = butler_seconds();
     return NULL;
 }
 
@@ -272,10 +251,10 @@ static int decode(struct lane *lane, int n, double *ms, struct butler_error *err
 {
     double each[256];
     for (int i = 0; i < n; i++) {
-        double start = now();
+        double start = butler_seconds();
         if (butler_step(lane->session, (int32_t)(i * 7919 % 256), err) < 0)
             return err->code;
-        each[i] = 1e3 * (now() - start);
+        each[i] = 1e3 * (butler_seconds() - start);
     }
     *ms = median(each, n);
     return BUTLER_OK;
@@ -313,7 +292,7 @@ static void range(const double *values, int n, double *low, double *high)
     }
 }
 
-static void print_lane(const struct roofline *r, int depth, const struct lane *lane)
+static void print_lane(const struct roofline *r, int depth, struct lane *lane)
 {
     const struct butler_stats *s = &lane->stats;
     const double n = s->n_decode ? (double)s->n_decode : 1;

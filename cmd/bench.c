@@ -2,9 +2,9 @@
  * keys and values, since only their number matters to the time. */
 #include <math.h>
 #include <string.h>
-#include <time.h>
 
 #include "cmd.h"
+#include "util.h"
 
 /* What one round (a token of every session) cost. */
 struct round {
@@ -19,13 +19,6 @@ struct bench {
     struct butler_session **sessions; /* [options->batch] */
     struct round *rounds;             /* [options->n] */
 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static int compare(const void *a, const void *b)
 {
@@ -78,14 +71,14 @@ static int decode(struct bench *bench)
             random = random * 6364136223846793005u + 1442695040888963407u;
             ids[b] = (int32_t)((random >> 33) % (uint64_t)n_vocab);
         }
-        double start = now();
+        double start = butler_seconds();
         if (butler_step_batch(bench->sessions, ids, options->batch, errs) < 0) {
             int failed = 0;
             while (failed + 1 < options->batch && errs[failed].code == 0)
                 failed++;
             status = cmd_fail(options, &errs[failed]);
         }
-        round.ms = 1e3 * (now() - start);
+        round.ms = 1e3 * (butler_seconds() - start);
         for (int b = 0; b < options->batch; b++) {
             butler_session_stats(bench->sessions[b], &after);
             round.predict_us += 1e6 * (after.predict_s - before[b].predict_s);
@@ -130,8 +123,8 @@ static void print_row(const struct bench *bench)
     }
     const char *slash = options->model ? strrchr(options->model, '/') : NULL;
     const char *file = slash ? slash + 1 : options->model ? options->model : "butler-default.gguf";
-    cmd_row(json_pack("{s:s, s:o, s:i, s:i, s:f, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I}", "policy", bench->policy, "model",
-                      cmd_json_text(file, strlen(file)), "depth", bench->depth, "batch", options->batch, "tok_s", 1e3 / ms,
+    cmd_row(json_pack("{s:s, s:o, s:i, s:i, s:f, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I}", "policy", bench->policy,
+                      "model", cmd_json_text(file, strlen(file)), "depth", bench->depth, "batch", options->batch, "tok_s", 1e3 / ms,
                       "ms_tok", ms, "weight_bytes", (json_int_t)(sum.weight_bytes / tokens), "kv_bytes",
                       (json_int_t)(sum.kv_bytes / tokens), "metric_bytes", (json_int_t)(sum.metric_bytes / tokens), "full_kv_bytes",
                       (json_int_t)(sum.full_kv_bytes / tokens), "us_score", score, "us_select", select, "us_attend", attend,
@@ -179,9 +172,9 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},  {CMD_KV, "full"},     {CMD_DEPTH, "1024,4096"}, {CMD_N, "32"},    {CMD_WARMUP, "4"},
-    {CMD_BATCH, "1"},   {CMD_KV_TYPE, "f16"}, {CMD_THREADS, "0"},       {CMD_ISA, NULL},  {CMD_SEED, "0"},
-    {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},     {CMD_HELP, NULL},         {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},  {CMD_KV, "full"},      {CMD_DEPTH, "1024,4096"}, {CMD_N, "32"},    {CMD_WARMUP, "4"},
+    {CMD_BATCH, "1"},   {CMD_KV_TYPE, "f16"},  {CMD_THREADS, "0"},       {CMD_ISA, NULL},  {CMD_SEED, "0"},
+    {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},         {CMD_HELP, NULL}, {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_bench = {

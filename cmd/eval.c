@@ -4,11 +4,11 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "../eval/eval.h"
 #include "cmd.h"
+#include "util.h"
 
 static volatile sig_atomic_t interrupted;
 
@@ -25,13 +25,6 @@ struct screen {
     int n_rows;
 };
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void wipe(const struct screen *screen)
 {
     if (screen->terminal) {
@@ -44,7 +37,7 @@ static void show_progress(void *user, double done)
 {
     enum { WIDTH = 30 };
     struct screen *screen = user;
-    const double t = now();
+    const double t = butler_seconds();
     if (!screen->terminal || (t - screen->shown < 0.2 && done < 1))
         return;
     screen->shown = t;
@@ -96,7 +89,7 @@ static bool is_stopped(void *user)
 
 static int run_lengths(const struct cmd_options *options, const struct eval_task *task, struct butler_model *model)
 {
-    struct screen screen = {.options = options, .start = now(), .terminal = isatty(STDERR_FILENO)};
+    struct screen screen = {.options = options, .start = butler_seconds(), .terminal = isatty(STDERR_FILENO)};
     const struct eval_events events = {&screen, show_progress, show_row, show_note, is_stopped};
     const char *slash = options->model ? strrchr(options->model, '/') : NULL;
     struct eval_params params = {
@@ -121,7 +114,7 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
     for (int i = 0; code == 0 && i < (options->lengths.n ? options->lengths.n : 1); i++) {
         struct butler_error err = {0};
         params.length = options->lengths.n ? options->lengths.values[i] : 0;
-        screen.start = now();
+        screen.start = butler_seconds();
         code = eval_execute(task, model, &params, &events, &err);
         wipe(&screen);
         if (code < 0)

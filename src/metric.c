@@ -30,10 +30,6 @@ int butler_view_query_position(const struct butler_head_view *view)
 {
     return view->query_position;
 }
-int butler_view_head_dim(const struct butler_head_view *view)
-{
-    return view->head_dim;
-}
 const struct butler_kernels *butler_view_kernels(const struct butler_head_view *view)
 {
     return view->kernels;
