@@ -2,10 +2,22 @@
  * read by a donor; a session copies it and reads the last token itself, with which an evicting policy cuts its cache. The
  * donor is a dense session, or, where a metric must see the prompt's attention, one of that metric. Which of the two a
  * policy gets does not depend on the other policies of the run, nor does its result. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "parts.h"
 #include "session.h"
+
+/* An evicting policy's share in mode simulate: of the whole text, as a count. Of the text so far it would be one token at the
+ * start, and what is dropped there never comes back. H2O's published code counts so too. */
+static void fix_budget(const struct eval_item *item, struct butler_policy *policy)
+{
+    if (policy->method != BUTLER_EVICT || policy->budget_kind != BUTLER_BUDGET_FRACTION)
+        return;
+    const double share = policy->budget * (item->n_ids + item->n_room);
+    policy->budget_kind = BUTLER_BUDGET_COUNT;
+    policy->budget = BUTLER_MAX(BUTLER_MAX(1, policy->prune_min), floor(share + 0.5));
+}
 
 static struct butler_session *make(const struct eval_run *run, const struct butler_policy *policy, int n_ctx,
                                    struct butler_error *err)
@@ -55,7 +67,10 @@ int eval_session_begin(const struct eval_run *run, const struct eval_item *item,
                        struct eval_donor *donor, struct butler_session **out, struct butler_error *err)
 {
     const int n = run->simulate ? 0 : item->n_prompt;
-    struct butler_session *session = make(run, policy, item->n_ids + item->n_room, err);
+    struct butler_policy own = *policy;
+    if (run->simulate)
+        fix_budget(item, &own);
+    struct butler_session *session = make(run, &own, item->n_ids + item->n_room, err);
     *out = session;
     if (!session)
         return err->code;

@@ -130,6 +130,17 @@ def test_dense_equals_full_at_any_budget(mode):
                if not r["policy"].startswith(("snapkv", "h2o+vatp")))  # they always keep 32 and 20 tokens, and snapkv cuts prompts only
 
 
+@pytest.mark.parametrize("share, count", [("h2o:budget=0.25", "h2o:budget=24"), ("streaming:budget=0.25", "streaming:budget=24"),
+                                          ("tova:budget=0.25", "tova:budget=24"), ("softprune:ratio=0.75,min=8", "softprune:ratio=0.999,min=24"),
+                                          ("quest:dense=0,page=4,budget=0.25", "quest:dense=0,page=4,budget=24")])
+def test_a_share_of_a_simulated_text(share, count):
+    """What evicts keeps a share of the whole text, of 96 tokens here, from its first token on; what retrieves reads a share of the text so far."""
+    found = rows("eval", "ppl", "-m", GQA, "--data", TEXT, "--length", 96 - len(bos()), "--limit", 2, "--mode", "simulate", *kv(share, count))
+    values = {policy: [r["value"] for r in found if r["policy"] == policy] for policy in (share, count)}
+    assert len(values[share]) == 2
+    assert (values[share] == values[count]) == (not share.startswith("quest"))
+
+
 # ---------------------------------------------------------------------------------------- one run, many policies
 
 def test_results_do_not_depend_on_the_threads():
