@@ -84,9 +84,9 @@ INLINE void fetch(enum row_type type, const void *row, int begin, int end)
 {
     const size_t last = row_offset(type, end);
     for (size_t at = row_offset(type, begin); at < last; at += 64)
-        _mm_prefetch((const char *)row + at, _MM_HINT_T1);
+        prefetch_second((const uint8_t *)row + at);
     if (type == ROW_Q8_0)
-        _mm_prefetch((const char *)row + last - 1, _MM_HINT_T1);
+        prefetch_second((const uint8_t *)row + last - 1);
 }
 
 /* Rows fetched together: a power of two, of some FETCH_BLOCK bytes. */

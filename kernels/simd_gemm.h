@@ -31,7 +31,7 @@ INLINE void gemm_tile(float sums[GEMM_SUMS], float *y, size_t y_stride, const fl
         for (int t = 0; t < n_tokens; t++) {
             vec u = vec_load(x + t * x_stride + i);
             if (next)
-                _mm_prefetch((const char *)(next + t * x_stride + i), _MM_HINT_T1);
+                prefetch_second(next + t * x_stride + i);
             UNROLL
             for (int r = 0; r < GEMM_ROWS; r++)
                 acc[t * GEMM_ROWS + r] = vec_fma(v[r], u, acc[t * GEMM_ROWS + r]);

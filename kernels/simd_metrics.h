@@ -33,7 +33,7 @@ INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, cons
         for (int r = 0; r < n_records; r++) {
             vec high, low;
             if (due)
-                _mm_prefetch((const char *)due[r] + (size_t)i * 4, _MM_HINT_T1);
+                prefetch_second(due[r] + (size_t)i * 4);
             bounds_load(&high, &low, records[r], i, count, n);
             UNROLL
             for (int a = 0; a < n_q; a++)
@@ -150,7 +150,7 @@ INLINE void one_bit_tile(float *s, size_t s_stride, const float *q, int n_q, con
         const uint8_t *words = record + (size_t)n * 4 + (size_t)first * 4;
         for (int d = 0; d < length; d += 2) {
             if (due && d % 8 == 0)
-                _mm_prefetch((const char *)due + (size_t)(first + d) * 8, _MM_HINT_T1);
+                prefetch_second(due + (size_t)(first + d) * 8);
             one_bit_add(even, steps + d, n_q, words + (size_t)d * 4);
             if (d + 1 < length)
                 one_bit_add(ONE_BIT_CHAINS == 2 ? odd : even, steps + d + 1, n_q, words + (size_t)d * 4 + 4);

@@ -124,20 +124,6 @@ INLINE void block_dequant(enum block_type type, float *y, const uint8_t *b, int 
     }
 }
 
-/* The halves at b, b + row_bytes, ... as floats in memory: put together by integer instructions, converted by one that loads
- * by itself, and later spread over a vector by the multiplication's own load. In registers each would take the shuffle unit,
- * which the quants need. The empty statement hides from the compiler that it could keep them there. */
-INLINE void load_halves(float t[ROWS], const uint8_t *b, size_t row_bytes, int n_rows)
-{
-    uint64_t halves = 0;
-    __m128 floats;
-    for (int r = 0; r < n_rows; r++)
-        halves |= (uint64_t)load_u16(b + r * row_bytes) << (16 * r);
-    __asm__("vcvtph2ps %1, %0" : "=x"(floats) : "m"(halves));
-    _mm_storeu_ps(t, floats);
-    __asm__("" : "+m"(*(float(*)[ROWS])t));
-}
-
 /* One block of each row. The sum of x w over it is d (q . x) + m (1 . x): the scale is applied once to a vector of partial
  * sums. */
 INLINE void block_step(enum block_type type, vec acc[ROWS], const uint8_t *w, size_t row_bytes, int n_rows, const float *x)
@@ -198,22 +184,12 @@ INLINE size_t super_bytes(enum super_type type)
     return type == SUPER_Q4_K ? Q4_K_BYTES : type == SUPER_Q5_K ? Q5_K_BYTES : Q6_K_BYTES;
 }
 
-/* The 6-bit scales and minima of 8 groups, a byte each: what unpack_k_scales does, on one vector. */
-INLINE __m128i k_scales(const uint8_t packed[12])
-{
-    __m128i v = _mm_loadu_si128((const __m128i *)packed); /* words a b c, and four bytes of what follows in the block */
-    __m128i low = _mm_srlv_epi32(_mm_shuffle_epi32(v, _MM_SHUFFLE(2, 1, 2, 0)), _mm_setr_epi32(0, 0, 0, 4));
-    __m128i high = _mm_srli_epi32(_mm_shuffle_epi32(v, _MM_SHUFFLE(1, 1, 0, 0)), 2);
-    low = _mm_and_si128(low, _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f));
-    return _mm_or_si128(low, _mm_and_si128(high, _mm_setr_epi32(0, 0x30303030, 0, 0x30303030)));
-}
-
 /* Scales of all groups as floats: d s of 8 groups and m t of 8 groups, or d s of 16 groups (Q6_K). */
 INLINE void super_load_scales(enum super_type type, float scales[16], const uint8_t *b)
 {
     float d[ROWS];
     bool six = type == SUPER_Q6_K;
-    __m128i bytes = six ? _mm_loadu_si128((const __m128i *)(b + Q6_K_SCALES)) : k_scales(b + Q4_K_SCALES);
+    bytes16 bytes = six ? bytes16_load(b + Q6_K_SCALES) : k_scales(b + Q4_K_SCALES);
     load_halves(d, b + (six ? Q6_K_SCALE : 0), 2, six ? 1 : 2);
     for (int k = 0; k < V16; k++) {
         vec factor = vec_set1(d[0]);
@@ -276,13 +252,6 @@ INLINE void super_prefetch(enum super_type type, const uint8_t *w, size_t row_by
             prefetch(w + r * row_bytes, AHEAD + line);
 }
 
-INLINE float sum8(__m256 v)
-{
-    __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    a = _mm_add_ps(a, _mm_movehl_ps(a, a));
-    return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
-}
-
 /* Products with one Q4_K or Q5_K block but for its minima, and with one Q6_K block. Several partial sums, because one alone
  * would wait for each of its additions. */
 INLINE vec k_block(enum super_type type, const uint8_t *b, const float scales[16], const float *x)
@@ -332,10 +301,10 @@ INLINE void super_rows(enum super_type type, float *y, int y_step, const uint8_t
                        const float *sums, int n, bool more)
 {
     vec acc[ROWS];
-    __m256 minima[ROWS];
+    vec8 minima[ROWS];
     for (int r = 0; r < n_rows; r++) {
         acc[r] = vec_zero();
-        minima[r] = _mm256_setzero_ps();
+        minima[r] = vec8_zero();
     }
     for (int i = 0; i < n; i += SUPER, w += super_bytes(type)) {
         super_prefetch(type, w, row_bytes, n_rows);
@@ -346,14 +315,14 @@ INLINE void super_rows(enum super_type type, float *y, int y_step, const uint8_t
                 acc[r] = vec_add(acc[r], q6_k_block(w + r * row_bytes, scales, x + i));
             } else {
                 acc[r] = vec_add(acc[r], k_block(type, w + r * row_bytes, scales, x + i));
-                minima[r] = _mm256_fnmadd_ps(_mm256_loadu_ps(scales + 8), _mm256_loadu_ps(sums + i / 32), minima[r]);
+                minima[r] = vec8_load_fnma(scales + 8, sums + i / 32, minima[r]);
             }
         }
     }
     for (int r = 0; r < n_rows; r++) {
         float sum = vec_sum(acc[r]);
         if (type != SUPER_Q6_K)
-            sum += sum8(minima[r]);
+            sum += vec8_sum(minima[r]);
         y[r * y_step] = more ? y[r * y_step] + sum : sum;
     }
 }

@@ -21,12 +21,7 @@ INLINE __m256i vec_first(int count)
 #define V16 (16 / VEC)
 #define V32 (32 / VEC)
 
-/* Fetches what will be read `ahead` bytes from p. That may be no memory of ours: a prefetch never faults, but no pointer
- * may point there, hence the integer. */
-INLINE void prefetch(const void *p, size_t ahead)
-{
-    _mm_prefetch((const char *)((uintptr_t)p + ahead), _MM_HINT_T0);
-}
+#include "vec_x86.h"
 
 INLINE vec vec_zero(void)
 {
@@ -281,9 +276,7 @@ INLINE void vec_load_sixes(const uint8_t *nibbles, const void *pairs, vec q[4][2
 
 INLINE float vec_sum(vec v)
 {
-    __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    a = _mm_add_ps(a, _mm_movehl_ps(a, a));
-    return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
+    return vec8_sum(v);
 }
 INLINE float vec_max_all(vec v)
 {

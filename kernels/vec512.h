@@ -24,12 +24,7 @@ INLINE __mmask16 vec_first(int count)
 #define V16 (16 / VEC)
 #define V32 (32 / VEC)
 
-/* Fetches what will be read `ahead` bytes from p. That may be no memory of ours: a prefetch never faults, but no pointer
- * may point there, hence the integer. */
-INLINE void prefetch(const void *p, size_t ahead)
-{
-    _mm_prefetch((const char *)((uintptr_t)p + ahead), _MM_HINT_T0);
-}
+#include "vec_x86.h"
 
 INLINE vec vec_zero(void)
 {

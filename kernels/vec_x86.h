@@ -1,0 +1,68 @@
+/* What the vectors of AVX2 and AVX-512 have in common: included by vec256.h and vec512.h. */
+#ifndef BUTLER_VEC_X86_H
+#define BUTLER_VEC_X86_H
+
+/* Fetches what will be read `ahead` bytes from p. That may be no memory of ours: a prefetch never faults, but no pointer
+ * may point there, hence the integer. */
+INLINE void prefetch(const void *p, size_t ahead)
+{
+    _mm_prefetch((const char *)((uintptr_t)p + ahead), _MM_HINT_T0);
+}
+
+/* Fetches the line of p into the second-level cache and no nearer. */
+INLINE void prefetch_second(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T1);
+}
+
+/* The halves at b, b + stride, ..., at most four, as floats in memory: put together by integer instructions, converted by one
+ * that loads by itself, and later spread over a vector by the multiplication's own load. In registers each would take the
+ * shuffle unit, which the quants need. The empty statement hides from the compiler that it could keep them there. */
+INLINE void load_halves(float t[4], const uint8_t *b, size_t stride, int n)
+{
+    uint64_t halves = 0;
+    __m128 floats;
+    for (int i = 0; i < n; i++)
+        halves |= (uint64_t)load_u16(b + i * stride) << (16 * i);
+    __asm__("vcvtph2ps %1, %0" : "=x"(floats) : "m"(halves));
+    _mm_storeu_ps(t, floats);
+    __asm__("" : "+m"(*(float(*)[4])t));
+}
+
+typedef __m128i bytes16; /* 16 small numbers, for vec_from_i8 */
+
+INLINE bytes16 bytes16_load(const uint8_t *p)
+{
+    return _mm_loadu_si128((const __m128i *)p);
+}
+
+/* The 6-bit scales and minima of 8 groups, a byte each: what unpack_k_scales does, on one vector. */
+INLINE bytes16 k_scales(const uint8_t *packed)
+{
+    __m128i v = bytes16_load(packed); /* words a b c, and four bytes of what follows in the block */
+    __m128i low = _mm_srlv_epi32(_mm_shuffle_epi32(v, _MM_SHUFFLE(2, 1, 2, 0)), _mm_setr_epi32(0, 0, 0, 4));
+    __m128i high = _mm_srli_epi32(_mm_shuffle_epi32(v, _MM_SHUFFLE(1, 1, 0, 0)), 2);
+    low = _mm_and_si128(low, _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f));
+    return _mm_or_si128(low, _mm_and_si128(high, _mm_setr_epi32(0, 0x30303030, 0, 0x30303030)));
+}
+
+/* Eight floats, whatever the width of a vector. */
+typedef __m256 vec8;
+
+INLINE vec8 vec8_zero(void)
+{
+    return _mm256_setzero_ps();
+}
+/* c - a[8] b[8] */
+INLINE vec8 vec8_load_fnma(const float *a, const float *b, vec8 c)
+{
+    return _mm256_fnmadd_ps(_mm256_loadu_ps(a), _mm256_loadu_ps(b), c);
+}
+INLINE float vec8_sum(vec8 v)
+{
+    __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
+}
+
+#endif
