@@ -27,6 +27,9 @@ def doc(tmp_path):
     rows = [{**r, "data": r["data"].replace("hellaswag.txt", "hellaswag_val_full.txt").replace("piqa.jsonl", "piqa_valid.jsonl")
              .replace("book.txt", "Elizabeth_Gaskell__Cranford.txt")}
             for r in report_rows.all_rows() if r["task"] not in ("heat", "consensus")]
+    piqa = [r for r in rows if r["data"].startswith("piqa")]
+    for name, metric in (("arc_easy", "acc_norm"), ("winogrande", "accuracy"), ("boolq", "accuracy"), ("lambada_openai", "ppl")):
+        rows += [{**r, "data": f"{name}.jsonl#4", "metric": metric} for r in piqa]
     report_rows.write(results, rows)
     results.with_suffix(".commands").write_text("".join(
         json.dumps({"name": n, "limit": limit, "command": f"./butler eval {n} --limit {limit}", "seconds": 1, "date": "2026-01-02"}) + "\n"
