@@ -22,7 +22,9 @@ int eval_answer_run(const struct eval_run *run, const struct eval_item *item, st
                     struct butler_error *err);
 
 /* accuracy, and coverage where asked for; detail (or NULL) goes to the first. */
-int eval_answer_rows(const struct eval_run *run, const double *values, bool coverage, json_t *detail, struct eval_row *rows);
+int eval_answer_summary(const struct eval_run *run, const double *values, bool coverage, json_t *detail, struct eval_row *rows);
+/* eval_task.rows: both, without detail. */
+int eval_answer_rows(const struct eval_run *run, const double *values, struct eval_row *rows, struct butler_error *err);
 
 /* The texts of coref, for whoever looks at them otherwise: needs the options dense and tail. */
 int eval_coref_load(struct eval_run *run, struct butler_error *err);

@@ -118,12 +118,6 @@ int eval_coref_load(struct eval_run *run, struct butler_error *err)
     return code;
 }
 
-static int rows(const struct eval_run *run, const double *values, struct eval_row *out, struct butler_error *err)
-{
-    (void)err;
-    return eval_answer_rows(run, values, true, NULL, out);
-}
-
 static const struct eval_option options[] = {
     {"dense", "1", "this many layers, at least, read everything under every policy"},
     EVAL_ANSWER_OPTIONS,
@@ -139,5 +133,5 @@ const struct eval_task eval_coref = {
     .limit = 100,
     .load = eval_coref_load,
     .run = eval_answer_run,
-    .rows = rows,
+    .rows = eval_answer_rows,
 };

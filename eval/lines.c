@@ -137,12 +137,6 @@ static int load(struct eval_run *run, struct butler_error *err)
     return code;
 }
 
-static int rows(const struct eval_run *run, const double *values, struct eval_row *out, struct butler_error *err)
-{
-    (void)err;
-    return eval_answer_rows(run, values, true, NULL, out);
-}
-
 static const struct eval_option options[] = {
     {"lines", "100", "without --data: lines in a text"},
     EVAL_ANSWER_OPTIONS,
@@ -157,5 +151,5 @@ const struct eval_task eval_lines = {
     .limit = 50,
     .load = load,
     .run = eval_answer_run,
-    .rows = rows,
+    .rows = eval_answer_rows,
 };

@@ -168,12 +168,6 @@ static int load(struct eval_run *run, struct butler_error *err)
     return code;
 }
 
-static int rows(const struct eval_run *run, const double *values, struct eval_row *out, struct butler_error *err)
-{
-    (void)err;
-    return eval_answer_rows(run, values, true, NULL, out);
-}
-
 static const struct eval_option options[] = {
     {"pairs", "20", "without --data: pairs in a list"},
     {"style", "words", "without --data: values are words or numbers"},
@@ -190,5 +184,5 @@ const struct eval_task eval_kv = {
     .limit = 100,
     .load = load,
     .run = eval_answer_run,
-    .rows = rows,
+    .rows = eval_answer_rows,
 };

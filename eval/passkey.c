@@ -110,7 +110,7 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
             json_array_append_new(grid, json_pack("{s:i, s:f, s:i, s:i}", "length", run->length, "depth",
                                                   n_depths > 1 ? (double)cell / (n_depths - 1) : 0.5, "right", right, "n", n));
     }
-    return eval_answer_rows(run, values, false, json_pack("{s:o}", "grid", grid), out);
+    return eval_answer_summary(run, values, false, json_pack("{s:o}", "grid", grid), out);
 }
 
 static const struct eval_option options[] = {
