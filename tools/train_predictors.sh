@@ -1,49 +1,82 @@
 #!/bin/bash
-# Trains both TokenButler predictors of the default model from scratch and puts them beside it in models/.
+# Trains both TokenButler predictors of a model from scratch and puts them beside it.
 #
-#   tools/train_predictors.sh DATA [PREP]
+#   tools/train_predictors.sh [--tokens N] [--predictor v1|v2] [--model MODEL.gguf] [--out DIR] [--threads N] DATA [PREP]
 #
 # DATA: a folder with books-train-2.tar.xz and modern-text.tar.xz. PREP: what tools/default_model/prepare.py left; with it, the default
 # model's retrieval tasks are part of the text (PYTHON: an interpreter with tools/default_model/requirements.txt).
-# TOKENS_V1, TOKENS_V2: how long to train. THREADS: 0, one per core.
+# --tokens: of each training (1200000: about 8 minutes on two cores for the default model). --predictor: only this one.
+# --model: models/butler-default.gguf. --out: where the predictors go; by default beside the model, and for the default model their
+# curves then go to docs/. --threads: 0, one per core.
+# A training that was interrupted goes on from its checkpoint when the same command is given again.
 set -eu
+usage() { sed -n '4s/^# *//p' "$0" >&2; exit 2; }
+tokens=1200000 versions="v2 v1" model= out= threads=0
+while [ $# -gt 0 ]; do
+    case $1 in
+    --tokens | --model | --out | --threads)
+        [ $# -gt 1 ] || usage
+        declare "${1#--}=$2"
+        shift 2 ;;
+    --predictor)
+        [ $# -gt 1 ] && { [ "$2" = v1 ] || [ "$2" = v2 ]; } || usage
+        versions=$2
+        shift 2 ;;
+    -*) usage ;;
+    *) break ;;
+    esac
+done
+[ $# = 1 ] || [ $# = 2 ] || usage
+data=$(realpath "$1")
+prep=${2:+$(realpath "$2")}
+model=${model:+$(realpath "$model")} out=${out:+$(realpath "$out")}
 cd "$(dirname "$0")/.."
-data=${1:?usage: tools/train_predictors.sh DATA [PREP]}
-prep=${2-}
-out=build/predictor-data
-mkdir -p "$out"
+model=${model:-models/butler-default.gguf}
+out=${out:-$(dirname "$model")}
+name=$(basename "$model" .gguf)
+work=build/predictor-data
+mkdir -p "$work" "$out"
+[ -x butler ] || { echo "$0: make butler first" >&2; exit 1; }
 
 # One file per kind of text, in an order that does not depend on the file system.
 pack() {
-    [ -s "$out/$1.txt" ] && return
-    name=$1; shift
-    rm -rf "$out/$name.parts"; mkdir "$out/$name.parts"
-    for archive in "$@"; do tar xJf "$archive" -C "$out/$name.parts"; done
-    find "$out/$name.parts" -type f -print0 | LC_ALL=C sort -z | xargs -0 cat > "$out/$name.part"
-    rm -rf "$out/$name.parts"
-    mv "$out/$name.part" "$out/$name.txt"
+    [ -s "$work/$1.txt" ] && return
+    rm -rf "$work/$1.parts"
+    mkdir "$work/$1.parts"
+    tar xJf "$2" -C "$work/$1.parts"
+    find "$work/$1.parts" -type f -print0 | LC_ALL=C sort -z | xargs -0 cat > "$work/$1.part"
+    rm -rf "$work/$1.parts"
+    mv "$work/$1.part" "$work/$1.txt"
 }
-pack books "$data"/books-train-2.tar.xz
-pack modern "$data"/modern-text.tar.xz
-texts=$out/books.txt,$out/modern.txt
+pack books "$data/books-train-2.tar.xz"
+pack modern "$data/modern-text.tar.xz"
+texts=$work/books.txt,$work/modern.txt
 if [ -n "$prep" ]; then
-    [ -s "$out/tasks.txt" ] || "${PYTHON:-python3}" tools/task_text.py --prep "$prep" --out "$out/tasks.txt"
+    if [ ! -s "$work/tasks.txt" ] || [ "$prep/tokenizer.json" -nt "$work/tasks.txt" ]; then
+        "${PYTHON:-python3}" tools/task_text.py --prep "$prep" --out "$work/tasks.part"
+        mv "$work/tasks.part" "$work/tasks.txt"
+    fi
     # A text that is named n times is read n times as often: a third of what is learned from.
-    for _ in $(seq 12); do texts=$texts,$out/tasks.txt; done
+    for _ in $(seq 12); do texts=$texts,$work/tasks.txt; done
 fi
 
-# train VERSION TOKENS OUTPUT FLAGS...
+# train v1|v2 NAME: the predictor is put in its place when all of its training is done, by a rename, for a running program may have the
+# old file mapped.
 train() {
-    ./butler train -m models/butler-default.gguf --data "$texts" --predictor "$1" --tokens "$2" -o "$3" \
-        --length 1024 --batch 2 --every 50 --checkpoint 60 -t "${THREADS:-0}" "${@:4}"
+    local file=$name.$2.gguf resume=
+    [ ! -f "$work/$file.checkpoint" ] || resume=--resume
+    ./butler train -m "$model" --data "$texts" --predictor "$1" --tokens "$tokens" -o "$work/$file" --length 1024 --batch 2 \
+        --input attention --dim 16 --mid 256 --lr 0.01 --every 100 --checkpoint 60 -t "$threads" $resume
+    cp "$work/$file" "$out/$file.part"
+    mv "$out/$file.part" "$out/$file"
+    if [ "$out" = models ]; then
+        cp "$work/$file.csv" "docs/tokenbutler-$1.csv"
+        cp "$work/$file.svg" "docs/tokenbutler-$1.svg"
+    fi
 }
-sizes="--input attention --dim 16 --mid 256"
-v1=$out/butler-default.tokenbutler.gguf v2=$out/butler-default.tokenbutler2.gguf
-train v2 "${TOKENS_V2:-1200000}" "$v2" $sizes --lr 0.01
-train v1 "${TOKENS_V1:-1200000}" "$v1" $sizes --lr 0.01
-
-cp "$v1" "$v2" models/
-cp "$v1.csv" docs/tokenbutler-v1.csv
-cp "$v1.svg" docs/tokenbutler-v1.svg
-cp "$v2.csv" docs/tokenbutler-v2.csv
-cp "$v2.svg" docs/tokenbutler-v2.svg
+for version in $versions; do
+    case $version in
+    v1) train v1 tokenbutler ;;
+    v2) train v2 tokenbutler2 ;;
+    esac
+done
