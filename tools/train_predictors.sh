@@ -5,13 +5,13 @@
 #
 # DATA: a folder with books-train-2.tar.xz and modern-text.tar.xz. PREP: what tools/default_model/prepare.py left; with it, the default
 # model's retrieval tasks are part of the text (PYTHON: an interpreter with tools/default_model/requirements.txt).
-# --tokens: of each training (1200000: about 8 minutes on two cores for the default model). --predictor: only this one.
+# --tokens: of each training (2000000: some 8 minutes on two free cores for the default model). --predictor: only this one.
 # --model: models/butler-default.gguf. --out: where the predictors go; by default beside the model, and for the default model their
 # curves then go to docs/. --threads: 0, one per core.
 # A training that was interrupted goes on from its checkpoint when the same command is given again.
 set -eu
 usage() { sed -n '4s/^# *//p' "$0" >&2; exit 2; }
-tokens=1200000 versions="v2 v1" model= out= threads=0
+tokens=2000000 versions="v2 v1" model= out= threads=0
 while [ $# -gt 0 ]; do
     case $1 in
     --tokens | --model | --out | --threads)
