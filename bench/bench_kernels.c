@@ -446,10 +446,16 @@ static void run_log_sum(const struct job *job)
 {
     job->bench->sink += (double)job->bench->table->log_sum_exp(job->bench->x, 0.125f, job->n);
 }
+static void run_moments(const struct job *job)
+{
+    float mean, deviation;
+    job->bench->table->moments(job->bench->x, job->n, &mean, &deviation);
+    job->bench->sink += (double)deviation;
+}
 static void run_group_max(const struct job *job)
 {
-    static const float shift[4];
-    job->bench->table->group_max(job->bench->y, job->bench->x, (size_t)job->n / 4, shift, 0.125f, 4, job->n / 4);
+    static const float scale[4] = {0.125f, 0.125f, 0.125f, 0.125f}, shift[4];
+    job->bench->table->group_max(job->bench->y, job->bench->x, (size_t)job->n / 4, scale, shift, 4, job->n / 4);
 }
 static void run_count(const struct job *job)
 {
@@ -483,6 +489,7 @@ static void bench_vectors(struct bench *b)
                 {"gelu", run_gelu},
                 {"exp_sum", run_exp},
                 {"log_sum_exp", run_log_sum},
+                {"moments", run_moments},
                 {"group_max of 4", run_group_max},
                 {"count_reaching", run_count},
                 {"list_reaching", run_list},

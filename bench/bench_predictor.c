@@ -59,10 +59,9 @@ struct run {
 
 static double middle(const double *x, int n)
 {
-    double sorted[MAX_STEPS];
-    memcpy(sorted, x, (size_t)n * sizeof *x);
-    qsort(sorted, (size_t)n, sizeof *sorted, median_order);
-    return sorted[n / 2];
+    double values[MAX_STEPS];
+    memcpy(values, x, (size_t)n * sizeof *x);
+    return median(values, n);
 }
 
 static void step(struct run *run, int at)

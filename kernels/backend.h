@@ -24,12 +24,12 @@ struct butler_workspace {
     uint32_t *slots;     /* [n_heads or n_kv_heads][max_slots] behind the lists */
     uint32_t **list_slots;
     int *list_n;
-    uint32_t *units;          /* [n_threads][4 * max_slots] selected units, orders, new places */
-    float *ordered;           /* [n_threads][2 * max_slots] scores by position, for eviction, and values of a selection */
-    float *log_sums;          /* [n_heads] */
-    float *partial;           /* [n_heads][n_slices][head_dim + 2] what each slice of an attention gives */
-    float *tile;              /* [n_threads][tile_rows][score_stride] attention weights that a metric will see */
-    float *tile_q, *tile_out; /* [n_threads][tile_rows][head_dim] */
+    uint32_t *units;                /* [n_threads][4 * max_slots] selected units, orders, new places */
+    float *ordered;                 /* [n_threads][2 * max_slots] scores by position, for eviction, and values of a selection */
+    float *row_scales, *row_shifts; /* [n_heads]: scale * score - shift is comparable between heads */
+    float *partial;                 /* [n_heads][n_slices][head_dim + 2] what each slice of an attention gives */
+    float *tile;                    /* [n_threads][tile_rows][score_stride] attention weights that a metric will see */
+    float *tile_q, *tile_out;       /* [n_threads][tile_rows][head_dim] */
     int tile_rows;
     float *block; /* [n_threads][block_floats] of the attention of a prompt's block */
     size_t block_floats;

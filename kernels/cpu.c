@@ -1,5 +1,5 @@
-/* The CPU backend: dense operations (this file, products in matmul.c) and the attention side (src/attend.c, methods/), run by the pool's
- * threads over the kernel table. Outputs are split, never sums, so that the number of threads changes no bit. */
+/* The CPU backend: dense operations (this file, products in matmul.c) and the attention side (src/attend.c, methods/), run by the
+ * pool's threads over the kernel table. Outputs are split, never sums, so that the number of threads changes no bit. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -173,7 +173,8 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     butler_arena_want(arena, &work->list_n, heads, sizeof(int));
     butler_arena_want(arena, &work->units, threads * 4 * slots, sizeof(uint32_t));
     butler_arena_want(arena, &work->ordered, threads * 2 * slots, sizeof(float));
-    butler_arena_want(arena, &work->log_sums, heads, sizeof(float));
+    butler_arena_want(arena, &work->row_scales, heads, sizeof(float));
+    butler_arena_want(arena, &work->row_shifts, heads, sizeof(float));
     butler_arena_want(arena, &work->partial, heads * BUTLER_CEIL_DIV(slots, BUTLER_SLICE) * (dim + 2), sizeof(float));
     butler_arena_want(arena, &work->tile, threads * (size_t)work->tile_rows * work->score_stride, sizeof(float));
     butler_arena_want(arena, &work->tile_q, threads * (size_t)work->tile_rows * dim, sizeof(float));

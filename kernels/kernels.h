@@ -96,8 +96,10 @@ struct butler_kernels {
 
     /* log of sum_i exp(scale * x[i]); scale > 0, n >= 1 */
     float (*log_sum_exp)(const float *x, float scale, int n);
-    /* y[i] = max over r < n_rows of (scale * x[r * x_stride + i] - shift[r]), NaN passed over; -inf where all are. y may be x. */
-    void (*group_max)(float *y, const float *x, size_t x_stride, const float *shift, float scale, int n_rows, int n);
+    /* Mean and standard deviation of x[n], n >= 1: of the numbers themselves, not of what they are a sample of. */
+    void (*moments)(const float *x, int n, float *mean, float *deviation);
+    /* y[i] = max over r < n_rows of (scale[r] * x[r * x_stride + i] - shift[r]), NaN passed over; -inf where all are. y may be x. */
+    void (*group_max)(float *y, const float *x, size_t x_stride, const float *scale, const float *shift, int n_rows, int n);
     /* How many of x[n] are >= bound. */
     int (*count_reaching)(const float *x, float bound, int n);
     /* first + i of those into ids, ascending; ids has room for n. Returns their number. */

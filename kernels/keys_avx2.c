@@ -59,18 +59,6 @@ INLINE void keys8_queries(float *s, size_t s_stride, const int8_t *q, const floa
     }
 }
 
-static void keys8(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
-                  size_t record_bytes, int n_records, int n)
-{
-    int i = 0;
-    for (; i + 4 <= n_q; i += 4)
-        keys8_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, factor + i, 4, records, record_bytes,
-                      n_records, n);
-    for (; i < n_q; i++)
-        keys8_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, factor + i, 1, records, record_bytes,
-                      n_records, n);
-}
-
 /* n_q is a compile-time constant. */
 INLINE void keys16_queries(float *s, size_t s_stride, const float *q, int n_q, const uint8_t *records, size_t record_bytes,
                            int n_records, int n)
@@ -94,14 +82,13 @@ INLINE void keys16_queries(float *s, size_t s_stride, const float *q, int n_q, c
     }
 }
 
+#include "simd_keys.h"
+
 static void keys16(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                    int n)
 {
-    int i = 0;
-    for (; i + 4 <= n_q; i += 4)
-        keys16_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, 4, records, record_bytes, n_records, n);
-    for (; i < n_q; i++)
-        keys16_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, 1, records, record_bytes, n_records, n);
+    BY_QUERIES(n_q, keys16_queries(s + (size_t)at * s_stride, s_stride, q + (size_t)at * (size_t)n, count, records, record_bytes,
+                                   n_records, n));
 }
 
 void butler_kernels_keys_avx2(struct butler_kernels *table)

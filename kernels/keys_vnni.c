@@ -38,17 +38,7 @@ INLINE void keys8_queries(float *s, size_t s_stride, const int8_t *q, const floa
     }
 }
 
-static void keys8(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
-                  size_t record_bytes, int n_records, int n)
-{
-    int i = 0;
-    for (; i + 4 <= n_q; i += 4)
-        keys8_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, factor + i, 4, records, record_bytes,
-                      n_records, n);
-    for (; i < n_q; i++)
-        keys8_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, factor + i, 1, records, record_bytes,
-                      n_records, n);
-}
+#include "simd_keys.h"
 
 void butler_kernels_keys_vnni(struct butler_kernels *table)
 {

@@ -297,6 +297,7 @@ const struct butler_kernels butler_kernels_ref = {
     .keys8 = butler_ref_keys8,
     .keys16 = butler_ref_keys16,
     .log_sum_exp = butler_ref_log_sum_exp,
+    .moments = butler_ref_moments,
     .group_max = butler_ref_group_max,
     .count_reaching = butler_ref_count_reaching,
     .list_reaching = butler_ref_list_reaching,

@@ -72,10 +72,10 @@ void butler_ref_pack_columns(void *packed, const float *x, size_t stride, int n,
 void butler_ref_pack_turned(void *packed, const float *x, size_t stride, int n, int k);
 void butler_ref_multiply(float *c, size_t c_stride, const void *a, const void *b, int m, int n, int k, bool more);
 
-
 /* Scans of a selection: ref_select.c. */
 float butler_ref_log_sum_exp(const float *x, float scale, int n);
-void butler_ref_group_max(float *y, const float *x, size_t x_stride, const float *shift, float scale, int n_rows, int n);
+void butler_ref_moments(const float *x, int n, float *mean, float *deviation);
+void butler_ref_group_max(float *y, const float *x, size_t x_stride, const float *scale, const float *shift, int n_rows, int n);
 int butler_ref_count_reaching(const float *x, float bound, int n);
 int butler_ref_list_reaching(uint32_t *ids, uint32_t first, const float *x, float bound, int n);
 

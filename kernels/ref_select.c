@@ -13,12 +13,26 @@ float butler_ref_log_sum_exp(const float *x, float scale, int n)
     return maximum * scale + logf(ref_sum_lanes(sums));
 }
 
-void butler_ref_group_max(float *y, const float *x, size_t x_stride, const float *shift, float scale, int n_rows, int n)
+/* Squares of the distances to x[0], for those to the mean need a second pass; a mean far from 0 costs no digits this way. */
+void butler_ref_moments(const float *x, int n, float *mean, float *deviation)
+{
+    float sums[REF_LANES] = {0}, squares[REF_LANES] = {0};
+    for (int i = 0; i < n; i++) {
+        const float far = x[i] - x[0];
+        sums[i % REF_LANES] += far;
+        squares[i % REF_LANES] += far * far;
+    }
+    const float shift = ref_sum_lanes(sums) / (float)n, variance = ref_sum_lanes(squares) / (float)n - shift * shift;
+    *mean = x[0] + shift;
+    *deviation = sqrtf(variance < 0 ? 0 : variance);
+}
+
+void butler_ref_group_max(float *y, const float *x, size_t x_stride, const float *scale, const float *shift, int n_rows, int n)
 {
     for (int i = 0; i < n; i++) {
         float m = -INFINITY;
         for (int r = 0; r < n_rows; r++) {
-            const float v = x[(size_t)r * x_stride + (size_t)i] * scale - shift[r];
+            const float v = x[(size_t)r * x_stride + (size_t)i] * scale[r] - shift[r];
             m = v > m ? v : m;
         }
         y[i] = m;

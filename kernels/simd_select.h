@@ -21,21 +21,45 @@ static float log_sum_exp(const float *x, float factor, int n)
     return maximum + logf(vec_sum(vec_add(a, b)));
 }
 
-/* The maximum starts from minus infinity and stays where a number is NaN: vec_max gives its second operand then. */
-static void group_max(float *y, const float *x, size_t x_stride, const float *shift, float factor, int n_rows, int n)
+static void moments(const float *x, int n, float *mean, float *deviation)
 {
-    const vec f = vec_set1(factor);
+    const vec first = vec_set1(x[0]);
+    vec sum = vec_zero(), sum_b = sum, square = sum, square_b = sum;
+    int i = 0;
+    for (; i + 2 * VEC <= n; i += 2 * VEC) {
+        const vec a = vec_sub(vec_load(x + i), first), b = vec_sub(vec_load(x + i + VEC), first);
+        sum = vec_add(sum, a);
+        sum_b = vec_add(sum_b, b);
+        square = vec_fma(a, a, square);
+        square_b = vec_fma(b, b, square_b);
+    }
+    for (; i < n; i += VEC) {
+        const int count = BUTLER_MIN(n - i, VEC);
+        const vec a = vec_keep(vec_sub(vec_load_some(x + i, count), first), vec_zero(), count);
+        sum = vec_add(sum, a);
+        square = vec_fma(a, a, square);
+    }
+    const float shift = vec_sum(vec_add(sum, sum_b)) / (float)n;
+    const float variance = vec_sum(vec_add(square, square_b)) / (float)n - shift * shift;
+    *mean = x[0] + shift;
+    *deviation = sqrtf(variance < 0 ? 0 : variance);
+}
+
+/* The maximum starts from minus infinity and stays where a number is NaN: vec_max gives its second operand then. */
+static void group_max(float *y, const float *x, size_t x_stride, const float *scale, const float *shift, int n_rows, int n)
+{
     int i = 0;
     for (; i + VEC <= n; i += VEC) {
         vec m = vec_set1(-INFINITY);
         for (int r = 0; r < n_rows; r++)
-            m = vec_max(vec_sub(vec_mul(vec_load(x + (size_t)r * x_stride + i), f), vec_set1(shift[r])), m);
+            m = vec_max(vec_sub(vec_mul(vec_load(x + (size_t)r * x_stride + i), vec_set1(scale[r])), vec_set1(shift[r])), m);
         vec_store(y + i, m);
     }
     if (i < n) {
         vec m = vec_set1(-INFINITY);
         for (int r = 0; r < n_rows; r++)
-            m = vec_max(vec_sub(vec_mul(vec_load_some(x + (size_t)r * x_stride + i, n - i), f), vec_set1(shift[r])), m);
+            m = vec_max(
+                vec_sub(vec_mul(vec_load_some(x + (size_t)r * x_stride + i, n - i), vec_set1(scale[r])), vec_set1(shift[r])), m);
         vec_store_some(y + i, m, n - i);
     }
 }
@@ -75,6 +99,7 @@ static int list_reaching(uint32_t *ids, uint32_t first, const float *x, float bo
 INLINE void fill_select(struct butler_kernels *table)
 {
     table->log_sum_exp = log_sum_exp;
+    table->moments = moments;
     table->group_max = group_max;
     table->count_reaching = count_reaching;
     table->list_reaching = list_reaching;

@@ -8,7 +8,8 @@
 
 /* Reduces the workspace scores of query heads [head, head + n_heads) over n units into the row of `head`: a score per
  * unit that is comparable within the selection. LOGIT scores become log-probabilities per query head first (a softmax
- * without its underflow), unless there is but one head and nothing needs probabilities; with value_norm, times the norm
+ * without its underflow) or, with normalise=zscore and where nothing needs probabilities, standard scores, unless there is but
+ * one head; with value_norm, times the norm
  * of the token's value in the head's own KV head; then the max, or the mean of probabilities, over the heads; with
  * probabilities, exp of it all up to a factor. Where tokens have scores but pages are selected, a page gets the highest of
  * its tokens' (their sum, with probabilities). Returns the row. */

@@ -1,6 +1,5 @@
 /* Scores of several query heads -> one score per unit (methods.h): the group reduction every method shares. */
 #include <math.h>
-#include <string.h>
 
 #include "methods.h"
 
@@ -51,6 +50,26 @@ static void weigh_values(const struct butler_layer_state *state, float *x, size_
     }
 }
 
+/* scale[h] * x - shift[h] of each head's row is comparable with the other heads': the logarithm of the softmax, or the distance
+ * from the row's mean in standard deviations. A row of one value says nothing; one with a NaN becomes NaN, and is passed over. */
+static void comparable(const struct butler_layer_state *state, const float *x, size_t stride, int n_heads, int n, bool zscores,
+                       float *scale, float *shift)
+{
+    const struct butler_kernels *kernels = state->kv->kernels;
+    for (int h = 0; h < n_heads; h++) {
+        const float *row = x + (size_t)h * stride;
+        if (zscores) {
+            float mean, deviation;
+            kernels->moments(row, n, &mean, &deviation);
+            scale[h] = deviation > 0 ? 1 / deviation : 0;
+            shift[h] = mean * scale[h];
+        } else {
+            scale[h] = 1.0f / sqrtf((float)state->kv->head_dim);
+            shift[h] = kernels->log_sum_exp(row, scale[h], n);
+        }
+    }
+}
+
 float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n_units, bool probabilities)
 {
     const struct butler_policy *policy = state->policy;
@@ -61,33 +80,34 @@ float *butler_reduce_scores(const struct butler_layer_state *state, int head, in
     const bool norms = policy->value_norm != BUTLER_NORM_NONE;
     const bool logits = policy->metric->scale == BUTLER_SCORE_LOGIT && !policy->metric->query_free;
     const bool mean = policy->reduce == BUTLER_REDUCE_MEAN;
+    const bool zscores = policy->normalise == BUTLER_NORMALISE_ZSCORE && !probabilities && !norms;
     size_t stride = state->work->score_stride;
-    float *x = state->work->scores + (size_t)(head / group * group) * stride, *shift = state->work->log_sums + head;
-    float scale = 1;
+    float *x = state->work->scores + (size_t)(head / group * group) * stride;
+    float *scale = state->work->row_scales + head, *shift = state->work->row_shifts + head;
     if (policy->metric->query_free) { /* one row per KV head, at its first query head */
         n_heads = BUTLER_CEIL_DIV(n_heads, group);
         stride *= (size_t)group;
     } else
         x = state->work->scores + (size_t)head * stride;
     const bool normalised = logits && (n_heads > 1 || probabilities || norms);
-    memset(shift, 0, (size_t)n_heads * sizeof *shift);
-    if (normalised) { /* log of the softmax: scale * x - shift */
-        scale = 1.0f / sqrtf((float)state->kv->head_dim);
-        for (int h = 0; h < n_heads; h++)
-            shift[h] = kernels->log_sum_exp(x + (size_t)h * stride, scale, n);
+    for (int h = 0; h < n_heads; h++) {
+        scale[h] = 1;
+        shift[h] = 0;
     }
-    if (norms || mean || n_heads == 1) { /* more than a maximum follows, or nothing */
-        for (int h = 0; h < n_heads && normalised; h++)
-            kernels->group_max(x + (size_t)h * stride, x + (size_t)h * stride, 0, shift + h, scale, 1, n);
-        memset(shift, 0, (size_t)n_heads * sizeof *shift);
-        scale = 1;
-    }
+    if (normalised)
+        comparable(state, x, stride, n_heads, n, zscores, scale, shift);
+    if (norms || mean || n_heads == 1) /* more than a maximum follows, or nothing */
+        for (int h = 0; h < n_heads && normalised; h++) {
+            kernels->group_max(x + (size_t)h * stride, x + (size_t)h * stride, 0, scale + h, shift + h, 1, n);
+            scale[h] = 1;
+            shift[h] = 0;
+        }
     if (norms)
         weigh_values(state, x, stride, head, n_heads, n, logits);
     if (n_heads > 1 && mean)
-        (logits ? reduce_mean_log : reduce_mean)(x, stride, n_heads, n);
+        (logits && !zscores ? reduce_mean_log : reduce_mean)(x, stride, n_heads, n);
     else if (n_heads > 1)
-        kernels->group_max(x, x, stride, shift, scale, n_heads, n);
+        kernels->group_max(x, x, stride, scale, shift, n_heads, n);
     if (probabilities && logits)
         kernels->exp_sum(x, kernels->max(x, n), n);
     if (unit > 1)

@@ -15,6 +15,9 @@ enum { TOKENS = BUTLER_KEYS_TOKENS, QUERIES = 16 /* of a group that pass togethe
 static const struct butler_param params[] = {
     {"keys", 0, 0, 1, "how predicted keys are kept: int8 or f16"},
     {"page", 1, 1, 1024, "tokens selected together, by the highest score among them; 1: token by token"},
+    {"normalise", 1, 0, 1,
+     "what makes heads that share a selection comparable: softmax, the logarithms of its probabilities, or zscore, standard "
+     "deviations from the head's mean"},
     {NULL, 0, 0, 0, NULL},
 };
 

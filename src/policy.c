@@ -241,8 +241,10 @@ static const struct param_rule {
     {&butler_metric_one_bit, "g", 32, {NULL}},
     {&butler_metric_predicted, "keys", 1, {"int8", "f16"}},
     {&butler_metric_predicted, "page", 1, {NULL}},
+    {&butler_metric_predicted, "normalise", 1, {"softmax", "zscore"}},
     {&butler_metric_predicted2, "keys", 1, {"int8", "f16"}},
     {&butler_metric_predicted2, "page", 1, {NULL}},
+    {&butler_metric_predicted2, "normalise", 1, {"softmax", "zscore"}},
 };
 
 static const struct param_rule *find_rule(const struct butler_metric *metric, const char *name)
@@ -626,6 +628,8 @@ static int check_model(struct draft *draft)
     }
     const int page = find_param(policy->metric, "page");
     policy->unit = page >= 0 ? (int)policy->values[page] : 1;
+    const int normalise = policy->metric && policy->metric->predictor ? find_param(policy->metric, "normalise") : -1;
+    policy->normalise = normalise >= 0 ? (enum butler_normalise)(int)policy->values[normalise] : BUTLER_NORMALISE_SOFTMAX;
     if (policy->metric && policy->metric->page_scores) {
         size_t bytes = 0;
         policy->metric->record(&shape, policy->values, &policy->unit, &bytes);

@@ -11,6 +11,8 @@ enum butler_method { BUTLER_DENSE, BUTLER_EVICT, BUTLER_RETRIEVE };
 enum butler_share { BUTLER_SHARE_QUERY, BUTLER_SHARE_KV, BUTLER_SHARE_LAYER };
 enum butler_reduce { BUTLER_REDUCE_MAX, BUTLER_REDUCE_MEAN };
 enum butler_budget { BUTLER_BUDGET_COUNT, BUTLER_BUDGET_FRACTION, BUTLER_BUDGET_MASS };
+/* How heads that share a selection are made comparable. */
+enum butler_normalise { BUTLER_NORMALISE_SOFTMAX, BUTLER_NORMALISE_ZSCORE };
 enum butler_value_norm { BUTLER_NORM_NONE, BUTLER_NORM_L1, BUTLER_NORM_L2, BUTLER_NORM_LINF };
 
 struct butler_policy {
@@ -22,6 +24,7 @@ struct butler_policy {
     int unit;                  /* slots per selection unit: 1, or the page size of a page metric */
     enum butler_share share;   /* who shares a selection */
     enum butler_reduce reduce; /* over the heads that share */
+    enum butler_normalise normalise; /* before that, of scores that are logits */
     enum butler_budget budget_kind;
     double budget;                     /* tokens, share of the current length, or mass */
     bool on_top;                       /* sinks and recent come on top of the budget, not out of it */

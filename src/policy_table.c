@@ -75,12 +75,13 @@ const struct butler_policy_row butler_policy_rows[] = {
     {.name = "tokenbutler",
      .metric = &butler_metric_predicted,
      .summary = "TokenButler: tokens by a predictor that the first layer feeds",
-     .text = "tokenbutler:method=retrieve,budget=0.5,on_top=0,sinks=4,recent=0" PER_HEAD ",keys=int8,page=1,dense=1,pyramid=0"},
+     .text = "tokenbutler:method=retrieve,budget=0.5,on_top=0,sinks=4,recent=0" PER_HEAD
+             ",keys=int8,page=1,normalise=zscore,dense=1,pyramid=0"},
     {.name = "tokenbutler2",
      .metric = &butler_metric_predicted2,
      .summary = "TokenButler, second version: predicted queries every few layers, narrowed keys",
      .text = "tokenbutler2:method=retrieve,budget=2048,on_top=1,sinks=128,recent=512" PER_HEAD
-             ",keys=int8,page=1,dense=1,pyramid=0"},
+             ",keys=int8,page=1,normalise=zscore,dense=1,pyramid=0"},
     {.name = "layer0",
      .metric = &butler_metric_first_layer,
      .summary = "tokens by the attention of the same head of the first layer",

@@ -37,9 +37,9 @@ class Policy:
 
 METRICS = {"streaming": "recency", "h2o": "attention", "softprune": "attention", "scissorhands": "windowed", "snapkv": "pooled",
            "pyramidkv": "pooled", "tova": "last_query", "quest": "page_bounds", "tinyserve": "page_bounds",
-           "pagestats": "page_stats", "fier": "one_bit", "oracle": "exact", "random": "random", "knorm": "key_norm"}
-LOGITS = {"page_bounds", "page_stats", "one_bit", "exact"}
-PAGES = {"page_bounds", "page_stats"}
+           "pagestats": "page_stats", "fier": "one_bit", "tokenbutler": "predicted", "tokenbutler2": "predicted", "oracle": "exact", "random": "random", "knorm": "key_norm"}
+LOGITS = {"page_bounds", "page_stats", "one_bit", "exact", "predicted"}
+PAGES = {"page_bounds", "page_stats", "predicted"}  # predicted: tokens have the scores
 QUERY_FREE = {"recency", "key_norm"}
 
 # What the papers name, as methods.md has it.
@@ -58,6 +58,8 @@ PAPERS = {
     "tinyserve": {"page": 16, "budget": 2048, "fused": 1},
     "pagestats": {"page": 16},
     "fier": {"g": 32, "dense": 2},
+    "tokenbutler": {"dense": 1, "sinks": 4},
+    "tokenbutler2": {"dense": 1, "budget": 2048, "sinks": 128, "recent": 512, "on_top": 1, "group": "max"},
     "entropystop": {"entropy": 0.5, "after": 10},
 }
 
@@ -151,6 +153,7 @@ class Layer:
         self.window, self.in_window = deque(), np.zeros((n_heads, n_max))
         self.summaries = {}  # of pages and groups: their keys do not change
         self.last = np.zeros((n_heads, n_max))
+        self.predicted, self.n_steps = None, 0  # what a predictor says of this layer (predictor_reference.Stored)
         self.n_checked = self.n_ties = 0
         self.errors = []
 
@@ -209,6 +212,9 @@ class Layer:
             return np.array([self.random_row(head, newest, ids) for head in heads])
         if self.metric == "exact":
             return queries @ keys[ids].T
+        if self.metric == "predicted":  # a key for the group or one for each of its heads
+            per_head = len(self.predicted.channels) > self.n_kv
+            return np.array([self.predicted.scores(self.n_steps - 1, head, head if per_head else kv_head, self.n) for head in heads])
         if self.metric == "one_bit":
             g = self.p.count("g")
             groups = [ids[i:i + g] for i in range(0, len(ids), g)]
@@ -263,14 +269,20 @@ class Layer:
     def reduced(self, heads, q, newest):
         """Scores over the heads' units and how far two of them must be apart to differ for certain."""
         rows, largest = [], 1.0
+        zscores = self.p.values.get("normalise") == "zscore" and "mass" not in self.p.values and "norm" not in self.p.values
         for kv_head in sorted({h // self.group for h in heads}):
             r = self.rows(kv_head, q, newest)
             if self.metric not in QUERY_FREE:
                 r = r[[h % self.group for h in heads if h // self.group == kv_head]]
             if self.metric in LOGITS:
-                r = r / np.sqrt(self.dim)
-                largest = max(largest, np.abs(r).max())
-                r = log_softmax(r)
+                r = r if self.metric == "predicted" else r / np.sqrt(self.dim)
+                if zscores:  # distances from the head's mean in its standard deviations
+                    deviation = r.std(axis=1, keepdims=True)
+                    largest = max(largest, (np.abs(r).max(axis=1) / deviation[:, 0]).max())
+                    r = (r - r.mean(axis=1, keepdims=True)) / deviation
+                else:
+                    largest = max(largest, np.abs(r).max())
+                    r = log_softmax(r)
             if "norm" in self.p.values:  # VATP
                 values = np.abs(self.v[kv_head][self.cached[kv_head]])
                 norm = {"l1": values.sum(axis=1), "l2": np.sqrt((values ** 2).sum(axis=1)), "linf": values.max(axis=1)}
@@ -280,11 +292,14 @@ class Layer:
         rows = np.concatenate(rows)
         if self.p["group"] == "max":
             scores = rows.max(axis=0)
-        elif self.metric in LOGITS:
+        elif self.metric in LOGITS and not zscores:
             most = rows.max(axis=0)
             scores = most + np.log(np.exp(rows - most).mean(axis=0))
         else:
             scores = rows.mean(axis=0)
+        if self.metric == "predicted" and self.page > 1:  # a page has its best token's score; of probabilities the sum
+            pages = [scores[at:at + self.page] for at in range(0, len(scores), self.page)]
+            scores = np.array([np.logaddexp.reduce(p) if "mass" in self.p.values else p.max() for p in pages])
         return scores, largest
 
     def tolerance(self, threshold, largest):
@@ -425,6 +440,7 @@ class Layer:
             held = None if actual is None else [actual[h * self.group][:-1] for h in range(self.n_kv)]
             self.cut(q, 1, held)
         self.append(k, v)
+        self.n_steps += 1
         ids = self.by_query_head()
         if self.sparse and self.p["method"] == "retrieve":
             ids = self.select(q, actual)

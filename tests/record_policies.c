@@ -2,16 +2,17 @@
  * methods: of every layer the queries of every token and its keys and values as the cache stores them, and after every
  * prompt and every decoded token which positions each query head has (evict) or has read (retrieve).
  *
- *     record_policies MODEL POLICY f32|f16|q8_0 ISA THREADS BLOCK SEED SCHEDULE IDS OUT
+ *     record_policies MODEL POLICY f32|f16|q8_0 ISA THREADS BLOCK SEED SCHEDULE IDS OUT [PREDICTOR]
  *
  * SCHEDULE: lengths of prompts (p) and runs of decoded tokens (d), "100p,300d,40p,60d". IDS: a file of int32. OUT: int32
  * {magic, layers, heads, KV heads, head_dim, tokens, events, n_rot, rope}, float rope_scale, char policy[768],
  * float rope_freq[n_rot/2]; per layer float q[tokens][heads][head_dim], k, v[tokens][KV heads][head_dim]; per event, layer
- * and head int32 n, positions[n]. */
+ * and head int32 n, positions[n]. With a predictor there is also OUT.predicted (tests/predictor_reference.py, Recorded). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "predict.h"
 #include "session.h"
 
 enum { MAGIC = 0x31525042 };
@@ -22,6 +23,9 @@ struct recording {
     int n_tokens;
     float *q, *k, *v; /* [layers][tokens][heads or KV heads][head_dim] */
     FILE *out;
+    FILE *queries; /* of a predictor, one step after another; or NULL */
+    float *inputs; /* what it is fed at each layer, [layers][tokens][n_embd] */
+    int n_steps;
 };
 
 static struct recording recording; /* the backend's operations have no argument to carry it */
@@ -85,6 +89,75 @@ static int32_t *read_ids(const char *path, int *n)
     return ids;
 }
 
+static void keep_input(int layer, int first, int n, const float *h)
+{
+    const size_t embd = (size_t)recording.session->model->hp.n_embd;
+    memcpy(recording.inputs + ((size_t)layer * (size_t)recording.n_tokens + (size_t)first) * embd, h, (size_t)n * embd * sizeof *h);
+}
+
+static void see_layer(void *user, int layer, int first, int n, const float *x, const float *h, const float *q, const float *k)
+{
+    (void)user, (void)x, (void)q, (void)k;
+    if (recording.session->predict->predictor->sizes.input == BUTLER_PREDICTOR_INPUT_NORM)
+        keep_input(layer, first, n, h);
+}
+
+static void see_fed(void *user, int layer, int first, int n, const float *h)
+{
+    (void)user;
+    if (recording.session->predict->predictor->sizes.input == BUTLER_PREDICTOR_INPUT_ATTENTION)
+        keep_input(layer, first, n, h);
+}
+
+static void put_queries(void)
+{
+    const struct butler_predict *predict = recording.session->predict;
+    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    const size_t n = (size_t)(s->n_layers * s->n_heads * s->d);
+    if (fwrite(predict->queries, sizeof(float), n, recording.queries) != n)
+        die("cannot write");
+    recording.n_steps++;
+}
+
+static void copy_file(FILE *from)
+{
+    char bytes[4096];
+    rewind(from);
+    for (size_t got; (got = fread(bytes, 1, sizeof bytes, from)) > 0;)
+        put(bytes, got);
+    fclose(from);
+}
+
+static void put_predicted(const char *path)
+{
+    char name[4096];
+    const struct butler_session *session = recording.session;
+    const struct butler_predictor_sizes *s = &session->predict->predictor->sizes;
+    const struct butler_kv *kv = &session->kv;
+    const int32_t header[] = {recording.n_steps,
+                              s->n_layers,
+                              s->n_heads,
+                              s->n_kv_heads,
+                              s->d,
+                              recording.n_tokens,
+                              s->n_embd,
+                              strstr(session->policy.text, "keys=f16") != NULL,
+                              session->policy.dense_layers,
+                              (int32_t)kv->record_bytes};
+    snprintf(name, sizeof name, "%s.predicted", path);
+    if (!(recording.out = fopen(name, "wb")))
+        die("the output cannot be written");
+    put(header, sizeof header);
+    copy_file(recording.queries);
+    put(recording.inputs, (size_t)s->n_layers * (size_t)recording.n_tokens * (size_t)s->n_embd * sizeof(float));
+    for (int layer = session->policy.dense_layers; layer < s->n_layers; layer++)
+        for (int h = 0; h < kv->n_kv_heads; h++)
+            put(butler_kv_at(kv, layer, h)->records,
+                BUTLER_CEIL_DIV((size_t)recording.n_tokens, (size_t)kv->record_slots) * kv->record_bytes);
+    if (fclose(recording.out))
+        die("cannot write");
+}
+
 /* Runs the schedule, or only counts its events and tokens. */
 static int run(const char *schedule, const int32_t *ids, int32_t *scratch, int *n_tokens, struct butler_error *err)
 {
@@ -104,6 +177,8 @@ static int run(const char *schedule, const int32_t *ids, int32_t *scratch, int *
             if (butler_step(recording.session, ids[at + i], err) < 0)
                 die(err->message);
             put_event(scratch);
+            if (recording.queries)
+                put_queries();
         }
         at += (int)n;
         s = end[1] == ',' ? end + 2 : end + 1;
@@ -136,11 +211,11 @@ int main(int argc, char **argv)
     struct butler_error err = {0};
     struct butler_session_params params = {0};
     int n_ids;
-    if (argc != 11)
-        die("MODEL POLICY KV_TYPE ISA THREADS BLOCK SEED SCHEDULE IDS OUT");
+    if (argc != 11 && argc != 12)
+        die("MODEL POLICY KV_TYPE ISA THREADS BLOCK SEED SCHEDULE IDS OUT [PREDICTOR]");
     struct butler_model *model =
         butler_model_load(argv[1], &(struct butler_model_params){.n_threads = atoi(argv[5]), .isa = argv[4]}, &err);
-    if (!model)
+    if (!model || (argc == 12 && butler_predictor_attach(model, argv[11], &err) < 0))
         die(err.message);
     int32_t *ids = read_ids(argv[9], &n_ids);
     const int n_events = run(argv[8], NULL, NULL, &recording.n_tokens, &err);
@@ -167,6 +242,15 @@ int main(int argc, char **argv)
     recording.out = fopen(events, "w+b");
     if (!recording.q || !recording.k || !recording.v || !scratch || !out || !recording.out)
         die("no memory, or the output cannot be written");
+    static const struct butler_capture capture = {.layer = see_layer, .fed = see_fed};
+    if (argc == 12) {
+        recording.session->capture = &capture;
+        recording.queries = tmpfile();
+        recording.inputs =
+            calloc((size_t)model->hp.n_layers * (size_t)recording.n_tokens, (size_t)model->hp.n_embd * sizeof(float));
+        if (!recording.queries || !recording.inputs)
+            die("no memory");
+    }
     recording.append = model->backend->append;
     model->backend->append = record_append;
     run(argv[8], ids, scratch, &recording.n_tokens, &err);
@@ -174,14 +258,14 @@ int main(int argc, char **argv)
     FILE *selections = recording.out;
     recording.out = out;
     put_rows(model, n_events);
-    rewind(selections);
-    for (size_t got; (got = fread(events, 1, sizeof events, selections)) > 0;)
-        put(events, got);
+    copy_file(selections);
     if (fclose(out))
         die("cannot write");
-    fclose(selections);
+    if (argc == 12)
+        put_predicted(argv[10]);
     snprintf(events, sizeof events, "%s.events", argv[10]);
     remove(events);
+    free(recording.inputs);
     free(scratch);
     free(recording.v);
     free(recording.k);

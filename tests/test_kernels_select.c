@@ -40,6 +40,41 @@ static void log_sum_exp(void **state)
     guarded_free(&g);
 }
 
+/* Whatever the mean is beside the deviation, and where nothing deviates. */
+static void moments(void **state)
+{
+    struct guarded g = guarded_new(MAX_N * sizeof(float));
+    uint64_t seed = 4;
+    (void)state;
+    for (int n = 1; n <= MAX_N; n += 1 + n / 20)
+        for (int k = 0; k < 4; k++) {
+            float *x = guarded_at(&g, (size_t)n * sizeof *x, n % 2, 0), mean, deviation;
+            double sum = 0, squares = 0, most = 0;
+            for (int i = 0; i < n; i++) {
+                x[i] = k == 3 ? 7.3f : butler_random_normal(&seed) * (k == 1 ? 40 : 1) + (k == 2 ? 1000 : 0);
+                sum += (double)x[i];
+                most = fmax(most, fabs((double)x[i] - (double)x[0]));
+            }
+            for (int i = 0; i < n; i++)
+                squares += ((double)x[i] - sum / n) * ((double)x[i] - sum / n);
+            FOR_EACH_ISA(table)
+            {
+                table->moments(x, n, &mean, &deviation);
+                /* Means of n terms of at most `most`, each rounded, and of their squares; then x[0] is added again. */
+                assert_near("mean", table->isa, n, k, mean, sum / n, sum_bound(n, most) + 4 * EPS * (most + fabs((double)x[0])));
+                assert_near("variance", table->isa, n, k, deviation * deviation, squares / n,
+                            4 * sum_bound(n, most * most) + 8 * EPS * most * most);
+            }
+            x[n / 2] = NAN;
+            FOR_EACH_ISA(table)
+            {
+                table->moments(x, n, &mean, &deviation);
+                assert_true(mean != mean && deviation != deviation);
+            }
+        }
+    guarded_free(&g);
+}
+
 static void group_max(void **state)
 {
     struct guarded g = guarded_new(ROWS * MAX_N * sizeof(float));
@@ -48,22 +83,23 @@ static void group_max(void **state)
     for (int n = 1; n <= MAX_N; n += 1 + n / 20)
         for (int n_rows = 1; n_rows <= ROWS; n_rows++) {
             const size_t stride = (size_t)n;
-            float *x = guarded_at(&g, ROWS * stride * sizeof *x, n % 2, 0), kept[ROWS * MAX_N], expected[MAX_N], shift[ROWS];
+            float *x = guarded_at(&g, ROWS * stride * sizeof *x, n % 2, 0), kept[ROWS * MAX_N], expected[MAX_N];
+            float scale[ROWS], shift[ROWS];
             for (size_t i = 0; i < ROWS * stride; i++)
                 kept[i] = special(&seed);
             for (int r = 0; r < ROWS; r++)
-                shift[r] = butler_random_normal(&seed);
+                scale[r] = 0.1f + 0.3f * (float)r, shift[r] = butler_random_normal(&seed);
             for (int i = 0; i < n; i++) {
                 expected[i] = -INFINITY;
                 for (int r = 0; r < n_rows; r++) {
-                    const float v = kept[(size_t)r * stride + (size_t)i] * 0.7f - shift[r];
+                    const float v = kept[(size_t)r * stride + (size_t)i] * scale[r] - shift[r];
                     expected[i] = v > expected[i] ? v : expected[i];
                 }
             }
             FOR_EACH_ISA(table)
             { /* into the first of the rows, where the engine puts it; the others stay */
                 memcpy(x, kept, ROWS * stride * sizeof *x);
-                table->group_max(x, x, stride, shift, 0.7f, n_rows, n);
+                table->group_max(x, x, stride, scale, shift, n_rows, n);
                 for (int i = 0; i < n; i++)
                     assert_true(x[i] == expected[i]);
                 assert_memory_equal(x + n, kept + n, (ROWS - 1) * stride * sizeof *x);
@@ -100,6 +136,7 @@ static void reaching(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(log_sum_exp), cmocka_unit_test(group_max), cmocka_unit_test(reaching)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(log_sum_exp), cmocka_unit_test(moments), cmocka_unit_test(group_max),
+                                       cmocka_unit_test(reaching)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

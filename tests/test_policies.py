@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from cli import MODELS, ROOT, butler, data_folder, rows  # noqa: E402
 from policies_reference import PAPERS, Layer, Policy  # noqa: E402
+from predictor_reference import Network, Recorded, fingerprint_of, write_random  # noqa: E402
 
 BUILD = Path(os.environ.get("BUILD", "build"))
 RECORDER = ROOT / BUILD / "tests" / "record_policies"
@@ -143,16 +144,18 @@ class Recording:
         assert at == len(words)
 
 
-def record(recorder, tmp_path, model, policy, schedule, kv, isa, threads, block, seed=5, ids=None):
+def record(recorder, tmp_path, model, policy, schedule, kv, isa, threads, block, seed=5, ids=None, predictor=None):
     total = sum(int(part[:-1]) for part in schedule.split(","))
     ids = list(TEXT.read_bytes()) if ids is None else ids
     assert len(ids) >= total
     (tmp_path / "ids").write_bytes(np.array(ids[:total], np.int32).tobytes())
     out = tmp_path / "recording"
-    run = subprocess.run([recorder, model, policy, kv, isa, threads, str(block), str(seed), schedule, tmp_path / "ids", out],
-                         capture_output=True, text=True, timeout=300)
+    run = subprocess.run([recorder, model, policy, kv, isa, threads, str(block), str(seed), schedule, tmp_path / "ids", out]
+                         + [predictor] * bool(predictor), capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
-    return Recording(out)
+    recording = Recording(out)
+    recording.predicted = Recorded(tmp_path / "recording.predicted") if predictor else None
+    return recording
 
 
 def compare(recording, schedule, block, seed=5):
@@ -161,6 +164,7 @@ def compare(recording, schedule, block, seed=5):
     n_checked = n_ties = 0
     for i in range(recording.n_layers):
         layer = Layer(policy, i, recording.n_layers, recording.n_heads, recording.n_kv, recording.dim, recording.n, seed, recording.rope)
+        layer.predicted = recording.predicted and recording.predicted.layers[i]
         q, k, v = recording.q[i], recording.k[i], recording.v[i]
         at = event = 0
         for part in schedule.split(","):
@@ -229,6 +233,70 @@ def test_on_trained_models(recorder, trained, tmp_path, policy):
         check(record(recorder, tmp_path, model, policy, schedule, "f16", best_isa(), "2", 64, ids=ids), policy, schedule, 64)
 
 
+# Policy, a key per query head (version 1), what the predictor is fed (0: before, 1: behind attention).
+PREDICTED = [
+    ("tokenbutler:budget=40", False, 0),
+    ("tokenbutler:budget=0.3,sinks=3,recent=5", True, 1),
+    ("tokenbutler:budget=40,share=query", True, 0),
+    ("tokenbutler:budget=40,share=query,keys=f16", False, 1),
+    ("tokenbutler:budget=40,normalise=softmax", False, 1),
+    ("tokenbutler:budget=40,normalise=softmax,group=mean,keys=f16", True, 1),
+    ("tokenbutler:budget=48,group=mean,page=8", False, 0),
+    ("tokenbutler:mass=0.7,recent=3", True, 1),
+    ("tokenbutler:share=layer,budget=30", False, 0),
+    ("tokenbutler2:budget=40,on_top=0,sinks=4,recent=0", False, 0),
+    ("tokenbutler2:budget=24,on_top=1,sinks=4,recent=9", False, 1),
+    ("tokenbutler2:budget=0.25,on_top=0,sinks=0,recent=0,normalise=softmax", False, 1),
+    ("tokenbutler2:budget=30,on_top=0,sinks=2,recent=7,share=query,keys=f16", False, 0),
+    ("tokenbutler2:budget=64,on_top=0,sinks=6,recent=20,page=16", False, 0),
+    ("tokenbutler2:mass=0.6,sinks=1,recent=1,page=4,group=mean", False, 1),
+]
+
+
+def decoded_positions(schedule):
+    at, out = 0, []
+    for part in schedule.split(","):
+        n = int(part[:-1])
+        out += range(at, at + n) if part[-1] == "d" else []
+        at += n
+    return np.array(out)
+
+
+def check_predicted(recording, predictor, policy, schedule, block, kv):
+    # Version 1 rounds the keys and values of its own attention to the cache's type.
+    recording.predicted.check(Network(predictor), recording.k, decoded_positions(schedule),
+                              {"f32": 1e-5, "f16": 2e-3, "q8_0": 2e-2}[kv] if policy.startswith("tokenbutler:") else 1e-5)
+    check(recording, policy, schedule, block)
+
+
+@pytest.fixture(scope="module")
+def fingerprints(tmp_path_factory):
+    return {setup[0]: fingerprint_of(MODELS / setup[0], tmp_path_factory.mktemp("p")) for setup in SETUPS}
+
+
+@pytest.mark.parametrize("policy,per_query_head,fed", PREDICTED, ids=[c[0] for c in PREDICTED])
+def test_predicted_ids_are_those_of_the_definition(recorder, tmp_path, fingerprints, policy, per_query_head, fed):
+    for model, kv, threads, block in SETUPS:
+        predictor = tmp_path / "predictor.gguf"
+        write_random(predictor, MODELS / model, fingerprints[model], 2 if "butler2" in policy else 1, per_query_head, fed, stride=1)
+        recording = record(recorder, tmp_path, MODELS / model, policy, SHORT, kv, "ref" if kv == "f32" else best_isa(), threads, block,
+                           predictor=predictor)
+        check_predicted(recording, predictor, policy, SHORT, block, kv)
+
+
+# The predictors beside the default model, if they are there.
+@pytest.mark.parametrize("policy", ["tokenbutler:budget=60", "tokenbutler:budget=0.3,share=query",
+                                    "tokenbutler2:budget=60,on_top=0,sinks=4,recent=8", "tokenbutler2:mass=0.8,sinks=4,recent=8"])
+def test_shipped_predictors(recorder, tmp_path, policy):
+    model = ROOT / "models" / "butler-default.gguf"
+    predictor = model.with_suffix("." + policy.split(":")[0] + ".gguf")
+    if not predictor.exists():
+        pytest.skip("no predictor beside the default model")
+    ids = rows("tokenize", "-m", model, "-f", TEXT)[0]["ids"]
+    recording = record(recorder, tmp_path, model, policy, "90p,60d", "f16", best_isa(), "2", 64, ids=ids, predictor=predictor)
+    check_predicted(recording, predictor, policy, "90p,60d", 64, "f16")
+
+
 def test_near_ties_are_rare():
     if not checked["selections"]:
         pytest.skip("no policy was compared in this run")
@@ -237,8 +305,12 @@ def test_near_ties_are_rare():
 
 
 @pytest.mark.parametrize("policy", sorted(PAPERS))
-def test_defaults_are_the_papers(recorder, tmp_path, policy):
-    recording = record(recorder, tmp_path, MODELS / "llama-gqa.gguf", policy, "1p", "f16", "ref", "1", 1)
+def test_defaults_are_the_papers(recorder, tmp_path, fingerprints, policy):
+    predictor = None
+    if policy.startswith("tokenbutler"):
+        predictor = tmp_path / "predictor.gguf"
+        write_random(predictor, MODELS / "llama-gqa.gguf", fingerprints["llama-gqa.gguf"], 2 if "2" in policy else 1)
+    recording = record(recorder, tmp_path, MODELS / "llama-gqa.gguf", policy, "1p", "f16", "ref", "1", 1, predictor=predictor)
     values = Policy(recording.text).values
     for key, expected in PAPERS[policy].items():
         assert values[key] == expected or float(values[key]) == expected, f"{policy}: {key}={values[key]}, the paper has {expected}"

@@ -1,48 +1,20 @@
 """The command with a predictor: named, beside the model, for another model, and missing."""
-import re
 import shutil
 
-import numpy
 import pytest
 
 from cli import DONE, FAILED, GPT2, GQA, PROMPT, USAGE, butler, refuses, rows
-from gguf_file import F32, STRING, U32, Gguf
+from gguf_file import U32, Gguf
+from predictor_reference import fingerprint_of, write_random
 
 POLICY = "tokenbutler2:budget=16,on_top=0,sinks=2,recent=2"
 
 
-def write_predictor(path, fingerprint):
-    """A second-version predictor of random weights for the small model, by the file format alone."""
-    info = rows("info", GQA)[0]
-    layers, embd, heads, kv_heads, dim = (info[k] for k in ("n_layers", "n_embd", "n_heads", "n_kv_heads", "head_dim"))
-    d, mid = 8, 32
-    sizes = dict(version=2, input=0, n_layers=layers, n_embd=embd, n_heads=heads, n_kv_heads=kv_heads, head_dim=dim, d=d, n_mid=mid,
-                 n_key_heads=kv_heads, stride=4)
-    file = Gguf()
-    file.values["general.architecture"] = (STRING, b"butler-predictor")
-    for key, value in sizes.items():
-        file.values[f"butler-predictor.{key}"] = (U32, value)
-    file.values["butler-predictor.model_fingerprint"] = (STRING, fingerprint.encode())
-    file.values["butler-predictor.training.loss"] = (F32, 0.5)
-    random = numpy.random.default_rng(1)
-    shapes = {"producer.0.norm.weight": (embd,), "producer.0.norm.bias": (embd,), "producer.0.query_1.weight": (mid, embd),
-              "producer.0.query_2.weight": ((layers - 1) * heads * d, mid)}
-    shapes.update({f"key.{layer}.weight": (kv_heads * d, dim) for layer in range(1, layers)})
-    for name, shape in shapes.items():
-        data = random.normal(0, 0.2, shape).astype("<f4")
-        file.tensors[name] = (list(reversed(shape)), 0, data.tobytes())
-    file.write(path)
-    return sum(numpy.prod(shape) for shape in shapes.values())
-
-
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory):
-    """The file, and how many parameters it has. The command itself says which fingerprint the model has."""
-    path = tmp_path_factory.mktemp("predictor") / "p.gguf"
-    write_predictor(path, "0123456789abcdef")
-    error = refuses(USAGE, "run", "-m", GQA, "-p", PROMPT, "--predictor", path, says=["0123456789abcdef", path]).stderr
-    other, = set(re.findall(r"\b[0-9a-f]{16}\b", error)) - {"0123456789abcdef"}
-    return path, write_predictor(path, other)
+    """The file, and how many parameters it has."""
+    folder = tmp_path_factory.mktemp("predictor")
+    return folder / "p.gguf", write_random(folder / "p.gguf", GQA, fingerprint_of(GQA, folder), 2)
 
 
 def test_run(predictor):

@@ -1,0 +1,33 @@
+/* Predicted keys, what every ISA has alike: included by its file behind keys8_queries. */
+#ifndef BUTLER_SIMD_KEYS_H
+#define BUTLER_SIMD_KEYS_H
+
+/* Runs `pass` for queries [at, at + count), count being a constant to the compiler: four of them share what is loaded of a key, and
+ * what is left of them too. */
+#define BY_QUERIES(n_q, pass)                                                                                                      \
+    do {                                                                                                                           \
+        int at = 0;                                                                                                                \
+        for (; at + 4 <= (n_q); at += 4) {                                                                                         \
+            enum { count = 4 };                                                                                                    \
+            pass;                                                                                                                  \
+        }                                                                                                                          \
+        if ((n_q)-at == 3) {                                                                                                       \
+            enum { count = 3 };                                                                                                    \
+            pass;                                                                                                                  \
+        } else if ((n_q)-at == 2) {                                                                                                \
+            enum { count = 2 };                                                                                                    \
+            pass;                                                                                                                  \
+        } else if ((n_q)-at == 1) {                                                                                                \
+            enum { count = 1 };                                                                                                    \
+            pass;                                                                                                                  \
+        }                                                                                                                          \
+    } while (0)
+
+static void keys8(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
+                  size_t record_bytes, int n_records, int n)
+{
+    BY_QUERIES(n_q, keys8_queries(s + (size_t)at * s_stride, s_stride, q + (size_t)at * (size_t)n, factor + at, count, records,
+                                  record_bytes, n_records, n));
+}
+
+#endif

@@ -1,0 +1,209 @@
+"""TokenButler's predictors in NumPy: files of random weights, what the network says (methods.md, src/predictor.h), and scores from the
+keys as a session keeps them. Independent of butler's own forward pass and kernels."""
+import re
+
+import numpy as np
+
+from cli import USAGE, refuses, rows
+from gguf_file import F32, STRING, U32, Gguf
+
+TOKENS = 16  # of a record
+
+
+def n_producers(sizes):
+    return -(-(sizes["n_layers"] - 1) // sizes["stride"])
+
+
+def shapes_of(s):
+    layers, embd, d, mid = s["n_layers"] - 1, s["n_embd"], s["d"], s["n_mid"]
+    if s["version"] == 1:
+        inner = s["n_inner"]
+        return {"down.weight": (inner, embd), "attn_q.weight": (inner, inner), "attn_k.weight": (inner, inner),
+                "attn_v.weight": (inner, inner), "norm.weight": (inner,), "norm.bias": (inner,), "ffn_up.weight": (2 * inner, inner),
+                "ffn_up.bias": (2 * inner,), "ffn_down.weight": (embd, 2 * inner), "ffn_down.bias": (embd,),
+                "query_1.weight": (mid, embd), "query_2.weight": (layers * s["n_heads"] * d, mid), "key_1.weight": (mid, embd),
+                "key_2.weight": (layers * s["n_key_heads"] * d, mid)}
+    shapes = {}
+    for b in range(n_producers(s)):
+        served = min(s["stride"], layers - b * s["stride"])
+        shapes |= {f"producer.{b}.norm.weight": (embd,), f"producer.{b}.norm.bias": (embd,),
+                   f"producer.{b}.query_1.weight": (mid, embd), f"producer.{b}.query_2.weight": (served * s["n_heads"] * d, mid)}
+    return shapes | {f"key.{layer}.weight": (s["n_kv_heads"] * d, s["head_dim"]) for layer in range(1, layers + 1)}
+
+
+def fingerprint_of(model, folder):
+    """The model's fingerprint, as the command names it when a predictor was made for another."""
+    path = folder / "of-nobody.gguf"
+    write_random(path, model, "0123456789abcdef", 2)
+    error = refuses(USAGE, "run", "-m", model, "-p", "a", "--predictor", path, says=["0123456789abcdef", path]).stderr
+    other, = set(re.findall(r"\b[0-9a-f]{16}\b", error)) - {"0123456789abcdef"}
+    return other
+
+
+def write_random(path, model, fingerprint, version, per_query_head=False, input=0, d=8, mid=32, stride=4, seed=1):
+    """A predictor of random weights by the file format alone. Returns how many parameters it has."""
+    info = rows("info", model)[0]
+    s = {"version": version, "input": input, "d": d, "n_mid": mid}
+    s |= {key: info[key] for key in ("n_layers", "n_embd", "n_heads", "n_kv_heads", "head_dim")}
+    s["n_key_heads"] = s["n_heads"] if per_query_head else s["n_kv_heads"]
+    if version == 1:
+        s |= {"n_inner": s["n_embd"] // 8 // 4 * 4, "n_inner_heads": 2}
+    else:
+        s["stride"] = stride
+    file = Gguf()
+    file.put("general.architecture", STRING, b"butler-predictor")
+    for key, value in s.items():
+        file.put(f"butler-predictor.{key}", U32, value)
+    if version == 1:
+        file.put("butler-predictor.rope_base", F32, 10000.0)
+    file.put("butler-predictor.model_fingerprint", STRING, fingerprint.encode())
+    file.put("butler-predictor.training.loss", F32, 0.5)
+    random = np.random.default_rng(seed)
+    shapes = shapes_of(s)
+    for name, shape in shapes.items():
+        data = random.normal(0, 1.5 / np.sqrt(shape[-1]), shape) if len(shape) == 2 else random.normal("norm.weight" in name, 0.2, shape)
+        file.tensors[name] = (list(reversed(shape)), 0, data.astype("<f4").tobytes())
+    file.write(path)
+    return sum(int(np.prod(shape)) for shape in shapes.values())
+
+
+# ---------------------------------------------------------------------------------------------- the network
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def gelu(x):
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))
+
+
+def layer_norm(x, weight, bias):
+    x = x - x.mean(axis=-1, keepdims=True)
+    return x / np.sqrt((x ** 2).mean(axis=-1, keepdims=True) + 1e-5) * weight + bias
+
+
+def rotate(x, base):
+    """x[n][...][dim]: row t at position t, pairs of the first with the second half."""
+    n, half = len(x), x.shape[-1] // 2
+    angle = np.arange(n)[:, None] * base ** (-np.arange(half) / half)
+    cos, sin = (f(angle).reshape(n, *[1] * (x.ndim - 2), half) for f in (np.cos, np.sin))
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+
+
+class Network:
+    """A predictor from its file."""
+
+    def __init__(self, path):
+        file = Gguf(path)
+        self.sizes = {key.split(".", 1)[1]: value for key, (_, value) in file.values.items() if key.startswith("butler-predictor.")}
+        self.w = {}
+        for name, (dims, kind, data) in file.tensors.items():
+            self.w[name] = np.frombuffer(data, {0: "<f4", 1: "<f2"}[kind]).astype(float).reshape(dims[::-1])
+
+    def queries_and_keys(self, inputs, cached):
+        """inputs[layer][n][n_embd] as tokens enter the layers, cached[layer][n][KV heads][head_dim] -> queries
+        [n][layers - 1][heads][d] and keys [n][layers - 1][key heads][d]."""
+        return (self.first if self.sizes["version"] == 1 else self.second)(inputs, cached)
+
+    def first(self, inputs, _):
+        s, w, x = self.sizes, self.w, inputs[0]
+        n, heads, dim = len(x), s["n_inner_heads"], s["n_inner"] // s["n_inner_heads"]
+        base = s["rope_base"]
+        z = x @ w["down.weight"].T
+        q, k = (rotate((z @ w[f"attn_{c}.weight"].T).reshape(n, heads, dim), base) for c in "qk")
+        v = (z @ w["attn_v.weight"].T).reshape(n, heads, dim)
+        scores = np.einsum("thd,ihd->hti", q, k) / np.sqrt(dim)
+        scores[:, np.triu(np.ones((n, n), bool), 1)] = -np.inf
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        attended = np.einsum("hti,ihd->thd", weights / weights.sum(axis=-1, keepdims=True), v).reshape(n, -1)
+        up = gelu(layer_norm(attended, w["norm.weight"], w["norm.bias"]) @ w["ffn_up.weight"].T + w["ffn_up.bias"])
+        x = x + up @ w["ffn_down.weight"].T + w["ffn_down.bias"]
+        return tuple(rotate((silu(x @ w[f"{c}_1.weight"].T) @ w[f"{c}_2.weight"].T).reshape(n, s["n_layers"] - 1, -1, s["d"]), base)
+                     for c in ("query", "key"))
+
+    def second(self, inputs, cached):
+        s, w, queries = self.sizes, self.w, []
+        for b in range(n_producers(s)):
+            name = f"producer.{b}."
+            x = layer_norm(inputs[b * s["stride"]], w[name + "norm.weight"], w[name + "norm.bias"])
+            q = silu(x @ w[name + "query_1.weight"].T) @ w[name + "query_2.weight"].T
+            queries.append(q.reshape(len(x), -1, s["n_heads"], s["d"]))
+        keys = [np.einsum("tgc,gdc->tgd", cached[layer], w[f"key.{layer}.weight"].reshape(s["n_kv_heads"], s["d"], -1))
+                for layer in range(1, s["n_layers"])]
+        return np.concatenate(queries, axis=1), np.stack(keys, axis=1)
+
+
+# ------------------------------------------------------------------------------------------- as they are kept
+
+class Stored:
+    """Predicted keys of one layer from its records (kernels/kernels.h, keys8 and keys16): per key head channels[n][d] and scales[n],
+    whose product is the key. queries: [steps][heads][d], the session's own."""
+
+    def __init__(self, records, n, d, halves, queries):
+        self.halves, self.queries, self.channels, self.scales = halves, queries, [], []
+        for head in records:  # uint8 [records][bytes] of a KV head
+            size = TOKENS * d * 2 if halves else TOKENS * (2 + d)
+            for at in range(0, head.shape[1], size):
+                block = head[:, at:at + size]
+                if halves:
+                    channels = np.ascontiguousarray(block).view("<f2").reshape(-1, d, TOKENS).transpose(0, 2, 1)
+                    scales = np.ones((len(block), TOKENS))
+                else:
+                    channels = block[:, 2 * TOKENS:].reshape(-1, d // 4, TOKENS, 4).transpose(0, 2, 1, 3).reshape(-1, TOKENS, d) - 128.0
+                    scales = np.ascontiguousarray(block[:, :2 * TOKENS]).view("<f2")
+                self.channels.append(channels.reshape(-1, d)[:n].astype(float))
+                self.scales.append(scales.reshape(-1)[:n].astype(float))
+
+    def scores(self, step, head, key, n):
+        """q.k / sqrt(d) of a query head with the first n keys."""
+        q = self.queries[step][head]
+        d, factor = len(q), 1.0
+        if not self.halves:  # to bytes, as floats round
+            scale = np.float32(np.abs(q).max()) / np.float32(127)
+            q = np.rint(np.clip(q * (np.float32(1) / scale if scale > 0 else np.float32(0)), -127, 127))
+            factor = float(scale)
+        return self.channels[key][:n] @ q.astype(float) * self.scales[key][:n] * factor / np.sqrt(d)
+
+
+class Recorded:
+    """What tests/record_policies.c writes of a predictor: int32 {steps, layers, heads, KV heads, d, tokens, n_embd, halves,
+    first layer with records, record bytes}, float queries[steps][layers][heads][d], inputs[layers][tokens][n_embd]; uint8
+    records[layers][KV heads][records][bytes] of the layers that have them."""
+
+    def __init__(self, path):
+        data = path.read_bytes()
+        head = np.frombuffer(data, np.int32, 10)
+        steps, layers, heads, self.n_kv, d, self.n, embd, self.halves, self.dense, n_bytes = (int(x) for x in head)
+        at = head.nbytes
+
+        def take(kind, *shape):
+            nonlocal at
+            out = np.frombuffer(data, kind, int(np.prod(shape)), at).reshape(shape)
+            at += out.nbytes
+            return out
+
+        self.queries = take(np.float32, steps, layers, heads, d)
+        self.inputs = take(np.float32, layers, self.n, embd).astype(float)
+        self.layers = [None] * layers
+        for layer in range(self.dense, layers):
+            records = take(np.uint8, self.n_kv, -(-self.n // TOKENS), n_bytes)
+            self.layers[layer] = Stored(records, self.n, d, self.halves, self.queries[:, layer])
+        assert at == len(data)
+
+    def check(self, network, cached, decoded, tolerance):
+        """Against the network. cached: keys of every layer as the cache stores them. decoded: positions of the steps. tolerance: of
+        the arithmetic, as a share of the longest vector; a stored key may besides be half a step away."""
+        queries, keys = network.queries_and_keys(self.inputs, cached)
+        for layer in range(self.dense, len(self.layers)):
+            want = queries[decoded, layer - 1]
+            far = np.abs(self.queries[:, layer] - want).max() / np.linalg.norm(want, axis=-1).max()
+            assert far <= tolerance, f"layer {layer}: queries are off by {far:g}"
+            stored = self.layers[layer]
+            for head, (channels, scales) in enumerate(zip(stored.channels, stored.scales)):
+                want = keys[:, layer - 1, head]
+                step = 2.0 ** -11 * np.abs(want) + 2.0 ** -25 if self.halves else 0.5 * scales[:, None]
+                # A scale is rounded to 11 bits: up to 127 / 2^11 of a step at the largest channel.
+                allowed = step * 1.13 + tolerance * np.linalg.norm(want, axis=-1).max()
+                far = np.abs(channels * scales[:, None] - want) - allowed
+                assert far.max() <= 0, f"layer {layer}, key {head}: token {far.max(axis=1).argmax()} is off"
