@@ -49,7 +49,7 @@ $(BUILD)/butler: $(CMD_OBJ) $(BUILD)/libbutler.a
 
 $(BUILD)/libbutler.a: $(LIB_OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	$(AR) rcs $@ $^
 
 $(BUILD)/libbutler.so.0: $(LIB_OBJ)
 	$(CC) $(SANFLAGS) -shared -Wl,-soname,libbutler.so.0 -o $@ $^ $(LIB_LIBS)
@@ -57,11 +57,16 @@ $(BUILD)/libbutler.so.0: $(LIB_OBJ)
 lib: $(BUILD)/libbutler.a $(BUILD)/libbutler.so.0
 
 # Only these files may use instructions beyond the base ISA; which of them runs is decided at run time.
+MACHINE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
+ifeq ($(MACHINE),x86_64)
 $(BUILD)/kernels/avx2.o: ISA = -mavx2 -mfma -mf16c
 $(BUILD)/kernels/keys_avx2.o: ISA = -mavx2 -mfma -mf16c
 $(BUILD)/kernels/keys_vnni.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
 $(BUILD)/kernels/avx512.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
 $(BUILD)/kernels/amx.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16
+else ifeq ($(MACHINE),aarch64)
+$(BUILD)/kernels/keys_dot.o: ISA = -march=armv8.2-a+dotprod
+endif
 
 # Fuzzing reaches none of their loops, and instrumenting those takes a compiler minutes.
 $(patsubst %,$(BUILD)/kernels/%.o,avx2 avx512 amx): ISA += $(PLAIN_KERNELS)

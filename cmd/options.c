@@ -123,7 +123,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_TYPE] = {0, "type", "TYPE", KIND_STRING, AT(train.type), 0, 0, NULL, "f16, f32 or q8_0: the predictor's matrices"},
     [CMD_THREADS] = {'t', "threads", "N", KIND_INT, AT(n_threads), 0, 1024, "a whole number from 0 to 1024",
                      "threads; 0: one per core"},
-    [CMD_ISA] = {0, "isa", "NAME", KIND_ISA, AT(isa), 0, 0, "ref, avx2, avx512 or amx",
+    [CMD_ISA] = {0, "isa", "NAME", KIND_ISA, AT(isa), 0, 0, "ref, avx2, avx512, amx or neon",
                  "instructions to use; without it the best this processor has"},
     [CMD_JSON] = {0, "json", NULL, KIND_BOOL, AT(json), 0, 0, NULL,
                   "one JSON object a line on standard output, nothing else there"},
@@ -238,7 +238,7 @@ static bool parse_kv_type(const char *text, int *out)
 
 static bool parse_isa(const char *text, const char **out)
 {
-    static const char *const names[] = {"ref", "avx2", "avx512", "amx"};
+    static const char *const names[] = {"ref", "avx2", "avx512", "amx", "neon"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(text, names[i]) == 0) {
             *out = names[i];

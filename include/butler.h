@@ -49,7 +49,7 @@ struct butler_model; /* weights, tokenizer, thread pool, metric registry: the en
 
 struct butler_model_params {
     int n_threads;   /* 0: one per online core */
-    const char *isa; /* NULL: the best this CPU has; else "ref", "avx2", "avx512" or "amx" */
+    const char *isa; /* NULL: the best this CPU has; else "ref", "avx2", "avx512", "amx" or "neon" */
     bool vocabulary_only; /* only the tokenizer: the file needs no tensors, and no session can be made */
 };
 

@@ -3,6 +3,8 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 #include <pthread.h>
 
@@ -61,6 +63,11 @@ static void fill(void)
                 add_table(&tables[N_ISAS - n_tables], butler_kernels_amx);
         }
     }
+#elif defined(__aarch64__)
+    add_table(&tables[N_ISAS - n_tables], butler_kernels_neon);
+    butler_kernels_keys_neon(&tables[N_ISAS - n_tables]);
+    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP)
+        butler_kernels_keys_dot(&tables[N_ISAS - n_tables]);
 #endif
     for (int i = 0; i < n_tables; i++)
         names[i] = tables[N_ISAS - n_tables + i].isa;

@@ -1,5 +1,5 @@
-/* The inner loops of the CPU backend. ref.c is plain C and defines what each entry computes; avx2.c, avx512.c fill the
- * same table for their instructions; an entry an ISA does not improve is taken from the ISA below. Chosen once.
+/* The inner loops of the CPU backend. ref.c is plain C and defines what each entry computes; avx2.c, avx512.c, amx.c and
+ * neon.c fill the same table for their instructions; an entry an ISA does not improve is taken from the ISA below. Chosen once.
  *
  * Conventions: x, y, s, q, acc are float; rows of weights and of the cache may start at any byte; n is the length of a row
  * (weights: a multiple of the type's block; cache rows: a multiple of 32 for Q8_0, else any n >= 1). No pointer may
@@ -18,7 +18,7 @@ static inline size_t butler_packed_bytes(int n, int k)
 }
 
 struct butler_kernels {
-    const char *isa; /* "ref", "avx2", "avx512", "amx" */
+    const char *isa; /* "ref", "avx2", "avx512", "amx", "neon" */
 
     /* -- weights: [n_rows] rows of n elements, row_bytes apart; activations stay in float, so a quantised product is
      *    exact up to float rounding. */
@@ -120,6 +120,9 @@ void butler_kernels_avx512(struct butler_kernels *table);
 void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys alone */
 void butler_kernels_keys_vnni(struct butler_kernels *table);
 void butler_kernels_amx(struct butler_kernels *table);
+void butler_kernels_neon(struct butler_kernels *table);
+void butler_kernels_keys_neon(struct butler_kernels *table);
+void butler_kernels_keys_dot(struct butler_kernels *table);
 
 /* Row quantisation for convert and quantize (plain C, ref rounding): x[n] to a row of the type; only F32, F16, BF16,
  * Q8_0, Q4_0 can be written. */

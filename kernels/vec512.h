@@ -1,5 +1,5 @@
 /* The vector of the AVX-512 kernels: 16 floats. The simd_*.h files are written in these words and in nothing else; vec256.h
- * says the same in AVX2. Every name is static, so both may exist in one program. */
+ * says the same in AVX2, vec128x2.h in NEON. Every name is static, so they may exist in one program. */
 #ifndef BUTLER_VEC512_H
 #define BUTLER_VEC512_H
 

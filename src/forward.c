@@ -178,7 +178,7 @@ double butler_entropy(const float *logits, int n)
 {
     double max = -INFINITY, sum = 0, weighted = 0;
     for (int i = 0; i < n; i++)
-        max = fmax(max, (double)logits[i]);
+        max = (double)logits[i] > max ? (double)logits[i] : max;
     for (int i = 0; i < n; i++) {
         const double x = (double)logits[i] - max, e = exp(x);
         sum += e;

@@ -54,7 +54,7 @@ def test_unknown_flag(command):
     ("--temp", "hot", "0 or more"), ("--temp", "-0.1", "0 or more"), ("--temp", "nan", "number"), ("--temp", "inf", "number"),
     ("--top-k", "-1", "0 or more"), ("--top-p", "1.5", "from 0 to 1"), ("--min-p", "-1", "from 0 to 1"),
     ("-s", "-2", "-1"), ("-s", "99999999999999999999", "from 0 to"), ("-s", "1x", "whole number"),
-    ("--kv-type", "f64", "f32, f16 or q8_0"), ("--isa", "sse", "ref, avx2, avx512 or amx"),
+    ("--kv-type", "f64", "f32, f16 or q8_0"), ("--isa", "sse", "ref, avx2, avx512, amx or neon"),
 ])
 def test_bad_value(flag, value, allowed):
     refuses(USAGE, "run", "-m", GQA, "-p", PROMPT, flag, value, says=[flag, f"'{value}'", allowed])

@@ -22,7 +22,7 @@ static void log_sum_exp(void **state)
             x[i] = butler_random_normal(&seed) * 40;
         double max = -INFINITY, sum = 0;
         for (int i = 0; i < n; i++)
-            max = fmax(max, (double)(x[i] * scale));
+            max = (double)(x[i] * scale) > max ? (double)(x[i] * scale) : max;
         for (int i = 0; i < n; i++)
             sum += exp((double)(x[i] * scale) - max);
         FOR_EACH_ISA(table)

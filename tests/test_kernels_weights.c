@@ -241,7 +241,7 @@ static void quantised_rows_are_close(void **state)
             for (int i = 0; i < 128; i++) {
                 double largest = fabs((double)x[i]);
                 for (int k = i / 32 * 32; butler_types[cases[c].type].block > 1 && k < i / 32 * 32 + 32; k++)
-                    largest = fmax(largest, fabs((double)x[k]));
+                    largest = fabs((double)x[k]) > largest ? fabs((double)x[k]) : largest;
                 assert_near("quantize", butler_types[cases[c].type].name, 128, i, element(cases[c].type, row, i).value, x[i],
                             cases[c].share * largest + 0x1p-24);
             }

@@ -23,8 +23,8 @@ struct expectation {
 enum { MAX_CASES = 64 };
 static struct expectation cases[MAX_CASES];
 static int n_cases;
-static const char *const isas[] = {"ref", "avx2", "avx512", "amx"};
-enum { N_ISAS = 4 };
+static const char *const isas[] = {"ref", "avx2", "avx512", "amx", "neon"};
+enum { N_ISAS = 5 };
 
 /* A text's way into the session: n_block tokens a pass for the first n_prompt, then single steps. */
 struct way {
@@ -219,7 +219,8 @@ static bool load_cases(void)
     return good && n_cases > 0;
 }
 
-int main(void)
+/* test_logits [PATTERN]: the cases whose names it fits, * and ? standing for anything. */
+int main(int argc, char **argv)
 {
     static struct CMUnitTest tests[2 * MAX_CASES]; /* entries without a name are skipped */
     static char names[2 * MAX_CASES][96];
@@ -236,6 +237,8 @@ int main(void)
         tests[n] = (struct CMUnitTest){.name = names[n], .test_func = rounded_cache_stays_near, .initial_state = &cases[i]};
         n++;
     }
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     int failed = cmocka_run_group_tests_name("logits", tests, NULL, NULL);
     for (int i = 0; i < n_cases; i++) {
         free(cases[i].ids);

@@ -134,7 +134,7 @@ static void greedy_text_is_the_same(void **state)
     (void)state;
     if (!present)
         skip();
-    static const char *const isas[] = {"ref", "avx2", "avx512", "amx"};
+    static const char *const isas[] = {"ref", "avx2", "avx512", "amx", "neon"};
     for (int i = 0; i < 3; i++) {
         struct butler_model *model = open_model(f32, isas[i]);
         if (!model)

@@ -3,8 +3,9 @@
 
 Stages: plain (C programs and pytest), asan (the C programs and the command line's tests under AddressSanitizer and
 UndefinedBehaviorSanitizer), tsan (what runs threads, under ThreadSanitizer), fuzz (libFuzzer targets, each for some
-seconds, starting from tests/corpus). The last line is "N passed, N failed[, N skipped]"; the exit status is 0 only when
-something ran and nothing failed.
+seconds, starting from tests/corpus), arm64 (kernels and the logits of quantised models, built for 64-bit ARM and run by
+an emulator; left out, saying so, where there is no compiler, emulator or library for it). The last line is
+"N passed, N failed[, N skipped]"; the exit status is 0 only when something ran and nothing failed.
 """
 import argparse
 import os
@@ -21,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "check"
-STAGES = ["plain", "asan", "tsan", "fuzz"]
+STAGES = ["plain", "asan", "tsan", "fuzz", "arm64"]
 
 # What ThreadSanitizer has something to say about; all else has one thread, and would only be slow.
 THREADED = {"test_session", "test_laws", "test_tokenizer_threads", "test_train"}
@@ -50,7 +51,7 @@ class Job:
 
     def __init__(self, name, command, timeout, kind, env=None):
         self.name, self.command, self.timeout, self.kind = name, command, timeout, kind
-        self.before = [] if name.startswith("plain/") else fixed_addresses()
+        self.before = [] if name.startswith(("plain/", "arm64/")) else fixed_addresses()
         self.env = {**os.environ, **SANITIZER_OPTIONS, **(env or {})}
         self.passed = self.failed = self.skipped = 0
         self.log = LOGS / (name.replace("/", "-") + ".log")
@@ -171,6 +172,33 @@ def fuzz(names, files, args):
     return jobs
 
 
+def arm64(names, files, args):
+    """What is written for this processor alone, and the forward pass around it for the quantised models: an emulator is slow."""
+    names = [n for n in names if n.startswith("test_kernels") or n == "test_logits"]
+    if not names:
+        return []
+    for program in ("aarch64-linux-gnu-gcc", "qemu-aarch64"):
+        if not shutil.which(program):
+            return f"there is no {program}"
+    libraries = ROOT / "build" / "arm64" / "libraries"
+    fetched = subprocess.run([str(ROOT / "tools/arm64_libraries"), str(libraries)], stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, text=True, errors="replace")
+    if fetched.returncode:
+        return "no archive has the libraries for it: " + " ".join(fetched.stdout.split("\n")[-3:]).strip()
+    folder = libraries / "usr/lib/aarch64-linux-gnu"
+    if not make("arm64", [f"build/arm64/{n}" for n in ("butler", *[f"tests/{n}" for n in names])], "BUILD=build/arm64", "MPI_SO=",
+                "AR=aarch64-linux-gnu-ar", f"CC=aarch64-linux-gnu-gcc -isystem {libraries}/usr/include -L{folder}"):
+        return None
+    emulator = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-E", f"LD_LIBRARY_PATH={folder}"]
+    jobs = []
+    for name in names:
+        program = [str(ROOT / "build/arm64/tests" / name)]
+        jobs.append(Job(f"arm64/{name}", emulator + program + ["llama-q*"] * (name == "test_logits"), 900, "cmocka"))
+        if name == "test_kernels_keys":  # once more without the instructions for dot products
+            jobs.append(Job(f"arm64/{name}_base", [*emulator, "-cpu", "cortex-a53", *program], 900, "cmocka"))
+    return jobs
+
+
 def run(jobs, n_workers, totals):
     lock = threading.Lock()
 
@@ -217,7 +245,11 @@ def main():
     totals = {"passed": 0, "failed": 0, "skipped": 0}
     jobs = []
     for stage in args.stages:
-        built = {"plain": plain, "asan": asan, "tsan": tsan, "fuzz": fuzz}[stage](names, files, args)
+        built = {"plain": plain, "asan": asan, "tsan": tsan, "fuzz": fuzz, "arm64": arm64}[stage](names, files, args)
+        if isinstance(built, str):
+            print(f"skip {stage}: {built}", flush=True)
+            totals["skipped"] += 1
+            continue
         if built is None:
             print(f"FAIL {stage}: does not build", flush=True)
             totals["failed"] += 1

@@ -1,0 +1,86 @@
+/* Predicted keys with NEON, written once over quad_add(), which adds to each of four sums the products of four neighbouring
+ * bytes. A key's offset of 128 is its sign bit turned over. Included by the files that say how quads are added. */
+#ifndef BUTLER_KEYS_NEON_H
+#define BUTLER_KEYS_NEON_H
+
+enum { TOKENS = BUTLER_KEYS_TOKENS, AHEAD = 2048 };
+
+/* n_q is a compile-time constant. */
+INLINE void keys8_queries(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
+                          size_t record_bytes, int n_records, int n)
+{
+    for (int r = 0; r < n_records; r++, records += record_bytes, s += TOKENS) {
+        const uint8_t *k = records + TOKENS * sizeof(uint16_t);
+        int32x4_t sum[4][TOKENS / 4];
+        for (size_t line = 0; line < record_bytes; line += 64)
+            prefetch(records, AHEAD + line);
+        for (int a = 0; a < n_q; a++)
+            for (int t = 0; t < TOKENS / 4; t++)
+                sum[a][t] = vdupq_n_s32(0);
+        for (int d = 0; d < n; d += 4)
+            for (int t = 0; t < TOKENS / 4; t++) {
+                const uint8x16_t keys = veorq_u8(vld1q_u8(k + (size_t)d * TOKENS + (size_t)t * 16), vdupq_n_u8(128));
+                for (int a = 0; a < n_q; a++)
+                    sum[a][t] = quad_add(sum[a][t], vreinterpretq_s8_u8(keys),
+                                         vreinterpretq_s8_u32(vdupq_n_u32(load_u32(q + (size_t)a * (size_t)n + (size_t)d))));
+            }
+        for (int a = 0; a < n_q; a++)
+            for (int t = 0; t < TOKENS / 4; t++) {
+                const float32x4_t scaled = vmulq_f32(vcvtq_f32_s32(sum[a][t]), vcvt_f32_f16(load4_half(records + t * 8)));
+                vst1q_f32(s + (size_t)a * s_stride + t * 4, vmulq_n_f32(scaled, factor[a]));
+            }
+    }
+}
+
+static void keys8(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
+                  size_t record_bytes, int n_records, int n)
+{
+    int i = 0;
+    for (; i + 4 <= n_q; i += 4)
+        keys8_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, factor + i, 4, records, record_bytes,
+                      n_records, n);
+    for (; i < n_q; i++)
+        keys8_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, factor + i, 1, records, record_bytes,
+                      n_records, n);
+}
+
+/* n_q is a compile-time constant. */
+INLINE void keys16_queries(float *s, size_t s_stride, const float *q, int n_q, const uint8_t *records, size_t record_bytes,
+                           int n_records, int n)
+{
+    for (int r = 0; r < n_records; r++, records += record_bytes) {
+        vec acc[4][V16];
+        for (size_t line = 0; line < record_bytes; line += 64)
+            prefetch(records, AHEAD + line);
+        for (int a = 0; a < n_q; a++)
+            for (int p = 0; p < V16; p++)
+                acc[a][p] = vec_zero();
+        for (int d = 0; d < n; d++)
+            for (int p = 0; p < V16; p++) {
+                const vec k = vec_load_half(records + ((size_t)d * TOKENS + (size_t)(p * VEC)) * sizeof(uint16_t));
+                for (int a = 0; a < n_q; a++)
+                    acc[a][p] = vec_fma(vec_set1(q[(size_t)a * (size_t)n + (size_t)d]), k, acc[a][p]);
+            }
+        for (int a = 0; a < n_q; a++)
+            for (int p = 0; p < V16; p++)
+                vec_store(s + (size_t)a * s_stride + (size_t)(r * TOKENS + p * VEC), acc[a][p]);
+    }
+}
+
+static void keys16(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
+                   int n)
+{
+    int i = 0;
+    for (; i + 4 <= n_q; i += 4)
+        keys16_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, 4, records, record_bytes, n_records, n);
+    for (; i < n_q; i++)
+        keys16_queries(s + (size_t)i * s_stride, s_stride, q + (size_t)i * (size_t)n, 1, records, record_bytes, n_records, n);
+}
+
+INLINE void fill_keys(struct butler_kernels *table)
+{
+    table->keys8 = keys8;
+    table->keys16 = keys16;
+}
+
+#endif
