@@ -273,6 +273,23 @@ static int read_prompt(const struct cmd_options *options, const struct butler_mo
     return status;
 }
 
+/* Without --kv: by the model's predictor where it has one and the text outgrows what that policy always reads. Up to there all
+ * policies give the same, and `full` costs least. */
+static void choose_policy(struct cmd_options *options, const struct butler_model *model, int n_prompt)
+{
+    static char predicted[] = "tokenbutler2:budget=2048,on_top=1,sinks=128,recent=512";
+    enum { ALWAYS_READ = 2048 + 128 + 512 };
+    struct butler_predictor_info info;
+    const bool outgrows = options->n < 0 || n_prompt > ALWAYS_READ - options->n;
+    if (options->given[CMD_KV] || options->load_session || !outgrows || !butler_predictor_describe(model, 2, &info) ||
+        butler_policy_check(model, predicted, NULL) < 0)
+        return;
+    options->kv.values[0] = predicted;
+    cmd_say(options,
+            "no --kv: the model has a predictor, and beyond %d tokens a step reads what it names; --kv full reads everything",
+            ALWAYS_READ);
+}
+
 static int run(struct cmd_options *options)
 {
     struct result results[CMD_MAX_LIST] = {{0}};
@@ -283,6 +300,8 @@ static int run(struct cmd_options *options)
     struct butler_model *model = cmd_model_load(options, &status);
     if (model)
         status = read_prompt(options, model, &prompt);
+    if (status == CMD_DONE)
+        choose_policy(options, model, prompt.n);
     for (int i = 0; status == CMD_DONE && i < options->kv.n; i++) {
         results[i].policy = options->load_session ? "as saved" : options->kv.values[i];
         if (options->kv.n > 1)
@@ -300,11 +319,11 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},   {CMD_PROMPT, NULL},       {CMD_FILE, NULL},         {CMD_N, "128"},     {CMD_CTX, "0"},
-    {CMD_KV, "full"},    {CMD_KV_TYPE, "f16"},     {CMD_BLOCK, "256"},       {CMD_TEMP, "0.8"},  {CMD_TOP_K, "40"},
-    {CMD_TOP_P, "0.95"}, {CMD_MIN_P, "0.05"},      {CMD_SEED, "0"},          {CMD_THREADS, "0"}, {CMD_ISA, NULL},
-    {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL},  {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL}, {CMD_JSON, NULL},   {CMD_HELP, NULL},
-    {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},   {CMD_PROMPT, NULL},    {CMD_FILE, NULL},         {CMD_N, "128"},           {CMD_CTX, "0"},
+    {CMD_KV, "full"},    {CMD_KV_TYPE, "f16"},  {CMD_BLOCK, "256"},       {CMD_TEMP, "0.8"},        {CMD_TOP_K, "40"},
+    {CMD_TOP_P, "0.95"}, {CMD_MIN_P, "0.05"},   {CMD_SEED, "0"},          {CMD_THREADS, "0"},       {CMD_ISA, NULL},
+    {CMD_PLUGIN, NULL},  {CMD_PREDICTOR, NULL}, {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL}, {CMD_JSON, NULL},
+    {CMD_HELP, NULL},    {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_run = {
@@ -314,6 +333,8 @@ const struct cmd_command cmd_run = {
     .details =
         "Without -m the model is butler-default.gguf, found in models/ beside the command or in share/butler of the prefix it is\n"
         "installed in; without -p or -f the prompt is long_text.txt from there, cut to the context.\n\n"
+        "Without --kv everything is read, unless the model has a predictor of TokenButler's second version beside it\n"
+        "(NAME.tokenbutler2.gguf): a text of more than 2688 tokens is then read by tokenbutler2.\n\n"
         "The text goes to standard output as it is made. What it cost goes to standard error: tokens per second, the share of\n"
         "the KV cache that was read (what the metric reads included), memory, and the time per token for scoring, selecting\n"
         "and attending. With several --kv each policy reads the same prompt and writes with the same seed.\n\n"

@@ -362,6 +362,83 @@ static void test_earlier(void **state)
     butler_model_free(model);
 }
 
+/* ------------------------------------------------------------------------------------------------- copies */
+
+static void steps(struct butler_session *session, int first, int n)
+{
+    for (int i = first; i < first + n; i++)
+        assert_int_equal(butler_step(session, i * 3 % 40, NULL), 0);
+}
+
+/* What both read in the step just made, in every layer for every head. */
+static void assert_same_reading(const struct butler_session *a, const struct butler_session *b, const char *what)
+{
+    int32_t ids[2][N_TEXT];
+    for (int l = 0; l < a->shape.n_layers; l++)
+        for (int h = 0; h < a->shape.n_heads; h++) {
+            const int n = butler_last_selection(a, l, h, ids[0], N_TEXT);
+            if (butler_last_selection(b, l, h, ids[1], N_TEXT) != n || memcmp(ids[0], ids[1], (size_t)n * sizeof ids[0][0]) != 0)
+                fail_msg("%s: layer %d, head %d read other tokens", what, l, h);
+            assert_true(l == 0 ? n == butler_n_past(a) : n < butler_n_past(a));
+        }
+}
+
+static void check_copy(struct butler_model *model, const char *policy)
+{
+    struct watch *watch = open_watch(model, policy), *other = open_watch(model, policy);
+    struct butler_session *session = watch->session, *copy = other->session;
+    struct butler_error err;
+    session->capture = copy->capture = NULL;
+    steps(copy, 11, 9); /* another text, which the copy forgets */
+    steps(session, N_PROMPT, 6);
+    if (butler_session_copy(copy, session, &err) < 0)
+        fail_msg("%s", err.message);
+    for (int i = N_PROMPT + 6; i < N_TEXT; i++) {
+        steps(session, i, 1);
+        steps(copy, i, 1);
+        assert_same_reading(session, copy, policy);
+        assert_memory_equal(butler_logits(session), butler_logits(copy), (size_t)model->hp.n_vocab * sizeof(float));
+    }
+    close_watch(watch);
+    close_watch(other);
+}
+
+/* A session that takes over the text of a dense one, as one that read it. Version 1 cannot: its predictor reads texts itself. */
+static void check_adopt(struct butler_model *model, const char *policy, bool possible)
+{
+    struct watch *watch = open_watch(model, policy), *donor = open_watch(model, "full");
+    struct butler_session *session = watch->session;
+    struct butler_error err;
+    const struct butler_session_params params = {.n_ctx = N_TEXT, .n_block = 16, .kv_type = BUTLER_KV_F32, .policy = policy};
+    struct butler_session *heir = butler_session_new(model, &params, &err);
+    session->capture = donor->session->capture = NULL;
+    assert_non_null(heir);
+    assert_int_equal(butler_session_adopt(heir, donor->session, &err), possible ? 0 : BUTLER_ERROR_ARGUMENT);
+    for (int i = N_PROMPT; i < N_TEXT && possible; i++) {
+        steps(session, i, 1);
+        steps(heir, i, 1);
+        assert_same_reading(session, heir, policy);
+    }
+    butler_session_free(heir);
+    close_watch(watch);
+    close_watch(donor);
+}
+
+static void test_copies(void **state)
+{
+    (void)state;
+    for (int per_query_head = 0; per_query_head < 2; per_query_head++) {
+        struct butler_model *model = open_model();
+        attach_both(model, per_query_head);
+        check_copy(model, "tokenbutler:budget=20");
+        check_copy(model, "tokenbutler:budget=20,share=query,keys=f16");
+        check_copy(model, "tokenbutler2:budget=16,on_top=0,sinks=2,recent=2,page=4");
+        check_adopt(model, "tokenbutler:budget=20", false);
+        check_adopt(model, "tokenbutler2:budget=20,on_top=0,sinks=2,recent=2", true);
+        butler_model_free(model);
+    }
+}
+
 /* ----------------------------------------------------------------------------------------------- refusals */
 
 static void test_refusals(void **state)
@@ -419,8 +496,9 @@ static void test_other_predictor(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pytorch), cmocka_unit_test(test_ahead),    cmocka_unit_test(test_stored),
-        cmocka_unit_test(test_earlier), cmocka_unit_test(test_refusals), cmocka_unit_test(test_other_predictor),
+        cmocka_unit_test(test_pytorch),         cmocka_unit_test(test_ahead),  cmocka_unit_test(test_stored),
+        cmocka_unit_test(test_earlier),         cmocka_unit_test(test_copies), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_other_predictor),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
 }

@@ -60,6 +60,24 @@ def test_beside_the_model(predictor, tmp_path):
     assert "not used" in butler("run", "-m", model, "-p", PROMPT, "-n", "3", expect=DONE).stderr
 
 
+def test_without_kv(predictor, tmp_path):
+    """A long text is read by the predictor beside the model; a short one, and one of a model without a predictor, whole."""
+    model, text = tmp_path / "m.gguf", tmp_path / "text"
+    shutil.copy(GQA, model)
+    text.write_text("It was the best of times. " * 125)  # 22 tokens each
+    long, short = ["-f", text, "-n", "3", "-c", "3000"], ["-p", PROMPT, "-n", "3", "-c", "3000"]
+
+    def stats(*args):
+        return rows("run", "-m", model, "--temp", "0", *args)[-1]["stats"]
+
+    assert stats(*long)["policy"] == "full"
+    shutil.copy(predictor[0], tmp_path / "m.tokenbutler2.gguf")
+    used = stats(*long)
+    assert used["policy"].startswith("tokenbutler2") and used["predict_bytes"] > 0 and used["kv_bytes"] < used["full_kv_bytes"]
+    assert stats(*short)["policy"] == stats(*long, "--kv", "full")["policy"] == "full"
+    assert "--kv full" in butler("run", "-m", model, *long).stderr
+
+
 def test_bad_files(predictor, tmp_path):
     path, _ = predictor
     refuses(USAGE, "run", "-m", GPT2, "-p", PROMPT, "--predictor", path, says=["fingerprint"])
