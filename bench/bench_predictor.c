@@ -4,6 +4,8 @@
  *     build/bench/bench_predictor MODEL [DEPTH,...] [STEPS]          default 2048,16384 and 30
  *     build/bench/bench_predictor MODEL write v1|v2 FILE             such a predictor, for other measurements
  *
+ * The cost is what its stage, scores and selection take beyond what that one's scores and selection take.
+ *
  * Sessions take turns, step by step, so that a busy machine is busy for all of them; what is printed are medians. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,7 +56,7 @@ struct run {
     const char *policy;
     struct butler_session *session;
     struct butler_stats stats;
-    double ms[MAX_STEPS], predict[MAX_STEPS], score[MAX_STEPS]; /* a step each, milliseconds */
+    double ms[MAX_STEPS], predict[MAX_STEPS], score[MAX_STEPS], select[MAX_STEPS]; /* a step each, milliseconds */
 };
 
 static double middle(const double *x, int n)
@@ -76,6 +78,7 @@ static void step(struct run *run, int at)
     run->ms[at] = 1e3 * (after.decode_s - before.decode_s);
     run->predict[at] = 1e3 * (after.predict_s - before.predict_s);
     run->score[at] = 1e3 * (after.score_s - before.score_s);
+    run->select[at] = 1e3 * (after.select_s - before.select_s);
 }
 
 static void measure(struct butler_model *model, const char *name, const char *policy, int version, int depth, int n_steps)
@@ -96,14 +99,15 @@ static void measure(struct butler_model *model, const char *name, const char *po
     for (int s = -N_WARM; s < n_steps; s++)
         for (int i = 0; i < 3; i++)
             step(&runs[i], s);
-    const double full = middle(runs[0].ms, n_steps), bare = middle(runs[1].ms, n_steps) - middle(runs[1].score, n_steps);
+    const double full = middle(runs[0].ms, n_steps), bare = middle(runs[1].ms, n_steps);
+    const double free_of_cost = middle(runs[1].score, n_steps) + middle(runs[1].select, n_steps);
     const double all = middle(runs[2].ms, n_steps), predict = middle(runs[2].predict, n_steps),
-                 score = middle(runs[2].score, n_steps);
-    const double steps = n_steps + N_WARM, cost = predict + score;
+                 score = middle(runs[2].score, n_steps), select = middle(runs[2].select, n_steps);
+    const double steps = n_steps + N_WARM, cost = predict + score + select - free_of_cost;
     butler_predictor_describe(model, version, &info);
-    printf("%-22s %6d %6.2f %8.1f %8.1f %8.1f %8.2f %8.2f %8.1f %8.1f %9.2f %9.2f\n", name, depth, 100 * info.share,
+    printf("%-22s %6d %6.2f %8.1f %8.1f %8.1f %8.2f %8.2f %8.2f %8.2f %8.1f %8.1f %8.2f %9.2f\n", name, depth, 100 * info.share,
            (double)runs[2].stats.predict_bytes / steps / 1e6, (double)runs[2].stats.metric_bytes / steps / 1e6, all, predict, score,
-           full, bare, 100 * cost / (all - cost), 100 * cost / full);
+           select, free_of_cost, full, bare, cost, 100 * cost / full);
     fflush(stdout);
     for (int i = 0; i < 3; i++)
         butler_session_free(runs[i].session);
@@ -130,8 +134,8 @@ int main(int argc, char **argv)
     const int n_steps = argc > 3 ? BUTLER_MIN(BUTLER_MAX(atoi(argv[3]), 1), MAX_STEPS) : 30;
     char depths[256];
     snprintf(depths, sizeof depths, "%s", argc > 2 ? argv[2] : "2048,16384");
-    printf("%-22s %6s %6s %8s %8s %8s %8s %8s %8s %8s %9s %9s\n", "predictor", "depth", "par %", "MB weig.", "MB keys", "ms",
-           "predict", "score", "full ms", "bare ms", "% of rest", "% of full");
+    printf("%-22s %6s %6s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %9s\n", "predictor", "depth", "par %", "MB weig.", "MB keys", "ms",
+           "predict", "score", "select", "for free", "full ms", "bare ms", "cost", "% of full");
     for (char *depth = strtok(depths, ","); depth; depth = strtok(NULL, ",")) {
         attach(model, &second);
         measure(model, "v2", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0", 2, atoi(depth), n_steps);

@@ -138,7 +138,7 @@ struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const struct
         .append = butler_attend_append,
         .attend_block = butler_attend_block,
         .score = butler_attend_score,
-        .select = butler_retrieve_select,
+        .retrieve = butler_retrieve,
         .evict = butler_evict,
         .attend_fused = butler_retrieve_fused,
         .attend = butler_attend,

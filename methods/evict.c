@@ -84,7 +84,8 @@ static void evict_task(void *context, int kv_head, int thread)
     if (n <= job->n_keep)
         return;
     if (!scores)
-        scores = butler_reduce_scores(state, kv_head * group, group, BUTLER_CEIL_DIV(n, state->policy->unit), false);
+        scores = butler_reduce_scores(state, butler_score_rows(state, kv_head), kv_head * group, group,
+                                      BUTLER_CEIL_DIV(n, state->policy->unit), false);
     cut_head(job, kv_head, scores, thread);
 }
 
@@ -97,7 +98,8 @@ void butler_evict(struct butler_backend *backend, const struct butler_layer_stat
     if (n <= job.n_keep)
         return;
     if (state->policy->share == BUTLER_SHARE_LAYER)
-        job.layer_scores = butler_reduce_scores(state, 0, state->n_heads, BUTLER_CEIL_DIV(n, state->policy->unit), false);
+        job.layer_scores = butler_reduce_scores(state, butler_score_rows(state, 0), 0, state->n_heads,
+                                                BUTLER_CEIL_DIV(n, state->policy->unit), false);
     butler_pool_run(backend->pool, evict_task, &job, kv->n_kv_heads);
     butler_kv_trim(kv, state->layer);
 }

@@ -70,7 +70,8 @@ static void comparable(const struct butler_layer_state *state, const float *x, s
     }
 }
 
-float *butler_reduce_scores(const struct butler_layer_state *state, int head, int n_heads, int n_units, bool probabilities)
+float *butler_reduce_scores(const struct butler_layer_state *state, float *rows, int head, int n_heads, int n_units,
+                            bool probabilities)
 {
     const struct butler_policy *policy = state->policy;
     const int unit = policy->metric->page_scores ? 1 : policy->unit; /* tokens selected together, each with its score */
@@ -82,13 +83,12 @@ float *butler_reduce_scores(const struct butler_layer_state *state, int head, in
     const bool mean = policy->reduce == BUTLER_REDUCE_MEAN;
     const bool zscores = policy->normalise == BUTLER_NORMALISE_ZSCORE && !probabilities && !norms;
     size_t stride = state->work->score_stride;
-    float *x = state->work->scores + (size_t)(head / group * group) * stride;
-    float *scale = state->work->row_scales + head, *shift = state->work->row_shifts + head;
+    float *x = rows, *scale = state->work->row_scales + head, *shift = state->work->row_shifts + head;
     if (policy->metric->query_free) { /* one row per KV head, at its first query head */
         n_heads = BUTLER_CEIL_DIV(n_heads, group);
         stride *= (size_t)group;
     } else
-        x = state->work->scores + (size_t)head * stride;
+        x = rows + (size_t)(head % group) * stride;
     const bool normalised = logits && (n_heads > 1 || probabilities || norms);
     for (int h = 0; h < n_heads; h++) {
         scale[h] = 1;

@@ -45,15 +45,16 @@ static int expand_units(const struct butler_layer_state *state, int list, const 
     return n_slots;
 }
 
-/* One list of query heads [head, head + n_heads), whose cache has n slots. */
-static int select_list(const struct butler_layer_state *state, int thread, int list, int head, int n_heads, int n, uint32_t *slots)
+/* One list of query heads [head, head + n_heads), whose cache has n slots. rows: scores of their KV head's query heads. */
+static int select_list(const struct butler_layer_state *state, float *rows, int thread, int list, int head, int n_heads, int n,
+                       uint32_t *slots)
 {
     const struct unit_limits u = unit_limits(state, n);
     const bool mass = state->policy->budget_kind == BUTLER_BUDGET_MASS;
     uint32_t *units = butler_units_scratch(state, thread, 0);
     float *values = butler_values_scratch(state, thread);
     const struct butler_kernels *kernels = state->kv->kernels;
-    const float *scores = butler_reduce_scores(state, head, n_heads, u.n_units, mass);
+    const float *scores = butler_reduce_scores(state, rows, head, n_heads, u.n_units, mass);
     const int n_kept = mass ? butler_select_mass(kernels, scores, u.n_units, state->policy->budget, u.first, u.last, values,
                                                  butler_units_scratch(state, thread, 1), units)
                             : butler_select_top(kernels, scores, u.n_units, u.budget, u.first, u.last, values, units);
@@ -73,38 +74,21 @@ static uint32_t *slots_of(const struct butler_layer_state *state, int list)
 struct select_job {
     const struct butler_layer_state *state;
     struct butler_lists *lists;
-    const float *q; /* fused only */
-    float *out;
+    const float *q;
+    float *out;                   /* fused only */
+    uint64_t score_ns, select_ns; /* summed over threads */
 };
 
-static void select_task(void *context, int list, int thread)
+static void make_list(const struct select_job *job, float *rows, int list, int thread)
 {
-    const struct select_job *job = context;
     const struct butler_layer_state *state = job->state;
     const int n_lists = lists_of(state), kv_head = list * state->kv->n_kv_heads / n_lists;
     const int heads = state->policy->share == BUTLER_SHARE_LAYER ? state->n_heads : state->n_heads / n_lists;
     uint32_t *slots = slots_of(state, list);
-    job->lists->n[list] = select_list(state, thread, list, list * state->n_heads / n_lists, heads,
+    job->lists->n[list] = select_list(state, rows, thread, list, list * state->n_heads / n_lists, heads,
                                       butler_kv_at(state->kv, state->layer, kv_head)->n_slots, slots);
     job->lists->slots[list] = slots;
 }
-
-void butler_retrieve_select(struct butler_backend *backend, const struct butler_layer_state *state, struct butler_lists *lists)
-{
-    struct select_job job = {.state = state, .lists = lists};
-    *lists = (struct butler_lists){lists_of(state), state->work->list_slots, state->work->list_n};
-    if (state->policy->share != BUTLER_SHARE_LAYER) {
-        butler_pool_run(backend->pool, select_task, &job, lists->n_lists);
-        return;
-    }
-    select_task(&job, 0, 0);
-    for (int i = 1; i < lists->n_lists; i++) {
-        lists->slots[i] = lists->slots[0];
-        lists->n[i] = lists->n[0];
-    }
-}
-
-/* ---------------------------------------------------------------------------------------------------- fused */
 
 static uint64_t lap(double *start)
 {
@@ -112,6 +96,55 @@ static uint64_t lap(double *start)
     *start = now;
     return (uint64_t)ns;
 }
+
+/* One KV head's scores and lists. A thread writes the scores of one KV head after the other to the same rows: they are read again
+ * at once, and of a long text those of all heads would no longer be in its cache by then. */
+static void retrieve_task(void *context, int kv_head, int thread)
+{
+    struct select_job *job = context;
+    const int n_lists = job->lists->n_lists / job->state->kv->n_kv_heads;
+    float *rows = butler_score_rows(job->state, thread);
+    double clock = butler_seconds();
+    butler_attend_score_units(job->state, kv_head, job->q, 0, butler_n_scores(job->state, kv_head), rows);
+    __atomic_fetch_add(&job->score_ns, lap(&clock), __ATOMIC_RELAXED);
+    for (int list = kv_head * n_lists; list < (kv_head + 1) * n_lists; list++)
+        make_list(job, rows, list, thread);
+    __atomic_fetch_add(&job->select_ns, lap(&clock), __ATOMIC_RELAXED);
+}
+
+static void select_task(void *context, int list, int thread)
+{
+    const struct select_job *job = context;
+    make_list(job, butler_score_rows(job->state, list * job->state->kv->n_kv_heads / job->lists->n_lists), list, thread);
+}
+
+double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                       struct butler_lists *lists)
+{
+    struct select_job job = {.state = state, .lists = lists, .q = q};
+    const bool layer = state->policy->share == BUTLER_SHARE_LAYER;
+    *lists = (struct butler_lists){lists_of(state), state->work->list_slots, state->work->list_n};
+    if (!layer && butler_pool_size(backend->pool) <= state->kv->n_kv_heads)
+        butler_pool_run(backend->pool, retrieve_task, &job, state->kv->n_kv_heads);
+    else { /* more threads than KV heads: the scores of a head are split */
+        double clock = butler_seconds();
+        backend->score(backend, state, q);
+        job.score_ns = lap(&clock);
+        if (layer)
+            select_task(&job, 0, 0);
+        else
+            butler_pool_run(backend->pool, select_task, &job, lists->n_lists);
+        job.select_ns = lap(&clock);
+    }
+    for (int i = 1; layer && i < lists->n_lists; i++) {
+        lists->slots[i] = lists->slots[0];
+        lists->n[i] = lists->n[0];
+    }
+    const uint64_t all = job.score_ns + job.select_ns;
+    return all ? (double)job.score_ns / (double)all : 0;
+}
+
+/* ---------------------------------------------------------------------------------------------------- fused */
 
 /* TinyServe, Algorithm 1, for one KV head: its pages are scored, chosen, gathered and attended to by one thread, while
  * what it needs is still in that thread's cache. */
@@ -122,7 +155,7 @@ static void fused_task(void *context, int list, int thread)
     const int heads = state->n_heads / job->lists->n_lists, group = state->n_heads / state->kv->n_kv_heads;
     const int kv_head = list * heads / group;
     double clock = butler_seconds();
-    butler_attend_score_units(state, kv_head, job->q, 0, butler_n_units(state, kv_head));
+    butler_attend_score_units(state, kv_head, job->q, 0, butler_n_units(state, kv_head), butler_score_rows(state, kv_head));
     const uint64_t score_ns = lap(&clock);
     select_task(context, list, thread);
     const uint64_t select_ns = lap(&clock);
@@ -138,7 +171,7 @@ static void fused_task(void *context, int list, int thread)
 void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
                            struct butler_lists *lists, float *out)
 {
-    struct select_job job = {state, lists, q, out};
+    struct select_job job = {.state = state, .lists = lists, .q = q, .out = out};
     *lists = (struct butler_lists){lists_of(state), state->work->list_slots, state->work->list_n};
     butler_pool_run(backend->pool, fused_task, &job, lists->n_lists);
 }

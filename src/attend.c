@@ -64,7 +64,7 @@ void butler_attend_append(struct butler_backend *backend, const struct butler_la
 
 enum { SCORE_UNITS = 1024 }; /* units one task scores: a multiple of every record's slots, so that records are not split */
 
-void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n)
+void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n, float *rows)
 {
     const struct butler_metric *metric = state->policy->metric;
     const struct butler_kv *kv = state->kv;
@@ -72,9 +72,8 @@ void butler_attend_score_units(const struct butler_layer_state *state, int kv_he
     uint64_t bytes = 0;
     struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, state->position);
     view.bytes = &bytes;
-    float *scores = state->work->scores + (size_t)(kv_head * group) * state->work->score_stride + first;
     metric->score(state->shape, state->policy->values, &view, q + (size_t)(kv_head * group) * (size_t)kv->head_dim, n_q, first, n,
-                  scores, state->work->score_stride);
+                  rows + first, state->work->score_stride);
     if (first == 0) { /* records are counted once a head, keys as they are read */
         const int n_slots = butler_kv_at(kv, state->layer, kv_head)->n_slots;
         bytes += metric->score_bytes    ? metric->score_bytes(state->shape, state->policy->values, n_slots)
@@ -97,7 +96,7 @@ static void score_task(void *context, int task, int thread)
     const int n = BUTLER_MIN(SCORE_UNITS, butler_n_scores(job->state, kv_head) - first);
     (void)thread;
     if (n > 0)
-        butler_attend_score_units(job->state, kv_head, job->q, first, n);
+        butler_attend_score_units(job->state, kv_head, job->q, first, n, butler_score_rows(job->state, kv_head));
 }
 
 void butler_attend_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q)

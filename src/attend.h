@@ -19,8 +19,8 @@ void butler_attend(struct butler_backend *backend, const struct butler_layer_sta
 
 /* The pieces, for a pass that wants them one after the other in one task (methods/retrieve.c). */
 
-/* Scores of units [first, first + n) for the query heads of a KV head. */
-void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n);
+/* Scores of units [first, first + n) for the query heads of a KV head into rows, as long as the workspace's, each from its unit 0. */
+void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n, float *rows);
 /* Query heads [head, head + n_q) of one KV head attend to one slice of a list of n slots (slots NULL: 0..n-1). */
 void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, int head, int n_q,
                          const uint32_t *slots, int n, int slice);
@@ -43,6 +43,13 @@ void butler_attend_observe(const struct butler_layer_state *state, int kv_head, 
 /* Floats of scratch a thread needs for a block, and query rows whose weights it can keep. */
 size_t butler_attend_block_floats(int group, int head_dim, int max_slots);
 int butler_attend_kept_rows(int group, int max_slots);
+
+/* The workspace's rows of scores for the query heads of a KV head. */
+static inline float *butler_score_rows(const struct butler_layer_state *state, int kv_head)
+{
+    const int group = state->n_heads / state->kv->n_kv_heads;
+    return state->work->scores + (size_t)(kv_head * group) * state->work->score_stride;
+}
 
 /* Scores of a head, as its metric gives them: a page each, or a token each. */
 static inline int butler_n_scores(const struct butler_layer_state *state, int kv_head)

@@ -115,10 +115,11 @@ static int attention(struct butler_session *session, const struct butler_pass *p
         return 0;
     }
     if (sparse && policy->method == BUTLER_RETRIEVE) {
-        backend->score(backend, &state, heads->q);
-        lap(&stats->score_s, &mark);
-        backend->select(backend, &state, &lists);
-        lap(&stats->select_s, &mark);
+        double seconds = 0;
+        const double scoring = backend->retrieve(backend, &state, heads->q, &lists);
+        lap(&seconds, &mark);
+        stats->score_s += scoring * seconds;
+        stats->select_s += (1 - scoring) * seconds;
     }
     backend->attend(backend, &state, heads->q, &lists, heads->o, from != INT32_MAX);
     lap(&stats->attend_s, &mark);
