@@ -193,9 +193,9 @@ def arm64(names, files, args):
     jobs = []
     for name in names:
         program = [str(ROOT / "build/arm64/tests" / name)]
-        jobs.append(Job(f"arm64/{name}", emulator + program + ["llama-q*"] * (name == "test_logits"), 900, "cmocka"))
+        jobs.append(Job(f"arm64/{name}", emulator + program + ["llama-q*"] * (name == "test_logits"), 1800, "cmocka"))
         if name == "test_kernels_keys":  # once more without the instructions for dot products
-            jobs.append(Job(f"arm64/{name}_base", [*emulator, "-cpu", "cortex-a53", *program], 900, "cmocka"))
+            jobs.append(Job(f"arm64/{name}_base", [*emulator, "-cpu", "cortex-a53", *program], 1800, "cmocka"))
     return jobs
 
 
