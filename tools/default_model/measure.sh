@@ -4,9 +4,11 @@
 #   tools/default_model/measure.sh MODEL DATA PREP OUT.jsonl
 #
 # DATA: the folder of data (books-valid.tar.xz, tokenbutler/, long/). PREP: what prepare.py left. PYTHON: an interpreter with
-# requirements.txt. LIMIT: items of each task (default 100). Run again it goes on: what OUT.jsonl has is not measured again.
+# requirements.txt. LIMIT: items of each task (default 100); LONG: of lines and 8k (LIMIT); half as many of 16k. Run again it goes on: what
+# OUT.jsonl has is not measured again.
 set -eu
 model=$1 data=$2 prep=$3 out=$4 limit=${LIMIT:-100}
+long=${LONG:-$limit}
 here=$(cd "$(dirname "$0")" && pwd)
 butler=${BUTLER:-$here/../../butler}
 work=$(dirname "$out")/card-texts
@@ -33,9 +35,12 @@ for pairs in 20 75; do
         measure kv --mode prefill --set pairs=$pairs,style=$style --limit "$limit"
     done
 done
-measure lines --mode prefill --data "$data/long/longeval_lines/200_lines.jsonl" --limit "$limit"
-for length in 2048 8192 16384; do
-    measure passkey --mode prefill --length $length --limit "$limit" --set depths="$limit"
-    measure passkey --mode prefill --length $length --limit "$limit" --set depths="$limit" --data "$work/$book"
-done
+measure lines --mode prefill --data "$data/long/longeval_lines/200_lines.jsonl" --limit "$long"
 measure ppl --length 512,2048,8192,16384 --data "$work/valid.txt" --limit 1000
+passkey() { # LENGTH DEPTHS
+    measure passkey --mode prefill --length "$1" --limit "$2" --set depths="$2"
+    measure passkey --mode prefill --length "$1" --limit "$2" --set depths="$2" --data "$work/$book"
+}
+passkey 2048 "$limit"
+passkey 8192 "$long"
+passkey 16384 "$((long / 2))"

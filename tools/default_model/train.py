@@ -136,9 +136,10 @@ def draw_curve(log_path, out):
         return
     x = [r["tokens"] / 1e6 for r in rows]
     fig, (a, b) = plt.subplots(2, 1, figsize=(9, 7), sharex=True)
-    a.plot(x, [r["book"] for r in rows], label="book text")
+    book = [r["book"] or float("nan") for r in rows]             # long rows are few: in some spans none was a book
+    a.plot(x, book, label="book text")
     a.set_ylabel("loss, nats a token")
-    a.set_ylim(min(r["book"] for r in rows) - 0.2, 6)
+    a.set_ylim(np.nanmin(book) - 0.2, 6)
     a.legend()
     b.plot(x, [r["answer"] for r in rows], label="answers: loss")
     b.plot(x, [r["right"] for r in rows], label="answers: share of tokens with p > ½")
