@@ -269,16 +269,41 @@ static void run_av(const struct job *job)
                                 BUTLER_MIN(CALL_ROWS, job->n_rows - j), job->n);
 }
 
-/* The rows of every slice in order, or in a random one. Returns rows per slice. */
-static int list_rows(struct bench *b, size_t row_bytes, bool shuffled)
+/* Keys and values as the engine has them: a page of keys, then their values. */
+enum { PAGE_ROWS = 16, SLICE_ROWS = 1024 };
+
+static void run_attend(const struct job *job)
+{
+    struct bench *b = job->bench;
+    float top[8], sum[8];
+    for (int j = 0; j < job->n_rows; j += SLICE_ROWS)
+        b->table->attend[job->type](b->y, (size_t)job->n, top, sum, NULL, 0, b->x, (size_t)job->n, job->n_q, job->rows + j,
+                                    PAGE_ROWS * job->row_bytes, BUTLER_MIN(SLICE_ROWS, job->n_rows - j), job->n);
+}
+
+static void read_pairs(const struct job *job)
+{
+    const void *rows[2 * SLICE_ROWS];
+    for (int j = 0; j < job->n_rows; j += SLICE_ROWS) {
+        const int n = BUTLER_MIN(SLICE_ROWS, job->n_rows - j);
+        for (int r = 0; r < n; r++) {
+            rows[2 * r] = job->rows[j + r];
+            rows[2 * r + 1] = (const unsigned char *)job->rows[j + r] + PAGE_ROWS * job->row_bytes;
+        }
+        job->bench->sink += (double)ceiling_gather(rows, 2 * n, job->row_bytes);
+    }
+}
+
+/* The rows of every slice (of paged ones, those of keys) in order, or in a random one. Returns rows per slice. */
+static int list_rows(struct bench *b, size_t row_bytes, bool paged, bool shuffled)
 {
     int n = (int)(SLICE / row_bytes), n_slices = (int)(b->set_bytes / SLICE);
     uint64_t seed = 3;
-    n = BUTLER_MIN(n, b->max_rows / n_slices);
+    n = BUTLER_MIN(paged ? n / (2 * PAGE_ROWS) * PAGE_ROWS : n, b->max_rows / n_slices);
     for (int slice = 0; slice < n_slices; slice++) {
         const void **rows = b->rows + (size_t)slice * (size_t)n;
         for (int j = 0; j < n; j++)
-            rows[j] = b->set + (size_t)slice * SLICE + (size_t)j * row_bytes;
+            rows[j] = b->set + (size_t)slice * SLICE + (size_t)(paged ? j / PAGE_ROWS * PAGE_ROWS + j : j) * row_bytes;
         for (int j = n - 1; j > 0 && shuffled; j--) {
             int k = (int)(butler_random(&seed) % (uint64_t)(j + 1));
             const void *row = rows[j];
@@ -297,13 +322,14 @@ static void bench_attention(struct bench *b)
         enum butler_type as;
     } types[] = {{"f16", BUTLER_KV_F16, BUTLER_F16}, {"q8_0", BUTLER_KV_Q8_0, BUTLER_Q8_0}, {"f32", BUTLER_KV_F32, BUTLER_F32}};
     for (int t = 0; t < BUTLER_COUNT(types); t++) {
-        if (b->only && !strstr("qk av", b->only) && !strstr(b->only, "qk") && !strstr(b->only, "av"))
+        if (b->only && !strstr("qk av", b->only) && !strstr(b->only, "qk") && !strstr(b->only, "av") &&
+            !strstr(b->only, "attend"))
             break;
         fill_weights(b, types[t].as);
         for (int dim = 64; dim <= 128; dim *= 2) {
             struct job job = {.bench = b, .type = types[t].type, .n = dim, .row_bytes = butler_row_bytes(types[t].as, dim)};
             for (int shuffled = 0; shuffled < 2; shuffled++) {
-                job.n_rows = list_rows(b, job.row_bytes, shuffled);
+                job.n_rows = list_rows(b, job.row_bytes, false, shuffled);
                 double bytes = (double)job.row_bytes * job.n_rows, top = shuffled ? bytes : (double)SLICE;
                 job_fn *ceiling = shuffled ? read_rows : read_slice;
                 for (job.n_q = 1; job.n_q <= 8; job.n_q *= 2) {
@@ -314,8 +340,17 @@ static void bench_attention(struct bench *b)
                     name[0] = 'a', name[1] = 'v';
                     measure_stream(b, name, bytes, run_av, ceiling, top, &job);
                 }
+                job.n_rows = list_rows(b, job.row_bytes, true, shuffled);
+                bytes = 2 * (double)job.row_bytes * job.n_rows;
+                for (job.n_q = 1; job.n_q <= 8; job.n_q *= 2) {
+                    char name[64];
+                    snprintf(name, sizeof name, "attend %s %d q %d %s", types[t].name, dim, job.n_q,
+                             shuffled ? "gathered" : "in order");
+                    measure_stream(b, name, bytes, run_attend, shuffled ? read_pairs : read_slice,
+                                   shuffled ? bytes : (double)SLICE, &job);
+                }
             }
-            list_rows(b, job.row_bytes, false);
+            list_rows(b, job.row_bytes, false, false);
             job.n_q = job.n_rows = 64;
             char name[64];
             snprintf(name, sizeof name, "qk %s %d prefill 64x64", types[t].name, dim);

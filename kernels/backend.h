@@ -50,7 +50,7 @@ struct butler_workspace {
 
 enum {
     BUTLER_CHUNK = 64,  /* cache rows handed to a kernel at a time in prefill */
-    BUTLER_SLICE = 512, /* tokens of a list one task attends to; fixed, so that no result depends on the threads */
+    BUTLER_SLICE = 1024, /* tokens of a list one task attends to; fixed, so that no result depends on the threads */
 };
 
 /* Counters of what the kernels were asked to read, and of selection. Operations add to them atomically. */

@@ -68,6 +68,12 @@ struct butler_kernels {
     /* acc_i += sum_j p[i * p_stride + j] * rows[j] in order of j; acc_i = acc + i * acc_stride. */
     void (*av[BUTLER_N_KV_TYPES])(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
                                   const void *const *rows, int n_rows, int n);
+    /* One pass of decode over n_rows >= 1 keys and their values, which lie `apart` bytes further on:
+     * s as qk gives it (NULL: not wanted), top_i = max_j s_ij, acc_i = sum_j exp(s_ij - top_i) value_j, sum_i the same without
+     * values. What belongs to a query does not depend on n_q. */
+    void (*attend[BUTLER_N_KV_TYPES])(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
+                                      const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows,
+                                      int n);
 
     /* -- what metrics scan. A half is an IEEE binary16. */
 

@@ -6,7 +6,8 @@
 #include "matmul.h"
 
 enum {
-    GEMV_ROWS = 32,     /* rows of a matrix one task multiplies in decode */
+    GEMV_ROWS = 32,     /* fewest rows of a matrix one task multiplies in decode, */
+    GEMV_MOST = 128,    /* and most: a task begins streams that the prefetchers have to find again, and ends them */
     PANEL_ROWS = 64,    /* most rows of a panel, so that every thread has its share */
     GEMV_TOKENS = 4,    /* up to this many tokens a row is used in its quantised form */
     TILE_ROWS = 128,    /* rows a task multiplies in the matrix unit: x is read once for so many */
@@ -41,6 +42,13 @@ static void gemv_task(void *context, int task, int thread)
         job->kernels->gemv[w->type](job->y + (size_t)t * (size_t)w->n_rows + first, rows, w->row_bytes, n_rows,
                                     job->x + (size_t)t * (size_t)w->n_cols, w->n_cols);
     add_bias(job, first, n_rows);
+}
+
+/* Four tasks a thread, where there are enough rows: one that is late costs a quarter of a thread's part. */
+static int gemv_rows(int n_rows, int n_threads)
+{
+    const int share = BUTLER_CEIL_DIV(n_rows, 4 * n_threads * GEMV_ROWS) * GEMV_ROWS;
+    return BUTLER_MIN(share, GEMV_MOST);
 }
 
 static int panel_rows(int n_cols)
@@ -130,7 +138,7 @@ void butler_matmul(struct butler_backend *backend, struct butler_workspace *work
                    const float *x, int n, bool apart)
 {
     const bool few = apart || n <= GEMV_TOKENS;
-    struct matmul_job job = {backend->kernels, w, work, y, x, n, few ? GEMV_ROWS : panel_rows(w->n_cols)};
+    struct matmul_job job = {backend->kernels, w, work, y, x, n, few ? gemv_rows(w->n_rows, butler_pool_size(backend->pool)) : panel_rows(w->n_cols)};
     /* What F32 weights are kept for is lost in parts of 16 bits; rounded weights lose nothing to speak of. */
     if (!few && backend->kernels->tiles && w->type != BUTLER_F32 &&
         butler_packed_bytes(BUTLER_MIN(n, BUTLER_PACKED_TOKENS), w->n_cols) <= work->packed_bytes)

@@ -169,6 +169,36 @@ static inline void av_with(decode_fn *decode, float *acc, size_t acc_stride, con
     }
 }
 
+/* Two passes: scores, a few of them at a time, and what follows from the highest. */
+#define SCORES 64
+
+static inline void attend_with(decode_fn *decode, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
+                               const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+{
+    for (int i = 0; i < n_q; i++, q += q_stride, acc += acc_stride) {
+        float p[SCORES], total = 0;
+        top[i] = -INFINITY;
+        for (int j = 0, count; j < n_rows; j += count) {
+            count = BUTLER_MIN(n_rows - j, SCORES);
+            qk_with(decode, p, 0, q, 0, 1, keys + j, count, n);
+            top[i] = fmaxf(top[i], max(p, count));
+            if (s)
+                memcpy(s + i * s_stride + j, p, (size_t)count * sizeof *p);
+        }
+        memset(acc, 0, (size_t)n * sizeof *acc);
+        for (int j = 0, count; j < n_rows; j += count) {
+            const void *values[SCORES];
+            count = BUTLER_MIN(n_rows - j, SCORES);
+            for (int r = 0; r < count; r++)
+                values[r] = (const uint8_t *)keys[j + r] + apart;
+            qk_with(decode, p, 0, q, 0, 1, keys + j, count, n);
+            total += exp_sum(p, top[i], count);
+            av_with(decode, acc, 0, p, 0, 1, values, count, n);
+        }
+        sum[i] = total;
+    }
+}
+
 #define CACHE_TYPE(name)                                                                                                           \
     static void qk_##name(float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, const void *const *rows,            \
                           int n_rows, int n)                                                                                       \
@@ -179,6 +209,11 @@ static inline void av_with(decode_fn *decode, float *acc, size_t acc_stride, con
                           int n_rows, int n)                                                                                       \
     {                                                                                                                              \
         av_with(decode_##name, acc, acc_stride, p, p_stride, n_q, rows, n_rows, n);                                                \
+    }                                                                                                                              \
+    static void attend_##name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,    \
+                              size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)                  \
+    {                                                                                                                              \
+        attend_with(decode_##name, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);              \
     }
 
 CACHE_TYPE(f32)
@@ -291,6 +326,7 @@ const struct butler_kernels butler_kernels_ref = {
                  [BUTLER_KV_Q8_0] = butler_ref_dequant_q8_0},
     .qk = {[BUTLER_KV_F32] = qk_f32, [BUTLER_KV_F16] = qk_f16, [BUTLER_KV_Q8_0] = qk_q8_0},
     .av = {[BUTLER_KV_F32] = av_f32, [BUTLER_KV_F16] = av_f16, [BUTLER_KV_Q8_0] = av_q8_0},
+    .attend = {[BUTLER_KV_F32] = attend_f32, [BUTLER_KV_F16] = attend_f16, [BUTLER_KV_Q8_0] = attend_q8_0},
     .page_bounds = page_bounds,
     .page_bounds_max = page_bounds_max,
     .one_bit = one_bit,

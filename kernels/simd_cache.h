@@ -276,9 +276,9 @@ INLINE void qk_any(enum row_type type, float *s, size_t s_stride, const float *q
 #define CHUNK_ROWS 32
 
 /* Elements [i, i + n_vecs VEC) of acc_0 .. acc_(n_q - 1) over the rows; n_q and n_vecs are compile-time constants, n_vecs 1 or
- * even. due: as many rows to fetch meanwhile, or NULL. */
+ * even. The rows begin at `skip`. due: as many rows to fetch meanwhile, or NULL. */
 INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, int n_vecs,
-                    const uint8_t *const *rows, const uint8_t *const *due, int n_rows, int i)
+                    const void *const *rows, const void *const *due, size_t skip, int n_rows, int i)
 {
     vec a[2 * VEC];
     UNROLL
@@ -286,13 +286,14 @@ INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const flo
         a[k] = vec_load(acc + k / n_vecs * acc_stride + i + k % n_vecs * VEC);
     for (int j = 0; j < n_rows; j++) {
         vec x[VEC / 2];
+        const uint8_t *row = (const uint8_t *)rows[j] + skip;
         if (due)
-            fetch(type, due[j], i, i + n_vecs * VEC);
+            fetch(type, (const uint8_t *)due[j] + skip, i, i + n_vecs * VEC);
         if (n_vecs == 1)
-            x[0] = row_load(type, rows[j], i);
+            x[0] = row_load(type, row, i);
         UNROLL
         for (int v = 0; v + 2 <= n_vecs; v += 2)
-            row_load_step(type, x + v, rows[j], i + v * VEC);
+            row_load_step(type, x + v, row, i + v * VEC);
         UNROLL
         for (int k = 0; k < n_q * n_vecs; k++)
             a[k] = vec_fma(vec_set1(p[k / n_vecs * p_stride + j]), x[k % n_vecs], a[k]);
@@ -303,51 +304,51 @@ INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const flo
 }
 
 INLINE void av_tail(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                    const uint8_t *const *rows, int n_rows, int i, int count)
+                    const void *const *rows, size_t skip, int n_rows, int i, int count)
 {
     for (int k = 0; k < n_q; k++) {
         vec a = vec_load_some(acc + k * acc_stride + i, count);
         for (int j = 0; j < n_rows; j++)
-            a = vec_fma(vec_set1(p[k * p_stride + j]), row_load_some(type, rows[j], i, count), a);
+            a = vec_fma(vec_set1(p[k * p_stride + j]), row_load_some(type, (const uint8_t *)rows[j] + skip, i, count), a);
         vec_store_some(acc + k * acc_stride + i, a, count);
     }
 }
 
 /* All elements for a constant number of queries: as wide as the accumulators allow, then narrower. */
 INLINE void av_columns(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                       const uint8_t *const *rows, const uint8_t *const *due, int n_rows, int n)
+                       const void *const *rows, const void *const *due, size_t skip, int n_rows, int n)
 {
     const int wide = n_q <= 2 ? VEC / 2 : VEC / 4;
     int i = 0;
     for (; i + wide * VEC <= n; i += wide * VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, n_q, wide, rows, due, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, n_q, wide, rows, due, skip, n_rows, i);
     for (; i + VEC / 4 * VEC <= n && wide > VEC / 4; i += VEC / 4 * VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, n_q, VEC / 4, rows, due, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, n_q, VEC / 4, rows, due, skip, n_rows, i);
     for (; i + VEC <= n; i += VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, n_q, 1, rows, due, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, n_q, 1, rows, due, skip, n_rows, i);
     if (i < n)
-        av_tail(type, acc, acc_stride, p, p_stride, n_q, rows, n_rows, i, n - i);
+        av_tail(type, acc, acc_stride, p, p_stride, n_q, rows, skip, n_rows, i, n - i);
 }
 
 INLINE void av_queries(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                       const uint8_t *const *rows, const uint8_t *const *due, int n_rows, int n)
+                       const void *const *rows, const void *const *due, size_t skip, int n_rows, int n)
 {
     int k = 0;
     for (; k + 4 <= n_q; k += 4)
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 4, rows, due, n_rows, n);
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 4, rows, k ? NULL : due, skip, n_rows, n);
     if (n_q - k >= 2) {
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 2, rows, due, n_rows, n);
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 2, rows, k ? NULL : due, skip, n_rows, n);
         k += 2;
     }
     if (n_q - k == 1)
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 1, rows, due, n_rows, n);
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 1, rows, k ? NULL : due, skip, n_rows, n);
 }
 
 /* Rows of floats, the same for every type that was widened into them. */
 static __attribute__((noinline)) void av_floats(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                                                const uint8_t *const *rows, int n_rows, int n)
+                                                const void *const *rows, int n_rows, int n)
 {
-    av_queries(ROW_F32, acc, acc_stride, p, p_stride, n_q, rows, NULL, n_rows, n);
+    av_queries(ROW_F32, acc, acc_stride, p, p_stride, n_q, rows, NULL, 0, n_rows, n);
 }
 
 INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
@@ -362,22 +363,124 @@ INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const floa
         for (int first = 0; first < n; first += PIECE) {
             const int length = BUTLER_MIN(n - first, PIECE);
             const size_t skip = row_offset(type, first);
-            const uint8_t *here[CHUNK_ROWS], *due[CHUNK_ROWS];
+            const void *here[CHUNK_ROWS], *due[CHUNK_ROWS];
             for (int r = 0; r < count; r++) {
                 due[r] = (const uint8_t *)row_due(rows, n_rows, block, j + r) + skip;
                 here[r] = (const uint8_t *)rows[j + r] + skip;
                 if (widen) {
                     fetch(type, due[r], 0, length);
                     row_widen(type, t[r], here[r], length);
-                    here[r] = (const uint8_t *)t[r];
+                    here[r] = t[r];
                 }
             }
             if (widen || type == ROW_F32)
                 av_floats(acc + first, acc_stride, p + j, p_stride, n_q, here, count, length);
             else
-                av_queries(type, acc + first, acc_stride, p + j, p_stride, n_q, here, due, count, length);
+                av_queries(type, acc + first, acc_stride, p + j, p_stride, n_q, here, due, 0, count, length);
         }
     }
+}
+
+/* ---------------------------------------------------------------------------------------------- one pass
+ *
+ * Decode reads keys and values in the order in which they lie, a page of both after the other, each once for all queries of
+ * its group. The scores of a tile are computed while the values of the tile before are still to be added, so that neither
+ * waits for the exponentials between them; the sums so far are scaled down whenever a tile has a new maximum. */
+
+#define TILE_ROWS 16
+#define TILE_QUERIES 16 /* of a group that go together */
+#define TILES_AHEAD 2
+
+/* Scores of a tile of count rows for some queries: p[query][TILE_ROWS]; places beyond count get what repeats the last row. */
+INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], const float *q, size_t q_stride, int n_q,
+                        const void *const *rows, const void *const *due, int n)
+{
+    int i = 0;
+    for (; i + 4 <= n_q; i += 4)
+        for (int r = 0; r < TILE_ROWS; r += VEC / 4)
+            qk_tile(type, p[i] + r, TILE_ROWS, VEC / 4, 0, q + i * q_stride, q_stride, 4, rows + r, i ? NULL : due + r, 0, VEC / 4,
+                    VEC / 4, n, false);
+    for (; i + 2 <= n_q; i += 2)
+        for (int r = 0; r < TILE_ROWS; r += VEC / 2)
+            qk_tile(type, p[i] + r, TILE_ROWS, VEC / 2, 0, q + i * q_stride, q_stride, 2, rows + r, i ? NULL : due + r, 0, VEC / 2,
+                    VEC / 2, n, false);
+    for (; i < n_q; i++)
+        for (int r = 0; r < TILE_ROWS; r += VEC)
+            qk_tile(type, p[i] + r, TILE_ROWS, VEC, 0, q + i * q_stride, q_stride, 1, rows + r, i ? NULL : due + r, 0, VEC, VEC, n,
+                    false);
+}
+
+/* Turns count scores of a tile into exponentials against the maximum so far, 0 beyond count. */
+INLINE void tile_exp(float p[TILE_ROWS], int count, float *acc, float *top, float sums[TILE_ROWS], int n)
+{
+    vec x[V16], most = vec_set1(-INFINITY);
+    for (int k = 0; k < V16; k++) {
+        x[k] = vec_load(p + k * VEC);
+        if (count < TILE_ROWS)
+            x[k] = vec_keep(x[k], vec_set1(-INFINITY), BUTLER_MIN(BUTLER_MAX(count - k * VEC, 0), VEC));
+        most = vec_max(x[k], most);
+    }
+    const float m = vec_max_all(most);
+    if (m > *top) {
+        float factor[VEC];
+        vec_store(factor, vec_exp(vec_set1(*top - m)));
+        scale(acc, factor[0], n);
+        for (int k = 0; k < V16; k++)
+            vec_store(sums + k * VEC, vec_mul(vec_load(sums + k * VEC), vec_set1(factor[0])));
+        *top = m;
+    }
+    for (int k = 0; k < V16; k++) {
+        vec e = vec_exp(vec_sub(x[k], vec_set1(*top)));
+        if (count < TILE_ROWS)
+            e = vec_keep(e, vec_zero(), BUTLER_MIN(BUTLER_MAX(count - k * VEC, 0), VEC));
+        vec_store(p + k * VEC, e);
+        vec_store(sums + k * VEC, vec_add(vec_load(sums + k * VEC), e));
+    }
+}
+
+INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
+                           const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+{
+    _Alignas(64) float p[2][TILE_QUERIES][TILE_ROWS], sums[TILE_QUERIES][TILE_ROWS] = {{0}};
+    const int whole = n_rows / TILE_ROWS * TILE_ROWS;
+    const void *last[TILE_ROWS]; /* what does not fill a tile, its last row repeated */
+    for (int r = 0; r < TILE_ROWS; r++)
+        last[r] = keys[BUTLER_MIN(whole + r, n_rows - 1)];
+    for (int j = 0; j < BUTLER_MIN(n_rows, (TILES_AHEAD + 1) * TILE_ROWS); j += TILE_ROWS)
+        for (int r = 0; r < 2 * TILE_ROWS; r++)
+            fetch(type, (const uint8_t *)(j < whole ? keys + j : last)[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : apart), 0, n);
+    for (int i = 0; i < n_q; i++) {
+        top[i] = -INFINITY;
+        memset(acc + i * acc_stride, 0, (size_t)n * sizeof *acc);
+    }
+    for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
+        const int next = j + TILE_ROWS, ahead = next + TILES_AHEAD * TILE_ROWS, count = BUTLER_MIN(n_rows - j, TILE_ROWS);
+        const void *const *due = ahead < whole ? keys + ahead : last;
+        if (next < n_rows) {
+            tile_scores(type, p[turn], q, q_stride, n_q, next < whole ? keys + next : last, due, n);
+            for (int i = 0; s && i < n_q; i++)
+                memcpy(s + i * s_stride + next, p[turn][i], (size_t)BUTLER_MIN(n_rows - next, TILE_ROWS) * sizeof *s);
+        }
+        if (j < 0)
+            continue;
+        for (int i = 0; i < n_q; i++)
+            tile_exp(p[turn ^ 1][i], count, acc + i * acc_stride, &top[i], sums[i], n);
+        av_queries(type, acc, acc_stride, p[turn ^ 1][0], TILE_ROWS, n_q, j < whole ? keys + j : last, due, apart, count, n);
+    }
+    for (int i = 0; i < n_q; i++) {
+        vec total = vec_load(sums[i]);
+        for (int k = 1; k < V16; k++)
+            total = vec_add(total, vec_load(sums[i] + k * VEC));
+        sum[i] = vec_sum(total);
+    }
+}
+
+INLINE void attend_any(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
+                       const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+{
+    for (int i = 0; i < n_q; i += TILE_QUERIES)
+        attend_queries(type, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride,
+                       q + i * q_stride, q_stride, BUTLER_MIN(n_q - i, TILE_QUERIES), keys, apart, n_rows, n);
 }
 
 /* ----------------------------------------------------------------------------------------------- storing */
@@ -421,6 +524,11 @@ static void store_q8_0(void *row, const float *x, int n)
                           int n_rows, int n)                                                                                       \
     {                                                                                                                              \
         av_any(type, acc, acc_stride, p, p_stride, n_q, rows, n_rows, n);                                                          \
+    }                                                                                                                              \
+    static void attend_##name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,  \
+                              size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)                  \
+    {                                                                                                                              \
+        attend_any(type, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);                      \
     }
 
 CACHE_TYPE(f32, ROW_F32)
@@ -429,7 +537,9 @@ CACHE_TYPE(q8_0, ROW_Q8_0)
 
 INLINE void fill_cache(struct butler_kernels *table)
 {
-#define ENTRY(TYPE, name) table->qk[BUTLER_KV_##TYPE] = qk_##name, table->av[BUTLER_KV_##TYPE] = av_##name
+#define ENTRY(TYPE, name)                                                                                                          \
+    table->qk[BUTLER_KV_##TYPE] = qk_##name, table->av[BUTLER_KV_##TYPE] = av_##name,                                              \
+    table->attend[BUTLER_KV_##TYPE] = attend_##name
     ENTRY(F32, f32);
     ENTRY(F16, f16);
     ENTRY(Q8_0, q8_0);

@@ -1,5 +1,6 @@
-/* Attention: from ids and queries to outputs (of a prompt's block: attend_block.c). A decode step cuts every list into slices of BUTLER_SLICE tokens; a slice
- * keeps its maximum, its sum and its weighted values, and slices are put together in order, whoever computed them. */
+/* Attention: from ids and queries to outputs (of a prompt's block: attend_block.c). A decode step cuts every list into slices of
+ * BUTLER_SLICE tokens; a slice keeps its maximum, its sum and its weighted values, and slices are put together in order, whoever
+ * computed them. */
 #include <math.h>
 #include <string.h>
 
@@ -109,14 +110,28 @@ void butler_attend_score(struct butler_backend *backend, const struct butler_lay
 
 /* ------------------------------------------------------------------------------------------- decode: slices */
 
+void butler_attend_keys(const struct butler_kv *kv, const struct butler_kv_head *head, const uint32_t *slots, int first, int n,
+                        const void **keys)
+{
+    if (slots) {
+        for (int i = 0; i < n; i++)
+            keys[i] = butler_kv_key_row(kv, head, slots[first + i]);
+        return;
+    }
+    for (int i = 0, m; i < n; i += m) {
+        const unsigned char *row = butler_kv_key_row(kv, head, (uint32_t)(first + i));
+        m = BUTLER_MIN(BUTLER_PAGE - (first + i) % BUTLER_PAGE, n - i);
+        for (int r = 0; r < m; r++)
+            keys[i + r] = row + (size_t)r * kv->row_bytes;
+    }
+}
+
 void butler_attend_rows(const struct butler_kv *kv, const struct butler_kv_head *head, const uint32_t *slots, int first, int n,
                         const void **keys, const void **values)
 {
-    for (int i = 0; i < n; i++) {
-        const unsigned char *key = butler_kv_key_row(kv, head, slots ? slots[first + i] : (uint32_t)(first + i));
-        keys[i] = key;
-        values[i] = key + BUTLER_PAGE * kv->row_bytes;
-    }
+    butler_attend_keys(kv, head, slots, first, n, keys);
+    for (int i = 0; i < n; i++)
+        values[i] = (const unsigned char *)keys[i] + BUTLER_PAGE * kv->row_bytes;
 }
 
 /* Keys that are stored unrotated, as floats rotated by their place in the cache: rows become pointers to scratch. */
@@ -172,29 +187,55 @@ static float *partial_of(const struct butler_layer_state *state, int head, int s
     return state->work->partial + ((size_t)head * n_slices + (size_t)slice) * ((size_t)state->kv->head_dim + 2);
 }
 
+/* What a slice of keys that are rotated as they are read gives: as the kernels' one pass does, in three. */
+static void attend_rotated(const struct butler_layer_state *state, int thread, const float *q, int n_q, const void **keys, int rank,
+                           int n, float *s, float *acc, float *top, float *sum)
+{
+    const struct butler_kv *kv = state->kv;
+    const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
+    const void *values[BUTLER_SLICE];
+    for (int i = 0; i < n; i++)
+        values[i] = (const unsigned char *)keys[i] + BUTLER_PAGE * kv->row_bytes;
+    butler_attend_scores(state, thread, s, stride, q, n_q, keys, rank, n);
+    memset(acc, 0, (size_t)n_q * dim * sizeof *acc);
+    for (int i = 0; i < n_q; i++) {
+        top[i] = kv->kernels->max(s + (size_t)i * stride, n);
+        sum[i] = kv->kernels->exp_sum(s + (size_t)i * stride, top[i], n);
+    }
+    kv->kernels->av[kv->type](acc, dim, s, stride, n_q, values, n, kv->head_dim);
+}
+
+enum { SLICE_QUERIES = 16 }; /* query heads of a group that go through a slice together */
+
 void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, int head, int n_q,
-                         const uint32_t *slots, int n, int slice)
+                         const uint32_t *slots, int n, int slice, bool weights)
 {
     const struct butler_kv *kv = state->kv;
     const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, head / group_of(state));
     const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
     const int first = slice * BUTLER_SLICE, n_rows = BUTLER_MIN(BUTLER_SLICE, n - first);
-    const void *keys[BUTLER_SLICE], *values[BUTLER_SLICE];
-    float *s = state->work->scores + (size_t)head * stride + first;
+    const bool rotated = state->work->rope_cos != NULL;
     float *out = state->work->tile_out + (size_t)thread * (size_t)state->work->tile_rows * dim;
     const float *scaled = scaled_queries(state, thread, q + (size_t)head * dim, n_q, cache->n_slots - 1);
-
-    butler_attend_rows(kv, cache, slots, first, n_rows, keys, values);
-    butler_attend_scores(state, thread, s, stride, scaled, n_q, keys, first, n_rows);
-    for (int i = 0; i < n_q; i++) {
-        float *partial = partial_of(state, head + i, slice);
-        partial[0] = kv->kernels->max(s + (size_t)i * stride, n_rows);
-        partial[1] = kv->kernels->exp_sum(s + (size_t)i * stride, partial[0], n_rows);
+    for (int i = 0, m; i < n_q; i += m, head += m, scaled += (size_t)m * dim) {
+        float *s = state->work->scores + (size_t)head * stride + first, top[SLICE_QUERIES], sum[SLICE_QUERIES];
+        const void *keys[BUTLER_SLICE];
+        m = BUTLER_MIN(n_q - i, SLICE_QUERIES);
+        butler_attend_keys(kv, cache, slots, first, n_rows, keys);
+        if (rotated)
+            attend_rotated(state, thread, scaled, m, keys, first, n_rows, s, out, top, sum);
+        else
+            kv->kernels->attend[kv->type](out, dim, top, sum, weights ? s : NULL, stride, scaled, dim, m, keys,
+                                          BUTLER_PAGE * kv->row_bytes, n_rows, kv->head_dim);
+        for (int h = 0; h < m; h++) {
+            float *partial = partial_of(state, head + h, slice);
+            partial[0] = top[h];
+            partial[1] = sum[h];
+            memcpy(partial + 2, out + (size_t)h * dim, dim * sizeof *out);
+            if (weights && !rotated)
+                kv->kernels->exp_sum(s + (size_t)h * stride, top[h], n_rows);
+        }
     }
-    memset(out, 0, (size_t)n_q * dim * sizeof *out);
-    kv->kernels->av[kv->type](out, dim, s, stride, n_q, values, n_rows, kv->head_dim);
-    for (int i = 0; i < n_q; i++)
-        memcpy(partial_of(state, head + i, slice) + 2, out + (size_t)i * dim, dim * sizeof *out);
     count(&state->traffic->kv_bytes, 2 * kv->row_bytes * (uint64_t)n_rows);
 }
 
@@ -235,7 +276,7 @@ static void slice_task(void *context, int task, int thread)
     const int list = task / job->n_slices, slice = task % job->n_slices;
     if (slice * BUTLER_SLICE < job->lists->n[list])
         butler_attend_slice(job->state, thread, job->q, list * job->heads_per_list, job->heads_per_list, job->lists->slots[list],
-                            job->lists->n[list], slice);
+                            job->lists->n[list], slice, job->observe);
 }
 
 /* The weights of a list as weights of all slots of the head: what was not read got none. */

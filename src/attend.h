@@ -21,15 +21,19 @@ void butler_attend(struct butler_backend *backend, const struct butler_layer_sta
 
 /* Scores of units [first, first + n) for the query heads of a KV head into rows, as long as the workspace's, each from its unit 0. */
 void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n, float *rows);
-/* Query heads [head, head + n_q) of one KV head attend to one slice of a list of n slots (slots NULL: 0..n-1). */
+/* Query heads [head, head + n_q) of one KV head attend to one slice of a list of n slots (slots NULL: 0..n-1). weights: what
+ * butler_attend_combine needs for attention weights is left in the rows of scores. */
 void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, int head, int n_q,
-                         const uint32_t *slots, int n, int slice);
+                         const uint32_t *slots, int n, int slice, bool weights);
 /* Puts the slices of a query head together, in order: out[head_dim]. With weights, also turns its row of scores into the
  * attention weights of the list. */
 void butler_attend_combine(const struct butler_layer_state *state, int head, int n, float *out, bool weights);
 
 /* The pieces of a prompt's block (attend_block.c). */
 
+/* Rows of keys of slots[first .. first + n) of a list (slots NULL: 0, 1, ...), or of keys and of values. */
+void butler_attend_keys(const struct butler_kv *kv, const struct butler_kv_head *head, const uint32_t *slots, int first, int n,
+                        const void **keys);
 /* Rows of keys and of values of slots[first .. first + n) of a list (slots NULL: 0, 1, ...). */
 void butler_attend_rows(const struct butler_kv *kv, const struct butler_kv_head *head, const uint32_t *slots, int first, int n,
                         const void **keys, const void **values);

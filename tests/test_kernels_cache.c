@@ -181,6 +181,68 @@ static void check_av(const struct butler_kernels *table, int type, int n_q, int 
     }
 }
 
+/* A key and its value `apart` bytes further on. What is summed is checked against the scores that came with it, which are
+ * checked as those of qk are: an exponential's argument is rounded, the exponential itself and every factor and sum. */
+static void check_attend(const struct butler_kernels *table, int type, int n_q, int n_rows, int n, int trial, uint64_t *seed)
+{
+    const void *keys[MAX_ROWS];
+    const size_t bytes = kv_bytes(type, n), apart = bytes + (size_t)(trial % 4), q_stride = (size_t)n + (size_t)(trial % 3),
+                 stride = (size_t)n + (size_t)(trial % 2), s_stride = (size_t)n_rows + (size_t)(trial % 2) * 5;
+    const size_t n_x = (size_t)(n_q - 1) * q_stride + (size_t)n, n_acc = (size_t)(n_q - 1) * stride + (size_t)n;
+    float *q = guarded_at(&qs, n_x * sizeof *q, trial % 2, 0), *acc = guarded_at(&out, n_acc * sizeof *acc, trial % 2, 0);
+    float *s = guarded_at(&ps, ((size_t)(n_q - 1) * s_stride + (size_t)n_rows) * sizeof *s, trial % 2, 0);
+    float top[MAX_QUERIES], sum[MAX_QUERIES], x[520], again[520], again_top, again_sum;
+    if (apart + bytes + 2 > 4096)
+        return;
+    fill_random(q, n_x, NORMAL, seed);
+    for (int j = 0; j < n_rows; j++) {
+        unsigned char *row = guarded_at(&row_pages[j], apart + bytes, (trial + j) % 2, (size_t)(trial / 2 % 3));
+        for (int half = 0; half < 2; half++) {
+            fill_random(x, (size_t)n, trial % 8 == 6 ? ZEROS : NORMAL, seed);
+            butler_kernels_ref.store_row[type](row + (size_t)half * apart, x, n);
+        }
+        keys[j] = row;
+    }
+    table->attend[type](acc, stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);
+    for (int i = 0; i < n_q; i++) {
+        const float *scores = s + (size_t)i * s_stride;
+        float most = -INFINITY;
+        double total = 0, total_error = 0, parts[MAX_ROWS];
+        for (int j = 0; j < n_rows; j++) {
+            double score = 0, magnitude = 0;
+            for (int d = 0; d < n; d++) {
+                const double product = kv_element(type, keys[j], d) * q[(size_t)i * q_stride + (size_t)d];
+                score += product;
+                magnitude += fabs(product);
+            }
+            assert_near("attend, score", table->isa, n, j, scores[j], score, sum_bound(n, magnitude));
+            most = fmaxf(most, scores[j]);
+        }
+        assert_same_bits("attend, highest score", table->isa, n, i, top[i], most);
+        for (int j = 0; j < n_rows; j++) {
+            const double e = exp((double)scores[j] - most);
+            parts[j] = e * EPS * (n_rows + 16 + 2 * fabs((double)scores[j] - most));
+            total += e;
+            total_error += parts[j];
+        }
+        assert_near("attend, sum", table->isa, n, i, sum[i], total, total_error);
+        for (int d = 0; d < n; d++) {
+            double value = 0, error = 0x1p-120;
+            for (int j = 0; j < n_rows; j++) {
+                const double v = kv_element(type, (const unsigned char *)keys[j] + apart, d);
+                value += exp((double)scores[j] - most) * v;
+                error += parts[j] * fabs(v);
+            }
+            assert_near("attend", table->isa, n, d, acc[(size_t)i * stride + (size_t)d], value, error);
+        }
+        table->attend[type](again, 0, &again_top, &again_sum, NULL, 0, q + (size_t)i * q_stride, 0, 1, keys, apart, n_rows, n);
+        assert_same_bits("attend alone, highest score", table->isa, n, i, again_top, top[i]);
+        assert_same_bits("attend alone, sum", table->isa, n, i, again_sum, sum[i]);
+        for (int d = 0; d < n; d++)
+            assert_same_bits("attend alone", table->isa, n, d, again[d], acc[(size_t)i * stride + (size_t)d]);
+    }
+}
+
 static void attention(void **state)
 {
     (void)state;
@@ -197,11 +259,13 @@ static void attention(void **state)
                     trial++;
                     check_qk(table, type, n_q, n_rows, lengths[l], trial, &seed);
                     check_av(table, type, n_q, n_rows, lengths[l], trial, &seed);
+                    check_attend(table, type, n_q, n_rows, lengths[l], trial, &seed);
                 }
             }
             for (int n_rows = 1; n_rows <= MAX_ROWS; n_rows++, trial++) {
                 check_qk(table, type, 1 + n_rows % 5, n_rows, 64, trial, &seed);
                 check_av(table, type, 1 + n_rows % 5, n_rows, 64, trial, &seed);
+                check_attend(table, type, 1 + n_rows % 5, n_rows, 64, trial, &seed);
             }
         }
     }
