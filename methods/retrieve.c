@@ -29,17 +29,24 @@ static int expand_units(const struct butler_layer_state *state, int list, const 
     const int unit = state->policy->unit;
     struct butler_workspace *work = state->work;
     uint64_t *selected = work->selected + ((size_t)state->layer * (size_t)state->n_heads + (size_t)list) * work->selected_words;
+    const int n_words = BUTLER_CEIL_DIV(BUTLER_CEIL_DIV(n, unit), 64);
     uint64_t reused = 0;
-    int n_slots = 0;
-    for (int i = 0; i < n_units; i++) {
-        const int first = (int)units[i] * unit, end = BUTLER_MIN(first + unit, n);
-        reused += selected[units[i] / 64] >> units[i] % 64 & 1;
-        for (int slot = first; slot < end; slot++)
-            slots[n_slots++] = (uint32_t)slot;
+    int n_slots = n_units, at = 0;
+    for (int w = 0; w < n_words; w++) {
+        uint64_t bits = 0;
+        for (; at < n_units && units[at] / 64 == (uint32_t)w; at++)
+            bits |= (uint64_t)1 << units[at] % 64;
+        reused += (uint64_t)__builtin_popcountll(bits & selected[w]);
+        selected[w] = bits;
     }
-    memset(selected, 0, BUTLER_CEIL_DIV((size_t)BUTLER_CEIL_DIV(n, unit), 64) * sizeof *selected);
-    for (int i = 0; i < n_units; i++)
-        selected[units[i] / 64] |= (uint64_t)1 << units[i] % 64;
+    if (unit == 1)
+        memcpy(slots, units, (size_t)n_units * sizeof *slots);
+    else {
+        n_slots = 0;
+        for (int i = 0; i < n_units; i++)
+            for (int slot = (int)units[i] * unit; slot < BUTLER_MIN(((int)units[i] + 1) * unit, n); slot++)
+                slots[n_slots++] = (uint32_t)slot;
+    }
     __atomic_fetch_add(&state->traffic->units_selected, (uint64_t)n_units, __ATOMIC_RELAXED);
     __atomic_fetch_add(&state->traffic->units_reused, reused, __ATOMIC_RELAXED);
     return n_slots;

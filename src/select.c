@@ -69,6 +69,33 @@ static int likely(const struct butler_kernels *kernels, const float *scores, int
     return kernels->list_reaching(ids, (uint32_t)first, scores + first, bound, end - first);
 }
 
+/* kth_highest of scores [first, end) where k is a large share of them: the sample bounds it on both sides, and only what lies
+ * between is halved. False where the sample was unlucky. */
+static bool between(const struct butler_kernels *kernels, const float *scores, int first, int end, int k, float *values,
+                    uint32_t *ids, float *bound, int *n_equal)
+{
+    const int n = end - first, n_sample = n / SAMPLE;
+    const double expected = (double)k / SAMPLE, margin = 4 * sqrt(expected) + 4;
+    float high, low;
+    int n_between = 0;
+    if (expected - margin < 1 || expected + margin > n_sample)
+        return false;
+    for (int i = 0; i < n_sample; i++)
+        values[i] = scores[first + i * SAMPLE];
+    if (!kth_highest(kernels, values, n_sample, (int)(expected - margin), &high, n_equal) ||
+        !kth_highest(kernels, values, n_sample, (int)(expected + margin), &low, n_equal))
+        return false;
+    const int n_high = kernels->count_reaching(scores + first, high, n);
+    const int n_low = kernels->list_reaching(ids, (uint32_t)first, scores + first, low, n);
+    if (n_high >= k || n_low < k)
+        return false;
+    for (int i = 0; i < n_low; i++) {
+        values[n_between] = scores[ids[i]];
+        n_between += values[n_between] < high;
+    }
+    return kth_highest(kernels, values, n_between, k - n_high, bound, n_equal);
+}
+
 /* The k highest of scores [first, end) into ids, ascending. */
 static void top(const struct butler_kernels *kernels, const float *scores, int first, int end, int k, float *values, uint32_t *ids)
 {
@@ -82,7 +109,8 @@ static void top(const struct butler_kernels *kernels, const float *scores, int f
     for (int i = 0; listed && i < n; i++)
         values[i] = scores[ids[i]];
     const float *x = listed ? values : scores + first;
-    if (!kth_highest(kernels, x, n, k, &bound, &n_equal)) {
+    const bool found = !listed && n >= SAMPLED_N && between(kernels, scores, first, end, k, values, ids, &bound, &n_equal);
+    if (!found && !kth_highest(kernels, x, n, k, &bound, &n_equal)) {
         n_equal = INT32_MAX;
         n_nan = k - kernels->count_reaching(x, -INFINITY, n);
     } else if (n_equal == INT32_MAX && !listed) {
