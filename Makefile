@@ -63,7 +63,7 @@ $(BUILD)/kernels/avx2.o: ISA = -mavx2 -mfma -mf16c
 $(BUILD)/kernels/keys_avx2.o: ISA = -mavx2 -mfma -mf16c
 $(BUILD)/kernels/keys_vnni.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
 $(BUILD)/kernels/avx512.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
-$(BUILD)/kernels/amx.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16
+$(BUILD)/kernels/amx.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8
 else ifeq ($(MACHINE),aarch64)
 $(BUILD)/kernels/keys_dot.o: ISA = -march=armv8.2-a+dotprod
 endif

@@ -133,7 +133,7 @@ enum butler_kv_type { BUTLER_KV_F32, BUTLER_KV_F16, BUTLER_KV_Q8_0, BUTLER_N_KV_
 
 struct butler_session_params {
     int n_ctx;           /* most tokens of the text; 0: what the model was trained for */
-    int n_block;         /* prompt tokens per pass; 0: 256 */
+    int n_block;         /* prompt tokens per pass; 0: 256, 512 with a matrix unit */
     enum butler_kv_type kv_type;
     const char *policy;  /* "full", "quest:budget=1024", ...; NULL: "full". See butler_policy_describe */
     uint64_t seed;       /* for the policy "random" */

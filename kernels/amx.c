@@ -1,7 +1,7 @@
 /* The table for CPUs with AMX: that of AVX-512 with a matrix unit for blocks of tokens. The unit multiplies bfloat16 and
- * adds in float; a float is two bfloat16, high and low, to 16 bits, and three of their four products make a product that
- * is right to about 2^-16: a third of the unit's rate, several times that of float arithmetic, and logits that need no
- * tolerance of their own. */
+ * adds in float, or bytes and adds in 32 bits, at twice the rate. For attention, a float is two bfloat16, high and low, to
+ * 16 bits, and three of their four products make a product that is right to about 2^-16. For weights, which are rounded
+ * already, a float is two bytes of fixed point with a scale for many of them, and three products again. */
 #include "kernels.h"
 
 #if defined(__x86_64__)
@@ -200,6 +200,211 @@ static void multiply(float *c, size_t c_stride, const void *a, const void *b, in
     _tile_release();
 }
 
+/* ------------------------------------------------------------------------------- 16-bit fixed point in two bytes */
+
+#define FIXED_STEP BUTLER_FIXED_K
+
+/* The greatest magnitude in x[n]; infinity and NaN win, so that they are not lost in a finite product. */
+INLINE float greatest(const float *x, int n)
+{
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    __m512i most = _mm512_setzero_si512();
+    int i = 0;
+    for (; i + VEC <= n; i += VEC)
+        most = _mm512_max_epi32(most, _mm512_and_si512(_mm512_castps_si512(vec_load(x + i)), magnitude));
+    if (i < n)
+        most = _mm512_max_epi32(most, _mm512_and_si512(_mm512_castps_si512(vec_load_some(x + i, n - i)), magnitude));
+    return bits_to_float((uint32_t)_mm512_reduce_max_epi32(most));
+}
+
+/* Up to 64 numbers of a line times factor, as their upper and their lower bytes. */
+INLINE void fix_line(const float *x, int count, float factor, __m512i *high, __m512i *low)
+{
+    const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i half = _mm512_set1_epi16(128), byte = _mm512_set1_epi16(255);
+    __m512i v[4];
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        const vec part = count >= FIXED_STEP ? vec_load(x + i * VEC)
+                                             : vec_load_some(x + i * VEC, BUTLER_MIN(BUTLER_MAX(count - i * VEC, 0), VEC));
+        v[i] = _mm512_cvtps_epi32(vec_mul(part, vec_set1(factor)));
+    }
+    /* Quarter l of a and b has words 4 l .. 4 l + 3 of the vectors that went in. */
+    const __m512i a = _mm512_packs_epi32(v[0], v[1]), b = _mm512_packs_epi32(v[2], v[3]);
+    *high = _mm512_packs_epi16(_mm512_srai_epi16(_mm512_add_epi16(a, half), 8), _mm512_srai_epi16(_mm512_add_epi16(b, half), 8));
+    *low = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
+    *high = _mm512_permutexvar_epi32(in_order, *high);
+    *low = _mm512_permutexvar_epi32(in_order, *low);
+}
+
+/* Scales of up to 16 lines, 0 for those that are missing, and the factors that bring their numbers into range. */
+INLINE void fix_scales(float scales[TILE], float factors[TILE], const float *x, size_t stride, int n, int k)
+{
+    vec_store(scales, vec_zero());
+    for (int r = 0; r < n; r++) {
+        const float most = greatest(x + (size_t)r * stride, k);
+        scales[r] = most < BUTLER_FIXED_LEAST ? 0 : most / BUTLER_FIXED_MOST;
+        factors[r] = most < BUTLER_FIXED_LEAST ? 0 : BUTLER_FIXED_MOST / most;
+    }
+}
+
+static void pack_fixed_rows(void *packed, float *scales, const float *x, size_t stride, int n, int k)
+{
+    uint8_t *p = packed;
+    for (int first = 0; first < n; first += TILE, x += TILE * stride) {
+        float factors[TILE];
+        const int count = BUTLER_MIN(n - first, TILE);
+        fix_scales(scales + first, factors, x, stride, count, k);
+        for (int s = 0; s < k; s += FIXED_STEP, p += BUTLER_TILE_BYTES)
+            for (int r = 0; r < TILE; r++) {
+                __m512i high = _mm512_setzero_si512(), low = high;
+                if (r < count)
+                    fix_line(x + (size_t)r * stride + s, k - s, factors[r], &high, &low);
+                _mm512_store_si512(p + r * 64, high);
+                _mm512_store_si512(p + HALF + r * 64, low);
+            }
+    }
+}
+
+static void pack_fixed_columns(void *packed, float *scales, const float *x, size_t stride, int n, int k)
+{
+    uint8_t *p = packed;
+    for (int first = 0; first < n; first += TILE, x += TILE * stride) {
+        float factors[TILE];
+        const int count = BUTLER_MIN(n - first, TILE);
+        fix_scales(scales + first, factors, x, stride, count, k);
+        for (int s = 0; s < k; s += FIXED_STEP, p += BUTLER_TILE_BYTES) {
+            __m512i high[TILE], low[TILE];
+            for (int r = 0; r < TILE; r++) {
+                high[r] = low[r] = _mm512_setzero_si512();
+                if (r < count)
+                    fix_line(x + (size_t)r * stride + s, k - s, factors[r], &high[r], &low[r]);
+            }
+            store_turned(p, high);
+            store_turned(p + HALF, low);
+        }
+    }
+}
+
+/* Up to 2 x 2 tiles of sums in integers: of the products of upper bytes, and of an upper and a lower one. They lie where a page
+ * of packed tiles has lower bytes: a load waits for a store not yet done at the same place of another page, and the next
+ * block begins with upper bytes. */
+struct fixed_sums {
+    struct {
+        _Alignas(4096) uint8_t upper_bytes[HALF];
+        int32_t mixed[TILE * TILE];
+        uint8_t more_upper_bytes[HALF];
+        int32_t upper[TILE * TILE];
+    } of[4];
+    float *c; /* where they belong */
+    const float *a_scales, *b_scales;
+    int rows, columns;
+};
+
+/* Parts of all k into tiles 0 to 3. The next lines are `line` bytes further on. */
+INLINE void fixed_part(const uint8_t *a, const uint8_t *b, size_t line, int rows, int columns)
+{
+    _tile_loadd(4, a, 64);
+    _tile_loadd(6, b, 64);
+    _tile_dpbssd(0, 4, 6);
+    if (columns == 2) {
+        _tile_loadd(7, b + line, 64);
+        _tile_dpbssd(1, 4, 7);
+    }
+    if (rows == 2) {
+        _tile_loadd(5, a + line, 64);
+        _tile_dpbssd(2, 5, 6);
+    }
+    if (rows == 2 && columns == 2)
+        _tile_dpbssd(3, 5, 7);
+}
+
+INLINE void clear_tiles(void)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+#define STORE_SUMS(which)                                                                                                          \
+    do {                                                                                                                           \
+        _tile_stored(0, sums->of[0].which, 64);                                                                                    \
+        if (columns == 2)                                                                                                          \
+            _tile_stored(1, sums->of[1].which, 64);                                                                                \
+        if (rows == 2)                                                                                                             \
+            _tile_stored(2, sums->of[2].which, 64);                                                                                \
+        if (rows == 2 && columns == 2)                                                                                             \
+            _tile_stored(3, sums->of[3].which, 64);                                                                                \
+    } while (0)
+
+/* Sums with their scales into c. */
+INLINE void scale_sums(const struct fixed_sums *sums, size_t c_stride, bool more)
+{
+    for (int i = 0; i < sums->rows; i++)
+        for (int j = 0; j < sums->columns; j++) {
+            const int32_t *upper = sums->of[2 * i + j].upper, *mixed = sums->of[2 * i + j].mixed;
+            const float *a_scales = sums->a_scales + i * TILE;
+            const vec b_scales = vec_mul(vec_load(sums->b_scales + j * TILE), vec_set1(256));
+            float *c = sums->c + (size_t)(i * TILE) * c_stride + j * TILE;
+            UNROLL
+            for (int r = 0; r < TILE; r++, c += c_stride) {
+                const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(upper + r * TILE), 8),
+                                                     _mm512_load_si512(mixed + r * TILE));
+                const vec v = vec_mul(_mm512_cvtepi32_ps(sum), vec_set1(a_scales[r]));
+                vec_store(c, more ? vec_fma(v, b_scales, vec_load(c)) : vec_mul(v, b_scales));
+            }
+        }
+}
+
+/* The sums of the block before are scaled while the unit is at the first half of this one. */
+INLINE void fixed_product(struct fixed_sums *sums, const uint8_t *a, const uint8_t *b, size_t line,
+                          int rows, int columns, size_t c_stride, bool more)
+{
+    clear_tiles();
+    for (size_t s = 0; s < line; s += BUTLER_TILE_BYTES)
+        fixed_part(a + s, b + s, line, rows, columns);
+    scale_sums(sums, c_stride, more);
+    STORE_SUMS(upper);
+    clear_tiles();
+    for (size_t s = 0; s < line; s += BUTLER_TILE_BYTES) {
+        fixed_part(a + s, b + s + HALF, line, rows, columns);
+        fixed_part(a + s + HALF, b + s, line, rows, columns);
+    }
+    STORE_SUMS(mixed);
+}
+
+static void multiply_fixed(float *c, size_t c_stride, const void *a, const float *a_scales, const void *b, const float *b_scales,
+                           int m, int n, int k, bool more)
+{
+    const size_t line = butler_fixed_bytes(TILE, k);
+    struct fixed_sums sums;
+    sums.rows = 0;
+    __asm__ volatile("" ::: "memory"); /* the tile instructions do not say what they read */
+    _tile_loadconfig(config);
+    for (int i = 0; i < m; i += 2 * TILE)
+        for (int j = 0; j < n; j += 2 * TILE) {
+            const uint8_t *rows = (const uint8_t *)a + (size_t)(i / TILE) * line;
+            const uint8_t *columns = (const uint8_t *)b + (size_t)(j / TILE) * line;
+            const int n_rows = i + TILE < m ? 2 : 1, n_columns = j + TILE < n ? 2 : 1;
+            if (n_rows == 2 && n_columns == 2)
+                fixed_product(&sums, rows, columns, line, 2, 2, c_stride, more);
+            else if (n_rows == 2)
+                fixed_product(&sums, rows, columns, line, 2, 1, c_stride, more);
+            else if (n_columns == 2)
+                fixed_product(&sums, rows, columns, line, 1, 2, c_stride, more);
+            else
+                fixed_product(&sums, rows, columns, line, 1, 1, c_stride, more);
+            sums.c = c + (size_t)i * c_stride + j;
+            sums.a_scales = a_scales + i;
+            sums.b_scales = b_scales + j;
+            sums.rows = n_rows;
+            sums.columns = n_columns;
+        }
+    scale_sums(&sums, c_stride, more);
+    _tile_release();
+}
+
 void butler_kernels_amx(struct butler_kernels *table)
 {
     table->isa = "amx";
@@ -208,5 +413,8 @@ void butler_kernels_amx(struct butler_kernels *table)
     table->pack_columns = pack_columns;
     table->pack_turned = pack_turned;
     table->multiply = multiply;
+    table->pack_fixed_rows = pack_fixed_rows;
+    table->pack_fixed_columns = pack_fixed_columns;
+    table->multiply_fixed = multiply_fixed;
 }
 #endif

@@ -181,7 +181,7 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     butler_arena_want(arena, &work->tile_out, threads * (size_t)work->tile_rows * dim, sizeof(float));
     butler_arena_want(arena, &work->block, threads * work->block_floats, sizeof(float));
     butler_arena_want(arena, &work->panel, threads * work->panel_floats, sizeof(float));
-    work->packed_bytes = butler_packed_bytes(BUTLER_MIN(n_block, BUTLER_PACKED_TOKENS), n_columns);
+    work->packed_bytes = butler_matmul_packed_bytes(BUTLER_MIN(n_block, BUTLER_PACKED_TOKENS), n_columns);
     butler_arena_want(arena, &work->packed, work->packed_bytes, 1);
     butler_arena_want(arena, &work->selected, (size_t)hp->n_layers * heads * work->selected_words, sizeof(uint64_t));
     if (policy->rope_in_cache) {

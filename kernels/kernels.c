@@ -27,13 +27,16 @@ static bool cpu_has_f16c(void)
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
-/* Tiles of bfloat16, instructions that make them, and a system that saves them: it lets a process use them when asked. */
+/* Tiles of bfloat16 and of bytes, vector instructions that make bfloat16, and a system that saves tiles: it lets a process
+ * use them when asked. */
 static bool cpu_has_amx(void)
 {
-    enum { TILE = 1 << 24, TILE_BF16 = 1 << 22, VECTOR_BF16 = 1 << 5, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    enum { TILE = 1 << 24, TILE_BF16 = 1 << 22, TILE_INT8 = 1 << 25, VECTOR_BF16 = 1 << 5 };
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
     unsigned a, b, c, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & TILE) && (d & TILE_BF16) && __get_cpuid_count(7, 1, &a, &b, &c, &d) &&
-           (a & VECTOR_BF16) && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & TILE) && (d & TILE_BF16) && (d & TILE_INT8) &&
+           __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & VECTOR_BF16) &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 #endif
 

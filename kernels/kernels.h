@@ -10,11 +10,23 @@
 
 #include "gguf.h"
 
-enum { BUTLER_TILE_K = 32, BUTLER_TILE_BYTES = 2048 };
+enum {
+    BUTLER_TILE_K = 32,
+    BUTLER_TILE_BYTES = 2048,
+    BUTLER_FIXED_K = 64,        /* of a tile in fixed point */
+    BUTLER_FIXED_COLUMNS = 512, /* most that one scale serves: sums of products still fit 32 bits */
+};
+#define BUTLER_FIXED_MOST 32639.0f   /* 127 * 256 + 127 */
+#define BUTLER_FIXED_LEAST 0x1p-100f /* lines smaller than this count as 0 */
 
 static inline size_t butler_packed_bytes(int n, int k)
 {
     return BUTLER_CEIL_DIV((size_t)n, 16) * BUTLER_CEIL_DIV((size_t)k, BUTLER_TILE_K) * BUTLER_TILE_BYTES;
+}
+
+static inline size_t butler_fixed_bytes(int n, int k)
+{
+    return BUTLER_CEIL_DIV((size_t)n, 16) * BUTLER_CEIL_DIV((size_t)k, BUTLER_FIXED_K) * BUTLER_TILE_BYTES;
 }
 
 struct butler_kernels {
@@ -42,6 +54,17 @@ struct butler_kernels {
     /* c[i * c_stride + j] (+)= sum_d a_i[d] b_j[d] without the products of two low parts, i < m, j < n, both multiples of 16.
      * The value for (i, j) does not depend on m and n. Subnormal parts may count as 0. */
     void (*multiply)(float *c, size_t c_stride, const void *a, const void *b, int m, int n, int k, bool more);
+
+    /* The same in 16-bit fixed point, for k <= BUTLER_FIXED_COLUMNS: x = scale q, scale = most / BUTLER_FIXED_MOST, most the
+     * line's greatest magnitude, q = 256 high + low to nearest in signed bytes. Tiles of BUTLER_FIXED_K of k have first all high
+     * bytes, then the low; of columns, fours of neighbours in k lie together. butler_fixed_bytes(n, k) bytes at a multiple of
+     * 64 (of a page is faster), and a scale a line, n rounded up to 16. What is missing in a tile is 0. */
+    void (*pack_fixed_rows)(void *packed, float *scales, const float *x, size_t stride, int n, int k);
+    void (*pack_fixed_columns)(void *packed, float *scales, const float *x, size_t stride, int n, int k);
+    /* c[i * c_stride + j] (+)= scale_i scale_j sum_d (q_i[d] q_j[d] - low_i[d] low_j[d]), the sum exact in integers; m and n as
+     * in multiply. Where a line has an infinity or a NaN, so has the result. */
+    void (*multiply_fixed)(float *c, size_t c_stride, const void *a, const float *a_scales, const void *b, const float *b_scales,
+                           int m, int n, int k, bool more);
 
     /* -- vectors */
     float (*dot)(const float *x, const float *y, int n);

@@ -8,10 +8,12 @@
 enum {
     GEMV_ROWS = 32,     /* fewest rows of a matrix one task multiplies in decode, */
     GEMV_MOST = 128,    /* and most: a task begins streams that the prefetchers have to find again, and ends them */
+    PANEL_FLOATS = 128 << 10, /* of a panel: half a megabyte, to stay in a thread's cache */
     PANEL_ROWS = 64,    /* most rows of a panel, so that every thread has its share */
     GEMV_TOKENS = 4,    /* up to this many tokens a row is used in its quantised form */
-    TILE_ROWS = 128,    /* rows a task multiplies in the matrix unit: x is read once for so many */
-    TILE_COLUMNS = 256, /* columns at a time: what 32 tokens have of them stays in the nearest cache */
+    TILE_ROWS = 256,    /* rows a task multiplies in the matrix unit: x is read once for so many */
+    TILE_COLUMNS = 256, /* columns at a time, with scales of their own: what 32 tokens have stays in the nearest cache */
+    PAGE = 4096,
     LINES = 16,         /* rows that are widened and packed together */
 };
 
@@ -53,7 +55,7 @@ static int gemv_rows(int n_rows, int n_threads)
 
 static int panel_rows(int n_cols)
 {
-    return BUTLER_MAX(BUTLER_MIN(BUTLER_PANEL_FLOATS / n_cols, PANEL_ROWS), 1);
+    return BUTLER_MAX(BUTLER_MIN(PANEL_FLOATS / n_cols, PANEL_ROWS), 1);
 }
 
 static void gemm_task(void *context, int task, int thread)
@@ -71,10 +73,27 @@ static void gemm_task(void *context, int task, int thread)
 
 /* ------------------------------------------------------------------------------------------- the matrix unit */
 
-/* Where the tokens' part of a chunk of columns lies: chunk by chunk, as the products read them. */
+size_t butler_matmul_packed_bytes(int n, int n_cols)
+{
+    const size_t n_lines = BUTLER_CEIL_DIV((size_t)n, LINES) * LINES;
+    return BUTLER_CEIL_DIV((size_t)n_cols, TILE_COLUMNS) * (butler_fixed_bytes(n, TILE_COLUMNS) + n_lines * sizeof(float)) + PAGE;
+}
+
+static unsigned char *next_page(void *p)
+{
+    return (unsigned char *)(((uintptr_t)p + PAGE - 1) / PAGE * PAGE);
+}
+
+/* Where the tokens' part of a chunk of columns lies: chunk by chunk, as the products read them; then all scales. */
 static unsigned char *packed_chunk(const struct matmul_job *job, int column)
 {
-    return job->work->packed + (size_t)(column / TILE_COLUMNS) * butler_packed_bytes(job->n, TILE_COLUMNS);
+    return next_page(job->work->packed) + (size_t)(column / TILE_COLUMNS) * butler_fixed_bytes(job->n, TILE_COLUMNS);
+}
+
+static float *chunk_scales(const struct matmul_job *job, int column)
+{
+    const int n_chunks = BUTLER_CEIL_DIV(job->w->n_cols, TILE_COLUMNS), n_lines = BUTLER_CEIL_DIV(job->n, LINES) * LINES;
+    return (float *)packed_chunk(job, n_chunks * TILE_COLUMNS) + (size_t)(column / TILE_COLUMNS) * (size_t)n_lines;
 }
 
 static void pack_task(void *context, int task, int thread)
@@ -82,21 +101,28 @@ static void pack_task(void *context, int task, int thread)
     const struct matmul_job *job = context;
     const int column = task * TILE_COLUMNS, n_cols = job->w->n_cols;
     (void)thread;
-    job->kernels->pack_rows(packed_chunk(job, column), job->x + column, (size_t)n_cols, job->n,
-                            BUTLER_MIN(TILE_COLUMNS, n_cols - column));
+    job->kernels->pack_fixed_rows(packed_chunk(job, column), chunk_scales(job, column), job->x + column, (size_t)n_cols, job->n,
+                                  BUTLER_MIN(TILE_COLUMNS, n_cols - column));
 }
 
-/* Columns [column, column + n) of some rows, packed. lines: scratch for LINES of them. */
-static void pack_weights(const struct matmul_job *job, unsigned char *packed, float *lines, int first, int n_rows, int column,
-                         int n)
+/* What a task works with: weights packed and not yet, their scales, sums. */
+struct tile_scratch {
+    unsigned char packed[TILE_ROWS * TILE_COLUMNS * 2];
+    float scales[TILE_ROWS], lines[LINES * TILE_COLUMNS], sums[BUTLER_PACKED_TOKENS * TILE_ROWS];
+};
+_Static_assert(sizeof(struct tile_scratch) + PAGE <= BUTLER_PANEL_FLOATS * sizeof(float), "a task's scratch has room for it");
+
+/* Columns [column, column + n) of some rows. */
+static void pack_weights(const struct matmul_job *job, struct tile_scratch *scratch, int first, int n_rows, int column, int n)
 {
     const struct butler_matrix *w = job->w;
     const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes + butler_row_bytes(w->type, column);
-    for (int r = 0; r < n_rows; r += LINES, packed += butler_packed_bytes(LINES, n)) {
+    for (int r = 0; r < n_rows; r += LINES) {
         const int count = BUTLER_MIN(LINES, n_rows - r);
         for (int i = 0; i < count; i++)
-            job->kernels->dequant[w->type](lines + i * TILE_COLUMNS, rows + (size_t)(r + i) * w->row_bytes, n);
-        job->kernels->pack_columns(packed, lines, TILE_COLUMNS, count, n);
+            job->kernels->dequant[w->type](scratch->lines + i * TILE_COLUMNS, rows + (size_t)(r + i) * w->row_bytes, n);
+        job->kernels->pack_fixed_columns(scratch->packed + butler_fixed_bytes(r, n), scratch->scales + r, scratch->lines,
+                                         TILE_COLUMNS, count, n);
     }
 }
 
@@ -106,20 +132,18 @@ static void tile_task(void *context, int task, int thread)
     const struct butler_matrix *w = job->w;
     const int first = task * job->rows_per_task, n_rows = BUTLER_MIN(job->rows_per_task, w->n_rows - first);
     const int m = BUTLER_CEIL_DIV(job->n, LINES) * LINES, n = BUTLER_CEIL_DIV(n_rows, LINES) * LINES;
-    float *sums = job->work->panel + (size_t)thread * job->work->panel_floats, *lines = sums + BUTLER_PACKED_TOKENS * TILE_ROWS;
-    unsigned char *packed = (unsigned char *)(lines + LINES * TILE_COLUMNS);
+    struct tile_scratch *scratch = (void *)next_page(job->work->panel + (size_t)thread * job->work->panel_floats);
     for (int column = 0; column < w->n_cols; column += TILE_COLUMNS) {
         const int k = BUTLER_MIN(TILE_COLUMNS, w->n_cols - column);
-        pack_weights(job, packed, lines, first, n_rows, column, k);
-        job->kernels->multiply(sums, TILE_ROWS, packed_chunk(job, column), packed, m, n, k, column > 0);
+        pack_weights(job, scratch, first, n_rows, column, k);
+        job->kernels->multiply_fixed(scratch->sums, TILE_ROWS, packed_chunk(job, column), chunk_scales(job, column),
+                                     scratch->packed, scratch->scales, m, n, k, column > 0);
     }
     for (int t = 0; t < job->n; t++)
-        memcpy(job->y + (size_t)t * (size_t)w->n_rows + first, sums + (size_t)t * TILE_ROWS, (size_t)n_rows * sizeof *sums);
+        memcpy(job->y + (size_t)t * (size_t)w->n_rows + first, scratch->sums + (size_t)t * TILE_ROWS,
+               (size_t)n_rows * sizeof *scratch->sums);
     add_bias(job, first, n_rows);
 }
-
-_Static_assert(BUTLER_PACKED_TOKENS *TILE_ROWS + LINES * TILE_COLUMNS + TILE_ROWS * TILE_COLUMNS <= BUTLER_PANEL_FLOATS,
-               "a task's sums, lines and packed weights fit its scratch");
 
 static void tile_matmul(struct butler_pool *pool, struct matmul_job job)
 {
@@ -141,7 +165,7 @@ void butler_matmul(struct butler_backend *backend, struct butler_workspace *work
     struct matmul_job job = {backend->kernels, w, work, y, x, n, few ? gemv_rows(w->n_rows, butler_pool_size(backend->pool)) : panel_rows(w->n_cols)};
     /* What F32 weights are kept for is lost in parts of 16 bits; rounded weights lose nothing to speak of. */
     if (!few && backend->kernels->tiles && w->type != BUTLER_F32 &&
-        butler_packed_bytes(BUTLER_MIN(n, BUTLER_PACKED_TOKENS), w->n_cols) <= work->packed_bytes)
+        butler_matmul_packed_bytes(BUTLER_MIN(n, BUTLER_PACKED_TOKENS), w->n_cols) <= work->packed_bytes)
         tile_matmul(backend->pool, job);
     else
         butler_pool_run(backend->pool, few ? gemv_task : gemm_task, &job, BUTLER_CEIL_DIV(w->n_rows, job.rows_per_task));

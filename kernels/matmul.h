@@ -5,9 +5,12 @@
 #include "backend.h"
 
 enum {
-    BUTLER_PANEL_FLOATS = 128 << 10, /* floats of scratch a task has: half a megabyte, to stay in its cache */
+    BUTLER_PANEL_FLOATS = 172 << 10, /* floats of scratch a task has */
     BUTLER_PACKED_TOKENS = 512,      /* tokens that are packed at a time */
 };
+
+/* What n tokens of n_cols numbers take as the left operand of the matrix unit. */
+size_t butler_matmul_packed_bytes(int n, int n_cols);
 
 /* y[n][n_rows] = x[n][n_cols] W^T + bias. apart: each row has the bits that it would have alone. */
 void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, float *y, const struct butler_matrix *w,

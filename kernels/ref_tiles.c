@@ -60,3 +60,70 @@ void butler_ref_multiply(float *c, size_t c_stride, const void *a, const void *b
             c[(size_t)i * c_stride + (size_t)j] = sum;
         }
 }
+
+/* ------------------------------------------------------------------------------- 16-bit fixed point in two bytes */
+
+static size_t fixed_row_at(int i, int c)
+{
+    return (size_t)(i % 16 * BUTLER_FIXED_K + c % BUTLER_FIXED_K);
+}
+
+static size_t fixed_column_at(int i, int c)
+{
+    return (size_t)(c % BUTLER_FIXED_K / 4 * 64 + i % 16 * 4 + c % 4);
+}
+
+static int8_t *fixed_tile(const void *packed, int i, int c, int k)
+{
+    return (int8_t *)packed + (size_t)(i / 16) * butler_fixed_bytes(16, k) + (size_t)(c / BUTLER_FIXED_K) * BUTLER_TILE_BYTES;
+}
+
+static void pack_fixed(void *packed, float *scales, const float *x, size_t stride, int n, int k, size_t (*at)(int, int))
+{
+    memset(packed, 0, butler_fixed_bytes(n, k));
+    memset(scales, 0, BUTLER_CEIL_DIV((size_t)n, 16) * 16 * sizeof *scales);
+    for (int i = 0; i < n; i++) {
+        uint32_t most_bits = 0;
+        for (int c = 0; c < k; c++)
+            most_bits = BUTLER_MAX(most_bits, float_to_bits(fabsf(x[(size_t)i * stride + (size_t)c])));
+        const float most = bits_to_float(most_bits);
+        if (most < BUTLER_FIXED_LEAST)
+            continue;
+        scales[i] = most / BUTLER_FIXED_MOST;
+        for (int c = 0; c < k; c++) {
+            const float scaled = x[(size_t)i * stride + (size_t)c] * (BUTLER_FIXED_MOST / most);
+            const int q = ref_clamp(nearbyintf(scaled), -32639, 32639), high = (q + 128 + 32768) / 256 - 128;
+            int8_t *tile = fixed_tile(packed, i, c, k);
+            tile[at(i, c)] = (int8_t)high;
+            tile[1024 + at(i, c)] = (int8_t)(q - 256 * high);
+        }
+    }
+}
+
+void butler_ref_pack_fixed_rows(void *packed, float *scales, const float *x, size_t stride, int n, int k)
+{
+    pack_fixed(packed, scales, x, stride, n, k, fixed_row_at);
+}
+
+void butler_ref_pack_fixed_columns(void *packed, float *scales, const float *x, size_t stride, int n, int k)
+{
+    pack_fixed(packed, scales, x, stride, n, k, fixed_column_at);
+}
+
+void butler_ref_multiply_fixed(float *c, size_t c_stride, const void *a, const float *a_scales, const void *b, const float *b_scales,
+                               int m, int n, int k, bool more)
+{
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++) {
+            int32_t upper = 0, mixed = 0;
+            for (int d = 0; d < k; d++) {
+                const int8_t *x = fixed_tile(a, i, d, k) + fixed_row_at(i, d);
+                const int8_t *y = fixed_tile(b, j, d, k) + fixed_column_at(j, d);
+                upper += x[0] * y[0];
+                mixed += x[0] * y[1024] + x[1024] * y[0];
+            }
+            const float v = (float)(256 * upper + mixed) * a_scales[i];
+            float *to = c + (size_t)i * c_stride + (size_t)j;
+            *to = more ? fmaf(v, 256 * b_scales[j], *to) : v * (256 * b_scales[j]);
+        }
+}

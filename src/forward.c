@@ -162,7 +162,6 @@ static int foresee(struct butler_session *session, const struct butler_pass *pas
                                         pass->decode || session->policy.method == BUTLER_EVICT, err);
     lap(&sum, &mark);
     session->stats.predict_s += pass->decode ? sum : 0;
-    session->failed = session->failed || code < 0;
     return code;
 }
 
@@ -278,14 +277,25 @@ static void begin(struct butler_session *const *sessions, int n_sessions, const 
         backend->add(backend, lead->x, lead->h, (size_t)pass->n * n_embd);
 }
 
-/* x += h for the sessions that have not left the stack. */
-static void add_residual(struct butler_session *const *sessions, int n_sessions, size_t n_row)
+/* x += h for the rows of the sessions that have not left the stack. */
+static void add_residual(struct butler_session *const *sessions, int n_sessions, float *x, size_t n_row)
 {
     struct butler_session *lead = sessions[0];
     struct butler_backend *backend = lead->model->backend;
     for (int s = 0; s < n_sessions; s++)
         if (!sessions[s]->left)
-            backend->add(backend, lead->x + (size_t)s * n_row, lead->h + (size_t)s * n_row, n_row);
+            backend->add(backend, x + (size_t)s * n_row, lead->h + (size_t)s * n_row, n_row);
+}
+
+/* Session `which` cannot go on inside a layer; the caches of the others have grown too, and none is what it was. */
+static int give_up(struct butler_session *const *sessions, int n_sessions, int which, struct butler_error *errs)
+{
+    for (int s = 0; s < n_sessions; s++) {
+        sessions[s]->failed = true;
+        if (s != which)
+            butler_fail(&errs[s], errs[which].code, "session %d of the batch failed: %s", which, errs[which].message);
+    }
+    return errs[which].code;
 }
 
 static int attend_all(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass, int layer,
@@ -304,13 +314,51 @@ static int attend_all(struct butler_session *const *sessions, int n_sessions, co
             capture->layer(capture->user, layer, session->n_past, rows, lead->x + s * n_x, lead->h + s * n_x, heads.q, heads.k);
         if (session->queries)
             memcpy(session->queries + (size_t)layer * n_token, heads.q + n_q - n_token, n_token * sizeof *heads.q);
-        if (attention(session, pass, layer, rows, &heads, &errs[s]) < 0) {
-            session->failed = true;
-            return BUTLER_ERROR_LENGTH;
-        }
+        if (attention(session, pass, layer, rows, &heads, &errs[s]) < 0)
+            return give_up(sessions, n_sessions, (int)s, errs);
         if (capture && capture->attended)
             capture->attended(capture->user, layer, session->n_past, rows, heads.o);
     }
+    return 0;
+}
+
+/* Rows of a prompt's block that nobody will look at once the last layer has filled its cache: what follows runs for its end
+ * alone, as many rows as take the way of a whole block through the products, and none where the prompt goes on. */
+static int unused_rows(const struct butler_session *session, const struct butler_pass *pass, int layer)
+{
+    enum { END = 16 };
+    if (pass->decode || pass->each || session->capture || layer < session->model->hp.n_layers - 1)
+        return 0;
+    return pass->prompt_ends ? BUTLER_MAX(pass->n - END, 0) : pass->n;
+}
+
+/* What a layer does after its attention, for the rows of the block from `first` on: only a single session skips any. */
+static int close_layer(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass, int l, int first,
+                       struct butler_error *errs)
+{
+    struct butler_session *lead = sessions[0];
+    const struct butler_layer *layer = &lead->model->layers[l];
+    const struct butler_hparams *hp = &lead->model->hp;
+    struct butler_backend *backend = lead->model->backend;
+    const int n = pass->n - first, rows = n / n_sessions;
+    const size_t n_row = (size_t)rows * (size_t)hp->n_embd;
+    float *x = lead->x + (size_t)first * (size_t)hp->n_embd;
+
+    matmul(lead, lead->h, &layer->wo, lead->o + (size_t)first * (size_t)(hp->n_heads * hp->head_dim), n, pass->decode);
+    add_residual(sessions, n_sessions, x, n_row);
+    backend->norm(backend, lead->h, x, &layer->ffn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
+    for (int s = 0; s < n_sessions; s++) {
+        const struct butler_capture *capture = sessions[s]->capture;
+        const float *h = lead->h + (size_t)s * n_row;
+        if (sessions[s]->left)
+            continue;
+        if (capture && capture->fed)
+            capture->fed(capture->user, l, sessions[s]->n_past, rows, h);
+        if (foresee(sessions[s], pass, l, BUTLER_PREDICTOR_INPUT_ATTENTION, h, rows, &errs[s]) < 0)
+            return give_up(sessions, n_sessions, s, errs);
+    }
+    feed_forward(lead, layer, n, pass->decode);
+    add_residual(sessions, n_sessions, x, n_row);
     return 0;
 }
 
@@ -324,7 +372,7 @@ int butler_forward(struct butler_session *const *sessions, int n_sessions, const
     const int n = pass->n, rows = n / n_sessions;
     const bool decode = pass->decode;
     const size_t n_row = (size_t)rows * (size_t)hp->n_embd;
-    int n_left = 0; /* sessions that left the stack early: the layers that remain only fill their caches */
+    int code, n_left = 0; /* sessions that left the stack early: the layers that remain only fill their caches */
 
     begin(sessions, n_sessions, pass);
     for (int l = 0; l < hp->n_layers; l++) {
@@ -333,7 +381,7 @@ int butler_forward(struct butler_session *const *sessions, int n_sessions, const
         backend->norm(backend, lead->h, lead->x, &layer->attn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
         for (int s = 0; s < n_sessions; s++)
             if (foresee(sessions[s], pass, l, BUTLER_PREDICTOR_INPUT_NORM, lead->h + (size_t)s * n_row, rows, &errs[s]) < 0)
-                return BUTLER_ERROR_LENGTH;
+                return give_up(sessions, n_sessions, s, errs);
         matmul(lead, lead->q, &layer->wq, lead->h, n, decode);
         matmul(lead, lead->k, &layer->wk, lead->h, n, decode);
         matmul(lead, lead->v, &layer->wv, lead->h, n, decode);
@@ -342,33 +390,22 @@ int butler_forward(struct butler_session *const *sessions, int n_sessions, const
             backend->rope(backend, lead->q, lead->cos, lead->sin, n, hp->n_heads, hp->head_dim, hp->n_rot, hp->rope);
             backend->rope(backend, lead->k, lead->cos, lead->sin, n, hp->n_kv_heads, hp->head_dim, hp->n_rot, hp->rope);
         }
-        if (attend_all(sessions, n_sessions, pass, l, errs) < 0)
-            return BUTLER_ERROR_LENGTH;
-        if (n_left == n_sessions)
+        code = attend_all(sessions, n_sessions, pass, l, errs);
+        if (code < 0)
+            return code;
+        const int skipped = unused_rows(lead, pass, l);
+        if (n_left == n_sessions || skipped == n)
             continue;
-        matmul(lead, lead->h, &layer->wo, lead->o, n, decode);
-        add_residual(sessions, n_sessions, n_row);
-
-        backend->norm(backend, lead->h, lead->x, &layer->ffn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
-        for (int s = 0; s < n_sessions; s++) {
-            const struct butler_capture *capture = sessions[s]->capture;
-            const float *h = lead->h + (size_t)s * n_row;
-            if (sessions[s]->left)
-                continue;
-            if (capture && capture->fed)
-                capture->fed(capture->user, l, sessions[s]->n_past, rows, h);
-            if (foresee(sessions[s], pass, l, BUTLER_PREDICTOR_INPUT_ATTENTION, h, rows, &errs[s]) < 0)
-                return BUTLER_ERROR_LENGTH;
-        }
-        feed_forward(lead, layer, n, decode);
-        add_residual(sessions, n_sessions, n_row);
+        code = close_layer(sessions, n_sessions, pass, l, skipped, errs);
+        if (code < 0)
+            return code;
         for (int s = 0; s < n_sessions && decode; s++)
             if (!sessions[s]->left && leaves_early(sessions[s], lead->x + (size_t)s * n_row, l)) {
                 sessions[s]->left = true;
                 n_left++;
             }
     }
-    const int code = finish(sessions, n_sessions, pass, errs);
+    code = finish(sessions, n_sessions, pass, errs);
     for (int s = 0; s < n_sessions; s++) {
         struct butler_session *session = sessions[s];
         if (session->failed)

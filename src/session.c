@@ -100,7 +100,8 @@ struct butler_session *butler_session_make(struct butler_model *model, const str
     session->model = model;
     session->policy = *policy;
     session->n_ctx = n_ctx;
-    session->n_block = BUTLER_MIN(params->n_block ? params->n_block : 256, n_ctx);
+    /* A matrix unit is faster than weights can be made ready for it: more tokens for each. */
+    session->n_block = BUTLER_MIN(params->n_block ? params->n_block : model->backend->kernels->tiles ? 512 : 256, n_ctx);
     session->kv_type = params->kv_type;
     session->seed = params->seed;
     session->shape = (struct butler_metric_shape){

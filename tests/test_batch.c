@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "butler.h"
 #include "fixtures.h"
+#include "session.h"
 
 enum { SESSIONS = 5, STEPS = 12 };
 
@@ -122,11 +122,36 @@ static void what_is_wrong_is_named(void **state)
     butler_model_free(other);
 }
 
+/* Where one session cannot go on in the middle of the layers, the caches of the others have grown too. */
+static void one_failure_fails_all(void **state)
+{
+    (void)state;
+    struct butler_model *model = open_model("models/llama-gqa.gguf", 1);
+    struct butler_session *sessions[] = {open_session(model, 0), open_session(model, 1), open_session(model, 2)};
+    struct butler_error errs[3], err;
+    const int32_t ids[] = {1, 2, 3};
+    const int last = sessions[1]->shape.n_layers - 1, past = butler_n_past(sessions[0]);
+    assert_true(last > 0);
+    butler_kv_at(&sessions[1]->kv, last, 0)->n_slots = sessions[1]->kv.max_slots; /* full in one layer alone */
+    assert_int_equal(butler_step_batch(sessions, ids, 3, errs), BUTLER_ERROR_LENGTH);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(errs[i].code, BUTLER_ERROR_LENGTH);
+        assert_non_null(strstr(errs[i].message, i == 1 ? "KV cache" : "session 1"));
+        assert_true(butler_step(sessions[i], 1, &err) < 0);
+        assert_true(butler_prefill(sessions[i], ids, 3, NULL, NULL, &err) < 0);
+    }
+    assert_int_equal(butler_n_past(sessions[0]), past);
+    for (int i = 0; i < 3; i++)
+        butler_session_free(sessions[i]);
+    butler_model_free(model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(together_as_alone),
         cmocka_unit_test(what_is_wrong_is_named),
+        cmocka_unit_test(one_failure_fails_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* Packed blocks and their products on every ISA: a packed operand is the same bytes everywhere and reads nothing beyond its
  * lines; products are those of the numbers in double precision, as near as two bfloat16 hold a number; and a value does
- * not depend on the block it was computed in. */
+ * not depend on the block it was computed in. The same for fixed point, whose sums are exact. */
 #include "kernel_test.h"
 
 enum { MAX_LINES = 80, MAX_K = 300 };
@@ -143,11 +143,167 @@ static void products_of_blocks(void **state)
     }
 }
 
+/* ------------------------------------------------------------------------------------- 16-bit fixed point */
+
+/* What element c of line i was packed as, in units of its scale. */
+static int fixed_value(const unsigned char *packed, int i, int c, int k, bool columns)
+{
+    const unsigned char *tile = packed + ((size_t)(i / 16) * ((size_t)(k + 63) / 64) + (size_t)(c / 64)) * 2048;
+    const size_t at = columns ? (size_t)(c % 64 / 4 * 64 + i % 16 * 4 + c % 4) : (size_t)(i % 16 * 64 + c % 64);
+    return 256 * (int8_t)tile[at] + (int8_t)tile[1024 + at];
+}
+
+static void check_pack_fixed(const struct butler_kernels *table, bool columns, int n, int k, bool end, enum kind values,
+                             uint64_t *seed)
+{
+    static struct guarded in, out, out_scales;
+    static unsigned char reference[1 << 18];
+    float plain_scales[MAX_LINES];
+    if (!in.base) {
+        in = guarded_new(sizeof(float) * MAX_LINES * (MAX_K + 8));
+        out = guarded_new(butler_fixed_bytes(MAX_LINES, MAX_K));
+        out_scales = guarded_new(sizeof plain_scales);
+    }
+    const size_t stride = (size_t)(k + n % 3), count = (size_t)(n - 1) * stride + (size_t)k, bytes = butler_fixed_bytes(n, k),
+                 scale_bytes = (size_t)(n + 15) / 16 * 16 * sizeof(float);
+    float *x = guarded_at(&in, count * sizeof *x, end, 0), *scales = guarded_at(&out_scales, scale_bytes, end, 0);
+    unsigned char *packed = guarded_at(&out, bytes, end, 0);
+    fill_random(x, count, values, seed);
+    if (n > 2) /* a line of nothing, and one too small to count */
+        for (int c = 0; c < k; c++)
+            x[stride + (size_t)c] = 0, x[2 * stride + (size_t)c] = 0x1p-101f;
+    memset(packed, 0xff, bytes);
+    memset(scales, 0xff, scale_bytes);
+    (columns ? table->pack_fixed_columns : table->pack_fixed_rows)(packed, scales, x, stride, n, k);
+    (columns ? butler_kernels_ref.pack_fixed_columns
+             : butler_kernels_ref.pack_fixed_rows)(reference, plain_scales, x, stride, n, k);
+    assert_memory_equal(packed, reference, bytes);
+    assert_memory_equal(scales, plain_scales, scale_bytes);
+    for (int i = 0; i < (n + 15) / 16 * 16; i++) {
+        double most = 0;
+        for (int c = 0; i < n && c < k; c++)
+            most = fmax(most, fabs((double)x[(size_t)i * stride + (size_t)c]));
+        assert_true(most < 0x1p-100 ? scales[i] == 0 : fabs((double)scales[i] * 32639 - most) <= most * EPS);
+        for (int c = 0; c < (k + 63) / 64 * 64; c++) {
+            const double value = i < n && c < k ? (double)x[(size_t)i * stride + (size_t)c] : 0;
+            const int q = fixed_value(packed, i, c, k, columns);
+            assert_near("fixed point", table->isa, k, i, q * (double)scales[i], value, most * (0.5 / 32639 + 2 * EPS) + 0x1p-100);
+            assert_true(c < k || q == 0);
+        }
+    }
+}
+
+static void fixed_point_holds_its_numbers(void **state)
+{
+    (void)state;
+    uint64_t seed = 8;
+    FOR_EACH_ISA(table)
+    {
+        for (int trial = 0; trial < 120; trial++)
+            check_pack_fixed(table, trial % 2, 1 + trial * 7 % 50, 1 + trial * 23 % 290, trial / 2 % 2,
+                             (enum kind)(trial / 2 % N_KINDS), &seed);
+    }
+}
+
+/* Lines of two operands with the greatest parts they can have: sums must not overflow, and are exact. */
+static void check_multiply_fixed(const struct butler_kernels *table, int m, int n, int k, enum kind kind, uint64_t *seed)
+{
+    static float x[MAX_LINES * BUTLER_FIXED_COLUMNS], y[MAX_LINES * BUTLER_FIXED_COLUMNS], twice[MAX_LINES * (MAX_LINES + 16)];
+    static _Alignas(64) unsigned char a[1 << 18], b[1 << 18];
+    float a_scales[MAX_LINES], b_scales[MAX_LINES], alone[16 * 16];
+    static struct guarded out;
+    if (!out.base)
+        out = guarded_new(sizeof twice);
+    const size_t stride = (size_t)n + 16 * (size_t)(m / 16 % 2), line = butler_fixed_bytes(16, k),
+                 count = (size_t)(m - 1) * stride + (size_t)n;
+    float *c = guarded_at(&out, count * sizeof *c, k % 2, 0);
+    fill_random(x, (size_t)m * (size_t)k, kind, seed);
+    fill_random(y, (size_t)n * (size_t)k, kind, seed);
+    for (int d = 0; d < k; d++) /* sums as large as they come: lines of equal numbers */
+        x[d] = 3, y[d] = -5;
+    table->pack_fixed_rows(a, a_scales, x, (size_t)k, m, k);
+    table->pack_fixed_columns(b, b_scales, y, (size_t)k, n, k);
+    for (size_t i = 0; i < count; i++)
+        c[i] = -12345;
+    table->multiply_fixed(c, stride, a, a_scales, b, b_scales, m, n, k, false);
+    /* The products of low parts are missing. */
+    assert_near("multiply_fixed of the greatest parts", table->isa, k, 0, c[0], -15.0 * k, 15.0 * k * 0x1p-14);
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < (int)stride && (size_t)i * stride + (size_t)j < count; j++) {
+            const float got = c[(size_t)i * stride + (size_t)j];
+            double sum = 0;
+            if (j >= n) {
+                assert_true(got == -12345);
+                continue;
+            }
+            for (int d = 0; d < k; d++) {
+                const int u = fixed_value(a, i, d, k, false), v = fixed_value(b, j, d, k, true);
+                sum += (double)u * v - (double)(int8_t)(u & 255) * (double)(int8_t)(v & 255);
+            }
+            const double expected = sum * (double)a_scales[i] * (double)b_scales[j];
+            assert_near("multiply_fixed", table->isa, k, i, got, expected, fabs(expected) * 4 * EPS + 0x1p-126);
+        }
+    table->multiply_fixed(alone, 16, a + (size_t)(m / 16 - 1) * line, a_scales + m - 16, b + (size_t)(n / 16 - 1) * line,
+                          b_scales + n - 16, 16, 16, k, false);
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 16; j++)
+            assert_same_bits("multiply_fixed", table->isa, k, i, alone[i * 16 + j],
+                             c[(size_t)(m - 16 + i) * stride + (size_t)(n - 16 + j)]);
+    memcpy(twice, c, count * sizeof *c);
+    table->multiply_fixed(twice, stride, a, a_scales, b, b_scales, m, n, k, true);
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++) {
+            const double once = (double)c[(size_t)i * stride + (size_t)j];
+            assert_near("multiply_fixed on top", table->isa, k, i, twice[(size_t)i * stride + (size_t)j], 2 * once,
+                        4 * EPS * fabs(once) + 0x1p-126);
+        }
+}
+
+static void products_in_fixed_point(void **state)
+{
+    (void)state;
+    static const int lengths[] = {1, 3, 63, 64, 65, 128, 200, 256, 512};
+    uint64_t seed = 9;
+    FOR_EACH_ISA(table)
+    {
+        for (int l = 0; l < BUTLER_COUNT(lengths); l++)
+            for (int m = 16; m <= 80; m += 16)
+                for (int n = 16; n <= 80; n += 16)
+                    if (l < 7 || (m >= 48 && n >= 64))
+                        check_multiply_fixed(table, m, n, lengths[l], (enum kind)((l + m / 16 + n / 16) % N_KINDS), &seed);
+    }
+}
+
+/* What is no number must not become one. */
+static void fixed_point_keeps_what_is_no_number(void **state)
+{
+    (void)state;
+    static const float bad[] = {INFINITY, -INFINITY, NAN};
+    FOR_EACH_ISA(table)
+    {
+        for (int i = 0; i < 6; i++) {
+            static _Alignas(64) unsigned char a[4096], b[4096];
+            float x[16 * 40], y[16 * 40], a_scales[16], b_scales[16], c[256];
+            for (int d = 0; d < 16 * 40; d++)
+                x[d] = y[d] = (float)(d % 7);
+            (i < 3 ? x : y)[3 * 40 + 33] = bad[i % 3];
+            table->pack_fixed_rows(a, a_scales, x, 40, 16, 40);
+            table->pack_fixed_columns(b, b_scales, y, 40, 16, 40);
+            table->multiply_fixed(c, 16, a, a_scales, b, b_scales, 16, 16, 40, false);
+            for (int j = 0; j < 256; j++)
+                assert_true((bool)isfinite(c[j]) == ((i < 3 ? j / 16 : j % 16) != 3));
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operands_hold_their_numbers),
         cmocka_unit_test(products_of_blocks),
+        cmocka_unit_test(fixed_point_holds_its_numbers),
+        cmocka_unit_test(products_in_fixed_point),
+        cmocka_unit_test(fixed_point_keeps_what_is_no_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -126,6 +126,15 @@ static void check(const struct expectation *e, const float *logits, double toler
                  tolerance);
 }
 
+/* Blocks of tokens meet weights that are rounded already in 16-bit fixed point where there is a matrix unit. These models'
+ * logits move by up to 8e-4 then. */
+static double allowed(const struct expectation *e, const struct butler_model *model, struct way way)
+{
+    const struct butler_model_info *info = butler_model_get_info(model);
+    const bool blocks = way.n_prompt != 0 && way.n_block > 4;
+    return strcmp(info->isa, "amx") == 0 && blocks && strcmp(info->file_type, "F32") != 0 ? 2e-3 : e->tolerance;
+}
+
 static void agrees_with_pytorch(void **state)
 {
     const struct expectation *e = *state;
@@ -144,10 +153,10 @@ static void agrees_with_pytorch(void **state)
         for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
             memset(one, 0xff, n_bytes);
             run(model, e, e->kv_type, ways[w], one);
-            check(e, one, e->tolerance, isas[i], ways[w].name, 1);
+            check(e, one, allowed(e, model, ways[w]), isas[i], ways[w].name, 1);
             memset(two, 0xff, n_bytes);
             run(model2, e, e->kv_type, ways[w], two);
-            check(e, two, e->tolerance, isas[i], ways[w].name, 2);
+            check(e, two, allowed(e, model, ways[w]), isas[i], ways[w].name, 2);
             assert_memory_equal(one, two, n_bytes);
         }
         butler_model_free(model);
