@@ -187,9 +187,10 @@ static float *partial_of(const struct butler_layer_state *state, int head, int s
     return state->work->partial + ((size_t)head * n_slices + (size_t)slice) * ((size_t)state->kv->head_dim + 2);
 }
 
-/* What a slice of keys that are rotated as they are read gives: as the kernels' one pass does, in three. */
-static void attend_rotated(const struct butler_layer_state *state, int thread, const float *q, int n_q, const void **keys, int rank,
-                           int n, float *s, float *acc, float *top, float *sum)
+/* What the kernels' one pass gives, in three: for keys that are rotated as they are read, and for Q8_0 rows, which one pass
+ * widens once for every four queries. */
+static void attend_in_three(const struct butler_layer_state *state, int thread, const float *q, int n_q, const void **keys, int rank,
+                            int n, float *s, float *acc, float *top, float *sum)
 {
     const struct butler_kv *kv = state->kv;
     const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
@@ -214,7 +215,7 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
     const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, head / group_of(state));
     const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
     const int first = slice * BUTLER_SLICE, n_rows = BUTLER_MIN(BUTLER_SLICE, n - first);
-    const bool rotated = state->work->rope_cos != NULL;
+    const bool in_three = state->work->rope_cos || kv->type == BUTLER_KV_Q8_0;
     float *out = state->work->tile_out + (size_t)thread * (size_t)state->work->tile_rows * dim;
     const float *scaled = scaled_queries(state, thread, q + (size_t)head * dim, n_q, cache->n_slots - 1);
     for (int i = 0, m; i < n_q; i += m, head += m, scaled += (size_t)m * dim) {
@@ -222,8 +223,8 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
         const void *keys[BUTLER_SLICE];
         m = BUTLER_MIN(n_q - i, SLICE_QUERIES);
         butler_attend_keys(kv, cache, slots, first, n_rows, keys);
-        if (rotated)
-            attend_rotated(state, thread, scaled, m, keys, first, n_rows, s, out, top, sum);
+        if (in_three)
+            attend_in_three(state, thread, scaled, m, keys, first, n_rows, s, out, top, sum);
         else
             kv->kernels->attend[kv->type](out, dim, top, sum, weights ? s : NULL, stride, scaled, dim, m, keys,
                                           BUTLER_PAGE * kv->row_bytes, n_rows, kv->head_dim);
@@ -232,7 +233,7 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
             partial[0] = top[h];
             partial[1] = sum[h];
             memcpy(partial + 2, out + (size_t)h * dim, dim * sizeof *out);
-            if (weights && !rotated)
+            if (weights && !in_three)
                 kv->kernels->exp_sum(s + (size_t)h * stride, top[h], n_rows);
         }
     }
