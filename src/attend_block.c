@@ -193,8 +193,9 @@ static void attend_strip(const struct tile *tile, int row, int n_rows, int first
     float *s = tile->keeps ? tile->weights + (size_t)row * stride + first : tile->scores;
     if (seen <= 0)
         return;
-    n = BUTLER_MIN(n, seen);
-    score_strip(tile, row, n_rows, first, n, s, stride);
+    score_strip(tile, row, n_rows, first, BUTLER_MIN(n, seen), s, stride);
+    if (!tile->job->tiles) /* packed values lie as the whole chunk was packed; what no row sees weighs nothing */
+        n = BUTLER_MIN(n, seen);
     for (int r = 0; r < n_rows; r++) {
         const int visible = tile->before + (row + r) / tile->group + 1 - first;
         weigh_row(tile, row + r, s + (size_t)r * stride, BUTLER_MIN(BUTLER_MAX(visible, 0), n), n);
