@@ -181,8 +181,10 @@ static void check_pack_fixed(const struct butler_kernels *table, bool columns, i
     assert_memory_equal(scales, plain_scales, scale_bytes);
     for (int i = 0; i < (n + 15) / 16 * 16; i++) {
         double most = 0;
-        for (int c = 0; i < n && c < k; c++)
-            most = fmax(most, fabs((double)x[(size_t)i * stride + (size_t)c]));
+        for (int c = 0; i < n && c < k; c++) { /* fmax in a loop is an internal error of gcc 12 for aarch64 */
+            const double size = fabs((double)x[(size_t)i * stride + (size_t)c]);
+            most = size > most ? size : most;
+        }
         assert_true(most < 0x1p-100 ? scales[i] == 0 : fabs((double)scales[i] * 32639 - most) <= most * EPS);
         for (int c = 0; c < (k + 63) / 64 * 64; c++) {
             const double value = i < n && c < k ? (double)x[(size_t)i * stride + (size_t)c] : 0;
