@@ -33,6 +33,13 @@ static void av_f16(float *acc, size_t acc_stride, const float *p, size_t p_strid
     real->av[BUTLER_KV_F16](acc, acc_stride, p, p_stride, n_q, rows, n_rows, n);
 }
 
+static void attend_f16(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
+                       size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+{
+    add(&rows_read, 2 * (uint64_t)n_rows * butler_kv_row_bytes(BUTLER_KV_F16, n));
+    real->attend[BUTLER_KV_F16](acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);
+}
+
 static void load_f16(float *x, const void *row, int n)
 {
     add(&rows_read, butler_kv_row_bytes(BUTLER_KV_F16, n));
@@ -72,6 +79,7 @@ static struct butler_model *open_counting(void)
     counting = *real;
     counting.qk[BUTLER_KV_F16] = qk_f16;
     counting.av[BUTLER_KV_F16] = av_f16;
+    counting.attend[BUTLER_KV_F16] = attend_f16;
     counting.load_row[BUTLER_KV_F16] = load_f16;
     counting.page_bounds = page_bounds;
     counting.one_bit = one_bit;
