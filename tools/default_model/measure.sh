@@ -4,7 +4,7 @@
 #   tools/default_model/measure.sh MODEL DATA PREP OUT.jsonl
 #
 # DATA: the folder of data (books-valid.tar.xz, tokenbutler/, long/). PREP: what prepare.py left. PYTHON: an interpreter with
-# requirements.txt. LIMIT: items of each task (default 100); LONG: of lines and 8k (LIMIT); half as many of 16k. Run again it goes on: what
+# requirements.txt. LIMIT: items of each task (default 100); LONG: of lines, 8k and 16k (LIMIT). Run again it goes on: what
 # OUT.jsonl has is not measured again.
 set -eu
 model=$1 data=$2 prep=$3 out=$4 limit=${LIMIT:-100}
@@ -43,4 +43,4 @@ passkey() { # LENGTH DEPTHS
 }
 passkey 2048 "$limit"
 passkey 8192 "$long"
-passkey 16384 "$((long / 2))"
+passkey 16384 "$long"
