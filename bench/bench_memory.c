@@ -2,13 +2,15 @@
  *
  *     build/bench/bench_memory MODEL.gguf DEPTH [POLICY]...
  *
- * A prompt of one block is run, the cache filled to DEPTH, eight tokens decoded. "beside" is resident anonymous memory
+ * A prompt of the largest block is run, the cache filled to DEPTH, eight tokens decoded. "beside" is resident anonymous memory
  * less the KV store and the records: activations, scratch, tokenizer, tables. The mapping of the file is not in it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "butler.h"
+
+enum { BLOCK = 512 }; /* of a prompt, where there is a matrix unit */
 
 static double resident_anonymous_mb(void)
 {
@@ -27,8 +29,8 @@ static int measure(struct butler_model *model, int depth, const char *policy)
 {
     struct butler_error err;
     struct butler_stats stats;
-    int32_t prompt[256];
-    const int n_prompt = depth < 256 ? depth : 256;
+    int32_t prompt[BLOCK];
+    const int n_prompt = depth < BLOCK ? depth : BLOCK;
     const struct butler_session_params params = {.n_ctx = depth + 16, .kv_type = BUTLER_KV_F16, .policy = policy};
     struct butler_session *session = butler_session_new(model, &params, &err);
     if (!session)

@@ -87,8 +87,9 @@ struct butler_backend {
     /* Rotates the first n_rot of each head of x[n][n_heads][head_dim]; cos, sin: [n][n_rot / 2] */
     void (*rope)(struct butler_backend *backend, float *x, const float *cos, const float *sin, int n, int n_heads, int head_dim,
                  int n_rot, enum butler_rope kind);
-    /* up[n * dim] = activation(gate) * up, or activation(up) where gate is NULL */
-    void (*activate)(struct butler_backend *backend, float *up, const float *gate, size_t n, enum butler_activation kind);
+    /* up = activation(gate) * up, or activation(up) where gate is NULL: n rows of dim numbers, up_stride apart in up, dim in gate */
+    void (*activate)(struct butler_backend *backend, float *up, size_t up_stride, const float *gate, int n, int dim,
+                     enum butler_activation kind);
     void (*add)(struct butler_backend *backend, float *y, const float *x, size_t n);
 
     /* Writes k, v [n][n_kv_heads][head_dim] into the newest n slots of the layer and lets the metric summarise them. */

@@ -22,6 +22,7 @@ struct rows_job {
     float *y;
     const float *x, *cos, *sin;
     const struct butler_vector *vector;
+    size_t stride;
     int n, dim, n_heads, n_rot, kind;
     float eps;
     void (*row)(const struct rows_job *job, int row);
@@ -82,31 +83,34 @@ static void cpu_rope(struct butler_backend *backend, float *x, const float *cos,
                                          .row = rope_row});
 }
 
-enum { ELEMENTS_PER_ROW = 1024 };
+enum { PIECE = 1024 }; /* of a row that is activated */
 
-static void activate_row(const struct rows_job *job, int row)
+static void activate_piece(const struct rows_job *job, int piece)
 {
-    const size_t first = (size_t)row * ELEMENTS_PER_ROW;
-    const int n = (int)BUTLER_MIN((size_t)job->dim - first, (size_t)ELEMENTS_PER_ROW);
+    const int n_pieces = BUTLER_CEIL_DIV(job->dim, PIECE), first = piece % n_pieces * PIECE,
+              n = BUTLER_MIN(job->dim - first, PIECE);
+    float *y = job->y + (size_t)(piece / n_pieces) * job->stride + first;
     if (job->kind == BUTLER_SILU && job->x)
-        job->kernels->silu_mul(job->y + first, job->x + first, job->y + first, n);
+        job->kernels->silu_mul(y, job->x + (size_t)(piece / n_pieces) * (size_t)job->dim + first, y, n);
     else if (job->kind == BUTLER_SILU) {
-        float ones[ELEMENTS_PER_ROW];
+        float ones[PIECE];
         for (int i = 0; i < n; i++)
             ones[i] = 1;
-        job->kernels->silu_mul(job->y + first, job->y + first, ones, n);
+        job->kernels->silu_mul(y, y, ones, n);
     } else
-        job->kernels->gelu(job->y + first, n);
+        job->kernels->gelu(y, n);
 }
 
-static void cpu_activate(struct butler_backend *backend, float *up, const float *gate, size_t n, enum butler_activation kind)
+static void cpu_activate(struct butler_backend *backend, float *up, size_t up_stride, const float *gate, int n, int dim,
+                         enum butler_activation kind)
 {
     run_rows(backend, &(struct rows_job){.y = up,
                                          .x = gate,
-                                         .n = (int)BUTLER_CEIL_DIV(n, ELEMENTS_PER_ROW),
-                                         .dim = (int)n,
+                                         .stride = up_stride,
+                                         .n = n * BUTLER_CEIL_DIV(dim, PIECE),
+                                         .dim = dim,
                                          .kind = (int)kind,
-                                         .row = activate_row});
+                                         .row = activate_piece});
 }
 
 static void cpu_add(struct butler_backend *backend, float *y, const float *x, size_t n)

@@ -136,16 +136,29 @@ static void head_norms(struct butler_session *session, const struct butler_layer
         backend->norm(backend, session->k, session->k, &layer->k_norm, n * hp->n_kv_heads, hp->head_dim, hp->norm, hp->norm_eps);
 }
 
+/* How many outputs of the gate are computed together: equal parts of as many as fit for n rows. */
+static int gate_part(const struct butler_session *session, int n)
+{
+    enum { EVEN = 256 };
+    const int n_ff = session->model->hp.n_ff, most = (int)BUTLER_MIN(session->gate_floats / (size_t)n, (size_t)n_ff);
+    const int even = BUTLER_CEIL_DIV(BUTLER_CEIL_DIV(n_ff, BUTLER_CEIL_DIV(n_ff, most)), EVEN) * EVEN;
+    return BUTLER_MIN(even, most);
+}
+
 /* session->h (normed) -> session->h: the feed-forward part. */
 static void feed_forward(struct butler_session *session, const struct butler_layer *layer, int n, bool decode)
 {
     struct butler_backend *backend = session->model->backend;
     const struct butler_hparams *hp = &session->model->hp;
-    const bool gated = layer->w_gate.data != NULL;
-    if (gated)
-        matmul(session, session->gate, &layer->w_gate, session->h, n, decode);
+    const size_t n_ff = (size_t)hp->n_ff;
     matmul(session, session->up, &layer->w_up, session->h, n, decode);
-    backend->activate(backend, session->up, gated ? session->gate : NULL, (size_t)n * (size_t)hp->n_ff, hp->activation);
+    if (!layer->w_gate.data)
+        backend->activate(backend, session->up, n_ff, NULL, n, hp->n_ff, hp->activation);
+    for (int first = 0, part = gate_part(session, n); layer->w_gate.data && first < hp->n_ff; first += part) {
+        const struct butler_matrix rows = butler_matrix_rows(&layer->w_gate, first, BUTLER_MIN(part, hp->n_ff - first));
+        matmul(session, session->gate, &rows, session->h, n, decode);
+        backend->activate(backend, session->up + first, n_ff, session->gate, n, rows.n_rows, hp->activation);
+    }
     matmul(session, session->h, &layer->w_down, session->up, n, decode);
 }
 
@@ -226,7 +239,7 @@ static int finish(struct butler_session *const *sessions, int n_sessions, const 
         return 0;
     for (int t = pass->each || pass->decode ? 0 : pass->n - 1, m; t < pass->n; t += m) {
         m = BUTLER_MIN(room, pass->n - t);
-        float *logits = m == 1 ? sessions[t / rows]->logits : lead->gate;
+        float *logits = m == 1 ? sessions[t / rows]->logits : lead->up;
         logits_of(lead, lead->x + (size_t)t * n_embd, logits, m, pass->decode);
         for (int i = t; i < t + m; i++, logits += n_vocab) {
             struct butler_session *session = sessions[i / rows];

@@ -20,6 +20,13 @@ struct butler_matrix {
     const float *bias; /* [n_rows] or NULL */
 };
 
+/* Rows [first, first + n) of a matrix, in the same memory. */
+static inline struct butler_matrix butler_matrix_rows(const struct butler_matrix *w, int first, int n)
+{
+    return (struct butler_matrix){w->type, n, w->n_cols, w->row_bytes, (const unsigned char *)w->data + (size_t)first * w->row_bytes,
+                                  w->bias ? w->bias + first : NULL};
+}
+
 /* weight[n], bias[n] or NULL, always F32. */
 struct butler_vector {
     const float *weight, *bias;

@@ -166,8 +166,8 @@ static void two_layers(struct butler_predict *predict, struct butler_traffic *tr
                        const float *x, int n)
 {
     matmul(predict, traffic, predict->mid, first, x, n);
-    predict->backend->activate(predict->backend, predict->mid, NULL, (size_t)n * (size_t)predict->predictor->sizes.n_mid,
-                               BUTLER_SILU);
+    const int n_mid = predict->predictor->sizes.n_mid;
+    predict->backend->activate(predict->backend, predict->mid, (size_t)n_mid, NULL, n, n_mid, BUTLER_SILU);
     matmul(predict, traffic, out, second, predict->mid, n);
 }
 
@@ -225,7 +225,7 @@ static int run_first(struct butler_predict *predict, struct butler_traffic *traf
         return BUTLER_ERROR_LENGTH;
     backend->norm(backend, predict->z, predict->z, &norm, n, s->n_inner, BUTLER_NORM_LAYER, LAYER_NORM_EPS);
     matmul(predict, traffic, predict->up, FFN_UP, predict->z, n);
-    backend->activate(backend, predict->up, NULL, (size_t)n * 2 * (size_t)s->n_inner, BUTLER_GELU);
+    backend->activate(backend, predict->up, 2 * (size_t)s->n_inner, NULL, n, 2 * s->n_inner, BUTLER_GELU);
     matmul(predict, traffic, predict->out, FFN_DOWN, predict->up, n);
     backend->add(backend, predict->out, input, (size_t)n * embd);
 

@@ -9,18 +9,22 @@
 
 enum { BATCH = 64 }; /* sessions that share a pass */
 
+/* Floats of whole cache lines. */
+static size_t line(size_t n)
+{
+    return (n + 15) / 16 * 16;
+}
+
 static int make_activations(struct butler_session *session, struct butler_error *err)
 {
     const struct butler_hparams *hp = &session->model->hp;
     struct butler_arena *arena = &session->arena;
     const size_t n = (size_t)session->n_block, dim = (size_t)hp->head_dim, rot = (size_t)hp->n_rot / 2;
+    const size_t queries = line(n * (size_t)hp->n_heads * dim), keys = line(n * (size_t)hp->n_kv_heads * dim);
+    session->gate_floats = 2 * queries + 2 * keys;
     butler_arena_want(arena, &session->x, n * (size_t)hp->n_embd, sizeof(float));
     butler_arena_want(arena, &session->h, n * (size_t)hp->n_embd, sizeof(float));
-    butler_arena_want(arena, &session->q, n * (size_t)hp->n_heads * dim, sizeof(float));
-    butler_arena_want(arena, &session->k, n * (size_t)hp->n_kv_heads * dim, sizeof(float));
-    butler_arena_want(arena, &session->v, n * (size_t)hp->n_kv_heads * dim, sizeof(float));
-    butler_arena_want(arena, &session->o, n * (size_t)hp->n_heads * dim, sizeof(float));
-    butler_arena_want(arena, &session->gate, n * (size_t)hp->n_ff, sizeof(float));
+    butler_arena_want(arena, &session->gate, session->gate_floats, sizeof(float));
     butler_arena_want(arena, &session->up, n * (size_t)hp->n_ff, sizeof(float));
     butler_arena_want(arena, &session->cos, n * rot, sizeof(float));
     butler_arena_want(arena, &session->sin, n * rot, sizeof(float));
@@ -29,7 +33,13 @@ static int make_activations(struct butler_session *session, struct butler_error 
     butler_arena_want(arena, &session->tokens, (size_t)session->n_ctx, sizeof(int32_t));
     if (session->policy.metric && session->policy.metric->earlier_layers)
         butler_arena_want(arena, &session->queries, (size_t)hp->n_layers * (size_t)hp->n_heads * dim, sizeof(float));
-    return butler_arena_make(arena, err);
+    if (butler_arena_make(arena, err) < 0)
+        return BUTLER_ERROR_MEMORY;
+    session->q = session->gate;
+    session->o = session->q + queries;
+    session->k = session->o + queries;
+    session->v = session->k + keys;
+    return 0;
 }
 
 /* What metrics that look at other layers need beside the cache. */

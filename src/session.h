@@ -46,7 +46,9 @@ struct butler_session {
     struct butler_arena arena;
     float *x, *h;         /* [n_block][n_embd] residual stream, its normed copy */
     float *q, *k, *v, *o; /* [n_block][n_heads or n_kv_heads][head_dim] */
-    float *gate, *up;     /* [n_block][n_ff] */
+    float *up;            /* [n_block][n_ff] */
+    float *gate;          /* [gate_floats], where q, k, v and o lie: attention is over when it is computed, a part at a time */
+    size_t gate_floats;
     float *cos, *sin;     /* [n_block][n_rot / 2] */
     float *logits;        /* [n_vocab] */
     float *exit_logits;   /* [n_vocab] when the stopping rule looks between layers */

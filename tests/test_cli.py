@@ -50,7 +50,7 @@ def test_unknown_flag(command):
 
 @pytest.mark.parametrize("flag, value, allowed", [
     ("-n", "many", "whole number"), ("-n", "-2", "-1"), ("-n", "1.5", "whole number"), ("-n", "99999999999", "whole number"), ("-n", "", "whole"),
-    ("-c", "-1", "0 or more"), ("--block", "0", "from 1"), ("-t", "-1", "from 0"), ("-t", "x", "from 0"),
+    ("-c", "-1", "0 or more"), ("--block", "-1", "from 0"), ("-t", "-1", "from 0"), ("-t", "x", "from 0"),
     ("--temp", "hot", "0 or more"), ("--temp", "-0.1", "0 or more"), ("--temp", "nan", "number"), ("--temp", "inf", "number"),
     ("--top-k", "-1", "0 or more"), ("--top-p", "1.5", "from 0 to 1"), ("--min-p", "-1", "from 0 to 1"),
     ("-s", "-2", "-1"), ("-s", "99999999999999999999", "from 0 to"), ("-s", "1x", "whole number"),

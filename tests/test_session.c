@@ -216,6 +216,26 @@ static void test_fill(void **state)
     butler_model_free(model);
 }
 
+/* A feed-forward part wider than what attention leaves free is computed in parts for a block and at once for a token. */
+static void test_wide_feed_forward(void **state)
+{
+    enum { N = 21 };
+    struct tiny tiny = tiny_default;
+    int32_t ids[N];
+    (void)state;
+    tiny.n_ff = 600;
+    struct butler_model *model = load(&tiny, 2);
+    struct butler_session *block = open_session(model, BUTLER_KV_F32, N, "full"), *single = open_session(model, BUTLER_KV_F32, N, "full");
+    assert_true(block->gate_floats < (size_t)block->n_block * 600 && block->gate_floats > 600);
+    text_of(ids, N, tiny.n_vocab);
+    run(block, ids, N, N);
+    run(single, ids, 0, N);
+    assert_true(distance(butler_logits(block), butler_logits(single), tiny.n_vocab) < 1e-5); /* floats in another order */
+    butler_session_free(block);
+    butler_session_free(single);
+    butler_model_free(model);
+}
+
 /* ------------------------------------------------------------------------------------------- hostile files */
 
 static struct tiny_bytes saved_session(const struct butler_session *session)
@@ -360,6 +380,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rope_in_cache), cmocka_unit_test(test_refusals),    cmocka_unit_test(test_nan),
         cmocka_unit_test(test_entropystop),   cmocka_unit_test(test_entropy),     cmocka_unit_test(test_fill),
+        cmocka_unit_test(test_wide_feed_forward),
         cmocka_unit_test(test_hostile_files), cmocka_unit_test(test_other_model), cmocka_unit_test(test_sampler),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
