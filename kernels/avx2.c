@@ -9,6 +9,7 @@
 #include "simd_vectors.h"
 #include "simd_weights.h"
 #include "simd_cache.h"
+#include "simd_attend.h"
 #include "simd_gemm.h"
 #include "simd_metrics.h"
 #include "simd_select.h"
@@ -19,6 +20,7 @@ void butler_kernels_avx2(struct butler_kernels *table)
     fill_vectors(table);
     fill_weights(table);
     fill_cache(table);
+    fill_attend(table);
     fill_metrics(table);
     fill_select(table);
     table->gemm = gemm;

@@ -32,6 +32,12 @@ INLINE void row_load_step(enum row_type type, vec v[2], const uint8_t *row, int 
     }
 }
 
+/* Elements [i, i + VEC) of a Q8_0 row without their scale. */
+INLINE vec quants_load(const uint8_t *row, int i)
+{
+    return vec_load_i8(row + row_offset(ROW_Q8_0, i) + Q8_0_QUANTS + i % BLOCK);
+}
+
 /* Elements [i, i + VEC), i a multiple of VEC. */
 INLINE vec row_load(enum row_type type, const uint8_t *row, int i)
 {
@@ -89,6 +95,31 @@ INLINE void fetch(enum row_type type, const void *row, int begin, int end)
         prefetch_second((const uint8_t *)row + last - 1);
 }
 
+/* Rows to fetch while others are used, each array as long as the tile that uses them or NULL: `soon` into the first cache,
+ * `later` into the second. A row comes whole and rows in order, so that the prefetchers see one stream. */
+struct due {
+    const void *const *soon, *const *later;
+    size_t skip; /* the rows begin so many bytes further on */
+};
+
+INLINE void fetch_row(enum row_type type, struct due due, int r, int begin, int end)
+{
+    const size_t last = row_offset(type, end);
+    if (due.soon) {
+        for (size_t at = row_offset(type, begin); at < last; at += 64)
+            prefetch((const uint8_t *)due.soon[r] + due.skip, at);
+        if (type == ROW_Q8_0)
+            prefetch((const uint8_t *)due.soon[r] + due.skip, last - 1);
+    }
+    if (due.later)
+        fetch(type, (const uint8_t *)due.later[r] + due.skip, begin, end);
+}
+
+INLINE struct due due_from(struct due due, int r)
+{
+    return (struct due){due.soon ? due.soon + r : NULL, due.later ? due.later + r : NULL, due.skip};
+}
+
 /* Rows fetched together: a power of two, of some FETCH_BLOCK bytes. */
 INLINE int fetch_rows(enum row_type type, int n)
 {
@@ -121,14 +152,15 @@ INLINE void fetch_first(enum row_type type, const void *const *rows, int n_rows,
 
 /* q_i . rows[r], i < n_q, r < n_rows, both compile-time constants with n_q n_rows <= VEC; the rows begin at `skip`. Stores (or
  * adds) the first n_stored of them for each query: `run`, a constant too, to neighbouring places, then as many `apart` places
- * further on. due: as many rows to fetch meanwhile, or NULL. */
+ * further on. scales: of Q8_0 rows, row r's for block b at b scales_stride + r, or NULL. due: as many rows to fetch meanwhile. */
 INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int apart, const float *q, size_t q_stride, int n_q,
-                    const void *const *rows, const void *const *due, size_t skip, int n_rows, int n_stored, int n, bool more)
+                    const void *const *rows, const float *scales, size_t scales_stride, struct due due, size_t skip, int n_rows,
+                    int n_stored, int n, bool more)
 {
     const uint8_t *row[VEC];
     vec acc[VEC];
     _Alignas(64) float sums[VEC];
-    int i = 0;
+    int i = 0, fetched = 0;
     UNROLL
     for (int r = 0; r < n_rows; r++)
         row[r] = (const uint8_t *)rows[r] + skip;
@@ -136,18 +168,20 @@ INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int 
     for (int a = 0; a < VEC; a++)
         acc[a] = vec_zero();
     for (; i + STEP <= n; i += STEP) {
-        if (due) {
-            UNROLL
-            for (int r = 0; r < n_rows; r++)
-                fetch(type, (const uint8_t *)due[r] + skip, i, i + STEP);
-        }
+        for (; (due.soon || due.later) && fetched * n < (i + STEP) * n_rows; fetched++)
+            fetch_row(type, due, fetched, 0, n);
         vec x[VEC], v[2];
         UNROLL
         for (int a = 0; a < 2 * n_q; a++)
             x[a] = vec_load(q + a / 2 * q_stride + i + a % 2 * VEC);
         UNROLL
         for (int r = 0; r < n_rows; r++) {
-            row_load_step(type, v, row[r], i);
+            if (scales) {
+                const vec d = vec_set1(scales[(size_t)(i / BLOCK) * scales_stride + (size_t)r]);
+                v[0] = vec_mul(quants_load(row[r], i), d);
+                v[1] = vec_mul(quants_load(row[r], i + VEC), d);
+            } else
+                row_load_step(type, v, row[r], i);
             UNROLL
             for (int a = 0; a < 2 * n_q; a++)
                 acc[a / 2 * n_rows + r] = vec_fma(v[a % 2], x[a], acc[a / 2 * n_rows + r]);
@@ -207,7 +241,8 @@ INLINE void qk_direct(enum row_type type, float *s, size_t s_stride, const float
             here[r] = rows[BUTLER_MIN(at, n_rows - 1)];
             due[r] = rows[BUTLER_MIN(at + ahead, n_rows - 1)];
         }
-        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, due, skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
+        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, NULL, 0, (struct due){NULL, due, skip},
+                skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
         j += rest ? tile : run;
     }
 }
@@ -219,11 +254,11 @@ static __attribute__((noinline)) void qk_floats(float *s, size_t s_stride, const
     enum { TILE = VEC / 4 };
     int i = 0;
     for (; i + 4 <= n_q; i += 4)
-        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 4, rows, NULL, 0, TILE, n_stored, n,
-                more);
+        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 4, rows, NULL, 0, (struct due){0}, 0,
+                TILE, n_stored, n, more);
     for (; i < n_q; i++)
-        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 1, rows, NULL, 0, TILE, n_stored, n,
-                more);
+        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 1, rows, NULL, 0, (struct due){0}, 0,
+                TILE, n_stored, n, more);
 }
 
 /* Many queries: rows as floats, four queries at a time. */
@@ -276,9 +311,10 @@ INLINE void qk_any(enum row_type type, float *s, size_t s_stride, const float *q
 #define CHUNK_ROWS 32
 
 /* Elements [i, i + n_vecs VEC) of acc_0 .. acc_(n_q - 1) over the rows; n_q and n_vecs are compile-time constants, n_vecs 1 or
- * even. The rows begin at `skip`. due: as many rows to fetch meanwhile, or NULL. */
-INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, int n_vecs,
-                    const void *const *rows, const void *const *due, size_t skip, int n_rows, int i)
+ * even. The rows begin at `skip`. p_block: 0, or p has the scales of Q8_0 rows in it, for block b p_block b further on. due: as many
+ * rows to fetch meanwhile. */
+INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
+                    int n_vecs, const void *const *rows, struct due due, size_t skip, int n_rows, int i)
 {
     vec a[2 * VEC];
     UNROLL
@@ -287,16 +323,22 @@ INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const flo
     for (int j = 0; j < n_rows; j++) {
         vec x[VEC / 2];
         const uint8_t *row = (const uint8_t *)rows[j] + skip;
-        if (due)
-            fetch(type, (const uint8_t *)due[j] + skip, i, i + n_vecs * VEC);
+        fetch_row(type, due, j, i, i + n_vecs * VEC);
         if (n_vecs == 1)
-            x[0] = row_load(type, row, i);
+            x[0] = p_block ? quants_load(row, i) : row_load(type, row, i);
         UNROLL
-        for (int v = 0; v + 2 <= n_vecs; v += 2)
-            row_load_step(type, x + v, row, i + v * VEC);
+        for (int v = 0; v + 2 <= n_vecs; v += 2) {
+            if (p_block) {
+                x[v] = quants_load(row, i + v * VEC);
+                x[v + 1] = quants_load(row, i + (v + 1) * VEC);
+            } else
+                row_load_step(type, x + v, row, i + v * VEC);
+        }
         UNROLL
-        for (int k = 0; k < n_q * n_vecs; k++)
-            a[k] = vec_fma(vec_set1(p[k / n_vecs * p_stride + j]), x[k % n_vecs], a[k]);
+        for (int k = 0; k < n_q * n_vecs; k++) {
+            const size_t block = (size_t)((i + k % n_vecs * VEC) / BLOCK) * p_block;
+            a[k] = vec_fma(vec_set1(p[(size_t)(k / n_vecs) * p_stride + block + (size_t)j]), x[k % n_vecs], a[k]);
+        }
     }
     UNROLL
     for (int k = 0; k < n_q * n_vecs; k++)
@@ -315,40 +357,44 @@ INLINE void av_tail(enum row_type type, float *acc, size_t acc_stride, const flo
 }
 
 /* All elements for a constant number of queries: as wide as the accumulators allow, then narrower. */
-INLINE void av_columns(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                       const void *const *rows, const void *const *due, size_t skip, int n_rows, int n)
+INLINE void av_columns(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
+                       const void *const *rows, struct due due, size_t skip, int n_rows, int n)
 {
     const int wide = n_q <= 2 ? VEC / 2 : VEC / 4;
     int i = 0;
     for (; i + wide * VEC <= n; i += wide * VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, n_q, wide, rows, due, skip, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, wide, rows, due, skip, n_rows, i);
     for (; i + VEC / 4 * VEC <= n && wide > VEC / 4; i += VEC / 4 * VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, n_q, VEC / 4, rows, due, skip, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, VEC / 4, rows, due, skip, n_rows, i);
     for (; i + VEC <= n; i += VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, n_q, 1, rows, due, skip, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, 1, rows, due, skip, n_rows, i);
     if (i < n)
         av_tail(type, acc, acc_stride, p, p_stride, n_q, rows, skip, n_rows, i, n - i);
 }
 
-INLINE void av_queries(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                       const void *const *rows, const void *const *due, size_t skip, int n_rows, int n)
+INLINE void av_queries(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
+                       const void *const *rows, struct due due, size_t skip, int n_rows, int n)
 {
+    const struct due none = {0};
     int k = 0;
     for (; k + 4 <= n_q; k += 4)
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 4, rows, k ? NULL : due, skip, n_rows, n);
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 4, rows, k ? none : due, skip,
+                   n_rows, n);
     if (n_q - k >= 2) {
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 2, rows, k ? NULL : due, skip, n_rows, n);
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 2, rows, k ? none : due, skip,
+                   n_rows, n);
         k += 2;
     }
     if (n_q - k == 1)
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, 1, rows, k ? NULL : due, skip, n_rows, n);
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 1, rows, k ? none : due, skip,
+                   n_rows, n);
 }
 
 /* Rows of floats, the same for every type that was widened into them. */
 static __attribute__((noinline)) void av_floats(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
                                                 const void *const *rows, int n_rows, int n)
 {
-    av_queries(ROW_F32, acc, acc_stride, p, p_stride, n_q, rows, NULL, 0, n_rows, n);
+    av_queries(ROW_F32, acc, acc_stride, p, p_stride, 0, n_q, rows, (struct due){0}, 0, n_rows, n);
 }
 
 INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
@@ -376,111 +422,10 @@ INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const floa
             if (widen || type == ROW_F32)
                 av_floats(acc + first, acc_stride, p + j, p_stride, n_q, here, count, length);
             else
-                av_queries(type, acc + first, acc_stride, p + j, p_stride, n_q, here, due, 0, count, length);
+                av_queries(type, acc + first, acc_stride, p + j, p_stride, 0, n_q, here, (struct due){NULL, due, 0}, 0, count,
+                           length);
         }
     }
-}
-
-/* ---------------------------------------------------------------------------------------------- one pass
- *
- * Decode reads keys and values in the order in which they lie, a page of both after the other, each once for all queries of
- * its group. The scores of a tile are computed while the values of the tile before are still to be added, so that neither
- * waits for the exponentials between them; the sums so far are scaled down whenever a tile has a new maximum. */
-
-#define TILE_ROWS 16
-#define TILE_QUERIES 16 /* of a group that go together */
-#define TILES_AHEAD 2
-
-/* Scores of a tile of count rows for some queries: p[query][TILE_ROWS]; places beyond count get what repeats the last row. */
-INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], const float *q, size_t q_stride, int n_q,
-                        const void *const *rows, const void *const *due, int n)
-{
-    int i = 0;
-    for (; i + 4 <= n_q; i += 4)
-        for (int r = 0; r < TILE_ROWS; r += VEC / 4)
-            qk_tile(type, p[i] + r, TILE_ROWS, VEC / 4, 0, q + i * q_stride, q_stride, 4, rows + r, i ? NULL : due + r, 0, VEC / 4,
-                    VEC / 4, n, false);
-    for (; i + 2 <= n_q; i += 2)
-        for (int r = 0; r < TILE_ROWS; r += VEC / 2)
-            qk_tile(type, p[i] + r, TILE_ROWS, VEC / 2, 0, q + i * q_stride, q_stride, 2, rows + r, i ? NULL : due + r, 0, VEC / 2,
-                    VEC / 2, n, false);
-    for (; i < n_q; i++)
-        for (int r = 0; r < TILE_ROWS; r += VEC)
-            qk_tile(type, p[i] + r, TILE_ROWS, VEC, 0, q + i * q_stride, q_stride, 1, rows + r, i ? NULL : due + r, 0, VEC, VEC, n,
-                    false);
-}
-
-/* Turns count scores of a tile into exponentials against the maximum so far, 0 beyond count. */
-INLINE void tile_exp(float p[TILE_ROWS], int count, float *acc, float *top, float sums[TILE_ROWS], int n)
-{
-    vec x[V16], most = vec_set1(-INFINITY);
-    for (int k = 0; k < V16; k++) {
-        x[k] = vec_load(p + k * VEC);
-        if (count < TILE_ROWS)
-            x[k] = vec_keep(x[k], vec_set1(-INFINITY), BUTLER_MIN(BUTLER_MAX(count - k * VEC, 0), VEC));
-        most = vec_max(x[k], most);
-    }
-    const float m = vec_max_all(most);
-    if (m > *top) {
-        float factor[VEC];
-        vec_store(factor, vec_exp(vec_set1(*top - m)));
-        scale(acc, factor[0], n);
-        for (int k = 0; k < V16; k++)
-            vec_store(sums + k * VEC, vec_mul(vec_load(sums + k * VEC), vec_set1(factor[0])));
-        *top = m;
-    }
-    for (int k = 0; k < V16; k++) {
-        vec e = vec_exp(vec_sub(x[k], vec_set1(*top)));
-        if (count < TILE_ROWS)
-            e = vec_keep(e, vec_zero(), BUTLER_MIN(BUTLER_MAX(count - k * VEC, 0), VEC));
-        vec_store(p + k * VEC, e);
-        vec_store(sums + k * VEC, vec_add(vec_load(sums + k * VEC), e));
-    }
-}
-
-INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                           const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
-{
-    _Alignas(64) float p[2][TILE_QUERIES][TILE_ROWS], sums[TILE_QUERIES][TILE_ROWS] = {{0}};
-    const int whole = n_rows / TILE_ROWS * TILE_ROWS;
-    const void *last[TILE_ROWS]; /* what does not fill a tile, its last row repeated */
-    for (int r = 0; r < TILE_ROWS; r++)
-        last[r] = keys[BUTLER_MIN(whole + r, n_rows - 1)];
-    for (int j = 0; j < BUTLER_MIN(n_rows, (TILES_AHEAD + 1) * TILE_ROWS); j += TILE_ROWS)
-        for (int r = 0; r < 2 * TILE_ROWS; r++)
-            fetch(type, (const uint8_t *)(j < whole ? keys + j : last)[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : apart), 0, n);
-    for (int i = 0; i < n_q; i++) {
-        top[i] = -INFINITY;
-        memset(acc + i * acc_stride, 0, (size_t)n * sizeof *acc);
-    }
-    for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
-        const int next = j + TILE_ROWS, ahead = next + TILES_AHEAD * TILE_ROWS, count = BUTLER_MIN(n_rows - j, TILE_ROWS);
-        const void *const *due = ahead < whole ? keys + ahead : last;
-        if (next < n_rows) {
-            tile_scores(type, p[turn], q, q_stride, n_q, next < whole ? keys + next : last, due, n);
-            for (int i = 0; s && i < n_q; i++)
-                memcpy(s + i * s_stride + next, p[turn][i], (size_t)BUTLER_MIN(n_rows - next, TILE_ROWS) * sizeof *s);
-        }
-        if (j < 0)
-            continue;
-        for (int i = 0; i < n_q; i++)
-            tile_exp(p[turn ^ 1][i], count, acc + i * acc_stride, &top[i], sums[i], n);
-        av_queries(type, acc, acc_stride, p[turn ^ 1][0], TILE_ROWS, n_q, j < whole ? keys + j : last, due, apart, count, n);
-    }
-    for (int i = 0; i < n_q; i++) {
-        vec total = vec_load(sums[i]);
-        for (int k = 1; k < V16; k++)
-            total = vec_add(total, vec_load(sums[i] + k * VEC));
-        sum[i] = vec_sum(total);
-    }
-}
-
-INLINE void attend_any(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                       const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
-{
-    for (int i = 0; i < n_q; i += TILE_QUERIES)
-        attend_queries(type, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride,
-                       q + i * q_stride, q_stride, BUTLER_MIN(n_q - i, TILE_QUERIES), keys, apart, n_rows, n);
 }
 
 /* ----------------------------------------------------------------------------------------------- storing */
@@ -524,11 +469,6 @@ static void store_q8_0(void *row, const float *x, int n)
                           int n_rows, int n)                                                                                       \
     {                                                                                                                              \
         av_any(type, acc, acc_stride, p, p_stride, n_q, rows, n_rows, n);                                                          \
-    }                                                                                                                              \
-    static void attend_##name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,  \
-                              size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)                  \
-    {                                                                                                                              \
-        attend_any(type, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);                      \
     }
 
 CACHE_TYPE(f32, ROW_F32)
@@ -538,8 +478,7 @@ CACHE_TYPE(q8_0, ROW_Q8_0)
 INLINE void fill_cache(struct butler_kernels *table)
 {
 #define ENTRY(TYPE, name)                                                                                                          \
-    table->qk[BUTLER_KV_##TYPE] = qk_##name, table->av[BUTLER_KV_##TYPE] = av_##name,                                              \
-    table->attend[BUTLER_KV_##TYPE] = attend_##name
+    table->qk[BUTLER_KV_##TYPE] = qk_##name, table->av[BUTLER_KV_##TYPE] = av_##name
     ENTRY(F32, f32);
     ENTRY(F16, f16);
     ENTRY(Q8_0, q8_0);

@@ -187,8 +187,7 @@ static float *partial_of(const struct butler_layer_state *state, int head, int s
     return state->work->partial + ((size_t)head * n_slices + (size_t)slice) * ((size_t)state->kv->head_dim + 2);
 }
 
-/* What the kernels' one pass gives, in three: for keys that are rotated as they are read, and for Q8_0 rows, which one pass
- * widens once for every four queries. */
+/* What the kernels' one pass gives, in three, for keys that are rotated as they are read. */
 static void attend_in_three(const struct butler_layer_state *state, int thread, const float *q, int n_q, const void **keys, int rank,
                             int n, float *s, float *acc, float *top, float *sum)
 {
@@ -215,7 +214,7 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
     const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, head / group_of(state));
     const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
     const int first = slice * BUTLER_SLICE, n_rows = BUTLER_MIN(BUTLER_SLICE, n - first);
-    const bool in_three = state->work->rope_cos || kv->type == BUTLER_KV_Q8_0;
+    const bool in_three = state->work->rope_cos != NULL;
     float *out = state->work->tile_out + (size_t)thread * (size_t)state->work->tile_rows * dim;
     const float *scaled = scaled_queries(state, thread, q + (size_t)head * dim, n_q, cache->n_slots - 1);
     for (int i = 0, m; i < n_q; i += m, head += m, scaled += (size_t)m * dim) {

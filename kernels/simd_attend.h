@@ -1,0 +1,179 @@
+/* Attention of a decode step in one pass, written once for every vector width: included by each ISA file after simd_cache.h.
+ * Keys and values are read in the order in which they lie, a page of both after the other, each once for all queries of its
+ * group. The exponentials of a tile are computed while the values of the tile before are added and the scores of the next
+ * begin, so that neither waits for them; the sums so far are scaled down whenever a tile has a new maximum. */
+#ifndef BUTLER_SIMD_ATTEND_H
+#define BUTLER_SIMD_ATTEND_H
+
+#define TILE_ROWS 16
+#define TILE_QUERIES 16 /* of a group that go together */
+#define TILE_BLOCKS (PIECE / BLOCK)
+
+/* Tiles between the rows in use and those that are fetched: into the second-level cache early, into the first when they are
+ * there. Fetched into the first only, they keep its few places for lines under way until memory answers. */
+#define TILES_SOON 1
+#define TILES_LATER 3
+
+/* What belongs to a tile of Q8_0 rows: their scales, row by row for every block; of values, multiplied with the weights. */
+struct tile_scales {
+    _Alignas(64) float keys[TILE_BLOCKS][TILE_ROWS], values[TILE_QUERIES][TILE_BLOCKS][TILE_ROWS];
+};
+
+INLINE void load_scales(float (*scales)[TILE_ROWS], const void *const *rows, size_t skip, int n)
+{
+    for (int b = 0; b < n / BLOCK; b++) {
+        _Alignas(64) uint16_t halves[TILE_ROWS];
+        for (int r = 0; r < TILE_ROWS; r++)
+            halves[r] = load_u16((const uint8_t *)rows[r] + skip + (size_t)b * Q8_0_BYTES);
+        for (int r = 0; r < TILE_ROWS; r += VEC)
+            vec_store(scales[b] + r, vec_load_half(halves + r));
+    }
+}
+
+/* Scores of a tile for some queries: p[query][TILE_ROWS]. due: its rows begin at keys; where only count rows are left, the
+ * others repeat the last. */
+INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_scales *scales, const float *q, size_t q_stride,
+                        int n_q, const void *const *rows, struct due due, int n)
+{
+    const struct due none = {0};
+    const bool apart = type == ROW_Q8_0 && n <= PIECE;
+    int i = 0;
+    if (apart)
+        load_scales(scales->keys, rows, 0, n);
+#define TILE_PART(queries, first)                                                                                                       \
+    qk_tile(type, p[i] + (first), TILE_ROWS, VEC / (queries), 0, q + i * q_stride, q_stride, queries, rows + (first),              \
+            apart ? scales->keys[0] + (first) : NULL, TILE_ROWS, i ? none : due_from(due, first), 0, VEC / (queries),              \
+            VEC / (queries), n, false)
+    for (; i + 4 <= n_q; i += 4)
+        for (int r = 0; r < TILE_ROWS; r += VEC / 4)
+            TILE_PART(4, r);
+    for (; i + 2 <= n_q; i += 2)
+        for (int r = 0; r < TILE_ROWS; r += VEC / 2)
+            TILE_PART(2, r);
+    for (; i < n_q; i++)
+        for (int r = 0; r < TILE_ROWS; r += VEC)
+            TILE_PART(1, r);
+#undef TILE_PART
+}
+
+/* Turns count scores of a tile into exponentials against the maximum so far, 0 beyond count. */
+INLINE void tile_exp(float p[TILE_ROWS], int count, float *acc, float *top, float sums[TILE_ROWS], int n)
+{
+    vec x[V16], most = vec_set1(-INFINITY);
+    for (int k = 0; k < V16; k++) {
+        x[k] = vec_load(p + k * VEC);
+        if (count < TILE_ROWS)
+            x[k] = vec_keep(x[k], vec_set1(-INFINITY), BUTLER_MIN(BUTLER_MAX(count - k * VEC, 0), VEC));
+        most = vec_max(x[k], most);
+    }
+    if (vec_reaches(most, vec_set1(*top))) { /* which of them is most, and by how much, matters rarely */
+        const float m = vec_max_all(most);
+        float factor[VEC];
+        vec_store(factor, vec_exp(vec_set1(*top - m)));
+        scale(acc, factor[0], n);
+        for (int k = 0; k < V16; k++)
+            vec_store(sums + k * VEC, vec_mul(vec_load(sums + k * VEC), vec_set1(factor[0])));
+        *top = m;
+    }
+    for (int k = 0; k < V16; k++) {
+        vec e = vec_exp(vec_sub(x[k], vec_set1(*top)));
+        if (count < TILE_ROWS)
+            e = vec_keep(e, vec_zero(), BUTLER_MIN(BUTLER_MAX(count - k * VEC, 0), VEC));
+        vec_store(p + k * VEC, e);
+        vec_store(sums + k * VEC, vec_add(vec_load(sums + k * VEC), e));
+    }
+}
+
+/* Adds count weighted values of a tile, `apart` bytes after its keys. */
+INLINE void tile_values(enum row_type type, float *acc, size_t acc_stride, const float (*p)[TILE_ROWS], struct tile_scales *scales,
+                        int n_q, const void *const *rows, struct due due, size_t apart, int count, int n)
+{
+    if (type == ROW_Q8_0 && n <= PIECE) {
+        _Alignas(64) float d[TILE_BLOCKS][TILE_ROWS];
+        load_scales(d, rows, apart, n);
+        for (int i = 0; i < n_q; i++)
+            for (int b = 0; b < n / BLOCK; b++)
+                for (int r = 0; r < TILE_ROWS; r += VEC)
+                    vec_store(scales->values[i][b] + r, vec_mul(vec_load(d[b] + r), vec_load(p[i] + r)));
+        av_queries(type, acc, acc_stride, scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, n_q, rows, due, apart, count, n);
+    } else
+        av_queries(type, acc, acc_stride, p[0], TILE_ROWS, 0, n_q, rows, due, apart, count, n);
+}
+
+INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
+                           const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+{
+    _Alignas(64) float p[2][TILE_QUERIES][TILE_ROWS], sums[TILE_QUERIES][TILE_ROWS] = {{0}};
+    struct tile_scales scales;
+    const int whole = n_rows / TILE_ROWS * TILE_ROWS;
+    const void *last[TILE_ROWS]; /* what does not fill a tile, its last row repeated */
+    for (int r = 0; r < TILE_ROWS; r++)
+        last[r] = keys[BUTLER_MIN(whole + r, n_rows - 1)];
+#define TILE(j) ((j) < whole ? keys + (j) : last)
+    for (int j = 0; j < BUTLER_MIN(n_rows, TILES_LATER * TILE_ROWS); j += TILE_ROWS)
+        for (int r = 0; r < 2 * TILE_ROWS; r++)
+            fetch(type, (const uint8_t *)TILE(j)[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : apart), 0, n);
+    for (int i = 0; i < n_q; i++) {
+        top[i] = -INFINITY;
+        memset(acc + i * acc_stride, 0, (size_t)n * sizeof *acc);
+    }
+    for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
+        const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
+        struct due due = {TILE(next + TILES_SOON * TILE_ROWS), TILE(next + TILES_LATER * TILE_ROWS), 0};
+        if (n_next > 0) {
+            tile_scores(type, p[turn], &scales, q, q_stride, n_q, TILE(next), due, n);
+            for (int i = 0; s && i < n_q; i++)
+                memcpy(s + i * s_stride + next, p[turn][i], (size_t)n_next * sizeof *s);
+        }
+        due.skip = apart;
+        if (j >= 0)
+            tile_values(type, acc, acc_stride, p[turn ^ 1], &scales, n_q, TILE(j), due, apart, BUTLER_MIN(n_rows - j, TILE_ROWS), n);
+        for (int i = 0; n_next > 0 && i < n_q; i++)
+            tile_exp(p[turn][i], n_next, acc + i * acc_stride, &top[i], sums[i], n);
+    }
+#undef TILE
+    for (int i = 0; i < n_q; i++) {
+        vec total = vec_load(sums[i]);
+        for (int k = 1; k < V16; k++)
+            total = vec_add(total, vec_load(sums[i] + k * VEC));
+        sum[i] = vec_sum(total);
+    }
+}
+
+INLINE void attend_any(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
+                       const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+{
+    for (int i = 0; i < n_q; i += TILE_QUERIES) {
+        const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
+#define QUERIES(length)                                                                                                            \
+    attend_queries(type, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride,                \
+                   q + i * q_stride, q_stride, count, keys, apart, n_rows, length)
+        if (n == 64 && type != ROW_F32) /* the lengths of most models: loops that are as long as that are none */
+            QUERIES(64);
+        else if (n == 128 && type != ROW_F32)
+            QUERIES(128);
+        else
+            QUERIES(n);
+#undef QUERIES
+    }
+}
+
+#define ATTEND_TYPE(name, type)                                                                                                    \
+    static void attend_##name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,   \
+                              size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)                  \
+    {                                                                                                                              \
+        attend_any(type, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);                       \
+    }
+
+ATTEND_TYPE(f32, ROW_F32)
+ATTEND_TYPE(f16, ROW_F16)
+ATTEND_TYPE(q8_0, ROW_Q8_0)
+
+INLINE void fill_attend(struct butler_kernels *table)
+{
+    table->attend[BUTLER_KV_F32] = attend_f32;
+    table->attend[BUTLER_KV_F16] = attend_f16;
+    table->attend[BUTLER_KV_Q8_0] = attend_q8_0;
+}
+
+#endif
