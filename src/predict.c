@@ -87,6 +87,8 @@ static int make_activations(struct butler_predict *predict, size_t n, struct but
     } else {
         butler_arena_want(arena, &predict->out, embd, sizeof(float));
         butler_arena_want(arena, &predict->mid, (size_t)s->n_mid, sizeof(float));
+        butler_arena_want(arena, &predict->cosines, d / 2, sizeof(float));
+        butler_arena_want(arena, &predict->sines, d / 2, sizeof(float));
         butler_arena_want(arena, &predict->projections, (layers - 1) * (size_t)s->n_kv_heads * d * (size_t)s->head_dim,
                           sizeof(float));
     }
@@ -242,7 +244,8 @@ static int run_first(struct butler_predict *predict, struct butler_traffic *traf
     return 0;
 }
 
-static void run_producer(struct butler_predict *predict, struct butler_traffic *traffic, int producer, const float *input, int n)
+static void run_producer(struct butler_predict *predict, struct butler_traffic *traffic, int producer, const float *input, int n,
+                         int first_position)
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
     const int at = N_PRODUCER * producer;
@@ -251,8 +254,10 @@ static void run_producer(struct butler_predict *predict, struct butler_traffic *
     const int n_served = butler_predictor_serves(s, producer, &first);
     predict->backend->norm(predict->backend, predict->out, input + (size_t)(n - 1) * (size_t)s->n_embd, &norm, 1, s->n_embd,
                            BUTLER_NORM_LAYER, LAYER_NORM_EPS);
-    two_layers(predict, traffic, predict->queries + (size_t)first * (size_t)(s->n_heads * s->d), at + P_QUERY_1, at + P_QUERY_2,
-               predict->out, 1);
+    float *out = predict->queries + (size_t)first * (size_t)(s->n_heads * s->d);
+    two_layers(predict, traffic, out, at + P_QUERY_1, at + P_QUERY_2, predict->out, 1);
+    if (butler_predictor_rotates(s))
+        rotate(predict, out, 1, n_served * s->n_heads, s->d, s->rope_freq, first_position + n - 1);
     predict->known_first = first;
     predict->known_end = first + n_served;
 }
@@ -272,7 +277,7 @@ int butler_predict_run(struct butler_predict *predict, struct butler_traffic *tr
     if (s->version == 1)
         return run_first(predict, traffic, input, n, first_position, decode, queries, err);
     if (queries)
-        run_producer(predict, traffic, layer / s->stride, input, n);
+        run_producer(predict, traffic, layer / s->stride, input, n, first_position);
     return 0;
 }
 

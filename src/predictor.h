@@ -27,17 +27,22 @@
  * Version 2 (arXiv 2503.07518 v2). Producers stand at layers 0, stride, 2 stride, ... while a layer follows; producer b, at
  * layer p_b = b stride, serves layers p_b + 1 .. min(p_b + stride, N - 1), n_b of them:
  *   n  = layer norm of I at layer p_b, as above, with producer.b.norm                 [E]
- *   Q  = query_2 silu(query_1 n)              query_1 [M][E], query_2 [n_b H d][M]; as [n_b][H][d], not rotated
+ *   Q  = query_2 silu(query_1 n)              query_1 [M][E], query_2 [n_b H d][M]; as [n_b][H][d]
+ *        every [d] rotated at p with rope_freq (ours), or not rotated where that is 0 (as published)
  *   K  of layer l, KV head g = key.l[g] k     k [D] the model's cached key, after its rotation; key.l [G d][D], rows g d ...
  *   score of layer l, head j, for token i: Q_t[l-p_b-1][j] . K_i[l][j G / H] / sqrt(d)
  *
- * Rotation: pairs (x_i, x_{i + n/2}) of a vector of n, by the angle p rope_base^(-2i/n): (a c - b s, a s + b c). */
+ * Rotation: pairs (x_i, x_{i + n/2}) of a vector of n, by the angle p rope_base^(-2i/n): (a c - b s, a s + b c). Version 2's
+ * queries turn by p rope_freq[i]. The model's cached keys carry their positions in pairs of those speeds; a query that is not
+ * rotated cannot know its own, and so sees of near and far only what the slowest pairs show. */
 #ifndef BUTLER_PREDICTOR_H
 #define BUTLER_PREDICTOR_H
 
 #include "model.h"
 
 enum butler_predictor_input { BUTLER_PREDICTOR_INPUT_NORM, BUTLER_PREDICTOR_INPUT_ATTENTION };
+
+enum { BUTLER_PREDICTOR_MAX_D = 128 };
 
 struct butler_predictor_sizes {
     int version; /* 1 or 2 */
@@ -51,9 +56,8 @@ struct butler_predictor_sizes {
     float rope_base;
     /* Version 2, else 0. */
     int stride;
+    float rope_freq[BUTLER_PREDICTOR_MAX_D / 2]; /* of pair i < d/2: radians a position; all 0: queries are not rotated */
 };
-
-enum { BUTLER_PREDICTOR_MAX_D = 128 };
 
 /* One parameter. A vector (a norm's weight, a bias) has n_rows 1. */
 struct butler_predictor_param {
@@ -84,9 +88,14 @@ struct butler_predictor {
 };
 
 /* What a new predictor for this model should be like: E' = E/8 in heads of 32 (what is there of them where E' is no multiple
- * of it), n_mid = E/4 in [64, 1024], d = 16 (32 from E = 4096 on), a key per KV head, stride 4, the model's own rope base.
- * The caller may change it before butler_predictor_new. */
+ * of it), n_mid = E/4 in [64, 1024], d = 16 (32 from E = 4096 on), a key per KV head, stride 4, the model's own rope base,
+ * version 2's queries rotated where the model's are. The caller may change it before butler_predictor_new. */
 struct butler_predictor_sizes butler_predictor_sizes_for(const struct butler_model *model, int version);
+
+/* Version 2: rope_freq for the d that sizes has, as many as it needs of the model's own, evenly spread over them; zeros where
+ * the model rotates nothing. sizes_for has done it for its d. */
+void butler_predictor_rotate(struct butler_predictor_sizes *sizes, const struct butler_model *model);
+bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes); /* version 2, and rope_freq is not all 0 */
 
 /* Layers that producer b serves: [*first, *first + n); returns n, 0 when there is no such producer. Version 1 has one. */
 int butler_predictor_serves(const struct butler_predictor_sizes *sizes, int producer, int *first);

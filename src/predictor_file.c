@@ -34,9 +34,26 @@ struct butler_predictor_sizes butler_predictor_sizes_for(const struct butler_mod
         sizes.n_inner = BUTLER_MAX(hp->n_embd / 8 / 2 * 2, 2);
         sizes.n_inner_heads = sizes.n_inner % 32 == 0 ? sizes.n_inner / 32 : 1;
         sizes.rope_base = hp->rope_theta > 0 ? hp->rope_theta : 10000;
-    } else
+    } else {
         sizes.stride = 4;
+        butler_predictor_rotate(&sizes, model);
+    }
     return sizes;
+}
+
+void butler_predictor_rotate(struct butler_predictor_sizes *sizes, const struct butler_model *model)
+{
+    memset(sizes->rope_freq, 0, sizeof sizes->rope_freq);
+    for (int i = 0; model->rope_freq && i < BUTLER_MIN(sizes->d / 2, BUTLER_COUNT(sizes->rope_freq)); i++)
+        sizes->rope_freq[i] = model->rope_freq[i * model->hp.n_rot / sizes->d];
+}
+
+bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes)
+{
+    bool any = false;
+    for (int i = 0; i < sizes->d / 2; i++)
+        any = any || sizes->rope_freq[i] != 0;
+    return any;
 }
 
 int butler_predictor_serves(const struct butler_predictor_sizes *sizes, int producer, int *first)
@@ -77,6 +94,10 @@ static int check_sizes(const struct butler_predictor_sizes *s, const char *name,
         return butler_fail(err, code, "%s: rope base %g", name, (double)s->rope_base);
     if (s->version == 2 && !within(s->stride, 1, MAX_LAYERS))
         return butler_fail(err, code, "%s: stride %d", name, s->stride);
+    for (int i = 0; i < s->d / 2; i++)
+        if (!(s->rope_freq[i] >= 0 && s->rope_freq[i] <= 10) || (s->version == 1 && s->rope_freq[i] != 0))
+            return butler_fail(err, code, "%s: rope_freq: %g radians a position for pair %d of version %d", name,
+                               (double)s->rope_freq[i], i, s->version);
     return 0;
 }
 
@@ -267,6 +288,8 @@ static int put_values(struct butler_gguf_writer *writer, const struct butler_pre
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, predictor->model_fingerprint);
     if (code == 0 && s->version == 1)
         code = butler_gguf_put_float(writer, KEY("rope_base"), s->rope_base, err);
+    if (code == 0 && butler_predictor_rotates(s))
+        code = butler_gguf_put_array(writer, KEY("rope_freq"), BUTLER_GGUF_FLOAT32, s->rope_freq, (uint64_t)(s->d / 2), err);
     if (code < 0 || (code = butler_gguf_put_string(writer, KEY("model_fingerprint"), fingerprint, err)) < 0 ||
         (code = butler_gguf_put_int(writer, KEY("training.n_tokens"), BUTLER_GGUF_I64, training->n_tokens, err)) < 0 ||
         (code = butler_gguf_put_int(writer, KEY("training.n_steps"), BUTLER_GGUF_I64, training->n_steps, err)) < 0 ||
@@ -318,6 +341,21 @@ int butler_predictor_save(const struct butler_predictor *predictor, const char *
 
 /* ----------------------------------------------------------------------------------------------- reading */
 
+/* Absent: queries are not rotated. */
+static int read_frequencies(const struct butler_gguf *gguf, struct butler_predictor_sizes *sizes, struct butler_error *err)
+{
+    const struct butler_gguf_value *value = butler_gguf_value(gguf, KEY("rope_freq"));
+    const int n = BUTLER_MIN(sizes->d / 2, BUTLER_COUNT(sizes->rope_freq));
+    if (!value)
+        return 0;
+    if (value->type != BUTLER_GGUF_ARRAY || value->element_type != BUTLER_GGUF_FLOAT32 || value->n != (uint64_t)n)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: key '%s' is not an array of %d float32", butler_gguf_path(gguf),
+                           value->key, n);
+    for (int i = 0; i < n; i++)
+        sizes->rope_freq[i] = butler_gguf_array_float(value, (uint64_t)i);
+    return 0;
+}
+
 static int read_sizes(const struct butler_gguf *gguf, struct butler_predictor_sizes *sizes, struct butler_error *err)
 {
     const char *architecture;
@@ -341,6 +379,8 @@ static int read_sizes(const struct butler_gguf *gguf, struct butler_predictor_si
     if (sizes->version == 1 && (code = butler_gguf_float(gguf, KEY("rope_base"), true, &rope_base, err)) < 0)
         return code;
     sizes->rope_base = (float)rope_base;
+    if (sizes->version == 2 && (code = read_frequencies(gguf, sizes, err)) < 0)
+        return code;
     if (sizes->version == 2)
         sizes->n_key_heads = sizes->n_kv_heads;
     return check_sizes(sizes, butler_gguf_path(gguf), BUTLER_ERROR_FORMAT, err);

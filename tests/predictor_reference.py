@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from cli import USAGE, refuses, rows
-from gguf_file import F32, STRING, U32, Gguf
+from gguf_file import ARRAY, F32, STRING, U32, Gguf
 
 TOKENS = 16  # of a record
 
@@ -40,7 +40,8 @@ def fingerprint_of(model, folder):
     return other
 
 
-def write_random(path, model, fingerprint, version, per_query_head=False, input=0, d=8, mid=32, stride=4, seed=1):
+def write_random(path, model, fingerprint, version, per_query_head=False, input=0, d=8, mid=32, stride=4, seed=1,
+                 rotated=False):
     """A predictor of random weights by the file format alone. Returns how many parameters it has."""
     info = rows("info", model)[0]
     s = {"version": version, "input": input, "d": d, "n_mid": mid}
@@ -56,6 +57,8 @@ def write_random(path, model, fingerprint, version, per_query_head=False, input=
         file.put(f"butler-predictor.{key}", U32, value)
     if version == 1:
         file.put("butler-predictor.rope_base", F32, 10000.0)
+    if rotated:
+        file.put("butler-predictor.rope_freq", ARRAY, (F32, [100.0 ** (-i / (d // 2)) for i in range(d // 2)]))
     file.put("butler-predictor.model_fingerprint", STRING, fingerprint.encode())
     file.put("butler-predictor.training.loss", F32, 0.5)
     random = np.random.default_rng(seed)
@@ -82,10 +85,10 @@ def layer_norm(x, weight, bias):
     return x / np.sqrt((x ** 2).mean(axis=-1, keepdims=True) + 1e-5) * weight + bias
 
 
-def rotate(x, base):
-    """x[n][...][dim]: row t at position t, pairs of the first with the second half."""
+def rotate(x, base=None, freq=None):
+    """x[n][...][dim]: row t at position t, pairs of the first with the second half, by the base or by what is given for each pair."""
     n, half = len(x), x.shape[-1] // 2
-    angle = np.arange(n)[:, None] * base ** (-np.arange(half) / half)
+    angle = np.arange(n)[:, None] * (base ** (-np.arange(half) / half) if freq is None else np.array(freq))
     cos, sin = (f(angle).reshape(n, *[1] * (x.ndim - 2), half) for f in (np.cos, np.sin))
     a, b = x[..., :half], x[..., half:]
     return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
@@ -128,7 +131,8 @@ class Network:
             name = f"producer.{b}."
             x = layer_norm(inputs[b * s["stride"]], w[name + "norm.weight"], w[name + "norm.bias"])
             q = silu(x @ w[name + "query_1.weight"].T) @ w[name + "query_2.weight"].T
-            queries.append(q.reshape(len(x), -1, s["n_heads"], s["d"]))
+            q = q.reshape(len(x), -1, s["n_heads"], s["d"])
+            queries.append(rotate(q, freq=s["rope_freq"][1]) if "rope_freq" in s else q)
         keys = [np.einsum("tgc,gdc->tgd", cached[layer], w[f"key.{layer}.weight"].reshape(s["n_kv_heads"], s["d"], -1))
                 for layer in range(1, s["n_layers"])]
         return np.concatenate(queries, axis=1), np.stack(keys, axis=1)

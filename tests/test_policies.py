@@ -278,7 +278,8 @@ def fingerprints(tmp_path_factory):
 def test_predicted_ids_are_those_of_the_definition(recorder, tmp_path, fingerprints, policy, per_query_head, fed):
     for model, kv, threads, block in SETUPS:
         predictor = tmp_path / "predictor.gguf"
-        write_random(predictor, MODELS / model, fingerprints[model], 2 if "butler2" in policy else 1, per_query_head, fed, stride=1)
+        write_random(predictor, MODELS / model, fingerprints[model], 2 if "butler2" in policy else 1, per_query_head, fed, stride=1,
+                     rotated=fed == 0 and "butler2" in policy)
         recording = record(recorder, tmp_path, MODELS / model, policy, SHORT, kv, "ref" if kv == "f32" else best_isa(), threads, block,
                            predictor=predictor)
         check_predicted(recording, predictor, policy, SHORT, block, kv)

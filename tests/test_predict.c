@@ -50,8 +50,10 @@ static struct fixture open_fixture(const char *name)
     assert_non_null(fixture.bytes);
     memcpy(s, fixture.bytes, sizeof s);
     fixture.at = (const float *)(void *)(fixture.bytes + sizeof s);
-    const struct butler_predictor_sizes sizes = {
-        s[0], BUTLER_PREDICTOR_INPUT_NORM, s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10], *fixture.at, s[11]};
+    struct butler_predictor_sizes sizes = {
+        s[0], BUTLER_PREDICTOR_INPUT_NORM, s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10], *fixture.at, s[11], {0}};
+    for (int i = 0; sizes.version == 2 && *fixture.at > 0 && i < sizes.d / 2; i++)
+        sizes.rope_freq[i] = (float)pow((double)*fixture.at, -2.0 * i / sizes.d);
     fixture.at++;
     fixture.n_tokens = s[12];
     fixture.predictor = butler_predictor_new(&sizes, 1, &err);
@@ -109,9 +111,9 @@ static void check_first(const char *name, struct butler_backend *backend)
     free(fixture.bytes);
 }
 
-static void check_second(struct butler_backend *backend)
+static void check_second(const char *name, struct butler_backend *backend)
 {
-    struct fixture fixture = open_fixture("predict/v2.bin");
+    struct fixture fixture = open_fixture(name);
     const struct butler_predictor_sizes *s = &fixture.predictor->sizes;
     struct butler_error err;
     struct butler_traffic traffic = {0};
@@ -157,7 +159,8 @@ static void test_pytorch(void **state)
     (void)state;
     check_first("predict/v1-query.bin", model->backend);
     check_first("predict/v1-kv.bin", model->backend);
-    check_second(model->backend);
+    check_second("predict/v2.bin", model->backend);
+    check_second("predict/v2-rotated.bin", model->backend);
     butler_model_free(model);
 }
 

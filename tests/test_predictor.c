@@ -163,6 +163,9 @@ static void test_impossible(void **state)
     REFUSED(1, rope_base = 0);
     REFUSED(2, n_layers = 1);
     REFUSED(2, stride = 0);
+    REFUSED(2, rope_freq[1] = -1);
+    REFUSED(2, rope_freq[0] = INFINITY);
+    REFUSED(1, rope_freq[0] = 1);
     REFUSED(2, n_key_heads = 4);
     REFUSED(2, n_kv_heads = 3);
     butler_model_free(model);

@@ -34,6 +34,8 @@ static void problem_read(struct problem *p, const char *name)
                             &s->n_embd, &s->n_heads, &s->n_kv_heads, &s->head_dim, &s->d, &s->n_mid, &s->n_inner, &s->n_inner_heads,
                             &s->n_key_heads, &s->stride, &s->rope_base, kind),
                      15);
+    for (int i = 0; s->version == 2 && s->rope_base > 0 && i < s->d / 2; i++)
+        s->rope_freq[i] = (float)pow((double)s->rope_base, -2.0 * i / s->d);
     p->kind = !strcmp(kind, "causal")   ? BUTLER_LOSS_CAUSAL_MSE
               : !strcmp(kind, "square") ? BUTLER_LOSS_SQUARE_MSE
                                         : BUTLER_LOSS_CROSS_ENTROPY;
@@ -149,6 +151,7 @@ static void test_torch_v2(void **state)
 {
     (void)state;
     against_torch("predictor/v2.bin");
+    against_torch("predictor/v2-rotated.bin");
 }
 
 /* The slope of the loss along a random direction, by central differences and by the gradient, a parameter at a time. */
@@ -191,7 +194,7 @@ static void test_finite_differences(void **state)
 {
     (void)state;
     finite_differences("predictor/v1-causal.bin");
-    finite_differences("predictor/v2.bin");
+    finite_differences("predictor/v2-rotated.bin");
 }
 
 /* --------------------------------------------------------------------------------------- losses over the whole */

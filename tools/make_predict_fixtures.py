@@ -3,7 +3,7 @@
     python tools/make_predict_fixtures.py tests/data/predict
 
 A file is int32 sizes (version, n_layers, n_embd, n_heads, n_kv_heads, head_dim, d, n_mid, n_inner, n_inner_heads,
-n_key_heads, stride, n_tokens), float rope base, then floats: all weights in the order of src/predictor.h; the inputs
+n_key_heads, stride, n_tokens), float rope base (version 2: of its queries, 0: not rotated), then floats: all weights in the order of src/predictor.h; the inputs
 [producers][n_tokens][n_embd]; in version 2 the cached keys [n_layers - 1][n_tokens][n_kv_heads][head_dim]; and the expected
 scores of the last token, [n_layers - 1][n_heads][n_tokens].
 """
@@ -70,7 +70,7 @@ def version1(generator, key_heads):
     return (1, N, E, H, G, D, d, M, inner, heads, key_heads, 0, T), base, w.all + [x, scores]
 
 
-def version2(generator):
+def version2(generator, base):
     d, stride = 4, 2
     w = Weights(generator)
     served = [range(p + 1, min(p + stride, N - 1) + 1) for p in range(0, N - 1, stride)]
@@ -81,17 +81,20 @@ def version2(generator):
     scores = torch.empty(N - 1, H, T, dtype=torch.float64)
     for (norm, shift, q1, q2), layers, inputs in zip(producers, served, x):
         query = two_layers(F.layer_norm(inputs[-1].double(), (E,), norm, shift, 1e-5), q1, q2).view(len(layers), H, d)
+        if base:  # as the last of T tokens
+            query = rotate(query.expand(T, -1, -1, -1), base)[-1]
         for q, layer in zip(query, layers):
             key = torch.einsum("gdc,tgc->gtd", narrow[layer - 1], cached[layer - 1].double()).repeat_interleave(H // G, 0)
             scores[layer - 1] = torch.einsum("hd,htd->ht", q, key) / math.sqrt(d)
-    return (2, N, E, H, G, D, d, M, 0, 0, G, stride, T), 0.0, w.all + [x, cached, scores]
+    return (2, N, E, H, G, D, d, M, 0, 0, G, stride, T), base, w.all + [x, cached, scores]
 
 
 def main():
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(4)
-    cases = {"v1-query.bin": version1(generator, H), "v1-kv.bin": version1(generator, G), "v2.bin": version2(generator)}
+    cases = {"v1-query.bin": version1(generator, H), "v1-kv.bin": version1(generator, G), "v2.bin": version2(generator, 0.0),
+             "v2-rotated.bin": version2(generator, 500.0)}
     for name, (sizes, base, tensors) in cases.items():
         data = struct.pack("<13if", *sizes, base)
         data += b"".join(t.float().contiguous().numpy().astype("<f4").tobytes() for t in tensors)

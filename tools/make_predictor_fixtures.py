@@ -95,7 +95,7 @@ def v2(s, w, inputs, queries, keys):
         normed = F.layer_norm(inputs[b * s["stride"]], (s["embd"],), w[f"{b}.norm"], w[f"{b}.norm.bias"], 1e-5)
         Q = (F.silu(normed @ w[f"{b}.query_1"].T) @ w[f"{b}.query_2"].T).view(n, -1, H, d)[:, l - 1 - b * s["stride"]]
         K = torch.einsum("tgD,gdD->tgd", keys[l], w[f"key.{l}"].view(G, d, -1))
-        predicted = attention_scores(Q, K, H // G)
+        predicted = attention_scores(rotate(Q, s["base"]) if s["base"] else Q, K, H // G)
         loss = loss + head_losses(attention_scores(queries[l], keys[l], H // G), predicted, "entropy")
     return loss / ((s["layers"] - 1) * H)
 
@@ -128,8 +128,10 @@ def make(path, **s):
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    small = dict(tokens=70, layers=4, embd=12, heads=4, kv_heads=2, head_dim=6, d=4, mid=10, base=100.0)
-    one = dict(version=1, inner=8, inner_heads=2, stride=0, **small)
+    small = dict(tokens=70, layers=4, embd=12, heads=4, kv_heads=2, head_dim=6, d=4, mid=10)
+    one = dict(version=1, inner=8, inner_heads=2, stride=0, base=100.0, **small)
+    two = dict(version=2, loss="entropy", key_heads=2, inner=0, inner_heads=0, stride=2, **small)
     make(folder / "v1-causal.bin", loss="causal", key_heads=2, **one)
     make(folder / "v1-square.bin", loss="square", key_heads=4, **one)
-    make(folder / "v2.bin", version=2, loss="entropy", key_heads=2, inner=0, inner_heads=0, stride=2, **small)
+    make(folder / "v2.bin", base=0.0, **two)
+    make(folder / "v2-rotated.bin", base=100.0, **two)

@@ -8,11 +8,11 @@
 #include "train.h"
 
 #define MAGIC "butler training\n"
-enum { VERSION = 1 };
+enum { VERSION = 2 };
 
 /* What must be the same for a run to go on, by the names of the flags that set it. */
 struct settings {
-    uint64_t version, model, data, predictor_version, input, d, n_mid, n_inner, n_inner_heads, n_key_heads, stride, loss, length,
+    uint64_t version, model, data, predictor_version, input, d, n_mid, n_inner, n_inner_heads, n_key_heads, stride, rotated, loss, length,
         batch, accumulate, n_steps, seed, rate, weight_decay, clip, spike, warmup;
 };
 
@@ -28,6 +28,7 @@ static const char *const setting_names[] = {
     "inner heads",
     "--key-heads",
     "stride",
+    "--queries",
     "--loss",
     "--length",
     "--batch",
@@ -70,6 +71,7 @@ static struct settings settings_of(const struct butler_trainer *trainer)
         .n_inner_heads = (uint64_t)sizes->n_inner_heads,
         .n_key_heads = (uint64_t)sizes->n_key_heads,
         .stride = (uint64_t)sizes->stride,
+        .rotated = butler_predictor_rotates(sizes),
         .loss = (uint64_t)params->loss,
         .length = (uint64_t)params->length,
         .batch = (uint64_t)params->batch,

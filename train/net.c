@@ -7,11 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void rotations(int n, int dim, float base, float *cosines, float *sines)
+/* freq: of each pair, or NULL: by the base. */
+static void rotations(int n, int dim, float base, const float *freq, float *cosines, float *sines)
 {
     for (int t = 0; t < n; t++)
         for (int i = 0; i < dim / 2; i++) {
-            const double angle = (double)t * pow((double)base, -2.0 * i / dim);
+            const double angle = (double)t * (freq ? (double)freq[i] : pow((double)base, -2.0 * i / dim));
             *cosines++ = (float)cos(angle);
             *sines++ = (float)sin(angle);
         }
@@ -30,6 +31,7 @@ struct butler_net *butler_net_new(const struct butler_predictor *predictor, cons
                                   struct butler_error *err)
 {
     const struct butler_predictor_sizes *s = &predictor->sizes;
+    const bool rotates = s->version == 1 || butler_predictor_rotates(s);
     const size_t n = (size_t)max_n, embd = n * (size_t)s->n_embd;
     const size_t queries = n * (size_t)(s->n_heads * s->d), keys = n * (size_t)(s->n_key_heads * s->d);
     struct butler_net *net = butler_alloc(sizeof *net, err);
@@ -51,20 +53,22 @@ struct butler_net *butler_net_new(const struct butler_predictor *predictor, cons
     butler_arena_want(arena, &net->dkp, keys, sizeof(float));
     butler_arena_want(arena, &net->panels, 2 * (size_t)BUTLER_LOSS_ROWS * n, sizeof(float));
     butler_arena_want(arena, &net->row, n, sizeof(float));
-    if (s->version == 1) {
-        want_mid(net, &net->key);
+    if (rotates) {
         butler_arena_want(arena, &net->cosines, n * (size_t)(s->d / 2), sizeof(float));
         butler_arena_want(arena, &net->sines, n * (size_t)(s->d / 2), sizeof(float));
+    }
+    if (s->version == 1) {
+        want_mid(net, &net->key);
         butler_net_v1_want(net);
     }
     if (butler_arena_make(arena, err) < 0) {
         butler_net_free(net);
         return NULL;
     }
-    if (s->version == 1) {
-        rotations(max_n, s->d, s->rope_base, net->cosines, net->sines);
-        rotations(max_n, s->n_inner / s->n_inner_heads, s->rope_base, net->inner_cosines, net->inner_sines);
-    }
+    if (rotates)
+        rotations(max_n, s->d, s->rope_base, s->version == 1 ? NULL : s->rope_freq, net->cosines, net->sines);
+    if (s->version == 1)
+        rotations(max_n, s->n_inner / s->n_inner_heads, s->rope_base, NULL, net->inner_cosines, net->inner_sines);
     return net;
 }
 

@@ -33,12 +33,16 @@ void butler_net_v2_layer(struct butler_net *net, int layer, const float *q, cons
     int first;
     const int n_served = butler_predictor_serves(s, b, &first), row = (layer - first) * n_queries;
     butler_net_second_forward(net, &net->query, query_2, row, n_queries, net->qp);
+    if (net->cosines)
+        butler_turn(net->n, s->n_heads, s->d, net->cosines, net->sines, false, net->qp);
     for (int g = 0; g < s->n_kv_heads; g++)
         butler_blas_nt(net->blas, net->n, s->d, dim, 1, k + g * dim, cache_row, key->data + (size_t)(g * s->d) * (size_t)dim, dim,
                        false, net->kp + g * s->d, key_row);
     butler_net_heads(net, q, k);
     if (!net->grads)
         return;
+    if (net->cosines)
+        butler_turn(net->n, s->n_heads, s->d, net->cosines, net->sines, true, net->dqp);
     for (int g = 0; g < s->n_kv_heads; g++)
         butler_blas_tn(net->blas, s->d, dim, net->n, 1, net->dkp + g * s->d, key_row, k + g * dim, cache_row, true,
                        butler_net_grad(net, key, g * s->d), dim);
