@@ -132,4 +132,4 @@ clean:
 
 .PHONY: all lib tests check bench fuzz fuzz-programs install uninstall clean
 .SECONDARY:
--include $(LIB_OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TESTS:=.d) $(BUILD)/tests/record_policies.d
+-include $(LIB_OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TESTS:=.d) $(BUILD)/tests/record_policies.d $(wildcard $(BUILD)/bench/*.d)
