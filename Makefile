@@ -92,7 +92,7 @@ check:
 # Benchmarks are programs: `make bench`, then build/bench/bench_NAME.
 bench: $(patsubst %.c,$(BUILD)/%,$(wildcard bench/bench_*.c))
 
-$(BUILD)/bench/bench_kernels $(BUILD)/bench/bench_roofline: $(BUILD)/bench/ceilings.o
+$(BUILD)/bench/bench_kernels $(BUILD)/bench/bench_roofline $(BUILD)/bench/bench_prefill: $(BUILD)/bench/ceilings.o
 $(BUILD)/bench/%: $(BUILD)/bench/%.o $(BUILD)/libbutler.a
 	$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS)
 

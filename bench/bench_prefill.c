@@ -1,15 +1,18 @@
 /* Tokens of a prompt a second, for several instruction sets in turn.
  *
- *     bench_prefill MODEL [--isa NAME,...] [--n N] [--depth N] [--block N] [--threads N] [--kv POLICY] [--repeat N]
+ *     bench_prefill MODEL [--isa NAME,...] [--n N] [--depth N] [--block N] [--threads N] [--kv POLICY] [--repeat N] [--attention N]
  *
  * A prompt of N random tokens follows `depth` made-up ones. Every repetition runs each instruction set once; the last lines
- * are medians. */
+ * are medians. With --attention, so many more runs take the time of attention alone, and set it beside what the matrix unit
+ * multiplies at most, measured by all threads right after. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "ceilings.h"
 #include "median.h"
-#include "util.h"
+#include "session.h"
+#include "threads.h"
 
 enum { MAX_ISAS = 4, MAX_REPEAT = 99 };
 
@@ -19,12 +22,63 @@ struct run {
     double seconds[MAX_REPEAT];
 };
 
-/* Seconds of one prompt, or less than 0. */
-static double prefill(struct butler_model *model, const struct butler_session_params *params, int depth, const int32_t *ids, int n,
-                      struct butler_error *err)
+/* The attention of a prompt: its time, and the multiplications and additions of queries with keys and of weights with values. */
+struct attention {
+    double start, seconds, ops, ops_a_key; /* of a token and a key */
+};
+
+static void attention_starts(void *user, int layer, int first, int n, const float *x, const float *h, const float *q,
+                             const float *k)
 {
+    (void)layer, (void)first, (void)n, (void)x, (void)h, (void)q, (void)k;
+    ((struct attention *)user)->start = butler_seconds();
+}
+
+static void attention_ends(void *user, int layer, int first, int n, float *o)
+{
+    struct attention *attention = user;
+    (void)layer, (void)o;
+    attention->seconds += butler_seconds() - attention->start;
+    attention->ops += (double)n * (first + (n + 1) / 2.0) * attention->ops_a_key;
+}
+
+struct ceiling {
+    double ops;
+    float sink;
+};
+
+static void ceiling_task(void *context, int task, int thread)
+{
+    struct ceiling *ceilings = context;
+    (void)thread;
+    ceilings[task].sink = ceiling_dot(CEILING_AMX_BF16, 1 << 20, &ceilings[task].ops);
+}
+
+/* Operations a second of all threads' matrix units; 0 without them. */
+static double matrix_ceiling(struct butler_pool *pool)
+{
+    enum { TASKS = 64 };
+    struct ceiling ceilings[TASKS];
+    const int n = BUTLER_MIN(4 * butler_pool_size(pool), TASKS);
+    const double start = butler_seconds();
+    double ops = 0;
+    butler_pool_run(pool, ceiling_task, ceilings, n);
+    for (int i = 0; i < n; i++)
+        ops += ceilings[i].ops;
+    return ops / (butler_seconds() - start);
+}
+
+/* Seconds of one prompt, or less than 0. With attention, that of every layer is measured, and nothing of the last is left out. */
+static double prefill(struct butler_model *model, const struct butler_session_params *params, int depth, const int32_t *ids, int n,
+                      struct attention *attention, struct butler_error *err)
+{
+    const struct butler_capture capture = {.layer = attention_starts, .attended = attention_ends, .user = attention};
     struct butler_session *session = butler_session_new(model, params, err);
     double seconds = -1;
+    if (session && attention) {
+        *attention = (struct attention){.ops_a_key = 4.0 * model->hp.n_heads * model->hp.head_dim};
+        session->capture = &capture;
+    }
     if (session && (depth == 0 || butler_fill(session, depth, 1, err) == 0)) {
         const double start = butler_seconds();
         if (butler_prefill(session, ids, n, NULL, NULL, err) == 0)
@@ -34,9 +88,31 @@ static double prefill(struct butler_model *model, const struct butler_session_pa
     return seconds;
 }
 
+/* Rates of attention and of the matrix unit in turns: medians. */
+static int report_attention(struct run *run, const struct butler_session_params *params, int depth, const int32_t *ids, int n,
+                            int repeat, struct butler_error *err)
+{
+    double rates[MAX_REPEAT], shares[MAX_REPEAT], seconds[MAX_REPEAT];
+    for (int k = 0; k < repeat; k++) {
+        struct attention attention;
+        if (prefill(run->model, params, depth, ids, n, &attention, err) < 0)
+            return err->code;
+        rates[k] = attention.ops / attention.seconds;
+        seconds[k] = attention.seconds;
+        shares[k] = rates[k] / matrix_ceiling(run->model->pool);
+    }
+    printf("isa=%s tokens=%d depth=%d repeat=%d attention_s=%.3f attention_gops=%.0f", run->isa, n, depth, repeat,
+           median(seconds, repeat), median(rates, repeat) / 1e9);
+    const double share = median(shares, repeat);
+    if (run->model->backend->kernels->tiles)
+        printf(" of_amx_bf16=%.3f (%.3f to %.3f)", share, shares[0], shares[repeat - 1]);
+    printf("\n");
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
-    int n = 512, depth = 0, threads = 0, repeat = 3, n_runs = 0, status = EXIT_FAILURE;
+    int n = 512, depth = 0, threads = 0, repeat = 3, n_attention = 0, n_runs = 0, status = EXIT_FAILURE;
     char *isas = NULL;
     struct butler_session_params params = {.kv_type = BUTLER_KV_F16};
     struct butler_error err = {0};
@@ -50,15 +126,18 @@ int main(int argc, char **argv)
         else if (strcmp(flag, "--kv") == 0)
             params.policy = argv[i + 1];
         else
-            *(strcmp(flag, "--n") == 0         ? &n
-              : strcmp(flag, "--depth") == 0   ? &depth
-              : strcmp(flag, "--block") == 0   ? &params.n_block
-              : strcmp(flag, "--threads") == 0 ? &threads
-                                               : &repeat) = value;
+            *(strcmp(flag, "--n") == 0           ? &n
+              : strcmp(flag, "--depth") == 0     ? &depth
+              : strcmp(flag, "--block") == 0     ? &params.n_block
+              : strcmp(flag, "--threads") == 0   ? &threads
+              : strcmp(flag, "--attention") == 0 ? &n_attention
+                                                 : &repeat) = value;
     }
-    if (argc < 2 || argc % 2 || n < 1 || depth < 0 || repeat < 1 || repeat > MAX_REPEAT) {
+    if (argc < 2 || argc % 2 || n < 1 || depth < 0 || repeat < 1 || repeat > MAX_REPEAT || n_attention < 0 ||
+        n_attention > MAX_REPEAT) {
         fprintf(stderr,
-                "usage: %s MODEL [--isa NAME,...] [--n N] [--depth N] [--block N] [--threads N] [--kv POLICY] [--repeat N]\n",
+                "usage: %s MODEL [--isa NAME,...] [--n N] [--depth N] [--block N] [--threads N] [--kv POLICY] [--repeat N]"
+                " [--attention N]\n",
                 argv[0]);
         return EXIT_FAILURE;
     }
@@ -82,7 +161,7 @@ int main(int argc, char **argv)
         ids[i] = (int32_t)(butler_random(&random) % (uint64_t)butler_model_get_info(runs[0].model)->n_vocab);
     for (int k = 0; k < repeat; k++)
         for (int i = 0; i < n_runs; i++) {
-            runs[i].seconds[k] = prefill(runs[i].model, &params, depth, ids, n, &err);
+            runs[i].seconds[k] = prefill(runs[i].model, &params, depth, ids, n, NULL, &err);
             if (runs[i].seconds[k] < 0)
                 goto fail;
         }
@@ -90,6 +169,8 @@ int main(int argc, char **argv)
         qsort(runs[i].seconds, (size_t)repeat, sizeof(double), median_order);
         printf("isa=%s tokens=%d depth=%d repeat=%d tokens_s=%.1f (%.1f to %.1f)\n", runs[i].isa, n, depth, repeat,
                n / runs[i].seconds[repeat / 2], n / runs[i].seconds[repeat - 1], n / runs[i].seconds[0]);
+        if (n_attention && report_attention(&runs[i], &params, depth, ids, n, n_attention, &err) < 0)
+            goto fail;
     }
     status = EXIT_SUCCESS;
 fail:
