@@ -5,13 +5,13 @@
 #
 # DATA: a folder with books-train-2.tar.xz and modern-text.tar.xz. PREP: what tools/default_model/prepare.py left; with it, the default
 # model's retrieval tasks are part of the text (PYTHON: an interpreter with tools/default_model/requirements.txt).
-# --tokens: of each training (2000000: some 8 minutes on two free cores for the default model). --predictor: only this one.
+# --tokens: of each training (2400000: twenty minutes on one free core for version 2 of the default model). --predictor: only this one.
 # --model: models/butler-default.gguf. --out: where the predictors go; by default beside the model, and for the default model their
 # curves then go to docs/. --threads: 0, one per core.
 # A training that was interrupted goes on from its checkpoint when the same command is given again.
 set -eu
 usage() { sed -n '4s/^# *//p' "$0" >&2; exit 2; }
-tokens=2000000 versions="v2 v1" model= out= threads=0
+tokens=2400000 versions="v2 v1" model= out= threads=0
 while [ $# -gt 0 ]; do
     case $1 in
     --tokens | --model | --out | --threads)
@@ -60,23 +60,24 @@ if [ -n "$prep" ]; then
     for _ in $(seq 12); do texts=$texts,$work/tasks.txt; done
 fi
 
-# train v1|v2 NAME: the predictor is put in its place when all of its training is done, by a rename, for a running program may have the
+# train v1|v2 NAME FLAGS: the predictor is put in its place when all of its training is done, by a rename, for a running program may have the
 # old file mapped.
 train() {
-    local file=$name.$2.gguf resume=
+    local file=$name.$2.gguf version=$1 resume=
+    shift 2
     [ ! -f "$work/$file.checkpoint" ] || resume=--resume
-    ./butler train -m "$model" --data "$texts" --predictor "$1" --tokens "$tokens" -o "$work/$file" --length 1024 --batch 2 \
-        --input attention --dim 16 --mid 256 --lr 0.01 --every 100 --checkpoint 60 -t "$threads" $resume
+    ./butler train -m "$model" --data "$texts" --predictor "$version" --tokens "$tokens" -o "$work/$file" --length 1024 --batch 2 \
+        --input attention --dim 16 --mid 256 --every 100 --checkpoint 60 -t "$threads" "$@" $resume
     cp "$work/$file" "$out/$file.part"
     mv "$out/$file.part" "$out/$file"
     if [ "$out" = models ]; then
-        cp "$work/$file.csv" "docs/tokenbutler-$1.csv"
-        cp "$work/$file.svg" "docs/tokenbutler-$1.svg"
+        cp "$work/$file.csv" "docs/tokenbutler-$version.csv"
+        cp "$work/$file.svg" "docs/tokenbutler-$version.svg"
     fi
 }
 for version in $versions; do
     case $version in
-    v1) train v1 tokenbutler ;;
-    v2) train v2 tokenbutler2 ;;
+    v1) train v1 tokenbutler --loss entropy --lr 0.01 ;;
+    v2) train v2 tokenbutler2 --lr 0.015 ;;
     esac
 done
