@@ -38,10 +38,13 @@ HARNESS_PATHS = {"Rowan/hellaswag": "hellaswag", "baber/piqa": "piqa", "allenai/
 
 
 def find_file(data, task):
-    for name in FILES[task][1]:
-        if (data / name).exists():
-            return data / name
-    return None
+    """The task's file, unpacked; None: it is not there."""
+    path = next((data / name for name in FILES[task][1] if (data / name).exists()), None)
+    if path and path.suffix == ".bz2":
+        unpacked = Path(os.environ.get("TMPDIR", "/tmp")) / path.stem
+        unpacked.write_bytes(bz2.decompress(path.read_bytes()))
+        return unpacked
+    return path
 
 
 def json_lines(path):
@@ -207,10 +210,6 @@ def run_harness(model_path, butler, data, tasks, limit, length):
 
 def run_butler(butler, model_path, data, task, limit, length):
     path = find_file(data, task)
-    if path.suffix == ".bz2":
-        unpacked = Path(os.environ.get("TMPDIR", "/tmp")) / path.stem
-        unpacked.write_bytes(bz2.decompress(path.read_bytes()))
-        path = unpacked
     command = [butler, "eval", "mc", "-m", model_path, "--data", str(path), "--set", f"subset={FILES[task][0]},items=1", "--kv",
                "full", "--kv-type", "f32", "--json", "-t", "1"]
     command += ["--limit", str(limit)] if limit else []
