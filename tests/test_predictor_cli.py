@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from cli import DONE, FAILED, GPT2, GQA, PROMPT, USAGE, butler, refuses, rows
-from gguf_file import U32, Gguf
+from gguf_file import ARRAY, F32, U32, Gguf
 from predictor_reference import fingerprint_of, write_random
 
 POLICY = "tokenbutler2:budget=16,on_top=0,sinks=2,recent=2"
@@ -31,6 +31,26 @@ def test_default_is_a_policy(predictor):
     path, _ = predictor
     default, = (row["defaults"] for row in rows("policies") if row["policy"] == "tokenbutler2")
     butler("run", "-m", GQA, "-p", PROMPT, "-n", "3", "--kv", default, "--predictor", path)
+
+
+@pytest.mark.parametrize("value,says", [((ARRAY, (F32, [1.0] * 3)), "4 float32"), ((ARRAY, (U32, [1] * 4)), "4 float32"), ((F32, 1.0), "4 float32"),
+                                        ((ARRAY, (F32, [1.0, -1.0, 0.0, 0.0])), "-1 radians"),
+                                        ((ARRAY, (F32, [float("nan")] * 4)), "nan radians")])
+def test_rotations_that_cannot_be(predictor, tmp_path, value, says):
+    file = Gguf(predictor[0])
+    file.put("butler-predictor.rope_freq", *value)
+    file.write(tmp_path / "bad.gguf")
+    refuses(FAILED, "run", "-m", GQA, "-p", PROMPT, "--kv", POLICY, "--predictor", tmp_path / "bad.gguf", says=["bad.gguf", "rope_freq", says])
+
+
+def test_queries_belong_to_version_2(tmp_path):
+    text = tmp_path / "text"
+    text.write_text("It was the best of times. " * 40)
+    flags = ["train", "-m", GQA, "--data", text, "-o", tmp_path / "p.gguf", "--length", "32", "--steps", "1"]
+    refuses(USAGE, *flags, "--predictor", "v1", "--queries", "fixed", says=["--queries"])
+    for queries, keys in [("rotated", 1), ("fixed", 0)]:
+        butler(*flags, "--predictor", "v2", "--queries", queries)
+        assert sum(key.endswith("rope_freq") for key in Gguf(tmp_path / "p.gguf").values) == keys
 
 
 def test_bench(predictor):
