@@ -302,8 +302,9 @@ static int list_rows(struct bench *b, size_t row_bytes, bool paged, bool shuffle
     n = BUTLER_MIN(paged ? n / (2 * PAGE_ROWS) * PAGE_ROWS : n, b->max_rows / n_slices);
     for (int slice = 0; slice < n_slices; slice++) {
         const void **rows = b->rows + (size_t)slice * (size_t)n;
+        const unsigned char *first = b->set + (size_t)slice * SLICE / row_bytes * row_bytes; /* blocks begin where they were written */
         for (int j = 0; j < n; j++)
-            rows[j] = b->set + (size_t)slice * SLICE + (size_t)(paged ? j / PAGE_ROWS * PAGE_ROWS + j : j) * row_bytes;
+            rows[j] = first + (size_t)(paged ? j / PAGE_ROWS * PAGE_ROWS + j : j) * row_bytes;
         for (int j = n - 1; j > 0 && shuffled; j--) {
             int k = (int)(butler_random(&seed) % (uint64_t)(j + 1));
             const void *row = rows[j];

@@ -21,12 +21,18 @@ struct tile_scales {
 
 INLINE void load_scales(float (*scales)[TILE_ROWS], const void *const *rows, size_t skip, int n)
 {
-    for (int b = 0; b < n / BLOCK; b++) {
-        _Alignas(64) uint16_t halves[TILE_ROWS];
-        for (int r = 0; r < TILE_ROWS; r++)
-            halves[r] = load_u16((const uint8_t *)rows[r] + skip + (size_t)b * Q8_0_BYTES);
-        for (int r = 0; r < TILE_ROWS; r += VEC)
-            vec_store(scales[b] + r, vec_load_half(halves + r));
+    for (int b = 0; b < n / BLOCK; b++, skip += Q8_0_BYTES) {
+        for (int r = 0; r < TILE_ROWS; r += VEC) {
+            uint64_t words[VEC / 4];
+            UNROLL
+            for (int k = 0; k < VEC / 4; k++) {
+                const void *const *four = rows + r + 4 * k;
+                words[k] = load_u16((const uint8_t *)four[0] + skip) | (uint64_t)load_u16((const uint8_t *)four[1] + skip) << 16 |
+                           (uint64_t)load_u16((const uint8_t *)four[2] + skip) << 32 |
+                           (uint64_t)load_u16((const uint8_t *)four[3] + skip) << 48;
+            }
+            vec_store(scales[b] + r, vec_from_halves(words));
+        }
     }
 }
 
@@ -56,6 +62,13 @@ INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_s
 #undef TILE_PART
 }
 
+/* e^x, x <= 0, and no less than the smallest number that is not subnormal, or nearly: what is beyond adds nothing to a sum that has
+ * a 1 in it, and a product with a subnormal number takes a hundred times as long as another. */
+INLINE vec exp_normal(vec x)
+{
+    return vec_exp(vec_max(vec_set1(-87.0f), x));
+}
+
 /* Turns count scores of a tile into exponentials against the maximum so far, 0 beyond count. */
 INLINE void tile_exp(float p[TILE_ROWS], int count, float *acc, float *top, float sums[TILE_ROWS], int n)
 {
@@ -69,14 +82,14 @@ INLINE void tile_exp(float p[TILE_ROWS], int count, float *acc, float *top, floa
     if (vec_reaches(most, vec_set1(*top))) { /* which of them is most, and by how much, matters rarely */
         const float m = vec_max_all(most);
         float factor[VEC];
-        vec_store(factor, vec_exp(vec_set1(*top - m)));
+        vec_store(factor, exp_normal(vec_set1(*top - m)));
         scale(acc, factor[0], n);
         for (int k = 0; k < V16; k++)
             vec_store(sums + k * VEC, vec_mul(vec_load(sums + k * VEC), vec_set1(factor[0])));
         *top = m;
     }
     for (int k = 0; k < V16; k++) {
-        vec e = vec_exp(vec_sub(x[k], vec_set1(*top)));
+        vec e = exp_normal(vec_sub(x[k], vec_set1(*top)));
         if (count < TILE_ROWS)
             e = vec_keep(e, vec_zero(), BUTLER_MIN(BUTLER_MAX(count - k * VEC, 0), VEC));
         vec_store(p + k * VEC, e);

@@ -216,6 +216,11 @@ INLINE void vec_store_half(void *p, vec v)
     vst1_u8(p, vreinterpret_u8_f16(vcvt_f16_f32(v.a)));
     vst1_u8((uint8_t *)p + 8, vreinterpret_u8_f16(vcvt_f16_f32(v.b)));
 }
+/* VEC halves, four a word. */
+INLINE vec vec_from_halves(const uint64_t words[VEC / 4])
+{
+    return vec_load_half(words);
+}
 INLINE vec vec_load_half_some(const void *p, int count)
 {
     uint16_t t[VEC] = {0};

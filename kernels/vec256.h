@@ -148,6 +148,11 @@ INLINE vec vec_load_half(const void *p)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128(p));
 }
+/* VEC halves, four a word. */
+INLINE vec vec_from_halves(const uint64_t words[VEC / 4])
+{
+    return _mm256_cvtph_ps(_mm_set_epi64x((long long)words[1], (long long)words[0]));
+}
 INLINE vec vec_load_half_some(const void *p, int count)
 {
     return _mm256_cvtph_ps(load_u16_some(p, count));

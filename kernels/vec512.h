@@ -148,6 +148,11 @@ INLINE vec vec_load_half(const void *p)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256(p));
 }
+/* VEC halves, four a word: put together by integer instructions. Stored one by one, a load of all would wait for the stores. */
+INLINE vec vec_from_halves(const uint64_t words[VEC / 4])
+{
+    return _mm512_cvtph_ps(_mm256_set_epi64x((long long)words[3], (long long)words[2], (long long)words[1], (long long)words[0]));
+}
 INLINE vec vec_load_half_some(const void *p, int count)
 {
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(vec_first(count), p));
