@@ -62,8 +62,11 @@ INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_s
 #undef TILE_PART
 }
 
-/* e^x, x <= 0, and no less than the smallest number that is not subnormal, or nearly: what is beyond adds nothing to a sum that has
- * a 1 in it, and a product with a subnormal number takes a hundred times as long as another. */
+/* The smallest number that is not subnormal. Less of a weight adds nothing to a sum that has a 1 in it, and a product with a
+ * subnormal number takes a hundred times as long as another. */
+#define LEAST_NORMAL 0x1p-126f
+
+/* e^x, x <= 0, and no subnormal number. */
 INLINE vec exp_normal(vec x)
 {
     return vec_exp(vec_max(vec_set1(-87.0f), x));
@@ -107,7 +110,8 @@ INLINE void tile_values(enum row_type type, float *acc, size_t acc_stride, const
         for (int i = 0; i < n_q; i++)
             for (int b = 0; b < n / BLOCK; b++)
                 for (int r = 0; r < TILE_ROWS; r += VEC)
-                    vec_store(scales->values[i][b] + r, vec_mul(vec_load(d[b] + r), vec_load(p[i] + r)));
+                    vec_store(scales->values[i][b] + r,
+                              vec_max(vec_set1(LEAST_NORMAL), vec_mul(vec_load(d[b] + r), vec_load(p[i] + r))));
         av_queries(type, acc, acc_stride, scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, n_q, rows, due, apart, count, n);
     } else
         av_queries(type, acc, acc_stride, p[0], TILE_ROWS, 0, n_q, rows, due, apart, count, n);

@@ -227,7 +227,7 @@ static void check_attend(const struct butler_kernels *table, int type, int n_q, 
         }
         assert_near("attend, sum", table->isa, n, i, sum[i], total, total_error);
         for (int d = 0; d < n; d++) {
-            double value = 0, error = 0x1p-120;
+            double value = 0, error = n_rows * 127 * 0x1p-126; /* weights, and with the scales of int8 values, may be kept normal */
             for (int j = 0; j < n_rows; j++) {
                 const double v = kv_element(type, (const unsigned char *)keys[j] + apart, d);
                 value += exp((double)scores[j] - most) * v;
