@@ -114,7 +114,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_KEY_HEADS] = {0, "key-heads", "NAME", KIND_STRING, AT(train.key_heads), 0, 0, NULL,
                        "v1: a predicted key per kv head, or per query head as published"},
     [CMD_QUERIES] = {0, "queries", "NAME", KIND_STRING, AT(train.queries), 0, 0, NULL,
-                     "v2: rotated by their position, as the model's are, or fixed, as published"},
+                     "v2: rotated by their position in pairs that turn within --length, as the model's are, or fixed, as published"},
     [CMD_VALID] = {0, "valid", "TEXT,...", KIND_STRING, AT(train.valid), 0, 0, NULL, "other texts to measure on"},
     [CMD_VALID_TEXTS] = {0, "valid-texts", "N", KIND_INT, AT(train.n_valid), 1, 65536, "a whole number from 1 to 65536",
                          "how many texts to measure on"},

@@ -124,7 +124,7 @@ static int make_params(struct run *run, struct butler_train_params *params)
     if (t->mid)
         sizes.n_mid = t->mid;
     if (version == 2 && !fixed)
-        butler_predictor_rotate(&sizes, run->model);
+        butler_predictor_rotate(&sizes, run->model, t->length);
     else
         memset(sizes.rope_freq, 0, sizeof sizes.rope_freq);
     if (key_heads == 1)

@@ -89,12 +89,15 @@ struct butler_predictor {
 
 /* What a new predictor for this model should be like: E' = E/8 in heads of 32 (what is there of them where E' is no multiple
  * of it), n_mid = E/4 in [64, 1024], d = 16 (32 from E = 4096 on), a key per KV head, stride 4, the model's own rope base,
- * version 2's queries rotated where the model's are. The caller may change it before butler_predictor_new. */
+ * version 2's queries rotated in the fast pairs where the model's are. The caller may change it before butler_predictor_new. */
 struct butler_predictor_sizes butler_predictor_sizes_for(const struct butler_model *model, int version);
 
-/* Version 2: rope_freq for the d that sizes has, as many as it needs of the model's own, evenly spread over them; zeros where
- * the model rotates nothing. sizes_for has done it for its d. */
-void butler_predictor_rotate(struct butler_predictor_sizes *sizes, const struct butler_model *model);
+/* Version 2: rope_freq for the d that sizes has, as many as it needs of the model's own, evenly spread over them, but 0 for those
+ * that do not turn once in n_tokens, the length of the texts it will learn from: a query would learn a part of their circle, and
+ * take what lies farther back than any of these texts reach for near. 0 also where the model rotates nothing. sizes_for has done
+ * it for its d and BUTLER_PREDICTOR_TEXT tokens. */
+enum { BUTLER_PREDICTOR_TEXT = 1024 };
+void butler_predictor_rotate(struct butler_predictor_sizes *sizes, const struct butler_model *model, int n_tokens);
 bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes); /* version 2, and rope_freq is not all 0 */
 
 /* Layers that producer b serves: [*first, *first + n); returns n, 0 when there is no such producer. Version 1 has one. */

@@ -36,16 +36,19 @@ struct butler_predictor_sizes butler_predictor_sizes_for(const struct butler_mod
         sizes.rope_base = hp->rope_theta > 0 ? hp->rope_theta : 10000;
     } else {
         sizes.stride = 4;
-        butler_predictor_rotate(&sizes, model);
+        butler_predictor_rotate(&sizes, model, BUTLER_PREDICTOR_TEXT);
     }
     return sizes;
 }
 
-void butler_predictor_rotate(struct butler_predictor_sizes *sizes, const struct butler_model *model)
+void butler_predictor_rotate(struct butler_predictor_sizes *sizes, const struct butler_model *model, int n_tokens)
 {
+    const float slowest = 6.2831853f / (float)n_tokens;
     memset(sizes->rope_freq, 0, sizeof sizes->rope_freq);
-    for (int i = 0; model->rope_freq && i < BUTLER_MIN(sizes->d / 2, BUTLER_COUNT(sizes->rope_freq)); i++)
-        sizes->rope_freq[i] = model->rope_freq[i * model->hp.n_rot / sizes->d];
+    for (int i = 0; model->rope_freq && i < BUTLER_MIN(sizes->d / 2, BUTLER_COUNT(sizes->rope_freq)); i++) {
+        const float freq = model->rope_freq[i * model->hp.n_rot / sizes->d];
+        sizes->rope_freq[i] = freq >= slowest ? freq : 0;
+    }
 }
 
 bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes)

@@ -57,6 +57,28 @@ static void test_params(void **state)
     butler_model_free(model);
 }
 
+/* Queries turn as fast as evenly chosen pairs of the model, where these turn at all within a text. */
+static void test_rotation(void **state)
+{
+    struct butler_model *model = open_tiny("a.gguf", 1);
+    struct butler_predictor_sizes sizes = butler_predictor_sizes_for(model, 2);
+    int n_turning = 0;
+    (void)state;
+    sizes.d = 4;
+    for (int n_tokens = 4; n_tokens <= 4096; n_tokens *= 32) {
+        butler_predictor_rotate(&sizes, model, n_tokens);
+        for (int i = 0; i < sizes.d / 2; i++) {
+            const float freq = model->rope_freq[i * model->hp.n_rot / sizes.d];
+            const bool turns = (double)freq * n_tokens >= 2 * 3.141592;
+            assert_true(sizes.rope_freq[i] == (turns ? freq : 0));
+            n_turning += turns;
+        }
+        assert_int_equal(butler_predictor_rotates(&sizes), n_tokens > 4);
+    }
+    assert_in_range(n_turning, 2, 4);
+    butler_model_free(model);
+}
+
 static void test_round_trip(void **state)
 {
     static const enum butler_type types[] = {BUTLER_F32, BUTLER_F16, BUTLER_Q8_0};
@@ -174,7 +196,7 @@ static void test_impossible(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_params), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_other_model),
+        cmocka_unit_test(test_params), cmocka_unit_test(test_rotation), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_other_model),
         cmocka_unit_test(test_cut),    cmocka_unit_test(test_impossible),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
