@@ -68,7 +68,7 @@ enum cmd_flag {
     CMD_DIM,
     CMD_MID,
     CMD_KEY_HEADS,
-    CMD_QUERIES,
+    CMD_ROTATE,
     CMD_VALID,
     CMD_VALID_TEXTS,
     CMD_EVERY,
@@ -98,7 +98,7 @@ struct cmd_reals {
 
 /* What `train` alone takes. */
 struct cmd_train {
-    const char *data, *valid, *version, *loss, *input, *key_heads, *queries, *type, *start;
+    const char *data, *valid, *version, *loss, *input, *key_heads, *rotate, *type, *start;
     bool resume;
     int length, n_tokens, n_steps, batch, accumulate, dim, mid, n_valid, every, checkpoint_s;
     double lr, decay;

@@ -96,25 +96,20 @@ static int make_params(struct run *run, struct butler_train_params *params)
 {
     static const char *const versions[] = {"v1", "v2"}, *const losses[] = {"causal", "square", "entropy"};
     static const char *const inputs[] = {"norm", "attention"}, *const keys[] = {"kv", "query"},
-                             *const queries[] = {"rotated", "fixed"},
-                             *const types[] = {"f16", "f32", "q8_0"};
+                             *const rotates[] = {"fast", "published"}, *const types[] = {"f16", "f32", "q8_0"};
     const struct cmd_options *options = run->options;
     const struct cmd_train *t = &options->train;
-    int version, loss, input, key_heads, fixed;
+    int version, loss, input, key_heads, published;
     if (choose(options, "--predictor", t->version, versions, 2, &version) != CMD_DONE ||
         choose(options, "--loss", t->loss, losses, 3, &loss) != CMD_DONE ||
         choose(options, "--input", t->input, inputs, 2, &input) != CMD_DONE ||
         choose(options, "--key-heads", t->key_heads, keys, 2, &key_heads) != CMD_DONE ||
-        choose(options, "--queries", t->queries, queries, 2, &fixed) != CMD_DONE ||
+        choose(options, "--rotate", t->rotate, rotates, 2, &published) != CMD_DONE ||
         choose(options, "--type", t->type, types, 3, &run->type) != CMD_DONE)
         return CMD_USAGE;
     version++;
     if (version == 2 && (options->given[CMD_LOSS] || options->given[CMD_KEY_HEADS])) {
         cmd_say(options, "%s belongs to --predictor v1: v2 has its own", options->given[CMD_LOSS] ? "--loss" : "--key-heads");
-        return CMD_USAGE;
-    }
-    if (version == 1 && options->given[CMD_QUERIES]) {
-        cmd_say(options, "--queries belongs to --predictor v2: v1's are always rotated");
         return CMD_USAGE;
     }
     struct butler_predictor_sizes sizes = butler_predictor_sizes_for(run->model, version);
@@ -123,10 +118,7 @@ static int make_params(struct run *run, struct butler_train_params *params)
         sizes.d = t->dim;
     if (t->mid)
         sizes.n_mid = t->mid;
-    if (version == 2 && !fixed)
-        butler_predictor_rotate(&sizes, run->model, t->length);
-    else
-        memset(sizes.rope_freq, 0, sizeof sizes.rope_freq);
+    butler_predictor_rotate(&sizes, run->model, published ? 0 : t->length);
     if (key_heads == 1)
         sizes.n_key_heads = sizes.n_heads;
     *params = (struct butler_train_params){
@@ -355,7 +347,7 @@ static const struct cmd_use uses[] = {
     {CMD_RESUME, NULL},  {CMD_START, NULL},       {CMD_TRAIN_LENGTH, "1024"}, {CMD_TRAIN_TOKENS, "0"},
     {CMD_STEPS, "0"},    {CMD_TRAIN_BATCH, "4"},  {CMD_ACCUMULATE, "1"},      {CMD_LR, "0.001"},
     {CMD_DECAY, "0.01"}, {CMD_LOSS, "causal"},    {CMD_TRAIN_INPUT, "norm"},  {CMD_DIM, "0"},
-    {CMD_MID, "0"},      {CMD_KEY_HEADS, "kv"}, {CMD_QUERIES, "rotated"},   {CMD_VALID, NULL},          {CMD_VALID_TEXTS, "8"},
+    {CMD_MID, "0"},      {CMD_KEY_HEADS, "kv"}, {CMD_ROTATE, "fast"},       {CMD_VALID, NULL},          {CMD_VALID_TEXTS, "8"},
     {CMD_EVERY, "50"},   {CMD_CHECKPOINT, "120"}, {CMD_TYPE, "f16"},          {CMD_SEED, "1"},
     {CMD_THREADS, "0"},  {CMD_ISA, NULL},         {CMD_JSON, NULL},           {CMD_HELP, NULL},
     {CMD_NONE, NULL},

@@ -58,12 +58,6 @@ static int bind(struct butler_predict *predict, struct butler_error *err)
     return 0;
 }
 
-static void fill_frequencies(float *freq, int n, float base)
-{
-    for (int i = 0; i < n / 2; i++)
-        freq[i] = (float)pow((double)base, -2.0 * i / n);
-}
-
 static int make_activations(struct butler_predict *predict, size_t n, struct butler_error *err)
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
@@ -136,8 +130,8 @@ struct butler_predict *butler_predict_new(const struct butler_predictor *predict
         return NULL;
     }
     if (attends) {
-        fill_frequencies(predict->freq_inner, dim, s->rope_base);
-        fill_frequencies(predict->freq_head, s->d, s->rope_base);
+        butler_predictor_frequencies(s, dim, predict->freq_inner);
+        butler_predictor_frequencies(s, s->d, predict->freq_head);
     } else
         widen_projections(predict);
     return predict;

@@ -32,9 +32,10 @@
  *   K  of layer l, KV head g = key.l[g] k     k [D] the model's cached key, after its rotation; key.l [G d][D], rows g d ...
  *   score of layer l, head j, for token i: Q_t[l-p_b-1][j] . K_i[l][j G / H] / sqrt(d)
  *
- * Rotation: pairs (x_i, x_{i + n/2}) of a vector of n, by the angle p rope_base^(-2i/n): (a c - b s, a s + b c). Version 2's
- * queries turn by p rope_freq[i]. The model's cached keys carry their positions in pairs of those speeds; a query that is not
- * rotated cannot know its own, and so sees of near and far only what the slowest pairs show. */
+ * Rotation: pairs (x_i, x_{i + n/2}) of a vector of n, by the angle p f_i: (a c - b s, a s + b c). Version 1: f_i = rope_base^(-2i/n),
+ * but 0 for pairs that do not turn once in rope_length tokens (ours; as published, rope_length 0, all turn). Version 2: rope_freq[i].
+ * The model's cached keys carry their positions in pairs of those speeds; a query that is not rotated cannot know its own, and so
+ * sees of near and far only what the slowest pairs show. */
 #ifndef BUTLER_PREDICTOR_H
 #define BUTLER_PREDICTOR_H
 
@@ -54,6 +55,7 @@ struct butler_predictor_sizes {
     int n_inner, n_inner_heads; /* n_inner / n_inner_heads is even */
     int n_key_heads;            /* n_heads or n_kv_heads; version 2: n_kv_heads */
     float rope_base;
+    int rope_length; /* tokens within which a pair turns that is rotated; 0: all are */
     /* Version 2, else 0. */
     int stride;
     float rope_freq[BUTLER_PREDICTOR_MAX_D / 2]; /* of pair i < d/2: radians a position; all 0: queries are not rotated */
@@ -88,17 +90,20 @@ struct butler_predictor {
 };
 
 /* What a new predictor for this model should be like: E' = E/8 in heads of 32 (what is there of them where E' is no multiple
- * of it), n_mid = E/4 in [64, 1024], d = 16 (32 from E = 4096 on), a key per KV head, stride 4, the model's own rope base,
- * version 2's queries rotated in the fast pairs where the model's are. The caller may change it before butler_predictor_new. */
+ * of it), n_mid = E/4 in [64, 1024], d = 16 (32 from E = 4096 on), a key per KV head, stride 4, the model's own rope base, fast
+ * pairs rotated (version 2: where the model's are). The caller may change it before butler_predictor_new. */
 struct butler_predictor_sizes butler_predictor_sizes_for(const struct butler_model *model, int version);
 
-/* Version 2: rope_freq for the d that sizes has, as many as it needs of the model's own, evenly spread over them, but 0 for those
- * that do not turn once in n_tokens, the length of the texts it will learn from: a query would learn a part of their circle, and
- * take what lies farther back than any of these texts reach for near. 0 also where the model rotates nothing. sizes_for has done
- * it for its d and BUTLER_PREDICTOR_TEXT tokens. */
+/* Which pairs are rotated, for texts of n_tokens to learn from: those that turn at least once in such a text. Of slower ones a part of
+ * the circle would be learned, and what lies farther back than any of these texts reach be taken for near. Version 1: rope_length.
+ * Version 2: rope_freq for the d that sizes has, as many as it needs of the model's own, evenly spread over them; all 0 where the
+ * model rotates nothing. n_tokens 0: as published, all pairs in version 1, none in version 2. sizes_for has done it for its d and
+ * BUTLER_PREDICTOR_TEXT tokens. */
 enum { BUTLER_PREDICTOR_TEXT = 1024 };
 void butler_predictor_rotate(struct butler_predictor_sizes *sizes, const struct butler_model *model, int n_tokens);
-bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes); /* version 2, and rope_freq is not all 0 */
+bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes); /* version 1, or rope_freq is not all 0 */
+/* The angles a position, freq[dim / 2], of version 1's vectors of dim. */
+void butler_predictor_frequencies(const struct butler_predictor_sizes *sizes, int dim, float *freq);
 
 /* Layers that producer b serves: [*first, *first + n); returns n, 0 when there is no such producer. Version 1 has one. */
 int butler_predictor_serves(const struct butler_predictor_sizes *sizes, int producer, int *first);

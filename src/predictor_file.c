@@ -34,26 +34,42 @@ struct butler_predictor_sizes butler_predictor_sizes_for(const struct butler_mod
         sizes.n_inner = BUTLER_MAX(hp->n_embd / 8 / 2 * 2, 2);
         sizes.n_inner_heads = sizes.n_inner % 32 == 0 ? sizes.n_inner / 32 : 1;
         sizes.rope_base = hp->rope_theta > 0 ? hp->rope_theta : 10000;
-    } else {
+    } else
         sizes.stride = 4;
-        butler_predictor_rotate(&sizes, model, BUTLER_PREDICTOR_TEXT);
-    }
+    butler_predictor_rotate(&sizes, model, BUTLER_PREDICTOR_TEXT);
     return sizes;
+}
+
+static bool turns(float freq, int n_tokens)
+{
+    return freq * (float)n_tokens >= 6.2831853f;
 }
 
 void butler_predictor_rotate(struct butler_predictor_sizes *sizes, const struct butler_model *model, int n_tokens)
 {
-    const float slowest = 6.2831853f / (float)n_tokens;
     memset(sizes->rope_freq, 0, sizeof sizes->rope_freq);
+    if (sizes->version == 1) {
+        sizes->rope_length = n_tokens;
+        return;
+    }
     for (int i = 0; model->rope_freq && i < BUTLER_MIN(sizes->d / 2, BUTLER_COUNT(sizes->rope_freq)); i++) {
         const float freq = model->rope_freq[i * model->hp.n_rot / sizes->d];
-        sizes->rope_freq[i] = freq >= slowest ? freq : 0;
+        sizes->rope_freq[i] = turns(freq, n_tokens) ? freq : 0;
+    }
+}
+
+void butler_predictor_frequencies(const struct butler_predictor_sizes *sizes, int dim, float *freq)
+{
+    for (int i = 0; i < dim / 2; i++) {
+        freq[i] = (float)pow((double)sizes->rope_base, -2.0 * i / dim);
+        if (sizes->rope_length > 0 && !turns(freq[i], sizes->rope_length))
+            freq[i] = 0;
     }
 }
 
 bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes)
 {
-    bool any = false;
+    bool any = sizes->version == 1;
     for (int i = 0; i < sizes->d / 2; i++)
         any = any || sizes->rope_freq[i] != 0;
     return any;
@@ -95,6 +111,8 @@ static int check_sizes(const struct butler_predictor_sizes *s, const char *name,
                            s->n_kv_heads);
     if (s->version == 1 && !(s->rope_base > 1 && s->rope_base < 1e12f))
         return butler_fail(err, code, "%s: rope base %g", name, (double)s->rope_base);
+    if (!within(s->rope_length, 0, s->version == 1 ? INT32_MAX : 0))
+        return butler_fail(err, code, "%s: rope_length %d in version %d", name, s->rope_length, s->version);
     if (s->version == 2 && !within(s->stride, 1, MAX_LAYERS))
         return butler_fail(err, code, "%s: stride %d", name, s->stride);
     for (int i = 0; i < s->d / 2; i++)
@@ -291,7 +309,9 @@ static int put_values(struct butler_gguf_writer *writer, const struct butler_pre
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, predictor->model_fingerprint);
     if (code == 0 && s->version == 1)
         code = butler_gguf_put_float(writer, KEY("rope_base"), s->rope_base, err);
-    if (code == 0 && butler_predictor_rotates(s))
+    if (code == 0 && s->rope_length > 0)
+        code = butler_gguf_put_int(writer, KEY("rope_length"), BUTLER_GGUF_U32, s->rope_length, err);
+    if (code == 0 && s->version == 2 && butler_predictor_rotates(s))
         code = butler_gguf_put_array(writer, KEY("rope_freq"), BUTLER_GGUF_FLOAT32, s->rope_freq, (uint64_t)(s->d / 2), err);
     if (code < 0 || (code = butler_gguf_put_string(writer, KEY("model_fingerprint"), fingerprint, err)) < 0 ||
         (code = butler_gguf_put_int(writer, KEY("training.n_tokens"), BUTLER_GGUF_I64, training->n_tokens, err)) < 0 ||
@@ -363,6 +383,7 @@ static int read_sizes(const struct butler_gguf *gguf, struct butler_predictor_si
 {
     const char *architecture;
     double rope_base = 0;
+    int64_t rope_length = 0;
     int code = butler_gguf_string(gguf, "general.architecture", true, &architecture, err);
     if (code < 0)
         return code;
@@ -379,9 +400,11 @@ static int read_sizes(const struct butler_gguf *gguf, struct butler_predictor_si
         number = (int)value;
         memcpy((char *)sizes + size_keys[i].offset, &number, sizeof number);
     }
-    if (sizes->version == 1 && (code = butler_gguf_float(gguf, KEY("rope_base"), true, &rope_base, err)) < 0)
+    if (sizes->version == 1 && ((code = butler_gguf_float(gguf, KEY("rope_base"), true, &rope_base, err)) < 0 ||
+                                (code = butler_gguf_int(gguf, KEY("rope_length"), false, 0, INT32_MAX, &rope_length, err)) < 0))
         return code;
     sizes->rope_base = (float)rope_base;
+    sizes->rope_length = (int)rope_length;
     if (sizes->version == 2 && (code = read_frequencies(gguf, sizes, err)) < 0)
         return code;
     if (sizes->version == 2)

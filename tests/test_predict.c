@@ -45,13 +45,13 @@ static struct fixture open_fixture(const char *name)
 {
     struct fixture fixture = {0};
     struct butler_error err;
-    int32_t s[13];
+    int32_t s[14];
     fixture.bytes = fixture_read(name, &fixture.size);
     assert_non_null(fixture.bytes);
     memcpy(s, fixture.bytes, sizeof s);
     fixture.at = (const float *)(void *)(fixture.bytes + sizeof s);
     struct butler_predictor_sizes sizes = {
-        s[0], BUTLER_PREDICTOR_INPUT_NORM, s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10], *fixture.at, s[11], {0}};
+        s[0], BUTLER_PREDICTOR_INPUT_NORM, s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10], *fixture.at, s[13], s[11], {0}};
     for (int i = 0; sizes.version == 2 && *fixture.at > 0 && i < sizes.d / 2; i++)
         sizes.rope_freq[i] = (float)pow((double)*fixture.at, -2.0 * i / sizes.d);
     fixture.at++;
@@ -159,6 +159,7 @@ static void test_pytorch(void **state)
     (void)state;
     check_first("predict/v1-query.bin", model->backend);
     check_first("predict/v1-kv.bin", model->backend);
+    check_first("predict/v1-fast.bin", model->backend);
     check_second("predict/v2.bin", model->backend);
     check_second("predict/v2-rotated.bin", model->backend);
     butler_model_free(model);
@@ -308,6 +309,7 @@ static void test_stored(void **state)
         attach_both(model, per_query_head);
         check_stored(model, "tokenbutler:budget=30", 0.02);
         check_stored(model, "tokenbutler:budget=30,keys=f16", 1e-3);
+        check_stored(model, "tokenbutler:budget=30,keys=int4", 0.15);
         butler_model_free(model);
     }
 }
@@ -435,6 +437,7 @@ static void test_copies(void **state)
         attach_both(model, per_query_head);
         check_copy(model, "tokenbutler:budget=20");
         check_copy(model, "tokenbutler:budget=20,share=query,keys=f16");
+        check_copy(model, "tokenbutler:budget=20,keys=int4");
         check_copy(model, "tokenbutler2:budget=16,on_top=0,sinks=2,recent=2,page=4");
         check_adopt(model, "tokenbutler:budget=20", false);
         check_adopt(model, "tokenbutler2:budget=20,on_top=0,sinks=2,recent=2", true);
@@ -466,7 +469,7 @@ static void test_refusals(void **state)
                                              {"layer0:dense=0", "dense"},
                                              {"layer0:method=evict", "retrieve"},
                                              {"prevlayer:method=evict", "retrieve"},
-                                             {"tokenbutler:keys=int4", "int8 or f16"},
+                                             {"tokenbutler:keys=int2", "int8 or f16 or int4"},
                                              {"tokenbutler:page=0", "page"},
                                              {"tokenbutler2:method=evict,rope=cache", "rope"}};
     for (int i = 0; i < BUTLER_COUNT(refused); i++) {

@@ -76,6 +76,18 @@ static void test_rotation(void **state)
         assert_int_equal(butler_predictor_rotates(&sizes), n_tokens > 4);
     }
     assert_in_range(n_turning, 2, 4);
+    sizes = butler_predictor_sizes_for(model, 1);
+    for (int n_tokens = 0; n_tokens <= 100; n_tokens += 50) { /* 0: as published, all pairs */
+        float freq[4];
+        butler_predictor_rotate(&sizes, model, n_tokens);
+        butler_predictor_frequencies(&sizes, 8, freq);
+        assert_true(butler_predictor_rotates(&sizes));
+        for (int i = 0; i < 4; i++) {
+            const double turn = pow((double)sizes.rope_base, -i / 4.0);
+            const bool turns = n_tokens == 0 || turn * n_tokens >= 2 * 3.141592;
+            assert_true(fabs((double)freq[i] - (turns ? turn : 0)) <= 1e-6);
+        }
+    }
     butler_model_free(model);
 }
 
@@ -188,6 +200,8 @@ static void test_impossible(void **state)
     REFUSED(2, rope_freq[1] = -1);
     REFUSED(2, rope_freq[0] = INFINITY);
     REFUSED(1, rope_freq[0] = 1);
+    REFUSED(1, rope_length = -1);
+    REFUSED(2, rope_length = 1024);
     REFUSED(2, n_key_heads = 4);
     REFUSED(2, n_kv_heads = 3);
     butler_model_free(model);

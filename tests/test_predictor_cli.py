@@ -43,14 +43,19 @@ def test_rotations_that_cannot_be(predictor, tmp_path, value, says):
     refuses(FAILED, "run", "-m", GQA, "-p", PROMPT, "--kv", POLICY, "--predictor", tmp_path / "bad.gguf", says=["bad.gguf", "rope_freq", says])
 
 
-def test_queries_belong_to_version_2(tmp_path):
+@pytest.mark.parametrize("version,key", [("v1", "rope_length"), ("v2", "rope_freq")])
+def test_rotation_is_chosen_in_training(tmp_path, version, key):
     text = tmp_path / "text"
     text.write_text("It was the best of times. " * 40)
-    flags = ["train", "-m", GQA, "--data", text, "-o", tmp_path / "p.gguf", "--length", "32", "--steps", "1"]
-    refuses(USAGE, *flags, "--predictor", "v1", "--queries", "fixed", says=["--queries"])
-    for queries, keys in [("rotated", 1), ("fixed", 0)]:
-        butler(*flags, "--predictor", "v2", "--queries", queries)
-        assert sum(key.endswith("rope_freq") for key in Gguf(tmp_path / "p.gguf").values) == keys
+    flags = ["train", "-m", GQA, "--data", text, "-o", tmp_path / "p.gguf", "--length", "32", "--steps", "1", "--predictor", version]
+    refuses(USAGE, *flags, "--rotate", "slow", says=["--rotate", "fast or published"])
+    for rotate, keys in [("fast", 1), ("published", 0)]:
+        butler(*flags, "--rotate", rotate)
+        written = [value for name, value in Gguf(tmp_path / "p.gguf").values.items() if name.endswith("." + key)]
+        assert len(written) == keys
+        if version == "v1" and keys:
+            assert written == [(U32, 32)]
+        butler("run", "-m", GQA, "-p", PROMPT, "-n", "3", "--kv", "tokenbutler" + version[1:].replace("1", ""), "--predictor", tmp_path / "p.gguf")
 
 
 def test_bench(predictor):

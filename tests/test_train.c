@@ -30,10 +30,10 @@ static void problem_read(struct problem *p, const char *name)
     char *end = memchr(p->bytes, '\n', n_bytes);
     assert_non_null(end);
     *end = 0;
-    assert_int_equal(sscanf(p->bytes, "%d %d %d %d %d %d %d %d %d %d %d %d %d %f %15s", &s->version, &p->n, &s->n_layers,
+    assert_int_equal(sscanf(p->bytes, "%d %d %d %d %d %d %d %d %d %d %d %d %d %d %f %15s", &s->version, &p->n, &s->n_layers,
                             &s->n_embd, &s->n_heads, &s->n_kv_heads, &s->head_dim, &s->d, &s->n_mid, &s->n_inner, &s->n_inner_heads,
-                            &s->n_key_heads, &s->stride, &s->rope_base, kind),
-                     15);
+                            &s->n_key_heads, &s->stride, &s->rope_length, &s->rope_base, kind),
+                     16);
     for (int i = 0; s->version == 2 && s->rope_base > 0 && i < s->d / 2; i++)
         s->rope_freq[i] = (float)pow((double)s->rope_base, -2.0 * i / s->d);
     p->kind = !strcmp(kind, "causal")   ? BUTLER_LOSS_CAUSAL_MSE
@@ -145,6 +145,7 @@ static void test_torch_v1_square(void **state)
 {
     (void)state;
     against_torch("predictor/v1-square.bin");
+    against_torch("predictor/v1-fast.bin");
 }
 
 static void test_torch_v2(void **state)

@@ -3,7 +3,7 @@
     python tools/make_predict_fixtures.py tests/data/predict
 
 A file is int32 sizes (version, n_layers, n_embd, n_heads, n_kv_heads, head_dim, d, n_mid, n_inner, n_inner_heads,
-n_key_heads, stride, n_tokens), float rope base (version 2: of its queries, 0: not rotated), then floats: all weights in the order of src/predictor.h; the inputs
+n_key_heads, stride, n_tokens, rope_length), float rope base (version 2: of its queries, 0: not rotated), then floats: all weights in the order of src/predictor.h; the inputs
 [producers][n_tokens][n_embd]; in version 2 the cached keys [n_layers - 1][n_tokens][n_kv_heads][head_dim]; and the expected
 scores of the last token, [n_layers - 1][n_heads][n_tokens].
 """
@@ -18,10 +18,13 @@ import torch.nn.functional as F
 N, E, H, G, D, M, T = 6, 32, 4, 2, 8, 24, 37
 
 
-def rotate(x, base):
-    """x [tokens][...][n], pairs (i, i + n/2), by the token's position."""
+def rotate(x, base, length=0):
+    """x [tokens][...][n], pairs (i, i + n/2), by the token's position; with a length only pairs that turn within it."""
     n = x.shape[-1]
-    angle = torch.arange(x.shape[0]).double()[:, None] * base ** (-torch.arange(0, n, 2).double() / n)
+    freq = base ** (-torch.arange(0, n, 2).double() / n)
+    if length:
+        freq[freq * length < 2 * math.pi] = 0
+    angle = torch.arange(x.shape[0]).double()[:, None] * freq
     shape = [x.shape[0]] + [1] * (x.dim() - 2) + [n // 2]
     c, s = angle.cos().view(shape), angle.sin().view(shape)
     a, b = x[..., : n // 2].double(), x[..., n // 2:].double()
@@ -47,7 +50,7 @@ def two_layers(x, first, second):
     return F.linear(F.silu(F.linear(x, first)), second)
 
 
-def version1(generator, key_heads):
+def version1(generator, key_heads, length=0):
     d, inner, heads, base = 8, 16, 2, 500.0
     w = Weights(generator)
     down = w.matrix(inner, E)
@@ -59,15 +62,15 @@ def version1(generator, key_heads):
     k1, k2 = w.matrix(M, E), w.matrix((N - 1) * key_heads * d, M)
     x = torch.randn(T, E, generator=generator)
     z = F.linear(x.double(), down)
-    q, k = (rotate(F.linear(z, m).view(T, heads, -1), base).transpose(0, 1) for m in (wq, wk))
+    q, k = (rotate(F.linear(z, m).view(T, heads, -1), base, length).transpose(0, 1) for m in (wq, wk))
     v = F.linear(z, wv).view(T, heads, -1).transpose(0, 1)
     a = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).reshape(T, inner)
     a = F.layer_norm(a, (inner,), norm, shift, 1e-5)
     i = x.double() + F.linear(F.gelu(F.linear(a, up, up_bias), approximate="tanh"), out, out_bias)
-    query = rotate(two_layers(i, q1, q2).view(T, N - 1, H, d), base)[-1]
-    key = rotate(two_layers(i, k1, k2).view(T, N - 1, key_heads, d), base).repeat_interleave(H // key_heads, 2)
+    query = rotate(two_layers(i, q1, q2).view(T, N - 1, H, d), base, length)[-1]
+    key = rotate(two_layers(i, k1, k2).view(T, N - 1, key_heads, d), base, length).repeat_interleave(H // key_heads, 2)
     scores = torch.einsum("lhd,tlhd->lht", query, key) / math.sqrt(d)
-    return (1, N, E, H, G, D, d, M, inner, heads, key_heads, 0, T), base, w.all + [x, scores]
+    return (1, N, E, H, G, D, d, M, inner, heads, key_heads, 0, T, length), base, w.all + [x, scores]
 
 
 def version2(generator, base):
@@ -86,7 +89,7 @@ def version2(generator, base):
         for q, layer in zip(query, layers):
             key = torch.einsum("gdc,tgc->gtd", narrow[layer - 1], cached[layer - 1].double()).repeat_interleave(H // G, 0)
             scores[layer - 1] = torch.einsum("hd,htd->ht", q, key) / math.sqrt(d)
-    return (2, N, E, H, G, D, d, M, 0, 0, G, stride, T), base, w.all + [x, cached, scores]
+    return (2, N, E, H, G, D, d, M, 0, 0, G, stride, T, 0), base, w.all + [x, cached, scores]
 
 
 def main():
@@ -94,9 +97,9 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(4)
     cases = {"v1-query.bin": version1(generator, H), "v1-kv.bin": version1(generator, G), "v2.bin": version2(generator, 0.0),
-             "v2-rotated.bin": version2(generator, 500.0)}
+             "v2-rotated.bin": version2(generator, 500.0), "v1-fast.bin": version1(generator, G, T)}
     for name, (sizes, base, tensors) in cases.items():
-        data = struct.pack("<13if", *sizes, base)
+        data = struct.pack("<14if", *sizes, base)
         data += b"".join(t.float().contiguous().numpy().astype("<f4").tobytes() for t in tensors)
         (folder / name).write_bytes(data)
 

@@ -17,10 +17,13 @@ import torch
 torch.set_default_dtype(torch.float64)
 
 
-def rotate(x, base):
-    """x [tokens, heads, dim]; pairs (i, i + dim/2)."""
+def rotate(x, base, length=0):
+    """x [tokens, heads, dim]; pairs (i, i + dim/2); with a length only those that turn within it."""
     n, _, dim = x.shape
-    angle = torch.arange(n)[:, None] * base ** (-2 * torch.arange(dim // 2) / dim)
+    freq = base ** (-2 * torch.arange(dim // 2) / dim)
+    if length:
+        freq[freq * length < 2 * math.pi] = 0
+    angle = torch.arange(n)[:, None] * freq
     c, s = angle.cos()[:, None], angle.sin()[:, None]
     a, b = x[..., :dim // 2], x[..., dim // 2:]
     return torch.cat([a * c - b * s, a * s + b * c], -1)
@@ -71,7 +74,7 @@ def v1(s, w, inputs, queries, keys):
     z = I @ w["down"].T
     split = lambda x: x.view(n, s["inner_heads"], -1)
     q, k, v = (split(z @ w[f"attn_{x}"].T) for x in "qkv")
-    q, k = rotate(q, s["base"]), rotate(k, s["base"])
+    q, k = rotate(q, s["base"], s["length"]), rotate(k, s["base"], s["length"])
     scores = attention_scores(q, k, 1).masked_fill(~causal(n), -math.inf)
     a = torch.einsum("hti,ihd->thd", scores.softmax(-1), v).reshape(n, -1)
     normed = F.layer_norm(a, (s["inner"],), w["norm"], w["norm.bias"], 1e-5)
@@ -81,7 +84,8 @@ def v1(s, w, inputs, queries, keys):
     K = (F.silu(wide @ w["key_1"].T) @ w["key_2"].T).view(n, s["layers"] - 1, s["key_heads"], d)
     loss = 0
     for l in range(1, s["layers"]):
-        predicted = attention_scores(rotate(Q[:, l - 1], s["base"]), rotate(K[:, l - 1], s["base"]), H // s["key_heads"])
+        Ql, Kl = (rotate(x[:, l - 1], s["base"], s["length"]) for x in (Q, K))
+        predicted = attention_scores(Ql, Kl, H // s["key_heads"])
         loss = loss + head_losses(attention_scores(queries[l], keys[l], H // s["kv_heads"]), predicted, s["loss"])
     return loss / ((s["layers"] - 1) * H)
 
@@ -101,7 +105,7 @@ def v2(s, w, inputs, queries, keys):
 
 
 FIELDS = ["version", "tokens", "layers", "embd", "heads", "kv_heads", "head_dim", "d", "mid", "inner", "inner_heads", "key_heads",
-          "stride", "base"]
+          "stride", "length", "base"]
 
 
 def make(path, **s):
@@ -130,8 +134,9 @@ if __name__ == "__main__":
     folder.mkdir(parents=True, exist_ok=True)
     small = dict(tokens=70, layers=4, embd=12, heads=4, kv_heads=2, head_dim=6, d=4, mid=10)
     one = dict(version=1, inner=8, inner_heads=2, stride=0, base=100.0, **small)
-    two = dict(version=2, loss="entropy", key_heads=2, inner=0, inner_heads=0, stride=2, **small)
-    make(folder / "v1-causal.bin", loss="causal", key_heads=2, **one)
-    make(folder / "v1-square.bin", loss="square", key_heads=4, **one)
+    two = dict(version=2, length=0, loss="entropy", key_heads=2, inner=0, inner_heads=0, stride=2, **small)
+    make(folder / "v1-causal.bin", loss="causal", key_heads=2, length=0, **one)
+    make(folder / "v1-square.bin", loss="square", key_heads=4, length=0, **one)
+    make(folder / "v1-fast.bin", loss="entropy", key_heads=2, length=40, **one)
     make(folder / "v2.bin", base=0.0, **two)
     make(folder / "v2-rotated.bin", base=100.0, **two)

@@ -8,12 +8,12 @@
 #include "train.h"
 
 #define MAGIC "butler training\n"
-enum { VERSION = 2 };
+enum { VERSION = 3 };
 
 /* What must be the same for a run to go on, by the names of the flags that set it. */
 struct settings {
-    uint64_t version, model, data, predictor_version, input, d, n_mid, n_inner, n_inner_heads, n_key_heads, stride, rotated, loss, length,
-        batch, accumulate, n_steps, seed, rate, weight_decay, clip, spike, warmup;
+    uint64_t version, model, data, predictor_version, input, d, n_mid, n_inner, n_inner_heads, n_key_heads, stride, rotated, loss,
+        length, batch, accumulate, n_steps, seed, rate, weight_decay, clip, spike, warmup;
 };
 
 static const char *const setting_names[] = {
@@ -28,7 +28,7 @@ static const char *const setting_names[] = {
     "inner heads",
     "--key-heads",
     "stride",
-    "--queries",
+    "--rotate",
     "--loss",
     "--length",
     "--batch",
@@ -71,7 +71,7 @@ static struct settings settings_of(const struct butler_trainer *trainer)
         .n_inner_heads = (uint64_t)sizes->n_inner_heads,
         .n_key_heads = (uint64_t)sizes->n_key_heads,
         .stride = (uint64_t)sizes->stride,
-        .rotated = butler_predictor_rotates(sizes),
+        .rotated = sizes->version == 1 ? sizes->rope_length > 0 : butler_predictor_rotates(sizes),
         .loss = (uint64_t)params->loss,
         .length = (uint64_t)params->length,
         .batch = (uint64_t)params->batch,

@@ -7,12 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* freq: of each pair, or NULL: by the base. */
-static void rotations(int n, int dim, float base, const float *freq, float *cosines, float *sines)
+static void rotations(int n, int dim, const float *freq, float *cosines, float *sines)
 {
     for (int t = 0; t < n; t++)
         for (int i = 0; i < dim / 2; i++) {
-            const double angle = (double)t * (freq ? (double)freq[i] : pow((double)base, -2.0 * i / dim));
+            const double angle = (double)t * (double)freq[i];
             *cosines++ = (float)cos(angle);
             *sines++ = (float)sin(angle);
         }
@@ -31,7 +30,8 @@ struct butler_net *butler_net_new(const struct butler_predictor *predictor, cons
                                   struct butler_error *err)
 {
     const struct butler_predictor_sizes *s = &predictor->sizes;
-    const bool rotates = s->version == 1 || butler_predictor_rotates(s);
+    const bool rotates = butler_predictor_rotates(s);
+    float freq[BUTLER_PREDICTOR_MAX_D / 2];
     const size_t n = (size_t)max_n, embd = n * (size_t)s->n_embd;
     const size_t queries = n * (size_t)(s->n_heads * s->d), keys = n * (size_t)(s->n_key_heads * s->d);
     struct butler_net *net = butler_alloc(sizeof *net, err);
@@ -65,10 +65,13 @@ struct butler_net *butler_net_new(const struct butler_predictor *predictor, cons
         butler_net_free(net);
         return NULL;
     }
-    if (rotates)
-        rotations(max_n, s->d, s->rope_base, s->version == 1 ? NULL : s->rope_freq, net->cosines, net->sines);
-    if (s->version == 1)
-        rotations(max_n, s->n_inner / s->n_inner_heads, s->rope_base, NULL, net->inner_cosines, net->inner_sines);
+    if (s->version == 1) {
+        butler_predictor_frequencies(s, s->d, freq);
+        rotations(max_n, s->d, freq, net->cosines, net->sines);
+        butler_predictor_frequencies(s, s->n_inner / s->n_inner_heads, net->inner_freq);
+        rotations(max_n, s->n_inner / s->n_inner_heads, net->inner_freq, net->inner_cosines, net->inner_sines);
+    } else if (rotates)
+        rotations(max_n, s->d, s->rope_freq, net->cosines, net->sines);
     return net;
 }
 

@@ -40,6 +40,7 @@ struct butler_net {
     /* Version 1: [n][n_inner], the feed-forward part twice as wide. */
     float *z, *q, *k, *v, *a, *normed, *up, *bent;
     float *dz, *dq, *dk, *dv, *da, *dup;
+    float *inner_freq;                  /* [n_inner / n_inner_heads / 2] */
     float *inner_cosines, *inner_sines; /* [n][n_inner / n_inner_heads / 2] */
     struct butler_arena arena;
 };

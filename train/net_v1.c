@@ -18,6 +18,7 @@ void butler_net_v1_want(struct butler_net *net)
         butler_arena_want(&net->arena, narrow[i], inner, sizeof(float));
     for (int i = 0; i < BUTLER_COUNT(doubled); i++)
         butler_arena_want(&net->arena, doubled[i], 2 * inner, sizeof(float));
+    butler_arena_want(&net->arena, &net->inner_freq, (size_t)(s->n_inner / s->n_inner_heads / 2), sizeof(float));
     butler_arena_want(&net->arena, &net->inner_cosines, half, sizeof(float));
     butler_arena_want(&net->arena, &net->inner_sines, half, sizeof(float));
 }
