@@ -100,7 +100,7 @@ static void measure(struct butler_model *model, const char *name, const char *po
         for (int i = 0; i < 3; i++)
             step(&runs[i], s);
     const double full = middle(runs[0].ms, n_steps), bare = middle(runs[1].ms, n_steps);
-    const double free_of_cost = middle(runs[1].score, n_steps) + middle(runs[1].select, n_steps);
+    const double free_of_cost = middle(runs[1].select, n_steps);
     const double all = middle(runs[2].ms, n_steps), predict = middle(runs[2].predict, n_steps),
                  score = middle(runs[2].score, n_steps), select = middle(runs[2].select, n_steps);
     const double steps = n_steps + N_WARM, cost = predict + score + select - free_of_cost;

@@ -117,6 +117,10 @@ struct butler_kernels {
      * s[i * s_stride + 16 r + t] = (float)(sum_d q_i[d] (k_rt[d] - 128)) * scale_r[t] * factor[i], the sum in integers. */
     void (*keys8)(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
                   size_t record_bytes, int n_records, int n);
+    /* keys4: the same with record = {half scale[16], uint8 k[n/8][16][4]}, n a multiple of 8, where channels 8c+j and 8c+4+j of token t
+     * are the low and the high half of k[c][t][j], less 8, times scale[t]. */
+    void (*keys4)(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
+                  size_t record_bytes, int n_records, int n);
     /* keys16: record = {half k[n][16]}. s[i * s_stride + 16 r + t] = sum_d q_i[d] * k_r[d][t]. */
     void (*keys16)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                    int n);

@@ -14,8 +14,18 @@ INLINE __m256i query_quad(const int8_t *q)
     return _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128((int)bytes)));
 }
 
-/* n_q is a compile-time constant. */
-INLINE void keys8_record(float *s, size_t s_stride, const int8_t *q, const float *factor, const int32_t *offset, int n_q,
+/* Channels d .. d + 3 of four tokens from t on, as 16-bit numbers. */
+INLINE __m256i load_quads(int bits, const uint8_t *k, int d, int t)
+{
+    const int at = bits == 8 ? d : d / 8 * 4;
+    __m128i x = _mm_loadu_si128((const __m128i *)(k + (size_t)at * TOKENS + (size_t)t * 4));
+    if (bits == 4)
+        x = _mm_and_si128(d % 8 ? _mm_srli_epi16(x, 4) : x, _mm_set1_epi8(15));
+    return _mm256_cvtepu8_epi16(x);
+}
+
+/* n_q is a compile-time constant, as bits is. */
+INLINE void keys_record(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, const int32_t *offset, int n_q,
                          const uint8_t *record, int n)
 {
     const uint8_t *k = record + TOKENS * sizeof(uint16_t);
@@ -24,9 +34,7 @@ INLINE void keys8_record(float *s, size_t s_stride, const int8_t *q, const float
         for (int a = 0; a < n_q; a++)
             low[a] = high[a] = _mm256_setzero_si256();
         for (int d = 0; d < n; d += 4) {
-            const uint8_t *at = k + (size_t)d * TOKENS + (size_t)t * 4;
-            const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)at));
-            const __m256i y = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(at + 16)));
+            const __m256i x = load_quads(bits, k, d, t), y = load_quads(bits, k, d, t + 4);
             for (int a = 0; a < n_q; a++) {
                 const __m256i quad = query_quad(q + (size_t)a * (size_t)n + (size_t)d);
                 low[a] = _mm256_add_epi32(low[a], _mm256_madd_epi16(x, quad));
@@ -42,7 +50,7 @@ INLINE void keys8_record(float *s, size_t s_stride, const int8_t *q, const float
     }
 }
 
-INLINE void keys8_queries(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
+INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
                           size_t record_bytes, int n_records, int n)
 {
     int32_t offset[4];
@@ -50,12 +58,12 @@ INLINE void keys8_queries(float *s, size_t s_stride, const int8_t *q, const floa
         int32_t sum = 0;
         for (int d = 0; d < n; d++)
             sum += q[(size_t)a * (size_t)n + (size_t)d];
-        offset[a] = 128 * sum;
+        offset[a] = (1 << (bits - 1)) * sum;
     }
     for (int r = 0; r < n_records; r++, records += record_bytes) {
         for (size_t line = 0; line < record_bytes; line += 64)
             prefetch(records, AHEAD + line);
-        keys8_record(s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, records, n);
+        keys_record(bits, s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, records, n);
     }
 }
 
@@ -65,6 +73,7 @@ INLINE void keys8_queries(float *s, size_t s_stride, const int8_t *q, const floa
 void butler_kernels_keys_avx2(struct butler_kernels *table)
 {
     table->keys8 = keys8;
+    table->keys4 = keys4;
     table->keys16 = keys16;
 }
 #endif

@@ -1,41 +1,74 @@
 /* Predicted keys for CPUs with AVX-512 VNNI: a lane is a token, and one instruction adds four of its channels. Keys lie with
- * an offset of 128 because the instruction multiplies unsigned by signed bytes. */
+ * an offset of half their range because the instruction multiplies unsigned by signed bytes. */
 #include "kernels.h"
 
 #if defined(__x86_64__)
 #include "vec512.h"
 
-enum { TOKENS = BUTLER_KEYS_TOKENS, AHEAD = 4096 };
+enum { TOKENS = BUTLER_KEYS_TOKENS, SOON = 1024, AHEAD = 4096 };
 _Static_assert(BUTLER_KEYS_TOKENS == VEC, "a vector is a record's tokens");
 
-/* n_q is a compile-time constant. */
-INLINE void keys8_queries(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
+/* Channels d .. d + 3 of a record's tokens. */
+INLINE __m512i load_quads(int bits, const uint8_t *k, int d)
+{
+    if (bits == 8)
+        return _mm512_loadu_si512(k + (size_t)d * TOKENS);
+    const __m512i both = _mm512_loadu_si512(k + (size_t)(d / 8 * 4) * TOKENS);
+    return _mm512_and_si512(d % 8 ? _mm512_srli_epi16(both, 4) : both, _mm512_set1_epi8(15));
+}
+
+/* Scores of one record: out[query * s_stride]. n_q is a compile-time constant, as bits is. */
+INLINE void keys_record(int bits, float *out, size_t s_stride, const int8_t *q, const float *factor, const __m512i *offset, int n_q,
+                         const uint8_t *record, int n)
+{
+    const uint8_t *k = record + TOKENS * sizeof(uint16_t);
+    __m512i sum[4];
+    for (int a = 0; a < n_q; a++)
+        sum[a] = offset[a];
+    const int step = 32 / bits; /* channels of 32 bits */
+    for (int first = 0; first < n; first += step)
+        UNROLL
+        for (int d = first; d < first + step; d += 4) {
+            const __m512i x = load_quads(bits, k, d);
+            for (int a = 0; a < n_q; a++)
+                sum[a] = _mm512_dpbusd_epi32(sum[a], x, _mm512_set1_epi32((int)load_u32(q + (size_t)a * (size_t)n + (size_t)d)));
+        }
+    const vec scale = vec_load_half(record);
+    for (int a = 0; a < n_q; a++)
+        vec_store(out + (size_t)a * s_stride, vec_mul(vec_mul(_mm512_cvtepi32_ps(sum[a]), scale), vec_set1(factor[a])));
+}
+
+/* Fetches what a record's place holds AHEAD of it: into the second-level cache early, into the first when it is there. Fetched into the
+ * first only, lines keep its few places while they are under way. */
+INLINE void keys_fetch(const uint8_t *record, size_t n_bytes)
+{
+    for (size_t line = 0; line < n_bytes; line += 64) {
+        prefetch_second((const void *)((uintptr_t)record + AHEAD + line));
+        prefetch(record, SOON + line);
+    }
+}
+
+/* The records' halves are read side by side: of two streams the core keeps more lines under way than of one. */
+INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
                           size_t record_bytes, int n_records, int n)
 {
+    const int half = n_records / 2;
+    const uint8_t *others = records + (size_t)half * record_bytes;
     __m512i offset[4];
     for (int a = 0; a < n_q; a++) {
         int32_t sum = 0;
         for (int d = 0; d < n; d++)
             sum += q[(size_t)a * (size_t)n + (size_t)d];
-        offset[a] = _mm512_set1_epi32(-128 * sum);
+        offset[a] = _mm512_set1_epi32(-(1 << (bits - 1)) * sum);
     }
-    for (int r = 0; r < n_records; r++, records += record_bytes) {
-        const uint8_t *k = records + TOKENS * sizeof(uint16_t);
-        __m512i sum[4];
-        for (size_t line = 0; line < record_bytes; line += 64)
-            prefetch(records, AHEAD + line);
-        for (int a = 0; a < n_q; a++)
-            sum[a] = offset[a];
-        for (int d = 0; d < n; d += 4) {
-            const __m512i x = _mm512_loadu_si512(k + (size_t)d * TOKENS);
-            for (int a = 0; a < n_q; a++)
-                sum[a] = _mm512_dpbusd_epi32(sum[a], x, _mm512_set1_epi32((int)load_u32(q + (size_t)a * (size_t)n + (size_t)d)));
-        }
-        const vec scale = vec_load_half(records);
-        for (int a = 0; a < n_q; a++)
-            vec_store(s + (size_t)a * s_stride + (size_t)r * TOKENS,
-                      vec_mul(vec_mul(_mm512_cvtepi32_ps(sum[a]), scale), vec_set1(factor[a])));
+    for (int r = 0; r < half; r++, records += record_bytes, others += record_bytes) {
+        keys_fetch(records, record_bytes);
+        keys_fetch(others, record_bytes);
+        keys_record(bits, s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, records, n);
+        keys_record(bits, s + (size_t)(r + half) * TOKENS, s_stride, q, factor, offset, n_q, others, n);
     }
+    if (n_records % 2)
+        keys_record(bits, s + (size_t)(n_records - 1) * TOKENS, s_stride, q, factor, offset, n_q, others, n);
 }
 
 #include "simd_keys.h"
@@ -43,5 +76,6 @@ INLINE void keys8_queries(float *s, size_t s_stride, const int8_t *q, const floa
 void butler_kernels_keys_vnni(struct butler_kernels *table)
 {
     table->keys8 = keys8;
+    table->keys4 = keys4;
 }
 #endif

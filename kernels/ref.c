@@ -334,6 +334,7 @@ const struct butler_kernels butler_kernels_ref = {
     .page_bounds_max = page_bounds_max,
     .one_bit = one_bit,
     .keys8 = butler_ref_keys8,
+    .keys4 = butler_ref_keys4,
     .keys16 = butler_ref_keys16,
     .log_sum_exp = butler_ref_log_sum_exp,
     .moments = butler_ref_moments,

@@ -64,6 +64,8 @@ static inline void ref_quantize_q8_0(uint8_t *b, const float *x, int n)
 REF_WEIGHT_TYPES(REF_DECLARE)
 void butler_ref_keys8(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
                       size_t record_bytes, int n_records, int n);
+void butler_ref_keys4(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
+                      size_t record_bytes, int n_records, int n);
 void butler_ref_keys16(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                        int n);
 void butler_ref_gemm(float *y, size_t y_stride, const float *w, int n_rows, const float *x, size_t x_stride, int n_tokens, int n);

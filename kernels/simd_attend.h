@@ -169,6 +169,8 @@ INLINE void attend_any(enum row_type type, float *acc, size_t acc_stride, float 
             QUERIES(64);
         else if (n == 128 && type != ROW_F32)
             QUERIES(128);
+        else if (n == 32 && type != ROW_F32) /* of a predictor's own attention */
+            QUERIES(32);
         else
             QUERIES(n);
 #undef QUERIES

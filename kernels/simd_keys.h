@@ -1,4 +1,4 @@
-/* Predicted keys, what every ISA has alike: included by its file behind keys8_queries. */
+/* Predicted keys, what every ISA has alike: included by its file behind keys_queries, which takes the bits of a channel as a constant. */
 #ifndef BUTLER_SIMD_KEYS_H
 #define BUTLER_SIMD_KEYS_H
 
@@ -23,11 +23,15 @@
         }                                                                                                                          \
     } while (0)
 
-static void keys8(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
-                  size_t record_bytes, int n_records, int n)
-{
-    BY_QUERIES(n_q, keys8_queries(s + (size_t)at * s_stride, s_stride, q + (size_t)at * (size_t)n, factor + at, count, records,
-                                  record_bytes, n_records, n));
-}
+#define KEYS_OF(name, bits)                                                                                                        \
+    static void name(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,                \
+                     size_t record_bytes, int n_records, int n)                                                                    \
+    {                                                                                                                              \
+        BY_QUERIES(n_q, keys_queries(bits, s + (size_t)at * s_stride, s_stride, q + (size_t)at * (size_t)n, factor + at, count,    \
+                                     records, record_bytes, n_records, n));                                                        \
+    }
+
+KEYS_OF(keys8, 8)
+KEYS_OF(keys4, 4)
 
 #endif

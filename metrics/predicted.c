@@ -3,7 +3,7 @@
  * times a learned matrix.
  *
  * A record holds 16 tokens as the kernels want them, once for every predicted key of the KV head (one, or one a query head).
- * Keys are 8 bits with a scale a token; keys=f16 keeps halves. */
+ * Keys are 8 bits with a scale a token; keys=f16 keeps halves, keys=int4 half as many bits. */
 #include <math.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@
 enum { TOKENS = BUTLER_KEYS_TOKENS, QUERIES = 16 /* of a group that pass together */ };
 
 static const struct butler_param params[] = {
-    {"keys", 0, 0, 1, "how predicted keys are kept: int8 or f16"},
+    {"keys", 0, 0, 2, "how predicted keys are kept: int8, f16 or int4"},
     {"page", 1, 1, 1024, "tokens selected together, by the highest score among them; 1: token by token"},
     {"normalise", 1, 0, 1,
      "what makes heads that share a selection comparable: softmax, the logarithms of its probabilities, or zscore, standard "
@@ -21,26 +21,34 @@ static const struct butler_param params[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static bool halves(const double *values)
+/* Bits of a channel. */
+static int bits_of(const double *values)
 {
-    return values[0] != 0;
+    static const int bits[] = {8, 16, 4};
+    return bits[(int)values[0]];
 }
 
-/* Bytes of 16 keys of one head. */
-static size_t block_size(int d, bool half)
+/* Channels that are stored: whole groups of 32 bits, what is too much being 0. */
+static int width(int d, int bits)
 {
-    return half ? (size_t)(TOKENS * d) * sizeof(uint16_t) : TOKENS * (sizeof(uint16_t) + (size_t)d);
+    return bits == 4 ? (d + 7) / 8 * 8 : d;
+}
+
+/* Bytes of 16 keys of one head: those of fewer bits than 16 have scales before them. */
+static size_t block_size(int d, int bits)
+{
+    return TOKENS * ((bits < 16 ? sizeof(uint16_t) : 0) + (size_t)(width(d, bits) * bits / 8));
 }
 
 static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
 {
     *n_slots = TOKENS;
-    *n_bytes = (size_t)shape->predicted_keys * block_size(shape->predicted_dim, halves(values));
+    *n_bytes = (size_t)shape->predicted_keys * block_size(shape->predicted_dim, bits_of(values));
 }
 
-static void *block_of(const struct butler_head_view *view, int d, bool half, int slot, int key)
+static void *block_of(const struct butler_head_view *view, int d, int bits, int slot, int key)
 {
-    return (unsigned char *)butler_view_record(view, slot / TOKENS) + (size_t)key * block_size(d, half);
+    return (unsigned char *)butler_view_record(view, slot / TOKENS) + (size_t)key * block_size(d, bits);
 }
 
 /* ------------------------------------------------------------------------------------------------ storing */
@@ -50,12 +58,12 @@ static uint16_t finite_half(float x)
     return butler_float_to_half(BUTLER_MAX(-65504.0f, BUTLER_MIN(x, 65504.0f)));
 }
 
-/* Rounds x[n] to bytes around an extreme of 127 scale; NaN becomes the lowest. */
-static float round_to(int8_t *out, const float *x, int n, float scale)
+/* Rounds x[n] to whole numbers around an extreme of `most` scale; NaN becomes the lowest. */
+static float round_to(int8_t *out, const float *x, int n, float most, float scale)
 {
     const float inverse = scale > 0 ? 1 / scale : 0;
     for (int i = 0; i < n; i++)
-        out[i] = (int8_t)lrintf(fminf(fmaxf(x[i] * inverse, -127.0f), 127.0f));
+        out[i] = (int8_t)lrintf(fminf(fmaxf(x[i] * inverse, -most), most));
     return scale;
 }
 
@@ -67,20 +75,22 @@ static float extreme(const float *x, int n)
     return most;
 }
 
-static void store(void *block, int token, const float *key, int d, bool half)
+static void store(void *block, int token, const float *key, int d, int bits)
 {
-    int8_t bytes[BUTLER_PREDICTOR_MAX_D];
+    int8_t numbers[BUTLER_PREDICTOR_MAX_D + 8] = {0};
     uint16_t *scales = block;
-    if (half) {
+    if (bits == 16) {
         for (int i = 0; i < d; i++)
             scales[i * TOKENS + token] = finite_half(key[i]);
         return;
     }
+    const float most = bits == 8 ? 127 : 7;
+    scales[token] = finite_half(extreme(key, d) / most);
+    round_to(numbers, key, d, most, butler_half_to_float(scales[token]));
     uint8_t *quads = (uint8_t *)(scales + TOKENS) + 4 * token;
-    scales[token] = finite_half(extreme(key, d) / 127);
-    round_to(bytes, key, d, butler_half_to_float(scales[token]));
-    for (int i = 0; i < d; i++)
-        quads[i / 4 * TOKENS * 4 + i % 4] = (uint8_t)(bytes[i] + 128);
+    for (int i = 0; i < width(d, bits); i += 32 / bits, quads += TOKENS * 4)
+        for (int c = 0; c < 4; c++)
+            quads[c] = (uint8_t)(bits == 8 ? numbers[i + c] + 128 : (numbers[i + c] + 8) | (numbers[i + 4 + c] + 8) << 4);
 }
 
 static void append(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int first,
@@ -93,8 +103,8 @@ static void append(const struct butler_metric_shape *shape, const double *values
     const float *from = predict->keys + (size_t)((layer * s->n_key_heads + butler_view_kv_head(view) * keys) * d);
     for (int t = 0; t < n; t++)
         for (int key = 0; key < keys; key++)
-            store(block_of(view, d, halves(values), first + t, key), (first + t) % TOKENS,
-                  from + (size_t)t * stride + (size_t)(key * d), d, halves(values));
+            store(block_of(view, d, bits_of(values), first + t, key), (first + t) % TOKENS,
+                  from + (size_t)t * stride + (size_t)(key * d), d, bits_of(values));
 }
 
 static void append2(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int first,
@@ -112,23 +122,23 @@ static void append2(const struct butler_metric_shape *shape, const double *value
         butler_view_kernels(view)->gemm(predicted, (size_t)d, projection, d, keys, (size_t)dim, m, dim);
         for (int t = 0; t < m; t++) {
             const int slot = first + done + t;
-            store(block_of(view, d, halves(values), slot, 0), slot % TOKENS, predicted + (size_t)(t * d), d, halves(values));
+            store(block_of(view, d, bits_of(values), slot, 0), slot % TOKENS, predicted + (size_t)(t * d), d, bits_of(values));
         }
     }
 }
 
-static void move_one(const struct butler_head_view *view, int from, int to, int d, bool half, int key)
+static void move_one(const struct butler_head_view *view, int from, int to, int d, int bits, int key)
 {
-    const uint16_t *source = block_of(view, d, half, from, key);
-    uint16_t *target = block_of(view, d, half, to, key);
+    const uint16_t *source = block_of(view, d, bits, from, key);
+    uint16_t *target = block_of(view, d, bits, to, key);
     const int f = from % TOKENS, t = to % TOKENS;
-    if (half) {
+    if (bits == 16) {
         for (int i = 0; i < d; i++)
             target[i * TOKENS + t] = source[i * TOKENS + f];
         return;
     }
     target[t] = source[f];
-    for (int i = 0; i < d / 4; i++)
+    for (int i = 0; i < width(d, bits) * bits / 32; i++)
         memcpy((uint8_t *)(target + TOKENS) + (i * TOKENS + t) * 4, (const uint8_t *)(source + TOKENS) + (i * TOKENS + f) * 4, 4);
 }
 
@@ -137,54 +147,58 @@ static void move(const struct butler_metric_shape *shape, const double *values, 
 {
     for (int i = 0; i < n; i++)
         for (int key = 0; key < shape->predicted_keys; key++)
-            move_one(view, from + i, to + i, shape->predicted_dim, halves(values), key);
+            move_one(view, from + i, to + i, shape->predicted_dim, bits_of(values), key);
 }
 
 /* ------------------------------------------------------------------------------------------------ scoring */
 
-/* Queries as the kernel takes them. factor: what scores are multiplied by, so that they are scaled as q.k is. */
+/* Queries as the kernel takes them, width(d) channels each. factor: what scores are multiplied by, so that they are scaled as q.k is. */
 struct queries {
     int8_t bytes[QUERIES * BUTLER_PREDICTOR_MAX_D];
     float floats[QUERIES * BUTLER_PREDICTOR_MAX_D];
     float factors[QUERIES];
 };
 
-static void prepare(struct queries *out, const float *q, int n_q, int d, float factor, bool half)
+static void prepare(struct queries *out, const float *q, int n_q, int d, float factor, int bits)
 {
-    for (int i = 0; i < n_q; i++)
-        if (half) {
+    const int wide = width(d, bits);
+    for (int i = 0; i < n_q; i++, q += d)
+        if (bits == 16) {
             for (int c = 0; c < d; c++)
-                out->floats[i * d + c] = q[i * d + c] * factor;
-        } else
-            out->factors[i] = factor * round_to(out->bytes + i * d, q + i * d, d, extreme(q + i * d, d) / 127);
+                out->floats[i * d + c] = q[c] * factor;
+        } else {
+            memset(out->bytes + i * wide, 0, (size_t)wide);
+            out->factors[i] = factor * round_to(out->bytes + i * wide, q, d, 127, extreme(q, d) / 127);
+        }
 }
 
 /* n_records whole records for n_q queries that share a predicted key. */
 static void scan(const struct butler_head_view *view, const struct queries *queries, int n_q, int slot, int key, int n_records,
-                 int d, bool half, float *out, size_t stride)
+                 int d, int bits, float *out, size_t stride)
 {
     const struct butler_kernels *kernels = butler_view_kernels(view);
-    const void *block = block_of(view, d, half, slot, key);
-    if (half)
+    const void *block = block_of(view, d, bits, slot, key);
+    if (bits == 16)
         kernels->keys16(out, stride, queries->floats, n_q, block, view->record_bytes, n_records, d);
     else
-        kernels->keys8(out, stride, queries->bytes, queries->factors, n_q, block, view->record_bytes, n_records, d);
+        (bits == 8 ? kernels->keys8 : kernels->keys4)(out, stride, queries->bytes, queries->factors, n_q, block, view->record_bytes,
+                                                      n_records, width(d, bits));
 }
 
 /* Whole records go straight to out; the tokens of a record cut by [first, first + n) pass through rows of 16. */
 static void score_key(const struct butler_head_view *view, const struct queries *queries, int n_q, int key, int first, int n, int d,
-                      bool half, float *out, size_t stride)
+                      int bits, float *out, size_t stride)
 {
     const int last = first + n;
     for (int slot = first; slot < last;) {
         const int whole = slot % TOKENS ? 0 : (last - slot) / TOKENS, end = BUTLER_MIN((slot / TOKENS + 1) * TOKENS, last);
         float rows[QUERIES * TOKENS];
         if (whole) {
-            scan(view, queries, n_q, slot, key, whole, d, half, out + (slot - first), stride);
+            scan(view, queries, n_q, slot, key, whole, d, bits, out + (slot - first), stride);
             slot += whole * TOKENS;
             continue;
         }
-        scan(view, queries, n_q, slot, key, 1, d, half, rows, TOKENS);
+        scan(view, queries, n_q, slot, key, 1, d, bits, rows, TOKENS);
         for (int i = 0; i < n_q; i++)
             memcpy(out + (size_t)i * stride + (slot - first), rows + i * TOKENS + slot % TOKENS,
                    (size_t)(end - slot) * sizeof *rows);
@@ -203,8 +217,8 @@ static void score(const struct butler_metric_shape *shape, const double *values,
     struct queries queries;
     for (int i = 0; i < n_q; i += shared) {
         const int m = BUTLER_MIN(shared, n_q - i);
-        prepare(&queries, predicted + i * d, m, d, factor, halves(values));
-        score_key(view, &queries, m, shape->predicted_keys > 1 ? i : 0, first, n, d, halves(values), out + (size_t)i * stride,
+        prepare(&queries, predicted + i * d, m, d, factor, bits_of(values));
+        score_key(view, &queries, m, shape->predicted_keys > 1 ? i : 0, first, n, d, bits_of(values), out + (size_t)i * stride,
                   stride);
     }
 }

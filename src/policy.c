@@ -228,7 +228,7 @@ static const struct param_rule {
     const struct butler_metric *metric;
     const char *name;
     double step; /* the value is min plus a multiple of it; 0: any */
-    const char *words[2];
+    const char *words[3];
 } param_rules[] = {
     {&butler_metric_attention, "power", 1, {NULL}},
     {&butler_metric_windowed, "window", 1, {NULL}},
@@ -239,10 +239,10 @@ static const struct param_rule {
     {&butler_metric_page_bounds, "bound", 1, {"sum", "max"}},
     {&butler_metric_page_stats, "page", 1, {NULL}},
     {&butler_metric_one_bit, "g", 32, {NULL}},
-    {&butler_metric_predicted, "keys", 1, {"int8", "f16"}},
+    {&butler_metric_predicted, "keys", 1, {"int8", "f16", "int4"}},
     {&butler_metric_predicted, "page", 1, {NULL}},
     {&butler_metric_predicted, "normalise", 1, {"softmax", "zscore"}},
-    {&butler_metric_predicted2, "keys", 1, {"int8", "f16"}},
+    {&butler_metric_predicted2, "keys", 1, {"int8", "f16", "int4"}},
     {&butler_metric_predicted2, "page", 1, {NULL}},
     {&butler_metric_predicted2, "normalise", 1, {"softmax", "zscore"}},
 };
@@ -374,7 +374,7 @@ static int read_param(const struct draft *draft, int i, const char *value, doubl
     const struct butler_param *param = &draft->policy.metric->params[i];
     const struct param_rule *rule = find_rule(draft->policy.metric, param->name);
     if (rule->words[0])
-        return read_word(draft, param->name, value, rule->words, 2, out);
+        return read_word(draft, param->name, value, rule->words, BUTLER_COUNT(rule->words), out);
     int rc = read_number(draft, param->name, value, out);
     if (rc)
         return rc;

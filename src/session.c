@@ -50,7 +50,8 @@ static int make_lookahead(struct butler_session *session, struct butler_error *e
     if (!metric || !metric->predictor)
         return 0;
     session->predict = butler_predict_new(session->model->predictors[metric->predictor - 1], session->model->backend,
-                                          session->kv_type, session->n_ctx, session->n_block, err);
+                                          session->kv_type == BUTLER_KV_F32 ? BUTLER_KV_F32 : BUTLER_KV_Q8_0, session->n_ctx,
+                                          session->n_block, err);
     session->kv.predict = session->predict;
     return session->predict ? 0 : BUTLER_ERROR_MEMORY;
 }

@@ -16,7 +16,7 @@
 #include "predict.h"
 #include "session.h"
 
-static const char magic[8] = "butlerS1";
+static const char magic[8] = "butlerS2";
 
 struct file_header {
     char magic[8];

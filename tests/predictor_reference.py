@@ -141,20 +141,24 @@ class Network:
 # ------------------------------------------------------------------------------------------- as they are kept
 
 class Stored:
-    """Predicted keys of one layer from its records (kernels/kernels.h, keys8 and keys16): per key head channels[n][d] and scales[n],
+    """Predicted keys of one layer from its records (kernels/kernels.h, keys8, keys4 and keys16): per key head channels[n][d] and scales[n],
     whose product is the key. queries: [steps][heads][d], the session's own."""
 
-    def __init__(self, records, n, d, halves, queries):
-        self.halves, self.queries, self.channels, self.scales = halves, queries, [], []
+    def __init__(self, records, n, d, bits, queries):
+        self.bits, self.queries, self.channels, self.scales = bits, queries, [], []
         for head in records:  # uint8 [records][bytes] of a KV head
-            size = TOKENS * d * 2 if halves else TOKENS * (2 + d)
+            wide = -(-d // 8) * 8 if bits == 4 else d  # channels that are stored
+            size = TOKENS * (wide * bits // 8 + (2 if bits < 16 else 0))
             for at in range(0, head.shape[1], size):
                 block = head[:, at:at + size]
-                if halves:
+                if bits == 16:
                     channels = np.ascontiguousarray(block).view("<f2").reshape(-1, d, TOKENS).transpose(0, 2, 1)
                     scales = np.ones((len(block), TOKENS))
                 else:
-                    channels = block[:, 2 * TOKENS:].reshape(-1, d // 4, TOKENS, 4).transpose(0, 2, 1, 3).reshape(-1, TOKENS, d) - 128.0
+                    numbers = block[:, 2 * TOKENS:].reshape(-1, wide * bits // 32, TOKENS, 4).transpose(0, 2, 1, 3)
+                    if bits == 4:  # four channels in the low halves of bytes, the next four in the high ones
+                        numbers = np.concatenate([numbers % 16, numbers // 16], axis=-1)
+                    channels = numbers.reshape(-1, TOKENS, wide)[:, :, :d] - 2.0 ** (bits - 1)
                     scales = np.ascontiguousarray(block[:, :2 * TOKENS]).view("<f2")
                 self.channels.append(channels.reshape(-1, d)[:n].astype(float))
                 self.scales.append(scales.reshape(-1)[:n].astype(float))
@@ -163,7 +167,7 @@ class Stored:
         """q.k / sqrt(d) of a query head with the first n keys."""
         q = self.queries[step][head]
         d, factor = len(q), 1.0
-        if not self.halves:  # to bytes, as floats round
+        if self.bits < 16:  # to bytes, as floats round
             scale = np.float32(np.abs(q).max()) / np.float32(127)
             q = np.rint(np.clip(q * (np.float32(1) / scale if scale > 0 else np.float32(0)), -127, 127))
             factor = float(scale)
@@ -171,14 +175,14 @@ class Stored:
 
 
 class Recorded:
-    """What tests/record_policies.c writes of a predictor: int32 {steps, layers, heads, KV heads, d, tokens, n_embd, halves,
+    """What tests/record_policies.c writes of a predictor: int32 {steps, layers, heads, KV heads, d, tokens, n_embd, bits,
     first layer with records, record bytes}, float queries[steps][layers][heads][d], inputs[layers][tokens][n_embd]; uint8
     records[layers][KV heads][records][bytes] of the layers that have them."""
 
     def __init__(self, path):
         data = path.read_bytes()
         head = np.frombuffer(data, np.int32, 10)
-        steps, layers, heads, self.n_kv, d, self.n, embd, self.halves, self.dense, n_bytes = (int(x) for x in head)
+        steps, layers, heads, self.n_kv, d, self.n, embd, self.bits, self.dense, n_bytes = (int(x) for x in head)
         at = head.nbytes
 
         def take(kind, *shape):
@@ -192,7 +196,7 @@ class Recorded:
         self.layers = [None] * layers
         for layer in range(self.dense, layers):
             records = take(np.uint8, self.n_kv, -(-self.n // TOKENS), n_bytes)
-            self.layers[layer] = Stored(records, self.n, d, self.halves, self.queries[:, layer])
+            self.layers[layer] = Stored(records, self.n, d, self.bits, self.queries[:, layer])
         assert at == len(data)
 
     def check(self, network, cached, decoded, tolerance):
@@ -206,7 +210,7 @@ class Recorded:
             stored = self.layers[layer]
             for head, (channels, scales) in enumerate(zip(stored.channels, stored.scales)):
                 want = keys[:, layer - 1, head]
-                step = 2.0 ** -11 * np.abs(want) + 2.0 ** -25 if self.halves else 0.5 * scales[:, None]
+                step = 2.0 ** -11 * np.abs(want) + 2.0 ** -25 if self.bits == 16 else 0.5 * scales[:, None]
                 # A scale is rounded to 11 bits: up to 127 / 2^11 of a step at the largest channel.
                 allowed = step * 1.13 + tolerance * np.linalg.norm(want, axis=-1).max()
                 far = np.abs(channels * scales[:, None] - want) - allowed

@@ -67,6 +67,13 @@ static void keys8(float *s, size_t stride, const int8_t *q, const float *factor,
     real->keys8(s, stride, q, factor, n_q, records, record_bytes, n_records, n);
 }
 
+static void keys4(float *s, size_t stride, const int8_t *q, const float *factor, int n_q, const void *records, size_t record_bytes,
+                  int n_records, int n)
+{
+    add(&scanned, (uint64_t)n_records * (32 + 8 * (uint64_t)n));
+    real->keys4(s, stride, q, factor, n_q, records, record_bytes, n_records, n);
+}
+
 static struct butler_model *open_counting(void)
 {
     struct butler_error err;
@@ -84,6 +91,7 @@ static struct butler_model *open_counting(void)
     counting.page_bounds = page_bounds;
     counting.one_bit = one_bit;
     counting.keys8 = keys8;
+    counting.keys4 = keys4;
     model->backend->kernels = &counting;
     attach_both(model, true);
     return model;
@@ -138,6 +146,7 @@ static void test_bytes(void **state)
     check_bytes(model, "streaming:budget=64,rope=cache", true);
     check_bytes(model, "tokenbutler:budget=32", true);
     check_bytes(model, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2", true);
+    check_bytes(model, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2,keys=int4", true);
     check_bytes(model, "layer0:budget=32", true);
     check_bytes(model, "prevlayer:budget=32", true);
     check_bytes(model, "h2o:budget=64", false);

@@ -1,5 +1,5 @@
-/* Predicted keys, 8 and 16 bits: every ISA against the definition, between guard pages. Integer sums are exact, and so every
- * ISA must give plain C's bits for keys8. */
+/* Predicted keys of 4, 8 and 16 bits: every ISA against the definition, between guard pages. Integer sums are exact, and so every
+ * ISA must give plain C's bits for keys8 and keys4. */
 #include "kernel_test.h"
 
 enum { T = BUTLER_KEYS_TOKENS, MAX_RECORDS = 9, MAX_Q = 9, MAX_N = 128 };
@@ -56,16 +56,17 @@ static void put_half(unsigned char *at, float x)
     memcpy(at, &h, 2);
 }
 
-static void keys8(void **state)
+static void check_integers(int bits)
 {
+    const char *name = bits == 8 ? "keys8" : "keys4";
+    const int step = 32 / bits;
     uint64_t seed = 3;
     int trial = 0;
-    (void)state;
     FOR_EACH_ISA(table)
     {
-        for (int n = 4; n <= MAX_N; n += n < 32 ? 4 : 32)
+        for (int n = step; n <= MAX_N; n += n < 32 ? step : 32)
             for (int n_q = 1; n_q <= MAX_Q; n_q++, trial++) {
-                struct shape shape = shape_of(trial, n, n_q, (size_t)(T * 2 + T * n), &seed);
+                struct shape shape = shape_of(trial, n, n_q, (size_t)(T * 2 + T * n * bits / 8), &seed);
                 int8_t *q = guarded_at(&qs, (size_t)(n_q * n), shape.end, 0);
                 float *factor = guarded_at(&factors, (size_t)n_q * sizeof *factor, shape.end, 0);
                 for (int i = 0; i < n_q * n; i++)
@@ -77,9 +78,10 @@ static void keys8(void **state)
                     for (int t = 0; t < T; t++)
                         put_half(record + 2 * t, t == 3 ? 0 : 0.01f * butler_random_normal(&seed));
                     if (trial % 5 == 4) /* the extremes: a 16-bit sum would not hold two of them */
-                        memset(record + 2 * T, r % 2 ? 255 : 0, (size_t)(T * n));
+                        memset(record + 2 * T, r % 2 ? 255 : 0, (size_t)(T * n * bits / 8));
                 }
-                table->keys8(shape.s, shape.stride, q, factor, n_q, shape.records, shape.record_bytes, shape.n_records, n);
+                (bits == 8 ? table->keys8 : table->keys4)(shape.s, shape.stride, q, factor, n_q, shape.records, shape.record_bytes,
+                                                           shape.n_records, n);
                 for (int i = 0; i < n_q; i++)
                     for (size_t j = 0; j < shape.stride && (size_t)i * shape.stride + j < shape.n_s; j++) {
                         const float got = shape.s[(size_t)i * shape.stride + j];
@@ -90,13 +92,27 @@ static void keys8(void **state)
                         const int t = (int)j % T;
                         const unsigned char *record = shape.records + j / T * shape.record_bytes, *k = record + 2 * T;
                         long sum = 0;
-                        for (int d = 0; d < n; d++)
-                            sum += (long)q[i * n + d] * ((long)k[(d / 4 * T + t) * 4 + d % 4] - 128);
+                        for (int d = 0; d < n; d++) {
+                            const long byte = k[(d / step * T + t) * 4 + d % 4];
+                            sum += (long)q[i * n + d] * (bits == 8 ? byte - 128 : d % 8 < 4 ? byte % 16 - 8 : byte / 16 - 8);
+                        }
                         const float scale = (float)half_at(record + 2 * t);
-                        assert_same_bits("keys8", table->isa, n, (int)j, got, (float)sum * scale * factor[i]);
+                        assert_same_bits(name, table->isa, n, (int)j, got, (float)sum * scale * factor[i]);
                     }
             }
     }
+}
+
+static void keys8(void **state)
+{
+    (void)state;
+    check_integers(8);
+}
+
+static void keys4(void **state)
+{
+    (void)state;
+    check_integers(4);
 }
 
 static void keys16(void **state)
@@ -141,6 +157,6 @@ static void keys16(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(keys8), cmocka_unit_test(keys16)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(keys8), cmocka_unit_test(keys4), cmocka_unit_test(keys16)};
     return cmocka_run_group_tests(tests, make, destroy);
 }

@@ -242,6 +242,8 @@ PREDICTED = [
     ("tokenbutler:budget=40,normalise=softmax", False, 1),
     ("tokenbutler:budget=40,normalise=softmax,group=mean,keys=f16", True, 1),
     ("tokenbutler:budget=48,group=mean,page=8", False, 0),
+    ("tokenbutler:budget=40,keys=int4", True, 0),
+    ("tokenbutler2:budget=40,on_top=0,sinks=4,recent=0,keys=int4", False, 1),
     ("tokenbutler:mass=0.7,recent=3", True, 1),
     ("tokenbutler:share=layer,budget=30", False, 0),
     ("tokenbutler2:budget=40,on_top=0,sinks=4,recent=0", False, 0),
