@@ -40,6 +40,7 @@ struct butler_workspace {
     /* Which units each list read in the step before, one bit a unit: [n_layers][n_heads][selected_words]. */
     uint64_t *selected;
     size_t selected_words;
+    int32_t *selected_at; /* [n_layers]: the position after that of the step whose selection a layer goes by; 0: there is none */
     /* Keys stored unrotated (rope=cache): rotations by place in the cache, [max_slots][n_rot / 2]; NULL otherwise. */
     float *rope_cos, *rope_sin;
     float *rotated; /* [n_threads][BUTLER_CHUNK][head_dim] */

@@ -188,6 +188,7 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     work->packed_bytes = butler_matmul_packed_bytes(BUTLER_MIN(n_block, BUTLER_PACKED_TOKENS), n_columns);
     butler_arena_want(arena, &work->packed, work->packed_bytes, 1);
     butler_arena_want(arena, &work->selected, (size_t)hp->n_layers * heads * work->selected_words, sizeof(uint64_t));
+    butler_arena_want(arena, &work->selected_at, (size_t)hp->n_layers, sizeof(int32_t));
     if (policy->rope_in_cache) {
         work->n_rot = hp->n_rot;
         work->rope = hp->rope;

@@ -22,34 +22,65 @@ static struct unit_limits unit_limits(const struct butler_layer_state *state, in
     return u;
 }
 
-/* Slots of the chosen units; what of them the step before read too is counted. */
-static int expand_units(const struct butler_layer_state *state, int list, const uint32_t *units, int n_units, int n,
-                        uint32_t *slots)
+static uint64_t *selected_of(const struct butler_layer_state *state, int list)
+{
+    const struct butler_workspace *work = state->work;
+    return work->selected + ((size_t)state->layer * (size_t)state->n_heads + (size_t)list) * work->selected_words;
+}
+
+/* units -> slots of a head with n; counts how many were chosen, and how many of these were in the step before too. */
+static int expand_units(const struct butler_layer_state *state, const uint32_t *units, int n_units, int n_reused, int n, uint32_t *slots)
 {
     const int unit = state->policy->unit;
-    struct butler_workspace *work = state->work;
-    uint64_t *selected = work->selected + ((size_t)state->layer * (size_t)state->n_heads + (size_t)list) * work->selected_words;
-    const int n_words = BUTLER_CEIL_DIV(BUTLER_CEIL_DIV(n, unit), 64);
-    uint64_t reused = 0;
-    int n_slots = n_units, at = 0;
+    int n_slots = 0;
+    if (unit == 1) {
+        memcpy(slots, units, (size_t)n_units * sizeof *slots);
+        n_slots = n_units;
+    }
+    for (int i = 0; i < n_units && unit > 1; i++)
+        for (int slot = (int)units[i] * unit; slot < BUTLER_MIN(((int)units[i] + 1) * unit, n); slot++)
+            slots[n_slots++] = (uint32_t)slot;
+    __atomic_fetch_add(&state->traffic->units_selected, (uint64_t)n_units, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&state->traffic->units_reused, (uint64_t)n_reused, __ATOMIC_RELAXED);
+    return n_slots;
+}
+
+/* Notes the chosen units as the list's; how many of them it had in the step before. */
+static int note_units(const struct butler_layer_state *state, int list, const uint32_t *units, int n_units, int n)
+{
+    uint64_t *selected = selected_of(state, list);
+    const int n_words = BUTLER_CEIL_DIV(BUTLER_CEIL_DIV(n, state->policy->unit), 64);
+    int reused = 0, at = 0;
     for (int w = 0; w < n_words; w++) {
         uint64_t bits = 0;
         for (; at < n_units && units[at] / 64 == (uint32_t)w; at++)
             bits |= (uint64_t)1 << units[at] % 64;
-        reused += (uint64_t)__builtin_popcountll(bits & selected[w]);
+        reused += __builtin_popcountll(bits & selected[w]);
         selected[w] = bits;
     }
-    if (unit == 1)
-        memcpy(slots, units, (size_t)n_units * sizeof *slots);
-    else {
-        n_slots = 0;
-        for (int i = 0; i < n_units; i++)
-            for (int slot = (int)units[i] * unit; slot < BUTLER_MIN(((int)units[i] + 1) * unit, n); slot++)
-                slots[n_slots++] = (uint32_t)slot;
+    return reused;
+}
+
+/* The list of an earlier step, and the tokens that came since. */
+static int repeat_list(const struct butler_layer_state *state, int thread, int list, int n, uint32_t *slots)
+{
+    const int unit_slots = state->policy->unit;
+    const uint32_t n_units = (uint32_t)BUTLER_CEIL_DIV(n, unit_slots);
+    const uint32_t fresh = (uint32_t)(state->work->selected_at[state->layer] / unit_slots);
+    uint64_t *selected = selected_of(state, list);
+    uint32_t *units = butler_units_scratch(state, thread, 0);
+    int n_kept = 0, n_new = 0;
+    for (uint32_t unit = fresh; unit < n_units; unit++) {
+        const uint64_t bit = (uint64_t)1 << unit % 64;
+        n_new += !(selected[unit / 64] & bit);
+        selected[unit / 64] |= bit;
     }
-    __atomic_fetch_add(&state->traffic->units_selected, (uint64_t)n_units, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&state->traffic->units_reused, reused, __ATOMIC_RELAXED);
-    return n_slots;
+    for (uint32_t first = 0; first < n_units; first += 64)
+        for (uint64_t bits = selected[first / 64]; bits; bits &= bits - 1) {
+            units[n_kept] = first + (uint32_t)__builtin_ctzll(bits);
+            n_kept += units[n_kept] < n_units;
+        }
+    return expand_units(state, units, n_kept, n_kept - n_new, n, slots);
 }
 
 /* One list of query heads [head, head + n_heads), whose cache has n slots. rows: scores of their KV head's query heads. */
@@ -65,7 +96,7 @@ static int select_list(const struct butler_layer_state *state, float *rows, int 
     const int n_kept = mass ? butler_select_mass(kernels, scores, u.n_units, state->policy->budget, u.first, u.last, values,
                                                  butler_units_scratch(state, thread, 1), units)
                             : butler_select_top(kernels, scores, u.n_units, u.budget, u.first, u.last, values, units);
-    return expand_units(state, list, units, n_kept, n, slots);
+    return expand_units(state, units, n_kept, note_units(state, list, units, n_kept, n), n, slots);
 }
 
 static int lists_of(const struct butler_layer_state *state)
@@ -83,6 +114,7 @@ struct select_job {
     struct butler_lists *lists;
     const float *q;
     float *out;                   /* fused only */
+    bool selects;                 /* else lists are those of a step before */
     uint64_t score_ns, select_ns; /* summed over threads */
 };
 
@@ -92,8 +124,9 @@ static void make_list(const struct select_job *job, float *rows, int list, int t
     const int n_lists = lists_of(state), kv_head = list * state->kv->n_kv_heads / n_lists;
     const int heads = state->policy->share == BUTLER_SHARE_LAYER ? state->n_heads : state->n_heads / n_lists;
     uint32_t *slots = slots_of(state, list);
-    job->lists->n[list] = select_list(state, rows, thread, list, list * state->n_heads / n_lists, heads,
-                                      butler_kv_at(state->kv, state->layer, kv_head)->n_slots, slots);
+    const int n = butler_kv_at(state->kv, state->layer, kv_head)->n_slots;
+    job->lists->n[list] = job->selects ? select_list(state, rows, thread, list, list * state->n_heads / n_lists, heads, n, slots)
+                                       : repeat_list(state, thread, list, n, slots);
     job->lists->slots[list] = slots;
 }
 
@@ -125,17 +158,27 @@ static void select_task(void *context, int list, int thread)
     make_list(job, butler_score_rows(job->state, list * job->state->kv->n_kv_heads / job->lists->n_lists), list, thread);
 }
 
+/* Says so once a layer and step: what it decides is noted. */
+static bool selects(const struct butler_layer_state *state)
+{
+    const bool anew = butler_selects(state->policy, state->work, state->layer, state->position);
+    if (anew)
+        state->work->selected_at[state->layer] = state->position + 1;
+    return anew;
+}
+
 double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
                        struct butler_lists *lists)
 {
-    struct select_job job = {.state = state, .lists = lists, .q = q};
+    struct select_job job = {.state = state, .lists = lists, .q = q, .selects = selects(state)};
     const bool layer = state->policy->share == BUTLER_SHARE_LAYER;
     *lists = (struct butler_lists){lists_of(state), state->work->list_slots, state->work->list_n};
-    if (!layer && butler_pool_size(backend->pool) <= state->kv->n_kv_heads)
+    if (job.selects && !layer && butler_pool_size(backend->pool) <= state->kv->n_kv_heads)
         butler_pool_run(backend->pool, retrieve_task, &job, state->kv->n_kv_heads);
     else { /* more threads than KV heads: the scores of a head are split */
         double clock = butler_seconds();
-        backend->score(backend, state, q);
+        if (job.selects)
+            backend->score(backend, state, q);
         job.score_ns = lap(&clock);
         if (layer)
             select_task(&job, 0, 0);
@@ -162,7 +205,8 @@ static void fused_task(void *context, int list, int thread)
     const int heads = state->n_heads / job->lists->n_lists, group = state->n_heads / state->kv->n_kv_heads;
     const int kv_head = list * heads / group;
     double clock = butler_seconds();
-    butler_attend_score_units(state, kv_head, job->q, 0, butler_n_units(state, kv_head), butler_score_rows(state, kv_head));
+    if (job->selects)
+        butler_attend_score_units(state, kv_head, job->q, 0, butler_n_units(state, kv_head), butler_score_rows(state, kv_head));
     const uint64_t score_ns = lap(&clock);
     select_task(context, list, thread);
     const uint64_t select_ns = lap(&clock);
@@ -179,7 +223,7 @@ static void fused_task(void *context, int list, int thread)
 void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
                            struct butler_lists *lists, float *out)
 {
-    struct select_job job = {.state = state, .lists = lists, .q = q, .out = out};
+    struct select_job job = {.state = state, .lists = lists, .q = q, .out = out, .selects = selects(state)};
     *lists = (struct butler_lists){lists_of(state), state->work->list_slots, state->work->list_n};
     butler_pool_run(backend->pool, fused_task, &job, lists->n_lists);
 }

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "attend.h"
 #include "predict.h"
 #include "session.h"
 
@@ -93,6 +94,7 @@ static int attention(struct butler_session *session, const struct butler_pass *p
         return BUTLER_ERROR_LENGTH;
     backend->append(backend, &state, heads->k, heads->v, n);
     if (!pass->decode) {
+        session->work.selected_at[layer] = 0;
         backend->attend_block(backend, &state, heads->q, heads->o, n, from);
         if (evicts && cuts_now) {
             state.position = last;
@@ -169,10 +171,14 @@ static int foresee(struct butler_session *session, const struct butler_pass *pas
     struct butler_predict *predict = session->predict;
     double mark = butler_seconds(), sum = 0;
     int first;
-    if (!predict || predict->predictor->sizes.input != input || butler_predict_serves(predict, layer, &first) == 0)
+    const int n_served = predict && predict->predictor->sizes.input == input ? butler_predict_serves(predict, layer, &first) : 0;
+    if (n_served == 0)
         return 0;
-    const int code = butler_predict_run(predict, &session->traffic, layer, h, n, session->n_past, pass->decode,
-                                        pass->decode || session->policy.method == BUTLER_EVICT, err);
+    const bool retrieves = session->policy.method == BUTLER_RETRIEVE;
+    bool wanted = !retrieves;
+    for (int l = first; l < first + n_served && retrieves && pass->decode; l++)
+        wanted = wanted || butler_selects(&session->policy, &session->work, l, session->n_past);
+    const int code = butler_predict_run(predict, &session->traffic, layer, h, n, session->n_past, pass->decode, wanted, err);
     lap(&sum, &mark);
     session->stats.predict_s += pass->decode ? sum : 0;
     return code;

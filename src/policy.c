@@ -124,6 +124,13 @@ static const char *refuse_unless_evict(const struct draft *draft)
     return draft->policy.method == BUTLER_EVICT ? NULL : "it needs method=evict";
 }
 
+static const char *refuse_unless_retrieve(const struct draft *draft)
+{
+    if (refuse_dense(draft))
+        return refuse_dense(draft);
+    return draft->policy.method == BUTLER_RETRIEVE ? NULL : "it needs method=retrieve";
+}
+
 static const char *refuse_rope(const struct draft *draft)
 {
     if (refuse_unless_evict(draft))
@@ -191,6 +198,7 @@ enum {
     K_ROLLING,
     K_ROPE,
     K_FUSED,
+    K_EVERY,
     K_NORM,
     K_ENTROPY,
     K_AFTER,
@@ -216,6 +224,7 @@ static const struct key keys[N_KEYS] = {
     [K_ROLLING] = {"rolling", KEY_SWITCH, FIELD(evict_at_prefill_only), 0, 0, 0, {"1", "0"}, 0, refuse_unless_evict},
     [K_ROPE] = {"rope", KEY_SWITCH, FIELD(rope_in_cache), 0, 0, 0, {"original", "cache"}, 0, refuse_rope},
     [K_FUSED] = {"fused", KEY_SWITCH, FIELD(fused), 0, 0, 0, {"0", "1"}, 0, refuse_fused},
+    [K_EVERY] = {"every", KEY_COUNT, FIELD(every), 1, 1024, 1, {NULL}, 0, refuse_unless_retrieve},
     [K_NORM] = {"norm", KEY_WORD, FIELD(value_norm), 0, 0, BUTLER_NORM_NONE, {"l1", "l2", "linf"}, BUTLER_NORM_L1, refuse_norm},
     [K_ENTROPY] = {"entropy", KEY_NUMBER, FIELD(stop_entropy), 0, 100, -1, {NULL}, 0, refuse_stop},
     [K_AFTER] = {"after", KEY_COUNT, FIELD(stop_after), 0, MAX_TOKENS, 0, {NULL}, 0, refuse_stop},

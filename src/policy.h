@@ -38,6 +38,7 @@ struct butler_policy {
     bool rope_in_cache;                /* rope=cache: keys stored unrotated, rotated by their rank in the cache */
     enum butler_value_norm value_norm; /* vatp: scores are multiplied by this norm of the token's value */
     bool fused;                        /* score, select, gather and attend in one pass (tinyserve) */
+    int every;                         /* retrieve: steps from one selection of a layer to its next; 1: each selects */
     double stop_entropy;               /* nats; < 0: never stops */
     int stop_after;                    /* tokens decoded before the stopping rule looks */
     bool stop_layers;                  /* also leaves the layer stack early */

@@ -56,6 +56,7 @@ int butler_session_copy(struct butler_session *to, const struct butler_session *
     memcpy(to->logits, from->logits, (size_t)from->model->hp.n_vocab * sizeof *to->logits);
     memcpy(to->work.selected, from->work.selected,
            (size_t)from->shape.n_layers * (size_t)from->shape.n_heads * from->work.selected_words * sizeof *to->work.selected);
+    memcpy(to->work.selected_at, from->work.selected_at, (size_t)from->shape.n_layers * sizeof *to->work.selected_at);
     to->n_past = from->n_past;
     to->n_decoded = from->n_decoded;
     to->has_logits = from->has_logits;

@@ -7,6 +7,8 @@
  *   heads    for every layer, every KV head: int32 n_slots; with eviction positions and order; value norms if kept; then
  *            key and value row of every slot; then the metric's records
  *   predict  where the policy has a predictor: uint64 its fingerprint; version 1: the heads of its own attention, as above
+ *   lists    where the policy has every= above 1: what the layers go by, int32 selected_at[n_layers] and uint64 selected[n_layers]
+ *            [n_heads][words] of struct butler_workspace
  *   digest   XXH3-64 of all bytes before it
  */
 #include <stdlib.h>
@@ -16,7 +18,7 @@
 #include "predict.h"
 #include "session.h"
 
-static const char magic[8] = "butlerS2";
+static const char magic[8] = "butlerS1";
 
 struct file_header {
     char magic[8];
@@ -57,6 +59,21 @@ static int write_predict(struct butler_writer *writer, const struct butler_predi
     return code;
 }
 
+/* What a layer that does not select in every step goes by, and its size. */
+static size_t list_bytes(const struct butler_session *session)
+{
+    return (size_t)session->shape.n_layers * (size_t)session->shape.n_heads * session->work.selected_words * sizeof *session->work.selected;
+}
+
+static int write_lists(struct butler_writer *writer, const struct butler_session *session, struct butler_error *err)
+{
+    const struct butler_workspace *work = &session->work;
+    if (session->policy.every <= 1)
+        return 0;
+    const int code = butler_write(writer, work->selected_at, (size_t)session->shape.n_layers * sizeof *work->selected_at, err);
+    return code < 0 ? code : butler_write(writer, work->selected, list_bytes(session), err);
+}
+
 int butler_session_save(const struct butler_session *session, const char *path, struct butler_error *err)
 {
     const struct butler_kv *kv = &session->kv;
@@ -92,7 +109,7 @@ int butler_session_save(const struct butler_session *session, const char *path, 
     for (int i = 0; i < kv->n_layers * kv->n_kv_heads; i++)
         if ((code = write_head(&writer, kv, &kv->heads[i], err)) < 0)
             goto fail;
-    if ((code = write_predict(&writer, session->predict, err)) < 0)
+    if ((code = write_predict(&writer, session->predict, err)) < 0 || (code = write_lists(&writer, session, err)) < 0)
         goto fail;
     const uint64_t digest = butler_writer_digest(&writer);
     if ((code = butler_write(&writer, &digest, sizeof digest, err)) < 0 || (code = butler_writer_commit(&writer, err)) < 0)
@@ -227,6 +244,25 @@ static int read_predict(struct cursor *cursor, const struct butler_session *sess
     return predict->predictor->sizes.version == 1 ? read_layer(cursor, session, &predict->kv, 0, err) : 0;
 }
 
+/* Bits beyond the text are no harm: a list is made of those within it. */
+static int read_lists(struct cursor *cursor, struct butler_session *session, struct butler_error *err)
+{
+    struct butler_workspace *work = &session->work;
+    const size_t n_layers = (size_t)session->shape.n_layers;
+    const void *from;
+    if (!(from = take(cursor, n_layers * sizeof *work->selected_at, "the steps that selected", err)))
+        return BUTLER_ERROR_FORMAT;
+    memcpy(work->selected_at, from, n_layers * sizeof *work->selected_at);
+    for (size_t l = 0; l < n_layers; l++)
+        if (work->selected_at[l] < 0 || work->selected_at[l] > session->n_past)
+            return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: layer %zu claims a selection at %d of %d tokens", cursor->path, l,
+                               work->selected_at[l], session->n_past);
+    if (!(from = take(cursor, list_bytes(session), "the selections", err)))
+        return BUTLER_ERROR_FORMAT;
+    memcpy(work->selected, from, list_bytes(session));
+    return 0;
+}
+
 static int read_session(struct cursor *cursor, struct butler_session *session, const struct file_header *header,
                         struct butler_error *err)
 {
@@ -245,7 +281,8 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
     for (int l = 0; l < session->kv.n_layers; l++)
         if (read_layer(cursor, session, &session->kv, l, err) < 0)
             return BUTLER_ERROR_FORMAT;
-    if (session->predict && read_predict(cursor, session, err) < 0)
+    if ((session->predict && read_predict(cursor, session, err) < 0) ||
+        (session->policy.every > 1 && read_lists(cursor, session, err) < 0))
         return BUTLER_ERROR_FORMAT;
     if (cursor->at != cursor->size)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %zu bytes too many at byte %zu", cursor->path, cursor->size - cursor->at,

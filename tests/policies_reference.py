@@ -154,6 +154,7 @@ class Layer:
         self.window, self.in_window = deque(), np.zeros((n_heads, n_max))
         self.summaries = {}  # of pages and groups: their keys do not change
         self.last = np.zeros((n_heads, n_max))
+        self.selected_at, self.chosen = None, []  # the position after the step that selected last (every=), what it chose
         self.predicted, self.n_steps = None, 0  # what a predictor says of this layer (predictor_reference.Stored)
         self.n_checked = self.n_ties = 0
         self.errors = []
@@ -428,6 +429,7 @@ class Layer:
         """A prompt, dense, in blocks: q[n][heads][dim], k, v[n][KV heads][dim]. Returns what each head holds after it."""
         for at in range(0, len(q), block):
             end = min(at + block, len(q))
+            self.selected_at = None
             for t in range(at, end):
                 self.append(k[t], v[t])
                 self.attend(q[t], self.by_query_head())
@@ -445,6 +447,13 @@ class Layer:
         self.n_steps += 1
         ids = self.by_query_head()
         if self.sparse and self.p["method"] == "retrieve":
-            ids = self.select(q, actual)
+            every, position = self.p.count("every", 1), self.n - 1
+            due = (position + (self.layer + 3) // 4) % every == 0
+            if self.selected_at is None or self.n - self.selected_at >= every or due:
+                ids = self.chosen = self.select(q, actual)
+                self.selected_at = self.n
+            else:  # those of the last selection and the units of the newest tokens
+                fresh = self.selected_at // self.page * self.page
+                ids = self.chosen = [np.append(c[c < fresh], np.arange(fresh, self.n)) for c in self.chosen]
         self.attend(q, ids)
         return self.check(ids, actual)

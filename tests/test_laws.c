@@ -46,6 +46,11 @@ static const char *const unnamed[] = {
     "tokenbutler2:on_top=0,sinks=4,recent=8",
     "tokenbutler2:on_top=0,sinks=4,recent=8,share=query,keys=int4",
     "tokenbutler2:on_top=0,sinks=0,recent=0,page=5,keys=f16,share=layer",
+    "quest:dense=0,every=3",
+    "fier:every=4,share=query",
+    "tinyserve:every=5",
+    "tokenbutler2:on_top=0,sinks=4,recent=8,every=2",
+    "tokenbutler:every=7,share=layer",
     "tokenbutler2:method=evict,on_top=0,sinks=4,recent=8",
     "tokenbutler2:method=evict,on_top=0,sinks=0,recent=0,page=16",
     "prevlayer:share=query",
@@ -213,6 +218,8 @@ static void check_selection(const struct butler_session *session, const char *po
     int most = BUTLER_MAX(limits.budget, limits.sinks + limits.recent) + slack;
     if (p->evict_at_prefill_only) /* what was decoded since is kept */
         most += n_past - n_prompt;
+    if (p->method == BUTLER_RETRIEVE) /* what came since the selection was made */
+        most += BUTLER_CEIL_DIV(p->every - 1, unit) * unit;
     if (n > most)
         fail_msg("%s: layer %d, head %d, %d tokens: %d read, %d allowed", policy, layer, head, n_past, n, most);
     if (n < BUTLER_MIN(limits.budget - slack, n_past))

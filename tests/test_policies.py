@@ -93,6 +93,11 @@ CASES = [
     ("fier:budget=48,dense=1", SHORT),
     ("fier:mass=0.7,dense=0,g=64,group=mean", SHORT),
     ("fier:budget=0.2,dense=0,share=layer", SHORT),
+    ("quest:budget=96,dense=0,every=3", LONG),
+    ("tinyserve:budget=64,every=2", SHORT),
+    ("fier:budget=48,dense=0,share=query,every=4", SHORT),
+    ("oracle:mass=0.8,every=3", SHORT),
+    ("oracle:budget=20,share=layer,every=5", SHORT),
 ]
 
 # On the trained models.
