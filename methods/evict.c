@@ -1,5 +1,6 @@
 /* Evict: what scores low leaves the cache for good, and its memory goes back. A head is cut before a new token comes, so
  * that it never holds more than its budget. */
+#include <math.h>
 #include <string.h>
 
 #include "methods.h"
@@ -47,30 +48,62 @@ static void refresh_records(void *user, int from, int to, int n)
     __atomic_fetch_add(&state->traffic->metric_bytes, bytes, __ATOMIC_RELAXED);
 }
 
+/* Of units order[first .. end) the one with the lowest score, a NaN before all others; of equals the last, for butler_select_top keeps
+ * the first. */
+static uint32_t lowest(const float *scores, const uint32_t *order, int first, int end)
+{
+    float least = INFINITY;
+    int at = first, nan = -1;
+    for (int i = first; i < end; i++) {
+        const float score = scores[order[i]];
+        if (score != score)
+            nan = i;
+        else if (score <= least) {
+            least = score;
+            at = i;
+        }
+    }
+    return order[nan >= 0 ? nan : at];
+}
+
+/* Units that are no longer kept, ascending, into dropped; their number. marks[n_full] is scratch. */
+static int drop_lowest(const struct butler_layer_state *state, int thread, const float *scores, const uint32_t *order, int n_full,
+                       int budget, int first, int last, uint32_t *dropped, uint32_t *marks)
+{
+    uint32_t *kept = butler_units_scratch(state, thread, 1);
+    float *ordered = butler_ordered_scratch(state, thread);
+    int n_dropped = 0;
+    if (n_full == budget + 1 && first + last <= budget) { /* a step in a full cache */
+        dropped[0] = lowest(scores, order, first, n_full - last);
+        return 1;
+    }
+    for (int i = 0; i < n_full; i++)
+        ordered[i] = scores[order[i]];
+    const int n_kept =
+        butler_select_top(state->kv->kernels, ordered, n_full, budget, first, last, butler_values_scratch(state, thread), kept);
+    memset(marks, 0, (size_t)n_full * sizeof *marks);
+    for (int i = 0; i < n_kept; i++)
+        marks[order[kept[i]]] = 1;
+    for (int u = 0; u < n_full; u++)
+        if (!marks[u])
+            dropped[n_dropped++] = (uint32_t)u;
+    return n_dropped;
+}
+
 /* Cuts one head to n_keep slots: scores [n units] in slot order. */
 static void cut_head(const struct evict_job *job, int kv_head, const float *scores, int thread)
 {
     const struct butler_layer_state *state = job->state;
     struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, kv_head);
     const int unit = state->policy->unit, rest = head->n_slots % unit;
-    uint32_t *order = butler_units_scratch(state, thread, 0), *kept = butler_units_scratch(state, thread, 1);
-    uint32_t *dropped = butler_units_scratch(state, thread, 2), *new_slot = butler_units_scratch(state, thread, 3);
-    float *ordered = butler_ordered_scratch(state, thread);
-    const int n_full = units_by_position(head, unit, order);
+    uint32_t *units = butler_units_scratch(state, thread, 0), *dropped = butler_units_scratch(state, thread, 2);
+    uint32_t *new_slot = butler_units_scratch(state, thread, 3);
+    const uint32_t *order = unit == 1 ? head->order : units;
+    const int n_full = unit == 1 ? head->n_slots : units_by_position(head, unit, units);
     const int first = BUTLER_MIN(BUTLER_CEIL_DIV(job->sinks, unit), n_full);
     const int last = BUTLER_MIN(BUTLER_CEIL_DIV(BUTLER_MAX(job->recent - rest, 0), unit), n_full - first);
     const int budget = BUTLER_MAX(job->n_keep - rest, 0) / unit;
-    for (int i = 0; i < n_full; i++)
-        ordered[i] = scores[order[i]];
-    const int n_kept =
-        butler_select_top(state->kv->kernels, ordered, n_full, budget, first, last, butler_values_scratch(state, thread), kept);
-    memset(new_slot, 0, (size_t)n_full * sizeof *new_slot); /* here: marks of kept units */
-    for (int i = 0; i < n_kept; i++)
-        new_slot[order[kept[i]]] = 1;
-    int n_dropped = 0;
-    for (int u = 0; u < n_full; u++)
-        if (!new_slot[u])
-            dropped[n_dropped++] = (uint32_t)u;
+    const int n_dropped = drop_lowest(state, thread, scores, order, n_full, budget, first, last, dropped, new_slot);
     struct refresh refresh = {state, kv_head};
     butler_kv_drop(state->kv, head, unit, dropped, n_dropped, new_slot, refresh_records, &refresh);
 }

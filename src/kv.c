@@ -196,8 +196,8 @@ static void restore_order(struct butler_kv_head *head, int old_n_slots, const ui
     int n = 0;
     for (int i = 0; i < old_n_slots; i++) {
         const uint32_t slot = new_slot[head->order[i]];
-        if (slot != UINT32_MAX)
-            head->order[n++] = slot;
+        head->order[n] = slot;
+        n += slot != UINT32_MAX;
     }
 }
 
