@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SHAPES = ["llama-3.2-1b-q8_0", "llama-3.2-1b-q4_0", "tinyllama-1.1b-q8_0", "110m-q8_0", "gpt2-medium-q8_0"]
 # Each at 1/16 of the depth, nothing read densely that the policy does not need.
 POLICIES = ["full", "quest:dense=0,budget={b}", "tinyserve:budget={b}", "fier:dense=0,budget={b}", "tokenbutler:budget={b}",
-            "tokenbutler2:on_top=0,sinks=4,recent=0,budget={b}", "h2o:budget={b}", "streaming:budget={b}"]
+            "tokenbutler2:on_top=0,sinks=4,recent=0,budget={b}", "h2o:budget={b}", "streaming:budget={b}",
+            "quest:dense=0,budget={b},every=4", "fier:dense=0,budget={b},every=4"]
 # llama.cpp: with flash attention and either cache, and without it (where values lie transposed and cannot be quantised).
 PEER_SETTINGS = [("f16", True), ("q8_0", True), ("f16", False)]
 
@@ -35,6 +36,7 @@ def arguments():
     parser.add_argument("--depths", default="0,4096,16384,32768")
     parser.add_argument("--kv-types", default="f16,q8_0")
     parser.add_argument("--policy", action="append", help="{b} stands for 1/16 of the depth, at least 64")
+    parser.add_argument("--together", type=int, default=0, help="policies that take turns with full in a process, where not all caches fit into memory; 0: all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--peer", help="python with llama-cpp-python")
@@ -78,6 +80,18 @@ def peer_rows(args, model, depth, turn):
     return rows
 
 
+def in_turns(command, policies, together):
+    """Rows of one process after the other. `full` is in each, and in the rows once."""
+    others = [p for p in policies if p != "full"]
+    for at in range(0, len(others), together):
+        words = list(command)
+        for policy in ["full", *others[at:at + together]]:
+            words += ["--policy", policy]
+        yield [row for row in rows_of(words) if at == 0 or row.get("policy", "").split(":")[0] != "full"]
+        if "--skip-ceilings" not in command:
+            command = [*command, "--skip-ceilings"]
+
+
 def measure(args):
     sink = Sink(args.output)
     for shape in args.shapes.split(","):
@@ -95,11 +109,10 @@ def measure(args):
                 predictors = [p for p in (model.with_suffix(f".{v}.gguf") for v in ("tokenbutler", "tokenbutler2")) if p.exists()]
                 for p in predictors:
                     command += ["--predictor", p]
-                for policy in args.policy or POLICIES:
-                    if policy.startswith("tokenbutler") and not any(policy.split(":")[0] == p.suffixes[-2][1:] for p in predictors):
-                        continue
-                    command += ["--policy", policy.format(b=max(64, depth // 16))]
-                sink.add([row | {"shape": shape, "depth": depth, "kv_type": kv_type, "engine": "butler"} for row in rows_of(command)])
+                policies = [policy.format(b=max(64, depth // 16)) for policy in args.policy or POLICIES
+                            if not policy.startswith("tokenbutler") or any(policy.split(":")[0] == p.suffixes[-2][1:] for p in predictors)]
+                for rows in in_turns(command, policies, args.together or len(policies)):
+                    sink.add([row | {"shape": shape, "depth": depth, "kv_type": kv_type, "engine": "butler"} for row in rows])
             if not sink.has(shape=shape, depth=depth, turn=2):
                 sink.add(peer_rows(args, model, depth, 2))
 
@@ -115,7 +128,8 @@ def best_peer(rows, shape, depth):
 
 
 def name(policy):
-    return policy.split(":")[0]
+    every = next((word for word in policy.split(",") if word.startswith("every=") and word != "every=1"), None)
+    return policy.split(":")[0] + (f", {every}" if every else "")
 
 
 def tables(rows):

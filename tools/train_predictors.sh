@@ -67,7 +67,7 @@ train() {
     shift 2
     [ ! -f "$work/$file.checkpoint" ] || resume=--resume
     ./butler train -m "$model" --data "$texts" --predictor "$version" --tokens "$tokens" -o "$work/$file" --length 1024 --batch 2 \
-        --input attention --mid 256 --every 100 --checkpoint 60 -t "$threads" "$@" $resume
+        --input attention --every 100 --checkpoint 60 -t "$threads" "$@" $resume
     cp "$work/$file" "$out/$file.part"
     mv "$out/$file.part" "$out/$file"
     if [ "$out" = models ]; then
@@ -77,7 +77,7 @@ train() {
 }
 for version in $versions; do
     case $version in
-    v1) train v1 tokenbutler --dim 16 --loss entropy --lr 0.01 ;;
-    v2) train v2 tokenbutler2 --dim 32 --lr 0.015 ;;
+    v1) train v1 tokenbutler --dim 32 --mid 512 --loss entropy --lr 0.015 ;;
+    v2) train v2 tokenbutler2 --dim 32 --mid 256 --lr 0.015 ;;
     esac
 done
