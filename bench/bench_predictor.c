@@ -4,7 +4,7 @@
  *     build/bench/bench_predictor MODEL [DEPTH,...] [STEPS]          default 2048,16384 and 30
  *     build/bench/bench_predictor MODEL write v1|v2 FILE             such a predictor, for other measurements
  *
- * The cost is what its stage, scores and selection take beyond what that one's scores and selection take.
+ * The cost is what its stage, scores and selection take beyond what that one's selection takes.
  *
  * Sessions take turns, step by step, so that a busy machine is busy for all of them; what is printed are medians. */
 #include <stdio.h>
@@ -105,7 +105,7 @@ static void measure(struct butler_model *model, const char *name, const char *po
                  score = middle(runs[2].score, n_steps), select = middle(runs[2].select, n_steps);
     const double steps = n_steps + N_WARM, cost = predict + score + select - free_of_cost;
     butler_predictor_describe(model, version, &info);
-    printf("%-22s %6d %6.2f %8.1f %8.1f %8.1f %8.2f %8.2f %8.2f %8.2f %8.1f %8.1f %8.2f %9.2f\n", name, depth, 100 * info.share,
+    printf("%-26s %6d %6.2f %8.1f %8.1f %8.1f %8.2f %8.2f %8.2f %8.2f %8.1f %8.1f %8.2f %9.2f\n", name, depth, 100 * info.share,
            (double)runs[2].stats.predict_bytes / steps / 1e6, (double)runs[2].stats.metric_bytes / steps / 1e6, all, predict, score,
            select, free_of_cost, full, bare, cost, 100 * cost / full);
     fflush(stdout);
@@ -134,13 +134,15 @@ int main(int argc, char **argv)
     const int n_steps = argc > 3 ? BUTLER_MIN(BUTLER_MAX(atoi(argv[3]), 1), MAX_STEPS) : 30;
     char depths[256];
     snprintf(depths, sizeof depths, "%s", argc > 2 ? argv[2] : "2048,16384");
-    printf("%-22s %6s %6s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %9s\n", "predictor", "depth", "par %", "MB weig.", "MB keys", "ms",
+    printf("%-26s %6s %6s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %9s\n", "predictor", "depth", "par %", "MB weig.", "MB keys", "ms",
            "predict", "score", "select", "for free", "full ms", "bare ms", "cost", "% of full");
     for (char *depth = strtok(depths, ","); depth; depth = strtok(NULL, ",")) {
         attach(model, &second);
         measure(model, "v2", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0", 2, atoi(depth), n_steps);
+        measure(model, "v2, int4", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0,keys=int4", 2, atoi(depth), n_steps);
         attach(model, &per_kv_head);
         measure(model, "v1, key per KV head", "tokenbutler:budget=0.5", 1, atoi(depth), n_steps);
+        measure(model, "v1, key per KV head, int4", "tokenbutler:budget=0.5,keys=int4", 1, atoi(depth), n_steps);
         attach(model, &published);
         measure(model, "v1, key per query head", "tokenbutler:budget=0.5", 1, atoi(depth), n_steps);
     }

@@ -61,7 +61,7 @@ INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, c
         offset[a] = (1 << (bits - 1)) * sum;
     }
     for (int r = 0; r < n_records; r++, records += record_bytes) {
-        for (size_t line = 0; line < record_bytes; line += 64)
+        for (size_t line = 0; line < (size_t)(TOKENS * (16 + n * bits) / 8); line += 64)
             prefetch(records, AHEAD + line);
         keys_record(bits, s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, records, n);
     }

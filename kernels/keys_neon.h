@@ -22,7 +22,7 @@ INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, c
     for (int r = 0; r < n_records; r++, records += record_bytes, s += TOKENS) {
         const uint8_t *k = records + TOKENS * sizeof(uint16_t);
         int32x4_t sum[4][TOKENS / 4];
-        for (size_t line = 0; line < record_bytes; line += 64)
+        for (size_t line = 0; line < (size_t)(TOKENS * (16 + n * bits) / 8); line += 64)
             prefetch(records, AHEAD + line);
         for (int a = 0; a < n_q; a++)
             for (int t = 0; t < TOKENS / 4; t++)

@@ -5,7 +5,7 @@
 #if defined(__x86_64__)
 #include "vec512.h"
 
-enum { TOKENS = BUTLER_KEYS_TOKENS, SOON = 1024, AHEAD = 4096 };
+enum { TOKENS = BUTLER_KEYS_TOKENS, SOON = 1024, LATER = 4096 /* bytes ahead */, LONG = 128 /* records */ };
 _Static_assert(BUTLER_KEYS_TOKENS == VEC, "a vector is a record's tokens");
 
 /* Channels d .. d + 3 of a record's tokens. */
@@ -38,21 +38,23 @@ INLINE void keys_record(int bits, float *out, size_t s_stride, const int8_t *q, 
         vec_store(out + (size_t)a * s_stride, vec_mul(vec_mul(_mm512_cvtepi32_ps(sum[a]), scale), vec_set1(factor[a])));
 }
 
-/* Fetches what a record's place holds AHEAD of it: into the second-level cache early, into the first when it is there. Fetched into the
- * first only, lines keep its few places while they are under way. */
-INLINE void keys_fetch(const uint8_t *record, size_t n_bytes)
+/* Fetches n_bytes of the records `soon` and `later` bytes behind this one: into the second-level cache early, into the first when they
+ * are there. Fetched into the first only, lines keep its few places while they are under way. */
+INLINE void keys_fetch(const uint8_t *record, size_t soon, size_t later, size_t n_bytes)
 {
     for (size_t line = 0; line < n_bytes; line += 64) {
-        prefetch_second((const void *)((uintptr_t)record + AHEAD + line));
-        prefetch(record, SOON + line);
+        prefetch_second((const void *)((uintptr_t)record + later + line));
+        prefetch(record, soon + line);
     }
 }
 
-/* The records' halves are read side by side: of two streams the core keeps more lines under way than of one. */
+/* Of many records both halves are read side by side: of two streams the core keeps more lines under way than of one. */
 INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
                           size_t record_bytes, int n_records, int n)
 {
-    const int half = n_records / 2;
+    const int half = n_records < LONG ? 0 : n_records / 2;
+    const size_t n_bytes = (size_t)(TOKENS * (16 + n * bits) / 8); /* of a record, which may hold other heads' keys too */
+    const size_t soon = BUTLER_MAX(SOON / record_bytes, 1) * record_bytes, later = BUTLER_MAX(LATER / record_bytes, 2) * record_bytes;
     const uint8_t *others = records + (size_t)half * record_bytes;
     __m512i offset[4];
     for (int a = 0; a < n_q; a++) {
@@ -62,13 +64,15 @@ INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, c
         offset[a] = _mm512_set1_epi32(-(1 << (bits - 1)) * sum);
     }
     for (int r = 0; r < half; r++, records += record_bytes, others += record_bytes) {
-        keys_fetch(records, record_bytes);
-        keys_fetch(others, record_bytes);
+        keys_fetch(records, soon, later, n_bytes);
+        keys_fetch(others, soon, later, n_bytes);
         keys_record(bits, s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, records, n);
         keys_record(bits, s + (size_t)(r + half) * TOKENS, s_stride, q, factor, offset, n_q, others, n);
     }
-    if (n_records % 2)
-        keys_record(bits, s + (size_t)(n_records - 1) * TOKENS, s_stride, q, factor, offset, n_q, others, n);
+    for (int r = 2 * half; r < n_records; r++, others += record_bytes) {
+        keys_fetch(others, soon, later, n_bytes);
+        keys_record(bits, s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, others, n);
+    }
 }
 
 #include "simd_keys.h"

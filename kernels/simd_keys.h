@@ -23,12 +23,20 @@
         }                                                                                                                          \
     } while (0)
 
+#define KEYS_PASS(bits, width)                                                                                                     \
+    BY_QUERIES(n_q, keys_queries(bits, s + (size_t)at * s_stride, s_stride, q + (size_t)at * (size_t)(width), factor + at, count,  \
+                                 records, record_bytes, n_records, width))
+
 #define KEYS_OF(name, bits)                                                                                                        \
     static void name(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,                \
                      size_t record_bytes, int n_records, int n)                                                                    \
     {                                                                                                                              \
-        BY_QUERIES(n_q, keys_queries(bits, s + (size_t)at * s_stride, s_stride, q + (size_t)at * (size_t)n, factor + at, count,    \
-                                     records, record_bytes, n_records, n));                                                        \
+        if (n == 16) /* the usual widths: loops that are as long as that are none */                                               \
+            KEYS_PASS(bits, 16);                                                                                                   \
+        else if (n == 32)                                                                                                          \
+            KEYS_PASS(bits, 32);                                                                                                   \
+        else                                                                                                                       \
+            KEYS_PASS(bits, n);                                                                                                    \
     }
 
 KEYS_OF(keys8, 8)

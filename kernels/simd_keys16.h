@@ -9,7 +9,7 @@ INLINE void keys16_queries(float *s, size_t s_stride, const float *q, int n_q, c
 {
     for (int r = 0; r < n_records; r++, records += record_bytes) {
         vec acc[4][V16];
-        for (size_t line = 0; line < record_bytes; line += 64)
+        for (size_t line = 0; line < (size_t)(TOKENS * n * 2); line += 64)
             prefetch(records, AHEAD + line);
         for (int a = 0; a < n_q; a++)
             for (int p = 0; p < V16; p++)

@@ -2,7 +2,7 @@
  * ISA must give plain C's bits for keys8 and keys4. */
 #include "kernel_test.h"
 
-enum { T = BUTLER_KEYS_TOKENS, MAX_RECORDS = 9, MAX_Q = 9, MAX_N = 128 };
+enum { T = BUTLER_KEYS_TOKENS, MAX_RECORDS = 140, MAX_Q = 9, MAX_N = 128 };
 
 static struct guarded memory, qs, out, factors;
 
@@ -36,7 +36,7 @@ struct shape {
 
 static struct shape shape_of(int trial, int n, int n_q, size_t content, uint64_t *seed)
 {
-    struct shape shape = {.n = n, .n_q = n_q, .n_records = 1 + trial % MAX_RECORDS, .end = trial % 2};
+    struct shape shape = {.n = n, .n_q = n_q, .n_records = trial % 11 ? 1 + trial % 9 : MAX_RECORDS - trial % 12, .end = trial % 2};
     shape.record_bytes = content + (size_t)(trial % 3) * 2;
     shape.stride = (size_t)(shape.n_records * T) + (size_t)(trial % 2) * 3;
     shape.n_s = (size_t)(n_q - 1) * shape.stride + (size_t)(shape.n_records * T);
