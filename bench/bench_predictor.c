@@ -4,6 +4,7 @@
  *     build/bench/bench_predictor MODEL [DEPTH,...] [STEPS]          default 2048,16384 and 30
  *     build/bench/bench_predictor MODEL write v1|v2 FILE             such a predictor, for other measurements
  *
+ * Rows of `every 4th step` select in turns (policies.md, every=), and so does what they are compared with: a step has a quarter of it.
  * The cost is what its stage, scores and selection take beyond what that one's selection takes.
  *
  * Sessions take turns, step by step, so that a busy machine is busy for all of them; what is printed are medians. */
@@ -86,7 +87,10 @@ static void measure(struct butler_model *model, const char *name, const char *po
     static struct run runs[3];
     struct butler_predictor_info info;
     struct butler_error err;
-    const char *const policies[] = {"full", "streaming:method=retrieve,budget=0.5,dense=1", policy};
+    const char *const policies[] = {"full",
+                                    strstr(policy, "every=4") ? "streaming:method=retrieve,budget=0.5,dense=1,every=4"
+                                                              : "streaming:method=retrieve,budget=0.5,dense=1",
+                                    policy};
     for (int i = 0; i < 3; i++) {
         runs[i].policy = policies[i];
         runs[i].session = butler_session_new(
@@ -140,9 +144,11 @@ int main(int argc, char **argv)
         attach(model, &second);
         measure(model, "v2", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0", 2, atoi(depth), n_steps);
         measure(model, "v2, int4", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0,keys=int4", 2, atoi(depth), n_steps);
+        measure(model, "v2, pages, every 4th step", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0,page=16,every=4", 2, atoi(depth), n_steps);
         attach(model, &per_kv_head);
         measure(model, "v1, key per KV head", "tokenbutler:budget=0.5", 1, atoi(depth), n_steps);
         measure(model, "v1, key per KV head, int4", "tokenbutler:budget=0.5,keys=int4", 1, atoi(depth), n_steps);
+        measure(model, "v1, pages, every 4th step", "tokenbutler:budget=0.5,page=16,every=4", 1, atoi(depth), n_steps);
         attach(model, &published);
         measure(model, "v1, key per query head", "tokenbutler:budget=0.5", 1, atoi(depth), n_steps);
     }

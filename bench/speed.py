@@ -23,7 +23,7 @@ SHAPES = ["llama-3.2-1b-q8_0", "llama-3.2-1b-q4_0", "tinyllama-1.1b-q8_0", "110m
 # Each at 1/16 of the depth, nothing read densely that the policy does not need.
 POLICIES = ["full", "quest:dense=0,budget={b}", "tinyserve:budget={b}", "fier:dense=0,budget={b}", "tokenbutler:budget={b}",
             "tokenbutler2:on_top=0,sinks=4,recent=0,budget={b}", "h2o:budget={b}", "streaming:budget={b}",
-            "quest:dense=0,budget={b},every=4", "fier:dense=0,budget={b},every=4"]
+            "quest:dense=0,budget={b},every=4", "tokenbutler2:on_top=0,sinks=4,recent=0,budget={b},page=16,every=4"]
 # llama.cpp: with flash attention and either cache, and without it (where values lie transposed and cannot be quantised).
 PEER_SETTINGS = [("f16", True), ("q8_0", True), ("f16", False)]
 
