@@ -57,7 +57,9 @@ def write_random(path, model, fingerprint, version, per_query_head=False, input=
         file.put(f"butler-predictor.{key}", U32, value)
     if version == 1:
         file.put("butler-predictor.rope_base", F32, 10000.0)
-    if rotated:
+        if rotated:
+            file.put("butler-predictor.rope_length", U32, 50)
+    elif rotated:
         file.put("butler-predictor.rope_freq", ARRAY, (F32, [100.0 ** (-i / (d // 2)) for i in range(d // 2)]))
     file.put("butler-predictor.model_fingerprint", STRING, fingerprint.encode())
     file.put("butler-predictor.training.loss", F32, 0.5)
@@ -85,10 +87,10 @@ def layer_norm(x, weight, bias):
     return x / np.sqrt((x ** 2).mean(axis=-1, keepdims=True) + 1e-5) * weight + bias
 
 
-def rotate(x, base=None, freq=None):
-    """x[n][...][dim]: row t at position t, pairs of the first with the second half, by the base or by what is given for each pair."""
+def rotate(x, freq):
+    """x[n][...][dim]: row t at position t, pairs of the first with the second half, by so much a position."""
     n, half = len(x), x.shape[-1] // 2
-    angle = np.arange(n)[:, None] * (base ** (-np.arange(half) / half) if freq is None else np.array(freq))
+    angle = np.arange(n)[:, None] * np.array(freq)
     cos, sin = (f(angle).reshape(n, *[1] * (x.ndim - 2), half) for f in (np.cos, np.sin))
     a, b = x[..., :half], x[..., half:]
     return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
@@ -109,12 +111,17 @@ class Network:
         [n][layers - 1][heads][d] and keys [n][layers - 1][key heads][d]."""
         return (self.first if self.sizes["version"] == 1 else self.second)(inputs, cached)
 
+    def frequencies(self, width):
+        """Version 1's, of the pairs of a vector: those that do not turn within rope_length stand still."""
+        freq = self.sizes["rope_base"] ** (-np.arange(width // 2) / (width // 2))
+        return np.where(freq * self.sizes.get("rope_length", np.inf) >= 2 * np.pi, freq, 0)
+
     def first(self, inputs, _):
         s, w, x = self.sizes, self.w, inputs[0]
         n, heads, dim = len(x), s["n_inner_heads"], s["n_inner"] // s["n_inner_heads"]
-        base = s["rope_base"]
+        turn = {width: self.frequencies(width) for width in (dim, s["d"])}
         z = x @ w["down.weight"].T
-        q, k = (rotate((z @ w[f"attn_{c}.weight"].T).reshape(n, heads, dim), base) for c in "qk")
+        q, k = (rotate((z @ w[f"attn_{c}.weight"].T).reshape(n, heads, dim), turn[dim]) for c in "qk")
         v = (z @ w["attn_v.weight"].T).reshape(n, heads, dim)
         scores = np.einsum("thd,ihd->hti", q, k) / np.sqrt(dim)
         scores[:, np.triu(np.ones((n, n), bool), 1)] = -np.inf
@@ -122,7 +129,7 @@ class Network:
         attended = np.einsum("hti,ihd->thd", weights / weights.sum(axis=-1, keepdims=True), v).reshape(n, -1)
         up = gelu(layer_norm(attended, w["norm.weight"], w["norm.bias"]) @ w["ffn_up.weight"].T + w["ffn_up.bias"])
         x = x + up @ w["ffn_down.weight"].T + w["ffn_down.bias"]
-        return tuple(rotate((silu(x @ w[f"{c}_1.weight"].T) @ w[f"{c}_2.weight"].T).reshape(n, s["n_layers"] - 1, -1, s["d"]), base)
+        return tuple(rotate((silu(x @ w[f"{c}_1.weight"].T) @ w[f"{c}_2.weight"].T).reshape(n, s["n_layers"] - 1, -1, s["d"]), turn[s["d"]])
                      for c in ("query", "key"))
 
     def second(self, inputs, cached):
@@ -132,7 +139,7 @@ class Network:
             x = layer_norm(inputs[b * s["stride"]], w[name + "norm.weight"], w[name + "norm.bias"])
             q = silu(x @ w[name + "query_1.weight"].T) @ w[name + "query_2.weight"].T
             q = q.reshape(len(x), -1, s["n_heads"], s["d"])
-            queries.append(rotate(q, freq=s["rope_freq"][1]) if "rope_freq" in s else q)
+            queries.append(rotate(q, s["rope_freq"][1]) if "rope_freq" in s else q)
         keys = [np.einsum("tgc,gdc->tgd", cached[layer], w[f"key.{layer}.weight"].reshape(s["n_kv_heads"], s["d"], -1))
                 for layer in range(1, s["n_layers"])]
         return np.concatenate(queries, axis=1), np.stack(keys, axis=1)
