@@ -98,7 +98,8 @@ def policy_seeds(folder):
 
 
 def session_seeds(folder):
-    for policy in ("full", "h2o:budget=4", "quest:budget=16,dense=0", "fier:budget=4,dense=0", "streaming:budget=4,sinks=1,rope=cache"):
+    for policy in ("full", "h2o:budget=4", "quest:budget=16,dense=0", "fier:budget=4,dense=0", "streaming:budget=4,sinks=1,rope=cache",
+                   "tinyserve:budget=4,page=2,every=3"):
         with tempfile.NamedTemporaryFile() as file:
             subprocess.run([ROOT / "butler", "run", "-m", ROOT / "tests/data/models/llama-gqa.gguf", "-p", "ab", "-n", "4", "-c", "16",
                             "--kv", policy, "--temp", "0", "--save-session", file.name], check=True, capture_output=True)
