@@ -31,9 +31,11 @@ def doc(tmp_path):
     for name, metric in (("arc_easy", "acc_norm"), ("winogrande", "accuracy"), ("boolq", "accuracy"), ("lambada_openai", "ppl")):
         rows += [{**r, "data": f"{name}.jsonl#4", "metric": metric} for r in piqa]
     report_rows.write(results, rows)
+    commands = [("wikitext2", 20, ""), ("wikitext2", 4, "")]
+    commands += [("coref", 20, f" --kv full --kv {more}") for more in ("h2o", "tova", "h2o --kv quest")]
     results.with_suffix(".commands").write_text("".join(
-        json.dumps({"name": n, "limit": limit, "command": f"./butler eval {n} --limit {limit}", "seconds": 1, "date": "2026-01-02"}) + "\n"
-        for n in ("wikitext2", "coref") for limit in (20, 4)))
+        json.dumps({"name": n, "limit": limit, "command": f"./butler eval {n} --limit {limit}{more}", "seconds": 1, "date": "2026-01-02"}) + "\n"
+        for n, limit, more in commands))
     result = sweep("--tables", "-o", results, "--doc", path)
     assert result.stderr == ""
     return path.read_text()
@@ -53,6 +55,8 @@ def test_tables(doc):
             assert text.startswith("**") == (row["value"] <= 1.02 * dense)
     assert "Measured 2026-01-02." in piece and "\n    ./butler eval wikitext2 --limit 20\n" in piece
     assert f"Dense (`full`): {dense:.2f} [" in piece
+    piece = doc.split("<!-- coref -->")[1].split("<!-- /coref -->")[0]  # what was measured anew is not shown as it was measured before
+    assert re.findall(r"--kv full (.*)", piece) == ["--kv tova", "--kv h2o --kv quest"]
 
 
 def test_matrix_and_what_stands_around(doc):
