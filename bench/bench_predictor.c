@@ -4,8 +4,8 @@
  *     build/bench/bench_predictor MODEL [DEPTH,...] [STEPS]          default 2048,16384 and 30
  *     build/bench/bench_predictor MODEL write v1|v2 FILE             such a predictor, for other measurements
  *
- * Rows of `every 4th step` select in turns (policies.md, every=), and so does what they are compared with: a step has a quarter of it.
- * The cost is what its stage, scores and selection take beyond what that one's selection takes.
+ * Rows of `every 4th step` select in turns (policies.md, every=), and so does what they are compared with: a step has a quarter of
+ * it. The cost is what its stage, scores and selection take beyond what that one's selection takes.
  *
  * Sessions take turns, step by step, so that a busy machine is busy for all of them; what is printed are medians. */
 #include <stdio.h>
@@ -138,13 +138,14 @@ int main(int argc, char **argv)
     const int n_steps = argc > 3 ? BUTLER_MIN(BUTLER_MAX(atoi(argv[3]), 1), MAX_STEPS) : 30;
     char depths[256];
     snprintf(depths, sizeof depths, "%s", argc > 2 ? argv[2] : "2048,16384");
-    printf("%-26s %6s %6s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %9s\n", "predictor", "depth", "par %", "MB weig.", "MB keys", "ms",
-           "predict", "score", "select", "for free", "full ms", "bare ms", "cost", "% of full");
+    printf("%-26s %6s %6s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %9s\n", "predictor", "depth", "par %", "MB weig.", "MB keys",
+           "ms", "predict", "score", "select", "for free", "full ms", "bare ms", "cost", "% of full");
     for (char *depth = strtok(depths, ","); depth; depth = strtok(NULL, ",")) {
         attach(model, &second);
         measure(model, "v2", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0", 2, atoi(depth), n_steps);
         measure(model, "v2, int4", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0,keys=int4", 2, atoi(depth), n_steps);
-        measure(model, "v2, pages, every 4th step", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0,page=16,every=4", 2, atoi(depth), n_steps);
+        measure(model, "v2, pages, every 4th step", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0,page=16,every=4", 2,
+                atoi(depth), n_steps);
         attach(model, &per_kv_head);
         measure(model, "v1, key per KV head", "tokenbutler:budget=0.5", 1, atoi(depth), n_steps);
         measure(model, "v1, key per KV head, int4", "tokenbutler:budget=0.5,keys=int4", 1, atoi(depth), n_steps);

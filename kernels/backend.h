@@ -50,7 +50,7 @@ struct butler_workspace {
 };
 
 enum {
-    BUTLER_CHUNK = 64,  /* cache rows handed to a kernel at a time in prefill */
+    BUTLER_CHUNK = 64,   /* cache rows handed to a kernel at a time in prefill */
     BUTLER_SLICE = 1024, /* tokens of a list one task attends to; fixed, so that no result depends on the threads */
 };
 
@@ -88,7 +88,7 @@ struct butler_backend {
     /* Rotates the first n_rot of each head of x[n][n_heads][head_dim]; cos, sin: [n][n_rot / 2] */
     void (*rope)(struct butler_backend *backend, float *x, const float *cos, const float *sin, int n, int n_heads, int head_dim,
                  int n_rot, enum butler_rope kind);
-    /* up = activation(gate) * up, or activation(up) where gate is NULL: n rows of dim numbers, up_stride apart in up, dim in gate */
+    /* up = activation(gate) * up, or activation(up) where gate is NULL: n rows of dim, up_stride apart in up, dim in gate */
     void (*activate)(struct butler_backend *backend, float *up, size_t up_stride, const float *gate, int n, int dim,
                      enum butler_activation kind);
     void (*add)(struct butler_backend *backend, float *y, const float *x, size_t n);
@@ -101,8 +101,8 @@ struct butler_backend {
                          int observe_from);
     /* workspace scores of every unit for q[n_heads][head_dim], raw, as the metric gives them */
     void (*score)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q);
-    /* Scores for q[n_heads][head_dim] and from them lists, under the policy's budget (methods/retrieve.c). Returns which share of its
-     * time the scores took. */
+    /* Scores for q[n_heads][head_dim] and from them lists, under the policy's budget (methods/retrieve.c). Returns which share of
+     * its time the scores took. */
     double (*retrieve)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
                        struct butler_lists *lists);
     /* scores -> fewer slots in the store, so that `room` more stay within the budget (methods/evict.c) */

@@ -26,7 +26,7 @@ INLINE __m256i load_quads(int bits, const uint8_t *k, int d, int t)
 
 /* n_q is a compile-time constant, as bits is. */
 INLINE void keys_record(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, const int32_t *offset, int n_q,
-                         const uint8_t *record, int n)
+                        const uint8_t *record, int n)
 {
     const uint8_t *k = record + TOKENS * sizeof(uint16_t);
     for (int t = 0; t < TOKENS; t += 8) {
@@ -51,7 +51,7 @@ INLINE void keys_record(int bits, float *s, size_t s_stride, const int8_t *q, co
 }
 
 INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
-                          size_t record_bytes, int n_records, int n)
+                         size_t record_bytes, int n_records, int n)
 {
     int32_t offset[4];
     for (int a = 0; a < n_q; a++) {

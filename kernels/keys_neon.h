@@ -17,7 +17,7 @@ INLINE int8x16_t load_quads(int bits, const uint8_t *k, int d, int t)
 
 /* n_q is a compile-time constant, as bits is. */
 INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
-                          size_t record_bytes, int n_records, int n)
+                         size_t record_bytes, int n_records, int n)
 {
     for (int r = 0; r < n_records; r++, records += record_bytes, s += TOKENS) {
         const uint8_t *k = records + TOKENS * sizeof(uint16_t);

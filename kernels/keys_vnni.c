@@ -19,27 +19,28 @@ INLINE __m512i load_quads(int bits, const uint8_t *k, int d)
 
 /* Scores of one record: out[query * s_stride]. n_q is a compile-time constant, as bits is. */
 INLINE void keys_record(int bits, float *out, size_t s_stride, const int8_t *q, const float *factor, const __m512i *offset, int n_q,
-                         const uint8_t *record, int n)
+                        const uint8_t *record, int n)
 {
     const uint8_t *k = record + TOKENS * sizeof(uint16_t);
     __m512i sum[4];
     for (int a = 0; a < n_q; a++)
         sum[a] = offset[a];
     const int step = 32 / bits; /* channels of 32 bits */
-    for (int first = 0; first < n; first += step)
+    for (int first = 0; first < n; first += step) {
         UNROLL
         for (int d = first; d < first + step; d += 4) {
             const __m512i x = load_quads(bits, k, d);
             for (int a = 0; a < n_q; a++)
                 sum[a] = _mm512_dpbusd_epi32(sum[a], x, _mm512_set1_epi32((int)load_u32(q + (size_t)a * (size_t)n + (size_t)d)));
         }
+    }
     const vec scale = vec_load_half(record);
     for (int a = 0; a < n_q; a++)
         vec_store(out + (size_t)a * s_stride, vec_mul(vec_mul(_mm512_cvtepi32_ps(sum[a]), scale), vec_set1(factor[a])));
 }
 
-/* Fetches n_bytes of the records `soon` and `later` bytes behind this one: into the second-level cache early, into the first when they
- * are there. Fetched into the first only, lines keep its few places while they are under way. */
+/* Fetches n_bytes of the records `soon` and `later` bytes behind this one: into the second-level cache early, into the first when
+ * they are there. Fetched into the first only, lines keep its few places while they are under way. */
 INLINE void keys_fetch(const uint8_t *record, size_t soon, size_t later, size_t n_bytes)
 {
     for (size_t line = 0; line < n_bytes; line += 64) {
@@ -50,11 +51,12 @@ INLINE void keys_fetch(const uint8_t *record, size_t soon, size_t later, size_t 
 
 /* Of many records both halves are read side by side: of two streams the core keeps more lines under way than of one. */
 INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
-                          size_t record_bytes, int n_records, int n)
+                         size_t record_bytes, int n_records, int n)
 {
     const int half = n_records < LONG ? 0 : n_records / 2;
     const size_t n_bytes = (size_t)(TOKENS * (16 + n * bits) / 8); /* of a record, which may hold other heads' keys too */
-    const size_t soon = BUTLER_MAX(SOON / record_bytes, 1) * record_bytes, later = BUTLER_MAX(LATER / record_bytes, 2) * record_bytes;
+    const size_t soon = BUTLER_MAX(SOON / record_bytes, 1) * record_bytes,
+                 later = BUTLER_MAX(LATER / record_bytes, 2) * record_bytes;
     const uint8_t *others = records + (size_t)half * record_bytes;
     __m512i offset[4];
     for (int a = 0; a < n_q; a++) {

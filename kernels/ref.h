@@ -75,8 +75,8 @@ void butler_ref_pack_turned(void *packed, const float *x, size_t stride, int n, 
 void butler_ref_multiply(float *c, size_t c_stride, const void *a, const void *b, int m, int n, int k, bool more);
 void butler_ref_pack_fixed_rows(void *packed, float *scales, const float *x, size_t stride, int n, int k);
 void butler_ref_pack_fixed_columns(void *packed, float *scales, const float *x, size_t stride, int n, int k);
-void butler_ref_multiply_fixed(float *c, size_t c_stride, const void *a, const float *a_scales, const void *b, const float *b_scales,
-                               int m, int n, int k, bool more);
+void butler_ref_multiply_fixed(float *c, size_t c_stride, const void *a, const float *a_scales, const void *b,
+                               const float *b_scales, int m, int n, int k, bool more);
 
 /* Scans of a selection: ref_select.c. */
 float butler_ref_log_sum_exp(const float *x, float scale, int n);

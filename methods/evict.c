@@ -48,8 +48,8 @@ static void refresh_records(void *user, int from, int to, int n)
     __atomic_fetch_add(&state->traffic->metric_bytes, bytes, __ATOMIC_RELAXED);
 }
 
-/* Of units order[first .. end) the one with the lowest score, a NaN before all others; of equals the last, for butler_select_top keeps
- * the first. */
+/* Of units order[first .. end) the one with the lowest score, a NaN before all others; of equals the last, for butler_select_top
+ * keeps the first. */
 static uint32_t lowest(const float *scores, const uint32_t *order, int first, int end)
 {
     float least = INFINITY;

@@ -29,7 +29,8 @@ static uint64_t *selected_of(const struct butler_layer_state *state, int list)
 }
 
 /* units -> slots of a head with n; counts how many were chosen, and how many of these were in the step before too. */
-static int expand_units(const struct butler_layer_state *state, const uint32_t *units, int n_units, int n_reused, int n, uint32_t *slots)
+static int expand_units(const struct butler_layer_state *state, const uint32_t *units, int n_units, int n_reused, int n,
+                        uint32_t *slots)
 {
     const int unit = state->policy->unit;
     int n_slots = 0;
@@ -211,8 +212,7 @@ static void fused_task(void *context, int list, int thread)
     select_task(context, list, thread);
     const uint64_t select_ns = lap(&clock);
     for (int slice = 0; slice * BUTLER_SLICE < job->lists->n[list]; slice++)
-        butler_attend_slice(state, thread, job->q, list * heads, heads, job->lists->slots[list], job->lists->n[list], slice,
-                            false);
+        butler_attend_slice(state, thread, job->q, list * heads, heads, job->lists->slots[list], job->lists->n[list], slice, false);
     for (int head = list * heads; head < (list + 1) * heads; head++)
         butler_attend_combine(state, head, job->lists->n[list], job->out + (size_t)head * (size_t)state->kv->head_dim, false);
     __atomic_fetch_add(&state->traffic->score_ns, score_ns, __ATOMIC_RELAXED);

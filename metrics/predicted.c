@@ -152,7 +152,8 @@ static void move(const struct butler_metric_shape *shape, const double *values, 
 
 /* ------------------------------------------------------------------------------------------------ scoring */
 
-/* Queries as the kernel takes them, width(d) channels each. factor: what scores are multiplied by, so that they are scaled as q.k is. */
+/* Queries as the kernel takes them, width(d) channels each. factor: what scores are multiplied by, so that they are scaled as q.k
+ * is. */
 struct queries {
     int8_t bytes[QUERIES * BUTLER_PREDICTOR_MAX_D];
     float floats[QUERIES * BUTLER_PREDICTOR_MAX_D];

@@ -19,7 +19,8 @@ void butler_attend(struct butler_backend *backend, const struct butler_layer_sta
 
 /* The pieces, for a pass that wants them one after the other in one task (methods/retrieve.c). */
 
-/* Scores of units [first, first + n) for the query heads of a KV head into rows, as long as the workspace's, each from its unit 0. */
+/* Scores of units [first, first + n) for the query heads of a KV head into rows, as long as the workspace's, each from its unit 0.
+ */
 void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n, float *rows);
 /* Query heads [head, head + n_q) of one KV head attend to one slice of a list of n slots (slots NULL: 0..n-1). weights: what
  * butler_attend_combine needs for attention weights is left in the rows of scores. */
@@ -62,8 +63,8 @@ static inline int butler_n_scores(const struct butler_layer_state *state, int kv
     return BUTLER_CEIL_DIV(butler_kv_at(state->kv, state->layer, kv_head)->n_slots, unit);
 }
 
-/* Whether this layer's step at `position` selects anew (every=): where nothing is left to go by, when its turn has come, or too long
- * after. Four layers have their turn together, so that a predictor that serves them is asked once. */
+/* Whether this layer's step at `position` selects anew (every=): where nothing is left to go by, when its turn has come, or too
+ * long after. Four layers have their turn together, so that a predictor that serves them is asked once. */
 static inline bool butler_selects(const struct butler_policy *policy, const struct butler_workspace *work, int layer, int position)
 {
     const int age = position + 1 - work->selected_at[layer];

@@ -605,10 +605,11 @@ static int check_lookahead(const struct draft *draft)
     if (policy->dense_layers < 1)
         return fail(draft, "dense=0: nothing comes before the first layer that could say what it will read; dense= is at least 1");
     if (metric->predictor && draft->model && draft->model->layers && !draft->model->predictors[metric->predictor - 1])
-        return fail(draft,
-                    "there is no predictor of version %d for this model; `butler train --predictor v%d` makes one, which lies beside "
-                    "the model as NAME.%s.gguf or is named by --predictor (in a program: butler_predictor_attach)",
-                    metric->predictor, metric->predictor, metric->predictor == 1 ? "tokenbutler" : "tokenbutler2");
+        return fail(
+            draft,
+            "there is no predictor of version %d for this model; `butler train --predictor v%d` makes one, which lies beside "
+            "the model as NAME.%s.gguf or is named by --predictor (in a program: butler_predictor_attach)",
+            metric->predictor, metric->predictor, metric->predictor == 1 ? "tokenbutler" : "tokenbutler2");
     return 0;
 }
 
@@ -619,8 +620,8 @@ static int check_model(struct draft *draft)
     bool known = draft->model && draft->model->hp.n_kv_heads > 0;
     if (known) {
         const struct butler_hparams *hp = &draft->model->hp;
-        shape =
-            (struct butler_metric_shape){hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads, 0, 0, 0};
+        shape = (struct butler_metric_shape){
+            hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads, 0, 0, 0};
         if (given(draft, K_DENSE) && policy->dense_layers > hp->n_layers)
             return fail(draft, "dense=%d: the model has %d layers", policy->dense_layers, hp->n_layers);
         policy->dense_layers = BUTLER_MIN(policy->dense_layers, hp->n_layers);

@@ -21,9 +21,9 @@ struct butler_policy {
     const struct butler_metric *metric;      /* NULL: dense */
     double values[BUTLER_METRIC_MAX_PARAMS]; /* one per metric->params */
     enum butler_method method;
-    int unit;                  /* slots per selection unit: 1, or the page size of a page metric */
-    enum butler_share share;   /* who shares a selection */
-    enum butler_reduce reduce; /* over the heads that share */
+    int unit;                        /* slots per selection unit: 1, or the page size of a page metric */
+    enum butler_share share;         /* who shares a selection */
+    enum butler_reduce reduce;       /* over the heads that share */
     enum butler_normalise normalise; /* before that, of scores that are logits */
     enum butler_budget budget_kind;
     double budget;                     /* tokens, share of the current length, or mass */
@@ -60,8 +60,8 @@ bool butler_policy_is_name(const char *name);
  *            budget = high - l floor((high - low) / (m - 1)) + w.
  *   heavy    recent = budget - floor(heavy budget + 1/2).
  *   on_top   budget += sinks + recent.
- * At last budget >= sinks + max(1, recent) (the newest token is always held), >= one page; recent >= 1 for retrieve. Mass: budget is 0 and says nothing.
- * Dense layers: budget n. */
+ * At last budget >= sinks + max(1, recent) (the newest token is always held), >= one page; recent >= 1 for retrieve. Mass: budget
+ * is 0 and says nothing. Dense layers: budget n. */
 struct butler_limits {
     int budget, sinks, recent; /* tokens */
 };

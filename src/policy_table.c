@@ -57,12 +57,13 @@ const struct butler_policy_row butler_policy_rows[] = {
     {.name = "quest",
      .metric = &butler_metric_page_bounds,
      .summary = "Quest: pages whose channel bounds promise the largest q.k",
-     .text = "quest:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",page=16,bound=sum,dense=2,pyramid=0,fused=0,every=1"},
+     .text = "quest:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD
+             ",page=16,bound=sum,dense=2,pyramid=0,fused=0,every=1"},
     {.name = "tinyserve",
      .metric = &butler_metric_page_bounds,
      .summary = "TinyServe: Quest's pages, scored, selected and attended to in one pass",
-     .text =
-         "tinyserve:method=retrieve,budget=2048,on_top=0,sinks=0,recent=0" PER_HEAD ",page=16,bound=sum,dense=0,pyramid=0,fused=1,every=1"},
+     .text = "tinyserve:method=retrieve,budget=2048,on_top=0,sinks=0,recent=0" PER_HEAD
+             ",page=16,bound=sum,dense=0,pyramid=0,fused=1,every=1"},
     {.name = "pagestats",
      .metric = &butler_metric_page_stats,
      .summary = "pages by mean and standard deviation of their keys",

@@ -34,8 +34,8 @@ struct butler_predict {
     struct butler_arena arena;
 };
 
-/* For a session of at most n_ctx tokens, in blocks of n_block. kv_type: how version 1's own attention keeps its keys and values, F16
- * where its rows are too short for the type. NULL with *err filled when there is no memory. */
+/* For a session of at most n_ctx tokens, in blocks of n_block. kv_type: how version 1's own attention keeps its keys and values,
+ * F16 where its rows are too short for the type. NULL with *err filled when there is no memory. */
 struct butler_predict *butler_predict_new(const struct butler_predictor *predictor, struct butler_backend *backend,
                                           enum butler_kv_type kv_type, int n_ctx, int n_block, struct butler_error *err);
 void butler_predict_free(struct butler_predict *predict);

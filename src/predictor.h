@@ -32,10 +32,10 @@
  *   K  of layer l, KV head g = key.l[g] k     k [D] the model's cached key, after its rotation; key.l [G d][D], rows g d ...
  *   score of layer l, head j, for token i: Q_t[l-p_b-1][j] . K_i[l][j G / H] / sqrt(d)
  *
- * Rotation: pairs (x_i, x_{i + n/2}) of a vector of n, by the angle p f_i: (a c - b s, a s + b c). Version 1: f_i = rope_base^(-2i/n),
- * but 0 for pairs that do not turn once in rope_length tokens (ours; as published, rope_length 0, all turn). Version 2: rope_freq[i].
- * The model's cached keys carry their positions in pairs of those speeds; a query that is not rotated cannot know its own, and so
- * sees of near and far only what the slowest pairs show. */
+ * Rotation: pairs (x_i, x_{i + n/2}) of a vector of n, by the angle p f_i: (a c - b s, a s + b c). Version 1: f_i =
+ * rope_base^(-2i/n), but 0 for pairs that do not turn once in rope_length tokens (ours; as published, rope_length 0, all turn).
+ * Version 2: rope_freq[i]. The model's cached keys carry their positions in pairs of those speeds; a query that is not rotated
+ * cannot know its own, and so sees of near and far only what the slowest pairs show. */
 #ifndef BUTLER_PREDICTOR_H
 #define BUTLER_PREDICTOR_H
 
@@ -94,11 +94,11 @@ struct butler_predictor {
  * pairs rotated (version 2: where the model's are). The caller may change it before butler_predictor_new. */
 struct butler_predictor_sizes butler_predictor_sizes_for(const struct butler_model *model, int version);
 
-/* Which pairs are rotated, for texts of n_tokens to learn from: those that turn at least once in such a text. Of slower ones a part of
- * the circle would be learned, and what lies farther back than any of these texts reach be taken for near. Version 1: rope_length.
- * Version 2: rope_freq for the d that sizes has, as many as it needs of the model's own, evenly spread over them; all 0 where the
- * model rotates nothing. n_tokens 0: as published, all pairs in version 1, none in version 2. sizes_for has done it for its d and
- * BUTLER_PREDICTOR_TEXT tokens. */
+/* Which pairs are rotated, for texts of n_tokens to learn from: those that turn at least once in such a text. Of slower ones a part
+ * of the circle would be learned, and what lies farther back than any of these texts reach be taken for near. Version 1:
+ * rope_length. Version 2: rope_freq for the d that sizes has, as many as it needs of the model's own, evenly spread over them; all
+ * 0 where the model rotates nothing. n_tokens 0: as published, all pairs in version 1, none in version 2. sizes_for has done it for
+ * its d and BUTLER_PREDICTOR_TEXT tokens. */
 enum { BUTLER_PREDICTOR_TEXT = 1024 };
 void butler_predictor_rotate(struct butler_predictor_sizes *sizes, const struct butler_model *model, int n_tokens);
 bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes); /* version 1, or rope_freq is not all 0 */

@@ -65,7 +65,8 @@ static int shape_predictor(struct butler_session *session, struct butler_error *
         return 0;
     predictor = session->model->predictors[metric->predictor - 1];
     if (!predictor)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s has no predictor of version %d", session->model->path, metric->predictor);
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s has no predictor of version %d", session->model->path,
+                           metric->predictor);
     session->shape.predicted_dim = predictor->sizes.d;
     session->shape.predicted_keys = predictor->sizes.n_key_heads / predictor->sizes.n_kv_heads;
     return 0;
@@ -346,8 +347,7 @@ void butler_session_stats(const struct butler_session *session, struct butler_st
     stats->units_reused = traffic->units_reused;
     stats->kv_memory = butler_kv_memory(&session->kv);
     stats->kv_memory_peak = session->kv.pages_held_peak * session->kv.page_bytes;
-    stats->metric_memory =
-        butler_kv_record_memory(&session->kv) + (session->predict ? butler_kv_memory(&session->predict->kv) : 0);
+    stats->metric_memory = butler_kv_record_memory(&session->kv) + (session->predict ? butler_kv_memory(&session->predict->kv) : 0);
     /* A fused pass keeps its own clocks: threads' time, of which the pass took the share below. */
     const uint64_t fused = traffic->score_ns + traffic->select_ns + traffic->attend_ns;
     if (fused > 0) {

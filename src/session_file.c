@@ -62,7 +62,8 @@ static int write_predict(struct butler_writer *writer, const struct butler_predi
 /* What a layer that does not select in every step goes by, and its size. */
 static size_t list_bytes(const struct butler_session *session)
 {
-    return (size_t)session->shape.n_layers * (size_t)session->shape.n_heads * session->work.selected_words * sizeof *session->work.selected;
+    return (size_t)session->shape.n_layers * (size_t)session->shape.n_heads * session->work.selected_words *
+           sizeof *session->work.selected;
 }
 
 static int write_lists(struct butler_writer *writer, const struct butler_session *session, struct butler_error *err)
@@ -217,8 +218,7 @@ static int read_layer(struct cursor *cursor, const struct butler_session *sessio
         if (!from)
             return BUTLER_ERROR_FORMAT;
         memcpy(&n_head, from, sizeof n_head);
-        if (n_head < 0 || n_head > session->n_past || (h > 0 && n_head != n) ||
-            (keeps_all && n_head != session->n_past))
+        if (n_head < 0 || n_head > session->n_past || (h > 0 && n_head != n) || (keeps_all && n_head != session->n_past))
             return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: layer %d, KV head %d claims %d tokens at byte %zu", cursor->path,
                                layer, h, n_head, cursor->at - sizeof n);
         if (h == 0 && n_head > 0 && butler_kv_grow(kv, layer, n_head, 0, err) < 0)

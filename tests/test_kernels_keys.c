@@ -81,7 +81,7 @@ static void check_integers(int bits)
                         memset(record + 2 * T, r % 2 ? 255 : 0, (size_t)(T * n * bits / 8));
                 }
                 (bits == 8 ? table->keys8 : table->keys4)(shape.s, shape.stride, q, factor, n_q, shape.records, shape.record_bytes,
-                                                           shape.n_records, n);
+                                                          shape.n_records, n);
                 for (int i = 0; i < n_q; i++)
                     for (size_t j = 0; j < shape.stride && (size_t)i * shape.stride + j < shape.n_s; j++) {
                         const float got = shape.s[(size_t)i * shape.stride + j];

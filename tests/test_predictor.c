@@ -210,8 +210,8 @@ static void test_impossible(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_params), cmocka_unit_test(test_rotation), cmocka_unit_test(test_round_trip), cmocka_unit_test(test_other_model),
-        cmocka_unit_test(test_cut),    cmocka_unit_test(test_impossible),
+        cmocka_unit_test(test_params),      cmocka_unit_test(test_rotation), cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_other_model), cmocka_unit_test(test_cut),      cmocka_unit_test(test_impossible),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
 }
