@@ -57,7 +57,7 @@ const char report_style[] =
     "th,td{overflow-wrap:break-word;padding:3px 8px;text-align:right;border-bottom:1px solid var(--rule);"
     "white-space:nowrap;vertical-align:top}\n"
     "th[scope=row],thead th:first-child{overflow-wrap:anywhere;text-align:left;font-weight:500;position:sticky;left:0;"
-    "background:var(--paper);max-width:16em;white-space:normal;min-width:9em}\n"
+    "background:var(--paper);max-width:16em;white-space:normal;min-width:14em}\n"
     "article th[scope=row],article thead th:first-child{background:var(--panel)}\n"
     "thead th{font-weight:600;vertical-align:bottom}\n"
     "td small,th small{display:block;font-weight:400}\n"
