@@ -83,7 +83,7 @@ def peer_rows(args, model, depth, turn):
 def in_turns(command, policies, together):
     """Rows of one process after the other. `full` is in each, and in the rows once."""
     others = [p for p in policies if p != "full"]
-    for at in range(0, len(others), together):
+    for at in range(0, max(len(others), 1), together):
         words = list(command)
         for policy in ["full", *others[at:at + together]]:
             words += ["--policy", policy]
