@@ -137,10 +137,18 @@ static void measure(struct bench *bench, const char *name, enum unit unit, doubl
 static void run_gemv(const struct job *job)
 {
     struct bench *b = job->bench;
-    enum { TASK = 32 }; /* rows per call, as the thread pool hands them out */
-    for (int r = 0; r < job->n_rows; r += TASK)
-        b->table->gemv[job->type](b->y + r, job->slice + (size_t)r * job->row_bytes, job->row_bytes,
-                                  BUTLER_MIN(TASK, job->n_rows - r), b->x, job->n);
+    enum { TASK = 128, FIXED_AT = 1 << 21 }; /* rows per call, as the thread pool hands them out */
+    void *fixed = b->table->fixed && b->table->gemv_fixed[job->type] ? b->x + FIXED_AT : NULL;
+    if (fixed)
+        b->table->fix(fixed, (enum butler_type)job->type, b->x, job->n);
+    for (int r = 0; r < job->n_rows; r += TASK) {
+        const void *rows = job->slice + (size_t)r * job->row_bytes;
+        const int n_rows = BUTLER_MIN(TASK, job->n_rows - r);
+        if (fixed)
+            b->table->gemv_fixed[job->type](b->y + r, rows, job->row_bytes, n_rows, fixed, job->n);
+        else
+            b->table->gemv[job->type](b->y + r, rows, job->row_bytes, n_rows, b->x, job->n);
+    }
 }
 
 /* Fills the set with copies of one megabyte of valid blocks of the type. */

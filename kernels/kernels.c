@@ -60,8 +60,10 @@ static void fill(void)
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
             __builtin_cpu_supports("avx512vl")) {
             add_table(&tables[N_ISAS - n_tables], butler_kernels_avx512);
-            if (__builtin_cpu_supports("avx512vnni"))
+            if (__builtin_cpu_supports("avx512vnni")) {
                 butler_kernels_keys_vnni(&tables[N_ISAS - n_tables]);
+                butler_kernels_weights_vnni(&tables[N_ISAS - n_tables]);
+            }
             if (cpu_has_amx())
                 add_table(&tables[N_ISAS - n_tables], butler_kernels_amx);
         }

@@ -15,6 +15,7 @@ enum {
     BUTLER_TILE_BYTES = 2048,
     BUTLER_FIXED_K = 64,        /* of a tile in fixed point */
     BUTLER_FIXED_COLUMNS = 512, /* most that one scale serves: sums of products still fit 32 bits */
+    BUTLER_FIXED_X_COLUMNS = 128, /* of what fix makes, the last are filled up */
 };
 #define BUTLER_FIXED_MOST 32639.0f   /* 127 * 256 + 127 */
 #define BUTLER_FIXED_LEAST 0x1p-100f /* lines smaller than this count as 0 */
@@ -29,14 +30,25 @@ static inline size_t butler_fixed_bytes(int n, int k)
     return BUTLER_CEIL_DIV((size_t)n, 16) * BUTLER_CEIL_DIV((size_t)k, BUTLER_FIXED_K) * BUTLER_TILE_BYTES;
 }
 
+static inline size_t butler_fixed_x_bytes(int n) /* at most 4 a column: two of q, and a scale and sums */
+{
+    return BUTLER_CEIL_DIV((size_t)n, BUTLER_FIXED_X_COLUMNS) * BUTLER_FIXED_X_COLUMNS * 4;
+}
+
 struct butler_kernels {
     const char *isa; /* "ref", "avx2", "avx512", "amx", "neon" */
 
-    /* -- weights: [n_rows] rows of n elements, row_bytes apart; activations stay in float, so a quantised product is
-     *    exact up to float rounding. */
+    /* -- weights: [n_rows] rows of n elements, row_bytes apart. */
 
-    /* y[r] = sum_c W[r][c] * x[c] */
+    /* y[r] = sum_c W[r][c] * x[c], exact up to float rounding */
     void (*gemv[BUTLER_N_TYPES])(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);
+    /* The same for quantised types (NULL for others) with x in 16-bit fixed point: of each 32 columns x = scale q, scale = most /
+     * BUTLER_FIXED_MOST, most their greatest magnitude (below BUTLER_FIXED_LEAST all count as 0), q to nearest; exact up to float
+     * rounding again. fix makes what the type's product takes, in butler_fixed_x_bytes(n) bytes at a multiple of 64. Where x has
+     * an infinity or a NaN, y is none of the numbers. */
+    bool fixed; /* whether that is faster */
+    void (*fix)(void *fixed, enum butler_type type, const float *x, int n);
+    void (*gemv_fixed[BUTLER_N_TYPES])(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n);
     /* y[n] = the row as floats */
     void (*dequant[BUTLER_N_TYPES])(float *y, const void *row, int n);
     /* y[t * y_stride + r] = sum_c w[r * n + c] * x[t * x_stride + c], r < n_rows, t < n_tokens: w is dequantised and dense. */
@@ -152,6 +164,7 @@ void butler_kernels_avx2(struct butler_kernels *table);
 void butler_kernels_avx512(struct butler_kernels *table);
 void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys alone */
 void butler_kernels_keys_vnni(struct butler_kernels *table);
+void butler_kernels_weights_vnni(struct butler_kernels *table); /* products with quantised weights alone */
 void butler_kernels_amx(struct butler_kernels *table);
 void butler_kernels_neon(struct butler_kernels *table);
 void butler_kernels_keys_neon(struct butler_kernels *table);

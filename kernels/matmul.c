@@ -23,8 +23,14 @@ struct matmul_job {
     struct butler_workspace *work;
     float *y;
     const float *x;
+    const unsigned char *fixed; /* x as products of integers take it, or NULL */
     int n, rows_per_task;
 };
+
+static unsigned char *next_page(void *p)
+{
+    return (unsigned char *)(((uintptr_t)p + PAGE - 1) / PAGE * PAGE);
+}
 
 static void add_bias(const struct matmul_job *job, int first, int n_rows)
 {
@@ -40,9 +46,14 @@ static void gemv_task(void *context, int task, int thread)
     const int first = task * job->rows_per_task, n_rows = BUTLER_MIN(job->rows_per_task, w->n_rows - first);
     const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes;
     (void)thread;
-    for (int t = 0; t < job->n; t++)
-        job->kernels->gemv[w->type](job->y + (size_t)t * (size_t)w->n_rows + first, rows, w->row_bytes, n_rows,
-                                    job->x + (size_t)t * (size_t)w->n_cols, w->n_cols);
+    for (int t = 0; t < job->n; t++) {
+        float *y = job->y + (size_t)t * (size_t)w->n_rows + first;
+        if (job->fixed)
+            job->kernels->gemv_fixed[w->type](y, rows, w->row_bytes, n_rows, job->fixed + (size_t)t * butler_fixed_x_bytes(w->n_cols),
+                                              w->n_cols);
+        else
+            job->kernels->gemv[w->type](y, rows, w->row_bytes, n_rows, job->x + (size_t)t * (size_t)w->n_cols, w->n_cols);
+    }
     add_bias(job, first, n_rows);
 }
 
@@ -51,6 +62,27 @@ static int gemv_rows(int n_rows, int n_threads)
 {
     const int share = BUTLER_CEIL_DIV(n_rows, 4 * n_threads * GEMV_ROWS) * GEMV_ROWS;
     return BUTLER_MIN(share, GEMV_MOST);
+}
+
+static void gemv_matmul(struct butler_pool *pool, struct matmul_job job)
+{
+    const int n = job.n, n_cols = job.w->n_cols, n_tasks = BUTLER_CEIL_DIV(job.w->n_rows, job.rows_per_task);
+    const size_t size = butler_fixed_x_bytes(n_cols);
+    unsigned char *fixed = next_page(job.work->packed);
+    if (!job.kernels->fixed || !job.kernels->gemv_fixed[job.w->type]) {
+        butler_pool_run(pool, gemv_task, &job, n_tasks);
+        return;
+    }
+    job.fixed = fixed;
+    const int most = (int)((job.work->packed_bytes - PAGE) / size); /* at least 8: packed has room for 16 tokens in half the size */
+    for (int done = 0; done < n; done += job.n) {
+        job.n = BUTLER_MIN(most, n - done);
+        for (int t = 0; t < job.n; t++)
+            job.kernels->fix(fixed + (size_t)t * size, job.w->type, job.x + (size_t)t * (size_t)n_cols, n_cols);
+        butler_pool_run(pool, gemv_task, &job, n_tasks);
+        job.x += (size_t)job.n * (size_t)n_cols;
+        job.y += (size_t)job.n * (size_t)job.w->n_rows;
+    }
 }
 
 static int panel_rows(int n_cols)
@@ -77,11 +109,6 @@ size_t butler_matmul_packed_bytes(int n, int n_cols)
 {
     const size_t n_lines = BUTLER_CEIL_DIV((size_t)n, LINES) * LINES;
     return BUTLER_CEIL_DIV((size_t)n_cols, TILE_COLUMNS) * (butler_fixed_bytes(n, TILE_COLUMNS) + n_lines * sizeof(float)) + PAGE;
-}
-
-static unsigned char *next_page(void *p)
-{
-    return (unsigned char *)(((uintptr_t)p + PAGE - 1) / PAGE * PAGE);
 }
 
 /* Where the tokens' part of a chunk of columns lies: chunk by chunk, as the products read them; then all scales. */
@@ -162,11 +189,14 @@ void butler_matmul(struct butler_backend *backend, struct butler_workspace *work
                    const float *x, int n, bool apart)
 {
     const bool few = apart || n <= GEMV_TOKENS;
-    struct matmul_job job = {backend->kernels, w, work, y, x, n, few ? gemv_rows(w->n_rows, butler_pool_size(backend->pool)) : panel_rows(w->n_cols)};
+    struct matmul_job job = {.kernels = backend->kernels, .w = w, .work = work, .y = y, .x = x, .n = n};
+    job.rows_per_task = few ? gemv_rows(w->n_rows, butler_pool_size(backend->pool)) : panel_rows(w->n_cols);
     /* What F32 weights are kept for is lost in parts of 16 bits; rounded weights lose nothing to speak of. */
-    if (!few && backend->kernels->tiles && w->type != BUTLER_F32 &&
-        butler_matmul_packed_bytes(BUTLER_MIN(n, BUTLER_PACKED_TOKENS), w->n_cols) <= work->packed_bytes)
+    if (few)
+        gemv_matmul(backend->pool, job);
+    else if (backend->kernels->tiles && w->type != BUTLER_F32 &&
+             butler_matmul_packed_bytes(BUTLER_MIN(n, BUTLER_PACKED_TOKENS), w->n_cols) <= work->packed_bytes)
         tile_matmul(backend->pool, job);
     else
-        butler_pool_run(backend->pool, few ? gemv_task : gemm_task, &job, BUTLER_CEIL_DIV(w->n_rows, job.rows_per_task));
+        butler_pool_run(backend->pool, gemm_task, &job, BUTLER_CEIL_DIV(w->n_rows, job.rows_per_task));
 }

@@ -60,8 +60,10 @@ static inline void ref_quantize_q8_0(uint8_t *b, const float *x, int n)
 
 #define REF_DECLARE(name)                                                                                                          \
     void butler_ref_gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);                     \
+    void butler_ref_gemv_fixed_##name(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n);            \
     void butler_ref_dequant_##name(float *y, const void *row, int n);
 REF_WEIGHT_TYPES(REF_DECLARE)
+void butler_ref_fix(void *fixed, enum butler_type type, const float *x, int n);
 void butler_ref_keys8(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
                       size_t record_bytes, int n_records, int n);
 void butler_ref_keys4(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,

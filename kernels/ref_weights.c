@@ -145,7 +145,26 @@ static inline void gemv_with(decode_fn *decode, float *y, const void *w, size_t 
     }
 }
 
+/* What fix makes here: the floats that the fixed numbers stand for. */
+void butler_ref_fix(void *fixed, enum butler_type type, const float *x, int n)
+{
+    float *out = fixed;
+    (void)type;
+    for (int c = 0; c < n; c += BLOCK) {
+        uint32_t bits = 0; /* as integers magnitudes have the order of numbers, and infinities and NaN are greatest */
+        for (int i = c; i < c + BLOCK; i++)
+            bits = BUTLER_MAX(bits, float_to_bits(fabsf(x[i])));
+        const float most = bits_to_float(bits);
+        for (int i = c; i < c + BLOCK; i++)
+            out[i] = most < BUTLER_FIXED_LEAST ? 0 : most / BUTLER_FIXED_MOST * rintf(x[i] * (BUTLER_FIXED_MOST / most));
+    }
+}
+
 #define WEIGHT_TYPE(name)                                                                                                          \
+    void butler_ref_gemv_fixed_##name(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n)             \
+    {                                                                                                                              \
+        gemv_with(decode_##name, y, w, row_bytes, n_rows, fixed, n);                                                               \
+    }                                                                                                                              \
     void butler_ref_dequant_##name(float *y, const void *row, int n)                                                               \
     {                                                                                                                              \
         dequant_with(decode_##name, y, row, n);                                                                                    \

@@ -324,6 +324,98 @@ static void check_gemv(const struct butler_kernels *table, enum butler_type type
     assert_memory_equal(split, y, sizeof split);
 }
 
+/* Row r of w times x[n], and what its magnitude is at most where weights are taken from an offset of their own: in groups of
+ * 16, which share scales, as if all were twice as great as the greatest. */
+static double offset_product(enum butler_type type, const unsigned char *row, const double *x, int n, double *magnitude)
+{
+    double sum = 0;
+    *magnitude = 0;
+    for (int first = 0; first < n; first += 16) {
+        double most = 0, of_x = 0;
+        for (int i = first; i < first + 16; i++) {
+            struct element e = element(type, row, i);
+            sum += e.value * x[i];
+            most = fmax(most, e.magnitude);
+            of_x += fabs(x[i]);
+        }
+        *magnitude += 2 * most * of_x;
+    }
+    return sum;
+}
+
+/* Of 32 columns the greatest is 32639 steps, worked out here in the same roundings. */
+static void fixed_by_definition(double *out, const float *x, int n)
+{
+    for (int first = 0; first < n; first += 32) {
+        float most = 0;
+        for (int i = first; i < first + 32; i++)
+            most = fmaxf(most, fabsf(x[i]));
+        for (int i = first; i < first + 32; i++)
+            out[i] = most < 0x1p-100f ? 0 : (double)(most / 32639.0f) * (double)rintf(x[i] * (32639.0f / most));
+    }
+}
+
+static void check_gemv_fixed(const struct butler_kernels *table, enum butler_type type, int n, int trial, uint64_t *seed)
+{
+    static struct guarded in, xs, fixeds, ys;
+    static double exact[33024];
+    if (!in.base) {
+        in = guarded_new(1 << 21);
+        xs = guarded_new(1 << 18);
+        fixeds = guarded_new(1 << 18);
+        ys = guarded_new(4096);
+    }
+    const char *name = butler_types[type].name;
+    const bool end = trial % 2;
+    const size_t row_bytes = butler_row_bytes(type, n) + (size_t)(trial / 2 % 3);
+    unsigned char *w = guarded_at(&in, row_bytes * (GEMV_ROWS - 1) + butler_row_bytes(type, n), end, (size_t)(trial / 6 % 2));
+    float *x = guarded_at(&xs, (size_t)n * sizeof *x, end, 0), *y = guarded_at(&ys, GEMV_ROWS * sizeof *y, end, 0), alone;
+    void *fixed = guarded_at(&fixeds, butler_fixed_x_bytes(n), end, 0);
+    fill_random(x, (size_t)n, (enum kind)(trial % N_KINDS), seed);
+    for (int r = 0; r < GEMV_ROWS; r++)
+        random_row(type, w + (size_t)r * row_bytes, n, NORMAL, seed);
+    fixed_by_definition(exact, x, n);
+    table->fix(fixed, type, x, n);
+    table->gemv_fixed[type](y, w, row_bytes, GEMV_ROWS, fixed, n);
+    for (int r = 0; r < GEMV_ROWS; r++) {
+        const unsigned char *row = w + (size_t)r * row_bytes;
+        double magnitude, sum = offset_product(type, row, exact, n, &magnitude);
+        assert_near(name, table->isa, n, r, y[r], sum, sum_bound(n, magnitude));
+        table->gemv_fixed[type](&alone, row, row_bytes, 1, fixed, n);
+        assert_same_bits(name, table->isa, n, r, alone, y[r]);
+    }
+    float split[GEMV_ROWS];
+    const int at = 1 + trial % (GEMV_ROWS - 1);
+    table->gemv_fixed[type](split, w, row_bytes, at, fixed, n);
+    table->gemv_fixed[type](split + at, w + (size_t)at * row_bytes, row_bytes, GEMV_ROWS - at, fixed, n);
+    assert_memory_equal(split, y, sizeof split);
+    /* What is no number anywhere is none in the result. */
+    x[(size_t)butler_random(seed) % (size_t)n] = trial % 3 == 0 ? NAN : trial % 3 == 1 ? INFINITY : -INFINITY;
+    table->fix(fixed, type, x, n);
+    table->gemv_fixed[type](y, w, row_bytes, GEMV_ROWS, fixed, n);
+    for (int r = 0; r < GEMV_ROWS; r++)
+        assert_false(isfinite(y[r]));
+}
+
+static void products_in_fixed_point(void **state)
+{
+    (void)state;
+    uint64_t seed = 14;
+    FOR_EACH_ISA(table)
+    {
+        for (int t = 0; t < BUTLER_COUNT(types); t++) {
+            const int block = butler_types[types[t]].block;
+            if (block == 1) {
+                assert_null(table->gemv_fixed[types[t]]);
+                continue;
+            }
+            for (int trial = 0; trial < 60; trial++)
+                check_gemv_fixed(table, types[t], trial == 40 ? 33024 : block == 32 ? 32 * (1 + trial % 37) : 256 * (1 + trial % 4),
+                                 trial, &seed);
+        }
+    }
+}
+
 static void products_with_rows(void **state)
 {
     (void)state;
@@ -406,6 +498,7 @@ int main(void)
         cmocka_unit_test(quantised_rows_are_close),
         cmocka_unit_test(quantising_survives_anything),
         cmocka_unit_test(products_with_rows),
+        cmocka_unit_test(products_in_fixed_point),
         cmocka_unit_test(products_with_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
