@@ -6,15 +6,15 @@
 #include "matmul.h"
 
 enum {
-    GEMV_ROWS = 32,     /* fewest rows of a matrix one task multiplies in decode, */
-    GEMV_MOST = 128,    /* and most: a task begins streams that the prefetchers have to find again, and ends them */
+    GEMV_ROWS = 32,           /* fewest rows of a matrix one task multiplies in decode, */
+    GEMV_MOST = 128,          /* and most: a task begins streams that the prefetchers have to find again, and ends them */
     PANEL_FLOATS = 128 << 10, /* of a panel: half a megabyte, to stay in a thread's cache */
-    PANEL_ROWS = 64,    /* most rows of a panel, so that every thread has its share */
-    GEMV_TOKENS = 4,    /* up to this many tokens a row is used in its quantised form */
-    TILE_ROWS = 256,    /* rows a task multiplies in the matrix unit: x is read once for so many */
-    TILE_COLUMNS = 256, /* columns at a time, with scales of their own: what 32 tokens have stays in the nearest cache */
+    PANEL_ROWS = 64,          /* most rows of a panel, so that every thread has its share */
+    GEMV_TOKENS = 4,          /* up to this many tokens a row is used in its quantised form */
+    TILE_ROWS = 256,          /* rows a task multiplies in the matrix unit: x is read once for so many */
+    TILE_COLUMNS = 256,       /* columns at a time, with scales of their own: what 32 tokens have stays in the nearest cache */
     PAGE = 4096,
-    LINES = 16,         /* rows that are widened and packed together */
+    LINES = 16, /* rows that are widened and packed together */
 };
 
 struct matmul_job {
@@ -49,8 +49,8 @@ static void gemv_task(void *context, int task, int thread)
     for (int t = 0; t < job->n; t++) {
         float *y = job->y + (size_t)t * (size_t)w->n_rows + first;
         if (job->fixed)
-            job->kernels->gemv_fixed[w->type](y, rows, w->row_bytes, n_rows, job->fixed + (size_t)t * butler_fixed_x_bytes(w->n_cols),
-                                              w->n_cols);
+            job->kernels->gemv_fixed[w->type](y, rows, w->row_bytes, n_rows,
+                                              job->fixed + (size_t)t * butler_fixed_x_bytes(w->n_cols), w->n_cols);
         else
             job->kernels->gemv[w->type](y, rows, w->row_bytes, n_rows, job->x + (size_t)t * (size_t)w->n_cols, w->n_cols);
     }

@@ -4,7 +4,8 @@
  *
  * Weights of 4 to 6 bits are unsigned bytes, 64 to a vector; activations come as high and low bytes, and sums with the high
  * ones are shifted before those with the low ones are added. What is to be subtracted from a weight (8 of Q4_0) or added (a
- * minimum) meets the sums of activations, 16 groups at a time. Weights of 8 bits are widened to words, so that they keep their sign.
+ * minimum) meets the sums of activations, 16 groups at a time. Weights of 8 bits are widened to words, so that they keep their
+ * sign.
  *
  * Four rows, a quarter of the matrix apart, go together: simd_weights.h says why. */
 #include "kernels.h"
@@ -14,7 +15,8 @@
 
 enum {
     ROWS = 4,
-    AHEAD = 1536,      /* bytes that a row is fetched before it is read; beyond its end lie the next rows */
+    SOON = 512,        /* bytes ahead: a row is fetched into the first-level cache from here on, */
+    LATER = 1536,      /* and into the second from here: that keeps more lines under way. Beyond its end lie the next rows. */
     PIECE = 128,       /* columns whose activations lie together, in 256 bytes */
     CHUNK = 16 * BLOCK /* columns whose scales are made at a time: a vector of them */
 };
@@ -47,7 +49,8 @@ INLINE struct fixed_x fixed_parts(const void *fixed, int n)
     return (struct fixed_x){pieces, scales, scales + n_pieces * (PIECE / BLOCK)};
 }
 
-/* 16 columns, which are number `part` of the piece's eight: of the two vectors with their high bytes and their low bytes, a lane. */
+/* 16 columns, which are number `part` of the piece's eight: of the two vectors with their high bytes and their low bytes, a lane.
+ */
 INLINE void put_bytes(int8_t *piece, enum order order, int part, __m512i q)
 {
     if (order == WORDS) {
@@ -134,6 +137,26 @@ INLINE vec spread8(vec scales, int first, int apart)
 {
     const __m512i lane = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, apart, apart, apart, apart, apart, apart, apart, apart);
     return _mm512_permutexvar_ps(_mm512_add_epi32(lane, _mm512_set1_epi32(first)), scales);
+}
+
+INLINE void fetch(const uint8_t *p)
+{
+    prefetch_second((const void *)((uintptr_t)p + LATER));
+    prefetch(p, SOON);
+}
+
+/* y[r * y_step] = the sum of the lanes of v[r], in the same order for one row and for four. */
+INLINE void put_sums(float *y, int y_step, const vec v[ROWS], int n_rows)
+{
+    const vec b = n_rows > 1 ? v[1] : v[0], c = n_rows > 1 ? v[2] : v[0], d = n_rows > 1 ? v[3] : v[0];
+    const vec ab = vec_add(_mm512_unpacklo_ps(v[0], b), _mm512_unpackhi_ps(v[0], b));
+    const vec cd = vec_add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const vec four = vec_add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
+    float sums[4];
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+    for (int r = 0; r < n_rows; r++)
+        y[r * y_step] = sums[r];
 }
 
 /* ----------------------------------------------------------------------------------------- blocks of 32 */
@@ -239,7 +262,7 @@ INLINE void small_chunk(enum butler_type type, vec acc[ROWS], vec rest[ROWS], co
     for (; 4 * k + 4 <= n_blocks; k++) {
         for (int r = 0; r < n_rows; r++)
             for (int line = 0; line < 4 * size; line += 64)
-                prefetch(w + (size_t)r * row_bytes + (size_t)(4 * k * size), (size_t)(AHEAD + line));
+                fetch(w + (size_t)r * row_bytes + (size_t)(4 * k * size + line));
         small_four(type, acc, scales, (const float(*)[VEC])single, w + (size_t)(4 * k * size), row_bytes, n_rows,
                    piece + k * 2 * PIECE, k);
     }
@@ -263,10 +286,9 @@ INLINE void small_rows(enum butler_type type, float *y, int y_step, const uint8_
         small_chunk(type, acc, rest, w + (size_t)(b * small_bytes(type)), row_bytes, n_rows, x, b, VEC);
     if (b < n_blocks)
         small_chunk(type, acc, rest, w + (size_t)(b * small_bytes(type)), row_bytes, n_rows, x, b, n_blocks - b);
-    for (int r = 0; r < n_rows; r++)
-        y[r * y_step] = type == BUTLER_Q8_0    ? vec_sum(acc[r])
-                        : has_minimum(type)    ? vec_sum(vec_add(acc[r], rest[r]))
-                                               : vec_sum(vec_fnma(rest[r], vec_set1(zero_of(type)), acc[r]));
+    for (int r = 0; r < n_rows && type != BUTLER_Q8_0; r++)
+        acc[r] = has_minimum(type) ? vec_add(acc[r], rest[r]) : vec_fnma(rest[r], vec_set1(zero_of(type)), acc[r]);
+    put_sums(y, y_step, acc, n_rows);
 }
 
 /* ---------------------------------------------------------------------------------------- blocks of 256 */
@@ -350,15 +372,18 @@ INLINE void super_rows(enum butler_type type, float *y, int y_step, const uint8_
         acc[r][0] = acc[r][1] = rest[r] = vec_zero();
     for (int i = 0; i < n; i += SUPER, w += super_size(type))
         UNROLL
-        for (int r = 0; r < n_rows; r++) {
-            for (int line = 0; line < super_size(type); line += 64)
-                prefetch(w + (size_t)r * row_bytes, (size_t)(AHEAD + line));
-            super_block(type, acc[r], &rest[r], w + (size_t)r * row_bytes, x, i);
-        }
     for (int r = 0; r < n_rows; r++) {
-        const vec minima = _mm512_maskz_mov_ps(0xff00, rest[r]), sum = vec_add(acc[r][0], acc[r][1]);
-        y[r * y_step] = vec_sum(type == BUTLER_Q6_K ? vec_fnma(rest[r], vec_set1(32), sum) : vec_sub(sum, minima));
+        for (int line = 0; line < super_size(type); line += 64)
+            fetch(w + (size_t)r * row_bytes + line);
+        super_block(type, acc[r], &rest[r], w + (size_t)r * row_bytes, x, i);
     }
+    vec sum[ROWS];
+    for (int r = 0; r < n_rows; r++) {
+        sum[r] = vec_add(acc[r][0], acc[r][1]);
+        sum[r] =
+            type == BUTLER_Q6_K ? vec_fnma(rest[r], vec_set1(32), sum[r]) : vec_sub(sum[r], _mm512_maskz_mov_ps(0xff00, rest[r]));
+    }
+    put_sums(y, y_step, sum, n_rows);
 }
 
 /* ---------------------------------------------------------------------------------------------- entries */

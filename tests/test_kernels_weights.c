@@ -410,7 +410,10 @@ static void products_in_fixed_point(void **state)
                 continue;
             }
             for (int trial = 0; trial < 60; trial++)
-                check_gemv_fixed(table, types[t], trial == 40 ? 33024 : block == 32 ? 32 * (1 + trial % 37) : 256 * (1 + trial % 4),
+                check_gemv_fixed(table, types[t],
+                                 trial == 40   ? 33024
+                                 : block == 32 ? 32 * (1 + trial % 37)
+                                               : 256 * (1 + trial % 4),
                                  trial, &seed);
         }
     }
@@ -427,8 +430,8 @@ static void products_with_rows(void **state)
             for (int trial = 0; trial < 60; trial++) {
                 int n = block == 1    ? 1 + trial * 5 % 131 + (trial % 7 == 0) * 256
                         : block == 32 ? 32 * (1 + trial % 13)
-                                      : trial == 40 ? 33024
-                                                      : 256 * (1 + trial % 4);
+                        : trial == 40 ? 33024
+                                      : 256 * (1 + trial % 4);
                 check_gemv(table, types[t], n, trial, &seed);
             }
         }
