@@ -1,8 +1,8 @@
 /* What a predictor costs a decode step, with random weights: its share of the model's parameters, the weights and the predicted
  * keys a step reads, and the time, beside a dense session and one that reads as many tokens by a score that costs nothing.
  *
- *     build/bench/bench_predictor MODEL [DEPTH,...] [STEPS]          default 2048,16384 and 30
- *     build/bench/bench_predictor MODEL write v1|v2 FILE             such a predictor, for other measurements
+ *     build/bench/bench_predictor MODEL [DEPTH,...] [STEPS] [ROW]    default 2048,16384, 30 and all; ROW: those whose name begins
+ * so build/bench/bench_predictor MODEL write v1|v2 FILE             such a predictor, for other measurements
  *
  * Rows of `every 4th step` select in turns (policies.md, every=), and so does what they are compared with: a step has a quarter of
  * it. The cost is what its stage, scores and selection take beyond what that one's selection takes.
@@ -117,6 +117,23 @@ static void measure(struct butler_model *model, const char *name, const char *po
         butler_session_free(runs[i].session);
 }
 
+#define SECOND "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0"
+
+static const struct row {
+    const char *name, *policy;
+    int version;
+    bool per_query_head; /* predicted keys */
+} rows[] = {
+    {"v2", SECOND, 2, false},
+    {"v2, int4", SECOND ",keys=int4", 2, false},
+    {"v2, group=max", SECOND ",group=max", 2, false},
+    {"v2, pages, every 4th step", SECOND ",page=16,every=4", 2, false},
+    {"v1, key per KV head", "tokenbutler:budget=0.5", 1, false},
+    {"v1, key per KV head, int4", "tokenbutler:budget=0.5,keys=int4", 1, false},
+    {"v1, pages, every 4th step", "tokenbutler:budget=0.5,page=16,every=4", 1, false},
+    {"v1, key per query head", "tokenbutler:budget=0.5", 1, true},
+};
+
 int main(int argc, char **argv)
 {
     struct butler_error err;
@@ -141,17 +158,18 @@ int main(int argc, char **argv)
     printf("%-26s %6s %6s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %9s\n", "predictor", "depth", "par %", "MB weig.", "MB keys",
            "ms", "predict", "score", "select", "for free", "full ms", "bare ms", "cost", "% of full");
     for (char *depth = strtok(depths, ","); depth; depth = strtok(NULL, ",")) {
-        attach(model, &second);
-        measure(model, "v2", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0", 2, atoi(depth), n_steps);
-        measure(model, "v2, int4", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0,keys=int4", 2, atoi(depth), n_steps);
-        measure(model, "v2, pages, every 4th step", "tokenbutler2:budget=0.5,on_top=0,sinks=4,recent=0,page=16,every=4", 2,
-                atoi(depth), n_steps);
-        attach(model, &per_kv_head);
-        measure(model, "v1, key per KV head", "tokenbutler:budget=0.5", 1, atoi(depth), n_steps);
-        measure(model, "v1, key per KV head, int4", "tokenbutler:budget=0.5,keys=int4", 1, atoi(depth), n_steps);
-        measure(model, "v1, pages, every 4th step", "tokenbutler:budget=0.5,page=16,every=4", 1, atoi(depth), n_steps);
-        attach(model, &published);
-        measure(model, "v1, key per query head", "tokenbutler:budget=0.5", 1, atoi(depth), n_steps);
+        const struct butler_predictor_sizes *attached = NULL;
+        for (int i = 0; i < BUTLER_COUNT(rows); i++) {
+            if (argc > 4 && strncmp(rows[i].name, argv[4], strlen(argv[4])) != 0)
+                continue;
+            const struct butler_predictor_sizes *sizes = rows[i].per_query_head ? &published
+                                                         : rows[i].version == 1 ? &per_kv_head
+                                                                                : &second;
+            if (sizes != attached)
+                attach(model, sizes);
+            attached = sizes;
+            measure(model, rows[i].name, rows[i].policy, rows[i].version, atoi(depth), n_steps);
+        }
     }
     butler_model_free(model);
     return 0;

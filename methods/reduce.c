@@ -87,7 +87,9 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
     if (policy->metric->query_free) { /* one row per KV head, at its first query head */
         n_heads = BUTLER_CEIL_DIV(n_heads, group);
         stride *= (size_t)group;
-    } else
+    } else if (butler_policy_scores_mean(policy, state->shape)) /* reduced by its query already */
+        n_heads = 1;
+    else
         x = rows + (size_t)(head % group) * stride;
     const bool normalised = logits && (n_heads > 1 || probabilities || norms);
     for (int h = 0; h < n_heads; h++) {

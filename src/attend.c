@@ -73,8 +73,11 @@ void butler_attend_score_units(const struct butler_layer_state *state, int kv_he
     uint64_t bytes = 0;
     struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, state->position);
     view.bytes = &bytes;
-    metric->score(state->shape, state->policy->values, &view, q + (size_t)(kv_head * group) * (size_t)kv->head_dim, n_q, first, n,
-                  rows + first, state->work->score_stride);
+    q += (size_t)(kv_head * group) * (size_t)kv->head_dim;
+    if (butler_policy_scores_mean(state->policy, state->shape))
+        metric->score_mean(state->shape, state->policy->values, &view, q, n_q, first, n, rows + first);
+    else
+        metric->score(state->shape, state->policy->values, &view, q, n_q, first, n, rows + first, state->work->score_stride);
     if (first == 0) { /* records are counted once a head, keys as they are read */
         const int n_slots = butler_kv_at(kv, state->layer, kv_head)->n_slots;
         bytes += metric->score_bytes    ? metric->score_bytes(state->shape, state->policy->values, n_slots)

@@ -19,7 +19,8 @@ void butler_attend(struct butler_backend *backend, const struct butler_layer_sta
 
 /* The pieces, for a pass that wants them one after the other in one task (methods/retrieve.c). */
 
-/* Scores of units [first, first + n) for the query heads of a KV head into rows, as long as the workspace's, each from unit 0. */
+/* Scores of units [first, first + n) for the query heads of a KV head into rows, as long as the workspace's, each from unit 0; into
+ * the first row where they have one together. */
 void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n, float *rows);
 /* Query heads [head, head + n_q) of one KV head attend to one slice of a list of n slots (slots NULL: 0..n-1). weights: what
  * butler_attend_combine needs for attention weights is left in the rows of scores. */

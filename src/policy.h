@@ -53,6 +53,16 @@ int butler_policy_parse(const struct butler_model *model, const char *text, stru
 bool butler_policy_is_key(const char *name);
 bool butler_policy_is_name(const char *name);
 
+/* Whether the query heads of a KV head have one row of scores, by their combined query (metric->score_mean), in place of one each.
+ */
+static inline bool butler_policy_scores_mean(const struct butler_policy *policy, const struct butler_metric_shape *shape)
+{
+    return policy->metric && policy->metric->score_mean && policy->share == BUTLER_SHARE_KV &&
+           policy->reduce == BUTLER_REDUCE_MEAN && policy->normalise == BUTLER_NORMALISE_ZSCORE &&
+           policy->budget_kind != BUTLER_BUDGET_MASS && policy->value_norm == BUTLER_NORM_NONE && shape->group > 1 &&
+           shape->predicted_keys == 1;
+}
+
 /* The policy's numbers for one layer of a text of n tokens (the newest included). The only place that rounds:
  *   budget   COUNT: as given. FRACTION f: max(1, floor(f n + 1/2)). softprune: max(min, floor((1 - ratio) n + 1/2)).
  *   pyramid  over the layers that are not dense, l of m, cap = budget, w = recent: nothing changes while n <= cap or m = 1;

@@ -15,6 +15,7 @@
 #define EVICT_KEYS ",dense=0,pyramid=0,prefill=dense,rolling=1"
 #define PROMPT_ONLY(pyramid) ",dense=0,pyramid=" pyramid ",prefill=dense,rolling=0,rope=original"
 #define PER_HEAD ",share=kv,group=max"
+#define BY_MEAN ",share=kv,group=mean" /* one query for the heads of a KV head: metrics/predicted.c */
 
 const struct butler_policy_row butler_policy_rows[] = {
     {.name = "full", .text = "full", .summary = "reads everything: the reference for quality and speed"},
@@ -76,13 +77,15 @@ const struct butler_policy_row butler_policy_rows[] = {
     {.name = "tokenbutler",
      .metric = &butler_metric_predicted,
      .summary = "TokenButler: tokens by a predictor that the first layer feeds",
-     .text = "tokenbutler:method=retrieve,budget=0.5,on_top=0,sinks=4,recent=0" PER_HEAD
+     .text = "tokenbutler:method=retrieve,budget=0.5,on_top=0,sinks=4,recent=0" BY_MEAN
              ",keys=int8,page=1,normalise=zscore,dense=1,pyramid=0,every=1"},
     {.name = "tokenbutler2",
      .metric = &butler_metric_predicted2,
      .summary = "TokenButler, second version: predicted queries every few layers, narrowed keys",
-     .text = "tokenbutler2:method=retrieve,budget=2048,on_top=1,sinks=128,recent=512" PER_HEAD
-             ",keys=int8,page=1,normalise=zscore,dense=1,pyramid=0,every=1"},
+     .text = "tokenbutler2:method=retrieve,budget=2048,on_top=1,sinks=128,recent=512" BY_MEAN
+             ",keys=int8,page=1,normalise=zscore,dense=1,pyramid=0,every=1",
+     .paper = "group=max",
+     .code = "group=max"},
     {.name = "layer0",
      .metric = &butler_metric_first_layer,
      .summary = "tokens by the attention of the same head of the first layer",

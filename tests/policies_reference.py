@@ -60,7 +60,8 @@ PAPERS = {
     "pagestats": {"page": 16},
     "fier": {"g": 32, "dense": 2},
     "tokenbutler": {"dense": 1, "sinks": 4},
-    "tokenbutler2": {"dense": 1, "budget": 2048, "sinks": 128, "recent": 512, "on_top": 1, "group": "max"},
+    "tokenbutler2": {"dense": 1, "budget": 2048, "sinks": 128, "recent": 512, "on_top": 1},
+    "tokenbutler2:preset=paper": {"group": "max"},
     "entropystop": {"entropy": 0.5, "after": 10},
 }
 
@@ -272,7 +273,13 @@ class Layer:
         """Scores over the heads' units and how far two of them must be apart to differ for certain."""
         rows, largest = [], 1.0
         zscores = self.p.values.get("normalise") == "zscore" and "mass" not in self.p.values and "norm" not in self.p.values
+        combined = (zscores and self.metric == "predicted" and self.p["group"] == "mean" and self.p["share"] == "kv" and self.group > 1
+                    and len(self.predicted.channels) == self.n_kv)
         for kv_head in sorted({h // self.group for h in heads}):
+            if combined:
+                rows.append(self.predicted.mean_scores(self.n_steps - 1, heads, kv_head, self.n)[None])
+                largest = max(largest, np.abs(rows[-1]).max())
+                continue
             r = self.rows(kv_head, q, newest)
             if self.metric not in QUERY_FREE:
                 r = r[[h % self.group for h in heads if h // self.group == kv_head]]

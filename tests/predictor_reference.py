@@ -173,12 +173,28 @@ class Stored:
     def scores(self, step, head, key, n):
         """q.k / sqrt(d) of a query head with the first n keys."""
         q = self.queries[step][head]
-        d, factor = len(q), 1.0
-        if self.bits < 16:  # to bytes, as floats round
-            scale = np.float32(np.abs(q).max()) / np.float32(127)
-            q = np.rint(np.clip(q * (np.float32(1) / scale if scale > 0 else np.float32(0)), -127, 127))
-            factor = float(scale)
-        return self.channels[key][:n] @ q.astype(float) * self.scales[key][:n] * factor / np.sqrt(d)
+        return self.products(q, key, slice(n)).astype(float) / np.sqrt(len(q))
+
+
+    def mean_scores(self, step, heads, key, n):
+        """Ordered as the mean of the heads' standard scores: q.k of one query, the mean of theirs over the deviations of their scores of
+        sampled records: whole ones of tokens before the newest, of the first n, one of 32, at most 16, at least one."""
+        records = max((n - 1) // TOKENS, 1)
+        every = min(max(-(-records // 16), 32), records)
+        sample = [t for r in range(every // 2, records, every) for t in range(TOKENS * r, TOKENS * r + TOKENS) if t < max(n - 1, 1)]
+        q = np.zeros(len(self.queries[step][0]))
+        for head in heads:
+            deviation = self.products(self.queries[step][head], key, sample).astype(float).std()
+            q += self.queries[step][head] / deviation if deviation > 0 else 0
+        return self.products((q / len(heads)).astype(np.float32), key, slice(n)).astype(float)
+
+    def products(self, q, key, tokens):
+        """q.k as floats round it."""
+        if self.bits == 16:
+            return self.channels[key][tokens] @ q.astype(float)
+        scale = np.float32(np.abs(q).max()) / np.float32(127)
+        numbers = np.rint(np.clip(q * (np.float32(1) / scale if scale > 0 else np.float32(0)), -127, 127)).astype(float)
+        return (self.channels[key][tokens] @ numbers).astype(np.float32) * self.scales[key][tokens].astype(np.float32) * scale
 
 
 class Recorded:

@@ -147,6 +147,7 @@ static void test_bytes(void **state)
     check_bytes(model, "tokenbutler:budget=32", true);
     check_bytes(model, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2", true);
     check_bytes(model, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2,keys=int4", true);
+    check_bytes(model, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2,group=max", true);
     check_bytes(model, "layer0:budget=32", true);
     check_bytes(model, "prevlayer:budget=32", true);
     check_bytes(model, "h2o:budget=64", false);

@@ -257,6 +257,11 @@ PREDICTED = [
     ("tokenbutler2:budget=30,on_top=0,sinks=2,recent=7,share=query,keys=f16", False, 0),
     ("tokenbutler2:budget=64,on_top=0,sinks=6,recent=20,page=16", False, 0),
     ("tokenbutler2:mass=0.6,sinks=1,recent=1,page=4,group=mean", False, 1),
+    ("tokenbutler:budget=40,group=max", False, 0),
+    ("tokenbutler2:budget=40,on_top=0,sinks=4,recent=0,group=max,keys=int4", False, 1),
+    ("tokenbutler2:budget=40,on_top=0,sinks=4,recent=0,keys=f16", False, 1),
+    ("tokenbutler2:budget=64,on_top=0,sinks=6,recent=20,page=16,group=max", False, 0),
+    ("tokenbutler:share=layer,budget=30,group=max", False, 0),
 ]
 
 
@@ -292,6 +297,15 @@ def test_predicted_ids_are_those_of_the_definition(recorder, tmp_path, fingerpri
         recording = record(recorder, tmp_path, MODELS / model, policy, SHORT, kv, "ref" if kv == "f32" else best_isa(), threads, block,
                            predictor=predictor)
         check_predicted(recording, predictor, policy, SHORT, block, kv)
+
+
+def test_the_sample_of_a_long_text(recorder, tmp_path, fingerprints):
+    """Beyond 8,192 tokens what is sampled for the combined query is spread out further."""
+    model, predictor, schedule, policy = SETUPS[0][0], tmp_path / "predictor.gguf", "8600p,8d", "tokenbutler2:budget=100,on_top=0,sinks=4,recent=0"
+    write_random(predictor, MODELS / model, fingerprints[model], 2, stride=1)
+    ids = list(np.random.default_rng(7).integers(0, 256, 8608))
+    recording = record(recorder, tmp_path, MODELS / model, policy, schedule, "f16", best_isa(), "2", 256, ids=ids, predictor=predictor)
+    check(recording, policy, schedule, 256)
 
 
 # The predictors beside the default model, if they are there.

@@ -181,12 +181,13 @@ struct watch {
     float q[MAX_LAYERS][MAX_HEADS * 64], k[MAX_LAYERS][N_TEXT][MAX_HEADS * 64];
 };
 
-static void score_layer(struct watch *watch, int layer, float out[MAX_HEADS][N_TEXT])
+/* position: of the newest token, which the layer holds or not. */
+static void score_layer(struct watch *watch, int layer, int position, float out[MAX_HEADS][N_TEXT])
 {
     struct butler_session *session = watch->session;
     struct butler_backend *backend = session->model->backend;
     struct butler_layer_state state = {&session->policy,  &session->shape, &session->kv,           &session->work,
-                                       &session->traffic, layer,           session->shape.n_heads, session->n_past};
+                                       &session->traffic, layer,           session->shape.n_heads, position};
     const int n = butler_kv_at(&session->kv, layer, 0)->n_slots;
     backend->score(backend, &state, session->q);
     for (int h = 0; h < session->shape.n_heads; h++)
@@ -212,7 +213,7 @@ static void see(void *user, int layer, int first, int n, const float *x, const f
     }
     for (int l = layer + 1; predict && watch->decode && l < predict->known_end; l++)
         if (l >= predict->known_first && butler_predict_serves(predict, layer, &first) > 0) {
-            score_layer(watch, l, watch->ahead[l]);
+            score_layer(watch, l, session->n_past, watch->ahead[l]);
             watch->n_ahead++;
         }
 }
@@ -242,10 +243,12 @@ static void close_watch(struct watch *watch)
     free(watch);
 }
 
-/* Known at the producer, and the same at the layer but for the newest token, which is not in the cache before. */
+/* Known at the producer, and the same at the layer but for the newest token, which is not in the cache before: scores of every
+ * head, or where heads have one query, of the first of those that share it. */
 static void check_ahead(struct butler_model *model, const char *policy, int n_ahead)
 {
     struct watch *watch = open_watch(model, policy);
+    const bool together = watch->session->policy.reduce == BUTLER_REDUCE_MEAN;
     for (int i = N_PROMPT; i < N_TEXT; i++) {
         watch->n_ahead = 0;
         assert_int_equal(butler_step(watch->session, i % 40, NULL), 0);
@@ -254,8 +257,8 @@ static void check_ahead(struct butler_model *model, const char *policy, int n_ah
             /* The last step's queries: of version 2 only those of the last producer are still there. */
             if (l < watch->session->predict->known_first)
                 continue;
-            score_layer(watch, l, watch->at[l]);
-            for (int h = 0; h < model->hp.n_heads; h++)
+            score_layer(watch, l, i, watch->at[l]);
+            for (int h = 0; h < model->hp.n_heads; h += together ? watch->session->shape.group : 1)
                 assert_memory_equal(watch->at[l][h], watch->ahead[l][h], (size_t)i * sizeof(float));
         }
     }
@@ -268,6 +271,8 @@ static void test_ahead(void **state)
     (void)state;
     attach_both(model, false);
     check_ahead(model, "tokenbutler:budget=20", 5);
+    check_ahead(model, "tokenbutler:budget=20,group=max", 5);
+    check_ahead(model, "tokenbutler2:budget=20,on_top=0,sinks=2,recent=2,group=max", 5);
     check_ahead(model, "tokenbutler2:budget=20,on_top=0,sinks=2,recent=2", 5);
     butler_model_free(model);
 }
@@ -281,7 +286,7 @@ static void check_stored(struct butler_model *model, const char *policy, double 
     for (int i = N_PROMPT; i < N_TEXT; i++)
         assert_int_equal(butler_step(watch->session, i % 40, NULL), 0);
     for (int l = 1; l < shape->n_layers; l++) {
-        score_layer(watch, l, watch->at[l]);
+        score_layer(watch, l, N_TEXT - 1, watch->at[l]);
         for (int h = 0; h < shape->n_heads; h++) {
             const float *q = butler_predict_queries(watch->session->predict, l) + h * d;
             const int key = shape->predicted_keys > 1 ? h : h / shape->group;
@@ -308,9 +313,9 @@ static void test_stored(void **state)
     for (int per_query_head = 0; per_query_head < 2; per_query_head++) {
         struct butler_model *model = open_model();
         attach_both(model, per_query_head);
-        check_stored(model, "tokenbutler:budget=30", 0.02);
-        check_stored(model, "tokenbutler:budget=30,keys=f16", 1e-3);
-        check_stored(model, "tokenbutler:budget=30,keys=int4", 0.15);
+        check_stored(model, "tokenbutler:budget=30,group=max", 0.02);
+        check_stored(model, "tokenbutler:budget=30,group=max,keys=f16", 1e-3);
+        check_stored(model, "tokenbutler:budget=30,group=max,keys=int4", 0.15);
         butler_model_free(model);
     }
 }
