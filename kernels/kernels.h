@@ -164,7 +164,8 @@ void butler_kernels_avx2(struct butler_kernels *table);
 void butler_kernels_avx512(struct butler_kernels *table);
 void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys alone */
 void butler_kernels_keys_vnni(struct butler_kernels *table);
-void butler_kernels_weights_vnni(struct butler_kernels *table); /* products with quantised weights alone */
+void butler_kernels_weights_avx2(struct butler_kernels *table); /* products with quantised weights alone */
+void butler_kernels_weights_vnni(struct butler_kernels *table);
 void butler_kernels_amx(struct butler_kernels *table);
 void butler_kernels_neon(struct butler_kernels *table);
 void butler_kernels_keys_neon(struct butler_kernels *table);

@@ -1,5 +1,6 @@
 /* Products with weights, written once for every vector width: included by each ISA file after its vec*.h. Weights are
- * widened in registers and multiplied by float activations. Four rows go together and share the loads of x; each row has
+ * widened in registers and multiplied by float activations; where simd_fixed.h has a faster product of a quantised type, this one
+ * serves those who want it exact. Four rows go together and share the loads of x; each row has
  * accumulators of its own and the same order of additions in any company, so its result does not depend on how rows are
  * grouped or split over threads.
  *

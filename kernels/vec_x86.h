@@ -65,4 +65,27 @@ INLINE float vec8_sum(vec8 v)
     return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
 }
 
+/* The greatest magnitude of x[32]; infinities and NaN are greatest: as integers magnitudes have the order of numbers. */
+INLINE float extreme32(const float *x)
+{
+    __m256i most = _mm256_setzero_si256();
+    UNROLL
+    for (int i = 0; i < 32; i += 8)
+        most = _mm256_max_epu32(most, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(x + i)), _mm256_set1_epi32(0x7fffffff)));
+    __m128i m = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1));
+    return bits_to_float((uint32_t)_mm_cvtsi128_si32(m));
+}
+
+/* q[16] = 256 high + low, low signed */
+INLINE void split_words(int8_t high[16], int8_t low[16], const int16_t q[16])
+{
+    const __m256i words = _mm256_loadu_si256((const __m256i *)q);
+    const __m256i tops = _mm256_srai_epi16(_mm256_add_epi16(words, _mm256_set1_epi16(128)), 8);
+    const __m256i bottoms = _mm256_and_si256(words, _mm256_set1_epi16(255));
+    _mm_storeu_si128((__m128i *)high, _mm_packs_epi16(_mm256_castsi256_si128(tops), _mm256_extracti128_si256(tops, 1)));
+    _mm_storeu_si128((__m128i *)low, _mm_packus_epi16(_mm256_castsi256_si128(bottoms), _mm256_extracti128_si256(bottoms, 1)));
+}
+
 #endif
