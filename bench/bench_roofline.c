@@ -227,17 +227,12 @@ struct lane { /* one policy at one depth */
     double ms[MAX_ROUNDS], share[MAX_ROUNDS], gain[MAX_ROUNDS];
 };
 
-/* Bandwidth for a step that reads so many bytes: between the measured set sizes, linear in the logarithm of the size. */
-static double bandwidth_at(const double rates[N_SETS], double bytes)
+/* GB/s of reading, from front to back and again, a set of as many bytes as a step reads: measured, since bandwidth falls at once
+ * where a cache is too small. Beyond the largest set it falls no more. */
+static double bandwidth_at(const struct roofline *r, double bytes)
 {
-    if (bytes <= (double)set_bytes[0])
-        return rates[0];
-    for (int s = 1; s < N_SETS; s++)
-        if (bytes <= (double)set_bytes[s]) {
-            double low = log((double)set_bytes[s - 1]), at = (log(bytes) - low) / (log((double)set_bytes[s]) - low);
-            return rates[s - 1] + at * (rates[s] - rates[s - 1]);
-        }
-    return rates[N_SETS - 1];
+    const size_t size = BUTLER_MIN((size_t)bytes, set_bytes[N_SETS - 1]);
+    return read_rate(r, size, r->threads, passes_for(size));
 }
 
 static double bytes_of(const struct butler_stats *stats)
@@ -262,24 +257,21 @@ static int decode(struct lane *lane, int n, double *ms, struct butler_error *err
 
 static int run_rounds(const struct roofline *r, struct lane *lanes, int n_lanes, struct butler_error *err)
 {
-    double ignored, rates[N_SETS];
+    double ignored;
     for (int i = 0; i < n_lanes; i++) {
         if (r->warmup && decode(&lanes[i], r->warmup, &ignored, err) < 0)
             return err->code;
         butler_session_stats_reset(lanes[i].session);
     }
-    for (int round = 0; round < r->rounds; round++) {
-        for (int s = 0; s < N_SETS; s++)
-            rates[s] = read_rate(r, set_bytes[s], r->threads, passes_for(set_bytes[s]));
+    for (int round = 0; round < r->rounds; round++)
         for (int i = 0; i < n_lanes; i++) {
             if (decode(&lanes[i], r->tokens, &lanes[i].ms[round], err) < 0)
                 return err->code;
             butler_session_stats(lanes[i].session, &lanes[i].stats);
             double bytes = bytes_of(&lanes[i].stats);
-            lanes[i].share[round] = 1e3 * bytes / 1e9 / bandwidth_at(rates, bytes) / lanes[i].ms[round];
+            lanes[i].share[round] = 1e3 * bytes / 1e9 / bandwidth_at(r, bytes) / lanes[i].ms[round];
             lanes[i].gain[round] = lanes[0].ms[round] / lanes[i].ms[round];
         }
-    }
     return BUTLER_OK;
 }
 
