@@ -184,16 +184,21 @@ class Layer:
         elif self.metric == "last_query":
             self.last = weights
         else:
-            self.window.append(to_half(weights))
-            self.in_window += self.window[-1]  # whole multiples of 2^-24: nothing is lost
+            seen = to_half(weights[:, :self.n])
+            self.window.append(seen)
+            self.in_window[:, :self.n] += seen  # whole multiples of 2^-24: nothing is lost
             if len(self.window) > self.p.count("window"):
-                self.in_window -= self.window.popleft()
+                gone = self.window.popleft()
+                self.in_window[:, :gone.shape[1]] -= gone
 
     # -- what a metric says: one row per query head (or per KV head), one column per unit
 
     def units(self, ids):
         """Positions of each unit."""
-        return [ids[ids // self.page == u] for u in np.unique(ids // self.page)]
+        if not len(ids):
+            return []
+        edges = [0, *(np.flatnonzero(np.diff(ids // self.page)) + 1).tolist(), len(ids)]  # ids ascend
+        return [ids[a:b] for a, b in zip(edges, edges[1:])]
 
     def rows(self, kv_head, q, newest):
         ids = self.cached[kv_head]
