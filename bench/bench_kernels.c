@@ -422,8 +422,8 @@ static void bench_metrics(struct bench *b)
         measure_stream(b, name, (double)SLICE, run_bounds, read_slice, (double)SLICE, &job);
         snprintf(name, sizeof name, "page_bounds_max 128 q %d", n_q);
         measure_stream(b, name, (double)SLICE, run_bounds_max, read_slice, (double)SLICE, &job);
-        job.row_bytes = 1024;
-        job.n_rows = SLICE / 1024;
+        job.row_bytes = butler_one_bit_bytes(job.n);
+        job.n_rows = (int)(SLICE / job.row_bytes);
         snprintf(name, sizeof name, "one_bit 128 q %d", n_q);
         measure_stream(b, name, (double)SLICE, run_one_bit, read_slice, (double)SLICE, &job);
         job.n = 16; /* predicted heads */

@@ -61,12 +61,17 @@ static void fill(void)
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
             __builtin_cpu_supports("avx512vl")) {
             add_table(&tables[N_ISAS - n_tables], butler_kernels_avx512);
-            if (__builtin_cpu_supports("avx512vnni")) {
+            const bool vnni = __builtin_cpu_supports("avx512vnni");
+            if (vnni) {
                 butler_kernels_keys_vnni(&tables[N_ISAS - n_tables]);
                 butler_kernels_weights_vnni(&tables[N_ISAS - n_tables]);
+                butler_kernels_one_bit_vnni(&tables[N_ISAS - n_tables]);
             }
-            if (cpu_has_amx())
+            if (cpu_has_amx()) {
                 add_table(&tables[N_ISAS - n_tables], butler_kernels_amx);
+                if (vnni)
+                    butler_kernels_one_bit_amx(&tables[N_ISAS - n_tables]);
+            }
         }
     }
 #elif defined(__aarch64__)

@@ -35,6 +35,17 @@ static inline size_t butler_fixed_x_bytes(int n) /* at most 4 a column: two of q
     return BUTLER_CEIL_DIV((size_t)n, BUTLER_FIXED_X_COLUMNS) * BUTLER_FIXED_X_COLUMNS * 4;
 }
 
+enum {
+    BUTLER_ONE_BIT_CHANNELS = 512, /* most of a record */
+    BUTLER_ONE_BIT_MOST = 8191,    /* of a query's integers: two bytes whose products with two ranges fit 16 bits */
+};
+
+static inline size_t butler_one_bit_bytes(int n)
+{
+    const size_t m = ((size_t)n + 3) / 4 * 4;
+    return (size_t)n * 2 + m + m * 4 + sizeof(float);
+}
+
 struct butler_kernels {
     const char *isa; /* "ref", "avx2", "avx512", "amx", "neon" */
 
@@ -119,8 +130,11 @@ struct butler_kernels {
     /* The same with a maximum over d instead of the sum. */
     void (*page_bounds_max)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes,
                             int n_records, int n);
-    /* One-bit keys: record = {half scale[n], half zero[n], uint32 bits[n]}: bit t of bits[d] is the sign of channel d of
-     * token t of the group of 32. s[i * s_stride + 32 j + t] = sum_d q_i[d] * (zero_j[d] + (bit ? scale_j[d] : -scale_j[d])),
+    /* One-bit keys, n <= BUTLER_ONE_BIT_CHANNELS: record = {half low[n], uint8 range[m], uint8 bits[m / 4][16], float unit}, m = n
+     * rounded up to a multiple of 4, butler_one_bit_bytes(n) bytes; channels beyond n are not counted. bits[c] has a nibble for each of a
+     * group's 32 tokens, token t's in byte t / 2, the even ones' in the low half; its bit j is that of channel 4c + j.
+     * q_i[d] becomes an integer, x_i[d] = q_i[d] / factor_i to nearest, factor_i = max_d |q_i[d]| / BUTLER_ONE_BIT_MOST.
+     * s[i * s_stride + 32 j + t] = sum_d q_i[d] low_j[d] + factor_i unit_j (sum of x_i[d] range_j[d] over the bits that are set),
      * t < 32, j < n_records. q_i = q + i * n. */
     void (*one_bit)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                     int n);
@@ -166,6 +180,8 @@ void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys a
 void butler_kernels_keys_vnni(struct butler_kernels *table);
 void butler_kernels_weights_avx2(struct butler_kernels *table); /* products with quantised weights alone */
 void butler_kernels_weights_vnni(struct butler_kernels *table);
+void butler_kernels_one_bit_vnni(struct butler_kernels *table); /* one-bit keys alone */
+void butler_kernels_one_bit_amx(struct butler_kernels *table);
 void butler_kernels_amx(struct butler_kernels *table);
 void butler_kernels_neon(struct butler_kernels *table);
 void butler_kernels_keys_neon(struct butler_kernels *table);

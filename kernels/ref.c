@@ -1,5 +1,6 @@
 /* The table in plain C. It runs everywhere, and what it computes is what every other table must compute: same values up
  * to the rounding of sums taken in another order. */
+#include "one_bit.h"
 #include "ref.h"
 
 /* ----------------------------------------------------------------------------------------------- vectors */
@@ -260,21 +261,22 @@ static void page_bounds_max(float *s, size_t s_stride, const float *q, int n_q, 
 static void one_bit(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                     int n)
 {
-    for (int j = 0; j < n_records; j++) {
-        const uint8_t *record = (const uint8_t *)records + (size_t)j * record_bytes;
-        for (int i = 0; i < n_q; i++) {
-            /* Every token of the group starts from all bits clear; a set bit adds twice the scale. */
-            float clear = 0, set[32] = {0};
+    for (int i = 0; i < n_q; i++) {
+        int16_t x[BUTLER_ONE_BIT_CHANNELS];
+        const float factor = one_bit_query(x, q + (size_t)i * n, n);
+        for (int j = 0; j < n_records; j++) {
+            const uint8_t *record = (const uint8_t *)records + (size_t)j * record_bytes;
+            const uint8_t *range = one_bit_ranges(record, n), *bits = one_bit_bits(record, n);
+            const float scale = one_bit_unit(record, n) * factor;
+            float low = 0;
+            int32_t sums[32] = {0};
             for (int d = 0; d < n; d++) {
-                float x = q[(size_t)i * n + d];
-                float step = load_half(record + (size_t)d * 2), zero = load_half(record + ((size_t)n + d) * 2);
-                uint32_t bits = load_u32(record + (size_t)n * 4 + (size_t)d * 4);
-                clear += x * (zero - step);
+                low += q[(size_t)i * n + d] * load_half(record + (size_t)d * 2);
                 for (int t = 0; t < 32; t++)
-                    set[t] += bits >> t & 1 ? 2 * x * step : 0;
+                    sums[t] += bits[d / 4 * 16 + t / 2] >> (t % 2 * 4 + d % 4) & 1 ? x[d] * range[d] : 0;
             }
             for (int t = 0; t < 32; t++)
-                s[i * s_stride + (size_t)j * 32 + t] = clear + set[t];
+                s[i * s_stride + (size_t)j * 32 + t] = low + (float)sums[t] * scale;
         }
     }
 }

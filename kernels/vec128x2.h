@@ -157,9 +157,11 @@ INLINE vec_mask vec_mask_of(uint32_t bits)
     const uint32x4_t a = {1, 2, 4, 8}, b = {16, 32, 64, 128};
     return (vec_mask){vtstq_u32(vdupq_n_u32(bits), a), vtstq_u32(vdupq_n_u32(bits), b)};
 }
-INLINE vec_mask vec_load_mask(const uint8_t *p)
+/* From bit j of each nibble of a word. */
+INLINE vec_mask vec_mask_of_nibbles(uint32_t word, int j)
 {
-    return vec_mask_of(*p);
+    const uint32x4_t low = {1, 1 << 4, 1 << 8, 1 << 12}, both = vshlq_u32(low, vdupq_n_s32(j));
+    return (vec_mask){vtstq_u32(vdupq_n_u32(word), both), vtstq_u32(vdupq_n_u32(word >> 16), both)};
 }
 INLINE vec vec_add_masked(vec v, vec a, vec_mask mask)
 {
@@ -260,6 +262,11 @@ INLINE vec widen_i8(int8x8_t b)
 INLINE vec vec_load_i8(const void *p)
 {
     return widen_i8(vld1_s8(p));
+}
+INLINE vec vec_load_u8(const void *p)
+{
+    const uint16x8_t w = vmovl_u8(vld1_u8(p));
+    return (vec){vcvtq_f32_u32(vmovl_u16(vget_low_u16(w))), vcvtq_f32_u32(vmovl_high_u16(w))};
 }
 typedef int8x16_t bytes16; /* 16 small numbers */
 INLINE bytes16 bytes16_load(const uint8_t *p)

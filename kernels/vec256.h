@@ -183,6 +183,10 @@ INLINE vec vec_load_i8(const void *p)
 {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
 }
+INLINE vec vec_load_u8(const void *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p)));
+}
 /* Half `part` of 16 small numbers. */
 INLINE vec vec_from_i8(__m128i b, int part)
 {
@@ -222,9 +226,11 @@ INLINE vec_mask vec_mask_of(uint32_t bits)
     const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), lane), lane));
 }
-INLINE vec_mask vec_load_mask(const uint8_t *p)
+/* From bit j of each nibble of a word. */
+INLINE vec_mask vec_mask_of_nibbles(uint32_t word, int j)
 {
-    return vec_mask_of(*p);
+    const __m256i lane = _mm256_slli_epi32(_mm256_setr_epi32(1, 1 << 4, 1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28), j);
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)word), lane), lane));
 }
 INLINE vec vec_add_masked(vec v, vec a, vec_mask mask)
 {

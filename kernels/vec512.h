@@ -217,13 +217,6 @@ INLINE vec_mask vec_mask_of(uint32_t bits)
 {
     return (__mmask16)bits;
 }
-/* From the 16 bits at p. Left to itself the compiler goes through a general register and back. */
-INLINE vec_mask vec_load_mask(const uint8_t *p)
-{
-    vec_mask mask;
-    __asm__("kmovw %1, %0" : "=k"(mask) : "m"(*(const char(*)[2])p));
-    return mask;
-}
 INLINE vec vec_add_masked(vec v, vec a, vec_mask mask)
 {
     return _mm512_mask_add_ps(v, mask, v, a);

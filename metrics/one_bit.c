@@ -1,9 +1,11 @@
-/* One-bit keys (FIER, algorithm 1): per channel and group of g tokens a zero z = (max + min) / 2 and a scale
- * s = (max - min) / 2, both halves; a token keeps one bit per channel, k >= z, and stands for k~ = z + s or z - s.
+/* One-bit keys (FIER, algorithm 1): a token keeps one bit per channel, whether its key is nearer to the largest or to the smallest
+ * of a group of g tokens, and stands for that one: k~ = low or low + range, what the paper writes as z - s and z + s.
  *
- * A record holds 32 tokens as the kernel wants it: {half scale[head_dim], half zero[head_dim], uint32 bits[head_dim]}.
- * Larger groups repeat their scale and zero in each of their records: they score as the paper's, but save no bytes.
- * The group being filled has the scale and zero of the tokens it has, so its records change until it is full. */
+ * A record holds 32 tokens as the kernel wants it: {half low[head_dim], uint8 range[], uint8 bits[], float unit}, a range in units
+ * of 1/255 of the group's largest, so that they are 8 bits each where the paper has 16.
+ * Larger groups repeat what they share in each of their records: they score as the paper's, but save no bytes.
+ * The group being filled has the low and range of the tokens it has, so its records change until it is full. */
+#include <math.h>
 #include <string.h>
 
 #include "metric.h"
@@ -16,21 +18,17 @@ static const struct butler_param params[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static size_t record_size(int dim)
-{
-    return (size_t)dim * (2 * sizeof(uint16_t) + sizeof(uint32_t));
-}
-
 static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
 {
     (void)values;
     *n_slots = TOKENS;
-    *n_bytes = record_size(shape->head_dim);
+    *n_bytes = butler_one_bit_bytes(shape->head_dim);
 }
 
-static uint16_t finite_half(float x)
+/* What a half can hold. */
+static float within_half(float x)
 {
-    return butler_float_to_half(BUTLER_MAX(-65504.0f, BUTLER_MIN(x, 65504.0f)));
+    return BUTLER_MAX(-65504.0f, BUTLER_MIN(x, 65504.0f));
 }
 
 static void widen(float *most, float *least, const float *keys, int n, int dim)
@@ -43,43 +41,62 @@ static void widen(float *most, float *least, const float *keys, int n, int dim)
         }
 }
 
-static void write_record(unsigned char *at, const uint16_t *scale, const uint16_t *zero, const float *keys, int n, int dim)
+/* What a group's records share. */
+struct group {
+    float most[BUTLER_METRIC_MAX_HEAD_DIM], least[BUTLER_METRIC_MAX_HEAD_DIM], unit;
+    uint16_t low[BUTLER_METRIC_MAX_HEAD_DIM];
+    uint8_t range[BUTLER_METRIC_MAX_HEAD_DIM + 4];
+};
+
+static void set_ranges(struct group *group, int dim)
 {
-    uint32_t bits[BUTLER_METRIC_MAX_HEAD_DIM] = {0};
-    float z[BUTLER_METRIC_MAX_HEAD_DIM];
-    for (int d = 0; d < dim; d++)
-        z[d] = butler_half_to_float(zero[d]);
+    float widest = 0;
+    for (int d = 0; d < dim; d++) {
+        group->most[d] = within_half(group->most[d]);
+        group->least[d] = within_half(group->least[d]);
+        group->low[d] = butler_float_to_half(group->least[d]);
+        widest = BUTLER_MAX(widest, group->most[d] - group->least[d]);
+    }
+    group->unit = widest / 255;
+    memset(group->range, 0, sizeof group->range);
+    for (int d = 0; d < dim && group->unit > 0; d++)
+        group->range[d] = (uint8_t)rintf(BUTLER_MIN((group->most[d] - group->least[d]) / group->unit, 255.0f));
+}
+
+static void write_record(unsigned char *at, const struct group *group, const float *keys, int n, int dim)
+{
+    uint8_t bits[BUTLER_METRIC_MAX_HEAD_DIM * 4 + 16] = {0};
+    const size_t padded = ((size_t)dim + 3) / 4 * 4;
     for (int t = 0; t < n; t++)
-        for (int d = 0; d < dim; d++)
-            bits[d] |= (uint32_t)(keys[(size_t)t * dim + d] >= z[d]) << t;
-    memcpy(at, scale, (size_t)dim * 2);
-    memcpy(at + (size_t)dim * 2, zero, (size_t)dim * 2);
-    memcpy(at + (size_t)dim * 4, bits, (size_t)dim * 4);
+        for (int d = 0; d < dim; d++) {
+            const bool set = keys[(size_t)t * dim + d] >= (group->most[d] + group->least[d]) / 2;
+            bits[d / 4 * 16 + t / 2] |= (uint8_t)(set << (t % 2 * 4 + d % 4));
+        }
+    memcpy(at, group->low, (size_t)dim * 2);
+    memcpy(at + (size_t)dim * 2, group->range, padded);
+    memcpy(at + (size_t)dim * 2 + padded, bits, padded * 4);
+    memcpy(at + (size_t)dim * 2 + padded * 5, &group->unit, sizeof group->unit);
 }
 
 static void append(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int first,
                    int n)
 {
-    int dim = shape->head_dim, group = (int)values[0], n_slots = butler_view_n_slots(view);
+    int dim = shape->head_dim, g = (int)values[0], n_slots = butler_view_n_slots(view);
     float keys[TOKENS * BUTLER_METRIC_MAX_HEAD_DIM];
-    float most[BUTLER_METRIC_MAX_HEAD_DIM], least[BUTLER_METRIC_MAX_HEAD_DIM];
-    uint16_t scale[BUTLER_METRIC_MAX_HEAD_DIM], zero[BUTLER_METRIC_MAX_HEAD_DIM];
-    for (int start = first / group * group; start < first + n; start += group) {
-        int end = BUTLER_MIN(start + group, n_slots);
-        butler_view_key(view, start, most);
-        memcpy(least, most, (size_t)dim * sizeof *least);
+    struct group group;
+    for (int start = first / g * g; start < first + n; start += g) {
+        int end = BUTLER_MIN(start + g, n_slots);
+        butler_view_key(view, start, group.most);
+        memcpy(group.least, group.most, (size_t)dim * sizeof *group.least);
         for (int at = start; at < end; at += TOKENS) {
             butler_view_load_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
-            widen(most, least, keys, BUTLER_MIN(TOKENS, end - at), dim);
+            widen(group.most, group.least, keys, BUTLER_MIN(TOKENS, end - at), dim);
         }
-        for (int d = 0; d < dim; d++) {
-            scale[d] = finite_half((most[d] - least[d]) / 2);
-            zero[d] = finite_half((most[d] + least[d]) / 2);
-        }
+        set_ranges(&group, dim);
         for (int at = start; at < end; at += TOKENS) {
             if (end - start > TOKENS) /* else they are still here */
                 butler_view_load_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
-            write_record(butler_view_record(view, at / TOKENS), scale, zero, keys, BUTLER_MIN(TOKENS, end - at), dim);
+            write_record(butler_view_record(view, at / TOKENS), &group, keys, BUTLER_MIN(TOKENS, end - at), dim);
         }
     }
 }
@@ -94,7 +111,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
     for (int slot = first; slot < last;) {
         int r = slot / TOKENS, whole = slot % TOKENS ? 0 : (last - slot) / TOKENS;
         if (whole) {
-            kernels->one_bit(out + (slot - first), stride, q, n_q, butler_view_record(view, r), record_size(dim), whole, dim);
+            kernels->one_bit(out + (slot - first), stride, q, n_q, butler_view_record(view, r), butler_one_bit_bytes(dim), whole, dim);
             slot += whole * TOKENS;
             continue;
         }
@@ -102,7 +119,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
         for (int i = 0; i < n_q; i += QUERIES) {
             float rows[QUERIES * TOKENS];
             int m = BUTLER_MIN(QUERIES, n_q - i);
-            kernels->one_bit(rows, TOKENS, q + (size_t)i * dim, m, butler_view_record(view, r), record_size(dim), 1, dim);
+            kernels->one_bit(rows, TOKENS, q + (size_t)i * dim, m, butler_view_record(view, r), butler_one_bit_bytes(dim), 1, dim);
             for (int j = 0; j < m; j++)
                 memcpy(out + (size_t)(i + j) * stride + (slot - first), rows + j * TOKENS + slot % TOKENS,
                        (size_t)(end - slot) * sizeof *rows);

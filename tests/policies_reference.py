@@ -226,7 +226,9 @@ class Layer:
         if self.metric == "one_bit":
             g = self.p.count("g")
             groups = [ids[i:i + g] for i in range(0, len(ids), g)]
-            return queries @ np.concatenate([self.summary(self.one_bit, kv_head, group) for group in groups]).T
+            groups = [self.summary(self.one_bit, kv_head, group) for group in groups]
+            low, above = (np.concatenate(part).T for part in zip(*groups))
+            return queries @ low + self.rounded_queries(queries) @ above
         pages = [self.summary(self.page_box, kv_head, unit) for unit in self.units(ids)]
         high, low = np.array([page[0] for page in pages]), np.array([page[1] for page in pages])
         parts = np.where(queries[:, None] >= 0, queries[:, None] * high, queries[:, None] * low)
@@ -252,11 +254,19 @@ class Layer:
         return to_half(mean + spread), to_half(mean - spread)
 
     def one_bit(self, keys):
-        """FIER, algorithm 1: 1-bit round to nearest, per channel of a group of tokens."""
+        """FIER, algorithm 1: 1-bit round to nearest, per channel of a group of tokens; ranges in 1/255 of the group's widest.
+        Every token's lowest keys and what its bits add."""
         keys = np.asarray(keys, np.float32)
         high, low = keys.max(axis=0), keys.min(axis=0)
-        zero, scale = to_half((high + low) / np.float32(2)), to_half((high - low) / np.float32(2))
-        return np.where(keys >= zero, zero + scale, zero - scale)
+        unit = (high - low).max() / np.float32(255)
+        ranges = np.rint((high - low) / unit if unit > 0 else 0 * low).astype(np.float64) * unit
+        return np.tile(to_half(low), (len(keys), 1)), np.where(keys >= (high + low) / np.float32(2), ranges, 0)
+
+    def rounded_queries(self, queries):
+        """In integers up to 8191, as the kernels of one-bit keys have them."""
+        queries = np.asarray(queries, np.float32)
+        most = np.abs(queries).max(axis=1, keepdims=True)
+        return np.rint(queries * (np.float32(8191) / most)).astype(np.float64) * (most.astype(np.float64) / 8191)
 
     def pool(self, received, ids):
         """SnapKV: neighbours are positions; the observation window pools apart from what is before it."""

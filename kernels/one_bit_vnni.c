@@ -1,0 +1,11 @@
+/* One-bit keys for CPUs with AVX-512 VNNI. */
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#include "simd_one_bit512.h"
+
+void butler_kernels_one_bit_vnni(struct butler_kernels *table)
+{
+    table->one_bit = one_bit_vnni;
+}
+#endif
