@@ -26,13 +26,14 @@ struct unit_buffers {
     _Alignas(64) uint8_t parts[MOST_TILES][TILE_BYTES];      /* rows: the queries' high bytes, then their low ones */
     _Alignas(64) uint8_t spread[2][MOST_TILES][2][TILE_BYTES]; /* rows: four channels of 16 tokens */
     _Alignas(64) int32_t sums[2][2][LANES * LANES];
-    float factor[QUERIES];
+    float factor[VEC];
 };
 
 static void pack_parts(struct unit_buffers *buffers, const float *q, int n_q, int n)
 {
     struct one_bit_parts parts;
     one_bit_split(&parts, q, n_q, n);
+    memset(buffers->factor, 0, sizeof buffers->factor);
     memcpy(buffers->factor, parts.factor, sizeof parts.factor);
     for (int i = 0; i < BUTLER_CEIL_DIV(n, TILE_CHANNELS); i++)
         for (int a = 0; a < n_q; a++) {
@@ -67,7 +68,8 @@ INLINE void multiply_record(int32_t sums[2][LANES * LANES], const uint8_t parts[
     _tile_zero(0);
     _tile_zero(1);
     for (int i = 0; i < n_tiles; i++) {
-        _tile_loadd(4, parts[i], TILE_CHANNELS);
+        if (n_tiles > 1) /* else it is there */
+            _tile_loadd(4, parts[i], TILE_CHANNELS);
         _tile_loadd(6, spread[i][0], TILE_CHANNELS);
         _tile_dpbsud(0, 4, 6);
         _tile_loadd(7, spread[i][1], TILE_CHANNELS);
@@ -81,12 +83,14 @@ INLINE void multiply_record(int32_t sums[2][LANES * LANES], const uint8_t parts[
 INLINE void score_record(float *s, size_t s_stride, const int32_t sums[2][LANES * LANES], const float *factor, int n_q, float unit,
                          const float *clear, size_t clear_stride)
 {
+    float scale[VEC];
+    vec_store(scale, vec_mul(vec_load(factor), vec_set1(unit)));
     UNROLL
     for (int a = 0; a < n_q; a++)
         for (int half = 0; half < 2; half++)
             vec_store(s + (size_t)a * s_stride + half * LANES,
                       one_bit_score(_mm512_load_si512(sums[half] + a * LANES), _mm512_load_si512(sums[half] + (n_q + a) * LANES),
-                                    unit * factor[a], clear[(size_t)a * clear_stride]));
+                                    scale[a], clear[(size_t)a * clear_stride]));
 }
 
 /* n_q is 2, 4 or 8. A record is spread while the unit multiplies the one before, and the one before that gets its scores. */
@@ -99,6 +103,7 @@ INLINE void one_bit_unit_queries(float *s, size_t s_stride, const float *q, int 
     float clear[2][VEC];
     pack_parts(&buffers, q, n_q, n);
     _tile_loadconfig(configs[n_q / 4]);
+    _tile_loadd(4, buffers.parts[0], TILE_CHANNELS);
     for (int j = 0; j < n_records + 2; j++) {
         const uint8_t *record = records + (size_t)j * record_bytes;
         if (j < n_records) {

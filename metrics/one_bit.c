@@ -66,11 +66,16 @@ static void set_ranges(struct group *group, int dim)
 static void write_record(unsigned char *at, const struct group *group, const float *keys, int n, int dim)
 {
     uint8_t bits[BUTLER_METRIC_MAX_HEAD_DIM * 4 + 16] = {0};
+    float middle[BUTLER_METRIC_MAX_HEAD_DIM];
     const size_t padded = ((size_t)dim + 3) / 4 * 4;
-    for (int t = 0; t < n; t++)
-        for (int d = 0; d < dim; d++) {
-            const bool set = keys[(size_t)t * dim + d] >= (group->most[d] + group->least[d]) / 2;
-            bits[d / 4 * 16 + t / 2] |= (uint8_t)(set << (t % 2 * 4 + d % 4));
+    for (int d = 0; d < dim; d++)
+        middle[d] = (group->most[d] + group->least[d]) / 2;
+    for (int t = 0; t < n; t++, keys += dim)
+        for (int d = 0; d < (int)padded; d += 4) {
+            unsigned nibble = 0;
+            for (int j = 0; j < 4; j++)
+                nibble |= (unsigned)(d + j < dim && keys[d + j] >= middle[d + j]) << j;
+            bits[d * 4 + t / 2] |= (uint8_t)(nibble << t % 2 * 4);
         }
     memcpy(at, group->low, (size_t)dim * 2);
     memcpy(at + (size_t)dim * 2, group->range, padded);
