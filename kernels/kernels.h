@@ -74,6 +74,9 @@ struct butler_kernels {
     void (*pack_rows)(void *packed, const float *x, size_t stride, int n, int k);    /* line i: x[i * stride + c] */
     void (*pack_columns)(void *packed, const float *x, size_t stride, int n, int k); /* column i: x[i * stride + c] */
     void (*pack_turned)(void *packed, const float *x, size_t stride, int n, int k);  /* column i: x[c * stride + i] */
+    /* Line `line` of rows of n numbers, straight from scores of attention: exp(max(x[i] - most, -87)) for i < visible, 0 from there to n.
+     * Returns the sum of the exponentials; with keep, x becomes them. */
+    float (*pack_weights)(void *packed, int line, float *x, float most, int visible, int n, bool keep);
     /* c[i * c_stride + j] (+)= sum_d a_i[d] b_j[d] without the products of two low parts, i < m, j < n, both multiples of 16.
      * The value for (i, j) does not depend on m and n. Subnormal parts may count as 0. */
     void (*multiply)(float *c, size_t c_stride, const void *a, const void *b, int m, int n, int k, bool more);

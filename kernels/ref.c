@@ -318,6 +318,7 @@ const struct butler_kernels butler_kernels_ref = {
     .pack_rows = butler_ref_pack_rows,
     .pack_columns = butler_ref_pack_columns,
     .pack_turned = butler_ref_pack_turned,
+    .pack_weights = butler_ref_pack_weights,
     .multiply = butler_ref_multiply,
     .pack_fixed_rows = butler_ref_pack_fixed_rows,
     .pack_fixed_columns = butler_ref_pack_fixed_columns,

@@ -44,6 +44,21 @@ void butler_ref_pack_turned(void *packed, const float *x, size_t stride, int n, 
             put(packed, i, c, k, column_at(i, c), x[(size_t)c * stride + (size_t)i]);
 }
 
+float butler_ref_pack_weights(void *packed, int line, float *x, float most, int visible, int n, bool keep)
+{
+    float sum = 0;
+    for (int i = 0; i < n; i++) {
+        const float away = i < visible ? x[i] - most : 0, e = i < visible ? expf(away < -87 ? -87 : away) : 0;
+        put(packed, line, i, n, row_at(line, i), e);
+        sum += e;
+        if (keep && i < visible)
+            x[i] = e;
+    }
+    for (int i = n; i % BUTLER_TILE_K; i++)
+        put(packed, line, i, n, row_at(line, i), 0);
+    return sum;
+}
+
 void butler_ref_multiply(float *c, size_t c_stride, const void *a, const void *b, int m, int n, int k, bool more)
 {
     const size_t line = BUTLER_CEIL_DIV((size_t)k, BUTLER_TILE_K) * 1024;

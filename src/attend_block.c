@@ -157,7 +157,6 @@ static void add_values(const struct tile *tile, int row, int n_rows, int first, 
     const void *keys[KEYS], *values[KEYS];
     float *out = tile->out + (size_t)row * dim;
     if (tile->job->tiles) {
-        kv->kernels->pack_rows(tile->packed_p, s, stride, n_rows, n);
         kv->kernels->multiply(out, dim, tile->packed_p, tile->packed_values, round16(n_rows), kv->head_dim, n, true);
         return;
     }
@@ -165,8 +164,9 @@ static void add_values(const struct tile *tile, int row, int n_rows, int first, 
     kv->kernels->av[kv->type](out, dim, s, stride, n_rows, values, n, kv->head_dim);
 }
 
-/* Scores of the keys a row sees become weights against the greatest score so far. */
-static void weigh_row(const struct tile *tile, int row, float *s, int visible, int n)
+/* Scores of the keys that row `row`, number `line` of a strip, sees become weights against the greatest score so far: for the
+ * matrix unit in packed_p, and else, or where they are kept, in place. */
+static void weigh_row(const struct tile *tile, int row, int line, float *s, int visible, int n)
 {
     const struct butler_kernels *kernels = tile->job->state->kv->kernels;
     const int dim = tile->job->state->kv->head_dim;
@@ -178,9 +178,12 @@ static void weigh_row(const struct tile *tile, int row, float *s, int visible, i
             kernels->scale(tile->out + (size_t)row * (size_t)dim, factor, dim);
             tile->max[row] = max;
         }
-        tile->sum[row] += kernels->exp_sum(s, max, visible);
     }
-    if (visible < n)
+    if (tile->job->tiles)
+        tile->sum[row] += kernels->pack_weights(tile->packed_p, line, s, tile->max[row], visible, n, tile->keeps);
+    else if (visible > 0)
+        tile->sum[row] += kernels->exp_sum(s, tile->max[row], visible);
+    if (visible < n && (tile->keeps || !tile->job->tiles))
         memset(s + visible, 0, (size_t)(n - visible) * sizeof *s);
 }
 
@@ -198,10 +201,12 @@ static void attend_strip(const struct tile *tile, int row, int n_rows, int first
         n = BUTLER_MIN(n, seen);
     for (int r = 0; r < n_rows; r++) {
         const int visible = tile->before + (row + r) / tile->group + 1 - first;
-        weigh_row(tile, row + r, s + (size_t)r * stride, BUTLER_MIN(BUTLER_MAX(visible, 0), n), n);
+        weigh_row(tile, row + r, r, s + (size_t)r * stride, BUTLER_MIN(BUTLER_MAX(visible, 0), n), n);
         if (tile->keeps)
             tile->maxima[(size_t)(first / KEYS) * (size_t)work->tile_rows + (size_t)(row + r)] = tile->max[row + r];
     }
+    for (int r = n_rows; r < round16(n_rows) && tile->job->tiles; r++)
+        tile->job->state->kv->kernels->pack_weights(tile->packed_p, r, s, 0, 0, n, false); /* rows that are none */
     add_values(tile, row, n_rows, first, n, s, stride);
 }
 

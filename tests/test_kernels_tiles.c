@@ -57,6 +57,46 @@ static void check_pack(const struct butler_kernels *table, int kind, int n, int 
         }
 }
 
+/* Rows of weights, each with its own maximum and number of keys seen, down to none; what lies behind those stays unread. */
+static void weights_are_exponentials(void **state)
+{
+    (void)state;
+    static _Alignas(64) unsigned char packed[1 << 17];
+    static struct guarded in;
+    uint64_t seed = 16;
+    if (!in.base)
+        in = guarded_new(sizeof(float) * MAX_K);
+    FOR_EACH_ISA(table)
+    {
+        for (int trial = 0; trial < 200; trial++) {
+            const int lines = 1 + trial % 33, n = 1 + trial * 7 % MAX_K;
+            memset(packed, 0xff, butler_packed_bytes(lines, n));
+            for (int line = 0; line < lines; line++) {
+                const int visible = line % 5 == 4 ? n : (int)(butler_random(&seed) % (uint64_t)(n + 1));
+                const bool keep = (line + trial) % 2;
+                float *x = guarded_at(&in, (size_t)visible * sizeof *x, true, 0), scores[MAX_K], most = 0;
+                for (int i = 0; i < visible; i++) {
+                    scores[i] = x[i] = 12 * butler_random_normal(&seed) - (trial % 7 == 3 && i % 3 == 0 ? 150 : 0);
+                    most = i == 0 || x[i] > most ? x[i] : most;
+                }
+                const float got = table->pack_weights(packed, line, x, most, visible, n, keep);
+                double sum = 0;
+                for (int i = 0; i < (n + 31) / 32 * 32; i++) {
+                    const double away = i < visible ? fmax((double)(scores[i] - most), -87) : 0, e = i < visible ? exp(away) : 0;
+                    /* 4 units in the last place, and the argument's own: the exponent is off by |away| 2^-24 */
+                    const double bound = e * EPS * (4 + fabs(away));
+                    sum += e;
+                    assert_near("pack_weights", table->isa, n, i, packed_value(packed, line, i, n, false, false), e,
+                                bound + e * 0x1p-17 + 0x1p-126);
+                    if (i < visible)
+                        assert_near("kept weights", table->isa, n, i, x[i], keep ? e : (double)scores[i], keep ? bound : 0);
+                }
+                assert_near("sum of weights", table->isa, n, line, got, sum, sum * EPS * (100 + n / 8));
+            }
+        }
+    }
+}
+
 static void operands_hold_their_numbers(void **state)
 {
     (void)state;
@@ -175,8 +215,8 @@ static void check_pack_fixed(const struct butler_kernels *table, bool columns, i
     memset(packed, 0xff, bytes);
     memset(scales, 0xff, scale_bytes);
     (columns ? table->pack_fixed_columns : table->pack_fixed_rows)(packed, scales, x, stride, n, k);
-    (columns ? butler_kernels_ref.pack_fixed_columns
-             : butler_kernels_ref.pack_fixed_rows)(reference, plain_scales, x, stride, n, k);
+    (columns ? butler_kernels_ref.pack_fixed_columns : butler_kernels_ref.pack_fixed_rows)(reference, plain_scales, x, stride, n,
+                                                                                           k);
     assert_memory_equal(packed, reference, bytes);
     assert_memory_equal(scales, plain_scales, scale_bytes);
     for (int i = 0; i < (n + 15) / 16 * 16; i++) {
@@ -301,11 +341,9 @@ static void fixed_point_keeps_what_is_no_number(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(operands_hold_their_numbers),
-        cmocka_unit_test(products_of_blocks),
-        cmocka_unit_test(fixed_point_holds_its_numbers),
-        cmocka_unit_test(products_in_fixed_point),
-        cmocka_unit_test(fixed_point_keeps_what_is_no_number),
+        cmocka_unit_test(operands_hold_their_numbers), cmocka_unit_test(weights_are_exponentials),
+        cmocka_unit_test(products_of_blocks),          cmocka_unit_test(fixed_point_holds_its_numbers),
+        cmocka_unit_test(products_in_fixed_point),     cmocka_unit_test(fixed_point_keeps_what_is_no_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
