@@ -98,7 +98,7 @@ INLINE void one_bit_unit_queries(float *s, size_t s_stride, const float *q, int 
                                  int n_records, int n)
 {
     const int together = VEC / n_q, n_tiles = BUTLER_CEIL_DIV(n, TILE_CHANNELS);
-    const uint8_t *last = records + (size_t)(n_records - 1) * record_bytes;
+    struct walk walk = walk_from(records);
     struct unit_buffers buffers;
     float clear[2][VEC];
     pack_parts(&buffers, q, n_q, n);
@@ -107,9 +107,13 @@ INLINE void one_bit_unit_queries(float *s, size_t s_stride, const float *q, int 
     for (int j = 0; j < n_records + 2; j++) {
         const uint8_t *record = records + (size_t)j * record_bytes;
         if (j < n_records) {
-            if (j % together == 0)
-                one_bit_clear(clear[j / together % 2], q, n_q, record, last, record_bytes, together, n);
-            one_bit_fetch(record, (size_t)VEC * record_bytes, record_bytes);
+            if (j % together == 0) {
+                const uint8_t *next[VEC];
+                for (int r = 0; r < together; r++)
+                    next[r] = records + (size_t)BUTLER_MIN(j + r, n_records - 1) * record_bytes;
+                one_bit_clear(clear[j / together % 2], q, n_q, next, together, n);
+            }
+            walk_to(&walk, (uintptr_t)record + (VEC + 1) * record_bytes);
             spread_record(buffers.spread[j % 2], record, n);
         }
         if (j >= 1 && j <= n_records)

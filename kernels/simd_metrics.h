@@ -3,6 +3,8 @@
 #ifndef BUTLER_SIMD_METRICS_H
 #define BUTLER_SIMD_METRICS_H
 
+#include "simd_fetch.h"
+
 /* ------------------------------------------------------------------------------------------- page bounds */
 
 /* max[n] of a record and min[n] at element i. */
@@ -13,10 +15,22 @@ INLINE void bounds_load(vec *high, vec *low, const uint8_t *record, int i, int c
     *low = count == VEC ? vec_load_half(l) : vec_load_half_some(l, count);
 }
 
-/* n_q and n_records are compile-time constants with n_q n_records <= VEC; the first n_stored records are stored, those beyond
- * repeat one that exists. due: as many records to fetch meanwhile, or NULL. */
-INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, const uint8_t *const *records,
-                        const uint8_t *const *due, int n_records, int n_stored, int n)
+/* Records that go together, and where their scores belong; beyond the first n_stored they repeat one that exists. */
+struct bounds {
+    const uint8_t *records[VEC];
+    int at[VEC], n_stored;
+};
+
+/* What is fetched meanwhile: a part of the records that follow in each half of the list, a step for each vector of channels. */
+struct bounds_due {
+    struct walk walks[2];
+    uintptr_t ends[2];
+    size_t step;
+};
+
+/* n_q and n_records are compile-time constants with n_q n_records <= VEC. due: or NULL. */
+INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, const struct bounds *tile, int n_records,
+                        struct bounds_due *due, int n)
 {
     vec acc[VEC];
     _Alignas(64) float sums[VEC];
@@ -27,14 +41,17 @@ INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, cons
         const int count = BUTLER_MIN(n - i, VEC);
         vec x[4];
         UNROLL
+        for (int k = 0; due && k < 2; k++) {
+            due->ends[k] += due->step;
+            walk_to(&due->walks[k], due->ends[k]);
+        }
+        UNROLL
         for (int a = 0; a < n_q; a++)
             x[a] = vec_load_some(q + (size_t)a * n + i, count);
         UNROLL
         for (int r = 0; r < n_records; r++) {
             vec high, low;
-            if (due)
-                prefetch_second(due[r] + (size_t)i * 4);
-            bounds_load(&high, &low, records[r], i, count, n);
+            bounds_load(&high, &low, tile->records[r], i, count, n);
             UNROLL
             for (int a = 0; a < n_q; a++)
                 acc[a * n_records + r] = vec_fma(x[a], vec_pick(x[a], high, low), acc[a * n_records + r]);
@@ -42,32 +59,35 @@ INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, cons
     }
     vec_store(sums, vec_sum_each(acc));
     for (int a = 0; a < n_q; a++)
-        for (int r = 0; r < n_stored; r++)
-            s[a * s_stride + r] = sums[a * n_records + r];
+        for (int r = 0; r < tile->n_stored; r++)
+            s[a * s_stride + tile->at[r]] = sums[a * n_records + r];
 }
 
-/* Records fetched together. */
-#define FETCH_RECORDS 32
+#define BOUNDS_SOON 2048 /* bytes */
 
-/* A tile of records meets all queries, four at a time, before the next: it comes from memory once. `group` is the number of
- * queries that go together, tile the number of records, both compile-time constants. */
-INLINE void bounds_scan(float *s, size_t s_stride, const float *q, int n_q, int group, int tile, const uint8_t *p,
+/* A tile of records meets all queries, `group` at a time, before the next: it comes from memory once. Half of it are from the
+ * list's first half and half from its second: of two streams the core keeps more lines under way than of one. group and n_tile,
+ * the number of records, are compile-time constants. */
+INLINE void bounds_scan(float *s, size_t s_stride, const float *q, int n_q, int group, int n_tile, const uint8_t *p,
                         size_t record_bytes, int n_records, int n)
 {
-    for (int j = 0; j < n_records; j += tile) {
-        const uint8_t *records[VEC], *due[VEC];
-        const int stored = BUTLER_MIN(n_records - j, tile);
+    const int side = n_tile / 2, half = n_records / n_tile * side;
+    const uint8_t *others = p + (size_t)half * record_bytes;
+    struct bounds_due due = {{walk_from(p), walk_from(others)}, {0, 0}, (size_t)side * record_bytes * VEC / (size_t)n};
+    for (int j = 0; j < n_records; j += n_tile) {
+        struct bounds tile = {.n_stored = BUTLER_MIN(n_records - j, n_tile)};
         int a = 0;
-        for (int r = 0; r < tile; r++) {
-            const int at = BUTLER_MIN(j + r, n_records - 1);
-            records[r] = p + (size_t)at * record_bytes;
-            due[r] = p + (size_t)due_index(at, n_records, FETCH_RECORDS) * record_bytes;
+        for (int r = 0; r < n_tile; r++) {
+            tile.at[r] = j < 2 * half ? j / 2 + r % side + r / side * half : BUTLER_MIN(j + r, n_records - 1);
+            tile.records[r] = p + (size_t)tile.at[r] * record_bytes;
         }
-        bounds_tile(s + j, s_stride, q, group, records, due, tile, stored, n);
+        due.ends[0] = (uintptr_t)tile.records[0] + BOUNDS_SOON;
+        due.ends[1] = (uintptr_t)tile.records[side] + BOUNDS_SOON;
+        bounds_tile(s, s_stride, q, group, &tile, n_tile, &due, n);
         for (a = group; a + group <= n_q; a += group)
-            bounds_tile(s + a * s_stride + j, s_stride, q + (size_t)a * n, group, records, NULL, tile, stored, n);
+            bounds_tile(s + a * s_stride, s_stride, q + (size_t)a * n, group, &tile, n_tile, NULL, n);
         for (; a < n_q; a++)
-            bounds_tile(s + a * s_stride + j, s_stride, q + (size_t)a * n, 1, records, NULL, tile, stored, n);
+            bounds_tile(s + a * s_stride, s_stride, q + (size_t)a * n, 1, &tile, n_tile, NULL, n);
     }
 }
 

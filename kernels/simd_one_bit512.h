@@ -7,12 +7,13 @@
 #include "one_bit.h"
 #include "vec512.h"
 
+#include "simd_fetch.h"
+
 enum {
     TOKENS = 32,
     LANES = 16,                         /* tokens of a vector */
     CHANNELS = BUTLER_ONE_BIT_CHANNELS,
     QUERIES = 8,                        /* at a time */
-    AHEAD = 8192,                       /* bytes fetched into the second-level cache before they are into the first */
 };
 
 /* Queries as bytes: channel d is 128 high[d] + low[d] times factor. */
@@ -35,18 +36,13 @@ INLINE void one_bit_split(struct one_bit_parts *parts, const float *q, int n_q, 
     }
 }
 
-/* clear[a * n_records + r] = q_a . the lowest keys of record r; n_q n_records = VEC, both compile-time constants. Records beyond
- * `last` repeat it. */
-INLINE void one_bit_clear(float clear[VEC], const float *q, int n_q, const uint8_t *first, const uint8_t *last, size_t record_bytes,
-                          int n_records, int n)
+/* clear[a * n_records + r] = q_a . the lowest keys of record r; n_q n_records = VEC, both compile-time constants. */
+INLINE void one_bit_clear(float clear[VEC], const float *q, int n_q, const uint8_t *const *records, int n_records, int n)
 {
-    const uint8_t *record[VEC];
     vec acc[VEC];
     UNROLL
     for (int a = 0; a < VEC; a++)
         acc[a] = vec_zero();
-    for (int r = 0; r < n_records; r++)
-        record[r] = (size_t)(last - first) < (size_t)r * record_bytes ? last : first + (size_t)r * record_bytes;
     for (int i = 0; i < n; i += VEC) {
         const int count = BUTLER_MIN(n - i, VEC);
         vec x[QUERIES];
@@ -55,7 +51,7 @@ INLINE void one_bit_clear(float clear[VEC], const float *q, int n_q, const uint8
             x[a] = vec_load_some(q + (size_t)a * (size_t)n + i, count);
         UNROLL
         for (int r = 0; r < n_records; r++) {
-            const uint8_t *p = record[r] + (size_t)i * 2;
+            const uint8_t *p = records[r] + (size_t)i * 2;
             const vec low = count == VEC ? vec_load_half(p) : vec_load_half_some(p, count);
             UNROLL
             for (int a = 0; a < n_q; a++)
@@ -104,23 +100,27 @@ INLINE void one_bit_add(__m512i (*high)[2], __m512i (*low)[2], const struct one_
     }
 }
 
-/* Scores of one record; clear_a = clear[a * clear_stride]. n_q, up to four, is a compile-time constant. */
+/* Scores of one record; clear_a = clear[a * clear_stride]. n_q, up to four, is a compile-time constant. Meanwhile `walk` goes on to
+ * where the record of `soon` bytes later ends. */
 INLINE void one_bit_record(float *s, size_t s_stride, const struct one_bit_parts *parts, int n_q, const uint8_t *record,
-                           const float *clear, size_t clear_stride, int n)
+                           size_t record_bytes, const float *clear, size_t clear_stride, int n, struct walk *walk, size_t soon)
 {
     const uint8_t *range = one_bit_ranges(record, n), *bits = one_bit_bits(record, n);
+    const uintptr_t begin = (uintptr_t)record + soon;
     __m512i high[4][2], low[4][2];
     int d = 0;
     UNROLL
     for (int a = 0; a < n_q; a++)
         high[a][0] = high[a][1] = low[a][0] = low[a][1] = _mm512_setzero_si512();
     for (; d + 16 <= n; d += 16) {
+        walk_to(walk, begin + butler_one_bit_bytes(d));
         UNROLL
         for (int k = 0; k < 16; k += 4)
             one_bit_add(high, low, parts, n_q, range, bits, d + k);
     }
     for (; d < n; d += 4)
         one_bit_add(high, low, parts, n_q, range, bits, d);
+    walk_to(walk, begin + record_bytes);
     const float unit = one_bit_unit(record, n);
     UNROLL
     for (int a = 0; a < n_q; a++)
@@ -129,43 +129,56 @@ INLINE void one_bit_record(float *s, size_t s_stride, const struct one_bit_parts
                       one_bit_score(high[a][half], low[a][half], unit * parts->factor[a], clear[(size_t)a * clear_stride]));
 }
 
-/* Fetches a record's lines `soon` bytes further on, and those AHEAD of that. */
-INLINE void one_bit_fetch(const uint8_t *record, size_t soon, size_t record_bytes)
-{
-    for (size_t line = 0; line < record_bytes; line += 64) {
-        prefetch_second((const void *)((uintptr_t)record + soon + AHEAD + line));
-        prefetch(record, soon + line);
-    }
-}
-
-/* n_q up to four. What stands before the bits is read for as many records together as give a vector of sums. */
+/* n_q up to four. What stands before the bits is read for as many records together as give a vector of sums. These are half of
+ * them from the list's first half and half from its second: of two streams the core keeps more lines under way than of one. */
 INLINE void one_bit_queries(float *s, size_t s_stride, const float *q, int n_q, const uint8_t *records, size_t record_bytes,
                             int n_records, int n)
 {
-    const int together = VEC / n_q;
-    const uint8_t *last = records + (size_t)(n_records - 1) * record_bytes;
+    const int together = VEC / n_q, half = n_records / together * (together / 2);
+    const size_t soon = (size_t)VEC * record_bytes;
+    const uint8_t *others = records + (size_t)half * record_bytes, *record[VEC];
+    struct walk walk = walk_from(records), walk_others = walk_from(others);
     struct one_bit_parts parts;
+    float clear[VEC];
     one_bit_split(&parts, q, n_q, n);
-    for (int j = 0; j < n_records; j += together, records += (size_t)together * record_bytes) {
-        float clear[VEC];
-        one_bit_clear(clear, q, n_q, records, last, record_bytes, together, n);
-        for (int r = 0; r < BUTLER_MIN(together, n_records - j); r++) {
-            const uint8_t *record = records + (size_t)r * record_bytes;
-            one_bit_fetch(record, (size_t)VEC * record_bytes, record_bytes);
-            one_bit_record(s + (size_t)(j + r) * TOKENS, s_stride, &parts, n_q, record, clear + r, (size_t)together, n);
+#define SCORE(j, r, walk)                                                                                                              one_bit_record(s + (size_t)(j) * TOKENS, s_stride, &parts, n_q, record[r], record_bytes, clear + (r), (size_t)together, n, walk, soon)
+    for (int j = 0; j < half; j += together / 2) {
+        for (int r = 0; r < together; r += 2, records += record_bytes, others += record_bytes) {
+            record[r] = records;
+            record[r + 1] = others;
+        }
+        one_bit_clear(clear, q, n_q, record, together, n);
+        for (int r = 0; r < together; r += 2) {
+            SCORE(j + r / 2, r, &walk);
+            SCORE(j + r / 2 + half, r + 1, &walk_others);
         }
     }
+    if (2 * half < n_records) {
+        for (int r = 0; r < together; r++)
+            record[r] = others + (size_t)BUTLER_MIN(r, n_records - 2 * half - 1) * record_bytes;
+        one_bit_clear(clear, q, n_q, record, together, n);
+        for (int r = 0; r < n_records - 2 * half; r++)
+            SCORE(2 * half + r, r, &walk_others);
+    }
+#undef SCORE
 }
 
 static void one_bit_vnni(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes,
                          int n_records, int n)
 {
-    for (; n_q >= 4; n_q -= 4, q += 4 * (size_t)n, s += 4 * s_stride)
-        one_bit_queries(s, s_stride, q, 4, records, record_bytes, n_records, n);
-    for (; n_q >= 2; n_q -= 2, q += 2 * (size_t)n, s += 2 * s_stride)
-        one_bit_queries(s, s_stride, q, 2, records, record_bytes, n_records, n);
-    if (n_q > 0)
-        one_bit_queries(s, s_stride, q, 1, records, record_bytes, n_records, n);
+    for (int i = 0, count; i < n_q; i += count, q += count * (size_t)n, s += count * s_stride) {
+        count = n_q - i >= 4 ? 4 : n_q - i >= 2 ? 2 : 1;
+        if (count == 4)
+            one_bit_queries(s, s_stride, q, 4, records, record_bytes, n_records, n);
+        else if (count == 2)
+            one_bit_queries(s, s_stride, q, 2, records, record_bytes, n_records, n);
+        else if (n == 64) /* the lengths of most models */
+            one_bit_queries(s, s_stride, q, 1, records, record_bytes, n_records, 64);
+        else if (n == 128)
+            one_bit_queries(s, s_stride, q, 1, records, record_bytes, n_records, 128);
+        else
+            one_bit_queries(s, s_stride, q, 1, records, record_bytes, n_records, n);
+    }
 }
 
 #endif
