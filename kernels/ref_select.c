@@ -56,3 +56,13 @@ int butler_ref_list_reaching(uint32_t *ids, uint32_t first, const float *x, floa
     }
     return count;
 }
+
+int butler_ref_keep_between(float *values, const float *x, float low, float high, int n, int *n_high)
+{
+    int count = 0;
+    *n_high = butler_ref_count_reaching(x, high, n);
+    for (int i = 0; i < n; i++)
+        if (x[i] >= low && !(x[i] >= high))
+            values[count++] = x[i];
+    return count;
+}

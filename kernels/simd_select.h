@@ -96,6 +96,26 @@ static int list_reaching(uint32_t *ids, uint32_t first, const float *x, float bo
     return count;
 }
 
+static int keep_between(float *values, const float *x, float low, float high, int n, int *n_high)
+{
+    const vec l = vec_set1(low), h = vec_set1(high);
+    int count = 0, above = 0, i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        const vec v = vec_load(x + i);
+        const uint32_t reach = vec_reaches(v, h), kept = vec_reaches(v, l) & ~reach;
+        vec_store_kept(values + count, x + i, kept); /* what it writes beyond lies within the first i + VEC values */
+        count += __builtin_popcount(kept);
+        above += __builtin_popcount(reach);
+    }
+    for (; i < n; i++) {
+        values[count] = x[i];
+        count += x[i] >= low && !(x[i] >= high);
+        above += x[i] >= high;
+    }
+    *n_high = above;
+    return count;
+}
+
 INLINE void fill_select(struct butler_kernels *table)
 {
     table->log_sum_exp = log_sum_exp;
@@ -103,6 +123,7 @@ INLINE void fill_select(struct butler_kernels *table)
     table->group_max = group_max;
     table->count_reaching = count_reaching;
     table->list_reaching = list_reaching;
+    table->keep_between = keep_between;
 }
 
 #endif

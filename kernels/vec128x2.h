@@ -187,6 +187,14 @@ INLINE void vec_store_set(uint32_t *ids, uint32_t first, uint32_t bits)
     }
 }
 
+INLINE void vec_store_kept(float *y, const float *x, uint32_t bits)
+{
+    for (; bits; x++, bits >>= 1) {
+        *y = *x;
+        y += bits & 1;
+    }
+}
+
 INLINE vec vec_swap(vec v)
 {
     return (vec){vrev64q_f32(v.a), vrev64q_f32(v.b)};

@@ -119,6 +119,13 @@ INLINE void vec_store_set(uint32_t *ids, uint32_t first, uint32_t bits)
         ids += bits & 1;
     }
 }
+INLINE void vec_store_kept(float *y, const float *x, uint32_t bits)
+{
+    for (; bits; x++, bits >>= 1) {
+        *y = *x;
+        y += bits & 1;
+    }
+}
 INLINE vec vec_keep(vec a, vec b, int count)
 {
     return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(vec_first(count)));

@@ -28,16 +28,18 @@ static uint64_t *selected_of(const struct butler_layer_state *state, int list)
     return work->selected + ((size_t)state->layer * (size_t)state->n_heads + (size_t)list) * work->selected_words;
 }
 
-/* units -> slots of a head with n; counts how many were chosen, and how many of these were in the step before too. */
+/* Where units are put: tokens are slots already. */
+static uint32_t *units_of(const struct butler_layer_state *state, int thread, uint32_t *slots)
+{
+    return state->policy->unit == 1 ? slots : butler_units_scratch(state, thread, 0);
+}
+
+/* units (units_of) -> slots of a head with n; counts how many were chosen, and how many of these were in the step before too. */
 static int expand_units(const struct butler_layer_state *state, const uint32_t *units, int n_units, int n_reused, int n,
                         uint32_t *slots)
 {
     const int unit = state->policy->unit;
-    int n_slots = 0;
-    if (unit == 1) {
-        memcpy(slots, units, (size_t)n_units * sizeof *slots);
-        n_slots = n_units;
-    }
+    int n_slots = unit == 1 ? n_units : 0;
     for (int i = 0; i < n_units && unit > 1; i++)
         for (int slot = (int)units[i] * unit; slot < BUTLER_MIN(((int)units[i] + 1) * unit, n); slot++)
             slots[n_slots++] = (uint32_t)slot;
@@ -46,16 +48,30 @@ static int expand_units(const struct butler_layer_state *state, const uint32_t *
     return n_slots;
 }
 
-/* Notes the chosen units as the list's; how many of them it had in the step before. */
-static int note_units(const struct butler_layer_state *state, int list, const uint32_t *units, int n_units, int n)
+/* Eight bytes of 0 or 1 -> as many bits. */
+static uint64_t bits_of_bytes(const unsigned char *bytes)
+{
+    uint64_t all = 0;
+    for (int i = 0; i < 8; i++)
+        all |= (uint64_t)bytes[i] << 8 * i;
+    return all * 0x0102040810204080u >> 56; /* byte i times 2^(56 - 7i) is bit 56 + i; no two others meet */
+}
+
+/* Notes the chosen units as the list's; how many of them it had in the step before. By way of a byte a unit: how many of them a
+ * word's worth has nobody can predict. */
+static int note_units(const struct butler_layer_state *state, int thread, int list, const uint32_t *units, int n_units, int n)
 {
     uint64_t *selected = selected_of(state, list);
     const int n_words = BUTLER_CEIL_DIV(BUTLER_CEIL_DIV(n, state->policy->unit), 64);
-    int reused = 0, at = 0;
+    unsigned char few[64], *chosen = n_words > 1 ? (unsigned char *)butler_units_scratch(state, thread, 1) : few;
+    int reused = 0;
+    memset(chosen, 0, (size_t)n_words * 64);
+    for (int i = 0; i < n_units; i++)
+        chosen[units[i]] = 1;
     for (int w = 0; w < n_words; w++) {
         uint64_t bits = 0;
-        for (; at < n_units && units[at] / 64 == (uint32_t)w; at++)
-            bits |= (uint64_t)1 << units[at] % 64;
+        for (int b = 0; b < 8; b++)
+            bits |= bits_of_bytes(chosen + w * 64 + b * 8) << 8 * b;
         reused += __builtin_popcountll(bits & selected[w]);
         selected[w] = bits;
     }
@@ -69,7 +85,7 @@ static int repeat_list(const struct butler_layer_state *state, int thread, int l
     const uint32_t n_units = (uint32_t)BUTLER_CEIL_DIV(n, unit_slots);
     const uint32_t fresh = (uint32_t)(state->work->selected_at[state->layer] / unit_slots);
     uint64_t *selected = selected_of(state, list);
-    uint32_t *units = butler_units_scratch(state, thread, 0);
+    uint32_t *units = units_of(state, thread, slots);
     int n_kept = 0, n_new = 0;
     for (uint32_t unit = fresh; unit < n_units; unit++) {
         const uint64_t bit = (uint64_t)1 << unit % 64;
@@ -78,8 +94,9 @@ static int repeat_list(const struct butler_layer_state *state, int thread, int l
     }
     for (uint32_t first = 0; first < n_units; first += 64)
         for (uint64_t bits = selected[first / 64]; bits; bits &= bits - 1) {
-            units[n_kept] = first + (uint32_t)__builtin_ctzll(bits);
-            n_kept += units[n_kept] < n_units;
+            const uint32_t unit = first + (uint32_t)__builtin_ctzll(bits);
+            if (unit < n_units)
+                units[n_kept++] = unit;
         }
     return expand_units(state, units, n_kept, n_kept - n_new, n, slots);
 }
@@ -90,14 +107,14 @@ static int select_list(const struct butler_layer_state *state, float *rows, int 
 {
     const struct unit_limits u = unit_limits(state, n);
     const bool mass = state->policy->budget_kind == BUTLER_BUDGET_MASS;
-    uint32_t *units = butler_units_scratch(state, thread, 0);
+    uint32_t *units = units_of(state, thread, slots);
     float *values = butler_values_scratch(state, thread);
     const struct butler_kernels *kernels = state->kv->kernels;
     const float *scores = butler_reduce_scores(state, rows, head, n_heads, u.n_units, mass);
     const int n_kept = mass ? butler_select_mass(kernels, scores, u.n_units, state->policy->budget, u.first, u.last, values,
                                                  butler_units_scratch(state, thread, 1), units)
                             : butler_select_top(kernels, scores, u.n_units, u.budget, u.first, u.last, values, units);
-    return expand_units(state, units, n_kept, note_units(state, list, units, n_kept, n), n, slots);
+    return expand_units(state, units, n_kept, note_units(state, thread, list, units, n_kept, n), n, slots);
 }
 
 static int lists_of(const struct butler_layer_state *state)

@@ -58,20 +58,25 @@ static uint16_t finite_half(float x)
     return butler_float_to_half(BUTLER_MAX(-65504.0f, BUTLER_MIN(x, 65504.0f)));
 }
 
-/* Rounds x[n] to whole numbers around an extreme of `most` scale; NaN becomes the lowest. */
+/* Rounds x[n] to whole numbers around an extreme of `most` scale; NaN becomes the lowest. Without calls: of a step's keys and
+ * queries there are many. */
 static float round_to(int8_t *out, const float *x, int n, float most, float scale)
 {
-    const float inverse = scale > 0 ? 1 / scale : 0;
-    for (int i = 0; i < n; i++)
-        out[i] = (int8_t)lrintf(fminf(fmaxf(x[i] * inverse, -most), most));
+    const float inverse = scale > 0 ? 1 / scale : 0, whole = 0x1.8p23f; /* to which only whole numbers can be added */
+    for (int i = 0; i < n; i++) {
+        const float y = x[i] * inverse, low = y > -most ? y : -most, kept = low < most ? low : most;
+        out[i] = (int8_t)(int)((kept + whole) - whole);
+    }
     return scale;
 }
 
 static float extreme(const float *x, int n)
 {
     float most = 0;
-    for (int i = 0; i < n; i++)
-        most = fmaxf(most, fabsf(x[i]));
+    for (int i = 0; i < n; i++) {
+        const float y = fabsf(x[i]);
+        most = y > most ? y : most;
+    }
     return most;
 }
 
@@ -234,7 +239,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
  * The mean over heads of (q_h.k - mean_h) / deviation_h is, but for a number that all tokens have in common, the product of k with
  * the mean of q_h / deviation_h. Deviations are those of a sample of the tokens. */
 
-enum { SAMPLE = 16 /* records at most, */, APART = 32 /* of so many one at most: the sample is read besides */ };
+enum { SAMPLE = 8 /* records at most, */, APART = 32 /* of so many one at most: the sample is read besides */ };
 
 /* The slots before the newest token's, which a layer has before it begins too: what was foreseen and what is done are the same. */
 static int n_settled(const struct butler_head_view *view)
@@ -249,12 +254,18 @@ static double inverse_deviation(const float *x, int n)
 {
     enum { LANES = 8 };
     double sums[LANES] = {0}, squares[LANES] = {0}, sum = 0, square = 0;
-    for (int i = 0; i < n; i += LANES)
-        for (int k = 0; k < BUTLER_MIN(LANES, n - i); k++) {
+    int i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int k = 0; k < LANES; k++) {
             const double far = (double)x[i + k] - (double)x[0];
             sums[k] += far;
             squares[k] += far * far;
         }
+    for (; i < n; i++) {
+        const double far = (double)x[i] - (double)x[0];
+        sums[i % LANES] += far;
+        squares[i % LANES] += far * far;
+    }
     for (int k = 0; k < LANES; k++) {
         sum += sums[k];
         square += squares[k];

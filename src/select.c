@@ -72,12 +72,12 @@ static int likely(const struct butler_kernels *kernels, const float *scores, int
 /* kth_highest of scores [first, end) where k is a large share of them: the sample bounds it on both sides, and only what lies
  * between is halved. False where the sample was unlucky. */
 static bool between(const struct butler_kernels *kernels, const float *scores, int first, int end, int k, float *values,
-                    uint32_t *ids, float *bound, int *n_equal)
+                    float *bound, int *n_equal)
 {
     const int n = end - first, n_sample = n / SAMPLE;
     const double expected = (double)k / SAMPLE, margin = 4 * sqrt(expected) + 4;
     float high, low;
-    int n_between = 0;
+    int n_high;
     if (expected - margin < 1 || expected + margin > n_sample)
         return false;
     for (int i = 0; i < n_sample; i++)
@@ -85,15 +85,22 @@ static bool between(const struct butler_kernels *kernels, const float *scores, i
     if (!kth_highest(kernels, values, n_sample, (int)(expected - margin), &high, n_equal) ||
         !kth_highest(kernels, values, n_sample, (int)(expected + margin), &low, n_equal))
         return false;
-    const int n_high = kernels->count_reaching(scores + first, high, n);
-    const int n_low = kernels->list_reaching(ids, (uint32_t)first, scores + first, low, n);
-    if (n_high >= k || n_low < k)
+    const int n_between = kernels->keep_between(values, scores + first, low, high, n, &n_high);
+    if (n_high >= k || n_high + n_between < k)
         return false;
-    for (int i = 0; i < n_low; i++) {
-        values[n_between] = scores[ids[i]];
-        n_between += values[n_between] < high;
-    }
     return kth_highest(kernels, values, n_between, k - n_high, bound, n_equal);
+}
+
+/* Of ids[n], ascending, whose scores all reach bound, takes out the last that equal it until k are left. */
+static void drop_last_equal(const float *scores, float bound, uint32_t *ids, int n, int k)
+{
+    int at = n, n_kept, n_extra = n - k;
+    while (n_extra > 0)
+        n_extra -= scores[ids[--at]] == bound;
+    for (n_kept = at; at < n; at++) {
+        ids[n_kept] = ids[at];
+        n_kept += scores[ids[at]] != bound;
+    }
 }
 
 /* The k highest of scores [first, end) into ids, ascending. */
@@ -109,18 +116,18 @@ static void top(const struct butler_kernels *kernels, const float *scores, int f
     for (int i = 0; listed && i < n; i++)
         values[i] = scores[ids[i]];
     const float *x = listed ? values : scores + first;
-    const bool found = !listed && n >= SAMPLED_N && between(kernels, scores, first, end, k, values, ids, &bound, &n_equal);
+    const bool found = !listed && n >= SAMPLED_N && between(kernels, scores, first, end, k, values, &bound, &n_equal);
     if (!found && !kth_highest(kernels, x, n, k, &bound, &n_equal)) {
         n_equal = INT32_MAX;
         n_nan = k - kernels->count_reaching(x, -INFINITY, n);
-    } else if (n_equal == INT32_MAX && !listed) {
-        kernels->list_reaching(ids, (uint32_t)first, x, bound, n);
+    } else if (!listed) {
+        drop_last_equal(scores, bound, ids, kernels->list_reaching(ids, (uint32_t)first, x, bound, n), k);
         return;
     }
-    for (int i = 0; i < n; i++) {
-        const int equal = x[i] == bound && n_equal > 0, nan = x[i] != x[i] && n_nan > 0;
+    for (int i = 0; i < n; i++) { /* without branches: what comes next nobody can predict */
+        const int equal = (x[i] == bound) & (n_equal > 0), nan = (x[i] != x[i]) & (n_nan > 0);
         ids[n_kept] = listed ? ids[i] : (uint32_t)(first + i);
-        n_kept += x[i] > bound || equal || nan;
+        n_kept += (x[i] > bound) | equal | nan;
         n_equal -= equal;
         n_nan -= nan;
     }

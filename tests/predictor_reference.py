@@ -178,9 +178,9 @@ class Stored:
 
     def mean_scores(self, step, heads, key, n):
         """Ordered as the mean of the heads' standard scores: q.k of one query, the mean of theirs over the deviations of their scores of
-        sampled records: whole ones of tokens before the newest, of the first n, one of 32, at most 16, at least one."""
+        sampled records: whole ones of tokens before the newest, of the first n, one of 32, at most 8, at least one."""
         records = max((n - 1) // TOKENS, 1)
-        every = min(max(-(-records // 16), 32), records)
+        every = min(max(-(-records // 8), 32), records)
         sample = [t for r in range(every // 2, records, every) for t in range(TOKENS * r, TOKENS * r + TOKENS) if t < max(n - 1, 1)]
         q = np.zeros(len(self.queries[step][0]))
         for head in heads:

@@ -117,17 +117,25 @@ static void reaching(void **state)
         for (int k = 0; k < 12; k++) {
             float *x = guarded_at(&g, (size_t)n * sizeof *x, k % 2, 0), bound = special(&seed);
             uint32_t *ids = guarded_at(&h, (size_t)n * sizeof *ids, true, 0), expected[MAX_N];
-            int n_expected = 0;
+            const float high = k % 4 == 1 ? bound : special(&seed);
+            float between[MAX_N];
+            int n_expected = 0, n_between = 0, n_high = 0, got_high;
             for (int i = 0; i < n; i++) {
                 x[i] = k % 4 == 3 ? bound : special(&seed);
                 if (x[i] >= bound)
                     expected[n_expected++] = 70000u + (uint32_t)i;
+                n_high += x[i] >= high;
+                if (x[i] >= bound && !(x[i] >= high))
+                    between[n_between++] = x[i];
             }
             FOR_EACH_ISA(table)
             {
                 assert_int_equal(table->count_reaching(x, bound, n), n_expected);
                 assert_int_equal(table->list_reaching(ids, 70000, x, bound, n), n_expected);
                 assert_memory_equal(ids, expected, (size_t)n_expected * sizeof *ids);
+                assert_int_equal(table->keep_between((float *)ids, x, bound, high, n, &got_high), n_between);
+                assert_int_equal(got_high, n_high);
+                assert_memory_equal(ids, between, (size_t)n_between * sizeof *between);
             }
         }
     guarded_free(&g);
