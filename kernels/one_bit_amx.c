@@ -19,11 +19,11 @@ enum {
         [0] = 1, [16] = 64, [18] = 64, [24] = 64, [28] = 64, [30] = 64, [48] = (rows), [49] = (rows), [52] = (rows), [54] = 16,    \
         [55] = 16                                                                                                                  \
     }
-static const _Alignas(64) uint8_t configs[3][64] = {CONFIG(4), CONFIG(8), CONFIG(16)};
+static const _Alignas(64) uint8_t configs[2][64] = {CONFIG(8), CONFIG(16)};
 
 /* What a record becomes and what comes of it, twice: the unit is at one while vectors are at another. */
 struct unit_buffers {
-    _Alignas(64) uint8_t parts[MOST_TILES][TILE_BYTES];      /* rows: the queries' high bytes, then their low ones */
+    _Alignas(64) uint8_t parts[MOST_TILES][TILE_BYTES];        /* rows: the queries' high bytes, then their low ones */
     _Alignas(64) uint8_t spread[2][MOST_TILES][2][TILE_BYTES]; /* rows: four channels of 16 tokens */
     _Alignas(64) int32_t sums[2][2][LANES * LANES];
     float factor[VEC];
@@ -40,8 +40,9 @@ static void pack_parts(struct unit_buffers *buffers, const float *q, int n_q, in
             memcpy(buffers->parts[i] + a * TILE_CHANNELS, parts.high[a] + i * TILE_CHANNELS, TILE_CHANNELS);
             memcpy(buffers->parts[i] + (n_q + a) * TILE_CHANNELS, parts.low[a] + i * TILE_CHANNELS, TILE_CHANNELS);
         }
-    /* Rows beyond the last channel are never written again. */
-    memset(buffers->spread, 0, sizeof buffers->spread);
+    /* Rows beyond the last channel, which are never written. */
+    for (int k = 0; k < 2 && n % TILE_CHANNELS; k++)
+        memset(buffers->spread[k][n / TILE_CHANNELS], 0, sizeof buffers->spread[k][0]);
 }
 
 INLINE void spread_record(uint8_t spread[MOST_TILES][2][TILE_BYTES], const uint8_t *record, int n)
@@ -93,7 +94,7 @@ INLINE void score_record(float *s, size_t s_stride, const int32_t sums[2][LANES 
                                     scale[a], clear[(size_t)a * clear_stride]));
 }
 
-/* n_q is 2, 4 or 8. A record is spread while the unit multiplies the one before, and the one before that gets its scores. */
+/* n_q is 4 or 8. A record is spread while the unit multiplies the one before, and the one before that gets its scores. */
 INLINE void one_bit_unit_queries(float *s, size_t s_stride, const float *q, int n_q, const uint8_t *records, size_t record_bytes,
                                  int n_records, int n)
 {
@@ -102,7 +103,7 @@ INLINE void one_bit_unit_queries(float *s, size_t s_stride, const float *q, int 
     struct unit_buffers buffers;
     float clear[2][VEC];
     pack_parts(&buffers, q, n_q, n);
-    _tile_loadconfig(configs[n_q / 4]);
+    _tile_loadconfig(configs[n_q / 8]);
     _tile_loadd(4, buffers.parts[0], TILE_CHANNELS);
     for (int j = 0; j < n_records + 2; j++) {
         const uint8_t *record = records + (size_t)j * record_bytes;
@@ -126,13 +127,25 @@ INLINE void one_bit_unit_queries(float *s, size_t s_stride, const float *q, int 
     _tile_release();
 }
 
+/* n_q is a compile-time constant. */
+INLINE void one_bit_lengths(float *s, size_t s_stride, const float *q, int n_q, const uint8_t *records, size_t record_bytes,
+                            int n_records, int n)
+{
+    if (n == 64) /* the lengths of most models */
+        one_bit_unit_queries(s, s_stride, q, n_q, records, record_bytes, n_records, 64);
+    else if (n == 128)
+        one_bit_unit_queries(s, s_stride, q, n_q, records, record_bytes, n_records, 128);
+    else
+        one_bit_unit_queries(s, s_stride, q, n_q, records, record_bytes, n_records, n);
+}
+
 static void one_bit(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                     int n)
 {
     for (; n_q >= 8; n_q -= 8, q += 8 * (size_t)n, s += 8 * s_stride)
-        one_bit_unit_queries(s, s_stride, q, 8, records, record_bytes, n_records, n);
+        one_bit_lengths(s, s_stride, q, 8, records, record_bytes, n_records, n);
     for (; n_q >= 4; n_q -= 4, q += 4 * (size_t)n, s += 4 * s_stride)
-        one_bit_unit_queries(s, s_stride, q, 4, records, record_bytes, n_records, n);
+        one_bit_lengths(s, s_stride, q, 4, records, record_bytes, n_records, n);
     if (n_q > 0)
         one_bit_vnni(s, s_stride, q, n_q, records, record_bytes, n_records, n);
 }

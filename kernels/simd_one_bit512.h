@@ -11,9 +11,9 @@
 
 enum {
     TOKENS = 32,
-    LANES = 16,                         /* tokens of a vector */
+    LANES = 16, /* tokens of a vector */
     CHANNELS = BUTLER_ONE_BIT_CHANNELS,
-    QUERIES = 8,                        /* at a time */
+    QUERIES = 8, /* at a time */
 };
 
 /* Queries as bytes: channel d is 128 high[d] + low[d] times factor. */
@@ -141,7 +141,9 @@ INLINE void one_bit_queries(float *s, size_t s_stride, const float *q, int n_q, 
     struct one_bit_parts parts;
     float clear[VEC];
     one_bit_split(&parts, q, n_q, n);
-#define SCORE(j, r, walk)                                                                                                              one_bit_record(s + (size_t)(j) * TOKENS, s_stride, &parts, n_q, record[r], record_bytes, clear + (r), (size_t)together, n, walk, soon)
+#define SCORE(j, r, walk)                                                                                                          \
+    one_bit_record(s + (size_t)(j)*TOKENS, s_stride, &parts, n_q, record[r], record_bytes, clear + (r), (size_t)together, n, walk, \
+                   soon)
     for (int j = 0; j < half; j += together / 2) {
         for (int r = 0; r < together; r += 2, records += record_bytes, others += record_bytes) {
             record[r] = records;

@@ -116,7 +116,8 @@ static void score(const struct butler_metric_shape *shape, const double *values,
     for (int slot = first; slot < last;) {
         int r = slot / TOKENS, whole = slot % TOKENS ? 0 : (last - slot) / TOKENS;
         if (whole) {
-            kernels->one_bit(out + (slot - first), stride, q, n_q, butler_view_record(view, r), butler_one_bit_bytes(dim), whole, dim);
+            kernels->one_bit(out + (slot - first), stride, q, n_q, butler_view_record(view, r), butler_one_bit_bytes(dim), whole,
+                             dim);
             slot += whole * TOKENS;
             continue;
         }

@@ -54,8 +54,8 @@ static const char *kv_name(int type)
     return type == BUTLER_KV_F32 ? "f32" : type == BUTLER_KV_F16 ? "f16" : "q8_0";
 }
 
-static const int lengths[] = {1,  3,  8,   15,  16,  17,  31,  32,  33,  48,  64,  65,
-                              80, 96, 100, 128, 129, 160, 192, 256, 257, 288, 320, 512, 520};
+static const int lengths[] = {1,  3,   8,   15,  16,  17,  31,  32,  33,  48,  64,  65, 80,
+                              96, 100, 128, 129, 160, 192, 256, 257, 288, 320, 512, 520};
 
 /* Rows stored by plain C at either end of their pages, at odd bytes too; a few lie twice in the list. */
 static void make_rows(const void **rows, int type, int n_rows, int n, int trial, uint64_t *seed)
@@ -302,7 +302,8 @@ static struct score one_bit_score(const float *q, const unsigned char *record, i
         most = fmaxf(most, fabsf(q[d]));
     const float scale = most > 0 ? 8191 / most : 0;
     for (int d = 0; d < n; d++) {
-        const double low = half_at(record + (size_t)d * 2), x = most > 0 ? nearbyint((double)(q[d] * scale)) / 8191 * (double)most : 0;
+        const double low = half_at(record + (size_t)d * 2),
+                     x = most > 0 ? nearbyint((double)(q[d] * scale)) / 8191 * (double)most : 0;
         const bool set = bits[d / 4 * 16 + token / 2] >> (token % 2 * 4 + d % 4) & 1;
         s.value += (double)q[d] * low + (set ? x * range[d] * (double)unit : 0);
         s.magnitude += fabs((double)q[d] * low) + fabs(x * range[d] * (double)unit);
@@ -351,7 +352,8 @@ static void check_metric(const struct butler_kernels *table, enum metric metric,
             }
             const unsigned char *record = records + j / (size_t)width * record_bytes;
             const float *query = q + (size_t)i * (size_t)n;
-            struct score e = metric == ONE_BIT ? one_bit_score(query, record, n, (int)j % width) : bounds_score(metric, query, record, n);
+            struct score e =
+                metric == ONE_BIT ? one_bit_score(query, record, n, (int)j % width) : bounds_score(metric, query, record, n);
             double bound = metric == BOUNDS_MAX ? EPS * fabs(e.value) + 0x1p-149 : sum_bound(n, e.magnitude);
             /* Some add bits in one chain of floats. */
             if (metric == ONE_BIT)
