@@ -9,7 +9,7 @@
  * Four rows, a quarter of the matrix apart, go together: simd_weights.h says why.
  *
  * The file that includes this has, `bytes` being its vector of BYTES = 4 VEC bytes:
- *   fix16(q, x, inverse)                    16 numbers times inverse to whole ones; their sum
+ *   fix16(q, x, inverse)                    16 numbers times inverse to whole ones, a NaN to the least; their sum
  *   extreme32(x), split_words(high, low, q)  the greatest magnitude of 32 numbers; 16 words as high and low bytes (vec_x86.h)
  *   words_dot(weights, x)                   32 signed bytes with 32 words: sums of four
  *   dot_two(w0, w1, x)                      unsigned bytes with x's high bytes for w0, low bytes for w0, then those for w1: sums
@@ -79,7 +79,7 @@ static void fix(void *fixed, enum butler_type type, const float *x, int n)
             sums[2 * b] = scale * (float)sum[0];
             sums[2 * b + 1] = scale * (float)sum[1];
         } else
-            sums[b] = scale * (float)(sum[0] + sum[1]);
+            sums[b] = scale * ((float)sum[0] + (float)sum[1]);
     }
 }
 

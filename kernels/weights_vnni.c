@@ -12,7 +12,7 @@ typedef __m512i bytes;
 
 INLINE int32_t fix16(int16_t q[16], const float *x, float inverse)
 {
-    const __m512i whole = _mm512_cvtps_epi32(vec_mul(vec_load(x), vec_set1(inverse)));
+    const __m512i whole = _mm512_cvtps_epi32(vec_max(vec_mul(vec_load(x), vec_set1(inverse)), vec_set1(-BUTLER_FIXED_MOST)));
     _mm256_storeu_si256((__m256i *)q, _mm512_cvtepi32_epi16(whole));
     return _mm512_reduce_add_epi32(whole);
 }
