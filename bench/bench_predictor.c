@@ -5,7 +5,8 @@
  * so build/bench/bench_predictor MODEL write v1|v2 FILE             such a predictor, for other measurements
  *
  * Rows of `every 4th step` select in turns (policies.md, every=), and so does what they are compared with: a step has a quarter of
- * it. The cost is what its stage, scores and selection take beyond what that one's selection takes.
+ * it. The cost is what its stage and scores take, less what the dense one takes to store its new keys and values, which counts as
+ * scoring too, and what its selection takes beyond that one's, if it does.
  *
  * Sessions take turns, step by step, so that a busy machine is busy for all of them; what is printed are medians. */
 #include <stdio.h>
@@ -104,14 +105,14 @@ static void measure(struct butler_model *model, const char *name, const char *po
         for (int i = 0; i < 3; i++)
             step(&runs[i], s);
     const double full = middle(runs[0].ms, n_steps), bare = middle(runs[1].ms, n_steps);
-    const double free_of_cost = middle(runs[1].select, n_steps);
+    const double free_of_cost = middle(runs[1].select, n_steps), stored = middle(runs[0].score, n_steps);
     const double all = middle(runs[2].ms, n_steps), predict = middle(runs[2].predict, n_steps),
                  score = middle(runs[2].score, n_steps), select = middle(runs[2].select, n_steps);
-    const double steps = n_steps + N_WARM, cost = predict + score + select - free_of_cost;
+    const double steps = n_steps + N_WARM, cost = predict + score - stored + BUTLER_MAX(select - free_of_cost, 0);
     butler_predictor_describe(model, version, &info);
-    printf("%-26s %6d %6.2f %8.1f %8.1f %8.1f %8.2f %8.2f %8.2f %8.2f %8.1f %8.1f %8.2f %9.2f\n", name, depth, 100 * info.share,
-           (double)runs[2].stats.predict_bytes / steps / 1e6, (double)runs[2].stats.metric_bytes / steps / 1e6, all, predict, score,
-           select, free_of_cost, full, bare, cost, 100 * cost / full);
+    printf("%-26s %6d %6.2f %8.1f %8.1f %8.1f %8.2f %8.2f %8.2f %8.2f %8.2f %8.1f %8.1f %8.2f %9.2f\n", name, depth,
+           100 * info.share, (double)runs[2].stats.predict_bytes / steps / 1e6, (double)runs[2].stats.metric_bytes / steps / 1e6,
+           all, predict, score, stored, select, free_of_cost, full, bare, cost, 100 * cost / full);
     fflush(stdout);
     for (int i = 0; i < 3; i++)
         butler_session_free(runs[i].session);
@@ -155,8 +156,8 @@ int main(int argc, char **argv)
     const int n_steps = argc > 3 ? BUTLER_MIN(BUTLER_MAX(atoi(argv[3]), 1), MAX_STEPS) : 30;
     char depths[256];
     snprintf(depths, sizeof depths, "%s", argc > 2 ? argv[2] : "2048,16384");
-    printf("%-26s %6s %6s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %9s\n", "predictor", "depth", "par %", "MB weig.", "MB keys",
-           "ms", "predict", "score", "select", "for free", "full ms", "bare ms", "cost", "% of full");
+    printf("%-26s %6s %6s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %9s\n", "predictor", "depth", "par %", "MB weig.", "MB keys",
+           "ms", "predict", "score", "stored", "select", "for free", "full ms", "bare ms", "cost", "% of full");
     for (char *depth = strtok(depths, ","); depth; depth = strtok(NULL, ",")) {
         const struct butler_predictor_sizes *attached = NULL;
         for (int i = 0; i < BUTLER_COUNT(rows); i++) {

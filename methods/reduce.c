@@ -3,14 +3,12 @@
 
 #include "methods.h"
 
-static void reduce_mean(float *x, size_t stride, int n_heads, int n)
+static void reduce_mean(const struct butler_kernels *kernels, float *x, size_t stride, int n_heads, int n)
 {
-    for (int i = 0; i < n; i++) {
-        float sum = 0;
-        for (int h = 0; h < n_heads; h++)
-            sum += x[(size_t)h * stride + (size_t)i];
-        x[i] = sum / (float)n_heads;
-    }
+    for (int h = 1; h < n_heads; h++)
+        kernels->add(x, x + (size_t)h * stride, n);
+    for (int i = 0; i < n; i++)
+        x[i] /= (float)n_heads;
 }
 
 /* log(mean(exp(x))) over heads. */
@@ -30,9 +28,12 @@ static void reduce_mean_log(float *x, size_t stride, int n_heads, int n)
 static void pool_pages(float *x, int n, int unit, bool sum)
 {
     for (int page = 0; page * unit < n; page++) {
-        float all = x[page * unit];
-        for (int i = page * unit + 1; i < BUTLER_MIN((page + 1) * unit, n); i++)
-            all = sum ? all + x[i] : fmaxf(all, x[i]);
+        const int first = page * unit, end = BUTLER_MIN(first + unit, n);
+        float all = sum ? 0 : -INFINITY;
+        for (int i = first; i < end && sum; i++)
+            all += x[i];
+        for (int i = first; i < end && !sum; i++)
+            all = x[i] > all ? x[i] : all;
         x[page] = all;
     }
 }
@@ -106,8 +107,10 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
         }
     if (norms)
         weigh_values(state, x, stride, head, n_heads, n, logits);
-    if (n_heads > 1 && mean)
-        (logits && !zscores ? reduce_mean_log : reduce_mean)(x, stride, n_heads, n);
+    if (n_heads > 1 && mean && logits && !zscores)
+        reduce_mean_log(x, stride, n_heads, n);
+    else if (n_heads > 1 && mean)
+        reduce_mean(kernels, x, stride, n_heads, n);
     else if (n_heads > 1)
         kernels->group_max(x, x, stride, scale, shift, n_heads, n);
     if (probabilities && logits)
