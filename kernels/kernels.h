@@ -119,7 +119,9 @@ struct butler_kernels {
                                   const void *const *rows, int n_rows, int n);
     /* One pass of decode over n_rows >= 1 keys and their values, which lie `apart` bytes further on:
      * s as qk gives it (NULL: not wanted), top_i = max_j s_ij, acc_i = sum_j exp(s_ij - top_i) value_j, sum_i the same without
-     * values. What belongs to a query does not depend on n_q. */
+     * values. What belongs to a query does not depend on n_q. attend_fixed: for Q8_0 rows of at most 256 elements q is in 16-bit
+     * fixed point as fix makes it, of each 32 elements. */
+    bool attend_fixed;
     void (*attend[BUTLER_N_KV_TYPES])(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
                                       const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows,
                                       int n);
@@ -186,6 +188,7 @@ void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys a
 void butler_kernels_keys_vnni(struct butler_kernels *table);
 void butler_kernels_weights_avx2(struct butler_kernels *table); /* products with quantised weights alone */
 void butler_kernels_weights_vnni(struct butler_kernels *table);
+void butler_kernels_attend_vnni(struct butler_kernels *table); /* decode attention over Q8_0 rows alone */
 void butler_kernels_one_bit_vnni(struct butler_kernels *table); /* one-bit keys alone */
 void butler_kernels_one_bit_amx(struct butler_kernels *table);
 void butler_kernels_amx(struct butler_kernels *table);

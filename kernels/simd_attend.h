@@ -36,8 +36,7 @@ INLINE void load_scales(float (*scales)[TILE_ROWS], const void *const *rows, siz
     }
 }
 
-/* Scores of a tile for some queries: p[query][TILE_ROWS]. due: its rows begin at keys; where only count rows are left, the
- * others repeat the last. */
+/* Scores of a tile for some queries: p[query][TILE_ROWS]. due: as many rows to fetch meanwhile. */
 INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_scales *scales, const float *q, size_t q_stride,
                         int n_q, const void *const *rows, struct due due, int n)
 {
@@ -46,7 +45,7 @@ INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_s
     int i = 0;
     if (apart)
         load_scales(scales->keys, rows, 0, n);
-#define TILE_PART(queries, first)                                                                                                       \
+#define TILE_PART(queries, first)                                                                                                  \
     qk_tile(type, p[i] + (first), TILE_ROWS, VEC / (queries), 0, q + i * q_stride, q_stride, queries, rows + (first),              \
             apart ? scales->keys[0] + (first) : NULL, TILE_ROWS, i ? none : due_from(due, first), 0, VEC / (queries),              \
             VEC / (queries), n, false)
@@ -112,13 +111,19 @@ INLINE void tile_values(enum row_type type, float *acc, size_t acc_stride, const
                 for (int r = 0; r < TILE_ROWS; r += VEC)
                     vec_store(scales->values[i][b] + r,
                               vec_max(vec_set1(LEAST_NORMAL), vec_mul(vec_load(d[b] + r), vec_load(p[i] + r))));
-        av_queries(type, acc, acc_stride, scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, n_q, rows, due, apart, count, n);
+        av_queries(type, acc, acc_stride, scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, n_q, rows, due, apart, count,
+                   n);
     } else
         av_queries(type, acc, acc_stride, p[0], TILE_ROWS, 0, n_q, rows, due, apart, count, n);
 }
 
+/* How an ISA scores a tile of keys from queries of its own form; NULL: as tile_scores does. */
+typedef void scores_fn(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
+                       struct due due, int n);
+
 INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                           const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+                           const float *q, size_t q_stride, scores_fn *scores_of, const void *queries, int n_q,
+                           const void *const *keys, size_t apart, int n_rows, int n)
 {
     _Alignas(64) float p[2][TILE_QUERIES][TILE_ROWS], sums[TILE_QUERIES][TILE_ROWS] = {{0}};
     struct tile_scales scales;
@@ -138,13 +143,17 @@ INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, fl
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
         struct due due = {TILE(next + TILES_SOON * TILE_ROWS), TILE(next + TILES_LATER * TILE_ROWS), 0};
         if (n_next > 0) {
-            tile_scores(type, p[turn], &scales, q, q_stride, n_q, TILE(next), due, n);
+            if (scores_of)
+                scores_of(p[turn], &scales, queries, n_q, TILE(next), due, n);
+            else
+                tile_scores(type, p[turn], &scales, q, q_stride, n_q, TILE(next), due, n);
             for (int i = 0; s && i < n_q; i++)
                 memcpy(s + i * s_stride + next, p[turn][i], (size_t)n_next * sizeof *s);
         }
         due.skip = apart;
         if (j >= 0)
-            tile_values(type, acc, acc_stride, p[turn ^ 1], &scales, n_q, TILE(j), due, apart, BUTLER_MIN(n_rows - j, TILE_ROWS), n);
+            tile_values(type, acc, acc_stride, p[turn ^ 1], &scales, n_q, TILE(j), due, apart, BUTLER_MIN(n_rows - j, TILE_ROWS),
+                        n);
         for (int i = 0; n_next > 0 && i < n_q; i++)
             tile_exp(p[turn][i], n_next, acc + i * acc_stride, &top[i], sums[i], n);
     }
@@ -164,7 +173,7 @@ INLINE void attend_any(enum row_type type, float *acc, size_t acc_stride, float 
         const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
 #define QUERIES(length)                                                                                                            \
     attend_queries(type, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride,                \
-                   q + i * q_stride, q_stride, count, keys, apart, n_rows, length)
+                   q + i * q_stride, q_stride, NULL, NULL, count, keys, apart, n_rows, length)
         if (n == 64 && type != ROW_F32) /* the lengths of most models: loops that are as long as that are none */
             QUERIES(64);
         else if (n == 128 && type != ROW_F32)
@@ -175,24 +184,6 @@ INLINE void attend_any(enum row_type type, float *acc, size_t acc_stride, float 
             QUERIES(n);
 #undef QUERIES
     }
-}
-
-#define ATTEND_TYPE(name, type)                                                                                                    \
-    static void attend_##name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,   \
-                              size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)                  \
-    {                                                                                                                              \
-        attend_any(type, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);                       \
-    }
-
-ATTEND_TYPE(f32, ROW_F32)
-ATTEND_TYPE(f16, ROW_F16)
-ATTEND_TYPE(q8_0, ROW_Q8_0)
-
-INLINE void fill_attend(struct butler_kernels *table)
-{
-    table->attend[BUTLER_KV_F32] = attend_f32;
-    table->attend[BUTLER_KV_F16] = attend_f16;
-    table->attend[BUTLER_KV_Q8_0] = attend_q8_0;
 }
 
 #endif

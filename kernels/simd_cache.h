@@ -86,10 +86,17 @@ INLINE void row_widen(enum row_type type, float *t, const uint8_t *row, int n)
 #define FETCH_AHEAD 4096
 #define FETCH_BLOCK 16384
 
+/* Whether byte `at` of what ends at `last` is to be fetched for itself: Q8_0 rows begin and end within lines, and their last
+ * byte's is fetched anyway. */
+INLINE bool line_wanted(enum row_type type, size_t at, size_t last)
+{
+    return at + (type == ROW_Q8_0 ? BLOCK : 0) < last;
+}
+
 INLINE void fetch(enum row_type type, const void *row, int begin, int end)
 {
     const size_t last = row_offset(type, end);
-    for (size_t at = row_offset(type, begin); at < last; at += 64)
+    for (size_t at = row_offset(type, begin); line_wanted(type, at, last); at += 64)
         prefetch_second((const uint8_t *)row + at);
     if (type == ROW_Q8_0)
         prefetch_second((const uint8_t *)row + last - 1);
@@ -106,7 +113,7 @@ INLINE void fetch_row(enum row_type type, struct due due, int r, int begin, int 
 {
     const size_t last = row_offset(type, end);
     if (due.soon) {
-        for (size_t at = row_offset(type, begin); at < last; at += 64)
+        for (size_t at = row_offset(type, begin); line_wanted(type, at, last); at += 64)
             prefetch((const uint8_t *)due.soon[r] + due.skip, at);
         if (type == ROW_Q8_0)
             prefetch((const uint8_t *)due.soon[r] + due.skip, last - 1);
@@ -241,8 +248,8 @@ INLINE void qk_direct(enum row_type type, float *s, size_t s_stride, const float
             here[r] = rows[BUTLER_MIN(at, n_rows - 1)];
             due[r] = rows[BUTLER_MIN(at + ahead, n_rows - 1)];
         }
-        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, NULL, 0, (struct due){NULL, due, skip},
-                skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
+        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, NULL, 0, (struct due){NULL, due, skip}, skip, tile,
+                BUTLER_MIN(n_rows - j, tile), n, more);
         j += rest ? tile : run;
     }
 }
@@ -311,8 +318,8 @@ INLINE void qk_any(enum row_type type, float *s, size_t s_stride, const float *q
 #define CHUNK_ROWS 32
 
 /* Elements [i, i + n_vecs VEC) of acc_0 .. acc_(n_q - 1) over the rows; n_q and n_vecs are compile-time constants, n_vecs 1 or
- * even. The rows begin at `skip`. p_block: 0, or p has the scales of Q8_0 rows in it, for block b p_block b further on. due: as many
- * rows to fetch meanwhile. */
+ * even. The rows begin at `skip`. p_block: 0, or p has the scales of Q8_0 rows in it, for block b p_block b further on. due: as
+ * many rows to fetch meanwhile. */
 INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
                     int n_vecs, const void *const *rows, struct due due, size_t skip, int n_rows, int i)
 {
@@ -426,67 +433,6 @@ INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const floa
                            length);
         }
     }
-}
-
-/* ----------------------------------------------------------------------------------------------- storing */
-
-static void store_f16(void *row, const float *x, int n)
-{
-    uint8_t *p = row;
-    int i = 0;
-    for (; i + VEC <= n; i += VEC)
-        vec_store_half(p + i * 2, vec_load(x + i));
-    if (i < n)
-        vec_store_half_some(p + i * 2, vec_load_some(x + i, n - i), n - i);
-}
-
-/* Bit for bit what the definition stores. */
-static void store_q8_0(void *row, const float *x, int n)
-{
-    uint8_t *b = row;
-    for (; n > 0; n -= BLOCK, x += BLOCK, b += Q8_0_BYTES) {
-        vec extreme = vec_zero();
-        for (int k = 0; k < V32; k++)
-            extreme = vec_max(vec_abs(vec_load(x + k * VEC)), extreme);
-        float d = vec_max_all(extreme) / 127, inverse = d != 0 ? 1 / d : 0;
-        store_half(b, d);
-        for (int k = 0; k < V32; k++) {
-            vec q = vec_round_away(vec_mul(vec_load(x + k * VEC), vec_set1(inverse)));
-            vec_store_i8(b + Q8_0_QUANTS + k * VEC, vec_min(vec_max(q, vec_set1(-127)), vec_set1(127)));
-        }
-    }
-}
-
-/* ----------------------------------------------------------------------------------------------- entries */
-
-#define CACHE_TYPE(name, type)                                                                                                     \
-    static void qk_##name(float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, const void *const *rows,            \
-                          int n_rows, int n)                                                                                       \
-    {                                                                                                                              \
-        qk_any(type, s, s_stride, q, q_stride, n_q, rows, n_rows, n);                                                              \
-    }                                                                                                                              \
-    static void av_##name(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, const void *const *rows,        \
-                          int n_rows, int n)                                                                                       \
-    {                                                                                                                              \
-        av_any(type, acc, acc_stride, p, p_stride, n_q, rows, n_rows, n);                                                          \
-    }
-
-CACHE_TYPE(f32, ROW_F32)
-CACHE_TYPE(f16, ROW_F16)
-CACHE_TYPE(q8_0, ROW_Q8_0)
-
-INLINE void fill_cache(struct butler_kernels *table)
-{
-#define ENTRY(TYPE, name)                                                                                                          \
-    table->qk[BUTLER_KV_##TYPE] = qk_##name, table->av[BUTLER_KV_##TYPE] = av_##name
-    ENTRY(F32, f32);
-    ENTRY(F16, f16);
-    ENTRY(Q8_0, q8_0);
-#undef ENTRY
-    table->store_row[BUTLER_KV_F16] = store_f16;
-    table->store_row[BUTLER_KV_Q8_0] = store_q8_0;
-    table->load_row[BUTLER_KV_F16] = table->dequant[BUTLER_F16];
-    table->load_row[BUTLER_KV_Q8_0] = table->dequant[BUTLER_Q8_0];
 }
 
 #endif

@@ -191,10 +191,12 @@ static void check_attend(const struct butler_kernels *table, int type, int n_q, 
     const size_t n_x = (size_t)(n_q - 1) * q_stride + (size_t)n, n_acc = (size_t)(n_q - 1) * stride + (size_t)n;
     float *q = guarded_at(&qs, n_x * sizeof *q, trial % 2, 0), *acc = guarded_at(&out, n_acc * sizeof *acc, trial % 2, 0);
     float *s = guarded_at(&ps, ((size_t)(n_q - 1) * s_stride + (size_t)n_rows) * sizeof *s, trial % 2, 0);
+    const bool fixed = type == BUTLER_KV_Q8_0 && table->attend_fixed && n <= 256;
     float top[MAX_QUERIES], sum[MAX_QUERIES], x[520], again[520], again_top, again_sum;
+    double exact[520];
     if (apart + bytes + 2 > 4096)
         return;
-    fill_random(q, n_x, NORMAL, seed);
+    fill_random(q, n_x, trial % 8 == 5 ? ZEROS : NORMAL, seed);
     for (int j = 0; j < n_rows; j++) {
         unsigned char *row = guarded_at(&row_pages[j], apart + bytes, (trial + j) % 2, (size_t)(trial / 2 % 3));
         for (int half = 0; half < 2; half++) {
@@ -208,10 +210,14 @@ static void check_attend(const struct butler_kernels *table, int type, int n_q, 
         const float *scores = s + (size_t)i * s_stride;
         float most = -INFINITY;
         double total = 0, total_error = 0, parts[MAX_ROWS];
+        for (int d = 0; d < n; d++)
+            exact[d] = (double)q[(size_t)i * q_stride + (size_t)d];
+        if (fixed)
+            fixed_by_definition(exact, q + (size_t)i * q_stride, n);
         for (int j = 0; j < n_rows; j++) {
             double score = 0, magnitude = 0;
             for (int d = 0; d < n; d++) {
-                const double product = kv_element(type, keys[j], d) * q[(size_t)i * q_stride + (size_t)d];
+                const double product = kv_element(type, keys[j], d) * exact[d];
                 score += product;
                 magnitude += fabs(product);
             }

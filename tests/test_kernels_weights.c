@@ -343,18 +343,6 @@ static double offset_product(enum butler_type type, const unsigned char *row, co
     return sum;
 }
 
-/* Of 32 columns the greatest is 32639 steps, worked out here in the same roundings. */
-static void fixed_by_definition(double *out, const float *x, int n)
-{
-    for (int first = 0; first < n; first += 32) {
-        float most = 0;
-        for (int i = first; i < first + 32; i++)
-            most = fmaxf(most, fabsf(x[i]));
-        for (int i = first; i < first + 32; i++)
-            out[i] = most < 0x1p-100f ? 0 : (double)(most / 32639.0f) * (double)rintf(x[i] * (32639.0f / most));
-    }
-}
-
 static void check_gemv_fixed(const struct butler_kernels *table, enum butler_type type, int n, int trial, uint64_t *seed)
 {
     static struct guarded in, xs, fixeds, ys;

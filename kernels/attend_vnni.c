@@ -1,0 +1,171 @@
+/* Decode attention over Q8_0 rows for CPUs with AVX-512 VNNI: keys stay the bytes that they are, queries are in 16-bit fixed
+ * point (kernels.h, fix). A tile's keys are turned so that a lane is a token: an instruction then adds four of its channels, sums
+ * over lanes fall away, and what is turned serves all queries of a group. */
+#include <math.h>
+
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#include "vec512.h"
+
+#include "simd_vectors.h"
+#include "simd_cache.h"
+#include "simd_attend.h"
+
+_Static_assert(TILE_ROWS == VEC, "a lane is a token");
+
+enum { QUADS = BLOCK / 4 };
+
+/* Of every block of 32 channels the high bytes and the low ones, four channels a word; what it costs that the instruction takes
+ * keys as unsigned, 128 too great; and the scale. */
+struct fixed_queries {
+    int32_t parts[TILE_BLOCKS][TILE_QUERIES][QUADS][2], offsets[TILE_BLOCKS][TILE_QUERIES];
+    float scales[TILE_BLOCKS][TILE_QUERIES];
+};
+
+/* Four channels a lane of 16 numbers in 32 bits: the bytes of the numbers' lowest bytes, in order. */
+INLINE void put_words(int32_t *out, __m512i q)
+{
+    _Alignas(16) int32_t words[4];
+    _mm_store_si128((__m128i *)words, _mm512_cvtepi32_epi8(q));
+    for (int k = 0; k < 4; k++)
+        out[2 * k] = words[k];
+}
+
+static void fix_queries(struct fixed_queries *fixed, const float *q, size_t q_stride, int n_q, int n)
+{
+    for (int i = 0; i < n_q; i++) {
+        for (int b = 0; b < n / BLOCK; b++) {
+            const vec x[2] = {vec_load(q + i * q_stride + (size_t)b * BLOCK), vec_load(q + i * q_stride + (size_t)b * BLOCK + VEC)};
+            /* As integers magnitudes have the order of numbers, and infinities and NaN are greatest. */
+            const __m512i most = _mm512_max_epu32(_mm512_castps_si512(vec_abs(x[0])), _mm512_castps_si512(vec_abs(x[1])));
+            const float extreme = bits_to_float(_mm512_reduce_max_epu32(most));
+            const bool any = !(extreme < BUTLER_FIXED_LEAST);
+            const vec inverse = vec_set1(any ? BUTLER_FIXED_MOST / extreme : 0);
+            __m512i sum = _mm512_setzero_si512();
+            for (int k = 0; k < 2; k++) {
+                const __m512i v = _mm512_cvtps_epi32(vec_mul(x[k], inverse));
+                put_words(&fixed->parts[b][i][4 * k][0], _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8));
+                put_words(&fixed->parts[b][i][4 * k][1], v);
+                sum = _mm512_add_epi32(sum, v);
+            }
+            fixed->offsets[b][i] = (int32_t)(-128 * (uint32_t)_mm512_reduce_add_epi32(sum));
+            fixed->scales[b][i] = any ? extreme / BUTLER_FIXED_MOST : 0;
+        }
+    }
+}
+
+/* Half the channels of four rows a lane, from four vectors: word w of all 16 rows in quads[w]. */
+INLINE void turn_words(__m512i quads[4], const __m512i x[4])
+{
+    const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
+    const __m512i c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
+    quads[0] = _mm512_unpacklo_epi64(a, c), quads[1] = _mm512_unpackhi_epi64(a, c);
+    quads[2] = _mm512_unpacklo_epi64(b, d), quads[3] = _mm512_unpackhi_epi64(b, d);
+}
+
+INLINE __m512i two_rows(const void *const *rows, size_t skip, int r)
+{
+    const __m256i a = _mm256_loadu_si256((const __m256i *)((const uint8_t *)rows[r] + skip));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), _mm256_loadu_si256((const __m256i *)((const uint8_t *)rows[r + 8] + skip)),
+                              1);
+}
+
+/* 32 bytes of each of 16 rows, 128 more than they are: bytes 4 w .. 4 w + 3 of all in quads[w]. */
+INLINE void turn_block(__m512i quads[QUADS], const void *const *rows, size_t skip)
+{
+    const __m512i sign = _mm512_set1_epi8((char)0x80);
+    __m512i x[4], y[4];
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        const __m512i a = _mm512_xor_si512(two_rows(rows, skip, i), sign), b = _mm512_xor_si512(two_rows(rows, skip, i + 4), sign);
+        x[i] = _mm512_mask_permutex_epi64(a, 0xcc, b, 0x4e); /* first halves of rows i, i + 4, i + 8, i + 12 */
+        y[i] = _mm512_mask_permutex_epi64(b, 0x33, a, 0x4e); /* second halves */
+    }
+    turn_words(quads, x);
+    turn_words(quads + 4, y);
+}
+
+/* Adds to each lane its four channels times those of a word. Compilers spread the word over a vector first, which is one more
+ * instruction where there are hardly others. */
+INLINE __m512i add_quads(__m512i sum, __m512i quads, const int32_t *word)
+{
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(quads), "m"(*word));
+    return sum;
+}
+
+/* Adds what block b of n_q queries, a compile-time constant, gives. */
+INLINE void block_scores(float (*p)[TILE_ROWS], const struct fixed_queries *fixed, int b, int i, int n_q,
+                         const __m512i quads[QUADS], vec key_scales)
+{
+    __m512i high[4], low[4];
+    UNROLL
+    for (int k = 0; k < n_q; k++) {
+        high[k] = _mm512_setzero_si512();
+        low[k] = _mm512_set1_epi32(fixed->offsets[b][i + k]);
+    }
+    UNROLL
+    for (int w = 0; w < QUADS; w++) {
+        UNROLL
+        for (int k = 0; k < n_q; k++) {
+            high[k] = add_quads(high[k], quads[w], &fixed->parts[b][i + k][w][0]);
+            low[k] = add_quads(low[k], quads[w], &fixed->parts[b][i + k][w][1]);
+        }
+    }
+    UNROLL
+    for (int k = 0; k < n_q; k++) {
+        const vec sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[k], 8), low[k]));
+        const vec scale = vec_mul(key_scales, vec_set1(fixed->scales[b][i + k]));
+        vec_store(p[i + k], b ? vec_fma(sum, scale, vec_load(p[i + k])) : vec_mul(sum, scale));
+    }
+}
+
+static void fixed_scores(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
+                         struct due due, int n)
+{
+    const struct fixed_queries *fixed = queries;
+    const int n_blocks = n / BLOCK;
+    load_scales(scales->keys, rows, 0, n);
+    for (int b = 0, fetched = 0; b < n_blocks; b++) {
+        __m512i quads[QUADS];
+        const vec key_scales = vec_load(scales->keys[b]);
+        int i = 0;
+        for (; fetched * n_blocks < (b + 1) * TILE_ROWS; fetched++)
+            fetch_row(ROW_Q8_0, due, fetched, 0, n);
+        turn_block(quads, rows, (size_t)b * Q8_0_BYTES + Q8_0_QUANTS);
+        for (; i + 4 <= n_q; i += 4)
+            block_scores(p, fixed, b, i, 4, quads, key_scales);
+        for (; i < n_q; i++)
+            block_scores(p, fixed, b, i, 1, quads, key_scales);
+    }
+}
+
+static void attend_q8_0(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
+                        size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+{
+    struct fixed_queries fixed;
+    for (int i = 0; i < n_q; i += TILE_QUERIES) {
+        const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
+        if (n <= PIECE)
+            fix_queries(&fixed, q + i * q_stride, q_stride, count, n);
+#define QUERIES(length, scores)                                                                                                    \
+    attend_queries(ROW_Q8_0, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride,            \
+                   q + i * q_stride, q_stride, scores, &fixed, count, keys, apart, n_rows, length)
+        if (n == 64)
+            QUERIES(64, fixed_scores);
+        else if (n == 128)
+            QUERIES(128, fixed_scores);
+        else if (n <= PIECE)
+            QUERIES(n, fixed_scores);
+        else
+            QUERIES(n, NULL);
+#undef QUERIES
+    }
+}
+
+void butler_kernels_attend_vnni(struct butler_kernels *table)
+{
+    table->attend[BUTLER_KV_Q8_0] = attend_q8_0;
+    table->attend_fixed = true;
+}
+#endif
