@@ -2,7 +2,7 @@
  * keys a step reads, and the time, beside a dense session and one that reads as many tokens by a score that costs nothing.
  *
  *     build/bench/bench_predictor MODEL [DEPTH,...] [STEPS] [ROW]    default 2048,16384, 30 and all; ROW: those whose name begins
- * so build/bench/bench_predictor MODEL write v1|v2 FILE             such a predictor, for other measurements
+ *     build/bench/bench_predictor MODEL write v1|v2 FILE             such a predictor, for other measurements
  *
  * Rows of `every 4th step` select in turns (policies.md, every=), and so does what they are compared with: a step has a quarter of
  * it. The cost is what its stage and scores take, less what the dense one takes to store its new keys and values, which counts as

@@ -37,9 +37,7 @@ static void fix_queries(struct fixed_queries *fixed, const float *q, size_t q_st
     for (int i = 0; i < n_q; i++) {
         for (int b = 0; b < n / BLOCK; b++) {
             const vec x[2] = {vec_load(q + i * q_stride + (size_t)b * BLOCK), vec_load(q + i * q_stride + (size_t)b * BLOCK + VEC)};
-            /* As integers magnitudes have the order of numbers, and infinities and NaN are greatest. */
-            const __m512i most = _mm512_max_epu32(_mm512_castps_si512(vec_abs(x[0])), _mm512_castps_si512(vec_abs(x[1])));
-            const float extreme = bits_to_float(_mm512_reduce_max_epu32(most));
+            const float extreme = extreme32(q + i * q_stride + (size_t)b * BLOCK);
             const bool any = !(extreme < BUTLER_FIXED_LEAST);
             const vec inverse = vec_set1(any ? BUTLER_FIXED_MOST / extreme : 0);
             __m512i sum = _mm512_setzero_si512();

@@ -18,12 +18,6 @@
 /* Half a unit in the last place of 1: what one rounding may do. */
 #define EPS 0x1p-24
 
-/* How many cases to go on at a time: all are tested, but for a part where each takes ten times as long (sanitizers, an emulator). */
-static inline int test_step(void)
-{
-    return getenv("BUTLER_TEST_SLOW") ? 3 : 1;
-}
-
 /* Bytes between two pages that cannot be touched. */
 struct guarded {
     unsigned char *base;

@@ -53,8 +53,6 @@ class Job:
         self.name, self.command, self.timeout, self.kind = name, command, timeout, kind
         self.before = [] if name.startswith(("plain/", "arm64/")) else fixed_addresses()
         self.env = {**os.environ, **SANITIZER_OPTIONS, **(env or {})}
-        if not name.startswith("plain/"):
-            self.env["BUTLER_TEST_SLOW"] = "1"
         self.passed = self.failed = self.skipped = 0
         self.log = LOGS / (name.replace("/", "-") + ".log")
         self.reasons = []
