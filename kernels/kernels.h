@@ -37,7 +37,7 @@ static inline size_t butler_fixed_x_bytes(int n) /* at most 4 a column: two of q
 
 enum {
     BUTLER_ONE_BIT_CHANNELS = 512, /* most of a record */
-    BUTLER_ONE_BIT_MOST = 8191,    /* of a query's integers: two bytes whose products with two ranges fit 16 bits */
+    BUTLER_ONE_BIT_MOST = 127,     /* of a query's integers */
 };
 
 static inline size_t butler_one_bit_bytes(int n)

@@ -7,8 +7,6 @@
 #include "blocks.h"
 #include "kernels.h"
 
-enum { ONE_BIT_PART = 128 }; /* what the high part of a query's integer counts: then both are within +-64 */
-
 static inline size_t one_bit_padded(int n)
 {
     return ((size_t)n + 3) / 4 * 4;
@@ -29,7 +27,7 @@ static inline float one_bit_unit(const uint8_t *record, int n)
 
 /* x[n] = the integers that q[n] becomes; returns what 1 of them stands for. All are 0 where q has nothing finite to scale by:
  * the sum with the lowest keys is infinite or NaN then. */
-static inline float one_bit_query(int16_t *x, const float *q, int n)
+static inline float one_bit_query(int8_t *x, const float *q, int n)
 {
     float most = 0;
     for (int d = 0; d < n; d++)
@@ -37,7 +35,7 @@ static inline float one_bit_query(int16_t *x, const float *q, int n)
     const bool usable = most >= 0x1p-100f && most <= 0x1p+127f;
     const float factor = usable ? (float)BUTLER_ONE_BIT_MOST / most : 0;
     for (int d = 0; d < n; d++)
-        x[d] = usable ? (int16_t)rintf(q[d] * factor) : 0;
+        x[d] = usable ? (int8_t)rintf(q[d] * factor) : 0;
     return usable ? most / (float)BUTLER_ONE_BIT_MOST : 0;
 }
 

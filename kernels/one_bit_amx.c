@@ -1,5 +1,5 @@
 /* One-bit keys for CPUs with AVX-512 VNNI and a matrix unit: for the query heads of a group, whose products with a record's bits
- * cost the unit as much as those of one. Its left operand has a row for each part of each query and stays what it is; the right
+ * cost the unit as much as those of one. Its left operand has a row for each query and stays what it is; the right
  * one is the record, its bits spread as bytes. */
 #include "kernels.h"
 
@@ -12,34 +12,32 @@ enum {
     MOST_TILES = CHANNELS / TILE_CHANNELS,
 };
 
-/* Tiles 0 and 1: sums for tokens 0 to 15 and for the others; 4: parts of queries; 6 and 7: the record. Rows of the first three
- * are two a query. Constant, because compilers drop stores to what tile instructions read. */
+/* Tiles 0 and 1: sums for tokens 0 to 15 and for the others; 4: queries; 6 and 7: the record. Rows of the first three are as
+ * many as queries. Constant, because compilers drop stores to what tile instructions read. */
 #define CONFIG(rows)                                                                                                               \
     {                                                                                                                              \
         [0] = 1, [16] = 64, [18] = 64, [24] = 64, [28] = 64, [30] = 64, [48] = (rows), [49] = (rows), [52] = (rows), [54] = 16,    \
         [55] = 16                                                                                                                  \
     }
-static const _Alignas(64) uint8_t configs[2][64] = {CONFIG(8), CONFIG(16)};
+static const _Alignas(64) uint8_t configs[2][64] = {CONFIG(4), CONFIG(8)};
 
 /* What a record becomes and what comes of it, twice: the unit is at one while vectors are at another. */
 struct unit_buffers {
-    _Alignas(64) uint8_t parts[MOST_TILES][TILE_BYTES];        /* rows: the queries' high bytes, then their low ones */
+    _Alignas(64) uint8_t queries[MOST_TILES][QUERIES * TILE_CHANNELS];
     _Alignas(64) uint8_t spread[2][MOST_TILES][2][TILE_BYTES]; /* rows: four channels of 16 tokens */
-    _Alignas(64) int32_t sums[2][2][LANES * LANES];
+    _Alignas(64) int32_t sums[2][2][QUERIES * LANES];
     float factor[VEC];
 };
 
-static void pack_parts(struct unit_buffers *buffers, const float *q, int n_q, int n)
+static void pack_queries(struct unit_buffers *buffers, const float *q, int n_q, int n)
 {
-    struct one_bit_parts parts;
-    one_bit_split(&parts, q, n_q, n);
+    struct one_bit_queries queries;
+    one_bit_prepare(&queries, q, n_q, n);
     memset(buffers->factor, 0, sizeof buffers->factor);
-    memcpy(buffers->factor, parts.factor, sizeof parts.factor);
+    memcpy(buffers->factor, queries.factor, sizeof queries.factor);
     for (int i = 0; i < BUTLER_CEIL_DIV(n, TILE_CHANNELS); i++)
-        for (int a = 0; a < n_q; a++) {
-            memcpy(buffers->parts[i] + a * TILE_CHANNELS, parts.high[a] + i * TILE_CHANNELS, TILE_CHANNELS);
-            memcpy(buffers->parts[i] + (n_q + a) * TILE_CHANNELS, parts.low[a] + i * TILE_CHANNELS, TILE_CHANNELS);
-        }
+        for (int a = 0; a < n_q; a++)
+            memcpy(buffers->queries[i] + a * TILE_CHANNELS, queries.x[a] + i * TILE_CHANNELS, TILE_CHANNELS);
     /* Rows beyond the last channel, which are never written. */
     for (int k = 0; k < 2 && n % TILE_CHANNELS; k++)
         memset(buffers->spread[k][n / TILE_CHANNELS], 0, sizeof buffers->spread[k][0]);
@@ -62,7 +60,7 @@ INLINE void spread_record(uint8_t spread[MOST_TILES][2][TILE_BYTES], const uint8
     }
 }
 
-INLINE void multiply_record(int32_t sums[2][LANES * LANES], const uint8_t parts[MOST_TILES][TILE_BYTES],
+INLINE void multiply_record(int32_t sums[2][QUERIES * LANES], const uint8_t queries[MOST_TILES][QUERIES * TILE_CHANNELS],
                             const uint8_t spread[MOST_TILES][2][TILE_BYTES], int n_tiles)
 {
     __asm__ volatile("" ::: "memory"); /* the tile instructions do not say what they read */
@@ -70,7 +68,7 @@ INLINE void multiply_record(int32_t sums[2][LANES * LANES], const uint8_t parts[
     _tile_zero(1);
     for (int i = 0; i < n_tiles; i++) {
         if (n_tiles > 1) /* else it is there */
-            _tile_loadd(4, parts[i], TILE_CHANNELS);
+            _tile_loadd(4, queries[i], TILE_CHANNELS);
         _tile_loadd(6, spread[i][0], TILE_CHANNELS);
         _tile_dpbsud(0, 4, 6);
         _tile_loadd(7, spread[i][1], TILE_CHANNELS);
@@ -81,8 +79,8 @@ INLINE void multiply_record(int32_t sums[2][LANES * LANES], const uint8_t parts[
     __asm__ volatile("" ::: "memory");
 }
 
-INLINE void score_record(float *s, size_t s_stride, const int32_t sums[2][LANES * LANES], const float *factor, int n_q, float unit,
-                         const float *clear, size_t clear_stride)
+INLINE void score_record(float *s, size_t s_stride, const int32_t sums[2][QUERIES * LANES], const float *factor, int n_q,
+                         float unit, const float *clear, size_t clear_stride)
 {
     float scale[VEC];
     vec_store(scale, vec_mul(vec_load(factor), vec_set1(unit)));
@@ -90,8 +88,7 @@ INLINE void score_record(float *s, size_t s_stride, const int32_t sums[2][LANES 
     for (int a = 0; a < n_q; a++)
         for (int half = 0; half < 2; half++)
             vec_store(s + (size_t)a * s_stride + half * LANES,
-                      one_bit_score(_mm512_load_si512(sums[half] + a * LANES), _mm512_load_si512(sums[half] + (n_q + a) * LANES),
-                                    scale[a], clear[(size_t)a * clear_stride]));
+                      one_bit_score(_mm512_load_si512(sums[half] + a * LANES), scale[a], clear[(size_t)a * clear_stride]));
 }
 
 /* n_q is 4 or 8. A record is spread while the unit multiplies the one before, and the one before that gets its scores. */
@@ -102,9 +99,9 @@ INLINE void one_bit_unit_queries(float *s, size_t s_stride, const float *q, int 
     struct walk walk = walk_from(records);
     struct unit_buffers buffers;
     float clear[2][VEC];
-    pack_parts(&buffers, q, n_q, n);
+    pack_queries(&buffers, q, n_q, n);
     _tile_loadconfig(configs[n_q / 8]);
-    _tile_loadd(4, buffers.parts[0], TILE_CHANNELS);
+    _tile_loadd(4, buffers.queries[0], TILE_CHANNELS);
     for (int j = 0; j < n_records + 2; j++) {
         const uint8_t *record = records + (size_t)j * record_bytes;
         if (j < n_records) {
@@ -118,7 +115,7 @@ INLINE void one_bit_unit_queries(float *s, size_t s_stride, const float *q, int 
             spread_record(buffers.spread[j % 2], record, n);
         }
         if (j >= 1 && j <= n_records)
-            multiply_record(buffers.sums[(j - 1) % 2], buffers.parts, buffers.spread[(j - 1) % 2], n_tiles);
+            multiply_record(buffers.sums[(j - 1) % 2], buffers.queries, buffers.spread[(j - 1) % 2], n_tiles);
         if (j >= 2)
             score_record(s + (size_t)(j - 2) * TOKENS, s_stride, buffers.sums[j % 2], buffers.factor, n_q,
                          one_bit_unit(records + (size_t)(j - 2) * record_bytes, n),

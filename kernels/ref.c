@@ -262,7 +262,7 @@ static void one_bit(float *s, size_t s_stride, const float *q, int n_q, const vo
                     int n)
 {
     for (int i = 0; i < n_q; i++) {
-        int16_t x[BUTLER_ONE_BIT_CHANNELS];
+        int8_t x[BUTLER_ONE_BIT_CHANNELS];
         const float factor = one_bit_query(x, q + (size_t)i * n, n);
         for (int j = 0; j < n_records; j++) {
             const uint8_t *record = (const uint8_t *)records + (size_t)j * record_bytes;

@@ -69,7 +69,7 @@ static void one_bit(float *s, size_t s_stride, const float *q, int n_q, const vo
         float x[ONE_BIT_QUERIES * BUTLER_ONE_BIT_CHANNELS] = {0}, factor[ONE_BIT_QUERIES];
         const int count = BUTLER_MIN(n_q - i, ONE_BIT_QUERIES);
         for (int a = 0; a < count; a++) {
-            int16_t integers[BUTLER_ONE_BIT_CHANNELS];
+            int8_t integers[BUTLER_ONE_BIT_CHANNELS];
             factor[a] = one_bit_query(integers, q + (size_t)(i + a) * (size_t)n, n);
             for (int d = 0; d < n; d++)
                 x[a * BUTLER_ONE_BIT_CHANNELS + d] = integers[d];

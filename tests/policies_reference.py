@@ -263,10 +263,10 @@ class Layer:
         return np.tile(to_half(low), (len(keys), 1)), np.where(keys >= (high + low) / np.float32(2), ranges, 0)
 
     def rounded_queries(self, queries):
-        """In integers up to 8191, as the kernels of one-bit keys have them."""
+        """In integers up to 127, as the kernels of one-bit keys have them."""
         queries = np.asarray(queries, np.float32)
         most = np.abs(queries).max(axis=1, keepdims=True)
-        return np.rint(queries * (np.float32(8191) / most)).astype(np.float64) * (most.astype(np.float64) / 8191)
+        return np.rint(queries * (np.float32(127) / most)).astype(np.float64) * (most.astype(np.float64) / 127)
 
     def pool(self, received, ids):
         """SnapKV: neighbours are positions; the observation window pools apart from what is before it."""

@@ -306,10 +306,10 @@ static struct score one_bit_score(const float *q, const unsigned char *record, i
     memcpy(&unit, record + butler_one_bit_bytes(n) - sizeof unit, sizeof unit);
     for (int d = 0; d < n; d++)
         most = fmaxf(most, fabsf(q[d]));
-    const float scale = most > 0 ? 8191 / most : 0;
+    const float scale = most > 0 ? 127 / most : 0;
     for (int d = 0; d < n; d++) {
         const double low = half_at(record + (size_t)d * 2),
-                     x = most > 0 ? nearbyint((double)(q[d] * scale)) / 8191 * (double)most : 0;
+                     x = most > 0 ? nearbyint((double)(q[d] * scale)) / 127 * (double)most : 0;
         const bool set = bits[d / 4 * 16 + token / 2] >> (token % 2 * 4 + d % 4) & 1;
         s.value += (double)q[d] * low + (set ? x * range[d] * (double)unit : 0);
         s.magnitude += fabs((double)q[d] * low) + fabs(x * range[d] * (double)unit);

@@ -469,7 +469,7 @@ static void check_one_bit(const char *isa, enum butler_kv_type type)
                     const double low = butler_half_to_float(butler_float_to_half(down[d]));
                     const double range = (keys[i][d] >= (up[d] + down[d]) / 2 ? (double)widest : 0) / 255 *
                                          nearbyint((double)((up[d] - down[d]) / (widest / 255)));
-                    const double x = nearbyint((double)(q[h * DIM + d] * (8191 / most))) / 8191 * (double)most;
+                    const double x = nearbyint((double)(q[h * DIM + d] * (127 / most))) / 127 * (double)most;
                     sum += q[h * DIM + d] * low + x * range;
                     error += fabs(q[h * DIM + d]) * (fabs(low) + range);
                 }
