@@ -168,9 +168,13 @@ struct butler_kernels {
     int (*count_reaching)(const float *x, float bound, int n);
     /* first + i of those into ids, ascending; ids has room for n. Returns their number. */
     int (*list_reaching)(uint32_t *ids, uint32_t first, const float *x, float bound, int n);
+    /* Those of ids[n] whose x is >= bound to the front of ids, in order. Returns their number. */
+    int (*keep_reaching)(uint32_t *ids, const float *x, float bound, int n);
     /* Those of x[n] that are >= low but not >= high into values, in order; it has room for n. Returns their number; *n_high: how
      * many are >= high. */
     int (*keep_between)(float *values, const float *x, float low, float high, int n, int *n_high);
+    /* Bit b of bits[w] = (bytes[64 w + b] is not 0), w < n_words. Returns how many of the bits now set were set before. */
+    int (*note_bytes)(uint64_t *bits, const uint8_t *bytes, int n_words);
 };
 
 enum { BUTLER_KEYS_TOKENS = 16 /* of a record of predicted keys */ };

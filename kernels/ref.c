@@ -353,5 +353,7 @@ const struct butler_kernels butler_kernels_ref = {
     .group_max = butler_ref_group_max,
     .count_reaching = butler_ref_count_reaching,
     .list_reaching = butler_ref_list_reaching,
+    .keep_reaching = butler_ref_keep_reaching,
     .keep_between = butler_ref_keep_between,
+    .note_bytes = butler_ref_note_bytes,
 };

@@ -87,6 +87,8 @@ void butler_ref_moments(const float *x, int n, float *mean, float *deviation);
 void butler_ref_group_max(float *y, const float *x, size_t x_stride, const float *scale, const float *shift, int n_rows, int n);
 int butler_ref_count_reaching(const float *x, float bound, int n);
 int butler_ref_list_reaching(uint32_t *ids, uint32_t first, const float *x, float bound, int n);
+int butler_ref_keep_reaching(uint32_t *ids, const float *x, float bound, int n);
 int butler_ref_keep_between(float *values, const float *x, float low, float high, int n, int *n_high);
+int butler_ref_note_bytes(uint64_t *bits, const uint8_t *bytes, int n_words);
 
 #endif

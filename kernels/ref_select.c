@@ -57,6 +57,16 @@ int butler_ref_list_reaching(uint32_t *ids, uint32_t first, const float *x, floa
     return count;
 }
 
+int butler_ref_keep_reaching(uint32_t *ids, const float *x, float bound, int n)
+{
+    int count = 0;
+    for (int i = 0; i < n; i++) {
+        ids[count] = ids[i];
+        count += x[i] >= bound;
+    }
+    return count;
+}
+
 int butler_ref_keep_between(float *values, const float *x, float low, float high, int n, int *n_high)
 {
     int count = 0;
@@ -65,4 +75,18 @@ int butler_ref_keep_between(float *values, const float *x, float low, float high
         if (x[i] >= low && !(x[i] >= high))
             values[count++] = x[i];
     return count;
+}
+
+int butler_ref_note_bytes(uint64_t *bits, const uint8_t *bytes, int n_words)
+{
+    int n_common = 0;
+    for (int w = 0; w < n_words; w++) {
+        uint64_t word = 0;
+        for (int b = 0; b < 64; b++) {
+            word |= (uint64_t)(bytes[w * 64 + b] != 0) << b;
+            n_common += bytes[w * 64 + b] != 0 && bits[w] >> b & 1;
+        }
+        bits[w] = word;
+    }
+    return n_common;
 }

@@ -96,6 +96,34 @@ static int list_reaching(uint32_t *ids, uint32_t first, const float *x, float bo
     return count;
 }
 
+/* In place: what is written beyond was read before. */
+static int keep_reaching(uint32_t *ids, const float *x, float bound, int n)
+{
+    const vec b = vec_set1(bound);
+    int count = 0, i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        const uint32_t bits = vec_reaches(vec_load(x + i), b);
+        vec_store_kept(ids + count, ids + i, bits);
+        count += __builtin_popcount(bits);
+    }
+    for (; i < n; i++) {
+        ids[count] = ids[i];
+        count += x[i] >= bound;
+    }
+    return count;
+}
+
+static int note_bytes(uint64_t *bits, const uint8_t *bytes, int n_words)
+{
+    int n_common = 0;
+    for (int w = 0; w < n_words; w++) {
+        const uint64_t word = vec_bits_of_bytes(bytes + (size_t)w * 64);
+        n_common += __builtin_popcountll(word & bits[w]);
+        bits[w] = word;
+    }
+    return n_common;
+}
+
 static int keep_between(float *values, const float *x, float low, float high, int n, int *n_high)
 {
     const vec l = vec_set1(low), h = vec_set1(high);
@@ -123,7 +151,9 @@ INLINE void fill_select(struct butler_kernels *table)
     table->group_max = group_max;
     table->count_reaching = count_reaching;
     table->list_reaching = list_reaching;
+    table->keep_reaching = keep_reaching;
     table->keep_between = keep_between;
+    table->note_bytes = note_bytes;
 }
 
 #endif

@@ -187,11 +187,26 @@ INLINE void vec_store_set(uint32_t *ids, uint32_t first, uint32_t bits)
     }
 }
 
-INLINE void vec_store_kept(float *y, const float *x, uint32_t bits)
+/* Which of 64 bytes are not 0. */
+INLINE uint64_t vec_bits_of_bytes(const uint8_t *p)
 {
-    for (; bits; x++, bits >>= 1) {
-        *y = *x;
-        y += bits & 1;
+    const uint8x16_t bit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+    uint8x16_t quarter[4];
+    for (int i = 0; i < 4; i++) {
+        const uint8x16_t v = vld1q_u8(p + i * 16);
+        quarter[i] = vandq_u8(vtstq_u8(v, v), bit);
+    }
+    /* Three times neighbours are added: eight bytes become one. */
+    const uint8x16_t sum = vpaddq_u8(vpaddq_u8(quarter[0], quarter[1]), vpaddq_u8(quarter[2], quarter[3]));
+    return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(sum, sum)), 0);
+}
+
+INLINE void vec_store_kept(void *y, const void *x, uint32_t bits)
+{
+    uint8_t *to = y;
+    for (const uint8_t *from = x; bits; from += 4, bits >>= 1) {
+        memcpy(to, from, 4);
+        to += (bits & 1) * 4;
     }
 }
 

@@ -119,11 +119,21 @@ INLINE void vec_store_set(uint32_t *ids, uint32_t first, uint32_t bits)
         ids += bits & 1;
     }
 }
-INLINE void vec_store_kept(float *y, const float *x, uint32_t bits)
+/* Which of 64 bytes are not 0. */
+INLINE uint64_t vec_bits_of_bytes(const uint8_t *p)
 {
-    for (; bits; x++, bits >>= 1) {
-        *y = *x;
-        y += bits & 1;
+    const __m256i zero = _mm256_setzero_si256(), *half = (const __m256i *)p;
+    const uint32_t low = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_loadu_si256(half), zero));
+    const uint32_t high = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_loadu_si256(half + 1), zero));
+    return ~(low | (uint64_t)high << 32);
+}
+
+INLINE void vec_store_kept(void *y, const void *x, uint32_t bits)
+{
+    uint8_t *to = y;
+    for (const uint8_t *from = x; bits; from += 4, bits >>= 1) {
+        memcpy(to, from, 4);
+        to += (bits & 1) * 4;
     }
 }
 INLINE vec vec_keep(vec a, vec b, int count)

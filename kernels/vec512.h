@@ -128,9 +128,16 @@ INLINE void vec_store_set(uint32_t *ids, uint32_t first, uint32_t bits)
     _mm512_storeu_si512(ids, _mm512_maskz_compress_epi32((__mmask16)bits, _mm512_add_epi32(lane, _mm512_set1_epi32((int)first))));
 }
 
-INLINE void vec_store_kept(float *y, const float *x, uint32_t bits)
+/* Which of 64 bytes are not 0. */
+INLINE uint64_t vec_bits_of_bytes(const uint8_t *p)
 {
-    _mm512_storeu_ps(y, _mm512_maskz_compress_ps((__mmask16)bits, _mm512_loadu_ps(x)));
+    const __m512i v = _mm512_loadu_si512(p);
+    return _mm512_test_epi8_mask(v, v);
+}
+
+INLINE void vec_store_kept(void *y, const void *x, uint32_t bits)
+{
+    _mm512_storeu_si512(y, _mm512_maskz_compress_epi32((__mmask16)bits, _mm512_loadu_si512(x)));
 }
 
 /* (a0 a1 a2 a3 ...) -> (a1 a0 a3 a2 ...), and half a vector of numbers, each twice */

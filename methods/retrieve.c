@@ -48,34 +48,16 @@ static int expand_units(const struct butler_layer_state *state, const uint32_t *
     return n_slots;
 }
 
-/* Eight bytes of 0 or 1 -> as many bits. */
-static uint64_t bits_of_bytes(const unsigned char *bytes)
-{
-    uint64_t all = 0;
-    for (int i = 0; i < 8; i++)
-        all |= (uint64_t)bytes[i] << 8 * i;
-    return all * 0x0102040810204080u >> 56; /* byte i times 2^(56 - 7i) is bit 56 + i; no two others meet */
-}
-
 /* Notes the chosen units as the list's; how many of them it had in the step before. By way of a byte a unit: how many of them a
  * word's worth has nobody can predict. */
 static int note_units(const struct butler_layer_state *state, int thread, int list, const uint32_t *units, int n_units, int n)
 {
-    uint64_t *selected = selected_of(state, list);
     const int n_words = BUTLER_CEIL_DIV(BUTLER_CEIL_DIV(n, state->policy->unit), 64);
     unsigned char few[64], *chosen = n_words > 1 ? (unsigned char *)butler_units_scratch(state, thread, 1) : few;
-    int reused = 0;
     memset(chosen, 0, (size_t)n_words * 64);
     for (int i = 0; i < n_units; i++)
         chosen[units[i]] = 1;
-    for (int w = 0; w < n_words; w++) {
-        uint64_t bits = 0;
-        for (int b = 0; b < 8; b++)
-            bits |= bits_of_bytes(chosen + w * 64 + b * 8) << 8 * b;
-        reused += __builtin_popcountll(bits & selected[w]);
-        selected[w] = bits;
-    }
-    return reused;
+    return state->kv->kernels->note_bytes(selected_of(state, list), chosen, n_words);
 }
 
 /* The list of an earlier step, and the tokens that came since. */

@@ -26,9 +26,9 @@ static float from_sortable(uint32_t key)
     return f;
 }
 
-/* The highest bound that at least k of x[n] reach (1 <= k <= n), or one that exactly k reach; in *n_equal how many of those
- * that equal it belong to the k highest, INT32_MAX for all. False where fewer than k are numbers. */
-static bool kth_highest(const struct butler_kernels *kernels, const float *x, int n, int k, float *bound, int *n_equal)
+/* The highest bound that at least k of x[n] reach (1 <= k <= n), or one that exactly k reach. False where fewer than k are
+ * numbers. */
+static bool kth_highest(const struct butler_kernels *kernels, const float *x, int n, int k, float *bound)
 {
     uint32_t low = sortable(-INFINITY), high = sortable(INFINITY);
     int reach = kernels->count_reaching(x, -INFINITY, n);
@@ -44,7 +44,6 @@ static bool kth_highest(const struct butler_kernels *kernels, const float *x, in
             high = middle - 1;
     }
     *bound = from_sortable(low);
-    *n_equal = reach == k ? INT32_MAX : k - kernels->count_reaching(x, from_sortable(low + 1), n);
     return true;
 }
 
@@ -60,11 +59,10 @@ static int likely(const struct butler_kernels *kernels, const float *scores, int
 {
     const int n_sample = (end - first) / SAMPLE;
     const double expected = (double)k / SAMPLE;
-    int n_equal;
     float bound;
     for (int i = 0; i < n_sample; i++)
         sample[i] = scores[first + i * SAMPLE];
-    if (!kth_highest(kernels, sample, n_sample, (int)(expected + 4 * sqrt(expected) + 4), &bound, &n_equal))
+    if (!kth_highest(kernels, sample, n_sample, (int)(expected + 4 * sqrt(expected) + 4), &bound))
         return 0;
     return kernels->list_reaching(ids, (uint32_t)first, scores + first, bound, end - first);
 }
@@ -72,7 +70,7 @@ static int likely(const struct butler_kernels *kernels, const float *scores, int
 /* kth_highest of scores [first, end) where k is a large share of them: the sample bounds it on both sides, and only what lies
  * between is halved. False where the sample was unlucky. */
 static bool between(const struct butler_kernels *kernels, const float *scores, int first, int end, int k, float *values,
-                    float *bound, int *n_equal)
+                    float *bound)
 {
     const int n = end - first, n_sample = n / SAMPLE;
     const double expected = (double)k / SAMPLE, margin = 4 * sqrt(expected) + 4;
@@ -82,13 +80,13 @@ static bool between(const struct butler_kernels *kernels, const float *scores, i
         return false;
     for (int i = 0; i < n_sample; i++)
         values[i] = scores[first + i * SAMPLE];
-    if (!kth_highest(kernels, values, n_sample, (int)(expected - margin), &high, n_equal) ||
-        !kth_highest(kernels, values, n_sample, (int)(expected + margin), &low, n_equal))
+    if (!kth_highest(kernels, values, n_sample, (int)(expected - margin), &high) ||
+        !kth_highest(kernels, values, n_sample, (int)(expected + margin), &low))
         return false;
     const int n_between = kernels->keep_between(values, scores + first, low, high, n, &n_high);
     if (n_high >= k || n_high + n_between < k)
         return false;
-    return kth_highest(kernels, values, n_between, k - n_high, bound, n_equal);
+    return kth_highest(kernels, values, n_between, k - n_high, bound);
 }
 
 /* Of ids[n], ascending, whose scores all reach bound, takes out the last that equal it until k are left. */
@@ -106,31 +104,26 @@ static void drop_last_equal(const float *scores, float bound, uint32_t *ids, int
 /* The k highest of scores [first, end) into ids, ascending. */
 static void top(const struct butler_kernels *kernels, const float *scores, int first, int end, int k, float *values, uint32_t *ids)
 {
-    int n_kept = 0, n_equal = 0, n_nan = 0, n = 0;
+    const float *x = scores + first;
+    const int n = end - first;
+    int n_listed = 0, n_kept = 0;
     float bound = -INFINITY;
-    if (end - first >= SAMPLED_N && k < (end - first) / 4)
-        n = likely(kernels, scores, first, end, k, values, ids);
-    const bool listed = n >= k; /* else not sampled, or an unlucky sample: all are candidates */
-    if (!listed)
-        n = end - first;
-    for (int i = 0; listed && i < n; i++)
-        values[i] = scores[ids[i]];
-    const float *x = listed ? values : scores + first;
-    const bool found = !listed && n >= SAMPLED_N && between(kernels, scores, first, end, k, values, &bound, &n_equal);
-    if (!found && !kth_highest(kernels, x, n, k, &bound, &n_equal)) {
-        n_equal = INT32_MAX;
-        n_nan = k - kernels->count_reaching(x, -INFINITY, n);
-    } else if (!listed) {
-        drop_last_equal(scores, bound, ids, kernels->list_reaching(ids, (uint32_t)first, x, bound, n), k);
-        return;
+    if (n >= SAMPLED_N && k < n / 4)
+        n_listed = likely(kernels, scores, first, end, k, values, ids);
+    if (n_listed >= k) {
+        for (int i = 0; i < n_listed; i++)
+            values[i] = scores[ids[i]];
+        kth_highest(kernels, values, n_listed, k, &bound); /* they reach a bound: all are numbers */
+        n_kept = kernels->keep_reaching(ids, values, bound, n_listed);
+    } else if ((n >= SAMPLED_N && between(kernels, scores, first, end, k, values, &bound)) || kth_highest(kernels, x, n, k, &bound))
+        n_kept = kernels->list_reaching(ids, (uint32_t)first, x, bound, n);
+    else { /* all numbers, and the first of the others */
+        int n_nan = k - kernels->count_reaching(x, -INFINITY, n);
+        for (int i = 0; i < n; i++)
+            if (x[i] == x[i] || n_nan-- > 0)
+                ids[n_kept++] = (uint32_t)(first + i);
     }
-    for (int i = 0; i < n; i++) { /* without branches: what comes next nobody can predict */
-        const int equal = (x[i] == bound) & (n_equal > 0), nan = (x[i] != x[i]) & (n_nan > 0);
-        ids[n_kept] = listed ? ids[i] : (uint32_t)(first + i);
-        n_kept += (x[i] > bound) | equal | nan;
-        n_equal -= equal;
-        n_nan -= nan;
-    }
+    drop_last_equal(scores, bound, ids, n_kept, k);
 }
 
 int butler_select_top(const struct butler_kernels *kernels, const float *scores, int n, int budget, int first, int last,

@@ -116,14 +116,14 @@ static void reaching(void **state)
     for (int n = 1; n <= MAX_N; n++)
         for (int k = 0; k < 12; k++) {
             float *x = guarded_at(&g, (size_t)n * sizeof *x, k % 2, 0), bound = special(&seed);
-            uint32_t *ids = guarded_at(&h, (size_t)n * sizeof *ids, true, 0), expected[MAX_N];
+            uint32_t *ids = guarded_at(&h, (size_t)n * sizeof *ids, true, 0), expected[MAX_N], kept[MAX_N];
             const float high = k % 4 == 1 ? bound : special(&seed);
             float between[MAX_N];
             int n_expected = 0, n_between = 0, n_high = 0, got_high;
             for (int i = 0; i < n; i++) {
                 x[i] = k % 4 == 3 ? bound : special(&seed);
                 if (x[i] >= bound)
-                    expected[n_expected++] = 70000u + (uint32_t)i;
+                    kept[n_expected] = 0xff800000u + (uint32_t)i * 7, expected[n_expected++] = 70000u + (uint32_t)i;
                 n_high += x[i] >= high;
                 if (x[i] >= bound && !(x[i] >= high))
                     between[n_between++] = x[i];
@@ -133,6 +133,10 @@ static void reaching(void **state)
                 assert_int_equal(table->count_reaching(x, bound, n), n_expected);
                 assert_int_equal(table->list_reaching(ids, 70000, x, bound, n), n_expected);
                 assert_memory_equal(ids, expected, (size_t)n_expected * sizeof *ids);
+                for (int i = 0; i < n; i++)
+                    ids[i] = 0xff800000u + (uint32_t)i * 7;
+                assert_int_equal(table->keep_reaching(ids, x, bound, n), n_expected);
+                assert_memory_equal(ids, kept, (size_t)n_expected * sizeof *ids);
                 assert_int_equal(table->keep_between((float *)ids, x, bound, high, n, &got_high), n_between);
                 assert_int_equal(got_high, n_high);
                 assert_memory_equal(ids, between, (size_t)n_between * sizeof *between);
@@ -142,9 +146,38 @@ static void reaching(void **state)
     guarded_free(&h);
 }
 
+static void note_bytes(void **state)
+{
+    enum { WORDS = 5 };
+    struct guarded g = guarded_new(WORDS * 64);
+    uint64_t seed = 4;
+    (void)state;
+    for (int trial = 0; trial < 50; trial++) {
+        const int n_words = trial % (WORDS + 1);
+        uint8_t *bytes = guarded_at(&g, (size_t)n_words * 64, trial % 2, 0);
+        uint64_t before[WORDS], expected[WORDS] = {0}, bits[WORDS];
+        int n_common = 0;
+        for (int w = 0; w < WORDS; w++)
+            expected[w] = before[w] = butler_random(&seed);
+        for (int i = 0; i < n_words * 64; i++) {
+            const uint64_t bit = (uint64_t)1 << i % 64;
+            bytes[i] = trial % 3 ? butler_random(&seed) >> 62 == 0 : (uint8_t)(butler_random(&seed) >> 32 & 0x81);
+            expected[i / 64] = bytes[i] ? expected[i / 64] | bit : expected[i / 64] & ~bit;
+            n_common += bytes[i] && before[i / 64] & bit;
+        }
+        FOR_EACH_ISA(table)
+        {
+            memcpy(bits, before, sizeof bits);
+            assert_int_equal(table->note_bytes(bits, bytes, n_words), n_common);
+            assert_memory_equal(bits, expected, sizeof bits);
+        }
+    }
+    guarded_free(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(log_sum_exp), cmocka_unit_test(moments), cmocka_unit_test(group_max),
-                                       cmocka_unit_test(reaching)};
+                                       cmocka_unit_test(reaching), cmocka_unit_test(note_bytes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
