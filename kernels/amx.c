@@ -56,8 +56,8 @@ static void pack_rows(void *packed, const float *x, size_t stride, int n, int k)
             }
 }
 
-/* 16 lines of 16 words of 32 bits, turned. */
-INLINE void store_turned(uint8_t *p, const __m512i v[16])
+/* 16 lines of 16 words of 32 bits, turned: word w of all lines becomes line w. */
+INLINE void turn(__m512i v[16])
 {
     __m512i a[16], b[16];
     UNROLL
@@ -77,11 +77,19 @@ INLINE void store_turned(uint8_t *p, const __m512i v[16])
     for (int c = 0; c < 4; c++) {
         __m512i even01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0x88), odd01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0xdd);
         __m512i even23 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0x88), odd23 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0xdd);
-        _mm512_store_si512(p + c * 64, _mm512_shuffle_i32x4(even01, even23, 0x88));
-        _mm512_store_si512(p + (c + 4) * 64, _mm512_shuffle_i32x4(odd01, odd23, 0x88));
-        _mm512_store_si512(p + (c + 8) * 64, _mm512_shuffle_i32x4(even01, even23, 0xdd));
-        _mm512_store_si512(p + (c + 12) * 64, _mm512_shuffle_i32x4(odd01, odd23, 0xdd));
+        v[c] = _mm512_shuffle_i32x4(even01, even23, 0x88);
+        v[c + 4] = _mm512_shuffle_i32x4(odd01, odd23, 0x88);
+        v[c + 8] = _mm512_shuffle_i32x4(even01, even23, 0xdd);
+        v[c + 12] = _mm512_shuffle_i32x4(odd01, odd23, 0xdd);
     }
+}
+
+INLINE void store_turned(uint8_t *p, __m512i v[16])
+{
+    turn(v);
+    UNROLL
+    for (int i = 0; i < 16; i++)
+        _mm512_store_si512(p + i * 64, v[i]);
 }
 
 static void pack_columns(void *packed, const float *x, size_t stride, int n, int k)
@@ -337,6 +345,104 @@ static void pack_fixed_columns(void *packed, float *scales, const float *x, size
     }
 }
 
+/* Blocks of 32 small integers with one scale, as right operands. */
+enum block_type { BLOCK_Q8_0, BLOCK_Q4_0, BLOCK_Q5_0 };
+
+INLINE int block_bytes(enum block_type type)
+{
+    return type == BLOCK_Q8_0 ? Q8_0_BYTES : type == BLOCK_Q4_0 ? Q4_0_BYTES : Q5_0_BYTES;
+}
+
+/* Integers of two blocks as bytes: from -128 to 127 whatever the type. */
+INLINE __m512i block_integers(enum block_type type, const uint8_t *first, const uint8_t *second)
+{
+    if (type == BLOCK_Q8_0)
+        return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const void *)(first + Q8_0_QUANTS))),
+                                  _mm256_loadu_si256((const void *)(second + Q8_0_QUANTS)), 1);
+    const int quants = type == BLOCK_Q4_0 ? Q4_0_QUANTS : Q5_0_QUANTS, left = type == BLOCK_Q4_0 ? 4 : 3;
+    const __m512i up = _mm512_setr_epi32(left, left, left, left, left - 4, left - 4, left - 4, left - 4, left, left, left, left,
+                                         left - 4, left - 4, left - 4, left - 4);
+    __m512i v = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)(first + quants)));
+    v = _mm512_mask_broadcast_i32x4(v, 0xff00, _mm_loadu_si128((const void *)(second + quants)));
+    v = _mm512_and_si512(_mm512_rolv_epi32(v, up), _mm512_set1_epi8((char)(15 << left)));
+    const uint64_t fifths = type == BLOCK_Q4_0 ? 0 : load_u32(first + Q5_0_HIGH) | (uint64_t)load_u32(second + Q5_0_HIGH) << 32;
+    return type == BLOCK_Q4_0 ? _mm512_xor_si512(v, _mm512_set1_epi8(-128))
+                              : _mm512_mask_add_epi8(v, (__mmask64)~fifths, v, _mm512_set1_epi8(-128));
+}
+
+/* Scales of a block of up to 16 rows as floats, 0 for rows that are missing. */
+INLINE vec block_scales(const uint8_t *block, size_t row_bytes, int count)
+{
+    const __m512i step = _mm512_set1_epi64((long long)row_bytes);
+    const __m512i rows = _mm512_mullo_epi64(_mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7), step);
+    const __mmask16 mask = vec_first(count);
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i first = _mm512_mask_i64gather_epi32(zero, (__mmask8)mask, rows, block, 1);
+    const __m256i last = _mm512_mask_i64gather_epi32(zero, (__mmask8)(mask >> 8), rows, block + 8 * row_bytes, 1);
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_inserti64x4(_mm512_castsi256_si512(first), last, 1)));
+}
+
+/* 64 integers as bytes, times factors of 15 bits in words, as their upper and their lower bytes. */
+INLINE void fix_integers(__m512i v, __m512i factor, uint8_t *p)
+{
+    const __m512i upper = _mm512_set1_epi16((short)0xff00), half = _mm512_set1_epi16(128);
+    const __m512i even = _mm512_mulhrs_epi16(_mm512_slli_epi16(v, 8), factor);
+    const __m512i odd = _mm512_mulhrs_epi16(_mm512_and_si512(v, upper), factor);
+    const __m512i even_high = _mm512_srli_epi16(_mm512_add_epi16(even, half), 8), odd_high = _mm512_add_epi16(odd, half);
+    /* a | b & c, and b | c & ~a */
+    _mm512_store_si512(p, _mm512_ternarylogic_epi32(even_high, odd_high, upper, 0xf8));
+    _mm512_store_si512(p + HALF, _mm512_ternarylogic_epi32(upper, _mm512_slli_epi16(odd, 8), even, 0xce));
+}
+
+INLINE void pack_blocks(enum block_type type, void *packed, float *scales, const uint8_t *rows, size_t row_bytes, int n, int k)
+{
+    enum { MOST_BLOCKS = BUTLER_FIXED_COLUMNS / BLOCK };
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const int size = block_bytes(type), n_blocks = k / BLOCK;
+    uint8_t *p = packed;
+    for (int first = 0; first < n; first += TILE, rows += TILE * row_bytes) {
+        const int count = BUTLER_MIN(n - first, TILE);
+        __m512i most = _mm512_setzero_si512(), factors[MOST_BLOCKS + 1];
+        vec d[MOST_BLOCKS];
+        for (int b = 0; b < n_blocks; b++) {
+            d[b] = block_scales(rows + b * size, row_bytes, count);
+            most = _mm512_max_epi32(most, _mm512_and_si512(_mm512_castps_si512(d[b]), magnitude));
+        }
+        const vec top = _mm512_castsi512_ps(most), fixed_most = vec_set1(BUTLER_FIXED_MOST);
+        const __mmask16 counts = _mm512_cmp_ps_mask(top, vec_set1(BUTLER_FIXED_LEAST), _CMP_NLT_UQ);
+        const vec factor = _mm512_maskz_div_ps(counts, fixed_most, top);
+        const float range = type == BLOCK_Q8_0 ? 128 : type == BLOCK_Q4_0 ? 8 : 16;
+        vec_store(scales + first, vec_mul(_mm512_maskz_div_ps(counts, top, fixed_most), vec_set1(range)));
+        for (int b = 0; b < n_blocks; b++) { /* what is no number becomes 0, its line's scale remains */
+            const __m512i f = _mm512_cvtps_epi32(vec_mul(d[b], factor));
+            factors[b] = _mm512_or_si512(_mm512_slli_epi32(f, 16), _mm512_and_si512(f, _mm512_set1_epi32(0xffff)));
+        }
+        factors[n_blocks] = _mm512_setzero_si512();
+        for (int b = 0; b < n_blocks; b += 2, p += BUTLER_TILE_BYTES) {
+            const uint8_t *block = rows + b * size, *next = b + 1 < n_blocks ? block + size : block;
+            __m512i v[TILE];
+            UNROLL
+            for (int r = 0; r < TILE; r++) { /* a row that is missing counts 0 times another */
+                const size_t at = (size_t)(r < count ? r : 0) * row_bytes;
+                v[r] = block_integers(type, block + at, next + at);
+            }
+            turn(v);
+            UNROLL
+            for (int i = 0; i < TILE; i++)
+                fix_integers(v[i], factors[b + i / 8], p + i * 64);
+        }
+    }
+}
+
+#define PACK_BLOCKS(name, type)                                                                                                    \
+    static void pack_##name(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k)                         \
+    {                                                                                                                              \
+        pack_blocks(type, packed, scales, rows, row_bytes, n, k);                                                                  \
+    }
+PACK_BLOCKS(q8_0, BLOCK_Q8_0)
+PACK_BLOCKS(q4_0, BLOCK_Q4_0)
+PACK_BLOCKS(q5_0, BLOCK_Q5_0)
+
 /* Up to 2 x 2 tiles of sums in integers: of the products of upper bytes, and of an upper and a lower one. They lie where a page
  * of packed tiles has lower bytes: a load waits for a store not yet done at the same place of another page, and the next
  * block begins with upper bytes. */
@@ -467,6 +573,9 @@ void butler_kernels_amx(struct butler_kernels *table)
     table->multiply = multiply;
     table->pack_fixed_rows = pack_fixed_rows;
     table->pack_fixed_columns = pack_fixed_columns;
+    table->pack_fixed_blocks[BUTLER_Q8_0] = pack_q8_0;
+    table->pack_fixed_blocks[BUTLER_Q4_0] = pack_q4_0;
+    table->pack_fixed_blocks[BUTLER_Q5_0] = pack_q5_0;
     table->multiply_fixed = multiply_fixed;
 }
 #endif

@@ -87,6 +87,11 @@ struct butler_kernels {
      * 64 (of a page is faster), and a scale a line, n rounded up to 16. What is missing in a tile is 0. */
     void (*pack_fixed_rows)(void *packed, float *scales, const float *x, size_t stride, int n, int k);
     void (*pack_fixed_columns)(void *packed, float *scales, const float *x, size_t stride, int n, int k);
+    /* Columns from quantised rows, row_bytes apart, whose blocks are integers i and a scale d, x = d i (NULL for other types);
+     * k is a multiple of 32. As above with most = top R, top the greatest |d| of the row, R = 128 (Q8_0), 16 (Q5_0), 8 (Q4_0), and q
+     * in two roundings: f = BUTLER_FIXED_MOST d / top to nearest, q = f i / R to nearest, halves up: within 1, where the float nearest
+     * to x would be within 1/2. The scale of a row with an infinity or a NaN for a d is no number. */
+    void (*pack_fixed_blocks[BUTLER_N_TYPES])(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k);
     /* c[i * c_stride + j] (+)= scale_i scale_j sum_d (q_i[d] q_j[d] - low_i[d] low_j[d]), the sum exact in integers; m and n as
      * in multiply. Where a line has an infinity or a NaN, so has the result. */
     void (*multiply_fixed)(float *c, size_t c_stride, const void *a, const float *a_scales, const void *b, const float *b_scales,

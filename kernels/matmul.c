@@ -144,6 +144,10 @@ static void pack_weights(const struct matmul_job *job, struct tile_scratch *scra
 {
     const struct butler_matrix *w = job->w;
     const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes + butler_row_bytes(w->type, column);
+    if (job->kernels->pack_fixed_blocks[w->type]) {
+        job->kernels->pack_fixed_blocks[w->type](scratch->packed, scratch->scales, rows, w->row_bytes, n_rows, n);
+        return;
+    }
     for (int r = 0; r < n_rows; r += LINES) {
         const int count = BUTLER_MIN(LINES, n_rows - r);
         for (int i = 0; i < count; i++)

@@ -78,6 +78,9 @@ float butler_ref_pack_weights(void *packed, int line, float *x, float most, int 
 void butler_ref_multiply(float *c, size_t c_stride, const void *a, const void *b, int m, int n, int k, bool more);
 void butler_ref_pack_fixed_rows(void *packed, float *scales, const float *x, size_t stride, int n, int k);
 void butler_ref_pack_fixed_columns(void *packed, float *scales, const float *x, size_t stride, int n, int k);
+void butler_ref_pack_fixed_q8_0(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k);
+void butler_ref_pack_fixed_q4_0(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k);
+void butler_ref_pack_fixed_q5_0(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k);
 void butler_ref_multiply_fixed(float *c, size_t c_stride, const void *a, const float *a_scales, const void *b,
                                const float *b_scales, int m, int n, int k, bool more);
 

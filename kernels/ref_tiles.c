@@ -93,6 +93,13 @@ static int8_t *fixed_tile(const void *packed, int i, int c, int k)
     return (int8_t *)packed + (size_t)(i / 16) * butler_fixed_bytes(16, k) + (size_t)(c / BUTLER_FIXED_K) * BUTLER_TILE_BYTES;
 }
 
+static void put_fixed(int8_t *at, int q)
+{
+    const int high = (q + 128 + 32768) / 256 - 128;
+    at[0] = (int8_t)high;
+    at[1024] = (int8_t)(q - 256 * high);
+}
+
 static void pack_fixed(void *packed, float *scales, const float *x, size_t stride, int n, int k, size_t (*at)(int, int))
 {
     memset(packed, 0, butler_fixed_bytes(n, k));
@@ -107,10 +114,7 @@ static void pack_fixed(void *packed, float *scales, const float *x, size_t strid
         scales[i] = most / BUTLER_FIXED_MOST;
         for (int c = 0; c < k; c++) {
             const float scaled = x[(size_t)i * stride + (size_t)c] * (BUTLER_FIXED_MOST / most);
-            const int q = ref_clamp(nearbyintf(scaled), -32639, 32639), high = (q + 128 + 32768) / 256 - 128;
-            int8_t *tile = fixed_tile(packed, i, c, k);
-            tile[at(i, c)] = (int8_t)high;
-            tile[1024 + at(i, c)] = (int8_t)(q - 256 * high);
+            put_fixed(fixed_tile(packed, i, c, k) + at(i, c), ref_clamp(nearbyintf(scaled), -32639, 32639));
         }
     }
 }
@@ -125,8 +129,63 @@ void butler_ref_pack_fixed_columns(void *packed, float *scales, const float *x, 
     pack_fixed(packed, scales, x, stride, n, k, fixed_column_at);
 }
 
-void butler_ref_multiply_fixed(float *c, size_t c_stride, const void *a, const float *a_scales, const void *b, const float *b_scales,
-                               int m, int n, int k, bool more)
+/* Element i of a block. */
+typedef int block_element(const uint8_t *block, int i);
+
+static int element_q8_0(const uint8_t *block, int i)
+{
+    return (int8_t)block[Q8_0_QUANTS + i];
+}
+
+static int element_q4_0(const uint8_t *block, int i)
+{
+    return (block[Q4_0_QUANTS + i % 16] >> i / 16 * 4 & 15) - 8;
+}
+
+static int element_q5_0(const uint8_t *block, int i)
+{
+    return (block[Q5_0_QUANTS + i % 16] >> i / 16 * 4 & 15) + (int)(load_u32(block + Q5_0_HIGH) >> i & 1) * 16 - 16;
+}
+
+static void pack_blocks(void *packed, float *scales, const uint8_t *row, size_t row_bytes, int n, int k, int size, int range,
+                        block_element *element)
+{
+    memset(packed, 0, butler_fixed_bytes(n, k));
+    memset(scales, 0, BUTLER_CEIL_DIV((size_t)n, 16) * 16 * sizeof *scales);
+    for (int i = 0; i < n; i++, row += row_bytes) {
+        uint32_t top_bits = 0;
+        for (int b = 0; b < k / BLOCK; b++)
+            top_bits = BUTLER_MAX(top_bits, float_to_bits(fabsf(load_half(row + b * size))));
+        const float top = bits_to_float(top_bits);
+        if (top < BUTLER_FIXED_LEAST)
+            continue;
+        scales[i] = top / BUTLER_FIXED_MOST * (float)range;
+        for (int c = 0; isfinite(top) && c < k; c++) {
+            const uint8_t *block = row + c / BLOCK * size;
+            const int f = ref_clamp(nearbyintf(load_half(block) * (BUTLER_FIXED_MOST / top)), -32639, 32639);
+            const int doubled = 2 * f * element(block, c % BLOCK) + range; /* of q, and a half to round down from */
+            put_fixed(fixed_tile(packed, i, c, k) + fixed_column_at(i, c), (doubled + 65536 * range) / (2 * range) - 32768);
+        }
+    }
+}
+
+void butler_ref_pack_fixed_q8_0(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k)
+{
+    pack_blocks(packed, scales, rows, row_bytes, n, k, Q8_0_BYTES, 128, element_q8_0);
+}
+
+void butler_ref_pack_fixed_q4_0(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k)
+{
+    pack_blocks(packed, scales, rows, row_bytes, n, k, Q4_0_BYTES, 8, element_q4_0);
+}
+
+void butler_ref_pack_fixed_q5_0(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k)
+{
+    pack_blocks(packed, scales, rows, row_bytes, n, k, Q5_0_BYTES, 16, element_q5_0);
+}
+
+void butler_ref_multiply_fixed(float *c, size_t c_stride, const void *a, const float *a_scales, const void *b,
+                               const float *b_scales, int m, int n, int k, bool more)
 {
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++) {

@@ -338,12 +338,117 @@ static void fixed_point_keeps_what_is_no_number(void **state)
     }
 }
 
+/* ------------------------------------------------------------------ quantised rows straight to fixed point */
+
+static const struct {
+    enum butler_type type;
+    int range; /* of the integers: from -range to range - 1 */
+} block_types[] = {{BUTLER_Q8_0, 128}, {BUTLER_Q4_0, 8}, {BUTLER_Q5_0, 16}};
+
+static void fill_blocks(unsigned char *rows, size_t n_bytes, int block_bytes, enum kind kind, uint64_t *seed)
+{
+    for (size_t i = 0; i < n_bytes; i++)
+        rows[i] = (unsigned char)butler_random(seed);
+    for (size_t b = 0; b + (size_t)block_bytes <= n_bytes; b += (size_t)block_bytes) {
+        const float v = random_value(seed, kind);
+        const float size = fabsf(v); /* a half is at most 65504, and its subnormals are below 2^-14 */
+        const uint16_t d = butler_float_to_half(size > 65504 ? copysignf(65504, v) : size < 1e-30f ? v * 1e34f : v);
+        memcpy(rows + b, &d, 2);
+        if (kind == MIXED && b % 3 == 0) /* the integer whose magnitude is the greatest, in most types */
+            memset(rows + b + 2, 0x80, (size_t)block_bytes - 2);
+    }
+}
+
+static void check_pack_blocks(const struct butler_kernels *table, int t, int n, int n_blocks, int at, enum kind kind,
+                              uint64_t *seed)
+{
+    const enum butler_type type = block_types[t].type;
+    const int size = (int)butler_types[type].block_bytes, k = n_blocks * 32;
+    const size_t row_bytes = (size_t)((n_blocks + n % 2) * size), row_end = (size_t)(n - 1) * row_bytes + (size_t)(n_blocks * size),
+                 bytes = butler_fixed_bytes(n, k), scale_bytes = (size_t)(n + 15) / 16 * 16 * sizeof(float);
+    static struct guarded in, out, out_scales;
+    static unsigned char reference[1 << 18];
+    static float values[BUTLER_FIXED_COLUMNS];
+    float plain_scales[MAX_LINES];
+    if (!in.base) {
+        in = guarded_new((size_t)MAX_LINES * 17 * 34 + 8);
+        out = guarded_new(butler_fixed_bytes(MAX_LINES, BUTLER_FIXED_COLUMNS));
+        out_scales = guarded_new(sizeof plain_scales);
+    }
+    unsigned char *rows = guarded_at(&in, row_end, at % 2, (size_t)(at / 2)), *packed = guarded_at(&out, bytes, at % 2, 0);
+    float *scales = guarded_at(&out_scales, scale_bytes, at % 2, 0);
+    fill_blocks(rows, row_end, size, kind, seed);
+    memset(packed, 0xff, bytes);
+    memset(scales, 0xff, scale_bytes);
+    table->pack_fixed_blocks[type](packed, scales, rows, row_bytes, n, k);
+    butler_kernels_ref.pack_fixed_blocks[type](reference, plain_scales, rows, row_bytes, n, k);
+    assert_memory_equal(packed, reference, bytes);
+    assert_memory_equal(scales, plain_scales, scale_bytes);
+    for (int i = 0; i < (n + 15) / 16 * 16; i++) {
+        double top = 0;
+        for (int b = 0; i < n && b < n_blocks; b++) {
+            const double d = fabs(half_at(rows + (size_t)i * row_bytes + (size_t)(b * size)));
+            top = d > top ? d : top;
+        }
+        assert_near("scale", table->isa, k, i, (double)scales[i] * 32639, top * block_types[t].range,
+                    4 * EPS * top * block_types[t].range);
+        if (i < n)
+            table->dequant[type](values, rows + (size_t)i * row_bytes, k);
+        /* Each of the two roundings is at most half a step: the factor's is multiplied by an integer of at most 1 / R. */
+        for (int c = 0; c < (k + 63) / 64 * 64; c++)
+            assert_near("fixed point of blocks", table->isa, k, i, fixed_value(packed, i, c, k, true) * (double)scales[i],
+                        i < n && c < k ? (double)values[c] : 0, (double)scales[i] * 1.01);
+    }
+}
+
+static void blocks_become_fixed_point(void **state)
+{
+    (void)state;
+    uint64_t seed = 10;
+    FOR_EACH_ISA(table)
+    {
+        for (int trial = 0; trial < 180; trial++)
+            check_pack_blocks(table, trial % 3, 1 + trial * 7 % 50, 1 + trial * 5 % 16, trial % 6, (enum kind)(trial / 3 % N_KINDS),
+                              &seed);
+    }
+}
+
+/* A file may say anything: a row with a scale that is no number gives none, and the others are what they are without it. */
+static void blocks_keep_what_is_no_number(void **state)
+{
+    (void)state;
+    static const uint16_t bad[] = {0x7c00, 0xfc00, 0x7e00, 0x7d00, 0xffff};
+    uint64_t seed = 11;
+    FOR_EACH_ISA(table)
+    {
+        for (int trial = 0; trial < 30; trial++) {
+            static _Alignas(64) unsigned char a[1 << 13], b[1 << 13], plain[1 << 13];
+            const int t = trial % 3, size = (int)butler_types[block_types[t].type].block_bytes, k = 96;
+            unsigned char rows[16 * 3 * 34];
+            float x[16 * 96], a_scales[16], b_scales[16], plain_scales[16], c[256];
+            fill_random(x, 16 * 96, NORMAL, &seed);
+            fill_blocks(rows, (size_t)(16 * 3 * size), size, NORMAL, &seed);
+            memcpy(rows + (5 * 3 + trial % 2) * size, &bad[trial / 3 % 5], 2);
+            if (trial % 4 == 0) /* even where its integers are 0 */
+                memset(rows + (5 * 3 + trial % 2) * size + 2, t == 0 ? 0 : 0x88, (size_t)size - 2);
+            table->pack_fixed_rows(a, a_scales, x, 96, 16, k);
+            table->pack_fixed_blocks[block_types[t].type](b, b_scales, rows, (size_t)(3 * size), 16, k);
+            butler_kernels_ref.pack_fixed_blocks[block_types[t].type](plain, plain_scales, rows, (size_t)(3 * size), 16, k);
+            assert_memory_equal(b, plain, butler_fixed_bytes(16, k));
+            table->multiply_fixed(c, 16, a, a_scales, b, b_scales, 16, 16, k, false);
+            for (int j = 0; j < 256; j++)
+                assert_true((bool)isfinite(c[j]) == (j % 16 != 5));
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operands_hold_their_numbers), cmocka_unit_test(weights_are_exponentials),
         cmocka_unit_test(products_of_blocks),          cmocka_unit_test(fixed_point_holds_its_numbers),
         cmocka_unit_test(products_in_fixed_point),     cmocka_unit_test(fixed_point_keeps_what_is_no_number),
+        cmocka_unit_test(blocks_become_fixed_point),   cmocka_unit_test(blocks_keep_what_is_no_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
