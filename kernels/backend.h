@@ -72,6 +72,13 @@ struct butler_layer_state {
     int position; /* of the (first) token being processed */
 };
 
+/* One of the products that some rows have with several matrices: y[n][n_rows] = x[n][n_cols] W^T + bias. */
+struct butler_product {
+    float *y;
+    const struct butler_matrix *w;
+};
+enum { BUTLER_MOST_PRODUCTS = 3 };
+
 struct butler_backend {
     const char *name;
     struct butler_pool *pool;
@@ -79,9 +86,9 @@ struct butler_backend {
 
     /* y[n][n_embd] = rows ids[n] of the table */
     void (*embed)(struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n);
-    /* y[n][n_rows] = x[n][n_cols] W^T + bias. apart: each row has the bits that it would have alone. */
-    void (*matmul)(struct butler_backend *backend, struct butler_workspace *work, float *y, const struct butler_matrix *w,
-                   const float *x, int n, bool apart);
+    /* x[n][n_cols] with up to BUTLER_MOST_PRODUCTS matrices. apart: each row has the bits that it would have alone. */
+    void (*matmul)(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
+                   int n_products, const float *x, int n, bool apart);
     /* y[n][dim] from x[n][dim], each row by itself; y may be x */
     void (*norm)(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
                  enum butler_norm kind, float eps);

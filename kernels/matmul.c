@@ -1,6 +1,7 @@
 /* Products of activations with weight matrices, in three ways: a few tokens meet the quantised rows as they stream by; a
  * block of tokens meets rows widened to floats, a panel at a time; and where there is a matrix unit, blocks of both are
- * packed for it. Tasks are rows of the matrix, and the order in which an output is summed depends on none of this. */
+ * packed for it. Matrices that meet the same activations pass together: what these become for the product they become once, and
+ * threads meet once. Tasks are rows of a matrix, and the order in which an output is summed depends on none of this. */
 #include <string.h>
 
 #include "matmul.h"
@@ -19,42 +20,84 @@ enum {
 
 struct matmul_job {
     const struct butler_kernels *kernels;
-    const struct butler_matrix *w;
+    struct butler_product products[BUTLER_MOST_PRODUCTS];
+    int n_products, n_cols, rows_per_task;
     struct butler_workspace *work;
-    float *y;
     const float *x;
     const unsigned char *fixed; /* x as products of integers take it, or NULL */
-    int n, rows_per_task;
+    int n;
 };
+
+static int n_rows_of(const struct matmul_job *job)
+{
+    int n = 0;
+    for (int i = 0; i < job->n_products; i++)
+        n += job->products[i].w->n_rows;
+    return n;
+}
+
+static int n_tasks_of(const struct matmul_job *job)
+{
+    int n = 0;
+    for (int i = 0; i < job->n_products; i++)
+        n += BUTLER_CEIL_DIV(job->products[i].w->n_rows, job->rows_per_task);
+    return n;
+}
+
+/* Rows [first, first + n_rows) of a matrix. */
+struct matmul_part {
+    float *y; /* where the first of them goes */
+    const struct butler_matrix *w;
+    const unsigned char *rows;
+    int first, n_rows;
+};
+
+static struct matmul_part part_of(const struct matmul_job *job, int task)
+{
+    const struct butler_product *product = job->products;
+    for (int n; task >= (n = BUTLER_CEIL_DIV(product->w->n_rows, job->rows_per_task)); task -= n)
+        product++;
+    const struct butler_matrix *w = product->w;
+    const int first = task * job->rows_per_task;
+    return (struct matmul_part){product->y + first, w, (const unsigned char *)w->data + (size_t)first * w->row_bytes, first,
+                                BUTLER_MIN(job->rows_per_task, w->n_rows - first)};
+}
+
+/* The next n rows of x. */
+static void next_tokens(struct matmul_job *job, int n)
+{
+    job->x += (size_t)n * (size_t)job->n_cols;
+    for (int i = 0; i < job->n_products; i++)
+        job->products[i].y += (size_t)n * (size_t)job->products[i].w->n_rows;
+}
 
 static unsigned char *next_page(void *p)
 {
     return (unsigned char *)(((uintptr_t)p + PAGE - 1) / PAGE * PAGE);
 }
 
-static void add_bias(const struct matmul_job *job, int first, int n_rows)
+static void add_bias(const struct matmul_job *job, const struct matmul_part *part)
 {
-    if (job->w->bias)
+    if (part->w->bias)
         for (int t = 0; t < job->n; t++)
-            job->kernels->add(job->y + (size_t)t * (size_t)job->w->n_rows + first, job->w->bias + first, n_rows);
+            job->kernels->add(part->y + (size_t)t * (size_t)part->w->n_rows, part->w->bias + part->first, part->n_rows);
 }
 
 static void gemv_task(void *context, int task, int thread)
 {
     const struct matmul_job *job = context;
-    const struct butler_matrix *w = job->w;
-    const int first = task * job->rows_per_task, n_rows = BUTLER_MIN(job->rows_per_task, w->n_rows - first);
-    const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes;
+    const struct matmul_part part = part_of(job, task);
+    const struct butler_matrix *w = part.w;
     (void)thread;
     for (int t = 0; t < job->n; t++) {
-        float *y = job->y + (size_t)t * (size_t)w->n_rows + first;
+        float *y = part.y + (size_t)t * (size_t)w->n_rows;
         if (job->fixed)
-            job->kernels->gemv_fixed[w->type](y, rows, w->row_bytes, n_rows,
+            job->kernels->gemv_fixed[w->type](y, part.rows, w->row_bytes, part.n_rows,
                                               job->fixed + (size_t)t * butler_fixed_x_bytes(w->n_cols), w->n_cols);
         else
-            job->kernels->gemv[w->type](y, rows, w->row_bytes, n_rows, job->x + (size_t)t * (size_t)w->n_cols, w->n_cols);
+            job->kernels->gemv[w->type](y, part.rows, w->row_bytes, part.n_rows, job->x + (size_t)t * (size_t)w->n_cols, w->n_cols);
     }
-    add_bias(job, first, n_rows);
+    add_bias(job, &part);
 }
 
 /* Four tasks a thread, where there are enough rows: one that is late costs a quarter of a thread's part. */
@@ -66,10 +109,11 @@ static int gemv_rows(int n_rows, int n_threads)
 
 static void gemv_matmul(struct butler_pool *pool, struct matmul_job job)
 {
-    const int n = job.n, n_cols = job.w->n_cols, n_tasks = BUTLER_CEIL_DIV(job.w->n_rows, job.rows_per_task);
+    const int n = job.n, n_cols = job.n_cols, n_tasks = n_tasks_of(&job);
+    const enum butler_type type = job.products[0].w->type;
     const size_t size = butler_fixed_x_bytes(n_cols);
     unsigned char *fixed = next_page(job.work->packed);
-    if (!job.kernels->fixed || !job.kernels->gemv_fixed[job.w->type]) {
+    if (!job.kernels->fixed || !job.kernels->gemv_fixed[type]) {
         butler_pool_run(pool, gemv_task, &job, n_tasks);
         return;
     }
@@ -78,10 +122,9 @@ static void gemv_matmul(struct butler_pool *pool, struct matmul_job job)
     for (int done = 0; done < n; done += job.n) {
         job.n = BUTLER_MIN(most, n - done);
         for (int t = 0; t < job.n; t++)
-            job.kernels->fix(fixed + (size_t)t * size, job.w->type, job.x + (size_t)t * (size_t)n_cols, n_cols);
+            job.kernels->fix(fixed + (size_t)t * size, type, job.x + (size_t)t * (size_t)n_cols, n_cols);
         butler_pool_run(pool, gemv_task, &job, n_tasks);
-        job.x += (size_t)job.n * (size_t)n_cols;
-        job.y += (size_t)job.n * (size_t)job.w->n_rows;
+        next_tokens(&job, job.n);
     }
 }
 
@@ -93,14 +136,13 @@ static int panel_rows(int n_cols)
 static void gemm_task(void *context, int task, int thread)
 {
     const struct matmul_job *job = context;
-    const struct butler_matrix *w = job->w;
-    const int first = task * job->rows_per_task, n_rows = BUTLER_MIN(job->rows_per_task, w->n_rows - first);
-    const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes;
+    const struct matmul_part part = part_of(job, task);
+    const struct butler_matrix *w = part.w;
     float *panel = job->work->panel + (size_t)thread * job->work->panel_floats;
-    for (int r = 0; r < n_rows; r++)
-        job->kernels->dequant[w->type](panel + (size_t)r * (size_t)w->n_cols, rows + (size_t)r * w->row_bytes, w->n_cols);
-    job->kernels->gemm(job->y + first, (size_t)w->n_rows, panel, n_rows, job->x, (size_t)w->n_cols, job->n, w->n_cols);
-    add_bias(job, first, n_rows);
+    for (int r = 0; r < part.n_rows; r++)
+        job->kernels->dequant[w->type](panel + (size_t)r * (size_t)w->n_cols, part.rows + (size_t)r * w->row_bytes, w->n_cols);
+    job->kernels->gemm(part.y, (size_t)w->n_rows, panel, part.n_rows, job->x, (size_t)w->n_cols, job->n, w->n_cols);
+    add_bias(job, &part);
 }
 
 /* ------------------------------------------------------------------------------------------- the matrix unit */
@@ -119,14 +161,14 @@ static unsigned char *packed_chunk(const struct matmul_job *job, int column)
 
 static float *chunk_scales(const struct matmul_job *job, int column)
 {
-    const int n_chunks = BUTLER_CEIL_DIV(job->w->n_cols, TILE_COLUMNS), n_lines = BUTLER_CEIL_DIV(job->n, LINES) * LINES;
+    const int n_chunks = BUTLER_CEIL_DIV(job->n_cols, TILE_COLUMNS), n_lines = BUTLER_CEIL_DIV(job->n, LINES) * LINES;
     return (float *)packed_chunk(job, n_chunks * TILE_COLUMNS) + (size_t)(column / TILE_COLUMNS) * (size_t)n_lines;
 }
 
 static void pack_task(void *context, int task, int thread)
 {
     const struct matmul_job *job = context;
-    const int column = task * TILE_COLUMNS, n_cols = job->w->n_cols;
+    const int column = task * TILE_COLUMNS, n_cols = job->n_cols;
     (void)thread;
     job->kernels->pack_fixed_rows(packed_chunk(job, column), chunk_scales(job, column), job->x + column, (size_t)n_cols, job->n,
                                   BUTLER_MIN(TILE_COLUMNS, n_cols - column));
@@ -139,17 +181,18 @@ struct tile_scratch {
 };
 _Static_assert(sizeof(struct tile_scratch) + PAGE <= BUTLER_PANEL_FLOATS * sizeof(float), "a task's scratch has room for it");
 
-/* Columns [column, column + n) of some rows. */
-static void pack_weights(const struct matmul_job *job, struct tile_scratch *scratch, int first, int n_rows, int column, int n)
+/* Columns [column, column + n) of a task's rows. */
+static void pack_weights(const struct matmul_job *job, struct tile_scratch *scratch, const struct matmul_part *part, int column,
+                         int n)
 {
-    const struct butler_matrix *w = job->w;
-    const unsigned char *rows = (const unsigned char *)w->data + (size_t)first * w->row_bytes + butler_row_bytes(w->type, column);
+    const struct butler_matrix *w = part->w;
+    const unsigned char *rows = part->rows + butler_row_bytes(w->type, column);
     if (job->kernels->pack_fixed_blocks[w->type]) {
-        job->kernels->pack_fixed_blocks[w->type](scratch->packed, scratch->scales, rows, w->row_bytes, n_rows, n);
+        job->kernels->pack_fixed_blocks[w->type](scratch->packed, scratch->scales, rows, w->row_bytes, part->n_rows, n);
         return;
     }
-    for (int r = 0; r < n_rows; r += LINES) {
-        const int count = BUTLER_MIN(LINES, n_rows - r);
+    for (int r = 0; r < part->n_rows; r += LINES) {
+        const int count = BUTLER_MIN(LINES, part->n_rows - r);
         for (int i = 0; i < count; i++)
             job->kernels->dequant[w->type](scratch->lines + i * TILE_COLUMNS, rows + (size_t)(r + i) * w->row_bytes, n);
         job->kernels->pack_fixed_columns(scratch->packed + butler_fixed_bytes(r, n), scratch->scales + r, scratch->lines,
@@ -160,47 +203,57 @@ static void pack_weights(const struct matmul_job *job, struct tile_scratch *scra
 static void tile_task(void *context, int task, int thread)
 {
     const struct matmul_job *job = context;
-    const struct butler_matrix *w = job->w;
-    const int first = task * job->rows_per_task, n_rows = BUTLER_MIN(job->rows_per_task, w->n_rows - first);
-    const int m = BUTLER_CEIL_DIV(job->n, LINES) * LINES, n = BUTLER_CEIL_DIV(n_rows, LINES) * LINES;
+    const struct matmul_part part = part_of(job, task);
+    const int m = BUTLER_CEIL_DIV(job->n, LINES) * LINES, n = BUTLER_CEIL_DIV(part.n_rows, LINES) * LINES;
     struct tile_scratch *scratch = (void *)next_page(job->work->panel + (size_t)thread * job->work->panel_floats);
-    for (int column = 0; column < w->n_cols; column += TILE_COLUMNS) {
-        const int k = BUTLER_MIN(TILE_COLUMNS, w->n_cols - column);
-        pack_weights(job, scratch, first, n_rows, column, k);
+    for (int column = 0; column < job->n_cols; column += TILE_COLUMNS) {
+        const int k = BUTLER_MIN(TILE_COLUMNS, job->n_cols - column);
+        pack_weights(job, scratch, &part, column, k);
         job->kernels->multiply_fixed(scratch->sums, TILE_ROWS, packed_chunk(job, column), chunk_scales(job, column),
                                      scratch->packed, scratch->scales, m, n, k, column > 0);
     }
     for (int t = 0; t < job->n; t++)
-        memcpy(job->y + (size_t)t * (size_t)w->n_rows + first, scratch->sums + (size_t)t * TILE_ROWS,
-               (size_t)n_rows * sizeof *scratch->sums);
-    add_bias(job, first, n_rows);
+        memcpy(part.y + (size_t)t * (size_t)part.w->n_rows, scratch->sums + (size_t)t * TILE_ROWS,
+               (size_t)part.n_rows * sizeof *scratch->sums);
+    add_bias(job, &part);
 }
 
 static void tile_matmul(struct butler_pool *pool, struct matmul_job job)
 {
-    const int n = job.n, share = BUTLER_CEIL_DIV(job.w->n_rows, 2 * butler_pool_size(pool) * LINES) * LINES;
+    const int n = job.n, share = BUTLER_CEIL_DIV(n_rows_of(&job), 2 * butler_pool_size(pool) * LINES) * LINES;
     job.rows_per_task = BUTLER_MIN(share, TILE_ROWS);
     for (int done = 0; done < n; done += job.n) {
         job.n = BUTLER_MIN(BUTLER_PACKED_TOKENS, n - done);
-        butler_pool_run(pool, pack_task, &job, BUTLER_CEIL_DIV(job.w->n_cols, TILE_COLUMNS));
-        butler_pool_run(pool, tile_task, &job, BUTLER_CEIL_DIV(job.w->n_rows, job.rows_per_task));
-        job.x += (size_t)job.n * (size_t)job.w->n_cols;
-        job.y += (size_t)job.n * (size_t)job.w->n_rows;
+        butler_pool_run(pool, pack_task, &job, BUTLER_CEIL_DIV(job.n_cols, TILE_COLUMNS));
+        butler_pool_run(pool, tile_task, &job, n_tasks_of(&job));
+        next_tokens(&job, job.n);
     }
 }
 
-void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, float *y, const struct butler_matrix *w,
-                   const float *x, int n, bool apart)
+/* Of matrices of one type, which take activations in one form. */
+static void one_type(struct butler_backend *backend, struct matmul_job job, bool apart)
 {
-    const bool few = apart || n <= GEMV_TOKENS;
-    struct matmul_job job = {.kernels = backend->kernels, .w = w, .work = work, .y = y, .x = x, .n = n};
-    job.rows_per_task = few ? gemv_rows(w->n_rows, butler_pool_size(backend->pool)) : panel_rows(w->n_cols);
+    const bool few = apart || job.n <= GEMV_TOKENS;
+    const enum butler_type type = job.products[0].w->type;
+    job.rows_per_task = few ? gemv_rows(n_rows_of(&job), butler_pool_size(backend->pool)) : panel_rows(job.n_cols);
     /* What F32 weights are kept for is lost in parts of 16 bits; rounded weights lose nothing to speak of. */
     if (few)
         gemv_matmul(backend->pool, job);
-    else if (backend->kernels->tiles && w->type != BUTLER_F32 &&
-             butler_matmul_packed_bytes(BUTLER_MIN(n, BUTLER_PACKED_TOKENS), w->n_cols) <= work->packed_bytes)
+    else if (backend->kernels->tiles && type != BUTLER_F32 &&
+             butler_matmul_packed_bytes(BUTLER_MIN(job.n, BUTLER_PACKED_TOKENS), job.n_cols) <= job.work->packed_bytes)
         tile_matmul(backend->pool, job);
     else
-        butler_pool_run(backend->pool, gemm_task, &job, BUTLER_CEIL_DIV(w->n_rows, job.rows_per_task));
+        butler_pool_run(backend->pool, gemm_task, &job, n_tasks_of(&job));
+}
+
+void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
+                   int n_products, const float *x, int n, bool apart)
+{
+    for (int i = 0; i < n_products;) {
+        struct matmul_job job = {.kernels = backend->kernels, .work = work, .n_cols = products[i].w->n_cols, .x = x, .n = n};
+        do
+            job.products[job.n_products++] = products[i++];
+        while (i < n_products && products[i].w->type == job.products[0].w->type);
+        one_type(backend, job, apart);
+    }
 }

@@ -12,8 +12,8 @@ enum {
 /* What n tokens of n_cols numbers take as the left operand of the matrix unit. */
 size_t butler_matmul_packed_bytes(int n, int n_cols);
 
-/* y[n][n_rows] = x[n][n_cols] W^T + bias. apart: each row has the bits that it would have alone. */
-void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, float *y, const struct butler_matrix *w,
-                   const float *x, int n, bool apart);
+/* x[n][n_cols] with up to BUTLER_MOST_PRODUCTS matrices. apart: each row has the bits that it would have alone. */
+void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
+                   int n_products, const float *x, int n, bool apart);
 
 #endif

@@ -35,11 +35,18 @@ static void place_rotations(struct butler_session *session, int n)
 }
 
 /* Rows of a decode step may be of several sessions: each comes out as it would alone. */
-static void matmul(struct butler_session *session, float *y, const struct butler_matrix *w, const float *x, int n, bool decode)
+static void multiply(struct butler_session *session, const struct butler_product *products, int n_products, const float *x, int n,
+                     bool decode)
 {
     struct butler_backend *backend = session->model->backend;
-    backend->matmul(backend, &session->work, y, w, x, n, decode);
-    session->traffic.weight_bytes += w->row_bytes * (uint64_t)w->n_rows;
+    backend->matmul(backend, &session->work, products, n_products, x, n, decode);
+    for (int i = 0; i < n_products; i++)
+        session->traffic.weight_bytes += products[i].w->row_bytes * (uint64_t)products[i].w->n_rows;
+}
+
+static void matmul(struct butler_session *session, float *y, const struct butler_matrix *w, const float *x, int n, bool decode)
+{
+    multiply(session, &(struct butler_product){y, w}, 1, x, n, decode);
 }
 
 /* Queries from this position on are shown to the metric: INT_MAX, none. */
@@ -153,12 +160,15 @@ static void feed_forward(struct butler_session *session, const struct butler_lay
     struct butler_backend *backend = session->model->backend;
     const struct butler_hparams *hp = &session->model->hp;
     const size_t n_ff = (size_t)hp->n_ff;
-    matmul(session, session->up, &layer->w_up, session->h, n, decode);
-    if (!layer->w_gate.data)
+    struct butler_matrix rows;
+    const struct butler_product products[] = {{session->up, &layer->w_up}, {session->gate, &rows}};
+    if (!layer->w_gate.data) {
+        multiply(session, products, 1, session->h, n, decode);
         backend->activate(backend, session->up, n_ff, NULL, n, hp->n_ff, hp->activation);
+    }
     for (int first = 0, part = gate_part(session, n); layer->w_gate.data && first < hp->n_ff; first += part) {
-        const struct butler_matrix rows = butler_matrix_rows(&layer->w_gate, first, BUTLER_MIN(part, hp->n_ff - first));
-        matmul(session, session->gate, &rows, session->h, n, decode);
+        rows = butler_matrix_rows(&layer->w_gate, first, BUTLER_MIN(part, hp->n_ff - first));
+        multiply(session, products + (first > 0), 2 - (first > 0), session->h, n, decode);
         backend->activate(backend, session->up + first, n_ff, session->gate, n, rows.n_rows, hp->activation);
     }
     matmul(session, session->h, &layer->w_down, session->up, n, decode);
@@ -401,9 +411,8 @@ int butler_forward(struct butler_session *const *sessions, int n_sessions, const
         for (int s = 0; s < n_sessions; s++)
             if (foresee(sessions[s], pass, l, BUTLER_PREDICTOR_INPUT_NORM, lead->h + (size_t)s * n_row, rows, &errs[s]) < 0)
                 return give_up(sessions, n_sessions, s, errs);
-        matmul(lead, lead->q, &layer->wq, lead->h, n, decode);
-        matmul(lead, lead->k, &layer->wk, lead->h, n, decode);
-        matmul(lead, lead->v, &layer->wv, lead->h, n, decode);
+        const struct butler_product products[] = {{lead->q, &layer->wq}, {lead->k, &layer->wk}, {lead->v, &layer->wv}};
+        multiply(lead, products, BUTLER_COUNT(products), lead->h, n, decode);
         head_norms(lead, layer, n);
         if (hp->rope != BUTLER_ROPE_NONE) {
             backend->rope(backend, lead->q, lead->cos, lead->sin, n, hp->n_heads, hp->head_dim, hp->n_rot, hp->rope);

@@ -152,7 +152,7 @@ void butler_predict_free(struct butler_predict *predict)
 static void matmul(struct butler_predict *predict, struct butler_traffic *traffic, float *y, int param, const float *x, int n)
 {
     const struct butler_matrix *w = &predict->matrices[param];
-    predict->backend->matmul(predict->backend, &predict->work, y, w, x, n, false);
+    predict->backend->matmul(predict->backend, &predict->work, &(struct butler_product){y, w}, 1, x, n, false);
     traffic->predict_bytes += w->row_bytes * (uint64_t)w->n_rows;
 }
 
