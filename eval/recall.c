@@ -100,8 +100,6 @@ static double metric_bytes(const struct butler_session *session, int n)
     if (!metric || metric == &butler_metric_exact)
         return 0;
     double bytes = metric->score_bytes ? (double)metric->score_bytes(&session->shape, policy->values, n) : records;
-    if (butler_policy_scores_mean(policy, &session->shape))
-        bytes += (double)metric->mean_bytes(&session->shape, policy->values, n);
     if (metric->attention_window && metric->attention_window(policy->values) > 0)
         bytes += metric->observe_bytes ? (double)metric->observe_bytes(&session->shape, policy->values, n) : records;
     return bytes;

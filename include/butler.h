@@ -331,12 +331,10 @@ struct butler_metric {
                  int to, int n);
     int predictor;       /* version of the predictor whose queries and keys it scores by; 0: none. Built-in metrics only */
     bool earlier_layers; /* score() uses butler_view_dot_layer: needs layers that hold the same tokens (retrieve) */
-    /* Of a metric whose scores are linear in the query: out[u - first] orders units as the mean of the n_q query heads' standard scores
-     * does, in one pass for all of them. NULL: heads are scored one by one. mean_bytes: what the records that it looks at besides
-     * those of its units take, of n_slots slots. Built-in metrics only */
+    /* Of a metric whose scores are linear in the query: out[u - first] orders units as the mean of the n_q query heads' scores, each
+     * as comparable as a standard score, in one pass for all of them. NULL: heads are scored one by one. Built-in metrics only */
     void (*score_mean)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
                        const float *q, int n_q, int first, int n, float *out);
-    uint64_t (*mean_bytes)(const struct butler_metric_shape *shape, const double *values, int n_slots);
 };
 
 /* Makes a metric known to this model under metric->name, as a retrieving policy whose method, budget and the rest are

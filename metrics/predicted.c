@@ -237,84 +237,22 @@ static void score(const struct butler_metric_shape *shape, const double *values,
 
 /* ------------------------------------------------------------------------------- one query for the heads of a KV head
  * The mean over heads of (q_h.k - mean_h) / deviation_h is, but for a number that all tokens have in common, the product of k with
- * the mean of q_h / deviation_h. Deviations are those of a sample of the tokens. */
+ * the mean of q_h / deviation_h. A head's deviation is taken to be the length of its query: that it is, up to a factor which the heads
+ * of a KV head have in common, where keys scatter alike in all directions. */
 
-enum { SAMPLE = 8 /* records at most, */, APART = 32 /* of so many one at most: the sample is read besides */ };
-
-/* The slots before the newest token's, which a layer has before it begins too: what was foreseen and what is done are the same. */
-static int n_settled(const struct butler_head_view *view)
+/* The combined query, mean over heads of q_h / |q_h|, into out[d]. In doubles: the order of a sum must not decide how one of its
+ * channels is rounded. */
+static void combine(const float *q, int n_q, int d, float *out)
 {
-    const int n = butler_view_n_slots(view);
-    return n > 1 && butler_view_position(view, n - 1) == butler_view_query_position(view) ? n - 1 : n;
-}
-
-/* 1 / standard deviation of x[n], 0 where that is none. In doubles: the order of a sum must not decide how a channel of the
- * combined query is rounded. */
-static double inverse_deviation(const float *x, int n)
-{
-    enum { LANES = 8 };
-    double sums[LANES] = {0}, squares[LANES] = {0}, sum = 0, square = 0;
-    int i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int k = 0; k < LANES; k++) {
-            const double far = (double)x[i + k] - (double)x[0];
-            sums[k] += far;
-            squares[k] += far * far;
-        }
-    for (; i < n; i++) {
-        const double far = (double)x[i] - (double)x[0];
-        sums[i % LANES] += far;
-        squares[i % LANES] += far * far;
-    }
-    for (int k = 0; k < LANES; k++) {
-        sum += sums[k];
-        square += squares[k];
-    }
-    const double variance = square / n - sum / n * (sum / n);
-    return variance > 0 && isfinite(variance) ? 1 / sqrt(variance) : 0;
-}
-
-/* Sampled of n tokens are whole records, evenly spread, from the middle of the first share on (the first tokens' scores are like no
- * others'); what there is where they do not fill one. */
-struct sample {
-    int first, step, n_records;
-};
-
-static struct sample sample_of(int n)
-{
-    const int n_records = BUTLER_MAX(n / TOKENS, 1);
-    const int step = BUTLER_MIN(BUTLER_MAX(BUTLER_CEIL_DIV(n_records, SAMPLE), APART), n_records);
-    return (struct sample){step / 2, step, BUTLER_CEIL_DIV(n_records - step / 2, step)};
-}
-
-static uint64_t mean_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots)
-{
-    return (uint64_t)sample_of(n_slots - 1).n_records * block_size(shape->predicted_dim, bits_of(values));
-}
-
-/* The combined query, mean over heads of q_h / deviation_h, into out[d]. */
-static void combine(const struct butler_head_view *view, const float *q, int n_q, int d, int bits, float *out)
-{
-    const int n = n_settled(view);
-    const struct sample sample = sample_of(n);
-    const int n_tokens = BUTLER_MIN(n, sample.n_records * TOKENS);
-    struct butler_head_view sparse = *view;
-    struct queries queries;
-    float rows[QUERIES * SAMPLE * TOKENS];
     double sum[BUTLER_PREDICTOR_MAX_D] = {0};
-    sparse.records += (size_t)sample.first * view->record_bytes;
-    sparse.record_bytes = (size_t)sample.step * view->record_bytes;
-    for (int done = 0; done < n_q; done += QUERIES) {
-        const int m = BUTLER_MIN(n_q - done, QUERIES);
-        prepare(&queries, q + done * d, m, d, 1, bits);
-        scan(&sparse, &queries, m, 0, 0, sample.n_records, d, bits, rows, SAMPLE * TOKENS);
-        for (int i = 0; i < m; i++) {
-            const double inverse = inverse_deviation(rows + i * SAMPLE * TOKENS, n_tokens);
-            for (int c = 0; c < d && inverse > 0; c++)
-                sum[c] += inverse * (double)q[(done + i) * d + c];
-        }
-        if (view->bytes)
-            *view->bytes += (uint64_t)sample.n_records * block_size(d, bits);
+    for (int i = 0; i < n_q; i++, q += d) {
+        double square = 0;
+        for (int c = 0; c < d; c++)
+            square += (double)q[c] * (double)q[c];
+        if (!(square > 0 && isfinite(square)))
+            continue;
+        for (int c = 0; c < d; c++)
+            sum[c] += (double)q[c] / sqrt(square);
     }
     for (int c = 0; c < d; c++)
         out[c] = (float)(sum[c] / n_q);
@@ -327,7 +265,7 @@ static void score_mean(const struct butler_metric_shape *shape, const double *va
     const int d = shape->predicted_dim, bits = bits_of(values);
     float combined[BUTLER_PREDICTOR_MAX_D];
     struct queries queries;
-    combine(view, queries_of(shape, view), n_q, d, bits, combined);
+    combine(queries_of(shape, view), n_q, d, combined);
     prepare(&queries, combined, 1, d, 1, bits);
     score_key(view, &queries, 1, 0, first, n, d, bits, out, (size_t)n);
 }
@@ -342,7 +280,6 @@ const struct butler_metric butler_metric_predicted = {
     .score = score,
     .move = move,
     .score_mean = score_mean,
-    .mean_bytes = mean_bytes,
     .predictor = 1,
 };
 
@@ -357,6 +294,5 @@ const struct butler_metric butler_metric_predicted2 = {
     .score = score,
     .move = move,
     .score_mean = score_mean,
-    .mean_bytes = mean_bytes,
     .predictor = 2,
 };

@@ -177,16 +177,11 @@ class Stored:
 
 
     def mean_scores(self, step, heads, key, n):
-        """Ordered as the mean of the heads' standard scores: q.k of one query, the mean of theirs over the deviations of their scores of
-        sampled records: whole ones of tokens before the newest, of the first n, one of 32, at most 8, at least one."""
-        records = max((n - 1) // TOKENS, 1)
-        every = min(max(-(-records // 8), 32), records)
-        sample = [t for r in range(every // 2, records, every) for t in range(TOKENS * r, TOKENS * r + TOKENS) if t < max(n - 1, 1)]
-        q = np.zeros(len(self.queries[step][0]))
-        for head in heads:
-            deviation = self.products(self.queries[step][head], key, sample).astype(float).std()
-            q += self.queries[step][head] / deviation if deviation > 0 else 0
-        return self.products((q / len(heads)).astype(np.float32), key, slice(n)).astype(float)
+        """Ordered as the mean of the heads' comparable scores: q.k of one query, the mean of theirs over their lengths."""
+        queries = self.queries[step][heads].astype(float)
+        lengths = np.linalg.norm(queries, axis=-1, keepdims=True)
+        q = np.divide(queries, lengths, out=np.zeros_like(queries), where=lengths > 0).mean(axis=0)
+        return self.products(q.astype(np.float32), key, slice(n)).astype(float)
 
     def products(self, q, key, tokens):
         """q.k as floats round it."""

@@ -299,15 +299,6 @@ def test_predicted_ids_are_those_of_the_definition(recorder, tmp_path, fingerpri
         check_predicted(recording, predictor, policy, SHORT, block, kv)
 
 
-def test_the_sample_of_a_long_text(recorder, tmp_path, fingerprints):
-    """Beyond 4,096 tokens what is sampled for the combined query is spread out further."""
-    model, predictor, schedule, policy = SETUPS[0][0], tmp_path / "predictor.gguf", "4400p,8d", "tokenbutler2:budget=100,on_top=0,sinks=4,recent=0"
-    write_random(predictor, MODELS / model, fingerprints[model], 2, stride=1)
-    ids = list(np.random.default_rng(7).integers(0, 256, 4408))
-    recording = record(recorder, tmp_path, MODELS / model, policy, schedule, "f16", best_isa(), "2", 256, ids=ids, predictor=predictor)
-    check(recording, policy, schedule, 256)
-
-
 # The predictors beside the default model, if they are there.
 @pytest.mark.parametrize("policy", ["tokenbutler:budget=60", "tokenbutler:budget=0.3,share=query",
                                     "tokenbutler2:budget=60,on_top=0,sinks=4,recent=8", "tokenbutler2:mass=0.8,sinks=4,recent=8"])
