@@ -237,8 +237,8 @@ static void score(const struct butler_metric_shape *shape, const double *values,
 
 /* ------------------------------------------------------------------------------- one query for the heads of a KV head
  * The mean over heads of (q_h.k - mean_h) / deviation_h is, but for a number that all tokens have in common, the product of k with
- * the mean of q_h / deviation_h. A head's deviation is taken to be the length of its query: that it is, up to a factor which the heads
- * of a KV head have in common, where keys scatter alike in all directions. */
+ * the mean of q_h / deviation_h. A head's deviation is taken to be the length of its query: where keys scatter alike in all
+ * directions it is, up to a factor which the heads of a KV head have in common. */
 
 /* The combined query, mean over heads of q_h / |q_h|, into out[d]. In doubles: the order of a sum must not decide how one of its
  * channels is rounded. */
