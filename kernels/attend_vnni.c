@@ -53,6 +53,16 @@ static void fix_queries(struct fixed_queries *fixed, const float *q, size_t q_st
     }
 }
 
+/* Whether a tile's rows lie row_bytes apart. */
+INLINE bool lie_dense(const void *const *rows, size_t row_bytes)
+{
+    const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7), bytes = _mm512_set1_epi64((long long)row_bytes);
+    const __m512i low = _mm512_add_epi64(_mm512_set1_epi64((long long)(uintptr_t)rows[0]), _mm512_mullo_epi64(lane, bytes));
+    const __m512i high = _mm512_add_epi64(low, _mm512_slli_epi64(bytes, 3));
+    return (_mm512_cmpneq_epi64_mask(_mm512_loadu_si512(rows), low) |
+            _mm512_cmpneq_epi64_mask(_mm512_loadu_si512(rows + 8), high)) == 0;
+}
+
 /* Half the channels of four rows a lane, from four vectors: word w of all 16 rows in quads[w]. */
 INLINE void turn_words(__m512i quads[4], const __m512i x[4])
 {
@@ -62,21 +72,22 @@ INLINE void turn_words(__m512i quads[4], const __m512i x[4])
     quads[2] = _mm512_unpacklo_epi64(b, d), quads[3] = _mm512_unpackhi_epi64(b, d);
 }
 
-INLINE __m512i two_rows(const void *const *rows, size_t skip, int r)
+INLINE __m512i two_rows(const void *const *rows, size_t step, size_t skip, int r)
 {
-    const __m256i a = _mm256_loadu_si256((const __m256i *)((const uint8_t *)rows[r] + skip));
-    return _mm512_inserti64x4(_mm512_castsi256_si512(a), _mm256_loadu_si256((const __m256i *)((const uint8_t *)rows[r + 8] + skip)),
+    const __m256i a = _mm256_loadu_si256((const __m256i *)(row_at(rows, step, r) + skip));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), _mm256_loadu_si256((const __m256i *)(row_at(rows, step, r + 8) + skip)),
                               1);
 }
 
 /* 32 bytes of each of 16 rows, 128 more than they are: bytes 4 w .. 4 w + 3 of all in quads[w]. */
-INLINE void turn_block(__m512i quads[QUADS], const void *const *rows, size_t skip)
+INLINE void turn_block(__m512i quads[QUADS], const void *const *rows, size_t step, size_t skip)
 {
     const __m512i sign = _mm512_set1_epi8((char)0x80);
     __m512i x[4], y[4];
     UNROLL
     for (int i = 0; i < 4; i++) {
-        const __m512i a = _mm512_xor_si512(two_rows(rows, skip, i), sign), b = _mm512_xor_si512(two_rows(rows, skip, i + 4), sign);
+        const __m512i a = _mm512_xor_si512(two_rows(rows, step, skip, i), sign),
+                      b = _mm512_xor_si512(two_rows(rows, step, skip, i + 4), sign);
         x[i] = _mm512_mask_permutex_epi64(a, 0xcc, b, 0x4e); /* first halves of rows i, i + 4, i + 8, i + 12 */
         y[i] = _mm512_mask_permutex_epi64(b, 0x33, a, 0x4e); /* second halves */
     }
@@ -118,19 +129,19 @@ INLINE void block_scores(float (*p)[TILE_ROWS], const struct fixed_queries *fixe
     }
 }
 
-static void fixed_scores(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
-                         struct due due, int n)
+/* step: as for row_at, a compile-time constant. */
+INLINE void scores_of_rows(float (*p)[TILE_ROWS], struct tile_scales *scales, const struct fixed_queries *fixed, int n_q,
+                           const void *const *rows, size_t step, struct due due, int n)
 {
-    const struct fixed_queries *fixed = queries;
     const int n_blocks = n / BLOCK;
-    load_scales(scales->keys, rows, 0, n);
+    load_scales(scales->keys, rows, step, 0, n);
     for (int b = 0, fetched = 0; b < n_blocks; b++) {
         __m512i quads[QUADS];
         const vec key_scales = vec_load(scales->keys[b]);
         int i = 0;
         for (; fetched * n_blocks < (b + 1) * TILE_ROWS; fetched++)
             fetch_row(ROW_Q8_0, due, fetched, 0, n);
-        turn_block(quads, rows, (size_t)b * Q8_0_BYTES + Q8_0_QUANTS);
+        turn_block(quads, rows, step, (size_t)b * Q8_0_BYTES + Q8_0_QUANTS);
         for (; i + 4 <= n_q; i += 4)
             block_scores(p, fixed, b, i, 4, quads, key_scales);
         for (; i < n_q; i++)
@@ -138,26 +149,53 @@ static void fixed_scores(float (*p)[TILE_ROWS], struct tile_scales *scales, cons
     }
 }
 
+INLINE void fixed_scores(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
+                         size_t step, struct due due, int n)
+{
+    if (step)
+        scores_of_rows(p, scales, queries, n_q, rows, row_offset(ROW_Q8_0, n), due, n);
+    else
+        scores_of_rows(p, scales, queries, n_q, rows, 0, due, n);
+}
+
+/* At most TILE_QUERIES queries. Each length that is a constant has a function of its own: compilers do badly with all in one. */
+typedef void attend_fn(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
+                       size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n);
+
+#define ATTEND(name, queries, length)                                                                                              \
+    static __attribute__((noinline)) void name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,   \
+                                               const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart,    \
+                                               int n_rows, int n)                                                                  \
+    {                                                                                                                              \
+        struct fixed_queries fixed;                                                                                                \
+        (void)n_q, (void)n;                                                                                                        \
+        fix_queries(&fixed, q, q_stride, queries, length);                                                                         \
+        attend_queries(ROW_Q8_0, acc, acc_stride, top, sum, s, s_stride, q, q_stride, fixed_scores, lie_dense, &fixed, queries,    \
+                       keys, apart, n_rows, length);                                                                               \
+    }
+ATTEND(attend_64_one, 1, 64)
+ATTEND(attend_64, n_q, 64)
+ATTEND(attend_128, n_q, 128)
+ATTEND(attend_some, n_q, n)
+#undef ATTEND
+
+static void attend_long(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
+                        size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+{
+    attend_queries(ROW_Q8_0, acc, acc_stride, top, sum, s, s_stride, q, q_stride, NULL, NULL, NULL, n_q, keys, apart, n_rows, n);
+}
+
 static void attend_q8_0(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
                         size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
 {
-    struct fixed_queries fixed;
     for (int i = 0; i < n_q; i += TILE_QUERIES) {
         const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
-        if (n <= PIECE)
-            fix_queries(&fixed, q + i * q_stride, q_stride, count, n);
-#define QUERIES(length, scores)                                                                                                    \
-    attend_queries(ROW_Q8_0, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride,            \
-                   q + i * q_stride, q_stride, scores, &fixed, count, keys, apart, n_rows, length)
-        if (n == 64)
-            QUERIES(64, fixed_scores);
-        else if (n == 128)
-            QUERIES(128, fixed_scores);
-        else if (n <= PIECE)
-            QUERIES(n, fixed_scores);
-        else
-            QUERIES(n, NULL);
-#undef QUERIES
+        attend_fn *attend = n == 64      ? (count == 1 ? attend_64_one : attend_64)
+                            : n == 128   ? attend_128
+                            : n <= PIECE ? attend_some
+                                         : attend_long;
+        attend(acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride, q + i * q_stride,
+               q_stride, count, keys, apart, n_rows, n);
     }
 }
 

@@ -5,7 +5,6 @@
 #ifndef BUTLER_SIMD_ATTEND_H
 #define BUTLER_SIMD_ATTEND_H
 
-#define TILE_ROWS 16
 #define TILE_QUERIES 16 /* of a group that go together */
 #define TILE_BLOCKS (PIECE / BLOCK)
 
@@ -19,17 +18,17 @@ struct tile_scales {
     _Alignas(64) float keys[TILE_BLOCKS][TILE_ROWS], values[TILE_QUERIES][TILE_BLOCKS][TILE_ROWS];
 };
 
-INLINE void load_scales(float (*scales)[TILE_ROWS], const void *const *rows, size_t skip, int n)
+INLINE void load_scales(float (*scales)[TILE_ROWS], const void *const *rows, size_t step, size_t skip, int n)
 {
     for (int b = 0; b < n / BLOCK; b++, skip += Q8_0_BYTES) {
         for (int r = 0; r < TILE_ROWS; r += VEC) {
             uint64_t words[VEC / 4];
             UNROLL
             for (int k = 0; k < VEC / 4; k++) {
-                const void *const *four = rows + r + 4 * k;
-                words[k] = load_u16((const uint8_t *)four[0] + skip) | (uint64_t)load_u16((const uint8_t *)four[1] + skip) << 16 |
-                           (uint64_t)load_u16((const uint8_t *)four[2] + skip) << 32 |
-                           (uint64_t)load_u16((const uint8_t *)four[3] + skip) << 48;
+                const int j = r + 4 * k;
+                words[k] = load_u16(row_at(rows, step, j) + skip) | (uint64_t)load_u16(row_at(rows, step, j + 1) + skip) << 16 |
+                           (uint64_t)load_u16(row_at(rows, step, j + 2) + skip) << 32 |
+                           (uint64_t)load_u16(row_at(rows, step, j + 3) + skip) << 48;
             }
             vec_store(scales[b] + r, vec_from_halves(words));
         }
@@ -44,7 +43,7 @@ INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_s
     const bool apart = type == ROW_Q8_0 && n <= PIECE;
     int i = 0;
     if (apart)
-        load_scales(scales->keys, rows, 0, n);
+        load_scales(scales->keys, rows, 0, 0, n);
 #define TILE_PART(queries, first)                                                                                                  \
     qk_tile(type, p[i] + (first), TILE_ROWS, VEC / (queries), 0, q + i * q_stride, q_stride, queries, rows + (first),              \
             apart ? scales->keys[0] + (first) : NULL, TILE_ROWS, i ? none : due_from(due, first), 0, VEC / (queries),              \
@@ -101,58 +100,68 @@ INLINE void tile_exp(float p[TILE_ROWS], int count, float *acc, float *top, floa
 
 /* Adds count weighted values of a tile, `apart` bytes after its keys. */
 INLINE void tile_values(enum row_type type, float *acc, size_t acc_stride, const float (*p)[TILE_ROWS], struct tile_scales *scales,
-                        int n_q, const void *const *rows, struct due due, size_t apart, int count, int n)
+                        int n_q, const void *const *rows, size_t step, struct due due, size_t apart, int count, int n)
 {
     if (type == ROW_Q8_0 && n <= PIECE) {
         _Alignas(64) float d[TILE_BLOCKS][TILE_ROWS];
-        load_scales(d, rows, apart, n);
+        load_scales(d, rows, step, apart, n);
         for (int i = 0; i < n_q; i++)
             for (int b = 0; b < n / BLOCK; b++)
                 for (int r = 0; r < TILE_ROWS; r += VEC)
                     vec_store(scales->values[i][b] + r,
                               vec_max(vec_set1(LEAST_NORMAL), vec_mul(vec_load(d[b] + r), vec_load(p[i] + r))));
-        av_queries(type, acc, acc_stride, scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, n_q, rows, due, apart, count,
-                   n);
+        av_queries(type, acc, acc_stride, scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, n_q, rows, step, due, apart,
+                   count, n);
     } else
-        av_queries(type, acc, acc_stride, p[0], TILE_ROWS, 0, n_q, rows, due, apart, count, n);
+        av_queries(type, acc, acc_stride, p[0], TILE_ROWS, 0, n_q, rows, step, due, apart, count, n);
 }
 
-/* How an ISA scores a tile of keys from queries of its own form; NULL: as tile_scores does. */
+/* What an ISA has of its own: how it scores a tile of keys from queries of its own form, and whether a tile's rows lie one after
+ * the other, which saves looking up where each is. step: as for row_at. NULL: as tile_scores does, and rows lie anywhere. */
 typedef void scores_fn(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
-                       struct due due, int n);
+                       size_t step, struct due due, int n);
+typedef bool dense_fn(const void *const *rows, size_t row_bytes);
 
 INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                           const float *q, size_t q_stride, scores_fn *scores_of, const void *queries, int n_q,
+                           const float *q, size_t q_stride, scores_fn *scores_of, dense_fn *lie_dense, const void *queries, int n_q,
                            const void *const *keys, size_t apart, int n_rows, int n)
 {
     _Alignas(64) float p[2][TILE_QUERIES][TILE_ROWS], sums[TILE_QUERIES][TILE_ROWS] = {{0}};
     struct tile_scales scales;
     const int whole = n_rows / TILE_ROWS * TILE_ROWS;
-    const void *last[TILE_ROWS]; /* what does not fill a tile, its last row repeated */
+    const size_t row_bytes = row_offset(type, n);
+    const void *last[TILE_ROWS]; /* the last tile; what does not fill one, its last row repeated */
     for (int r = 0; r < TILE_ROWS; r++)
-        last[r] = keys[BUTLER_MIN(whole + r, n_rows - 1)];
+        last[r] = keys[BUTLER_MIN((whole < n_rows ? whole : whole - TILE_ROWS) + r, n_rows - 1)];
 #define TILE(j) ((j) < whole ? keys + (j) : last)
-    for (int j = 0; j < BUTLER_MIN(n_rows, TILES_LATER * TILE_ROWS); j += TILE_ROWS)
-        for (int r = 0; r < 2 * TILE_ROWS; r++)
+    int dense = 1; /* so many tiles before the one that is fetched latest, and this one, lie dense */
+    for (int j = 0; j < TILES_LATER * TILE_ROWS; j += TILE_ROWS) {
+        dense = lie_dense && lie_dense(TILE(j), row_bytes) ? dense + 1 : 0;
+        for (int r = 0; j < n_rows && r < 2 * TILE_ROWS; r++)
             fetch(type, (const uint8_t *)TILE(j)[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : apart), 0, n);
+    }
     for (int i = 0; i < n_q; i++) {
         top[i] = -INFINITY;
         memset(acc + i * acc_stride, 0, (size_t)n * sizeof *acc);
     }
     for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
-        struct due due = {TILE(next + TILES_SOON * TILE_ROWS), TILE(next + TILES_LATER * TILE_ROWS), 0};
+        struct due due = {TILE(next + TILES_SOON * TILE_ROWS), TILE(next + TILES_LATER * TILE_ROWS), 0, false};
+        dense = lie_dense && lie_dense(due.later, row_bytes) ? dense + 1 : 0;
+        due.dense = dense > TILES_LATER + 1;
         if (n_next > 0) {
             if (scores_of)
-                scores_of(p[turn], &scales, queries, n_q, TILE(next), due, n);
+                scores_of(p[turn], &scales, queries, n_q, TILE(next), due.dense ? row_bytes : 0, due, n);
             else
                 tile_scores(type, p[turn], &scales, q, q_stride, n_q, TILE(next), due, n);
             for (int i = 0; s && i < n_q; i++)
                 memcpy(s + i * s_stride + next, p[turn][i], (size_t)n_next * sizeof *s);
         }
         due.skip = apart;
-        if (j >= 0)
-            tile_values(type, acc, acc_stride, p[turn ^ 1], &scales, n_q, TILE(j), due, apart, BUTLER_MIN(n_rows - j, TILE_ROWS),
+        if (j >= 0 && due.dense)
+            tile_values(type, acc, acc_stride, p[turn ^ 1], &scales, n_q, TILE(j), row_bytes, due, apart, TILE_ROWS, n);
+        else if (j >= 0)
+            tile_values(type, acc, acc_stride, p[turn ^ 1], &scales, n_q, TILE(j), 0, due, apart, BUTLER_MIN(n_rows - j, TILE_ROWS),
                         n);
         for (int i = 0; n_next > 0 && i < n_q; i++)
             tile_exp(p[turn][i], n_next, acc + i * acc_stride, &top[i], sums[i], n);
@@ -173,7 +182,7 @@ INLINE void attend_any(enum row_type type, float *acc, size_t acc_stride, float 
         const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
 #define QUERIES(length)                                                                                                            \
     attend_queries(type, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride,                \
-                   q + i * q_stride, q_stride, NULL, NULL, count, keys, apart, n_rows, length)
+                   q + i * q_stride, q_stride, NULL, NULL, NULL, count, keys, apart, n_rows, length)
         if (n == 64 && type != ROW_F32) /* the lengths of most models: loops that are as long as that are none */
             QUERIES(64);
         else if (n == 128 && type != ROW_F32)

@@ -102,16 +102,45 @@ INLINE void fetch(enum row_type type, const void *row, int begin, int end)
         prefetch_second((const uint8_t *)row + last - 1);
 }
 
+/* Rows that are attended to together: as many as a page of the cache has, where they lie one after the other. */
+#define TILE_ROWS 16
+
+/* Row r of a list, or, where step is not 0, of rows that lie so many bytes apart from the list's first on. */
+INLINE const uint8_t *row_at(const void *const *rows, size_t step, int r)
+{
+    return step ? (const uint8_t *)rows[0] + (size_t)r * step : rows[r];
+}
+
 /* Rows to fetch while others are used, each array as long as the tile that uses them or NULL: `soon` into the first cache,
  * `later` into the second. A row comes whole and rows in order, so that the prefetchers see one stream. */
 struct due {
     const void *const *soon, *const *later;
     size_t skip; /* the rows begin so many bytes further on */
+    bool dense;  /* TILE_ROWS rows each that lie one after the other: a line for every 64 bytes of theirs */
 };
+
+/* What is due of a dense tile with its row r: its part of the lines that elements [begin, end) of all rows would fill. */
+INLINE void fetch_lines(enum row_type type, struct due due, int r, int begin, int end)
+{
+    const size_t first = row_offset(type, begin) * TILE_ROWS + due.skip,
+                 lines = (row_offset(type, end) - row_offset(type, begin)) * TILE_ROWS / 64, share = lines / TILE_ROWS;
+    for (size_t k = (size_t)r * share; k < ((size_t)r + 1) * share; k++) {
+        prefetch(due.soon[0], first + k * 64);
+        prefetch_second((const uint8_t *)due.later[0] + first + k * 64);
+    }
+    for (size_t k = TILE_ROWS * share; r == 0 && k < lines; k++) {
+        prefetch(due.soon[0], first + k * 64);
+        prefetch_second((const uint8_t *)due.later[0] + first + k * 64);
+    }
+}
 
 INLINE void fetch_row(enum row_type type, struct due due, int r, int begin, int end)
 {
     const size_t last = row_offset(type, end);
+    if (due.dense) {
+        fetch_lines(type, due, r, begin, end);
+        return;
+    }
     if (due.soon) {
         for (size_t at = row_offset(type, begin); line_wanted(type, at, last); at += 64)
             prefetch((const uint8_t *)due.soon[r] + due.skip, at);
@@ -124,7 +153,7 @@ INLINE void fetch_row(enum row_type type, struct due due, int r, int begin, int 
 
 INLINE struct due due_from(struct due due, int r)
 {
-    return (struct due){due.soon ? due.soon + r : NULL, due.later ? due.later + r : NULL, due.skip};
+    return (struct due){due.soon ? due.soon + r : NULL, due.later ? due.later + r : NULL, due.skip, false};
 }
 
 /* Rows fetched together: a power of two, of some FETCH_BLOCK bytes. */
@@ -248,8 +277,8 @@ INLINE void qk_direct(enum row_type type, float *s, size_t s_stride, const float
             here[r] = rows[BUTLER_MIN(at, n_rows - 1)];
             due[r] = rows[BUTLER_MIN(at + ahead, n_rows - 1)];
         }
-        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, NULL, 0, (struct due){NULL, due, skip}, skip, tile,
-                BUTLER_MIN(n_rows - j, tile), n, more);
+        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, NULL, 0, (struct due){NULL, due, skip, false}, skip,
+                tile, BUTLER_MIN(n_rows - j, tile), n, more);
         j += rest ? tile : run;
     }
 }
@@ -319,9 +348,9 @@ INLINE void qk_any(enum row_type type, float *s, size_t s_stride, const float *q
 
 /* Elements [i, i + n_vecs VEC) of acc_0 .. acc_(n_q - 1) over the rows; n_q and n_vecs are compile-time constants, n_vecs 1 or
  * even. The rows begin at `skip`. p_block: 0, or p has the scales of Q8_0 rows in it, for block b p_block b further on. due: as
- * many rows to fetch meanwhile. */
+ * many rows to fetch meanwhile. step: as for row_at, a constant. */
 INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
-                    int n_vecs, const void *const *rows, struct due due, size_t skip, int n_rows, int i)
+                    int n_vecs, const void *const *rows, size_t step, struct due due, size_t skip, int n_rows, int i)
 {
     vec a[2 * VEC];
     UNROLL
@@ -329,7 +358,7 @@ INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const flo
         a[k] = vec_load(acc + k / n_vecs * acc_stride + i + k % n_vecs * VEC);
     for (int j = 0; j < n_rows; j++) {
         vec x[VEC / 2];
-        const uint8_t *row = (const uint8_t *)rows[j] + skip;
+        const uint8_t *row = row_at(rows, step, j) + skip;
         fetch_row(type, due, j, i, i + n_vecs * VEC);
         if (n_vecs == 1)
             x[0] = p_block ? quants_load(row, i) : row_load(type, row, i);
@@ -365,35 +394,35 @@ INLINE void av_tail(enum row_type type, float *acc, size_t acc_stride, const flo
 
 /* All elements for a constant number of queries: as wide as the accumulators allow, then narrower. */
 INLINE void av_columns(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
-                       const void *const *rows, struct due due, size_t skip, int n_rows, int n)
+                       const void *const *rows, size_t step, struct due due, size_t skip, int n_rows, int n)
 {
     const int wide = n_q <= 2 ? VEC / 2 : VEC / 4;
     int i = 0;
     for (; i + wide * VEC <= n; i += wide * VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, wide, rows, due, skip, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, wide, rows, step, due, skip, n_rows, i);
     for (; i + VEC / 4 * VEC <= n && wide > VEC / 4; i += VEC / 4 * VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, VEC / 4, rows, due, skip, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, VEC / 4, rows, step, due, skip, n_rows, i);
     for (; i + VEC <= n; i += VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, 1, rows, due, skip, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, 1, rows, step, due, skip, n_rows, i);
     if (i < n)
         av_tail(type, acc, acc_stride, p, p_stride, n_q, rows, skip, n_rows, i, n - i);
 }
 
 INLINE void av_queries(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
-                       const void *const *rows, struct due due, size_t skip, int n_rows, int n)
+                       const void *const *rows, size_t step, struct due due, size_t skip, int n_rows, int n)
 {
     const struct due none = {0};
     int k = 0;
     for (; k + 4 <= n_q; k += 4)
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 4, rows, k ? none : due, skip,
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 4, rows, step, k ? none : due, skip,
                    n_rows, n);
     if (n_q - k >= 2) {
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 2, rows, k ? none : due, skip,
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 2, rows, step, k ? none : due, skip,
                    n_rows, n);
         k += 2;
     }
     if (n_q - k == 1)
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 1, rows, k ? none : due, skip,
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 1, rows, step, k ? none : due, skip,
                    n_rows, n);
 }
 
@@ -401,7 +430,7 @@ INLINE void av_queries(enum row_type type, float *acc, size_t acc_stride, const 
 static __attribute__((noinline)) void av_floats(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
                                                 const void *const *rows, int n_rows, int n)
 {
-    av_queries(ROW_F32, acc, acc_stride, p, p_stride, 0, n_q, rows, (struct due){0}, 0, n_rows, n);
+    av_queries(ROW_F32, acc, acc_stride, p, p_stride, 0, n_q, rows, 0, (struct due){0}, 0, n_rows, n);
 }
 
 INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
@@ -429,8 +458,8 @@ INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const floa
             if (widen || type == ROW_F32)
                 av_floats(acc + first, acc_stride, p + j, p_stride, n_q, here, count, length);
             else
-                av_queries(type, acc + first, acc_stride, p + j, p_stride, 0, n_q, here, (struct due){NULL, due, 0}, 0, count,
-                           length);
+                av_queries(type, acc + first, acc_stride, p + j, p_stride, 0, n_q, here, 0, (struct due){NULL, due, 0, false}, 0,
+                           count, length);
         }
     }
 }

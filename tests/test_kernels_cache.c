@@ -3,15 +3,17 @@
 #include "kernel_test.h"
 
 #define MAX_ROWS 40
+#define MAX_PAGED 112
 #define MAX_QUERIES 19
 
-static struct guarded row_pages[MAX_ROWS], qs, out, ps;
+static struct guarded row_pages[MAX_ROWS], arena, qs, out, ps;
 
 static int make(void **state)
 {
     (void)state;
     for (int i = 0; i < MAX_ROWS; i++)
         row_pages[i] = guarded_new(4096);
+    arena = guarded_new(1 << 18);
     qs = guarded_new(1 << 16);
     out = guarded_new(1 << 16);
     ps = guarded_new(1 << 14);
@@ -23,6 +25,7 @@ static int destroy(void **state)
     (void)state;
     for (int i = 0; i < MAX_ROWS; i++)
         guarded_free(&row_pages[i]);
+    guarded_free(&arena);
     guarded_free(&qs);
     guarded_free(&out);
     guarded_free(&ps);
@@ -181,35 +184,56 @@ static void check_av(const struct butler_kernels *table, int type, int n_q, int 
     }
 }
 
-/* A key and its value `apart` bytes further on. What is summed is checked against the scores that came with it, which are
- * checked as those of qk are: an exponential's argument is rounded, the exponential itself and every factor and sum. */
-static void check_attend(const struct butler_kernels *table, int type, int n_q, int n_rows, int n, int trial, uint64_t *seed)
+/* Keys and, `apart` bytes further on, their values: each pair in pages of its own, or 16 keys and then their values, page after
+ * page, as the engine has them, where a few lists have two rows exchanged. */
+static size_t place_pairs(unsigned char **keys, int type, int n_rows, int n, int trial, bool paged)
 {
-    const void *keys[MAX_ROWS];
-    const size_t bytes = kv_bytes(type, n), apart = bytes + (size_t)(trial % 4), q_stride = (size_t)n + (size_t)(trial % 3),
-                 stride = (size_t)n + (size_t)(trial % 2), s_stride = (size_t)n_rows + (size_t)(trial % 2) * 5;
+    const size_t bytes = kv_bytes(type, n), apart = paged ? 16 * bytes : bytes + (size_t)(trial % 4);
+    unsigned char *first =
+        paged ? guarded_at(&arena, (size_t)(n_rows + 15) / 16 * 32 * bytes, trial % 2, (size_t)(trial / 2 % 3)) : NULL;
+    for (int j = 0; j < n_rows; j++)
+        keys[j] = paged ? first + (size_t)(j / 16 * 32 + j % 16) * bytes
+                        : guarded_at(&row_pages[j], apart + bytes, (trial + j) % 2, (size_t)(trial / 2 % 3));
+    if (paged && trial % 3 == 0 && n_rows > 1) {
+        const int j = trial % (n_rows - 1);
+        unsigned char *key = keys[j];
+        keys[j] = keys[j + 1];
+        keys[j + 1] = key;
+    }
+    return apart;
+}
+
+/* What is summed is checked against the scores that came with it, which are
+ * checked as those of qk are: an exponential's argument is rounded, the exponential itself and every factor and sum. */
+static void check_attend(const struct butler_kernels *table, int type, int n_q, int n_rows, int n, int trial, bool paged,
+                         uint64_t *seed)
+{
+    unsigned char *rows[MAX_PAGED];
+    const void *keys[MAX_PAGED];
+    const size_t bytes = kv_bytes(type, n), q_stride = (size_t)n + (size_t)(trial % 3), stride = (size_t)n + (size_t)(trial % 2),
+                 s_stride = (size_t)n_rows + (size_t)(trial % 2) * 5;
     const size_t n_x = (size_t)(n_q - 1) * q_stride + (size_t)n, n_acc = (size_t)(n_q - 1) * stride + (size_t)n;
     float *q = guarded_at(&qs, n_x * sizeof *q, trial % 2, 0), *acc = guarded_at(&out, n_acc * sizeof *acc, trial % 2, 0);
     float *s = guarded_at(&ps, ((size_t)(n_q - 1) * s_stride + (size_t)n_rows) * sizeof *s, trial % 2, 0);
     const bool fixed = type == BUTLER_KV_Q8_0 && table->attend_fixed && n <= 256;
     float top[MAX_QUERIES], sum[MAX_QUERIES], x[520], again[520], again_top, again_sum;
     double exact[520];
-    if (apart + bytes + 2 > 4096)
+    if (!paged && 2 * bytes + 5 > 4096)
         return;
+    const size_t apart = place_pairs(rows, type, n_rows, n, trial, paged);
     fill_random(q, n_x, trial % 8 == 5 ? ZEROS : NORMAL, seed);
     for (int j = 0; j < n_rows; j++) {
-        unsigned char *row = guarded_at(&row_pages[j], apart + bytes, (trial + j) % 2, (size_t)(trial / 2 % 3));
         for (int half = 0; half < 2; half++) {
             fill_random(x, (size_t)n, trial % 8 == 6 ? ZEROS : NORMAL, seed);
-            butler_kernels_ref.store_row[type](row + (size_t)half * apart, x, n);
+            butler_kernels_ref.store_row[type](rows[j] + (size_t)half * apart, x, n);
         }
-        keys[j] = row;
+        keys[j] = rows[j];
     }
     table->attend[type](acc, stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);
     for (int i = 0; i < n_q; i++) {
         const float *scores = s + (size_t)i * s_stride;
         float most = -INFINITY;
-        double total = 0, total_error = 0, parts[MAX_ROWS];
+        double total = 0, total_error = 0, parts[MAX_PAGED];
         for (int d = 0; d < n; d++)
             exact[d] = (double)q[(size_t)i * q_stride + (size_t)d];
         if (fixed)
@@ -265,14 +289,17 @@ static void attention(void **state)
                     trial++;
                     check_qk(table, type, n_q, n_rows, lengths[l], trial, &seed);
                     check_av(table, type, n_q, n_rows, lengths[l], trial, &seed);
-                    check_attend(table, type, n_q, n_rows, lengths[l], trial, &seed);
+                    check_attend(table, type, n_q, n_rows, lengths[l], trial, false, &seed);
                 }
             }
             for (int n_rows = 1; n_rows <= MAX_ROWS; n_rows++, trial++) {
                 check_qk(table, type, 1 + n_rows % 5, n_rows, 64, trial, &seed);
                 check_av(table, type, 1 + n_rows % 5, n_rows, 64, trial, &seed);
-                check_attend(table, type, 1 + n_rows % 5, n_rows, 64, trial, &seed);
+                check_attend(table, type, 1 + n_rows % 5, n_rows, 64, trial, false, &seed);
             }
+            for (int n = 32; n <= 256; n += n)
+                for (int n_rows = 16; n_rows <= MAX_PAGED; n_rows += n_rows % 16 ? 7 : 9, trial++)
+                    check_attend(table, type, 1 + trial % 5, n_rows, n, trial, true, &seed);
         }
     }
 }
@@ -325,13 +352,13 @@ static void check_metric(const struct butler_kernels *table, enum metric metric,
 {
     static struct guarded pages;
     if (!pages.base)
-        pages = guarded_new(1 << 18);
+        arena = guarded_new(1 << 18);
     scan_fn *scan = metric == BOUNDS ? table->page_bounds : metric == BOUNDS_MAX ? table->page_bounds_max : table->one_bit;
     const int width = metric == ONE_BIT ? 32 : 1, n_scores = n_records * width;
     size_t content = metric == ONE_BIT ? butler_one_bit_bytes(n) : (size_t)n * 4, record_bytes = content + (size_t)(trial % 3);
     size_t bytes = record_bytes * (size_t)(n_records - 1) + content, s_stride = (size_t)n_scores + (size_t)(trial % 2) * 3;
     size_t n_s = (size_t)(n_q - 1) * s_stride + (size_t)n_scores;
-    unsigned char *records = guarded_at(&pages, bytes, trial % 2, (size_t)(trial / 2 % 3));
+    unsigned char *records = guarded_at(&arena, bytes, trial % 2, (size_t)(trial / 2 % 3));
     float *q = guarded_at(&qs, (size_t)(n_q * n) * sizeof *q, trial % 2, 0), *s = guarded_at(&out, n_s * sizeof *s, trial % 2, 0);
     const float canary = 777;
     for (size_t i = 0; i < bytes; i++)
