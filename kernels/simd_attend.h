@@ -39,14 +39,13 @@ INLINE void load_scales(float (*scales)[TILE_ROWS], const void *const *rows, siz
 INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_scales *scales, const float *q, size_t q_stride,
                         int n_q, const void *const *rows, struct due due, int n)
 {
-    const struct due none = {0};
     const bool apart = type == ROW_Q8_0 && n <= PIECE;
     int i = 0;
     if (apart)
         load_scales(scales->keys, rows, 0, 0, n);
 #define TILE_PART(queries, first)                                                                                                  \
     qk_tile(type, p[i] + (first), TILE_ROWS, VEC / (queries), 0, q + i * q_stride, q_stride, queries, rows + (first),              \
-            apart ? scales->keys[0] + (first) : NULL, TILE_ROWS, i ? none : due_from(due, first), 0, VEC / (queries),              \
+            apart ? scales->keys[0] + (first) : NULL, TILE_ROWS, due_from(due_of_part(due, i, n_q), first), 0, VEC / (queries),    \
             VEC / (queries), n, false)
     for (; i + 4 <= n_q; i += 4)
         for (int r = 0; r < TILE_ROWS; r += VEC / 4)
@@ -146,7 +145,7 @@ INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, fl
     }
     for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
-        struct due due = {TILE(next + TILES_SOON * TILE_ROWS), TILE(next + TILES_LATER * TILE_ROWS), 0, false};
+        struct due due = {TILE(next + TILES_SOON * TILE_ROWS), TILE(next + TILES_LATER * TILE_ROWS), 0, 0, 0, false};
         dense = lie_dense && lie_dense(due.later, row_bytes) ? dense + 1 : 0;
         due.dense = dense > TILES_LATER + 1;
         if (n_next > 0) {
@@ -180,18 +179,8 @@ INLINE void attend_any(enum row_type type, float *acc, size_t acc_stride, float 
 {
     for (int i = 0; i < n_q; i += TILE_QUERIES) {
         const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
-#define QUERIES(length)                                                                                                            \
-    attend_queries(type, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride,                \
-                   q + i * q_stride, q_stride, NULL, NULL, NULL, count, keys, apart, n_rows, length)
-        if (n == 64 && type != ROW_F32) /* the lengths of most models: loops that are as long as that are none */
-            QUERIES(64);
-        else if (n == 128 && type != ROW_F32)
-            QUERIES(128);
-        else if (n == 32 && type != ROW_F32) /* of a predictor's own attention */
-            QUERIES(32);
-        else
-            QUERIES(n);
-#undef QUERIES
+        attend_queries(type, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride,
+                       q + i * q_stride, q_stride, NULL, NULL, NULL, count, keys, apart, n_rows, n);
     }
 }
 

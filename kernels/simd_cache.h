@@ -115,8 +115,9 @@ INLINE const uint8_t *row_at(const void *const *rows, size_t step, int r)
  * `later` into the second. A row comes whole and rows in order, so that the prefetchers see one stream. */
 struct due {
     const void *const *soon, *const *later;
-    size_t skip; /* the rows begin so many bytes further on */
-    bool dense;  /* TILE_ROWS rows each that lie one after the other: a line for every 64 bytes of theirs */
+    size_t skip;     /* the rows begin so many bytes further on */
+    int parts, part; /* rows r are fetched for which r & parts is part */
+    bool dense;      /* TILE_ROWS rows each that lie one after the other: a line for every 64 bytes of theirs */
 };
 
 /* What is due of a dense tile with its row r: its part of the lines that elements [begin, end) of all rows would fill. */
@@ -137,6 +138,8 @@ INLINE void fetch_lines(enum row_type type, struct due due, int r, int begin, in
 INLINE void fetch_row(enum row_type type, struct due due, int r, int begin, int end)
 {
     const size_t last = row_offset(type, end);
+    if ((r & due.parts) != due.part)
+        return;
     if (due.dense) {
         fetch_lines(type, due, r, begin, end);
         return;
@@ -151,9 +154,18 @@ INLINE void fetch_row(enum row_type type, struct due due, int r, int begin, int 
         fetch(type, (const uint8_t *)due.later[r] + due.skip, begin, end);
 }
 
+/* What n_q queries fetch while those from k on pass, of which four go together: of eight each four every other row, since memory
+ * would have nothing to do while the second pass if the first fetched all. */
+INLINE struct due due_of_part(struct due due, int k, int n_q)
+{
+    due.parts = n_q >= 8;
+    due.part = k / 4;
+    return k % 4 == 0 && k / 4 <= due.parts ? due : (struct due){0};
+}
+
 INLINE struct due due_from(struct due due, int r)
 {
-    return (struct due){due.soon ? due.soon + r : NULL, due.later ? due.later + r : NULL, due.skip, false};
+    return (struct due){due.soon ? due.soon + r : NULL, due.later ? due.later + r : NULL, due.skip, due.parts, due.part, false};
 }
 
 /* Rows fetched together: a power of two, of some FETCH_BLOCK bytes. */
@@ -277,8 +289,8 @@ INLINE void qk_direct(enum row_type type, float *s, size_t s_stride, const float
             here[r] = rows[BUTLER_MIN(at, n_rows - 1)];
             due[r] = rows[BUTLER_MIN(at + ahead, n_rows - 1)];
         }
-        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, NULL, 0, (struct due){NULL, due, skip, false}, skip,
-                tile, BUTLER_MIN(n_rows - j, tile), n, more);
+        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, NULL, 0, (struct due){NULL, due, skip, 0, 0, false},
+                skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
         j += rest ? tile : run;
     }
 }
@@ -411,19 +423,18 @@ INLINE void av_columns(enum row_type type, float *acc, size_t acc_stride, const 
 INLINE void av_queries(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
                        const void *const *rows, size_t step, struct due due, size_t skip, int n_rows, int n)
 {
-    const struct due none = {0};
     int k = 0;
     for (; k + 4 <= n_q; k += 4)
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 4, rows, step, k ? none : due, skip,
-                   n_rows, n);
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 4, rows, step,
+                   due_of_part(due, k, n_q), skip, n_rows, n);
     if (n_q - k >= 2) {
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 2, rows, step, k ? none : due, skip,
-                   n_rows, n);
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 2, rows, step,
+                   due_of_part(due, k, n_q), skip, n_rows, n);
         k += 2;
     }
     if (n_q - k == 1)
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 1, rows, step, k ? none : due, skip,
-                   n_rows, n);
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 1, rows, step,
+                   due_of_part(due, k, n_q), skip, n_rows, n);
 }
 
 /* Rows of floats, the same for every type that was widened into them. */
@@ -458,8 +469,8 @@ INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const floa
             if (widen || type == ROW_F32)
                 av_floats(acc + first, acc_stride, p + j, p_stride, n_q, here, count, length);
             else
-                av_queries(type, acc + first, acc_stride, p + j, p_stride, 0, n_q, here, 0, (struct due){NULL, due, 0, false}, 0,
-                           count, length);
+                av_queries(type, acc + first, acc_stride, p + j, p_stride, 0, n_q, here, 0, (struct due){NULL, due, 0, 0, 0, false},
+                           0, count, length);
         }
     }
 }
