@@ -8,7 +8,8 @@
 
 enum {
     GEMV_ROWS = 32,           /* fewest rows of a matrix one task multiplies in decode, */
-    GEMV_MOST = 128,          /* and most: a task begins streams that the prefetchers have to find again, and ends them */
+    GEMV_MOST = 128,          /* and most; of short rows as many as */
+    GEMV_BYTES = 256 << 10,   /* hold: a task begins streams that the prefetchers have to find again, and ends them */
     PANEL_FLOATS = 128 << 10, /* of a panel: half a megabyte, to stay in a thread's cache */
     PANEL_ROWS = 64,          /* most rows of a panel, so that every thread has its share */
     GEMV_TOKENS = 4,          /* up to this many tokens a row is used in its quantised form */
@@ -100,11 +101,11 @@ static void gemv_task(void *context, int task, int thread)
     add_bias(job, &part);
 }
 
-/* Four tasks a thread, where there are enough rows: one that is late costs a quarter of a thread's part. */
-static int gemv_rows(int n_rows, int n_threads)
+/* Two tasks a thread, where there are enough rows, and more where these would be long: one that is late costs the others a part. */
+static int gemv_rows(int n_rows, size_t row_bytes, int n_threads)
 {
-    const int share = BUTLER_CEIL_DIV(n_rows, 4 * n_threads * GEMV_ROWS) * GEMV_ROWS;
-    return BUTLER_MIN(share, GEMV_MOST);
+    const int share = BUTLER_CEIL_DIV(n_rows, 2 * n_threads * GEMV_ROWS) * GEMV_ROWS;
+    return BUTLER_MIN(share, BUTLER_MAX(GEMV_MOST, (int)(GEMV_BYTES / row_bytes) / GEMV_ROWS * GEMV_ROWS));
 }
 
 static void gemv_matmul(struct butler_pool *pool, struct matmul_job job)
@@ -235,7 +236,8 @@ static void one_type(struct butler_backend *backend, struct matmul_job job, bool
 {
     const bool few = apart || job.n <= GEMV_TOKENS;
     const enum butler_type type = job.products[0].w->type;
-    job.rows_per_task = few ? gemv_rows(n_rows_of(&job), butler_pool_size(backend->pool)) : panel_rows(job.n_cols);
+    job.rows_per_task =
+        few ? gemv_rows(n_rows_of(&job), job.products[0].w->row_bytes, butler_pool_size(backend->pool)) : panel_rows(job.n_cols);
     /* What F32 weights are kept for is lost in parts of 16 bits; rounded weights lose nothing to speak of. */
     if (few)
         gemv_matmul(backend->pool, job);
