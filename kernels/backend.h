@@ -12,7 +12,7 @@
  * share it) or, with BUTLER_SHARE_QUERY, to one query head. */
 struct butler_lists {
     int n_lists;
-    uint32_t **slots; /* [n_lists]; NULL: every slot of the head */
+    uint32_t **slots; /* [n_lists]; NULL: the head's newest n (where a metric observes, all) */
     int *n;           /* [n_lists] slots in the list */
 };
 
@@ -102,10 +102,10 @@ struct butler_backend {
 
     /* Writes k, v [n][n_kv_heads][head_dim] into the newest n slots of the layer and lets the metric summarise them. */
     void (*append)(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v, int n);
-    /* Causal attention of the newest n tokens over the whole layer. The metric observes the attention of the queries at
-     * positions >= observe_from. q, out [n][n_heads][head_dim]. */
+    /* Causal attention of the newest n tokens, each over the `window` newest up to itself (INT32_MAX: over all). The metric
+     * observes the attention of the queries at positions >= observe_from, which see all. q, out [n][n_heads][head_dim]. */
     void (*attend_block)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
-                         int observe_from);
+                         int window, int observe_from);
     /* workspace scores of every unit for q[n_heads][head_dim], raw, as the metric gives them */
     void (*score)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q);
     /* Scores for q[n_heads][head_dim] and from them lists, under the policy's budget (methods/retrieve.c). Returns which share of

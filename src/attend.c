@@ -191,8 +191,8 @@ static float *partial_of(const struct butler_layer_state *state, int head, int s
 }
 
 /* What the kernels' one pass gives, in three, for keys that are rotated as they are read. */
-static void attend_in_three(const struct butler_layer_state *state, int thread, const float *q, int n_q, const void **keys, int rank,
-                            int n, float *s, float *acc, float *top, float *sum)
+static void attend_in_three(const struct butler_layer_state *state, int thread, const float *q, int n_q, const void **keys,
+                            int rank, int n, float *s, float *acc, float *top, float *sum)
 {
     const struct butler_kv *kv = state->kv;
     const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
@@ -217,6 +217,7 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
     const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, head / group_of(state));
     const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
     const int first = slice * BUTLER_SLICE, n_rows = BUTLER_MIN(BUTLER_SLICE, n - first);
+    const int from = slots ? first : cache->n_slots - n + first;
     const bool in_three = state->work->rope_cos != NULL;
     float *out = state->work->tile_out + (size_t)thread * (size_t)state->work->tile_rows * dim;
     const float *scaled = scaled_queries(state, thread, q + (size_t)head * dim, n_q, cache->n_slots - 1);
@@ -224,9 +225,9 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
         float *s = state->work->scores + (size_t)head * stride + first, top[SLICE_QUERIES], sum[SLICE_QUERIES];
         const void *keys[BUTLER_SLICE];
         m = BUTLER_MIN(n_q - i, SLICE_QUERIES);
-        butler_attend_keys(kv, cache, slots, first, n_rows, keys);
+        butler_attend_keys(kv, cache, slots, from, n_rows, keys);
         if (in_three)
-            attend_in_three(state, thread, scaled, m, keys, first, n_rows, s, out, top, sum);
+            attend_in_three(state, thread, scaled, m, keys, from, n_rows, s, out, top, sum);
         else
             kv->kernels->attend[kv->type](out, dim, top, sum, weights ? s : NULL, stride, scaled, dim, m, keys,
                                           BUTLER_PAGE * kv->row_bytes, n_rows, kv->head_dim);
@@ -328,7 +329,8 @@ static void combine_task(void *context, int kv_head, int thread)
     if (job->observe) {
         size_t stride;
         const float *weights = scatter_weights(job, thread, kv_head, &stride);
-        butler_attend_observe(state, kv_head, state->position, weights, stride, butler_kv_at(state->kv, state->layer, kv_head)->n_slots);
+        butler_attend_observe(state, kv_head, state->position, weights, stride,
+                              butler_kv_at(state->kv, state->layer, kv_head)->n_slots);
     }
 }
 

@@ -12,7 +12,7 @@ void butler_rotate(const struct butler_kernels *kernels, enum butler_rope rope, 
 void butler_attend_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
                           int n);
 void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
-                         int observe_from);
+                         int window, int observe_from);
 void butler_attend_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q);
 void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
                    const struct butler_lists *lists, float *out, bool observe);
@@ -22,7 +22,7 @@ void butler_attend(struct butler_backend *backend, const struct butler_layer_sta
 /* Scores of units [first, first + n) for the query heads of a KV head into rows, as long as the workspace's, each from unit 0; into
  * the first row where they have one together. */
 void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n, float *rows);
-/* Query heads [head, head + n_q) of one KV head attend to one slice of a list of n slots (slots NULL: 0..n-1). weights: what
+/* Query heads [head, head + n_q) of one KV head attend to one slice of a list of n slots (slots NULL: the newest n). weights: what
  * butler_attend_combine needs for attention weights is left in the rows of scores. */
 void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, int head, int n_q,
                          const uint32_t *slots, int n, int slice, bool weights);

@@ -1,11 +1,12 @@
-/* The attention of a prompt's block, dense and causal. Keys come in chunks; a query keeps the maximum, the sum of
- * exponentials and the weighted values of the chunks so far, so that nothing grows with the text. Only where a metric
- * observes a query do the weights of its chunks stay, each with the maximum it was taken against, until the last chunk is in
- * and they can be put right.
+/* The attention of a prompt's block, dense and causal, over all tokens or the newest of them. Keys come in chunks; a query keeps
+ * the maximum, the sum of exponentials and the weighted values of the chunks so far, so that nothing grows with the text. Only
+ * where a metric observes a query do the weights of its chunks stay, each with the maximum it was taken against, until the last
+ * chunk is in and they can be put right.
  *
  * A task has some tokens of the block and the query heads of one KV head. All its queries pass a chunk before the next is
  * fetched: a chunk is widened, and packed for the matrix unit where there is one, once for all of them. What a query computes
  * depends on the chunks alone, not on its company. */
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -23,7 +24,7 @@ struct block_job {
     const struct butler_layer_state *state;
     const float *q;
     float *out;
-    int n, observe_from, tile_tokens, n_tiles;
+    int n, window, observe_from, tile_tokens, n_tiles;
     bool tiles; /* in the matrix unit */
 };
 
@@ -164,12 +165,23 @@ static void add_values(const struct tile *tile, int row, int n_rows, int first, 
     kv->kernels->av[kv->type](out, dim, s, stride, n_rows, values, n, kv->head_dim);
 }
 
-/* Scores of the keys that row `row`, number `line` of a strip, sees become weights against the greatest score so far: for the
- * matrix unit in packed_p, and else, or where they are kept, in place. */
-static void weigh_row(const struct tile *tile, int row, int line, float *s, int visible, int n)
+/* The first key that a row sees; the last is its own token's. */
+static int first_seen(const struct tile *tile, int row)
+{
+    return BUTLER_MAX(tile->before + row / tile->group + 1 - tile->job->window, 0);
+}
+
+/* Scores of the keys [hidden, visible) of a chunk of n that row `row`, number `line` of a strip, sees become weights against the
+ * greatest score so far: for the matrix unit in packed_p, and else, or where they are kept, in place. A hidden key weighs e^-87 at
+ * most, which is lost beside the greatest score's 1. */
+static void weigh_row(const struct tile *tile, int row, int line, float *s, int hidden, int visible, int n)
 {
     const struct butler_kernels *kernels = tile->job->state->kv->kernels;
     const int dim = tile->job->state->kv->head_dim;
+    if (hidden >= visible)
+        visible = 0;
+    for (int i = 0; i < BUTLER_MIN(hidden, visible); i++)
+        s[i] = -INFINITY;
     if (visible > 0) {
         const float max = fmaxf(tile->max[row], kernels->max(s, visible));
         if (max > tile->max[row]) {
@@ -194,14 +206,15 @@ static void attend_strip(const struct tile *tile, int row, int n_rows, int first
     const int seen = tile->before + (row + n_rows - 1) / tile->group + 1 - first; /* by the last row */
     const size_t stride = tile->keeps ? work->score_stride : KEYS;
     float *s = tile->keeps ? tile->weights + (size_t)row * stride + first : tile->scores;
-    if (seen <= 0)
+    if (seen <= 0 || first_seen(tile, row) >= first + n)
         return;
     score_strip(tile, row, n_rows, first, BUTLER_MIN(n, seen), s, stride);
     if (!tile->job->tiles) /* packed values lie as the whole chunk was packed; what no row sees weighs nothing */
         n = BUTLER_MIN(n, seen);
     for (int r = 0; r < n_rows; r++) {
         const int visible = tile->before + (row + r) / tile->group + 1 - first;
-        weigh_row(tile, row + r, r, s + (size_t)r * stride, BUTLER_MIN(BUTLER_MAX(visible, 0), n), n);
+        weigh_row(tile, row + r, r, s + (size_t)r * stride, first_seen(tile, row + r) - first,
+                  BUTLER_MIN(BUTLER_MAX(visible, 0), n), n);
         if (tile->keeps)
             tile->maxima[(size_t)(first / KEYS) * (size_t)work->tile_rows + (size_t)(row + r)] = tile->max[row + r];
     }
@@ -238,7 +251,7 @@ static const float *weights_by_slot(const struct tile *tile, const float *weight
     return by_slot;
 }
 
-/* Tokens [first, first + n) of the block and the query heads of one KV head against everything before them. */
+/* Tokens [first, first + n) of the block and the query heads of one KV head against what they see before them. */
 static void attend_tile(const struct block_job *job, int kv_head, int first, int n, bool keeps, int thread)
 {
     const struct butler_layer_state *state = job->state;
@@ -267,7 +280,7 @@ static void attend_tile(const struct block_job *job, int kv_head, int first, int
         tile.max[r] = -INFINITY;
         tile.sum[r] = 0;
     }
-    for (int i = 0; i < tile.n_keys; i += KEYS) {
+    for (int i = first_seen(&tile, 0) / KEYS * KEYS; i < tile.n_keys; i += KEYS) {
         const int m = BUTLER_MIN(KEYS, tile.n_keys - i);
         if (job->tiles)
             pack_chunk(&tile, i, m);
@@ -308,11 +321,12 @@ static void block_task(void *context, int task, int thread)
 }
 
 void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
-                         int observe_from)
+                         int window, int observe_from)
 {
     const int n_kv_heads = state->kv->n_kv_heads, group = state->n_heads / n_kv_heads;
     const bool observed = state->position + n > observe_from;
-    struct block_job job = {.state = state, .q = q, .out = out, .n = n, .observe_from = observe_from};
+    struct block_job job = {.state = state, .q = q, .out = out, .n = n, .window = window, .observe_from = observe_from};
+    assert(!observed || window == INT32_MAX); /* weights of chunks that were passed over would be missing */
     /* F32 caches are for those who want float arithmetic. */
     job.tiles = backend->kernels->tiles && state->kv->type != BUTLER_KV_F32 && state->kv->head_dim % 16 == 0;
     /* The later tokens of a block see more keys: some tasks more than threads, but a chunk should serve many queries. */

@@ -102,7 +102,7 @@ static int attention(struct butler_session *session, const struct butler_pass *p
     backend->append(backend, &state, heads->k, heads->v, n);
     if (!pass->decode) {
         session->work.selected_at[layer] = 0;
-        backend->attend_block(backend, &state, heads->q, heads->o, n, from);
+        backend->attend_block(backend, &state, heads->q, heads->o, n, INT32_MAX, from);
         if (evicts && cuts_now) {
             state.position = last;
             backend->score(backend, &state,

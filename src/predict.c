@@ -178,11 +178,12 @@ static void rotate(struct butler_predict *predict, float *x, int n, int heads, i
     predict->backend->rope(predict->backend, x, predict->cosines, predict->sines, n, heads, dim, dim, BUTLER_ROPE_HALVES);
 }
 
-/* The newest n tokens' q, k, v -> z: causal attention over everything before them. */
+/* The newest n tokens' q, k, v -> z: causal attention over the window before each. */
 static int attend(struct butler_predict *predict, struct butler_traffic *traffic, int n, int first_position, bool decode,
                   struct butler_error *err)
 {
     struct butler_backend *backend = predict->backend;
+    const int window = butler_predictor_window(&predict->predictor->sizes);
     struct butler_traffic own = {0};
     struct butler_layer_state state = {&predict->policy,       &predict->shape, &predict->kv, &predict->work, &own, 0,
                                        predict->shape.n_heads, first_position};
@@ -193,11 +194,11 @@ static int attend(struct butler_predict *predict, struct butler_traffic *traffic
         struct butler_lists lists = {predict->shape.n_kv_heads, predict->work.list_slots, predict->work.list_n};
         for (int i = 0; i < lists.n_lists; i++) {
             lists.slots[i] = NULL;
-            lists.n[i] = predict->kv.heads[i].n_slots;
+            lists.n[i] = BUTLER_MIN(predict->kv.heads[i].n_slots, window);
         }
         backend->attend(backend, &state, predict->q, &lists, predict->z, false);
     } else
-        backend->attend_block(backend, &state, predict->q, predict->z, n, INT32_MAX);
+        backend->attend_block(backend, &state, predict->q, predict->z, n, window, INT32_MAX);
     traffic->metric_bytes += own.kv_bytes;
     return 0;
 }

@@ -2,7 +2,7 @@
  * heads will look for tokens. The formulas stand in predictor.h; the metrics in metrics/predicted.c score by them.
  *
  * Version 1 also has a small causal attention of its own: one layer of the same KV store, holding every token of the text
- * (an evicting policy drops nothing of it). */
+ * (an evicting policy drops nothing of it), though only those of its window are read. */
 #ifndef BUTLER_PREDICT_H
 #define BUTLER_PREDICT_H
 

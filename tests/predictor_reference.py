@@ -124,7 +124,8 @@ class Network:
         q, k = (rotate((z @ w[f"attn_{c}.weight"].T).reshape(n, heads, dim), turn[dim]) for c in "qk")
         v = (z @ w["attn_v.weight"].T).reshape(n, heads, dim)
         scores = np.einsum("thd,ihd->hti", q, k) / np.sqrt(dim)
-        scores[:, np.triu(np.ones((n, n), bool), 1)] = -np.inf
+        back = np.arange(n)[:, None] - np.arange(n)
+        scores[:, (back < 0) | (back >= s.get("rope_length", np.inf))] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         attended = np.einsum("hti,ihd->thd", weights / weights.sum(axis=-1, keepdims=True), v).reshape(n, -1)
         up = gelu(layer_norm(attended, w["norm.weight"], w["norm.bias"]) @ w["ffn_up.weight"].T + w["ffn_up.bias"])

@@ -161,8 +161,103 @@ static void test_pytorch(void **state)
     check_first("predict/v1-query.bin", model->backend);
     check_first("predict/v1-kv.bin", model->backend);
     check_first("predict/v1-fast.bin", model->backend);
+    check_first("predict/v1-window.bin", model->backend);
     check_second("predict/v2.bin", model->backend);
     check_second("predict/v2-rotated.bin", model->backend);
+    butler_model_free(model);
+}
+
+/* -------------------------------------------------------------------------------------- version 1's window */
+
+enum { N_LONG = 900, WINDOW = 300, N_FORGOTTEN = 500 };
+
+/* Keys [N_LONG][row] of a text that is read in blocks up to n_prompt, and then step by step. */
+static float *read_long(const struct butler_predictor *predictor, struct butler_backend *backend, enum butler_kv_type type,
+                        const float *input, int n_block, int n_prompt)
+{
+    const struct butler_predictor_sizes *s = &predictor->sizes;
+    const size_t row = (size_t)((s->n_layers - 1) * s->n_key_heads * s->d);
+    struct butler_error err;
+    struct butler_traffic traffic = {0};
+    float *keys = calloc(N_LONG * row, sizeof *keys);
+    struct butler_predict *predict = butler_predict_new(predictor, backend, type, N_LONG, n_block, &err);
+    if (!predict)
+        fail_msg("%s", err.message);
+    for (int t = 0, m; t < N_LONG; t += m) {
+        const bool decode = t >= n_prompt;
+        const uint64_t before = traffic.metric_bytes;
+        m = decode ? 1 : BUTLER_MIN(n_block, n_prompt - t);
+        assert_int_equal(butler_predict_run(predict, &traffic, 0, input + t * s->n_embd, m, t, decode, false, &err), 0);
+        if (decode)
+            assert_int_equal(traffic.metric_bytes - before,
+                             2 * predict->kv.row_bytes * (size_t)(s->n_inner_heads * BUTLER_MIN(t + 1, WINDOW)));
+        memcpy(keys + (size_t)t * row, predict->keys, (size_t)m * row * sizeof *keys);
+    }
+    butler_predict_free(predict);
+    return keys;
+}
+
+/* Steps find what blocks of any size find, up to the rounding of bfloat16 pairs and of the fixed-point products of a matrix unit;
+ * and where the window of a token begins after what was changed, nothing changes at all. */
+static void check_window(const struct butler_predictor *predictor, struct butler_backend *backend, enum butler_kv_type type)
+{
+    static const int blocks[] = {N_LONG, 256, 70};
+    const struct butler_predictor_sizes *s = &predictor->sizes;
+    const size_t row = (size_t)((s->n_layers - 1) * s->n_key_heads * s->d);
+    float *input = malloc((size_t)(N_LONG * s->n_embd) * sizeof *input),
+          *other = malloc((size_t)(N_LONG * s->n_embd) * sizeof *other);
+    uint64_t seed = 5;
+    for (int i = 0; i < N_LONG * s->n_embd; i++) {
+        input[i] = 4 * butler_random_float(&seed) - 2;
+        other[i] = i < N_FORGOTTEN * s->n_embd ? 4 * butler_random_float(&seed) - 2 : input[i];
+    }
+    float *steps = read_long(predictor, backend, type, input, 1, 0);
+    for (int b = 0; b <= BUTLER_COUNT(blocks); b++) {
+        const int n_block = b ? blocks[b - 1] : 1, n_prompt = b ? N_LONG - 5 : 0; /* 0: steps alone */
+        float *keys = read_long(predictor, backend, type, input, n_block, n_prompt);
+        float *changed = read_long(predictor, backend, type, other, n_block, n_prompt);
+        for (size_t t = 0; t < N_LONG; t++) {
+            double far = 0, size = 0;
+            for (size_t i = t * row; i < (t + 1) * row; i++) {
+                far += ((double)keys[i] - (double)steps[i]) * ((double)keys[i] - (double)steps[i]);
+                size += (double)steps[i] * (double)steps[i];
+            }
+            if (!(sqrt(far / size) <= 2e-4))
+                fail_msg("%s, blocks of %d, token %zu: off by %g", backend->kernels->isa, n_block, t, sqrt(far / size));
+            const bool same = memcmp(keys + t * row, changed + t * row, row * sizeof *keys) == 0;
+            if (same != (t >= N_FORGOTTEN + WINDOW - 1))
+                fail_msg("%s, blocks of %d, token %zu %s what came before %d", backend->kernels->isa, n_block, t,
+                         same ? "misses" : "still sees", N_FORGOTTEN);
+        }
+        free(keys);
+        free(changed);
+    }
+    free(steps);
+    free(input);
+    free(other);
+}
+
+static void test_window(void **state)
+{
+    struct butler_model *model = open_model();
+    struct butler_predictor_sizes sizes = butler_predictor_sizes_for(model, 1);
+    struct butler_error err;
+    (void)state;
+    sizes.n_inner = 32;
+    sizes.n_inner_heads = 2; /* of 16, as a matrix unit wants them */
+    sizes.rope_length = WINDOW;
+    struct butler_predictor *predictor = butler_predictor_new(&sizes, 3, &err);
+    struct butler_pool *pool = butler_pool_new(3, &err);
+    assert_true(predictor && pool);
+    for (const char *const *isa = butler_kernels_available(); *isa; isa++) {
+        struct butler_backend *backend = butler_backend_cpu(pool, butler_kernels_get(*isa), &err);
+        assert_non_null(backend);
+        check_window(predictor, backend, BUTLER_KV_F32);
+        check_window(predictor, backend, BUTLER_KV_F16);
+        butler_backend_free(backend);
+    }
+    butler_pool_free(pool);
+    butler_predictor_free(predictor);
     butler_model_free(model);
 }
 
@@ -508,9 +603,9 @@ static void test_other_predictor(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pytorch),         cmocka_unit_test(test_ahead),  cmocka_unit_test(test_stored),
-        cmocka_unit_test(test_earlier),         cmocka_unit_test(test_copies), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_other_predictor),
+        cmocka_unit_test(test_pytorch),  cmocka_unit_test(test_window),          cmocka_unit_test(test_ahead),
+        cmocka_unit_test(test_stored),   cmocka_unit_test(test_earlier),         cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_other_predictor),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
 }

@@ -64,7 +64,9 @@ def version1(generator, key_heads, length=0):
     z = F.linear(x.double(), down)
     q, k = (rotate(F.linear(z, m).view(T, heads, -1), base, length).transpose(0, 1) for m in (wq, wk))
     v = F.linear(z, wv).view(T, heads, -1).transpose(0, 1)
-    a = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).reshape(T, inner)
+    back = torch.arange(T)[:, None] - torch.arange(T)
+    seen = (back >= 0) & (back < (length or T))
+    a = F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1).reshape(T, inner)
     a = F.layer_norm(a, (inner,), norm, shift, 1e-5)
     i = x.double() + F.linear(F.gelu(F.linear(a, up, up_bias), approximate="tanh"), out, out_bias)
     query = rotate(two_layers(i, q1, q2).view(T, N - 1, H, d), base, length)[-1]
@@ -97,7 +99,8 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(4)
     cases = {"v1-query.bin": version1(generator, H), "v1-kv.bin": version1(generator, G), "v2.bin": version2(generator, 0.0),
-             "v2-rotated.bin": version2(generator, 500.0), "v1-fast.bin": version1(generator, G, T)}
+             "v2-rotated.bin": version2(generator, 500.0), "v1-fast.bin": version1(generator, G, T),
+             "v1-window.bin": version1(generator, G, 9)}
     for name, (sizes, base, tensors) in cases.items():
         data = struct.pack("<14if", *sizes, base)
         data += b"".join(t.float().contiguous().numpy().astype("<f4").tobytes() for t in tensors)

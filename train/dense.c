@@ -106,35 +106,47 @@ void butler_turn(int n, int n_heads, int dim, const float *cosines, const float 
             }
 }
 
-/* Attention weights of queries [first, first + n_rows) over [0, n_cols), zero beyond each row's own token. */
-static void weights(const struct butler_blas *blas, const struct butler_kernels *kernels, int first, int n_rows, int n_cols,
+/* Queries [first, first + n_rows) of a head and the keys [from, from + n_cols) that any of them sees. */
+struct panel {
+    int first, n_rows, from, n_cols;
+};
+
+static struct panel panel_at(int first, int n, int window)
+{
+    const int n_rows = BUTLER_MIN(BUTLER_LOSS_ROWS, n - first), from = BUTLER_MAX(first + 1 - window, 0);
+    return (struct panel){first, n_rows, from, first + n_rows - from};
+}
+
+/* Attention weights p[n_rows][n_cols] of a panel: zero outside of each row's own window. */
+static void weights(const struct butler_blas *blas, const struct butler_kernels *kernels, const struct panel *panel, int window,
                     int stride, int dim, const float *q, const float *k, float *p)
 {
-    butler_blas_nt(blas, n_rows, n_cols, dim, 1 / sqrtf((float)dim), q + (size_t)first * (size_t)stride, stride, k, stride, false,
-                   p, n_cols);
-    for (int r = 0; r < n_rows; r++, p += n_cols) {
-        const int n = first + r + 1;
-        kernels->scale(p, 1 / kernels->exp_sum(p, kernels->max(p, n), n), n);
-        memset(p + n, 0, (size_t)(n_cols - n) * sizeof *p);
+    butler_blas_nt(blas, panel->n_rows, panel->n_cols, dim, 1 / sqrtf((float)dim), q + (size_t)panel->first * (size_t)stride,
+                   stride, k + (size_t)panel->from * (size_t)stride, stride, false, p, panel->n_cols);
+    for (int r = 0; r < panel->n_rows; r++, p += panel->n_cols) {
+        const int end = panel->first + r + 1 - panel->from, begin = BUTLER_MAX(end - window, 0), n = end - begin;
+        kernels->scale(p + begin, 1 / kernels->exp_sum(p + begin, kernels->max(p + begin, n), n), n);
+        memset(p, 0, (size_t)begin * sizeof *p);
+        memset(p + end, 0, (size_t)(panel->n_cols - end) * sizeof *p);
     }
 }
 
 void butler_self_attention(const struct butler_blas *blas, const struct butler_kernels *kernels, int n, int n_heads, int dim,
-                           const float *q, const float *k, const float *v, float *panels, float *out)
+                           int window, const float *q, const float *k, const float *v, float *panels, float *out)
 {
     const int stride = n_heads * dim;
     for (int h = 0; h < n_heads; h++, q += dim, k += dim, v += dim, out += dim)
         for (int first = 0; first < n; first += BUTLER_LOSS_ROWS) {
-            const int n_rows = BUTLER_MIN(BUTLER_LOSS_ROWS, n - first), n_cols = first + n_rows;
-            weights(blas, kernels, first, n_rows, n_cols, stride, dim, q, k, panels);
-            butler_blas_nn(blas, n_rows, dim, n_cols, 1, panels, n_cols, v, stride, false, out + (size_t)first * (size_t)stride,
-                           stride);
+            const struct panel panel = panel_at(first, n, window);
+            weights(blas, kernels, &panel, window, stride, dim, q, k, panels);
+            butler_blas_nn(blas, panel.n_rows, dim, panel.n_cols, 1, panels, panel.n_cols, v + (size_t)panel.from * (size_t)stride,
+                           stride, false, out + (size_t)first * (size_t)stride, stride);
         }
 }
 
 void butler_self_attention_back(const struct butler_blas *blas, const struct butler_kernels *kernels, int n, int n_heads, int dim,
-                                const float *q, const float *k, const float *v, const float *dout, float *panels, float *dq,
-                                float *dk, float *dv)
+                                int window, const float *q, const float *k, const float *v, const float *dout, float *panels,
+                                float *dq, float *dk, float *dv)
 {
     const int stride = n_heads * dim;
     const float scale = 1 / sqrtf((float)dim);
@@ -143,11 +155,12 @@ void butler_self_attention_back(const struct butler_blas *blas, const struct but
     memset(dv, 0, (size_t)n * (size_t)stride * sizeof *dv);
     for (int h = 0; h < n_heads; h++, q += dim, k += dim, v += dim, dout += dim, dq += dim, dk += dim, dv += dim)
         for (int first = 0; first < n; first += BUTLER_LOSS_ROWS) {
-            const int n_rows = BUTLER_MIN(BUTLER_LOSS_ROWS, n - first), n_cols = first + n_rows;
-            const size_t at = (size_t)first * (size_t)stride;
-            weights(blas, kernels, first, n_rows, n_cols, stride, dim, q, k, p);
-            butler_blas_tn(blas, n_cols, dim, n_rows, 1, p, n_cols, dout + at, stride, true, dv, stride);
-            butler_blas_nt(blas, n_rows, n_cols, dim, 1, dout + at, stride, v, stride, false, dp, n_cols);
+            const struct panel panel = panel_at(first, n, window);
+            const int n_rows = panel.n_rows, n_cols = panel.n_cols;
+            const size_t at = (size_t)first * (size_t)stride, from = (size_t)panel.from * (size_t)stride;
+            weights(blas, kernels, &panel, window, stride, dim, q, k, p);
+            butler_blas_tn(blas, n_cols, dim, n_rows, 1, p, n_cols, dout + at, stride, true, dv + from, stride);
+            butler_blas_nt(blas, n_rows, n_cols, dim, 1, dout + at, stride, v + from, stride, false, dp, n_cols);
             for (int r = 0; r < n_rows; r++) { /* through the softmax: ds = p (dp - p . dp) */
                 float *row = dp + (size_t)r * (size_t)n_cols;
                 const float *weight = p + (size_t)r * (size_t)n_cols;
@@ -155,7 +168,7 @@ void butler_self_attention_back(const struct butler_blas *blas, const struct but
                 for (int i = 0; i < n_cols; i++)
                     row[i] = weight[i] * (row[i] - along);
             }
-            butler_blas_nn(blas, n_rows, dim, n_cols, scale, dp, n_cols, k, stride, false, dq + at, stride);
-            butler_blas_tn(blas, n_cols, dim, n_rows, scale, dp, n_cols, q + at, stride, true, dk, stride);
+            butler_blas_nn(blas, n_rows, dim, n_cols, scale, dp, n_cols, k + from, stride, false, dq + at, stride);
+            butler_blas_tn(blas, n_cols, dim, n_rows, scale, dp, n_cols, q + at, stride, true, dk + from, stride);
         }
 }

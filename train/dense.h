@@ -29,12 +29,13 @@ void butler_gelu_back(size_t n, const float *x, const float *dy, float *dx);
  * which is the gradient of the former. */
 void butler_turn(int n, int n_heads, int dim, const float *cosines, const float *sines, bool back, float *x);
 
-/* Causal attention of n_heads heads of dim over rows of n_heads * dim. panels: scratch, 2 * BUTLER_LOSS_ROWS * n floats. */
+/* Causal attention of n_heads heads of dim over the newest `window` rows of n_heads * dim up to each. panels: scratch,
+ * 2 * BUTLER_LOSS_ROWS * n floats. */
 void butler_self_attention(const struct butler_blas *blas, const struct butler_kernels *kernels, int n, int n_heads, int dim,
-                           const float *q, const float *k, const float *v, float *panels, float *out);
+                           int window, const float *q, const float *k, const float *v, float *panels, float *out);
 /* dq, dk, dv are written. */
 void butler_self_attention_back(const struct butler_blas *blas, const struct butler_kernels *kernels, int n, int n_heads, int dim,
-                                const float *q, const float *k, const float *v, const float *dout, float *panels, float *dq,
-                                float *dk, float *dv);
+                                int window, const float *q, const float *k, const float *v, const float *dout, float *panels,
+                                float *dq, float *dk, float *dv);
 
 #endif

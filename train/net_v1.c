@@ -67,7 +67,8 @@ void butler_net_v1_input(struct butler_net *net)
     linear(net, "attn_v", net->z, net->v);
     turn_inner(net, false, net->q);
     turn_inner(net, false, net->k);
-    butler_self_attention(net->blas, net->kernels, net->n, s->n_inner_heads, head, net->q, net->k, net->v, net->panels, net->a);
+    butler_self_attention(net->blas, net->kernels, net->n, s->n_inner_heads, head, butler_predictor_window(s), net->q, net->k,
+                          net->v, net->panels, net->a);
     butler_norm_rows(net->n, s->n_inner, net->a, butler_net_param(net, "norm.weight")->data,
                      butler_net_param(net, "norm.bias")->data, NORM_EPS, net->normed);
     linear(net, "ffn_up", net->normed, net->up);
@@ -95,8 +96,8 @@ static void back(struct butler_net *net)
     linear_back(net, "ffn_up", net->normed, net->dup, net->da, false);
     butler_norm_rows_back(net->n, s->n_inner, net->a, weight->data, NORM_EPS, net->da, butler_net_grad(net, weight, 0),
                           butler_net_grad(net, bias, 0), net->da);
-    butler_self_attention_back(net->blas, net->kernels, net->n, s->n_inner_heads, s->n_inner / s->n_inner_heads, net->q, net->k,
-                               net->v, net->da, net->panels, net->dq, net->dk, net->dv);
+    butler_self_attention_back(net->blas, net->kernels, net->n, s->n_inner_heads, s->n_inner / s->n_inner_heads,
+                               butler_predictor_window(s), net->q, net->k, net->v, net->da, net->panels, net->dq, net->dk, net->dv);
     turn_inner(net, true, net->dq);
     turn_inner(net, true, net->dk);
     linear_back(net, "attn_q", net->z, net->dq, net->dz, false);
