@@ -13,8 +13,8 @@
  * Version 1 (tokenbutler.txt, 3.1), once a token, on the input of layer 0. E' = n_inner (E/8), h = n_inner_heads:
  *   z  = down I                                                       [E']
  *   q, k, v = attn_q z, attn_k z, attn_v z; q and k of each of the h heads [E'/h] rotated at p
- *   a  = causal attention of the h heads, scale 1/sqrt(E'/h), over tokens max(0, p + 1 - rope_length) .. p [E']
- *        (as published, rope_length 0, over 0 .. p)
+ *   a  = causal attention of the h heads, scale 1/sqrt(E'/h), over the last 4 rope_length tokens, its own included [E']
+ *        (as published, rope_length 0, over all of the text up to it)
  *   n  = (a - mean a) / sqrt(var a + 1e-5) * norm.weight + norm.bias  (variance divides by E')
  *   f  = ffn_down gelu(ffn_up n + ffn_up.bias) + ffn_down.bias        ffn_up [2E'][E'], ffn_down [E][2E']
  *        gelu(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
@@ -56,7 +56,7 @@ struct butler_predictor_sizes {
     int n_inner, n_inner_heads; /* n_inner / n_inner_heads is even */
     int n_key_heads;            /* n_heads or n_kv_heads; version 2: n_kv_heads */
     float rope_base;
-    int rope_length; /* tokens within which a pair turns that is rotated, and of the attention's window; 0: all pairs, all tokens */
+    int rope_length; /* tokens within which a pair turns that is rotated, a quarter of the attention's window; 0: all, and all */
     /* Version 2, else 0. */
     int stride;
     float rope_freq[BUTLER_PREDICTOR_MAX_D / 2]; /* of pair i < d/2: radians a position; all 0: queries are not rotated */
@@ -97,14 +97,14 @@ struct butler_predictor_sizes butler_predictor_sizes_for(const struct butler_mod
 
 /* Which pairs are rotated, for texts of n_tokens to learn from: those that turn at least once in such a text. Of slower ones a part
  * of the circle would be learned, and what lies farther back than any of these texts reach be taken for near. Version 1:
- * rope_length; its attention, too, then goes over no more tokens than such a text has. Version 2: rope_freq for the d that sizes
+ * rope_length; its attention then goes over four times as many tokens, beyond which nothing was gained. Version 2: rope_freq for the d that sizes
  * has, as many as it needs of the model's own, evenly spread over them; all 0 where the model rotates nothing. n_tokens 0: as
  * published, all pairs in version 1, none in version 2. sizes_for has done it for its d and BUTLER_PREDICTOR_TEXT tokens. */
 enum { BUTLER_PREDICTOR_TEXT = 1024 };
 void butler_predictor_rotate(struct butler_predictor_sizes *sizes, const struct butler_model *model, int n_tokens);
 bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes); /* version 1, or rope_freq is not all 0 */
-int butler_predictor_window(
-    const struct butler_predictor_sizes *sizes); /* tokens that version 1's attention sees, its own included */
+/* Tokens that version 1's attention sees, the query's own included. */
+int butler_predictor_window(const struct butler_predictor_sizes *sizes);
 /* The angles a position, freq[dim / 2], of version 1's vectors of dim. */
 void butler_predictor_frequencies(const struct butler_predictor_sizes *sizes, int dim, float *freq);
 

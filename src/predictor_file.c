@@ -69,7 +69,9 @@ void butler_predictor_frequencies(const struct butler_predictor_sizes *sizes, in
 
 int butler_predictor_window(const struct butler_predictor_sizes *sizes)
 {
-    return sizes->rope_length > 0 ? sizes->rope_length : INT32_MAX;
+    enum { LENGTHS = 4 };
+    const int length = sizes->rope_length;
+    return length > 0 && length <= INT32_MAX / LENGTHS ? LENGTHS * length : INT32_MAX;
 }
 
 bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes)

@@ -58,7 +58,7 @@ def write_random(path, model, fingerprint, version, per_query_head=False, input=
     if version == 1:
         file.put("butler-predictor.rope_base", F32, 10000.0)
         if rotated:
-            file.put("butler-predictor.rope_length", U32, 50)
+            file.put("butler-predictor.rope_length", U32, 13)
     elif rotated:
         file.put("butler-predictor.rope_freq", ARRAY, (F32, [100.0 ** (-i / (d // 2)) for i in range(d // 2)]))
     file.put("butler-predictor.model_fingerprint", STRING, fingerprint.encode())
@@ -125,7 +125,7 @@ class Network:
         v = (z @ w["attn_v.weight"].T).reshape(n, heads, dim)
         scores = np.einsum("thd,ihd->hti", q, k) / np.sqrt(dim)
         back = np.arange(n)[:, None] - np.arange(n)
-        scores[:, (back < 0) | (back >= s.get("rope_length", np.inf))] = -np.inf
+        scores[:, (back < 0) | (back >= 4 * s.get("rope_length", np.inf))] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         attended = np.einsum("hti,ihd->thd", weights / weights.sum(axis=-1, keepdims=True), v).reshape(n, -1)
         up = gelu(layer_norm(attended, w["norm.weight"], w["norm.bias"]) @ w["ffn_up.weight"].T + w["ffn_up.bias"])

@@ -25,12 +25,11 @@ static inline void attach_random(struct butler_model *model, const struct butler
     unlink(path);
 }
 
-/* Both versions; keys per query head (version 1) or as they are by default. Version 1's window is shorter than the texts of tests.
- */
+/* Both versions; keys per query head (version 1) or as they are by default. Version 1's window is shorter than most texts. */
 static inline void attach_both(struct butler_model *model, bool per_query_head)
 {
     struct butler_predictor_sizes sizes = butler_predictor_sizes_for(model, 1);
-    sizes.rope_length = 30;
+    sizes.rope_length = 8;
     if (per_query_head)
         sizes.n_key_heads = sizes.n_heads;
     attach_random(model, &sizes, 11);

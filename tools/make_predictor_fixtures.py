@@ -29,10 +29,10 @@ def rotate(x, base, length=0):
     return torch.cat([a * c - b * s, a * s + b * c], -1)
 
 
-def causal(n, length=0):
-    """Which tokens each sees; with a length so many of the newest."""
+def causal(n, window=0):
+    """Which tokens each sees; with a window so many of the newest."""
     mask = torch.ones(n, n, dtype=torch.bool).tril()
-    return mask.triu(1 - length) if length else mask
+    return mask.triu(1 - window) if window else mask
 
 
 def attention_scores(q, k, group):
@@ -77,7 +77,7 @@ def v1(s, w, inputs, queries, keys):
     split = lambda x: x.view(n, s["inner_heads"], -1)
     q, k, v = (split(z @ w[f"attn_{x}"].T) for x in "qkv")
     q, k = rotate(q, s["base"], s["length"]), rotate(k, s["base"], s["length"])
-    scores = attention_scores(q, k, 1).masked_fill(~causal(n, s["length"]), -math.inf)
+    scores = attention_scores(q, k, 1).masked_fill(~causal(n, 4 * s["length"]), -math.inf)
     a = torch.einsum("hti,ihd->thd", scores.softmax(-1), v).reshape(n, -1)
     normed = F.layer_norm(a, (s["inner"],), w["norm"], w["norm.bias"], 1e-5)
     f = F.gelu(normed @ w["ffn_up"].T + w["ffn_up.bias"], approximate="tanh") @ w["ffn_down"].T + w["ffn_down.bias"]
@@ -139,6 +139,6 @@ if __name__ == "__main__":
     two = dict(version=2, length=0, loss="entropy", key_heads=2, inner=0, inner_heads=0, stride=2, **small)
     make(folder / "v1-causal.bin", loss="causal", key_heads=2, length=0, **one)
     make(folder / "v1-square.bin", loss="square", key_heads=4, length=0, **one)
-    make(folder / "v1-fast.bin", loss="entropy", key_heads=2, length=40, **one)
+    make(folder / "v1-fast.bin", loss="entropy", key_heads=2, length=14, **one)
     make(folder / "v2.bin", base=0.0, **two)
     make(folder / "v2-rotated.bin", base=100.0, **two)
