@@ -1,5 +1,6 @@
 /* What a predictor costs a decode step, with random weights: its share of the model's parameters, the weights and the predicted
- * keys a step reads, and the time, beside a dense session and one that reads as many tokens by a score that costs nothing.
+ * keys a step reads, and the time, beside a dense session and one that reads as many tokens by a score that costs nothing. Its
+ * matrices are in Q8_0, those of rows that say so in Q4_0.
  *
  *     build/bench/bench_predictor MODEL [DEPTH,...] [STEPS] [ROW]    default 2048,16384, 30 and all; ROW: those whose name begins
  *     build/bench/bench_predictor MODEL write v1|v2 FILE             such a predictor, for other measurements
@@ -26,7 +27,8 @@ static void die(const struct butler_error *err)
     exit(1);
 }
 
-static void write_random(const struct butler_model *model, const struct butler_predictor_sizes *sizes, const char *path)
+static void write_random(const struct butler_model *model, const struct butler_predictor_sizes *sizes, enum butler_type type,
+                         const char *path)
 {
     struct butler_error err;
     struct butler_predictor *predictor = butler_predictor_new(sizes, 1, &err);
@@ -34,19 +36,19 @@ static void write_random(const struct butler_model *model, const struct butler_p
         die(&err);
     predictor->model_fingerprint = model->fingerprint;
     snprintf(predictor->training.text, sizeof predictor->training.text, "nothing: random weights");
-    if (butler_predictor_save(predictor, path, BUTLER_Q8_0, &err) < 0)
+    if (butler_predictor_save(predictor, path, type, &err) < 0)
         die(&err);
     butler_predictor_free(predictor);
 }
 
-static void attach(struct butler_model *model, const struct butler_predictor_sizes *sizes)
+static void attach(struct butler_model *model, const struct butler_predictor_sizes *sizes, enum butler_type type)
 {
     char path[] = "/tmp/bench-predictor-XXXXXX";
     struct butler_error err;
     const int fd = mkstemp(path);
     if (fd < 0 || close(fd) < 0)
         exit(1);
-    write_random(model, sizes, path);
+    write_random(model, sizes, type, path);
     butler_predictor_free(model->predictors[sizes->version - 1]);
     model->predictors[sizes->version - 1] = NULL;
     if (butler_predictor_attach(model, path, &err) < 0)
@@ -123,16 +125,19 @@ static void measure(struct butler_model *model, const char *name, const char *po
 static const struct row {
     const char *name, *policy;
     int version;
-    bool per_query_head; /* predicted keys */
+    bool per_query_head;   /* predicted keys */
+    enum butler_type type; /* of the predictor's matrices */
 } rows[] = {
-    {"v2", SECOND, 2, false},
-    {"v2, int4", SECOND ",keys=int4", 2, false},
-    {"v2, group=max", SECOND ",group=max", 2, false},
-    {"v2, pages, every 4th step", SECOND ",page=16,every=4", 2, false},
-    {"v1, key per KV head", "tokenbutler:budget=0.5", 1, false},
-    {"v1, key per KV head, int4", "tokenbutler:budget=0.5,keys=int4", 1, false},
-    {"v1, pages, every 4th step", "tokenbutler:budget=0.5,page=16,every=4", 1, false},
-    {"v1, key per query head", "tokenbutler:budget=0.5", 1, true},
+    {"v2", SECOND, 2, false, BUTLER_Q8_0},
+    {"v2, int4", SECOND ",keys=int4", 2, false, BUTLER_Q8_0},
+    {"v2, int4, Q4_0", SECOND ",keys=int4", 2, false, BUTLER_Q4_0},
+    {"v2, group=max", SECOND ",group=max", 2, false, BUTLER_Q8_0},
+    {"v2, pages, every 4th step", SECOND ",page=16,every=4", 2, false, BUTLER_Q8_0},
+    {"v1, key per KV head", "tokenbutler:budget=0.5", 1, false, BUTLER_Q8_0},
+    {"v1, int4", "tokenbutler:budget=0.5,keys=int4", 1, false, BUTLER_Q8_0},
+    {"v1, int4, Q4_0", "tokenbutler:budget=0.5,keys=int4", 1, false, BUTLER_Q4_0},
+    {"v1, pages, every 4th step", "tokenbutler:budget=0.5,page=16,every=4", 1, false, BUTLER_Q8_0},
+    {"v1, key per query head", "tokenbutler:budget=0.5", 1, true, BUTLER_Q8_0},
 };
 
 int main(int argc, char **argv)
@@ -149,7 +154,7 @@ int main(int argc, char **argv)
     const struct butler_predictor_sizes second = butler_predictor_sizes_for(model, 2);
     published.n_key_heads = published.n_heads;
     if (argc == 5 && strcmp(argv[2], "write") == 0) {
-        write_random(model, strcmp(argv[3], "v1") == 0 ? &per_kv_head : &second, argv[4]);
+        write_random(model, strcmp(argv[3], "v1") == 0 ? &per_kv_head : &second, BUTLER_Q8_0, argv[4]);
         butler_model_free(model);
         return 0;
     }
@@ -160,15 +165,17 @@ int main(int argc, char **argv)
            "ms", "predict", "score", "stored", "select", "for free", "full ms", "bare ms", "cost", "% of full");
     for (char *depth = strtok(depths, ","); depth; depth = strtok(NULL, ",")) {
         const struct butler_predictor_sizes *attached = NULL;
+        enum butler_type type = BUTLER_Q8_0;
         for (int i = 0; i < BUTLER_COUNT(rows); i++) {
             if (argc > 4 && strncmp(rows[i].name, argv[4], strlen(argv[4])) != 0)
                 continue;
             const struct butler_predictor_sizes *sizes = rows[i].per_query_head ? &published
                                                          : rows[i].version == 1 ? &per_kv_head
                                                                                 : &second;
-            if (sizes != attached)
-                attach(model, sizes);
+            if (sizes != attached || rows[i].type != type)
+                attach(model, sizes, rows[i].type);
             attached = sizes;
+            type = rows[i].type;
             measure(model, rows[i].name, rows[i].policy, rows[i].version, atoi(depth), n_steps);
         }
     }

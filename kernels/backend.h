@@ -108,10 +108,10 @@ struct butler_backend {
                          int window, int observe_from);
     /* workspace scores of every unit for q[n_heads][head_dim], raw, as the metric gives them */
     void (*score)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q);
-    /* Scores for q[n_heads][head_dim] and from them lists, under the policy's budget (methods/retrieve.c). Returns which share of
-     * its time the scores took. */
-    double (*retrieve)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
-                       struct butler_lists *lists);
+    /* Appends the newest token's k, v [n_kv_heads][head_dim]; scores for q[n_heads][head_dim] and from them lists, under the
+     * policy's budget (methods/retrieve.c). Returns which share of its time the former two took. */
+    double (*retrieve)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                       const float *v, struct butler_lists *lists);
     /* scores -> fewer slots in the store, so that `room` more stay within the budget (methods/evict.c) */
     void (*evict)(struct butler_backend *backend, const struct butler_layer_state *state, int room);
     /* score, select and attend in one pass per KV head (TinyServe, Algorithm 1) */

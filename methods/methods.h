@@ -17,8 +17,8 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
                             bool probabilities);
 
 /* Operations of backend.h. */
-double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
-                       struct butler_lists *lists);
+double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                       const float *v, struct butler_lists *lists);
 void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
                            struct butler_lists *lists, float *out);
 void butler_evict(struct butler_backend *backend, const struct butler_layer_state *state, int room);

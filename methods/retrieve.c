@@ -112,7 +112,7 @@ static uint32_t *slots_of(const struct butler_layer_state *state, int list)
 struct select_job {
     const struct butler_layer_state *state;
     struct butler_lists *lists;
-    const float *q;
+    const float *q, *k, *v;       /* k, v: not fused */
     float *out;                   /* fused only */
     bool selects;                 /* else lists are those of a step before */
     uint64_t score_ns, select_ns; /* summed over threads */
@@ -137,14 +137,16 @@ static uint64_t lap(double *start)
     return (uint64_t)ns;
 }
 
-/* One KV head's scores and lists. A thread writes the scores of one KV head after the other to the same rows: they are read again
- * at once, and of a long text those of all heads would no longer be in its cache by then. */
+/* One KV head's new key and value, scores and lists: threads meet once for all of it. A thread writes the scores of one KV head
+ * after the other to the same rows: they are read again at once, and of a long text those of all heads would no longer be in its
+ * cache by then. */
 static void retrieve_task(void *context, int kv_head, int thread)
 {
     struct select_job *job = context;
     const int n_lists = job->lists->n_lists / job->state->kv->n_kv_heads;
     float *rows = butler_score_rows(job->state, thread);
     double clock = butler_seconds();
+    butler_attend_append_head(job->state, kv_head, job->k, job->v, 1);
     butler_attend_score_units(job->state, kv_head, job->q, 0, butler_n_scores(job->state, kv_head), rows);
     __atomic_fetch_add(&job->score_ns, lap(&clock), __ATOMIC_RELAXED);
     for (int list = kv_head * n_lists; list < (kv_head + 1) * n_lists; list++)
@@ -167,16 +169,17 @@ static bool selects(const struct butler_layer_state *state)
     return anew;
 }
 
-double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
-                       struct butler_lists *lists)
+double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                       const float *v, struct butler_lists *lists)
 {
-    struct select_job job = {.state = state, .lists = lists, .q = q, .selects = selects(state)};
+    struct select_job job = {.state = state, .lists = lists, .q = q, .k = k, .v = v, .selects = selects(state)};
     const bool layer = state->policy->share == BUTLER_SHARE_LAYER;
     *lists = (struct butler_lists){lists_of(state), state->work->list_slots, state->work->list_n};
     if (job.selects && !layer && butler_pool_size(backend->pool) <= state->kv->n_kv_heads)
         butler_pool_run(backend->pool, retrieve_task, &job, state->kv->n_kv_heads);
     else { /* more threads than KV heads: the scores of a head are split */
         double clock = butler_seconds();
+        backend->append(backend, state, k, v, 1);
         if (job.selects)
             backend->score(backend, state, q);
         job.score_ns = lap(&clock);

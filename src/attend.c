@@ -24,6 +24,27 @@ static int group_of(const struct butler_layer_state *state)
 
 /* ------------------------------------------------------------------------------------------------- append */
 
+void butler_attend_append_head(const struct butler_layer_state *state, int kv_head, const float *k, const float *v, int n)
+{
+    struct butler_kv *kv = state->kv;
+    struct butler_kv_head *head = butler_kv_at(kv, state->layer, kv_head);
+    const struct butler_metric *metric = state->policy->metric;
+    const int first = head->n_slots - n;
+    for (int t = 0; t < n; t++) {
+        const size_t at = (size_t)(t * kv->n_kv_heads + kv_head) * (size_t)kv->head_dim;
+        butler_kv_write(kv, head, (uint32_t)(first + t), k + at, v + at);
+    }
+    if (head->value_norms)
+        count(&state->traffic->metric_bytes, (uint64_t)n * kv->row_bytes);
+    if (metric && metric->append && state->layer >= state->policy->dense_layers) {
+        uint64_t bytes = 0;
+        struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, state->position + n - 1);
+        view.bytes = &bytes;
+        metric->append(state->shape, state->policy->values, &view, first, n);
+        count(&state->traffic->metric_bytes, bytes);
+    }
+}
+
 struct append_job {
     const struct butler_layer_state *state;
     const float *k, *v;
@@ -33,25 +54,8 @@ struct append_job {
 static void append_task(void *context, int kv_head, int thread)
 {
     const struct append_job *job = context;
-    const struct butler_layer_state *state = job->state;
-    struct butler_kv *kv = state->kv;
-    struct butler_kv_head *head = butler_kv_at(kv, state->layer, kv_head);
-    const struct butler_metric *metric = state->policy->metric;
-    const int first = head->n_slots - job->n;
     (void)thread;
-    for (int t = 0; t < job->n; t++) {
-        const size_t at = (size_t)(t * kv->n_kv_heads + kv_head) * (size_t)kv->head_dim;
-        butler_kv_write(kv, head, (uint32_t)(first + t), job->k + at, job->v + at);
-    }
-    if (head->value_norms)
-        count(&state->traffic->metric_bytes, (uint64_t)job->n * kv->row_bytes);
-    if (metric && metric->append && state->layer >= state->policy->dense_layers) {
-        uint64_t bytes = 0;
-        struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, state->position + job->n - 1);
-        view.bytes = &bytes;
-        metric->append(state->shape, state->policy->values, &view, first, job->n);
-        count(&state->traffic->metric_bytes, bytes);
-    }
+    butler_attend_append_head(job->state, kv_head, job->k, job->v, job->n);
 }
 
 void butler_attend_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,

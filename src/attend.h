@@ -19,6 +19,8 @@ void butler_attend(struct butler_backend *backend, const struct butler_layer_sta
 
 /* The pieces, for a pass that wants them one after the other in one task (methods/retrieve.c). */
 
+/* What append does for one KV head. */
+void butler_attend_append_head(const struct butler_layer_state *state, int kv_head, const float *k, const float *v, int n);
 /* Scores of units [first, first + n) for the query heads of a KV head into rows, as long as the workspace's, each from unit 0; into
  * the first row where they have one together. */
 void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n, float *rows);

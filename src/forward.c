@@ -83,6 +83,7 @@ static int attention(struct butler_session *session, const struct butler_pass *p
     const struct butler_policy *policy = &session->policy;
     const int from = observe_from(session, pass, layer), last = session->n_past + n - 1;
     const bool sparse = layer >= policy->dense_layers, evicts = sparse && policy->method == BUTLER_EVICT;
+    const bool retrieves = sparse && policy->method == BUTLER_RETRIEVE && pass->decode;
     const bool cuts_now = pass->decode ? !policy->evict_at_prefill_only : pass->prompt_ends || policy->prefill_evict;
     struct butler_layer_state state = {policy, &session->shape,        &session->kv,   &session->work, &session->traffic,
                                        layer,  session->shape.n_heads, session->n_past};
@@ -99,7 +100,8 @@ static int attention(struct butler_session *session, const struct butler_pass *p
     }
     if (butler_kv_grow(&session->kv, layer, n, session->n_past, err) < 0)
         return BUTLER_ERROR_LENGTH;
-    backend->append(backend, &state, heads->k, heads->v, n);
+    if (!retrieves || policy->fused)
+        backend->append(backend, &state, heads->k, heads->v, n);
     if (!pass->decode) {
         session->work.selected_at[layer] = 0;
         backend->attend_block(backend, &state, heads->q, heads->o, n, INT32_MAX, from);
@@ -118,14 +120,14 @@ static int attention(struct butler_session *session, const struct butler_pass *p
         lists.n[i] = head->n_slots;
     }
     lap(&stats->score_s, &mark);
-    if (sparse && policy->method == BUTLER_RETRIEVE && policy->fused) {
+    if (retrieves && policy->fused) {
         backend->attend_fused(backend, &state, heads->q, &lists, heads->o);
         lap(&stats->attend_s, &mark);
         return 0;
     }
-    if (sparse && policy->method == BUTLER_RETRIEVE) {
+    if (retrieves) {
         double seconds = 0;
-        const double scoring = backend->retrieve(backend, &state, heads->q, &lists);
+        const double scoring = backend->retrieve(backend, &state, heads->q, heads->k, heads->v, &lists);
         lap(&seconds, &mark);
         stats->score_s += scoring * seconds;
         stats->select_s += (1 - scoring) * seconds;

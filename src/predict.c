@@ -149,11 +149,17 @@ void butler_predict_free(struct butler_predict *predict)
 
 /* ----------------------------------------------------------------------------------------------- running */
 
+static void multiply(struct butler_predict *predict, struct butler_traffic *traffic, const struct butler_product *products,
+                     int n_products, const float *x, int n)
+{
+    predict->backend->matmul(predict->backend, &predict->work, products, n_products, x, n, false);
+    for (int i = 0; i < n_products; i++)
+        traffic->predict_bytes += products[i].w->row_bytes * (uint64_t)products[i].w->n_rows;
+}
+
 static void matmul(struct butler_predict *predict, struct butler_traffic *traffic, float *y, int param, const float *x, int n)
 {
-    const struct butler_matrix *w = &predict->matrices[param];
-    predict->backend->matmul(predict->backend, &predict->work, &(struct butler_product){y, w}, 1, x, n, false);
-    traffic->predict_bytes += w->row_bytes * (uint64_t)w->n_rows;
+    multiply(predict, traffic, &(struct butler_product){y, &predict->matrices[param]}, 1, x, n);
 }
 
 /* out[n][...] = second silu(first x[n][n_embd]) */
@@ -212,9 +218,9 @@ static int run_first(struct butler_predict *predict, struct butler_traffic *traf
     const size_t embd = (size_t)s->n_embd;
     const int layers = s->n_layers - 1, dim = s->n_inner / s->n_inner_heads;
     matmul(predict, traffic, predict->z, DOWN, input, n);
-    matmul(predict, traffic, predict->q, ATTN_Q, predict->z, n);
-    matmul(predict, traffic, predict->k, ATTN_K, predict->z, n);
-    matmul(predict, traffic, predict->v, ATTN_V, predict->z, n);
+    const struct butler_matrix *w = predict->matrices;
+    const struct butler_product products[] = {{predict->q, &w[ATTN_Q]}, {predict->k, &w[ATTN_K]}, {predict->v, &w[ATTN_V]}};
+    multiply(predict, traffic, products, BUTLER_COUNT(products), predict->z, n);
     rotate(predict, predict->q, n, s->n_inner_heads, dim, predict->freq_inner, first_position);
     rotate(predict, predict->k, n, s->n_inner_heads, dim, predict->freq_inner, first_position);
     if (attend(predict, traffic, n, first_position, decode, err) < 0)

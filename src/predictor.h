@@ -121,7 +121,7 @@ struct butler_predictor *butler_predictor_load(const char *path, const struct bu
                                                struct butler_error *err);
 void butler_predictor_free(struct butler_predictor *predictor);
 
-/* Writes a trainable predictor beside path and renames: matrices as type (F32, F16, or Q8_0, which leaves F16 where rows
+/* Writes a trainable predictor beside path and renames: matrices as type (F32, F16, Q8_0 or Q4_0, which leave F16 where rows
  * are no multiple of 32), vectors as F32. */
 int butler_predictor_save(const struct butler_predictor *predictor, const char *path, enum butler_type type,
                           struct butler_error *err);

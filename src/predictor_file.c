@@ -282,7 +282,7 @@ static enum butler_type type_of(const struct butler_predictor_param *param, enum
 {
     if (is_vector(param))
         return BUTLER_F32;
-    return type == BUTLER_Q8_0 && param->n_cols % 32 ? BUTLER_F16 : type;
+    return type != BUTLER_F32 && param->n_cols % 32 ? BUTLER_F16 : type;
 }
 
 /* The keys of the file, in the order they are written; the same table reads them. */
@@ -345,8 +345,8 @@ static int put_param(struct butler_gguf_writer *writer, const struct butler_pred
 int butler_predictor_save(const struct butler_predictor *predictor, const char *path, enum butler_type type,
                           struct butler_error *err)
 {
-    if (type != BUTLER_F32 && type != BUTLER_F16 && type != BUTLER_Q8_0)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: a predictor is written as F32, F16 or Q8_0", path);
+    if (type != BUTLER_F32 && type != BUTLER_F16 && type != BUTLER_Q8_0 && type != BUTLER_Q4_0)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: a predictor is written as F32, F16, Q8_0 or Q4_0", path);
     if (!predictor->weights)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: a predictor that was opened to be run cannot be written", path);
     for (size_t i = 0; i < predictor->n_weights; i++)
