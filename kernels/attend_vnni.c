@@ -173,6 +173,7 @@ typedef void attend_fn(float *acc, size_t acc_stride, float *top, float *sum, fl
         attend_queries(ROW_Q8_0, acc, acc_stride, top, sum, s, s_stride, q, q_stride, fixed_scores, lie_dense, &fixed, queries,    \
                        keys, apart, n_rows, length);                                                                               \
     }
+ATTEND(attend_32_one, 1, 32)
 ATTEND(attend_64_one, 1, 64)
 ATTEND(attend_64, n_q, 64)
 ATTEND(attend_128, n_q, 128)
@@ -190,10 +191,11 @@ static void attend_q8_0(float *acc, size_t acc_stride, float *top, float *sum, f
 {
     for (int i = 0; i < n_q; i += TILE_QUERIES) {
         const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
-        attend_fn *attend = n == 64      ? (count == 1 ? attend_64_one : attend_64)
-                            : n == 128   ? attend_128
-                            : n <= PIECE ? attend_some
-                                         : attend_long;
+        attend_fn *attend = n == 32 && count == 1 ? attend_32_one /* a predictor's own heads */
+                            : n == 64             ? (count == 1 ? attend_64_one : attend_64)
+                            : n == 128            ? attend_128
+                            : n <= PIECE          ? attend_some
+                                                  : attend_long;
         attend(acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride, q + i * q_stride,
                q_stride, count, keys, apart, n_rows, n);
     }
