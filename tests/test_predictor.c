@@ -93,8 +93,8 @@ static void test_rotation(void **state)
 
 static void test_round_trip(void **state)
 {
-    static const enum butler_type types[] = {BUTLER_F32, BUTLER_F16, BUTLER_Q8_0};
-    static const float tolerance[] = {0, 1e-3f, 2e-2f};
+    static const enum butler_type types[] = {BUTLER_F32, BUTLER_F16, BUTLER_Q8_0, BUTLER_Q4_0};
+    static const float tolerance[] = {0, 1e-3f, 2e-2f, 0.1f};
     struct butler_model *model = open_tiny("a.gguf", 1);
     struct butler_error err;
     (void)state;
