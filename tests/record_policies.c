@@ -19,7 +19,7 @@ enum { MAGIC = 0x31525042 };
 
 struct recording {
     struct butler_session *session;
-    void (*append)(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v, int n);
+    struct butler_backend backend; /* its operations as they are */
     int n_tokens;
     float *q, *k, *v; /* [layers][tokens][heads or KV heads][head_dim] */
     FILE *out;
@@ -36,14 +36,12 @@ static void die(const char *what)
     exit(1);
 }
 
-/* Stands before the backend's append: the layer's queries are in the session, and after it its rows are in the cache. */
-static void record_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
-                          int n)
+/* What has just been appended; the layer's queries are in the session. */
+static void record_rows(const struct butler_layer_state *state, int n)
 {
     const struct butler_kv *kv = state->kv;
     const size_t dim = (size_t)kv->head_dim, n_heads = (size_t)state->n_heads, n_kv = (size_t)kv->n_kv_heads;
     const size_t at = (size_t)state->layer * (size_t)recording.n_tokens + (size_t)state->position;
-    recording.append(backend, state, k, v, n);
     memcpy(recording.q + at * n_heads * dim, recording.session->q, (size_t)n * n_heads * dim * sizeof(float));
     for (int h = 0; h < kv->n_kv_heads; h++) {
         const struct butler_kv_head *head = butler_kv_at(kv, state->layer, h);
@@ -56,6 +54,22 @@ static void record_append(struct butler_backend *backend, const struct butler_la
             kv->kernels->load_row[kv->type](recording.v + to, butler_kv_value_row(kv, head, slot), kv->head_dim);
         }
     }
+}
+
+/* These two stand before the backend's own, either of which appends. */
+static void record_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
+                          int n)
+{
+    recording.backend.append(backend, state, k, v, n);
+    record_rows(state, n);
+}
+
+static double record_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                              const float *k, const float *v, struct butler_lists *lists)
+{
+    const double share = recording.backend.retrieve(backend, state, q, k, v, lists);
+    record_rows(state, 1);
+    return share;
 }
 
 static void put(const void *bytes, size_t n)
@@ -253,8 +267,9 @@ int main(int argc, char **argv)
         if (!recording.queries || !recording.inputs)
             die("no memory");
     }
-    recording.append = model->backend->append;
+    recording.backend = *model->backend;
     model->backend->append = record_append;
+    model->backend->retrieve = record_retrieve;
     run(argv[8], ids, scratch, &recording.n_tokens, &err);
 
     FILE *selections = recording.out;
