@@ -427,7 +427,7 @@ static void bench_metrics(struct bench *b)
         snprintf(name, sizeof name, "one_bit 128 q %d", n_q);
         measure_stream(b, name, (double)SLICE, run_one_bit, read_slice, (double)SLICE, &job);
         job.n = 16; /* predicted heads */
-        job.row_bytes = BUTLER_KEYS_TOKENS * (2 + 16);
+        job.row_bytes = BUTLER_KEYS_TOKENS * (1 + 16);
         job.n_rows = (int)(SLICE / job.row_bytes);
         snprintf(name, sizeof name, "keys8 16 q %d", n_q);
         measure_stream(b, name, (double)SLICE, run_keys8, read_slice, (double)SLICE, &job);

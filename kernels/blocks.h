@@ -94,6 +94,23 @@ static inline uint16_t float_to_half(float f)
     return (uint16_t)(sign | (rest - 0x38000000) >> 13);
 }
 
+/* Scales of predicted keys are a byte: five bits of exponent and three of fraction, 2^-23 to 480. The lowest that is no less than
+ * x, or the highest. */
+enum { KEY_SCALE_BASE = (127 - 23) << 23, KEY_SCALE_SHIFT = 20 /* from a byte to a float's bits */ };
+
+static inline float key_scale(uint8_t b)
+{
+    return bits_to_float(((uint32_t)b << KEY_SCALE_SHIFT) + KEY_SCALE_BASE);
+}
+
+static inline uint8_t to_key_scale(float x)
+{
+    const uint32_t bits = float_to_bits(x), one = 1u << KEY_SCALE_SHIFT;
+    if (!(x > key_scale(0)))
+        return 0;
+    return bits > float_to_bits(key_scale(255)) ? 255 : (uint8_t)((bits - KEY_SCALE_BASE + one - 1) / one);
+}
+
 static inline float load_half(const void *p)
 {
     return half_to_float(load_u16(p));

@@ -148,12 +148,13 @@ struct butler_kernels {
      * t < 32, j < n_records. q_i = q + i * n. */
     void (*one_bit)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                     int n);
-    /* Predicted keys, 16 tokens a record; n a multiple of 4. keys8: record = {half scale[16], uint8 k[n/4][16][4]}, where
-     * channel 4c+j of token t is (k[c][t][j] - 128) scale[t]; queries q_i = q + i * n are int8 with a factor each.
+    /* Predicted keys, 16 tokens a record; n a multiple of 4. keys8: record = {uint8 scale[16], uint8 k[n/4][16][4]}, where
+     * channel 4c+j of token t is (k[c][t][j] - 128) scale[t], a byte b being the scale (1 + (b % 8) / 8) 2^(b / 8 - 23) (blocks.h);
+     * queries q_i = q + i * n are int8 with a factor each.
      * s[i * s_stride + 16 r + t] = (float)(sum_d q_i[d] (k_rt[d] - 128)) * scale_r[t] * factor[i], the sum in integers. */
     void (*keys8)(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
                   size_t record_bytes, int n_records, int n);
-    /* keys4: the same with record = {half scale[16], uint8 k[n/8][16][4]}, n a multiple of 8, where channels 8c+j and 8c+4+j of token t
+    /* keys4: the same with record = {uint8 scale[16], uint8 k[n/8][16][4]}, n a multiple of 8, where channels 8c+j and 8c+4+j of token t
      * are the low and the high half of k[c][t][j], less 8, times scale[t]. */
     void (*keys4)(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
                   size_t record_bytes, int n_records, int n);

@@ -28,7 +28,7 @@ INLINE __m256i load_quads(int bits, const uint8_t *k, int d, int t)
 INLINE void keys_record(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, const int32_t *offset, int n_q,
                         const uint8_t *record, int n)
 {
-    const uint8_t *k = record + TOKENS * sizeof(uint16_t);
+    const uint8_t *k = record + TOKENS;
     for (int t = 0; t < TOKENS; t += 8) {
         __m256i low[4], high[4];
         for (int a = 0; a < n_q; a++)
@@ -41,7 +41,7 @@ INLINE void keys_record(int bits, float *s, size_t s_stride, const int8_t *q, co
                 high[a] = _mm256_add_epi32(high[a], _mm256_madd_epi16(y, quad));
             }
         }
-        const vec scale = vec_load_half(record + (size_t)t * sizeof(uint16_t));
+        const vec scale = vec_load_key_scales(record + t);
         for (int a = 0; a < n_q; a++) {
             __m256i sum = _mm256_permute4x64_epi64(_mm256_hadd_epi32(low[a], high[a]), 0xd8);
             sum = _mm256_sub_epi32(sum, _mm256_set1_epi32(offset[a]));
@@ -61,7 +61,7 @@ INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, c
         offset[a] = (1 << (bits - 1)) * sum;
     }
     for (int r = 0; r < n_records; r++, records += record_bytes) {
-        for (size_t line = 0; line < (size_t)(TOKENS * (16 + n * bits) / 8); line += 64)
+        for (size_t line = 0; line < (size_t)(TOKENS * (8 + n * bits) / 8); line += 64)
             prefetch(records, AHEAD + line);
         keys_record(bits, s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, records, n);
     }

@@ -20,9 +20,9 @@ INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, c
                          size_t record_bytes, int n_records, int n)
 {
     for (int r = 0; r < n_records; r++, records += record_bytes, s += TOKENS) {
-        const uint8_t *k = records + TOKENS * sizeof(uint16_t);
+        const uint8_t *k = records + TOKENS;
         int32x4_t sum[4][TOKENS / 4];
-        for (size_t line = 0; line < (size_t)(TOKENS * (16 + n * bits) / 8); line += 64)
+        for (size_t line = 0; line < (size_t)(TOKENS * (8 + n * bits) / 8); line += 64)
             prefetch(records, AHEAD + line);
         for (int a = 0; a < n_q; a++)
             for (int t = 0; t < TOKENS / 4; t++)
@@ -34,11 +34,13 @@ INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, c
                     sum[a][t] = quad_add(sum[a][t], keys,
                                          vreinterpretq_s8_u32(vdupq_n_u32(load_u32(q + (size_t)a * (size_t)n + (size_t)d))));
             }
-        for (int a = 0; a < n_q; a++)
-            for (int t = 0; t < TOKENS / 4; t++) {
-                const float32x4_t scaled = vmulq_f32(vcvtq_f32_s32(sum[a][t]), vcvt_f32_f16(load4_half(records + t * 8)));
-                vst1q_f32(s + (size_t)a * s_stride + t * 4, vmulq_n_f32(scaled, factor[a]));
+        for (int t = 0; t < TOKENS / 4; t += 2) {
+            const vec scales = vec_load_key_scales(records + t * 4);
+            for (int a = 0; a < n_q; a++) {
+                const vec x = {vcvtq_f32_s32(sum[a][t]), vcvtq_f32_s32(sum[a][t + 1])};
+                vec_store(s + (size_t)a * s_stride + t * 4, vec_mul(vec_mul(x, scales), vec_set1(factor[a])));
             }
+        }
     }
 }
 

@@ -21,7 +21,7 @@ INLINE __m512i load_quads(int bits, const uint8_t *k, int d)
 INLINE void keys_record(int bits, float *out, size_t s_stride, const int8_t *q, const float *factor, const __m512i *offset, int n_q,
                         const uint8_t *record, int n)
 {
-    const uint8_t *k = record + TOKENS * sizeof(uint16_t);
+    const uint8_t *k = record + TOKENS;
     __m512i sum[4];
     for (int a = 0; a < n_q; a++)
         sum[a] = offset[a];
@@ -34,7 +34,7 @@ INLINE void keys_record(int bits, float *out, size_t s_stride, const int8_t *q, 
                 sum[a] = _mm512_dpbusd_epi32(sum[a], x, _mm512_set1_epi32((int)load_u32(q + (size_t)a * (size_t)n + (size_t)d)));
         }
     }
-    const vec scale = vec_load_half(record);
+    const vec scale = vec_load_key_scales(record);
     for (int a = 0; a < n_q; a++)
         vec_store(out + (size_t)a * s_stride, vec_mul(vec_mul(_mm512_cvtepi32_ps(sum[a]), scale), vec_set1(factor[a])));
 }
@@ -54,7 +54,7 @@ INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, c
                          size_t record_bytes, int n_records, int n)
 {
     const int half = n_records < LONG ? 0 : n_records / 2;
-    const size_t n_bytes = (size_t)(TOKENS * (16 + n * bits) / 8); /* of a record, which may hold other heads' keys too */
+    const size_t n_bytes = (size_t)(TOKENS * (8 + n * bits) / 8); /* of a record, which may hold other heads' keys too */
     const size_t soon = BUTLER_MAX(SOON / record_bytes, 1) * record_bytes,
                  later = BUTLER_MAX(LATER / record_bytes, 2) * record_bytes;
     const uint8_t *others = records + (size_t)half * record_bytes;

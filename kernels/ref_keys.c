@@ -19,9 +19,8 @@ static void keys_of(int bits, float *s, size_t s_stride, const int8_t *q, const 
             for (int t = 0; t < TOKENS; t++) {
                 int32_t sum = 0;
                 for (int d = 0; d < n; d++)
-                    sum += q[(size_t)i * (size_t)n + (size_t)d] * channel(bits, record + TOKENS * sizeof(uint16_t), d, t);
-                s[(size_t)i * s_stride + (size_t)(r * TOKENS + t)] =
-                    (float)sum * load_half(record + (size_t)t * sizeof(uint16_t)) * factor[i];
+                    sum += q[(size_t)i * (size_t)n + (size_t)d] * channel(bits, record + TOKENS, d, t);
+                s[(size_t)i * s_stride + (size_t)(r * TOKENS + t)] = (float)sum * key_scale(record[t]) * factor[i];
             }
 }
 

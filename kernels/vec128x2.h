@@ -241,6 +241,13 @@ INLINE void vec_store_half(void *p, vec v)
     vst1_u8(p, vreinterpret_u8_f16(vcvt_f16_f32(v.a)));
     vst1_u8((uint8_t *)p + 8, vreinterpret_u8_f16(vcvt_f16_f32(v.b)));
 }
+INLINE vec vec_load_key_scales(const uint8_t *p)
+{
+    const uint16x8_t bytes = vmovl_u8(vld1_u8(p));
+    const uint32x4_t base = vdupq_n_u32(KEY_SCALE_BASE);
+    return (vec){vreinterpretq_f32_u32(vaddq_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(bytes)), KEY_SCALE_SHIFT), base)),
+                 vreinterpretq_f32_u32(vaddq_u32(vshlq_n_u32(vmovl_high_u16(bytes), KEY_SCALE_SHIFT), base))};
+}
 /* VEC halves, four a word. */
 INLINE vec vec_from_halves(const uint64_t words[VEC / 4])
 {

@@ -165,6 +165,11 @@ INLINE vec vec_load_half(const void *p)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128(p));
 }
+INLINE vec vec_load_key_scales(const uint8_t *p)
+{
+    const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), KEY_SCALE_SHIFT);
+    return _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_set1_epi32(KEY_SCALE_BASE)));
+}
 /* VEC halves, four a word. */
 INLINE vec vec_from_halves(const uint64_t words[VEC / 4])
 {

@@ -3,17 +3,18 @@
  * times a learned matrix.
  *
  * A record holds 16 tokens as the kernels want them, once for every predicted key of the KV head (one, or one a query head).
- * Keys are 8 bits with a scale a token; keys=f16 keeps halves, keys=int4 half as many bits. */
+ * Keys are 4 bits a channel with a scale a token; keys=int8 keeps 8 and keys=f16 halves. */
 #include <math.h>
 #include <string.h>
 
+#include "blocks.h"
 #include "metric.h"
 #include "predict.h"
 
 enum { TOKENS = BUTLER_KEYS_TOKENS, QUERIES = 16 /* of a group that pass together */ };
 
 static const struct butler_param params[] = {
-    {"keys", 0, 0, 2, "how predicted keys are kept: int8, f16 or int4"},
+    {"keys", 0, 0, 2, "how predicted keys are kept: int4, int8 or f16"},
     {"page", 1, 1, 1024, "tokens selected together, by the highest score among them; 1: token by token"},
     {"normalise", 1, 0, 1,
      "what makes heads that share a selection comparable: softmax, the logarithms of its probabilities, or zscore, standard "
@@ -24,7 +25,7 @@ static const struct butler_param params[] = {
 /* Bits of a channel. */
 static int bits_of(const double *values)
 {
-    static const int bits[] = {8, 16, 4};
+    static const int bits[] = {4, 8, 16};
     return bits[(int)values[0]];
 }
 
@@ -34,10 +35,10 @@ static int width(int d, int bits)
     return bits == 4 ? (d + 7) / 8 * 8 : d;
 }
 
-/* Bytes of 16 keys of one head: those of fewer bits than 16 have scales before them. */
+/* Bytes of 16 keys of one head: those of fewer bits than 16 have scales before them, a byte each. */
 static size_t block_size(int d, int bits)
 {
-    return TOKENS * ((bits < 16 ? sizeof(uint16_t) : 0) + (size_t)(width(d, bits) * bits / 8));
+    return TOKENS * (size_t)((bits < 16) + width(d, bits) * bits / 8);
 }
 
 static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
@@ -82,17 +83,16 @@ static float extreme(const float *x, int n)
 
 static void store(void *block, int token, const float *key, int d, int bits)
 {
-    int8_t numbers[BUTLER_PREDICTOR_MAX_D + 8] = {0};
-    uint16_t *scales = block;
     if (bits == 16) {
         for (int i = 0; i < d; i++)
-            scales[i * TOKENS + token] = finite_half(key[i]);
+            ((uint16_t *)block)[i * TOKENS + token] = finite_half(key[i]);
         return;
     }
+    int8_t numbers[BUTLER_PREDICTOR_MAX_D + 8] = {0};
     const float most = bits == 8 ? 127 : 7;
-    scales[token] = finite_half(extreme(key, d) / most);
-    round_to(numbers, key, d, most, butler_half_to_float(scales[token]));
-    uint8_t *quads = (uint8_t *)(scales + TOKENS) + 4 * token;
+    uint8_t *scales = block, *quads = scales + TOKENS + 4 * token;
+    scales[token] = to_key_scale(extreme(key, d) / most);
+    round_to(numbers, key, d, most, key_scale(scales[token]));
     for (int i = 0; i < width(d, bits); i += 32 / bits, quads += TOKENS * 4)
         for (int c = 0; c < 4; c++)
             quads[c] = (uint8_t)(bits == 8 ? numbers[i + c] + 128 : (numbers[i + c] + 8) | (numbers[i + 4 + c] + 8) << 4);
@@ -134,17 +134,17 @@ static void append2(const struct butler_metric_shape *shape, const double *value
 
 static void move_one(const struct butler_head_view *view, int from, int to, int d, int bits, int key)
 {
-    const uint16_t *source = block_of(view, d, bits, from, key);
-    uint16_t *target = block_of(view, d, bits, to, key);
+    uint8_t *source = block_of(view, d, bits, from, key), *target = block_of(view, d, bits, to, key);
     const int f = from % TOKENS, t = to % TOKENS;
-    if (bits == 16) {
-        for (int i = 0; i < d; i++)
-            target[i * TOKENS + t] = source[i * TOKENS + f];
-        return;
+    const size_t item = bits == 16 ? sizeof(uint16_t) : 4; /* what a token has in every row of the block */
+    const int rows = width(d, bits) * bits / (8 * (int)item);
+    if (bits < 16) {
+        target[t] = source[f];
+        source += TOKENS;
+        target += TOKENS;
     }
-    target[t] = source[f];
-    for (int i = 0; i < width(d, bits) * bits / 32; i++)
-        memcpy((uint8_t *)(target + TOKENS) + (i * TOKENS + t) * 4, (const uint8_t *)(source + TOKENS) + (i * TOKENS + f) * 4, 4);
+    for (int i = 0; i < rows; i++)
+        memcpy(target + (size_t)(i * TOKENS + t) * item, source + (size_t)(i * TOKENS + f) * item, item);
 }
 
 static void move(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int from,

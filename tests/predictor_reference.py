@@ -156,18 +156,18 @@ class Stored:
         self.bits, self.queries, self.channels, self.scales = bits, queries, [], []
         for head in records:  # uint8 [records][bytes] of a KV head
             wide = -(-d // 8) * 8 if bits == 4 else d  # channels that are stored
-            size = TOKENS * (wide * bits // 8 + (2 if bits < 16 else 0))
+            size = TOKENS * (wide * bits // 8 + (bits < 16))
             for at in range(0, head.shape[1], size):
                 block = head[:, at:at + size]
                 if bits == 16:
                     channels = np.ascontiguousarray(block).view("<f2").reshape(-1, d, TOKENS).transpose(0, 2, 1)
                     scales = np.ones((len(block), TOKENS))
                 else:
-                    numbers = block[:, 2 * TOKENS:].reshape(-1, wide * bits // 32, TOKENS, 4).transpose(0, 2, 1, 3)
+                    numbers = block[:, TOKENS:].reshape(-1, wide * bits // 32, TOKENS, 4).transpose(0, 2, 1, 3)
                     if bits == 4:  # four channels in the low halves of bytes, the next four in the high ones
                         numbers = np.concatenate([numbers % 16, numbers // 16], axis=-1)
                     channels = numbers.reshape(-1, TOKENS, wide)[:, :, :d] - 2.0 ** (bits - 1)
-                    scales = np.ascontiguousarray(block[:, :2 * TOKENS]).view("<f2")
+                    scales = np.ldexp(1 + block[:, :TOKENS] % 8 / 8, block[:, :TOKENS].astype(int) // 8 - 23)
                 self.channels.append(channels.reshape(-1, d)[:n].astype(float))
                 self.scales.append(scales.reshape(-1)[:n].astype(float))
 
@@ -230,7 +230,6 @@ class Recorded:
             for head, (channels, scales) in enumerate(zip(stored.channels, stored.scales)):
                 want = keys[:, layer - 1, head]
                 step = 2.0 ** -11 * np.abs(want) + 2.0 ** -25 if self.bits == 16 else 0.5 * scales[:, None]
-                # A scale is rounded to 11 bits: up to 127 / 2^11 of a step at the largest channel.
-                allowed = step * 1.13 + tolerance * np.linalg.norm(want, axis=-1).max()
+                allowed = step * 1.001 + tolerance * np.linalg.norm(want, axis=-1).max()
                 far = np.abs(channels * scales[:, None] - want) - allowed
                 assert far.max() <= 0, f"layer {layer}, key {head}: token {far.max(axis=1).argmax()} is off"

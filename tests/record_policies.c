@@ -156,8 +156,8 @@ static void put_predicted(const char *path)
                               recording.n_tokens,
                               s->n_embd,
                               strstr(session->policy.text, "keys=f16")    ? 16
-                              : strstr(session->policy.text, "keys=int4") ? 4
-                                                                          : 8,
+                              : strstr(session->policy.text, "keys=int8") ? 8
+                                                                          : 4,
                               session->policy.dense_layers,
                               (int32_t)kv->record_bytes};
     snprintf(name, sizeof name, "%s.predicted", path);

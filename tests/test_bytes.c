@@ -63,14 +63,14 @@ static void one_bit(float *s, size_t stride, const float *q, int n_q, const void
 static void keys8(float *s, size_t stride, const int8_t *q, const float *factor, int n_q, const void *records, size_t record_bytes,
                   int n_records, int n)
 {
-    add(&scanned, (uint64_t)n_records * (32 + 16 * (uint64_t)n)); /* of a record that may hold other heads' keys too */
+    add(&scanned, (uint64_t)n_records * (16 + 16 * (uint64_t)n)); /* of a record that may hold other heads' keys too */
     real->keys8(s, stride, q, factor, n_q, records, record_bytes, n_records, n);
 }
 
 static void keys4(float *s, size_t stride, const int8_t *q, const float *factor, int n_q, const void *records, size_t record_bytes,
                   int n_records, int n)
 {
-    add(&scanned, (uint64_t)n_records * (32 + 8 * (uint64_t)n));
+    add(&scanned, (uint64_t)n_records * (16 + 8 * (uint64_t)n));
     real->keys4(s, stride, q, factor, n_q, records, record_bytes, n_records, n);
 }
 
@@ -146,7 +146,7 @@ static void test_bytes(void **state)
     check_bytes(model, "streaming:budget=64,rope=cache", true);
     check_bytes(model, "tokenbutler:budget=32", true);
     check_bytes(model, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2", true);
-    check_bytes(model, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2,keys=int4", true);
+    check_bytes(model, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2,keys=int8", true);
     check_bytes(model, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2,group=max", true);
     check_bytes(model, "layer0:budget=32", true);
     check_bytes(model, "prevlayer:budget=32", true);

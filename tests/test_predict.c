@@ -408,9 +408,9 @@ static void test_stored(void **state)
     for (int per_query_head = 0; per_query_head < 2; per_query_head++) {
         struct butler_model *model = open_model();
         attach_both(model, per_query_head);
-        check_stored(model, "tokenbutler:budget=30,group=max", 0.02);
+        check_stored(model, "tokenbutler:budget=30,group=max,keys=int8", 0.02);
         check_stored(model, "tokenbutler:budget=30,group=max,keys=f16", 1e-3);
-        check_stored(model, "tokenbutler:budget=30,group=max,keys=int4", 0.15);
+        check_stored(model, "tokenbutler:budget=30,group=max", 0.15);
         butler_model_free(model);
     }
 }
@@ -538,7 +538,7 @@ static void test_copies(void **state)
         attach_both(model, per_query_head);
         check_copy(model, "tokenbutler:budget=20");
         check_copy(model, "tokenbutler:budget=20,share=query,keys=f16");
-        check_copy(model, "tokenbutler:budget=20,keys=int4");
+        check_copy(model, "tokenbutler:budget=20,keys=int8");
         check_copy(model, "tokenbutler2:budget=16,on_top=0,sinks=2,recent=2,page=4");
         check_adopt(model, "tokenbutler:budget=20", false);
         check_adopt(model, "tokenbutler2:budget=20,on_top=0,sinks=2,recent=2", true);
@@ -570,7 +570,7 @@ static void test_refusals(void **state)
                                              {"layer0:dense=0", "dense"},
                                              {"layer0:method=evict", "retrieve"},
                                              {"prevlayer:method=evict", "retrieve"},
-                                             {"tokenbutler:keys=int2", "int8 or f16 or int4"},
+                                             {"tokenbutler:keys=int2", "int4 or int8 or f16"},
                                              {"tokenbutler:page=0", "page"},
                                              {"tokenbutler2:method=evict,rope=cache", "rope"}};
     for (int i = 0; i < BUTLER_COUNT(refused); i++) {
