@@ -1,6 +1,6 @@
 /* What a predictor costs a decode step, with random weights: its share of the model's parameters, the weights and the predicted
  * keys a step reads, and the time, beside a dense session and one that reads as many tokens by a score that costs nothing. Its
- * matrices are in Q8_0, those of rows that say so in Q4_0.
+ * matrices are in Q4_0, as `butler train` leaves them, or in Q8_0, its keys of 4 bits a channel, or 8.
  *
  *     build/bench/bench_predictor MODEL [DEPTH,...] [STEPS] [ROW]    default 2048,16384, 30 and all; ROW: those whose name begins
  *     build/bench/bench_predictor MODEL write v1|v2 FILE             such a predictor, for other measurements
@@ -128,16 +128,16 @@ static const struct row {
     bool per_query_head;   /* predicted keys */
     enum butler_type type; /* of the predictor's matrices */
 } rows[] = {
-    {"v2", SECOND, 2, false, BUTLER_Q8_0},
-    {"v2, int4", SECOND ",keys=int4", 2, false, BUTLER_Q8_0},
-    {"v2, int4, Q4_0", SECOND ",keys=int4", 2, false, BUTLER_Q4_0},
-    {"v2, group=max", SECOND ",group=max", 2, false, BUTLER_Q8_0},
-    {"v2, pages, every 4th step", SECOND ",page=16,every=4", 2, false, BUTLER_Q8_0},
-    {"v1, key per KV head", "tokenbutler:budget=0.5", 1, false, BUTLER_Q8_0},
-    {"v1, int4", "tokenbutler:budget=0.5,keys=int4", 1, false, BUTLER_Q8_0},
-    {"v1, int4, Q4_0", "tokenbutler:budget=0.5,keys=int4", 1, false, BUTLER_Q4_0},
-    {"v1, pages, every 4th step", "tokenbutler:budget=0.5,page=16,every=4", 1, false, BUTLER_Q8_0},
-    {"v1, key per query head", "tokenbutler:budget=0.5", 1, true, BUTLER_Q8_0},
+    {"v2", SECOND, 2, false, BUTLER_Q4_0},
+    {"v2 in Q8_0", SECOND, 2, false, BUTLER_Q8_0},
+    {"v2 in Q8_0, int8", SECOND ",keys=int8", 2, false, BUTLER_Q8_0},
+    {"v2, group=max", SECOND ",group=max", 2, false, BUTLER_Q4_0},
+    {"v2, pages, every 4th step", SECOND ",page=16,every=4", 2, false, BUTLER_Q4_0},
+    {"v1", "tokenbutler:budget=0.5", 1, false, BUTLER_Q4_0},
+    {"v1 in Q8_0", "tokenbutler:budget=0.5", 1, false, BUTLER_Q8_0},
+    {"v1 in Q8_0, int8", "tokenbutler:budget=0.5,keys=int8", 1, false, BUTLER_Q8_0},
+    {"v1, pages, every 4th step", "tokenbutler:budget=0.5,page=16,every=4", 1, false, BUTLER_Q4_0},
+    {"v1, key per query head", "tokenbutler:budget=0.5", 1, true, BUTLER_Q4_0},
 };
 
 int main(int argc, char **argv)
@@ -154,7 +154,7 @@ int main(int argc, char **argv)
     const struct butler_predictor_sizes second = butler_predictor_sizes_for(model, 2);
     published.n_key_heads = published.n_heads;
     if (argc == 5 && strcmp(argv[2], "write") == 0) {
-        write_random(model, strcmp(argv[3], "v1") == 0 ? &per_kv_head : &second, BUTLER_Q8_0, argv[4]);
+        write_random(model, strcmp(argv[3], "v1") == 0 ? &per_kv_head : &second, BUTLER_Q4_0, argv[4]);
         butler_model_free(model);
         return 0;
     }
@@ -165,7 +165,7 @@ int main(int argc, char **argv)
            "ms", "predict", "score", "stored", "select", "for free", "full ms", "bare ms", "cost", "% of full");
     for (char *depth = strtok(depths, ","); depth; depth = strtok(NULL, ",")) {
         const struct butler_predictor_sizes *attached = NULL;
-        enum butler_type type = BUTLER_Q8_0;
+        enum butler_type type = BUTLER_Q4_0;
         for (int i = 0; i < BUTLER_COUNT(rows); i++) {
             if (argc > 4 && strncmp(rows[i].name, argv[4], strlen(argv[4])) != 0)
                 continue;

@@ -122,7 +122,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
                    "steps from one measurement to the next; 0: only at the end"},
     [CMD_CHECKPOINT] = {0, "checkpoint", "S", KIND_INT, AT(train.checkpoint_s), 0, INT_MAX, "a whole number of seconds",
                         "seconds from one checkpoint to the next; 0: after every step"},
-    [CMD_TYPE] = {0, "type", "TYPE", KIND_STRING, AT(train.type), 0, 0, NULL, "f16, f32, q8_0 or q4_0: the predictor's matrices"},
+    [CMD_TYPE] = {0, "type", "TYPE", KIND_STRING, AT(train.type), 0, 0, NULL, "q4_0, q8_0, f16 or f32: the predictor's matrices"},
     [CMD_THREADS] = {'t', "threads", "N", KIND_INT, AT(n_threads), 0, 1024, "a whole number from 0 to 1024",
                      "threads; 0: one per core"},
     [CMD_ISA] = {0, "isa", "NAME", KIND_ISA, AT(isa), 0, 0, "ref, avx2, avx512, amx or neon",

@@ -23,7 +23,7 @@ struct run {
     char *lists[2]; /* the copies that data and valid point into */
     char checkpoint[PATH_MAX], csv[PATH_MAX], svg[PATH_MAX];
     struct cmd_curve curve;
-    int type;    /* of the predictor's matrices: 0 F16, 1 F32, 2 Q8_0, 3 Q4_0 */
+    int type;    /* of the predictor's matrices: 0 Q4_0, 1 Q8_0, 2 F16, 3 F32 */
     bool leader; /* rank 0: speaks and writes */
     double started, saved;
     int64_t first_step, first_tokens;
@@ -96,7 +96,7 @@ static int make_params(struct run *run, struct butler_train_params *params)
 {
     static const char *const versions[] = {"v1", "v2"}, *const losses[] = {"causal", "square", "entropy"};
     static const char *const inputs[] = {"norm", "attention"}, *const keys[] = {"kv", "query"},
-                             *const rotates[] = {"fast", "published"}, *const types[] = {"f16", "f32", "q8_0", "q4_0"};
+                             *const rotates[] = {"fast", "published"}, *const types[] = {"q4_0", "q8_0", "f16", "f32"};
     const struct cmd_options *options = run->options;
     const struct cmd_train *t = &options->train;
     int version, loss, input, key_heads, published;
@@ -288,7 +288,7 @@ static int after_step(struct run *run, const struct butler_train_report *report)
 
 static int finish(struct run *run)
 {
-    static const enum butler_type types[] = {BUTLER_F16, BUTLER_F32, BUTLER_Q8_0, BUTLER_Q4_0};
+    static const enum butler_type types[] = {BUTLER_Q4_0, BUTLER_Q8_0, BUTLER_F16, BUTLER_F32};
     struct butler_error err = {0};
     char text[256], title[256];
     int n = 0;

@@ -78,12 +78,12 @@ const struct butler_policy_row butler_policy_rows[] = {
      .metric = &butler_metric_predicted,
      .summary = "TokenButler: tokens by a predictor that the first layer feeds",
      .text = "tokenbutler:method=retrieve,budget=0.5,on_top=0,sinks=4,recent=0" BY_MEAN
-             ",keys=int8,page=1,normalise=zscore,dense=1,pyramid=0,every=1"},
+             ",keys=int4,page=1,normalise=zscore,dense=1,pyramid=0,every=1"},
     {.name = "tokenbutler2",
      .metric = &butler_metric_predicted2,
      .summary = "TokenButler, second version: predicted queries every few layers, narrowed keys",
      .text = "tokenbutler2:method=retrieve,budget=2048,on_top=1,sinks=128,recent=512" BY_MEAN
-             ",keys=int8,page=1,normalise=zscore,dense=1,pyramid=0,every=1",
+             ",keys=int4,page=1,normalise=zscore,dense=1,pyramid=0,every=1",
      .paper = "group=max",
      .code = "group=max"},
     {.name = "layer0",

@@ -96,15 +96,26 @@ def rotate(x, freq):
     return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
+def numbers(kind, data):
+    """What a tensor's bytes say, in the order in which they lie: F32, F16 or Q4_0, blocks of {half d, nibbles}, d (q - 8), the low halves
+    of 16 bytes being the first 16 numbers of a block."""
+    if kind < 2:
+        return np.frombuffer(data, ("<f4", "<f2")[kind]).astype(float)
+    assert kind == 2
+    blocks = np.frombuffer(data, np.uint8).reshape(-1, 18)
+    nibbles = np.concatenate([blocks[:, 2:] % 16, blocks[:, 2:] // 16], axis=1)
+    return (np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(float) * (nibbles - 8.0)).reshape(-1)
+
+
 class Network:
     """A predictor from its file."""
 
     def __init__(self, path):
         file = Gguf(path)
         self.sizes = {key.split(".", 1)[1]: value for key, (_, value) in file.values.items() if key.startswith("butler-predictor.")}
-        self.w = {}
+        self.w, self.quantised = {}, any(kind > 1 for _, kind, _ in file.tensors.values())
         for name, (dims, kind, data) in file.tensors.items():
-            self.w[name] = np.frombuffer(data, {0: "<f4", 1: "<f2"}[kind]).astype(float).reshape(dims[::-1])
+            self.w[name] = numbers(kind, data).reshape(dims[::-1])
 
     def queries_and_keys(self, inputs, cached):
         """inputs[layer][n][n_embd] as tokens enter the layers, cached[layer][n][KV heads][head_dim] -> queries
