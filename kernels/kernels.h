@@ -194,6 +194,9 @@ const char *const *butler_kernels_available(void);
 extern const struct butler_kernels butler_kernels_ref;
 void butler_kernels_avx2(struct butler_kernels *table);
 void butler_kernels_avx512(struct butler_kernels *table);
+/* attend of eight queries over F16 rows of 64 or 128 elements; bit for bit what AVX-512's own does. */
+void butler_attend_eight(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
+                         size_t q_stride, const void *const *keys, size_t apart, int n_rows, int n);
 void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys alone */
 void butler_kernels_keys_vnni(struct butler_kernels *table);
 void butler_kernels_weights_avx2(struct butler_kernels *table); /* products with quantised weights alone */

@@ -66,7 +66,7 @@ INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_s
 /* e^x, x <= 0, and no subnormal number. */
 INLINE vec exp_normal(vec x)
 {
-    return vec_exp(vec_max(vec_set1(-87.0f), x));
+    return vec_exp_within(vec_max(vec_set1(-87.0f), x));
 }
 
 /* Turns count scores of a tile into exponentials against the maximum so far, 0 beyond count. */

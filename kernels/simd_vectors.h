@@ -4,10 +4,9 @@
 #define BUTLER_SIMD_VECTORS_H
 
 /* e^x within 2 units in the last place; 0 below -104, infinity above 89, NaN for NaN. */
-INLINE vec vec_exp(vec x)
+/* e^x, -104 <= x <= 89 or NaN */
+INLINE vec vec_exp_within(vec x)
 {
-    /* NaN passes max and min because it stands second. */
-    x = vec_min(vec_set1(89.0f), vec_max(vec_set1(-104.0f), x));
     vec n = vec_round(vec_mul(x, vec_set1(1.44269504f)));
     /* x - n ln 2 in two steps: the first constant has few enough bits for its product with n to be exact. */
     vec r = vec_fnma(n, vec_set1(0.693359375f), x);
@@ -20,6 +19,12 @@ INLINE vec vec_exp(vec x)
     g = vec_fma(g, r, vec_set1(0x1.fffffcp-2f));
     vec e = vec_add(vec_fma(vec_mul(r, r), g, r), vec_set1(1.0f));
     return vec_scale2(e, n);
+}
+
+INLINE vec vec_exp(vec x)
+{
+    /* NaN passes max and min because it stands second. */
+    return vec_exp_within(vec_min(vec_set1(89.0f), vec_max(vec_set1(-104.0f), x)));
 }
 
 static float dot(const float *x, const float *y, int n)
