@@ -117,9 +117,10 @@ struct butler_backend {
     /* score, select and attend in one pass per KV head (TinyServe, Algorithm 1) */
     void (*attend_fused)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
                          struct butler_lists *lists, float *out);
-    /* Attention of one token over the lists. observe: the metric sees the weights. q, out [n_heads][head_dim]. */
-    void (*attend)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
-                   const struct butler_lists *lists, float *out, bool observe);
+    /* Attention of one token over the lists, once its k, v [n_kv_heads][head_dim] are appended (NULL: they are already).
+     * observe: the metric sees the weights. q, out [n_heads][head_dim]. */
+    void (*attend)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                   const float *v, const struct butler_lists *lists, float *out, bool observe);
 
     void (*read)(struct butler_backend *backend, float *host, const float *buffer, size_t n);
 };

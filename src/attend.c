@@ -271,7 +271,7 @@ void butler_attend_combine(const struct butler_layer_state *state, int head, int
 
 struct attend_job {
     const struct butler_layer_state *state;
-    const float *q;
+    const float *q, *k, *v; /* k, v: of the newest token, not yet in the cache, or NULL */
     const struct butler_lists *lists;
     float *out;
     int n_slices, heads_per_list;
@@ -338,12 +338,30 @@ static void combine_task(void *context, int kv_head, int thread)
     }
 }
 
-void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
-                   const struct butler_lists *lists, float *out, bool observe)
+/* All of it for one KV head, whose lists are a slice each: threads meet once. */
+static void head_task(void *context, int kv_head, int thread)
 {
-    struct attend_job job = {state, q, lists, out, 1, state->n_heads / lists->n_lists, observe};
+    const struct attend_job *job = context;
+    const int n_lists = job->lists->n_lists / job->state->kv->n_kv_heads;
+    if (job->k)
+        butler_attend_append_head(job->state, kv_head, job->k, job->v, 1);
+    for (int list = kv_head * n_lists; list < (kv_head + 1) * n_lists; list++)
+        slice_task(context, list, thread);
+    combine_task(context, kv_head, thread);
+}
+
+void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                   const float *v, const struct butler_lists *lists, float *out, bool observe)
+{
+    struct attend_job job = {state, q, k, v, lists, out, 1, state->n_heads / lists->n_lists, observe};
     for (int i = 0; i < lists->n_lists; i++)
         job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(lists->n[i], BUTLER_SLICE));
+    if (job.n_slices == 1 && butler_pool_size(backend->pool) <= state->kv->n_kv_heads) {
+        butler_pool_run(backend->pool, head_task, &job, state->kv->n_kv_heads);
+        return;
+    }
+    if (k)
+        butler_attend_append(backend, state, k, v, 1);
     butler_pool_run(backend->pool, slice_task, &job, lists->n_lists * job.n_slices);
     butler_pool_run(backend->pool, combine_task, &job, state->kv->n_kv_heads);
 }

@@ -14,8 +14,8 @@ void butler_attend_append(struct butler_backend *backend, const struct butler_la
 void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
                          int window, int observe_from);
 void butler_attend_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q);
-void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
-                   const struct butler_lists *lists, float *out, bool observe);
+void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                   const float *v, const struct butler_lists *lists, float *out, bool observe);
 
 /* The pieces, for a pass that wants them one after the other in one task (methods/retrieve.c). */
 

@@ -195,16 +195,17 @@ static int attend(struct butler_predict *predict, struct butler_traffic *traffic
                                        predict->shape.n_heads, first_position};
     if (butler_kv_grow(&predict->kv, 0, n, first_position, err) < 0)
         return BUTLER_ERROR_LENGTH;
-    backend->append(backend, &state, predict->k, predict->v, n);
     if (decode) {
         struct butler_lists lists = {predict->shape.n_kv_heads, predict->work.list_slots, predict->work.list_n};
         for (int i = 0; i < lists.n_lists; i++) {
             lists.slots[i] = NULL;
             lists.n[i] = BUTLER_MIN(predict->kv.heads[i].n_slots, window);
         }
-        backend->attend(backend, &state, predict->q, &lists, predict->z, false);
-    } else
+        backend->attend(backend, &state, predict->q, predict->k, predict->v, &lists, predict->z, false);
+    } else {
+        backend->append(backend, &state, predict->k, predict->v, n);
         backend->attend_block(backend, &state, predict->q, predict->z, n, window, INT32_MAX);
+    }
     traffic->metric_bytes += own.kv_bytes;
     return 0;
 }

@@ -56,7 +56,7 @@ static void record_rows(const struct butler_layer_state *state, int n)
     }
 }
 
-/* These two stand before the backend's own, either of which appends. */
+/* These stand before the backend's own, each of which appends. */
 static void record_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
                           int n)
 {
@@ -70,6 +70,14 @@ static double record_retrieve(struct butler_backend *backend, const struct butle
     const double share = recording.backend.retrieve(backend, state, q, k, v, lists);
     record_rows(state, 1);
     return share;
+}
+
+static void record_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                          const float *v, const struct butler_lists *lists, float *out, bool observe)
+{
+    recording.backend.attend(backend, state, q, k, v, lists, out, observe);
+    if (k)
+        record_rows(state, 1);
 }
 
 static void put(const void *bytes, size_t n)
@@ -270,6 +278,7 @@ int main(int argc, char **argv)
     recording.backend = *model->backend;
     model->backend->append = record_append;
     model->backend->retrieve = record_retrieve;
+    model->backend->attend = record_attend;
     run(argv[8], ids, scratch, &recording.n_tokens, &err);
 
     FILE *selections = recording.out;
