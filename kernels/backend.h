@@ -89,6 +89,8 @@ struct butler_backend {
     /* x[n][n_cols] with up to BUTLER_MOST_PRODUCTS matrices. apart: each row has the bits that it would have alone. */
     void (*matmul)(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
                    int n_products, const float *x, int n, bool apart);
+    /* A hint: after the coming product there will be one of few rows with these matrices. */
+    void (*expect)(struct butler_backend *backend, const struct butler_matrix *const *matrices, int n);
     /* y[n][dim] from x[n][dim], each row by itself; y may be x */
     void (*norm)(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
                  enum butler_norm kind, float eps);

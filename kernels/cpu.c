@@ -135,6 +135,7 @@ struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const struct
         .kernels = kernels,
         .embed = cpu_embed,
         .matmul = butler_matmul,
+        .expect = butler_matmul_expect,
         .norm = cpu_norm,
         .rope = cpu_rope,
         .activate = cpu_activate,

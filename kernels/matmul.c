@@ -7,6 +7,7 @@
 #include "matmul.h"
 
 enum {
+    GEMV_AHEAD = 128 << 10,   /* bytes of the next product that a waiting thread fetches: they stay in its cache until then */
     GEMV_ROWS = 32,           /* fewest rows of a matrix one task multiplies in decode, */
     GEMV_MOST = 128,          /* and most; of short rows as many as */
     GEMV_BYTES = 256 << 10,   /* hold: a task begins streams that the prefetchers have to find again, and ends them */
@@ -115,7 +116,7 @@ static void gemv_matmul(struct butler_pool *pool, struct matmul_job job)
     const size_t size = butler_fixed_x_bytes(n_cols);
     unsigned char *fixed = next_page(job.work->packed);
     if (!job.kernels->fixed || !job.kernels->gemv_fixed[type]) {
-        butler_pool_run(pool, gemv_task, &job, n_tasks);
+        butler_pool_run_shares(pool, gemv_task, &job, n_tasks);
         return;
     }
     job.fixed = fixed;
@@ -124,7 +125,7 @@ static void gemv_matmul(struct butler_pool *pool, struct matmul_job job)
         job.n = BUTLER_MIN(most, n - done);
         for (int t = 0; t < job.n; t++)
             job.kernels->fix(fixed + (size_t)t * size, type, job.x + (size_t)t * (size_t)n_cols, n_cols);
-        butler_pool_run(pool, gemv_task, &job, n_tasks);
+        butler_pool_run_shares(pool, gemv_task, &job, n_tasks);
         next_tokens(&job, job.n);
     }
 }
@@ -246,6 +247,22 @@ static void one_type(struct butler_backend *backend, struct matmul_job job, bool
         tile_matmul(backend->pool, job);
     else
         butler_pool_run(backend->pool, gemm_task, &job, n_tasks_of(&job));
+}
+
+void butler_matmul_expect(struct butler_backend *backend, const struct butler_matrix *const *matrices, int n)
+{
+    const int n_threads = butler_pool_size(backend->pool);
+    struct matmul_job job = {0};
+    while (job.n_products < n && matrices[job.n_products]->type == matrices[0]->type) {
+        job.products[job.n_products] = (struct butler_product){NULL, matrices[job.n_products]};
+        job.n_products++;
+    }
+    job.rows_per_task = gemv_rows(n_rows_of(&job), matrices[0]->row_bytes, n_threads);
+    for (int i = 0; i < n_threads; i++) {
+        const struct matmul_part part = part_of(&job, butler_pool_first(backend->pool, i, n_tasks_of(&job)));
+        butler_pool_ahead(backend->pool, i, part.rows,
+                          BUTLER_MIN((size_t)GEMV_AHEAD, (size_t)(part.w->n_rows - part.first) * part.w->row_bytes));
+    }
 }
 
 void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,

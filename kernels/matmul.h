@@ -16,4 +16,7 @@ size_t butler_matmul_packed_bytes(int n, int n_cols);
 void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
                    int n_products, const float *x, int n, bool apart);
 
+/* The next product but one will be of a few tokens with these matrices: backend.h, expect. */
+void butler_matmul_expect(struct butler_backend *backend, const struct butler_matrix *const *matrices, int n);
+
 #endif

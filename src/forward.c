@@ -49,6 +49,29 @@ static void matmul(struct butler_session *session, float *y, const struct butler
     multiply(session, &(struct butler_product){y, w}, 1, x, n, decode);
 }
 
+enum product { OUTPUT = -1, QKV, WO, UP, DOWN };
+
+/* Tells the backend what follows the product of a decode step that comes next, `product` of layer l. */
+static void expect_after(const struct butler_session *session, const struct butler_pass *pass, int l, enum product product)
+{
+    const struct butler_model *model = session->model;
+    const struct butler_layer *layer = &model->layers[product == OUTPUT ? 0 : l];
+    const bool last = product == DOWN && l + 1 == model->hp.n_layers;
+    const struct butler_layer *next = product == DOWN && !last ? layer + 1 : layer;
+    const struct butler_matrix *const qkv[] = {&next->wq, &next->wk, &next->wv}, *const up[] = {&layer->w_up, &layer->w_gate};
+    if (!pass->decode)
+        return;
+    if (last)
+        model->backend->expect(model->backend, (const struct butler_matrix *const[]){&model->output}, 1);
+    else if (product == DOWN || product == OUTPUT)
+        model->backend->expect(model->backend, qkv, BUTLER_COUNT(qkv));
+    else if (product == WO)
+        model->backend->expect(model->backend, up, layer->w_gate.data ? 2 : 1);
+    else
+        model->backend->expect(model->backend, (const struct butler_matrix *const[]){product == QKV ? &layer->wo : &layer->w_down},
+                               1);
+}
+
 /* Queries from this position on are shown to the metric: INT_MAX, none. */
 static int observe_from(const struct butler_session *session, const struct butler_pass *pass, int layer)
 {
@@ -158,13 +181,16 @@ static int gate_part(const struct butler_session *session, int n)
 }
 
 /* session->h (normed) -> session->h: the feed-forward part. */
-static void feed_forward(struct butler_session *session, const struct butler_layer *layer, int n, bool decode)
+static void feed_forward(struct butler_session *session, const struct butler_pass *pass, int l, int n)
 {
+    const bool decode = pass->decode;
+    const struct butler_layer *layer = &session->model->layers[l];
     struct butler_backend *backend = session->model->backend;
     const struct butler_hparams *hp = &session->model->hp;
     const size_t n_ff = (size_t)hp->n_ff;
     struct butler_matrix rows;
     const struct butler_product products[] = {{session->up, &layer->w_up}, {session->gate, &rows}};
+    expect_after(session, pass, l, UP);
     if (!layer->w_gate.data) {
         multiply(session, products, 1, session->h, n, decode);
         backend->activate(backend, session->up, n_ff, NULL, n, hp->n_ff, hp->activation);
@@ -174,6 +200,7 @@ static void feed_forward(struct butler_session *session, const struct butler_lay
         multiply(session, products + (first > 0), 2 - (first > 0), session->h, n, decode);
         backend->activate(backend, session->up + first, n_ff, session->gate, n, rows.n_rows, hp->activation);
     }
+    expect_after(session, pass, l, DOWN);
     matmul(session, session->h, &layer->w_down, session->up, n, decode);
 }
 
@@ -274,6 +301,7 @@ static int finish(struct butler_session *const *sessions, int n_sessions, const 
     for (int t = pass->each || pass->decode ? 0 : pass->n - 1, m; t < pass->n; t += m) {
         m = BUTLER_MIN(room, pass->n - t);
         float *logits = m == 1 ? sessions[t / rows]->logits : lead->up;
+        expect_after(lead, pass, 0, OUTPUT);
         logits_of(lead, lead->x + (size_t)t * n_embd, logits, m, pass->decode);
         for (int i = t; i < t + m; i++, logits += n_vocab) {
             struct butler_session *session = sessions[i / rows];
@@ -391,6 +419,7 @@ static int close_layer(struct butler_session *const *sessions, int n_sessions, c
     const size_t n_row = (size_t)rows * (size_t)hp->n_embd;
     float *x = lead->x + (size_t)first * (size_t)hp->n_embd;
 
+    expect_after(lead, pass, l, WO);
     matmul(lead, lead->h, &layer->wo, lead->o + (size_t)first * (size_t)(hp->n_heads * hp->head_dim), n, pass->decode);
     add_residual(sessions, n_sessions, x, n_row);
     backend->norm(backend, lead->h, x, &layer->ffn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
@@ -404,7 +433,7 @@ static int close_layer(struct butler_session *const *sessions, int n_sessions, c
         if (foresee(sessions[s], pass, l, BUTLER_PREDICTOR_INPUT_ATTENTION, h, rows, &errs[s]) < 0)
             return give_up(sessions, n_sessions, s, errs);
     }
-    feed_forward(lead, layer, n, pass->decode);
+    feed_forward(lead, pass, l, n);
     add_residual(sessions, n_sessions, x, n_row);
     return 0;
 }
@@ -430,6 +459,7 @@ int butler_forward(struct butler_session *const *sessions, int n_sessions, const
             if (foresee(sessions[s], pass, l, BUTLER_PREDICTOR_INPUT_NORM, lead->h + (size_t)s * n_row, rows, &errs[s]) < 0)
                 return give_up(sessions, n_sessions, s, errs);
         const struct butler_product products[] = {{lead->q, &layer->wq}, {lead->k, &layer->wk}, {lead->v, &layer->wv}};
+        expect_after(lead, pass, l, QKV);
         multiply(lead, products, BUTLER_COUNT(products), lead->h, n, decode);
         head_norms(lead, layer, n);
         if (hp->rope != BUTLER_ROPE_NONE) {

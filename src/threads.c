@@ -17,6 +17,20 @@
  * layer, short enough that on a busy machine a waiting thread soon gives its core away. */
 #define SPIN 1000
 
+enum {
+    FETCH = 4, /* lines that a waiting thread fetches before it looks again whether there is work */
+    LINE = 64,
+};
+
+/* One thread: its share of a run's tasks, from both ends, and what it may fetch while it waits. */
+struct lane {
+    _Alignas(64) _Atomic uint64_t tasks; /* first above, end below: nobody has claimed those between */
+    _Atomic uintptr_t ahead;
+    _Atomic size_t ahead_bytes;
+    _Alignas(64) uintptr_t seen; /* the thread's own: what it fetches, and how much of it it has */
+    size_t fetched;
+};
+
 struct worker {
     struct butler_pool *pool;
     pthread_t thread;
@@ -41,6 +55,7 @@ struct butler_pool {
     atomic_bool stop;
 
     int n_threads, n_started;
+    struct lane *lanes; /* [n_threads] */
     struct worker workers[];
 };
 
@@ -76,12 +91,30 @@ static bool work_waits(struct butler_pool *pool)
     return ticket_left(atomic_load(&pool->ticket)) > 0 || atomic_load(&pool->stop);
 }
 
-static void wait_for_work(struct butler_pool *pool)
+/* Some lines of what the thread will read before long; false when it has them all. */
+static bool fetch_ahead(struct lane *lane)
+{
+    const uintptr_t first = atomic_load_explicit(&lane->ahead, memory_order_relaxed);
+    const size_t n_bytes = atomic_load_explicit(&lane->ahead_bytes, memory_order_relaxed);
+    if (first != lane->seen) {
+        lane->seen = first;
+        lane->fetched = 0;
+    }
+    if (lane->fetched >= n_bytes)
+        return false;
+    for (int i = 0; i < FETCH; i++)
+        butler_cpu_fetch((const void *)(first + lane->fetched + (size_t)i * LINE));
+    lane->fetched += FETCH * LINE;
+    return true;
+}
+
+static void wait_for_work(struct butler_pool *pool, int thread)
 {
     for (int i = 0; i < SPIN; i++) {
         if (work_waits(pool))
             return;
-        butler_cpu_relax();
+        if (!fetch_ahead(&pool->lanes[thread]))
+            butler_cpu_relax();
     }
     pthread_mutex_lock(&pool->sleep_lock);
     /* Announced before the last look: run() publishes the ticket before it looks for sleepers, so one sees the other. */
@@ -98,7 +131,7 @@ static void *worker_main(void *argument)
     struct butler_pool *pool = worker->pool;
     while (!atomic_load(&pool->stop)) {
         if (!run_one(pool, worker->index))
-            wait_for_work(pool);
+            wait_for_work(pool, worker->index);
     }
     return NULL;
 }
@@ -108,7 +141,8 @@ static void wait_until_done(struct butler_pool *pool, int n_tasks)
     for (int i = 0; i < SPIN; i++) {
         if (atomic_load(&pool->n_done) == n_tasks)
             return;
-        butler_cpu_relax();
+        if (!fetch_ahead(&pool->lanes[0]))
+            butler_cpu_relax();
     }
     pthread_mutex_lock(&pool->sleep_lock);
     atomic_store(&pool->caller_sleeps, true);
@@ -116,6 +150,25 @@ static void wait_until_done(struct butler_pool *pool, int n_tasks)
         pthread_cond_wait(&pool->finished, &pool->sleep_lock);
     atomic_store(&pool->caller_sleeps, false);
     pthread_mutex_unlock(&pool->sleep_lock);
+}
+
+/* Under run_lock. */
+static void run_tasks(struct butler_pool *pool, butler_task_fn *fn, void *context, int n_tasks)
+{
+    uint64_t run = (atomic_load_explicit(&pool->ticket, memory_order_relaxed) >> 32) + 1;
+    atomic_store_explicit(&pool->fn, fn, memory_order_relaxed);
+    atomic_store_explicit(&pool->context, context, memory_order_relaxed);
+    atomic_store_explicit(&pool->n_tasks, n_tasks, memory_order_relaxed);
+    atomic_store_explicit(&pool->n_done, 0, memory_order_relaxed);
+    atomic_store(&pool->ticket, run << 32 | (uint32_t)n_tasks);
+    if (atomic_load(&pool->n_sleeping) > 0) {
+        pthread_mutex_lock(&pool->sleep_lock);
+        pthread_cond_broadcast(&pool->work);
+        pthread_mutex_unlock(&pool->sleep_lock);
+    }
+    while (run_one(pool, 0))
+        ;
+    wait_until_done(pool, n_tasks);
 }
 
 void butler_pool_run(struct butler_pool *pool, butler_task_fn *fn, void *context, int n_tasks)
@@ -130,26 +183,74 @@ void butler_pool_run(struct butler_pool *pool, butler_task_fn *fn, void *context
     }
     /* Held for inline runs too: thread 0's scratch memory belongs to one run at a time. */
     pthread_mutex_lock(&pool->run_lock);
-    if (n_tasks == 1) {
-        for (int task = 0; task < n_tasks; task++)
-            fn(context, task, 0);
-    } else {
-        uint64_t run = (atomic_load_explicit(&pool->ticket, memory_order_relaxed) >> 32) + 1;
-        atomic_store_explicit(&pool->fn, fn, memory_order_relaxed);
-        atomic_store_explicit(&pool->context, context, memory_order_relaxed);
-        atomic_store_explicit(&pool->n_tasks, n_tasks, memory_order_relaxed);
-        atomic_store_explicit(&pool->n_done, 0, memory_order_relaxed);
-        atomic_store(&pool->ticket, run << 32 | (uint32_t)n_tasks);
-        if (atomic_load(&pool->n_sleeping) > 0) {
-            pthread_mutex_lock(&pool->sleep_lock);
-            pthread_cond_broadcast(&pool->work);
-            pthread_mutex_unlock(&pool->sleep_lock);
-        }
-        while (run_one(pool, 0))
-            ;
-        wait_until_done(pool, n_tasks);
-    }
+    if (n_tasks == 1)
+        fn(context, 0, 0);
+    else
+        run_tasks(pool, fn, context, n_tasks);
     pthread_mutex_unlock(&pool->run_lock);
+}
+
+struct shares {
+    struct butler_pool *pool;
+    butler_task_fn *fn;
+    void *context;
+};
+
+/* The next task of a share, or its last. What tasks did becomes visible with n_done. */
+static bool claim(struct lane *lane, bool last, int *task)
+{
+    uint64_t tasks = atomic_load_explicit(&lane->tasks, memory_order_relaxed);
+    for (;;) {
+        const uint32_t first = (uint32_t)(tasks >> 32), end = (uint32_t)tasks;
+        if (first >= end)
+            return false;
+        const uint64_t left = last ? tasks - 1 : tasks + ((uint64_t)1 << 32);
+        if (atomic_compare_exchange_weak_explicit(&lane->tasks, &tasks, left, memory_order_relaxed, memory_order_relaxed)) {
+            *task = (int)(last ? end - 1 : first);
+            return true;
+        }
+    }
+}
+
+static void share_task(void *context, int share, int thread)
+{
+    const struct shares *shares = context;
+    struct butler_pool *pool = shares->pool;
+    int task;
+    (void)share;
+    while (claim(&pool->lanes[thread], false, &task))
+        shares->fn(shares->context, task, thread);
+    for (int i = 1; i < pool->n_threads; i++)
+        while (claim(&pool->lanes[(thread + i) % pool->n_threads], true, &task))
+            shares->fn(shares->context, task, thread);
+}
+
+int butler_pool_first(const struct butler_pool *pool, int thread, int n_tasks)
+{
+    return (int)((int64_t)n_tasks * thread / pool->n_threads);
+}
+
+void butler_pool_run_shares(struct butler_pool *pool, butler_task_fn *fn, void *context, int n_tasks)
+{
+    struct shares shares = {pool, fn, context};
+    if (pool->n_threads == 1 || n_tasks < 2) {
+        butler_pool_run(pool, fn, context, n_tasks);
+        return;
+    }
+    pthread_mutex_lock(&pool->run_lock);
+    for (int i = 0; i < pool->n_threads; i++)
+        atomic_store_explicit(&pool->lanes[i].tasks,
+                              (uint64_t)butler_pool_first(pool, i, n_tasks) << 32 |
+                                  (uint32_t)butler_pool_first(pool, i + 1, n_tasks),
+                              memory_order_relaxed);
+    run_tasks(pool, share_task, &shares, pool->n_threads);
+    pthread_mutex_unlock(&pool->run_lock);
+}
+
+void butler_pool_ahead(struct butler_pool *pool, int thread, const void *first, size_t n_bytes)
+{
+    atomic_store_explicit(&pool->lanes[thread].ahead, (uintptr_t)first, memory_order_relaxed);
+    atomic_store_explicit(&pool->lanes[thread].ahead_bytes, n_bytes, memory_order_relaxed);
 }
 
 struct butler_pool *butler_pool_new(int n_threads, struct butler_error *err)
@@ -161,6 +262,11 @@ struct butler_pool *butler_pool_new(int n_threads, struct butler_error *err)
     struct butler_pool *pool = butler_alloc(sizeof *pool + (size_t)n_threads * sizeof pool->workers[0], err);
     if (!pool)
         return NULL;
+    pool->lanes = butler_alloc((size_t)n_threads * sizeof *pool->lanes, err);
+    if (!pool->lanes) {
+        free(pool);
+        return NULL;
+    }
     pool->n_threads = n_threads;
     pthread_mutex_init(&pool->run_lock, NULL);
     pthread_mutex_init(&pool->sleep_lock, NULL);
@@ -203,6 +309,7 @@ void butler_pool_free(struct butler_pool *pool)
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->sleep_lock);
     pthread_mutex_destroy(&pool->run_lock);
+    free(pool->lanes);
     free(pool);
 }
 

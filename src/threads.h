@@ -17,4 +17,13 @@ int butler_pool_size(const struct butler_pool *pool);
 typedef void butler_task_fn(void *context, int task, int thread);
 void butler_pool_run(struct butler_pool *pool, butler_task_fn *fn, void *context, int n_tasks);
 
+/* The same, where thread t takes the tasks from butler_pool_first(pool, t, n_tasks) on, in order; when it has no more, the last
+ * of the others'. What it will read first is known before. */
+void butler_pool_run_shares(struct butler_pool *pool, butler_task_fn *fn, void *context, int n_tasks);
+int butler_pool_first(const struct butler_pool *pool, int thread, int n_tasks);
+
+/* While `thread` waits for work, or the caller (0) for the other threads, it fetches these bytes into its cache. Prefetches never
+ * fault: the memory may be gone by then. */
+void butler_pool_ahead(struct butler_pool *pool, int thread, const void *first, size_t n_bytes);
+
 #endif

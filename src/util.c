@@ -47,6 +47,11 @@ void butler_cpu_relax(void)
 #endif
 }
 
+void butler_cpu_fetch(const void *p)
+{
+    __builtin_prefetch(p, 0, 2);
+}
+
 /* ------------------------------------------------------------------------------------------------ memory */
 
 static bool round_up(size_t n, size_t unit, size_t *out)

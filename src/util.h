@@ -66,6 +66,7 @@ void butler_writer_abort(struct butler_writer *writer); /* after commit: nothing
 
 double butler_seconds(void); /* monotonic */
 void butler_cpu_relax(void);  /* tells the CPU that the caller is spinning */
+void butler_cpu_fetch(const void *p); /* brings a line into the second-level cache; p may be no memory of ours */
 
 /* splitmix64: one 64-bit step; the library's only source of randomness. */
 uint64_t butler_random(uint64_t *state);
