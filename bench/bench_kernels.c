@@ -404,6 +404,14 @@ static void run_keys8(const struct job *job)
                         job->slice + (size_t)r * job->row_bytes, job->row_bytes, BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
 }
 
+static void run_keys4(const struct job *job)
+{
+    struct bench *b = job->bench;
+    for (int r = 0; r < job->n_rows; r += CALL_ROWS)
+        b->table->keys4(b->y, BUTLER_KEYS_TOKENS * CALL_ROWS, (const int8_t *)b->x, b->x, job->n_q,
+                        job->slice + (size_t)r * job->row_bytes, job->row_bytes, BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
+}
+
 static void run_keys16(const struct job *job)
 {
     struct bench *b = job->bench;
@@ -431,6 +439,10 @@ static void bench_metrics(struct bench *b)
         job.n_rows = (int)(SLICE / job.row_bytes);
         snprintf(name, sizeof name, "keys8 16 q %d", n_q);
         measure_stream(b, name, (double)SLICE, run_keys8, read_slice, (double)SLICE, &job);
+        job.row_bytes = BUTLER_KEYS_TOKENS * (1 + 8);
+        job.n_rows = (int)(SLICE / job.row_bytes);
+        snprintf(name, sizeof name, "keys4 16 q %d", n_q);
+        measure_stream(b, name, (double)SLICE, run_keys4, read_slice, (double)SLICE, &job);
         job.row_bytes = BUTLER_KEYS_TOKENS * 2 * 16;
         job.n_rows = (int)(SLICE / job.row_bytes);
         snprintf(name, sizeof name, "keys16 16 q %d", n_q);
