@@ -6,8 +6,9 @@
  *     build/bench/bench_predictor MODEL write v1|v2 FILE             such a predictor, for other measurements
  *
  * Rows of `every 4th step` select in turns (policies.md, every=), and so does what they are compared with: a step has a quarter of
- * it. The cost is what its stage and scores take, less what the dense one takes to store its new keys and values, which counts as
- * scoring too, and what its selection takes beyond that one's, if it does.
+ * it. The cost is what its stage and scores take, less what it takes to store new keys and values, which counts as scoring too and
+ * is all that a session scores which repeats its selection, and what its selection takes beyond that of the score for free, if it
+ * does.
  *
  * Sessions take turns, step by step, so that a busy machine is busy for all of them; what is printed are medians. */
 #include <stdio.h>
@@ -19,7 +20,7 @@
 #include "predictor.h"
 #include "session.h"
 
-enum { MAX_STEPS = 1000, N_WARM = 2 };
+enum { MAX_STEPS = 1000, N_WARM = 2, N_RUNS = 4 /* dense, score for free, with the predictor, repeating */ };
 
 static void die(const struct butler_error *err)
 {
@@ -87,14 +88,14 @@ static void step(struct run *run, int at)
 
 static void measure(struct butler_model *model, const char *name, const char *policy, int version, int depth, int n_steps)
 {
-    static struct run runs[3];
+    static struct run runs[N_RUNS];
     struct butler_predictor_info info;
     struct butler_error err;
     const char *const policies[] = {"full",
                                     strstr(policy, "every=4") ? "streaming:method=retrieve,budget=0.5,dense=1,every=4"
                                                               : "streaming:method=retrieve,budget=0.5,dense=1",
-                                    policy};
-    for (int i = 0; i < 3; i++) {
+                                    policy, "streaming:method=retrieve,budget=0.5,dense=1,every=1024"};
+    for (int i = 0; i < N_RUNS; i++) {
         runs[i].policy = policies[i];
         runs[i].session = butler_session_new(
             model,
@@ -104,10 +105,10 @@ static void measure(struct butler_model *model, const char *name, const char *po
             die(&err);
     }
     for (int s = -N_WARM; s < n_steps; s++)
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < N_RUNS; i++)
             step(&runs[i], s);
     const double full = middle(runs[0].ms, n_steps), bare = middle(runs[1].ms, n_steps);
-    const double free_of_cost = middle(runs[1].select, n_steps), stored = middle(runs[0].score, n_steps);
+    const double free_of_cost = middle(runs[1].select, n_steps), stored = middle(runs[3].score, n_steps);
     const double all = middle(runs[2].ms, n_steps), predict = middle(runs[2].predict, n_steps),
                  score = middle(runs[2].score, n_steps), select = middle(runs[2].select, n_steps);
     const double steps = n_steps + N_WARM, cost = predict + score - stored + BUTLER_MAX(select - free_of_cost, 0);
@@ -116,7 +117,7 @@ static void measure(struct butler_model *model, const char *name, const char *po
            100 * info.share, (double)runs[2].stats.predict_bytes / steps / 1e6, (double)runs[2].stats.metric_bytes / steps / 1e6,
            all, predict, score, stored, select, free_of_cost, full, bare, cost, 100 * cost / full);
     fflush(stdout);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < N_RUNS; i++)
         butler_session_free(runs[i].session);
 }
 

@@ -89,16 +89,25 @@ static bool between(const struct butler_kernels *kernels, const float *scores, i
     return kth_highest(kernels, values, n_between, k - n_high, bound);
 }
 
-/* Of ids[n], ascending, whose scores all reach bound, takes out the last that equal it until k are left. */
-static void drop_last_equal(const float *scores, float bound, uint32_t *ids, int n, int k)
+/* Of equal scores the first are preferred: more than k of x[n] may reach bound, and the last that equal it are too many. The place
+ * of the first of those; before it what reaches bound is chosen, behind it what reaches *above, the next float. */
+static int first_left_out(const struct butler_kernels *kernels, const float *x, int n, int k, float bound, float *above)
 {
-    int at = n, n_kept, n_extra = n - k;
-    while (n_extra > 0)
-        n_extra -= scores[ids[--at]] == bound;
-    for (n_kept = at; at < n; at++) {
-        ids[n_kept] = ids[at];
-        n_kept += scores[ids[at]] != bound;
+    enum { CHUNK = 256 };
+    int at = n, n_extra = kernels->count_reaching(x, bound, n) - k;
+    *above = from_sortable(sortable(bound) + 1);
+    while (n_extra > 0) {
+        const int chunk = BUTLER_MIN(at, CHUNK);
+        const float *from = x + at - chunk;
+        const int n_equal = kernels->count_reaching(from, bound, chunk) - kernels->count_reaching(from, *above, chunk);
+        if (n_equal >= n_extra)
+            break;
+        n_extra -= n_equal;
+        at -= chunk;
     }
+    while (n_extra > 0)
+        n_extra -= x[--at] == bound;
+    return at;
 }
 
 /* The k highest of scores [first, end) into ids, ascending. */
@@ -106,24 +115,29 @@ static void top(const struct butler_kernels *kernels, const float *scores, int f
 {
     const float *x = scores + first;
     const int n = end - first;
-    int n_listed = 0, n_kept = 0;
-    float bound = -INFINITY;
+    int n_listed = 0;
+    float bound, above;
     if (n >= SAMPLED_N && k < n / 4)
         n_listed = likely(kernels, scores, first, end, k, values, ids);
     if (n_listed >= k) {
         for (int i = 0; i < n_listed; i++)
             values[i] = scores[ids[i]];
         kth_highest(kernels, values, n_listed, k, &bound); /* they reach a bound: all are numbers */
-        n_kept = kernels->keep_reaching(ids, values, bound, n_listed);
-    } else if ((n >= SAMPLED_N && between(kernels, scores, first, end, k, values, &bound)) || kth_highest(kernels, x, n, k, &bound))
-        n_kept = kernels->list_reaching(ids, (uint32_t)first, x, bound, n);
-    else { /* all numbers, and the first of the others */
-        int n_nan = k - kernels->count_reaching(x, -INFINITY, n);
+        const int cut = first_left_out(kernels, values, n_listed, k, bound, &above);
+        const int n_kept = kernels->keep_reaching(ids, values, bound, cut);
+        const int n_more = kernels->keep_reaching(ids + cut, values + cut, above, n_listed - cut);
+        memmove(ids + n_kept, ids + cut, (size_t)n_more * sizeof *ids);
+    } else if ((n >= SAMPLED_N && between(kernels, scores, first, end, k, values, &bound)) ||
+               kth_highest(kernels, x, n, k, &bound)) {
+        const int cut = first_left_out(kernels, x, n, k, bound, &above);
+        const int n_kept = kernels->list_reaching(ids, (uint32_t)first, x, bound, cut);
+        kernels->list_reaching(ids + n_kept, (uint32_t)(first + cut), x + cut, above, n - cut);
+    } else { /* all numbers, and the first of the others */
+        int n_kept = 0, n_nan = k - kernels->count_reaching(x, -INFINITY, n);
         for (int i = 0; i < n; i++)
             if (x[i] == x[i] || n_nan-- > 0)
                 ids[n_kept++] = (uint32_t)(first + i);
     }
-    drop_last_equal(scores, bound, ids, n_kept, k);
 }
 
 int butler_select_top(const struct butler_kernels *kernels, const float *scores, int n, int budget, int first, int last,
