@@ -64,13 +64,13 @@ $(patsubst %,$(BUILD)/kernels/%.o,keys_avx2 weights_avx2): ISA = -mavx2 -mfma -m
 $(patsubst %,$(BUILD)/kernels/%.o,keys_vnni weights_vnni one_bit_vnni attend_vnni): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
 $(BUILD)/kernels/one_bit_amx.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mamx-tile -mamx-int8
 $(patsubst %,$(BUILD)/kernels/%.o,avx512 attend_eight): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
-$(BUILD)/kernels/amx.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8
+$(patsubst %,$(BUILD)/kernels/%.o,amx attend_amx): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8
 else ifeq ($(MACHINE),aarch64)
 $(BUILD)/kernels/keys_dot.o: ISA = -march=armv8.2-a+dotprod
 endif
 
 # Fuzzing reaches none of their loops, and instrumenting those takes a compiler minutes.
-$(patsubst %,$(BUILD)/kernels/%.o,avx2 avx512 weights_avx2 weights_vnni attend_vnni attend_eight amx): ISA += $(PLAIN_KERNELS)
+$(patsubst %,$(BUILD)/kernels/%.o,avx2 avx512 weights_avx2 weights_vnni attend_vnni attend_eight amx attend_amx): ISA += $(PLAIN_KERNELS)
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)

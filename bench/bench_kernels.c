@@ -228,16 +228,32 @@ static void run_pack_turned(const struct job *job)
 {
     job->bench->table->pack_turned(job->bench->set, job->bench->x, (size_t)job->n_rows, job->n_rows, job->n);
 }
-static void run_multiply(const struct job *job)
+static void run_attend_packed(const struct job *job)
 {
     struct bench *b = job->bench;
-    b->table->multiply(b->y, (size_t)job->n_rows, b->set, b->set + SLICE, job->n_tokens, job->n_rows, job->n, true);
+    static _Alignas(64) float max[1024], sum[1024];
+    static int32_t begin[1024], end[1024];
+    for (int i = 0; i < job->n_tokens; i++) {
+        max[i] = 0;
+        end[i] = job->n_rows;
+    }
+    b->table->attend_packed(&(struct butler_attention){.queries = b->set,
+                                                       .keys = b->set + SLICE,
+                                                       .values = b->set + SLICE,
+                                                       .begin = begin,
+                                                       .end = end,
+                                                       .max = max,
+                                                       .sum = sum,
+                                                       .out = b->y,
+                                                       .n_rows = job->n_tokens,
+                                                       .n_keys = job->n_rows,
+                                                       .dim = job->n});
 }
 
 /* Products in the unit's own operations: three multiply-adds for each of ours. */
 static void bench_tiles(struct bench *b)
 {
-    static const int shapes[][3] = {{256, 128, 256}, {512, 128, 256}, {64, 256, 64}, {64, 256, 128}, {64, 64, 256}};
+    static const int shapes[][3] = {{512, 256, 64}, {1024, 256, 64}, {512, 256, 128}}; /* queries, keys, channels */
     struct job job = {.bench = b, .n = 256, .n_rows = 64};
     if (!b->table->tiles)
         return;
@@ -248,12 +264,12 @@ static void bench_tiles(struct bench *b)
     for (int i = 0; i < BUTLER_COUNT(shapes); i++) {
         char name[64];
         job.n_tokens = shapes[i][0], job.n_rows = shapes[i][1], job.n = shapes[i][2];
-        snprintf(name, sizeof name, "multiply %d x %d k %d", job.n_tokens, job.n_rows, job.n);
+        snprintf(name, sizeof name, "attend_packed %d x %d of %d", job.n_tokens, job.n_rows, job.n);
         if (b->only && !strstr(name, b->only))
             continue;
         for (size_t at = 0; at < 2 * SLICE; at += SLICE) /* any packed numbers: those of small values */
-            b->table->pack_rows(b->set + at, b->x, (size_t)job.n, 512, job.n);
-        measure(b, name, TILE_FLOPS, 3 * 2.0 * job.n_tokens * job.n_rows * job.n, run_multiply, &job);
+            b->table->pack_rows(b->set + at, b->x, (size_t)job.n, 1024, job.n);
+        measure(b, name, TILE_FLOPS, 3 * 4.0 * job.n_tokens * job.n_rows * job.n, run_attend_packed, &job);
     }
 }
 
@@ -310,7 +326,8 @@ static int list_rows(struct bench *b, size_t row_bytes, bool paged, bool shuffle
     n = BUTLER_MIN(paged ? n / (2 * PAGE_ROWS) * PAGE_ROWS : n, b->max_rows / n_slices);
     for (int slice = 0; slice < n_slices; slice++) {
         const void **rows = b->rows + (size_t)slice * (size_t)n;
-        const unsigned char *first = b->set + (size_t)slice * SLICE / row_bytes * row_bytes; /* blocks begin where they were written */
+        const unsigned char *first =
+            b->set + (size_t)slice * SLICE / row_bytes * row_bytes; /* blocks begin where they were written */
         for (int j = 0; j < n; j++)
             rows[j] = first + (size_t)(paged ? j / PAGE_ROWS * PAGE_ROWS + j : j) * row_bytes;
         for (int j = n - 1; j > 0 && shuffled; j--) {
@@ -331,8 +348,7 @@ static void bench_attention(struct bench *b)
         enum butler_type as;
     } types[] = {{"f16", BUTLER_KV_F16, BUTLER_F16}, {"q8_0", BUTLER_KV_Q8_0, BUTLER_Q8_0}, {"f32", BUTLER_KV_F32, BUTLER_F32}};
     for (int t = 0; t < BUTLER_COUNT(types); t++) {
-        if (b->only && !strstr("qk av", b->only) && !strstr(b->only, "qk") && !strstr(b->only, "av") &&
-            !strstr(b->only, "attend"))
+        if (b->only && !strstr("qk av", b->only) && !strstr(b->only, "qk") && !strstr(b->only, "av") && !strstr(b->only, "attend"))
             break;
         fill_weights(b, types[t].as);
         for (int dim = 64; dim <= 128; dim *= 2) {
@@ -355,8 +371,8 @@ static void bench_attention(struct bench *b)
                     char name[64];
                     snprintf(name, sizeof name, "attend %s %d q %d %s", types[t].name, dim, job.n_q,
                              shuffled ? "gathered" : "in order");
-                    measure_stream(b, name, bytes, run_attend, shuffled ? read_pairs : read_slice,
-                                   shuffled ? bytes : (double)SLICE, &job);
+                    measure_stream(b, name, bytes, run_attend, shuffled ? read_pairs : read_slice, shuffled ? bytes : (double)SLICE,
+                                   &job);
                 }
             }
             list_rows(b, job.row_bytes, false, false);

@@ -5,17 +5,7 @@
 #include "kernels.h"
 
 #if defined(__x86_64__)
-#include "vec512.h"
-
-/* All eight tiles: 16 rows of 64 bytes. Constant, because compilers drop stores to what tile instructions read. */
-static const _Alignas(64) uint8_t config[64] = {
-    [0] = 1,   [16] = 64, [18] = 64, [20] = 64, [22] = 64, [24] = 64, [26] = 64, [28] = 64, [30] = 64,
-    [48] = 16, [49] = 16, [50] = 16, [51] = 16, [52] = 16, [53] = 16, [54] = 16, [55] = 16,
-};
-
-#define TILE 16            /* lines of a tile */
-#define HALF 1024          /* bytes of its high or low parts */
-#define STEP BUTLER_TILE_K /* of k */
+#include "amx.h"
 
 /* Words 0..15 or 16..31 of bfloat16 as floats. */
 INLINE __m512 widen(__m512i b, int half)
@@ -56,34 +46,6 @@ static void pack_rows(void *packed, const float *x, size_t stride, int n, int k)
             }
 }
 
-/* 16 lines of 16 words of 32 bits, turned: word w of all lines becomes line w. */
-INLINE void turn(__m512i v[16])
-{
-    __m512i a[16], b[16];
-    UNROLL
-    for (int i = 0; i < 16; i += 2) {
-        a[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
-        a[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-    }
-    UNROLL
-    for (int i = 0; i < 16; i += 4) {
-        b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
-        b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
-        b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
-        b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
-    }
-    /* b[4 g + c] holds words c, c + 4, c + 8, c + 12 of lines 4 g .. 4 g + 3 in its quarters. */
-    UNROLL
-    for (int c = 0; c < 4; c++) {
-        __m512i even01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0x88), odd01 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0xdd);
-        __m512i even23 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0x88), odd23 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0xdd);
-        v[c] = _mm512_shuffle_i32x4(even01, even23, 0x88);
-        v[c + 4] = _mm512_shuffle_i32x4(odd01, odd23, 0x88);
-        v[c + 8] = _mm512_shuffle_i32x4(even01, even23, 0xdd);
-        v[c + 12] = _mm512_shuffle_i32x4(odd01, odd23, 0xdd);
-    }
-}
-
 INLINE void store_turned(uint8_t *p, __m512i v[16])
 {
     turn(v);
@@ -114,149 +76,19 @@ static void pack_turned(void *packed, const float *x, size_t stride, int n, int 
                                            19, 3, 18, 2, 17, 1, 16, 0);
     uint8_t *p = packed;
     for (int first = 0; first < n; first += TILE)
-        for (int s = 0; s < k; s += STEP, p += BUTLER_TILE_BYTES)
-            for (int c = 0; c < STEP; c += 2) {
-                const float *at = x + (size_t)(s + c) * stride + first;
+        for (int s = 0; s < k; s += STEP, p += BUTLER_TILE_BYTES) {
+            __m512i high[TILE], low[TILE]; /* a word: two of k; a line: words of all rows */
+            for (int c = 0; c < TILE; c++) {
+                const float *at = x + (size_t)(s + 2 * c) * stride + first;
                 const int count = BUTLER_MIN(n - first, TILE);
-                __m512i high, low;
-                split(s + c < k ? vec_load_some(at, count) : vec_zero(),
-                      s + c + 1 < k ? vec_load_some(at + stride, count) : vec_zero(), &high, &low);
-                _mm512_store_si512(p + c * 32, _mm512_permutexvar_epi16(pairs, high));
-                _mm512_store_si512(p + HALF + c * 32, _mm512_permutexvar_epi16(pairs, low));
+                split(s + 2 * c < k ? vec_load_some(at, count) : vec_zero(),
+                      s + 2 * c + 1 < k ? vec_load_some(at + stride, count) : vec_zero(), &high[c], &low[c]);
+                high[c] = _mm512_permutexvar_epi16(pairs, high[c]);
+                low[c] = _mm512_permutexvar_epi16(pairs, low[c]);
             }
-}
-
-/* One or two tiles of rows by one or two of columns, both known to the compiler, over all of k. The next tiles are a whole
- * line of tiles further on. Each pair of parts uses the tiles that its neighbour loaded. */
-INLINE void product(float *c, size_t c_stride, const uint8_t *a, const uint8_t *b, size_t line, int rows, int columns, bool more)
-{
-    const size_t c_bytes = c_stride * sizeof *c;
-    if (more) {
-        _tile_loadd(0, c, c_bytes);
-        if (columns == 2)
-            _tile_loadd(1, c + TILE, c_bytes);
-        if (rows == 2)
-            _tile_loadd(2, c + TILE * c_stride, c_bytes);
-        if (rows == 2 && columns == 2)
-            _tile_loadd(3, c + TILE * c_stride + TILE, c_bytes);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-#define LOAD_A(part)                                                                                                               \
-    do {                                                                                                                           \
-        _tile_loadd(4, a + (part), 64);                                                                                            \
-        if (rows == 2)                                                                                                             \
-            _tile_loadd(5, a + line + (part), 64);                                                                                 \
-    } while (0)
-#define LOAD_B(part)                                                                                                               \
-    do {                                                                                                                           \
-        _tile_loadd(6, b + (part), 64);                                                                                            \
-        if (columns == 2)                                                                                                          \
-            _tile_loadd(7, b + line + (part), 64);                                                                                 \
-    } while (0)
-#define MULTIPLY                                                                                                                   \
-    do {                                                                                                                           \
-        _tile_dpbf16ps(0, 4, 6);                                                                                                   \
-        if (columns == 2)                                                                                                          \
-            _tile_dpbf16ps(1, 4, 7);                                                                                               \
-        if (rows == 2)                                                                                                             \
-            _tile_dpbf16ps(2, 5, 6);                                                                                               \
-        if (rows == 2 && columns == 2)                                                                                             \
-            _tile_dpbf16ps(3, 5, 7);                                                                                               \
-    } while (0)
-    for (size_t s = 0; s < line; s += BUTLER_TILE_BYTES, a += BUTLER_TILE_BYTES, b += BUTLER_TILE_BYTES) {
-        LOAD_A(0);
-        LOAD_B(HALF);
-        MULTIPLY;
-        LOAD_B(0);
-        MULTIPLY;
-        LOAD_A(HALF);
-        MULTIPLY;
-    }
-    _tile_stored(0, c, c_bytes);
-    if (columns == 2)
-        _tile_stored(1, c + TILE, c_bytes);
-    if (rows == 2)
-        _tile_stored(2, c + TILE * c_stride, c_bytes);
-    if (rows == 2 && columns == 2)
-        _tile_stored(3, c + TILE * c_stride + TILE, c_bytes);
-}
-
-static void multiply(float *c, size_t c_stride, const void *a, const void *b, int m, int n, int k, bool more)
-{
-    const size_t line = (size_t)BUTLER_CEIL_DIV(k, STEP) * BUTLER_TILE_BYTES;
-    __asm__ volatile("" ::: "memory"); /* the tile instructions do not say what they read */
-    _tile_loadconfig(config);
-    for (int i = 0; i < m; i += 2 * TILE) {
-        const uint8_t *rows = (const uint8_t *)a + (size_t)(i / TILE) * line, *columns = b;
-        float *out = c + (size_t)i * c_stride;
-        const bool two = i + TILE < m;
-        int j = 0;
-        for (; j + TILE < n; j += 2 * TILE, columns += 2 * line)
-            if (two)
-                product(out + j, c_stride, rows, columns, line, 2, 2, more);
-            else
-                product(out + j, c_stride, rows, columns, line, 1, 2, more);
-        if (j < n && two)
-            product(out + j, c_stride, rows, columns, line, 2, 1, more);
-        else if (j < n)
-            product(out + j, c_stride, rows, columns, line, 1, 1, more);
-    }
-    _tile_release();
-}
-
-/* e^x for x <= 0, but no less than e^-87: as vec_exp, by a power of 2, for which the argument needs one step. Within 2e-7, and
- * 6e-8 |x| for that step. */
-INLINE vec exp_of_weight(vec x)
-{
-    const vec log2_e = vec_set1(1.44269504f);
-    x = vec_max(vec_set1(-87), x); /* a NaN stays */
-    const vec n = vec_round(vec_mul(x, log2_e)), f = _mm512_fmsub_ps(x, log2_e, n);
-    /* 2^f = 1 + f g(f), |f| <= 1/2: g fitted for the least relative error of the whole, 9e-8. */
-    vec g = vec_set1(0x1.5bba12p-10f);
-    g = vec_fma(g, f, vec_set1(0x1.3cea88p-7f));
-    g = vec_fma(g, f, vec_set1(0x1.c6b752p-5f));
-    g = vec_fma(g, f, vec_set1(0x1.ebf9bcp-3f));
-    g = vec_fma(g, f, vec_set1(0x1.62e42ap-1f));
-    g = vec_fma(g, f, vec_set1(1));
-    return vec_scale2(g, n);
-}
-
-static float pack_weights(void *packed, int line, float *x, float most, int visible, int n, bool keep)
-{
-    const vec m = vec_set1(most);
-    uint8_t *row = (uint8_t *)packed + (size_t)(line / TILE) * butler_packed_bytes(TILE, n) + (size_t)(line % TILE) * 64;
-    vec even = vec_zero(), odd = vec_zero();
-    int i = 0;
-    for (; i < visible; i += STEP, row += BUTLER_TILE_BYTES) {
-        const int first = BUTLER_MIN(visible - i, VEC), second = BUTLER_MIN(visible - i - first, VEC);
-        vec a, b;
-        if (second == VEC) {
-            a = exp_of_weight(vec_sub(vec_load(x + i), m));
-            b = exp_of_weight(vec_sub(vec_load(x + i + VEC), m));
-        } else {
-            a = vec_keep(exp_of_weight(vec_sub(vec_load_some(x + i, first), m)), vec_zero(), first);
-            b = vec_keep(exp_of_weight(vec_sub(vec_load_some(x + i + first, second), m)), vec_zero(), second);
+            store_turned(p, high);
+            store_turned(p + HALF, low);
         }
-        if (keep) {
-            vec_store_some(x + i, a, first);
-            vec_store_some(x + i + first, b, second);
-        }
-        even = vec_add(even, a);
-        odd = vec_add(odd, b);
-        __m512i high, low;
-        split(a, b, &high, &low);
-        _mm512_store_si512(row, high);
-        _mm512_store_si512(row + HALF, low);
-    }
-    for (; i < n; i += STEP, row += BUTLER_TILE_BYTES) {
-        _mm512_store_si512(row, _mm512_setzero_si512());
-        _mm512_store_si512(row + HALF, _mm512_setzero_si512());
-    }
-    return vec_sum(vec_add(even, odd));
 }
 
 /* ------------------------------------------------------------------------------- 16-bit fixed point in two bytes */
@@ -538,7 +370,7 @@ static void multiply_fixed(float *c, size_t c_stride, const void *a, const float
     struct fixed_sums sums;
     sums.rows = 0;
     __asm__ volatile("" ::: "memory"); /* the tile instructions do not say what they read */
-    _tile_loadconfig(config);
+    _tile_loadconfig(amx_config);
     for (int i = 0; i < m; i += 2 * TILE)
         for (int j = 0; j < n; j += 2 * TILE) {
             const uint8_t *rows = (const uint8_t *)a + (size_t)(i / TILE) * line;
@@ -569,8 +401,7 @@ void butler_kernels_amx(struct butler_kernels *table)
     table->pack_rows = pack_rows;
     table->pack_columns = pack_columns;
     table->pack_turned = pack_turned;
-    table->pack_weights = pack_weights;
-    table->multiply = multiply;
+    table->attend_packed = butler_amx_attend_packed;
     table->pack_fixed_rows = pack_fixed_rows;
     table->pack_fixed_columns = pack_fixed_columns;
     table->pack_fixed_blocks[BUTLER_Q8_0] = pack_q8_0;

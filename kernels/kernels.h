@@ -13,10 +13,13 @@
 enum {
     BUTLER_TILE_K = 32,
     BUTLER_TILE_BYTES = 2048,
-    BUTLER_FIXED_K = 64,        /* of a tile in fixed point */
-    BUTLER_FIXED_COLUMNS = 512, /* most that one scale serves: sums of products still fit 32 bits */
+    BUTLER_ATTEND_ROWS = 32, /* queries and keys that meet at a time */
+    BUTLER_ATTEND_KEYS = 64,
+    BUTLER_FIXED_K = 64,          /* of a tile in fixed point */
+    BUTLER_FIXED_COLUMNS = 512,   /* most that one scale serves: sums of products still fit 32 bits */
     BUTLER_FIXED_X_COLUMNS = 128, /* of what fix makes, the last are filled up */
 };
+#define BUTLER_ATTEND_LEAST (-1e30f)
 #define BUTLER_FIXED_MOST 32639.0f   /* 127 * 256 + 127 */
 #define BUTLER_FIXED_LEAST 0x1p-100f /* lines smaller than this count as 0 */
 
@@ -46,6 +49,39 @@ static inline size_t butler_one_bit_bytes(int n)
     return (size_t)n * 2 + m + m * 4 + sizeof(float);
 }
 
+/* Attention of queries over some keys and values, all packed, on top of that over others. A query's scores are products with keys,
+ * as they are: queries come scaled. Of two numbers in two parts the product of the low ones is left out; subnormal numbers may
+ * count as 0. Weights are 2^(score log2(e) - max), max the least whole number that keeps those of all keys so far at 1 or
+ * below, one for each BUTLER_ATTEND_KEYS keys; weights below 2^-126, and those of keys that are not seen, are 0. What comes out for
+ * a query does not depend on the others. Arrays have n_rows rounded up to BUTLER_ATTEND_ROWS; what lies beyond is read and written.
+ */
+struct butler_attention {
+    const void *queries; /* pack_columns, lines of dim */
+    const void *keys;    /* pack_rows, lines of dim, n_keys rounded up to BUTLER_ATTEND_KEYS; key i at butler_attend_place(i) */
+    const void *values;  /* pack_turned, dim rounded up to 32 lines of as many keys as there are lines of them, in their order */
+    const int32_t *begin, *end; /* of the keys that a query sees */
+    float *max, *sum;           /* so far; BUTLER_ATTEND_LEAST and 0 before the first keys */
+    float *out;                 /* sum of weighted values: [16 queries of 32][channels rounded up to 32] as butler_attend_at says */
+    float *kept;                /* weights [n_rows][kept_stride], n_keys of them where any of 32 neighbours sees any; may be NULL */
+    float *maxima;              /* where they are kept: [BUTLER_ATTEND_KEYS keys][maxima_stride], the max that they have */
+    size_t kept_stride, maxima_stride;
+    int n_rows, n_keys, dim;
+};
+
+/* Even keys of 32, then odd ones: pairs of their weights lie together without a step across lanes. */
+static inline int butler_attend_place(int key)
+{
+    return key / 32 * 32 + key % 2 * 16 + key % 32 / 2;
+}
+
+/* Where the sum of a query's values lies in out: tiles of 16 channels by 16 queries. */
+static inline size_t butler_attend_at(int row, int channel, int dim)
+{
+    const size_t tiles = BUTLER_CEIL_DIV((size_t)dim, 32) * 2;
+    return ((size_t)(row / 32) * tiles + (size_t)(channel / 16)) * 512 +
+           (size_t)(row % 32 / 16 * 256 + channel % 16 * 16 + row % 16);
+}
+
 struct butler_kernels {
     const char *isa; /* "ref", "avx2", "avx512", "amx", "neon" */
 
@@ -70,16 +106,11 @@ struct butler_kernels {
      *    bytes at a multiple of 64. Each number is the sum of two bfloat16, high and low; a tile has all its high parts,
      *    then the low. Rows lie one after the other; of columns, pairs of neighbours in k do. What is missing in a tile is 0. */
 
-    bool tiles; /* the CPU has a matrix unit: packing pays */
-    void (*pack_rows)(void *packed, const float *x, size_t stride, int n, int k);    /* line i: x[i * stride + c] */
+    bool tiles;                                                                      /* the CPU has a matrix unit: packing pays */
+    void (*pack_rows)(void *packed, const float *x, size_t stride, int n, int k);    /* row i: x[i * stride + c] */
     void (*pack_columns)(void *packed, const float *x, size_t stride, int n, int k); /* column i: x[i * stride + c] */
-    void (*pack_turned)(void *packed, const float *x, size_t stride, int n, int k);  /* column i: x[c * stride + i] */
-    /* Line `line` of rows of n numbers, straight from scores of attention: exp(max(x[i] - most, -87)) for i < visible, 0 from there to n.
-     * Returns the sum of the exponentials; with keep, x becomes them. */
-    float (*pack_weights)(void *packed, int line, float *x, float most, int visible, int n, bool keep);
-    /* c[i * c_stride + j] (+)= sum_d a_i[d] b_j[d] without the products of two low parts, i < m, j < n, both multiples of 16.
-     * The value for (i, j) does not depend on m and n. Subnormal parts may count as 0. */
-    void (*multiply)(float *c, size_t c_stride, const void *a, const void *b, int m, int n, int k, bool more);
+    void (*pack_turned)(void *packed, const float *x, size_t stride, int n, int k);  /* row i: x[c * stride + i] */
+    void (*attend_packed)(const struct butler_attention *attention);
 
     /* The same in 16-bit fixed point, for k <= BUTLER_FIXED_COLUMNS: x = scale q, scale = most / BUTLER_FIXED_MOST, most the
      * line's greatest magnitude, q = 256 high + low to nearest in signed bytes. Tiles of BUTLER_FIXED_K of k have first all high
@@ -88,9 +119,9 @@ struct butler_kernels {
     void (*pack_fixed_rows)(void *packed, float *scales, const float *x, size_t stride, int n, int k);
     void (*pack_fixed_columns)(void *packed, float *scales, const float *x, size_t stride, int n, int k);
     /* Columns from quantised rows, row_bytes apart, whose blocks are integers i and a scale d, x = d i (NULL for other types);
-     * k is a multiple of 32. As above with most = top R, top the greatest |d| of the row, R = 128 (Q8_0), 16 (Q5_0), 8 (Q4_0), and q
-     * in two roundings: f = BUTLER_FIXED_MOST d / top to nearest, q = f i / R to nearest, halves up: within 1, where the float nearest
-     * to x would be within 1/2. The scale of a row with an infinity or a NaN for a d is no number. */
+     * k is a multiple of 32. As above with most = top R, top the greatest |d| of the row, R = 128 (Q8_0), 16 (Q5_0), 8 (Q4_0), and
+     * q in two roundings: f = BUTLER_FIXED_MOST d / top to nearest, q = f i / R to nearest, halves up: within 1, where the float
+     * nearest to x would be within 1/2. The scale of a row with an infinity or a NaN for a d is no number. */
     void (*pack_fixed_blocks[BUTLER_N_TYPES])(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k);
     /* c[i * c_stride + j] (+)= scale_i scale_j sum_d (q_i[d] q_j[d] - low_i[d] low_j[d]), the sum exact in integers; m and n as
      * in multiply. Where a line has an infinity or a NaN, so has the result. */
@@ -99,15 +130,15 @@ struct butler_kernels {
 
     /* -- vectors */
     float (*dot)(const float *x, const float *y, int n);
-    void (*add)(float *y, const float *x, int n);                       /* y += x */
-    void (*axpy)(float *y, float a, const float *x, int n);             /* y += a x */
-    void (*scale)(float *y, float a, int n);                            /* y *= a */
-    void (*rms_norm)(float *y, const float *x, const float *weight, int n, float eps);                       /* y may be x */
-    void (*layer_norm)(float *y, const float *x, const float *weight, const float *bias, int n, float eps);  /* y may be x */
+    void (*add)(float *y, const float *x, int n);                                                           /* y += x */
+    void (*axpy)(float *y, float a, const float *x, int n);                                                 /* y += a x */
+    void (*scale)(float *y, float a, int n);                                                                /* y *= a */
+    void (*rms_norm)(float *y, const float *x, const float *weight, int n, float eps);                      /* y may be x */
+    void (*layer_norm)(float *y, const float *x, const float *weight, const float *bias, int n, float eps); /* y may be x */
     void (*silu_mul)(float *y, const float *gate, const float *up, int n); /* silu(gate) * up; y may be gate or up */
-    void (*gelu)(float *y, int n);                                      /* tanh approximation, in place */
-    float (*max)(const float *x, int n);                                /* n >= 1 */
-    float (*exp_sum)(float *x, float max, int n);                       /* x = exp(x - max) in place, returns the sum */
+    void (*gelu)(float *y, int n);                                         /* tanh approximation, in place */
+    float (*max)(const float *x, int n);                                   /* n >= 1 */
+    float (*exp_sum)(float *x, float max, int n);                          /* x = exp(x - max) in place, returns the sum */
     /* Rotates pairs of x[n_rot] by cos[n_rot/2], sin[n_rot/2]: (a, b) -> (a c - b s, a s + b c). */
     void (*rope_adjacent)(float *x, const float *cos, const float *sin, int n_rot);
     void (*rope_halves)(float *x, const float *cos, const float *sin, int n_rot);
@@ -120,8 +151,8 @@ struct butler_kernels {
     void (*qk[BUTLER_N_KV_TYPES])(float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, const void *const *rows,
                                   int n_rows, int n);
     /* acc_i += sum_j p[i * p_stride + j] * rows[j] in order of j; acc_i = acc + i * acc_stride. */
-    void (*av[BUTLER_N_KV_TYPES])(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                                  const void *const *rows, int n_rows, int n);
+    void (*av[BUTLER_N_KV_TYPES])(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, const void *const *rows,
+                                  int n_rows, int n);
     /* One pass of decode over n_rows >= 1 keys and their values, which lie `apart` bytes further on:
      * s as qk gives it (NULL: not wanted), top_i = max_j s_ij, acc_i = sum_j exp(s_ij - top_i) value_j, sum_i the same without
      * values. What belongs to a query does not depend on n_q. attend_fixed: for Q8_0 rows of at most 256 elements q is in 16-bit
@@ -141,8 +172,8 @@ struct butler_kernels {
     void (*page_bounds_max)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes,
                             int n_records, int n);
     /* One-bit keys, n <= BUTLER_ONE_BIT_CHANNELS: record = {half low[n], uint8 range[m], uint8 bits[m / 4][16], float unit}, m = n
-     * rounded up to a multiple of 4, butler_one_bit_bytes(n) bytes; channels beyond n are not counted. bits[c] has a nibble for each of a
-     * group's 32 tokens, token t's in byte t / 2, the even ones' in the low half; its bit j is that of channel 4c + j.
+     * rounded up to a multiple of 4, butler_one_bit_bytes(n) bytes; channels beyond n are not counted. bits[c] has a nibble for
+     * each of a group's 32 tokens, token t's in byte t / 2, the even ones' in the low half; its bit j is that of channel 4c + j.
      * q_i[d] becomes an integer, x_i[d] = q_i[d] / factor_i to nearest, factor_i = max_d |q_i[d]| / BUTLER_ONE_BIT_MOST.
      * s[i * s_stride + 32 j + t] = sum_d q_i[d] low_j[d] + factor_i unit_j (sum of x_i[d] range_j[d] over the bits that are set),
      * t < 32, j < n_records. q_i = q + i * n. */
@@ -168,7 +199,8 @@ struct butler_kernels {
     float (*log_sum_exp)(const float *x, float scale, int n);
     /* Mean and standard deviation of x[n], n >= 1: of the numbers themselves, not of what they are a sample of. */
     void (*moments)(const float *x, int n, float *mean, float *deviation);
-    /* y[i] = max over r < n_rows of (scale[r] * x[r * x_stride + i] - shift[r]), NaN passed over; -inf where all are. y may be x. */
+    /* y[i] = max over r < n_rows of (scale[r] * x[r * x_stride + i] - shift[r]), NaN passed over; -inf where all are. y may be x.
+     */
     void (*group_max)(float *y, const float *x, size_t x_stride, const float *scale, const float *shift, int n_rows, int n);
     /* How many of x[n] are >= bound. */
     int (*count_reaching)(const float *x, float bound, int n);
@@ -201,7 +233,7 @@ void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys a
 void butler_kernels_keys_vnni(struct butler_kernels *table);
 void butler_kernels_weights_avx2(struct butler_kernels *table); /* products with quantised weights alone */
 void butler_kernels_weights_vnni(struct butler_kernels *table);
-void butler_kernels_attend_vnni(struct butler_kernels *table); /* decode attention over Q8_0 rows alone */
+void butler_kernels_attend_vnni(struct butler_kernels *table);  /* decode attention over Q8_0 rows alone */
 void butler_kernels_one_bit_vnni(struct butler_kernels *table); /* one-bit keys alone */
 void butler_kernels_one_bit_amx(struct butler_kernels *table);
 void butler_kernels_amx(struct butler_kernels *table);

@@ -74,8 +74,7 @@ void butler_ref_gemm(float *y, size_t y_stride, const float *w, int n_rows, cons
 void butler_ref_pack_rows(void *packed, const float *x, size_t stride, int n, int k);
 void butler_ref_pack_columns(void *packed, const float *x, size_t stride, int n, int k);
 void butler_ref_pack_turned(void *packed, const float *x, size_t stride, int n, int k);
-float butler_ref_pack_weights(void *packed, int line, float *x, float most, int visible, int n, bool keep);
-void butler_ref_multiply(float *c, size_t c_stride, const void *a, const void *b, int m, int n, int k, bool more);
+void butler_ref_attend_packed(const struct butler_attention *a);
 void butler_ref_pack_fixed_rows(void *packed, float *scales, const float *x, size_t stride, int n, int k);
 void butler_ref_pack_fixed_columns(void *packed, float *scales, const float *x, size_t stride, int n, int k);
 void butler_ref_pack_fixed_q8_0(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k);

@@ -41,38 +41,69 @@ void butler_ref_pack_turned(void *packed, const float *x, size_t stride, int n, 
     memset(packed, 0, butler_packed_bytes(n, k));
     for (int i = 0; i < n; i++)
         for (int c = 0; c < k; c++)
-            put(packed, i, c, k, column_at(i, c), x[(size_t)c * stride + (size_t)i]);
+            put(packed, i, c, k, row_at(i, c), x[(size_t)c * stride + (size_t)i]);
 }
 
-float butler_ref_pack_weights(void *packed, int line, float *x, float most, int visible, int n, bool keep)
+/* Element c of line i of an operand, lines of k: its high part, and its low one 512 words further on. */
+static const uint16_t *part_of(const void *packed, int i, int c, int k, bool column)
 {
-    float sum = 0;
-    for (int i = 0; i < n; i++) {
-        const float away = i < visible ? x[i] - most : 0, e = i < visible ? expf(away < -87 ? -87 : away) : 0;
-        put(packed, line, i, n, row_at(line, i), e);
-        sum += e;
-        if (keep && i < visible)
-            x[i] = e;
+    return (const uint16_t *)packed +
+           ((size_t)(i / 16) * BUTLER_CEIL_DIV((size_t)k, BUTLER_TILE_K) + (size_t)(c / BUTLER_TILE_K)) * 1024 +
+           (column ? column_at(i, c) : row_at(i, c));
+}
+
+/* high, low: two parts of one factor; y: those of the other. */
+static float product(float high, float low, const uint16_t *y)
+{
+    return high * bf16_to_float(y[512]) + high * bf16_to_float(*y) + low * bf16_to_float(*y);
+}
+
+/* The scores of the keys [first, first + n) that a row sees, and the whole number above all so far. */
+static float scores_of(const struct butler_attention *a, int row, int first, int n, float *scores)
+{
+    float max = a->max[row];
+    for (int j = 0; j < n; j++) {
+        const int key = first + j;
+        float sum = 0;
+        for (int d = 0; d < a->dim; d++) {
+            const uint16_t *x = part_of(a->queries, row, d, a->dim, true);
+            sum += product(bf16_to_float(*x), bf16_to_float(x[512]), part_of(a->keys, butler_attend_place(key), d, a->dim, false));
+        }
+        scores[j] = key >= a->begin[row] && key < a->end[row] ? sum : -INFINITY;
+        const float up = ceilf(scores[j] * 1.44269504f);
+        max = up <= max ? max : up; /* a NaN stays */
     }
-    for (int i = n; i % BUTLER_TILE_K; i++)
-        put(packed, line, i, n, row_at(line, i), 0);
-    return sum;
+    return max;
 }
 
-void butler_ref_multiply(float *c, size_t c_stride, const void *a, const void *b, int m, int n, int k, bool more)
+void butler_ref_attend_packed(const struct butler_attention *a)
 {
-    const size_t line = BUTLER_CEIL_DIV((size_t)k, BUTLER_TILE_K) * 1024;
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < n; j++) {
-            float sum = more ? c[(size_t)i * c_stride + (size_t)j] : 0;
-            for (int d = 0; d < k; d++) {
-                const size_t tile = (size_t)(d / BUTLER_TILE_K) * 1024;
-                const uint16_t *x = (const uint16_t *)a + (size_t)(i / 16) * line + tile + row_at(i, d);
-                const uint16_t *y = (const uint16_t *)b + (size_t)(j / 16) * line + tile + column_at(j, d);
-                const float high = bf16_to_float(*x), other = bf16_to_float(*y);
-                sum += high * bf16_to_float(y[512]) + high * other + bf16_to_float(x[512]) * other;
+    const int n_packed = BUTLER_CEIL_DIV(a->n_keys, BUTLER_ATTEND_KEYS) * BUTLER_ATTEND_KEYS;
+    for (int row = 0; row < a->n_rows; row++)
+        for (int first = 0; first < a->n_keys; first += BUTLER_ATTEND_KEYS) {
+            const int n = BUTLER_MIN(a->n_keys - first, BUTLER_ATTEND_KEYS);
+            float weights[BUTLER_ATTEND_KEYS];
+            const float max = scores_of(a, row, first, n, weights), factor = exp2f(a->max[row] - max);
+            a->max[row] = max;
+            a->sum[row] *= factor;
+            for (int j = 0; j < n; j++) {
+                const double e = exp2((double)weights[j] * 1.4426950408889634 - (double)max);
+                weights[j] = e < 0x1p-126 ? 0 : (float)e;
+                a->sum[row] += weights[j];
+                if (a->kept)
+                    a->kept[(size_t)row * a->kept_stride + (size_t)(first + j)] = weights[j];
             }
-            c[(size_t)i * c_stride + (size_t)j] = sum;
+            if (a->kept)
+                a->maxima[(size_t)(first / BUTLER_ATTEND_KEYS) * a->maxima_stride + (size_t)row] = max;
+            for (int d = 0; d < a->dim; d++) {
+                float *out = a->out + butler_attend_at(row, d, a->dim), sum = *out * factor;
+                for (int j = 0; j < n; j++) {
+                    const float high = bf16_to_float(float_to_bf16(weights[j]));
+                    const float low = bf16_to_float(float_to_bf16(weights[j] - high));
+                    sum += product(high, low, part_of(a->values, d, first + j, n_packed, false));
+                }
+                *out = sum;
+            }
         }
 }
 

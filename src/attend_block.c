@@ -41,25 +41,26 @@ struct tile {
     float *maxima;    /* [chunk][KEPT rows] which maximum a chunk's weights have */
     float *scores;    /* [STRIP][KEYS] */
     float *widened;   /* [KEYS][dim] */
-    void *packed_q, *packed_p, *packed_keys, *packed_values;
+    void *packed_q, *packed_keys, *packed_values;
+    void *begin, *end; /* int32_t[rows]: of a chunk's keys that a row sees */
 };
 
-static int round16(int n)
+static int round_up(int n, int unit)
 {
-    return (n + 15) / 16 * 16;
+    return BUTLER_CEIL_DIV(n, unit) * unit;
 }
 
 int butler_attend_kept_rows(int group, int max_slots)
 {
     const int rows = BUTLER_MIN(BUTLER_MAX(KEPT_FLOATS / max_slots, 32), KEPT);
-    return round16(BUTLER_MAX(group, rows / group * group));
+    return round_up(BUTLER_MAX(group, rows / group * group), 16);
 }
 
 /* Cuts a thread's scratch into the tile's arrays; with base NULL only counts. Returns floats. */
 static size_t cut_scratch(struct tile *tile, float *base, int group, int dim, int max_slots)
 {
-    const size_t rows = (size_t)round16(BUTLER_MAX(ROWS, group)), width = (size_t)dim,
-                 chunks = BUTLER_CEIL_DIV((size_t)max_slots, KEYS);
+    const size_t rows = (size_t)round_up(BUTLER_MAX(ROWS, group), BUTLER_ATTEND_ROWS), width = (size_t)dim,
+                 chunks = BUTLER_CEIL_DIV((size_t)max_slots, BUTLER_ATTEND_KEYS);
     const size_t packed_width = BUTLER_CEIL_DIV(width, BUTLER_TILE_K) * BUTLER_TILE_K;
     float *none;
     const struct {
@@ -67,16 +68,17 @@ static size_t cut_scratch(struct tile *tile, float *base, int group, int dim, in
         size_t n;
     } pieces[] = {
         {&tile->q, rows * width},
-        {&tile->out, rows * width},
+        {&tile->out, rows * packed_width},
         {&tile->max, rows},
         {&tile->sum, rows},
         {&tile->maxima, chunks * (size_t)butler_attend_kept_rows(group, max_slots)},
         {&tile->scores, STRIP * KEYS},
         {&tile->widened, KEYS * width},
         {(float **)&tile->packed_q, rows * packed_width},
-        {(float **)&tile->packed_p, STRIP * KEYS},
         {(float **)&tile->packed_keys, KEYS * packed_width},
-        {(float **)&tile->packed_values, KEYS * (size_t)round16(dim)},
+        {(float **)&tile->packed_values, KEYS * packed_width},
+        {(float **)&tile->begin, rows},
+        {(float **)&tile->end, rows},
     };
     size_t at = 0;
     for (int i = 0; i < BUTLER_COUNT(pieces); i++) {
@@ -111,7 +113,7 @@ static void load_queries(struct tile *tile)
             butler_rotate(kernels, work->rope, q + i * dim, work->rope_cos + at, work->rope_sin + at, work->n_rot);
     }
     if (tile->job->tiles)
-        kernels->pack_rows(tile->packed_q, tile->q, (size_t)dim, tile->n_rows, dim);
+        kernels->pack_columns(tile->packed_q, tile->q, (size_t)dim, tile->n_rows, dim);
 }
 
 /* Keys and values [first, first + n) for the matrix unit. */
@@ -119,50 +121,24 @@ static void pack_chunk(struct tile *tile, int first, int n)
 {
     const struct butler_workspace *work = tile->job->state->work;
     const struct butler_kv *kv = tile->job->state->kv;
-    const int dim = kv->head_dim;
+    const int dim = kv->head_dim, n_packed = round_up(n, BUTLER_ATTEND_KEYS);
     const void *keys[KEYS], *values[KEYS];
     butler_attend_rows(kv, tile->cache, tile->slots, first, n, keys, values);
+    memset(tile->widened, 0, (size_t)(n_packed * dim) * sizeof *tile->widened);
     for (int i = 0; i < n; i++) {
-        float *x = tile->widened + (size_t)(i * dim);
+        float *x = tile->widened + (size_t)(butler_attend_place(i) * dim);
         const size_t at = (size_t)(first + i) * (size_t)work->n_rot / 2;
         kv->kernels->load_row[kv->type](x, keys[i], dim);
         if (work->rope_cos)
             butler_rotate(kv->kernels, work->rope, x, work->rope_cos + at, work->rope_sin + at, work->n_rot);
     }
-    kv->kernels->pack_columns(tile->packed_keys, tile->widened, (size_t)dim, n, dim);
+    kv->kernels->pack_rows(tile->packed_keys, tile->widened, (size_t)dim, n_packed, dim);
+    memset(tile->widened + (size_t)(n * dim), 0, (size_t)((n_packed - n) * dim) * sizeof *tile->widened);
     for (int i = 0; i < n; i++)
         kv->kernels->load_row[kv->type](tile->widened + (size_t)(i * dim), values[i], dim);
-    kv->kernels->pack_turned(tile->packed_values, tile->widened, (size_t)dim, dim, n);
-}
-
-/* Scores of a strip against n keys of a chunk. */
-static void score_strip(const struct tile *tile, int row, int n_rows, int first, int n, float *s, size_t stride)
-{
-    const struct butler_kv *kv = tile->job->state->kv;
-    const size_t dim = (size_t)kv->head_dim;
-    const void *keys[KEYS], *values[KEYS];
-    if (tile->job->tiles) {
-        kv->kernels->multiply(s, stride, (unsigned char *)tile->packed_q + butler_packed_bytes(row, kv->head_dim),
-                              tile->packed_keys, round16(n_rows), round16(n), kv->head_dim, false);
-        return;
-    }
-    butler_attend_rows(kv, tile->cache, tile->slots, first, n, keys, values);
-    butler_attend_scores(tile->job->state, tile->thread, s, stride, tile->q + (size_t)row * dim, n_rows, keys, first, n);
-}
-
-/* out += weights times values, n of a chunk. */
-static void add_values(const struct tile *tile, int row, int n_rows, int first, int n, const float *s, size_t stride)
-{
-    const struct butler_kv *kv = tile->job->state->kv;
-    const size_t dim = (size_t)kv->head_dim;
-    const void *keys[KEYS], *values[KEYS];
-    float *out = tile->out + (size_t)row * dim;
-    if (tile->job->tiles) {
-        kv->kernels->multiply(out, dim, tile->packed_p, tile->packed_values, round16(n_rows), kv->head_dim, n, true);
-        return;
-    }
-    butler_attend_rows(kv, tile->cache, tile->slots, first, n, keys, values);
-    kv->kernels->av[kv->type](out, dim, s, stride, n_rows, values, n, kv->head_dim);
+    kv->kernels->pack_turned(tile->packed_values, tile->widened, (size_t)dim, dim, n_packed);
+    if (dim % 32)
+        memset((unsigned char *)tile->packed_values + butler_packed_bytes(dim, n_packed), 0, butler_packed_bytes(16, n_packed));
 }
 
 /* The first key that a row sees; the last is its own token's. */
@@ -171,10 +147,37 @@ static int first_seen(const struct tile *tile, int row)
     return BUTLER_MAX(tile->before + row / tile->group + 1 - tile->job->window, 0);
 }
 
-/* Scores of the keys [hidden, visible) of a chunk of n that row `row`, number `line` of a strip, sees become weights against the
- * greatest score so far: for the matrix unit in packed_p, and else, or where they are kept, in place. A hidden key weighs e^-87 at
- * most, which is lost beside the greatest score's 1. */
-static void weigh_row(const struct tile *tile, int row, int line, float *s, int hidden, int visible, int n)
+/* All rows meet keys [first, first + n) in the matrix unit. */
+static void attend_packed(const struct tile *tile, int first, int n)
+{
+    const struct butler_workspace *work = tile->job->state->work;
+    int32_t *begin = tile->begin, *end = tile->end;
+    for (int row = 0; row < round_up(tile->n_rows, BUTLER_ATTEND_ROWS); row++) {
+        const int of = BUTLER_MIN(row, tile->n_rows - 1); /* rows that are none are as the last */
+        begin[row] = first_seen(tile, of) - first;
+        end[row] = BUTLER_MIN(tile->before + of / tile->group + 1 - first, n);
+    }
+    tile->job->state->kv->kernels->attend_packed(
+        &(struct butler_attention){.queries = tile->packed_q,
+                                   .keys = tile->packed_keys,
+                                   .values = tile->packed_values,
+                                   .begin = begin,
+                                   .end = end,
+                                   .max = tile->max,
+                                   .sum = tile->sum,
+                                   .out = tile->out,
+                                   .kept = tile->keeps ? tile->weights + first : NULL,
+                                   .maxima = tile->maxima + (size_t)(first / BUTLER_ATTEND_KEYS) * (size_t)work->tile_rows,
+                                   .kept_stride = work->score_stride,
+                                   .maxima_stride = (size_t)work->tile_rows,
+                                   .n_rows = tile->n_rows,
+                                   .n_keys = n,
+                                   .dim = tile->job->state->kv->head_dim});
+}
+
+/* Scores of the keys [hidden, visible) of a chunk of n that row `row` sees become weights against the greatest score so far. A
+ * hidden key weighs e^-87 at most, which is lost beside the greatest score's 1. */
+static void weigh_row(const struct tile *tile, int row, float *s, int hidden, int visible, int n)
 {
     const struct butler_kernels *kernels = tile->job->state->kv->kernels;
     const int dim = tile->job->state->kv->head_dim;
@@ -191,48 +194,47 @@ static void weigh_row(const struct tile *tile, int row, int line, float *s, int 
             tile->max[row] = max;
         }
     }
-    if (tile->job->tiles)
-        tile->sum[row] += kernels->pack_weights(tile->packed_p, line, s, tile->max[row], visible, n, tile->keeps);
-    else if (visible > 0)
+    if (visible > 0)
         tile->sum[row] += kernels->exp_sum(s, tile->max[row], visible);
-    if (visible < n && (tile->keeps || !tile->job->tiles))
+    if (visible < n)
         memset(s + visible, 0, (size_t)(n - visible) * sizeof *s);
 }
 
-/* Rows [row, row + n_rows) meet keys [first, first + n). */
+/* Rows [row, row + n_rows) meet keys [first, first + n) in vectors. */
 static void attend_strip(const struct tile *tile, int row, int n_rows, int first, int n)
 {
     const struct butler_workspace *work = tile->job->state->work;
-    const int seen = tile->before + (row + n_rows - 1) / tile->group + 1 - first; /* by the last row */
-    const size_t stride = tile->keeps ? work->score_stride : KEYS;
+    const struct butler_kv *kv = tile->job->state->kv;
+    const size_t stride = tile->keeps ? work->score_stride : KEYS, dim = (size_t)kv->head_dim;
     float *s = tile->keeps ? tile->weights + (size_t)row * stride + first : tile->scores;
-    if (seen <= 0 || first_seen(tile, row) >= first + n)
+    const void *keys[KEYS], *values[KEYS];
+    n = BUTLER_MIN(n, tile->before + (row + n_rows - 1) / tile->group + 1 - first); /* seen by the last row */
+    if (n <= 0 || first_seen(tile, row) >= first + n)
         return;
-    score_strip(tile, row, n_rows, first, BUTLER_MIN(n, seen), s, stride);
-    if (!tile->job->tiles) /* packed values lie as the whole chunk was packed; what no row sees weighs nothing */
-        n = BUTLER_MIN(n, seen);
+    butler_attend_rows(kv, tile->cache, tile->slots, first, n, keys, values);
+    butler_attend_scores(tile->job->state, tile->thread, s, stride, tile->q + (size_t)row * dim, n_rows, keys, first, n);
     for (int r = 0; r < n_rows; r++) {
         const int visible = tile->before + (row + r) / tile->group + 1 - first;
-        weigh_row(tile, row + r, r, s + (size_t)r * stride, first_seen(tile, row + r) - first,
-                  BUTLER_MIN(BUTLER_MAX(visible, 0), n), n);
+        weigh_row(tile, row + r, s + (size_t)r * stride, first_seen(tile, row + r) - first, BUTLER_MIN(BUTLER_MAX(visible, 0), n),
+                  n);
         if (tile->keeps)
             tile->maxima[(size_t)(first / KEYS) * (size_t)work->tile_rows + (size_t)(row + r)] = tile->max[row + r];
     }
-    for (int r = n_rows; r < round16(n_rows) && tile->job->tiles; r++)
-        tile->job->state->kv->kernels->pack_weights(tile->packed_p, r, s, 0, 0, n, false); /* rows that are none */
-    add_values(tile, row, n_rows, first, n, s, stride);
+    kv->kernels->av[kv->type](tile->out + (size_t)row * dim, dim, s, stride, n_rows, values, n, kv->head_dim);
 }
 
 /* Weights that were taken against the maxima of their time, as they are against all keys. */
 static void finish_weights(const struct tile *tile)
 {
     const struct butler_layer_state *state = tile->job->state;
+    const int keys = tile->job->tiles ? BUTLER_ATTEND_KEYS : KEYS; /* with one maximum */
     for (int r = 0; r < tile->n_rows; r++) {
         float *row = tile->weights + (size_t)r * state->work->score_stride;
         const int visible = tile->before + r / tile->group + 1;
-        for (int i = 0; i < visible; i += KEYS) {
-            const float max = tile->maxima[(size_t)(i / KEYS) * (size_t)state->work->tile_rows + (size_t)r];
-            state->kv->kernels->scale(row + i, expf(max - tile->max[r]) / tile->sum[r], BUTLER_MIN(KEYS, visible - i));
+        for (int i = 0; i < visible; i += keys) {
+            const float fall = tile->maxima[(size_t)(i / keys) * (size_t)state->work->tile_rows + (size_t)r] - tile->max[r];
+            state->kv->kernels->scale(row + i, (tile->job->tiles ? exp2f(fall) : expf(fall)) / tile->sum[r],
+                                      BUTLER_MIN(keys, visible - i));
         }
     }
 }
@@ -251,6 +253,21 @@ static const float *weights_by_slot(const struct tile *tile, const float *weight
     return by_slot;
 }
 
+/* What all keys gave, over the sums of weights. */
+static void write_out(const struct tile *tile)
+{
+    const struct butler_layer_state *state = tile->job->state;
+    const int dim = state->kv->head_dim;
+    for (int r = 0; r < tile->n_rows; r++) {
+        const float scale = 1.0f / tile->sum[r];
+        float *out = tile->job->out + ((size_t)(tile->first + r / tile->group) * (size_t)state->n_heads +
+                                       (size_t)(tile->kv_head * tile->group + r % tile->group)) *
+                                          (size_t)dim;
+        for (int c = 0; c < dim; c++)
+            out[c] = tile->out[tile->job->tiles ? butler_attend_at(r, c, dim) : (size_t)(r * dim + c)] * scale;
+    }
+}
+
 /* Tokens [first, first + n) of the block and the query heads of one KV head against what they see before them. */
 static void attend_tile(const struct block_job *job, int kv_head, int first, int n, bool keeps, int thread)
 {
@@ -258,7 +275,6 @@ static void attend_tile(const struct block_job *job, int kv_head, int first, int
     const struct butler_kv *kv = state->kv;
     const struct butler_workspace *work = state->work;
     const int group = state->n_heads / kv->n_kv_heads, n_rows = n * group;
-    const size_t dim = (size_t)kv->head_dim;
     struct tile tile = {.job = job,
                         .cache = butler_kv_at(kv, state->layer, kv_head),
                         .kv_head = kv_head,
@@ -275,26 +291,26 @@ static void attend_tile(const struct block_job *job, int kv_head, int first, int
     cut_scratch(&tile, work->block + (size_t)thread * work->block_floats, group, kv->head_dim, work->max_slots);
 
     load_queries(&tile);
-    memset(tile.out, 0, (size_t)round16(n_rows) * dim * sizeof *tile.out);
-    for (int r = 0; r < n_rows; r++) {
-        tile.max[r] = -INFINITY;
+    const int rows = round_up(n_rows, BUTLER_ATTEND_ROWS);
+    memset(tile.out, 0, (size_t)(rows * round_up(kv->head_dim, 32)) * sizeof *tile.out);
+    for (int r = 0; r < rows; r++) {
+        tile.max[r] = job->tiles ? BUTLER_ATTEND_LEAST : -INFINITY;
         tile.sum[r] = 0;
     }
     for (int i = first_seen(&tile, 0) / KEYS * KEYS; i < tile.n_keys; i += KEYS) {
         const int m = BUTLER_MIN(KEYS, tile.n_keys - i);
-        if (job->tiles)
+        if (job->tiles) {
             pack_chunk(&tile, i, m);
-        for (int row = 0; row < n_rows; row += STRIP)
+            attend_packed(&tile, i, m);
+        }
+        for (int row = 0; row < n_rows && !job->tiles; row += STRIP)
             attend_strip(&tile, row, BUTLER_MIN(STRIP, n_rows - row), i, m);
     }
-    for (int r = 0; r < n_rows; r++)
-        kv->kernels->scale(tile.out + (size_t)r * dim, 1.0f / tile.sum[r], kv->head_dim);
+    write_out(&tile);
     if (keeps)
         finish_weights(&tile);
     for (int t = 0; t < n; t++) {
         const int position = state->position + first + t, seen = tile.before + t + 1;
-        memcpy(job->out + ((size_t)(first + t) * (size_t)state->n_heads + (size_t)(kv_head * group)) * dim,
-               tile.out + (size_t)(t * group) * dim, (size_t)group * dim * sizeof *tile.out);
         if (position >= job->observe_from)
             butler_attend_observe(state, kv_head, position,
                                   weights_by_slot(&tile, tile.weights + (size_t)(t * group) * work->score_stride, seen),

@@ -50,51 +50,11 @@ static void check_pack(const struct butler_kernels *table, int kind, int n, int 
         for (int c = 0; c < (k + 31) / 32 * 32; c++) {
             const double value =
                 i < n && c < k ? (double)x[turned ? (size_t)c * stride + (size_t)i : (size_t)i * stride + (size_t)c] : 0;
-            assert_near("pack", table->isa, k, i, packed_value(packed, i, c, k, kind != 0, false), value,
+            assert_near("pack", table->isa, k, i, packed_value(packed, i, c, k, kind == 1, false), value,
                         fabs(value) * 0x1p-17 + 0x1p-126);
-            assert_near("pack, high part", table->isa, k, i, packed_value(packed, i, c, k, kind != 0, true), value,
+            assert_near("pack, high part", table->isa, k, i, packed_value(packed, i, c, k, kind == 1, true), value,
                         fabs(value) * 0x1p-8 + 0x1p-126);
         }
-}
-
-/* Rows of weights, each with its own maximum and number of keys seen, down to none; what lies behind those stays unread. */
-static void weights_are_exponentials(void **state)
-{
-    (void)state;
-    static _Alignas(64) unsigned char packed[1 << 17];
-    static struct guarded in;
-    uint64_t seed = 16;
-    if (!in.base)
-        in = guarded_new(sizeof(float) * MAX_K);
-    FOR_EACH_ISA(table)
-    {
-        for (int trial = 0; trial < 200; trial++) {
-            const int lines = 1 + trial % 33, n = 1 + trial * 7 % MAX_K;
-            memset(packed, 0xff, butler_packed_bytes(lines, n));
-            for (int line = 0; line < lines; line++) {
-                const int visible = line % 5 == 4 ? n : (int)(butler_random(&seed) % (uint64_t)(n + 1));
-                const bool keep = (line + trial) % 2;
-                float *x = guarded_at(&in, (size_t)visible * sizeof *x, true, 0), scores[MAX_K], most = 0;
-                for (int i = 0; i < visible; i++) {
-                    scores[i] = x[i] = 12 * butler_random_normal(&seed) - (trial % 7 == 3 && i % 3 == 0 ? 150 : 0);
-                    most = i == 0 || x[i] > most ? x[i] : most;
-                }
-                const float got = table->pack_weights(packed, line, x, most, visible, n, keep);
-                double sum = 0;
-                for (int i = 0; i < (n + 31) / 32 * 32; i++) {
-                    const double away = i < visible ? fmax((double)(scores[i] - most), -87) : 0, e = i < visible ? exp(away) : 0;
-                    /* 4 units in the last place, and the argument's own: the exponent is off by |away| 2^-24 */
-                    const double bound = e * EPS * (4 + fabs(away));
-                    sum += e;
-                    assert_near("pack_weights", table->isa, n, i, packed_value(packed, line, i, n, false, false), e,
-                                bound + e * 0x1p-17 + 0x1p-126);
-                    if (i < visible)
-                        assert_near("kept weights", table->isa, n, i, x[i], keep ? e : (double)scores[i], keep ? bound : 0);
-                }
-                assert_near("sum of weights", table->isa, n, line, got, sum, sum * EPS * (100 + n / 8));
-            }
-        }
-    }
 }
 
 static void operands_hold_their_numbers(void **state)
@@ -117,69 +77,181 @@ static double product_bound(int k, double magnitude, double sizes)
     return (0x1p-15 + (k + 8) * EPS) * magnitude + sizes * 0x1p-125 + (k + 1) * 0x1p-125;
 }
 
-static void check_multiply(const struct butler_kernels *table, int m, int n, int k, enum kind kind, bool turned, uint64_t *seed)
+/* Queries, keys and values of an attention and what comes of them: numbers first, then as the kernel takes them. */
+enum { MAX_QUERIES = 70, MAX_KEYS = 200, MAX_DIM = 160, QUERY_ROOM = 96, KEY_ROOM = 256, KEPT_STRIDE = 208 };
+
+struct attention_case {
+    int n_rows, n_keys, dim;
+    float q[MAX_QUERIES * MAX_DIM], k[MAX_KEYS * MAX_DIM], v[MAX_KEYS * MAX_DIM];
+    int32_t begin[QUERY_ROOM], end[QUERY_ROOM];
+    _Alignas(64) unsigned char queries[QUERY_ROOM * MAX_DIM * 4], keys[KEY_ROOM * MAX_DIM * 4], values[KEY_ROOM * MAX_DIM * 4];
+    _Alignas(64) float max[QUERY_ROOM], sum[QUERY_ROOM], out[QUERY_ROOM * MAX_DIM];
+    float kept[MAX_QUERIES * KEPT_STRIDE], maxima[4 * MAX_QUERIES];
+};
+
+/* Keys [first, first + n) with the queries, on top of what was there. */
+static void attend_keys(struct attention_case *c, const struct butler_kernels *table, int first, int n, bool keep)
 {
-    static float x[MAX_LINES * MAX_K], y[MAX_LINES * MAX_K], twice[MAX_LINES * (MAX_LINES + 16)];
-    static _Alignas(64) unsigned char a[1 << 18], b[1 << 18];
-    static struct guarded out;
-    if (!out.base)
-        out = guarded_new(sizeof(float) * MAX_LINES * (MAX_LINES + 16));
-    const size_t stride = (size_t)n + 16 * (size_t)(m / 16 % 2), line = butler_packed_bytes(16, k),
-                 count = (size_t)(m - 1) * stride + (size_t)n;
-    float *c = guarded_at(&out, count * sizeof *c, k % 2, 0), alone[16 * 16];
-    fill_random(x, (size_t)m * (size_t)k, kind, seed);
-    fill_random(y, (size_t)n * (size_t)k, kind, seed);
-    table->pack_rows(a, x, (size_t)k, m, k);
-    (turned ? table->pack_turned : table->pack_columns)(b, y, turned ? (size_t)n : (size_t)k, n, k);
-    for (size_t i = 0; i < count; i++)
-        c[i] = -12345;
-    table->multiply(c, stride, a, b, m, n, k, false);
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < (int)stride && (size_t)i * stride + (size_t)j < count; j++) {
-            const float got = c[(size_t)i * stride + (size_t)j];
-            double sum = 0, magnitude = 0, sizes = 0;
-            if (j >= n) {
-                assert_true(got == -12345);
-                continue;
-            }
-            for (int d = 0; d < k; d++) {
-                const double u = (double)x[i * k + d], v = (double)(turned ? y[d * n + j] : y[j * k + d]);
-                sum += u * v;
-                magnitude += fabs(u * v);
-                sizes += fabs(u) + fabs(v);
-            }
-            assert_near("multiply", table->isa, k, i, got, sum, product_bound(k, magnitude, sizes));
-        }
-    /* The last tile by itself, and all of it once more on top. */
-    table->multiply(alone, 16, a + (size_t)(m / 16 - 1) * line, b + (size_t)(n / 16 - 1) * line, 16, 16, k, false);
-    for (int i = 0; i < 16; i++)
-        for (int j = 0; j < 16; j++)
-            assert_same_bits("multiply", table->isa, k, i, alone[i * 16 + j],
-                             c[(size_t)(m - 16 + i) * stride + (size_t)(n - 16 + j)]);
-    memcpy(twice, c, count * sizeof *c);
-    table->multiply(twice, stride, a, b, m, n, k, true);
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < n; j++) {
-            const double once = (double)c[(size_t)i * stride + (size_t)j];
-            double magnitude = 0;
-            for (int d = 0; d < k; d++)
-                magnitude += fabs((double)x[i * k + d] * (double)(turned ? y[d * n + j] : y[j * k + d]));
-            assert_near("multiply on top", table->isa, k, i, twice[(size_t)i * stride + (size_t)j], 2 * once,
-                        2 * (k + 8) * EPS * magnitude + (k + 1) * 0x1p-100);
-        }
+    static float lines[KEY_ROOM * MAX_DIM];
+    const int dim = c->dim, n_packed = (n + 63) / 64 * 64;
+    int32_t begin[QUERY_ROOM], end[QUERY_ROOM];
+    for (int i = 0; i < QUERY_ROOM; i++) {
+        begin[i] = c->begin[BUTLER_MIN(i, c->n_rows - 1)] - first;
+        end[i] = BUTLER_MIN(c->end[BUTLER_MIN(i, c->n_rows - 1)] - first, n);
+    }
+    memset(c->values, 0, sizeof c->values);
+    memset(lines, 0, sizeof lines);
+    for (int i = 0; i < n; i++)
+        memcpy(lines + butler_attend_place(i) * dim, c->k + (first + i) * dim, (size_t)dim * sizeof *lines);
+    table->pack_rows(c->keys, lines, (size_t)dim, n_packed, dim);
+    memset(lines, 0, sizeof lines);
+    memcpy(lines, c->v + first * dim, (size_t)(n * dim) * sizeof *lines);
+    table->pack_turned(c->values, lines, (size_t)dim, dim, n_packed);
+    table->attend_packed(&(struct butler_attention){.queries = c->queries,
+                                                    .keys = c->keys,
+                                                    .values = c->values,
+                                                    .begin = begin,
+                                                    .end = end,
+                                                    .max = c->max,
+                                                    .sum = c->sum,
+                                                    .out = c->out,
+                                                    .kept = keep ? c->kept + first : NULL,
+                                                    .maxima = c->maxima + first / 64 * MAX_QUERIES,
+                                                    .kept_stride = KEPT_STRIDE,
+                                                    .maxima_stride = MAX_QUERIES,
+                                                    .n_rows = c->n_rows,
+                                                    .n_keys = n,
+                                                    .dim = dim});
 }
 
-static void products_of_blocks(void **state)
+/* All keys, `at_once` of them a call. */
+static void attend(struct attention_case *c, const struct butler_kernels *table, int at_once, bool keep)
+{
+    for (int i = 0; i < QUERY_ROOM; i++) {
+        c->max[i] = BUTLER_ATTEND_LEAST;
+        c->sum[i] = 0;
+    }
+    memset(c->out, 0, sizeof c->out);
+    for (int i = 0; i < MAX_QUERIES * KEPT_STRIDE; i++)
+        c->kept[i] = -12345;
+    table->pack_columns(c->queries, c->q, (size_t)c->dim, c->n_rows, c->dim);
+    for (int i = 0; i < c->n_keys; i += at_once)
+        attend_keys(c, table, i, BUTLER_MIN(at_once, c->n_keys - i), keep);
+}
+
+/* One query against double precision. */
+static void check_query(const struct attention_case *c, const char *isa, int row, bool keep)
+{
+    static double scores[MAX_KEYS], bounds[MAX_KEYS];
+    const int dim = c->dim;
+    double most = -INFINITY, sum = 0, sum_bound = 0;
+    for (int j = c->begin[row]; j < c->end[row]; j++) {
+        double magnitude = 0, sizes = 0;
+        scores[j] = 0;
+        for (int d = 0; d < dim; d++) {
+            const double u = (double)c->q[row * dim + d], v = (double)c->k[j * dim + d];
+            scores[j] += u * v;
+            magnitude += fabs(u * v);
+            sizes += fabs(u) + fabs(v);
+        }
+        bounds[j] = product_bound(dim, magnitude, sizes);
+        most = fmax(most, scores[j]);
+    }
+    const double max = (double)c->max[row], log2_e = 1.4426950408889634;
+    if (c->begin[row] >= c->end[row]) {
+        assert_true(c->max[row] == BUTLER_ATTEND_LEAST && c->sum[row] == 0);
+        return;
+    }
+    /* A whole number not below the greatest score and less than 1 above it, but for that score's own error. */
+    assert_true(c->max[row] == ceilf(c->max[row]) && max - most * log2_e > -1e-3 && max - most * log2_e < 1 + 1e-3);
+    for (int j = c->begin[row]; j < c->end[row]; j++) {
+        /* the score's error; 4 units in the last place; the argument is rounded once, and so is log2(e) */
+        const double e = exp2(scores[j] * log2_e - max),
+                     bound = e * (expm1(bounds[j]) + EPS * (4 + fabs(scores[j]) + fabs(scores[j] * log2_e - max))) + 0x1p-126;
+        sum += e;
+        sum_bound += bound;
+        bounds[j] = bound;
+        scores[j] = e;
+        if (keep)
+            assert_near("kept weights", isa, dim, j,
+                        (double)c->kept[row * KEPT_STRIDE + j] * exp2((double)c->maxima[j / 64 * MAX_QUERIES + row] - max), e,
+                        bound);
+    }
+    assert_near("sum of weights", isa, dim, row, c->sum[row], sum, sum_bound + sum * EPS * (100 + c->n_keys / 8));
+    for (int d = 0; d < dim; d++) {
+        double out = 0, bound = 0, magnitude = 0, sizes = 0;
+        for (int j = c->begin[row]; j < c->end[row]; j++) {
+            const double v = (double)c->v[j * dim + d];
+            out += scores[j] * v;
+            bound += bounds[j] * fabs(v);
+            magnitude += scores[j] * fabs(v);
+            sizes += scores[j] + fabs(v);
+        }
+        assert_near("weighted values", isa, dim, d, c->out[butler_attend_at(row, d, dim)], out,
+                    bound + product_bound(c->n_keys, magnitude, sizes));
+    }
+}
+
+/* Queries that see all keys, as many as their place in the text, a window of them or none; whole blocks of both and parts. Neither
+ * keeping weights, nor other queries, nor how keys come changes a bit. */
+static void attention_of_blocks(void **state)
 {
     (void)state;
-    static const int lengths[] = {1, 2, 31, 32, 33, 64, 100, 256, 300};
+    static struct attention_case c, other;
     uint64_t seed = 7;
     FOR_EACH_ISA(table)
     {
-        for (int l = 0; l < BUTLER_COUNT(lengths); l++)
-            for (int m = 16; m <= 80; m += 16)
-                for (int n = 16; n <= 80; n += 16)
-                    check_multiply(table, m, n, lengths[l], (enum kind)((l + m / 16 + n / 16) % N_KINDS), (m + n) / 16 % 2, &seed);
+        for (int trial = 0; trial < 60; trial++) {
+            const bool keep = trial % 3 == 1;
+            c.n_rows = 1 + trial * 23 % MAX_QUERIES, c.n_keys = 1 + trial * 41 % MAX_KEYS, c.dim = 16 * (1 + trial * 3 % 10);
+            fill_random(c.q, (size_t)(c.n_rows * c.dim), trial % 7 == 6 ? SUBNORMAL : NORMAL, &seed);
+            fill_random(c.k, (size_t)(c.n_keys * c.dim), trial % 5 == 4 ? ZEROS : NORMAL, &seed);
+            fill_random(c.v, (size_t)(c.n_keys * c.dim), NORMAL, &seed);
+            for (int i = 0; i < c.n_rows * c.dim; i++)
+                c.q[i] *= trial % 4 == 3 ? 8 : 0.5f; /* scores some hundreds apart, or some units */
+            for (int i = 0; i < c.n_rows; i++) {
+                const int place = c.n_keys - c.n_rows + i;
+                c.begin[i] = trial % 5 == 2 ? BUTLER_MAX(place - 20, 0) : 0;
+                c.end[i] = trial % 5 == 0 ? c.n_keys : BUTLER_MAX(place + 1, 0);
+            }
+            attend(&c, table, 256, keep);
+            for (int i = 0; i < c.n_rows; i++)
+                check_query(&c, table->isa, i, keep);
+            other = c;
+            attend(&other, table, 64, !keep);
+            assert_memory_equal(c.out, other.out, sizeof c.out);
+            assert_memory_equal(c.sum, other.sum, sizeof c.sum);
+            if (c.n_rows <= 32)
+                continue;
+            other = c; /* the last by itself, where it was in another place */
+            other.n_rows = 1;
+            memcpy(other.q, c.q + (c.n_rows - 1) * c.dim, (size_t)c.dim * sizeof *c.q);
+            other.begin[0] = c.begin[c.n_rows - 1], other.end[0] = c.end[c.n_rows - 1];
+            attend(&other, table, 256, false);
+            for (int d = 0; d < c.dim; d++)
+                assert_same_bits("a query alone", table->isa, c.dim, d, other.out[butler_attend_at(0, d, c.dim)],
+                                 c.out[butler_attend_at(c.n_rows - 1, d, c.dim)]);
+        }
+    }
+}
+
+/* A score or a value that is no number makes its own query's result none. */
+static void attention_keeps_nan(void **state)
+{
+    (void)state;
+    static struct attention_case c;
+    FOR_EACH_ISA(table)
+    {
+        memset(&c, 0, sizeof c);
+        c.n_rows = 40, c.n_keys = 100, c.dim = 64;
+        for (int i = 0; i < c.n_rows; i++)
+            c.end[i] = c.n_keys;
+        c.q[33 * 64 + 5] = NAN;
+        attend(&c, table, 256, false);
+        for (int i = 0; i < c.n_rows; i++) {
+            const float got = c.out[butler_attend_at(i, 7, 64)] / c.sum[i];
+            assert_true(i == 33 ? isnan(got) : got == 0);
+        }
     }
 }
 
@@ -445,8 +517,8 @@ static void blocks_keep_what_is_no_number(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(operands_hold_their_numbers), cmocka_unit_test(weights_are_exponentials),
-        cmocka_unit_test(products_of_blocks),          cmocka_unit_test(fixed_point_holds_its_numbers),
+        cmocka_unit_test(operands_hold_their_numbers), cmocka_unit_test(attention_keeps_nan),
+        cmocka_unit_test(attention_of_blocks),         cmocka_unit_test(fixed_point_holds_its_numbers),
         cmocka_unit_test(products_in_fixed_point),     cmocka_unit_test(fixed_point_keeps_what_is_no_number),
         cmocka_unit_test(blocks_become_fixed_point),   cmocka_unit_test(blocks_keep_what_is_no_number),
     };
