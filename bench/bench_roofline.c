@@ -219,6 +219,7 @@ static void print_ceilings(const struct roofline *r)
 /* ------------------------------------------------------------------------------------------------ steps */
 
 #define MAX_ROUNDS 64
+#define MAX_TOKENS 256 /* of a round */
 
 struct lane { /* one policy at one depth */
     const char *policy;
@@ -227,12 +228,15 @@ struct lane { /* one policy at one depth */
     double ms[MAX_ROUNDS], share[MAX_ROUNDS], gain[MAX_ROUNDS];
 };
 
-/* GB/s of reading, from front to back and again, a set of as many bytes as a step reads: measured, since bandwidth falls at once
- * where a cache is too small. Beyond the largest set it falls no more. */
+/* GB/s of reading, from front to back, a set of as many bytes as a step reads: measured, since bandwidth falls at once where a
+ * cache is too small. Beyond the largest set it falls no more. The set is read as often as steps are taken, and the middle reading
+ * counts as the middle step does: either finds in a cache what its own have left there. */
 static double bandwidth_at(const struct roofline *r, double bytes)
 {
-    const size_t size = BUTLER_MIN((size_t)bytes, set_bytes[N_SETS - 1]);
-    return read_rate(r, size, r->threads, passes_for(size));
+    double rates[MAX_TOKENS];
+    for (int i = 0; i < r->tokens; i++)
+        rates[i] = read_rate(r, BUTLER_MIN((size_t)bytes, set_bytes[N_SETS - 1]), r->threads, 1);
+    return median(rates, r->tokens);
 }
 
 static double bytes_of(const struct butler_stats *stats)
@@ -244,7 +248,7 @@ static double bytes_of(const struct butler_stats *stats)
 
 static int decode(struct lane *lane, int n, double *ms, struct butler_error *err)
 {
-    double each[256];
+    double each[MAX_TOKENS];
     for (int i = 0; i < n; i++) {
         double start = butler_seconds();
         if (butler_step(lane->session, (int32_t)(i * 7919 % 256), err) < 0)
@@ -437,7 +441,7 @@ static int read_options(struct roofline *r, int argc, char **argv)
             return -1;
         }
     r->model_path = argv[optind];
-    bool ok = argc - optind <= 1 && r->tokens > 0 && r->tokens <= 256 && r->rounds > 0 && r->rounds <= MAX_ROUNDS &&
+    bool ok = argc - optind <= 1 && r->tokens > 0 && r->tokens <= MAX_TOKENS && r->rounds > 0 && r->rounds <= MAX_ROUNDS &&
               r->warmup >= 0 && r->warmup <= 256 && r->threads > 0 && r->threads <= MAX_THREADS && r->memory_gb > 0;
     return ok && (strcmp(r->kv_type, "f16") == 0 || strcmp(r->kv_type, "q8_0") == 0) ? 0 : -1;
 }
