@@ -48,8 +48,8 @@ static int n_tasks_of(const struct matmul_job *job)
 
 /* Rows [first, first + n_rows) of a matrix. */
 struct matmul_part {
-    float *y; /* where the first of them goes */
     const struct butler_matrix *w;
+    float *y; /* what its whole product goes to: of row `first` of token t to y[t * w->n_rows + first] */
     const unsigned char *rows;
     int first, n_rows;
 };
@@ -61,8 +61,14 @@ static struct matmul_part part_of(const struct matmul_job *job, int task)
         product++;
     const struct butler_matrix *w = product->w;
     const int first = task * job->rows_per_task;
-    return (struct matmul_part){product->y + first, w, (const unsigned char *)w->data + (size_t)first * w->row_bytes, first,
+    return (struct matmul_part){w, product->y, (const unsigned char *)w->data + (size_t)first * w->row_bytes, first,
                                 BUTLER_MIN(job->rows_per_task, w->n_rows - first)};
+}
+
+/* Where token t's results go. */
+static float *result_of(const struct matmul_part *part, int t)
+{
+    return part->y + (size_t)t * (size_t)part->w->n_rows + part->first;
 }
 
 /* The next n rows of x. */
@@ -82,7 +88,7 @@ static void add_bias(const struct matmul_job *job, const struct matmul_part *par
 {
     if (part->w->bias)
         for (int t = 0; t < job->n; t++)
-            job->kernels->add(part->y + (size_t)t * (size_t)part->w->n_rows, part->w->bias + part->first, part->n_rows);
+            job->kernels->add(result_of(part, t), part->w->bias + part->first, part->n_rows);
 }
 
 static void gemv_task(void *context, int task, int thread)
@@ -92,7 +98,7 @@ static void gemv_task(void *context, int task, int thread)
     const struct butler_matrix *w = part.w;
     (void)thread;
     for (int t = 0; t < job->n; t++) {
-        float *y = part.y + (size_t)t * (size_t)w->n_rows;
+        float *y = result_of(&part, t);
         if (job->fixed)
             job->kernels->gemv_fixed[w->type](y, part.rows, w->row_bytes, part.n_rows,
                                               job->fixed + (size_t)t * butler_fixed_x_bytes(w->n_cols), w->n_cols);
@@ -143,7 +149,7 @@ static void gemm_task(void *context, int task, int thread)
     float *panel = job->work->panel + (size_t)thread * job->work->panel_floats;
     for (int r = 0; r < part.n_rows; r++)
         job->kernels->dequant[w->type](panel + (size_t)r * (size_t)w->n_cols, part.rows + (size_t)r * w->row_bytes, w->n_cols);
-    job->kernels->gemm(part.y, (size_t)w->n_rows, panel, part.n_rows, job->x, (size_t)w->n_cols, job->n, w->n_cols);
+    job->kernels->gemm(result_of(&part, 0), (size_t)w->n_rows, panel, part.n_rows, job->x, (size_t)w->n_cols, job->n, w->n_cols);
     add_bias(job, &part);
 }
 
@@ -215,8 +221,7 @@ static void tile_task(void *context, int task, int thread)
                                      scratch->packed, scratch->scales, m, n, k, column > 0);
     }
     for (int t = 0; t < job->n; t++)
-        memcpy(part.y + (size_t)t * (size_t)part.w->n_rows, scratch->sums + (size_t)t * TILE_ROWS,
-               (size_t)part.n_rows * sizeof *scratch->sums);
+        memcpy(result_of(&part, t), scratch->sums + (size_t)t * TILE_ROWS, (size_t)part.n_rows * sizeof *scratch->sums);
     add_bias(job, &part);
 }
 
