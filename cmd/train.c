@@ -366,7 +366,7 @@ static const struct cmd_use uses[] = {
     {CMD_VALID_TEXTS, "8"},
     {CMD_EVERY, "50"},
     {CMD_CHECKPOINT, "120"},
-    {CMD_TYPE, "f16"},
+    {CMD_TYPE, "q4_0"},
     {CMD_SEED, "1"},
     {CMD_THREADS, "0"},
     {CMD_ISA, NULL},

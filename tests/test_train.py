@@ -83,6 +83,16 @@ def test_start_from_a_predictor(tmp_path):
     refuses(USAGE, "train", *SMALL, "-o", again, "--predictor", "v1", "--steps", "1", "--start", first, says=[first, "version 2, not 1"])
 
 
+def test_types_of_matrices(tmp_path):
+    """Q4_0 unless told otherwise; rows that are no whole blocks, and vectors, stay wide."""
+    words = [word for word in SMALL if word not in ("--type", "f32")]
+    for flags, kind in (([], 2), (["--type", "q8_0"], 8), (["--type", "f16"], 1)):
+        out = tmp_path / "p.gguf"
+        rows("train", *words, "-o", out, "--predictor", "v1", "--steps", "1", "--mid", "32", *flags)
+        kinds = {found for dims, found, _ in Gguf(out).tensors.values() if len(dims) == 2 and dims[0] % 32 == 0}
+        assert kinds == {kind}, flags
+
+
 def test_threads_change_nothing(tmp_path):
     for threads in (1, 3):
         train(tmp_path / f"{threads}.gguf", "--steps", "6", "-t", threads)
