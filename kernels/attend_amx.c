@@ -140,13 +140,68 @@ INLINE void grow(struct item *item, const struct butler_attention *a, const vec 
     }
 }
 
-#define MULTIPLY                                                                                                                   \
-    do {                                                                                                                           \
-        _tile_dpbf16ps(0, 4, 6);                                                                                                   \
-        _tile_dpbf16ps(1, 4, 7);                                                                                                   \
-        _tile_dpbf16ps(2, 5, 6);                                                                                                   \
-        _tile_dpbf16ps(3, 5, 7);                                                                                                   \
-    } while (0)
+/* Where four tiles of sums lie: bytes from one of 16 queries to one of the next 16, and from 16 keys or channels to the next 16. */
+struct sums {
+    uint8_t *at; /* NULL: nowhere */
+    size_t right, down;
+};
+
+INLINE struct sums sums_of_scores(uint8_t *at)
+{
+    return (struct sums){at, QUERIES, LOW};
+}
+
+INLINE struct sums sums_of_values(float *at)
+{
+    return (struct sums){(uint8_t *)at, TILE_FLOATS * sizeof *at, 2 * TILE_FLOATS * sizeof *at};
+}
+
+INLINE void store_sums(struct sums sums)
+{
+    if (!sums.at)
+        return;
+    _tile_stored(0, sums.at, LINE);
+    _tile_stored(1, sums.at + sums.right, LINE);
+    _tile_stored(2, sums.at + sums.down, LINE);
+    _tile_stored(3, sums.at + sums.down + sums.right, LINE);
+}
+
+/* The first third of the products of new sums, which go on `from` (nowhere: from 0); those before belong `to`. A store waits for
+ * the last product of its tile and fills the window of instructions meanwhile: four in a row, and operands loaded after them, keep
+ * the unit idle for 60 cycles; two and two among the next products, none. */
+INLINE void multiply_first(const uint8_t *a, size_t a_line, const uint8_t *b, size_t b_line, struct sums to, struct sums from)
+{
+    _tile_stream_loadd(4, a, LINE);
+    _tile_stream_loadd(5, a + a_line, LINE);
+    _tile_loadd(6, b, LINE);
+    _tile_loadd(7, b + b_line, LINE);
+    if (to.at) {
+        _tile_stored(0, to.at, LINE);
+        _tile_stored(1, to.at + to.right, LINE);
+    }
+    if (from.at) {
+        _tile_loadd(0, from.at, LINE);
+        _tile_loadd(1, from.at + from.right, LINE);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+    }
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (to.at) {
+        _tile_stored(2, to.at + to.down, LINE);
+        _tile_stored(3, to.at + to.down + to.right, LINE);
+    }
+    if (from.at) {
+        _tile_loadd(2, from.at + from.down, LINE);
+        _tile_loadd(3, from.at + from.down + from.right, LINE);
+    } else {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+}
 
 /* A third of the products of one step of k: left operands that are not used again soon, in 2 x 2 tiles, line bytes apart. Each pair
  * of parts uses what its neighbour loaded. */
@@ -162,13 +217,17 @@ INLINE void multiply_third(int third, const uint8_t *a, size_t a_line, const uin
         _tile_loadd(6, part, LINE);
         _tile_loadd(7, part + b_line, LINE);
     }
-    MULTIPLY;
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
 }
 
 /* One turn of the pipeline: scores of item a, weights of item b, values of item c. steps: of 32 channels. Where `all`, all three
- * exist and no weights are kept: compilers make one piece of the loop's body then. */
-INLINE void turn_pipeline(const struct butler_attention *attention, struct item *a, struct item *b, struct item *c, int steps,
-                          bool all)
+ * exist and no weights are kept: compilers make one piece of the loop's body then. due: where results belong that the turn before
+ * left in tiles 0 to 3, and those that this turn leaves. */
+INLINE float *turn_pipeline(const struct butler_attention *attention, struct item *a, struct item *b, struct item *c, int steps,
+                            bool all, float *due)
 {
     const bool has_a = all || a->exists, has_b = all || b->exists, has_c = all || c->exists;
     const size_t line = (size_t)steps * BUTLER_TILE_BYTES; /* of 16 queries or keys */
@@ -225,16 +284,19 @@ INLINE void turn_pipeline(const struct butler_attention *attention, struct item 
             for (int i = begin; i < BUTLER_MIN(end, N_PAIRS - (x) % steps * looks) && has_a; i++)                                  \
                 look(most, scores + i * TILE);                                                                                     \
     } while (0)
+    struct sums sums = sums_of_values(due);
+    if (!has_a) {
+        store_sums(sums);
+        sums.at = NULL;
+    }
     __asm__ volatile("" ::: "memory");
     START_WEIGHTS(0);
     for (int x = 0, group = 0; group < 2; group++, keys += 2 * line) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
         for (int s = 0; s < steps; s++, x++) {
             const uint8_t *left = keys + (size_t)s * BUTLER_TILE_BYTES, *right = queries + (size_t)s * BUTLER_TILE_BYTES;
-            if (has_a)
+            if (has_a && s == 0)
+                multiply_first(left, line, right + HALF, line, sums, (struct sums){0});
+            else if (has_a)
                 multiply_third(0, left, line, right, line, HALF);
             WEIGH(0, x, 0);
             if (has_a)
@@ -244,16 +306,16 @@ INLINE void turn_pipeline(const struct butler_attention *attention, struct item 
                 multiply_third(2, left, line, right, line, HALF);
             WEIGH(0, x, 2);
         }
-        if (has_a) {
-            uint8_t *scores = a->scores + group * TILE * LINE;
-            _tile_stored(0, scores, LINE);
-            _tile_stored(1, scores + QUERIES, LINE);
-            _tile_stored(2, scores + LOW, LINE);
-            _tile_stored(3, scores + QUERIES + LOW, LINE);
-        }
+        if (has_a)
+            sums = sums_of_scores(a->scores + group * TILE * LINE);
     }
     END_WEIGHTS(0);
     START_WEIGHTS(1);
+    if (!has_c || a->masked) {
+        store_sums(sums);
+        sums.at = NULL;
+    }
+    __asm__ volatile("" ::: "memory");
     if (has_a && a->masked)
         hide(a, attention);
     if (has_c && c->grew) {
@@ -264,15 +326,11 @@ INLINE void turn_pipeline(const struct butler_attention *attention, struct item 
     __asm__ volatile("" ::: "memory");
     vec first_most = vec_zero();
     for (int x = 0, group = 0; group < steps; group++, values += 2 * value_line, out += 4 * TILE_FLOATS) {
-        if (has_c) {
-            _tile_loadd(0, out, LINE);
-            _tile_loadd(1, out + TILE_FLOATS, LINE);
-            _tile_loadd(2, out + 2 * TILE_FLOATS, LINE);
-            _tile_loadd(3, out + 3 * TILE_FLOATS, LINE);
-        }
         for (int s = 0; s < 2; s++, x++) {
             const uint8_t *left = values + (size_t)s * BUTLER_TILE_BYTES, *right = has_c ? c->scores + s * TILE * LINE : NULL;
-            if (has_c)
+            if (has_c && s == 0)
+                multiply_first(left, value_line, right + LOW, QUERIES, sums, sums_of_values(out));
+            else if (has_c)
                 multiply_third(0, left, value_line, right, QUERIES, LOW);
             WEIGH(1, x, 0);
             LOOK(x, 0);
@@ -289,12 +347,8 @@ INLINE void turn_pipeline(const struct butler_attention *attention, struct item 
                 most[0] = most[1] = vec_set1(-INFINITY);
             }
         }
-        if (has_c) {
-            _tile_stored(0, out, LINE);
-            _tile_stored(1, out + TILE_FLOATS, LINE);
-            _tile_stored(2, out + 2 * TILE_FLOATS, LINE);
-            _tile_stored(3, out + 3 * TILE_FLOATS, LINE);
-        }
+        if (has_c)
+            sums = sums_of_values(out);
     }
     END_WEIGHTS(1);
     if (keeps)
@@ -304,6 +358,7 @@ INLINE void turn_pipeline(const struct butler_attention *attention, struct item 
         most[0] = first_most;
         grow(a, attention, most);
     }
+    return has_c ? (float *)sums.at : NULL;
 }
 
 /* The next queries and keys of which some see some. All keys first: queries and results stay in the first-level cache. */
@@ -328,9 +383,10 @@ static void next_item(struct walk *walk, struct item *item)
 }
 
 #define TURN(name, steps, all)                                                                                                     \
-    static void turn_##name(const struct butler_attention *attention, struct item *a, struct item *b, struct item *c)              \
+    static float *turn_##name(const struct butler_attention *attention, struct item *a, struct item *b, struct item *c,            \
+                              float *due)                                                                                          \
     {                                                                                                                              \
-        turn_pipeline(attention, a, b, c, steps, all);                                                                             \
+        return turn_pipeline(attention, a, b, c, steps, all, due);                                                                 \
     }
 TURN(1, 1, true)
 TURN(2, 2, true)
@@ -340,13 +396,15 @@ TURN(any, BUTLER_CEIL_DIV(attention->dim, STEP), false)
 void butler_amx_attend_packed(const struct butler_attention *attention)
 {
     const int steps = BUTLER_CEIL_DIV(attention->dim, STEP);
-    void (*const whole)(const struct butler_attention *, struct item *, struct item *, struct item *) = steps == 1   ? turn_1
-                                                                                                        : steps == 2 ? turn_2
-                                                                                                        : steps == 4 ? turn_4
-                                                                                                                     : turn_any;
+    float *(*const whole)(const struct butler_attention *, struct item *, struct item *, struct item *, float *) =
+        steps == 1   ? turn_1
+        : steps == 2 ? turn_2
+        : steps == 4 ? turn_4
+                     : turn_any;
     struct walk walk = {.a = attention};
     struct item items[3], *a = items, *b = items + 1, *c = items + 2;
     b->exists = c->exists = false;
+    float *due = NULL;
     /* Weights and what is summed of them: subnormal numbers count as 0, as they do in the unit. */
     const unsigned state = _mm_getcsr();
     _mm_setcsr(state | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
@@ -356,10 +414,11 @@ void butler_amx_attend_packed(const struct butler_attention *attention)
         next_item(&walk, a);
         if (!a->exists && !b->exists && !c->exists)
             break;
-        (a->exists && b->exists && c->exists && !attention->kept ? whole : turn_any)(attention, a, b, c);
+        due = (a->exists && b->exists && c->exists && !attention->kept ? whole : turn_any)(attention, a, b, c, due);
         struct item *free = c;
         c = b, b = a, a = free;
     }
+    store_sums(sums_of_values(due));
     _tile_release();
     _mm_setcsr(state);
 }
