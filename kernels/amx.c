@@ -293,7 +293,7 @@ struct fixed_sums {
 /* Parts of all k into tiles 0 to 3. The next lines are `line` bytes further on. */
 INLINE void fixed_part(const uint8_t *a, const uint8_t *b, size_t line, int rows, int columns)
 {
-    _tile_loadd(4, a, 64);
+    _tile_stream_loadd(4, a, 64);
     _tile_loadd(6, b, 64);
     _tile_dpbssd(0, 4, 6);
     if (columns == 2) {
@@ -301,7 +301,7 @@ INLINE void fixed_part(const uint8_t *a, const uint8_t *b, size_t line, int rows
         _tile_dpbssd(1, 4, 7);
     }
     if (rows == 2) {
-        _tile_loadd(5, a + line, 64);
+        _tile_stream_loadd(5, a + line, 64);
         _tile_dpbssd(2, 5, 6);
     }
     if (rows == 2 && columns == 2)
@@ -323,12 +323,12 @@ INLINE void store_tiles(int32_t *to)
 INLINE void first_part(const uint8_t *a, const uint8_t *b, size_t line, int rows, int columns, int32_t *to)
 {
     const size_t next = sizeof(((struct fixed_sums *)NULL)->of[0]) / sizeof *to;
-    _tile_loadd(4, a, 64);
+    _tile_stream_loadd(4, a, 64);
     _tile_loadd(6, b, 64);
     if (columns == 2)
         _tile_loadd(7, b + line, 64);
     if (rows == 2)
-        _tile_loadd(5, a + line, 64);
+        _tile_stream_loadd(5, a + line, 64);
     _tile_stored(0, to, 64);
     _tile_stored(1, to + next, 64);
     _tile_zero(0);
@@ -346,23 +346,24 @@ INLINE void first_part(const uint8_t *a, const uint8_t *b, size_t line, int rows
         _tile_dpbssd(3, 5, 7);
 }
 
-/* Sums with their scales into c. */
-INLINE void scale_sums(const struct fixed_sums *sums, size_t c_stride, bool more)
+/* Sums of tiles [first, end) with their scales into c. */
+INLINE void scale_sums(const struct fixed_sums *sums, int first, int end, size_t c_stride, bool more)
 {
-    for (int i = 0; i < sums->rows; i++)
-        for (int j = 0; j < sums->columns; j++) {
-            const int32_t *upper = sums->of[2 * i + j].upper, *mixed = sums->of[2 * i + j].mixed;
-            const float *a_scales = sums->a_scales + i * TILE;
-            const vec b_scales = vec_mul(vec_load(sums->b_scales + j * TILE), vec_set1(256));
-            float *c = sums->c + (size_t)(i * TILE) * c_stride + j * TILE;
-            UNROLL
-            for (int r = 0; r < TILE; r++, c += c_stride) {
-                const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(upper + r * TILE), 8),
-                                                     _mm512_load_si512(mixed + r * TILE));
-                const vec v = vec_mul(_mm512_cvtepi32_ps(sum), vec_set1(a_scales[r]));
-                vec_store(c, more ? vec_fma(v, b_scales, vec_load(c)) : vec_mul(v, b_scales));
-            }
+    for (int t = first; t < end; t++) {
+        if (t / 2 >= sums->rows || t % 2 >= sums->columns)
+            continue;
+        const int32_t *upper = sums->of[t].upper, *mixed = sums->of[t].mixed;
+        const float *a_scales = sums->a_scales + t / 2 * TILE;
+        const vec b_scales = vec_mul(vec_load(sums->b_scales + t % 2 * TILE), vec_set1(256));
+        float *c = sums->c + (size_t)(t / 2 * TILE) * c_stride + t % 2 * TILE;
+        UNROLL
+        for (int r = 0; r < TILE; r++, c += c_stride) {
+            const __m512i sum =
+                _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(upper + r * TILE), 8), _mm512_load_si512(mixed + r * TILE));
+            const vec v = vec_mul(_mm512_cvtepi32_ps(sum), vec_set1(a_scales[r]));
+            vec_store(c, more ? vec_fma(v, b_scales, vec_load(c)) : vec_mul(v, b_scales));
         }
+    }
 }
 
 /* The sums of the block before, the second half of which are still in the tiles, are scaled while the unit is at the first half of
@@ -371,9 +372,13 @@ INLINE void fixed_product(struct fixed_sums *sums, const uint8_t *a, const uint8
                           size_t c_stride, bool more)
 {
     first_part(a, b, line, rows, columns, sums->of[0].mixed);
-    for (size_t s = BUTLER_TILE_BYTES; s < line; s += BUTLER_TILE_BYTES)
+    int scaled = 0;
+    for (size_t s = BUTLER_TILE_BYTES; s < line; s += BUTLER_TILE_BYTES) {
+        scale_sums(sums, scaled, scaled + 1, c_stride, more);
+        scaled++;
         fixed_part(a + s, b + s, line, rows, columns);
-    scale_sums(sums, c_stride, more);
+    }
+    scale_sums(sums, scaled, 4, c_stride, more);
     first_part(a, b + HALF, line, rows, columns, sums->of[0].upper);
     fixed_part(a + HALF, b, line, rows, columns);
     for (size_t s = BUTLER_TILE_BYTES; s < line; s += BUTLER_TILE_BYTES) {
@@ -410,7 +415,7 @@ static void multiply_fixed(float *c, size_t c_stride, const void *a, const float
             sums.columns = n_columns;
         }
     store_tiles(sums.of[0].mixed);
-    scale_sums(&sums, c_stride, more);
+    scale_sums(&sums, 0, 4, c_stride, more);
     _tile_release();
 }
 
