@@ -38,19 +38,19 @@ struct walk {
     int row, key;
 };
 
-/* 2^(x log2(e) - max), with one rounding of the argument. */
+/* 2^(x log2(e) - max), with one rounding of the argument: 2^f, 0 <= f < 1, fitted for the least relative error, 1.6e-7, and what is
+ * whole (of an infinity f is 0). */
 INLINE vec weight(vec x, vec minus_max)
 {
     const vec t = vec_fma(x, vec_set1(1.44269504f), minus_max);
-    const vec f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); /* of an infinity: 0 */
-    /* 2^f = 1 + f g(f), |f| <= 1/2: g fitted for the least relative error of the whole, 9e-8. */
-    vec g = vec_set1(0x1.5bba12p-10f);
-    g = vec_fma(g, f, vec_set1(0x1.3cea88p-7f));
-    g = vec_fma(g, f, vec_set1(0x1.c6b752p-5f));
-    g = vec_fma(g, f, vec_set1(0x1.ebf9bcp-3f));
-    g = vec_fma(g, f, vec_set1(0x1.62e42ap-1f));
-    g = vec_fma(g, f, vec_set1(1));
-    return vec_scale2(g, vec_sub(t, f));
+    const vec f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    vec g = vec_set1(0x1.ec320ap-10f);
+    g = vec_fma(g, f, vec_set1(0x1.26900cp-7f));
+    g = vec_fma(g, f, vec_set1(0x1.c95446p-5f));
+    g = vec_fma(g, f, vec_set1(0x1.ebd5a8p-3f));
+    g = vec_fma(g, f, vec_set1(0x1.62e4f6p-1f));
+    g = vec_fma(g, f, vec_set1(0x1.fffffep-1f));
+    return vec_scale2(g, t);
 }
 
 /* Scores of two keys for 16 queries become weights; a word is the first key's part and the second's. */
@@ -238,7 +238,7 @@ INLINE float *turn_pipeline(const struct butler_attention *attention, struct ite
     const size_t value_line = (size_t)BUTLER_CEIL_DIV(attention->n_keys, KEYS) * KEYS / STEP * BUTLER_TILE_BYTES;
     const uint8_t *values = (const uint8_t *)attention->values + (size_t)(has_c ? c->key / STEP : 0) * BUTLER_TILE_BYTES;
     float *out = attention->out + (size_t)(has_c ? c->row / TILE : 0) * (size_t)steps * 2 * TILE_FLOATS;
-    vec even = vec_zero(), odd = even, minus_max = even, most[2] = {vec_set1(-INFINITY), vec_set1(-INFINITY)};
+    vec even = vec_zero(), odd = even, minus_max = even, most[2][2];
     _Alignas(64) float kept[2 * 2 * N_PAIRS * TILE];
     const bool keeps = !all && has_b && attention->kept;
 #define START_WEIGHTS(half)                                                                                                        \
@@ -270,20 +270,21 @@ INLINE float *turn_pipeline(const struct butler_attention *attention, struct ite
                            keeps ? kept + (half)*2 * N_PAIRS * TILE + i * TILE : NULL);                                            \
         __asm__ volatile("" ::: "memory");                                                                                         \
     } while (0)
-/* Some maxima of item a. */
-#define LOOK(x, third)                                                                                                             \
+/* Some maxima of item a, last those of the scores that come last. */
+#define LOOK(group, half, third)                                                                                                   \
     do {                                                                                                                           \
         const int begin = (third) == 0 ? 0 : (third) == 1 ? (looks + 2) / 3 : (2 * looks + 2) / 3;                                 \
         const int end = (third) == 0 ? (looks + 2) / 3 : (third) == 1 ? (2 * looks + 2) / 3 : looks;                               \
-        const float *scores = (const float *)(a->scores + (x) / steps * QUERIES) + (x) % steps * looks * TILE;                     \
+        const float *scores = (const float *)(a->scores + (half)*QUERIES) + (group)*looks * TILE;                                  \
         if (all) {                                                                                                                 \
             UNROLL                                                                                                                 \
             for (int i = begin; i < end; i++)                                                                                      \
-                look(most, scores + i * TILE);                                                                                     \
+                look(most[half], scores + i * TILE);                                                                               \
         } else                                                                                                                     \
-            for (int i = begin; i < BUTLER_MIN(end, N_PAIRS - (x) % steps * looks) && has_a; i++)                                  \
-                look(most, scores + i * TILE);                                                                                     \
+            for (int i = begin; i < BUTLER_MIN(end, N_PAIRS - (group)*looks) && has_a; i++)                                        \
+                look(most[half], scores + i * TILE);                                                                               \
     } while (0)
+    most[0][0] = most[0][1] = most[1][0] = most[1][1] = vec_set1(-INFINITY);
     struct sums sums = sums_of_values(due);
     if (!has_a) {
         store_sums(sums);
@@ -324,7 +325,6 @@ INLINE float *turn_pipeline(const struct butler_attention *attention, struct ite
             vec_store(out + i * TILE, vec_mul(vec_load(out + i * TILE), factors[i / TILE % 2]));
     }
     __asm__ volatile("" ::: "memory");
-    vec first_most = vec_zero();
     for (int x = 0, group = 0; group < steps; group++, values += 2 * value_line, out += 4 * TILE_FLOATS) {
         for (int s = 0; s < 2; s++, x++) {
             const uint8_t *left = values + (size_t)s * BUTLER_TILE_BYTES, *right = has_c ? c->scores + s * TILE * LINE : NULL;
@@ -333,19 +333,15 @@ INLINE float *turn_pipeline(const struct butler_attention *attention, struct ite
             else if (has_c)
                 multiply_third(0, left, value_line, right, QUERIES, LOW);
             WEIGH(1, x, 0);
-            LOOK(x, 0);
+            LOOK(group, s, 0);
             if (has_c)
                 multiply_third(1, left, value_line, right, QUERIES, LOW);
             WEIGH(1, x, 1);
-            LOOK(x, 1);
+            LOOK(group, s, 1);
             if (has_c)
                 multiply_third(2, left, value_line, right, QUERIES, LOW);
             WEIGH(1, x, 2);
-            LOOK(x, 2);
-            if (x == steps - 1) {
-                first_most = vec_max(most[0], most[1]);
-                most[0] = most[1] = vec_set1(-INFINITY);
-            }
+            LOOK(group, s, 2);
         }
         if (has_c)
             sums = sums_of_values(out);
@@ -354,9 +350,9 @@ INLINE float *turn_pipeline(const struct butler_attention *attention, struct ite
     if (keeps)
         keep_weights(kept, b, attention);
     if (has_a) {
-        most[1] = vec_max(most[0], most[1]);
-        most[0] = first_most;
-        grow(a, attention, most);
+        most[0][0] = vec_max(most[0][0], most[0][1]);
+        most[0][1] = vec_max(most[1][0], most[1][1]);
+        grow(a, attention, most[0]);
     }
     return has_c ? (float *)sums.at : NULL;
 }
@@ -371,14 +367,17 @@ static void next_item(struct walk *walk, struct item *item)
             walk->row += ROWS;
             continue;
         }
-        bool all = true;
-        for (int i = walk->row; i < walk->row + ROWS; i++) {
-            item->exists |= a->begin[i] < walk->key + KEYS && a->end[i] > walk->key && a->begin[i] < a->end[i];
-            all &= a->begin[i] <= walk->key && a->end[i] >= walk->key + KEYS;
+        const __m512i key = _mm512_set1_epi32(walk->key), last = _mm512_set1_epi32(walk->key + KEYS);
+        __mmask16 any = 0, all = 0xffff;
+        for (int i = walk->row; i < walk->row + ROWS; i += TILE) {
+            const __m512i begin = _mm512_loadu_si512(a->begin + i), end = _mm512_loadu_si512(a->end + i);
+            any |= _mm512_cmplt_epi32_mask(begin, last) & _mm512_cmpgt_epi32_mask(end, key) & _mm512_cmplt_epi32_mask(begin, end);
+            all &= _mm512_cmple_epi32_mask(begin, key) & _mm512_cmpge_epi32_mask(end, last);
         }
+        item->exists = any != 0;
         item->row = walk->row;
         item->key = walk->key;
-        item->masked = !all;
+        item->masked = all != 0xffff;
     }
 }
 

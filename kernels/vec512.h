@@ -97,7 +97,7 @@ INLINE vec vec_round_away(vec v)
                                   _mm512_set1_epi32(0x3f800000));
     return _mm512_mask_add_ps(t, more, t, _mm512_castsi512_ps(one));
 }
-/* v * 2^n for integral n in [-252, 252] */
+/* v * 2^n for n in [-252, 252], rounded down where it is not whole */
 INLINE vec vec_scale2(vec v, vec n)
 {
     return _mm512_scalef_ps(v, n);
