@@ -4,8 +4,8 @@
  *
  * A prompt of N random tokens follows `depth` made-up ones. Every repetition runs each instruction set once; the last lines
  * are medians. With --attention, so many more runs take the time of attention alone, and set it beside what the matrix unit
- * multiplies at most, measured by all threads right after: what was asked for, and what the unit did for it, three products of
- * parts for each. */
+ * multiplies at most, measured by all threads for a millisecond or two after every layer's attention: what was asked for, and what
+ * the unit did for it, three products of parts for each. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,10 +23,37 @@ struct run {
     double seconds[MAX_REPEAT];
 };
 
-/* The attention of a prompt: its time, and the multiplications and additions of queries with keys and of weights with values. */
+/* The attention of a prompt: its time, and the multiplications and additions of queries with keys and of weights with values. In
+ * turns with it, what the threads' matrix units do with nothing else to do. */
 struct attention {
+    struct butler_pool *pool;
     double start, seconds, ops, ops_a_key; /* of a token and a key */
+    double unit_seconds, unit_ops;         /* 0 without such units */
 };
+
+struct ceiling {
+    double ops;
+    float sink;
+};
+
+static void ceiling_task(void *context, int task, int thread)
+{
+    struct ceiling *ceilings = context;
+    (void)thread;
+    ceilings[task].sink = ceiling_dot(CEILING_AMX_BF16, 1 << 15, &ceilings[task].ops);
+}
+
+static void measure_unit(struct attention *attention)
+{
+    enum { TASKS = 64 };
+    struct ceiling ceilings[TASKS];
+    const int n = BUTLER_MIN(2 * butler_pool_size(attention->pool), TASKS);
+    const double start = butler_seconds();
+    butler_pool_run(attention->pool, ceiling_task, ceilings, n);
+    attention->unit_seconds += butler_seconds() - start;
+    for (int i = 0; i < n; i++)
+        attention->unit_ops += ceilings[i].ops;
+}
 
 static void attention_starts(void *user, int layer, int first, int n, const float *x, const float *h, const float *q,
                              const float *k)
@@ -41,32 +68,7 @@ static void attention_ends(void *user, int layer, int first, int n, float *o)
     (void)layer, (void)o;
     attention->seconds += butler_seconds() - attention->start;
     attention->ops += (double)n * (first + (n + 1) / 2.0) * attention->ops_a_key;
-}
-
-struct ceiling {
-    double ops;
-    float sink;
-};
-
-static void ceiling_task(void *context, int task, int thread)
-{
-    struct ceiling *ceilings = context;
-    (void)thread;
-    ceilings[task].sink = ceiling_dot(CEILING_AMX_BF16, 1 << 20, &ceilings[task].ops);
-}
-
-/* Operations a second of all threads' matrix units; 0 without them. */
-static double matrix_ceiling(struct butler_pool *pool)
-{
-    enum { TASKS = 64 };
-    struct ceiling ceilings[TASKS];
-    const int n = BUTLER_MIN(4 * butler_pool_size(pool), TASKS);
-    const double start = butler_seconds();
-    double ops = 0;
-    butler_pool_run(pool, ceiling_task, ceilings, n);
-    for (int i = 0; i < n; i++)
-        ops += ceilings[i].ops;
-    return ops / (butler_seconds() - start);
+    measure_unit(attention);
 }
 
 /* Seconds of one prompt, or less than 0. With attention, that of every layer is measured, and nothing of the last is left out. */
@@ -77,7 +79,7 @@ static double prefill(struct butler_model *model, const struct butler_session_pa
     struct butler_session *session = butler_session_new(model, params, err);
     double seconds = -1;
     if (session && attention) {
-        *attention = (struct attention){.ops_a_key = 4.0 * model->hp.n_heads * model->hp.head_dim};
+        *attention = (struct attention){.pool = model->pool, .ops_a_key = 4.0 * model->hp.n_heads * model->hp.head_dim};
         session->capture = &capture;
     }
     if (session && (depth == 0 || butler_fill(session, depth, 1, err) == 0)) {
@@ -100,7 +102,7 @@ static int report_attention(struct run *run, const struct butler_session_params 
             return err->code;
         rates[k] = attention.ops / attention.seconds;
         seconds[k] = attention.seconds;
-        shares[k] = rates[k] / matrix_ceiling(run->model->pool);
+        shares[k] = rates[k] * attention.unit_seconds / attention.unit_ops;
     }
     printf("isa=%s tokens=%d depth=%d repeat=%d attention_s=%.3f attention_gops=%.0f", run->isa, n, depth, repeat,
            median(seconds, repeat), median(rates, repeat) / 1e9);
