@@ -335,6 +335,7 @@ struct butler_metric {
      * as comparable as a standard score, in one pass for all of them. NULL: heads are scored one by one. Built-in metrics only */
     void (*score_mean)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
                        const float *q, int n_q, int first, int n, float *out);
+    bool by_position; /* the newer a token, the higher its score: an evicting policy need not ask for scores. Built-in metrics only */
 };
 
 /* Makes a metric known to this model under metric->name, as a retrieving policy whose method, budget and the rest are

@@ -8,6 +8,7 @@
 struct evict_job {
     const struct butler_layer_state *state;
     int n_keep, sinks, recent; /* slots a head keeps; of them always */
+    bool newest;               /* the others are the newest: nothing has been scored */
     const float *layer_scores; /* one selection for all heads; NULL: each its own */
 };
 
@@ -49,11 +50,13 @@ static void refresh_records(void *user, int from, int to, int n)
 }
 
 /* Of units order[first .. end) the one with the lowest score, a NaN before all others; of equals the last, for butler_select_top
- * keeps the first. */
+ * keeps the first. Of one, that one: it may have no score. */
 static uint32_t lowest(const float *scores, const uint32_t *order, int first, int end)
 {
     float least = INFINITY;
     int at = first, nan = -1;
+    if (end - first == 1)
+        return order[first];
     for (int i = first; i < end; i++) {
         const float score = scores[order[i]];
         if (score != score)
@@ -66,7 +69,8 @@ static uint32_t lowest(const float *scores, const uint32_t *order, int first, in
     return order[nan >= 0 ? nan : at];
 }
 
-/* Units that are no longer kept, ascending, into dropped; their number. marks[n_full] is scratch. */
+/* Units that are no longer kept, ascending, into dropped; their number. scores: NULL where first and last are the budget.
+ * marks[n_full] is scratch. */
 static int drop_lowest(const struct butler_layer_state *state, int thread, const float *scores, const uint32_t *order, int n_full,
                        int budget, int first, int last, uint32_t *dropped, uint32_t *marks)
 {
@@ -77,7 +81,7 @@ static int drop_lowest(const struct butler_layer_state *state, int thread, const
         dropped[0] = lowest(scores, order, first, n_full - last);
         return 1;
     }
-    for (int i = 0; i < n_full; i++)
+    for (int i = 0; i < n_full && scores; i++)
         ordered[i] = scores[order[i]];
     const int n_kept =
         butler_select_top(state->kv->kernels, ordered, n_full, budget, first, last, butler_values_scratch(state, thread), kept);
@@ -90,7 +94,7 @@ static int drop_lowest(const struct butler_layer_state *state, int thread, const
     return n_dropped;
 }
 
-/* Cuts one head to n_keep slots: scores [n units] in slot order. */
+/* Cuts one head to n_keep slots: scores [n units] in slot order, or NULL. */
 static void cut_head(const struct evict_job *job, int kv_head, const float *scores, int thread)
 {
     const struct butler_layer_state *state = job->state;
@@ -101,8 +105,9 @@ static void cut_head(const struct evict_job *job, int kv_head, const float *scor
     const uint32_t *order = unit == 1 ? head->order : units;
     const int n_full = unit == 1 ? head->n_slots : units_by_position(head, unit, units);
     const int first = BUTLER_MIN(BUTLER_CEIL_DIV(job->sinks, unit), n_full);
-    const int last = BUTLER_MIN(BUTLER_CEIL_DIV(BUTLER_MAX(job->recent - rest, 0), unit), n_full - first);
     const int budget = BUTLER_MAX(job->n_keep - rest, 0) / unit;
+    const int recent = BUTLER_MAX(BUTLER_CEIL_DIV(BUTLER_MAX(job->recent - rest, 0), unit), job->newest ? budget - first : 0);
+    const int last = BUTLER_MIN(recent, n_full - first);
     const int n_dropped = drop_lowest(state, thread, scores, order, n_full, budget, first, last, dropped, new_slot);
     struct refresh refresh = {state, kv_head};
     butler_kv_drop(state->kv, head, unit, dropped, n_dropped, new_slot, refresh_records, &refresh);
@@ -116,7 +121,7 @@ static void evict_task(void *context, int kv_head, int thread)
     const float *scores = job->layer_scores;
     if (n <= job->n_keep)
         return;
-    if (!scores)
+    if (!scores && !job->newest)
         scores = butler_reduce_scores(state, butler_score_rows(state, kv_head), kv_head * group, group,
                                       BUTLER_CEIL_DIV(n, state->policy->unit), false);
     cut_head(job, kv_head, scores, thread);
@@ -126,11 +131,15 @@ void butler_evict(struct butler_backend *backend, const struct butler_layer_stat
 {
     struct butler_kv *kv = state->kv;
     const struct butler_limits limits = butler_policy_limits(state->policy, state->layer, kv->n_layers, state->position + 1);
-    struct evict_job job = {state, BUTLER_MAX(limits.budget - room, 0), limits.sinks, BUTLER_MAX(limits.recent - room, 0), NULL};
+    struct evict_job job = {.state = state,
+                            .n_keep = BUTLER_MAX(limits.budget - room, 0),
+                            .sinks = limits.sinks,
+                            .recent = BUTLER_MAX(limits.recent - room, 0),
+                            .newest = butler_policy_keeps_newest(state->policy)};
     const int n = butler_kv_at(kv, state->layer, 0)->n_slots; /* heads of a layer hold equally many */
     if (n <= job.n_keep)
         return;
-    if (state->policy->share == BUTLER_SHARE_LAYER)
+    if (state->policy->share == BUTLER_SHARE_LAYER && !job.newest)
         job.layer_scores = butler_reduce_scores(state, butler_score_rows(state, 0), 0, state->n_heads,
                                                 BUTLER_CEIL_DIV(n, state->policy->unit), false);
     butler_pool_run(backend->pool, evict_task, &job, kv->n_kv_heads);

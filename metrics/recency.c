@@ -15,5 +15,6 @@ const struct butler_metric butler_metric_recency = {
     .summary = "the token's position",
     .scale = BUTLER_SCORE_WEIGHT,
     .query_free = true,
+    .by_position = true,
     .score = score,
 };

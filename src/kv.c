@@ -201,17 +201,29 @@ static void restore_order(struct butler_kv_head *head, int old_n_slots, const ui
     }
 }
 
+/* The same where one slot is gone and another may lie in its place. */
+static void close_order(struct butler_kv_head *head, int old_n_slots, uint32_t gone, uint32_t moved)
+{
+    int at = 0, of_moved = old_n_slots - 1;
+    while (head->order[at] != gone)
+        at++;
+    while (head->order[of_moved] != moved)
+        of_moved--;
+    head->order[of_moved] = gone;
+    memmove(head->order + at, head->order + at + 1, (size_t)(old_n_slots - 1 - at) * sizeof *head->order);
+}
+
 void butler_kv_drop(struct butler_kv *kv, struct butler_kv_head *head, int unit, const uint32_t *units, int n, uint32_t *new_slot,
                     butler_kv_moved_fn *moved, void *user)
 {
     const int old_n_slots = head->n_slots, n_full = old_n_slots / unit, n_rest = old_n_slots % unit, n_left = n_full - n;
-    const bool whole_records = kv->record_slots > 0 && unit % kv->record_slots == 0;
+    const bool whole_records = kv->record_slots > 0 && unit % kv->record_slots == 0, one = unit == 1 && n == 1;
     int survivor = n_left, gone = 0; /* walks the full units past the new end, and the dropped among them */
     if (n == 0)
         return;
-    for (int i = 0; i < old_n_slots; i++)
+    for (int i = 0; i < old_n_slots && !one; i++)
         new_slot[i] = (uint32_t)i;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n && !one; i++)
         for (int j = 0; j < unit; j++)
             new_slot[(int)units[i] * unit + j] = UINT32_MAX;
     while (gone < n && (int)units[gone] < n_left)
@@ -236,14 +248,17 @@ void butler_kv_drop(struct butler_kv *kv, struct butler_kv_head *head, int unit,
         copy_slots(kv, head, from, to, count);
         if (!whole_records && kv->record_slots > 0 && moved)
             moved(user, from, to, count);
-        for (int j = 0; j < count; j++)
+        for (int j = 0; j < count && !one; j++)
             new_slot[from + j] = (uint32_t)(to + j);
         if (whole_records)
             memcpy(head->records + (size_t)(to / kv->record_slots) * kv->record_bytes,
                    head->records + (size_t)(from / kv->record_slots) * kv->record_bytes,
                    (size_t)BUTLER_CEIL_DIV(count, kv->record_slots) * kv->record_bytes);
     }
-    restore_order(head, old_n_slots, new_slot);
+    if (one) /* a step in a full cache */
+        close_order(head, old_n_slots, units[0], (uint32_t)n_left);
+    else
+        restore_order(head, old_n_slots, new_slot);
     head->n_slots = n_left * unit + n_rest;
     if (!whole_records && kv->record_slots > 0 && moved && head->n_slots > 0) {
         for (int i = 0; i < n_holes; i++)

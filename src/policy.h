@@ -63,6 +63,12 @@ static inline bool butler_policy_scores_mean(const struct butler_policy *policy,
            shape->predicted_keys == 1;
 }
 
+/* Whether it evicts by the tokens' places alone: nothing is scored, the newest fill the budget. */
+static inline bool butler_policy_keeps_newest(const struct butler_policy *policy)
+{
+    return policy->method == BUTLER_EVICT && policy->metric->by_position && policy->value_norm == BUTLER_NORM_NONE;
+}
+
 /* The policy's numbers for one layer of a text of n tokens (the newest included). The only place that rounds:
  *   budget   COUNT: as given. FRACTION f: max(1, floor(f n + 1/2)). softprune: max(min, floor((1 - ratio) n + 1/2)).
  *   pyramid  over the layers that are not dense, l of m, cap = budget, w = recent: nothing changes while n <= cap or m = 1;
