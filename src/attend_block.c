@@ -141,10 +141,10 @@ static void pack_chunk(struct tile *tile, int first, int n)
         memset((unsigned char *)tile->packed_values + butler_packed_bytes(dim, n_packed), 0, butler_packed_bytes(16, n_packed));
 }
 
-/* The first key that a row sees; the last is its own token's. */
-static int first_seen(const struct tile *tile, int row)
+/* The first key that a token's rows see; the last is its own. */
+static int first_seen(const struct tile *tile, int token)
 {
-    return BUTLER_MAX(tile->before + row / tile->group + 1 - tile->job->window, 0);
+    return BUTLER_MAX(tile->before + token + 1 - tile->job->window, 0);
 }
 
 /* All rows meet keys [first, first + n) in the matrix unit. */
@@ -152,11 +152,12 @@ static void attend_packed(const struct tile *tile, int first, int n)
 {
     const struct butler_workspace *work = tile->job->state->work;
     int32_t *begin = tile->begin, *end = tile->end;
-    for (int row = 0; row < round_up(tile->n_rows, BUTLER_ATTEND_ROWS); row++) {
-        const int of = BUTLER_MIN(row, tile->n_rows - 1); /* rows that are none are as the last */
-        begin[row] = first_seen(tile, of) - first;
-        end[row] = BUTLER_MIN(tile->before + of / tile->group + 1 - first, n);
-    }
+    const int rows = round_up(tile->n_rows, BUTLER_ATTEND_ROWS);
+    for (int row = 0, token = 0; row < rows; token += token + 1 < tile->n) /* rows that are none are as the last */
+        for (const int until = BUTLER_MIN(row + tile->group, rows); row < until; row++) {
+            begin[row] = first_seen(tile, token) - first;
+            end[row] = BUTLER_MIN(tile->before + token + 1 - first, n);
+        }
     tile->job->state->kv->kernels->attend_packed(
         &(struct butler_attention){.queries = tile->packed_q,
                                    .keys = tile->packed_keys,
@@ -209,14 +210,14 @@ static void attend_strip(const struct tile *tile, int row, int n_rows, int first
     float *s = tile->keeps ? tile->weights + (size_t)row * stride + first : tile->scores;
     const void *keys[KEYS], *values[KEYS];
     n = BUTLER_MIN(n, tile->before + (row + n_rows - 1) / tile->group + 1 - first); /* seen by the last row */
-    if (n <= 0 || first_seen(tile, row) >= first + n)
+    if (n <= 0 || first_seen(tile, row / tile->group) >= first + n)
         return;
     butler_attend_rows(kv, tile->cache, tile->slots, first, n, keys, values);
     butler_attend_scores(tile->job->state, tile->thread, s, stride, tile->q + (size_t)row * dim, n_rows, keys, first, n);
     for (int r = 0; r < n_rows; r++) {
         const int visible = tile->before + (row + r) / tile->group + 1 - first;
-        weigh_row(tile, row + r, s + (size_t)r * stride, first_seen(tile, row + r) - first, BUTLER_MIN(BUTLER_MAX(visible, 0), n),
-                  n);
+        weigh_row(tile, row + r, s + (size_t)r * stride, first_seen(tile, (row + r) / tile->group) - first,
+                  BUTLER_MIN(BUTLER_MAX(visible, 0), n), n);
         if (tile->keeps)
             tile->maxima[(size_t)(first / KEYS) * (size_t)work->tile_rows + (size_t)(row + r)] = tile->max[row + r];
     }
@@ -256,15 +257,19 @@ static const float *weights_by_slot(const struct tile *tile, const float *weight
 /* What all keys gave, over the sums of weights. */
 static void write_out(const struct tile *tile)
 {
+    enum { CHANNELS = 16 }; /* of a tile that the matrix unit gives */
     const struct butler_layer_state *state = tile->job->state;
-    const int dim = state->kv->head_dim;
+    const int dim = state->kv->head_dim, step = tile->job->tiles ? CHANNELS : 1;
     for (int r = 0; r < tile->n_rows; r++) {
         const float scale = 1.0f / tile->sum[r];
         float *out = tile->job->out + ((size_t)(tile->first + r / tile->group) * (size_t)state->n_heads +
                                        (size_t)(tile->kv_head * tile->group + r % tile->group)) *
                                           (size_t)dim;
-        for (int c = 0; c < dim; c++)
-            out[c] = tile->out[tile->job->tiles ? butler_attend_at(r, c, dim) : (size_t)(r * dim + c)] * scale;
+        for (int c = 0; c < dim; c += CHANNELS) {
+            const float *from = tile->out + (tile->job->tiles ? butler_attend_at(r, c, dim) : (size_t)(r * dim + c));
+            for (int i = 0; i < BUTLER_MIN(CHANNELS, dim - c); i++)
+                out[c + i] = from[i * step] * scale;
+        }
     }
 }
 
