@@ -21,7 +21,7 @@ struct butler_workspace {
     int max_slots, n_threads;
     size_t score_stride; /* floats per query head in scores */
     float *scores;       /* [n_heads][score_stride] scores of units; attention weights when a metric observes */
-    uint32_t *slots;     /* [n_heads or n_kv_heads][max_slots] behind the lists */
+    uint32_t *slots;     /* [n_lists][max_slots] behind the lists: n_heads of them, or BUTLER_AHEAD layers' n_kv_heads */
     uint32_t **list_slots;
     int *list_n;
     uint32_t *units;                /* [n_threads][4 * max_slots] selected units, orders, new places */
@@ -41,6 +41,8 @@ struct butler_workspace {
     uint64_t *selected;
     size_t selected_words;
     int32_t *selected_at; /* [n_layers]: the position after that of the step whose selection a layer goes by; 0: there is none */
+    /* In the step at ahead_position the lists of layers [ahead_layer, ahead_end) were made together. */
+    int ahead_layer, ahead_end, ahead_position;
     /* Keys stored unrotated (rope=cache): rotations by place in the cache, [max_slots][n_rot / 2]; NULL otherwise. */
     float *rope_cos, *rope_sin;
     float *rotated; /* [n_threads][BUTLER_CHUNK][head_dim] */
@@ -52,6 +54,7 @@ struct butler_workspace {
 enum {
     BUTLER_CHUNK = 64,   /* cache rows handed to a kernel at a time in prefill */
     BUTLER_SLICE = 1024, /* tokens of a list one task attends to; fixed, so that no result depends on the threads */
+    BUTLER_AHEAD = 4,    /* most layers that select together, where a predictor knows their queries */
 };
 
 /* Counters of what the kernels were asked to read, and of selection. Operations add to them atomically. */

@@ -162,6 +162,8 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
 {
     const size_t slots = (size_t)max_slots, heads = (size_t)hp->n_heads, threads = (size_t)n_threads, dim = (size_t)hp->head_dim;
     const int group = hp->n_heads / hp->n_kv_heads;
+    const bool ahead = policy->metric && policy->metric->predictor;
+    const size_t lists = BUTLER_MAX(heads, ahead ? (size_t)(BUTLER_AHEAD * hp->n_kv_heads) : 0);
     struct butler_arena *arena = &work->arena;
     memset(work, 0, sizeof *work);
     work->max_slots = max_slots;
@@ -173,9 +175,9 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     work->panel_floats = BUTLER_MAX((size_t)BUTLER_PANEL_FLOATS, (size_t)n_columns);
     work->selected_words = BUTLER_CEIL_DIV(slots, 64);
     butler_arena_want(arena, &work->scores, heads * work->score_stride, sizeof(float));
-    butler_arena_want(arena, &work->slots, heads * slots, sizeof(uint32_t));
-    butler_arena_want(arena, &work->list_slots, heads, sizeof(uint32_t *));
-    butler_arena_want(arena, &work->list_n, heads, sizeof(int));
+    butler_arena_want(arena, &work->slots, lists * slots, sizeof(uint32_t));
+    butler_arena_want(arena, &work->list_slots, lists, sizeof(uint32_t *));
+    butler_arena_want(arena, &work->list_n, lists, sizeof(int));
     butler_arena_want(arena, &work->units, threads * 4 * slots, sizeof(uint32_t));
     butler_arena_want(arena, &work->ordered, threads * 2 * slots, sizeof(float));
     butler_arena_want(arena, &work->row_scales, heads, sizeof(float));

@@ -92,6 +92,11 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
         n_heads = 1;
     else
         x = rows + (size_t)(head % group) * stride;
+    float own_scale, own_shift; /* a single row may belong to any of several layers */
+    if (n_heads == 1) {
+        scale = &own_scale;
+        shift = &own_shift;
+    }
     const bool normalised = logits && (n_heads > 1 || probabilities || norms);
     for (int h = 0; h < n_heads; h++) {
         scale[h] = 1;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "methods.h"
+#include "predict.h"
 
 /* What is always kept and how much besides, in units of a head with n slots. */
 struct unit_limits {
@@ -109,6 +110,13 @@ static uint32_t *slots_of(const struct butler_layer_state *state, int list)
     return state->work->slots + (size_t)list * (size_t)state->work->max_slots;
 }
 
+/* Where the lists of the layer `ahead` layers after one are put. */
+static struct butler_lists lists_ahead(const struct butler_layer_state *state, int ahead)
+{
+    const int n_lists = lists_of(state);
+    return (struct butler_lists){n_lists, state->work->list_slots + ahead * n_lists, state->work->list_n + ahead * n_lists};
+}
+
 struct select_job {
     const struct butler_layer_state *state;
     struct butler_lists *lists;
@@ -118,16 +126,18 @@ struct select_job {
     uint64_t score_ns, select_ns; /* summed over threads */
 };
 
-static void make_list(const struct select_job *job, float *rows, int list, int thread)
+/* One list of the layer `ahead` layers after the job's, which is `state`'s. */
+static void make_list(const struct select_job *job, const struct butler_layer_state *state, int ahead, float *rows, int list,
+                      int thread)
 {
-    const struct butler_layer_state *state = job->state;
     const int n_lists = lists_of(state), kv_head = list * state->kv->n_kv_heads / n_lists;
     const int heads = state->policy->share == BUTLER_SHARE_LAYER ? state->n_heads : state->n_heads / n_lists;
-    uint32_t *slots = slots_of(state, list);
-    const int n = butler_kv_at(state->kv, state->layer, kv_head)->n_slots;
-    job->lists->n[list] = job->selects ? select_list(state, rows, thread, list, list * state->n_heads / n_lists, heads, n, slots)
-                                       : repeat_list(state, thread, list, n, slots);
-    job->lists->slots[list] = slots;
+    const struct butler_lists lists = lists_ahead(state, ahead);
+    uint32_t *slots = slots_of(state, ahead * n_lists + list);
+    const int n = butler_kv_at(state->kv, state->layer, kv_head)->n_slots + (ahead > 0); /* with the token that will be there */
+    lists.n[list] = job->selects ? select_list(state, rows, thread, list, list * state->n_heads / n_lists, heads, n, slots)
+                                 : repeat_list(state, thread, list, n, slots);
+    lists.slots[list] = slots;
 }
 
 static uint64_t lap(double *start)
@@ -139,25 +149,32 @@ static uint64_t lap(double *start)
 
 /* One KV head's new key and value, scores and lists: threads meet once for all of it. A thread writes the scores of one KV head
  * after the other to the same rows: they are read again at once, and of a long text those of all heads would no longer be in its
- * cache by then. */
-static void retrieve_task(void *context, int kv_head, int thread)
+ * cache by then. Tasks beyond the layer's KV heads are those of the next layers, by the tokens that they have. */
+static void retrieve_task(void *context, int task, int thread)
 {
     struct select_job *job = context;
-    const int n_lists = job->lists->n_lists / job->state->kv->n_kv_heads;
-    float *rows = butler_score_rows(job->state, thread);
+    const int n_kv_heads = job->state->kv->n_kv_heads, kv_head = task % n_kv_heads, ahead = task / n_kv_heads;
+    struct butler_layer_state state = *job->state;
+    state.layer += ahead;
+    const int n_lists = lists_of(&state) / n_kv_heads;
+    float *rows = butler_score_rows(&state, thread);
     double clock = butler_seconds();
-    butler_attend_append_head(job->state, kv_head, job->k, job->v, 1);
-    butler_attend_score_units(job->state, kv_head, job->q, 0, butler_n_scores(job->state, kv_head), rows);
+    if (ahead == 0)
+        butler_attend_append_head(&state, kv_head, job->k, job->v, 1);
+    const int n_scores = butler_n_scores(&state, kv_head);
+    if (n_scores > 0) /* before the first token a later layer has none */
+        butler_attend_score_units(&state, kv_head, job->q, 0, n_scores, rows);
     __atomic_fetch_add(&job->score_ns, lap(&clock), __ATOMIC_RELAXED);
     for (int list = kv_head * n_lists; list < (kv_head + 1) * n_lists; list++)
-        make_list(job, rows, list, thread);
+        make_list(job, &state, ahead, rows, list, thread);
     __atomic_fetch_add(&job->select_ns, lap(&clock), __ATOMIC_RELAXED);
 }
 
 static void select_task(void *context, int list, int thread)
 {
     const struct select_job *job = context;
-    make_list(job, butler_score_rows(job->state, list * job->state->kv->n_kv_heads / job->lists->n_lists), list, thread);
+    make_list(job, job->state, 0, butler_score_rows(job->state, list * job->state->kv->n_kv_heads / job->lists->n_lists), list,
+              thread);
 }
 
 /* Says so once a layer and step: what it decides is noted. */
@@ -169,15 +186,39 @@ static bool selects(const struct butler_layer_state *state)
     return anew;
 }
 
+/* How many layers from this one on select together, this one in any case; what they decide is noted. */
+static int n_together(const struct butler_layer_state *state)
+{
+    const struct butler_predict *predict = state->kv->predict;
+    struct butler_layer_state next = *state;
+    if (!predict || !butler_policy_selects_ahead(state->policy, state->shape))
+        return 1;
+    for (next.layer++; next.layer < predict->known_end && butler_ahead_group(next.layer) == butler_ahead_group(state->layer);
+         next.layer++)
+        if (!selects(&next))
+            break;
+    return next.layer - state->layer;
+}
+
 double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
                        const float *v, struct butler_lists *lists)
 {
+    struct butler_workspace *work = state->work;
+    if (work->ahead_position == state->position && work->ahead_layer < state->layer && state->layer < work->ahead_end) {
+        backend->append(backend, state, k, v, 1);
+        *lists = lists_ahead(state, state->layer - work->ahead_layer);
+        return 1;
+    }
     struct select_job job = {.state = state, .lists = lists, .q = q, .k = k, .v = v, .selects = selects(state)};
     const bool layer = state->policy->share == BUTLER_SHARE_LAYER;
-    *lists = (struct butler_lists){lists_of(state), state->work->list_slots, state->work->list_n};
-    if (job.selects && !layer && butler_pool_size(backend->pool) <= state->kv->n_kv_heads)
-        butler_pool_run(backend->pool, retrieve_task, &job, state->kv->n_kv_heads);
-    else { /* more threads than KV heads: the scores of a head are split */
+    *lists = lists_ahead(state, 0);
+    if (job.selects && !layer && butler_pool_size(backend->pool) <= state->kv->n_kv_heads) {
+        const int n_layers = n_together(state);
+        work->ahead_layer = state->layer;
+        work->ahead_end = state->layer + n_layers;
+        work->ahead_position = state->position;
+        butler_pool_run(backend->pool, retrieve_task, &job, n_layers * state->kv->n_kv_heads);
+    } else { /* more threads than KV heads: the scores of a head are split */
         double clock = butler_seconds();
         backend->append(backend, state, k, v, 1);
         if (job.selects)
@@ -226,6 +267,6 @@ void butler_retrieve_fused(struct butler_backend *backend, const struct butler_l
                            struct butler_lists *lists, float *out)
 {
     struct select_job job = {.state = state, .lists = lists, .q = q, .out = out, .selects = selects(state)};
-    *lists = (struct butler_lists){lists_of(state), state->work->list_slots, state->work->list_n};
+    *lists = lists_ahead(state, 0);
     butler_pool_run(backend->pool, fused_task, &job, lists->n_lists);
 }

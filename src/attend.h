@@ -65,12 +65,19 @@ static inline int butler_n_scores(const struct butler_layer_state *state, int kv
     return BUTLER_CEIL_DIV(butler_kv_at(state->kv, state->layer, kv_head)->n_slots, unit);
 }
 
+/* Layers that select together: 0; 1 to 4; 5 to 8; ... as predictors of version 2 serve them. */
+static inline int butler_ahead_group(int layer)
+{
+    return (layer + BUTLER_AHEAD - 1) / BUTLER_AHEAD;
+}
+
 /* Whether this layer's step at `position` selects anew (every=): where nothing is left to go by, when its turn has come, or too
- * long after. Four layers have their turn together, so that a predictor that serves them is asked once. */
+ * long after. BUTLER_AHEAD layers have their turn together, so that a predictor that serves them is asked once. */
 static inline bool butler_selects(const struct butler_policy *policy, const struct butler_workspace *work, int layer, int position)
 {
     const int age = position + 1 - work->selected_at[layer];
-    return work->selected_at[layer] == 0 || age <= 0 || age >= policy->every || (position + (layer + 3) / 4) % policy->every == 0;
+    return work->selected_at[layer] == 0 || age <= 0 || age >= policy->every ||
+           (position + butler_ahead_group(layer)) % policy->every == 0;
 }
 
 /* Units of a head: tokens, or pages of policy->unit slots. */

@@ -63,6 +63,15 @@ static inline bool butler_policy_scores_mean(const struct butler_policy *policy,
            shape->predicted_keys == 1;
 }
 
+/* Whether a layer's lists can be made before its new token is there: queries are foreseen, the newest token is always read, and no
+ * other score depends on its own. */
+static inline bool butler_policy_selects_ahead(const struct butler_policy *policy, const struct butler_metric_shape *shape)
+{
+    return policy->method == BUTLER_RETRIEVE && policy->metric->predictor && policy->share == BUTLER_SHARE_KV &&
+           policy->budget_kind != BUTLER_BUDGET_MASS && policy->value_norm == BUTLER_NORM_NONE &&
+           (shape->group == 1 || butler_policy_scores_mean(policy, shape));
+}
+
 /* Whether it evicts by the tokens' places alone: nothing is scored, the newest fill the budget. */
 static inline bool butler_policy_keeps_newest(const struct butler_policy *policy)
 {
