@@ -422,13 +422,12 @@ static void test_adopt_refused(void **state)
     butler_model_free(c.model);
 }
 
-/* One thread and two, and another backend table of the same ISA, agree bit for bit. */
-static struct context one_thread;
-
-static void threads_law(const struct context *c, const char *policy)
+/* One thread and two, and another backend table of the same ISA, agree bit for bit; so do more threads than KV heads, which select
+ * a layer at a time where fewer do it for several that a predictor serves. */
+static void threads_law(const struct context *c, const struct context *other, const char *policy)
 {
     char text[512];
-    struct butler_session *a = open_session(c, with_budget(policy, BUDGET, text)), *b = open_session(&one_thread, text);
+    struct butler_session *a = open_session(c, with_budget(policy, BUDGET, text)), *b = open_session(other, text);
     prefill(a, c->text, c->n_prompt);
     prefill(b, c->text, c->n_prompt);
     for (int i = c->n_prompt; i < c->n_text; i++) {
@@ -442,17 +441,23 @@ static void threads_law(const struct context *c, const char *policy)
 
 static void test_threads(void **state)
 {
+    enum { MANY = 6 };
     struct butler_policy_info info;
     (void)state;
     for (int m = 1; m < 3; m++) {
-        const struct context c = open_model(&models[m], 2);
-        one_thread = open_model(&models[m], 1);
+        const struct context c = open_model(&models[m], 2), one = open_model(&models[m], 1), many = open_model(&models[m], MANY);
         for (int i = 0; butler_policy_describe(c.model, i, &info); i++)
-            threads_law(&c, info.name);
+            threads_law(&c, &one, info.name);
         for (int i = 0; i < BUTLER_COUNT(unnamed); i++)
-            threads_law(&c, unnamed[i]);
+            threads_law(&c, &one, unnamed[i]);
+        assert_true(butler_model_get_info(c.model)->n_kv_heads < MANY);
+        threads_law(&c, &many, "tokenbutler");
+        threads_law(&c, &many, "tokenbutler:page=16,keys=int8");
+        threads_law(&c, &many, "tokenbutler2:on_top=0,sinks=0,recent=0");
+        threads_law(&c, &many, "tokenbutler2:on_top=0,sinks=4,recent=8,every=2");
         butler_model_free(c.model);
-        butler_model_free(one_thread.model);
+        butler_model_free(one.model);
+        butler_model_free(many.model);
     }
 }
 
