@@ -312,7 +312,7 @@ INLINE float *turn_pipeline(const struct butler_attention *attention, struct ite
     }
     END_WEIGHTS(0);
     START_WEIGHTS(1);
-    if (!has_c || a->masked) {
+    if (has_a && (!has_c || a->masked)) { /* they are wanted now */
         store_sums(sums);
         sums.at = NULL;
     }
