@@ -322,7 +322,7 @@ static int measure_group(const struct roofline *r, struct butler_model *model, i
     struct lane lanes[MAX_POLICIES] = {0};
     const enum butler_kv_type type = strcmp(r->kv_type, "q8_0") == 0 ? BUTLER_KV_Q8_0 : BUTLER_KV_F16;
     int code = BUTLER_OK, n_lanes = 0;
-    for (int i = first > 1 ? -1 : 0; i < n && code == BUTLER_OK; i++, n_lanes++) {
+    for (int i = first > 0 ? -1 : 0; i < n && code == BUTLER_OK; i++, n_lanes++) {
         lanes[n_lanes].policy = r->policies[i < 0 ? 0 : first + i];
         fprintf(stderr, "depth %d: filling for %s\n", depth, lanes[n_lanes].policy);
         const struct butler_session_params params = {
@@ -334,7 +334,7 @@ static int measure_group(const struct roofline *r, struct butler_model *model, i
     if (code == BUTLER_OK)
         code = run_rounds(r, lanes, n_lanes, err);
     for (int i = 0; code == BUTLER_OK && i < n_lanes; i++)
-        if (first <= 1 || i > 0)
+        if (first == 0 || i > 0)
             print_lane(r, depth, &lanes[i]);
     for (int i = 0; i < n_lanes; i++)
         butler_session_free(lanes[i].session);

@@ -37,6 +37,7 @@ def arguments():
     parser.add_argument("--kv-types", default="f16,q8_0")
     parser.add_argument("--policy", action="append", help="{b} stands for 1/16 of the depth, at least 64")
     parser.add_argument("--together", type=int, default=0, help="policies that take turns with full in a process, where not all caches fit into memory; 0: all")
+    parser.add_argument("--alone", action="store_true", help="each policy in a process of its own, where two caches do not fit: times over full are of medians")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--peer", help="python with llama-cpp-python")
@@ -92,6 +93,19 @@ def in_turns(command, policies, together):
             command = [*command, "--skip-ceilings"]
 
 
+def alone(command, policies):
+    """Rows of one process a policy, `full` first: what they gain over it has no range, for they took no turns with it."""
+    full_ms = None
+    for policy in policies:
+        rows = rows_of([*command, "--policy", policy])
+        for row in (row for row in rows if "policy" in row):
+            full_ms = full_ms or row["ms_tok"]
+            row |= {"gain": full_ms / row["ms_tok"], "gain_low": None, "gain_high": None}
+        yield rows
+        if "--skip-ceilings" not in command:
+            command = [*command, "--skip-ceilings"]
+
+
 def measure(args):
     sink = Sink(args.output)
     for shape in args.shapes.split(","):
@@ -111,7 +125,7 @@ def measure(args):
                     command += ["--predictor", p]
                 policies = [policy.format(b=max(64, depth // 16)) for policy in args.policy or POLICIES
                             if not policy.startswith("tokenbutler") or any(policy.split(":")[0] == p.suffixes[-2][1:] for p in predictors)]
-                for rows in in_turns(command, policies, args.together or len(policies)):
+                for rows in alone(command, policies) if args.alone else in_turns(command, policies, args.together or len(policies)):
                     sink.add([row | {"shape": shape, "depth": depth, "kv_type": kv_type, "engine": "butler"} for row in rows])
             if not sink.has(shape=shape, depth=depth, turn=2):
                 sink.add(peer_rows(args, model, depth, 2))
@@ -147,9 +161,10 @@ def tables(rows):
         for r in (r for r in ours if r["shape"] == shape):
             peer = best_peer(rows, shape, r["depth"])
             against = f"{peer[0] / r['ms_tok']:.2f}" if peer else "–"
+            spread = f"{r['gain_low']:.2f}–{r['gain_high']:.2f}" if r["gain_low"] else "–"
             print(f"| {r['depth']} | {r['kv_type']} | {name(r['policy'])} | {r['ms_tok']:.2f} | {r['ms_low']:.2f}–{r['ms_high']:.2f} "
                   f"| {r['weight_bytes'] / 1e6:.0f} + {r['kv_bytes'] / 1e6:.1f} + {r['metric_bytes'] / 1e6:.1f} | {r['share']:.2f} "
-                  f"| {r['gain']:.2f} | {r['gain_low']:.2f}–{r['gain_high']:.2f} "
+                  f"| {r['gain']:.2f} | {spread} "
                   f"| {r['ms_score']:.2f} + {r['ms_select']:.2f} + {r['ms_attend']:.2f} | {against} |")
         for depth in dict.fromkeys(r["depth"] for r in ours if r["shape"] == shape):
             peer = best_peer(rows, shape, depth)
