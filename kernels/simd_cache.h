@@ -408,7 +408,7 @@ INLINE void av_tail(enum row_type type, float *acc, size_t acc_stride, const flo
 INLINE void av_columns(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
                        const void *const *rows, size_t step, struct due due, size_t skip, int n_rows, int n)
 {
-    const int wide = n_q <= 2 ? VEC / 2 : VEC / 4;
+    const int wide = n_q <= 2 ? VEC / 2 : n_q <= 4 ? VEC / 4 : VEC / 8;
     int i = 0;
     for (; i + wide * VEC <= n; i += wide * VEC)
         av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, wide, rows, step, due, skip, n_rows, i);
@@ -424,6 +424,9 @@ INLINE void av_queries(enum row_type type, float *acc, size_t acc_stride, const 
                        const void *const *rows, size_t step, struct due due, size_t skip, int n_rows, int n)
 {
     int k = 0;
+    for (; VEC == 16 && type == ROW_Q8_0 && k + 8 <= n_q; k += 8) /* widened once for all: where there are registers enough */
+        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 8, rows, step,
+                   k == 0 ? due : (struct due){0}, skip, n_rows, n);
     for (; k + 4 <= n_q; k += 4)
         av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 4, rows, step,
                    due_of_part(due, k, n_q), skip, n_rows, n);
