@@ -424,7 +424,8 @@ INLINE void av_queries(enum row_type type, float *acc, size_t acc_stride, const 
                        const void *const *rows, size_t step, struct due due, size_t skip, int n_rows, int n)
 {
     int k = 0;
-    for (; VEC == 16 && type == ROW_Q8_0 && k + 8 <= n_q; k += 8) /* widened once for all: where there are registers enough */
+    /* Widened once for all, where there are registers enough; of rows that lie anywhere halves would be fetched twice. */
+    for (; VEC == 16 && type == ROW_Q8_0 && step && k + 8 <= n_q; k += 8)
         av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 8, rows, step,
                    k == 0 ? due : (struct due){0}, skip, n_rows, n);
     for (; k + 4 <= n_q; k += 4)
