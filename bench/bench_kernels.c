@@ -31,8 +31,8 @@ struct bench {
 #define SLICE ((size_t)64 << 20)
 #define MAX_REPEAT 255
 
-enum unit { BYTES, FLOPS, TILE_FLOPS, ELEMENTS };
-static const char *const unit_names[] = {"GB/s", "GFLOP/s", "GFLOP/s", "Gelem/s"};
+enum unit { BYTES, FLOPS, TILE_FLOPS, TILE_OPS, ELEMENTS };
+static const char *const unit_names[] = {"GB/s", "GFLOP/s", "GFLOP/s", "Gop/s", "Gelem/s"};
 
 /* What one measurement runs. */
 struct job {
@@ -80,7 +80,7 @@ static double fma_peak(struct bench *bench, enum unit unit)
 {
     double flops, start = cpu_seconds();
     bench->sink += unit == FLOPS ? (double)ceiling_fma(bench->table->isa, 100000, &flops)
-                                 : (double)ceiling_dot(CEILING_AMX_BF16, 40000, &flops);
+                                 : (double)ceiling_dot(unit == TILE_OPS ? CEILING_AMX_INT8 : CEILING_AMX_BF16, 40000, &flops);
     return flops / (cpu_seconds() - start);
 }
 
@@ -122,7 +122,7 @@ static void measure(struct bench *bench, const char *name, enum unit unit, doubl
     for (double t = seconds_of(fn, job); t * rounds < 0.004 && rounds < 1000000;)
         rounds *= 2;
     for (int i = 0; i < bench->repeat; i++) {
-        ceilings[i] = unit != ELEMENTS ? fma_peak(bench, unit) : 0;
+        ceilings[i] = unit != ELEMENTS && unit != BYTES ? fma_peak(bench, unit) : 0;
         double start = cpu_seconds();
         for (int k = 0; k < rounds; k++)
             fn(job);
@@ -250,6 +250,18 @@ static void run_attend_packed(const struct job *job)
                                                        .dim = job->n});
 }
 
+static void run_pack_fixed_columns(const struct job *job)
+{
+    job->bench->table->pack_fixed_columns(job->bench->set + SLICE, job->bench->y, job->bench->x, (size_t)job->n, job->n_rows, job->n);
+}
+static void run_multiply_fixed(const struct job *job)
+{
+    struct bench *b = job->bench;
+    static const float scales[1024];
+    b->table->multiply_fixed(b->y, (size_t)job->n_rows, b->set, scales, b->set + SLICE, scales, job->n_tokens, job->n_rows, job->n,
+                             true);
+}
+
 /* Products in the unit's own operations: three multiply-adds for each of ours. */
 static void bench_tiles(struct bench *b)
 {
@@ -260,6 +272,11 @@ static void bench_tiles(struct bench *b)
     measure(b, "pack_rows 64 x 256", ELEMENTS, 64.0 * 256, run_pack_rows, &job);
     measure(b, "pack_columns 64 x 256", ELEMENTS, 64.0 * 256, run_pack_columns, &job);
     measure(b, "pack_turned 64 x 256", ELEMENTS, 64.0 * 256, run_pack_turned, &job);
+    measure(b, "pack_fixed_columns 64 x 256", ELEMENTS, 64.0 * 256, run_pack_fixed_columns, &job);
+    job.n_tokens = 512;
+    b->table->pack_fixed_rows(b->set, b->y, b->x, (size_t)job.n, job.n_tokens, job.n);
+    run_pack_fixed_columns(&job);
+    measure(b, "multiply_fixed 512 x 64, k 256", TILE_OPS, 3 * 2.0 * job.n_tokens * job.n_rows * job.n, run_multiply_fixed, &job);
     fill_weights(b, BUTLER_F32);
     for (int i = 0; i < BUTLER_COUNT(shapes); i++) {
         char name[64];
@@ -294,7 +311,7 @@ static void run_av(const struct job *job)
 }
 
 /* Keys and values as the engine has them: a page of keys, then their values. */
-enum { PAGE_ROWS = 16, SLICE_ROWS = 1024 };
+enum { PAGE_ROWS = 16, SLICE_ROWS = 1024, CACHED_ROWS = 2 * SLICE_ROWS };
 
 static void run_attend(const struct job *job)
 {
@@ -373,6 +390,13 @@ static void bench_attention(struct bench *b)
                              shuffled ? "gathered" : "in order");
                     measure_stream(b, name, bytes, run_attend, shuffled ? read_pairs : read_slice, shuffled ? bytes : (double)SLICE,
                                    &job);
+                    if (shuffled)
+                        continue;
+                    /* What fits into the second-level cache: arithmetic alone. */
+                    struct job cached = job;
+                    cached.n_rows = CACHED_ROWS;
+                    snprintf(name, sizeof name, "attend %s %d q %d cached", types[t].name, dim, job.n_q);
+                    measure(b, name, BYTES, 2.0 * (double)job.row_bytes * CACHED_ROWS, run_attend, &cached);
                 }
             }
             list_rows(b, job.row_bytes, false, false);

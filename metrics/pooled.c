@@ -21,23 +21,6 @@ static const struct butler_param params[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
-{
-    *n_slots = 1;
-    *n_bytes = butler_window_bytes(shape->group, (int)values[0]);
-}
-
-static int attention_window(const double *values)
-{
-    return (int)values[0];
-}
-
-static void observe(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                    int position, const float *weights, size_t stride, int n)
-{
-    butler_window_observe(view, shape->group, (int)values[0], position, weights, stride, n);
-}
-
 /* table[p - from] = the sum at position p, p in [from, from + n), -1 where no slot holds p. */
 static void spread(const struct butler_head_view *view, int head, int from, int n, float *table)
 {
@@ -109,27 +92,15 @@ static void score(const struct butler_metric_shape *shape, const double *values,
         }
 }
 
-static uint64_t score_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots)
-{
-    (void)values;
-    return butler_window_score_bytes(shape->group, n_slots);
-}
-
-static uint64_t observe_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots)
-{
-    (void)values;
-    return butler_window_observe_bytes(shape->group, n_slots);
-}
-
 const struct butler_metric butler_metric_pooled = {
     .name = "pooled",
     .summary = "attention of the last w queries, pooled over neighbouring positions",
     .scale = BUTLER_SCORE_WEIGHT,
     .params = params,
-    .record = record,
-    .attention_window = attention_window,
-    .observe = observe,
+    .record = butler_window_record,
+    .attention_window = butler_window_length,
+    .observe = butler_window_observe,
     .score = score,
-    .score_bytes = score_bytes,
-    .observe_bytes = observe_bytes,
+    .score_bytes = butler_window_score_bytes,
+    .observe_bytes = butler_window_observe_bytes,
 };

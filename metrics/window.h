@@ -8,13 +8,16 @@
 
 #include "metric.h"
 
-size_t butler_window_bytes(int group, int window);
-void butler_window_observe(const struct butler_head_view *view, int group, int window, int position, const float *weights,
-                           size_t stride, int n);
+/* Functions of a metric (metric.h) whose first parameter is the window. */
+void butler_window_record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes);
+int butler_window_length(const double *values);
+void butler_window_observe(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                           int position, const float *weights, size_t stride, int n);
+/* A score reads the sums; an observation the sums and one entry of each ring. */
+uint64_t butler_window_score_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots);
+uint64_t butler_window_observe_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots);
+
 /* out[i] = the sum over the window of slot first + i, i < n, for one query head. */
 void butler_window_sums(const struct butler_head_view *view, int head, int first, int n, float *out);
-/* A score reads the sums; an observation the sums and one entry of each ring. */
-uint64_t butler_window_score_bytes(int group, int n_slots);
-uint64_t butler_window_observe_bytes(int group, int n_slots);
 
 #endif

@@ -5,10 +5,16 @@
 /* Records are long and a step touches two lines of each: without a hint every one is waited for. */
 #define AHEAD 16
 
-size_t butler_window_bytes(int group, int window)
+void butler_window_record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
 {
-    size_t bytes = (size_t)group * (sizeof(uint64_t) + (size_t)window * sizeof(uint16_t));
-    return (bytes + 7) / 8 * 8;
+    const size_t bytes = (size_t)shape->group * (sizeof(uint64_t) + (size_t)values[0] * sizeof(uint16_t));
+    *n_slots = 1;
+    *n_bytes = (bytes + 7) / 8 * 8;
+}
+
+int butler_window_length(const double *values)
+{
+    return (int)values[0];
 }
 
 /* A half that is not negative, in units of 2^-24: its bits are nearly that already. */
@@ -18,9 +24,10 @@ static uint64_t units(uint16_t half)
     return exponent ? (uint64_t)(mantissa | 1024) << (exponent - 1) : mantissa;
 }
 
-void butler_window_observe(const struct butler_head_view *view, int group, int window, int position, const float *weights,
-                           size_t stride, int n)
+void butler_window_observe(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                           int position, const float *weights, size_t stride, int n)
 {
+    const int group = shape->group, window = butler_window_length(values);
     unsigned char *record = butler_view_record(view, 0);
     const size_t entry = (size_t)group * sizeof(uint64_t) + (size_t)(position % window) * sizeof(uint16_t);
     for (int slot = 0; slot < n; slot++, record += view->record_bytes) {
@@ -48,37 +55,22 @@ void butler_window_sums(const struct butler_head_view *view, int head, int first
     }
 }
 
-uint64_t butler_window_score_bytes(int group, int n_slots)
+uint64_t butler_window_score_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots)
 {
-    return (uint64_t)n_slots * (uint64_t)group * sizeof(uint64_t);
+    (void)values;
+    return (uint64_t)n_slots * (uint64_t)shape->group * sizeof(uint64_t);
 }
 
-uint64_t butler_window_observe_bytes(int group, int n_slots)
+uint64_t butler_window_observe_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots)
 {
-    return (uint64_t)n_slots * (uint64_t)group * (sizeof(uint64_t) + sizeof(uint16_t));
+    (void)values;
+    return (uint64_t)n_slots * (uint64_t)shape->group * (sizeof(uint64_t) + sizeof(uint16_t));
 }
 
 static const struct butler_param params[] = {
     {"window", 400, 1, 65536, "latest queries that count"},
     {NULL, 0, 0, 0, NULL},
 };
-
-static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
-{
-    *n_slots = 1;
-    *n_bytes = butler_window_bytes(shape->group, (int)values[0]);
-}
-
-static int attention_window(const double *values)
-{
-    return (int)values[0];
-}
-
-static void observe(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                    int position, const float *weights, size_t stride, int n)
-{
-    butler_window_observe(view, shape->group, (int)values[0], position, weights, stride, n);
-}
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
                   const float *q, int n_q, int first, int n, float *out, size_t stride)
@@ -88,27 +80,15 @@ static void score(const struct butler_metric_shape *shape, const double *values,
         butler_window_sums(view, head, first, n, out + (size_t)head * stride);
 }
 
-static uint64_t score_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots)
-{
-    (void)values;
-    return butler_window_score_bytes(shape->group, n_slots);
-}
-
-static uint64_t observe_bytes(const struct butler_metric_shape *shape, const double *values, int n_slots)
-{
-    (void)values;
-    return butler_window_observe_bytes(shape->group, n_slots);
-}
-
 const struct butler_metric butler_metric_windowed = {
     .name = "windowed",
     .summary = "attention received from the last w queries",
     .scale = BUTLER_SCORE_WEIGHT,
     .params = params,
-    .record = record,
-    .attention_window = attention_window,
-    .observe = observe,
+    .record = butler_window_record,
+    .attention_window = butler_window_length,
+    .observe = butler_window_observe,
     .score = score,
-    .score_bytes = score_bytes,
-    .observe_bytes = observe_bytes,
+    .score_bytes = butler_window_score_bytes,
+    .observe_bytes = butler_window_observe_bytes,
 };
