@@ -3,7 +3,7 @@
 
     bench/speed.py MODELS_DIR -o speed.jsonl [--shapes 110m-q8_0,…] [--depths 0,4096,16384,32768] [--rounds 5] [--peer PYTHON]
     bench/speed.py --tables speed.jsonl            prints the Markdown tables
-    bench/speed.py --draw speed.svg speed.jsonl    draws times over the best peer setting at the deepest depth
+    bench/speed.py --draw speed.svg speed.jsonl    draws milliseconds a token against depth, F16 caches
 
 MODELS_DIR holds files made by tools/random_model.py, named SHAPE-TYPE.gguf, and random predictors for them (bench_predictor
 MODEL write v1 SHAPE-TYPE.tokenbutler.gguf, v2 SHAPE-TYPE.tokenbutler2.gguf; without them those policies are left out). For every shape, KV type and depth one process
@@ -13,6 +13,7 @@ file already holds is not measured again.
 """
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -172,27 +173,57 @@ def tables(rows):
                 print(f"\nllama.cpp at {depth}: {peer[0]:.1f} ms/token (best of its settings: {peer[1]}).")
 
 
+DRAWN = {"llama.cpp": "#000", "full": "#888", "fier": "#e69f00", "tokenbutler2": "#cc79a7", "quest": "#0072b2", "quest, every=4": "#56b4e9", "h2o": "#d55e00",
+         "streaming": "#009e73"}
+
+
+def times(rows, shape):
+    """{policy or llama.cpp: [(depth, ms a token with an F16 cache)]}; llama.cpp's by its fastest setting."""
+    mine = [r for r in rows if r.get("engine") == "butler" and "policy" in r and r["shape"] == shape and r["kv_type"] == "f16"]
+    lines = {what: sorted((r["depth"], r["ms_tok"]) for r in mine if name(r["policy"]) == what) for what in DRAWN}
+    peers = [(depth, best_peer(rows, shape, depth)) for depth in sorted({r["depth"] for r in mine})]
+    lines["llama.cpp"] = [(depth, peer[0]) for depth, peer in peers if peer]
+    return lines
+
+
+def panel(shape, lines, left, top, width, height):
+    """SVG of one shape: milliseconds a token, by their logarithm, against depth."""
+    depths = sorted({depth for line in lines.values() for depth, _ in line})
+    every = [ms for line in lines.values() for _, ms in line]
+    low, high = math.log(min(every) * 0.9), math.log(max(every) * 1.1)
+
+    def x(depth):
+        return left + width * depths.index(depth) / max(len(depths) - 1, 1)
+
+    def y(ms):
+        return top + height * (high - math.log(ms)) / (high - low)
+    parts = [f'<text x="{left}" y="{top - 8}" font-weight="bold">{shape}</text>']
+    for ms in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
+        if low <= math.log(ms) <= high:
+            parts.append(f'<line x1="{left}" y1="{y(ms):.1f}" x2="{left + width}" y2="{y(ms):.1f}" stroke="#ddd"/>'
+                         f'<text x="{left - 5}" y="{y(ms) + 4:.1f}" text-anchor="end">{ms}</text>')
+    parts += [f'<text x="{x(depth):.1f}" y="{top + height + 16}" text-anchor="middle">{f"{depth // 1024}k" if depth else 0}</text>' for depth in depths]
+    for what, line in lines.items():
+        points = [f"{x(depth):.1f},{y(ms):.1f}" for depth, ms in line]
+        dashes = ' stroke-dasharray="4"' if what == "llama.cpp" else ""
+        parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{DRAWN[what]}" stroke-width="2"{dashes}/>')
+        parts += [f'<circle cx="{point.split(",")[0]}" cy="{point.split(",")[1]}" r="2.5" fill="{DRAWN[what]}"/>' for point in points]
+    return parts
+
+
 def draw(rows, path):
-    """For every shape, at its deepest depth: bars of how many times as fast as the best llama.cpp setting."""
-    bars = []
-    for shape in dict.fromkeys(r["shape"] for r in rows if r.get("engine") == "butler" and "policy" in r):
-        mine = [r for r in rows if r.get("engine") == "butler" and "policy" in r and r["shape"] == shape]
-        depth = max(r["depth"] for r in mine)
-        peer = best_peer(rows, shape, depth)
-        if peer:
-            bars.append((f"{shape} at {depth}", None))
-            bars += [(f"{name(r['policy'])}, {r['kv_type']}", peer[0] / r["ms_tok"]) for r in mine if r["depth"] == depth]
-    top, row, left, width = max((v for _, v in bars if v), default=1), 18, 210, 760
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {row * len(bars) + 30}" font-family="sans-serif" font-size="12">',
+    """A panel for every shape, three in a row, and what the colours mean."""
+    shapes = list(dict.fromkeys(r["shape"] for r in rows if r.get("engine") == "butler" and "policy" in r))
+    width, height, across, down = 210, 170, 290, 230
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 880 %d" font-family="sans-serif" font-size="12">' % (down * (len(shapes) // 3 + 1) + 20),
              '<rect width="100%" height="100%" fill="white"/>']
-    for i, (label, v) in enumerate(bars):
-        y = 20 + row * i
-        if v is None:
-            parts.append(f'<text x="10" y="{y + 9}" font-weight="bold">{label}: times as fast as llama.cpp</text>')
-            continue
-        length, colour = v / top * (width - left - 60), "#777" if label.startswith("full") else "#0072b2"
-        parts.append(f'<text x="{left - 8}" y="{y + 9}" text-anchor="end">{label}</text><rect x="{left}" y="{y - 3}" width="{length:.1f}" height="14" fill="{colour}"/>'
-                     f'<text x="{left + length + 5:.1f}" y="{y + 9}">{v:.1f}</text>')
+    for i, shape in enumerate(shapes):
+        parts += panel(shape, times(rows, shape), 50 + i % 3 * across, 30 + i // 3 * down, width, height)
+    left, top = 50 + len(shapes) % 3 * across, 40 + len(shapes) // 3 * down
+    parts.append(f'<text x="{left}" y="{top - 18}">ms a token; tokens in the cache</text>')
+    for i, (what, colour) in enumerate(DRAWN.items()):
+        parts.append(f'<line x1="{left}" y1="{top + 18 * i}" x2="{left + 20}" y2="{top + 18 * i}" stroke="{colour}" stroke-width="2"/>'
+                     f'<text x="{left + 26}" y="{top + 4 + 18 * i}">{what}</text>')
     Path(path).write_text("\n".join(parts) + "\n</svg>\n")
 
 
