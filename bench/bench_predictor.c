@@ -130,11 +130,13 @@ static const struct row {
     enum butler_type type; /* of the predictor's matrices */
 } rows[] = {
     {"v2", SECOND, 2, false, BUTLER_Q4_0},
+    {"v2, int8", SECOND ",keys=int8", 2, false, BUTLER_Q4_0},
     {"v2 in Q8_0", SECOND, 2, false, BUTLER_Q8_0},
     {"v2 in Q8_0, int8", SECOND ",keys=int8", 2, false, BUTLER_Q8_0},
     {"v2, group=max", SECOND ",group=max", 2, false, BUTLER_Q4_0},
     {"v2, pages, every 4th step", SECOND ",page=16,every=4", 2, false, BUTLER_Q4_0},
     {"v1", "tokenbutler:budget=0.5", 1, false, BUTLER_Q4_0},
+    {"v1, int8", "tokenbutler:budget=0.5,keys=int8", 1, false, BUTLER_Q4_0},
     {"v1 in Q8_0", "tokenbutler:budget=0.5", 1, false, BUTLER_Q8_0},
     {"v1 in Q8_0, int8", "tokenbutler:budget=0.5,keys=int8", 1, false, BUTLER_Q8_0},
     {"v1, pages, every 4th step", "tokenbutler:budget=0.5,page=16,every=4", 1, false, BUTLER_Q4_0},

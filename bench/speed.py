@@ -97,7 +97,7 @@ def in_turns(command, policies, together):
 def alone(command, policies):
     """Rows of one process a policy, `full` first: what they gain over it has no range, for they took no turns with it."""
     full_ms = None
-    for policy in policies:
+    for policy in ["full", *(p for p in policies if p != "full")]:
         rows = rows_of([*command, "--policy", policy])
         for row in (row for row in rows if "policy" in row):
             full_ms = full_ms or row["ms_tok"]
