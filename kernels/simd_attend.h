@@ -97,9 +97,19 @@ INLINE void tile_exp(float p[TILE_ROWS], int count, float *acc, float *top, floa
     }
 }
 
+/* What an ISA has of its own; NULL: as tile_scores and av_queries do, and rows lie anywhere. Scores of a tile of keys from queries
+ * in a form of its own; whether a tile's rows lie one after the other, which saves looking up where each is (step: as for row_at);
+ * and weighted values of a tile, p[query][TILE_ROWS], of Q8_0 rows p[query][block][TILE_ROWS] with the rows' scales in them. */
+typedef void scores_fn(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
+                       size_t step, struct due due, int n);
+typedef bool dense_fn(const void *const *rows, size_t row_bytes);
+typedef void values_fn(float *acc, size_t acc_stride, const float *p, int n_q, const void *const *rows, size_t step, struct due due,
+                       size_t skip, int n_rows, int n);
+
 /* Adds count weighted values of a tile, `apart` bytes after its keys. */
-INLINE void tile_values(enum row_type type, float *acc, size_t acc_stride, const float (*p)[TILE_ROWS], struct tile_scales *scales,
-                        int n_q, const void *const *rows, size_t step, struct due due, size_t apart, int count, int n)
+INLINE void tile_values(enum row_type type, values_fn *values_of, float *acc, size_t acc_stride, const float (*p)[TILE_ROWS],
+                        struct tile_scales *scales, int n_q, const void *const *rows, size_t step, struct due due, size_t apart,
+                        int count, int n)
 {
     if (type == ROW_Q8_0 && n <= PIECE) {
         _Alignas(64) float d[TILE_BLOCKS][TILE_ROWS];
@@ -109,21 +119,20 @@ INLINE void tile_values(enum row_type type, float *acc, size_t acc_stride, const
                 for (int r = 0; r < TILE_ROWS; r += VEC)
                     vec_store(scales->values[i][b] + r,
                               vec_max(vec_set1(LEAST_NORMAL), vec_mul(vec_load(d[b] + r), vec_load(p[i] + r))));
-        av_queries(type, acc, acc_stride, scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, n_q, rows, step, due, apart,
-                   count, n);
-    } else
+        if (values_of)
+            values_of(acc, acc_stride, scales->values[0][0], n_q, rows, step, due, apart, count, n);
+        else
+            av_queries(type, acc, acc_stride, scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, n_q, rows, step, due, apart,
+                       count, n);
+    } else if (values_of)
+        values_of(acc, acc_stride, p[0], n_q, rows, step, due, apart, count, n);
+    else
         av_queries(type, acc, acc_stride, p[0], TILE_ROWS, 0, n_q, rows, step, due, apart, count, n);
 }
 
-/* What an ISA has of its own: how it scores a tile of keys from queries of its own form, and whether a tile's rows lie one after
- * the other, which saves looking up where each is. step: as for row_at. NULL: as tile_scores does, and rows lie anywhere. */
-typedef void scores_fn(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
-                       size_t step, struct due due, int n);
-typedef bool dense_fn(const void *const *rows, size_t row_bytes);
-
 INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                           const float *q, size_t q_stride, scores_fn *scores_of, dense_fn *lie_dense, const void *queries, int n_q,
-                           const void *const *keys, size_t apart, int n_rows, int n)
+                           const float *q, size_t q_stride, scores_fn *scores_of, dense_fn *lie_dense, values_fn *values_of,
+                           const void *queries, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
 {
     _Alignas(64) float p[2][TILE_QUERIES][TILE_ROWS], sums[TILE_QUERIES][TILE_ROWS] = {{0}};
     struct tile_scales scales;
@@ -158,10 +167,10 @@ INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, fl
         }
         due.skip = apart;
         if (j >= 0 && due.dense)
-            tile_values(type, acc, acc_stride, p[turn ^ 1], &scales, n_q, TILE(j), row_bytes, due, apart, TILE_ROWS, n);
+            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, TILE(j), row_bytes, due, apart, TILE_ROWS, n);
         else if (j >= 0)
-            tile_values(type, acc, acc_stride, p[turn ^ 1], &scales, n_q, TILE(j), 0, due, apart, BUTLER_MIN(n_rows - j, TILE_ROWS),
-                        n);
+            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, TILE(j), 0, due, apart,
+                        BUTLER_MIN(n_rows - j, TILE_ROWS), n);
         for (int i = 0; n_next > 0 && i < n_q; i++)
             tile_exp(p[turn][i], n_next, acc + i * acc_stride, &top[i], sums[i], n);
     }
@@ -180,7 +189,7 @@ INLINE void attend_any(enum row_type type, float *acc, size_t acc_stride, float 
     for (int i = 0; i < n_q; i += TILE_QUERIES) {
         const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
         attend_queries(type, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride,
-                       q + i * q_stride, q_stride, NULL, NULL, NULL, count, keys, apart, n_rows, n);
+                       q + i * q_stride, q_stride, NULL, NULL, NULL, NULL, count, keys, apart, n_rows, n);
     }
 }
 

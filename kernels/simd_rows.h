@@ -63,6 +63,10 @@ INLINE void fill_cache(struct butler_kernels *table)
     table->load_row[BUTLER_KV_Q8_0] = table->dequant[BUTLER_Q8_0];
 }
 
+#ifndef ATTEND_ANY /* simd_narrow.h has another */
+#define ATTEND_ANY attend_any
+#endif
+
 /* The lengths of most models (32: of a predictor's own attention) are constants: loops that are as long as that are none. Each has
  * a function of its own: compilers do badly with all in one. */
 #define ATTEND_LENGTH(name, type, length)                                                                                          \
@@ -71,7 +75,7 @@ INLINE void fill_cache(struct butler_kernels *table)
                                                int n_rows, int n)                                                                  \
     {                                                                                                                              \
         (void)n;                                                                                                                   \
-        attend_any(type, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, length);                   \
+        ATTEND_ANY(type, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, length);                   \
     }
 #define ATTEND_TYPE(name, type)                                                                                                    \
     ATTEND_LENGTH(name##_32, type, 32)                                                                                             \
@@ -96,6 +100,7 @@ INLINE void fill_attend(struct butler_kernels *table)
     table->attend[BUTLER_KV_F32] = attend_f32;
     table->attend[BUTLER_KV_F16] = attend_f16;
     table->attend[BUTLER_KV_Q8_0] = attend_q8_0;
+    table->attend_fixed = false;
 }
 
 #endif
