@@ -85,13 +85,13 @@ INLINE void block_scores(float (*p)[TILE_ROWS], const struct fixed_queries *fixe
     UNROLL
     for (int k = 0; k < n_q * SIDES; k++)
         sum[k / SIDES][k % SIDES] = _mm256_setzero_si256();
-    for (int w = 0; w < PAIRS; w++) { /* unrolled, compilers would sum in an order of their own, which takes registers */
+    for (int w = 0; w < PAIRS; w++) {
         UNROLL
         for (int k = 0; k < n_q; k++) {
             const __m256i x = _mm256_set1_epi32(fixed->pairs[b][i + k][w]);
             UNROLL
             for (int side = 0; side < SIDES; side++)
-                sum[k][side] = _mm256_add_epi32(sum[k][side], _mm256_madd_epi16(pairs[w][side], x));
+                add_dwords(&sum[k][side], _mm256_madd_epi16(pairs[w][side], x));
         }
     }
     UNROLL

@@ -14,7 +14,6 @@
 #include "simd_rows.h"
 #include "simd_gemm.h"
 #include "simd_metrics.h"
-#include "simd_one_bit.h"
 #include "simd_select.h"
 
 void butler_kernels_avx2(struct butler_kernels *table)
@@ -27,6 +26,5 @@ void butler_kernels_avx2(struct butler_kernels *table)
     fill_metrics(table);
     fill_select(table);
     table->gemm = gemm;
-    table->one_bit = one_bit;
 }
 #endif

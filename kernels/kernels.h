@@ -235,7 +235,8 @@ void butler_kernels_weights_avx2(struct butler_kernels *table); /* products with
 void butler_kernels_weights_vnni(struct butler_kernels *table);
 void butler_kernels_attend_avx2(struct butler_kernels *table); /* decode attention over Q8_0 rows alone */
 void butler_kernels_attend_vnni(struct butler_kernels *table);
-void butler_kernels_one_bit_vnni(struct butler_kernels *table); /* one-bit keys alone */
+void butler_kernels_one_bit_avx2(struct butler_kernels *table); /* one-bit keys alone */
+void butler_kernels_one_bit_vnni(struct butler_kernels *table);
 void butler_kernels_one_bit_amx(struct butler_kernels *table);
 void butler_kernels_amx(struct butler_kernels *table);
 void butler_kernels_neon(struct butler_kernels *table);

@@ -242,6 +242,17 @@ INLINE void vec_load_nibbles(const void *p, int offset, vec low[2], vec high[2])
     }
 }
 
+/* Sums of integers that stay in their register: compilers that may choose where a new sum goes run out of registers and keep
+ * some in memory. */
+INLINE void add_words(__m256i *sum, __m256i x)
+{
+    __asm__("vpaddw %1, %0, %0" : "+x"(*sum) : "x"(x));
+}
+INLINE void add_dwords(__m256i *sum, __m256i x)
+{
+    __asm__("vpaddd %1, %0, %0" : "+x"(*sum) : "x"(x));
+}
+
 typedef __m256 vec_mask;
 INLINE vec_mask vec_mask_of(uint32_t bits)
 {
