@@ -134,10 +134,12 @@ static void measure(struct bench *bench, const char *name, enum unit unit, doubl
 
 /* ----------------------------------------------------------------------------------------------- weights */
 
+enum { FIXED_AT = 1 << 21 /* of x: where its fixed point goes */ };
+
 static void run_gemv(const struct job *job)
 {
     struct bench *b = job->bench;
-    enum { TASK = 128, FIXED_AT = 1 << 21 }; /* rows per call, as the thread pool hands them out */
+    enum { TASK = 128 }; /* rows per call, as the thread pool hands them out */
     void *fixed = b->table->fixed && b->table->gemv_fixed[job->type] ? b->x + FIXED_AT : NULL;
     if (fixed)
         b->table->fix(fixed, (enum butler_type)job->type, b->x, job->n);
@@ -214,6 +216,27 @@ static void bench_gemm(struct bench *b)
     }
 }
 
+static void run_gemm_fixed(const struct job *job)
+{
+    struct bench *b = job->bench;
+    b->table->gemm_fixed(b->y, (size_t)job->n_rows, BUTLER_Q8_0, job->slice, job->n_rows, b->x + FIXED_AT, job->n_tokens, job->n);
+}
+
+static void bench_gemm_fixed(struct bench *b)
+{
+    static const int shapes[][3] = {{16, 256, 4096}, {64, 256, 2048}};
+    for (int i = 0; i < BUTLER_COUNT(shapes) && b->table->turn_rows[BUTLER_Q8_0]; i++) {
+        char name[64];
+        struct job job = {.bench = b, .n_rows = shapes[i][0], .n_tokens = shapes[i][1], .n = shapes[i][2]};
+        fill_weights(b, BUTLER_Q8_0);
+        b->table->fix_tokens(b->x + FIXED_AT, b->x, (size_t)job.n, job.n_tokens, job.n);
+        b->table->turn_rows[BUTLER_Q8_0](b->set, b->set + b->set_bytes / 2, butler_row_bytes(BUTLER_Q8_0, job.n), job.n_rows,
+                                         job.n);
+        snprintf(name, sizeof name, "gemm_fixed %d rows %d tokens k %d", job.n_rows, job.n_tokens, job.n);
+        measure(b, name, FLOPS, 2.0 * job.n_rows * job.n_tokens * job.n, run_gemm_fixed, &job);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------- tiles */
 
 static void run_pack_rows(const struct job *job)
@@ -252,7 +275,8 @@ static void run_attend_packed(const struct job *job)
 
 static void run_pack_fixed_columns(const struct job *job)
 {
-    job->bench->table->pack_fixed_columns(job->bench->set + SLICE, job->bench->y, job->bench->x, (size_t)job->n, job->n_rows, job->n);
+    job->bench->table->pack_fixed_columns(job->bench->set + SLICE, job->bench->y, job->bench->x, (size_t)job->n, job->n_rows,
+                                          job->n);
 }
 static void run_multiply_fixed(const struct job *job)
 {
@@ -678,6 +702,7 @@ int main(int argc, char **argv)
         bench_gemv(&b);
         bench_attention(&b);
         bench_gemm(&b);
+        bench_gemm_fixed(&b);
         bench_tiles(&b);
         bench_metrics(&b);
         bench_vectors(&b);

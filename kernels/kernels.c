@@ -58,6 +58,7 @@ static void fill(void)
         add_table(&tables[N_ISAS - n_tables], butler_kernels_avx2);
         butler_kernels_keys_avx2(&tables[N_ISAS - n_tables]);
         butler_kernels_weights_avx2(&tables[N_ISAS - n_tables]);
+        butler_kernels_gemm_avx2(&tables[N_ISAS - n_tables]);
         butler_kernels_attend_avx2(&tables[N_ISAS - n_tables]);
         butler_kernels_one_bit_avx2(&tables[N_ISAS - n_tables]);
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&

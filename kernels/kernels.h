@@ -38,6 +38,18 @@ static inline size_t butler_fixed_x_bytes(int n) /* at most 4 a column: two of q
     return BUTLER_CEIL_DIV((size_t)n, BUTLER_FIXED_X_COLUMNS) * BUTLER_FIXED_X_COLUMNS * 4;
 }
 
+enum { BUTLER_TURNED_BYTES = 576 /* 32 columns of eight rows */ };
+
+static inline size_t butler_turned_bytes(int n_rows, int n)
+{
+    return BUTLER_CEIL_DIV((size_t)n_rows, 16) * 2 * ((size_t)n / 32) * BUTLER_TURNED_BYTES;
+}
+
+static inline size_t butler_fixed_token_bytes(int n)
+{
+    return BUTLER_CEIL_DIV((size_t)n * 2 + (size_t)n / 32 * 8, 64) * 64;
+}
+
 enum {
     BUTLER_ONE_BIT_CHANNELS = 512, /* most of a record */
     BUTLER_ONE_BIT_MOST = 127,     /* of a query's integers */
@@ -100,6 +112,15 @@ struct butler_kernels {
     void (*dequant[BUTLER_N_TYPES])(float *y, const void *row, int n);
     /* y[t * y_stride + r] = sum_c w[r * n + c] * x[t * x_stride + c], r < n_rows, t < n_tokens: w is dequantised and dense. */
     void (*gemm)(float *y, size_t y_stride, const float *w, int n_rows, const float *x, size_t x_stride, int n_tokens, int n);
+
+    /* Where they are faster than gemm (NULL elsewhere): the same products of quantised rows with tokens in fixed point as fix has
+     * it, n a multiple of 32. turn_rows makes butler_turned_bytes(n_rows, n) bytes of a type's rows (NULL for others), fix_tokens
+     * butler_fixed_token_bytes(n) a token, both at multiples of 64. A pair (token, row) is summed in the same order in any company.
+     */
+    void (*turn_rows[BUTLER_N_TYPES])(void *turned, const void *rows, size_t row_bytes, int n_rows, int n);
+    void (*fix_tokens)(void *fixed, const float *x, size_t x_stride, int n_tokens, int n);
+    void (*gemm_fixed)(float *y, size_t y_stride, enum butler_type type, const void *turned, int n_rows, const void *fixed,
+                       int n_tokens, int n);
 
     /* -- blocks for a matrix unit. An operand is n lines (rows of the left one, columns of the right) of k numbers, packed
      *    into tiles of 16 lines and BUTLER_TILE_K of k: all k of 16 lines, then of the next 16, in butler_packed_bytes(n, k)
@@ -185,8 +206,8 @@ struct butler_kernels {
      * s[i * s_stride + 16 r + t] = (float)(sum_d q_i[d] (k_rt[d] - 128)) * scale_r[t] * factor[i], the sum in integers. */
     void (*keys8)(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
                   size_t record_bytes, int n_records, int n);
-    /* keys4: the same with record = {uint8 scale[16], uint8 k[n/8][16][4]}, n a multiple of 8, where channels 8c+j and 8c+4+j of token t
-     * are the low and the high half of k[c][t][j], less 8, times scale[t]. */
+    /* keys4: the same with record = {uint8 scale[16], uint8 k[n/8][16][4]}, n a multiple of 8, where channels 8c+j and 8c+4+j of
+     * token t are the low and the high half of k[c][t][j], less 8, times scale[t]. */
     void (*keys4)(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
                   size_t record_bytes, int n_records, int n);
     /* keys16: record = {half k[n][16]}. s[i * s_stride + 16 r + t] = sum_d q_i[d] * k_r[d][t]. */
@@ -233,6 +254,7 @@ void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys a
 void butler_kernels_keys_vnni(struct butler_kernels *table);
 void butler_kernels_weights_avx2(struct butler_kernels *table); /* products with quantised weights alone */
 void butler_kernels_weights_vnni(struct butler_kernels *table);
+void butler_kernels_gemm_avx2(struct butler_kernels *table);   /* products of prompts alone */
 void butler_kernels_attend_avx2(struct butler_kernels *table); /* decode attention over Q8_0 rows alone */
 void butler_kernels_attend_vnni(struct butler_kernels *table);
 void butler_kernels_one_bit_avx2(struct butler_kernels *table); /* one-bit keys alone */

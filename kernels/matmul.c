@@ -147,10 +147,55 @@ static void gemm_task(void *context, int task, int thread)
     const struct matmul_part part = part_of(job, task);
     const struct butler_matrix *w = part.w;
     float *panel = job->work->panel + (size_t)thread * job->work->panel_floats;
+    if (job->fixed) {
+        unsigned char *turned = next_page(panel);
+        job->kernels->turn_rows[w->type](turned, part.rows, w->row_bytes, part.n_rows, w->n_cols);
+        job->kernels->gemm_fixed(result_of(&part, 0), (size_t)w->n_rows, w->type, turned, part.n_rows, job->fixed, job->n,
+                                 w->n_cols);
+        add_bias(job, &part);
+        return;
+    }
     for (int r = 0; r < part.n_rows; r++)
         job->kernels->dequant[w->type](panel + (size_t)r * (size_t)w->n_cols, part.rows + (size_t)r * w->row_bytes, w->n_cols);
     job->kernels->gemm(result_of(&part, 0), (size_t)w->n_rows, panel, part.n_rows, job->x, (size_t)w->n_cols, job->n, w->n_cols);
     add_bias(job, &part);
+}
+
+size_t butler_matmul_turned_bytes(int n_cols)
+{
+    return butler_turned_bytes(LINES, n_cols) + PAGE;
+}
+
+size_t butler_matmul_fixed_bytes(int n, int n_cols)
+{
+    return (size_t)n * butler_fixed_token_bytes(n_cols) + PAGE;
+}
+
+static void fix_task(void *context, int task, int thread)
+{
+    const struct matmul_job *job = context;
+    const int first = task * LINES;
+    (void)thread;
+    job->kernels->fix_tokens((unsigned char *)job->fixed + (size_t)first * butler_fixed_token_bytes(job->n_cols),
+                             job->x + (size_t)first * (size_t)job->n_cols, (size_t)job->n_cols, BUTLER_MIN(LINES, job->n - first),
+                             job->n_cols);
+}
+
+static void gemm_matmul(struct butler_pool *pool, struct matmul_job job)
+{
+    const int n = job.n, most = (int)((job.work->packed_bytes - PAGE) / butler_fixed_token_bytes(job.n_cols));
+    if (!job.kernels->turn_rows[job.products[0].w->type]) {
+        butler_pool_run(pool, gemm_task, &job, n_tasks_of(&job));
+        return;
+    }
+    job.fixed = next_page(job.work->packed);
+    job.rows_per_task = BUTLER_MAX(job.rows_per_task / LINES * LINES, LINES);
+    for (int done = 0; done < n; done += job.n) {
+        job.n = BUTLER_MIN(most, n - done);
+        butler_pool_run(pool, fix_task, &job, BUTLER_CEIL_DIV(job.n, LINES));
+        butler_pool_run(pool, gemm_task, &job, n_tasks_of(&job));
+        next_tokens(&job, job.n);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------- the matrix unit */
@@ -251,7 +296,7 @@ static void one_type(struct butler_backend *backend, struct matmul_job job, bool
              butler_matmul_packed_bytes(BUTLER_MIN(job.n, BUTLER_PACKED_TOKENS), job.n_cols) <= job.work->packed_bytes)
         tile_matmul(backend->pool, job);
     else
-        butler_pool_run(backend->pool, gemm_task, &job, n_tasks_of(&job));
+        gemm_matmul(backend->pool, job);
 }
 
 void butler_matmul_expect(struct butler_backend *backend, const struct butler_matrix *const *matrices, int n)

@@ -467,6 +467,80 @@ static void check_gemm(const struct butler_kernels *table, int n_rows, int n_tok
     }
 }
 
+/* Tokens in fixed point with rows of integers, each token and row also by itself. */
+static void check_gemm_fixed(const struct butler_kernels *table, enum butler_type type, int n_rows, int n_tokens, int n, int trial,
+                             uint64_t *seed)
+{
+    static struct guarded ws, xs, turneds, fixeds, ys;
+    static double exact[2304];
+    if (!ws.base) {
+        ws = guarded_new(1 << 18);
+        xs = guarded_new(1 << 18);
+        turneds = guarded_new(1 << 20);
+        fixeds = guarded_new(1 << 18);
+        ys = guarded_new(1 << 14);
+    }
+    const char *name = butler_types[type].name;
+    const bool end = trial % 2;
+    const float canary = -12345;
+    const size_t row_bytes = butler_row_bytes(type, n) + (size_t)(trial / 2 % 3), x_stride = (size_t)n + 3,
+                 y_stride = (size_t)n_rows + 2;
+    const size_t n_x = (size_t)(n_tokens - 1) * x_stride + (size_t)n, n_y = (size_t)(n_tokens - 1) * y_stride + (size_t)n_rows;
+    unsigned char *w = guarded_at(&ws, row_bytes * (size_t)(n_rows - 1) + butler_row_bytes(type, n), end, 0);
+    float *x = guarded_at(&xs, n_x * sizeof *x, end, 0), *y = guarded_at(&ys, n_y * sizeof *y, end, 0), alone;
+    void *turned = guarded_at(&turneds, butler_turned_bytes(n_rows, n), end, 0);
+    void *fixed = guarded_at(&fixeds, butler_fixed_token_bytes(n) * (size_t)n_tokens, end, 0);
+    fill_random(x, n_x, (enum kind)(trial % N_KINDS), seed);
+    for (int r = 0; r < n_rows; r++)
+        random_row(type, w + (size_t)r * row_bytes, n, NORMAL, seed);
+    for (size_t i = 0; i < n_y; i++)
+        y[i] = canary;
+    table->turn_rows[type](turned, w, row_bytes, n_rows, n);
+    table->fix_tokens(fixed, x, x_stride, n_tokens, n);
+    table->gemm_fixed(y, y_stride, type, turned, n_rows, fixed, n_tokens, n);
+    for (int t = 0; t < n_tokens; t++) {
+        fixed_by_definition(exact, x + (size_t)t * x_stride, n);
+        for (size_t r = 0; r < y_stride && (size_t)t * y_stride + r < n_y; r++) {
+            const float got = y[(size_t)t * y_stride + r];
+            if (r >= (size_t)n_rows) {
+                assert_true(got == canary);
+                continue;
+            }
+            double magnitude, sum = offset_product(type, w + r * row_bytes, exact, n, &magnitude);
+            assert_near(name, table->isa, n, (int)r, got, sum, sum_bound(n, magnitude));
+        }
+    }
+    /* What is no number anywhere is none in that token's results, and nobody else's. */
+    const int t = (int)(butler_random(seed) % (uint64_t)n_tokens), other = (t + 1) % n_tokens;
+    x[(size_t)t * x_stride + (size_t)butler_random(seed) % (size_t)n] = trial % 2 ? NAN : INFINITY;
+    for (int r = 0; r < n_rows; r++) {
+        table->turn_rows[type](turned, w + (size_t)r * row_bytes, row_bytes, 1, n);
+        table->fix_tokens(fixed, x + (size_t)t * x_stride, 0, 1, n);
+        table->gemm_fixed(&alone, 1, type, turned, 1, fixed, 1, n);
+        assert_false(isfinite(alone));
+        if (other == t)
+            continue;
+        table->fix_tokens(fixed, x + (size_t)other * x_stride, 0, 1, n);
+        table->gemm_fixed(&alone, 1, type, turned, 1, fixed, 1, n);
+        assert_same_bits(name, table->isa, n, r, alone, y[(size_t)other * y_stride + (size_t)r]);
+    }
+}
+
+static void products_with_tokens_in_fixed_point(void **state)
+{
+    (void)state;
+    uint64_t seed = 15;
+    FOR_EACH_ISA(table)
+    {
+        for (int t = 0; t < BUTLER_COUNT(types); t++) {
+            const int block = butler_types[types[t]].block;
+            for (int trial = 0; table->turn_rows[types[t]] && trial < 40; trial++)
+                check_gemm_fixed(table, types[t], 1 + trial * 7 % 37, 1 + trial * 3 % 11,
+                                 block == 32 ? 32 * (trial == 20 ? 72 : 1 + trial % 19) : 256 * (1 + trial % 4), trial, &seed);
+        }
+    }
+}
+
 static void products_with_tokens(void **state)
 {
     (void)state;
@@ -491,6 +565,7 @@ int main(void)
         cmocka_unit_test(products_with_rows),
         cmocka_unit_test(products_in_fixed_point),
         cmocka_unit_test(products_with_tokens),
+        cmocka_unit_test(products_with_tokens_in_fixed_point),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
