@@ -13,7 +13,7 @@
 #include "simd_rows.h"
 #include "simd_gemm.h"
 #include "simd_metrics.h"
-#include "simd_one_bit.h"
+#include "one_bit_neon.h"
 #include "simd_select.h"
 
 void butler_kernels_neon(struct butler_kernels *table)

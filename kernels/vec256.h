@@ -253,22 +253,6 @@ INLINE void add_dwords(__m256i *sum, __m256i x)
     __asm__("vpaddd %1, %0, %0" : "+x"(*sum) : "x"(x));
 }
 
-typedef __m256 vec_mask;
-INLINE vec_mask vec_mask_of(uint32_t bits)
-{
-    const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), lane), lane));
-}
-/* From bit j of each nibble of a word. */
-INLINE vec_mask vec_mask_of_nibbles(uint32_t word, int j)
-{
-    const __m256i lane = _mm256_slli_epi32(_mm256_setr_epi32(1, 1 << 4, 1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28), j);
-    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)word), lane), lane));
-}
-INLINE vec vec_add_masked(vec v, vec a, vec_mask mask)
-{
-    return _mm256_add_ps(v, _mm256_and_ps(a, mask));
-}
 INLINE void vec_load_nibbles5(const void *p, uint32_t fifths, int offset, vec low[2], vec high[2])
 {
     const __m128i mask = _mm_set1_epi8(15), less = _mm_set1_epi8((char)offset), sixteen = _mm_set1_epi8(16);

@@ -1,7 +1,6 @@
-/* One-bit keys by masks, for ISAs whose vectors have 8 floats: included after vec256.h or vec128x2.h. Sums of integers are taken
- * in floats. */
-#ifndef BUTLER_SIMD_ONE_BIT_H
-#define BUTLER_SIMD_ONE_BIT_H
+/* One-bit keys by masks for NEON: included after vec128x2.h. Sums of integers are taken in floats. */
+#ifndef BUTLER_ONE_BIT_NEON_H
+#define BUTLER_ONE_BIT_NEON_H
 
 #include "one_bit.h"
 
