@@ -288,26 +288,39 @@ static void range(const double *values, int n, double *low, double *high)
     }
 }
 
-static void print_lane(const struct roofline *r, int depth, struct lane *lane)
+static enum butler_kv_type kv_type_of(const struct roofline *r)
+{
+    return strcmp(r->kv_type, "q8_0") == 0 ? BUTLER_KV_Q8_0 : BUTLER_KV_F16;
+}
+
+/* against_ms: what the lane is as fast as, times `gain`, where that has not been measured in turns with it; then the gain has no
+ * range. 0: it has. */
+static void print_lane(const struct roofline *r, int depth, struct lane *lane, double against_ms)
 {
     const struct butler_stats *s = &lane->stats;
     const double n = s->n_decode ? (double)s->n_decode : 1;
-    const double ms = median(lane->ms, r->rounds), share = median(lane->share, r->rounds), gain = median(lane->gain, r->rounds);
+    const double ms = median(lane->ms, r->rounds), share = median(lane->share, r->rounds);
+    const double gain = against_ms > 0 ? against_ms / ms : median(lane->gain, r->rounds);
     const double score = 1e3 * s->score_s / n, select = 1e3 * s->select_s / n, attend = 1e3 * s->attend_s / n;
     double ms_low, ms_high, gain_low, gain_high;
     range(lane->ms, r->rounds, &ms_low, &ms_high);
     range(lane->gain, r->rounds, &gain_low, &gain_high);
+    char ranges[64] = "\"gain_low\": null, \"gain_high\": null";
+    if (!(against_ms > 0))
+        snprintf(ranges, sizeof ranges, "\"gain_low\": %.4f, \"gain_high\": %.4f", gain_low, gain_high);
+    else
+        gain_low = gain_high = NAN;
     const char *slash = strrchr(r->model_path, '/');
     if (r->json)
         printf("{\"model\": \"%s\", \"policy\": \"%s\", \"depth\": %d, \"kv_type\": \"%s\", \"ms_tok\": %.4f, \"ms_low\": %.4f, "
                "\"ms_high\": %.4f, "
                "\"weight_bytes\": %.0f, \"kv_bytes\": %.0f, \"metric_bytes\": %.0f, \"full_kv_bytes\": %.0f, \"share\": %.4f, "
-               "\"gain\": %.4f, \"gain_low\": %.4f, \"gain_high\": %.4f, \"ms_score\": %.4f, \"ms_select\": %.4f, \"ms_attend\": "
+               "\"gain\": %.4f, %s, \"ms_score\": %.4f, \"ms_select\": %.4f, \"ms_attend\": "
                "%.4f, \"predict_bytes\": %.0f, \"ms_predict\": %.4f, "
                "\"rounds\": %d, \"tokens\": %d}\n",
                slash ? slash + 1 : r->model_path, lane->policy, depth, r->kv_type, ms, ms_low, ms_high, (double)s->weight_bytes / n,
-               (double)s->kv_bytes / n, (double)s->metric_bytes / n, (double)s->full_kv_bytes / n, share, gain, gain_low, gain_high,
-               score, select, attend, (double)s->predict_bytes / n, 1e3 * s->predict_s / n, r->rounds, r->tokens);
+               (double)s->kv_bytes / n, (double)s->metric_bytes / n, (double)s->full_kv_bytes / n, share, gain, ranges, score,
+               select, attend, (double)s->predict_bytes / n, 1e3 * s->predict_s / n, r->rounds, r->tokens);
     else
         printf("%-36s %7d %9.2f %8.1f %8.1f %8.1f %7.2f %7.2f %5.2f-%-5.2f %7.2f %7.2f %7.2f\n", lane->policy, depth, ms,
                (double)s->weight_bytes / n / 1e6, (double)s->kv_bytes / n / 1e6, (double)s->metric_bytes / n / 1e6, share, gain,
@@ -315,27 +328,49 @@ static void print_lane(const struct roofline *r, int depth, struct lane *lane)
     fflush(stdout);
 }
 
-/* The first policy goes into every group, since the others are measured against it. */
-static int measure_group(const struct roofline *r, struct butler_model *model, int depth, int first, int n,
+static double memory_of(struct butler_session *session)
+{
+    struct butler_stats stats;
+    butler_session_stats(session, &stats);
+    return (double)stats.kv_memory + (double)stats.metric_memory;
+}
+
+static int fill_lane(const struct roofline *r, struct butler_model *model, int depth, struct lane *lane, struct butler_error *err)
+{
+    const struct butler_session_params params = {
+        .n_ctx = depth + r->warmup + r->rounds * r->tokens, .kv_type = kv_type_of(r), .policy = lane->policy};
+    fprintf(stderr, "depth %d: filling for %s\n", depth, lane->policy);
+    lane->session = butler_session_new(model, &params, err);
+    return !lane->session || (depth && butler_fill(lane->session, depth, 1, err) < 0) ? err->code : BUTLER_OK;
+}
+
+/* From policy *next on as many as memory has room for, each of up to `most` bytes, and the first policy, since the others are
+ * measured against it. Where it does not fit beside another, they are against first_ms, its median. */
+static int measure_group(const struct roofline *r, struct butler_model *model, int depth, double most, int *next, double *first_ms,
                          struct butler_error *err)
 {
     struct lane lanes[MAX_POLICIES] = {0};
-    const enum butler_kv_type type = strcmp(r->kv_type, "q8_0") == 0 ? BUTLER_KV_Q8_0 : BUTLER_KV_F16;
+    const double limit = r->memory_gb * 1e9;
+    const bool again = *next > 0 && 2 * most <= limit;
+    double used = 0;
     int code = BUTLER_OK, n_lanes = 0;
-    for (int i = first > 0 ? -1 : 0; i < n && code == BUTLER_OK; i++, n_lanes++) {
-        lanes[n_lanes].policy = r->policies[i < 0 ? 0 : first + i];
-        fprintf(stderr, "depth %d: filling for %s\n", depth, lanes[n_lanes].policy);
-        const struct butler_session_params params = {
-            .n_ctx = depth + r->warmup + r->rounds * r->tokens, .kv_type = type, .policy = lanes[n_lanes].policy};
-        lanes[n_lanes].session = butler_session_new(model, &params, err);
-        if (!lanes[n_lanes].session || (depth && butler_fill(lanes[n_lanes].session, depth, 1, err) < 0))
-            code = err->code;
+    if (again)
+        lanes[n_lanes++].policy = r->policies[0];
+    for (int i = 0; code == BUTLER_OK; i++) {
+        if (i == n_lanes) {
+            if (*next == r->n_policies || (i > (again ? 1 : 0) && used + most > limit))
+                break;
+            lanes[n_lanes++].policy = r->policies[(*next)++];
+        }
+        code = fill_lane(r, model, depth, &lanes[i], err);
+        used += code == BUTLER_OK ? memory_of(lanes[i].session) : 0;
     }
     if (code == BUTLER_OK)
         code = run_rounds(r, lanes, n_lanes, err);
-    for (int i = 0; code == BUTLER_OK && i < n_lanes; i++)
-        if (first == 0 || i > 0)
-            print_lane(r, depth, &lanes[i]);
+    if (code == BUTLER_OK && lanes[0].policy == r->policies[0])
+        *first_ms = median(lanes[0].ms, r->rounds);
+    for (int i = again ? 1 : 0; code == BUTLER_OK && i < n_lanes; i++)
+        print_lane(r, depth, &lanes[i], lanes[0].policy == r->policies[0] ? 0 : *first_ms);
     for (int i = 0; i < n_lanes; i++)
         butler_session_free(lanes[i].session);
     return code;
@@ -347,7 +382,6 @@ static int measure_model(const struct roofline *r, struct butler_error *err)
     struct butler_model *model = butler_model_load(r->model_path, &params, err);
     if (!model)
         return err->code;
-    const enum butler_kv_type type = strcmp(r->kv_type, "q8_0") == 0 ? BUTLER_KV_Q8_0 : BUTLER_KV_F16;
     int code = BUTLER_OK;
     for (int i = 0; i < r->n_predictors && code == BUTLER_OK; i++)
         code = butler_predictor_attach(model, r->predictors[i], err);
@@ -356,14 +390,10 @@ static int measure_model(const struct roofline *r, struct butler_error *err)
                "metric", "share", "x full", "", "score", "select", "attend");
     for (int d = 0; d < r->n_depths && code == BUTLER_OK; d++) {
         /* Records take a quarter of the cache or less. */
-        double each = 1.3 * (double)butler_kv_bytes(model, type, r->depths[d] + 256) / 1e9;
-        int group = (int)(r->memory_gb / each) - 1;
-        group = group < 1 ? 1 : group;
-        for (int first = 0; first < r->n_policies && code == BUTLER_OK;) {
-            int n = r->n_policies - first < group ? r->n_policies - first : group;
-            code = measure_group(r, model, r->depths[d], first, n, err);
-            first += n;
-        }
+        const double most = 1.3 * (double)butler_kv_bytes(model, kv_type_of(r), r->depths[d] + 256);
+        double first_ms = 0;
+        for (int next = 0; next < r->n_policies && code == BUTLER_OK;)
+            code = measure_group(r, model, r->depths[d], most, &next, &first_ms, err);
     }
     butler_model_free(model);
     return code;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The table of docs/speed.md: decode speed of the shapes that people run, beside the machine's ceilings and llama.cpp.
 
-    bench/speed.py MODELS_DIR -o speed.jsonl [--shapes 110m-q8_0,…] [--depths 0,4096,16384,32768] [--rounds 5] [--peer PYTHON]
+    bench/speed.py MODELS_DIR -o speed.jsonl [--shapes 110m-q8_0,…] [--depths 0,4096,16384,32768] [--rounds 5] [--memory GB] [--peer PYTHON]
     bench/speed.py --tables speed.jsonl            prints the Markdown tables
     bench/speed.py --draw speed.svg speed.jsonl    draws milliseconds a token against depth, F16 caches
 
@@ -37,11 +37,11 @@ def arguments():
     parser.add_argument("--depths", default="0,4096,16384,32768")
     parser.add_argument("--kv-types", default="f16,q8_0")
     parser.add_argument("--policy", action="append", help="{b} stands for 1/16 of the depth, at least 64")
-    parser.add_argument("--together", type=int, default=0, help="policies that take turns with full in a process, where not all caches fit into memory; 0: all")
-    parser.add_argument("--alone", action="store_true", help="each policy in a process of its own, where two caches do not fit: times over full are of medians")
+    parser.add_argument("--memory", type=float, default=16, help="GB for caches: as many policies as fit take turns in a process")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--peer", help="python with llama-cpp-python")
+    parser.add_argument("--peer-depths", default="0,32768")
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--draw", metavar="SVG")
     return parser.parse_args()
@@ -76,35 +76,10 @@ def rows_of(command):
 
 def peer_rows(args, model, depth, turn):
     rows = []
-    for kv_type, flash in PEER_SETTINGS if args.peer else []:
+    for kv_type, flash in PEER_SETTINGS if args.peer and str(depth) in args.peer_depths.split(",") else []:
         command = [args.peer, ROOT / "bench" / "peer_llama_cpp.py", model, "--depths", depth, "--kv-type", kv_type, "--tokens", args.tokens]
         rows += [row | {"shape": model.stem, "turn": turn} for row in rows_of(command + (["--flash"] if flash else []))]
     return rows
-
-
-def in_turns(command, policies, together):
-    """Rows of one process after the other. `full` is in each, and in the rows once."""
-    others = [p for p in policies if p != "full"]
-    for at in range(0, max(len(others), 1), together):
-        words = list(command)
-        for policy in ["full", *others[at:at + together]]:
-            words += ["--policy", policy]
-        yield [row for row in rows_of(words) if at == 0 or row.get("policy", "").split(":")[0] != "full"]
-        if "--skip-ceilings" not in command:
-            command = [*command, "--skip-ceilings"]
-
-
-def alone(command, policies):
-    """Rows of one process a policy, `full` first: what they gain over it has no range, for they took no turns with it."""
-    full_ms = None
-    for policy in ["full", *(p for p in policies if p != "full")]:
-        rows = rows_of([*command, "--policy", policy])
-        for row in (row for row in rows if "policy" in row):
-            full_ms = full_ms or row["ms_tok"]
-            row |= {"gain": full_ms / row["ms_tok"], "gain_low": None, "gain_high": None}
-        yield rows
-        if "--skip-ceilings" not in command:
-            command = [*command, "--skip-ceilings"]
 
 
 def measure(args):
@@ -118,7 +93,7 @@ def measure(args):
                 if any("policy" in row and (row["shape"], row["depth"], row["kv_type"]) == (shape, depth, kv_type) for row in sink.rows):
                     continue
                 command = [ROOT / "build/bench/bench_roofline", model, "--json", "--depths", depth, "--kv-type", kv_type, "--rounds", args.rounds,
-                           "--tokens", args.tokens]
+                           "--tokens", args.tokens, "--memory", args.memory]
                 if any("ceiling" in row and row["shape"] == shape for row in sink.rows):
                     command.append("--skip-ceilings")
                 predictors = [p for p in (model.with_suffix(f".{v}.gguf") for v in ("tokenbutler", "tokenbutler2")) if p.exists()]
@@ -126,8 +101,9 @@ def measure(args):
                     command += ["--predictor", p]
                 policies = [policy.format(b=max(64, depth // 16)) for policy in args.policy or POLICIES
                             if not policy.startswith("tokenbutler") or any(policy.split(":")[0] == p.suffixes[-2][1:] for p in predictors)]
-                for rows in alone(command, policies) if args.alone else in_turns(command, policies, args.together or len(policies)):
-                    sink.add([row | {"shape": shape, "depth": depth, "kv_type": kv_type, "engine": "butler"} for row in rows])
+                for policy in policies:
+                    command += ["--policy", policy]
+                sink.add([row | {"shape": shape, "depth": depth, "kv_type": kv_type, "engine": "butler"} for row in rows_of(command)])
             if not sink.has(shape=shape, depth=depth, turn=2):
                 sink.add(peer_rows(args, model, depth, 2))
 
