@@ -3,9 +3,10 @@
  *     bench_prefill MODEL [--isa NAME,...] [--n N] [--depth N] [--block N] [--threads N] [--kv POLICY] [--repeat N] [--attention N]
  *
  * A prompt of N random tokens follows `depth` made-up ones. Every repetition runs each instruction set once; the last lines
- * are medians. With --attention, so many more runs take the time of attention alone, and set it beside what the matrix unit
- * multiplies at most, measured by all threads for a millisecond or two after every layer's attention: what was asked for, and what
- * the unit did for it, three products of parts for each. */
+ * are medians. With --attention, so many more runs take the time of attention alone, and set it beside what the unit in use
+ * multiplies at most, measured by all threads for a millisecond or two after every layer's attention. Without a matrix unit that
+ * are multiply-adds of floats. Of a matrix unit: what was asked for, and what the unit did for it, three products of parts for
+ * each. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,14 +25,16 @@ struct run {
 };
 
 /* The attention of a prompt: its time, and the multiplications and additions of queries with keys and of weights with values. In
- * turns with it, what the threads' matrix units do with nothing else to do. */
+ * turns with it, what the threads' units do with nothing else to do. */
 struct attention {
     struct butler_pool *pool;
     double start, seconds, ops, ops_a_key; /* of a token and a key */
-    double unit_seconds, unit_ops;         /* 0 without such units */
+    double unit_seconds, unit_ops;
+    enum ceiling_unit unit;
 };
 
 struct ceiling {
+    enum ceiling_unit unit;
     double ops;
     float sink;
 };
@@ -40,7 +43,8 @@ static void ceiling_task(void *context, int task, int thread)
 {
     struct ceiling *ceilings = context;
     (void)thread;
-    ceilings[task].sink = ceiling_dot(CEILING_AMX_BF16, 1 << 15, &ceilings[task].ops);
+    const bool tiles = ceilings[task].unit == CEILING_AMX_BF16;
+    ceilings[task].sink = ceiling_dot(ceilings[task].unit, tiles ? 1 << 15 : 1 << 18, &ceilings[task].ops);
 }
 
 static void measure_unit(struct attention *attention)
@@ -48,6 +52,8 @@ static void measure_unit(struct attention *attention)
     enum { TASKS = 64 };
     struct ceiling ceilings[TASKS];
     const int n = BUTLER_MIN(2 * butler_pool_size(attention->pool), TASKS);
+    for (int i = 0; i < n; i++)
+        ceilings[i].unit = attention->unit;
     const double start = butler_seconds();
     butler_pool_run(attention->pool, ceiling_task, ceilings, n);
     attention->unit_seconds += butler_seconds() - start;
@@ -79,7 +85,9 @@ static double prefill(struct butler_model *model, const struct butler_session_pa
     struct butler_session *session = butler_session_new(model, params, err);
     double seconds = -1;
     if (session && attention) {
-        *attention = (struct attention){.pool = model->pool, .ops_a_key = 4.0 * model->hp.n_heads * model->hp.head_dim};
+        *attention = (struct attention){.pool = model->pool,
+                                        .ops_a_key = 4.0 * model->hp.n_heads * model->hp.head_dim,
+                                        .unit = model->backend->kernels->tiles ? CEILING_AMX_BF16 : CEILING_FMA_F32};
         session->capture = &capture;
     }
     if (session && (depth == 0 || butler_fill(session, depth, 1, err) == 0)) {
@@ -109,6 +117,8 @@ static int report_attention(struct run *run, const struct butler_session_params 
     const double share = median(shares, repeat);
     if (run->model->backend->kernels->tiles)
         printf(" of_amx_bf16=%.3f (%.3f to %.3f) unit_busy=%.3f", share, shares[0], shares[repeat - 1], PARTS * share);
+    else
+        printf(" of_fma=%.3f (%.3f to %.3f)", share, shares[0], shares[repeat - 1]);
     printf("\n");
     return 0;
 }
