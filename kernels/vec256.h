@@ -112,12 +112,35 @@ INLINE uint32_t vec_reaches(vec a, vec b)
 {
     return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ));
 }
+/* Four lanes' bytes of those whose bits are set to the front. */
+INLINE __m128i lanes_kept(__m128i lanes, uint32_t bits)
+{
+#define LANE(k) 4 * (k), 4 * (k) + 1, 4 * (k) + 2, 4 * (k) + 3
+#define NONE 0, 0, 0, 0
+    static const uint8_t places[16][16] = {
+        {NONE, NONE, NONE, NONE},          {LANE(0), NONE, NONE, NONE},
+        {LANE(1), NONE, NONE, NONE},       {LANE(0), LANE(1), NONE, NONE},
+        {LANE(2), NONE, NONE, NONE},       {LANE(0), LANE(2), NONE, NONE},
+        {LANE(1), LANE(2), NONE, NONE},    {LANE(0), LANE(1), LANE(2), NONE},
+        {LANE(3), NONE, NONE, NONE},       {LANE(0), LANE(3), NONE, NONE},
+        {LANE(1), LANE(3), NONE, NONE},    {LANE(0), LANE(1), LANE(3), NONE},
+        {LANE(2), LANE(3), NONE, NONE},    {LANE(0), LANE(2), LANE(3), NONE},
+        {LANE(1), LANE(2), LANE(3), NONE}, {LANE(0), LANE(1), LANE(2), LANE(3)},
+    };
+#undef LANE
+#undef NONE
+    return _mm_shuffle_epi8(lanes, _mm_loadu_si128((const __m128i *)places[bits]));
+}
+/* No branch: which lanes reach a bound nobody can predict. Eight lanes are written. */
+INLINE void store_lanes_kept(void *y, __m128i low, __m128i high, uint32_t bits)
+{
+    _mm_storeu_si128(y, lanes_kept(low, bits & 15));
+    _mm_storeu_si128((__m128i *)((uint32_t *)y + __builtin_popcount(bits & 15)), lanes_kept(high, bits >> 4));
+}
 INLINE void vec_store_set(uint32_t *ids, uint32_t first, uint32_t bits)
 {
-    for (uint32_t lane = 0; bits; lane++, bits >>= 1) { /* no branch inside: which lanes reach a bound nobody can predict */
-        *ids = first + lane;
-        ids += bits & 1;
-    }
+    const __m128i lanes = _mm_add_epi32(_mm_setr_epi32(0, 1, 2, 3), _mm_set1_epi32((int)first));
+    store_lanes_kept(ids, lanes, _mm_add_epi32(lanes, _mm_set1_epi32(4)), bits);
 }
 /* Which of 64 bytes are not 0. */
 INLINE uint64_t vec_bits_of_bytes(const uint8_t *p)
@@ -130,11 +153,8 @@ INLINE uint64_t vec_bits_of_bytes(const uint8_t *p)
 
 INLINE void vec_store_kept(void *y, const void *x, uint32_t bits)
 {
-    uint8_t *to = y;
-    for (const uint8_t *from = x; bits; from += 4, bits >>= 1) {
-        memcpy(to, from, 4);
-        to += (bits & 1) * 4;
-    }
+    const __m128i low = _mm_loadu_si128(x), high = _mm_loadu_si128((const __m128i *)x + 1);
+    store_lanes_kept(y, low, high, bits);
 }
 INLINE vec vec_keep(vec a, vec b, int count)
 {
