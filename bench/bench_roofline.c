@@ -44,7 +44,7 @@ struct roofline {
 
 /* --------------------------------------------------------------------------------------------- ceilings */
 
-enum work { READ, GATHER, DOT };
+enum work { READ, READ_STREAMS, GATHER, DOT };
 
 struct worker {
     pthread_t thread;
@@ -75,6 +75,10 @@ static void *run_worker(void *user)
         switch (w->work) {
         case READ:
             w->sink += ceiling_read(w->part, w->bytes, w->ahead);
+            w->done += (double)w->bytes;
+            break;
+        case READ_STREAMS:
+            w->sink += ceiling_read_streams(w->part, w->bytes);
             w->done += (double)w->bytes;
             break;
         case GATHER:
@@ -113,15 +117,20 @@ static double rate(struct worker *workers, int n)
     return done / (until - from);
 }
 
-/* GB/s of n threads that read a set together, each its own part. */
-static double read_rate(const struct roofline *r, size_t bytes, int n, int passes)
+/* GB/s of n threads that read a set together, each its own part, in one way or the other. */
+static double read_rate_as(enum work work, const struct roofline *r, size_t bytes, int n, int passes)
 {
     struct worker workers[MAX_THREADS] = {0};
     const size_t part = bytes / (size_t)n & ~(size_t)4095;
     for (int i = 0; i < n; i++)
         workers[i] =
-            (struct worker){.work = READ, .part = r->set + (size_t)i * part, .bytes = part, .ahead = r->ahead, .passes = passes};
+            (struct worker){.work = work, .part = r->set + (size_t)i * part, .bytes = part, .ahead = r->ahead, .passes = passes};
     return rate(workers, n) / 1e9;
+}
+
+static double read_rate(const struct roofline *r, size_t bytes, int n, int passes)
+{
+    return read_rate_as(READ, r, bytes, n, passes);
 }
 
 static int passes_for(size_t bytes)
@@ -197,6 +206,12 @@ static void print_ceilings(const struct roofline *r)
             all[k] = read_rate(r, set_bytes[s], r->threads, passes_for(set_bytes[s]));
         }
         snprintf(what, sizeof what, "read, set of %zu MB", set_bytes[s] >> 20);
+        print_ceiling(r, what, median(one, 5), median(all, 5), "GB/s");
+        for (int k = 0; k < 5; k++) {
+            one[k] = read_rate_as(READ_STREAMS, r, set_bytes[s], 1, passes_for(set_bytes[s]));
+            all[k] = read_rate_as(READ_STREAMS, r, set_bytes[s], r->threads, passes_for(set_bytes[s]));
+        }
+        snprintf(what, sizeof what, "read in four places, set of %zu MB", set_bytes[s] >> 20);
         print_ceiling(r, what, median(one, 5), median(all, 5), "GB/s");
     }
     for (int s = 0; s < N_ROW_SIZES; s++) {

@@ -225,6 +225,24 @@ uint64_t ceiling_read(const void *p, size_t n, size_t ahead)
     return has512() ? read512(p, n, ahead) : read_words(p, n, ahead);
 }
 
+uint64_t ceiling_read_streams(const void *p, size_t n)
+{
+    enum { STREAMS = 4, LATER = 1536, SOON = 512 };
+    const size_t part = n / STREAMS / 64 * 64;
+    uint64_t sum[8] = {0};
+    for (size_t i = 0; i < part; i += 64)
+        for (size_t s = 0; s < STREAMS; s++) {
+            const unsigned char *line = (const unsigned char *)p + s * part + i;
+            uint64_t words[8];
+            __builtin_prefetch((const void *)((uintptr_t)line + LATER), 0, 2);
+            __builtin_prefetch((const void *)((uintptr_t)line + SOON), 0, 3);
+            memcpy(words, line, 64);
+            for (int k = 0; k < 8; k++)
+                sum[k] ^= words[k];
+        }
+    return sum[0] ^ sum[1] ^ sum[2] ^ sum[3] ^ sum[4] ^ sum[5] ^ sum[6] ^ sum[7];
+}
+
 uint64_t ceiling_gather(const void *const *rows, int n_rows, size_t bytes)
 {
     uint64_t sum = 0;

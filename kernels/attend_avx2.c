@@ -12,11 +12,11 @@
 #include "simd_cache.h"
 #include "simd_attend.h"
 #include "simd_narrow.h"
+#include "simd_pairs.h"
 
 enum { PAIRS = BLOCK / 2, SIDES = TILE_ROWS / VEC };
 
-/* Of every block of 32 channels the numbers in pairs: of four channels first and third, then second and fourth, as turn_block gives
- * keys; and the scale. */
+/* Of every block of 32 channels the numbers in pairs, and the scale. */
 struct fixed_queries {
     int32_t pairs[TILE_BLOCKS][TILE_QUERIES][PAIRS];
     float scales[TILE_BLOCKS][TILE_QUERIES];
@@ -30,12 +30,8 @@ static void fix_queries(struct fixed_queries *fixed, const float *q, size_t q_st
             const float extreme = extreme32(x);
             const bool any = !(extreme < BUTLER_FIXED_LEAST);
             const vec inverse = vec_set1(any ? BUTLER_FIXED_MOST / extreme : 0);
-            for (int c = 0; c < BLOCK; c += VEC) {
-                const __m256i v = _mm256_cvtps_epi32(vec_mul(vec_load(x + c), inverse));
-                const __m256i apart = _mm256_shuffle_epi32(v, _MM_SHUFFLE(3, 1, 2, 0)); /* of four, 0 2 1 3 */
-                const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(apart, apart), _MM_SHUFFLE(3, 1, 2, 0));
-                _mm_storeu_si128((__m128i *)&fixed->pairs[b][i][c / 2], _mm256_castsi256_si128(words));
-            }
+            for (int c = 0; c < BLOCK; c += VEC)
+                store_pairs(&fixed->pairs[b][i][c / 2], _mm256_cvtps_epi32(vec_mul(vec_load(x + c), inverse)));
             fixed->scales[b][i] = any ? extreme / BUTLER_FIXED_MOST : 0;
         }
     }
@@ -46,13 +42,6 @@ INLINE __m256i two_rows(const uint8_t *p, const uint8_t *other)
 {
     const __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)other));
     return _mm256_blend_epi32(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)p)), high, 0xf0);
-}
-
-/* Bytes 0 and 2 of every four as numbers of 16 bits, and bytes 1 and 3. */
-INLINE void widen_quads(__m256i pairs[2][SIDES], int side, __m256i quads)
-{
-    pairs[0][side] = _mm256_maddubs_epi16(_mm256_set1_epi16(1), quads);
-    pairs[1][side] = _mm256_srai_epi16(quads, 8);
 }
 
 /* 32 bytes of each of 16 rows: pair p of rows 8 s .. 8 s + 7 in pairs[p][s]. */
@@ -67,12 +56,7 @@ INLINE void turn_block(__m256i pairs[PAIRS][SIDES], const void *const *rows, siz
             for (int r = 0; r < 4; r++)
                 x[r] = two_rows(row_at(rows, step, side * VEC + r) + skip + half * 16,
                                 row_at(rows, step, side * VEC + r + 4) + skip + half * 16);
-            const __m256i a = _mm256_unpacklo_epi32(x[0], x[1]), b = _mm256_unpackhi_epi32(x[0], x[1]);
-            const __m256i c = _mm256_unpacklo_epi32(x[2], x[3]), d = _mm256_unpackhi_epi32(x[2], x[3]);
-            widen_quads(pairs + half * 8, side, _mm256_unpacklo_epi64(a, c));
-            widen_quads(pairs + half * 8 + 2, side, _mm256_unpackhi_epi64(a, c));
-            widen_quads(pairs + half * 8 + 4, side, _mm256_unpacklo_epi64(b, d));
-            widen_quads(pairs + half * 8 + 6, side, _mm256_unpackhi_epi64(b, d));
+            turn_pairs(&pairs[half * 8][side], SIDES, x);
         }
     }
 }

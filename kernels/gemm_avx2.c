@@ -6,6 +6,8 @@
 #if defined(__x86_64__)
 #include "vec256.h"
 
+#include "simd_pairs.h"
+
 enum {
     PAIRS = BLOCK / 2,
     GROUPS = 2, /* of eight rows, */
@@ -13,7 +15,7 @@ enum {
     CHUNK = 16, /* blocks that stay in the nearest cache while all tokens pass by */
 };
 
-/* Block of 32 columns of eight rows: pairs of four columns are first and third, then second and fourth; x = scale q + minimum. */
+/* Block of 32 columns of eight rows, x = scale q + minimum. */
 struct turned {
     _Alignas(32) __m256i pairs[PAIRS];
     vec scales, minima;
@@ -85,13 +87,6 @@ INLINE __m256i block_of(enum butler_type type, const uint8_t *row, int b, float 
     }
 }
 
-/* Bytes 0 and 2 of every four as numbers of 16 bits, and bytes 1 and 3. */
-INLINE void widen_quads(__m256i pairs[2], __m256i quads)
-{
-    pairs[0] = _mm256_maddubs_epi16(_mm256_set1_epi16(1), quads);
-    pairs[1] = _mm256_srai_epi16(quads, 8);
-}
-
 INLINE void turn_block(enum butler_type type, struct turned *out, const uint8_t *const rows[8], int b)
 {
     _Alignas(32) float scales[8], minima[8];
@@ -105,12 +100,7 @@ INLINE void turn_block(enum butler_type type, struct turned *out, const uint8_t 
         UNROLL
         for (int r = 0; r < 4; r++)
             x[r] = half ? _mm256_permute2x128_si256(q[r], q[r + 4], 0x31) : _mm256_permute2x128_si256(q[r], q[r + 4], 0x20);
-        const __m256i a = _mm256_unpacklo_epi32(x[0], x[1]), c = _mm256_unpackhi_epi32(x[0], x[1]);
-        const __m256i d = _mm256_unpacklo_epi32(x[2], x[3]), e = _mm256_unpackhi_epi32(x[2], x[3]);
-        widen_quads(out->pairs + half * 8, _mm256_unpacklo_epi64(a, d));
-        widen_quads(out->pairs + half * 8 + 2, _mm256_unpackhi_epi64(a, d));
-        widen_quads(out->pairs + half * 8 + 4, _mm256_unpacklo_epi64(c, e));
-        widen_quads(out->pairs + half * 8 + 6, _mm256_unpackhi_epi64(c, e));
+        turn_pairs(out->pairs + half * 8, 1, x);
     }
     out->scales = vec_load(scales);
     out->minima = vec_load(minima);
@@ -164,9 +154,7 @@ static void fix_tokens(void *fixed, const float *x, size_t x_stride, int n_token
             __m256i sum = _mm256_setzero_si256();
             for (int c = 0; c < BLOCK; c += VEC) {
                 const __m256i v = _mm256_cvtps_epi32(vec_mul(vec_load(from + c), inverse));
-                const __m256i apart = _mm256_shuffle_epi32(v, _MM_SHUFFLE(3, 1, 2, 0));
-                const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(apart, apart), _MM_SHUFFLE(3, 1, 2, 0));
-                _mm_storeu_si128((__m128i *)(token.q + b * BLOCK + c), _mm256_castsi256_si128(words));
+                store_pairs((int16_t *)token.q + b * BLOCK + c, v);
                 sum = _mm256_add_epi32(sum, v);
             }
             ((float *)token.scales)[b] = scale;
