@@ -136,7 +136,7 @@ void butler_backend_free(struct butler_backend *backend);
 /* Scratch for a session of at most max_slots tokens, n_block at a time. Rotations for rope=cache are filled by the
  * forward pass. */
 int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_policy *policy,
-                          int max_slots, int n_block, int n_threads, struct butler_error *err);
+                          int max_slots, int n_block, const struct butler_backend *backend, struct butler_error *err);
 void butler_workspace_free(struct butler_workspace *work);
 
 #endif

@@ -161,16 +161,6 @@ static void gemm_task(void *context, int task, int thread)
     add_bias(job, &part);
 }
 
-size_t butler_matmul_turned_bytes(int n_cols)
-{
-    return butler_turned_bytes(LINES, n_cols) + PAGE;
-}
-
-size_t butler_matmul_fixed_bytes(int n, int n_cols)
-{
-    return (size_t)n * butler_fixed_token_bytes(n_cols) + PAGE;
-}
-
 static void fix_task(void *context, int task, int thread)
 {
     const struct matmul_job *job = context;
@@ -200,10 +190,17 @@ static void gemm_matmul(struct butler_pool *pool, struct matmul_job job)
 
 /* ------------------------------------------------------------------------------------------- the matrix unit */
 
-size_t butler_matmul_packed_bytes(int n, int n_cols)
+/* Tokens packed for the matrix unit; of as much use where there is none: gemv_matmul. */
+static size_t tile_bytes(int n, int n_cols)
 {
     const size_t n_lines = BUTLER_CEIL_DIV((size_t)n, LINES) * LINES;
     return BUTLER_CEIL_DIV((size_t)n_cols, TILE_COLUMNS) * (butler_fixed_bytes(n, TILE_COLUMNS) + n_lines * sizeof(float)) + PAGE;
+}
+
+size_t butler_matmul_packed_bytes(const struct butler_kernels *kernels, int n, int n_cols)
+{
+    const size_t fixed = kernels->fix_tokens ? (size_t)n * butler_fixed_token_bytes(n_cols) + PAGE : 0;
+    return BUTLER_MAX(tile_bytes(n, n_cols), fixed);
 }
 
 /* Where the tokens' part of a chunk of columns lies: chunk by chunk, as the products read them; then all scales. */
@@ -232,7 +229,16 @@ struct tile_scratch {
     unsigned char packed[TILE_ROWS * TILE_COLUMNS * 2];
     float scales[TILE_ROWS], lines[LINES * TILE_COLUMNS], sums[BUTLER_PACKED_TOKENS * TILE_ROWS];
 };
-_Static_assert(sizeof(struct tile_scratch) + PAGE <= BUTLER_PANEL_FLOATS * sizeof(float), "a task's scratch has room for it");
+
+size_t butler_matmul_panel_floats(const struct butler_kernels *kernels, int n_cols)
+{
+    size_t bytes = sizeof(float) * (size_t)BUTLER_MAX((int)PANEL_FLOATS, n_cols);
+    if (kernels->fix_tokens)
+        bytes = BUTLER_MAX(bytes, butler_turned_bytes(LINES, n_cols) + PAGE);
+    if (kernels->tiles)
+        bytes = BUTLER_MAX(bytes, sizeof(struct tile_scratch) + PAGE);
+    return BUTLER_CEIL_DIV(bytes, sizeof(float));
+}
 
 /* Columns [column, column + n) of a task's rows. */
 static void pack_weights(const struct matmul_job *job, struct tile_scratch *scratch, const struct matmul_part *part, int column,
@@ -293,7 +299,7 @@ static void one_type(struct butler_backend *backend, struct matmul_job job, bool
     if (few)
         gemv_matmul(backend->pool, job);
     else if (backend->kernels->tiles && type != BUTLER_F32 &&
-             butler_matmul_packed_bytes(BUTLER_MIN(job.n, BUTLER_PACKED_TOKENS), job.n_cols) <= job.work->packed_bytes)
+             tile_bytes(BUTLER_MIN(job.n, BUTLER_PACKED_TOKENS), job.n_cols) <= job.work->packed_bytes)
         tile_matmul(backend->pool, job);
     else
         gemm_matmul(backend->pool, job);

@@ -5,16 +5,13 @@
 #include "backend.h"
 
 enum {
-    BUTLER_PANEL_FLOATS = 172 << 10, /* floats of scratch a task has */
-    BUTLER_PACKED_TOKENS = 512,      /* tokens that are packed at a time */
+    BUTLER_PACKED_TOKENS = 512, /* that are packed at a time */
 };
 
-/* What n tokens of n_cols numbers take as the left operand of the matrix unit. */
-size_t butler_matmul_packed_bytes(int n, int n_cols);
-
-/* What they take in fixed point where there is none, and the fewest rows that a task turns for them. */
-size_t butler_matmul_fixed_bytes(int n, int n_cols);
-size_t butler_matmul_turned_bytes(int n_cols);
+/* What these kernels make of n tokens of n_cols numbers before they meet weights, and floats of scratch that a task has for its
+ * rows of weights. */
+size_t butler_matmul_packed_bytes(const struct butler_kernels *kernels, int n, int n_cols);
+size_t butler_matmul_panel_floats(const struct butler_kernels *kernels, int n_cols);
 
 /* x[n][n_cols] with up to BUTLER_MOST_PRODUCTS matrices. apart: each row has the bits that it would have alone. */
 void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,

@@ -124,7 +124,7 @@ struct butler_predict *butler_predict_new(const struct butler_predictor *predict
         (struct butler_metric_shape){.n_layers = 1, .n_heads = heads, .n_kv_heads = heads, .head_dim = dim, .group = 1};
     if (bind(predict, err) < 0 || make_activations(predict, (size_t)n_block, err) < 0 ||
         butler_kv_init(&predict->kv, &predict->shape, kv_type, slots, &predict->policy, backend->kernels, err) < 0 ||
-        butler_workspace_make(&predict->work, &hp, &predict->policy, slots, n_block, butler_pool_size(backend->pool), err) < 0) {
+        butler_workspace_make(&predict->work, &hp, &predict->policy, slots, n_block, backend, err) < 0) {
         butler_predict_free(predict);
         return NULL;
     }

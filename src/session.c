@@ -123,7 +123,7 @@ struct butler_session *butler_session_make(struct butler_model *model, const str
     session->rope_scale = long_context ? model->rope_scale_long : model->rope_scale;
     if (shape_predictor(session, err) < 0 ||
         butler_kv_init(&session->kv, &session->shape, params->kv_type, n_ctx, policy, model->backend->kernels, err) < 0 ||
-        butler_workspace_make(&session->work, hp, policy, n_ctx, session->n_block, butler_pool_size(model->pool), err) < 0 ||
+        butler_workspace_make(&session->work, hp, policy, n_ctx, session->n_block, model->backend, err) < 0 ||
         make_activations(session, err) < 0 || make_lookahead(session, err) < 0) {
         butler_session_free(session);
         return NULL;
