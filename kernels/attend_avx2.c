@@ -1,6 +1,6 @@
 /* Decode attention over Q8_0 rows for CPUs with AVX2: keys are bytes widened to 16 bits, queries are in 16-bit fixed point
- * (kernels.h, fix), and pairs of their products are added by one instruction. Eight rows are turned so that a lane is a token: sums
- * over lanes fall away, and what is turned serves all queries of a group. */
+ * (kernels.h, fix), and pairs of their products are added by one instruction. Sums of eight rows and queries become lanes of one
+ * vector together. Turning rows, so that a lane is a token, would save that and costs more than it for up to four queries. */
 #include <math.h>
 
 #include "kernels.h"
@@ -12,13 +12,10 @@
 #include "simd_cache.h"
 #include "simd_attend.h"
 #include "simd_narrow.h"
-#include "simd_pairs.h"
 
-enum { PAIRS = BLOCK / 2, SIDES = TILE_ROWS / VEC };
-
-/* Of every block of 32 channels the numbers in pairs, and the scale. */
+/* Of every block of 32 channels the numbers, and the scale. */
 struct fixed_queries {
-    int32_t pairs[TILE_BLOCKS][TILE_QUERIES][PAIRS];
+    _Alignas(32) int16_t words[TILE_BLOCKS][TILE_QUERIES][BLOCK];
     float scales[TILE_BLOCKS][TILE_QUERIES];
 };
 
@@ -27,98 +24,118 @@ static void fix_queries(struct fixed_queries *fixed, const float *q, size_t q_st
     for (int i = 0; i < n_q; i++) {
         for (int b = 0; b < n / BLOCK; b++) {
             const float *x = q + i * q_stride + (size_t)b * BLOCK;
-            const float extreme = extreme32(x);
-            const bool any = !(extreme < BUTLER_FIXED_LEAST);
-            const vec inverse = vec_set1(any ? BUTLER_FIXED_MOST / extreme : 0);
-            for (int c = 0; c < BLOCK; c += VEC)
-                store_pairs(&fixed->pairs[b][i][c / 2], _mm256_cvtps_epi32(vec_mul(vec_load(x + c), inverse)));
-            fixed->scales[b][i] = any ? extreme / BUTLER_FIXED_MOST : 0;
+            float inverse;
+            fixed->scales[b][i] = scale32(x, &inverse);
+            for (int c = 0; c < BLOCK; c += 2 * VEC) {
+                const __m256i first = _mm256_cvtps_epi32(vec_mul(vec_load(x + c), vec_set1(inverse)));
+                const __m256i second = _mm256_cvtps_epi32(vec_mul(vec_load(x + c + VEC), vec_set1(inverse)));
+                _mm256_store_si256((__m256i *)&fixed->words[b][i][c],
+                                   _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), _MM_SHUFFLE(3, 1, 2, 0)));
+            }
         }
     }
 }
 
-/* 16 bytes at p and 16 at other. A blend, because an insertion takes a unit that turning needs. */
-INLINE __m256i two_rows(const uint8_t *p, const uint8_t *other)
+INLINE __m256i either_half(__m256i a, __m256i b)
 {
-    const __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)other));
-    return _mm256_blend_epi32(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)p)), high, 0xf0);
+    return _mm256_add_epi32(_mm256_blend_epi32(a, b, 0xf0), _mm256_permute2x128_si256(a, b, 0x21));
 }
 
-/* 32 bytes of each of 16 rows: pair p of rows 8 s .. 8 s + 7 in pairs[p][s]. */
-INLINE void turn_block(__m256i pairs[PAIRS][SIDES], const void *const *rows, size_t step, size_t skip)
+/* vec_sum_each for integers: lane k is the sum of a[k]. */
+INLINE __m256i sum_each(const __m256i a[VEC])
 {
+    __m256i b[4], c[2];
     UNROLL
-    for (int side = 0; side < SIDES; side++) {
+    for (int i = 0; i < 4; i++)
+        b[i] = either_half(a[i], a[i + 4]);
+    UNROLL
+    for (int i = 0; i < 2; i++)
+        c[i] = _mm256_add_epi32(_mm256_unpacklo_epi64(b[2 * i], b[2 * i + 1]), _mm256_unpackhi_epi64(b[2 * i], b[2 * i + 1]));
+    const vec x = _mm256_castsi256_ps(c[0]), y = _mm256_castsi256_ps(c[1]);
+    return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88)), _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)));
+}
+
+INLINE vec four_twice(const float *p)
+{
+    return _mm256_broadcast_ps((const __m128 *)p);
+}
+INLINE vec two_often(const float *p)
+{
+    return _mm256_castsi256_ps(_mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+/* Scores of VEC / n_q rows from `first` of a tile on for n_q queries from i on, a compile-time constant as step is. Lanes are rows,
+ * query by query. */
+INLINE vec narrow_products(const struct tile_scales *scales, const struct fixed_queries *fixed, int i, int n_q,
+                           const void *const *rows, size_t step, int first, int n)
+{
+    const int n_rows = VEC / n_q;
+    const __m256i query = _mm256_srli_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), n_q == 1 ? 3 : n_q == 2 ? 2 : 1);
+    vec total = vec_zero();
+    for (int b = 0; b < n / BLOCK; b++) {
+        const __m256i *q = (const __m256i *)fixed->words[b][i];
+        __m256i sum[VEC];
         UNROLL
-        for (int half = 0; half < 2; half++) {
-            __m256i x[4];
+        for (int r = 0; r < n_rows; r++) {
+            const uint8_t *row = row_at(rows, step, first + r) + (size_t)b * Q8_0_BYTES + Q8_0_QUANTS;
+            const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)row));
+            const __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)row + 1));
             UNROLL
-            for (int r = 0; r < 4; r++)
-                x[r] = two_rows(row_at(rows, step, side * VEC + r) + skip + half * 16,
-                                row_at(rows, step, side * VEC + r + 4) + skip + half * 16);
-            turn_pairs(&pairs[half * 8][side], SIDES, x);
+            for (int k = 0; k < n_q; k++)
+                sum[k * n_rows + r] = _mm256_add_epi32(_mm256_madd_epi16(low, q[2 * k]), _mm256_madd_epi16(high, q[2 * k + 1]));
         }
+        const float *keys = scales->keys[b] + first, *queries = &fixed->scales[b][i];
+        const vec key_scales = n_q == 1 ? vec_load(keys) : n_q == 2 ? four_twice(keys) : two_often(keys);
+        const vec query_scales =
+            n_q == 1 ? vec_set1(*queries) : _mm256_permutevar8x32_ps(n_q == 2 ? two_often(queries) : four_twice(queries), query);
+        total = vec_fma(_mm256_cvtepi32_ps(sum_each(sum)), vec_mul(key_scales, query_scales), total);
     }
+    return total;
 }
 
-/* What block b of n_q queries from i on, a compile-time constant, gives, on top of the blocks before. */
-INLINE void block_scores(float (*p)[TILE_ROWS], const struct fixed_queries *fixed, int b, int i, int n_q,
-                         const __m256i pairs[PAIRS][SIDES], const float key_scales[TILE_ROWS])
+INLINE void scores_of_tile(float (*p)[TILE_ROWS], const struct tile_scales *scales, const struct fixed_queries *fixed, int i,
+                           int n_q, const void *const *rows, size_t step, const struct due *due, int n)
 {
-    __m256i sum[4][SIDES];
-    UNROLL
-    for (int k = 0; k < n_q * SIDES; k++)
-        sum[k / SIDES][k % SIDES] = _mm256_setzero_si256();
-    for (int w = 0; w < PAIRS; w++) {
+    const int n_rows = VEC / n_q;
+    for (int first = 0; first < TILE_ROWS; first += n_rows) {
+        _Alignas(32) float s[VEC];
+        fetch_narrow(ROW_Q8_0, due, n_q, step, first, n_rows, n);
+        vec_store(s, narrow_products(scales, fixed, i, n_q, rows, step, first, n));
         UNROLL
-        for (int k = 0; k < n_q; k++) {
-            const __m256i x = _mm256_set1_epi32(fixed->pairs[b][i + k][w]);
-            UNROLL
-            for (int side = 0; side < SIDES; side++)
-                add_dwords(&sum[k][side], _mm256_madd_epi16(pairs[w][side], x));
-        }
-    }
-    UNROLL
-    for (int k = 0; k < n_q; k++) {
-        UNROLL
-        for (int side = 0; side < SIDES; side++) {
-            float *out = p[i + k] + side * VEC;
-            const vec scale = vec_mul(vec_load(key_scales + side * VEC), vec_set1(fixed->scales[b][i + k]));
-            const vec product = _mm256_cvtepi32_ps(sum[k][side]);
-            vec_store(out, b ? vec_fma(product, scale, vec_load(out)) : vec_mul(product, scale));
-        }
+        for (int k = 0; k < n_q; k++)
+            memcpy(p[i + k] + first, s + k * n_rows, (size_t)n_rows * sizeof *s);
     }
 }
 
-#define BLOCK_SCORES(n_q)                                                                                                          \
-    static __attribute__((noinline)) void block_scores_##n_q(float(*p)[TILE_ROWS], const struct fixed_queries *fixed, int b,       \
-                                                             int i, const __m256i pairs[PAIRS][SIDES], const float *key_scales)    \
+#define FIXED_LENGTH(n_q, name, length)                                                                                            \
+    static __attribute__((noinline)) void fixed_##n_q##_##name(float(*p)[TILE_ROWS], const struct tile_scales *scales,             \
+                                                               const struct fixed_queries *fixed, int i, const void *const *rows,  \
+                                                               size_t step, const struct due *due, int n)                          \
     {                                                                                                                              \
-        block_scores(p, fixed, b, i, n_q, pairs, key_scales);                                                                      \
+        (void)n;                                                                                                                   \
+        if (step)                                                                                                                  \
+            scores_of_tile(p, scales, fixed, i, n_q, rows, row_offset(ROW_Q8_0, length), due, length);                             \
+        else                                                                                                                       \
+            scores_of_tile(p, scales, fixed, i, n_q, rows, 0, due, length);                                                        \
     }
-BLOCK_SCORES(1)
-BLOCK_SCORES(2)
-BLOCK_SCORES(4)
+#define FIXED_SCORES(n_q) FIXED_LENGTH(n_q, 64, 64) FIXED_LENGTH(n_q, 128, 128) FIXED_LENGTH(n_q, other, n)
+FIXED_SCORES(1)
+FIXED_SCORES(2)
+FIXED_SCORES(4)
 
 /* step: as for row_at, a compile-time constant. */
 INLINE void scores_of_rows(float (*p)[TILE_ROWS], struct tile_scales *scales, const struct fixed_queries *fixed, int n_q,
                            const void *const *rows, size_t step, struct due due, int n)
 {
-    const int n_blocks = n / BLOCK;
+    struct due part;
+    int i = 0;
     load_scales(scales->keys, rows, step, 0, n);
-    for (int b = 0, fetched = 0; b < n_blocks; b++) {
-        __m256i pairs[PAIRS][SIDES];
-        int i = 0;
-        for (; fetched * n_blocks < (b + 1) * TILE_ROWS; fetched++)
-            fetch_row(ROW_Q8_0, due, fetched, 0, n);
-        turn_block(pairs, rows, step, (size_t)b * Q8_0_BYTES + Q8_0_QUANTS);
-        for (; i + 4 <= n_q; i += 4)
-            block_scores_4(p, fixed, b, i, pairs, scales->keys[b]);
-        for (; i + 2 <= n_q; i += 2)
-            block_scores_2(p, fixed, b, i, pairs, scales->keys[b]);
-        if (i < n_q)
-            block_scores_1(p, fixed, b, i, pairs, scales->keys[b]);
-    }
+    for (; i + 4 <= n_q; i += 4)
+        OF_LENGTH(fixed_4)(p, scales, fixed, i, rows, step, part_of_due(&part, &due, i, n_q), n);
+    for (; i + 2 <= n_q; i += 2)
+        OF_LENGTH(fixed_2)(p, scales, fixed, i, rows, step, part_of_due(&part, &due, i, n_q), n);
+    if (i < n_q)
+        OF_LENGTH(fixed_1)(p, scales, fixed, i, rows, step, part_of_due(&part, &due, i, n_q), n);
 }
 
 #define FIXED_VALUES values_q8_0

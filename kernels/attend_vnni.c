@@ -36,19 +36,17 @@ static void fix_queries(struct fixed_queries *fixed, const float *q, size_t q_st
 {
     for (int i = 0; i < n_q; i++) {
         for (int b = 0; b < n / BLOCK; b++) {
-            const vec x[2] = {vec_load(q + i * q_stride + (size_t)b * BLOCK), vec_load(q + i * q_stride + (size_t)b * BLOCK + VEC)};
-            const float extreme = extreme32(q + i * q_stride + (size_t)b * BLOCK);
-            const bool any = !(extreme < BUTLER_FIXED_LEAST);
-            const vec inverse = vec_set1(any ? BUTLER_FIXED_MOST / extreme : 0);
+            const float *x = q + i * q_stride + (size_t)b * BLOCK;
+            float inverse;
+            fixed->scales[b][i] = scale32(x, &inverse);
             __m512i sum = _mm512_setzero_si512();
             for (int k = 0; k < 2; k++) {
-                const __m512i v = _mm512_cvtps_epi32(vec_mul(x[k], inverse));
+                const __m512i v = _mm512_cvtps_epi32(vec_mul(vec_load(x + k * VEC), vec_set1(inverse)));
                 put_words(&fixed->parts[b][i][4 * k][0], _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(128)), 8));
                 put_words(&fixed->parts[b][i][4 * k][1], v);
                 sum = _mm512_add_epi32(sum, v);
             }
             fixed->offsets[b][i] = (int32_t)(-128 * (uint32_t)_mm512_reduce_add_epi32(sum));
-            fixed->scales[b][i] = any ? extreme / BUTLER_FIXED_MOST : 0;
         }
     }
 }
@@ -140,7 +138,7 @@ INLINE void scores_of_rows(float (*p)[TILE_ROWS], struct tile_scales *scales, co
         const vec key_scales = vec_load(scales->keys[b]);
         int i = 0;
         for (; fetched * n_blocks < (b + 1) * TILE_ROWS; fetched++)
-            fetch_row(ROW_Q8_0, due, fetched, 0, n);
+            fetch_due(ROW_Q8_0, due, fetched, 1, 0, n);
         turn_block(quads, rows, step, (size_t)b * Q8_0_BYTES + Q8_0_QUANTS);
         for (; i + 4 <= n_q; i += 4)
             block_scores(p, fixed, b, i, 4, quads, key_scales);

@@ -43,6 +43,10 @@ static inline uint16_t load_u16(const void *p)
     memcpy(&v, p, sizeof v);
     return v;
 }
+static inline uint64_t four_halves(const uint8_t *const at[4])
+{
+    return load_u16(at[0]) | (uint64_t)load_u16(at[1]) << 16 | (uint64_t)load_u16(at[2]) << 32 | (uint64_t)load_u16(at[3]) << 48;
+}
 
 static inline uint32_t load_u32(const void *p)
 {

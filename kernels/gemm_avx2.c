@@ -6,8 +6,6 @@
 #if defined(__x86_64__)
 #include "vec256.h"
 
-#include "simd_pairs.h"
-
 enum {
     PAIRS = BLOCK / 2,
     GROUPS = 2, /* of eight rows, */
@@ -22,6 +20,24 @@ struct turned {
 _Static_assert(sizeof(struct turned) == BUTLER_TURNED_BYTES, "butler_turned_bytes");
 
 /* ------------------------------------------------------------------------------------------------- weights */
+
+INLINE void widen_quads(__m256i pairs[2], __m256i quads)
+{
+    pairs[0] = _mm256_maddubs_epi16(_mm256_set1_epi16(1), quads);
+    pairs[1] = _mm256_srai_epi16(quads, 8);
+}
+
+/* x[i]: 16 signed bytes of row i, and of row i + 4. Eight pairs of all eight rows, a row a lane: of four neighbours first and third
+ * are a pair, then second and fourth, because bytes widen so without crossing lanes. */
+INLINE void turn_pairs(__m256i pairs[8], const __m256i x[4])
+{
+    const __m256i a = _mm256_unpacklo_epi32(x[0], x[1]), b = _mm256_unpackhi_epi32(x[0], x[1]);
+    const __m256i c = _mm256_unpacklo_epi32(x[2], x[3]), d = _mm256_unpackhi_epi32(x[2], x[3]);
+    widen_quads(pairs, _mm256_unpacklo_epi64(a, c));
+    widen_quads(pairs + 2, _mm256_unpackhi_epi64(a, c));
+    widen_quads(pairs + 4, _mm256_unpacklo_epi64(b, d));
+    widen_quads(pairs + 6, _mm256_unpackhi_epi64(b, d));
+}
 
 INLINE bool has_minima(enum butler_type type)
 {
@@ -99,7 +115,7 @@ INLINE void turn_block(enum butler_type type, struct turned *out, const uint8_t 
         UNROLL
         for (int r = 0; r < 4; r++)
             x[r] = half ? _mm256_permute2x128_si256(q[r], q[r + 4], 0x31) : _mm256_permute2x128_si256(q[r], q[r + 4], 0x20);
-        turn_pairs(out->pairs + half * 8, 1, x);
+        turn_pairs(out->pairs + half * 8, x);
     }
     out->scales = vec_load(scales);
     out->minima = vec_load(minima);
@@ -141,18 +157,25 @@ INLINE struct token token_at(const void *fixed, int t, int n)
     return (struct token){q, scales, scales + n / BLOCK};
 }
 
+/* Eight numbers of fixed point in the order of pairs. */
+INLINE void store_pairs(void *to, __m256i numbers)
+{
+    const __m256i apart = _mm256_shuffle_epi32(numbers, _MM_SHUFFLE(3, 1, 2, 0));
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(apart, apart), _MM_SHUFFLE(3, 1, 2, 0));
+    _mm_storeu_si128(to, _mm256_castsi256_si128(words));
+}
+
 static void fix_tokens(void *fixed, const float *x, size_t x_stride, int n_tokens, int n)
 {
     for (int t = 0; t < n_tokens; t++, x += x_stride) {
         const struct token token = token_at(fixed, t, n);
         for (int b = 0; b < n / BLOCK; b++) {
-            const float *from = x + (size_t)b * BLOCK, extreme = extreme32(from);
-            const bool any = !(extreme < BUTLER_FIXED_LEAST);
-            const vec inverse = vec_set1(any ? BUTLER_FIXED_MOST / extreme : 0);
-            const float scale = any ? extreme / BUTLER_FIXED_MOST : 0;
+            const float *from = x + (size_t)b * BLOCK;
+            float inverse;
+            const float scale = scale32(from, &inverse);
             __m256i sum = _mm256_setzero_si256();
             for (int c = 0; c < BLOCK; c += VEC) {
-                const __m256i v = _mm256_cvtps_epi32(vec_mul(vec_load(from + c), inverse));
+                const __m256i v = _mm256_cvtps_epi32(vec_mul(vec_load(from + c), vec_set1(inverse)));
                 store_pairs((int16_t *)token.q + b * BLOCK + c, v);
                 sum = _mm256_add_epi32(sum, v);
             }

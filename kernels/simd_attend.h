@@ -22,15 +22,11 @@ INLINE void load_scales(float (*scales)[TILE_ROWS], const void *const *rows, siz
 {
     for (int b = 0; b < n / BLOCK; b++, skip += Q8_0_BYTES) {
         for (int r = 0; r < TILE_ROWS; r += VEC) {
-            uint64_t words[VEC / 4];
+            const uint8_t *at[VEC];
             UNROLL
-            for (int k = 0; k < VEC / 4; k++) {
-                const int j = r + 4 * k;
-                words[k] = load_u16(row_at(rows, step, j) + skip) | (uint64_t)load_u16(row_at(rows, step, j + 1) + skip) << 16 |
-                           (uint64_t)load_u16(row_at(rows, step, j + 2) + skip) << 32 |
-                           (uint64_t)load_u16(row_at(rows, step, j + 3) + skip) << 48;
-            }
-            vec_store(scales[b] + r, vec_from_halves(words));
+            for (int k = 0; k < VEC; k++)
+                at[k] = row_at(rows, step, r + k) + skip;
+            vec_store(scales[b] + r, vec_load_halves(at));
         }
     }
 }

@@ -116,42 +116,37 @@ INLINE const uint8_t *row_at(const void *const *rows, size_t step, int r)
 struct due {
     const void *const *soon, *const *later;
     size_t skip;     /* the rows begin so many bytes further on */
-    int parts, part; /* rows r are fetched for which r & parts is part */
+    int parts, part; /* rows r are fetched for which r & parts is part; parts: 0 or 1 */
     bool dense;      /* TILE_ROWS rows each that lie one after the other: a line for every 64 bytes of theirs */
 };
 
-/* What is due of a dense tile with its row r: its part of the lines that elements [begin, end) of all rows would fill. */
-INLINE void fetch_lines(enum row_type type, struct due due, int r, int begin, int end)
+/* Fetches what is due with rows [r, r + count) of a tile: elements [begin, end) of as many rows, or of a dense tile its part of the
+ * lines that all rows would fill, every other one if parts is 1. */
+INLINE void fetch_due(enum row_type type, struct due due, int r, int count, int begin, int end)
 {
-    const size_t first = row_offset(type, begin) * TILE_ROWS + due.skip,
-                 lines = (row_offset(type, end) - row_offset(type, begin)) * TILE_ROWS / 64, share = lines / TILE_ROWS;
-    for (size_t k = (size_t)r * share; k < ((size_t)r + 1) * share; k++) {
-        prefetch(due.soon[0], first + k * 64);
-        prefetch_second((const uint8_t *)due.later[0] + first + k * 64);
-    }
-    for (size_t k = TILE_ROWS * share; r == 0 && k < lines; k++) {
-        prefetch(due.soon[0], first + k * 64);
-        prefetch_second((const uint8_t *)due.later[0] + first + k * 64);
-    }
-}
-
-INLINE void fetch_row(enum row_type type, struct due due, int r, int begin, int end)
-{
-    const size_t last = row_offset(type, end);
-    if ((r & due.parts) != due.part)
-        return;
+    const size_t first = row_offset(type, begin), last = row_offset(type, end), lines = (last - first) * TILE_ROWS / 64;
     if (due.dense) {
-        fetch_lines(type, due, r, begin, end);
+        const uint8_t *soon = (const uint8_t *)due.soon[0] + first * TILE_ROWS + due.skip;
+        const uint8_t *later = (const uint8_t *)due.later[0] + first * TILE_ROWS + due.skip;
+        const size_t from = (size_t)r * lines / TILE_ROWS, until = (size_t)(r + count) * lines / TILE_ROWS;
+        for (size_t k = from + ((from + (size_t)due.part) & (size_t)due.parts); k < until; k += 1 + (size_t)due.parts) {
+            prefetch(soon, k * 64);
+            prefetch_second(later + k * 64);
+        }
         return;
     }
-    if (due.soon) {
-        for (size_t at = row_offset(type, begin); line_wanted(type, at, last); at += 64)
-            prefetch((const uint8_t *)due.soon[r] + due.skip, at);
-        if (type == ROW_Q8_0)
-            prefetch((const uint8_t *)due.soon[r] + due.skip, last - 1);
+    for (; count > 0; count--, r++) {
+        if ((r & due.parts) != due.part)
+            continue;
+        if (due.soon) {
+            for (size_t at = first; line_wanted(type, at, last); at += 64)
+                prefetch((const uint8_t *)due.soon[r] + due.skip, at);
+            if (type == ROW_Q8_0)
+                prefetch((const uint8_t *)due.soon[r] + due.skip, last - 1);
+        }
+        if (due.later)
+            fetch(type, (const uint8_t *)due.later[r] + due.skip, begin, end);
     }
-    if (due.later)
-        fetch(type, (const uint8_t *)due.later[r] + due.skip, begin, end);
 }
 
 /* What n_q queries fetch while those from k on pass, of which four go together: of eight each four every other row, since memory
@@ -217,7 +212,7 @@ INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int 
         acc[a] = vec_zero();
     for (; i + STEP <= n; i += STEP) {
         for (; (due.soon || due.later) && fetched * n < (i + STEP) * n_rows; fetched++)
-            fetch_row(type, due, fetched, 0, n);
+            fetch_due(type, due, fetched, 1, 0, n);
         vec x[VEC], v[2];
         UNROLL
         for (int a = 0; a < 2 * n_q; a++)
@@ -371,7 +366,7 @@ INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const flo
     for (int j = 0; j < n_rows; j++) {
         vec x[VEC / 2];
         const uint8_t *row = row_at(rows, step, j) + skip;
-        fetch_row(type, due, j, i, i + n_vecs * VEC);
+        fetch_due(type, due, j, 1, i, i + n_vecs * VEC);
         if (n_vecs == 1)
             x[0] = p_block ? quants_load(row, i) : row_load(type, row, i);
         UNROLL

@@ -10,12 +10,14 @@
  *
  * The file that includes this has, `bytes` being its vector of BYTES = 4 VEC bytes:
  *   fix16(q, x, inverse)                    16 numbers times inverse to whole ones, a NaN to the least; their sum
- *   extreme32(x), split_words(high, low, q)  the greatest magnitude of 32 numbers; 16 words as high and low bytes (vec_x86.h)
+ *   scale32(x, &inverse), split_words(high, low, q)   of 32 numbers in fixed point; 16 words as high and low bytes (vec_x86.h)
  *   words_dot(weights, x)                   32 signed bytes with 32 words: sums of four
- *   dot_two(w0, w1, x)                      unsigned bytes with x's high bytes for w0, low bytes for w0, then those for w1: sums
- * over the four bytes of a lane of each small_halves(first, second, w, size, n_blocks)   what each of VEC blocks begins with: one
- * half and the next small_nibbles(low, high, quants, size)  16 bytes of nibbles of each of VEC / 4 blocks small_fifths(low, high,
- * fifths, size)   adds the fifth bits of as many spread4(v, first)                       four lanes for each of VEC / 4 lanes of v
+ *   dot_two(w0, w1, x)                      unsigned bytes with x's high bytes for w0, low bytes for w0, then those for w1:
+ *                                           sums over the four bytes of a lane of each
+ *   small_halves(first, second, w, size, n_blocks)   what each of VEC blocks begins with: one half and the next
+ *   small_nibbles(low, high, quants, size)  16 bytes of nibbles of each of VEC / 4 blocks
+ *   small_fifths(low, high, fifths, size)   adds the fifth bits of as many
+ *   spread4(v, first)                       four lanes for each of VEC / 4 lanes of v
  *   super_block, super_total                a block of 256 of a row, and what it all adds up to
  *   put_sums(y, y_step, v, n_rows)          y[r * y_step] = sum of lanes of v[r], in one order whatever n_rows */
 #ifndef BUTLER_SIMD_FIXED_H
@@ -63,9 +65,8 @@ static void fix(void *fixed, enum butler_type type, const float *x, int n)
     for (int b = 0; b < n_blocks; b++) {
         static const float none[BLOCK] = {0};
         const float *from = b * BLOCK < n ? x + (size_t)b * BLOCK : none;
-        const float extreme = extreme32(from);
-        const bool any = !(extreme < BUTLER_FIXED_LEAST);
-        const float inverse = any ? BUTLER_FIXED_MOST / extreme : 0, scale = any ? extreme / BUTLER_FIXED_MOST : 0;
+        float inverse;
+        const float scale = scale32(from, &inverse);
         int8_t *piece = (int8_t *)parts.pieces + (size_t)(b / (PIECE / BLOCK)) * 2 * PIECE;
         const int part = b % (PIECE / BLOCK) * 2;
         int16_t q[BLOCK];

@@ -4,13 +4,11 @@
 #ifndef BUTLER_SIMD_NARROW_H
 #define BUTLER_SIMD_NARROW_H
 
-enum { TOGETHER = 4 /* rows whose successors are fetched at once */ };
-
 /* Whether a tile's rows lie row_bytes apart. */
 INLINE bool lie_dense(const void *const *rows, size_t row_bytes)
 {
     uintptr_t apart = 0;
-    for (size_t r = 0; r < TILE_ROWS; r++)
+    _Pragma("GCC unroll 1") for (size_t r = 0; r < TILE_ROWS; r++) /* so that compilers see vectors */
         apart |= (uintptr_t)rows[r] ^ ((uintptr_t)rows[0] + r * row_bytes);
     return apart == 0;
 }
@@ -22,6 +20,18 @@ INLINE const struct due *part_of_due(struct due *part, const struct due *due, in
     part->parts = n_q >= 8;
     part->part = k / 4;
     return k % 4 == 0 && k / 4 <= part->parts ? part : NULL;
+}
+
+/* fetch_due where the number of queries and the step are constants, of which it follows how: fewer than four have all to fetch. */
+INLINE void fetch_narrow(enum row_type type, const struct due *due, int n_q, size_t step, int r, int count, int n)
+{
+    if (due) {
+        struct due known = *due;
+        known.dense = step != 0;
+        if (n_q < 4)
+            known.parts = known.part = 0;
+        fetch_due(type, known, r, count, 0, n);
+    }
 }
 
 /* -------------------------------------------------------------------------------------------------- scores */
@@ -48,8 +58,11 @@ INLINE void narrow_scores(float *p, const struct plain_queries *queries, int i, 
     UNROLL
     for (int r = 0; r < n_rows; r++)
         row[r] = row_at(rows, step, first + r);
-    for (int r = 0; due && r < n_rows; r++)
-        fetch_row(ROW_F16, *due, first + r, 0, n);
+    if (n_rows <= 2)
+        fetch_narrow(ROW_F16, due, n_q, step, first, n_rows, n);
+    else
+        for (int r = 0; r < n_rows; r++) /* more at once find no place among the lines under way, and are lost */
+            fetch_narrow(ROW_F16, due, n_q, step, first + r, 1, n);
     for (int d = 0; d < n; d += VEC) {
         vec v[VEC];
         UNROLL
@@ -141,19 +154,19 @@ INLINE void narrow_columns(enum row_type type, float *acc, size_t acc_stride, co
     UNROLL
     for (int k = 0; k < 8; k++)
         a[k] = vec_load(acc + k / n_vecs * acc_stride + i + k % n_vecs * VEC);
-    for (int j = 0; j < n_rows; j += TOGETHER) {
-        const int count = BUTLER_MIN(n_rows - j, TOGETHER);
-        for (int r = 0; due && r < count; r++)
-            fetch_row(type, *due, j + r, 0, n);
-        if (count == TOGETHER) {
-            UNROLL
-            for (int r = 0; r < TOGETHER; r++)
-                narrow_row(type, a, weights + j + r, n_q, n_vecs, row_at(rows, step, j + r) + first);
-        } else {
-            for (int r = 0; r < count; r++)
-                narrow_row(type, a, weights + j + r, n_q, n_vecs, row_at(rows, step, j + r) + first);
+    if (step) {
+        const int together = n <= 64 ? 4 : 2; /* rows whose successors are fetched at once */
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            if (r % together == 0)
+                fetch_narrow(type, due, n_q, step, r, together, n);
+            narrow_row(type, a, weights + r, n_q, n_vecs, row_at(rows, step, r) + first);
         }
-    }
+    } else
+        for (int r = 0; r < n_rows; r++) {
+            fetch_narrow(type, due, n_q, step, r, 1, n);
+            narrow_row(type, a, weights + r, n_q, n_vecs, row_at(rows, step, r) + first);
+        }
     UNROLL
     for (int k = 0; k < 8; k++)
         vec_store(acc + k / n_vecs * acc_stride + i + k % n_vecs * VEC, a[k]);

@@ -248,9 +248,10 @@ INLINE vec vec_load_key_scales(const uint8_t *p)
     return (vec){vreinterpretq_f32_u32(vaddq_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(bytes)), KEY_SCALE_SHIFT), base)),
                  vreinterpretq_f32_u32(vaddq_u32(vshlq_n_u32(vmovl_high_u16(bytes), KEY_SCALE_SHIFT), base))};
 }
-/* VEC halves, four a word. */
-INLINE vec vec_from_halves(const uint64_t words[VEC / 4])
+/* VEC halves from anywhere. */
+INLINE vec vec_load_halves(const uint8_t *const at[VEC])
 {
+    const uint64_t words[VEC / 4] = {four_halves(at), four_halves(at + 4)};
     return vec_load_half(words);
 }
 INLINE vec vec_load_half_some(const void *p, int count)

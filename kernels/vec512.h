@@ -166,10 +166,11 @@ INLINE vec vec_load_key_scales(const uint8_t *p)
     const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), KEY_SCALE_SHIFT);
     return _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(KEY_SCALE_BASE)));
 }
-/* VEC halves, four a word: put together by integer instructions. Stored one by one, a load of all would wait for the stores. */
-INLINE vec vec_from_halves(const uint64_t words[VEC / 4])
+/* VEC halves from anywhere, put together by integer instructions. Stored one by one, a load of all would wait for the stores. */
+INLINE vec vec_load_halves(const uint8_t *const at[VEC])
 {
-    return _mm512_cvtph_ps(_mm256_set_epi64x((long long)words[3], (long long)words[2], (long long)words[1], (long long)words[0]));
+    return _mm512_cvtph_ps(_mm256_set_epi64x((long long)four_halves(at + 12), (long long)four_halves(at + 8),
+                                             (long long)four_halves(at + 4), (long long)four_halves(at)));
 }
 INLINE vec vec_load_half_some(const void *p, int count)
 {

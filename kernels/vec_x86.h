@@ -71,11 +71,21 @@ INLINE float extreme32(const float *x)
     __m256i most = _mm256_setzero_si256();
     UNROLL
     for (int i = 0; i < 32; i += 8)
-        most = _mm256_max_epu32(most, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(x + i)), _mm256_set1_epi32(0x7fffffff)));
+        most =
+            _mm256_max_epu32(most, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(x + i)), _mm256_set1_epi32(0x7fffffff)));
     __m128i m = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
     m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
     m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1));
     return bits_to_float((uint32_t)_mm_cvtsi128_si32(m));
+}
+
+/* The scale of x[32] in fixed point (kernels.h, fix); *inverse: what takes them to whole numbers. */
+INLINE float scale32(const float *x, float *inverse)
+{
+    const float extreme = extreme32(x);
+    const bool any = !(extreme < BUTLER_FIXED_LEAST);
+    *inverse = any ? BUTLER_FIXED_MOST / extreme : 0;
+    return any ? extreme / BUTLER_FIXED_MOST : 0;
 }
 
 /* q[16] = 256 high + low, low signed */

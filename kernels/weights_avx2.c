@@ -74,8 +74,8 @@ INLINE void small_halves(vec *first, vec *second, const uint8_t *w, int size, in
         firsts[b / 4] |= (both & 0xffff) << b % 4 * 16;
         seconds[b / 4] |= (both >> 16) << b % 4 * 16;
     }
-    *first = vec_from_halves(firsts);
-    *second = vec_from_halves(seconds);
+    *first = vec_load_half(firsts);
+    *second = vec_load_half(seconds);
 }
 
 INLINE bytes low_nibbles(bytes b)
