@@ -11,6 +11,7 @@
 #include "simd_vectors.h"
 #include "simd_cache.h"
 #include "simd_attend.h"
+#include "simd_group.h"
 #include "simd_narrow.h"
 
 /* Of every block of 32 channels the numbers, and the scale. */
@@ -141,9 +142,69 @@ INLINE void scores_of_rows(float (*p)[TILE_ROWS], struct tile_scales *scales, co
 #define FIXED_VALUES values_q8_0
 #include "simd_attend_fixed.h"
 
+/* ------------------------------------------------------------------------------------- four or eight heads a key */
+
+/* p[TILE_ROWS][heads]; fetches all that is due. */
+INLINE void group_scores_q8_0(float *p, const struct fixed_queries *fixed, int heads, const void *const *rows, size_t step,
+                              const struct due *due, int n)
+{
+    const struct due all = *due;
+    const uint8_t *first = row_at(rows, step, 0);
+    _Alignas(32) float scales[GROUP_BLOCKS][TILE_ROWS];
+    load_scales(scales, rows, step, 0, n);
+    for (int r = 0; r < TILE_ROWS; r += TOKENS) {
+        vec total = vec_zero();
+        fetch_part(ROW_Q8_0, &all, step, r / TOKENS, TILE_ROWS / TOKENS, n);
+        UNROLL
+        for (int b = 0; b < n / BLOCK; b++) {
+            const __m256i *q = (const __m256i *)fixed->words[b][0];
+            __m256i sum[VEC];
+            UNROLL
+            for (int t = 0; t < TOKENS; t++) {
+                const uint8_t *row = (step ? first + (size_t)(r + t) * step : row_at(rows, 0, r + t)) + (size_t)b * Q8_0_BYTES;
+                const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(row + Q8_0_QUANTS)));
+                const __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(row + Q8_0_QUANTS) + 1));
+                UNROLL
+                for (int k = 0; k < heads; k++)
+                    sum[t * heads + k] = _mm256_add_epi32(_mm256_madd_epi16(low, q[2 * k]), _mm256_madd_epi16(high, q[2 * k + 1]));
+            }
+            const vec queries = heads == VEC ? vec_load(fixed->scales[b]) : four_twice(fixed->scales[b]);
+            total = vec_fma(_mm256_cvtepi32_ps(sum_each(sum)), vec_mul(vec_load_each(scales[b] + r, heads), queries), total);
+        }
+        vec_store(p + r * heads, total);
+    }
+}
+
+#define GROUP_Q8_0(heads, n)                                                                                                       \
+    GROUP_SCORES(group_scores_q8_0_##heads##_##n, group_scores_q8_0, ROW_Q8_0, heads, n)                                           \
+    GROUP_VALUES(group_values_q8_0_##heads##_##n, ROW_Q8_0, heads, n)                                                              \
+    static void group_q8_0_##heads##_##n(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,         \
+                                         const float *q, size_t q_stride, const void *const *keys, size_t apart, int n_rows)       \
+    {                                                                                                                              \
+        struct fixed_queries fixed;                                                                                                \
+        fix_queries(&fixed, q, q_stride, heads, n);                                                                                \
+        attend_group(ROW_Q8_0, group_scores_q8_0_##heads##_##n, lie_dense, group_values_q8_0_##heads##_##n, &fixed, heads, acc,    \
+                     acc_stride, top, sum, s, s_stride, q, q_stride, keys, apart, n_rows, n);                                      \
+    }
+GROUP_Q8_0(4, 64)
+GROUP_Q8_0(4, 128)
+GROUP_Q8_0(8, 64)
+GROUP_Q8_0(8, 128)
+GROUP_OF(group_q8_0)
+
+static void attend_groups(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
+                          size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+{
+    attend_group_fn *attend = group_q8_0_of(n_q, n);
+    if (attend)
+        attend(acc, acc_stride, top, sum, s, s_stride, q, q_stride, keys, apart, n_rows);
+    else
+        attend_q8_0(acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);
+}
+
 void butler_kernels_attend_avx2(struct butler_kernels *table)
 {
-    table->attend[BUTLER_KV_Q8_0] = attend_q8_0;
+    table->attend[BUTLER_KV_Q8_0] = attend_groups;
     table->attend_fixed = true;
 }
 #endif

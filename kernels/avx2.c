@@ -10,6 +10,7 @@
 #include "simd_weights.h"
 #include "simd_cache.h"
 #include "simd_attend.h"
+#include "simd_group.h"
 #include "simd_narrow.h"
 #include "simd_rows.h"
 #include "simd_gemm.h"

@@ -62,7 +62,8 @@ INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_s
 /* e^x, x <= 0, and no subnormal number. */
 INLINE vec exp_normal(vec x)
 {
-    return vec_exp_within(vec_max(vec_set1(-87.0f), x));
+    vec n, y = vec_exp_parts(vec_max(vec_set1(-87.0f), x), &n);
+    return vec_scale2_normal(y, n);
 }
 
 /* Turns count scores of a tile into exponentials against the maximum so far, 0 beyond count. */

@@ -1,5 +1,5 @@
 /* Attention of a decode step where a vector is eight floats: tiles for sixteen registers, eight of them sums and few of the others
- * kept across a tile. Included after simd_attend.h by the files of such ISAs. Functions of their own, for compilers that see
+ * kept across a tile. Included after simd_group.h by the files of such ISAs. Functions of their own, for compilers that see
  * all of a tile's work at once keep sums in memory. */
 #ifndef BUTLER_SIMD_NARROW_H
 #define BUTLER_SIMD_NARROW_H
@@ -229,10 +229,21 @@ VALUES_QUERIES(values_f16, ROW_F16, 2)
 VALUES_QUERIES(values_f16, ROW_F16, 4)
 VALUES(values_f16, ROW_F16)
 
+GROUP_F16(4, 64)
+GROUP_F16(4, 128)
+GROUP_F16(8, 64)
+GROUP_F16(8, 128)
+GROUP_OF(group_f16)
+
 /* attend_any, F16 rows by the tiles of this file. */
 INLINE void attend_narrow(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
                           const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
 {
+    attend_group_fn *attend = type == ROW_F16 ? group_f16_of(n_q, n) : NULL;
+    if (attend) {
+        attend(acc, acc_stride, top, sum, s, s_stride, q, q_stride, keys, apart, n_rows);
+        return;
+    }
     if (type != ROW_F16) {
         attend_any(type, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);
         return;

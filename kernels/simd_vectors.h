@@ -4,21 +4,27 @@
 #define BUTLER_SIMD_VECTORS_H
 
 /* e^x within 2 units in the last place; 0 below -104, infinity above 89, NaN for NaN. */
-/* e^x, -104 <= x <= 89 or NaN */
-INLINE vec vec_exp_within(vec x)
+/* e^x = y 2^n, y between 0.7 and 1.42 */
+INLINE vec vec_exp_parts(vec x, vec *n)
 {
-    vec n = vec_round(vec_mul(x, vec_set1(1.44269504f)));
+    *n = vec_round(vec_mul(x, vec_set1(1.44269504f)));
     /* x - n ln 2 in two steps: the first constant has few enough bits for its product with n to be exact. */
-    vec r = vec_fnma(n, vec_set1(0.693359375f), x);
-    r = vec_fnma(n, vec_set1(-2.12194440e-4f), r);
+    vec r = vec_fnma(*n, vec_set1(0.693359375f), x);
+    r = vec_fnma(*n, vec_set1(-2.12194440e-4f), r);
     /* e^r = 1 + r + r^2 g(r) for |r| <= ln 2 / 2: g fitted for the least relative error of the whole, 3.1e-9. */
     vec g = vec_set1(0x1.6a2440p-10f);
     g = vec_fma(g, r, vec_set1(0x1.1239e8p-7f));
     g = vec_fma(g, r, vec_set1(0x1.5558f2p-5f));
     g = vec_fma(g, r, vec_set1(0x1.555492p-3f));
     g = vec_fma(g, r, vec_set1(0x1.fffffcp-2f));
-    vec e = vec_add(vec_fma(vec_mul(r, r), g, r), vec_set1(1.0f));
-    return vec_scale2(e, n);
+    return vec_add(vec_fma(vec_mul(r, r), g, r), vec_set1(1.0f));
+}
+
+/* e^x, -104 <= x <= 89 or NaN */
+INLINE vec vec_exp_within(vec x)
+{
+    vec n, y = vec_exp_parts(x, &n);
+    return vec_scale2(y, n);
 }
 
 INLINE vec vec_exp(vec x)

@@ -140,6 +140,14 @@ INLINE vec vec_scale2(vec v, vec n)
 {
     return (vec){scale2(v.a, n.a), scale2(v.b, n.b)};
 }
+INLINE float32x4_t scale2_normal(float32x4_t v, float32x4_t n)
+{
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(v), vshlq_n_s32(vcvtq_s32_f32(n), 23)));
+}
+INLINE vec vec_scale2_normal(vec v, vec n)
+{
+    return (vec){scale2_normal(v.a, n.a), scale2_normal(v.b, n.b)};
+}
 INLINE vec vec_abs(vec v)
 {
     return (vec){vabsq_f32(v.a), vabsq_f32(v.b)};

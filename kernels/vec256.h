@@ -100,6 +100,10 @@ INLINE vec vec_scale2(vec v, vec n)
     vec b = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23));
     return _mm256_mul_ps(_mm256_mul_ps(v, a), b);
 }
+INLINE vec vec_scale2_normal(vec v, vec n)
+{
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
+}
 INLINE vec vec_abs(vec v)
 {
     return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v);
@@ -164,6 +168,15 @@ INLINE vec vec_keep(vec a, vec b, int count)
 INLINE vec vec_swap(vec v)
 {
     return _mm256_permute_ps(v, 0xb1);
+}
+INLINE vec vec_swap_halves(vec v)
+{
+    return _mm256_permute2f128_ps(v, v, 1);
+}
+/* VEC / times numbers, each so often; times is VEC / 2 or VEC. */
+INLINE vec vec_load_each(const float *p, int times)
+{
+    return times == VEC ? _mm256_broadcast_ss(p) : _mm256_set_m128(_mm_broadcast_ss(p + 1), _mm_broadcast_ss(p));
 }
 INLINE vec vec_load_twice(const float *p)
 {

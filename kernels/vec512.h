@@ -102,6 +102,11 @@ INLINE vec vec_scale2(vec v, vec n)
 {
     return _mm512_scalef_ps(v, n);
 }
+/* The same where v and the result are normal numbers. */
+INLINE vec vec_scale2_normal(vec v, vec n)
+{
+    return _mm512_scalef_ps(v, n);
+}
 INLINE vec vec_abs(vec v)
 {
     return _mm512_abs_ps(v);
@@ -140,6 +145,16 @@ INLINE void vec_store_kept(void *y, const void *x, uint32_t bits)
     _mm512_storeu_si512(y, _mm512_maskz_compress_epi32((__mmask16)bits, _mm512_loadu_si512(x)));
 }
 
+/* The lower half of the lanes above the upper one. */
+INLINE vec vec_swap_halves(vec v)
+{
+    return _mm512_shuffle_f32x4(v, v, 0x4e);
+}
+/* VEC / times numbers, each so often; times is VEC / 2 or VEC. */
+INLINE vec vec_load_each(const float *p, int times)
+{
+    return times == VEC ? _mm512_set1_ps(*p) : _mm512_insertf32x8(_mm512_set1_ps(*p), _mm256_set1_ps(p[1]), 1);
+}
 /* (a0 a1 a2 a3 ...) -> (a1 a0 a3 a2 ...), and half a vector of numbers, each twice */
 INLINE vec vec_swap(vec v)
 {

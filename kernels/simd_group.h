@@ -1,0 +1,285 @@
+/* Decode attention for groups of four or eight query heads a key, whose arithmetic takes longer than memory: simd_attend.h's tiles
+ * and, bit for bit, its results, written once for every vector width. Scores and weights lie token by token, the heads of a
+ * token side by side: so sums over lanes come, one exponential serves all heads, and values ask for them one after the other. */
+#ifndef BUTLER_SIMD_GROUP_H
+#define BUTLER_SIMD_GROUP_H
+
+enum { GROUP_HEADS = 8, GROUP_LENGTH = 128, GROUP_BLOCKS = GROUP_LENGTH / BLOCK };
+
+/* Everything of the heads in one place, heads or tokens one after the other. */
+struct group {
+    _Alignas(64) float q[GROUP_HEADS * GROUP_LENGTH], acc[GROUP_HEADS * GROUP_LENGTH], sums[TILE_ROWS * GROUP_HEADS];
+    float p[2][TILE_ROWS * GROUP_HEADS], top[VEC];
+    float weights[GROUP_BLOCKS][TILE_ROWS * GROUP_HEADS]; /* of Q8_0 rows: p times the rows' scales */
+};
+
+/* The tokens that fill a vector with a number for each head. */
+#define TOKENS (VEC / heads)
+
+/* Fetches part `part` of `parts` of what is due, both tiles lying as the one in use does. */
+INLINE void fetch_part(enum row_type type, const struct due *due, size_t step, int part, int parts, int n)
+{
+    const int lines = (int)(row_offset(type, n) * TILE_ROWS / 64), each = lines / parts, rest = lines % parts;
+    if (step) {
+        const uint8_t *a = (const uint8_t *)due->soon[0] + due->skip, *b = (const uint8_t *)due->later[0] + due->skip;
+        UNROLL
+        for (int k = 0; k < each; k++) {
+            prefetch(a, (size_t)(part * each + k) * 64);
+            prefetch_second(b + (size_t)(part * each + k) * 64);
+        }
+        if (part < rest) {
+            prefetch(a, (size_t)(parts * each + part) * 64);
+            prefetch_second(b + (size_t)(parts * each + part) * 64);
+        }
+        return;
+    }
+    fetch_due(type, *due, part * TILE_ROWS / parts, TILE_ROWS / parts, 0, n);
+}
+
+/* p[TILE_ROWS][heads] of F16 rows from q[heads][n]; fetches all that is due. */
+INLINE void group_scores_f16(float *p, const float *q, int heads, const void *const *rows, size_t step, const struct due *due,
+                             int n)
+{
+    const struct due all = *due;
+    const uint8_t *first = row_at(rows, step, 0);
+    for (int r = 0; r < TILE_ROWS; r += TOKENS) {
+        const uint8_t *row[VEC];
+        vec acc[VEC];
+        fetch_part(ROW_F16, &all, step, r / TOKENS, TILE_ROWS / TOKENS, n);
+        UNROLL
+        for (int t = 0; t < TOKENS; t++)
+            row[t] = step ? first + (size_t)(r + t) * step : row_at(rows, 0, r + t);
+        UNROLL
+        for (int k = 0; k < VEC; k++)
+            acc[k] = vec_zero();
+        UNROLL
+        for (int i = 0; i < n; i += VEC) {
+            vec x[VEC];
+            UNROLL
+            for (int t = 0; t < TOKENS; t++)
+                x[t] = vec_load_half(row[t] + (size_t)i * 2);
+            UNROLL
+            for (int k = 0; k < heads; k++) {
+                const vec w = vec_load(q + k * n + i);
+                UNROLL
+                for (int t = 0; t < TOKENS; t++)
+                    acc[t * heads + k] = vec_fma(x[t], w, acc[t * heads + k]);
+            }
+        }
+        vec_store(p + r * heads, vec_sum_each(acc));
+    }
+}
+
+/* Adds a row's two vectors of columns. wide: where they lie as floats, or NULL; `first` to pass writes them there. */
+INLINE void add_row(enum row_type type, vec a[VEC], const float *w, int heads, const uint8_t *row, float *wide, bool first)
+{
+    UNROLL
+    for (int v = 0; v < 2; v++) {
+        const vec x = wide && !first     ? vec_load(wide + v * VEC)
+                      : type == ROW_Q8_0 ? vec_load_i8(row + v * VEC)
+                                         : vec_load_half(row + (size_t)(v * VEC) * 2);
+        if (wide && first)
+            vec_store(wide + v * VEC, x);
+        UNROLL
+        for (int k = 0; k < heads; k++)
+            a[2 * k + v] = vec_fma(vec_set1(w[k]), x, a[2 * k + v]);
+    }
+}
+
+/* Adds count tokens' values, which begin `skip` bytes after their keys, to acc[heads][n]: two vectors of columns for as many heads
+ * as there are sums in registers. weights: for block b of Q8_0 rows TILE_ROWS GROUP_HEADS b further on. Of whole tiles fetches
+ * all that is due. */
+INLINE void group_values(enum row_type type, float *acc, const float *weights, int heads, const void *const *rows, size_t step,
+                         const struct due *due, size_t skip, int count, int n)
+{
+    const int together = BUTLER_MIN(heads, VEC / 2), parts = n / (2 * VEC) * (heads / together);
+    const bool twice = type == ROW_Q8_0 && together < heads; /* a byte takes two instructions to widen, a half one */
+    const struct due all = *due;
+    _Alignas(64) float wide[TILE_ROWS][2 * VEC];
+    for (int i = 0; i < n; i += 2 * VEC) {
+        const size_t first = skip + row_offset(type, i) + (type == ROW_Q8_0 ? Q8_0_QUANTS + (size_t)(i % BLOCK) : 0);
+        UNROLL
+        for (int h = 0; h < heads; h += together) {
+            const float *w = weights + h + (type == ROW_Q8_0 ? i / BLOCK * TILE_ROWS * GROUP_HEADS : 0);
+            float *sums = acc + h * n + i;
+            vec a[VEC];
+            if (twice)
+                __asm__ volatile("" : : "r"(wide) : "memory"); /* or compilers keep in registers what was to lie in memory */
+            fetch_part(type, &all, step, (i / (2 * VEC) * heads + h) / together, parts, n);
+            UNROLL
+            for (int k = 0; k < 2 * together; k++)
+                a[k] = vec_load(sums + k / 2 * n + k % 2 * VEC);
+            if (step) {
+                UNROLL
+                for (int j = 0; j < TILE_ROWS; j++)
+                    add_row(type, a, w + j * heads, together, row_at(rows, step, j) + first, twice ? wide[j] : NULL, h == 0);
+            } else
+                for (int j = 0; j < count; j++)
+                    add_row(type, a, w + j * heads, together, row_at(rows, step, j) + first, twice ? wide[j] : NULL, h == 0);
+            UNROLL
+            for (int k = 0; k < 2 * together; k++)
+                vec_store(sums + k / 2 * n + k % 2 * VEC, a[k]);
+        }
+    }
+}
+
+/* Lanes of vector k that belong to the first count tokens of a tile. */
+INLINE int lanes_within(int k, int heads, int count)
+{
+    return BUTLER_MIN(BUTLER_MAX((count - k * TOKENS) * heads, 0), VEC);
+}
+
+/* What tile_exp does, for all heads: top[TOKENS][heads] has each maximum TOKENS times, sums[TILE_ROWS][heads] lie as p does. */
+INLINE void group_exp(float *p, int heads, int count, float *acc, float *top, float *sums, int n)
+{
+    const int n_vecs = TILE_ROWS / TOKENS;
+    vec most = vec_set1(-INFINITY), highest = vec_load(top);
+    if (count < TILE_ROWS)
+        for (int k = 0; k < n_vecs; k++)
+            vec_store(p + k * VEC, vec_keep(vec_load(p + k * VEC), vec_set1(-INFINITY), lanes_within(k, heads, count)));
+    UNROLL
+    for (int k = 0; k < n_vecs; k++)
+        most = vec_max(vec_load(p + k * VEC), most);
+    if (vec_reaches(most, highest)) {
+        if (TOKENS == 2)
+            most = vec_max(most, vec_swap_halves(most));
+        const vec now = vec_max(highest, most), factor = exp_normal(vec_sub(highest, now));
+        const uint32_t reached = vec_reaches(most, highest);
+        float factors[VEC];
+        vec_store(factors, factor);
+        for (int i = 0; i < heads; i++)
+            if (reached >> i & 1)
+                scale(acc + i * n, factors[i], n);
+        for (int k = 0; k < n_vecs; k++)
+            vec_store(sums + k * VEC, vec_mul(vec_load(sums + k * VEC), factor));
+        vec_store(top, highest = now);
+    }
+    for (int k = 0; k < n_vecs; k++) {
+        vec e = exp_normal(vec_sub(vec_load(p + k * VEC), highest));
+        if (count < TILE_ROWS)
+            e = vec_keep(e, vec_zero(), lanes_within(k, heads, count));
+        vec_store(p + k * VEC, e);
+        vec_store(sums + k * VEC, vec_add(vec_load(sums + k * VEC), e));
+    }
+}
+
+/* weights[block][token][head] = p[token][head] times the scale of that token's values. */
+INLINE void group_weights(float (*weights)[TILE_ROWS * GROUP_HEADS], const float *p, int heads, const void *const *rows,
+                          size_t step, size_t skip, int n)
+{
+    _Alignas(64) float d[GROUP_BLOCKS][TILE_ROWS];
+    load_scales(d, rows, step, skip, n);
+    for (int b = 0; b < n / BLOCK; b++)
+        for (int r = 0; r < TILE_ROWS; r += TOKENS)
+            vec_store(weights[b] + r * heads,
+                      vec_max(vec_set1(LEAST_NORMAL), vec_mul(vec_load_each(d[b] + r, heads), vec_load(p + r * heads))));
+}
+
+typedef void group_scores_fn(float *p, const void *queries, const void *const *rows, size_t step, const struct due *due);
+typedef void group_values_fn(float *acc, const float *weights, const void *const *rows, size_t step, const struct due *due,
+                             size_t skip, int count);
+
+/* attend of kernels.h for so many heads and channels. queries: as the scores want them, NULL: q[heads][n]. lie_dense: NULL, or
+ * dense tiles are told apart. */
+INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_fn *lie_dense, group_values_fn *values_of,
+                         const void *queries, int heads, float *acc, size_t acc_stride, float *top, float *sum, float *s,
+                         size_t s_stride, const float *q, size_t q_stride, const void *const *keys, size_t apart, int n_rows, int n)
+{
+    struct group g;
+    const int whole = n_rows / TILE_ROWS * TILE_ROWS;
+    const size_t row_bytes = row_offset(type, n);
+    const void *last[TILE_ROWS]; /* the last tile; what does not fill one, its last row repeated */
+    for (int r = 0; r < TILE_ROWS; r++)
+        last[r] = keys[BUTLER_MIN((whole < n_rows ? whole : whole - TILE_ROWS) + r, n_rows - 1)];
+#define TILE(j) ((j) < whole ? keys + (j) : last)
+    int dense = 1; /* so many tiles before the one that is fetched latest, and this one, lie dense */
+    for (int j = 0; j < TILES_LATER * TILE_ROWS; j += TILE_ROWS) {
+        dense = lie_dense && lie_dense(TILE(j), row_bytes) ? dense + 1 : 0;
+        for (int r = 0; j < n_rows && r < 2 * TILE_ROWS; r++)
+            fetch(type, (const uint8_t *)TILE(j)[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : apart), 0, n);
+    }
+    for (int i = 0; !queries && i < heads; i++)
+        memcpy(g.q + i * n, q + (size_t)i * q_stride, (size_t)n * sizeof *q);
+    memset(g.acc, 0, (size_t)(heads * n) * sizeof *g.acc);
+    memset(g.sums, 0, sizeof g.sums);
+    vec_store(g.top, vec_set1(-INFINITY));
+    for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
+        const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
+        struct due due = {TILE(next + TILES_SOON * TILE_ROWS), TILE(next + TILES_LATER * TILE_ROWS), 0, 0, 0, false};
+        dense = lie_dense && lie_dense(due.later, row_bytes) ? dense + 1 : 0;
+        const size_t step = dense > TILES_LATER + 1 ? row_bytes : 0;
+        if (n_next > 0) {
+            scores_of(g.p[turn], queries ? queries : g.q, TILE(next), step, &due);
+            for (int i = 0; s && i < heads * n_next; i++)
+                s[(size_t)(i % heads) * s_stride + (size_t)(next + i / heads)] = g.p[turn][i];
+        }
+        due.skip = apart;
+        if (j >= 0) {
+            const float *weights = g.p[turn ^ 1];
+            if (type == ROW_Q8_0) {
+                group_weights(g.weights, weights, heads, TILE(j), step, apart, n);
+                weights = g.weights[0];
+            }
+            values_of(g.acc, weights, TILE(j), step, &due, apart, BUTLER_MIN(n_rows - j, TILE_ROWS));
+        }
+        if (n_next > 0)
+            group_exp(g.p[turn], heads, n_next, g.acc, g.top, g.sums, n);
+    }
+#undef TILE
+    for (int i = 0; i < heads; i++) {
+        float each[TILE_ROWS];
+        for (int r = 0; r < TILE_ROWS; r++)
+            each[r] = g.sums[r * heads + i];
+        vec total = vec_load(each);
+        for (int k = 1; k < V16; k++)
+            total = vec_add(total, vec_load(each + k * VEC));
+        sum[i] = vec_sum(total);
+        top[i] = g.top[i];
+        memcpy(acc + (size_t)i * acc_stride, g.acc + i * n, (size_t)n * sizeof *acc);
+    }
+}
+
+/* Functions for so many heads and channels, scores and values apart: compilers do badly with all in one. */
+#define GROUP_SCORES(name, scores, type, heads, n)                                                                                 \
+    static __attribute__((noinline)) void name(float *p, const void *q, const void *const *rows, size_t step,                      \
+                                               const struct due *due)                                                              \
+    {                                                                                                                              \
+        if (step)                                                                                                                  \
+            scores(p, q, heads, rows, row_offset(type, n), due, n);                                                                \
+        else                                                                                                                       \
+            scores(p, q, heads, rows, 0, due, n);                                                                                  \
+    }
+#define GROUP_VALUES(name, type, heads, n)                                                                                         \
+    static __attribute__((noinline)) void name(float *acc, const float *weights, const void *const *rows, size_t step,             \
+                                               const struct due *due, size_t skip, int count)                                      \
+    {                                                                                                                              \
+        if (step)                                                                                                                  \
+            group_values(type, acc, weights, heads, rows, row_offset(type, n), due, skip, TILE_ROWS, n);                           \
+        else                                                                                                                       \
+            group_values(type, acc, weights, heads, rows, 0, due, skip, count, n);                                                 \
+    }
+typedef void attend_group_fn(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
+                             size_t q_stride, const void *const *keys, size_t apart, int n_rows);
+
+#define GROUP_F16(heads, n)                                                                                                        \
+    GROUP_SCORES(group_scores_f16_##heads##_##n, group_scores_f16, ROW_F16, heads, n)                                              \
+    GROUP_VALUES(group_values_f16_##heads##_##n, ROW_F16, heads, n)                                                                \
+    static void group_f16_##heads##_##n(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,          \
+                                        const float *q, size_t q_stride, const void *const *keys, size_t apart, int n_rows)        \
+    {                                                                                                                              \
+        attend_group(ROW_F16, group_scores_f16_##heads##_##n, lie_dense, group_values_f16_##heads##_##n, NULL, heads, acc,         \
+                     acc_stride, top, sum, s, s_stride, q, q_stride, keys, apart, n_rows, n);                                      \
+    }
+
+/* The function for n_q heads of n channels, or NULL. */
+#define GROUP_OF(name)                                                                                                             \
+    static attend_group_fn *name##_of(int n_q, int n)                                                                              \
+    {                                                                                                                              \
+        return n_q == 4 && n == 64    ? name##_4_64                                                                                \
+               : n_q == 4 && n == 128 ? name##_4_128                                                                               \
+               : n_q == 8 && n == 64  ? name##_8_64                                                                                \
+               : n_q == 8 && n == 128 ? name##_8_128                                                                               \
+                                      : NULL;                                                                                      \
+    }
+
+#endif
