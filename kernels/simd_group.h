@@ -258,6 +258,7 @@ INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_f
         else                                                                                                                       \
             group_values(type, acc, weights, heads, rows, 0, due, skip, count, n);                                                 \
     }
+
 typedef void attend_group_fn(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
                              size_t q_stride, const void *const *keys, size_t apart, int n_rows);
 
