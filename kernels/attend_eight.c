@@ -12,7 +12,7 @@
 #include "simd_attend.h"
 #include "simd_group.h"
 
-enum { HEADS = GROUP_HEADS, COLUMNS = 2 * VEC /* of values that pass together */ };
+enum { HEADS = 8, COLUMNS = 2 * VEC /* of values that pass together */ };
 
 /* Line `line` of the rows that are due, counted through all of a tile. */
 INLINE void fetch_line(const struct due *due, int line, int n)
@@ -49,29 +49,25 @@ INLINE void eight_values(float *acc, const float *p, const void *const *rows, co
     }
 }
 
-#define EIGHT(n)                                                                                                                   \
-    GROUP_SCORES(scores_##n, group_scores_f16, ROW_F16, GROUP_HEADS, n)                                                            \
-    static void values_##n(float *acc, const float *weights, const void *const *rows, size_t step, const struct due *due,          \
-                           size_t skip, int count)                                                                                 \
+#define EIGHT(name, n)                                                                                                             \
+    GROUP_SCORES(name##_scores, group_scores_f16, ROW_F16, HEADS, n)                                                               \
+    static void name##_values(float *acc, const float *p, const void *const *rows, size_t step, const struct due *due,             \
+                              size_t skip, int count)                                                                              \
     {                                                                                                                              \
         (void)step;                                                                                                                \
         if (count == TILE_ROWS)                                                                                                    \
-            eight_values(acc, weights, rows, due, skip, TILE_ROWS, n);                                                             \
+            eight_values(acc, p, rows, due, skip, TILE_ROWS, n);                                                                   \
         else                                                                                                                       \
-            eight_values(acc, weights, rows, due, skip, count, n);                                                                 \
-    }
-EIGHT(64)
-EIGHT(128)
+            eight_values(acc, p, rows, due, skip, count, n);                                                                       \
+    }                                                                                                                              \
+    GROUP_ATTEND(name, ROW_F16, HEADS, n, NULL, group_queries, lay_queries)
+EIGHT(eight_64, 64)
+EIGHT(eight_128, 128)
 
 /* n is 64 or 128. */
 void butler_attend_eight(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
                          size_t q_stride, const void *const *keys, size_t apart, int n_rows, int n)
 {
-    if (n == 64)
-        attend_group(ROW_F16, scores_64, NULL, values_64, NULL, HEADS, acc, acc_stride, top, sum, s, s_stride, q, q_stride, keys,
-                     apart, n_rows, 64);
-    else
-        attend_group(ROW_F16, scores_128, NULL, values_128, NULL, HEADS, acc, acc_stride, top, sum, s, s_stride, q, q_stride, keys,
-                     apart, n_rows, 128);
+    (n == 64 ? eight_64 : eight_128)(acc, acc_stride, top, sum, s, s_stride, q, q_stride, keys, apart, n_rows);
 }
 #endif

@@ -13,6 +13,56 @@
 #define TILES_SOON 1
 #define TILES_LATER 3
 
+/* Whether a tile's rows lie one after the other, which saves looking up where each is. An ISA may have none: NULL. */
+typedef bool dense_fn(const void *const *rows, size_t row_bytes);
+
+/* A list of keys and their values, `apart` bytes further on, as tiles. */
+struct tiles {
+    const void *const *keys, *last[TILE_ROWS]; /* the last tile; what does not fill one, its last row repeated */
+    int whole;                                 /* rows before it */
+    size_t row_bytes, apart;
+    dense_fn *lie_dense;
+    int dense; /* so many tiles before the one that is fetched latest, and this one, lie dense */
+};
+
+/* The tile from row j on, beyond the end the last. */
+INLINE const void *const *tile_at(const struct tiles *tiles, int j)
+{
+    return j < tiles->whole ? tiles->keys + j : tiles->last;
+}
+
+INLINE void next_is_dense(struct tiles *tiles, const void *const *rows)
+{
+    tiles->dense = tiles->lie_dense && tiles->lie_dense(rows, tiles->row_bytes) ? tiles->dense + 1 : 0;
+}
+
+/* Fetches the first tiles, too. */
+INLINE void begin_tiles(struct tiles *tiles, enum row_type type, dense_fn *lie_dense, const void *const *keys, size_t apart,
+                        int n_rows, int n)
+{
+    const int whole = n_rows / TILE_ROWS * TILE_ROWS;
+    tiles->keys = keys, tiles->whole = whole, tiles->row_bytes = row_offset(type, n), tiles->apart = apart;
+    tiles->lie_dense = lie_dense, tiles->dense = 1;
+    for (int r = 0; r < TILE_ROWS; r++)
+        tiles->last[r] = keys[BUTLER_MIN((whole < n_rows ? whole : whole - TILE_ROWS) + r, n_rows - 1)];
+    for (int j = 0; j < TILES_LATER * TILE_ROWS; j += TILE_ROWS) {
+        const void *const *rows = tile_at(tiles, j);
+        next_is_dense(tiles, rows);
+        for (int r = 0; j < n_rows && r < 2 * TILE_ROWS; r++)
+            fetch(type, (const uint8_t *)rows[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : apart), 0, n);
+    }
+}
+
+/* What to fetch while keys of the tile from row `next` on are used, and values of the one before. dense: all of these lie so. */
+INLINE struct due due_at(struct tiles *tiles, int next)
+{
+    struct due due = {
+        tile_at(tiles, next + TILES_SOON * TILE_ROWS), tile_at(tiles, next + TILES_LATER * TILE_ROWS), 0, 0, 0, false};
+    next_is_dense(tiles, due.later);
+    due.dense = tiles->dense > TILES_LATER + 1;
+    return due;
+}
+
 /* What belongs to a tile of Q8_0 rows: their scales, row by row for every block; of values, multiplied with the weights. */
 struct tile_scales {
     _Alignas(64) float keys[TILE_BLOCKS][TILE_ROWS], values[TILE_QUERIES][TILE_BLOCKS][TILE_ROWS];
@@ -94,12 +144,19 @@ INLINE void tile_exp(float p[TILE_ROWS], int count, float *acc, float *top, floa
     }
 }
 
+INLINE float sum_of_tile(const float sums[TILE_ROWS])
+{
+    vec total = vec_load(sums);
+    for (int k = 1; k < V16; k++)
+        total = vec_add(total, vec_load(sums + k * VEC));
+    return vec_sum(total);
+}
+
 /* What an ISA has of its own; NULL: as tile_scores and av_queries do, and rows lie anywhere. Scores of a tile of keys from queries
- * in a form of its own; whether a tile's rows lie one after the other, which saves looking up where each is (step: as for row_at);
- * and weighted values of a tile, p[query][TILE_ROWS], of Q8_0 rows p[query][block][TILE_ROWS] with the rows' scales in them. */
+ * in a form of its own (step: as for row_at); and weighted values of a tile, p[query][TILE_ROWS], of Q8_0 rows
+ * p[query][block][TILE_ROWS] with the rows' scales in them. */
 typedef void scores_fn(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
                        size_t step, struct due due, int n);
-typedef bool dense_fn(const void *const *rows, size_t row_bytes);
 typedef void values_fn(float *acc, size_t acc_stride, const float *p, int n_q, const void *const *rows, size_t step, struct due due,
                        size_t skip, int n_rows, int n);
 
@@ -133,51 +190,36 @@ INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, fl
 {
     _Alignas(64) float p[2][TILE_QUERIES][TILE_ROWS], sums[TILE_QUERIES][TILE_ROWS] = {{0}};
     struct tile_scales scales;
-    const int whole = n_rows / TILE_ROWS * TILE_ROWS;
-    const size_t row_bytes = row_offset(type, n);
-    const void *last[TILE_ROWS]; /* the last tile; what does not fill one, its last row repeated */
-    for (int r = 0; r < TILE_ROWS; r++)
-        last[r] = keys[BUTLER_MIN((whole < n_rows ? whole : whole - TILE_ROWS) + r, n_rows - 1)];
-#define TILE(j) ((j) < whole ? keys + (j) : last)
-    int dense = 1; /* so many tiles before the one that is fetched latest, and this one, lie dense */
-    for (int j = 0; j < TILES_LATER * TILE_ROWS; j += TILE_ROWS) {
-        dense = lie_dense && lie_dense(TILE(j), row_bytes) ? dense + 1 : 0;
-        for (int r = 0; j < n_rows && r < 2 * TILE_ROWS; r++)
-            fetch(type, (const uint8_t *)TILE(j)[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : apart), 0, n);
-    }
+    struct tiles tiles;
+    begin_tiles(&tiles, type, lie_dense, keys, apart, n_rows, n);
     for (int i = 0; i < n_q; i++) {
         top[i] = -INFINITY;
         memset(acc + i * acc_stride, 0, (size_t)n * sizeof *acc);
     }
     for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
-        struct due due = {TILE(next + TILES_SOON * TILE_ROWS), TILE(next + TILES_LATER * TILE_ROWS), 0, 0, 0, false};
-        dense = lie_dense && lie_dense(due.later, row_bytes) ? dense + 1 : 0;
-        due.dense = dense > TILES_LATER + 1;
+        struct due due = due_at(&tiles, next);
+        const size_t step = due.dense ? tiles.row_bytes : 0;
         if (n_next > 0) {
             if (scores_of)
-                scores_of(p[turn], &scales, queries, n_q, TILE(next), due.dense ? row_bytes : 0, due, n);
+                scores_of(p[turn], &scales, queries, n_q, tile_at(&tiles, next), step, due, n);
             else
-                tile_scores(type, p[turn], &scales, q, q_stride, n_q, TILE(next), due, n);
+                tile_scores(type, p[turn], &scales, q, q_stride, n_q, tile_at(&tiles, next), due, n);
             for (int i = 0; s && i < n_q; i++)
                 memcpy(s + i * s_stride + next, p[turn][i], (size_t)n_next * sizeof *s);
         }
         due.skip = apart;
         if (j >= 0 && due.dense)
-            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, TILE(j), row_bytes, due, apart, TILE_ROWS, n);
+            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, tile_at(&tiles, j), step, due, apart,
+                        TILE_ROWS, n);
         else if (j >= 0)
-            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, TILE(j), 0, due, apart,
+            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, tile_at(&tiles, j), 0, due, apart,
                         BUTLER_MIN(n_rows - j, TILE_ROWS), n);
         for (int i = 0; n_next > 0 && i < n_q; i++)
             tile_exp(p[turn][i], n_next, acc + i * acc_stride, &top[i], sums[i], n);
     }
-#undef TILE
-    for (int i = 0; i < n_q; i++) {
-        vec total = vec_load(sums[i]);
-        for (int k = 1; k < V16; k++)
-            total = vec_add(total, vec_load(sums[i] + k * VEC));
-        sum[i] = vec_sum(total);
-    }
+    for (int i = 0; i < n_q; i++)
+        sum[i] = sum_of_tile(sums[i]);
 }
 
 INLINE void attend_any(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,

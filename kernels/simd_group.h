@@ -8,10 +8,19 @@ enum { GROUP_HEADS = 8, GROUP_LENGTH = 128, GROUP_BLOCKS = GROUP_LENGTH / BLOCK 
 
 /* Everything of the heads in one place, heads or tokens one after the other. */
 struct group {
-    _Alignas(64) float q[GROUP_HEADS * GROUP_LENGTH], acc[GROUP_HEADS * GROUP_LENGTH], sums[TILE_ROWS * GROUP_HEADS];
-    float p[2][TILE_ROWS * GROUP_HEADS], top[VEC];
-    float weights[GROUP_BLOCKS][TILE_ROWS * GROUP_HEADS]; /* of Q8_0 rows: p times the rows' scales */
+    _Alignas(64) float acc[GROUP_HEADS * GROUP_LENGTH], sums[TILE_ROWS * GROUP_HEADS], p[2][TILE_ROWS * GROUP_HEADS], top[VEC];
 };
+
+/* Queries as they come, [heads][n], for scores of F16 rows. */
+struct group_queries {
+    _Alignas(64) float q[GROUP_HEADS * GROUP_LENGTH];
+};
+
+INLINE void lay_queries(struct group_queries *queries, const float *q, size_t q_stride, int heads, int n)
+{
+    for (int i = 0; i < heads; i++)
+        memcpy(queries->q + i * n, q + (size_t)i * q_stride, (size_t)n * sizeof *q);
+}
 
 /* The tokens that fill a vector with a number for each head. */
 #define TOKENS (VEC / heads)
@@ -163,77 +172,41 @@ INLINE void group_exp(float *p, int heads, int count, float *acc, float *top, fl
     }
 }
 
-/* weights[block][token][head] = p[token][head] times the scale of that token's values. */
-INLINE void group_weights(float (*weights)[TILE_ROWS * GROUP_HEADS], const float *p, int heads, const void *const *rows,
-                          size_t step, size_t skip, int n)
-{
-    _Alignas(64) float d[GROUP_BLOCKS][TILE_ROWS];
-    load_scales(d, rows, step, skip, n);
-    for (int b = 0; b < n / BLOCK; b++)
-        for (int r = 0; r < TILE_ROWS; r += TOKENS)
-            vec_store(weights[b] + r * heads,
-                      vec_max(vec_set1(LEAST_NORMAL), vec_mul(vec_load_each(d[b] + r, heads), vec_load(p + r * heads))));
-}
-
 typedef void group_scores_fn(float *p, const void *queries, const void *const *rows, size_t step, const struct due *due);
-typedef void group_values_fn(float *acc, const float *weights, const void *const *rows, size_t step, const struct due *due,
-                             size_t skip, int count);
+typedef void group_values_fn(float *acc, const float *p, const void *const *rows, size_t step, const struct due *due, size_t skip,
+                             int count);
 
-/* attend of kernels.h for so many heads and channels. queries: as the scores want them, NULL: q[heads][n]. lie_dense: NULL, or
- * dense tiles are told apart. */
+/* attend of kernels.h for so many heads and channels. queries: as the scores want them. */
 INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_fn *lie_dense, group_values_fn *values_of,
                          const void *queries, int heads, float *acc, size_t acc_stride, float *top, float *sum, float *s,
-                         size_t s_stride, const float *q, size_t q_stride, const void *const *keys, size_t apart, int n_rows, int n)
+                         size_t s_stride, const void *const *keys, size_t apart, int n_rows, int n)
 {
     struct group g;
-    const int whole = n_rows / TILE_ROWS * TILE_ROWS;
-    const size_t row_bytes = row_offset(type, n);
-    const void *last[TILE_ROWS]; /* the last tile; what does not fill one, its last row repeated */
-    for (int r = 0; r < TILE_ROWS; r++)
-        last[r] = keys[BUTLER_MIN((whole < n_rows ? whole : whole - TILE_ROWS) + r, n_rows - 1)];
-#define TILE(j) ((j) < whole ? keys + (j) : last)
-    int dense = 1; /* so many tiles before the one that is fetched latest, and this one, lie dense */
-    for (int j = 0; j < TILES_LATER * TILE_ROWS; j += TILE_ROWS) {
-        dense = lie_dense && lie_dense(TILE(j), row_bytes) ? dense + 1 : 0;
-        for (int r = 0; j < n_rows && r < 2 * TILE_ROWS; r++)
-            fetch(type, (const uint8_t *)TILE(j)[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : apart), 0, n);
-    }
-    for (int i = 0; !queries && i < heads; i++)
-        memcpy(g.q + i * n, q + (size_t)i * q_stride, (size_t)n * sizeof *q);
+    struct tiles tiles;
+    begin_tiles(&tiles, type, lie_dense, keys, apart, n_rows, n);
     memset(g.acc, 0, (size_t)(heads * n) * sizeof *g.acc);
     memset(g.sums, 0, sizeof g.sums);
     vec_store(g.top, vec_set1(-INFINITY));
     for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
-        struct due due = {TILE(next + TILES_SOON * TILE_ROWS), TILE(next + TILES_LATER * TILE_ROWS), 0, 0, 0, false};
-        dense = lie_dense && lie_dense(due.later, row_bytes) ? dense + 1 : 0;
-        const size_t step = dense > TILES_LATER + 1 ? row_bytes : 0;
+        struct due due = due_at(&tiles, next);
+        const size_t step = due.dense ? tiles.row_bytes : 0;
         if (n_next > 0) {
-            scores_of(g.p[turn], queries ? queries : g.q, TILE(next), step, &due);
+            scores_of(g.p[turn], queries, tile_at(&tiles, next), step, &due);
             for (int i = 0; s && i < heads * n_next; i++)
                 s[(size_t)(i % heads) * s_stride + (size_t)(next + i / heads)] = g.p[turn][i];
         }
         due.skip = apart;
-        if (j >= 0) {
-            const float *weights = g.p[turn ^ 1];
-            if (type == ROW_Q8_0) {
-                group_weights(g.weights, weights, heads, TILE(j), step, apart, n);
-                weights = g.weights[0];
-            }
-            values_of(g.acc, weights, TILE(j), step, &due, apart, BUTLER_MIN(n_rows - j, TILE_ROWS));
-        }
+        if (j >= 0)
+            values_of(g.acc, g.p[turn ^ 1], tile_at(&tiles, j), step, &due, apart, BUTLER_MIN(n_rows - j, TILE_ROWS));
         if (n_next > 0)
             group_exp(g.p[turn], heads, n_next, g.acc, g.top, g.sums, n);
     }
-#undef TILE
     for (int i = 0; i < heads; i++) {
         float each[TILE_ROWS];
         for (int r = 0; r < TILE_ROWS; r++)
             each[r] = g.sums[r * heads + i];
-        vec total = vec_load(each);
-        for (int k = 1; k < V16; k++)
-            total = vec_add(total, vec_load(each + k * VEC));
-        sum[i] = vec_sum(total);
+        sum[i] = sum_of_tile(each);
         top[i] = g.top[i];
         memcpy(acc + (size_t)i * acc_stride, g.acc + i * n, (size_t)n * sizeof *acc);
     }
@@ -262,14 +235,15 @@ INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_f
 typedef void attend_group_fn(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
                              size_t q_stride, const void *const *keys, size_t apart, int n_rows);
 
-#define GROUP_F16(heads, n)                                                                                                        \
-    GROUP_SCORES(group_scores_f16_##heads##_##n, group_scores_f16, ROW_F16, heads, n)                                              \
-    GROUP_VALUES(group_values_f16_##heads##_##n, ROW_F16, heads, n)                                                                \
-    static void group_f16_##heads##_##n(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,          \
-                                        const float *q, size_t q_stride, const void *const *keys, size_t apart, int n_rows)        \
+/* attend of a group by name_scores and name_values, its queries made a struct of `queries` by prepare. */
+#define GROUP_ATTEND(name, type, heads, n, lie_dense, queries, prepare)                                                            \
+    static void name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,             \
+                     size_t q_stride, const void *const *keys, size_t apart, int n_rows)                                           \
     {                                                                                                                              \
-        attend_group(ROW_F16, group_scores_f16_##heads##_##n, lie_dense, group_values_f16_##heads##_##n, NULL, heads, acc,         \
-                     acc_stride, top, sum, s, s_stride, q, q_stride, keys, apart, n_rows, n);                                      \
+        struct queries prepared;                                                                                                   \
+        prepare(&prepared, q, q_stride, heads, n);                                                                                 \
+        attend_group(type, name##_scores, lie_dense, name##_values, &prepared, heads, acc, acc_stride, top, sum, s, s_stride,      \
+                     keys, apart, n_rows, n);                                                                                      \
     }
 
 /* The function for n_q heads of n channels, or NULL. */

@@ -3,7 +3,6 @@
 #ifndef BUTLER_SIMD_VECTORS_H
 #define BUTLER_SIMD_VECTORS_H
 
-/* e^x within 2 units in the last place; 0 below -104, infinity above 89, NaN for NaN. */
 /* e^x = y 2^n, y between 0.7 and 1.42 */
 INLINE vec vec_exp_parts(vec x, vec *n)
 {
@@ -27,6 +26,7 @@ INLINE vec vec_exp_within(vec x)
     return vec_scale2(y, n);
 }
 
+/* e^x within 2 units in the last place; 0 below -104, infinity above 89, NaN for NaN. */
 INLINE vec vec_exp(vec x)
 {
     /* NaN passes max and min because it stands second. */

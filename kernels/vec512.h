@@ -150,11 +150,6 @@ INLINE vec vec_swap_halves(vec v)
 {
     return _mm512_shuffle_f32x4(v, v, 0x4e);
 }
-/* VEC / times numbers, each so often; times is VEC / 2 or VEC. */
-INLINE vec vec_load_each(const float *p, int times)
-{
-    return times == VEC ? _mm512_set1_ps(*p) : _mm512_insertf32x8(_mm512_set1_ps(*p), _mm256_set1_ps(p[1]), 1);
-}
 /* (a0 a1 a2 a3 ...) -> (a1 a0 a3 a2 ...), and half a vector of numbers, each twice */
 INLINE vec vec_swap(vec v)
 {
