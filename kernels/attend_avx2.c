@@ -180,7 +180,10 @@ INLINE void group_weights(float (*weights)[TILE_ROWS * GROUP_HEADS], const float
                           size_t step, size_t skip, int n)
 {
     _Alignas(64) float d[GROUP_BLOCKS][TILE_ROWS];
-    load_scales(d, rows, step, skip, n);
+    if (step)
+        load_scales(d, rows, row_offset(ROW_Q8_0, n), skip, n);
+    else
+        load_scales(d, rows, 0, skip, n);
     for (int b = 0; b < n / BLOCK; b++)
         for (int r = 0; r < TILE_ROWS; r += TOKENS)
             vec_store(weights[b] + r * heads,

@@ -16,13 +16,11 @@
 /* Whether a tile's rows lie one after the other, which saves looking up where each is. An ISA may have none: NULL. */
 typedef bool dense_fn(const void *const *rows, size_t row_bytes);
 
-/* A list of keys and their values, `apart` bytes further on, as tiles. */
+/* A list of keys as tiles. */
 struct tiles {
     const void *const *keys, *last[TILE_ROWS]; /* the last tile; what does not fill one, its last row repeated */
     int whole;                                 /* rows before it */
-    size_t row_bytes, apart;
-    dense_fn *lie_dense;
-    int dense; /* so many tiles before the one that is fetched latest, and this one, lie dense */
+    int dense;                                 /* so many tiles before the one that is fetched latest, and this one, lie dense */
 };
 
 /* The tile from row j on, beyond the end the last. */
@@ -31,34 +29,33 @@ INLINE const void *const *tile_at(const struct tiles *tiles, int j)
     return j < tiles->whole ? tiles->keys + j : tiles->last;
 }
 
-INLINE void next_is_dense(struct tiles *tiles, const void *const *rows)
+INLINE void next_is_dense(struct tiles *tiles, dense_fn *lie_dense, const void *const *rows, size_t row_bytes)
 {
-    tiles->dense = tiles->lie_dense && tiles->lie_dense(rows, tiles->row_bytes) ? tiles->dense + 1 : 0;
+    tiles->dense = lie_dense && lie_dense(rows, row_bytes) ? tiles->dense + 1 : 0;
 }
 
-/* Fetches the first tiles, too. */
+/* Fetches the first tiles, too: keys, and values so far `apart`. */
 INLINE void begin_tiles(struct tiles *tiles, enum row_type type, dense_fn *lie_dense, const void *const *keys, size_t apart,
                         int n_rows, int n)
 {
     const int whole = n_rows / TILE_ROWS * TILE_ROWS;
-    tiles->keys = keys, tiles->whole = whole, tiles->row_bytes = row_offset(type, n), tiles->apart = apart;
-    tiles->lie_dense = lie_dense, tiles->dense = 1;
+    tiles->keys = keys, tiles->whole = whole, tiles->dense = 1;
     for (int r = 0; r < TILE_ROWS; r++)
         tiles->last[r] = keys[BUTLER_MIN((whole < n_rows ? whole : whole - TILE_ROWS) + r, n_rows - 1)];
     for (int j = 0; j < TILES_LATER * TILE_ROWS; j += TILE_ROWS) {
         const void *const *rows = tile_at(tiles, j);
-        next_is_dense(tiles, rows);
+        next_is_dense(tiles, lie_dense, rows, row_offset(type, n));
         for (int r = 0; j < n_rows && r < 2 * TILE_ROWS; r++)
             fetch(type, (const uint8_t *)rows[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : apart), 0, n);
     }
 }
 
 /* What to fetch while keys of the tile from row `next` on are used, and values of the one before. dense: all of these lie so. */
-INLINE struct due due_at(struct tiles *tiles, int next)
+INLINE struct due due_at(struct tiles *tiles, dense_fn *lie_dense, size_t row_bytes, int next)
 {
     struct due due = {
         tile_at(tiles, next + TILES_SOON * TILE_ROWS), tile_at(tiles, next + TILES_LATER * TILE_ROWS), 0, 0, 0, false};
-    next_is_dense(tiles, due.later);
+    next_is_dense(tiles, lie_dense, due.later, row_bytes);
     due.dense = tiles->dense > TILES_LATER + 1;
     return due;
 }
@@ -190,6 +187,7 @@ INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, fl
 {
     _Alignas(64) float p[2][TILE_QUERIES][TILE_ROWS], sums[TILE_QUERIES][TILE_ROWS] = {{0}};
     struct tile_scales scales;
+    const size_t row_bytes = row_offset(type, n);
     struct tiles tiles;
     begin_tiles(&tiles, type, lie_dense, keys, apart, n_rows, n);
     for (int i = 0; i < n_q; i++) {
@@ -198,11 +196,10 @@ INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, fl
     }
     for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
-        struct due due = due_at(&tiles, next);
-        const size_t step = due.dense ? tiles.row_bytes : 0;
+        struct due due = due_at(&tiles, lie_dense, row_bytes, next);
         if (n_next > 0) {
             if (scores_of)
-                scores_of(p[turn], &scales, queries, n_q, tile_at(&tiles, next), step, due, n);
+                scores_of(p[turn], &scales, queries, n_q, tile_at(&tiles, next), due.dense ? row_bytes : 0, due, n);
             else
                 tile_scores(type, p[turn], &scales, q, q_stride, n_q, tile_at(&tiles, next), due, n);
             for (int i = 0; s && i < n_q; i++)
@@ -210,7 +207,7 @@ INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, fl
         }
         due.skip = apart;
         if (j >= 0 && due.dense)
-            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, tile_at(&tiles, j), step, due, apart,
+            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, tile_at(&tiles, j), row_bytes, due, apart,
                         TILE_ROWS, n);
         else if (j >= 0)
             tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, tile_at(&tiles, j), 0, due, apart,

@@ -182,6 +182,7 @@ INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_f
                          size_t s_stride, const void *const *keys, size_t apart, int n_rows, int n)
 {
     struct group g;
+    const size_t row_bytes = row_offset(type, n);
     struct tiles tiles;
     begin_tiles(&tiles, type, lie_dense, keys, apart, n_rows, n);
     memset(g.acc, 0, (size_t)(heads * n) * sizeof *g.acc);
@@ -189,8 +190,8 @@ INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_f
     vec_store(g.top, vec_set1(-INFINITY));
     for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
-        struct due due = due_at(&tiles, next);
-        const size_t step = due.dense ? tiles.row_bytes : 0;
+        struct due due = due_at(&tiles, lie_dense, row_bytes, next);
+        const size_t step = due.dense ? row_bytes : 0;
         if (n_next > 0) {
             scores_of(g.p[turn], queries, tile_at(&tiles, next), step, &due);
             for (int i = 0; s && i < heads * n_next; i++)
