@@ -197,7 +197,9 @@ struct butler_kernels {
      * each of a group's 32 tokens, token t's in byte t / 2, the even ones' in the low half; its bit j is that of channel 4c + j.
      * q_i[d] becomes an integer, x_i[d] = q_i[d] / factor_i to nearest, factor_i = max_d |q_i[d]| / BUTLER_ONE_BIT_MOST.
      * s[i * s_stride + 32 j + t] = sum_d q_i[d] low_j[d] + factor_i unit_j (sum of x_i[d] range_j[d] over the bits that are set),
-     * t < 32, j < n_records. q_i = q + i * n. */
+     * t < 32, j < n_records. q_i = q + i * n. The products x_i[d] range_j[d] are rounded to multiples of one_bit_step, halves up: 1
+     * where they are taken as they are, 256 where bytes are what an ISA multiplies, which is far finer than a key's one bit. */
+    int one_bit_step;
     void (*one_bit)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                     int n);
     /* Predicted keys, 16 tokens a record; n a multiple of 4. keys8: record = {uint8 scale[16], uint8 k[n/4][16][4]}, where

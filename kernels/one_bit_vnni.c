@@ -7,5 +7,6 @@
 void butler_kernels_one_bit_vnni(struct butler_kernels *table)
 {
     table->one_bit = one_bit_vnni;
+    table->one_bit_step = 1;
 }
 #endif

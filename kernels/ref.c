@@ -346,6 +346,7 @@ const struct butler_kernels butler_kernels_ref = {
     .attend = {[BUTLER_KV_F32] = attend_f32, [BUTLER_KV_F16] = attend_f16, [BUTLER_KV_Q8_0] = attend_q8_0},
     .page_bounds = page_bounds,
     .page_bounds_max = page_bounds_max,
+    .one_bit_step = 1,
     .one_bit = one_bit,
     .keys8 = butler_ref_keys8,
     .keys4 = butler_ref_keys4,

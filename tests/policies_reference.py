@@ -154,6 +154,7 @@ class Layer:
         self.sum = np.zeros((n_heads, n_max))
         self.window, self.in_window = deque(), np.zeros((n_heads, n_max))
         self.summaries = {}  # of pages and groups: their keys do not change
+        self.one_bit_step = 1  # what a query's integers times ranges are rounded to (kernels.h, one_bit)
         self.last = np.zeros((n_heads, n_max))
         self.selected_at, self.chosen = None, []  # the position after the step that selected last (every=), what it chose
         self.predicted, self.n_steps = None, 0  # what a predictor says of this layer (predictor_reference.Stored)
@@ -227,8 +228,10 @@ class Layer:
             g = self.p.count("g")
             groups = [ids[i:i + g] for i in range(0, len(ids), g)]
             groups = [self.summary(self.one_bit, kv_head, group) for group in groups]
-            low, above = (np.concatenate(part).T for part in zip(*groups))
-            return queries @ low + self.rounded_queries(queries) @ above
+            low, ranges, units = (np.concatenate(part) for part in zip(*groups))
+            x, factor = self.rounded_queries(queries)
+            products = np.floor(x[:, None] * ranges / self.one_bit_step + 0.5) * self.one_bit_step
+            return queries @ low.T + factor * units * products.sum(axis=2)
         pages = [self.summary(self.page_box, kv_head, unit) for unit in self.units(ids)]
         high, low = np.array([page[0] for page in pages]), np.array([page[1] for page in pages])
         parts = np.where(queries[:, None] >= 0, queries[:, None] * high, queries[:, None] * low)
@@ -255,18 +258,19 @@ class Layer:
 
     def one_bit(self, keys):
         """FIER, algorithm 1: 1-bit round to nearest, per channel of a group of tokens; ranges in 1/255 of the group's widest.
-        Every token's lowest keys and what its bits add."""
+        Every token's lowest keys, the ranges where its bits are set, and what 1 of these stands for."""
         keys = np.asarray(keys, np.float32)
         high, low = keys.max(axis=0), keys.min(axis=0)
         unit = (high - low).max() / np.float32(255)
-        ranges = np.rint((high - low) / unit if unit > 0 else 0 * low).astype(np.float64) * unit
-        return np.tile(to_half(low), (len(keys), 1)), np.where(keys >= (high + low) / np.float32(2), ranges, 0)
+        ranges = np.rint((high - low) / unit if unit > 0 else 0 * low).astype(np.float64)
+        return (np.tile(to_half(low), (len(keys), 1)), np.where(keys >= (high + low) / np.float32(2), ranges, 0),
+                np.full(len(keys), unit, np.float64))
 
     def rounded_queries(self, queries):
-        """In integers up to 127, as the kernels of one-bit keys have them."""
+        """In integers up to 127, as the kernels of one-bit keys have them, and what 1 stands for."""
         queries = np.asarray(queries, np.float32)
         most = np.abs(queries).max(axis=1, keepdims=True)
-        return np.rint(queries * (np.float32(127) / most)).astype(np.float64) * (most.astype(np.float64) / 127)
+        return np.rint(queries * (np.float32(127) / most)).astype(np.float64), most.astype(np.float64) / 127
 
     def pool(self, received, ids):
         """SnapKV: neighbours are positions; the observation window pools apart from what is before it."""

@@ -5,7 +5,7 @@
  *     record_policies MODEL POLICY f32|f16|q8_0 ISA THREADS BLOCK SEED SCHEDULE IDS OUT [PREDICTOR]
  *
  * SCHEDULE: lengths of prompts (p) and runs of decoded tokens (d), "100p,300d,40p,60d". IDS: a file of int32. OUT: int32
- * {magic, layers, heads, KV heads, head_dim, tokens, events, n_rot, rope}, float rope_scale, char policy[768],
+ * {magic, layers, heads, KV heads, head_dim, tokens, events, n_rot, rope, one_bit_step}, float rope_scale, char policy[768],
  * float rope_freq[n_rot/2]; per layer float q[tokens][heads][head_dim], k, v[tokens][KV heads][head_dim]; per event, layer
  * and head int32 n, positions[n]. With a predictor there is also OUT.predicted (tests/predictor_reference.py, Recorded). */
 #include <stdio.h>
@@ -15,7 +15,7 @@
 #include "predict.h"
 #include "session.h"
 
-enum { MAGIC = 0x31525042 };
+enum { MAGIC = 0x32525042 };
 
 struct recording {
     struct butler_session *session;
@@ -214,8 +214,16 @@ static int run(const char *schedule, const int32_t *ids, int32_t *scratch, int *
 static void put_rows(const struct butler_model *model, int n_events)
 {
     const struct butler_hparams *hp = &model->hp;
-    const int32_t header[] = {MAGIC,    hp->n_layers, hp->n_heads,      hp->n_kv_heads, hp->head_dim, recording.n_tokens,
-                              n_events, hp->n_rot,    (int32_t)hp->rope};
+    const int32_t header[] = {MAGIC,
+                              hp->n_layers,
+                              hp->n_heads,
+                              hp->n_kv_heads,
+                              hp->head_dim,
+                              recording.n_tokens,
+                              n_events,
+                              hp->n_rot,
+                              (int32_t)hp->rope,
+                              recording.session->kv.kernels->one_bit_step};
     put(header, sizeof header);
     put(&recording.session->rope_scale, sizeof(float));
     put(recording.session->policy.text, sizeof recording.session->policy.text);

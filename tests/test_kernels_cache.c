@@ -325,7 +325,7 @@ static struct score bounds_score(enum metric metric, const float *q, const unsig
     return s;
 }
 
-static struct score one_bit_score(const float *q, const unsigned char *record, int n, int token)
+static struct score one_bit_score(const float *q, const unsigned char *record, int n, int token, int step)
 {
     struct score s = {0, 0};
     const unsigned char *range = record + (size_t)n * 2, *bits = range + ((size_t)n + 3) / 4 * 4;
@@ -335,11 +335,11 @@ static struct score one_bit_score(const float *q, const unsigned char *record, i
         most = fmaxf(most, fabsf(q[d]));
     const float scale = most > 0 ? 127 / most : 0;
     for (int d = 0; d < n; d++) {
-        const double low = half_at(record + (size_t)d * 2),
-                     x = most > 0 ? nearbyint((double)(q[d] * scale)) / 127 * (double)most : 0;
+        const double low = half_at(record + (size_t)d * 2), x = most > 0 ? nearbyint((double)(q[d] * scale)) : 0,
+                     product = floor(x * range[d] / step + 0.5) * step / 127 * (double)most * (double)unit;
         const bool set = bits[d / 4 * 16 + token / 2] >> (token % 2 * 4 + d % 4) & 1;
-        s.value += (double)q[d] * low + (set ? x * range[d] * (double)unit : 0);
-        s.magnitude += fabs((double)q[d] * low) + fabs(x * range[d] * (double)unit);
+        s.value += (double)q[d] * low + (set ? product : 0);
+        s.magnitude += fabs((double)q[d] * low) + fabs(product);
     }
     return s;
 }
@@ -385,8 +385,8 @@ static void check_metric(const struct butler_kernels *table, enum metric metric,
             }
             const unsigned char *record = records + j / (size_t)width * record_bytes;
             const float *query = q + (size_t)i * (size_t)n;
-            struct score e =
-                metric == ONE_BIT ? one_bit_score(query, record, n, (int)j % width) : bounds_score(metric, query, record, n);
+            struct score e = metric == ONE_BIT ? one_bit_score(query, record, n, (int)j % width, table->one_bit_step)
+                                               : bounds_score(metric, query, record, n);
             double bound = metric == BOUNDS_MAX ? EPS * fabs(e.value) + 0x1p-149 : sum_bound(n, e.magnitude);
             /* Some add bits in one chain of floats. */
             if (metric == ONE_BIT)

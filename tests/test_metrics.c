@@ -465,13 +465,15 @@ static void check_one_bit(const char *isa, enum butler_kv_type type)
                     widest = fmaxf(widest, up[d] - down[d]);
                     most = fmaxf(most, fabsf(q[h * DIM + d]));
                 }
+                const int step = head.view.kernels->one_bit_step;
                 for (int d = 0; d < DIM; d++) {
                     const double low = butler_half_to_float(butler_float_to_half(down[d]));
-                    const double range = (keys[i][d] >= (up[d] + down[d]) / 2 ? (double)widest : 0) / 255 *
-                                         nearbyint((double)((up[d] - down[d]) / (widest / 255)));
-                    const double x = nearbyint((double)(q[h * DIM + d] * (127 / most))) / 127 * (double)most;
-                    sum += q[h * DIM + d] * low + x * range;
-                    error += fabs(q[h * DIM + d]) * (fabs(low) + range);
+                    const bool set = keys[i][d] >= (up[d] + down[d]) / 2;
+                    const double range = set ? nearbyint((double)((up[d] - down[d]) / (widest / 255))) : 0;
+                    const double x = nearbyint((double)(q[h * DIM + d] * (127 / most)));
+                    const double product = floor(x * range / step + 0.5) * step / 127 * (double)most * (double)widest / 255;
+                    sum += q[h * DIM + d] * low + product;
+                    error += fabs(q[h * DIM + d] * low) + fabs(product);
                 }
                 near(out[h][i], sum, 2e-6 * error, "one bit", i);
             }

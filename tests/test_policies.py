@@ -124,10 +124,11 @@ def recorder():
 class Recording:
     def __init__(self, path):
         data = path.read_bytes()
-        magic, self.n_layers, self.n_heads, self.n_kv, self.dim, self.n, self.n_events, n_rot, rope = np.frombuffer(data, np.int32, 9)
-        assert magic == 0x31525042
-        scale, at = float(np.frombuffer(data, np.float32, 1, 36)[0]), 40 + 768
-        self.text = data[40:at].split(b"\0")[0].decode()
+        magic, self.n_layers, self.n_heads, self.n_kv, self.dim, self.n, self.n_events, n_rot, rope, self.one_bit_step = np.frombuffer(
+            data, np.int32, 10)
+        assert magic == 0x32525042
+        scale, at = float(np.frombuffer(data, np.float32, 1, 40)[0]), 44 + 768
+        self.text = data[44:at].split(b"\0")[0].decode()
         self.rope = None
         if rope:
             self.rope = (np.frombuffer(data, np.float32, n_rot // 2, at).astype(float), scale, int(n_rot), rope == 1)
@@ -169,6 +170,7 @@ def compare(recording, schedule, block, seed=5):
     n_checked = n_ties = 0
     for i in range(recording.n_layers):
         layer = Layer(policy, i, recording.n_layers, recording.n_heads, recording.n_kv, recording.dim, recording.n, seed, recording.rope)
+        layer.one_bit_step = int(recording.one_bit_step)
         layer.predicted = recording.predicted and recording.predicted.layers[i]
         q, k, v = recording.q[i], recording.k[i], recording.v[i]
         at = event = 0
