@@ -3,20 +3,33 @@
 #ifndef BUTLER_SIMD_SELECT_H
 #define BUTLER_SIMD_SELECT_H
 
-/* The same numbers, added in the same order, as exp_sum of scaled values. */
+/* In one pass, for long rows of many heads lie beyond the second cache: sums against the maximum so far, which are scaled down
+ * where a chunk has a higher one. What is too small for a normal number beside a 1 counts as one of those. */
 static float log_sum_exp(const float *x, float factor, int n)
 {
-    const float maximum = max(x, n) * factor;
-    const vec m = vec_set1(maximum), f = vec_set1(factor);
+    enum { CHUNK = 1024 };
+    const vec f = vec_set1(factor);
     vec a = vec_zero(), b = a;
-    int i = 0;
-    for (; i + 2 * VEC <= n; i += 2 * VEC) {
-        a = vec_add(a, vec_exp(vec_sub(vec_mul(vec_load(x + i), f), m)));
-        b = vec_add(b, vec_exp(vec_sub(vec_mul(vec_load(x + i + VEC), f), m)));
-    }
-    for (; i < n; i += VEC) {
-        const int count = BUTLER_MIN(n - i, VEC);
-        a = vec_add(a, vec_keep(vec_exp(vec_sub(vec_mul(vec_load_some(x + i, count), f), m)), vec_zero(), count));
+    float maximum = -INFINITY;
+    for (int count; n > 0; x += count, n -= count) {
+        count = BUTLER_MIN(n, CHUNK);
+        const float most = max(x, count) * factor;
+        if (most > maximum) {
+            const vec less = vec_set1(expf(maximum - most));
+            a = vec_mul(a, less);
+            b = vec_mul(b, less);
+            maximum = most;
+        }
+        const vec m = vec_set1(maximum > -INFINITY ? maximum : 0); /* what is added meanwhile, the first maximum takes away */
+        int i = 0;
+        for (; i + 2 * VEC <= count; i += 2 * VEC) {
+            a = vec_add(a, exp_normal(vec_sub(vec_mul(vec_load(x + i), f), m)));
+            b = vec_add(b, exp_normal(vec_sub(vec_mul(vec_load(x + i + VEC), f), m)));
+        }
+        for (; i < count; i += VEC) {
+            const int rest = BUTLER_MIN(count - i, VEC);
+            a = vec_add(a, vec_keep(exp_normal(vec_sub(vec_mul(vec_load_some(x + i, rest), f), m)), vec_zero(), rest));
+        }
     }
     return maximum + logf(vec_sum(vec_add(a, b)));
 }
