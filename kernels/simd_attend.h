@@ -106,6 +106,13 @@ INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_s
  * subnormal number takes a hundred times as long as another. */
 #define LEAST_NORMAL 0x1p-126f
 
+/* e^x, x <= 0, and no subnormal number. */
+INLINE vec exp_normal(vec x)
+{
+    vec n, y = vec_exp_parts(vec_max(vec_set1(-87.0f), x), &n);
+    return vec_scale2_normal(y, n);
+}
+
 /* Turns count scores of a tile into exponentials against the maximum so far, 0 beyond count. */
 INLINE void tile_exp(float p[TILE_ROWS], int count, float *acc, float *top, float sums[TILE_ROWS], int n)
 {

@@ -33,13 +33,6 @@ INLINE vec vec_exp(vec x)
     return vec_exp_within(vec_min(vec_set1(89.0f), vec_max(vec_set1(-104.0f), x)));
 }
 
-/* e^x, x <= 0, and no subnormal number. */
-INLINE vec exp_normal(vec x)
-{
-    vec n, y = vec_exp_parts(vec_max(vec_set1(-87.0f), x), &n);
-    return vec_scale2_normal(y, n);
-}
-
 static float dot(const float *x, const float *y, int n)
 {
     vec a = vec_zero(), b = a, c = a, d = a;
