@@ -116,35 +116,27 @@ INLINE uint32_t vec_reaches(vec a, vec b)
 {
     return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ));
 }
-/* Four lanes' bytes of those whose bits are set to the front. */
-INLINE __m128i lanes_kept(__m128i lanes, uint32_t bits)
+/* The numbers of the bits that are set, ascending, then zeros: a table, for no branch can tell which lanes reach a bound. */
+INLINE __m256i lanes_set(uint32_t bits)
 {
-#define LANE(k) 4 * (k), 4 * (k) + 1, 4 * (k) + 2, 4 * (k) + 3
-#define NONE 0, 0, 0, 0
-    static const uint8_t places[16][16] = {
-        {NONE, NONE, NONE, NONE},          {LANE(0), NONE, NONE, NONE},
-        {LANE(1), NONE, NONE, NONE},       {LANE(0), LANE(1), NONE, NONE},
-        {LANE(2), NONE, NONE, NONE},       {LANE(0), LANE(2), NONE, NONE},
-        {LANE(1), LANE(2), NONE, NONE},    {LANE(0), LANE(1), LANE(2), NONE},
-        {LANE(3), NONE, NONE, NONE},       {LANE(0), LANE(3), NONE, NONE},
-        {LANE(1), LANE(3), NONE, NONE},    {LANE(0), LANE(1), LANE(3), NONE},
-        {LANE(2), LANE(3), NONE, NONE},    {LANE(0), LANE(2), LANE(3), NONE},
-        {LANE(1), LANE(2), LANE(3), NONE}, {LANE(0), LANE(1), LANE(2), LANE(3)},
-    };
+#define BEFORE(b, i) (8 * __builtin_popcount((b) & ((1u << (i)) - 1)))
+#define LANE(b, i) ((b) >> (i)&1 ? (uint64_t)(i) << BEFORE(b, i) : 0)
+#define ONE(b) (LANE(b, 0) | LANE(b, 1) | LANE(b, 2) | LANE(b, 3) | LANE(b, 4) | LANE(b, 5) | LANE(b, 6) | LANE(b, 7))
+#define FOUR(b) ONE(b), ONE((b) + 1), ONE((b) + 2), ONE((b) + 3)
+#define SIXTEEN(b) FOUR(b), FOUR((b) + 4), FOUR((b) + 8), FOUR((b) + 12)
+#define ALL(b) SIXTEEN(b), SIXTEEN((b) + 16), SIXTEEN((b) + 32), SIXTEEN((b) + 48)
+    static const uint64_t lanes[256] = {ALL(0u), ALL(64u), ALL(128u), ALL(192u)};
+#undef BEFORE
 #undef LANE
-#undef NONE
-    return _mm_shuffle_epi8(lanes, _mm_loadu_si128((const __m128i *)places[bits]));
-}
-/* No branch: which lanes reach a bound nobody can predict. Eight lanes are written. */
-INLINE void store_lanes_kept(void *y, __m128i low, __m128i high, uint32_t bits)
-{
-    _mm_storeu_si128(y, lanes_kept(low, bits & 15));
-    _mm_storeu_si128((__m128i *)((uint32_t *)y + __builtin_popcount(bits & 15)), lanes_kept(high, bits >> 4));
+#undef ONE
+#undef FOUR
+#undef SIXTEEN
+#undef ALL
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)&lanes[bits]));
 }
 INLINE void vec_store_set(uint32_t *ids, uint32_t first, uint32_t bits)
 {
-    const __m128i lanes = _mm_add_epi32(_mm_setr_epi32(0, 1, 2, 3), _mm_set1_epi32((int)first));
-    store_lanes_kept(ids, lanes, _mm_add_epi32(lanes, _mm_set1_epi32(4)), bits);
+    _mm256_storeu_si256((__m256i *)ids, _mm256_add_epi32(_mm256_set1_epi32((int)first), lanes_set(bits)));
 }
 /* Which of 64 bytes are not 0. */
 INLINE uint64_t vec_bits_of_bytes(const uint8_t *p)
@@ -157,8 +149,7 @@ INLINE uint64_t vec_bits_of_bytes(const uint8_t *p)
 
 INLINE void vec_store_kept(void *y, const void *x, uint32_t bits)
 {
-    const __m128i low = _mm_loadu_si128(x), high = _mm_loadu_si128((const __m128i *)x + 1);
-    store_lanes_kept(y, low, high, bits);
+    _mm256_storeu_si256(y, _mm256_permutevar8x32_epi32(_mm256_loadu_si256(x), lanes_set(bits)));
 }
 INLINE vec vec_keep(vec a, vec b, int count)
 {

@@ -1,6 +1,6 @@
-/* Selection: score -> ids. The k-th highest score is found by halving the range of floats, counting at each step how many
- * scores reach the middle: a few dozen passes of nothing but comparisons. Over a long text one score in SAMPLE is looked at
- * first: that gives a bound which few scores besides the k highest reach, and the halving has only those to do with. */
+/* Selection: score -> ids. The k-th highest score is found by counting how many scores reach a bound: one that is guessed, then
+ * the middle of the floats that remain; passes of nothing but comparisons. Over a long text one score in SAMPLE is looked at
+ * first: that gives a bound which few scores besides the k highest reach, and only those are counted further. */
 #include <math.h>
 #include <string.h>
 
@@ -26,17 +26,57 @@ static float from_sortable(uint32_t key)
     return f;
 }
 
+/* How many standard deviations above the mean a share p of normal numbers reaches (Abramowitz and Stegun, 26.2.22). */
+static double normal_tail(double p)
+{
+    const double t = sqrt(-2 * log(p < 0.5 ? p : 1 - p)), z = t - (2.30753 + 0.27061 * t) / (1 + t * (0.99229 + 0.04481 * t));
+    return p < 0.5 ? z : -z;
+}
+
+/* Guesses of a bound that k of n numbers reach, as if they were normal: from their mean and deviation, then from the last two
+ * bounds that were tried. */
+struct guess {
+    double at, z, slope, z_k;
+};
+
+static struct guess first_guess(const struct butler_kernels *kernels, const float *x, int n, int k)
+{
+    float mean, deviation;
+    kernels->moments(x, n, &mean, &deviation);
+    return (struct guess){mean, 0, deviation, normal_tail(BUTLER_MIN(k, n - 0.5) / n)};
+}
+
+static void next_guess(struct guess *guess, float bound, int n_reach, int n, bool first)
+{
+    const double z = normal_tail(BUTLER_MIN(BUTLER_MAX(n_reach, 0.5), n - 0.5) / n), slope = (bound - guess->at) / (z - guess->z);
+    if (slope > 0 && !first)
+        guess->slope = slope;
+    guess->at = bound;
+    guess->z = z;
+}
+
 /* The highest bound that at least k of x[n] reach (1 <= k <= n), or one that exactly k reach. False where fewer than k are
- * numbers. */
+ * numbers. Guesses find it in a quarter of the steps that halving takes, or, where the numbers are nothing like normal, not. */
 static bool kth_highest(const struct butler_kernels *kernels, const float *x, int n, int k, float *bound)
 {
+    enum { GUESSES = 6, GUESSED_N = 256 /* of fewer numbers halving is as fast */ };
     uint32_t low = sortable(-INFINITY), high = sortable(INFINITY);
-    int reach = kernels->count_reaching(x, -INFINITY, n);
+    int reach = kernels->count_reaching(x, -INFINITY, n), n_guesses = n < GUESSED_N ? 0 : GUESSES;
+    struct guess guess;
     if (reach < k)
         return false;
-    while (reach > k && low < high) {
-        const uint32_t middle = low + (high - low + 1) / 2;
-        const int n_reach = kernels->count_reaching(x, from_sortable(middle), n);
+    if (n_guesses > 0)
+        guess = first_guess(kernels, x, n, k);
+    for (int step = 0; reach > k && low < high; step++) {
+        uint32_t middle = low + (high - low + 1) / 2;
+        if (step < n_guesses) {
+            const uint32_t guessed = sortable((float)(guess.at + guess.slope * (guess.z_k - guess.z)));
+            middle = low < guessed && guessed <= high ? guessed : middle;
+        }
+        const float tried = from_sortable(middle);
+        const int n_reach = kernels->count_reaching(x, tried, n);
+        if (step < n_guesses)
+            next_guess(&guess, tried, n_reach, n, step == 0);
         if (n_reach >= k) {
             low = middle;
             reach = n_reach;
