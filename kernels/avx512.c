@@ -36,6 +36,6 @@ void butler_kernels_avx512(struct butler_kernels *table)
     fill_metrics(table);
     fill_select(table);
     table->gemm = gemm;
-    memset(table->turn_rows, 0, sizeof table->turn_rows); /* with vectors twice as wide floats are as fast */
+    memset(table->turn_rows, 0, sizeof table->turn_rows); /* without VNNI floats are as fast */
 }
 #endif

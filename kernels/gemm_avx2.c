@@ -1,285 +1,34 @@
-/* Products of a prompt's tokens with quantised weights for CPUs with AVX2: integers of weights, widened to 16 bits, meet tokens in
- * 16-bit fixed point, whose products one instruction multiplies and adds in pairs. Eight rows are turned so that a lane is a row: a
- * pair of a token's numbers meets all eight, and there are no sums over lanes. Twice the rate of float arithmetic. */
+/* Products of a prompt's tokens with quantised weights for CPUs with AVX2: one instruction multiplies and adds pairs. */
 #include "kernels.h"
 
 #if defined(__x86_64__)
 #include "vec256.h"
 
-enum {
-    PAIRS = BLOCK / 2,
-    GROUPS = 2, /* of eight rows, */
-    TOKENS = 4, /* and tokens that they meet at a time */
-};
+enum { TOKENS = 4 };
 
-/* Block of 32 columns of eight rows, x = scale q + minimum. */
-struct turned {
-    _Alignas(32) __m256i pairs[PAIRS];
-    vec scales, minima;
-};
-_Static_assert(sizeof(struct turned) == BUTLER_TURNED_BYTES, "butler_turned_bytes");
+typedef __m256i words;
 
-/* ------------------------------------------------------------------------------------------------- weights */
-
-INLINE void widen_quads(__m256i pairs[2], __m256i quads)
+INLINE words words_zero(void)
 {
-    pairs[0] = _mm256_maddubs_epi16(_mm256_set1_epi16(1), quads);
-    pairs[1] = _mm256_srai_epi16(quads, 8);
+    return _mm256_setzero_si256();
+}
+INLINE words words_spread(const int16_t *pair)
+{
+    return _mm256_set1_epi32((int)load_u32(pair));
+}
+INLINE void words_add(words *sum, words pairs, words x)
+{
+    add_dwords(sum, _mm256_madd_epi16(pairs, x));
+}
+INLINE vec words_floats(words sum)
+{
+    return _mm256_cvtepi32_ps(sum);
 }
 
-/* x[i]: 16 signed bytes of row i, and of row i + 4. Eight pairs of all eight rows, a row a lane: of four neighbours first and third
- * are a pair, then second and fourth, because bytes widen so without crossing lanes. */
-INLINE void turn_pairs(__m256i pairs[8], const __m256i x[4])
-{
-    const __m256i a = _mm256_unpacklo_epi32(x[0], x[1]), b = _mm256_unpackhi_epi32(x[0], x[1]);
-    const __m256i c = _mm256_unpacklo_epi32(x[2], x[3]), d = _mm256_unpackhi_epi32(x[2], x[3]);
-    widen_quads(pairs, _mm256_unpacklo_epi64(a, c));
-    widen_quads(pairs + 2, _mm256_unpackhi_epi64(a, c));
-    widen_quads(pairs + 4, _mm256_unpacklo_epi64(b, d));
-    widen_quads(pairs + 6, _mm256_unpackhi_epi64(b, d));
-}
-
-INLINE bool has_minima(enum butler_type type)
-{
-    return type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q4_K || type == BUTLER_Q5_K;
-}
-
-/* Bit i of a word in byte i, as 16. */
-INLINE __m256i fifths_of(uint32_t bits)
-{
-    const __m256i place =
-        _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
-    const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201);
-    const __m256i set = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32((int)bits), place), bit);
-    return _mm256_and_si256(_mm256_cmpeq_epi8(set, bit), _mm256_set1_epi8(16));
-}
-
-/* 32 integers of a block of 32, low nibbles before high ones. */
-INLINE __m256i nibbles_of(const uint8_t *quants)
-{
-    const __m128i both = _mm_loadu_si128((const __m128i *)quants), mask = _mm_set1_epi8(15);
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_and_si128(both, mask)), _mm_and_si128(_mm_srli_epi16(both, 4), mask),
-                                   1);
-}
-
-/* Columns [32 b, 32 b + 32) of a row as x = scale q + minimum. */
-INLINE __m256i block_of(enum butler_type type, const uint8_t *row, int b, float *scale, float *minimum)
-{
-    if (type == BUTLER_Q4_K || type == BUTLER_Q5_K) {
-        const uint8_t *p = row + (size_t)(b / 8) * (type == BUTLER_Q4_K ? Q4_K_BYTES : Q5_K_BYTES);
-        const int g = b % 8;
-        uint8_t scales[8], minima[8];
-        unpack_k_scales(p + Q4_K_SCALES, scales, minima);
-        *scale = load_half(p) * (float)scales[g];
-        *minimum = -(load_half(p + 2) * (float)minima[g]);
-        const __m256i both =
-            _mm256_loadu_si256((const __m256i *)(p + (type == BUTLER_Q4_K ? Q4_K_QUANTS : Q5_K_QUANTS) + g / 2 * 32));
-        const __m256i q = _mm256_and_si256(g % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
-        if (type == BUTLER_Q4_K)
-            return q;
-        const __m256i high = _mm256_srl_epi16(_mm256_loadu_si256((const __m256i *)(p + Q5_K_HIGH)), _mm_cvtsi32_si128(g));
-        return _mm256_or_si256(q, _mm256_slli_epi16(_mm256_and_si256(high, _mm256_set1_epi8(1)), 4));
-    }
-    const uint8_t *p = row + (size_t)b * (size_t)(type == BUTLER_Q8_0   ? Q8_0_BYTES
-                                                  : type == BUTLER_Q4_0 ? Q4_0_BYTES
-                                                  : type == BUTLER_Q4_1 ? Q4_1_BYTES
-                                                  : type == BUTLER_Q5_0 ? Q5_0_BYTES
-                                                                        : Q5_1_BYTES);
-    *scale = load_half(p);
-    *minimum = has_minima(type) ? load_half(p + 2) : 0;
-    switch (type) {
-    case BUTLER_Q4_0:
-        return _mm256_sub_epi8(nibbles_of(p + Q4_0_QUANTS), _mm256_set1_epi8(8));
-    case BUTLER_Q4_1:
-        return nibbles_of(p + Q4_1_QUANTS);
-    case BUTLER_Q5_0:
-        return _mm256_sub_epi8(_mm256_or_si256(nibbles_of(p + Q5_0_QUANTS), fifths_of(load_u32(p + Q5_0_HIGH))),
-                               _mm256_set1_epi8(16));
-    case BUTLER_Q5_1:
-        return _mm256_or_si256(nibbles_of(p + Q5_1_QUANTS), fifths_of(load_u32(p + Q5_1_HIGH)));
-    default:
-        return _mm256_loadu_si256((const __m256i *)(p + Q8_0_QUANTS));
-    }
-}
-
-INLINE void turn_block(enum butler_type type, struct turned *out, const uint8_t *const rows[8], int b)
-{
-    _Alignas(32) float scales[8], minima[8];
-    __m256i q[8];
-    UNROLL
-    for (int r = 0; r < 8; r++)
-        q[r] = block_of(type, rows[r], b, &scales[r], &minima[r]);
-    UNROLL
-    for (int half = 0; half < 2; half++) {
-        __m256i x[4];
-        UNROLL
-        for (int r = 0; r < 4; r++)
-            x[r] = half ? _mm256_permute2x128_si256(q[r], q[r + 4], 0x31) : _mm256_permute2x128_si256(q[r], q[r + 4], 0x20);
-        turn_pairs(out->pairs + half * 8, x);
-    }
-    out->scales = vec_load(scales);
-    out->minima = vec_load(minima);
-}
-
-#define TURN(name, type)                                                                                                           \
-    static void turn_##name(void *turned, const void *rows, size_t row_bytes, int n_rows, int n)                                   \
-    {                                                                                                                              \
-        struct turned *out = turned;                                                                                               \
-        for (int r = 0; r < BUTLER_CEIL_DIV(n_rows, 8 * GROUPS) * 8 * GROUPS; r += 8) {                                            \
-            const uint8_t *eight[8];                                                                                               \
-            for (int k = 0; k < 8; k++) /* what is missing repeats a row that exists */                                            \
-                eight[k] = (const uint8_t *)rows + (size_t)BUTLER_MIN(r + k, n_rows - 1) * row_bytes;                              \
-            for (int b = 0; b < n / BLOCK; b++)                                                                                    \
-                turn_block(type, out++, eight, b);                                                                                 \
-        }                                                                                                                          \
-    }
-TURN(q8_0, BUTLER_Q8_0)
-TURN(q4_0, BUTLER_Q4_0)
-TURN(q4_1, BUTLER_Q4_1)
-TURN(q5_0, BUTLER_Q5_0)
-TURN(q5_1, BUTLER_Q5_1)
-TURN(q4_k, BUTLER_Q4_K)
-TURN(q5_k, BUTLER_Q5_K)
-#undef TURN
-
-/* -------------------------------------------------------------------------------------------------- tokens */
-
-/* A token: q[n] in the order of turned pairs, then scales and scaled sums of each 32 columns. */
-struct token {
-    const int16_t *q;
-    const float *scales, *sums;
-};
-
-INLINE struct token token_at(const void *fixed, int t, int n)
-{
-    const int16_t *q = (const void *)((const uint8_t *)fixed + (size_t)t * butler_fixed_token_bytes(n));
-    const float *scales = (const float *)(q + n);
-    return (struct token){q, scales, scales + n / BLOCK};
-}
-
-/* Eight numbers of fixed point in the order of pairs. */
-INLINE void store_pairs(void *to, __m256i numbers)
-{
-    const __m256i apart = _mm256_shuffle_epi32(numbers, _MM_SHUFFLE(3, 1, 2, 0));
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(apart, apart), _MM_SHUFFLE(3, 1, 2, 0));
-    _mm_storeu_si128(to, _mm256_castsi256_si128(words));
-}
-
-static void fix_tokens(void *fixed, const float *x, size_t x_stride, int n_tokens, int n)
-{
-    for (int t = 0; t < n_tokens; t++, x += x_stride) {
-        const struct token token = token_at(fixed, t, n);
-        for (int b = 0; b < n / BLOCK; b++) {
-            const float *from = x + (size_t)b * BLOCK;
-            float inverse;
-            const float scale = scale32(from, &inverse);
-            __m256i sum = _mm256_setzero_si256();
-            for (int c = 0; c < BLOCK; c += VEC) {
-                const __m256i v = _mm256_cvtps_epi32(vec_mul(vec_load(from + c), vec_set1(inverse)));
-                store_pairs((int16_t *)token.q + b * BLOCK + c, v);
-                sum = _mm256_add_epi32(sum, v);
-            }
-            ((float *)token.scales)[b] = scale;
-            ((float *)token.sums)[b] = scale * vec_sum(_mm256_cvtepi32_ps(sum));
-        }
-    }
-}
-
-/* ------------------------------------------------------------------------------------------------ products */
-
-/* sum[t * GROUPS + g] = GROUPS groups of rows times n_tokens tokens, a compile-time constant as `minima` is: whether rows have any.
- * w: each group's first block. A row's blocks are gone through at once: with sums put down every 512 columns, so that the rows stay
- * in the nearest cache, it takes a tenth longer. */
-INLINE void tile(vec *sum, const struct turned *const *w, const struct token *tokens, int n_tokens, bool minima, int n_blocks)
-{
-    UNROLL
-    for (int k = 0; k < n_tokens * GROUPS; k++)
-        sum[k] = vec_zero();
-    for (int b = 0; b < n_blocks; b++) {
-        __m256i products[TOKENS * GROUPS];
-        UNROLL
-        for (int k = 0; k < n_tokens * GROUPS; k++)
-            products[k] = _mm256_setzero_si256();
-        for (int p = 0; p < PAIRS; p++) {
-            const __m256i w0 = w[0][b].pairs[p], w1 = w[1][b].pairs[p];
-            UNROLL
-            for (int t = 0; t < n_tokens; t++) {
-                const __m256i x = _mm256_set1_epi32((int)load_u32(tokens[t].q + b * BLOCK + 2 * p));
-                add_dwords(&products[t * GROUPS], _mm256_madd_epi16(w0, x));
-                add_dwords(&products[t * GROUPS + 1], _mm256_madd_epi16(w1, x));
-            }
-        }
-        UNROLL
-        for (int k = 0; k < n_tokens * GROUPS; k++) {
-            const struct turned *block = &w[k % GROUPS][b];
-            const struct token *token = &tokens[k / GROUPS];
-            vec s = vec_fma(_mm256_cvtepi32_ps(products[k]), vec_mul(block->scales, vec_set1(token->scales[b])), sum[k]);
-            sum[k] = minima ? vec_fma(block->minima, vec_set1(token->sums[b]), s) : s;
-        }
-    }
-}
-
-/* y[t][r], r < n_rows <= 8 GROUPS. */
-INLINE void tile_of_rows(float *y, size_t y_stride, const struct turned *const *w, int n_rows, const struct token *tokens,
-                         int n_tokens, bool minima, int n_blocks)
-{
-    _Alignas(32) float row[GROUPS * VEC];
-    vec sum[TOKENS * GROUPS];
-    tile(sum, w, tokens, n_tokens, minima, n_blocks);
-    for (int t = 0; t < n_tokens; t++, y += y_stride) {
-        float *out = n_rows == GROUPS * VEC ? y : row;
-        for (int g = 0; g < GROUPS; g++)
-            vec_store(out + g * VEC, sum[t * GROUPS + g]);
-        if (out == row)
-            memcpy(y, row, (size_t)n_rows * sizeof *y);
-    }
-}
-
-#define TILE(name, n_tokens, minima)                                                                                               \
-    static __attribute__((noinline)) void name(float *y, size_t y_stride, const struct turned *const *w, int n_rows,               \
-                                               const struct token *tokens, int n_blocks)                                           \
-    {                                                                                                                              \
-        tile_of_rows(y, y_stride, w, n_rows, tokens, n_tokens, minima, n_blocks);                                                  \
-    }
-TILE(tile_four, TOKENS, false)
-TILE(tile_one, 1, false)
-TILE(tile_four_minima, TOKENS, true)
-TILE(tile_one_minima, 1, true)
-#undef TILE
-
-static void gemm_fixed(float *y, size_t y_stride, enum butler_type type, const void *turned, int n_rows, const void *fixed,
-                       int n_tokens, int n)
-{
-    const int n_blocks = n / BLOCK;
-    const bool minima = has_minima(type);
-    for (int r = 0; r < n_rows; r += GROUPS * 8) {
-        const struct turned *blocks = (const struct turned *)turned + (size_t)(r / 8) * (size_t)n_blocks;
-        const struct turned *w[GROUPS] = {blocks, blocks + n_blocks};
-        const int count = BUTLER_MIN(n_rows - r, GROUPS * 8);
-        int t = 0;
-        for (; t + TOKENS <= n_tokens; t += TOKENS) {
-            struct token tokens[TOKENS];
-            for (int i = 0; i < TOKENS; i++)
-                tokens[i] = token_at(fixed, t + i, n);
-            (minima ? tile_four_minima : tile_four)(y + (size_t)t * y_stride + r, y_stride, w, count, tokens, n_blocks);
-        }
-        for (; t < n_tokens; t++) {
-            const struct token token = token_at(fixed, t, n);
-            (minima ? tile_one_minima : tile_one)(y + (size_t)t * y_stride + r, y_stride, w, count, &token, n_blocks);
-        }
-    }
-}
+#include "simd_gemm_fixed.h"
 
 void butler_kernels_gemm_avx2(struct butler_kernels *table)
 {
-    table->fix_tokens = fix_tokens;
-    table->gemm_fixed = gemm_fixed;
-    table->turn_rows[BUTLER_Q8_0] = turn_q8_0;
-    table->turn_rows[BUTLER_Q4_0] = turn_q4_0;
-    table->turn_rows[BUTLER_Q4_1] = turn_q4_1;
-    table->turn_rows[BUTLER_Q5_0] = turn_q5_0;
-    table->turn_rows[BUTLER_Q5_1] = turn_q5_1;
-    table->turn_rows[BUTLER_Q4_K] = turn_q4_k;
-    table->turn_rows[BUTLER_Q5_K] = turn_q5_k;
+    fill_gemm_fixed(table);
 }
 #endif

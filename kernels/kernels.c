@@ -68,6 +68,7 @@ static void fill(void)
             if (vnni) {
                 butler_kernels_keys_vnni(&tables[N_ISAS - n_tables]);
                 butler_kernels_weights_vnni(&tables[N_ISAS - n_tables]);
+                butler_kernels_gemm_vnni(&tables[N_ISAS - n_tables]);
                 butler_kernels_one_bit_vnni(&tables[N_ISAS - n_tables]);
                 butler_kernels_attend_vnni(&tables[N_ISAS - n_tables]);
             }

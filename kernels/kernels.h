@@ -38,11 +38,14 @@ static inline size_t butler_fixed_x_bytes(int n) /* at most 4 a column: two of q
     return BUTLER_CEIL_DIV((size_t)n, BUTLER_FIXED_X_COLUMNS) * BUTLER_FIXED_X_COLUMNS * 4;
 }
 
-enum { BUTLER_TURNED_BYTES = 576 /* 32 columns of eight rows */ };
+enum {
+    BUTLER_TURNED_BYTES = 576 /* 32 columns of eight rows */,
+    BUTLER_TURNED_ROWS = 32 /* a multiple of those that go together */
+};
 
 static inline size_t butler_turned_bytes(int n_rows, int n)
 {
-    return BUTLER_CEIL_DIV((size_t)n_rows, 16) * 2 * ((size_t)n / 32) * BUTLER_TURNED_BYTES;
+    return BUTLER_CEIL_DIV((size_t)n_rows, BUTLER_TURNED_ROWS) * (BUTLER_TURNED_ROWS / 8) * ((size_t)n / 32) * BUTLER_TURNED_BYTES;
 }
 
 static inline size_t butler_fixed_token_bytes(int n)
@@ -116,7 +119,8 @@ struct butler_kernels {
     /* Where they are faster than gemm (NULL elsewhere): the same products of quantised rows with tokens in fixed point as fix has
      * it, n a multiple of 32. turn_rows makes butler_turned_bytes(n_rows, n) bytes of a type's rows (NULL for others), fix_tokens
      * butler_fixed_token_bytes(n) a token, both at multiples of 64. A pair (token, row) is summed in the same order in any company.
-     */
+     * Other numbers of rows than multiples of turned_rows are slower. */
+    int turned_rows;
     void (*turn_rows[BUTLER_N_TYPES])(void *turned, const void *rows, size_t row_bytes, int n_rows, int n);
     void (*fix_tokens)(void *fixed, const float *x, size_t x_stride, int n_tokens, int n);
     void (*gemm_fixed)(float *y, size_t y_stride, enum butler_type type, const void *turned, int n_rows, const void *fixed,
@@ -256,7 +260,8 @@ void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys a
 void butler_kernels_keys_vnni(struct butler_kernels *table);
 void butler_kernels_weights_avx2(struct butler_kernels *table); /* products with quantised weights alone */
 void butler_kernels_weights_vnni(struct butler_kernels *table);
-void butler_kernels_gemm_avx2(struct butler_kernels *table);   /* products of prompts alone */
+void butler_kernels_gemm_avx2(struct butler_kernels *table); /* products of prompts alone */
+void butler_kernels_gemm_vnni(struct butler_kernels *table);
 void butler_kernels_attend_avx2(struct butler_kernels *table); /* decode attention over Q8_0 rows alone */
 void butler_kernels_attend_vnni(struct butler_kernels *table);
 void butler_kernels_one_bit_avx2(struct butler_kernels *table); /* one-bit keys alone */

@@ -179,7 +179,8 @@ static void gemm_matmul(struct butler_pool *pool, struct matmul_job job)
         return;
     }
     job.fixed = next_page(job.work->packed);
-    job.rows_per_task = BUTLER_MAX(job.rows_per_task / LINES * LINES, LINES);
+    const int together = job.kernels->turned_rows;
+    job.rows_per_task = BUTLER_MAX(job.rows_per_task / together * together, together);
     for (int done = 0; done < n; done += job.n) {
         job.n = BUTLER_MIN(most, n - done);
         butler_pool_run(pool, fix_task, &job, BUTLER_CEIL_DIV(job.n, LINES));
@@ -234,7 +235,7 @@ size_t butler_matmul_panel_floats(const struct butler_kernels *kernels, int n_co
 {
     size_t bytes = sizeof(float) * (size_t)BUTLER_MAX((int)PANEL_FLOATS, n_cols);
     if (kernels->fix_tokens)
-        bytes = BUTLER_MAX(bytes, butler_turned_bytes(LINES, n_cols) + PAGE);
+        bytes = BUTLER_MAX(bytes, butler_turned_bytes(BUTLER_TURNED_ROWS, n_cols) + PAGE);
     if (kernels->tiles)
         bytes = BUTLER_MAX(bytes, sizeof(struct tile_scratch) + PAGE);
     return BUTLER_CEIL_DIV(bytes, sizeof(float));
