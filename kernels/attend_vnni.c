@@ -11,6 +11,7 @@
 #include "simd_vectors.h"
 #include "simd_cache.h"
 #include "simd_attend.h"
+#include "simd_group.h"
 
 _Static_assert(TILE_ROWS == VEC, "a lane is a token");
 
@@ -101,9 +102,8 @@ INLINE __m512i add_quads(__m512i sum, __m512i quads, const int32_t *word)
     return sum;
 }
 
-/* Adds what block b of n_q queries, a compile-time constant, gives. */
-INLINE void block_scores(float (*p)[TILE_ROWS], const struct fixed_queries *fixed, int b, int i, int n_q,
-                         const __m512i quads[QUADS], vec key_scales)
+/* Products of block b with n_q queries from i on, a compile-time constant, a token a lane. */
+INLINE void block_products(vec *sums, const struct fixed_queries *fixed, int b, int i, int n_q, const __m512i quads[QUADS])
 {
     __m512i high[4], low[4];
     UNROLL
@@ -120,10 +120,20 @@ INLINE void block_scores(float (*p)[TILE_ROWS], const struct fixed_queries *fixe
         }
     }
     UNROLL
+    for (int k = 0; k < n_q; k++)
+        sums[k] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[k], 8), low[k]));
+}
+
+/* Adds what block b of n_q queries, a compile-time constant, gives. */
+INLINE void block_scores(float (*p)[TILE_ROWS], const struct fixed_queries *fixed, int b, int i, int n_q,
+                         const __m512i quads[QUADS], vec key_scales)
+{
+    vec sums[4];
+    block_products(sums, fixed, b, i, n_q, quads);
+    UNROLL
     for (int k = 0; k < n_q; k++) {
-        const vec sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[k], 8), low[k]));
         const vec scale = vec_mul(key_scales, vec_set1(fixed->scales[b][i + k]));
-        vec_store(p[i + k], b ? vec_fma(sum, scale, vec_load(p[i + k])) : vec_mul(sum, scale));
+        vec_store(p[i + k], b ? vec_fma(sums[k], scale, vec_load(p[i + k])) : vec_mul(sums[k], scale));
     }
 }
 
@@ -147,12 +157,64 @@ INLINE void scores_of_rows(float (*p)[TILE_ROWS], struct tile_scales *scales, co
     }
 }
 
+/* ------------------------------------------------------------------------------------- four or eight heads a key */
+
+/* Heads by tokens becomes tokens by heads: p[TILE_ROWS][heads]. */
+INLINE void store_by_tokens(float *p, const vec *scores, int heads)
+{
+    __m512i v[GROUP_HEADS];
+    UNROLL
+    for (int k = 0; k < heads; k += 4) { /* four heads of a token in each quarter: tokens i, i + 4, i + 8, i + 12 */
+        const __m512i x[4] = {_mm512_castps_si512(scores[k]), _mm512_castps_si512(scores[k + 1]),
+                              _mm512_castps_si512(scores[k + 2]), _mm512_castps_si512(scores[k + 3])};
+        turn_words(v + k, x);
+    }
+    UNROLL
+    for (int r = 0; r < TILE_ROWS; r += 4) {
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            UNROLL
+            for (int k = 0; k < heads; k += 4)
+                _mm_store_si128((__m128i *)(p + (r + i) * heads + k), _mm512_extracti32x4_epi32(v[k + i], r / 4));
+        }
+    }
+}
+
+/* p[TILE_ROWS][heads]; fetches all that is due. */
+INLINE void group_scores_q8_0(float *p, const struct fixed_queries *fixed, int heads, const void *const *rows, size_t step,
+                              const struct due *due, int n)
+{
+    const int n_blocks = n / BLOCK;
+    const struct due all = *due;
+    _Alignas(64) float scales[GROUP_BLOCKS][TILE_ROWS];
+    vec total[GROUP_HEADS];
+    load_scales(scales, rows, step, 0, n);
+    UNROLL
+    for (int b = 0; b < n_blocks; b++) {
+        __m512i quads[QUADS];
+        fetch_part(ROW_Q8_0, &all, step, b, n_blocks, n);
+        turn_block(quads, rows, step, (size_t)b * Q8_0_BYTES + Q8_0_QUANTS);
+        const vec key_scales = vec_load(scales[b]);
+        UNROLL
+        for (int i = 0; i < heads; i += 4) {
+            vec sums[4];
+            block_products(sums, fixed, b, i, 4, quads);
+            UNROLL
+            for (int k = 0; k < 4; k++) {
+                const vec scale = vec_mul(key_scales, vec_set1(fixed->scales[b][i + k]));
+                total[i + k] = b ? vec_fma(sums[k], scale, total[i + k]) : vec_mul(sums[k], scale);
+            }
+        }
+    }
+    store_by_tokens(p, total, heads);
+}
+
 #define FIXED_VALUES NULL
 #include "simd_attend_fixed.h"
 
 void butler_kernels_attend_vnni(struct butler_kernels *table)
 {
-    table->attend[BUTLER_KV_Q8_0] = attend_q8_0;
+    table->attend[BUTLER_KV_Q8_0] = attend_groups;
     table->attend_fixed = true;
 }
 #endif

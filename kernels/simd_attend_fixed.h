@@ -1,5 +1,6 @@
 /* Decode attention over Q8_0 rows with queries in fixed point, what the files of instruction sets have alike: included behind their
- * struct fixed_queries, fix_queries, lie_dense, scores_of_rows and FIXED_VALUES, a values_fn or NULL. */
+ * struct fixed_queries, fix_queries, lie_dense, scores_of_rows, FIXED_VALUES, a values_fn or NULL, and, for groups of four or eight
+ * heads a key, group_scores_q8_0. */
 #ifndef BUTLER_SIMD_ATTEND_FIXED_H
 #define BUTLER_SIMD_ATTEND_FIXED_H
 
@@ -54,6 +55,50 @@ static void attend_q8_0(float *acc, size_t acc_stride, float *top, float *sum, f
         attend(acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride, q + i * q_stride,
                q_stride, count, keys, apart, n_rows, n);
     }
+}
+
+/* ------------------------------------------------------------------------------------- four or eight heads a key */
+
+/* weights[block][token][head] = p[token][head] times the scale of that token's values. */
+INLINE void group_weights(float (*weights)[TILE_ROWS * GROUP_HEADS], const float *p, int heads, const void *const *rows,
+                          size_t step, size_t skip, int n)
+{
+    _Alignas(64) float d[GROUP_BLOCKS][TILE_ROWS];
+    if (step)
+        load_scales(d, rows, row_offset(ROW_Q8_0, n), skip, n);
+    else
+        load_scales(d, rows, 0, skip, n);
+    for (int b = 0; b < n / BLOCK; b++)
+        for (int r = 0; r < TILE_ROWS; r += TOKENS)
+            vec_store(weights[b] + r * heads,
+                      vec_max(vec_set1(LEAST_NORMAL), vec_mul(vec_load_each(d[b] + r, heads), vec_load(p + r * heads))));
+}
+
+#define GROUP_Q8_0(name, heads, n)                                                                                                 \
+    GROUP_SCORES(name##_scores, group_scores_q8_0, ROW_Q8_0, heads, n)                                                             \
+    GROUP_VALUES(name##_weighted, ROW_Q8_0, heads, n)                                                                              \
+    static void name##_values(float *acc, const float *p, const void *const *rows, size_t step, const struct due *due,             \
+                              size_t skip, int count)                                                                              \
+    {                                                                                                                              \
+        _Alignas(32) float weights[GROUP_BLOCKS][TILE_ROWS * GROUP_HEADS];                                                         \
+        group_weights(weights, p, heads, rows, step, skip, n);                                                                     \
+        name##_weighted(acc, weights[0], rows, step, due, skip, count);                                                            \
+    }                                                                                                                              \
+    GROUP_ATTEND(name, ROW_Q8_0, heads, n, lie_dense, fixed_queries, fix_queries)
+GROUP_Q8_0(group_q8_0_4_64, 4, 64)
+GROUP_Q8_0(group_q8_0_4_128, 4, 128)
+GROUP_Q8_0(group_q8_0_8_64, 8, 64)
+GROUP_Q8_0(group_q8_0_8_128, 8, 128)
+GROUP_OF(group_q8_0)
+
+static void attend_groups(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
+                          size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+{
+    attend_group_fn *attend = group_q8_0_of(n_q, n);
+    if (attend)
+        attend(acc, acc_stride, top, sum, s, s_stride, q, q_stride, keys, apart, n_rows);
+    else
+        attend_q8_0(acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);
 }
 
 #endif

@@ -150,8 +150,10 @@ INLINE void group_exp(float *p, int heads, int count, float *acc, float *top, fl
     for (int k = 0; k < n_vecs; k++)
         most = vec_max(vec_load(p + k * VEC), most);
     if (vec_reaches(most, highest)) {
-        if (TOKENS == 2)
+        if (TOKENS >= 2)
             most = vec_max(most, vec_swap_halves(most));
+        if (TOKENS == 4)
+            most = vec_max(most, vec_swap_fours(most));
         const vec now = vec_max(highest, most), factor = exp_normal(vec_sub(highest, now));
         const uint32_t reached = vec_reaches(most, highest);
         float factors[VEC];

@@ -1,4 +1,5 @@
-/* Predicted keys, what every ISA has alike: included by its file behind keys_queries, which takes the bits of a channel as a constant. */
+/* Predicted keys, what every ISA has alike: included by its file behind keys_queries, which takes the bits of a channel as a
+ * constant. */
 #ifndef BUTLER_SIMD_KEYS_H
 #define BUTLER_SIMD_KEYS_H
 

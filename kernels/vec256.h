@@ -164,6 +164,10 @@ INLINE vec vec_swap_halves(vec v)
 {
     return _mm256_permute2f128_ps(v, v, 1);
 }
+INLINE vec vec_swap_fours(vec v)
+{
+    return vec_swap_halves(v);
+}
 /* VEC / times numbers, each so often; times is VEC / 2 or VEC. */
 INLINE vec vec_load_each(const float *p, int times)
 {

@@ -150,10 +150,23 @@ INLINE vec vec_swap_halves(vec v)
 {
     return _mm512_shuffle_f32x4(v, v, 0x4e);
 }
+/* Each four lanes change places with their neighbours. */
+INLINE vec vec_swap_fours(vec v)
+{
+    return _mm512_shuffle_f32x4(v, v, 0xb1);
+}
 /* (a0 a1 a2 a3 ...) -> (a1 a0 a3 a2 ...), and half a vector of numbers, each twice */
 INLINE vec vec_swap(vec v)
 {
     return _mm512_permute_ps(v, 0xb1);
+}
+/* VEC / times numbers, each `times` over, 4 or 8 */
+INLINE vec vec_load_each(const float *p, int times)
+{
+    const __m512i each =
+        _mm512_srli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), times == 8 ? 3 : 2);
+    return _mm512_permutexvar_ps(each, times == 8 ? _mm512_castps128_ps512(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)p)))
+                                                  : _mm512_castps128_ps512(_mm_loadu_ps(p)));
 }
 INLINE vec vec_load_twice(const float *p)
 {
