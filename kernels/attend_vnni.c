@@ -147,8 +147,11 @@ INLINE void scores_of_rows(float (*p)[TILE_ROWS], struct tile_scales *scales, co
         __m512i quads[QUADS];
         const vec key_scales = vec_load(scales->keys[b]);
         int i = 0;
-        for (; fetched * n_blocks < (b + 1) * TILE_ROWS; fetched++)
-            fetch_due(ROW_Q8_0, due, fetched, 1, 0, n);
+        if (step && n == 64)
+            fetch_known(ROW_Q8_0, due, b * TILE_ROWS / 2, TILE_ROWS / 2, 0, n);
+        else
+            for (; fetched * n_blocks < (b + 1) * TILE_ROWS; fetched++)
+                fetch_due(ROW_Q8_0, due, fetched, 1, 0, n);
         turn_block(quads, rows, step, (size_t)b * Q8_0_BYTES + Q8_0_QUANTS);
         for (; i + 4 <= n_q; i += 4)
             block_scores(p, fixed, b, i, 4, quads, key_scales);

@@ -9,9 +9,16 @@
 #define TILE_BLOCKS (PIECE / BLOCK)
 
 /* Tiles between the rows in use and those that are fetched: into the second-level cache early, into the first when they are
- * there. Fetched into the first only, they keep its few places for lines under way until memory answers. */
-#define TILES_SOON 1
-#define TILES_LATER 3
+ * there. Fetched into the first only, they keep its few places for lines under way until memory answers. Short rows are done with
+ * so soon where vectors are wide that twice as many are on their way. */
+INLINE int tiles_soon(size_t row_bytes)
+{
+    return VEC == 16 && row_bytes < 128 ? 2 : 1;
+}
+INLINE int tiles_later(size_t row_bytes)
+{
+    return 3 * tiles_soon(row_bytes);
+}
 
 /* Whether a tile's rows lie one after the other, which saves looking up where each is. An ISA may have none: NULL. */
 typedef bool dense_fn(const void *const *rows, size_t row_bytes);
@@ -42,9 +49,10 @@ INLINE void begin_tiles(struct tiles *tiles, enum row_type type, dense_fn *lie_d
     tiles->keys = keys, tiles->whole = whole, tiles->dense = 1;
     for (int r = 0; r < TILE_ROWS; r++)
         tiles->last[r] = keys[BUTLER_MIN((whole < n_rows ? whole : whole - TILE_ROWS) + r, n_rows - 1)];
-    for (int j = 0; j < TILES_LATER * TILE_ROWS; j += TILE_ROWS) {
+    const size_t row_bytes = row_offset(type, n);
+    for (int j = 0; j < tiles_later(row_bytes) * TILE_ROWS; j += TILE_ROWS) {
         const void *const *rows = tile_at(tiles, j);
-        next_is_dense(tiles, lie_dense, rows, row_offset(type, n));
+        next_is_dense(tiles, lie_dense, rows, row_bytes);
         for (int r = 0; j < n_rows && r < 2 * TILE_ROWS; r++)
             fetch(type, (const uint8_t *)rows[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : apart), 0, n);
     }
@@ -53,10 +61,10 @@ INLINE void begin_tiles(struct tiles *tiles, enum row_type type, dense_fn *lie_d
 /* What to fetch while keys of the tile from row `next` on are used, and values of the one before. dense: all of these lie so. */
 INLINE struct due due_at(struct tiles *tiles, dense_fn *lie_dense, size_t row_bytes, int next)
 {
-    struct due due = {
-        tile_at(tiles, next + TILES_SOON * TILE_ROWS), tile_at(tiles, next + TILES_LATER * TILE_ROWS), 0, 0, 0, false};
+    struct due due = {.soon = tile_at(tiles, next + tiles_soon(row_bytes) * TILE_ROWS),
+                      .later = tile_at(tiles, next + tiles_later(row_bytes) * TILE_ROWS)};
     next_is_dense(tiles, lie_dense, due.later, row_bytes);
-    due.dense = tiles->dense > TILES_LATER + 1;
+    due.dense = tiles->dense > tiles_later(row_bytes) + 1;
     return due;
 }
 

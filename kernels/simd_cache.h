@@ -149,6 +149,14 @@ INLINE void fetch_due(enum row_type type, struct due due, int r, int count, int 
     }
 }
 
+/* The same of a dense tile that is fetched whole, r and count compile-time constants. */
+INLINE void fetch_known(enum row_type type, struct due due, int r, int count, int begin, int end)
+{
+    due.dense = true;
+    due.parts = due.part = 0;
+    fetch_due(type, due, r, count, begin, end);
+}
+
 /* What n_q queries fetch while those from k on pass, of which four go together: of eight each four every other row, since memory
  * would have nothing to do while the second pass if the first fetched all. */
 INLINE struct due due_of_part(struct due due, int k, int n_q)
@@ -353,6 +361,28 @@ INLINE void qk_any(enum row_type type, float *s, size_t s_stride, const float *q
 /* Rows that pass through all columns before the next come: their part of the sums stays in registers meanwhile. */
 #define CHUNK_ROWS 32
 
+/* Adds one row's weighted elements: a[query * n_vecs + v]; weights p_stride apart. */
+INLINE void av_row(enum row_type type, vec *a, const float *weights, size_t p_stride, size_t p_block, int n_q, int n_vecs,
+                   const uint8_t *row, int i)
+{
+    vec x[VEC / 2];
+    if (n_vecs == 1)
+        x[0] = p_block ? quants_load(row, i) : row_load(type, row, i);
+    UNROLL
+    for (int v = 0; v + 2 <= n_vecs; v += 2) {
+        if (p_block) {
+            x[v] = quants_load(row, i + v * VEC);
+            x[v + 1] = quants_load(row, i + (v + 1) * VEC);
+        } else
+            row_load_step(type, x + v, row, i + v * VEC);
+    }
+    UNROLL
+    for (int k = 0; k < n_q * n_vecs; k++) {
+        const size_t block = (size_t)((i + k % n_vecs * VEC) / BLOCK) * p_block;
+        a[k] = vec_fma(vec_set1(weights[(size_t)(k / n_vecs) * p_stride + block]), x[k % n_vecs], a[k]);
+    }
+}
+
 /* Elements [i, i + n_vecs VEC) of acc_0 .. acc_(n_q - 1) over the rows; n_q and n_vecs are compile-time constants, n_vecs 1 or
  * even. The rows begin at `skip`. p_block: 0, or p has the scales of Q8_0 rows in it, for block b p_block b further on. due: as
  * many rows to fetch meanwhile. step: as for row_at, a constant. */
@@ -363,26 +393,18 @@ INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const flo
     UNROLL
     for (int k = 0; k < n_q * n_vecs; k++)
         a[k] = vec_load(acc + k / n_vecs * acc_stride + i + k % n_vecs * VEC);
-    for (int j = 0; j < n_rows; j++) {
-        vec x[VEC / 2];
-        const uint8_t *row = row_at(rows, step, j) + skip;
-        fetch_due(type, due, j, 1, i, i + n_vecs * VEC);
-        if (n_vecs == 1)
-            x[0] = p_block ? quants_load(row, i) : row_load(type, row, i);
+    if (step && n_q < 4) {
         UNROLL
-        for (int v = 0; v + 2 <= n_vecs; v += 2) {
-            if (p_block) {
-                x[v] = quants_load(row, i + v * VEC);
-                x[v + 1] = quants_load(row, i + (v + 1) * VEC);
-            } else
-                row_load_step(type, x + v, row, i + v * VEC);
+        for (int j = 0; j < TILE_ROWS; j++) {
+            if (j % 4 == 0 && due.dense)
+                fetch_known(type, due, j, 4, i, i + n_vecs * VEC);
+            av_row(type, a, p + j, p_stride, p_block, n_q, n_vecs, row_at(rows, step, j) + skip, i);
         }
-        UNROLL
-        for (int k = 0; k < n_q * n_vecs; k++) {
-            const size_t block = (size_t)((i + k % n_vecs * VEC) / BLOCK) * p_block;
-            a[k] = vec_fma(vec_set1(p[(size_t)(k / n_vecs) * p_stride + block + (size_t)j]), x[k % n_vecs], a[k]);
+    } else
+        for (int j = 0; j < n_rows; j++) {
+            fetch_due(type, due, j, 1, i, i + n_vecs * VEC);
+            av_row(type, a, p + j, p_stride, p_block, n_q, n_vecs, row_at(rows, step, j) + skip, i);
         }
-    }
     UNROLL
     for (int k = 0; k < n_q * n_vecs; k++)
         vec_store(acc + k / n_vecs * acc_stride + i + k % n_vecs * VEC, a[k]);
