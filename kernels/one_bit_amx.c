@@ -150,6 +150,5 @@ static void one_bit(float *s, size_t s_stride, const float *q, int n_q, const vo
 void butler_kernels_one_bit_amx(struct butler_kernels *table)
 {
     table->one_bit = one_bit;
-    table->one_bit_step = 1;
 }
 #endif

@@ -165,13 +165,17 @@ INLINE void group_exp(float *p, int heads, int count, float *acc, float *top, fl
             vec_store(sums + k * VEC, vec_mul(vec_load(sums + k * VEC), factor));
         vec_store(top, highest = now);
     }
-    for (int k = 0; k < n_vecs; k++) {
-        vec e = exp_normal(vec_sub(vec_load(p + k * VEC), highest));
-        if (count < TILE_ROWS)
-            e = vec_keep(e, vec_zero(), lanes_within(k, heads, count));
-        vec_store(p + k * VEC, e);
-        vec_store(sums + k * VEC, vec_add(vec_load(sums + k * VEC), e));
-    }
+    if (count == TILE_ROWS) {
+        UNROLL
+        for (int k = 0; k < n_vecs; k++)
+            vec_store(p + k * VEC, exp_normal(vec_sub(vec_load(p + k * VEC), highest)));
+    } else
+        for (int k = 0; k < n_vecs; k++)
+            vec_store(p + k * VEC,
+                      vec_keep(exp_normal(vec_sub(vec_load(p + k * VEC), highest)), vec_zero(), lanes_within(k, heads, count)));
+    UNROLL
+    for (int k = 0; k < n_vecs; k++)
+        vec_store(sums + k * VEC, vec_add(vec_load(sums + k * VEC), vec_load(p + k * VEC)));
 }
 
 typedef void group_scores_fn(float *p, const void *queries, const void *const *rows, size_t step, const struct due *due);

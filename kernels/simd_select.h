@@ -3,18 +3,6 @@
 #ifndef BUTLER_SIMD_SELECT_H
 #define BUTLER_SIMD_SELECT_H
 
-/* 2^x, x <= 0, within 4 units in the last place, and no subnormal number: 2^-126 below. */
-INLINE vec exp2_normal(vec x)
-{
-    const vec t = vec_max(vec_set1(-126.0f), x), n = vec_round(t), r = vec_sub(t, n);
-    /* 2^r for |r| <= 1/2: 1 there where r is 0, else fitted for the least relative error, 9.2e-8. */
-    vec y = vec_fma(vec_set1(0x1.5bba14p-10f), r, vec_set1(0x1.3cea88p-7f));
-    y = vec_fma(y, r, vec_set1(0x1.c6b752p-5f));
-    y = vec_fma(y, r, vec_set1(0x1.ebf9bcp-3f));
-    y = vec_fma(y, r, vec_set1(0x1.62e42ap-1f));
-    return vec_scale2_normal(vec_fma(y, r, vec_set1(1.0f)), n);
-}
-
 /* In one pass, for long rows of many heads lie beyond the second cache: sums against the maximum so far, which are scaled down
  * where a chunk has a higher one. What is too small for a normal number beside a 1 counts as one of those. */
 static float log_sum_exp(const float *x, float factor, int n)
