@@ -162,6 +162,15 @@ INLINE void scores_of_rows(float (*p)[TILE_ROWS], struct tile_scales *scales, co
 
 /* ------------------------------------------------------------------------------------- four or eight heads a key */
 
+/* i is a compile-time constant, but not to every compiler's mind when the instruction wants one. */
+INLINE __m128i quarter_of(__m512i v, int i)
+{
+    return i == 0   ? _mm512_castsi512_si128(v)
+           : i == 1 ? _mm512_extracti32x4_epi32(v, 1)
+           : i == 2 ? _mm512_extracti32x4_epi32(v, 2)
+                    : _mm512_extracti32x4_epi32(v, 3);
+}
+
 /* Heads by tokens becomes tokens by heads: p[TILE_ROWS][heads]. */
 INLINE void store_by_tokens(float *p, const vec *scores, int heads)
 {
@@ -178,7 +187,7 @@ INLINE void store_by_tokens(float *p, const vec *scores, int heads)
         for (int i = 0; i < 4; i++) {
             UNROLL
             for (int k = 0; k < heads; k += 4)
-                _mm_store_si128((__m128i *)(p + (r + i) * heads + k), _mm512_extracti32x4_epi32(v[k + i], r / 4));
+                _mm_store_si128((__m128i *)(p + (r + i) * heads + k), quarter_of(v[k + i], r / 4));
         }
     }
 }
