@@ -210,7 +210,8 @@ def run(jobs, n_workers, totals):
             print(f"{'FAIL' if job.failed else 'ok  '} {job.name:32} {counts}{notes}, {job.seconds:.1f} s", flush=True)
             text = job.log.read_text(errors="replace")
             if job.failed:
-                print("\n".join("     " + line for line in text.splitlines()[-60:]), flush=True)
+                lines = [line for line in text.splitlines() if not re.match(r"#\d+\s", line)]  # what libFuzzer says on its way
+                print("\n".join("     " + line for line in lines[-60:]), flush=True)
             elif job.skipped:
                 words = [line for line in text.splitlines() if re.search(r"skip|absent|SKIP", line)]
                 print("\n".join("     " + line for line in words[:8]), flush=True)
