@@ -119,8 +119,8 @@ struct butler_kernels {
     /* Where they are faster than gemm (NULL elsewhere): the same products of quantised rows with tokens in fixed point as fix has
      * it, n a multiple of 32. turn_rows makes butler_turned_bytes(n_rows, n) bytes of a type's rows (NULL for others), fix_tokens
      * butler_fixed_token_bytes(n) a token, both at multiples of 64. A pair (token, row) is summed in the same order in any company.
-     * Other numbers of rows than multiples of turned_rows are slower. */
-    int turned_rows;
+     */
+    int turned_rows; /* rows that go together: a part of them takes as long */
     void (*turn_rows[BUTLER_N_TYPES])(void *turned, const void *rows, size_t row_bytes, int n_rows, int n);
     void (*fix_tokens)(void *fixed, const float *x, size_t x_stride, int n_tokens, int n);
     void (*gemm_fixed)(float *y, size_t y_stride, enum butler_type type, const void *turned, int n_rows, const void *fixed,

@@ -80,16 +80,12 @@ INLINE void group_weights(float (*weights)[TILE_ROWS * GROUP_HEADS], const float
     static void name##_values(float *acc, const float *p, const void *const *rows, size_t step, const struct due *due,             \
                               size_t skip, int count)                                                                              \
     {                                                                                                                              \
-        _Alignas(32) float weights[GROUP_BLOCKS][TILE_ROWS * GROUP_HEADS];                                                         \
+        _Alignas(64) float weights[GROUP_BLOCKS][TILE_ROWS * GROUP_HEADS];                                                         \
         group_weights(weights, p, heads, rows, step, skip, n);                                                                     \
         name##_weighted(acc, weights[0], rows, step, due, skip, count);                                                            \
     }                                                                                                                              \
     GROUP_ATTEND(name, ROW_Q8_0, heads, n, lie_dense, fixed_queries, fix_queries)
-GROUP_Q8_0(group_q8_0_4_64, 4, 64)
-GROUP_Q8_0(group_q8_0_4_128, 4, 128)
-GROUP_Q8_0(group_q8_0_8_64, 8, 64)
-GROUP_Q8_0(group_q8_0_8_128, 8, 128)
-GROUP_OF(group_q8_0)
+GROUPS_OF(GROUP_Q8_0, group_q8_0)
 
 static void attend_groups(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
                           size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)

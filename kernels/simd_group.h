@@ -253,8 +253,13 @@ typedef void attend_group_fn(float *acc, size_t acc_stride, float *top, float *s
                      keys, apart, n_rows, n);                                                                                      \
     }
 
-/* The function for n_q heads of n channels, or NULL. */
-#define GROUP_OF(name)                                                                                                             \
+/* GROUP(name, heads, n) for each number of heads and channels that has a function of its own, and name_of: that for n_q heads of n
+ * channels, or NULL. */
+#define GROUPS_OF(GROUP, name)                                                                                                     \
+    GROUP(name##_4_64, 4, 64)                                                                                                      \
+    GROUP(name##_4_128, 4, 128)                                                                                                    \
+    GROUP(name##_8_64, 8, 64)                                                                                                      \
+    GROUP(name##_8_128, 8, 128)                                                                                                    \
     static attend_group_fn *name##_of(int n_q, int n)                                                                              \
     {                                                                                                                              \
         return n_q == 4 && n == 64    ? name##_4_64                                                                                \

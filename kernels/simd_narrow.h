@@ -233,11 +233,7 @@ VALUES(values_f16, ROW_F16)
     GROUP_SCORES(name##_scores, group_scores_f16, ROW_F16, heads, n)                                                               \
     GROUP_VALUES(name##_values, ROW_F16, heads, n)                                                                                 \
     GROUP_ATTEND(name, ROW_F16, heads, n, lie_dense, group_queries, lay_queries)
-GROUP_F16(group_f16_4_64, 4, 64)
-GROUP_F16(group_f16_4_128, 4, 128)
-GROUP_F16(group_f16_8_64, 8, 64)
-GROUP_F16(group_f16_8_128, 8, 128)
-GROUP_OF(group_f16)
+GROUPS_OF(GROUP_F16, group_f16)
 
 /* attend_any, F16 rows by the tiles of this file. */
 INLINE void attend_narrow(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,

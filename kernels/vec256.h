@@ -164,7 +164,7 @@ INLINE vec vec_swap_halves(vec v)
 {
     return _mm256_permute2f128_ps(v, v, 1);
 }
-INLINE vec vec_swap_fours(vec v)
+INLINE vec vec_swap_fours(vec v) /* of which there are two */
 {
     return vec_swap_halves(v);
 }
