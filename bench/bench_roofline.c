@@ -512,8 +512,11 @@ int main(int argc, char **argv)
         return 1;
     }
     madvise(r.set, set_bytes[N_SETS - 1], MADV_HUGEPAGE);
-    for (size_t i = 0; i < set_bytes[N_SETS - 1]; i += 64)
-        r.set[i] = (unsigned char)(i >> 6); /* pages that were never written all share one of zeros */
+    uint64_t seed = 3;
+    for (size_t i = 0; i < set_bytes[N_SETS - 1]; i += 64) { /* pages that are alike may share memory, and then a cache */
+        const uint64_t random = butler_random(&seed);
+        memcpy(r.set + i, &random, sizeof random);
+    }
     choose_ahead(&r);
     if (!r.skip_ceilings)
         print_ceilings(&r);
