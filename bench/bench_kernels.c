@@ -334,8 +334,8 @@ static void run_av(const struct job *job)
                                 BUTLER_MIN(CALL_ROWS, job->n_rows - j), job->n);
 }
 
-/* Keys and values as the engine has them: a page of keys, then their values. */
-enum { PAGE_ROWS = 16, SLICE_ROWS = 1024, CACHED_ROWS = 2 * SLICE_ROWS };
+/* Keys and values as the engine has them: each value behind its key. */
+enum { SLICE_ROWS = 1024, CACHED_ROWS = 2 * SLICE_ROWS };
 
 static void run_attend(const struct job *job)
 {
@@ -343,7 +343,7 @@ static void run_attend(const struct job *job)
     float top[8], sum[8];
     for (int j = 0; j < job->n_rows; j += SLICE_ROWS)
         b->table->attend[job->type](b->y, (size_t)job->n, top, sum, NULL, 0, b->x, (size_t)job->n, job->n_q, job->rows + j,
-                                    PAGE_ROWS * job->row_bytes, BUTLER_MIN(SLICE_ROWS, job->n_rows - j), job->n);
+                                    job->row_bytes, BUTLER_MIN(SLICE_ROWS, job->n_rows - j), job->n);
 }
 
 static void read_pairs(const struct job *job)
@@ -353,24 +353,24 @@ static void read_pairs(const struct job *job)
         const int n = BUTLER_MIN(SLICE_ROWS, job->n_rows - j);
         for (int r = 0; r < n; r++) {
             rows[2 * r] = job->rows[j + r];
-            rows[2 * r + 1] = (const unsigned char *)job->rows[j + r] + PAGE_ROWS * job->row_bytes;
+            rows[2 * r + 1] = (const unsigned char *)job->rows[j + r] + job->row_bytes;
         }
         job->bench->sink += (double)ceiling_gather(rows, 2 * n, job->row_bytes);
     }
 }
 
-/* The rows of every slice (of paged ones, those of keys) in order, or in a random one. Returns rows per slice. */
-static int list_rows(struct bench *b, size_t row_bytes, bool paged, bool shuffled)
+/* The rows of every slice (of pairs, the keys) in order, or in a random one. Returns rows per slice. */
+static int list_rows(struct bench *b, size_t row_bytes, bool pairs, bool shuffled)
 {
     int n = (int)(SLICE / row_bytes), n_slices = (int)(b->set_bytes / SLICE);
     uint64_t seed = 3;
-    n = BUTLER_MIN(paged ? n / (2 * PAGE_ROWS) * PAGE_ROWS : n, b->max_rows / n_slices);
+    n = BUTLER_MIN(pairs ? n / 2 : n, b->max_rows / n_slices);
     for (int slice = 0; slice < n_slices; slice++) {
         const void **rows = b->rows + (size_t)slice * (size_t)n;
         const unsigned char *first =
             b->set + (size_t)slice * SLICE / row_bytes * row_bytes; /* blocks begin where they were written */
         for (int j = 0; j < n; j++)
-            rows[j] = first + (size_t)(paged ? j / PAGE_ROWS * PAGE_ROWS + j : j) * row_bytes;
+            rows[j] = first + (size_t)(pairs ? 2 * j : j) * row_bytes;
         for (int j = n - 1; j > 0 && shuffled; j--) {
             int k = (int)(butler_random(&seed) % (uint64_t)(j + 1));
             const void *row = rows[j];

@@ -115,7 +115,7 @@ INLINE void scores_of_tile(float (*p)[TILE_ROWS], const struct tile_scales *scal
     {                                                                                                                              \
         (void)n;                                                                                                                   \
         if (step)                                                                                                                  \
-            scores_of_tile(p, scales, fixed, i, n_q, rows, row_offset(ROW_Q8_0, length), due, length);                             \
+            scores_of_tile(p, scales, fixed, i, n_q, rows, dense_step(ROW_Q8_0, length), due, length);                             \
         else                                                                                                                       \
             scores_of_tile(p, scales, fixed, i, n_q, rows, 0, due, length);                                                        \
     }

@@ -52,10 +52,10 @@ static void fix_queries(struct fixed_queries *fixed, const float *q, size_t q_st
     }
 }
 
-/* Whether a tile's rows lie row_bytes apart. */
-INLINE bool lie_dense(const void *const *rows, size_t row_bytes)
+/* Whether a tile's rows lie `step` bytes apart. */
+INLINE bool lie_dense(const void *const *rows, size_t step)
 {
-    const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7), bytes = _mm512_set1_epi64((long long)row_bytes);
+    const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7), bytes = _mm512_set1_epi64((long long)step);
     const __m512i low = _mm512_add_epi64(_mm512_set1_epi64((long long)(uintptr_t)rows[0]), _mm512_mullo_epi64(lane, bytes));
     const __m512i high = _mm512_add_epi64(low, _mm512_slli_epi64(bytes, 3));
     return (_mm512_cmpneq_epi64_mask(_mm512_loadu_si512(rows), low) |

@@ -20,8 +20,8 @@ INLINE int tiles_later(size_t row_bytes)
     return 3 * tiles_soon(row_bytes);
 }
 
-/* Whether a tile's rows lie one after the other, which saves looking up where each is. An ISA may have none: NULL. */
-typedef bool dense_fn(const void *const *rows, size_t row_bytes);
+/* Whether a tile's rows lie `step` bytes apart, which saves looking up where each is. An ISA may have none: NULL. */
+typedef bool dense_fn(const void *const *rows, size_t step);
 
 /* A list of keys as tiles. */
 struct tiles {
@@ -36,9 +36,9 @@ INLINE const void *const *tile_at(const struct tiles *tiles, int j)
     return j < tiles->whole ? tiles->keys + j : tiles->last;
 }
 
-INLINE void next_is_dense(struct tiles *tiles, dense_fn *lie_dense, const void *const *rows, size_t row_bytes)
+INLINE void next_is_dense(struct tiles *tiles, dense_fn *lie_dense, const void *const *rows, size_t step)
 {
-    tiles->dense = lie_dense && lie_dense(rows, row_bytes) ? tiles->dense + 1 : 0;
+    tiles->dense = lie_dense && lie_dense(rows, step) ? tiles->dense + 1 : 0;
 }
 
 /* Fetches the first tiles, too: keys, and values so far `apart`. */
@@ -52,7 +52,7 @@ INLINE void begin_tiles(struct tiles *tiles, enum row_type type, dense_fn *lie_d
     const size_t row_bytes = row_offset(type, n);
     for (int j = 0; j < tiles_later(row_bytes) * TILE_ROWS; j += TILE_ROWS) {
         const void *const *rows = tile_at(tiles, j);
-        next_is_dense(tiles, lie_dense, rows, row_bytes);
+        next_is_dense(tiles, lie_dense, rows, 2 * row_bytes);
         for (int r = 0; j < n_rows && r < 2 * TILE_ROWS; r++)
             fetch(type, (const uint8_t *)rows[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : apart), 0, n);
     }
@@ -63,7 +63,7 @@ INLINE struct due due_at(struct tiles *tiles, dense_fn *lie_dense, size_t row_by
 {
     struct due due = {.soon = tile_at(tiles, next + tiles_soon(row_bytes) * TILE_ROWS),
                       .later = tile_at(tiles, next + tiles_later(row_bytes) * TILE_ROWS)};
-    next_is_dense(tiles, lie_dense, due.later, row_bytes);
+    next_is_dense(tiles, lie_dense, due.later, 2 * row_bytes);
     due.dense = tiles->dense > tiles_later(row_bytes) + 1;
     return due;
 }
@@ -204,18 +204,19 @@ INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, fl
     for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
         struct due due = due_at(&tiles, lie_dense, row_bytes, next);
+        const size_t step = due.dense ? dense_step(type, n) : 0;
         if (n_next > 0) {
             if (scores_of)
-                scores_of(p[turn], &scales, queries, n_q, tile_at(&tiles, next), due.dense ? row_bytes : 0, due, n);
+                scores_of(p[turn], &scales, queries, n_q, tile_at(&tiles, next), step, due, n);
             else
                 tile_scores(type, p[turn], &scales, q, q_stride, n_q, tile_at(&tiles, next), due, n);
             for (int i = 0; s && i < n_q; i++)
                 memcpy(s + i * s_stride + next, p[turn][i], (size_t)n_next * sizeof *s);
         }
-        due.skip = apart;
+        due.skip = due.dense ? TILE_ROWS * row_bytes : apart;
         if (j >= 0 && due.dense)
-            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, tile_at(&tiles, j), row_bytes, due, apart,
-                        TILE_ROWS, n);
+            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, tile_at(&tiles, j), dense_step(type, n), due,
+                        apart, TILE_ROWS, n);
         else if (j >= 0)
             tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, tile_at(&tiles, j), 0, due, apart,
                         BUTLER_MIN(n_rows - j, TILE_ROWS), n);

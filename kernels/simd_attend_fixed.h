@@ -8,7 +8,7 @@ INLINE void fixed_scores(float (*p)[TILE_ROWS], struct tile_scales *scales, cons
                          size_t step, struct due due, int n)
 {
     if (step)
-        scores_of_rows(p, scales, queries, n_q, rows, row_offset(ROW_Q8_0, n), due, n);
+        scores_of_rows(p, scales, queries, n_q, rows, dense_step(ROW_Q8_0, n), due, n);
     else
         scores_of_rows(p, scales, queries, n_q, rows, 0, due, n);
 }
@@ -65,7 +65,7 @@ INLINE void group_weights(float (*weights)[TILE_ROWS * GROUP_HEADS], const float
 {
     _Alignas(64) float d[GROUP_BLOCKS][TILE_ROWS];
     if (step)
-        load_scales(d, rows, row_offset(ROW_Q8_0, n), skip, n);
+        load_scales(d, rows, dense_step(ROW_Q8_0, n), skip, n);
     else
         load_scales(d, rows, 0, skip, n);
     for (int b = 0; b < n / BLOCK; b++)

@@ -102,8 +102,14 @@ INLINE void fetch(enum row_type type, const void *row, int begin, int end)
         prefetch_second((const uint8_t *)row + last - 1);
 }
 
-/* Rows that are attended to together: as many as a page of the cache has, where they lie one after the other. */
+/* Rows that are attended to together: as many as a page of the cache has. */
 #define TILE_ROWS 16
+
+/* Bytes from a key to the next where they lie dense: a key's value lies between, as the cache has them. */
+INLINE size_t dense_step(enum row_type type, int n)
+{
+    return 2 * row_offset(type, n);
+}
 
 /* Row r of a list, or, where step is not 0, of rows that lie so many bytes apart from the list's first on. */
 INLINE const uint8_t *row_at(const void *const *rows, size_t step, int r)
@@ -117,7 +123,7 @@ struct due {
     const void *const *soon, *const *later;
     size_t skip;     /* the rows begin so many bytes further on */
     int parts, part; /* rows r are fetched for which r & parts is part; parts: 0 or 1 */
-    bool dense;      /* TILE_ROWS rows each that lie one after the other: a line for every 64 bytes of theirs */
+    bool dense;      /* both are tiles that lie dense: keys and values are lines one after the other, half of which are due */
 };
 
 /* Fetches what is due with rows [r, r + count) of a tile: elements [begin, end) of as many rows, or of a dense tile its part of the

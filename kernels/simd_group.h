@@ -197,13 +197,13 @@ INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_f
     for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
         struct due due = due_at(&tiles, lie_dense, row_bytes, next);
-        const size_t step = due.dense ? row_bytes : 0;
+        const size_t step = due.dense ? dense_step(type, n) : 0;
         if (n_next > 0) {
             scores_of(g.p[turn], queries, tile_at(&tiles, next), step, &due);
             for (int i = 0; s && i < heads * n_next; i++)
                 s[(size_t)(i % heads) * s_stride + (size_t)(next + i / heads)] = g.p[turn][i];
         }
-        due.skip = apart;
+        due.skip = due.dense ? TILE_ROWS * row_bytes : apart;
         if (j >= 0)
             values_of(g.acc, g.p[turn ^ 1], tile_at(&tiles, j), step, &due, apart, BUTLER_MIN(n_rows - j, TILE_ROWS));
         if (n_next > 0)
@@ -225,7 +225,7 @@ INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_f
                                                const struct due *due)                                                              \
     {                                                                                                                              \
         if (step)                                                                                                                  \
-            scores(p, q, heads, rows, row_offset(type, n), due, n);                                                                \
+            scores(p, q, heads, rows, dense_step(type, n), due, n);                                                                \
         else                                                                                                                       \
             scores(p, q, heads, rows, 0, due, n);                                                                                  \
     }
@@ -234,7 +234,7 @@ INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_f
                                                const struct due *due, size_t skip, int count)                                      \
     {                                                                                                                              \
         if (step)                                                                                                                  \
-            group_values(type, acc, weights, heads, rows, row_offset(type, n), due, skip, TILE_ROWS, n);                           \
+            group_values(type, acc, weights, heads, rows, dense_step(type, n), due, skip, TILE_ROWS, n);                           \
         else                                                                                                                       \
             group_values(type, acc, weights, heads, rows, 0, due, skip, count, n);                                                 \
     }

@@ -4,12 +4,12 @@
 #ifndef BUTLER_SIMD_NARROW_H
 #define BUTLER_SIMD_NARROW_H
 
-/* Whether a tile's rows lie row_bytes apart. */
-INLINE bool lie_dense(const void *const *rows, size_t row_bytes)
+/* Whether a tile's rows lie `step` bytes apart. */
+INLINE bool lie_dense(const void *const *rows, size_t step)
 {
     uintptr_t apart = 0;
     _Pragma("GCC unroll 1") for (size_t r = 0; r < TILE_ROWS; r++) /* so that compilers see vectors */
-        apart |= (uintptr_t)rows[r] ^ ((uintptr_t)rows[0] + r * row_bytes);
+        apart |= (uintptr_t)rows[r] ^ ((uintptr_t)rows[0] + r * step);
     return apart == 0;
 }
 
@@ -97,7 +97,7 @@ INLINE void scores_tile(float *p, const struct plain_queries *queries, int i, in
     {                                                                                                                              \
         (void)n;                                                                                                                   \
         if (step)                                                                                                                  \
-            scores_tile(p, queries, i, n_q, rows, row_offset(ROW_F16, length), due, length);                                       \
+            scores_tile(p, queries, i, n_q, rows, dense_step(ROW_F16, length), due, length);                                       \
         else                                                                                                                       \
             scores_tile(p, queries, i, n_q, rows, 0, due, length);                                                                 \
     }
@@ -186,7 +186,7 @@ INLINE void values_tile(enum row_type type, float *acc, size_t acc_stride, const
     {                                                                                                                              \
         (void)n;                                                                                                                   \
         if (step)                                                                                                                  \
-            values_tile(type, acc, acc_stride, p, n_q, rows, row_offset(type, length), due, skip, TILE_ROWS, length);              \
+            values_tile(type, acc, acc_stride, p, n_q, rows, dense_step(type, length), due, skip, TILE_ROWS, length);              \
         else                                                                                                                       \
             values_tile(type, acc, acc_stride, p, n_q, rows, 0, due, skip, n_rows, length);                                        \
     }

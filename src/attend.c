@@ -131,7 +131,7 @@ void butler_attend_keys(const struct butler_kv *kv, const struct butler_kv_head 
         const unsigned char *row = butler_kv_key_row(kv, head, (uint32_t)(first + i));
         m = BUTLER_MIN(BUTLER_PAGE - (first + i) % BUTLER_PAGE, n - i);
         for (int r = 0; r < m; r++)
-            keys[i + r] = row + (size_t)r * kv->row_bytes;
+            keys[i + r] = row + (size_t)r * 2 * kv->row_bytes;
     }
 }
 
@@ -140,7 +140,7 @@ void butler_attend_rows(const struct butler_kv *kv, const struct butler_kv_head 
 {
     butler_attend_keys(kv, head, slots, first, n, keys);
     for (int i = 0; i < n; i++)
-        values[i] = (const unsigned char *)keys[i] + BUTLER_PAGE * kv->row_bytes;
+        values[i] = (const unsigned char *)keys[i] + kv->row_bytes;
 }
 
 /* Keys that are stored unrotated, as floats rotated by their place in the cache: rows become pointers to scratch. */
@@ -204,7 +204,7 @@ static void attend_in_three(const struct butler_layer_state *state, int thread, 
     const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
     const void *values[BUTLER_SLICE];
     for (int i = 0; i < n; i++)
-        values[i] = (const unsigned char *)keys[i] + BUTLER_PAGE * kv->row_bytes;
+        values[i] = (const unsigned char *)keys[i] + kv->row_bytes;
     butler_attend_scores(state, thread, s, stride, q, n_q, keys, rank, n);
     memset(acc, 0, (size_t)n_q * dim * sizeof *acc);
     for (int i = 0; i < n_q; i++) {
@@ -236,7 +236,7 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
             attend_in_three(state, thread, scaled, m, keys, from, n_rows, s, out, top, sum);
         else
             kv->kernels->attend[kv->type](out, dim, top, sum, weights ? s : NULL, stride, scaled, dim, m, keys,
-                                          BUTLER_PAGE * kv->row_bytes, n_rows, kv->head_dim);
+                                          kv->row_bytes, n_rows, kv->head_dim);
         for (int h = 0; h < m; h++) {
             float *partial = partial_of(state, head + h, slice);
             partial[0] = top[h];

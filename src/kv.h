@@ -1,6 +1,7 @@
 /* The KV store of one session. Every (layer, KV head) has its own page table, its own number of tokens and, under an
- * evicting policy, its own set of them. A page holds BUTLER_PAGE keys and then their values, so that reading a run of
- * tokens is one sequential read; pages of a head come in extents, so that neighbouring pages are neighbours in memory.
+ * evicting policy, its own set of them. A page holds BUTLER_PAGE tokens, each a key and, behind it, its value, so that a run of
+ * tokens is one sequential read and a token by itself lies in neighbouring lines; pages of a head come in extents, so that
+ * neighbouring pages are neighbours in memory.
  *
  * A slot is the place of a token in a head: row slot % BUTLER_PAGE of page slot / BUTLER_PAGE. Slots in use are always
  * 0 .. n_slots-1. Without eviction slot i holds position i; with it `positions` says which.
@@ -64,12 +65,12 @@ static inline struct butler_kv_head *butler_kv_at(const struct butler_kv *kv, in
 
 static inline unsigned char *butler_kv_key_row(const struct butler_kv *kv, const struct butler_kv_head *head, uint32_t slot)
 {
-    return kv->pool + (size_t)head->pages[slot / BUTLER_PAGE] * kv->page_bytes + slot % BUTLER_PAGE * kv->row_bytes;
+    return kv->pool + (size_t)head->pages[slot / BUTLER_PAGE] * kv->page_bytes + slot % BUTLER_PAGE * 2 * kv->row_bytes;
 }
 
 static inline unsigned char *butler_kv_value_row(const struct butler_kv *kv, const struct butler_kv_head *head, uint32_t slot)
 {
-    return butler_kv_key_row(kv, head, slot) + BUTLER_PAGE * kv->row_bytes;
+    return butler_kv_key_row(kv, head, slot) + kv->row_bytes;
 }
 
 static inline int32_t butler_kv_position(const struct butler_kv_head *head, uint32_t slot)

@@ -184,15 +184,15 @@ static void check_av(const struct butler_kernels *table, int type, int n_q, int 
     }
 }
 
-/* Keys and, `apart` bytes further on, their values: each pair in pages of its own, or 16 keys and then their values, page after
- * page, as the engine has them, where a few lists have two rows exchanged. */
+/* Keys and, `apart` bytes further on, their values: each pair in pages of its own, or pair after pair, as the engine has them,
+ * where a few lists have two exchanged. */
 static size_t place_pairs(unsigned char **keys, int type, int n_rows, int n, int trial, bool paged)
 {
-    const size_t bytes = kv_bytes(type, n), apart = paged ? 16 * bytes : bytes + (size_t)(trial % 4);
+    const size_t bytes = kv_bytes(type, n), apart = bytes + (paged ? 0 : (size_t)(trial % 4));
     unsigned char *first =
-        paged ? guarded_at(&arena, (size_t)(n_rows + 15) / 16 * 32 * bytes, trial % 2, (size_t)(trial / 2 % 3)) : NULL;
+        paged ? guarded_at(&arena, (size_t)n_rows * 2 * bytes, trial % 2, (size_t)(trial / 2 % 3)) : NULL;
     for (int j = 0; j < n_rows; j++)
-        keys[j] = paged ? first + (size_t)(j / 16 * 32 + j % 16) * bytes
+        keys[j] = paged ? first + (size_t)(2 * j) * bytes
                         : guarded_at(&row_pages[j], apart + bytes, (trial + j) % 2, (size_t)(trial / 2 % 3));
     if (paged && trial % 3 == 0 && n_rows > 1) {
         const int j = trial % (n_rows - 1);
