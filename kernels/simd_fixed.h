@@ -14,7 +14,7 @@
  *   words_dot(weights, x)                   32 signed bytes with 32 words: sums of four
  *   dot_two(w0, w1, x)                      unsigned bytes with x's high bytes for w0, low bytes for w0, then those for w1:
  *                                           sums over the four bytes of a lane of each
- *   small_halves(first, second, w, size, n_blocks)   what each of VEC blocks begins with: one half and the next
+ *   small_halves(w, size, n_blocks)         the halves at w, w + size, ... of VEC blocks at most
  *   small_nibbles(low, high, quants, size)  16 bytes of nibbles of each of VEC / 4 blocks
  *   small_fifths(low, high, fifths, size)   adds the fifth bits of as many
  *   spread4(v, first)                       four lanes for each of VEC / 4 lanes of v
@@ -145,13 +145,13 @@ INLINE void small_chunk(enum butler_type type, vec acc[ROWS], vec rest[ROWS], co
     _Alignas(64) float single[ROWS][VEC];
     UNROLL
     for (int r = 0; r < n_rows; r++) {
-        vec d, m;
-        small_halves(&d, &m, w + (size_t)r * row_bytes, size, n_blocks);
+        const vec d = small_halves(w + (size_t)r * row_bytes, size, n_blocks);
         scales[r] = vec_mul(d, x_scales);
         if (type == BUTLER_Q8_0)
             vec_store(single[r], scales[r]);
         else
-            rest[r] = vec_fma(has_minimum(type) ? m : d, x_sums, rest[r]);
+            rest[r] =
+                vec_fma(has_minimum(type) ? small_halves(w + (size_t)r * row_bytes + 2, size, n_blocks) : d, x_sums, rest[r]);
     }
     int k = 0;
     for (; k + GROUP <= n_blocks; k += GROUP) {

@@ -262,6 +262,13 @@ INLINE vec vec_load_halves(const uint8_t *const at[VEC])
     const uint64_t words[VEC / 4] = {four_halves(at), four_halves(at + 4)};
     return vec_load_half(words);
 }
+/* The halves at p, p + step, ... */
+INLINE vec vec_load_halves_apart(const uint8_t *p, size_t step)
+{
+    const uint8_t *const at[VEC] = {p,            p + step,     p + 2 * step, p + 3 * step,
+                                    p + 4 * step, p + 5 * step, p + 6 * step, p + 7 * step};
+    return vec_load_halves(at);
+}
 INLINE vec vec_load_half_some(const void *p, int count)
 {
     uint16_t t[VEC] = {0};

@@ -210,6 +210,13 @@ INLINE vec vec_load_halves(const uint8_t *const at[VEC])
     words = _mm_insert_epi16(words, load_u16(at[6]), 6);
     return _mm256_cvtph_ps(_mm_insert_epi16(words, load_u16(at[7]), 7));
 }
+/* The halves at p, p + step, ... */
+INLINE vec vec_load_halves_apart(const uint8_t *p, size_t step)
+{
+    const uint8_t *const at[VEC] = {p,            p + step,     p + 2 * step, p + 3 * step,
+                                    p + 4 * step, p + 5 * step, p + 6 * step, p + 7 * step};
+    return vec_load_halves(at);
+}
 INLINE vec vec_load_half_some(const void *p, int count)
 {
     return _mm256_cvtph_ps(load_u16_some(p, count));

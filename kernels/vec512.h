@@ -195,6 +195,26 @@ INLINE vec vec_load_halves(const uint8_t *const at[VEC])
     return _mm512_cvtph_ps(_mm256_set_epi64x((long long)four_halves(at + 12), (long long)four_halves(at + 8),
                                              (long long)four_halves(at + 4), (long long)four_halves(at)));
 }
+/* The words at p, p + step, ... as eight lanes: each is loaded into its lane, and what is loaded around it left out, which takes an
+ * instruction a word and no shuffle. Reads up to p + 7 step + 2, step >= 16. */
+INLINE __m128i eight_words(const uint8_t *p, size_t step)
+{
+#define AROUND(lane) _mm_loadu_si128((const __m128i *)(p + (lane) * (step - 2)))
+    __m128i v = _mm_blend_epi16(AROUND(0), AROUND(1), 0x02);
+    v = _mm_blend_epi16(v, AROUND(2), 0x04);
+    v = _mm_blend_epi16(v, AROUND(3), 0x08);
+    v = _mm_blend_epi16(v, AROUND(4), 0x10);
+    v = _mm_blend_epi16(v, AROUND(5), 0x20);
+    v = _mm_blend_epi16(v, AROUND(6), 0x40);
+    return _mm_blend_epi16(v, AROUND(7), 0x80);
+#undef AROUND
+}
+
+/* The halves at p, p + step, ...; reads what lies between, too. */
+INLINE vec vec_load_halves_apart(const uint8_t *p, size_t step)
+{
+    return _mm512_cvtph_ps(_mm256_set_m128i(eight_words(p + 8 * step, step), eight_words(p, step)));
+}
 INLINE vec vec_load_half_some(const void *p, int count)
 {
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(vec_first(count), p));

@@ -29,6 +29,15 @@ INLINE void load_halves(float t[4], const uint8_t *b, size_t stride, int n)
     __asm__("" : "+m"(*(float(*)[4])t));
 }
 
+/* The n words at p, p + step, ..., at most eight, as lanes; the others are 0. */
+INLINE __m128i some_words(const uint8_t *p, size_t step, int n)
+{
+    uint64_t words[2] = {0};
+    for (int i = 0; i < n; i++)
+        words[i / 4] |= (uint64_t)load_u16(p + (size_t)i * step) << i % 4 * 16;
+    return _mm_set_epi64x((long long)words[1], (long long)words[0]);
+}
+
 typedef __m128i bytes16; /* 16 small numbers, for vec_from_i8 */
 
 INLINE bytes16 bytes16_load(const uint8_t *p)

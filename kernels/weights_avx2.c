@@ -66,22 +66,10 @@ INLINE void put_sums(float *y, int y_step, const vec *v, int n_rows)
 
 /* ----------------------------------------------------------------------------------------- blocks of 32 */
 
-/* Eight halves, four a word: a load of words that were just stored would wait for the stores. */
-INLINE vec from_words(const uint64_t words[2])
+/* Put together by integer instructions: vectors have enough to do. */
+INLINE vec small_halves(const uint8_t *w, int size, int n_blocks)
 {
-    return _mm256_cvtph_ps(_mm_set_epi64x((long long)words[1], (long long)words[0]));
-}
-
-INLINE void small_halves(vec *first, vec *second, const uint8_t *w, int size, int n_blocks)
-{
-    uint64_t firsts[2] = {0}, seconds[2] = {0};
-    for (int b = 0; b < n_blocks; b++) {
-        const uint64_t both = load_u32(w + b * size);
-        firsts[b / 4] |= (both & 0xffff) << b % 4 * 16;
-        seconds[b / 4] |= (both >> 16) << b % 4 * 16;
-    }
-    *first = from_words(firsts);
-    *second = from_words(seconds);
+    return _mm256_cvtph_ps(some_words(w, (size_t)size, n_blocks));
 }
 
 INLINE bytes low_nibbles(bytes b)
