@@ -81,7 +81,7 @@ INLINE void load_scales(float (*scales)[TILE_ROWS], const void *const *rows, siz
             UNROLL
             for (int k = 0; k < VEC; k++)
                 at[k] = row_at(rows, step, r + k) + skip;
-            vec_store(scales[b] + r, step ? vec_load_halves_apart(at[0], step) : vec_load_halves(at));
+            vec_store(scales[b] + r, vec_load_halves(at, step));
         }
     }
 }

@@ -256,18 +256,12 @@ INLINE vec vec_load_key_scales(const uint8_t *p)
     return (vec){vreinterpretq_f32_u32(vaddq_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(bytes)), KEY_SCALE_SHIFT), base)),
                  vreinterpretq_f32_u32(vaddq_u32(vshlq_n_u32(vmovl_high_u16(bytes), KEY_SCALE_SHIFT), base))};
 }
-/* VEC halves from anywhere. */
-INLINE vec vec_load_halves(const uint8_t *const at[VEC])
+/* VEC halves from anywhere; step: how far apart they lie where that is known, or 0. */
+INLINE vec vec_load_halves(const uint8_t *const at[VEC], size_t step)
 {
+    (void)step;
     const uint64_t words[VEC / 4] = {four_halves(at), four_halves(at + 4)};
     return vec_load_half(words);
-}
-/* The halves at p, p + step, ... */
-INLINE vec vec_load_halves_apart(const uint8_t *p, size_t step)
-{
-    const uint8_t *const at[VEC] = {p,            p + step,     p + 2 * step, p + 3 * step,
-                                    p + 4 * step, p + 5 * step, p + 6 * step, p + 7 * step};
-    return vec_load_halves(at);
 }
 INLINE vec vec_load_half_some(const void *p, int count)
 {

@@ -198,9 +198,11 @@ INLINE vec vec_load_key_scales(const uint8_t *p)
     const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), KEY_SCALE_SHIFT);
     return _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_set1_epi32(KEY_SCALE_BASE)));
 }
-/* VEC halves from anywhere. Put together by integer instructions they take twice as many, which compilers vectorise at that. */
-INLINE vec vec_load_halves(const uint8_t *const at[VEC])
+/* VEC halves from anywhere; step: how far apart they lie where that is known, or 0. Put together by integer instructions they take
+ * twice as many, which compilers vectorise at that; loaded into their lanes they take as long. */
+INLINE vec vec_load_halves(const uint8_t *const at[VEC], size_t step)
 {
+    (void)step;
     __m128i words = _mm_cvtsi32_si128(load_u16(at[0]));
     words = _mm_insert_epi16(words, load_u16(at[1]), 1);
     words = _mm_insert_epi16(words, load_u16(at[2]), 2);
@@ -209,13 +211,6 @@ INLINE vec vec_load_halves(const uint8_t *const at[VEC])
     words = _mm_insert_epi16(words, load_u16(at[5]), 5);
     words = _mm_insert_epi16(words, load_u16(at[6]), 6);
     return _mm256_cvtph_ps(_mm_insert_epi16(words, load_u16(at[7]), 7));
-}
-/* The halves at p, p + step, ... */
-INLINE vec vec_load_halves_apart(const uint8_t *p, size_t step)
-{
-    const uint8_t *const at[VEC] = {p,            p + step,     p + 2 * step, p + 3 * step,
-                                    p + 4 * step, p + 5 * step, p + 6 * step, p + 7 * step};
-    return vec_load_halves(at);
 }
 INLINE vec vec_load_half_some(const void *p, int count)
 {

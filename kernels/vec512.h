@@ -189,12 +189,6 @@ INLINE vec vec_load_key_scales(const uint8_t *p)
     const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), KEY_SCALE_SHIFT);
     return _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(KEY_SCALE_BASE)));
 }
-/* VEC halves from anywhere, put together by integer instructions. Stored one by one, a load of all would wait for the stores. */
-INLINE vec vec_load_halves(const uint8_t *const at[VEC])
-{
-    return _mm512_cvtph_ps(_mm256_set_epi64x((long long)four_halves(at + 12), (long long)four_halves(at + 8),
-                                             (long long)four_halves(at + 4), (long long)four_halves(at)));
-}
 /* The words at p, p + step, ... as eight lanes: each is loaded into its lane, and what is loaded around it left out, which takes an
  * instruction a word and no shuffle. Reads up to p + 7 step + 2, step >= 16. */
 INLINE __m128i eight_words(const uint8_t *p, size_t step)
@@ -209,11 +203,19 @@ INLINE __m128i eight_words(const uint8_t *p, size_t step)
     return _mm_blend_epi16(v, AROUND(7), 0x80);
 #undef AROUND
 }
-
 /* The halves at p, p + step, ...; reads what lies between, too. */
 INLINE vec vec_load_halves_apart(const uint8_t *p, size_t step)
 {
     return _mm512_cvtph_ps(_mm256_set_m128i(eight_words(p + 8 * step, step), eight_words(p, step)));
+}
+/* VEC halves from anywhere; step: how far apart they lie where that is known, or 0. From anywhere they are put together by integer
+ * instructions: stored one by one, a load of all would wait for the stores. */
+INLINE vec vec_load_halves(const uint8_t *const at[VEC], size_t step)
+{
+    if (step)
+        return vec_load_halves_apart(at[0], step);
+    return _mm512_cvtph_ps(_mm256_set_epi64x((long long)four_halves(at + 12), (long long)four_halves(at + 8),
+                                             (long long)four_halves(at + 4), (long long)four_halves(at)));
 }
 INLINE vec vec_load_half_some(const void *p, int count)
 {
