@@ -52,18 +52,19 @@ INLINE void begin_tiles(struct tiles *tiles, enum row_type type, dense_fn *lie_d
     const size_t row_bytes = row_offset(type, n);
     for (int j = 0; j < tiles_later(row_bytes) * TILE_ROWS; j += TILE_ROWS) {
         const void *const *rows = tile_at(tiles, j);
-        next_is_dense(tiles, lie_dense, rows, 2 * row_bytes);
+        next_is_dense(tiles, lie_dense, rows, dense_step(type, n));
         for (int r = 0; j < n_rows && r < 2 * TILE_ROWS; r++)
             fetch(type, (const uint8_t *)rows[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : apart), 0, n);
     }
 }
 
 /* What to fetch while keys of the tile from row `next` on are used, and values of the one before. dense: all of these lie so. */
-INLINE struct due due_at(struct tiles *tiles, dense_fn *lie_dense, size_t row_bytes, int next)
+INLINE struct due due_at(struct tiles *tiles, enum row_type type, dense_fn *lie_dense, int next, int n)
 {
+    const size_t row_bytes = row_offset(type, n);
     struct due due = {.soon = tile_at(tiles, next + tiles_soon(row_bytes) * TILE_ROWS),
                       .later = tile_at(tiles, next + tiles_later(row_bytes) * TILE_ROWS)};
-    next_is_dense(tiles, lie_dense, due.later, 2 * row_bytes);
+    next_is_dense(tiles, lie_dense, due.later, dense_step(type, n));
     due.dense = tiles->dense > tiles_later(row_bytes) + 1;
     return due;
 }
@@ -203,7 +204,7 @@ INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, fl
     }
     for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
-        struct due due = due_at(&tiles, lie_dense, row_bytes, next);
+        struct due due = due_at(&tiles, type, lie_dense, next, n);
         const size_t step = due.dense ? dense_step(type, n) : 0;
         if (n_next > 0) {
             if (scores_of)

@@ -196,7 +196,7 @@ INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_f
     vec_store(g.top, vec_set1(-INFINITY));
     for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
-        struct due due = due_at(&tiles, lie_dense, row_bytes, next);
+        struct due due = due_at(&tiles, type, lie_dense, next, n);
         const size_t step = due.dense ? dense_step(type, n) : 0;
         if (n_next > 0) {
             scores_of(g.p[turn], queries, tile_at(&tiles, next), step, &due);

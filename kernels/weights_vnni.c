@@ -67,7 +67,7 @@ INLINE void put_sums(float *y, int y_step, const vec *v, int n_rows)
 
 /* ----------------------------------------------------------------------------------------- blocks of 32 */
 
-/* Without the instruction that gathers, which a Zen 4 takes apart into many. */
+/* Without the instruction that gathers, which a Zen 4 takes longer for than for a load and a blend each (docs/speed.md). */
 INLINE vec small_halves(const uint8_t *w, int size, int n_blocks)
 {
     const size_t step = (size_t)size;
