@@ -12,12 +12,14 @@
  *   fix16(q, x, inverse)                    16 numbers times inverse to whole ones, a NaN to the least; their sum
  *   scale32(x, &inverse), split_words(high, low, q)   of 32 numbers in fixed point; 16 words as high and low bytes (vec_x86.h)
  *   words_dot(weights, x)                   32 signed bytes with 32 words: sums of four
- *   dot_two(w0, w1, x)                      unsigned bytes with x's high bytes for w0, low bytes for w0, then those for w1:
- *                                           sums over the four bytes of a lane of each
- *   small_halves(w, size, n_blocks)         the halves at w, w + size, ... of VEC blocks at most
+ *   load_bytes(p)                           a vector of bytes
+ *   dot_two(w0, w1, x)                      unsigned bytes with x[0], high bytes for w0, x[1], low bytes for w0, then those for
+ *                                           w1: sums over the four bytes of a lane of each
+ *   lane_of(block)                          the lane that has what belongs to a block, of VEC; in_lanes(v) puts VEC of them there
+ *   small_halves(w, size, n_blocks)         the halves at w, w + size, ... of VEC blocks at most, in the lanes of their blocks
+ *   spread_group(v, k)                      four lanes for each of the VEC / 4 blocks from block k on
  *   small_nibbles(low, high, quants, size)  16 bytes of nibbles of each of VEC / 4 blocks
  *   small_fifths(low, high, fifths, size)   adds the fifth bits of as many
- *   spread4(v, first)                       four lanes for each of VEC / 4 lanes of v
  *   super_block, super_total                a block of 256 of a row, and what it all adds up to
  *   put_sums(y, y_step, v, n_rows)          y[r * y_step] = sum of lanes of v[r], in one order whatever n_rows */
 #ifndef BUTLER_SIMD_FIXED_H
@@ -112,7 +114,8 @@ INLINE float zero_of(enum butler_type type)
     return type == BUTLER_Q4_0 ? 8 : type == BUTLER_Q5_0 ? 16 : 0;
 }
 
-/* GROUP blocks of n_rows rows from block k of a chunk on. scales: of the chunk's blocks, a vector a row, also as numbers. */
+/* GROUP blocks of n_rows rows from block k of a chunk on. scales: of the chunk's blocks, a vector a row, also as numbers; both in
+ * the order of lane_of. */
 INLINE void small_group(enum butler_type type, vec acc[ROWS], const vec scales[ROWS], const float (*single)[VEC], const uint8_t *w,
                         size_t row_bytes, int n_rows, const int8_t *x, int k)
 {
@@ -122,24 +125,35 @@ INLINE void small_group(enum butler_type type, vec acc[ROWS], const vec scales[R
         UNROLL
     for (int r = 0; r < n_rows; r++)
         acc[r] = vec_fma(words_dot(w + (size_t)r * row_bytes + (size_t)(b * size + Q8_0_QUANTS), x + b * 2 * BLOCK),
-                         vec_set1(single[r][k + b]), acc[r]);
+                         vec_set1(single[r][lane_of(k + b)]), acc[r]);
+    if (type == BUTLER_Q8_0)
+        return;
+    const bytes both[4] = {load_bytes(x), load_bytes(x + BYTES), load_bytes(x + 2 * BYTES), load_bytes(x + 3 * BYTES)};
     UNROLL
-    for (int r = 0; r < n_rows && type != BUTLER_Q8_0; r++) {
+    for (int r = 0; r < n_rows; r++) {
         const uint8_t *blocks = w + (size_t)r * row_bytes;
         bytes low, high;
         small_nibbles(&low, &high, blocks + size - 16, size);
         if (type == BUTLER_Q5_0 || type == BUTLER_Q5_1)
             small_fifths(&low, &high, blocks + (type == BUTLER_Q5_0 ? Q5_0_HIGH : Q5_1_HIGH), size);
-        acc[r] = vec_fma(dot_two(low, high, x), spread4(scales[r], k), acc[r]);
+        acc[r] = vec_fma(dot_two(low, high, both), spread_group(scales[r], k), acc[r]);
     }
 }
 
-/* VEC blocks, or the n_blocks that are left, from block `first` of the rows on, where w is. */
+INLINE void fetch_group(const uint8_t *w, size_t row_bytes, int n_rows, int size)
+{
+    for (int r = 0; r < n_rows; r++)
+        for (int line = 0; line < GROUP * size; line += 64)
+            fetch(w + (size_t)r * row_bytes + (size_t)line);
+}
+
+/* VEC blocks where `whole`, a compile-time constant, or the n_blocks that are left, from block `first` of the rows on, where w is. */
 INLINE void small_chunk(enum butler_type type, vec acc[ROWS], vec rest[ROWS], const uint8_t *w, size_t row_bytes, int n_rows,
-                        const struct fixed_x *x, int first, int n_blocks)
+                        const struct fixed_x *x, int first, int n_blocks, bool whole)
 {
     const int size = small_bytes(type);
-    const vec x_scales = vec_load_some(x->scales + first, n_blocks), x_sums = vec_load_some(x->sums + first, n_blocks);
+    const vec x_scales = in_lanes(vec_load_some(x->scales + first, n_blocks));
+    const vec x_sums = in_lanes(vec_load_some(x->sums + first, n_blocks));
     const int8_t *pieces = x->pieces + (size_t)first * (2 * BLOCK);
     vec scales[ROWS];
     _Alignas(64) float single[ROWS][VEC];
@@ -153,19 +167,24 @@ INLINE void small_chunk(enum butler_type type, vec acc[ROWS], vec rest[ROWS], co
             rest[r] =
                 vec_fma(has_minimum(type) ? small_halves(w + (size_t)r * row_bytes + 2, size, n_blocks) : d, x_sums, rest[r]);
     }
+    const float(*numbers)[VEC] = (const float(*)[VEC])single;
     int k = 0;
-    for (; k + GROUP <= n_blocks; k += GROUP) {
-        for (int r = 0; r < n_rows; r++)
-            for (int line = 0; line < GROUP * size; line += 64)
-                fetch(w + (size_t)r * row_bytes + (size_t)(k * size + line));
-        small_group(type, acc, scales, (const float(*)[VEC])single, w + (size_t)(k * size), row_bytes, n_rows,
-                    pieces + k * 2 * BLOCK, k);
+    if (whole && type != BUTLER_Q8_0)
+        UNROLL
+    for (; k < VEC; k += GROUP) { /* spread_group takes constants; what is fetched stays spread, too */
+        fetch_group(w + (size_t)(k * size), row_bytes, n_rows, size);
+        small_group(type, acc, scales, numbers, w + (size_t)(k * size), row_bytes, n_rows, pieces + k * 2 * BLOCK, k);
+        __asm__ volatile("" ::: "memory");
     }
-    if (k < n_blocks) { /* what is left of a group, with blocks of zeros */
+    for (; k + GROUP <= n_blocks; k += GROUP) {
+        fetch_group(w + (size_t)(k * size), row_bytes, n_rows, size);
+        small_group(type, acc, scales, numbers, w + (size_t)(k * size), row_bytes, n_rows, pieces + k * 2 * BLOCK, k);
+    }
+    if (!whole && k < n_blocks) { /* what is left of a group, with blocks of zeros */
         uint8_t group[ROWS][GROUP * Q8_0_BYTES] = {{0}};
         for (int r = 0; r < n_rows; r++)
             memcpy(group[r], w + (size_t)r * row_bytes + (size_t)(k * size), (size_t)((n_blocks - k) * size));
-        small_group(type, acc, scales, (const float(*)[VEC])single, group[0], sizeof group[0], n_rows, pieces + k * 2 * BLOCK, k);
+        small_group(type, acc, scales, numbers, group[0], sizeof group[0], n_rows, pieces + k * 2 * BLOCK, k);
     }
 }
 
@@ -178,9 +197,9 @@ INLINE void small_rows(enum butler_type type, float *y, int y_step, const uint8_
         acc[r] = rest[r] = vec_zero();
     int b = 0;
     for (; b + VEC <= n_blocks; b += VEC)
-        small_chunk(type, acc, rest, w + (size_t)(b * small_bytes(type)), row_bytes, n_rows, x, b, VEC);
+        small_chunk(type, acc, rest, w + (size_t)(b * small_bytes(type)), row_bytes, n_rows, x, b, VEC, true);
     if (b < n_blocks)
-        small_chunk(type, acc, rest, w + (size_t)(b * small_bytes(type)), row_bytes, n_rows, x, b, n_blocks - b);
+        small_chunk(type, acc, rest, w + (size_t)(b * small_bytes(type)), row_bytes, n_rows, x, b, n_blocks - b, false);
     for (int r = 0; r < n_rows && type != BUTLER_Q8_0; r++)
         acc[r] = has_minimum(type) ? vec_add(acc[r], rest[r]) : vec_fnma(rest[r], vec_set1(zero_of(type)), acc[r]);
     put_sums(y, y_step, acc, n_rows);

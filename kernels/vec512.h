@@ -189,24 +189,10 @@ INLINE vec vec_load_key_scales(const uint8_t *p)
     const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), KEY_SCALE_SHIFT);
     return _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(KEY_SCALE_BASE)));
 }
-/* The words at p, p + step, ... as eight lanes: each is loaded into its lane, and what is loaded around it left out, which takes an
- * instruction a word and no shuffle. Reads up to p + 7 step + 2, step >= 16. */
-INLINE __m128i eight_words(const uint8_t *p, size_t step)
-{
-#define AROUND(lane) _mm_loadu_si128((const __m128i *)(p + (lane) * (step - 2)))
-    __m128i v = _mm_blend_epi16(AROUND(0), AROUND(1), 0x02);
-    v = _mm_blend_epi16(v, AROUND(2), 0x04);
-    v = _mm_blend_epi16(v, AROUND(3), 0x08);
-    v = _mm_blend_epi16(v, AROUND(4), 0x10);
-    v = _mm_blend_epi16(v, AROUND(5), 0x20);
-    v = _mm_blend_epi16(v, AROUND(6), 0x40);
-    return _mm_blend_epi16(v, AROUND(7), 0x80);
-#undef AROUND
-}
 /* The halves at p, p + step, ...; reads what lies between, too. */
 INLINE vec vec_load_halves_apart(const uint8_t *p, size_t step)
 {
-    return _mm512_cvtph_ps(_mm256_set_m128i(eight_words(p + 8 * step, step), eight_words(p, step)));
+    return _mm512_cvtph_ps(_mm256_set_m128i(eight_words(p + 8 * step, step, 4 * step), eight_words(p, step, 4 * step)));
 }
 /* VEC halves from anywhere; step: how far apart they lie where that is known, or 0. From anywhere they are put together by integer
  * instructions: stored one by one, a load of all would wait for the stores. */

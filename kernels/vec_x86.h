@@ -38,6 +38,22 @@ INLINE __m128i some_words(const uint8_t *p, size_t step, int n)
     return _mm_set_epi64x((long long)words[1], (long long)words[0]);
 }
 
+/* The words at p, p + step, p + 2 step, p + 3 step as four lanes, and those `four` bytes behind them as four more: each is loaded
+ * into its lane, and what is loaded around it left out, which takes an instruction a word and no shuffle. Reads up to the last word,
+ * step >= 16 and four >= 10. */
+INLINE __m128i eight_words(const uint8_t *p, size_t step, size_t four)
+{
+#define AROUND(lane) _mm_loadu_si128((const __m128i *)(p + (lane) % 4 * step + (lane) / 4 * four - (lane) * 2))
+    __m128i v = _mm_blend_epi16(AROUND(0), AROUND(1), 0x02);
+    v = _mm_blend_epi16(v, AROUND(2), 0x04);
+    v = _mm_blend_epi16(v, AROUND(3), 0x08);
+    v = _mm_blend_epi16(v, AROUND(4), 0x10);
+    v = _mm_blend_epi16(v, AROUND(5), 0x20);
+    v = _mm_blend_epi16(v, AROUND(6), 0x40);
+    return _mm_blend_epi16(v, AROUND(7), 0x80);
+#undef AROUND
+}
+
 typedef __m128i bytes16; /* 16 small numbers, for vec_from_i8 */
 
 INLINE bytes16 bytes16_load(const uint8_t *p)

@@ -47,10 +47,10 @@ INLINE vec dot_one(bytes w, const int8_t *x)
 }
 
 /* Weights of up to 5 bits: four products still fit. */
-INLINE vec dot_two(bytes w0, bytes w1, const int8_t *x)
+INLINE vec dot_two(bytes w0, bytes w1, const bytes x[4])
 {
-    return from_pairs(_mm256_add_epi16(_mm256_maddubs_epi16(w0, load_bytes(x)), _mm256_maddubs_epi16(w1, load_bytes(x + 64))),
-                      _mm256_add_epi16(_mm256_maddubs_epi16(w0, load_bytes(x + 32)), _mm256_maddubs_epi16(w1, load_bytes(x + 96))));
+    return from_pairs(_mm256_add_epi16(_mm256_maddubs_epi16(w0, x[0]), _mm256_maddubs_epi16(w1, x[2])),
+                      _mm256_add_epi16(_mm256_maddubs_epi16(w0, x[1]), _mm256_maddubs_epi16(w1, x[3])));
 }
 
 INLINE vec spread4(vec v, int first)
@@ -66,10 +66,30 @@ INLINE void put_sums(float *y, int y_step, const vec *v, int n_rows)
 
 /* ----------------------------------------------------------------------------------------- blocks of 32 */
 
-/* Put together by integer instructions: vectors have enough to do. */
+/* Blocks 0, 2, 4, 6, then the odd ones: two that are neighbours spread over half a vector each without crossing halves. */
+INLINE int lane_of(int block)
+{
+    return block / 2 + block % 2 * 4;
+}
+
+INLINE vec in_lanes(vec v)
+{
+    return _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+}
+
 INLINE vec small_halves(const uint8_t *w, int size, int n_blocks)
 {
-    return _mm256_cvtph_ps(some_words(w, (size_t)size, n_blocks));
+    if (n_blocks < VEC)
+        return in_lanes(_mm256_cvtph_ps(some_words(w, (size_t)size, n_blocks)));
+    return _mm256_cvtph_ps(eight_words(w, (size_t)size * 2, (size_t)size));
+}
+
+INLINE vec spread_group(vec v, int k)
+{
+    return k == 0   ? _mm256_permute_ps(v, 0x00)
+           : k == 2 ? _mm256_permute_ps(v, 0x55)
+           : k == 4 ? _mm256_permute_ps(v, 0xaa)
+                    : _mm256_permute_ps(v, 0xff);
 }
 
 INLINE bytes low_nibbles(bytes b)

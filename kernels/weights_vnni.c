@@ -10,6 +10,11 @@ typedef __m512i bytes;
 
 #include "fixed_x.h"
 
+INLINE bytes load_bytes(const void *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
 INLINE int32_t fix16(int16_t q[16], const float *x, float inverse)
 {
     const __m512i whole = _mm512_cvtps_epi32(vec_max(vec_mul(vec_load(x), vec_set1(inverse)), vec_set1(-BUTLER_FIXED_MOST)));
@@ -20,23 +25,23 @@ INLINE int32_t fix16(int16_t q[16], const float *x, float inverse)
 INLINE vec words_dot(const uint8_t *weights, const int8_t *x)
 {
     const __m512i q = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)weights));
-    return _mm512_cvtepi32_ps(_mm512_dpwssd_epi32(_mm512_setzero_si512(), q, _mm512_loadu_si512(x)));
+    return _mm512_cvtepi32_ps(_mm512_dpwssd_epi32(_mm512_setzero_si512(), q, load_bytes(x)));
 }
 
 /* Sums with high bytes are shifted before those with low ones are added. */
 INLINE vec dot_one(bytes w, const int8_t *x)
 {
-    __m512i s = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512(x));
-    s = _mm512_dpbusd_epi32(_mm512_slli_epi32(s, 8), w, _mm512_loadu_si512(x + 64));
+    __m512i s = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, load_bytes(x));
+    s = _mm512_dpbusd_epi32(_mm512_slli_epi32(s, 8), w, load_bytes(x + 64));
     return _mm512_cvtepi32_ps(s);
 }
 
-INLINE vec dot_two(bytes w0, bytes w1, const int8_t *x)
+INLINE vec dot_two(bytes w0, bytes w1, const bytes x[4])
 {
-    __m512i s = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w0, _mm512_loadu_si512(x));
-    s = _mm512_slli_epi32(_mm512_dpbusd_epi32(s, w1, _mm512_loadu_si512(x + 128)), 8);
-    s = _mm512_dpbusd_epi32(s, w0, _mm512_loadu_si512(x + 64));
-    return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(s, w1, _mm512_loadu_si512(x + 192)));
+    __m512i s = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w0, x[0]);
+    s = _mm512_slli_epi32(_mm512_dpbusd_epi32(s, w1, x[2]), 8);
+    s = _mm512_dpbusd_epi32(s, w0, x[1]);
+    return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(s, w1, x[3]));
 }
 
 /* Each of four lanes of v from number `first` on in four lanes; each of two, `apart` from each other, in eight. */
@@ -67,13 +72,28 @@ INLINE void put_sums(float *y, int y_step, const vec *v, int n_rows)
 
 /* ----------------------------------------------------------------------------------------- blocks of 32 */
 
+INLINE int lane_of(int block)
+{
+    return block;
+}
+
+INLINE vec in_lanes(vec v)
+{
+    return v;
+}
+
+INLINE vec spread_group(vec v, int k)
+{
+    return spread4(v, k);
+}
+
 /* Without the instruction that gathers, which a Zen 4 takes longer for than for a load and a blend each (docs/speed.md). */
 INLINE vec small_halves(const uint8_t *w, int size, int n_blocks)
 {
     const size_t step = (size_t)size;
     if (n_blocks == VEC)
         return vec_load_halves_apart(w, step);
-    const __m128i low = n_blocks >= 8 ? eight_words(w, step) : some_words(w, step, n_blocks);
+    const __m128i low = n_blocks >= 8 ? eight_words(w, step, 4 * step) : some_words(w, step, n_blocks);
     const __m128i high = n_blocks > 8 ? some_words(w + 8 * step, step, n_blocks - 8) : _mm_setzero_si128();
     return _mm512_cvtph_ps(_mm256_set_m128i(high, low));
 }
