@@ -1,4 +1,4 @@
-/* Tokens of a prompt a second, for several instruction sets in turn.
+/* Tokens of a prompt a second, for several instruction sets in turn (NAME or NAME+bytes, load.h).
  *
  *     bench_prefill MODEL [--isa NAME,...] [--n N] [--depth N] [--block N] [--threads N] [--kv POLICY] [--repeat N] [--attention N]
  *
@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "ceilings.h"
+#include "load.h"
 #include "median.h"
 #include "session.h"
 #include "threads.h"
@@ -160,10 +161,10 @@ int main(int argc, char **argv)
         if (next)
             *next++ = 0;
         struct run *run = &runs[n_runs++];
-        run->model = butler_model_load(argv[1], &(struct butler_model_params){.isa = isas, .n_threads = threads}, &err);
+        run->model = load_with(argv[1], isas, threads, &err);
         if (!run->model)
             goto fail;
-        run->isa = butler_model_get_info(run->model)->isa;
+        run->isa = isas ? isas : butler_model_get_info(run->model)->isa;
         isas = next;
     } while (isas && n_runs < MAX_ISAS);
     ids = butler_alloc((size_t)n * sizeof *ids, &err);

@@ -2,7 +2,7 @@
  *
  *     build/bench/bench_roofline [MODEL.gguf] [--depths D,...] [--policy POLICY]... [--kv-type f16|q8_0] [--tokens N]
  *                                [--rounds N] [--threads N] [--warmup N] [--memory GB] [--predictor FILE]... [--json]
- *                                [--skip-ceilings]
+ *                                [--skip-ceilings] [--isa NAME]
  *
  * Without a model only the ceilings are printed. With one, for every depth: a session for each policy with a cache of
  * random keys and values; then rounds, in each of which the read ceiling is measured and every policy decodes N tokens.
@@ -20,6 +20,7 @@
 
 #include "butler.h"
 #include "ceilings.h"
+#include "load.h"
 #include "median.h"
 #include "util.h"
 
@@ -32,7 +33,7 @@ static const size_t row_bytes[] = {64, 128, 256, 1024, 2048};
 #define N_ROW_SIZES ((int)(sizeof row_bytes / sizeof *row_bytes))
 
 struct roofline {
-    const char *model_path, *kv_type, *policies[MAX_POLICIES];
+    const char *model_path, *isa, *kv_type, *policies[MAX_POLICIES];
     int n_policies, depths[MAX_DEPTHS], n_depths, tokens, rounds, warmup, threads;
     double memory_gb;
     const char *predictors[2]; /* for tokenbutler and tokenbutler2 */
@@ -397,8 +398,7 @@ static int measure_group(const struct roofline *r, struct butler_model *model, i
 
 static int measure_model(const struct roofline *r, struct butler_error *err)
 {
-    const struct butler_model_params params = {.n_threads = r->threads};
-    struct butler_model *model = butler_model_load(r->model_path, &params, err);
+    struct butler_model *model = load_with(r->model_path, r->isa, r->threads, err);
     if (!model)
         return err->code;
     int code = BUTLER_OK;
@@ -425,7 +425,7 @@ static int usage(void)
     fprintf(
         stderr,
         "usage: bench_roofline [MODEL.gguf] [--depths D,...] [--policy POLICY]... [--kv-type f16|q8_0] [--tokens N] [--rounds N]\n"
-        "                      [--warmup N] [--threads N] [--memory GB] [--json]\n");
+        "                      [--warmup N] [--threads N] [--memory GB] [--isa NAME] [--json]\n");
     return 2;
 }
 
@@ -442,10 +442,19 @@ static int read_depths(struct roofline *r, char *text)
 
 static int read_options(struct roofline *r, int argc, char **argv)
 {
-    static const struct option options[] = {{"depths", 1, NULL, 'd'},    {"policy", 1, NULL, 'p'},        {"kv-type", 1, NULL, 'k'},
-                                            {"tokens", 1, NULL, 'n'},    {"rounds", 1, NULL, 'r'},        {"warmup", 1, NULL, 'w'},
-                                            {"json", 0, NULL, 'j'},      {"threads", 1, NULL, 't'},       {"memory", 1, NULL, 'm'},
-                                            {"predictor", 1, NULL, 'P'}, {"skip-ceilings", 0, NULL, 's'}, {0}};
+    static const struct option options[] = {{"depths", 1, NULL, 'd'},
+                                            {"policy", 1, NULL, 'p'},
+                                            {"kv-type", 1, NULL, 'k'},
+                                            {"tokens", 1, NULL, 'n'},
+                                            {"rounds", 1, NULL, 'r'},
+                                            {"warmup", 1, NULL, 'w'},
+                                            {"json", 0, NULL, 'j'},
+                                            {"threads", 1, NULL, 't'},
+                                            {"memory", 1, NULL, 'm'},
+                                            {"predictor", 1, NULL, 'P'},
+                                            {"skip-ceilings", 0, NULL, 's'},
+                                            {"isa", 1, NULL, 'i'},
+                                            {0}};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
         switch (c) {
         case 'd':
@@ -479,6 +488,9 @@ static int read_options(struct roofline *r, int argc, char **argv)
             if (r->n_predictors == 2)
                 return -1;
             r->predictors[r->n_predictors++] = optarg;
+            break;
+        case 'i':
+            r->isa = optarg;
             break;
         case 's':
             r->skip_ceilings = true;

@@ -26,7 +26,7 @@ static void fix_queries(struct fixed_queries *fixed, const float *q, size_t q_st
         for (int b = 0; b < n / BLOCK; b++) {
             const float *x = q + i * q_stride + (size_t)b * BLOCK;
             float inverse;
-            fixed->scales[b][i] = scale32(x, &inverse);
+            fixed->scales[b][i] = scale32(x, BUTLER_FIXED_MOST, &inverse);
             for (int c = 0; c < BLOCK; c += 2 * VEC) {
                 const __m256i first = _mm256_cvtps_epi32(vec_mul(vec_load(x + c), vec_set1(inverse)));
                 const __m256i second = _mm256_cvtps_epi32(vec_mul(vec_load(x + c + VEC), vec_set1(inverse)));

@@ -39,7 +39,7 @@ static void fix_queries(struct fixed_queries *fixed, const float *q, size_t q_st
         for (int b = 0; b < n / BLOCK; b++) {
             const float *x = q + i * q_stride + (size_t)b * BLOCK;
             float inverse;
-            fixed->scales[b][i] = scale32(x, &inverse);
+            fixed->scales[b][i] = scale32(x, BUTLER_FIXED_MOST, &inverse);
             __m512i sum = _mm512_setzero_si512();
             for (int k = 0; k < 2; k++) {
                 const __m512i v = _mm512_cvtps_epi32(vec_mul(vec_load(x + k * VEC), vec_set1(inverse)));

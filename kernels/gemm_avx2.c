@@ -6,13 +6,16 @@
 
 enum { TOKENS = 4 };
 
+#include "gemm_pairs.h"
+
 typedef __m256i words;
 
-INLINE words words_zero(void)
+INLINE words words_start(const int32_t *start)
 {
+    (void)start;
     return _mm256_setzero_si256();
 }
-INLINE words words_spread(const int16_t *pair)
+INLINE words words_spread(const number *pair)
 {
     return _mm256_set1_epi32((int)load_u32(pair));
 }

@@ -7,13 +7,16 @@
 
 enum { TOKENS = 8 };
 
+#include "gemm_pairs.h"
+
 typedef __m512i words;
 
-INLINE words words_zero(void)
+INLINE words words_start(const int32_t *start)
 {
+    (void)start;
     return _mm512_setzero_si512();
 }
-INLINE words words_spread(const int16_t *pair)
+INLINE words words_spread(const number *pair)
 {
     return _mm512_set1_epi32((int)load_u32(pair));
 }

@@ -10,11 +10,10 @@
  *
  * The file that includes this has, `bytes` being its vector of BYTES = 4 VEC bytes:
  *   fix16(q, x, inverse)                    16 numbers times inverse to whole ones, a NaN to the least; their sum
- *   scale32(x, &inverse), split_words(high, low, q)   of 32 numbers in fixed point; 16 words as high and low bytes (vec_x86.h)
- *   words_dot(weights, x)                   32 signed bytes with 32 words: sums of four
- *   load_bytes(p)                           a vector of bytes
- *   dot_two(w0, w1, x)                      unsigned bytes with x[0], high bytes for w0, x[1], low bytes for w0, then those for
- *                                           w1: sums over the four bytes of a lane of each
+ *   scale32(x, most, &inverse), split_words(high, low, q)   of 32 numbers in fixed point; 16 words as high and low bytes
+ * (vec_x86.h) words_dot(weights, x)                   32 signed bytes with 32 words: sums of four load_bytes(p) a vector of bytes
+ *   dot_two(w0, w1, x, low)                 unsigned bytes with x[0], high bytes for w0, x[1], low bytes for w0, then those for
+ *                                           w1, or with the low bytes alone: sums over the four bytes of a lane of each
  *   lane_of(block)                          the lane that has what belongs to a block, of VEC; in_lanes(v) puts VEC of them there
  *   small_halves(w, size, n_blocks)         the halves at w, w + size, ... of VEC blocks at most, in the lanes of their blocks
  *   spread_group(v, k)                      four lanes for each of the VEC / 4 blocks from block k on
@@ -58,9 +57,9 @@ INLINE void put_bytes(int8_t *piece, enum order order, int part, const int16_t q
     split_words(high, low, q);
 }
 
-static void fix(void *fixed, enum butler_type type, const float *x, int n)
+INLINE void fix_to(float most, void *fixed, enum butler_type type, const float *x, int n)
 {
-    const struct fixed_x parts = fixed_parts(fixed, n);
+    const struct fixed_x parts = fixed_parts(fixed, n, false);
     const enum order order = order_of(type);
     float *scales = (float *)parts.scales, *sums = (float *)parts.sums;
     const int n_blocks = BUTLER_CEIL_DIV(n, PIECE) * (PIECE / BLOCK);
@@ -68,7 +67,7 @@ static void fix(void *fixed, enum butler_type type, const float *x, int n)
         static const float none[BLOCK] = {0};
         const float *from = b * BLOCK < n ? x + (size_t)b * BLOCK : none;
         float inverse;
-        const float scale = scale32(from, &inverse);
+        const float scale = scale32(from, most, &inverse);
         int8_t *piece = (int8_t *)parts.pieces + (size_t)(b / (PIECE / BLOCK)) * 2 * PIECE;
         const int part = b % (PIECE / BLOCK) * 2;
         int16_t q[BLOCK];
@@ -84,6 +83,16 @@ static void fix(void *fixed, enum butler_type type, const float *x, int n)
         } else
             sums[b] = scale * ((float)sum[0] + (float)sum[1]);
     }
+}
+
+static void fix(void *fixed, enum butler_type type, const float *x, int n)
+{
+    fix_to(BUTLER_FIXED_MOST, fixed, type, x, n);
+}
+
+static void fix_bytes(void *fixed, enum butler_type type, const float *x, int n)
+{
+    fix_to(order_of(type) == WORDS ? BUTLER_FIXED_MOST : BUTLER_FIXED_MOST_BYTE, fixed, type, x, n);
 }
 
 /* ----------------------------------------------------------------------------------------- blocks of 32 */
@@ -117,7 +126,7 @@ INLINE float zero_of(enum butler_type type)
 /* GROUP blocks of n_rows rows from block k of a chunk on. scales: of the chunk's blocks, a vector a row, also as numbers; both in
  * the order of lane_of. */
 INLINE void small_group(enum butler_type type, vec acc[ROWS], const vec scales[ROWS], const float (*single)[VEC], const uint8_t *w,
-                        size_t row_bytes, int n_rows, const int8_t *x, int k)
+                        size_t row_bytes, int n_rows, const int8_t *x, bool low, int k)
 {
     const int size = small_bytes(type);
     UNROLL
@@ -132,11 +141,11 @@ INLINE void small_group(enum butler_type type, vec acc[ROWS], const vec scales[R
     UNROLL
     for (int r = 0; r < n_rows; r++) {
         const uint8_t *blocks = w + (size_t)r * row_bytes;
-        bytes low, high;
-        small_nibbles(&low, &high, blocks + size - 16, size);
+        bytes nibbles, highs;
+        small_nibbles(&nibbles, &highs, blocks + size - 16, size);
         if (type == BUTLER_Q5_0 || type == BUTLER_Q5_1)
-            small_fifths(&low, &high, blocks + (type == BUTLER_Q5_0 ? Q5_0_HIGH : Q5_1_HIGH), size);
-        acc[r] = vec_fma(dot_two(low, high, both), spread_group(scales[r], k), acc[r]);
+            small_fifths(&nibbles, &highs, blocks + (type == BUTLER_Q5_0 ? Q5_0_HIGH : Q5_1_HIGH), size);
+        acc[r] = vec_fma(dot_two(nibbles, highs, both, low), spread_group(scales[r], k), acc[r]);
     }
 }
 
@@ -147,7 +156,8 @@ INLINE void fetch_group(const uint8_t *w, size_t row_bytes, int n_rows, int size
             fetch(w + (size_t)r * row_bytes + (size_t)line);
 }
 
-/* VEC blocks where `whole`, a compile-time constant, or the n_blocks that are left, from block `first` of the rows on, where w is. */
+/* VEC blocks where `whole`, a compile-time constant, or the n_blocks that are left, from block `first` of the rows on, where w is.
+ */
 INLINE void small_chunk(enum butler_type type, vec acc[ROWS], vec rest[ROWS], const uint8_t *w, size_t row_bytes, int n_rows,
                         const struct fixed_x *x, int first, int n_blocks, bool whole)
 {
@@ -164,8 +174,7 @@ INLINE void small_chunk(enum butler_type type, vec acc[ROWS], vec rest[ROWS], co
         if (type == BUTLER_Q8_0)
             vec_store(single[r], scales[r]);
         else
-            rest[r] =
-                vec_fma(has_minimum(type) ? small_halves(w + (size_t)r * row_bytes + 2, size, n_blocks) : d, x_sums, rest[r]);
+            rest[r] = vec_fma(has_minimum(type) ? small_halves(w + (size_t)r * row_bytes + 2, size, n_blocks) : d, x_sums, rest[r]);
     }
     const float(*numbers)[VEC] = (const float(*)[VEC])single;
     int k = 0;
@@ -173,18 +182,18 @@ INLINE void small_chunk(enum butler_type type, vec acc[ROWS], vec rest[ROWS], co
         UNROLL
     for (; k < VEC; k += GROUP) { /* spread_group takes constants; what is fetched stays spread, too */
         fetch_group(w + (size_t)(k * size), row_bytes, n_rows, size);
-        small_group(type, acc, scales, numbers, w + (size_t)(k * size), row_bytes, n_rows, pieces + k * 2 * BLOCK, k);
+        small_group(type, acc, scales, numbers, w + (size_t)(k * size), row_bytes, n_rows, pieces + k * 2 * BLOCK, x->low, k);
         __asm__ volatile("" ::: "memory");
     }
     for (; k + GROUP <= n_blocks; k += GROUP) {
         fetch_group(w + (size_t)(k * size), row_bytes, n_rows, size);
-        small_group(type, acc, scales, numbers, w + (size_t)(k * size), row_bytes, n_rows, pieces + k * 2 * BLOCK, k);
+        small_group(type, acc, scales, numbers, w + (size_t)(k * size), row_bytes, n_rows, pieces + k * 2 * BLOCK, x->low, k);
     }
     if (!whole && k < n_blocks) { /* what is left of a group, with blocks of zeros */
         uint8_t group[ROWS][GROUP * Q8_0_BYTES] = {{0}};
         for (int r = 0; r < n_rows; r++)
             memcpy(group[r], w + (size_t)r * row_bytes + (size_t)(k * size), (size_t)((n_blocks - k) * size));
-        small_group(type, acc, scales, numbers, group[0], sizeof group[0], n_rows, pieces + k * 2 * BLOCK, k);
+        small_group(type, acc, scales, numbers, group[0], sizeof group[0], n_rows, pieces + k * 2 * BLOCK, x->low, k);
     }
 }
 
@@ -234,10 +243,10 @@ INLINE void super_rows(enum butler_type type, float *y, int y_step, const uint8_
 
 /* ---------------------------------------------------------------------------------------------- entries */
 
-#define WEIGHT_TYPE(name, family, type)                                                                                            \
+#define WEIGHT_TYPE(name, family, type, low)                                                                                       \
     static void gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n)                       \
     {                                                                                                                              \
-        const struct fixed_x x = fixed_parts(fixed, n);                                                                            \
+        const struct fixed_x x = fixed_parts(fixed, n, low);                                                                       \
         const int quarter = n_rows / ROWS;                                                                                         \
         const uint8_t *rows = w;                                                                                                   \
         for (int r = 0; r < quarter; r++)                                                                                          \
@@ -246,19 +255,27 @@ INLINE void super_rows(enum butler_type type, float *y, int y_step, const uint8_
             family##_rows(type, y + r, 0, rows + (size_t)r * row_bytes, 0, 1, &x, n);                                              \
     }
 
-WEIGHT_TYPE(q8_0, small, BUTLER_Q8_0)
-WEIGHT_TYPE(q4_0, small, BUTLER_Q4_0)
-WEIGHT_TYPE(q4_1, small, BUTLER_Q4_1)
-WEIGHT_TYPE(q5_0, small, BUTLER_Q5_0)
-WEIGHT_TYPE(q5_1, small, BUTLER_Q5_1)
-WEIGHT_TYPE(q4_k, super, BUTLER_Q4_K)
-WEIGHT_TYPE(q5_k, super, BUTLER_Q5_K)
-WEIGHT_TYPE(q6_k, super, BUTLER_Q6_K)
+WEIGHT_TYPE(q8_0, small, BUTLER_Q8_0, false)
+WEIGHT_TYPE(q4_0, small, BUTLER_Q4_0, false)
+WEIGHT_TYPE(q4_0_bytes, small, BUTLER_Q4_0, true)
+WEIGHT_TYPE(q4_1, small, BUTLER_Q4_1, false)
+WEIGHT_TYPE(q4_1_bytes, small, BUTLER_Q4_1, true)
+WEIGHT_TYPE(q5_0, small, BUTLER_Q5_0, false)
+WEIGHT_TYPE(q5_0_bytes, small, BUTLER_Q5_0, true)
+WEIGHT_TYPE(q5_1, small, BUTLER_Q5_1, false)
+WEIGHT_TYPE(q5_1_bytes, small, BUTLER_Q5_1, true)
+WEIGHT_TYPE(q4_k, super, BUTLER_Q4_K, false)
+WEIGHT_TYPE(q4_k_bytes, super, BUTLER_Q4_K, true)
+WEIGHT_TYPE(q5_k, super, BUTLER_Q5_K, false)
+WEIGHT_TYPE(q5_k_bytes, super, BUTLER_Q5_K, true)
+WEIGHT_TYPE(q6_k, super, BUTLER_Q6_K, false)
+WEIGHT_TYPE(q6_k_bytes, super, BUTLER_Q6_K, true)
 
 INLINE void fill_fixed(struct butler_kernels *table)
 {
     table->fixed = true;
     table->fix = fix;
+    table->fix_most = BUTLER_FIXED_MOST;
     table->gemv_fixed[BUTLER_Q8_0] = gemv_q8_0;
     table->gemv_fixed[BUTLER_Q4_0] = gemv_q4_0;
     table->gemv_fixed[BUTLER_Q4_1] = gemv_q4_1;
@@ -267,6 +284,21 @@ INLINE void fill_fixed(struct butler_kernels *table)
     table->gemv_fixed[BUTLER_Q4_K] = gemv_q4_k;
     table->gemv_fixed[BUTLER_Q5_K] = gemv_q5_k;
     table->gemv_fixed[BUTLER_Q6_K] = gemv_q6_k;
+}
+
+/* Q8_0, which is bytes itself and passes as memory brings it, keeps 16 bits. */
+INLINE void fill_fixed_bytes(struct butler_kernels *table)
+{
+    table->fix = fix_bytes;
+    table->fix_most = BUTLER_FIXED_MOST_BYTE;
+    table->gemv_fixed[BUTLER_Q8_0] = gemv_q8_0;
+    table->gemv_fixed[BUTLER_Q4_0] = gemv_q4_0_bytes;
+    table->gemv_fixed[BUTLER_Q4_1] = gemv_q4_1_bytes;
+    table->gemv_fixed[BUTLER_Q5_0] = gemv_q5_0_bytes;
+    table->gemv_fixed[BUTLER_Q5_1] = gemv_q5_1_bytes;
+    table->gemv_fixed[BUTLER_Q4_K] = gemv_q4_k_bytes;
+    table->gemv_fixed[BUTLER_Q5_K] = gemv_q5_k_bytes;
+    table->gemv_fixed[BUTLER_Q6_K] = gemv_q6_k_bytes;
 }
 
 #endif

@@ -1,43 +1,42 @@
-/* Products of a prompt's tokens with quantised weights in integers, written once for AVX2 and AVX-512 VNNI: integers of weights,
- * widened to 16 bits, meet tokens in 16-bit fixed point in pairs. As many rows as a vector has lanes are turned so that a lane is a
- * row: a pair of a token's numbers meets all of them, and there are no sums over lanes. Twice the rate of float arithmetic.
- * Included behind the vector, the number of TOKENS that rows meet at a time, and, of integers in a vector `words`, words_zero,
- * words_spread (a pair in every lane), words_add (a product of pairs, added) and words_floats. */
+/* Products of a prompt's tokens with quantised weights in integers, written once for AVX2 and AVX-512 VNNI: integers of weights
+ * meet tokens in fixed point, a few neighbours at once: pairs of 16 bits or fours of 8. As many rows as a vector has lanes are
+ * turned so that a lane is a row: a few of a token's numbers meet all of them, and there are no sums over lanes. With 16 bits twice
+ * the rate of float arithmetic. Included behind the vector and
+ *   TOKENS                     that rows meet at a time
+ *   STEP, number, MOST         neighbours that meet at once, what a token's are stored as, and the greatest of them
+ *   step_weights(steps, q)     of eight rows four integers of weights each become 4 / STEP steps, VEC / 8 from one to the next
+ *   store_eight(to, v)         eight of a token's numbers, in the order of steps
+ *   start_of(sum)              what the sum of 32 products begins with, by the sum of the token's 32 numbers
+ *   words_start(start)         the same in all lanes of `words`, integers in a vector
+ *   words_spread(x)            STEP numbers in every lane; words_add adds a product of them, words_floats gives floats */
 #ifndef BUTLER_SIMD_GEMM_FIXED_H
 #define BUTLER_SIMD_GEMM_FIXED_H
 
 enum {
-    PAIRS = BLOCK / 2,
+    STEPS = BLOCK / STEP,
     GROUPS = 2, /* of rows that meet tokens together */
 };
 
 /* Block of 32 columns of VEC rows, x = scale q + minimum. */
 struct turned {
-    __m256i pairs[PAIRS][VEC / 8]; /* of eight rows each */
+    __m256i steps[STEPS][VEC / 8]; /* of eight rows each */
     vec scales, minima;
 };
-_Static_assert(sizeof(struct turned) == VEC / 8 * BUTLER_TURNED_BYTES, "butler_turned_bytes");
+_Static_assert(sizeof(struct turned) <= VEC / 8 * BUTLER_TURNED_BYTES, "butler_turned_bytes");
 _Static_assert(BUTLER_TURNED_ROWS % (GROUPS * VEC) == 0, "butler_turned_bytes");
 
 /* ------------------------------------------------------------------------------------------------- weights */
 
-/* Pairs of eight rows, VEC / 8 from one pair to the next. */
-INLINE void widen_quads(__m256i *pairs, __m256i quads)
-{
-    pairs[0] = _mm256_maddubs_epi16(_mm256_set1_epi16(1), quads);
-    pairs[VEC / 8] = _mm256_srai_epi16(quads, 8);
-}
-
-/* x[i]: 16 signed bytes of row i, and of row i + 4. Eight pairs of all eight rows, a row a lane: of four neighbours first and third
- * are a pair, then second and fourth, because bytes widen so without crossing lanes. */
-INLINE void turn_pairs(__m256i *pairs, const __m256i x[4])
+/* x[i]: 16 signed bytes of row i, and of row i + 4. Their steps for all eight rows, a row a lane. */
+INLINE void turn_steps(__m256i *steps, const __m256i x[4])
 {
     const __m256i a = _mm256_unpacklo_epi32(x[0], x[1]), b = _mm256_unpackhi_epi32(x[0], x[1]);
     const __m256i c = _mm256_unpacklo_epi32(x[2], x[3]), d = _mm256_unpackhi_epi32(x[2], x[3]);
-    widen_quads(pairs, _mm256_unpacklo_epi64(a, c));
-    widen_quads(pairs + 2 * (VEC / 8), _mm256_unpackhi_epi64(a, c));
-    widen_quads(pairs + 4 * (VEC / 8), _mm256_unpacklo_epi64(b, d));
-    widen_quads(pairs + 6 * (VEC / 8), _mm256_unpackhi_epi64(b, d));
+    const int apart = 4 / STEP * (VEC / 8);
+    step_weights(steps, _mm256_unpacklo_epi64(a, c));
+    step_weights(steps + apart, _mm256_unpackhi_epi64(a, c));
+    step_weights(steps + 2 * apart, _mm256_unpacklo_epi64(b, d));
+    step_weights(steps + 3 * apart, _mm256_unpackhi_epi64(b, d));
 }
 
 INLINE bool has_minima(enum butler_type type)
@@ -117,7 +116,7 @@ INLINE void turn_block(enum butler_type type, struct turned *out, const uint8_t 
             UNROLL
             for (int r = 0; r < 4; r++)
                 x[r] = half ? _mm256_permute2x128_si256(q[r], q[r + 4], 0x31) : _mm256_permute2x128_si256(q[r], q[r + 4], 0x20);
-            turn_pairs(&out->pairs[half * 8][eight], x);
+            turn_steps(&out->steps[half * STEPS / 2][eight], x);
         }
     }
     out->scales = vec_load(scales);
@@ -147,25 +146,25 @@ TURN(q5_k, BUTLER_Q5_K)
 
 /* -------------------------------------------------------------------------------------------------- tokens */
 
-/* A token: q[n] in the order of turned pairs, then scales and scaled sums of each 32 columns. */
+/* A token: q[n] in the order of steps, then, of each 32 columns, the scale, the scaled sum and what products begin with. */
 struct token {
-    const int16_t *q;
+    const number *q;
     const float *scales, *sums;
+    const int32_t *starts;
 };
 
 INLINE struct token token_at(const void *fixed, int t, int n)
 {
-    const int16_t *q = (const void *)((const uint8_t *)fixed + (size_t)t * butler_fixed_token_bytes(n));
+    const number *q = (const void *)((const uint8_t *)fixed + (size_t)t * butler_fixed_token_bytes(n));
     const float *scales = (const float *)(q + n);
-    return (struct token){q, scales, scales + n / BLOCK};
+    return (struct token){q, scales, scales + n / BLOCK, (const int32_t *)(scales + n / BLOCK * 2)};
 }
 
-/* Eight numbers of fixed point in the order of pairs. */
-INLINE void store_pairs(void *to, __m256i numbers)
+INLINE int32_t sum_of_eight(__m256i v)
 {
-    const __m256i apart = _mm256_shuffle_epi32(numbers, _MM_SHUFFLE(3, 1, 2, 0));
-    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(apart, apart), _MM_SHUFFLE(3, 1, 2, 0));
-    _mm_storeu_si128(to, _mm256_castsi256_si128(packed));
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
 
 static void fix_tokens(void *fixed, const float *x, size_t x_stride, int n_tokens, int n)
@@ -175,15 +174,17 @@ static void fix_tokens(void *fixed, const float *x, size_t x_stride, int n_token
         for (int b = 0; b < n / BLOCK; b++) {
             const float *from = x + (size_t)b * BLOCK;
             float inverse;
-            const float scale = scale32(from, &inverse);
+            const float scale = scale32(from, MOST, &inverse);
             __m256i sum = _mm256_setzero_si256();
             for (int c = 0; c < BLOCK; c += 8) {
                 const __m256i v = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + c), _mm256_set1_ps(inverse)));
-                store_pairs((int16_t *)token.q + b * BLOCK + c, v);
+                store_eight((number *)token.q + b * BLOCK + c, v);
                 sum = _mm256_add_epi32(sum, v);
             }
             ((float *)token.scales)[b] = scale;
-            ((float *)token.sums)[b] = scale * vec8_sum(_mm256_cvtepi32_ps(sum));
+            const int32_t whole = sum_of_eight(sum);
+            ((float *)token.sums)[b] = scale * (float)whole;
+            ((int32_t *)token.starts)[b] = start_of(whole);
         }
     }
 }
@@ -202,18 +203,18 @@ INLINE void tile(vec *sum, const struct turned *const *w, const struct token *to
         words products[TOKENS * GROUPS];
         UNROLL
         for (int k = 0; k < n_tokens * GROUPS; k++)
-            products[k] = words_zero();
-        for (int p = 0; p < PAIRS; p++) {
-            words pairs[GROUPS];
+            products[k] = words_start(&tokens[k / GROUPS].starts[b]);
+        for (int i = 0; i < STEPS; i++) {
+            words weights[GROUPS];
             UNROLL
             for (int g = 0; g < GROUPS; g++)
-                memcpy(&pairs[g], w[g][b].pairs[p], sizeof pairs[g]);
+                memcpy(&weights[g], w[g][b].steps[i], sizeof weights[g]);
             UNROLL
             for (int t = 0; t < n_tokens; t++) {
-                const words x = words_spread(tokens[t].q + b * BLOCK + 2 * p);
+                const words x = words_spread(tokens[t].q + b * BLOCK + STEP * i);
                 UNROLL
                 for (int g = 0; g < GROUPS; g++)
-                    words_add(&products[t * GROUPS + g], pairs[g], x);
+                    words_add(&products[t * GROUPS + g], weights[g], x);
             }
         }
         UNROLL
@@ -288,6 +289,7 @@ INLINE void fill_gemm_fixed(struct butler_kernels *table)
 {
     table->fix_tokens = fix_tokens;
     table->gemm_fixed = gemm_fixed;
+    table->token_most = MOST;
     table->turned_rows = GROUPS * VEC;
     table->turn_rows[BUTLER_Q8_0] = turn_q8_0;
     table->turn_rows[BUTLER_Q4_0] = turn_q4_0;

@@ -39,11 +39,11 @@ INLINE __m128i some_words(const uint8_t *p, size_t step, int n)
 }
 
 /* The words at p, p + step, p + 2 step, p + 3 step as four lanes, and those `four` bytes behind them as four more: each is loaded
- * into its lane, and what is loaded around it left out, which takes an instruction a word and no shuffle. Reads up to the last word,
- * step >= 16 and four >= 10. */
+ * into its lane, and what is loaded around it left out, which takes an instruction a word and no shuffle. Reads up to the last
+ * word, step >= 16 and four >= 10. */
 INLINE __m128i eight_words(const uint8_t *p, size_t step, size_t four)
 {
-#define AROUND(lane) _mm_loadu_si128((const __m128i *)(p + (lane) % 4 * step + (lane) / 4 * four - (lane) * 2))
+#define AROUND(lane) _mm_loadu_si128((const __m128i *)(p + (lane) % 4 * step + (lane) / 4 * four - (lane)*2))
     __m128i v = _mm_blend_epi16(AROUND(0), AROUND(1), 0x02);
     v = _mm_blend_epi16(v, AROUND(2), 0x04);
     v = _mm_blend_epi16(v, AROUND(3), 0x08);
@@ -104,13 +104,13 @@ INLINE float extreme32(const float *x)
     return bits_to_float((uint32_t)_mm_cvtsi128_si32(m));
 }
 
-/* The scale of x[32] in fixed point (kernels.h, fix); *inverse: what takes them to whole numbers. */
-INLINE float scale32(const float *x, float *inverse)
+/* The scale of x[32] in fixed point (kernels.h, fix), `most` for the greatest; *inverse: what takes them to whole numbers. */
+INLINE float scale32(const float *x, float most, float *inverse)
 {
     const float extreme = extreme32(x);
     const bool any = !(extreme < BUTLER_FIXED_LEAST);
-    *inverse = any ? BUTLER_FIXED_MOST / extreme : 0;
-    return any ? extreme / BUTLER_FIXED_MOST : 0;
+    *inverse = any ? most / extreme : 0;
+    return any ? extreme / most : 0;
 }
 
 /* q[16] = 256 high + low, low signed */

@@ -41,14 +41,23 @@ INLINE vec from_pairs(__m256i high, __m256i low)
         _mm256_add_epi32(_mm256_madd_epi16(high, _mm256_set1_epi16(256)), _mm256_madd_epi16(low, _mm256_set1_epi16(1))));
 }
 
-INLINE vec dot_one(bytes w, const int8_t *x)
+INLINE vec from_low(__m256i low)
 {
+    return _mm256_cvtepi32_ps(_mm256_madd_epi16(low, _mm256_set1_epi16(1)));
+}
+
+INLINE vec dot_one(bytes w, const int8_t *x, bool low)
+{
+    if (low)
+        return from_low(_mm256_maddubs_epi16(w, load_bytes(x + 32)));
     return from_pairs(_mm256_maddubs_epi16(w, load_bytes(x)), _mm256_maddubs_epi16(w, load_bytes(x + 32)));
 }
 
 /* Weights of up to 5 bits: four products still fit. */
-INLINE vec dot_two(bytes w0, bytes w1, const bytes x[4])
+INLINE vec dot_two(bytes w0, bytes w1, const bytes x[4], bool low)
 {
+    if (low)
+        return from_low(_mm256_add_epi16(_mm256_maddubs_epi16(w0, x[1]), _mm256_maddubs_epi16(w1, x[3])));
     return from_pairs(_mm256_add_epi16(_mm256_maddubs_epi16(w0, x[0]), _mm256_maddubs_epi16(w1, x[2])),
                       _mm256_add_epi16(_mm256_maddubs_epi16(w0, x[1]), _mm256_maddubs_epi16(w1, x[3])));
 }
@@ -163,7 +172,7 @@ INLINE void q6_block(vec acc[2], vec *rest, const uint8_t *w, const struct fixed
     }
     UNROLL
     for (int row = 0; row < 8; row++)
-        acc[row % 2] = vec_fma(dot_one(q6_row(w, row / 4, row % 4), x->pieces + (size_t)first * 2 + row * 64),
+        acc[row % 2] = vec_fma(dot_one(q6_row(w, row / 4, row % 4), x->pieces + (size_t)first * 2 + row * 64, x->low),
                                spread4(scales[row / 4], row % 4 * 2), acc[row % 2]);
 }
 
@@ -178,7 +187,7 @@ INLINE void super_block(enum butler_type type, vec acc[2], vec *rest, const uint
     *rest = vec_fma(vec_mul(half_of(w + 2), vec_from_i8(quants, 1)), vec_load(x->sums + first / BLOCK), *rest);
     UNROLL
     for (int g = 0; g < 8; g++)
-        acc[g % 2] = vec_fma(dot_one(k_group(type, w, g), x->pieces + (size_t)first * 2 + g * 64),
+        acc[g % 2] = vec_fma(dot_one(k_group(type, w, g), x->pieces + (size_t)first * 2 + g * 64, x->low),
                              _mm256_permutevar8x32_ps(scales, _mm256_set1_epi32(g)), acc[g % 2]);
 }
 
@@ -193,5 +202,10 @@ INLINE vec super_total(enum butler_type type, const vec acc[2], vec rest)
 void butler_kernels_weights_avx2(struct butler_kernels *table)
 {
     fill_fixed(table);
+}
+
+void butler_kernels_bytes_avx2(struct butler_kernels *table)
+{
+    fill_fixed_bytes(table);
 }
 #endif

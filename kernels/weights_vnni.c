@@ -29,17 +29,21 @@ INLINE vec words_dot(const uint8_t *weights, const int8_t *x)
 }
 
 /* Sums with high bytes are shifted before those with low ones are added. */
-INLINE vec dot_one(bytes w, const int8_t *x)
+INLINE vec dot_one(bytes w, const int8_t *x, bool low)
 {
-    __m512i s = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w, load_bytes(x));
-    s = _mm512_dpbusd_epi32(_mm512_slli_epi32(s, 8), w, load_bytes(x + 64));
-    return _mm512_cvtepi32_ps(s);
+    __m512i s = _mm512_setzero_si512();
+    if (!low)
+        s = _mm512_slli_epi32(_mm512_dpbusd_epi32(s, w, load_bytes(x)), 8);
+    return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(s, w, load_bytes(x + 64)));
 }
 
-INLINE vec dot_two(bytes w0, bytes w1, const bytes x[4])
+INLINE vec dot_two(bytes w0, bytes w1, const bytes x[4], bool low)
 {
-    __m512i s = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w0, x[0]);
-    s = _mm512_slli_epi32(_mm512_dpbusd_epi32(s, w1, x[2]), 8);
+    __m512i s = _mm512_setzero_si512();
+    if (!low) {
+        s = _mm512_dpbusd_epi32(s, w0, x[0]);
+        s = _mm512_slli_epi32(_mm512_dpbusd_epi32(s, w1, x[2]), 8);
+    }
     s = _mm512_dpbusd_epi32(s, w0, x[1]);
     return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(s, w1, x[3]));
 }
@@ -200,8 +204,9 @@ INLINE void super_block(enum butler_type type, vec acc[2], vec *rest, const uint
             q6_half(&a, &b, w, half);
         else
             k_half(&a, &b, type, w, half);
-        acc[0] = vec_fma(dot_one(a, piece), six ? spread4(scales, 8 * half) : spread8(scales, 4 * half, 2), acc[0]);
-        acc[1] = vec_fma(dot_one(b, piece + 128), six ? spread4(scales, 8 * half + 4) : spread8(scales, 4 * half + 1, 2), acc[1]);
+        acc[0] = vec_fma(dot_one(a, piece, x->low), six ? spread4(scales, 8 * half) : spread8(scales, 4 * half, 2), acc[0]);
+        acc[1] = vec_fma(dot_one(b, piece + 128, x->low), six ? spread4(scales, 8 * half + 4) : spread8(scales, 4 * half + 1, 2),
+                         acc[1]);
     }
 }
 
@@ -216,5 +221,11 @@ INLINE vec super_total(enum butler_type type, const vec acc[2], vec rest)
 void butler_kernels_weights_vnni(struct butler_kernels *table)
 {
     fill_fixed(table);
+}
+
+void butler_kernels_bytes_vnni(struct butler_kernels *table)
+{
+    fill_fixed_bytes(table);
+    butler_kernels_gemm_vnni_bytes(table);
 }
 #endif

@@ -109,15 +109,15 @@ static inline double half_at(const unsigned char *p)
     for (const char *const *isa_ = butler_kernels_available(); *isa_; isa_++)                                                      \
         for (const struct butler_kernels *table = butler_kernels_get(*isa_); table; table = NULL)
 
-/* Of 32 columns the greatest is 32639 steps, worked out here in the same roundings. */
-static inline void fixed_by_definition(double *out, const float *x, int n)
+/* Of 32 columns the greatest is so many steps, worked out here in the same roundings. */
+static inline void fixed_by_definition(double *out, const float *x, int n, float steps)
 {
     for (int first = 0; first < n; first += 32) {
         float most = 0;
         for (int i = first; i < first + 32; i++)
             most = fmaxf(most, fabsf(x[i]));
         for (int i = first; i < first + 32; i++)
-            out[i] = most < 0x1p-100f ? 0 : (double)(most / 32639.0f) * (double)rintf(x[i] * (32639.0f / most));
+            out[i] = most < 0x1p-100f ? 0 : (double)(most / steps) * (double)rintf(x[i] * (steps / most));
     }
 }
 

@@ -189,8 +189,7 @@ static void check_av(const struct butler_kernels *table, int type, int n_q, int 
 static size_t place_pairs(unsigned char **keys, int type, int n_rows, int n, int trial, bool paged)
 {
     const size_t bytes = kv_bytes(type, n), apart = bytes + (paged ? 0 : (size_t)(trial % 4));
-    unsigned char *first =
-        paged ? guarded_at(&arena, (size_t)n_rows * 2 * bytes, trial % 2, (size_t)(trial / 2 % 3)) : NULL;
+    unsigned char *first = paged ? guarded_at(&arena, (size_t)n_rows * 2 * bytes, trial % 2, (size_t)(trial / 2 % 3)) : NULL;
     for (int j = 0; j < n_rows; j++)
         keys[j] = paged ? first + (size_t)(2 * j) * bytes
                         : guarded_at(&row_pages[j], apart + bytes, (trial + j) % 2, (size_t)(trial / 2 % 3));
@@ -237,7 +236,7 @@ static void check_attend(const struct butler_kernels *table, int type, int n_q, 
         for (int d = 0; d < n; d++)
             exact[d] = (double)q[(size_t)i * q_stride + (size_t)d];
         if (fixed)
-            fixed_by_definition(exact, q + (size_t)i * q_stride, n);
+            fixed_by_definition(exact, q + (size_t)i * q_stride, n, 32639);
         for (int j = 0; j < n_rows; j++) {
             double score = 0, magnitude = 0;
             for (int d = 0; d < n; d++) {
