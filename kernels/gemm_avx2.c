@@ -4,7 +4,7 @@
 #if defined(__x86_64__)
 #include "vec256.h"
 
-enum { TOKENS = 4 };
+enum { TOKENS = 6 };
 
 #include "gemm_pairs.h"
 

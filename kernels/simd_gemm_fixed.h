@@ -253,9 +253,11 @@ typedef void tile_fn(float *y, size_t y_stride, const struct turned *const *w, i
         tile_of_rows(y, y_stride, w, n_rows, tokens, n_tokens, minima, n_blocks);                                                  \
     }
 TILE(tile_most, TOKENS, false)
+TILE(tile_four, 4, false)
 TILE(tile_two, 2, false)
 TILE(tile_one, 1, false)
 TILE(tile_most_minima, TOKENS, true)
+TILE(tile_four_minima, 4, true)
 TILE(tile_two_minima, 2, true)
 TILE(tile_one_minima, 1, true)
 #undef TILE
@@ -274,6 +276,8 @@ static void gemm_fixed(float *y, size_t y_stride, enum butler_type type, const v
             tile_fn *multiply;
             if (t + TOKENS <= n_tokens)
                 count = TOKENS, multiply = minima ? tile_most_minima : tile_most;
+            else if (t + 4 <= n_tokens)
+                count = 4, multiply = minima ? tile_four_minima : tile_four;
             else if (t + 2 <= n_tokens)
                 count = 2, multiply = minima ? tile_two_minima : tile_two;
             else
