@@ -221,20 +221,22 @@ static void bench_gemm(struct bench *b)
 static void run_gemm_fixed(const struct job *job)
 {
     struct bench *b = job->bench;
-    b->table->gemm_fixed(b->y, (size_t)job->n_rows, BUTLER_Q8_0, job->slice, job->n_rows, b->x + FIXED_AT, job->n_tokens, job->n);
+    b->table->gemm_fixed(b->y, (size_t)job->n_rows, (enum butler_type)job->type, job->slice, job->n_rows, b->x + FIXED_AT,
+                         job->n_tokens, job->n);
 }
 
 static void bench_gemm_fixed(struct bench *b)
 {
-    static const int shapes[][3] = {{16, 256, 4096}, {64, 256, 2048}};
-    for (int i = 0; i < BUTLER_COUNT(shapes) && b->table->turn_rows[BUTLER_Q8_0]; i++) {
+    static const enum butler_type types[] = {BUTLER_Q8_0, BUTLER_Q4_K, BUTLER_Q6_K};
+    for (int i = 0; i < BUTLER_COUNT(types) && b->table->turn_rows[types[i]]; i++) {
         char name[64];
-        struct job job = {.bench = b, .n_rows = shapes[i][0], .n_tokens = shapes[i][1], .n = shapes[i][2]};
-        fill_weights(b, BUTLER_Q8_0);
+        struct job job = {.bench = b, .type = (int)types[i], .n_rows = 64, .n_tokens = 256, .n = 2048};
+        snprintf(name, sizeof name, "gemm_fixed %s 64 rows k 2048", butler_types[types[i]].name);
+        if (b->only && !strstr(name, b->only))
+            continue;
+        fill_weights(b, types[i]);
         b->table->fix_tokens(b->x + FIXED_AT, b->x, (size_t)job.n, job.n_tokens, job.n);
-        b->table->turn_rows[BUTLER_Q8_0](b->set, b->set + b->set_bytes / 2, butler_row_bytes(BUTLER_Q8_0, job.n), job.n_rows,
-                                         job.n);
-        snprintf(name, sizeof name, "gemm_fixed %d rows %d tokens k %d", job.n_rows, job.n_tokens, job.n);
+        b->table->turn_rows[types[i]](b->set, b->set + b->set_bytes / 2, butler_row_bytes(types[i], job.n), job.n_rows, job.n);
         measure(b, name, FLOPS, 2.0 * job.n_rows * job.n_tokens * job.n, run_gemm_fixed, &job);
     }
 }

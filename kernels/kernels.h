@@ -51,7 +51,7 @@ static inline size_t butler_turned_bytes(int n_rows, int n)
 
 static inline size_t butler_fixed_token_bytes(int n)
 {
-    return BUTLER_CEIL_DIV((size_t)n * 2 + (size_t)n / 32 * 12, 64) * 64;
+    return BUTLER_CEIL_DIV((size_t)n * 2 + (size_t)n / 32 * 20, 64) * 64;
 }
 
 enum {

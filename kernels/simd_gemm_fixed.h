@@ -6,7 +6,7 @@
  *   STEP, number, MOST         neighbours that meet at once, what a token's are stored as, and the greatest of them
  *   step_weights(steps, q)     of eight rows four integers of weights each become 4 / STEP steps, VEC / 8 from one to the next
  *   store_eight(to, v)         eight of a token's numbers, in the order of steps
- *   start_of(sum)              what the sum of 32 products begins with, by the sum of the token's 32 numbers
+ *   start_of(sum)              what a sum of products begins with, by the sum of the token's numbers in it
  *   words_start(start)         the same in all lanes of `words`, integers in a vector
  *   words_spread(x)            STEP numbers in every lane; words_add adds a product of them, words_floats gives floats */
 #ifndef BUTLER_SIMD_GEMM_FIXED_H
@@ -17,10 +17,13 @@ enum {
     GROUPS = 2, /* of rows that meet tokens together */
 };
 
-/* Block of 32 columns of VEC rows, x = scale q + minimum. */
+/* How a type's 32 columns are numbers: x = scale q, scale q + minimum, or scale q and for the second 16 another scale q. */
+enum form { PLAIN, MINIMA, HALVES };
+
+/* Block of 32 columns of VEC rows. */
 struct turned {
     __m256i steps[STEPS][VEC / 8]; /* of eight rows each */
-    vec scales, minima;
+    vec scales, others;            /* minima, or scales of second halves */
 };
 _Static_assert(sizeof(struct turned) <= VEC / 8 * BUTLER_TURNED_BYTES, "butler_turned_bytes");
 _Static_assert(BUTLER_TURNED_ROWS % (GROUPS * VEC) == 0, "butler_turned_bytes");
@@ -39,9 +42,11 @@ INLINE void turn_steps(__m256i *steps, const __m256i x[4])
     step_weights(steps + 3 * apart, _mm256_unpackhi_epi64(b, d));
 }
 
-INLINE bool has_minima(enum butler_type type)
+INLINE enum form form_of(enum butler_type type)
 {
-    return type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q4_K || type == BUTLER_Q5_K;
+    return type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q4_K || type == BUTLER_Q5_K ? MINIMA
+           : type == BUTLER_Q6_K                                                                    ? HALVES
+                                                                                                    : PLAIN;
 }
 
 /* Bit i of a word in byte i, as 16. */
@@ -62,16 +67,28 @@ INLINE __m256i nibbles_of(const uint8_t *quants)
                                    1);
 }
 
-/* Columns [32 b, 32 b + 32) of a row as x = scale q + minimum. */
-INLINE __m256i block_of(enum butler_type type, const uint8_t *row, int b, float *scale, float *minimum)
+/* Columns [32 b, 32 b + 32) of a row in their form. */
+INLINE __m256i block_of(enum butler_type type, const uint8_t *row, int b, float *scale, float *other)
 {
+    if (type == BUTLER_Q6_K) {
+        const uint8_t *p = row + (size_t)(b / 8) * Q6_K_BYTES;
+        const int half = b % 8 / 4, quarter = b % 4;
+        const float d = load_half(p + Q6_K_SCALE);
+        *scale = d * (float)(int8_t)p[Q6_K_SCALES + b % 8 * 2];
+        *other = d * (float)(int8_t)p[Q6_K_SCALES + b % 8 * 2 + 1];
+        const __m256i both = _mm256_loadu_si256((const __m256i *)(p + half * 64 + quarter % 2 * 32));
+        const __m256i low = _mm256_and_si256(_mm256_srl_epi16(both, _mm_cvtsi32_si128(quarter / 2 * 4)), _mm256_set1_epi8(15));
+        const __m256i pairs = _mm256_loadu_si256((const __m256i *)(p + Q6_K_HIGH + half * 32));
+        const __m256i high = _mm256_and_si256(_mm256_srl_epi16(pairs, _mm_cvtsi32_si128(quarter * 2)), _mm256_set1_epi8(3));
+        return _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16(high, 4)), _mm256_set1_epi8(32));
+    }
     if (type == BUTLER_Q4_K || type == BUTLER_Q5_K) {
         const uint8_t *p = row + (size_t)(b / 8) * (type == BUTLER_Q4_K ? Q4_K_BYTES : Q5_K_BYTES);
         const int g = b % 8;
         uint8_t scales[8], minima[8];
         unpack_k_scales(p + Q4_K_SCALES, scales, minima);
         *scale = load_half(p) * (float)scales[g];
-        *minimum = -(load_half(p + 2) * (float)minima[g]);
+        *other = -(load_half(p + 2) * (float)minima[g]);
         const __m256i both =
             _mm256_loadu_si256((const __m256i *)(p + (type == BUTLER_Q4_K ? Q4_K_QUANTS : Q5_K_QUANTS) + g / 2 * 32));
         const __m256i q = _mm256_and_si256(g % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
@@ -86,7 +103,7 @@ INLINE __m256i block_of(enum butler_type type, const uint8_t *row, int b, float 
                                                   : type == BUTLER_Q5_0 ? Q5_0_BYTES
                                                                         : Q5_1_BYTES);
     *scale = load_half(p);
-    *minimum = has_minima(type) ? load_half(p + 2) : 0;
+    *other = form_of(type) == MINIMA ? load_half(p + 2) : 0;
     switch (type) {
     case BUTLER_Q4_0:
         return _mm256_sub_epi8(nibbles_of(p + Q4_0_QUANTS), _mm256_set1_epi8(8));
@@ -104,12 +121,12 @@ INLINE __m256i block_of(enum butler_type type, const uint8_t *row, int b, float 
 
 INLINE void turn_block(enum butler_type type, struct turned *out, const uint8_t *const rows[VEC], int b)
 {
-    _Alignas(64) float scales[VEC], minima[VEC];
+    _Alignas(64) float scales[VEC], others[VEC];
     for (int eight = 0; eight < VEC / 8; eight++) {
         __m256i q[8];
         UNROLL
         for (int r = 0; r < 8; r++)
-            q[r] = block_of(type, rows[eight * 8 + r], b, &scales[eight * 8 + r], &minima[eight * 8 + r]);
+            q[r] = block_of(type, rows[eight * 8 + r], b, &scales[eight * 8 + r], &others[eight * 8 + r]);
         UNROLL
         for (int half = 0; half < 2; half++) {
             __m256i x[4];
@@ -120,7 +137,7 @@ INLINE void turn_block(enum butler_type type, struct turned *out, const uint8_t 
         }
     }
     out->scales = vec_load(scales);
-    out->minima = vec_load(minima);
+    out->others = vec_load(others);
 }
 
 #define TURN(name, type)                                                                                                           \
@@ -142,22 +159,24 @@ TURN(q5_0, BUTLER_Q5_0)
 TURN(q5_1, BUTLER_Q5_1)
 TURN(q4_k, BUTLER_Q4_K)
 TURN(q5_k, BUTLER_Q5_K)
+TURN(q6_k, BUTLER_Q6_K)
 #undef TURN
 
 /* -------------------------------------------------------------------------------------------------- tokens */
 
-/* A token: q[n] in the order of steps, then, of each 32 columns, the scale, the scaled sum and what products begin with. */
+/* A token: q[n] in the order of steps, then, of each 32 columns, the scale, the scaled sum and what products with all of them begin
+ * with, and with each half. */
 struct token {
     const number *q;
     const float *scales, *sums;
-    const int32_t *starts;
+    const int32_t (*starts)[3];
 };
 
 INLINE struct token token_at(const void *fixed, int t, int n)
 {
     const number *q = (const void *)((const uint8_t *)fixed + (size_t)t * butler_fixed_token_bytes(n));
     const float *scales = (const float *)(q + n);
-    return (struct token){q, scales, scales + n / BLOCK, (const int32_t *)(scales + n / BLOCK * 2)};
+    return (struct token){q, scales, scales + n / BLOCK, (const int32_t(*)[3])(scales + n / BLOCK * 2)};
 }
 
 INLINE int32_t sum_of_eight(__m256i v)
@@ -175,36 +194,41 @@ static void fix_tokens(void *fixed, const float *x, size_t x_stride, int n_token
             const float *from = x + (size_t)b * BLOCK;
             float inverse;
             const float scale = scale32(from, MOST, &inverse);
-            __m256i sum = _mm256_setzero_si256();
+            __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
             for (int c = 0; c < BLOCK; c += 8) {
                 const __m256i v = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + c), _mm256_set1_ps(inverse)));
                 store_eight((number *)token.q + b * BLOCK + c, v);
-                sum = _mm256_add_epi32(sum, v);
+                sums[c / 16] = _mm256_add_epi32(sums[c / 16], v);
             }
+            const int32_t whole = sum_of_eight(_mm256_add_epi32(sums[0], sums[1]));
+            int32_t *starts = (int32_t *)token.starts[b];
+            starts[0] = start_of(whole);
+            starts[1] = start_of(sum_of_eight(sums[0]));
+            starts[2] = start_of(sum_of_eight(sums[1]));
             ((float *)token.scales)[b] = scale;
-            const int32_t whole = sum_of_eight(sum);
             ((float *)token.sums)[b] = scale * (float)whole;
-            ((int32_t *)token.starts)[b] = start_of(whole);
         }
     }
 }
 
 /* ------------------------------------------------------------------------------------------------ products */
 
-/* sum[t * GROUPS + g] = GROUPS groups of rows times n_tokens tokens, a compile-time constant as `minima` is: whether rows have any.
- * w: each group's first block. A row's blocks are gone through at once: with sums put down every 512 columns, so that the rows stay
- * in the nearest cache, it takes a tenth longer. */
-INLINE void tile(vec *sum, const struct turned *const *w, const struct token *tokens, int n_tokens, bool minima, int n_blocks)
+/* sum[t * GROUPS + g] = GROUPS groups of rows times n_tokens tokens, a compile-time constant as `form` is. w: each group's first
+ * block. A row's blocks are gone through at once: with sums put down every 512 columns, so that the rows stay in the nearest cache,
+ * it takes a tenth longer. */
+INLINE void tile(vec *sum, const struct turned *const *w, const struct token *tokens, int n_tokens, enum form form, int n_blocks)
 {
     UNROLL
     for (int k = 0; k < n_tokens * GROUPS; k++)
         sum[k] = vec_zero();
-    for (int b = 0; b < n_blocks; b++) {
+    const int n_parts = form == HALVES ? 2 : 1;
+    for (int part = 0; part < n_blocks * n_parts; part++) {
+        const int b = part / n_parts, half = part % n_parts;
         words products[TOKENS * GROUPS];
         UNROLL
         for (int k = 0; k < n_tokens * GROUPS; k++)
-            products[k] = words_start(&tokens[k / GROUPS].starts[b]);
-        for (int i = 0; i < STEPS; i++) {
+            products[k] = words_start(&tokens[k / GROUPS].starts[b][form == HALVES ? 1 + half : 0]);
+        for (int i = half * STEPS / 2; i < (half + 1) * STEPS / n_parts; i++) {
             words weights[GROUPS];
             UNROLL
             for (int g = 0; g < GROUPS; g++)
@@ -221,19 +245,20 @@ INLINE void tile(vec *sum, const struct turned *const *w, const struct token *to
         for (int k = 0; k < n_tokens * GROUPS; k++) {
             const struct turned *block = &w[k % GROUPS][b];
             const struct token *token = &tokens[k / GROUPS];
-            vec s = vec_fma(words_floats(products[k]), vec_mul(block->scales, vec_set1(token->scales[b])), sum[k]);
-            sum[k] = minima ? vec_fma(block->minima, vec_set1(token->sums[b]), s) : s;
+            const vec scales = half ? block->others : block->scales;
+            vec s = vec_fma(words_floats(products[k]), vec_mul(scales, vec_set1(token->scales[b])), sum[k]);
+            sum[k] = form == MINIMA ? vec_fma(block->others, vec_set1(token->sums[b]), s) : s;
         }
     }
 }
 
 /* y[t][r], r < n_rows <= GROUPS VEC. */
 INLINE void tile_of_rows(float *y, size_t y_stride, const struct turned *const *w, int n_rows, const struct token *tokens,
-                         int n_tokens, bool minima, int n_blocks)
+                         int n_tokens, enum form form, int n_blocks)
 {
     _Alignas(64) float row[GROUPS * VEC];
     vec sum[TOKENS * GROUPS];
-    tile(sum, w, tokens, n_tokens, minima, n_blocks);
+    tile(sum, w, tokens, n_tokens, form, n_blocks);
     for (int t = 0; t < n_tokens; t++, y += y_stride) {
         float *out = n_rows == GROUPS * VEC ? y : row;
         for (int g = 0; g < GROUPS; g++)
@@ -246,45 +271,46 @@ INLINE void tile_of_rows(float *y, size_t y_stride, const struct turned *const *
 typedef void tile_fn(float *y, size_t y_stride, const struct turned *const *w, int n_rows, const struct token *tokens,
                      int n_blocks);
 
-#define TILE(name, n_tokens, minima)                                                                                               \
+#define TILE(name, n_tokens, form)                                                                                                 \
     static __attribute__((noinline)) void name(float *y, size_t y_stride, const struct turned *const *w, int n_rows,               \
                                                const struct token *tokens, int n_blocks)                                           \
     {                                                                                                                              \
-        tile_of_rows(y, y_stride, w, n_rows, tokens, n_tokens, minima, n_blocks);                                                  \
+        tile_of_rows(y, y_stride, w, n_rows, tokens, n_tokens, form, n_blocks);                                                    \
     }
-TILE(tile_most, TOKENS, false)
-TILE(tile_four, 4, false)
-TILE(tile_two, 2, false)
-TILE(tile_one, 1, false)
-TILE(tile_most_minima, TOKENS, true)
-TILE(tile_four_minima, 4, true)
-TILE(tile_two_minima, 2, true)
-TILE(tile_one_minima, 1, true)
+TILE(tile_most_plain, TOKENS, PLAIN)
+TILE(tile_four_plain, 4, PLAIN)
+TILE(tile_two_plain, 2, PLAIN)
+TILE(tile_one_plain, 1, PLAIN)
+TILE(tile_most_minima, TOKENS, MINIMA)
+TILE(tile_four_minima, 4, MINIMA)
+TILE(tile_two_minima, 2, MINIMA)
+TILE(tile_one_minima, 1, MINIMA)
+TILE(tile_most_halves, TOKENS, HALVES)
+TILE(tile_four_halves, 4, HALVES)
+TILE(tile_two_halves, 2, HALVES)
+TILE(tile_one_halves, 1, HALVES)
 #undef TILE
 
 static void gemm_fixed(float *y, size_t y_stride, enum butler_type type, const void *turned, int n_rows, const void *fixed,
                        int n_tokens, int n)
 {
+    static const int counts[] = {TOKENS, 4, 2, 1};
+    static tile_fn *const tiles[][4] = {[PLAIN] = {tile_most_plain, tile_four_plain, tile_two_plain, tile_one_plain},
+                                        [MINIMA] = {tile_most_minima, tile_four_minima, tile_two_minima, tile_one_minima},
+                                        [HALVES] = {tile_most_halves, tile_four_halves, tile_two_halves, tile_one_halves}};
     const int n_blocks = n / BLOCK;
-    const bool minima = has_minima(type);
     for (int r = 0; r < n_rows; r += GROUPS * VEC) {
         const struct turned *w[GROUPS];
         for (int g = 0; g < GROUPS; g++)
             w[g] = (const struct turned *)turned + (size_t)(r / VEC + g) * (size_t)n_blocks;
-        for (int t = 0, count; t < n_tokens; t += count) {
+        for (int t = 0, k = 0; t < n_tokens; t += counts[k]) {
             struct token tokens[TOKENS];
-            tile_fn *multiply;
-            if (t + TOKENS <= n_tokens)
-                count = TOKENS, multiply = minima ? tile_most_minima : tile_most;
-            else if (t + 4 <= n_tokens)
-                count = 4, multiply = minima ? tile_four_minima : tile_four;
-            else if (t + 2 <= n_tokens)
-                count = 2, multiply = minima ? tile_two_minima : tile_two;
-            else
-                count = 1, multiply = minima ? tile_one_minima : tile_one;
-            for (int i = 0; i < count; i++)
+            while (t + counts[k] > n_tokens)
+                k++;
+            for (int i = 0; i < counts[k]; i++)
                 tokens[i] = token_at(fixed, t + i, n);
-            multiply(y + (size_t)t * y_stride + r, y_stride, w, BUTLER_MIN(n_rows - r, GROUPS * VEC), tokens, n_blocks);
+            tiles[form_of(type)][k](y + (size_t)t * y_stride + r, y_stride, w, BUTLER_MIN(n_rows - r, GROUPS * VEC), tokens,
+                                    n_blocks);
         }
     }
 }
@@ -302,6 +328,7 @@ INLINE void fill_gemm_fixed(struct butler_kernels *table)
     table->turn_rows[BUTLER_Q5_1] = turn_q5_1;
     table->turn_rows[BUTLER_Q4_K] = turn_q4_k;
     table->turn_rows[BUTLER_Q5_K] = turn_q5_k;
+    table->turn_rows[BUTLER_Q6_K] = turn_q6_k;
 }
 
 #endif

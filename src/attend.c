@@ -235,8 +235,8 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
         if (in_three)
             attend_in_three(state, thread, scaled, m, keys, from, n_rows, s, out, top, sum);
         else
-            kv->kernels->attend[kv->type](out, dim, top, sum, weights ? s : NULL, stride, scaled, dim, m, keys,
-                                          kv->row_bytes, n_rows, kv->head_dim);
+            kv->kernels->attend[kv->type](out, dim, top, sum, weights ? s : NULL, stride, scaled, dim, m, keys, kv->row_bytes,
+                                          n_rows, kv->head_dim);
         for (int h = 0; h < m; h++) {
             float *partial = partial_of(state, head + h, slice);
             partial[0] = top[h];

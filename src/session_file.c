@@ -150,10 +150,10 @@ static int check_header(const struct file_header *header, const struct butler_mo
     if (header->fingerprint != model->fingerprint)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: saved with another model than %s", path, model->path);
     if (header->n_ctx < 1 || header->n_past < 0 || header->n_past > header->n_ctx || header->n_decoded < 0 ||
-        header->n_decoded > header->n_past || header->n_block < 1 || header->kv_type < 0 ||
-        header->kv_type >= BUTLER_N_KV_TYPES || header->n_policy < 1 ||
-        header->n_policy >= (int)sizeof((struct butler_policy *)NULL)->text || header->n_vocab != hp->n_vocab ||
-        header->n_layers != hp->n_layers || header->n_kv_heads != hp->n_kv_heads || header->head_dim != hp->head_dim)
+        header->n_decoded > header->n_past || header->n_block < 1 || header->kv_type < 0 || header->kv_type >= BUTLER_N_KV_TYPES ||
+        header->n_policy < 1 || header->n_policy >= (int)sizeof((struct butler_policy *)NULL)->text ||
+        header->n_vocab != hp->n_vocab || header->n_layers != hp->n_layers || header->n_kv_heads != hp->n_kv_heads ||
+        header->head_dim != hp->head_dim)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: impossible sizes in the header", path);
     return 0;
 }

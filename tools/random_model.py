@@ -31,7 +31,7 @@ SHAPES = {
 }
 
 # name -> GGUF's number, elements a block, bytes a block, general.file_type
-TYPES = {"f32": (0, 1, 4, 0), "f16": (1, 1, 2, 1), "q4_0": (2, 32, 18, 2), "q8_0": (8, 32, 34, 7)}
+TYPES = {"f32": (0, 1, 4, 0), "f16": (1, 1, 2, 1), "q4_0": (2, 32, 18, 2), "q8_0": (8, 32, 34, 7), "q6_k": (14, 256, 210, 18)}
 U32, I32, F32, STRING, ARRAY = 4, 5, 6, 8, 9
 ALIGNMENT = 32
 CHUNK = 1 << 22  # elements made at a time
@@ -132,12 +132,15 @@ def random_weights(kind, n, std, rng):
         exponent = int(np.clip(round(math.log2(std / 1.53)) + 15, 1, 30))
         bits = np.frombuffer(rng.bytes(2 * n), dtype="<u2") & np.uint16(0x83FF)
         return (bits | np.uint16(exponent << 10)).tobytes()
-    block_bytes = TYPES[kind][2]
-    blocks = np.frombuffer(rng.bytes(n // 32 * block_bytes), dtype=np.uint8).reshape(-1, block_bytes).copy()
-    quant_std = {"q8_0": 73.9, "q4_0": 4.63}[kind]
+    _, block, block_bytes, _ = TYPES[kind]
+    blocks = np.frombuffer(rng.bytes(n // block * block_bytes), dtype=np.uint8).reshape(-1, block_bytes).copy()
+    quant_std = {"q8_0": 73.9, "q4_0": 4.63, "q6_k": 18.47 * 97.27}[kind]
+    at = block_bytes - 2 if kind == "q6_k" else 0
+    if kind == "q6_k":
+        blocks[:, 192:208] = 64 + blocks[:, 192:208] % 64  # the scales of its groups, 97.27 in the root mean square
     scale = rng.uniform(0.7, 1.3, len(blocks)) * (std / quant_std)
     scale[blocks[:, 0] & 1 == 1] *= -1  # the quants' mean is half a step below zero: let it cancel between blocks
-    blocks[:, :2] = scale.astype("<f2").view(np.uint8).reshape(-1, 2)
+    blocks[:, at:at + 2] = scale.astype("<f2").view(np.uint8).reshape(-1, 2)
     return blocks.tobytes()
 
 
