@@ -66,8 +66,8 @@ EIGHT(eight_128, 128)
 
 /* n is 64 or 128. */
 void butler_attend_eight(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                         size_t q_stride, const void *const *keys, size_t apart, int n_rows, int n)
+                         size_t q_stride, const struct butler_pairs *pairs, int n)
 {
-    (n == 64 ? eight_64 : eight_128)(acc, acc_stride, top, sum, s, s_stride, q, q_stride, keys, apart, n_rows);
+    (n == 64 ? eight_64 : eight_128)(acc, acc_stride, top, sum, s, s_stride, q, q_stride, pairs);
 }
 #endif

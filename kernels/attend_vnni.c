@@ -52,16 +52,6 @@ static void fix_queries(struct fixed_queries *fixed, const float *q, size_t q_st
     }
 }
 
-/* Whether a tile's rows lie `step` bytes apart. */
-INLINE bool lie_dense(const void *const *rows, size_t step)
-{
-    const __m512i lane = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7), bytes = _mm512_set1_epi64((long long)step);
-    const __m512i low = _mm512_add_epi64(_mm512_set1_epi64((long long)(uintptr_t)rows[0]), _mm512_mullo_epi64(lane, bytes));
-    const __m512i high = _mm512_add_epi64(low, _mm512_slli_epi64(bytes, 3));
-    return (_mm512_cmpneq_epi64_mask(_mm512_loadu_si512(rows), low) |
-            _mm512_cmpneq_epi64_mask(_mm512_loadu_si512(rows + 8), high)) == 0;
-}
-
 /* Half the channels of four rows a lane, from four vectors: word w of all 16 rows in quads[w]. */
 INLINE void turn_words(__m512i quads[4], const __m512i x[4])
 {

@@ -17,12 +17,12 @@
 
 /* Eight queries, whose arithmetic takes longer than memory, have a function of their own, where they may. */
 static void attend_f16_eight(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                             size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+                             size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
 {
     if (n_q == 8 && (n == 64 || n == 128))
-        butler_attend_eight(acc, acc_stride, top, sum, s, s_stride, q, q_stride, keys, apart, n_rows, n);
+        butler_attend_eight(acc, acc_stride, top, sum, s, s_stride, q, q_stride, pairs, n);
     else
-        attend_f16(acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);
+        attend_f16(acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, pairs, n);
 }
 
 void butler_kernels_avx512(struct butler_kernels *table)

@@ -15,6 +15,7 @@ enum {
     BUTLER_TILE_BYTES = 2048,
     BUTLER_ATTEND_ROWS = 32, /* queries and keys that meet at a time */
     BUTLER_ATTEND_KEYS = 64,
+    BUTLER_PAIRS_NEXT = 112,
     BUTLER_FIXED_K = 64,          /* of a tile in fixed point */
     BUTLER_FIXED_COLUMNS = 512,   /* most that one scale serves: sums of products still fit 32 bits */
     BUTLER_FIXED_X_COLUMNS = 128, /* of what fix makes, the last are filled up */
@@ -82,6 +83,14 @@ struct butler_attention {
     float *maxima;              /* where they are kept: [BUTLER_ATTEND_KEYS keys][maxima_stride], the max that they have */
     size_t kept_stride, maxima_stride;
     int n_rows, n_keys, dim;
+};
+
+/* Rows of the cache that lie anywhere: keys, each with its value `apart` bytes further on. Behind them stand those that the next
+ * call begins with, for a kernel to fetch: nothing else is done with them. */
+struct butler_pairs {
+    const void *const *keys; /* [n + n_next] */
+    size_t apart;
+    int n, n_next; /* n >= 1; of n_next up to BUTLER_PAIRS_NEXT are of use */
 };
 
 /* Even keys of 32, then odd ones: pairs of their weights lie together without a step across lanes. */
@@ -185,14 +194,12 @@ struct butler_kernels {
     /* acc_i += sum_j p[i * p_stride + j] * rows[j] in order of j; acc_i = acc + i * acc_stride. */
     void (*av[BUTLER_N_KV_TYPES])(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, const void *const *rows,
                                   int n_rows, int n);
-    /* One pass of decode over n_rows >= 1 keys and their values, which lie `apart` bytes further on:
-     * s as qk gives it (NULL: not wanted), top_i = max_j s_ij, acc_i = sum_j exp(s_ij - top_i) value_j, sum_i the same without
-     * values. What belongs to a query does not depend on n_q. attend_fixed: for Q8_0 rows of at most 256 elements q is in 16-bit
-     * fixed point as fix makes it, of each 32 elements. */
+    /* One pass of decode over keys and their values: s as qk gives it (NULL: not wanted), top_i = max_j s_ij, acc_i = sum_j
+     * exp(s_ij - top_i) value_j, sum_i the same without values. What belongs to a query does not depend on n_q. attend_fixed: for
+     * Q8_0 rows of at most 256 elements q is in 16-bit fixed point as fix makes it, of each 32 elements. */
     bool attend_fixed;
     void (*attend[BUTLER_N_KV_TYPES])(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                                      const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows,
-                                      int n);
+                                      const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n);
 
     /* -- what metrics scan. A half is an IEEE binary16. */
 
@@ -262,7 +269,7 @@ void butler_kernels_avx2(struct butler_kernels *table);
 void butler_kernels_avx512(struct butler_kernels *table);
 /* attend of eight queries over F16 rows of 64 or 128 elements; bit for bit what AVX-512's own does. */
 void butler_attend_eight(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                         size_t q_stride, const void *const *keys, size_t apart, int n_rows, int n);
+                         size_t q_stride, const struct butler_pairs *pairs, int n);
 void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys alone */
 void butler_kernels_keys_vnni(struct butler_kernels *table);
 void butler_kernels_weights_avx2(struct butler_kernels *table); /* products with quantised weights alone */

@@ -174,8 +174,10 @@ static inline void av_with(decode_fn *decode, float *acc, size_t acc_stride, con
 #define SCORES 64
 
 static inline void attend_with(decode_fn *decode, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                               const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+                               const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
 {
+    const void *const *keys = pairs->keys;
+    const int n_rows = pairs->n;
     for (int i = 0; i < n_q; i++, q += q_stride, acc += acc_stride) {
         float p[SCORES], total = 0;
         top[i] = -INFINITY;
@@ -191,7 +193,7 @@ static inline void attend_with(decode_fn *decode, float *acc, size_t acc_stride,
             const void *values[SCORES];
             count = BUTLER_MIN(n_rows - j, SCORES);
             for (int r = 0; r < count; r++)
-                values[r] = (const uint8_t *)keys[j + r] + apart;
+                values[r] = (const uint8_t *)keys[j + r] + pairs->apart;
             qk_with(decode, p, 0, q, 0, 1, keys + j, count, n);
             total += exp_sum(p, top[i], count);
             av_with(decode, acc, 0, p, 0, 1, values, count, n);
@@ -212,9 +214,9 @@ static inline void attend_with(decode_fn *decode, float *acc, size_t acc_stride,
         av_with(decode_##name, acc, acc_stride, p, p_stride, n_q, rows, n_rows, n);                                                \
     }                                                                                                                              \
     static void attend_##name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,    \
-                              size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)                  \
+                              size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)                                   \
     {                                                                                                                              \
-        attend_with(decode_##name, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);              \
+        attend_with(decode_##name, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, pairs, n);                            \
     }
 
 CACHE_TYPE(f32)

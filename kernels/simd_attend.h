@@ -20,20 +20,31 @@ INLINE int tiles_later(size_t row_bytes)
     return 3 * tiles_soon(row_bytes);
 }
 
-/* Whether a tile's rows lie `step` bytes apart, which saves looking up where each is. An ISA may have none: NULL. */
+/* Whether a tile's rows lie `step` bytes apart, which saves looking up where each is. NULL: nobody asks. */
 typedef bool dense_fn(const void *const *rows, size_t step);
+
+INLINE bool rows_lie_dense(const void *const *rows, size_t step)
+{
+    uintptr_t apart = 0;
+    _Pragma("GCC unroll 1") for (size_t r = 0; r < TILE_ROWS; r++) /* so that compilers see vectors */
+        apart |= (uintptr_t)rows[r] ^ ((uintptr_t)rows[0] + r * step);
+    return apart == 0;
+}
 
 /* A list of keys as tiles. */
 struct tiles {
     const void *const *keys, *last[TILE_ROWS]; /* the last tile; what does not fill one, its last row repeated */
-    int whole;                                 /* rows before it */
+    int whole, begin, end;                     /* rows in tiles before the last, before those of the next call, and with these */
+    int missing;                               /* rows of the last tile */
     int dense;                                 /* so many tiles before the one that is fetched latest, and this one, lie dense */
 };
 
-/* The tile from row j on, beyond the end the last. */
+/* The tile from row j on; where there is none, the last. */
 INLINE const void *const *tile_at(const struct tiles *tiles, int j)
 {
-    return j < tiles->whole ? tiles->keys + j : tiles->last;
+    return j < tiles->whole                      ? tiles->keys + j
+           : j >= tiles->begin && j < tiles->end ? tiles->keys + (j - tiles->missing)
+                                                 : tiles->last;
 }
 
 INLINE void next_is_dense(struct tiles *tiles, dense_fn *lie_dense, const void *const *rows, size_t step)
@@ -41,20 +52,24 @@ INLINE void next_is_dense(struct tiles *tiles, dense_fn *lie_dense, const void *
     tiles->dense = lie_dense && lie_dense(rows, step) ? tiles->dense + 1 : 0;
 }
 
-/* Fetches the first tiles, too: keys, and values so far `apart`. */
-INLINE void begin_tiles(struct tiles *tiles, enum row_type type, dense_fn *lie_dense, const void *const *keys, size_t apart,
-                        int n_rows, int n)
+/* Fetches the first tiles, too. */
+INLINE void begin_tiles(struct tiles *tiles, enum row_type type, dense_fn *lie_dense, const struct butler_pairs *pairs, int n)
 {
-    const int whole = n_rows / TILE_ROWS * TILE_ROWS;
-    tiles->keys = keys, tiles->whole = whole, tiles->dense = 1;
-    for (int r = 0; r < TILE_ROWS; r++)
-        tiles->last[r] = keys[BUTLER_MIN((whole < n_rows ? whole : whole - TILE_ROWS) + r, n_rows - 1)];
     const size_t row_bytes = row_offset(type, n);
+    const int whole = pairs->n / TILE_ROWS * TILE_ROWS, begin = BUTLER_CEIL_DIV(pairs->n, TILE_ROWS) * TILE_ROWS;
+    *tiles = (struct tiles){.keys = pairs->keys,
+                            .whole = whole,
+                            .begin = begin,
+                            .end = begin + pairs->n_next / TILE_ROWS * TILE_ROWS,
+                            .missing = begin - pairs->n,
+                            .dense = 1};
+    for (int r = 0; r < TILE_ROWS; r++)
+        tiles->last[r] = pairs->keys[BUTLER_MIN((whole < pairs->n ? whole : whole - TILE_ROWS) + r, pairs->n - 1)];
     for (int j = 0; j < tiles_later(row_bytes) * TILE_ROWS; j += TILE_ROWS) {
         const void *const *rows = tile_at(tiles, j);
         next_is_dense(tiles, lie_dense, rows, dense_step(type, n));
-        for (int r = 0; j < n_rows && r < 2 * TILE_ROWS; r++)
-            fetch(type, (const uint8_t *)rows[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : apart), 0, n);
+        for (int r = 0; j < pairs->n && r < 2 * TILE_ROWS; r++)
+            fetch(type, (const uint8_t *)rows[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : pairs->apart), 0, n);
     }
 }
 
@@ -87,16 +102,16 @@ INLINE void load_scales(float (*scales)[TILE_ROWS], const void *const *rows, siz
     }
 }
 
-/* Scores of a tile for some queries: p[query][TILE_ROWS]. due: as many rows to fetch meanwhile. */
+/* Scores of a tile for some queries: p[query][TILE_ROWS]. due: as many rows to fetch meanwhile. step: as for qk_tile. */
 INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_scales *scales, const float *q, size_t q_stride,
-                        int n_q, const void *const *rows, struct due due, int n)
+                        int n_q, const void *const *rows, size_t step, struct due due, int n)
 {
     const bool apart = type == ROW_Q8_0 && n <= PIECE;
     int i = 0;
     if (apart)
-        load_scales(scales->keys, rows, 0, 0, n);
+        load_scales(scales->keys, rows, step, 0, n);
 #define TILE_PART(queries, first)                                                                                                  \
-    qk_tile(type, p[i] + (first), TILE_ROWS, VEC / (queries), 0, q + i * q_stride, q_stride, queries, rows + (first),              \
+    qk_tile(type, p[i] + (first), TILE_ROWS, VEC / (queries), 0, q + i * q_stride, q_stride, queries, rows + (first), step,        \
             apart ? scales->keys[0] + (first) : NULL, TILE_ROWS, due_from(due_of_part(due, i, n_q), first), 0, VEC / (queries),    \
             VEC / (queries), n, false)
     for (; i + 4 <= n_q; i += 4)
@@ -191,36 +206,38 @@ INLINE void tile_values(enum row_type type, values_fn *values_of, float *acc, si
 
 INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
                            const float *q, size_t q_stride, scores_fn *scores_of, dense_fn *lie_dense, values_fn *values_of,
-                           const void *queries, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+                           const void *queries, int n_q, const struct butler_pairs *pairs, int n)
 {
     _Alignas(64) float p[2][TILE_QUERIES][TILE_ROWS], sums[TILE_QUERIES][TILE_ROWS] = {{0}};
     struct tile_scales scales;
     const size_t row_bytes = row_offset(type, n);
     struct tiles tiles;
-    begin_tiles(&tiles, type, lie_dense, keys, apart, n_rows, n);
+    begin_tiles(&tiles, type, lie_dense, pairs, n);
     for (int i = 0; i < n_q; i++) {
         top[i] = -INFINITY;
         memset(acc + i * acc_stride, 0, (size_t)n * sizeof *acc);
     }
-    for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
-        const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
+    for (int j = -TILE_ROWS, turn = 0; j < pairs->n; j += TILE_ROWS, turn ^= 1) {
+        const int next = j + TILE_ROWS, n_next = BUTLER_MIN(pairs->n - next, TILE_ROWS);
         struct due due = due_at(&tiles, type, lie_dense, next, n);
         const size_t step = due.dense ? dense_step(type, n) : 0;
         if (n_next > 0) {
             if (scores_of)
                 scores_of(p[turn], &scales, queries, n_q, tile_at(&tiles, next), step, due, n);
+            else if (step)
+                tile_scores(type, p[turn], &scales, q, q_stride, n_q, tile_at(&tiles, next), dense_step(type, n), due, n);
             else
-                tile_scores(type, p[turn], &scales, q, q_stride, n_q, tile_at(&tiles, next), due, n);
+                tile_scores(type, p[turn], &scales, q, q_stride, n_q, tile_at(&tiles, next), 0, due, n);
             for (int i = 0; s && i < n_q; i++)
                 memcpy(s + i * s_stride + next, p[turn][i], (size_t)n_next * sizeof *s);
         }
-        due.skip = due.dense ? TILE_ROWS * row_bytes : apart;
+        due.skip = due.dense ? TILE_ROWS * row_bytes : pairs->apart;
         if (j >= 0 && due.dense)
             tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, tile_at(&tiles, j), dense_step(type, n), due,
-                        apart, TILE_ROWS, n);
+                        pairs->apart, TILE_ROWS, n);
         else if (j >= 0)
-            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, tile_at(&tiles, j), 0, due, apart,
-                        BUTLER_MIN(n_rows - j, TILE_ROWS), n);
+            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, tile_at(&tiles, j), 0, due, pairs->apart,
+                        BUTLER_MIN(pairs->n - j, TILE_ROWS), n);
         for (int i = 0; n_next > 0 && i < n_q; i++)
             tile_exp(p[turn][i], n_next, acc + i * acc_stride, &top[i], sums[i], n);
     }
@@ -229,12 +246,13 @@ INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, fl
 }
 
 INLINE void attend_any(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                       const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+                       const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
 {
     for (int i = 0; i < n_q; i += TILE_QUERIES) {
         const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
         attend_queries(type, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride,
-                       q + i * q_stride, q_stride, NULL, NULL, NULL, NULL, count, keys, apart, n_rows, n);
+                       q + i * q_stride, q_stride, NULL, type == ROW_F16 && n % STEP == 0 ? rows_lie_dense : NULL, NULL, NULL,
+                       count, pairs, n);
     }
 }
 

@@ -1,5 +1,5 @@
 /* Decode attention over Q8_0 rows with queries in fixed point, what the files of instruction sets have alike: included behind their
- * struct fixed_queries, fix_queries, lie_dense, scores_of_rows, FIXED_VALUES, a values_fn or NULL, and, for groups of four or eight
+ * struct fixed_queries, fix_queries, scores_of_rows, FIXED_VALUES, a values_fn or NULL, and, for groups of four or eight
  * heads a key, group_scores_q8_0. */
 #ifndef BUTLER_SIMD_ATTEND_FIXED_H
 #define BUTLER_SIMD_ATTEND_FIXED_H
@@ -15,18 +15,17 @@ INLINE void fixed_scores(float (*p)[TILE_ROWS], struct tile_scales *scales, cons
 
 /* At most TILE_QUERIES queries. Each length that is a constant has a function of its own: compilers do badly with all in one. */
 typedef void attend_fn(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                       size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n);
+                       size_t q_stride, int n_q, const struct butler_pairs *pairs, int n);
 
 #define ATTEND(name, queries, length)                                                                                              \
     static __attribute__((noinline)) void name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,   \
-                                               const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart,    \
-                                               int n_rows, int n)                                                                  \
+                                               const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)  \
     {                                                                                                                              \
         struct fixed_queries fixed;                                                                                                \
         (void)n_q, (void)n;                                                                                                        \
         fix_queries(&fixed, q, q_stride, queries, length);                                                                         \
-        attend_queries(ROW_Q8_0, acc, acc_stride, top, sum, s, s_stride, q, q_stride, fixed_scores, lie_dense, FIXED_VALUES,       \
-                       &fixed, queries, keys, apart, n_rows, length);                                                              \
+        attend_queries(ROW_Q8_0, acc, acc_stride, top, sum, s, s_stride, q, q_stride, fixed_scores, rows_lie_dense, FIXED_VALUES,  \
+                       &fixed, queries, pairs, length);                                                                            \
     }
 ATTEND(attend_32_one, 1, 32)
 ATTEND(attend_64_one, 1, 64)
@@ -36,14 +35,13 @@ ATTEND(attend_some, n_q, n)
 #undef ATTEND
 
 static void attend_long(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                        size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+                        size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
 {
-    attend_queries(ROW_Q8_0, acc, acc_stride, top, sum, s, s_stride, q, q_stride, NULL, NULL, NULL, NULL, n_q, keys, apart, n_rows,
-                   n);
+    attend_queries(ROW_Q8_0, acc, acc_stride, top, sum, s, s_stride, q, q_stride, NULL, NULL, NULL, NULL, n_q, pairs, n);
 }
 
 static void attend_q8_0(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                        size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+                        size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
 {
     for (int i = 0; i < n_q; i += TILE_QUERIES) {
         const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
@@ -53,7 +51,7 @@ static void attend_q8_0(float *acc, size_t acc_stride, float *top, float *sum, f
                             : n <= PIECE          ? attend_some
                                                   : attend_long;
         attend(acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride, q + i * q_stride,
-               q_stride, count, keys, apart, n_rows, n);
+               q_stride, count, pairs, n);
     }
 }
 
@@ -84,17 +82,17 @@ INLINE void group_weights(float (*weights)[TILE_ROWS * GROUP_HEADS], const float
         group_weights(weights, p, heads, rows, step, skip, n);                                                                     \
         name##_weighted(acc, weights[0], rows, step, due, skip, count);                                                            \
     }                                                                                                                              \
-    GROUP_ATTEND(name, ROW_Q8_0, heads, n, lie_dense, fixed_queries, fix_queries)
+    GROUP_ATTEND(name, ROW_Q8_0, heads, n, rows_lie_dense, fixed_queries, fix_queries)
 GROUPS_OF(GROUP_Q8_0, group_q8_0)
 
 static void attend_groups(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                          size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+                          size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
 {
     attend_group_fn *attend = group_q8_0_of(n_q, n);
     if (attend)
-        attend(acc, acc_stride, top, sum, s, s_stride, q, q_stride, keys, apart, n_rows);
+        attend(acc, acc_stride, top, sum, s, s_stride, q, q_stride, pairs);
     else
-        attend_q8_0(acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);
+        attend_q8_0(acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, pairs, n);
 }
 
 #endif

@@ -123,8 +123,18 @@ struct due {
     const void *const *soon, *const *later;
     size_t skip;     /* the rows begin so many bytes further on */
     int parts, part; /* rows r are fetched for which r & parts is part; parts: 0 or 1 */
+    int first;       /* of a dense tile: the rows begin so many rows further on */
     bool dense;      /* both are tiles that lie dense: keys and values are lines one after the other, half of which are due */
 };
+
+/* Line k of a dense tile and of the one after it that are due. */
+INLINE void fetch_dense_line(struct due due, size_t k)
+{
+    if ((k & (size_t)due.parts) == (size_t)due.part) {
+        prefetch((const uint8_t *)due.soon[0] + due.skip, k * 64);
+        prefetch_second((const uint8_t *)due.later[0] + due.skip + k * 64);
+    }
+}
 
 /* Fetches what is due with rows [r, r + count) of a tile: elements [begin, end) of as many rows, or of a dense tile its part of the
  * lines that all rows would fill, every other one if parts is 1. */
@@ -132,13 +142,9 @@ INLINE void fetch_due(enum row_type type, struct due due, int r, int count, int 
 {
     const size_t first = row_offset(type, begin), last = row_offset(type, end), lines = (last - first) * TILE_ROWS / 64;
     if (due.dense) {
-        const uint8_t *soon = (const uint8_t *)due.soon[0] + first * TILE_ROWS + due.skip;
-        const uint8_t *later = (const uint8_t *)due.later[0] + first * TILE_ROWS + due.skip;
-        const size_t from = (size_t)r * lines / TILE_ROWS, until = (size_t)(r + count) * lines / TILE_ROWS;
-        for (size_t k = from + ((from + (size_t)due.part) & (size_t)due.parts); k < until; k += 1 + (size_t)due.parts) {
-            prefetch(soon, k * 64);
-            prefetch_second(later + k * 64);
-        }
+        due.skip += first * TILE_ROWS;
+        for (size_t k = (size_t)(due.first + r) * lines / TILE_ROWS; k < (size_t)(due.first + r + count) * lines / TILE_ROWS; k++)
+            fetch_dense_line(due, k);
         return;
     }
     for (; count > 0; count--, r++) {
@@ -174,7 +180,11 @@ INLINE struct due due_of_part(struct due due, int k, int n_q)
 
 INLINE struct due due_from(struct due due, int r)
 {
-    return (struct due){due.soon ? due.soon + r : NULL, due.later ? due.later + r : NULL, due.skip, due.parts, due.part, false};
+    if (due.dense) {
+        due.first = r;
+        return due;
+    }
+    return (struct due){due.soon ? due.soon + r : NULL, due.later ? due.later + r : NULL, due.skip, due.parts, due.part, 0, false};
 }
 
 /* Rows fetched together: a power of two, of some FETCH_BLOCK bytes. */
@@ -209,10 +219,11 @@ INLINE void fetch_first(enum row_type type, const void *const *rows, int n_rows,
 
 /* q_i . rows[r], i < n_q, r < n_rows, both compile-time constants with n_q n_rows <= VEC; the rows begin at `skip`. Stores (or
  * adds) the first n_stored of them for each query: `run`, a constant too, to neighbouring places, then as many `apart` places
- * further on. scales: of Q8_0 rows, row r's for block b at b scales_stride + r, or NULL. due: as many rows to fetch meanwhile. */
+ * further on. scales: of Q8_0 rows, row r's for block b at b scales_stride + r, or NULL. due: as many rows to fetch meanwhile.
+ * step: as for row_at, a constant; then a step of a F16 row, a line itself where a vector is 64 bytes, fetches a line. */
 INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int apart, const float *q, size_t q_stride, int n_q,
-                    const void *const *rows, const float *scales, size_t scales_stride, struct due due, size_t skip, int n_rows,
-                    int n_stored, int n, bool more)
+                    const void *const *rows, size_t step, const float *scales, size_t scales_stride, struct due due, size_t skip,
+                    int n_rows, int n_stored, int n, bool more)
 {
     const uint8_t *row[VEC];
     vec acc[VEC];
@@ -220,12 +231,12 @@ INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int 
     int i = 0, fetched = 0;
     UNROLL
     for (int r = 0; r < n_rows; r++)
-        row[r] = (const uint8_t *)rows[r] + skip;
+        row[r] = row_at(rows, step, r) + skip;
     UNROLL
     for (int a = 0; a < VEC; a++)
         acc[a] = vec_zero();
     for (; i + STEP <= n; i += STEP) {
-        for (; (due.soon || due.later) && fetched * n < (i + STEP) * n_rows; fetched++)
+        for (; !step && (due.soon || due.later) && fetched * n < (i + STEP) * n_rows; fetched++)
             fetch_due(type, due, fetched, 1, 0, n);
         vec x[VEC], v[2];
         UNROLL
@@ -239,6 +250,8 @@ INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int 
                 v[1] = vec_mul(quants_load(row[r], i + VEC), d);
             } else
                 row_load_step(type, v, row[r], i);
+            if (step && due.dense)
+                fetch_dense_line(due, (size_t)(due.first * (n / STEP) + i / STEP * n_rows + r));
             UNROLL
             for (int a = 0; a < 2 * n_q; a++)
                 acc[a / 2 * n_rows + r] = vec_fma(v[a % 2], x[a], acc[a / 2 * n_rows + r]);
@@ -298,8 +311,8 @@ INLINE void qk_direct(enum row_type type, float *s, size_t s_stride, const float
             here[r] = rows[BUTLER_MIN(at, n_rows - 1)];
             due[r] = rows[BUTLER_MIN(at + ahead, n_rows - 1)];
         }
-        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, NULL, 0, (struct due){NULL, due, skip, 0, 0, false},
-                skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
+        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, 0, NULL, 0,
+                (struct due){NULL, due, skip, 0, 0, 0, false}, skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
         j += rest ? tile : run;
     }
 }
@@ -311,10 +324,10 @@ static __attribute__((noinline)) void qk_floats(float *s, size_t s_stride, const
     enum { TILE = VEC / 4 };
     int i = 0;
     for (; i + 4 <= n_q; i += 4)
-        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 4, rows, NULL, 0, (struct due){0}, 0,
+        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 4, rows, 0, NULL, 0, (struct due){0}, 0,
                 TILE, n_stored, n, more);
     for (; i < n_q; i++)
-        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 1, rows, NULL, 0, (struct due){0}, 0,
+        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 1, rows, 0, NULL, 0, (struct due){0}, 0,
                 TILE, n_stored, n, more);
 }
 
@@ -402,8 +415,9 @@ INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const flo
     if (step && n_q < 4) {
         UNROLL
         for (int j = 0; j < TILE_ROWS; j++) {
-            if (j % 4 == 0 && due.dense)
-                fetch_known(type, due, j, 4, i, i + n_vecs * VEC);
+            const int together = type == ROW_F16 ? 1 : 4; /* whole lines are due with every row */
+            if (j % together == 0 && due.dense)
+                fetch_known(type, due, j, together, i, i + n_vecs * VEC);
             av_row(type, a, p + j, p_stride, p_block, n_q, n_vecs, row_at(rows, step, j) + skip, i);
         }
     } else
@@ -496,8 +510,8 @@ INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const floa
             if (widen || type == ROW_F32)
                 av_floats(acc + first, acc_stride, p + j, p_stride, n_q, here, count, length);
             else
-                av_queries(type, acc + first, acc_stride, p + j, p_stride, 0, n_q, here, 0, (struct due){NULL, due, 0, 0, 0, false},
-                           0, count, length);
+                av_queries(type, acc + first, acc_stride, p + j, p_stride, 0, n_q, here, 0,
+                           (struct due){NULL, due, 0, 0, 0, 0, false}, 0, count, length);
         }
     }
 }

@@ -185,17 +185,17 @@ typedef void group_values_fn(float *acc, const float *p, const void *const *rows
 /* attend of kernels.h for so many heads and channels. queries: as the scores want them. */
 INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_fn *lie_dense, group_values_fn *values_of,
                          const void *queries, int heads, float *acc, size_t acc_stride, float *top, float *sum, float *s,
-                         size_t s_stride, const void *const *keys, size_t apart, int n_rows, int n)
+                         size_t s_stride, const struct butler_pairs *pairs, int n)
 {
     struct group g;
     const size_t row_bytes = row_offset(type, n);
     struct tiles tiles;
-    begin_tiles(&tiles, type, lie_dense, keys, apart, n_rows, n);
+    begin_tiles(&tiles, type, lie_dense, pairs, n);
     memset(g.acc, 0, (size_t)(heads * n) * sizeof *g.acc);
     memset(g.sums, 0, sizeof g.sums);
     vec_store(g.top, vec_set1(-INFINITY));
-    for (int j = -TILE_ROWS, turn = 0; j < n_rows; j += TILE_ROWS, turn ^= 1) {
-        const int next = j + TILE_ROWS, n_next = BUTLER_MIN(n_rows - next, TILE_ROWS);
+    for (int j = -TILE_ROWS, turn = 0; j < pairs->n; j += TILE_ROWS, turn ^= 1) {
+        const int next = j + TILE_ROWS, n_next = BUTLER_MIN(pairs->n - next, TILE_ROWS);
         struct due due = due_at(&tiles, type, lie_dense, next, n);
         const size_t step = due.dense ? dense_step(type, n) : 0;
         if (n_next > 0) {
@@ -203,9 +203,9 @@ INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_f
             for (int i = 0; s && i < heads * n_next; i++)
                 s[(size_t)(i % heads) * s_stride + (size_t)(next + i / heads)] = g.p[turn][i];
         }
-        due.skip = due.dense ? TILE_ROWS * row_bytes : apart;
+        due.skip = due.dense ? TILE_ROWS * row_bytes : pairs->apart;
         if (j >= 0)
-            values_of(g.acc, g.p[turn ^ 1], tile_at(&tiles, j), step, &due, apart, BUTLER_MIN(n_rows - j, TILE_ROWS));
+            values_of(g.acc, g.p[turn ^ 1], tile_at(&tiles, j), step, &due, pairs->apart, BUTLER_MIN(pairs->n - j, TILE_ROWS));
         if (n_next > 0)
             group_exp(g.p[turn], heads, n_next, g.acc, g.top, g.sums, n);
     }
@@ -240,17 +240,17 @@ INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_f
     }
 
 typedef void attend_group_fn(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                             size_t q_stride, const void *const *keys, size_t apart, int n_rows);
+                             size_t q_stride, const struct butler_pairs *pairs);
 
 /* attend of a group by name_scores and name_values, its queries made a struct of `queries` by prepare. */
 #define GROUP_ATTEND(name, type, heads, n, lie_dense, queries, prepare)                                                            \
     static void name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,             \
-                     size_t q_stride, const void *const *keys, size_t apart, int n_rows)                                           \
+                     size_t q_stride, const struct butler_pairs *pairs)                                                            \
     {                                                                                                                              \
         struct queries prepared;                                                                                                   \
         prepare(&prepared, q, q_stride, heads, n);                                                                                 \
         attend_group(type, name##_scores, lie_dense, name##_values, &prepared, heads, acc, acc_stride, top, sum, s, s_stride,      \
-                     keys, apart, n_rows, n);                                                                                      \
+                     pairs, n);                                                                                                    \
     }
 
 /* GROUP(name, heads, n) for each number of heads and channels that has a function of its own, and name_of: that for n_q heads of n

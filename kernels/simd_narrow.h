@@ -4,15 +4,6 @@
 #ifndef BUTLER_SIMD_NARROW_H
 #define BUTLER_SIMD_NARROW_H
 
-/* Whether a tile's rows lie `step` bytes apart. */
-INLINE bool lie_dense(const void *const *rows, size_t step)
-{
-    uintptr_t apart = 0;
-    _Pragma("GCC unroll 1") for (size_t r = 0; r < TILE_ROWS; r++) /* so that compilers see vectors */
-        apart |= (uintptr_t)rows[r] ^ ((uintptr_t)rows[0] + r * step);
-    return apart == 0;
-}
-
 /* due_of_part for functions that are called: NULL where nothing is due. */
 INLINE const struct due *part_of_due(struct due *part, const struct due *due, int k, int n_q)
 {
@@ -114,7 +105,7 @@ INLINE void scores_f16(float (*p)[TILE_ROWS], struct tile_scales *scales, const 
     struct due part;
     int i = 0;
     if (n % VEC) {
-        tile_scores(ROW_F16, p, scales, plain->q, plain->stride, n_q, rows, due, n);
+        tile_scores(ROW_F16, p, scales, plain->q, plain->stride, n_q, rows, 0, due, n);
         return;
     }
     for (; i + 4 <= n_q; i += 4)
@@ -232,27 +223,27 @@ VALUES(values_f16, ROW_F16)
 #define GROUP_F16(name, heads, n)                                                                                                  \
     GROUP_SCORES(name##_scores, group_scores_f16, ROW_F16, heads, n)                                                               \
     GROUP_VALUES(name##_values, ROW_F16, heads, n)                                                                                 \
-    GROUP_ATTEND(name, ROW_F16, heads, n, lie_dense, group_queries, lay_queries)
+    GROUP_ATTEND(name, ROW_F16, heads, n, rows_lie_dense, group_queries, lay_queries)
 GROUPS_OF(GROUP_F16, group_f16)
 
 /* attend_any, F16 rows by the tiles of this file. */
 INLINE void attend_narrow(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                          const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+                          const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
 {
     attend_group_fn *attend = type == ROW_F16 ? group_f16_of(n_q, n) : NULL;
     if (attend) {
-        attend(acc, acc_stride, top, sum, s, s_stride, q, q_stride, keys, apart, n_rows);
+        attend(acc, acc_stride, top, sum, s, s_stride, q, q_stride, pairs);
         return;
     }
     if (type != ROW_F16) {
-        attend_any(type, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);
+        attend_any(type, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, pairs, n);
         return;
     }
     for (int i = 0; i < n_q; i += TILE_QUERIES) {
         const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
         const struct plain_queries plain = {q + i * q_stride, q_stride};
         attend_queries(type, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride, plain.q,
-                       q_stride, scores_f16, lie_dense, values_f16, &plain, count, keys, apart, n_rows, n);
+                       q_stride, scores_f16, rows_lie_dense, values_f16, &plain, count, pairs, n);
     }
 }
 #define ATTEND_ANY attend_narrow

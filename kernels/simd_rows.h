@@ -71,11 +71,10 @@ INLINE void fill_cache(struct butler_kernels *table)
  * a function of its own: compilers do badly with all in one. */
 #define ATTEND_LENGTH(name, type, length)                                                                                          \
     static __attribute__((noinline)) void name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,   \
-                                               const float *q, size_t q_stride, int n_q, const void *const *keys, size_t apart,    \
-                                               int n_rows, int n)                                                                  \
+                                               const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)  \
     {                                                                                                                              \
         (void)n;                                                                                                                   \
-        ATTEND_ANY(type, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, length);                   \
+        ATTEND_ANY(type, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, pairs, length);                                 \
     }
 #define ATTEND_TYPE(name, type)                                                                                                    \
     ATTEND_LENGTH(name##_32, type, 32)                                                                                             \
@@ -83,12 +82,12 @@ INLINE void fill_cache(struct butler_kernels *table)
     ATTEND_LENGTH(name##_128, type, 128)                                                                                           \
     ATTEND_LENGTH(name##_other, type, n)                                                                                           \
     static void name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,             \
-                     size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)                           \
+                     size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)                                            \
     {                                                                                                                              \
         (n == 64    ? name##_64                                                                                                    \
          : n == 128 ? name##_128                                                                                                   \
          : n == 32  ? name##_32                                                                                                    \
-                    : name##_other)(acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);              \
+                    : name##_other)(acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, pairs, n);                            \
     }
 
 ATTEND_LENGTH(attend_f32, ROW_F32, n) /* a type of tests */

@@ -254,8 +254,11 @@ static void fused_task(void *context, int list, int thread)
     const uint64_t score_ns = lap(&clock);
     select_task(context, list, thread);
     const uint64_t select_ns = lap(&clock);
-    for (int slice = 0; slice * BUTLER_SLICE < job->lists->n[list]; slice++)
-        butler_attend_slice(state, thread, job->q, list * heads, heads, job->lists->slots[list], job->lists->n[list], slice, false);
+    struct butler_slice slice = {list * heads, heads, job->lists->slots[list], job->lists->n[list], 0}, next = slice;
+    for (; slice.index * BUTLER_SLICE < slice.n; slice = next) {
+        next.index++;
+        butler_attend_slice(state, thread, job->q, &slice, next.index * BUTLER_SLICE < next.n ? &next : NULL, false);
+    }
     for (int head = list * heads; head < (list + 1) * heads; head++)
         butler_attend_combine(state, head, job->lists->n[list], job->out + (size_t)head * (size_t)state->kv->head_dim, false);
     __atomic_fetch_add(&state->traffic->score_ns, score_ns, __ATOMIC_RELAXED);

@@ -216,37 +216,51 @@ static void attend_in_three(const struct butler_layer_state *state, int thread, 
 
 enum { SLICE_QUERIES = 16 }; /* query heads of a group that go through a slice together */
 
-void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, int head, int n_q,
-                         const uint32_t *slots, int n, int slice, bool weights)
+/* The first keys of a slice, up to `most`. Returns how many, and at *first the place of the first: in the list, or where that is
+ * the newest slots, in the cache. */
+static int slice_keys(const struct butler_layer_state *state, const struct butler_slice *slice, int most, const void **keys,
+                      int *first)
+{
+    const struct butler_kv_head *cache = butler_kv_at(state->kv, state->layer, slice->head / group_of(state));
+    const int begin = slice->index * BUTLER_SLICE, n_keys = BUTLER_MIN(BUTLER_MIN(slice->n - begin, BUTLER_SLICE), most);
+    *first = slice->slots ? begin : cache->n_slots - slice->n + begin;
+    butler_attend_keys(state->kv, cache, slice->slots, *first, n_keys, keys);
+    return n_keys;
+}
+
+void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, const struct butler_slice *slice,
+                         const struct butler_slice *next, bool weights)
 {
     const struct butler_kv *kv = state->kv;
-    const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, head / group_of(state));
+    const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, slice->head / group_of(state));
     const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
-    const int first = slice * BUTLER_SLICE, n_rows = BUTLER_MIN(BUTLER_SLICE, n - first);
-    const int from = slots ? first : cache->n_slots - n + first;
     const bool in_three = state->work->rope_cos != NULL;
     float *out = state->work->tile_out + (size_t)thread * (size_t)state->work->tile_rows * dim;
-    const float *scaled = scaled_queries(state, thread, q + (size_t)head * dim, n_q, cache->n_slots - 1);
-    for (int i = 0, m; i < n_q; i += m, head += m, scaled += (size_t)m * dim) {
-        float *s = state->work->scores + (size_t)head * stride + first, top[SLICE_QUERIES], sum[SLICE_QUERIES];
-        const void *keys[BUTLER_SLICE];
-        m = BUTLER_MIN(n_q - i, SLICE_QUERIES);
-        butler_attend_keys(kv, cache, slots, from, n_rows, keys);
+    const float *scaled = scaled_queries(state, thread, q + (size_t)slice->head * dim, slice->n_q, cache->n_slots - 1);
+    const void *keys[BUTLER_SLICE + BUTLER_PAIRS_NEXT];
+    struct butler_pairs pairs = {keys, kv->row_bytes, 0, 0};
+    for (int i = 0, m; i < slice->n_q; i += m, scaled += (size_t)m * dim) {
+        float *s = state->work->scores + (size_t)(slice->head + i) * stride + slice->index * BUTLER_SLICE;
+        float top[SLICE_QUERIES], sum[SLICE_QUERIES];
+        int from, from_next;
+        m = BUTLER_MIN(slice->n_q - i, SLICE_QUERIES);
+        pairs.n = slice_keys(state, slice, BUTLER_SLICE, keys, &from);
+        if (next && i + m == slice->n_q)
+            pairs.n_next = slice_keys(state, next, BUTLER_PAIRS_NEXT, keys + pairs.n, &from_next);
         if (in_three)
-            attend_in_three(state, thread, scaled, m, keys, from, n_rows, s, out, top, sum);
+            attend_in_three(state, thread, scaled, m, keys, from, pairs.n, s, out, top, sum);
         else
-            kv->kernels->attend[kv->type](out, dim, top, sum, weights ? s : NULL, stride, scaled, dim, m, keys, kv->row_bytes,
-                                          n_rows, kv->head_dim);
+            kv->kernels->attend[kv->type](out, dim, top, sum, weights ? s : NULL, stride, scaled, dim, m, &pairs, kv->head_dim);
         for (int h = 0; h < m; h++) {
-            float *partial = partial_of(state, head + h, slice);
+            float *partial = partial_of(state, slice->head + i + h, slice->index);
             partial[0] = top[h];
             partial[1] = sum[h];
             memcpy(partial + 2, out + (size_t)h * dim, dim * sizeof *out);
             if (weights && !in_three)
-                kv->kernels->exp_sum(s + (size_t)h * stride, top[h], n_rows);
+                kv->kernels->exp_sum(s + (size_t)h * stride, top[h], pairs.n);
         }
     }
-    count(&state->traffic->kv_bytes, 2 * kv->row_bytes * (uint64_t)n_rows);
+    count(&state->traffic->kv_bytes, 2 * kv->row_bytes * (uint64_t)pairs.n);
 }
 
 void butler_attend_combine(const struct butler_layer_state *state, int head, int n, float *out, bool weights)
@@ -280,13 +294,28 @@ struct attend_job {
     bool observe;
 };
 
+/* False where the list has no such slice. */
+static bool slice_of(const struct attend_job *job, int task, struct butler_slice *slice)
+{
+    const int list = task / job->n_slices;
+    if (list >= job->lists->n_lists)
+        return false;
+    *slice = (struct butler_slice){.head = list * job->heads_per_list,
+                                   .n_q = job->heads_per_list,
+                                   .slots = job->lists->slots[list],
+                                   .n = job->lists->n[list],
+                                   .index = task % job->n_slices};
+    return slice->index * BUTLER_SLICE < slice->n;
+}
+
 static void slice_task(void *context, int task, int thread)
 {
     const struct attend_job *job = context;
-    const int list = task / job->n_slices, slice = task % job->n_slices;
-    if (slice * BUTLER_SLICE < job->lists->n[list])
-        butler_attend_slice(job->state, thread, job->q, list * job->heads_per_list, job->heads_per_list, job->lists->slots[list],
-                            job->lists->n[list], slice, job->observe);
+    struct butler_slice slice, next;
+    if (!slice_of(job, task, &slice))
+        return;
+    const bool more = slice_of(job, task + 1, &next) || slice_of(job, (task / job->n_slices + 1) * job->n_slices, &next);
+    butler_attend_slice(job->state, thread, job->q, &slice, more ? &next : NULL, job->observe);
 }
 
 /* The weights of a list as weights of all slots of the head: what was not read got none. */
@@ -359,11 +388,11 @@ void butler_attend(struct butler_backend *backend, const struct butler_layer_sta
     for (int i = 0; i < lists->n_lists; i++)
         job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(lists->n[i], BUTLER_SLICE));
     if (job.n_slices == 1 && butler_pool_size(backend->pool) <= state->kv->n_kv_heads) {
-        butler_pool_run(backend->pool, head_task, &job, state->kv->n_kv_heads);
+        butler_pool_run_shares(backend->pool, head_task, &job, state->kv->n_kv_heads);
         return;
     }
     if (k)
         butler_attend_append(backend, state, k, v, 1);
-    butler_pool_run(backend->pool, slice_task, &job, lists->n_lists * job.n_slices);
+    butler_pool_run_shares(backend->pool, slice_task, &job, lists->n_lists * job.n_slices);
     butler_pool_run(backend->pool, combine_task, &job, state->kv->n_kv_heads);
 }

@@ -24,17 +24,24 @@ void butler_attend_append_head(const struct butler_layer_state *state, int kv_he
 /* Scores of units [first, first + n) for the query heads of a KV head into rows, as long as the workspace's, each from unit 0; into
  * the first row where they have one together. */
 void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n, float *rows);
-/* Query heads [head, head + n_q) of one KV head attend to one slice of a list of n slots (slots NULL: the newest n). weights: what
+/* Part of a list of slots, BUTLER_SLICE of them from slot index BUTLER_SLICE of the list on, or what is left. */
+struct butler_slice {
+    int head, n_q;         /* query heads [head, head + n_q) of one KV head, whose list it is */
+    const uint32_t *slots; /* [n]; NULL: the newest n of the KV head */
+    int n, index;
+};
+
+/* A slice's heads attend to it. next: the slice that the thread has next, or NULL; its first rows are fetched. weights: what
  * butler_attend_combine needs for attention weights is left in the rows of scores. */
-void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, int head, int n_q,
-                         const uint32_t *slots, int n, int slice, bool weights);
+void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, const struct butler_slice *slice,
+                         const struct butler_slice *next, bool weights);
 /* Puts the slices of a query head together, in order: out[head_dim]. With weights, also turns its row of scores into the
  * attention weights of the list. */
 void butler_attend_combine(const struct butler_layer_state *state, int head, int n, float *out, bool weights);
 
 /* The pieces of a prompt's block (attend_block.c). */
 
-/* Rows of keys of slots[first .. first + n) of a list (slots NULL: 0, 1, ...), or of keys and of values. */
+/* Rows of keys of slots[first .. first + n) of a list (slots NULL: 0, 1, ...). */
 void butler_attend_keys(const struct butler_kv *kv, const struct butler_kv_head *head, const uint32_t *slots, int first, int n,
                         const void **keys);
 /* Rows of keys and of values of slots[first .. first + n) of a list (slots NULL: 0, 1, ...). */

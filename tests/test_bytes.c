@@ -34,10 +34,10 @@ static void av_f16(float *acc, size_t acc_stride, const float *p, size_t p_strid
 }
 
 static void attend_f16(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                       size_t q_stride, int n_q, const void *const *keys, size_t apart, int n_rows, int n)
+                       size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
 {
-    add(&rows_read, 2 * (uint64_t)n_rows * butler_kv_row_bytes(BUTLER_KV_F16, n));
-    real->attend[BUTLER_KV_F16](acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, keys, apart, n_rows, n);
+    add(&rows_read, 2 * (uint64_t)pairs->n * butler_kv_row_bytes(BUTLER_KV_F16, n));
+    real->attend[BUTLER_KV_F16](acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, pairs, n);
 }
 
 static void load_f16(float *x, const void *row, int n)
