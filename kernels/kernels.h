@@ -15,7 +15,7 @@ enum {
     BUTLER_TILE_BYTES = 2048,
     BUTLER_ATTEND_ROWS = 32, /* queries and keys that meet at a time */
     BUTLER_ATTEND_KEYS = 64,
-    BUTLER_PAIRS_NEXT = 112,
+    BUTLER_PAIRS_NEXT = 64,
     BUTLER_FIXED_K = 64,          /* of a tile in fixed point */
     BUTLER_FIXED_COLUMNS = 512,   /* most that one scale serves: sums of products still fit 32 bits */
     BUTLER_FIXED_X_COLUMNS = 128, /* of what fix makes, the last are filled up */
