@@ -10,7 +10,7 @@ import pytest
 from gguf_file import Gguf
 
 TOOL = os.path.join(os.path.dirname(__file__), "..", "tools", "random_model.py")
-TYPE = {"f16": 1, "q4_0": 2, "q8_0": 8}
+TYPE = {"f16": 1, "q4_0": 2, "q8_0": 8, "q6_k": 14}
 
 
 def make(tmp_path, shape, kind, *more):
@@ -34,12 +34,28 @@ def test_shape_and_types(tmp_path, kind):
     assert len(model.tensors) == 2 + 8 * 9
 
 
+def decode_q6_k(data, n):
+    """Blocks of 256: low nibbles [2][64], high pairs [2][32], 16 signed scales, the block's own."""
+    weights = []
+    for at in range(0, n // 256 * 210, 210):
+        scales = struct.unpack_from("<16b", data, at + 192)
+        d, = struct.unpack_from("<e", data, at + 208)
+        for i in range(256):
+            half, quarter, column = i // 128, i % 128 // 32, i % 32
+            low = data[at + half * 64 + quarter % 2 * 32 + column] >> 4 * (quarter // 2) & 15
+            high = data[at + 128 + half * 32 + column] >> 2 * quarter & 3
+            weights.append(d * scales[i // 16] * ((low | high << 4) - 32))
+    return weights
+
+
 @pytest.mark.parametrize("kind", TYPE)
 def test_weights_are_finite_and_scaled(tmp_path, kind):
     """A standard deviation near 1/sqrt(columns), decoded here by hand."""
     dims, _, data = Gguf(make(tmp_path, "bench-30m", kind)).tensors["blk.3.ffn_up.weight"]
     if kind == "f16":
         weights = struct.unpack(f"<{dims[0]}e", data[: 2 * dims[0]])
+    elif kind == "q6_k":
+        weights = decode_q6_k(data, dims[0])
     else:
         size, weights = {"q8_0": 34, "q4_0": 18}[kind], []
         for at in range(0, dims[0] // 32 * size, size):
