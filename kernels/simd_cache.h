@@ -127,7 +127,7 @@ struct due {
     bool dense;      /* both are tiles that lie dense: keys and values are lines one after the other, half of which are due */
 };
 
-/* Line k of a dense tile and of the one after it that are due. */
+/* Fetches line k of the dense tile that is due soon, and of the one due later: every other line if parts is 1. */
 INLINE void fetch_dense_line(struct due due, size_t k)
 {
     if ((k & (size_t)due.parts) == (size_t)due.part) {
