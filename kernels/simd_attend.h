@@ -35,7 +35,7 @@ INLINE bool rows_lie_dense(const void *const *rows, size_t step)
 struct tiles {
     const void *const *keys, *last[TILE_ROWS]; /* the last tile; what does not fill one, its last row repeated */
     int whole, begin, end;                     /* rows in tiles before the last, before those of the next call, and with these */
-    int missing;                               /* rows of the last tile */
+    int missing;                               /* rows that the last tile lacks */
     int dense;                                 /* so many tiles before the one that is fetched latest, and this one, lie dense */
 };
 

@@ -1,4 +1,4 @@
-"""tools/prompt_perplexity.py: prompts have the perplexity that decoding has, and a flag that changes nothing changes nothing."""
+"""tools/prompt_perplexity.py: prompts have the perplexity that decoding has, and flags are passed on."""
 import subprocess
 import sys
 

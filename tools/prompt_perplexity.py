@@ -4,9 +4,9 @@
     tools/prompt_perplexity.py models/butler-default.gguf TEXT --windows 8 --flag=--byte-activations
 
 The text is cut into windows of --length tokens, each a prompt of its own behind what the model begins texts with
-(`butler logits --all`). Prints a line: tokens
-that counted, both perplexities, their ratio with its 95 % interval over tokens, and the root mean square by which a
-token's -ln p differs. `butler eval ppl` decodes token by token, which this does not. Needs numpy alone.
+(`butler logits --all`). Prints a line: tokens that counted, both perplexities, their ratio with its 95 % interval over
+tokens, and the root mean square by which a token's -ln p differs. `butler eval ppl` decodes token by
+token, which this does not. Needs numpy alone.
 """
 
 import argparse
