@@ -16,12 +16,12 @@ WARN = -Wall -Wextra -Wshadow -Wundef -Wvla -Wmissing-prototypes -Wstrict-protot
 SANFLAGS = $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
 CFLAGS ?= -O3 -g
 PKG_CFLAGS := $(shell pkg-config --cflags $(LIB_PKGS) $(CMD_PKGS))
-ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contract=off -pthread -Iinclude -Isrc -Ikernels -Imethods -Itrain -Icmd \
+ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contract=off -pthread -Iinclude -Isrc -I. \
 	$(SANFLAGS) $(PKG_CFLAGS) $(CFLAGS)
 LIB_LIBS := -pthread $(shell pkg-config --libs $(LIB_PKGS)) -lm -ldl
 CMD_LIBS := $(shell pkg-config --libs $(CMD_PKGS))
 
-LIB_SRC = $(filter-out train/gather_mpi.c,$(wildcard src/*.c metrics/*.c methods/*.c kernels/*.c train/*.c))
+LIB_SRC = $(filter-out train/gather_mpi.c,$(wildcard src/*/*.c train/*.c))
 CMD_SRC = $(wildcard cmd/*.c report/*.c)
 EVAL_SRC = $(wildcard eval/*.c)
 TEST_SRC = $(wildcard tests/test_*.c)
@@ -59,21 +59,21 @@ lib: $(BUILD)/libbutler.a $(BUILD)/libbutler.so.0
 # Only these files may use instructions beyond the base ISA; which of them runs is decided at run time.
 MACHINE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
 ifeq ($(MACHINE),x86_64)
-$(BUILD)/kernels/avx2.o: ISA = -mavx2 -mfma -mf16c
-$(patsubst %,$(BUILD)/kernels/%.o,keys_avx2 weights_avx2 attend_avx2 one_bit_avx2 gemm_avx2): ISA = -mavx2 -mfma -mf16c
-$(patsubst %,$(BUILD)/kernels/%.o,keys_vnni weights_vnni one_bit_vnni attend_vnni gemm_vnni gemm_vnni_bytes): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
-$(BUILD)/kernels/one_bit_amx.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mamx-tile -mamx-int8
-$(patsubst %,$(BUILD)/kernels/%.o,avx512 attend_eight): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
-$(patsubst %,$(BUILD)/kernels/%.o,amx attend_amx): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8
+$(BUILD)/src/kernels/avx2.o: ISA = -mavx2 -mfma -mf16c
+$(patsubst %,$(BUILD)/src/kernels/%.o,keys_avx2 weights_avx2 attend_avx2 one_bit_avx2 gemm_avx2): ISA = -mavx2 -mfma -mf16c
+$(patsubst %,$(BUILD)/src/kernels/%.o,keys_vnni weights_vnni one_bit_vnni attend_vnni gemm_vnni gemm_vnni_bytes): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
+$(BUILD)/src/kernels/one_bit_amx.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mamx-tile -mamx-int8
+$(patsubst %,$(BUILD)/src/kernels/%.o,avx512 attend_eight): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
+$(patsubst %,$(BUILD)/src/kernels/%.o,amx attend_amx): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8
 else ifeq ($(MACHINE),aarch64)
-$(BUILD)/kernels/keys_dot.o: ISA = -march=armv8.2-a+dotprod
+$(BUILD)/src/kernels/keys_dot.o: ISA = -march=armv8.2-a+dotprod
 endif
 
 # Kernels begin at a cache line, so that how fast their loops run does not hang on what lies before them.
-$(BUILD)/kernels/%.o: ALIGN = -falign-functions=64
+$(BUILD)/src/kernels/%.o: ALIGN = -falign-functions=64
 
 # Fuzzing reaches none of their loops, and instrumenting those takes a compiler minutes.
-$(patsubst %,$(BUILD)/kernels/%.o,avx2 avx512 weights_avx2 weights_vnni attend_avx2 attend_vnni attend_eight amx attend_amx): ISA += $(PLAIN_KERNELS)
+$(patsubst %,$(BUILD)/src/kernels/%.o,avx2 avx512 weights_avx2 weights_vnni attend_avx2 attend_vnni attend_eight amx attend_amx): ISA += $(PLAIN_KERNELS)
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)

@@ -12,7 +12,7 @@
 #include <time.h>
 
 #include "ceilings.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 #include "median.h"
 
 struct bench {

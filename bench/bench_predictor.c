@@ -17,8 +17,8 @@
 #include <unistd.h>
 
 #include "median.h"
-#include "predictor.h"
-#include "session.h"
+#include "model/predictor.h"
+#include "engine/session.h"
 
 enum { MAX_STEPS = 1000, N_WARM = 2, N_RUNS = 4 /* dense, score for free, with the predictor, repeating */ };
 

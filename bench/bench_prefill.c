@@ -14,8 +14,8 @@
 #include "ceilings.h"
 #include "load.h"
 #include "median.h"
-#include "session.h"
-#include "threads.h"
+#include "engine/session.h"
+#include "base/threads.h"
 
 enum { MAX_ISAS = 4, MAX_REPEAT = 99, PARTS = 3 };
 

@@ -22,7 +22,7 @@
 #include "ceilings.h"
 #include "load.h"
 #include "median.h"
-#include "util.h"
+#include "base/util.h"
 
 #define MAX_POLICIES 32
 #define MAX_DEPTHS 16

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tokenizer.h"
+#include "text/tokenizer.h"
 
 int main(int argc, char **argv)
 {

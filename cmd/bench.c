@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cmd.h"
-#include "util.h"
+#include "base/util.h"
 
 /* What one round (a token of every session) cost. */
 struct round {

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "cmd.h"
-#include "convert.h"
+#include "file/convert.h"
 
 static int run(struct cmd_options *options)
 {

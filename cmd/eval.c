@@ -6,9 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../eval/eval.h"
+#include "eval/eval.h"
 #include "cmd.h"
-#include "util.h"
+#include "base/util.h"
 
 static volatile sig_atomic_t interrupted;
 

@@ -3,7 +3,7 @@
 #include <strings.h>
 
 #include "cmd.h"
-#include "quantize.h"
+#include "file/quantize.h"
 
 static const struct {
     const char *name;

@@ -1,9 +1,9 @@
 /* butler report: from the rows of `butler eval` to one page that needs nothing else. */
 #include <stdlib.h>
 
-#include "../report/report.h"
+#include "report/report.h"
 #include "cmd.h"
-#include "util.h"
+#include "base/util.h"
 
 /* The page is made in memory: a file that appears under its name is complete. */
 static int write_page(const struct report *report, const char *path, struct butler_error *err)

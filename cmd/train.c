@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "curve.h"
-#include "model.h"
-#include "train.h"
+#include "model/model.h"
+#include "train/train.h"
 
 struct run {
     struct cmd_options *options;

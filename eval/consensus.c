@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "parts.h"
-#include "session.h"
+#include "engine/session.h"
 
 struct logits {
     struct butler_session *session;

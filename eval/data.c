@@ -8,7 +8,7 @@
 #include <xxhash.h>
 
 #include "eval.h"
-#include "utf8.h"
+#include "base/utf8.h"
 
 static int check_packing(const char *path, const struct eval_text *text, struct butler_error *err)
 {

@@ -9,8 +9,8 @@
 
 #include <jansson.h>
 
-#include "policy.h"
-#include "util.h"
+#include "engine/policy.h"
+#include "base/util.h"
 
 enum {
     EVAL_MAX_OPTIONS = 16, /* of one task */

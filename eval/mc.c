@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "mc.h"
-#include "session.h"
+#include "engine/session.h"
 #include "words.h"
 
 enum { CORRECT, CORRECT_NORM, LOG_PROB, N_VALUES = LOG_PROB + MC_MAX_CHOICES };

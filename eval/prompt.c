@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "parts.h"
-#include "session.h"
+#include "engine/session.h"
 
 /* An evicting policy's share in mode simulate: of the whole text, as a count. Of the text so far it would be one token at the
  * start, and what is dropped there never comes back. H2O's published code counts so too. */

@@ -14,8 +14,8 @@
 #include <string.h>
 
 #include "parts.h"
-#include "select.h"
-#include "session.h"
+#include "cpu/select.h"
+#include "engine/session.h"
 
 enum { SUMS = 3 /* of each query head: recall, mass, top-half accuracy */, EXTRA = 1 /* steps */ };
 

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "model.h"
+#include "model/model.h"
 #include "parts.h"
 
 enum { N_KEYS = 9 };

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "parts.h"
-#include "session.h"
+#include "engine/session.h"
 
 /* Policies [first, first + n) of the pending ones, run together: their items' prompts are read once where they can share. */
 struct pass {

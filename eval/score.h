@@ -4,7 +4,7 @@
 #ifndef EVAL_SCORE_H
 #define EVAL_SCORE_H
 
-#include "util.h"
+#include "base/util.h"
 
 /* F1 of the words, after lower case and without punctuation and articles. */
 int eval_score_f1(const char *answer, const char *right, double *score, struct butler_error *err);

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <wctype.h>
 
-#include "utf8.h"
+#include "base/utf8.h"
 #include "words.h"
 
 int eval_character(const char *bytes, size_t n, uint32_t *codepoint)

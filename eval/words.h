@@ -3,7 +3,7 @@
 #ifndef EVAL_WORDS_H
 #define EVAL_WORDS_H
 
-#include "util.h"
+#include "base/util.h"
 
 /* A piece of a text, not terminated. */
 struct eval_span {

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "fuzz.h"
-#include "policy.h"
+#include "engine/policy.h"
 
 static struct butler_model *model;
 

@@ -4,7 +4,7 @@
 #include <xxhash.h>
 
 #include "fuzz.h"
-#include "model.h"
+#include "model/model.h"
 
 /* Offsets in the file. A context of millions of tokens is allowed, and slow: it says nothing new. */
 enum { FINGERPRINT = 8, N_CTX = 24, MAX_CTX = 1024 };

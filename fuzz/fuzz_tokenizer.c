@@ -4,7 +4,7 @@
 
 #include "fuzz.h"
 
-#include "../tests/tiny_vocab.h"
+#include "tests/tiny_vocab.h"
 
 static struct tiny_vocab *vocabs[8];
 

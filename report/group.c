@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd.h"
-#include "util.h"
+#include "cmd/cmd.h"
+#include "base/util.h"
 
 static const char *const lower_is_better[] = {"ppl", "bpb", "nll", "loss", "seconds"};
 static const char *const shares[] = {"accuracy", "coverage", "acc_norm", "f1",       "rouge_l", "em",

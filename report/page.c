@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd.h"
-#include "util.h"
+#include "cmd/cmd.h"
+#include "base/util.h"
 
 static const struct {
     const char *task, *title, *says;

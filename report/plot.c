@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util.h"
+#include "base/util.h"
 
 enum { WIDTH = 560, HEIGHT = 350, LEFT = 66, RIGHT = 14, TOP = 16, BOTTOM = 52, MAX_TICKS = 12 };
 

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd.h"
-#include "util.h"
+#include "cmd/cmd.h"
+#include "base/util.h"
 
 static int bad(const struct report_row *row, struct butler_error *err, const char *key, const char *wanted)
 {

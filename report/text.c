@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util.h"
+#include "base/util.h"
 
 /* One character of UTF-8; its length in bytes. What is not UTF-8 counts as one byte. */
 static size_t decode(const unsigned char *text, unsigned *out)

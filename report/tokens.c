@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd.h"
-#include "util.h"
+#include "cmd/cmd.h"
+#include "base/util.h"
 
 static bool is_heat(const struct report_row *row)
 {

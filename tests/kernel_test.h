@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <cmocka.h>
 
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 /* Half a unit in the last place of 1: what one rounding may do. */
 #define EPS 0x1p-24

@@ -1,4 +1,4 @@
-"""TokenButler's predictors in NumPy: files of random weights, what the network says (methods.md, src/predictor.h), and scores from the
+"""TokenButler's predictors in NumPy: files of random weights, what the network says (methods.md, src/model/predictor.h), and scores from the
 keys as a session keeps them. Independent of butler's own forward pass and kernels."""
 import re
 
@@ -160,7 +160,7 @@ class Network:
 # ------------------------------------------------------------------------------------------- as they are kept
 
 class Stored:
-    """Predicted keys of one layer from its records (kernels/kernels.h, keys8, keys4 and keys16): per key head channels[n][d] and scales[n],
+    """Predicted keys of one layer from its records (src/kernels/kernels.h, keys8, keys4 and keys16): per key head channels[n][d] and scales[n],
     whose product is the key. queries: [steps][heads][d], the session's own."""
 
     def __init__(self, records, n, d, bits, queries):

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "predictor.h"
+#include "model/predictor.h"
 
 /* From a temporary file that is gone when it returns. */
 static inline void attach_random(struct butler_model *model, const struct butler_predictor_sizes *sizes, uint64_t seed)

@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "predict.h"
-#include "session.h"
+#include "engine/predict.h"
+#include "engine/session.h"
 
 enum { MAGIC = 0x32525042 };
 

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "fixtures.h"
-#include "session.h"
+#include "engine/session.h"
 
 enum { SESSIONS = 5, STEPS = 12 };
 

@@ -9,7 +9,7 @@
 
 #include "fixtures.h"
 #include "random_predictor.h"
-#include "session.h"
+#include "engine/session.h"
 
 static const struct butler_kernels *real;
 static struct butler_kernels counting;

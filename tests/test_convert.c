@@ -1,6 +1,6 @@
 /* llama2.c checkpoints: every weight lands in its tensor, the vocabulary is spelled the way GGUF spells it, and damaged
  * files are refused. */
-#include "convert.h"
+#include "file/convert.h"
 #include "tiny_model.h"
 
 static void put(FILE *file, const void *bytes, size_t n)

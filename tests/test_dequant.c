@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "fixtures.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 struct rows {
     char name[32];

@@ -7,8 +7,8 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "../eval/score.h"
-#include "../eval/words.h"
+#include "eval/score.h"
+#include "eval/words.h"
 #include "fixtures.h"
 
 static double score_of(const json_t *row, const char *kind, const char *answer, const char *right)

@@ -1,6 +1,6 @@
 /* Predicted keys of 4, 8 and 16 bits: every ISA against the definition, between guard pages. Integer sums are exact, and so every
  * ISA must give plain C's bits for keys8 and keys4. */
-#include "blocks.h"
+#include "kernels/blocks.h"
 #include "kernel_test.h"
 
 enum { T = BUTLER_KEYS_TOKENS, MAX_RECORDS = 140, MAX_Q = 9, MAX_N = 128 };

@@ -10,7 +10,7 @@
 
 #include "fixtures.h"
 #include "random_predictor.h"
-#include "session.h"
+#include "engine/session.h"
 
 enum { N_TEXT = 200, N_PROMPT = 90, BUDGET = 48 };
 

@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model.h"
-#include "policy.h"
-#include "policy_table.h"
+#include "model/model.h"
+#include "engine/policy.h"
+#include "engine/policy_table.h"
 
 static struct butler_model gqa = {.hp = {.n_layers = 6, .n_heads = 8, .n_kv_heads = 2, .head_dim = 32, .rope = BUTLER_ROPE_HALVES}};
 static struct butler_model mha = {.hp = {.n_layers = 6, .n_heads = 4, .n_kv_heads = 4, .head_dim = 32, .rope = BUTLER_ROPE_NONE}};

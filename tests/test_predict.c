@@ -4,11 +4,11 @@
 
 #include <math.h>
 
-#include "attend.h"
+#include "cpu/attend.h"
 #include "fixtures.h"
-#include "predict.h"
+#include "engine/predict.h"
 #include "random_predictor.h"
-#include "session.h"
+#include "engine/session.h"
 
 static struct butler_model *open_model(void)
 {

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "predictor.h"
+#include "model/predictor.h"
 
 static struct butler_model *open_tiny(const char *name, uint64_t seed)
 {

@@ -1,6 +1,6 @@
 /* Quantising a file: matrices change type and stay close to what they were, everything else stays the same, and what
  * could not be done is said. */
-#include "quantize.h"
+#include "file/quantize.h"
 #include "tiny_model.h"
 
 #include <math.h>

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "select.h"
+#include "cpu/select.h"
 
 enum { MAX = 9000 };
 

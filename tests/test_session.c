@@ -4,7 +4,7 @@
 #include <xxhash.h>
 
 #include "fixtures.h"
-#include "session.h"
+#include "engine/session.h"
 #include "tiny_model.h"
 
 static struct butler_model *load(const struct tiny *tiny, int n_threads)

@@ -8,9 +8,9 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "convert.h"
+#include "file/convert.h"
 #include "fixtures.h"
-#include "quantize.h"
+#include "file/quantize.h"
 
 enum { MAX_IDS = 512 };
 

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "threads.h"
+#include "base/threads.h"
 
 enum { MOST_TASKS = 300, MOST_THREADS = 7, ROUNDS = 200 };
 

@@ -4,7 +4,7 @@
 
 #include <time.h>
 
-#include "split.h"
+#include "text/pretokenizer.h"
 
 static const char *const pres[] = {"default", "gpt-2", "llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen"};
 enum { N_PRES = sizeof pres / sizeof *pres, N_VOCABS = N_PRES + 1 };

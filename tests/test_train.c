@@ -3,9 +3,9 @@
 #include <math.h>
 
 #include "fixtures.h"
-#include "net.h"
+#include "train/net.h"
 #include "tiny_model.h"
-#include "train.h"
+#include "train/train.h"
 
 /* ------------------------------------------------------------------------------------------------ fixtures */
 

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "utf8.h"
+#include "base/utf8.h"
 
 #define R "\xEF\xBF\xBD"
 

@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "kernels.h"
-#include "model.h"
+#include "kernels/kernels.h"
+#include "model/model.h"
 
 enum { TINY_MAX_TENSORS = 128 };
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tokenizer.h"
+#include "text/tokenizer.h"
 
 enum { TINY_NORMAL = 1, TINY_UNKNOWN, TINY_CONTROL, TINY_USER_DEFINED, TINY_UNUSED, TINY_BYTE };
 enum { TINY_TOKENS = 1024 };

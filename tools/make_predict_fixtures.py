@@ -3,7 +3,7 @@
     python tools/make_predict_fixtures.py tests/data/predict
 
 A file is int32 sizes (version, n_layers, n_embd, n_heads, n_kv_heads, head_dim, d, n_mid, n_inner, n_inner_heads,
-n_key_heads, stride, n_tokens, rope_length), float rope base (version 2: of its queries, 0: not rotated), then floats: all weights in the order of src/predictor.h; the inputs
+n_key_heads, stride, n_tokens, rope_length), float rope base (version 2: of its queries, 0: not rotated), then floats: all weights in the order of src/model/predictor.h; the inputs
 [producers][n_tokens][n_embd]; in version 2 the cached keys [n_layers - 1][n_tokens][n_kv_heads][head_dim]; and the expected
 scores of the last token, [n_layers - 1][n_heads][n_tokens].
 """

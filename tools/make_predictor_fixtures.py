@@ -2,7 +2,7 @@
 """Losses and gradients of TokenButler predictors by PyTorch's autograd, for tests/test_train.c.
 
 A small random problem in each file of tests/data/predictor: the model's side (what its layers are given, queries, keys) is random
-too, since for the predictor it is only data. Formulas as src/predictor.h has them, losses over whole L x L matrices. A file is
+too, since for the predictor it is only data. Formulas as src/model/predictor.h has them, losses over whole L x L matrices. A file is
 a line of text with the sizes, then float32 values: for each layer normed input, queries, keys; weights; loss; gradients.
 
     python3 tools/make_predictor_fixtures.py tests/data/predictor      (needs torch)

@@ -3,7 +3,7 @@
 #ifndef BUTLER_ADAMW_H
 #define BUTLER_ADAMW_H
 
-#include "predictor.h"
+#include "model/predictor.h"
 
 struct butler_adamw_params {
     float lr;           /* the highest */

@@ -3,7 +3,7 @@
 #ifndef BUTLER_BLAS_H
 #define BUTLER_BLAS_H
 
-#include "util.h"
+#include "base/util.h"
 
 struct butler_blas;
 

@@ -4,7 +4,7 @@
 #ifndef BUTLER_DATA_H
 #define BUTLER_DATA_H
 
-#include "util.h"
+#include "base/util.h"
 
 enum { BUTLER_DATA_MAX_FILES = 64, BUTLER_DATA_MIN_TOKENS = 32 };
 

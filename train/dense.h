@@ -4,7 +4,7 @@
 #define BUTLER_DENSE_H
 
 #include "blas.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 /* y[n][n_out] = x[n][n_in] w[n_out][n_in]^T */
 void butler_linear(const struct butler_blas *blas, int n, int n_in, int n_out, const float *x, const float *w, float *y);

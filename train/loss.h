@@ -4,7 +4,7 @@
 #define BUTLER_LOSS_H
 
 #include "blas.h"
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 enum {
     BUTLER_LOSS_ROWS = 64,    /* queries of a panel */

@@ -5,8 +5,8 @@
 
 #include "dense.h"
 #include "loss.h"
-#include "predictor.h"
-#include "session.h"
+#include "model/predictor.h"
+#include "engine/session.h"
 
 /* The hidden half of a two-layer network: mid = silu(first x). */
 struct butler_net_mid {

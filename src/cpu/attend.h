@@ -1,0 +1,96 @@
+/* Attention over the cache on the CPU: append, score, attend. Every row that is read is gathered from its page; what is
+ * not selected is not touched. The operations are those of backend.h. */
+#ifndef BUTLER_ATTEND_H
+#define BUTLER_ATTEND_H
+
+#include "engine/backend.h"
+
+/* Rotates the first n_rot of x in place. */
+void butler_rotate(const struct butler_kernels *kernels, enum butler_rope rope, float *x, const float *cos, const float *sin,
+                   int n_rot);
+
+void butler_attend_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
+                          int n);
+void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
+                         int window, int observe_from);
+void butler_attend_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q);
+void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                   const float *v, const struct butler_lists *lists, float *out, bool observe);
+
+/* The pieces, for a pass that wants them one after the other in one task (src/cpu/retrieve.c). */
+
+/* What append does for one KV head. */
+void butler_attend_append_head(const struct butler_layer_state *state, int kv_head, const float *k, const float *v, int n);
+/* Scores of units [first, first + n) for the query heads of a KV head into rows, as long as the workspace's, each from unit 0; into
+ * the first row where they have one together. */
+void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n, float *rows);
+/* Part of a list of slots, BUTLER_SLICE of them from slot index BUTLER_SLICE of the list on, or what is left. */
+struct butler_slice {
+    int head, n_q;         /* query heads [head, head + n_q) of one KV head, whose list it is */
+    const uint32_t *slots; /* [n]; NULL: the newest n of the KV head */
+    int n, index;
+};
+
+/* A slice's heads attend to it. next: the slice that the thread has next, or NULL; its first rows are fetched. weights: what
+ * butler_attend_combine needs for attention weights is left in the rows of scores. */
+void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, const struct butler_slice *slice,
+                         const struct butler_slice *next, bool weights);
+/* Puts the slices of a query head together, in order: out[head_dim]. With weights, also turns its row of scores into the
+ * attention weights of the list. */
+void butler_attend_combine(const struct butler_layer_state *state, int head, int n, float *out, bool weights);
+
+/* The pieces of a prompt's block (attend_block.c). */
+
+/* Rows of keys of slots[first .. first + n) of a list (slots NULL: 0, 1, ...). */
+void butler_attend_keys(const struct butler_kv *kv, const struct butler_kv_head *head, const uint32_t *slots, int first, int n,
+                        const void **keys);
+/* Rows of keys and of values of slots[first .. first + n) of a list (slots NULL: 0, 1, ...). */
+void butler_attend_rows(const struct butler_kv *kv, const struct butler_kv_head *head, const uint32_t *slots, int first, int n,
+                        const void **keys, const void **values);
+/* s[i * stride + j]: scores of n_q scaled queries against n gathered keys. rank: place in the cache of the first; where keys
+ * are stored unrotated, their pointers become those of rotated copies, and n may be at most BUTLER_SLICE. */
+void butler_attend_scores(const struct butler_layer_state *state, int thread, float *s, size_t stride, const float *q, int n_q,
+                          const void **keys, int rank, int n);
+/* Shows the metric what the query at `position` paid to slots 0..n-1: weights[group][stride]. */
+void butler_attend_observe(const struct butler_layer_state *state, int kv_head, int position, const float *weights, size_t stride,
+                           int n);
+/* Floats of scratch a thread needs for a block, and query rows whose weights it can keep. */
+size_t butler_attend_block_floats(int group, int head_dim, int max_slots);
+int butler_attend_kept_rows(int group, int max_slots);
+
+/* The workspace's rows of scores for the query heads of a KV head. */
+static inline float *butler_score_rows(const struct butler_layer_state *state, int kv_head)
+{
+    const int group = state->n_heads / state->kv->n_kv_heads;
+    return state->work->scores + (size_t)(kv_head * group) * state->work->score_stride;
+}
+
+/* Scores of a head, as its metric gives them: a page each, or a token each. */
+static inline int butler_n_scores(const struct butler_layer_state *state, int kv_head)
+{
+    const int unit = state->policy->metric->page_scores ? state->policy->unit : 1;
+    return BUTLER_CEIL_DIV(butler_kv_at(state->kv, state->layer, kv_head)->n_slots, unit);
+}
+
+/* Layers that select together: 0; 1 to 4; 5 to 8; ... as predictors of version 2 serve them. */
+static inline int butler_ahead_group(int layer)
+{
+    return (layer + BUTLER_AHEAD - 1) / BUTLER_AHEAD;
+}
+
+/* Whether this layer's step at `position` selects anew (every=): where nothing is left to go by, when its turn has come, or too
+ * long after. BUTLER_AHEAD layers have their turn together, so that a predictor that serves them is asked once. */
+static inline bool butler_selects(const struct butler_policy *policy, const struct butler_workspace *work, int layer, int position)
+{
+    const int age = position + 1 - work->selected_at[layer];
+    return work->selected_at[layer] == 0 || age <= 0 || age >= policy->every ||
+           (position + butler_ahead_group(layer)) % policy->every == 0;
+}
+
+/* Units of a head: tokens, or pages of policy->unit slots. */
+static inline int butler_n_units(const struct butler_layer_state *state, int kv_head)
+{
+    return BUTLER_CEIL_DIV(butler_kv_at(state->kv, state->layer, kv_head)->n_slots, state->policy->unit);
+}
+
+#endif

@@ -1,0 +1,209 @@
+/* The CPU backend: dense operations (this file, products in matmul.c) and the attention side (src/cpu/attend_decode.c, methods/), run by the
+ * pool's threads over the kernel table. Outputs are split, never sums, so that the number of threads changes no bit. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu/attend.h"
+#include "engine/backend.h"
+#include "cpu/matmul.h"
+#include "cpu/methods.h"
+
+static void cpu_embed(struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n)
+{
+    for (int t = 0; t < n; t++)
+        backend->kernels->dequant[table->type](y + (size_t)t * (size_t)table->n_cols,
+                                               (const unsigned char *)table->data + (size_t)ids[t] * table->row_bytes,
+                                               table->n_cols);
+}
+
+/* Operations on every row of a block by itself share one way of being split: some rows a task. */
+struct rows_job {
+    const struct butler_kernels *kernels;
+    float *y;
+    const float *x, *cos, *sin;
+    const struct butler_vector *vector;
+    size_t stride;
+    int n, dim, n_heads, n_rot, kind;
+    float eps;
+    void (*row)(const struct rows_job *job, int row);
+};
+
+enum { ROWS_PER_TASK = 8 };
+
+static void rows_task(void *context, int task, int thread)
+{
+    const struct rows_job *job = context;
+    (void)thread;
+    for (int r = task * ROWS_PER_TASK; r < BUTLER_MIN(job->n, (task + 1) * ROWS_PER_TASK); r++)
+        job->row(job, r);
+}
+
+static void run_rows(struct butler_backend *backend, struct rows_job *job)
+{
+    job->kernels = backend->kernels;
+    butler_pool_run(backend->pool, rows_task, job, BUTLER_CEIL_DIV(job->n, ROWS_PER_TASK));
+}
+
+static void norm_row(const struct rows_job *job, int row)
+{
+    float *y = job->y + (size_t)row * (size_t)job->dim;
+    const float *x = job->x + (size_t)row * (size_t)job->dim;
+    if (job->kind == BUTLER_NORM_RMS)
+        job->kernels->rms_norm(y, x, job->vector->weight, job->dim, job->eps);
+    else
+        job->kernels->layer_norm(y, x, job->vector->weight, job->vector->bias, job->dim, job->eps);
+}
+
+static void cpu_norm(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
+                     enum butler_norm kind, float eps)
+{
+    run_rows(backend,
+             &(struct rows_job){.y = y, .x = x, .vector = v, .n = n, .dim = dim, .kind = (int)kind, .eps = eps, .row = norm_row});
+}
+
+static void rope_row(const struct rows_job *job, int row)
+{
+    const float *cos = job->cos + (size_t)row * (size_t)job->n_rot / 2, *sin = job->sin + (size_t)row * (size_t)job->n_rot / 2;
+    for (int h = 0; h < job->n_heads; h++)
+        butler_rotate(job->kernels, (enum butler_rope)job->kind, job->y + (size_t)(row * job->n_heads + h) * (size_t)job->dim, cos,
+                      sin, job->n_rot);
+}
+
+static void cpu_rope(struct butler_backend *backend, float *x, const float *cos, const float *sin, int n, int n_heads, int head_dim,
+                     int n_rot, enum butler_rope kind)
+{
+    run_rows(backend, &(struct rows_job){.y = x,
+                                         .cos = cos,
+                                         .sin = sin,
+                                         .n = n,
+                                         .dim = head_dim,
+                                         .n_heads = n_heads,
+                                         .n_rot = n_rot,
+                                         .kind = (int)kind,
+                                         .row = rope_row});
+}
+
+enum { PIECE = 1024 }; /* of a row that is activated */
+
+static void activate_piece(const struct rows_job *job, int piece)
+{
+    const int n_pieces = BUTLER_CEIL_DIV(job->dim, PIECE), first = piece % n_pieces * PIECE,
+              n = BUTLER_MIN(job->dim - first, PIECE);
+    float *y = job->y + (size_t)(piece / n_pieces) * job->stride + first;
+    if (job->kind == BUTLER_SILU && job->x)
+        job->kernels->silu_mul(y, job->x + (size_t)(piece / n_pieces) * (size_t)job->dim + first, y, n);
+    else if (job->kind == BUTLER_SILU) {
+        float ones[PIECE];
+        for (int i = 0; i < n; i++)
+            ones[i] = 1;
+        job->kernels->silu_mul(y, y, ones, n);
+    } else
+        job->kernels->gelu(y, n);
+}
+
+static void cpu_activate(struct butler_backend *backend, float *up, size_t up_stride, const float *gate, int n, int dim,
+                         enum butler_activation kind)
+{
+    run_rows(backend, &(struct rows_job){.y = up,
+                                         .x = gate,
+                                         .stride = up_stride,
+                                         .n = n * BUTLER_CEIL_DIV(dim, PIECE),
+                                         .dim = dim,
+                                         .kind = (int)kind,
+                                         .row = activate_piece});
+}
+
+static void cpu_add(struct butler_backend *backend, float *y, const float *x, size_t n)
+{
+    backend->kernels->add(y, x, (int)n);
+}
+
+static void cpu_read(struct butler_backend *backend, float *host, const float *buffer, size_t n)
+{
+    (void)backend;
+    memcpy(host, buffer, n * sizeof *host);
+}
+
+struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const struct butler_kernels *kernels, struct butler_error *err)
+{
+    struct butler_backend *backend = butler_alloc(sizeof *backend, err);
+    if (!backend)
+        return NULL;
+    *backend = (struct butler_backend){
+        .name = "cpu",
+        .pool = pool,
+        .kernels = kernels,
+        .embed = cpu_embed,
+        .matmul = butler_matmul,
+        .expect = butler_matmul_expect,
+        .norm = cpu_norm,
+        .rope = cpu_rope,
+        .activate = cpu_activate,
+        .add = cpu_add,
+        .append = butler_attend_append,
+        .attend_block = butler_attend_block,
+        .score = butler_attend_score,
+        .retrieve = butler_retrieve,
+        .evict = butler_evict,
+        .attend_fused = butler_retrieve_fused,
+        .attend = butler_attend,
+        .read = cpu_read,
+    };
+    return backend;
+}
+
+void butler_backend_free(struct butler_backend *backend)
+{
+    free(backend);
+}
+
+int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_policy *policy,
+                          int max_slots, int n_block, const struct butler_backend *backend, struct butler_error *err)
+{
+    const int n_threads = butler_pool_size(backend->pool);
+    const size_t slots = (size_t)max_slots, heads = (size_t)hp->n_heads, threads = (size_t)n_threads, dim = (size_t)hp->head_dim;
+    const int group = hp->n_heads / hp->n_kv_heads;
+    const bool ahead = policy->metric && policy->metric->predictor;
+    const size_t lists = BUTLER_MAX(heads, ahead ? (size_t)(BUTLER_AHEAD * hp->n_kv_heads) : 0);
+    struct butler_arena *arena = &work->arena;
+    memset(work, 0, sizeof *work);
+    work->max_slots = max_slots;
+    work->n_threads = n_threads;
+    work->score_stride = (slots + 15) / 16 * 16;
+    work->tile_rows = butler_attend_kept_rows(group, max_slots);
+    work->block_floats = butler_attend_block_floats(group, hp->head_dim, max_slots);
+    const int n_columns = BUTLER_MAX(BUTLER_MAX(hp->n_embd, hp->n_ff), hp->n_heads * hp->head_dim);
+    work->panel_floats = butler_matmul_panel_floats(backend->kernels, n_columns);
+    work->selected_words = BUTLER_CEIL_DIV(slots, 64);
+    butler_arena_want(arena, &work->scores, heads * work->score_stride, sizeof(float));
+    butler_arena_want(arena, &work->slots, lists * slots, sizeof(uint32_t));
+    butler_arena_want(arena, &work->list_slots, lists, sizeof(uint32_t *));
+    butler_arena_want(arena, &work->list_n, lists, sizeof(int));
+    butler_arena_want(arena, &work->units, threads * 4 * slots, sizeof(uint32_t));
+    butler_arena_want(arena, &work->ordered, threads * 2 * slots, sizeof(float));
+    butler_arena_want(arena, &work->row_scales, heads, sizeof(float));
+    butler_arena_want(arena, &work->row_shifts, heads, sizeof(float));
+    butler_arena_want(arena, &work->partial, heads * BUTLER_CEIL_DIV(slots, BUTLER_SLICE) * (dim + 2), sizeof(float));
+    butler_arena_want(arena, &work->tile, threads * (size_t)work->tile_rows * work->score_stride, sizeof(float));
+    butler_arena_want(arena, &work->tile_q, threads * (size_t)work->tile_rows * dim, sizeof(float));
+    butler_arena_want(arena, &work->tile_out, threads * (size_t)work->tile_rows * dim, sizeof(float));
+    butler_arena_want(arena, &work->block, threads * work->block_floats, sizeof(float));
+    butler_arena_want(arena, &work->panel, threads * work->panel_floats, sizeof(float));
+    work->packed_bytes = butler_matmul_packed_bytes(backend->kernels, BUTLER_MIN(n_block, BUTLER_PACKED_TOKENS), n_columns);
+    butler_arena_want(arena, &work->packed, work->packed_bytes, 1);
+    butler_arena_want(arena, &work->selected, (size_t)hp->n_layers * heads * work->selected_words, sizeof(uint64_t));
+    butler_arena_want(arena, &work->selected_at, (size_t)hp->n_layers, sizeof(int32_t));
+    if (policy->rope_in_cache) {
+        work->n_rot = hp->n_rot;
+        work->rope = hp->rope;
+        butler_arena_want(arena, &work->rope_cos, slots * (size_t)hp->n_rot / 2, sizeof(float));
+        butler_arena_want(arena, &work->rope_sin, slots * (size_t)hp->n_rot / 2, sizeof(float));
+        butler_arena_want(arena, &work->rotated, threads * BUTLER_CHUNK * dim, sizeof(float));
+    }
+    return butler_arena_make(arena, err);
+}
+
+void butler_workspace_free(struct butler_workspace *work)
+{
+    butler_arena_free(&work->arena);
+}

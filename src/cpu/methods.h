@@ -1,0 +1,40 @@
+/* What a step does with scores: read a subset (retrieve) or drop for good (evict). Both reduce the scores of the query
+ * heads that share a selection to one number per unit, and both leave the choice itself to select.c. */
+#ifndef BUTLER_METHODS_H
+#define BUTLER_METHODS_H
+
+#include "cpu/attend.h"
+#include "cpu/select.h"
+
+/* Reduces the scores of query heads [head, head + n_heads) over n units into the row of `head`; rows: those of the query heads of
+ * its KV head and what follows, score_stride apart; or the one that they have together (butler_policy_scores_mean). A score per
+ * unit that is comparable within the selection. LOGIT scores become log-probabilities per query head first (a softmax without its
+ * underflow) or, with normalise=zscore and where nothing needs probabilities, standard scores, unless there is but one head; with
+ * value_norm, times the norm of the token's value in the head's own KV head; then the max, or the mean of probabilities, over the
+ * heads; with probabilities, exp of it all up to a factor. Where tokens have scores but pages are selected, a page gets the highest
+ * of its tokens' (their sum, with probabilities). Returns the row. */
+float *butler_reduce_scores(const struct butler_layer_state *state, float *rows, int head, int n_heads, int n_units,
+                            bool probabilities);
+
+/* Operations of backend.h. */
+double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                       const float *v, struct butler_lists *lists);
+void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                           struct butler_lists *lists, float *out);
+void butler_evict(struct butler_backend *backend, const struct butler_layer_state *state, int room);
+
+/* Scratch of one thread: four lists of max_slots units, and scores by position and values for select.c, as many each. */
+static inline uint32_t *butler_units_scratch(const struct butler_layer_state *state, int thread, int list)
+{
+    return state->work->units + ((size_t)thread * 4 + (size_t)list) * (size_t)state->work->max_slots;
+}
+static inline float *butler_ordered_scratch(const struct butler_layer_state *state, int thread)
+{
+    return state->work->ordered + (size_t)thread * 2 * (size_t)state->work->max_slots;
+}
+static inline float *butler_values_scratch(const struct butler_layer_state *state, int thread)
+{
+    return butler_ordered_scratch(state, thread) + state->work->max_slots;
+}
+
+#endif

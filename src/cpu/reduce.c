@@ -1,0 +1,126 @@
+/* Scores of several query heads -> one score per unit (methods.h): the group reduction every method shares. */
+#include <math.h>
+
+#include "cpu/methods.h"
+
+static void reduce_mean(const struct butler_kernels *kernels, float *x, size_t stride, int n_heads, int n)
+{
+    for (int h = 1; h < n_heads; h++)
+        kernels->add(x, x + (size_t)h * stride, n);
+    for (int i = 0; i < n; i++)
+        x[i] /= (float)n_heads;
+}
+
+/* log(mean(exp(x))) over heads. */
+static void reduce_mean_log(float *x, size_t stride, int n_heads, int n)
+{
+    for (int i = 0; i < n; i++) {
+        float max = x[i], sum = 0;
+        for (int h = 1; h < n_heads; h++)
+            max = fmaxf(max, x[(size_t)h * stride + (size_t)i]);
+        for (int h = 0; h < n_heads; h++)
+            sum += expf(x[(size_t)h * stride + (size_t)i] - max);
+        x[i] = max + logf(sum / (float)n_heads);
+    }
+}
+
+/* Scores of n tokens -> of pages of `unit` of them: the highest, or their sum. */
+static void pool_pages(float *x, int n, int unit, bool sum)
+{
+    for (int page = 0; page * unit < n; page++) {
+        const int first = page * unit, end = BUTLER_MIN(first + unit, n);
+        float all = sum ? 0 : -INFINITY;
+        for (int i = first; i < end && sum; i++)
+            all += x[i];
+        for (int i = first; i < end && !sum; i++)
+            all = x[i] > all ? x[i] : all;
+        x[page] = all;
+    }
+}
+
+/* Each score times the norm of the token's value: of the head's own KV head, for a layer's heads have different values. */
+static void weigh_values(const struct butler_layer_state *state, float *x, size_t stride, int head, int n_heads, int n, bool logits)
+{
+    const int group = state->n_heads / state->kv->n_kv_heads;
+    for (int h = 0; h < n_heads; h++) {
+        const int kv_head = state->policy->metric->query_free ? head / group + h : (head + h) / group;
+        const float *norm = butler_kv_at(state->kv, state->layer, kv_head)->value_norms;
+        float *row = x + (size_t)h * stride;
+        for (int i = 0; i < n; i++)
+            row[i] = logits ? row[i] + logf(norm[i]) : row[i] * norm[i];
+    }
+}
+
+/* scale[h] * x - shift[h] of each head's row is comparable with the other heads': the logarithm of the softmax, or the distance
+ * from the row's mean in standard deviations. A row of one value says nothing; one with a NaN becomes NaN, and is passed over. */
+static void comparable(const struct butler_layer_state *state, const float *x, size_t stride, int n_heads, int n, bool zscores,
+                       float *scale, float *shift)
+{
+    const struct butler_kernels *kernels = state->kv->kernels;
+    for (int h = 0; h < n_heads; h++) {
+        const float *row = x + (size_t)h * stride;
+        if (zscores) {
+            float mean, deviation;
+            kernels->moments(row, n, &mean, &deviation);
+            scale[h] = deviation > 0 ? 1 / deviation : 0;
+            shift[h] = mean * scale[h];
+        } else {
+            scale[h] = 1.0f / sqrtf((float)state->kv->head_dim);
+            shift[h] = kernels->log_sum_exp(row, scale[h], n);
+        }
+    }
+}
+
+float *butler_reduce_scores(const struct butler_layer_state *state, float *rows, int head, int n_heads, int n_units,
+                            bool probabilities)
+{
+    const struct butler_policy *policy = state->policy;
+    const int unit = policy->metric->page_scores ? 1 : policy->unit; /* tokens selected together, each with its score */
+    const struct butler_kernels *kernels = state->kv->kernels;
+    const int group = state->n_heads / state->kv->n_kv_heads;
+    const int n = unit > 1 ? butler_kv_at(state->kv, state->layer, head / group)->n_slots : n_units;
+    const bool norms = policy->value_norm != BUTLER_NORM_NONE;
+    const bool logits = policy->metric->scale == BUTLER_SCORE_LOGIT && !policy->metric->query_free;
+    const bool mean = policy->reduce == BUTLER_REDUCE_MEAN;
+    const bool zscores = policy->normalise == BUTLER_NORMALISE_ZSCORE && !probabilities && !norms;
+    size_t stride = state->work->score_stride;
+    float *x = rows, *scale = state->work->row_scales + head, *shift = state->work->row_shifts + head;
+    if (policy->metric->query_free) { /* one row per KV head, at its first query head */
+        n_heads = BUTLER_CEIL_DIV(n_heads, group);
+        stride *= (size_t)group;
+    } else if (butler_policy_scores_mean(policy, state->shape)) /* reduced by its query already */
+        n_heads = 1;
+    else
+        x = rows + (size_t)(head % group) * stride;
+    float own_scale, own_shift; /* a single row may belong to any of several layers */
+    if (n_heads == 1) {
+        scale = &own_scale;
+        shift = &own_shift;
+    }
+    const bool normalised = logits && (n_heads > 1 || probabilities || norms);
+    for (int h = 0; h < n_heads; h++) {
+        scale[h] = 1;
+        shift[h] = 0;
+    }
+    if (normalised)
+        comparable(state, x, stride, n_heads, n, zscores, scale, shift);
+    if (norms || mean || n_heads == 1) /* more than a maximum follows, or nothing */
+        for (int h = 0; h < n_heads && normalised; h++) {
+            kernels->group_max(x + (size_t)h * stride, x + (size_t)h * stride, 0, scale + h, shift + h, 1, n);
+            scale[h] = 1;
+            shift[h] = 0;
+        }
+    if (norms)
+        weigh_values(state, x, stride, head, n_heads, n, logits);
+    if (n_heads > 1 && mean && logits && !zscores)
+        reduce_mean_log(x, stride, n_heads, n);
+    else if (n_heads > 1 && mean)
+        reduce_mean(kernels, x, stride, n_heads, n);
+    else if (n_heads > 1)
+        kernels->group_max(x, x, stride, scale, shift, n_heads, n);
+    if (probabilities && logits)
+        kernels->exp_sum(x, kernels->max(x, n), n);
+    if (unit > 1)
+        pool_pages(x, n, unit, probabilities);
+    return x;
+}

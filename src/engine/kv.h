@@ -1,0 +1,108 @@
+/* The KV store of one session. Every (layer, KV head) has its own page table, its own number of tokens and, under an
+ * evicting policy, its own set of them. A page holds BUTLER_PAGE tokens, each a key and, behind it, its value, so that a run of
+ * tokens is one sequential read and a token by itself lies in neighbouring lines; pages of a head come in extents, so that
+ * neighbouring pages are neighbours in memory.
+ *
+ * A slot is the place of a token in a head: row slot % BUTLER_PAGE of page slot / BUTLER_PAGE. Slots in use are always
+ * 0 .. n_slots-1. Without eviction slot i holds position i; with it `positions` says which.
+ */
+#ifndef BUTLER_KV_H
+#define BUTLER_KV_H
+
+#include "kernels/kernels.h"
+#include "engine/policy.h"
+
+enum { BUTLER_PAGE = 16, BUTLER_EXTENT = 4 /* pages an extent has */ };
+
+struct butler_kv_head {
+    uint32_t *pages; /* [max_pages] number of the page in the pool */
+    int n_pages;     /* pages owned: whole extents */
+    int n_slots;
+    int32_t *positions;     /* [max_slots] or NULL: slot i holds position i */
+    uint32_t *order;        /* [max_slots] slots by ascending position, or NULL: as they are */
+    float *value_norms;     /* [max_slots] norms of the values, or NULL */
+    unsigned char *records; /* what the metric keeps, in the engine's memory */
+};
+
+struct butler_kv {
+    int n_layers, n_heads, n_kv_heads, head_dim;
+    enum butler_kv_type type;
+    size_t row_bytes, page_bytes, extent_bytes;
+    int max_slots, max_pages; /* per head */
+    const struct butler_kernels *kernels;
+    struct butler_kv_head *heads; /* [n_layers][n_kv_heads] */
+    /* Pool: extents never used lie above n_extents_touched; free ones are on a stack. */
+    unsigned char *pool;
+    size_t pool_bytes;
+    uint32_t n_extents, n_extents_touched;
+    uint32_t *free_extents;
+    int n_free_extents;
+    uint64_t pages_held, pages_held_peak;
+    /* Records of the session's metric. */
+    int record_slots; /* slots a record covers; 0: no records */
+    size_t record_bytes;
+    size_t records_stride, records_bytes; /* per head, in all */
+    enum butler_value_norm value_norm;
+    unsigned char *records;
+    const struct butler_predict *predict; /* for views; borrowed from the session, or NULL */
+    float *queries;                       /* [n_layers][n_heads][head_dim] for views; borrowed, or NULL */
+    void *tables; /* the one reservation behind pages, positions, order */
+    size_t tables_bytes;
+};
+
+/* Bytes of one cache row of n elements, or 0 when the type cannot hold rows of that length. */
+size_t butler_kv_row_bytes(enum butler_kv_type type, int n);
+
+/* Heads get what the policy needs: positions and order when it evicts, norms of values, records of its metric. */
+int butler_kv_init(struct butler_kv *kv, const struct butler_metric_shape *shape, enum butler_kv_type type, int max_slots,
+                   const struct butler_policy *policy, const struct butler_kernels *kernels, struct butler_error *err);
+void butler_kv_free(struct butler_kv *kv);
+
+static inline struct butler_kv_head *butler_kv_at(const struct butler_kv *kv, int layer, int kv_head)
+{
+    return &kv->heads[layer * kv->n_kv_heads + kv_head];
+}
+
+static inline unsigned char *butler_kv_key_row(const struct butler_kv *kv, const struct butler_kv_head *head, uint32_t slot)
+{
+    return kv->pool + (size_t)head->pages[slot / BUTLER_PAGE] * kv->page_bytes + slot % BUTLER_PAGE * 2 * kv->row_bytes;
+}
+
+static inline unsigned char *butler_kv_value_row(const struct butler_kv *kv, const struct butler_kv_head *head, uint32_t slot)
+{
+    return butler_kv_key_row(kv, head, slot) + kv->row_bytes;
+}
+
+static inline int32_t butler_kv_position(const struct butler_kv_head *head, uint32_t slot)
+{
+    return head->positions ? head->positions[slot] : (int32_t)slot;
+}
+
+/* Makes room in every head of a layer for n more slots and takes them: n_slots grows, positions first_position...
+ * The rows are then written by butler_kv_write. Fails only when max_slots would be exceeded. */
+int butler_kv_grow(struct butler_kv *kv, int layer, int n, int first_position, struct butler_error *err);
+
+/* Stores k[head_dim] and v[head_dim] in a slot. Safe in parallel for different heads. */
+void butler_kv_write(struct butler_kv *kv, struct butler_kv_head *head, uint32_t slot, const float *k, const float *v);
+
+/* Norms of all values of a head that keeps them, from the rows as they are stored. */
+void butler_kv_make_norms(const struct butler_kv *kv, struct butler_kv_head *head);
+
+/* Drops units[n] (ascending) of `unit` slots each from a head: later units move into the holes, rows and records alike,
+ * a unit being filled stays last. Where records do not cover exactly what moved, `moved` (may be NULL) is told: first, for every
+ * run of slots as it moves, from and to; when all have moved, with from = to, which slots changed. Dropping the unit being filled
+ * is not allowed. new_slot is scratch[n_slots]. Safe in parallel for different heads. */
+typedef void butler_kv_moved_fn(void *user, int from, int to, int n);
+void butler_kv_drop(struct butler_kv *kv, struct butler_kv_head *head, int unit, const uint32_t *units, int n, uint32_t *new_slot,
+                    butler_kv_moved_fn *moved, void *user);
+
+/* Pages that the heads of a layer no longer need go back to the pool, their memory to the system. */
+void butler_kv_trim(struct butler_kv *kv, int layer);
+
+/* The metric's window on a head. query_position: of the token being decoded. */
+struct butler_head_view butler_kv_view(const struct butler_kv *kv, int layer, int kv_head, int query_position);
+
+uint64_t butler_kv_memory(const struct butler_kv *kv);        /* bytes of pages held */
+uint64_t butler_kv_record_memory(const struct butler_kv *kv); /* bytes of records in use */
+
+#endif

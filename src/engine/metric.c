@@ -1,0 +1,248 @@
+/* Between the KV store and the metrics: what butler.h promises a metric about one head of the cache, and the list of
+ * metrics a model knows. */
+#include "engine/metric.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/model.h"
+#include "engine/policy.h"
+
+/* Row pointers are gathered this many at a time, on the stack. */
+#define ROWS_AT_ONCE 128
+
+/* -------------------------------------------------------------------------------------------------- views */
+
+int butler_view_layer(const struct butler_head_view *view)
+{
+    return view->layer;
+}
+int butler_view_kv_head(const struct butler_head_view *view)
+{
+    return view->kv_head;
+}
+int butler_view_n_slots(const struct butler_head_view *view)
+{
+    return view->n_slots;
+}
+int butler_view_query_position(const struct butler_head_view *view)
+{
+    return view->query_position;
+}
+const struct butler_kernels *butler_view_kernels(const struct butler_head_view *view)
+{
+    return view->kernels;
+}
+
+int butler_view_position(const struct butler_head_view *view, int slot)
+{
+    return view->positions ? view->positions[slot] : slot;
+}
+
+size_t butler_view_row_bytes(const struct butler_head_view *view)
+{
+    switch (view->kv_type) {
+    case BUTLER_KV_F32:
+        return (size_t)view->head_dim * 4;
+    case BUTLER_KV_Q8_0:
+        return (size_t)view->head_dim / 32 * 34;
+    default:
+        return (size_t)view->head_dim * 2;
+    }
+}
+
+void *butler_view_record(const struct butler_head_view *view, int record)
+{
+    return view->records + (size_t)record * view->record_bytes;
+}
+
+static void count_rows(const struct butler_head_view *view, int n)
+{
+    if (view->bytes)
+        *view->bytes += (uint64_t)n * butler_view_row_bytes(view);
+}
+
+static void load_rows(const struct butler_head_view *view, int first, int n, bool values, float *out)
+{
+    const void *rows[ROWS_AT_ONCE];
+    for (int done = 0; done < n; done += ROWS_AT_ONCE) {
+        int m = BUTLER_MIN(n - done, ROWS_AT_ONCE);
+        view->rows(view, first + done, m, values, rows);
+        for (int i = 0; i < m; i++)
+            view->kernels->load_row[view->kv_type](out + (size_t)(done + i) * view->head_dim, rows[i], view->head_dim);
+    }
+    count_rows(view, n);
+}
+
+void butler_view_key(const struct butler_head_view *view, int slot, float *out)
+{
+    load_rows(view, slot, 1, false, out);
+}
+void butler_view_value(const struct butler_head_view *view, int slot, float *out)
+{
+    load_rows(view, slot, 1, true, out);
+}
+void butler_view_load_keys(const struct butler_head_view *view, int first, int n, float *out)
+{
+    load_rows(view, first, n, false, out);
+}
+
+void butler_view_dot_keys(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out, size_t stride)
+{
+    const void *rows[ROWS_AT_ONCE];
+    for (int done = 0; done < n; done += ROWS_AT_ONCE) {
+        int m = BUTLER_MIN(n - done, ROWS_AT_ONCE);
+        view->rows(view, first + done, m, false, rows);
+        view->kernels->qk[view->kv_type](out + done, stride, q, (size_t)view->head_dim, n_q, rows, m, view->head_dim);
+    }
+    count_rows(view, n);
+}
+
+void butler_view_dot_layer(const struct butler_head_view *view, int layer, int n_q, int first, int n, float *out, size_t stride)
+{
+    struct butler_head_view earlier = *view;
+    const size_t head = (size_t)layer * (size_t)view->n_heads + (size_t)(view->kv_head * view->group);
+    earlier.layer = layer;
+    butler_view_dot_keys(&earlier, view->queries + head * (size_t)view->head_dim, n_q, first, n, out, stride);
+}
+
+/* ------------------------------------------------------------------------------------------------ metrics */
+
+const struct butler_metric *butler_metric_find(const struct butler_metric_list *list, const char *name)
+{
+    for (int i = 0; butler_metrics_builtin[i]; i++)
+        if (!strcmp(butler_metrics_builtin[i]->name, name))
+            return butler_metrics_builtin[i];
+    for (int i = 0; list && i < list->n; i++)
+        if (!strcmp(list->entries[i].metric->name, name))
+            return list->entries[i].metric;
+    return NULL;
+}
+
+void butler_metric_list_free(struct butler_metric_list *list)
+{
+    if (!list)
+        return;
+    for (int i = 0; i < list->n; i++) {
+        free(list->entries[i].defaults);
+        if (list->entries[i].handle)
+            dlclose(list->entries[i].handle);
+    }
+    free(list->entries);
+    free(list);
+}
+
+static bool is_word(const char *text)
+{
+    size_t n = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_");
+    return n > 0 && n < 32 && !text[n] && text[0] >= 'a';
+}
+
+static int check_params(const struct butler_metric *metric, struct butler_error *err)
+{
+    for (int i = 0; metric->params && metric->params[i].name; i++) {
+        const struct butler_param *param = &metric->params[i];
+        if (i == BUTLER_METRIC_MAX_PARAMS)
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: more than %d params", metric->name, i);
+        if (!is_word(param->name))
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: param \"%.40s\": a name is 1 to 31 of a-z, 0-9 and _",
+                               metric->name, param->name);
+        if (butler_policy_is_key(param->name))
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: param %s is a key every policy has", metric->name,
+                               param->name);
+        for (int j = 0; j < i; j++)
+            if (!strcmp(param->name, metric->params[j].name))
+                return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: two params named %s", metric->name, param->name);
+        if (!(param->min <= param->value && param->value <= param->max))
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: param %s: default %g is not in [%g, %g]", metric->name,
+                               param->name, param->value, param->min, param->max);
+    }
+    return 0;
+}
+
+static int check_metric(const struct butler_model *model, const struct butler_metric *metric, struct butler_error *err)
+{
+    if (!metric || !metric->name || !is_word(metric->name))
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a metric's name is 1 to 31 of a-z, 0-9 and _, a letter first");
+    if (butler_metric_find(model->plugins, metric->name) || butler_policy_is_name(metric->name))
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: the name is taken", metric->name);
+    if (!metric->score)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s has no score()", metric->name);
+    if (metric->scale != BUTLER_SCORE_LOGIT && metric->scale != BUTLER_SCORE_WEIGHT)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: scale %d is neither LOGIT nor WEIGHT", metric->name,
+                           (int)metric->scale);
+    if (!metric->observe != !metric->attention_window)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: observe() and attention_window() come together", metric->name);
+    if (metric->predictor)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: only built-in metrics have a predictor", metric->name);
+    if (!metric->record && (metric->page_scores || metric->append || metric->observe))
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s has no record() but page scores, append() or observe()",
+                           metric->name);
+    return check_params(metric, err);
+}
+
+static int register_metric(struct butler_model *model, const struct butler_metric *metric, void *handle, struct butler_error *err)
+{
+    int rc = check_metric(model, metric, err);
+    if (rc)
+        return rc;
+    if (!model->plugins && !(model->plugins = calloc(1, sizeof *model->plugins)))
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "metric %s: no memory", metric->name);
+    struct butler_metric_list *list = model->plugins;
+    struct butler_metric_entry *entries = realloc(list->entries, ((size_t)list->n + 1) * sizeof *entries);
+    if (!entries)
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "metric %s: no memory", metric->name);
+    list->entries = entries;
+    entries[list->n] = (struct butler_metric_entry){.metric = metric};
+    list->n++;
+    struct butler_policy policy;
+    rc = butler_policy_parse(model, metric->name, &policy, err);
+    if (!rc && !(entries[list->n - 1].defaults = strdup(policy.text)))
+        rc = butler_fail(err, BUTLER_ERROR_MEMORY, "metric %s: no memory", metric->name);
+    if (rc)
+        list->n--;
+    else
+        entries[list->n - 1].handle = handle;
+    return rc;
+}
+
+int butler_metric_register(struct butler_model *model, const struct butler_metric *metric, struct butler_error *err)
+{
+    return register_metric(model, metric, NULL, err);
+}
+
+int butler_plugin_load(struct butler_model *model, const char *path, struct butler_error *err)
+{
+    int rc;
+    /* Without a slash the loader would look in the system's library folders, not here. */
+    char *file = malloc(strlen(path) + 3);
+    if (!file)
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "%.200s: no memory", path);
+    strcpy(file, strchr(path, '/') ? "" : "./");
+    strcat(file, path);
+    void *handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    free(file);
+    if (!handle) {
+        const char *why = dlerror();
+        return butler_fail(err, BUTLER_ERROR_IO, "%.200s: cannot load the plug-in: %.250s", path, why ? why : "unknown error");
+    }
+    const struct butler_metric *(*plugin_metric)(void);
+    void *symbol = dlsym(handle, "butler_plugin_metric");
+    if (!symbol) {
+        rc = butler_fail(err, BUTLER_ERROR_FORMAT, "%.200s: the plug-in has no butler_plugin_metric()", path);
+        goto fail;
+    }
+    memcpy(&plugin_metric, &symbol, sizeof plugin_metric);
+    const struct butler_metric *metric = plugin_metric();
+    if (!metric) {
+        rc = butler_fail(err, BUTLER_ERROR_FORMAT, "%.200s: butler_plugin_metric() returned nothing", path);
+        goto fail;
+    }
+    rc = register_metric(model, metric, handle, err);
+    if (!rc)
+        return 0;
+fail:
+    dlclose(handle);
+    return rc;
+}

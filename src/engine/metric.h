@@ -1,0 +1,74 @@
+/* How a metric looks at the cache: the view of one (layer, KV head), and the list of metrics. The functions of butler.h
+ * named butler_view_* are implemented in metric.c over the few things below, so the KV store and a test over plain
+ * arrays serve the same metric code. */
+#ifndef BUTLER_METRIC_H
+#define BUTLER_METRIC_H
+
+#include "kernels/kernels.h"
+
+/* Metrics keep one key as floats on the stack; a session on a model with larger heads must be refused for policies
+ * whose metric has reads_keys. */
+#define BUTLER_METRIC_MAX_HEAD_DIM 512
+/* Most params a metric may have; a policy keeps that many values. */
+#define BUTLER_METRIC_MAX_PARAMS 16
+
+/* Made on the caller's stack for one call (or one task of the pool): it is not shared between threads, records are. */
+struct butler_predict;
+struct butler_head_view {
+    int layer, kv_head, head_dim;
+    int n_heads, group;   /* query heads of a layer, of this KV head */
+    int n_slots;              /* slots in use, [0, n_slots) */
+    int query_position;       /* position of the newest token in the cache (in a cut before an append: of the one before) */
+    const int32_t *positions; /* [n_slots] text position of each slot; NULL: slot i holds position i */
+    unsigned char *records;   /* [ceil(n_slots / record_slots)][record_bytes]; zeroed when their first slot is filled */
+    size_t record_bytes;
+    int record_slots;
+    enum butler_kv_type kv_type;
+    const struct butler_kernels *kernels;
+    /* out[i] = the stored row (head_dim elements of kv_type) of slot first + i, i < n: keys, or values. */
+    void (*rows)(const struct butler_head_view *view, int first, int n, bool values, const void **out);
+    const void *store; /* what rows() needs */
+    const struct butler_predict *predict; /* the session's predictor at work, or NULL */
+    const float *queries; /* [n_layers][n_heads][head_dim] of the newest token, up to the layer at work; or NULL */
+    uint64_t *bytes;   /* rows read through the view are added here; NULL: not counted */
+};
+
+const struct butler_kernels *butler_view_kernels(const struct butler_head_view *view);
+/* Keys of slots [first, first + n) as floats, [n][head_dim]. */
+void butler_view_load_keys(const struct butler_head_view *view, int first, int n, float *out);
+/* Bytes of one stored row. */
+size_t butler_view_row_bytes(const struct butler_head_view *view);
+
+struct butler_metric_entry {
+    const struct butler_metric *metric;
+    char *defaults; /* its policy string with every parameter written out */
+    void *handle;   /* dlopen, or NULL */
+};
+/* Metrics registered by the caller or loaded from shared objects, owned by a model (model->plugins). */
+struct butler_metric_list {
+    int n;
+    struct butler_metric_entry *entries;
+};
+void butler_metric_list_free(struct butler_metric_list *list);
+
+/* Every built-in metric, NULL-terminated. */
+extern const struct butler_metric *const butler_metrics_builtin[];
+const struct butler_metric *butler_metric_find(const struct butler_metric_list *list /* may be NULL */, const char *name);
+
+extern const struct butler_metric butler_metric_recency;
+extern const struct butler_metric butler_metric_attention;
+extern const struct butler_metric butler_metric_windowed;
+extern const struct butler_metric butler_metric_pooled;
+extern const struct butler_metric butler_metric_last_query;
+extern const struct butler_metric butler_metric_page_bounds;
+extern const struct butler_metric butler_metric_page_stats;
+extern const struct butler_metric butler_metric_one_bit;
+extern const struct butler_metric butler_metric_exact;
+extern const struct butler_metric butler_metric_key_norm;
+extern const struct butler_metric butler_metric_random;
+extern const struct butler_metric butler_metric_predicted;
+extern const struct butler_metric butler_metric_predicted2;
+extern const struct butler_metric butler_metric_first_layer;
+extern const struct butler_metric butler_metric_previous_layer;
+
+#endif

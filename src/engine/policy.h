@@ -1,0 +1,95 @@
+/* A policy: a metric, a method and numbers, parsed from `name[+modifier...][:key=value,...]`. Plain data: the session
+ * keeps a copy, and select, evict and attend read it. */
+#ifndef BUTLER_POLICY_H
+#define BUTLER_POLICY_H
+
+#include "engine/metric.h"
+
+struct butler_model;
+
+enum butler_method { BUTLER_DENSE, BUTLER_EVICT, BUTLER_RETRIEVE };
+enum butler_share { BUTLER_SHARE_QUERY, BUTLER_SHARE_KV, BUTLER_SHARE_LAYER };
+enum butler_reduce { BUTLER_REDUCE_MAX, BUTLER_REDUCE_MEAN };
+enum butler_budget { BUTLER_BUDGET_COUNT, BUTLER_BUDGET_FRACTION, BUTLER_BUDGET_MASS };
+/* How heads that share a selection are made comparable. */
+enum butler_normalise { BUTLER_NORMALISE_SOFTMAX, BUTLER_NORMALISE_ZSCORE };
+enum butler_value_norm { BUTLER_NORM_NONE, BUTLER_NORM_L1, BUTLER_NORM_L2, BUTLER_NORM_LINF };
+
+struct butler_policy {
+    char name[64];                           /* "h2o+vatp" */
+    char text[768];                          /* canonical: every parameter written out; parses to this very policy */
+    const struct butler_metric *metric;      /* NULL: dense */
+    double values[BUTLER_METRIC_MAX_PARAMS]; /* one per metric->params */
+    enum butler_method method;
+    int unit;                        /* slots per selection unit: 1, or the page size of a page metric */
+    enum butler_share share;         /* who shares a selection */
+    enum butler_reduce reduce;       /* over the heads that share */
+    enum butler_normalise normalise; /* before that, of scores that are logits */
+    enum butler_budget budget_kind;
+    double budget;                     /* tokens, share of the current length, or mass */
+    bool on_top;                       /* sinks and recent come on top of the budget, not out of it */
+    int sinks;                         /* first tokens, always kept */
+    int recent;                        /* last tokens, always kept; they count the newest. Superseded by heavy >= 0 */
+    double heavy;                      /* share of the budget for the highest scores, the rest is recent; < 0: off */
+    int dense_layers;                  /* layers [0, dense_layers) read and keep everything */
+    double pyramid;                    /* 0: every layer the same budget; else PyramidKV's beta */
+    bool evict_at_prefill_only;        /* rolling=0 */
+    bool prefill_evict;                /* prefill=evict: cut after every prompt block; else once, after the prompt */
+    bool rope_in_cache;                /* rope=cache: keys stored unrotated, rotated by their rank in the cache */
+    enum butler_value_norm value_norm; /* vatp: scores are multiplied by this norm of the token's value */
+    bool fused;                        /* score, select, gather and attend in one pass (tinyserve) */
+    int every;                         /* retrieve: steps from one selection of a layer to its next; 1: each selects */
+    double stop_entropy;               /* nats; < 0: never stops */
+    int stop_after;                    /* tokens decoded before the stopping rule looks */
+    bool stop_layers;                  /* also leaves the layer stack early */
+    double prune_ratio;                /* softprune: budget = (1 - ratio) of the length; < 0: off */
+    int prune_min;                     /* ... but not fewer tokens than this */
+};
+
+/* model may be NULL (no plug-ins, and nothing checked that depends on the model). On failure *policy is not changed. */
+int butler_policy_parse(const struct butler_model *model, const char *text, struct butler_policy *policy, struct butler_error *err);
+
+/* Names a metric may not take: those of keys, of policies and of modifiers. */
+bool butler_policy_is_key(const char *name);
+bool butler_policy_is_name(const char *name);
+
+/* Whether the query heads of a KV head have one row of scores, by their combined query (metric->score_mean), in place of one each.
+ */
+static inline bool butler_policy_scores_mean(const struct butler_policy *policy, const struct butler_metric_shape *shape)
+{
+    return policy->metric && policy->metric->score_mean && policy->share == BUTLER_SHARE_KV &&
+           policy->reduce == BUTLER_REDUCE_MEAN && policy->normalise == BUTLER_NORMALISE_ZSCORE &&
+           policy->budget_kind != BUTLER_BUDGET_MASS && policy->value_norm == BUTLER_NORM_NONE && shape->group > 1 &&
+           shape->predicted_keys == 1;
+}
+
+/* Whether a layer's lists can be made before its new token is there: queries are foreseen, the newest token is always read, and no
+ * other score depends on its own. */
+static inline bool butler_policy_selects_ahead(const struct butler_policy *policy, const struct butler_metric_shape *shape)
+{
+    return policy->method == BUTLER_RETRIEVE && policy->metric->predictor && policy->share == BUTLER_SHARE_KV &&
+           policy->budget_kind != BUTLER_BUDGET_MASS && policy->value_norm == BUTLER_NORM_NONE &&
+           (shape->group == 1 || butler_policy_scores_mean(policy, shape));
+}
+
+/* Whether it evicts by the tokens' places alone: nothing is scored, the newest fill the budget. */
+static inline bool butler_policy_keeps_newest(const struct butler_policy *policy)
+{
+    return policy->method == BUTLER_EVICT && policy->metric->by_position && policy->value_norm == BUTLER_NORM_NONE;
+}
+
+/* The policy's numbers for one layer of a text of n tokens (the newest included). The only place that rounds:
+ *   budget   COUNT: as given. FRACTION f: max(1, floor(f n + 1/2)). softprune: max(min, floor((1 - ratio) n + 1/2)).
+ *   pyramid  over the layers that are not dense, l of m, cap = budget, w = recent: nothing changes while n <= cap or m = 1;
+ *            else c = cap - w, low = floor(c / beta), high = 2c - low; if high > n - w: high = n - w, low = 2c - high;
+ *            budget = high - l floor((high - low) / (m - 1)) + w.
+ *   heavy    recent = budget - floor(heavy budget + 1/2).
+ *   on_top   budget += sinks + recent.
+ * At last budget >= sinks + max(1, recent) (the newest token is always held), >= one page; recent >= 1 for retrieve. Mass: budget
+ * is 0 and says nothing. Dense layers: budget n. */
+struct butler_limits {
+    int budget, sinks, recent; /* tokens */
+};
+struct butler_limits butler_policy_limits(const struct butler_policy *policy, int layer, int n_layers, int n);
+
+#endif

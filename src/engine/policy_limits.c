@@ -1,0 +1,40 @@
+/* What a policy's budget comes to in one layer of a text of a given length: the only place that rounds it. */
+#include "engine/policy.h"
+
+#include <math.h>
+
+static int pyramid_budget(const struct butler_policy *policy, int budget, int layer, int n_layers, int n)
+{
+    int l = layer - policy->dense_layers, m = n_layers - policy->dense_layers;
+    int window = policy->heavy >= 0 ? 0 : policy->recent, c = budget - window;
+    if (n <= budget || m <= 1 || c <= 0)
+        return budget;
+    int low = (int)floor(c / policy->pyramid), high = 2 * c - low;
+    if (high > n - window) {
+        high = n - window;
+        low = 2 * c - high;
+    }
+    return high - l * ((high - low) / (m - 1)) + window;
+}
+
+struct butler_limits butler_policy_limits(const struct butler_policy *policy, int layer, int n_layers, int n)
+{
+    struct butler_limits limits = {0, policy->sinks, policy->recent};
+    if (!policy->metric || layer < policy->dense_layers)
+        return (struct butler_limits){n, 0, 0};
+    if (policy->method == BUTLER_RETRIEVE)
+        limits.recent = BUTLER_MAX(1, limits.recent);
+    if (policy->budget_kind == BUTLER_BUDGET_MASS)
+        return limits;
+    int budget = (int)policy->budget;
+    if (policy->budget_kind == BUTLER_BUDGET_FRACTION)
+        budget = BUTLER_MAX(BUTLER_MAX(1, policy->prune_min), (int)floor(policy->budget * n + 0.5));
+    if (policy->pyramid > 0)
+        budget = pyramid_budget(policy, budget, layer, n_layers, n);
+    if (policy->heavy >= 0)
+        limits.recent = BUTLER_MAX(policy->method == BUTLER_RETRIEVE, budget - (int)floor(policy->heavy * budget + 0.5));
+    if (policy->on_top)
+        budget += limits.sinks + limits.recent;
+    limits.budget = BUTLER_MAX(policy->unit, BUTLER_MAX(budget, limits.sinks + BUTLER_MAX(1, limits.recent)));
+    return limits;
+}

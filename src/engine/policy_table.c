@@ -1,0 +1,141 @@
+/* The named policies: points on the axes metric, method, granularity, sharing, budget. Numbers are the papers' where a
+ * paper names one; where none does:
+ *   - a budget is the one its paper reports near-full quality at (h2o 0.2, scissorhands and knorm 0.5 as in VATP's runs,
+ *     tova 512, snapkv, quest, fier, pagestats 1024, streaming, pyramidkv 2048, tokenbutler 0.5), and oracle, random, layer0
+ *     and prevlayer have quest's;
+ *   - streaming keeps original positions: unrotated keys in a half-precision cache could not give the dense result bit for
+ *     bit at budgets beyond the length, as every policy must. preset=paper rotates by rank in the cache, as the paper does. */
+#include "engine/policy_table.h"
+
+#include <string.h>
+
+#include "model/model.h"
+
+#define EVICT ",dense=0,pyramid=0,prefill=dense,rolling=1,rope=original"
+#define EVICT_KEYS ",dense=0,pyramid=0,prefill=dense,rolling=1"
+#define PROMPT_ONLY(pyramid) ",dense=0,pyramid=" pyramid ",prefill=dense,rolling=0,rope=original"
+#define PER_HEAD ",share=kv,group=max"
+#define BY_MEAN ",share=kv,group=mean" /* one query for the heads of a KV head: src/metrics/predicted.c */
+
+const struct butler_policy_row butler_policy_rows[] = {
+    {.name = "full", .text = "full", .summary = "reads everything: the reference for quality and speed"},
+    {.name = "streaming",
+     .metric = &butler_metric_recency,
+     .summary = "StreamingLLM: the first tokens and the latest ones",
+     .text = "streaming:method=evict,budget=2048,on_top=0,sinks=4,recent=0" PER_HEAD
+             ",dense=0,pyramid=0,prefill=evict,rolling=1,rope=original",
+     .paper = "rope=cache",
+     .code = "budget=2004,rope=cache"},
+    {.name = "h2o",
+     .metric = &butler_metric_attention,
+     .summary = "H2O: half the budget to tokens that drew most attention, half to the latest",
+     .text = "h2o:method=evict,budget=0.2,sinks=0,heavy=0.5" PER_HEAD ",power=1" EVICT},
+    {.name = "scissorhands",
+     .metric = &butler_metric_windowed,
+     .summary = "Scissorhands: tokens that drew attention from the last 400 queries",
+     .text = "scissorhands:method=evict,budget=0.5,on_top=0,sinks=0,recent=10" PER_HEAD ",window=400" EVICT},
+    {.name = "snapkv",
+     .metric = &butler_metric_pooled,
+     .summary = "SnapKV: cuts the prompt to what its last queries looked at, and around it",
+     .text = "snapkv:method=evict,budget=1024,on_top=0,sinks=0,recent=32" PER_HEAD ",window=32,kernel=7,pool=max" PROMPT_ONLY("0"),
+     .code = "budget=2048,window=32,kernel=5,pool=avg",
+     .keeps_window = true},
+    {.name = "pyramidkv",
+     .metric = &butler_metric_pooled,
+     .summary = "PyramidKV: SnapKV with more budget in low layers",
+     .text =
+         "pyramidkv:method=evict,budget=2048,on_top=0,sinks=0,recent=32" PER_HEAD ",window=32,kernel=7,pool=max" PROMPT_ONLY("20"),
+     .code = "window=8,kernel=7,pool=max",
+     .keeps_window = true},
+    {.name = "tova",
+     .metric = &butler_metric_last_query,
+     .summary = "TOVA: one set per layer by the latest query's attention, averaged over heads",
+     .text = "tova:method=evict,budget=512,on_top=0,sinks=0,recent=0,share=layer,group=mean" EVICT},
+    {.name = "softprune",
+     .metric = &butler_metric_attention,
+     .summary = "TinyServe's pruning: drops the tenth of the tokens with the lowest attention norm",
+     .text = "softprune:method=evict,ratio=0.1,min=100,on_top=0,sinks=0,recent=0" PER_HEAD ",power=2" EVICT},
+    {.name = "quest",
+     .metric = &butler_metric_page_bounds,
+     .summary = "Quest: pages whose channel bounds promise the largest q.k",
+     .text = "quest:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD
+             ",page=16,bound=sum,dense=2,pyramid=0,fused=0,every=1"},
+    {.name = "tinyserve",
+     .metric = &butler_metric_page_bounds,
+     .summary = "TinyServe: Quest's pages, scored, selected and attended to in one pass",
+     .text = "tinyserve:method=retrieve,budget=2048,on_top=0,sinks=0,recent=0" PER_HEAD
+             ",page=16,bound=sum,dense=0,pyramid=0,fused=1,every=1"},
+    {.name = "pagestats",
+     .metric = &butler_metric_page_stats,
+     .summary = "pages by mean and standard deviation of their keys",
+     .text = "pagestats:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",page=16,std=1,dense=0,pyramid=0,every=1",
+     .code = "sinks=16,recent=256"},
+    {.name = "fier",
+     .metric = &butler_metric_one_bit,
+     .summary = "FIER: tokens by q.k with 1-bit keys",
+     .text = "fier:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",g=32,dense=2,pyramid=0,every=1"},
+    {.name = "tokenbutler",
+     .metric = &butler_metric_predicted,
+     .summary = "TokenButler: tokens by a predictor that the first layer feeds",
+     .text = "tokenbutler:method=retrieve,budget=0.5,on_top=0,sinks=4,recent=0" BY_MEAN
+             ",keys=int4,page=1,normalise=zscore,dense=1,pyramid=0,every=1"},
+    {.name = "tokenbutler2",
+     .metric = &butler_metric_predicted2,
+     .summary = "TokenButler, second version: predicted queries every few layers, narrowed keys",
+     .text = "tokenbutler2:method=retrieve,budget=2048,on_top=1,sinks=128,recent=512" BY_MEAN
+             ",keys=int4,page=1,normalise=zscore,dense=1,pyramid=0,every=1",
+     .paper = "group=max",
+     .code = "group=max"},
+    {.name = "layer0",
+     .metric = &butler_metric_first_layer,
+     .summary = "tokens by the attention of the same head of the first layer",
+     .text = "layer0:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",dense=1,pyramid=0,every=1"},
+    {.name = "prevlayer",
+     .metric = &butler_metric_previous_layer,
+     .summary = "tokens by the attention of the same head of the layer before",
+     .text = "prevlayer:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",dense=1,pyramid=0,every=1"},
+    {.name = "oracle",
+     .metric = &butler_metric_exact,
+     .summary = "tokens by their true attention: the upper bound of quality, no faster than full",
+     .text = "oracle:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",dense=0,pyramid=0,every=1"},
+    {.name = "random",
+     .metric = &butler_metric_random,
+     .summary = "tokens by lot: the lower bound of quality",
+     .text = "random:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",dense=0,pyramid=0,every=1"},
+    {.name = "knorm",
+     .metric = &butler_metric_key_norm,
+     .summary = "keeps tokens whose keys have a low norm",
+     .text = "knorm:method=evict,budget=0.5,on_top=0,sinks=0,recent=0" PER_HEAD EVICT_KEYS},
+    {.name = "entropystop",
+     .summary = "reads everything and stops when the next token is all but certain",
+     .text = "entropystop:entropy=0.5,after=10,layers=0"},
+    {.name = NULL},
+};
+
+const struct butler_policy_row *butler_policy_row_find(const char *name)
+{
+    for (const struct butler_policy_row *row = butler_policy_rows; row->name; row++)
+        if (!strcmp(row->name, name))
+            return row;
+    return NULL;
+}
+
+bool butler_policy_describe(const struct butler_model *model, int i, struct butler_policy_info *info)
+{
+    int n_rows = 0;
+    while (butler_policy_rows[n_rows].name)
+        n_rows++;
+    const struct butler_metric_list *list = model ? model->plugins : NULL;
+    if (i < 0 || i >= n_rows + (list ? list->n : 0))
+        return false;
+    if (i < n_rows) {
+        const struct butler_policy_row *row = &butler_policy_rows[i];
+        const char *method = !row->metric ? "dense" : strstr(row->text, "method=evict") ? "evict" : "retrieve";
+        *info = (struct butler_policy_info){row->name, row->metric ? row->metric->name : "none", method, row->summary, row->text};
+    } else {
+        const struct butler_metric_entry *entry = &list->entries[i - n_rows];
+        const char *summary = entry->metric->summary ? entry->metric->summary : "";
+        *info = (struct butler_policy_info){entry->metric->name, entry->metric->name, "retrieve", summary, entry->defaults};
+    }
+    return true;
+}

@@ -1,0 +1,307 @@
+/* The predictor's forward pass (predictor.h has its formulas), block by block, on the session's backend. Runs inside the layer
+ * loop of forward.c. */
+#include "engine/predict.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Places in predictor->params: the order of predictor.h. */
+enum {
+    DOWN,
+    ATTN_Q,
+    ATTN_K,
+    ATTN_V,
+    NORM,
+    NORM_BIAS,
+    FFN_UP,
+    FFN_UP_BIAS,
+    FFN_DOWN,
+    FFN_DOWN_BIAS,
+    QUERY_1,
+    QUERY_2,
+    KEY_1,
+    KEY_2
+};
+enum { P_NORM, P_NORM_BIAS, P_QUERY_1, P_QUERY_2, N_PRODUCER };
+
+#define LAYER_NORM_EPS 1e-5f
+
+static int n_producers(const struct butler_predictor_sizes *s)
+{
+    int first, n = 0;
+    while (butler_predictor_serves(s, n, &first) > 0)
+        n++;
+    return n;
+}
+
+static const float *vector(const struct butler_predict *predict, int param)
+{
+    return predict->predictor->params[param].matrix.data;
+}
+
+/* ------------------------------------------------------------------------------------------------ making */
+
+static int bind(struct butler_predict *predict, struct butler_error *err)
+{
+    const struct butler_predictor *predictor = predict->predictor;
+    predict->bound = butler_alloc((size_t)predictor->n_params * sizeof *predict->bound, err);
+    if (!predict->bound)
+        return BUTLER_ERROR_MEMORY;
+    for (int i = 0; i < predictor->n_params; i++)
+        predict->bound[i] = predictor->params[i].matrix;
+    if (predictor->sizes.version == 1) {
+        predict->bound[FFN_UP].bias = vector(predict, FFN_UP_BIAS);
+        predict->bound[FFN_DOWN].bias = vector(predict, FFN_DOWN_BIAS);
+    }
+    predict->matrices = predict->bound;
+    return 0;
+}
+
+static int make_activations(struct butler_predict *predict, size_t n, struct butler_error *err)
+{
+    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    struct butler_arena *arena = &predict->arena;
+    const size_t embd = (size_t)s->n_embd, d = (size_t)s->d, layers = (size_t)s->n_layers;
+    butler_arena_want(arena, &predict->queries, layers * (size_t)s->n_heads * d, sizeof(float));
+    if (s->version == 1) {
+        const size_t inner = (size_t)s->n_inner, half = BUTLER_MAX(inner / (size_t)s->n_inner_heads, d) / 2;
+        butler_arena_want(arena, &predict->z, n * inner, sizeof(float));
+        butler_arena_want(arena, &predict->q, n * inner, sizeof(float));
+        butler_arena_want(arena, &predict->k, n * inner, sizeof(float));
+        butler_arena_want(arena, &predict->v, n * inner, sizeof(float));
+        butler_arena_want(arena, &predict->up, n * 2 * inner, sizeof(float));
+        butler_arena_want(arena, &predict->out, n * embd, sizeof(float));
+        butler_arena_want(arena, &predict->mid, n * (size_t)s->n_mid, sizeof(float));
+        butler_arena_want(arena, &predict->keys, n * (layers - 1) * (size_t)s->n_key_heads * d, sizeof(float));
+        butler_arena_want(arena, &predict->cosines, n * half, sizeof(float));
+        butler_arena_want(arena, &predict->sines, n * half, sizeof(float));
+        butler_arena_want(arena, &predict->freq_inner, inner / (size_t)s->n_inner_heads / 2, sizeof(float));
+        butler_arena_want(arena, &predict->freq_head, d / 2, sizeof(float));
+    } else {
+        butler_arena_want(arena, &predict->out, embd, sizeof(float));
+        butler_arena_want(arena, &predict->mid, (size_t)s->n_mid, sizeof(float));
+        butler_arena_want(arena, &predict->cosines, d / 2, sizeof(float));
+        butler_arena_want(arena, &predict->sines, d / 2, sizeof(float));
+        butler_arena_want(arena, &predict->projections, (layers - 1) * (size_t)s->n_kv_heads * d * (size_t)s->head_dim,
+                          sizeof(float));
+    }
+    return butler_arena_make(arena, err);
+}
+
+static void widen_projections(struct butler_predict *predict)
+{
+    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    const struct butler_matrix *matrices = predict->matrices + N_PRODUCER * n_producers(s);
+    float *at = predict->projections;
+    for (int l = 0; l < s->n_layers - 1; l++)
+        for (int r = 0; r < matrices[l].n_rows; r++, at += s->head_dim)
+            predict->backend->kernels->dequant[matrices[l].type](
+                at, (const unsigned char *)matrices[l].data + (size_t)r * matrices[l].row_bytes, s->head_dim);
+}
+
+struct butler_predict *butler_predict_new(const struct butler_predictor *predictor, struct butler_backend *backend,
+                                          enum butler_kv_type kv_type, int n_ctx, int n_block, struct butler_error *err)
+{
+    const struct butler_predictor_sizes *s = &predictor->sizes;
+    struct butler_predict *predict = butler_alloc(sizeof *predict, err);
+    if (!predict)
+        return NULL;
+    const bool attends = s->version == 1;
+    const int heads = attends ? s->n_inner_heads : 1, dim = attends ? s->n_inner / heads : 1, slots = attends ? n_ctx : 1;
+    /* What the workspace is made for: one layer of its own heads, rows of products no wider than these. */
+    const struct butler_hparams hp = {.n_layers = 1,
+                                      .n_embd = s->n_embd,
+                                      .n_ff = BUTLER_MAX(s->n_mid, 2 * s->n_inner),
+                                      .n_heads = heads,
+                                      .n_kv_heads = heads,
+                                      .head_dim = dim};
+    if (butler_kv_row_bytes(kv_type, dim) == 0)
+        kv_type = BUTLER_KV_F16;
+    predict->predictor = predictor;
+    predict->backend = backend;
+    predict->shape =
+        (struct butler_metric_shape){.n_layers = 1, .n_heads = heads, .n_kv_heads = heads, .head_dim = dim, .group = 1};
+    if (bind(predict, err) < 0 || make_activations(predict, (size_t)n_block, err) < 0 ||
+        butler_kv_init(&predict->kv, &predict->shape, kv_type, slots, &predict->policy, backend->kernels, err) < 0 ||
+        butler_workspace_make(&predict->work, &hp, &predict->policy, slots, n_block, backend, err) < 0) {
+        butler_predict_free(predict);
+        return NULL;
+    }
+    if (attends) {
+        butler_predictor_frequencies(s, dim, predict->freq_inner);
+        butler_predictor_frequencies(s, s->d, predict->freq_head);
+    } else
+        widen_projections(predict);
+    return predict;
+}
+
+void butler_predict_free(struct butler_predict *predict)
+{
+    if (!predict)
+        return;
+    butler_kv_free(&predict->kv);
+    butler_workspace_free(&predict->work);
+    butler_arena_free(&predict->arena);
+    free(predict->bound);
+    free(predict);
+}
+
+/* ----------------------------------------------------------------------------------------------- running */
+
+static void multiply(struct butler_predict *predict, struct butler_traffic *traffic, const struct butler_product *products,
+                     int n_products, const float *x, int n)
+{
+    predict->backend->matmul(predict->backend, &predict->work, products, n_products, x, n, false);
+    for (int i = 0; i < n_products; i++)
+        traffic->predict_bytes += products[i].w->row_bytes * (uint64_t)products[i].w->n_rows;
+}
+
+static void matmul(struct butler_predict *predict, struct butler_traffic *traffic, float *y, int param, const float *x, int n)
+{
+    multiply(predict, traffic, &(struct butler_product){y, &predict->matrices[param]}, 1, x, n);
+}
+
+/* out[n][...] = second silu(first x[n][n_embd]) */
+static void two_layers(struct butler_predict *predict, struct butler_traffic *traffic, float *out, int first, int second,
+                       const float *x, int n)
+{
+    matmul(predict, traffic, predict->mid, first, x, n);
+    const int n_mid = predict->predictor->sizes.n_mid;
+    predict->backend->activate(predict->backend, predict->mid, (size_t)n_mid, NULL, n, n_mid, BUTLER_SILU);
+    matmul(predict, traffic, out, second, predict->mid, n);
+}
+
+/* Rotates x[n][heads][dim] of the tokens from first_position on. */
+static void rotate(struct butler_predict *predict, float *x, int n, int heads, int dim, const float *freq, int first_position)
+{
+    for (int t = 0; t < n; t++)
+        for (int i = 0; i < dim / 2; i++) {
+            const double angle = (double)(first_position + t) * (double)freq[i];
+            predict->cosines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)cos(angle);
+            predict->sines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)sin(angle);
+        }
+    predict->backend->rope(predict->backend, x, predict->cosines, predict->sines, n, heads, dim, dim, BUTLER_ROPE_HALVES);
+}
+
+/* The newest n tokens' q, k, v -> z: causal attention over the window before each. */
+static int attend(struct butler_predict *predict, struct butler_traffic *traffic, int n, int first_position, bool decode,
+                  struct butler_error *err)
+{
+    struct butler_backend *backend = predict->backend;
+    const int window = butler_predictor_window(&predict->predictor->sizes);
+    struct butler_traffic own = {0};
+    struct butler_layer_state state = {&predict->policy,       &predict->shape, &predict->kv, &predict->work, &own, 0,
+                                       predict->shape.n_heads, first_position};
+    if (butler_kv_grow(&predict->kv, 0, n, first_position, err) < 0)
+        return BUTLER_ERROR_LENGTH;
+    if (decode) {
+        struct butler_lists lists = {predict->shape.n_kv_heads, predict->work.list_slots, predict->work.list_n};
+        for (int i = 0; i < lists.n_lists; i++) {
+            lists.slots[i] = NULL;
+            lists.n[i] = BUTLER_MIN(predict->kv.heads[i].n_slots, window);
+        }
+        backend->attend(backend, &state, predict->q, predict->k, predict->v, &lists, predict->z, false);
+    } else {
+        backend->append(backend, &state, predict->k, predict->v, n);
+        backend->attend_block(backend, &state, predict->q, predict->z, n, window, INT32_MAX);
+    }
+    traffic->metric_bytes += own.kv_bytes;
+    return 0;
+}
+
+static int run_first(struct butler_predict *predict, struct butler_traffic *traffic, const float *input, int n, int first_position,
+                     bool decode, bool queries, struct butler_error *err)
+{
+    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    struct butler_backend *backend = predict->backend;
+    const struct butler_vector norm = {vector(predict, NORM), vector(predict, NORM_BIAS)};
+    const size_t embd = (size_t)s->n_embd;
+    const int layers = s->n_layers - 1, dim = s->n_inner / s->n_inner_heads;
+    matmul(predict, traffic, predict->z, DOWN, input, n);
+    const struct butler_matrix *w = predict->matrices;
+    const struct butler_product products[] = {{predict->q, &w[ATTN_Q]}, {predict->k, &w[ATTN_K]}, {predict->v, &w[ATTN_V]}};
+    multiply(predict, traffic, products, BUTLER_COUNT(products), predict->z, n);
+    rotate(predict, predict->q, n, s->n_inner_heads, dim, predict->freq_inner, first_position);
+    rotate(predict, predict->k, n, s->n_inner_heads, dim, predict->freq_inner, first_position);
+    if (attend(predict, traffic, n, first_position, decode, err) < 0)
+        return BUTLER_ERROR_LENGTH;
+    backend->norm(backend, predict->z, predict->z, &norm, n, s->n_inner, BUTLER_NORM_LAYER, LAYER_NORM_EPS);
+    matmul(predict, traffic, predict->up, FFN_UP, predict->z, n);
+    backend->activate(backend, predict->up, 2 * (size_t)s->n_inner, NULL, n, 2 * s->n_inner, BUTLER_GELU);
+    matmul(predict, traffic, predict->out, FFN_DOWN, predict->up, n);
+    backend->add(backend, predict->out, input, (size_t)n * embd);
+
+    two_layers(predict, traffic, predict->keys, KEY_1, KEY_2, predict->out, n);
+    rotate(predict, predict->keys, n, layers * s->n_key_heads, s->d, predict->freq_head, first_position);
+    predict->n_new = n;
+    if (queries) {
+        float *out = predict->queries + (size_t)(s->n_heads * s->d);
+        two_layers(predict, traffic, out, QUERY_1, QUERY_2, predict->out + (size_t)(n - 1) * embd, 1);
+        rotate(predict, out, 1, layers * s->n_heads, s->d, predict->freq_head, first_position + n - 1);
+        predict->known_first = 1;
+        predict->known_end = s->n_layers;
+    }
+    return 0;
+}
+
+static void run_producer(struct butler_predict *predict, struct butler_traffic *traffic, int producer, const float *input, int n,
+                         int first_position)
+{
+    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    const int at = N_PRODUCER * producer;
+    const struct butler_vector norm = {vector(predict, at + P_NORM), vector(predict, at + P_NORM_BIAS)};
+    int first;
+    const int n_served = butler_predictor_serves(s, producer, &first);
+    predict->backend->norm(predict->backend, predict->out, input + (size_t)(n - 1) * (size_t)s->n_embd, &norm, 1, s->n_embd,
+                           BUTLER_NORM_LAYER, LAYER_NORM_EPS);
+    float *out = predict->queries + (size_t)first * (size_t)(s->n_heads * s->d);
+    two_layers(predict, traffic, out, at + P_QUERY_1, at + P_QUERY_2, predict->out, 1);
+    if (butler_predictor_rotates(s))
+        rotate(predict, out, 1, n_served * s->n_heads, s->d, s->rope_freq, first_position + n - 1);
+    predict->known_first = first;
+    predict->known_end = first + n_served;
+}
+
+int butler_predict_serves(const struct butler_predict *predict, int layer, int *first)
+{
+    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    if (s->version == 1)
+        return layer == 0 ? butler_predictor_serves(s, 0, first) : 0;
+    return layer % s->stride == 0 ? butler_predictor_serves(s, layer / s->stride, first) : 0;
+}
+
+int butler_predict_run(struct butler_predict *predict, struct butler_traffic *traffic, int layer, const float *input, int n,
+                       int first_position, bool decode, bool queries, struct butler_error *err)
+{
+    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    if (s->version == 1)
+        return run_first(predict, traffic, input, n, first_position, decode, queries, err);
+    if (queries)
+        run_producer(predict, traffic, layer / s->stride, input, n, first_position);
+    return 0;
+}
+
+int butler_predict_fill(struct butler_predict *predict, int n, int first_position, float (*noise)(uint64_t *random),
+                        uint64_t *random, struct butler_error *err)
+{
+    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    struct butler_traffic own = {0};
+    struct butler_layer_state state = {&predict->policy,       &predict->shape, &predict->kv, &predict->work, &own, 0,
+                                       predict->shape.n_heads, first_position};
+    for (int i = 0; i < s->n_layers * s->n_heads * s->d; i++)
+        predict->queries[i] = noise(random);
+    if (s->version == 2)
+        return 0;
+    for (size_t i = 0; i < (size_t)n * (size_t)((s->n_layers - 1) * s->n_key_heads * s->d); i++)
+        predict->keys[i] = noise(random);
+    for (size_t i = 0; i < (size_t)n * (size_t)s->n_inner; i++) {
+        predict->k[i] = noise(random);
+        predict->v[i] = noise(random);
+    }
+    predict->n_new = n;
+    if (butler_kv_grow(&predict->kv, 0, n, first_position, err) < 0)
+        return BUTLER_ERROR_LENGTH;
+    predict->backend->append(predict->backend, &state, predict->k, predict->v, n);
+    return 0;
+}

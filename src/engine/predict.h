@@ -1,0 +1,62 @@
+/* A predictor at work in a session: it sees what a layer takes in and says, before later layers run, with which queries their
+ * heads will look for tokens. The formulas stand in predictor.h; the metrics in src/metrics/predicted.c score by them.
+ *
+ * Version 1 also has a small causal attention of its own: one layer of the same KV store, holding every token of the text
+ * (an evicting policy drops nothing of it), though only those of its window are read. */
+#ifndef BUTLER_PREDICT_H
+#define BUTLER_PREDICT_H
+
+#include "engine/backend.h"
+#include "model/predictor.h"
+
+struct butler_predict {
+    const struct butler_predictor *predictor;
+    struct butler_backend *backend;
+    /* Queries of the newest token, [n_layers][n_heads][d]; row 0 has no meaning. Those of layers [known_first, known_end) are
+     * known by now: in version 1 all from 1 on once layer 0 has begun, in version 2 those of the last producer. */
+    float *queries;
+    int known_first, known_end;
+    /* Version 1: predicted keys of the tokens being appended, [n_new][n_layers - 1][n_key_heads][d]. */
+    float *keys;
+    int n_new;
+    /* Version 2: what a cached key is multiplied by, [n_layers - 1][n_kv_heads][d][head_dim]. */
+    float *projections;
+
+    /* Version 1: its own attention. */
+    struct butler_kv kv;
+    struct butler_metric_shape shape;
+    struct butler_policy policy; /* dense */
+    struct butler_workspace work;
+    const struct butler_matrix *matrices; /* as predictor->params, biases in their places */
+    struct butler_matrix *bound;
+    float *freq_inner, *freq_head;                           /* angles per position of a pair: [n_inner / h / 2], [d / 2] */
+    float *z, *q, *k, *v, *up, *out, *mid, *cosines, *sines; /* activations of a block */
+    struct butler_arena arena;
+};
+
+/* For a session of at most n_ctx tokens, in blocks of n_block. kv_type: how version 1's own attention keeps its keys and values,
+ * F16 where its rows are too short for the type. NULL with *err filled when there is no memory. */
+struct butler_predict *butler_predict_new(const struct butler_predictor *predictor, struct butler_backend *backend,
+                                          enum butler_kv_type kv_type, int n_ctx, int n_block, struct butler_error *err);
+void butler_predict_free(struct butler_predict *predict);
+
+/* Layers whose queries come from what this layer takes in: their number, from *first on; 0: this layer is none of its. */
+int butler_predict_serves(const struct butler_predict *predict, int layer, int *first);
+
+/* The block's tokens, at positions first_position ..., as they enter the layer: input[n][n_embd] (predictor.h, I). Brings
+ * keys up to date and, where queries are asked for, those of the last token. Adds what it read to traffic. */
+int butler_predict_run(struct butler_predict *predict, struct butler_traffic *traffic, int layer, const float *input, int n,
+                       int first_position, bool decode, bool queries, struct butler_error *err);
+
+/* As if a block of n tokens of unknown content had been seen: queries, keys and the attention's cache drawn by noise(). */
+int butler_predict_fill(struct butler_predict *predict, int n, int first_position, float (*noise)(uint64_t *random),
+                        uint64_t *random, struct butler_error *err);
+
+/* Queries [n_heads][d] of a layer. */
+static inline const float *butler_predict_queries(const struct butler_predict *predict, int layer)
+{
+    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    return predict->queries + (size_t)layer * (size_t)(s->n_heads * s->d);
+}
+
+#endif

@@ -1,0 +1,706 @@
+/* The first thing that happens to a model: its file is mapped and its header read. Nothing in the file is believed: a
+ * count, a length or an offset is compared with what the file can hold before it is used, and memory grows with what
+ * was really read, never with what was announced. What comes out are keys and tensors that point into the mapping. */
+#include "file/gguf_value.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+enum {
+    DEFAULT_ALIGNMENT = 32,
+    MAX_DIMS = 4,
+    MAX_KEY = 65535, /* the format's own limits */
+    MAX_TENSOR_NAME = 64,
+    MIN_VALUE_BYTES = 14,  /* key length, one byte of key, type, one byte of value */
+    MIN_TENSOR_BYTES = 33, /* name length, one byte of name, number of dimensions, one dimension, type, offset */
+    FINGERPRINT_SAMPLE = 4096,
+};
+
+struct entry {
+    struct butler_gguf_value value;
+    const char *text; /* strings without embedded NUL: a terminated copy */
+};
+
+struct slot {
+    struct butler_tensor tensor;
+    uint64_t offset, n_bytes; /* of the data, from the start of all data */
+    uint64_t at;              /* of the tensor's description in the file, for errors */
+};
+
+struct text_chunk {
+    struct text_chunk *next;
+    size_t used, size;
+    char text[];
+};
+
+struct name_index {
+    size_t *places; /* place + 1, or 0 for a free cell */
+    size_t mask;
+};
+
+struct butler_gguf {
+    char *path;
+    struct butler_map map;
+    bool owns_map;
+    uint64_t alignment;
+    uint64_t header_bytes, data_offset;
+    struct entry *entries;
+    size_t n_entries, max_entries;
+    struct slot *slots;
+    size_t n_slots, max_slots;
+    struct name_index entry_index, slot_index;
+    struct text_chunk *texts;
+};
+
+/* Where reading stands, and what an error should say it was reading. */
+struct reader {
+    struct butler_gguf *gguf;
+    const unsigned char *data;
+    uint64_t size, at;
+    char subject[96];
+    struct butler_error *err;
+};
+
+/* ------------------------------------------------------------------------------------------------ errors */
+
+__attribute__((format(printf, 4, 5))) static int fail_at(struct reader *r, int code, uint64_t at, const char *format, ...)
+{
+    char text[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return butler_fail(r->err, code, "%.160s: offset %llu: %s: %s", r->gguf->path, (unsigned long long)at, r->subject, text);
+}
+
+/* Names come from the file: what a terminal should not see is shown as a question mark. */
+static void set_subject(struct reader *r, const char *kind, const char *name, size_t n)
+{
+    char shown[65];
+    size_t k = BUTLER_MIN(n, sizeof shown - 1);
+    for (size_t i = 0; i < k; i++)
+        shown[i] = name[i] >= 0x20 && name[i] < 0x7f ? name[i] : '?';
+    shown[k] = '\0';
+    snprintf(r->subject, sizeof r->subject, "%s '%s'%s", kind, shown, k < n ? "..." : "");
+}
+
+/* ------------------------------------------------------------------------------------------------ memory */
+
+static const char *keep_text(struct butler_gguf *gguf, const void *bytes, size_t n, struct butler_error *err)
+{
+    struct text_chunk *chunk = gguf->texts;
+    if (!chunk || chunk->size - chunk->used < n + 1) {
+        size_t size = BUTLER_MAX(n + 1, (size_t)4096);
+        chunk = malloc(sizeof *chunk + size);
+        if (!chunk) {
+            butler_fail(err, BUTLER_ERROR_MEMORY, "%.160s: no memory for %zu bytes of names", gguf->path, size);
+            return NULL;
+        }
+        *chunk = (struct text_chunk){.next = gguf->texts, .size = size};
+        gguf->texts = chunk;
+    }
+    char *text = chunk->text + chunk->used;
+    memcpy(text, bytes, n);
+    text[n] = '\0';
+    chunk->used += n + 1;
+    return text;
+}
+
+/* Room for one more element; doubling keeps what is allocated in proportion to what has been read. */
+static void *grow(struct reader *r, void *array, size_t n, size_t *max, size_t element)
+{
+    if (n < *max)
+        return array;
+    size_t more = *max ? *max * 2 : 16, n_bytes;
+    void *grown = butler_mul_size(more, element, &n_bytes) ? realloc(array, n_bytes) : NULL;
+    if (!grown)
+        fail_at(r, BUTLER_ERROR_MEMORY, r->at, "no memory for %zu entries", more);
+    else
+        *max = more;
+    return grown;
+}
+
+/* ----------------------------------------------------------------------------------------- reading bytes */
+
+static int need(struct reader *r, uint64_t n, const char *what)
+{
+    if (n <= r->size - r->at)
+        return 0;
+    return fail_at(r, BUTLER_ERROR_FORMAT, r->at, "%s needs %llu bytes, the file has %llu left", what, (unsigned long long)n,
+                   (unsigned long long)(r->size - r->at));
+}
+
+static int get_u32(struct reader *r, const char *what, uint32_t *out)
+{
+    int rc = need(r, 4, what);
+    if (rc < 0)
+        return rc;
+    *out = butler_gguf_load_u32(r->data + r->at);
+    r->at += 4;
+    return 0;
+}
+
+static int get_u64(struct reader *r, const char *what, uint64_t *out)
+{
+    int rc = need(r, 8, what);
+    if (rc < 0)
+        return rc;
+    *out = butler_gguf_load_u64(r->data + r->at);
+    r->at += 8;
+    return 0;
+}
+
+static int get_string(struct reader *r, const char *what, const char **bytes, uint64_t *n)
+{
+    uint64_t start = r->at;
+    int rc = get_u64(r, what, n);
+    if (rc < 0)
+        return rc;
+    if (*n > r->size - r->at)
+        return fail_at(r, BUTLER_ERROR_FORMAT, start, "%s of %llu bytes, the file has %llu left", what, (unsigned long long)*n,
+                       (unsigned long long)(r->size - r->at));
+    *bytes = (const char *)r->data + r->at;
+    r->at += *n;
+    return 0;
+}
+
+/* A key or a tensor's name: short, not empty, no NUL, so that a terminated copy says all of it. */
+static int get_name(struct reader *r, const char *kind, uint64_t max, const char **name)
+{
+    uint64_t start = r->at, n;
+    const char *bytes = NULL;
+    int rc = get_string(r, "name", &bytes, &n);
+    if (rc < 0)
+        return rc;
+    if (n == 0 || n > max)
+        return fail_at(r, BUTLER_ERROR_FORMAT, start, "name of %llu bytes, 1 to %llu are allowed", (unsigned long long)n,
+                       (unsigned long long)max);
+    set_subject(r, kind, bytes, n);
+    if (memchr(bytes, 0, n))
+        return fail_at(r, BUTLER_ERROR_FORMAT, start, "NUL byte in the name");
+    *name = keep_text(r->gguf, bytes, n, r->err);
+    return *name ? 0 : BUTLER_ERROR_MEMORY;
+}
+
+/* ---------------------------------------------------------------------------------------- reading values */
+
+static int check_bools(struct reader *r, const unsigned char *data, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        if (data[i] > 1)
+            return fail_at(r, BUTLER_ERROR_FORMAT, (uint64_t)(data - r->data) + i, "bool with the value %d", data[i]);
+    return 0;
+}
+
+static int read_array_of_strings(struct reader *r, struct butler_gguf_value *value)
+{
+    if (value->n > (r->size - r->at) / 8)
+        return fail_at(r, BUTLER_ERROR_FORMAT, r->at, "array of %llu strings, the file has %llu bytes left",
+                       (unsigned long long)value->n, (unsigned long long)(r->size - r->at));
+    uint64_t start = r->at;
+    for (uint64_t i = 0; i < value->n; i++) {
+        const char *bytes = NULL;
+        uint64_t n;
+        int rc = get_string(r, "string in an array", &bytes, &n);
+        if (rc < 0)
+            return rc;
+    }
+    if (value->n == 0)
+        return 0;
+    uint64_t *offsets = malloc((size_t)value->n * sizeof *offsets);
+    if (!offsets)
+        return fail_at(r, BUTLER_ERROR_MEMORY, start, "no memory for %llu strings", (unsigned long long)value->n);
+    uint64_t at = start;
+    for (uint64_t i = 0; i < value->n; i++) {
+        offsets[i] = at - start;
+        at += 8 + butler_gguf_load_u64(r->data + at);
+    }
+    value->string_offsets = offsets;
+    return 0;
+}
+
+static int read_array(struct reader *r, struct butler_gguf_value *value)
+{
+    uint64_t at = r->at;
+    uint32_t type;
+    int rc = get_u32(r, "array element type", &type);
+    if (rc < 0)
+        return rc;
+    if (type == BUTLER_GGUF_ARRAY)
+        return fail_at(r, BUTLER_ERROR_UNSUPPORTED, at, "array of arrays");
+    if (type >= BUTLER_GGUF_N_TYPES)
+        return fail_at(r, BUTLER_ERROR_FORMAT, at, "array of unknown type %u", type);
+    at = r->at;
+    if ((rc = get_u64(r, "array length", &value->n)) < 0)
+        return rc;
+    value->element_type = (enum butler_gguf_type)type;
+    value->data = r->data + r->at;
+    if (type == BUTLER_GGUF_STRING)
+        return read_array_of_strings(r, value);
+    uint64_t left = r->size - r->at;
+    if (value->n > left / butler_gguf_value_bytes[type])
+        return fail_at(r, BUTLER_ERROR_FORMAT, at, "array of %llu %s, the file has %llu bytes left", (unsigned long long)value->n,
+                       butler_gguf_value_names[type], (unsigned long long)left);
+    r->at += value->n * butler_gguf_value_bytes[type];
+    return type == BUTLER_GGUF_BOOL ? check_bools(r, value->data, value->n) : 0;
+}
+
+static int read_entry(struct reader *r, struct entry *entry)
+{
+    struct butler_gguf_value *value = &entry->value;
+    int rc = get_name(r, "key", MAX_KEY, &value->key);
+    if (rc < 0)
+        return rc;
+    uint64_t at = r->at;
+    uint32_t type;
+    if ((rc = get_u32(r, "value type", &type)) < 0)
+        return rc;
+    if (type >= BUTLER_GGUF_N_TYPES)
+        return fail_at(r, BUTLER_ERROR_FORMAT, at, "unknown value type %u", type);
+    value->type = value->element_type = (enum butler_gguf_type)type;
+    if (type == BUTLER_GGUF_ARRAY)
+        return read_array(r, value);
+    if (type == BUTLER_GGUF_STRING) {
+        const char *bytes = NULL;
+        if ((rc = get_string(r, "string", &bytes, &value->n)) < 0)
+            return rc;
+        value->data = (const unsigned char *)bytes;
+        if (!memchr(bytes, 0, value->n) && !(entry->text = keep_text(r->gguf, bytes, value->n, r->err)))
+            return BUTLER_ERROR_MEMORY;
+        return 0;
+    }
+    if ((rc = need(r, butler_gguf_value_bytes[type], butler_gguf_value_names[type])) < 0)
+        return rc;
+    value->data = r->data + r->at;
+    value->n = 1;
+    r->at += butler_gguf_value_bytes[type];
+    return type == BUTLER_GGUF_BOOL ? check_bools(r, value->data, 1) : 0;
+}
+
+static int read_entries(struct reader *r, uint64_t n)
+{
+    struct butler_gguf *gguf = r->gguf;
+    for (uint64_t i = 0; i < n; i++) {
+        snprintf(r->subject, sizeof r->subject, "key %llu of %llu", (unsigned long long)i, (unsigned long long)n);
+        struct entry *grown = grow(r, gguf->entries, gguf->n_entries, &gguf->max_entries, sizeof *grown);
+        if (!grown)
+            return BUTLER_ERROR_MEMORY;
+        gguf->entries = grown;
+        struct entry *entry = &grown[gguf->n_entries++];
+        memset(entry, 0, sizeof *entry);
+        int rc = read_entry(r, entry);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* --------------------------------------------------------------------------------------- reading tensors */
+
+static int read_dims(struct reader *r, struct butler_tensor *tensor)
+{
+    uint64_t at = r->at;
+    uint32_t n_dims;
+    int rc = get_u32(r, "number of dimensions", &n_dims);
+    if (rc < 0)
+        return rc;
+    if (n_dims < 1 || n_dims > MAX_DIMS)
+        return fail_at(r, BUTLER_ERROR_FORMAT, at, "%u dimensions, 1 to %d are allowed", n_dims, MAX_DIMS);
+    tensor->n_dims = (int)n_dims;
+    tensor->n_rows = 1;
+    for (int d = 0; d < MAX_DIMS; d++)
+        tensor->dims[d] = 1;
+    for (int d = 0; d < tensor->n_dims; d++) {
+        uint64_t dim;
+        at = r->at;
+        if ((rc = get_u64(r, "dimension", &dim)) < 0)
+            return rc;
+        if (dim < 1 || dim > INT64_MAX)
+            return fail_at(r, BUTLER_ERROR_FORMAT, at, "dimension %d is %llu", d, (unsigned long long)dim);
+        tensor->dims[d] = (int64_t)dim;
+        if (d > 0 && __builtin_mul_overflow(tensor->n_rows, tensor->dims[d], &tensor->n_rows))
+            return fail_at(r, BUTLER_ERROR_FORMAT, at, "the product of the dimensions overflows");
+    }
+    tensor->n_cols = tensor->dims[0];
+    return 0;
+}
+
+static int read_slot(struct reader *r, struct slot *slot)
+{
+    struct butler_tensor *tensor = &slot->tensor;
+    slot->at = r->at;
+    int rc = get_name(r, "tensor", MAX_TENSOR_NAME, &tensor->name);
+    if (rc < 0)
+        return rc;
+    uint64_t dims_at = r->at;
+    if ((rc = read_dims(r, tensor)) < 0)
+        return rc;
+    uint64_t at = r->at;
+    uint32_t type;
+    if ((rc = get_u32(r, "tensor type", &type)) < 0)
+        return rc;
+    if (!butler_type_known(type))
+        return fail_at(r, BUTLER_ERROR_UNSUPPORTED, at, "tensor type %u is not one we can read", type);
+    tensor->type = (enum butler_type)type;
+    const struct butler_type_info *info = &butler_types[type];
+    if (tensor->n_cols % info->block)
+        return fail_at(r, BUTLER_ERROR_FORMAT, dims_at, "rows of %lld elements, %s needs a multiple of %d",
+                       (long long)tensor->n_cols, info->name, info->block);
+    uint64_t row_bytes;
+    if (__builtin_mul_overflow((uint64_t)(tensor->n_cols / info->block), (uint64_t)info->block_bytes, &row_bytes) ||
+        __builtin_mul_overflow(row_bytes, (uint64_t)tensor->n_rows, &slot->n_bytes) || slot->n_bytes > r->size)
+        return fail_at(r, BUTLER_ERROR_FORMAT, dims_at, "%lld rows of %lld %s are more than the file holds",
+                       (long long)tensor->n_rows, (long long)tensor->n_cols, info->name);
+    tensor->row_bytes = (size_t)row_bytes;
+    return get_u64(r, "tensor offset", &slot->offset);
+}
+
+static int read_slots(struct reader *r, uint64_t n)
+{
+    struct butler_gguf *gguf = r->gguf;
+    for (uint64_t i = 0; i < n; i++) {
+        snprintf(r->subject, sizeof r->subject, "tensor %llu of %llu", (unsigned long long)i, (unsigned long long)n);
+        struct slot *grown = grow(r, gguf->slots, gguf->n_slots, &gguf->max_slots, sizeof *grown);
+        if (!grown)
+            return BUTLER_ERROR_MEMORY;
+        gguf->slots = grown;
+        struct slot *slot = &grown[gguf->n_slots++];
+        memset(slot, 0, sizeof *slot);
+        int rc = read_slot(r, slot);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+static int compare_offsets(const void *a, const void *b)
+{
+    const struct slot *const *x = a, *const *y = b;
+    return ((*x)->offset > (*y)->offset) - ((*x)->offset < (*y)->offset);
+}
+
+/* Tensors that share bytes are the mark of a damaged header, and would let few bytes pass for many weights. */
+static int check_overlaps(struct reader *r)
+{
+    struct butler_gguf *gguf = r->gguf;
+    const struct slot **order = malloc(BUTLER_MAX(gguf->n_slots, (size_t)1) * sizeof *order);
+    if (!order)
+        return fail_at(r, BUTLER_ERROR_MEMORY, r->at, "no memory for %zu tensors", gguf->n_slots);
+    for (size_t i = 0; i < gguf->n_slots; i++)
+        order[i] = &gguf->slots[i];
+    qsort(order, gguf->n_slots, sizeof *order, compare_offsets);
+    int rc = 0;
+    for (size_t i = 1; i < gguf->n_slots && rc == 0; i++)
+        if (order[i]->offset < order[i - 1]->offset + order[i - 1]->n_bytes) {
+            set_subject(r, "tensor", order[i]->tensor.name, strlen(order[i]->tensor.name));
+            rc = fail_at(r, BUTLER_ERROR_FORMAT, order[i]->at, "its data overlap those of '%s'", order[i - 1]->tensor.name);
+        }
+    free(order);
+    return rc;
+}
+
+static int place_tensors(struct reader *r)
+{
+    struct butler_gguf *gguf = r->gguf;
+    gguf->header_bytes = r->at;
+    gguf->data_offset = (r->at + gguf->alignment - 1) / gguf->alignment * gguf->alignment;
+    for (size_t i = 0; i < gguf->n_slots; i++) {
+        struct slot *slot = &gguf->slots[i];
+        set_subject(r, "tensor", slot->tensor.name, strlen(slot->tensor.name));
+        if (slot->offset % gguf->alignment)
+            return fail_at(r, BUTLER_ERROR_FORMAT, slot->at, "data offset %llu is not a multiple of the alignment %llu",
+                           (unsigned long long)slot->offset, (unsigned long long)gguf->alignment);
+        uint64_t left = gguf->data_offset < r->size ? r->size - gguf->data_offset : 0;
+        if (slot->offset > left || slot->n_bytes > left - slot->offset)
+            return fail_at(r, BUTLER_ERROR_FORMAT, slot->at, "%llu bytes at data offset %llu, the file has %llu bytes of data",
+                           (unsigned long long)slot->n_bytes, (unsigned long long)slot->offset, (unsigned long long)left);
+        slot->tensor.data = r->data + gguf->data_offset + slot->offset;
+    }
+    return check_overlaps(r);
+}
+
+/* ----------------------------------------------------------------------------------------- finding names */
+
+static const char *name_of(const void *array, size_t element, size_t i)
+{
+    const char *name;
+    memcpy(&name, (const char *)array + i * element, sizeof name);
+    return name;
+}
+
+/* Both kinds of element begin with their name, so that one table serves keys and tensors. */
+_Static_assert(offsetof(struct entry, value.key) == 0 && offsetof(struct slot, tensor.name) == 0, "name first");
+
+static size_t *find_cell(const struct name_index *index, const void *array, size_t element, const char *name)
+{
+    size_t i = (size_t)XXH3_64bits(name, strlen(name)) & index->mask;
+    while (index->places[i] && strcmp(name_of(array, element, index->places[i] - 1), name) != 0)
+        i = (i + 1) & index->mask;
+    return &index->places[i];
+}
+
+static int build_index(struct reader *r, struct name_index *index, const char *kind, const void *array, size_t n, size_t element)
+{
+    size_t n_cells = 8;
+    while (n_cells < 2 * n)
+        n_cells *= 2;
+    index->places = calloc(n_cells, sizeof *index->places);
+    if (!index->places)
+        return fail_at(r, BUTLER_ERROR_MEMORY, r->at, "no memory for an index of %zu names", n);
+    index->mask = n_cells - 1;
+    for (size_t i = 0; i < n; i++) {
+        const char *name = name_of(array, element, i);
+        size_t *cell = find_cell(index, array, element, name);
+        if (*cell) {
+            set_subject(r, kind, name, strlen(name));
+            return fail_at(r, BUTLER_ERROR_FORMAT, r->at, "the header has it twice, as number %zu and number %zu", *cell - 1, i);
+        }
+        *cell = i + 1;
+    }
+    return 0;
+}
+
+/* --------------------------------------------------------------------------------------------- the header */
+
+static int read_counts(struct reader *r, uint64_t *n_slots, uint64_t *n_entries)
+{
+    uint32_t version;
+    int rc = need(r, 4, "magic");
+    if (rc < 0)
+        return rc;
+    if (memcmp(r->data, "GGUF", 4) != 0)
+        return fail_at(r, BUTLER_ERROR_FORMAT, 0, "not a GGUF file");
+    r->at = 4;
+    if ((rc = get_u32(r, "version", &version)) < 0)
+        return rc;
+    if (version == 0x02000000 || version == 0x03000000)
+        return fail_at(r, BUTLER_ERROR_UNSUPPORTED, 4, "a big-endian GGUF file");
+    if (version != 2 && version != 3)
+        return fail_at(r, BUTLER_ERROR_UNSUPPORTED, 4, "GGUF version %u, we read 2 and 3", version);
+    if ((rc = get_u64(r, "number of tensors", n_slots)) < 0 || (rc = get_u64(r, "number of keys", n_entries)) < 0)
+        return rc;
+    uint64_t left = r->size - r->at;
+    if (*n_slots > left / MIN_TENSOR_BYTES)
+        return fail_at(r, BUTLER_ERROR_FORMAT, 8, "%llu tensors announced, the file has %llu bytes left",
+                       (unsigned long long)*n_slots, (unsigned long long)left);
+    if (*n_entries > left / MIN_VALUE_BYTES)
+        return fail_at(r, BUTLER_ERROR_FORMAT, 16, "%llu keys announced, the file has %llu bytes left",
+                       (unsigned long long)*n_entries, (unsigned long long)left);
+    return 0;
+}
+
+static int read_alignment(struct reader *r)
+{
+    int64_t alignment = DEFAULT_ALIGNMENT;
+    int rc = butler_gguf_int(r->gguf, "general.alignment", false, 1, 1 << 30, &alignment, r->err);
+    if (rc < 0)
+        return rc;
+    if (alignment & (alignment - 1)) {
+        set_subject(r, "key", "general.alignment", strlen("general.alignment"));
+        const struct butler_gguf_value *value = butler_gguf_value(r->gguf, "general.alignment");
+        return fail_at(r, BUTLER_ERROR_FORMAT, (uint64_t)(value->data - r->data), "%lld is not a power of two",
+                       (long long)alignment);
+    }
+    r->gguf->alignment = (uint64_t)alignment;
+    return 0;
+}
+
+static int read_header(struct butler_gguf *gguf, struct butler_error *err)
+{
+    struct reader r = {.gguf = gguf, .data = gguf->map.data, .size = gguf->map.size, .subject = "header", .err = err};
+    uint64_t n_slots = 0, n_entries = 0;
+    int rc = read_counts(&r, &n_slots, &n_entries);
+    if (rc < 0 || (rc = read_entries(&r, n_entries)) < 0 ||
+        (rc = build_index(&r, &gguf->entry_index, "key", gguf->entries, gguf->n_entries, sizeof(struct entry))) < 0 ||
+        (rc = read_alignment(&r)) < 0 || (rc = read_slots(&r, n_slots)) < 0 ||
+        (rc = build_index(&r, &gguf->slot_index, "tensor", gguf->slots, gguf->n_slots, sizeof(struct slot))) < 0)
+        return rc;
+    return place_tensors(&r);
+}
+
+struct butler_gguf *butler_gguf_open_memory(const void *data, size_t size, const char *name, struct butler_error *err)
+{
+    struct butler_gguf *gguf = calloc(1, sizeof *gguf);
+    if (!gguf || !(gguf->path = strdup(name))) {
+        butler_fail(err, BUTLER_ERROR_MEMORY, "%.160s: no memory for the header", name);
+        goto fail;
+    }
+    gguf->map = (struct butler_map){.data = data, .size = size};
+    if (read_header(gguf, err) < 0)
+        goto fail;
+    return gguf;
+fail:
+    butler_gguf_free(gguf);
+    return NULL;
+}
+
+struct butler_gguf *butler_gguf_open(const char *path, struct butler_error *err)
+{
+    struct butler_map map;
+    if (butler_map_open(&map, path, err) < 0)
+        return NULL;
+    struct butler_gguf *gguf = butler_gguf_open_memory(map.data, map.size, path, err);
+    if (gguf)
+        gguf->owns_map = true;
+    else
+        butler_map_close(&map);
+    return gguf;
+}
+
+void butler_gguf_free(struct butler_gguf *gguf)
+{
+    if (!gguf)
+        return;
+    for (size_t i = 0; i < gguf->n_entries; i++)
+        free((uint64_t *)gguf->entries[i].value.string_offsets);
+    while (gguf->texts) {
+        struct text_chunk *next = gguf->texts->next;
+        free(gguf->texts);
+        gguf->texts = next;
+    }
+    free(gguf->entry_index.places);
+    free(gguf->slot_index.places);
+    free(gguf->entries);
+    free(gguf->slots);
+    if (gguf->owns_map)
+        butler_map_close(&gguf->map);
+    free(gguf->path);
+    free(gguf);
+}
+
+/* ---------------------------------------------------------------------------------------------- questions */
+
+const char *butler_gguf_path(const struct butler_gguf *gguf)
+{
+    return gguf->path;
+}
+
+uint64_t butler_gguf_fingerprint(const struct butler_gguf *gguf)
+{
+    uint64_t hash = XXH3_64bits(gguf->map.data, (size_t)gguf->header_bytes);
+    for (size_t i = 0; i < gguf->n_slots; i++) {
+        const struct slot *slot = &gguf->slots[i];
+        const unsigned char *data = slot->tensor.data;
+        size_t n = (size_t)BUTLER_MIN(slot->n_bytes, (uint64_t)FINGERPRINT_SAMPLE);
+        hash = XXH3_64bits_withSeed(data, n, hash);
+        hash = XXH3_64bits_withSeed(data + slot->n_bytes - n, n, hash);
+    }
+    return hash;
+}
+
+int64_t butler_gguf_n_tensors(const struct butler_gguf *gguf)
+{
+    return (int64_t)gguf->n_slots;
+}
+
+const struct butler_tensor *butler_gguf_tensor(const struct butler_gguf *gguf, int64_t i)
+{
+    return &gguf->slots[i].tensor;
+}
+
+const struct butler_tensor *butler_gguf_find(const struct butler_gguf *gguf, const char *name)
+{
+    size_t place = *find_cell(&gguf->slot_index, gguf->slots, sizeof(struct slot), name);
+    return place ? &gguf->slots[place - 1].tensor : NULL;
+}
+
+int64_t butler_gguf_n_values(const struct butler_gguf *gguf)
+{
+    return (int64_t)gguf->n_entries;
+}
+
+const struct butler_gguf_value *butler_gguf_value_at(const struct butler_gguf *gguf, int64_t i)
+{
+    return &gguf->entries[i].value;
+}
+
+static const struct entry *find_entry(const struct butler_gguf *gguf, const char *key)
+{
+    size_t place = *find_cell(&gguf->entry_index, gguf->entries, sizeof(struct entry), key);
+    return place ? &gguf->entries[place - 1] : NULL;
+}
+
+const struct butler_gguf_value *butler_gguf_value(const struct butler_gguf *gguf, const char *key)
+{
+    const struct entry *entry = find_entry(gguf, key);
+    return entry ? &entry->value : NULL;
+}
+
+/* The entry of a key that is looked for: 1 with *out set, 0 when it is absent and may be. */
+static int want_entry(const struct butler_gguf *gguf, const char *key, bool required, const struct entry **out,
+                      struct butler_error *err)
+{
+    *out = find_entry(gguf, key);
+    if (*out)
+        return 1;
+    if (required)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key '%s' is missing", gguf->path, key);
+    return 0;
+}
+
+static int fail_value(const struct butler_gguf *gguf, const struct entry *entry, struct butler_error *err, const char *what)
+{
+    return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: offset %llu: key '%.64s': %s%s", gguf->path,
+                       (unsigned long long)(entry->value.data - gguf->map.data), entry->value.key, what,
+                       butler_gguf_value_names[entry->value.type]);
+}
+
+int butler_gguf_int(const struct butler_gguf *gguf, const char *key, bool required, int64_t min, int64_t max, int64_t *out,
+                    struct butler_error *err)
+{
+    const struct entry *entry;
+    int rc = want_entry(gguf, key, required, &entry, err);
+    if (rc <= 0)
+        return rc;
+    enum butler_gguf_type type = entry->value.type;
+    if (type == BUTLER_GGUF_FLOAT32 || type == BUTLER_GGUF_FLOAT64 || type == BUTLER_GGUF_STRING || type == BUTLER_GGUF_ARRAY)
+        return fail_value(gguf, entry, err, "an integer is due, it is of type ");
+    int64_t value;
+    if (!butler_gguf_load_int(type, entry->value.data, &value) || value < min || value > max) {
+        char shown[32];
+        bool wide = type == BUTLER_GGUF_U64;
+        snprintf(shown, sizeof shown, wide ? "%llu" : "%lld", (unsigned long long)value);
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: offset %llu: key '%.64s': %s is not in [%lld, %lld]", gguf->path,
+                           (unsigned long long)(entry->value.data - gguf->map.data), key, shown, (long long)min, (long long)max);
+    }
+    *out = value;
+    return 0;
+}
+
+int butler_gguf_float(const struct butler_gguf *gguf, const char *key, bool required, double *out, struct butler_error *err)
+{
+    const struct entry *entry;
+    int rc = want_entry(gguf, key, required, &entry, err);
+    if (rc <= 0)
+        return rc;
+    double value;
+    if (entry->value.type == BUTLER_GGUF_FLOAT32) {
+        value = butler_gguf_array_float(&entry->value, 0);
+    } else if (entry->value.type == BUTLER_GGUF_FLOAT64) {
+        uint64_t bits = butler_gguf_load_u64(entry->value.data);
+        memcpy(&value, &bits, sizeof value);
+    } else {
+        return fail_value(gguf, entry, err, "a float is due, it is of type ");
+    }
+    if (!isfinite(value))
+        return fail_value(gguf, entry, err, "not a finite ");
+    *out = value;
+    return 0;
+}
+
+int butler_gguf_string(const struct butler_gguf *gguf, const char *key, bool required, const char **out, struct butler_error *err)
+{
+    const struct entry *entry;
+    int rc = want_entry(gguf, key, required, &entry, err);
+    if (rc <= 0)
+        return rc;
+    if (entry->value.type != BUTLER_GGUF_STRING)
+        return fail_value(gguf, entry, err, "a string is due, it is of type ");
+    if (!entry->text)
+        return fail_value(gguf, entry, err, "NUL byte in the ");
+    *out = entry->text;
+    return 0;
+}

@@ -1,0 +1,183 @@
+/* Decode attention over Q8_0 rows for CPUs with AVX2: keys are bytes widened to 16 bits, queries are in 16-bit fixed point
+ * (kernels.h, fix), and pairs of their products are added by one instruction. Sums of eight rows and queries become lanes of one
+ * vector together. Turning rows, so that a lane is a token, would save that and costs more than it for up to four queries. */
+#include <math.h>
+
+#include "kernels/kernels.h"
+
+#if defined(__x86_64__)
+#include "kernels/vec256.h"
+
+#include "kernels/simd_vectors.h"
+#include "kernels/simd_cache.h"
+#include "kernels/simd_attend.h"
+#include "kernels/simd_group.h"
+#include "kernels/simd_narrow.h"
+
+/* Of every block of 32 channels the numbers, and the scale. */
+struct fixed_queries {
+    _Alignas(32) int16_t words[TILE_BLOCKS][TILE_QUERIES][BLOCK];
+    float scales[TILE_BLOCKS][TILE_QUERIES];
+};
+
+static void fix_queries(struct fixed_queries *fixed, const float *q, size_t q_stride, int n_q, int n)
+{
+    for (int i = 0; i < n_q; i++) {
+        for (int b = 0; b < n / BLOCK; b++) {
+            const float *x = q + i * q_stride + (size_t)b * BLOCK;
+            float inverse;
+            fixed->scales[b][i] = scale32(x, BUTLER_FIXED_MOST, &inverse);
+            for (int c = 0; c < BLOCK; c += 2 * VEC) {
+                const __m256i first = _mm256_cvtps_epi32(vec_mul(vec_load(x + c), vec_set1(inverse)));
+                const __m256i second = _mm256_cvtps_epi32(vec_mul(vec_load(x + c + VEC), vec_set1(inverse)));
+                _mm256_store_si256((__m256i *)&fixed->words[b][i][c],
+                                   _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), _MM_SHUFFLE(3, 1, 2, 0)));
+            }
+        }
+    }
+}
+
+INLINE __m256i either_half(__m256i a, __m256i b)
+{
+    return _mm256_add_epi32(_mm256_blend_epi32(a, b, 0xf0), _mm256_permute2x128_si256(a, b, 0x21));
+}
+
+/* vec_sum_each for integers: lane k is the sum of a[k]. */
+INLINE __m256i sum_each(const __m256i a[VEC])
+{
+    __m256i b[4], c[2];
+    UNROLL
+    for (int i = 0; i < 4; i++)
+        b[i] = either_half(a[i], a[i + 4]);
+    UNROLL
+    for (int i = 0; i < 2; i++)
+        c[i] = _mm256_add_epi32(_mm256_unpacklo_epi64(b[2 * i], b[2 * i + 1]), _mm256_unpackhi_epi64(b[2 * i], b[2 * i + 1]));
+    const vec x = _mm256_castsi256_ps(c[0]), y = _mm256_castsi256_ps(c[1]);
+    return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88)), _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)));
+}
+
+INLINE vec four_twice(const float *p)
+{
+    return _mm256_broadcast_ps((const __m128 *)p);
+}
+INLINE vec two_often(const float *p)
+{
+    return _mm256_castsi256_ps(_mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+/* Scores of VEC / n_q rows from `first` of a tile on for n_q queries from i on, a compile-time constant as step is. Lanes are rows,
+ * query by query. */
+INLINE vec narrow_products(const struct tile_scales *scales, const struct fixed_queries *fixed, int i, int n_q,
+                           const void *const *rows, size_t step, int first, int n)
+{
+    const int n_rows = VEC / n_q;
+    const __m256i query = _mm256_srli_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), n_q == 1 ? 3 : n_q == 2 ? 2 : 1);
+    vec total = vec_zero();
+    for (int b = 0; b < n / BLOCK; b++) {
+        const __m256i *q = (const __m256i *)fixed->words[b][i];
+        __m256i sum[VEC];
+        UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            const uint8_t *row = row_at(rows, step, first + r) + (size_t)b * Q8_0_BYTES + Q8_0_QUANTS;
+            const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)row));
+            const __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)row + 1));
+            UNROLL
+            for (int k = 0; k < n_q; k++)
+                sum[k * n_rows + r] = _mm256_add_epi32(_mm256_madd_epi16(low, q[2 * k]), _mm256_madd_epi16(high, q[2 * k + 1]));
+        }
+        const float *keys = scales->keys[b] + first, *queries = &fixed->scales[b][i];
+        const vec key_scales = n_q == 1 ? vec_load(keys) : n_q == 2 ? four_twice(keys) : two_often(keys);
+        const vec query_scales =
+            n_q == 1 ? vec_set1(*queries) : _mm256_permutevar8x32_ps(n_q == 2 ? two_often(queries) : four_twice(queries), query);
+        total = vec_fma(_mm256_cvtepi32_ps(sum_each(sum)), vec_mul(key_scales, query_scales), total);
+    }
+    return total;
+}
+
+INLINE void scores_of_tile(float (*p)[TILE_ROWS], const struct tile_scales *scales, const struct fixed_queries *fixed, int i,
+                           int n_q, const void *const *rows, size_t step, const struct due *due, int n)
+{
+    const int n_rows = VEC / n_q;
+    for (int first = 0; first < TILE_ROWS; first += n_rows) {
+        _Alignas(32) float s[VEC];
+        fetch_narrow(ROW_Q8_0, due, n_q, step, first, n_rows, n);
+        vec_store(s, narrow_products(scales, fixed, i, n_q, rows, step, first, n));
+        UNROLL
+        for (int k = 0; k < n_q; k++)
+            memcpy(p[i + k] + first, s + k * n_rows, (size_t)n_rows * sizeof *s);
+    }
+}
+
+#define FIXED_LENGTH(n_q, name, length)                                                                                            \
+    static __attribute__((noinline)) void fixed_##n_q##_##name(float(*p)[TILE_ROWS], const struct tile_scales *scales,             \
+                                                               const struct fixed_queries *fixed, int i, const void *const *rows,  \
+                                                               size_t step, const struct due *due, int n)                          \
+    {                                                                                                                              \
+        (void)n;                                                                                                                   \
+        if (step)                                                                                                                  \
+            scores_of_tile(p, scales, fixed, i, n_q, rows, dense_step(ROW_Q8_0, length), due, length);                             \
+        else                                                                                                                       \
+            scores_of_tile(p, scales, fixed, i, n_q, rows, 0, due, length);                                                        \
+    }
+#define FIXED_SCORES(n_q) FIXED_LENGTH(n_q, 64, 64) FIXED_LENGTH(n_q, 128, 128) FIXED_LENGTH(n_q, other, n)
+FIXED_SCORES(1)
+FIXED_SCORES(2)
+FIXED_SCORES(4)
+
+/* step: as for row_at, a compile-time constant. */
+INLINE void scores_of_rows(float (*p)[TILE_ROWS], struct tile_scales *scales, const struct fixed_queries *fixed, int n_q,
+                           const void *const *rows, size_t step, struct due due, int n)
+{
+    struct due part;
+    int i = 0;
+    load_scales(scales->keys, rows, step, 0, n);
+    for (; i + 4 <= n_q; i += 4)
+        OF_LENGTH(fixed_4)(p, scales, fixed, i, rows, step, part_of_due(&part, &due, i, n_q), n);
+    for (; i + 2 <= n_q; i += 2)
+        OF_LENGTH(fixed_2)(p, scales, fixed, i, rows, step, part_of_due(&part, &due, i, n_q), n);
+    if (i < n_q)
+        OF_LENGTH(fixed_1)(p, scales, fixed, i, rows, step, part_of_due(&part, &due, i, n_q), n);
+}
+
+/* ------------------------------------------------------------------------------------- four or eight heads a key */
+
+/* p[TILE_ROWS][heads]; fetches all that is due. */
+INLINE void group_scores_q8_0(float *p, const struct fixed_queries *fixed, int heads, const void *const *rows, size_t step,
+                              const struct due *due, int n)
+{
+    const struct due all = *due;
+    const uint8_t *first = row_at(rows, step, 0);
+    _Alignas(32) float scales[GROUP_BLOCKS][TILE_ROWS];
+    load_scales(scales, rows, step, 0, n);
+    for (int r = 0; r < TILE_ROWS; r += TOKENS) {
+        vec total = vec_zero();
+        fetch_part(ROW_Q8_0, &all, step, r / TOKENS, TILE_ROWS / TOKENS, n);
+        UNROLL
+        for (int b = 0; b < n / BLOCK; b++) {
+            const __m256i *q = (const __m256i *)fixed->words[b][0];
+            __m256i sum[VEC];
+            UNROLL
+            for (int t = 0; t < TOKENS; t++) {
+                const uint8_t *row = (step ? first + (size_t)(r + t) * step : row_at(rows, 0, r + t)) + (size_t)b * Q8_0_BYTES;
+                const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(row + Q8_0_QUANTS)));
+                const __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(row + Q8_0_QUANTS) + 1));
+                UNROLL
+                for (int k = 0; k < heads; k++)
+                    sum[t * heads + k] = _mm256_add_epi32(_mm256_madd_epi16(low, q[2 * k]), _mm256_madd_epi16(high, q[2 * k + 1]));
+            }
+            const vec queries = heads == VEC ? vec_load(fixed->scales[b]) : four_twice(fixed->scales[b]);
+            total = vec_fma(_mm256_cvtepi32_ps(sum_each(sum)), vec_mul(vec_load_each(scales[b] + r, heads), queries), total);
+        }
+        vec_store(p + r * heads, total);
+    }
+}
+
+#define FIXED_VALUES values_q8_0
+#include "kernels/simd_attend_fixed.h"
+
+void butler_kernels_attend_avx2(struct butler_kernels *table)
+{
+    table->attend[BUTLER_KV_Q8_0] = attend_groups;
+    table->attend_fixed = true;
+}
+#endif

@@ -1,0 +1,110 @@
+/* Predicted keys for CPUs with AVX2, FMA and F16C: eight tokens at a time. Sums of products of bytes would overflow 16 bits,
+ * so keys of 8 bits are widened first. */
+#include "kernels/kernels.h"
+
+#if defined(__x86_64__)
+#include "kernels/vec256.h"
+
+enum { TOKENS = BUTLER_KEYS_TOKENS, AHEAD = 2048 };
+
+/* Four bytes of a query as 16-bit numbers, repeated for four tokens. */
+INLINE __m256i query_quad(const int8_t *q)
+{
+    uint32_t bytes = load_u32(q);
+    return _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128((int)bytes)));
+}
+
+/* Channels d .. d + 3 of four tokens from t on, as 16-bit numbers. */
+INLINE __m256i load_quads(const uint8_t *k, int d, int t)
+{
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(k + (size_t)d * TOKENS + (size_t)t * 4)));
+}
+
+/* Sums for eight tokens from t on of keys of 8 bits, as lanes. n_q is a compile-time constant. */
+INLINE void sums8(__m256i sum[4], const int8_t *q, int n_q, const uint8_t *k, int t, int n)
+{
+    __m256i low[4], high[4];
+    for (int a = 0; a < n_q; a++)
+        low[a] = high[a] = _mm256_setzero_si256();
+    for (int d = 0; d < n; d += 4) {
+        const __m256i x = load_quads(k, d, t), y = load_quads(k, d, t + 4);
+        for (int a = 0; a < n_q; a++) {
+            const __m256i quad = query_quad(q + (size_t)a * (size_t)n + (size_t)d);
+            low[a] = _mm256_add_epi32(low[a], _mm256_madd_epi16(x, quad));
+            high[a] = _mm256_add_epi32(high[a], _mm256_madd_epi16(y, quad));
+        }
+    }
+    for (int a = 0; a < n_q; a++)
+        sum[a] = _mm256_permute4x64_epi64(_mm256_hadd_epi32(low[a], high[a]), 0xd8);
+}
+
+/* The same of keys of 4 bits, whose products with bytes fit 16 bits for 32 channels. */
+INLINE void sums4(__m256i sum[4], const int8_t *q, int n_q, const uint8_t *k, int t, int n)
+{
+    const __m256i nibble = _mm256_set1_epi8(15);
+    for (int a = 0; a < n_q; a++)
+        sum[a] = _mm256_setzero_si256();
+    for (int first = 0; first < n; first += 32) {
+        __m256i pairs[4];
+        for (int a = 0; a < n_q; a++)
+            pairs[a] = _mm256_setzero_si256();
+        for (int d = first; d < BUTLER_MIN(n, first + 32); d += 8) {
+            const __m256i both = _mm256_loadu_si256((const __m256i *)(k + (size_t)(d / 2) * TOKENS + (size_t)t * 4));
+            const __m256i x = _mm256_and_si256(both, nibble), y = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+            for (int a = 0; a < n_q; a++) {
+                const int8_t *channels = q + (size_t)a * (size_t)n + (size_t)d;
+                const __m256i xs = _mm256_maddubs_epi16(x, _mm256_set1_epi32((int)load_u32(channels)));
+                const __m256i ys = _mm256_maddubs_epi16(y, _mm256_set1_epi32((int)load_u32(channels + 4)));
+                pairs[a] = _mm256_add_epi16(pairs[a], _mm256_add_epi16(xs, ys));
+            }
+        }
+        for (int a = 0; a < n_q; a++)
+            sum[a] = _mm256_add_epi32(sum[a], _mm256_madd_epi16(pairs[a], _mm256_set1_epi16(1)));
+    }
+}
+
+/* n_q is a compile-time constant, as bits is. */
+INLINE void keys_record(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, const int32_t *offset, int n_q,
+                        const uint8_t *record, int n)
+{
+    for (int t = 0; t < TOKENS; t += 8) {
+        __m256i sum[4];
+        if (bits == 8)
+            sums8(sum, q, n_q, record + TOKENS, t, n);
+        else
+            sums4(sum, q, n_q, record + TOKENS, t, n);
+        const vec scale = vec_load_key_scales(record + t);
+        for (int a = 0; a < n_q; a++) {
+            const vec products = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum[a], _mm256_set1_epi32(offset[a])));
+            vec_store(s + (size_t)a * s_stride + t, vec_mul(vec_mul(products, scale), vec_set1(factor[a])));
+        }
+    }
+}
+
+INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
+                         size_t record_bytes, int n_records, int n)
+{
+    int32_t offset[4];
+    for (int a = 0; a < n_q; a++) {
+        int32_t sum = 0;
+        for (int d = 0; d < n; d++)
+            sum += q[(size_t)a * (size_t)n + (size_t)d];
+        offset[a] = (1 << (bits - 1)) * sum;
+    }
+    for (int r = 0; r < n_records; r++, records += record_bytes) {
+        for (size_t line = 0; line < (size_t)(TOKENS * (8 + n * bits) / 8); line += 64)
+            prefetch(records, AHEAD + line);
+        keys_record(bits, s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, records, n);
+    }
+}
+
+#include "kernels/simd_keys.h"
+#include "kernels/simd_keys16.h"
+
+void butler_kernels_keys_avx2(struct butler_kernels *table)
+{
+    table->keys8 = keys8;
+    table->keys4 = keys4;
+    table->keys16 = keys16;
+}
+#endif

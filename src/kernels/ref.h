@@ -1,0 +1,96 @@
+/* What the plain C kernels share: the order of a dot product's sum and the rounding of an 8-bit block, which are part of
+ * the definition; and the entries of ref_weights.c, for the table in ref.c. */
+#ifndef BUTLER_REF_H
+#define BUTLER_REF_H
+
+#include <math.h>
+
+#include "kernels/blocks.h"
+#include "kernels/kernels.h"
+
+/* Several partial sums: closer to the exact value than one long chain, and a compiler can keep them in a vector. */
+#define REF_LANES 8
+
+static inline void ref_dot_lanes(float lanes[REF_LANES], const float *x, const float *y, int n)
+{
+    int i = 0;
+    for (; i + REF_LANES <= n; i += REF_LANES)
+        for (int k = 0; k < REF_LANES; k++)
+            lanes[k] += x[i + k] * y[i + k];
+    for (int k = 0; i < n; i++, k++)
+        lanes[k] += x[i] * y[i];
+}
+
+static inline float ref_sum_lanes(const float lanes[REF_LANES])
+{
+    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+static inline float ref_dot(const float *x, const float *y, int n)
+{
+    float lanes[REF_LANES] = {0};
+    ref_dot_lanes(lanes, x, y, n);
+    return ref_sum_lanes(lanes);
+}
+
+/* Towards zero, and into [low, high] also for NaN, whose conversion would be undefined. */
+static inline int ref_clamp(float v, int low, int high)
+{
+    if (!(v >= (float)low))
+        return low;
+    return v > (float)high ? high : (int)v;
+}
+
+/* Ties away from zero, as writers of GGUF files round, so that they and we agree bit for bit. */
+static inline void ref_quantize_q8_0(uint8_t *b, const float *x, int n)
+{
+    for (; n > 0; n -= BLOCK, x += BLOCK, b += Q8_0_BYTES) {
+        float extreme = 0;
+        for (int i = 0; i < BLOCK; i++)
+            extreme = fabsf(x[i]) > extreme ? fabsf(x[i]) : extreme;
+        float d = extreme / 127, inverse = d != 0 ? 1 / d : 0;
+        store_half(b, d);
+        for (int i = 0; i < BLOCK; i++)
+            b[Q8_0_QUANTS + i] = (uint8_t)(int8_t)ref_clamp(roundf(x[i] * inverse), -127, 127);
+    }
+}
+
+#define REF_WEIGHT_TYPES(each)                                                                                                     \
+    each(f32) each(f16) each(bf16) each(q8_0) each(q4_0) each(q4_1) each(q5_0) each(q5_1) each(q4_k) each(q5_k) each(q6_k)
+
+#define REF_DECLARE(name)                                                                                                          \
+    void butler_ref_gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);                     \
+    void butler_ref_gemv_fixed_##name(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n);            \
+    void butler_ref_dequant_##name(float *y, const void *row, int n);
+REF_WEIGHT_TYPES(REF_DECLARE)
+void butler_ref_fix(void *fixed, enum butler_type type, const float *x, int n);
+void butler_ref_keys8(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
+                      size_t record_bytes, int n_records, int n);
+void butler_ref_keys4(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
+                      size_t record_bytes, int n_records, int n);
+void butler_ref_keys16(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
+                       int n);
+void butler_ref_gemm(float *y, size_t y_stride, const float *w, int n_rows, const float *x, size_t x_stride, int n_tokens, int n);
+void butler_ref_pack_rows(void *packed, const float *x, size_t stride, int n, int k);
+void butler_ref_pack_columns(void *packed, const float *x, size_t stride, int n, int k);
+void butler_ref_pack_turned(void *packed, const float *x, size_t stride, int n, int k);
+void butler_ref_attend_packed(const struct butler_attention *a);
+void butler_ref_pack_fixed_rows(void *packed, float *scales, const float *x, size_t stride, int n, int k);
+void butler_ref_pack_fixed_columns(void *packed, float *scales, const float *x, size_t stride, int n, int k);
+void butler_ref_pack_fixed_q8_0(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k);
+void butler_ref_pack_fixed_q4_0(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k);
+void butler_ref_pack_fixed_q5_0(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k);
+void butler_ref_multiply_fixed(float *c, size_t c_stride, const void *a, const float *a_scales, const void *b,
+                               const float *b_scales, int m, int n, int k, bool more);
+
+/* Scans of a selection: ref_select.c. */
+float butler_ref_log_sum_exp(const float *x, float scale, int n);
+void butler_ref_moments(const float *x, int n, float *mean, float *deviation);
+void butler_ref_group_max(float *y, const float *x, size_t x_stride, const float *scale, const float *shift, int n_rows, int n);
+int butler_ref_count_reaching(const float *x, float bound, int n);
+int butler_ref_list_reaching(uint32_t *ids, uint32_t first, const float *x, float bound, int n);
+int butler_ref_keep_reaching(uint32_t *ids, const float *x, float bound, int n);
+int butler_ref_keep_between(float *values, const float *x, float low, float high, int n, int *n_high);
+int butler_ref_note_bytes(uint64_t *bits, const uint8_t *bytes, int n_words);
+
+#endif

@@ -1,0 +1,129 @@
+/* What metrics scan in every step, written once for every vector width: included by each ISA file after its vec*.h. Records
+ * are read once for all query heads of a group. */
+#ifndef BUTLER_SIMD_METRICS_H
+#define BUTLER_SIMD_METRICS_H
+
+#include "kernels/simd_fetch.h"
+
+/* ------------------------------------------------------------------------------------------- page bounds */
+
+/* max[n] of a record and min[n] at element i. */
+INLINE void bounds_load(vec *high, vec *low, const uint8_t *record, int i, int count, int n)
+{
+    const uint8_t *h = record + (size_t)i * 2, *l = h + (size_t)n * 2;
+    *high = count == VEC ? vec_load_half(h) : vec_load_half_some(h, count);
+    *low = count == VEC ? vec_load_half(l) : vec_load_half_some(l, count);
+}
+
+/* Records that go together, and where their scores belong; beyond the first n_stored they repeat one that exists. */
+struct bounds {
+    const uint8_t *records[VEC];
+    int at[VEC], n_stored;
+};
+
+/* What is fetched meanwhile: a part of the records that follow in each half of the list, a step for each vector of channels. */
+struct bounds_due {
+    struct walk walks[2];
+    uintptr_t ends[2];
+    size_t step;
+};
+
+/* n_q and n_records are compile-time constants with n_q n_records <= VEC. due: or NULL. */
+INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, const struct bounds *tile, int n_records,
+                        struct bounds_due *due, int n)
+{
+    vec acc[VEC];
+    _Alignas(64) float sums[VEC];
+    UNROLL
+    for (int a = 0; a < VEC; a++)
+        acc[a] = vec_zero();
+    for (int i = 0; i < n; i += VEC) {
+        const int count = BUTLER_MIN(n - i, VEC);
+        vec x[4];
+        UNROLL
+        for (int k = 0; due && k < 2; k++) {
+            due->ends[k] += due->step;
+            walk_to(&due->walks[k], due->ends[k]);
+        }
+        UNROLL
+        for (int a = 0; a < n_q; a++)
+            x[a] = vec_load_some(q + (size_t)a * n + i, count);
+        UNROLL
+        for (int r = 0; r < n_records; r++) {
+            vec high, low;
+            bounds_load(&high, &low, tile->records[r], i, count, n);
+            UNROLL
+            for (int a = 0; a < n_q; a++)
+                acc[a * n_records + r] = vec_fma(x[a], vec_pick(x[a], high, low), acc[a * n_records + r]);
+        }
+    }
+    vec_store(sums, vec_sum_each(acc));
+    for (int a = 0; a < n_q; a++)
+        for (int r = 0; r < tile->n_stored; r++)
+            s[a * s_stride + tile->at[r]] = sums[a * n_records + r];
+}
+
+#define BOUNDS_SOON 2048 /* bytes */
+
+/* A tile of records meets all queries, `group` at a time, before the next: it comes from memory once. Half of it are from the
+ * list's first half and half from its second: of two streams the core keeps more lines under way than of one. group and n_tile,
+ * the number of records, are compile-time constants. */
+INLINE void bounds_scan(float *s, size_t s_stride, const float *q, int n_q, int group, int n_tile, const uint8_t *p,
+                        size_t record_bytes, int n_records, int n)
+{
+    const int side = n_tile / 2, half = n_records / n_tile * side;
+    const uint8_t *others = p + (size_t)half * record_bytes;
+    struct bounds_due due = {{walk_from(p), walk_from(others)}, {0, 0}, (size_t)side * record_bytes * VEC / (size_t)n};
+    for (int j = 0; j < n_records; j += n_tile) {
+        struct bounds tile = {.n_stored = BUTLER_MIN(n_records - j, n_tile)};
+        int a = 0;
+        for (int r = 0; r < n_tile; r++) {
+            tile.at[r] = j < 2 * half ? j / 2 + r % side + r / side * half : BUTLER_MIN(j + r, n_records - 1);
+            tile.records[r] = p + (size_t)tile.at[r] * record_bytes;
+        }
+        due.ends[0] = (uintptr_t)tile.records[0] + BOUNDS_SOON;
+        due.ends[1] = (uintptr_t)tile.records[side] + BOUNDS_SOON;
+        bounds_tile(s, s_stride, q, group, &tile, n_tile, &due, n);
+        for (a = group; a + group <= n_q; a += group)
+            bounds_tile(s + a * s_stride, s_stride, q + (size_t)a * n, group, &tile, n_tile, NULL, n);
+        for (; a < n_q; a++)
+            bounds_tile(s + a * s_stride, s_stride, q + (size_t)a * n, 1, &tile, n_tile, NULL, n);
+    }
+}
+
+static void page_bounds(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
+                        int n)
+{
+    if (n_q >= 4)
+        bounds_scan(s, s_stride, q, n_q, 4, VEC / 4, records, record_bytes, n_records, n);
+    else if (n_q >= 2)
+        bounds_scan(s, s_stride, q, n_q, 2, VEC / 2, records, record_bytes, n_records, n);
+    else
+        bounds_scan(s, s_stride, q, n_q, 1, VEC / 2, records, record_bytes, n_records, n);
+}
+
+static void page_bounds_max(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes,
+                            int n_records, int n)
+{
+    for (int j = 0; j < n_records; j++) {
+        const uint8_t *record = (const uint8_t *)records + (size_t)j * record_bytes;
+        for (int a = 0; a < n_q; a++) {
+            vec most = vec_set1(-INFINITY);
+            for (int i = 0; i < n; i += VEC) {
+                int count = BUTLER_MIN(n - i, VEC);
+                vec high, low, x = vec_load_some(q + (size_t)a * n + i, count);
+                bounds_load(&high, &low, record, i, count, n);
+                most = vec_keep(vec_max(most, vec_mul(x, vec_pick(x, high, low))), most, count);
+            }
+            s[a * s_stride + j] = vec_max_all(most);
+        }
+    }
+}
+
+INLINE void fill_metrics(struct butler_kernels *table)
+{
+    table->page_bounds = page_bounds;
+    table->page_bounds_max = page_bounds_max;
+}
+
+#endif

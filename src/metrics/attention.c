@@ -1,0 +1,62 @@
+/* Accumulated attention (H2O): S_t(k) = sum over every query j = k..t of a_jk, as h2o-analysis 4.2 and vatp eq. 2 have it.
+ * With power 2 the norm of what a token received, sqrt(sum a_jk^2) (softprune): many faint glances then weigh less than
+ * one long look. A record is one float per query head; it lives while the token does. */
+#include <limits.h>
+#include <math.h>
+
+#include "engine/metric.h"
+
+static const struct butler_param params[] = {
+    {"power", 1, 1, 2, "1: sum of the attention received; 2: its Euclidean norm"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
+{
+    (void)values;
+    *n_slots = 1;
+    *n_bytes = (size_t)shape->group * sizeof(float);
+}
+
+static int attention_window(const double *values)
+{
+    (void)values;
+    return INT_MAX;
+}
+
+static void observe(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                    int position, const float *weights, size_t stride, int n)
+{
+    (void)position;
+    float *sums = butler_view_record(view, 0);
+    bool squares = values[0] == 2;
+    for (int slot = 0; slot < n; slot++)
+        for (int head = 0; head < shape->group; head++) {
+            float a = weights[(size_t)head * stride + slot];
+            sums[(size_t)slot * shape->group + head] += squares ? a * a : a;
+        }
+}
+
+static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+{
+    (void)q;
+    const float *sums = butler_view_record(view, first);
+    bool squares = values[0] == 2;
+    for (int head = 0; head < n_q; head++)
+        for (int i = 0; i < n; i++) {
+            float sum = sums[(size_t)i * shape->group + head];
+            out[(size_t)head * stride + i] = squares ? sqrtf(sum) : sum;
+        }
+}
+
+const struct butler_metric butler_metric_attention = {
+    .name = "attention",
+    .summary = "attention received from every query so far",
+    .scale = BUTLER_SCORE_WEIGHT,
+    .params = params,
+    .record = record,
+    .attention_window = attention_window,
+    .observe = observe,
+    .score = score,
+};

@@ -1,0 +1,146 @@
+/* One-bit keys (FIER, algorithm 1): a token keeps one bit per channel, whether its key is nearer to the largest or to the smallest
+ * of a group of g tokens, and stands for that one: k~ = low or low + range, what the paper writes as z - s and z + s.
+ *
+ * A record holds 32 tokens as the kernel wants it: {half low[head_dim], uint8 range[], uint8 bits[], float unit}, a range in units
+ * of 1/255 of the group's largest, so that they are 8 bits each where the paper has 16.
+ * Larger groups repeat what they share in each of their records: they score as the paper's, but save no bytes.
+ * The group being filled has the low and range of the tokens it has, so its records change until it is full. */
+#include <math.h>
+#include <string.h>
+
+#include "engine/metric.h"
+
+#define TOKENS 32
+#define QUERIES 16 /* of a group whose scores pass through a row together */
+
+static const struct butler_param params[] = {
+    {"g", 32, 32, 1024, "tokens that share a scale and a zero, a multiple of 32"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
+{
+    (void)values;
+    *n_slots = TOKENS;
+    *n_bytes = butler_one_bit_bytes(shape->head_dim);
+}
+
+/* What a half can hold. */
+static float within_half(float x)
+{
+    return BUTLER_MAX(-65504.0f, BUTLER_MIN(x, 65504.0f));
+}
+
+static void widen(float *most, float *least, const float *keys, int n, int dim)
+{
+    for (int t = 0; t < n; t++)
+        for (int d = 0; d < dim; d++) {
+            float k = keys[(size_t)t * dim + d];
+            most[d] = BUTLER_MAX(most[d], k);
+            least[d] = BUTLER_MIN(least[d], k);
+        }
+}
+
+/* What a group's records share. */
+struct group {
+    float most[BUTLER_METRIC_MAX_HEAD_DIM], least[BUTLER_METRIC_MAX_HEAD_DIM], unit;
+    uint16_t low[BUTLER_METRIC_MAX_HEAD_DIM];
+    uint8_t range[BUTLER_METRIC_MAX_HEAD_DIM + 4];
+};
+
+static void set_ranges(struct group *group, int dim)
+{
+    float widest = 0;
+    for (int d = 0; d < dim; d++) {
+        group->most[d] = within_half(group->most[d]);
+        group->least[d] = within_half(group->least[d]);
+        group->low[d] = butler_float_to_half(group->least[d]);
+        widest = BUTLER_MAX(widest, group->most[d] - group->least[d]);
+    }
+    group->unit = widest / 255;
+    memset(group->range, 0, sizeof group->range);
+    for (int d = 0; d < dim && group->unit > 0; d++)
+        group->range[d] = (uint8_t)rintf(BUTLER_MIN((group->most[d] - group->least[d]) / group->unit, 255.0f));
+}
+
+static void write_record(unsigned char *at, const struct group *group, const float *keys, int n, int dim)
+{
+    uint8_t bits[BUTLER_METRIC_MAX_HEAD_DIM * 4 + 16] = {0};
+    float middle[BUTLER_METRIC_MAX_HEAD_DIM];
+    const size_t padded = ((size_t)dim + 3) / 4 * 4;
+    for (int d = 0; d < dim; d++)
+        middle[d] = (group->most[d] + group->least[d]) / 2;
+    for (int t = 0; t < n; t++, keys += dim)
+        for (int d = 0; d < (int)padded; d += 4) {
+            unsigned nibble = 0;
+            for (int j = 0; j < 4; j++)
+                nibble |= (unsigned)(d + j < dim && keys[d + j] >= middle[d + j]) << j;
+            bits[d * 4 + t / 2] |= (uint8_t)(nibble << t % 2 * 4);
+        }
+    memcpy(at, group->low, (size_t)dim * 2);
+    memcpy(at + (size_t)dim * 2, group->range, padded);
+    memcpy(at + (size_t)dim * 2 + padded, bits, padded * 4);
+    memcpy(at + (size_t)dim * 2 + padded * 5, &group->unit, sizeof group->unit);
+}
+
+static void append(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int first,
+                   int n)
+{
+    int dim = shape->head_dim, g = (int)values[0], n_slots = butler_view_n_slots(view);
+    float keys[TOKENS * BUTLER_METRIC_MAX_HEAD_DIM];
+    struct group group;
+    for (int start = first / g * g; start < first + n; start += g) {
+        int end = BUTLER_MIN(start + g, n_slots);
+        butler_view_key(view, start, group.most);
+        memcpy(group.least, group.most, (size_t)dim * sizeof *group.least);
+        for (int at = start; at < end; at += TOKENS) {
+            butler_view_load_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
+            widen(group.most, group.least, keys, BUTLER_MIN(TOKENS, end - at), dim);
+        }
+        set_ranges(&group, dim);
+        for (int at = start; at < end; at += TOKENS) {
+            if (end - start > TOKENS) /* else they are still here */
+                butler_view_load_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
+            write_record(butler_view_record(view, at / TOKENS), &group, keys, BUTLER_MIN(TOKENS, end - at), dim);
+        }
+    }
+}
+
+/* Whole records go straight to out; the tokens of a record cut by [first, first + n) pass through a row of 32. */
+static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+{
+    (void)values;
+    const struct butler_kernels *kernels = butler_view_kernels(view);
+    int dim = shape->head_dim, last = first + n;
+    for (int slot = first; slot < last;) {
+        int r = slot / TOKENS, whole = slot % TOKENS ? 0 : (last - slot) / TOKENS;
+        if (whole) {
+            kernels->one_bit(out + (slot - first), stride, q, n_q, butler_view_record(view, r), butler_one_bit_bytes(dim), whole,
+                             dim);
+            slot += whole * TOKENS;
+            continue;
+        }
+        int end = BUTLER_MIN((r + 1) * TOKENS, last);
+        for (int i = 0; i < n_q; i += QUERIES) {
+            float rows[QUERIES * TOKENS];
+            int m = BUTLER_MIN(QUERIES, n_q - i);
+            kernels->one_bit(rows, TOKENS, q + (size_t)i * dim, m, butler_view_record(view, r), butler_one_bit_bytes(dim), 1, dim);
+            for (int j = 0; j < m; j++)
+                memcpy(out + (size_t)(i + j) * stride + (slot - first), rows + j * TOKENS + slot % TOKENS,
+                       (size_t)(end - slot) * sizeof *rows);
+        }
+        slot = end;
+    }
+}
+
+const struct butler_metric butler_metric_one_bit = {
+    .name = "one_bit",
+    .summary = "q.k with every key channel reduced to one bit",
+    .scale = BUTLER_SCORE_LOGIT,
+    .reads_keys = true,
+    .params = params,
+    .record = record,
+    .append = append,
+    .score = score,
+};

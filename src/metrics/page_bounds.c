@@ -1,0 +1,71 @@
+/* Page bounds (Quest, TinyServe eq. 2): per page and channel the largest and the smallest key; the score is what the best
+ * imaginable key inside that box would reach, sum_d max(q_d M_d, q_d m_d). `bound=max` is the maximum over channels that
+ * fier eq. 3 writes. A record is {half max[head_dim], half min[head_dim]} as the kernels want it.
+ *
+ * A page's bounds are always computed anew from its keys: a box that was only ever widened would keep the marks of tokens
+ * that are gone. */
+#include "engine/metric.h"
+
+static const struct butler_param params[] = {
+    {"page", 16, 1, 1024, "tokens per page"},
+    {"bound", 0, 0, 1, "sum or max over channels"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
+{
+    *n_slots = (int)values[0];
+    *n_bytes = (size_t)shape->head_dim * 2 * sizeof(uint16_t);
+}
+
+/* Infinity times a query's 0 would be NaN. */
+static uint16_t finite_half(float x)
+{
+    return butler_float_to_half(BUTLER_MAX(-65504.0f, BUTLER_MIN(x, 65504.0f)));
+}
+
+static void append(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int first,
+                   int n)
+{
+    int dim = shape->head_dim, page = (int)values[0], n_slots = butler_view_n_slots(view);
+    float most[BUTLER_METRIC_MAX_HEAD_DIM], least[BUTLER_METRIC_MAX_HEAD_DIM], key[BUTLER_METRIC_MAX_HEAD_DIM];
+    for (int r = first / page; r * page < first + n; r++) {
+        int end = BUTLER_MIN((r + 1) * page, n_slots);
+        butler_view_key(view, r * page, most);
+        for (int d = 0; d < dim; d++)
+            least[d] = most[d];
+        for (int slot = r * page + 1; slot < end; slot++) {
+            butler_view_key(view, slot, key);
+            for (int d = 0; d < dim; d++) {
+                most[d] = BUTLER_MAX(most[d], key[d]);
+                least[d] = BUTLER_MIN(least[d], key[d]);
+            }
+        }
+        uint16_t *bounds = butler_view_record(view, r);
+        for (int d = 0; d < dim; d++) {
+            bounds[d] = finite_half(most[d]);
+            bounds[dim + d] = finite_half(least[d]);
+        }
+    }
+}
+
+static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+{
+    const struct butler_kernels *kernels = butler_view_kernels(view);
+    size_t record_bytes = (size_t)shape->head_dim * 2 * sizeof(uint16_t);
+    (values[1] != 0 ? kernels->page_bounds_max : kernels->page_bounds)(out, stride, q, n_q, butler_view_record(view, first),
+                                                                       record_bytes, n, shape->head_dim);
+}
+
+const struct butler_metric butler_metric_page_bounds = {
+    .name = "page_bounds",
+    .summary = "upper bound of q.k over the keys of a page",
+    .scale = BUTLER_SCORE_LOGIT,
+    .page_scores = true,
+    .reads_keys = true,
+    .params = params,
+    .record = record,
+    .append = append,
+    .score = score,
+};

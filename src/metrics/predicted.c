@@ -1,0 +1,298 @@
+/* Learned scores (TokenButler v1 and v2): q.k of the queries a predictor gave for this layer with predicted keys of d
+ * channels. predictor.h has the formulas. Version 1 brings the keys of new tokens with it; version 2's are the cached keys
+ * times a learned matrix.
+ *
+ * A record holds 16 tokens as the kernels want them, once for every predicted key of the KV head (one, or one a query head).
+ * Keys are 4 bits a channel with a scale a token; keys=int8 keeps 8 and keys=f16 halves. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/blocks.h"
+#include "engine/metric.h"
+#include "engine/predict.h"
+
+enum { TOKENS = BUTLER_KEYS_TOKENS, QUERIES = 16 /* of a group that pass together */ };
+
+static const struct butler_param params[] = {
+    {"keys", 0, 0, 2, "how predicted keys are kept: int4, int8 or f16"},
+    {"page", 1, 1, 1024, "tokens selected together, by the highest score among them; 1: token by token"},
+    {"normalise", 1, 0, 1,
+     "what makes heads that share a selection comparable: softmax, the logarithms of its probabilities, or zscore, standard "
+     "deviations from the head's mean"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+/* Bits of a channel. */
+static int bits_of(const double *values)
+{
+    static const int bits[] = {4, 8, 16};
+    return bits[(int)values[0]];
+}
+
+/* Channels that are stored: whole groups of 32 bits, what is too much being 0. */
+static int width(int d, int bits)
+{
+    return bits == 4 ? (d + 7) / 8 * 8 : d;
+}
+
+/* Bytes of 16 keys of one head: those of fewer bits than 16 have scales before them, a byte each. */
+static size_t block_size(int d, int bits)
+{
+    return TOKENS * (size_t)((bits < 16) + width(d, bits) * bits / 8);
+}
+
+static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
+{
+    *n_slots = TOKENS;
+    *n_bytes = (size_t)shape->predicted_keys * block_size(shape->predicted_dim, bits_of(values));
+}
+
+static void *block_of(const struct butler_head_view *view, int d, int bits, int slot, int key)
+{
+    return (unsigned char *)butler_view_record(view, slot / TOKENS) + (size_t)key * block_size(d, bits);
+}
+
+/* ------------------------------------------------------------------------------------------------ storing */
+
+static uint16_t finite_half(float x)
+{
+    return butler_float_to_half(BUTLER_MAX(-65504.0f, BUTLER_MIN(x, 65504.0f)));
+}
+
+/* Rounds x[n] to whole numbers around an extreme of `most` scale; NaN becomes the lowest. Without calls: of a step's keys and
+ * queries there are many. */
+static float round_to(int8_t *out, const float *x, int n, float most, float scale)
+{
+    const float inverse = scale > 0 ? 1 / scale : 0, whole = 0x1.8p23f; /* to which only whole numbers can be added */
+    for (int i = 0; i < n; i++) {
+        const float y = x[i] * inverse, low = y > -most ? y : -most, kept = low < most ? low : most;
+        out[i] = (int8_t)(int)((kept + whole) - whole);
+    }
+    return scale;
+}
+
+static float extreme(const float *x, int n)
+{
+    float most = 0;
+    for (int i = 0; i < n; i++) {
+        const float y = fabsf(x[i]);
+        most = y > most ? y : most;
+    }
+    return most;
+}
+
+static void store(void *block, int token, const float *key, int d, int bits)
+{
+    if (bits == 16) {
+        for (int i = 0; i < d; i++)
+            ((uint16_t *)block)[i * TOKENS + token] = finite_half(key[i]);
+        return;
+    }
+    int8_t numbers[BUTLER_PREDICTOR_MAX_D + 8] = {0};
+    const float most = bits == 8 ? 127 : 7;
+    uint8_t *scales = block, *quads = scales + TOKENS + 4 * token;
+    scales[token] = to_key_scale(extreme(key, d) / most);
+    round_to(numbers, key, d, most, key_scale(scales[token]));
+    for (int i = 0; i < width(d, bits); i += 32 / bits, quads += TOKENS * 4)
+        for (int c = 0; c < 4; c++)
+            quads[c] = (uint8_t)(bits == 8 ? numbers[i + c] + 128 : (numbers[i + c] + 8) | (numbers[i + 4 + c] + 8) << 4);
+}
+
+static void append(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int first,
+                   int n)
+{
+    const struct butler_predict *predict = view->predict;
+    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    const int d = shape->predicted_dim, keys = shape->predicted_keys, layer = butler_view_layer(view) - 1;
+    const size_t stride = (size_t)((s->n_layers - 1) * s->n_key_heads * d);
+    const float *from = predict->keys + (size_t)((layer * s->n_key_heads + butler_view_kv_head(view) * keys) * d);
+    for (int t = 0; t < n; t++)
+        for (int key = 0; key < keys; key++)
+            store(block_of(view, d, bits_of(values), first + t, key), (first + t) % TOKENS,
+                  from + (size_t)t * stride + (size_t)(key * d), d, bits_of(values));
+}
+
+static void append2(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int first,
+                    int n)
+{
+    const struct butler_predictor_sizes *s = &view->predict->predictor->sizes;
+    const int d = shape->predicted_dim, dim = shape->head_dim;
+    const float *projection =
+        view->predict->projections +
+        (size_t)((butler_view_layer(view) - 1) * s->n_kv_heads + butler_view_kv_head(view)) * (size_t)(d * dim);
+    float keys[TOKENS * BUTLER_METRIC_MAX_HEAD_DIM], predicted[TOKENS * BUTLER_PREDICTOR_MAX_D];
+    for (int done = 0; done < n; done += TOKENS) {
+        const int m = BUTLER_MIN(n - done, TOKENS);
+        butler_view_load_keys(view, first + done, m, keys);
+        butler_view_kernels(view)->gemm(predicted, (size_t)d, projection, d, keys, (size_t)dim, m, dim);
+        for (int t = 0; t < m; t++) {
+            const int slot = first + done + t;
+            store(block_of(view, d, bits_of(values), slot, 0), slot % TOKENS, predicted + (size_t)(t * d), d, bits_of(values));
+        }
+    }
+}
+
+static void move_one(const struct butler_head_view *view, int from, int to, int d, int bits, int key)
+{
+    uint8_t *source = block_of(view, d, bits, from, key), *target = block_of(view, d, bits, to, key);
+    const int f = from % TOKENS, t = to % TOKENS;
+    const size_t item = bits == 16 ? sizeof(uint16_t) : 4; /* what a token has in every row of the block */
+    const int rows = width(d, bits) * bits / (8 * (int)item);
+    if (bits < 16) {
+        target[t] = source[f];
+        source += TOKENS;
+        target += TOKENS;
+    }
+    for (int i = 0; i < rows; i++)
+        memcpy(target + (size_t)(i * TOKENS + t) * item, source + (size_t)(i * TOKENS + f) * item, item);
+}
+
+static void move(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int from,
+                 int to, int n)
+{
+    for (int i = 0; i < n; i++)
+        for (int key = 0; key < shape->predicted_keys; key++)
+            move_one(view, from + i, to + i, shape->predicted_dim, bits_of(values), key);
+}
+
+/* ------------------------------------------------------------------------------------------------ scoring */
+
+/* Queries as the kernel takes them, width(d) channels each. factor: what scores are multiplied by, so that they are scaled as q.k
+ * is. */
+struct queries {
+    int8_t bytes[QUERIES * BUTLER_PREDICTOR_MAX_D];
+    float floats[QUERIES * BUTLER_PREDICTOR_MAX_D];
+    float factors[QUERIES];
+};
+
+static void prepare(struct queries *out, const float *q, int n_q, int d, float factor, int bits)
+{
+    const int wide = width(d, bits);
+    for (int i = 0; i < n_q; i++, q += d)
+        if (bits == 16) {
+            for (int c = 0; c < d; c++)
+                out->floats[i * d + c] = q[c] * factor;
+        } else {
+            out->factors[i] = factor * round_to(out->bytes + i * wide, q, d, 127, extreme(q, d) / 127);
+            for (int c = d; c < wide; c++)
+                out->bytes[i * wide + c] = 0;
+        }
+}
+
+/* n_records whole records for n_q queries that share a predicted key. */
+static void scan(const struct butler_head_view *view, const struct queries *queries, int n_q, int slot, int key, int n_records,
+                 int d, int bits, float *out, size_t stride)
+{
+    const struct butler_kernels *kernels = butler_view_kernels(view);
+    const void *block = block_of(view, d, bits, slot, key);
+    if (bits == 16)
+        kernels->keys16(out, stride, queries->floats, n_q, block, view->record_bytes, n_records, d);
+    else
+        (bits == 8 ? kernels->keys8 : kernels->keys4)(out, stride, queries->bytes, queries->factors, n_q, block, view->record_bytes,
+                                                      n_records, width(d, bits));
+}
+
+/* Whole records go straight to out; the tokens of a record cut by [first, first + n) pass through rows of 16. */
+static void score_key(const struct butler_head_view *view, const struct queries *queries, int n_q, int key, int first, int n, int d,
+                      int bits, float *out, size_t stride)
+{
+    const int last = first + n;
+    for (int slot = first; slot < last;) {
+        const int whole = slot % TOKENS ? 0 : (last - slot) / TOKENS, end = BUTLER_MIN((slot / TOKENS + 1) * TOKENS, last);
+        float rows[QUERIES * TOKENS];
+        if (whole) {
+            scan(view, queries, n_q, slot, key, whole, d, bits, out + (slot - first), stride);
+            slot += whole * TOKENS;
+            continue;
+        }
+        scan(view, queries, n_q, slot, key, 1, d, bits, rows, TOKENS);
+        for (int i = 0; i < n_q; i++)
+            memcpy(out + (size_t)i * stride + (slot - first), rows + i * TOKENS + slot % TOKENS,
+                   (size_t)(end - slot) * sizeof *rows);
+        slot = end;
+    }
+}
+
+static const float *queries_of(const struct butler_metric_shape *shape, const struct butler_head_view *view)
+{
+    return butler_predict_queries(view->predict, butler_view_layer(view)) +
+           butler_view_kv_head(view) * shape->group * shape->predicted_dim;
+}
+
+static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+{
+    (void)q; /* the queries are the predictor's */
+    const int d = shape->predicted_dim, shared = shape->predicted_keys > 1 ? 1 : BUTLER_MIN(n_q, QUERIES);
+    const float *predicted = queries_of(shape, view);
+    const float factor = sqrtf((float)shape->head_dim / (float)d);
+    struct queries queries;
+    for (int i = 0; i < n_q; i += shared) {
+        const int m = BUTLER_MIN(shared, n_q - i);
+        prepare(&queries, predicted + i * d, m, d, factor, bits_of(values));
+        score_key(view, &queries, m, shape->predicted_keys > 1 ? i : 0, first, n, d, bits_of(values), out + (size_t)i * stride,
+                  stride);
+    }
+}
+
+/* ------------------------------------------------------------------------------- one query for the heads of a KV head
+ * The mean over heads of (q_h.k - mean_h) / deviation_h is, but for a number that all tokens have in common, the product of k with
+ * the mean of q_h / deviation_h. A head's deviation is taken to be the length of its query: where keys scatter alike in all
+ * directions it is, up to a factor which the heads of a KV head have in common. */
+
+/* The combined query, mean over heads of q_h / |q_h|, into out[d]. In doubles: the order of a sum must not decide how one of its
+ * channels is rounded. */
+static void combine(const float *q, int n_q, int d, float *out)
+{
+    double sum[BUTLER_PREDICTOR_MAX_D] = {0};
+    for (int i = 0; i < n_q; i++, q += d) {
+        double square = 0;
+        for (int c = 0; c < d; c++)
+            square += (double)q[c] * (double)q[c];
+        if (!(square > 0 && isfinite(square)))
+            continue;
+        for (int c = 0; c < d; c++)
+            sum[c] += (double)q[c] / sqrt(square);
+    }
+    for (int c = 0; c < d; c++)
+        out[c] = (float)(sum[c] / n_q);
+}
+
+static void score_mean(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                       const float *q, int n_q, int first, int n, float *out)
+{
+    (void)q;
+    const int d = shape->predicted_dim, bits = bits_of(values);
+    float combined[BUTLER_PREDICTOR_MAX_D];
+    struct queries queries;
+    combine(queries_of(shape, view), n_q, d, combined);
+    prepare(&queries, combined, 1, d, 1, bits);
+    score_key(view, &queries, 1, 0, first, n, d, bits, out, (size_t)n);
+}
+
+const struct butler_metric butler_metric_predicted = {
+    .name = "predicted",
+    .summary = "q.k as a predictor on the first layer foresees it",
+    .scale = BUTLER_SCORE_LOGIT,
+    .params = params,
+    .record = record,
+    .append = append,
+    .score = score,
+    .move = move,
+    .score_mean = score_mean,
+    .predictor = 1,
+};
+
+const struct butler_metric butler_metric_predicted2 = {
+    .name = "predicted2",
+    .summary = "q.k of queries foreseen every few layers with the cached keys, narrowed",
+    .scale = BUTLER_SCORE_LOGIT,
+    .reads_keys = true,
+    .params = params,
+    .record = record,
+    .append = append2,
+    .score = score,
+    .move = move,
+    .score_mean = score_mean,
+    .predictor = 2,
+};

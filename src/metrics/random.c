@@ -1,0 +1,29 @@
+/* Random scores in [0, 1): the lower bound of quality. A hash of seed, layer, query head, position of the newest token and
+ * position of the scored one, so that a run can be repeated and a slot's move changes nothing. */
+#include "engine/metric.h"
+
+static uint64_t hash(uint64_t state, int x)
+{
+    state ^= (uint64_t)x;
+    return butler_random(&state);
+}
+
+static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+{
+    (void)values, (void)q;
+    for (int i = 0; i < n_q; i++) {
+        uint64_t state = hash(shape->seed, butler_view_layer(view));
+        state = hash(state, butler_view_kv_head(view) * shape->group + i);
+        state = hash(state, butler_view_query_position(view));
+        for (int j = 0; j < n; j++)
+            out[(size_t)i * stride + j] = (float)(hash(state, butler_view_position(view, first + j)) >> 40) / 16777216.0f;
+    }
+}
+
+const struct butler_metric butler_metric_random = {
+    .name = "random",
+    .summary = "a random number",
+    .scale = BUTLER_SCORE_WEIGHT,
+    .score = score,
+};

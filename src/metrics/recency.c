@@ -1,0 +1,20 @@
+/* Recency (StreamingLLM): the newer a token, the higher its score. Exact up to position 2^24. */
+#include "engine/metric.h"
+
+static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+{
+    (void)shape, (void)values, (void)q, (void)n_q, (void)stride;
+    const int32_t *positions = view->positions ? view->positions + first : NULL;
+    for (int i = 0; i < n; i++)
+        out[i] = (float)(positions ? positions[i] : first + i);
+}
+
+const struct butler_metric butler_metric_recency = {
+    .name = "recency",
+    .summary = "the token's position",
+    .scale = BUTLER_SCORE_WEIGHT,
+    .query_free = true,
+    .by_position = true,
+    .score = score,
+};

@@ -1,0 +1,434 @@
+/* Second room: the tensors of the file take their places in the layers. Every shape is compared with what the
+ * hyperparameters ask for, and no tensor may be left over: a part we do not know would be silently missing from the
+ * model's answers. */
+#include "model/arch.h"
+#include "kernels/kernels.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Bounds on hyperparameters: far above any model, low enough that products of a few of them fit in 64 bits and any one
+ * of them times a handful in an int. */
+enum {
+    MAX_LAYERS = 4096,
+    MAX_EMBD = 1 << 20,
+    MAX_FF = 1 << 24,
+    MAX_HEADS = 1 << 14,
+    MAX_HEAD_DIM = 4096,
+    MAX_VOCAB = 1 << 24,
+    MAX_CTX = 1 << 28,
+};
+
+/* ---------------------------------------------------------------------------------------- hyperparameters */
+
+static int get_int(struct butler_model *model, const char *suffix, bool required, int min, int max, int *out,
+                   struct butler_error *err)
+{
+    int64_t value = *out;
+    int rc = butler_gguf_int(model->gguf, butler_arch_key(model, suffix).text, required, min, max, &value, err);
+    *out = (int)value;
+    return rc;
+}
+
+/* Keys that mean a model of this name that is built differently. */
+static int refuse_variants(struct butler_model *model, struct butler_error *err)
+{
+    int n_experts = 0;
+    int64_t n_parts = 1;
+    int rc;
+    if ((rc = get_int(model, "expert_count", false, 0, INT_MAX, &n_experts, err)) < 0 ||
+        (rc = butler_gguf_int(model->gguf, "split.count", false, 0, INT_MAX, &n_parts, err)) < 0)
+        return rc;
+    if (n_experts > 0)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: key '%s': a mixture of %d experts is not supported", model->path,
+                           butler_arch_key(model, "expert_count").text, n_experts);
+    if (n_parts > 1)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                           "%.160s: key 'split.count': one of %lld files of a model; join them first", model->path,
+                           (long long)n_parts);
+    return 0;
+}
+
+static int read_head_dim(struct butler_model *model, struct butler_error *err)
+{
+    struct butler_hparams *hp = &model->hp;
+    int rc = get_int(model, "attention.key_length", false, 2, MAX_HEAD_DIM, &hp->head_dim, err);
+    if (rc < 0)
+        return rc;
+    if (hp->head_dim == 0) {
+        if (hp->n_embd % hp->n_heads)
+            return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key '%s': %d heads do not divide an embedding of %d", model->path,
+                               butler_arch_key(model, "attention.head_count").text, hp->n_heads, hp->n_embd);
+        hp->head_dim = hp->n_embd / hp->n_heads;
+    }
+    if (hp->head_dim % 2 || hp->head_dim > MAX_HEAD_DIM || hp->head_dim < 2)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                           "%.160s: key '%s': heads of %d dimensions; an even number up to %d is due", model->path,
+                           butler_arch_key(model, "attention.head_count").text, hp->head_dim, MAX_HEAD_DIM);
+    int value_length = hp->head_dim;
+    if ((rc = get_int(model, "attention.value_length", false, 1, INT_MAX, &value_length, err)) < 0)
+        return rc;
+    if (value_length != hp->head_dim)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: key '%s': values of %d dimensions, keys of %d", model->path,
+                           butler_arch_key(model, "attention.value_length").text, value_length, hp->head_dim);
+    if ((int64_t)hp->n_heads * hp->head_dim > MAX_EMBD)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: key '%s': %d heads of %d dimensions", model->path,
+                           butler_arch_key(model, "attention.head_count").text, hp->n_heads, hp->head_dim);
+    return 0;
+}
+
+static int read_norm(struct butler_model *model, struct butler_error *err)
+{
+    bool rms = model->hp.norm == BUTLER_NORM_RMS;
+    struct butler_arch_key key = butler_arch_key(model, rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon");
+    double eps = 0;
+    int rc = butler_gguf_float(model->gguf, key.text, true, &eps, err);
+    if (rc < 0)
+        return rc;
+    if (!(eps >= 0 && eps <= 1))
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key '%s': %g is not in [0, 1]", model->path, key.text, eps);
+    model->hp.norm_eps = (float)eps;
+    return 0;
+}
+
+/* The embedding says how many tokens there are; a vocabulary with more would name rows that do not exist. */
+static int read_vocab(struct butler_model *model, struct butler_error *err)
+{
+    const struct butler_tensor *tensor = butler_gguf_find(model->gguf, "token_embd.weight");
+    if (!tensor)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: tensor 'token_embd.weight' is missing", model->path);
+    if (tensor->n_rows > MAX_VOCAB)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: tensor 'token_embd.weight': %lld rows, at most %d", model->path,
+                           (long long)tensor->n_rows, MAX_VOCAB);
+    model->hp.n_vocab = (int)tensor->n_rows;
+    const struct butler_gguf_value *tokens = butler_gguf_value(model->gguf, "tokenizer.ggml.tokens");
+    if (tokens && tokens->type == BUTLER_GGUF_ARRAY && tokens->n > (uint64_t)tensor->n_rows)
+        return butler_fail(err, BUTLER_ERROR_FORMAT,
+                           "%.160s: key 'tokenizer.ggml.tokens': %llu tokens, tensor 'token_embd.weight' has %lld rows",
+                           model->path, (unsigned long long)tokens->n, (long long)tensor->n_rows);
+    return 0;
+}
+
+static int read_hparams(struct butler_model *model, const struct butler_arch *arch, struct butler_error *err)
+{
+    struct butler_hparams *hp = &model->hp;
+    hp->norm = arch->norm;
+    hp->activation = arch->activation;
+    hp->rope = arch->rope;
+    int rc;
+    if ((rc = refuse_variants(model, err)) < 0 ||
+        (rc = get_int(model, "block_count", true, 1, MAX_LAYERS, &hp->n_layers, err)) < 0 ||
+        (rc = get_int(model, "context_length", true, 1, MAX_CTX, &hp->n_ctx_train, err)) < 0 ||
+        (rc = get_int(model, "embedding_length", true, 1, MAX_EMBD, &hp->n_embd, err)) < 0 ||
+        (rc = get_int(model, "feed_forward_length", true, 1, MAX_FF, &hp->n_ff, err)) < 0 ||
+        (rc = get_int(model, "attention.head_count", true, 1, MAX_HEADS, &hp->n_heads, err)) < 0)
+        return rc;
+    hp->n_kv_heads = hp->n_heads;
+    if ((rc = get_int(model, "attention.head_count_kv", false, 1, MAX_HEADS, &hp->n_kv_heads, err)) < 0)
+        return rc;
+    if (hp->n_heads % hp->n_kv_heads)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key '%s': %d KV heads do not divide %d heads", model->path,
+                           butler_arch_key(model, "attention.head_count_kv").text, hp->n_kv_heads, hp->n_heads);
+    if ((rc = read_head_dim(model, err)) < 0 || (rc = read_norm(model, err)) < 0 || (rc = read_vocab(model, err)) < 0)
+        return rc;
+    if (arch->has_sliding_window &&
+        (rc = get_int(model, "attention.sliding_window", false, 0, MAX_CTX, &hp->sliding_window, err)) < 0)
+        return rc;
+    if (arch->rope == BUTLER_ROPE_NONE)
+        return 0;
+    hp->n_rot = hp->head_dim;
+    if ((rc = get_int(model, "rope.dimension_count", false, 2, hp->head_dim, &hp->n_rot, err)) < 0)
+        return rc;
+    if (hp->n_rot % 2)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key '%s': %d dimensions cannot be rotated in pairs", model->path,
+                           butler_arch_key(model, "rope.dimension_count").text, hp->n_rot);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ binding */
+
+struct binder {
+    struct butler_model *model;
+    const struct butler_arch *arch;
+    int64_t dims[BUTLER_N_DIMS];
+    struct butler_error *err;
+};
+
+static void fill_dims(struct binder *b)
+{
+    const struct butler_hparams *hp = &b->model->hp;
+    int64_t q = (int64_t)hp->n_heads * hp->head_dim, kv = (int64_t)hp->n_kv_heads * hp->head_dim;
+    b->dims[BUTLER_DIM_NONE] = 0;
+    b->dims[BUTLER_DIM_EMBD] = hp->n_embd;
+    b->dims[BUTLER_DIM_FF] = hp->n_ff;
+    b->dims[BUTLER_DIM_2FF] = 2 * (int64_t)hp->n_ff;
+    b->dims[BUTLER_DIM_Q] = q;
+    b->dims[BUTLER_DIM_KV] = kv;
+    b->dims[BUTLER_DIM_Q_KV] = q + kv;
+    b->dims[BUTLER_DIM_QKV] = q + 2 * kv;
+    b->dims[BUTLER_DIM_HEAD] = hp->head_dim;
+    b->dims[BUTLER_DIM_VOCAB] = hp->n_vocab;
+    b->dims[BUTLER_DIM_CTX] = hp->n_ctx_train;
+}
+
+int butler_model_vector(struct butler_model *model, const struct butler_tensor *tensor, int64_t first, int64_t n, const float **out,
+                        struct butler_error *err)
+{
+    const unsigned char *data = tensor->data;
+    if (tensor->type == BUTLER_F32 && (uintptr_t)data % _Alignof(float) == 0) {
+        *out = (const float *)tensor->data + first;
+        return 0;
+    }
+    if (tensor->type != BUTLER_F32 && tensor->type != BUTLER_F16 && tensor->type != BUTLER_BF16)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: tensor '%s': a vector of type %s; F32, F16 or BF16 are due",
+                           model->path, tensor->name, butler_types[tensor->type].name);
+    float **grown = realloc(model->owned_vectors, ((size_t)model->n_owned_vectors + 1) * sizeof *grown);
+    if (!grown)
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "%.160s: tensor '%s': no memory", model->path, tensor->name);
+    model->owned_vectors = grown;
+    float *wide = butler_alloc((size_t)n * sizeof *wide, err);
+    if (!wide)
+        return BUTLER_ERROR_MEMORY;
+    model->owned_vectors[model->n_owned_vectors++] = wide;
+    *out = wide;
+    if (tensor->type == BUTLER_F32) {
+        memcpy(wide, data + first * 4, (size_t)n * 4);
+        return 0;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t half;
+        memcpy(&half, data + 2 * (first + i), sizeof half);
+        uint32_t bits = (uint32_t)half << 16;
+        if (tensor->type == BUTLER_F16)
+            wide[i] = butler_half_to_float(half);
+        else
+            memcpy(&wide[i], &bits, sizeof bits);
+    }
+    return 0;
+}
+
+static int check_shape(struct binder *b, const struct butler_binding *binding, const struct butler_tensor *tensor)
+{
+    int64_t n_stored = b->dims[binding->n_stored], n_cols = b->dims[binding->n_cols];
+    bool vector = binding->n_cols == BUTLER_DIM_NONE;
+    bool fits = vector ? tensor->n_cols == n_stored && tensor->n_rows == 1
+                       : tensor->n_cols == n_cols && tensor->dims[1] == n_stored && tensor->n_rows == n_stored;
+    if (fits)
+        return 0;
+    char has[96];
+    int n = snprintf(has, sizeof has, "[%lld", (long long)tensor->dims[0]);
+    for (int d = 1; d < tensor->n_dims && n < (int)sizeof has; d++)
+        n += snprintf(has + n, sizeof has - (size_t)n, ", %lld", (long long)tensor->dims[d]);
+    if (vector)
+        return butler_fail(b->err, BUTLER_ERROR_FORMAT, "%.160s: tensor '%s': shape %s], %s needs [%lld]", b->model->path,
+                           tensor->name, has, b->arch->name, (long long)n_stored);
+    return butler_fail(b->err, BUTLER_ERROR_FORMAT, "%.160s: tensor '%s': shape %s], %s needs [%lld, %lld]", b->model->path,
+                       tensor->name, has, b->arch->name, (long long)n_cols, (long long)n_stored);
+}
+
+/* The pointer that a binding fills, to see whether an earlier alternative has. */
+static const void *bound(const struct butler_binding *binding, const void *place)
+{
+    const struct butler_matrix *matrix = place;
+    const struct butler_vector *vector = place;
+    switch (binding->part) {
+    case BUTLER_PART_MATRIX:
+        return matrix->data;
+    case BUTLER_PART_BIAS:
+        return matrix->bias;
+    case BUTLER_PART_WEIGHT:
+        return vector->weight;
+    case BUTLER_PART_SHIFT:
+        return vector->bias;
+    default:
+        return NULL;
+    }
+}
+
+static int bind_one(struct binder *b, const struct butler_binding *binding, const char *name, void *place)
+{
+    if (binding->part == BUTLER_PART_OTHER || bound(binding, place))
+        return 0;
+    const struct butler_tensor *tensor = butler_gguf_find(b->model->gguf, name);
+    if (!tensor && binding->optional)
+        return 0;
+    if (!tensor)
+        return butler_fail(b->err, BUTLER_ERROR_FORMAT, "%.160s: tensor '%s' is missing", b->model->path, name);
+    int rc = check_shape(b, binding, tensor);
+    if (rc < 0)
+        return rc;
+    int64_t first = b->dims[binding->first], n_rows = b->dims[binding->n_rows];
+    if (binding->part == BUTLER_PART_MATRIX) {
+        struct butler_matrix *matrix = place;
+        matrix->type = tensor->type;
+        matrix->n_rows = (int)n_rows;
+        matrix->n_cols = (int)tensor->n_cols;
+        matrix->row_bytes = tensor->row_bytes;
+        matrix->data = (const unsigned char *)tensor->data + (size_t)first * tensor->row_bytes;
+        return 0;
+    }
+    const float *vector;
+    if ((rc = butler_model_vector(b->model, tensor, first, n_rows, &vector, b->err)) < 0)
+        return rc;
+    if (binding->part == BUTLER_PART_BIAS)
+        ((struct butler_matrix *)place)->bias = vector;
+    else if (binding->part == BUTLER_PART_WEIGHT)
+        ((struct butler_vector *)place)->weight = vector;
+    else
+        ((struct butler_vector *)place)->bias = vector;
+    return 0;
+}
+
+static int bind_tensors(struct binder *b)
+{
+    struct butler_model *model = b->model;
+    int rc;
+    for (const struct butler_binding *binding = b->arch->model; binding->name; binding++)
+        if ((rc = bind_one(b, binding, binding->name, (char *)model + binding->where)) < 0)
+            return rc;
+    if (!model->output.data)
+        model->output = model->tok_embd;
+    for (int l = 0; l < model->hp.n_layers; l++)
+        for (const struct butler_binding *binding = b->arch->layer; binding->name; binding++) {
+            char name[96];
+            snprintf(name, sizeof name, "blk.%d.%s", l, binding->name);
+            if ((rc = bind_one(b, binding, name, (char *)&model->layers[l] + binding->where)) < 0)
+                return rc;
+        }
+    return 0;
+}
+
+static bool in_table(const struct butler_binding *table, const char *name)
+{
+    for (; table->name; table++)
+        if (strcmp(table->name, name) == 0)
+            return true;
+    return false;
+}
+
+static int refuse_strangers(struct binder *b)
+{
+    for (int64_t i = 0; i < butler_gguf_n_tensors(b->model->gguf); i++) {
+        const char *name = butler_gguf_tensor(b->model->gguf, i)->name;
+        char head[32];
+        int layer, n = 0;
+        /* The number is written back to tell "blk.7." from "blk.07.". */
+        bool in_layer = sscanf(name, "blk.%9d.%n", &layer, &n) == 1 && n > 0 && layer >= 0 && layer < b->model->hp.n_layers &&
+                        snprintf(head, sizeof head, "blk.%d.", layer) == n && strncmp(head, name, (size_t)n) == 0;
+        if (in_layer ? in_table(b->arch->layer, name + n) : in_table(b->arch->model, name))
+            continue;
+        return butler_fail(b->err, BUTLER_ERROR_UNSUPPORTED, "%.160s: tensor '%s' has no place in a %s model of %d layers",
+                           b->model->path, name, b->arch->name, b->model->hp.n_layers);
+    }
+    return 0;
+}
+
+/* --------------------------------------------------------------------------------------------------- info */
+
+static uint64_t matrix_bytes(const struct butler_matrix *matrix)
+{
+    uint64_t n = matrix->data ? (uint64_t)matrix->n_rows * matrix->row_bytes : 0;
+    return n + (matrix->bias ? 4 * (uint64_t)matrix->n_rows : 0);
+}
+
+static uint64_t vector_bytes(const struct butler_vector *vector, int n)
+{
+    return 4 * (uint64_t)n * ((vector->weight != NULL) + (vector->bias != NULL));
+}
+
+/* What one step reads: every matrix and vector once, and of the embeddings one row. */
+static uint64_t step_bytes(const struct butler_model *model)
+{
+    uint64_t n = model->tok_embd.row_bytes + matrix_bytes(&model->output) + vector_bytes(&model->output_norm, model->hp.n_embd);
+    if (model->pos_embd.data)
+        n += model->pos_embd.row_bytes;
+    for (int l = 0; l < model->hp.n_layers; l++) {
+        const struct butler_layer *layer = &model->layers[l];
+        n += matrix_bytes(&layer->wq) + matrix_bytes(&layer->wk) + matrix_bytes(&layer->wv) + matrix_bytes(&layer->wo) +
+             matrix_bytes(&layer->w_gate) + matrix_bytes(&layer->w_up) + matrix_bytes(&layer->w_down);
+        n += vector_bytes(&layer->attn_norm, model->hp.n_embd) + vector_bytes(&layer->ffn_norm, model->hp.n_embd) +
+             vector_bytes(&layer->q_norm, model->hp.head_dim) + vector_bytes(&layer->k_norm, model->hp.head_dim);
+    }
+    return n;
+}
+
+static int fill_info(struct butler_model *model, struct butler_error *err)
+{
+    struct butler_model_info *info = &model->info;
+    const struct butler_hparams *hp = &model->hp;
+    int rc;
+    info->name = "";
+    if ((rc = butler_gguf_string(model->gguf, "general.name", false, &info->name, err)) < 0 ||
+        (rc = butler_gguf_string(model->gguf, "tokenizer.chat_template", false, &info->chat_template, err)) < 0)
+        return rc;
+    info->n_layers = hp->n_layers;
+    info->n_embd = hp->n_embd;
+    info->n_ff = hp->n_ff;
+    info->n_heads = hp->n_heads;
+    info->n_kv_heads = hp->n_kv_heads;
+    info->head_dim = hp->head_dim;
+    info->n_vocab = hp->n_vocab;
+    info->n_ctx_train = hp->n_ctx_train;
+    uint64_t by_type[BUTLER_N_TYPES] = {0};
+    for (int64_t i = 0; i < butler_gguf_n_tensors(model->gguf); i++) {
+        const struct butler_tensor *tensor = butler_gguf_tensor(model->gguf, i);
+        info->n_params += (uint64_t)tensor->n_rows * (uint64_t)tensor->n_cols;
+        info->weight_bytes += (uint64_t)tensor->n_rows * tensor->row_bytes;
+        by_type[tensor->type] += (uint64_t)tensor->n_rows * (uint64_t)tensor->n_cols;
+    }
+    int most = 0;
+    for (int t = 1; t < BUTLER_N_TYPES; t++)
+        if (by_type[t] > by_type[most])
+            most = t;
+    info->file_type = butler_types[most].name;
+    info->step_weight_bytes = step_bytes(model);
+    return 0;
+}
+
+int butler_model_bind(struct butler_model *model, struct butler_error *err)
+{
+    const char *name;
+    int rc = butler_gguf_string(model->gguf, "general.architecture", true, &name, err);
+    if (rc < 0)
+        return rc;
+    const struct butler_arch *arch = butler_arch_find(name);
+    if (!arch)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: key 'general.architecture': '%.64s' is none of %s", model->path,
+                           name, butler_arch_names());
+    model->info.architecture = arch->name;
+    if ((rc = read_hparams(model, arch, err)) < 0)
+        return rc;
+    /* Every layer has tensors of its own, so a file bounds what a number in it can make us allocate. */
+    if (model->hp.n_layers > butler_gguf_n_tensors(model->gguf))
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key '%s': %d layers, the file has %lld tensors", model->path,
+                           butler_arch_key(model, "block_count").text, model->hp.n_layers,
+                           (long long)butler_gguf_n_tensors(model->gguf));
+    model->layers = butler_alloc((size_t)model->hp.n_layers * sizeof *model->layers, err);
+    if (!model->layers)
+        return BUTLER_ERROR_MEMORY;
+    struct binder binder = {.model = model, .arch = arch, .err = err};
+    fill_dims(&binder);
+    if ((rc = bind_tensors(&binder)) < 0 || (rc = refuse_strangers(&binder)) < 0 || (rc = butler_rope_init(model, err)) < 0 ||
+        (rc = fill_info(model, err)) < 0)
+        return rc;
+    model->fingerprint = butler_gguf_fingerprint(model->gguf);
+    return 0;
+}
+
+void butler_model_unbind(struct butler_model *model)
+{
+    if (!model)
+        return;
+    for (int i = 0; i < model->n_owned_vectors; i++)
+        free(model->owned_vectors[i]);
+    free(model->owned_vectors);
+    free(model->layers);
+    free(model->rope_freq);
+    free(model->rope_freq_long);
+    model->owned_vectors = NULL;
+    model->n_owned_vectors = 0;
+    model->layers = NULL;
+    model->rope_freq = model->rope_freq_long = NULL;
+}

@@ -1,0 +1,90 @@
+/* A model bound to its file: hyperparameters, and for every layer which tensor plays which part. One table of names and
+ * shapes per architecture fills these structs; the forward pass knows no architecture, only what is present. */
+#ifndef BUTLER_MODEL_H
+#define BUTLER_MODEL_H
+
+#include "file/gguf.h"
+#include "base/threads.h"
+#include "text/tokenizer.h"
+
+enum butler_norm { BUTLER_NORM_RMS, BUTLER_NORM_LAYER };
+enum butler_activation { BUTLER_SILU, BUTLER_GELU /* tanh approximation, as GPT-2 */ };
+enum butler_rope { BUTLER_ROPE_NONE, BUTLER_ROPE_ADJACENT /* pairs (2i, 2i+1) */, BUTLER_ROPE_HALVES /* pairs (i, i+n/2) */ };
+
+/* A weight matrix y[n_rows] = W[n_rows][n_cols] x[n_cols] (+ bias), possibly some rows of a larger tensor. */
+struct butler_matrix {
+    enum butler_type type;
+    int n_rows, n_cols;
+    size_t row_bytes;
+    const void *data;  /* NULL: absent */
+    const float *bias; /* [n_rows] or NULL */
+};
+
+/* Rows [first, first + n) of a matrix, in the same memory. */
+static inline struct butler_matrix butler_matrix_rows(const struct butler_matrix *w, int first, int n)
+{
+    return (struct butler_matrix){w->type, n, w->n_cols, w->row_bytes, (const unsigned char *)w->data + (size_t)first * w->row_bytes,
+                                  w->bias ? w->bias + first : NULL};
+}
+
+/* weight[n], bias[n] or NULL, always F32. */
+struct butler_vector {
+    const float *weight, *bias;
+};
+
+struct butler_layer {
+    struct butler_vector attn_norm;
+    struct butler_matrix wq, wk, wv, wo;
+    struct butler_vector q_norm, k_norm; /* per head [head_dim] (qwen3); weight NULL: none */
+    struct butler_vector ffn_norm;
+    struct butler_matrix w_gate; /* data NULL: plain two-layer FFN with activation (gpt2) */
+    struct butler_matrix w_up, w_down;
+};
+
+struct butler_hparams {
+    int n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx_train;
+    enum butler_norm norm;
+    float norm_eps;
+    enum butler_activation activation;
+    enum butler_rope rope;
+    int n_rot;              /* dimensions of a head that are rotated */
+    float rope_theta;
+    int sliding_window;     /* > 0: the model only attends this far back (phi3); we run it up to that context */
+};
+
+struct butler_backend;
+struct butler_metric_list;
+struct butler_predictor;
+
+struct butler_model {
+    char *path;
+    struct butler_gguf *gguf;
+    struct butler_tokenizer *tokenizer; /* NULL: the file has none */
+    struct butler_hparams hp;
+    struct butler_matrix tok_embd;  /* [n_vocab][n_embd] */
+    struct butler_matrix pos_embd;  /* [n_ctx_train][n_embd], gpt2; data NULL otherwise */
+    struct butler_vector output_norm;
+    struct butler_matrix output;    /* tied: same data as tok_embd */
+    struct butler_layer *layers;    /* [n_layers] */
+    /* Rotation of pair i at position p: angle p * rope_freq[i], then cos and sin times rope_scale. Two sets where a model
+     * has long and short factors (phi3, longrope): rope_freq_long is used by sessions longer than rope_original_ctx. */
+    float *rope_freq;      /* [n_rot / 2] or NULL */
+    float *rope_freq_long; /* or NULL */
+    float rope_scale, rope_scale_long;
+    int rope_original_ctx;
+    float **owned_vectors; /* F16/BF16 norm weights and biases widened to F32: ours to free */
+    int n_owned_vectors;
+    uint64_t fingerprint;  /* XXH3-64 of the header and of a sample of every tensor */
+    struct butler_model_info info;
+    struct butler_pool *pool;
+    struct butler_backend *backend;
+    struct butler_metric_list *plugins; /* metrics registered by the caller */
+    struct butler_predictor *predictors[2]; /* of version 1 and 2, or NULL */
+};
+
+/* Binds tensors and reads hyperparameters into *model (zeroed by the caller, path and gguf set). On failure the caller
+ * frees with butler_model_unbind. Does not touch tokenizer, pool, backend. Fills info except threads, isa, tokenizer. */
+int butler_model_bind(struct butler_model *model, struct butler_error *err);
+void butler_model_unbind(struct butler_model *model);
+
+#endif

@@ -1,0 +1,239 @@
+/* Text to ids and back: which family a file's vocabulary belongs to, special tokens first, what is between them to the
+ * family, and BOS and EOS around it all. */
+#include "text/tokenizer_parts.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --------------------------------------------------------------------------------------------------- load */
+
+/* Ids may be absent, or said to be absent by -1 in 32 bits. */
+static int read_id(const struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, const char *key, int32_t *id,
+                   struct butler_error *err)
+{
+    int64_t value = *id;
+    int rc = butler_gguf_int(gguf, key, false, INT64_MIN, INT64_MAX, &value, err);
+    if (rc)
+        return rc;
+    if (value == UINT32_MAX)
+        value = -1;
+    if (value < -1 || value >= tokenizer->vocab.n_tokens)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %s is %lld, but there are %u tokens", tokenizer->vocab.path, key,
+                           (long long)value, tokenizer->vocab.n_tokens);
+    *id = (int32_t)value;
+    return BUTLER_OK;
+}
+
+static int read_flag(const struct butler_gguf *gguf, const char *key, bool *flag, struct butler_error *err)
+{
+    int64_t value = *flag;
+    int rc = butler_gguf_int(gguf, key, false, 0, 1, &value, err);
+    *flag = value;
+    return rc;
+}
+
+static void add_end(struct butler_tokenizer *tokenizer, int32_t id)
+{
+    for (int i = 0; i < tokenizer->n_ends; i++)
+        if (tokenizer->ends[i] == id)
+            return;
+    if (id >= 0 && tokenizer->n_ends < BUTLER_COUNT(tokenizer->ends))
+        tokenizer->ends[tokenizer->n_ends++] = id;
+}
+
+/* Models end their turn in more ways than their files name. */
+static int find_ends(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err)
+{
+    static const char *const spellings[] = {"<|im_end|>",    "<|eot_id|>",      "<|eom_id|>",   "<|end|>",
+                                            "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"};
+    int32_t eot = -1, eom = -1;
+    int rc;
+    if ((rc = read_id(tokenizer, gguf, "tokenizer.ggml.eot_token_id", &eot, err)) ||
+        (rc = read_id(tokenizer, gguf, "tokenizer.ggml.eom_token_id", &eom, err)))
+        return rc;
+    add_end(tokenizer, tokenizer->eos);
+    add_end(tokenizer, eot);
+    add_end(tokenizer, eom);
+    for (int i = 0; i < tokenizer->n_special; i++) {
+        int32_t id = tokenizer->special[i];
+        const struct butler_piece *piece = &tokenizer->vocab.pieces[id];
+        for (int k = 0; k < BUTLER_COUNT(spellings) && tokenizer->vocab.types[id] == BUTLER_TOKEN_CONTROL; k++)
+            if (strlen(spellings[k]) == piece->n_bytes && memcmp(spellings[k], piece->bytes, piece->n_bytes) == 0)
+                add_end(tokenizer, id);
+    }
+    return BUTLER_OK;
+}
+
+static int read_phi3(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err)
+{
+    const char *name = "";
+    int rc = butler_gguf_string(gguf, "general.name", false, &name, err);
+    tokenizer->strip_after_special = strcasestr(name, "phi-3") || strcasestr(name, "phi3");
+    return rc;
+}
+
+static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err)
+{
+    static const struct butler_family *const families[] = {&butler_family_spm, &butler_family_bpe};
+    const char *name = NULL;
+    int rc = butler_gguf_string(gguf, "tokenizer.ggml.model", true, &name, err);
+    if (rc)
+        return rc;
+    for (int i = 0; i < BUTLER_COUNT(families); i++)
+        if (strcmp(families[i]->name, name) == 0)
+            tokenizer->family = families[i];
+    if (!tokenizer->family)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                           "%s: tokenizer.ggml.model is \"%.64s\"; butler knows \"llama\" and \"gpt2\"", butler_gguf_path(gguf),
+                           name);
+    tokenizer->bos = tokenizer->eos = tokenizer->unknown = -1;
+    for (int i = 0; i < 256; i++)
+        tokenizer->byte_symbols[i] = BUTLER_NO_SYMBOL;
+    if ((rc = tokenizer->family->load(tokenizer, gguf, err)) ||
+        (rc = read_id(tokenizer, gguf, "tokenizer.ggml.bos_token_id", &tokenizer->bos, err)) ||
+        (rc = read_id(tokenizer, gguf, "tokenizer.ggml.eos_token_id", &tokenizer->eos, err)) ||
+        (rc = read_id(tokenizer, gguf, "tokenizer.ggml.unknown_token_id", &tokenizer->unknown, err)) ||
+        (rc = read_flag(gguf, "tokenizer.ggml.add_bos_token", &tokenizer->add_bos, err)) ||
+        (rc = read_flag(gguf, "tokenizer.ggml.add_eos_token", &tokenizer->add_eos, err)) ||
+        (rc = read_phi3(tokenizer, gguf, err)) || (rc = butler_special_init(tokenizer, err)))
+        return rc;
+    return find_ends(tokenizer, gguf, err);
+}
+
+struct butler_tokenizer *butler_tokenizer_new(const struct butler_gguf *gguf, struct butler_error *err)
+{
+    struct butler_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
+    if (!tokenizer) {
+        butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for the tokenizer", butler_gguf_path(gguf));
+        return NULL;
+    }
+    if (load(tokenizer, gguf, err)) {
+        butler_tokenizer_free(tokenizer);
+        return NULL;
+    }
+    return tokenizer;
+}
+
+void butler_tokenizer_free(struct butler_tokenizer *tokenizer)
+{
+    if (!tokenizer)
+        return;
+    butler_vocab_free(&tokenizer->vocab);
+    butler_pairs_free(&tokenizer->pairs);
+    butler_pairs_free(&tokenizer->joins);
+    butler_split_free(tokenizer->split);
+    free(tokenizer->special);
+    free(tokenizer);
+}
+
+/* ------------------------------------------------------------------------------------------------- encode */
+
+int butler_encoder_emit_bytes(struct butler_encoder *encoder, const char *bytes, size_t n)
+{
+    const struct butler_tokenizer *tokenizer = encoder->tokenizer;
+    for (size_t i = 0; i < n; i++) {
+        if (tokenizer->byte_symbols[(unsigned char)bytes[i]] < tokenizer->vocab.n_tokens)
+            continue;
+        if (tokenizer->unknown < 0)
+            return butler_fail(encoder->err, BUTLER_ERROR_FORMAT,
+                               "%s: the vocabulary has no token for the byte 0x%02X, and none for unknown text",
+                               tokenizer->vocab.path, (unsigned char)bytes[i]);
+        butler_encoder_emit(encoder, tokenizer->unknown);
+        return BUTLER_OK;
+    }
+    for (size_t i = 0; i < n; i++)
+        butler_encoder_emit(encoder, (int32_t)tokenizer->byte_symbols[(unsigned char)bytes[i]]);
+    return BUTLER_OK;
+}
+
+int butler_encoder_flush(struct butler_encoder *encoder)
+{
+    const struct butler_vocab *vocab = &encoder->tokenizer->vocab;
+    struct butler_merge *merge = &encoder->merge;
+    int rc = merge->n_symbols > 1 ? butler_merge_run(merge, &encoder->tokenizer->pairs, encoder->err) : BUTLER_OK;
+    for (size_t i = 0; i < merge->n_symbols && !rc; i++) {
+        uint32_t id = merge->symbols[i].id;
+        if (id < vocab->n_tokens)
+            butler_encoder_emit(encoder, (int32_t)id);
+        else
+            rc = butler_encoder_emit_bytes(encoder, vocab->pieces[id].bytes, vocab->pieces[id].n_bytes);
+    }
+    merge->n_symbols = 0;
+    return rc;
+}
+
+int butler_tokenizer_encode(const struct butler_tokenizer *tokenizer, const char *text, size_t n_text, int flags, int32_t *ids,
+                            int max_ids, struct butler_error *err)
+{
+    if (max_ids < 0 || (max_ids > 0 && !ids) || (n_text > 0 && !text) || (flags & ~(BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL)))
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "tokenize: flags %d, %zu bytes of text and room for %d ids make no sense",
+                           flags, n_text, max_ids);
+    if (n_text > INT_MAX / 4)
+        return butler_fail(err, BUTLER_ERROR_LENGTH, "tokenize: a text of %zu bytes is too long, %d is the most", n_text,
+                           INT_MAX / 4);
+    struct butler_encoder encoder = {.tokenizer = tokenizer, .ids = ids, .max_ids = max_ids, .err = err};
+    struct butler_span *spans = NULL;
+    size_t n_spans = 0;
+    bool after_special = true;
+    int rc = butler_special_cut(tokenizer, text, n_text, flags & BUTLER_PARSE_SPECIAL, &spans, &n_spans, err);
+    if (rc)
+        goto fail;
+    if ((flags & BUTLER_ADD_SPECIAL) && tokenizer->add_bos && tokenizer->bos >= 0)
+        butler_encoder_emit(&encoder, tokenizer->bos);
+    for (size_t i = 0; i < n_spans; i++) {
+        if (spans[i].token >= 0)
+            butler_encoder_emit(&encoder, spans[i].token);
+        else if ((rc = tokenizer->family->encode(&encoder, text + spans[i].start, spans[i].n, after_special)))
+            goto fail;
+        after_special = spans[i].token >= 0;
+    }
+    if ((flags & BUTLER_ADD_SPECIAL) && tokenizer->add_eos && tokenizer->eos >= 0)
+        butler_encoder_emit(&encoder, tokenizer->eos);
+    rc = encoder.n_ids;
+fail:
+    free(spans);
+    butler_merge_free(&encoder.merge);
+    return rc;
+}
+
+/* --------------------------------------------------------------------------------------------------- facts */
+
+const char *butler_tokenizer_bytes(const struct butler_tokenizer *tokenizer, int32_t id, size_t *n_bytes)
+{
+    *n_bytes = 0;
+    if (id < 0 || (uint32_t)id >= tokenizer->vocab.n_tokens)
+        return NULL;
+    unsigned char type = tokenizer->vocab.types[id];
+    if (type != BUTLER_TOKEN_CONTROL && type != BUTLER_TOKEN_UNKNOWN)
+        *n_bytes = tokenizer->vocab.pieces[id].n_bytes;
+    return tokenizer->vocab.pieces[id].bytes;
+}
+
+int butler_tokenizer_n_vocab(const struct butler_tokenizer *tokenizer)
+{
+    return (int)tokenizer->vocab.n_tokens;
+}
+
+const char *butler_tokenizer_kind(const struct butler_tokenizer *tokenizer)
+{
+    return tokenizer->family->name;
+}
+
+int32_t butler_tokenizer_bos(const struct butler_tokenizer *tokenizer)
+{
+    return tokenizer->bos;
+}
+
+int32_t butler_tokenizer_eos(const struct butler_tokenizer *tokenizer)
+{
+    return tokenizer->eos;
+}
+
+bool butler_tokenizer_is_end(const struct butler_tokenizer *tokenizer, int32_t id)
+{
+    for (int i = 0; i < tokenizer->n_ends; i++)
+        if (tokenizer->ends[i] == id)
+            return true;
+    return false;
+}

@@ -1,0 +1,24 @@
+/* Text to ids and back. Two families: SentencePiece-style merging by score ("llama": ▁ for space, byte fallback) and
+ * byte-level BPE by rank ("gpt2") after a pre-tokenizer's regular expression. */
+#ifndef BUTLER_TOKENIZER_H
+#define BUTLER_TOKENIZER_H
+
+#include "file/gguf.h"
+
+struct butler_tokenizer;
+
+/* Reads tokenizer.ggml.* . The gguf must outlive the tokenizer. */
+struct butler_tokenizer *butler_tokenizer_new(const struct butler_gguf *gguf, struct butler_error *err);
+void butler_tokenizer_free(struct butler_tokenizer *tokenizer);
+
+/* Same contract as butler_tokenize (flags of butler.h). text may be any bytes. Thread-safe. */
+int butler_tokenizer_encode(const struct butler_tokenizer *tokenizer, const char *text, size_t n_text, int flags, int32_t *ids,
+                            int max_ids, struct butler_error *err);
+const char *butler_tokenizer_bytes(const struct butler_tokenizer *tokenizer, int32_t id, size_t *n_bytes);
+int butler_tokenizer_n_vocab(const struct butler_tokenizer *tokenizer);
+const char *butler_tokenizer_kind(const struct butler_tokenizer *tokenizer); /* "llama", "gpt2" */
+int32_t butler_tokenizer_bos(const struct butler_tokenizer *tokenizer);      /* -1 if none */
+int32_t butler_tokenizer_eos(const struct butler_tokenizer *tokenizer);
+bool butler_tokenizer_is_end(const struct butler_tokenizer *tokenizer, int32_t id); /* EOS, EOT, <|im_end|>, ... */
+
+#endif

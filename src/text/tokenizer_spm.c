@@ -1,0 +1,205 @@
+/* The family "llama": text as SentencePiece's BPE models read it. A space is a character like any other (the file spells
+ * it U+2581), every string that is a token may come of a merge, the better score goes first, and a character that is no
+ * token falls back to its bytes. */
+#include "text/tokenizer_parts.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char space_mark[3] = {'\xE2', '\x96', '\x81'};
+
+static size_t spelling(char *bytes, size_t n, bool *mergeable)
+{
+    size_t length = 0;
+    for (size_t i = 0; i < n; length++) {
+        bool mark = n - i >= sizeof space_mark && memcmp(bytes + i, space_mark, sizeof space_mark) == 0;
+        /* Text has its spaces marked before it is merged, so a token with a bare one is never met. */
+        if (bytes[i] == ' ')
+            *mergeable = false;
+        bytes[length] = mark ? ' ' : bytes[i];
+        i += mark ? sizeof space_mark : 1;
+    }
+    return length;
+}
+
+/* Old files have no types; these spellings were always meant so. */
+static enum butler_token_type infer_type(const char *bytes, size_t n)
+{
+    if (n == 6 && memcmp(bytes, "<0x", 3) == 0 && bytes[5] == '>')
+        return BUTLER_TOKEN_BYTE;
+    if (n == 5 && memcmp(bytes, "<unk>", 5) == 0)
+        return BUTLER_TOKEN_UNKNOWN;
+    if ((n == 3 && memcmp(bytes, "<s>", 3) == 0) || (n == 4 && memcmp(bytes, "</s>", 4) == 0))
+        return BUTLER_TOKEN_CONTROL;
+    return BUTLER_TOKEN_NORMAL;
+}
+
+/* Length of the character at text[0], n > 0; a byte that is not UTF-8 counts as one. */
+static size_t character(const char *text, size_t n)
+{
+    int length = butler_utf8_decode(text, n, NULL);
+    return length > 0 ? (size_t)length : 1;
+}
+
+/* --------------------------------------------------------------------------------------------------- load */
+
+static int compare_scores(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+/* scores[n], and the distinct ones among them in sorted[*n_sorted], best first: a score's place is its rank. */
+static int read_scores(const struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, float **sorted, size_t *n_sorted,
+                       const struct butler_gguf_value **scores, struct butler_error *err)
+{
+    static const char key[] = "tokenizer.ggml.scores";
+    const struct butler_vocab *vocab = &tokenizer->vocab;
+    int rc = butler_vocab_array(vocab, gguf, key, BUTLER_GGUF_FLOAT32, scores, err);
+    if (rc)
+        return rc;
+    if (!(*sorted = malloc(vocab->n_tokens * sizeof **sorted)))
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for %u scores", vocab->path, vocab->n_tokens);
+    for (uint32_t i = 0; i < vocab->n_tokens; i++) {
+        (*sorted)[i] = butler_gguf_array_float(*scores, i);
+        if (isnan((*sorted)[i]))
+            return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %s[%u] is not a number", vocab->path, key, i);
+    }
+    qsort(*sorted, vocab->n_tokens, sizeof **sorted, compare_scores);
+    for (uint32_t i = 0; i < vocab->n_tokens; i++)
+        if (*n_sorted == 0 || (*sorted)[*n_sorted - 1] != (*sorted)[i])
+            (*sorted)[(*n_sorted)++] = (*sorted)[i];
+    return BUTLER_OK;
+}
+
+/* The characters of token i become symbols, and it is noted who stands beside whom. */
+static int add_characters(struct butler_tokenizer *tokenizer, uint32_t i, struct butler_error *err)
+{
+    struct butler_vocab *vocab = &tokenizer->vocab;
+    uint32_t left = BUTLER_NO_SYMBOL;
+    for (size_t at = 0; at < vocab->pieces[i].n_bytes;) {
+        const char *bytes = vocab->pieces[i].bytes + at;
+        size_t n = character(bytes, vocab->pieces[i].n_bytes - at);
+        uint32_t symbol = butler_vocab_intern(vocab, bytes, n, err);
+        if (symbol == BUTLER_NO_SYMBOL)
+            return BUTLER_ERROR_MEMORY;
+        int rc = left == BUTLER_NO_SYMBOL ? 0 : butler_pairs_add(&tokenizer->joins, (struct butler_pair){left, symbol, 0, 0}, err);
+        if (rc)
+            return rc;
+        left = symbol;
+        at += n;
+    }
+    return BUTLER_OK;
+}
+
+/* Every way of making token i from two symbols. */
+static int add_pairs(struct butler_tokenizer *tokenizer, uint32_t i, uint32_t rank, struct butler_error *err)
+{
+    const struct butler_vocab *vocab = &tokenizer->vocab;
+    const struct butler_piece *piece = &vocab->pieces[i];
+    for (size_t at = 0; at < piece->n_bytes;) {
+        at += character(piece->bytes + at, piece->n_bytes - at);
+        if (at == piece->n_bytes)
+            break;
+        uint32_t left = butler_vocab_find(vocab, piece->bytes, at);
+        uint32_t right = left == BUTLER_NO_SYMBOL ? left : butler_vocab_find(vocab, piece->bytes + at, piece->n_bytes - at);
+        int rc =
+            right == BUTLER_NO_SYMBOL ? 0 : butler_pairs_add(&tokenizer->pairs, (struct butler_pair){left, right, rank, i}, err);
+        if (rc)
+            return rc;
+    }
+    return BUTLER_OK;
+}
+
+static bool merges_to(const struct butler_vocab *vocab, uint32_t i)
+{
+    const struct butler_piece *piece = &vocab->pieces[i];
+    return piece->mergeable && butler_vocab_find(vocab, piece->bytes, piece->n_bytes) == i;
+}
+
+static int load_pairs(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err)
+{
+    struct butler_vocab *vocab = &tokenizer->vocab;
+    const struct butler_gguf_value *scores;
+    float *sorted = NULL;
+    size_t n_sorted = 0;
+    int rc = read_scores(tokenizer, gguf, &sorted, &n_sorted, &scores, err);
+    for (uint32_t i = 0; i < vocab->n_tokens && !rc; i++)
+        if (merges_to(vocab, i))
+            rc = add_characters(tokenizer, i, err);
+    for (uint32_t i = 0; i < vocab->n_tokens && !rc; i++) {
+        if (!merges_to(vocab, i))
+            continue;
+        float score = butler_gguf_array_float(scores, i);
+        const float *place = bsearch(&score, sorted, n_sorted, sizeof score, compare_scores);
+        rc = add_pairs(tokenizer, i, (uint32_t)(place - sorted), err);
+    }
+    free(sorted);
+    return rc;
+}
+
+static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err)
+{
+    struct butler_vocab *vocab = &tokenizer->vocab;
+    int64_t prefix = 1;
+    int rc;
+    if ((rc = butler_vocab_init(vocab, gguf, spelling, infer_type, err)) || (rc = load_pairs(tokenizer, gguf, err)) ||
+        (rc = butler_gguf_int(gguf, "tokenizer.ggml.add_space_prefix", false, 0, 1, &prefix, err)))
+        return rc;
+    tokenizer->add_space_prefix = prefix;
+    tokenizer->add_bos = true;
+    for (int c = 0; c < 128; c++)
+        tokenizer->ascii[c] = butler_vocab_find(vocab, &(char){(char)c}, 1);
+    for (uint32_t i = 0; i < vocab->n_tokens; i++)
+        if (vocab->types[i] == BUTLER_TOKEN_BYTE)
+            tokenizer->byte_symbols[(unsigned char)vocab->pieces[i].bytes[0]] = i;
+    /* What these models always had, where the file does not say and the types agree. */
+    if (vocab->types[0] == BUTLER_TOKEN_UNKNOWN)
+        tokenizer->unknown = 0;
+    if (vocab->n_tokens > 2 && vocab->types[1] == BUTLER_TOKEN_CONTROL && vocab->types[2] == BUTLER_TOKEN_CONTROL) {
+        tokenizer->bos = 1;
+        tokenizer->eos = 2;
+    }
+    return BUTLER_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------- encode */
+
+/* One character onto the row. The row is first finished where no token could reach across: rows stay short. */
+static int add_character(struct butler_encoder *encoder, const char *bytes, size_t n, uint32_t symbol)
+{
+    struct butler_merge *merge = &encoder->merge;
+    int rc;
+    if (merge->n_symbols > 0 && (symbol == BUTLER_NO_SYMBOL ||
+                                 !butler_pairs_find(&encoder->tokenizer->joins, merge->symbols[merge->n_symbols - 1].id, symbol)))
+        if ((rc = butler_encoder_flush(encoder)))
+            return rc;
+    if (symbol == BUTLER_NO_SYMBOL)
+        return butler_encoder_emit_bytes(encoder, bytes, n);
+    return butler_merge_add(merge, symbol, encoder->err);
+}
+
+static int encode(struct butler_encoder *encoder, const char *text, size_t n, bool after_special)
+{
+    const struct butler_tokenizer *tokenizer = encoder->tokenizer;
+    int rc = 0;
+    if (n > 0 && after_special && tokenizer->add_space_prefix)
+        rc = add_character(encoder, " ", 1, tokenizer->ascii[' ']);
+    while (n > 0 && !rc) {
+        size_t length = 1;
+        if ((signed char)*text >= 0) {
+            rc = add_character(encoder, text, 1, tokenizer->ascii[(unsigned char)*text]);
+        } else {
+            length = character(text, n);
+            bool mark = length == sizeof space_mark && memcmp(text, space_mark, sizeof space_mark) == 0;
+            rc = add_character(encoder, text, length,
+                               mark ? tokenizer->ascii[' '] : butler_vocab_find(&tokenizer->vocab, text, length));
+        }
+        text += length;
+        n -= length;
+    }
+    return rc ? rc : butler_encoder_flush(encoder);
+}
+
+const struct butler_family butler_family_spm = {.name = "llama", .load = load, .encode = encode};
