@@ -13,7 +13,7 @@ struct round {
 
 struct bench {
     const struct cmd_options *options;
-    struct butler_model *model;
+    struct butler_engine *engine;
     const char *policy;
     int depth;
     struct butler_session **sessions; /* [options->batch] */
@@ -45,7 +45,7 @@ static int prepare(struct bench *bench)
     struct butler_error err = {0};
     int status = CMD_DONE, n_ctx = bench->depth + options->warmup + options->n;
     for (int b = 0; b < options->batch; b++) {
-        bench->sessions[b] = cmd_session_new(options, bench->model, bench->policy, n_ctx, &status);
+        bench->sessions[b] = cmd_session_new(options, bench->engine, bench->policy, n_ctx, &status);
         if (!bench->sessions[b])
             return status;
         if (bench->depth && butler_fill(bench->sessions[b], bench->depth, options->seed + (uint64_t)b, &err) < 0)
@@ -60,7 +60,7 @@ static int decode(struct bench *bench)
     struct butler_error *errs = cmd_alloc((size_t)options->batch, sizeof *errs);
     struct butler_stats *before = cmd_alloc((size_t)options->batch, sizeof *before), after;
     int32_t *ids = cmd_alloc((size_t)options->batch, sizeof *ids);
-    int n_vocab = butler_model_get_info(bench->model)->n_vocab, status = CMD_DONE;
+    int n_vocab = butler_model_get_info(butler_engine_model(bench->engine))->n_vocab, status = CMD_DONE;
     uint64_t random = options->seed + 1;
     for (int i = -options->warmup; i < options->n && status == CMD_DONE; i++) {
         struct round round = {0};
@@ -155,8 +155,8 @@ static int run(struct cmd_options *options)
         cmd_say(options, "-n: '%d' is not allowed; bench takes a whole number of tokens, 1 or more", options->n);
         return CMD_USAGE;
     }
-    struct butler_model *model = cmd_model_load(options, &status);
-    if (!model)
+    struct butler_engine *engine = cmd_engine_load(options, &status);
+    if (!engine)
         return status;
     if (!options->json)
         cmd_printf("%-32s %8s %5s %10s %10s %10s %10s %10s %10s\n", "policy", "depth", "batch", "tokens/s", "ms/token", "KV read",
@@ -164,10 +164,10 @@ static int run(struct cmd_options *options)
     for (int d = 0; status == CMD_DONE && d < options->depths.n; d++)
         for (int k = 0; status == CMD_DONE && k < options->kv.n; k++) {
             struct bench bench = {
-                .options = options, .model = model, .policy = options->kv.values[k], .depth = options->depths.values[d]};
+                .options = options, .engine = engine, .policy = options->kv.values[k], .depth = options->depths.values[d]};
             status = measure(&bench);
         }
-    butler_model_free(model);
+    cmd_engine_free(engine);
     return status;
 }
 

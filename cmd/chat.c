@@ -10,7 +10,8 @@
 
 struct chat {
     const struct cmd_options *options;
-    struct butler_model *model;
+    struct butler_engine *engine;
+    const struct butler_model *model; /* the engine's */
     struct butler_session *session;
     struct butler_sampler *sampler;
     const struct cmd_template *template;
@@ -201,7 +202,7 @@ static int clear(struct chat *chat)
     int status = CMD_DONE;
     butler_session_free(chat->session);
     chat->first = true;
-    chat->session = cmd_session_new(chat->options, chat->model, chat->options->kv.values[0], chat->options->n_ctx, &status);
+    chat->session = cmd_session_new(chat->options, chat->engine, chat->options->kv.values[0], chat->options->n_ctx, &status);
     return status;
 }
 
@@ -263,12 +264,13 @@ static int run(struct cmd_options *options)
         return CMD_USAGE;
     }
     interrupts_start();
-    chat.model = cmd_model_load(options, &status);
-    if (!chat.model)
+    chat.engine = cmd_engine_load(options, &status);
+    if (!chat.engine)
         return status;
     status = choose_template(&chat);
     if (status != CMD_DONE)
         goto done;
+    chat.model = butler_engine_model(chat.engine);
     chat.eos = find_eos(chat.model);
     chat.sampler = cmd_sampler_new(options, &status);
     if (chat.sampler)
@@ -284,7 +286,7 @@ done:
     cmd_text_free(&chat.answer);
     butler_sampler_free(chat.sampler);
     butler_session_free(chat.session);
-    butler_model_free(chat.model);
+    cmd_engine_free(chat.engine);
     return status;
 }
 

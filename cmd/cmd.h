@@ -178,7 +178,8 @@ void *cmd_alloc(size_t count, size_t size);
 
 /* Loads options->model (or the default model), then its plug-ins, and checks every --kv against it. NULL: *status says
  * how to leave. */
-struct butler_model *cmd_model_load(struct cmd_options *options, int *status);
+struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status);
+void cmd_engine_free(struct butler_engine *engine); /* with its model; may be NULL */
 /* As above, but only the vocabulary. */
 struct butler_model *cmd_vocabulary_load(struct cmd_options *options, int *status);
 
@@ -195,7 +196,7 @@ int cmd_tokenize_text(const struct cmd_options *options, const struct butler_mod
                       struct cmd_integers *ids);
 void cmd_integers_append(struct cmd_integers *integers, int32_t value);
 
-struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_model *model, const char *policy, int n_ctx,
+struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_engine *engine, const char *policy, int n_ctx,
                                        int *status);
 /* butler_prefill, which on a terminal says how far it is. CMD_DONE or how to leave. */
 int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids);

@@ -87,7 +87,7 @@ static bool is_stopped(void *user)
     return interrupted;
 }
 
-static int run_lengths(const struct cmd_options *options, const struct eval_task *task, struct butler_model *model)
+static int run_lengths(const struct cmd_options *options, const struct eval_task *task, struct butler_engine *engine)
 {
     struct screen screen = {.options = options, .start = butler_seconds(), .terminal = isatty(STDERR_FILENO)};
     const struct eval_events events = {&screen, show_progress, show_row, show_note, is_stopped};
@@ -116,7 +116,7 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
         struct butler_error err = {0};
         params.length = options->lengths.n ? options->lengths.values[i] : 0;
         screen.start = butler_seconds();
-        code = eval_execute(task, model, &params, &events, &err);
+        code = eval_execute(task, engine, &params, &events, &err);
         wipe(&screen);
         if (code < 0)
             return cmd_fail(options, &err);
@@ -150,16 +150,16 @@ static int run(struct cmd_options *options)
     /* Sequences run side by side, each in one thread: the model's own pool is the caller alone. */
     const int n_threads = options->n_threads;
     options->n_threads = 1;
-    struct butler_model *model = cmd_model_load(options, &status);
+    struct butler_engine *engine = cmd_engine_load(options, &status);
     options->n_threads = n_threads;
-    if (!model)
+    if (!engine)
         return status;
     struct sigaction action = {.sa_handler = on_signal}, before;
     action.sa_flags = (int)SA_RESETHAND; /* a second one ends the program at once */
     sigaction(SIGINT, &action, &before);
-    status = run_lengths(options, task, model);
+    status = run_lengths(options, task, engine);
     sigaction(SIGINT, &before, NULL);
-    butler_model_free(model);
+    cmd_engine_free(engine);
     return status;
 }
 

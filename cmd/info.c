@@ -19,12 +19,12 @@ static json_t *kv_row(const struct butler_model *model, enum butler_kv_type type
                      (json_int_t)butler_kv_bytes(model, type, n_ctx));
 }
 
-static json_t *predictor_rows(const struct butler_model *model)
+static json_t *predictor_rows(const struct butler_engine *engine)
 {
     struct butler_predictor_info p;
     json_t *rows = json_array();
     for (int version = 1; version <= 2; version++)
-        if (butler_predictor_describe(model, version, &p))
+        if (butler_predictor_describe(engine, version, &p))
             json_array_append_new(rows, json_pack("{s:i, s:o, s:i, s:I, s:f, s:I, s:I, s:I, s:I, s:f, s:o}", "version", version, "file",
                                                   cmd_json_text(p.path, strlen(p.path)), "d", p.d, "n_params",
                                                   (json_int_t)p.n_params, "share", p.share, "bytes", (json_int_t)p.bytes,
@@ -34,12 +34,12 @@ static json_t *predictor_rows(const struct butler_model *model)
     return rows;
 }
 
-static void print_predictors(const struct butler_model *model)
+static void print_predictors(const struct butler_engine *engine)
 {
     struct butler_predictor_info p;
     char a[32];
     for (int version = 1; version <= 2; version++)
-        if (butler_predictor_describe(model, version, &p)) {
+        if (butler_predictor_describe(engine, version, &p)) {
             cmd_printf("predictor v%d    %llu parameters, %.2f %% of the model's, %s, heads of %d: %s\n", version,
                        (unsigned long long)p.n_params, 100 * p.share, cmd_bytes(a, sizeof a, p.bytes), p.d, p.path);
             cmd_printf("                trained on %lld tokens in %lld steps, loss %.4g: %s\n", (long long)p.n_tokens,
@@ -47,8 +47,11 @@ static void print_predictors(const struct butler_model *model)
         }
 }
 
-static void print_row(const struct butler_model *model, const struct butler_model_info *info, int n_ctx, const char *template)
+static void print_row(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx, const char *template)
 {
+    const struct butler_model *model = butler_engine_model(engine);
+    struct butler_engine_info device;
+    butler_engine_get_info(engine, &device);
     json_t *kv = json_object();
     for (int type = 0; type < BUTLER_N_KV_TYPES; type++)
         json_object_set_new(kv, cmd_kv_type_name((enum butler_kv_type)type), kv_row(model, (enum butler_kv_type)type, n_ctx));
@@ -60,16 +63,19 @@ static void print_row(const struct butler_model *model, const struct butler_mode
     json_object_set_new(row, "n_params", json_integer((json_int_t)info->n_params));
     json_object_set_new(row, "weight_bytes", json_integer((json_int_t)info->weight_bytes));
     json_object_set_new(row, "step_weight_bytes", json_integer((json_int_t)info->step_weight_bytes));
-    json_object_set_new(row, "isa", json_string(info->isa));
-    json_object_set_new(row, "n_threads", json_integer(info->n_threads));
+    json_object_set_new(row, "isa", json_string(device.isa));
+    json_object_set_new(row, "n_threads", json_integer(device.n_threads));
     json_object_set_new(row, "n_ctx", json_integer(n_ctx));
     json_object_set_new(row, "kv_bytes", kv);
-    json_object_set_new(row, "predictors", predictor_rows(model));
+    json_object_set_new(row, "predictors", predictor_rows(engine));
     cmd_row(row);
 }
 
-static void print_text(const struct butler_model *model, const struct butler_model_info *info, int n_ctx, const char *template)
+static void print_text(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx, const char *template)
 {
+    const struct butler_model *model = butler_engine_model(engine);
+    struct butler_engine_info device;
+    butler_engine_get_info(engine, &device);
     char a[32], b[32];
     cmd_printf("name            %s\n", info->name);
     cmd_printf("architecture    %s\n", info->architecture);
@@ -92,8 +98,8 @@ static void print_text(const struct butler_model *model, const struct butler_mod
                        cmd_bytes(a, sizeof a, kv_bytes_per_token(model, type)),
                        cmd_bytes(b, sizeof b, butler_kv_bytes(model, type, n_ctx)));
     }
-    print_predictors(model);
-    cmd_printf("runs with       %s, %d threads\n", info->isa, info->n_threads);
+    print_predictors(engine);
+    cmd_printf("runs with       %s, %d threads\n", device.isa, device.n_threads);
 }
 
 static int run(struct cmd_options *options)
@@ -105,18 +111,18 @@ static int run(struct cmd_options *options)
     }
     if (options->positional.n)
         options->model = options->positional.values[0];
-    struct butler_model *model = cmd_model_load(options, &status);
-    if (!model)
+    struct butler_engine *engine = cmd_engine_load(options, &status);
+    if (!engine)
         return status;
-    const struct butler_model_info *info = butler_model_get_info(model);
+    const struct butler_model_info *info = butler_model_get_info(butler_engine_model(engine));
     const struct cmd_template *template = info->chat_template ? cmd_template_recognise(info->chat_template) : NULL;
     const char *name = template ? template->name : info->chat_template ? "not recognised" : NULL;
     int n_ctx = options->n_ctx ? options->n_ctx : info->n_ctx_train;
     if (options->json)
-        print_row(model, info, n_ctx, name);
+        print_row(engine, info, n_ctx, name);
     else
-        print_text(model, info, n_ctx, name);
-    butler_model_free(model);
+        print_text(engine, info, n_ctx, name);
+    cmd_engine_free(engine);
     return CMD_DONE;
 }
 

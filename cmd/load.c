@@ -77,10 +77,7 @@ static struct butler_model *load(struct cmd_options *options, bool vocabulary_on
         }
         path = found;
     }
-    struct butler_model_params params = {.n_threads = vocabulary_only ? 1 : options->n_threads,
-                                         .isa = options->isa,
-                                         .byte_activations = options->byte_activations,
-                                         .vocabulary_only = vocabulary_only};
+    const struct butler_model_params params = {.vocabulary_only = vocabulary_only};
     struct butler_model *model = butler_model_load(path, &params, &err);
     if (!model)
         *status = cmd_fail(options, &err);
@@ -93,13 +90,13 @@ struct butler_model *cmd_vocabulary_load(struct cmd_options *options, int *statu
 }
 
 /* Predictors that were named, or those that lie beside the model; of these one that does not fit is only mentioned. */
-static int attach_predictors(const struct cmd_options *options, struct butler_model *model)
+static int attach_predictors(const struct cmd_options *options, struct butler_engine *engine)
 {
     static const char *const names[] = {"tokenbutler", "tokenbutler2"};
     struct butler_error err = {0};
     char path[PATH_MAX + 64];
     for (int i = 0; i < options->predictors.n; i++)
-        if (butler_predictor_attach(model, options->predictors.values[i], &err) < 0)
+        if (butler_predictor_attach(engine, options->predictors.values[i], &err) < 0)
             return cmd_fail(options, &err);
     for (int i = 0; options->predictors.n == 0 && i < 2; i++) {
         const char *file = options->model;
@@ -110,7 +107,7 @@ static int attach_predictors(const struct cmd_options *options, struct butler_mo
         const size_t n = strlen(path), end = n > 5 && strcmp(path + n - 5, ".gguf") == 0 ? n - 5 : n;
         if (snprintf(path + end, sizeof path - end, ".%s.gguf", names[i]) >= (int)(sizeof path - end) || access(path, R_OK) != 0)
             continue;
-        if (butler_predictor_attach(model, path, &err) < 0)
+        if (butler_predictor_attach(engine, path, &err) < 0)
             cmd_say(options, "note: not used: %s", err.message);
     }
     return CMD_DONE;
@@ -125,40 +122,57 @@ static bool uses_predictors(const struct cmd_options *options)
     return false;
 }
 
-struct butler_model *cmd_model_load(struct cmd_options *options, int *status)
+void cmd_engine_free(struct butler_engine *engine)
+{
+    struct butler_model *model = engine ? butler_engine_model(engine) : NULL;
+    butler_engine_free(engine);
+    butler_model_free(model);
+}
+
+/* Plug-ins, predictors and policies that were asked for. */
+static int prepare(struct cmd_options *options, struct butler_engine *engine)
+{
+    struct butler_error err = {0};
+    const struct butler_model_info *info = butler_model_get_info(butler_engine_model(engine));
+    int status = CMD_DONE;
+    for (int i = 0; i < options->plugins.n; i++)
+        if (butler_plugin_load(engine, options->plugins.values[i], &err) < 0)
+            return cmd_fail(options, &err);
+    if (uses_predictors(options) && (status = attach_predictors(options, engine)) != CMD_DONE)
+        return status;
+    for (int i = 0; i < options->kv.n; i++)
+        if (butler_policy_check(engine, options->kv.values[i], &err) < 0) {
+            cmd_say(options, "--kv: %s", err.message);
+            return CMD_USAGE;
+        }
+    if (options->given[CMD_KV_TYPE] && butler_kv_bytes(butler_engine_model(engine), (enum butler_kv_type)options->kv_type, 1) == 0) {
+        cmd_say(options, "--kv-type: '%s' is not possible here: it stores blocks of 32 numbers, the model's heads have %d",
+                cmd_kv_type_name((enum butler_kv_type)options->kv_type), info->head_dim);
+        return CMD_USAGE;
+    }
+    if (options->n_ctx > info->n_ctx_train)
+        cmd_say(options, "note: -c %d is more than the %d tokens the model was trained for", options->n_ctx, info->n_ctx_train);
+    return CMD_DONE;
+}
+
+struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
 {
     struct butler_error err = {0};
     struct butler_model *model = load(options, false, status);
     if (!model)
         return NULL;
-    for (int i = 0; i < options->plugins.n; i++)
-        if (butler_plugin_load(model, options->plugins.values[i], &err) < 0)
-            goto fail;
-    if (uses_predictors(options) && (*status = attach_predictors(options, model)) != CMD_DONE) {
+    const struct butler_engine_params params = {
+        .n_threads = options->n_threads, .isa = options->isa, .n_block = options->n_block};
+    struct butler_engine *engine = butler_engine_new(model, &params, &err);
+    if (!engine) {
+        *status = cmd_fail(options, &err);
         butler_model_free(model);
         return NULL;
     }
-    for (int i = 0; i < options->kv.n; i++)
-        if (butler_policy_check(model, options->kv.values[i], &err) < 0) {
-            cmd_say(options, "--kv: %s", err.message);
-            *status = CMD_USAGE;
-            butler_model_free(model);
-            return NULL;
-        }
-    const struct butler_model_info *info = butler_model_get_info(model);
-    if (options->given[CMD_KV_TYPE] && butler_kv_bytes(model, (enum butler_kv_type)options->kv_type, 1) == 0) {
-        cmd_say(options, "--kv-type: '%s' is not possible here: it stores blocks of 32 numbers, the model's heads have %d",
-                cmd_kv_type_name((enum butler_kv_type)options->kv_type), info->head_dim);
-        *status = CMD_USAGE;
-        butler_model_free(model);
-        return NULL;
-    }
-    if (options->n_ctx > info->n_ctx_train)
-        cmd_say(options, "note: -c %d is more than the %d tokens the model was trained for", options->n_ctx, info->n_ctx_train);
-    return model;
-fail:
-    *status = cmd_fail(options, &err);
-    butler_model_free(model);
+    *status = prepare(options, engine);
+    if (*status == CMD_DONE)
+        return engine;
+    cmd_engine_free(engine);
     return NULL;
 }
 
@@ -215,22 +229,21 @@ int cmd_tokenize_text(const struct cmd_options *options, const struct butler_mod
     return count < 0 ? cmd_fail(options, &err) : CMD_DONE;
 }
 
-struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_model *model, const char *policy, int n_ctx,
+struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_engine *engine, const char *policy, int n_ctx,
                                        int *status)
 {
     struct butler_error err = {0};
     struct butler_session_params params = {.n_ctx = n_ctx,
-                                           .n_block = options->n_block,
                                            .kv_type = (enum butler_kv_type)options->kv_type,
                                            .policy = policy,
                                            .seed = options->seed};
-    struct butler_session *session = butler_session_new(model, &params, &err);
+    struct butler_session *session = butler_session_new(engine, &params, &err);
     if (!session)
         *status = cmd_fail(options, &err);
     return session;
 }
 
-static void say_progress(void *user, int done, int n)
+static bool say_progress(void *user, int done, int n)
 {
     (void)user;
     if (done < n)
@@ -238,6 +251,7 @@ static void say_progress(void *user, int done, int n)
     else
         fputs("\r\033[K", stderr); /* the line is gone once it is done */
     fflush(stderr);
+    return true;
 }
 
 int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids)

@@ -10,25 +10,26 @@ struct sink {
     int bad_position; /* the first whose logits are not numbers, or -1 */
 };
 
-static void print_row(void *user, int position, const float *logits)
+static bool print_row(void *user, int position, const float *logits)
 {
     struct sink *sink = user;
     for (int i = 0; i < sink->n_vocab && sink->bad_position < 0; i++)
         if (!isfinite(logits[i]))
             sink->bad_position = position;
     if (sink->bad_position >= 0)
-        return;
+        return false;
     if (sink->options->json) {
         json_t *list = json_array();
         for (int i = 0; i < sink->n_vocab; i++)
             json_array_append_new(list, json_real((double)logits[i]));
         cmd_row(json_pack("{s:i, s:o}", "position", position, "logits", list));
-        return;
+        return true;
     }
     cmd_printf("%d", position);
     for (int i = 0; i < sink->n_vocab; i++)
         cmd_printf("%c%.9g", i ? ' ' : '\t', (double)logits[i]);
     cmd_out("\n", 1);
+    return true;
 }
 
 static int check(const struct cmd_options *options)
@@ -89,15 +90,16 @@ static int run(struct cmd_options *options)
     int status = check(options);
     if (status != CMD_DONE)
         return status;
-    struct butler_model *model = cmd_model_load(options, &status);
-    if (model)
+    struct butler_engine *engine = cmd_engine_load(options, &status);
+    const struct butler_model *model = engine ? butler_engine_model(engine) : NULL;
+    if (engine)
         status = read_tokens(options, model);
     if (status == CMD_DONE)
-        session = cmd_session_new(options, model, "full", options->n_ctx, &status);
+        session = cmd_session_new(options, engine, "full", options->n_ctx, &status);
     if (session)
         status = compute(options, model, session);
     butler_session_free(session);
-    butler_model_free(model);
+    cmd_engine_free(engine);
     return status;
 }
 

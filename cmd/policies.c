@@ -30,24 +30,24 @@ static json_t *parameters(const char *policy)
 
 static int run(struct cmd_options *options)
 {
-    struct butler_model *model = NULL;
+    struct butler_engine *engine = NULL;
     struct butler_policy_info info;
     if (options->model || options->plugins.n) {
         int status = CMD_DONE;
-        model = cmd_model_load(options, &status);
-        if (!model)
+        engine = cmd_engine_load(options, &status);
+        if (!engine)
             return status;
     }
     if (!options->json)
         cmd_printf("%-14s %-14s %-10s %s\n", "policy", "metric", "method", "what it does, and its parameters with their defaults");
-    for (int i = 0; butler_policy_describe(model, i, &info); i++) {
+    for (int i = 0; butler_policy_describe(engine, i, &info); i++) {
         if (options->json)
             cmd_row(json_pack("{s:s, s:s?, s:s?, s:s, s:s, s:o}", "policy", info.name, "metric", info.metric, "method", info.method,
                               "summary", info.summary, "defaults", info.defaults, "parameters", parameters(info.defaults)));
         else
             cmd_printf("%-14s %-14s %-10s %s\n%-40s %s\n", info.name, info.metric, info.method, info.summary, "", info.defaults);
     }
-    butler_model_free(model);
+    cmd_engine_free(engine);
     return CMD_DONE;
 }
 

@@ -159,12 +159,12 @@ static void say_comparison(const struct result *results, int n)
 
 /* ---------------------------------------------------------------------------------------------- one policy */
 
-static struct butler_session *begin(const struct cmd_options *options, struct butler_model *model, const char *policy, int *status)
+static struct butler_session *begin(const struct cmd_options *options, struct butler_engine *engine, const char *policy, int *status)
 {
     struct butler_error err = {0};
     if (!options->load_session)
-        return cmd_session_new(options, model, policy, options->n_ctx, status);
-    struct butler_session *session = butler_session_restore(model, options->load_session, &err);
+        return cmd_session_new(options, engine, policy, options->n_ctx, status);
+    struct butler_session *session = butler_session_restore(engine, options->load_session, &err);
     if (!session)
         *status = cmd_fail(options, &err);
     else
@@ -191,18 +191,18 @@ static int prefill(const struct cmd_options *options, struct butler_session *ses
     return CMD_DONE;
 }
 
-static int run_policy(const struct cmd_options *options, struct butler_model *model, const struct cmd_integers *prompt,
+static int run_policy(const struct cmd_options *options, struct butler_engine *engine, const struct cmd_integers *prompt,
                       struct result *result)
 {
     struct butler_error err = {0};
     int status = CMD_DONE;
-    struct butler_session *session = begin(options, model, result->policy, &status);
+    struct butler_session *session = begin(options, engine, result->policy, &status);
     struct butler_sampler *sampler = session ? cmd_sampler_new(options, &status) : NULL;
     if (!sampler)
         goto done;
     status = prefill(options, session, prompt);
     if (status == CMD_DONE)
-        status = generate(options, model, session, sampler, result);
+        status = generate(options, butler_engine_model(engine), session, sampler, result);
     if (status != CMD_DONE)
         goto done;
     butler_session_stats(session, &result->stats);
@@ -275,14 +275,14 @@ static int read_prompt(const struct cmd_options *options, const struct butler_mo
 
 /* Without --kv: by the model's predictor where it has one and the text outgrows what that policy always reads. Up to there all
  * policies give the same, and `full` costs least. */
-static void choose_policy(struct cmd_options *options, const struct butler_model *model, int n_prompt)
+static void choose_policy(struct cmd_options *options, const struct butler_engine *engine, int n_prompt)
 {
     static char predicted[] = "tokenbutler2:budget=2048,on_top=1,sinks=128,recent=512";
     enum { ALWAYS_READ = 2048 + 128 + 512 };
     struct butler_predictor_info info;
     const bool outgrows = options->n < 0 || n_prompt > ALWAYS_READ - options->n;
-    if (options->given[CMD_KV] || options->load_session || !outgrows || !butler_predictor_describe(model, 2, &info) ||
-        butler_policy_check(model, predicted, NULL) < 0)
+    if (options->given[CMD_KV] || options->load_session || !outgrows || !butler_predictor_describe(engine, 2, &info) ||
+        butler_policy_check(engine, predicted, NULL) < 0)
         return;
     options->kv.values[0] = predicted;
     cmd_say(options,
@@ -297,16 +297,16 @@ static int run(struct cmd_options *options)
     int n_done = 0, status = check(options);
     if (status != CMD_DONE)
         return status;
-    struct butler_model *model = cmd_model_load(options, &status);
-    if (model)
-        status = read_prompt(options, model, &prompt);
+    struct butler_engine *engine = cmd_engine_load(options, &status);
+    if (engine)
+        status = read_prompt(options, butler_engine_model(engine), &prompt);
     if (status == CMD_DONE)
-        choose_policy(options, model, prompt.n);
+        choose_policy(options, engine, prompt.n);
     for (int i = 0; status == CMD_DONE && i < options->kv.n; i++) {
         results[i].policy = options->load_session ? "as saved" : options->kv.values[i];
         if (options->kv.n > 1)
             fprintf(stderr, "%s--- %s\n", i ? "\n" : "", results[i].policy);
-        status = run_policy(options, model, &prompt, &results[i]);
+        status = run_policy(options, engine, &prompt, &results[i]);
         n_done = i + 1;
     }
     if (status == CMD_DONE && options->kv.n > 1)
@@ -314,7 +314,7 @@ static int run(struct cmd_options *options)
     for (int i = 0; i < n_done; i++)
         result_free(&results[i]);
     free(prompt.values);
-    butler_model_free(model);
+    cmd_engine_free(engine);
     return status;
 }
 

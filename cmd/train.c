@@ -16,7 +16,8 @@
 
 struct run {
     struct cmd_options *options;
-    struct butler_model *model;
+    struct butler_engine *engine;
+    struct butler_model *model; /* the engine's */
     struct butler_trainer *trainer;
     struct butler_gather reduce;
     struct cmd_strings data, valid;
@@ -121,6 +122,8 @@ static int make_params(struct run *run, struct butler_train_params *params)
     butler_predictor_rotate(&sizes, run->model, published ? 0 : t->length);
     if (key_heads == 1)
         sizes.n_key_heads = sizes.n_heads;
+    struct butler_engine_info device;
+    butler_engine_get_info(run->engine, &device);
     *params = (struct butler_train_params){
         .data = run->data.values,
         .valid = run->valid.values,
@@ -137,7 +140,7 @@ static int make_params(struct run *run, struct butler_train_params *params)
         .adam =
             {.lr = (float)t->lr, .weight_decay = (float)t->decay, .clip = 20, .spike = 10, .warmup = 0.1f, .n_steps = t->n_steps},
         .seed = options->seed,
-        .n_threads = butler_model_get_info(run->model)->n_threads,
+        .n_threads = device.n_threads,
     };
     return CMD_DONE;
 }
@@ -173,10 +176,11 @@ static int open_run(struct run *run)
     if ((status = join_processes(run)) != CMD_DONE)
         return status;
     run->leader = run->reduce.rank == 0;
-    run->model = cmd_model_load(options, &status);
-    if (!run->model || (status = make_params(run, &params)) != CMD_DONE)
+    run->engine = cmd_engine_load(options, &status);
+    run->model = run->engine ? butler_engine_model(run->engine) : NULL;
+    if (!run->engine || (status = make_params(run, &params)) != CMD_DONE)
         return status;
-    run->trainer = butler_trainer_new(run->model, &params, &run->reduce, &err);
+    run->trainer = butler_trainer_new(run->engine, &params, &run->reduce, &err);
     if (!run->trainer || (options->train.resume && butler_trainer_restore(run->trainer, run->checkpoint, &err) < 0))
         return cmd_fail(options, &err);
     run->first_step = run->trainer->adam.step;
@@ -336,7 +340,7 @@ static int run_train(struct cmd_options *options)
         run.reduce.end(&run.reduce);
     cmd_curve_free(&run.curve);
     butler_trainer_free(run.trainer);
-    butler_model_free(run.model);
+    cmd_engine_free(run.engine);
     free(run.lists[0]);
     free(run.lists[1]);
     return status;

@@ -12,6 +12,7 @@ struct logits {
     struct butler_session *session;
     int n;         /* tokens */
     double *units; /* [n_layers * n_heads][n] logits of the last token, centred and of length 1 */
+    float *row; /* [n] */
 };
 
 /* Centres a row and makes its length 1, so that correlations are plain products. */
@@ -28,16 +29,16 @@ static void normalise(const float *row, int n, double *out)
         out[i] /= squares > 0 ? sqrt(squares) : 1;
 }
 
-static void take_logits(void *user, int layer, int first, int n, float *o)
+static void take_logits(void *user, int layer, int first, int n, const float *q, float *o)
 {
     struct logits *logits = user;
     const struct butler_metric_shape *shape = &logits->session->shape;
-    float *row = logits->session->work.scores; /* of a dense session nobody else's */
+    float *row = logits->row;
     (void)o;
     (void)n;
     for (int head = 0; head < shape->n_heads; head++) {
         const struct butler_head_view view = butler_kv_view(&logits->session->kv, layer, head / shape->group, first);
-        butler_view_dot_keys(&view, logits->session->q + (size_t)head * (size_t)shape->head_dim, 1, 0, logits->n, row,
+        butler_view_dot_keys(&view, q + (size_t)head * (size_t)shape->head_dim, 1, 0, logits->n, row,
                              (size_t)logits->n);
         normalise(row, logits->n, logits->units + ((size_t)layer * (size_t)shape->n_heads + (size_t)head) * (size_t)logits->n);
     }
@@ -47,9 +48,10 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
                    struct butler_error *err)
 {
     const int heads = run->info->n_layers * run->info->n_heads, n = item->n_ids;
-    struct logits logits = {session, n, butler_alloc((size_t)heads * (size_t)n * sizeof(double), err)};
+    struct logits logits = {session, n, butler_alloc((size_t)heads * (size_t)n * sizeof(double), err),
+                            butler_alloc((size_t)n * sizeof(float), err)};
     const struct butler_capture capture = {.attended = take_logits, .user = &logits};
-    int code = logits.units ? 0 : BUTLER_ERROR_MEMORY;
+    int code = logits.units && logits.row ? 0 : BUTLER_ERROR_MEMORY;
     while (code == 0 && butler_n_past(session) < n - 1)
         code = butler_step(session, item->ids[butler_n_past(session)], err);
     session->capture = &capture;
@@ -64,6 +66,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
             values[a * heads + b] = dot;
         }
     free(logits.units);
+    free(logits.row);
     return code;
 }
 

@@ -98,7 +98,7 @@ struct eval_params {
     int n_settings;
     enum butler_kv_type kv_type;
     bool byte_activations; /* of the model, which was loaded so */
-    int n_threads;      /* sequences at a time; the model's own pool must then have one thread */
+    int n_threads;      /* sequences at a time, each in an engine of one thread */
     const char *output; /* rows are appended to this file, and what it has is not computed again; or NULL */
     const char *model_name;
 };
@@ -122,6 +122,7 @@ struct eval_policy {
 struct eval_run {
     const struct eval_task *task;
     const struct eval_params *params;
+    struct butler_engine *engine; /* of the thread that has this copy of the run */
     struct butler_model *model;
     const struct butler_model_info *info;
     bool simulate;
@@ -141,7 +142,7 @@ struct eval_run {
 
 /* 0, or negative with *err filled. EVAL_STOPPED when events->stopped said so: what is done is in the output. */
 enum { EVAL_STOPPED = 1 };
-int eval_execute(const struct eval_task *task, struct butler_model *model, const struct eval_params *params,
+int eval_execute(const struct eval_task *task, struct butler_engine *engine, const struct eval_params *params,
                  const struct eval_events *events, struct butler_error *err);
 
 /* The value of a task's option, as text, or as a whole number in [min, max] (error: names the option). */

@@ -209,10 +209,8 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
     for (int i = butler_n_past(session); i < item->n_ids && code == 0; i++)
         code = butler_step(session, item->ids[i], err);
     if (code == 0 && question->n_choices > 1) {
-        const struct butler_session_params params = {
-            .n_ctx = session->n_ctx, .n_block = session->n_block, .kv_type = session->kv_type, .seed = session->seed};
-        beginning = butler_session_make(run->model, &session->policy, &params, err);
-        code = beginning ? butler_session_copy(beginning, session, err) : BUTLER_ERROR_MEMORY;
+        beginning = butler_session_fork(session, err);
+        code = beginning ? 0 : BUTLER_ERROR_MEMORY;
     }
     for (int i = 0; i < question->n_choices && code == 0; i++) {
         if (i > 0 && butler_n_past(session) != item->n_ids)

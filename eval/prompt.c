@@ -23,7 +23,7 @@ static struct butler_session *make(const struct eval_run *run, const struct butl
                                    struct butler_error *err)
 {
     const struct butler_session_params params = {.n_ctx = n_ctx, .kv_type = run->params->kv_type, .seed = run->seed};
-    return butler_session_make(run->model, policy, &params, err);
+    return butler_session_make(run->engine, policy, &params, err);
 }
 
 /* Reads every prompt by itself: what it keeps of one part decides how it reads the next. */
@@ -53,14 +53,15 @@ static int read_donor(const struct eval_run *run, const struct eval_item *item, 
         (!observes || butler_session_can_adopt(policy, &donor->session->policy)))
         return 0;
     eval_donor_free(donor);
-    int code = butler_policy_parse(run->model, "full", &dense, err);
+    int code = butler_policy_parse(run->engine, "full", &dense, err);
     if (code < 0)
         return code;
     donor->session = make(run, observes ? policy : &dense, item->n_ids + item->n_room, err);
     donor->item = item;
     donor->observes = observes;
-    return donor->session ? butler_prefill_part(donor->session, item->ids, item->n_prompt - 1, item->n_prompt, err)
-                          : BUTLER_ERROR_MEMORY;
+    const struct butler_span span = {
+        .session = donor->session, .ids = item->ids, .n = item->n_prompt - 1, .prompt_end = item->n_prompt};
+    return donor->session ? butler_run(run->engine, &span, 1, err) : BUTLER_ERROR_MEMORY;
 }
 
 int eval_session_begin(const struct eval_run *run, const struct eval_item *item, const struct butler_policy *policy,

@@ -52,7 +52,7 @@ static void free_lead(struct lead *lead)
 }
 
 /* The dense session's layer is done: its output is kept, its attention computed once more as plain numbers. */
-static void keep_output(void *user, int layer, int first, int n, float *o)
+static void keep_output(void *user, int layer, int first, int n, const float *q, float *o)
 {
     struct lead *lead = user;
     const size_t heads = (size_t)lead->n_heads, dim = (size_t)lead->head_dim, stride = (size_t)lead->n_ctx;
@@ -63,7 +63,7 @@ static void keep_output(void *user, int layer, int first, int n, float *o)
     for (int kv_head = 0; kv_head < lead->n_heads / group; kv_head++) {
         const struct butler_head_view view = butler_kv_view(&lead->session->kv, layer, kv_head, first);
         const size_t at = ((size_t)layer * heads + (size_t)(kv_head * group)) * stride;
-        butler_view_dot_keys(&view, lead->session->q + (size_t)(kv_head * group) * dim, group, 0, first + 1, lead->scores + at,
+        butler_view_dot_keys(&view, q + (size_t)(kv_head * group) * dim, group, 0, first + 1, lead->scores + at,
                              stride);
         for (int h = 0; h < group; h++) {
             const float *scores = lead->scores + at + (size_t)h * stride;
@@ -79,8 +79,9 @@ static void keep_output(void *user, int layer, int first, int n, float *o)
     }
 }
 
-static void put_output(void *user, int layer, int first, int n, float *o)
+static void put_output(void *user, int layer, int first, int n, const float *q, float *o)
 {
+    (void)q;
     const struct lead *lead = user;
     const size_t size = (size_t)lead->n_heads * (size_t)lead->head_dim;
     (void)first;
@@ -201,7 +202,7 @@ static int charge_prompt(const struct eval_run *run, const struct eval_item *ite
     const struct butler_policy asked = *policy;
     if (policy->method != BUTLER_EVICT)
         return 0;
-    struct butler_session *probe = butler_session_make(run->model, policy, &params, err);
+    struct butler_session *probe = butler_session_make(run->engine, policy, &params, err);
     if (!probe)
         return BUTLER_ERROR_MEMORY;
     charge(probe, &asked, item->n_prompt);
@@ -240,7 +241,7 @@ static int start_all(const struct eval_run *run, const struct eval_item *item, s
     struct eval_donor donor = {0};
     struct butler_policy dense;
     const size_t rows = (size_t)lead->n_layers * (size_t)lead->n_heads;
-    int code = butler_policy_parse(run->model, "full", &dense, err);
+    int code = butler_policy_parse(run->engine, "full", &dense, err);
     lead->capture = (struct butler_capture){.attended = keep_output, .user = lead};
     lead->outputs = butler_alloc(rows * (size_t)lead->head_dim * sizeof(float), err);
     lead->scores = butler_alloc(rows * (size_t)lead->n_ctx * sizeof(float), err);

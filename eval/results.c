@@ -154,7 +154,7 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
         at += snprintf(config + at, sizeof config - (size_t)at, ",%s=%s", run->task->options[i].name, run->option_values[i]);
     struct butler_predictor_info predictor;
     if (policy->parsed.metric && policy->parsed.metric->predictor && at < (int)sizeof config &&
-        butler_predictor_describe(run->model, policy->parsed.metric->predictor, &predictor))
+        butler_predictor_describe(run->engine, policy->parsed.metric->predictor, &predictor))
         snprintf(config + at, sizeof config - (size_t)at, ",predictor=%" PRIu64 "/%" PRId64 "/%.9g", predictor.n_params,
                  predictor.n_tokens, predictor.loss);
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, run->model->fingerprint);

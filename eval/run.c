@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "parts.h"
-#include "engine/session.h"
+#include "engine/engine.h"
 
 /* Policies [first, first + n) of the pending ones, run together: their items' prompts are read once where they can share. */
 struct pass {
@@ -28,9 +28,8 @@ struct pass {
 };
 
 /* One item under one policy. */
-static int run_one(struct pass *pass, int p, int item_index, struct eval_donor *donor, struct butler_error *err)
+static int run_one(struct pass *pass, struct eval_run *run, int p, int item_index, struct eval_donor *donor, struct butler_error *err)
 {
-    struct eval_run *run = pass->run;
     const struct eval_item *item = &run->items.items[item_index];
     const size_t at = (size_t)p * (size_t)run->items.n + (size_t)item_index;
     struct butler_stats stats = {0};
@@ -50,9 +49,8 @@ static int run_one(struct pass *pass, int p, int item_index, struct eval_donor *
 }
 
 /* One item under all policies, by a task that does so itself. */
-static int run_together(struct pass *pass, int item_index, struct butler_error *err)
+static int run_together(struct pass *pass, struct eval_run *run, int item_index, struct butler_error *err)
 {
-    struct eval_run *run = pass->run;
     double **values = butler_alloc((size_t)pass->n * sizeof *values, err);
     struct eval_cost *costs = butler_alloc((size_t)pass->n * sizeof *costs, err);
     int code = values && costs ? 0 : BUTLER_ERROR_MEMORY;
@@ -99,11 +97,11 @@ static void fail_item(struct pass *pass, int item, int code, const struct butler
     pthread_mutex_unlock(&pass->lock);
 }
 
-static int run_item(struct pass *pass, int item, struct eval_donor *donor, struct butler_error *err)
+static int run_item(struct pass *pass, struct eval_run *run, int item, struct eval_donor *donor, struct butler_error *err)
 {
     int code = 0;
     if (pass->run->task->run_together) {
-        code = run_together(pass, item, err);
+        code = run_together(pass, run, item, err);
         for (int p = 0; p < pass->n && code == 0; p++)
             finish_one(pass);
         return code;
@@ -112,7 +110,7 @@ static int run_item(struct pass *pass, int item, struct eval_donor *donor, struc
     for (int observes = 0; observes < 2; observes++)
         for (int p = 0; p < pass->n && code == 0; p++)
             if (eval_policy_observes(&pass->policies[p]->parsed) == (bool)observes) {
-                code = run_one(pass, p, item, donor, err);
+                code = run_one(pass, run, p, item, donor, err);
                 if (code == 0)
                     finish_one(pass);
             }
@@ -124,13 +122,15 @@ static void *work(void *argument)
     struct pass *pass = argument;
     struct butler_error err = {0};
     struct eval_donor donor = {0};
-    int code = 0;
-    for (int item; code == 0 && (item = take_item(pass)) >= 0;) {
-        code = run_item(pass, item, &donor, &err);
-        if (code < 0)
-            fail_item(pass, item, code, &err);
-    }
+    struct eval_run run = *pass->run; /* with an engine of this thread's own */
+    run.engine = butler_engine_clone(pass->run->engine, 1, &err);
+    int code = run.engine ? 0 : err.code, item = code < 0 ? 0 : -1;
+    while (code == 0 && (item = take_item(pass)) >= 0)
+        code = run_item(pass, &run, item, &donor, &err);
+    if (code < 0)
+        fail_item(pass, item, code, &err);
     eval_donor_free(&donor);
+    butler_engine_free(run.engine);
     return NULL;
 }
 
@@ -247,14 +247,15 @@ static void free_run(struct eval_run *run)
     free(run->own);
 }
 
-int eval_execute(const struct eval_task *task, struct butler_model *model, const struct eval_params *params,
+int eval_execute(const struct eval_task *task, struct butler_engine *engine, const struct eval_params *params,
                  const struct eval_events *events, struct butler_error *err)
 {
     static const struct eval_events silent = {0};
     struct eval_run run = {.task = task,
                            .params = params,
-                           .model = model,
-                           .info = butler_model_get_info(model),
+                           .engine = engine,
+                           .model = butler_engine_model(engine),
+                           .info = butler_model_get_info(butler_engine_model(engine)),
                            .simulate = params->mode ? strcmp(params->mode, "simulate") == 0 : task->simulate,
                            .length = params->length ? params->length : task->length,
                            .limit = params->limit ? params->limit : task->limit,

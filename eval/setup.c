@@ -127,14 +127,14 @@ static int add_policy(struct eval_run *run, int given, double budget, struct but
     struct eval_policy *policy = &run->policies[run->n_policies];
     const char *text = run->params->policies[given];
     *policy = (struct eval_policy){.given = given};
-    int code = butler_policy_parse(run->model, text, &policy->parsed, err);
+    int code = butler_policy_parse(run->engine, text, &policy->parsed, err);
     if (code < 0)
         return code;
     const bool has_budget = policy->parsed.metric && policy->parsed.prune_ratio < 0;
     policy->text = budget > 0 && has_budget ? with_budget(text, budget, err) : strdup(text);
     if (!policy->text)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a policy");
-    code = butler_policy_parse(run->model, policy->text, &policy->parsed, err);
+    code = butler_policy_parse(run->engine, policy->text, &policy->parsed, err);
     policy->budget = budget_of(&policy->parsed);
     for (int i = 0; i < run->n_policies && code == 0; i++)
         if (strcmp(run->policies[i].text, policy->text) == 0)

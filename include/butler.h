@@ -2,13 +2,21 @@
  *
  * The only public header. The life of a program that uses it:
  *
- *     model   = butler_model_load(path)            a GGUF file, mapped; weights are borrowed from the mapping
- *     session = butler_session_new(model, policy)  one text: its KV cache and what its policy remembers
+ *     model   = butler_model_load(path)              a GGUF file, mapped: weights and tokenizer; immutable, shared
+ *     engine  = butler_engine_new(model)             the model on a device: threads, scratch, KV pages of all its sessions
+ *     session = butler_session_new(engine, policy)   one text: its KV cache and what its policy remembers
  *     butler_tokenize -> butler_prefill -> { butler_sample -> butler_step } -> butler_session_stats
+ *     butler_run                                     the same for many sessions at once
  *
  * Conventions. Sizes are counts of elements unless the name says bytes. A function that can fail returns 0 (or a
  * count >= 0) when it worked and a negative enum butler_code when not, and then fills *err; err may be NULL.
- * Nothing here prints, exits or reads the environment. A model may be shared by threads; a session may not.
+ * Nothing here prints, exits or reads the environment.
+ *
+ * Threads. A model may be used by any number of threads. An engine and all its sessions are used by one thread at a time;
+ * only butler_session_cancel may be called from any thread.
+ *
+ * Parameter structs begin with struct_size. Zeroed structs mean the defaults; a caller who sets struct_size to sizeof of the
+ * struct it was built with is refused by a library that expects another layout.
  */
 #ifndef BUTLER_H
 #define BUTLER_H
@@ -34,7 +42,8 @@ enum butler_code {
     BUTLER_ERROR_UNSUPPORTED = -4, /* well formed, but nothing we know how to run */
     BUTLER_ERROR_MEMORY = -5,
     BUTLER_ERROR_LENGTH = -6,  /* more tokens than the context holds */
-    BUTLER_ERROR_NUMERIC = -7, /* NaN or infinity where a number was due */
+    BUTLER_ERROR_NUMERIC = -7, /* NaN or infinity where a number was expected */
+    BUTLER_ERROR_CANCELLED = -8, /* the caller asked to stop; the session holds the tokens of all whole chunks */
 };
 
 /* Filled by every function that fails: which code, and a sentence naming what and where (file, offset, key, flag). */
@@ -45,17 +54,14 @@ struct butler_error {
 
 /* ------------------------------------------------------------------------------------------------- model */
 
-struct butler_model; /* weights, tokenizer, thread pool, metric registry: the engine */
+struct butler_model; /* weights and tokenizer of a file */
 
 struct butler_model_params {
-    int n_threads;   /* 0: one per online core */
-    const char *isa; /* NULL: the best this CPU has; else "ref", "avx2", "avx512", "amx" or "neon" */
-    bool byte_activations; /* where it is faster, activations that meet quantised weights are rounded to 8 bits, as other engines
-                            * have them, instead of 16 or more */
-    bool vocabulary_only; /* only the tokenizer: the file needs no tensors, and no session can be made */
+    size_t struct_size;   /* 0 or sizeof(struct butler_model_params) */
+    bool vocabulary_only; /* only the tokenizer: the file needs no tensors, and no engine can be made */
 };
 
-/* Maps a GGUF file and binds its tensors. params may be NULL. NULL on failure. */
+/* Maps a GGUF file and binds its tensors. params may be NULL. NULL on failure. Freed after its engines. */
 struct butler_model *butler_model_load(const char *path, const struct butler_model_params *params, struct butler_error *err);
 void butler_model_free(struct butler_model *model);
 
@@ -65,10 +71,8 @@ struct butler_model_info {
     const char *file_type;    /* the type most weights are in, "Q8_0" */
     const char *tokenizer;    /* "llama" (SentencePiece) or "gpt2" (byte-level BPE) */
     const char *chat_template; /* the model's own Jinja text, or NULL */
-    const char *isa;          /* kernels in use */
     int n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab;
     int n_ctx_train; /* tokens the model was trained for */
-    int n_threads;
     uint64_t n_params;
     uint64_t weight_bytes;      /* all tensors in the file */
     uint64_t step_weight_bytes; /* what one decode step reads of them */
@@ -77,11 +81,43 @@ struct butler_model_info {
 /* Owned by the model. */
 const struct butler_model_info *butler_model_get_info(const struct butler_model *model);
 
+/* ------------------------------------------------------------------------------------------------ engine */
+
+struct butler_engine; /* a model on a device */
+
+struct butler_engine_params {
+    size_t struct_size;    /* 0 or sizeof(struct butler_engine_params) */
+    int n_threads;         /* 0: one per online core */
+    const char *isa;       /* NULL: the best this CPU has; else "ref", "avx2", "avx512", "amx" or "neon" */
+    int n_block;           /* most tokens of one pass, of all sessions together; 0: what suits the device */
+    uint64_t kv_bytes;     /* most bytes of KV pages of all sessions of one KV type; 0: the machine's memory */
+    uint64_t prefix_bytes; /* most bytes that the prefix cache keeps alive; 0: no prefix cache */
+};
+
+/* params may be NULL. NULL on failure. The model must outlive the engine; all sessions are freed before it. */
+struct butler_engine *butler_engine_new(struct butler_model *model, const struct butler_engine_params *params,
+                                        struct butler_error *err);
+void butler_engine_free(struct butler_engine *engine);
+struct butler_model *butler_engine_model(const struct butler_engine *engine);
+
+struct butler_engine_info {
+    const char *device; /* "cpu" */
+    const char *isa;    /* kernels in use */
+    int n_threads, n_block;
+    uint64_t kv_memory;      /* bytes of KV pages in use: a page that several sessions share counts once */
+    uint64_t scratch_memory; /* bytes reserved for activations and scratch; what is never written costs nothing */
+    uint64_t prefix_memory;  /* bytes that the prefix cache holds: pages, counted also in kv_memory */
+    uint64_t prefix_lookups, prefix_hits; /* prompts that were looked up; those that found a beginning */
+    uint64_t prefix_tokens;               /* tokens that did not have to be read again */
+};
+
+void butler_engine_get_info(const struct butler_engine *engine, struct butler_engine_info *info);
+
 /* -------------------------------------------------------------------------------------------- predictors */
 
-/* Gives the model a predictor from a file that was trained for it: what the policies tokenbutler (version 1) and tokenbutler2
+/* Gives the engine a predictor from a file that was trained for it: what the policies tokenbutler (version 1) and tokenbutler2
  * (version 2) select by. One of each version; a file for another model is an error that names both fingerprints. */
-int butler_predictor_attach(struct butler_model *model, const char *path, struct butler_error *err);
+int butler_predictor_attach(struct butler_engine *engine, const char *path, struct butler_error *err);
 
 struct butler_predictor_info {
     const char *path;
@@ -95,8 +131,8 @@ struct butler_predictor_info {
     const char *text;
 };
 
-/* The predictor of this version that the model has, if any. Strings are the model's. */
-bool butler_predictor_describe(const struct butler_model *model, int version, struct butler_predictor_info *info);
+/* The predictor of this version that the engine has, if any. Strings are the engine's. */
+bool butler_predictor_describe(const struct butler_engine *engine, int version, struct butler_predictor_info *info);
 
 /* --------------------------------------------------------------------------------------------- tokenizer */
 
@@ -134,42 +170,77 @@ size_t butler_utf8_push(struct butler_utf8 *stream, const char *bytes, size_t n_
 enum butler_kv_type { BUTLER_KV_F32, BUTLER_KV_F16, BUTLER_KV_Q8_0, BUTLER_N_KV_TYPES };
 
 struct butler_session_params {
-    int n_ctx;           /* most tokens of the text; 0: what the model was trained for */
-    int n_block;         /* prompt tokens per pass; 0: 256, 512 with a matrix unit */
+    size_t struct_size;        /* 0 or sizeof(struct butler_session_params) */
+    int n_ctx;                 /* most tokens of the text; 0: what the model was trained for */
     enum butler_kv_type kv_type;
-    const char *policy;  /* "full", "quest:budget=1024", ...; NULL: "full". See butler_policy_describe */
-    uint64_t seed;       /* for the policy "random" */
+    const char *policy;        /* "full", "quest:budget=1024", ...; NULL: "full". See butler_policy_describe */
+    uint64_t seed;             /* for the policy "random" */
 };
 
 struct butler_session;
 
-struct butler_session *butler_session_new(struct butler_model *model, const struct butler_session_params *params,
+/* params may be NULL: "full", F16 keys and values. */
+struct butler_session *butler_session_new(struct butler_engine *engine, const struct butler_session_params *params,
                                           struct butler_error *err);
 void butler_session_free(struct butler_session *session);
 
-/* Called with the logits [n_vocab] after each position of a prompt. */
-typedef void butler_logits_fn(void *user, int position, const float *logits);
+/* Called with the logits [n_vocab] after each position. false: stop (BUTLER_ERROR_CANCELLED). */
+typedef bool butler_logits_fn(void *user, int position, const float *logits);
 
-/* Runs ids[n] as a prompt: dense attention, whole blocks at a time; an evicting policy then keeps its budget.
- * each, if not NULL, gets the logits of every position; otherwise only those of the last are computed.
- * A prompt that does not fit is refused before anything changes. After BUTLER_ERROR_NUMERIC (the model gave NaN or
- * infinity) the session can only be read and freed. */
+/* A part of what butler_run does: some tokens of one session. */
+struct butler_span {
+    struct butler_session *session;
+    const int32_t *ids; /* [n] */
+    int n;
+    /* Tokens at positions below prompt_end are a prompt: they attend densely, whole blocks at a time, and where the prompt ends an
+     * evicting policy cuts the cache to its budget. A prompt may come in several spans, each with the same prompt_end. Tokens from
+     * prompt_end on are decoded, one after the other, under the policy. */
+    int prompt_end;
+    bool no_logits;         /* logits after the span's last token are not wanted (those of a prompt that goes on never are made) */
+    butler_logits_fn *each; /* gets the logits of every position; or NULL */
+    void *user;
+};
+
+/* Runs all spans, in passes of up to n_block tokens in which every row of weights is read once for all of them. What a session
+ * computes is the same, bit for bit, whatever else is in the call and however its tokens are cut into spans. A session may occur
+ * once. Where a span is wrong nothing changes and every bad span has its error in errs[n] (may be NULL); code 0 where nothing is
+ * wrong. A session that fails inside (BUTLER_ERROR_NUMERIC: the model gave NaN or infinity; BUTLER_ERROR_MEMORY: KV pages ran
+ * out) can then only be read, truncated to 0 and freed; the others go on. A session that is cancelled stops between passes.
+ * Returns 0 or the first error. */
+int butler_run(struct butler_engine *engine, const struct butler_span *spans, int n, struct butler_error *errs);
+
+/* Runs ids[n] as a whole prompt. each, if not NULL, gets the logits of every position; otherwise only those of the last are
+ * computed. A prompt that does not fit is refused before anything changes. */
 int butler_prefill(struct butler_session *session, const int32_t *ids, int n, butler_logits_fn *each, void *user,
                    struct butler_error *err);
 
-/* fn, if not NULL, is called after every block of a prompt: done of its n tokens are read. */
-typedef void butler_progress_fn(void *user, int done, int n);
+/* fn, if not NULL, is called after every pass with tokens of a prompt: done of the span's n tokens are read. false: stop. */
+typedef bool butler_progress_fn(void *user, int done, int n);
 void butler_session_on_progress(struct butler_session *session, butler_progress_fn *fn, void *user);
+
+/* From any thread: a prompt that is being read ends after the pass that is running, with BUTLER_ERROR_CANCELLED and the session
+ * intact. Where nothing runs, the session's next run ends so before it begins. */
+void butler_session_cancel(struct butler_session *session);
 
 /* Decodes one token under the policy. */
 int butler_step(struct butler_session *session, int32_t id, struct butler_error *err);
 
-/* Decodes one token of each of n different sessions of the same model, each under its own policy: every row of weights is
- * read once for all (up to 64, and not more than the first session's n_block, at a time). What a session computes is what
- * butler_step would have, bit for bit. Weights read count for the first session, wall time in equal shares. errs[n] or NULL:
- * one for each session, code 0 where nothing is wrong. Where an id or a session is wrong nothing changes; a session whose logits are not numbers
- * (BUTLER_ERROR_NUMERIC) fails alone. Returns 0 or the first error. */
+/* Decodes one token of each of n different sessions of one engine, each under its own policy. errs as in butler_run. */
 int butler_step_batch(struct butler_session *const *sessions, const int32_t *ids, int n, struct butler_error *errs);
+
+/* A session that goes on from the same text: pages of keys and values are shared until one of both writes (copy on write), what
+ * the metric keeps is copied. Statistics begin anew. */
+struct butler_session *butler_session_fork(struct butler_session *session, struct butler_error *err);
+
+/* Goes back to the first n tokens of the text, as if the others had never been read; there are no logits then. A policy that
+ * evicts can go back to a point after which it has neither evicted nor observed; else BUTLER_ERROR_ARGUMENT and nothing changes. 0
+ * empties every session, also one that has failed. */
+int butler_session_truncate(struct butler_session *session, int n, struct butler_error *err);
+
+/* Gives an empty session the longest beginning of ids[n] that the engine's prefix cache knows (whole blocks of 64 tokens, always
+ * less than n). Returns how many tokens it has then: the rest is to be run, with prompt_end n. What prompts read is kept for later
+ * ones. 0 under policies whose state after a prompt depends on all its queries (h2o, softprune, prefill=evict). */
+int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err);
 
 /* Logits [n_vocab] after the last token, owned by the session, valid until the next call. NULL before the first. */
 const float *butler_logits(const struct butler_session *session);
@@ -187,24 +258,24 @@ bool butler_should_stop(const struct butler_session *session);
  * temporary file and renamed. Restoring needs the same model (by fingerprint) and gives back a session that continues
  * exactly as the saved one would have. */
 int butler_session_save(const struct butler_session *session, const char *path, struct butler_error *err);
-struct butler_session *butler_session_restore(struct butler_model *model, const char *path, struct butler_error *err);
+struct butler_session *butler_session_restore(struct butler_engine *engine, const char *path, struct butler_error *err);
 
 /* Makes `to` what `from` is, whatever it held before: it continues exactly as `from` would, so that several texts can
  * follow one beginning. Both of the same model, policy, context, KV type and seed, or BUTLER_ERROR_ARGUMENT and nothing
  * has changed. Statistics stay each session's own. A copy of an empty session is an empty session. */
-int butler_session_copy(struct butler_session *to, const struct butler_session *from, struct butler_error *err);
+int butler_session_copy(struct butler_session *to, struct butler_session *from, struct butler_error *err);
 
 /* What the session cost so far. Bytes are those the kernels were asked to read in decode steps. */
 struct butler_stats {
     uint64_t n_prefill, n_decode; /* tokens */
-    double prefill_s, decode_s;   /* wall time */
+    double prefill_s, decode_s;   /* wall time; of a pass of several sessions each has its tokens' share */
     double score_s, select_s, attend_s; /* wall time inside decode_s */
     double predict_s;                   /* ... and that of the predictor */
     uint64_t weight_bytes;
     uint64_t kv_bytes;      /* keys and values read */
     uint64_t metric_bytes;  /* read to score, to observe and to summarise */
     uint64_t full_kv_bytes; /* keys and values a dense decode would have read */
-    uint64_t kv_memory, metric_memory; /* bytes held now */
+    uint64_t kv_memory, metric_memory; /* bytes held now, shared pages included */
     uint64_t kv_memory_peak;
     uint64_t predict_bytes; /* the predictor's weights read (weight_bytes has the model's alone) */
     uint64_t units_selected, units_reused; /* retrieve: tokens or pages read; of them, read in the step before too */
@@ -223,6 +294,7 @@ int butler_last_selection(const struct butler_session *session, int layer, int h
 /* ----------------------------------------------------------------------------------------------- sampler */
 
 struct butler_sampler_params {
+    size_t struct_size; /* 0 or sizeof(struct butler_sampler_params) */
     float temperature; /* <= 0: greedy */
     int top_k;         /* 0: off */
     float top_p;       /* 1: off */
@@ -239,8 +311,8 @@ int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n
 
 /* ---------------------------------------------------------------------------------------------- policies */
 
-/* Checks a policy string against this model without building anything. */
-int butler_policy_check(const struct butler_model *model, const char *policy, struct butler_error *err);
+/* Checks a policy string against this engine without building anything. */
+int butler_policy_check(const struct butler_engine *engine, const char *policy, struct butler_error *err);
 
 /* One named number of a policy or metric. */
 struct butler_param {
@@ -256,8 +328,8 @@ struct butler_policy_info {
     const char *defaults; /* the policy string with every parameter written out */
 };
 
-/* The i-th policy this model knows (built in, then plug-ins), false past the last. model may be NULL. */
-bool butler_policy_describe(const struct butler_model *model, int i, struct butler_policy_info *info);
+/* The i-th policy this engine knows (built in, then plug-ins), false past the last. engine may be NULL. */
+bool butler_policy_describe(const struct butler_engine *engine, int i, struct butler_policy_info *info);
 
 /* ------------------------------------------------------------------------------------------ metric plug-ins
  *
@@ -340,12 +412,12 @@ struct butler_metric {
     bool by_position; /* the newer a token, the higher its score: an evicting policy need not ask for scores. Built-in metrics only */
 };
 
-/* Makes a metric known to this model under metric->name, as a retrieving policy whose method, budget and the rest are
- * set in the policy string. The struct must outlive the model. */
-int butler_metric_register(struct butler_model *model, const struct butler_metric *metric, struct butler_error *err);
+/* Makes a metric known to this engine under metric->name, as a retrieving policy whose method, budget and the rest are
+ * set in the policy string. The struct must outlive the engine. */
+int butler_metric_register(struct butler_engine *engine, const struct butler_metric *metric, struct butler_error *err);
 
 /* Loads a shared object and registers what its `const struct butler_metric *butler_plugin_metric(void)` returns. */
-int butler_plugin_load(struct butler_model *model, const char *path, struct butler_error *err);
+int butler_plugin_load(struct butler_engine *engine, const char *path, struct butler_error *err);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -28,7 +28,8 @@ struct butler_train_params {
 };
 
 struct butler_trainer {
-    struct butler_model *model; /* borrowed */
+    struct butler_engine *engine; /* borrowed */
+    struct butler_model *model;   /* the engine's */
     struct butler_train_params params;
     const struct butler_gather *reduce; /* borrowed */
     struct butler_blas *blas;
@@ -49,7 +50,7 @@ struct butler_trainer {
 };
 
 /* Model, data and reduce must outlive the trainer. */
-struct butler_trainer *butler_trainer_new(struct butler_model *model, const struct butler_train_params *params,
+struct butler_trainer *butler_trainer_new(struct butler_engine *engine, const struct butler_train_params *params,
                                           const struct butler_gather *reduce, struct butler_error *err);
 void butler_trainer_free(struct butler_trainer *trainer);
 

@@ -8,7 +8,7 @@
 
 /* What one thread needs: a view of the model with threads of its own, and room for a predictor's text. */
 struct butler_train_worker {
-    struct butler_model model; /* a shallow copy: weights are the caller's */
+    struct butler_engine *engine; /* of its own: sessions of one engine are used by one thread at a time */
     struct butler_net *net;
     int32_t *ids;
 };
@@ -50,16 +50,15 @@ static int make_workers(struct butler_trainer *trainer, struct butler_error *err
         return BUTLER_ERROR_MEMORY;
     for (int i = 0; i < trainer->n_workers; i++) {
         struct butler_train_worker *worker = &trainer->workers[i];
-        worker->model = *trainer->model;
-        worker->model.backend = NULL;
-        worker->model.pool = butler_pool_new(BUTLER_MAX(params->n_threads / trainer->n_workers, 1), err);
-        if (!worker->model.pool)
-            return BUTLER_ERROR_MEMORY;
-        worker->model.backend = butler_backend_cpu(worker->model.pool, trainer->model->backend->kernels, err);
+        /* A text is one pass, so that a layer's queries and keys are there at once and need not be kept. */
+        const struct butler_engine_params engine = {.n_threads = BUTLER_MAX(params->n_threads / trainer->n_workers, 1),
+                                                    .isa = trainer->engine->backend->isa,
+                                                    .n_block = params->length};
+        worker->engine = butler_engine_new(trainer->model, &engine, err);
         worker->net =
-            butler_net_new(trainer->predictor, trainer->blas, trainer->model->backend->kernels, params->loss, params->length, err);
+            butler_net_new(trainer->predictor, trainer->blas, trainer->engine->backend->kernels, params->loss, params->length, err);
         worker->ids = butler_alloc((size_t)params->length * sizeof *worker->ids, err);
-        if (!worker->model.backend || !worker->net || !worker->ids)
+        if (!worker->engine || !worker->net || !worker->ids)
             return BUTLER_ERROR_MEMORY;
     }
     return 0;
@@ -114,19 +113,20 @@ static int make_predictor(struct butler_trainer *trainer, struct butler_error *e
     return 0;
 }
 
-struct butler_trainer *butler_trainer_new(struct butler_model *model, const struct butler_train_params *params,
+struct butler_trainer *butler_trainer_new(struct butler_engine *engine, const struct butler_train_params *params,
                                           const struct butler_gather *reduce, struct butler_error *err)
 {
-    if (check_params(model, params, reduce, err) < 0)
+    if (check_params(engine->model, params, reduce, err) < 0)
         return NULL;
     struct butler_trainer *trainer = butler_alloc(sizeof *trainer, err);
     if (!trainer)
         return NULL;
-    trainer->model = model;
+    trainer->engine = engine;
+    trainer->model = engine->model;
     trainer->params = *params;
     trainer->reduce = reduce;
     if (!(trainer->blas = butler_blas_load(err)) ||
-        butler_data_open(&trainer->data, model, params->data, params->n_data, params->valid, params->n_valid, params->length,
+        butler_data_open(&trainer->data, trainer->model, params->data, params->n_data, params->valid, params->n_valid, params->length,
                          params->seed, err) < 0 ||
         make_predictor(trainer, err) < 0)
         goto fail;
@@ -145,8 +145,7 @@ void butler_trainer_free(struct butler_trainer *trainer)
     if (!trainer)
         return;
     for (int i = 0; trainer->workers && i < trainer->n_workers; i++) {
-        butler_backend_free(trainer->workers[i].model.backend);
-        butler_pool_free(trainer->workers[i].model.pool);
+        butler_engine_free(trainer->workers[i].engine);
         butler_net_free(trainer->workers[i].net);
         free(trainer->workers[i].ids);
     }
@@ -167,11 +166,10 @@ void butler_trainer_free(struct butler_trainer *trainer)
 
 /* -------------------------------------------------------------------------------------------------- a text */
 
-/* The model reads n tokens in one block, so that a layer's queries and keys are there at once and need not be kept. */
 static int read_text(struct butler_train_worker *worker, int n, struct butler_error *err)
 {
-    const struct butler_session_params params = {.n_ctx = n, .n_block = n, .kv_type = BUTLER_KV_F16};
-    struct butler_session *session = butler_session_new(&worker->model, &params, err);
+    const struct butler_session_params params = {.n_ctx = n, .kv_type = BUTLER_KV_F16};
+    struct butler_session *session = butler_session_new(worker->engine, &params, err);
     if (!session)
         return err->code;
     struct butler_capture capture = butler_net_capture;
@@ -179,7 +177,7 @@ static int read_text(struct butler_train_worker *worker, int n, struct butler_er
     session->capture = &capture;
     butler_net_begin(worker->net, n);
     int code = butler_prefill(session, worker->ids, n, NULL, NULL, err);
-    if (code == 0 && worker->net->layers_seen != worker->model.hp.n_layers - 1)
+    if (code == 0 && worker->net->layers_seen != worker->engine->model->hp.n_layers - 1)
         code = butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "a text of %d tokens was not read in one block", n);
     butler_session_free(session);
     return code;

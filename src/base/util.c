@@ -144,12 +144,17 @@ int butler_arena_make(struct butler_arena *arena, struct butler_error *err)
     arena->base = butler_reserve(arena->size, false, err); /* much of it serves only the longest texts */
     if (!arena->base)
         return BUTLER_ERROR_MEMORY;
+    butler_arena_place(arena);
+    return 0;
+}
+
+void butler_arena_place(struct butler_arena *arena)
+{
     for (int i = 0; i < arena->n_pieces; i++) {
         /* memcpy because `where` really points to a T *, which may not be written through a void **. */
         void *piece = arena->base + arena->pieces[i].offset;
         memcpy(arena->pieces[i].where, &piece, sizeof piece);
     }
-    return 0;
 }
 
 void butler_arena_free(struct butler_arena *arena)

@@ -41,6 +41,7 @@ struct butler_arena {
 };
 void butler_arena_want(struct butler_arena *arena, void *where /* T ** */, size_t count, size_t element);
 int butler_arena_make(struct butler_arena *arena, struct butler_error *err);
+void butler_arena_place(struct butler_arena *arena); /* the pieces of an arena whose base somebody else has allocated */
 void butler_arena_free(struct butler_arena *arena);
 
 /* A file mapped read-only. */

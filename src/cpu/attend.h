@@ -4,6 +4,7 @@
 #define BUTLER_ATTEND_H
 
 #include "engine/backend.h"
+#include "kernels/kernels.h"
 
 /* Rotates the first n_rot of x in place. */
 void butler_rotate(const struct butler_kernels *kernels, enum butler_rope rope, float *x, const float *cos, const float *sin,
@@ -11,13 +12,15 @@ void butler_rotate(const struct butler_kernels *kernels, enum butler_rope rope, 
 
 void butler_attend_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
                           int n);
+void butler_attend_summarise(struct butler_backend *backend, const struct butler_layer_state *state, int first);
 void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
                          int window, int observe_from);
 void butler_attend_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q);
 void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                   const float *v, const struct butler_lists *lists, float *out, bool observe);
+                   const float *v, const struct butler_lists *lists, int newest, float *out, bool observe);
+void butler_attend_spans(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans);
 
-/* The pieces, for a pass that wants them one after the other in one task (src/cpu/retrieve.c). */
+/* The pieces, for tasks that do them one after the other (retrieve.c, attend_spans.c). */
 
 /* What append does for one KV head. */
 void butler_attend_append_head(const struct butler_layer_state *state, int kv_head, const float *k, const float *v, int n);
@@ -39,7 +42,25 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
  * attention weights of the list. */
 void butler_attend_combine(const struct butler_layer_state *state, int head, int n, float *out, bool weights);
 
-/* The pieces of a prompt's block (attend_block.c). */
+/* All of a decode step for one KV head whose new key and value are in the cache, by one thread: its lists (or, NULL, its newest
+ * slots), combined, and shown to the metric if observe. */
+void butler_attend_head(const struct butler_layer_state *state, int thread, int kv_head, const float *q,
+                        const struct butler_lists *lists, int newest, float *out, bool observe);
+
+/* A prompt's block (attend_prefill.c), cut into tasks that may run in any order. */
+struct butler_attend_block_job {
+    const struct butler_layer_state *state;
+    const float *q;
+    float *out;
+    int n, window, observe_from, tile_tokens, n_tiles;
+    bool tiles; /* in the matrix unit */
+};
+/* Fills *job and returns its number of tasks. n_threads: that will share them, or the tasks of other sessions. */
+int butler_attend_block_begin(struct butler_attend_block_job *job, const struct butler_layer_state *state, const float *q, float *out,
+                              int n, int window, int observe_from, int n_threads);
+void butler_attend_block_task(const struct butler_attend_block_job *job, int task, int thread);
+
+/* The pieces of a prompt's block. */
 
 /* Rows of keys of slots[first .. first + n) of a list (slots NULL: 0, 1, ...). */
 void butler_attend_keys(const struct butler_kv *kv, const struct butler_kv_head *head, const uint32_t *slots, int first, int n,
@@ -72,19 +93,12 @@ static inline int butler_n_scores(const struct butler_layer_state *state, int kv
     return BUTLER_CEIL_DIV(butler_kv_at(state->kv, state->layer, kv_head)->n_slots, unit);
 }
 
-/* Layers that select together: 0; 1 to 4; 5 to 8; ... as predictors of version 2 serve them. */
-static inline int butler_ahead_group(int layer)
+/* Time since *clock to a counter of threads' time; moves the clock. */
+static inline void butler_count_ns(uint64_t *counter, double *clock)
 {
-    return (layer + BUTLER_AHEAD - 1) / BUTLER_AHEAD;
-}
-
-/* Whether this layer's step at `position` selects anew (every=): where nothing is left to go by, when its turn has come, or too
- * long after. BUTLER_AHEAD layers have their turn together, so that a predictor that serves them is asked once. */
-static inline bool butler_selects(const struct butler_policy *policy, const struct butler_workspace *work, int layer, int position)
-{
-    const int age = position + 1 - work->selected_at[layer];
-    return work->selected_at[layer] == 0 || age <= 0 || age >= policy->every ||
-           (position + butler_ahead_group(layer)) % policy->every == 0;
+    const double now = butler_seconds(), ns = (now - *clock) * 1e9;
+    *clock = now;
+    __atomic_fetch_add(counter, (uint64_t)ns, __ATOMIC_RELAXED);
 }
 
 /* Units of a head: tokens, or pages of policy->unit slots. */

@@ -1,4 +1,4 @@
-/* Attention: from ids and queries to outputs (of a prompt's block: attend_block.c). A decode step cuts every list into slices of
+/* Attention: from ids and queries to outputs (of a prompt's block: attend_prefill.c; of many sessions: attend_spans.c). A decode step cuts every list into slices of
  * BUTLER_SLICE tokens; a slice keeps its maximum, its sum and its weighted values, and slices are put together in order, whoever
  * computed them. */
 #include <math.h>
@@ -42,6 +42,25 @@ void butler_attend_append_head(const struct butler_layer_state *state, int kv_he
         view.bytes = &bytes;
         metric->append(state->shape, state->policy->values, &view, first, n);
         count(&state->traffic->metric_bytes, bytes);
+    }
+}
+
+void butler_attend_summarise(struct butler_backend *backend, const struct butler_layer_state *state, int first)
+{
+    const struct butler_metric *metric = state->policy->metric;
+    (void)backend;
+    for (int h = 0; h < state->kv->n_kv_heads; h++) {
+        struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, h);
+        butler_kv_make_norms(state->kv, head, first);
+        if (!metric || !metric->append || state->layer < state->policy->dense_layers || first >= head->n_slots)
+            continue;
+        if (state->kv->record_slots > 0) {
+            const size_t from = (size_t)(first / state->kv->record_slots),
+                         end = (size_t)BUTLER_CEIL_DIV(head->n_slots, state->kv->record_slots);
+            memset(head->records + from * state->kv->record_bytes, 0, (end - from) * state->kv->record_bytes);
+        }
+        const struct butler_head_view view = butler_kv_view(state->kv, state->layer, h, state->position);
+        metric->append(state->shape, state->policy->values, &view, first, head->n_slots - first);
     }
 }
 
@@ -150,9 +169,9 @@ static void rotate_rows(const struct butler_layer_state *state, int thread, int 
     const struct butler_workspace *work = state->work;
     float *x = work->rotated + (size_t)thread * BUTLER_CHUNK * (size_t)kv->head_dim;
     for (int i = 0; i < n; i++, x += kv->head_dim) {
-        const size_t at = (size_t)(first_rank + i) * (size_t)work->n_rot / 2;
+        const size_t at = (size_t)(first_rank + i) * (size_t)kv->n_rot / 2;
         kv->kernels->load_row[kv->type](x, rows[i], kv->head_dim);
-        butler_rotate(kv->kernels, work->rope, x, work->rope_cos + at, work->rope_sin + at, work->n_rot);
+        butler_rotate(kv->kernels, kv->rope, x, kv->rope_cos + at, kv->rope_sin + at, kv->n_rot);
         rows[i] = x;
     }
 }
@@ -162,7 +181,7 @@ void butler_attend_scores(const struct butler_layer_state *state, int thread, fl
 {
     const struct butler_kv *kv = state->kv;
     const size_t dim = (size_t)kv->head_dim;
-    if (!state->work->rope_cos) {
+    if (!kv->rope_cos) {
         kv->kernels->qk[kv->type](s, stride, q, dim, n_q, keys, n, kv->head_dim);
         return;
     }
@@ -177,16 +196,16 @@ void butler_attend_scores(const struct butler_layer_state *state, int thread, fl
 static float *scaled_queries(const struct butler_layer_state *state, int thread, const float *q, int n_q, int rank)
 {
     const struct butler_workspace *work = state->work;
-    const struct butler_kernels *kernels = state->kv->kernels;
-    const int dim = state->kv->head_dim;
+    const struct butler_kv *kv = state->kv;
+    const struct butler_kernels *kernels = kv->kernels;
+    const int dim = kv->head_dim;
     float *scaled = work->tile_q + (size_t)thread * (size_t)work->tile_rows * (size_t)dim;
     memcpy(scaled, q, (size_t)n_q * (size_t)dim * sizeof *scaled);
     kernels->scale(scaled, 1.0f / sqrtf((float)dim), n_q * dim);
-    if (work->rope_cos)
+    if (kv->rope_cos)
         for (int i = 0; i < n_q; i++)
-            butler_rotate(kernels, work->rope, scaled + (size_t)i * (size_t)dim,
-                          work->rope_cos + (size_t)rank * (size_t)work->n_rot / 2,
-                          work->rope_sin + (size_t)rank * (size_t)work->n_rot / 2, work->n_rot);
+            butler_rotate(kernels, kv->rope, scaled + (size_t)i * (size_t)dim, kv->rope_cos + (size_t)rank * (size_t)kv->n_rot / 2,
+                          kv->rope_sin + (size_t)rank * (size_t)kv->n_rot / 2, kv->n_rot);
     return scaled;
 }
 
@@ -234,7 +253,7 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
     const struct butler_kv *kv = state->kv;
     const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, slice->head / group_of(state));
     const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
-    const bool in_three = state->work->rope_cos != NULL;
+    const bool in_three = kv->rope_cos != NULL;
     float *out = state->work->tile_out + (size_t)thread * (size_t)state->work->tile_rows * dim;
     const float *scaled = scaled_queries(state, thread, q + (size_t)slice->head * dim, slice->n_q, cache->n_slots - 1);
     const void *keys[BUTLER_SLICE + BUTLER_PAIRS_NEXT];
@@ -308,14 +327,21 @@ static bool slice_of(const struct attend_job *job, int task, struct butler_slice
     return slice->index * BUTLER_SLICE < slice->n;
 }
 
-static void slice_task(void *context, int task, int thread)
+/* Slice `task` of all lists; the next one, of those before `end`, is prefetched. */
+static void attend_slice(const struct attend_job *job, int task, int end, int thread)
 {
-    const struct attend_job *job = context;
+    const int next_list = (task / job->n_slices + 1) * job->n_slices;
     struct butler_slice slice, next;
     if (!slice_of(job, task, &slice))
         return;
-    const bool more = slice_of(job, task + 1, &next) || slice_of(job, (task / job->n_slices + 1) * job->n_slices, &next);
+    const bool more = (task + 1 < end && slice_of(job, task + 1, &next)) || (next_list < end && slice_of(job, next_list, &next));
     butler_attend_slice(job->state, thread, job->q, &slice, more ? &next : NULL, job->observe);
+}
+
+static void slice_task(void *context, int task, int thread)
+{
+    const struct attend_job *job = context;
+    attend_slice(job, task, job->lists->n_lists * job->n_slices, thread);
 }
 
 /* The weights of a list as weights of all slots of the head: what was not read got none. */
@@ -381,9 +407,42 @@ static void head_task(void *context, int kv_head, int thread)
     combine_task(context, kv_head, thread);
 }
 
-void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                   const float *v, const struct butler_lists *lists, float *out, bool observe)
+/* Lists of the newest slots of all KV heads. */
+static struct butler_lists newest_lists(const struct butler_layer_state *state, int newest)
 {
+    struct butler_lists lists = {state->kv->n_kv_heads, state->work->list_slots, state->work->list_n};
+    for (int h = 0; h < lists.n_lists; h++) {
+        lists.slots[h] = state->kv->rope_cos ? butler_kv_at(state->kv, state->layer, h)->order : NULL;
+        lists.n[h] = newest;
+    }
+    return lists;
+}
+
+void butler_attend_head(const struct butler_layer_state *state, int thread, int kv_head, const float *q,
+                        const struct butler_lists *lists, int newest, float *out, bool observe)
+{
+    struct butler_lists all;
+    if (!lists) {
+        all = newest_lists(state, newest);
+        lists = &all;
+    }
+    const int n_lists = lists->n_lists / state->kv->n_kv_heads;
+    struct attend_job job = {state, q, NULL, NULL, lists, out, 1, state->n_heads / lists->n_lists, observe};
+    for (int list = kv_head * n_lists; list < (kv_head + 1) * n_lists; list++)
+        job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(lists->n[list], BUTLER_SLICE));
+    for (int task = kv_head * n_lists * job.n_slices; task < (kv_head + 1) * n_lists * job.n_slices; task++)
+        attend_slice(&job, task, (kv_head + 1) * n_lists * job.n_slices, thread);
+    combine_task(&job, kv_head, thread);
+}
+
+void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                   const float *v, const struct butler_lists *lists, int newest, float *out, bool observe)
+{
+    struct butler_lists all;
+    if (!lists) {
+        all = newest_lists(state, newest);
+        lists = &all;
+    }
     struct attend_job job = {state, q, k, v, lists, out, 1, state->n_heads / lists->n_lists, observe};
     for (int i = 0; i < lists->n_lists; i++)
         job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(lists->n[i], BUTLER_SLICE));

@@ -20,17 +20,9 @@ enum {
     KEPT_FLOATS = 1 << 20, /* if so many floats hold their weights */
 };
 
-struct block_job {
-    const struct butler_layer_state *state;
-    const float *q;
-    float *out;
-    int n, window, observe_from, tile_tokens, n_tiles;
-    bool tiles; /* in the matrix unit */
-};
-
 /* What a task works on, and its scratch. Rows are (token, query head): a token's query heads are neighbours. */
 struct tile {
-    const struct block_job *job;
+    const struct butler_attend_block_job *job;
     const struct butler_kv_head *cache;
     const uint32_t *slots; /* keys in the order of the text; NULL: as they lie */
     int kv_head, thread, group, first, n, n_rows, before, n_keys;
@@ -98,9 +90,9 @@ size_t butler_attend_block_floats(int group, int head_dim, int max_slots)
 static void load_queries(struct tile *tile)
 {
     const struct butler_layer_state *state = tile->job->state;
-    const struct butler_workspace *work = state->work;
-    const struct butler_kernels *kernels = state->kv->kernels;
-    const int dim = state->kv->head_dim, width = tile->group * dim;
+    const struct butler_kv *kv = state->kv;
+    const struct butler_kernels *kernels = kv->kernels;
+    const int dim = kv->head_dim, width = tile->group * dim;
     for (int t = 0; t < tile->n; t++) {
         float *q = tile->q + (size_t)(t * width);
         memcpy(q,
@@ -108,9 +100,9 @@ static void load_queries(struct tile *tile)
                    ((size_t)(tile->first + t) * (size_t)state->n_heads + (size_t)(tile->kv_head * tile->group)) * (size_t)dim,
                (size_t)width * sizeof *q);
         kernels->scale(q, 1.0f / sqrtf((float)dim), width);
-        const size_t at = (size_t)(tile->before + t) * (size_t)work->n_rot / 2;
-        for (int i = 0; work->rope_cos && i < tile->group; i++)
-            butler_rotate(kernels, work->rope, q + i * dim, work->rope_cos + at, work->rope_sin + at, work->n_rot);
+        const size_t at = (size_t)(tile->before + t) * (size_t)kv->n_rot / 2;
+        for (int i = 0; kv->rope_cos && i < tile->group; i++)
+            butler_rotate(kernels, kv->rope, q + i * dim, kv->rope_cos + at, kv->rope_sin + at, kv->n_rot);
     }
     if (tile->job->tiles)
         kernels->pack_columns(tile->packed_q, tile->q, (size_t)dim, tile->n_rows, dim);
@@ -119,7 +111,6 @@ static void load_queries(struct tile *tile)
 /* Keys and values [first, first + n) for the matrix unit. */
 static void pack_chunk(struct tile *tile, int first, int n)
 {
-    const struct butler_workspace *work = tile->job->state->work;
     const struct butler_kv *kv = tile->job->state->kv;
     const int dim = kv->head_dim, n_packed = round_up(n, BUTLER_ATTEND_KEYS);
     const void *keys[KEYS], *values[KEYS];
@@ -127,10 +118,10 @@ static void pack_chunk(struct tile *tile, int first, int n)
     memset(tile->widened, 0, (size_t)(n_packed * dim) * sizeof *tile->widened);
     for (int i = 0; i < n; i++) {
         float *x = tile->widened + (size_t)(butler_attend_place(i) * dim);
-        const size_t at = (size_t)(first + i) * (size_t)work->n_rot / 2;
+        const size_t at = (size_t)(first + i) * (size_t)kv->n_rot / 2;
         kv->kernels->load_row[kv->type](x, keys[i], dim);
-        if (work->rope_cos)
-            butler_rotate(kv->kernels, work->rope, x, work->rope_cos + at, work->rope_sin + at, work->n_rot);
+        if (kv->rope_cos)
+            butler_rotate(kv->kernels, kv->rope, x, kv->rope_cos + at, kv->rope_sin + at, kv->n_rot);
     }
     kv->kernels->pack_rows(tile->packed_keys, tile->widened, (size_t)dim, n_packed, dim);
     memset(tile->widened + (size_t)(n * dim), 0, (size_t)((n_packed - n) * dim) * sizeof *tile->widened);
@@ -274,7 +265,7 @@ static void write_out(const struct tile *tile)
 }
 
 /* Tokens [first, first + n) of the block and the query heads of one KV head against what they see before them. */
-static void attend_tile(const struct block_job *job, int kv_head, int first, int n, bool keeps, int thread)
+static void attend_tile(const struct butler_attend_block_job *job, int kv_head, int first, int n, bool keeps, int thread)
 {
     const struct butler_layer_state *state = job->state;
     const struct butler_kv *kv = state->kv;
@@ -289,7 +280,7 @@ static void attend_tile(const struct block_job *job, int kv_head, int first, int
                         .n = n,
                         .n_rows = n_rows,
                         .keeps = keeps};
-    tile.slots = work->rope_cos ? tile.cache->order : NULL;
+    tile.slots = kv->rope_cos ? tile.cache->order : NULL;
     tile.before = tile.cache->n_slots - job->n + first;
     tile.n_keys = tile.before + n;
     tile.weights = work->tile + (size_t)thread * (size_t)work->tile_rows * work->score_stride;
@@ -323,16 +314,15 @@ static void attend_tile(const struct block_job *job, int kv_head, int first, int
     }
 }
 
-static void attend_tokens(const struct block_job *job, int kv_head, int first, int end, bool keeps, int tokens, int thread)
+static void attend_tokens(const struct butler_attend_block_job *job, int kv_head, int first, int end, bool keeps, int tokens, int thread)
 {
     for (; first < end; first += tokens)
         attend_tile(job, kv_head, first, BUTLER_MIN(tokens, end - first), keeps, thread);
 }
 
 /* A metric sees queries in their order, so a head that is observed is one task. */
-static void block_task(void *context, int task, int thread)
+void butler_attend_block_task(const struct butler_attend_block_job *job, int task, int thread)
 {
-    const struct block_job *job = context;
     const int kv_head = task / job->n_tiles, first = task % job->n_tiles * job->tile_tokens;
     const int end = BUTLER_MIN(first + job->tile_tokens, job->n);
     const int group = job->state->n_heads / job->state->kv->n_kv_heads;
@@ -341,20 +331,34 @@ static void block_task(void *context, int task, int thread)
     attend_tokens(job, kv_head, observed, end, true, BUTLER_MAX(job->state->work->tile_rows / group, 1), thread);
 }
 
-void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
-                         int window, int observe_from)
+int butler_attend_block_begin(struct butler_attend_block_job *job, const struct butler_layer_state *state, const float *q, float *out,
+                              int n, int window, int observe_from, int n_threads)
 {
     const int n_kv_heads = state->kv->n_kv_heads, group = state->n_heads / n_kv_heads;
     const bool observed = state->position + n > observe_from;
-    struct block_job job = {.state = state, .q = q, .out = out, .n = n, .window = window, .observe_from = observe_from};
+    *job = (struct butler_attend_block_job){
+        .state = state, .q = q, .out = out, .n = n, .window = window, .observe_from = observe_from};
     assert(!observed || window == INT32_MAX); /* weights of chunks that were passed over would be missing */
     /* F32 caches are for those who want float arithmetic. */
-    job.tiles = backend->kernels->tiles && state->kv->type != BUTLER_KV_F32 && state->kv->head_dim % 16 == 0;
+    job->tiles = state->kv->kernels->tiles && state->kv->type != BUTLER_KV_F32 && state->kv->head_dim % 16 == 0;
     /* The later tokens of a block see more keys: some tasks more than threads, but a chunk should serve many queries. */
-    const int wanted = BUTLER_CEIL_DIV(3 * butler_pool_size(backend->pool), n_kv_heads);
-    job.tile_tokens =
+    const int wanted = BUTLER_CEIL_DIV(3 * n_threads, n_kv_heads);
+    job->tile_tokens =
         observed ? n
                  : BUTLER_MIN(BUTLER_MAX(BUTLER_CEIL_DIV(n, wanted), BUTLER_CEIL_DIV(STRIP, group)), BUTLER_MAX(ROWS / group, 1));
-    job.n_tiles = BUTLER_CEIL_DIV(n, job.tile_tokens);
-    butler_pool_run(backend->pool, block_task, &job, n_kv_heads * job.n_tiles);
+    job->n_tiles = BUTLER_CEIL_DIV(n, job->tile_tokens);
+    return n_kv_heads * job->n_tiles;
+}
+
+static void block_task(void *context, int task, int thread)
+{
+    butler_attend_block_task(context, task, thread);
+}
+
+void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
+                         int window, int observe_from)
+{
+    struct butler_attend_block_job job;
+    const int n_tasks = butler_attend_block_begin(&job, state, q, out, n, window, observe_from, butler_pool_size(backend->pool));
+    butler_pool_run(backend->pool, block_task, &job, n_tasks);
 }

@@ -1,5 +1,5 @@
-/* The CPU backend: dense operations (this file, products in matmul.c) and the attention side (src/cpu/attend_decode.c, methods/), run by the
- * pool's threads over the kernel table. Outputs are split, never sums, so that the number of threads changes no bit. */
+/* The CPU backend: memory and dense operations (this file, products in matmul.c) and attention (attend_*.c, retrieve.c, evict.c), run
+ * by the pool's threads over the kernel table. Outputs are split, never sums, so that the number of threads changes no bit. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -118,92 +118,134 @@ static void cpu_add(struct butler_backend *backend, float *y, const float *x, si
     backend->kernels->add(y, x, (int)n);
 }
 
-static void cpu_read(struct butler_backend *backend, float *host, const float *buffer, size_t n)
+/* -------------------------------------------------------------------------------------------------- memory */
+
+static void *cpu_alloc(struct butler_backend *backend, size_t n_bytes, bool sparse, struct butler_error *err)
 {
     (void)backend;
-    memcpy(host, buffer, n * sizeof *host);
+    return butler_reserve(n_bytes, !sparse, err);
 }
 
-struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const struct butler_kernels *kernels, struct butler_error *err)
+static void cpu_free(struct butler_backend *backend, void *address, size_t n_bytes)
 {
+    (void)backend;
+    butler_unreserve(address, n_bytes);
+}
+
+static void cpu_discard(struct butler_backend *backend, void *address, size_t n_bytes)
+{
+    (void)backend;
+    butler_reserve_discard(address, n_bytes);
+}
+
+static void cpu_move(struct butler_backend *backend, void *to, const void *from, size_t n_bytes)
+{
+    (void)backend;
+    memcpy(to, from, n_bytes);
+}
+
+static void cpu_zero(struct butler_backend *backend, void *address, size_t n_bytes)
+{
+    (void)backend;
+    memset(address, 0, n_bytes);
+}
+
+/* --------------------------------------------------------------------------------------------------- making */
+
+static void cpu_destroy(struct butler_backend *backend)
+{
+    free(backend);
+}
+
+struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const char *isa, struct butler_error *err)
+{
+    const struct butler_kernels *kernels = butler_kernels_get(isa);
+    if (!kernels) {
+        butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "no kernels for isa '%s' on this CPU", isa);
+        return NULL;
+    }
     struct butler_backend *backend = butler_alloc(sizeof *backend, err);
     if (!backend)
         return NULL;
     *backend = (struct butler_backend){
         .name = "cpu",
+        .isa = kernels->isa,
         .pool = pool,
         .kernels = kernels,
+        /* A matrix unit is faster than weights can be made ready for it: more tokens for each. */
+        .block_rows = kernels->tiles ? 512 : 256,
+        .alloc = cpu_alloc,
+        .free = cpu_free,
+        .discard = cpu_discard,
+        .upload = cpu_move,
+        .download = cpu_move,
+        .copy = cpu_move,
+        .zero = cpu_zero,
         .embed = cpu_embed,
         .matmul = butler_matmul,
-        .expect = butler_matmul_expect,
         .norm = cpu_norm,
         .rope = cpu_rope,
         .activate = cpu_activate,
         .add = cpu_add,
+        .attend_spans = butler_attend_spans,
+        .evict_spans = butler_evict_spans,
         .append = butler_attend_append,
+        .summarise = butler_attend_summarise,
         .attend_block = butler_attend_block,
         .score = butler_attend_score,
         .retrieve = butler_retrieve,
-        .evict = butler_evict,
-        .attend_fused = butler_retrieve_fused,
         .attend = butler_attend,
-        .read = cpu_read,
+        .destroy = cpu_destroy,
     };
     return backend;
 }
 
 void butler_backend_free(struct butler_backend *backend)
 {
-    free(backend);
+    if (backend)
+        backend->destroy(backend);
 }
 
-int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_policy *policy,
-                          int max_slots, int n_block, const struct butler_backend *backend, struct butler_error *err)
+int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_workspace_sizes *sizes,
+                          struct butler_backend *backend, struct butler_error *err)
 {
-    const int n_threads = butler_pool_size(backend->pool);
-    const size_t slots = (size_t)max_slots, heads = (size_t)hp->n_heads, threads = (size_t)n_threads, dim = (size_t)hp->head_dim;
+    const size_t slots = (size_t)sizes->max_slots, heads = (size_t)hp->n_heads, threads = (size_t)sizes->n_threads,
+                 dim = (size_t)hp->head_dim;
     const int group = hp->n_heads / hp->n_kv_heads;
-    const bool ahead = policy->metric && policy->metric->predictor;
-    const size_t lists = BUTLER_MAX(heads, ahead ? (size_t)(BUTLER_AHEAD * hp->n_kv_heads) : 0);
-    struct butler_arena *arena = &work->arena;
+    struct butler_arena *pieces = &work->memory.pieces;
     memset(work, 0, sizeof *work);
-    work->max_slots = max_slots;
-    work->n_threads = n_threads;
+    work->max_slots = sizes->max_slots;
+    work->n_threads = sizes->n_threads;
     work->score_stride = (slots + 15) / 16 * 16;
-    work->tile_rows = butler_attend_kept_rows(group, max_slots);
-    work->block_floats = butler_attend_block_floats(group, hp->head_dim, max_slots);
-    const int n_columns = BUTLER_MAX(BUTLER_MAX(hp->n_embd, hp->n_ff), hp->n_heads * hp->head_dim);
-    work->panel_floats = butler_matmul_panel_floats(backend->kernels, n_columns);
-    work->selected_words = BUTLER_CEIL_DIV(slots, 64);
-    butler_arena_want(arena, &work->scores, heads * work->score_stride, sizeof(float));
-    butler_arena_want(arena, &work->slots, lists * slots, sizeof(uint32_t));
-    butler_arena_want(arena, &work->list_slots, lists, sizeof(uint32_t *));
-    butler_arena_want(arena, &work->list_n, lists, sizeof(int));
-    butler_arena_want(arena, &work->units, threads * 4 * slots, sizeof(uint32_t));
-    butler_arena_want(arena, &work->ordered, threads * 2 * slots, sizeof(float));
-    butler_arena_want(arena, &work->row_scales, heads, sizeof(float));
-    butler_arena_want(arena, &work->row_shifts, heads, sizeof(float));
-    butler_arena_want(arena, &work->partial, heads * BUTLER_CEIL_DIV(slots, BUTLER_SLICE) * (dim + 2), sizeof(float));
-    butler_arena_want(arena, &work->tile, threads * (size_t)work->tile_rows * work->score_stride, sizeof(float));
-    butler_arena_want(arena, &work->tile_q, threads * (size_t)work->tile_rows * dim, sizeof(float));
-    butler_arena_want(arena, &work->tile_out, threads * (size_t)work->tile_rows * dim, sizeof(float));
-    butler_arena_want(arena, &work->block, threads * work->block_floats, sizeof(float));
-    butler_arena_want(arena, &work->panel, threads * work->panel_floats, sizeof(float));
-    work->packed_bytes = butler_matmul_packed_bytes(backend->kernels, BUTLER_MIN(n_block, BUTLER_PACKED_TOKENS), n_columns);
-    butler_arena_want(arena, &work->packed, work->packed_bytes, 1);
-    butler_arena_want(arena, &work->selected, (size_t)hp->n_layers * heads * work->selected_words, sizeof(uint64_t));
-    butler_arena_want(arena, &work->selected_at, (size_t)hp->n_layers, sizeof(int32_t));
-    if (policy->rope_in_cache) {
-        work->n_rot = hp->n_rot;
-        work->rope = hp->rope;
-        butler_arena_want(arena, &work->rope_cos, slots * (size_t)hp->n_rot / 2, sizeof(float));
-        butler_arena_want(arena, &work->rope_sin, slots * (size_t)hp->n_rot / 2, sizeof(float));
-        butler_arena_want(arena, &work->rotated, threads * BUTLER_CHUNK * dim, sizeof(float));
+    work->tile_rows = butler_attend_kept_rows(group, sizes->max_slots);
+    work->block_floats = butler_attend_block_floats(group, hp->head_dim, sizes->max_slots);
+    butler_arena_want(pieces, &work->scores, heads * work->score_stride, sizeof(float));
+    butler_arena_want(pieces, &work->slots, heads * slots, sizeof(uint32_t));
+    butler_arena_want(pieces, &work->list_slots, heads, sizeof(uint32_t *));
+    butler_arena_want(pieces, &work->list_n, heads, sizeof(int));
+    butler_arena_want(pieces, &work->units, threads * 4 * slots, sizeof(uint32_t));
+    butler_arena_want(pieces, &work->ordered, threads * 2 * slots, sizeof(float));
+    butler_arena_want(pieces, &work->row_scales, heads, sizeof(float));
+    butler_arena_want(pieces, &work->row_shifts, heads, sizeof(float));
+    butler_arena_want(pieces, &work->partial, heads * BUTLER_CEIL_DIV(slots, BUTLER_SLICE) * (dim + 2), sizeof(float));
+    butler_arena_want(pieces, &work->tile, threads * (size_t)work->tile_rows * work->score_stride, sizeof(float));
+    butler_arena_want(pieces, &work->tile_q, threads * (size_t)work->tile_rows * dim, sizeof(float));
+    butler_arena_want(pieces, &work->tile_out, threads * (size_t)work->tile_rows * dim, sizeof(float));
+    butler_arena_want(pieces, &work->block, threads * work->block_floats, sizeof(float));
+    if (sizes->products) {
+        const int n_columns = BUTLER_MAX(BUTLER_MAX(hp->n_embd, hp->n_ff), hp->n_heads * hp->head_dim);
+        work->panel_floats = butler_matmul_panel_floats(backend->kernels, n_columns);
+        work->packed_bytes = butler_matmul_packed_bytes(backend->kernels, BUTLER_MIN(sizes->max_rows, BUTLER_PACKED_TOKENS), n_columns);
+        butler_arena_want(pieces, &work->panel, threads * work->panel_floats, sizeof(float));
+        butler_arena_want(pieces, &work->packed, work->packed_bytes, 1);
     }
-    return butler_arena_make(arena, err);
+    if (sizes->rotates)
+        butler_arena_want(pieces, &work->rotated, threads * BUTLER_CHUNK * dim, sizeof(float));
+    return butler_buffers_make(&work->memory, backend, err);
 }
 
 void butler_workspace_free(struct butler_workspace *work)
 {
-    butler_arena_free(&work->arena);
+    butler_buffers_free(&work->memory);
+    memset(work, 0, sizeof *work);
 }

@@ -113,9 +113,9 @@ static void cut_head(const struct evict_job *job, int kv_head, const float *scor
     butler_kv_drop(state->kv, head, unit, dropped, n_dropped, new_slot, refresh_records, &refresh);
 }
 
-static void evict_task(void *context, int kv_head, int thread)
+/* Cuts a head by the scores in its rows. */
+static void evict_head(const struct evict_job *job, int kv_head, int thread)
 {
-    const struct evict_job *job = context;
     const struct butler_layer_state *state = job->state;
     const int group = state->n_heads / state->kv->n_kv_heads, n = butler_kv_at(state->kv, state->layer, kv_head)->n_slots;
     const float *scores = job->layer_scores;
@@ -127,21 +127,81 @@ static void evict_task(void *context, int kv_head, int thread)
     cut_head(job, kv_head, scores, thread);
 }
 
-void butler_evict(struct butler_backend *backend, const struct butler_layer_state *state, int room)
+static void evict_task(void *context, int kv_head, int thread)
 {
-    struct butler_kv *kv = state->kv;
-    const struct butler_limits limits = butler_policy_limits(state->policy, state->layer, kv->n_layers, state->position + 1);
-    struct evict_job job = {.state = state,
-                            .n_keep = BUTLER_MAX(limits.budget - room, 0),
-                            .sinks = limits.sinks,
-                            .recent = BUTLER_MAX(limits.recent - room, 0),
-                            .newest = butler_policy_keeps_newest(state->policy)};
-    const int n = butler_kv_at(kv, state->layer, 0)->n_slots; /* heads of a layer hold equally many */
-    if (n <= job.n_keep)
+    evict_head(context, kv_head, thread);
+}
+
+static struct evict_job make_job(const struct butler_layer_state *state, int room)
+{
+    const struct butler_limits limits = butler_policy_limits(state->policy, state->layer, state->kv->n_layers, state->position + 1);
+    return (struct evict_job){.state = state,
+                              .n_keep = BUTLER_MAX(limits.budget - room, 0),
+                              .sinks = limits.sinks,
+                              .recent = BUTLER_MAX(limits.recent - room, 0),
+                              .newest = butler_policy_keeps_newest(state->policy)};
+}
+
+/* Scores of all heads are in the workspace: those of a layer that shares a selection become one row. */
+static void share_scores(struct evict_job *job)
+{
+    const struct butler_layer_state *state = job->state;
+    const int n = butler_kv_at(state->kv, state->layer, 0)->n_slots; /* heads of a layer hold equally many */
+    if (state->policy->share == BUTLER_SHARE_LAYER && !job->newest)
+        job->layer_scores = butler_reduce_scores(state, butler_score_rows(state, 0), 0, state->n_heads,
+                                                 BUTLER_CEIL_DIV(n, state->policy->unit), false);
+}
+
+/* One session, all threads. */
+static void evict_alone(struct butler_backend *backend, const struct butler_attend_span *span, int room)
+{
+    const struct butler_layer_state *state = &span->state;
+    struct evict_job job = make_job(state, room);
+    double clock = butler_seconds();
+    backend->score(backend, state, span->q);
+    butler_count_ns(&state->traffic->score_ns, &clock);
+    share_scores(&job);
+    butler_pool_run(backend->pool, evict_task, &job, state->kv->n_kv_heads);
+    butler_count_ns(&state->traffic->select_ns, &clock);
+}
+
+struct spans_job {
+    struct butler_backend *backend;
+    const struct butler_attend_span *spans;
+    const int *room;
+    int n_spans;
+};
+
+/* One KV head of one session by one thread; all of them where the layer shares a selection. */
+static void span_task(void *context, int task, int thread)
+{
+    const struct spans_job *job = context;
+    const struct butler_attend_span *span = &job->spans[task % job->n_spans];
+    struct butler_layer_state state = span->state;
+    const bool layer = state.policy->share == BUTLER_SHARE_LAYER;
+    const int kv_head = task / job->n_spans, n_kv_heads = state.kv->n_kv_heads;
+    if (kv_head >= (layer ? 1 : n_kv_heads))
         return;
-    if (state->policy->share == BUTLER_SHARE_LAYER && !job.newest)
-        job.layer_scores = butler_reduce_scores(state, butler_score_rows(state, 0), 0, state->n_heads,
-                                                BUTLER_CEIL_DIV(n, state->policy->unit), false);
-    butler_pool_run(backend->pool, evict_task, &job, kv->n_kv_heads);
-    butler_kv_trim(kv, state->layer);
+    state.work = &job->backend->batch[thread];
+    struct evict_job own = make_job(&state, job->room[task % job->n_spans]);
+    double clock = butler_seconds();
+    for (int h = layer ? 0 : kv_head; h < (layer ? n_kv_heads : kv_head + 1) && !own.newest; h++)
+        butler_attend_score_units(&state, h, span->q, 0, butler_n_scores(&state, h), butler_score_rows(&state, h));
+    butler_count_ns(&state.traffic->score_ns, &clock);
+    if (layer)
+        share_scores(&own);
+    for (int h = layer ? 0 : kv_head; h < (layer ? n_kv_heads : kv_head + 1); h++)
+        evict_head(&own, h, 0);
+    butler_count_ns(&state.traffic->select_ns, &clock);
+}
+
+void butler_evict_spans(struct butler_backend *backend, const struct butler_attend_span *spans, const int *room, int n_spans)
+{
+    struct spans_job job = {backend, spans, room, n_spans};
+    if (n_spans == 1)
+        evict_alone(backend, spans, room[0]);
+    else
+        butler_pool_run(backend->pool, span_task, &job, n_spans * spans[0].state.kv->n_kv_heads);
+    for (int i = 0; i < n_spans; i++)
+        butler_kv_trim(spans[i].state.kv, spans[i].state.layer);
 }

@@ -290,9 +290,9 @@ static void tile_matmul(struct butler_pool *pool, struct matmul_job job)
 }
 
 /* Of matrices of one type, which take activations in one form. */
-static void one_type(struct butler_backend *backend, struct matmul_job job, bool apart)
+static void one_type(struct butler_backend *backend, struct matmul_job job)
 {
-    const bool few = apart || job.n <= GEMV_TOKENS;
+    const bool few = job.n <= GEMV_TOKENS;
     const enum butler_type type = job.products[0].w->type;
     job.rows_per_task =
         few ? gemv_rows(n_rows_of(&job), job.products[0].w->row_bytes, butler_pool_size(backend->pool)) : panel_rows(job.n_cols);
@@ -323,13 +323,13 @@ void butler_matmul_expect(struct butler_backend *backend, const struct butler_ma
 }
 
 void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
-                   int n_products, const float *x, int n, bool apart)
+                   int n_products, const float *x, int n)
 {
     for (int i = 0; i < n_products;) {
         struct matmul_job job = {.kernels = backend->kernels, .work = work, .n_cols = products[i].w->n_cols, .x = x, .n = n};
         do
             job.products[job.n_products++] = products[i++];
         while (i < n_products && products[i].w->type == job.products[0].w->type);
-        one_type(backend, job, apart);
+        one_type(backend, job);
     }
 }

@@ -3,6 +3,7 @@
 #define BUTLER_MATMUL_H
 
 #include "engine/backend.h"
+#include "kernels/kernels.h"
 
 enum {
     BUTLER_PACKED_TOKENS = 512, /* that are packed at a time */
@@ -15,7 +16,7 @@ size_t butler_matmul_panel_floats(const struct butler_kernels *kernels, int n_co
 
 /* x[n][n_cols] with up to BUTLER_MOST_PRODUCTS matrices. apart: each row has the bits that it would have alone. */
 void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
-                   int n_products, const float *x, int n, bool apart);
+                   int n_products, const float *x, int n);
 
 /* The next product but one will be of a few tokens with these matrices: backend.h, expect. */
 void butler_matmul_expect(struct butler_backend *backend, const struct butler_matrix *const *matrices, int n);

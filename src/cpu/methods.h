@@ -19,9 +19,15 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
 /* Operations of backend.h. */
 double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
                        const float *v, struct butler_lists *lists);
-void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
-                           struct butler_lists *lists, float *out);
-void butler_evict(struct butler_backend *backend, const struct butler_layer_state *state, int room);
+void butler_evict_spans(struct butler_backend *backend, const struct butler_attend_span *spans, const int *room, int n_spans);
+
+/* Selects and attends in one pass, a KV head at a time; k and v are in the cache. */
+void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out);
+/* The same for one KV head (or, where the layer shares a selection, for all: kv_head is then ignored), by one thread. */
+void butler_retrieve_head(const struct butler_layer_state *state, int kv_head, const float *q, float *out, bool selects, bool observe,
+                          int thread);
+/* Whether the layer selects anew in this step; to be asked once a step and layer, since what it decides is noted. */
+bool butler_retrieve_selects(const struct butler_layer_state *state);
 
 /* Scratch of one thread: four lists of max_slots units, and scores by position and values for select.c, as many each. */
 static inline uint32_t *butler_units_scratch(const struct butler_layer_state *state, int thread, int list)

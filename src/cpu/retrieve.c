@@ -25,8 +25,8 @@ static struct unit_limits unit_limits(const struct butler_layer_state *state, in
 
 static uint64_t *selected_of(const struct butler_layer_state *state, int list)
 {
-    const struct butler_workspace *work = state->work;
-    return work->selected + ((size_t)state->layer * (size_t)state->n_heads + (size_t)list) * work->selected_words;
+    const struct butler_selection *selection = state->selection;
+    return selection->units + ((size_t)state->layer * (size_t)state->n_heads + (size_t)list) * selection->words;
 }
 
 /* Where units are put: tokens are slots already. */
@@ -66,7 +66,7 @@ static int repeat_list(const struct butler_layer_state *state, int thread, int l
 {
     const int unit_slots = state->policy->unit;
     const uint32_t n_units = (uint32_t)BUTLER_CEIL_DIV(n, unit_slots);
-    const uint32_t fresh = (uint32_t)(state->work->selected_at[state->layer] / unit_slots);
+    const uint32_t fresh = (uint32_t)(state->selection->at[state->layer] / unit_slots);
     uint64_t *selected = selected_of(state, list);
     uint32_t *units = units_of(state, thread, slots);
     int n_kept = 0, n_new = 0;
@@ -105,16 +105,21 @@ static int lists_of(const struct butler_layer_state *state)
     return state->policy->share == BUTLER_SHARE_QUERY ? state->n_heads : state->kv->n_kv_heads;
 }
 
-static uint32_t *slots_of(const struct butler_layer_state *state, int list)
-{
-    return state->work->slots + (size_t)list * (size_t)state->work->max_slots;
-}
-
-/* Where the lists of the layer `ahead` layers after one are put. */
+/* Where the lists of the layer `ahead` layers after one are put: where layers select together, in the session's memory, which holds
+ * them until these layers run. */
 static struct butler_lists lists_ahead(const struct butler_layer_state *state, int ahead)
 {
+    const struct butler_selection *selection = state->selection;
     const int n_lists = lists_of(state);
-    return (struct butler_lists){n_lists, state->work->list_slots + ahead * n_lists, state->work->list_n + ahead * n_lists};
+    return selection->slots ? (struct butler_lists){n_lists, selection->list_slots + ahead * n_lists, selection->list_n + ahead * n_lists}
+                            : (struct butler_lists){n_lists, state->work->list_slots, state->work->list_n};
+}
+
+static uint32_t *slots_of(const struct butler_layer_state *state, int ahead, int list)
+{
+    const struct butler_selection *selection = state->selection;
+    return selection->slots ? selection->slots + (size_t)(ahead * lists_of(state) + list) * (size_t)state->kv->max_slots
+                            : state->work->slots + (size_t)list * (size_t)state->work->max_slots;
 }
 
 struct select_job {
@@ -133,7 +138,7 @@ static void make_list(const struct select_job *job, const struct butler_layer_st
     const int n_lists = lists_of(state), kv_head = list * state->kv->n_kv_heads / n_lists;
     const int heads = state->policy->share == BUTLER_SHARE_LAYER ? state->n_heads : state->n_heads / n_lists;
     const struct butler_lists lists = lists_ahead(state, ahead);
-    uint32_t *slots = slots_of(state, ahead * n_lists + list);
+    uint32_t *slots = slots_of(state, ahead, list);
     const int n = butler_kv_at(state->kv, state->layer, kv_head)->n_slots + (ahead > 0); /* with the token that will be there */
     lists.n[list] = job->selects ? select_list(state, rows, thread, list, list * state->n_heads / n_lists, heads, n, slots)
                                  : repeat_list(state, thread, list, n, slots);
@@ -177,12 +182,11 @@ static void select_task(void *context, int list, int thread)
               thread);
 }
 
-/* Says so once a layer and step: what it decides is noted. */
-static bool selects(const struct butler_layer_state *state)
+bool butler_retrieve_selects(const struct butler_layer_state *state)
 {
-    const bool anew = butler_selects(state->policy, state->work, state->layer, state->position);
+    const bool anew = butler_selects(state->policy, state->selection, state->layer, state->position);
     if (anew)
-        state->work->selected_at[state->layer] = state->position + 1;
+        state->selection->at[state->layer] = state->position + 1;
     return anew;
 }
 
@@ -195,7 +199,7 @@ static int n_together(const struct butler_layer_state *state)
         return 1;
     for (next.layer++; next.layer < predict->known_end && butler_ahead_group(next.layer) == butler_ahead_group(state->layer);
          next.layer++)
-        if (!selects(&next))
+        if (!butler_retrieve_selects(&next))
             break;
     return next.layer - state->layer;
 }
@@ -203,20 +207,21 @@ static int n_together(const struct butler_layer_state *state)
 double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
                        const float *v, struct butler_lists *lists)
 {
-    struct butler_workspace *work = state->work;
-    if (work->ahead_position == state->position && work->ahead_layer < state->layer && state->layer < work->ahead_end) {
+    struct butler_selection *selection = state->selection;
+    if (selection->ahead_position == state->position && selection->ahead_layer < state->layer &&
+        state->layer < selection->ahead_end) {
         backend->append(backend, state, k, v, 1);
-        *lists = lists_ahead(state, state->layer - work->ahead_layer);
+        *lists = lists_ahead(state, state->layer - selection->ahead_layer);
         return 1;
     }
-    struct select_job job = {.state = state, .lists = lists, .q = q, .k = k, .v = v, .selects = selects(state)};
+    struct select_job job = {.state = state, .lists = lists, .q = q, .k = k, .v = v, .selects = butler_retrieve_selects(state)};
     const bool layer = state->policy->share == BUTLER_SHARE_LAYER;
     *lists = lists_ahead(state, 0);
     if (job.selects && !layer && butler_pool_size(backend->pool) <= state->kv->n_kv_heads) {
         const int n_layers = n_together(state);
-        work->ahead_layer = state->layer;
-        work->ahead_end = state->layer + n_layers;
-        work->ahead_position = state->position;
+        selection->ahead_layer = state->layer;
+        selection->ahead_end = state->layer + n_layers;
+        selection->ahead_position = state->position;
         butler_pool_run(backend->pool, retrieve_task, &job, n_layers * state->kv->n_kv_heads);
     } else { /* more threads than KV heads: the scores of a head are split */
         double clock = butler_seconds();
@@ -238,38 +243,45 @@ double butler_retrieve(struct butler_backend *backend, const struct butler_layer
     return all ? (double)job.score_ns / (double)all : 0;
 }
 
-/* ---------------------------------------------------------------------------------------------------- fused */
+/* ---------------------------------------------------------------------------------------------- by one thread */
 
-/* TinyServe, Algorithm 1, for one KV head: its pages are scored, chosen, gathered and attended to by one thread, while
- * what it needs is still in that thread's cache. */
-static void fused_task(void *context, int list, int thread)
+void butler_retrieve_head(const struct butler_layer_state *state, int kv_head, const float *q, float *out, bool selects, bool observe,
+                          int thread)
 {
-    const struct select_job *job = context;
-    const struct butler_layer_state *state = job->state;
-    const int heads = state->n_heads / job->lists->n_lists, group = state->n_heads / state->kv->n_kv_heads;
-    const int kv_head = list * heads / group;
+    const bool layer = state->policy->share == BUTLER_SHARE_LAYER;
+    const int n_kv_heads = state->kv->n_kv_heads, first = layer ? 0 : kv_head, end = layer ? n_kv_heads : kv_head + 1;
+    struct butler_lists lists = lists_ahead(state, 0);
+    const struct select_job job = {.state = state, .lists = &lists, .q = q, .selects = selects};
+    const int n_lists = lists.n_lists / n_kv_heads;
     double clock = butler_seconds();
-    if (job->selects)
-        butler_attend_score_units(state, kv_head, job->q, 0, butler_n_units(state, kv_head), butler_score_rows(state, kv_head));
+    for (int h = first; h < end && selects; h++)
+        butler_attend_score_units(state, h, q, 0, butler_n_scores(state, h), butler_score_rows(state, h));
     const uint64_t score_ns = lap(&clock);
-    select_task(context, list, thread);
-    const uint64_t select_ns = lap(&clock);
-    struct butler_slice slice = {list * heads, heads, job->lists->slots[list], job->lists->n[list], 0}, next = slice;
-    for (; slice.index * BUTLER_SLICE < slice.n; slice = next) {
-        next.index++;
-        butler_attend_slice(state, thread, job->q, &slice, next.index * BUTLER_SLICE < next.n ? &next : NULL, false);
+    for (int list = first * n_lists; list < (layer ? 1 : end * n_lists); list++)
+        make_list(&job, state, 0, butler_score_rows(state, list * n_kv_heads / lists.n_lists), list, thread);
+    for (int i = 1; layer && i < lists.n_lists; i++) {
+        lists.slots[i] = lists.slots[0];
+        lists.n[i] = lists.n[0];
     }
-    for (int head = list * heads; head < (list + 1) * heads; head++)
-        butler_attend_combine(state, head, job->lists->n[list], job->out + (size_t)head * (size_t)state->kv->head_dim, false);
+    const uint64_t select_ns = lap(&clock);
+    for (int h = first; h < end; h++)
+        butler_attend_head(state, thread, h, q, &lists, 0, out, observe);
     __atomic_fetch_add(&state->traffic->score_ns, score_ns, __ATOMIC_RELAXED);
     __atomic_fetch_add(&state->traffic->select_ns, select_ns, __ATOMIC_RELAXED);
     __atomic_fetch_add(&state->traffic->attend_ns, lap(&clock), __ATOMIC_RELAXED);
 }
 
-void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
-                           struct butler_lists *lists, float *out)
+/* TinyServe, Algorithm 1: the pages of a KV head are scored, chosen, gathered and attended to by one thread, while what it needs is
+ * still in that thread's cache. */
+static void fused_task(void *context, int kv_head, int thread)
 {
-    struct select_job job = {.state = state, .lists = lists, .q = q, .out = out, .selects = selects(state)};
-    *lists = lists_ahead(state, 0);
-    butler_pool_run(backend->pool, fused_task, &job, lists->n_lists);
+    const struct select_job *job = context;
+    butler_retrieve_head(job->state, kv_head, job->q, job->out, job->selects, false, thread);
+}
+
+void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out)
+{
+    struct select_job job = {.state = state, .q = q, .out = out, .selects = butler_retrieve_selects(state)};
+    const bool layer = state->policy->share == BUTLER_SHARE_LAYER;
+    butler_pool_run(backend->pool, fused_task, &job, layer ? 1 : state->kv->n_kv_heads);
 }

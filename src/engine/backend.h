@@ -1,12 +1,24 @@
-/* The seam between the forward pass and the hardware: coarse operations on buffers that live where the backend likes. The
- * CPU implements it in cpu.c. Buffers are addresses that only the backend may follow; `read` brings numbers to the host.
- * Nothing here allocates, except where it says so, and nothing can fail once the workspace is made. */
+/* The interface between the engine and the hardware: memory, and coarse operations on it.
+ *
+ * Memory belongs to the backend. What `alloc` returns is a device address: the engine may add to it and pass it to operations,
+ * but it never reads or writes there itself. Activations, KV rows, records, norms of values, scores, lists of slots and logits
+ * live in such memory. Tokens, positions, page tables and counters are host memory.
+ *
+ * Operations run in the order in which they are called. Only `alloc` can fail. src/cpu/backend_cpu.c implements all of this.
+ */
 #ifndef BUTLER_BACKEND_H
 #define BUTLER_BACKEND_H
 
+#include "base/threads.h"
 #include "engine/kv.h"
-#include "model/model.h"
 #include "engine/policy.h"
+#include "model/model.h"
+
+/* An arena in device memory. */
+struct butler_buffers {
+    struct butler_arena pieces;
+    struct butler_backend *backend;
+};
 
 /* What one decode step reads in one layer: for every list, which slots. A list belongs to a KV head (its query heads
  * share it) or, with BUTLER_SHARE_QUERY, to one query head. */
@@ -16,12 +28,12 @@ struct butler_lists {
     int *n;           /* [n_lists] slots in the list */
 };
 
-/* Scratch of one session for scoring, selecting and attending, made for the longest text. */
+/* Scratch for scoring, selecting and attending: made for the longest text of an engine's sessions, used by one after the other. */
 struct butler_workspace {
-    int max_slots, n_threads;
+    int max_slots, n_threads, n_layers, n_heads;
     size_t score_stride; /* floats per query head in scores */
     float *scores;       /* [n_heads][score_stride] scores of units; attention weights when a metric observes */
-    uint32_t *slots;     /* [n_lists][max_slots] behind the lists: n_heads of them, or BUTLER_AHEAD layers' n_kv_heads */
+    uint32_t *slots;     /* [n_heads][max_slots] behind the lists */
     uint32_t **list_slots;
     int *list_n;
     uint32_t *units;                /* [n_threads][4 * max_slots] selected units, orders, new places */
@@ -37,18 +49,22 @@ struct butler_workspace {
     size_t panel_floats;
     size_t packed_bytes;
     unsigned char *packed; /* up to BUTLER_PACKED_TOKENS tokens of a block as the left operand of a matrix unit */
-    /* Which units each list read in the step before, one bit a unit: [n_layers][n_heads][selected_words]. */
-    uint64_t *selected;
-    size_t selected_words;
-    int32_t *selected_at; /* [n_layers]: the position after that of the step whose selection a layer goes by; 0: there is none */
+    float *rotated; /* [n_threads][BUTLER_CHUNK][head_dim] keys that are stored unrotated, rotated */
+    struct butler_buffers memory;
+};
+
+/* What a session remembers of its selections between steps. */
+struct butler_selection {
+    /* Which units each list read in the step before, one bit a unit: [n_layers][n_heads][words]. */
+    uint64_t *units;
+    size_t words;
+    int32_t *at; /* host, [n_layers]: the position after that of the step whose selection a layer goes by; 0: there is none */
     /* In the step at ahead_position the lists of layers [ahead_layer, ahead_end) were made together. */
     int ahead_layer, ahead_end, ahead_position;
-    /* Keys stored unrotated (rope=cache): rotations by place in the cache, [max_slots][n_rot / 2]; NULL otherwise. */
-    float *rope_cos, *rope_sin;
-    float *rotated; /* [n_threads][BUTLER_CHUNK][head_dim] */
-    int n_rot;
-    enum butler_rope rope;
-    struct butler_arena arena;
+    /* Where a predictor's policy puts these lists: BUTLER_AHEAD layers of [n_kv_heads]; NULL: in the workspace. */
+    uint32_t *slots; /* [BUTLER_AHEAD][n_kv_heads][max_slots] */
+    uint32_t **list_slots;
+    int *list_n;
 };
 
 enum {
@@ -70,6 +86,7 @@ struct butler_layer_state {
     const struct butler_metric_shape *shape;
     struct butler_kv *kv;
     struct butler_workspace *work;
+    struct butler_selection *selection; /* NULL: a cache that is always read whole (a predictor's own) */
     struct butler_traffic *traffic;
     int layer, n_heads;
     int position; /* of the (first) token being processed */
@@ -82,18 +99,43 @@ struct butler_product {
 };
 enum { BUTLER_MOST_PRODUCTS = 3 };
 
-struct butler_backend {
-    const char *name;
-    struct butler_pool *pool;
-    const struct butler_kernels *kernels;
+/* What the tokens of one session do in one layer of a pass. */
+struct butler_attend_span {
+    struct butler_layer_state state; /* position: that of the first token */
+    const float *q, *k, *v;          /* [n][n_heads or n_kv_heads][head_dim] */
+    float *out;                      /* [n][n_heads][head_dim] */
+    int n;
+    bool decode;      /* one token under the policy; else dense, causal attention */
+    bool retrieves;   /* decode: over a selection */
+    int observe_from; /* the metric observes the attention of queries at positions from here on; INT32_MAX: of none */
+};
 
-    /* y[n][n_embd] = rows ids[n] of the table */
+struct butler_backend {
+    const char *name, *isa;
+    struct butler_pool *pool;
+    const struct butler_kernels *kernels; /* CPU functions: of host memory, or inside operations */
+    int block_rows;                       /* rows of a pass that products are fastest with */
+    struct butler_workspace *batch;       /* [threads] for attend_spans and evict_spans of several sessions; the engine's scratch */
+
+    /* ---- memory. Addresses are aligned to 64 bytes and read as zero. ---- */
+
+    /* sparse: much of it may never be written, and costs nothing until it is. NULL with *err filled when there is none. */
+    void *(*alloc)(struct butler_backend *backend, size_t n_bytes, bool sparse, struct butler_error *err);
+    void (*free)(struct butler_backend *backend, void *address, size_t n_bytes); /* address may be NULL */
+    /* Contents of [address, address + n_bytes) are lost, and its memory may go back to the system. */
+    void (*discard)(struct butler_backend *backend, void *address, size_t n_bytes);
+    void (*upload)(struct butler_backend *backend, void *to, const void *host, size_t n_bytes);
+    void (*download)(struct butler_backend *backend, void *host, const void *from, size_t n_bytes);
+    void (*copy)(struct butler_backend *backend, void *to, const void *from, size_t n_bytes); /* no overlap */
+    void (*zero)(struct butler_backend *backend, void *address, size_t n_bytes);
+
+    /* ---- rows of activations ---- */
+
+    /* y[n][n_embd] = rows ids[n] of the table; ids in host memory */
     void (*embed)(struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n);
-    /* x[n][n_cols] with up to BUTLER_MOST_PRODUCTS matrices. apart: each row has the bits that it would have alone. */
+    /* x[n][n_cols] with up to BUTLER_MOST_PRODUCTS matrices. A row's result does not depend on which other rows share the call. */
     void (*matmul)(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
-                   int n_products, const float *x, int n, bool apart);
-    /* A hint: after the coming product there will be one of few rows with these matrices. */
-    void (*expect)(struct butler_backend *backend, const struct butler_matrix *const *matrices, int n);
+                   int n_products, const float *x, int n);
     /* y[n][dim] from x[n][dim], each row by itself; y may be x */
     void (*norm)(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
                  enum butler_norm kind, float eps);
@@ -105,8 +147,21 @@ struct butler_backend {
                      enum butler_activation kind);
     void (*add)(struct butler_backend *backend, float *y, const float *x, size_t n);
 
+    /* ---- one layer of several sessions; attention of all in one run ---- */
+
+    /* The newest n slots of every KV head of every span are there (butler_kv_grow): writes k and v, lets metrics summarise them,
+     * attends, lets metrics observe. A span's result does not depend on the others. */
+    void (*attend_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans);
+    /* Scores the caches of the sessions for the last query of each span and evicts, so that room[i] more slots fit the budget.
+     * state.position: that of the newest token in the cache. */
+    void (*evict_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, const int *room, int n_spans);
+
+    /* ---- one layer of one session ---- */
+
     /* Writes k, v [n][n_kv_heads][head_dim] into the newest n slots of the layer and lets the metric summarise them. */
     void (*append)(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v, int n);
+    /* Makes records and norms of the values of slots [first, n_slots) of all heads of the layer anew, from the rows. */
+    void (*summarise)(struct butler_backend *backend, const struct butler_layer_state *state, int first);
     /* Causal attention of the newest n tokens, each over the `window` newest up to itself (INT32_MAX: over all). The metric
      * observes the attention of the queries at positions >= observe_from, which see all. q, out [n][n_heads][head_dim]. */
     void (*attend_block)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
@@ -117,26 +172,47 @@ struct butler_backend {
      * policy's budget (src/cpu/retrieve.c). Returns which share of its time the former two took. */
     double (*retrieve)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
                        const float *v, struct butler_lists *lists);
-    /* scores -> fewer slots in the store, so that `room` more stay within the budget (src/cpu/evict.c) */
-    void (*evict)(struct butler_backend *backend, const struct butler_layer_state *state, int room);
-    /* score, select and attend in one pass per KV head (TinyServe, Algorithm 1) */
-    void (*attend_fused)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
-                         struct butler_lists *lists, float *out);
     /* Attention of one token over the lists, once its k, v [n_kv_heads][head_dim] are appended (NULL: they are already).
+     * newest > 0: over the newest so many slots of every KV head instead of lists (lists is NULL).
      * observe: the metric sees the weights. q, out [n_heads][head_dim]. */
     void (*attend)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                   const float *v, const struct butler_lists *lists, float *out, bool observe);
+                   const float *v, const struct butler_lists *lists, int newest, float *out, bool observe);
 
-    void (*read)(struct butler_backend *backend, float *host, const float *buffer, size_t n);
+    void (*destroy)(struct butler_backend *backend);
 };
 
-struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const struct butler_kernels *kernels, struct butler_error *err);
-void butler_backend_free(struct butler_backend *backend);
+/* The CPU with the kernels of an isa (NULL: the best it has). The pool stays the caller's and must outlive it. */
+struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const char *isa, struct butler_error *err);
+void butler_backend_free(struct butler_backend *backend); /* may be NULL */
 
-/* Scratch for a session of at most max_slots tokens, n_block at a time. Rotations for rope=cache are filled by the
- * forward pass. */
-int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_policy *policy,
-                          int max_slots, int n_block, const struct butler_backend *backend, struct butler_error *err);
+/* Arrays in device memory, allocated together: first every piece is requested, then the whole is made. */
+int butler_buffers_make(struct butler_buffers *buffers, struct butler_backend *backend, struct butler_error *err);
+void butler_buffers_free(struct butler_buffers *buffers);
+
+/* Scratch for texts of at most max_slots tokens, passes of max_rows rows, attention by n_threads threads. products: also for
+ * matmul. rotates: some session stores keys unrotated. */
+struct butler_workspace_sizes {
+    int max_slots, max_rows, n_threads;
+    bool products, rotates;
+};
+int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_workspace_sizes *sizes,
+                          struct butler_backend *backend, struct butler_error *err);
 void butler_workspace_free(struct butler_workspace *work);
+
+/* Layers that select together: 0; 1 to 4; 5 to 8; ... as predictors of version 2 serve them. */
+static inline int butler_ahead_group(int layer)
+{
+    return (layer + BUTLER_AHEAD - 1) / BUTLER_AHEAD;
+}
+
+/* Whether this layer's step at `position` selects anew (every=): where there is no selection to repeat, when its turn has come, or
+ * too long after. BUTLER_AHEAD layers have their turn together, so that a predictor that serves them is asked once. */
+static inline bool butler_selects(const struct butler_policy *policy, const struct butler_selection *selection, int layer,
+                                  int position)
+{
+    const int age = position + 1 - selection->at[layer];
+    return selection->at[layer] == 0 || age <= 0 || age >= policy->every ||
+           (position + butler_ahead_group(layer)) % policy->every == 0;
+}
 
 #endif

@@ -1,30 +1,38 @@
-/* The engine: a loaded model with its tokenizer, its threads and its backend, and the public functions that only pass
- * on to a room of their own. */
+/* Models and engines: made, freed and described, and the public functions that only pass on to the tokenizer. */
+#include "engine/engine.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/backend.h"
-#include "model/model.h"
+#include "engine/prefix.h"
 #include "model/predictor.h"
+
+int butler_check_struct(size_t struct_size, size_t expected, const char *what, struct butler_error *err)
+{
+    if (struct_size == 0 || struct_size == expected)
+        return 0;
+    return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                       "struct %s has %zu bytes where this library (%s) has %zu: the program was built with another butler.h", what,
+                       struct_size, BUTLER_VERSION, expected);
+}
+
+/* --------------------------------------------------------------------------------------------------- model */
 
 struct butler_model *butler_model_load(const char *path, const struct butler_model_params *params, struct butler_error *err)
 {
     static const struct butler_model_params defaults = {0};
+    if (!params)
+        params = &defaults;
+    if (butler_check_struct(params->struct_size, sizeof *params, "butler_model_params", err) < 0)
+        return NULL;
+    if (!path) {
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "no path of a model");
+        return NULL;
+    }
     struct butler_model *model = butler_alloc(sizeof *model, err);
     if (!model)
         return NULL;
-    if (!params)
-        params = &defaults;
-    const struct butler_kernels *kernels = butler_kernels_get(params->isa);
-    long n_threads = params->n_threads > 0 ? params->n_threads : sysconf(_SC_NPROCESSORS_ONLN);
-    n_threads = BUTLER_MIN(BUTLER_MAX(n_threads, 1), 256);
-    if (!kernels) {
-        butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "no kernels for isa '%s' on this CPU", params->isa);
-        goto fail;
-    }
-    if (params->byte_activations && kernels->bytes)
-        kernels = kernels->bytes;
     model->path = strdup(path);
     if (!model->path) {
         butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for the name of %s", path);
@@ -43,15 +51,7 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
                     butler_tokenizer_n_vocab(model->tokenizer), model->hp.n_vocab);
         goto fail;
     }
-    model->pool = butler_pool_new((int)n_threads, err);
-    if (!model->pool)
-        goto fail;
-    model->backend = butler_backend_cpu(model->pool, kernels, err);
-    if (!model->backend)
-        goto fail;
     model->info.tokenizer = model->tokenizer ? butler_tokenizer_kind(model->tokenizer) : "";
-    model->info.isa = kernels->isa;
-    model->info.n_threads = (int)n_threads;
     return model;
 fail:
     butler_model_free(model);
@@ -62,11 +62,6 @@ void butler_model_free(struct butler_model *model)
 {
     if (!model)
         return;
-    butler_backend_free(model->backend);
-    butler_pool_free(model->pool);
-    butler_metric_list_free(model->plugins);
-    butler_predictor_free(model->predictors[0]);
-    butler_predictor_free(model->predictors[1]);
     butler_tokenizer_free(model->tokenizer);
     butler_model_unbind(model);
     butler_gguf_free(model->gguf);
@@ -78,6 +73,136 @@ const struct butler_model_info *butler_model_get_info(const struct butler_model 
 {
     return &model->info;
 }
+
+/* -------------------------------------------------------------------------------------------------- engine */
+
+/* Bytes of memory of this machine. */
+static uint64_t machine_memory(void)
+{
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : (uint64_t)1 << 34;
+}
+
+struct butler_engine *butler_engine_new_on(struct butler_model *model, const struct butler_engine_params *params,
+                                           struct butler_pool *pool, struct butler_backend *backend, struct butler_error *err)
+{
+    struct butler_engine *engine = pool && backend ? butler_alloc(sizeof *engine, err) : NULL;
+    if (!engine) {
+        butler_backend_free(backend);
+        butler_pool_free(pool);
+        return NULL;
+    }
+    engine->model = model;
+    engine->pool = pool;
+    engine->backend = backend;
+    engine->n_block = params->n_block ? params->n_block : backend->block_rows;
+    engine->kv_bytes = params->kv_bytes ? params->kv_bytes : machine_memory();
+    if (params->prefix_bytes > 0 && !(engine->prefix = butler_prefix_new(params->prefix_bytes, err))) {
+        butler_engine_free(engine);
+        return NULL;
+    }
+    return engine;
+}
+
+struct butler_engine *butler_engine_new(struct butler_model *model, const struct butler_engine_params *params,
+                                        struct butler_error *err)
+{
+    static const struct butler_engine_params defaults = {0};
+    if (!params)
+        params = &defaults;
+    if (butler_check_struct(params->struct_size, sizeof *params, "butler_engine_params", err) < 0)
+        return NULL;
+    if (!model || !model->layers) {
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s was loaded for its vocabulary only", model ? model->path : "no model: it");
+        return NULL;
+    }
+    if (params->n_block < 0 || params->n_block > 1 << 16) {
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "passes of %d tokens: they must be between 1 and %d", params->n_block, 1 << 16);
+        return NULL;
+    }
+    long n_threads = params->n_threads > 0 ? params->n_threads : sysconf(_SC_NPROCESSORS_ONLN);
+    n_threads = BUTLER_MIN(BUTLER_MAX(n_threads, 1), 256);
+    struct butler_pool *pool = butler_pool_new((int)n_threads, err);
+    return butler_engine_new_on(model, params, pool, pool ? butler_backend_cpu(pool, params->isa, err) : NULL, err);
+}
+
+struct butler_engine *butler_engine_clone(const struct butler_engine *engine, int n_threads, struct butler_error *err)
+{
+    const struct butler_engine_params params = {
+        .n_threads = n_threads, .isa = engine->backend->isa, .n_block = engine->n_block, .kv_bytes = engine->kv_bytes};
+    struct butler_engine *clone = butler_engine_new(engine->model, &params, err);
+    if (!clone)
+        return NULL;
+    clone->plugins = engine->plugins;
+    memcpy(clone->predictors, engine->predictors, sizeof clone->predictors);
+    clone->borrows = true;
+    return clone;
+}
+
+void butler_engine_free(struct butler_engine *engine)
+{
+    if (!engine)
+        return;
+    butler_prefix_free(engine->prefix);
+    for (struct butler_pages *pages = engine->pages, *next; pages; pages = next) {
+        next = pages->next;
+        butler_pages_free(pages);
+    }
+    butler_scratch_free(&engine->scratch);
+    if (!engine->borrows) {
+        butler_metric_list_free(engine->plugins);
+        butler_predictor_free(engine->predictors[0]);
+        butler_predictor_free(engine->predictors[1]);
+    }
+    butler_backend_free(engine->backend);
+    butler_pool_free(engine->pool);
+    free(engine);
+}
+
+struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butler_kv_type type, int head_dim,
+                                         struct butler_error *err)
+{
+    const size_t extent_bytes = butler_kv_extent_bytes(type, head_dim);
+    if (extent_bytes == 0) {
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "kv type q8_0 stores blocks of 32 numbers, the model's heads have %d", head_dim);
+        return NULL;
+    }
+    for (struct butler_pages *pages = engine->pages; pages; pages = pages->next)
+        if (pages->extent_bytes == extent_bytes)
+            return pages;
+    struct butler_pages *pages = butler_pages_new(engine->backend, extent_bytes, engine->kv_bytes, err);
+    if (pages) {
+        pages->next = engine->pages;
+        engine->pages = pages;
+    }
+    return pages;
+}
+
+struct butler_model *butler_engine_model(const struct butler_engine *engine)
+{
+    return engine->model;
+}
+
+void butler_engine_get_info(const struct butler_engine *engine, struct butler_engine_info *info)
+{
+    *info = (struct butler_engine_info){.device = engine->backend->name,
+                                        .isa = engine->backend->isa,
+                                        .n_threads = butler_pool_size(engine->pool),
+                                        .n_block = engine->n_block,
+                                        .scratch_memory = butler_scratch_bytes(&engine->scratch)};
+    for (const struct butler_pages *pages = engine->pages; pages; pages = pages->next)
+        info->kv_memory += butler_pages_held(pages);
+    if (engine->prefix) {
+        struct butler_prefix_stats stats;
+        butler_prefix_get_stats(engine->prefix, &stats);
+        info->prefix_memory = stats.bytes;
+        info->prefix_lookups = stats.lookups;
+        info->prefix_hits = stats.hits;
+        info->prefix_tokens = stats.tokens;
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------- tokenizer */
 
 int butler_tokenize(const struct butler_model *model, const char *text, size_t n_text, int flags, int32_t *ids, int max_ids,
                     struct butler_error *err)

@@ -1,13 +1,23 @@
-/* The forward pass: one layer loop for every architecture, every policy and every backend. It knows only which parts a
- * layer has; what the policy does between the projections is `attention` below. */
+/* The forward pass: one layer loop for every architecture, every policy and every backend, over the rows of a pass: tokens of one
+ * or of many sessions, parts of prompts and decode steps. Products take all rows at once; attention is per session. */
 #include <math.h>
 #include <string.h>
 
-#include "cpu/attend.h"
 #include "engine/predict.h"
 #include "engine/session.h"
 
-/* cos and sin of positions [first, first + n) into rows [0, n) of the tables. */
+struct pass {
+    struct butler_engine *engine;
+    struct butler_backend *backend;
+    const struct butler_model *model;
+    const struct butler_hparams *hp;
+    struct butler_scratch *s;
+    struct butler_part *parts;
+    int n_parts, n;                /* n: rows */
+    struct butler_traffic *weights; /* where weights that are read count: the first decode step's session */
+};
+
+/* cos and sin of positions [first, first + n) into rows [0, n) of host tables. */
 static void rotations(const struct butler_session *session, int first, int n, float *cosines, float *sines)
 {
     const size_t half = (size_t)session->model->hp.n_rot / 2;
@@ -19,218 +29,336 @@ static void rotations(const struct butler_session *session, int first, int n, fl
         }
 }
 
-/* Where keys stay unrotated, the attention rotates them by their place in the cache: the table grows with the places. */
-static void place_rotations(struct butler_session *session, int n)
+/* Where keys stay unrotated, attention rotates them by their place in the cache: the table grows with the places. */
+static void place_rotations(const struct pass *pass, struct butler_session *session, int n)
 {
-    struct butler_workspace *work = &session->work;
-    const size_t half = (size_t)work->n_rot / 2;
+    struct butler_kv *kv = &session->kv;
+    const size_t half = (size_t)kv->n_rot / 2;
     int n_places = 0;
-    for (int l = 0; l < session->kv.n_layers; l++)
-        n_places = BUTLER_MAX(n_places, butler_kv_at(&session->kv, l, 0)->n_slots + n);
-    if (n_places > session->n_places) {
-        rotations(session, session->n_places, n_places - session->n_places, work->rope_cos + (size_t)session->n_places * half,
-                  work->rope_sin + (size_t)session->n_places * half);
-        session->n_places = n_places;
+    for (int l = 0; l < kv->n_layers; l++)
+        n_places = BUTLER_MAX(n_places, butler_kv_at(kv, l, 0)->n_slots + n);
+    while (session->n_places < n_places) {
+        const int m = BUTLER_MIN(n_places - session->n_places, pass->s->max_rows);
+        const size_t at = (size_t)session->n_places * half, bytes = (size_t)m * half * sizeof(float);
+        rotations(session, session->n_places, m, pass->s->host_cos, pass->s->host_sin);
+        pass->backend->upload(pass->backend, kv->rope_cos + at, pass->s->host_cos, bytes);
+        pass->backend->upload(pass->backend, kv->rope_sin + at, pass->s->host_sin, bytes);
+        session->n_places += m;
     }
 }
 
-/* Rows of a decode step may be of several sessions: each comes out as it would alone. */
-static void multiply(struct butler_session *session, const struct butler_product *products, int n_products, const float *x, int n,
-                     bool decode)
+static void multiply(const struct pass *pass, const struct butler_product *products, int n_products, const float *x, int n)
 {
-    struct butler_backend *backend = session->model->backend;
-    backend->matmul(backend, &session->work, products, n_products, x, n, decode);
+    pass->backend->matmul(pass->backend, &pass->s->work, products, n_products, x, n);
     for (int i = 0; i < n_products; i++)
-        session->traffic.weight_bytes += products[i].w->row_bytes * (uint64_t)products[i].w->n_rows;
+        pass->weights->weight_bytes += products[i].w->row_bytes * (uint64_t)products[i].w->n_rows;
 }
 
-static void matmul(struct butler_session *session, float *y, const struct butler_matrix *w, const float *x, int n, bool decode)
+static void matmul(const struct pass *pass, float *y, const struct butler_matrix *w, const float *x, int n)
 {
-    multiply(session, &(struct butler_product){y, w}, 1, x, n, decode);
+    multiply(pass, &(struct butler_product){y, w}, 1, x, n);
 }
 
-enum product { OUTPUT = -1, QKV, WO, UP, DOWN };
-
-/* Tells the backend what follows the product of a decode step that comes next, `product` of layer l. */
-static void expect_after(const struct butler_session *session, const struct butler_pass *pass, int l, enum product product)
+/* The part cannot go on; its session has lost what it was. */
+static void fail(struct butler_part *part)
 {
-    const struct butler_model *model = session->model;
-    const struct butler_layer *layer = &model->layers[product == OUTPUT ? 0 : l];
-    const bool last = product == DOWN && l + 1 == model->hp.n_layers;
-    const struct butler_layer *next = product == DOWN && !last ? layer + 1 : layer;
-    const struct butler_matrix *const qkv[] = {&next->wq, &next->wk, &next->wv}, *const up[] = {&layer->w_up, &layer->w_gate};
-    if (!pass->decode)
-        return;
-    if (last)
-        model->backend->expect(model->backend, (const struct butler_matrix *const[]){&model->output}, 1);
-    else if (product == DOWN || product == OUTPUT)
-        model->backend->expect(model->backend, qkv, BUTLER_COUNT(qkv));
-    else if (product == WO)
-        model->backend->expect(model->backend, up, layer->w_gate.data ? 2 : 1);
-    else
-        model->backend->expect(model->backend, (const struct butler_matrix *const[]){product == QKV ? &layer->wo : &layer->w_down},
-                               1);
+    part->failed = true;
+    part->session->failed = true;
 }
 
-/* Queries from this position on are shown to the metric: INT_MAX, none. */
-static int observe_from(const struct butler_session *session, const struct butler_pass *pass, int layer)
+/* ------------------------------------------------------------------------------------------------ attention */
+
+/* Queries from this position on are shown to the metric: INT32_MAX, none. */
+static int observe_from(const struct butler_part *part, int layer)
 {
-    const struct butler_policy *policy = &session->policy;
+    const struct butler_policy *policy = &part->session->policy;
     const int window = policy->metric && policy->metric->attention_window && layer >= policy->dense_layers
                            ? policy->metric->attention_window(policy->values)
                            : 0;
-    /* Where every block is cut, every block needs its own last queries. */
-    const int end = pass->decode ? session->n_past + 1 : policy->prefill_evict ? session->n_past + pass->n : pass->prompt_end;
-    return window == 0 ? INT32_MAX : BUTLER_MAX(end - BUTLER_MIN(window, end), 0);
+    return window == 0 ? INT32_MAX : BUTLER_MAX(part->cut_end - BUTLER_MIN(window, part->cut_end), 0);
 }
 
-/* Time since *mark into *sum; moves the mark. */
-static void lap(double *sum, double *mark)
+static struct butler_attend_span span_of(const struct pass *pass, const struct butler_part *part, int layer)
 {
-    const double now = butler_seconds();
-    *sum += now - *mark;
-    *mark = now;
-}
-
-/* The rows of one session in the block: q, o [n][n_heads][head_dim], k, v [n][n_kv_heads][head_dim]. */
-struct heads {
-    const float *q, *k, *v;
-    float *o;
-};
-
-/* q, k, v of n new tokens -> o, the cache grown and, where the policy says so, cut. */
-static int attention(struct butler_session *session, const struct butler_pass *pass, int layer, int n, const struct heads *heads,
-                     struct butler_error *err)
-{
-    struct butler_backend *backend = session->model->backend;
+    struct butler_session *session = part->session;
     const struct butler_policy *policy = &session->policy;
-    const int from = observe_from(session, pass, layer), last = session->n_past + n - 1;
-    const bool sparse = layer >= policy->dense_layers, evicts = sparse && policy->method == BUTLER_EVICT;
-    const bool retrieves = sparse && policy->method == BUTLER_RETRIEVE && pass->decode;
-    const bool cuts_now = pass->decode ? !policy->evict_at_prefill_only : pass->prompt_ends || policy->prefill_evict;
-    struct butler_layer_state state = {policy, &session->shape,        &session->kv,   &session->work, &session->traffic,
-                                       layer,  session->shape.n_heads, session->n_past};
-    struct butler_stats *stats = &session->stats;
-    double mark = butler_seconds();
-
-    if (evicts && pass->decode && cuts_now && butler_kv_at(&session->kv, layer, 0)->n_slots > 0) {
-        state.position--; /* the cache ends with the token before */
-        backend->score(backend, &state, heads->q);
-        lap(&stats->score_s, &mark);
-        state.position++;
-        backend->evict(backend, &state, 1);
-        lap(&stats->select_s, &mark);
-    }
-    if (butler_kv_grow(&session->kv, layer, n, session->n_past, err) < 0)
-        return BUTLER_ERROR_LENGTH;
-    if (!pass->decode || (retrieves && policy->fused))
-        backend->append(backend, &state, heads->k, heads->v, n);
-    if (!pass->decode) {
-        session->work.selected_at[layer] = 0;
-        backend->attend_block(backend, &state, heads->q, heads->o, n, INT32_MAX, from);
-        if (evicts && cuts_now) {
-            state.position = last;
-            backend->score(backend, &state,
-                           heads->q + (size_t)(n - 1) * (size_t)(session->shape.n_heads * session->shape.head_dim));
-            backend->evict(backend, &state, 0);
-        }
-        return 0;
-    }
-    struct butler_lists lists = {session->kv.n_kv_heads, session->work.list_slots, session->work.list_n};
-    for (int i = 0; i < lists.n_lists; i++) {
-        struct butler_kv_head *head = butler_kv_at(&session->kv, layer, i);
-        lists.slots[i] = session->work.rope_cos ? head->order : NULL;
-        lists.n[i] = head->n_slots;
-    }
-    lap(&stats->score_s, &mark);
-    if (retrieves && policy->fused) {
-        backend->attend_fused(backend, &state, heads->q, &lists, heads->o);
-        lap(&stats->attend_s, &mark);
-        return 0;
-    }
-    if (retrieves) {
-        double seconds = 0;
-        const double scoring = backend->retrieve(backend, &state, heads->q, heads->k, heads->v, &lists);
-        lap(&seconds, &mark);
-        stats->score_s += scoring * seconds;
-        stats->select_s += (1 - scoring) * seconds;
-    }
-    backend->attend(backend, &state, heads->q, retrieves ? NULL : heads->k, retrieves ? NULL : heads->v, &lists, heads->o,
-                    from != INT32_MAX);
-    lap(&stats->attend_s, &mark);
-    return 0;
+    const size_t n_q = (size_t)(session->shape.n_heads * session->shape.head_dim),
+                 n_kv = (size_t)(session->shape.n_kv_heads * session->shape.head_dim), row = (size_t)part->row;
+    return (struct butler_attend_span){
+        .state = butler_session_layer(session, part->traffic, layer, session->n_past),
+        .q = pass->s->q + row * n_q,
+        .k = pass->s->k + row * n_kv,
+        .v = pass->s->v + row * n_kv,
+        .out = pass->s->o + row * n_q,
+        .n = part->n,
+        .decode = part->decode,
+        .retrieves = part->decode && policy->method == BUTLER_RETRIEVE && layer >= policy->dense_layers,
+        .observe_from = observe_from(part, layer),
+    };
 }
 
-static void head_norms(struct butler_session *session, const struct butler_layer *layer, int n)
+/* Whether the part's cache is cut in this layer, before (decode) or after (prompt) its tokens come; *room: for how many. */
+static bool evicts(const struct butler_part *part, int layer, int *room)
 {
-    struct butler_backend *backend = session->model->backend;
-    const struct butler_hparams *hp = &session->model->hp;
+    const struct butler_session *session = part->session;
+    const struct butler_policy *policy = &session->policy;
+    if (part->failed || !part->cuts || policy->method != BUTLER_EVICT || layer < policy->dense_layers)
+        return false;
+    *room = part->decode ? 1 : 0;
+    const int n_slots = butler_kv_at(&session->kv, layer, 0)->n_slots, n = session->n_past + part->n; /* heads hold equally many */
+    return n_slots > butler_policy_limits(policy, layer, session->shape.n_layers, n).budget - *room;
+}
+
+/* Cuts the caches of decode steps, or of prompts. */
+static void evict(const struct pass *pass, int layer, bool decode)
+{
+    int n = 0;
+    for (int i = 0; i < pass->n_parts; i++) {
+        struct butler_part *part = &pass->parts[i];
+        if (part->decode != decode || !evicts(part, layer, &pass->s->rooms[n]))
+            continue;
+        if (butler_kv_unshare(&part->session->kv, layer, part->err) < 0) {
+            fail(part);
+            continue;
+        }
+        struct butler_attend_span *span = &pass->s->spans[n++];
+        *span = span_of(pass, part, layer);
+        span->q += (size_t)(part->n - 1) * (size_t)(span->state.n_heads * part->session->shape.head_dim);
+        span->state.position += part->n - 1;
+        part->session->evicted = true;
+    }
+    if (n > 0)
+        pass->backend->evict_spans(pass->backend, pass->s->spans, pass->s->rooms, n);
+}
+
+static uint64_t attention_ns(const struct butler_part *part)
+{
+    return part->traffic->score_ns + part->traffic->select_ns + part->traffic->attend_ns;
+}
+
+/* Wall time to the decode steps, by the threads' time that each took; before_sum: what that was before, of all parts. */
+static void share_time(const struct pass *pass, double seconds, uint64_t before_sum)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < pass->n_parts; i++)
+        sum += attention_ns(&pass->parts[i]);
+    for (int i = 0; i < pass->n_parts && sum > before_sum; i++) {
+        struct butler_part *part = &pass->parts[i];
+        part->session->stats.attend_s += part->decode ? seconds * (double)(attention_ns(part) - part->ns_before) /
+                                                            (double)(sum - before_sum)
+                                                      : 0;
+    }
+}
+
+static void capture_layer(const struct pass *pass, const struct butler_part *part, int layer)
+{
+    const struct butler_session *session = part->session;
+    const struct butler_capture *capture = session->capture;
+    const struct butler_scratch *s = pass->s;
+    const size_t row = (size_t)part->row, n = (size_t)part->n, n_embd = (size_t)pass->hp->n_embd,
+                 n_q = (size_t)(session->shape.n_heads * session->shape.head_dim),
+                 n_kv = (size_t)(session->shape.n_kv_heads * session->shape.head_dim);
+    struct butler_backend *backend = pass->backend;
+    if (!capture || !capture->layer)
+        return;
+    backend->download(backend, s->host_x, s->x + row * n_embd, n * n_embd * sizeof(float));
+    backend->download(backend, s->host_h, s->h + row * n_embd, n * n_embd * sizeof(float));
+    backend->download(backend, s->host_q, s->q + row * n_q, n * n_q * sizeof(float));
+    backend->download(backend, s->host_k, s->k + row * n_kv, n * n_kv * sizeof(float));
+    capture->layer(capture->user, layer, session->n_past, part->n, s->host_x, s->host_h, s->host_q, s->host_k);
+}
+
+static void capture_attended(const struct pass *pass, const struct butler_part *part, int layer)
+{
+    const struct butler_session *session = part->session;
+    const struct butler_capture *capture = session->capture;
+    const size_t n_q = (size_t)(session->shape.n_heads * session->shape.head_dim), bytes = (size_t)part->n * n_q * sizeof(float);
+    float *o = pass->s->o + (size_t)part->row * n_q;
+    if (!capture || !capture->attended)
+        return;
+    pass->backend->download(pass->backend, pass->s->host_q, pass->s->q + (size_t)part->row * n_q, bytes);
+    pass->backend->download(pass->backend, pass->s->host_o, o, bytes);
+    capture->attended(capture->user, layer, session->n_past, part->n, pass->s->host_q, pass->s->host_o);
+    pass->backend->upload(pass->backend, o, pass->s->host_o, bytes);
+}
+
+/* q, k, v of the new tokens -> o, the caches grown and, where policies say so, cut. */
+static void attention(const struct pass *pass, int layer)
+{
+    uint64_t before = 0;
+    int n = 0;
+    const double start = butler_seconds();
+    for (int i = 0; i < pass->n_parts; i++) {
+        pass->parts[i].ns_before = attention_ns(&pass->parts[i]);
+        before += pass->parts[i].ns_before;
+    }
+    evict(pass, layer, true);
+    for (int i = 0; i < pass->n_parts; i++) {
+        struct butler_part *part = &pass->parts[i];
+        struct butler_session *session = part->session;
+        if (part->failed)
+            continue;
+        if (butler_kv_grow(&session->kv, layer, part->n, session->n_past, part->err) < 0) {
+            fail(part);
+            continue;
+        }
+        struct butler_attend_span *span = &pass->s->spans[n++];
+        *span = span_of(pass, part, layer);
+        capture_layer(pass, part, layer);
+        if (!part->decode)
+            session->selection.at[layer] = 0;
+        if (session->queries) {
+            const size_t n_token = (size_t)(session->shape.n_heads * session->shape.head_dim);
+            pass->backend->copy(pass->backend, session->queries + (size_t)layer * n_token,
+                                span->q + (size_t)(part->n - 1) * n_token, n_token * sizeof(float));
+        }
+    }
+    if (n > 0)
+        pass->backend->attend_spans(pass->backend, pass->s->spans, n);
+    for (int i = 0; i < pass->n_parts; i++)
+        if (!pass->parts[i].failed)
+            capture_attended(pass, &pass->parts[i], layer);
+    evict(pass, layer, false);
+    share_time(pass, butler_seconds() - start, before);
+}
+
+/* ------------------------------------------------------------------------------------------ the rest of a layer */
+
+static void head_norms(const struct pass *pass, const struct butler_layer *layer)
+{
+    const struct butler_hparams *hp = pass->hp;
     if (layer->q_norm.weight)
-        backend->norm(backend, session->q, session->q, &layer->q_norm, n * hp->n_heads, hp->head_dim, hp->norm, hp->norm_eps);
+        pass->backend->norm(pass->backend, pass->s->q, pass->s->q, &layer->q_norm, pass->n * hp->n_heads, hp->head_dim, hp->norm,
+                            hp->norm_eps);
     if (layer->k_norm.weight)
-        backend->norm(backend, session->k, session->k, &layer->k_norm, n * hp->n_kv_heads, hp->head_dim, hp->norm, hp->norm_eps);
+        pass->backend->norm(pass->backend, pass->s->k, pass->s->k, &layer->k_norm, pass->n * hp->n_kv_heads, hp->head_dim, hp->norm,
+                            hp->norm_eps);
 }
 
 /* How many outputs of the gate are computed together: equal parts of as many as fit for n rows. */
-static int gate_part(const struct butler_session *session, int n)
+static int gate_part(const struct pass *pass, int n)
 {
     enum { EVEN = 256 };
-    const int n_ff = session->model->hp.n_ff, most = (int)BUTLER_MIN(session->gate_floats / (size_t)n, (size_t)n_ff);
+    const int n_ff = pass->hp->n_ff, most = (int)BUTLER_MIN(pass->s->gate_floats / (size_t)n, (size_t)n_ff);
     const int even = BUTLER_CEIL_DIV(BUTLER_CEIL_DIV(n_ff, BUTLER_CEIL_DIV(n_ff, most)), EVEN) * EVEN;
     return BUTLER_MIN(even, most);
 }
 
-/* session->h (normed) -> session->h: the feed-forward part. */
-static void feed_forward(struct butler_session *session, const struct butler_pass *pass, int l, int n)
+/* h (normed) -> h: the feed-forward part of n rows. */
+static void feed_forward(const struct pass *pass, const struct butler_layer *layer, int n)
 {
-    const bool decode = pass->decode;
-    const struct butler_layer *layer = &session->model->layers[l];
-    struct butler_backend *backend = session->model->backend;
-    const struct butler_hparams *hp = &session->model->hp;
+    const struct butler_hparams *hp = pass->hp;
+    struct butler_scratch *s = pass->s;
     const size_t n_ff = (size_t)hp->n_ff;
     struct butler_matrix rows;
-    const struct butler_product products[] = {{session->up, &layer->w_up}, {session->gate, &rows}};
-    expect_after(session, pass, l, UP);
+    const struct butler_product products[] = {{s->up, &layer->w_up}, {s->gate, &rows}};
     if (!layer->w_gate.data) {
-        multiply(session, products, 1, session->h, n, decode);
-        backend->activate(backend, session->up, n_ff, NULL, n, hp->n_ff, hp->activation);
+        multiply(pass, products, 1, s->h, n);
+        pass->backend->activate(pass->backend, s->up, n_ff, NULL, n, hp->n_ff, hp->activation);
     }
-    for (int first = 0, part = gate_part(session, n); layer->w_gate.data && first < hp->n_ff; first += part) {
+    for (int first = 0, part = gate_part(pass, n); layer->w_gate.data && first < hp->n_ff; first += part) {
         rows = butler_matrix_rows(&layer->w_gate, first, BUTLER_MIN(part, hp->n_ff - first));
-        multiply(session, products + (first > 0), 2 - (first > 0), session->h, n, decode);
-        backend->activate(backend, session->up + first, n_ff, session->gate, n, rows.n_rows, hp->activation);
+        multiply(pass, products + (first > 0), 2 - (first > 0), s->h, n);
+        pass->backend->activate(pass->backend, s->up + first, n_ff, s->gate, n, rows.n_rows, hp->activation);
     }
-    expect_after(session, pass, l, DOWN);
-    matmul(session, session->h, &layer->w_down, session->up, n, decode);
+    matmul(pass, s->h, &layer->w_down, s->up, n);
 }
 
-/* What a layer's attention (or its feed-forward part) takes in, h[n][n_embd] -> what later layers will look for. */
-static int foresee(struct butler_session *session, const struct butler_pass *pass, int layer, enum butler_predictor_input input,
-                   const float *h, int n, struct butler_error *err)
+/* What a layer's attention (or its feed-forward part) takes in, rows h[.][n_embd] -> predicted queries (and keys) of later layers. */
+static void predict(struct butler_part *part, int layer, enum butler_predictor_input input, const float *h)
 {
+    struct butler_session *session = part->session;
     struct butler_predict *predict = session->predict;
-    double mark = butler_seconds(), sum = 0;
+    const double start = butler_seconds();
     int first;
-    const int n_served = predict && predict->predictor->sizes.input == input ? butler_predict_serves(predict, layer, &first) : 0;
+    const int n_served = !part->failed && predict && predict->predictor->sizes.input == input
+                             ? butler_predict_serves(predict, layer, &first)
+                             : 0;
     if (n_served == 0)
-        return 0;
+        return;
     const bool retrieves = session->policy.method == BUTLER_RETRIEVE;
     bool wanted = !retrieves;
-    for (int l = first; l < first + n_served && retrieves && pass->decode; l++)
-        wanted = wanted || butler_selects(&session->policy, &session->work, l, session->n_past);
-    const int code = butler_predict_run(predict, &session->traffic, layer, h, n, session->n_past, pass->decode, wanted, err);
-    lap(&sum, &mark);
-    session->stats.predict_s += pass->decode ? sum : 0;
-    return code;
+    for (int l = first; l < first + n_served && retrieves && part->decode; l++)
+        wanted = wanted || butler_selects(&session->policy, &session->selection, l, session->n_past);
+    if (butler_predict_run(predict, part->traffic, layer, h, part->n, session->n_past, part->decode, wanted, part->err) < 0)
+        fail(part);
+    if (part->decode)
+        session->stats.predict_s += butler_seconds() - start;
 }
 
-/* logits[n][n_vocab] of x[n][n_embd] */
-static void logits_of(struct butler_session *session, const float *x, float *logits, int n, bool decode)
+/* x += h for the rows of parts that have not left the stack; they begin at kept_row. */
+static void add_residual(const struct pass *pass, int n_rows)
 {
-    struct butler_backend *backend = session->model->backend;
-    const struct butler_hparams *hp = &session->model->hp;
-    backend->norm(backend, session->h, x, &session->model->output_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
-    matmul(session, logits, &session->model->output, session->h, n, decode);
+    const size_t n_embd = (size_t)pass->hp->n_embd;
+    bool all = true;
+    for (int i = 0; i < pass->n_parts; i++)
+        all = all && !pass->parts[i].session->exited;
+    if (all)
+        pass->backend->add(pass->backend, pass->s->x, pass->s->h, (size_t)n_rows * n_embd);
+    for (int i = 0; i < pass->n_parts && !all; i++) {
+        const struct butler_part *part = &pass->parts[i];
+        const size_t at = (size_t)part->kept_row * n_embd;
+        if (!part->session->exited && part->n_kept > 0)
+            pass->backend->add(pass->backend, pass->s->x + at, pass->s->h + at, (size_t)part->n_kept * n_embd);
+    }
+}
+
+/* Rows that go on after the attention of the last layer are those whose logits somebody wants: they move to the front. Returns how
+ * many there are; in other layers, all. */
+static int keep_rows(const struct pass *pass, int layer)
+{
+    const bool last = layer == pass->hp->n_layers - 1;
+    const size_t n_embd = (size_t)pass->hp->n_embd, n_q = (size_t)(pass->hp->n_heads * pass->hp->head_dim);
+    int n_rows = 0;
+    for (int i = 0; i < pass->n_parts; i++) {
+        struct butler_part *part = &pass->parts[i];
+        part->n_kept = !last || part->each || part->session->capture ? part->n : part->logits ? 1 : 0;
+        part->kept_row = n_rows;
+        for (int t = 0; t < part->n_kept; t++, n_rows++) {
+            const size_t from = (size_t)(part->row + part->n - part->n_kept + t), to = (size_t)n_rows;
+            if (from == to)
+                continue;
+            pass->backend->copy(pass->backend, pass->s->x + to * n_embd, pass->s->x + from * n_embd, n_embd * sizeof(float));
+            pass->backend->copy(pass->backend, pass->s->o + to * n_q, pass->s->o + from * n_q, n_q * sizeof(float));
+        }
+    }
+    return n_rows;
+}
+
+/* What a layer does after its attention, for the first n rows. */
+static void close_layer(const struct pass *pass, int l, int n)
+{
+    const struct butler_layer *layer = &pass->model->layers[l];
+    const struct butler_hparams *hp = pass->hp;
+    struct butler_scratch *s = pass->s;
+    const size_t n_embd = (size_t)hp->n_embd;
+    matmul(pass, s->h, &layer->wo, s->o, n);
+    add_residual(pass, n);
+    pass->backend->norm(pass->backend, s->h, s->x, &layer->ffn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
+    for (int i = 0; i < pass->n_parts; i++) {
+        struct butler_part *part = &pass->parts[i];
+        const struct butler_capture *capture = part->session->capture;
+        const float *h = s->h + (size_t)part->kept_row * n_embd;
+        if (part->session->exited)
+            continue;
+        if (capture && capture->fed) {
+            pass->backend->download(pass->backend, s->host_h, h, (size_t)part->n * n_embd * sizeof(float));
+            capture->fed(capture->user, l, part->session->n_past, part->n, s->host_h);
+        }
+        predict(part, l, BUTLER_PREDICTOR_INPUT_ATTENTION, h);
+    }
+    feed_forward(pass, layer, n);
+    add_residual(pass, n);
+}
+
+/* --------------------------------------------------------------------------------------------------- logits */
+
+/* scratch logits [n][n_vocab] of x[n][n_embd] */
+static void logits_of(const struct pass *pass, const float *x, int n)
+{
+    const struct butler_hparams *hp = pass->hp;
+    pass->backend->norm(pass->backend, pass->s->h, x, &pass->model->output_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
+    matmul(pass, pass->s->logits, &pass->model->output, pass->s->h, n);
 }
 
 double butler_entropy(const float *logits, int n)
@@ -252,13 +380,23 @@ static bool stops(const struct butler_session *session, const float *logits)
            butler_entropy(logits, session->model->hp.n_vocab) < session->policy.stop_entropy;
 }
 
-/* True when the prediction after this layer is already certain and the layers left may be skipped. */
-static bool leaves_early(struct butler_session *session, const float *x, int layer)
+/* Of decode steps whose prediction after this layer is already certain, the layers that remain only fill their caches. Returns
+ * how many parts still go through them. */
+static int exit_early(const struct pass *pass, int layer)
 {
-    if (!session->policy.stop_layers || layer + 1 >= session->model->hp.n_layers)
-        return false;
-    logits_of(session, x, session->exit_logits, 1, true);
-    return stops(session, session->exit_logits);
+    int n_left = 0;
+    for (int i = 0; i < pass->n_parts; i++) {
+        struct butler_part *part = &pass->parts[i];
+        struct butler_session *session = part->session;
+        if (part->decode && session->policy.stop_layers && !session->exited && !part->failed && layer + 1 < pass->hp->n_layers) {
+            logits_of(pass, pass->s->x + (size_t)part->row * (size_t)pass->hp->n_embd, 1);
+            pass->backend->download(pass->backend, pass->s->host_logits, pass->s->logits,
+                                    (size_t)pass->hp->n_vocab * sizeof(float));
+            session->exited = stops(session, pass->s->host_logits);
+        }
+        n_left += !session->exited;
+    }
+    return n_left;
 }
 
 /* Without a way out of the loop, and in integers, compilers make vectors of it: a third of the time. */
@@ -274,7 +412,7 @@ static bool all_finite(const float *x, int n)
     return !others;
 }
 
-static int check_logits(struct butler_session *session, const float *logits, int position, struct butler_error *err)
+static int check_logits(const struct butler_session *session, const float *logits, int position, struct butler_error *err)
 {
     const int n_vocab = session->model->hp.n_vocab;
     if (all_finite(logits, n_vocab))
@@ -282,216 +420,137 @@ static int check_logits(struct butler_session *session, const float *logits, int
     int i = 0;
     while (i < n_vocab - 1 && isfinite(logits[i]))
         i++;
-    session->failed = true;
     return butler_fail(err, BUTLER_ERROR_NUMERIC, "%s: the model's logits are not numbers: %f for token %d at position %d",
                        session->model->path, (double)logits[i], i, position);
 }
 
-/* Final norm and output for the last token of each session, or for every token where the caller wants them: as many at a
- * time as fit the rows of the feed-forward part, which are free by now. errs[n_sessions]. */
-static int finish(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass, struct butler_error *errs)
+/* One row of logits goes to its session, and to who asked for it. t: which of the part's tokens. */
+static void deliver(const struct pass *pass, struct butler_part *part, int t, const float *device)
 {
-    struct butler_session *lead = sessions[0];
-    const struct butler_hparams *hp = &lead->model->hp;
-    const size_t n_embd = (size_t)hp->n_embd, n_vocab = (size_t)hp->n_vocab;
-    const int rows = pass->n / n_sessions, room = (int)BUTLER_MAX((size_t)lead->n_block * (size_t)hp->n_ff / n_vocab, (size_t)1);
-    int code = 0;
-    if (!pass->each && !pass->decode && !pass->prompt_ends)
-        return 0;
-    for (int t = pass->each || pass->decode ? 0 : pass->n - 1, m; t < pass->n; t += m) {
-        m = BUTLER_MIN(room, pass->n - t);
-        float *logits = m == 1 ? sessions[t / rows]->logits : lead->up;
-        expect_after(lead, pass, 0, OUTPUT);
-        logits_of(lead, lead->x + (size_t)t * n_embd, logits, m, pass->decode);
-        for (int i = t; i < t + m; i++, logits += n_vocab) {
-            struct butler_session *session = sessions[i / rows];
-            const int position = session->n_past + i % rows;
-            if (check_logits(session, logits, position, &errs[i / rows]) < 0) {
-                code = BUTLER_ERROR_NUMERIC;
-                if (n_sessions == 1)
-                    return code;
-                continue;
-            }
-            if (logits != session->logits && (pass->decode || i == pass->n - 1))
-                memcpy(session->logits, logits, n_vocab * sizeof *logits);
-            if (pass->each)
-                pass->each(pass->user, position, logits);
-            session->has_logits = true;
+    struct butler_session *session = part->session;
+    const int position = session->n_past + t;
+    if (part->failed)
+        return;
+    pass->backend->download(pass->backend, session->logits, device, (size_t)pass->hp->n_vocab * sizeof(float));
+    if (check_logits(session, session->logits, position, part->err) < 0) {
+        fail(part);
+        return;
+    }
+    session->has_logits = true;
+    if (part->each && !part->cancelled && !part->each(part->user, position, session->logits))
+        part->cancelled = true;
+}
+
+/* Final norm and output of the rows that were kept, as many at a time as there is room for. */
+static void finish(const struct pass *pass, int n_rows)
+{
+    int i = 0;
+    for (int row = 0, m; row < n_rows; row += m) {
+        m = BUTLER_MIN(pass->s->logit_rows, n_rows - row);
+        logits_of(pass, pass->s->x + (size_t)row * (size_t)pass->hp->n_embd, m);
+        for (int r = row; r < row + m; r++) {
+            while (r >= pass->parts[i].kept_row + pass->parts[i].n_kept)
+                i++;
+            struct butler_part *part = &pass->parts[i];
+            const int t = part->n - part->n_kept + r - part->kept_row;
+            if (part->each || (part->logits && t == part->n - 1))
+                deliver(pass, part, t, pass->s->logits + (size_t)(r - row) * (size_t)pass->hp->n_vocab);
         }
     }
-    return code;
 }
 
 /* Residual stream of the new tokens, and their rotations: those of keys that stay unrotated turn by nothing. */
-static void begin(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass)
+static void begin(const struct pass *pass)
 {
-    struct butler_session *lead = sessions[0];
-    const struct butler_model *model = lead->model;
-    struct butler_backend *backend = model->backend;
-    const size_t n_embd = (size_t)model->hp.n_embd, half = (size_t)model->hp.n_rot / 2;
-    const int rows = pass->n / n_sessions;
-    backend->embed(backend, lead->x, &model->tok_embd, pass->ids, pass->n);
-    for (int s = 0; s < n_sessions; s++) {
-        struct butler_session *session = sessions[s];
-        float *cosines = lead->cos + (size_t)(s * rows) * half, *sines = lead->sin + (size_t)(s * rows) * half;
-        session->traffic.weight_bytes += (uint64_t)rows * model->tok_embd.row_bytes;
-        session->left = false;
-        for (int t = 0; t < rows && model->pos_embd.data; t++) {
+    const struct butler_model *model = pass->model;
+    struct butler_backend *backend = pass->backend;
+    struct butler_scratch *s = pass->s;
+    const size_t n_embd = (size_t)pass->hp->n_embd, half = (size_t)pass->hp->n_rot / 2;
+    for (int i = 0; i < pass->n_parts; i++)
+        if (pass->parts[i].session->kv.rope_cos)
+            place_rotations(pass, pass->parts[i].session, pass->parts[i].n);
+    for (int i = 0; i < pass->n_parts; i++) {
+        const struct butler_part *part = &pass->parts[i];
+        struct butler_session *session = part->session;
+        float *cosines = s->host_cos + (size_t)part->row * half, *sines = s->host_sin + (size_t)part->row * half;
+        backend->embed(backend, s->x + (size_t)part->row * n_embd, &model->tok_embd, part->ids, part->n);
+        part->traffic->weight_bytes += (uint64_t)part->n * model->tok_embd.row_bytes;
+        session->exited = false;
+        for (int t = 0; t < part->n && model->pos_embd.data; t++) {
             const int32_t position = session->n_past + t;
-            backend->embed(backend, lead->h + (size_t)(s * rows + t) * n_embd, &model->pos_embd, &position, 1);
+            backend->embed(backend, s->h + (size_t)(part->row + t) * n_embd, &model->pos_embd, &position, 1);
         }
-        if (session->work.rope_cos) {
-            place_rotations(session, rows);
-            for (size_t i = 0; i < (size_t)rows * half; i++)
-                cosines[i] = 1, sines[i] = 0;
-        } else if (model->hp.rope != BUTLER_ROPE_NONE) {
-            rotations(session, session->n_past, rows, cosines, sines);
+        if (session->kv.rope_cos) {
+            for (size_t j = 0; j < (size_t)part->n * half; j++)
+                cosines[j] = 1, sines[j] = 0;
+        } else if (pass->hp->rope != BUTLER_ROPE_NONE) {
+            rotations(session, session->n_past, part->n, cosines, sines);
         }
+    }
+    if (pass->hp->rope != BUTLER_ROPE_NONE) {
+        backend->upload(backend, s->cos, s->host_cos, (size_t)pass->n * half * sizeof(float));
+        backend->upload(backend, s->sin, s->host_sin, (size_t)pass->n * half * sizeof(float));
     }
     if (model->pos_embd.data)
-        backend->add(backend, lead->x, lead->h, (size_t)pass->n * n_embd);
+        backend->add(backend, s->x, s->h, (size_t)pass->n * n_embd);
 }
 
-/* x += h for the rows of the sessions that have not left the stack. */
-static void add_residual(struct butler_session *const *sessions, int n_sessions, float *x, size_t n_row)
+/* The tokens are part of the text now. */
+static void note_tokens(struct butler_part *part)
 {
-    struct butler_session *lead = sessions[0];
-    struct butler_backend *backend = lead->model->backend;
-    for (int s = 0; s < n_sessions; s++)
-        if (!sessions[s]->left)
-            backend->add(backend, x + (size_t)s * n_row, lead->h + (size_t)s * n_row, n_row);
+    struct butler_session *session = part->session;
+    if (part->failed)
+        return;
+    memcpy(session->tokens + session->n_past, part->ids, (size_t)part->n * sizeof *part->ids);
+    if (!part->decode && session->n_dense == session->n_past && !session->evicted)
+        session->n_dense += part->n;
+    session->n_past += part->n;
+    if (observe_from(part, session->policy.dense_layers) < session->n_past)
+        session->n_observed = session->n_past;
+    if (!part->logits && !part->each)
+        session->has_logits = false;
+    session->n_decoded = part->decode ? session->n_decoded + 1 : 0;
+    session->stop = part->decode && part->logits && stops(session, session->logits);
 }
 
-/* Session `which` cannot go on inside a layer; the caches of the others have grown too, and none is what it was. */
-static int give_up(struct butler_session *const *sessions, int n_sessions, int which, struct butler_error *errs)
+void butler_forward(struct butler_engine *engine, int n_parts)
 {
-    for (int s = 0; s < n_sessions; s++) {
-        sessions[s]->failed = true;
-        if (s != which)
-            butler_fail(&errs[s], errs[which].code, "session %d of the batch failed: %s", which, errs[which].message);
+    struct butler_traffic uncounted = {0};
+    struct pass pass = {engine, engine->backend, engine->model, &engine->model->hp, &engine->scratch, engine->scratch.parts, n_parts, 0,
+                        &uncounted};
+    const struct butler_hparams *hp = pass.hp;
+    struct butler_backend *backend = pass.backend;
+    struct butler_scratch *s = pass.s;
+    int n_left = n_parts, n_rows = 0;
+    for (int i = n_parts - 1; i >= 0; i--) {
+        pass.parts[i].traffic = pass.parts[i].decode ? &pass.parts[i].session->traffic : &pass.parts[i].session->prompt_traffic;
+        if (pass.parts[i].decode)
+            pass.weights = pass.parts[i].traffic;
     }
-    return errs[which].code;
-}
-
-static int attend_all(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass, int layer,
-                      struct butler_error *errs)
-{
-    struct butler_session *lead = sessions[0];
-    const int rows = pass->n / n_sessions;
-    const size_t n_token = (size_t)(lead->shape.n_heads * lead->shape.head_dim), n_q = (size_t)rows * n_token,
-                 n_x = (size_t)rows * (size_t)lead->model->hp.n_embd,
-                 n_kv = (size_t)(rows * lead->shape.n_kv_heads * lead->shape.head_dim);
-    for (size_t s = 0; s < (size_t)n_sessions; s++) {
-        struct butler_session *session = sessions[s];
-        const struct butler_capture *capture = session->capture;
-        const struct heads heads = {lead->q + s * n_q, lead->k + s * n_kv, lead->v + s * n_kv, lead->o + s * n_q};
-        if (capture && capture->layer)
-            capture->layer(capture->user, layer, session->n_past, rows, lead->x + s * n_x, lead->h + s * n_x, heads.q, heads.k);
-        if (session->queries)
-            memcpy(session->queries + (size_t)layer * n_token, heads.q + n_q - n_token, n_token * sizeof *heads.q);
-        if (attention(session, pass, layer, rows, &heads, &errs[s]) < 0)
-            return give_up(sessions, n_sessions, (int)s, errs);
-        if (capture && capture->attended)
-            capture->attended(capture->user, layer, session->n_past, rows, heads.o);
+    for (int i = 0; i < n_parts; i++) {
+        pass.parts[i].row = pass.parts[i].kept_row = pass.n;
+        pass.n += pass.parts[i].n;
     }
-    return 0;
-}
-
-/* Rows of a prompt's block that nobody will look at once the last layer has filled its cache: what follows runs for its end
- * alone, as many rows as take the way of a whole block through the products, and none where the prompt goes on. */
-static int unused_rows(const struct butler_session *session, const struct butler_pass *pass, int layer)
-{
-    enum { END = 16 };
-    if (pass->decode || pass->each || session->capture || layer < session->model->hp.n_layers - 1)
-        return 0;
-    return pass->prompt_ends ? BUTLER_MAX(pass->n - END, 0) : pass->n;
-}
-
-/* What a layer does after its attention, for the rows of the block from `first` on: only a single session skips any. */
-static int close_layer(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass, int l, int first,
-                       struct butler_error *errs)
-{
-    struct butler_session *lead = sessions[0];
-    const struct butler_layer *layer = &lead->model->layers[l];
-    const struct butler_hparams *hp = &lead->model->hp;
-    struct butler_backend *backend = lead->model->backend;
-    const int n = pass->n - first, rows = n / n_sessions;
-    const size_t n_row = (size_t)rows * (size_t)hp->n_embd;
-    float *x = lead->x + (size_t)first * (size_t)hp->n_embd;
-
-    expect_after(lead, pass, l, WO);
-    matmul(lead, lead->h, &layer->wo, lead->o + (size_t)first * (size_t)(hp->n_heads * hp->head_dim), n, pass->decode);
-    add_residual(sessions, n_sessions, x, n_row);
-    backend->norm(backend, lead->h, x, &layer->ffn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
-    for (int s = 0; s < n_sessions; s++) {
-        const struct butler_capture *capture = sessions[s]->capture;
-        const float *h = lead->h + (size_t)s * n_row;
-        if (sessions[s]->left)
-            continue;
-        if (capture && capture->fed)
-            capture->fed(capture->user, l, sessions[s]->n_past, rows, h);
-        if (foresee(sessions[s], pass, l, BUTLER_PREDICTOR_INPUT_ATTENTION, h, rows, &errs[s]) < 0)
-            return give_up(sessions, n_sessions, s, errs);
-    }
-    feed_forward(lead, pass, l, n);
-    add_residual(sessions, n_sessions, x, n_row);
-    return 0;
-}
-
-int butler_forward(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass,
-                   struct butler_error *errs)
-{
-    struct butler_session *lead = sessions[0];
-    const struct butler_model *model = lead->model;
-    const struct butler_hparams *hp = &model->hp;
-    struct butler_backend *backend = model->backend;
-    const int n = pass->n, rows = n / n_sessions;
-    const bool decode = pass->decode;
-    const size_t n_row = (size_t)rows * (size_t)hp->n_embd;
-    int code, n_left = 0; /* sessions that left the stack early: the layers that remain only fill their caches */
-
-    begin(sessions, n_sessions, pass);
+    begin(&pass);
     for (int l = 0; l < hp->n_layers; l++) {
-        const struct butler_layer *layer = &model->layers[l];
-
-        backend->norm(backend, lead->h, lead->x, &layer->attn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
-        for (int s = 0; s < n_sessions; s++)
-            if (foresee(sessions[s], pass, l, BUTLER_PREDICTOR_INPUT_NORM, lead->h + (size_t)s * n_row, rows, &errs[s]) < 0)
-                return give_up(sessions, n_sessions, s, errs);
-        const struct butler_product products[] = {{lead->q, &layer->wq}, {lead->k, &layer->wk}, {lead->v, &layer->wv}};
-        expect_after(lead, pass, l, QKV);
-        multiply(lead, products, BUTLER_COUNT(products), lead->h, n, decode);
-        head_norms(lead, layer, n);
+        const struct butler_layer *layer = &pass.model->layers[l];
+        backend->norm(backend, s->h, s->x, &layer->attn_norm, pass.n, hp->n_embd, hp->norm, hp->norm_eps);
+        for (int i = 0; i < n_parts; i++)
+            predict(&pass.parts[i], l, BUTLER_PREDICTOR_INPUT_NORM, s->h + (size_t)pass.parts[i].row * (size_t)hp->n_embd);
+        const struct butler_product products[] = {{s->q, &layer->wq}, {s->k, &layer->wk}, {s->v, &layer->wv}};
+        multiply(&pass, products, BUTLER_COUNT(products), s->h, pass.n);
+        head_norms(&pass, layer);
         if (hp->rope != BUTLER_ROPE_NONE) {
-            backend->rope(backend, lead->q, lead->cos, lead->sin, n, hp->n_heads, hp->head_dim, hp->n_rot, hp->rope);
-            backend->rope(backend, lead->k, lead->cos, lead->sin, n, hp->n_kv_heads, hp->head_dim, hp->n_rot, hp->rope);
+            backend->rope(backend, s->q, s->cos, s->sin, pass.n, hp->n_heads, hp->head_dim, hp->n_rot, hp->rope);
+            backend->rope(backend, s->k, s->cos, s->sin, pass.n, hp->n_kv_heads, hp->head_dim, hp->n_rot, hp->rope);
         }
-        code = attend_all(sessions, n_sessions, pass, l, errs);
-        if (code < 0)
-            return code;
-        const int skipped = unused_rows(lead, pass, l);
-        if (n_left == n_sessions || skipped == n)
-            continue;
-        code = close_layer(sessions, n_sessions, pass, l, skipped, errs);
-        if (code < 0)
-            return code;
-        for (int s = 0; s < n_sessions && decode; s++)
-            if (!sessions[s]->left && leaves_early(sessions[s], lead->x + (size_t)s * n_row, l)) {
-                sessions[s]->left = true;
-                n_left++;
-            }
+        attention(&pass, l);
+        n_rows = keep_rows(&pass, l);
+        if (n_left > 0 && n_rows > 0)
+            close_layer(&pass, l, n_rows);
+        n_left = exit_early(&pass, l);
     }
-    code = finish(sessions, n_sessions, pass, errs);
-    for (int s = 0; s < n_sessions; s++) {
-        struct butler_session *session = sessions[s];
-        if (session->failed)
-            continue;
-        memcpy(session->tokens + session->n_past, pass->ids + s * rows, (size_t)rows * sizeof *pass->ids);
-        session->n_past += rows;
-        if (decode) {
-            session->n_decoded++;
-            session->stop = stops(session, session->logits);
-        }
-    }
-    return code;
+    finish(&pass, n_rows);
+    for (int i = 0; i < n_parts; i++)
+        note_tokens(&pass.parts[i]);
 }

@@ -1,27 +1,28 @@
-/* The KV store of one session. Every (layer, KV head) has its own page table, its own number of tokens and, under an
+/* The KV cache of one session. Every (layer, KV head) has its own page table, its own number of tokens and, under an
  * evicting policy, its own set of them. A page holds BUTLER_PAGE tokens, each a key and, behind it, its value, so that a run of
- * tokens is one sequential read and a token by itself lies in neighbouring lines; pages of a head come in extents, so that
- * neighbouring pages are neighbours in memory.
+ * tokens is one sequential read and a token by itself lies in neighbouring cache lines. Pages come from the engine's pool in
+ * extents, so that neighbouring pages are neighbours in memory, and may be shared with other sessions (copy on write).
  *
  * A slot is the place of a token in a head: row slot % BUTLER_PAGE of page slot / BUTLER_PAGE. Slots in use are always
  * 0 .. n_slots-1. Without eviction slot i holds position i; with it `positions` says which.
+ *
+ * Rows, records and norms are device memory (backend.h); tables and positions are host memory.
  */
 #ifndef BUTLER_KV_H
 #define BUTLER_KV_H
 
-#include "kernels/kernels.h"
+#include "engine/pages.h"
 #include "engine/policy.h"
-
-enum { BUTLER_PAGE = 16, BUTLER_EXTENT = 4 /* pages an extent has */ };
+#include "model/model.h"
 
 struct butler_kv_head {
     uint32_t *pages; /* [max_pages] number of the page in the pool */
-    int n_pages;     /* pages owned: whole extents */
+    int n_pages;     /* pages held: whole extents */
     int n_slots;
     int32_t *positions;     /* [max_slots] or NULL: slot i holds position i */
     uint32_t *order;        /* [max_slots] slots by ascending position, or NULL: as they are */
     float *value_norms;     /* [max_slots] norms of the values, or NULL */
-    unsigned char *records; /* what the metric keeps, in the engine's memory */
+    unsigned char *records; /* what the metric keeps */
 };
 
 struct butler_kv {
@@ -29,21 +30,25 @@ struct butler_kv {
     enum butler_kv_type type;
     size_t row_bytes, page_bytes, extent_bytes;
     int max_slots, max_pages; /* per head */
-    const struct butler_kernels *kernels;
-    struct butler_kv_head *heads; /* [n_layers][n_kv_heads] */
-    /* Pool: extents never used lie above n_extents_touched; free ones are on a stack. */
-    unsigned char *pool;
-    size_t pool_bytes;
-    uint32_t n_extents, n_extents_touched;
-    uint32_t *free_extents;
-    int n_free_extents;
-    uint64_t pages_held, pages_held_peak;
+    struct butler_backend *backend;
+    const struct butler_kernels *kernels; /* the backend's, for CPU functions */
+    struct butler_kv_head *heads;         /* [n_layers][n_kv_heads] */
+    struct butler_pages *extents;         /* the engine's pool */
+    unsigned char *pool;                  /* its base */
+    bool shares;                          /* some extents may be shared */
+    uint64_t pages_held, pages_held_peak; /* shared ones included */
     /* Records of the session's metric. */
     int record_slots; /* slots a record covers; 0: no records */
     size_t record_bytes;
     size_t records_stride, records_bytes; /* per head, in all */
     enum butler_value_norm value_norm;
     unsigned char *records;
+    float *norms; /* [heads][max_slots] or NULL */
+    size_t norms_bytes;
+    /* Keys stored unrotated (rope=cache): rotations by place in the cache, [max_slots][n_rot / 2]; NULL otherwise. */
+    float *rope_cos, *rope_sin;
+    int n_rot;
+    enum butler_rope rope;
     const struct butler_predict *predict; /* for views; borrowed from the session, or NULL */
     float *queries;                       /* [n_layers][n_heads][head_dim] for views; borrowed, or NULL */
     void *tables; /* the one reservation behind pages, positions, order */
@@ -54,8 +59,8 @@ struct butler_kv {
 size_t butler_kv_row_bytes(enum butler_kv_type type, int n);
 
 /* Heads get what the policy needs: positions and order when it evicts, norms of values, records of its metric. */
-int butler_kv_init(struct butler_kv *kv, const struct butler_metric_shape *shape, enum butler_kv_type type, int max_slots,
-                   const struct butler_policy *policy, const struct butler_kernels *kernels, struct butler_error *err);
+int butler_kv_init(struct butler_kv *kv, const struct butler_metric_shape *shape, struct butler_pages *pages,
+                   enum butler_kv_type type, int max_slots, const struct butler_policy *policy, struct butler_error *err);
 void butler_kv_free(struct butler_kv *kv);
 
 static inline struct butler_kv_head *butler_kv_at(const struct butler_kv *kv, int layer, int kv_head)
@@ -78,15 +83,41 @@ static inline int32_t butler_kv_position(const struct butler_kv_head *head, uint
     return head->positions ? head->positions[slot] : (int32_t)slot;
 }
 
-/* Makes room in every head of a layer for n more slots and takes them: n_slots grows, positions first_position...
- * The rows are then written by butler_kv_write. Fails only when max_slots would be exceeded. */
+/* Bytes of an extent: BUTLER_EXTENT_TOKENS keys and values of one KV head. 0 when the type cannot hold such rows. */
+static inline size_t butler_kv_extent_bytes(enum butler_kv_type type, int head_dim)
+{
+    return 2 * (size_t)BUTLER_EXTENT_TOKENS * butler_kv_row_bytes(type, head_dim);
+}
+
+/* Makes room in every head of a layer for n more slots and takes them: n_slots grows, positions first_position... A shared extent
+ * that will be written is copied. The rows are then written by the backend's append. Fails, with nothing changed but pages held,
+ * when max_slots would be exceeded or the pool is full. */
 int butler_kv_grow(struct butler_kv *kv, int layer, int n, int first_position, struct butler_error *err);
+
+/* Copies all shared extents of a layer, so that rows may move. */
+int butler_kv_unshare(struct butler_kv *kv, int layer, struct butler_error *err);
+
+/* Cuts every head of a layer to its first n slots. Records of slots that stay must then be made anew from slot
+ * butler_kv_record_start(kv, n) on, where one covers slots on both sides (backend's summarise). */
+void butler_kv_truncate(struct butler_kv *kv, int layer, int n);
+static inline int butler_kv_record_start(const struct butler_kv *kv, int n)
+{
+    return kv->record_slots > 0 ? n / kv->record_slots * kv->record_slots : n;
+}
+
+/* Gives `to` the rows of the first n slots of every head of a layer of `from`, by sharing its extents; what it held before is
+ * given back. from must hold them in the order of the text. Both from one pool. Positions are set, norms and records are not. */
+void butler_kv_share(struct butler_kv *to, struct butler_kv *from, int layer, int n);
+/* Takes part in an extent, which gets one more reference, as the next BUTLER_EXTENT_TOKENS slots of a head that ends at an extent's
+ * end. */
+void butler_kv_join(struct butler_kv *kv, struct butler_kv_head *head, uint32_t extent);
+
+/* ---- functions of the CPU backend (src/cpu/kv_rows.c), inside operations ---- */
 
 /* Stores k[head_dim] and v[head_dim] in a slot. Safe in parallel for different heads. */
 void butler_kv_write(struct butler_kv *kv, struct butler_kv_head *head, uint32_t slot, const float *k, const float *v);
-
-/* Norms of all values of a head that keeps them, from the rows as they are stored. */
-void butler_kv_make_norms(const struct butler_kv *kv, struct butler_kv_head *head);
+/* Norms of the values of slots [first, n_slots) of a head that keeps them, from the rows as they are stored. */
+void butler_kv_make_norms(const struct butler_kv *kv, struct butler_kv_head *head, int first);
 
 /* Drops units[n] (ascending) of `unit` slots each from a head: later units move into the holes, rows and records alike,
  * a unit being filled stays last. Where records do not cover exactly what moved, `moved` (may be NULL) is told: first, for every

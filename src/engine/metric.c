@@ -6,106 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/model.h"
+#include "engine/engine.h"
 #include "engine/policy.h"
-
-/* Row pointers are gathered this many at a time, on the stack. */
-#define ROWS_AT_ONCE 128
-
-/* -------------------------------------------------------------------------------------------------- views */
-
-int butler_view_layer(const struct butler_head_view *view)
-{
-    return view->layer;
-}
-int butler_view_kv_head(const struct butler_head_view *view)
-{
-    return view->kv_head;
-}
-int butler_view_n_slots(const struct butler_head_view *view)
-{
-    return view->n_slots;
-}
-int butler_view_query_position(const struct butler_head_view *view)
-{
-    return view->query_position;
-}
-const struct butler_kernels *butler_view_kernels(const struct butler_head_view *view)
-{
-    return view->kernels;
-}
-
-int butler_view_position(const struct butler_head_view *view, int slot)
-{
-    return view->positions ? view->positions[slot] : slot;
-}
-
-size_t butler_view_row_bytes(const struct butler_head_view *view)
-{
-    switch (view->kv_type) {
-    case BUTLER_KV_F32:
-        return (size_t)view->head_dim * 4;
-    case BUTLER_KV_Q8_0:
-        return (size_t)view->head_dim / 32 * 34;
-    default:
-        return (size_t)view->head_dim * 2;
-    }
-}
-
-void *butler_view_record(const struct butler_head_view *view, int record)
-{
-    return view->records + (size_t)record * view->record_bytes;
-}
-
-static void count_rows(const struct butler_head_view *view, int n)
-{
-    if (view->bytes)
-        *view->bytes += (uint64_t)n * butler_view_row_bytes(view);
-}
-
-static void load_rows(const struct butler_head_view *view, int first, int n, bool values, float *out)
-{
-    const void *rows[ROWS_AT_ONCE];
-    for (int done = 0; done < n; done += ROWS_AT_ONCE) {
-        int m = BUTLER_MIN(n - done, ROWS_AT_ONCE);
-        view->rows(view, first + done, m, values, rows);
-        for (int i = 0; i < m; i++)
-            view->kernels->load_row[view->kv_type](out + (size_t)(done + i) * view->head_dim, rows[i], view->head_dim);
-    }
-    count_rows(view, n);
-}
-
-void butler_view_key(const struct butler_head_view *view, int slot, float *out)
-{
-    load_rows(view, slot, 1, false, out);
-}
-void butler_view_value(const struct butler_head_view *view, int slot, float *out)
-{
-    load_rows(view, slot, 1, true, out);
-}
-void butler_view_load_keys(const struct butler_head_view *view, int first, int n, float *out)
-{
-    load_rows(view, first, n, false, out);
-}
-
-void butler_view_dot_keys(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out, size_t stride)
-{
-    const void *rows[ROWS_AT_ONCE];
-    for (int done = 0; done < n; done += ROWS_AT_ONCE) {
-        int m = BUTLER_MIN(n - done, ROWS_AT_ONCE);
-        view->rows(view, first + done, m, false, rows);
-        view->kernels->qk[view->kv_type](out + done, stride, q, (size_t)view->head_dim, n_q, rows, m, view->head_dim);
-    }
-    count_rows(view, n);
-}
-
-void butler_view_dot_layer(const struct butler_head_view *view, int layer, int n_q, int first, int n, float *out, size_t stride)
-{
-    struct butler_head_view earlier = *view;
-    const size_t head = (size_t)layer * (size_t)view->n_heads + (size_t)(view->kv_head * view->group);
-    earlier.layer = layer;
-    butler_view_dot_keys(&earlier, view->queries + head * (size_t)view->head_dim, n_q, first, n, out, stride);
-}
 
 /* ------------------------------------------------------------------------------------------------ metrics */
 
@@ -161,11 +63,11 @@ static int check_params(const struct butler_metric *metric, struct butler_error 
     return 0;
 }
 
-static int check_metric(const struct butler_model *model, const struct butler_metric *metric, struct butler_error *err)
+static int check_metric(const struct butler_engine *engine, const struct butler_metric *metric, struct butler_error *err)
 {
     if (!metric || !metric->name || !is_word(metric->name))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a metric's name is 1 to 31 of a-z, 0-9 and _, a letter first");
-    if (butler_metric_find(model->plugins, metric->name) || butler_policy_is_name(metric->name))
+    if (butler_metric_find(engine->plugins, metric->name) || butler_policy_is_name(metric->name))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: the name is taken", metric->name);
     if (!metric->score)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s has no score()", metric->name);
@@ -182,14 +84,14 @@ static int check_metric(const struct butler_model *model, const struct butler_me
     return check_params(metric, err);
 }
 
-static int register_metric(struct butler_model *model, const struct butler_metric *metric, void *handle, struct butler_error *err)
+static int register_metric(struct butler_engine *engine, const struct butler_metric *metric, void *handle, struct butler_error *err)
 {
-    int rc = check_metric(model, metric, err);
+    int rc = check_metric(engine, metric, err);
     if (rc)
         return rc;
-    if (!model->plugins && !(model->plugins = calloc(1, sizeof *model->plugins)))
+    if (!engine->plugins && !(engine->plugins = calloc(1, sizeof *engine->plugins)))
         return butler_fail(err, BUTLER_ERROR_MEMORY, "metric %s: no memory", metric->name);
-    struct butler_metric_list *list = model->plugins;
+    struct butler_metric_list *list = engine->plugins;
     struct butler_metric_entry *entries = realloc(list->entries, ((size_t)list->n + 1) * sizeof *entries);
     if (!entries)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "metric %s: no memory", metric->name);
@@ -197,7 +99,7 @@ static int register_metric(struct butler_model *model, const struct butler_metri
     entries[list->n] = (struct butler_metric_entry){.metric = metric};
     list->n++;
     struct butler_policy policy;
-    rc = butler_policy_parse(model, metric->name, &policy, err);
+    rc = butler_policy_parse(engine, metric->name, &policy, err);
     if (!rc && !(entries[list->n - 1].defaults = strdup(policy.text)))
         rc = butler_fail(err, BUTLER_ERROR_MEMORY, "metric %s: no memory", metric->name);
     if (rc)
@@ -207,12 +109,12 @@ static int register_metric(struct butler_model *model, const struct butler_metri
     return rc;
 }
 
-int butler_metric_register(struct butler_model *model, const struct butler_metric *metric, struct butler_error *err)
+int butler_metric_register(struct butler_engine *engine, const struct butler_metric *metric, struct butler_error *err)
 {
-    return register_metric(model, metric, NULL, err);
+    return register_metric(engine, metric, NULL, err);
 }
 
-int butler_plugin_load(struct butler_model *model, const char *path, struct butler_error *err)
+int butler_plugin_load(struct butler_engine *engine, const char *path, struct butler_error *err)
 {
     int rc;
     /* Without a slash the loader would look in the system's library folders, not here. */
@@ -239,7 +141,7 @@ int butler_plugin_load(struct butler_model *model, const char *path, struct butl
         rc = butler_fail(err, BUTLER_ERROR_FORMAT, "%.200s: butler_plugin_metric() returned nothing", path);
         goto fail;
     }
-    rc = register_metric(model, metric, handle, err);
+    rc = register_metric(engine, metric, handle, err);
     if (!rc)
         return 0;
 fail:

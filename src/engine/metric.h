@@ -4,7 +4,9 @@
 #ifndef BUTLER_METRIC_H
 #define BUTLER_METRIC_H
 
-#include "kernels/kernels.h"
+#include "base/util.h"
+
+struct butler_kernels; /* the CPU backend's; metrics are functions of the CPU */
 
 /* Metrics keep one key as floats on the stack; a session on a model with larger heads must be refused for policies
  * whose metric has reads_keys. */

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/model.h"
+#include "engine/engine.h"
 #include "engine/policy_table.h"
 
 #define MAX_TEXT 512
@@ -22,7 +22,8 @@
 struct draft {
     struct butler_policy policy;
     const struct butler_policy_row *row; /* NULL: a plug-in's */
-    const struct butler_model *model;
+    const struct butler_engine *engine; /* or NULL */
+    const struct butler_model *model;   /* the engine's, or NULL */
     const char *text; /* as written, for messages */
     uint64_t given;   /* keys that were written, by their place in the table */
     uint32_t given_params;
@@ -474,7 +475,7 @@ static int fail_unknown_name(const struct draft *draft, const char *name)
     char known[320] = "";
     for (const struct butler_policy_row *row = butler_policy_rows; row->name; row++)
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", row == butler_policy_rows ? "" : ", ", row->name);
-    const struct butler_metric_list *list = draft->model ? draft->model->plugins : NULL;
+    const struct butler_metric_list *list = draft->engine ? draft->engine->plugins : NULL;
     for (int i = 0; list && i < list->n; i++)
         snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", list->entries[i].metric->name);
     return fail(draft, "no policy \"%.40s\"; there are %s", name, known);
@@ -491,7 +492,7 @@ static int read_name(struct draft *draft, char *head)
     if (draft->row) {
         policy->metric = draft->row->metric;
     } else {
-        const struct butler_metric_list *list = draft->model ? draft->model->plugins : NULL;
+        const struct butler_metric_list *list = draft->engine ? draft->engine->plugins : NULL;
         for (int i = 0; list && i < list->n; i++)
             if (!strcmp(list->entries[i].metric->name, head))
                 policy->metric = list->entries[i].metric;
@@ -604,7 +605,7 @@ static int check_lookahead(const struct draft *draft)
         return fail(draft, "%s reads by what other layers hold, so no layer may forget; it needs method=retrieve", metric->name);
     if (policy->dense_layers < 1)
         return fail(draft, "dense=0: nothing comes before the first layer that could say what it will read; dense= is at least 1");
-    if (metric->predictor && draft->model && draft->model->layers && !draft->model->predictors[metric->predictor - 1])
+    if (metric->predictor && draft->model && draft->model->layers && !draft->engine->predictors[metric->predictor - 1])
         return fail(
             draft,
             "there is no predictor of version %d for this model; `butler train --predictor v%d` makes one, which lies beside "
@@ -748,9 +749,9 @@ static int parse(struct draft *draft)
     return rc ? rc : write_text(draft);
 }
 
-int butler_policy_parse(const struct butler_model *model, const char *text, struct butler_policy *policy, struct butler_error *err)
+int butler_policy_parse(const struct butler_engine *engine, const char *text, struct butler_policy *policy, struct butler_error *err)
 {
-    struct draft draft = {.model = model, .text = text ? text : "full", .err = err};
+    struct draft draft = {.engine = engine, .model = engine ? engine->model : NULL, .text = text ? text : "full", .err = err};
     /* A decimal point is a point, whatever the program's language. */
     locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     if (!c)
@@ -764,8 +765,8 @@ int butler_policy_parse(const struct butler_model *model, const char *text, stru
     return rc;
 }
 
-int butler_policy_check(const struct butler_model *model, const char *policy, struct butler_error *err)
+int butler_policy_check(const struct butler_engine *engine, const char *policy, struct butler_error *err)
 {
     struct butler_policy parsed;
-    return butler_policy_parse(model, policy, &parsed, err);
+    return butler_policy_parse(engine, policy, &parsed, err);
 }

@@ -5,7 +5,10 @@
 
 #include "engine/metric.h"
 
-struct butler_model;
+struct butler_engine;
+
+/* prefill=evict cuts the cache where the text has a multiple of so many tokens, and at the end of the prompt. */
+enum { BUTLER_PREFILL_CUT = 256 };
 
 enum butler_method { BUTLER_DENSE, BUTLER_EVICT, BUTLER_RETRIEVE };
 enum butler_share { BUTLER_SHARE_QUERY, BUTLER_SHARE_KV, BUTLER_SHARE_LAYER };
@@ -34,7 +37,7 @@ struct butler_policy {
     int dense_layers;                  /* layers [0, dense_layers) read and keep everything */
     double pyramid;                    /* 0: every layer the same budget; else PyramidKV's beta */
     bool evict_at_prefill_only;        /* rolling=0 */
-    bool prefill_evict;                /* prefill=evict: cut after every prompt block; else once, after the prompt */
+    bool prefill_evict;                /* prefill=evict: cut every BUTLER_PREFILL_CUT tokens; else once, after the prompt */
     bool rope_in_cache;                /* rope=cache: keys stored unrotated, rotated by their rank in the cache */
     enum butler_value_norm value_norm; /* vatp: scores are multiplied by this norm of the token's value */
     bool fused;                        /* score, select, gather and attend in one pass (tinyserve) */
@@ -46,8 +49,8 @@ struct butler_policy {
     int prune_min;                     /* ... but not fewer tokens than this */
 };
 
-/* model may be NULL (no plug-ins, and nothing checked that depends on the model). On failure *policy is not changed. */
-int butler_policy_parse(const struct butler_model *model, const char *text, struct butler_policy *policy, struct butler_error *err);
+/* engine may be NULL (no plug-ins, and nothing checked that depends on the model). On failure *policy is not changed. */
+int butler_policy_parse(const struct butler_engine *engine, const char *text, struct butler_policy *policy, struct butler_error *err);
 
 /* Names a metric may not take: those of keys, of policies and of modifiers. */
 bool butler_policy_is_key(const char *name);

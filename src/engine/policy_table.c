@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-#include "model/model.h"
+#include "engine/engine.h"
 
 #define EVICT ",dense=0,pyramid=0,prefill=dense,rolling=1,rope=original"
 #define EVICT_KEYS ",dense=0,pyramid=0,prefill=dense,rolling=1"
@@ -120,12 +120,12 @@ const struct butler_policy_row *butler_policy_row_find(const char *name)
     return NULL;
 }
 
-bool butler_policy_describe(const struct butler_model *model, int i, struct butler_policy_info *info)
+bool butler_policy_describe(const struct butler_engine *engine, int i, struct butler_policy_info *info)
 {
     int n_rows = 0;
     while (butler_policy_rows[n_rows].name)
         n_rows++;
-    const struct butler_metric_list *list = model ? model->plugins : NULL;
+    const struct butler_metric_list *list = engine ? engine->plugins : NULL;
     if (i < 0 || i >= n_rows + (list ? list->n : 0))
         return false;
     if (i < n_rows) {

@@ -61,7 +61,7 @@ static int bind(struct butler_predict *predict, struct butler_error *err)
 static int make_activations(struct butler_predict *predict, size_t n, struct butler_error *err)
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
-    struct butler_arena *arena = &predict->arena;
+    struct butler_arena *arena = &predict->buffers.pieces, *host = &predict->host;
     const size_t embd = (size_t)s->n_embd, d = (size_t)s->d, layers = (size_t)s->n_layers;
     butler_arena_want(arena, &predict->queries, layers * (size_t)s->n_heads * d, sizeof(float));
     if (s->version == 1) {
@@ -76,17 +76,25 @@ static int make_activations(struct butler_predict *predict, size_t n, struct but
         butler_arena_want(arena, &predict->keys, n * (layers - 1) * (size_t)s->n_key_heads * d, sizeof(float));
         butler_arena_want(arena, &predict->cosines, n * half, sizeof(float));
         butler_arena_want(arena, &predict->sines, n * half, sizeof(float));
-        butler_arena_want(arena, &predict->freq_inner, inner / (size_t)s->n_inner_heads / 2, sizeof(float));
-        butler_arena_want(arena, &predict->freq_head, d / 2, sizeof(float));
+        butler_arena_want(host, &predict->freq_inner, inner / (size_t)s->n_inner_heads / 2, sizeof(float));
+        butler_arena_want(host, &predict->freq_head, d / 2, sizeof(float));
+        butler_arena_want(host, &predict->host_cosines, n * half, sizeof(float));
+        butler_arena_want(host, &predict->host_sines, n * half, sizeof(float));
+        predict->n_staging = BUTLER_MAX(n * BUTLER_MAX((layers - 1) * (size_t)s->n_key_heads * d, inner),
+                                        layers * (size_t)s->n_heads * d);
     } else {
         butler_arena_want(arena, &predict->out, embd, sizeof(float));
         butler_arena_want(arena, &predict->mid, (size_t)s->n_mid, sizeof(float));
         butler_arena_want(arena, &predict->cosines, d / 2, sizeof(float));
         butler_arena_want(arena, &predict->sines, d / 2, sizeof(float));
+        butler_arena_want(host, &predict->host_cosines, d / 2, sizeof(float));
+        butler_arena_want(host, &predict->host_sines, d / 2, sizeof(float));
+        predict->n_staging = BUTLER_MAX((size_t)s->head_dim, layers * (size_t)s->n_heads * d);
         butler_arena_want(arena, &predict->projections, (layers - 1) * (size_t)s->n_kv_heads * d * (size_t)s->head_dim,
                           sizeof(float));
     }
-    return butler_arena_make(arena, err);
+    butler_arena_want(host, &predict->staging, predict->n_staging, sizeof(float));
+    return butler_arena_make(host, err) < 0 ? BUTLER_ERROR_MEMORY : butler_buffers_make(&predict->buffers, predict->backend, err);
 }
 
 static void widen_projections(struct butler_predict *predict)
@@ -96,13 +104,15 @@ static void widen_projections(struct butler_predict *predict)
     float *at = predict->projections;
     for (int l = 0; l < s->n_layers - 1; l++)
         for (int r = 0; r < matrices[l].n_rows; r++, at += s->head_dim)
-            predict->backend->kernels->dequant[matrices[l].type](
-                at, (const unsigned char *)matrices[l].data + (size_t)r * matrices[l].row_bytes, s->head_dim);
+            predict->backend->embed(predict->backend, at, &matrices[l], &(const int32_t){r}, 1);
 }
 
-struct butler_predict *butler_predict_new(const struct butler_predictor *predictor, struct butler_backend *backend,
-                                          enum butler_kv_type kv_type, int n_ctx, int n_block, struct butler_error *err)
+struct butler_predict *butler_predict_new(struct butler_engine *engine, int version, enum butler_kv_type kv_type, int n_ctx,
+                                          struct butler_error *err)
 {
+    const struct butler_predictor *predictor = engine->predictors[version - 1];
+    struct butler_backend *backend = engine->backend;
+    struct butler_pages *pages;
     const struct butler_predictor_sizes *s = &predictor->sizes;
     struct butler_predict *predict = butler_alloc(sizeof *predict, err);
     if (!predict)
@@ -122,9 +132,11 @@ struct butler_predict *butler_predict_new(const struct butler_predictor *predict
     predict->backend = backend;
     predict->shape =
         (struct butler_metric_shape){.n_layers = 1, .n_heads = heads, .n_kv_heads = heads, .head_dim = dim, .group = 1};
-    if (bind(predict, err) < 0 || make_activations(predict, (size_t)n_block, err) < 0 ||
-        butler_kv_init(&predict->kv, &predict->shape, kv_type, slots, &predict->policy, backend->kernels, err) < 0 ||
-        butler_workspace_make(&predict->work, &hp, &predict->policy, slots, n_block, backend, err) < 0) {
+    const struct butler_workspace_sizes sizes = {slots, engine->n_block, butler_pool_size(backend->pool), true, false};
+    if (bind(predict, err) < 0 || make_activations(predict, (size_t)engine->n_block, err) < 0 ||
+        !(pages = butler_engine_pages(engine, kv_type, dim, err)) ||
+        butler_kv_init(&predict->kv, &predict->shape, pages, kv_type, slots, &predict->policy, err) < 0 ||
+        butler_workspace_make(&predict->work, &hp, &sizes, backend, err) < 0) {
         butler_predict_free(predict);
         return NULL;
     }
@@ -142,7 +154,8 @@ void butler_predict_free(struct butler_predict *predict)
         return;
     butler_kv_free(&predict->kv);
     butler_workspace_free(&predict->work);
-    butler_arena_free(&predict->arena);
+    butler_buffers_free(&predict->buffers);
+    butler_arena_free(&predict->host);
     free(predict->bound);
     free(predict);
 }
@@ -152,7 +165,7 @@ void butler_predict_free(struct butler_predict *predict)
 static void multiply(struct butler_predict *predict, struct butler_traffic *traffic, const struct butler_product *products,
                      int n_products, const float *x, int n)
 {
-    predict->backend->matmul(predict->backend, &predict->work, products, n_products, x, n, false);
+    predict->backend->matmul(predict->backend, &predict->work, products, n_products, x, n);
     for (int i = 0; i < n_products; i++)
         traffic->predict_bytes += products[i].w->row_bytes * (uint64_t)products[i].w->n_rows;
 }
@@ -178,9 +191,12 @@ static void rotate(struct butler_predict *predict, float *x, int n, int heads, i
     for (int t = 0; t < n; t++)
         for (int i = 0; i < dim / 2; i++) {
             const double angle = (double)(first_position + t) * (double)freq[i];
-            predict->cosines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)cos(angle);
-            predict->sines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)sin(angle);
+            predict->host_cosines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)cos(angle);
+            predict->host_sines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)sin(angle);
         }
+    const size_t bytes = (size_t)n * (size_t)(dim / 2) * sizeof(float);
+    predict->backend->upload(predict->backend, predict->cosines, predict->host_cosines, bytes);
+    predict->backend->upload(predict->backend, predict->sines, predict->host_sines, bytes);
     predict->backend->rope(predict->backend, x, predict->cosines, predict->sines, n, heads, dim, dim, BUTLER_ROPE_HALVES);
 }
 
@@ -191,17 +207,13 @@ static int attend(struct butler_predict *predict, struct butler_traffic *traffic
     struct butler_backend *backend = predict->backend;
     const int window = butler_predictor_window(&predict->predictor->sizes);
     struct butler_traffic own = {0};
-    struct butler_layer_state state = {&predict->policy,       &predict->shape, &predict->kv, &predict->work, &own, 0,
+    struct butler_layer_state state = {&predict->policy,       &predict->shape, &predict->kv, &predict->work, NULL, &own, 0,
                                        predict->shape.n_heads, first_position};
     if (butler_kv_grow(&predict->kv, 0, n, first_position, err) < 0)
         return BUTLER_ERROR_LENGTH;
     if (decode) {
-        struct butler_lists lists = {predict->shape.n_kv_heads, predict->work.list_slots, predict->work.list_n};
-        for (int i = 0; i < lists.n_lists; i++) {
-            lists.slots[i] = NULL;
-            lists.n[i] = BUTLER_MIN(predict->kv.heads[i].n_slots, window);
-        }
-        backend->attend(backend, &state, predict->q, predict->k, predict->v, &lists, predict->z, false);
+        backend->attend(backend, &state, predict->q, predict->k, predict->v, NULL, BUTLER_MIN(predict->kv.heads[0].n_slots, window),
+                        predict->z, false);
     } else {
         backend->append(backend, &state, predict->k, predict->v, n);
         backend->attend_block(backend, &state, predict->q, predict->z, n, window, INT32_MAX);
@@ -282,26 +294,69 @@ int butler_predict_run(struct butler_predict *predict, struct butler_traffic *tr
     return 0;
 }
 
+static void fill(struct butler_predict *predict, float *to, size_t n, float (*noise)(uint64_t *random), uint64_t *random)
+{
+    for (size_t i = 0; i < n; i++)
+        predict->staging[i] = noise(random);
+    predict->backend->upload(predict->backend, to, predict->staging, n * sizeof *to);
+}
+
 int butler_predict_fill(struct butler_predict *predict, int n, int first_position, float (*noise)(uint64_t *random),
                         uint64_t *random, struct butler_error *err)
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
     struct butler_traffic own = {0};
-    struct butler_layer_state state = {&predict->policy,       &predict->shape, &predict->kv, &predict->work, &own, 0,
+    struct butler_layer_state state = {&predict->policy,       &predict->shape, &predict->kv, &predict->work, NULL, &own, 0,
                                        predict->shape.n_heads, first_position};
-    for (int i = 0; i < s->n_layers * s->n_heads * s->d; i++)
-        predict->queries[i] = noise(random);
+    fill(predict, predict->queries, (size_t)(s->n_layers * s->n_heads * s->d), noise, random);
     if (s->version == 2)
         return 0;
-    for (size_t i = 0; i < (size_t)n * (size_t)((s->n_layers - 1) * s->n_key_heads * s->d); i++)
-        predict->keys[i] = noise(random);
-    for (size_t i = 0; i < (size_t)n * (size_t)s->n_inner; i++) {
-        predict->k[i] = noise(random);
-        predict->v[i] = noise(random);
-    }
+    fill(predict, predict->keys, (size_t)n * (size_t)((s->n_layers - 1) * s->n_key_heads * s->d), noise, random);
+    fill(predict, predict->k, (size_t)n * (size_t)s->n_inner, noise, random);
+    fill(predict, predict->v, (size_t)n * (size_t)s->n_inner, noise, random);
     predict->n_new = n;
     if (butler_kv_grow(&predict->kv, 0, n, first_position, err) < 0)
         return BUTLER_ERROR_LENGTH;
     predict->backend->append(predict->backend, &state, predict->k, predict->v, n);
     return 0;
+}
+
+/* ------------------------------------------------------------------------------------- an engine's predictors */
+
+int butler_predictor_attach(struct butler_engine *engine, const char *path, struct butler_error *err)
+{
+    struct butler_error own, *e = err ? err : &own;
+    struct butler_predictor *predictor = butler_predictor_load(path, engine->model, false, e);
+    if (!predictor)
+        return e->code;
+    struct butler_predictor **place = &engine->predictors[predictor->sizes.version - 1];
+    if (*place) {
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: the model has a predictor of version %d already, %s", path,
+                    predictor->sizes.version, butler_gguf_path((*place)->gguf));
+        butler_predictor_free(predictor);
+        return BUTLER_ERROR_ARGUMENT;
+    }
+    *place = predictor;
+    return 0;
+}
+
+bool butler_predictor_describe(const struct butler_engine *engine, int version, struct butler_predictor_info *info)
+{
+    const struct butler_predictor *predictor = version == 1 || version == 2 ? engine->predictors[version - 1] : NULL;
+    if (!predictor)
+        return false;
+    *info = (struct butler_predictor_info){
+        .path = butler_gguf_path(predictor->gguf),
+        .version = version,
+        .d = predictor->sizes.d,
+        .n_params = predictor->n_weights,
+        .bytes = predictor->run_bytes,
+        .step_bytes = butler_predictor_step_bytes(predictor),
+        .share = (double)predictor->n_weights / (double)engine->model->info.n_params,
+        .n_tokens = predictor->training.n_tokens,
+        .n_steps = predictor->training.n_steps,
+        .loss = predictor->training.loss,
+        .text = predictor->training.text,
+    };
+    return true;
 }

@@ -6,7 +6,7 @@
 #ifndef BUTLER_PREDICT_H
 #define BUTLER_PREDICT_H
 
-#include "engine/backend.h"
+#include "engine/engine.h"
 #include "model/predictor.h"
 
 struct butler_predict {
@@ -29,15 +29,20 @@ struct butler_predict {
     struct butler_workspace work;
     const struct butler_matrix *matrices; /* as predictor->params, biases in their places */
     struct butler_matrix *bound;
-    float *freq_inner, *freq_head;                           /* angles per position of a pair: [n_inner / h / 2], [d / 2] */
     float *z, *q, *k, *v, *up, *out, *mid, *cosines, *sines; /* activations of a block */
-    struct butler_arena arena;
+    struct butler_buffers buffers;
+    /* Host memory. */
+    float *freq_inner, *freq_head;   /* angles per position of a pair: [n_inner / h / 2], [d / 2] */
+    float *host_cosines, *host_sines; /* before they are uploaded */
+    float *staging;                  /* [n_staging] what is uploaded otherwise */
+    size_t n_staging;
+    struct butler_arena host;
 };
 
-/* For a session of at most n_ctx tokens, in blocks of n_block. kv_type: how version 1's own attention keeps its keys and values,
- * F16 where its rows are too short for the type. NULL with *err filled when there is no memory. */
-struct butler_predict *butler_predict_new(const struct butler_predictor *predictor, struct butler_backend *backend,
-                                          enum butler_kv_type kv_type, int n_ctx, int n_block, struct butler_error *err);
+/* The engine's predictor of this version for a session of at most n_ctx tokens. kv_type: how version 1's own attention keeps its
+ * keys and values, F16 where its rows are too short for the type. NULL with *err filled when there is no memory. */
+struct butler_predict *butler_predict_new(struct butler_engine *engine, int version, enum butler_kv_type kv_type, int n_ctx,
+                                          struct butler_error *err);
 void butler_predict_free(struct butler_predict *predict);
 
 /* Layers whose queries come from what this layer takes in: their number, from *first on; 0: this layer is none of its. */

@@ -1,92 +1,95 @@
-/* A session: one text being read and written. It owns the KV store and all activations; the forward pass works on it. */
+/* A session: one text that is read and written. It owns its KV cache, what its policy remembers, its tokens and its last logits;
+ * activations are the engine's (scratch.h). */
 #ifndef BUTLER_SESSION_H
 #define BUTLER_SESSION_H
 
-#include "engine/backend.h"
-
-/* Sees what each layer is given and what its attention compares and gives, while tokens are read: the way in of the trainer and of
- * measurements. A block of n tokens from position `first` on; buffers are valid during the call; a function may be NULL. */
-struct butler_capture {
-    /* Before attention: x[n][n_embd] is the layer's input, h[n][n_embd] the same after its first norm, q[n][n_heads][head_dim]
-     * and k[n][n_kv_heads][head_dim] are rotated. */
-    void (*layer)(void *user, int layer, int first, int n, const float *x, const float *h, const float *q, const float *k);
-    void *user;
-    /* What attention gave, o[n][n_heads][head_dim], before it is used: who writes there leads the session. */
-    void (*attended)(void *user, int layer, int first, int n, float *o);
-    /* h[n][n_embd], what the feed-forward part takes in. */
-    void (*fed)(void *user, int layer, int first, int n, const float *h);
-};
+#include "engine/capture.h"
+#include "engine/engine.h"
 
 struct butler_session {
-    struct butler_model *model;
+    struct butler_engine *engine;
+    struct butler_model *model; /* the engine's */
     struct butler_policy policy;
     struct butler_metric_shape shape;
-    int n_ctx, n_block;
+    int n_ctx;
     enum butler_kv_type kv_type;
     uint64_t seed;
     struct butler_kv kv;
+    struct butler_selection selection;
     struct butler_predict *predict; /* the predictor at work, where the policy's metric asks for one; or NULL */
-    struct butler_workspace work;
-    struct butler_traffic traffic;
+    struct butler_traffic traffic;  /* of decode steps */
+    struct butler_traffic prompt_traffic;
     struct butler_stats stats;
     const float *rope_freq; /* the model's, for this length of context */
     float rope_scale;
 
     int32_t *tokens; /* [n_ctx] the text so far; -1 where butler_fill made it up */
     int n_past;
-    int n_decoded; /* tokens decoded since the last prompt: what the stopping rule counts */
-    int n_places;  /* rotations by place that the workspace has */
+    int n_decoded;   /* tokens decoded since the last prompt: what the stopping rule counts */
+    int n_dense;     /* the first tokens of the text that were read as a prompt, from the beginning on: what others can share */
+    int n_observed;  /* the metric has observed queries of positions below this one */
+    bool evicted;    /* some token is no longer held */
+    int n_places;    /* rotations by place that the cache has */
     bool has_logits, failed, stop;
-    bool left; /* this step's prediction was certain before the last layer */
+    bool exited;     /* this step's prediction was certain before the last layer */
+    int cancelled;   /* set by any thread */
     butler_progress_fn *progress; /* or NULL */
     void *progress_user;
     const struct butler_capture *capture; /* or NULL */
 
-    /* Activations of a block, in one arena. */
-    struct butler_arena arena;
-    float *x, *h;         /* [n_block][n_embd] residual stream, its normed copy */
-    float *q, *k, *v, *o; /* [n_block][n_heads or n_kv_heads][head_dim] */
-    float *up;            /* [n_block][n_ff] */
-    float *gate;          /* [gate_floats], where q, k, v and o lie: attention is over when it is computed, a part at a time */
-    size_t gate_floats;
-    float *cos, *sin;     /* [n_block][n_rot / 2] */
-    float *logits;        /* [n_vocab] */
-    float *exit_logits;   /* [n_vocab] when the stopping rule looks between layers */
-    float *queries;       /* [n_layers][n_heads][head_dim] of the newest token, where the metric looks at earlier layers */
+    struct butler_arena arena;     /* host memory: tokens, logits, selection.at */
+    struct butler_buffers buffers; /* device memory: selection, rotations, queries */
+    float *logits;                 /* host, [n_vocab] */
+    float *queries; /* [n_layers][n_heads][head_dim] of the newest token, where the metric looks at earlier layers; or NULL */
 };
 
-/* How a block of tokens is to be run: those of one session, or one of each of several. */
-struct butler_pass {
+/* Tokens of one session in a pass: some of a prompt, or one decode step. */
+struct butler_part {
+    struct butler_session *session;
     const int32_t *ids; /* [n] */
-    int n;
-    bool decode;      /* one token a session, under its policy */
-    bool prompt_ends; /* the last block of a prompt: evicting policies cut the cache */
-    int prompt_end;   /* position after the prompt: which queries a metric's window still sees */
-    butler_logits_fn *each;
+    int n, row;         /* its first row in the pass */
+    bool decode;
+    int prompt_end;     /* position after the prompt */
+    int cut_end;        /* position after the tokens that are there when the cache is next cut: whose last queries a metric sees */
+    bool cuts;          /* an evicting policy cuts the cache after these tokens */
+    bool logits;        /* of the last token */
+    butler_logits_fn *each; /* or NULL */
     void *user;
+    struct butler_error *err; /* code 0 so far */
+    bool failed;              /* the rest of the pass runs without it */
+    int n_kept, kept_row;     /* rows that go on after the last layer's attention, and the first of them in the pass */
+    bool cancelled;           /* its callback asked to stop */
+    struct butler_traffic *traffic; /* the session's, for decode steps or prompts */
+    uint64_t ns_before;             /* threads' time in attention before this layer */
 };
 
-/* Runs a block of tokens through the model of all sessions, in the activations of the first: their KV stores grow, their
- * logits are those of their last tokens. errs[n_sessions]; a session that fails is marked so, the others go on. */
-int butler_forward(struct butler_session *const *sessions, int n_sessions, const struct butler_pass *pass,
-                   struct butler_error *errs);
-
-/* As butler_prefill, of the first part of a prompt that goes on to position prompt_end: nothing is evicted yet (but where
- * the policy cuts every block) and there are no logits. */
-int butler_prefill_part(struct butler_session *session, const int32_t *ids, int n, int prompt_end, struct butler_error *err);
+/* Runs the parts (in engine->scratch.parts) through the model together: KV caches grow, logits are made, tokens are noted. A part
+ * that fails has its error, its session is marked. */
+void butler_forward(struct butler_engine *engine, int n_parts);
 
 /* Whether a session of policy `to` can take over the text of one of policy `from`: what its metric keeps is the same, or
  * can be made from the keys. */
 bool butler_session_can_adopt(const struct butler_policy *to, const struct butler_policy *from);
-/* Gives an empty session the text of another session of the same model and type, whose policy may be
- * another. It must hold all tokens. Both go on from there by themselves. */
-int butler_session_adopt(struct butler_session *session, const struct butler_session *from, struct butler_error *err);
+/* Gives an empty session the text of another session of the same engine and KV type, whose policy may be another; pages are shared.
+ * It must hold all tokens. Both go on from there by themselves. */
+int butler_session_adopt(struct butler_session *session, struct butler_session *from, struct butler_error *err);
+
+/* The session's cache holds the first n tokens of a text in shared pages: makes what its metric keeps of slots [first, n). */
+void butler_session_summarise(struct butler_session *session, int first, int n);
 
 /* Entropy in nats of softmax(logits[n]). */
 double butler_entropy(const float *logits, int n);
 
 /* Builds a session from a parsed policy; session_file.c uses it too. */
-struct butler_session *butler_session_make(struct butler_model *model, const struct butler_policy *policy,
+struct butler_session *butler_session_make(struct butler_engine *engine, const struct butler_policy *policy,
                                            const struct butler_session_params *params, struct butler_error *err);
+
+/* What operations need for one layer of the session. traffic: where they count. */
+static inline struct butler_layer_state butler_session_layer(struct butler_session *session, struct butler_traffic *traffic,
+                                                             int layer, int position)
+{
+    return (struct butler_layer_state){&session->policy, &session->shape,     &session->kv, &session->engine->scratch.work,
+                                       &session->selection, traffic, layer, session->shape.n_heads, position};
+}
 
 #endif

@@ -7,8 +7,8 @@
  *   heads    for every layer, every KV head: int32 n_slots; with eviction positions and order; value norms if kept; then
  *            key and value row of every slot; then the metric's records
  *   predict  where the policy has a predictor: uint64 its fingerprint; version 1: the heads of its own attention, as above
- *   lists    where the policy has every= above 1: what the layers go by, int32 selected_at[n_layers] and uint64 selected[n_layers]
- *            [n_heads][words] of struct butler_workspace
+ *   lists    where the policy has every= above 1: what the layers go by, int32 at[n_layers] and uint64 units[n_layers]
+ *            [n_heads][words] of struct butler_selection
  *   digest   XXH3-64 of all bytes before it
  */
 #include <stdlib.h>
@@ -18,17 +18,31 @@
 #include "engine/predict.h"
 #include "engine/session.h"
 
-static const char magic[8] = "butlerS1";
+static const char magic[8] = "butlerS2";
 
 struct file_header {
     char magic[8];
     uint64_t fingerprint, seed;
-    int32_t n_ctx, n_block, kv_type, n_past, n_decoded, has_logits, n_policy, n_vocab;
+    int32_t n_ctx, kv_type, n_past, n_decoded, n_dense, n_observed, evicted, has_logits, n_policy, n_vocab;
     int32_t n_layers, n_kv_heads, head_dim, record_slots;
     uint64_t record_bytes;
 };
 
 /* ------------------------------------------------------------------------------------------------- saving */
+
+/* Device memory, by way of a buffer on the stack. */
+static int write_device(struct butler_writer *writer, struct butler_backend *backend, const void *from, size_t n_bytes,
+                        struct butler_error *err)
+{
+    unsigned char host[1 << 14];
+    int code = 0;
+    for (size_t done = 0, m; done < n_bytes && code == 0; done += m) {
+        m = BUTLER_MIN(n_bytes - done, sizeof host);
+        backend->download(backend, host, (const unsigned char *)from + done, m);
+        code = butler_write(writer, host, m, err);
+    }
+    return code;
+}
 
 static int write_head(struct butler_writer *writer, const struct butler_kv *kv, const struct butler_kv_head *head,
                       struct butler_error *err)
@@ -40,14 +54,13 @@ static int write_head(struct butler_writer *writer, const struct butler_kv *kv, 
     if (code == 0 && head->order)
         code = butler_write(writer, head->order, (size_t)n * sizeof *head->order, err);
     if (code == 0 && head->value_norms)
-        code = butler_write(writer, head->value_norms, (size_t)n * sizeof *head->value_norms, err);
-    for (int slot = 0; slot < n && code == 0; slot++) {
-        code = butler_write(writer, butler_kv_key_row(kv, head, (uint32_t)slot), kv->row_bytes, err);
-        if (code == 0)
-            code = butler_write(writer, butler_kv_value_row(kv, head, (uint32_t)slot), kv->row_bytes, err);
-    }
+        code = write_device(writer, kv->backend, head->value_norms, (size_t)n * sizeof *head->value_norms, err);
+    for (int slot = 0; slot < n && code == 0; slot += BUTLER_PAGE)
+        code = write_device(writer, kv->backend, butler_kv_key_row(kv, head, (uint32_t)slot),
+                            2 * kv->row_bytes * (size_t)BUTLER_MIN(n - slot, BUTLER_PAGE), err);
     if (code == 0 && kv->record_slots > 0)
-        code = butler_write(writer, head->records, (size_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes, err);
+        code = write_device(writer, kv->backend, head->records, (size_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes,
+                            err);
     return code;
 }
 
@@ -62,17 +75,17 @@ static int write_predict(struct butler_writer *writer, const struct butler_predi
 /* What a layer that does not select in every step goes by, and its size. */
 static size_t list_bytes(const struct butler_session *session)
 {
-    return (size_t)session->shape.n_layers * (size_t)session->shape.n_heads * session->work.selected_words *
-           sizeof *session->work.selected;
+    return (size_t)session->shape.n_layers * (size_t)session->shape.n_heads * session->selection.words *
+           sizeof *session->selection.units;
 }
 
 static int write_lists(struct butler_writer *writer, const struct butler_session *session, struct butler_error *err)
 {
-    const struct butler_workspace *work = &session->work;
+    const struct butler_selection *selection = &session->selection;
     if (session->policy.every <= 1)
         return 0;
-    const int code = butler_write(writer, work->selected_at, (size_t)session->shape.n_layers * sizeof *work->selected_at, err);
-    return code < 0 ? code : butler_write(writer, work->selected, list_bytes(session), err);
+    const int code = butler_write(writer, selection->at, (size_t)session->shape.n_layers * sizeof *selection->at, err);
+    return code < 0 ? code : write_device(writer, session->engine->backend, selection->units, list_bytes(session), err);
 }
 
 int butler_session_save(const struct butler_session *session, const char *path, struct butler_error *err)
@@ -83,10 +96,12 @@ int butler_session_save(const struct butler_session *session, const char *path, 
         .fingerprint = session->model->fingerprint,
         .seed = session->seed,
         .n_ctx = session->n_ctx,
-        .n_block = session->n_block,
         .kv_type = (int32_t)session->kv_type,
         .n_past = session->n_past,
         .n_decoded = session->n_decoded,
+        .n_dense = session->n_dense,
+        .n_observed = session->n_observed,
+        .evicted = session->evicted,
         .has_logits = session->has_logits,
         .n_policy = (int32_t)strlen(session->policy.text),
         .n_vocab = session->model->hp.n_vocab,
@@ -150,7 +165,8 @@ static int check_header(const struct file_header *header, const struct butler_mo
     if (header->fingerprint != model->fingerprint)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: saved with another model than %s", path, model->path);
     if (header->n_ctx < 1 || header->n_past < 0 || header->n_past > header->n_ctx || header->n_decoded < 0 ||
-        header->n_decoded > header->n_past || header->n_block < 1 || header->kv_type < 0 || header->kv_type >= BUTLER_N_KV_TYPES ||
+        header->n_decoded > header->n_past || header->n_dense < 0 || header->n_dense > header->n_past || header->n_observed < 0 ||
+        header->n_observed > header->n_past || (header->evicted != 0 && header->evicted != 1) || header->kv_type < 0 || header->kv_type >= BUTLER_N_KV_TYPES ||
         header->n_policy < 1 || header->n_policy >= (int)sizeof((struct butler_policy *)NULL)->text ||
         header->n_vocab != hp->n_vocab || header->n_layers != hp->n_layers || header->n_kv_heads != hp->n_kv_heads ||
         header->head_dim != hp->head_dim)
@@ -189,20 +205,19 @@ static int read_head(struct cursor *cursor, const struct butler_session *session
     if (head->value_norms) {
         if (!(from = take(cursor, slots * sizeof *head->value_norms, "the value norms of a head", err)))
             return BUTLER_ERROR_FORMAT;
-        memcpy(head->value_norms, from, slots * sizeof *head->value_norms);
+        kv->backend->upload(kv->backend, head->value_norms, from, slots * sizeof *head->value_norms);
     }
     const unsigned char *rows = take(cursor, slots * 2 * kv->row_bytes, "the rows of a head", err);
     if (!rows)
         return BUTLER_ERROR_FORMAT;
-    for (int slot = 0; slot < n; slot++, rows += 2 * kv->row_bytes) {
-        memcpy(butler_kv_key_row(kv, head, (uint32_t)slot), rows, kv->row_bytes);
-        memcpy(butler_kv_value_row(kv, head, (uint32_t)slot), rows + kv->row_bytes, kv->row_bytes);
-    }
+    for (int slot = 0; slot < n; slot += BUTLER_PAGE, rows += kv->page_bytes)
+        kv->backend->upload(kv->backend, butler_kv_key_row(kv, head, (uint32_t)slot), rows,
+                            2 * kv->row_bytes * (size_t)BUTLER_MIN(n - slot, BUTLER_PAGE));
     if (kv->record_slots > 0) {
         const size_t bytes = (size_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes;
         if (!(from = take(cursor, bytes, "the records of a head", err)))
             return BUTLER_ERROR_FORMAT;
-        memcpy(head->records, from, bytes);
+        kv->backend->upload(kv->backend, head->records, from, bytes);
     }
     return 0;
 }
@@ -248,19 +263,19 @@ static int read_predict(struct cursor *cursor, const struct butler_session *sess
 /* Bits beyond the text are no harm: a list is made of those within it. */
 static int read_lists(struct cursor *cursor, struct butler_session *session, struct butler_error *err)
 {
-    struct butler_workspace *work = &session->work;
+    struct butler_selection *selection = &session->selection;
     const size_t n_layers = (size_t)session->shape.n_layers;
     const void *from;
-    if (!(from = take(cursor, n_layers * sizeof *work->selected_at, "the steps that selected", err)))
+    if (!(from = take(cursor, n_layers * sizeof *selection->at, "the steps that selected", err)))
         return BUTLER_ERROR_FORMAT;
-    memcpy(work->selected_at, from, n_layers * sizeof *work->selected_at);
+    memcpy(selection->at, from, n_layers * sizeof *selection->at);
     for (size_t l = 0; l < n_layers; l++)
-        if (work->selected_at[l] < 0 || work->selected_at[l] > session->n_past)
+        if (selection->at[l] < 0 || selection->at[l] > session->n_past)
             return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: layer %zu claims a selection at %d of %d tokens", cursor->path, l,
-                               work->selected_at[l], session->n_past);
+                               selection->at[l], session->n_past);
     if (!(from = take(cursor, list_bytes(session), "the selections", err)))
         return BUTLER_ERROR_FORMAT;
-    memcpy(work->selected, from, list_bytes(session));
+    session->engine->backend->upload(session->engine->backend, selection->units, from, list_bytes(session));
     return 0;
 }
 
@@ -273,6 +288,9 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
     memcpy(session->tokens, from, (size_t)header->n_past * sizeof(int32_t));
     session->n_past = header->n_past;
     session->n_decoded = header->n_decoded;
+    session->n_dense = header->n_dense;
+    session->n_observed = header->n_observed;
+    session->evicted = header->evicted;
     if (header->has_logits) {
         if (!(from = take(cursor, (size_t)header->n_vocab * sizeof(float), "the logits", err)))
             return BUTLER_ERROR_FORMAT;
@@ -291,7 +309,7 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
     return 0;
 }
 
-struct butler_session *butler_session_restore(struct butler_model *model, const char *path, struct butler_error *err)
+struct butler_session *butler_session_restore(struct butler_engine *engine, const char *path, struct butler_error *err)
 {
     struct butler_session *session = NULL;
     struct butler_map map = {0};
@@ -310,7 +328,7 @@ struct butler_session *butler_session_restore(struct butler_model *model, const 
     cursor.size -= sizeof digest;
     memcpy(&header, take(&cursor, sizeof header, "the header", err), sizeof header);
     memcpy(&digest, map.data + cursor.size, sizeof digest);
-    if (check_header(&header, model, path, err) < 0)
+    if (check_header(&header, engine->model, path, err) < 0)
         goto fail;
     if (digest != XXH3_64bits(map.data, cursor.size)) {
         butler_fail(err, BUTLER_ERROR_FORMAT, "%s: corrupt: the checksum at byte %zu does not match", path, cursor.size);
@@ -320,11 +338,11 @@ struct butler_session *butler_session_restore(struct butler_model *model, const 
         goto fail;
     memcpy(text, from, (size_t)header.n_policy);
     text[header.n_policy] = '\0';
-    if (butler_policy_parse(model, text, &policy, err) < 0)
+    if (butler_policy_parse(engine, text, &policy, err) < 0)
         goto fail;
-    const struct butler_session_params params = {header.n_ctx, header.n_block, (enum butler_kv_type)header.kv_type, text,
-                                                 header.seed};
-    session = butler_session_make(model, &policy, &params, err);
+    const struct butler_session_params params = {
+        .n_ctx = header.n_ctx, .kv_type = (enum butler_kv_type)header.kv_type, .policy = text, .seed = header.seed};
+    session = butler_session_make(engine, &policy, &params, err);
     if (!session)
         goto fail;
     if (header.record_slots != session->kv.record_slots || header.record_bytes != session->kv.record_bytes) {

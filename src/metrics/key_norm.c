@@ -1,6 +1,7 @@
 /* Key norm: keys of low Euclidean norm tend to draw much attention, so the score is -|k|. A record is that number. */
 #include <math.h>
 
+#include "kernels/kernels.h"
 #include "engine/metric.h"
 
 static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)

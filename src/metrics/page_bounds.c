@@ -4,6 +4,7 @@
  *
  * A page's bounds are always computed anew from its keys: a box that was only ever widened would keep the marks of tokens
  * that are gone. */
+#include "kernels/kernels.h"
 #include "engine/metric.h"
 
 static const struct butler_param params[] = {

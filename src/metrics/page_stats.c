@@ -6,6 +6,7 @@
  * computes the score. */
 #include <math.h>
 
+#include "kernels/kernels.h"
 #include "engine/metric.h"
 
 static const struct butler_param params[] = {

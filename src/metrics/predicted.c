@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/blocks.h"
+#include "kernels/kernels.h"
 #include "engine/metric.h"
 #include "engine/predict.h"
 

@@ -4,7 +4,6 @@
 #define BUTLER_MODEL_H
 
 #include "file/gguf.h"
-#include "base/threads.h"
 #include "text/tokenizer.h"
 
 enum butler_norm { BUTLER_NORM_RMS, BUTLER_NORM_LAYER };
@@ -52,10 +51,6 @@ struct butler_hparams {
     int sliding_window;     /* > 0: the model only attends this far back (phi3); we run it up to that context */
 };
 
-struct butler_backend;
-struct butler_metric_list;
-struct butler_predictor;
-
 struct butler_model {
     char *path;
     struct butler_gguf *gguf;
@@ -76,14 +71,10 @@ struct butler_model {
     int n_owned_vectors;
     uint64_t fingerprint;  /* XXH3-64 of the header and of a sample of every tensor */
     struct butler_model_info info;
-    struct butler_pool *pool;
-    struct butler_backend *backend;
-    struct butler_metric_list *plugins; /* metrics registered by the caller */
-    struct butler_predictor *predictors[2]; /* of version 1 and 2, or NULL */
 };
 
 /* Binds tensors and reads hyperparameters into *model (zeroed by the caller, path and gguf set). On failure the caller
- * frees with butler_model_unbind. Does not touch tokenizer, pool, backend. Fills info except threads, isa, tokenizer. */
+ * frees with butler_model_unbind. Does not touch the tokenizer. Fills info except its tokenizer. */
 int butler_model_bind(struct butler_model *model, struct butler_error *err);
 void butler_model_unbind(struct butler_model *model);
 

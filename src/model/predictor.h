@@ -129,4 +129,7 @@ int butler_predictor_save(const struct butler_predictor *predictor, const char *
 /* NULL when there is none of that name. */
 const struct butler_predictor_param *butler_predictor_find(const struct butler_predictor *predictor, const char *name);
 
+/* Bytes of its weights that a decode step reads. */
+uint64_t butler_predictor_step_bytes(const struct butler_predictor *predictor);
+
 #endif

@@ -519,27 +519,7 @@ fail:
     return NULL;
 }
 
-/* ------------------------------------------------------------------------------------- beside a model */
-
-int butler_predictor_attach(struct butler_model *model, const char *path, struct butler_error *err)
-{
-    if (!model->layers)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s was loaded for its vocabulary only", model->path);
-    struct butler_predictor *predictor = butler_predictor_load(path, model, false, err);
-    if (!predictor)
-        return err ? err->code : BUTLER_ERROR_FORMAT;
-    struct butler_predictor **place = &model->predictors[predictor->sizes.version - 1];
-    if (*place) {
-        butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: the model has a predictor of version %d already, %s", path,
-                    predictor->sizes.version, butler_gguf_path((*place)->gguf));
-        butler_predictor_free(predictor);
-        return BUTLER_ERROR_ARGUMENT;
-    }
-    *place = predictor;
-    return 0;
-}
-
-static uint64_t step_bytes(const struct butler_predictor *predictor)
+uint64_t butler_predictor_step_bytes(const struct butler_predictor *predictor)
 {
     uint64_t bytes = 0;
     for (int i = 0; i < predictor->n_params; i++) { /* vectors are not counted, as they are not for the model */
@@ -548,25 +528,4 @@ static uint64_t step_bytes(const struct butler_predictor *predictor)
             bytes += param->matrix.row_bytes * (uint64_t)param->n_rows;
     }
     return bytes;
-}
-
-bool butler_predictor_describe(const struct butler_model *model, int version, struct butler_predictor_info *info)
-{
-    const struct butler_predictor *predictor = version == 1 || version == 2 ? model->predictors[version - 1] : NULL;
-    if (!predictor)
-        return false;
-    *info = (struct butler_predictor_info){
-        .path = butler_gguf_path(predictor->gguf),
-        .version = version,
-        .d = predictor->sizes.d,
-        .n_params = predictor->n_weights,
-        .bytes = predictor->run_bytes,
-        .step_bytes = step_bytes(predictor),
-        .share = (double)predictor->n_weights / (double)model->info.n_params,
-        .n_tokens = predictor->training.n_tokens,
-        .n_steps = predictor->training.n_steps,
-        .loss = predictor->training.loss,
-        .text = predictor->training.text,
-    };
-    return true;
 }

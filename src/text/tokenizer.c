@@ -173,7 +173,7 @@ int butler_tokenizer_encode(const struct butler_tokenizer *tokenizer, const char
         return butler_fail(err, BUTLER_ERROR_LENGTH, "tokenize: a text of %zu bytes is too long, %d is the most", n_text,
                            INT_MAX / 4);
     struct butler_encoder encoder = {.tokenizer = tokenizer, .ids = ids, .max_ids = max_ids, .err = err};
-    struct butler_span *spans = NULL;
+    struct butler_text_range *spans = NULL;
     size_t n_spans = 0;
     bool after_special = true;
     int rc = butler_special_cut(tokenizer, text, n_text, flags & BUTLER_PARSE_SPECIAL, &spans, &n_spans, err);

@@ -64,14 +64,14 @@ int butler_encoder_emit_bytes(struct butler_encoder *encoder, const char *bytes,
 /* tokenizer_special.c */
 int butler_special_init(struct butler_tokenizer *tokenizer, struct butler_error *err);
 
-struct butler_span {
+struct butler_text_range {
     size_t start, n; /* of the text */
     int32_t token;   /* -1: ordinary text */
 };
 
 /* Cuts text[n] at its special tokens into *spans (malloc'ed). Longer tokens first, anywhere in the text; of equally long
  * ones the leftmost. parse: control and unknown tokens too, not only user-defined ones. */
-int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse, struct butler_span **spans,
+int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse, struct butler_text_range **spans,
                        size_t *n_spans, struct butler_error *err);
 
 #endif

@@ -96,7 +96,7 @@ static bool strips_after(const struct butler_tokenizer *tokenizer, int32_t id)
 }
 
 struct spans {
-    struct butler_span *items;
+    struct butler_text_range *items;
     size_t n, capacity;
 };
 
@@ -106,18 +106,18 @@ static int add_span(struct spans *spans, size_t start, size_t n, int32_t token, 
         return BUTLER_OK;
     if (spans->n == spans->capacity) {
         size_t capacity = spans->capacity * 2 + 16, n_bytes;
-        struct butler_span *grown = butler_mul_size(capacity, sizeof *grown, &n_bytes) ? realloc(spans->items, n_bytes) : NULL;
+        struct butler_text_range *grown = butler_mul_size(capacity, sizeof *grown, &n_bytes) ? realloc(spans->items, n_bytes) : NULL;
         if (!grown)
             return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory to split a text at its special tokens");
         spans->items = grown;
         spans->capacity = capacity;
     }
-    spans->items[spans->n++] = (struct butler_span){start, n, token};
+    spans->items[spans->n++] = (struct butler_text_range){start, n, token};
     return BUTLER_OK;
 }
 
 /* Cuts one span of ordinary text at the special tokens of exactly this length. */
-static int cut_span(const struct butler_tokenizer *tokenizer, const char *text, struct butler_span span, bool parse, size_t length,
+static int cut_span(const struct butler_tokenizer *tokenizer, const char *text, struct butler_text_range span, bool parse, size_t length,
                     struct spans *out, struct butler_error *err)
 {
     int32_t found[BUTLER_MAX_TOKEN_BYTES];
@@ -143,7 +143,7 @@ static int cut_span(const struct butler_tokenizer *tokenizer, const char *text, 
     return add_span(out, start, end - start, -1, err);
 }
 
-int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse, struct butler_span **spans,
+int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse, struct butler_text_range **spans,
                        size_t *n_spans, struct butler_error *err)
 {
     int32_t found[BUTLER_MAX_TOKEN_BYTES];

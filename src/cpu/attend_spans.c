@@ -1,0 +1,115 @@
+/* Attention of one layer for several sessions in one run of the pool: a task is a KV head of a decode step, or a tile of a prompt's
+ * block. A thread has a workspace of its own for these. One session alone is cut finer, so that all threads have work. What a
+ * session computes is the same either way: slices of a list are put together in order, whoever computed them. */
+#include "cpu/attend.h"
+#include "cpu/methods.h"
+
+static void attend_alone(struct butler_backend *backend, const struct butler_attend_span *span)
+{
+    const struct butler_layer_state *state = &span->state;
+    const bool observe = span->observe_from != INT32_MAX;
+    double clock = butler_seconds();
+    if (!span->decode) {
+        backend->append(backend, state, span->k, span->v, span->n);
+        backend->attend_block(backend, state, span->q, span->out, span->n, INT32_MAX, span->observe_from);
+        butler_count_ns(&state->traffic->attend_ns, &clock);
+        return;
+    }
+    if (span->retrieves && state->policy->fused) {
+        backend->append(backend, state, span->k, span->v, 1);
+        butler_retrieve_fused(backend, state, span->q, span->out);
+        return;
+    }
+    if (span->retrieves) {
+        struct butler_lists lists;
+        const double scoring = backend->retrieve(backend, state, span->q, span->k, span->v, &lists);
+        const double now = butler_seconds(), ns = (now - clock) * 1e9;
+        clock = now;
+        state->traffic->score_ns += (uint64_t)(scoring * ns);
+        state->traffic->select_ns += (uint64_t)((1 - scoring) * ns);
+        backend->attend(backend, state, span->q, NULL, NULL, &lists, 0, span->out, observe);
+    } else
+        backend->attend(backend, state, span->q, span->k, span->v, NULL, butler_kv_at(state->kv, state->layer, 0)->n_slots,
+                        span->out, observe);
+    butler_count_ns(&state->traffic->attend_ns, &clock);
+}
+
+struct spans_job {
+    struct butler_backend *backend;
+    const struct butler_attend_span *spans;
+    int n_spans;
+};
+
+/* The keys of a prompt's block must all be there before its tiles run. */
+static void append_task(void *context, int task, int thread)
+{
+    const struct spans_job *job = context;
+    const struct butler_attend_span *span = &job->spans[task % job->n_spans];
+    (void)thread;
+    if (!span->decode)
+        butler_attend_append_head(&span->state, task / job->n_spans, span->k, span->v, span->n);
+}
+
+static void decode_head(const struct butler_attend_span *span, const struct butler_layer_state *state, int kv_head)
+{
+    const bool observe = span->observe_from != INT32_MAX;
+    const bool layer = span->retrieves && state->policy->share == BUTLER_SHARE_LAYER;
+    double clock = butler_seconds();
+    for (int h = layer ? 0 : kv_head; h < (layer ? state->kv->n_kv_heads : kv_head + 1); h++)
+        butler_attend_append_head(state, h, span->k, span->v, 1);
+    if (span->retrieves) {
+        /* Noted by butler_attend_spans: whether this step selects. */
+        butler_retrieve_head(state, kv_head, span->q, span->out, state->selection->at[state->layer] == state->position + 1, observe,
+                             0);
+        return;
+    }
+    butler_attend_head(state, 0, kv_head, span->q, NULL, butler_kv_at(state->kv, state->layer, kv_head)->n_slots, span->out, observe);
+    butler_count_ns(&state->traffic->attend_ns, &clock);
+}
+
+static void span_task(void *context, int task, int thread)
+{
+    const struct spans_job *job = context;
+    const struct butler_attend_span *span = &job->spans[task % job->n_spans];
+    struct butler_layer_state state = span->state;
+    const int part = task / job->n_spans;
+    state.work = &job->backend->batch[thread];
+    if (span->decode) {
+        const bool layer = span->retrieves && state.policy->share == BUTLER_SHARE_LAYER;
+        if (part < (layer ? 1 : state.kv->n_kv_heads))
+            decode_head(span, &state, part);
+        return;
+    }
+    struct butler_attend_block_job block;
+    double clock = butler_seconds();
+    const int n_tasks = butler_attend_block_begin(&block, &state, span->q, span->out, span->n, INT32_MAX, span->observe_from,
+                                                  butler_pool_size(job->backend->pool));
+    if (part < n_tasks)
+        butler_attend_block_task(&block, part, 0);
+    butler_count_ns(&state.traffic->attend_ns, &clock);
+}
+
+void butler_attend_spans(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans)
+{
+    struct spans_job job = {backend, spans, n_spans};
+    const int n_kv_heads = spans[0].state.kv->n_kv_heads;
+    int n_tasks = n_kv_heads;
+    bool prompts = false;
+    if (n_spans == 1) {
+        attend_alone(backend, spans);
+        return;
+    }
+    for (int i = 0; i < n_spans; i++) {
+        struct butler_attend_block_job block;
+        if (spans[i].retrieves)
+            butler_retrieve_selects(&spans[i].state);
+        if (spans[i].decode)
+            continue;
+        prompts = true;
+        n_tasks = BUTLER_MAX(n_tasks, butler_attend_block_begin(&block, &spans[i].state, spans[i].q, spans[i].out, spans[i].n,
+                                                                INT32_MAX, spans[i].observe_from, butler_pool_size(backend->pool)));
+    }
+    if (prompts)
+        butler_pool_run(backend->pool, append_task, &job, n_spans * n_kv_heads);
+    butler_pool_run(backend->pool, span_task, &job, n_spans * n_tasks);
+}

@@ -1,0 +1,100 @@
+/* A metric's view of one head of the cache, on the CPU: the functions butler_view_* of butler.h, over rows in memory. */
+#include "engine/metric.h"
+#include "kernels/kernels.h"
+
+/* Row pointers are gathered this many at a time, on the stack. */
+#define ROWS_AT_ONCE 128
+
+int butler_view_layer(const struct butler_head_view *view)
+{
+    return view->layer;
+}
+int butler_view_kv_head(const struct butler_head_view *view)
+{
+    return view->kv_head;
+}
+int butler_view_n_slots(const struct butler_head_view *view)
+{
+    return view->n_slots;
+}
+int butler_view_query_position(const struct butler_head_view *view)
+{
+    return view->query_position;
+}
+const struct butler_kernels *butler_view_kernels(const struct butler_head_view *view)
+{
+    return view->kernels;
+}
+
+int butler_view_position(const struct butler_head_view *view, int slot)
+{
+    return view->positions ? view->positions[slot] : slot;
+}
+
+size_t butler_view_row_bytes(const struct butler_head_view *view)
+{
+    switch (view->kv_type) {
+    case BUTLER_KV_F32:
+        return (size_t)view->head_dim * 4;
+    case BUTLER_KV_Q8_0:
+        return (size_t)view->head_dim / 32 * 34;
+    default:
+        return (size_t)view->head_dim * 2;
+    }
+}
+
+void *butler_view_record(const struct butler_head_view *view, int record)
+{
+    return view->records + (size_t)record * view->record_bytes;
+}
+
+static void count_rows(const struct butler_head_view *view, int n)
+{
+    if (view->bytes)
+        *view->bytes += (uint64_t)n * butler_view_row_bytes(view);
+}
+
+static void load_rows(const struct butler_head_view *view, int first, int n, bool values, float *out)
+{
+    const void *rows[ROWS_AT_ONCE];
+    for (int done = 0; done < n; done += ROWS_AT_ONCE) {
+        int m = BUTLER_MIN(n - done, ROWS_AT_ONCE);
+        view->rows(view, first + done, m, values, rows);
+        for (int i = 0; i < m; i++)
+            view->kernels->load_row[view->kv_type](out + (size_t)(done + i) * view->head_dim, rows[i], view->head_dim);
+    }
+    count_rows(view, n);
+}
+
+void butler_view_key(const struct butler_head_view *view, int slot, float *out)
+{
+    load_rows(view, slot, 1, false, out);
+}
+void butler_view_value(const struct butler_head_view *view, int slot, float *out)
+{
+    load_rows(view, slot, 1, true, out);
+}
+void butler_view_load_keys(const struct butler_head_view *view, int first, int n, float *out)
+{
+    load_rows(view, first, n, false, out);
+}
+
+void butler_view_dot_keys(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out, size_t stride)
+{
+    const void *rows[ROWS_AT_ONCE];
+    for (int done = 0; done < n; done += ROWS_AT_ONCE) {
+        int m = BUTLER_MIN(n - done, ROWS_AT_ONCE);
+        view->rows(view, first + done, m, false, rows);
+        view->kernels->qk[view->kv_type](out + done, stride, q, (size_t)view->head_dim, n_q, rows, m, view->head_dim);
+    }
+    count_rows(view, n);
+}
+
+void butler_view_dot_layer(const struct butler_head_view *view, int layer, int n_q, int first, int n, float *out, size_t stride)
+{
+    struct butler_head_view earlier = *view;
+    const size_t head = (size_t)layer * (size_t)view->n_heads + (size_t)(view->kv_head * view->group);
+    earlier.layer = layer;
+    butler_view_dot_keys(&earlier, view->queries + head * (size_t)view->head_dim, n_q, first, n, out, stride);
+}
+

@@ -1,0 +1,41 @@
+/* The engine: a model on a device. It owns the threads, the backend, the scratch that all its sessions use one after the other, the
+ * page pools, the prefix cache, and what callers added: plug-ins and predictors. */
+#ifndef BUTLER_ENGINE_H
+#define BUTLER_ENGINE_H
+
+#include "engine/backend.h"
+#include "engine/scratch.h"
+
+struct butler_prefix;
+struct butler_predictor;
+
+struct butler_engine {
+    struct butler_model *model;
+    struct butler_pool *pool;
+    struct butler_backend *backend;
+    struct butler_scratch scratch;
+    struct butler_pages *pages;    /* one pool for each size of extent */
+    struct butler_prefix *prefix;  /* NULL: none */
+    struct butler_metric_list *plugins;
+    struct butler_predictor *predictors[2]; /* of version 1 and 2, or NULL */
+    bool borrows; /* plug-ins and predictors are another engine's */
+    int n_block;
+    uint64_t kv_bytes; /* most bytes of a page pool */
+};
+
+/* An engine on a backend of the caller's, which it then owns, with the pool (also on failure). */
+struct butler_engine *butler_engine_new_on(struct butler_model *model, const struct butler_engine_params *params,
+                                           struct butler_pool *pool, struct butler_backend *backend, struct butler_error *err);
+
+/* An engine of its own threads and scratch on the same model and device, with the plug-ins and predictors of another, which must
+ * outlive it: for a thread that runs sessions beside it. */
+struct butler_engine *butler_engine_clone(const struct butler_engine *engine, int n_threads, struct butler_error *err);
+
+/* The pool for extents of rows of this type and length; made at its first use. NULL with *err filled on failure. */
+struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butler_kv_type type, int head_dim,
+                                         struct butler_error *err);
+
+/* BUTLER_ERROR_ARGUMENT naming what, unless struct_size is 0 or expected. */
+int butler_check_struct(size_t struct_size, size_t expected, const char *what, struct butler_error *err);
+
+#endif

@@ -1,0 +1,45 @@
+/* The page pool of an engine: the memory behind the KV caches of all its sessions. It hands out extents of BUTLER_EXTENT pages of
+ * BUTLER_PAGE tokens of one KV head. An extent is counted: sessions with a common beginning and the prefix cache hold the same
+ * extents, and whoever writes to a shared one copies it first. */
+#ifndef BUTLER_PAGES_H
+#define BUTLER_PAGES_H
+
+#include "base/util.h"
+
+enum {
+    BUTLER_PAGE = 16,
+    BUTLER_EXTENT = 4, /* pages an extent has */
+    BUTLER_EXTENT_TOKENS = BUTLER_PAGE * BUTLER_EXTENT,
+};
+
+struct butler_backend;
+
+struct butler_pages {
+    struct butler_backend *backend;
+    unsigned char *base; /* device memory, [n_extents][extent_bytes] */
+    size_t extent_bytes, n_bytes;
+    uint32_t n_extents, n_used; /* n_used: extents that were ever handed out, [0, n_used) */
+    uint32_t *references;       /* [n_extents] */
+    uint32_t *unused;           /* stack of extents below n_used that nobody holds */
+    uint32_t n_unused;
+    uint64_t tables_bytes;
+    struct butler_pages *next; /* of the engine's list */
+};
+
+/* A pool of at most max_bytes, of which only what is used costs memory. NULL with *err filled on failure. */
+struct butler_pages *butler_pages_new(struct butler_backend *backend, size_t extent_bytes, uint64_t max_bytes,
+                                      struct butler_error *err);
+void butler_pages_free(struct butler_pages *pages);
+
+/* An extent with one reference into *extent, its contents undefined; BUTLER_ERROR_MEMORY when the pool is full. */
+int butler_pages_take(struct butler_pages *pages, uint32_t *extent, struct butler_error *err);
+void butler_pages_share(struct butler_pages *pages, uint32_t extent);
+/* Drops a reference; the last one gives the extent back. */
+void butler_pages_release(struct butler_pages *pages, uint32_t extent);
+
+static inline uint64_t butler_pages_held(const struct butler_pages *pages) /* bytes */
+{
+    return (uint64_t)(pages->n_used - pages->n_unused) * pages->extent_bytes;
+}
+
+#endif

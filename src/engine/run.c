@@ -1,0 +1,234 @@
+/* butler_run: spans of tokens of many sessions, cut into passes that the forward pass takes whole. Which tokens share a pass changes
+ * no result: products and attention of a row do not depend on the other rows, and policies cut caches at positions of the text. */
+#include <stdlib.h>
+
+#include "engine/prefix.h"
+#include "engine/session.h"
+
+/* How far a span is. */
+struct progress {
+    const struct butler_span *span;
+    struct butler_error *err;
+    int done;
+    bool ended; /* with an error, or whole */
+};
+
+/* Everything that can be wrong with a span, before anything changes. */
+static int check_span(const struct butler_engine *engine, const struct butler_span *span, struct butler_error *err)
+{
+    const struct butler_session *session = span->session;
+    if (!session)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a span without a session");
+    if (session->engine != engine)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "the session belongs to another engine");
+    if (session->failed)
+        return butler_fail(err, BUTLER_ERROR_NUMERIC, "this session ended with an error before");
+    if (span->n < 1 || !span->ids)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "no tokens to run");
+    if (span->n > session->n_ctx - session->n_past)
+        return butler_fail(err, BUTLER_ERROR_LENGTH, "%d tokens after %d do not fit in a context of %d", span->n, session->n_past,
+                           session->n_ctx);
+    if (span->prompt_end > session->n_ctx)
+        return butler_fail(err, BUTLER_ERROR_LENGTH, "a prompt of %d tokens does not fit in a context of %d", span->prompt_end,
+                           session->n_ctx);
+    for (int i = 0; i < span->n; i++)
+        if (span->ids[i] < 0 || span->ids[i] >= session->model->hp.n_vocab)
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "token %d is %d: the vocabulary ends at %d", i, span->ids[i],
+                               session->model->hp.n_vocab - 1);
+    return 0;
+}
+
+static int check_spans(const struct butler_engine *engine, const struct butler_span *spans, int n, struct butler_error *errs)
+{
+    int first = 0;
+    for (int s = 0; s < n; s++) {
+        struct butler_error own = {0}, *err = errs ? &errs[s] : &own;
+        err->code = 0;
+        int code = check_span(engine, &spans[s], err);
+        for (int i = 0; i < s && code == 0; i++)
+            if (spans[i].session == spans[s].session)
+                code = butler_fail(err, BUTLER_ERROR_ARGUMENT, "spans %d and %d are of the same session", i, s);
+        first = first == 0 ? code : first;
+    }
+    return first;
+}
+
+/* The next tokens of a span as a part of a pass that has room for so many rows; false where it has none. */
+static bool next_part(const struct progress *progress, int room, struct butler_part *part)
+{
+    const struct butler_span *span = progress->span;
+    struct butler_session *session = span->session;
+    const struct butler_policy *policy = &session->policy;
+    const int n_past = session->n_past, n_left = span->n - progress->done;
+    *part = (struct butler_part){.session = session,
+                                 .ids = span->ids + progress->done,
+                                 .n = 1,
+                                 .decode = n_past >= span->prompt_end,
+                                 .prompt_end = span->prompt_end,
+                                 .each = span->each,
+                                 .user = span->user,
+                                 .err = progress->err};
+    if (part->decode) {
+        part->cut_end = n_past + 1;
+        part->cuts = !policy->evict_at_prefill_only;
+        part->logits = !span->no_logits || policy->stop_entropy >= 0;
+        return room > 0;
+    }
+    part->cut_end = span->prompt_end;
+    if (policy->prefill_evict)
+        part->cut_end = BUTLER_MIN(part->cut_end, (n_past / BUTLER_PREFILL_CUT + 1) * BUTLER_PREFILL_CUT);
+    part->n = BUTLER_MIN(BUTLER_MIN(n_left, part->cut_end - n_past), room);
+    part->cuts = n_past + part->n == part->cut_end;
+    part->logits = !span->no_logits && n_past + part->n == span->prompt_end;
+    return part->n > 0;
+}
+
+/* Parts of a pass: decode steps first, for they are few rows that somebody waits for. spans_of: which span each part is of. */
+static int make_pass(struct butler_engine *engine, struct progress *progress, int n, int *spans_of)
+{
+    int n_parts = 0, n_rows = 0;
+    for (int decode = 1; decode >= 0; decode--)
+        for (int s = 0; s < n; s++) {
+            struct butler_part *part = &engine->scratch.parts[n_parts];
+            if (progress[s].ended || n_rows == engine->n_block || !next_part(&progress[s], engine->n_block - n_rows, part) ||
+                part->decode != (bool)decode)
+                continue;
+            n_rows += part->n;
+            spans_of[n_parts++] = s;
+        }
+    return n_parts;
+}
+
+static bool is_cancelled(struct butler_session *session)
+{
+    return __atomic_exchange_n(&session->cancelled, 0, __ATOMIC_ACQ_REL) != 0;
+}
+
+static void cancel(struct progress *progress)
+{
+    progress->ended = true;
+    butler_fail(progress->err, BUTLER_ERROR_CANCELLED, "cancelled after %d of %d tokens", progress->done, progress->span->n);
+}
+
+/* After a pass: counts, and tells who asked. */
+static void account(struct progress *progress, const struct butler_part *part, double seconds)
+{
+    struct butler_session *session = part->session;
+    const struct butler_hparams *hp = &session->model->hp;
+    *(part->decode ? &session->stats.decode_s : &session->stats.prefill_s) += seconds;
+    if (part->failed) {
+        progress->ended = true;
+        return;
+    }
+    progress->done += part->n;
+    progress->ended = progress->done == progress->span->n;
+    if (part->decode) {
+        session->stats.n_decode++;
+        session->stats.full_kv_bytes +=
+            2 * (uint64_t)session->kv.row_bytes * (uint64_t)session->n_past * (uint64_t)(hp->n_layers * hp->n_kv_heads);
+    } else {
+        session->stats.n_prefill += (uint64_t)part->n;
+        if (session->engine->prefix)
+            butler_prefix_add(session->engine->prefix, session);
+        if (session->progress && !session->progress(session->progress_user, progress->done, progress->span->n) && !progress->ended)
+            cancel(progress);
+    }
+    if (part->cancelled && !progress->ended)
+        cancel(progress);
+}
+
+static int run_spans(struct butler_engine *engine, struct progress *progress, int n, int *spans_of)
+{
+    int n_parts, n_rows, code = 0;
+    do {
+        for (int s = 0; s < n; s++)
+            if (!progress[s].ended && is_cancelled(progress[s].span->session))
+                cancel(&progress[s]);
+        n_parts = make_pass(engine, progress, n, spans_of);
+        if (n_parts == 0)
+            break;
+        const double start = butler_seconds();
+        butler_forward(engine, n_parts);
+        const double seconds = butler_seconds() - start;
+        n_rows = 0;
+        for (int i = 0; i < n_parts; i++)
+            n_rows += engine->scratch.parts[i].n;
+        for (int i = 0; i < n_parts; i++)
+            account(&progress[spans_of[i]], &engine->scratch.parts[i], seconds * engine->scratch.parts[i].n / n_rows);
+    } while (n_parts > 0);
+    for (int s = 0; s < n && code == 0; s++)
+        code = progress[s].err->code;
+    return code;
+}
+
+int butler_run(struct butler_engine *engine, const struct butler_span *spans, int n, struct butler_error *errs)
+{
+    enum { FEW = 16 };
+    struct progress few[FEW], *progress = few;
+    struct butler_error few_errors[FEW], *errors = few_errors;
+    int few_parts[FEW], *spans_of = few_parts;
+    if (n < 1)
+        return butler_fail(errs, BUTLER_ERROR_ARGUMENT, "a run of %d spans", n);
+    int code = check_spans(engine, spans, n, errs);
+    if (code < 0)
+        return code;
+    if (n > FEW) {
+        const size_t size = sizeof *progress + sizeof *errors + sizeof *spans_of;
+        progress = butler_alloc((size_t)n * size, errs);
+        if (!progress)
+            return BUTLER_ERROR_MEMORY;
+        errors = (struct butler_error *)(progress + n);
+        spans_of = (int *)(errors + n);
+    }
+    for (int s = 0; s < n; s++) {
+        errors[s].code = 0;
+        progress[s] = (struct progress){.span = &spans[s], .err = errs ? &errs[s] : &errors[s]};
+    }
+    code = run_spans(engine, progress, n, spans_of);
+    if (progress != few)
+        free(progress);
+    return code;
+}
+
+int butler_prefill(struct butler_session *session, const int32_t *ids, int n, butler_logits_fn *each, void *user,
+                   struct butler_error *err)
+{
+    struct butler_error own;
+    const struct butler_span span = {
+        .session = session, .ids = ids, .n = n, .prompt_end = session->n_past + n, .each = each, .user = user};
+    return butler_run(session->engine, &span, 1, err ? err : &own);
+}
+
+int butler_step(struct butler_session *session, int32_t id, struct butler_error *err)
+{
+    const struct butler_span span = {.session = session, .ids = &id, .n = 1};
+    return butler_run(session->engine, &span, 1, err);
+}
+
+int butler_step_batch(struct butler_session *const *sessions, const int32_t *ids, int n, struct butler_error *errs)
+{
+    enum { FEW = 64 };
+    struct butler_span few[FEW], *spans = few;
+    if (n < 1)
+        return butler_fail(errs, BUTLER_ERROR_ARGUMENT, "a batch of %d sessions", n);
+    if (n > FEW && !(spans = butler_alloc((size_t)n * sizeof *spans, errs)))
+        return BUTLER_ERROR_MEMORY;
+    for (int s = 0; s < n; s++)
+        spans[s] = (struct butler_span){.session = sessions[s], .ids = &ids[s], .n = 1};
+    const int code = sessions[0] ? butler_run(sessions[0]->engine, spans, n, errs)
+                                 : butler_fail(errs, BUTLER_ERROR_ARGUMENT, "session 0 of the batch is NULL");
+    if (spans != few)
+        free(spans);
+    return code;
+}
+
+void butler_session_on_progress(struct butler_session *session, butler_progress_fn *fn, void *user)
+{
+    session->progress = fn;
+    session->progress_user = user;
+}
+
+void butler_session_cancel(struct butler_session *session)
+{
+    __atomic_store_n(&session->cancelled, 1, __ATOMIC_RELEASE);
+}

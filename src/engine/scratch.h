@@ -1,0 +1,43 @@
+/* Scratch of an engine: activations of one pass, and what attention needs beside the cache. Sessions use it one pass after the
+ * other, so that one more session costs its pages and records alone. */
+#ifndef BUTLER_SCRATCH_H
+#define BUTLER_SCRATCH_H
+
+#include "engine/backend.h"
+
+struct butler_part; /* session.h */
+
+struct butler_scratch {
+    int max_rows, max_slots;
+    bool rotates;
+    /* Device memory. */
+    struct butler_buffers memory;
+    float *x, *h;         /* [max_rows][n_embd] residual stream, its normed copy */
+    float *q, *k, *v, *o; /* [max_rows][n_heads or n_kv_heads][head_dim] */
+    float *up;            /* [max_rows][n_ff] */
+    float *gate;          /* [gate_floats], where q, k, v and o lie: attention is over when it is computed, a part at a time */
+    size_t gate_floats;
+    float *cos, *sin; /* [max_rows][n_rot / 2] */
+    float *logits;    /* [logit_rows][n_vocab] */
+    int logit_rows;
+    struct butler_workspace work;   /* for one session with all threads */
+    struct butler_workspace *batch; /* [n_threads] for a thread with one KV head of one session */
+    int n_batch;
+    /* Host memory. */
+    struct butler_arena host;
+    float *host_cos, *host_sin;                           /* as cos and sin, before they are uploaded */
+    float *host_logits;                                   /* [n_vocab] */
+    float *host_x, *host_h, *host_q, *host_k, *host_o;    /* for captures; written only then */
+    struct butler_part *parts;                            /* [max_rows] of a pass */
+    struct butler_attend_span *spans;                     /* [max_rows] */
+    int *rooms;                                           /* [max_rows] */
+};
+
+/* Makes scratch for passes of max_rows rows and texts of max_slots tokens, or makes it larger; what it held is lost. On failure
+ * there is none. */
+int butler_scratch_make(struct butler_scratch *scratch, const struct butler_hparams *hp, struct butler_backend *backend, int max_rows,
+                        int max_slots, bool rotates, struct butler_error *err);
+void butler_scratch_free(struct butler_scratch *scratch);
+uint64_t butler_scratch_bytes(const struct butler_scratch *scratch); /* reserved */
+
+#endif

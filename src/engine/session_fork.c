@@ -1,0 +1,165 @@
+/* Several sessions from one text: fork, copy, adopt under another policy, and going back. Pages are shared, not copied (kv.h); what
+ * metrics keep is copied, or made anew from the keys. */
+#include <string.h>
+
+#include "engine/predict.h"
+#include "engine/session.h"
+
+/* The cache of one layer, whose heads hold equally many slots, with positions, norms and records. */
+static void share_layer(struct butler_kv *to, struct butler_kv *from, int layer, bool records)
+{
+    struct butler_backend *backend = from->backend;
+    const int n = butler_kv_at(from, layer, 0)->n_slots;
+    butler_kv_share(to, from, layer, n);
+    for (int h = 0; h < from->n_kv_heads; h++) {
+        struct butler_kv_head *head = butler_kv_at(to, layer, h);
+        const struct butler_kv_head *source = butler_kv_at(from, layer, h);
+        if (head->positions && source->positions) {
+            memcpy(head->positions, source->positions, (size_t)n * sizeof *head->positions);
+            memcpy(head->order, source->order, (size_t)n * sizeof *head->order);
+        }
+        if (records && n > 0 && head->value_norms)
+            backend->copy(backend, head->value_norms, source->value_norms, (size_t)n * sizeof *head->value_norms);
+        if (records && n > 0 && from->record_slots > 0)
+            backend->copy(backend, head->records, source->records,
+                          (size_t)BUTLER_CEIL_DIV(n, from->record_slots) * from->record_bytes);
+    }
+}
+
+static void copy_text(struct butler_session *to, const struct butler_session *from)
+{
+    memcpy(to->tokens, from->tokens, (size_t)from->n_past * sizeof *to->tokens);
+    memcpy(to->logits, from->logits, (size_t)from->model->hp.n_vocab * sizeof *to->logits);
+    to->n_past = from->n_past;
+    to->n_decoded = from->n_decoded;
+    to->n_dense = from->n_dense;
+    to->n_observed = from->n_observed;
+    to->evicted = from->evicted;
+    to->has_logits = from->has_logits;
+    to->failed = false;
+    to->stop = from->stop;
+}
+
+int butler_session_copy(struct butler_session *to, struct butler_session *from, struct butler_error *err)
+{
+    struct butler_backend *backend = from->engine->backend;
+    if (to == from)
+        return 0;
+    if (from->failed)
+        return butler_fail(err, BUTLER_ERROR_NUMERIC, "a session that ended with an error cannot be copied");
+    if (to->engine != from->engine)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a session cannot be copied into one of another engine");
+    if (to->kv_type != from->kv_type || to->n_ctx != from->n_ctx || to->seed != from->seed ||
+        strcmp(to->policy.text, from->policy.text) != 0)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                           "a session of %s (%d tokens) cannot be copied into one of %s (%d tokens): policy, context, KV type and "
+                           "seed must be the same",
+                           from->policy.text, from->n_ctx, to->policy.text, to->n_ctx);
+    for (int l = 0; l < from->kv.n_layers; l++)
+        share_layer(&to->kv, &from->kv, l, true);
+    if (from->predict)
+        share_layer(&to->predict->kv, &from->predict->kv, 0, true);
+    const size_t lists = (size_t)from->shape.n_layers * (size_t)from->shape.n_heads * from->selection.words;
+    if (lists > 0)
+        backend->copy(backend, to->selection.units, from->selection.units, lists * sizeof *to->selection.units);
+    memcpy(to->selection.at, from->selection.at, (size_t)from->shape.n_layers * sizeof *to->selection.at);
+    copy_text(to, from);
+    return 0;
+}
+
+struct butler_session *butler_session_fork(struct butler_session *session, struct butler_error *err)
+{
+    const struct butler_session_params params = {.n_ctx = session->n_ctx, .kv_type = session->kv_type, .seed = session->seed};
+    struct butler_session *fork = butler_session_make(session->engine, &session->policy, &params, err);
+    if (fork && butler_session_copy(fork, session, err) < 0) {
+        butler_session_free(fork);
+        return NULL;
+    }
+    return fork;
+}
+
+void butler_session_summarise(struct butler_session *session, int first, int n)
+{
+    struct butler_backend *backend = session->engine->backend;
+    struct butler_traffic uncounted = {0};
+    if (!session->kv.norms && !(session->policy.metric && session->policy.metric->append))
+        return;
+    for (int l = 0; l < session->shape.n_layers && first < n; l++) {
+        const struct butler_layer_state state = butler_session_layer(session, &uncounted, l, n - 1);
+        backend->summarise(backend, &state, first);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------- another policy */
+
+static bool same_metric(const struct butler_policy *a, const struct butler_policy *b)
+{
+    return a->metric && a->metric == b->metric && memcmp(a->values, b->values, sizeof a->values) == 0 && a->unit == b->unit &&
+           a->dense_layers == b->dense_layers;
+}
+
+bool butler_session_can_adopt(const struct butler_policy *to, const struct butler_policy *from)
+{
+    if (to->rope_in_cache != from->rope_in_cache)
+        return false;
+    if (to->metric && to->metric->predictor == 1) /* it has read the text itself */
+        return false;
+    if (same_metric(to, from))
+        return true;
+    return !to->metric || !to->metric->attention_window || to->metric->attention_window(to->values) == 0;
+}
+
+int butler_session_adopt(struct butler_session *session, struct butler_session *from, struct butler_error *err)
+{
+    const bool copies = same_metric(&session->policy, &from->policy) && session->kv.value_norm == from->kv.value_norm;
+    if (session->engine != from->engine || session->kv_type != from->kv_type || session->n_past != 0 || from->failed ||
+        session->rope_freq != from->rope_freq || !butler_session_can_adopt(&session->policy, &from->policy))
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a session of policy %s cannot take over one of policy %s",
+                           session->policy.text, from->policy.text);
+    if (from->n_past > session->n_ctx)
+        return butler_fail(err, BUTLER_ERROR_LENGTH, "%d tokens do not fit in a context of %d", from->n_past, session->n_ctx);
+    for (int i = 0; i < from->kv.n_layers * from->kv.n_kv_heads; i++)
+        if (from->kv.heads[i].n_slots < from->n_past)
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                               "a session of policy %s has evicted tokens: another policy cannot go on from it", from->policy.text);
+    for (int l = 0; l < from->kv.n_layers; l++)
+        share_layer(&session->kv, &from->kv, l, copies);
+    copy_text(session, from);
+    if (!copies)
+        butler_session_summarise(session, 0, from->n_past);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------ going back */
+
+int butler_session_truncate(struct butler_session *session, int n, struct butler_error *err)
+{
+    if (n < 0 || n > session->n_past)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a text of %d tokens cannot be cut to %d", session->n_past, n);
+    if (session->failed && n > 0)
+        return butler_fail(err, BUTLER_ERROR_NUMERIC, "this session ended with an error before: it can only be cut to 0 tokens");
+    if (n == session->n_past && !session->failed)
+        return 0;
+    if (n > 0 && session->evicted)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s has evicted tokens: its state after token %d is gone",
+                           session->policy.name, n);
+    if (n > 0 && session->n_observed > n)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s has observed the attention of later tokens than %d: its state then is gone",
+                           session->policy.name, n);
+    for (int l = 0; l < session->kv.n_layers; l++) {
+        butler_kv_truncate(&session->kv, l, n);
+        session->selection.at[l] = session->selection.at[l] > n ? 0 : session->selection.at[l];
+    }
+    if (session->predict)
+        butler_kv_truncate(&session->predict->kv, 0, n);
+    if (n > 0 && session->kv.record_slots > 1)
+        butler_session_summarise(session, butler_kv_record_start(&session->kv, n), n);
+    session->selection.ahead_end = 0;
+    session->n_decoded = BUTLER_MAX(session->n_decoded - (session->n_past - n), 0);
+    session->n_past = n;
+    session->n_dense = BUTLER_MIN(session->n_dense, n);
+    session->n_observed = BUTLER_MIN(session->n_observed, n);
+    session->evicted = session->evicted && n > 0;
+    session->has_logits = session->failed = session->stop = false;
+    return 0;
+}
