@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "fixtures.h"
+#include "glass_backend.h"
 #include "random_predictor.h"
 #include "engine/session.h"
 
@@ -67,17 +68,20 @@ struct model_case {
     const char *file;
     enum butler_kv_type kv_type;
     int n_threads;
+    bool glass; /* on the backend whose memory only its operations can touch */
 };
 
 static const struct model_case models[] = {
-    {"models/llama-mha.gguf", BUTLER_KV_F16, 1},
-    {"models/llama-gqa.gguf", BUTLER_KV_F16, 2},
-    {"models/llama-q8_0.gguf", BUTLER_KV_Q8_0, 2},
-    {"models/gpt2.gguf", BUTLER_KV_F16, 1},
+    {"models/llama-mha.gguf", BUTLER_KV_F16, 1, false},
+    {"models/llama-gqa.gguf", BUTLER_KV_F16, 2, false},
+    {"models/llama-q8_0.gguf", BUTLER_KV_Q8_0, 2, false},
+    {"models/gpt2.gguf", BUTLER_KV_F16, 1, false},
+    {"models/llama-gqa.gguf", BUTLER_KV_F16, 2, true},
 };
 
 struct context {
     struct butler_model *model;
+    struct butler_engine *engine;
     const struct model_case *from;
     int n_text, n_prompt;
     int32_t text[N_TEXT];
@@ -90,10 +94,13 @@ static struct context open_model(const struct model_case *from, int n_threads)
     char path[FIXTURE_PATH];
     uint64_t random = 7;
     fixture_path(path, from->file);
-    c.model = butler_model_load(path, &(struct butler_model_params){.n_threads = n_threads ? n_threads : from->n_threads}, &err);
-    if (!c.model)
+    const struct butler_engine_params params = {
+        .n_threads = n_threads ? n_threads : from->n_threads, .n_block = 32, .kv_bytes = 1 << 26};
+    c.model = butler_model_load(path, NULL, &err);
+    c.engine = !c.model ? NULL : from->glass ? glass_engine(c.model, &params, &err) : butler_engine_new(c.model, &params, &err);
+    if (!c.engine)
         fail_msg("%s", err.message);
-    attach_both(c.model, from->n_threads == 2);
+    attach_both(c.engine, from->n_threads == 2);
     const struct butler_model_info *info = butler_model_get_info(c.model);
     c.n_text = BUTLER_MIN(N_TEXT, info->n_ctx_train);
     c.n_prompt = BUTLER_MIN(N_PROMPT, c.n_text / 2);
@@ -102,13 +109,19 @@ static struct context open_model(const struct model_case *from, int n_threads)
     return c;
 }
 
+static void close_model(const struct context *c)
+{
+    butler_engine_free(c->engine);
+    butler_model_free(c->model);
+}
+
 static struct butler_session *open_session(const struct context *c, const char *policy)
 {
     struct butler_error err;
     struct butler_session *session =
-        butler_session_new(c->model,
+        butler_session_new(c->engine,
                            &(struct butler_session_params){
-                               .n_ctx = c->n_text, .n_block = 32, .kv_type = c->from->kv_type, .policy = policy, .seed = 3},
+                               .n_ctx = c->n_text, .kv_type = c->from->kv_type, .policy = policy, .seed = 3},
                            &err);
     if (!session)
         fail_msg("%s: %s", policy, err.message);
@@ -131,7 +144,7 @@ static const char *with_budget(const char *policy, int n, char out[512])
 static bool applies(const struct context *c, const char *policy)
 {
     struct butler_error err = {0};
-    if (butler_policy_check(c->model, policy, &err) == 0)
+    if (butler_policy_check(c->engine, policy, &err) == 0)
         return true;
     assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
     assert_non_null(strstr(policy, "rope=cache")); /* the one thing here that some models lack */
@@ -149,13 +162,13 @@ static void for_all(law_fn *law)
         const struct context c = open_model(&models[m], 0);
         struct butler_policy_info info;
         int n = 0;
-        for (int i = 0; butler_policy_describe(c.model, i, &info); i++, n++)
+        for (int i = 0; butler_policy_describe(c.engine, i, &info); i++, n++)
             law(&c, info.name);
         assert_true(n >= 20);
         for (int i = 0; i < BUTLER_COUNT(unnamed); i++)
             if (applies(&c, unnamed[i]))
                 law(&c, unnamed[i]);
-        butler_model_free(c.model);
+        close_model(&c);
     }
 }
 
@@ -163,6 +176,15 @@ static void prefill(struct butler_session *session, const int32_t *ids, int n)
 {
     struct butler_error err;
     if (butler_prefill(session, ids, n, NULL, NULL, &err) < 0)
+        fail_msg("%s", err.message);
+}
+
+/* Part of a prompt that ends at prompt_end. */
+static void prefill_part(struct butler_session *session, const int32_t *ids, int n, int prompt_end)
+{
+    struct butler_error err;
+    const struct butler_span span = {.session = session, .ids = ids, .n = n, .prompt_end = prompt_end};
+    if (butler_run(session->engine, &span, 1, &err) < 0)
         fail_msg("%s", err.message);
 }
 
@@ -280,7 +302,7 @@ static void restore_law(const struct context *c, const char *policy)
     prefill(session, c->text, c->n_prompt);
     for (int i = c->n_prompt; i < middle; i++)
         step(session, c->text[i]);
-    if (butler_session_save(session, path, &err) < 0 || !(restored = butler_session_restore(c->model, path, &err)))
+    if (butler_session_save(session, path, &err) < 0 || !(restored = butler_session_restore(c->engine, path, &err)))
         fail_msg("%s: %s", text, err.message);
     unlink(path);
     assert_int_equal(butler_n_past(restored), middle);
@@ -347,6 +369,77 @@ static void test_copy(void **state)
     for_all(copy_law);
 }
 
+/* A fork goes on as a copy does; what it writes does not reach the session whose pages it shares. */
+static void fork_law(const struct context *c, const char *policy)
+{
+    char text[512];
+    struct butler_error err;
+    struct butler_session *session = open_session(c, with_budget(policy, BUDGET, text)), *alone = open_session(c, text);
+    prefill(session, c->text, c->n_prompt);
+    prefill(alone, c->text, c->n_prompt);
+    struct butler_session *fork = butler_session_fork(session, &err);
+    if (!fork)
+        fail_msg("%s: %s", text, err.message);
+    for (int i = 0; i < c->n_text - c->n_prompt; i++) /* another text, to the end */
+        step(fork, c->text[i]);
+    for (int i = c->n_prompt; i < c->n_text; i++) {
+        assert_same_logits(alone, session, text, i - 1);
+        step(session, c->text[i]);
+        step(alone, c->text[i]);
+    }
+    assert_same_logits(alone, session, text, c->n_text - 1);
+    butler_session_free(session);
+    butler_session_free(fork);
+    butler_session_free(alone);
+}
+
+static void test_fork(void **state)
+{
+    (void)state;
+    for_all(fork_law);
+}
+
+/* A session that goes back continues as one that never read what is gone; where it cannot, it says so and nothing changes. */
+static void truncate_law(const struct context *c, const char *policy)
+{
+    char text[512];
+    struct butler_error err = {0};
+    struct butler_session *session = open_session(c, with_budget(policy, BUDGET, text)), *alone = open_session(c, text);
+    const int middle = c->n_prompt - 7;
+    prefill_part(session, c->text, middle, c->n_prompt);
+    prefill_part(alone, c->text, middle, c->n_prompt);
+    prefill_part(session, c->text + middle, c->n_prompt - middle, c->n_prompt);
+    for (int i = c->n_prompt; i < c->n_prompt + 9; i++)
+        step(session, c->text[i + 3]);
+    const int code = butler_session_truncate(session, middle, &err);
+    if (session->policy.method != BUTLER_EVICT && !(session->policy.metric && session->policy.metric->attention_window))
+        assert_int_equal(code, 0);
+    if (code < 0) {
+        assert_int_equal(code, BUTLER_ERROR_ARGUMENT);
+        assert_non_null(strstr(err.message, session->policy.name));
+        assert_int_equal(butler_n_past(session), c->n_prompt + 9);
+        assert_int_equal(butler_session_truncate(session, 0, &err), 0);
+        butler_session_truncate(alone, 0, &err);
+        prefill_part(session, c->text, middle, c->n_prompt);
+        prefill_part(alone, c->text, middle, c->n_prompt);
+    }
+    prefill_part(session, c->text + middle, c->n_prompt - middle, c->n_prompt);
+    prefill_part(alone, c->text + middle, c->n_prompt - middle, c->n_prompt);
+    for (int i = c->n_prompt; i < c->n_text; i++) {
+        assert_same_logits(alone, session, text, i - 1);
+        step(session, c->text[i]);
+        step(alone, c->text[i]);
+    }
+    butler_session_free(session);
+    butler_session_free(alone);
+}
+
+static void test_truncate(void **state)
+{
+    (void)state;
+    for_all(truncate_law);
+}
+
 static void test_copy_refused(void **state)
 {
     (void)state;
@@ -363,7 +456,7 @@ static void test_copy_refused(void **state)
     butler_session_free(quest);
     butler_session_free(full);
     butler_session_free(empty);
-    butler_model_free(c.model);
+    close_model(&c);
 }
 
 /* A session that takes over a prompt from one of another policy goes on as if it had read it itself. */
@@ -380,8 +473,8 @@ static void adopt_law(const struct context *c, const char *policy)
         same = NULL;
     }
     if (!heir->policy.prefill_evict && butler_session_can_adopt(&heir->policy, &donor->policy)) {
-        assert_int_equal(butler_prefill_part(alone, c->text, n, c->n_prompt, &err), 0);
-        assert_int_equal(butler_prefill_part(donor, c->text, n, c->n_prompt, &err), 0);
+        prefill_part(alone, c->text, n, c->n_prompt);
+        prefill_part(donor, c->text, n, c->n_prompt);
         assert_int_equal(butler_session_adopt(heir, donor, &err), 0);
         prefill(alone, c->text + n, 1);
         prefill(heir, c->text + n, 1);
@@ -427,7 +520,7 @@ static void test_adopt_refused(void **state)
     butler_session_free(full);
     butler_session_free(h2o);
     butler_session_free(empty);
-    butler_model_free(c.model);
+    close_model(&c);
 }
 
 /* One thread and two, and another backend table of the same ISA, agree bit for bit; so do more threads than KV heads, which select
@@ -454,7 +547,7 @@ static void test_threads(void **state)
     (void)state;
     for (int m = 1; m < 3; m++) {
         const struct context c = open_model(&models[m], 2), one = open_model(&models[m], 1), many = open_model(&models[m], MANY);
-        for (int i = 0; butler_policy_describe(c.model, i, &info); i++)
+        for (int i = 0; butler_policy_describe(c.engine, i, &info); i++)
             threads_law(&c, &one, info.name);
         for (int i = 0; i < BUTLER_COUNT(unnamed); i++)
             threads_law(&c, &one, unnamed[i]);
@@ -463,9 +556,9 @@ static void test_threads(void **state)
         threads_law(&c, &many, "tokenbutler:page=16,keys=int8");
         threads_law(&c, &many, "tokenbutler2:on_top=0,sinks=0,recent=0");
         threads_law(&c, &many, "tokenbutler2:on_top=0,sinks=4,recent=8,every=2");
-        butler_model_free(c.model);
-        butler_model_free(one.model);
-        butler_model_free(many.model);
+        close_model(&c);
+        close_model(&one);
+        close_model(&many);
     }
 }
 
@@ -473,7 +566,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dense),         cmocka_unit_test(test_selection),    cmocka_unit_test(test_restore),
-        cmocka_unit_test(test_copy),          cmocka_unit_test(test_copy_refused), cmocka_unit_test(test_adopt),
+        cmocka_unit_test(test_copy),          cmocka_unit_test(test_fork),  cmocka_unit_test(test_truncate), cmocka_unit_test(test_copy_refused), cmocka_unit_test(test_adopt),
         cmocka_unit_test(test_adopt_refused), cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

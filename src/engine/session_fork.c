@@ -152,7 +152,9 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
     }
     if (session->predict)
         butler_kv_truncate(&session->predict->kv, 0, n);
-    if (n > 0 && session->kv.record_slots > 1)
+    /* A record that covers slots on both sides is made anew from the keys. Version 1 of the predictor has keys of its own, each in its
+     * place in the record, where the next tokens overwrite those that are gone. */
+    if (n > 0 && session->kv.record_slots > 1 && session->policy.metric->predictor != 1)
         butler_session_summarise(session, butler_kv_record_start(&session->kv, n), n);
     session->selection.ahead_end = 0;
     session->n_decoded = BUTLER_MAX(session->n_decoded - (session->n_past - n), 0);

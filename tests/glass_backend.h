@@ -1,0 +1,163 @@
+/* A backend whose memory nobody can touch outside its operations: the CPU's operations, over address space that is unreadable
+ * between them. An engine that reads or writes device memory by itself ends with a segmentation fault. */
+#ifndef BUTLER_TESTS_GLASS_BACKEND_H
+#define BUTLER_TESTS_GLASS_BACKEND_H
+
+#include <sys/mman.h>
+
+#include "engine/engine.h"
+
+/* All memory is one range of address space, so that one call protects it; what is freed is not used again. */
+#define GLASS_BYTES ((size_t)1 << 34)
+
+struct glass {
+    struct butler_backend backend; /* first: a struct butler_backend * of it is one of this */
+    struct butler_backend *inner;  /* the CPU's */
+    unsigned char *base;           /* [GLASS_BYTES] */
+    size_t used;
+    int n_allocated, depth; /* depth: operations that are running, for some call others */
+};
+
+static inline void glass_protect(struct glass *glass, int protection)
+{
+    if (glass->used > 0 && mprotect(glass->base, glass->used, protection) != 0)
+        abort();
+}
+
+static inline struct butler_backend *glass_enter(struct butler_backend *backend)
+{
+    struct glass *glass = (struct glass *)backend;
+    if (glass->depth++ == 0)
+        glass_protect(glass, PROT_READ | PROT_WRITE);
+    glass->inner->batch = backend->batch;
+    return glass->inner;
+}
+
+static inline void glass_leave(struct butler_backend *backend)
+{
+    struct glass *glass = (struct glass *)backend;
+    if (--glass->depth == 0)
+        glass_protect(glass, PROT_NONE);
+}
+
+static void *glass_alloc(struct butler_backend *backend, size_t n_bytes, bool sparse, struct butler_error *err)
+{
+    struct glass *glass = (struct glass *)backend;
+    (void)sparse;
+    (void)err;
+    if (glass->used + n_bytes + 8192 > GLASS_BYTES || glass->depth > 0)
+        abort();
+    unsigned char *address = glass->base + glass->used;
+    glass->used += (BUTLER_MAX(n_bytes, 1) + 4095) / 4096 * 4096;
+    glass->n_allocated++;
+    return address;
+}
+
+static void glass_free(struct butler_backend *backend, void *address, size_t n_bytes)
+{
+    struct glass *glass = (struct glass *)backend;
+    if (!address)
+        return;
+    butler_reserve_discard(address, n_bytes);
+    glass->n_allocated--;
+}
+
+#define GLASS(name, parameters, arguments)                                                                                         \
+    static void glass_##name parameters                                                                                            \
+    {                                                                                                                              \
+        struct butler_backend *inner = glass_enter(backend);                                                                       \
+        inner->name arguments;                                                                                                     \
+        glass_leave(backend);                                                                                                      \
+    }
+
+GLASS(discard, (struct butler_backend *backend, void *address, size_t n_bytes), (inner, address, n_bytes))
+GLASS(upload, (struct butler_backend *backend, void *to, const void *host, size_t n_bytes), (inner, to, host, n_bytes))
+GLASS(download, (struct butler_backend *backend, void *host, const void *from, size_t n_bytes), (inner, host, from, n_bytes))
+GLASS(copy, (struct butler_backend *backend, void *to, const void *from, size_t n_bytes), (inner, to, from, n_bytes))
+GLASS(zero, (struct butler_backend *backend, void *address, size_t n_bytes), (inner, address, n_bytes))
+GLASS(embed, (struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n),
+      (inner, y, table, ids, n))
+GLASS(matmul,
+      (struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products, int n_products,
+       const float *x, int n),
+      (inner, work, products, n_products, x, n))
+GLASS(norm,
+      (struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim, enum butler_norm kind,
+       float eps),
+      (inner, y, x, v, n, dim, kind, eps))
+GLASS(rope,
+      (struct butler_backend *backend, float *x, const float *cos, const float *sin, int n, int n_heads, int head_dim, int n_rot,
+       enum butler_rope kind),
+      (inner, x, cos, sin, n, n_heads, head_dim, n_rot, kind))
+GLASS(activate,
+      (struct butler_backend *backend, float *up, size_t up_stride, const float *gate, int n, int dim, enum butler_activation kind),
+      (inner, up, up_stride, gate, n, dim, kind))
+GLASS(add, (struct butler_backend *backend, float *y, const float *x, size_t n), (inner, y, x, n))
+GLASS(attend_spans, (struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans), (inner, spans, n_spans))
+GLASS(evict_spans,
+      (struct butler_backend *backend, const struct butler_attend_span *spans, const int *room, int n_spans),
+      (inner, spans, room, n_spans))
+GLASS(append,
+      (struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v, int n),
+      (inner, state, k, v, n))
+GLASS(summarise, (struct butler_backend *backend, const struct butler_layer_state *state, int first), (inner, state, first))
+GLASS(attend_block,
+      (struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n, int window,
+       int observe_from),
+      (inner, state, q, out, n, window, observe_from))
+GLASS(score, (struct butler_backend *backend, const struct butler_layer_state *state, const float *q), (inner, state, q))
+GLASS(attend,
+      (struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k, const float *v,
+       const struct butler_lists *lists, int newest, float *out, bool observe),
+      (inner, state, q, k, v, lists, newest, out, observe))
+
+static void glass_destroy(struct butler_backend *backend)
+{
+    struct glass *glass = (struct glass *)backend;
+    if (glass->n_allocated != 0) /* something was not given back, or twice */
+        abort();
+    munmap(glass->base, GLASS_BYTES);
+    butler_backend_free(glass->inner);
+    free(glass);
+}
+
+/* An engine of n_threads threads on it; NULL with *err filled on failure. */
+static inline struct butler_engine *glass_engine(struct butler_model *model, const struct butler_engine_params *params,
+                                                 struct butler_error *err)
+{
+    struct butler_pool *pool = butler_pool_new(BUTLER_MAX(params->n_threads, 1), err);
+    struct glass *glass = pool ? calloc(1, sizeof *glass) : NULL;
+    if (!glass || !(glass->inner = butler_backend_cpu(pool, params->isa, err)))
+        abort();
+    glass->base = mmap(NULL, GLASS_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (glass->base == MAP_FAILED)
+        abort();
+    struct butler_backend *b = &glass->backend;
+    *b = *glass->inner;
+    b->name = "glass";
+    b->alloc = glass_alloc;
+    b->free = glass_free;
+    b->discard = glass_discard;
+    b->upload = glass_upload;
+    b->download = glass_download;
+    b->copy = glass_copy;
+    b->zero = glass_zero;
+    b->embed = glass_embed;
+    b->matmul = glass_matmul;
+    b->norm = glass_norm;
+    b->rope = glass_rope;
+    b->activate = glass_activate;
+    b->add = glass_add;
+    b->attend_spans = glass_attend_spans;
+    b->evict_spans = glass_evict_spans;
+    b->append = glass_append;
+    b->summarise = glass_summarise;
+    b->attend_block = glass_attend_block;
+    b->score = glass_score;
+    b->retrieve = NULL; /* only called inside attend_spans */
+    b->attend = glass_attend;
+    b->destroy = glass_destroy;
+    return butler_engine_new_on(model, params, pool, b, err);
+}
+
+#endif
