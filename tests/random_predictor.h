@@ -1,14 +1,15 @@
-/* Gives a model predictors that learned nothing: enough for everything but the quality of what they select. */
+/* Gives an engine predictors that learned nothing: enough for everything but the quality of what they select. */
 #ifndef RANDOM_PREDICTOR_H
 #define RANDOM_PREDICTOR_H
 
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "engine/engine.h"
 #include "model/predictor.h"
 
 /* From a temporary file that is gone when it returns. */
-static inline void attach_random(struct butler_model *model, const struct butler_predictor_sizes *sizes, uint64_t seed)
+static inline void attach_random(struct butler_engine *engine, const struct butler_predictor_sizes *sizes, uint64_t seed)
 {
     char path[] = "/tmp/butler-test-predictor-XXXXXX";
     struct butler_error err = {0};
@@ -18,25 +19,25 @@ static inline void attach_random(struct butler_model *model, const struct butler
     close(fd);
     if (!predictor)
         fail_msg("%s", err.message);
-    predictor->model_fingerprint = model->fingerprint;
-    if (butler_predictor_save(predictor, path, BUTLER_F32, &err) < 0 || butler_predictor_attach(model, path, &err) < 0)
+    predictor->model_fingerprint = engine->model->fingerprint;
+    if (butler_predictor_save(predictor, path, BUTLER_F32, &err) < 0 || butler_predictor_attach(engine, path, &err) < 0)
         fail_msg("%s", err.message);
     butler_predictor_free(predictor);
     unlink(path);
 }
 
 /* Both versions; keys per query head (version 1) or as they are by default. Version 1's window is shorter than most texts. */
-static inline void attach_both(struct butler_model *model, bool per_query_head)
+static inline void attach_both(struct butler_engine *engine, bool per_query_head)
 {
-    struct butler_predictor_sizes sizes = butler_predictor_sizes_for(model, 1);
+    struct butler_predictor_sizes sizes = butler_predictor_sizes_for(engine->model, 1);
     sizes.rope_length = 8;
     if (per_query_head)
         sizes.n_key_heads = sizes.n_heads;
-    attach_random(model, &sizes, 11);
-    sizes = butler_predictor_sizes_for(model, 2);
+    attach_random(engine, &sizes, 11);
+    sizes = butler_predictor_sizes_for(engine->model, 2);
     sizes.stride = 2;
     sizes.input = per_query_head ? BUTLER_PREDICTOR_INPUT_ATTENTION : BUTLER_PREDICTOR_INPUT_NORM;
-    attach_random(model, &sizes, 12);
+    attach_random(engine, &sizes, 12);
 }
 
 #endif
