@@ -25,14 +25,14 @@ static double resident_anonymous_mb(void)
     return kb * 1024 / 1e6;
 }
 
-static int measure(struct butler_model *model, int depth, const char *policy)
+static int measure(struct butler_engine *engine, int depth, const char *policy)
 {
     struct butler_error err;
     struct butler_stats stats;
     int32_t prompt[BLOCK];
     const int n_prompt = depth < BLOCK ? depth : BLOCK;
     const struct butler_session_params params = {.n_ctx = depth + 16, .kv_type = BUTLER_KV_F16, .policy = policy};
-    struct butler_session *session = butler_session_new(model, &params, &err);
+    struct butler_session *session = butler_session_new(engine, &params, &err);
     if (!session)
         goto fail;
     for (int i = 0; i < n_prompt; i++)
@@ -46,7 +46,7 @@ static int measure(struct butler_model *model, int depth, const char *policy)
     butler_session_stats(session, &stats);
     const double kv = (double)stats.kv_memory / 1e6, metric = (double)stats.metric_memory / 1e6, all = resident_anonymous_mb();
     printf("%-34s %8d %12.1f %12.1f %12.1f %12.1f %12.1f\n", policy, depth,
-           (double)butler_kv_bytes(model, BUTLER_KV_F16, depth + 8) / 1e6, kv, metric, all, all - kv - metric);
+           (double)butler_kv_bytes(butler_engine_model(engine), BUTLER_KV_F16, depth + 8) / 1e6, kv, metric, all, all - kv - metric);
     butler_session_free(session);
     return 0;
 fail:
@@ -64,13 +64,16 @@ int main(int argc, char **argv)
         return 2;
     }
     struct butler_model *model = butler_model_load(argv[1], NULL, &err);
-    if (!model) {
+    struct butler_engine *engine = model ? butler_engine_new(model, NULL, &err) : NULL;
+    if (!engine) {
         fprintf(stderr, "bench_memory: %s\n", err.message);
+        butler_model_free(model);
         return 1;
     }
     printf("%-34s %8s %12s %12s %12s %12s %12s\n", "policy, in MB", "depth", "full KV", "KV held", "records", "resident", "beside");
     for (int i = 3; i < argc || i == 3; i++)
-        failed |= measure(model, atoi(argv[2]), argc > 3 ? argv[i] : "full");
+        failed |= measure(engine, atoi(argv[2]), argc > 3 ? argv[i] : "full");
+    butler_engine_free(engine);
     butler_model_free(model);
     return failed;
 }

@@ -42,17 +42,17 @@ static void write_random(const struct butler_model *model, const struct butler_p
     butler_predictor_free(predictor);
 }
 
-static void attach(struct butler_model *model, const struct butler_predictor_sizes *sizes, enum butler_type type)
+static void attach(struct butler_engine *engine, const struct butler_predictor_sizes *sizes, enum butler_type type)
 {
     char path[] = "/tmp/bench-predictor-XXXXXX";
     struct butler_error err;
     const int fd = mkstemp(path);
     if (fd < 0 || close(fd) < 0)
         exit(1);
-    write_random(model, sizes, type, path);
-    butler_predictor_free(model->predictors[sizes->version - 1]);
-    model->predictors[sizes->version - 1] = NULL;
-    if (butler_predictor_attach(model, path, &err) < 0)
+    write_random(engine->model, sizes, type, path);
+    butler_predictor_free(engine->predictors[sizes->version - 1]);
+    engine->predictors[sizes->version - 1] = NULL;
+    if (butler_predictor_attach(engine, path, &err) < 0)
         die(&err);
     unlink(path);
 }
@@ -86,7 +86,7 @@ static void step(struct run *run, int at)
     run->select[at] = 1e3 * (after.select_s - before.select_s);
 }
 
-static void measure(struct butler_model *model, const char *name, const char *policy, int version, int depth, int n_steps)
+static void measure(struct butler_engine *engine, const char *name, const char *policy, int version, int depth, int n_steps)
 {
     static struct run runs[N_RUNS];
     struct butler_predictor_info info;
@@ -98,7 +98,7 @@ static void measure(struct butler_model *model, const char *name, const char *po
     for (int i = 0; i < N_RUNS; i++) {
         runs[i].policy = policies[i];
         runs[i].session = butler_session_new(
-            model,
+            engine,
             &(struct butler_session_params){.n_ctx = depth + n_steps + N_WARM, .kv_type = BUTLER_KV_F16, .policy = policies[i]},
             &err);
         if (!runs[i].session || butler_fill(runs[i].session, depth, 1, &err) < 0)
@@ -112,7 +112,7 @@ static void measure(struct butler_model *model, const char *name, const char *po
     const double all = middle(runs[2].ms, n_steps), predict = middle(runs[2].predict, n_steps),
                  score = middle(runs[2].score, n_steps), select = middle(runs[2].select, n_steps);
     const double steps = n_steps + N_WARM, cost = predict + score - stored + BUTLER_MAX(select - free_of_cost, 0);
-    butler_predictor_describe(model, version, &info);
+    butler_predictor_describe(engine, version, &info);
     printf("%-26s %6d %6.2f %8.1f %8.1f %8.1f %8.2f %8.2f %8.2f %8.2f %8.2f %8.1f %8.1f %8.2f %9.2f\n", name, depth,
            100 * info.share, (double)runs[2].stats.predict_bytes / steps / 1e6, (double)runs[2].stats.metric_bytes / steps / 1e6,
            all, predict, score, stored, select, free_of_cost, full, bare, cost, 100 * cost / full);
@@ -151,13 +151,15 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_predictor MODEL [DEPTH,...] [STEPS] | bench_predictor MODEL write v1|v2 FILE\n");
         return 2;
     }
-    if (!model)
+    struct butler_engine *engine = model ? butler_engine_new(model, NULL, &err) : NULL;
+    if (!engine)
         die(&err);
     struct butler_predictor_sizes published = butler_predictor_sizes_for(model, 1), per_kv_head = published;
     const struct butler_predictor_sizes second = butler_predictor_sizes_for(model, 2);
     published.n_key_heads = published.n_heads;
     if (argc == 5 && strcmp(argv[2], "write") == 0) {
         write_random(model, strcmp(argv[3], "v1") == 0 ? &per_kv_head : &second, BUTLER_Q4_0, argv[4]);
+        butler_engine_free(engine);
         butler_model_free(model);
         return 0;
     }
@@ -176,12 +178,13 @@ int main(int argc, char **argv)
                                                          : rows[i].version == 1 ? &per_kv_head
                                                                                 : &second;
             if (sizes != attached || rows[i].type != type)
-                attach(model, sizes, rows[i].type);
+                attach(engine, sizes, rows[i].type);
             attached = sizes;
             type = rows[i].type;
-            measure(model, rows[i].name, rows[i].policy, rows[i].version, atoi(depth), n_steps);
+            measure(engine, rows[i].name, rows[i].policy, rows[i].version, atoi(depth), n_steps);
         }
     }
+    butler_engine_free(engine);
     butler_model_free(model);
     return 0;
 }

@@ -1,4 +1,4 @@
-/* Tokens of a prompt a second, for several instruction sets in turn (NAME or NAME+bytes, load.h).
+/* Tokens of a prompt a second, for several instruction sets in turn.
  *
  *     bench_prefill MODEL [--isa NAME,...] [--n N] [--depth N] [--block N] [--threads N] [--kv POLICY] [--repeat N] [--attention N]
  *
@@ -12,16 +12,15 @@
 #include <string.h>
 
 #include "ceilings.h"
-#include "load.h"
 #include "median.h"
 #include "engine/session.h"
 #include "base/threads.h"
+#include "kernels/kernels.h"
 
 enum { MAX_ISAS = 4, MAX_REPEAT = 99, PARTS = 3 };
 
 struct run {
-    const char *isa;
-    struct butler_model *model;
+    struct butler_engine *engine;
     double seconds[MAX_REPEAT];
 };
 
@@ -69,26 +68,27 @@ static void attention_starts(void *user, int layer, int first, int n, const floa
     ((struct attention *)user)->start = butler_seconds();
 }
 
-static void attention_ends(void *user, int layer, int first, int n, float *o)
+static void attention_ends(void *user, int layer, int first, int n, const float *q, float *o)
 {
     struct attention *attention = user;
-    (void)layer, (void)o;
+    (void)layer, (void)q, (void)o;
     attention->seconds += butler_seconds() - attention->start;
     attention->ops += (double)n * (first + (n + 1) / 2.0) * attention->ops_a_key;
     measure_unit(attention);
 }
 
 /* Seconds of one prompt, or less than 0. With attention, that of every layer is measured, and nothing of the last is left out. */
-static double prefill(struct butler_model *model, const struct butler_session_params *params, int depth, const int32_t *ids, int n,
+static double prefill(struct butler_engine *engine, const struct butler_session_params *params, int depth, const int32_t *ids, int n,
                       struct attention *attention, struct butler_error *err)
 {
     const struct butler_capture capture = {.layer = attention_starts, .attended = attention_ends, .user = attention};
-    struct butler_session *session = butler_session_new(model, params, err);
+    struct butler_session *session = butler_session_new(engine, params, err);
     double seconds = -1;
     if (session && attention) {
-        *attention = (struct attention){.pool = model->pool,
-                                        .ops_a_key = 4.0 * model->hp.n_heads * model->hp.head_dim,
-                                        .unit = model->backend->kernels->tiles ? CEILING_AMX_BF16 : CEILING_FMA_F32};
+        const struct butler_hparams *hp = &engine->model->hp;
+        *attention = (struct attention){.pool = engine->pool,
+                                        .ops_a_key = 4.0 * hp->n_heads * hp->head_dim,
+                                        .unit = engine->backend->kernels->tiles ? CEILING_AMX_BF16 : CEILING_FMA_F32};
         session->capture = &capture;
     }
     if (session && (depth == 0 || butler_fill(session, depth, 1, err) == 0)) {
@@ -107,16 +107,16 @@ static int report_attention(struct run *run, const struct butler_session_params 
     double rates[MAX_REPEAT], shares[MAX_REPEAT], seconds[MAX_REPEAT];
     for (int k = 0; k < repeat; k++) {
         struct attention attention;
-        if (prefill(run->model, params, depth, ids, n, &attention, err) < 0)
+        if (prefill(run->engine, params, depth, ids, n, &attention, err) < 0)
             return err->code;
         rates[k] = attention.ops / attention.seconds;
         seconds[k] = attention.seconds;
         shares[k] = rates[k] * attention.unit_seconds / attention.unit_ops;
     }
-    printf("isa=%s tokens=%d depth=%d repeat=%d attention_s=%.3f attention_gops=%.0f", run->isa, n, depth, repeat,
+    printf("isa=%s tokens=%d depth=%d repeat=%d attention_s=%.3f attention_gops=%.0f", run->engine->backend->isa, n, depth, repeat,
            median(seconds, repeat), median(rates, repeat) / 1e9);
     const double share = median(shares, repeat);
-    if (run->model->backend->kernels->tiles)
+    if (run->engine->backend->kernels->tiles)
         printf(" of_amx_bf16=%.3f (%.3f to %.3f) unit_busy=%.3f", share, shares[0], shares[repeat - 1], PARTS * share);
     else
         printf(" of_fma=%.3f (%.3f to %.3f)", share, shares[0], shares[repeat - 1]);
@@ -126,9 +126,11 @@ static int report_attention(struct run *run, const struct butler_session_params 
 
 int main(int argc, char **argv)
 {
-    int n = 512, depth = 0, threads = 0, repeat = 3, n_attention = 0, n_runs = 0, status = EXIT_FAILURE;
+    int n = 512, depth = 0, repeat = 3, n_attention = 0, n_runs = 0, status = EXIT_FAILURE;
     char *isas = NULL;
     struct butler_session_params params = {.kv_type = BUTLER_KV_F16};
+    struct butler_engine_params device = {0};
+    struct butler_model *model = NULL;
     struct butler_error err = {0};
     struct run runs[MAX_ISAS] = {0};
     int32_t *ids = NULL;
@@ -142,8 +144,8 @@ int main(int argc, char **argv)
         else
             *(strcmp(flag, "--n") == 0           ? &n
               : strcmp(flag, "--depth") == 0     ? &depth
-              : strcmp(flag, "--block") == 0     ? &params.n_block
-              : strcmp(flag, "--threads") == 0   ? &threads
+              : strcmp(flag, "--block") == 0     ? &device.n_block
+              : strcmp(flag, "--threads") == 0   ? &device.n_threads
               : strcmp(flag, "--attention") == 0 ? &n_attention
                                                  : &repeat) = value;
     }
@@ -156,15 +158,16 @@ int main(int argc, char **argv)
         return EXIT_FAILURE;
     }
     params.n_ctx = depth + n;
+    model = butler_model_load(argv[1], NULL, &err);
+    if (!model)
+        goto fail;
     do {
         char *next = isas ? strchr(isas, ',') : NULL;
         if (next)
             *next++ = 0;
-        struct run *run = &runs[n_runs++];
-        run->model = load_with(argv[1], isas, threads, &err);
-        if (!run->model)
+        device.isa = isas;
+        if (!(runs[n_runs++].engine = butler_engine_new(model, &device, &err)))
             goto fail;
-        run->isa = isas ? isas : butler_model_get_info(run->model)->isa;
         isas = next;
     } while (isas && n_runs < MAX_ISAS);
     ids = butler_alloc((size_t)n * sizeof *ids, &err);
@@ -172,19 +175,19 @@ int main(int argc, char **argv)
         goto fail;
     uint64_t random = 1;
     for (int i = 0; i < n; i++)
-        ids[i] = (int32_t)(butler_random(&random) % (uint64_t)butler_model_get_info(runs[0].model)->n_vocab);
+        ids[i] = (int32_t)(butler_random(&random) % (uint64_t)model->hp.n_vocab);
     for (int i = 0; i < n_runs; i++) /* the file's pages are mapped where they are first read */
-        if (prefill(runs[i].model, &params, 0, ids, BUTLER_MIN(n, 64), NULL, &err) < 0)
+        if (prefill(runs[i].engine, &params, 0, ids, BUTLER_MIN(n, 64), NULL, &err) < 0)
             goto fail;
     for (int k = 0; k < repeat; k++)
         for (int i = 0; i < n_runs; i++) {
-            runs[i].seconds[k] = prefill(runs[i].model, &params, depth, ids, n, NULL, &err);
+            runs[i].seconds[k] = prefill(runs[i].engine, &params, depth, ids, n, NULL, &err);
             if (runs[i].seconds[k] < 0)
                 goto fail;
         }
     for (int i = 0; i < n_runs; i++) {
         qsort(runs[i].seconds, (size_t)repeat, sizeof(double), median_order);
-        printf("isa=%s tokens=%d depth=%d repeat=%d tokens_s=%.1f (%.1f to %.1f)\n", runs[i].isa, n, depth, repeat,
+        printf("isa=%s tokens=%d depth=%d repeat=%d tokens_s=%.1f (%.1f to %.1f)\n", runs[i].engine->backend->isa, n, depth, repeat,
                n / runs[i].seconds[repeat / 2], n / runs[i].seconds[repeat - 1], n / runs[i].seconds[0]);
         if (n_attention && report_attention(&runs[i], &params, depth, ids, n, n_attention, &err) < 0)
             goto fail;
@@ -194,7 +197,8 @@ fail:
     if (status != EXIT_SUCCESS)
         fprintf(stderr, "bench_prefill: %s\n", err.message);
     for (int i = 0; i < n_runs; i++)
-        butler_model_free(runs[i].model);
+        butler_engine_free(runs[i].engine);
+    butler_model_free(model);
     free(ids);
     return status;
 }

@@ -20,7 +20,6 @@
 
 #include "butler.h"
 #include "ceilings.h"
-#include "load.h"
 #include "median.h"
 #include "base/util.h"
 
@@ -355,18 +354,18 @@ static double memory_of(struct butler_session *session)
     return (double)stats.kv_memory + (double)stats.metric_memory;
 }
 
-static int fill_lane(const struct roofline *r, struct butler_model *model, int depth, struct lane *lane, struct butler_error *err)
+static int fill_lane(const struct roofline *r, struct butler_engine *engine, int depth, struct lane *lane, struct butler_error *err)
 {
     const struct butler_session_params params = {
         .n_ctx = depth + r->warmup + r->rounds * r->tokens, .kv_type = kv_type_of(r), .policy = lane->policy};
     fprintf(stderr, "depth %d: filling for %s\n", depth, lane->policy);
-    lane->session = butler_session_new(model, &params, err);
+    lane->session = butler_session_new(engine, &params, err);
     return !lane->session || (depth && butler_fill(lane->session, depth, 1, err) < 0) ? err->code : BUTLER_OK;
 }
 
 /* From policy *next on as many as memory has room for, each of up to `most` bytes, and the first policy, since the others are
  * measured against it. Where it does not fit beside another, they are against first_ms, its median. */
-static int measure_group(const struct roofline *r, struct butler_model *model, int depth, double most, int *next, double *first_ms,
+static int measure_group(const struct roofline *r, struct butler_engine *engine, int depth, double most, int *next, double *first_ms,
                          struct butler_error *err)
 {
     struct lane lanes[MAX_POLICIES] = {0};
@@ -382,7 +381,7 @@ static int measure_group(const struct roofline *r, struct butler_model *model, i
                 break;
             lanes[n_lanes++].policy = r->policies[(*next)++];
         }
-        code = fill_lane(r, model, depth, &lanes[i], err);
+        code = fill_lane(r, engine, depth, &lanes[i], err);
         used += code == BUTLER_OK ? memory_of(lanes[i].session) : 0;
     }
     if (code == BUTLER_OK)
@@ -398,13 +397,13 @@ static int measure_group(const struct roofline *r, struct butler_model *model, i
 
 static int measure_model(const struct roofline *r, struct butler_error *err)
 {
-    struct butler_model *model = load_with(r->model_path, r->isa, r->threads, err);
-    if (!model)
-        return err->code;
-    int code = BUTLER_OK;
+    const struct butler_engine_params params = {.n_threads = r->threads, .isa = r->isa};
+    struct butler_model *model = butler_model_load(r->model_path, NULL, err);
+    struct butler_engine *engine = model ? butler_engine_new(model, &params, err) : NULL;
+    int code = engine ? BUTLER_OK : err->code;
     for (int i = 0; i < r->n_predictors && code == BUTLER_OK; i++)
-        code = butler_predictor_attach(model, r->predictors[i], err);
-    if (!r->json)
+        code = butler_predictor_attach(engine, r->predictors[i], err);
+    if (!r->json && code == BUTLER_OK)
         printf("\n%-36s %7s %9s %8s %8s %8s %7s %7s %11s %7s %7s %7s\n", "policy", "depth", "ms/token", "weights", "KV MB",
                "metric", "share", "x full", "", "score", "select", "attend");
     for (int d = 0; d < r->n_depths && code == BUTLER_OK; d++) {
@@ -412,8 +411,9 @@ static int measure_model(const struct roofline *r, struct butler_error *err)
         const double most = 1.3 * (double)butler_kv_bytes(model, kv_type_of(r), r->depths[d] + 256);
         double first_ms = 0;
         for (int next = 0; next < r->n_policies && code == BUTLER_OK;)
-            code = measure_group(r, model, r->depths[d], most, &next, &first_ms, err);
+            code = measure_group(r, engine, r->depths[d], most, &next, &first_ms, err);
     }
+    butler_engine_free(engine);
     butler_model_free(model);
     return code;
 }

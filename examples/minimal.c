@@ -1,4 +1,5 @@
-/* The whole life of a program that embeds butler: load a model, read a prompt, write on under a policy, say what it cost.
+/* The whole life of a program that embeds butler: load a model, put it on a device, read a prompt, continue it under a policy, say
+ * what it cost.
  *
  *     cc minimal.c $(pkg-config --cflags --libs butler) -o minimal
  *     ./minimal MODEL.gguf "Once upon a time" quest:budget=1024
@@ -15,6 +16,7 @@ int main(int argc, char **argv)
 {
     struct butler_error err = {0};
     struct butler_model *model = NULL;
+    struct butler_engine *engine = NULL;
     struct butler_session *session = NULL;
     struct butler_sampler *sampler = NULL;
     int32_t *ids = NULL;
@@ -23,11 +25,11 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: minimal MODEL PROMPT [POLICY]\n");
         return 2;
     }
-    if (!(model = butler_model_load(argv[1], NULL, &err)))
+    if (!(model = butler_model_load(argv[1], NULL, &err)) || !(engine = butler_engine_new(model, NULL, &err)))
         goto fail;
     struct butler_session_params params = {.policy = argc > 3 ? argv[3] : "full", .kv_type = BUTLER_KV_F16};
     struct butler_sampler_params greedy = {.temperature = 0, .top_p = 1};
-    if (!(session = butler_session_new(model, &params, &err)) || !(sampler = butler_sampler_new(&greedy, &err)))
+    if (!(session = butler_session_new(engine, &params, &err)) || !(sampler = butler_sampler_new(&greedy, &err)))
         goto fail;
 
     int flags = BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL;
@@ -61,6 +63,7 @@ fail:
     free(ids);
     butler_sampler_free(sampler);
     butler_session_free(session);
+    butler_engine_free(engine);
     butler_model_free(model);
     return status;
 }

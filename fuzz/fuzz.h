@@ -1,4 +1,4 @@
-/* What the fuzz targets share: the input as a file that has a path but no place on a disk, and a model to work with. */
+/* What the fuzz targets share: the input as a file that has a path but no place on a disk, and an engine to work with. */
 #ifndef FUZZ_H
 #define FUZZ_H
 
@@ -23,15 +23,16 @@ static inline struct fuzz_file fuzz_file_make(const void *data, size_t size)
     return file;
 }
 
-static inline struct butler_model *fuzz_model(const char *path)
+static inline struct butler_engine *fuzz_engine(const char *path)
 {
     struct butler_error err = {0};
-    struct butler_model *model = butler_model_load(path, &(struct butler_model_params){.n_threads = 1}, &err);
-    if (!model) {
+    struct butler_model *model = butler_model_load(path, NULL, &err);
+    struct butler_engine *engine = model ? butler_engine_new(model, &(struct butler_engine_params){.n_threads = 1}, &err) : NULL;
+    if (!engine) {
         fprintf(stderr, "%s (run the target from the root of the repository)\n", err.message);
         abort();
     }
-    return model;
+    return engine;
 }
 
 /* A failing call must say why; a property that must hold aborts, so that the fuzzer keeps the input. */

@@ -4,17 +4,17 @@
 #include <xxhash.h>
 
 #include "fuzz.h"
-#include "model/model.h"
+#include "engine/engine.h"
 
 /* Offsets in the file. A context of millions of tokens is allowed, and slow: it says nothing new. */
 enum { FINGERPRINT = 8, N_CTX = 24, MAX_CTX = 1024 };
 
-static struct butler_model *model;
+static struct butler_engine *engine;
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     (void)argc, (void)argv;
-    model = fuzz_model("tests/data/models/llama-gqa.gguf");
+    engine = fuzz_engine("tests/data/models/llama-gqa.gguf");
     return 0;
 }
 
@@ -23,8 +23,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct butler_error err = {0};
     uint8_t *bytes = malloc(size + sizeof(uint64_t));
     memcpy(bytes, data, size);
-    if (size >= FINGERPRINT + sizeof model->fingerprint)
-        memcpy(bytes + FINGERPRINT, &model->fingerprint, sizeof model->fingerprint);
+    if (size >= FINGERPRINT + sizeof engine->model->fingerprint)
+        memcpy(bytes + FINGERPRINT, &engine->model->fingerprint, sizeof engine->model->fingerprint);
     int32_t n_ctx = 0;
     if (size >= N_CTX + sizeof n_ctx)
         memcpy(&n_ctx, bytes + N_CTX, sizeof n_ctx);
@@ -35,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const uint64_t digest = XXH3_64bits(bytes, size);
     memcpy(bytes + size, &digest, sizeof digest);
     struct fuzz_file file = fuzz_file_make(bytes, size + sizeof digest);
-    struct butler_session *session = butler_session_restore(model, file.path, &err);
+    struct butler_session *session = butler_session_restore(engine, file.path, &err);
     fuzz_require(session || (err.code < 0 && err.message[0]), "a refused file is refused with a reason");
     if (session && butler_n_past(session) < butler_n_ctx(session))
         butler_step(session, 42, &err);

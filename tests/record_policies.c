@@ -14,6 +14,7 @@
 
 #include "engine/predict.h"
 #include "engine/session.h"
+#include "kernels/kernels.h"
 
 enum { MAGIC = 0x32525042 };
 
@@ -36,17 +37,18 @@ static void die(const char *what)
     exit(1);
 }
 
-/* What has just been appended; the layer's queries are in the session. */
-static void record_rows(const struct butler_layer_state *state, int n)
+/* The queries of a span, and its keys and values as they lie in the newest slots. */
+static void record_span(const struct butler_attend_span *span)
 {
+    const struct butler_layer_state *state = &span->state;
     const struct butler_kv *kv = state->kv;
     const size_t dim = (size_t)kv->head_dim, n_heads = (size_t)state->n_heads, n_kv = (size_t)kv->n_kv_heads;
     const size_t at = (size_t)state->layer * (size_t)recording.n_tokens + (size_t)state->position;
-    memcpy(recording.q + at * n_heads * dim, recording.session->q, (size_t)n * n_heads * dim * sizeof(float));
+    memcpy(recording.q + at * n_heads * dim, span->q, (size_t)span->n * n_heads * dim * sizeof(float));
     for (int h = 0; h < kv->n_kv_heads; h++) {
         const struct butler_kv_head *head = butler_kv_at(kv, state->layer, h);
-        for (int i = 0; i < n; i++) {
-            const uint32_t slot = (uint32_t)(head->n_slots - n + i);
+        for (int i = 0; i < span->n; i++) {
+            const uint32_t slot = (uint32_t)(head->n_slots - span->n + i);
             const size_t to = ((at + (size_t)i) * n_kv + (size_t)h) * dim;
             if (butler_kv_position(head, slot) != state->position + i)
                 die("a new token is not in the slot it should be in");
@@ -56,28 +58,12 @@ static void record_rows(const struct butler_layer_state *state, int n)
     }
 }
 
-/* These stand before the backend's own, each of which appends. */
-static void record_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
-                          int n)
+/* Stands before the backend's own, which appends. */
+static void record_attend(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans)
 {
-    recording.backend.append(backend, state, k, v, n);
-    record_rows(state, n);
-}
-
-static double record_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
-                              const float *k, const float *v, struct butler_lists *lists)
-{
-    const double share = recording.backend.retrieve(backend, state, q, k, v, lists);
-    record_rows(state, 1);
-    return share;
-}
-
-static void record_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                          const float *v, const struct butler_lists *lists, float *out, bool observe)
-{
-    recording.backend.attend(backend, state, q, k, v, lists, out, observe);
-    if (k)
-        record_rows(state, 1);
+    recording.backend.attend_spans(backend, spans, n_spans);
+    for (int i = 0; i < n_spans; i++)
+        record_span(&spans[i]);
 }
 
 static void put(const void *bytes, size_t n)
@@ -245,9 +231,10 @@ int main(int argc, char **argv)
     int n_ids;
     if (argc != 11 && argc != 12)
         die("MODEL POLICY KV_TYPE ISA THREADS BLOCK SEED SCHEDULE IDS OUT [PREDICTOR]");
-    struct butler_model *model =
-        butler_model_load(argv[1], &(struct butler_model_params){.n_threads = atoi(argv[5]), .isa = argv[4]}, &err);
-    if (!model || (argc == 12 && butler_predictor_attach(model, argv[11], &err) < 0))
+    const struct butler_engine_params device = {.n_threads = atoi(argv[5]), .isa = argv[4], .n_block = atoi(argv[6])};
+    struct butler_model *model = butler_model_load(argv[1], NULL, &err);
+    struct butler_engine *engine = model ? butler_engine_new(model, &device, &err) : NULL;
+    if (!engine || (argc == 12 && butler_predictor_attach(engine, argv[11], &err) < 0))
         die(err.message);
     int32_t *ids = read_ids(argv[9], &n_ids);
     const int n_events = run(argv[8], NULL, NULL, &recording.n_tokens, &err);
@@ -258,9 +245,8 @@ int main(int argc, char **argv)
             params.kv_type = (enum butler_kv_type)type;
     params.policy = argv[2];
     params.n_ctx = recording.n_tokens;
-    params.n_block = atoi(argv[6]);
     params.seed = strtoull(argv[7], NULL, 10);
-    recording.session = butler_session_new(model, &params, &err);
+    recording.session = butler_session_new(engine, &params, &err);
     if (!recording.session)
         die(err.message);
     const size_t n = (size_t)model->hp.n_layers * (size_t)recording.n_tokens * (size_t)model->hp.head_dim;
@@ -283,10 +269,8 @@ int main(int argc, char **argv)
         if (!recording.queries || !recording.inputs)
             die("no memory");
     }
-    recording.backend = *model->backend;
-    model->backend->append = record_append;
-    model->backend->retrieve = record_retrieve;
-    model->backend->attend = record_attend;
+    recording.backend = *engine->backend;
+    engine->backend->attend_spans = record_attend;
     run(argv[8], ids, scratch, &recording.n_tokens, &err);
 
     FILE *selections = recording.out;
@@ -306,6 +290,7 @@ int main(int argc, char **argv)
     free(recording.q);
     free(ids);
     butler_session_free(recording.session);
+    butler_engine_free(engine);
     butler_model_free(model);
     return 0;
 }

@@ -10,6 +10,7 @@
 #include "fixtures.h"
 #include "random_predictor.h"
 #include "engine/session.h"
+#include "kernels/kernels.h"
 
 static const struct butler_kernels *real;
 static struct butler_kernels counting;
@@ -74,15 +75,12 @@ static void keys4(float *s, size_t stride, const int8_t *q, const float *factor,
     real->keys4(s, stride, q, factor, n_q, records, record_bytes, n_records, n);
 }
 
-static struct butler_model *open_counting(void)
+static struct butler_engine *open_counting(void)
 {
-    struct butler_error err;
     char path[FIXTURE_PATH];
     fixture_path(path, "models/llama-gqa.gguf");
-    struct butler_model *model = butler_model_load(path, &(struct butler_model_params){.n_threads = 2}, &err);
-    if (!model)
-        fail_msg("%s", err.message);
-    real = model->backend->kernels;
+    struct butler_engine *engine = load_engine(path, 2, NULL);
+    real = engine->backend->kernels;
     counting = *real;
     counting.qk[BUTLER_KV_F16] = qk_f16;
     counting.av[BUTLER_KV_F16] = av_f16;
@@ -92,13 +90,13 @@ static struct butler_model *open_counting(void)
     counting.one_bit = one_bit;
     counting.keys8 = keys8;
     counting.keys4 = keys4;
-    model->backend->kernels = &counting;
-    attach_both(model, true);
-    return model;
+    engine->backend->kernels = &counting;
+    attach_both(engine, true);
+    return engine;
 }
 
 /* records_by_kernel: the metric reads its records through a kernel, so that they are counted too. */
-static void check_bytes(struct butler_model *model, const char *policy, bool records_by_kernel)
+static void check_bytes(struct butler_engine *engine, const char *policy, bool records_by_kernel)
 {
     enum { N_PROMPT = 150, N_STEPS = 40 };
     struct butler_error err;
@@ -106,7 +104,7 @@ static void check_bytes(struct butler_model *model, const char *policy, bool rec
     int32_t text[N_PROMPT + N_STEPS];
     uint64_t random = 5;
     struct butler_session *session = butler_session_new(
-        model, &(struct butler_session_params){.n_ctx = N_PROMPT + N_STEPS, .kv_type = BUTLER_KV_F16, .policy = policy}, &err);
+        engine, &(struct butler_session_params){.n_ctx = N_PROMPT + N_STEPS, .kv_type = BUTLER_KV_F16, .policy = policy}, &err);
     if (!session)
         fail_msg("%s: %s", policy, err.message);
     for (int i = 0; i < N_PROMPT + N_STEPS; i++)
@@ -132,30 +130,30 @@ static void check_bytes(struct butler_model *model, const char *policy, bool rec
 
 static void test_bytes(void **state)
 {
-    struct butler_model *model = open_counting();
+    struct butler_engine *engine = open_counting();
     (void)state;
-    check_bytes(model, "full", true);
-    check_bytes(model, "quest:budget=64,dense=1", true);
-    check_bytes(model, "quest:budget=64,dense=0,share=query", true);
-    check_bytes(model, "tinyserve:budget=48", true);
-    check_bytes(model, "fier:budget=32,dense=0", true);
-    check_bytes(model, "oracle:budget=20", true);
-    check_bytes(model, "oracle:mass=0.9", true);
-    check_bytes(model, "random:budget=20", true);
-    check_bytes(model, "streaming:budget=64", true);
-    check_bytes(model, "streaming:budget=64,rope=cache", true);
-    check_bytes(model, "tokenbutler:budget=32", true);
-    check_bytes(model, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2", true);
-    check_bytes(model, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2,keys=int8", true);
-    check_bytes(model, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2,group=max", true);
-    check_bytes(model, "layer0:budget=32", true);
-    check_bytes(model, "prevlayer:budget=32", true);
-    check_bytes(model, "h2o:budget=64", false);
-    check_bytes(model, "scissorhands:budget=64", false);
-    check_bytes(model, "tova:budget=64", false);
-    check_bytes(model, "softprune:ratio=0.5,min=20", false);
-    check_bytes(model, "snapkv:budget=64", false);
-    butler_model_free(model);
+    check_bytes(engine, "full", true);
+    check_bytes(engine, "quest:budget=64,dense=1", true);
+    check_bytes(engine, "quest:budget=64,dense=0,share=query", true);
+    check_bytes(engine, "tinyserve:budget=48", true);
+    check_bytes(engine, "fier:budget=32,dense=0", true);
+    check_bytes(engine, "oracle:budget=20", true);
+    check_bytes(engine, "oracle:mass=0.9", true);
+    check_bytes(engine, "random:budget=20", true);
+    check_bytes(engine, "streaming:budget=64", true);
+    check_bytes(engine, "streaming:budget=64,rope=cache", true);
+    check_bytes(engine, "tokenbutler:budget=32", true);
+    check_bytes(engine, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2", true);
+    check_bytes(engine, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2,keys=int8", true);
+    check_bytes(engine, "tokenbutler2:budget=32,on_top=0,sinks=2,recent=2,group=max", true);
+    check_bytes(engine, "layer0:budget=32", true);
+    check_bytes(engine, "prevlayer:budget=32", true);
+    check_bytes(engine, "h2o:budget=64", false);
+    check_bytes(engine, "scissorhands:budget=64", false);
+    check_bytes(engine, "tova:budget=64", false);
+    check_bytes(engine, "softprune:ratio=0.5,min=20", false);
+    check_bytes(engine, "snapkv:budget=64", false);
+    free_engine(engine);
 }
 
 int main(void)

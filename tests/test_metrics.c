@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "engine/metric.h"
+#include "kernels/kernels.h"
 
 enum { DIM = 64, GROUP = 3, MAX_SLOTS = 6000 };
 static const struct butler_metric_shape shape = {2, 2 * GROUP, 2, DIM, GROUP, 77, 0, 0};

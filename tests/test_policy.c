@@ -11,12 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/model.h"
+#include "engine/engine.h"
 #include "engine/policy.h"
 #include "engine/policy_table.h"
 
-static struct butler_model gqa = {.hp = {.n_layers = 6, .n_heads = 8, .n_kv_heads = 2, .head_dim = 32, .rope = BUTLER_ROPE_HALVES}};
-static struct butler_model mha = {.hp = {.n_layers = 6, .n_heads = 4, .n_kv_heads = 4, .head_dim = 32, .rope = BUTLER_ROPE_NONE}};
+static struct butler_model gqa_model = {.hp = {.n_layers = 6, .n_heads = 8, .n_kv_heads = 2, .head_dim = 32, .rope = BUTLER_ROPE_HALVES}};
+static struct butler_model mha_model = {.hp = {.n_layers = 6, .n_heads = 4, .n_kv_heads = 4, .head_dim = 32, .rope = BUTLER_ROPE_NONE}};
+/* Engines without a device: policies look at the model and at what was added to the engine. */
+static struct butler_engine gqa = {.model = &gqa_model}, mha = {.model = &mha_model};
 
 static struct butler_policy parse(const char *text)
 {
@@ -28,13 +30,13 @@ static struct butler_policy parse(const char *text)
 }
 
 /* The text is refused, and the message has every word of `words` (separated by '|') in it. */
-static void refused(const struct butler_model *model, const char *text, const char *words)
+static void refused(const struct butler_engine *engine, const char *text, const char *words)
 {
     struct butler_policy policy, before;
     struct butler_error err = {0};
     memset(&policy, 0x5a, sizeof policy);
     memcpy(&before, &policy, sizeof policy);
-    int rc = butler_policy_parse(model, text, &policy, &err);
+    int rc = butler_policy_parse(engine, text, &policy, &err);
     if (rc != BUTLER_ERROR_ARGUMENT || err.code != rc)
         fail_msg("\"%s\" was not refused as an argument: %d", text, rc);
     assert_memory_equal(&policy, &before, sizeof policy);
@@ -254,9 +256,10 @@ static void what_the_model_refuses(void **state)
     assert_int_equal(butler_policy_check(&gqa, "quest:share=query,dense=6", NULL), 0);
     assert_int_equal(butler_policy_check(&gqa, "streaming:rope=cache", NULL), 0);
     assert_int_equal(butler_policy_check(NULL, "h2o:share=query", NULL), 0);
-    struct butler_model one = gqa, wide = gqa, words = {.hp = {0}};
-    one.hp.n_layers = 1;
-    wide.hp.head_dim = 1024;
+    struct butler_model one_model = gqa_model, wide_model = gqa_model, words_model = {.hp = {0}};
+    struct butler_engine one = {.model = &one_model}, wide = {.model = &wide_model}, words = {.model = &words_model};
+    one_model.hp.n_layers = 1;
+    wide_model.hp.head_dim = 1024;
     struct butler_policy policy;
     assert_int_equal(butler_policy_parse(&one, "quest", &policy, NULL), 0);
     assert_int_equal(policy.dense_layers, 1);
@@ -354,26 +357,26 @@ static const struct butler_metric mine = {
 static void a_metric_of_the_caller(void **state)
 {
     (void)state;
-    struct butler_model model = gqa;
+    struct butler_engine engine = gqa;
     struct butler_policy policy;
     struct butler_policy_info info;
     struct butler_error err;
-    assert_int_equal(butler_metric_register(&model, &mine, &err), 0);
-    assert_int_equal(butler_policy_parse(&model, "mine:budget=99,blend=0.25,sinks=1", &policy, &err), 0);
+    assert_int_equal(butler_metric_register(&engine, &mine, &err), 0);
+    assert_int_equal(butler_policy_parse(&engine, "mine:budget=99,blend=0.25,sinks=1", &policy, &err), 0);
     assert_ptr_equal(policy.metric, &mine);
     assert_int_equal(policy.unit, 24);
     assert_true(policy.values[0] == 24 && policy.values[1] == 0.25);
     assert_int_equal(policy.method, BUTLER_RETRIEVE);
-    assert_true(butler_policy_describe(&model, 20, &info));
+    assert_true(butler_policy_describe(&engine, 20, &info));
     assert_string_equal(info.name, "mine");
     assert_non_null(strstr(info.defaults, "mine:method=retrieve,budget=1024,"));
-    assert_int_equal(butler_policy_parse(&model, info.defaults, &policy, &err), 0);
+    assert_int_equal(butler_policy_parse(&engine, info.defaults, &policy, &err), 0);
     assert_string_equal(policy.text, info.defaults);
-    assert_false(butler_policy_describe(&model, 21, &info));
-    refused(&model, "mine:blend=2", "blend=2");
-    refused(&model, "nothing", "mine");
+    assert_false(butler_policy_describe(&engine, 21, &info));
+    refused(&engine, "mine:blend=2", "blend=2");
+    refused(&engine, "nothing", "mine");
     refused(NULL, "mine", "no policy");
-    assert_int_equal(butler_metric_register(&model, &mine, &err), BUTLER_ERROR_ARGUMENT);
+    assert_int_equal(butler_metric_register(&engine, &mine, &err), BUTLER_ERROR_ARGUMENT);
     assert_non_null(strstr(err.message, "taken"));
     static const struct butler_param taken[] = {{"budget", 1, 0, 2, ""}, {NULL, 0, 0, 0, NULL}};
     static const struct butler_param twice[] = {{"a", 1, 0, 2, ""}, {"a", 1, 0, 2, ""}, {NULL, 0, 0, 0, NULL}};
@@ -394,27 +397,27 @@ static void a_metric_of_the_caller(void **state)
         {.name = "p", .scale = (enum butler_metric_scale)7, .score = score},
     };
     for (int i = 0; i < BUTLER_COUNT(bad); i++)
-        if (butler_metric_register(&model, &bad[i], &err) != BUTLER_ERROR_ARGUMENT)
+        if (butler_metric_register(&engine, &bad[i], &err) != BUTLER_ERROR_ARGUMENT)
             fail_msg("bad metric %d was registered", i);
-    assert_int_equal(model.plugins->n, 1);
-    butler_metric_list_free(model.plugins);
+    assert_int_equal(engine.plugins->n, 1);
+    butler_metric_list_free(engine.plugins);
     butler_metric_list_free(NULL);
 }
 
 static void a_plug_in_that_is_not_one(void **state)
 {
     (void)state;
-    struct butler_model model = gqa;
+    struct butler_engine engine = gqa;
     struct butler_error err;
-    assert_int_equal(butler_plugin_load(&model, "/nonexistent/x.so", &err), BUTLER_ERROR_IO);
+    assert_int_equal(butler_plugin_load(&engine, "/nonexistent/x.so", &err), BUTLER_ERROR_IO);
     assert_non_null(strstr(err.message, "/nonexistent/x.so"));
     /* A shared object that is there and is no plug-in: the C library. */
     Dl_info libc;
     void *symbol = dlsym(RTLD_DEFAULT, "gnu_get_libc_version");
     assert_true(symbol && dladdr(symbol, &libc));
-    assert_int_equal(butler_plugin_load(&model, libc.dli_fname, &err), BUTLER_ERROR_FORMAT);
+    assert_int_equal(butler_plugin_load(&engine, libc.dli_fname, &err), BUTLER_ERROR_FORMAT);
     assert_non_null(strstr(err.message, "butler_plugin_metric"));
-    assert_null(model.plugins);
+    assert_null(engine.plugins);
 }
 
 int main(void)

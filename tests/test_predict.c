@@ -10,17 +10,41 @@
 #include "random_predictor.h"
 #include "engine/session.h"
 
-static struct butler_model *open_model(void)
+static const char *write_model(void)
 {
-    struct butler_error err;
     struct tiny tiny = tiny_default;
     tiny.n_layers = 6;
     const char *path = tiny_path("model.gguf");
     tiny_write(path, &tiny);
-    struct butler_model *model = butler_model_load(path, &(struct butler_model_params){.n_threads = 2}, &err);
-    if (!model)
+    return path;
+}
+
+/* An engine whose passes have 16 tokens. */
+static struct butler_engine *open_engine(void)
+{
+    struct butler_engine *engine = load_engine(write_model(), 2, NULL);
+    engine->n_block = 16;
+    return engine;
+}
+
+/* A predictor at work on an engine, in passes of at most n_block tokens. It stays the caller's. */
+static struct butler_predict *start(struct butler_engine *engine, struct butler_predictor *predictor, enum butler_kv_type type,
+                                    int n_ctx, int n_block)
+{
+    struct butler_error err;
+    const int version = predictor->sizes.version;
+    engine->n_block = n_block;
+    engine->predictors[version - 1] = predictor;
+    struct butler_predict *predict = butler_predict_new(engine, version, type, n_ctx, &err);
+    if (!predict)
         fail_msg("%s", err.message);
-    return model;
+    return predict;
+}
+
+static void stop(struct butler_engine *engine, struct butler_predict *predict)
+{
+    engine->predictors[predict->predictor->sizes.version - 1] = NULL;
+    butler_predict_free(predict);
 }
 
 /* ----------------------------------------------------------------------------------------------- PyTorch */
@@ -78,7 +102,7 @@ static void assert_scores(const struct fixture *fixture, const float *expected, 
 }
 
 /* Blocks of 5 tokens, then one by one: what is remembered between calls must add up. */
-static void check_first(const char *name, struct butler_backend *backend)
+static void check_first(const char *name, struct butler_engine *engine)
 {
     struct fixture fixture = open_fixture(name);
     const struct butler_predictor_sizes *s = &fixture.predictor->sizes;
@@ -88,9 +112,7 @@ static void check_first(const char *name, struct butler_backend *backend)
     const float *input = take(&fixture, (size_t)(n * s->n_embd));
     const float *expected = take(&fixture, (size_t)((s->n_layers - 1) * s->n_heads * n));
     float *keys = calloc((size_t)(n * row), sizeof *keys);
-    struct butler_predict *predict = butler_predict_new(fixture.predictor, backend, BUTLER_KV_F32, n, 5, &err);
-    if (!predict)
-        fail_msg("%s", err.message);
+    struct butler_predict *predict = start(engine, fixture.predictor, BUTLER_KV_F32, n, 5);
     for (int t = 0; t < n;) {
         const bool decode = t >= 20;
         const int m = decode ? 1 : 5;
@@ -107,12 +129,12 @@ static void check_first(const char *name, struct butler_backend *backend)
                 assert_scores(&fixture, expected, butler_predict_queries(predict, l) + h * s->d,
                               keys + t * row + ((l - 1) * s->n_key_heads + h * s->n_key_heads / s->n_heads) * s->d, l, h, t);
     free(keys);
-    butler_predict_free(predict);
+    stop(engine, predict);
     butler_predictor_free(fixture.predictor);
     free(fixture.bytes);
 }
 
-static void check_second(const char *name, struct butler_backend *backend)
+static void check_second(const char *name, struct butler_engine *engine)
 {
     struct fixture fixture = open_fixture(name);
     const struct butler_predictor_sizes *s = &fixture.predictor->sizes;
@@ -125,9 +147,7 @@ static void check_second(const char *name, struct butler_backend *backend)
     const float *input = take(&fixture, (size_t)(n_producers * n * s->n_embd));
     const float *cached = take(&fixture, (size_t)((s->n_layers - 1) * n * s->n_kv_heads * s->head_dim));
     const float *expected = take(&fixture, (size_t)((s->n_layers - 1) * s->n_heads * n));
-    struct butler_predict *predict = butler_predict_new(fixture.predictor, backend, BUTLER_KV_F32, n, n, &err);
-    if (!predict)
-        fail_msg("%s", err.message);
+    struct butler_predict *predict = start(engine, fixture.predictor, BUTLER_KV_F32, n, n);
     for (int l = 1; l < s->n_layers; l++) {
         const int producer = (l - 1) / s->stride;
         if (butler_predict_serves(predict, l - 1, &first) > 0) {
@@ -149,22 +169,22 @@ static void check_second(const char *name, struct butler_backend *backend)
                 assert_scores(&fixture, expected, butler_predict_queries(predict, l) + h * s->d, key, l, h, t);
             }
     }
-    butler_predict_free(predict);
+    stop(engine, predict);
     butler_predictor_free(fixture.predictor);
     free(fixture.bytes);
 }
 
 static void test_pytorch(void **state)
 {
-    struct butler_model *model = open_model();
+    struct butler_engine *engine = open_engine();
     (void)state;
-    check_first("predict/v1-query.bin", model->backend);
-    check_first("predict/v1-kv.bin", model->backend);
-    check_first("predict/v1-fast.bin", model->backend);
-    check_first("predict/v1-window.bin", model->backend);
-    check_second("predict/v2.bin", model->backend);
-    check_second("predict/v2-rotated.bin", model->backend);
-    butler_model_free(model);
+    check_first("predict/v1-query.bin", engine);
+    check_first("predict/v1-kv.bin", engine);
+    check_first("predict/v1-fast.bin", engine);
+    check_first("predict/v1-window.bin", engine);
+    check_second("predict/v2.bin", engine);
+    check_second("predict/v2-rotated.bin", engine);
+    free_engine(engine);
 }
 
 /* -------------------------------------------------------------------------------------- version 1's window */
@@ -172,7 +192,7 @@ static void test_pytorch(void **state)
 enum { N_LONG = 900, WINDOW = 300, N_FORGOTTEN = 500 };
 
 /* Keys [N_LONG][row] of a text that is read in blocks up to n_prompt, and then step by step. */
-static float *read_long(const struct butler_predictor *predictor, struct butler_backend *backend, enum butler_kv_type type,
+static float *read_long(struct butler_predictor *predictor, struct butler_engine *engine, enum butler_kv_type type,
                         const float *input, int n_block, int n_prompt)
 {
     const struct butler_predictor_sizes *s = &predictor->sizes;
@@ -180,9 +200,7 @@ static float *read_long(const struct butler_predictor *predictor, struct butler_
     struct butler_error err;
     struct butler_traffic traffic = {0};
     float *keys = calloc(N_LONG * row, sizeof *keys);
-    struct butler_predict *predict = butler_predict_new(predictor, backend, type, N_LONG, n_block, &err);
-    if (!predict)
-        fail_msg("%s", err.message);
+    struct butler_predict *predict = start(engine, predictor, type, N_LONG, n_block);
     for (int t = 0, m; t < N_LONG; t += m) {
         const bool decode = t >= n_prompt;
         const uint64_t before = traffic.metric_bytes;
@@ -193,13 +211,13 @@ static float *read_long(const struct butler_predictor *predictor, struct butler_
                              2 * predict->kv.row_bytes * (size_t)(s->n_inner_heads * BUTLER_MIN(t + 1, WINDOW)));
         memcpy(keys + (size_t)t * row, predict->keys, (size_t)m * row * sizeof *keys);
     }
-    butler_predict_free(predict);
+    stop(engine, predict);
     return keys;
 }
 
 /* Steps find what blocks of any size find, up to the rounding of bfloat16 pairs and of the fixed-point products of a matrix unit;
  * and where the window of a token begins after what was changed, nothing changes at all. */
-static void check_window(const struct butler_predictor *predictor, struct butler_backend *backend, enum butler_kv_type type)
+static void check_window(struct butler_predictor *predictor, struct butler_engine *engine, enum butler_kv_type type)
 {
     static const int blocks[] = {N_LONG, 256, 70};
     const struct butler_predictor_sizes *s = &predictor->sizes;
@@ -211,11 +229,11 @@ static void check_window(const struct butler_predictor *predictor, struct butler
         input[i] = 4 * butler_random_float(&seed) - 2;
         other[i] = i < N_FORGOTTEN * s->n_embd ? 4 * butler_random_float(&seed) - 2 : input[i];
     }
-    float *steps = read_long(predictor, backend, type, input, 1, 0);
+    float *steps = read_long(predictor, engine, type, input, 1, 0);
     for (int b = 0; b <= BUTLER_COUNT(blocks); b++) {
         const int n_block = b ? blocks[b - 1] : 1, n_prompt = b ? N_LONG - 5 : 0; /* 0: steps alone */
-        float *keys = read_long(predictor, backend, type, input, n_block, n_prompt);
-        float *changed = read_long(predictor, backend, type, other, n_block, n_prompt);
+        float *keys = read_long(predictor, engine, type, input, n_block, n_prompt);
+        float *changed = read_long(predictor, engine, type, other, n_block, n_prompt);
         for (size_t t = 0; t < N_LONG; t++) {
             double far = 0, size = 0;
             for (size_t i = t * row; i < (t + 1) * row; i++) {
@@ -223,10 +241,10 @@ static void check_window(const struct butler_predictor *predictor, struct butler
                 size += (double)steps[i] * (double)steps[i];
             }
             if (!(sqrt(far / size) <= 2e-4))
-                fail_msg("%s, blocks of %d, token %zu: off by %g", backend->kernels->isa, n_block, t, sqrt(far / size));
+                fail_msg("%s, blocks of %d, token %zu: off by %g", engine->backend->isa, n_block, t, sqrt(far / size));
             const bool same = memcmp(keys + t * row, changed + t * row, row * sizeof *keys) == 0;
             if (same != (t >= N_FORGOTTEN + WINDOW - 1))
-                fail_msg("%s, blocks of %d, token %zu %s what came before %d", backend->kernels->isa, n_block, t,
+                fail_msg("%s, blocks of %d, token %zu %s what came before %d", engine->backend->isa, n_block, t,
                          same ? "misses" : "still sees", N_FORGOTTEN);
         }
         free(keys);
@@ -239,26 +257,23 @@ static void check_window(const struct butler_predictor *predictor, struct butler
 
 static void test_window(void **state)
 {
-    struct butler_model *model = open_model();
-    struct butler_predictor_sizes sizes = butler_predictor_sizes_for(model, 1);
+    struct butler_engine *engine = open_engine();
+    struct butler_predictor_sizes sizes = butler_predictor_sizes_for(engine->model, 1);
     struct butler_error err;
     (void)state;
     sizes.n_inner = 32;
     sizes.n_inner_heads = 2; /* of 16, as a matrix unit wants them */
     sizes.rope_length = WINDOW / 4;
     struct butler_predictor *predictor = butler_predictor_new(&sizes, 3, &err);
-    struct butler_pool *pool = butler_pool_new(3, &err);
-    assert_true(predictor && pool);
+    assert_non_null(predictor);
     for (const char *const *isa = butler_kernels_available(); *isa; isa++) {
-        struct butler_backend *backend = butler_backend_cpu(pool, butler_kernels_get(*isa), &err);
-        assert_non_null(backend);
-        check_window(predictor, backend, BUTLER_KV_F32);
-        check_window(predictor, backend, BUTLER_KV_F16);
-        butler_backend_free(backend);
+        struct butler_engine *other = load_engine(engine->model->path, 3, *isa);
+        check_window(predictor, other, BUTLER_KV_F32);
+        check_window(predictor, other, BUTLER_KV_F16);
+        free_engine(other);
     }
-    butler_pool_free(pool);
     butler_predictor_free(predictor);
-    butler_model_free(model);
+    free_engine(engine);
 }
 
 /* ------------------------------------------------------------------------- scores, ahead and as they are stored */
@@ -280,13 +295,13 @@ struct watch {
 static void score_layer(struct watch *watch, int layer, int position, float out[MAX_HEADS][N_TEXT])
 {
     struct butler_session *session = watch->session;
-    struct butler_backend *backend = session->model->backend;
-    struct butler_layer_state state = {&session->policy,  &session->shape, &session->kv,           &session->work,
-                                       &session->traffic, layer,           session->shape.n_heads, position};
+    struct butler_backend *backend = session->engine->backend;
+    const struct butler_scratch *scratch = &session->engine->scratch;
+    const struct butler_layer_state state = butler_session_layer(session, &session->traffic, layer, position);
     const int n = butler_kv_at(&session->kv, layer, 0)->n_slots;
-    backend->score(backend, &state, session->q);
+    backend->score(backend, &state, scratch->q);
     for (int h = 0; h < session->shape.n_heads; h++)
-        memcpy(out[h], session->work.scores + (size_t)h * session->work.score_stride, (size_t)n * sizeof(float));
+        memcpy(out[h], scratch->work.scores + (size_t)h * scratch->work.score_stride, (size_t)n * sizeof(float));
 }
 
 static void see(void *user, int layer, int first, int n, const float *x, const float *h, const float *q, const float *k)
@@ -313,7 +328,7 @@ static void see(void *user, int layer, int first, int n, const float *x, const f
         }
 }
 
-static struct watch *open_watch(struct butler_model *model, const char *policy)
+static struct watch *open_watch(struct butler_engine *engine, const char *policy)
 {
     struct butler_error err;
     static struct butler_capture capture;
@@ -322,7 +337,7 @@ static struct watch *open_watch(struct butler_model *model, const char *policy)
     for (int i = 0; i < N_PROMPT; i++)
         text[i] = i * 7 % 40;
     watch->session = butler_session_new(
-        model, &(struct butler_session_params){.n_ctx = N_TEXT, .n_block = 16, .kv_type = BUTLER_KV_F32, .policy = policy}, &err);
+        engine, &(struct butler_session_params){.n_ctx = N_TEXT, .kv_type = BUTLER_KV_F32, .policy = policy}, &err);
     if (!watch->session)
         fail_msg("%s", err.message);
     capture = (struct butler_capture){.layer = see, .user = watch};
@@ -340,20 +355,20 @@ static void close_watch(struct watch *watch)
 
 /* Known at the producer, and the same at the layer but for the newest token, which is not in the cache before: scores of every
  * head, or where heads have one query, of the first of those that share it. */
-static void check_ahead(struct butler_model *model, const char *policy, int n_ahead)
+static void check_ahead(struct butler_engine *engine, const char *policy, int n_ahead)
 {
-    struct watch *watch = open_watch(model, policy);
+    struct watch *watch = open_watch(engine, policy);
     const bool together = watch->session->policy.reduce == BUTLER_REDUCE_MEAN;
     for (int i = N_PROMPT; i < N_TEXT; i++) {
         watch->n_ahead = 0;
         assert_int_equal(butler_step(watch->session, i % 40, NULL), 0);
         assert_int_equal(watch->n_ahead, n_ahead);
-        for (int l = 1; l < model->hp.n_layers; l++) {
+        for (int l = 1; l < engine->model->hp.n_layers; l++) {
             /* The last step's queries: of version 2 only those of the last producer are still there. */
             if (l < watch->session->predict->known_first)
                 continue;
             score_layer(watch, l, i, watch->at[l]);
-            for (int h = 0; h < model->hp.n_heads; h += together ? watch->session->shape.group : 1)
+            for (int h = 0; h < engine->model->hp.n_heads; h += together ? watch->session->shape.group : 1)
                 assert_memory_equal(watch->at[l][h], watch->ahead[l][h], (size_t)i * sizeof(float));
         }
     }
@@ -362,20 +377,20 @@ static void check_ahead(struct butler_model *model, const char *policy, int n_ah
 
 static void test_ahead(void **state)
 {
-    struct butler_model *model = open_model();
+    struct butler_engine *engine = open_engine();
     (void)state;
-    attach_both(model, false);
-    check_ahead(model, "tokenbutler:budget=20", 5);
-    check_ahead(model, "tokenbutler:budget=20,group=max", 5);
-    check_ahead(model, "tokenbutler2:budget=20,on_top=0,sinks=2,recent=2,group=max", 5);
-    check_ahead(model, "tokenbutler2:budget=20,on_top=0,sinks=2,recent=2", 5);
-    butler_model_free(model);
+    attach_both(engine, false);
+    check_ahead(engine, "tokenbutler:budget=20", 5);
+    check_ahead(engine, "tokenbutler:budget=20,group=max", 5);
+    check_ahead(engine, "tokenbutler2:budget=20,on_top=0,sinks=2,recent=2,group=max", 5);
+    check_ahead(engine, "tokenbutler2:budget=20,on_top=0,sinks=2,recent=2", 5);
+    free_engine(engine);
 }
 
 /* Scores from stored keys are those of the floats, up to the rounding of both factors. */
-static void check_stored(struct butler_model *model, const char *policy, double tolerance)
+static void check_stored(struct butler_engine *engine, const char *policy, double tolerance)
 {
-    struct watch *watch = open_watch(model, policy);
+    struct watch *watch = open_watch(engine, policy);
     const struct butler_metric_shape *shape = &watch->session->shape;
     const int d = shape->predicted_dim;
     for (int i = N_PROMPT; i < N_TEXT; i++)
@@ -406,12 +421,12 @@ static void test_stored(void **state)
 {
     (void)state;
     for (int per_query_head = 0; per_query_head < 2; per_query_head++) {
-        struct butler_model *model = open_model();
-        attach_both(model, per_query_head);
-        check_stored(model, "tokenbutler:budget=30,group=max,keys=int8", 0.02);
-        check_stored(model, "tokenbutler:budget=30,group=max,keys=f16", 1e-3);
-        check_stored(model, "tokenbutler:budget=30,group=max", 0.15);
-        butler_model_free(model);
+        struct butler_engine *engine = open_engine();
+        attach_both(engine, per_query_head);
+        check_stored(engine, "tokenbutler:budget=30,group=max,keys=int8", 0.02);
+        check_stored(engine, "tokenbutler:budget=30,group=max,keys=f16", 1e-3);
+        check_stored(engine, "tokenbutler:budget=30,group=max", 0.15);
+        free_engine(engine);
     }
 }
 
@@ -439,14 +454,14 @@ static void expect_top(const struct watch *watch, int layer, int head, int n, in
     }
 }
 
-static void check_earlier(struct butler_model *model, const char *policy, bool previous)
+static void check_earlier(struct butler_engine *engine, const char *policy, bool previous)
 {
     enum { BUDGET = 9 };
-    struct watch *watch = open_watch(model, policy);
+    struct watch *watch = open_watch(engine, policy);
     for (int i = N_PROMPT; i < N_TEXT; i++) {
         assert_int_equal(butler_step(watch->session, i % 40, NULL), 0);
-        for (int l = 1; l < model->hp.n_layers; l++)
-            for (int h = 0; h < model->hp.n_heads; h++) {
+        for (int l = 1; l < engine->model->hp.n_layers; l++)
+            for (int h = 0; h < engine->model->hp.n_heads; h++) {
                 bool chosen[N_TEXT];
                 int32_t ids[N_TEXT];
                 expect_top(watch, previous ? l - 1 : 0, h, i + 1, BUDGET, chosen);
@@ -461,11 +476,11 @@ static void check_earlier(struct butler_model *model, const char *policy, bool p
 
 static void test_earlier(void **state)
 {
-    struct butler_model *model = open_model();
+    struct butler_engine *engine = open_engine();
     (void)state;
-    check_earlier(model, "layer0:budget=9,share=query", false);
-    check_earlier(model, "prevlayer:budget=9,share=query", true);
-    butler_model_free(model);
+    check_earlier(engine, "layer0:budget=9,share=query", false);
+    check_earlier(engine, "prevlayer:budget=9,share=query", true);
+    free_engine(engine);
 }
 
 /* ------------------------------------------------------------------------------------------------- copies */
@@ -489,9 +504,9 @@ static void assert_same_reading(const struct butler_session *a, const struct but
         }
 }
 
-static void check_copy(struct butler_model *model, const char *policy)
+static void check_copy(struct butler_engine *engine, const char *policy)
 {
-    struct watch *watch = open_watch(model, policy), *other = open_watch(model, policy);
+    struct watch *watch = open_watch(engine, policy), *other = open_watch(engine, policy);
     struct butler_session *session = watch->session, *copy = other->session;
     struct butler_error err;
     session->capture = copy->capture = NULL;
@@ -503,20 +518,20 @@ static void check_copy(struct butler_model *model, const char *policy)
         steps(session, i, 1);
         steps(copy, i, 1);
         assert_same_reading(session, copy, policy);
-        assert_memory_equal(butler_logits(session), butler_logits(copy), (size_t)model->hp.n_vocab * sizeof(float));
+        assert_memory_equal(butler_logits(session), butler_logits(copy), (size_t)engine->model->hp.n_vocab * sizeof(float));
     }
     close_watch(watch);
     close_watch(other);
 }
 
 /* A session that takes over the text of a dense one, as one that read it. Version 1 cannot: its predictor reads texts itself. */
-static void check_adopt(struct butler_model *model, const char *policy, bool possible)
+static void check_adopt(struct butler_engine *engine, const char *policy, bool possible)
 {
-    struct watch *watch = open_watch(model, policy), *donor = open_watch(model, "full");
+    struct watch *watch = open_watch(engine, policy), *donor = open_watch(engine, "full");
     struct butler_session *session = watch->session;
     struct butler_error err;
-    const struct butler_session_params params = {.n_ctx = N_TEXT, .n_block = 16, .kv_type = BUTLER_KV_F32, .policy = policy};
-    struct butler_session *heir = butler_session_new(model, &params, &err);
+    const struct butler_session_params params = {.n_ctx = N_TEXT, .kv_type = BUTLER_KV_F32, .policy = policy};
+    struct butler_session *heir = butler_session_new(engine, &params, &err);
     session->capture = donor->session->capture = NULL;
     assert_non_null(heir);
     assert_int_equal(butler_session_adopt(heir, donor->session, &err), possible ? 0 : BUTLER_ERROR_ARGUMENT);
@@ -534,15 +549,15 @@ static void test_copies(void **state)
 {
     (void)state;
     for (int per_query_head = 0; per_query_head < 2; per_query_head++) {
-        struct butler_model *model = open_model();
-        attach_both(model, per_query_head);
-        check_copy(model, "tokenbutler:budget=20");
-        check_copy(model, "tokenbutler:budget=20,share=query,keys=f16");
-        check_copy(model, "tokenbutler:budget=20,keys=int8");
-        check_copy(model, "tokenbutler2:budget=16,on_top=0,sinks=2,recent=2,page=4");
-        check_adopt(model, "tokenbutler:budget=20", false);
-        check_adopt(model, "tokenbutler2:budget=20,on_top=0,sinks=2,recent=2", true);
-        butler_model_free(model);
+        struct butler_engine *engine = open_engine();
+        attach_both(engine, per_query_head);
+        check_copy(engine, "tokenbutler:budget=20");
+        check_copy(engine, "tokenbutler:budget=20,share=query,keys=f16");
+        check_copy(engine, "tokenbutler:budget=20,keys=int8");
+        check_copy(engine, "tokenbutler2:budget=16,on_top=0,sinks=2,recent=2,page=4");
+        check_adopt(engine, "tokenbutler:budget=20", false);
+        check_adopt(engine, "tokenbutler2:budget=20,on_top=0,sinks=2,recent=2", true);
+        free_engine(engine);
     }
 }
 
@@ -550,22 +565,22 @@ static void test_copies(void **state)
 
 static void test_refusals(void **state)
 {
-    struct butler_model *model = open_model();
+    struct butler_engine *engine = open_engine();
     struct butler_error err;
     struct butler_predictor_info info;
     (void)state;
-    assert_int_equal(butler_policy_check(model, "tokenbutler", &err), BUTLER_ERROR_ARGUMENT);
+    assert_int_equal(butler_policy_check(engine, "tokenbutler", &err), BUTLER_ERROR_ARGUMENT);
     assert_non_null(strstr(err.message, "butler train --predictor v1"));
-    assert_int_equal(butler_policy_check(model, "tokenbutler2", &err), BUTLER_ERROR_ARGUMENT);
+    assert_int_equal(butler_policy_check(engine, "tokenbutler2", &err), BUTLER_ERROR_ARGUMENT);
     assert_non_null(strstr(err.message, "tokenbutler2.gguf"));
     assert_int_equal(butler_policy_check(NULL, "tokenbutler2", &err), 0); /* without a model there is nothing to miss */
-    assert_false(butler_predictor_describe(model, 1, &info));
-    attach_both(model, false);
-    assert_true(butler_predictor_describe(model, 1, &info));
+    assert_false(butler_predictor_describe(engine, 1, &info));
+    attach_both(engine, false);
+    assert_true(butler_predictor_describe(engine, 1, &info));
     assert_int_equal(info.version, 1);
     assert_true(info.share > 0 && info.step_bytes > 0 && info.step_bytes <= info.bytes);
-    assert_false(butler_predictor_describe(model, 3, &info));
-    assert_int_equal(butler_policy_check(model, "tokenbutler", &err), 0);
+    assert_false(butler_predictor_describe(engine, 3, &info));
+    assert_int_equal(butler_policy_check(engine, "tokenbutler", &err), 0);
     static const char *const refused[][2] = {{"tokenbutler:dense=0", "dense"},
                                              {"layer0:dense=0", "dense"},
                                              {"layer0:method=evict", "retrieve"},
@@ -574,30 +589,30 @@ static void test_refusals(void **state)
                                              {"tokenbutler:page=0", "page"},
                                              {"tokenbutler2:method=evict,rope=cache", "rope"}};
     for (int i = 0; i < BUTLER_COUNT(refused); i++) {
-        assert_int_equal(butler_policy_check(model, refused[i][0], &err), BUTLER_ERROR_ARGUMENT);
+        assert_int_equal(butler_policy_check(engine, refused[i][0], &err), BUTLER_ERROR_ARGUMENT);
         assert_non_null(strstr(err.message, refused[i][1]));
     }
-    butler_model_free(model);
+    free_engine(engine);
 }
 
 /* A session saved with one predictor is not restored with another. */
 static void test_other_predictor(void **state)
 {
-    struct butler_model *model = open_model(), *other = open_model();
-    struct butler_predictor_sizes sizes = butler_predictor_sizes_for(model, 1);
+    struct butler_engine *engine = open_engine(), *other = open_engine();
+    struct butler_predictor_sizes sizes = butler_predictor_sizes_for(engine->model, 1);
     struct butler_error err;
     const char *path = tiny_path("session");
     (void)state;
-    attach_random(model, &sizes, 1);
+    attach_random(engine, &sizes, 1);
     attach_random(other, &sizes, 2);
-    struct watch *watch = open_watch(model, "tokenbutler:budget=20");
+    struct watch *watch = open_watch(engine, "tokenbutler:budget=20");
     assert_int_equal(butler_session_save(watch->session, path, &err), 0);
     assert_null(butler_session_restore(other, path, &err));
     assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
     assert_non_null(strstr(err.message, "predictor"));
     close_watch(watch);
-    butler_model_free(model);
-    butler_model_free(other);
+    free_engine(engine);
+    free_engine(other);
 }
 
 int main(void)

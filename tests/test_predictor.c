@@ -13,7 +13,7 @@ static struct butler_model *open_tiny(const char *name, uint64_t seed)
     tiny.n_layers = 6;
     const char *path = tiny_path(name);
     tiny_write(path, &tiny);
-    struct butler_model *model = butler_model_load(path, &(struct butler_model_params){.n_threads = 1}, &err);
+    struct butler_model *model = butler_model_load(path, NULL, &err);
     if (!model)
         fail_msg("%s", err.message);
     return model;

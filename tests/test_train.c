@@ -331,25 +331,23 @@ static const char *write_text(void)
 }
 
 struct setup {
-    struct butler_model *model;
+    struct butler_engine *engine;
     const char *text[1];
     struct butler_train_params params;
 };
 
 static void setup_make(struct setup *s, int version)
 {
-    struct butler_error err = {0};
     const char *path = tiny_path("model.gguf");
     struct tiny tiny = tiny_default;
     tiny.n_layers = 4;
     tiny_write(path, &tiny);
-    s->model = butler_model_load(path, &(struct butler_model_params){.n_threads = 1}, &err);
-    assert_non_null(s->model);
+    s->engine = load_engine(path, 1, NULL);
     s->text[0] = write_text();
     s->params = (struct butler_train_params){
         .data = s->text,
         .n_data = 1,
-        .sizes = butler_predictor_sizes_for(s->model, version),
+        .sizes = butler_predictor_sizes_for(s->engine->model, version),
         .loss = version == 1 ? BUTLER_LOSS_CAUSAL_MSE : BUTLER_LOSS_CROSS_ENTROPY,
         .length = 48,
         .batch = 4,
@@ -366,7 +364,7 @@ static void setup_make(struct setup *s, int version)
 static struct butler_trainer *trainer_make(const struct setup *s)
 {
     struct butler_error err = {0};
-    struct butler_trainer *trainer = butler_trainer_new(s->model, &s->params, &butler_gather_local, &err);
+    struct butler_trainer *trainer = butler_trainer_new(s->engine, &s->params, &butler_gather_local, &err);
     if (!trainer)
         fail_msg("%s", err.message);
     return trainer;
@@ -411,7 +409,7 @@ static void learns_whatever_the_threads(int version)
     assert_true(after < before);
     butler_trainer_free(one);
     butler_trainer_free(three);
-    butler_model_free(s.model);
+    free_engine(s.engine);
 }
 
 static void test_threads_v1(void **state)
@@ -447,7 +445,7 @@ static void test_resume_is_exact(void **state)
     assert_true(whole->n_tokens == second->n_tokens);
     butler_trainer_free(whole);
     butler_trainer_free(second);
-    butler_model_free(s.model);
+    free_engine(s.engine);
 }
 
 static void test_bad_checkpoints(void **state)
@@ -481,7 +479,7 @@ static void test_bad_checkpoints(void **state)
     assert_int_equal(butler_trainer_restore(trainer, path, &err), BUTLER_ERROR_ARGUMENT);
     assert_non_null(strstr(err.message, "--batch was 4 there and is 2 here"));
     butler_trainer_free(trainer);
-    butler_model_free(s.model);
+    free_engine(s.engine);
     free(bytes.data);
 }
 
@@ -511,7 +509,7 @@ static void test_spikes_are_skipped(void **state)
     assert_int_equal((int)adam.n_skipped, 2);
     butler_adamw_free(&adam);
     butler_predictor_free(predictor);
-    butler_model_free(s.model);
+    free_engine(s.engine);
     free(grads);
     free(before);
 }
@@ -525,20 +523,20 @@ static void selects_as_trained(int version, enum butler_predictor_input input)
     int32_t ids[N], chosen[N];
     const char *path = tiny_path("p.gguf");
     setup_make(&s, version);
-    const int last = s.model->hp.n_layers - 1, group = s.model->hp.n_heads / s.model->hp.n_kv_heads;
+    const int last = s.engine->model->hp.n_layers - 1, group = s.engine->model->hp.n_heads / s.engine->model->hp.n_kv_heads;
     s.params.sizes.input = input;
     struct butler_trainer *trainer = trainer_make(&s);
     assert_int_equal(butler_trainer_write(trainer, path, BUTLER_F32, "a test", &err), 0);
-    if (butler_predictor_attach(s.model, path, &err) < 0)
+    if (butler_predictor_attach(s.engine, path, &err) < 0)
         fail_msg("%s", err.message);
     uint64_t seed = 2;
     for (int i = 0; i < N; i++)
         ids[i] = (int32_t)(3 + butler_random(&seed) % 37);
 
-    struct butler_net *net = butler_net_new(trainer->predictor, trainer->blas, s.model->backend->kernels, s.params.loss, N, &err);
+    struct butler_net *net = butler_net_new(trainer->predictor, trainer->blas, s.engine->backend->kernels, s.params.loss, N, &err);
     struct butler_capture capture = butler_net_capture;
     struct butler_session *watched =
-        butler_session_new(s.model, &(struct butler_session_params){.n_ctx = N, .n_block = N, .kv_type = BUTLER_KV_F32}, &err);
+        butler_session_new(s.engine, &(struct butler_session_params){.n_ctx = N, .kv_type = BUTLER_KV_F32}, &err);
     capture.user = net;
     watched->capture = &capture;
     butler_net_begin(net, N);
@@ -547,7 +545,7 @@ static void selects_as_trained(int version, enum butler_predictor_input input)
     const char *policy = version == 1 ? "tokenbutler:budget=0.5,sinks=0,recent=0,share=query,dense=3,keys=f16"
                                       : "tokenbutler2:budget=0.5,on_top=0,sinks=0,recent=0,share=query,dense=3,keys=f16";
     const struct butler_session_params params = {.n_ctx = N, .kv_type = BUTLER_KV_F32, .policy = policy};
-    struct butler_session *session = butler_session_new(s.model, &params, &err);
+    struct butler_session *session = butler_session_new(s.engine, &params, &err);
     if (!session)
         fail_msg("%s", err.message);
     assert_int_equal(butler_prefill(session, ids, N - 1, NULL, NULL, &err), 0);
@@ -558,7 +556,7 @@ static void selects_as_trained(int version, enum butler_predictor_input input)
         const float *q = net->qp + (size_t)((N - 1) * sizes->n_heads + h) * (size_t)sizes->d;
         float scores[N], sorted[N];
         for (int i = 0; i < N; i++)
-            scores[i] = sorted[i] = s.model->backend->kernels->dot(
+            scores[i] = sorted[i] = s.engine->backend->kernels->dot(
                 q, net->kp + (size_t)(i * sizes->n_key_heads + h * sizes->n_key_heads / sizes->n_heads) * (size_t)sizes->d,
                 sizes->d);
         for (int i = 0; i < N; i++)
@@ -578,7 +576,7 @@ static void selects_as_trained(int version, enum butler_predictor_input input)
     butler_session_free(watched);
     butler_net_free(net);
     butler_trainer_free(trainer);
-    butler_model_free(s.model);
+    free_engine(s.engine);
 }
 
 static void test_selects_as_trained(void **state)
@@ -598,7 +596,7 @@ static void test_data_order(void **state)
     struct butler_error err = {0};
     struct butler_data data;
     setup_make(&s, 2);
-    assert_int_equal(butler_data_open(&data, s.model, s.text, 1, NULL, 0, 48, 1, &err), 0);
+    assert_int_equal(butler_data_open(&data, s.engine->model, s.text, 1, NULL, 0, 48, 1, &err), 0);
     const int n = (int)data.n_train;
     assert_true(n > 20);
     int32_t *ids = malloc((size_t)n * 2 * 48 * sizeof *ids);
@@ -612,11 +610,11 @@ static void test_data_order(void **state)
     }
     assert_true(n_moved > n / 2);
     butler_data_close(&data);
-    assert_true(butler_data_open(&data, s.model, (const char *const[]){tiny_path("none")}, 1, NULL, 0, 48, 1, &err) < 0);
-    assert_true(butler_data_open(&data, s.model, s.text, 1, NULL, 0, 1 << 20, 1, &err) < 0);
+    assert_true(butler_data_open(&data, s.engine->model, (const char *const[]){tiny_path("none")}, 1, NULL, 0, 48, 1, &err) < 0);
+    assert_true(butler_data_open(&data, s.engine->model, s.text, 1, NULL, 0, 1 << 20, 1, &err) < 0);
     assert_non_null(strstr(err.message, "too short"));
     free(ids);
-    butler_model_free(s.model);
+    free_engine(s.engine);
 }
 
 int main(void)

@@ -1,4 +1,5 @@
 /* Windowed attention (Scissorhands): the sum over the last w queries of a_jk, vatp eq. 3. The window counts queries. */
+#include "kernels/kernels.h"
 #include "metrics/window.h"
 
 #define ONE 16777216.0f /* 2^24 units */
