@@ -1,4 +1,4 @@
-/* Tokens of a prompt a second, for several instruction sets in turn (NAME or NAME+bytes, load.h).
+/* Tokens of a prompt a second, for several instruction sets in turn (NAME).
  *
  *     bench_prefill MODEL [--isa NAME,...] [--n N] [--depth N] [--block N] [--threads N] [--kv POLICY] [--repeat N] [--attention N]
  *
@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "ceilings.h"
-#include "load.h"
 #include "median.h"
 #include "engine/session.h"
 #include "base/threads.h"
@@ -161,7 +160,7 @@ int main(int argc, char **argv)
         if (next)
             *next++ = 0;
         struct run *run = &runs[n_runs++];
-        run->model = load_with(argv[1], isas, threads, &err);
+        run->model = butler_model_load(argv[1], &(struct butler_model_params){.n_threads = threads, .isa = isas && isas[0] ? isas : NULL}, &err);
         if (!run->model)
             goto fail;
         run->isa = isas ? isas : butler_model_get_info(run->model)->isa;

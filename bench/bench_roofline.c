@@ -20,7 +20,6 @@
 
 #include "butler.h"
 #include "ceilings.h"
-#include "load.h"
 #include "median.h"
 #include "base/util.h"
 
@@ -398,7 +397,7 @@ static int measure_group(const struct roofline *r, struct butler_model *model, i
 
 static int measure_model(const struct roofline *r, struct butler_error *err)
 {
-    struct butler_model *model = load_with(r->model_path, r->isa, r->threads, err);
+    struct butler_model *model = butler_model_load(r->model_path, &(struct butler_model_params){.n_threads = r->threads, .isa = r->isa}, err);
     if (!model)
         return err->code;
     int code = BUTLER_OK;

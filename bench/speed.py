@@ -38,7 +38,7 @@ def arguments():
     parser.add_argument("--kv-types", default="f16,q8_0")
     parser.add_argument("--policy", action="append", help="{b} stands for 1/16 of the depth, at least 64")
     parser.add_argument("--memory", type=float, default=16, help="GB for caches: as many policies as fit take turns in a process")
-    parser.add_argument("--isa", help="NAME, NAME+bytes or +bytes: as bench_roofline takes it")
+    parser.add_argument("--isa", help="NAME of the instruction set")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--peer", help="python with llama-cpp-python")

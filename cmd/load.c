@@ -79,7 +79,6 @@ static struct butler_model *load(struct cmd_options *options, bool vocabulary_on
     }
     struct butler_model_params params = {.n_threads = vocabulary_only ? 1 : options->n_threads,
                                          .isa = options->isa,
-                                         .byte_activations = options->byte_activations,
                                          .vocabulary_only = vocabulary_only};
     struct butler_model *model = butler_model_load(path, &params, &err);
     if (!model)

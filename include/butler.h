@@ -50,8 +50,6 @@ struct butler_model; /* weights, tokenizer, thread pool, metric registry: the en
 struct butler_model_params {
     int n_threads;   /* 0: one per online core */
     const char *isa; /* NULL: the best this CPU has; else "ref", "avx2", "avx512", "amx" or "neon" */
-    bool byte_activations; /* where it is faster, activations that meet quantised weights are rounded to 8 bits, as other engines
-                            * have them, instead of 16 or more */
     bool vocabulary_only; /* only the tokenizer: the file needs no tensors, and no session can be made */
 };
 

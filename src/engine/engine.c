@@ -23,8 +23,6 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
         butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "no kernels for isa '%s' on this CPU", params->isa);
         goto fail;
     }
-    if (params->byte_activations && kernels->bytes)
-        kernels = kernels->bytes;
     model->path = strdup(path);
     if (!model->path) {
         butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for the name of %s", path);
