@@ -87,8 +87,7 @@ static double fma_peak(struct bench *bench, enum unit unit)
 static void print_rate(const struct bench *bench, const char *name, enum unit unit, double *rates, double *ceilings, double *ratios)
 {
     double top = median(ceilings, bench->repeat);
-    const bool bytes = bench->table->fix_most == BUTLER_FIXED_MOST_BYTE;
-    printf("%-34s %-6s%-6s %8.2f %-8s", name, bench->table->isa, bytes ? "+bytes" : "", median(rates, bench->repeat) / 1e9,
+    printf("%-34s %-12s %8.2f %-8s", name, bench->table->isa, median(rates, bench->repeat) / 1e9,
            unit_names[unit]);
     if (top > 0)
         printf(" %8.2f %6.0f %%", top / 1e9, 100 * median(ratios, bench->repeat));
@@ -712,11 +711,6 @@ int main(int argc, char **argv)
         bench_tiles(&b);
         bench_metrics(&b);
         bench_vectors(&b);
-        b.table = b.table->bytes;
-        if (b.table) {
-            bench_gemv(&b);
-            bench_gemm_fixed(&b);
-        }
     }
     butler_unreserve(b.set, b.set_bytes);
     free(b.rows);

@@ -76,7 +76,6 @@ enum cmd_flag {
     CMD_TYPE,
     CMD_THREADS,
     CMD_ISA,
-    CMD_BYTE_ACTIVATIONS,
     CMD_JSON,
     CMD_HELP,
     CMD_N_FLAGS,
@@ -119,7 +118,7 @@ struct cmd_options {
     int kv_type; /* enum butler_kv_type */
     double temperature, top_p, min_p;
     uint64_t seed;
-    bool all, no_special, byte_activations, json, help;
+    bool all, no_special, json, help;
     struct cmd_train train;
 };
 

@@ -104,7 +104,6 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
         .settings = options->settings.values,
         .n_settings = options->settings.n,
         .kv_type = (enum butler_kv_type)options->kv_type,
-        .byte_activations = options->byte_activations,
         .n_threads = options->n_threads ? options->n_threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
         .output = options->output,
         .model_name = slash            ? slash + 1
@@ -170,7 +169,7 @@ static const struct cmd_use uses[] = {
     {CMD_MODE, NULL},   {CMD_SET, NULL},
     {CMD_SEED, "0"},    {CMD_KV_TYPE, "f16"},
     {CMD_OUTPUT, NULL}, {CMD_THREADS, "0"},
-    {CMD_ISA, NULL},    {CMD_BYTE_ACTIVATIONS, NULL},
+    {CMD_ISA, NULL},   
     {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL},
     {CMD_JSON, NULL},   {CMD_HELP, NULL},
     {CMD_NONE, NULL},

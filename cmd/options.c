@@ -127,8 +127,6 @@ static const struct flag flags[CMD_N_FLAGS] = {
                      "threads; 0: one per core"},
     [CMD_ISA] = {0, "isa", "NAME", KIND_ISA, AT(isa), 0, 0, "ref, avx2, avx512, amx or neon",
                  "instructions to use; without it the best this processor has"},
-    [CMD_BYTE_ACTIVATIONS] = {0, "byte-activations", NULL, KIND_BOOL, AT(byte_activations), 0, 0, NULL,
-                              "round what meets quantised weights to 8 bits, not 16, where that is faster"},
     [CMD_JSON] = {0, "json", NULL, KIND_BOOL, AT(json), 0, 0, NULL,
                   "one JSON object a line on standard output, nothing else there"},
     [CMD_HELP] = {'h', "help", NULL, KIND_BOOL, AT(help), 0, 0, NULL, "this text"},

@@ -97,7 +97,6 @@ struct eval_params {
     const char *const *settings; /* "key=value[,key=value...]" for the task's options */
     int n_settings;
     enum butler_kv_type kv_type;
-    bool byte_activations; /* of the model, which was loaded so */
     int n_threads;      /* sequences at a time, each in an engine of one thread */
     const char *output; /* rows are appended to this file, and what it has is not computed again; or NULL */
     const char *model_name;

@@ -354,20 +354,6 @@ def test_logits_do_not_depend_on_blocks_or_threads():
     assert np.allclose(a, rows("logits", "-m", GQA, "-p", PROMPT, "--isa", "ref")[0]["logits"], rtol=1e-4, atol=1e-4)
 
 
-def test_byte_activations():
-    """8 bits instead of 16 where weights are quantised and this processor multiplies bytes; elsewhere nothing changes."""
-    q4_0 = GQA.replace("llama-gqa", "llama-q4_0")
-    ids = ["--ids", ",".join(map(str, range(1, 30)))]
-    for model, isa, rounded in ((GQA, None, False), (q4_0, "ref", False), (q4_0, "avx2", True)):
-        where = ["--isa", isa] if isa else []
-        if isa == "avx2" and rows("info", "-m", GQA)[0]["isa"] not in ("avx2", "avx512", "amx"):
-            continue
-        args = ["logits", "-m", model, *ids, "--block", 1, *where]
-        exact, bytes_ = (np.array(rows(*args, *flag)[0]["logits"]) for flag in ([], ["--byte-activations"]))
-        assert (exact != bytes_).any() == rounded
-        assert abs(exact - bytes_).max() < 0.2 * abs(exact).max()
-
-
 def test_logits_of_text_and_of_its_ids():
     ids = rows("tokenize", "-m", GQA, "-p", PROMPT)[0]["ids"]
     assert rows("logits", "-m", GQA, "-p", PROMPT) == rows("logits", "-m", GQA, "--ids", ",".join(map(str, ids)))

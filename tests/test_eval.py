@@ -191,15 +191,6 @@ def test_interrupted_and_resumed(tmp_path, number):
     assert read(part) == read(whole)
 
 
-def test_rows_with_activations_in_bytes_are_rows_of_their_own(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    args = [BUTLER, "eval", "passkey", "-m", GQA, "--length", "150", "--limit", "1", "--kv", "full", "-o", path]
-    subprocess.run([*args], check=True, capture_output=True, timeout=300)
-    n = len(read(path))
-    subprocess.run([*args, "--byte-activations"], check=True, capture_output=True, timeout=300)
-    assert [row["config"].count("activations=bytes") for row in read(path)] == [0] * n + [1] * n
-
-
 def test_a_file_cut_anywhere_goes_on(tmp_path):
     path = tmp_path / "rows.jsonl"
     subprocess.run(command(path, 1), check=True, capture_output=True, timeout=300)

@@ -362,7 +362,7 @@ static void check_gemv_fixed(const struct butler_kernels *table, enum butler_typ
     fill_random(x, (size_t)n, (enum kind)(trial % N_KINDS), seed);
     for (int r = 0; r < GEMV_ROWS; r++)
         random_row(type, w + (size_t)r * row_bytes, n, NORMAL, seed);
-    fixed_by_definition(exact, x, n, type == BUTLER_Q8_0 ? 32639 : table->fix_most);
+    fixed_by_definition(exact, x, n, 32639);
     table->fix(fixed, type, x, n);
     table->gemv_fixed[type](y, w, row_bytes, GEMV_ROWS, fixed, n);
     for (int r = 0; r < GEMV_ROWS; r++) {
@@ -389,24 +389,20 @@ static void products_in_fixed_point(void **state)
 {
     (void)state;
     uint64_t seed = 14;
-    FOR_EACH_ISA(words)
+    FOR_EACH_ISA(table)
     {
-        assert_true(!words->fixed || words->fix_most == 32639);
-        assert_true(!words->bytes || (words->bytes->fix_most == 127 && !words->bytes->bytes));
-        for (const struct butler_kernels *table = words; table; table = table->bytes) {
-            for (int t = 0; t < BUTLER_COUNT(types); t++) {
-                const int block = butler_types[types[t]].block;
-                if (block == 1) {
-                    assert_null(table->gemv_fixed[types[t]]);
-                    continue;
-                }
-                for (int trial = 0; trial < 60; trial++)
-                    check_gemv_fixed(table, types[t],
-                                     trial == 40   ? 33024
-                                     : block == 32 ? 32 * (1 + trial % 37)
-                                                   : 256 * (1 + trial % 4),
-                                     trial, &seed);
+        for (int t = 0; t < BUTLER_COUNT(types); t++) {
+            const int block = butler_types[types[t]].block;
+            if (block == 1) {
+                assert_null(table->gemv_fixed[types[t]]);
+                continue;
             }
+            for (int trial = 0; trial < 60; trial++)
+                check_gemv_fixed(table, types[t],
+                                 trial == 40   ? 33024
+                                 : block == 32 ? 32 * (1 + trial % 37)
+                                               : 256 * (1 + trial % 4),
+                                 trial, &seed);
         }
     }
 }
@@ -503,7 +499,7 @@ static void check_gemm_fixed(const struct butler_kernels *table, enum butler_typ
     table->fix_tokens(fixed, x, x_stride, n_tokens, n);
     table->gemm_fixed(y, y_stride, type, turned, n_rows, fixed, n_tokens, n);
     for (int t = 0; t < n_tokens; t++) {
-        fixed_by_definition(exact, x + (size_t)t * x_stride, n, table->token_most);
+        fixed_by_definition(exact, x + (size_t)t * x_stride, n, 32639);
         for (size_t r = 0; r < y_stride && (size_t)t * y_stride + r < n_y; r++) {
             const float got = y[(size_t)t * y_stride + r];
             if (r >= (size_t)n_rows) {
@@ -534,16 +530,13 @@ static void products_with_tokens_in_fixed_point(void **state)
 {
     (void)state;
     uint64_t seed = 15;
-    FOR_EACH_ISA(words)
+    FOR_EACH_ISA(table)
     {
-        assert_true(!words->gemm_fixed || words->token_most == 32639);
-        for (const struct butler_kernels *table = words; table; table = table->bytes) {
-            for (int t = 0; t < BUTLER_COUNT(types); t++) {
-                const int block = butler_types[types[t]].block;
-                for (int trial = 0; table->turn_rows[types[t]] && trial < 40; trial++)
-                    check_gemm_fixed(table, types[t], 1 + trial * 7 % 37, 1 + trial * 3 % 11,
-                                     block == 32 ? 32 * (trial == 20 ? 72 : 1 + trial % 19) : 256 * (1 + trial % 4), trial, &seed);
-            }
+        for (int t = 0; t < BUTLER_COUNT(types); t++) {
+            const int block = butler_types[types[t]].block;
+            for (int trial = 0; table->turn_rows[types[t]] && trial < 40; trial++)
+                check_gemm_fixed(table, types[t], 1 + trial * 7 % 37, 1 + trial * 3 % 11,
+                                 block == 32 ? 32 * (trial == 20 ? 72 : 1 + trial % 19) : 256 * (1 + trial % 4), trial, &seed);
         }
     }
 }

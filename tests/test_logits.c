@@ -50,11 +50,11 @@ static void collect(void *user, int position, const float *logits)
 }
 
 /* NULL when this machine lacks the ISA, which ref never may. */
-static struct butler_model *open_model(const char *gguf, const char *isa, int n_threads, bool byte_activations)
+static struct butler_model *open_model(const char *gguf, const char *isa, int n_threads)
 {
     char path[FIXTURE_PATH];
     struct butler_error err = {0};
-    struct butler_model_params params = {.n_threads = n_threads, .isa = isa, .byte_activations = byte_activations};
+    struct butler_model_params params = {.n_threads = n_threads, .isa = isa};
     fixture_path(path, gguf);
     struct butler_model *model = butler_model_load(path, &params, &err);
     if (!model && (strcmp(isa, "ref") == 0 || err.code != BUTLER_ERROR_UNSUPPORTED))
@@ -165,7 +165,7 @@ static void agrees_with_pytorch(void **state)
     float *one = malloc(n_bytes), *two = malloc(n_bytes);
     assert_true(one && two);
     for (int i = 0; i < N_ISAS; i++) {
-        struct butler_model *model = open_model(e->gguf, isas[i], 1, false), *model2 = open_model(e->gguf, isas[i], 2, false);
+        struct butler_model *model = open_model(e->gguf, isas[i], 1), *model2 = open_model(e->gguf, isas[i], 2);
         if (!model) {
             print_message("this machine has no %s\n", isas[i]);
             continue;
@@ -198,7 +198,7 @@ static void rounded_cache_stays_near(void **state)
     static const struct way ways[] = {{"one block", 1024, -1}, {"steps", 0, 0}};
     float *logits = malloc(sizeof(float) * (size_t)e->n_ids * (size_t)e->n_vocab);
     assert_non_null(logits);
-    struct butler_model *model = open_model(e->gguf, "ref", 1, false);
+    struct butler_model *model = open_model(e->gguf, "ref", 1);
     for (enum butler_kv_type type = BUTLER_KV_F16; type <= BUTLER_KV_Q8_0; type++) {
         struct butler_error err = {0};
         struct butler_session_params params = {.n_ctx = e->n_ctx, .kv_type = type};
@@ -214,39 +214,6 @@ static void rounded_cache_stays_near(void **state)
     }
     butler_model_free(model);
     free(logits);
-}
-
-/* Activations rounded to 8 bits where weights are: these models' logits move by up to 8e-2 of the greatest, 256 times
- * as much as with 16 (some of their activations are a hundred times the others), and the same with any number of threads. Weights of
- * 16 and 32 bits are none of the rounding's business, nor is a CPU where bytes are no faster. */
-static void activations_in_bytes_stay_near(void **state)
-{
-    const struct expectation *e = *state;
-    static const struct way ways[] = {{"bytes, one block", 1024, -1}, {"bytes, steps", 0, 0}};
-    const size_t n_bytes = sizeof(float) * (size_t)e->n_ids * (size_t)e->n_vocab;
-    float *bytes = malloc(n_bytes), *two = malloc(n_bytes), *words = malloc(n_bytes);
-    assert_true(bytes && two && words);
-    for (int i = 0; i < N_ISAS; i++) {
-        struct butler_model *model = open_model(e->gguf, isas[i], 1, true), *model2 = open_model(e->gguf, isas[i], 2, true),
-                            *exact = open_model(e->gguf, isas[i], 1, false);
-        for (size_t w = 0; model && w < sizeof ways / sizeof ways[0]; w++) {
-            const char *type = butler_model_get_info(model)->file_type;
-            const bool rounded = type[0] == 'Q' && (strcmp(isas[i], "avx2") == 0 || strcmp(isas[i], "avx512") == 0);
-            run(model, e, e->kv_type, ways[w], bytes);
-            run(model2, e, e->kv_type, ways[w], two);
-            run(exact, e, e->kv_type, ways[w], words);
-            assert_memory_equal(bytes, two, n_bytes);
-            check(e, bytes, rounded ? 2e-1 : allowed(e, model, ways[w]), isas[i], ways[w].name, 1);
-            if (!rounded)
-                assert_memory_equal(bytes, words, n_bytes);
-        }
-        butler_model_free(model);
-        butler_model_free(model2);
-        butler_model_free(exact);
-    }
-    free(bytes);
-    free(two);
-    free(words);
 }
 
 /* Reads the manifest; false, saying why, when it is not what it should be. */
@@ -287,8 +254,8 @@ static bool load_cases(void)
 /* test_logits [PATTERN]: the cases whose names it fits, * and ? standing for anything. */
 int main(int argc, char **argv)
 {
-    static struct CMUnitTest tests[3 * MAX_CASES]; /* entries without a name are skipped */
-    static char names[3 * MAX_CASES][96];
+    static struct CMUnitTest tests[2 * MAX_CASES]; /* entries without a name are skipped */
+    static char names[2 * MAX_CASES][96];
     int n = 0;
     if (!load_cases())
         return 1;
@@ -300,9 +267,6 @@ int main(int argc, char **argv)
             continue;
         snprintf(names[n], sizeof names[n], "%.63s, rounded caches", cases[i].name);
         tests[n] = (struct CMUnitTest){.name = names[n], .test_func = rounded_cache_stays_near, .initial_state = &cases[i]};
-        n++;
-        snprintf(names[n], sizeof names[n], "%.63s, bytes", cases[i].name);
-        tests[n] = (struct CMUnitTest){.name = names[n], .test_func = activations_in_bytes_stay_near, .initial_state = &cases[i]};
         n++;
     }
     if (argc > 1)

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Perplexity of a text read as prompts, with and without a flag: what rounding in a prompt's products costs.
 
-    tools/prompt_perplexity.py models/butler-default.gguf TEXT --windows 8 --flag=--byte-activations
+    tools/prompt_perplexity.py models/butler-default.gguf TEXT --windows 8 --flag=--isa=avx2
 
 The text is cut into windows of --length tokens, each a prompt of its own behind what the model begins texts with
 (`butler logits --all`). Prints a line: tokens that counted, both perplexities, their ratio with its 95 % interval over

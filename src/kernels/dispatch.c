@@ -14,7 +14,7 @@
 #define N_ISAS 4
 
 /* The kernel tables: filled once, before anybody sees them, and never changed again. */
-static struct butler_kernels tables[N_ISAS], with_bytes[N_ISAS];
+static struct butler_kernels tables[N_ISAS];
 static const char *names[N_ISAS + 1];
 static int n_tables;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -48,13 +48,6 @@ static void add_table(const struct butler_kernels *below, void (*improve)(struct
         improve(table);
 }
 
-static void add_bytes(int i, void (*round)(struct butler_kernels *))
-{
-    with_bytes[i] = tables[i];
-    round(&with_bytes[i]);
-    tables[i].bytes = &with_bytes[i];
-}
-
 /* From the bottom up, because each ISA starts from the one below; the best ends up first. The checks stand here and not in
  * the ISA files, whose every function may contain instructions that the CPU does not have. */
 static void fill(void)
@@ -84,10 +77,7 @@ static void fill(void)
                 if (vnni)
                     butler_kernels_one_bit_amx(&tables[N_ISAS - n_tables]);
             }
-            for (int i = N_ISAS - n_tables; vnni && i < N_ISAS - 2; i++)
-                add_bytes(i, butler_kernels_bytes_vnni);
         }
-        add_bytes(N_ISAS - 2, butler_kernels_bytes_avx2);
     }
 #elif defined(__aarch64__)
     add_table(&tables[N_ISAS - n_tables], butler_kernels_neon);

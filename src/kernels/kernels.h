@@ -22,7 +22,6 @@ enum {
 };
 #define BUTLER_ATTEND_LEAST (-1e30f)
 #define BUTLER_FIXED_MOST 32639.0f /* 127 * 256 + 127 */
-#define BUTLER_FIXED_MOST_BYTE 127.0f
 #define BUTLER_FIXED_LEAST 0x1p-100f /* lines smaller than this count as 0 */
 
 static inline size_t butler_packed_bytes(int n, int k)
@@ -109,20 +108,16 @@ static inline size_t butler_attend_at(int row, int channel, int dim)
 
 struct butler_kernels {
     const char *isa; /* "ref", "avx2", "avx512", "amx", "neon" */
-    /* The same, but with activations that meet quantised weights rounded to bytes where that is faster: fix_most, token_most. NULL:
-     * it is nowhere. */
-    const struct butler_kernels *bytes;
 
     /* -- weights: [n_rows] rows of n elements, row_bytes apart. */
 
     /* y[r] = sum_c W[r][c] * x[c], exact up to float rounding */
     void (*gemv[BUTLER_N_TYPES])(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);
     /* The same for quantised types (NULL for others) with x in 16-bit fixed point: of each 32 columns x = scale q, scale = most /
-     * fix_most (Q8_0: BUTLER_FIXED_MOST), most their greatest magnitude (below BUTLER_FIXED_LEAST all count as 0), q to nearest;
+     * BUTLER_FIXED_MOST, most their greatest magnitude (below BUTLER_FIXED_LEAST all count as 0), q to nearest;
      * exact up to float rounding again. fix makes what the type's product takes, in butler_fixed_x_bytes(n) bytes at a multiple
      * of 64. Where x has an infinity or a NaN, y is none of the numbers. */
     bool fixed;     /* whether that is faster */
-    float fix_most; /* BUTLER_FIXED_MOST, or BUTLER_FIXED_MOST_BYTE: a byte's are rounded to */
     void (*fix)(void *fixed, enum butler_type type, const float *x, int n);
     void (*gemv_fixed[BUTLER_N_TYPES])(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n);
     /* y[n] = the row as floats */
@@ -131,11 +126,10 @@ struct butler_kernels {
     void (*gemm)(float *y, size_t y_stride, const float *w, int n_rows, const float *x, size_t x_stride, int n_tokens, int n);
 
     /* Where they are faster than gemm (NULL elsewhere): the same products of quantised rows with tokens in fixed point as fix has
-     * it, token_most in the place of fix_most; n a multiple of 32. turn_rows makes butler_turned_bytes(n_rows, n) bytes of a type's
+     * it, n a multiple of 32. turn_rows makes butler_turned_bytes(n_rows, n) bytes of a type's
      * rows (NULL for others), fix_tokens butler_fixed_token_bytes(n) a token, both at multiples of 64. A pair (token, row) is
      * summed in the same order in any company.
      */
-    float token_most;
     int turned_rows; /* rows that go together: a part of them takes as long */
     void (*turn_rows[BUTLER_N_TYPES])(void *turned, const void *rows, size_t row_bytes, int n_rows, int n);
     void (*fix_tokens)(void *fixed, const float *x, size_t x_stride, int n_tokens, int n);
@@ -274,12 +268,9 @@ void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys a
 void butler_kernels_keys_vnni(struct butler_kernels *table);
 void butler_kernels_weights_avx2(struct butler_kernels *table); /* products with quantised weights alone */
 void butler_kernels_weights_vnni(struct butler_kernels *table);
-void butler_kernels_bytes_avx2(struct butler_kernels *table); /* the same with activations in bytes */
-void butler_kernels_bytes_vnni(struct butler_kernels *table);
 void butler_kernels_gemm_avx2(struct butler_kernels *table); /* products of prompts alone */
 void butler_kernels_gemm_vnni(struct butler_kernels *table);
-void butler_kernels_gemm_vnni_bytes(struct butler_kernels *table); /* for butler_kernels_bytes_vnni */
-void butler_kernels_attend_avx2(struct butler_kernels *table);     /* decode attention over Q8_0 rows alone */
+void butler_kernels_attend_avx2(struct butler_kernels *table); /* decode attention over Q8_0 rows alone */
 void butler_kernels_attend_vnni(struct butler_kernels *table);
 void butler_kernels_one_bit_avx2(struct butler_kernels *table); /* one-bit keys alone */
 void butler_kernels_one_bit_vnni(struct butler_kernels *table);

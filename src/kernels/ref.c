@@ -297,7 +297,6 @@ const struct butler_kernels butler_kernels_ref = {
              [BUTLER_Q5_K] = butler_ref_gemv_q5_k,
              [BUTLER_Q6_K] = butler_ref_gemv_q6_k},
     .fix = butler_ref_fix,
-    .fix_most = BUTLER_FIXED_MOST,
     .gemv_fixed = {[BUTLER_Q8_0] = butler_ref_gemv_fixed_q8_0,
                    [BUTLER_Q4_0] = butler_ref_gemv_fixed_q4_0,
                    [BUTLER_Q4_1] = butler_ref_gemv_fixed_q4_1,

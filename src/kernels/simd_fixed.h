@@ -57,7 +57,7 @@ INLINE void put_bytes(int8_t *piece, enum order order, int part, const int16_t q
     split_words(high, low, q);
 }
 
-INLINE void fix_to(float most, void *fixed, enum butler_type type, const float *x, int n)
+static void fix(void *fixed, enum butler_type type, const float *x, int n)
 {
     const struct fixed_x parts = fixed_parts(fixed, n, false);
     const enum order order = order_of(type);
@@ -67,7 +67,7 @@ INLINE void fix_to(float most, void *fixed, enum butler_type type, const float *
         static const float none[BLOCK] = {0};
         const float *from = b * BLOCK < n ? x + (size_t)b * BLOCK : none;
         float inverse;
-        const float scale = scale32(from, most, &inverse);
+        const float scale = scale32(from, BUTLER_FIXED_MOST, &inverse);
         int8_t *piece = (int8_t *)parts.pieces + (size_t)(b / (PIECE / BLOCK)) * 2 * PIECE;
         const int part = b % (PIECE / BLOCK) * 2;
         int16_t q[BLOCK];
@@ -83,16 +83,6 @@ INLINE void fix_to(float most, void *fixed, enum butler_type type, const float *
         } else
             sums[b] = scale * ((float)sum[0] + (float)sum[1]);
     }
-}
-
-static void fix(void *fixed, enum butler_type type, const float *x, int n)
-{
-    fix_to(BUTLER_FIXED_MOST, fixed, type, x, n);
-}
-
-static void fix_bytes(void *fixed, enum butler_type type, const float *x, int n)
-{
-    fix_to(order_of(type) == WORDS ? BUTLER_FIXED_MOST : BUTLER_FIXED_MOST_BYTE, fixed, type, x, n);
 }
 
 /* ----------------------------------------------------------------------------------------- blocks of 32 */
@@ -243,10 +233,10 @@ INLINE void super_rows(enum butler_type type, float *y, int y_step, const uint8_
 
 /* ---------------------------------------------------------------------------------------------- entries */
 
-#define WEIGHT_TYPE(name, family, type, low)                                                                                       \
+#define WEIGHT_TYPE(name, family, type)                                                                                            \
     static void gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n)                       \
     {                                                                                                                              \
-        const struct fixed_x x = fixed_parts(fixed, n, low);                                                                       \
+        const struct fixed_x x = fixed_parts(fixed, n, false);                                                                      \
         const int quarter = n_rows / ROWS;                                                                                         \
         const uint8_t *rows = w;                                                                                                   \
         for (int r = 0; r < quarter; r++)                                                                                          \
@@ -255,27 +245,19 @@ INLINE void super_rows(enum butler_type type, float *y, int y_step, const uint8_
             family##_rows(type, y + r, 0, rows + (size_t)r * row_bytes, 0, 1, &x, n);                                              \
     }
 
-WEIGHT_TYPE(q8_0, small, BUTLER_Q8_0, false)
-WEIGHT_TYPE(q4_0, small, BUTLER_Q4_0, false)
-WEIGHT_TYPE(q4_0_bytes, small, BUTLER_Q4_0, true)
-WEIGHT_TYPE(q4_1, small, BUTLER_Q4_1, false)
-WEIGHT_TYPE(q4_1_bytes, small, BUTLER_Q4_1, true)
-WEIGHT_TYPE(q5_0, small, BUTLER_Q5_0, false)
-WEIGHT_TYPE(q5_0_bytes, small, BUTLER_Q5_0, true)
-WEIGHT_TYPE(q5_1, small, BUTLER_Q5_1, false)
-WEIGHT_TYPE(q5_1_bytes, small, BUTLER_Q5_1, true)
-WEIGHT_TYPE(q4_k, super, BUTLER_Q4_K, false)
-WEIGHT_TYPE(q4_k_bytes, super, BUTLER_Q4_K, true)
-WEIGHT_TYPE(q5_k, super, BUTLER_Q5_K, false)
-WEIGHT_TYPE(q5_k_bytes, super, BUTLER_Q5_K, true)
-WEIGHT_TYPE(q6_k, super, BUTLER_Q6_K, false)
-WEIGHT_TYPE(q6_k_bytes, super, BUTLER_Q6_K, true)
+WEIGHT_TYPE(q8_0, small, BUTLER_Q8_0)
+WEIGHT_TYPE(q4_0, small, BUTLER_Q4_0)
+WEIGHT_TYPE(q4_1, small, BUTLER_Q4_1)
+WEIGHT_TYPE(q5_0, small, BUTLER_Q5_0)
+WEIGHT_TYPE(q5_1, small, BUTLER_Q5_1)
+WEIGHT_TYPE(q4_k, super, BUTLER_Q4_K)
+WEIGHT_TYPE(q5_k, super, BUTLER_Q5_K)
+WEIGHT_TYPE(q6_k, super, BUTLER_Q6_K)
 
 INLINE void fill_fixed(struct butler_kernels *table)
 {
     table->fixed = true;
     table->fix = fix;
-    table->fix_most = BUTLER_FIXED_MOST;
     table->gemv_fixed[BUTLER_Q8_0] = gemv_q8_0;
     table->gemv_fixed[BUTLER_Q4_0] = gemv_q4_0;
     table->gemv_fixed[BUTLER_Q4_1] = gemv_q4_1;
@@ -284,21 +266,6 @@ INLINE void fill_fixed(struct butler_kernels *table)
     table->gemv_fixed[BUTLER_Q4_K] = gemv_q4_k;
     table->gemv_fixed[BUTLER_Q5_K] = gemv_q5_k;
     table->gemv_fixed[BUTLER_Q6_K] = gemv_q6_k;
-}
-
-/* Q8_0, which is bytes itself and passes as memory brings it, keeps 16 bits. */
-INLINE void fill_fixed_bytes(struct butler_kernels *table)
-{
-    table->fix = fix_bytes;
-    table->fix_most = BUTLER_FIXED_MOST_BYTE;
-    table->gemv_fixed[BUTLER_Q8_0] = gemv_q8_0;
-    table->gemv_fixed[BUTLER_Q4_0] = gemv_q4_0_bytes;
-    table->gemv_fixed[BUTLER_Q4_1] = gemv_q4_1_bytes;
-    table->gemv_fixed[BUTLER_Q5_0] = gemv_q5_0_bytes;
-    table->gemv_fixed[BUTLER_Q5_1] = gemv_q5_1_bytes;
-    table->gemv_fixed[BUTLER_Q4_K] = gemv_q4_k_bytes;
-    table->gemv_fixed[BUTLER_Q5_K] = gemv_q5_k_bytes;
-    table->gemv_fixed[BUTLER_Q6_K] = gemv_q6_k_bytes;
 }
 
 #endif

@@ -319,7 +319,6 @@ INLINE void fill_gemm_fixed(struct butler_kernels *table)
 {
     table->fix_tokens = fix_tokens;
     table->gemm_fixed = gemm_fixed;
-    table->token_most = MOST;
     table->turned_rows = GROUPS * VEC;
     table->turn_rows[BUTLER_Q8_0] = turn_q8_0;
     table->turn_rows[BUTLER_Q4_0] = turn_q4_0;

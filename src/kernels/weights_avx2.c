@@ -203,9 +203,4 @@ void butler_kernels_weights_avx2(struct butler_kernels *table)
 {
     fill_fixed(table);
 }
-
-void butler_kernels_bytes_avx2(struct butler_kernels *table)
-{
-    fill_fixed_bytes(table);
-}
 #endif

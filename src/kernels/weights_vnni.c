@@ -222,10 +222,4 @@ void butler_kernels_weights_vnni(struct butler_kernels *table)
 {
     fill_fixed(table);
 }
-
-void butler_kernels_bytes_vnni(struct butler_kernels *table)
-{
-    fill_fixed_bytes(table);
-    butler_kernels_gemm_vnni_bytes(table);
-}
 #endif
