@@ -7,15 +7,21 @@
 
 #include "engine/engine.h"
 
-/* All memory is one range of address space, so that one call protects it; what is freed is not used again. */
+/* All memory is one range of address space, so that one call protects it: a stack, from which what is freed goes when all above it
+ * is free too. */
 #define GLASS_BYTES ((size_t)1 << 34)
+enum { GLASS_REGIONS = 1024 };
 
 struct glass {
     struct butler_backend backend; /* first: a struct butler_backend * of it is one of this */
     struct butler_backend *inner;  /* the CPU's */
     unsigned char *base;           /* [GLASS_BYTES] */
     size_t used;
-    int n_allocated, depth; /* depth: operations that are running, for some call others */
+    struct {
+        size_t from;
+        bool free;
+    } regions[GLASS_REGIONS];
+    int n_regions, depth; /* depth: operations that are running, for some call others */
 };
 
 static inline void glass_protect(struct glass *glass, int protection)
@@ -45,11 +51,12 @@ static void *glass_alloc(struct butler_backend *backend, size_t n_bytes, bool sp
     struct glass *glass = (struct glass *)backend;
     (void)sparse;
     (void)err;
-    if (glass->used + n_bytes + 8192 > GLASS_BYTES || glass->depth > 0)
+    if (glass->used + n_bytes + 8192 > GLASS_BYTES || glass->depth > 0 || glass->n_regions == GLASS_REGIONS)
         abort();
     unsigned char *address = glass->base + glass->used;
+    glass->regions[glass->n_regions].free = false;
+    glass->regions[glass->n_regions++].from = glass->used;
     glass->used += (BUTLER_MAX(n_bytes, 1) + 4095) / 4096 * 4096;
-    glass->n_allocated++;
     return address;
 }
 
@@ -58,8 +65,15 @@ static void glass_free(struct butler_backend *backend, void *address, size_t n_b
     struct glass *glass = (struct glass *)backend;
     if (!address)
         return;
+    int i = 0;
+    while (i < glass->n_regions && glass->base + glass->regions[i].from != (unsigned char *)address)
+        i++;
+    if (i == glass->n_regions || glass->regions[i].free) /* not one of ours, or freed twice */
+        abort();
     butler_reserve_discard(address, n_bytes);
-    glass->n_allocated--;
+    glass->regions[i].free = true;
+    while (glass->n_regions > 0 && glass->regions[glass->n_regions - 1].free)
+        glass->used = glass->regions[--glass->n_regions].from;
 }
 
 #define GLASS(name, parameters, arguments)                                                                                         \
@@ -114,7 +128,7 @@ GLASS(attend,
 static void glass_destroy(struct butler_backend *backend)
 {
     struct glass *glass = (struct glass *)backend;
-    if (glass->n_allocated != 0) /* something was not given back, or twice */
+    if (glass->n_regions != 0) /* something was not given back */
         abort();
     munmap(glass->base, GLASS_BYTES);
     butler_backend_free(glass->inner);

@@ -39,40 +39,52 @@ struct collected {
     bool in_order;
 };
 
-static void collect(void *user, int position, const float *logits)
+static bool collect(void *user, int position, const float *logits)
 {
     struct collected *c = user;
     if (position != c->n || c->n >= c->e->n_ids) {
         c->in_order = false;
-        return;
+        return false;
     }
     memcpy(c->logits + (size_t)c->n++ * (size_t)c->e->n_vocab, logits, sizeof(float) * (size_t)c->e->n_vocab);
+    return true;
 }
 
-/* NULL when this machine lacks the ISA, which ref never may. */
-static struct butler_model *open_model(const char *gguf, const char *isa, int n_threads)
+static struct butler_model *open_model(const char *gguf)
 {
     char path[FIXTURE_PATH];
     struct butler_error err = {0};
-    struct butler_model_params params = {.n_threads = n_threads, .isa = isa};
     fixture_path(path, gguf);
-    struct butler_model *model = butler_model_load(path, &params, &err);
-    if (!model && (strcmp(isa, "ref") == 0 || err.code != BUTLER_ERROR_UNSUPPORTED))
-        fail_msg("%s with %s: %s", gguf, isa, err.message);
-    if (model) {
-        assert_string_equal(butler_model_get_info(model)->isa, isa);
-        assert_int_equal(butler_model_get_info(model)->n_threads, n_threads);
-    }
+    struct butler_model *model = butler_model_load(path, NULL, &err);
+    if (!model)
+        fail_msg("%s: %s", gguf, err.message);
     return model;
 }
 
+/* NULL when this machine lacks the ISA, which ref never may. */
+static struct butler_engine *open_engine(struct butler_model *model, const char *isa, int n_threads, int n_block)
+{
+    const struct butler_engine_params params = {.n_threads = n_threads, .isa = isa, .n_block = n_block};
+    struct butler_error err = {0};
+    struct butler_engine_info info;
+    struct butler_engine *engine = butler_engine_new(model, &params, &err);
+    if (!engine && (strcmp(isa, "ref") == 0 || err.code != BUTLER_ERROR_UNSUPPORTED))
+        fail_msg("%s: %s", isa, err.message);
+    if (engine) {
+        butler_engine_get_info(engine, &info);
+        assert_string_equal(info.isa, isa);
+        assert_int_equal(info.n_threads, n_threads);
+    }
+    return engine;
+}
+
 /* All logits of the text, in the caller's [n_ids][n_vocab]. */
-static void run(struct butler_model *model, const struct expectation *e, enum butler_kv_type kv_type, struct way way, float *logits)
+static void run(struct butler_engine *engine, const struct expectation *e, enum butler_kv_type kv_type, struct way way, float *logits)
 {
     struct butler_error err = {0};
-    struct butler_session_params params = {.n_ctx = e->n_ctx, .n_block = way.n_block, .kv_type = kv_type};
+    struct butler_session_params params = {.n_ctx = e->n_ctx, .kv_type = kv_type};
     struct collected c = {.e = e, .logits = logits, .in_order = true};
-    struct butler_session *session = butler_session_new(model, &params, &err);
+    struct butler_session *session = butler_session_new(engine, &params, &err);
     if (!session)
         fail_msg("%s: %s", e->name, err.message);
     int n_prompt = way.n_prompt < 0 ? e->n_ids : way.n_prompt;
@@ -127,28 +139,28 @@ static void check(const struct expectation *e, const float *logits, double toler
 }
 
 /* A prompt whose logits nobody looks at before the last, where most rows end with the last cache: as near as with all. */
-static void check_last(struct butler_model *model, const struct expectation *e, struct way way, double tolerance)
+static void check_last(struct butler_engine *engine, const struct expectation *e, const char *isa, double tolerance)
 {
     struct butler_error err = {0};
-    struct butler_session_params params = {.n_ctx = e->n_ctx, .n_block = way.n_block, .kv_type = e->kv_type};
-    struct butler_session *session = butler_session_new(model, &params, &err);
+    struct butler_session_params params = {.n_ctx = e->n_ctx, .kv_type = e->kv_type};
+    struct butler_session *session = butler_session_new(engine, &params, &err);
     if (!session || butler_prefill(session, e->ids, e->n_ids, NULL, NULL, &err) < 0)
         fail_msg("%s: %s", e->name, err.message);
     struct expectation last = *e;
     last.n_ids = 1;
     last.logits += (size_t)(e->n_ids - 1) * (size_t)e->n_vocab;
-    check(&last, butler_logits(session), tolerance, butler_model_get_info(model)->isa, "last alone", 2);
+    check(&last, butler_logits(session), tolerance, isa, "last alone", 2);
     butler_session_free(session);
 }
 
 /* Weights that are rounded already meet activations in 16-bit fixed point: of each 32 columns where the CPU multiplies integers in
  * decode (AVX2 and above), which moves these models' logits by up to 3e-4, and with weights so too, of 256 columns each, where
  * blocks of tokens meet a matrix unit, up to 8e-4. */
-static double allowed(const struct expectation *e, const struct butler_model *model, struct way way)
+static double allowed(const struct expectation *e, const struct butler_model *model, const char *isa, struct way way)
 {
     const struct butler_model_info *info = butler_model_get_info(model);
     const bool blocks = way.n_prompt != 0 && way.n_block > 4;
-    const bool amx = strcmp(info->isa, "amx") == 0, integers = strcmp(info->isa, "ref") != 0 && strcmp(info->isa, "neon") != 0;
+    const bool amx = strcmp(isa, "amx") == 0, integers = strcmp(isa, "ref") != 0 && strcmp(isa, "neon") != 0;
     if (strcmp(info->file_type, "F32") == 0)
         return e->tolerance;
     if (amx && blocks)
@@ -164,27 +176,29 @@ static void agrees_with_pytorch(void **state)
     size_t n_bytes = sizeof(float) * (size_t)e->n_ids * (size_t)e->n_vocab;
     float *one = malloc(n_bytes), *two = malloc(n_bytes);
     assert_true(one && two);
-    for (int i = 0; i < N_ISAS; i++) {
-        struct butler_model *model = open_model(e->gguf, isas[i], 1), *model2 = open_model(e->gguf, isas[i], 2);
-        if (!model) {
-            print_message("this machine has no %s\n", isas[i]);
-            continue;
-        }
-        assert_non_null(model2);
+    struct butler_model *model = open_model(e->gguf);
+    for (int i = 0; i < N_ISAS; i++)
         for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
+            struct butler_engine *engine = open_engine(model, isas[i], 1, ways[w].n_block),
+                                 *engine2 = engine ? open_engine(model, isas[i], 2, ways[w].n_block) : NULL;
+            const double tolerance = allowed(e, model, isas[i], ways[w]);
+            if (!engine) {
+                print_message("this machine has no %s\n", isas[i]);
+                break;
+            }
             memset(one, 0xff, n_bytes);
-            run(model, e, e->kv_type, ways[w], one);
-            check(e, one, allowed(e, model, ways[w]), isas[i], ways[w].name, 1);
+            run(engine, e, e->kv_type, ways[w], one);
+            check(e, one, tolerance, isas[i], ways[w].name, 1);
             memset(two, 0xff, n_bytes);
-            run(model2, e, e->kv_type, ways[w], two);
-            check(e, two, allowed(e, model, ways[w]), isas[i], ways[w].name, 2);
+            run(engine2, e, e->kv_type, ways[w], two);
+            check(e, two, tolerance, isas[i], ways[w].name, 2);
             assert_memory_equal(one, two, n_bytes);
             if (ways[w].n_prompt < 0)
-                check_last(model2, e, ways[w], allowed(e, model2, ways[w]));
+                check_last(engine2, e, isas[i], tolerance);
+            butler_engine_free(engine);
+            butler_engine_free(engine2);
         }
-        butler_model_free(model);
-        butler_model_free(model2);
-    }
+    butler_model_free(model);
     free(one);
     free(two);
 }
@@ -198,20 +212,22 @@ static void rounded_cache_stays_near(void **state)
     static const struct way ways[] = {{"one block", 1024, -1}, {"steps", 0, 0}};
     float *logits = malloc(sizeof(float) * (size_t)e->n_ids * (size_t)e->n_vocab);
     assert_non_null(logits);
-    struct butler_model *model = open_model(e->gguf, "ref", 1);
+    struct butler_model *model = open_model(e->gguf);
+    struct butler_engine *engine = open_engine(model, "ref", 1, 0);
     for (enum butler_kv_type type = BUTLER_KV_F16; type <= BUTLER_KV_Q8_0; type++) {
         struct butler_error err = {0};
         struct butler_session_params params = {.n_ctx = e->n_ctx, .kv_type = type};
         if (type == BUTLER_KV_Q8_0 && butler_model_get_info(model)->head_dim % 32 != 0) {
-            assert_null(butler_session_new(model, &params, &err)); /* blocks of 32 do not fit the head: refused, not padded */
+            assert_null(butler_session_new(engine, &params, &err)); /* blocks of 32 do not fit the head: refused, not padded */
             assert_true(err.code < 0 && err.message[0]);
             continue;
         }
         for (int w = 0; w < 2; w++) {
-            run(model, e, type, ways[w], logits);
+            run(engine, e, type, ways[w], logits);
             check(e, logits, near[type], "ref", type == BUTLER_KV_F16 ? "f16 cache" : "q8_0 cache", 1);
         }
     }
+    butler_engine_free(engine);
     butler_model_free(model);
     free(logits);
 }

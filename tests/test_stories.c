@@ -84,23 +84,27 @@ static int teardown(void **state)
 }
 
 /* NULL when this machine lacks the ISA, which ref never may. */
-static struct butler_model *open_model(const char *path, const char *isa)
+static struct butler_engine *open_engine(const char *path, const char *isa)
 {
     struct butler_error err = {0};
-    struct butler_model_params params = {.n_threads = 2, .isa = isa};
-    struct butler_model *model = butler_model_load(path, &params, &err);
-    if (!model && (strcmp(isa, "ref") == 0 || err.code != BUTLER_ERROR_UNSUPPORTED))
+    const struct butler_engine_params params = {.n_threads = 2, .isa = isa};
+    struct butler_model *model = butler_model_load(path, NULL, &err);
+    struct butler_engine *engine = model ? butler_engine_new(model, &params, &err) : NULL;
+    if (!model || (!engine && (strcmp(isa, "ref") == 0 || err.code != BUTLER_ERROR_UNSUPPORTED)))
         fail_msg("%s: %s", isa, err.message);
-    return model;
+    if (!engine)
+        butler_model_free(model);
+    return engine;
 }
 
 /* How many tokens of the expected text the model says before it says another. */
-static int count_agreeing(struct butler_model *model)
+static int count_agreeing(struct butler_engine *engine)
 {
+    const struct butler_model *model = butler_engine_model(engine);
     struct butler_error err = {0};
     struct butler_session_params params = {.kv_type = BUTLER_KV_F32};
     struct butler_sampler_params greedily = {.temperature = 0, .top_p = 1};
-    struct butler_session *session = butler_session_new(model, &params, &err);
+    struct butler_session *session = butler_session_new(engine, &params, &err);
     struct butler_sampler *sampler = butler_sampler_new(&greedily, &err);
     if (!session || !sampler || butler_prefill(session, prompt, n_prompt, NULL, NULL, &err) < 0)
         fail_msg("%s", err.message);
@@ -122,11 +126,11 @@ static void prompt_is_read_as_the_same_ids(void **state)
         skip();
     int32_t ids[MAX_IDS];
     struct butler_error err = {0};
-    struct butler_model *model = open_model(f32, "ref");
-    int n = butler_tokenize(model, text, strlen(text), BUTLER_ADD_SPECIAL, ids, MAX_IDS, &err);
+    struct butler_engine *engine = open_engine(f32, "ref");
+    int n = butler_tokenize(butler_engine_model(engine), text, strlen(text), BUTLER_ADD_SPECIAL, ids, MAX_IDS, &err);
     assert_int_equal(n, n_prompt);
     assert_memory_equal(ids, prompt, sizeof *ids * (size_t)n);
-    butler_model_free(model);
+    free_engine(engine);
 }
 
 static void greedy_text_is_the_same(void **state)
@@ -136,7 +140,7 @@ static void greedy_text_is_the_same(void **state)
         skip();
     static const char *const isas[] = {"ref", "avx2", "avx512", "amx", "neon"};
     for (int i = 0; i < 3; i++) {
-        struct butler_model *model = open_model(f32, isas[i]);
+        struct butler_engine *engine = open_engine(f32, isas[i]);
         if (!model)
             continue;
         int n = count_agreeing(model);
