@@ -46,7 +46,8 @@ static int measure(struct butler_engine *engine, int depth, const char *policy)
     butler_session_stats(session, &stats);
     const double kv = (double)stats.kv_memory / 1e6, metric = (double)stats.metric_memory / 1e6, all = resident_anonymous_mb();
     printf("%-34s %8d %12.1f %12.1f %12.1f %12.1f %12.1f\n", policy, depth,
-           (double)butler_kv_bytes(butler_engine_model(engine), BUTLER_KV_F16, depth + 8) / 1e6, kv, metric, all, all - kv - metric);
+           (double)butler_kv_bytes(butler_engine_model(engine), BUTLER_KV_F16, depth + 8) / 1e6, kv, metric, all,
+           all - kv - metric);
     butler_session_free(session);
     return 0;
 fail:

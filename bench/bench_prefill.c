@@ -78,8 +78,8 @@ static void attention_ends(void *user, int layer, int first, int n, const float 
 }
 
 /* Seconds of one prompt, or less than 0. With attention, that of every layer is measured, and nothing of the last is left out. */
-static double prefill(struct butler_engine *engine, const struct butler_session_params *params, int depth, const int32_t *ids, int n,
-                      struct attention *attention, struct butler_error *err)
+static double prefill(struct butler_engine *engine, const struct butler_session_params *params, int depth, const int32_t *ids,
+                      int n, struct attention *attention, struct butler_error *err)
 {
     const struct butler_capture capture = {.layer = attention_starts, .attended = attention_ends, .user = attention};
     struct butler_session *session = butler_session_new(engine, params, err);

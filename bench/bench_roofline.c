@@ -365,8 +365,8 @@ static int fill_lane(const struct roofline *r, struct butler_engine *engine, int
 
 /* From policy *next on as many as memory has room for, each of up to `most` bytes, and the first policy, since the others are
  * measured against it. Where it does not fit beside another, they are against first_ms, its median. */
-static int measure_group(const struct roofline *r, struct butler_engine *engine, int depth, double most, int *next, double *first_ms,
-                         struct butler_error *err)
+static int measure_group(const struct roofline *r, struct butler_engine *engine, int depth, double most, int *next,
+                         double *first_ms, struct butler_error *err)
 {
     struct lane lanes[MAX_POLICIES] = {0};
     const double limit = r->memory_gb * 1e9;

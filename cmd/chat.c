@@ -267,10 +267,10 @@ static int run(struct cmd_options *options)
     chat.engine = cmd_engine_load(options, &status);
     if (!chat.engine)
         return status;
+    chat.model = butler_engine_model(chat.engine);
     status = choose_template(&chat);
     if (status != CMD_DONE)
         goto done;
-    chat.model = butler_engine_model(chat.engine);
     chat.eos = find_eos(chat.model);
     chat.sampler = cmd_sampler_new(options, &status);
     if (chat.sampler)

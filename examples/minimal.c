@@ -35,7 +35,8 @@ int main(int argc, char **argv)
     int flags = BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL;
     int n = butler_tokenize(model, argv[2], strlen(argv[2]), flags, NULL, 0, &err);
     if (n < 0 || !(ids = malloc((size_t)n * sizeof *ids + 1)) ||
-        butler_tokenize(model, argv[2], strlen(argv[2]), flags, ids, n, &err) < 0 || butler_prefill(session, ids, n, NULL, NULL, &err) < 0)
+        butler_tokenize(model, argv[2], strlen(argv[2]), flags, ids, n, &err) < 0 ||
+        butler_prefill(session, ids, n, NULL, NULL, &err) < 0)
         goto fail;
 
     struct butler_utf8 stream = {0};

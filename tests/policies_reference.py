@@ -12,6 +12,7 @@ from collections import deque
 import numpy as np
 
 MASK = (1 << 64) - 1
+PREFILL_CUT = 256  # with prefill=evict the cache is cut where the text has a multiple of so many tokens
 NOTHING = 1e-12  # accumulated attention that float sums do not keep apart
 
 
@@ -451,17 +452,15 @@ class Layer:
                 self.errors.append(f"{self.p.text}: layer {self.layer}, head {head}, text of {self.n}: {ids[head]} but {actual[head]}")
         return ids
 
-    def prompt(self, q, k, v, block, actual=None):
-        """A prompt, dense, in blocks: q[n][heads][dim], k, v[n][KV heads][dim]. Returns what each head holds after it."""
-        for at in range(0, len(q), block):
-            end = min(at + block, len(q))
-            self.selected_at = None
-            for t in range(at, end):
-                self.append(k[t], v[t])
-                self.attend(q[t], self.by_query_head())
-            if self.evicts and (end == len(q) or self.p["prefill"] == "evict"):
-                ends = actual is not None and end == len(q)
-                self.cut(q[end - 1], 0, [actual[h * self.group] for h in range(self.n_kv)] if ends else None)
+    def prompt(self, q, k, v, actual=None):
+        """A prompt, dense: q[n][heads][dim], k, v[n][KV heads][dim]. Returns what each head holds after it."""
+        self.selected_at = None
+        for t in range(len(q)):
+            self.append(k[t], v[t])
+            self.attend(q[t], self.by_query_head())
+            ends = t == len(q) - 1
+            if self.evicts and (ends or (self.p["prefill"] == "evict" and self.n % PREFILL_CUT == 0)):
+                self.cut(q[t], 0, [actual[h * self.group] for h in range(self.n_kv)] if ends and actual is not None else None)
         return self.check(self.by_query_head(), actual if self.p.values.get("method") == "evict" else None)
 
     def step(self, q, k, v, actual=None):

@@ -15,8 +15,10 @@
 #include "engine/policy.h"
 #include "engine/policy_table.h"
 
-static struct butler_model gqa_model = {.hp = {.n_layers = 6, .n_heads = 8, .n_kv_heads = 2, .head_dim = 32, .rope = BUTLER_ROPE_HALVES}};
-static struct butler_model mha_model = {.hp = {.n_layers = 6, .n_heads = 4, .n_kv_heads = 4, .head_dim = 32, .rope = BUTLER_ROPE_NONE}};
+static struct butler_model gqa_model = {
+    .hp = {.n_layers = 6, .n_heads = 8, .n_kv_heads = 2, .head_dim = 32, .rope = BUTLER_ROPE_HALVES}};
+static struct butler_model mha_model = {
+    .hp = {.n_layers = 6, .n_heads = 4, .n_kv_heads = 4, .head_dim = 32, .rope = BUTLER_ROPE_NONE}};
 /* Engines without a device: policies look at the model and at what was added to the engine. */
 static struct butler_engine gqa = {.model = &gqa_model}, mha = {.model = &mha_model};
 

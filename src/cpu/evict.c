@@ -134,7 +134,8 @@ static void evict_task(void *context, int kv_head, int thread)
 
 static struct evict_job make_job(const struct butler_layer_state *state, int room)
 {
-    const struct butler_limits limits = butler_policy_limits(state->policy, state->layer, state->kv->n_layers, state->position + 1);
+    const struct butler_limits limits =
+        butler_policy_limits(state->policy, state->layer, state->kv->n_layers, state->position + 1 + room);
     return (struct evict_job){.state = state,
                               .n_keep = BUTLER_MAX(limits.budget - room, 0),
                               .sinks = limits.sinks,

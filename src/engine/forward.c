@@ -124,7 +124,7 @@ static void evict(const struct pass *pass, int layer, bool decode)
         struct butler_attend_span *span = &pass->s->spans[n++];
         *span = span_of(pass, part, layer);
         span->q += (size_t)(part->n - 1) * (size_t)(span->state.n_heads * part->session->shape.head_dim);
-        span->state.position += part->n - 1;
+        span->state.position += part->n - 1 - pass->s->rooms[n - 1]; /* decode: the cache ends with the token before */
         part->session->evicted = true;
     }
     if (n > 0)
