@@ -141,12 +141,12 @@ static void greedy_text_is_the_same(void **state)
     static const char *const isas[] = {"ref", "avx2", "avx512", "amx", "neon"};
     for (int i = 0; i < 3; i++) {
         struct butler_engine *engine = open_engine(f32, isas[i]);
-        if (!model)
+        if (!engine)
             continue;
-        int n = count_agreeing(model);
+        int n = count_agreeing(engine);
         if (n != n_greedy)
             fail_msg("%s: token %d of the text is not PyTorch's %d", isas[i], n, (int)greedy[n]);
-        butler_model_free(model);
+        free_engine(engine);
     }
 }
 
@@ -155,12 +155,12 @@ static void rounded_weights_tell_it_for_a_while(void **state)
     (void)state;
     if (!present)
         skip();
-    struct butler_model *half = open_model(f16, "ref"), *eight = open_model(q8, "ref");
+    struct butler_engine *half = open_engine(f16, "ref"), *eight = open_engine(q8, "ref");
     int n_half = count_agreeing(half), n_eight = count_agreeing(eight);
     print_message("of %d tokens agree at F16 %d, at Q8_0 %d\n", n_greedy, n_half, n_eight);
     assert_true(n_half >= 100 && n_eight >= 20);
-    butler_model_free(half);
-    butler_model_free(eight);
+    free_engine(half);
+    free_engine(eight);
 }
 
 int main(void)
