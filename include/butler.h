@@ -22,7 +22,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* the rest of the library is built hidden */
 
-#define BUTLER_VERSION "0.1.0"
+#define BUTLER_VERSION "0.2.0"
 
 /* ------------------------------------------------------------------------------------------------ errors */
 
@@ -298,7 +298,12 @@ enum butler_metric_scale {
     BUTLER_SCORE_WEIGHT, /* already comparable between query heads: used as it is */
 };
 
+/* Changes with every change of the layout or the meaning of anything in this section: struct butler_metric, butler_param and
+ * butler_metric_shape, the scales, the butler_view_ functions. A plug-in is loaded only if it was built with the same number. */
+#define BUTLER_METRIC_ABI 1
+
 struct butler_metric {
+    size_t abi; /* BUTLER_METRIC_ABI. Stays the first field in every version, so that a plug-in built with another is refused */
     const char *name;
     const char *summary;
     enum butler_metric_scale scale;
@@ -341,10 +346,13 @@ struct butler_metric {
 };
 
 /* Makes a metric known to this model under metric->name, as a retrieving policy whose method, budget and the rest are
- * set in the policy string. The struct must outlive the model. */
+ * set in the policy string. The struct must outlive the model. BUTLER_ERROR_UNSUPPORTED when its abi is not
+ * BUTLER_METRIC_ABI, BUTLER_ERROR_ARGUMENT when its fields contradict each other; then nothing has changed. */
 int butler_metric_register(struct butler_model *model, const struct butler_metric *metric, struct butler_error *err);
 
-/* Loads a shared object and registers what its `const struct butler_metric *butler_plugin_metric(void)` returns. */
+/* Loads a shared object and registers what its `const struct butler_metric *butler_plugin_metric(void)` returns. Errors are those
+ * of butler_metric_register, BUTLER_ERROR_IO when the file cannot be loaded, BUTLER_ERROR_FORMAT when it is no plug-in; the
+ * message names the file. */
 int butler_plugin_load(struct butler_model *model, const char *path, struct butler_error *err);
 
 #pragma GCC visibility pop

@@ -349,7 +349,7 @@ static void record(const struct butler_metric_shape *shape, const double *values
 
 static const struct butler_param params[] = {{"size", 24, 1, 100, ""}, {"blend", 0.5, 0, 1, ""}, {NULL, 0, 0, 0, NULL}};
 static const struct butler_metric mine = {
-    .name = "mine", .summary = "a test", .page_scores = true, .params = params, .record = record, .score = score};
+    .abi = BUTLER_METRIC_ABI, .name = "mine", .summary = "a test", .page_scores = true, .params = params, .record = record, .score = score};
 
 static void a_metric_of_the_caller(void **state)
 {
@@ -379,23 +379,30 @@ static void a_metric_of_the_caller(void **state)
     static const struct butler_param twice[] = {{"a", 1, 0, 2, ""}, {"a", 1, 0, 2, ""}, {NULL, 0, 0, 0, NULL}};
     static const struct butler_param beyond[] = {{"a", 3, 0, 2, ""}, {NULL, 0, 0, 0, NULL}};
     const struct butler_metric bad[] = {
-        {.name = "quest", .score = score},
-        {.name = "exact", .score = score},
-        {.name = "vatp", .score = score},
-        {.name = "Upper", .score = score},
-        {.name = "a,b", .score = score},
-        {.name = "", .score = score},
-        {.name = NULL, .score = score},
-        {.name = "scoreless"},
-        {.name = "pages", .page_scores = true, .score = score},
-        {.name = "p", .params = taken, .score = score},
-        {.name = "p", .params = twice, .score = score},
-        {.name = "p", .params = beyond, .score = score},
-        {.name = "p", .scale = (enum butler_metric_scale)7, .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "quest", .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "exact", .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "vatp", .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "Upper", .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "a,b", .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "", .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = NULL, .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "scoreless"},
+        {.abi = BUTLER_METRIC_ABI, .name = "pages", .page_scores = true, .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "p", .params = taken, .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "p", .params = twice, .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "p", .params = beyond, .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "p", .scale = (enum butler_metric_scale)7, .score = score},
     };
     for (int i = 0; i < BUTLER_COUNT(bad); i++)
         if (butler_metric_register(&model, &bad[i], &err) != BUTLER_ERROR_ARGUMENT)
             fail_msg("bad metric %d was registered", i);
+    assert_int_equal(butler_metric_register(&model, NULL, &err), BUTLER_ERROR_ARGUMENT);
+    static const struct butler_metric without = {.name = "q", .score = score};
+    assert_int_equal(butler_metric_register(&model, &without, &err), BUTLER_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "BUTLER_METRIC_ABI"));
+    static const struct butler_metric later = {.abi = BUTLER_METRIC_ABI + 1, .name = "q", .score = score};
+    assert_int_equal(butler_metric_register(&model, &later, &err), BUTLER_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "ABI"));
     assert_int_equal(model.plugins->n, 1);
     butler_metric_list_free(model.plugins);
     butler_metric_list_free(NULL);
