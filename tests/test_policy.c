@@ -59,7 +59,7 @@ static void every_row_is_canonical(void **state)
         assert_string_equal(methods[policy.method], info.method);
         assert_true(strlen(info.summary) > 10);
     }
-    assert_int_equal(i, 20);
+    assert_true(i >= 20);
     assert_false(butler_policy_describe(NULL, -1, &info));
     assert_false(butler_policy_describe(NULL, i + 1, &info));
     assert_string_equal(parse("full").text, parse("full").name);
@@ -358,18 +358,21 @@ static void a_metric_of_the_caller(void **state)
     struct butler_policy policy;
     struct butler_policy_info info;
     struct butler_error err;
+    int n_builtin = 0;
+    while (butler_policy_describe(NULL, n_builtin, &info))
+        n_builtin++;
     assert_int_equal(butler_metric_register(&model, &mine, &err), 0);
     assert_int_equal(butler_policy_parse(&model, "mine:budget=99,blend=0.25,sinks=1", &policy, &err), 0);
     assert_ptr_equal(policy.metric, &mine);
     assert_int_equal(policy.unit, 24);
     assert_true(policy.values[0] == 24 && policy.values[1] == 0.25);
     assert_int_equal(policy.method, BUTLER_RETRIEVE);
-    assert_true(butler_policy_describe(&model, 20, &info));
+    assert_true(butler_policy_describe(&model, n_builtin, &info));
     assert_string_equal(info.name, "mine");
     assert_non_null(strstr(info.defaults, "mine:method=retrieve,budget=1024,"));
     assert_int_equal(butler_policy_parse(&model, info.defaults, &policy, &err), 0);
     assert_string_equal(policy.text, info.defaults);
-    assert_false(butler_policy_describe(&model, 21, &info));
+    assert_false(butler_policy_describe(&model, n_builtin + 1, &info));
     refused(&model, "mine:blend=2", "blend=2");
     refused(&model, "nothing", "mine");
     refused(NULL, "mine", "no policy");
