@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/cmd.h"
 #include "base/util.h"
 
 static const char *const lower_is_better[] = {"ppl", "bpb", "nll", "loss", "seconds"};
@@ -31,7 +30,7 @@ static void *grow(void *array, int n, size_t size)
 {
     if (n & (n - 1))
         return array;
-    void *grown = cmd_alloc(n ? (size_t)n * 2 : 1, size);
+    void *grown = report_alloc(n ? (size_t)n * 2 : 1, size);
     if (n)
         memcpy(grown, array, (size_t)n * size);
     free(array);
@@ -244,7 +243,7 @@ static int by_policy(const void *a, const void *b)
 static void rank(struct report *report)
 {
     int n_colours = 0;
-    const char **names = cmd_alloc((size_t)report->n_policies + 1, sizeof *names);
+    const char **names = report_alloc((size_t)report->n_policies + 1, sizeof *names);
     for (int i = 0; i < report->n_policies; i++) {
         score_policy(report, i);
         names[i] = report->policies[i].name;

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/cmd.h"
 #include "base/util.h"
 
 enum { N_COLOURS = 10 };
@@ -35,7 +34,7 @@ static struct cells cells_of_matrix(const json_t *matrix)
     struct cells cells = {.n_rows = (int)json_array_size(matrix)};
     for (int i = 0; i < cells.n_rows; i++)
         cells.n_columns = BUTLER_MAX(cells.n_columns, (int)json_array_size(json_array_get(matrix, (size_t)i)));
-    cells.values = cmd_alloc((size_t)cells.n_rows * (size_t)cells.n_columns, sizeof *cells.values);
+    cells.values = report_alloc((size_t)cells.n_rows * (size_t)cells.n_columns, sizeof *cells.values);
     for (int i = 0; i < cells.n_rows; i++)
         for (int k = 0; k < cells.n_columns; k++)
             cells.values[i * cells.n_columns + k] = number_of(json_array_get(json_array_get(matrix, (size_t)i), (size_t)k));
@@ -225,7 +224,7 @@ static void gallery_write(FILE *out, const struct report *report, const struct r
 static void position_curve(struct report_curve *curve, const json_t *places)
 {
     int n = curve->n = (int)json_array_size(places);
-    curve->x = cmd_alloc((size_t)n * 4, sizeof *curve->x);
+    curve->x = report_alloc((size_t)n * 4, sizeof *curve->x);
     curve->y = curve->x + n, curve->lo = curve->y + n, curve->hi = curve->lo + n;
     for (int i = 0; i < n; i++) {
         const json_t *at = json_array_get(places, (size_t)i);
@@ -245,7 +244,7 @@ static void positions_write(FILE *out, const struct report *report, int index, d
                                .log_y = true,
                                .lower = true,
                                .dense = NAN,
-                               .curves = cmd_alloc((size_t)chart->n + 1, sizeof *plot.curves)};
+                               .curves = report_alloc((size_t)chart->n + 1, sizeof *plot.curves)};
     snprintf(plot.id, sizeof plot.id, "places%d-%.6g", index, budget < 0 ? 0 : budget);
     for (int i = 0; i < chart->n; i++) {
         const struct report_policy *policy = &report->policies[chart->series[i].policy];

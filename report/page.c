@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/cmd.h"
 #include "base/util.h"
 
 static const struct {
@@ -61,7 +60,7 @@ static void chart_sentence(FILE *out, const struct report *report, const struct 
 {
     char number[64];
     int n = 0, n_judged = 0;
-    const struct report_series **near = cmd_alloc((size_t)chart->n + 1, sizeof(void *));
+    const struct report_series **near = report_alloc((size_t)chart->n + 1, sizeof(void *));
     for (int i = 0; i < chart->n; i++) {
         const struct report_series *series = &chart->series[i];
         if (report->policies[series->policy].kind != REPORT_POLICY)
@@ -323,7 +322,7 @@ static void curve_fill(struct report_curve *curve, const struct report *report, 
                                    .mark = report_mark(&report->policies[series->policy]),
                                    .name = report->policies[series->policy].name,
                                    .n = series->n};
-    curve->x = cmd_alloc((size_t)series->n * 4, sizeof *curve->x);
+    curve->x = report_alloc((size_t)series->n * 4, sizeof *curve->x);
     curve->y = curve->x + series->n;
     curve->lo = curve->y + series->n;
     curve->hi = curve->lo + series->n;
@@ -347,7 +346,7 @@ static void chart_write(FILE *out, const struct report *report, int index)
                                .log_y = chart->lower,
                                .lower = chart->lower,
                                .dense = chart->dense ? chart->dense->value : NAN,
-                               .curves = cmd_alloc((size_t)chart->n + 1, sizeof *plot.curves)};
+                               .curves = report_alloc((size_t)chart->n + 1, sizeof *plot.curves)};
     snprintf(plot.id, sizeof plot.id, "lines%d", index);
     for (int i = 0; i < chart->n; i++)
         if (report->policies[chart->series[i].policy].kind != REPORT_DENSE)

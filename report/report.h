@@ -140,4 +140,7 @@ const char *report_metric_name(const char *metric);
 
 extern const char report_style[], report_script[];
 
+/* Zeroed memory for count elements. Where there is none the program says so and exits. */
+void *report_alloc(size_t count, size_t size);
+
 #endif

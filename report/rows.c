@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/cmd.h"
 #include "base/util.h"
 
 static int bad(const struct report_row *row, struct butler_error *err, const char *key, const char *wanted)
@@ -64,7 +63,7 @@ static int take_interval(struct report_row *row, struct butler_error *err)
 /* "quest:page=8,budget=0.1,group=mean" without what a sweep varies: "quest:page=8,group=mean". */
 static char *family_of(const char *policy)
 {
-    char *family = cmd_alloc(strlen(policy) + 1, 1);
+    char *family = report_alloc(strlen(policy) + 1, 1);
     size_t at = strcspn(policy, ":"), n = at;
     memcpy(family, policy, n);
     while (policy[at]) {
@@ -132,7 +131,7 @@ static int take_line(struct report_rows *rows, const char *path, int line, const
     }
     if (rows->n == rows->capacity) {
         int capacity = rows->capacity ? 2 * rows->capacity : 256;
-        struct report_row *grown = cmd_alloc((size_t)capacity, sizeof *grown);
+        struct report_row *grown = report_alloc((size_t)capacity, sizeof *grown);
         if (rows->n)
             memcpy(grown, rows->rows, (size_t)rows->n * sizeof *grown);
         free(rows->rows);

@@ -7,6 +7,18 @@
 
 #include "base/util.h"
 
+void *report_alloc(size_t count, size_t size)
+{
+    size_t n_bytes;
+    struct butler_error err = {0};
+    void *memory = butler_mul_size(count, size, &n_bytes) ? butler_alloc(n_bytes, &err) : NULL;
+    if (!memory) {
+        fprintf(stderr, "butler: out of memory\n");
+        exit(1);
+    }
+    return memory;
+}
+
 /* One character of UTF-8; its length in bytes. What is not UTF-8 counts as one byte. */
 static size_t decode(const unsigned char *text, unsigned *out)
 {

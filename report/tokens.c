@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/cmd.h"
 #include "base/util.h"
 
 static bool is_heat(const struct report_row *row)
@@ -75,7 +74,7 @@ static void strip_write(FILE *out, const struct report_row *row)
 /* Line breaks are shown and made; what else is not seen in a text is left alone. */
 static void token_write(FILE *out, const char *text)
 {
-    char *copy = cmd_alloc(strlen(text) + 1, 1);
+    char *copy = report_alloc(strlen(text) + 1, 1);
     for (const char *at = text; *at;) {
         size_t n = strcspn(at, "\n");
         memcpy(copy, at, n);

@@ -8,6 +8,18 @@
 #include "model/predictor.h"
 #include "engine/session.h"
 
+struct butler_net;
+
+/* What a version of the predictor does in training: one table each, in net_v1.c and net_v2.c. */
+struct butler_net_version {
+    void (*request)(struct butler_net *net); /* asks net->arena for what this version alone holds */
+    void (*prepare)(struct butler_net *net); /* fills its tables, once the arena is made */
+    bool (*reads)(const struct butler_predictor_sizes *sizes, int layer); /* whether this layer's input feeds it */
+    void (*input)(struct butler_net *net, int layer);                     /* net->input is that layer's */
+    void (*layer)(struct butler_net *net, int layer, const float *q, const float *k); /* a predicted layer: loss, gradients */
+};
+extern const struct butler_net_version butler_net_v1, butler_net_v2;
+
 /* The hidden half of a two-layer network: mid = silu(first x). */
 struct butler_net_mid {
     float *pre, *mid, *dmid; /* [n][n_mid] */
@@ -15,6 +27,7 @@ struct butler_net_mid {
 
 struct butler_net {
     const struct butler_predictor *predictor; /* weights are read; another thread may read them too */
+    const struct butler_net_version *version;
     const struct butler_blas *blas;
     const struct butler_kernels *kernels;
     enum butler_loss_kind kind;
@@ -57,7 +70,7 @@ size_t butler_net_bytes(const struct butler_net *net);
 void butler_net_begin(struct butler_net *net, int n);
 extern const struct butler_capture butler_net_capture; /* user is NULL: copy it and set that */
 
-/* ------------------------------------------------------------- pieces that the two versions share or bring (net_v1.c, net_v2.c) */
+/* ------------------------------------------------------------------------------------ what the versions share */
 
 /* The parameter whose name is the format's. It exists: the sizes made it. */
 const struct butler_predictor_param *butler_net_param(const struct butler_net *net, const char *format, ...)
@@ -78,10 +91,9 @@ void butler_net_second_back(const struct butler_net *net, struct butler_net_mid 
 /* Losses of one layer's heads from qp and kp against the model's q and k; with grads, dqp and dkp are written. */
 void butler_net_heads(struct butler_net *net, const float *q, const float *k);
 
-void butler_net_v1_want(struct butler_net *net);
-void butler_net_v1_input(struct butler_net *net);
-void butler_net_v1_layer(struct butler_net *net, int layer, const float *q, const float *k);
-void butler_net_v2_input(struct butler_net *net, int layer);
-void butler_net_v2_layer(struct butler_net *net, int layer, const float *q, const float *k);
+/* Scratch of a two-layer network's hidden half. */
+void butler_net_request_mid(struct butler_net *net, struct butler_net_mid *mid);
+/* cosines and sines [max_n][dim / 2] of position times frequency. */
+void butler_net_rotations(const struct butler_net *net, int dim, const float *freq, float *cosines, float *sines);
 
 #endif

@@ -7,7 +7,7 @@
 
 #define NORM_EPS 1e-5f
 
-void butler_net_v1_want(struct butler_net *net)
+static void request(struct butler_net *net)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const size_t n = (size_t)net->max_n, inner = n * (size_t)s->n_inner, half = n * (size_t)(s->n_inner / s->n_inner_heads / 2);
@@ -21,6 +21,24 @@ void butler_net_v1_want(struct butler_net *net)
     butler_arena_want(&net->arena, &net->inner_freq, (size_t)(s->n_inner / s->n_inner_heads / 2), sizeof(float));
     butler_arena_want(&net->arena, &net->inner_cosines, half, sizeof(float));
     butler_arena_want(&net->arena, &net->inner_sines, half, sizeof(float));
+    butler_net_request_mid(net, &net->key);
+}
+
+static void prepare(struct butler_net *net)
+{
+    const struct butler_predictor_sizes *s = &net->predictor->sizes;
+    const int head = s->n_inner / s->n_inner_heads;
+    float freq[BUTLER_PREDICTOR_MAX_D / 2];
+    butler_predictor_frequencies(s, s->d, freq);
+    butler_net_rotations(net, s->d, freq, net->cosines, net->sines);
+    butler_predictor_frequencies(s, head, net->inner_freq);
+    butler_net_rotations(net, head, net->inner_freq, net->inner_cosines, net->inner_sines);
+}
+
+static bool reads(const struct butler_predictor_sizes *s, int layer)
+{
+    (void)s;
+    return layer == 0;
 }
 
 static void linear(const struct butler_net *net, const char *name, const float *x, float *y)
@@ -56,8 +74,9 @@ static void turn_inner(const struct butler_net *net, bool back, float *x)
     butler_turn(net->n, s->n_inner_heads, s->n_inner / s->n_inner_heads, net->inner_cosines, net->inner_sines, back, x);
 }
 
-void butler_net_v1_input(struct butler_net *net)
+static void input(struct butler_net *net, int layer)
 {
+    (void)layer;
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const int head = s->n_inner / s->n_inner_heads;
     const size_t n_up = (size_t)net->n * 2 * (size_t)s->n_inner, n_wide = (size_t)net->n * (size_t)s->n_embd;
@@ -106,7 +125,7 @@ static void back(struct butler_net *net)
     linear_back(net, "down", net->input, net->dz, NULL, false);
 }
 
-void butler_net_v1_layer(struct butler_net *net, int layer, const float *q, const float *k)
+static void predict(struct butler_net *net, int layer, const float *q, const float *k)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const struct butler_predictor_param *query_2 = butler_net_param(net, "query_2.weight");
@@ -126,3 +145,5 @@ void butler_net_v1_layer(struct butler_net *net, int layer, const float *q, cons
     if (layer == s->n_layers - 1)
         back(net);
 }
+
+const struct butler_net_version butler_net_v1 = {request, prepare, reads, input, predict};

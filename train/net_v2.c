@@ -5,7 +5,25 @@
 
 #define NORM_EPS 1e-5f
 
-void butler_net_v2_input(struct butler_net *net, int layer)
+static void request(struct butler_net *net)
+{
+    (void)net;
+}
+
+static void prepare(struct butler_net *net)
+{
+    const struct butler_predictor_sizes *s = &net->predictor->sizes;
+    if (net->cosines)
+        butler_net_rotations(net, s->d, s->rope_freq, net->cosines, net->sines);
+}
+
+static bool reads(const struct butler_predictor_sizes *s, int layer)
+{
+    int first;
+    return layer % s->stride == 0 && butler_predictor_serves(s, layer / s->stride, &first) > 0;
+}
+
+static void input(struct butler_net *net, int layer)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const int b = layer / s->stride;
@@ -23,7 +41,7 @@ static void back(struct butler_net *net, int b)
                           butler_net_grad(net, weight, 0), butler_net_grad(net, bias, 0), NULL);
 }
 
-void butler_net_v2_layer(struct butler_net *net, int layer, const float *q, const float *k)
+static void predict(struct butler_net *net, int layer, const float *q, const float *k)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const int b = (layer - 1) / s->stride, n_queries = s->n_heads * s->d, dim = s->head_dim;
@@ -50,3 +68,5 @@ void butler_net_v2_layer(struct butler_net *net, int layer, const float *q, cons
     if (layer == first + n_served - 1)
         back(net, b);
 }
+
+const struct butler_net_version butler_net_v2 = {request, prepare, reads, input, predict};
