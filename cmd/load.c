@@ -1,5 +1,6 @@
 /* From options to the library's objects: the model and where a default one lies, the text, its tokens, a session. */
 #include <errno.h>
+#include <float.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -251,9 +252,10 @@ int cmd_prefill(const struct cmd_options *options, struct butler_session *sessio
 struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, int *status)
 {
     struct butler_error err = {0};
+    /* --top-p 0 keeps the most probable token alone, as in llama.cpp; to the library 0 is off. */
     struct butler_sampler_params params = {.temperature = (float)options->temperature,
                                            .top_k = options->top_k,
-                                           .top_p = (float)options->top_p,
+                                           .top_p = options->top_p > 0 ? (float)options->top_p : FLT_MIN,
                                            .min_p = (float)options->min_p,
                                            .seed = options->seed};
     struct butler_sampler *sampler = butler_sampler_new(&params, &err);

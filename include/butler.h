@@ -225,12 +225,13 @@ int butler_last_selection(const struct butler_session *session, int layer, int h
 struct butler_sampler_params {
     float temperature; /* <= 0: greedy */
     int top_k;         /* 0: off */
-    float top_p;       /* 1: off */
+    float top_p;       /* 0 or 1: off */
     float min_p;       /* 0: off */
     uint64_t seed;
 };
 
 struct butler_sampler;
+/* params NULL or zeroed: the defaults, greedy. NULL with BUTLER_ERROR_ARGUMENT when a number is out of its range. */
 struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *params, struct butler_error *err);
 void butler_sampler_free(struct butler_sampler *sampler);
 

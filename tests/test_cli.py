@@ -418,7 +418,7 @@ def test_seeds():
     assert text("-s", "5") == text("-s", "5") == text("-s", "5", "-t", "1")
     assert text("-s", "5") != text("-s", "6")
     assert text() == text("-s", "0")
-    assert text("--temp", "0", "-s", "5") == text("--temp", "0", "-s", "6") == text("--top-k", "1", "-s", "9")
+    assert text("--temp", "0", "-s", "5") == text("--temp", "0", "-s", "6") == text("--top-k", "1", "-s", "9") == text("--top-p", "0", "-s", "9")
     assert rows("run", "-m", GQA, "-p", PROMPT, "-n", "2", "-s", "-1")[-1]["stats"]["seed"] != 0
 
 
