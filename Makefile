@@ -124,11 +124,10 @@ DATA = eval/longbench.json $(wildcard models/butler-default*.gguf models/long_te
 
 install: butler lib
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/butler
-	install -s -m 755 butler $(DESTDIR)$(PREFIX)/bin/butler
+	install -m 755 butler $(DESTDIR)$(PREFIX)/bin/butler
 	install -m 644 include/butler.h $(DESTDIR)$(PREFIX)/include/butler.h
 	install -m 644 $(BUILD)/libbutler.a $(DESTDIR)$(PREFIX)/lib/libbutler.a
-	strip --strip-debug $(DESTDIR)$(PREFIX)/lib/libbutler.a
-	install -s -m 755 $(BUILD)/$(SO) $(DESTDIR)$(PREFIX)/lib/$(SO)
+	install -m 755 $(BUILD)/$(SO) $(DESTDIR)$(PREFIX)/lib/$(SO)
 	ln -sf $(SO) $(DESTDIR)$(PREFIX)/lib/libbutler.so
 	$(if $(MPI_SO),install -D -m 755 $(MPI_SO) $(DESTDIR)$(PREFIX)/lib/butler/butler-mpi.so)
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(LIB_PKGS)|' src/butler.pc.in \

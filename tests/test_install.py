@@ -50,12 +50,6 @@ def test_what_is_installed(installed):
     assert f"[{soname()}]" in next(line for line in dynamic.splitlines() if "SONAME" in line)
 
 
-def test_what_is_installed_has_no_debugging_sections(installed):
-    for file in ("bin/butler", "lib/libbutler.so", "lib/libbutler.a"):
-        sections = subprocess.run(["readelf", "-SW", f"{installed}{PREFIX}/{file}"], capture_output=True, text=True, check=True).stdout
-        assert ".text" in sections and ".debug_info" not in sections, file
-
-
 def test_the_library_neither_trains_nor_converts(installed):
     """That is the command's: a program that runs models does not carry it."""
     defined = names(f"{installed}{PREFIX}/lib/libbutler.a")
