@@ -52,9 +52,24 @@ struct butler_metric_list {
 void butler_metric_list_free(struct butler_metric_list *list);
 
 /* Every built-in metric, by the name of its variable without butler_metric_. Listed only here: declarations and table follow. */
-#define BUTLER_METRICS(each)                                                                                                       \
-    each(recency) each(attention) each(windowed) each(pooled) each(last_query) each(page_bounds) each(page_stats) each(one_bit)    \
-        each(exact) each(key_norm) each(random) each(predicted) each(predicted2) each(first_layer) each(previous_layer)
+/* clang-format off */
+#define BUTLER_METRICS(each) \
+    each(recency) \
+    each(attention) \
+    each(windowed) \
+    each(pooled) \
+    each(last_query) \
+    each(page_bounds) \
+    each(page_stats) \
+    each(one_bit) \
+    each(exact) \
+    each(key_norm) \
+    each(random) \
+    each(predicted) \
+    each(predicted2) \
+    each(first_layer) \
+    each(previous_layer)
+/* clang-format on */
 
 #define BUTLER_DECLARE_METRIC(name) extern const struct butler_metric butler_metric_##name;
 BUTLER_METRICS(BUTLER_DECLARE_METRIC)
