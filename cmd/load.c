@@ -1,4 +1,4 @@
-/* From options to the library's objects: the model and where a default one lies, the text, its tokens, a session. */
+/* From options to the library's objects: the model, or the path of the default one, the text, its tokens, a session. */
 #include <errno.h>
 #include <float.h>
 #include <limits.h>
@@ -93,7 +93,7 @@ struct butler_model *cmd_vocabulary_load(struct cmd_options *options, int *statu
     return load(options, true, status);
 }
 
-/* Predictors that were named, or those that lie beside the model; of these one that does not fit is only mentioned. */
+/* The predictors of --predictor, or those beside the model. Of the latter, one that does not fit the model is only a note. */
 static int attach_predictors(const struct cmd_options *options, struct butler_model *model)
 {
     static const char *const names[] = {"tokenbutler", "tokenbutler2"};
@@ -237,7 +237,7 @@ static void say_progress(void *user, int done, int n)
     if (done < n)
         fprintf(stderr, "\rprompt: %d of %d tokens", done, n);
     else
-        fputs("\r\033[K", stderr); /* the line is gone once it is done */
+        fputs("\r\033[K", stderr); /* clears the line at the end */
     fflush(stderr);
 }
 
