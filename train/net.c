@@ -1,5 +1,5 @@
-/* What both versions of the predictor share while they are trained: scratch, the two-layer networks, the losses of a layer's
- * heads, and the way from the model's forward pass to the version's own steps. */
+/* What both versions of the predictor share in training: scratch, the two-layer networks, the losses of a layer's heads, and the
+ * callbacks from the model's forward pass to the version's functions. */
 #include "net.h"
 
 #include <math.h>
@@ -165,7 +165,7 @@ void butler_net_heads(struct butler_net *net, const float *q, const float *k)
     }
 }
 
-/* A layer's normed input, of the kind this predictor wants. */
+/* h: a layer's input, of the kind that this predictor reads (sizes.input). */
 static void take_input(struct butler_net *net, int layer, const float *h)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
