@@ -244,7 +244,7 @@ def test_progress_on_a_terminal():
     except OSError:
         pass
     os.close(main)
-    assert process.wait() == 0 and b"100 %" in said and b"left" in said
+    assert process.wait() == 0 and b"100 %" in said and b"remaining" in said
     assert len(process.stdout.read().splitlines()) == 1
 
 
