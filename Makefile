@@ -11,6 +11,9 @@ BUILD ?= build$(if $(SANITIZE),/$(subst $(comma),-,$(SANITIZE)))
 PREFIX ?= /usr/local
 DESTDIR ?=
 VERSION := $(shell sed -n 's/.*BUTLER_VERSION "\(.*\)".*/\1/p' include/butler.h)
+# Programs find the shared library by this name: the major version, and while that is 0 the minor one too.
+VERSION_PARTS := $(subst ., ,$(VERSION))
+SO := libbutler.so.$(if $(filter 0,$(word 1,$(VERSION_PARTS))),0.$(word 2,$(VERSION_PARTS)),$(word 1,$(VERSION_PARTS)))
 
 WARN = -Wall -Wextra -Wshadow -Wundef -Wvla -Wmissing-prototypes -Wstrict-prototypes
 SANFLAGS = $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
@@ -21,12 +24,15 @@ ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contr
 LIB_LIBS := -pthread $(shell pkg-config --libs $(LIB_PKGS)) -lm -ldl
 CMD_LIBS := $(shell pkg-config --libs $(CMD_PKGS))
 
-LIB_SRC = $(filter-out train/gather_mpi.c,$(wildcard src/*/*.c train/*.c))
+# What the command does beyond the library: training, conversion, quantisation.
+TOOL_SRC = $(filter-out train/gather_mpi.c,$(wildcard train/*.c)) src/file/convert.c src/file/quantize.c
+LIB_SRC = $(filter-out $(TOOL_SRC),$(wildcard src/*/*.c))
 CMD_SRC = $(wildcard cmd/*.c report/*.c)
 EVAL_SRC = $(wildcard eval/*.c)
 TEST_SRC = $(wildcard tests/test_*.c)
 FUZZ_SRC = $(wildcard fuzz/fuzz_*.c)
 LIB_OBJ = $(LIB_SRC:%.c=$(BUILD)/%.o)
+TOOL_OBJ = $(TOOL_SRC:%.c=$(BUILD)/%.o)
 CMD_OBJ = $(CMD_SRC:%.c=$(BUILD)/%.o) $(EVAL_OBJ)
 EVAL_OBJ = $(EVAL_SRC:%.c=$(BUILD)/%.o)
 TESTS = $(TEST_SRC:tests/%.c=$(BUILD)/tests/%)
@@ -44,17 +50,19 @@ $(BUILD)/butler-mpi.so: train/gather_mpi.c train/gather.h include/butler.h
 	$(CC) $(ALL_CFLAGS) $(shell pkg-config --cflags ompi-c) -shared -o $@ $< $(shell pkg-config --libs ompi-c)
 
 # The whole archive and its names: a plug-in may call any public function.
-$(BUILD)/butler: $(CMD_OBJ) $(BUILD)/libbutler.a
-	$(CC) $(SANFLAGS) -o $@ $(CMD_OBJ) -Wl,--whole-archive $(BUILD)/libbutler.a -Wl,--no-whole-archive $(LIB_LIBS) $(CMD_LIBS) -rdynamic
+$(BUILD)/butler: $(CMD_OBJ) $(TOOL_OBJ) $(BUILD)/libbutler.a
+	$(CC) $(SANFLAGS) -o $@ $(CMD_OBJ) $(TOOL_OBJ) -Wl,--whole-archive $(BUILD)/libbutler.a -Wl,--no-whole-archive $(LIB_LIBS) $(CMD_LIBS) -rdynamic
 
 $(BUILD)/libbutler.a: $(LIB_OBJ)
+$(BUILD)/tools.a: $(TOOL_OBJ)
+$(BUILD)/libbutler.a $(BUILD)/tools.a: Makefile # which says what is in them
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(AR) rcs $@ $(filter %.o,$^)
 
-$(BUILD)/libbutler.so.0: $(LIB_OBJ)
-	$(CC) $(SANFLAGS) -shared -Wl,-soname,libbutler.so.0 -o $@ $^ $(LIB_LIBS)
+$(BUILD)/$(SO): $(LIB_OBJ)
+	$(CC) $(SANFLAGS) -shared -Wl,-soname,$(SO) -o $@ $^ $(LIB_LIBS)
 
-lib: $(BUILD)/libbutler.a $(BUILD)/libbutler.so.0
+lib: $(BUILD)/libbutler.a $(BUILD)/$(SO)
 
 # Only these files may use instructions beyond the base ISA; which of them runs is decided at run time.
 MACHINE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
@@ -81,7 +89,7 @@ $(BUILD)/%.o: %.c
 
 # ----------------------------------------------------------------------------------------------------- tests
 
-$(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/libbutler.a
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/tools.a $(BUILD)/libbutler.a
 	$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
 
 # Tests of the evaluation link it too, and what it writes JSON with.
@@ -97,7 +105,7 @@ check:
 bench: $(patsubst %.c,$(BUILD)/%,$(wildcard bench/bench_*.c))
 
 $(BUILD)/bench/bench_kernels $(BUILD)/bench/bench_roofline $(BUILD)/bench/bench_prefill: $(BUILD)/bench/ceilings.o
-$(BUILD)/bench/%: $(BUILD)/bench/%.o $(BUILD)/libbutler.a
+$(BUILD)/bench/%: $(BUILD)/bench/%.o $(BUILD)/tools.a $(BUILD)/libbutler.a
 	$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS)
 
 # Fuzz targets are clang's: `make fuzz`, then build/fuzz/fuzz/fuzz_NAME [FLAGS OF LIBFUZZER] tests/corpus/NAME
@@ -119,8 +127,8 @@ install: butler lib
 	install -m 755 butler $(DESTDIR)$(PREFIX)/bin/butler
 	install -m 644 include/butler.h $(DESTDIR)$(PREFIX)/include/butler.h
 	install -m 644 $(BUILD)/libbutler.a $(DESTDIR)$(PREFIX)/lib/libbutler.a
-	install -m 755 $(BUILD)/libbutler.so.0 $(DESTDIR)$(PREFIX)/lib/libbutler.so.0
-	ln -sf libbutler.so.0 $(DESTDIR)$(PREFIX)/lib/libbutler.so
+	install -m 755 $(BUILD)/$(SO) $(DESTDIR)$(PREFIX)/lib/$(SO)
+	ln -sf $(SO) $(DESTDIR)$(PREFIX)/lib/libbutler.so
 	$(if $(MPI_SO),install -D -m 755 $(MPI_SO) $(DESTDIR)$(PREFIX)/lib/butler/butler-mpi.so)
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(LIB_PKGS)|' src/butler.pc.in \
 		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/butler.pc
@@ -128,7 +136,7 @@ install: butler lib
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/butler $(DESTDIR)$(PREFIX)/include/butler.h $(DESTDIR)$(PREFIX)/lib/libbutler.a \
-		$(DESTDIR)$(PREFIX)/lib/libbutler.so $(DESTDIR)$(PREFIX)/lib/libbutler.so.0 $(DESTDIR)$(PREFIX)/lib/pkgconfig/butler.pc
+		$(DESTDIR)$(PREFIX)/lib/libbutler.so $(DESTDIR)$(PREFIX)/lib/$(SO) $(DESTDIR)$(PREFIX)/lib/pkgconfig/butler.pc
 	rm -rf $(DESTDIR)$(PREFIX)/share/butler $(DESTDIR)$(PREFIX)/lib/butler
 
 clean:
@@ -136,4 +144,4 @@ clean:
 
 .PHONY: all lib tests check bench fuzz fuzz-programs install uninstall clean
 .SECONDARY:
--include $(LIB_OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TESTS:=.d) $(BUILD)/tests/record_policies.d $(wildcard $(BUILD)/bench/*.d)
+-include $(LIB_OBJ:.o=.d) $(TOOL_OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TESTS:=.d) $(BUILD)/tests/record_policies.d $(wildcard $(BUILD)/bench/*.d)

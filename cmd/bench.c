@@ -1,5 +1,5 @@
-/* butler bench: how long a token takes, and what it reads, at a given depth of the cache. The cache is filled with random
- * keys and values, since only their number matters to the time. */
+/* butler bench: time and bytes per token at a given cache depth. The cache is filled with random keys and values: the time
+ * depends only on their number. */
 #include <math.h>
 #include <string.h>
 
@@ -180,7 +180,7 @@ static const struct cmd_use uses[] = {
 const struct cmd_command cmd_bench = {
     .name = "bench",
     .synopsis = "[-m FILE] [--kv POLICY]... [-d DEPTH,...] [-n N] [--batch B] [--json]",
-    .summary = "time and bytes per token at a depth of the cache",
+    .summary = "time and bytes per token at a cache depth",
     .details =
         "For every depth and policy: fills a cache of that many tokens with random keys and values, decodes --warmup tokens,\n"
         "then -n more, and prints medians over those. Bytes are what the kernels were asked to read for one token, on average.\n"

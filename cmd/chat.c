@@ -1,5 +1,5 @@
-/* butler chat: a conversation in one session. What was said stays in the cache; a turn adds only its own tokens. Ctrl-C
- * ends an answer, the end of input ends the program. */
+/* butler chat: a conversation in one session. Earlier turns stay in the cache; a turn adds only its own tokens. Ctrl-C ends an
+ * answer, the end of input ends the program. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -29,8 +29,8 @@ static void ignore_signal(int signal_number)
     (void)signal_number;
 }
 
-/* While an answer is made Ctrl-C waits to be asked for; while a line is read it breaks the reading off. So no flag has to
- * be shared with a handler, and the library's threads, which start with the signal blocked, never get it. */
+/* While an answer is generated SIGINT is blocked and polled; while a line is read it interrupts the read. So no flag is shared
+ * with a handler, and the library's threads, which start with the signal blocked, never get it. */
 static void interrupts_block(bool block)
 {
     sigset_t set;
@@ -72,13 +72,12 @@ static int choose_template(struct chat *chat)
     chat->template = jinja ? cmd_template_recognise(jinja) : cmd_template_find("plain");
     if (chat->template)
         return CMD_DONE;
-    cmd_say(chat->options,
-            "the model's chat template is none that is known here: it begins with '%.60s'; choose with --chat-template: %s", jinja,
-            names);
+    cmd_say(chat->options, "the model's chat template is unknown: it begins with '%.60s'; choose one with --chat-template: %s",
+            jinja, names);
     return CMD_FAILED;
 }
 
-/* The text that this model's vocabulary has as an end of text. */
+/* The text of this vocabulary's end-of-text token, or "". */
 static const char *find_eos(const struct butler_model *model)
 {
     static const char *const candidates[] = {"</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>"};
@@ -93,7 +92,7 @@ static const char *find_eos(const struct butler_model *model)
 
 /* -------------------------------------------------------------------------------------------------- answer */
 
-/* Prints what of the answer cannot become part of the stop text any more. True: the stop text is there; *at is where. */
+/* Prints the part of the answer that cannot be the beginning of the stop text. True: the stop text was found, at *at. */
 static bool show(struct chat *chat, bool last, size_t *at)
 {
     const char *stop = chat->template->stop;
@@ -112,7 +111,7 @@ static bool show(struct chat *chat, bool last, size_t *at)
             }
     }
     *at = end;
-    if (chat->n_shown == 0) /* a template's blank before the answer is not part of what was said */
+    if (chat->n_shown == 0) /* spaces that the template has before the answer */
         while (chat->n_shown < end && strchr(" \n", chat->answer.bytes[chat->n_shown]))
             chat->n_shown++;
     if (end > chat->n_shown) {
@@ -151,12 +150,13 @@ static int answer(struct chat *chat)
         size_t before = chat->answer.n;
         append_token(chat, &stream, id);
         if (show(chat, false, &at)) {
-            /* The cache holds the stop text but for its last token, which was not decoded. */
+            /* The cache holds the stop text except its last token, which was not decoded. */
             chat->n_ahead = before > at ? before - at : 0;
             break;
         }
         if (butler_n_past(chat->session) >= n_ctx) {
-            fprintf(stderr, "\n(the context of %d tokens is full: /clear forgets the conversation, a larger -c makes room)", n_ctx);
+            fprintf(stderr, "\n(the context of %d tokens is full: /clear forgets the conversation; -c sets a larger context)",
+                    n_ctx);
             break;
         }
         if (butler_step(chat->session, id, &err) < 0)
@@ -173,7 +173,7 @@ static int answer(struct chat *chat)
 
 /* ---------------------------------------------------------------------------------------------------- turn */
 
-/* Reads the user's turn into the session. *fits: it did. */
+/* Runs the user's turn as a prompt. *fits: the context had space for it. */
 static int take_turn(struct chat *chat, const char *user, bool *fits)
 {
     struct cmd_text text = {0};
@@ -228,7 +228,7 @@ static bool read_line(char **line, size_t *capacity)
         if (error != EINTR)
             return false;
         clearerr(stdin);
-        fputs("\n(Ctrl-D leaves)\n", stderr);
+        fputs("\n(Ctrl-D ends the program)\n", stderr);
     }
 }
 
@@ -303,8 +303,8 @@ const struct cmd_command cmd_chat = {
     .summary = "a conversation, with the model's chat template",
     .details =
         "Reads a turn from every line of standard input and prints the answer. /clear forgets the conversation. Ctrl-C ends an\n"
-        "answer; Ctrl-D (the end of input) leaves.\n\n"
-        "Which template the model wants is recognised from its file; --chat-template names one instead: chatml, llama3, llama2,\n"
+        "answer; Ctrl-D (the end of input) ends the program.\n\n"
+        "The template is recognised from the model's file; --chat-template names one instead: chatml, llama3, llama2,\n"
         "mistral, mistral-v3, phi3, zephyr, deepseek, vicuna, plain. A model without a template gets plain: lines beginning with\n"
         "User: and Assistant:.\n",
     .uses = uses,

@@ -1,5 +1,5 @@
-/* The command's own seams: one table of flags, one file per subcommand, one way to write a row. A subcommand lists the
- * flags it takes with their defaults as text; options.c parses and prints its help from that same list. */
+/* What the files of the command share: one table of flags, one file per subcommand, one way to write a row. A subcommand lists
+ * the flags it takes with their defaults as text; options.c parses the flags and prints the help from that list. */
 #ifndef CMD_H
 #define CMD_H
 
@@ -139,7 +139,7 @@ struct cmd_command {
 extern const struct cmd_command cmd_run, cmd_chat, cmd_info, cmd_tokenize, cmd_logits, cmd_policies, cmd_bench, cmd_convert,
     cmd_quantize, cmd_eval, cmd_report, cmd_train;
 
-/* Fills *options from argv[argc] (after the subcommand). CMD_DONE, or CMD_USAGE when it has said what is wrong.
+/* Fills *options from argv[argc] (after the subcommand). CMD_DONE, or CMD_USAGE after a message that names the error.
  * Strings are borrowed from argv. */
 int cmd_options_parse(struct cmd_options *options, const struct cmd_command *command, int argc, char **argv);
 void cmd_options_free(struct cmd_options *options);
@@ -148,18 +148,19 @@ const char *cmd_kv_type_name(enum butler_kv_type type);
 
 /* ------------------------------------------------------------------------------------------------- output */
 
-/* Standard output, checked: a closed pipe ends the program quietly with CMD_FAILED, any other error says so first. */
+/* Checked writes to standard output: a closed pipe ends the program without a message and with CMD_FAILED, any other error with
+ * a message. */
 void cmd_out(const char *bytes, size_t n);
 void cmd_printf(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void cmd_out_flush(void);
-/* Writes one row on a line of its own and frees it. Nine significant digits: enough to give a float back. */
+/* Writes one row on a line of its own and frees it. Nine significant digits represent every float exactly. */
 void cmd_row(json_t *row);
 /* As json_string, with U+FFFD for what is not UTF-8. */
 json_t *cmd_json_text(const char *bytes, size_t n);
 
 /* "butler NAME: message" on standard error. */
 void cmd_say(const struct cmd_options *options, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Says the error and returns the exit status: CMD_USAGE where the fault is in a flag's value, else CMD_FAILED. */
+/* Prints the error and returns the exit status: CMD_USAGE when a flag's value is wrong, else CMD_FAILED. */
 int cmd_fail(const struct cmd_options *options, const struct butler_error *err);
 
 /* ------------------------------------------------------------------------------------------------- set up */
@@ -172,11 +173,11 @@ struct cmd_text {
 void cmd_text_append(struct cmd_text *text, const char *bytes, size_t n);
 void cmd_text_free(struct cmd_text *text);
 
-/* Memory of the command itself: the program says so and ends where there is none. */
+/* Zeroed memory for count elements. Without memory the program prints an error and exits. */
 void *cmd_alloc(size_t count, size_t size);
 
-/* Loads options->model (or the default model), then its plug-ins, and checks every --kv against it. NULL: *status says
- * how to leave. */
+/* Loads options->model (or the default model), then its plug-ins, and checks every --kv against it. NULL: *status is
+ * the exit status. */
 struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status);
 void cmd_engine_free(struct butler_engine *engine); /* with its model; may be NULL */
 /* As above, but only the vocabulary. */
@@ -190,14 +191,14 @@ bool cmd_find_model_file(const char *name, char *path, size_t n_path);
 int cmd_text_read(const struct cmd_options *options, struct cmd_text *text);
 int cmd_file_read(const struct cmd_options *options, const char *path, struct cmd_text *text);
 
-/* Tokens of the text; CMD_DONE or how to leave. flags: enum butler_tokenize_flags. */
+/* Tokens of the text; CMD_DONE or the exit status. flags: enum butler_tokenize_flags. */
 int cmd_tokenize_text(const struct cmd_options *options, const struct butler_model *model, const char *bytes, size_t n, int flags,
                       struct cmd_integers *ids);
 void cmd_integers_append(struct cmd_integers *integers, int32_t value);
 
 struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_engine *engine, const char *policy, int n_ctx,
                                        int *status);
-/* butler_prefill, which on a terminal says how far it is. CMD_DONE or how to leave. */
+/* butler_prefill, with progress on a terminal. CMD_DONE or the exit status. */
 int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids);
 struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, int *status);
 
@@ -208,8 +209,8 @@ const char *cmd_bytes(char *out, size_t n_out, uint64_t bytes);
 
 /* ---------------------------------------------------------------------------------------------- templates */
 
-/* How a chat model wants a conversation written. A turn is user_before, text, user_after, answer, answer_after; the first
- * may carry a system text. */
+/* The format of a conversation. A turn is user_before, text, user_after, answer, answer_after; the first may have a system
+ * text. */
 struct cmd_template {
     const char *name;
     const char *markers[3];                   /* a Jinja text that holds all of them is this one */
@@ -224,7 +225,7 @@ const struct cmd_template *cmd_template_find(const char *name);
 const struct cmd_template *cmd_template_recognise(const char *jinja);
 /* Names of all, separated by ", ". */
 void cmd_template_names(char *out, size_t n_out);
-/* Appends what stands between the end of the last answer (or the start) and the beginning of the next. */
+/* Appends what is between the end of the last answer (or the start) and the beginning of the next. */
 void cmd_template_turn(const struct cmd_template *template, const char *eos, bool first, const char *system, const char *user,
                        struct cmd_text *out);
 

@@ -1,4 +1,4 @@
-/* The curve of a training run: a row of a CSV per step, and a picture of them at the end. */
+/* The curve of a training run: a CSV row per step, and a plot at the end. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -22,7 +22,7 @@ static void keep(struct cmd_curve *curve, const struct cmd_curve_row *row)
     curve->rows[curve->n_rows++] = *row;
 }
 
-/* A line of the file; false where it is none of ours. */
+/* Parses a line of the file; false if it is not a row. */
 static bool read_row(const char *line, struct cmd_curve_row *row)
 {
     int skipped = 0;
@@ -95,7 +95,7 @@ void cmd_curve_free(struct cmd_curve *curve)
     *curve = (struct cmd_curve){0};
 }
 
-/* ----------------------------------------------------------------------------------------------- picture */
+/* -------------------------------------------------------------------------------------------------- plot */
 
 enum { WIDTH = 720, PANEL = 220, LEFT = 70, RIGHT = 20, TOP = 50, GAP = 50, N_GRID = 4 };
 
@@ -152,7 +152,7 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The losses' range without the first ones, which tower over all others. */
+/* Range of the losses without the highest 5 %, the first steps. */
 static void loss_range(const struct cmd_curve *curve, struct panel *panel)
 {
     double *sorted = cmd_alloc((size_t)curve->n_rows, sizeof *sorted);

@@ -1,4 +1,4 @@
-/* What `butler train` leaves beside the predictor: its curve, as numbers and as a picture. */
+/* What `butler train` writes beside the predictor: its curve, as numbers and as a plot. */
 #ifndef CMD_CURVE_H
 #define CMD_CURVE_H
 
@@ -21,8 +21,8 @@ struct cmd_curve {
     struct cmd_curve_row *rows;
 };
 
-/* Opens PATH for writing; rows up to `step` that are already there stay (those of a run that goes on). CMD_DONE, or CMD_FAILED
- * when it has said why. */
+/* Opens PATH for writing; rows up to `step` that are already in it stay (a resumed run). CMD_DONE, or CMD_FAILED after a
+ * message. */
 int cmd_curve_open(struct cmd_curve *curve, const struct cmd_options *options, const char *path, int64_t step);
 int cmd_curve_add(struct cmd_curve *curve, const struct cmd_options *options, const struct cmd_curve_row *row);
 /* The curve as an SVG: loss over tokens, and the held-out figures. */

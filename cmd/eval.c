@@ -1,5 +1,5 @@
-/* butler eval: what a policy costs in quality and what it reads, task by task. The work is eval/'s; here are its flags, its
- * progress and its output. */
+/* butler eval: quality of policies and bytes that they read, task by task. The work is done in eval/; this file has the flags,
+ * the progress bar and the output. */
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -45,8 +45,8 @@ static void show_progress(void *user, double done)
     for (int i = 0; i < WIDTH; i++)
         bar[i] = i < (int)(done * WIDTH) ? '#' : '.';
     bar[WIDTH] = 0;
-    const double left = done > 0 ? (t - screen->start) * (1 - done) / done : 0;
-    fprintf(stderr, "\r[%s] %3.0f %%, %d:%02d left\033[K", bar, 100 * done, (int)left / 60, (int)left % 60);
+    const double remaining = done > 0 ? (t - screen->start) * (1 - done) / done : 0;
+    fprintf(stderr, "\r[%s] %3.0f %%, %d:%02d remaining\033[K", bar, 100 * done, (int)remaining / 60, (int)remaining % 60);
     fflush(stderr);
 }
 
@@ -121,7 +121,7 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
             return cmd_fail(options, &err);
     }
     if (code == EVAL_STOPPED) {
-        cmd_say(options, options->output ? "stopped; the same command goes on from the rows in %s" : "stopped", options->output);
+        cmd_say(options, options->output ? "stopped; the same command continues after the rows in %s" : "stopped", options->output);
         return CMD_FAILED;
     }
     return CMD_DONE;
@@ -146,7 +146,7 @@ static int run(struct cmd_options *options)
         cmd_say(options, "--mode: '%s' is not allowed; it takes simulate or prefill", options->mode);
         return CMD_USAGE;
     }
-    /* Sequences run side by side, each in one thread: the model's own pool is the caller alone. */
+    /* Sequences run in parallel, each in one thread: the pool of this engine has one thread. */
     const int n_threads = options->n_threads;
     options->n_threads = 1;
     struct butler_engine *engine = cmd_engine_load(options, &status);
@@ -180,9 +180,10 @@ const struct cmd_command cmd_eval = {
     .synopsis = "TASK [-m FILE] [--kv POLICY]... [--budget B,...] [--data FILE] [--length L,...] [--limit N] [-o RESULTS] [--json]",
     .summary = "what policies cost in quality and save in bytes, on the papers' tasks",
     .details =
-        "Tasks: ppl coref passkey kv lines recall consensus heat mc longbench. docs/eval.md says what each reads and measures.\n\n"
-        "Every --budget is applied to every --kv that has one. Rows are appended to -o as each policy ends, and what that file\n"
-        "has already is not measured again: a run that was stopped goes on with the same command.\n\n"
+        "Tasks: ppl coref passkey kv lines recall consensus heat mc longbench. docs/eval.md describes what each reads and "
+        "measures.\n\n"
+        "Every --budget is applied to every --kv that has one. Rows are appended to -o when a policy is done. Rows that the file\n"
+        "already has are not measured again: the same command continues a run that was stopped.\n\n"
         "With --json one row for each policy and metric: {\"task\", \"model\", \"policy\", \"budget\", \"metric\", \"value\", "
         "\"ci\",\n"
         "\"n\", \"length\", \"kv_read\", \"bytes\", ...}.\n",

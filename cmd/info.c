@@ -1,9 +1,9 @@
-/* butler info: what a model file holds, and what a session with it will take. */
+/* butler info: what a model file contains, and the memory that a session with it needs. */
 #include <string.h>
 
 #include "cmd.h"
 
-/* The cache grows in steps of several tokens; over a multiple of the step the mean is what one takes. */
+/* The cache grows in pages: the mean over many tokens is the cost of one. */
 static uint64_t kv_bytes_per_token(const struct butler_model *model, enum butler_kv_type type)
 {
     enum { MANY = 1 << 16 };
@@ -132,10 +132,10 @@ static const struct cmd_use uses[] = {{CMD_MODEL, NULL}, {CMD_CTX, "0"}, {CMD_PR
 const struct cmd_command cmd_info = {
     .name = "info",
     .synopsis = "[MODEL] [-c N] [--json]",
-    .summary = "what a model file holds and what a session will take",
+    .summary = "what a model file contains and the memory that a session needs",
     .details =
         "Prints architecture, sizes, tokenizer and quantisation, and the KV cache's bytes per token and for a full context\n"
-        "(-c, or what the model was trained for) in every type that --kv-type knows. Without MODEL it is the default model.\n\n"
+        "(-c, or what the model was trained for) in every type that --kv-type knows. Without MODEL: the default model.\n\n"
         "With --json one row; its \"kv_bytes\" is {\"f16\": {\"per_token\", \"at_ctx\"}, ...}.\n",
     .uses = uses,
     .max_positional = 1,

@@ -1,5 +1,6 @@
-/* From options to the library's objects: the model and where a default one lies, the text, its tokens, a session. */
+/* From options to the library's objects: the model, or the path of the default one, the text, its tokens, a session. */
 #include <errno.h>
+#include <float.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,7 +90,7 @@ struct butler_model *cmd_vocabulary_load(struct cmd_options *options, int *statu
     return load(options, true, status);
 }
 
-/* Predictors that were named, or those that lie beside the model; of these one that does not fit is only mentioned. */
+/* The predictors of --predictor, or those beside the model. Of the latter, one that does not fit the model is only a note. */
 static int attach_predictors(const struct cmd_options *options, struct butler_engine *engine)
 {
     static const char *const names[] = {"tokenbutler", "tokenbutler2"};
@@ -249,7 +250,7 @@ static bool say_progress(void *user, int done, int n)
     if (done < n)
         fprintf(stderr, "\rprompt: %d of %d tokens", done, n);
     else
-        fputs("\r\033[K", stderr); /* the line is gone once it is done */
+        fputs("\r\033[K", stderr); /* clears the line at the end */
     fflush(stderr);
     return true;
 }
@@ -265,9 +266,10 @@ int cmd_prefill(const struct cmd_options *options, struct butler_session *sessio
 struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, int *status)
 {
     struct butler_error err = {0};
+    /* --top-p 0 keeps the most probable token alone, as in llama.cpp; to the library 0 is off. */
     struct butler_sampler_params params = {.temperature = (float)options->temperature,
                                            .top_k = options->top_k,
-                                           .top_p = (float)options->top_p,
+                                           .top_p = options->top_p > 0 ? (float)options->top_p : FLT_MIN,
                                            .min_p = (float)options->min_p,
                                            .seed = options->seed};
     struct butler_sampler *sampler = butler_sampler_new(&params, &err);

@@ -1,4 +1,4 @@
-/* butler logits: what the model says after a prompt, in full precision, to be compared with other engines. */
+/* butler logits: the logits after a prompt in full precision, to compare with other engines. */
 #include <math.h>
 #include <string.h>
 
@@ -116,7 +116,7 @@ const struct cmd_command cmd_logits = {
     .summary = "the logits after a prompt, to compare with other engines",
     .details =
         "Prints a line for the last position, or with --all for every one: the position, a tab, and the logits of the whole\n"
-        "vocabulary separated by spaces, with nine significant digits: enough to give each float back exactly.\n"
+        "vocabulary separated by spaces, with nine significant digits, which represent every float exactly.\n"
         "--ids are taken as they are; nothing is added before them.\n\n"
         "With --json the same as rows {\"position\", \"logits\": [...]}.\n",
     .uses = uses,

@@ -1,4 +1,4 @@
-/* The command's door: finds the subcommand, parses its flags, runs it, and makes sure that all of its output arrived. */
+/* Finds the subcommand, parses its flags, runs it and checks that all of its output was written. */
 #include <signal.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ static void print_usage(FILE *out)
                  "usage: butler COMMAND [FLAGS]\n\n");
     for (int i = 0; i < N_COMMANDS; i++)
         fprintf(out, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
-    fprintf(out, "\n`butler COMMAND --help` says what a command takes. `butler --version` prints the version.\n"
+    fprintf(out, "\n`butler COMMAND --help` lists what a command takes. `butler --version` prints the version.\n"
                  "Results go to standard output, progress and messages to standard error.\n"
                  "Exit status: 0 done, 1 failed, 2 bad usage.\n");
 }

@@ -1,5 +1,5 @@
-/* From the words of the command line to struct cmd_options. One table says what every flag is called, takes and allows;
- * parsing, error messages and help all read it, so that they cannot disagree. */
+/* Parses the command line into struct cmd_options. One table has every flag's name, argument, range and help; parsing, error
+ * messages and help all read it, so that they cannot disagree. */
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -17,7 +17,7 @@ struct flag {
     enum kind kind;
     size_t offset;
     double min, max;
-    const char *allowed; /* how an error says the range */
+    const char *allowed; /* the range, for error messages */
     const char *help;
 };
 
@@ -41,7 +41,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_DEPTH] = {'d', "n-depth", "N,...", KIND_INTS, AT(depths), 0, INT_MAX - 65536,
                    "token counts, 0 or more, separated by commas", "tokens in the cache before the first measured one"},
     [CMD_BATCH] = {0, "batch", "N", KIND_INT, AT(batch), 1, 1024, "a whole number from 1 to 1024",
-                   "sessions decoded in turn, one token each; they do not share the reading of weights"},
+                   "sessions that decode one token each at the same time; every weight is read once for all"},
     [CMD_WARMUP] = {0, "warmup", "N", KIND_INT, AT(warmup), 0, 65536, "a whole number from 0 to 65536",
                     "tokens decoded before measuring starts"},
     [CMD_KV] = {0, "kv", "POLICY", KIND_STRINGS, AT(kv), 0, 0, NULL,
@@ -53,24 +53,24 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_PREDICTOR] = {0, "predictor", "FILE", KIND_STRINGS, AT(predictors), 0, 0, NULL,
                        "a predictor trained for the model; without it those beside the model, NAME.tokenbutler[2].gguf"},
     [CMD_TEMP] = {0, "temp", "T", KIND_REAL, AT(temperature), 0, 1000, "a number, 0 or more",
-                  "sampling temperature; 0: always the likeliest"},
+                  "sampling temperature; 0: always the most probable token"},
     [CMD_TOP_K] = {0, "top-k", "K", KIND_INT, AT(top_k), 0, INT_MAX, "a whole number, 0 or more",
-                   "sample among the K likeliest; 0: all"},
+                   "sample among the K most probable tokens; 0: all"},
     [CMD_TOP_P] = {0, "top-p", "P", KIND_REAL, AT(top_p), 0, 1, "a number from 0 to 1",
-                   "sample among the likeliest that together reach probability P; 1: all"},
+                   "sample among the most probable tokens that together reach probability P; 1: all"},
     [CMD_MIN_P] = {0, "min-p", "P", KIND_REAL, AT(min_p), 0, 1, "a number from 0 to 1",
-                   "drop tokens below P times the likeliest one's probability; 0: none"},
+                   "drop tokens below P times the highest probability; 0: none"},
     [CMD_SEED] = {'s', "seed", "N", KIND_SEED, AT(seed), 0, 0,
                   "a whole number from 0 to 18446744073709551615, or -1 for a random one",
                   "seed of the sampler and of the policy random; -1: another each time"},
     [CMD_SYSTEM] = {0, "system-prompt", "TEXT", KIND_STRING, AT(system), 0, 0, NULL,
                     "instructions that come before the conversation"},
     [CMD_CHAT_TEMPLATE] = {0, "chat-template", "NAME", KIND_STRING, AT(chat_template), 0, 0, NULL,
-                           "how turns are written, instead of what the model says"},
+                           "format of the conversation, instead of the model's own"},
     [CMD_SAVE_SESSION] = {0, "save-session", "FILE", KIND_STRING, AT(save_session), 0, 0, NULL,
                           "write the session there when the text is done"},
     [CMD_LOAD_SESSION] = {0, "load-session", "FILE", KIND_STRING, AT(load_session), 0, 0, NULL,
-                          "go on from a saved session; its policy, context and type come with it"},
+                          "continue a saved session, with its policy, context and type"},
     [CMD_TOKENIZER] = {0, "tokenizer", "FILE", KIND_STRING, AT(tokenizer), 0, 0, NULL, "the tokenizer that belongs to IN"},
     [CMD_OUTPUT] = {'o', "output", "FILE", KIND_STRING, AT(output), 0, 0, NULL, "the file to write"},
     [CMD_BUDGET] = {0, "budget", "B,...", KIND_REALS, AT(budgets), 1e-6, 1 << 24,
@@ -78,35 +78,35 @@ static const struct flag flags[CMD_N_FLAGS] = {
                     "budgets, each applied to every --kv"},
     [CMD_DATA] = {0, "data", "FILE", KIND_STRING, AT(data), 0, 0, NULL, "what to measure on, where the task does not make its own"},
     [CMD_LENGTH] = {0, "length", "L,...", KIND_INTS, AT(lengths), 8, 1 << 24, "token counts, 8 or more, separated by commas",
-                    "tokens of a sequence; several: one after the other"},
+                    "tokens of a sequence; several lengths run one after the other"},
     [CMD_LIMIT] = {0, "limit", "N", KIND_INT, AT(limit), 0, INT_MAX, "a whole number, 0 or more",
                    "at most that many items; 0: the task's default"},
     [CMD_MODE] = {0, "mode", "MODE", KIND_STRING, AT(mode), 0, 0, NULL,
                   "simulate: every token is decoded under the policy; prefill: the prompt is read densely first"},
     [CMD_SET] = {0, "set", "KEY=VALUE,...", KIND_STRINGS, AT(settings), 0, 0, NULL, "options of the task"},
     [CMD_TRAIN_DATA] = {0, "data", "TEXT,...", KIND_STRING, AT(train.data), 0, 0, NULL,
-                        "texts to learn from; the last hundredth of each is only measured on"},
+                        "texts to train on; the last hundredth of each is held out for measuring"},
     [CMD_TRAIN_VERSION] = {0, "predictor", "V", KIND_STRING, AT(train.version), 0, 0, NULL, "v1 or v2 of TokenButler"},
-    [CMD_RESUME] = {0, "resume", NULL, KIND_BOOL, AT(train.resume), 0, 0, NULL, "go on from OUTPUT.checkpoint"},
+    [CMD_RESUME] = {0, "resume", NULL, KIND_BOOL, AT(train.resume), 0, 0, NULL, "continue from OUTPUT.checkpoint"},
     [CMD_START] = {0, "start", "PREDICTOR", KIND_STRING, AT(train.start), 0, 0, NULL,
-                   "a predictor to go on from, with its sizes, instead of a new one"},
+                   "a predictor to continue from, with its sizes, instead of a new one"},
     [CMD_TRAIN_LENGTH] = {0, "length", "N", KIND_INT, AT(train.length), 32, 65536, "a whole number from 32 to 65536",
                           "tokens of a text"},
     [CMD_TRAIN_TOKENS] = {0, "tokens", "N", KIND_INT, AT(train.n_tokens), 0, INT_MAX, "a whole number, 0 or more",
-                          "tokens to learn from; 0: what --steps says"},
+                          "tokens to train on; 0: set by --steps"},
     [CMD_STEPS] = {0, "steps", "N", KIND_INT, AT(train.n_steps), 0, INT_MAX, "a whole number, 0 or more",
-                   "steps to take; 0: what --tokens says, or all texts once"},
+                   "steps to take; 0: set by --tokens, or all texts once"},
     [CMD_TRAIN_BATCH] = {0, "batch", "N", KIND_INT, AT(train.batch), 1, 65536, "a whole number from 1 to 65536",
                          "texts whose gradients are held and added up together, over all processes"},
     [CMD_ACCUMULATE] = {0, "accumulate", "N", KIND_INT, AT(train.accumulate), 1, 65536, "a whole number from 1 to 65536",
                         "batches a step takes, one after the other"},
     [CMD_LR] = {0, "lr", "X", KIND_REAL, AT(train.lr), 0, 10, "a number from 0 to 10",
-                "the highest learning rate: a tenth of the steps leads up to it, a cosine down"},
+                "the highest learning rate: linear warm-up over a tenth of the steps, then a cosine decay"},
     [CMD_DECAY] = {0, "weight-decay", "X", KIND_REAL, AT(train.decay), 0, 10, "a number from 0 to 10", "AdamW's, of matrices"},
     [CMD_LOSS] = {0, "loss", "NAME", KIND_STRING, AT(train.loss), 0, 0, NULL,
                   "v1: causal or square: squared errors over the causal half, or all as published; entropy: v2's"},
     [CMD_TRAIN_INPUT] = {0, "input", "NAME", KIND_STRING, AT(train.input), 0, 0, NULL,
-                         "norm or attention: the layer's normed input, or what its attention leaves"},
+                         "norm or attention: the layer's normed input, or its attention output"},
     [CMD_DIM] = {0, "dim", "N", KIND_INT, AT(train.dim), 0, 128, "a whole number from 0 to 128",
                  "width of a predicted head; 0: by the model's size"},
     [CMD_MID] = {0, "mid", "N", KIND_INT, AT(train.mid), 0, 1 << 20, "a whole number, 0 or more",
@@ -114,7 +114,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_KEY_HEADS] = {0, "key-heads", "NAME", KIND_STRING, AT(train.key_heads), 0, 0, NULL,
                        "v1: a predicted key per kv head, or per query head as published"},
     [CMD_ROTATE] = {0, "rotate", "NAME", KIND_STRING, AT(train.rotate), 0, 0, NULL,
-                    "fast: by position in the pairs that turn within --length; published: v1 in all, v2 in none"},
+                    "fast: rotates the pairs with a period below --length; published: v1 all pairs, v2 none"},
     [CMD_VALID] = {0, "valid", "TEXT,...", KIND_STRING, AT(train.valid), 0, 0, NULL, "other texts to measure on"},
     [CMD_VALID_TEXTS] = {0, "valid-texts", "N", KIND_INT, AT(train.n_valid), 1, 65536, "a whole number from 1 to 65536",
                          "how many texts to measure on"},
@@ -129,7 +129,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
                  "instructions to use; without it the best this processor has"},
     [CMD_JSON] = {0, "json", NULL, KIND_BOOL, AT(json), 0, 0, NULL,
                   "one JSON object a line on standard output, nothing else there"},
-    [CMD_HELP] = {'h', "help", NULL, KIND_BOOL, AT(help), 0, 0, NULL, "this text"},
+    [CMD_HELP] = {'h', "help", NULL, KIND_BOOL, AT(help), 0, 0, NULL, "print this help"},
 };
 
 static const char *const kv_type_names[BUTLER_N_KV_TYPES] = {"f32", "f16", "q8_0"};
@@ -395,13 +395,13 @@ void cmd_help_print(const struct cmd_command *command)
     cmd_printf("butler %s - %s\n\nusage: butler %s %s\n\n", command->name, command->summary, command->name, command->synopsis);
     for (const struct cmd_use *use = command->uses; use->flag; use++) {
         const struct flag *flag = &flags[use->flag];
-        char left[64];
+        char names[64];
         int n = 0;
         if (flag->letter)
-            n = snprintf(left, sizeof left, "-%c, ", flag->letter);
-        snprintf(left + n, sizeof left - (size_t)n, "--%s%s%s", flag->name, flag->argument ? " " : "",
+            n = snprintf(names, sizeof names, "-%c, ", flag->letter);
+        snprintf(names + n, sizeof names - (size_t)n, "--%s%s%s", flag->name, flag->argument ? " " : "",
                  flag->argument ? flag->argument : "");
-        cmd_printf("  %-24s %s", left, flag->help);
+        cmd_printf("  %-24s %s", names, flag->help);
         if (use->value)
             cmd_printf(" (default %s)", use->value);
         cmd_printf("\n");

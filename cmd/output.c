@@ -1,5 +1,5 @@
-/* What leaves the command: rows and text on standard output, words for people on standard error. Every write is checked,
- * so that a full disk is never taken for success and a closed pipe never for a crash. */
+/* The command's output: rows and text on standard output, messages on standard error. Every write is checked: a full disk is an
+ * error, a closed pipe is no crash. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "cmd.h"
 
-/* Called where standard output no longer takes anything: nobody is left to hear more. */
+/* Called when writing to standard output failed. */
 static _Noreturn void give_up(int error)
 {
     if (error != EPIPE)

@@ -1,4 +1,4 @@
-/* butler policies: every policy, the axes it stands for, and what each parameter is by default. */
+/* butler policies: every policy, its axes, its parameters and their defaults. */
 #include <stdlib.h>
 #include <string.h>
 

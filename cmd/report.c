@@ -1,11 +1,11 @@
-/* butler report: from the rows of `butler eval` to one page that needs nothing else. */
+/* butler report: writes the rows of `butler eval` as one self-contained page. */
 #include <stdlib.h>
 
 #include "report/report.h"
 #include "cmd.h"
 #include "base/util.h"
 
-/* The page is made in memory: a file that appears under its name is complete. */
+/* The page is built in memory, so that the file appears only when it is complete. */
 static int write_page(const struct report *report, const char *path, struct butler_error *err)
 {
     struct butler_writer writer = {0};

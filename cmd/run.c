@@ -1,4 +1,4 @@
-/* butler run: a prompt, then text, under one policy or several, and what each of them cost. */
+/* butler run: a prompt, then the generated text, under one policy or several, and the cost of each. */
 #include <limits.h>
 #include <string.h>
 
@@ -46,8 +46,8 @@ static void emit(const struct cmd_options *options, const struct butler_model *m
         free(piece);
 }
 
-/* Samples and decodes until something ends the text. Where the session is to be saved it also takes in the last token,
- * so that what is saved is all of the text. */
+/* Samples and decodes until the text ends. If the session is to be saved, its last token is decoded too, so that the saved
+ * session has the whole text. */
 static int generate(const struct cmd_options *options, const struct butler_model *model, struct butler_session *session,
                     struct butler_sampler *sampler, struct result *result)
 {
@@ -185,7 +185,7 @@ static int prefill(const struct cmd_options *options, struct butler_session *ses
     if (prompt->n && cmd_prefill(options, session, prompt) != CMD_DONE)
         return CMD_FAILED;
     if (!butler_logits(session)) {
-        cmd_say(options, "the prompt is empty: there is nothing to go on from");
+        cmd_say(options, "the prompt is empty: there is nothing to continue");
         return CMD_FAILED;
     }
     return CMD_DONE;
@@ -236,7 +236,7 @@ static int check(const struct cmd_options *options)
     return CMD_DONE;
 }
 
-/* The text that comes with the default model, cut to what the context holds beside the answer. */
+/* The text that comes with the default model, cut so that the answer fits into the context too. */
 static int default_prompt(const struct cmd_options *options, const struct butler_model *model, struct cmd_integers *prompt)
 {
     char path[PATH_MAX];
@@ -252,8 +252,8 @@ static int default_prompt(const struct cmd_options *options, const struct butler
     if (status != CMD_DONE)
         return status;
     int n_ctx = options->n_ctx ? options->n_ctx : butler_model_get_info(model)->n_ctx_train;
-    int room = n_ctx - (options->n < 0 ? n_ctx / 8 : options->n);
-    int n = prompt->n > room && room > 0 ? room : prompt->n;
+    int max_prompt = n_ctx - (options->n < 0 ? n_ctx / 8 : options->n);
+    int n = prompt->n > max_prompt && max_prompt > 0 ? max_prompt : prompt->n;
     cmd_say(options, "no -p or -f: the prompt is the first %d of %d tokens of %s", n, prompt->n, path);
     prompt->n = n;
     return CMD_DONE;
@@ -273,20 +273,20 @@ static int read_prompt(const struct cmd_options *options, const struct butler_mo
     return status;
 }
 
-/* Without --kv: by the model's predictor where it has one and the text outgrows what that policy always reads. Up to there all
- * policies give the same, and `full` costs least. */
+/* Without --kv: tokenbutler2 if the model has a predictor and the text is longer than what that policy always reads. On shorter
+ * texts all policies give the same result, and `full` costs least. */
 static void choose_policy(struct cmd_options *options, const struct butler_engine *engine, int n_prompt)
 {
     static char predicted[] = "tokenbutler2:budget=2048,on_top=1,sinks=128,recent=512";
     enum { ALWAYS_READ = 2048 + 128 + 512 };
     struct butler_predictor_info info;
-    const bool outgrows = options->n < 0 || n_prompt > ALWAYS_READ - options->n;
-    if (options->given[CMD_KV] || options->load_session || !outgrows || !butler_predictor_describe(engine, 2, &info) ||
+    const bool is_longer = options->n < 0 || n_prompt > ALWAYS_READ - options->n;
+    if (options->given[CMD_KV] || options->load_session || !is_longer || !butler_predictor_describe(engine, 2, &info) ||
         butler_policy_check(engine, predicted, NULL) < 0)
         return;
     options->kv.values[0] = predicted;
     cmd_say(options,
-            "no --kv: the model has a predictor, and beyond %d tokens a step reads what it names; --kv full reads everything",
+            "no --kv: the model has a predictor; beyond %d tokens a step reads what it selects; --kv full reads everything",
             ALWAYS_READ);
 }
 
@@ -329,17 +329,17 @@ static const struct cmd_use uses[] = {
 const struct cmd_command cmd_run = {
     .name = "run",
     .synopsis = "[-m FILE] [-p TEXT | -f FILE] [-n N] [--kv POLICY]... [FLAGS]",
-    .summary = "a prompt, the text that follows it, and what it cost",
+    .summary = "continue a prompt, and print what it cost",
     .details =
         "Without -m the model is butler-default.gguf, found in models/ beside the command or in share/butler of the prefix it is\n"
         "installed in; without -p or -f the prompt is long_text.txt from there, cut to the context.\n\n"
-        "Without --kv everything is read, unless the model has a predictor of TokenButler's second version beside it\n"
+        "Without --kv everything is read, unless there is a predictor of TokenButler's second version beside the model\n"
         "(NAME.tokenbutler2.gguf): a text of more than 2688 tokens is then read by tokenbutler2.\n\n"
-        "The text goes to standard output as it is made. What it cost goes to standard error: tokens per second, the share of\n"
+        "The text goes to standard output while it is generated. Its cost goes to standard error: tokens per second, the share of\n"
         "the KV cache that was read (what the metric reads included), memory, and the time per token for scoring, selecting\n"
-        "and attending. With several --kv each policy reads the same prompt and writes with the same seed.\n\n"
-        "--save-session takes in the last token too, so that --load-session continues behind the printed text; with --temp 0\n"
-        "the two parts are what one run would have written.\n\n"
+        "and attending. With several --kv each policy gets the same prompt and the same seed.\n\n"
+        "--save-session also decodes the last token, so that --load-session continues after the printed text; with --temp 0\n"
+        "both parts together are what one run would have generated.\n\n"
         "With --json a row for each token, {\"policy\", \"id\", \"token\"}, and after them, for each policy, {\"text\", \"ids\", "
         "\"stats\"}.\n",
     .uses = uses,

@@ -1,10 +1,10 @@
-/* How chat models want a conversation written. A model file carries that as a Jinja program; rather than running it we
- * recognise the well-known ones by the marks they must contain and write the turns ourselves. */
+/* Formats of conversations. A model file has its format as a Jinja program; instead of running it we recognise the well-known
+ * ones by markers that they contain, and format the turns here. */
 #include <string.h>
 
 #include "cmd.h"
 
-/* Order matters: the first whose marks are all present is taken, so a more special one stands before a more general. */
+/* Order matters: the first whose markers are all present is taken, so the more specific one comes first. */
 static const struct cmd_template templates[] = {
     {.name = "chatml",
      .markers = {"<|im_start|>"},

@@ -1,9 +1,9 @@
-/* butler tokenize: text to ids, as the model would read it. */
+/* butler tokenize: the token ids of a text. */
 #include <string.h>
 
 #include "cmd.h"
 
-/* The token's bytes so that a line stays a line: control characters, quotes and bytes that are not UTF-8 escaped. */
+/* The token's bytes on one line: control characters, quotes and bytes that are not UTF-8 are escaped. */
 static void print_piece(const char *bytes, size_t n)
 {
     json_t *text = json_stringn(bytes, n);

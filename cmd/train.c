@@ -1,6 +1,5 @@
-/* butler train: a predictor for a model, learned from the model's own attention on the texts given. A loop over
- * butler_trainer_step; what it says while it works, and the files it leaves: the predictor, its curve, and until it is done a
- * checkpoint from which a killed run goes on. */
+/* butler train: trains a predictor on a model's own attention over the given texts. A loop over butler_trainer_step, with its
+ * progress messages and the files that it writes: the predictor, its curve and, until it is done, a checkpoint to resume from. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -25,11 +24,11 @@ struct run {
     char checkpoint[PATH_MAX], csv[PATH_MAX], svg[PATH_MAX];
     struct cmd_curve curve;
     int type;    /* of the predictor's matrices: 0 Q4_0, 1 Q8_0, 2 F16, 3 F32 */
-    bool leader; /* rank 0: speaks and writes */
+    bool root;   /* rank 0: prints and writes files */
     double started, saved;
     int64_t first_step, first_tokens;
     struct cmd_curve_row last; /* the last row with measures */
-    size_t n_line;             /* of the bar on a terminal */
+    size_t n_line;             /* bytes of the progress line on a terminal */
 };
 
 /* ------------------------------------------------------------------------------------------------ set up */
@@ -175,7 +174,7 @@ static int open_run(struct run *run)
         return status;
     if ((status = join_processes(run)) != CMD_DONE)
         return status;
-    run->leader = run->reduce.rank == 0;
+    run->root = run->reduce.rank == 0;
     run->engine = cmd_engine_load(options, &status);
     run->model = run->engine ? butler_engine_model(run->engine) : NULL;
     if (!run->engine || (status = make_params(run, &params)) != CMD_DONE)
@@ -185,7 +184,7 @@ static int open_run(struct run *run)
         return cmd_fail(options, &err);
     run->first_step = run->trainer->adam.step;
     run->first_tokens = run->trainer->n_tokens;
-    return run->leader ? cmd_curve_open(&run->curve, options, run->csv, run->first_step) : CMD_DONE;
+    return run->root ? cmd_curve_open(&run->curve, options, run->csv, run->first_step) : CMD_DONE;
 }
 
 /* ----------------------------------------------------------------------------------------------- progress */
@@ -205,15 +204,15 @@ static void say_start(const struct run *run)
             params->adam.n_steps, params->batch * params->accumulate, params->length, run->reduce.n_ranks,
             run->reduce.n_ranks == 1 ? "" : "es", trainer->n_workers, bytes);
     if (run->first_step > 0)
-        cmd_say(run->options, "going on after step %" PRId64 " of %s", run->first_step, run->checkpoint);
+        cmd_say(run->options, "continuing after step %" PRId64 " of %s", run->first_step, run->checkpoint);
 }
 
-/* On a terminal a line that is written over; elsewhere a line whenever something was measured. */
+/* On a terminal one line that is overwritten; elsewhere a line after every measurement. */
 static void say_progress(struct run *run, const struct butler_train_report *report, bool measured)
 {
     const bool terminal = isatty(STDERR_FILENO);
     const double seconds = butler_seconds() - run->started, n_done = (double)(report->step - run->first_step);
-    const double left = seconds / n_done * (double)(report->n_steps - report->step);
+    const double remaining = seconds / n_done * (double)(report->n_steps - report->step);
     const double speed = (double)(report->n_tokens - run->first_tokens) / seconds;
     char bar[21], figures[96] = "", line[256];
     if (!terminal && !measured)
@@ -225,8 +224,8 @@ static void say_progress(struct run *run, const struct butler_train_report *repo
     if (run->last.measured)
         snprintf(figures, sizeof figures, "  held out: loss %.4g, top-50%% %.1f%%, recall@10%% %.1f%%", run->last.valid_loss,
                  100 * run->last.top_half, 100 * run->last.recall);
-    const int n = snprintf(line, sizeof line, "[%s] %" PRId64 "/%" PRId64 "  loss %.4g%s  %.0f tokens/s  %d:%02d left", bar,
-                           report->step, report->n_steps, report->loss, figures, speed, (int)left / 60, (int)left % 60);
+    const int n = snprintf(line, sizeof line, "[%s] %" PRId64 "/%" PRId64 "  loss %.4g%s  %.0f tokens/s  %d:%02d remaining", bar,
+                           report->step, report->n_steps, report->loss, figures, speed, (int)remaining / 60, (int)remaining % 60);
     fprintf(stderr, terminal ? "\r%s%*s" : "%s%*s\n", line, terminal && (size_t)n < run->n_line ? (int)run->n_line - n : 0, "");
     run->n_line = (size_t)n;
 }
@@ -268,7 +267,7 @@ static int save(struct run *run)
 
 /* ---------------------------------------------------------------------------------------------- the loop */
 
-/* What the leader does after a step. */
+/* What rank 0 does after a step. */
 static int after_step(struct run *run, const struct butler_train_report *report)
 {
     const struct cmd_train *t = &run->options->train;
@@ -305,7 +304,7 @@ static int finish(struct run *run)
     if (butler_trainer_write(run->trainer, run->options->output, types[run->type], text, &err) < 0)
         return cmd_fail(run->options, &err);
     const int status = cmd_curve_draw(&run->curve, run->options, run->svg, title);
-    unlink(run->checkpoint); /* there is nothing left to go on with */
+    unlink(run->checkpoint); /* the run is complete */
     return status;
 }
 
@@ -318,12 +317,12 @@ static int loop(struct run *run)
     while (status == CMD_DONE && (code = butler_trainer_step(run->trainer, &report, &err)) != 0) {
         if (code < 0)
             status = cmd_fail(run->options, &err);
-        else if (run->leader)
+        else if (run->root)
             status = after_step(run, &report);
     }
-    if (run->leader && isatty(STDERR_FILENO))
+    if (run->root && isatty(STDERR_FILENO))
         fputc('\n', stderr);
-    return status == CMD_DONE && run->leader ? finish(run) : status;
+    return status == CMD_DONE && run->root ? finish(run) : status;
 }
 
 static int run_train(struct cmd_options *options)
@@ -331,11 +330,11 @@ static int run_train(struct cmd_options *options)
     struct run run = {.options = options};
     int status = open_run(&run);
     if (status == CMD_DONE) {
-        if (run.leader)
+        if (run.root)
             say_start(&run);
         status = loop(&run);
     }
-    /* A process that failed leaves without a farewell: mpirun then ends the others, which would wait for it. */
+    /* A process that failed does not finalise MPI: mpirun then ends the others, which would wait for it. */
     if (status == CMD_DONE)
         run.reduce.end(&run.reduce);
     cmd_curve_free(&run.curve);
@@ -382,12 +381,11 @@ static const struct cmd_use uses[] = {
 const struct cmd_command cmd_train = {
     .name = "train",
     .synopsis = "-m MODEL --data TEXT[,TEXT...] -o PREDICTOR [--predictor v1|v2] [--resume] [FLAGS]",
-    .summary = "learns a TokenButler predictor for a model from texts",
-    .details = "The model stays as it is; the predictor learns its attention. Beside PREDICTOR appear PREDICTOR.csv and .svg, the "
-               "curve, and\n"
-               "until the end PREDICTOR.checkpoint: --resume, with the same flags, goes on from it exactly. The same texts in the "
-               "same batch\n"
-               "give the same predictor with any number of threads or, under mpirun, processes.\n",
+    .summary = "train a TokenButler predictor for a model on texts",
+    .details =
+        "The model is not changed; the predictor learns its attention. Beside PREDICTOR the command writes PREDICTOR.csv and\n"
+        ".svg, the curve, and until the end PREDICTOR.checkpoint: --resume, with the same flags, continues from it exactly.\n"
+        "The same texts in the same batch give the same predictor with any number of threads or, under mpirun, processes.\n",
     .uses = uses,
     .run = run_train,
 };

@@ -1,32 +1,32 @@
-/* What the tasks that ask for an answer share: a prompt from pieces, its answer, and the counting of right tokens. */
+/* Shared by the tasks that ask for an answer: a prompt from pieces, its answer, and the count of correct tokens. */
 #ifndef EVAL_ANSWER_H
 #define EVAL_ANSWER_H
 
 #include "eval.h"
 
-/* An item's own part. */
+/* eval_item.own. */
 struct eval_answer {
     int n_answer; /* tokens at the end of the item's ids */
     int cell;     /* of a grid, or 0 */
 };
 
-enum { EVAL_ANSWER_VALUES = 3 /* whole answer right; tokens of it right; tokens of it */ };
+enum { EVAL_ANSWER_VALUES = 3 /* whole answer correct; correct tokens; tokens */ };
 
-/* Adds ids[n], of which the last n_answer are the answer. The prompt is read densely but for its last `tail` tokens, which
- * are decoded under the policy, as the answer is. */
+/* Adds ids[n], of which the last n_answer are the answer. The prompt is read densely except its last `tail` tokens, which are
+ * decoded under the policy, as the answer is. */
 int eval_answer_add(struct eval_run *run, const struct eval_ids *ids, int n_answer, int tail, int cell, struct butler_error *err);
 
-/* eval_task.run: an answer token is right when it is the likeliest after the true tokens before it; a whole answer is right
- * exactly when greedy generation would give it. */
+/* eval_task.run: an answer token is correct when it is the most probable one after the true tokens before it; a whole answer is
+ * correct exactly when greedy generation would give it. */
 int eval_answer_run(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
                     struct butler_error *err);
 
-/* accuracy, and coverage where asked for; detail (or NULL) goes to the first. */
+/* Rows accuracy and, if asked for, coverage; detail (or NULL) goes into the first. */
 int eval_answer_summary(const struct eval_run *run, const double *values, bool coverage, json_t *detail, struct eval_row *rows);
-/* eval_task.rows: both, without detail. */
+/* eval_task.rows: both rows, without detail. */
 int eval_answer_rows(const struct eval_run *run, const double *values, struct eval_row *rows, struct butler_error *err);
 
-/* The texts of coref, for whoever looks at them otherwise: needs the options dense and tail. */
+/* The texts of coref, also for other tasks on them: needs the options dense and tail. */
 int eval_coref_load(struct eval_run *run, struct butler_error *err);
 
 /* Options every such task has. */

@@ -1,5 +1,5 @@
 /* Whether heads agree on which tokens matter (TokenButler, figure 8): the attention logits of the last token of a text, and
- * their correlation between all heads of the model; its mean over all pairs of heads is the cross-head consensus. It looks at
+ * their correlation between all heads of the model; its mean over all pairs of heads is the cross-head consensus. It measures
  * the model's own dense attention. */
 #include <math.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ struct logits {
     float *row; /* [n] */
 };
 
-/* Centres a row and makes its length 1, so that correlations are plain products. */
+/* Centres a row and scales it to length 1, so that correlations are dot products. */
 static void normalise(const float *row, int n, double *out)
 {
     double mean = 0, squares = 0;
@@ -75,7 +75,7 @@ static int load(struct eval_run *run, struct butler_error *err)
     const int heads = run->info->n_layers * run->info->n_heads;
     for (int i = 0; i < run->n_policies; i++)
         if (run->policies[i].parsed.metric)
-            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--kv: consensus looks at the model's own attention: 'full', not '%s'",
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--kv: consensus measures the model's own attention: 'full', not '%s'",
                                run->policies[i].text);
     if (heads > 4096)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "consensus compares all pairs of heads: %d are too many", heads);

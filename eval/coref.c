@@ -1,6 +1,6 @@
-/* Co-reference (TokenButler, section 4.2): a place is described and named, other talk follows, the place is described again
- * and its name is wanted. Parts are drawn from the pools of a JSON file with the published names, or from our own. The first
- * layer is dense. */
+/* Co-reference (TokenButler, section 4.2): a place is described and named, other sentences follow, the place is described again
+ * and its name is asked for. Parts are drawn from the pools of a JSON file with the published names, or from built-in ones. The
+ * first layer is dense. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@ enum pool { NAMES, PAIRS, THOUGHTS, FOODS, SUMS, N_POOLS };
 static const char *const fields[N_POOLS] = {"location_names", "loc_intro_tieback_list", "philosophy_statements",
                                             "food_descriptions", "math_problems"};
 
-/* The pools of a file, borrowed from its JSON, or ours. */
+/* The pools of a file, borrowed from its JSON, or the built-in ones. */
 struct pools {
     json_t *file; /* owned, or NULL */
     int n[N_POOLS];
@@ -25,7 +25,7 @@ static int check_entry(const char *path, enum pool pool, size_t i, const json_t 
     if (pool != PAIRS)
         return json_is_string(entry) && *json_string_value(entry)
                    ? 0
-                   : butler_fail(err, BUTLER_ERROR_FORMAT, "%s: field \"%s\", entry %zu: not a string with something in it", path,
+                   : butler_fail(err, BUTLER_ERROR_FORMAT, "%s: field \"%s\", entry %zu: not a string, or empty", path,
                                  fields[pool], i);
     for (int k = 0; k < 2; k++) {
         const char *text = json_string_value(json_object_get(entry, parts[k]));
@@ -109,7 +109,7 @@ int eval_coref_load(struct eval_run *run, struct butler_error *err)
     if (eval_answer_tail(run, &tail, err) < 0 || eval_option_int(run, "dense", 0, run->info->n_layers, &run->min_dense, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
     if (run->params->length)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--length: the texts of coref are as long as their parts");
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--length: the length of coref's texts follows from their parts");
     int code = run->params->data ? read_pools(run, run->params->data, &pools, err) : 0;
     for (int i = 0; i < run->limit && code == 0; i++)
         code = add_item(run, &pools, tail, &ids, &random, err);

@@ -1,5 +1,4 @@
-/* Data files on their way to items: read whole, checked, cut into lines of JSON. A fault is reported with file, line and
- * field, since a data set is somebody else's work. */
+/* Data files: read whole, checked, split into lines of JSON. An error names file, line and field. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>

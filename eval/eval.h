@@ -1,6 +1,6 @@
-/* Evaluation: what a policy costs in quality and saves in bytes. A task (one file each) turns its data into items and
- * measures one item in one session; everything else - policies and budgets, threads, prompts read once for several
- * policies, intervals, rows, resuming - is written once, here:
+/* Evaluation: quality of a policy and bytes that it saves. A task (one file each) makes items from its data and measures one item
+ * in one session. The framework does the rest for all tasks: policies and budgets, threads, prompts read once for several
+ * policies, confidence intervals, rows, resuming:
  *
  *     task->load -> items -> { a session per item and policy -> task->run -> numbers } -> task->rows -> JSON lines
  */
@@ -19,15 +19,15 @@ enum {
 
 /* ------------------------------------------------------------------------------------------------ a task */
 
-/* One text, and from where on it is measured. */
+/* One text, and the position from which it is measured. */
 struct eval_item {
     int32_t *ids; /* [n_ids] owned */
     int n_ids;
     /* ids[0, n_prompt) are read as a prompt, with dense attention, once for all policies that can share it; the task's run
-     * decodes from there on. Mode simulate: nothing is, run starts with an empty session. */
+     * decodes from there on. Mode simulate: 0, run starts with an empty session. */
     int n_prompt;
-    int n_room; /* tokens that run may add beyond n_ids */
-    void *own;  /* the task's; its free_own frees it, where NULL free() */
+    int n_extra; /* tokens that run may add after n_ids */
+    void *own;   /* the task's; freed by its free_own, or by free() where that is NULL */
 };
 
 struct eval_items {
@@ -35,12 +35,12 @@ struct eval_items {
     int n, capacity;
 };
 
-/* What a task says of one policy when all items are done. */
+/* A task's result for one policy when all items are done. */
 struct eval_row {
     const char *metric;   /* as in the contract: ppl, bpb, accuracy, ... */
     double value, lo, hi; /* 95 % confidence interval; NaN: written as null */
-    int64_t n;            /* what value is a mean over */
-    json_t *detail;       /* or NULL; taken over. Its array "tokens", if it has one, and all beside it go into the row itself */
+    int64_t n;            /* number of observations in value */
+    json_t *detail;       /* or NULL; ownership is taken. If it has an array "tokens", its fields go into the row itself */
 };
 
 struct eval_option {
@@ -50,7 +50,7 @@ struct eval_option {
 struct eval_run;
 struct eval_policy;
 
-/* What decoding one item under one policy cost. */
+/* Cost of decoding one item under one policy. */
 struct eval_cost {
     uint64_t n_decode, kv_bytes, metric_bytes, full_kv_bytes, units_selected, units_reused;
     double seconds;
@@ -60,7 +60,7 @@ struct eval_task {
     const char *name, *summary;
     const char *details;               /* for --help: data, definitions in a few lines */
     const struct eval_option *options; /* ends with name NULL; NULL: none */
-    int length, limit;                 /* defaults; limit 0: all there is */
+    int length, limit;                 /* defaults; limit 0: all items */
     bool simulate;                     /* the default mode */
     /* Reads or makes the items (at most run->limit of them) and sets run->n_values, and run->length where it is 0. */
     int (*load)(struct eval_run *run, struct butler_error *err);
@@ -68,10 +68,10 @@ struct eval_task {
      * from several threads for different sessions: run and item are read only. */
     int (*run)(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
                struct butler_error *err);
-    /* Or, in its place, one item under all policies at once: values[p] and costs[p] are those of policies[p]. */
+    /* Alternatively, one item under all policies at once: values[p] and costs[p] are those of policies[p]. */
     int (*run_together)(const struct eval_run *run, const struct eval_item *item, const struct eval_policy *const *policies, int n,
                         double *const *values, struct eval_cost *costs, struct butler_error *err);
-    /* Items' values [n_items][n_values] -> rows[EVAL_MAX_ROWS]; their number, or an error. */
+    /* Makes rows[EVAL_MAX_ROWS] from the items' values [n_items][n_values]; returns their number or a negative code. */
     int (*rows)(const struct eval_run *run, const double *values, struct eval_row *rows, struct butler_error *err);
     void (*free_own)(void *own);
 };
@@ -84,37 +84,37 @@ const struct eval_task *eval_task_find(const char *name);
 
 /* ------------------------------------------------------------------------------------------------- a run */
 
-/* What the command line says. */
+/* From the command line. */
 struct eval_params {
-    const char *data;  /* path, or NULL: what the task makes itself */
+    const char *data;  /* path, or NULL: the task generates its data */
     int length, limit; /* 0: the task's default */
     uint64_t seed;
     const char *mode; /* "simulate", "prefill", or NULL: the task's default */
     const char *const *policies;
     int n_policies;
-    const double *budgets; /* every one is applied to every policy that has a budget; none: policies as they stand */
+    const double *budgets; /* each is applied to every policy that has a budget; none: policies as given */
     int n_budgets;
     const char *const *settings; /* "key=value[,key=value...]" for the task's options */
     int n_settings;
     enum butler_kv_type kv_type;
     int n_threads;      /* sequences at a time, each in an engine of one thread */
-    const char *output; /* rows are appended to this file, and what it has is not computed again; or NULL */
+    const char *output; /* rows are appended to this file, and rows that it has are not computed again; or NULL */
     const char *model_name;
 };
 
 struct eval_events {
     void *user;
-    void (*progress)(void *user, double done); /* share of the work, 0 .. 1 */
+    void (*progress)(void *user, double done); /* done: fraction of the work, 0 .. 1 */
     void (*row)(void *user, const json_t *row);
     void (*note)(void *user, const char *text);
-    bool (*stopped)(void *user); /* the user wants an end: the run stops between items */
+    bool (*stopped)(void *user); /* true: the run stops between items */
 };
 
 /* A policy with its budget applied. */
 struct eval_policy {
     char *text;
     double budget;
-    int given; /* which of params->policies it comes from */
+    int given; /* index in params->policies */
     struct butler_policy parsed;
 };
 
@@ -128,18 +128,18 @@ struct eval_run {
     int length, limit;
     uint64_t seed;
     const char *option_values[EVAL_MAX_OPTIONS]; /* of task->options, in order */
-    char *settings;                              /* owned text behind them */
-    const char *subset;                          /* which data set of several the task has, or NULL; load sets it */
+    char *settings;                              /* owned text that they point into */
+    const char *subset;                          /* data set, for a task with several, or NULL; load sets it */
     uint64_t data_digest;                        /* of what eval_text_read read */
     struct eval_items items;
     int n_values;
     struct eval_policy *policies;
     int n_policies;
-    int min_dense; /* at least this many layers read everything, whatever the policy says */
-    void *own;     /* the task's, free()d at the end */
+    int min_dense; /* minimum of dense layers, under every policy */
+    void *own;     /* the task's, freed by free() at the end */
 };
 
-/* 0, or negative with *err filled. EVAL_STOPPED when events->stopped said so: what is done is in the output. */
+/* 0, or negative with *err filled. EVAL_STOPPED when events->stopped returned true: finished rows are in the output. */
 enum { EVAL_STOPPED = 1 };
 int eval_execute(const struct eval_task *task, struct butler_engine *engine, const struct eval_params *params,
                  const struct eval_events *events, struct butler_error *err);
@@ -154,7 +154,7 @@ int eval_option_int(const struct eval_run *run, const char *name, int min, int m
 struct eval_item *eval_item_add(struct eval_run *run, const int32_t *ids, int n, int n_prompt, struct butler_error *err);
 
 /* Items from the text file --data: run->limit windows of run->length tokens (the beginning-of-text token included), spread over
- * the whole file, of which the last n_decode are decoded. */
+ * the whole file. The last n_decode tokens of each are decoded. */
 int eval_windows_load(struct eval_run *run, int n_decode, struct butler_error *err);
 
 /* Tokens of a text appended to *ids. */
@@ -163,7 +163,7 @@ struct eval_ids {
     int n, capacity;
 };
 int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
-/* The same for a text that goes on from others: no space is put before it. */
+/* The same for a text that continues another one: no space is added before it. */
 int eval_ids_piece(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
 int eval_ids_append(struct eval_ids *ids, const int32_t *more, int n, struct butler_error *err);
 void eval_ids_free(struct eval_ids *ids);

@@ -1,13 +1,13 @@
-/* Which tokens of one text each policy reads when the answer is due (TokenButler, figure 5): a text of the co-reference task,
- * and for each of its tokens the share of query heads, in the upper half of the layers, that read it for the first token of
- * the answer. */
+/* The tokens of one text that each policy reads to predict the answer (TokenButler, figure 5): a text of the co-reference task,
+ * and for each of its tokens the share of query heads, in the upper half of the layers, that read it for the first token of the
+ * answer. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "answer.h"
 
-/* Where the answer stands in the prompt; -1: in other tokens than when it is asked for. */
+/* Index of the answer's tokens in the prompt; -1: the name has other tokens there. */
 static int find_answer(const struct eval_item *item)
 {
     const struct eval_answer *answer = item->own;
@@ -42,7 +42,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
 static int load(struct eval_run *run, struct butler_error *err)
 {
     if (run->limit != 1)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--limit: heat is of one text (--seed chooses it)");
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--limit: heat measures one text (--seed chooses it)");
     const int code = eval_coref_load(run, err);
     if (code == 0)
         run->n_values = run->items.items[0].n_ids;
@@ -96,7 +96,7 @@ static const struct eval_option options[] = {
 
 const struct eval_task eval_heat = {
     .name = "heat",
-    .summary = "which tokens of one text a policy reads when the answer is due",
+    .summary = "the tokens of one text that a policy reads to predict the answer",
     .details = "One text of the task coref, chosen by --seed; --data as there.\n",
     .options = options,
     .limit = 1,

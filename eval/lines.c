@@ -1,5 +1,5 @@
-/* Line retrieval (LongEval): many lines, each with a name and a number, and the number of one line is asked for. Lines come
- * from LongEval's JSON lines (prompt, random_idx, expected_number) or are made here. */
+/* Line retrieval (LongEval): many lines, each with a name and a number, and the number of one line is asked for. Lines come from
+ * LongEval's JSON lines (prompt, random_idx, expected_number) or are generated. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ static int add_item(struct eval_run *run, const char *prompt, const char *ask, c
     return code;
 }
 
-/* The file's prompt ends with its question; what follows makes the number the next thing to say. */
+/* The file's prompt ends with its question; this text after it makes the number the continuation. */
 static int add_record(struct eval_run *run, const struct eval_jsonl *lines, int tail, struct eval_ids *ids,
                       struct butler_error *err)
 {
@@ -66,7 +66,7 @@ static int load_file(struct eval_run *run, int tail, struct eval_ids *ids, struc
     return BUTLER_MIN(code, more < 0 ? more : 0);
 }
 
-/* ----------------------------------------------------------------------------------------------- made here */
+/* ----------------------------------------------------------------------------------------------- generated */
 
 static void write_name(FILE *out, int index)
 {
@@ -131,7 +131,8 @@ static int load(struct eval_run *run, struct butler_error *err)
     if (eval_answer_tail(run, &tail, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
     if (run->params->length)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--length: the number of lines decides it (--set lines=N, or the file)");
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                           "--length: it follows from the number of lines (--set lines=N, or the file)");
     const int code = run->params->data ? load_file(run, tail, &ids, err) : load_made(run, tail, &ids, err);
     eval_ids_free(&ids);
     return code;

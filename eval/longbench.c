@@ -1,7 +1,7 @@
-/* LongBench: a long text and a question, an answer written greedily, and the score that its set goes by. What a set asks
- * and how its answers are scored is longbench.json, or the file that option config names. A prompt that is too long loses
- * its middle, as the benchmark's own program does it. The prompt but its last token is read densely (mode prefill); the
- * answer is decoded under the policy. */
+/* LongBench: a long text and a question, an answer generated greedily, and the score of its set. The prompts and scores of the
+ * sets are in longbench.json, or in the file that option config names. The middle of a prompt that is too long is removed, as in
+ * the benchmark's own program. The prompt except its last token is read densely (mode prefill); the answer is decoded under the
+ * policy. */
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -12,12 +12,12 @@
 #include "score.h"
 #include "words.h"
 
-/* One set, as the configuration has it. */
+/* One set of the configuration. */
 struct set {
     const char *name, *metric, *before, *prompt;
     int max_answer;
     bool first_line; /* only the first line of an answer counts */
-    char strings[];  /* behind the pointers */
+    char strings[];  /* that the pointers point into */
 };
 
 struct question {
@@ -108,7 +108,7 @@ static int take_config(struct set *set, const char *path, const json_t *config, 
     return bad_config(set, path, "prompt", "there must be one, with {context} in it", err);
 }
 
-/* The set with strings of its own, in one piece of memory. */
+/* A copy of the set with its strings, in one allocation. */
 static struct set *keep_set(const struct set *from, struct butler_error *err)
 {
     const char *const strings[] = {from->name, from->metric, from->prompt, from->before};
@@ -130,7 +130,7 @@ static struct set *keep_set(const struct set *from, struct butler_error *err)
     return set;
 }
 
-/* Which set, by option or as the data's first line says, and what it asks. */
+/* Finds the set, by option or by the data's first line. */
 static int load_set(struct eval_run *run, const json_t *first, struct butler_error *err)
 {
     char found[PATH_MAX + 64];
@@ -161,7 +161,7 @@ static int load_set(struct eval_run *run, const json_t *first, struct butler_err
 
 /* ------------------------------------------------------------------------------------------------- prompts */
 
-/* The prompt with its places filled. Owned. */
+/* The prompt with its placeholders replaced. Owned. */
 static char *fill(const struct set *set, const char *context, const char *input, struct butler_error *err)
 {
     size_t n = 1;
@@ -179,7 +179,7 @@ static char *fill(const struct set *set, const char *context, const char *input,
     return out;
 }
 
-/* Bytes of text that ids[n] stand for. */
+/* Bytes of the text of ids[n]. */
 static size_t bytes_of(const struct eval_run *run, const int32_t *ids, int n)
 {
     size_t sum = 0, n_bytes;
@@ -190,16 +190,16 @@ static size_t bytes_of(const struct eval_run *run, const int32_t *ids, int n)
 }
 
 /* Keeps the text of the first and the last half of run->length tokens. */
-static int cut_middle(const struct eval_run *run, char *text, int lead, struct eval_ids *ids, struct butler_error *err)
+static int cut_middle(const struct eval_run *run, char *text, int n_begin, struct eval_ids *ids, struct butler_error *err)
 {
     const int half = run->length / 2;
-    const size_t n = strlen(text), all = bytes_of(run, ids->ids + lead, ids->n - lead);
-    const size_t added = all > n ? all - n : 0; /* a space that the vocabulary puts in front */
-    size_t head = bytes_of(run, ids->ids + lead, half - lead), tail = bytes_of(run, ids->ids + ids->n - half, half);
+    const size_t n = strlen(text), all = bytes_of(run, ids->ids + n_begin, ids->n - n_begin);
+    const size_t added = all > n ? all - n : 0; /* the space that the vocabulary adds in front */
+    size_t head = bytes_of(run, ids->ids + n_begin, half - n_begin), tail = bytes_of(run, ids->ids + ids->n - half, half);
     head = BUTLER_MIN(head > added ? head - added : 0, n);
     tail = BUTLER_MIN(tail, n - head);
     memmove(text + head, text + n - tail, tail + 1);
-    ids->n = lead;
+    ids->n = n_begin;
     return eval_ids_text(ids, run->model, text, err);
 }
 
@@ -233,7 +233,7 @@ static int add_question(struct eval_run *run, const struct set *set, const struc
         code = cut_middle(run, text, bos >= 0, &ids, err);
     struct eval_item *item = code == 0 ? eval_item_add(run, ids.ids, ids.n, ids.n - 1, err) : NULL;
     if (item && (item->own = butler_alloc(sizeof(struct question), err))) {
-        item->n_room = set->max_answer;
+        item->n_extra = set->max_answer;
         *(struct question *)item->own = (struct question){json_deep_copy(answers), wants_classes ? json_deep_copy(classes) : NULL};
     } else if (code == 0)
         code = BUTLER_ERROR_MEMORY;
@@ -301,7 +301,7 @@ static int score_answer(const struct set *set, const struct question *question, 
     return code;
 }
 
-/* The first line that is not empty, where only that counts; *ends: it is complete. In place. */
+/* Cuts the answer to its first non-empty line, if only that counts; *ends: the line is complete. In place. */
 static char *first_line(char *text, bool *ends)
 {
     text += strspn(text, "\n");
@@ -369,7 +369,7 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 }
 
 static const struct eval_option options[] = {
-    {"subset", "", "the set of LongBench; without it, the data's first line says"},
+    {"subset", "", "the set of LongBench; without it, from the data's first line"},
     {"config", "", "metrics, answer lengths and prompts; without it, the longbench.json that comes with the command"},
     {"prompts", "", "the benchmark's own file of prompts ({\"SET\": \"TEXT\"}), in place of ours"},
     {NULL, NULL, NULL},

@@ -1,7 +1,7 @@
 /* Multiple choice as lm-evaluation-harness scores it: a question's answers are compared by the logarithm of their
- * probability after the context. What the choices have in common is read once; then the session is copied, and each choice
- * goes its own way. Decode simulation (TokenButler, section 4.3): every token is decoded under the policy. Mode prefill:
- * the common context but its last token is read densely, so that every probability comes from a step under the policy. */
+ * probability after the context. The common beginning of the choices is read once; then the session is copied for each choice.
+ * Decode simulation (TokenButler, section 4.3): every token is decoded under the policy. Mode prefill: the common context except
+ * its last token is read densely, so that every probability comes from a step under the policy. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,10 +31,10 @@ static void free_question(void *own)
     free(question);
 }
 
-/* What the run needs to know of its data. */
+/* eval_run.own. */
 struct set {
     enum mc_kind kind;
-    int32_t bos; /* stands before every text; -1: nothing does */
+    int32_t bos; /* the token before every text; -1: none */
 };
 
 /* ------------------------------------------------------------------------------------------------- loading */
@@ -54,13 +54,13 @@ static int find_kind(const struct eval_run *run, enum mc_kind *kind, struct butl
     return butler_fail(err, BUTLER_ERROR_ARGUMENT,
                        *name
                            ? "--set subset: '%s' is none of hellaswag, piqa, arc_easy, winogrande, boolq, lambada"
-                           : "--set subset=NAME: %s does not say which set it is: hellaswag, piqa, arc_easy, winogrande, boolq or "
+                           : "--set subset=NAME: %s does not name its set: hellaswag, piqa, arc_easy, winogrande, boolq or "
                              "lambada",
                        *name ? name : path);
 }
 
-/* Tokens of context + answer; those of the context alone say where the answer begins, as the harness counts: spaces at
- * the end of the context belong to the answer. */
+/* Tokens of context + answer. The answer begins after the tokens of the context alone, as the harness counts: spaces at the end
+ * of the context belong to the answer. */
 static int encode(const struct eval_run *run, const struct set *set, const char *context, const char *answer, struct choice *choice,
                   struct butler_error *err)
 {
@@ -80,7 +80,8 @@ static int encode(const struct eval_run *run, const struct set *set, const char 
     }
     const int first = ids.n, after = first - (set->bos >= 0);
     if (code == 0 && first == 0)
-        code = butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "nothing stands before the answer, and the model has no token for that");
+        code = butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                           "there is no token before the answer, and the model has no beginning-of-text token");
     else if (code == 0 && after >= whole.n)
         code = butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "an answer of no token: the context alone has %d, both together %d",
                            after, whole.n);
@@ -88,7 +89,7 @@ static int encode(const struct eval_run *run, const struct set *set, const char 
         code = eval_ids_append(&ids, whole.ids + after, whole.n - after, err);
     if (code == 0 && ids.n - first > run->length)
         code = butler_fail(err, BUTLER_ERROR_LENGTH, "an answer of %d tokens, more than --length %d", ids.n - first, run->length);
-    if (code == 0) { /* what does not fit is cut off in front; the last token is never fed */
+    if (code == 0) { /* what does not fit is cut off at the beginning; the last token is never decoded */
         const int cut = BUTLER_MAX(0, ids.n - (run->length + 1));
         memmove(ids.ids, ids.ids + cut, (size_t)(ids.n - cut) * sizeof *ids.ids);
         choice->ids = ids.ids;
@@ -102,7 +103,7 @@ static int encode(const struct eval_run *run, const struct set *set, const char 
     return code;
 }
 
-/* Tokens that all choices begin with and none has to predict. */
+/* Length of the common beginning of all choices, without tokens that are predicted. */
 static int common_prefix(const struct question *question)
 {
     const struct choice *a = &question->choices[0];
@@ -134,7 +135,7 @@ static int add_question(struct eval_run *run, const struct set *set, const struc
         item = eval_item_add(run, question->choices[0].ids, n, BUTLER_MAX(n - 1, 0), err);
         code = item ? 0 : BUTLER_ERROR_MEMORY;
         if (item) {
-            item->n_room = longest - n;
+            item->n_extra = longest - n;
             item->own = question;
         }
     }
@@ -178,7 +179,7 @@ static int load(struct eval_run *run, struct butler_error *err)
 
 /* ----------------------------------------------------------------------------------------------- measuring */
 
-/* The rest of a choice, from where the session stands; ln p of its answer. */
+/* Decodes the rest of a choice; ln p of its answer. */
 static int follow(const struct eval_run *run, const struct choice *choice, struct butler_session *session, double *log_prob,
                   bool *greedy, struct butler_error *err)
 {
@@ -203,7 +204,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
 {
     const struct question *question = item->own;
     const struct set *set = run->own;
-    struct butler_session *beginning = NULL; /* what all choices continue */
+    struct butler_session *beginning = NULL; /* the common beginning of all choices */
     int code = 0, best = 0, best_norm = 0;
     bool greedy = false;
     for (int i = butler_n_past(session); i < item->n_ids && code == 0; i++)
@@ -284,7 +285,7 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 }
 
 static const struct eval_option options[] = {
-    {"subset", "", "hellaswag, piqa, arc_easy, winogrande, boolq or lambada; without it, the file's name says"},
+    {"subset", "", "hellaswag, piqa, arc_easy, winogrande, boolq or lambada; without it, from the file's name"},
     {"items", "0", "1: the first row's detail has the log-likelihood of every choice"},
     {NULL, NULL, NULL},
 };

@@ -1,4 +1,4 @@
-/* Multiple-choice questions on their way from six data sets' own formats to one form. */
+/* Multiple-choice questions of six data sets, read from their own formats into one struct. */
 #ifndef EVAL_MC_H
 #define EVAL_MC_H
 
@@ -8,13 +8,12 @@ enum { MC_MAX_CHOICES = 8 };
 
 enum mc_kind { MC_HELLASWAG, MC_PIQA, MC_ARC_EASY, MC_WINOGRANDE, MC_BOOLQ, MC_LAMBADA, MC_N_KINDS };
 
-/* As lm-evaluation-harness asks it: the probability of answers[i] after contexts[i] is compared, or for LAMBADA that of
- * the one answer taken. */
+/* As in lm-evaluation-harness: the probabilities of answers[i] after contexts[i] are compared; LAMBADA has one answer. */
 struct mc_question {
     int n_choices, gold;
     char *contexts[MC_MAX_CHOICES];   /* owned */
     char *answers[MC_MAX_CHOICES];    /* owned; begins with the space that follows the context */
-    int n_characters[MC_MAX_CHOICES]; /* of the choice as the data has it, by which acc_norm divides */
+    int n_characters[MC_MAX_CHOICES]; /* of the choice in the data; acc_norm divides by it */
 };
 
 struct mc_reader {

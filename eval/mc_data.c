@@ -1,4 +1,4 @@
-/* The six data sets of eval mc: each format's fields, and the words that lm-evaluation-harness puts around them. */
+/* The six data sets of eval mc: the fields of each format, and the text that lm-evaluation-harness adds around them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,14 +21,14 @@ void mc_question_clear(struct mc_question *question)
     memset(question, 0, sizeof *question);
 }
 
-/* a, b, c, d put together. Owned. */
+/* a, b, c and d concatenated. Owned. */
 static char *join(const char *a, const char *b, const char *c, const char *d)
 {
     char *out = NULL;
     return asprintf(&out, "%s%s%s%s", a, b, c, d) < 0 ? NULL : out;
 }
 
-/* One more choice: takes over context, copies what follows. */
+/* Adds a choice: takes ownership of context, copies the other strings. */
 static int add_choice(struct mc_question *question, char *context, const char *choice, struct butler_error *err)
 {
     const int i = question->n_choices++;
@@ -93,7 +93,8 @@ static int add_choices(const struct eval_jsonl *lines, const char *field, const 
 
 /* ----------------------------------------------------------------------------------------------- HellaSwag */
 
-/* Marks of the WikiHow part go: " [title]" ends a sentence, other brackets vanish, then double spaces become one. Owned. */
+/* Removes markers of the WikiHow part: " [title]" ends a sentence, other brackets are deleted, then double spaces become one.
+ * Owned. */
 static char *clean(const char *text)
 {
     static const char title[] = " [title]";
@@ -134,7 +135,7 @@ static int add_ending(struct mc_question *question, const char *context, const c
     return code;
 }
 
-/* Six lines: the context, the index of the right ending, four endings. */
+/* Six lines: the context, the index of the correct ending, four endings. */
 static int next_plain(struct mc_reader *reader, struct mc_question *question, struct butler_error *err)
 {
     enum { N = 4 };
@@ -229,8 +230,8 @@ static int piqa(struct mc_reader *reader, struct mc_question *question, struct b
                                 : label_of(lines, "label", 0, 2, &question->gold, err);
 }
 
-/* The form that MosaicML's llm-foundry keeps several sets in: query, choices, gold. skip: words at the query's beginning
- * that the harness does not have. */
+/* The format of MosaicML's llm-foundry: query, choices, gold. skip: text at the beginning of the query that the harness does not
+ * have. */
 static int query_form(const struct eval_jsonl *lines, const char *skip, struct mc_question *question, struct butler_error *err)
 {
     const char *query;
@@ -249,7 +250,7 @@ static int query_form(const struct eval_jsonl *lines, const char *skip, struct m
     return code;
 }
 
-/* AI2's own form: {"question", "choices": {"text": [], "label": []}, "answerKey"}. */
+/* AI2's own format: {"question", "choices": {"text": [], "label": []}, "answerKey"}. */
 static int arc_easy(struct mc_reader *reader, struct mc_question *question, struct butler_error *err)
 {
     const struct eval_jsonl *lines = &reader->lines;
@@ -283,7 +284,7 @@ static int arc_easy(struct mc_reader *reader, struct mc_question *question, stru
     return code;
 }
 
-/* Partial scoring: each option stands in the context, and what follows it is scored. */
+/* Partial scoring: each option is inserted into the context, and the text after it is scored. */
 static int winogrande(struct mc_reader *reader, struct mc_question *question, struct butler_error *err)
 {
     const struct eval_jsonl *lines = &reader->lines;
@@ -341,7 +342,7 @@ static int boolq(struct mc_reader *reader, struct mc_question *question, struct 
     return code;
 }
 
-/* The last word, by spaces, is to be guessed. */
+/* The last word, by spaces, is the answer. */
 static int lambada(struct mc_reader *reader, struct mc_question *question, struct butler_error *err)
 {
     const struct eval_jsonl *lines = &reader->lines;
@@ -393,7 +394,7 @@ int mc_reader_open(struct eval_run *run, struct mc_reader *reader, enum mc_kind 
     const char *text = reader->lines.text.bytes;
     reader->plain = kind == MC_HELLASWAG && text[strspn(text, " \t\r\n")] != '{';
     if (kind == MC_PIQA) {
-        struct eval_jsonl first = reader->lines; /* a look at the first object, by a cursor of its own */
+        struct eval_jsonl first = reader->lines; /* reads the first object with a second cursor */
         if (eval_jsonl_next(&first, NULL) > 0 && !json_object_get(first.object, "label"))
             code = open_labels(run, reader, path, err);
         json_decref(first.object);

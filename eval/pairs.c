@@ -1,12 +1,12 @@
 /* Key-value retrieval: a list of pairs, and the value of one key is asked for. Pairs come from the JSON lines of "Lost in the
- * Middle" (ordered_kv_records, key, value) or are made here. */
+ * Middle" (ordered_kv_records, key, value) or are generated. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "answer.h"
 
-/* How a list and its question are written. */
+/* The text of a list and its question. */
 static const struct template
 {
     const char *name, *before, *pair, *last, *ask, *answer;
@@ -35,7 +35,7 @@ static int append(struct list *list, const struct eval_run *run, struct butler_e
     return code;
 }
 
-/* The list as text in one piece, then the question, then the answer: each tokenized by itself. */
+/* The list as one text, then the question, then the answer: each is tokenized separately. */
 static int add_item(struct eval_run *run, struct list *list, int asked, struct butler_error *err)
 {
     const struct template *template = list->template;
@@ -116,7 +116,7 @@ static int load_file(struct eval_run *run, struct list *list, struct butler_erro
     return BUTLER_MIN(code, more < 0 ? more : 0);
 }
 
-/* ----------------------------------------------------------------------------------------------- made here */
+/* ----------------------------------------------------------------------------------------------- generated */
 
 static int add_made(struct eval_run *run, struct list *list, bool numbers, int asked, uint64_t *random, struct butler_error *err)
 {
@@ -144,7 +144,8 @@ static int load_made(struct eval_run *run, struct list *list, struct butler_erro
         return BUTLER_ERROR_MEMORY;
     list->values = list->keys + list->n;
     int code = 0;
-    for (int i = 0; code == 0 && i < (run->limit ? run->limit : 100); i++) /* every place in the list is asked for as often */
+    /* Every position in the list is asked for equally often. */
+    for (int i = 0; code == 0 && i < (run->limit ? run->limit : 100); i++)
         code = add_made(run, list, strcmp(style, "numbers") == 0, (int)((int64_t)i * 7919 % list->n), &random, err);
     return code;
 }
@@ -179,7 +180,7 @@ static const struct eval_option options[] = {
 const struct eval_task eval_kv = {
     .name = "kv",
     .summary = "the value of one key in a long list of pairs",
-    .details = "--data: JSON lines with ordered_kv_records, key, value (Lost in the Middle); without it pairs are made.\n",
+    .details = "--data: JSON lines with ordered_kv_records, key, value (Lost in the Middle); without it pairs are generated.\n",
     .options = options,
     .limit = 100,
     .load = load,

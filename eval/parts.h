@@ -1,4 +1,4 @@
-/* The framework's own seams: set up, results on disk, the loop over items. */
+/* Internal interfaces of the framework: set up, results on disk, the loop over items. */
 #ifndef EVAL_PARTS_H
 #define EVAL_PARTS_H
 
@@ -7,7 +7,7 @@
 int eval_take_options(struct eval_run *run, struct butler_error *err);
 int eval_take_policies(struct eval_run *run, struct butler_error *err);
 
-/* The last prompt that was read for sharing. */
+/* The last prompt that was read to be shared. */
 struct eval_donor {
     const struct eval_item *item;
     bool observes;
@@ -28,7 +28,7 @@ struct eval_results {
     json_t *done; /* set of keys: an object */
 };
 
-/* Opens or makes the file, learns what it holds, and cuts off rows of a policy that were not all written. */
+/* Opens or creates the file, reads its rows, and cuts off an incomplete policy at its end. */
 int eval_results_open(struct eval_results *results, const char *path, struct butler_error *err);
 bool eval_results_has(const struct eval_results *results, const struct eval_run *run, const struct eval_policy *policy);
 /* Appends the rows of one policy (an array), synced to the disk before it returns. */

@@ -1,5 +1,5 @@
-/* Passkey retrieval (FIER, table 3): a key of five digits stated somewhere in a long text that has nothing to do with it,
- * and asked for at the end. Depths are spread evenly over the items. */
+/* Passkey retrieval (FIER, table 3): a key of five digits, hidden in a long unrelated text and asked for at the end. Depths are
+ * spread evenly over the items. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,7 @@ static void free_pieces(struct pieces *pieces)
     eval_ids_free(&pieces->text);
 }
 
-/* n tokens of filler from position `at` of what is there, again and again. */
+/* n tokens of filler, starting at position `at` of the filler text, repeated. */
 static int append_filler(struct pieces *pieces, int at, int n, struct butler_error *err)
 {
     int code = 0;
@@ -48,11 +48,11 @@ static int add_item(struct eval_run *run, struct pieces *pieces, int cell, int n
         code = eval_ids_piece(&pieces->answer, run->model, text, err);
     if (code < 0)
         return code;
-    const int room = run->length - pieces->fact.n - pieces->question.n - pieces->answer.n - (bos >= 0);
-    if (room < 1)
+    const int n_filler = run->length - pieces->fact.n - pieces->question.n - pieces->answer.n - (bos >= 0);
+    if (n_filler < 1)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--length: %d tokens do not hold a pass key and its question, which take %d",
-                           run->length, run->length - room);
-    const int before = n_depths > 1 ? (int)((int64_t)room * cell / (n_depths - 1)) : room / 2;
+                           run->length, run->length - n_filler);
+    const int before = n_depths > 1 ? (int)((int64_t)n_filler * cell / (n_depths - 1)) : n_filler / 2;
     const int at = run->params->data ? eval_below(random, pieces->filler.n) : 0;
     if (bos >= 0)
         code = eval_ids_append(&pieces->text, &bos, 1, err);
@@ -61,7 +61,7 @@ static int add_item(struct eval_run *run, struct pieces *pieces, int cell, int n
     if (code == 0)
         code = eval_ids_append(&pieces->text, pieces->fact.ids, pieces->fact.n, err);
     if (code == 0)
-        code = append_filler(pieces, at + before, room - before, err);
+        code = append_filler(pieces, at + before, n_filler - before, err);
     if (code == 0)
         code = eval_ids_append(&pieces->text, pieces->question.ids, pieces->question.n, err);
     if (code == 0)

@@ -1,4 +1,4 @@
-/* Words and sentences that tasks make their texts of. */
+/* Words and sentences for generated texts. */
 #include "pools.h"
 
 #include "answer.h"

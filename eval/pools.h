@@ -1,4 +1,4 @@
-/* Words and sentences that tasks make their texts of; none is in the default model's training pools. */
+/* Words and sentences for generated texts; none is in the training data of the default model. */
 #ifndef EVAL_POOLS_H
 #define EVAL_POOLS_H
 

@@ -1,5 +1,5 @@
 /* Perplexity of a text. It is cut into windows of `length` tokens that start `stride` tokens apart; each is read after the
- * beginning-of-text token, and the tokens that the window before did not count are counted. Decode simulation (TokenButler,
+ * beginning-of-text token, and the tokens that the previous window did not count are counted. Decode simulation (TokenButler,
  * section 4.3): every token is decoded under the policy. Mode prefill: the first `prompt` tokens of a window are read
  * densely and only what follows is decoded and counted (PG19 style). */
 #include <math.h>
@@ -10,7 +10,7 @@
 
 enum { BUCKETS = 16, PARTS = 3 /* -ln p, tokens, bytes: of each bucket of positions */ };
 
-/* How a window is counted. */
+/* eval_item.own. */
 struct window {
     int first; /* the first id that is predicted and counted */
 };
@@ -18,14 +18,14 @@ struct window {
 static int add_windows(struct eval_run *run, const struct eval_ids *text, int stride, int prompt, struct butler_error *err)
 {
     const int32_t bos = butler_token_bos(run->model);
-    const int lead = bos >= 0, length = run->length;
-    int counted = 0; /* tokens of the text that a window has counted */
+    const int n_bos = bos >= 0, length = run->length;
+    int counted = 0; /* tokens of the text that windows have counted */
     struct eval_ids ids = {0};
     int code = 0;
     for (int at = 0; code == 0 && counted < text->n && at + length <= text->n && (run->limit == 0 || run->items.n < run->limit);
          at += stride) {
         ids.n = 0;
-        code = lead ? eval_ids_append(&ids, &bos, 1, err) : 0;
+        code = n_bos ? eval_ids_append(&ids, &bos, 1, err) : 0;
         if (code == 0)
             code = eval_ids_append(&ids, text->ids + at, length, err);
         struct eval_item *item = code == 0 ? eval_item_add(run, ids.ids, ids.n, prompt, err) : NULL;
@@ -34,7 +34,7 @@ static int add_windows(struct eval_run *run, const struct eval_ids *text, int st
             code = BUTLER_ERROR_MEMORY;
             break;
         }
-        window->first = BUTLER_MAX(1, lead + counted - at);
+        window->first = BUTLER_MAX(1, n_bos + counted - at);
         counted = at + length;
     }
     eval_ids_free(&ids);
@@ -71,7 +71,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
                    struct butler_error *err)
 {
     const struct window *window = item->own;
-    const int lead = item->n_ids - run->length;
+    const int n_bos = item->n_ids - run->length;
     memset(values, 0, BUCKETS * PARTS * sizeof *values);
     for (int i = butler_n_past(session); i + 1 < item->n_ids; i++) {
         const int code = butler_step(session, item->ids[i], err);
@@ -79,7 +79,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
             return code;
         if (i + 1 < window->first)
             continue;
-        double *bucket = values + PARTS * (int)((int64_t)(i + 1 - lead) * BUCKETS / run->length);
+        double *bucket = values + PARTS * (int)((int64_t)(i + 1 - n_bos) * BUCKETS / run->length);
         size_t n_bytes;
         butler_token_bytes(run->model, item->ids[i + 1], &n_bytes);
         bucket[0] -= eval_log_prob(butler_logits(session), run->info->n_vocab, item->ids[i + 1]);
@@ -89,8 +89,8 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
     return 0;
 }
 
-/* Sums of a window's buckets: what intervals take as one observation. One window alone gives its buckets, of which those that
- * nothing was counted in say nothing. Returns how many there are. */
+/* Sums over a window's buckets: one observation of the interval. A single window gives its buckets as observations, without the
+ * empty ones. Returns the number of observations. */
 static int observations(const struct eval_run *run, const double *values, double *out)
 {
     const int n = run->items.n;

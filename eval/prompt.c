@@ -1,20 +1,20 @@
-/* Prompts on their way to sessions: what several policies can share is read once. All but the last token of a prompt is
- * read by a donor; a session copies it and reads the last token itself, with which an evicting policy cuts its cache. The
- * donor is a dense session, or, where a metric must see the prompt's attention, one of that metric. Which of the two a
- * policy gets does not depend on the other policies of the run, nor does its result. */
+/* Prompts are read once for all policies that can share them. A donor session reads all but the last token of a prompt; the
+ * policy's session copies it and reads the last token, after which an evicting policy cuts its cache. The donor is a dense
+ * session, or one with the policy's metric if that must see the prompt's attention. Which of the two a policy gets does not
+ * depend on the other policies of the run, nor does its result. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "parts.h"
 #include "engine/session.h"
 
-/* An evicting policy's share in mode simulate: of the whole text, as a count. Of the text so far it would be one token at the
- * start, and what is dropped there never comes back. H2O's published code counts so too. */
+/* In mode simulate a fraction is a fraction of the whole text, as a count, for evicting policies. A fraction of the current
+ * length would keep one token at the start, and evicted tokens never come back. H2O's published code does the same. */
 static void fix_budget(const struct eval_item *item, struct butler_policy *policy)
 {
     if (policy->method != BUTLER_EVICT || policy->budget_kind != BUTLER_BUDGET_FRACTION)
         return;
-    const double share = policy->budget * (item->n_ids + item->n_room);
+    const double share = policy->budget * (item->n_ids + item->n_extra);
     policy->budget_kind = BUTLER_BUDGET_COUNT;
     policy->budget = BUTLER_MAX(BUTLER_MAX(1, policy->prune_min), floor(share + 0.5));
 }
@@ -26,7 +26,7 @@ static struct butler_session *make(const struct eval_run *run, const struct butl
     return butler_session_make(run->engine, policy, &params, err);
 }
 
-/* Reads every prompt by itself: what it keeps of one part decides how it reads the next. */
+/* Cannot share a prompt: what it keeps of one part determines how it reads the next. */
 static bool reads_alone(const struct butler_policy *policy)
 {
     return policy->prefill_evict || policy->rope_in_cache || !butler_session_can_adopt(policy, policy);
@@ -56,7 +56,7 @@ static int read_donor(const struct eval_run *run, const struct eval_item *item, 
     int code = butler_policy_parse(run->engine, "full", &dense, err);
     if (code < 0)
         return code;
-    donor->session = make(run, observes ? policy : &dense, item->n_ids + item->n_room, err);
+    donor->session = make(run, observes ? policy : &dense, item->n_ids + item->n_extra, err);
     donor->item = item;
     donor->observes = observes;
     const struct butler_span span = {
@@ -71,7 +71,7 @@ int eval_session_begin(const struct eval_run *run, const struct eval_item *item,
     struct butler_policy own = *policy;
     if (run->simulate)
         fix_budget(item, &own);
-    struct butler_session *session = make(run, &own, item->n_ids + item->n_room, err);
+    struct butler_session *session = make(run, &own, item->n_ids + item->n_extra, err);
     *out = session;
     if (!session)
         return err->code;

@@ -1,13 +1,13 @@
-/* How well a policy finds what attention wants (TokenButler, figure 6 and section 4): the tokens it reads against the exact
- * attention of a dense reading, per layer and query head, at equal bytes. A dense session leads: after each of its steps the
- * policies' sessions make the same step with the attention outputs of the dense one put in place of theirs, so that all see
- * the same queries and keys and what differs is the selection alone.
+/* Recall of a policy's selection (TokenButler, figure 6 and section 4): the tokens it reads, compared with the exact attention of
+ * a dense session, per layer and query head, at equal bytes. After each step of the dense session the policies' sessions make the
+ * same step, and their attention outputs are replaced by those of the dense session: all have the same queries and keys, and only
+ * the selection differs.
  *
- * Equal bytes. A budget of B tokens at length n pays for B keys and values of every KV head. Of these bytes a policy first
- * pays what its metric reads for one step (score and observe); what is left decides how many tokens it may read. The
- * oracle's metric is free: it is the ceiling. recall@k compares with the k = B largest weights of the query head, mass is the
- * attention on the tokens read. The newest token, which every step reads, counts among the k largest in any case. No layer is dense
- * unless --set dense=N says so. */
+ * Equal bytes. A budget of B tokens at length n pays for B keys and values of every KV head. The bytes that a policy's metric
+ * reads for one step (score and observe) are subtracted first; the rest is the number of tokens it may read. The oracle's
+ * metric costs nothing: it is the upper bound. recall@k compares with the k = B largest weights of the query head, mass is the
+ * attention on the tokens read. The newest token, which every step reads, always counts as one of the k largest. No layer is
+ * dense unless --set dense=N is given. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,17 +19,17 @@
 
 enum { SUMS = 3 /* of each query head: recall, mass, top-half accuracy */, EXTRA = 1 /* steps */ };
 
-/* The dense reading and what it found in the last step. */
-struct lead {
+/* The dense session and its attention in the last step. */
+struct reference {
     struct butler_session *session;
     struct butler_capture capture;
     int n_layers, n_heads, head_dim, n_ctx;
     float *outputs; /* [n_layers][n_heads][head_dim] */
-    float *scores;  /* [n_layers][n_heads][n_ctx] q.k, which orders even what attention rounds to nothing */
-    float *weights; /* the same as attention */
+    float *scores;  /* [n_layers][n_heads][n_ctx] q.k, which ranks also tokens whose attention rounds to 0 */
+    float *weights; /* the same after the softmax */
 };
 
-/* A policy that follows: at the budget asked for, and at half of all tokens for the classification. */
+/* A policy's sessions: at the given budget, and at half of all tokens for top_half_accuracy. */
 struct follower {
     struct butler_session *session, *half;
     struct butler_capture capture;
@@ -40,39 +40,39 @@ struct scratch {
     int32_t *ids;
     uint32_t *chosen;     /* [n_ctx] */
     float *values;        /* [n_ctx] of a selection */
-    unsigned char *marks; /* 1: among the k largest, 2: among the larger half */
+    unsigned char *marks; /* bits: 1: among the k largest, 2: in the larger half */
 };
 
-static void free_lead(struct lead *lead)
+static void free_reference(struct reference *reference)
 {
-    butler_session_free(lead->session);
-    free(lead->outputs);
-    free(lead->scores);
-    free(lead->weights);
+    butler_session_free(reference->session);
+    free(reference->outputs);
+    free(reference->scores);
+    free(reference->weights);
 }
 
-/* The dense session's layer is done: its output is kept, its attention computed once more as plain numbers. */
+/* After a layer of the dense session: copies its output and computes its attention weights. */
 static void keep_output(void *user, int layer, int first, int n, const float *q, float *o)
 {
-    struct lead *lead = user;
-    const size_t heads = (size_t)lead->n_heads, dim = (size_t)lead->head_dim, stride = (size_t)lead->n_ctx;
-    const int group = lead->session->shape.group;
+    struct reference *reference = user;
+    const size_t heads = (size_t)reference->n_heads, dim = (size_t)reference->head_dim, stride = (size_t)reference->n_ctx;
+    const int group = reference->session->shape.group;
     if (n != 1)
         return;
-    memcpy(lead->outputs + (size_t)layer * heads * dim, o, heads * dim * sizeof *o);
-    for (int kv_head = 0; kv_head < lead->n_heads / group; kv_head++) {
-        const struct butler_head_view view = butler_kv_view(&lead->session->kv, layer, kv_head, first);
+    memcpy(reference->outputs + (size_t)layer * heads * dim, o, heads * dim * sizeof *o);
+    for (int kv_head = 0; kv_head < reference->n_heads / group; kv_head++) {
+        const struct butler_head_view view = butler_kv_view(&reference->session->kv, layer, kv_head, first);
         const size_t at = ((size_t)layer * heads + (size_t)(kv_head * group)) * stride;
-        butler_view_dot_keys(&view, q + (size_t)(kv_head * group) * dim, group, 0, first + 1, lead->scores + at,
-                             stride);
+        butler_view_dot_keys(&view, q + (size_t)(kv_head * group) * dim, group, 0, first + 1,
+                             reference->scores + at, stride);
         for (int h = 0; h < group; h++) {
-            const float *scores = lead->scores + at + (size_t)h * stride;
-            float *row = lead->weights + at + (size_t)h * stride, max = scores[0];
+            const float *scores = reference->scores + at + (size_t)h * stride;
+            float *row = reference->weights + at + (size_t)h * stride, max = scores[0];
             double sum = 0;
             for (int i = 1; i <= first; i++)
                 max = fmaxf(max, scores[i]);
             for (int i = 0; i <= first; i++)
-                sum += (double)(row[i] = expf((scores[i] - max) / sqrtf((float)lead->head_dim)));
+                sum += (double)(row[i] = expf((scores[i] - max) / sqrtf((float)reference->head_dim)));
             for (int i = 0; i <= first; i++)
                 row[i] = (float)((double)row[i] / sum);
         }
@@ -82,11 +82,11 @@ static void keep_output(void *user, int layer, int first, int n, const float *q,
 static void put_output(void *user, int layer, int first, int n, const float *q, float *o)
 {
     (void)q;
-    const struct lead *lead = user;
-    const size_t size = (size_t)lead->n_heads * (size_t)lead->head_dim;
+    const struct reference *reference = user;
+    const size_t size = (size_t)reference->n_heads * (size_t)reference->head_dim;
     (void)first;
     if (n == 1)
-        memcpy(o, lead->outputs + (size_t)layer * size, size * sizeof *o);
+        memcpy(o, reference->outputs + (size_t)layer * size, size * sizeof *o);
 }
 
 /* --------------------------------------------------------------------------------------------- equal bytes */
@@ -106,14 +106,14 @@ static double metric_bytes(const struct butler_session *session, int n)
     return bytes;
 }
 
-/* Tokens that a policy's bytes are worth at length n: B. */
+/* The budget B in tokens at length n. */
 static int budget_tokens(const struct butler_policy *asked, int n)
 {
     const double budget = asked->budget_kind == BUTLER_BUDGET_FRACTION ? floor(asked->budget * n + 0.5) : asked->budget;
     return (int)BUTLER_MAX(1, BUTLER_MIN(budget, (double)n));
 }
 
-/* Tokens the session may read so that its metric is paid too. */
+/* Sets the session's budget to the tokens that remain after its metric's bytes. */
 static void charge(struct butler_session *session, const struct butler_policy *asked, int n)
 {
     struct butler_policy *policy = &session->policy;
@@ -121,15 +121,15 @@ static void charge(struct butler_session *session, const struct butler_policy *a
     if (!policy->metric || policy->prune_ratio >= 0 || policy->budget_kind == BUTLER_BUDGET_MASS)
         return;
     const int tokens = budget_tokens(asked, n);
-    /* What is evicted is not scored: there the metric's bytes grow with what is kept. */
-    double left = policy->method == BUTLER_EVICT ? tokens * row / (row + metric_bytes(session, n) / n)
+    /* Evicted tokens are not scored: the metric's bytes grow with the tokens kept. */
+    double remaining = policy->method == BUTLER_EVICT ? tokens * row / (row + metric_bytes(session, n) / n)
                                                  : tokens - metric_bytes(session, n) / row;
     if (tokens == n)
-        left = n; /* everything is read: nothing needs to be scored */
+        remaining = n; /* everything is read: nothing is scored */
     if (policy->on_top)
-        left -= policy->sinks + policy->recent;
+        remaining -= policy->sinks + policy->recent;
     policy->budget_kind = BUTLER_BUDGET_COUNT;
-    policy->budget = BUTLER_MAX(1, floor(left));
+    policy->budget = BUTLER_MAX(1, floor(remaining));
 }
 
 /* ------------------------------------------------------------------------------------------------ measuring */
@@ -143,20 +143,20 @@ static void mark(const struct butler_kernels *kernels, const float *scores, int 
         scratch->marks[scratch->chosen[i]] |= bit;
 }
 
-static void measure_head(const struct lead *lead, const struct follower *follower, const struct butler_policy *asked, int layer,
-                         int head, struct scratch *scratch, double *sums)
+static void measure_head(const struct reference *reference, const struct follower *follower, const struct butler_policy *asked,
+                         int layer, int head, struct scratch *scratch, double *sums)
 {
-    const int n = lead->session->n_past;
-    const size_t at = ((size_t)layer * (size_t)lead->n_heads + (size_t)head) * (size_t)lead->n_ctx;
-    const float *weights = lead->weights + at;
+    const int n = reference->session->n_past;
+    const size_t at = ((size_t)layer * (size_t)reference->n_heads + (size_t)head) * (size_t)reference->n_ctx;
+    const float *weights = reference->weights + at;
     const int k = asked->metric && asked->prune_ratio < 0 && asked->budget_kind != BUTLER_BUDGET_MASS ? budget_tokens(asked, n)
                                                                                                       : BUTLER_CEIL_DIV(n, 2);
     const int half = BUTLER_CEIL_DIV(n, 2);
     int hits = 0, right = 0;
     double mass = 0;
     memset(scratch->marks, 0, (size_t)n);
-    mark(lead->session->kv.kernels, lead->scores + at, n, k, scratch, 1);
-    mark(lead->session->kv.kernels, lead->scores + at, n, half, scratch, 2);
+    mark(reference->session->kv.kernels, reference->scores + at, n, k, scratch, 1);
+    mark(reference->session->kv.kernels, reference->scores + at, n, half, scratch, 2);
     const int n_read = butler_last_selection(follower->session, layer, head, scratch->ids, n);
     for (int i = 0; i < n_read; i++) {
         hits += scratch->marks[scratch->ids[i]] & 1;
@@ -171,20 +171,20 @@ static void measure_head(const struct lead *lead, const struct follower *followe
     sums[2] += (double)(n - (n_half - right) - (half - right)) / n;
 }
 
-static int follow(const struct eval_run *run, const struct eval_item *item, struct lead *lead, struct follower *followers,
+static int follow(const struct eval_run *run, const struct eval_item *item, struct reference *reference, struct follower *followers,
                   const struct eval_policy *const *policies, int n_policies, struct scratch *scratch, double *const *values,
                   struct butler_error *err)
 {
     for (int at = item->n_prompt; at < item->n_ids; at++) {
-        int code = butler_step(lead->session, item->ids[at], err);
+        int code = butler_step(reference->session, item->ids[at], err);
         for (int p = 0; p < n_policies && code == 0; p++) {
             struct follower *follower = &followers[p];
             charge(follower->session, &policies[p]->parsed, at + 1);
             code = butler_step(follower->session, item->ids[at], err);
             if (code == 0)
                 code = butler_step(follower->half, item->ids[at], err);
-            for (int i = 0; i < lead->n_layers * lead->n_heads && code == 0; i++)
-                measure_head(lead, follower, &policies[p]->parsed, i / lead->n_heads, i % lead->n_heads, scratch,
+            for (int i = 0; i < reference->n_layers * reference->n_heads && code == 0; i++)
+                measure_head(reference, follower, &policies[p]->parsed, i / reference->n_heads, i % reference->n_heads, scratch,
                              values[p] + SUMS * i);
             values[p][run->n_values - EXTRA]++;
         }
@@ -194,7 +194,7 @@ static int follow(const struct eval_run *run, const struct eval_item *item, stru
     return 0;
 }
 
-/* The same before there is a session, for a policy that evicts: what it keeps of the prompt. */
+/* The same for an evicting policy before its session is made: the budget to which it cuts the prompt. */
 static int charge_prompt(const struct eval_run *run, const struct eval_item *item, struct butler_policy *policy,
                          struct butler_error *err)
 {
@@ -211,12 +211,12 @@ static int charge_prompt(const struct eval_run *run, const struct eval_item *ite
     return 0;
 }
 
-/* A session of a policy that has read the prompt and follows the lead from there. */
+/* A session of a policy that has read the prompt, with its capture set. */
 static int start(const struct eval_run *run, const struct eval_item *item, struct butler_policy policy, bool half,
                  struct eval_donor *donor, const struct butler_capture *capture, struct butler_session **out,
                  struct butler_error *err)
 {
-    policy.rope_in_cache = false; /* keys are compared with the dense reading's */
+    policy.rope_in_cache = false; /* keys must be those of the dense session */
     policy.stop_layers = false;
     if (half && policy.metric) {
         policy.budget_kind = BUTLER_BUDGET_FRACTION;
@@ -235,27 +235,27 @@ static int start(const struct eval_run *run, const struct eval_item *item, struc
     return code;
 }
 
-static int start_all(const struct eval_run *run, const struct eval_item *item, struct lead *lead, struct follower *followers,
-                     const struct eval_policy *const *policies, int n, struct butler_error *err)
+static int start_all(const struct eval_run *run, const struct eval_item *item, struct reference *reference,
+                     struct follower *followers, const struct eval_policy *const *policies, int n, struct butler_error *err)
 {
     struct eval_donor donor = {0};
     struct butler_policy dense;
-    const size_t rows = (size_t)lead->n_layers * (size_t)lead->n_heads;
+    const size_t rows = (size_t)reference->n_layers * (size_t)reference->n_heads;
     int code = butler_policy_parse(run->engine, "full", &dense, err);
-    lead->capture = (struct butler_capture){.attended = keep_output, .user = lead};
-    lead->outputs = butler_alloc(rows * (size_t)lead->head_dim * sizeof(float), err);
-    lead->scores = butler_alloc(rows * (size_t)lead->n_ctx * sizeof(float), err);
-    lead->weights = butler_alloc(rows * (size_t)lead->n_ctx * sizeof(float), err);
-    if (!lead->outputs || !lead->scores || !lead->weights)
+    reference->capture = (struct butler_capture){.attended = keep_output, .user = reference};
+    reference->outputs = butler_alloc(rows * (size_t)reference->head_dim * sizeof(float), err);
+    reference->scores = butler_alloc(rows * (size_t)reference->n_ctx * sizeof(float), err);
+    reference->weights = butler_alloc(rows * (size_t)reference->n_ctx * sizeof(float), err);
+    if (!reference->outputs || !reference->scores || !reference->weights)
         code = BUTLER_ERROR_MEMORY;
     if (code == 0)
-        code = start(run, item, dense, false, &donor, &lead->capture, &lead->session, err);
+        code = start(run, item, dense, false, &donor, &reference->capture, &reference->session, err);
     for (int observes = 0; observes < 2; observes++)
         for (int p = 0; p < n && code == 0; p++) {
             if (eval_policy_observes(&policies[p]->parsed) != (bool)observes)
                 continue;
             struct follower *follower = &followers[p];
-            follower->capture = (struct butler_capture){.attended = put_output, .user = lead};
+            follower->capture = (struct butler_capture){.attended = put_output, .user = reference};
             code = start(run, item, policies[p]->parsed, false, &donor, &follower->capture, &follower->session, err);
             if (code == 0)
                 code = start(run, item, policies[p]->parsed, true, &donor, &follower->capture, &follower->half, err);
@@ -267,7 +267,7 @@ static int start_all(const struct eval_run *run, const struct eval_item *item, s
 static int measure(const struct eval_run *run, const struct eval_item *item, const struct eval_policy *const *policies, int n,
                    double *const *values, struct eval_cost *costs, struct butler_error *err)
 {
-    struct lead lead = {
+    struct reference reference = {
         .n_layers = run->info->n_layers, .n_heads = run->info->n_heads, .head_dim = run->info->head_dim, .n_ctx = item->n_ids};
     const size_t n_ids = (size_t)item->n_ids;
     struct scratch scratch = {butler_alloc(n_ids * sizeof(int32_t), err), butler_alloc(n_ids * sizeof(uint32_t), err),
@@ -276,9 +276,9 @@ static int measure(const struct eval_run *run, const struct eval_item *item, con
     const double begin = butler_seconds();
     int code = scratch.ids && scratch.chosen && scratch.values && scratch.marks && followers ? 0 : BUTLER_ERROR_MEMORY;
     if (code == 0)
-        code = start_all(run, item, &lead, followers, policies, n, err);
+        code = start_all(run, item, &reference, followers, policies, n, err);
     if (code == 0)
-        code = follow(run, item, &lead, followers, policies, n, &scratch, values, err);
+        code = follow(run, item, &reference, followers, policies, n, &scratch, values, err);
     for (int p = 0; p < n && code == 0; p++) {
         struct butler_stats stats;
         butler_session_stats(followers[p].session, &stats);
@@ -299,7 +299,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, con
     free(scratch.chosen);
     free(scratch.values);
     free(scratch.marks);
-    free_lead(&lead);
+    free_reference(&reference);
     return code;
 }
 
@@ -314,13 +314,13 @@ static int load(struct eval_run *run, struct butler_error *err)
     for (int p = 0; p < run->n_policies; p++) {
         struct butler_policy *policy = &run->policies[p].parsed;
         const bool looks_ahead = policy->metric && (policy->metric->predictor || policy->metric->earlier_layers);
-        policy->dense_layers = looks_ahead ? BUTLER_MAX(dense, 1) : dense; /* nothing foresees the first layer */
+        policy->dense_layers = looks_ahead ? BUTLER_MAX(dense, 1) : dense; /* queries of the first layer are not predicted */
     }
     run->n_values = SUMS * run->info->n_layers * run->info->n_heads + EXTRA;
     return eval_windows_load(run, steps, err);
 }
 
-/* Per layer and head: the mean of one of the sums. */
+/* The mean of one of the sums, per layer and head. */
 static json_t *by_head(const struct eval_run *run, const double *values, int which, double steps)
 {
     json_t *layers = json_array();
@@ -373,7 +373,7 @@ static const struct eval_option options[] = {
 
 const struct eval_task eval_recall = {
     .name = "recall",
-    .summary = "share of the most attended tokens, and of attention, that a policy reads",
+    .summary = "share of the tokens with most attention, and of the attention, that a policy reads",
     .details = "--data is any text file (UTF-8), --length tokens of a text, --limit texts.\n",
     .options = options,
     .length = 1024,

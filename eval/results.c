@@ -1,6 +1,6 @@
-/* Rows on their way to the file of results, and what the file already has on the way back: a run that was interrupted goes
- * on where it stopped. The rows of one policy are written at once; `more` says how many of them follow, so that a file cut
- * in between is recognised. */
+/* Writes rows to the file of results and reads those that it already has, so that an interrupted run continues where it stopped.
+ * The rows of one policy are written together; `more` is the number of rows that follow, so that a truncated file is recognised.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -16,7 +16,7 @@
 #include "parts.h"
 
 enum { N_KEYS = 9 };
-/* What makes two results the same measurement. */
+/* The fields that identify a measurement. */
 static const char *const keys[N_KEYS] = {"task", "policy", "budget", "length", "limit", "seed", "fingerprint", "data", "config"};
 
 static char *key_of(const json_t *row)
@@ -39,7 +39,7 @@ static void remember(json_t *done, const json_t *row)
     free(key);
 }
 
-/* Reads every whole line; *keep is where the last whole result ends. */
+/* Reads every complete line; *keep is the end of the last complete result. */
 static int learn(struct eval_results *results, const char *bytes, size_t n, size_t *keep, struct butler_error *err)
 {
     int line = 0;
@@ -48,7 +48,7 @@ static int learn(struct eval_results *results, const char *bytes, size_t n, size
         const char *end = memchr(bytes + at, '\n', n - at);
         json_error_t fault;
         if (!end)
-            break; /* a line that was being written */
+            break; /* a line that was not completely written */
         line++;
         json_t *row = json_loadb(bytes + at, (size_t)(end - bytes) - at, 0, &fault);
         if (!json_is_object(row)) {

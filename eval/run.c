@@ -1,5 +1,5 @@
-/* The loop: items in parallel, each under its policies, until every policy has its rows. Numbers are kept by item and put
- * together in the items' order, so that no result depends on the threads. */
+/* The loop over items, in parallel, each under its policies. Values are stored per item and combined in the order of the items, so
+ * that no result depends on the threads. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -10,7 +10,7 @@
 #include "parts.h"
 #include "engine/engine.h"
 
-/* Policies [first, first + n) of the pending ones, run together: their items' prompts are read once where they can share. */
+/* Policies that run together: their items' prompts are read once if they can be shared. */
 struct pass {
     struct eval_run *run;
     const struct eval_events *events;
@@ -18,8 +18,8 @@ struct pass {
     int n;
     double *values;            /* [n][n_items][n_values] */
     struct eval_cost *costs;   /* [n][n_items] */
-    double done_before, share; /* of the whole work */
-    pthread_mutex_t lock;      /* of what follows */
+    double done_before, share; /* fractions of the whole work */
+    pthread_mutex_t lock;      /* of the fields below */
     int next_item, n_finished;
     bool stop, stopped;
     int failed_item; /* the first that failed, INT_MAX: none */
@@ -48,7 +48,7 @@ static int run_one(struct pass *pass, struct eval_run *run, int p, int item_inde
     return code;
 }
 
-/* One item under all policies, by a task that does so itself. */
+/* One item under all policies, for a task with run_together. */
 static int run_together(struct pass *pass, struct eval_run *run, int item_index, struct butler_error *err)
 {
     double **values = butler_alloc((size_t)pass->n * sizeof *values, err);
@@ -106,7 +106,7 @@ static int run_item(struct pass *pass, struct eval_run *run, int item, struct ev
             finish_one(pass);
         return code;
     }
-    /* First those that share the dense reading of the prompt, so that it is done once. */
+    /* First the policies that share the dense prompt, so that it is read once. */
     for (int observes = 0; observes < 2; observes++)
         for (int p = 0; p < pass->n && code == 0; p++)
             if (eval_policy_observes(&pass->policies[p]->parsed) == (bool)observes) {
@@ -134,7 +134,7 @@ static void *work(void *argument)
     return NULL;
 }
 
-/* Runs the items on params->n_threads threads; those that do not start leave their work to the others. */
+/* Runs the items on params->n_threads threads; if a thread cannot be started, the others do its work. */
 static void run_items(struct pass *pass)
 {
     enum { MAX_THREADS = 256 };
@@ -198,8 +198,8 @@ static int run_pass(struct pass *pass, struct eval_results *results, struct butl
     return code;
 }
 
-/* All policies that the file of results does not have yet. A task that reads prompts runs them together, one that does not
- * a policy at a time, so that each row is on the disk as early as it can be. */
+/* Runs all policies that the file of results does not have yet. A task with prompts runs them together, another one policy after
+ * the other, so that each row is written as early as possible. */
 static int run_policies(struct eval_run *run, const struct eval_events *events, struct eval_results *results,
                         struct butler_error *err)
 {
@@ -262,7 +262,7 @@ int eval_execute(const struct eval_task *task, struct butler_engine *engine, con
                            .seed = params->seed};
     struct eval_results results = {.fd = -1};
     struct butler_error local = {0};
-    err = err ? err : &local; /* below it is read too */
+    err = err ? err : &local; /* it is also read below */
     int code = eval_take_options(&run, err);
     if (code == 0)
         code = eval_take_policies(&run, err);

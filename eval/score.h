@@ -1,21 +1,21 @@
-/* How LongBench scores an answer against a right one, each in 0 .. 1. What these compute is what the benchmark's Python
- * does with the packages it names (rouge 1.0.1, fuzzywuzzy 0.18.0 over the standard library's difflib), odd corners
- * included: tests/test_eval_score.c compares them. All return 0, or negative with *err filled. */
+/* LongBench's scores of an answer against a correct one, each in 0 .. 1. They compute what the benchmark's Python code does with
+ * its packages (rouge 1.0.1, fuzzywuzzy 0.18.0 over the standard library's difflib), unintended cases included;
+ * tests/test_eval_score.c compares them. All return 0, or negative with *err filled. */
 #ifndef EVAL_SCORE_H
 #define EVAL_SCORE_H
 
 #include "base/util.h"
 
-/* F1 of the words, after lower case and without punctuation and articles. */
+/* F1 over words, in lower case, without punctuation and articles. */
 int eval_score_f1(const char *answer, const char *right, double *score, struct butler_error *err);
-/* ROUGE-L, summary level (Lin 2004, section 3.2), over the sets of words, sentences ending at full stops. */
+/* ROUGE-L, summary level (Lin 2004, section 3.2), over the sets of words; sentences end at full stops. */
 int eval_score_rouge_l(const char *answer, const char *right, double *score, struct butler_error *err);
-/* One over the number of classes that the answer names, if the right one is among them. */
+/* 1 / number of classes that the answer names, if the correct one is among them, else 0. */
 int eval_score_class(const char *answer, const char *right, const char *const *classes, int n_classes, double *score,
                      struct butler_error *err);
-/* Share of the numbers in the answer that are the right one: right itself, or what follows `before` in it. */
+/* Share of the numbers in the answer that are the correct one: `right` itself, or the text after `before` in it. */
 int eval_score_number(const char *answer, const char *right, const char *before, double *score, struct butler_error *err);
-/* Similarity of the answer's first line that is no comment: Ratcliff and Obershelp's ratio over characters, in hundredths. */
+/* Similarity of the answer's first line that is not a comment: Ratcliff and Obershelp's ratio over characters, in hundredths. */
 int eval_score_edit(const char *answer, const char *right, double *score, struct butler_error *err);
 
 #endif

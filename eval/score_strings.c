@@ -1,4 +1,4 @@
-/* Scores that look for something in an answer, classes and numbers, and the similarity of a line of code. */
+/* Scores that search an answer for classes or numbers, and the similarity of a line of code. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +16,8 @@ int eval_score_class(const char *answer, const char *right, const char *const *c
     for (int i = 0; i < n_classes; i++)
         if (strstr(answer, classes[i]))
             named[n++] = classes[i];
-    /* The published loop removes from the list it walks: what follows a removed name is passed over, and of equal names the
-     * first goes. */
+    /* The published loop removes elements from the list it iterates over: the name after a removed one is skipped, and of equal
+     * names the first is removed. */
     for (int i = 0; i < n; i++)
         if (strstr(right, named[i]) && strcmp(right, named[i]) != 0) {
             int first = 0;
@@ -44,7 +44,8 @@ int eval_score_number(const char *answer, const char *right, const char *before,
         while ((at = strstr(at, before)) && strspn(at + strlen(before), digits) == 0)
             at++;
         if (!at)
-            return butler_fail(err, BUTLER_ERROR_FORMAT, "the right answer '%.40s' does not say '%s' and a number", right, before);
+            return butler_fail(err, BUTLER_ERROR_FORMAT, "the correct answer '%.40s' does not contain '%s' and a number", right,
+                               before);
         right = at + strlen(before);
     }
     const size_t n_number = before ? strspn(right, digits) : strlen(right);
@@ -72,8 +73,8 @@ static uint32_t *characters_of(const char *text, size_t n_bytes, int *n, struct 
     return out;
 }
 
-/* Two texts being compared. In a long b (200 characters), those that are more than a hundredth of it do not begin a match:
- * difflib's guard against blanks. */
+/* The two texts. If b has 200 characters or more, a character that makes up more than a hundredth of it does not begin a match
+ * (difflib's "popular" elements). */
 struct comparison {
     const uint32_t *a, *b;
     const bool *popular; /* [characters of b] */
@@ -85,7 +86,7 @@ struct range {
     int a_lo, a_hi, b_lo, b_hi;
 };
 
-/* The longest run that both ranges have, the earliest in a, then in b; stretched by characters of any kind. */
+/* The longest common run of both ranges, the earliest in a, then in b; extended by characters of any kind. */
 static int longest_run(const struct comparison *c, struct range range, int *at_a, int *at_b)
 {
     int best = 0, i_best = range.a_lo, j_best = range.b_lo;
@@ -135,7 +136,7 @@ static void mark_popular(const uint32_t *b, int n, uint32_t *sorted, bool *popul
     }
 }
 
-/* Characters in matching runs: the longest run first, then what lies left and right of it. */
+/* Number of characters in matching runs: the longest run first, then the ranges before and after it. */
 static int count_matches(const struct comparison *c, int n_a, struct range *stack)
 {
     int n = 0, n_stack = 0;

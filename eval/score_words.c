@@ -1,4 +1,4 @@
-/* Scores over words: F1 of an answer's, and ROUGE-L. */
+/* Scores over words: F1 and ROUGE-L. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +21,7 @@ static bool is_article(struct eval_span word)
     return false;
 }
 
-/* Lower case, no ASCII punctuation; then articles, which stand between what is no letter, become spaces. In place. */
+/* Lower case, without ASCII punctuation; then articles between non-letters become spaces. In place. */
 static void normalise(char *text)
 {
     char *to = text;
@@ -42,7 +42,7 @@ static void normalise(char *text)
     }
 }
 
-/* The words of a text as F1 counts them, sorted; *text owns their bytes. */
+/* The words of a text for F1, sorted; *text owns their bytes. */
 static int words_of(const char *from, char **text, struct eval_words *words, struct butler_error *err)
 {
     *text = eval_lower((struct eval_span){from, strlen(from)}, false, err);
@@ -110,7 +110,7 @@ static int cut_sentences(const char *text, struct sentences *out, struct butler_
     return code;
 }
 
-/* Numbers the words of both texts; how many different ones each has, and all have. */
+/* Numbers the words of both texts; counts the different words of each and of both. */
 static int number_words(struct sentences *a, struct sentences *b, int *n_a, int *n_b, int *n_all, struct butler_error *err)
 {
     const int n = a->words.n + b->words.n;
@@ -143,8 +143,8 @@ static int number_words(struct sentences *a, struct sentences *b, int *n_a, int 
     return code;
 }
 
-/* Marks the words of one longest common subsequence of x[n] and y[m]; of several, the one that walking back from both ends
- * finds when it prefers to leave out a word of y. table: scratch [(n + 1) * (m + 1)]. */
+/* Marks the words of one longest common subsequence of x[n] and y[m]; of several, the one found by backtracking from both ends that
+ * prefers to skip a word of y. table: scratch [(n + 1) * (m + 1)]. */
 static void mark_common(const int *x, int n, const int *y, int m, int *table, bool *marks)
 {
     const size_t row = (size_t)m + 1;

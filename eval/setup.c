@@ -1,4 +1,4 @@
-/* From what the command line says to a run: the task's options, and every policy with every budget. */
+/* From the command line to a run: the task's options, and every policy with every budget. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ static int option_index(const struct eval_task *task, const char *name, size_t n
     return -1;
 }
 
-/* "key=value,key=value", cut in place. */
+/* "key=value,key=value", split in place. */
 static int take_settings(struct eval_run *run, char *text, struct butler_error *err)
 {
     while (*text) {
@@ -121,7 +121,7 @@ static double budget_of(const struct butler_policy *policy)
     return !policy->metric ? 1 : policy->prune_ratio >= 0 ? 1 - policy->prune_ratio : policy->budget;
 }
 
-/* budget 0: as it stands. A policy that is there already is not added again: what has no budget comes once. */
+/* budget 0: the policy as given. A policy that is already in the list is not added again, so one without a budget is run once. */
 static int add_policy(struct eval_run *run, int given, double budget, struct butler_error *err)
 {
     struct eval_policy *policy = &run->policies[run->n_policies];

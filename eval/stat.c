@@ -1,4 +1,4 @@
-/* Confidence intervals of what the tasks count and average. */
+/* Confidence intervals of counts and means. */
 #include <math.h>
 
 #include "eval.h"
@@ -24,7 +24,7 @@ static double student(int df)
                                    2.446912,  2.364624, 2.306004, 2.262157, 2.228139};
     if (df <= BUTLER_COUNT(small))
         return small[df - 1];
-    /* Cornish-Fisher around the normal quantile: good to 1e-4 from here on */
+    /* Cornish-Fisher expansion around the normal quantile: error below 1e-4 from here on */
     const double z = 1.959963984540054, z3 = z * z * z, z5 = z3 * z * z, z7 = z5 * z * z, v = df;
     return z + (z3 + z) / (4 * v) + (5 * z5 + 16 * z3 + 3 * z) / (96 * v * v) +
            (3 * z7 + 19 * z5 + 17 * z3 - 15 * z) / (384 * v * v * v);

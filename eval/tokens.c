@@ -1,4 +1,4 @@
-/* Tokens on their way in (ids of texts, items) and logits on their way out. */
+/* Token ids of texts, items, and log-probabilities of logits. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,10 +29,10 @@ int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const 
     if (reserve(ids, (int)n_text / 2 + 8, err) < 0)
         return BUTLER_ERROR_MEMORY;
     for (;;) {
-        const int room = ids->capacity - ids->n, n = butler_tokenize(model, text, n_text, 0, ids->ids + ids->n, room, err);
+        const int max = ids->capacity - ids->n, n = butler_tokenize(model, text, n_text, 0, ids->ids + ids->n, max, err);
         if (n < 0)
             return n;
-        if (n <= room) {
+        if (n <= max) {
             ids->n += n;
             return 0;
         }
@@ -58,9 +58,9 @@ int eval_ids_piece(struct eval_ids *ids, const struct butler_model *model, const
     const int before = ids->n;
     if (!adds_space(model))
         return eval_ids_text(ids, model, text, err);
-    if (text[0] == ' ') /* the one that is added stands for it */
+    if (text[0] == ' ') /* the added space replaces it */
         return eval_ids_text(ids, model, text + 1, err);
-    /* Behind a line's end, which is then taken off, nothing is added. */
+    /* No space is added after a newline, whose token is removed again. */
     if (asprintf(&led, "\n%s", text) < 0)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a text");
     int code = eval_ids_text(&line, model, "\n", err);

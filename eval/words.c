@@ -1,4 +1,4 @@
-/* Characters, spaces and words by Python's rules, for tasks whose published scorers are written in it. */
+/* Characters, spaces and words by Python's rules, for tasks whose published scorers are Python programs. */
 #include <locale.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,9 +68,9 @@ static size_t put_character(char *out, uint32_t c)
 char *eval_lower(struct eval_span text, bool capital, struct butler_error *err)
 {
     const locale_t unicode = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
-    char *out = unicode ? butler_alloc(3 * text.n + 1, err) : NULL; /* no letter grows more than that */
+    char *out = unicode ? butler_alloc(3 * text.n + 1, err) : NULL; /* no character becomes longer than that */
     if (!unicode)
-        butler_fail(err, BUTLER_ERROR_IO, "the system has no locale C.UTF-8, which says what letters are");
+        butler_fail(err, BUTLER_ERROR_IO, "the system has no locale C.UTF-8, which is needed to classify letters");
     size_t n_out = 0;
     for (size_t i = 0; out && i < text.n;) {
         uint32_t c;

@@ -1,5 +1,4 @@
-/* Text as the published scorers see it: they are Python programs, and what is a space, a word or a lower-case letter is
- * what Python says. */
+/* Text by the rules of the published scorers, which are Python programs: spaces, words and lower-case letters are Python's. */
 #ifndef EVAL_WORDS_H
 #define EVAL_WORDS_H
 
@@ -16,7 +15,7 @@ struct eval_words {
     int n, capacity;
 };
 
-/* The character at bytes[0] and its length; a byte that begins none is a character by itself. */
+/* The character at bytes[0] and its length; an invalid byte is a character by itself. */
 int eval_character(const char *bytes, size_t n, uint32_t *codepoint);
 int eval_count_characters(const char *text);
 /* str.isspace of one character. */

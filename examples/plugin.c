@@ -25,6 +25,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
 }
 
 static const struct butler_metric value_norm = {
+    .abi = BUTLER_METRIC_ABI,
     .name = "value_norm",
     .summary = "length of the value vector",
     .scale = BUTLER_SCORE_WEIGHT,

@@ -30,7 +30,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* the rest of the library is built hidden */
 
-#define BUTLER_VERSION "0.1.0"
+#define BUTLER_VERSION "0.2.0"
 
 /* ------------------------------------------------------------------------------------------------ errors */
 
@@ -297,12 +297,13 @@ struct butler_sampler_params {
     size_t struct_size; /* 0 or sizeof(struct butler_sampler_params) */
     float temperature; /* <= 0: greedy */
     int top_k;         /* 0: off */
-    float top_p;       /* 1: off */
+    float top_p;       /* 0 or 1: off */
     float min_p;       /* 0: off */
     uint64_t seed;
 };
 
 struct butler_sampler;
+/* params NULL or zeroed: the defaults, greedy. NULL with BUTLER_ERROR_ARGUMENT when a number is out of its range. */
 struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *params, struct butler_error *err);
 void butler_sampler_free(struct butler_sampler *sampler);
 
@@ -370,7 +371,12 @@ enum butler_metric_scale {
     BUTLER_SCORE_WEIGHT, /* already comparable between query heads: used as it is */
 };
 
+/* Changes with every change of the layout or the meaning of anything in this section: struct butler_metric, butler_param and
+ * butler_metric_shape, the scales, the butler_view_ functions. A plug-in is loaded only if it was built with the same number. */
+#define BUTLER_METRIC_ABI 1
+
 struct butler_metric {
+    size_t abi; /* BUTLER_METRIC_ABI. Stays the first field in every version, so that a plug-in built with another is refused */
     const char *name;
     const char *summary;
     enum butler_metric_scale scale;
@@ -413,10 +419,13 @@ struct butler_metric {
 };
 
 /* Makes a metric known to this engine under metric->name, as a retrieving policy whose method, budget and the rest are
- * set in the policy string. The struct must outlive the engine. */
+ * set in the policy string. The struct must outlive the engine. BUTLER_ERROR_UNSUPPORTED when its abi is not
+ * BUTLER_METRIC_ABI, BUTLER_ERROR_ARGUMENT when its fields contradict each other; then nothing has changed. */
 int butler_metric_register(struct butler_engine *engine, const struct butler_metric *metric, struct butler_error *err);
 
-/* Loads a shared object and registers what its `const struct butler_metric *butler_plugin_metric(void)` returns. */
+/* Loads a shared object and registers what its `const struct butler_metric *butler_plugin_metric(void)` returns. Errors are those
+ * of butler_metric_register, BUTLER_ERROR_IO when the file cannot be loaded, BUTLER_ERROR_FORMAT when it is no plug-in; the
+ * message names the file. */
 int butler_plugin_load(struct butler_engine *engine, const char *path, struct butler_error *err);
 
 #pragma GCC visibility pop

@@ -1,21 +1,20 @@
-/* The report's judgement: rows that may be compared become charts, a policy's budgets become a series, and policies are put
- * in order by how much quality they keep for the bytes they read. Nothing here draws. */
+/* Groups and ranks the rows: comparable rows become charts, a policy's budgets become a series, and policies are ordered by the
+ * quality that they reach for the bytes they read. Nothing here draws. */
 #include "report.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/cmd.h"
 #include "base/util.h"
 
 static const char *const lower_is_better[] = {"ppl", "bpb", "nll", "loss", "seconds"};
 static const char *const shares[] = {"accuracy", "coverage", "acc_norm", "f1",       "rouge_l", "em",
                                      "edit_sim", "recall",   "mass",     "page_hit", "reuse",   "top_half_accuracy"};
 
-/* Metrics in which reading everything is no reference: it puts no token in the wrong half, nor in the right one. */
+/* Metrics for which `full` is no reference: it reads every token, so it does not classify them. */
 static const char *const without_dense[] = {"top_half_accuracy", "page_hit", "reuse", "correlation"};
-/* Tasks whose texts are as long as their parts, so that a row's length is that of the longest item and says nothing. */
+/* Tasks with texts of different lengths: a row's length is that of the longest item, so rows are not grouped by it. */
 static const char *const lengths_vary[] = {"coref", "kv", "lines", "mc", "longbench"};
 
 static bool among(const char *word, const char *const *words, int n)
@@ -26,12 +25,12 @@ static bool among(const char *word, const char *const *words, int n)
     return false;
 }
 
-/* Room for one more element of an array that doubles. */
+/* Grows an array, whose capacity doubles, by one element. */
 static void *grow(void *array, int n, size_t size)
 {
     if (n & (n - 1))
         return array;
-    void *grown = cmd_alloc(n ? (size_t)n * 2 : 1, size);
+    void *grown = report_alloc(n ? (size_t)n * 2 : 1, size);
     if (n)
         memcpy(grown, array, (size_t)n * size);
     free(array);
@@ -89,7 +88,7 @@ static int policy_of(struct report *report, const char *family)
     return report->n_policies++;
 }
 
-/* Of two rows that measured the same, the one with more items counts, else the later. */
+/* Of two rows of the same measurement, the one with more items counts, else the later. */
 static bool supersedes(const struct report_row *later, const struct report_row *earlier)
 {
     return !(later->n < earlier->n);
@@ -143,7 +142,7 @@ const struct report_series *report_series_find(const struct report_chart *chart,
 static int by_bytes(const void *a, const void *b)
 {
     const struct report_row *x = *(const struct report_row *const *)a, *y = *(const struct report_row *const *)b;
-    /* Rows that do not say what they read come last. */
+    /* Rows without kv_read come last. */
     double p = isnan(x->kv_read) ? INFINITY : x->kv_read, q = isnan(y->kv_read) ? INFINITY : y->kv_read;
     if (p != q)
         return p < q ? -1 : 1;
@@ -192,7 +191,7 @@ static void judge_chart(const struct report *report, struct report_chart *chart)
         judge_series(chart, &chart->series[i]);
 }
 
-/* How far a policy's area stands above what policies have on average in that chart, averaged so that each task counts once. */
+/* A policy's area minus the mean area of all policies of the chart, averaged so that each task counts once. */
 static void score_policy(const struct report *report, int policy)
 {
     double sum = 0;
@@ -240,11 +239,11 @@ static int by_policy(const void *a, const void *b)
     return ((const struct report_series *)a)->policy - ((const struct report_series *)b)->policy;
 }
 
-/* Sorting the policies moves them, so series are told the new place. */
+/* Sorting moves the policies, so the indices in the series are updated. */
 static void rank(struct report *report)
 {
     int n_colours = 0;
-    const char **names = cmd_alloc((size_t)report->n_policies + 1, sizeof *names);
+    const char **names = report_alloc((size_t)report->n_policies + 1, sizeof *names);
     for (int i = 0; i < report->n_policies; i++) {
         score_policy(report, i);
         names[i] = report->policies[i].name;
@@ -272,7 +271,7 @@ void report_build(struct report *report, struct report_rows *rows)
             report->tasks = grow(report->tasks, report->n_tasks, sizeof *report->tasks);
             report->tasks[report->n_tasks++] = row->task;
         }
-        if (*row->metric && strcmp(row->task, "heat") != 0) /* one text is no measure: its tokens are shown instead */
+        if (*row->metric && strcmp(row->task, "heat") != 0) /* heat has one text: its tokens are shown, no chart */
             add_row(report, row);
     }
     for (int i = 0; i < report->n_charts; i++)

@@ -1,12 +1,11 @@
-/* What rows say in their details, drawn small and side by side, a line for each policy and a column for each budget: recall of
- * every head, grids of pass keys, correlations; perplexity by position; and which tokens of a text each policy kept. */
+/* Draws the details of rows as small maps, a row for each policy and a column for each budget: recall of every head, grids of pass
+ * keys, correlations; and perplexity by position. */
 #include "report.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/cmd.h"
 #include "base/util.h"
 
 enum { N_COLOURS = 10 };
@@ -35,7 +34,7 @@ static struct cells cells_of_matrix(const json_t *matrix)
     struct cells cells = {.n_rows = (int)json_array_size(matrix)};
     for (int i = 0; i < cells.n_rows; i++)
         cells.n_columns = BUTLER_MAX(cells.n_columns, (int)json_array_size(json_array_get(matrix, (size_t)i)));
-    cells.values = cmd_alloc((size_t)cells.n_rows * (size_t)cells.n_columns, sizeof *cells.values);
+    cells.values = report_alloc((size_t)cells.n_rows * (size_t)cells.n_columns, sizeof *cells.values);
     for (int i = 0; i < cells.n_rows; i++)
         for (int k = 0; k < cells.n_columns; k++)
             cells.values[i * cells.n_columns + k] = number_of(json_array_get(json_array_get(matrix, (size_t)i), (size_t)k));
@@ -113,7 +112,7 @@ static void correlation_write(FILE *out, const json_t *detail, const char *key)
     }
 }
 
-/* Places that a list of pairs has in one coordinate, rising. */
+/* The different values of one coordinate in a list of pairs, ascending. */
 static int distinct(const json_t *grid, const char *key, double *out, int max)
 {
     int n = 0;
@@ -131,7 +130,7 @@ static int distinct(const json_t *grid, const char *key, double *out, int max)
     return n;
 }
 
-/* Right answers by length (across) and depth (down), as percentages in coloured cells. */
+/* Correct answers by length (columns) and depth (rows), as percentages in coloured cells. */
 static void grid_write(FILE *out, const json_t *detail, const char *key)
 {
     enum { MAX = 64 };
@@ -166,7 +165,7 @@ static void grid_write(FILE *out, const json_t *detail, const char *key)
     fprintf(out, "</tr></tbody></table>");
 }
 
-/* Dense has a picture only where it is the only one: beside others it says nothing. */
+/* Dense has a map only if it is the only policy: beside others it has no information. */
 static bool has_picture(const struct report *report, const struct report_chart *chart, int series, const char *key)
 {
     bool any = false, alone = chart->n == 1;
@@ -187,7 +186,7 @@ static bool has_pictures(const struct report *report, const struct report_chart 
     return any;
 }
 
-/* A table of pictures: a line for each policy, a column for each budget. Only policies whose rows have `key`. */
+/* A table of maps: a row for each policy, a column for each budget. Only policies whose rows have `key`. */
 static void gallery_write(FILE *out, const struct report *report, const struct report_chart *chart, const char *key,
                           const char *caption, void (*write)(FILE *, const json_t *, const char *))
 {
@@ -225,7 +224,7 @@ static void gallery_write(FILE *out, const struct report *report, const struct r
 static void position_curve(struct report_curve *curve, const json_t *places)
 {
     int n = curve->n = (int)json_array_size(places);
-    curve->x = cmd_alloc((size_t)n * 4, sizeof *curve->x);
+    curve->x = report_alloc((size_t)n * 4, sizeof *curve->x);
     curve->y = curve->x + n, curve->lo = curve->y + n, curve->hi = curve->lo + n;
     for (int i = 0; i < n; i++) {
         const json_t *at = json_array_get(places, (size_t)i);
@@ -245,7 +244,7 @@ static void positions_write(FILE *out, const struct report *report, int index, d
                                .log_y = true,
                                .lower = true,
                                .dense = NAN,
-                               .curves = cmd_alloc((size_t)chart->n + 1, sizeof *plot.curves)};
+                               .curves = report_alloc((size_t)chart->n + 1, sizeof *plot.curves)};
     snprintf(plot.id, sizeof plot.id, "places%d-%.6g", index, budget < 0 ? 0 : budget);
     for (int i = 0; i < chart->n; i++) {
         const struct report_policy *policy = &report->policies[chart->series[i].policy];
@@ -272,13 +271,13 @@ static bool has_detail(const struct report_series *series, int k, const char *ke
     return json_array_size(json_object_get(series->rows[k]->detail, key)) > 0;
 }
 
-/* A picture for every budget at which a policy other than full has values by position. */
+/* A plot for every budget at which a policy other than full has values by position. */
 static void all_positions_write(FILE *out, const struct report *report, int index)
 {
     const struct report_chart *chart = &report->charts[index];
     double budgets[REPORT_MAX_BUDGETS];
     int n = report_budgets(chart, budgets, REPORT_MAX_BUDGETS);
-    fprintf(out, "<details><summary>Perplexity by position, budget by budget</summary><div class=\"charts thirds\">\n");
+    fprintf(out, "<details><summary>Perplexity by position, for every budget</summary><div class=\"charts thirds\">\n");
     for (int b = 0; b < n; b++) {
         bool any = false;
         for (int i = 0; i < chart->n; i++) {
@@ -318,13 +317,13 @@ void report_maps_write(FILE *out, const struct report *report, int index)
     fprintf(out, "<div class=\"galleries\">\n");
     if (grid)
         gallery_write(out, report, chart, "grid",
-                      "Right answers in per cent: depth of the key (down, 0 % is the start) by length (across).", grid_write);
+                      "Correct answers in per cent: depth of the key (rows, 0 % is the start) by length (columns).", grid_write);
     if (layers)
-        gallery_write(out, report, chart, "layers", "Recall of every query head (across) in every layer (down, the first on top).",
+        gallery_write(out, report, chart, "layers", "Recall of every query head (columns) in every layer (rows, the first on top).",
                       recall_write);
     if (mass)
         gallery_write(out, report, chart, "mass",
-                      "Attention mass that the selection covers, by query head (across) and layer (down).", recall_write);
+                      "Attention mass that the selection covers, by query head (columns) and layer (rows).", recall_write);
     if (correlation)
         gallery_write(out, report, chart, "layers", "Correlation of query heads' attention, layer by layer.", correlation_write);
     fprintf(out, "</div>\n");

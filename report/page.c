@@ -1,25 +1,25 @@
-/* The report's page: what the rows show in words, the table of what suffices, then a section for every task. All of it is there
- * without the script, which only sorts tables and points policies out. */
+/* The report's page: a summary in sentences, the table of smallest sufficient budgets, then a section for every task. The page is
+ * complete without the script, which only sorts tables and highlights policies. */
 #include "report.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/cmd.h"
 #include "base/util.h"
 
 static const struct {
     const char *task, *title, *says;
 } tasks[] = {
     {"ppl", "Perplexity", "How well the model predicts text it has not seen. Lower is better."},
-    {"coref", "Co-reference", "A name is introduced, other matters follow, and the name is asked for by what was said of it."},
-    {"passkey", "Pass key", "A number hidden in a long text is asked for at its end."},
+    {"coref", "Co-reference",
+     "A place is described and named, other sentences follow, and the name is asked for by its description."},
+    {"passkey", "Pass key", "A number is hidden in a long text and asked for at its end."},
     {"kv", "Key-value retrieval", "One value out of a list of pairs."},
     {"lines", "Line retrieval", "One line's number out of many lines."},
-    {"mc", "Multiple choice", "The right continuation must be the likeliest."},
+    {"mc", "Multiple choice", "The correct continuation must be the most probable."},
     {"longbench", "LongBench", "Questions about long documents."},
-    {"recall", "Recall", "Which share of the tokens with the most attention a policy finds."},
+    {"recall", "Recall", "The share of the tokens with the most attention that a policy selects."},
     {"consensus", "Consensus of heads", "Whether heads agree on which tokens matter: correlation of their attention."},
 };
 
@@ -40,9 +40,9 @@ static void policy_write(FILE *out, const struct report *report, int policy)
     fprintf(out, "</span>");
 }
 
-/* ------------------------------------------------------------------------------------------------ in words */
+/* ------------------------------------------------------------------------------------------------- summary */
 
-/* There is a dense value, and a policy whose values stand beside it. */
+/* Whether there is a dense value and another policy to compare with it. */
 static bool is_compared(const struct report *report, const struct report_chart *chart)
 {
     bool any = false;
@@ -61,7 +61,7 @@ static void chart_sentence(FILE *out, const struct report *report, const struct 
 {
     char number[64];
     int n = 0, n_judged = 0;
-    const struct report_series **near = cmd_alloc((size_t)chart->n + 1, sizeof(void *));
+    const struct report_series **near = report_alloc((size_t)chart->n + 1, sizeof(void *));
     for (int i = 0; i < chart->n; i++) {
         const struct report_series *series = &chart->series[i];
         if (report->policies[series->policy].kind != REPORT_POLICY)
@@ -77,7 +77,7 @@ static void chart_sentence(FILE *out, const struct report *report, const struct 
     report_chart_title(out, report, chart);
     fprintf(out, "): dense %s. ", report_number(number, sizeof number, chart->dense->value, chart->share));
     if (!n)
-        fprintf(out, "None of %d policies comes within 2 %% of it with fewer bytes.", n_judged);
+        fprintf(out, "None of %d policies is within 2 %% of it with fewer bytes.", n_judged);
     else
         fprintf(out, "Within 2 %% of it: ");
     for (int i = 0; i < n && i < 3; i++) {
@@ -86,7 +86,7 @@ static void chart_sentence(FILE *out, const struct report *report, const struct 
         fprintf(out, " with %s of the bytes", report_number(number, sizeof number, near[i]->cheapest->kv_read, true));
     }
     if (n)
-        fprintf(out, "; %d of %d policies reach it at some budget.", n, n_judged);
+        fprintf(out, "; %d of %d policies reach that at some budget.", n, n_judged);
     fprintf(out, "</li>\n");
     free(near);
 }
@@ -100,7 +100,7 @@ static void ranking_sentence(FILE *out, const struct report *report)
     for (int i = 0; i < report->n_policies && n < 3; i++) {
         if (report->policies[i].kind != REPORT_POLICY || isnan(report->policies[i].score))
             continue;
-        fprintf(out, "%s", n ? ", then " : "<li><b>Most quality for the bytes it reads</b>, over all tasks: ");
+        fprintf(out, "%s", n ? ", then " : "<li><b>Highest quality for the bytes read</b>, over all tasks: ");
         policy_write(out, report, i);
         n++;
     }
@@ -109,14 +109,14 @@ static void ranking_sentence(FILE *out, const struct report *report)
     for (int i = 0; lower >= 0 && i < report->n_policies; i++) {
         if (report->policies[i].kind != REPORT_POLICY || !(report->policies[i].score < report->policies[lower].score))
             continue;
-        fprintf(out, "%s", n_below++ ? ", " : "<li><b>Worse than drawing tokens by lot</b>, over all tasks: ");
+        fprintf(out, "%s", n_below++ ? ", " : "<li><b>Worse than random tokens</b>, over all tasks: ");
         policy_write(out, report, i);
     }
     if (n_below)
         fprintf(out, ".</li>\n");
 }
 
-/* The fewest bytes by which any policy, bounds apart, comes near dense. */
+/* The smallest share of bytes with which any policy, without the bounds, is near dense. */
 static double fewest(const struct report *report, const struct report_chart *chart)
 {
     double least = INFINITY;
@@ -142,12 +142,12 @@ static void matrix_cell(FILE *out, const struct report *report, const struct rep
     }
 }
 
-/* The table that says it all: for every policy and chart the fewest bytes that suffice. */
+/* The summary table: for every policy and chart the smallest share of bytes that is near dense. */
 static void matrix_write(FILE *out, const struct report *report)
 {
     fprintf(out, "<div class=\"scroll\"><table class=\"matrix sortable\"><caption>The smallest share of the dense KV bytes with "
-                 "which each policy came "
-                 "within 2 %% of dense; best first. A dash: at no budget that was measured.</caption><thead><tr><th "
+                 "which each policy is "
+                 "within 2 %% of dense; best first. A dash: at no measured budget.</caption><thead><tr><th "
                  "scope=\"col\">policy</th>");
     for (int i = 0; i < report->n_charts; i++)
         if (is_compared(report, &report->charts[i])) {
@@ -177,7 +177,7 @@ static void matrix_write(FILE *out, const struct report *report)
 static void summary_write(FILE *out, const struct report *report)
 {
     int n_dense = 0;
-    fprintf(out, "<section id=\"summary\"><h2>In short</h2><ul class=\"summary\">\n");
+    fprintf(out, "<section id=\"summary\"><h2>Summary</h2><ul class=\"summary\">\n");
     ranking_sentence(out, report);
     for (int i = 0; i < report->n_charts; i++)
         if (is_compared(report, &report->charts[i])) {
@@ -185,8 +185,9 @@ static void summary_write(FILE *out, const struct report *report)
             n_dense++;
         }
     if (!n_dense)
-        fprintf(out, "<li>No policy stands beside a row of <code>full</code> that measured the same, so nothing says how far from "
-                     "dense these values are.</li>\n");
+        fprintf(out,
+                "<li>There is no row of <code>full</code> with the same measurement as another policy's, so the values cannot be "
+                "compared with dense.</li>\n");
     fprintf(out, "</ul>\n");
     if (n_dense)
         matrix_write(out, report);
@@ -206,7 +207,7 @@ int report_budgets(const struct report_chart *chart, double *budgets, int max)
     int n = 0;
     for (int i = 0; i < chart->n; i++)
         for (int k = 0; k < chart->series[i].n; k++) {
-            /* A fraction and a number of tokens sort apart; a row without a budget goes first. */
+            /* Fractions (up to 1) sort before numbers of tokens; a row without a budget comes first. */
             double budget = isnan(chart->series[i].rows[k]->budget) ? -1 : chart->series[i].rows[k]->budget;
             bool known = false;
             for (int j = 0; j < n; j++)
@@ -232,7 +233,7 @@ static void pivot_write(FILE *out, const struct report *report, const struct rep
     double budgets[REPORT_MAX_BUDGETS];
     int n = report_budgets(chart, budgets, REPORT_MAX_BUDGETS);
     fprintf(out, "<div class=\"scroll\"><table class=\"pivot\"><caption>Value at each budget, and below it the share of the KV "
-                 "bytes that was read; "
+                 "bytes read; "
                  "<span class=\"good\">marked</span>: within 2 %% of dense.</caption><thead><tr><th scope=\"col\">policy</th>");
     for (int i = 0; i < n; i++)
         fprintf(out, "<th scope=\"col\">%s</th>", report_budget(number, sizeof number, budgets[i] < 0 ? NAN : budgets[i]));
@@ -323,7 +324,7 @@ static void curve_fill(struct report_curve *curve, const struct report *report, 
                                    .mark = report_mark(&report->policies[series->policy]),
                                    .name = report->policies[series->policy].name,
                                    .n = series->n};
-    curve->x = cmd_alloc((size_t)series->n * 4, sizeof *curve->x);
+    curve->x = report_alloc((size_t)series->n * 4, sizeof *curve->x);
     curve->y = curve->x + series->n;
     curve->lo = curve->y + series->n;
     curve->hi = curve->lo + series->n;
@@ -347,7 +348,7 @@ static void chart_write(FILE *out, const struct report *report, int index)
                                .log_y = chart->lower,
                                .lower = chart->lower,
                                .dense = chart->dense ? chart->dense->value : NAN,
-                               .curves = cmd_alloc((size_t)chart->n + 1, sizeof *plot.curves)};
+                               .curves = report_alloc((size_t)chart->n + 1, sizeof *plot.curves)};
     snprintf(plot.id, sizeof plot.id, "lines%d", index);
     for (int i = 0; i < chart->n; i++)
         if (report->policies[chart->series[i].policy].kind != REPORT_DENSE)
@@ -409,7 +410,7 @@ static void section_write(FILE *out, const struct report *report, int task)
     fprintf(out, "</section>\n");
 }
 
-/* Rows that say nothing in numbers we know are shown as they are. */
+/* Rows without a known metric are shown as JSON. */
 static void others_write(FILE *out, const struct report *report)
 {
     int n = 0;
@@ -436,7 +437,7 @@ static void others_write(FILE *out, const struct report *report)
         fprintf(out, "</tbody></table></div></section>\n");
 }
 
-/* The values that rows have in a field, each once: "a, b". */
+/* The different values of a field in all rows: "a, b". */
 static void distinct_write(FILE *out, const struct report *report, const char *key)
 {
     for (int i = 0, n = 0; i < report->rows->n; i++) {
@@ -465,10 +466,10 @@ static void header_write(FILE *out, const struct report *report)
     }
     for (int i = 0; i < report->n_policies; i++)
         n_policies += report->policies[i].kind != REPORT_DENSE;
-    fprintf(out, "<header><h1>What reading less costs</h1><p>%d policies on %d tasks, %d rows", n_policies, report->n_tasks,
+    fprintf(out, "<header><h1>Quality and bytes read</h1><p>%d policies on %d tasks, %d rows", n_policies, report->n_tasks,
             report->rows->n);
     if (n_superseded)
-        fprintf(out, ", of which %d were measured again with no fewer items and left out", n_superseded);
+        fprintf(out, ", of which %d are not shown because a later or larger measurement replaces them", n_superseded);
     fprintf(out, ". Model: <b>");
     distinct_write(out, report, "model");
     fprintf(out, "</b>. butler ");
@@ -481,7 +482,7 @@ static void header_write(FILE *out, const struct report *report)
             report_text(out, last);
         }
     }
-    fprintf(out, ".</p><nav aria-label=\"Contents\"><a href=\"#summary\">In short</a>");
+    fprintf(out, ".</p><nav aria-label=\"Contents\"><a href=\"#summary\">Summary</a>");
     for (int i = 0; i < report->n_tasks; i++)
         if (strcmp(report->tasks[i], "heat") != 0) {
             fprintf(out, " <a href=\"#task%d\">", i);
@@ -493,19 +494,16 @@ static void header_write(FILE *out, const struct report *report)
 
 static const char reading[] =
     "<section id=\"reading\"><h2>How to read this</h2><dl>"
-    "<dt>KV bytes read</dt><dd>What decode steps read of the cache, divided by what a dense decode reads. What a policy reads to "
-    "decide "
-    "(page bounds, 1-bit keys, predicted keys, the oracle's keys) is counted. It can exceed 100 %.</dd>"
-    "<dt>Budget</dt><dd>Up to 100 %: tokens per head as a share of the current length. The bytes can differ: layers that a policy "
-    "keeps dense, and its "
-    "metric, come on top.</dd>"
-    "<dt>Dense</dt><dd>The policy <code>full</code>, drawn as a line; the band beside it holds what is within 2 %.</dd>"
-    "<dt>Intervals</dt><dd>95 %. Where two overlap widely, the order of the points says little.</dd>"
+    "<dt>KV bytes read</dt><dd>Bytes of the cache that decode steps read, divided by those of a dense decode. Bytes that a policy "
+    "reads to score tokens (page bounds, 1-bit keys, predicted keys, the oracle's keys) are included. It can exceed 100 %.</dd>"
+    "<dt>Budget</dt><dd>Up to 100 %: tokens per head as a share of the current length. The bytes can differ: dense layers "
+    "and the metric's bytes are added.</dd>"
+    "<dt>Dense</dt><dd>The policy <code>full</code>, drawn as a line; the band beside it is within 2 % of it.</dd>"
+    "<dt>Intervals</dt><dd>95 %. Where two intervals overlap, the order of the points is not reliable.</dd>"
     "<dt>Order</dt><dd>Policies are ordered by the best quality, relative to dense and at most 1, that they reach within a limit "
-    "of bytes, averaged over limits from 0 to "
-    "100 %; less the mean of all policies, and each task counts once. The first six have colours. <code>oracle</code> knows the "
-    "true attention and <code>random</code> "
-    "draws lots: they are bounds and take no part.</dd></dl></section>\n";
+    "of bytes, averaged over limits from 0 to 100 %, minus the mean of all policies; each task counts once. The first six have "
+    "colours. <code>oracle</code> selects by the true attention and <code>random</code> selects random tokens: they are bounds and "
+    "are not ranked.</dd></dl></section>\n";
 
 void report_page_write(FILE *out, const struct report *report)
 {
@@ -514,7 +512,7 @@ void report_page_write(FILE *out, const struct report *report)
             "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<meta name=\"color-scheme\" "
             "content=\"light dark\"/>\n"
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; script-src "
-            "'unsafe-inline'\"/>\n<title>butler: what reading less costs</title>\n<style>\n%s</style>\n</head>\n<body>\n",
+            "'unsafe-inline'\"/>\n<title>butler: quality and bytes read</title>\n<style>\n%s</style>\n</head>\n<body>\n",
             report_style);
     header_write(out, report);
     summary_write(out, report);

@@ -1,5 +1,5 @@
-/* The report's curves as SVG: quality against bytes read, values by position. What stands out has a colour and a mark of its
- * own, so that nobody needs to tell colours apart; the rest is grey until it is pointed at. */
+/* The report's curves as SVG: quality against bytes read, values by position. The first policies have a colour and a marker each,
+ * so that colours need not be distinguished; the others are grey until the pointer is on them. */
 #include "report.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 enum { WIDTH = 560, HEIGHT = 350, LEFT = 66, RIGHT = 14, TOP = 16, BOTTOM = 52, MAX_TICKS = 12 };
 
 struct axis {
-    double lo, hi, from, to; /* values, and where they lie in the picture */
+    double lo, hi, from, to; /* range of values, and its coordinates in the plot */
     bool log;
     int n;
     double ticks[MAX_TICKS];
@@ -46,7 +46,7 @@ static void linear_ticks(struct axis *axis)
         axis->ticks[axis->n++] = k * step;
 }
 
-/* A range that shows all of [lo, hi] with some air. */
+/* A range around [lo, hi] with a margin. */
 static void axis_set(struct axis *axis, double lo, double hi, bool want_log)
 {
     axis->log = want_log && lo > 0;
@@ -87,7 +87,7 @@ static bool axes_set(const struct report_plot *plot, struct axis *x, struct axis
         return false;
     if (plot->share_x)
         span(1, &lo, &hi);
-    /* Nothing was read at all: a logarithm cannot show it, the left edge can. */
+    /* 0 bytes: not on a logarithmic axis, so it is drawn at its start. */
     *x = (struct axis){.from = LEFT, .to = WIDTH - RIGHT};
     axis_set(x, plot->log_x ? fmax(lo, hi / 1000) : lo, hi, plot->log_x);
     lo = INFINITY, hi = -INFINITY;
@@ -103,9 +103,9 @@ static bool axes_set(const struct report_plot *plot, struct axis *x, struct axis
         }
     if (!(lo <= hi))
         return false;
-    /* One interval without an end must not flatten everything else. */
+    /* An infinite interval must not determine the range. */
     lo = fmax(lo, values_lo - (values_hi - values_lo)), hi = fmin(hi, values_hi + (values_hi - values_lo));
-    if (plot->lower && lo > 0) /* room for what is written below the dense line */
+    if (plot->lower && lo > 0) /* space for the label below the dense line */
         lo *= pow(lo / hi, 0.1);
     *y = (struct axis){.from = HEIGHT - BOTTOM, .to = TOP};
     axis_set(y, lo, hi, plot->log_y && lo > 0 && hi > 3 * lo);
@@ -150,13 +150,13 @@ static void dense_write(FILE *out, const struct report_plot *plot, const struct 
     double at = place(y, plot->dense), edge = place(y, plot->dense * (plot->lower ? 1 + REPORT_NEAR : 1 - REPORT_NEAR));
     fprintf(out, "<rect class=\"near\" x=\"%d\" y=\"%.1f\" width=\"%d\" height=\"%.1f\"/><path class=\"dense\" d=\"M%d %.1fH%d\"/>",
             LEFT, fmin(at, edge), WIDTH - LEFT - RIGHT, fabs(at - edge), LEFT, at, WIDTH - RIGHT);
-    if (label) /* on the side of the line where there are no curves */
+    if (label) /* on the side of the line without curves */
         fprintf(out, "<text class=\"dense-label\" x=\"%d\" y=\"%.1f\">dense %s</text>\n", LEFT + 4,
                 plot->lower ? fmin(at + 15, HEIGHT - BOTTOM - 3) : fmax(at - 5, TOP + 10),
                 report_number(number, sizeof number, plot->dense, plot->share_y));
 }
 
-/* Shapes about a point; which one goes with which colour never changes. */
+/* Marker shapes around a point; each belongs to one colour. */
 static const char *const marks[REPORT_N_COLOURS] = {
     "m-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z",
     "m-4.5-4.5h9v9h-9z",
@@ -227,7 +227,7 @@ static void curve_write(FILE *out, const struct report_plot *plot, const struct 
     fprintf(out, "</g>\n");
 }
 
-/* Grey below, references above it, what stands out on top, the best last. */
+/* Drawing order: grey curves first, then references, then coloured curves, the best last. */
 static int layer_of(int mark)
 {
     return mark == REPORT_MARK_OTHER ? 0 : mark < 0 ? 1 : 2 + REPORT_N_COLOURS - mark;

@@ -1,5 +1,5 @@
-/* From rows of `butler eval` to one page: rows.c reads and checks them, group.c arranges and judges them, page.c writes words
- * and tables, plot.c and maps.c draw, style.c holds how it looks. Reading and judging know nothing of HTML. */
+/* From rows of `butler eval` to one page: rows.c reads and checks them, group.c groups and ranks them, page.c writes text and
+ * tables, plot.c, maps.c and tokens.c draw, style.c has the style sheet. Only the last five know HTML. */
 #ifndef REPORT_H
 #define REPORT_H
 
@@ -20,7 +20,7 @@ struct report_row {
     char *family; /* the policy without its budget; owned */
     double budget, value, lo, hi, n, length, kv_read;
     const json_t *detail; /* an object, or NULL; borrowed */
-    bool superseded;      /* another row measured the same with more items, or later */
+    bool superseded;      /* another row of the same measurement has more items, or is later */
 };
 
 struct report_rows {
@@ -38,7 +38,7 @@ void report_rows_free(struct report_rows *rows);
 enum report_kind { REPORT_POLICY, REPORT_UPPER, REPORT_LOWER, REPORT_DENSE }; /* oracle, random and full are references */
 
 enum {
-    REPORT_N_COLOURS = 6, /* policies that stand out, each with a colour and a mark of its own */
+    REPORT_N_COLOURS = 6, /* policies with a colour and a marker each */
 };
 
 /* A policy in one chart: its rows, by bytes read. */
@@ -53,12 +53,12 @@ struct report_series {
 
 #define REPORT_NEAR 0.02
 
-/* What may be compared: one metric of one task, on the same data, length and model, with the same settings. */
+/* Comparable rows: one metric of one task, on the same data, length and model, with the same settings. */
 struct report_chart {
     const char *task, *metric, *data, *config, *model; /* borrowed from a row */
     double length;
     bool lower;                     /* the metric is better when lower */
-    bool share;                     /* its values are shares of one */
+    bool share;                     /* its values are fractions, shown in per cent */
     const struct report_row *dense; /* NULL: not measured */
     int n;
     struct report_series *series; /* in the order of report.policies */
@@ -68,8 +68,8 @@ struct report_chart {
 struct report_policy {
     const char *name; /* a row's family; borrowed */
     enum report_kind kind;
-    double score; /* its area less the mean of all policies' in the chart, averaged over tasks; NAN: nothing to judge by */
-    int colour;   /* below REPORT_N_COLOURS: stands out; -1: not */
+    double score; /* its area minus the mean area of all policies of the chart, averaged over tasks; NAN: unknown */
+    int colour;   /* below REPORT_N_COLOURS; -1: grey */
 };
 
 struct report {
@@ -84,7 +84,7 @@ struct report {
 void report_build(struct report *report, struct report_rows *rows);
 void report_free(struct report *report);
 
-/* value / dense, or dense / value where lower is better; NAN where that says nothing. */
+/* value / dense, or dense / value where lower is better; NAN where that is not defined. */
 double report_relative(const struct report_chart *chart, const struct report_row *row);
 /* The same policy, metric and data, whatever the budget: the series of a policy in a chart, or NULL. */
 const struct report_series *report_series_find(const struct report_chart *chart, int policy);
@@ -93,7 +93,7 @@ const struct report_series *report_series_find(const struct report_chart *chart,
 
 void report_page_write(FILE *out, const struct report *report);
 
-/* Draws what a chart's rows say in their details: grids, maps, values by position. Writes nothing where there are none. */
+/* Draws the details of a chart's rows: grids, maps, values by position. Writes nothing if there are none. */
 void report_maps_write(FILE *out, const struct report *report, int chart);
 /* Which tokens each policy kept, from the rows of task "heat". */
 void report_tokens_write(FILE *out, const struct report *report);
@@ -110,34 +110,38 @@ struct report_plot {
     char id[24]; /* of the element that small copies refer to */
     const char *title, *x_label, *y_label;
     bool share_x, share_y; /* numbers are written in per cent */
-    bool log_x, log_y;     /* asked for; used where values allow it */
+    bool log_x, log_y;     /* wanted; used if the values allow it */
     bool lower;            /* better is down */
-    double dense;          /* drawn as a line across, with what is near it; NAN: none */
+    double dense;          /* drawn as a horizontal line with a band of REPORT_NEAR; NAN: none */
     int n;
     struct report_curve *curves;
 };
 void report_plot_write(FILE *out, const struct report_plot *plot);
-/* The same plot, small, once for each curve: it alone is drawn strong. After report_plot_write, on the same page. */
+/* The same plot, small, once for each curve, which is highlighted. After report_plot_write, on the same page. */
 void report_plot_small(FILE *out, const struct report_plot *plot);
 int report_mark(const struct report_policy *policy);
 void report_mark_write(FILE *out, int mark); /* as a legend shows it */
 
-/* The budgets of a chart's rows, rising; -1 for a row that names none. Returns how many were written. */
+/* The budgets of a chart's rows, ascending; -1 for a row without one. Returns the number of budgets. */
 enum { REPORT_MAX_BUDGETS = 32 };
 int report_budgets(const struct report_chart *chart, double *budgets, int max);
 const struct report_row *report_row_at(const struct report_series *series, double budget); /* NULL: none */
 
-/* As it stands, safe between tags and in attributes; what XML forbids, or turns text around, becomes U+FFFD. */
+/* Escaped text, for element content and attributes; what XML forbids, and control characters of text direction, become U+FFFD. */
 void report_text(FILE *out, const char *text);
 /* "25 %", "1,024 tokens", "-" into a buffer of the caller's, which is returned. */
 const char *report_budget(char *out, size_t n_out, double budget);
 const char *report_number(char *out, size_t n_out, double value, bool share);
 const char *report_count(char *out, size_t n_out, double value); /* 12,345 */
-/* On what a chart compares: "test.txt, 1,024 tokens", and the model where there are several; before it, what: "perplexity: ...". */
+/* The data of a chart: "test.txt, 1,024 tokens", and the model if there are several. The title has the metric before it:
+ * "perplexity: ...". */
 void report_chart_data(FILE *out, const struct report *report, const struct report_chart *chart);
 void report_chart_title(FILE *out, const struct report *report, const struct report_chart *chart);
 const char *report_metric_name(const char *metric);
 
 extern const char report_style[], report_script[];
+
+/* Zeroed memory for count elements. Without memory the program prints an error and exits. */
+void *report_alloc(size_t count, size_t size);
 
 #endif

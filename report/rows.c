@@ -1,5 +1,5 @@
-/* The report's way in: lines of JSON to rows, checked. A field that is absent stays so; one of the wrong type is an error,
- * because a page that leaves out what it could not read would be believed. */
+/* Reads lines of JSON into rows and checks them. A field may be absent; one of the wrong type is an error, because the page must
+ * not silently omit rows. */
 #include "report.h"
 
 #include <errno.h>
@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/cmd.h"
 #include "base/util.h"
 
 static int bad(const struct report_row *row, struct butler_error *err, const char *key, const char *wanted)
@@ -61,10 +60,10 @@ static int take_interval(struct report_row *row, struct butler_error *err)
     return 0;
 }
 
-/* "quest:page=8,budget=0.1,group=mean" without what a sweep varies: "quest:page=8,group=mean". */
+/* "quest:page=8,budget=0.1,group=mean" without the budget: "quest:page=8,group=mean". */
 static char *family_of(const char *policy)
 {
-    char *family = cmd_alloc(strlen(policy) + 1, 1);
+    char *family = report_alloc(strlen(policy) + 1, 1);
     size_t at = strcspn(policy, ":"), n = at;
     memcpy(family, policy, n);
     while (policy[at]) {
@@ -81,7 +80,7 @@ static char *family_of(const char *policy)
     return family;
 }
 
-/* Which predictor a policy had is no matter of the task: its rows stand beside those of policies that have none. */
+/* A policy's predictor is not a setting of the task: its rows are compared with those of policies without one. */
 static void drop_predictor(struct report_row *row)
 {
     const char *at = strstr(row->config, ",predictor=");
@@ -132,7 +131,7 @@ static int take_line(struct report_rows *rows, const char *path, int line, const
     }
     if (rows->n == rows->capacity) {
         int capacity = rows->capacity ? 2 * rows->capacity : 256;
-        struct report_row *grown = cmd_alloc((size_t)capacity, sizeof *grown);
+        struct report_row *grown = report_alloc((size_t)capacity, sizeof *grown);
         if (rows->n)
             memcpy(grown, rows->rows, (size_t)rows->n * sizeof *grown);
         free(rows->rows);

@@ -1,6 +1,6 @@
-/* How the report looks, by day and by night, on a screen and on a phone; and the few lines that sort its tables. Colours of what
- * stands out are after Okabe and Ito, ramps run in lightness, so that both are told apart without colour vision. Neither text may
- * hold the characters that XML gives a meaning to. */
+/* The style sheet of the report, for light and dark mode, screens and phones, and the script that sorts its tables. Colours of
+ * policies are Okabe and Ito's, colour scales vary in lightness, so that both can be read without colour vision. Neither text may
+ * contain characters that are special in XML. */
 #include "report.h"
 
 const char report_style[] =

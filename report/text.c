@@ -1,4 +1,4 @@
-/* How the report writes words and numbers. Everything that comes from a file passes through report_text. */
+/* Text and numbers of the report. Every string from a file goes through report_text. */
 #include "report.h"
 
 #include <math.h>
@@ -6,6 +6,18 @@
 #include <string.h>
 
 #include "base/util.h"
+
+void *report_alloc(size_t count, size_t size)
+{
+    size_t n_bytes;
+    struct butler_error err = {0};
+    void *memory = butler_mul_size(count, size, &n_bytes) ? butler_alloc(n_bytes, &err) : NULL;
+    if (!memory) {
+        fprintf(stderr, "butler: out of memory\n");
+        exit(1);
+    }
+    return memory;
+}
 
 /* One character of UTF-8; its length in bytes. What is not UTF-8 counts as one byte. */
 static size_t decode(const unsigned char *text, unsigned *out)
@@ -26,7 +38,7 @@ static size_t decode(const unsigned char *text, unsigned *out)
     return n;
 }
 
-/* Characters that XML has no place for, and those that turn the text after them around. */
+/* Characters that XML forbids, and those that change the direction of the text. */
 static bool forbidden(unsigned c)
 {
     return (c < 0x20 && c != '\t' && c != '\n') || (c >= 0x7f && c < 0xa0) || (c >= 0xd800 && c < 0xe000) ||
@@ -112,16 +124,16 @@ const char *report_metric_name(const char *metric)
                  {"edit_sim", "edit similarity"},
                  {"recall", "recall of the tokens with most attention"},
                  {"mass", "attention mass covered"},
-                 {"top_half_accuracy", "tokens put in the right half"},
+                 {"top_half_accuracy", "tokens classified into the correct half"},
                  {"page_hit", "page hit rate"},
-                 {"reuse", "selected before, selected again"}};
+                 {"reuse", "share of selected tokens that were selected in the step before"}};
     for (int i = 0; i < BUTLER_COUNT(names); i++)
         if (strcmp(names[i].metric, metric) == 0)
             return names[i].name;
     return metric;
 }
 
-/* What comes after the last slash: enough to tell models apart on a page. */
+/* The part after the last slash. */
 static const char *base_name(const char *path)
 {
     const char *slash = strrchr(path, '/');

@@ -1,11 +1,10 @@
-/* Which tokens of one text each policy kept when the answer was due: strips of the whole text, then the text itself. */
+/* The tokens of one text that each policy read to predict the answer: strips of the whole text, then the text itself. */
 #include "report.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd/cmd.h"
 #include "base/util.h"
 
 static bool is_heat(const struct report_row *row)
@@ -35,7 +34,7 @@ static bool is_answer(const struct report_row *row, int token)
     return false;
 }
 
-/* Share of the tokens kept, of all or of those that hold the answer. */
+/* Share of the tokens that were read, of all or of those of the answer. */
 static double share_kept(const struct report_row *row, bool answers)
 {
     double sum = 0;
@@ -53,7 +52,7 @@ static int level(double kept)
     return kept <= 0 ? 0 : BUTLER_MAX(1, (int)lround(kept * 9));
 }
 
-/* Neighbours of one level are one rectangle: a text has thousands of tokens. */
+/* Adjacent tokens of one level are one rectangle: a text has thousands of tokens. */
 static void strip_write(FILE *out, const struct report_row *row)
 {
     int n = n_tokens(row);
@@ -72,10 +71,10 @@ static void strip_write(FILE *out, const struct report_row *row)
     fprintf(out, "</svg>");
 }
 
-/* Line breaks are shown and made; what else is not seen in a text is left alone. */
+/* Line breaks get a visible sign; other characters are written as they are. */
 static void token_write(FILE *out, const char *text)
 {
-    char *copy = cmd_alloc(strlen(text) + 1, 1);
+    char *copy = report_alloc(strlen(text) + 1, 1);
     for (const char *at = text; *at;) {
         size_t n = strcspn(at, "\n");
         memcpy(copy, at, n);
@@ -111,7 +110,7 @@ static void text_write(FILE *out, const struct report_row *row)
 static void strips_write(FILE *out, const struct report *report)
 {
     char a[64], b[64];
-    fprintf(out, "<div class=\"scroll\"><table class=\"strips\"><thead><tr><th scope=\"col\">policy</th><th scope=\"col\">kept of "
+    fprintf(out, "<div class=\"scroll\"><table class=\"strips\"><thead><tr><th scope=\"col\">policy</th><th scope=\"col\">read of "
                  "the text</th><th "
                  "scope=\"col\">of the answer</th><th scope=\"col\" class=\"wide\">from the first token to the "
                  "last</th></tr></thead><tbody>\n");
@@ -136,10 +135,10 @@ void report_tokens_write(FILE *out, const struct report *report)
         n += is_heat(&report->rows->rows[i]);
     if (!n)
         return;
-    fprintf(out, "<section id=\"tokens\"><h2>Which tokens were kept</h2><p class=\"says\">One text at the step that gives the "
+    fprintf(out, "<section id=\"tokens\"><h2>Which tokens were read</h2><p class=\"says\">One text at the step that gives the "
                  "answer. Dark: the share of "
                  "heads that read the token; <span class=\"tokens\"><span class=\"k7 answer\">outlined</span></span>: the tokens "
-                 "that hold the "
+                 "of the "
                  "answer, marked below each strip.</p>\n");
     strips_write(out, report);
     for (int i = 0, shown = 0; i < report->rows->n; i++) {

@@ -404,7 +404,7 @@ def test_seeds():
     assert text("-s", "5") == text("-s", "5") == text("-s", "5", "-t", "1")
     assert text("-s", "5") != text("-s", "6")
     assert text() == text("-s", "0")
-    assert text("--temp", "0", "-s", "5") == text("--temp", "0", "-s", "6") == text("--top-k", "1", "-s", "9")
+    assert text("--temp", "0", "-s", "5") == text("--temp", "0", "-s", "6") == text("--top-k", "1", "-s", "9") == text("--top-p", "0", "-s", "9")
     assert rows("run", "-m", GQA, "-p", PROMPT, "-n", "2", "-s", "-1")[-1]["stats"]["seed"] != 0
 
 
@@ -523,6 +523,43 @@ def test_plug_in(tmp_path):
     refuses(USAGE, "run", "-m", GQA, "-p", PROMPT, "--kv", "value_norm:budget=8", says=["value_norm"])
     refuses(FAILED, "run", "-m", GQA, "-p", PROMPT, "--plugin", tmp_path / "absent.so", says=["absent.so"])
     refuses(FAILED, "run", "-m", GQA, "-p", PROMPT, "--plugin", GQA, says=["llama-gqa.gguf"])
+
+
+# What butler.h of 0.1 declared: 112 bytes, the name first and no ABI number.
+METRIC_OF_0_1 = """
+#include <stdbool.h>
+#include <stddef.h>
+struct butler_metric {
+    const char *name, *summary;
+    int scale;
+    bool page_scores, query_free, reads_keys;
+    const void *params;
+    void (*record)(void);
+    int (*attention_window)(void);
+    void (*append)(void), (*observe)(void), (*score)(void);
+    unsigned long (*score_bytes)(void), (*observe_bytes)(void);
+    void (*move)(void);
+    int predictor;
+    bool earlier_layers;
+    void (*score_mean)(void);
+};
+_Static_assert(sizeof(struct butler_metric) == 112, "");
+static void score(void) { }
+static const struct butler_metric early = {.name = "early", .summary = "of 0.1", .scale = 1, .query_free = true, .score = score};
+const struct butler_metric *butler_plugin_metric(void) { return &early; }
+"""
+
+
+def test_plug_in_of_another_version(tmp_path):
+    compile_plugin = ["cc", "-shared", "-fPIC", "-O1", f"-I{ROOT}/include", "-lm", "-o"]
+    source = (ROOT / "examples/plugin.c").read_text()
+    sources = {"early": METRIC_OF_0_1, "later": source.replace(".abi = BUTLER_METRIC_ABI", ".abi = BUTLER_METRIC_ABI + 1"),
+               "none": source.replace(".abi = BUTLER_METRIC_ABI,", "")}
+    for name, text in sources.items():
+        (tmp_path / f"{name}.c").write_text(text)
+        plugin = tmp_path / f"{name}.so"
+        subprocess.run([*compile_plugin, str(plugin), str(tmp_path / f"{name}.c")], check=True)
+        refuses(FAILED, "policies", "-m", GQA, "--plugin", plugin, says=[plugin, "ABI", "build it with this version's butler.h"])
 
 
 @pytest.mark.parametrize("command, folder", [("butler", "models"), ("build/butler", "models"), ("bin/butler", "share/butler")])

@@ -185,7 +185,7 @@ def test_interrupted_and_resumed(tmp_path, number):
     n = len(part.read_bytes().splitlines())
     assert 4 <= n < len(read(whole)), "it was not stopped in the middle"
     if number == signal.SIGINT:
-        assert process.returncode == FAILED and "goes on" in said
+        assert process.returncode == FAILED and "continues" in said
     again = subprocess.run(command(part), check=True, capture_output=True, timeout=300).stderr.decode()
     assert "of 9 policies are in the results already" in again
     assert read(part) == read(whole)
@@ -235,7 +235,7 @@ def test_progress_on_a_terminal():
     except OSError:
         pass
     os.close(main)
-    assert process.wait() == 0 and b"100 %" in said and b"left" in said
+    assert process.wait() == 0 and b"100 %" in said and b"remaining" in said
     assert len(process.stdout.read().splitlines()) == 1
 
 

@@ -27,12 +27,35 @@ def compile_example(root, name, out, *flags):
     subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", str(ROOT / "examples" / name), *flags, "-o", str(out)], check=True)
 
 
+def version():
+    return [line.split('"')[1] for line in open(ROOT / "include/butler.h") if "define BUTLER_VERSION" in line][0]
+
+
+def soname():
+    major, minor, _ = version().split(".")
+    return f"libbutler.so.0.{minor}" if major == "0" else f"libbutler.so.{major}"
+
+
+def names(file, *args):
+    lines = subprocess.run(["nm", *args, "--defined-only", str(file)], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line.split()[-1] for line in lines if len(line.split()) == 3]
+
+
 def test_what_is_installed(installed):
     files = {str(f.relative_to(f"{installed}{PREFIX}")) for f in installed.rglob("*") if not f.is_dir()}
-    assert {"bin/butler", "include/butler.h", "lib/libbutler.a", "lib/libbutler.so", "lib/libbutler.so.0", "lib/pkgconfig/butler.pc"} <= files
+    assert {"bin/butler", "include/butler.h", "lib/libbutler.a", "lib/libbutler.so", f"lib/{soname()}", "lib/pkgconfig/butler.pc"} <= files
     assert all(f.startswith(("bin/butler", "include/butler.h", "lib/", "share/butler/")) for f in files)
-    version = [line.split('"')[1] for line in open(ROOT / "include/butler.h") if "BUTLER_VERSION" in line][0]
-    assert pkg_config(installed, "--modversion") == [version]
+    assert pkg_config(installed, "--modversion") == [version()]
+    dynamic = subprocess.run(["readelf", "-d", f"{installed}{PREFIX}/lib/libbutler.so"], capture_output=True, text=True, check=True).stdout
+    assert f"[{soname()}]" in next(line for line in dynamic.splitlines() if "SONAME" in line)
+
+
+def test_the_library_neither_trains_nor_converts(installed):
+    """That is the command's: a program that runs models does not carry it."""
+    defined = names(f"{installed}{PREFIX}/lib/libbutler.a")
+    assert "butler_model_load" in defined
+    command_only = {"butler_trainer_new", "butler_net_new", "butler_convert_llama2c", "butler_quantize_file"}
+    assert command_only <= set(names(ROOT / "build" / "tools.a")) and not command_only & set(defined)
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -65,11 +88,10 @@ def test_the_installed_command_finds_its_model_and_text(installed):
 
 
 def test_the_library_shows_only_its_own_names(installed):
-    names = subprocess.run(["nm", "-D", "--defined-only", f"{installed}{PREFIX}/lib/libbutler.so"], capture_output=True, text=True, check=True).stdout
-    names = [line.split()[-1] for line in names.splitlines()]
+    shown = names(f"{installed}{PREFIX}/lib/libbutler.so", "-D")
     header = open(f"{installed}{PREFIX}/include/butler.h").read()
-    assert "butler_model_load" in names and "butler_view_key" in names
-    assert all(f"{name}(" in header for name in names), [name for name in names if f"{name}(" not in header]
+    assert "butler_model_load" in shown and "butler_view_key" in shown
+    assert all(f"{name}(" in header for name in shown), [name for name in shown if f"{name}(" not in header]
 
 
 def test_a_plug_in_against_the_library(installed, tmp_path):

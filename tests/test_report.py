@@ -170,7 +170,7 @@ def test_sentences(page):
             least[policy] = min(near)
     best = min(least, key=least.get)
     assert f"Within 2 % of it: {best} with {100 * least[best]:.0f} % of the bytes" in sentence
-    assert f"{len(least)} of {len(report_rows.POLICIES) - 3} policies reach it" in sentence
+    assert f"{len(least)} of {len(report_rows.POLICIES) - 3} policies reach that" in sentence
 
 
 def test_curves_are_where_the_numbers_are(page):
@@ -209,7 +209,7 @@ def test_maps(page):
     assert titles == [f"layer {i}, head {h}: {layers[i][h]:.2f}" for i in range(6) for h in range(6)]
     assert f"mean {100 * np.mean(layers):.0f} %" in plain(row[1])
 
-    gallery = next(t for t in page.all("table") if "gallery" in t.get("class") and "Right answers" in plain(t[0]))
+    gallery = next(t for t in page.all("table") if "gallery" in t.get("class") and "Correct answers" in plain(t[0]))
     row = next(r for r in gallery.iter(XHTML + "tr") if r[0].get("scope") == "row" and plain(r[0]) == "h2o")
     for k, budget in enumerate(report_rows.BUDGETS):
         grid = report_rows.eval_row(*report_rows.TASKS[4], "h2o", budget)["detail"]["grid"]
@@ -231,14 +231,14 @@ def test_tokens(page):
 
 
 def test_measured_again(tmp_path):
-    """More items count, else the later row, over all files; what is left out is said."""
+    """More items count, else the later row, over all files; the page has the number of rows that are not shown."""
     task = report_rows.TASKS[0]
     first, full = report_rows.eval_row(*task, "quest", 0.1), report_rows.eval_row(*task, "full", 1)
     more, later, fewer = {**first, "n": 200, "value": 77.5}, {**first, "n": 200, "value": 78.5}, {**first, "n": 50, "value": 79.5}
     page = Page(tmp_path, [full, first, more], [later, fewer])
     table = table_of(page.chart("perplexity"), "sortable")
     assert [row[2] for row in table[1:] if row[0] == "quest"] == ["78.50"]
-    assert "3 were measured again" in plain(page.root)
+    assert "3 are not shown" in plain(page.root)
 
 
 # ----------------------------------------------------------------------------------------------- what comes

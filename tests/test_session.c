@@ -350,13 +350,17 @@ static void test_sampler(void **state)
     const float logits[5] = {1, 3, 2.9f, -INFINITY, 0}, bad[3] = {0, NAN, 1};
     int seen[5] = {0};
     (void)state;
-    struct butler_sampler *greedy = butler_sampler_new(&(struct butler_sampler_params){.top_p = 1}, &err);
-    assert_int_equal(butler_sample(greedy, logits, 5, &err), 1);
-    assert_int_equal(butler_sample(greedy, bad, 3, &err), BUTLER_ERROR_NUMERIC);
-    butler_sampler_free(greedy);
+    const struct butler_sampler_params zeroed = {.seed = 0}, *const defaults[] = {NULL, &zeroed};
+    for (int i = 0; i < BUTLER_COUNT(defaults); i++) {
+        struct butler_sampler *greedy = butler_sampler_new(defaults[i], &err);
+        assert_non_null(greedy);
+        assert_int_equal(butler_sample(greedy, logits, 5, &err), 1);
+        assert_int_equal(butler_sample(greedy, bad, 3, &err), BUTLER_ERROR_NUMERIC);
+        butler_sampler_free(greedy);
+    }
     /* frequencies at temperature 1 are the softmax */
     struct butler_sampler *plain =
-        butler_sampler_new(&(struct butler_sampler_params){.temperature = 1, .top_p = 1, .seed = 4}, &err);
+        butler_sampler_new(&(struct butler_sampler_params){.temperature = 1, .seed = 4}, &err);
     for (int i = 0; i < 20000; i++)
         seen[butler_sample(plain, logits, 5, &err)]++;
     double sum = 0;
@@ -365,19 +369,21 @@ static void test_sampler(void **state)
     for (int i = 0; i < 5; i++)
         assert_float_equal(seen[i] / 20000.0, exp((double)logits[i]) / sum, 0.012);
     butler_sampler_free(plain);
-    /* top-k 2, a nucleus of .5 and min-p .95 each leave what they should */
-    const struct butler_sampler_params params[] = {{1, 2, 1, 0, 5}, {1, 0, 0.5f, 0, 5}, {1, 0, 1, 0.95f, 5}};
-    const int n_left[] = {2, 2, 1};
+    /* top-k 2, top-p 0.5 and min-p 0.95 each keep the number of tokens that they should */
+    const struct butler_sampler_params params[] = {{.temperature = 1, .top_k = 2, .seed = 5},
+                                                   {.temperature = 1, .top_p = 0.5f, .seed = 5},
+                                                   {.temperature = 1, .min_p = 0.95f, .seed = 5}};
+    const int n_kept[] = {2, 2, 1};
     for (int p = 0; p < 3; p++) {
         struct butler_sampler *sampler = butler_sampler_new(&params[p], &err);
         memset(seen, 0, sizeof seen);
         for (int i = 0; i < 500; i++)
             seen[butler_sample(sampler, logits, 5, &err)]++;
-        assert_int_equal((seen[0] > 0) + (seen[1] > 0) + (seen[2] > 0) + (seen[4] > 0), n_left[p]);
+        assert_int_equal((seen[0] > 0) + (seen[1] > 0) + (seen[2] > 0) + (seen[4] > 0), n_kept[p]);
         assert_true(seen[1] > 0);
         butler_sampler_free(sampler);
     }
-    assert_null(butler_sampler_new(&(struct butler_sampler_params){.top_p = 0}, &err));
+    assert_null(butler_sampler_new(&(struct butler_sampler_params){.top_p = -0.5f}, &err));
     assert_null(butler_sampler_new(&(struct butler_sampler_params){.top_p = 1, .min_p = 2}, &err));
     assert_null(butler_sampler_new(&(struct butler_sampler_params){.top_p = 1, .top_k = -1}, &err));
 }

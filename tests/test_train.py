@@ -122,7 +122,7 @@ def test_killed_and_resumed(version, tmp_path):
     process.wait()
     assert not out.exists()
     said = train(out, *args, "--resume").stderr
-    assert "going on after step" in said
+    assert "continuing after step" in said
     assert left_by(out) == left_by(tmp_path / "whole.gguf")
 
 

@@ -1,4 +1,4 @@
-/* AdamW (decoupled weight decay), and what keeps a bad batch from undoing the good ones. */
+/* AdamW (decoupled weight decay), with gradient clipping and a filter against batches with an extreme gradient. */
 #include "adamw.h"
 
 #include <math.h>
@@ -49,7 +49,7 @@ static double norm_of(const float *x, size_t n)
     return sqrt(sum);
 }
 
-/* The usual norm creeps up with every skipped step, so that a lasting change is accepted in the end. */
+/* The usual norm grows by a fifth with every skipped step, so that a lasting change is accepted after some steps. */
 static bool is_spike(struct butler_adamw *adam, double norm)
 {
     const bool known = adam->n_applied >= STEPS_TO_KNOW_NORM && adam->params.spike > 0;

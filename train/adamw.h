@@ -1,5 +1,5 @@
-/* The optimiser: AdamW with a linear warm-up and a cosine after it, gradients clipped by their norm, and steps whose norm
- * jumps out of the row left out. */
+/* The optimiser: AdamW with a linear warm-up and a cosine decay. Gradients are clipped by their norm; a step whose norm is far
+ * above the usual one is skipped. */
 #ifndef BUTLER_ADAMW_H
 #define BUTLER_ADAMW_H
 
@@ -8,8 +8,8 @@
 struct butler_adamw_params {
     float lr;           /* the highest */
     float weight_decay; /* of matrices; vectors have none */
-    float clip;         /* gradients longer than this are shortened to it */
-    float spike;        /* a norm this many times the usual one: the step is skipped. 0: never */
+    float clip;         /* gradients with a larger norm are scaled down to it */
+    float spike;        /* a step whose norm is this many times the usual one is skipped. 0: never */
     float warmup;       /* share of the steps in which lr rises from 0 */
     int64_t n_steps;    /* lr ends at 0 there */
 };
@@ -25,7 +25,7 @@ int butler_adamw_init(struct butler_adamw *adam, const struct butler_adamw_param
                       struct butler_error *err);
 void butler_adamw_free(struct butler_adamw *adam);
 
-/* The rate of the step that comes next. */
+/* Learning rate of the next step. */
 double butler_adamw_rate(const struct butler_adamw *adam);
 /* One step on predictor->weights with grads[n_weights], which are scaled in place. Returns false when it was skipped; *norm is
  * the gradient's, before clipping. */

@@ -1,4 +1,4 @@
-/* Finds a BLAS with the C interface and calls its product. */
+/* Loads a BLAS with the C interface and calls its matrix product. */
 #include "blas.h"
 
 #include <dlfcn.h>
@@ -17,7 +17,7 @@ struct butler_blas {
     gemm_fn *gemm;
 };
 
-/* A function's address as dlsym has it: ISO C has no cast between the two kinds of pointers. */
+/* dlsym returns an object pointer: ISO C has no cast to a function pointer, so the bytes are copied. */
 static void find(void *library, const char *name, void *where, size_t n_bytes)
 {
     void *address = dlsym(library, name);
@@ -45,12 +45,13 @@ struct butler_blas *butler_blas_load(struct butler_error *err)
         blas->library = NULL;
     }
     butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
-                "training needs a BLAS with the C interface: neither %s nor %s is here; install libopenblas0", names[0], names[1]);
+                "training needs a BLAS with the C interface: neither %s nor %s was found; install libopenblas0", names[0],
+                names[1]);
     butler_blas_free(blas);
     return NULL;
 }
 
-/* The library stays loaded: one that started threads may not be unmapped under them. */
+/* The library stays loaded: it may have running threads, whose code must not be unmapped. */
 void butler_blas_free(struct butler_blas *blas)
 {
     free(blas);

@@ -1,5 +1,4 @@
-/* Dense products for training, by the system's BLAS. It is loaded when training begins, not when the program does: every other
- * command starts without it and runs on machines that have none. */
+/* Matrix products for training, by the system's BLAS. It is loaded when training begins: no other command needs it. */
 #ifndef BUTLER_BLAS_H
 #define BUTLER_BLAS_H
 
@@ -7,8 +6,8 @@
 
 struct butler_blas;
 
-/* NULL, with the packages to install named, where there is none. Its own threads are turned off: a text is one thread's work,
- * and sums must not depend on how many there are. */
+/* NULL if there is no BLAS; the error names the package to install. The BLAS is set to one thread: each text is one thread's
+ * work, and sums must not depend on the number of threads. */
 struct butler_blas *butler_blas_load(struct butler_error *err);
 void butler_blas_free(struct butler_blas *blas);
 

@@ -1,4 +1,4 @@
-/* A training run in a file, and back: what it is a run of, how far it has come, weights and moments, a digest of all that. */
+/* Saves and restores a training run: its settings, its progress, weights and moments, and a checksum of all that. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #define MAGIC "butler training\n"
 enum { VERSION = 3 };
 
-/* What must be the same for a run to go on, by the names of the flags that set it. */
+/* What must be equal to resume a run. setting_names has the flags that set it. */
 struct settings {
     uint64_t version, model, data, predictor_version, input, d, n_mid, n_inner, n_inner_heads, n_key_heads, stride, rotated, loss,
         length, batch, accumulate, n_steps, seed, rate, weight_decay, clip, spike, warmup;

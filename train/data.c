@@ -1,4 +1,4 @@
-/* Pieces of files, in an order that is a function of the seed. */
+/* Pieces of text files, in an order that depends only on the seed. */
 #include "data.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include <xxhash.h>
 
 enum {
-    SAMPLES = 8, /* places where bytes per token are estimated */
+    SAMPLES = 8, /* positions at which bytes per token are estimated */
     SAMPLE_BYTES = 8192,
     MIN_PIECE_BYTES = 64,
 };
@@ -17,7 +17,7 @@ static bool continues_character(unsigned char byte)
     return (byte & 0xc0) == 0x80;
 }
 
-/* Tokens of bytes [from, to) of a file, cut at characters; at most max. Returns how many the bytes have. */
+/* Tokens of bytes [from, to) of a file, cut at whole characters; at most max. Returns the number of tokens of these bytes. */
 static int tokens_of(const struct butler_data *data, const struct butler_data_file *file, size_t from, size_t to, int32_t *ids,
                      int max, struct butler_error *err)
 {
@@ -28,7 +28,7 @@ static int tokens_of(const struct butler_data *data, const struct butler_data_fi
     return butler_tokenize(data->model, (const char *)file->map.data + from, to - from, BUTLER_ADD_SPECIAL, ids, max, err);
 }
 
-/* Bytes that hold `length` tokens, by samples spread over the files. */
+/* Estimates the bytes of `length` tokens from samples spread over the files. */
 static int measure_piece(struct butler_data *data, struct butler_error *err)
 {
     uint64_t n_bytes = 0, n_tokens = 0;
@@ -63,7 +63,7 @@ static int map_file(struct butler_data *data, struct butler_data_file *file, con
     return 0;
 }
 
-/* How many pieces there are to train on and to measure with. */
+/* Divides every file into pieces for training and held-out pieces. */
 static int cut(struct butler_data *data, struct butler_error *err)
 {
     for (int f = 0; f < data->n_files + data->n_valid_files; f++) {
@@ -80,7 +80,7 @@ static int cut(struct butler_data *data, struct butler_error *err)
     }
     if (data->n_train == 0)
         return butler_fail(err, BUTLER_ERROR_LENGTH,
-                           "%s%s: too short for a text of %d tokens beside what is held out: about %zu bytes a text are needed",
+                           "%s%s: too short for a text of %d tokens and a held-out text: about %zu bytes per text are needed",
                            data->files[0].path, data->n_files > 1 ? " and the others" : "", data->length, data->piece_bytes);
     return 0;
 }
@@ -116,8 +116,7 @@ void butler_data_close(struct butler_data *data)
     data->n_files = data->n_valid_files = 0;
 }
 
-/* A permutation of [0, n): rounds of mixing on the two halves of a number of the next even count of bits, repeated until the
- * result lies inside. */
+/* A permutation of [0, n): a Feistel network on the next even number of bits, applied again until the result is below n. */
 static uint64_t shuffle(uint64_t i, uint64_t n, uint64_t key)
 {
     int half = 1;
@@ -137,7 +136,7 @@ static uint64_t shuffle(uint64_t i, uint64_t n, uint64_t key)
     return i;
 }
 
-/* From the first word that begins at or after `from`; more bytes than a piece has, where tokens are long. */
+/* Starts at the first word at or after `from`; takes more bytes than a piece has if its tokens are long. */
 static int read_piece(const struct butler_data *data, const struct butler_data_file *file, size_t from, size_t limit, int32_t *ids,
                       struct butler_error *err)
 {

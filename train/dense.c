@@ -1,4 +1,4 @@
-/* Layers forward and backward. Each backward function is the derivative of the one above it, written out by hand. */
+/* Layers forward and backward. Each backward function is the derivative of the function above it. */
 #include "dense.h"
 
 #include <math.h>
@@ -46,7 +46,7 @@ void butler_norm_rows_back(int n, int dim, const float *x, const float *weight, 
 {
     for (int t = 0; t < n; t++, x += dim, dy += dim, dx = dx ? dx + dim : NULL) {
         float mean, rate;
-        double sum = 0, along = 0; /* of the gradient of the normed row, and of its part along that row */
+        double sum = 0, along = 0; /* of the gradient of the normed row, and its dot product with that row */
         moments(x, dim, eps, &mean, &rate);
         for (int i = 0; i < dim; i++) {
             const float normed = (x[i] - mean) * rate, slope = dy[i] * weight[i];
@@ -88,13 +88,13 @@ void butler_gelu(size_t n, const float *x, float *y)
 void butler_gelu_back(size_t n, const float *x, const float *dy, float *dx)
 {
     for (size_t i = 0; i < n; i++) {
-        const float square = x[i] * x[i], bend = tanhf(GELU_SCALE * x[i] * (1 + GELU_CUBE * square));
+        const float square = x[i] * x[i], tanh_x = tanhf(GELU_SCALE * x[i] * (1 + GELU_CUBE * square));
         const float slope = GELU_SCALE * (1 + 3 * GELU_CUBE * square);
-        dx[i] = dy[i] * 0.5f * (1 + bend + x[i] * (1 - bend * bend) * slope);
+        dx[i] = dy[i] * 0.5f * (1 + tanh_x + x[i] * (1 - tanh_x * tanh_x) * slope);
     }
 }
 
-void butler_turn(int n, int n_heads, int dim, const float *cosines, const float *sines, bool back, float *x)
+void butler_rotate_heads(int n, int n_heads, int dim, const float *cosines, const float *sines, bool back, float *x)
 {
     const int half = dim / 2;
     for (int t = 0; t < n; t++, cosines += half, sines += half)
@@ -106,7 +106,7 @@ void butler_turn(int n, int n_heads, int dim, const float *cosines, const float 
             }
 }
 
-/* Queries [first, first + n_rows) of a head and the keys [from, from + n_cols) that any of them sees. */
+/* Queries [first, first + n_rows) of a head and the keys [from, from + n_cols) that they attend to. */
 struct panel {
     int first, n_rows, from, n_cols;
 };
@@ -117,7 +117,7 @@ static struct panel panel_at(int first, int n, int window)
     return (struct panel){first, n_rows, from, first + n_rows - from};
 }
 
-/* Attention weights p[n_rows][n_cols] of a panel: zero outside of each row's own window. */
+/* Attention weights p[n_rows][n_cols] of a panel: zero outside each row's window. */
 static void weights(const struct butler_blas *blas, const struct butler_kernels *kernels, const struct panel *panel, int window,
                     int stride, int dim, const float *q, const float *k, float *p)
 {

@@ -1,5 +1,5 @@
-/* The layers that predictors are made of, forward and backward, over a text of n tokens. Gradients of parameters are added to
- * what is there; gradients of inputs are written. All matrices are row-major and dense unless a stride says otherwise. */
+/* The layers of predictors, forward and backward, over a text of n tokens. Gradients of parameters are accumulated; gradients of
+ * inputs are written. All matrices are row-major and contiguous unless they have a stride. */
 #ifndef BUTLER_DENSE_H
 #define BUTLER_DENSE_H
 
@@ -8,29 +8,29 @@
 
 /* y[n][n_out] = x[n][n_in] w[n_out][n_in]^T */
 void butler_linear(const struct butler_blas *blas, int n, int n_in, int n_out, const float *x, const float *w, float *y);
-/* dw += dy^T x; dx = dy w, or with add dx += dy w. dx NULL: not wanted. */
+/* dw += dy^T x; dx = dy w, or with add dx += dy w. dx NULL: not computed. */
 void butler_linear_back(const struct butler_blas *blas, int n, int n_in, int n_out, const float *x, const float *w, const float *dy,
                         float *dw, float *dx, bool add);
 
 /* y = (x - mean) / sqrt(variance + eps) * weight + bias, each of n rows of dim; bias may be NULL. */
 void butler_norm_rows(int n, int dim, const float *x, const float *weight, const float *bias, float eps, float *y);
-/* dx may be dy; dx NULL: not wanted. dbias goes with bias. */
+/* dx may be dy; dx NULL: not computed. dbias is NULL where bias was. */
 void butler_norm_rows_back(int n, int dim, const float *x, const float *weight, float eps, const float *dy, float *dweight,
                            float *dbias, float *dx);
 
-/* y = x sigmoid(x); dx = dy times its slope at x (dx may be dy). */
+/* y = x sigmoid(x); dx = dy times the derivative at x (dx may be dy). */
 void butler_silu(size_t n, const float *x, float *y);
 void butler_silu_back(size_t n, const float *x, const float *dy, float *dx);
 /* GELU by its tanh approximation. */
 void butler_gelu(size_t n, const float *x, float *y);
 void butler_gelu_back(size_t n, const float *x, const float *dy, float *dx);
 
-/* Turns the pairs (i, i + dim / 2) of every head of x[n][n_heads * dim] by cos, sin [n][dim / 2]; back: the other way round,
- * which is the gradient of the former. */
-void butler_turn(int n, int n_heads, int dim, const float *cosines, const float *sines, bool back, float *x);
+/* Rotates the pairs (i, i + dim / 2) of every head of x[n][n_heads * dim] by cos, sin [n][dim / 2]; back: by the opposite angle,
+ * which is the gradient of the rotation. */
+void butler_rotate_heads(int n, int n_heads, int dim, const float *cosines, const float *sines, bool back, float *x);
 
-/* Causal attention of n_heads heads of dim over the newest `window` rows of n_heads * dim up to each. panels: scratch,
- * 2 * BUTLER_LOSS_ROWS * n floats. */
+/* Causal self-attention of n_heads heads of size dim over a sliding window of `window` tokens. q, k, v, out: [n][n_heads * dim].
+ * panels: scratch, 2 * BUTLER_LOSS_ROWS * n floats. */
 void butler_self_attention(const struct butler_blas *blas, const struct butler_kernels *kernels, int n, int n_heads, int dim,
                            int window, const float *q, const float *k, const float *v, float *panels, float *out);
 /* dq, dk, dv are written. */

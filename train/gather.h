@@ -1,5 +1,5 @@
-/* How gradients of several texts, in one process or in many, become one sum. The order of additions is the order of the texts,
- * wherever they are, so that the same texts give the same bits however many processes share them. */
+/* The sum of the gradients of several texts, over one process or many (an all-reduce). Gradients are added in the order of the
+ * texts, so that the result does not depend, bit for bit, on the number of processes. */
 #ifndef BUTLER_GATHER_H
 #define BUTLER_GATHER_H
 
@@ -10,13 +10,13 @@ struct butler_gather {
     /* total[n] = ((part_0 + part_1) + ...) over all ranks' parts[n_parts][n], in order of rank; the same on every rank. */
     int (*sum)(const struct butler_gather *reduce, const float *const *parts, int n_parts, float *total, size_t n,
                struct butler_error *err);
-    void (*end)(const struct butler_gather *reduce); /* nothing more will be summed */
+    void (*end)(const struct butler_gather *reduce); /* after the last sum */
 };
 
 /* One process. */
 extern const struct butler_gather butler_gather_local;
 
-/* What butler-mpi.so has under the name butler_gather_begin: this process among those that mpirun started. */
+/* Type of butler-mpi.so's butler_gather_begin: fills *reduce for this rank of those that mpirun started. */
 typedef int butler_gather_begin_fn(struct butler_gather *reduce, struct butler_error *err);
 
 #endif

@@ -1,6 +1,6 @@
-/* Many processes, over MPI: the running sum goes from rank to rank, each adding its own texts in order, and from the last to
- * all. In segments, so that ranks work on different ones at the same time. A shared object of its own (butler-mpi.so), opened
- * by `butler train` when mpirun started it: no other command loads MPI. */
+/* Many processes, over MPI: the partial sum goes from rank to rank, each adds its texts in order, and the last rank broadcasts the
+ * result. In segments, so that ranks work on different ones at the same time. A separate shared object (butler-mpi.so), loaded by
+ * `butler train` under mpirun: no other command loads MPI. */
 #include <mpi.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* The losses a panel of queries at a time: true and predicted scores of BUTLER_LOSS_ROWS rows, from them the loss and the
- * gradient of the predicted scores, from that the gradients of predicted queries and keys. */
+/* The losses, one panel of queries at a time: true and predicted scores of BUTLER_LOSS_ROWS rows give the loss and the gradient
+ * of the predicted scores, and from that the gradients of predicted queries and keys. */
 #include "loss.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ static void make_scores(const struct butler_blas *blas, const struct butler_loss
                    panel->n_cols);
 }
 
-/* Gradients of what the predicted scores were made of. */
+/* Gradients of the predicted queries and keys. */
 static void back_scores(const struct butler_blas *blas, const struct butler_loss_head *head, const struct panel *panel)
 {
     const size_t first = (size_t)panel->first;
@@ -36,7 +36,7 @@ static void back_scores(const struct butler_blas *blas, const struct butler_loss
 static double square_row(float *s, const float *z, int n, int n_cols, float slope)
 {
     double sum = 0;
-    for (int from = 0; from < n; from += 64) { /* short sums in float, their sum in double */
+    for (int from = 0; from < n; from += 64) { /* sums of 64 in float, their total in double */
         const int to = BUTLER_MIN(from + 64, n);
         float part = 0;
         for (int i = from; i < to; i++) {
@@ -88,7 +88,7 @@ double butler_loss(const struct butler_blas *blas, const struct butler_kernels *
     return sum / n_terms;
 }
 
-/* The k-th largest of x[n], k from 1; reorders x. */
+/* The k-th largest element of x[n], k from 1; reorders x. */
 static float kth_largest(float *x, int n, int k)
 {
     int low = 0, high = n - 1;
@@ -116,10 +116,10 @@ static float kth_largest(float *x, int n, int k)
     return x[k - 1];
 }
 
-/* Which tokens are the k first: those above a score, and of those at it the earliest. */
+/* The k highest-scoring tokens: those above a threshold, and of those equal to it the earliest. */
 struct cut {
     float at;
-    int ties; /* how many at the score are still to be taken */
+    int ties; /* number of tokens equal to the threshold that are still to be taken */
 };
 
 static struct cut cut_at(const float *scores, int n, int k, float *scratch)

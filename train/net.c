@@ -1,5 +1,5 @@
-/* What both versions of the predictor share while they are trained: scratch, the two-layer networks, the losses of a layer's
- * heads, and the way from the model's forward pass to the version's own steps. */
+/* What both versions of the predictor share in training: scratch, the two-layer networks, the losses of a layer's heads, and the
+ * callbacks from the model's forward pass to the version's functions. */
 #include "net.h"
 
 #include <math.h>
@@ -7,9 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void rotations(int n, int dim, const float *freq, float *cosines, float *sines)
+static const struct butler_net_version *const versions[] = {[1] = &butler_net_v1, [2] = &butler_net_v2};
+
+void butler_net_rotations(const struct butler_net *net, int dim, const float *freq, float *cosines, float *sines)
 {
-    for (int t = 0; t < n; t++)
+    for (int t = 0; t < net->max_n; t++)
         for (int i = 0; i < dim / 2; i++) {
             const double angle = (double)t * (double)freq[i];
             *cosines++ = (float)cos(angle);
@@ -17,7 +19,7 @@ static void rotations(int n, int dim, const float *freq, float *cosines, float *
         }
 }
 
-static void want_mid(struct butler_net *net, struct butler_net_mid *mid)
+void butler_net_request_mid(struct butler_net *net, struct butler_net_mid *mid)
 {
     const size_t size = (size_t)net->max_n * (size_t)net->predictor->sizes.n_mid;
     butler_arena_want(&net->arena, &mid->pre, size, sizeof(float));
@@ -30,14 +32,13 @@ struct butler_net *butler_net_new(const struct butler_predictor *predictor, cons
                                   struct butler_error *err)
 {
     const struct butler_predictor_sizes *s = &predictor->sizes;
-    const bool rotates = butler_predictor_rotates(s);
-    float freq[BUTLER_PREDICTOR_MAX_D / 2];
     const size_t n = (size_t)max_n, embd = n * (size_t)s->n_embd;
     const size_t queries = n * (size_t)(s->n_heads * s->d), keys = n * (size_t)(s->n_key_heads * s->d);
     struct butler_net *net = butler_alloc(sizeof *net, err);
     if (!net)
         return NULL;
     net->predictor = predictor;
+    net->version = versions[s->version];
     net->blas = blas;
     net->kernels = kernels;
     net->kind = kind;
@@ -46,32 +47,23 @@ struct butler_net *butler_net_new(const struct butler_predictor *predictor, cons
     butler_arena_want(arena, &net->input, embd, sizeof(float));
     butler_arena_want(arena, &net->wide, embd, sizeof(float));
     butler_arena_want(arena, &net->dwide, embd, sizeof(float));
-    want_mid(net, &net->query);
+    butler_net_request_mid(net, &net->query);
     butler_arena_want(arena, &net->qp, queries, sizeof(float));
     butler_arena_want(arena, &net->dqp, queries, sizeof(float));
     butler_arena_want(arena, &net->kp, keys, sizeof(float));
     butler_arena_want(arena, &net->dkp, keys, sizeof(float));
     butler_arena_want(arena, &net->panels, 2 * (size_t)BUTLER_LOSS_ROWS * n, sizeof(float));
     butler_arena_want(arena, &net->row, n, sizeof(float));
-    if (rotates) {
+    if (butler_predictor_rotates(s)) {
         butler_arena_want(arena, &net->cosines, n * (size_t)(s->d / 2), sizeof(float));
         butler_arena_want(arena, &net->sines, n * (size_t)(s->d / 2), sizeof(float));
     }
-    if (s->version == 1) {
-        want_mid(net, &net->key);
-        butler_net_v1_want(net);
-    }
+    net->version->request(net);
     if (butler_arena_make(arena, err) < 0) {
         butler_net_free(net);
         return NULL;
     }
-    if (s->version == 1) {
-        butler_predictor_frequencies(s, s->d, freq);
-        rotations(max_n, s->d, freq, net->cosines, net->sines);
-        butler_predictor_frequencies(s, s->n_inner / s->n_inner_heads, net->inner_freq);
-        rotations(max_n, s->n_inner / s->n_inner_heads, net->inner_freq, net->inner_cosines, net->inner_sines);
-    } else if (rotates)
-        rotations(max_n, s->d, s->rope_freq, net->cosines, net->sines);
+    net->version->prepare(net);
     return net;
 }
 
@@ -173,38 +165,28 @@ void butler_net_heads(struct butler_net *net, const float *q, const float *k)
     }
 }
 
-/* A layer's normed input, of the kind this predictor wants. */
+/* h: a layer's input, of the kind that this predictor reads (sizes.input). */
 static void take_input(struct butler_net *net, int layer, const float *h)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
-    int first;
-    if (s->version == 2 && (layer % s->stride != 0 || butler_predictor_serves(s, layer / s->stride, &first) == 0))
-        return;
-    if (s->version == 1 && layer > 0)
+    if (!net->version->reads(s, layer))
         return;
     memcpy(net->input, h, (size_t)net->n * (size_t)s->n_embd * sizeof *h);
-    if (s->version == 1)
-        butler_net_v1_input(net);
-    else
-        butler_net_v2_input(net, layer);
+    net->version->input(net, layer);
 }
 
 static void at_layer(void *user, int layer, int first, int n, const float *x, const float *h, const float *q, const float *k)
 {
     struct butler_net *net = user;
-    const struct butler_predictor_sizes *s = &net->predictor->sizes;
     (void)x;
     net->whole = net->whole && first == 0 && n == net->n;
     if (!net->whole)
         return;
     if (layer > 0) {
-        if (s->version == 1)
-            butler_net_v1_layer(net, layer, q, k);
-        else
-            butler_net_v2_layer(net, layer, q, k);
+        net->version->layer(net, layer, q, k);
         net->layers_seen++;
     }
-    if (s->input == BUTLER_PREDICTOR_INPUT_NORM)
+    if (net->predictor->sizes.input == BUTLER_PREDICTOR_INPUT_NORM)
         take_input(net, layer, h);
 }
 

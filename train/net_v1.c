@@ -1,19 +1,19 @@
-/* TokenButler v1 (tokenbutler.txt, section 3.1) in training: one small transformer block on the first layer's input names
- * queries and keys for every later layer. Layers are predicted from `query` and `key`, whose gradients they add up; the last
- * of them sends those back through the block. Formulas: predictor.h. */
+/* TokenButler v1 (arXiv 2503.07518, section 3.1) in training: one small transformer block on the first layer's input predicts
+ * queries and keys of every later layer. Layers are predicted from `query` and `key` and accumulate their gradients; after the
+ * last layer these go back through the block. Formulas: predictor.h. */
 #include <string.h>
 
 #include "net.h"
 
 #define NORM_EPS 1e-5f
 
-void butler_net_v1_want(struct butler_net *net)
+static void request(struct butler_net *net)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const size_t n = (size_t)net->max_n, inner = n * (size_t)s->n_inner, half = n * (size_t)(s->n_inner / s->n_inner_heads / 2);
     float **const narrow[] = {&net->z,  &net->q,  &net->k,  &net->v,  &net->a, &net->normed,
                               &net->dz, &net->dq, &net->dk, &net->dv, &net->da};
-    float **const doubled[] = {&net->up, &net->bent, &net->dup};
+    float **const doubled[] = {&net->up, &net->gelu, &net->dup};
     for (int i = 0; i < BUTLER_COUNT(narrow); i++)
         butler_arena_want(&net->arena, narrow[i], inner, sizeof(float));
     for (int i = 0; i < BUTLER_COUNT(doubled); i++)
@@ -21,6 +21,24 @@ void butler_net_v1_want(struct butler_net *net)
     butler_arena_want(&net->arena, &net->inner_freq, (size_t)(s->n_inner / s->n_inner_heads / 2), sizeof(float));
     butler_arena_want(&net->arena, &net->inner_cosines, half, sizeof(float));
     butler_arena_want(&net->arena, &net->inner_sines, half, sizeof(float));
+    butler_net_request_mid(net, &net->key);
+}
+
+static void prepare(struct butler_net *net)
+{
+    const struct butler_predictor_sizes *s = &net->predictor->sizes;
+    const int head = s->n_inner / s->n_inner_heads;
+    float freq[BUTLER_PREDICTOR_MAX_D / 2];
+    butler_predictor_frequencies(s, s->d, freq);
+    butler_net_rotations(net, s->d, freq, net->cosines, net->sines);
+    butler_predictor_frequencies(s, head, net->inner_freq);
+    butler_net_rotations(net, head, net->inner_freq, net->inner_cosines, net->inner_sines);
+}
+
+static bool reads(const struct butler_predictor_sizes *s, int layer)
+{
+    (void)s;
+    return layer == 0;
 }
 
 static void linear(const struct butler_net *net, const char *name, const float *x, float *y)
@@ -50,14 +68,15 @@ static void add_bias_back(const struct butler_net *net, const char *name, const 
         net->kernels->add(grad, dy + (size_t)t * (size_t)bias->n_cols, bias->n_cols);
 }
 
-static void turn_inner(const struct butler_net *net, bool back, float *x)
+static void rotate_inner(const struct butler_net *net, bool back, float *x)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
-    butler_turn(net->n, s->n_inner_heads, s->n_inner / s->n_inner_heads, net->inner_cosines, net->inner_sines, back, x);
+    butler_rotate_heads(net->n, s->n_inner_heads, s->n_inner / s->n_inner_heads, net->inner_cosines, net->inner_sines, back, x);
 }
 
-void butler_net_v1_input(struct butler_net *net)
+static void input(struct butler_net *net, int layer)
 {
+    (void)layer;
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const int head = s->n_inner / s->n_inner_heads;
     const size_t n_up = (size_t)net->n * 2 * (size_t)s->n_inner, n_wide = (size_t)net->n * (size_t)s->n_embd;
@@ -65,16 +84,16 @@ void butler_net_v1_input(struct butler_net *net)
     linear(net, "attn_q", net->z, net->q);
     linear(net, "attn_k", net->z, net->k);
     linear(net, "attn_v", net->z, net->v);
-    turn_inner(net, false, net->q);
-    turn_inner(net, false, net->k);
+    rotate_inner(net, false, net->q);
+    rotate_inner(net, false, net->k);
     butler_self_attention(net->blas, net->kernels, net->n, s->n_inner_heads, head, butler_predictor_window(s), net->q, net->k,
                           net->v, net->panels, net->a);
     butler_norm_rows(net->n, s->n_inner, net->a, butler_net_param(net, "norm.weight")->data,
                      butler_net_param(net, "norm.bias")->data, NORM_EPS, net->normed);
     linear(net, "ffn_up", net->normed, net->up);
     add_bias(net, "ffn_up", net->up);
-    butler_gelu(n_up, net->up, net->bent);
-    linear(net, "ffn_down", net->bent, net->wide);
+    butler_gelu(n_up, net->up, net->gelu);
+    linear(net, "ffn_down", net->gelu, net->wide);
     add_bias(net, "ffn_down", net->wide);
     for (size_t i = 0; i < n_wide; i++)
         net->wide[i] += net->input[i];
@@ -82,7 +101,7 @@ void butler_net_v1_input(struct butler_net *net)
     butler_net_mid_forward(net, &net->key, butler_net_param(net, "key_1.weight"), net->wide);
 }
 
-/* From the gradients of both hidden layers to every parameter before them. */
+/* Backward from the gradients of both hidden layers to every parameter before them. */
 static void back(struct butler_net *net)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
@@ -90,7 +109,7 @@ static void back(struct butler_net *net)
     butler_net_mid_back(net, &net->query, butler_net_param(net, "query_1.weight"), net->wide, net->dwide, false);
     butler_net_mid_back(net, &net->key, butler_net_param(net, "key_1.weight"), net->wide, net->dwide, true);
     add_bias_back(net, "ffn_down", net->dwide);
-    linear_back(net, "ffn_down", net->bent, net->dwide, net->dup, false);
+    linear_back(net, "ffn_down", net->gelu, net->dwide, net->dup, false);
     butler_gelu_back((size_t)net->n * 2 * (size_t)s->n_inner, net->up, net->dup, net->dup);
     add_bias_back(net, "ffn_up", net->dup);
     linear_back(net, "ffn_up", net->normed, net->dup, net->da, false);
@@ -98,15 +117,15 @@ static void back(struct butler_net *net)
                           butler_net_grad(net, bias, 0), net->da);
     butler_self_attention_back(net->blas, net->kernels, net->n, s->n_inner_heads, s->n_inner / s->n_inner_heads,
                                butler_predictor_window(s), net->q, net->k, net->v, net->da, net->panels, net->dq, net->dk, net->dv);
-    turn_inner(net, true, net->dq);
-    turn_inner(net, true, net->dk);
+    rotate_inner(net, true, net->dq);
+    rotate_inner(net, true, net->dk);
     linear_back(net, "attn_q", net->z, net->dq, net->dz, false);
     linear_back(net, "attn_k", net->z, net->dk, net->dz, true);
     linear_back(net, "attn_v", net->z, net->dv, net->dz, true);
     linear_back(net, "down", net->input, net->dz, NULL, false);
 }
 
-void butler_net_v1_layer(struct butler_net *net, int layer, const float *q, const float *k)
+static void predict(struct butler_net *net, int layer, const float *q, const float *k)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const struct butler_predictor_param *query_2 = butler_net_param(net, "query_2.weight");
@@ -114,15 +133,17 @@ void butler_net_v1_layer(struct butler_net *net, int layer, const float *q, cons
     const int n_queries = s->n_heads * s->d, n_keys = s->n_key_heads * s->d, at = layer - 1;
     butler_net_second_forward(net, &net->query, query_2, at * n_queries, n_queries, net->qp);
     butler_net_second_forward(net, &net->key, key_2, at * n_keys, n_keys, net->kp);
-    butler_turn(net->n, s->n_heads, s->d, net->cosines, net->sines, false, net->qp);
-    butler_turn(net->n, s->n_key_heads, s->d, net->cosines, net->sines, false, net->kp);
+    butler_rotate_heads(net->n, s->n_heads, s->d, net->cosines, net->sines, false, net->qp);
+    butler_rotate_heads(net->n, s->n_key_heads, s->d, net->cosines, net->sines, false, net->kp);
     butler_net_heads(net, q, k);
     if (!net->grads)
         return;
-    butler_turn(net->n, s->n_heads, s->d, net->cosines, net->sines, true, net->dqp);
-    butler_turn(net->n, s->n_key_heads, s->d, net->cosines, net->sines, true, net->dkp);
+    butler_rotate_heads(net->n, s->n_heads, s->d, net->cosines, net->sines, true, net->dqp);
+    butler_rotate_heads(net->n, s->n_key_heads, s->d, net->cosines, net->sines, true, net->dkp);
     butler_net_second_back(net, &net->query, query_2, at * n_queries, n_queries, net->dqp, layer > 1);
     butler_net_second_back(net, &net->key, key_2, at * n_keys, n_keys, net->dkp, layer > 1);
     if (layer == s->n_layers - 1)
         back(net);
 }
+
+const struct butler_net_version butler_net_v1 = {request, prepare, reads, input, predict};

@@ -1,11 +1,29 @@
-/* TokenButler v2 (arXiv 2503.07518 v2) in training: a producer every few layers names queries for the layers after it; keys
- * are the model's own, each KV head's through a small matrix. When a producer's last layer is done its gradient goes back and
- * its room is the next producer's. Formulas: predictor.h. */
+/* TokenButler v2 (arXiv 2503.07518 v2) in training: a producer every few layers predicts the queries of the layers after it; keys
+ * are the model's own, projected by a small matrix per KV head. After a producer's last layer its gradient is computed, and the
+ * next producer uses its scratch again. Formulas: predictor.h. */
 #include "net.h"
 
 #define NORM_EPS 1e-5f
 
-void butler_net_v2_input(struct butler_net *net, int layer)
+static void request(struct butler_net *net)
+{
+    (void)net;
+}
+
+static void prepare(struct butler_net *net)
+{
+    const struct butler_predictor_sizes *s = &net->predictor->sizes;
+    if (net->cosines)
+        butler_net_rotations(net, s->d, s->rope_freq, net->cosines, net->sines);
+}
+
+static bool reads(const struct butler_predictor_sizes *s, int layer)
+{
+    int first;
+    return layer % s->stride == 0 && butler_predictor_serves(s, layer / s->stride, &first) > 0;
+}
+
+static void input(struct butler_net *net, int layer)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const int b = layer / s->stride;
@@ -23,7 +41,7 @@ static void back(struct butler_net *net, int b)
                           butler_net_grad(net, weight, 0), butler_net_grad(net, bias, 0), NULL);
 }
 
-void butler_net_v2_layer(struct butler_net *net, int layer, const float *q, const float *k)
+static void predict(struct butler_net *net, int layer, const float *q, const float *k)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const int b = (layer - 1) / s->stride, n_queries = s->n_heads * s->d, dim = s->head_dim;
@@ -34,7 +52,7 @@ void butler_net_v2_layer(struct butler_net *net, int layer, const float *q, cons
     const int n_served = butler_predictor_serves(s, b, &first), row = (layer - first) * n_queries;
     butler_net_second_forward(net, &net->query, query_2, row, n_queries, net->qp);
     if (net->cosines)
-        butler_turn(net->n, s->n_heads, s->d, net->cosines, net->sines, false, net->qp);
+        butler_rotate_heads(net->n, s->n_heads, s->d, net->cosines, net->sines, false, net->qp);
     for (int g = 0; g < s->n_kv_heads; g++)
         butler_blas_nt(net->blas, net->n, s->d, dim, 1, k + g * dim, cache_row, key->data + (size_t)(g * s->d) * (size_t)dim, dim,
                        false, net->kp + g * s->d, key_row);
@@ -42,7 +60,7 @@ void butler_net_v2_layer(struct butler_net *net, int layer, const float *q, cons
     if (!net->grads)
         return;
     if (net->cosines)
-        butler_turn(net->n, s->n_heads, s->d, net->cosines, net->sines, true, net->dqp);
+        butler_rotate_heads(net->n, s->n_heads, s->d, net->cosines, net->sines, true, net->dqp);
     for (int g = 0; g < s->n_kv_heads; g++)
         butler_blas_tn(net->blas, s->d, dim, net->n, 1, net->dkp + g * s->d, key_row, k + g * dim, cache_row, true,
                        butler_net_grad(net, key, g * s->d), dim);
@@ -50,3 +68,5 @@ void butler_net_v2_layer(struct butler_net *net, int layer, const float *q, cons
     if (layer == first + n_served - 1)
         back(net, b);
 }
+
+const struct butler_net_version butler_net_v2 = {request, prepare, reads, input, predict};

@@ -1,9 +1,8 @@
-/* Training a predictor (TokenButler v1, v2) on the attention of a model that stays as it is: the model reads texts, and at every
- * layer what the predictor would have said is held against what the layer does. `butler train` is a loop over
- * butler_trainer_step.
+/* Training of a predictor (TokenButler v1, v2) on the attention of a frozen model: the model reads texts, and at every layer the
+ * predictor's scores are compared with the layer's attention. `butler train` is a loop over butler_trainer_step.
  *
- * A step takes batch * accumulate texts, each the work of one thread, and adds their gradients in the order of the texts: how many
- * threads or processes share them changes no bit. */
+ * A step takes batch * accumulate texts, each processed by one thread, and adds their gradients in the order of the texts: the
+ * result does not depend, bit for bit, on the number of threads or processes. */
 #ifndef BUTLER_TRAIN_H
 #define BUTLER_TRAIN_H
 
@@ -13,14 +12,14 @@
 #include "gather.h"
 
 struct butler_train_params {
-    const char *const *data, *const *valid; /* paths of texts; valid: to measure on, none: a part of data */
+    const char *const *data, *const *valid; /* paths of texts; valid: held-out texts, n_valid 0: a part of data */
     int n_data, n_valid;
-    const char *start; /* a predictor of this version to go on from, whose sizes count; NULL: a new one of these: */
+    const char *start; /* a predictor of this version to continue from, with its sizes; NULL: a new one of these sizes: */
     struct butler_predictor_sizes sizes;
     enum butler_loss_kind loss;
     int length;            /* tokens of a text */
-    int batch, accumulate; /* texts whose gradients are summed at once, over all processes; how many such sums a step has */
-    int64_t n_tokens;      /* to train on, if adam.n_steps is 0; both 0: the data once */
+    int batch, accumulate; /* texts whose gradients are summed together, over all processes; number of such sums per step */
+    int64_t n_tokens;      /* to train on, if adam.n_steps is 0; both 0: all data once */
     int n_valid_texts;
     struct butler_adamw_params adam;
     uint64_t seed;
@@ -40,12 +39,12 @@ struct butler_trainer {
     double loss;               /* of the last step */
     /* This process takes texts [first_text, first_text + n_local) of each batch. */
     int first_text, n_local;
-    float **grads;      /* [n_local][n_weights + 2 batch]: behind the gradient the loss and the tokens of each text */
+    float **grads;      /* [n_local][n_weights + 2 batch]: after the gradient the loss and the tokens of each text */
     float *sum, *total; /* [n_weights + 2 batch] of a batch, of a step */
     struct butler_pool *pool;
     int n_workers;
     struct butler_train_worker *workers; /* [n_workers] */
-    struct butler_train_result *results; /* [most texts at once] */
+    struct butler_train_result *results; /* [n_results] */
     int n_results;
 };
 
@@ -60,24 +59,24 @@ struct butler_train_report {
     bool skipped;
 };
 
-/* The next step. Past the last it does nothing and returns 0; else 1, or a negative code. */
+/* Runs the next step. Returns 1, 0 after the last step (and does nothing), or a negative code. */
 int butler_trainer_step(struct butler_trainer *trainer, struct butler_train_report *report, struct butler_error *err);
 
 /* Loss and measures (sums, see loss.h) on the held-out texts, by this process alone. */
 int butler_trainer_measure(struct butler_trainer *trainer, double *loss, struct butler_loss_measures *measures,
                            struct butler_error *err);
 
-/* The predictor as it is now, as a file; text: what it was trained on. */
+/* Writes the predictor in its current state to a file; text: what it was trained on. */
 int butler_trainer_write(struct butler_trainer *trainer, const char *path, enum butler_type type, const char *text,
                          struct butler_error *err);
 
-/* Everything a killed run needs to go on bit for bit: weights, moments, place in the data, counters. Versioned, checksummed,
- * written beside the path and renamed. Restoring into a trainer of other sizes, data or settings is an error that names the
- * difference. */
+/* Everything that a killed run needs to continue bit for bit: weights, moments, position in the data, counters. Versioned,
+ * checksummed, written to a temporary file and renamed. Restoring into a trainer with other sizes, data or settings is an error
+ * that names the difference. */
 int butler_trainer_save(const struct butler_trainer *trainer, const char *path, struct butler_error *err);
 int butler_trainer_restore(struct butler_trainer *trainer, const char *path, struct butler_error *err);
 
-/* Bytes of scratch one text of the full length takes in one thread: predictor, session. */
+/* Bytes of the predictor's scratch in one thread, for a text of the full length. */
 size_t butler_trainer_text_bytes(const struct butler_trainer *trainer);
 
 #endif

@@ -1,4 +1,4 @@
-/* A step of training: texts to threads, gradients to one sum, the sum to the optimiser. */
+/* A training step: threads process texts, their gradients are summed, the optimiser applies the sum. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,7 +86,7 @@ static int make_sums(struct butler_trainer *trainer, struct butler_error *err)
     return 0;
 }
 
-/* How long to train, where that was said in tokens or not at all. */
+/* The number of steps, where it was given in tokens or not at all. */
 static void count_steps(struct butler_trainer *trainer)
 {
     struct butler_train_params *params = &trainer->params;

@@ -3,6 +3,7 @@
 #include "engine/metric.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,9 +64,34 @@ static int check_params(const struct butler_metric *metric, struct butler_error 
     return 0;
 }
 
+/* A change of these needs another BUTLER_METRIC_ABI. */
+_Static_assert(BUTLER_METRIC_ABI == 1 && (sizeof(void *) != 8 || (sizeof(struct butler_metric) == 128 &&
+                                                                   offsetof(struct butler_metric, name) == sizeof(size_t) &&
+                                                                   offsetof(struct butler_metric, by_position) == 120 &&
+                                                                   sizeof(struct butler_param) == 40 &&
+                                                                   sizeof(struct butler_metric_shape) == 40)),
+               "what a plug-in is built against has changed, its ABI number has not");
+
+/* Reads nothing but the first field, which every struct of every version has. Before it was a number it was a pointer to the
+ * name: no pointer to a string is so small. */
+static int check_abi(const struct butler_metric *metric, const char *who, struct butler_error *err)
+{
+    enum { MAX_ABI = 1 << 10 };
+    if (metric->abi == BUTLER_METRIC_ABI)
+        return 0;
+    if (metric->abi == 0 || metric->abi > MAX_ABI)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                           "%s: its struct butler_metric begins with no ABI number (.abi = BUTLER_METRIC_ABI): it was built for "
+                           "butler 0.1; this is butler %s, ABI %d: build it with this version's butler.h",
+                           who, BUTLER_VERSION, BUTLER_METRIC_ABI);
+    return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                       "%s: built for metric ABI %zu; this is butler %s, ABI %d: build it with this version's butler.h", who,
+                       metric->abi, BUTLER_VERSION, BUTLER_METRIC_ABI);
+}
+
 static int check_metric(const struct butler_engine *engine, const struct butler_metric *metric, struct butler_error *err)
 {
-    if (!metric || !metric->name || !is_word(metric->name))
+    if (!metric->name || !is_word(metric->name))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a metric's name is 1 to 31 of a-z, 0-9 and _, a letter first");
     if (butler_metric_find(engine->plugins, metric->name) || butler_policy_is_name(metric->name))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: the name is taken", metric->name);
@@ -84,10 +110,12 @@ static int check_metric(const struct butler_engine *engine, const struct butler_
     return check_params(metric, err);
 }
 
-static int register_metric(struct butler_engine *engine, const struct butler_metric *metric, void *handle, struct butler_error *err)
+/* who names it in errors before it has a name that can be read. */
+static int register_metric(struct butler_engine *engine, const struct butler_metric *metric, const char *who, void *handle,
+                           struct butler_error *err)
 {
-    int rc = check_metric(engine, metric, err);
-    if (rc)
+    int rc = check_abi(metric, who, err);
+    if (rc || (rc = check_metric(engine, metric, err)))
         return rc;
     if (!engine->plugins && !(engine->plugins = calloc(1, sizeof *engine->plugins)))
         return butler_fail(err, BUTLER_ERROR_MEMORY, "metric %s: no memory", metric->name);
@@ -111,7 +139,9 @@ static int register_metric(struct butler_engine *engine, const struct butler_met
 
 int butler_metric_register(struct butler_engine *engine, const struct butler_metric *metric, struct butler_error *err)
 {
-    return register_metric(engine, metric, NULL, err);
+    if (!metric)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a metric to register is NULL");
+    return register_metric(engine, metric, "a metric", NULL, err);
 }
 
 int butler_plugin_load(struct butler_engine *engine, const char *path, struct butler_error *err)
@@ -141,7 +171,9 @@ int butler_plugin_load(struct butler_engine *engine, const char *path, struct bu
         rc = butler_fail(err, BUTLER_ERROR_FORMAT, "%.200s: butler_plugin_metric() returned nothing", path);
         goto fail;
     }
-    rc = register_metric(engine, metric, handle, err);
+    char who[240];
+    snprintf(who, sizeof who, "%.200s: the plug-in", path);
+    rc = register_metric(engine, metric, who, handle, err);
     if (!rc)
         return 0;
 fail:

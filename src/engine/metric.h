@@ -53,24 +53,32 @@ struct butler_metric_list {
 };
 void butler_metric_list_free(struct butler_metric_list *list);
 
-/* Every built-in metric, NULL-terminated. */
+/* Every built-in metric, by the name of its variable without butler_metric_. Listed only here: declarations and table follow. */
+/* clang-format off */
+#define BUTLER_METRICS(each) \
+    each(recency) \
+    each(attention) \
+    each(windowed) \
+    each(pooled) \
+    each(last_query) \
+    each(page_bounds) \
+    each(page_stats) \
+    each(one_bit) \
+    each(exact) \
+    each(key_norm) \
+    each(random) \
+    each(predicted) \
+    each(predicted2) \
+    each(first_layer) \
+    each(previous_layer)
+/* clang-format on */
+
+#define BUTLER_DECLARE_METRIC(name) extern const struct butler_metric butler_metric_##name;
+BUTLER_METRICS(BUTLER_DECLARE_METRIC)
+#undef BUTLER_DECLARE_METRIC
+
+/* All of them, ending with NULL. */
 extern const struct butler_metric *const butler_metrics_builtin[];
 const struct butler_metric *butler_metric_find(const struct butler_metric_list *list /* may be NULL */, const char *name);
-
-extern const struct butler_metric butler_metric_recency;
-extern const struct butler_metric butler_metric_attention;
-extern const struct butler_metric butler_metric_windowed;
-extern const struct butler_metric butler_metric_pooled;
-extern const struct butler_metric butler_metric_last_query;
-extern const struct butler_metric butler_metric_page_bounds;
-extern const struct butler_metric butler_metric_page_stats;
-extern const struct butler_metric butler_metric_one_bit;
-extern const struct butler_metric butler_metric_exact;
-extern const struct butler_metric butler_metric_key_norm;
-extern const struct butler_metric butler_metric_random;
-extern const struct butler_metric butler_metric_predicted;
-extern const struct butler_metric butler_metric_predicted2;
-extern const struct butler_metric butler_metric_first_layer;
-extern const struct butler_metric butler_metric_previous_layer;
 
 #endif

@@ -15,8 +15,6 @@
 
 #define MAX_TEXT 512
 #define MAX_TOKENS 100000000
-#define VATP_DEFAULTS "norm=l1,sinks=20"
-#define ENTROPYSTOP_DEFAULTS "entropy=0.5,after=10,layers=0"
 
 /* A policy on its way. */
 struct draft {
@@ -231,7 +229,19 @@ static const struct key keys[N_KEYS] = {
     [K_AFTER] = {"after", KEY_COUNT, FIELD(stop_after), 0, MAX_TOKENS, 0, {NULL}, 0, refuse_stop},
     [K_LAYERS] = {"layers", KEY_SWITCH, FIELD(stop_layers), 0, 0, 0, {"0", "1"}, 0, refuse_stop},
 };
-static const char *const modifiers[] = {"vatp", "entropystop"};
+/* defaults NULL: those of the policy of that name. */
+enum { VATP, ENTROPYSTOP, N_MODIFIERS };
+static const struct {
+    const char *name, *defaults;
+} modifiers[N_MODIFIERS] = {[VATP] = {"vatp", "norm=l1,sinks=20"}, [ENTROPYSTOP] = {"entropystop", NULL}};
+
+static int find_modifier(const char *name)
+{
+    int i = 0;
+    while (i < N_MODIFIERS && strcmp(modifiers[i].name, name))
+        i++;
+    return i < N_MODIFIERS ? i : -1;
+}
 
 /* Params of built-in metrics that are words, or numbers on a grid. */
 static const struct param_rule {
@@ -291,7 +301,7 @@ bool butler_policy_is_key(const char *name)
 
 bool butler_policy_is_name(const char *name)
 {
-    return butler_policy_row_find(name) || !strcmp(name, modifiers[0]) || !strcmp(name, modifiers[1]);
+    return butler_policy_row_find(name) || find_modifier(name) >= 0;
 }
 
 static void *field(struct butler_policy *policy, int k)
@@ -481,6 +491,12 @@ static int fail_unknown_name(const struct draft *draft, const char *name)
     return fail(draft, "no policy \"%.40s\"; there are %s", name, known);
 }
 
+static const char *row_defaults(const struct butler_policy_row *row)
+{
+    const char *colon = strchr(row->text, ':');
+    return colon ? colon + 1 : "";
+}
+
 /* `name[+modifier...]`: the row or the plug-in, its defaults and the modifiers'. */
 static int read_name(struct draft *draft, char *head)
 {
@@ -501,23 +517,23 @@ static int read_name(struct draft *draft, char *head)
     }
     for (int i = 0; policy->metric && policy->metric->params && policy->metric->params[i].name; i++)
         policy->values[i] = policy->metric->params[i].value;
-    draft->entropystop = !strcmp(head, "entropystop");
-    const char *defaults = draft->row ? strchr(draft->row->text, ':') : ":" BUTLER_POLICY_PLUGIN_DEFAULTS;
-    int rc = defaults ? read_list(draft, defaults + 1, false, NULL) : 0;
+    bool named = find_modifier(head) == ENTROPYSTOP;
+    draft->entropystop = named;
+    int rc = read_list(draft, draft->row ? row_defaults(draft->row) : BUTLER_POLICY_PLUGIN_DEFAULTS, false, NULL);
     for (; !rc && plus; plus = next) {
         if ((next = strchr(plus, '+')))
             *next++ = 0;
-        bool vatp = !strcmp(plus, "vatp"), stop = !strcmp(plus, "entropystop");
-        if (!vatp && !stop)
-            return fail(draft, "no modifier \"%.40s\"; there are vatp, entropystop", plus);
-        if ((vatp && draft->vatp) || (stop && draft->entropystop))
+        const int m = find_modifier(plus);
+        if (m < 0)
+            return fail(draft, "no modifier \"%.40s\"; there are %s, %s", plus, modifiers[VATP].name, modifiers[ENTROPYSTOP].name);
+        bool *has = m == VATP ? &draft->vatp : &draft->entropystop;
+        if (*has)
             return fail(draft, "+%s is there twice", plus);
-        draft->vatp |= vatp;
-        draft->entropystop |= stop;
-        rc = read_list(draft, vatp ? VATP_DEFAULTS : ENTROPYSTOP_DEFAULTS, false, NULL);
+        *has = true;
+        const char *defaults = modifiers[m].defaults;
+        rc = read_list(draft, defaults ? defaults : row_defaults(butler_policy_row_find(plus)), false, NULL);
     }
     /* One spelling for one policy. */
-    bool named = !strcmp(head, "entropystop");
     snprintf(policy->name, sizeof policy->name, "%.31s%s%s", head, draft->vatp ? "+vatp" : "",
              draft->entropystop && !named ? "+entropystop" : "");
     return rc;

@@ -1,5 +1,5 @@
-/* From logits to the next id: temperature, then top-k, top-p and min-p, in llama.cpp's order of meaning (top-k, top-p and
- * min-p look at the untempered distribution), then one draw. */
+/* From logits to the next id: top-k, top-p and min-p on the distribution at temperature 1, then a softmax at the temperature of
+ * what they keep, then one draw. The order is llama.cpp's. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,11 +18,14 @@ struct butler_sampler {
 
 struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *params, struct butler_error *err)
 {
-    const char *wrong = !isfinite(params->temperature)               ? "temperature must be a number"
-                        : params->top_k < 0                          ? "top-k must be 0 (off) or more"
-                        : !(params->top_p > 0 && params->top_p <= 1) ? "top-p must be above 0 and at most 1"
-                        : !(params->min_p >= 0 && params->min_p < 1) ? "min-p must be at least 0 and below 1"
-                                                                     : NULL;
+    static const struct butler_sampler_params defaults = {.top_p = 0};
+    if (!params)
+        params = &defaults;
+    const char *wrong = !isfinite(params->temperature)                ? "temperature must be a number"
+                        : params->top_k < 0                           ? "top-k must be 0 (off) or more"
+                        : !(params->top_p >= 0 && params->top_p <= 1) ? "top-p must be from 0 (off) to 1 (off)"
+                        : !(params->min_p >= 0 && params->min_p < 1)  ? "min-p must be at least 0 and below 1"
+                                                                      : NULL;
     struct butler_sampler *sampler = NULL;
     if (wrong)
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "sampler: %s", wrong);
@@ -59,13 +62,13 @@ static void softmax(struct candidate *c, int n, float temperature)
         c[i].p /= sum;
 }
 
-/* How many of the sorted candidates top-k, top-p and min-p leave: at least one. */
+/* Number of the sorted candidates that top-k, top-p and min-p keep: at least one. */
 static int truncate(const struct butler_sampler_params *params, struct candidate *c, int n)
 {
     if (params->top_k > 0)
         n = BUTLER_MIN(n, params->top_k);
     softmax(c, n, 1);
-    if (params->top_p < 1) {
+    if (params->top_p > 0 && params->top_p < 1) {
         float sum = 0;
         int kept = 0;
         while (kept < n && sum < params->top_p)

@@ -4,32 +4,7 @@
 #define BUTLER_GGUF_H
 
 #include "base/util.h"
-
-/* Tensor types, with ggml's numbers. */
-enum butler_type {
-    BUTLER_F32 = 0,
-    BUTLER_F16 = 1,
-    BUTLER_Q4_0 = 2,
-    BUTLER_Q4_1 = 3,
-    BUTLER_Q5_0 = 6,
-    BUTLER_Q5_1 = 7,
-    BUTLER_Q8_0 = 8,
-    BUTLER_Q4_K = 12,
-    BUTLER_Q5_K = 13,
-    BUTLER_Q6_K = 14,
-    BUTLER_BF16 = 30,
-    BUTLER_N_TYPES = 31, /* size of a table indexed by type; entries between are empty */
-};
-
-struct butler_type_info {
-    const char *name;  /* "Q8_0"; NULL: not a type we know */
-    int block;         /* elements per block */
-    int block_bytes;
-};
-extern const struct butler_type_info butler_types[BUTLER_N_TYPES];
-bool butler_type_known(uint32_t type);
-/* Bytes of a row of n elements (n a multiple of the block). */
-size_t butler_row_bytes(enum butler_type type, int64_t n);
+#include "file/weight_types.h"
 
 /* A matrix of n_rows rows of n_cols elements (GGUF dimension 0 is n_cols). A vector has n_rows 1. Borrowed. */
 struct butler_tensor {

@@ -3,13 +3,6 @@
 
 #include <string.h>
 
-const struct butler_type_info butler_types[BUTLER_N_TYPES] = {
-    [BUTLER_F32] = {"F32", 1, 4},       [BUTLER_F16] = {"F16", 1, 2},       [BUTLER_BF16] = {"BF16", 1, 2},
-    [BUTLER_Q4_0] = {"Q4_0", 32, 18},   [BUTLER_Q4_1] = {"Q4_1", 32, 20},   [BUTLER_Q5_0] = {"Q5_0", 32, 22},
-    [BUTLER_Q5_1] = {"Q5_1", 32, 24},   [BUTLER_Q8_0] = {"Q8_0", 32, 34},   [BUTLER_Q4_K] = {"Q4_K", 256, 144},
-    [BUTLER_Q5_K] = {"Q5_K", 256, 176}, [BUTLER_Q6_K] = {"Q6_K", 256, 210},
-};
-
 const unsigned char butler_gguf_value_bytes[BUTLER_GGUF_N_TYPES] = {
     [BUTLER_GGUF_U8] = 1,  [BUTLER_GGUF_I8] = 1,      [BUTLER_GGUF_U16] = 2,     [BUTLER_GGUF_I16] = 2,    [BUTLER_GGUF_U32] = 4,
     [BUTLER_GGUF_I32] = 4, [BUTLER_GGUF_FLOAT32] = 4, [BUTLER_GGUF_BOOL] = 1,    [BUTLER_GGUF_STRING] = 0, [BUTLER_GGUF_ARRAY] = 0,
@@ -18,16 +11,6 @@ const unsigned char butler_gguf_value_bytes[BUTLER_GGUF_N_TYPES] = {
 const char *const butler_gguf_value_names[BUTLER_GGUF_N_TYPES] = {
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool", "string", "array", "uint64", "int64", "float64",
 };
-
-bool butler_type_known(uint32_t type)
-{
-    return type < BUTLER_N_TYPES && butler_types[type].name;
-}
-
-size_t butler_row_bytes(enum butler_type type, int64_t n)
-{
-    return (size_t)n / (size_t)butler_types[type].block * (size_t)butler_types[type].block_bytes;
-}
 
 static uint16_t load_u16(const unsigned char *p)
 {

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/kernels.h"
 
 static const float MAX_HALF = 65504;
 
@@ -47,7 +46,7 @@ static int write_row(const struct job *job, const struct butler_tensor *tensor, 
                      void *out)
 {
     int n = (int)tensor->n_cols;
-    butler_kernels_ref.dequant[tensor->type](row, (const unsigned char *)tensor->data + (size_t)r * tensor->row_bytes, n);
+    butler_types[tensor->type].dequantize(row, (const unsigned char *)tensor->data + (size_t)r * tensor->row_bytes, n);
     for (int c = 0; c < n; c++) {
         bool finite = isfinite(row[c]);
         if (!finite || (type == BUTLER_F16 && fabsf(row[c]) > MAX_HALF))

@@ -7,8 +7,8 @@
 #include <sys/auxv.h>
 #endif
 #include <pthread.h>
+#include <string.h>
 
-#include "kernels/blocks.h"
 #include "kernels/kernels.h"
 
 #define N_ISAS 4
@@ -103,14 +103,4 @@ const char *const *butler_kernels_available(void)
 {
     pthread_once(&once, fill);
     return names;
-}
-
-float butler_half_to_float(uint16_t h)
-{
-    return half_to_float(h);
-}
-
-uint16_t butler_float_to_half(float f)
-{
-    return float_to_half(f);
 }

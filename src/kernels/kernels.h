@@ -280,12 +280,4 @@ void butler_kernels_neon(struct butler_kernels *table);
 void butler_kernels_keys_neon(struct butler_kernels *table);
 void butler_kernels_keys_dot(struct butler_kernels *table);
 
-/* Row quantisation for convert and quantize (plain C, ref rounding): x[n] to a row of the type; only F32, F16, BF16,
- * Q8_0, Q4_0 can be written. */
-bool butler_quantize_row(enum butler_type type, void *row, const float *x, int n);
-
-/* binary16 <-> float, round to nearest even. */
-float butler_half_to_float(uint16_t h);
-uint16_t butler_float_to_half(float f);
-
 #endif

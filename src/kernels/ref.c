@@ -115,7 +115,7 @@ static void store_f16(void *row, const float *x, int n)
 
 static void store_q8_0(void *row, const float *x, int n)
 {
-    ref_quantize_q8_0(row, x, n);
+    butler_quantize_row(BUTLER_Q8_0, row, x, n);
 }
 
 /* Elements [first, first + count) of a cache row; first and count are multiples of 32 where the type needs it. */
@@ -123,17 +123,17 @@ typedef void decode_fn(float *t, const uint8_t *row, int first, int count);
 
 static void decode_f32(float *t, const uint8_t *row, int first, int count)
 {
-    butler_ref_dequant_f32(t, row + (size_t)first * 4, count);
+    butler_dequantize_f32(t, row + (size_t)first * 4, count);
 }
 
 static void decode_f16(float *t, const uint8_t *row, int first, int count)
 {
-    butler_ref_dequant_f16(t, row + (size_t)first * 2, count);
+    butler_dequantize_f16(t, row + (size_t)first * 2, count);
 }
 
 static void decode_q8_0(float *t, const uint8_t *row, int first, int count)
 {
-    butler_ref_dequant_q8_0(t, row + (size_t)(first / BLOCK) * Q8_0_BYTES, count);
+    butler_dequantize_q8_0(t, row + (size_t)(first / BLOCK) * Q8_0_BYTES, count);
 }
 
 /* A row is decoded once, a piece at a time, and used for every query. */
@@ -283,6 +283,7 @@ static void one_bit(float *s, size_t s_stride, const float *q, int n_q, const vo
     }
 }
 
+#define DEQUANTIZE(type, name, ...) [BUTLER_##type] = butler_dequantize_##name,
 const struct butler_kernels butler_kernels_ref = {
     .isa = "ref",
     .gemv = {[BUTLER_F32] = butler_ref_gemv_f32,
@@ -305,17 +306,7 @@ const struct butler_kernels butler_kernels_ref = {
                    [BUTLER_Q4_K] = butler_ref_gemv_fixed_q4_k,
                    [BUTLER_Q5_K] = butler_ref_gemv_fixed_q5_k,
                    [BUTLER_Q6_K] = butler_ref_gemv_fixed_q6_k},
-    .dequant = {[BUTLER_F32] = butler_ref_dequant_f32,
-                [BUTLER_F16] = butler_ref_dequant_f16,
-                [BUTLER_BF16] = butler_ref_dequant_bf16,
-                [BUTLER_Q8_0] = butler_ref_dequant_q8_0,
-                [BUTLER_Q4_0] = butler_ref_dequant_q4_0,
-                [BUTLER_Q4_1] = butler_ref_dequant_q4_1,
-                [BUTLER_Q5_0] = butler_ref_dequant_q5_0,
-                [BUTLER_Q5_1] = butler_ref_dequant_q5_1,
-                [BUTLER_Q4_K] = butler_ref_dequant_q4_k,
-                [BUTLER_Q5_K] = butler_ref_dequant_q5_k,
-                [BUTLER_Q6_K] = butler_ref_dequant_q6_k},
+    .dequant = {BUTLER_WEIGHT_TYPES(DEQUANTIZE)},
     .gemm = butler_ref_gemm,
     .pack_rows = butler_ref_pack_rows,
     .pack_columns = butler_ref_pack_columns,
@@ -340,9 +331,9 @@ const struct butler_kernels butler_kernels_ref = {
     .rope_adjacent = rope_adjacent,
     .rope_halves = rope_halves,
     .store_row = {[BUTLER_KV_F32] = store_f32, [BUTLER_KV_F16] = store_f16, [BUTLER_KV_Q8_0] = store_q8_0},
-    .load_row = {[BUTLER_KV_F32] = butler_ref_dequant_f32,
-                 [BUTLER_KV_F16] = butler_ref_dequant_f16,
-                 [BUTLER_KV_Q8_0] = butler_ref_dequant_q8_0},
+    .load_row = {[BUTLER_KV_F32] = butler_dequantize_f32,
+                 [BUTLER_KV_F16] = butler_dequantize_f16,
+                 [BUTLER_KV_Q8_0] = butler_dequantize_q8_0},
     .qk = {[BUTLER_KV_F32] = qk_f32, [BUTLER_KV_F16] = qk_f16, [BUTLER_KV_Q8_0] = qk_q8_0},
     .av = {[BUTLER_KV_F32] = av_f32, [BUTLER_KV_F16] = av_f16, [BUTLER_KV_Q8_0] = av_q8_0},
     .attend = {[BUTLER_KV_F32] = attend_f32, [BUTLER_KV_F16] = attend_f16, [BUTLER_KV_Q8_0] = attend_q8_0},

@@ -1,5 +1,4 @@
-/* What the plain C kernels share: the order of a dot product's sum and the rounding of an 8-bit block, which are part of
- * the definition; and the entries of ref_weights.c, for the table in ref.c. */
+/* What the plain C kernels share: the order of a dot product's sum which is part of the definition; and the entries of ref_weights.c, for the table in ref.c. */
 #ifndef BUTLER_REF_H
 #define BUTLER_REF_H
 
@@ -33,36 +32,10 @@ static inline float ref_dot(const float *x, const float *y, int n)
     return ref_sum_lanes(lanes);
 }
 
-/* Towards zero, and into [low, high] also for NaN, whose conversion would be undefined. */
-static inline int ref_clamp(float v, int low, int high)
-{
-    if (!(v >= (float)low))
-        return low;
-    return v > (float)high ? high : (int)v;
-}
-
-/* Ties away from zero, as writers of GGUF files round, so that they and we agree bit for bit. */
-static inline void ref_quantize_q8_0(uint8_t *b, const float *x, int n)
-{
-    for (; n > 0; n -= BLOCK, x += BLOCK, b += Q8_0_BYTES) {
-        float extreme = 0;
-        for (int i = 0; i < BLOCK; i++)
-            extreme = fabsf(x[i]) > extreme ? fabsf(x[i]) : extreme;
-        float d = extreme / 127, inverse = d != 0 ? 1 / d : 0;
-        store_half(b, d);
-        for (int i = 0; i < BLOCK; i++)
-            b[Q8_0_QUANTS + i] = (uint8_t)(int8_t)ref_clamp(roundf(x[i] * inverse), -127, 127);
-    }
-}
-
-#define REF_WEIGHT_TYPES(each)                                                                                                     \
-    each(f32) each(f16) each(bf16) each(q8_0) each(q4_0) each(q4_1) each(q5_0) each(q5_1) each(q4_k) each(q5_k) each(q6_k)
-
-#define REF_DECLARE(name)                                                                                                          \
+#define REF_DECLARE(type, name, ...)                                                                                                        \
     void butler_ref_gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);                     \
-    void butler_ref_gemv_fixed_##name(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n);            \
-    void butler_ref_dequant_##name(float *y, const void *row, int n);
-REF_WEIGHT_TYPES(REF_DECLARE)
+    void butler_ref_gemv_fixed_##name(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n);
+BUTLER_WEIGHT_TYPES(REF_DECLARE)
 void butler_ref_fix(void *fixed, enum butler_type type, const float *x, int n);
 void butler_ref_keys8(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
                       size_t record_bytes, int n_records, int n);

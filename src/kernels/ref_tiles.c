@@ -145,7 +145,7 @@ static void pack_fixed(void *packed, float *scales, const float *x, size_t strid
         scales[i] = most / BUTLER_FIXED_MOST;
         for (int c = 0; c < k; c++) {
             const float scaled = x[(size_t)i * stride + (size_t)c] * (BUTLER_FIXED_MOST / most);
-            put_fixed(fixed_tile(packed, i, c, k) + at(i, c), ref_clamp(nearbyintf(scaled), -32639, 32639));
+            put_fixed(fixed_tile(packed, i, c, k) + at(i, c), clamp_to_int(nearbyintf(scaled), -32639, 32639));
         }
     }
 }
@@ -193,7 +193,7 @@ static void pack_blocks(void *packed, float *scales, const uint8_t *row, size_t 
         scales[i] = top / BUTLER_FIXED_MOST * (float)range;
         for (int c = 0; isfinite(top) && c < k; c++) {
             const uint8_t *block = row + c / BLOCK * size;
-            const int f = ref_clamp(nearbyintf(load_half(block) * (BUTLER_FIXED_MOST / top)), -32639, 32639);
+            const int f = clamp_to_int(nearbyintf(load_half(block) * (BUTLER_FIXED_MOST / top)), -32639, 32639);
             const int doubled = 2 * f * element(block, c % BLOCK) + range; /* of q, and a half to round down from */
             put_fixed(fixed_tile(packed, i, c, k) + fixed_column_at(i, c), (doubled + 65536 * range) / (2 * range) - 32768);
         }

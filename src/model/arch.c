@@ -140,13 +140,18 @@ static const struct butler_binding gpt2_layer[] = {
 
 /* llama alone pairs neighbours: its conversion to GGUF reorders the rows of q and k so that this equals the halves of
  * the original. */
-static const struct butler_arch archs[] = {
-    {"llama", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_ADJACENT, false, rope_model, llama_layer},
-    {"qwen2", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_HALVES, false, rope_model, qwen2_layer},
-    {"qwen3", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_HALVES, false, rope_model, qwen3_layer},
-    {"phi3", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_HALVES, true, rope_model, phi3_layer},
-    {"gpt2", BUTLER_NORM_LAYER, BUTLER_GELU, BUTLER_ROPE_NONE, false, gpt2_model, gpt2_layer},
-};
+#define ARCHS(each)                                                                                                                \
+    each("llama", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_ADJACENT, false, rope_model, llama_layer)                              \
+        each("qwen2", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_HALVES, false, rope_model, qwen2_layer)                            \
+            each("qwen3", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_HALVES, false, rope_model, qwen3_layer)                        \
+                each("phi3", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_HALVES, true, rope_model, phi3_layer)                       \
+                    each("gpt2", BUTLER_NORM_LAYER, BUTLER_GELU, BUTLER_ROPE_NONE, false, gpt2_model, gpt2_layer)
+
+#define ROW(...) {__VA_ARGS__},
+static const struct butler_arch archs[] = {ARCHS(ROW)};
+
+#define COMMA_NAME(name, ...) ", " name
+static const char names[] = ARCHS(COMMA_NAME);
 
 const struct butler_arch *butler_arch_find(const char *name)
 {
@@ -158,7 +163,7 @@ const struct butler_arch *butler_arch_find(const char *name)
 
 const char *butler_arch_names(void)
 {
-    return "llama, qwen2, qwen3, phi3, gpt2";
+    return names + strlen(", ");
 }
 
 struct butler_arch_key butler_arch_key(const struct butler_model *model, const char *suffix)

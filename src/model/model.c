@@ -2,7 +2,6 @@
  * hyperparameters ask for, and no tensor may be left over: a part we do not know would be silently missing from the
  * model's answers. */
 #include "model/arch.h"
-#include "kernels/kernels.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -193,19 +192,7 @@ int butler_model_vector(struct butler_model *model, const struct butler_tensor *
         return BUTLER_ERROR_MEMORY;
     model->owned_vectors[model->n_owned_vectors++] = wide;
     *out = wide;
-    if (tensor->type == BUTLER_F32) {
-        memcpy(wide, data + first * 4, (size_t)n * 4);
-        return 0;
-    }
-    for (int64_t i = 0; i < n; i++) {
-        uint16_t half;
-        memcpy(&half, data + 2 * (first + i), sizeof half);
-        uint32_t bits = (uint32_t)half << 16;
-        if (tensor->type == BUTLER_F16)
-            wide[i] = butler_half_to_float(half);
-        else
-            memcpy(&wide[i], &bits, sizeof bits);
-    }
+    butler_types[tensor->type].dequantize(wide, data + butler_row_bytes(tensor->type, first), (int)n);
     return 0;
 }
 

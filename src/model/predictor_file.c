@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/kernels.h"
 
 #define ARCHITECTURE "butler-predictor"
 #define KEY(name) ARCHITECTURE "." name
@@ -465,7 +464,7 @@ static int bind(struct butler_predictor *predictor, struct butler_predictor_para
                            (long long)tensor->n_rows, (long long)tensor->n_cols, param->n_rows, param->n_cols);
     if (is_vector(param) && (tensor->type != BUTLER_F32 || (uintptr_t)tensor->data % sizeof(float)))
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: tensor %s is no aligned F32", path, param->name);
-    if (!butler_kernels_ref.dequant[tensor->type])
+    if (!butler_types[tensor->type].dequantize)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: tensor %s is of a type that weights cannot have", path, param->name);
     param->matrix = (struct butler_matrix){tensor->type, param->n_rows, param->n_cols, tensor->row_bytes, tensor->data, NULL};
     predictor->run_bytes += tensor->row_bytes * (uint64_t)tensor->n_rows;
@@ -484,7 +483,7 @@ static int widen(struct butler_predictor *predictor, struct butler_error *err)
     for (int i = 0; i < predictor->n_params && code == 0; i++) {
         const struct butler_matrix *matrix = &from.params[i].matrix;
         for (int r = 0; r < matrix->n_rows; r++)
-            butler_kernels_ref.dequant[matrix->type](predictor->params[i].data + (size_t)r * (size_t)matrix->n_cols,
+            butler_types[matrix->type].dequantize(predictor->params[i].data + (size_t)r * (size_t)matrix->n_cols,
                                                      (const unsigned char *)matrix->data + (size_t)r * matrix->row_bytes,
                                                      matrix->n_cols);
     }

@@ -1,0 +1,211 @@
+/* Weights as files store them: the types, what a row of each means, and rounding to those that we write. This is the
+ * definition that the kernels of every ISA are compared with. */
+#include "file/weight_types.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/util.h"
+#include "file/weight_blocks.h"
+
+#define ROW(type, name, block, bytes) [BUTLER_##type] = {#type, block, bytes, butler_dequantize_##name},
+const struct butler_type_info butler_types[BUTLER_N_TYPES] = {BUTLER_WEIGHT_TYPES(ROW)};
+
+bool butler_type_known(uint32_t type)
+{
+    return type < BUTLER_N_TYPES && butler_types[type].name;
+}
+
+size_t butler_row_bytes(enum butler_type type, int64_t n)
+{
+    return (size_t)n / (size_t)butler_types[type].block * (size_t)butler_types[type].block_bytes;
+}
+
+float butler_half_to_float(uint16_t h)
+{
+    return half_to_float(h);
+}
+
+uint16_t butler_float_to_half(float f)
+{
+    return float_to_half(f);
+}
+
+/* ---------------------------------------------------------------------------------------- dequantisation */
+
+void butler_dequantize_f32(float *y, const void *row, int n)
+{
+    memcpy(y, row, (size_t)n * 4);
+}
+
+void butler_dequantize_f16(float *y, const void *row, int n)
+{
+    for (int i = 0; i < n; i++)
+        y[i] = load_half((const uint8_t *)row + (size_t)i * 2);
+}
+
+void butler_dequantize_bf16(float *y, const void *row, int n)
+{
+    for (int i = 0; i < n; i++)
+        y[i] = bf16_to_float(load_u16((const uint8_t *)row + (size_t)i * 2));
+}
+
+void butler_dequantize_q8_0(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= BLOCK, y += BLOCK, b += Q8_0_BYTES) {
+        float d = load_half(b);
+        for (int i = 0; i < BLOCK; i++)
+            y[i] = d * (float)(int8_t)b[Q8_0_QUANTS + i];
+    }
+}
+
+/* The four nibble types: x = d (q - offset) + m. */
+static inline void decode_nibbles(float *t, const uint8_t *quants, uint32_t high, float d, int offset, float m)
+{
+    for (int i = 0; i < 16; i++) {
+        int low = (quants[i] & 15) | (int)(high >> i & 1) << 4;
+        int top = quants[i] >> 4 | (int)(high >> (i + 16) & 1) << 4;
+        t[i] = d * (float)(low - offset) + m;
+        t[i + 16] = d * (float)(top - offset) + m;
+    }
+}
+
+void butler_dequantize_q4_0(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= BLOCK, y += BLOCK, b += Q4_0_BYTES)
+        decode_nibbles(y, b + Q4_0_QUANTS, 0, load_half(b), 8, 0);
+}
+
+void butler_dequantize_q4_1(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= BLOCK, y += BLOCK, b += Q4_1_BYTES)
+        decode_nibbles(y, b + Q4_1_QUANTS, 0, load_half(b), 0, load_half(b + 2));
+}
+
+void butler_dequantize_q5_0(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= BLOCK, y += BLOCK, b += Q5_0_BYTES)
+        decode_nibbles(y, b + Q5_0_QUANTS, load_u32(b + Q5_0_HIGH), load_half(b), 16, 0);
+}
+
+void butler_dequantize_q5_1(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= BLOCK, y += BLOCK, b += Q5_1_BYTES)
+        decode_nibbles(y, b + Q5_1_QUANTS, load_u32(b + Q5_1_HIGH), load_half(b), 0, load_half(b + 2));
+}
+
+/* One Q4_K (high NULL) or Q5_K block. */
+static void decode_k(float *t, const uint8_t *b, const uint8_t *high, const uint8_t *quants)
+{
+    uint8_t scales[8], minima[8];
+    float d = load_half(b), m = load_half(b + 2);
+    unpack_k_scales(b + Q4_K_SCALES, scales, minima);
+    for (int g = 0; g < 8; g++) {
+        float ds = d * scales[g], mt = m * minima[g];
+        for (int i = 0; i < 32; i++) {
+            int q = quants[g / 2 * 32 + i] >> (g % 2 * 4) & 15;
+            if (high)
+                q |= (high[i] >> g & 1) << 4;
+            t[g * 32 + i] = ds * (float)q - mt;
+        }
+    }
+}
+
+void butler_dequantize_q4_k(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= SUPER, y += SUPER, b += Q4_K_BYTES)
+        decode_k(y, b, NULL, b + Q4_K_QUANTS);
+}
+
+void butler_dequantize_q5_k(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= SUPER, y += SUPER, b += Q5_K_BYTES)
+        decode_k(y, b, b + Q5_K_HIGH, b + Q5_K_QUANTS);
+}
+
+void butler_dequantize_q6_k(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= SUPER, y += SUPER, b += Q6_K_BYTES) {
+        float d = load_half(b + Q6_K_SCALE);
+        for (int i = 0; i < SUPER; i++) {
+            /* A half of 128 elements is four rows of 32 (quarter): rows 0 and 1 lie in the low nibbles of 64 bytes, rows 2
+             * and 3 in the high ones; a byte of pairs serves one column of all four rows. */
+            int half = i / 128, quarter = i / 32 % 4, column = i % 32;
+            int low = b[half * 64 + quarter % 2 * 32 + column] >> (quarter / 2 * 4) & 15;
+            int high = b[Q6_K_HIGH + half * 32 + column] >> (quarter * 2) & 3;
+            y[i] = d * (float)(int8_t)b[Q6_K_SCALES + i / 16] * (float)((low | high << 4) - 32);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------ quantisation */
+
+/* Ties away from zero, as writers of GGUF files round, so that they and we agree bit for bit. */
+static void quantize_q8_0(uint8_t *b, const float *x, int n)
+{
+    for (; n > 0; n -= BLOCK, x += BLOCK, b += Q8_0_BYTES) {
+        float extreme = 0;
+        for (int i = 0; i < BLOCK; i++)
+            extreme = fabsf(x[i]) > extreme ? fabsf(x[i]) : extreme;
+        float d = extreme / 127, inverse = d != 0 ? 1 / d : 0;
+        store_half(b, d);
+        for (int i = 0; i < BLOCK; i++)
+            b[Q8_0_QUANTS + i] = (uint8_t)(int8_t)clamp_to_int(roundf(x[i] * inverse), -127, 127);
+    }
+}
+
+static void quantize_q4_0(uint8_t *b, const float *x, int n)
+{
+    for (; n > 0; n -= BLOCK, x += BLOCK, b += Q4_0_BYTES) {
+        float extreme = 0;
+        for (int i = 0; i < BLOCK; i++)
+            extreme = fabsf(x[i]) > fabsf(extreme) ? x[i] : extreme;
+        /* The range is -8..7: the largest magnitude takes -8, whatever its sign, so d may be negative. */
+        float d = extreme / -8, inverse = d != 0 ? 1 / d : 0;
+        store_half(b, d);
+        for (int i = 0; i < 16; i++) {
+            int low = clamp_to_int(x[i] * inverse + 8.5f, 0, 15), high = clamp_to_int(x[i + 16] * inverse + 8.5f, 0, 15);
+            b[Q4_0_QUANTS + i] = (uint8_t)(low | high << 4);
+        }
+    }
+}
+
+bool butler_quantize_row(enum butler_type type, void *row, const float *x, int n)
+{
+    uint8_t *out = row;
+    switch (type) {
+    case BUTLER_F32:
+        memcpy(row, x, (size_t)n * 4);
+        return true;
+    case BUTLER_F16:
+        for (int i = 0; i < n; i++)
+            store_half(out + (size_t)i * 2, x[i]);
+        return true;
+    case BUTLER_BF16:
+        for (int i = 0; i < n; i++) {
+            uint16_t b = float_to_bf16(x[i]);
+            memcpy(out + (size_t)i * 2, &b, 2);
+        }
+        return true;
+    case BUTLER_Q8_0:
+        if (n % BLOCK != 0)
+            return false;
+        quantize_q8_0(out, x, n);
+        return true;
+    case BUTLER_Q4_0:
+        if (n % BLOCK != 0)
+            return false;
+        quantize_q4_0(out, x, n);
+        return true;
+    default:
+        return false;
+    }
+}
