@@ -14,7 +14,7 @@ DESTDIR ?=
 STRIP ?= strip
 V ?=
 Q = $(if $(filter 1,$(V)),,@)
-say = $(if $(filter 1,$(V)),,@echo '$(1)' '$(2)')
+say = $(if $(filter 1,$(V))$(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),,@echo '$(1)' '$(2)')
 VERSION := $(shell sed -n 's/.*BUTLER_VERSION "\(.*\)".*/\1/p' include/butler.h)
 
 WARN = -Wall -Wextra -Wshadow -Wundef -Wvla -Wmissing-prototypes -Wstrict-prototypes
