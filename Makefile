@@ -102,6 +102,9 @@ $(BUILD)/tests/test_eval_%: $(BUILD)/tests/test_eval_%.o $(EVAL_OBJ) $(BUILD)/li
 
 tests: $(TESTS)
 
+# Every object, for a compiler's opinion: make objects CC=clang BUILD=build/clang CFLAGS='-fsyntax-only -Werror'
+objects: $(LIB_OBJ) $(CMD_OBJ) $(patsubst %.c,$(BUILD)/%.o,$(TEST_SRC) $(wildcard bench/*.c))
+
 check:
 	./check
 
@@ -156,7 +159,7 @@ uninstall:
 clean:
 	rm -rf build butler
 
-.PHONY: all lib tests check bench fuzz fuzz-programs install uninstall clean
+.PHONY: all lib tests objects check bench fuzz fuzz-programs install uninstall clean
 # Objects that only a chain of pattern rules names are kept. Without names .SECONDARY would mean every file, and then one that
 # is absent is not made while what needs it is newer.
 .SECONDARY: $(TEST_SRC:%.c=$(BUILD)/%.o) $(FUZZ_SRC:%.c=$(BUILD)/%.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*.c))
