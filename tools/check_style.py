@@ -48,8 +48,16 @@ LONG_FUNCTIONS = {
     "tests/test_policy.c:refusals": 85,
 }
 
+# Kinds of finding of cppcheck 2.10 that were wrong wherever they were found, and why.
+CPPCHECK_SUPPRESSED = {
+    "unknownMacro": "does not read the system's headers, where json_array_foreach is",
+    "uninitvar": "does not follow a loop that sets an array, nor `code == 0` behind a function that sets on success; gcc looks for it too",
+    "legacyUninitvar": "the same: an array that a called function fills",
+    "invalidFunctionArg": "log of a sum of which one term is exp(0): it begins at 0 but does not end there",
+}
 # "FILE:ID": why it is no fault.
 CPPCHECK_KNOWN = {
+    "src/cpu/reduce.c:objectIndex": "own_scale and own_shift stand for arrays of one where n_heads is 1",
 }
 
 
@@ -122,7 +130,8 @@ def check_cppcheck():
     files = [f for f in sources("src", "cmd", "eval", "report", "train") if f.endswith(".c")]
     # Kernels are one file for each instruction set, under intrinsics that cppcheck does not know.
     files = [f for f in files if not f.startswith("src/kernels/")] + [f for f in files if f.startswith("src/kernels/ref")]
-    command = ["cppcheck", "--std=c11", "--enable=warning", "--quiet", "--max-configs=1", f"-j{os.cpu_count() or 2}", "-Iinclude", "-Isrc", "-I.",
+    command = ["cppcheck", "--std=c11", "--enable=warning", "--quiet", "--max-configs=1",
+               *[f"--suppress={name}" for name in CPPCHECK_SUPPRESSED], f"-j{os.cpu_count() or 2}", "-Iinclude", "-Isrc", "-I.",
                "--template={file}:{line}: {severity}: {id}: {message}", *files]
     text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr
     found = [m.groups() for m in re.finditer(r"^(\S+?):(\d+): (?:error|warning): (\w+): (.*)$", text, re.M)]
