@@ -1,4 +1,5 @@
 """tools/check.py counts what suites say: recorded output of two releases of cmocka, and output that says nothing."""
+import subprocess
 import sys
 
 import pytest
@@ -6,8 +7,10 @@ import pytest
 from cli import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
+import check  # noqa: E402
 import check_counts  # noqa: E402
 import check_includes  # noqa: E402
+import check_style  # noqa: E402
 
 # cmocka 1.1.5 and 1.1.7 on the same program: one test each passes, fails, is skipped, and has a setup that fails.
 CMOCKA = {"1.1.5": """\
@@ -101,7 +104,6 @@ def test_fuzz_and_scripts():
 
 
 def test_a_suite_that_cannot_be_read_fails(tmp_path, monkeypatch):
-    import check
     monkeypatch.setattr(check, "LOGS", tmp_path)
     for kind, output in (("cmocka", "all is well"), ("pytest", "3 passed"), ("fuzz", "done"), ("script", "fine")):
         job = check.Job(f"plain/{kind}", ["echo", output], 10, kind).run()
@@ -135,3 +137,49 @@ def test_include_of_a_higher_level_is_found(tmp_path, monkeypatch, capsys):
     assert check_includes.main() == 0
     file.write_text("")
     assert check_includes.main() == 1  # an entry that is no longer true
+
+
+def test_lengths(tmp_path, monkeypatch, capsys):
+    (tmp_path / "src").mkdir()
+    monkeypatch.setattr(check_style, "ROOT", tmp_path)
+    monkeypatch.setattr(check_style, "LONG_FUNCTIONS", {})
+
+    def lengths(lines, name="a.c"):
+        for file in (tmp_path / "src").iterdir():
+            file.unlink()
+        (tmp_path / "src" / name).write_text("\n".join(lines) + "\n")
+        return check_style.check_lengths(), capsys.readouterr().out
+
+    def function(n):
+        return ["static int work(int a,", "                int b)", "{", *["    a++;"] * (n - 2), "}"]
+
+    assert lengths(function(80)) == (0, "1 passed, 0 failed\n")
+    code, text = lengths([*function(80), *function(81)])
+    assert code == 1 and text.startswith("src/a.c:work: 81 lines, 80 are allowed\n")
+    assert lengths(["/* */"] * 800)[0] == 0
+    assert lengths(["/* */"] * 801)[0] == 1
+    monkeypatch.setattr(check_style, "LONG_FUNCTIONS", {"src/a.c:work": 100})
+    assert lengths(function(100))[0] == 0
+    assert lengths(function(101))[0] == 1
+    assert lengths(function(20))[0] == 1  # an entry that is no longer needed
+
+
+def test_copy_of_the_tree(tmp_path, monkeypatch):
+    """What is tracked, as it is now, and new files; nothing that was built or removed."""
+    root = tmp_path / "root"
+    (root / "src").mkdir(parents=True)
+    monkeypatch.setattr(check, "ROOT", root)
+    monkeypatch.setattr(check, "LOGS", root / "build" / "check")
+    for name, text in ((".gitignore", "/build/\n"), ("src/a.c", "old"), ("gone.c", ""), ("script", "#!/bin/sh\n")):
+        (root / name).write_text(text)
+    (root / "script").chmod(0o755)
+    for words in (["init", "-q"], ["add", "-A"]):
+        subprocess.run(["git", *words], cwd=root, check=True)
+    (root / "src/a.c").write_text("changed")
+    (root / "src/new.c").write_text("new")
+    (root / "gone.c").unlink()
+    (root / "build").mkdir()
+    (root / "build/a.o").write_text("")
+    tree = check.copy_tree("plain")
+    assert {str(f.relative_to(tree)) for f in tree.rglob("*") if f.is_file()} == {".gitignore", "src/a.c", "src/new.c", "script"}
+    assert (tree / "src/a.c").read_text() == "changed" and (tree / "script").stat().st_mode & 0o100

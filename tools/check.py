@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "check"
 STAGES = ["style", "plain", "asan", "tsan", "fuzz", "arm64"]
 OPTIONAL_STAGES = ["coverage"]
-MINUTES = "14 minutes on two cores, less with ccache once it has compiled all"
+MINUTES = "about 15 minutes on two cores, less with ccache once it has compiled all"
 
 # What ThreadSanitizer has something to say about; all else has one thread, and would only be slow.
 THREADED = {"test_session", "test_laws", "test_tokenizer_threads", "test_train"}
