@@ -2,6 +2,7 @@
 #   SANITIZE=address,undefined | thread   builds everything with that sanitizer (in its own folder)
 #   BUILD=DIR                             where objects go
 #   PREFIX=DIR DESTDIR=DIR                where `make install` puts the command, the library, the header and the default model
+#   V=1                                   shows every command
 CC ?= gcc
 LIB_PKGS = libpcre2-8 libxxhash
 CMD_PKGS = jansson
@@ -10,6 +11,10 @@ comma = ,
 BUILD ?= build$(if $(SANITIZE),/$(subst $(comma),-,$(SANITIZE)))
 PREFIX ?= /usr/local
 DESTDIR ?=
+STRIP ?= strip
+V ?=
+Q = $(if $(filter 1,$(V)),,@)
+say = $(if $(filter 1,$(V))$(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),,@echo '$(1)' '$(2)')
 VERSION := $(shell sed -n 's/.*BUTLER_VERSION "\(.*\)".*/\1/p' include/butler.h)
 # Programs find the shared library by this name: the major version, and while that is 0 the minor one too.
 VERSION_PARTS := $(subst ., ,$(VERSION))
@@ -47,20 +52,24 @@ butler: $(BUILD)/butler $(MPI_SO)
 
 $(BUILD)/butler-mpi.so: train/gather_mpi.c train/gather.h include/butler.h
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) $(shell pkg-config --cflags ompi-c) -shared -o $@ $< $(shell pkg-config --libs ompi-c)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(ALL_CFLAGS) $(shell pkg-config --cflags ompi-c) -shared -o $@ $< $(shell pkg-config --libs ompi-c)
 
 # The whole archive and its names: a plug-in may call any public function.
 $(BUILD)/butler: $(CMD_OBJ) $(TOOL_OBJ) $(BUILD)/libbutler.a
-	$(CC) $(SANFLAGS) -o $@ $(CMD_OBJ) $(TOOL_OBJ) -Wl,--whole-archive $(BUILD)/libbutler.a -Wl,--no-whole-archive $(LIB_LIBS) $(CMD_LIBS) -rdynamic
+	$(call say,LD,$@)
+	$(Q)$(CC) $(SANFLAGS) -o $@ $(CMD_OBJ) $(TOOL_OBJ) -Wl,--whole-archive $(BUILD)/libbutler.a -Wl,--no-whole-archive $(LIB_LIBS) $(CMD_LIBS) -rdynamic
 
 $(BUILD)/libbutler.a: $(LIB_OBJ)
 $(BUILD)/tools.a: $(TOOL_OBJ)
 $(BUILD)/libbutler.a $(BUILD)/tools.a: Makefile # which says what is in them
 	@rm -f $@
-	$(AR) rcs $@ $(filter %.o,$^)
+	$(call say,AR,$@)
+	$(Q)$(AR) rcs $@ $(filter %.o,$^)
 
 $(BUILD)/$(SO): $(LIB_OBJ)
-	$(CC) $(SANFLAGS) -shared -Wl,-soname,$(SO) -o $@ $^ $(LIB_LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(SANFLAGS) -shared -Wl,-soname,$(SO) -o $@ $^ $(LIB_LIBS)
 
 lib: $(BUILD)/libbutler.a $(BUILD)/$(SO)
 
@@ -85,18 +94,24 @@ $(patsubst %,$(BUILD)/src/kernels/%.o,avx2 avx512 weights_avx2 weights_vnni atte
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) $(ISA) $(ALIGN) -MMD -MP -c -o $@ $<
+	$(call say,CC,$<)
+	$(Q)$(CC) $(ALL_CFLAGS) $(ISA) $(ALIGN) -MMD -MP -c -o $@ $<
 
 # ----------------------------------------------------------------------------------------------------- tests
 
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(BUILD)/tools.a $(BUILD)/libbutler.a
-	$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
+	$(call say,LD,$@)
+	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
 
 # Tests of the evaluation link it too, and what it writes JSON with.
 $(BUILD)/tests/test_eval_%: $(BUILD)/tests/test_eval_%.o $(EVAL_OBJ) $(BUILD)/libbutler.a
-	$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) $(CMD_LIBS) -lcmocka
+	$(call say,LD,$@)
+	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) $(CMD_LIBS) -lcmocka
 
 tests: $(TESTS)
+
+# Every object but benchmarks', for a compiler's opinion: make objects CC=clang BUILD=build/clang CFLAGS='-fsyntax-only -Werror'
+objects: $(LIB_OBJ) $(CMD_OBJ) $(TEST_SRC:%.c=$(BUILD)/%.o)
 
 check:
 	./check
@@ -106,42 +121,54 @@ bench: $(patsubst %.c,$(BUILD)/%,$(wildcard bench/bench_*.c))
 
 $(BUILD)/bench/bench_kernels $(BUILD)/bench/bench_roofline $(BUILD)/bench/bench_prefill: $(BUILD)/bench/ceilings.o
 $(BUILD)/bench/%: $(BUILD)/bench/%.o $(BUILD)/tools.a $(BUILD)/libbutler.a
-	$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS)
 
 # Fuzz targets are clang's: `make fuzz`, then build/fuzz/fuzz/fuzz_NAME [FLAGS OF LIBFUZZER] tests/corpus/NAME
 fuzz:
-	$(MAKE) CC=clang BUILD=build/fuzz SANITIZE=address,undefined,fuzzer-no-link CFLAGS="-O1 -g" PLAIN_KERNELS=-fno-sanitize=all \
+	$(Q)$(MAKE) CC=clang BUILD=build/fuzz SANITIZE=address,undefined,fuzzer-no-link CFLAGS="-O1 -g" PLAIN_KERNELS=-fno-sanitize=all \
 		fuzz-programs
 
 fuzz-programs: $(FUZZ_SRC:%.c=$(BUILD)/%)
 
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/fuzz_%.o $(BUILD)/libbutler.a
-	$(CC) -fsanitize=address,undefined,fuzzer -o $@ $^ $(LIB_LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) -fsanitize=address,undefined,fuzzer -o $@ $^ $(LIB_LIBS)
 
 # --------------------------------------------------------------------------------------------------- install
 
 DATA = eval/longbench.json $(wildcard models/butler-default*.gguf models/long_text.txt)
 
+ROOT = $(DESTDIR)$(PREFIX)
+INSTALL_PROGRAM = install -m 755 -s --strip-program=$(STRIP)
+
 install: butler lib
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/butler
-	install -m 755 butler $(DESTDIR)$(PREFIX)/bin/butler
-	install -m 644 include/butler.h $(DESTDIR)$(PREFIX)/include/butler.h
-	install -m 644 $(BUILD)/libbutler.a $(DESTDIR)$(PREFIX)/lib/libbutler.a
-	install -m 755 $(BUILD)/$(SO) $(DESTDIR)$(PREFIX)/lib/$(SO)
-	ln -sf $(SO) $(DESTDIR)$(PREFIX)/lib/libbutler.so
-	$(if $(MPI_SO),install -D -m 755 $(MPI_SO) $(DESTDIR)$(PREFIX)/lib/butler/butler-mpi.so)
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(LIB_PKGS)|' src/butler.pc.in \
-		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/butler.pc
-	$(if $(DATA),install -m 644 $(DATA) $(DESTDIR)$(PREFIX)/share/butler)
+	$(call say,INSTALL,$(ROOT))
+	$(Q)install -d $(ROOT)/bin $(ROOT)/include $(ROOT)/lib/pkgconfig $(ROOT)/share/butler $(ROOT)/share/man/man1 \
+		$(ROOT)/share/bash-completion/completions
+	$(Q)$(INSTALL_PROGRAM) butler $(ROOT)/bin/butler
+	$(Q)install -m 644 include/butler.h $(ROOT)/include/butler.h
+	$(Q)install -m 644 $(BUILD)/libbutler.a $(ROOT)/lib/libbutler.a
+	$(Q)$(STRIP) --strip-debug $(ROOT)/lib/libbutler.a
+	$(Q)$(INSTALL_PROGRAM) $(BUILD)/$(SO) $(ROOT)/lib/$(SO)
+	$(Q)ln -sf $(SO) $(ROOT)/lib/libbutler.so
+	$(if $(MPI_SO),$(Q)install -d $(ROOT)/lib/butler && $(INSTALL_PROGRAM) $(MPI_SO) $(ROOT)/lib/butler/butler-mpi.so)
+	$(Q)sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(LIB_PKGS)|' src/butler.pc.in \
+		> $(ROOT)/lib/pkgconfig/butler.pc
+	$(Q)install -m 644 docs/butler.1 $(ROOT)/share/man/man1/butler.1
+	$(Q)install -m 644 tools/completion.bash $(ROOT)/share/bash-completion/completions/butler
+	$(if $(DATA),$(Q)install -m 644 $(DATA) $(ROOT)/share/butler)
 
 uninstall:
-	rm -f $(DESTDIR)$(PREFIX)/bin/butler $(DESTDIR)$(PREFIX)/include/butler.h $(DESTDIR)$(PREFIX)/lib/libbutler.a \
-		$(DESTDIR)$(PREFIX)/lib/libbutler.so $(DESTDIR)$(PREFIX)/lib/$(SO) $(DESTDIR)$(PREFIX)/lib/pkgconfig/butler.pc
-	rm -rf $(DESTDIR)$(PREFIX)/share/butler $(DESTDIR)$(PREFIX)/lib/butler
+	$(Q)rm -f $(ROOT)/bin/butler $(ROOT)/include/butler.h $(ROOT)/lib/libbutler.a $(ROOT)/lib/libbutler.so $(ROOT)/lib/$(SO) \
+		$(ROOT)/lib/pkgconfig/butler.pc $(ROOT)/share/man/man1/butler.1 $(ROOT)/share/bash-completion/completions/butler
+	$(Q)rm -rf $(ROOT)/share/butler $(ROOT)/lib/butler
 
 clean:
 	rm -rf build butler
 
-.PHONY: all lib tests check bench fuzz fuzz-programs install uninstall clean
-.SECONDARY:
+.PHONY: all lib tests objects check bench fuzz fuzz-programs install uninstall clean
+# Objects that only a chain of pattern rules names are kept. Without names .SECONDARY would mean every file, and then one that
+# is absent is not made while what needs it is newer.
+.SECONDARY: $(TEST_SRC:%.c=$(BUILD)/%.o) $(FUZZ_SRC:%.c=$(BUILD)/%.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*.c))
 -include $(LIB_OBJ:.o=.d) $(TOOL_OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TESTS:=.d) $(BUILD)/tests/record_policies.d $(wildcard $(BUILD)/bench/*.d)

@@ -1,13 +1,15 @@
 """`make install`, and a program built against what it put there."""
 import os
 import re
+import shutil
 import subprocess
 
 import pytest
 
-from cli import GQA, PROMPT, ROOT, rows
+from cli import BUTLER, COMMANDS, GQA, PROMPT, ROOT, butler, rows
 
 PREFIX = "/usr/local"
+MAN_PAGE, COMPLETION = "share/man/man1/butler.1", "share/bash-completion/completions/butler"
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +45,9 @@ def names(file, *args):
 
 def test_what_is_installed(installed):
     files = {str(f.relative_to(f"{installed}{PREFIX}")) for f in installed.rglob("*") if not f.is_dir()}
-    assert {"bin/butler", "include/butler.h", "lib/libbutler.a", "lib/libbutler.so", f"lib/{soname()}", "lib/pkgconfig/butler.pc"} <= files
-    assert all(f.startswith(("bin/butler", "include/butler.h", "lib/", "share/butler/")) for f in files)
+    assert {"bin/butler", "include/butler.h", "lib/libbutler.a", "lib/libbutler.so", f"lib/{soname()}", "lib/pkgconfig/butler.pc",
+            MAN_PAGE, COMPLETION} <= files
+    assert all(f.startswith(("bin/butler", "include/butler.h", "lib/", "share/butler/")) or f in (MAN_PAGE, COMPLETION) for f in files)
     assert pkg_config(installed, "--modversion") == [version()]
     dynamic = subprocess.run(["readelf", "-d", f"{installed}{PREFIX}/lib/libbutler.so"], capture_output=True, text=True, check=True).stdout
     assert f"[{soname()}]" in next(line for line in dynamic.splitlines() if "SONAME" in line)
@@ -85,6 +88,58 @@ def test_the_installed_command_finds_its_model_and_text(installed):
     assert last["stats"]["n_prefill"] == len(rows("tokenize", "-f", text)[0]["ids"]) > 1000
     key = re.search(r"\d{5}", last["text"])  # the text hides a pass key and ends by asking for it
     assert key and key.group() in text.read_text()
+
+
+def test_programs_are_stripped(installed):
+    for name in ("bin/butler", "lib/libbutler.so", "lib/libbutler.a"):
+        path = f"{installed}{PREFIX}/{name}"
+        sections = subprocess.run(["readelf", "-SW", path], capture_output=True, text=True, check=True).stdout
+        assert ".text" in sections and ".debug_info" not in sections, name
+
+
+def completions(installed, *words):
+    """What bash offers for the last word."""
+    script = f'source "{installed}{PREFIX}/{COMPLETION}"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _butler; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    result = subprocess.run(["bash", "-c", script, "bash", BUTLER, *words], capture_output=True, text=True, check=True)
+    assert result.stderr == ""
+    return set(result.stdout.split())
+
+
+def test_completion(installed):
+    assert completions(installed, "") == {*COMMANDS, "--help", "--version"}
+    assert completions(installed, "t") == {"tokenize", "train"}
+    for name in COMMANDS:
+        flags = set(re.findall(r"(?<![\w-])--?[a-z][-a-z]*(?=[ ,])", "\n".join(
+            line[:25] + " " for line in butler(name, "--help").stdout.splitlines() if line.startswith("  -"))))
+        assert "--help" in flags and completions(installed, name, "-") == flags
+    assert completions(installed, "run", "--kv", "") == {row["policy"] for row in rows("policies")}
+    assert completions(installed, "run", "--kv", "qu") == {"quest"}
+
+
+def test_man_page(installed):
+    page = (installed / f"{PREFIX[1:]}/{MAN_PAGE}").read_text()
+    assert re.findall(r"^\.B ([a-z]+)$", page.split(".SH COMMANDS")[1].split(".PP")[0], re.M) == \
+        re.findall(r"^  ([a-z]+)  ", butler("--help").stdout, re.M)
+    flags = re.findall(r"\\-\\?-?[a-z](?:[a-z]|\\-)*", page)
+    helps = "".join(butler(name, "--help").stdout for name in COMMANDS)
+    for flag in {f.replace("\\", "") for f in flags}:
+        assert re.search(rf"(?<![\w-]){flag}[ ,\n]", helps), f"no command has {flag}"
+    if not shutil.which("man"):
+        pytest.skip("no man here")
+    shown = subprocess.run(["man", "--warnings", "-l", str(installed / f"{PREFIX[1:]}/{MAN_PAGE}")], capture_output=True, text=True)
+    assert shown.returncode == 0 and shown.stderr == ""
+
+
+def test_a_trainer_that_is_absent_is_made(tmp_path):
+    """Where MPI comes after the first build the command is there and newer than all it is made of."""
+    for name in ("src", "cmd", "eval", "report", "train"):
+        if (ROOT / "build" / name).exists():
+            (tmp_path / name).symlink_to(ROOT / "build" / name)
+    for name in ("butler", "libbutler.a"):
+        (tmp_path / name).symlink_to(ROOT / "build" / name)
+    out = subprocess.run(["make", "-n", "all", f"BUILD={tmp_path}", f"MPI_SO={tmp_path}/butler-mpi.so"], cwd=ROOT, check=True,
+                         capture_output=True, text=True, timeout=60).stdout
+    assert "-shared" in out and f"-o {tmp_path}/butler-mpi.so" in out
 
 
 def test_the_library_shows_only_its_own_names(installed):

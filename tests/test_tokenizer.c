@@ -6,7 +6,7 @@
 
 #include "text/pretokenizer.h"
 
-static const char *const pres[] = {"default", "gpt-2", "llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen"};
+static const char *const pres[] = {"default", "gpt-2", "smollm", "llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen"};
 enum { N_PRES = sizeof pres / sizeof *pres, N_VOCABS = N_PRES + 1 };
 static struct tiny_vocab *vocabs[N_VOCABS]; /* one per pre-tokenizer, then the family llama */
 
@@ -229,6 +229,8 @@ static void test_words(void **state)
         {"gpt-2", "\u041f\u0440\u0438\u0432\u0435\u0442~ \u4e2d\u6587\u00e9~\u216f\u00b2\u0663~\u0301"},
         {"gpt-2", "a~ \u180e~b~\xC2\x85\u00a0~\u3000~b~\u2009\u2028~\t~c"}, /* U+180E has not been a space since Unicode 6.3 */
         {"gpt-2", "a~ ~\xFF\xFE~ b~\xE2\x82"},
+        {"smollm", "in~ ~2~0~2~6~,~ I~'ve~ x~1"},
+        {"smollm", " ~1~   ~2~ ~\u0663~ b~ ~ c"},
         {"llama-bpe", "I~'VE~ x~'\u017f"},
         {"llama-bpe", "123~456~78~ ~9"},
         {"llama-bpe", "(hello~)~\thello~ ~ hello~\n~hello"},

@@ -138,7 +138,7 @@ static void test_wrong_keys(void **state)
     tiny_vocab_free(vocab);
 }
 
-/* What a vocabulary has no token for is the unknown token, or an error that names the byte. */
+/* What a vocabulary has no token for is left out by gpt2; by llama it is the unknown token, or an error that names the byte. */
 static void test_missing_bytes(void **state)
 {
     (void)state;
@@ -166,7 +166,7 @@ static void test_missing_bytes(void **state)
     tiny_token(vocab, "a", 0, TINY_NORMAL);
     int unknown = tiny_token(vocab, "<unk>", 0, TINY_UNKNOWN);
     tiny_number(vocab, "tokenizer.ggml.unknown_token_id", BUTLER_GGUF_U32, 4, unknown);
-    expect(opened(vocab), "aba", 0, "a <unk> a");
+    expect(opened(vocab), "aba", 0, "a a");
     tiny_vocab_free(vocab);
 }
 

@@ -26,6 +26,7 @@ static const struct pre_tokenizer {
 } pre_tokenizers[] = {
     {"default", false, false, {"[\\pP$+<=>^~|]+", GPT2_WORDS, "\\pN+", "[0-9][0-9][0-9]"}},
     {"gpt-2", false, false, {GPT2_WORDS}},
+    {"smollm", false, false, {"\\pN", GPT2_WORDS}},
     {"llama-bpe", true, true, {LLAMA3_WORDS("{1,3}")}},
     {"llama3", true, true, {LLAMA3_WORDS("{1,3}")}},
     {"llama-v3", true, true, {LLAMA3_WORDS("{1,3}")}},

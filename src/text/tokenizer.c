@@ -133,7 +133,7 @@ int butler_encoder_emit_bytes(struct butler_encoder *encoder, const char *bytes,
 {
     const struct butler_tokenizer *tokenizer = encoder->tokenizer;
     for (size_t i = 0; i < n; i++) {
-        if (tokenizer->byte_symbols[(unsigned char)bytes[i]] < tokenizer->vocab.n_tokens)
+        if (tokenizer->family->skips_unknown || tokenizer->byte_symbols[(unsigned char)bytes[i]] < tokenizer->vocab.n_tokens)
             continue;
         if (tokenizer->unknown < 0)
             return butler_fail(encoder->err, BUTLER_ERROR_FORMAT,
@@ -142,8 +142,11 @@ int butler_encoder_emit_bytes(struct butler_encoder *encoder, const char *bytes,
         butler_encoder_emit(encoder, tokenizer->unknown);
         return BUTLER_OK;
     }
-    for (size_t i = 0; i < n; i++)
-        butler_encoder_emit(encoder, (int32_t)tokenizer->byte_symbols[(unsigned char)bytes[i]]);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t id = tokenizer->byte_symbols[(unsigned char)bytes[i]];
+        if (id < tokenizer->vocab.n_tokens)
+            butler_encoder_emit(encoder, (int32_t)id);
+    }
     return BUTLER_OK;
 }
 

@@ -152,4 +152,4 @@ static int encode(struct butler_encoder *encoder, const char *text, size_t n, bo
     return butler_split_run(encoder->tokenizer->split, text, n, encode_word, encoder, encoder->err);
 }
 
-const struct butler_family butler_family_bpe = {.name = "gpt2", .load = load, .encode = encode};
+const struct butler_family butler_family_bpe = {.name = "gpt2", .load = load, .encode = encode, .skips_unknown = true};

@@ -14,6 +14,9 @@ struct butler_family {
     int (*load)(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err);
     /* Ids of a stretch of ordinary text; after_special: it begins the text or follows a special token. */
     int (*encode)(struct butler_encoder *encoder, const char *text, size_t n, bool after_special);
+    /* A byte that the vocabulary has no token for is left out, as llama.cpp does for this family; else it becomes the
+     * unknown token. SmolLM2 lacks six control characters, and its unknown token is also its end of text. */
+    bool skips_unknown;
 };
 extern const struct butler_family butler_family_spm, butler_family_bpe;
 
@@ -58,7 +61,8 @@ static inline void butler_encoder_emit(struct butler_encoder *encoder, int32_t i
 
 /* Merges what encoder->merge holds, emits it and leaves it empty. */
 int butler_encoder_flush(struct butler_encoder *encoder);
-/* Bytes that are no part of a token: each one's own token, or the unknown token for all of them. */
+/* Bytes that are no part of a token: each one's own token. Where one of them has none, by the family: nothing for that
+ * byte, or the unknown token for all of them. */
 int butler_encoder_emit_bytes(struct butler_encoder *encoder, const char *bytes, size_t n);
 
 /* tokenizer_special.c */

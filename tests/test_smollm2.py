@@ -1,0 +1,60 @@
+"""A real model, SmolLM2-135M-Instruct: its tokens and a greedy answer are those of llama.cpp, and policies read less of the cache.
+
+`./setup --model smollm2` fetches the weights to models/; $BUTLER_MODELS names another folder for them."""
+import os
+from pathlib import Path
+
+import pytest
+
+from cli import ROOT, rows
+
+MODEL = Path(os.environ.get("BUTLER_MODELS", ROOT / "models")) / "smollm2.gguf"
+pytestmark = pytest.mark.skipif(not MODEL.exists(), reason="models/smollm2.gguf is absent (./setup --model smollm2)")
+
+QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+
+
+# Ids from llama.cpp, special tokens not read as such.
+@pytest.mark.parametrize("text, ids", [
+    ("The capital of France is", [504, 3575, 282, 4649, 314]),
+    ("In 2026, 12345 people didn't pay $3.50.",
+     [788, 216, 34, 32, 34, 38, 28, 216, 33, 34, 35, 36, 37, 701, 3683, 982, 2290, 1885, 35, 30, 37, 32, 30]),
+    ("naïve café \u2014 \u65e5\u672c\u8a9e \U0001f600\n\n  x = 0x1F;\t# é",
+     [3546, 46494, 37366, 1841, 17097, 241, 115, 40993, 179, 120, 248, 40303, 218, 8866, 1792, 446, 216, 32, 104, 33, 54, 43, 197, 19,
+      26411]),
+    # The byte 0x13 has no token and is left out. Digits of other scripts stand alone, too.
+    ("a\x13b\xa0\u0663\u0664½\u2167", [81, 82, 15442, 164, 113, 164, 114, 16738, 173, 223, 117]),
+    ("<|im_start|>user\nHi<|im_end|>\n", [44, 108, 306, 79, 3738, 108, 46, 4093, 198, 26843, 44, 108, 306, 79, 486, 108, 46, 198]),
+])
+def test_tokens(text, ids):
+    assert rows("tokenize", "-m", MODEL, "-p", text, "--no-special")[0]["ids"] == ids
+
+
+def test_special_tokens():
+    ids = rows("tokenize", "-m", MODEL, "-p", "<|im_start|>user\nHi<|im_end|>\n")[0]["ids"]
+    assert ids == [1, 4093, 198, 26843, 2, 198]
+
+
+def test_greedy_answer():
+    """llama.cpp's answer; at every token the best logit is at least 1.4 above the second, so that rounding does not change it."""
+    *_, last = rows("run", "-m", MODEL, "-p", QUESTION, "-n", "12", "--temp", "0", "--kv", "full")
+    assert last["ids"] == [504, 3575, 282, 4649, 314, 7042, 30] and last["text"] == "The capital of France is Paris."
+    assert last["stats"]["end"] == "end of text"
+
+
+def after_a_text(policy):
+    text = (ROOT / "models" / "long_text.txt").read_text()[:2500]
+    return rows("run", "-m", MODEL, "-p", text, "-n", "8", "--temp", "0", "--kv", policy)[-1]
+
+
+@pytest.fixture(scope="module")
+def full():
+    return after_a_text("full")
+
+
+@pytest.mark.parametrize("policy", ["fier", "quest", "h2o", "snapkv"])
+def test_policies(policy, full):
+    assert after_a_text(f"{policy}:budget=2048")["ids"] == full["ids"]  # a budget above the length is the dense result
+    part = after_a_text(f"{policy}:budget=128")
+    assert len(part["ids"]) == 8
+    assert part["stats"]["kv_bytes"] < 0.7 * full["stats"]["kv_bytes"]

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Checks the direction of `#include "..."` lines: no level includes one above it. Prints what is wrong, then "N passed, N failed"
+over the files. KNOWN lists what is wrong today: a new violation fails, and so does an entry that is no longer true.
+
+    tools/check_includes.py [ROOT]"""
+import re
+import sys
+from pathlib import Path
+
+# Each folder of src/ and the folders it may include, beside itself and butler.h.
+BASE = ["base"]
+FILE = BASE + ["file"]
+TEXT = FILE + ["text"]
+MODEL = TEXT + ["model"]
+ENGINE = MODEL + ["engine"]
+LEVELS = {
+    "base": [],
+    "file": BASE,
+    "text": FILE,
+    "model": TEXT,
+    "engine": MODEL,
+    "metrics": ENGINE + ["kernels"],  # their host functions for the CPU
+    "kernels": FILE,
+    "cpu": ENGINE + ["kernels"],
+    "gpu": ENGINE,
+}
+
+# Programs stand on butler.h and their own folder. What else they may include, and why.
+PROGRAMS = {
+    "cmd": {
+        "base/util.h": "limits, counts and random numbers, shared by all folders",
+        "eval/eval.h": "the subcommand eval",
+        "report/report.h": "the subcommand report",
+        "train/train.h": "the subcommand train",
+        "file/convert.h": "the subcommand convert, which is not in the library",
+        "file/quantize.h": "the subcommand quantize",
+    },
+    "eval": {
+        "base/util.h": "limits, counts and random numbers, shared by all folders",
+        "base/utf8.h": "scores of answers compare characters",
+    },
+    "report": {"base/util.h": "limits, counts and random numbers, shared by all folders"},
+    "train": {
+        "base/util.h": "limits, counts and random numbers, shared by all folders",
+        "model/predictor.h": "the trainer writes predictors, whose layout the model level defines",
+    },
+    "examples": {},
+}
+
+# Known violations, to be removed one by one: "FILE HEADER".
+KNOWN = """
+src/file/quantize.c kernels/kernels.h
+src/model/model.c kernels/kernels.h
+src/model/predictor_file.c kernels/kernels.h
+src/engine/forward.c cpu/attend.h
+src/engine/kv.h kernels/kernels.h
+src/engine/metric.h kernels/kernels.h
+cmd/train.c model/model.h
+eval/consensus.c engine/session.h
+eval/eval.h engine/policy.h
+eval/mc.c engine/session.h
+eval/prompt.c engine/session.h
+eval/recall.c cpu/select.h
+eval/recall.c engine/session.h
+eval/results.c model/model.h
+eval/run.c engine/session.h
+report/group.c cmd/cmd.h
+report/maps.c cmd/cmd.h
+report/page.c cmd/cmd.h
+report/rows.c cmd/cmd.h
+report/tokens.c cmd/cmd.h
+train/dense.h kernels/kernels.h
+train/loss.h kernels/kernels.h
+train/net.h engine/session.h
+""".split("\n")[1:-1]
+
+
+def allowed(folder, header):
+    """Whether a file of this folder may include the header. folder: "src/engine", "cmd"."""
+    target = header.rpartition("/")[0]
+    if header == "butler.h" or target in ("", folder.removeprefix("src/")):
+        return True
+    if folder.startswith("src/"):
+        return target in LEVELS[folder.removeprefix("src/")]
+    return header in PROGRAMS[folder]
+
+
+def includes(root):
+    """Every (file, folder, header) of the checked folders."""
+    for folder in [f"src/{level}" for level in LEVELS] + list(PROGRAMS):
+        for path in sorted((root / folder).glob("*.[ch]")):
+            for header in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.M):
+                yield f"{folder}/{path.name}", folder, header
+    for folder in (root / "src").iterdir():
+        if folder.is_dir() and folder.name not in LEVELS:
+            raise SystemExit(f"src/{folder.name} has no level in tools/check_includes.py\n0 passed, 1 failed")
+
+
+def main():
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent)
+    files, wrong = set(), []
+    for file, folder, header in includes(root):
+        files.add(file)
+        if not allowed(folder, header):
+            wrong.append(f"{file} {header}")
+    new = [w for w in wrong if w not in KNOWN]
+    gone = [k for k in KNOWN if k not in wrong]
+    for line in new:
+        print("{}: includes {}, which is of a higher level".format(*line.split()))
+    for line in gone:
+        print(f"{line}: no longer true; take this line out of KNOWN in tools/check_includes.py")
+    failed = len({line.split()[0] for line in new}) + len(gone)
+    print(f"{max(len(files) - failed, 0)} passed, {failed} failed")
+    return 1 if failed or not files else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
