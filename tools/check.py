@@ -25,9 +25,9 @@ LOGS = ROOT / "build" / "check"
 STAGES = ["plain", "asan", "tsan", "fuzz", "arm64"]
 
 # What ThreadSanitizer has something to say about; all else has one thread, and would only be slow.
-THREADED = {"test_session", "test_laws", "test_tokenizer_threads", "test_train"}
+THREADED = {"test_session", "test_invariants", "test_tokenizer_threads", "test_train"}
 # What takes longest, and so starts first: at the end no core waits for it alone.
-SLOW = {"test_laws", "test_logits", "test_kernels_cache", "test_policies"}
+SLOW = {"test_invariants", "test_logits", "test_kernels_cache", "test_policies"}
 # Python tests that start the command, and so find in it what a sanitizer can see.
 COMMAND_TESTS = {"test_cli", "test_chat"}
 
