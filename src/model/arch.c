@@ -1,4 +1,4 @@
-/* The architectures we know, as tables: names as the GGUF files of each carry them, shapes from the hyperparameters. */
+/* The supported architectures as tables: tensor names as in their GGUF files, and shapes in terms of the hyperparameters. */
 #include "model/arch.h"
 
 #include <stdio.h>
@@ -78,7 +78,7 @@ static const struct butler_binding llama_layer[] = {
     BIAS_OPTIONAL("ffn_gate.bias", LAYER(w_gate), FF),
     BIAS_OPTIONAL("ffn_up.bias", LAYER(w_up), FF),
     BIAS_OPTIONAL("ffn_down.bias", LAYER(w_down), EMBD),
-    OTHER("attn_rot_embd.weight"), /* frequencies that old conversions stored; they follow from rope.freq_base */
+    OTHER("attn_rot_embd.weight"), /* frequencies stored by old conversions; they follow from rope.freq_base */
     END,
 };
 
@@ -138,8 +138,8 @@ static const struct butler_binding gpt2_layer[] = {
     END,
 };
 
-/* llama alone pairs neighbours: its conversion to GGUF reorders the rows of q and k so that this equals the halves of
- * the original. */
+/* Only llama pairs adjacent dimensions: its conversion to GGUF reorders the rows of q and k so that this equals pairing the
+ * two halves of the original. */
 static const struct butler_arch archs[] = {
     {"llama", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_ADJACENT, false, rope_model, llama_layer},
     {"qwen2", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_HALVES, false, rope_model, qwen2_layer},
