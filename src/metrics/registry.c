@@ -1,4 +1,4 @@
-/* Every metric butler ships. A new one is a file here and a line below. */
+/* All built-in metrics. A new metric is a file in this folder and a line below. */
 #include "engine/metric.h"
 
 const struct butler_metric *const butler_metrics_builtin[] = {
