@@ -1,4 +1,4 @@
-/* The whole life of a program that embeds butler: load a model, read a prompt, write on under a policy, say what it cost.
+/* A complete program that embeds butler: loads a model, reads a prompt, continues it under a policy, prints the cost.
  *
  *     cc minimal.c $(pkg-config --cflags --libs butler) -o minimal
  *     ./minimal MODEL.gguf "Once upon a time" quest:budget=1024

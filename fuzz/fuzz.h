@@ -1,4 +1,4 @@
-/* What the fuzz targets share: the input as a file that has a path but no place on a disk, and a model to work with. */
+/* Shared by the fuzz targets: the input as an in-memory file that has a path, and a model. */
 #ifndef FUZZ_H
 #define FUZZ_H
 
@@ -34,7 +34,7 @@ static inline struct butler_model *fuzz_model(const char *path)
     return model;
 }
 
-/* A failing call must say why; a property that must hold aborts, so that the fuzzer keeps the input. */
+/* A call that fails must give a reason. A property that does not hold aborts, so that the fuzzer keeps the input. */
 static inline void fuzz_require(int condition, const char *what)
 {
     if (!condition) {
