@@ -1,5 +1,5 @@
-/* A metric of one's own in a shared object: a token matters as much as its value vector is long. Nothing of it depends on
- * the query, and it keeps nothing: it reads the values each time, which a metric meant for speed would not.
+/* A metric in a shared object: the importance of a token is the length of its value vector. It does not depend on the query
+ * and stores nothing. It reads the values in each step; a metric for speed would store a record per token instead.
  *
  *     cc -shared -fPIC plugin.c $(pkg-config --cflags butler) -lm -o value_norm.so
  *     butler run -m MODEL.gguf --plugin ./value_norm.so --kv value_norm:budget=256

@@ -35,7 +35,7 @@ static inline struct butler_engine *fuzz_engine(const char *path)
     return engine;
 }
 
-/* A failing call must say why; a property that must hold aborts, so that the fuzzer keeps the input. */
+/* A call that fails must give a reason. A property that does not hold aborts, so that the fuzzer keeps the input. */
 static inline void fuzz_require(int condition, const char *what)
 {
     if (!condition) {

@@ -1,5 +1,5 @@
-/* Any bytes as a model file: opening and binding them must end in a model or an error. What a model offers is then
- * read, so that a pointer out of bounds shows. */
+/* Any bytes as a model file: opening and binding must end in a model or an error. Then all of the model's data are read, so
+ * that a pointer out of bounds is detected. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* A model file of any bytes: it loads or is refused with a reason, and what loads can be run. */
+/* Any bytes as a model file: it loads, and then it can be run, or it is refused with a reason. */
 #include "fuzz.h"
 
 static void use(struct butler_model *model)
@@ -8,7 +8,7 @@ static void use(struct butler_model *model)
     const struct butler_session_params params = {.n_ctx = 4, .kv_type = BUTLER_KV_F32, .policy = "streaming:budget=2,sinks=1"};
     const int32_t ids[] = {0, 0, 0};
     butler_tokenize(model, "a b\xff", 4, BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL, NULL, 0, &err);
-    if (butler_model_get_info(model)->weight_bytes > 1 << 20) /* a row may be claimed many times over; time is bounded */
+    if (butler_model_get_info(model)->weight_bytes > 1 << 20) /* the header may name one row many times; this bounds the time */
         return;
     struct butler_engine *engine = butler_engine_new(model, &device, &err);
     fuzz_require(engine || (err.code < 0 && err.message[0]), "no engine, and a reason");

@@ -1,4 +1,4 @@
-/* Any string as a policy: refused with a reason, or understood, and then its canonical text means the same again. */
+/* Any string as a policy: it is refused with a reason, or parsed; then its canonical text parses to the same policy. */
 #include <string.h>
 
 #include "fuzz.h"

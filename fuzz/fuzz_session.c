@@ -1,12 +1,12 @@
-/* A session file of any bytes. Its digest and the model's fingerprint are put right first: what they would reject is
- * not worth the time, what lies behind them is. A session that is restored goes on. */
+/* Any bytes as a session file. The checksum and the model's fingerprint are corrected first, so that the fuzzer reaches the
+ * code behind those checks. A session that is restored then decodes. */
 #include <string.h>
 #include <xxhash.h>
 
 #include "fuzz.h"
 #include "engine/engine.h"
 
-/* Offsets in the file. A context of millions of tokens is allowed, and slow: it says nothing new. */
+/* Offsets in the file. A context of millions of tokens is allowed, but slow, and tests nothing new. */
 enum { FINGERPRINT = 8, N_CTX = 24, MAX_CTX = 1024 };
 
 static struct butler_engine *engine;

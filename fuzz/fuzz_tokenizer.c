@@ -1,5 +1,5 @@
-/* Any bytes as text, for every pre-tokenizer and both families: counts agree however large the room, the bytes come back,
- * and what they come back as through the UTF-8 stream fits where it is said to. */
+/* Any bytes as text, for each pre-tokenizer and both families: the count of ids does not depend on the size of the buffer,
+ * decoding gives the bytes back, and the UTF-8 stream's output fits in the documented size. */
 #include <string.h>
 
 #include "fuzz.h"
@@ -28,7 +28,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
-/* Next byte of the text as the ids spell it: the family llama reads U+2581 as a space. */
+/* The next byte of the text that the ids spell: the family llama reads U+2581 as a space. */
 static unsigned char spelt(bool spm, const char *text, size_t n_text, size_t *at)
 {
     bool mark = spm && n_text - *at >= 3 && memcmp(text + *at, "\xE2\x96\x81", 3) == 0;
@@ -62,7 +62,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const int which = data[0] >> 2 & 7, flags = data[0] & (BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL);
     const struct butler_tokenizer *tokenizer = vocabs[which]->tokenizer;
     const size_t n_text = size - 1;
-    /* A copy of exactly its size, so that the sanitizer sees any byte read past it. */
+    /* A copy of exactly this size, so that the sanitizer detects a read past its end. */
     char *text = malloc(n_text ? n_text : 1);
     fuzz_require(text != NULL, "memory");
     memcpy(text, data + 1, n_text);
@@ -72,10 +72,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int32_t first = -1;
     fuzz_require(ids != NULL, "memory");
     fuzz_require(butler_tokenizer_encode(tokenizer, text, n_text, flags, ids, n, &err) == n,
-                 "the count does not depend on the room");
+                 "the count does not depend on the buffer's size");
     fuzz_require(butler_tokenizer_encode(tokenizer, text, n_text, flags, &first, 1, &err) == n, "nor on there being too little");
-    fuzz_require(n == 0 || first == ids[0], "too little room still gets the first ids");
-    /* All but the family llama's added spaces (4, 5) and Phi-3's swallowed ones (5). */
+    fuzz_require(n == 0 || first == ids[0], "a buffer that is too small gets the first ids");
+    /* Not for spaces that the family llama adds (4, 5), nor for those that Phi-3's tokens include (5). */
     decode(tokenizer, ids, n, text, n_text, flags == 0 && which != 4 && which != 5);
     free(ids);
     free(text);

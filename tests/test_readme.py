@@ -1,4 +1,4 @@
-"""What README.md says is so: its policies, its commands and flags, its packages."""
+"""What README.md and docs/policies.md say of policies, commands, flags and packages is true."""
 import re
 
 from cli import COMMANDS, ROOT, butler, rows
@@ -7,8 +7,14 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_policies_are_those_of_the_command():
-    said = re.findall(r"^\| `(\w+)` \| (\w+) \| (\w+) \| (.+) \|$", README, re.M)
-    assert said == [(r["policy"], r["metric"], r["method"], r["summary"]) for r in rows("policies")]
+    named = [(r["policy"], r["metric"], r["method"]) for r in rows("policies")]
+    listed = re.search(r"\*\*Policies\*\* \(metric, method\): (.*)", (ROOT / "docs" / "policies.md").read_text())[1]
+    assert re.findall(r"`(\w+)` \((\w+), (\w+)\)", listed) == named
+    choices = README.split("## Which policy")[1].split("Keys that most policies take")[0]
+    table = re.findall(r"^\| [^`|]+ \| (.*) \|$", choices, re.M)
+    chosen = re.findall(r"`(\w+)`", " ".join(table))
+    assert len(chosen) >= 6 and set(chosen) <= {name for name, _, _ in named}
+    assert len(named) == 20 and "lists all twenty" in README
 
 
 def test_keys_are_keys():
@@ -29,7 +35,7 @@ def test_commands_and_flags_exist():
     for name, words in examples:
         for flag in re.findall(r"(?<!\S)-[-a-z]+", words):
             assert re.search(rf"(?<![\w-]){flag}[ ,\n]", helps[name]), f"butler {name} has no {flag}"
-    for flag in re.findall(r"`(--?[a-z][-a-z]*)[ `|]", README.split("## The command")[1].split("## The library")[0]):
+    for flag in re.findall(r"`(?:butler \w+ )?(--?[a-z][-a-z]*)[ `|]", README):
         assert any(re.search(rf"(?<![\w-]){flag}[ ,\n]", text) for text in helps.values()), f"no command has {flag}"
 
 

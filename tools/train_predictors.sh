@@ -71,7 +71,6 @@ train() {
     cp "$work/$file" "$out/$file.part"
     mv "$out/$file.part" "$out/$file"
     if [ "$out" = models ]; then
-        cp "$work/$file.csv" "docs/tokenbutler-$version.csv"
         cp "$work/$file.svg" "docs/tokenbutler-$version.svg"
     fi
 }

@@ -1,10 +1,10 @@
-/* The pool of threads one engine owns: every matrix product and every head's attention of a step passes through here, a
- * few hundred times per token, so handing out work costs one store and a wake-up only when somebody sleeps.
+/* The thread pool of one engine. Every matrix product and every head's attention passes through it, a few hundred times per
+ * token. So starting a run costs one store, and a wake-up only if a worker sleeps.
  *
- * The whole state of a run is one 64-bit word, `ticket`: the run's number above, the count of tasks nobody has claimed yet
- * below. A claim is a compare-and-swap of that word, so a worker that was late for one run can never take a task of the
- * next with the wrong function: while its word is current the job beside it cannot change, because run() changes the job
- * only when all tasks of the run before are claimed and done. */
+ * The state of a run is one 64-bit word, `ticket`: the number of the run in the high half, the count of unclaimed tasks in
+ * the low half. A worker claims a task by a compare-and-swap of that word. A worker that is late for one run therefore cannot
+ * claim a task of the next run with the old function: run_tasks() changes the job only when all tasks of the previous run are
+ * claimed and done. */
 #include "base/threads.h"
 
 #include <pthread.h>
@@ -13,22 +13,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rounds of spinning before a thread sleeps: tens of microseconds, longer than the gaps between the products of one
- * layer, short enough that on a busy machine a waiting thread soon gives its core away. */
+/* Spins before a thread sleeps: tens of microseconds. That is longer than the gaps between the products of one layer, and
+ * short enough that a waiting thread soon frees its core on a busy machine. */
 #define SPIN 1000
 
 enum {
-    FETCH = 4, /* lines that a waiting thread fetches before it looks again whether there is work */
-    LINE = 64,
+    PREFETCH_LINES = 4, /* cache lines that a waiting thread prefetches between two looks for work */
+    CACHE_LINE = 64,
 };
 
-/* One thread: its share of a run's tasks, from both ends, and what it may fetch while it waits. */
+/* One thread's share of a run's tasks, and what it prefetches while it waits. */
 struct lane {
-    _Alignas(64) _Atomic uint64_t tasks; /* first above, end below: nobody has claimed those between */
+    _Alignas(64) _Atomic uint64_t tasks; /* unclaimed tasks: first in the high half, end in the low half */
     _Atomic uintptr_t ahead;
     _Atomic size_t ahead_bytes;
-    _Alignas(64) uintptr_t seen; /* the thread's own: what it fetches, and how much of it it has */
-    size_t fetched;
+    _Alignas(64) uintptr_t seen; /* only used by its thread: what it prefetches, and how much is done */
+    size_t prefetched;
 };
 
 struct worker {
@@ -41,7 +41,7 @@ struct butler_pool {
     pthread_mutex_t run_lock; /* one run at a time */
 
     _Alignas(64) _Atomic uint64_t ticket;
-    /* The job. Atomic because a late worker may look at it while the next is written; it then fails to claim. */
+    /* The job. Atomic because a late worker may read it while the next job is written; its claim then fails. */
     _Atomic(butler_task_fn *) fn;
     _Atomic(void *) context;
     _Atomic int n_tasks;
@@ -91,20 +91,20 @@ static bool work_waits(struct butler_pool *pool)
     return ticket_left(atomic_load(&pool->ticket)) > 0 || atomic_load(&pool->stop);
 }
 
-/* Some lines of what the thread will read before long; false when it has them all. */
-static bool fetch_ahead(struct lane *lane)
+/* Prefetches a few cache lines for the thread; false if there are none left. */
+static bool prefetch_some(struct lane *lane)
 {
     const uintptr_t first = atomic_load_explicit(&lane->ahead, memory_order_relaxed);
     const size_t n_bytes = atomic_load_explicit(&lane->ahead_bytes, memory_order_relaxed);
     if (first != lane->seen) {
         lane->seen = first;
-        lane->fetched = 0;
+        lane->prefetched = 0;
     }
-    if (lane->fetched >= n_bytes)
+    if (lane->prefetched >= n_bytes)
         return false;
-    for (int i = 0; i < FETCH; i++)
-        butler_cpu_fetch((const void *)(first + lane->fetched + (size_t)i * LINE));
-    lane->fetched += FETCH * LINE;
+    for (int i = 0; i < PREFETCH_LINES; i++)
+        butler_cpu_prefetch((const void *)(first + lane->prefetched + (size_t)i * CACHE_LINE));
+    lane->prefetched += PREFETCH_LINES * CACHE_LINE;
     return true;
 }
 
@@ -113,11 +113,12 @@ static void wait_for_work(struct butler_pool *pool, int thread)
     for (int i = 0; i < SPIN; i++) {
         if (work_waits(pool))
             return;
-        if (!fetch_ahead(&pool->lanes[thread]))
+        if (!prefetch_some(&pool->lanes[thread]))
             butler_cpu_relax();
     }
     pthread_mutex_lock(&pool->sleep_lock);
-    /* Announced before the last look: run() publishes the ticket before it looks for sleepers, so one sees the other. */
+    /* Incremented before the last check for work: run_tasks() stores the ticket before it checks for sleepers, so at least
+     * one of the two sees the other. */
     atomic_fetch_add(&pool->n_sleeping, 1);
     while (!work_waits(pool))
         pthread_cond_wait(&pool->work, &pool->sleep_lock);
@@ -141,7 +142,7 @@ static void wait_until_done(struct butler_pool *pool, int n_tasks)
     for (int i = 0; i < SPIN; i++) {
         if (atomic_load(&pool->n_done) == n_tasks)
             return;
-        if (!fetch_ahead(&pool->lanes[0]))
+        if (!prefetch_some(&pool->lanes[0]))
             butler_cpu_relax();
     }
     pthread_mutex_lock(&pool->sleep_lock);
@@ -175,13 +176,13 @@ void butler_pool_run(struct butler_pool *pool, butler_task_fn *fn, void *context
 {
     if (n_tasks <= 0)
         return;
-    /* A pool without threads of its own is each caller alone: sessions in several threads run side by side. */
+    /* A pool without worker threads takes no lock: sessions in several threads run in parallel. */
     if (pool->n_threads == 1) {
         for (int task = 0; task < n_tasks; task++)
             fn(context, task, 0);
         return;
     }
-    /* Held for inline runs too: thread 0's scratch memory belongs to one run at a time. */
+    /* Also locked if run inline: thread 0's scratch memory belongs to one run at a time. */
     pthread_mutex_lock(&pool->run_lock);
     if (n_tasks == 1)
         fn(context, 0, 0);
@@ -196,7 +197,7 @@ struct shares {
     void *context;
 };
 
-/* The next task of a share, or its last. What tasks did becomes visible with n_done. */
+/* Claims the first or the last task of a share. Relaxed order suffices: n_done publishes the results of tasks. */
 static bool claim(struct lane *lane, bool last, int *task)
 {
     uint64_t tasks = atomic_load_explicit(&lane->tasks, memory_order_relaxed);
@@ -273,7 +274,7 @@ struct butler_pool *butler_pool_new(int n_threads, struct butler_error *err)
     pthread_cond_init(&pool->work, NULL);
     pthread_cond_init(&pool->finished, NULL);
 
-    /* Signals belong to the threads of the program that uses the library. */
+    /* Workers block all signals: those belong to the program's own threads. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

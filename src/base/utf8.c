@@ -1,11 +1,11 @@
-/* Last room of the text: tokens end where a vocabulary likes, characters where Unicode says. Also the decoder that the
- * tokenizer reads text with. */
+/* UTF-8: decoding for the tokenizer, and reassembling whole characters from the bytes of generated tokens, which may end
+ * within a character. */
 #include "base/utf8.h"
 
 #include <string.h>
 
-/* How many bytes a character with this first byte has (0: none begins so), and the range its second byte must lie in,
- * which is where overlong forms, surrogates and values past U+10FFFF are refused. */
+/* Number of bytes of a character with this first byte (0: invalid), and the allowed range of its second byte. The range
+ * excludes overlong forms, surrogates and values above U+10FFFF. */
 static int sequence(unsigned char first, unsigned char *low, unsigned char *high)
 {
     *low = 0x80;
@@ -25,7 +25,7 @@ static int sequence(unsigned char first, unsigned char *low, unsigned char *high
     return first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
 }
 
-/* Length of the character at bytes[0]; 0 if there is none; -1 if there may be one once more bytes have come. */
+/* Length of the character at bytes[0]; 0 if it is invalid; -1 if it may become valid with more bytes. */
 static int examine(const unsigned char *bytes, size_t n)
 {
     unsigned char low, high;
@@ -80,7 +80,7 @@ size_t butler_utf8_push(struct butler_utf8 *stream, const char *bytes, size_t n_
         size_t used = length > 0 ? (size_t)length : 1;
         const void *from = length > 0 ? (const void *)window : replacement;
         size_t n_from = length > 0 ? used : sizeof replacement;
-        /* After the first thing without room nothing more goes out: a gap must not look like text. */
+        /* Once something does not fit, nothing more is written: text with a gap would look complete. */
         full = full || n_from > max_out - n_out;
         if (!full) {
             memcpy(out + n_out, from, n_from);

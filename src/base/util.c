@@ -1,4 +1,4 @@
-/* What every room stands on: errors, memory, files written whole. Nothing here knows about models. */
+/* Errors, memory, files that are written atomically, time, random numbers. Nothing here knows about models. */
 #include "base/util.h"
 
 #include <errno.h>
@@ -47,7 +47,7 @@ void butler_cpu_relax(void)
 #endif
 }
 
-void butler_cpu_fetch(const void *p)
+void butler_cpu_prefetch(const void *p)
 {
     __builtin_prefetch(p, 0, 2);
 }
@@ -85,7 +85,7 @@ static size_t page_size(void)
 void *butler_reserve(size_t n_bytes, bool huge, struct butler_error *err)
 {
     size_t size, mapped;
-    /* A huge page must start at a multiple of its size, which mmap does not promise: map more and cut the ends off. */
+    /* A huge page must start at a multiple of its size, which mmap does not guarantee. So map more and unmap both ends. */
     if (!round_up(BUTLER_MAX(n_bytes, 1), page_size(), &size) ||
         !butler_add_size(size, size >= HUGE_PAGE ? HUGE_PAGE : 0, &mapped)) {
         butler_fail(err, BUTLER_ERROR_MEMORY, "cannot reserve %zu bytes", n_bytes);
@@ -141,7 +141,7 @@ int butler_arena_make(struct butler_arena *arena, struct butler_error *err)
     if (arena->overflow)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "the sizes of an arena overflow after %d pieces, %zu bytes", arena->n_pieces,
                            arena->size);
-    arena->base = butler_reserve(arena->size, false, err); /* much of it serves only the longest texts */
+    arena->base = butler_reserve(arena->size, false, err); /* no huge pages: much of it is used only by the longest texts */
     if (!arena->base)
         return BUTLER_ERROR_MEMORY;
     butler_arena_place(arena);
@@ -151,7 +151,7 @@ int butler_arena_make(struct butler_arena *arena, struct butler_error *err)
 void butler_arena_place(struct butler_arena *arena)
 {
     for (int i = 0; i < arena->n_pieces; i++) {
-        /* memcpy because `where` really points to a T *, which may not be written through a void **. */
+        /* memcpy because `where` points to a T *, which may not be written through a void **. */
         void *piece = arena->base + arena->pieces[i].offset;
         memcpy(arena->pieces[i].where, &piece, sizeof piece);
     }
@@ -207,7 +207,8 @@ void butler_map_close(struct butler_map *map)
     }
 }
 
-/* A name beside path that nobody else uses, opened. Not mkstemp: the file must get the permissions a plain open gives. */
+/* Creates a file in the directory of path, with a name that no other file has. Not mkstemp: the file must have the
+ * permissions that a plain open gives. */
 static int open_beside(const char *path, char **name)
 {
     size_t size = strlen(path) + 48;
@@ -232,7 +233,7 @@ int butler_writer_open(struct butler_writer *writer, const char *path, bool hash
     struct stat st;
     int fd = -1, code;
     *writer = (struct butler_writer){0};
-    /* rename() would put a plain file in the place of a device such as /dev/null. */
+    /* rename() would replace a device such as /dev/null by a plain file. */
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
         return butler_fail(err, BUTLER_ERROR_IO, "%s: not a regular file", path);
     if (hash) {
@@ -255,7 +256,7 @@ int butler_writer_open(struct butler_writer *writer, const char *path, bool hash
         if (fd >= 0) {
             close(fd);
         } else {
-            /* Nothing was created, so there is nothing of ours to unlink. */
+            /* The file was not created, so there is nothing to unlink. */
             free(writer->temporary);
             writer->temporary = NULL;
         }
@@ -285,7 +286,7 @@ uint64_t butler_writer_digest(const struct butler_writer *writer)
     return writer->hash ? XXH3_64bits_digest(writer->hash) : 0;
 }
 
-/* Makes the new name itself survive a crash. Some file systems cannot sync a directory: that is no failure. */
+/* Syncs the directory, so that the new name survives a crash. Some file systems cannot sync a directory; that is not a failure. */
 static int sync_directory(const char *path)
 {
     char *slash, *directory = strdup(path);
@@ -352,7 +353,7 @@ void butler_writer_abort(struct butler_writer *writer)
     *writer = (struct butler_writer){0};
 }
 
-/* ---------------------------------------------------------------------------------------- time and chance */
+/* -------------------------------------------------------------------------------- time and random numbers */
 
 double butler_seconds(void)
 {

@@ -1,4 +1,4 @@
-/* What every room uses: errors, checked sizes, memory with a known alignment, arenas, files mapped or written whole. */
+/* What all levels use: errors, checked sizes, aligned memory, arenas, mapped files, files that are written atomically. */
 #ifndef BUTLER_UTIL_H
 #define BUTLER_UTIL_H
 
@@ -18,17 +18,18 @@ int butler_fail(struct butler_error *err, int code, const char *format, ...) __a
 bool butler_mul_size(size_t a, size_t b, size_t *out);
 bool butler_add_size(size_t a, size_t b, size_t *out);
 
-/* 64-byte aligned, zeroed; NULL with *err filled when there is none. Freed with free(). */
+/* 64-byte aligned and zeroed; NULL with *err filled on failure. Freed with free(). */
 void *butler_alloc(size_t n_bytes, struct butler_error *err);
 
-/* Address space whose pages are zero and cost nothing until they are written. huge: on huge pages where the system has
- * them, for what is filled densely; otherwise never, so that a byte written here and there costs no more than its page. */
+/* Reserves address space whose pages are zero and use no memory until they are written. huge: use huge pages where the system
+ * has them, for memory that is filled densely. Otherwise huge pages are disabled, so that a single written byte costs one
+ * normal page. */
 void *butler_reserve(size_t n_bytes, bool huge, struct butler_error *err);
 void butler_unreserve(void *base, size_t n_bytes);
-/* Gives whole pages inside [base, base + n_bytes) back to the system; they read as zero afterwards. */
+/* Returns the whole pages inside [base, base + n_bytes) to the system; they read as zero afterwards. */
 void butler_reserve_discard(void *base, size_t n_bytes);
 
-/* One allocation cut into 64-byte aligned pieces: first every piece is requested, then the whole is made. */
+/* One allocation divided into 64-byte aligned pieces: request all pieces (want), then allocate (make). */
 struct butler_arena {
     unsigned char *base;
     size_t size;
@@ -52,7 +53,7 @@ struct butler_map {
 int butler_map_open(struct butler_map *map, const char *path, struct butler_error *err);
 void butler_map_close(struct butler_map *map);
 
-/* A file that appears under its name only when it is complete: written beside it, synced, renamed. */
+/* A file that appears under its name only when it is complete: it is written to a temporary file, synced, and renamed. */
 struct butler_writer {
     void *file; /* FILE */
     char *path, *temporary;
@@ -63,13 +64,13 @@ int butler_writer_open(struct butler_writer *writer, const char *path, bool hash
 int butler_write(struct butler_writer *writer, const void *bytes, size_t n, struct butler_error *err);
 uint64_t butler_writer_digest(const struct butler_writer *writer);
 int butler_writer_commit(struct butler_writer *writer, struct butler_error *err);
-void butler_writer_abort(struct butler_writer *writer); /* after commit: nothing left to do */
+void butler_writer_abort(struct butler_writer *writer); /* does nothing after a commit */
 
 double butler_seconds(void); /* monotonic */
-void butler_cpu_relax(void);  /* tells the CPU that the caller is spinning */
-void butler_cpu_fetch(const void *p); /* brings a line into the second-level cache; p may be no memory of ours */
+void butler_cpu_relax(void);  /* tells the CPU that the caller spins */
+void butler_cpu_prefetch(const void *p); /* prefetches a cache line into the L2 cache; p may be invalid */
 
-/* splitmix64: one 64-bit step; the library's only source of randomness. */
+/* splitmix64, one step. The only source of randomness in the library. */
 uint64_t butler_random(uint64_t *state);
 float butler_random_float(uint64_t *state);  /* [0, 1), 24 bits */
 float butler_random_normal(uint64_t *state); /* N(0, 1) */

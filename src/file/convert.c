@@ -1,5 +1,5 @@
-/* A side door into the house: checkpoints of llama2.c leave as GGUF files. Their weights are a plain sequence of arrays,
- * so the whole conversion is knowing that sequence; rows of q and k already pair neighbours, as GGUF's llama has them. */
+/* Converts checkpoints of llama2.c to GGUF. The checkpoint is a plain sequence of arrays. Rows of q and k already pair
+ * adjacent dimensions, as GGUF's architecture llama requires. */
 #include "file/convert.h"
 
 #include <math.h>
@@ -11,14 +11,14 @@
 
 enum {
     N_HEADER = 7,
-    MAGIC_LATER = 0x616b3432, /* versions 1 and 2 of the format begin with it */
+    MAGIC_LATER = 0x616b3432, /* versions 1 and 2 of the format begin with this */
     MAX_DIM = 1 << 20,
     MAX_HIDDEN = 1 << 24,
     MAX_LAYERS = 4096,
     MAX_VOCAB = 1 << 24,
     MAX_CONTEXT = 1 << 24,
     N_SPECIAL = 3, /* <unk>, <s>, </s> */
-    N_BYTES = 256, /* then a token for each byte */
+    N_BYTES = 256, /* followed by one token per byte */
     TOKEN_NORMAL = 1,
     TOKEN_UNKNOWN = 2,
     TOKEN_CONTROL = 3,
@@ -29,12 +29,12 @@ struct checkpoint {
     const char *path;
     struct butler_map map;
     int dim, hidden, n_layers, n_heads, n_kv_heads, n_vocab, n_ctx;
-    bool has_output; /* else the embedding serves as the output too */
+    bool has_output; /* otherwise the embedding is also the output matrix */
 };
 
-/* One array of the file, or one for each layer, in the file's order. */
+/* One array of the file, or one per layer, in the order of the file. */
 struct array {
-    const char *name; /* NULL: passed over */
+    const char *name; /* NULL: skipped */
     int64_t n_rows, n_cols;
     bool vector, layered;
 };
@@ -47,7 +47,7 @@ struct vocabulary {
     size_t *lengths;
     float *scores;
     int32_t *types;
-    char *space; /* what texts point into */
+    char *space; /* storage of the texts */
 };
 
 /* -------------------------------------------------------------------------------------------- checkpoint */
@@ -67,7 +67,7 @@ static int list_arrays(const struct checkpoint *c, struct array arrays[N_ARRAYS]
         {"ffn_down.weight", dim, hidden, false, true},
         {"ffn_up.weight", hidden, dim, false, true},
         {"output_norm.weight", 1, dim, true, false},
-        {NULL, c->n_ctx, head, false, false}, /* cos and sin of every position */
+        {NULL, c->n_ctx, head, false, false}, /* cos and sin of each position */
         {"output.weight", c->n_vocab, dim, false, false},
     };
     memcpy(arrays, list, sizeof list);
@@ -102,7 +102,7 @@ static int read_checkpoint(struct checkpoint *c, struct butler_error *err)
     c->n_layers = header[2];
     c->n_heads = header[3];
     c->n_kv_heads = header[4];
-    /* A negative vocabulary says that the output is not shared with the embedding. */
+    /* A negative vocabulary size means that the output matrix is separate from the embedding. */
     c->has_output = header[5] < 0;
     c->n_vocab = c->has_output && header[5] != INT32_MIN ? -header[5] : header[5];
     c->n_ctx = header[6];
@@ -120,20 +120,20 @@ static int read_checkpoint(struct checkpoint *c, struct butler_error *err)
                            c->dim, c->n_heads, c->n_kv_heads);
     struct array arrays[N_ARRAYS];
     int n_arrays = list_arrays(c, arrays);
-    uint64_t due = sizeof header;
+    uint64_t expected = sizeof header;
     for (int i = 0; i < n_arrays; i++)
-        due += array_bytes(&arrays[i]) * (uint64_t)(arrays[i].layered ? c->n_layers : 1);
-    if (due != c->map.size)
+        expected += array_bytes(&arrays[i]) * (uint64_t)(arrays[i].layered ? c->n_layers : 1);
+    if (expected != c->map.size)
         return butler_fail(err, BUTLER_ERROR_FORMAT,
                            "%s: %zu bytes; a checkpoint with this header (dim %d, %d layers, %d tokens) has %llu", c->path,
-                           c->map.size, c->dim, c->n_layers, c->n_vocab, (unsigned long long)due);
+                           c->map.size, c->dim, c->n_layers, c->n_vocab, (unsigned long long)expected);
     return 0;
 }
 
 /* -------------------------------------------------------------------------------------------- vocabulary */
 
-/* Appends a token as GGUF has it: special tokens without the line breaks that llama2.c prints around them, and spaces as
- * SentencePiece's mark again. */
+/* Appends a token in GGUF's form: without the line breaks that llama2.c prints around special tokens, and with
+ * SentencePiece's mark for spaces. */
 static size_t spell_token(char *to, int id, const unsigned char *bytes, size_t n)
 {
     static const char *const special[N_SPECIAL] = {"<unk>", "<s>", "</s>"};
@@ -165,7 +165,7 @@ static int32_t token_type(int id, const char *text, size_t n)
 static int read_tokens(struct vocabulary *v, const char *path, int n_vocab, struct butler_error *err)
 {
     const unsigned char *data = v->map.data;
-    size_t at = 4, used = 0; /* the longest token's length comes first; nothing here needs it */
+    size_t at = 4, used = 0; /* the length of the longest token comes first; it is not needed */
     for (int id = 0; id < n_vocab; id++) {
         if (v->map.size - at < 8)
             return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: offset %zu: the file ends before token %d of %d", path, at, id,
@@ -193,7 +193,7 @@ static int read_vocabulary(struct vocabulary *v, const char *path, int n_vocab, 
     int rc = butler_map_open(&v->map, path, err);
     if (rc < 0)
         return rc;
-    /* Nine bytes is the least a token takes, which bounds what is allocated for them by the file. */
+    /* A token takes at least nine bytes, so the size of the file bounds the allocation. */
     if (v->map.size < 4 || (v->map.size - 4) / 9 < (size_t)n_vocab)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %zu bytes cannot hold the model's %d tokens", path, v->map.size, n_vocab);
     size_t n = (size_t)n_vocab;
@@ -248,7 +248,7 @@ static int put_hparams(struct butler_gguf_writer *w, const struct checkpoint *c,
     for (int i = 0; i < BUTLER_COUNT(ints); i++)
         if ((rc = butler_gguf_put_int(w, ints[i].key, BUTLER_GGUF_U32, ints[i].value, err)) < 0)
             return rc;
-    /* run.c has these two built in. */
+    /* Constants of llama2.c's run.c. */
     if ((rc = butler_gguf_put_float(w, "llama.attention.layer_norm_rms_epsilon", 1e-5f, err)) < 0)
         return rc;
     return butler_gguf_put_float(w, "llama.rope.freq_base", 10000, err);

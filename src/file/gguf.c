@@ -1,6 +1,6 @@
-/* The first thing that happens to a model: its file is mapped and its header read. Nothing in the file is believed: a
- * count, a length or an offset is compared with what the file can hold before it is used, and memory grows with what
- * was really read, never with what was announced. What comes out are keys and tensors that point into the mapping. */
+/* Reads a GGUF file: maps it and parses the header. Nothing in the file is trusted. Each count, length and offset is compared
+ * with the file's size before it is used, and memory grows with what was read, not with what a count claims. The resulting
+ * keys and tensors point into the mapping. */
 #include "file/gguf_value.h"
 
 #include <math.h>
@@ -26,8 +26,8 @@ struct entry {
 
 struct slot {
     struct butler_tensor tensor;
-    uint64_t offset, n_bytes; /* of the data, from the start of all data */
-    uint64_t at;              /* of the tensor's description in the file, for errors */
+    uint64_t offset, n_bytes; /* offset from the start of the data section */
+    uint64_t at;              /* offset of the tensor's description in the file, for errors */
 };
 
 struct text_chunk {
@@ -37,7 +37,7 @@ struct text_chunk {
 };
 
 struct name_index {
-    size_t *places; /* place + 1, or 0 for a free cell */
+    size_t *places; /* index + 1, or 0 for a free slot */
     size_t mask;
 };
 
@@ -55,7 +55,7 @@ struct butler_gguf {
     struct text_chunk *texts;
 };
 
-/* Where reading stands, and what an error should say it was reading. */
+/* The read position, and what is being read, for errors. */
 struct reader {
     struct butler_gguf *gguf;
     const unsigned char *data;
@@ -76,7 +76,7 @@ __attribute__((format(printf, 4, 5))) static int fail_at(struct reader *r, int c
     return butler_fail(r->err, code, "%.160s: offset %llu: %s: %s", r->gguf->path, (unsigned long long)at, r->subject, text);
 }
 
-/* Names come from the file: what a terminal should not see is shown as a question mark. */
+/* Names come from the file: bytes that a terminal should not receive are replaced by question marks. */
 static void set_subject(struct reader *r, const char *kind, const char *name, size_t n)
 {
     char shown[65];
@@ -109,7 +109,7 @@ static const char *keep_text(struct butler_gguf *gguf, const void *bytes, size_t
     return text;
 }
 
-/* Room for one more element; doubling keeps what is allocated in proportion to what has been read. */
+/* Makes space for one more element. Doubling keeps the allocation proportional to what has been read. */
 static void *grow(struct reader *r, void *array, size_t n, size_t *max, size_t element)
 {
     if (n < *max)
@@ -167,7 +167,7 @@ static int get_string(struct reader *r, const char *what, const char **bytes, ui
     return 0;
 }
 
-/* A key or a tensor's name: short, not empty, no NUL, so that a terminated copy says all of it. */
+/* A key or the name of a tensor: short, not empty, and without NUL, so that a terminated copy is exact. */
 static int get_name(struct reader *r, const char *kind, uint64_t max, const char **name)
 {
     uint64_t start = r->at, n;
@@ -382,7 +382,7 @@ static int compare_offsets(const void *a, const void *b)
     return ((*x)->offset > (*y)->offset) - ((*x)->offset < (*y)->offset);
 }
 
-/* Tensors that share bytes are the mark of a damaged header, and would let few bytes pass for many weights. */
+/* Overlapping tensors mean a damaged header, and would let a small file claim many weights. */
 static int check_overlaps(struct reader *r)
 {
     struct butler_gguf *gguf = r->gguf;
@@ -422,7 +422,7 @@ static int place_tensors(struct reader *r)
     return check_overlaps(r);
 }
 
-/* ----------------------------------------------------------------------------------------- finding names */
+/* ---------------------------------------------------------------------------------------- lookup by name */
 
 static const char *name_of(const void *array, size_t element, size_t i)
 {
@@ -431,7 +431,7 @@ static const char *name_of(const void *array, size_t element, size_t i)
     return name;
 }
 
-/* Both kinds of element begin with their name, so that one table serves keys and tensors. */
+/* Both kinds of element begin with their name, so one hash table implementation serves keys and tensors. */
 _Static_assert(offsetof(struct entry, value.key) == 0 && offsetof(struct slot, tensor.name) == 0, "name first");
 
 static size_t *find_cell(const struct name_index *index, const void *array, size_t element, const char *name)
@@ -571,7 +571,7 @@ void butler_gguf_free(struct butler_gguf *gguf)
     free(gguf);
 }
 
-/* ---------------------------------------------------------------------------------------------- questions */
+/* ------------------------------------------------------------------------------------------------ queries */
 
 const char *butler_gguf_path(const struct butler_gguf *gguf)
 {
@@ -629,7 +629,7 @@ const struct butler_gguf_value *butler_gguf_value(const struct butler_gguf *gguf
     return entry ? &entry->value : NULL;
 }
 
-/* The entry of a key that is looked for: 1 with *out set, 0 when it is absent and may be. */
+/* Looks up a key: 1 with *out set, 0 if it is absent and optional. */
 static int want_entry(const struct butler_gguf *gguf, const char *key, bool required, const struct entry **out,
                       struct butler_error *err)
 {
@@ -657,7 +657,7 @@ int butler_gguf_int(const struct butler_gguf *gguf, const char *key, bool requir
         return rc;
     enum butler_gguf_type type = entry->value.type;
     if (type == BUTLER_GGUF_FLOAT32 || type == BUTLER_GGUF_FLOAT64 || type == BUTLER_GGUF_STRING || type == BUTLER_GGUF_ARRAY)
-        return fail_value(gguf, entry, err, "an integer is due, it is of type ");
+        return fail_value(gguf, entry, err, "expected an integer, found type ");
     int64_t value;
     if (!butler_gguf_load_int(type, entry->value.data, &value) || value < min || value > max) {
         char shown[32];
@@ -683,7 +683,7 @@ int butler_gguf_float(const struct butler_gguf *gguf, const char *key, bool requ
         uint64_t bits = butler_gguf_load_u64(entry->value.data);
         memcpy(&value, &bits, sizeof value);
     } else {
-        return fail_value(gguf, entry, err, "a float is due, it is of type ");
+        return fail_value(gguf, entry, err, "expected a float, found type ");
     }
     if (!isfinite(value))
         return fail_value(gguf, entry, err, "not a finite ");
@@ -698,7 +698,7 @@ int butler_gguf_string(const struct butler_gguf *gguf, const char *key, bool req
     if (rc <= 0)
         return rc;
     if (entry->value.type != BUTLER_GGUF_STRING)
-        return fail_value(gguf, entry, err, "a string is due, it is of type ");
+        return fail_value(gguf, entry, err, "expected a string, found type ");
     if (!entry->text)
         return fail_value(gguf, entry, err, "NUL byte in the ");
     *out = entry->text;

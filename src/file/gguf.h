@@ -1,5 +1,5 @@
-/* First room of a token's life: a GGUF file (v2, v3), mapped. Reads keys and finds tensors; every length and offset in
- * the file is checked before it is used, and an error names the file, the key or tensor, and the byte offset. */
+/* A mapped GGUF file (version 2 or 3): keys and tensors. Each length and offset in the file is checked before it is used. An
+ * error names the file, the key or tensor, and the byte offset. */
 #ifndef BUTLER_GGUF_H
 #define BUTLER_GGUF_H
 
@@ -20,11 +20,11 @@ struct butler_tensor {
 struct butler_gguf;
 
 struct butler_gguf *butler_gguf_open(const char *path, struct butler_error *err);
-/* The same for size bytes of memory, at any alignment, which must outlive the gguf; name stands for the path in errors. */
+/* The same for size bytes of memory at any alignment, which must outlive the gguf. name replaces the path in errors. */
 struct butler_gguf *butler_gguf_open_memory(const void *data, size_t size, const char *name, struct butler_error *err);
 void butler_gguf_free(struct butler_gguf *gguf);
 const char *butler_gguf_path(const struct butler_gguf *gguf);
-/* XXH3-64 of the header and of the first and last 4 KiB of every tensor: tells models apart without reading them whole. */
+/* XXH3-64 of the header and of the first and last 4 KiB of every tensor: identifies a model without reading all of it. */
 uint64_t butler_gguf_fingerprint(const struct butler_gguf *gguf);
 
 int64_t butler_gguf_n_tensors(const struct butler_gguf *gguf);
@@ -37,14 +37,14 @@ enum butler_gguf_type {
     BUTLER_GGUF_BOOL, BUTLER_GGUF_STRING, BUTLER_GGUF_ARRAY, BUTLER_GGUF_U64, BUTLER_GGUF_I64, BUTLER_GGUF_FLOAT64,
 };
 
-/* A value of the header. For arrays: n elements of element_type; strings of an array are reached with
- * butler_gguf_array_string. A key is not NUL-terminated in the file; `key` is a copy that is. */
+/* A value of the header. An array has n elements of element_type; butler_gguf_array_string returns the strings of an array. A
+ * key is not NUL-terminated in the file; `key` is a terminated copy. */
 struct butler_gguf_value {
     const char *key;
     enum butler_gguf_type type, element_type;
     uint64_t n;                 /* elements of an array, bytes of a string, else 1 */
     const unsigned char *data;  /* unaligned, little endian */
-    const uint64_t *string_offsets; /* arrays of strings: offset of each string's length word from `data` */
+    const uint64_t *string_offsets; /* arrays of strings: offset of each string's length field from `data` */
 };
 int64_t butler_gguf_n_values(const struct butler_gguf *gguf);
 const struct butler_gguf_value *butler_gguf_value_at(const struct butler_gguf *gguf, int64_t i);
@@ -53,8 +53,8 @@ const char *butler_gguf_array_string(const struct butler_gguf_value *value, uint
 float butler_gguf_array_float(const struct butler_gguf_value *value, uint64_t i);     /* float32 arrays */
 int64_t butler_gguf_array_int(const struct butler_gguf_value *value, uint64_t i);     /* any integer or bool array */
 
-/* Required and optional scalars: any integer type converts if it fits in [min, max]. The required forms fail naming the
- * key; the optional ones leave *out alone when the key is absent, and fail when it is there but wrong. */
+/* Scalars. Any integer type is converted if the value is in [min, max]. The required forms fail if the key is absent. The
+ * optional forms then leave *out unchanged; they fail if the key is present with a wrong type or value. */
 int butler_gguf_int(const struct butler_gguf *gguf, const char *key, bool required, int64_t min, int64_t max, int64_t *out,
                     struct butler_error *err);
 int butler_gguf_float(const struct butler_gguf *gguf, const char *key, bool required, double *out, struct butler_error *err);
@@ -64,11 +64,11 @@ int butler_gguf_string(const struct butler_gguf *gguf, const char *key, bool req
 
 /* ------------------------------------------------------------------------------------------------ writing */
 
-/* Writes GGUF v3: values first (add_*), then tensors declared, then their data in the same order. Used by convert,
- * quantize and the tests. Nothing appears under `path` before butler_gguf_writer_commit. */
+/* Writes GGUF version 3: first values (add_*), then the declarations of all tensors, then their data in the same order. Used
+ * by convert, quantize and the tests. The file appears under `path` only with butler_gguf_writer_commit. */
 struct butler_gguf_writer;
 struct butler_gguf_writer *butler_gguf_writer_new(const char *path, struct butler_error *err);
-void butler_gguf_writer_free(struct butler_gguf_writer *writer); /* without commit: leaves no file */
+void butler_gguf_writer_free(struct butler_gguf_writer *writer); /* without a commit, leaves no file */
 int butler_gguf_put_int(struct butler_gguf_writer *writer, const char *key, enum butler_gguf_type type, int64_t value,
                         struct butler_error *err);
 int butler_gguf_put_float(struct butler_gguf_writer *writer, const char *key, float value, struct butler_error *err);
@@ -80,7 +80,7 @@ int butler_gguf_put_array(struct butler_gguf_writer *writer, const char *key, en
 int butler_gguf_put_value(struct butler_gguf_writer *writer, const struct butler_gguf_value *value, struct butler_error *err);
 int butler_gguf_put_tensor(struct butler_gguf_writer *writer, const char *name, enum butler_type type, int n_dims,
                            const int64_t *dims, struct butler_error *err);
-/* Data of the next declared tensor, in one call or in consecutive pieces. */
+/* Data of the next declared tensor, in one or several consecutive calls. */
 int butler_gguf_put_data(struct butler_gguf_writer *writer, const void *data, size_t n_bytes, struct butler_error *err);
 int butler_gguf_writer_commit(struct butler_gguf_writer *writer, struct butler_error *err);
 

@@ -1,4 +1,4 @@
-/* The vocabulary of the GGUF format: which types tensors and values have, how large each is and how its bytes are read. */
+/* The types of the GGUF format: size of each tensor and value type, and how to read its bytes. */
 #include "file/gguf_value.h"
 
 #include <string.h>

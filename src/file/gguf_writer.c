@@ -1,6 +1,5 @@
-/* Where a model's file comes from when we make it: converting and quantising write through here, and so do the tests.
- * The header holds counts and offsets of what follows it, so it is gathered in memory and written with the first data;
- * the data themselves pass through without being kept. */
+/* Writes GGUF files; used by convert, quantize and the tests. The header has counts and offsets of what follows it. So it is
+ * collected in memory and written together with the first data. The data are written through and not kept. */
 #include "file/gguf_value.h"
 
 #include <stdlib.h>
@@ -27,9 +26,9 @@ struct butler_gguf_writer {
     size_t n_keys, max_keys;
     struct declared *tensors;
     size_t n_tensors, max_tensors;
-    uint64_t data_end;  /* where the next declared tensor's data begin, from the start of all data */
-    size_t current;     /* the tensor whose data are being written */
-    uint64_t n_current; /* its bytes so far */
+    uint64_t data_end;  /* offset of the next declared tensor's data from the start of the data section */
+    size_t current;     /* index of the tensor whose data are being written */
+    uint64_t n_current; /* bytes of it written so far */
 };
 
 static uint64_t round_up(uint64_t n, uint64_t to)
@@ -116,7 +115,7 @@ void butler_gguf_writer_free(struct butler_gguf_writer *writer)
 
 /* ------------------------------------------------------------------------------------------------ values */
 
-/* Opens an entry: its key, checked and remembered, and its type. */
+/* Starts an entry: checks and remembers its key, writes its type. */
 static int put_key(struct butler_gguf_writer *writer, const char *key, enum butler_gguf_type type, struct butler_error *err)
 {
     if (writer->n_tensors > 0)
@@ -135,7 +134,7 @@ static int put_key(struct butler_gguf_writer *writer, const char *key, enum butl
     return rc < 0 ? rc : append_int(&writer->values, type, 4, err);
 }
 
-/* general.alignment is not only a value: the data that follow must obey it. */
+/* general.alignment is not only a value: the data section must obey it. */
 static int obey_alignment(struct butler_gguf_writer *writer, const char *key, uint64_t value, struct butler_error *err)
 {
     if (strcmp(key, "general.alignment") != 0)

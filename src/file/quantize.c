@@ -1,5 +1,5 @@
-/* Beside the way of the data: a model's matrices become smaller before anybody runs it. Everything else in the file is
- * carried over as it is. Rows pass one at a time, so memory does not grow with the model. */
+/* Quantises the matrices of a GGUF file and copies the rest. Rows are converted one at a time, so memory does not grow with
+ * the size of the model. */
 #include "file/quantize.h"
 
 #include <limits.h>
@@ -15,7 +15,7 @@ static bool is_float(enum butler_type type)
     return type == BUTLER_F32 || type == BUTLER_F16 || type == BUTLER_BF16;
 }
 
-/* The type a tensor gets, and why when it is not the one asked for. */
+/* The type a tensor gets, and the reason if it is not the requested one. */
 static enum butler_type choose_type(const struct butler_tensor *tensor, enum butler_type type, const char **note)
 {
     *note = NULL;
@@ -78,7 +78,7 @@ static int write_tensor(const struct job *job, const struct butler_tensor *tenso
 
 static int copy_values(const struct job *job)
 {
-    /* The numbers by which the files of this format say "mostly this type". */
+    /* The values of general.file_type that mean "mostly this type". */
     int file_type = job->type == BUTLER_F16 ? 1 : job->type == BUTLER_Q4_0 ? 2 : 7;
     int rc;
     for (int64_t i = 0; i < butler_gguf_n_values(job->gguf); i++) {
@@ -121,7 +121,7 @@ int butler_quantize_file(const char *in, const char *out, enum butler_type type,
     if (type != BUTLER_F16 && type != BUTLER_Q8_0 && type != BUTLER_Q4_0)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "type %s: F16, Q8_0 or Q4_0 can be written",
                            butler_type_known(type) ? butler_types[type].name : "unknown");
-    struct butler_error why = {0}; /* what to return when opening fails */
+    struct butler_error why = {0}; /* returned if opening fails */
     struct job job = {.in = in, .type = type, .err = &why};
     int rc = -1;
     if ((job.gguf = butler_gguf_open(in, &why)) && (job.writer = butler_gguf_writer_new(out, &why)) &&

@@ -1,6 +1,6 @@
-/* Accumulated attention (H2O): S_t(k) = sum over every query j = k..t of a_jk, as h2o-analysis 4.2 and vatp eq. 2 have it.
- * With power 2 the norm of what a token received, sqrt(sum a_jk^2) (softprune): many faint glances then weigh less than
- * one long look. A record is one float per query head; it lives while the token does. */
+/* Accumulated attention (H2O, arXiv 2306.14048; VATP, arXiv 2406.12335, eq. 2): S_t(k) = sum over all queries j = k..t of
+ * a_jk. power=2 gives the Euclidean norm sqrt(sum a_jk^2) (softprune): it favours one high weight over many low ones. A
+ * record is one float per query head; evicting the token deletes it. */
 #include <limits.h>
 #include <math.h>
 

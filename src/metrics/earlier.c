@@ -1,5 +1,6 @@
-/* What earlier layers looked at (tokenbutler.txt, Fig. 9): are the scores of another layer's heads good enough? Exact q.k of
- * the same head of layer 0, or of the layer before. Measurements, not savings: they read that layer's keys. */
+/* Attention of earlier layers (TokenButler, arXiv 2503.07518, Fig. 9): exact q.k of the same head in layer 0, or in the layer
+ * before. These metrics measure whether another layer's scores suffice. They save nothing, because they read that layer's
+ * keys. */
 #include "engine/metric.h"
 
 static void score_first(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,

@@ -1,4 +1,4 @@
-/* Exact attention (oracle): q.k with the cached keys themselves. What every other metric guesses; it saves nothing. */
+/* Exact attention (oracle): q.k with the cached keys. The other metrics approximate it. It saves nothing. */
 #include "engine/metric.h"
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,

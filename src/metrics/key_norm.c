@@ -1,4 +1,5 @@
-/* Key norm: keys of low Euclidean norm tend to draw much attention, so the score is -|k|. A record is that number. */
+/* Key norm (Devoto et al., arXiv 2406.11430): keys of low Euclidean norm tend to receive much attention, so the score is
+ * -|k|. A record is that number. */
 #include <math.h>
 
 #include "kernels/kernels.h"

@@ -1,4 +1,4 @@
-/* Last-query attention (TOVA): what the latest query paid. A record is one float per query head. */
+/* Last-query attention (TOVA, arXiv 2401.06104): the weight that the latest query gave. A record is one float per query head. */
 #include "engine/metric.h"
 
 static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)

@@ -1,10 +1,11 @@
-/* One-bit keys (FIER, algorithm 1): a token keeps one bit per channel, whether its key is nearer to the largest or to the smallest
- * of a group of g tokens, and stands for that one: k~ = low or low + range, what the paper writes as z - s and z + s.
+/* One-bit keys (FIER, arXiv 2508.08256, algorithm 1). For a group of g tokens, each channel has a minimum (low) and a range.
+ * A token stores one bit per channel: whether its key is nearer to the maximum or to the minimum. k~ = low or low + range;
+ * the paper writes z - s and z + s.
  *
- * A record holds 32 tokens as the kernel wants it: {half low[head_dim], uint8 range[], uint8 bits[], float unit}, a range in units
- * of 1/255 of the group's largest, so that they are 8 bits each where the paper has 16.
- * Larger groups repeat what they share in each of their records: they score as the paper's, but save no bytes.
- * The group being filled has the low and range of the tokens it has, so its records change until it is full. */
+ * A record has 32 tokens in the kernel's layout: {half low[head_dim], uint8 range[], uint8 bits[], float unit}. A range is a
+ * multiple of unit, 1/255 of the group's widest range; so it has 8 bits, where the paper has 16. Groups of more than 32
+ * tokens repeat low and range in each of their records: the scores are the paper's, but no bytes are saved. While a group
+ * fills, low and range follow its tokens, so its records change until it is full. */
 #include <math.h>
 #include <string.h>
 
@@ -12,7 +13,7 @@
 #include "engine/metric.h"
 
 #define TOKENS 32
-#define QUERIES 16 /* of a group whose scores pass through a row together */
+#define QUERIES 16 /* query heads per call for a partly covered record */
 
 static const struct butler_param params[] = {
     {"g", 32, 32, 1024, "tokens that share a scale and a zero, a multiple of 32"},
@@ -26,25 +27,25 @@ static void record(const struct butler_metric_shape *shape, const double *values
     *n_bytes = butler_one_bit_bytes(shape->head_dim);
 }
 
-/* What a half can hold. */
+/* Clamps to the range of half precision. */
 static float within_half(float x)
 {
     return BUTLER_MAX(-65504.0f, BUTLER_MIN(x, 65504.0f));
 }
 
-static void widen(float *most, float *least, const float *keys, int n, int dim)
+static void extend_bounds(float *max, float *min, const float *keys, int n, int dim)
 {
     for (int t = 0; t < n; t++)
         for (int d = 0; d < dim; d++) {
             float k = keys[(size_t)t * dim + d];
-            most[d] = BUTLER_MAX(most[d], k);
-            least[d] = BUTLER_MIN(least[d], k);
+            max[d] = BUTLER_MAX(max[d], k);
+            min[d] = BUTLER_MIN(min[d], k);
         }
 }
 
-/* What a group's records share. */
+/* What the records of a group share. */
 struct group {
-    float most[BUTLER_METRIC_MAX_HEAD_DIM], least[BUTLER_METRIC_MAX_HEAD_DIM], unit;
+    float max[BUTLER_METRIC_MAX_HEAD_DIM], min[BUTLER_METRIC_MAX_HEAD_DIM], unit;
     uint16_t low[BUTLER_METRIC_MAX_HEAD_DIM];
     uint8_t range[BUTLER_METRIC_MAX_HEAD_DIM + 4];
 };
@@ -53,15 +54,15 @@ static void set_ranges(struct group *group, int dim)
 {
     float widest = 0;
     for (int d = 0; d < dim; d++) {
-        group->most[d] = within_half(group->most[d]);
-        group->least[d] = within_half(group->least[d]);
-        group->low[d] = butler_float_to_half(group->least[d]);
-        widest = BUTLER_MAX(widest, group->most[d] - group->least[d]);
+        group->max[d] = within_half(group->max[d]);
+        group->min[d] = within_half(group->min[d]);
+        group->low[d] = butler_float_to_half(group->min[d]);
+        widest = BUTLER_MAX(widest, group->max[d] - group->min[d]);
     }
     group->unit = widest / 255;
     memset(group->range, 0, sizeof group->range);
     for (int d = 0; d < dim && group->unit > 0; d++)
-        group->range[d] = (uint8_t)rintf(BUTLER_MIN((group->most[d] - group->least[d]) / group->unit, 255.0f));
+        group->range[d] = (uint8_t)rintf(BUTLER_MIN((group->max[d] - group->min[d]) / group->unit, 255.0f));
 }
 
 static void write_record(unsigned char *at, const struct group *group, const float *keys, int n, int dim)
@@ -70,7 +71,7 @@ static void write_record(unsigned char *at, const struct group *group, const flo
     float middle[BUTLER_METRIC_MAX_HEAD_DIM];
     const size_t padded = ((size_t)dim + 3) / 4 * 4;
     for (int d = 0; d < dim; d++)
-        middle[d] = (group->most[d] + group->least[d]) / 2;
+        middle[d] = (group->max[d] + group->min[d]) / 2;
     for (int t = 0; t < n; t++, keys += dim)
         for (int d = 0; d < (int)padded; d += 4) {
             unsigned nibble = 0;
@@ -92,22 +93,22 @@ static void append(const struct butler_metric_shape *shape, const double *values
     struct group group;
     for (int start = first / g * g; start < first + n; start += g) {
         int end = BUTLER_MIN(start + g, n_slots);
-        butler_view_key(view, start, group.most);
-        memcpy(group.least, group.most, (size_t)dim * sizeof *group.least);
+        butler_view_key(view, start, group.max);
+        memcpy(group.min, group.max, (size_t)dim * sizeof *group.min);
         for (int at = start; at < end; at += TOKENS) {
             butler_view_load_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
-            widen(group.most, group.least, keys, BUTLER_MIN(TOKENS, end - at), dim);
+            extend_bounds(group.max, group.min, keys, BUTLER_MIN(TOKENS, end - at), dim);
         }
         set_ranges(&group, dim);
         for (int at = start; at < end; at += TOKENS) {
-            if (end - start > TOKENS) /* else they are still here */
+            if (end - start > TOKENS) /* otherwise they are still loaded */
                 butler_view_load_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
             write_record(butler_view_record(view, at / TOKENS), &group, keys, BUTLER_MIN(TOKENS, end - at), dim);
         }
     }
 }
 
-/* Whole records go straight to out; the tokens of a record cut by [first, first + n) pass through a row of 32. */
+/* Whole records are scored directly into out. A record that [first, first + n) covers only partly goes through a row of 32. */
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
                   const float *q, int n_q, int first, int n, float *out, size_t stride)
 {
@@ -137,7 +138,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
 
 const struct butler_metric butler_metric_one_bit = {
     .name = "one_bit",
-    .summary = "q.k with every key channel reduced to one bit",
+    .summary = "q.k with one bit per key channel",
     .scale = BUTLER_SCORE_LOGIT,
     .reads_keys = true,
     .params = params,

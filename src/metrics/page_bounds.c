@@ -1,6 +1,7 @@
-/* Page bounds (Quest, TinyServe eq. 2): per page and channel the largest and the smallest key; the score is what the best
- * imaginable key inside that box would reach, sum_d max(q_d M_d, q_d m_d). `bound=max` is the maximum over channels that
- * fier eq. 3 writes. A record is {half max[head_dim], half min[head_dim]} as the kernels want it.
+/* Page bounds (Quest, arXiv 2406.10774; TinyServe, arXiv 2509.12211, eq. 2): per page and channel the maximum M and minimum m
+ * of the keys. The score is an upper bound of q.k over all keys in that box: sum_d max(q_d M_d, q_d m_d). `bound=max` takes
+ * the maximum over d instead of the sum (FIER, eq. 3). A record is {half M[head_dim], half m[head_dim]}, as the kernels
+ * expect.
  *
  * A page's bounds are always computed anew from its keys: a box that was only ever widened would keep the marks of tokens
  * that are gone. */
@@ -19,7 +20,7 @@ static void record(const struct butler_metric_shape *shape, const double *values
     *n_bytes = (size_t)shape->head_dim * 2 * sizeof(uint16_t);
 }
 
-/* Infinity times a query's 0 would be NaN. */
+/* Avoids infinity, which gives NaN if the query's channel is 0. */
 static uint16_t finite_half(float x)
 {
     return butler_float_to_half(BUTLER_MAX(-65504.0f, BUTLER_MIN(x, 65504.0f)));
@@ -29,23 +30,23 @@ static void append(const struct butler_metric_shape *shape, const double *values
                    int n)
 {
     int dim = shape->head_dim, page = (int)values[0], n_slots = butler_view_n_slots(view);
-    float most[BUTLER_METRIC_MAX_HEAD_DIM], least[BUTLER_METRIC_MAX_HEAD_DIM], key[BUTLER_METRIC_MAX_HEAD_DIM];
+    float max[BUTLER_METRIC_MAX_HEAD_DIM], min[BUTLER_METRIC_MAX_HEAD_DIM], key[BUTLER_METRIC_MAX_HEAD_DIM];
     for (int r = first / page; r * page < first + n; r++) {
         int end = BUTLER_MIN((r + 1) * page, n_slots);
-        butler_view_key(view, r * page, most);
+        butler_view_key(view, r * page, max);
         for (int d = 0; d < dim; d++)
-            least[d] = most[d];
+            min[d] = max[d];
         for (int slot = r * page + 1; slot < end; slot++) {
             butler_view_key(view, slot, key);
             for (int d = 0; d < dim; d++) {
-                most[d] = BUTLER_MAX(most[d], key[d]);
-                least[d] = BUTLER_MIN(least[d], key[d]);
+                max[d] = BUTLER_MAX(max[d], key[d]);
+                min[d] = BUTLER_MIN(min[d], key[d]);
             }
         }
         uint16_t *bounds = butler_view_record(view, r);
         for (int d = 0; d < dim; d++) {
-            bounds[d] = finite_half(most[d]);
-            bounds[dim + d] = finite_half(least[d]);
+            bounds[d] = finite_half(max[d]);
+            bounds[dim + d] = finite_half(min[d]);
         }
     }
 }

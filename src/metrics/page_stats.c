@@ -1,9 +1,9 @@
-/* Page mean + std (kekzl/imp; arXiv 2605.27740): score = sum_d (q_d mean_d + std_coef |q_d| std_d), mean and standard
- * deviation (dividing by the number of tokens) over the page's keys. Quest's bound is the same formula with the middle
- * of the box for the mean and half its width for the deviation, where one outlier widens the page for every query.
+/* Page mean and deviation (arXiv 2605.27740): score = sum_d (q_d mean_d + std_coef |q_d| std_d), with the mean and standard
+ * deviation (divisor: number of tokens) of the page's keys. Quest's bound is the same formula with the centre of the box as
+ * mean and half its width as deviation; there one outlier widens the page for every query.
  *
- * So the record is {half (mean + std_coef std)[head_dim], half (mean - std_coef std)[head_dim]} and the bounds' kernel
- * computes the score. */
+ * So the record is {half (mean + std_coef std)[head_dim], half (mean - std_coef std)[head_dim]}, and the kernel for page
+ * bounds computes the score. */
 #include <math.h>
 
 #include "kernels/kernels.h"

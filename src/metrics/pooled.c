@@ -1,12 +1,12 @@
-/* Pooled attention (SnapKV): the attention of the last w queries, then an average or a maximum over `kernel` neighbouring
- * positions, so that a token brings its surroundings along.
+/* Pooled attention (SnapKV, arXiv 2404.14469): the attention of the last w queries, then the mean or maximum over `kernel`
+ * adjacent positions, so that the neighbours of an important token are kept too.
  *
- * Neighbours are positions of the text, not slots: a position that is gone, or beyond an end, counts as 0 in the average
- * (which always divides by the kernel) and not at all in the maximum. SnapKV pools over the tokens before the
- * observation window (the last w positions) only; so a neighbour counts when it is on the token's own side of that edge.
+ * Neighbours are text positions, not slots. A position that was evicted, or lies outside the text, counts as 0 in the mean
+ * (the divisor is always `kernel`), and is ignored in the maximum. SnapKV pools only the tokens before the observation window
+ * (the last w positions); so a neighbour counts only on the token's own side of the window's edge.
  *
- * Slots may be in any order once tokens were evicted. Scoring walks the text in blocks of positions and spreads the slots
- * of a block over a table on the stack. */
+ * After evictions slots may be in any order. Scoring goes through the text in blocks of positions and scatters the slots of a
+ * block into a table on the stack. */
 #include <limits.h>
 
 #include "metrics/window.h"
@@ -21,8 +21,8 @@ static const struct butler_param params[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-/* table[p - from] = the sum at position p, p in [from, from + n), -1 where no slot holds p. */
-static void spread(const struct butler_head_view *view, int head, int from, int n, float *table)
+/* table[p - from] = the sum at position p, p in [from, from + n); -1 if no slot holds p. */
+static void scatter(const struct butler_head_view *view, int head, int from, int n, float *table)
 {
     for (int i = 0; i < n; i++)
         table[i] = -1;
@@ -53,13 +53,13 @@ static int newest_position(const struct butler_head_view *view)
 
 static float pool(const float *table, int low, int high, int kernel, bool maximum)
 {
-    float sum = 0, most = 0;
+    float sum = 0, max = 0;
     for (int p = low; p <= high; p++)
         if (table[p] >= 0) {
             sum += table[p];
-            most = BUTLER_MAX(most, table[p]);
+            max = BUTLER_MAX(max, table[p]);
         }
-    return maximum ? most : sum / (float)kernel;
+    return maximum ? max : sum / (float)kernel;
 }
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
@@ -77,7 +77,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
     }
     for (int head = 0; head < n_q; head++)
         for (int from = lowest; from <= highest; from += BLOCK) {
-            spread(view, head, from - half, BLOCK + 2 * half, table);
+            scatter(view, head, from - half, BLOCK + 2 * half, table);
             for (int i = 0; i < n; i++) {
                 int p = butler_view_position(view, first + i) - from;
                 if (p < 0 || p >= BLOCK)
@@ -94,7 +94,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
 
 const struct butler_metric butler_metric_pooled = {
     .name = "pooled",
-    .summary = "attention of the last w queries, pooled over neighbouring positions",
+    .summary = "attention of the last w queries, pooled over adjacent positions",
     .scale = BUTLER_SCORE_WEIGHT,
     .params = params,
     .record = butler_window_record,

@@ -1,9 +1,9 @@
-/* Learned scores (TokenButler v1 and v2): q.k of the queries a predictor gave for this layer with predicted keys of d
- * channels. predictor.h has the formulas. Version 1 brings the keys of new tokens with it; version 2's are the cached keys
- * times a learned matrix.
+/* Learned scores (TokenButler v1 and v2, arXiv 2503.07518): q.k of the queries that a predictor gave for this layer, and of
+ * predicted keys with d channels. predictor.h has the formulas. Version 1 predicts the keys of new tokens; version 2's keys
+ * are the cached keys times a learned matrix.
  *
- * A record holds 16 tokens as the kernels want them, once for every predicted key of the KV head (one, or one a query head).
- * Keys are 4 bits a channel with a scale a token; keys=int8 keeps 8 and keys=f16 halves. */
+ * A record has 16 tokens in the kernels' layout, once for each predicted key of the KV head (one, or one per query head).
+ * Keys have 4 bits per channel and one scale per token; keys=int8 has 8 bits, keys=f16 half precision. */
 #include <math.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@
 #include "engine/metric.h"
 #include "engine/predict.h"
 
-enum { TOKENS = BUTLER_KEYS_TOKENS, QUERIES = 16 /* of a group that pass together */ };
+enum { TOKENS = BUTLER_KEYS_TOKENS, QUERIES = 16 /* query heads per call */ };
 
 static const struct butler_param params[] = {
     {"keys", 0, 0, 2, "how predicted keys are kept: int4, int8 or f16"},
@@ -23,20 +23,20 @@ static const struct butler_param params[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-/* Bits of a channel. */
+/* Bits per channel. */
 static int bits_of(const double *values)
 {
     static const int bits[] = {4, 8, 16};
     return bits[(int)values[0]];
 }
 
-/* Channels that are stored: whole groups of 32 bits, what is too much being 0. */
+/* Stored channels: for 4 bits, a multiple of 8; the padding is 0. */
 static int width(int d, int bits)
 {
     return bits == 4 ? (d + 7) / 8 * 8 : d;
 }
 
-/* Bytes of 16 keys of one head: those of fewer bits than 16 have scales before them, a byte each. */
+/* Bytes of 16 keys of one head. Keys of 4 or 8 bits have one byte of scale each, before the keys. */
 static size_t block_size(int d, int bits)
 {
     return TOKENS * (size_t)((bits < 16) + width(d, bits) * bits / 8);
@@ -60,26 +60,26 @@ static uint16_t finite_half(float x)
     return butler_float_to_half(BUTLER_MAX(-65504.0f, BUTLER_MIN(x, 65504.0f)));
 }
 
-/* Rounds x[n] to whole numbers around an extreme of `most` scale; NaN becomes the lowest. Without calls: of a step's keys and
- * queries there are many. */
-static float round_to(int8_t *out, const float *x, int n, float most, float scale)
+/* Quantises x[n] to integers; `limit` times scale is the largest magnitude. NaN becomes the minimum. Calls no
+ * function, because it runs for every key and query of a step. */
+static float quantise(int8_t *out, const float *x, int n, float limit, float scale)
 {
-    const float inverse = scale > 0 ? 1 / scale : 0, whole = 0x1.8p23f; /* to which only whole numbers can be added */
+    const float inverse = scale > 0 ? 1 / scale : 0, whole = 0x1.8p23f; /* adding it rounds a float to an integer */
     for (int i = 0; i < n; i++) {
-        const float y = x[i] * inverse, low = y > -most ? y : -most, kept = low < most ? low : most;
+        const float y = x[i] * inverse, low = y > -limit ? y : -limit, kept = low < limit ? low : limit;
         out[i] = (int8_t)(int)((kept + whole) - whole);
     }
     return scale;
 }
 
-static float extreme(const float *x, int n)
+static float absmax(const float *x, int n)
 {
-    float most = 0;
+    float max = 0;
     for (int i = 0; i < n; i++) {
         const float y = fabsf(x[i]);
-        most = y > most ? y : most;
+        max = y > max ? y : max;
     }
-    return most;
+    return max;
 }
 
 static void store(void *block, int token, const float *key, int d, int bits)
@@ -90,10 +90,10 @@ static void store(void *block, int token, const float *key, int d, int bits)
         return;
     }
     int8_t numbers[BUTLER_PREDICTOR_MAX_D + 8] = {0};
-    const float most = bits == 8 ? 127 : 7;
+    const float limit = bits == 8 ? 127 : 7;
     uint8_t *scales = block, *quads = scales + TOKENS + 4 * token;
-    scales[token] = to_key_scale(extreme(key, d) / most);
-    round_to(numbers, key, d, most, key_scale(scales[token]));
+    scales[token] = to_key_scale(absmax(key, d) / limit);
+    quantise(numbers, key, d, limit, key_scale(scales[token]));
     for (int i = 0; i < width(d, bits); i += 32 / bits, quads += TOKENS * 4)
         for (int c = 0; c < 4; c++)
             quads[c] = (uint8_t)(bits == 8 ? numbers[i + c] + 128 : (numbers[i + c] + 8) | (numbers[i + 4 + c] + 8) << 4);
@@ -137,7 +137,7 @@ static void move_one(const struct butler_head_view *view, int from, int to, int 
 {
     uint8_t *source = block_of(view, d, bits, from, key), *target = block_of(view, d, bits, to, key);
     const int f = from % TOKENS, t = to % TOKENS;
-    const size_t item = bits == 16 ? sizeof(uint16_t) : 4; /* what a token has in every row of the block */
+    const size_t item = bits == 16 ? sizeof(uint16_t) : 4; /* bytes of a token in each row of the block */
     const int rows = width(d, bits) * bits / (8 * (int)item);
     if (bits < 16) {
         target[t] = source[f];
@@ -158,8 +158,7 @@ static void move(const struct butler_metric_shape *shape, const double *values, 
 
 /* ------------------------------------------------------------------------------------------------ scoring */
 
-/* Queries as the kernel takes them, width(d) channels each. factor: what scores are multiplied by, so that they are scaled as q.k
- * is. */
+/* Queries in the kernels' form, width(d) channels each. factor multiplies the scores, so that they have the scale of q.k. */
 struct queries {
     int8_t bytes[QUERIES * BUTLER_PREDICTOR_MAX_D];
     float floats[QUERIES * BUTLER_PREDICTOR_MAX_D];
@@ -174,13 +173,13 @@ static void prepare(struct queries *out, const float *q, int n_q, int d, float f
             for (int c = 0; c < d; c++)
                 out->floats[i * d + c] = q[c] * factor;
         } else {
-            out->factors[i] = factor * round_to(out->bytes + i * wide, q, d, 127, extreme(q, d) / 127);
+            out->factors[i] = factor * quantise(out->bytes + i * wide, q, d, 127, absmax(q, d) / 127);
             for (int c = d; c < wide; c++)
                 out->bytes[i * wide + c] = 0;
         }
 }
 
-/* n_records whole records for n_q queries that share a predicted key. */
+/* Scores n_records whole records for n_q queries that share a predicted key. */
 static void scan(const struct butler_head_view *view, const struct queries *queries, int n_q, int slot, int key, int n_records,
                  int d, int bits, float *out, size_t stride)
 {
@@ -193,7 +192,7 @@ static void scan(const struct butler_head_view *view, const struct queries *quer
                                                       n_records, width(d, bits));
 }
 
-/* Whole records go straight to out; the tokens of a record cut by [first, first + n) pass through rows of 16. */
+/* Whole records are scored directly into out. A record that [first, first + n) covers only partly goes through rows of 16. */
 static void score_key(const struct butler_head_view *view, const struct queries *queries, int n_q, int key, int first, int n, int d,
                       int bits, float *out, size_t stride)
 {
@@ -236,13 +235,12 @@ static void score(const struct butler_metric_shape *shape, const double *values,
     }
 }
 
-/* ------------------------------------------------------------------------------- one query for the heads of a KV head
- * The mean over heads of (q_h.k - mean_h) / deviation_h is, but for a number that all tokens have in common, the product of k with
- * the mean of q_h / deviation_h. A head's deviation is taken to be the length of its query: where keys scatter alike in all
- * directions it is, up to a factor which the heads of a KV head have in common. */
+/* The mean over heads of (q_h.k - mean_h) / deviation_h equals, up to a constant that all tokens share, the product of k with
+ * the mean of q_h / deviation_h. As deviation of a head we use the length of its query. If keys scatter equally in all
+ * directions, the two are equal up to a factor that the heads of a KV head share. */
 
-/* The combined query, mean over heads of q_h / |q_h|, into out[d]. In doubles: the order of a sum must not decide how one of its
- * channels is rounded. */
+/* The combined query, the mean over heads of q_h / |q_h|, into out[d]. In double precision: the order of summation must not
+ * change how a channel is rounded. */
 static void combine(const float *q, int n_q, int d, float *out)
 {
     double sum[BUTLER_PREDICTOR_MAX_D] = {0};
@@ -273,7 +271,7 @@ static void score_mean(const struct butler_metric_shape *shape, const double *va
 
 const struct butler_metric butler_metric_predicted = {
     .name = "predicted",
-    .summary = "q.k as a predictor on the first layer foresees it",
+    .summary = "q.k as predicted at the first layer",
     .scale = BUTLER_SCORE_LOGIT,
     .params = params,
     .record = record,
@@ -286,7 +284,7 @@ const struct butler_metric butler_metric_predicted = {
 
 const struct butler_metric butler_metric_predicted2 = {
     .name = "predicted2",
-    .summary = "q.k of queries foreseen every few layers with the cached keys, narrowed",
+    .summary = "q.k of queries predicted every few layers with projected cached keys",
     .scale = BUTLER_SCORE_LOGIT,
     .reads_keys = true,
     .params = params,

@@ -1,5 +1,5 @@
-/* Random scores in [0, 1): the lower bound of quality. A hash of seed, layer, query head, position of the newest token and
- * position of the scored one, so that a run can be repeated and a slot's move changes nothing. */
+/* Random scores in [0, 1): the lower bound of quality. A hash of seed, layer, query head, position of the newest token, and
+ * position of the scored token. So runs can be repeated, and moving a token to another slot changes nothing. */
 #include "engine/metric.h"
 
 static uint64_t hash(uint64_t state, int x)

@@ -3,7 +3,8 @@
 #include "metrics/window.h"
 
 #define ONE 16777216.0f /* 2^24 units */
-/* Records are long and a step touches two lines of each: without a hint every one is waited for. */
+/* Prefetch distance in records. Records are long, and a step touches two cache lines of each: the hardware does not prefetch
+ * them. */
 #define AHEAD 16
 
 void butler_window_record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
@@ -18,7 +19,7 @@ int butler_window_length(const double *values)
     return (int)values[0];
 }
 
-/* A half that is not negative, in units of 2^-24: its bits are nearly that already. */
+/* A half >= 0 in units of 2^-24, from its exponent and mantissa. */
 static uint64_t units(uint16_t half)
 {
     const unsigned exponent = half >> 10 & 31, mantissa = half & 1023;

@@ -1,4 +1,4 @@
-/* The architectures we know, as tables: names as the GGUF files of each carry them, shapes from the hyperparameters. */
+/* The supported architectures as tables: tensor names as in their GGUF files, and shapes in terms of the hyperparameters. */
 #include "model/arch.h"
 
 #include <stdio.h>
@@ -78,7 +78,7 @@ static const struct butler_binding llama_layer[] = {
     BIAS_OPTIONAL("ffn_gate.bias", LAYER(w_gate), FF),
     BIAS_OPTIONAL("ffn_up.bias", LAYER(w_up), FF),
     BIAS_OPTIONAL("ffn_down.bias", LAYER(w_down), EMBD),
-    OTHER("attn_rot_embd.weight"), /* frequencies that old conversions stored; they follow from rope.freq_base */
+    OTHER("attn_rot_embd.weight"), /* frequencies stored by old conversions; they follow from rope.freq_base */
     END,
 };
 

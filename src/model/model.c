@@ -1,6 +1,5 @@
-/* Second room: the tensors of the file take their places in the layers. Every shape is compared with what the
- * hyperparameters ask for, and no tensor may be left over: a part we do not know would be silently missing from the
- * model's answers. */
+/* Binds the tensors of a file to the layers. Each shape is compared with the one that the hyperparameters require. No tensor
+ * may remain unbound: it would be an unknown part that silently changes the output. */
 #include "model/arch.h"
 
 #include <limits.h>
@@ -8,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bounds on hyperparameters: far above any model, low enough that products of a few of them fit in 64 bits and any one
- * of them times a handful in an int. */
+/* Upper bounds of hyperparameters: far above any model, and low enough that products of a few of them fit in 64 bits, and any
+ * one times a small factor fits in an int. */
 enum {
     MAX_LAYERS = 4096,
     MAX_EMBD = 1 << 20,
@@ -31,7 +30,7 @@ static int get_int(struct butler_model *model, const char *suffix, bool required
     return rc;
 }
 
-/* Keys that mean a model of this name that is built differently. */
+/* Keys that mean that a model of this name is built differently. */
 static int refuse_variants(struct butler_model *model, struct butler_error *err)
 {
     int n_experts = 0;
@@ -64,7 +63,7 @@ static int read_head_dim(struct butler_model *model, struct butler_error *err)
     }
     if (hp->head_dim % 2 || hp->head_dim > MAX_HEAD_DIM || hp->head_dim < 2)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
-                           "%.160s: key '%s': heads of %d dimensions; an even number up to %d is due", model->path,
+                           "%.160s: key '%s': heads of %d dimensions; expected an even number up to %d", model->path,
                            butler_arch_key(model, "attention.head_count").text, hp->head_dim, MAX_HEAD_DIM);
     int value_length = hp->head_dim;
     if ((rc = get_int(model, "attention.value_length", false, 1, INT_MAX, &value_length, err)) < 0)
@@ -92,7 +91,7 @@ static int read_norm(struct butler_model *model, struct butler_error *err)
     return 0;
 }
 
-/* The embedding says how many tokens there are; a vocabulary with more would name rows that do not exist. */
+/* The embedding defines the number of tokens; a larger vocabulary would name rows that do not exist. */
 static int read_vocab(struct butler_model *model, struct butler_error *err)
 {
     const struct butler_tensor *tensor = butler_gguf_find(model->gguf, "token_embd.weight");
@@ -181,7 +180,7 @@ int butler_model_vector(struct butler_model *model, const struct butler_tensor *
         return 0;
     }
     if (tensor->type != BUTLER_F32 && tensor->type != BUTLER_F16 && tensor->type != BUTLER_BF16)
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: tensor '%s': a vector of type %s; F32, F16 or BF16 are due",
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: tensor '%s': a vector of type %s; expected F32, F16 or BF16",
                            model->path, tensor->name, butler_types[tensor->type].name);
     float **grown = realloc(model->owned_vectors, ((size_t)model->n_owned_vectors + 1) * sizeof *grown);
     if (!grown)
@@ -215,7 +214,7 @@ static int check_shape(struct binder *b, const struct butler_binding *binding, c
                        tensor->name, has, b->arch->name, (long long)n_cols, (long long)n_stored);
 }
 
-/* The pointer that a binding fills, to see whether an earlier alternative has. */
+/* The pointer that a binding fills; not NULL if an earlier alternative has filled it. */
 static const void *bound(const struct butler_binding *binding, const void *place)
 {
     const struct butler_matrix *matrix = place;
@@ -301,7 +300,7 @@ static int refuse_strangers(struct binder *b)
         const char *name = butler_gguf_tensor(b->model->gguf, i)->name;
         char head[32];
         int layer, n = 0;
-        /* The number is written back to tell "blk.7." from "blk.07.". */
+        /* The number is printed again to distinguish "blk.7." from "blk.07.". */
         bool in_layer = sscanf(name, "blk.%9d.%n", &layer, &n) == 1 && n > 0 && layer >= 0 && layer < b->model->hp.n_layers &&
                         snprintf(head, sizeof head, "blk.%d.", layer) == n && strncmp(head, name, (size_t)n) == 0;
         if (in_layer ? in_table(b->arch->layer, name + n) : in_table(b->arch->model, name))
@@ -325,7 +324,7 @@ static uint64_t vector_bytes(const struct butler_vector *vector, int n)
     return 4 * (uint64_t)n * ((vector->weight != NULL) + (vector->bias != NULL));
 }
 
-/* What one step reads: every matrix and vector once, and of the embeddings one row. */
+/* What one step reads: every matrix and vector once, and one row of the embedding. */
 static uint64_t step_bytes(const struct butler_model *model)
 {
     uint64_t n = model->tok_embd.row_bytes + matrix_bytes(&model->output) + vector_bytes(&model->output_norm, model->hp.n_embd);
@@ -365,11 +364,11 @@ static int fill_info(struct butler_model *model, struct butler_error *err)
         info->weight_bytes += (uint64_t)tensor->n_rows * tensor->row_bytes;
         by_type[tensor->type] += (uint64_t)tensor->n_rows * (uint64_t)tensor->n_cols;
     }
-    int most = 0;
+    int largest = 0;
     for (int t = 1; t < BUTLER_N_TYPES; t++)
-        if (by_type[t] > by_type[most])
-            most = t;
-    info->file_type = butler_types[most].name;
+        if (by_type[t] > by_type[largest])
+            largest = t;
+    info->file_type = butler_types[largest].name;
     info->step_weight_bytes = step_bytes(model);
     return 0;
 }
@@ -387,7 +386,7 @@ int butler_model_bind(struct butler_model *model, struct butler_error *err)
     model->info.architecture = arch->name;
     if ((rc = read_hparams(model, arch, err)) < 0)
         return rc;
-    /* Every layer has tensors of its own, so a file bounds what a number in it can make us allocate. */
+    /* Each layer has tensors, so the size of the file bounds the allocation for a claimed number of layers. */
     if (model->hp.n_layers > butler_gguf_n_tensors(model->gguf))
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key '%s': %d layers, the file has %lld tensors", model->path,
                            butler_arch_key(model, "block_count").text, model->hp.n_layers,

@@ -1,5 +1,5 @@
-/* A model bound to its file: hyperparameters, and for every layer which tensor plays which part. One table of names and
- * shapes per architecture fills these structs; the forward pass knows no architecture, only what is present. */
+/* A model bound to its file: hyperparameters, and the tensors of each layer by role. One table of names and shapes per
+ * architecture fills these structs. The forward pass does not depend on the architecture, only on which tensors are present. */
 #ifndef BUTLER_MODEL_H
 #define BUTLER_MODEL_H
 
@@ -36,7 +36,7 @@ struct butler_layer {
     struct butler_matrix wq, wk, wv, wo;
     struct butler_vector q_norm, k_norm; /* per head [head_dim] (qwen3); weight NULL: none */
     struct butler_vector ffn_norm;
-    struct butler_matrix w_gate; /* data NULL: plain two-layer FFN with activation (gpt2) */
+    struct butler_matrix w_gate; /* data NULL: two-layer FFN without a gate (gpt2) */
     struct butler_matrix w_up, w_down;
 };
 
@@ -48,7 +48,7 @@ struct butler_hparams {
     enum butler_rope rope;
     int n_rot;              /* dimensions of a head that are rotated */
     float rope_theta;
-    int sliding_window;     /* > 0: the model only attends this far back (phi3); we run it up to that context */
+    int sliding_window;     /* > 0: the model attends only this far back (phi3); we run it up to that context */
 };
 
 struct butler_model {
@@ -61,13 +61,13 @@ struct butler_model {
     struct butler_vector output_norm;
     struct butler_matrix output;    /* tied: same data as tok_embd */
     struct butler_layer *layers;    /* [n_layers] */
-    /* Rotation of pair i at position p: angle p * rope_freq[i], then cos and sin times rope_scale. Two sets where a model
-     * has long and short factors (phi3, longrope): rope_freq_long is used by sessions longer than rope_original_ctx. */
+    /* Rotation of pair i at position p: by the angle p * rope_freq[i]; cos and sin are multiplied by rope_scale. Models with
+     * long and short factors (phi3, longrope) have two sets: sessions longer than rope_original_ctx use rope_freq_long. */
     float *rope_freq;      /* [n_rot / 2] or NULL */
     float *rope_freq_long; /* or NULL */
     float rope_scale, rope_scale_long;
     int rope_original_ctx;
-    float **owned_vectors; /* F16/BF16 norm weights and biases widened to F32: ours to free */
+    float **owned_vectors; /* F16/BF16 norm weights and biases converted to F32; freed with the model */
     int n_owned_vectors;
     uint64_t fingerprint;  /* XXH3-64 of the header and of a sample of every tensor */
     struct butler_model_info info;

@@ -1,4 +1,4 @@
-/* The predictor itself: its sizes, its parameters by name, and the file they are kept in. */
+/* A predictor's sizes, its parameters by name, and its file. */
 #include "model/predictor.h"
 
 #include <inttypes.h>
@@ -39,7 +39,7 @@ struct butler_predictor_sizes butler_predictor_sizes_for(const struct butler_mod
     return sizes;
 }
 
-static bool turns(float freq, int n_tokens)
+static bool completes_turn(float freq, int n_tokens)
 {
     return freq * (float)n_tokens >= 6.2831853f;
 }
@@ -53,7 +53,7 @@ void butler_predictor_rotate(struct butler_predictor_sizes *sizes, const struct 
     }
     for (int i = 0; model->rope_freq && i < BUTLER_MIN(sizes->d / 2, BUTLER_COUNT(sizes->rope_freq)); i++) {
         const float freq = model->rope_freq[i * model->hp.n_rot / sizes->d];
-        sizes->rope_freq[i] = turns(freq, n_tokens) ? freq : 0;
+        sizes->rope_freq[i] = completes_turn(freq, n_tokens) ? freq : 0;
     }
 }
 
@@ -61,7 +61,7 @@ void butler_predictor_frequencies(const struct butler_predictor_sizes *sizes, in
 {
     for (int i = 0; i < dim / 2; i++) {
         freq[i] = (float)pow((double)sizes->rope_base, -2.0 * i / dim);
-        if (sizes->rope_length > 0 && !turns(freq[i], sizes->rope_length))
+        if (sizes->rope_length > 0 && !completes_turn(freq[i], sizes->rope_length))
             freq[i] = 0;
     }
 }
@@ -95,7 +95,7 @@ static bool within(int value, int min, int max)
     return value >= min && value <= max;
 }
 
-/* name: the file, or what stands for it. */
+/* name: the file, or a replacement for it in errors. */
 static int check_sizes(const struct butler_predictor_sizes *s, const char *name, int code, struct butler_error *err)
 {
     if (s->version != 1 && s->version != 2)
@@ -130,7 +130,7 @@ static int check_sizes(const struct butler_predictor_sizes *s, const char *name,
 
 /* ------------------------------------------------------------------------------------------- parameters */
 
-/* Called twice: first params is NULL and they are only counted. */
+/* Called twice: with params NULL it only counts them. */
 struct list {
     struct butler_predictor_param *params;
     int n;
@@ -195,7 +195,7 @@ const struct butler_predictor_param *butler_predictor_find(const struct butler_p
     return NULL;
 }
 
-/* The predictor with its list of parameters, without their numbers. */
+/* A predictor with its list of parameters, but without their values. */
 static struct butler_predictor *make(const struct butler_predictor_sizes *sizes, const char *name, struct butler_error *err)
 {
     struct list list = {NULL, 0};
@@ -226,7 +226,7 @@ fail:
     return NULL;
 }
 
-/* Room for floats, and matrices that are those floats. */
+/* Allocates the values as floats, and makes the matrices refer to them. */
 static int make_weights(struct butler_predictor *predictor, struct butler_error *err)
 {
     float *at = butler_alloc(predictor->n_weights * sizeof *at, err);
@@ -284,7 +284,7 @@ static enum butler_type type_of(const struct butler_predictor_param *param, enum
     return type != BUTLER_F32 && param->n_cols % 32 ? BUTLER_F16 : type;
 }
 
-/* The keys of the file, in the order they are written; the same table reads them. */
+/* The keys of the file in the order in which they are written; the reader uses the same table. */
 static const struct size_key {
     const char *name;
     size_t offset;
@@ -471,7 +471,7 @@ static int bind(struct butler_predictor *predictor, struct butler_predictor_para
     return 0;
 }
 
-/* What is bound to the mapping, as floats; the mapping is no longer needed. */
+/* Converts what is bound to the mapping to floats; the mapping is not needed afterwards. */
 static int widen(struct butler_predictor *predictor, struct butler_error *err)
 {
     struct butler_predictor from = {.n_params = predictor->n_params};
@@ -521,7 +521,7 @@ fail:
 uint64_t butler_predictor_step_bytes(const struct butler_predictor *predictor)
 {
     uint64_t bytes = 0;
-    for (int i = 0; i < predictor->n_params; i++) { /* vectors are not counted, as they are not for the model */
+    for (int i = 0; i < predictor->n_params; i++) { /* vectors are not counted; neither are the model's */
         const struct butler_predictor_param *param = &predictor->params[i];
         if (!is_vector(param) && strncmp(param->name, "key.", 4) != 0)
             bytes += param->matrix.row_bytes * (uint64_t)param->n_rows;

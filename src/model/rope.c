@@ -1,5 +1,5 @@
-/* Part of binding a model: how fast each pair of a head turns per position. All that files can ask for (linear and YaRN
- * scaling, per-pair factors of Llama 3, long and short factors of Phi 3) ends in one or two tables of frequencies. */
+/* Part of binding a model: the rotation frequency of each pair of dimensions. All variants that files ask for (linear and
+ * YaRN scaling, per-pair factors of Llama 3, long and short factors of Phi 3) result in one or two tables of frequencies. */
 #include "model/arch.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@ enum scaling { SCALING_NONE, SCALING_LINEAR, SCALING_YARN, SCALING_LONGROPE };
 struct rope_keys {
     enum scaling scaling;
     double factor;      /* positions are this much denser than in training */
-    double attn_factor; /* on cos and sin */
+    double attn_factor; /* factor of cos and sin */
     double ext_factor;  /* YaRN: how much of the ramp is applied */
     double beta_fast, beta_slow;
 };
@@ -21,7 +21,7 @@ static int read_scaling(struct butler_model *model, struct rope_keys *keys, stru
     static const char *const names[] = {
         [SCALING_NONE] = "none", [SCALING_LINEAR] = "linear", [SCALING_YARN] = "yarn", [SCALING_LONGROPE] = "longrope"};
     struct butler_arch_key key = butler_arch_key(model, "rope.scaling.type");
-    const char *name = "linear"; /* what a file means that gives a factor and no type */
+    const char *name = "linear"; /* meaning of a file with a factor but no type */
     int rc = butler_gguf_string(model->gguf, key.text, false, &name, err);
     if (rc < 0)
         return rc;
@@ -47,8 +47,8 @@ static int read_number(struct butler_model *model, const char *suffix, double mi
     return 0;
 }
 
-/* The key rope.scaling.yarn_attn_factor is left alone: with plain YaRN the scale follows from the factor, and files
- * that carry the key state either that same number or 1. */
+/* The key rope.scaling.yarn_attn_factor is ignored: with plain YaRN the scale follows from the factor, and files with the key
+ * contain either that same number or 1. */
 static int read_keys(struct butler_model *model, struct rope_keys *keys, struct butler_error *err)
 {
     struct butler_hparams *hp = &model->hp;
@@ -76,14 +76,15 @@ static int read_keys(struct butler_model *model, struct rope_keys *keys, struct 
     return 0;
 }
 
-/* YaRN: the pair that turns `turns` times within the original context. */
+/* YaRN: the pair that completes `turns` rotations within the original context. */
 static double yarn_pair(const struct butler_model *model, double turns)
 {
     const double pi = 3.14159265358979323846;
     return model->hp.n_rot * log(model->rope_original_ctx / (turns * 2 * pi)) / (2 * log((double)model->hp.rope_theta));
 }
 
-/* Pairs that turn often keep their speed, those that hardly turn are slowed by the factor, those between are mixed. */
+/* Pairs that rotate often keep their frequency, those that rotate little are slowed by the factor, those between are
+ * interpolated. */
 static void scale_yarn(const struct butler_model *model, const struct rope_keys *keys, double *freq)
 {
     double ext = keys->ext_factor < 0 ? 1 : keys->ext_factor;
@@ -96,7 +97,7 @@ static void scale_yarn(const struct butler_model *model, const struct rope_keys 
     }
 }
 
-/* The table for one set of factors (NULL: none): n_rot / 2 frequencies. */
+/* The n_rot / 2 frequencies for one set of factors (NULL: none). */
 static float *make_table(struct butler_model *model, const struct rope_keys *keys, const float *factors, struct butler_error *err)
 {
     int n = model->hp.n_rot / 2;
@@ -121,7 +122,7 @@ fail:
     return NULL;
 }
 
-/* Factors of a tensor, one per pair, or *out NULL when the file has no such tensor. */
+/* The factors in a tensor, one per pair; *out is NULL if the file has no such tensor. */
 static int read_factors(struct butler_model *model, const char *name, const float **out, struct butler_error *err)
 {
     int n = model->hp.n_rot / 2;

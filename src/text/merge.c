@@ -1,4 +1,4 @@
-/* Merging by a heap of pairs: a word of n symbols costs n log n however long it is. */
+/* Merges symbols with a heap of pairs: a word of n symbols costs O(n log n). */
 #include "text/merge.h"
 
 #include <stdlib.h>
@@ -54,7 +54,7 @@ void butler_pairs_free(struct butler_pairs *pairs)
 
 /* -------------------------------------------------------------------------------------------------- heap */
 
-/* Room for one element more in *array. */
+/* Makes space for one more element in *array. */
 static int grow(void **array, size_t n, size_t *capacity, size_t element, struct butler_error *err)
 {
     if (n < *capacity)
@@ -109,7 +109,7 @@ int butler_merge_add(struct butler_merge *merge, uint32_t id, struct butler_erro
     return BUTLER_OK;
 }
 
-/* Looks up what symbol i makes with its neighbour, and queues it. */
+/* Looks up the merge of symbol i with its right neighbour, and queues it. */
 static int consider(struct butler_merge *merge, const struct butler_pairs *pairs, int32_t i, struct butler_error *err)
 {
     struct butler_merge_symbol *symbol = &merge->symbols[i];
@@ -135,7 +135,8 @@ int butler_merge_run(struct butler_merge *merge, const struct butler_pairs *pair
         uint64_t top = heap_pop(merge);
         int32_t left = (int32_t)(top & UINT32_MAX);
         struct butler_merge_symbol *symbol = &merge->symbols[left];
-        /* Entries are not taken out when a neighbour changes: one is stale if the pair there has another rank now. */
+        /* Heap entries are not removed when a neighbour changes: an entry is stale if the pair at its symbol now has another
+         * rank. */
         if (symbol->rank != (uint32_t)(top >> 32))
             continue;
         struct butler_merge_symbol *gone = &merge->symbols[symbol->next];

@@ -1,5 +1,5 @@
-/* Words by regular expressions. A pre-tokenizer is up to four of them: each cuts what the one before it left, into its
- * matches and the stretches between them. */
+/* Splits text into words with regular expressions. A pre-tokenizer has up to four: each splits the pieces that the one before
+ * produced, into its matches and the stretches between them. */
 #include "text/pretokenizer.h"
 #include "base/utf8.h"
 
@@ -36,7 +36,7 @@ static const struct pre_tokenizer {
 
 struct butler_split {
     const struct pre_tokenizer *pre;
-    pcre2_code *stages[MAX_STAGES]; /* NULL past the last */
+    pcre2_code *stages[MAX_STAGES]; /* NULL ends the list */
 };
 
 static int compile(struct butler_split *split, const char *path, struct butler_error *err)
@@ -52,7 +52,7 @@ static int compile(struct butler_split *split, const char *path, struct butler_e
             return butler_fail(err, code == PCRE2_ERROR_HEAP_FAILED ? BUTLER_ERROR_MEMORY : BUTLER_ERROR_UNSUPPORTED,
                                "%s: pre-tokenizer %s, expression %d, offset %zu: %s", path, split->pre->name, i, offset, why);
         }
-        /* Where this fails (no JIT on this machine, none allowed) matching is slower and otherwise the same. */
+        /* If JIT is not available or not allowed, matching is slower but gives the same result. */
         pcre2_jit_compile(split->stages[i], PCRE2_JIT_COMPLETE);
     }
     return BUTLER_OK;
@@ -135,8 +135,8 @@ static int find(struct run *run, int stage, const char *text, size_t n, size_t *
     return BUTLER_OK;
 }
 
-/* Cuts text[n], valid UTF-8, by the expressions from `stage` on. The text ends where the earlier expressions ended it: a
- * lookahead must not see further, so each stretch is a subject of its own. */
+/* Splits text[n], valid UTF-8, by the expressions from `stage` on. Each piece is a separate subject, because a lookahead must
+ * not see past the end that an earlier expression set. */
 static int cut(struct run *run, int stage, const char *text, size_t n)
 {
     if (stage == MAX_STAGES || !run->split->stages[stage])
@@ -156,7 +156,7 @@ static int cut(struct run *run, int stage, const char *text, size_t n)
     return BUTLER_OK;
 }
 
-/* Length of what text[n] begins with that is UTF-8 (valid), or is not. */
+/* Length of the longest prefix of text[n] that is UTF-8 (valid), or that is not. */
 static size_t stretch(const char *text, size_t n, bool valid)
 {
     size_t i = 0;
@@ -180,7 +180,7 @@ int butler_split_run(const struct butler_split *split, const char *text, size_t 
         rc = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory to match a pre-tokenizer's expressions");
         goto fail;
     }
-    /* The expressions backtrack at most once over a run of spaces, for each alternative that begins with them. */
+    /* Each alternative that begins with a run of spaces may backtrack over it at most once. */
     pcre2_set_match_limit(run.context, (uint32_t)BUTLER_MIN(n * 16 + 1000, UINT32_MAX));
     while (n > 0 && !rc) {
         size_t valid = stretch(text, n, true);

@@ -1,4 +1,4 @@
-/* The pre-tokenizer of byte-level BPE: cuts text into words, within which alone symbols are merged. */
+/* The pre-tokenizer of byte-level BPE: splits text into words. Symbols are merged only within a word. */
 #ifndef BUTLER_SPLIT_H
 #define BUTLER_SPLIT_H
 
@@ -6,16 +6,16 @@
 
 struct butler_split;
 
-/* name: the value of tokenizer.ggml.pre; path is for messages. NULL: unknown name, or no memory. */
+/* name: the value of tokenizer.ggml.pre. path is for errors. NULL: unknown name, or no memory. */
 struct butler_split *butler_split_new(const char *name, const char *path, struct butler_error *err);
 void butler_split_free(struct butler_split *split);
 
-/* Two habits that go with the name: a word that is a token is not merged from its letters; BOS comes first unless the
- * file says otherwise. */
+/* Two properties that depend on the name: whether a word that is a token is used without merging, and whether BOS is added if
+ * the file does not say. */
 bool butler_split_whole_words(const struct butler_split *split);
 bool butler_split_adds_bos(const struct butler_split *split);
 
-/* Calls word() for each word of text[n], in order; together they are the text. Bytes that are not UTF-8 are words of
+/* Calls word() for each word of text[n], in order; the words together are the text. Bytes that are not UTF-8 form words of
  * their own. Stops at the first result that is not 0 and returns it. */
 typedef int butler_word_fn(void *user, const char *word, size_t n, struct butler_error *err);
 int butler_split_run(const struct butler_split *split, const char *text, size_t n, butler_word_fn *word, void *user,

@@ -1,5 +1,5 @@
-/* Text to ids and back: which family a file's vocabulary belongs to, special tokens first, what is between them to the
- * family, and BOS and EOS around it all. */
+/* Text to ids and back: selects the family of the vocabulary, finds special tokens, passes the text between them to the
+ * family, and adds BOS and EOS. */
 #include "text/tokenizer_parts.h"
 
 #include <limits.h>
@@ -8,7 +8,7 @@
 
 /* --------------------------------------------------------------------------------------------------- load */
 
-/* Ids may be absent, or said to be absent by -1 in 32 bits. */
+/* An id may be absent, or be given as absent by -1 in 32 bits. */
 static int read_id(const struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, const char *key, int32_t *id,
                    struct butler_error *err)
 {
@@ -42,7 +42,7 @@ static void add_end(struct butler_tokenizer *tokenizer, int32_t id)
         tokenizer->ends[tokenizer->n_ends++] = id;
 }
 
-/* Models end their turn in more ways than their files name. */
+/* Models end a turn with more tokens than their files name. */
 static int find_ends(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err)
 {
     static const char *const spellings[] = {"<|im_end|>",    "<|eot_id|>",      "<|eom_id|>",   "<|end|>",
@@ -121,7 +121,7 @@ void butler_tokenizer_free(struct butler_tokenizer *tokenizer)
         return;
     butler_vocab_free(&tokenizer->vocab);
     butler_pairs_free(&tokenizer->pairs);
-    butler_pairs_free(&tokenizer->joins);
+    butler_pairs_free(&tokenizer->adjacent);
     butler_split_free(tokenizer->split);
     free(tokenizer->special);
     free(tokenizer);
@@ -170,10 +170,10 @@ int butler_tokenizer_encode(const struct butler_tokenizer *tokenizer, const char
                             int max_ids, struct butler_error *err)
 {
     if (max_ids < 0 || (max_ids > 0 && !ids) || (n_text > 0 && !text) || (flags & ~(BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL)))
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "tokenize: flags %d, %zu bytes of text and room for %d ids make no sense",
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "tokenize: invalid arguments: flags %d, %zu bytes of text, space for %d ids",
                            flags, n_text, max_ids);
     if (n_text > INT_MAX / 4)
-        return butler_fail(err, BUTLER_ERROR_LENGTH, "tokenize: a text of %zu bytes is too long, %d is the most", n_text,
+        return butler_fail(err, BUTLER_ERROR_LENGTH, "tokenize: a text of %zu bytes is too long; the maximum is %d", n_text,
                            INT_MAX / 4);
     struct butler_encoder encoder = {.tokenizer = tokenizer, .ids = ids, .max_ids = max_ids, .err = err};
     struct butler_text_range *spans = NULL;
@@ -200,7 +200,7 @@ fail:
     return rc;
 }
 
-/* --------------------------------------------------------------------------------------------------- facts */
+/* ---------------------------------------------------------------------------------------------- properties */
 
 const char *butler_tokenizer_bytes(const struct butler_tokenizer *tokenizer, int32_t id, size_t *n_bytes)
 {

@@ -1,5 +1,5 @@
-/* Text to ids and back. Two families: SentencePiece-style merging by score ("llama": ▁ for space, byte fallback) and
- * byte-level BPE by rank ("gpt2") after a pre-tokenizer's regular expression. */
+/* Text to ids and back. Two families: SentencePiece-style merging by score ("llama": ▁ for space, byte fallback), and
+ * byte-level BPE by rank ("gpt2") after a pre-tokenizer's regular expressions. */
 #ifndef BUTLER_TOKENIZER_H
 #define BUTLER_TOKENIZER_H
 
@@ -7,11 +7,11 @@
 
 struct butler_tokenizer;
 
-/* Reads tokenizer.ggml.* . The gguf must outlive the tokenizer. */
+/* Reads the keys tokenizer.ggml.*. The gguf must outlive the tokenizer. */
 struct butler_tokenizer *butler_tokenizer_new(const struct butler_gguf *gguf, struct butler_error *err);
 void butler_tokenizer_free(struct butler_tokenizer *tokenizer);
 
-/* Same contract as butler_tokenize (flags of butler.h). text may be any bytes. Thread-safe. */
+/* The contract of butler_tokenize, with the flags of butler.h. text may be any bytes. Thread-safe. */
 int butler_tokenizer_encode(const struct butler_tokenizer *tokenizer, const char *text, size_t n_text, int flags, int32_t *ids,
                             int max_ids, struct butler_error *err);
 const char *butler_tokenizer_bytes(const struct butler_tokenizer *tokenizer, int32_t id, size_t *n_bytes);

@@ -1,12 +1,12 @@
-/* The family "gpt2": byte-level BPE. Text is cut into words, a word is its bytes, and merges join them in the order of the
- * file's list. The file spells bytes as characters that can be seen; here tokens are the bytes themselves. */
+/* The family "gpt2": byte-level BPE. Text is split into words, a word starts as its bytes, and merges are applied in the
+ * order of the file's list. The file spells bytes as visible characters; here tokens are stored as the bytes themselves. */
 #include "text/tokenizer_parts.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The byte a character of a spelling stands for, -1: none. What prints in Latin-1 stands for itself, the other 68 bytes are
- * spelt U+0100 and on, in order. */
+/* The byte that a character of a spelling represents, -1: none. Printable Latin-1 characters represent themselves; the other
+ * 68 bytes are spelt U+0100 and following, in order. */
 static int spelt_byte(uint32_t codepoint)
 {
     static const struct {
@@ -27,8 +27,8 @@ static int spelt_byte(uint32_t codepoint)
     return -1;
 }
 
-/* Writes the bytes that text[n] spells to out[n] (which may be text) and returns how many, or n + 1 if it spells none:
- * then out may be half written. */
+/* Writes the bytes that text[n] spells to out[n] (which may be text) and returns their number, or n + 1 if text is not a
+ * spelling: then out may be partly written. */
 static size_t unspell(const char *text, size_t n, char *out)
 {
     size_t n_out = 0;
@@ -78,7 +78,7 @@ static int add_merge(struct butler_tokenizer *tokenizer, uint32_t rank, const ch
     size_t n_left = unspell(text, n_first, bytes);
     size_t n_right = n_left > n_first ? n_second + 1 : unspell(space + 1, n_second, bytes + n_left);
     if (n_left > n_first || n_right > n_second)
-        return BUTLER_OK; /* what spells no bytes never stands in a word */
+        return BUTLER_OK; /* a symbol that spells no bytes never occurs in a word */
     struct butler_pair pair = {.rank = rank};
     pair.left = butler_vocab_intern(vocab, bytes, n_left, err);
     pair.right = pair.left == BUTLER_NO_SYMBOL ? pair.left : butler_vocab_intern(vocab, bytes + n_left, n_right, err);

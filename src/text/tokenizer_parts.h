@@ -1,4 +1,5 @@
-/* What the tokenizer's files share: the tokenizer itself, one call's scratch, and the two families' entries. */
+/* Shared by the tokenizer's files: the tokenizer itself, the scratch memory of one call, and the entry points of the two
+ * families. */
 #ifndef BUTLER_TOKENIZER_PARTS_H
 #define BUTLER_TOKENIZER_PARTS_H
 
@@ -12,7 +13,7 @@ struct butler_encoder;
 struct butler_family {
     const char *name; /* tokenizer.ggml.model */
     int (*load)(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err);
-    /* Ids of a stretch of ordinary text; after_special: it begins the text or follows a special token. */
+    /* Emits the ids of a piece of ordinary text. after_special: it begins the text or follows a special token. */
     int (*encode)(struct butler_encoder *encoder, const char *text, size_t n, bool after_special);
     /* A byte that the vocabulary has no token for is left out, as llama.cpp does for this family; else it becomes the
      * unknown token. SmolLM2 lacks six control characters, and its unknown token is also its end of text. */
@@ -24,20 +25,20 @@ struct butler_tokenizer {
     const struct butler_family *family;
     struct butler_vocab vocab;
     struct butler_pairs pairs;
-    uint32_t byte_symbols[256]; /* what a byte becomes that is in no longer token; BUTLER_NO_SYMBOL: nothing */
+    uint32_t byte_symbols[256]; /* symbol of a byte that is not part of a longer token; BUTLER_NO_SYMBOL: none */
     int32_t bos, eos, unknown;  /* -1: none */
     bool add_bos, add_eos;
-    int32_t *special; /* [n_special] tokens that are looked for in text before anything else, sorted by bytes */
+    int32_t *special; /* [n_special] tokens that are searched in the text before anything else, sorted by bytes */
     int n_special;
     struct {
-        int first, end; /* range in `special` of those that begin with this byte */
-        bool plain;     /* one of them is looked for even where special tokens are read as text */
+        int first, end; /* range in `special` of the tokens that begin with this byte */
+        bool plain;     /* one of them is also searched if special tokens are read as plain text */
     } special_by_byte[256];
-    bool strip_after_special; /* Phi-3: most special tokens swallow the white space that follows */
+    bool strip_after_special; /* Phi-3: most special tokens include the white space that follows */
     int32_t ends[16];
     int n_ends;
 
-    struct butler_pairs joins;  /* llama: which neighbours some token holds side by side. Text may be cut between others */
+    struct butler_pairs adjacent;  /* llama: which characters are adjacent in some token. Text may be split between all others */
     uint32_t ascii[128];        /* llama: symbol of a character */
     bool add_space_prefix;      /* llama */
     struct butler_split *split; /* gpt2 */
@@ -59,7 +60,7 @@ static inline void butler_encoder_emit(struct butler_encoder *encoder, int32_t i
     encoder->n_ids++;
 }
 
-/* Merges what encoder->merge holds, emits it and leaves it empty. */
+/* Merges the symbols of encoder->merge, emits the result and empties it. */
 int butler_encoder_flush(struct butler_encoder *encoder);
 /* Bytes that are no part of a token: each one's own token. Where one of them has none, by the family: nothing for that
  * byte, or the unknown token for all of them. */

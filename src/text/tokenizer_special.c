@@ -1,4 +1,4 @@
-/* Special tokens in running text: "<|eot_id|>" is found before words and letters are. */
+/* Finds special tokens such as "<|eot_id|>" in text, before it is split into words or characters. */
 #include "text/tokenizer_parts.h"
 
 #include <stdlib.h>
@@ -46,7 +46,7 @@ int butler_special_init(struct butler_tokenizer *tokenizer, struct butler_error 
     return BUTLER_OK;
 }
 
-/* First i in special[first..end) whose byte at `depth` is not below `byte`; all agree before and are longer than depth. */
+/* First i in special[first..end) whose byte at `depth` is not below `byte`. All of them agree before `depth` and are longer. */
 static int lower_bound(const struct butler_tokenizer *tokenizer, int first, int end, uint32_t depth, unsigned byte)
 {
     while (first < end) {
@@ -83,7 +83,7 @@ static int begins_with(const struct butler_tokenizer *tokenizer, const char *tex
     return n_found;
 }
 
-/* ---------------------------------------------------------------------------------------------- cutting */
+/* -------------------------------------------------------------------------------------------- splitting */
 
 static bool strips_after(const struct butler_tokenizer *tokenizer, int32_t id)
 {

@@ -1,5 +1,5 @@
-/* The family "llama": text as SentencePiece's BPE models read it. A space is a character like any other (the file spells
- * it U+2581), every string that is a token may come of a merge, the better score goes first, and a character that is no
+/* The family "llama": reads text as SentencePiece's BPE models do. A space is an ordinary character (the file spells it
+ * U+2581). Any string that is a token can result from a merge; the better score is merged first. A character that is not a
  * token falls back to its bytes. */
 #include "text/tokenizer_parts.h"
 
@@ -14,7 +14,7 @@ static size_t spelling(char *bytes, size_t n, bool *mergeable)
     size_t length = 0;
     for (size_t i = 0; i < n; length++) {
         bool mark = n - i >= sizeof space_mark && memcmp(bytes + i, space_mark, sizeof space_mark) == 0;
-        /* Text has its spaces marked before it is merged, so a token with a bare one is never met. */
+        /* Spaces of the text are replaced before merging, so a token with a plain space never occurs. */
         if (bytes[i] == ' ')
             *mergeable = false;
         bytes[length] = mark ? ' ' : bytes[i];
@@ -23,7 +23,7 @@ static size_t spelling(char *bytes, size_t n, bool *mergeable)
     return length;
 }
 
-/* Old files have no types; these spellings were always meant so. */
+/* Old files have no types; these spellings always had this meaning. */
 static enum butler_token_type infer_type(const char *bytes, size_t n)
 {
     if (n == 6 && memcmp(bytes, "<0x", 3) == 0 && bytes[5] == '>')
@@ -35,7 +35,7 @@ static enum butler_token_type infer_type(const char *bytes, size_t n)
     return BUTLER_TOKEN_NORMAL;
 }
 
-/* Length of the character at text[0], n > 0; a byte that is not UTF-8 counts as one. */
+/* Length of the character at text[0], n > 0; an invalid byte counts as one character. */
 static size_t character(const char *text, size_t n)
 {
     int length = butler_utf8_decode(text, n, NULL);
@@ -50,7 +50,7 @@ static int compare_scores(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* scores[n], and the distinct ones among them in sorted[*n_sorted], best first: a score's place is its rank. */
+/* scores[n], and the distinct scores in sorted[*n_sorted], best first. The rank of a score is its index there. */
 static int read_scores(const struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, float **sorted, size_t *n_sorted,
                        const struct butler_gguf_value **scores, struct butler_error *err)
 {
@@ -73,7 +73,7 @@ static int read_scores(const struct butler_tokenizer *tokenizer, const struct bu
     return BUTLER_OK;
 }
 
-/* The characters of token i become symbols, and it is noted who stands beside whom. */
+/* Makes the characters of token i symbols, and records which characters are adjacent. */
 static int add_characters(struct butler_tokenizer *tokenizer, uint32_t i, struct butler_error *err)
 {
     struct butler_vocab *vocab = &tokenizer->vocab;
@@ -84,7 +84,7 @@ static int add_characters(struct butler_tokenizer *tokenizer, uint32_t i, struct
         uint32_t symbol = butler_vocab_intern(vocab, bytes, n, err);
         if (symbol == BUTLER_NO_SYMBOL)
             return BUTLER_ERROR_MEMORY;
-        int rc = left == BUTLER_NO_SYMBOL ? 0 : butler_pairs_add(&tokenizer->joins, (struct butler_pair){left, symbol, 0, 0}, err);
+        int rc = left == BUTLER_NO_SYMBOL ? 0 : butler_pairs_add(&tokenizer->adjacent, (struct butler_pair){left, symbol, 0, 0}, err);
         if (rc)
             return rc;
         left = symbol;
@@ -93,7 +93,7 @@ static int add_characters(struct butler_tokenizer *tokenizer, uint32_t i, struct
     return BUTLER_OK;
 }
 
-/* Every way of making token i from two symbols. */
+/* Adds each way to make token i from two symbols. */
 static int add_pairs(struct butler_tokenizer *tokenizer, uint32_t i, uint32_t rank, struct butler_error *err)
 {
     const struct butler_vocab *vocab = &tokenizer->vocab;
@@ -154,7 +154,7 @@ static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gg
     for (uint32_t i = 0; i < vocab->n_tokens; i++)
         if (vocab->types[i] == BUTLER_TOKEN_BYTE)
             tokenizer->byte_symbols[(unsigned char)vocab->pieces[i].bytes[0]] = i;
-    /* What these models always had, where the file does not say and the types agree. */
+    /* Tokens that these models always had, used if the file does not name them and the types agree. */
     if (vocab->types[0] == BUTLER_TOKEN_UNKNOWN)
         tokenizer->unknown = 0;
     if (vocab->n_tokens > 2 && vocab->types[1] == BUTLER_TOKEN_CONTROL && vocab->types[2] == BUTLER_TOKEN_CONTROL) {
@@ -166,13 +166,14 @@ static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gg
 
 /* ------------------------------------------------------------------------------------------------- encode */
 
-/* One character onto the row. The row is first finished where no token could reach across: rows stay short. */
+/* Appends one character. If no token contains it next to the previous character, the symbols so far are merged and emitted
+ * first: this keeps the array short. */
 static int add_character(struct butler_encoder *encoder, const char *bytes, size_t n, uint32_t symbol)
 {
     struct butler_merge *merge = &encoder->merge;
     int rc;
     if (merge->n_symbols > 0 && (symbol == BUTLER_NO_SYMBOL ||
-                                 !butler_pairs_find(&encoder->tokenizer->joins, merge->symbols[merge->n_symbols - 1].id, symbol)))
+                                 !butler_pairs_find(&encoder->tokenizer->adjacent, merge->symbols[merge->n_symbols - 1].id, symbol)))
         if ((rc = butler_encoder_flush(encoder)))
             return rc;
     if (symbol == BUTLER_NO_SYMBOL)

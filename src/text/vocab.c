@@ -1,4 +1,4 @@
-/* The tokens of a file, checked and put where they can be found: by number in an array, by their bytes in a hash table. */
+/* The tokens of a file, checked, and indexed by id (array) and by bytes (hash table). */
 #include "text/vocab.h"
 
 #include <stdlib.h>
@@ -26,7 +26,7 @@ uint32_t butler_vocab_find(const struct butler_vocab *vocab, const char *bytes, 
     return vocab->slots[slot_of(vocab, bytes, n)];
 }
 
-/* A table at most half full, so that a search ends soon. */
+/* The table is at most half full, so that searches are short. */
 static int resize_slots(struct butler_vocab *vocab, uint32_t n_slots, struct butler_error *err)
 {
     uint32_t *slots = malloc(n_slots * sizeof *slots);
@@ -145,10 +145,10 @@ static int read_token(struct butler_vocab *vocab, uint32_t i, char *bytes, size_
         piece->n_bytes = 1;
         break;
     }
-    default: /* special tokens stand in text as the file spells them */
+    default: /* special tokens appear in text exactly as the file spells them */
         break;
     }
-    /* Where two tokens have the same bytes the later one is what text becomes. */
+    /* If two tokens have the same bytes, text is encoded as the later one. */
     if (piece->mergeable) {
         uint32_t slot = slot_of(vocab, piece->bytes, piece->n_bytes);
         vocab->n_used += vocab->slots[slot] == BUTLER_NO_SYMBOL;

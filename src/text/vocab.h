@@ -1,5 +1,5 @@
-/* What a tokenizer knows of its tokens: their bytes as they stand in text, their types, and which token a string is.
- * Strings that are no token, but that merging passes through, get numbers above the tokens': symbols. */
+/* What a tokenizer knows about its tokens: their bytes in text, their types, and lookup by bytes. Strings that are not tokens
+ * but that merging passes through get ids above the tokens': symbols. */
 #ifndef BUTLER_VOCAB_H
 #define BUTLER_VOCAB_H
 
@@ -18,38 +18,38 @@ enum butler_token_type {
 };
 
 #define BUTLER_NO_SYMBOL UINT32_MAX
-/* Longer tokens are refused: no real vocabulary comes near, and what a hostile one may cost is quadratic in this. */
+/* Longer tokens are refused: no real vocabulary has them, and the cost of matching them is quadratic in this length. */
 #define BUTLER_MAX_TOKEN_BYTES 1024
 
 struct butler_piece {
     const char *bytes;
     uint32_t n_bytes;
-    bool mergeable; /* ordinary text: what merging may produce. Tokens with a meaning of their own are not */
+    bool mergeable; /* ordinary text: what merging may produce. Tokens with a special meaning are not mergeable */
 };
 
 struct butler_vocab {
-    const char *path; /* borrowed, for messages */
+    const char *path; /* borrowed, for errors */
     uint32_t n_tokens;
     unsigned char *types;        /* [n_tokens], enum butler_token_type */
-    char *bytes;                 /* of all tokens, one after the other */
-    struct butler_piece *pieces; /* [n_symbols]; from n_tokens on each owns its bytes */
+    char *bytes;                 /* of all tokens, concatenated */
+    struct butler_piece *pieces; /* [n_symbols]; those from n_tokens on own their bytes */
     uint32_t n_symbols, capacity;
-    uint32_t *slots;          /* hash table of the mergeable pieces; BUTLER_NO_SYMBOL: free */
+    uint32_t *slots;          /* hash table of the mergeable pieces; BUTLER_NO_SYMBOL: free slot */
     uint32_t n_slots, n_used; /* n_slots is a power of two */
 };
 
-/* Turns a token as the file spells it into its bytes, in place; returns how many. Sets *mergeable to false for a spelling
- * that no text leads to. */
+/* Converts a token from the file's spelling to its bytes, in place; returns their number. Sets *mergeable to false if no text
+ * can produce the spelling. */
 typedef size_t butler_spelling_fn(char *bytes, size_t n, bool *mergeable);
 
-/* Reads and checks tokens and types. `infer` gives the type of a token where the file has no types. */
+/* Reads and checks tokens and types. `infer` gives the type of a token if the file has no types. */
 int butler_vocab_init(struct butler_vocab *vocab, const struct butler_gguf *gguf, butler_spelling_fn *spelling,
                       enum butler_token_type (*infer)(const char *bytes, size_t n), struct butler_error *err);
 void butler_vocab_free(struct butler_vocab *vocab);
 
 /* The mergeable token or symbol with these bytes, or BUTLER_NO_SYMBOL. */
 uint32_t butler_vocab_find(const struct butler_vocab *vocab, const char *bytes, size_t n);
-/* The same, made if there is none. BUTLER_NO_SYMBOL: no memory. */
+/* The same, but adds a symbol if there is none. BUTLER_NO_SYMBOL: no memory. */
 uint32_t butler_vocab_intern(struct butler_vocab *vocab, const char *bytes, size_t n, struct butler_error *err);
 
 /* Checks that an array of the file has one element of that type per token. */

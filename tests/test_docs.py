@@ -1,0 +1,54 @@
+"""The pages stay short, and what they link to or name exists."""
+import re
+
+import pytest
+
+from cli import ROOT
+
+LIMITS = {"README.md": 900, "docs/design.md": 1500, "docs/policies.md": 1500, "docs/eval.md": 1500, "docs/predictor.md": 1500,
+          "docs/speed.md": 1500}
+PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+FOLDERS = "bench|cmd|docs|eval|examples|fuzz|include|models|report|src|tests|tools|train"
+MADE = re.compile(r"^(build/|bench/bench_\w+$)")  # what make builds
+
+
+def text_of(page):
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", LIMITS)
+def test_length(page):
+    assert len(text_of(page).split()) <= LIMITS[page]
+
+
+def test_results_fit_on_a_few_screens():
+    assert len(text_of("docs/results.md").splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_resolve(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", text_of(page))
+    for link in links:
+        if not re.match(r"[a-z]+:", link):
+            path, _, anchor = link.partition("#")
+            target = (ROOT / page).parent / path if path else ROOT / page
+            assert target.exists(), f"{page} links to {link}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
+                slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+                assert anchor in slugs, f"{page} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_files_exist(page):
+    """Every path below a folder of sources, in code or in text."""
+    named = re.findall(rf"(?<![\w/.-])(?:\./)?((?:{FOLDERS})/[\w./-]*[\w/])", text_of(page))
+    for name in named:
+        assert MADE.match(name) or (ROOT / name).exists(), f"{page} names {name}"
+
+
+def test_no_page_is_left_out():
+    """A page or picture in docs/ that nothing links to is not found by a reader."""
+    everything = "".join(text_of(page) for page in PAGES)
+    for path in (ROOT / "docs").iterdir():
+        assert path.name in everything, path
