@@ -133,7 +133,7 @@ def make(tree, targets, *variables, warnings=True):
     start = time.monotonic()
     env = dict(os.environ)
     if os.path.isdir("/usr/lib/ccache"):
-        env |= {"PATH": "/usr/lib/ccache:" + env["PATH"], "CCACHE_NOHASHDIR": "1", "CCACHE_BASEDIR": str(tree)}
+        env |= {"PATH": "/usr/lib/ccache:" + env["PATH"], "CCACHE_NOHASHDIR": "1"}
     result = subprocess.run(["make", f"-j{os.cpu_count() or 2}", *variables, *targets], cwd=tree, env=env,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     built = result.returncode == 0 and (warnings or not re.search(r":\d+: warning: ", result.stdout))
