@@ -243,7 +243,7 @@ def coverage(tree, names, files, args):
 def say_coverage():
     """Share of the lines of src/*/*.c that ran, from gcov's summary of every object."""
     tree = LOGS / "tree-coverage"
-    data = sorted(tree.glob("build/coverage/src/**/*.gcda"))
+    data = sorted(tree.glob("build/coverage/src/**/*.gcno"))
     text = subprocess.run(["gcov", "-n", *map(str, data)], cwd=tree, capture_output=True, text=True).stdout
     found = re.findall(r"^File '(src/\S+\.c)'\nLines executed:([\d.]+)% of (\d+)$", text, re.M)
     lines = sum(int(n) for _, _, n in found)
