@@ -133,7 +133,7 @@ def make(tree, targets, *variables, warnings=True):
     start = time.monotonic()
     env = dict(os.environ)
     if os.path.isdir("/usr/lib/ccache"):
-        env |= {"PATH": "/usr/lib/ccache:" + env["PATH"], "CCACHE_NOHASHDIR": "1", "CCACHE_BASEDIR": str(tree)}
+        env |= {"PATH": "/usr/lib/ccache:" + env["PATH"], "CCACHE_NOHASHDIR": "1"}
     result = subprocess.run(["make", f"-j{os.cpu_count() or 2}", *variables, *targets], cwd=tree, env=env,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     built = result.returncode == 0 and (warnings or not re.search(r":\d+: warning: ", result.stdout))
@@ -243,7 +243,7 @@ def coverage(tree, names, files, args):
 def say_coverage():
     """Share of the lines of src/*/*.c that ran, from gcov's summary of every object."""
     tree = LOGS / "tree-coverage"
-    data = sorted(tree.glob("build/coverage/src/**/*.gcda"))
+    data = sorted(tree.glob("build/coverage/src/**/*.gcno"))
     text = subprocess.run(["gcov", "-n", *map(str, data)], cwd=tree, capture_output=True, text=True).stdout
     found = re.findall(r"^File '(src/\S+\.c)'\nLines executed:([\d.]+)% of (\d+)$", text, re.M)
     lines = sum(int(n) for _, _, n in found)
