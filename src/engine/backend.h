@@ -50,6 +50,9 @@ struct butler_workspace {
     size_t packed_bytes;
     unsigned char *packed; /* up to BUTLER_PACKED_TOKENS tokens of a block as the left operand of a matrix unit */
     float *rotated; /* [n_threads][BUTLER_CHUNK][head_dim] keys that are stored unrotated, rotated */
+    /* How matmul computes: 0, by the number of rows; 1, row by row, as decode steps do; 2, in blocks, as prompts do. Rows of one way
+     * do not depend on each other. Host memory. */
+    int way;
     struct butler_buffers memory;
 };
 

@@ -13,7 +13,7 @@ struct pass {
     const struct butler_hparams *hp;
     struct butler_scratch *s;
     struct butler_part *parts;
-    int n_parts, n;                /* n: rows */
+    int n_parts, n, n_decode;      /* n: rows; n_decode: of decode steps, the first */
     struct butler_traffic *weights; /* where weights that are read count: the first decode step's session */
 };
 
@@ -49,7 +49,17 @@ static void place_rotations(const struct pass *pass, struct butler_session *sess
 
 static void multiply(const struct pass *pass, const struct butler_product *products, int n_products, const float *x, int n)
 {
-    pass->backend->matmul(pass->backend, &pass->s->work, products, n_products, x, n);
+    const int n_decode = BUTLER_MIN(pass->n_decode, n); /* their rows come first */
+    struct butler_product rest[BUTLER_MOST_PRODUCTS];
+    for (int i = 0; i < n_products; i++)
+        rest[i] = (struct butler_product){products[i].y + (size_t)n_decode * (size_t)products[i].w->n_rows, products[i].w};
+    pass->s->work.way = 1;
+    if (n_decode > 0)
+        pass->backend->matmul(pass->backend, &pass->s->work, products, n_products, x, n_decode);
+    pass->s->work.way = 2;
+    if (n > n_decode)
+        pass->backend->matmul(pass->backend, &pass->s->work, rest, n_products, x + (size_t)n_decode * (size_t)products[0].w->n_cols,
+                              n - n_decode);
     for (int i = 0; i < n_products; i++)
         pass->weights->weight_bytes += products[i].w->row_bytes * (uint64_t)products[i].w->n_rows;
 }
@@ -354,11 +364,13 @@ static void close_layer(const struct pass *pass, int l, int n)
 /* --------------------------------------------------------------------------------------------------- logits */
 
 /* scratch logits [n][n_vocab] of x[n][n_embd] */
-static void logits_of(const struct pass *pass, const float *x, int n)
+static void logits_of(const struct pass *pass, const float *x, int n, int n_decode)
 {
+    struct pass own = *pass;
+    own.n_decode = n_decode;
     const struct butler_hparams *hp = pass->hp;
     pass->backend->norm(pass->backend, pass->s->h, x, &pass->model->output_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
-    matmul(pass, pass->s->logits, &pass->model->output, pass->s->h, n);
+    matmul(&own, pass->s->logits, &pass->model->output, pass->s->h, n);
 }
 
 double butler_entropy(const float *logits, int n)
@@ -389,7 +401,7 @@ static int exit_early(const struct pass *pass, int layer)
         struct butler_part *part = &pass->parts[i];
         struct butler_session *session = part->session;
         if (part->decode && session->policy.stop_layers && !session->exited && !part->failed && layer + 1 < pass->hp->n_layers) {
-            logits_of(pass, pass->s->x + (size_t)part->row * (size_t)pass->hp->n_embd, 1);
+            logits_of(pass, pass->s->x + (size_t)part->row * (size_t)pass->hp->n_embd, 1, 1);
             pass->backend->download(pass->backend, pass->s->host_logits, pass->s->logits,
                                     (size_t)pass->hp->n_vocab * sizeof(float));
             session->exited = stops(session, pass->s->host_logits);
@@ -447,7 +459,7 @@ static void finish(const struct pass *pass, int n_rows)
     int i = 0;
     for (int row = 0, m; row < n_rows; row += m) {
         m = BUTLER_MIN(pass->s->logit_rows, n_rows - row);
-        logits_of(pass, pass->s->x + (size_t)row * (size_t)pass->hp->n_embd, m);
+        logits_of(pass, pass->s->x + (size_t)row * (size_t)pass->hp->n_embd, m, BUTLER_MAX(pass->n_decode - row, 0));
         for (int r = row; r < row + m; r++) {
             while (r >= pass->parts[i].kept_row + pass->parts[i].n_kept)
                 i++;
@@ -516,7 +528,7 @@ static void note_tokens(struct butler_part *part)
 void butler_forward(struct butler_engine *engine, int n_parts)
 {
     struct butler_traffic uncounted = {0};
-    struct pass pass = {engine, engine->backend, engine->model, &engine->model->hp, &engine->scratch, engine->scratch.parts, n_parts, 0,
+    struct pass pass = {engine, engine->backend, engine->model, &engine->model->hp, &engine->scratch, engine->scratch.parts, n_parts, 0, 0,
                         &uncounted};
     const struct butler_hparams *hp = pass.hp;
     struct butler_backend *backend = pass.backend;
@@ -530,6 +542,7 @@ void butler_forward(struct butler_engine *engine, int n_parts)
     for (int i = 0; i < n_parts; i++) {
         pass.parts[i].row = pass.parts[i].kept_row = pass.n;
         pass.n += pass.parts[i].n;
+        pass.n_decode += pass.parts[i].decode;
     }
     begin(&pass);
     for (int l = 0; l < hp->n_layers; l++) {
