@@ -87,8 +87,7 @@ static double fma_peak(struct bench *bench, enum unit unit)
 static void print_rate(const struct bench *bench, const char *name, enum unit unit, double *rates, double *ceilings, double *ratios)
 {
     double top = median(ceilings, bench->repeat);
-    printf("%-34s %-12s %8.2f %-8s", name, bench->table->isa, median(rates, bench->repeat) / 1e9,
-           unit_names[unit]);
+    printf("%-34s %-12s %8.2f %-8s", name, bench->table->isa, median(rates, bench->repeat) / 1e9, unit_names[unit]);
     if (top > 0)
         printf(" %8.2f %6.0f %%", top / 1e9, 100 * median(ratios, bench->repeat));
     printf("\n");

@@ -196,8 +196,8 @@ int cmd_tokenize_text(const struct cmd_options *options, const struct butler_mod
                       struct cmd_integers *ids);
 void cmd_integers_append(struct cmd_integers *integers, int32_t value);
 
-struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_engine *engine, const char *policy, int n_ctx,
-                                       int *status);
+struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_engine *engine, const char *policy,
+                                       int n_ctx, int *status);
 /* butler_prefill, with progress on a terminal. CMD_DONE or the exit status. */
 int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids);
 struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, int *status);

@@ -25,12 +25,12 @@ static json_t *predictor_rows(const struct butler_engine *engine)
     json_t *rows = json_array();
     for (int version = 1; version <= 2; version++)
         if (butler_predictor_describe(engine, version, &p))
-            json_array_append_new(rows, json_pack("{s:i, s:o, s:i, s:I, s:f, s:I, s:I, s:I, s:I, s:f, s:o}", "version", version, "file",
-                                                  cmd_json_text(p.path, strlen(p.path)), "d", p.d, "n_params",
-                                                  (json_int_t)p.n_params, "share", p.share, "bytes", (json_int_t)p.bytes,
-                                                  "step_bytes", (json_int_t)p.step_bytes, "n_tokens", (json_int_t)p.n_tokens,
-                                                  "n_steps", (json_int_t)p.n_steps, "loss", p.loss, "text",
-                                                  cmd_json_text(p.text, strlen(p.text))));
+            json_array_append_new(rows,
+                                  json_pack("{s:i, s:o, s:i, s:I, s:f, s:I, s:I, s:I, s:I, s:f, s:o}", "version", version, "file",
+                                            cmd_json_text(p.path, strlen(p.path)), "d", p.d, "n_params", (json_int_t)p.n_params,
+                                            "share", p.share, "bytes", (json_int_t)p.bytes, "step_bytes", (json_int_t)p.step_bytes,
+                                            "n_tokens", (json_int_t)p.n_tokens, "n_steps", (json_int_t)p.n_steps, "loss", p.loss,
+                                            "text", cmd_json_text(p.text, strlen(p.text))));
     return rows;
 }
 
@@ -126,17 +126,16 @@ static int run(struct cmd_options *options)
     return CMD_DONE;
 }
 
-static const struct cmd_use uses[] = {{CMD_MODEL, NULL}, {CMD_CTX, "0"}, {CMD_PREDICTOR, NULL},   {CMD_THREADS, "0"}, {CMD_ISA, NULL},
-                                      {CMD_JSON, NULL},  {CMD_HELP, NULL}, {CMD_NONE, NULL}};
+static const struct cmd_use uses[] = {{CMD_MODEL, NULL}, {CMD_CTX, "0"},   {CMD_PREDICTOR, NULL}, {CMD_THREADS, "0"},
+                                      {CMD_ISA, NULL},   {CMD_JSON, NULL}, {CMD_HELP, NULL},      {CMD_NONE, NULL}};
 
 const struct cmd_command cmd_info = {
     .name = "info",
     .synopsis = "[MODEL] [-c N] [--json]",
     .summary = "what a model file contains and the memory that a session needs",
-    .details =
-        "Prints architecture, sizes, tokenizer and quantisation, and the KV cache's bytes per token and for a full context\n"
-        "(-c, or what the model was trained for) in every type that --kv-type knows. Without MODEL: the default model.\n\n"
-        "With --json one row; its \"kv_bytes\" is {\"f16\": {\"per_token\", \"at_ctx\"}, ...}.\n",
+    .details = "Prints architecture, sizes, tokenizer and quantisation, and the KV cache's bytes per token and for a full context\n"
+               "(-c, or what the model was trained for) in every type that --kv-type knows. Without MODEL: the default model.\n\n"
+               "With --json one row; its \"kv_bytes\" is {\"f16\": {\"per_token\", \"at_ctx\"}, ...}.\n",
     .uses = uses,
     .max_positional = 1,
     .run = run,

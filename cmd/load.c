@@ -146,7 +146,8 @@ static int prepare(struct cmd_options *options, struct butler_engine *engine)
             cmd_say(options, "--kv: %s", err.message);
             return CMD_USAGE;
         }
-    if (options->given[CMD_KV_TYPE] && butler_kv_bytes(butler_engine_model(engine), (enum butler_kv_type)options->kv_type, 1) == 0) {
+    if (options->given[CMD_KV_TYPE] &&
+        butler_kv_bytes(butler_engine_model(engine), (enum butler_kv_type)options->kv_type, 1) == 0) {
         cmd_say(options, "--kv-type: '%s' is not possible here: it stores blocks of 32 numbers, the model's heads have %d",
                 cmd_kv_type_name((enum butler_kv_type)options->kv_type), info->head_dim);
         return CMD_USAGE;
@@ -162,8 +163,7 @@ struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
     struct butler_model *model = load(options, false, status);
     if (!model)
         return NULL;
-    const struct butler_engine_params params = {
-        .n_threads = options->n_threads, .isa = options->isa, .n_block = options->n_block};
+    const struct butler_engine_params params = {.n_threads = options->n_threads, .isa = options->isa, .n_block = options->n_block};
     struct butler_engine *engine = butler_engine_new(model, &params, &err);
     if (!engine) {
         *status = cmd_fail(options, &err);
@@ -230,14 +230,12 @@ int cmd_tokenize_text(const struct cmd_options *options, const struct butler_mod
     return count < 0 ? cmd_fail(options, &err) : CMD_DONE;
 }
 
-struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_engine *engine, const char *policy, int n_ctx,
-                                       int *status)
+struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_engine *engine, const char *policy,
+                                       int n_ctx, int *status)
 {
     struct butler_error err = {0};
-    struct butler_session_params params = {.n_ctx = n_ctx,
-                                           .kv_type = (enum butler_kv_type)options->kv_type,
-                                           .policy = policy,
-                                           .seed = options->seed};
+    struct butler_session_params params = {
+        .n_ctx = n_ctx, .kv_type = (enum butler_kv_type)options->kv_type, .policy = policy, .seed = options->seed};
     struct butler_session *session = butler_session_new(engine, &params, &err);
     if (!session)
         *status = cmd_fail(options, &err);

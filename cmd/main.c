@@ -4,9 +4,9 @@
 
 #include "cmd.h"
 
-static const struct cmd_command *const commands[] = {&cmd_run,      &cmd_chat,  &cmd_info,    &cmd_tokenize, &cmd_logits,
-                                                     &cmd_policies, &cmd_bench, &cmd_eval,  &cmd_report,   &cmd_convert,
-                                                     &cmd_quantize, &cmd_train};
+static const struct cmd_command *const commands[] = {&cmd_run,    &cmd_chat,     &cmd_info,     &cmd_tokenize,
+                                                     &cmd_logits, &cmd_policies, &cmd_bench,    &cmd_eval,
+                                                     &cmd_report, &cmd_convert,  &cmd_quantize, &cmd_train};
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
 static void print_usage(FILE *out)

@@ -159,7 +159,8 @@ static void say_comparison(const struct result *results, int n)
 
 /* ---------------------------------------------------------------------------------------------- one policy */
 
-static struct butler_session *begin(const struct cmd_options *options, struct butler_engine *engine, const char *policy, int *status)
+static struct butler_session *begin(const struct cmd_options *options, struct butler_engine *engine, const char *policy,
+                                    int *status)
 {
     struct butler_error err = {0};
     if (!options->load_session)

@@ -23,8 +23,8 @@ struct run {
     char *lists[2]; /* the copies that data and valid point into */
     char checkpoint[PATH_MAX], csv[PATH_MAX], svg[PATH_MAX];
     struct cmd_curve curve;
-    int type;    /* of the predictor's matrices: 0 Q4_0, 1 Q8_0, 2 F16, 3 F32 */
-    bool root;   /* rank 0: prints and writes files */
+    int type;  /* of the predictor's matrices: 0 Q4_0, 1 Q8_0, 2 F16, 3 F32 */
+    bool root; /* rank 0: prints and writes files */
     double started, saved;
     int64_t first_step, first_tokens;
     struct cmd_curve_row last; /* the last row with measures */

@@ -12,7 +12,7 @@ struct logits {
     struct butler_session *session;
     int n;         /* tokens */
     double *units; /* [n_layers * n_heads][n] logits of the last token, centred and of length 1 */
-    float *row; /* [n] */
+    float *row;    /* [n] */
 };
 
 /* Centres a row and scales it to length 1, so that correlations are dot products. */
@@ -38,8 +38,7 @@ static void take_logits(void *user, int layer, int first, int n, const float *q,
     (void)n;
     for (int head = 0; head < shape->n_heads; head++) {
         const struct butler_head_view view = butler_kv_view(&logits->session->kv, layer, head / shape->group, first);
-        butler_view_dot_keys(&view, q + (size_t)head * (size_t)shape->head_dim, 1, 0, logits->n, row,
-                             (size_t)logits->n);
+        butler_view_dot_keys(&view, q + (size_t)head * (size_t)shape->head_dim, 1, 0, logits->n, row, (size_t)logits->n);
         normalise(row, logits->n, logits->units + ((size_t)layer * (size_t)shape->n_heads + (size_t)head) * (size_t)logits->n);
     }
 }

@@ -52,10 +52,9 @@ static int find_kind(const struct eval_run *run, enum mc_kind *kind, struct butl
             return 0;
         }
     return butler_fail(err, BUTLER_ERROR_ARGUMENT,
-                       *name
-                           ? "--set subset: '%s' is none of hellaswag, piqa, arc_easy, winogrande, boolq, lambada"
-                           : "--set subset=NAME: %s does not name its set: hellaswag, piqa, arc_easy, winogrande, boolq or "
-                             "lambada",
+                       *name ? "--set subset: '%s' is none of hellaswag, piqa, arc_easy, winogrande, boolq, lambada"
+                             : "--set subset=NAME: %s does not name its set: hellaswag, piqa, arc_easy, winogrande, boolq or "
+                               "lambada",
                        *name ? name : path);
 }
 

@@ -63,8 +63,7 @@ static void keep_output(void *user, int layer, int first, int n, const float *q,
     for (int kv_head = 0; kv_head < reference->n_heads / group; kv_head++) {
         const struct butler_head_view view = butler_kv_view(&reference->session->kv, layer, kv_head, first);
         const size_t at = ((size_t)layer * heads + (size_t)(kv_head * group)) * stride;
-        butler_view_dot_keys(&view, q + (size_t)(kv_head * group) * dim, group, 0, first + 1,
-                             reference->scores + at, stride);
+        butler_view_dot_keys(&view, q + (size_t)(kv_head * group) * dim, group, 0, first + 1, reference->scores + at, stride);
         for (int h = 0; h < group; h++) {
             const float *scores = reference->scores + at + (size_t)h * stride;
             float *row = reference->weights + at + (size_t)h * stride, max = scores[0];
@@ -123,7 +122,7 @@ static void charge(struct butler_session *session, const struct butler_policy *a
     const int tokens = budget_tokens(asked, n);
     /* Evicted tokens are not scored: the metric's bytes grow with the tokens kept. */
     double remaining = policy->method == BUTLER_EVICT ? tokens * row / (row + metric_bytes(session, n) / n)
-                                                 : tokens - metric_bytes(session, n) / row;
+                                                      : tokens - metric_bytes(session, n) / row;
     if (tokens == n)
         remaining = n; /* everything is read: nothing is scored */
     if (policy->on_top)

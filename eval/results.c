@@ -147,9 +147,8 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
 {
     const struct eval_params *params = run->params;
     char fingerprint[24], data[64] = "", config[512];
-    int at =
-        snprintf(config, sizeof config, "mode=%s,kv-type=%s", run->simulate ? "simulate" : "prefill",
-                 (const char *[]){"f32", "f16", "q8_0"}[params->kv_type]);
+    int at = snprintf(config, sizeof config, "mode=%s,kv-type=%s", run->simulate ? "simulate" : "prefill",
+                      (const char *[]){"f32", "f16", "q8_0"}[params->kv_type]);
     for (int i = 0; run->task->options && run->task->options[i].name && at < (int)sizeof config; i++)
         at += snprintf(config + at, sizeof config - (size_t)at, ",%s=%s", run->task->options[i].name, run->option_values[i]);
     struct butler_predictor_info predictor;

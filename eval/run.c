@@ -28,7 +28,8 @@ struct pass {
 };
 
 /* One item under one policy. */
-static int run_one(struct pass *pass, struct eval_run *run, int p, int item_index, struct eval_donor *donor, struct butler_error *err)
+static int run_one(struct pass *pass, struct eval_run *run, int p, int item_index, struct eval_donor *donor,
+                   struct butler_error *err)
 {
     const struct eval_item *item = &run->items.items[item_index];
     const size_t at = (size_t)p * (size_t)run->items.n + (size_t)item_index;

@@ -41,8 +41,8 @@ enum butler_code {
     BUTLER_ERROR_FORMAT = -3,      /* a file is truncated, corrupt or not what it claims to be */
     BUTLER_ERROR_UNSUPPORTED = -4, /* well formed, but nothing we know how to run */
     BUTLER_ERROR_MEMORY = -5,
-    BUTLER_ERROR_LENGTH = -6,  /* more tokens than the context holds */
-    BUTLER_ERROR_NUMERIC = -7, /* NaN or infinity where a number was expected */
+    BUTLER_ERROR_LENGTH = -6,    /* more tokens than the context holds */
+    BUTLER_ERROR_NUMERIC = -7,   /* NaN or infinity where a number was expected */
     BUTLER_ERROR_CANCELLED = -8, /* the caller asked to stop; the session holds the tokens of all whole chunks */
 };
 
@@ -66,10 +66,10 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
 void butler_model_free(struct butler_model *model);
 
 struct butler_model_info {
-    const char *architecture; /* "llama", "qwen2", "qwen3", "phi3", "gpt2" */
-    const char *name;         /* general.name, or "" */
-    const char *file_type;    /* the type most weights are in, "Q8_0" */
-    const char *tokenizer;    /* "llama" (SentencePiece) or "gpt2" (byte-level BPE) */
+    const char *architecture;  /* "llama", "qwen2", "qwen3", "phi3", "gpt2" */
+    const char *name;          /* general.name, or "" */
+    const char *file_type;     /* the type most weights are in, "Q8_0" */
+    const char *tokenizer;     /* "llama" (SentencePiece) or "gpt2" (byte-level BPE) */
     const char *chat_template; /* the model's own Jinja text, or NULL */
     int n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab;
     int n_ctx_train; /* tokens the model was trained for */
@@ -104,9 +104,9 @@ struct butler_engine_info {
     const char *device; /* "cpu" */
     const char *isa;    /* kernels in use */
     int n_threads, n_block;
-    uint64_t kv_memory;      /* bytes of KV pages in use: a page that several sessions share counts once */
-    uint64_t scratch_memory; /* bytes reserved for activations and scratch; what is never written costs nothing */
-    uint64_t prefix_memory;  /* bytes that the prefix cache holds: pages, counted also in kv_memory */
+    uint64_t kv_memory;                   /* bytes of KV pages in use: a page that several sessions share counts once */
+    uint64_t scratch_memory;              /* bytes reserved for activations and scratch; what is never written costs nothing */
+    uint64_t prefix_memory;               /* bytes that the prefix cache holds: pages, counted also in kv_memory */
     uint64_t prefix_lookups, prefix_hits; /* prompts that were looked up; those that found a beginning */
     uint64_t prefix_tokens;               /* tokens that did not have to be read again */
 };
@@ -123,9 +123,9 @@ struct butler_predictor_info {
     const char *path;
     int version, d; /* d: channels of a predicted head */
     uint64_t n_params;
-    uint64_t bytes;      /* of its weights as they are run */
-    uint64_t step_bytes; /* of them a decode step reads */
-    double share;        /* n_params of the model's n_params */
+    uint64_t bytes;            /* of its weights as they are run */
+    uint64_t step_bytes;       /* of them a decode step reads */
+    double share;              /* n_params of the model's n_params */
     int64_t n_tokens, n_steps; /* its training */
     double loss;
     const char *text;
@@ -150,8 +150,8 @@ int butler_tokenize(const struct butler_model *model, const char *text, size_t n
  * NULL for an id out of range; length 0 for control tokens. */
 const char *butler_token_bytes(const struct butler_model *model, int32_t id, size_t *n_bytes);
 
-int32_t butler_token_bos(const struct butler_model *model);                 /* -1 if none */
-bool butler_token_is_end(const struct butler_model *model, int32_t id);     /* EOS, EOT and the like */
+int32_t butler_token_bos(const struct butler_model *model);             /* -1 if none */
+bool butler_token_is_end(const struct butler_model *model, int32_t id); /* EOS, EOT and the like */
 
 /* Turns a stream of tokens into whole UTF-8 characters: bytes of an unfinished character wait for the next token. */
 struct butler_utf8 {
@@ -170,11 +170,11 @@ size_t butler_utf8_push(struct butler_utf8 *stream, const char *bytes, size_t n_
 enum butler_kv_type { BUTLER_KV_F32, BUTLER_KV_F16, BUTLER_KV_Q8_0, BUTLER_N_KV_TYPES };
 
 struct butler_session_params {
-    size_t struct_size;        /* 0 or sizeof(struct butler_session_params) */
-    int n_ctx;                 /* most tokens of the text; 0: what the model was trained for */
+    size_t struct_size; /* 0 or sizeof(struct butler_session_params) */
+    int n_ctx;          /* most tokens of the text; 0: what the model was trained for */
     enum butler_kv_type kv_type;
-    const char *policy;        /* "full", "quest:budget=1024", ...; NULL: "full". See butler_policy_describe */
-    uint64_t seed;             /* for the policy "random" */
+    const char *policy; /* "full", "quest:budget=1024", ...; NULL: "full". See butler_policy_describe */
+    uint64_t seed;      /* for the policy "random" */
 };
 
 struct butler_session;
@@ -267,17 +267,17 @@ int butler_session_copy(struct butler_session *to, struct butler_session *from, 
 
 /* What the session cost so far. Bytes are those the kernels were asked to read in decode steps. */
 struct butler_stats {
-    uint64_t n_prefill, n_decode; /* tokens */
-    double prefill_s, decode_s;   /* wall time; of a pass of several sessions each has its tokens' share */
+    uint64_t n_prefill, n_decode;       /* tokens */
+    double prefill_s, decode_s;         /* wall time; of a pass of several sessions each has its tokens' share */
     double score_s, select_s, attend_s; /* wall time inside decode_s */
     double predict_s;                   /* ... and that of the predictor */
     uint64_t weight_bytes;
-    uint64_t kv_bytes;      /* keys and values read */
-    uint64_t metric_bytes;  /* read to score, to observe and to summarise */
-    uint64_t full_kv_bytes; /* keys and values a dense decode would have read */
+    uint64_t kv_bytes;                 /* keys and values read */
+    uint64_t metric_bytes;             /* read to score, to observe and to summarise */
+    uint64_t full_kv_bytes;            /* keys and values a dense decode would have read */
     uint64_t kv_memory, metric_memory; /* bytes held now, shared pages included */
     uint64_t kv_memory_peak;
-    uint64_t predict_bytes; /* the predictor's weights read (weight_bytes has the model's alone) */
+    uint64_t predict_bytes;                /* the predictor's weights read (weight_bytes has the model's alone) */
     uint64_t units_selected, units_reused; /* retrieve: tokens or pages read; of them, read in the step before too */
 };
 
@@ -295,10 +295,10 @@ int butler_last_selection(const struct butler_session *session, int layer, int h
 
 struct butler_sampler_params {
     size_t struct_size; /* 0 or sizeof(struct butler_sampler_params) */
-    float temperature; /* <= 0: greedy */
-    int top_k;         /* 0: off */
-    float top_p;       /* 0 or 1: off */
-    float min_p;       /* 0: off */
+    float temperature;  /* <= 0: greedy */
+    int top_k;          /* 0: off */
+    float top_p;        /* 0 or 1: off */
+    float min_p;        /* 0: off */
     uint64_t seed;
 };
 
@@ -380,9 +380,9 @@ struct butler_metric {
     const char *name;
     const char *summary;
     enum butler_metric_scale scale;
-    bool page_scores;   /* one score per record (a page) instead of one per token */
-    bool query_free;    /* scores do not depend on the query head: score() is called with n_q = 1 */
-    bool reads_keys;    /* append or score looks at keys: excludes policies that store them unrotated */
+    bool page_scores;                  /* one score per record (a page) instead of one per token */
+    bool query_free;                   /* scores do not depend on the query head: score() is called with n_q = 1 */
+    bool reads_keys;                   /* append or score looks at keys: excludes policies that store them unrotated */
     const struct butler_param *params; /* ends with name NULL; NULL: none */
 
     /* Slots a record covers and its bytes. NULL: keeps nothing. values: one per entry of params. */
@@ -411,11 +411,13 @@ struct butler_metric {
                  int to, int n);
     int predictor;       /* version of the predictor whose queries and keys it scores by; 0: none. Built-in metrics only */
     bool earlier_layers; /* score() uses butler_view_dot_layer: needs layers that hold the same tokens (retrieve) */
-    /* Of a metric whose scores are linear in the query: out[u - first] orders units as the mean of the n_q query heads' scores, each
-     * as comparable as a standard score, in one pass for all of them. NULL: heads are scored one by one. Built-in metrics only */
+    /* Of a metric whose scores are linear in the query: out[u - first] orders units as the mean of the n_q query heads' scores,
+     * each as comparable as a standard score, in one pass for all of them. NULL: heads are scored one by one. Built-in metrics only
+     */
     void (*score_mean)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
                        const float *q, int n_q, int first, int n, float *out);
-    bool by_position; /* the newer a token, the higher its score: an evicting policy need not ask for scores. Built-in metrics only */
+    bool by_position; /* the newer a token, the higher its score: an evicting policy need not ask for scores. Built-in metrics only
+                       */
 };
 
 /* Makes a metric known to this engine under metric->name, as a retrieving policy whose method, budget and the rest are

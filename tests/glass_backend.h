@@ -84,44 +84,43 @@ static void glass_free(struct butler_backend *backend, void *address, size_t n_b
         glass_leave(backend);                                                                                                      \
     }
 
-GLASS(discard, (struct butler_backend *backend, void *address, size_t n_bytes), (inner, address, n_bytes))
-GLASS(upload, (struct butler_backend *backend, void *to, const void *host, size_t n_bytes), (inner, to, host, n_bytes))
-GLASS(download, (struct butler_backend *backend, void *host, const void *from, size_t n_bytes), (inner, host, from, n_bytes))
-GLASS(copy, (struct butler_backend *backend, void *to, const void *from, size_t n_bytes), (inner, to, from, n_bytes))
-GLASS(zero, (struct butler_backend *backend, void *address, size_t n_bytes), (inner, address, n_bytes))
-GLASS(embed, (struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n),
+GLASS(discard, (struct butler_backend * backend, void *address, size_t n_bytes), (inner, address, n_bytes))
+GLASS(upload, (struct butler_backend * backend, void *to, const void *host, size_t n_bytes), (inner, to, host, n_bytes))
+GLASS(download, (struct butler_backend * backend, void *host, const void *from, size_t n_bytes), (inner, host, from, n_bytes))
+GLASS(copy, (struct butler_backend * backend, void *to, const void *from, size_t n_bytes), (inner, to, from, n_bytes))
+GLASS(zero, (struct butler_backend * backend, void *address, size_t n_bytes), (inner, address, n_bytes))
+GLASS(embed, (struct butler_backend * backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n),
       (inner, y, table, ids, n))
 GLASS(matmul,
-      (struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products, int n_products,
+      (struct butler_backend * backend, struct butler_workspace *work, const struct butler_product *products, int n_products,
        const float *x, int n),
       (inner, work, products, n_products, x, n))
 GLASS(norm,
-      (struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim, enum butler_norm kind,
-       float eps),
+      (struct butler_backend * backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
+       enum butler_norm kind, float eps),
       (inner, y, x, v, n, dim, kind, eps))
 GLASS(rope,
-      (struct butler_backend *backend, float *x, const float *cos, const float *sin, int n, int n_heads, int head_dim, int n_rot,
+      (struct butler_backend * backend, float *x, const float *cos, const float *sin, int n, int n_heads, int head_dim, int n_rot,
        enum butler_rope kind),
       (inner, x, cos, sin, n, n_heads, head_dim, n_rot, kind))
 GLASS(activate,
-      (struct butler_backend *backend, float *up, size_t up_stride, const float *gate, int n, int dim, enum butler_activation kind),
+      (struct butler_backend * backend, float *up, size_t up_stride, const float *gate, int n, int dim,
+       enum butler_activation kind),
       (inner, up, up_stride, gate, n, dim, kind))
-GLASS(add, (struct butler_backend *backend, float *y, const float *x, size_t n), (inner, y, x, n))
-GLASS(attend_spans, (struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans), (inner, spans, n_spans))
-GLASS(evict_spans,
-      (struct butler_backend *backend, const struct butler_attend_span *spans, const int *room, int n_spans),
+GLASS(add, (struct butler_backend * backend, float *y, const float *x, size_t n), (inner, y, x, n))
+GLASS(attend_spans, (struct butler_backend * backend, const struct butler_attend_span *spans, int n_spans), (inner, spans, n_spans))
+GLASS(evict_spans, (struct butler_backend * backend, const struct butler_attend_span *spans, const int *room, int n_spans),
       (inner, spans, room, n_spans))
-GLASS(append,
-      (struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v, int n),
+GLASS(append, (struct butler_backend * backend, const struct butler_layer_state *state, const float *k, const float *v, int n),
       (inner, state, k, v, n))
-GLASS(summarise, (struct butler_backend *backend, const struct butler_layer_state *state, int first), (inner, state, first))
+GLASS(summarise, (struct butler_backend * backend, const struct butler_layer_state *state, int first), (inner, state, first))
 GLASS(attend_block,
-      (struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n, int window,
+      (struct butler_backend * backend, const struct butler_layer_state *state, const float *q, float *out, int n, int window,
        int observe_from),
       (inner, state, q, out, n, window, observe_from))
-GLASS(score, (struct butler_backend *backend, const struct butler_layer_state *state, const float *q), (inner, state, q))
+GLASS(score, (struct butler_backend * backend, const struct butler_layer_state *state, const float *q), (inner, state, q))
 GLASS(attend,
-      (struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k, const float *v,
+      (struct butler_backend * backend, const struct butler_layer_state *state, const float *q, const float *k, const float *v,
        const struct butler_lists *lists, int newest, float *out, bool observe),
       (inner, state, q, k, v, lists, newest, out, observe))
 

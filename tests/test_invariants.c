@@ -66,10 +66,8 @@ struct model_case {
 };
 
 static const struct model_case models[] = {
-    {"models/llama-mha.gguf", BUTLER_KV_F16, 1, false},
-    {"models/llama-gqa.gguf", BUTLER_KV_F16, 2, false},
-    {"models/llama-q8_0.gguf", BUTLER_KV_Q8_0, 2, false},
-    {"models/gpt2.gguf", BUTLER_KV_F16, 1, false},
+    {"models/llama-mha.gguf", BUTLER_KV_F16, 1, false},   {"models/llama-gqa.gguf", BUTLER_KV_F16, 2, false},
+    {"models/llama-q8_0.gguf", BUTLER_KV_Q8_0, 2, false}, {"models/gpt2.gguf", BUTLER_KV_F16, 1, false},
     {"models/llama-gqa.gguf", BUTLER_KV_F16, 2, true},
 };
 
@@ -119,11 +117,9 @@ static void close_model(const struct context *c)
 static struct butler_session *open_session(const struct context *c, const char *policy)
 {
     struct butler_error err;
-    struct butler_session *session =
-        butler_session_new(c->engine,
-                           &(struct butler_session_params){
-                               .n_ctx = c->n_text, .kv_type = c->from->kv_type, .policy = policy, .seed = 3},
-                           &err);
+    struct butler_session *session = butler_session_new(
+        c->engine, &(struct butler_session_params){.n_ctx = c->n_text, .kv_type = c->from->kv_type, .policy = policy, .seed = 3},
+        &err);
     if (!session)
         fail_msg("%s: %s", policy, err.message);
     return session;
@@ -564,9 +560,10 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense),         cmocka_unit_test(test_selection),    cmocka_unit_test(test_restore),
-        cmocka_unit_test(test_copy),          cmocka_unit_test(test_fork),  cmocka_unit_test(test_truncate), cmocka_unit_test(test_copy_refused), cmocka_unit_test(test_adopt),
-        cmocka_unit_test(test_adopt_refused), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_dense),        cmocka_unit_test(test_selection), cmocka_unit_test(test_restore),
+        cmocka_unit_test(test_copy),         cmocka_unit_test(test_fork),      cmocka_unit_test(test_truncate),
+        cmocka_unit_test(test_copy_refused), cmocka_unit_test(test_adopt),     cmocka_unit_test(test_adopt_refused),
+        cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

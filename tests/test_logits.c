@@ -79,7 +79,8 @@ static struct butler_engine *open_engine(struct butler_model *model, const char 
 }
 
 /* All logits of the text, in the caller's [n_ids][n_vocab]. */
-static void run(struct butler_engine *engine, const struct expectation *e, enum butler_kv_type kv_type, struct way way, float *logits)
+static void run(struct butler_engine *engine, const struct expectation *e, enum butler_kv_type kv_type, struct way way,
+                float *logits)
 {
     struct butler_error err = {0};
     struct butler_session_params params = {.n_ctx = e->n_ctx, .kv_type = kv_type};

@@ -353,8 +353,13 @@ static void record(const struct butler_metric_shape *shape, const double *values
 }
 
 static const struct butler_param params[] = {{"size", 24, 1, 100, ""}, {"blend", 0.5, 0, 1, ""}, {NULL, 0, 0, 0, NULL}};
-static const struct butler_metric mine = {
-    .abi = BUTLER_METRIC_ABI, .name = "mine", .summary = "a test", .page_scores = true, .params = params, .record = record, .score = score};
+static const struct butler_metric mine = {.abi = BUTLER_METRIC_ABI,
+                                          .name = "mine",
+                                          .summary = "a test",
+                                          .page_scores = true,
+                                          .params = params,
+                                          .record = record,
+                                          .score = score};
 
 static void a_metric_of_the_caller(void **state)
 {

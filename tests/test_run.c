@@ -150,9 +150,15 @@ static void follow_schedule(struct butler_engine *engine, const char *const *pol
 }
 
 static const char *const more_policies[] = {
-    "h2o+vatp:budget=40",   "oracle:share=query,budget=20", "oracle:share=layer,group=mean,budget=20", "h2o:share=layer,budget=24",
-    "knorm:prefill=evict,budget=30", "quest:dense=0,every=3,budget=32", "tokenbutler2:on_top=0,sinks=4,recent=8,budget=24",
-    "fier:dense=0,budget=16,every=2", "quest:method=evict,dense=0,budget=48",
+    "h2o+vatp:budget=40",
+    "oracle:share=query,budget=20",
+    "oracle:share=layer,group=mean,budget=20",
+    "h2o:share=layer,budget=24",
+    "knorm:prefill=evict,budget=30",
+    "quest:dense=0,every=3,budget=32",
+    "tokenbutler2:on_top=0,sinks=4,recent=8,budget=24",
+    "fier:dense=0,budget=16,every=2",
+    "quest:method=evict,dense=0,budget=48",
 };
 
 /* The policy i, with a small budget where it has one. */
@@ -247,7 +253,8 @@ static void test_weights_once(void **state)
 static void test_what_is_wrong_is_named(void **state)
 {
     const struct butler_engine_params params = {.n_threads = 1, .kv_bytes = 1 << 26};
-    struct butler_engine *engine = open_engine("models/llama-gqa.gguf", &params), *other = open_engine("models/llama-gqa.gguf", &params);
+    struct butler_engine *engine = open_engine("models/llama-gqa.gguf", &params),
+                         *other = open_engine("models/llama-gqa.gguf", &params);
     struct butler_session *a = open_session(engine, "full"), *b = open_session(engine, "full"), *c = open_session(other, "full");
     struct butler_session *same[] = {a, b, a}, *mixed[] = {a, c}, *good[] = {a, b};
     struct butler_error errs[3];
@@ -533,8 +540,8 @@ static void test_prefix(void **state)
 static void test_prefix_memory(void **state)
 {
     enum { N = 80 };
-    struct butler_engine *engine = open_engine("models/llama-gqa.gguf", &(struct butler_engine_params){
-                                                                            .n_threads = 1, .kv_bytes = 1 << 26, .prefix_bytes = 1});
+    struct butler_engine *engine = open_engine(
+        "models/llama-gqa.gguf", &(struct butler_engine_params){.n_threads = 1, .kv_bytes = 1 << 26, .prefix_bytes = 1});
     const struct butler_hparams *hp = &engine->model->hp;
     const uint64_t bytes = butler_kv_extent_bytes(BUTLER_KV_F16, hp->head_dim) * (uint64_t)(hp->n_layers * hp->n_kv_heads);
     struct butler_error err = {0};
@@ -566,11 +573,16 @@ static void test_prefix_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_schedules),        cmocka_unit_test(test_weights_once),
-        cmocka_unit_test(test_what_is_wrong_is_named), cmocka_unit_test(test_one_failure),
-        cmocka_unit_test(test_pages_run_out),    cmocka_unit_test(test_stopping),
-        cmocka_unit_test(test_cancel_from_another_thread), cmocka_unit_test(test_forks_share_pages),
-        cmocka_unit_test(test_prefix),           cmocka_unit_test(test_prefix_memory),
+        cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_weights_once),
+        cmocka_unit_test(test_what_is_wrong_is_named),
+        cmocka_unit_test(test_one_failure),
+        cmocka_unit_test(test_pages_run_out),
+        cmocka_unit_test(test_stopping),
+        cmocka_unit_test(test_cancel_from_another_thread),
+        cmocka_unit_test(test_forks_share_pages),
+        cmocka_unit_test(test_prefix),
+        cmocka_unit_test(test_prefix_memory),
     };
     n_schedules = argc > 1 ? atoi(argv[1]) : n_schedules;
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -27,8 +27,8 @@ static struct butler_engine *load(const struct tiny *tiny, int n_threads)
 static struct butler_session *open_session(struct butler_engine *engine, enum butler_kv_type type, int n_ctx, const char *policy)
 {
     struct butler_error err;
-    struct butler_session *session = butler_session_new(
-        engine, &(struct butler_session_params){.n_ctx = n_ctx, .kv_type = type, .policy = policy}, &err);
+    struct butler_session *session =
+        butler_session_new(engine, &(struct butler_session_params){.n_ctx = n_ctx, .kv_type = type, .policy = policy}, &err);
     if (!session)
         fail_msg("%s: %s", policy, err.message);
     return session;
@@ -225,7 +225,8 @@ static void test_wide_feed_forward(void **state)
     (void)state;
     tiny.n_ff = 600;
     struct butler_engine *engine = load(&tiny, 2);
-    struct butler_session *block = open_session(engine, BUTLER_KV_F32, N, "full"), *single = open_session(engine, BUTLER_KV_F32, N, "full");
+    struct butler_session *block = open_session(engine, BUTLER_KV_F32, N, "full"),
+                          *single = open_session(engine, BUTLER_KV_F32, N, "full");
     const struct butler_scratch *scratch = &engine->scratch;
     assert_true(scratch->gate_floats < (size_t)scratch->max_rows * 600 && scratch->gate_floats > 600);
     text_of(ids, N, tiny.n_vocab);
@@ -359,8 +360,7 @@ static void test_sampler(void **state)
         butler_sampler_free(greedy);
     }
     /* frequencies at temperature 1 are the softmax */
-    struct butler_sampler *plain =
-        butler_sampler_new(&(struct butler_sampler_params){.temperature = 1, .seed = 4}, &err);
+    struct butler_sampler *plain = butler_sampler_new(&(struct butler_sampler_params){.temperature = 1, .seed = 4}, &err);
     for (int i = 0; i < 20000; i++)
         seen[butler_sample(plain, logits, 5, &err)]++;
     double sum = 0;
@@ -391,10 +391,10 @@ static void test_sampler(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_in_cache), cmocka_unit_test(test_refusals),    cmocka_unit_test(test_nan),
-        cmocka_unit_test(test_entropystop),   cmocka_unit_test(test_entropy),     cmocka_unit_test(test_fill),
-        cmocka_unit_test(test_wide_feed_forward),
-        cmocka_unit_test(test_hostile_files), cmocka_unit_test(test_other_model), cmocka_unit_test(test_sampler),
+        cmocka_unit_test(test_rope_in_cache),     cmocka_unit_test(test_refusals),      cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_entropystop),       cmocka_unit_test(test_entropy),       cmocka_unit_test(test_fill),
+        cmocka_unit_test(test_wide_feed_forward), cmocka_unit_test(test_hostile_files), cmocka_unit_test(test_other_model),
+        cmocka_unit_test(test_sampler),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

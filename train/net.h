@@ -12,8 +12,8 @@ struct butler_net;
 
 /* What a version of the predictor does in training: one table each, in net_v1.c and net_v2.c. */
 struct butler_net_version {
-    void (*request)(struct butler_net *net); /* asks net->arena for what this version alone holds */
-    void (*prepare)(struct butler_net *net); /* fills its tables, once the arena is made */
+    void (*request)(struct butler_net *net);                              /* asks net->arena for what this version alone holds */
+    void (*prepare)(struct butler_net *net);                              /* fills its tables, once the arena is made */
     bool (*reads)(const struct butler_predictor_sizes *sizes, int layer); /* whether the predictor reads this layer's input */
     void (*input)(struct butler_net *net, int layer);                     /* net->input is that layer's */
     void (*layer)(struct butler_net *net, int layer, const float *q, const float *k); /* a predicted layer: loss, gradients */

@@ -126,8 +126,8 @@ struct butler_trainer *butler_trainer_new(struct butler_engine *engine, const st
     trainer->params = *params;
     trainer->reduce = reduce;
     if (!(trainer->blas = butler_blas_load(err)) ||
-        butler_data_open(&trainer->data, trainer->model, params->data, params->n_data, params->valid, params->n_valid, params->length,
-                         params->seed, err) < 0 ||
+        butler_data_open(&trainer->data, trainer->model, params->data, params->n_data, params->valid, params->n_valid,
+                         params->length, params->seed, err) < 0 ||
         make_predictor(trainer, err) < 0)
         goto fail;
     count_steps(trainer);

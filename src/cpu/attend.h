@@ -56,8 +56,8 @@ struct butler_attend_block_job {
     bool tiles; /* in the matrix unit */
 };
 /* Fills *job and returns its number of tasks. n_threads: that will share them, or the tasks of other sessions. */
-int butler_attend_block_begin(struct butler_attend_block_job *job, const struct butler_layer_state *state, const float *q, float *out,
-                              int n, int window, int observe_from, int n_threads);
+int butler_attend_block_begin(struct butler_attend_block_job *job, const struct butler_layer_state *state, const float *q,
+                              float *out, int n, int window, int observe_from, int n_threads);
 void butler_attend_block_task(const struct butler_attend_block_job *job, int task, int thread);
 
 /* The pieces of a prompt's block. */

@@ -1,6 +1,6 @@
-/* Attention: from ids and queries to outputs (of a prompt's block: attend_prefill.c; of many sessions: attend_spans.c). A decode step cuts every list into slices of
- * BUTLER_SLICE tokens; a slice keeps its maximum, its sum and its weighted values, and slices are put together in order, whoever
- * computed them. */
+/* Attention: from ids and queries to outputs (of a prompt's block: attend_prefill.c; of many sessions: attend_spans.c). A decode
+ * step cuts every list into slices of BUTLER_SLICE tokens; a slice keeps its maximum, its sum and its weighted values, and slices
+ * are put together in order, whoever computed them. */
 #include <math.h>
 #include <string.h>
 

@@ -314,7 +314,8 @@ static void attend_tile(const struct butler_attend_block_job *job, int kv_head, 
     }
 }
 
-static void attend_tokens(const struct butler_attend_block_job *job, int kv_head, int first, int end, bool keeps, int tokens, int thread)
+static void attend_tokens(const struct butler_attend_block_job *job, int kv_head, int first, int end, bool keeps, int tokens,
+                          int thread)
 {
     for (; first < end; first += tokens)
         attend_tile(job, kv_head, first, BUTLER_MIN(tokens, end - first), keeps, thread);
@@ -331,8 +332,8 @@ void butler_attend_block_task(const struct butler_attend_block_job *job, int tas
     attend_tokens(job, kv_head, observed, end, true, BUTLER_MAX(job->state->work->tile_rows / group, 1), thread);
 }
 
-int butler_attend_block_begin(struct butler_attend_block_job *job, const struct butler_layer_state *state, const float *q, float *out,
-                              int n, int window, int observe_from, int n_threads)
+int butler_attend_block_begin(struct butler_attend_block_job *job, const struct butler_layer_state *state, const float *q,
+                              float *out, int n, int window, int observe_from, int n_threads)
 {
     const int n_kv_heads = state->kv->n_kv_heads, group = state->n_heads / n_kv_heads;
     const bool observed = state->position + n > observe_from;

@@ -63,7 +63,8 @@ static void decode_head(const struct butler_attend_span *span, const struct butl
                              0);
         return;
     }
-    butler_attend_head(state, 0, kv_head, span->q, NULL, butler_kv_at(state->kv, state->layer, kv_head)->n_slots, span->out, observe);
+    butler_attend_head(state, 0, kv_head, span->q, NULL, butler_kv_at(state->kv, state->layer, kv_head)->n_slots, span->out,
+                       observe);
     butler_count_ns(&state->traffic->attend_ns, &clock);
 }
 

@@ -1,5 +1,5 @@
-/* The CPU backend: memory and dense operations (this file, products in matmul.c) and attention (attend_*.c, retrieve.c, evict.c), run
- * by the pool's threads over the kernel table. Outputs are split, never sums, so that the number of threads changes no bit. */
+/* The CPU backend: memory and dense operations (this file, products in matmul.c) and attention (attend_*.c, retrieve.c, evict.c),
+ * run by the pool's threads over the kernel table. Outputs are split, never sums, so that the number of threads changes no bit. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -206,8 +206,8 @@ void butler_backend_free(struct butler_backend *backend)
         backend->destroy(backend);
 }
 
-int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_workspace_sizes *sizes,
-                          struct butler_backend *backend, struct butler_error *err)
+int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp,
+                          const struct butler_workspace_sizes *sizes, struct butler_backend *backend, struct butler_error *err)
 {
     const size_t slots = (size_t)sizes->max_slots, heads = (size_t)hp->n_heads, threads = (size_t)sizes->n_threads,
                  dim = (size_t)hp->head_dim;
@@ -235,7 +235,8 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     if (sizes->products) {
         const int n_columns = BUTLER_MAX(BUTLER_MAX(hp->n_embd, hp->n_ff), hp->n_heads * hp->head_dim);
         work->panel_floats = butler_matmul_panel_floats(backend->kernels, n_columns);
-        work->packed_bytes = butler_matmul_packed_bytes(backend->kernels, BUTLER_MIN(sizes->max_rows, BUTLER_PACKED_TOKENS), n_columns);
+        work->packed_bytes =
+            butler_matmul_packed_bytes(backend->kernels, BUTLER_MIN(sizes->max_rows, BUTLER_PACKED_TOKENS), n_columns);
         butler_arena_want(pieces, &work->panel, threads * work->panel_floats, sizeof(float));
         butler_arena_want(pieces, &work->packed, work->packed_bytes, 1);
     }

@@ -24,8 +24,8 @@ void butler_evict_spans(struct butler_backend *backend, const struct butler_atte
 /* Selects and attends in one pass, a KV head at a time; k and v are in the cache. */
 void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out);
 /* The same for one KV head (or, where the layer shares a selection, for all: kv_head is then ignored), by one thread. */
-void butler_retrieve_head(const struct butler_layer_state *state, int kv_head, const float *q, float *out, bool selects, bool observe,
-                          int thread);
+void butler_retrieve_head(const struct butler_layer_state *state, int kv_head, const float *q, float *out, bool selects,
+                          bool observe, int thread);
 /* Whether the layer selects anew in this step; to be asked once a step and layer, since what it decides is noted. */
 bool butler_retrieve_selects(const struct butler_layer_state *state);
 

@@ -111,8 +111,9 @@ static struct butler_lists lists_ahead(const struct butler_layer_state *state, i
 {
     const struct butler_selection *selection = state->selection;
     const int n_lists = lists_of(state);
-    return selection->slots ? (struct butler_lists){n_lists, selection->list_slots + ahead * n_lists, selection->list_n + ahead * n_lists}
-                            : (struct butler_lists){n_lists, state->work->list_slots, state->work->list_n};
+    return selection->slots
+               ? (struct butler_lists){n_lists, selection->list_slots + ahead * n_lists, selection->list_n + ahead * n_lists}
+               : (struct butler_lists){n_lists, state->work->list_slots, state->work->list_n};
 }
 
 static uint32_t *slots_of(const struct butler_layer_state *state, int ahead, int list)
@@ -245,8 +246,8 @@ double butler_retrieve(struct butler_backend *backend, const struct butler_layer
 
 /* ---------------------------------------------------------------------------------------------- by one thread */
 
-void butler_retrieve_head(const struct butler_layer_state *state, int kv_head, const float *q, float *out, bool selects, bool observe,
-                          int thread)
+void butler_retrieve_head(const struct butler_layer_state *state, int kv_head, const float *q, float *out, bool selects,
+                          bool observe, int thread)
 {
     const bool layer = state->policy->share == BUTLER_SHARE_LAYER;
     const int n_kv_heads = state->kv->n_kv_heads, first = layer ? 0 : kv_head, end = layer ? n_kv_heads : kv_head + 1;

@@ -97,4 +97,3 @@ void butler_view_dot_layer(const struct butler_head_view *view, int layer, int n
     earlier.layer = layer;
     butler_view_dot_keys(&earlier, view->queries + head * (size_t)view->head_dim, n_q, first, n, out, stride);
 }
-

@@ -49,9 +49,9 @@ struct butler_workspace {
     size_t panel_floats;
     size_t packed_bytes;
     unsigned char *packed; /* up to BUTLER_PACKED_TOKENS tokens of a block as the left operand of a matrix unit */
-    float *rotated; /* [n_threads][BUTLER_CHUNK][head_dim] keys that are stored unrotated, rotated */
-    /* How matmul computes: 0, by the number of rows; 1, row by row, as decode steps do; 2, in blocks, as prompts do. Rows of one way
-     * do not depend on each other. Host memory. */
+    float *rotated;        /* [n_threads][BUTLER_CHUNK][head_dim] keys that are stored unrotated, rotated */
+    /* How matmul computes: 0, by the number of rows; 1, row by row, as decode steps do; 2, in blocks, as prompts do. Rows of one
+     * way do not depend on each other. Host memory. */
     int way;
     struct butler_buffers memory;
 };
@@ -198,8 +198,8 @@ struct butler_workspace_sizes {
     int max_slots, max_rows, n_threads;
     bool products, rotates;
 };
-int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp, const struct butler_workspace_sizes *sizes,
-                          struct butler_backend *backend, struct butler_error *err);
+int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp,
+                          const struct butler_workspace_sizes *sizes, struct butler_backend *backend, struct butler_error *err);
 void butler_workspace_free(struct butler_workspace *work);
 
 /* Layers that select together: 0; 1 to 4; 5 to 8; ... as predictors of version 2 serve them. */

@@ -14,11 +14,11 @@ struct butler_engine {
     struct butler_pool *pool;
     struct butler_backend *backend;
     struct butler_scratch scratch;
-    struct butler_pages *pages;    /* one pool for each size of extent */
-    struct butler_prefix *prefix;  /* NULL: none */
+    struct butler_pages *pages;   /* one pool for each size of extent */
+    struct butler_prefix *prefix; /* NULL: none */
     struct butler_metric_list *plugins;
     struct butler_predictor *predictors[2]; /* of version 1 and 2, or NULL */
-    bool borrows; /* plug-ins and predictors are another engine's */
+    bool borrows;                           /* plug-ins and predictors are another engine's */
     int n_block;
     uint64_t kv_bytes; /* most bytes of a page pool */
 };

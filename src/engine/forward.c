@@ -13,7 +13,7 @@ struct pass {
     const struct butler_hparams *hp;
     struct butler_scratch *s;
     struct butler_part *parts;
-    int n_parts, n, n_decode;      /* n: rows; n_decode: of decode steps, the first */
+    int n_parts, n, n_decode;       /* n: rows; n_decode: of decode steps, the first */
     struct butler_traffic *weights; /* where weights that are read count: the first decode step's session */
 };
 
@@ -154,9 +154,8 @@ static void share_time(const struct pass *pass, double seconds, uint64_t before_
         sum += attention_ns(&pass->parts[i]);
     for (int i = 0; i < pass->n_parts && sum > before_sum; i++) {
         struct butler_part *part = &pass->parts[i];
-        part->session->stats.attend_s += part->decode ? seconds * (double)(attention_ns(part) - part->ns_before) /
-                                                            (double)(sum - before_sum)
-                                                      : 0;
+        part->session->stats.attend_s +=
+            part->decode ? seconds * (double)(attention_ns(part) - part->ns_before) / (double)(sum - before_sum) : 0;
     }
 }
 
@@ -274,16 +273,16 @@ static void feed_forward(const struct pass *pass, const struct butler_layer *lay
     matmul(pass, s->h, &layer->w_down, s->up, n);
 }
 
-/* What a layer's attention (or its feed-forward part) takes in, rows h[.][n_embd] -> predicted queries (and keys) of later layers. */
+/* What a layer's attention (or its feed-forward part) takes in, rows h[.][n_embd] -> predicted queries (and keys) of later layers.
+ */
 static void predict(struct butler_part *part, int layer, enum butler_predictor_input input, const float *h)
 {
     struct butler_session *session = part->session;
     struct butler_predict *predict = session->predict;
     const double start = butler_seconds();
     int first;
-    const int n_served = !part->failed && predict && predict->predictor->sizes.input == input
-                             ? butler_predict_serves(predict, layer, &first)
-                             : 0;
+    const int n_served =
+        !part->failed && predict && predict->predictor->sizes.input == input ? butler_predict_serves(predict, layer, &first) : 0;
     if (n_served == 0)
         return;
     const bool retrieves = session->policy.method == BUTLER_RETRIEVE;
@@ -528,8 +527,9 @@ static void note_tokens(struct butler_part *part)
 void butler_forward(struct butler_engine *engine, int n_parts)
 {
     struct butler_traffic uncounted = {0};
-    struct pass pass = {engine, engine->backend, engine->model, &engine->model->hp, &engine->scratch, engine->scratch.parts, n_parts, 0, 0,
-                        &uncounted};
+    struct pass pass = {
+        engine, engine->backend, engine->model, &engine->model->hp, &engine->scratch, engine->scratch.parts, n_parts, 0,
+        0,      &uncounted};
     const struct butler_hparams *hp = pass.hp;
     struct butler_backend *backend = pass.backend;
     struct butler_scratch *s = pass.s;

@@ -61,8 +61,8 @@ static int make_records(struct butler_kv *kv, const struct butler_metric_shape *
     if (kv->record_slots > 0) {
         kv->records_stride = (BUTLER_CEIL_DIV(slots, (size_t)kv->record_slots) * kv->record_bytes + 63) / 64 * 64;
         if (!butler_mul_size(n_heads, kv->records_stride, &kv->records_bytes))
-            return butler_fail(err, BUTLER_ERROR_MEMORY, "the metric's records for %d tokens are more than this machine can address",
-                               kv->max_slots);
+            return butler_fail(err, BUTLER_ERROR_MEMORY,
+                               "the metric's records for %d tokens are more than this machine can address", kv->max_slots);
         kv->records = kv->backend->alloc(kv->backend, kv->records_bytes, true, err);
         if (!kv->records)
             return BUTLER_ERROR_MEMORY;

@@ -51,7 +51,7 @@ struct butler_kv {
     enum butler_rope rope;
     const struct butler_predict *predict; /* for views; borrowed from the session, or NULL */
     float *queries;                       /* [n_layers][n_heads][head_dim] for views; borrowed, or NULL */
-    void *tables; /* the one reservation behind pages, positions, order */
+    void *tables;                         /* the one reservation behind pages, positions, order */
     size_t tables_bytes;
 };
 

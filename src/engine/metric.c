@@ -65,11 +65,11 @@ static int check_params(const struct butler_metric *metric, struct butler_error 
 }
 
 /* A change of these needs another BUTLER_METRIC_ABI. */
-_Static_assert(BUTLER_METRIC_ABI == 1 && (sizeof(void *) != 8 || (sizeof(struct butler_metric) == 128 &&
-                                                                   offsetof(struct butler_metric, name) == sizeof(size_t) &&
-                                                                   offsetof(struct butler_metric, by_position) == 120 &&
-                                                                   sizeof(struct butler_param) == 40 &&
-                                                                   sizeof(struct butler_metric_shape) == 40)),
+_Static_assert(BUTLER_METRIC_ABI == 1 &&
+                   (sizeof(void *) != 8 ||
+                    (sizeof(struct butler_metric) == 128 && offsetof(struct butler_metric, name) == sizeof(size_t) &&
+                     offsetof(struct butler_metric, by_position) == 120 && sizeof(struct butler_param) == 40 &&
+                     sizeof(struct butler_metric_shape) == 40)),
                "what a plug-in is built against has changed, its ABI number has not");
 
 /* Reads nothing but the first field, which every struct of every version has. Before it was a number it was a pointer to the

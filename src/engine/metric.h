@@ -18,7 +18,7 @@ struct butler_kernels; /* the CPU backend's; metrics are functions of the CPU */
 struct butler_predict;
 struct butler_head_view {
     int layer, kv_head, head_dim;
-    int n_heads, group;   /* query heads of a layer, of this KV head */
+    int n_heads, group;       /* query heads of a layer, of this KV head */
     int n_slots;              /* slots in use, [0, n_slots) */
     int query_position;       /* position of the newest token in the cache (in a cut before an append: of the one before) */
     const int32_t *positions; /* [n_slots] text position of each slot; NULL: slot i holds position i */
@@ -29,10 +29,10 @@ struct butler_head_view {
     const struct butler_kernels *kernels;
     /* out[i] = the stored row (head_dim elements of kv_type) of slot first + i, i < n: keys, or values. */
     void (*rows)(const struct butler_head_view *view, int first, int n, bool values, const void **out);
-    const void *store; /* what rows() needs */
+    const void *store;                    /* what rows() needs */
     const struct butler_predict *predict; /* the session's predictor at work, or NULL */
-    const float *queries; /* [n_layers][n_heads][head_dim] of the newest token, up to the layer at work; or NULL */
-    uint64_t *bytes;   /* rows read through the view are added here; NULL: not counted */
+    const float *queries;                 /* [n_layers][n_heads][head_dim] of the newest token, up to the layer at work; or NULL */
+    uint64_t *bytes;                      /* rows read through the view are added here; NULL: not counted */
 };
 
 const struct butler_kernels *butler_view_kernels(const struct butler_head_view *view);

@@ -20,10 +20,10 @@
 struct draft {
     struct butler_policy policy;
     const struct butler_policy_row *row; /* NULL: a plug-in's */
-    const struct butler_engine *engine; /* or NULL */
-    const struct butler_model *model;   /* the engine's, or NULL */
-    const char *text; /* as written, for messages */
-    uint64_t given;   /* keys that were written, by their place in the table */
+    const struct butler_engine *engine;  /* or NULL */
+    const struct butler_model *model;    /* the engine's, or NULL */
+    const char *text;                    /* as written, for messages */
+    uint64_t given;                      /* keys that were written, by their place in the table */
     uint32_t given_params;
     bool given_preset;
     bool vatp, entropystop;
@@ -765,7 +765,8 @@ static int parse(struct draft *draft)
     return rc ? rc : write_text(draft);
 }
 
-int butler_policy_parse(const struct butler_engine *engine, const char *text, struct butler_policy *policy, struct butler_error *err)
+int butler_policy_parse(const struct butler_engine *engine, const char *text, struct butler_policy *policy,
+                        struct butler_error *err)
 {
     struct draft draft = {.engine = engine, .model = engine ? engine->model : NULL, .text = text ? text : "full", .err = err};
     /* A decimal point is a point, whatever the program's language. */

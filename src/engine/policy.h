@@ -50,7 +50,8 @@ struct butler_policy {
 };
 
 /* engine may be NULL (no plug-ins, and nothing checked that depends on the model). On failure *policy is not changed. */
-int butler_policy_parse(const struct butler_engine *engine, const char *text, struct butler_policy *policy, struct butler_error *err);
+int butler_policy_parse(const struct butler_engine *engine, const char *text, struct butler_policy *policy,
+                        struct butler_error *err);
 
 /* Names a metric may not take: those of keys, of policies and of modifiers. */
 bool butler_policy_is_key(const char *name);

@@ -80,8 +80,8 @@ static int make_activations(struct butler_predict *predict, size_t n, struct but
         butler_arena_want(host, &predict->freq_head, d / 2, sizeof(float));
         butler_arena_want(host, &predict->host_cosines, n * half, sizeof(float));
         butler_arena_want(host, &predict->host_sines, n * half, sizeof(float));
-        predict->n_staging = BUTLER_MAX(n * BUTLER_MAX((layers - 1) * (size_t)s->n_key_heads * d, inner),
-                                        layers * (size_t)s->n_heads * d);
+        predict->n_staging =
+            BUTLER_MAX(n * BUTLER_MAX((layers - 1) * (size_t)s->n_key_heads * d, inner), layers * (size_t)s->n_heads * d);
     } else {
         butler_arena_want(arena, &predict->out, embd, sizeof(float));
         butler_arena_want(arena, &predict->mid, (size_t)s->n_mid, sizeof(float));

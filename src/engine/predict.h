@@ -32,9 +32,9 @@ struct butler_predict {
     float *z, *q, *k, *v, *up, *out, *mid, *cosines, *sines; /* activations of a block */
     struct butler_buffers buffers;
     /* Host memory. */
-    float *freq_inner, *freq_head;   /* angles per position of a pair: [n_inner / h / 2], [d / 2] */
+    float *freq_inner, *freq_head;    /* angles per position of a pair: [n_inner / h / 2], [d / 2] */
     float *host_cosines, *host_sines; /* before they are uploaded */
-    float *staging;                  /* [n_staging] what is uploaded otherwise */
+    float *staging;                   /* [n_staging] what is uploaded otherwise */
     size_t n_staging;
     struct butler_arena host;
 };

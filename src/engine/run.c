@@ -1,5 +1,6 @@
-/* butler_run: spans of tokens of many sessions, cut into passes that the forward pass takes whole. Which tokens share a pass changes
- * no result: products and attention of a row do not depend on the other rows, and policies cut caches at positions of the text. */
+/* butler_run: spans of tokens of many sessions, cut into passes that the forward pass takes whole. Which tokens share a pass
+ * changes no result: products and attention of a row do not depend on the other rows, and policies cut caches at positions of the
+ * text. */
 #include <stdlib.h>
 
 #include "engine/prefix.h"

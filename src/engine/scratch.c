@@ -75,8 +75,8 @@ static int make_host(struct butler_scratch *scratch, const struct butler_hparams
     return butler_arena_make(host, err);
 }
 
-int butler_scratch_make(struct butler_scratch *scratch, const struct butler_hparams *hp, struct butler_backend *backend, int max_rows,
-                        int max_slots, bool rotates, struct butler_error *err)
+int butler_scratch_make(struct butler_scratch *scratch, const struct butler_hparams *hp, struct butler_backend *backend,
+                        int max_rows, int max_slots, bool rotates, struct butler_error *err)
 {
     if (scratch->max_rows >= max_rows && scratch->max_slots >= max_slots && scratch->rotates >= rotates)
         return 0;

@@ -25,18 +25,18 @@ struct butler_scratch {
     int n_batch;
     /* Host memory. */
     struct butler_arena host;
-    float *host_cos, *host_sin;                           /* as cos and sin, before they are uploaded */
-    float *host_logits;                                   /* [n_vocab] */
-    float *host_x, *host_h, *host_q, *host_k, *host_o;    /* for captures; written only then */
-    struct butler_part *parts;                            /* [max_rows] of a pass */
-    struct butler_attend_span *spans;                     /* [max_rows] */
-    int *rooms;                                           /* [max_rows] */
+    float *host_cos, *host_sin;                        /* as cos and sin, before they are uploaded */
+    float *host_logits;                                /* [n_vocab] */
+    float *host_x, *host_h, *host_q, *host_k, *host_o; /* for captures; written only then */
+    struct butler_part *parts;                         /* [max_rows] of a pass */
+    struct butler_attend_span *spans;                  /* [max_rows] */
+    int *rooms;                                        /* [max_rows] */
 };
 
 /* Makes scratch for passes of max_rows rows and texts of max_slots tokens, or makes it larger; what it held is lost. On failure
  * there is none. */
-int butler_scratch_make(struct butler_scratch *scratch, const struct butler_hparams *hp, struct butler_backend *backend, int max_rows,
-                        int max_slots, bool rotates, struct butler_error *err);
+int butler_scratch_make(struct butler_scratch *scratch, const struct butler_hparams *hp, struct butler_backend *backend,
+                        int max_rows, int max_slots, bool rotates, struct butler_error *err);
 void butler_scratch_free(struct butler_scratch *scratch);
 uint64_t butler_scratch_bytes(const struct butler_scratch *scratch); /* reserved */
 

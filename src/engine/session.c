@@ -102,7 +102,8 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "a context of %d tokens: it must be between 1 and %d", n_ctx, 1 << 24);
     else if ((unsigned)params->kv_type >= BUTLER_N_KV_TYPES)
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "kv type %d is none of f32, f16, q8_0", (int)params->kv_type);
-    else if (check_shape(model, n_ctx, err) == 0 && (pages = butler_engine_pages(engine, params->kv_type, hp->head_dim, err)) != NULL)
+    else if (check_shape(model, n_ctx, err) == 0 &&
+             (pages = butler_engine_pages(engine, params->kv_type, hp->head_dim, err)) != NULL)
         session = butler_alloc(sizeof *session, err);
     if (!session)
         return NULL;

@@ -25,14 +25,14 @@ struct butler_session {
 
     int32_t *tokens; /* [n_ctx] the text so far; -1 where butler_fill made it up */
     int n_past;
-    int n_decoded;   /* tokens decoded since the last prompt: what the stopping rule counts */
-    int n_dense;     /* the first tokens of the text that were read as a prompt, from the beginning on: what others can share */
-    int n_observed;  /* the metric has observed queries of positions below this one */
-    bool evicted;    /* some token is no longer held */
-    int n_places;    /* rotations by place that the cache has */
+    int n_decoded;  /* tokens decoded since the last prompt: what the stopping rule counts */
+    int n_dense;    /* the first tokens of the text that were read as a prompt, from the beginning on: what others can share */
+    int n_observed; /* the metric has observed queries of positions below this one */
+    bool evicted;   /* some token is no longer held */
+    int n_places;   /* rotations by place that the cache has */
     bool has_logits, failed, stop;
-    bool exited;     /* this step's prediction was certain before the last layer */
-    int cancelled;   /* set by any thread */
+    bool exited;                  /* this step's prediction was certain before the last layer */
+    int cancelled;                /* set by any thread */
     butler_progress_fn *progress; /* or NULL */
     void *progress_user;
     const struct butler_capture *capture; /* or NULL */
@@ -49,16 +49,16 @@ struct butler_part {
     const int32_t *ids; /* [n] */
     int n, row;         /* its first row in the pass */
     bool decode;
-    int prompt_end;     /* position after the prompt */
-    int cut_end;        /* position after the tokens that are there when the cache is next cut: whose last queries a metric sees */
-    bool cuts;          /* an evicting policy cuts the cache after these tokens */
-    bool logits;        /* of the last token */
+    int prompt_end; /* position after the prompt */
+    int cut_end;    /* position after the tokens that are there when the cache is next cut: whose last queries a metric sees */
+    bool cuts;      /* an evicting policy cuts the cache after these tokens */
+    bool logits;    /* of the last token */
     butler_logits_fn *each; /* or NULL */
     void *user;
-    struct butler_error *err; /* code 0 so far */
-    bool failed;              /* the rest of the pass runs without it */
-    int n_kept, kept_row;     /* rows that go on after the last layer's attention, and the first of them in the pass */
-    bool cancelled;           /* its callback asked to stop */
+    struct butler_error *err;       /* code 0 so far */
+    bool failed;                    /* the rest of the pass runs without it */
+    int n_kept, kept_row;           /* rows that go on after the last layer's attention, and the first of them in the pass */
+    bool cancelled;                 /* its callback asked to stop */
     struct butler_traffic *traffic; /* the session's, for decode steps or prompts */
     uint64_t ns_before;             /* threads' time in attention before this layer */
 };
@@ -88,8 +88,9 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
 static inline struct butler_layer_state butler_session_layer(struct butler_session *session, struct butler_traffic *traffic,
                                                              int layer, int position)
 {
-    return (struct butler_layer_state){&session->policy, &session->shape,     &session->kv, &session->engine->scratch.work,
-                                       &session->selection, traffic, layer, session->shape.n_heads, position};
+    return (struct butler_layer_state){
+        &session->policy,       &session->shape, &session->kv, &session->engine->scratch.work, &session->selection, traffic, layer,
+        session->shape.n_heads, position};
 }
 
 #endif

@@ -59,8 +59,8 @@ static int write_head(struct butler_writer *writer, const struct butler_kv *kv, 
         code = write_device(writer, kv->backend, butler_kv_key_row(kv, head, (uint32_t)slot),
                             2 * kv->row_bytes * (size_t)BUTLER_MIN(n - slot, BUTLER_PAGE), err);
     if (code == 0 && kv->record_slots > 0)
-        code = write_device(writer, kv->backend, head->records, (size_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes,
-                            err);
+        code =
+            write_device(writer, kv->backend, head->records, (size_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes, err);
     return code;
 }
 
@@ -166,10 +166,10 @@ static int check_header(const struct file_header *header, const struct butler_mo
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: saved with another model than %s", path, model->path);
     if (header->n_ctx < 1 || header->n_past < 0 || header->n_past > header->n_ctx || header->n_decoded < 0 ||
         header->n_decoded > header->n_past || header->n_dense < 0 || header->n_dense > header->n_past || header->n_observed < 0 ||
-        header->n_observed > header->n_past || (header->evicted != 0 && header->evicted != 1) || header->kv_type < 0 || header->kv_type >= BUTLER_N_KV_TYPES ||
-        header->n_policy < 1 || header->n_policy >= (int)sizeof((struct butler_policy *)NULL)->text ||
-        header->n_vocab != hp->n_vocab || header->n_layers != hp->n_layers || header->n_kv_heads != hp->n_kv_heads ||
-        header->head_dim != hp->head_dim)
+        header->n_observed > header->n_past || (header->evicted != 0 && header->evicted != 1) || header->kv_type < 0 ||
+        header->kv_type >= BUTLER_N_KV_TYPES || header->n_policy < 1 ||
+        header->n_policy >= (int)sizeof((struct butler_policy *)NULL)->text || header->n_vocab != hp->n_vocab ||
+        header->n_layers != hp->n_layers || header->n_kv_heads != hp->n_kv_heads || header->head_dim != hp->head_dim)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: impossible sizes in the header", path);
     return 0;
 }

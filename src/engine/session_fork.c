@@ -144,16 +144,17 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s has evicted tokens: its state after token %d is gone",
                            session->policy.name, n);
     if (n > 0 && session->n_observed > n)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s has observed the attention of later tokens than %d: its state then is gone",
-                           session->policy.name, n);
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                           "%s has observed the attention of later tokens than %d: its state then is gone", session->policy.name,
+                           n);
     for (int l = 0; l < session->kv.n_layers; l++) {
         butler_kv_truncate(&session->kv, l, n);
         session->selection.at[l] = session->selection.at[l] > n ? 0 : session->selection.at[l];
     }
     if (session->predict)
         butler_kv_truncate(&session->predict->kv, 0, n);
-    /* A record that covers slots on both sides is made anew from the keys. Version 1 of the predictor has keys of its own, each in its
-     * place in the record, where the next tokens overwrite those that are gone. */
+    /* A record that covers slots on both sides is made anew from the keys. Version 1 of the predictor has keys of its own, each in
+     * its place in the record, where the next tokens overwrite those that are gone. */
     if (n > 0 && session->kv.record_slots > 1 && session->policy.metric->predictor != 1)
         butler_session_summarise(session, butler_kv_record_start(&session->kv, n), n);
     session->selection.ahead_end = 0;

@@ -33,8 +33,19 @@ const struct butler_tensor *butler_gguf_find(const struct butler_gguf *gguf, con
 
 /* GGUF value types, with the format's numbers. */
 enum butler_gguf_type {
-    BUTLER_GGUF_U8, BUTLER_GGUF_I8, BUTLER_GGUF_U16, BUTLER_GGUF_I16, BUTLER_GGUF_U32, BUTLER_GGUF_I32, BUTLER_GGUF_FLOAT32,
-    BUTLER_GGUF_BOOL, BUTLER_GGUF_STRING, BUTLER_GGUF_ARRAY, BUTLER_GGUF_U64, BUTLER_GGUF_I64, BUTLER_GGUF_FLOAT64,
+    BUTLER_GGUF_U8,
+    BUTLER_GGUF_I8,
+    BUTLER_GGUF_U16,
+    BUTLER_GGUF_I16,
+    BUTLER_GGUF_U32,
+    BUTLER_GGUF_I32,
+    BUTLER_GGUF_FLOAT32,
+    BUTLER_GGUF_BOOL,
+    BUTLER_GGUF_STRING,
+    BUTLER_GGUF_ARRAY,
+    BUTLER_GGUF_U64,
+    BUTLER_GGUF_I64,
+    BUTLER_GGUF_FLOAT64,
 };
 
 /* A value of the header. An array has n elements of element_type; butler_gguf_array_string returns the strings of an array. A
@@ -42,16 +53,16 @@ enum butler_gguf_type {
 struct butler_gguf_value {
     const char *key;
     enum butler_gguf_type type, element_type;
-    uint64_t n;                 /* elements of an array, bytes of a string, else 1 */
-    const unsigned char *data;  /* unaligned, little endian */
+    uint64_t n;                     /* elements of an array, bytes of a string, else 1 */
+    const unsigned char *data;      /* unaligned, little endian */
     const uint64_t *string_offsets; /* arrays of strings: offset of each string's length field from `data` */
 };
 int64_t butler_gguf_n_values(const struct butler_gguf *gguf);
 const struct butler_gguf_value *butler_gguf_value_at(const struct butler_gguf *gguf, int64_t i);
 const struct butler_gguf_value *butler_gguf_value(const struct butler_gguf *gguf, const char *key); /* NULL if absent */
 const char *butler_gguf_array_string(const struct butler_gguf_value *value, uint64_t i, size_t *n_bytes);
-float butler_gguf_array_float(const struct butler_gguf_value *value, uint64_t i);     /* float32 arrays */
-int64_t butler_gguf_array_int(const struct butler_gguf_value *value, uint64_t i);     /* any integer or bool array */
+float butler_gguf_array_float(const struct butler_gguf_value *value, uint64_t i); /* float32 arrays */
+int64_t butler_gguf_array_int(const struct butler_gguf_value *value, uint64_t i); /* any integer or bool array */
 
 /* Scalars. Any integer type is converted if the value is in [min, max]. The required forms fail if the key is absent. The
  * optional forms then leave *out unchanged; they fail if the key is present with a wrong type or value. */
@@ -59,8 +70,7 @@ int butler_gguf_int(const struct butler_gguf *gguf, const char *key, bool requir
                     struct butler_error *err);
 int butler_gguf_float(const struct butler_gguf *gguf, const char *key, bool required, double *out, struct butler_error *err);
 /* A NUL-terminated copy owned by the gguf. Embedded NUL bytes are an error. */
-int butler_gguf_string(const struct butler_gguf *gguf, const char *key, bool required, const char **out,
-                       struct butler_error *err);
+int butler_gguf_string(const struct butler_gguf *gguf, const char *key, bool required, const char **out, struct butler_error *err);
 
 /* ------------------------------------------------------------------------------------------------ writing */
 
@@ -75,8 +85,8 @@ int butler_gguf_put_float(struct butler_gguf_writer *writer, const char *key, fl
 int butler_gguf_put_string(struct butler_gguf_writer *writer, const char *key, const char *value, struct butler_error *err);
 int butler_gguf_put_strings(struct butler_gguf_writer *writer, const char *key, const char *const *values, const size_t *n_bytes,
                             uint64_t n, struct butler_error *err);
-int butler_gguf_put_array(struct butler_gguf_writer *writer, const char *key, enum butler_gguf_type element_type, const void *values,
-                          uint64_t n, struct butler_error *err);
+int butler_gguf_put_array(struct butler_gguf_writer *writer, const char *key, enum butler_gguf_type element_type,
+                          const void *values, uint64_t n, struct butler_error *err);
 int butler_gguf_put_value(struct butler_gguf_writer *writer, const struct butler_gguf_value *value, struct butler_error *err);
 int butler_gguf_put_tensor(struct butler_gguf_writer *writer, const char *name, enum butler_type type, int n_dims,
                            const int64_t *dims, struct butler_error *err);

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 static const float MAX_HALF = 65504;
 
 static bool is_float(enum butler_type type)

@@ -21,7 +21,7 @@ enum {
     BUTLER_FIXED_X_COLUMNS = 128, /* of what fix makes, the last are filled up */
 };
 #define BUTLER_ATTEND_LEAST (-1e30f)
-#define BUTLER_FIXED_MOST 32639.0f /* 127 * 256 + 127 */
+#define BUTLER_FIXED_MOST 32639.0f   /* 127 * 256 + 127 */
 #define BUTLER_FIXED_LEAST 0x1p-100f /* lines smaller than this count as 0 */
 
 static inline size_t butler_packed_bytes(int n, int k)
@@ -117,7 +117,7 @@ struct butler_kernels {
      * BUTLER_FIXED_MOST, most their greatest magnitude (below BUTLER_FIXED_LEAST all count as 0), q to nearest;
      * exact up to float rounding again. fix makes what the type's product takes, in butler_fixed_x_bytes(n) bytes at a multiple
      * of 64. Where x has an infinity or a NaN, y is none of the numbers. */
-    bool fixed;     /* whether that is faster */
+    bool fixed; /* whether that is faster */
     void (*fix)(void *fixed, enum butler_type type, const float *x, int n);
     void (*gemv_fixed[BUTLER_N_TYPES])(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n);
     /* y[n] = the row as floats */

@@ -1,4 +1,5 @@
-/* What the plain C kernels share: the order of a dot product's sum which is part of the definition; and the entries of ref_weights.c, for the table in ref.c. */
+/* What the plain C kernels share: the order of a dot product's sum which is part of the definition; and the entries of
+ * ref_weights.c, for the table in ref.c. */
 #ifndef BUTLER_REF_H
 #define BUTLER_REF_H
 
@@ -32,7 +33,7 @@ static inline float ref_dot(const float *x, const float *y, int n)
     return ref_sum_lanes(lanes);
 }
 
-#define REF_DECLARE(type, name, ...)                                                                                                        \
+#define REF_DECLARE(type, name, ...)                                                                                               \
     void butler_ref_gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);                     \
     void butler_ref_gemv_fixed_##name(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n);
 BUTLER_WEIGHT_TYPES(REF_DECLARE)

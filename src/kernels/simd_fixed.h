@@ -236,7 +236,7 @@ INLINE void super_rows(enum butler_type type, float *y, int y_step, const uint8_
 #define WEIGHT_TYPE(name, family, type)                                                                                            \
     static void gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n)                       \
     {                                                                                                                              \
-        const struct fixed_x x = fixed_parts(fixed, n, false);                                                                      \
+        const struct fixed_x x = fixed_parts(fixed, n, false);                                                                     \
         const int quarter = n_rows / ROWS;                                                                                         \
         const uint8_t *rows = w;                                                                                                   \
         for (int r = 0; r < quarter; r++)                                                                                          \

@@ -22,7 +22,11 @@ struct butler_matrix {
 /* Rows [first, first + n) of a matrix, in the same memory. */
 static inline struct butler_matrix butler_matrix_rows(const struct butler_matrix *w, int first, int n)
 {
-    return (struct butler_matrix){w->type, n, w->n_cols, w->row_bytes, (const unsigned char *)w->data + (size_t)first * w->row_bytes,
+    return (struct butler_matrix){w->type,
+                                  n,
+                                  w->n_cols,
+                                  w->row_bytes,
+                                  (const unsigned char *)w->data + (size_t)first * w->row_bytes,
                                   w->bias ? w->bias + first : NULL};
 }
 
@@ -46,9 +50,9 @@ struct butler_hparams {
     float norm_eps;
     enum butler_activation activation;
     enum butler_rope rope;
-    int n_rot;              /* dimensions of a head that are rotated */
+    int n_rot; /* dimensions of a head that are rotated */
     float rope_theta;
-    int sliding_window;     /* > 0: the model attends only this far back (phi3); we run it up to that context */
+    int sliding_window; /* > 0: the model attends only this far back (phi3); we run it up to that context */
 };
 
 struct butler_model {
@@ -56,11 +60,11 @@ struct butler_model {
     struct butler_gguf *gguf;
     struct butler_tokenizer *tokenizer; /* NULL: the file has none */
     struct butler_hparams hp;
-    struct butler_matrix tok_embd;  /* [n_vocab][n_embd] */
-    struct butler_matrix pos_embd;  /* [n_ctx_train][n_embd], gpt2; data NULL otherwise */
+    struct butler_matrix tok_embd; /* [n_vocab][n_embd] */
+    struct butler_matrix pos_embd; /* [n_ctx_train][n_embd], gpt2; data NULL otherwise */
     struct butler_vector output_norm;
-    struct butler_matrix output;    /* tied: same data as tok_embd */
-    struct butler_layer *layers;    /* [n_layers] */
+    struct butler_matrix output; /* tied: same data as tok_embd */
+    struct butler_layer *layers; /* [n_layers] */
     /* Rotation of pair i at position p: by the angle p * rope_freq[i]; cos and sin are multiplied by rope_scale. Models with
      * long and short factors (phi3, longrope) have two sets: sessions longer than rope_original_ctx use rope_freq_long. */
     float *rope_freq;      /* [n_rot / 2] or NULL */
@@ -69,7 +73,7 @@ struct butler_model {
     int rope_original_ctx;
     float **owned_vectors; /* F16/BF16 norm weights and biases converted to F32; freed with the model */
     int n_owned_vectors;
-    uint64_t fingerprint;  /* XXH3-64 of the header and of a sample of every tensor */
+    uint64_t fingerprint; /* XXH3-64 of the header and of a sample of every tensor */
     struct butler_model_info info;
 };
 

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 #define ARCHITECTURE "butler-predictor"
 #define KEY(name) ARCHITECTURE "." name
 
@@ -484,8 +483,8 @@ static int widen(struct butler_predictor *predictor, struct butler_error *err)
         const struct butler_matrix *matrix = &from.params[i].matrix;
         for (int r = 0; r < matrix->n_rows; r++)
             butler_types[matrix->type].dequantize(predictor->params[i].data + (size_t)r * (size_t)matrix->n_cols,
-                                                     (const unsigned char *)matrix->data + (size_t)r * matrix->row_bytes,
-                                                     matrix->n_cols);
+                                                  (const unsigned char *)matrix->data + (size_t)r * matrix->row_bytes,
+                                                  matrix->n_cols);
     }
     free(from.params);
     butler_gguf_free(predictor->gguf);

@@ -38,10 +38,10 @@ struct butler_tokenizer {
     int32_t ends[16];
     int n_ends;
 
-    struct butler_pairs adjacent;  /* llama: which characters are adjacent in some token. Text may be split between all others */
-    uint32_t ascii[128];        /* llama: symbol of a character */
-    bool add_space_prefix;      /* llama */
-    struct butler_split *split; /* gpt2 */
+    struct butler_pairs adjacent; /* llama: which characters are adjacent in some token. Text may be split between all others */
+    uint32_t ascii[128];          /* llama: symbol of a character */
+    bool add_space_prefix;        /* llama */
+    struct butler_split *split;   /* gpt2 */
 };
 
 /* One call of butler_tokenizer_encode. */
@@ -76,7 +76,7 @@ struct butler_text_range {
 
 /* Cuts text[n] at its special tokens into *spans (malloc'ed). Longer tokens first, anywhere in the text; of equally long
  * ones the leftmost. parse: control and unknown tokens too, not only user-defined ones. */
-int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse, struct butler_text_range **spans,
-                       size_t *n_spans, struct butler_error *err);
+int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse,
+                       struct butler_text_range **spans, size_t *n_spans, struct butler_error *err);
 
 #endif

@@ -106,7 +106,8 @@ static int add_span(struct spans *spans, size_t start, size_t n, int32_t token, 
         return BUTLER_OK;
     if (spans->n == spans->capacity) {
         size_t capacity = spans->capacity * 2 + 16, n_bytes;
-        struct butler_text_range *grown = butler_mul_size(capacity, sizeof *grown, &n_bytes) ? realloc(spans->items, n_bytes) : NULL;
+        struct butler_text_range *grown =
+            butler_mul_size(capacity, sizeof *grown, &n_bytes) ? realloc(spans->items, n_bytes) : NULL;
         if (!grown)
             return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory to split a text at its special tokens");
         spans->items = grown;
@@ -117,8 +118,8 @@ static int add_span(struct spans *spans, size_t start, size_t n, int32_t token, 
 }
 
 /* Cuts one span of ordinary text at the special tokens of exactly this length. */
-static int cut_span(const struct butler_tokenizer *tokenizer, const char *text, struct butler_text_range span, bool parse, size_t length,
-                    struct spans *out, struct butler_error *err)
+static int cut_span(const struct butler_tokenizer *tokenizer, const char *text, struct butler_text_range span, bool parse,
+                    size_t length, struct spans *out, struct butler_error *err)
 {
     int32_t found[BUTLER_MAX_TOKEN_BYTES];
     size_t start = span.start, end = span.start + span.n, at = start;
@@ -143,8 +144,8 @@ static int cut_span(const struct butler_tokenizer *tokenizer, const char *text, 
     return add_span(out, start, end - start, -1, err);
 }
 
-int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse, struct butler_text_range **spans,
-                       size_t *n_spans, struct butler_error *err)
+int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse,
+                       struct butler_text_range **spans, size_t *n_spans, struct butler_error *err)
 {
     int32_t found[BUTLER_MAX_TOKEN_BYTES];
     bool lengths[BUTLER_MAX_TOKEN_BYTES + 1] = {false};

@@ -84,7 +84,8 @@ static int add_characters(struct butler_tokenizer *tokenizer, uint32_t i, struct
         uint32_t symbol = butler_vocab_intern(vocab, bytes, n, err);
         if (symbol == BUTLER_NO_SYMBOL)
             return BUTLER_ERROR_MEMORY;
-        int rc = left == BUTLER_NO_SYMBOL ? 0 : butler_pairs_add(&tokenizer->adjacent, (struct butler_pair){left, symbol, 0, 0}, err);
+        int rc =
+            left == BUTLER_NO_SYMBOL ? 0 : butler_pairs_add(&tokenizer->adjacent, (struct butler_pair){left, symbol, 0, 0}, err);
         if (rc)
             return rc;
         left = symbol;
@@ -172,8 +173,8 @@ static int add_character(struct butler_encoder *encoder, const char *bytes, size
 {
     struct butler_merge *merge = &encoder->merge;
     int rc;
-    if (merge->n_symbols > 0 && (symbol == BUTLER_NO_SYMBOL ||
-                                 !butler_pairs_find(&encoder->tokenizer->adjacent, merge->symbols[merge->n_symbols - 1].id, symbol)))
+    if (merge->n_symbols > 0 && (symbol == BUTLER_NO_SYMBOL || !butler_pairs_find(&encoder->tokenizer->adjacent,
+                                                                                  merge->symbols[merge->n_symbols - 1].id, symbol)))
         if ((rc = butler_encoder_flush(encoder)))
             return rc;
     if (symbol == BUTLER_NO_SYMBOL)
