@@ -67,7 +67,6 @@ static double distance(const float *a, const float *b, int n)
 static void test_rope_in_cache(void **state)
 {
     int32_t text[90], kept[20];
-    struct butler_error err;
     char path[FIXTURE_PATH];
     (void)state;
     fixture_path(path, "models/llama-gqa.gguf"); /* its attention is far from uniform */
