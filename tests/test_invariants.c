@@ -101,8 +101,8 @@ static struct context open_model(const struct model_case *from, int n_threads)
         fail_msg("%s", err.message);
     attach_both(c.engine, from->n_threads == 2);
     const struct butler_model_info *info = butler_model_get_info(c.model);
-    c.n_text = BUTLER_MIN(from->glass ? N_TEXT / 2 : N_TEXT, info->n_ctx_train); /* protecting memory is slow */
-    c.n_prompt = BUTLER_MIN(N_PROMPT, c.n_text / 2);
+    c.n_text = BUTLER_MIN(from->glass ? N_TEXT * 3 / 4 : N_TEXT, info->n_ctx_train); /* protecting memory is slow */
+    c.n_prompt = from->glass ? N_PROMPT : BUTLER_MIN(N_PROMPT, c.n_text / 2);
     for (int i = 0; i < c.n_text; i++)
         c.text[i] = (int32_t)(butler_random(&random) % (uint64_t)info->n_vocab);
     return c;
