@@ -64,7 +64,8 @@ static struct butler_model *open_model(const char *gguf)
 /* NULL when this machine lacks the ISA, which ref never may. */
 static struct butler_engine *open_engine(struct butler_model *model, const char *isa, int n_threads, int n_block)
 {
-    const struct butler_engine_params params = {.n_threads = n_threads, .isa = isa, .n_block = n_block};
+    const struct butler_engine_params params = {
+        .n_threads = n_threads, .isa = isa, .n_block = n_block, .kv_bytes = 1 << 26}; /* qemu-user pays for reserved memory too */
     struct butler_error err = {0};
     struct butler_engine_info info;
     struct butler_engine *engine = butler_engine_new(model, &params, &err);
