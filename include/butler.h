@@ -15,8 +15,8 @@
  * Threads. A model may be used by any number of threads. An engine and all its sessions are used by one thread at a time;
  * only butler_session_cancel may be called from any thread.
  *
- * Parameter structs begin with struct_size. Zeroed structs mean the defaults; a caller who sets struct_size to sizeof of the
- * struct it was built with is refused by a library that expects another layout.
+ * Parameter structs begin with struct_size. Zeroed structs mean the defaults that each struct names; a caller who sets struct_size
+ * to sizeof of the struct it was built with is refused by a library that expects another layout.
  */
 #ifndef BUTLER_H
 #define BUTLER_H
@@ -170,11 +170,11 @@ size_t butler_utf8_push(struct butler_utf8 *stream, const char *bytes, size_t n_
 enum butler_kv_type { BUTLER_KV_F32, BUTLER_KV_F16, BUTLER_KV_Q8_0, BUTLER_N_KV_TYPES };
 
 struct butler_session_params {
-    size_t struct_size; /* 0 or sizeof(struct butler_session_params) */
-    int n_ctx;          /* most tokens of the text; 0: what the model was trained for */
-    enum butler_kv_type kv_type;
-    const char *policy; /* "full", "quest:budget=1024", ...; NULL: "full". See butler_policy_describe */
-    uint64_t seed;      /* for the policy "random" */
+    size_t struct_size;          /* 0 or sizeof(struct butler_session_params) */
+    int n_ctx;                   /* most tokens of the text; 0: what the model was trained for */
+    enum butler_kv_type kv_type; /* 0 is F32 */
+    const char *policy;          /* "full", "quest:budget=1024", ...; NULL: "full". See butler_policy_describe */
+    uint64_t seed;               /* for the policy "random" */
 };
 
 struct butler_session;
@@ -201,12 +201,12 @@ struct butler_span {
     void *user;
 };
 
-/* Runs all spans, in passes of up to n_block tokens in which every row of weights is read once for all of them. What a session
- * computes is the same, bit for bit, whatever else is in the call and however its tokens are cut into spans. A session may occur
- * once. Where a span is wrong nothing changes and every bad span has its error in errs[n] (may be NULL); code 0 where nothing is
- * wrong. A session that fails inside (BUTLER_ERROR_NUMERIC: the model gave NaN or infinity; BUTLER_ERROR_MEMORY: KV pages ran
- * out) can then only be read, truncated to 0 and freed; the others go on. A session that is cancelled stops between passes.
- * Returns 0 or the first error. */
+/* Runs all spans, in passes of up to n_block tokens in which weights are read once for all decode steps and once for all prompts.
+ * What a session computes is the same, bit for bit, whatever else is in the call and however its tokens are cut into spans. A
+ * session may occur once. Where a span is wrong nothing changes and every bad span has its error in errs[n] (may be NULL); code 0
+ * where nothing is wrong. A session that fails inside (BUTLER_ERROR_NUMERIC: the model gave NaN or infinity; BUTLER_ERROR_MEMORY:
+ * KV pages ran out) can then only be read, truncated to 0 and freed; the others go on. A session that is cancelled stops between
+ * passes. Returns 0 or the first error. */
 int butler_run(struct butler_engine *engine, const struct butler_span *spans, int n, struct butler_error *errs);
 
 /* Runs ids[n] as a whole prompt. each, if not NULL, gets the logits of every position; otherwise only those of the last are

@@ -93,8 +93,8 @@ GLASS(embed, (struct butler_backend * backend, float *y, const struct butler_mat
       (inner, y, table, ids, n))
 GLASS(matmul,
       (struct butler_backend * backend, struct butler_workspace *work, const struct butler_product *products, int n_products,
-       const float *x, int n),
-      (inner, work, products, n_products, x, n))
+       const float *x, int n, bool decode),
+      (inner, work, products, n_products, x, n, decode))
 GLASS(norm,
       (struct butler_backend * backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
        enum butler_norm kind, float eps),
@@ -167,7 +167,6 @@ static inline struct butler_engine *glass_engine(struct butler_model *model, con
     b->summarise = glass_summarise;
     b->attend_block = glass_attend_block;
     b->score = glass_score;
-    b->retrieve = NULL; /* only called inside attend_spans */
     b->attend = glass_attend;
     b->destroy = glass_destroy;
     return butler_engine_new_on(model, params, pool, b, err);

@@ -157,6 +157,7 @@ static const char *const more_policies[] = {
     "knorm:prefill=evict,budget=30",
     "quest:dense=0,every=3,budget=32",
     "tokenbutler2:on_top=0,sinks=4,recent=8,budget=24",
+    "tokenbutler:budget=0.25,page=16",
     "fier:dense=0,budget=16,every=2",
     "quest:method=evict,dense=0,budget=48",
 };
@@ -176,9 +177,7 @@ static bool policy_of(const struct butler_engine *engine, int i, char out[256])
     }
     butler_policy_describe(engine, i, &info);
     const bool none = !strcmp(info.name, "full") || !strcmp(info.name, "entropystop"), prune = !strcmp(info.name, "softprune");
-    if (!strcmp(info.name, "tokenbutler")) /* its own products still depend on how many tokens come together */
-        info.name = "full";
-    snprintf(out, 256, none || !strcmp(info.name, "full") ? "%s" : prune ? "%s:min=24" : "%s:budget=40", info.name);
+    snprintf(out, 256, none ? "%s" : prune ? "%s:min=24" : "%s:budget=40", info.name);
     return true;
 }
 
@@ -393,8 +392,6 @@ static void test_stopping(void **state)
     butler_session_free(whole);
     close_engine(engine);
 }
-
-static bool cancel_from_thread(void *user, int done, int n);
 
 struct canceller {
     struct butler_session *session;

@@ -27,7 +27,6 @@ static void count_task(void *context, int task, int thread)
 static void every_task_runs_once(void **state)
 {
     static const int sizes[] = {1, 2, 3, 5, 8, 64, MOST_TASKS};
-    static const unsigned char memory[4096];
     struct butler_error err;
     (void)state;
     for (int n_threads = 1; n_threads <= MOST_THREADS; n_threads += 2) {
@@ -36,8 +35,6 @@ static void every_task_runs_once(void **state)
         for (int round = 0; round < ROUNDS; round++) {
             const int n_tasks = sizes[round % (int)(sizeof sizes / sizeof *sizes)];
             struct counts counts = {.n_threads = n_threads};
-            for (int i = 0; i < n_threads; i++)
-                butler_pool_ahead(pool, i, memory + round, sizeof memory - ROUNDS);
             (round % 2 ? butler_pool_run_shares : butler_pool_run)(pool, count_task, &counts, n_tasks);
             for (int task = 0; task < MOST_TASKS; task++)
                 assert_int_equal(counts.runs[task], task < n_tasks);

@@ -17,18 +17,9 @@
  * short enough that a waiting thread soon frees its core on a busy machine. */
 #define SPIN 1000
 
-enum {
-    PREFETCH_LINES = 4, /* cache lines that a waiting thread prefetches between two looks for work */
-    CACHE_LINE = 64,
-};
-
-/* One thread's share of a run's tasks, and what it prefetches while it waits. */
+/* One thread's share of a run's tasks, on a cache line of its own. */
 struct lane {
     _Alignas(64) _Atomic uint64_t tasks; /* unclaimed tasks: first in the high half, end in the low half */
-    _Atomic uintptr_t ahead;
-    _Atomic size_t ahead_bytes;
-    _Alignas(64) uintptr_t seen; /* only used by its thread: what it prefetches, and how much is done */
-    size_t prefetched;
 };
 
 struct worker {
@@ -91,30 +82,12 @@ static bool work_waits(struct butler_pool *pool)
     return ticket_left(atomic_load(&pool->ticket)) > 0 || atomic_load(&pool->stop);
 }
 
-/* Prefetches a few cache lines for the thread; false if there are none left. */
-static bool prefetch_some(struct lane *lane)
-{
-    const uintptr_t first = atomic_load_explicit(&lane->ahead, memory_order_relaxed);
-    const size_t n_bytes = atomic_load_explicit(&lane->ahead_bytes, memory_order_relaxed);
-    if (first != lane->seen) {
-        lane->seen = first;
-        lane->prefetched = 0;
-    }
-    if (lane->prefetched >= n_bytes)
-        return false;
-    for (int i = 0; i < PREFETCH_LINES; i++)
-        butler_cpu_prefetch((const void *)(first + lane->prefetched + (size_t)i * CACHE_LINE));
-    lane->prefetched += PREFETCH_LINES * CACHE_LINE;
-    return true;
-}
-
-static void wait_for_work(struct butler_pool *pool, int thread)
+static void wait_for_work(struct butler_pool *pool)
 {
     for (int i = 0; i < SPIN; i++) {
         if (work_waits(pool))
             return;
-        if (!prefetch_some(&pool->lanes[thread]))
-            butler_cpu_relax();
+        butler_cpu_relax();
     }
     pthread_mutex_lock(&pool->sleep_lock);
     /* Incremented before the last check for work: run_tasks() stores the ticket before it checks for sleepers, so at least
@@ -132,7 +105,7 @@ static void *worker_main(void *argument)
     struct butler_pool *pool = worker->pool;
     while (!atomic_load(&pool->stop)) {
         if (!run_one(pool, worker->index))
-            wait_for_work(pool, worker->index);
+            wait_for_work(pool);
     }
     return NULL;
 }
@@ -142,8 +115,7 @@ static void wait_until_done(struct butler_pool *pool, int n_tasks)
     for (int i = 0; i < SPIN; i++) {
         if (atomic_load(&pool->n_done) == n_tasks)
             return;
-        if (!prefetch_some(&pool->lanes[0]))
-            butler_cpu_relax();
+        butler_cpu_relax();
     }
     pthread_mutex_lock(&pool->sleep_lock);
     atomic_store(&pool->caller_sleeps, true);
@@ -246,12 +218,6 @@ void butler_pool_run_shares(struct butler_pool *pool, butler_task_fn *fn, void *
                               memory_order_relaxed);
     run_tasks(pool, share_task, &shares, pool->n_threads);
     pthread_mutex_unlock(&pool->run_lock);
-}
-
-void butler_pool_ahead(struct butler_pool *pool, int thread, const void *first, size_t n_bytes)
-{
-    atomic_store_explicit(&pool->lanes[thread].ahead, (uintptr_t)first, memory_order_relaxed);
-    atomic_store_explicit(&pool->lanes[thread].ahead_bytes, n_bytes, memory_order_relaxed);
 }
 
 struct butler_pool *butler_pool_new(int n_threads, struct butler_error *err)

@@ -22,8 +22,4 @@ void butler_pool_run(struct butler_pool *pool, butler_task_fn *fn, void *context
 void butler_pool_run_shares(struct butler_pool *pool, butler_task_fn *fn, void *context, int n_tasks);
 int butler_pool_first(const struct butler_pool *pool, int thread, int n_tasks);
 
-/* While `thread` waits for work (thread 0: for the other threads), it prefetches these bytes. A prefetch never faults: the
- * memory may be freed by then. */
-void butler_pool_ahead(struct butler_pool *pool, int thread, const void *first, size_t n_bytes);
-
 #endif

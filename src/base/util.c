@@ -47,11 +47,6 @@ void butler_cpu_relax(void)
 #endif
 }
 
-void butler_cpu_prefetch(const void *p)
-{
-    __builtin_prefetch(p, 0, 2);
-}
-
 /* ------------------------------------------------------------------------------------------------ memory */
 
 static bool round_up(size_t n, size_t unit, size_t *out)

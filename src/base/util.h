@@ -66,9 +66,8 @@ uint64_t butler_writer_digest(const struct butler_writer *writer);
 int butler_writer_commit(struct butler_writer *writer, struct butler_error *err);
 void butler_writer_abort(struct butler_writer *writer); /* does nothing after a commit */
 
-double butler_seconds(void);             /* monotonic */
-void butler_cpu_relax(void);             /* tells the CPU that the caller spins */
-void butler_cpu_prefetch(const void *p); /* prefetches a cache line into the L2 cache; p may be invalid */
+double butler_seconds(void); /* monotonic */
+void butler_cpu_relax(void); /* tells the CPU that the caller spins */
 
 /* splitmix64, one step. The only source of randomness in the library. */
 uint64_t butler_random(uint64_t *state);

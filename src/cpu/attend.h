@@ -101,10 +101,4 @@ static inline void butler_count_ns(uint64_t *counter, double *clock)
     __atomic_fetch_add(counter, (uint64_t)ns, __ATOMIC_RELAXED);
 }
 
-/* Units of a head: tokens, or pages of policy->unit slots. */
-static inline int butler_n_units(const struct butler_layer_state *state, int kv_head)
-{
-    return BUTLER_CEIL_DIV(butler_kv_at(state->kv, state->layer, kv_head)->n_slots, state->policy->unit);
-}
-
 #endif

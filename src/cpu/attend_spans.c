@@ -22,7 +22,7 @@ static void attend_alone(struct butler_backend *backend, const struct butler_att
     }
     if (span->retrieves) {
         struct butler_lists lists;
-        const double scoring = backend->retrieve(backend, state, span->q, span->k, span->v, &lists);
+        const double scoring = butler_retrieve(backend, state, span->q, span->k, span->v, &lists);
         const double now = butler_seconds(), ns = (now - clock) * 1e9;
         clock = now;
         state->traffic->score_ns += (uint64_t)(scoring * ns);

@@ -193,7 +193,6 @@ struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const char *
         .summarise = butler_attend_summarise,
         .attend_block = butler_attend_block,
         .score = butler_attend_score,
-        .retrieve = butler_retrieve,
         .attend = butler_attend,
         .destroy = cpu_destroy,
     };

@@ -7,13 +7,11 @@
 #include "cpu/matmul.h"
 
 enum {
-    GEMV_AHEAD = 128 << 10,   /* bytes of the next product that a waiting thread fetches: they stay in its cache until then */
     GEMV_ROWS = 32,           /* fewest rows of a matrix one task multiplies in decode, */
     GEMV_MOST = 128,          /* and most; of short rows as many as */
     GEMV_BYTES = 256 << 10,   /* hold: a task begins streams that the prefetchers have to find again, and ends them */
     PANEL_FLOATS = 128 << 10, /* of a panel: half a megabyte, to stay in a thread's cache */
     PANEL_ROWS = 64,          /* most rows of a panel, so that every thread has its share */
-    GEMV_TOKENS = 4,          /* up to this many tokens a row is used in its quantised form */
     TILE_ROWS = 256,          /* rows a task multiplies in the matrix unit: x is read once for so many */
     TILE_COLUMNS = 256,       /* columns at a time, with scales of their own: what 32 tokens have stays in the nearest cache */
     PAGE = 4096,
@@ -290,14 +288,13 @@ static void tile_matmul(struct butler_pool *pool, struct matmul_job job)
 }
 
 /* Of matrices of one type, which take activations in one form. */
-static void one_type(struct butler_backend *backend, struct matmul_job job)
+static void one_type(struct butler_backend *backend, struct matmul_job job, bool decode)
 {
-    const bool few = job.work->way == 1 || (job.work->way == 0 && job.n <= GEMV_TOKENS);
     const enum butler_type type = job.products[0].w->type;
     job.rows_per_task =
-        few ? gemv_rows(n_rows_of(&job), job.products[0].w->row_bytes, butler_pool_size(backend->pool)) : panel_rows(job.n_cols);
+        decode ? gemv_rows(n_rows_of(&job), job.products[0].w->row_bytes, butler_pool_size(backend->pool)) : panel_rows(job.n_cols);
     /* What F32 weights are kept for is lost in parts of 16 bits; rounded weights lose nothing to speak of. */
-    if (few)
+    if (decode)
         gemv_matmul(backend->pool, job);
     else if (backend->kernels->tiles && type != BUTLER_F32 &&
              tile_bytes(BUTLER_MIN(job.n, BUTLER_PACKED_TOKENS), job.n_cols) <= job.work->packed_bytes)
@@ -306,30 +303,14 @@ static void one_type(struct butler_backend *backend, struct matmul_job job)
         gemm_matmul(backend->pool, job);
 }
 
-void butler_matmul_expect(struct butler_backend *backend, const struct butler_matrix *const *matrices, int n)
-{
-    const int n_threads = butler_pool_size(backend->pool);
-    struct matmul_job job = {0};
-    while (job.n_products < n && matrices[job.n_products]->type == matrices[0]->type) {
-        job.products[job.n_products] = (struct butler_product){NULL, matrices[job.n_products]};
-        job.n_products++;
-    }
-    job.rows_per_task = gemv_rows(n_rows_of(&job), matrices[0]->row_bytes, n_threads);
-    for (int i = 0; i < n_threads; i++) {
-        const struct matmul_part part = part_of(&job, butler_pool_first(backend->pool, i, n_tasks_of(&job)));
-        butler_pool_ahead(backend->pool, i, part.rows,
-                          BUTLER_MIN((size_t)GEMV_AHEAD, (size_t)(part.w->n_rows - part.first) * part.w->row_bytes));
-    }
-}
-
 void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
-                   int n_products, const float *x, int n)
+                   int n_products, const float *x, int n, bool decode)
 {
     for (int i = 0; i < n_products;) {
         struct matmul_job job = {.kernels = backend->kernels, .work = work, .n_cols = products[i].w->n_cols, .x = x, .n = n};
         do
             job.products[job.n_products++] = products[i++];
         while (i < n_products && products[i].w->type == job.products[0].w->type);
-        one_type(backend, job);
+        one_type(backend, job, decode);
     }
 }

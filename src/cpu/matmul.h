@@ -14,11 +14,8 @@ enum {
 size_t butler_matmul_packed_bytes(const struct butler_kernels *kernels, int n, int n_cols);
 size_t butler_matmul_panel_floats(const struct butler_kernels *kernels, int n_cols);
 
-/* x[n][n_cols] with up to BUTLER_MOST_PRODUCTS matrices. apart: each row has the bits that it would have alone. */
+/* Operation of backend.h. */
 void butler_matmul(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
-                   int n_products, const float *x, int n);
-
-/* The next product but one will be of a few tokens with these matrices: backend.h, expect. */
-void butler_matmul_expect(struct butler_backend *backend, const struct butler_matrix *const *matrices, int n);
+                   int n_products, const float *x, int n, bool decode);
 
 #endif

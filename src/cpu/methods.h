@@ -16,10 +16,13 @@
 float *butler_reduce_scores(const struct butler_layer_state *state, float *rows, int head, int n_heads, int n_units,
                             bool probabilities);
 
-/* Operations of backend.h. */
+/* Operation of backend.h. */
+void butler_evict_spans(struct butler_backend *backend, const struct butler_attend_span *spans, const int *room, int n_spans);
+
+/* Appends the newest token's k, v [n_kv_heads][head_dim]; scores for q[n_heads][head_dim] and from them lists, under the policy's
+ * budget, by all threads. Returns which share of its time the former two took. */
 double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
                        const float *v, struct butler_lists *lists);
-void butler_evict_spans(struct butler_backend *backend, const struct butler_attend_span *spans, const int *room, int n_spans);
 
 /* Selects and attends in one pass, a KV head at a time; k and v are in the cache. */
 void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out);

@@ -146,13 +146,6 @@ static void make_list(const struct select_job *job, const struct butler_layer_st
     lists.slots[list] = slots;
 }
 
-static uint64_t lap(double *start)
-{
-    const double now = butler_seconds(), ns = (now - *start) * 1e9;
-    *start = now;
-    return (uint64_t)ns;
-}
-
 /* One KV head's new key and value, scores and lists: threads meet once for all of it. A thread writes the scores of one KV head
  * after the other to the same rows: they are read again at once, and of a long text those of all heads would no longer be in its
  * cache by then. Tasks beyond the layer's KV heads are those of the next layers, by the tokens that they have. */
@@ -170,10 +163,10 @@ static void retrieve_task(void *context, int task, int thread)
     const int n_scores = butler_n_scores(&state, kv_head);
     if (n_scores > 0) /* before the first token a later layer has none */
         butler_attend_score_units(&state, kv_head, job->q, 0, n_scores, rows);
-    __atomic_fetch_add(&job->score_ns, lap(&clock), __ATOMIC_RELAXED);
+    butler_count_ns(&job->score_ns, &clock);
     for (int list = kv_head * n_lists; list < (kv_head + 1) * n_lists; list++)
         make_list(job, &state, ahead, rows, list, thread);
-    __atomic_fetch_add(&job->select_ns, lap(&clock), __ATOMIC_RELAXED);
+    butler_count_ns(&job->select_ns, &clock);
 }
 
 static void select_task(void *context, int list, int thread)
@@ -229,12 +222,12 @@ double butler_retrieve(struct butler_backend *backend, const struct butler_layer
         backend->append(backend, state, k, v, 1);
         if (job.selects)
             backend->score(backend, state, q);
-        job.score_ns = lap(&clock);
+        butler_count_ns(&job.score_ns, &clock);
         if (layer)
             select_task(&job, 0, 0);
         else
             butler_pool_run(backend->pool, select_task, &job, lists->n_lists);
-        job.select_ns = lap(&clock);
+        butler_count_ns(&job.select_ns, &clock);
     }
     for (int i = 1; layer && i < lists->n_lists; i++) {
         lists->slots[i] = lists->slots[0];
@@ -257,19 +250,17 @@ void butler_retrieve_head(const struct butler_layer_state *state, int kv_head, c
     double clock = butler_seconds();
     for (int h = first; h < end && selects; h++)
         butler_attend_score_units(state, h, q, 0, butler_n_scores(state, h), butler_score_rows(state, h));
-    const uint64_t score_ns = lap(&clock);
+    butler_count_ns(&state->traffic->score_ns, &clock);
     for (int list = first * n_lists; list < (layer ? 1 : end * n_lists); list++)
         make_list(&job, state, 0, butler_score_rows(state, list * n_kv_heads / lists.n_lists), list, thread);
     for (int i = 1; layer && i < lists.n_lists; i++) {
         lists.slots[i] = lists.slots[0];
         lists.n[i] = lists.n[0];
     }
-    const uint64_t select_ns = lap(&clock);
+    butler_count_ns(&state->traffic->select_ns, &clock);
     for (int h = first; h < end; h++)
         butler_attend_head(state, thread, h, q, &lists, 0, out, observe);
-    __atomic_fetch_add(&state->traffic->score_ns, score_ns, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&state->traffic->select_ns, select_ns, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&state->traffic->attend_ns, lap(&clock), __ATOMIC_RELAXED);
+    butler_count_ns(&state->traffic->attend_ns, &clock);
 }
 
 /* TinyServe, Algorithm 1: the pages of a KV head are scored, chosen, gathered and attended to by one thread, while what it needs is

@@ -30,7 +30,7 @@ struct butler_lists {
 
 /* Scratch for scoring, selecting and attending: made for the longest text of an engine's sessions, used by one after the other. */
 struct butler_workspace {
-    int max_slots, n_threads, n_layers, n_heads;
+    int max_slots, n_threads;
     size_t score_stride; /* floats per query head in scores */
     float *scores;       /* [n_heads][score_stride] scores of units; attention weights when a metric observes */
     uint32_t *slots;     /* [n_heads][max_slots] behind the lists */
@@ -50,9 +50,6 @@ struct butler_workspace {
     size_t packed_bytes;
     unsigned char *packed; /* up to BUTLER_PACKED_TOKENS tokens of a block as the left operand of a matrix unit */
     float *rotated;        /* [n_threads][BUTLER_CHUNK][head_dim] keys that are stored unrotated, rotated */
-    /* How matmul computes: 0, by the number of rows; 1, row by row, as decode steps do; 2, in blocks, as prompts do. Rows of one
-     * way do not depend on each other. Host memory. */
-    int way;
     struct butler_buffers memory;
 };
 
@@ -136,9 +133,10 @@ struct butler_backend {
 
     /* y[n][n_embd] = rows ids[n] of the table; ids in host memory */
     void (*embed)(struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n);
-    /* x[n][n_cols] with up to BUTLER_MOST_PRODUCTS matrices. A row's result does not depend on which other rows share the call. */
+    /* x[n][n_cols] with up to BUTLER_MOST_PRODUCTS matrices. Rows of decode steps (decode) and of prompts may differ in precision;
+     * within either, a row's result does not depend on which other rows share the call. */
     void (*matmul)(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
-                   int n_products, const float *x, int n);
+                   int n_products, const float *x, int n, bool decode);
     /* y[n][dim] from x[n][dim], each row by itself; y may be x */
     void (*norm)(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
                  enum butler_norm kind, float eps);
@@ -171,10 +169,6 @@ struct butler_backend {
                          int window, int observe_from);
     /* workspace scores of every unit for q[n_heads][head_dim], raw, as the metric gives them */
     void (*score)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q);
-    /* Appends the newest token's k, v [n_kv_heads][head_dim]; scores for q[n_heads][head_dim] and from them lists, under the
-     * policy's budget (src/cpu/retrieve.c). Returns which share of its time the former two took. */
-    double (*retrieve)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                       const float *v, struct butler_lists *lists);
     /* Attention of one token over the lists, once its k, v [n_kv_heads][head_dim] are appended (NULL: they are already).
      * newest > 0: over the newest so many slots of every KV head instead of lists (lists is NULL).
      * observe: the metric sees the weights. q, out [n_heads][head_dim]. */

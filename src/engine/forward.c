@@ -1,5 +1,6 @@
 /* The forward pass: one layer loop for every architecture, every policy and every backend, over the rows of a pass: tokens of one
- * or of many sessions, parts of prompts and decode steps. Products take all rows at once; attention is per session. */
+ * or of many sessions, parts of prompts and decode steps. Products take all rows of decode steps at once, and all rows of prompts;
+ * attention is per session. */
 #include <math.h>
 #include <string.h>
 
@@ -7,7 +8,6 @@
 #include "engine/session.h"
 
 struct pass {
-    struct butler_engine *engine;
     struct butler_backend *backend;
     const struct butler_model *model;
     const struct butler_hparams *hp;
@@ -53,13 +53,11 @@ static void multiply(const struct pass *pass, const struct butler_product *produ
     struct butler_product rest[BUTLER_MOST_PRODUCTS];
     for (int i = 0; i < n_products; i++)
         rest[i] = (struct butler_product){products[i].y + (size_t)n_decode * (size_t)products[i].w->n_rows, products[i].w};
-    pass->s->work.way = 1;
     if (n_decode > 0)
-        pass->backend->matmul(pass->backend, &pass->s->work, products, n_products, x, n_decode);
-    pass->s->work.way = 2;
+        pass->backend->matmul(pass->backend, &pass->s->work, products, n_products, x, n_decode, true);
     if (n > n_decode)
         pass->backend->matmul(pass->backend, &pass->s->work, rest, n_products, x + (size_t)n_decode * (size_t)products[0].w->n_cols,
-                              n - n_decode);
+                              n - n_decode, false);
     for (int i = 0; i < n_products; i++)
         pass->weights->weight_bytes += products[i].w->row_bytes * (uint64_t)products[i].w->n_rows;
 }
@@ -527,9 +525,13 @@ static void note_tokens(struct butler_part *part)
 void butler_forward(struct butler_engine *engine, int n_parts)
 {
     struct butler_traffic uncounted = {0};
-    struct pass pass = {
-        engine, engine->backend, engine->model, &engine->model->hp, &engine->scratch, engine->scratch.parts, n_parts, 0,
-        0,      &uncounted};
+    struct pass pass = {.backend = engine->backend,
+                        .model = engine->model,
+                        .hp = &engine->model->hp,
+                        .s = &engine->scratch,
+                        .parts = engine->scratch.parts,
+                        .n_parts = n_parts,
+                        .weights = &uncounted};
     const struct butler_hparams *hp = pass.hp;
     struct butler_backend *backend = pass.backend;
     struct butler_scratch *s = pass.s;

@@ -46,7 +46,7 @@ struct butler_metric_entry {
     char *defaults; /* its policy string with every parameter written out */
     void *handle;   /* dlopen, or NULL */
 };
-/* Metrics registered by the caller or loaded from shared objects, owned by a model (model->plugins). */
+/* Metrics registered by the caller or loaded from shared objects, owned by an engine (engine->plugins). */
 struct butler_metric_list {
     int n;
     struct butler_metric_entry *entries;

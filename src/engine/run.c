@@ -65,7 +65,6 @@ static bool next_part(const struct progress *progress, int room, struct butler_p
                                  .ids = span->ids + progress->done,
                                  .n = 1,
                                  .decode = n_past >= span->prompt_end,
-                                 .prompt_end = span->prompt_end,
                                  .each = span->each,
                                  .user = span->user,
                                  .err = progress->err};
@@ -164,7 +163,7 @@ static int run_spans(struct butler_engine *engine, struct progress *progress, in
 
 int butler_run(struct butler_engine *engine, const struct butler_span *spans, int n, struct butler_error *errs)
 {
-    enum { FEW = 16 };
+    enum { FEW = 64 }; /* up to so many nothing is allocated */
     struct progress few[FEW], *progress = few;
     struct butler_error few_errors[FEW], *errors = few_errors;
     int few_parts[FEW], *spans_of = few_parts;
@@ -208,7 +207,7 @@ int butler_step(struct butler_session *session, int32_t id, struct butler_error 
 
 int butler_step_batch(struct butler_session *const *sessions, const int32_t *ids, int n, struct butler_error *errs)
 {
-    enum { FEW = 64 };
+    enum { FEW = 64 }; /* up to so many nothing is allocated */
     struct butler_span few[FEW], *spans = few;
     if (n < 1)
         return butler_fail(errs, BUTLER_ERROR_ARGUMENT, "a batch of %d sessions", n);
