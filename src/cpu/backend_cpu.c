@@ -173,7 +173,7 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     work->tile_rows = butler_attend_kept_rows(group, max_slots);
     work->block_floats = butler_attend_block_floats(group, hp->head_dim, max_slots);
     const int n_columns = BUTLER_MAX(BUTLER_MAX(hp->n_embd, hp->n_ff), hp->n_heads * hp->head_dim);
-    work->panel_floats = butler_matmul_panel_floats(backend->kernels, n_columns);
+    work->panel_floats = butler_matmul_panel_floats(n_columns);
     work->selected_words = BUTLER_CEIL_DIV(slots, 64);
     butler_arena_want(arena, &work->scores, heads * work->score_stride, sizeof(float));
     butler_arena_want(arena, &work->slots, lists * slots, sizeof(uint32_t));
@@ -189,7 +189,7 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     butler_arena_want(arena, &work->tile_out, threads * (size_t)work->tile_rows * dim, sizeof(float));
     butler_arena_want(arena, &work->block, threads * work->block_floats, sizeof(float));
     butler_arena_want(arena, &work->panel, threads * work->panel_floats, sizeof(float));
-    work->packed_bytes = butler_matmul_packed_bytes(backend->kernels, BUTLER_MIN(n_block, BUTLER_PACKED_TOKENS), n_columns);
+    work->packed_bytes = butler_matmul_packed_bytes(BUTLER_MIN(n_block, BUTLER_PACKED_TOKENS), n_columns);
     butler_arena_want(arena, &work->packed, work->packed_bytes, 1);
     butler_arena_want(arena, &work->selected, (size_t)hp->n_layers * heads * work->selected_words, sizeof(uint64_t));
     butler_arena_want(arena, &work->selected_at, (size_t)hp->n_layers, sizeof(int32_t));
