@@ -134,20 +134,20 @@ static void measure(struct bench *bench, const char *name, enum unit unit, doubl
 
 /* ----------------------------------------------------------------------------------------------- weights */
 
-enum { FIXED_AT = 1 << 21 /* of x: where its fixed point goes */ };
+enum { Q16_AT = 1 << 21 /* of x: where its 16-bit integers go */ };
 
 static void run_gemv(const struct job *job)
 {
     struct bench *b = job->bench;
     enum { TASK = 128 }; /* rows per call, as the thread pool hands them out */
-    void *fixed = b->table->fixed && b->table->gemv_fixed[job->type] ? b->x + FIXED_AT : NULL;
-    if (fixed)
-        b->table->fix(fixed, (enum butler_type)job->type, b->x, job->n);
+    void *q16 = b->table->q16 && b->table->matmul_q16[job->type] ? b->x + Q16_AT : NULL;
+    if (q16)
+        b->table->quantise_q16(q16, (enum butler_type)job->type, b->x, job->n, true);
     for (int r = 0; r < job->n_rows; r += TASK) {
         const void *rows = job->slice + (size_t)r * job->row_bytes;
         const int n_rows = BUTLER_MIN(TASK, job->n_rows - r);
-        if (fixed)
-            b->table->gemv_fixed[job->type](b->y + r, rows, job->row_bytes, n_rows, fixed, job->n);
+        if (q16)
+            b->table->matmul_q16[job->type](b->y + r, 0, rows, job->row_bytes, n_rows, q16, 1, job->n);
         else
             b->table->gemv[job->type](b->y + r, rows, job->row_bytes, n_rows, b->x, job->n);
     }
@@ -216,26 +216,34 @@ static void bench_gemm(struct bench *b)
     }
 }
 
-static void run_gemm_fixed(const struct job *job)
+static void run_matmul(const struct job *job)
 {
     struct bench *b = job->bench;
-    b->table->gemm_fixed(b->y, (size_t)job->n_rows, (enum butler_type)job->type, job->slice, job->n_rows, b->x + FIXED_AT,
-                         job->n_tokens, job->n);
+    b->table->matmul_q16[job->type](b->y, (size_t)job->n_rows, job->slice, job->row_bytes, job->n_rows, b->x + Q16_AT,
+                                    job->n_tokens, job->n);
 }
 
-static void bench_gemm_fixed(struct bench *b)
+/* A task of a batch's or a prompt's products, weights from the second-level cache. */
+static void bench_matmul(struct bench *b)
 {
-    static const enum butler_type types[] = {BUTLER_Q8_0, BUTLER_Q4_K, BUTLER_Q6_K};
-    for (int i = 0; i < BUTLER_COUNT(types) && b->table->turn_rows[types[i]]; i++) {
-        char name[64];
-        struct job job = {.bench = b, .type = (int)types[i], .n_rows = 64, .n_tokens = 256, .n = 2048};
-        snprintf(name, sizeof name, "gemm_fixed %s 64 rows k 2048", butler_types[types[i]].name);
-        if (b->only && !strstr(name, b->only))
-            continue;
-        fill_weights(b, types[i]);
-        b->table->fix_tokens(b->x + FIXED_AT, b->x, (size_t)job.n, job.n_tokens, job.n);
-        b->table->turn_rows[types[i]](b->set, b->set + b->set_bytes / 2, butler_row_bytes(types[i], job.n), job.n_rows, job.n);
-        measure(b, name, FLOPS, 2.0 * job.n_rows * job.n_tokens * job.n, run_gemm_fixed, &job);
+    static const int counts[] = {1, 2, 4, 8, 16, 64, 256};
+    static const enum butler_type types[] = {BUTLER_Q8_0, BUTLER_Q4_0, BUTLER_Q4_1, BUTLER_Q5_0,
+                                             BUTLER_Q5_1, BUTLER_Q4_K, BUTLER_Q5_K, BUTLER_Q6_K};
+    for (int i = 0; i < BUTLER_COUNT(types) && b->table->q16; i++) {
+        for (int c = 0; c < BUTLER_COUNT(counts); c++) {
+            char name[64];
+            struct job job = {.bench = b, .type = (int)types[i], .n_rows = 64, .n_tokens = counts[c], .n = 2048};
+            job.row_bytes = butler_row_bytes(types[i], job.n);
+            snprintf(name, sizeof name, "matmul %s 64x2048 %d tokens", butler_types[types[i]].name, job.n_tokens);
+            if (b->only && !strstr(name, b->only))
+                continue;
+            if (c == 0 || b->only)
+                fill_weights(b, types[i]);
+            for (int t = 0; t < job.n_tokens; t++)
+                b->table->quantise_q16((char *)(b->x + Q16_AT) + (size_t)t * butler_q16_bytes(job.n), types[i], b->x, job.n,
+                                       job.n_tokens == 1);
+            measure(b, name, FLOPS, 2.0 * job.n_rows * job.n_tokens * job.n, run_matmul, &job);
+        }
     }
 }
 
@@ -275,19 +283,6 @@ static void run_attend_packed(const struct job *job)
                                                        .dim = job->n});
 }
 
-static void run_pack_fixed_columns(const struct job *job)
-{
-    job->bench->table->pack_fixed_columns(job->bench->set + SLICE, job->bench->y, job->bench->x, (size_t)job->n, job->n_rows,
-                                          job->n);
-}
-static void run_multiply_fixed(const struct job *job)
-{
-    struct bench *b = job->bench;
-    static const float scales[1024];
-    b->table->multiply_fixed(b->y, (size_t)job->n_rows, b->set, scales, b->set + SLICE, scales, job->n_tokens, job->n_rows, job->n,
-                             true);
-}
-
 /* Products in the unit's own operations: three multiply-adds for each of ours. */
 static void bench_tiles(struct bench *b)
 {
@@ -298,11 +293,6 @@ static void bench_tiles(struct bench *b)
     measure(b, "pack_rows 64 x 256", ELEMENTS, 64.0 * 256, run_pack_rows, &job);
     measure(b, "pack_columns 64 x 256", ELEMENTS, 64.0 * 256, run_pack_columns, &job);
     measure(b, "pack_turned 64 x 256", ELEMENTS, 64.0 * 256, run_pack_turned, &job);
-    measure(b, "pack_fixed_columns 64 x 256", ELEMENTS, 64.0 * 256, run_pack_fixed_columns, &job);
-    job.n_tokens = 512;
-    b->table->pack_fixed_rows(b->set, b->y, b->x, (size_t)job.n, job.n_tokens, job.n);
-    run_pack_fixed_columns(&job);
-    measure(b, "multiply_fixed 512 x 64, k 256", TILE_OPS, 3 * 2.0 * job.n_tokens * job.n_rows * job.n, run_multiply_fixed, &job);
     fill_weights(b, BUTLER_F32);
     for (int i = 0; i < BUTLER_COUNT(shapes); i++) {
         char name[64];
@@ -706,7 +696,7 @@ int main(int argc, char **argv)
         bench_gemv(&b);
         bench_attention(&b);
         bench_gemm(&b);
-        bench_gemm_fixed(&b);
+        bench_matmul(&b);
         bench_tiles(&b);
         bench_metrics(&b);
         bench_vectors(&b);

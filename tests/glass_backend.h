@@ -93,8 +93,8 @@ GLASS(embed, (struct butler_backend * backend, float *y, const struct butler_mat
       (inner, y, table, ids, n))
 GLASS(matmul,
       (struct butler_backend * backend, struct butler_workspace *work, const struct butler_product *products, int n_products,
-       const float *x, int n, bool decode),
-      (inner, work, products, n_products, x, n, decode))
+       const float *x, int n),
+      (inner, work, products, n_products, x, n))
 GLASS(norm,
       (struct butler_backend * backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
        enum butler_norm kind, float eps),

@@ -315,6 +315,10 @@ static void check_gemv(const struct butler_kernels *table, enum butler_type type
         assert_near(name, table->isa, n, r, y[r], sum, sum_bound(n, magnitude));
         table->gemv[type](&alone, row, row_bytes, 1, x, n);
         assert_same_bits(name, table->isa, n, r, alone, y[r]);
+        static float widened[33024];
+        table->dequant[type](widened, row, n);
+        table->gemm(&alone, 1, widened, 1, x, 0, 1, n);
+        assert_same_bits("gemv and gemm", table->isa, n, r, alone, y[r]);
     }
     /* Split anywhere: the same bits. */
     float split[GEMV_ROWS];
@@ -343,49 +347,72 @@ static double offset_product(enum butler_type type, const unsigned char *row, co
     return sum;
 }
 
-static void check_gemv_fixed(const struct butler_kernels *table, enum butler_type type, int n, int trial, uint64_t *seed)
+/* Many tokens with rows of integers, each token and row also by itself: the same bits, in a call with one token and in one with
+ * two. */
+static void check_matmul(const struct butler_kernels *table, enum butler_type type, int n_rows, int n_tokens, int n, int trial,
+                         uint64_t *seed)
 {
-    static struct guarded in, xs, fixeds, ys;
+    static struct guarded ws, xs, q16s, ys;
     static double exact[33024];
-    if (!in.base) {
-        in = guarded_new(1 << 21);
-        xs = guarded_new(1 << 18);
-        fixeds = guarded_new(1 << 18);
-        ys = guarded_new(4096);
+    static _Alignas(64) unsigned char one[2 * 33024 * 4];
+    if (!ws.base) {
+        ws = guarded_new(1 << 21);
+        xs = guarded_new(1 << 20);
+        q16s = guarded_new(1 << 20);
+        ys = guarded_new(1 << 14);
     }
     const char *name = butler_types[type].name;
     const bool end = trial % 2;
-    const size_t row_bytes = butler_row_bytes(type, n) + (size_t)(trial / 2 % 3);
-    unsigned char *w = guarded_at(&in, row_bytes * (GEMV_ROWS - 1) + butler_row_bytes(type, n), end, (size_t)(trial / 6 % 2));
-    float *x = guarded_at(&xs, (size_t)n * sizeof *x, end, 0), *y = guarded_at(&ys, GEMV_ROWS * sizeof *y, end, 0), alone;
-    void *fixed = guarded_at(&fixeds, butler_fixed_x_bytes(n), end, 0);
-    fill_random(x, (size_t)n, (enum kind)(trial % N_KINDS), seed);
-    for (int r = 0; r < GEMV_ROWS; r++)
+    const float canary = -12345;
+    const size_t row_bytes = butler_row_bytes(type, n) + (size_t)(trial / 2 % 3), y_stride = (size_t)n_rows + 2,
+                 size = butler_q16_bytes(n), n_y = (size_t)(n_tokens - 1) * y_stride + (size_t)n_rows;
+    unsigned char *w = guarded_at(&ws, row_bytes * (size_t)(n_rows - 1) + butler_row_bytes(type, n), end, (size_t)(trial / 6 % 2));
+    float *x = guarded_at(&xs, (size_t)n_tokens * (size_t)n * sizeof *x, end, 0), *y = guarded_at(&ys, n_y * sizeof *y, end, 0),
+          pair[2];
+    unsigned char *q16 = guarded_at(&q16s, size * (size_t)n_tokens, end, 0);
+    fill_random(x, (size_t)n_tokens * (size_t)n, (enum kind)(trial % N_KINDS), seed);
+    for (int r = 0; r < n_rows; r++)
         random_row(type, w + (size_t)r * row_bytes, n, NORMAL, seed);
-    fixed_by_definition(exact, x, n, 32639);
-    table->fix(fixed, type, x, n);
-    table->gemv_fixed[type](y, w, row_bytes, GEMV_ROWS, fixed, n);
-    for (int r = 0; r < GEMV_ROWS; r++) {
-        const unsigned char *row = w + (size_t)r * row_bytes;
-        double magnitude, sum = offset_product(type, row, exact, n, &magnitude);
-        assert_near(name, table->isa, n, r, y[r], sum, sum_bound(n, magnitude));
-        table->gemv_fixed[type](&alone, row, row_bytes, 1, fixed, n);
-        assert_same_bits(name, table->isa, n, r, alone, y[r]);
+    for (size_t i = 0; i < n_y; i++)
+        y[i] = canary;
+    for (int t = 0; t < n_tokens; t++)
+        table->quantise_q16(q16 + (size_t)t * size, type, x + (size_t)t * (size_t)n, n, n_tokens == 1);
+    table->matmul_q16[type](y, y_stride, w, row_bytes, n_rows, q16, n_tokens, n);
+    for (int t = 0; t < n_tokens; t++) {
+        const float *token = x + (size_t)t * (size_t)n;
+        fixed_by_definition(exact, token, n, 32639);
+        for (size_t r = 0; r < y_stride && (size_t)t * y_stride + r < n_y; r++) {
+            const float got = y[(size_t)t * y_stride + r];
+            if (r >= (size_t)n_rows) {
+                assert_true(got == canary);
+                continue;
+            }
+            double magnitude, sum = offset_product(type, w + r * row_bytes, exact, n, &magnitude);
+            assert_near(name, table->isa, n, (int)r, got, sum, sum_bound(n, magnitude));
+            table->quantise_q16(one, type, token, n, true);
+            table->matmul_q16[type](pair, 1, w + r * row_bytes, row_bytes, 1, one, 1, n);
+            assert_same_bits(name, table->isa, n, (int)r, pair[0], got);
+            table->quantise_q16(one, type, token, n, false);
+            table->quantise_q16(one + size, type, x, n, false);
+            table->matmul_q16[type](pair, 1, w + r * row_bytes, row_bytes, 1, one, 2, n);
+            assert_same_bits(name, table->isa, n, (int)r, pair[0], got);
+        }
     }
-    float split[GEMV_ROWS];
-    const int at = 1 + trial % (GEMV_ROWS - 1);
-    table->gemv_fixed[type](split, w, row_bytes, at, fixed, n);
-    table->gemv_fixed[type](split + at, w + (size_t)at * row_bytes, row_bytes, GEMV_ROWS - at, fixed, n);
-    assert_memory_equal(split, y, sizeof split);
-    /* What is no number anywhere is none in the result. */
-    x[(size_t)butler_random(seed) % (size_t)n] = trial % 3 == 0 ? NAN : trial % 3 == 1 ? INFINITY : -INFINITY;
-    table->fix(fixed, type, x, n);
-    table->gemv_fixed[type](y, w, row_bytes, GEMV_ROWS, fixed, n);
-    for (int r = 0; r < GEMV_ROWS; r++)
-        assert_false(isfinite(y[r]));
+    /* What is no number anywhere is none in that token's results, and nobody else's. */
+    const int t = (int)(butler_random(seed) % (uint64_t)n_tokens);
+    const float first = y[(size_t)((t + 1) % n_tokens) * y_stride];
+    x[(size_t)t * (size_t)n + (size_t)butler_random(seed) % (size_t)n] = trial % 3 == 0   ? NAN
+                                                                         : trial % 3 == 1 ? INFINITY
+                                                                                          : -INFINITY;
+    table->quantise_q16(q16 + (size_t)t * size, type, x + (size_t)t * (size_t)n, n, n_tokens == 1);
+    table->matmul_q16[type](y, y_stride, w, row_bytes, n_rows, q16, n_tokens, n);
+    for (int r = 0; r < n_rows; r++)
+        assert_false(isfinite(y[(size_t)t * y_stride + (size_t)r]));
+    if (n_tokens > 1)
+        assert_same_bits(name, table->isa, n, 0, y[(size_t)((t + 1) % n_tokens) * y_stride], first);
 }
 
-static void products_in_fixed_point(void **state)
+static void products_of_integers(void **state)
 {
     (void)state;
     uint64_t seed = 14;
@@ -394,15 +421,13 @@ static void products_in_fixed_point(void **state)
         for (int t = 0; t < BUTLER_COUNT(types); t++) {
             const int block = butler_types[types[t]].block;
             if (block == 1) {
-                assert_null(table->gemv_fixed[types[t]]);
+                assert_null(table->matmul_q16[types[t]]);
                 continue;
             }
-            for (int trial = 0; trial < 60; trial++)
-                check_gemv_fixed(table, types[t],
-                                 trial == 40   ? 33024
-                                 : block == 32 ? 32 * (1 + trial % 37)
-                                               : 256 * (1 + trial % 4),
-                                 trial, &seed);
+            for (int trial = 0; trial < 60; trial++) {
+                const int n = trial == 40 ? 33024 : block == 32 ? 32 * (1 + trial % 37) : 256 * (1 + trial % 4);
+                check_matmul(table, types[t], 1 + trial * 7 % 13, trial == 40 ? 2 : 1 + trial * 3 % 19, n, trial, &seed);
+            }
         }
     }
 }
@@ -467,80 +492,6 @@ static void check_gemm(const struct butler_kernels *table, int n_rows, int n_tok
     }
 }
 
-/* Tokens in fixed point with rows of integers, each token and row also by itself. */
-static void check_gemm_fixed(const struct butler_kernels *table, enum butler_type type, int n_rows, int n_tokens, int n, int trial,
-                             uint64_t *seed)
-{
-    static struct guarded ws, xs, turneds, fixeds, ys;
-    static double exact[2304];
-    if (!ws.base) {
-        ws = guarded_new(1 << 18);
-        xs = guarded_new(1 << 18);
-        turneds = guarded_new(1 << 20);
-        fixeds = guarded_new(1 << 18);
-        ys = guarded_new(1 << 14);
-    }
-    const char *name = butler_types[type].name;
-    const bool end = trial % 2;
-    const float canary = -12345;
-    const size_t row_bytes = butler_row_bytes(type, n) + (size_t)(trial / 2 % 3), x_stride = (size_t)n + 3,
-                 y_stride = (size_t)n_rows + 2;
-    const size_t n_x = (size_t)(n_tokens - 1) * x_stride + (size_t)n, n_y = (size_t)(n_tokens - 1) * y_stride + (size_t)n_rows;
-    unsigned char *w = guarded_at(&ws, row_bytes * (size_t)(n_rows - 1) + butler_row_bytes(type, n), end, 0);
-    float *x = guarded_at(&xs, n_x * sizeof *x, end, 0), *y = guarded_at(&ys, n_y * sizeof *y, end, 0), alone;
-    void *turned = guarded_at(&turneds, butler_turned_bytes(n_rows, n), end, 0);
-    void *fixed = guarded_at(&fixeds, butler_fixed_token_bytes(n) * (size_t)n_tokens, end, 0);
-    fill_random(x, n_x, (enum kind)(trial % N_KINDS), seed);
-    for (int r = 0; r < n_rows; r++)
-        random_row(type, w + (size_t)r * row_bytes, n, NORMAL, seed);
-    for (size_t i = 0; i < n_y; i++)
-        y[i] = canary;
-    table->turn_rows[type](turned, w, row_bytes, n_rows, n);
-    table->fix_tokens(fixed, x, x_stride, n_tokens, n);
-    table->gemm_fixed(y, y_stride, type, turned, n_rows, fixed, n_tokens, n);
-    for (int t = 0; t < n_tokens; t++) {
-        fixed_by_definition(exact, x + (size_t)t * x_stride, n, 32639);
-        for (size_t r = 0; r < y_stride && (size_t)t * y_stride + r < n_y; r++) {
-            const float got = y[(size_t)t * y_stride + r];
-            if (r >= (size_t)n_rows) {
-                assert_true(got == canary);
-                continue;
-            }
-            double magnitude, sum = offset_product(type, w + r * row_bytes, exact, n, &magnitude);
-            assert_near(name, table->isa, n, (int)r, got, sum, sum_bound(n, magnitude));
-        }
-    }
-    /* What is no number anywhere is none in that token's results, and nobody else's. */
-    const int t = (int)(butler_random(seed) % (uint64_t)n_tokens), other = (t + 1) % n_tokens;
-    x[(size_t)t * x_stride + (size_t)butler_random(seed) % (size_t)n] = trial % 2 ? NAN : INFINITY;
-    for (int r = 0; r < n_rows; r++) {
-        table->turn_rows[type](turned, w + (size_t)r * row_bytes, row_bytes, 1, n);
-        table->fix_tokens(fixed, x + (size_t)t * x_stride, 0, 1, n);
-        table->gemm_fixed(&alone, 1, type, turned, 1, fixed, 1, n);
-        assert_false(isfinite(alone));
-        if (other == t)
-            continue;
-        table->fix_tokens(fixed, x + (size_t)other * x_stride, 0, 1, n);
-        table->gemm_fixed(&alone, 1, type, turned, 1, fixed, 1, n);
-        assert_same_bits(name, table->isa, n, r, alone, y[(size_t)other * y_stride + (size_t)r]);
-    }
-}
-
-static void products_with_tokens_in_fixed_point(void **state)
-{
-    (void)state;
-    uint64_t seed = 15;
-    FOR_EACH_ISA(table)
-    {
-        for (int t = 0; t < BUTLER_COUNT(types); t++) {
-            const int block = butler_types[types[t]].block;
-            for (int trial = 0; table->turn_rows[types[t]] && trial < 40; trial++)
-                check_gemm_fixed(table, types[t], 1 + trial * 7 % 37, 1 + trial * 3 % 11,
-                                 block == 32 ? 32 * (trial == 20 ? 72 : 1 + trial % 19) : 256 * (1 + trial % 4), trial, &seed);
-        }
-    }
-}
-
 static void products_with_tokens(void **state)
 {
     (void)state;
@@ -563,9 +514,8 @@ int main(void)
         cmocka_unit_test(quantised_rows_are_close),
         cmocka_unit_test(quantising_survives_anything),
         cmocka_unit_test(products_with_rows),
-        cmocka_unit_test(products_in_fixed_point),
+        cmocka_unit_test(products_of_integers),
         cmocka_unit_test(products_with_tokens),
-        cmocka_unit_test(products_with_tokens_in_fixed_point),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

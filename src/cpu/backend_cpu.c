@@ -233,9 +233,8 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     butler_arena_want(pieces, &work->block, threads * work->block_floats, sizeof(float));
     if (sizes->products) {
         const int n_columns = BUTLER_MAX(BUTLER_MAX(hp->n_embd, hp->n_ff), hp->n_heads * hp->head_dim);
-        work->panel_floats = butler_matmul_panel_floats(backend->kernels, n_columns);
-        work->packed_bytes =
-            butler_matmul_packed_bytes(backend->kernels, BUTLER_MIN(sizes->max_rows, BUTLER_PACKED_TOKENS), n_columns);
+        work->panel_floats = butler_matmul_panel_floats(n_columns);
+        work->packed_bytes = butler_matmul_packed_bytes(BUTLER_MIN(sizes->max_rows, BUTLER_PACKED_TOKENS), n_columns);
         butler_arena_want(pieces, &work->panel, threads * work->panel_floats, sizeof(float));
         butler_arena_want(pieces, &work->packed, work->packed_bytes, 1);
     }

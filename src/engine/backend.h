@@ -133,10 +133,10 @@ struct butler_backend {
 
     /* y[n][n_embd] = rows ids[n] of the table; ids in host memory */
     void (*embed)(struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n);
-    /* x[n][n_cols] with up to BUTLER_MOST_PRODUCTS matrices. Rows of decode steps (decode) and of prompts may differ in precision;
-     * within either, a row's result does not depend on which other rows share the call. */
+    /* x[n][n_cols] with up to BUTLER_MOST_PRODUCTS matrices. A row of the result has the same bits whatever n and the other rows
+     * are. */
     void (*matmul)(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
-                   int n_products, const float *x, int n, bool decode);
+                   int n_products, const float *x, int n);
     /* y[n][dim] from x[n][dim], each row by itself; y may be x */
     void (*norm)(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
                  enum butler_norm kind, float eps);

@@ -1,5 +1,5 @@
 /* The forward pass: one layer loop for every architecture, every policy and every backend, over the rows of a pass: tokens of one
- * or of many sessions, parts of prompts and decode steps. Products take all rows of decode steps at once, and all rows of prompts;
+ * or of many sessions, parts of prompts and decode steps. Products take all rows of the pass at once, so its weights are read once;
  * attention is per session. */
 #include <math.h>
 #include <string.h>
@@ -13,7 +13,7 @@ struct pass {
     const struct butler_hparams *hp;
     struct butler_scratch *s;
     struct butler_part *parts;
-    int n_parts, n, n_decode;       /* n: rows; n_decode: of decode steps, the first */
+    int n_parts, n;                 /* n: rows */
     struct butler_traffic *weights; /* where weights that are read count: the first decode step's session */
 };
 
@@ -49,15 +49,7 @@ static void place_rotations(const struct pass *pass, struct butler_session *sess
 
 static void multiply(const struct pass *pass, const struct butler_product *products, int n_products, const float *x, int n)
 {
-    const int n_decode = BUTLER_MIN(pass->n_decode, n); /* their rows come first */
-    struct butler_product rest[BUTLER_MOST_PRODUCTS];
-    for (int i = 0; i < n_products; i++)
-        rest[i] = (struct butler_product){products[i].y + (size_t)n_decode * (size_t)products[i].w->n_rows, products[i].w};
-    if (n_decode > 0)
-        pass->backend->matmul(pass->backend, &pass->s->work, products, n_products, x, n_decode, true);
-    if (n > n_decode)
-        pass->backend->matmul(pass->backend, &pass->s->work, rest, n_products, x + (size_t)n_decode * (size_t)products[0].w->n_cols,
-                              n - n_decode, false);
+    pass->backend->matmul(pass->backend, &pass->s->work, products, n_products, x, n);
     for (int i = 0; i < n_products; i++)
         pass->weights->weight_bytes += products[i].w->row_bytes * (uint64_t)products[i].w->n_rows;
 }
@@ -361,13 +353,11 @@ static void close_layer(const struct pass *pass, int l, int n)
 /* --------------------------------------------------------------------------------------------------- logits */
 
 /* scratch logits [n][n_vocab] of x[n][n_embd] */
-static void logits_of(const struct pass *pass, const float *x, int n, int n_decode)
+static void logits_of(const struct pass *pass, const float *x, int n)
 {
-    struct pass own = *pass;
-    own.n_decode = n_decode;
     const struct butler_hparams *hp = pass->hp;
     pass->backend->norm(pass->backend, pass->s->h, x, &pass->model->output_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
-    matmul(&own, pass->s->logits, &pass->model->output, pass->s->h, n);
+    matmul(pass, pass->s->logits, &pass->model->output, pass->s->h, n);
 }
 
 double butler_entropy(const float *logits, int n)
@@ -398,7 +388,7 @@ static int exit_early(const struct pass *pass, int layer)
         struct butler_part *part = &pass->parts[i];
         struct butler_session *session = part->session;
         if (part->decode && session->policy.stop_layers && !session->exited && !part->failed && layer + 1 < pass->hp->n_layers) {
-            logits_of(pass, pass->s->x + (size_t)part->row * (size_t)pass->hp->n_embd, 1, 1);
+            logits_of(pass, pass->s->x + (size_t)part->row * (size_t)pass->hp->n_embd, 1);
             pass->backend->download(pass->backend, pass->s->host_logits, pass->s->logits,
                                     (size_t)pass->hp->n_vocab * sizeof(float));
             session->exited = stops(session, pass->s->host_logits);
@@ -456,7 +446,7 @@ static void finish(const struct pass *pass, int n_rows)
     int i = 0;
     for (int row = 0, m; row < n_rows; row += m) {
         m = BUTLER_MIN(pass->s->logit_rows, n_rows - row);
-        logits_of(pass, pass->s->x + (size_t)row * (size_t)pass->hp->n_embd, m, BUTLER_MAX(pass->n_decode - row, 0));
+        logits_of(pass, pass->s->x + (size_t)row * (size_t)pass->hp->n_embd, m);
         for (int r = row; r < row + m; r++) {
             while (r >= pass->parts[i].kept_row + pass->parts[i].n_kept)
                 i++;
@@ -544,7 +534,6 @@ void butler_forward(struct butler_engine *engine, int n_parts)
     for (int i = 0; i < n_parts; i++) {
         pass.parts[i].row = pass.parts[i].kept_row = pass.n;
         pass.n += pass.parts[i].n;
-        pass.n_decode += pass.parts[i].decode;
     }
     begin(&pass);
     for (int l = 0; l < hp->n_layers; l++) {

@@ -163,27 +163,26 @@ void butler_predict_free(struct butler_predict *predict)
 /* ----------------------------------------------------------------------------------------------- running */
 
 static void multiply(struct butler_predict *predict, struct butler_traffic *traffic, const struct butler_product *products,
-                     int n_products, const float *x, int n, bool decode)
+                     int n_products, const float *x, int n)
 {
-    predict->backend->matmul(predict->backend, &predict->work, products, n_products, x, n, decode);
+    predict->backend->matmul(predict->backend, &predict->work, products, n_products, x, n);
     for (int i = 0; i < n_products; i++)
         traffic->predict_bytes += products[i].w->row_bytes * (uint64_t)products[i].w->n_rows;
 }
 
-static void matmul(struct butler_predict *predict, struct butler_traffic *traffic, float *y, int param, const float *x, int n,
-                   bool decode)
+static void matmul(struct butler_predict *predict, struct butler_traffic *traffic, float *y, int param, const float *x, int n)
 {
-    multiply(predict, traffic, &(struct butler_product){y, &predict->matrices[param]}, 1, x, n, decode);
+    multiply(predict, traffic, &(struct butler_product){y, &predict->matrices[param]}, 1, x, n);
 }
 
 /* out[n][...] = second silu(first x[n][n_embd]) */
 static void two_layers(struct butler_predict *predict, struct butler_traffic *traffic, float *out, int first, int second,
-                       const float *x, int n, bool decode)
+                       const float *x, int n)
 {
-    matmul(predict, traffic, predict->mid, first, x, n, decode);
+    matmul(predict, traffic, predict->mid, first, x, n);
     const int n_mid = predict->predictor->sizes.n_mid;
     predict->backend->activate(predict->backend, predict->mid, (size_t)n_mid, NULL, n, n_mid, BUTLER_SILU);
-    matmul(predict, traffic, out, second, predict->mid, n, decode);
+    matmul(predict, traffic, out, second, predict->mid, n);
 }
 
 /* Rotates x[n][heads][dim] of the tokens from first_position on. */
@@ -231,26 +230,26 @@ static int run_first(struct butler_predict *predict, struct butler_traffic *traf
     const struct butler_vector norm = {vector(predict, NORM), vector(predict, NORM_BIAS)};
     const size_t embd = (size_t)s->n_embd;
     const int layers = s->n_layers - 1, dim = s->n_inner / s->n_inner_heads;
-    matmul(predict, traffic, predict->z, DOWN, input, n, decode);
+    matmul(predict, traffic, predict->z, DOWN, input, n);
     const struct butler_matrix *w = predict->matrices;
     const struct butler_product products[] = {{predict->q, &w[ATTN_Q]}, {predict->k, &w[ATTN_K]}, {predict->v, &w[ATTN_V]}};
-    multiply(predict, traffic, products, BUTLER_COUNT(products), predict->z, n, decode);
+    multiply(predict, traffic, products, BUTLER_COUNT(products), predict->z, n);
     rotate(predict, predict->q, n, s->n_inner_heads, dim, predict->freq_inner, first_position);
     rotate(predict, predict->k, n, s->n_inner_heads, dim, predict->freq_inner, first_position);
     if (attend(predict, traffic, n, first_position, decode, err) < 0)
         return BUTLER_ERROR_LENGTH;
     backend->norm(backend, predict->z, predict->z, &norm, n, s->n_inner, BUTLER_NORM_LAYER, LAYER_NORM_EPS);
-    matmul(predict, traffic, predict->up, FFN_UP, predict->z, n, decode);
+    matmul(predict, traffic, predict->up, FFN_UP, predict->z, n);
     backend->activate(backend, predict->up, 2 * (size_t)s->n_inner, NULL, n, 2 * s->n_inner, BUTLER_GELU);
-    matmul(predict, traffic, predict->out, FFN_DOWN, predict->up, n, decode);
+    matmul(predict, traffic, predict->out, FFN_DOWN, predict->up, n);
     backend->add(backend, predict->out, input, (size_t)n * embd);
 
-    two_layers(predict, traffic, predict->keys, KEY_1, KEY_2, predict->out, n, decode);
+    two_layers(predict, traffic, predict->keys, KEY_1, KEY_2, predict->out, n);
     rotate(predict, predict->keys, n, layers * s->n_key_heads, s->d, predict->freq_head, first_position);
     predict->n_new = n;
     if (queries) {
         float *out = predict->queries + (size_t)(s->n_heads * s->d);
-        two_layers(predict, traffic, out, QUERY_1, QUERY_2, predict->out + (size_t)(n - 1) * embd, 1, true);
+        two_layers(predict, traffic, out, QUERY_1, QUERY_2, predict->out + (size_t)(n - 1) * embd, 1);
         rotate(predict, out, 1, layers * s->n_heads, s->d, predict->freq_head, first_position + n - 1);
         predict->known_first = 1;
         predict->known_end = s->n_layers;
@@ -269,7 +268,7 @@ static void run_producer(struct butler_predict *predict, struct butler_traffic *
     predict->backend->norm(predict->backend, predict->out, input + (size_t)(n - 1) * (size_t)s->n_embd, &norm, 1, s->n_embd,
                            BUTLER_NORM_LAYER, LAYER_NORM_EPS);
     float *out = predict->queries + (size_t)first * (size_t)(s->n_heads * s->d);
-    two_layers(predict, traffic, out, at + P_QUERY_1, at + P_QUERY_2, predict->out, 1, true);
+    two_layers(predict, traffic, out, at + P_QUERY_1, at + P_QUERY_2, predict->out, 1);
     if (butler_predictor_rotates(s))
         rotate(predict, out, 1, n_served * s->n_heads, s->d, s->rope_freq, first_position + n - 1);
     predict->known_first = first;

@@ -7,13 +7,13 @@
 #include "kernels/vec256.h"
 
 #include "kernels/simd_vectors.h"
+#include "kernels/simd_gemm.h"
 #include "kernels/simd_weights.h"
 #include "kernels/simd_cache.h"
 #include "kernels/simd_attend.h"
 #include "kernels/simd_group.h"
 #include "kernels/simd_narrow.h"
 #include "kernels/simd_rows.h"
-#include "kernels/simd_gemm.h"
 #include "kernels/simd_metrics.h"
 #include "kernels/simd_select.h"
 

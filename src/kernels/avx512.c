@@ -7,11 +7,11 @@
 #include "kernels/vec512.h"
 
 #include "kernels/simd_vectors.h"
+#include "kernels/simd_gemm.h"
 #include "kernels/simd_weights.h"
 #include "kernels/simd_cache.h"
 #include "kernels/simd_attend.h"
 #include "kernels/simd_rows.h"
-#include "kernels/simd_gemm.h"
 #include "kernels/simd_metrics.h"
 #include "kernels/simd_select.h"
 
@@ -36,6 +36,5 @@ void butler_kernels_avx512(struct butler_kernels *table)
     fill_metrics(table);
     fill_select(table);
     table->gemm = gemm;
-    memset(table->turn_rows, 0, sizeof table->turn_rows); /* without VNNI floats are as fast */
 }
 #endif

@@ -57,8 +57,7 @@ static void fill(void)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c()) {
         add_table(&tables[N_ISAS - n_tables], butler_kernels_avx2);
         butler_kernels_keys_avx2(&tables[N_ISAS - n_tables]);
-        butler_kernels_weights_avx2(&tables[N_ISAS - n_tables]);
-        butler_kernels_gemm_avx2(&tables[N_ISAS - n_tables]);
+        butler_kernels_matmul_avx2(&tables[N_ISAS - n_tables]);
         butler_kernels_attend_avx2(&tables[N_ISAS - n_tables]);
         butler_kernels_one_bit_avx2(&tables[N_ISAS - n_tables]);
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
@@ -67,8 +66,7 @@ static void fill(void)
             const bool vnni = __builtin_cpu_supports("avx512vnni");
             if (vnni) {
                 butler_kernels_keys_vnni(&tables[N_ISAS - n_tables]);
-                butler_kernels_weights_vnni(&tables[N_ISAS - n_tables]);
-                butler_kernels_gemm_vnni(&tables[N_ISAS - n_tables]);
+                butler_kernels_matmul_vnni(&tables[N_ISAS - n_tables]);
                 butler_kernels_one_bit_vnni(&tables[N_ISAS - n_tables]);
                 butler_kernels_attend_vnni(&tables[N_ISAS - n_tables]);
             }

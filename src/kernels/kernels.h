@@ -16,9 +16,6 @@ enum {
     BUTLER_ATTEND_ROWS = 32, /* queries and keys that meet at a time */
     BUTLER_ATTEND_KEYS = 64,
     BUTLER_PAIRS_NEXT = 64,
-    BUTLER_FIXED_K = 64,          /* of a tile in fixed point */
-    BUTLER_FIXED_COLUMNS = 512,   /* most that one scale serves: sums of products still fit 32 bits */
-    BUTLER_FIXED_X_COLUMNS = 128, /* of what fix makes, the last are filled up */
 };
 #define BUTLER_ATTEND_LEAST (-1e30f)
 #define BUTLER_FIXED_MOST 32639.0f   /* 127 * 256 + 127 */
@@ -29,29 +26,10 @@ static inline size_t butler_packed_bytes(int n, int k)
     return BUTLER_CEIL_DIV((size_t)n, 16) * BUTLER_CEIL_DIV((size_t)k, BUTLER_TILE_K) * BUTLER_TILE_BYTES;
 }
 
-static inline size_t butler_fixed_bytes(int n, int k)
+/* Activations of n columns in 16-bit integers: at most 4 bytes a column, the last 128 columns filled up. */
+static inline size_t butler_q16_bytes(int n)
 {
-    return BUTLER_CEIL_DIV((size_t)n, 16) * BUTLER_CEIL_DIV((size_t)k, BUTLER_FIXED_K) * BUTLER_TILE_BYTES;
-}
-
-static inline size_t butler_fixed_x_bytes(int n) /* at most 4 a column: two of q, and a scale and sums */
-{
-    return BUTLER_CEIL_DIV((size_t)n, BUTLER_FIXED_X_COLUMNS) * BUTLER_FIXED_X_COLUMNS * 4;
-}
-
-enum {
-    BUTLER_TURNED_BYTES = 576 /* 32 columns of eight rows */,
-    BUTLER_TURNED_ROWS = 32 /* a multiple of those that go together */
-};
-
-static inline size_t butler_turned_bytes(int n_rows, int n)
-{
-    return BUTLER_CEIL_DIV((size_t)n_rows, BUTLER_TURNED_ROWS) * (BUTLER_TURNED_ROWS / 8) * ((size_t)n / 32) * BUTLER_TURNED_BYTES;
-}
-
-static inline size_t butler_fixed_token_bytes(int n)
-{
-    return BUTLER_CEIL_DIV((size_t)n * 2 + (size_t)n / 32 * 20, 64) * 64;
+    return BUTLER_CEIL_DIV((size_t)n, 128) * 128 * 4;
 }
 
 enum {
@@ -111,30 +89,23 @@ struct butler_kernels {
 
     /* -- weights: [n_rows] rows of n elements, row_bytes apart. */
 
-    /* y[r] = sum_c W[r][c] * x[c], exact up to float rounding */
-    void (*gemv[BUTLER_N_TYPES])(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);
-    /* The same for quantised types (NULL for others) with x in 16-bit fixed point: of each 32 columns x = scale q, scale = most /
-     * BUTLER_FIXED_MOST, most their greatest magnitude (below BUTLER_FIXED_LEAST all count as 0), q to nearest;
-     * exact up to float rounding again. fix makes what the type's product takes, in butler_fixed_x_bytes(n) bytes at a multiple
-     * of 64. Where x has an infinity or a NaN, y is none of the numbers. */
-    bool fixed; /* whether that is faster */
-    void (*fix)(void *fixed, enum butler_type type, const float *x, int n);
-    void (*gemv_fixed[BUTLER_N_TYPES])(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n);
     /* y[n] = the row as floats */
     void (*dequant[BUTLER_N_TYPES])(float *y, const void *row, int n);
-    /* y[t * y_stride + r] = sum_c w[r * n + c] * x[t * x_stride + c], r < n_rows, t < n_tokens: w is dequantised and dense. */
+    /* y[t * y_stride + r] = sum_c w[r * n + c] * x[t * x_stride + c], r < n_rows, t < n_tokens: w is dequantised and dense. A pair
+     * (token, row) is summed in the same order whatever the other tokens and rows are. */
     void (*gemm)(float *y, size_t y_stride, const float *w, int n_rows, const float *x, size_t x_stride, int n_tokens, int n);
-
-    /* Where they are faster than gemm (NULL elsewhere): the same products of quantised rows with tokens in fixed point as fix has
-     * it, n a multiple of 32. turn_rows makes butler_turned_bytes(n_rows, n) bytes of a type's
-     * rows (NULL for others), fix_tokens butler_fixed_token_bytes(n) a token, both at multiples of 64. A pair (token, row) is
-     * summed in the same order in any company.
-     */
-    int turned_rows; /* rows that go together: a part of them takes as long */
-    void (*turn_rows[BUTLER_N_TYPES])(void *turned, const void *rows, size_t row_bytes, int n_rows, int n);
-    void (*fix_tokens)(void *fixed, const float *x, size_t x_stride, int n_tokens, int n);
-    void (*gemm_fixed)(float *y, size_t y_stride, enum butler_type type, const void *turned, int n_rows, const void *fixed,
-                       int n_tokens, int n);
+    /* y[r] = sum_c W[r][c] * x[c]: bit for bit what gemm makes of dequantised rows. */
+    void (*gemv[BUTLER_N_TYPES])(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);
+    /* The same products for quantised types (NULL for others) with activations in 16-bit integers: of each 32 columns x = scale q,
+     * scale = absmax / BUTLER_FIXED_MOST (below BUTLER_FIXED_LEAST all count as 0), q to nearest. quantise_q16 makes what the
+     * type's product takes of one token, in butler_q16_bytes(n) bytes at a multiple of 64; alone: for a call with one token.
+     * matmul_q16 takes n_tokens of them one after the other and gives y[t * y_stride + r]. Sums of integers that share both scales
+     * are exact, and those of different scales are added in an order that depends on n alone: a pair (token, row) has the same bits
+     * in every call. Where x has an infinity or a NaN, y is none of the numbers. */
+    bool q16; /* whether products of quantised types are these, or those of gemm and gemv */
+    void (*quantise_q16)(void *q16, enum butler_type type, const float *x, int n, bool alone);
+    void (*matmul_q16[BUTLER_N_TYPES])(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16,
+                                       int n_tokens, int n);
 
     /* -- blocks for a matrix unit. An operand is n lines (rows of the left one, columns of the right) of k numbers, packed
      *    into tiles of 16 lines and BUTLER_TILE_K of k: all k of 16 lines, then of the next 16, in butler_packed_bytes(n, k)
@@ -146,22 +117,6 @@ struct butler_kernels {
     void (*pack_columns)(void *packed, const float *x, size_t stride, int n, int k); /* column i: x[i * stride + c] */
     void (*pack_turned)(void *packed, const float *x, size_t stride, int n, int k);  /* row i: x[c * stride + i] */
     void (*attend_packed)(const struct butler_attention *attention);
-
-    /* The same in 16-bit fixed point, for k <= BUTLER_FIXED_COLUMNS: x = scale q, scale = most / BUTLER_FIXED_MOST, most the
-     * line's greatest magnitude, q = 256 high + low to nearest in signed bytes. Tiles of BUTLER_FIXED_K of k have first all high
-     * bytes, then the low; of columns, fours of neighbours in k lie together. butler_fixed_bytes(n, k) bytes at a multiple of
-     * 64 (of a page is faster), and a scale a line, n rounded up to 16. What is missing in a tile is 0. */
-    void (*pack_fixed_rows)(void *packed, float *scales, const float *x, size_t stride, int n, int k);
-    void (*pack_fixed_columns)(void *packed, float *scales, const float *x, size_t stride, int n, int k);
-    /* Columns from quantised rows, row_bytes apart, whose blocks are integers i and a scale d, x = d i (NULL for other types);
-     * k is a multiple of 32. As above with most = top R, top the greatest |d| of the row, R = 128 (Q8_0), 16 (Q5_0), 8 (Q4_0), and
-     * q in two roundings: f = BUTLER_FIXED_MOST d / top to nearest, q = f i / R to nearest, halves up: within 1, where the float
-     * nearest to x would be within 1/2. The scale of a row with an infinity or a NaN for a d is no number. */
-    void (*pack_fixed_blocks[BUTLER_N_TYPES])(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k);
-    /* c[i * c_stride + j] (+)= scale_i scale_j sum_d (q_i[d] q_j[d] - low_i[d] low_j[d]), the sum exact in integers; m and n as
-     * in multiply. Where a line has an infinity or a NaN, so has the result. */
-    void (*multiply_fixed)(float *c, size_t c_stride, const void *a, const float *a_scales, const void *b, const float *b_scales,
-                           int m, int n, int k, bool more);
 
     /* -- vectors */
     float (*dot)(const float *x, const float *y, int n);
@@ -190,7 +145,7 @@ struct butler_kernels {
                                   int n_rows, int n);
     /* One pass of decode over keys and their values: s as qk gives it (NULL: not wanted), top_i = max_j s_ij, acc_i = sum_j
      * exp(s_ij - top_i) value_j, sum_i the same without values. What belongs to a query does not depend on n_q. attend_fixed: for
-     * Q8_0 rows of at most 256 elements q is in 16-bit fixed point as fix makes it, of each 32 elements. */
+     * Q8_0 rows of at most 256 elements q is in 16-bit integers with a scale for each 32 elements, as in matmul_q16. */
     bool attend_fixed;
     void (*attend[BUTLER_N_KV_TYPES])(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
                                       const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n);
@@ -266,10 +221,8 @@ void butler_attend_eight(float *acc, size_t acc_stride, float *top, float *sum, 
                          size_t q_stride, const struct butler_pairs *pairs, int n);
 void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys alone */
 void butler_kernels_keys_vnni(struct butler_kernels *table);
-void butler_kernels_weights_avx2(struct butler_kernels *table); /* products with quantised weights alone */
-void butler_kernels_weights_vnni(struct butler_kernels *table);
-void butler_kernels_gemm_avx2(struct butler_kernels *table); /* products of prompts alone */
-void butler_kernels_gemm_vnni(struct butler_kernels *table);
+void butler_kernels_matmul_avx2(struct butler_kernels *table); /* products with quantised weights alone */
+void butler_kernels_matmul_vnni(struct butler_kernels *table);
 void butler_kernels_attend_avx2(struct butler_kernels *table); /* decode attention over Q8_0 rows alone */
 void butler_kernels_attend_vnni(struct butler_kernels *table);
 void butler_kernels_one_bit_avx2(struct butler_kernels *table); /* one-bit keys alone */

@@ -7,11 +7,11 @@
 #include "kernels/vec128x2.h"
 
 #include "kernels/simd_vectors.h"
+#include "kernels/simd_gemm.h"
 #include "kernels/simd_weights.h"
 #include "kernels/simd_cache.h"
 #include "kernels/simd_attend.h"
 #include "kernels/simd_rows.h"
-#include "kernels/simd_gemm.h"
 #include "kernels/simd_metrics.h"
 #include "kernels/one_bit_neon.h"
 #include "kernels/simd_select.h"

@@ -35,9 +35,10 @@ static inline float ref_dot(const float *x, const float *y, int n)
 
 #define REF_DECLARE(type, name, ...)                                                                                               \
     void butler_ref_gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);                     \
-    void butler_ref_gemv_fixed_##name(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n);
+    void butler_ref_matmul_##name(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16,         \
+                                  int n_tokens, int n);
 BUTLER_WEIGHT_TYPES(REF_DECLARE)
-void butler_ref_fix(void *fixed, enum butler_type type, const float *x, int n);
+void butler_ref_quantise_q16(void *q16, enum butler_type type, const float *x, int n, bool alone);
 void butler_ref_keys8(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
                       size_t record_bytes, int n_records, int n);
 void butler_ref_keys4(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
@@ -49,13 +50,6 @@ void butler_ref_pack_rows(void *packed, const float *x, size_t stride, int n, in
 void butler_ref_pack_columns(void *packed, const float *x, size_t stride, int n, int k);
 void butler_ref_pack_turned(void *packed, const float *x, size_t stride, int n, int k);
 void butler_ref_attend_packed(const struct butler_attention *a);
-void butler_ref_pack_fixed_rows(void *packed, float *scales, const float *x, size_t stride, int n, int k);
-void butler_ref_pack_fixed_columns(void *packed, float *scales, const float *x, size_t stride, int n, int k);
-void butler_ref_pack_fixed_q8_0(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k);
-void butler_ref_pack_fixed_q4_0(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k);
-void butler_ref_pack_fixed_q5_0(void *packed, float *scales, const void *rows, size_t row_bytes, int n, int k);
-void butler_ref_multiply_fixed(float *c, size_t c_stride, const void *a, const float *a_scales, const void *b,
-                               const float *b_scales, int m, int n, int k, bool more);
 
 /* Scans of a selection: ref_select.c. */
 float butler_ref_log_sum_exp(const float *x, float scale, int n);

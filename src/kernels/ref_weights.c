@@ -21,11 +21,11 @@ static void gemv_with(enum butler_type type, float *y, const void *w, size_t row
     }
 }
 
-/* What fix makes here: the floats that the fixed numbers stand for. */
-void butler_ref_fix(void *fixed, enum butler_type type, const float *x, int n)
+/* Here: the floats that the integers stand for. */
+void butler_ref_quantise_q16(void *q16, enum butler_type type, const float *x, int n, bool alone)
 {
-    float *out = fixed;
-    (void)type;
+    float *out = q16;
+    (void)type, (void)alone;
     for (int c = 0; c < n; c += BLOCK) {
         uint32_t bits = 0; /* as integers magnitudes have the order of numbers, and infinities and NaN are greatest */
         for (int i = c; i < c + BLOCK; i++)
@@ -37,9 +37,12 @@ void butler_ref_fix(void *fixed, enum butler_type type, const float *x, int n)
 }
 
 #define WEIGHT_TYPE(type, name, ...)                                                                                               \
-    void butler_ref_gemv_fixed_##name(float *y, const void *w, size_t row_bytes, int n_rows, const void *fixed, int n)             \
+    void butler_ref_matmul_##name(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16,         \
+                                  int n_tokens, int n)                                                                             \
     {                                                                                                                              \
-        gemv_with(BUTLER_##type, y, w, row_bytes, n_rows, fixed, n);                                                               \
+        for (int t = 0; t < n_tokens; t++)                                                                                         \
+            gemv_with(BUTLER_##type, y + (size_t)t * y_stride, w, row_bytes, n_rows,                                               \
+                      (const float *)q16 + (size_t)t * butler_q16_bytes(n) / sizeof(float), n);                                    \
     }                                                                                                                              \
     void butler_ref_gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n)                      \
     {                                                                                                                              \

@@ -1,8 +1,7 @@
-/* Products with weights, written once for every vector width: included by each ISA file after its vec*.h. Weights are
- * widened in registers and multiplied by float activations; where simd_fixed.h has a faster product of a quantised type, this one
- * serves those who want it exact. Four rows go together and share the loads of x; each row has
- * accumulators of its own and the same order of additions in any company, so its result does not depend on how rows are
- * grouped or split over threads.
+/* Products with weights as floats, written once for every vector width: included by each ISA file after its vec*.h and simd_gemm.h.
+ * Weights are widened in registers; quantised types, where simd_matmul.h has no faster product, a chunk of rows at a time. Four
+ * rows go together and share the loads of x; each row has an accumulator of its own and is added up as gemm does, so that its
+ * result depends neither on how rows are grouped or split over threads nor on the number of tokens.
  *
  * The four rows are a quarter of the matrix apart. A core keeps as many cache lines in flight as one hardware prefetcher
  * asks for, some twenty, while memory needs twice that to be busy; four long streams, each also prefetched by us across
@@ -49,33 +48,34 @@ INLINE void plain_dequant(enum plain type, float *y, const uint8_t *row, int n)
         vec_store_some(y + i, plain_load_some(type, row + i * plain_bytes(type), n - i), n - i);
 }
 
-/* Two accumulators a row: one alone would wait for its own last addition when the row comes from cache. */
+/* As gemm adds: one accumulator a row for GEMM_CHUNK columns, whose lanes are then summed and added to y. */
 INLINE void plain_rows(enum plain type, float *y, int y_step, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
 {
-    size_t size = plain_bytes(type);
-    vec a[ROWS], b[ROWS];
-    for (int r = 0; r < n_rows; r++)
-        a[r] = b[r] = vec_zero();
-    int i = 0;
-    for (; i + 2 * VEC <= n; i += 2 * VEC) {
-        vec x0 = vec_load(x + i), x1 = vec_load(x + i + VEC);
+    const size_t size = plain_bytes(type);
+    for (int first = 0; first < n; first += GEMM_CHUNK) {
+        const int end = BUTLER_MIN(n, first + GEMM_CHUNK);
+        vec acc[ROWS];
+        for (int r = 0; r < n_rows; r++)
+            acc[r] = vec_zero();
+        int i = first;
+        for (; i + VEC <= end; i += VEC) {
+            const vec xs = vec_load(x + i);
+            for (int r = 0; r < n_rows; r++) {
+                const uint8_t *p = w + r * row_bytes + i * size;
+                prefetch(p, AHEAD);
+                acc[r] = vec_fma(plain_load(type, p), xs, acc[r]);
+            }
+        }
+        if (i < end) {
+            const vec xs = vec_load_some(x + i, end - i);
+            for (int r = 0; r < n_rows; r++)
+                acc[r] = vec_fma(plain_load_some(type, w + r * row_bytes + i * size, end - i), xs, acc[r]);
+        }
         for (int r = 0; r < n_rows; r++) {
-            const uint8_t *p = w + r * row_bytes + i * size;
-            prefetch(p, AHEAD);
-            if (2 * VEC * size > 64)
-                prefetch(p, AHEAD + 64);
-            a[r] = vec_fma(plain_load(type, p), x0, a[r]);
-            b[r] = vec_fma(plain_load(type, p + VEC * size), x1, b[r]);
+            const float sum = vec_sum(acc[r]);
+            y[r * y_step] = first > 0 ? y[r * y_step] + sum : sum;
         }
     }
-    for (; i < n; i += VEC) {
-        int count = BUTLER_MIN(n - i, VEC);
-        vec x0 = vec_load_some(x + i, count);
-        for (int r = 0; r < n_rows; r++)
-            a[r] = vec_fma(plain_load_some(type, w + r * row_bytes + i * size, count), x0, a[r]);
-    }
-    for (int r = 0; r < n_rows; r++)
-        y[r * y_step] = vec_sum(vec_add(a[r], b[r]));
 }
 
 /* ------------------------------------------------------------------------------------ blocks of 32 elements */
@@ -123,57 +123,6 @@ INLINE void block_dequant(enum block_type type, float *y, const uint8_t *b, int 
             vec_store(y + k * VEC, block_has_minimum(type) ? vec_add(v, m) : v);
         }
     }
-}
-
-/* One block of each row. The sum of x w over it is d (q . x) + m (1 . x): the scale is applied once to a vector of partial
- * sums. */
-INLINE void block_step(enum block_type type, vec acc[ROWS], const uint8_t *w, size_t row_bytes, int n_rows, const float *x)
-{
-    float d[ROWS], m[ROWS];
-    vec xs[V32], sum = vec_zero();
-    load_halves(d, w, row_bytes, n_rows);
-    for (int k = 0; k < V32; k++)
-        xs[k] = vec_load(x + k * VEC);
-    if (block_has_minimum(type)) {
-        load_halves(m, w + 2, row_bytes, n_rows);
-        sum = xs[0];
-        for (int k = 1; k < V32; k++)
-            sum = vec_add(sum, xs[k]);
-    }
-    for (int r = 0; r < n_rows; r++) {
-        vec q[V32];
-        block_quants(type, q, w + r * row_bytes);
-        vec t = vec_mul(q[0], xs[0]);
-        for (int k = 1; k < V32; k++)
-            t = vec_fma(q[k], xs[k], t);
-        acc[r] = vec_fma(vec_set1(d[r]), t, acc[r]);
-        if (block_has_minimum(type))
-            acc[r] = vec_fma(vec_set1(m[r]), sum, acc[r]);
-    }
-}
-
-INLINE void block_rows(enum block_type type, float *y, int y_step, const uint8_t *w, size_t row_bytes, int n_rows, const float *x,
-                       int n)
-{
-    const size_t size = block_bytes(type);
-    vec acc[ROWS];
-    int i = 0;
-    for (int r = 0; r < n_rows; r++)
-        acc[r] = vec_zero();
-    /* Two small blocks share a cache line and one prefetch. */
-    for (; i + 2 * BLOCK <= n; i += 2 * BLOCK, w += 2 * size) {
-        for (int r = 0; r < n_rows; r++) {
-            prefetch(w + r * row_bytes, AHEAD);
-            if (2 * size > 64)
-                prefetch(w + r * row_bytes, AHEAD + size);
-        }
-        block_step(type, acc, w, row_bytes, n_rows, x + i);
-        block_step(type, acc, w + size, row_bytes, n_rows, x + i + BLOCK);
-    }
-    if (i < n)
-        block_step(type, acc, w, row_bytes, n_rows, x + i);
-    for (int r = 0; r < n_rows; r++)
-        y[r * y_step] = vec_sum(acc[r]);
 }
 
 /* ----------------------------------------------------------------------------------- blocks of 256 elements */
@@ -246,111 +195,6 @@ INLINE void super_dequant(enum super_type type, float *y, const uint8_t *b, int 
     }
 }
 
-INLINE void super_prefetch(enum super_type type, const uint8_t *w, size_t row_bytes, int n_rows)
-{
-    for (int r = 0; r < n_rows; r++)
-        for (size_t line = 0; line < super_bytes(type); line += 64)
-            prefetch(w + r * row_bytes, AHEAD + line);
-}
-
-/* Products with one Q4_K or Q5_K block but for its minima, and with one Q6_K block. Several partial sums, because one alone
- * would wait for each of its additions. */
-INLINE vec k_block(enum super_type type, const uint8_t *b, const float scales[16], const float *x)
-{
-    vec part[4];
-    UNROLL
-    for (int pair = 0; pair < 4; pair++) {
-        vec q[2][V32];
-        k_quants(type, q[0], q[1], b, pair);
-        UNROLL
-        for (int h = 0; h < 2; h++) {
-            vec t = vec_mul(q[h][0], vec_load(x + pair * 64 + h * 32));
-            UNROLL
-            for (int k = 1; k < V32; k++)
-                t = vec_fma(q[h][k], vec_load(x + pair * 64 + h * 32 + k * VEC), t);
-            vec scale = vec_set1(scales[2 * pair + h]);
-            part[pair % 2 * 2 + h] = pair < 2 ? vec_mul(scale, t) : vec_fma(scale, t, part[pair % 2 * 2 + h]);
-        }
-    }
-    return vec_add(vec_add(part[0], part[1]), vec_add(part[2], part[3]));
-}
-
-INLINE vec q6_k_block(const uint8_t *b, const float scales[16], const float *x)
-{
-    vec part[4];
-    UNROLL
-    for (int i = 0; i < 4; i++) {
-        const int half = i / 2, c = i % 2;
-        vec q[4][V16];
-        q6_k_quants(q, b, half, c);
-        UNROLL
-        for (int row = 0; row < 4; row++) {
-            const float *xs = x + half * 128 + row * 32 + c * 16;
-            vec t = vec_mul(q[row][0], vec_load(xs)), scale = vec_set1(scales[half * 8 + row * 2 + c]);
-            UNROLL
-            for (int k = 1; k < V16; k++)
-                t = vec_fma(q[row][k], vec_load(xs + k * VEC), t);
-            part[row] = i == 0 ? vec_mul(scale, t) : vec_fma(scale, t, part[row]);
-        }
-    }
-    return vec_add(vec_add(part[0], part[1]), vec_add(part[2], part[3]));
-}
-
-/* y (+)= w x. sums[n / 32] are the sums of x over each group, so that the minima of a whole block cost one multiplication of
- * eight lanes (Q6_K has none). */
-INLINE void super_rows(enum super_type type, float *y, int y_step, const uint8_t *w, size_t row_bytes, int n_rows, const float *x,
-                       const float *sums, int n, bool more)
-{
-    vec acc[ROWS];
-    vec8 minima[ROWS];
-    for (int r = 0; r < n_rows; r++) {
-        acc[r] = vec_zero();
-        minima[r] = vec8_zero();
-    }
-    for (int i = 0; i < n; i += SUPER, w += super_bytes(type)) {
-        super_prefetch(type, w, row_bytes, n_rows);
-        for (int r = 0; r < n_rows; r++) {
-            float scales[16];
-            super_load_scales(type, scales, w + r * row_bytes);
-            if (type == SUPER_Q6_K) {
-                acc[r] = vec_add(acc[r], q6_k_block(w + r * row_bytes, scales, x + i));
-            } else {
-                acc[r] = vec_add(acc[r], k_block(type, w + r * row_bytes, scales, x + i));
-                minima[r] = vec8_load_fnma(scales + 8, sums + i / 32, minima[r]);
-            }
-        }
-    }
-    for (int r = 0; r < n_rows; r++) {
-        float sum = vec_sum(acc[r]);
-        if (type != SUPER_Q6_K)
-            sum += vec8_sum(minima[r]);
-        y[r * y_step] = more ? y[r * y_step] + sum : sum;
-    }
-}
-
-/* Columns at a time, for which sums of x fit the stack. A multiple of SUPER. */
-#define K_COLUMNS 32768
-
-INLINE void super_gemv(enum super_type type, float *y, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
-{
-    const int quarter = n_rows / ROWS;
-    float sums[K_COLUMNS / 32];
-    for (int first = 0; first < n; first += K_COLUMNS, w += K_COLUMNS / SUPER * super_bytes(type)) {
-        const int count = BUTLER_MIN(n - first, K_COLUMNS);
-        const float *xs = x + first;
-        for (int g = 0; g < count / 32 && type != SUPER_Q6_K; g++) {
-            vec sum = vec_load(xs + g * 32);
-            for (int k = 1; k < V32; k++)
-                sum = vec_add(sum, vec_load(xs + g * 32 + k * VEC));
-            sums[g] = vec_sum(sum);
-        }
-        for (int r = 0; r < quarter; r++)
-            super_rows(type, y + r, quarter, w + r * row_bytes, quarter * row_bytes, ROWS, xs, sums, count, first > 0);
-        for (int r = quarter * ROWS; r < n_rows; r++)
-            super_rows(type, y + r, 0, w + r * row_bytes, 0, 1, xs, sums, count, first > 0);
-    }
-}
-
 /* ----------------------------------------------------------------------------------------------- entries */
 
 /* Rows r, r + quarter, ... together; those that are left over alone. */
@@ -363,36 +207,51 @@ INLINE void plain_gemv(enum plain type, float *y, const uint8_t *w, size_t row_b
         plain_rows(type, y + r, 0, w + r * row_bytes, 0, 1, x, n);
 }
 
-INLINE void block_gemv(enum block_type type, float *y, const uint8_t *w, size_t row_bytes, int n_rows, const float *x, int n)
+/* Rows of quantised types are widened a chunk at a time. */
+static void widened_gemv(enum butler_type type, void (*dequant)(float *y, const void *row, int n), float *y, const uint8_t *w,
+                         size_t row_bytes, int n_rows, const float *x, int n)
 {
-    const int quarter = n_rows / ROWS;
-    for (int r = 0; r < quarter; r++)
-        block_rows(type, y + r, quarter, w + r * row_bytes, quarter * row_bytes, ROWS, x, n);
-    for (int r = quarter * ROWS; r < n_rows; r++)
-        block_rows(type, y + r, 0, w + r * row_bytes, 0, 1, x, n);
+    _Alignas(64) float sums[GEMM_SUMS], rows[GEMM_ROWS * GEMM_CHUNK];
+    for (int r = 0; r < n_rows; r += GEMM_ROWS) {
+        const int n_stored = BUTLER_MIN(n_rows - r, GEMM_ROWS);
+        for (int first = 0; first < n; first += GEMM_CHUNK) {
+            const int count = BUTLER_MIN(n - first, GEMM_CHUNK);
+            for (int k = 0; k < n_stored; k++)
+                dequant(rows + k * GEMM_CHUNK, w + (size_t)(r + k) * row_bytes + butler_row_bytes(type, first), count);
+            gemm_tokens(sums, y + r, 0, rows, GEMM_CHUNK, n_stored, x + first, 0, 1, NULL, count, first > 0);
+        }
+    }
 }
 
-#define WEIGHT_TYPE(name, family, type)                                                                                            \
-    static void gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n)                          \
-    {                                                                                                                              \
-        family##_gemv(type, y, w, row_bytes, n_rows, x, n);                                                                        \
-    }                                                                                                                              \
+#define DEQUANT(name, family, type)                                                                                                \
     static void dequant_##name(float *y, const void *row, int n)                                                                   \
     {                                                                                                                              \
         family##_dequant(type, y, row, n);                                                                                         \
     }
+#define PLAIN_TYPE(name, type)                                                                                                     \
+    DEQUANT(name, plain, type)                                                                                                     \
+    static void gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n)                          \
+    {                                                                                                                              \
+        plain_gemv(type, y, w, row_bytes, n_rows, x, n);                                                                           \
+    }
+#define QUANTISED_TYPE(name, NAME, family, type)                                                                                   \
+    DEQUANT(name, family, type)                                                                                                    \
+    static void gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n)                          \
+    {                                                                                                                              \
+        widened_gemv(BUTLER_##NAME, dequant_##name, y, w, row_bytes, n_rows, x, n);                                                \
+    }
 
-WEIGHT_TYPE(f32, plain, PLAIN_F32)
-WEIGHT_TYPE(f16, plain, PLAIN_F16)
-WEIGHT_TYPE(bf16, plain, PLAIN_BF16)
-WEIGHT_TYPE(q8_0, block, BLOCK_Q8_0)
-WEIGHT_TYPE(q4_0, block, BLOCK_Q4_0)
-WEIGHT_TYPE(q4_1, block, BLOCK_Q4_1)
-WEIGHT_TYPE(q5_0, block, BLOCK_Q5_0)
-WEIGHT_TYPE(q5_1, block, BLOCK_Q5_1)
-WEIGHT_TYPE(q4_k, super, SUPER_Q4_K)
-WEIGHT_TYPE(q5_k, super, SUPER_Q5_K)
-WEIGHT_TYPE(q6_k, super, SUPER_Q6_K)
+PLAIN_TYPE(f32, PLAIN_F32)
+PLAIN_TYPE(f16, PLAIN_F16)
+PLAIN_TYPE(bf16, PLAIN_BF16)
+QUANTISED_TYPE(q8_0, Q8_0, block, BLOCK_Q8_0)
+QUANTISED_TYPE(q4_0, Q4_0, block, BLOCK_Q4_0)
+QUANTISED_TYPE(q4_1, Q4_1, block, BLOCK_Q4_1)
+QUANTISED_TYPE(q5_0, Q5_0, block, BLOCK_Q5_0)
+QUANTISED_TYPE(q5_1, Q5_1, block, BLOCK_Q5_1)
+QUANTISED_TYPE(q4_k, Q4_K, super, SUPER_Q4_K)
+QUANTISED_TYPE(q5_k, Q5_K, super, SUPER_Q5_K)
+QUANTISED_TYPE(q6_k, Q6_K, super, SUPER_Q6_K)
 
 INLINE void fill_weights(struct butler_kernels *table)
 {

@@ -394,19 +394,4 @@ INLINE vec vec_sum_each(const vec a[VEC])
                  vpaddq_f32(vpaddq_f32(s[4], s[5]), vpaddq_f32(s[6], s[7]))};
 }
 
-/* Eight floats, whatever the width of a vector. */
-typedef vec vec8;
-INLINE vec8 vec8_zero(void)
-{
-    return vec_zero();
-}
-INLINE vec8 vec8_load_fnma(const float *a, const float *b, vec8 c)
-{
-    return vec_fnma(vec_load(a), vec_load(b), c);
-}
-INLINE float vec8_sum(vec8 v)
-{
-    return vec_sum(v);
-}
-
 #endif

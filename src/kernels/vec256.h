@@ -341,7 +341,9 @@ INLINE void vec_load_sixes(const uint8_t *nibbles, const void *pairs, vec q[4][2
 
 INLINE float vec_sum(vec v)
 {
-    return vec8_sum(v);
+    __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
 }
 INLINE float vec_max_all(vec v)
 {

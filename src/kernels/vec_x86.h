@@ -71,25 +71,6 @@ INLINE bytes16 k_scales(const uint8_t *packed)
     return _mm_or_si128(low, _mm_and_si128(high, _mm_setr_epi32(0, 0x30303030, 0, 0x30303030)));
 }
 
-/* Eight floats, whatever the width of a vector. */
-typedef __m256 vec8;
-
-INLINE vec8 vec8_zero(void)
-{
-    return _mm256_setzero_ps();
-}
-/* c - a[8] b[8] */
-INLINE vec8 vec8_load_fnma(const float *a, const float *b, vec8 c)
-{
-    return _mm256_fnmadd_ps(_mm256_loadu_ps(a), _mm256_loadu_ps(b), c);
-}
-INLINE float vec8_sum(vec8 v)
-{
-    __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    a = _mm_add_ps(a, _mm_movehl_ps(a, a));
-    return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
-}
-
 /* The greatest magnitude of x[32]; infinities and NaN are greatest: as integers magnitudes have the order of numbers. */
 INLINE float extreme32(const float *x)
 {

@@ -1,0 +1,196 @@
+/* Products of quantised weights with activations in 16-bit integers for CPUs with AVX-512 VNNI: one instruction multiplies 64
+ * unsigned bytes of weights with signed bytes of activations and adds fours of them. */
+#include "kernels/kernels.h"
+
+#if defined(__x86_64__)
+#include "kernels/vec512.h"
+
+enum { BYTES = 4 * VEC, q8_zero = 128 };
+typedef __m512i bytes, ints;
+
+INLINE bytes load_bytes(const void *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+INLINE ints load_ints(const void *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+INLINE ints add_ints(ints a, ints b)
+{
+    return _mm512_add_epi32(a, b);
+}
+
+INLINE vec ints_to_floats(ints v)
+{
+    return _mm512_cvtepi32_ps(v);
+}
+
+INLINE int32_t quantise16(int16_t q[16], const float *x, float inverse)
+{
+    const __m512i whole = _mm512_cvtps_epi32(vec_max(vec_mul(vec_load(x), vec_set1(inverse)), vec_set1(-BUTLER_FIXED_MOST)));
+    _mm256_storeu_si256((__m256i *)q, _mm512_cvtepi32_epi16(whole));
+    return _mm512_reduce_add_epi32(whole);
+}
+
+/* Sums with high bytes are shifted before those with low ones are added. */
+INLINE ints dots(enum butler_type type, const bytes w[2], const int8_t *x)
+{
+    ints s = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w[0], load_bytes(x));
+    if (type != BUTLER_Q6_K)
+        s = _mm512_dpbusd_epi32(s, w[1], load_bytes(x + 2 * BYTES));
+    s = _mm512_dpbusd_epi32(_mm512_slli_epi32(s, 8), w[0], load_bytes(x + BYTES));
+    return type == BUTLER_Q6_K ? s : _mm512_dpbusd_epi32(s, w[1], load_bytes(x + 3 * BYTES));
+}
+
+INLINE ints word_dots(enum butler_type type, const bytes words[4], const int8_t *x)
+{
+    ints s = _mm512_dpwssd_epi32(_mm512_setzero_si512(), words[0], load_bytes(x));
+    const int n = type == BUTLER_Q6_K ? 2 : 4;
+    UNROLL
+    for (int k = 1; k < n; k++)
+        s = _mm512_dpwssd_epi32(s, words[k], load_bytes(x + k * BYTES));
+    return s;
+}
+
+INLINE ints sum_rows(const ints v[4])
+{
+    const ints a = _mm512_add_epi32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+    const ints b = _mm512_add_epi32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+}
+
+INLINE void store_rows(float sums[4], vec v)
+{
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
+
+INLINE vec halves_of_rows(const uint8_t *p, size_t row_bytes, size_t size)
+{
+    return _mm512_cvtph_ps(_mm256_set_m128i(eight_words(p + 2 * size, row_bytes, size), eight_words(p, row_bytes, size)));
+}
+
+INLINE vec spread_rows(__m128 v)
+{
+    return _mm512_broadcast_f32x4(v);
+}
+
+INLINE int zero_of(enum butler_type type);
+
+INLINE void widen_weights(enum butler_type type, bytes words[4], const bytes w[2])
+{
+    const __m512i zero = _mm512_set1_epi16((short)zero_of(type));
+    const int n = type == BUTLER_Q6_K ? 2 : 4;
+    UNROLL
+    for (int k = 0; k < n; k++) {
+        const __m512i v =
+            k % 2 ? _mm512_unpackhi_epi8(w[k / 2], _mm512_setzero_si512()) : _mm512_unpacklo_epi8(w[k / 2], _mm512_setzero_si512());
+        words[k] = zero_of(type) ? _mm512_sub_epi16(v, zero) : v;
+    }
+}
+
+/* ----------------------------------------------------------------------------------------- blocks of 32 */
+
+INLINE bytes low_nibbles(bytes b)
+{
+    return _mm512_and_si512(b, _mm512_set1_epi8(15));
+}
+
+/* Bytes [0, 32) of two blocks. */
+INLINE bytes two_blocks(const uint8_t *p, int size)
+{
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)p)),
+                              _mm256_loadu_si256((const __m256i *)(p + size)), 1);
+}
+
+/* Bytes [0, 16) of four blocks; by halves, because an insertion into a whole vector takes twice as long. */
+INLINE bytes four_blocks(const uint8_t *p, int size)
+{
+    const __m256i a = _mm256_inserti128_si256(_mm256_castsi128_si256(bytes16_load(p)), bytes16_load(p + size), 1);
+    const __m256i b = _mm256_inserti128_si256(_mm256_castsi128_si256(bytes16_load(p + 2 * size)), bytes16_load(p + 3 * size), 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+}
+
+INLINE void small_weights(enum butler_type type, bytes w[2], const uint8_t *blocks, int size)
+{
+    if (type == BUTLER_Q8_0) {
+        const bytes a = two_blocks(blocks + Q8_0_QUANTS, size), b = two_blocks(blocks + 2 * size + Q8_0_QUANTS, size);
+        const bytes sign = _mm512_set1_epi8((char)0x80);
+        w[0] = _mm512_xor_si512(_mm512_shuffle_i64x2(a, b, 0x88), sign);
+        w[1] = _mm512_xor_si512(_mm512_shuffle_i64x2(a, b, 0xdd), sign);
+        return;
+    }
+    const bytes nibbles = four_blocks(blocks + size - 16, size);
+    w[0] = low_nibbles(nibbles);
+    w[1] = low_nibbles(_mm512_srli_epi16(nibbles, 4));
+    if (type == BUTLER_Q5_0 || type == BUTLER_Q5_1) {
+        uint64_t first = 0, second = 0;
+        UNROLL
+        for (int b = 0; b < 4; b++) {
+            const uint64_t fifths = load_u32(blocks + b * size + (type == BUTLER_Q5_0 ? Q5_0_HIGH : Q5_1_HIGH));
+            first |= (fifths & 0xffff) << 16 * b;
+            second |= (fifths >> 16) << 16 * b;
+        }
+        w[0] = _mm512_mask_add_epi8(w[0], first, w[0], _mm512_set1_epi8(16));
+        w[1] = _mm512_mask_add_epi8(w[1], second, w[1], _mm512_set1_epi8(16));
+    }
+}
+
+/* ---------------------------------------------------------------------------------------- blocks of 256 */
+
+/* Units 4 step to 4 step + 3. Even units are the low nibbles of their bytes, odd units the high nibbles; bit u of the 32 bytes of
+ * fifth bits is that of unit u: rotated until it is bit 4 of its byte, what crosses into other bytes masked away. */
+INLINE void k_weights(enum butler_type type, bytes w[2], const uint8_t *block, int step)
+{
+    const bytes b = load_bytes(block + (type == BUTLER_Q4_K ? Q4_K_QUANTS : Q5_K_QUANTS) + step * 64);
+    const __m512i shift = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4);
+    w[0] = low_nibbles(_mm512_srlv_epi32(_mm512_shuffle_i64x2(b, b, 0xa0), shift));
+    w[1] = low_nibbles(_mm512_srlv_epi32(_mm512_shuffle_i64x2(b, b, 0xf5), shift));
+    if (type == BUTLER_Q5_K) {
+        const __m512i lane = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+        const __m512i turn = _mm512_sub_epi32(_mm512_set1_epi32(36 - 4 * step), lane), bit = _mm512_set1_epi8(16);
+        for (int half = 0; half < 2; half++) {
+            const bytes fifths = _mm512_broadcast_i32x4(bytes16_load(block + Q5_K_HIGH + half * 16));
+            w[half] = _mm512_or_si512(w[half], _mm512_and_si512(_mm512_rolv_epi32(fifths, turn), bit));
+        }
+    }
+}
+
+/* Columns 64 step to 64 step + 63 of a Q6_K block. */
+INLINE void q6_weights(bytes w[2], const uint8_t *block, int step)
+{
+    const bytes b = load_bytes(block + step / 2 * 64);
+    const bytes pairs = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(block + Q6_K_HIGH + step / 2 * 32)));
+    const __m512i turn = step % 2 ? _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 30, 30, 30, 30, 30, 30, 30, 30)
+                                  : _mm512_setr_epi32(4, 4, 4, 4, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2, 2, 2);
+    w[0] = _mm512_or_si512(low_nibbles(step % 2 ? _mm512_srli_epi16(b, 4) : b),
+                           _mm512_and_si512(_mm512_rolv_epi32(pairs, turn), _mm512_set1_epi8(0x30)));
+}
+
+INLINE void load_weights(enum butler_type type, bytes w[2], const uint8_t *row, int step)
+{
+    if (type == BUTLER_Q6_K)
+        q6_weights(w, row, step);
+    else if (type == BUTLER_Q4_K)
+        k_weights(type, w, row, step);
+    else if (type == BUTLER_Q5_K)
+        k_weights(type, w, row, step);
+    else
+        small_weights(type, w, row,
+                      type == BUTLER_Q8_0   ? Q8_0_BYTES
+                      : type == BUTLER_Q4_0 ? Q4_0_BYTES
+                      : type == BUTLER_Q4_1 ? Q4_1_BYTES
+                      : type == BUTLER_Q5_0 ? Q5_0_BYTES
+                                            : Q5_1_BYTES);
+}
+
+#include "kernels/simd_matmul.h"
+
+void butler_kernels_matmul_vnni(struct butler_kernels *table)
+{
+    fill_matmul(table);
+}
+#endif
