@@ -1,136 +1,17 @@
 /* Rates of the kernels on one core, beside the ceilings measured in the same run: reading memory, multiply-adds.
  *
  *     bench_kernels [--isa NAME] [--only TEXT] [--mb N] [--repeat N]
+ *     bench_kernels --compare [--only TEXT] [--mb N] [--repeat N]
  *
  * A kernel that streams weights, cache rows or records runs over a set that no cache holds and is measured in bytes of it;
  * one that computes is measured in operations. Rates are medians over the repetitions. In every repetition the kernel and its
  * ceiling take turns on a slice of the set, and time is what the thread got of its core, so that what else the machine does
- * falls on both or on neither. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-
-#include "ceilings.h"
-#include "kernels/kernels.h"
-#include "median.h"
-
-struct bench {
-    const struct butler_kernels *table;
-    const char *only;
-    int repeat;
-    unsigned char *set; /* the large set, in slices: a repetition reads one, so it comes back when no cache holds it any more */
-    size_t set_bytes;
-    const void **rows; /* rows of the set, slice by slice */
-    int max_rows;
-    float *x, *y; /* small arrays of 1 << 22 floats */
-    size_t ahead; /* best prefetch distance of the reading ceiling */
-    volatile double sink;
-};
-
-#define SLICE ((size_t)64 << 20)
-#define MAX_REPEAT 255
-
-enum unit { BYTES, FLOPS, TILE_FLOPS, TILE_OPS, ELEMENTS };
-static const char *const unit_names[] = {"GB/s", "GFLOP/s", "GFLOP/s", "Gop/s", "Gelem/s"};
-
-/* What one measurement runs. */
-struct job {
-    struct bench *bench;
-    int type, n, n_rows, n_q, n_tokens;
-    size_t row_bytes;
-    const unsigned char *slice;
-    const void *const *rows;
-};
-typedef void job_fn(const struct job *job);
-
-static double cpu_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-static double seconds_of(job_fn *fn, const struct job *job)
-{
-    double start = cpu_seconds();
-    fn(job);
-    return cpu_seconds() - start;
-}
-
-static void read_slice(const struct job *job)
-{
-    job->bench->sink += (double)ceiling_read(job->slice, SLICE, job->bench->ahead);
-}
-
-static void read_rows(const struct job *job)
-{
-    job->bench->sink += (double)ceiling_gather(job->rows, job->n_rows, job->row_bytes);
-}
-
-/* The job over slice i of the set. */
-static void choose_slice(struct job *job, int i)
-{
-    int slice = i % (int)(job->bench->set_bytes / SLICE);
-    job->slice = job->bench->set + (size_t)slice * SLICE;
-    job->rows = job->bench->rows + (size_t)slice * (size_t)job->n_rows;
-}
-
-static double fma_peak(struct bench *bench, enum unit unit)
-{
-    double flops, start = cpu_seconds();
-    bench->sink += unit == FLOPS ? (double)ceiling_fma(bench->table->isa, 100000, &flops)
-                                 : (double)ceiling_dot(unit == TILE_OPS ? CEILING_AMX_INT8 : CEILING_AMX_BF16, 40000, &flops);
-    return flops / (cpu_seconds() - start);
-}
-
-static void print_rate(const struct bench *bench, const char *name, enum unit unit, double *rates, double *ceilings, double *ratios)
-{
-    double top = median(ceilings, bench->repeat);
-    printf("%-34s %-12s %8.2f %-8s", name, bench->table->isa, median(rates, bench->repeat) / 1e9, unit_names[unit]);
-    if (top > 0)
-        printf(" %8.2f %6.0f %%", top / 1e9, 100 * median(ratios, bench->repeat));
-    printf("\n");
-    fflush(stdout);
-}
-
-/* A kernel that streams: its ceiling reads the slice half a set away. bytes: what one slice has of the kernel's operand. */
-static void measure_stream(struct bench *bench, const char *name, double bytes, job_fn *fn, job_fn *ceiling, double ceiling_bytes,
-                           struct job *job)
-{
-    double rates[MAX_REPEAT], ceilings[MAX_REPEAT], ratios[MAX_REPEAT];
-    if (bench->only && !strstr(name, bench->only))
-        return;
-    for (int i = 0; i < bench->repeat; i++) {
-        choose_slice(job, i + (int)(bench->set_bytes / SLICE / 2));
-        ceilings[i] = ceiling_bytes / seconds_of(ceiling, job);
-        choose_slice(job, i);
-        rates[i] = bytes / seconds_of(fn, job);
-        ratios[i] = rates[i] / ceilings[i];
-    }
-    print_rate(bench, name, BYTES, rates, ceilings, ratios);
-}
-
-/* A kernel that computes on what caches hold; amount is what one run handles, in the unit. */
-static void measure(struct bench *bench, const char *name, enum unit unit, double amount, job_fn *fn, struct job *job)
-{
-    double rates[MAX_REPEAT], ceilings[MAX_REPEAT], ratios[MAX_REPEAT];
-    if (bench->only && !strstr(name, bench->only))
-        return;
-    choose_slice(job, 0);
-    int rounds = 1;
-    for (double t = seconds_of(fn, job); t * rounds < 0.004 && rounds < 1000000;)
-        rounds *= 2;
-    for (int i = 0; i < bench->repeat; i++) {
-        ceilings[i] = unit != ELEMENTS && unit != BYTES ? fma_peak(bench, unit) : 0;
-        double start = cpu_seconds();
-        for (int k = 0; k < rounds; k++)
-            fn(job);
-        rates[i] = amount * rounds / (cpu_seconds() - start);
-        ratios[i] = ceilings[i] > 0 ? rates[i] / ceilings[i] : 0;
-    }
-    print_rate(bench, name, unit, rates, ceilings, ratios);
-}
+ * falls on both or on neither.
+ *
+ * --compare: every kernel with every instruction set in turns, from the plain C reference up: nanoseconds of a run, how many times
+ * faster than the set below (1.00 where it has none of its own), and the largest difference from the reference's results, relative
+ * to the largest of these. Exits with 1 where that is more than DIFFERENCE. */
+#include "measure.h"
 
 /* ----------------------------------------------------------------------------------------------- weights */
 
@@ -223,6 +104,14 @@ static void run_matmul(const struct job *job)
                                     job->n_tokens, job->n);
 }
 
+static void prepare_matmul(const struct job *job)
+{
+    struct bench *b = job->bench;
+    for (int t = 0; t < job->n_tokens; t++)
+        b->table->quantise_q16((char *)(b->x + Q16_AT) + (size_t)t * butler_q16_bytes(job->n), (enum butler_type)job->type, b->x,
+                               job->n, job->n_tokens == 1);
+}
+
 /* A task of a batch's or a prompt's products, weights from the second-level cache. */
 static void bench_matmul(struct bench *b)
 {
@@ -232,16 +121,14 @@ static void bench_matmul(struct bench *b)
     for (int i = 0; i < BUTLER_COUNT(types) && b->table->q16; i++) {
         for (int c = 0; c < BUTLER_COUNT(counts); c++) {
             char name[64];
-            struct job job = {.bench = b, .type = (int)types[i], .n_rows = 64, .n_tokens = counts[c], .n = 2048};
+            struct job job = {
+                .bench = b, .type = (int)types[i], .n_rows = 64, .n_tokens = counts[c], .n = 2048, .prepare = prepare_matmul};
             job.row_bytes = butler_row_bytes(types[i], job.n);
             snprintf(name, sizeof name, "matmul %s 64x2048 %d tokens", butler_types[types[i]].name, job.n_tokens);
             if (b->only && !strstr(name, b->only))
                 continue;
             if (c == 0 || b->only)
                 fill_weights(b, types[i]);
-            for (int t = 0; t < job.n_tokens; t++)
-                b->table->quantise_q16((char *)(b->x + Q16_AT) + (size_t)t * butler_q16_bytes(job.n), types[i], b->x, job.n,
-                                       job.n_tokens == 1);
             measure(b, name, FLOPS, 2.0 * job.n_rows * job.n_tokens * job.n, run_matmul, &job);
         }
     }
@@ -251,15 +138,15 @@ static void bench_matmul(struct bench *b)
 
 static void run_pack_rows(const struct job *job)
 {
-    job->bench->table->pack_rows(job->bench->set, job->bench->x, (size_t)job->n, job->n_rows, job->n);
+    job->bench->table->pack_rows(job->bench->y, job->bench->x, (size_t)job->n, job->n_rows, job->n);
 }
 static void run_pack_columns(const struct job *job)
 {
-    job->bench->table->pack_columns(job->bench->set, job->bench->x, (size_t)job->n, job->n_rows, job->n);
+    job->bench->table->pack_columns(job->bench->y, job->bench->x, (size_t)job->n, job->n_rows, job->n);
 }
 static void run_pack_turned(const struct job *job)
 {
-    job->bench->table->pack_turned(job->bench->set, job->bench->x, (size_t)job->n_rows, job->n_rows, job->n);
+    job->bench->table->pack_turned(job->bench->y, job->bench->x, (size_t)job->n_rows, job->n_rows, job->n);
 }
 static void run_attend_packed(const struct job *job)
 {
@@ -491,7 +378,9 @@ static void bench_metrics(struct bench *b)
         job.row_bytes = butler_one_bit_bytes(job.n);
         job.n_rows = (int)(SLICE / job.row_bytes);
         snprintf(name, sizeof name, "one_bit 128 q %d", n_q);
+        job.allowed = 2e-2; /* an ISA may round each product to one_bit_step */
         measure_stream(b, name, (double)SLICE, run_one_bit, read_slice, (double)SLICE, &job);
+        job.allowed = 0;
         job.n = 16; /* predicted heads */
         job.row_bytes = BUTLER_KEYS_TOKENS * (1 + 16);
         job.n_rows = (int)(SLICE / job.row_bytes);
@@ -577,7 +466,9 @@ static void run_count(const struct job *job)
 }
 static void run_list(const struct job *job)
 {
-    job->bench->sink += job->bench->table->list_reaching((uint32_t *)job->bench->y, 0, job->bench->x, 1.5f, job->n);
+    uint32_t *ids = (uint32_t *)job->bench->y + N_COMPARED; /* beyond the last id lies anything */
+    const int n = job->bench->table->list_reaching(ids, 0, job->bench->x, 1.5f, job->n);
+    job->bench->sink += (double)n + (double)ids[n - 1];
 }
 static void run_store(const struct job *job)
 {
@@ -650,10 +541,50 @@ static void find_ceiling(struct bench *b)
     b->ahead = best_ahead;
 }
 
+static void bench_all(struct bench *b)
+{
+    bench_gemv(b);
+    bench_attention(b);
+    bench_gemm(b);
+    bench_matmul(b);
+    bench_tiles(b);
+    bench_metrics(b);
+    bench_vectors(b);
+}
+
 static int usage(const char *program)
 {
-    fprintf(stderr, "usage: %s [--isa NAME] [--only TEXT] [--mb N] [--repeat N]\n", program);
+    fprintf(stderr, "usage: %s [--compare | --isa NAME] [--only TEXT] [--mb N] [--repeat N]\n", program);
     return 2;
+}
+
+/* Returns whether the arguments are understood. */
+static bool read_arguments(struct bench *b, const char **isa, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--compare") == 0) {
+            while (butler_kernels_available()[b->n_tables])
+                b->n_tables++;
+            for (int k = 0; k < b->n_tables; k++)
+                b->tables[k] = butler_kernels_get(butler_kernels_available()[b->n_tables - 1 - k]);
+            b->repeat = 5;
+        } else if (i + 1 == argc)
+            return false;
+        else {
+            const char *name = argv[i], *value = argv[++i];
+            if (strcmp(name, "--isa") == 0)
+                *isa = value;
+            else if (strcmp(name, "--only") == 0)
+                b->only = value;
+            else if (strcmp(name, "--mb") == 0)
+                b->set_bytes = (size_t)BUTLER_MAX(atol(value), 128) >> 7 << 27;
+            else if (strcmp(name, "--repeat") == 0)
+                b->repeat = BUTLER_MIN(BUTLER_MAX(atoi(value), 1), MAX_REPEAT);
+            else
+                return false;
+        }
+    }
+    return true;
 }
 
 int main(int argc, char **argv)
@@ -661,25 +592,14 @@ int main(int argc, char **argv)
     struct bench b = {.repeat = 31, .set_bytes = (size_t)2 << 30, .max_rows = 1 << 25};
     struct butler_error err;
     const char *isa = NULL;
-    for (int i = 1; i < argc; i += 2) {
-        if (i + 1 == argc)
-            return usage(argv[0]);
-        if (strcmp(argv[i], "--isa") == 0)
-            isa = argv[i + 1];
-        else if (strcmp(argv[i], "--only") == 0)
-            b.only = argv[i + 1];
-        else if (strcmp(argv[i], "--mb") == 0)
-            b.set_bytes = (size_t)BUTLER_MAX(atol(argv[i + 1]), 128) >> 7 << 27;
-        else if (strcmp(argv[i], "--repeat") == 0)
-            b.repeat = BUTLER_MIN(BUTLER_MAX(atoi(argv[i + 1]), 1), MAX_REPEAT);
-        else
-            return usage(argv[0]);
-    }
+    if (!read_arguments(&b, &isa, argc, argv))
+        return usage(argv[0]);
     b.set = butler_reserve(b.set_bytes, true, &err);
     b.rows = butler_alloc((size_t)b.max_rows * sizeof *b.rows, &err);
     b.x = butler_alloc(sizeof(float) << 22, &err);
     b.y = butler_alloc(sizeof(float) << 22, &err);
-    if (!b.set || !b.rows || !b.x || !b.y) {
+    b.expected = butler_alloc(sizeof(float) * N_COMPARED, &err);
+    if (!b.set || !b.rows || !b.x || !b.y || !b.expected) {
         fprintf(stderr, "%s\n", err.message);
         return 1;
     }
@@ -687,23 +607,23 @@ int main(int argc, char **argv)
     for (int i = 0; i < 1 << 22; i++)
         b.x[i] = butler_random_normal(&seed);
     memset(b.set, 1, b.set_bytes);
-    find_ceiling(&b);
-    printf("%-34s %-12s %17s %8s %8s\n", "kernel", "isa", "rate", "ceiling", "ratio");
-    for (const char *const *name = butler_kernels_available(); *name; name++) {
-        if (isa && strcmp(isa, *name) != 0)
-            continue;
-        b.table = butler_kernels_get(*name);
-        bench_gemv(&b);
-        bench_attention(&b);
-        bench_gemm(&b);
-        bench_matmul(&b);
-        bench_tiles(&b);
-        bench_metrics(&b);
-        bench_vectors(&b);
+    if (b.n_tables) {
+        printf("%-34s %-12s %15s %8s %9s\n", "kernel", "isa", "time", "gain", "apart");
+        b.table = b.tables[b.n_tables - 1];
+        bench_all(&b);
+    } else {
+        find_ceiling(&b);
+        printf("%-34s %-12s %17s %8s %8s\n", "kernel", "isa", "rate", "ceiling", "ratio");
+        for (const char *const *name = butler_kernels_available(); *name; name++)
+            if (!isa || strcmp(isa, *name) == 0) {
+                b.table = butler_kernels_get(*name);
+                bench_all(&b);
+            }
     }
     butler_unreserve(b.set, b.set_bytes);
     free(b.rows);
     free(b.x);
     free(b.y);
-    return 0;
+    free(b.expected);
+    return b.n_wrong > 0;
 }
