@@ -14,6 +14,7 @@
 #include "kernels/simd_group.h"
 #include "kernels/simd_narrow.h"
 #include "kernels/simd_rows.h"
+#include "kernels/simd_attend_rows.h"
 #include "kernels/simd_metrics.h"
 #include "kernels/simd_select.h"
 

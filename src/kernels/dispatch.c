@@ -68,7 +68,6 @@ static void fill(void)
                 butler_kernels_keys_vnni(&tables[N_ISAS - n_tables]);
                 butler_kernels_matmul_vnni(&tables[N_ISAS - n_tables]);
                 butler_kernels_one_bit_vnni(&tables[N_ISAS - n_tables]);
-                butler_kernels_attend_vnni(&tables[N_ISAS - n_tables]);
             }
             if (cpu_has_amx()) {
                 add_table(&tables[N_ISAS - n_tables], butler_kernels_amx);

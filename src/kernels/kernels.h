@@ -216,15 +216,11 @@ const char *const *butler_kernels_available(void);
 extern const struct butler_kernels butler_kernels_ref;
 void butler_kernels_avx2(struct butler_kernels *table);
 void butler_kernels_avx512(struct butler_kernels *table);
-/* attend of eight queries over F16 rows of 64 or 128 elements; bit for bit what AVX-512's own does. */
-void butler_attend_eight(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                         size_t q_stride, const struct butler_pairs *pairs, int n);
 void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys alone */
 void butler_kernels_keys_vnni(struct butler_kernels *table);
 void butler_kernels_matmul_avx2(struct butler_kernels *table); /* products with quantised weights alone */
 void butler_kernels_matmul_vnni(struct butler_kernels *table);
 void butler_kernels_attend_avx2(struct butler_kernels *table); /* decode attention over Q8_0 rows alone */
-void butler_kernels_attend_vnni(struct butler_kernels *table);
 void butler_kernels_one_bit_avx2(struct butler_kernels *table); /* one-bit keys alone */
 void butler_kernels_one_bit_vnni(struct butler_kernels *table);
 void butler_kernels_one_bit_amx(struct butler_kernels *table);

@@ -12,6 +12,7 @@
 #include "kernels/simd_cache.h"
 #include "kernels/simd_attend.h"
 #include "kernels/simd_rows.h"
+#include "kernels/simd_attend_rows.h"
 #include "kernels/simd_metrics.h"
 #include "kernels/one_bit_neon.h"
 #include "kernels/simd_select.h"
