@@ -220,7 +220,7 @@ void butler_kernels_keys_avx2(struct butler_kernels *table); /* predicted keys a
 void butler_kernels_keys_vnni(struct butler_kernels *table);
 void butler_kernels_matmul_avx2(struct butler_kernels *table); /* products with quantised weights alone */
 void butler_kernels_matmul_vnni(struct butler_kernels *table);
-void butler_kernels_attend_avx2(struct butler_kernels *table); /* decode attention over Q8_0 rows alone */
+void butler_kernels_attend_avx2(struct butler_kernels *table);  /* decode attention over Q8_0 rows alone */
 void butler_kernels_one_bit_avx2(struct butler_kernels *table); /* one-bit keys alone */
 void butler_kernels_one_bit_vnni(struct butler_kernels *table);
 void butler_kernels_one_bit_amx(struct butler_kernels *table);
