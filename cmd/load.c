@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "cmd.h"
+#include "base/util.h"
 
 void *cmd_alloc(size_t count, size_t size)
 {
@@ -47,21 +48,7 @@ void cmd_text_free(struct cmd_text *text)
 bool cmd_find_model_file(const char *name, char *path, size_t n_path)
 {
     static const char *const folders[] = {"models", "../models", "../share/butler"};
-    char self[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (n <= 0)
-        return false;
-    self[n] = 0;
-    char *slash = strrchr(self, '/');
-    if (!slash)
-        return false;
-    *slash = 0;
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
-        int length = snprintf(path, n_path, "%s/%s/%s", self, folders[i], name);
-        if (length > 0 && (size_t)length < n_path && access(path, R_OK) == 0)
-            return true;
-    }
-    return false;
+    return butler_find_file(name, folders, BUTLER_COUNT(folders), path, n_path);
 }
 
 static struct butler_model *load(struct cmd_options *options, bool vocabulary_only, int *status)

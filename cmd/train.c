@@ -64,29 +64,20 @@ static int choose(const struct cmd_options *options, const char *flag, const cha
 static int join_processes(struct run *run)
 {
     static const char *const folders[] = {".", "build", "../lib/butler"};
-    char self[PATH_MAX], path[PATH_MAX + 64];
+    char path[PATH_MAX + 64];
     struct butler_error err = {0};
     run->reduce = butler_gather_local;
     const char *world = getenv("OMPI_COMM_WORLD_SIZE");
     if (!world)
         return CMD_DONE;
-    const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    self[n > 0 ? n : 0] = 0;
-    char *slash = strrchr(self, '/');
-    if (slash)
-        *slash = 0;
-    void *object = NULL;
-    for (int i = 0; i < 3 && !object; i++) {
-        snprintf(path, sizeof path, "%s/%s/butler-mpi.so", self, folders[i]);
-        if (access(path, R_OK) == 0)
-            object = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-    }
+    const bool found = butler_find_file("butler-mpi.so", folders, BUTLER_COUNT(folders), path, sizeof path);
+    void *object = found ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
     butler_gather_begin_fn *begin = NULL;
     if (object)
         *(void **)&begin = dlsym(object, "butler_gather_begin");
     if (!begin) {
         cmd_say(run->options, "mpirun started %s processes, but butler-mpi.so, which joins them, cannot be opened: %s", world,
-                object || access(path, R_OK) == 0 ? dlerror() : "this butler was built without MPI (libopenmpi-dev)");
+                found ? dlerror() : "this butler was built without MPI (libopenmpi-dev)");
         return CMD_FAILED;
     }
     return begin(&run->reduce, &err) < 0 ? cmd_fail(run->options, &err) : CMD_DONE;

@@ -40,18 +40,7 @@ static void free_question(void *own)
 static bool find_config(char *path, size_t n_path)
 {
     static const char *const folders[] = {"eval", "../eval", "../../eval", "../share/butler"};
-    char self[PATH_MAX];
-    const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (n <= 0)
-        return false;
-    self[n] = 0;
-    *strrchr(self, '/') = 0;
-    for (int i = 0; i < BUTLER_COUNT(folders); i++) {
-        const int length = snprintf(path, n_path, "%s/%s/longbench.json", self, folders[i]);
-        if (length > 0 && (size_t)length < n_path && access(path, R_OK) == 0)
-            return true;
-    }
-    return false;
+    return butler_find_file("longbench.json", folders, BUTLER_COUNT(folders), path, n_path);
 }
 
 /* A JSON object in a file. Owned. */

@@ -350,6 +350,25 @@ void butler_writer_abort(struct butler_writer *writer)
 
 /* -------------------------------------------------------------------------------- time and random numbers */
 
+bool butler_find_file(const char *name, const char *const *folders, int n, char *path, size_t n_path)
+{
+    char self[4096];
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (length <= 0)
+        return false;
+    self[length] = 0;
+    char *slash = strrchr(self, '/');
+    if (!slash)
+        return false;
+    *slash = 0;
+    for (int i = 0; i < n; i++) {
+        const int written = snprintf(path, n_path, "%s/%s/%s", self, folders[i], name);
+        if (written > 0 && (size_t)written < n_path && access(path, R_OK) == 0)
+            return true;
+    }
+    return false;
+}
+
 double butler_seconds(void)
 {
     struct timespec now;

@@ -66,6 +66,10 @@ uint64_t butler_writer_digest(const struct butler_writer *writer);
 int butler_writer_commit(struct butler_writer *writer, struct butler_error *err);
 void butler_writer_abort(struct butler_writer *writer); /* does nothing after a commit */
 
+/* The file `name` in the first of folders[n] that has it, readable; folders are relative to that of the running program. The
+ * library itself looks for no file: this is for the command and its parts. */
+bool butler_find_file(const char *name, const char *const *folders, int n, char *path, size_t n_path);
+
 double butler_seconds(void); /* monotonic */
 void butler_cpu_relax(void); /* tells the CPU that the caller spins */
 
