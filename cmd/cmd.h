@@ -136,8 +136,13 @@ struct cmd_command {
     int (*run)(struct cmd_options *options); /* enum cmd_status */
 };
 
-extern const struct cmd_command cmd_run, cmd_chat, cmd_info, cmd_tokenize, cmd_logits, cmd_policies, cmd_bench, cmd_convert,
-    cmd_quantize, cmd_eval, cmd_report, cmd_train;
+/* The subcommands in the order of the help, listed only here: each(NAME) for struct cmd_command cmd_NAME. */
+#define CMD_COMMANDS(each)                                                                                                         \
+    each(run) each(chat) each(info) each(tokenize) each(logits) each(policies) each(bench) each(eval) each(report) each(convert)   \
+        each(quantize) each(train)
+#define CMD_DECLARE(name) extern const struct cmd_command cmd_##name;
+CMD_COMMANDS(CMD_DECLARE)
+#undef CMD_DECLARE
 
 /* Fills *options from argv[argc] (after the subcommand). CMD_DONE, or CMD_USAGE after a message that names the error.
  * Strings are borrowed from argv. */

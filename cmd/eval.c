@@ -168,18 +168,21 @@ static const struct cmd_use uses[] = {
     {CMD_ISA, NULL},   {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},     {CMD_HELP, NULL},   {CMD_NONE, NULL},
 };
 
+#define WORD(name) " " #name
 const struct cmd_command cmd_eval = {
     .name = "eval",
     .synopsis = "TASK [-m FILE] [--kv POLICY]... [--budget B,...] [--data FILE] [--length L,...] [--limit N] [-o RESULTS] [--json]",
     .summary = "what policies cost in quality and save in bytes, on the papers' tasks",
     .details =
-        "Tasks: ppl coref passkey kv lines recall consensus heat mc longbench. docs/eval.md describes what each reads and "
-        "measures.\n\n"
-        "Every --budget is applied to every --kv that has one. Rows are appended to -o when a policy is done. Rows that the file\n"
-        "already has are not measured again: the same command continues a run that was stopped.\n\n"
-        "With --json one row for each policy and metric: {\"task\", \"model\", \"policy\", \"budget\", \"metric\", \"value\", "
-        "\"ci\",\n"
-        "\"n\", \"length\", \"kv_read\", \"bytes\", ...}.\n",
+        "Tasks:" EVAL_TASKS(WORD) ". docs/eval.md describes what each reads and "
+                                  "measures.\n\n"
+                                  "Every --budget is applied to every --kv that has one. Rows are appended to -o when a policy is "
+                                  "done. Rows that the file\n"
+                                  "already has are not measured again: the same command continues a run that was stopped.\n\n"
+                                  "With --json one row for each policy and metric: {\"task\", \"model\", \"policy\", \"budget\", "
+                                  "\"metric\", \"value\", "
+                                  "\"ci\",\n"
+                                  "\"n\", \"length\", \"kv_read\", \"bytes\", ...}.\n",
     .uses = uses,
     .min_positional = 1,
     .max_positional = 1,

@@ -4,9 +4,8 @@
 
 #include "cmd.h"
 
-static const struct cmd_command *const commands[] = {&cmd_run,    &cmd_chat,     &cmd_info,     &cmd_tokenize,
-                                                     &cmd_logits, &cmd_policies, &cmd_bench,    &cmd_eval,
-                                                     &cmd_report, &cmd_convert,  &cmd_quantize, &cmd_train};
+#define ADDRESS(name) &cmd_##name,
+static const struct cmd_command *const commands[] = {CMD_COMMANDS(ADDRESS)};
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
 static void print_usage(FILE *out)

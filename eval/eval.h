@@ -76,9 +76,13 @@ struct eval_task {
     void (*free_own)(void *own);
 };
 
-extern const struct eval_task eval_ppl, eval_coref, eval_passkey, eval_kv, eval_lines, eval_recall, eval_consensus, eval_heat,
-    eval_mc, eval_longbench;
-/* Every task, NULL-terminated. */
+/* The tasks, listed only here: each(NAME) for struct eval_task eval_NAME. */
+#define EVAL_TASKS(each)                                                                                                           \
+    each(ppl) each(coref) each(passkey) each(kv) each(lines) each(recall) each(consensus) each(heat) each(mc) each(longbench)
+#define EVAL_DECLARE(name) extern const struct eval_task eval_##name;
+EVAL_TASKS(EVAL_DECLARE)
+#undef EVAL_DECLARE
+/* All of them, NULL-terminated. */
 extern const struct eval_task *const eval_tasks[];
 const struct eval_task *eval_task_find(const char *name);
 

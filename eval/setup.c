@@ -7,9 +7,8 @@
 
 #include "parts.h"
 
-const struct eval_task *const eval_tasks[] = {&eval_ppl,    &eval_coref,     &eval_passkey, &eval_kv, &eval_lines,
-                                              &eval_recall, &eval_consensus, &eval_heat,    &eval_mc, &eval_longbench,
-                                              NULL};
+#define ADDRESS(name) &eval_##name,
+const struct eval_task *const eval_tasks[] = {EVAL_TASKS(ADDRESS) NULL};
 
 const struct eval_task *eval_task_find(const char *name)
 {
