@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Decode speed against depth: `butler bench` for several policies and depths, in rounds, medians, one Markdown table.
+"""Decode speed against depth: `butler bench` for several policies and depths, as a Markdown table of medians.
 
     bench/depths.py MODEL.gguf [--depths 2048,8192,32768] [--rounds 5] [--tokens 16] [--policy POLICY]... [--svg FILE]
 
-Rounds are interleaved, so that a slow minute of a shared machine falls on all policies alike. What to trust are the ratios
-to `full` at the same depth; they are taken within a round, and their spread is given.
+In each round all policies run one after another, so that a slow minute of a shared machine affects all of them. Trust the
+speed-up over `full` at the same depth: it is computed within a round, and the table has its range.
 """
 import argparse
 import json
@@ -55,7 +55,7 @@ def megabytes(n):
 
 
 def table(args, rows):
-    print("| policy | depth | ms/token | × full | spread | KV MB | metric MB | score ms | select ms | attend ms |")
+    print("| policy | depth | ms/token | speed-up over full | range | KV MB | metric MB | score ms | select ms | attend ms |")
     print("| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |")
     for policy in args.policies:
         for depth in args.depths:
@@ -68,7 +68,7 @@ def table(args, rows):
 
 
 def draw(args, rows, path):
-    """Speed-up over full against depth, a line for each policy."""
+    """Speed-up over full against depth, one curve per policy."""
     width, height, left, bottom, right = 800, 420, 70, 50, 270
     colours = ["#222", "#0072b2", "#56b4e9", "#cc79a7", "#d55e00", "#009e73", "#e69f00", "#999"]
     gains = {(p, d): statistics.median(f["ms_tok"] / m["ms_tok"] for f, m in zip(rows["full", d], value)) for (p, d), value in rows.items()}

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Decode and prefill speed of llama.cpp on a GGUF file, at depths of the cache: the peer that bench/speed.py sets beside us.
+"""Decode and prefill speed of llama.cpp on a GGUF file, at given depths of the cache, for comparison by bench/speed.py.
 
     pip install llama-cpp-python numpy
     bench/peer_llama_cpp.py MODEL.gguf --depths 0,4096 [--kv-type f16|q8_0] [--flash] [--tokens N] [--threads N] [--prefill 512,2048]
 
-One JSON object a line: {"engine", "model", "kv_type", "flash", "depth", "ms_tok"} or {..., "prefill", "tok_s"}. A depth is
-reached without running the model over a text: the state of a short text is taken, its cells repeated until there are as
-many as asked for, and put back; keys and values are then no text's, but as many and as large.
+One JSON object per line: {"engine", "model", "kv_type", "flash", "depth", "ms_tok"} or {..., "prefill", "tok_s"}. To fill the
+cache without running the model, the state of a short text is saved, its cells are repeated up to the depth, and it is restored.
+The keys and values belong to no text, but have the right number and size.
 """
 import argparse
 import ctypes
@@ -20,7 +20,7 @@ import time
 import llama_cpp
 import numpy as np
 
-SEED_CELLS = 32  # of the state that is repeated; a multiple of no cache's padding is needed
+SEED_CELLS = 32  # of the state that is repeated; need not be a multiple of the cache's padding
 
 
 class Reader:
@@ -41,9 +41,9 @@ class Reader:
 
 
 def repeat_state(data, depth):
-    """The saved cells of sequence 0, repeated to depth positions. Layout: a magic number and the sequence, number of streams, number of cells, for each cell its
-    position and its sequences, then whether values lie transposed, the number of layers, every layer's keys as type, bytes a
-    row, rows, and its values alike (transposed ones as type, bytes an element, elements a row, then a row for each element)."""
+    """The saved cells of sequence 0, repeated to depth positions. Layout: a magic number and the sequence, number of streams, number of
+    cells; for each cell its position and its sequences; whether values are transposed, number of layers; for each layer its keys as
+    type, bytes per row, rows, and its values likewise (transposed: type, bytes per element, elements per row, one row per element)."""
     r = Reader(data)
     out = [r.bytes(8)]
     streams, n = r.number("I"), r.number("I")
@@ -100,7 +100,7 @@ class Peer:
         self.n_past = 0
 
     def run(self, n):
-        """Runs n tokens, and asks for the logits of the last."""
+        """Runs n tokens and requests the logits of the last."""
         for done in range(0, n, 512):
             m = min(512, n - done)
             self.batch.n_tokens = m

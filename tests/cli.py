@@ -1,4 +1,4 @@
-"""What the command's tests share: starting it, its rows, models made from the committed ones."""
+"""Shared by the command's tests: running it, parsing its rows, models derived from the committed ones."""
 import json
 import os
 import subprocess
@@ -46,7 +46,7 @@ def not_json(word):
 
 
 def refuses(status, *args, says=(), **options):
-    """The command ends with this status, says all of these words on standard error, and nothing on standard output."""
+    """The command exits with this status, prints all of these words on standard error, and nothing on standard output."""
     result = butler(*args, expect=status, **options)
     assert result.stdout == ""
     assert result.stderr.strip(), "an error without a word"
@@ -56,7 +56,7 @@ def refuses(status, *args, says=(), **options):
 
 
 def with_values(path, **values):
-    """The small model with some string values of its header set."""
+    """The small model with some string values of its header changed."""
     model = Gguf(GQA)
     for key, value in values.items():
         model.put("tokenizer.chat_template" if key == "chat_template" else key, STRING, value)

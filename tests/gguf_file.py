@@ -1,4 +1,4 @@
-"""GGUF files for the tests: read whole, changed, written again. Independent of butler's own reader and writer."""
+"""Reads, changes and writes GGUF files for the tests. Independent of butler's reader and writer."""
 import struct
 
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}

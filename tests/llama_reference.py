@@ -1,4 +1,4 @@
-"""The forward pass of a small llama model in float64, written from its equations: what `butler` is compared with where logits alone do not tell."""
+"""The forward pass of a small llama model in float64, from its equations. Tests that need more than logits compare butler with it."""
 import numpy as np
 
 from gguf_file import Gguf

@@ -1,5 +1,5 @@
-"""TokenButler's predictors in NumPy: files of random weights, what the network says (methods.md, src/model/predictor.h), and scores from the
-keys as a session keeps them. Independent of butler's own forward pass and kernels."""
+"""TokenButler's predictors in NumPy: files of random weights, the network's output (src/model/predictor.h), and scores from stored keys.
+Independent of butler's forward pass and kernels."""
 import re
 
 import numpy as np
@@ -32,7 +32,7 @@ def shapes_of(s):
 
 
 def fingerprint_of(model, folder):
-    """The model's fingerprint, as the command names it when a predictor was made for another."""
+    """The model's fingerprint, taken from the error about a predictor for another model."""
     path = folder / "of-nobody.gguf"
     write_random(path, model, "0123456789abcdef", 2)
     error = refuses(USAGE, "run", "-m", model, "-p", "a", "--predictor", path, says=["0123456789abcdef", path]).stderr
@@ -42,7 +42,7 @@ def fingerprint_of(model, folder):
 
 def write_random(path, model, fingerprint, version, per_query_head=False, input=0, d=8, mid=32, stride=4, seed=1,
                  rotated=False):
-    """A predictor of random weights by the file format alone. Returns how many parameters it has."""
+    """Writes a predictor with random weights. Returns the number of its parameters."""
     info = rows("info", model)[0]
     s = {"version": version, "input": input, "d": d, "n_mid": mid}
     s |= {key: info[key] for key in ("n_layers", "n_embd", "n_heads", "n_kv_heads", "head_dim")}
@@ -88,7 +88,7 @@ def layer_norm(x, weight, bias):
 
 
 def rotate(x, freq):
-    """x[n][...][dim]: row t at position t, pairs of the first with the second half, by so much a position."""
+    """x[n][...][dim]: row t at position t, pairs (i, i + dim/2), freq radians per position."""
     n, half = len(x), x.shape[-1] // 2
     angle = np.arange(n)[:, None] * np.array(freq)
     cos, sin = (f(angle).reshape(n, *[1] * (x.ndim - 2), half) for f in (np.cos, np.sin))
@@ -97,7 +97,7 @@ def rotate(x, freq):
 
 
 def numbers(kind, data):
-    """What a tensor's bytes say, in the order in which they lie: F32, F16 or Q4_0, blocks of {half d, nibbles}, d (q - 8), the low halves
+    """The elements of a tensor: F32, F16 or Q4_0, which has blocks of {half d, nibbles} with elements d (q - 8), the low halves
     of 16 bytes being the first 16 numbers of a block."""
     if kind < 2:
         return np.frombuffer(data, ("<f4", "<f2")[kind]).astype(float)
@@ -123,7 +123,7 @@ class Network:
         return (self.first if self.sizes["version"] == 1 else self.second)(inputs, cached)
 
     def frequencies(self, width):
-        """Version 1's, of the pairs of a vector: those that do not turn within rope_length stand still."""
+        """Version 1's frequencies of a vector's pairs: 0 for those that do not complete a turn within rope_length."""
         freq = self.sizes["rope_base"] ** (-np.arange(width // 2) / (width // 2))
         return np.where(freq * self.sizes.get("rope_length", np.inf) >= 2 * np.pi, freq, 0)
 
@@ -157,16 +157,16 @@ class Network:
         return np.concatenate(queries, axis=1), np.stack(keys, axis=1)
 
 
-# ------------------------------------------------------------------------------------------- as they are kept
+# ------------------------------------------------------------------------------------------- stored keys
 
 class Stored:
     """Predicted keys of one layer from its records (src/kernels/kernels.h, keys8, keys4 and keys16): per key head channels[n][d] and scales[n],
-    whose product is the key. queries: [steps][heads][d], the session's own."""
+    whose product is the key. queries: [steps][heads][d], from the session."""
 
     def __init__(self, records, n, d, bits, queries):
         self.bits, self.queries, self.channels, self.scales = bits, queries, [], []
         for head in records:  # uint8 [records][bytes] of a KV head
-            wide = -(-d // 8) * 8 if bits == 4 else d  # channels that are stored
+            wide = -(-d // 8) * 8 if bits == 4 else d  # stored channels
             size = TOKENS * (wide * bits // 8 + (bits < 16))
             for at in range(0, head.shape[1], size):
                 block = head[:, at:at + size]
@@ -189,14 +189,14 @@ class Stored:
 
 
     def mean_scores(self, step, heads, key, n):
-        """Ordered as the mean of the heads' comparable scores: q.k of one query, the mean of theirs over their lengths."""
+        """Scores in the order of the mean of the heads' standard scores: q.k of one query, the mean of the heads' queries over their lengths."""
         queries = self.queries[step][heads].astype(float)
         lengths = np.linalg.norm(queries, axis=-1, keepdims=True)
         q = np.divide(queries, lengths, out=np.zeros_like(queries), where=lengths > 0).mean(axis=0)
         return self.products(q.astype(np.float32), key, slice(n)).astype(float)
 
     def products(self, q, key, tokens):
-        """q.k as floats round it."""
+        """q.k rounded as in float."""
         if self.bits == 16:
             return self.channels[key][tokens] @ q.astype(float)
         scale = np.float32(np.abs(q).max()) / np.float32(127)

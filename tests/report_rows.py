@@ -1,4 +1,4 @@
-"""Rows as `butler eval` writes them, made up: policies whose quality falls with the bytes they do not read, at different rates."""
+"""Made-up rows in the format of `butler eval`: policies whose quality falls at different rates with the bytes that they do not read."""
 import json
 import math
 
@@ -25,7 +25,7 @@ TEXT = ("The name of the keeper was Kimberly Reyes . \n She liked the sea , and 
 
 
 def wobble(*parts):
-    """A number between -1 and 1 that depends on the words alone."""
+    """A number between -1 and 1 that depends only on the words."""
     value = 0
     for letter in "|".join(map(str, parts)):
         value = (value * 31 + ord(letter)) % 65521

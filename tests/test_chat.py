@@ -1,4 +1,4 @@
-"""The conversation: templates as their models want them, turns in one session, Ctrl-C, and the end of input."""
+"""Conversations: the models' templates, several turns in one session, Ctrl-C, and the end of input."""
 import os
 import signal
 import subprocess
@@ -79,13 +79,13 @@ def test_empty_lines_and_no_lines():
 def test_context_that_fills():
     result = chat("x" * 2 * N_CTX + "\nHello\n", "-n", "4", *GREEDY)
     assert str(N_CTX) in result.stderr and "/clear" in result.stderr
-    assert result.stdout == chat("Hello\n", "-n", "4", *GREEDY).stdout  # the turn that did not fit left nothing behind
+    assert result.stdout == chat("Hello\n", "-n", "4", *GREEDY).stdout  # the turn that did not fit changed nothing
     full = chat("Hello\nAgain\n", "-c", "64", *GREEDY)
     assert "64 tokens" in full.stderr and "/clear" in full.stderr
 
 
 def stopping_model(path, text):
-    """A model that says `text` for ever, whatever it is asked: the last token alone decides the next."""
+    """A model that repeats `text` forever: the next token depends only on the last one."""
     model = Gguf(GQA)
     n = 267
     tokens = [t.decode() for t in model.values["tokenizer.ggml.tokens"][1][1]]
@@ -96,7 +96,7 @@ def stopping_model(path, text):
     width = model.tensors["token_embd.weight"][0][0]
     assert len(cycle) < width
     embedding, output = [0.0] * (n * width), [0.0] * (n * width)
-    for i in range(n):  # any other token is as the last of the cycle
+    for i in range(n):  # any other token acts like the last of the cycle
         embedding[i * width + (cycle.index(i) if i in cycle else len(cycle) - 1)] = 1.0
     for k, i in enumerate(cycle):
         output[i * width + (k - 1) % len(cycle)] = 10.0
@@ -123,11 +123,11 @@ def test_ctrl_c_ends_the_answer_and_not_the_program():
     try:
         process.stdin.write(b"Hello\n")
         process.stdin.flush()
-        assert process.stdout.read(1)  # the answer has begun, and would take minutes
+        assert process.stdout.read(1)  # the answer has begun; it would take minutes
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         assert process.poll() is None
-        process.send_signal(signal.SIGINT)  # while a line is awaited: still no end
+        process.send_signal(signal.SIGINT)  # while it waits for a line: does not exit either
         time.sleep(0.3)
         assert process.poll() is None
         out, err = process.communicate(timeout=30)

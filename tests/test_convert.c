@@ -1,5 +1,5 @@
-/* llama2.c checkpoints: every weight lands in its tensor, the vocabulary is spelled the way GGUF spells it, and damaged
- * files are refused. */
+/* llama2.c checkpoints: each weight is written to its tensor, the vocabulary is spelled as in GGUF, and damaged files are
+ * refused. */
 #include "file/convert.h"
 #include "tiny_model.h"
 
@@ -8,7 +8,7 @@ static void put(FILE *file, const void *bytes, size_t n)
     assert_int_equal(fwrite(bytes, 1, n, file), n);
 }
 
-/* dim 8, hidden 12, 2 layers, 2 heads, 1 KV head, 262 tokens, 16 positions; weights count up from 1. */
+/* dim 8, hidden 12, 2 layers, 2 heads, 1 KV head, 262 tokens, 16 positions; the weights are 1, 2, 3, ... */
 enum { DIM = 8, HIDDEN = 12, LAYERS = 2, HEADS = 2, KV_HEADS = 1, VOCAB = 262, CTX = 16, KV = DIM / HEADS * KV_HEADS };
 
 static void write_checkpoint(const char *path, bool own_output)
@@ -240,7 +240,7 @@ static void test_damaged_tokenizer(void **state)
     expect_refused(in, tiny_path("absent.bin"), BUTLER_ERROR_IO, "absent.bin");
 }
 
-/* The real checkpoint, where the machine has it. */
+/* The real checkpoint, if this machine has it. */
 static void test_stories(void **state)
 {
     (void)state;
@@ -267,7 +267,7 @@ static void test_stories(void **state)
     assert_true(model.info.n_params == 512 * 64 + 5 * (2 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 172 * 64) + 64);
     struct tiny_bytes raw = tiny_read(in);
     assert_memory_equal(model.tok_embd.data, raw.data + 28, 512 * 64 * 4);
-    /* The third layer's ffn_down, counted by hand: everything before it, in floats. */
+    /* The third layer's ffn_down: the number of floats before it, computed by hand. */
     size_t at = 512 * 64 + 5 * 64 + 5 * (64 * 64 + 32 * 64 + 32 * 64 + 64 * 64) + 5 * 64 + 5 * 172 * 64 + 2 * 172 * 64;
     assert_memory_equal(model.layers[2].w_down.data, raw.data + 28 + 4 * at, 172 * 64 * 4);
     free(raw.data);

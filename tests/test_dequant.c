@@ -1,5 +1,5 @@
-/* Every tensor type as the gguf package decodes it: rows with random quants, zero and full blocks, negative and subnormal
- * scales, on every ISA of this machine; and the product with a vector. Written by tools/make_test_models.py. */
+/* Each tensor type as the gguf package decodes it: rows with random quants, zero and full blocks, negative and subnormal
+ * scales, on each ISA of this machine; and the product with a vector. tools/make_test_models.py writes the data. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -70,8 +70,8 @@ static void every_type_is_here(void **state)
     }
 }
 
-/* Scale * quant - minimum may be rounded once (fused) or twice: 4 units in the last place of the largest of the 32
- * elements around. Types without arithmetic leave no room. */
+/* Scale * quant - minimum may be rounded once (fused) or twice: 4 units in the last place of the largest of the 32 elements
+ * of the block. Types without arithmetic must be exact. */
 static float allowed(const struct rows *r, const float *expected, int c)
 {
     float largest = 0;
@@ -92,7 +92,7 @@ static void rows_decode(void **state)
             const struct rows *r = &all[i];
             assert_non_null(kernels->dequant[r->type]);
             float *y = malloc(sizeof(float) * (size_t)r->n_cols);
-            unsigned char *odd = malloc(r->row_bytes + 1); /* the row at an odd address, ending where memory ends */
+            unsigned char *odd = malloc(r->row_bytes + 1); /* the row at an odd address, ending at the end of memory */
             assert_true(y && odd);
             for (int row = 0; row < r->n_rows; row++) {
                 const float *expected = r->expected + (size_t)row * (size_t)r->n_cols;

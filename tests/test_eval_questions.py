@@ -1,5 +1,5 @@
 """`butler eval mc` and `butler eval longbench`: log-likelihoods against lm-evaluation-harness (tests/data/mc/lm_eval.json, from
-tools/compare_lm_eval.py), what must not change them, and data files that are wrong."""
+tools/compare_lm_eval.py), what must not change them, and invalid data files."""
 import bz2
 import json
 import math
@@ -37,12 +37,12 @@ def test_equals_the_harness(subset):
 def test_hellaswag_as_text_is_the_same_questions():
     text, lines = items(mc(DATA / "hellaswag.txt")[0]), items(mc(DATA / "hellaswag.jsonl")[0])
     assert len(text) == 2
-    # the text has lost where the second half of a context begins, whose capital the JSON form restores: another context
+    # the text form does not mark the second half of a context, which the JSON form capitalises: the contexts differ
     assert text[0] != lines[0] and all(math.isfinite(x) for item in text for x in item)
 
 
 def choice_orders(tmp_path):
-    """Three questions, and the same with their choices turned round."""
+    """Three questions, and the same with the order of their choices reversed."""
     questions = [dict(query=f"Question: what is {n}?", choices=["a small thing", "a small ship that sails", "no", "a small thing too"],
                       gold=1) for n in ("this", "that over there by the door", "it")]
     turned = [dict(q, choices=q["choices"][::-1], gold=2) for q in questions]
@@ -195,7 +195,7 @@ def first_line(text):
 
 
 def generated(text, n):
-    """What the model goes on with, by `butler run`."""
+    """The model's continuation, by `butler run`."""
     return rows("run", "-m", GQA, "-p", text, "-n", n, "--temp", 0, "--isa", "ref")[-1]["text"]
 
 
@@ -211,7 +211,7 @@ def test_longbench_scores_what_the_model_says(tmp_path):
 
 
 def test_longbench_cuts_the_middle(tmp_path):
-    """A prompt of more than --length tokens is answered as the one that has lost its middle."""
+    """A prompt of more than --length tokens is answered like the same prompt without its middle."""
     config = write(tmp_path / "config.json", {"own": dict(metric="edit", max_answer=16, prompt="{context}")})
     head, tail = "qwzxqwzxqw" * 5, "zkzkzkzkzk" * 5  # every letter is a token; before them a beginning and a space
     assert len(rows("tokenize", "-m", GQA, "-p", head + tail)[0]["ids"]) == 102

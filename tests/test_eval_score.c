@@ -60,7 +60,7 @@ static void test_published(void **state)
     json_decref(rows);
 }
 
-/* A paragraph that the right answer does not name is the data's fault, and said. */
+/* If the data's answers name no paragraph, that is an error in the data, and reported as such. */
 static void test_bad_truth(void **state)
 {
     struct butler_error err = {0};
@@ -70,7 +70,7 @@ static void test_bad_truth(void **state)
     assert_non_null(strstr(err.message, "Paragraph three"));
 }
 
-/* Bytes that are not UTF-8 are characters by themselves: a model may write anything. */
+/* Bytes that are not UTF-8 count as characters: a model may write anything. */
 static void test_any_bytes(void **state)
 {
     struct butler_error err;

@@ -1,5 +1,5 @@
-/* The GGUF reader and writer: what is written is read back, and a damaged file is an error that says where, never a
- * crash and never an allocation that the file's size does not justify. */
+/* The GGUF reader and writer: what is written is read back. A damaged file gives an error that says where, never a crash, and
+ * never an allocation that the size of the file does not justify. */
 #include "tiny_model.h"
 
 /* ---------------------------------------------------------------------------------------------- round trip */
@@ -32,7 +32,7 @@ static void write_values(const char *path)
     assert_true(butler_gguf_put_int(w, "x", BUTLER_GGUF_BOOL, 2, &err) == BUTLER_ERROR_ARGUMENT);
     assert_true(butler_gguf_put_int(w, "x", BUTLER_GGUF_STRING, 1, &err) == BUTLER_ERROR_ARGUMENT);
     assert_true(butler_gguf_put_int(w, "general.alignment", BUTLER_GGUF_U32, 24, &err) == BUTLER_ERROR_ARGUMENT);
-    assert_int_not_equal(access(path, F_OK), 0); /* nothing under the name before the commit */
+    assert_int_not_equal(access(path, F_OK), 0); /* no file under this name before the commit */
     assert_int_equal(butler_gguf_writer_commit(w, &err), 0);
     butler_gguf_writer_free(w);
 }
@@ -104,7 +104,7 @@ static void test_values(void **state)
     check_scalars(g);
     check_arrays(g);
 
-    /* Values copied from file to file are the same bytes. */
+    /* Values copied from one file to another are the same bytes. */
     struct butler_gguf_writer *w = butler_gguf_writer_new(tiny_path("copy.gguf"), &err);
     for (int64_t v = 0; v < butler_gguf_n_values(g); v++)
         assert_int_equal(butler_gguf_put_value(w, butler_gguf_value_at(g, v), &err), 0);
@@ -201,8 +201,8 @@ static void test_fingerprint(void **state)
 
 /* ------------------------------------------------------------------------------------------- hostile files */
 
-/* Opens and binds bytes of exactly this size (so that the sanitizer sees any read beyond). Either it works and every
- * weight can be read, or the error names the file and says where. */
+/* Opens and binds a buffer of exactly this size, so that the sanitizer detects a read past it. Either it works and each
+ * weight can be read, or the error names the file and the position. */
 static bool try_bytes(const unsigned char *data, size_t size)
 {
     unsigned char *exact = malloc(size ? size : 1);
@@ -250,7 +250,7 @@ static void test_truncations(void **state)
                                                        .vocab = true});
     struct tiny_bytes whole = tiny_read(tiny_path("whole.gguf"));
     assert_true(try_bytes(whole.data, whole.size));
-    /* The writer pads the last tensor: only what is cut beyond the padding must be noticed. */
+    /* The writer pads the last tensor: a cut within the padding may go unnoticed. */
     for (size_t n = 0; n + 64 <= whole.size; n += 64)
         assert_false(try_bytes(whole.data, n));
     for (size_t n = 0; n < BUTLER_MIN(whole.size, (size_t)600); n++)
@@ -258,7 +258,7 @@ static void test_truncations(void **state)
     free(whole.data);
 }
 
-/* Every field of the header, found by walking it the way the format is written down. */
+/* Every field of the header, found by parsing it as the format specifies. */
 struct field {
     size_t at, n_bytes;
 };
@@ -332,7 +332,7 @@ static void check_fields(const struct tiny *tiny)
             bool good = try_bytes(whole.data, whole.size);
             n_good += good;
             n_bad += !good;
-            /* Magic, version and the counts can take no other value. */
+            /* Magic, version and counts allow no other value. */
             if (f < 4 && memcmp(saved, &values[v], w->fields[f].n_bytes) != 0 && !(f == 1 && values[v] == 2))
                 assert_false(good);
             memcpy(whole.data + w->fields[f].at, saved, w->fields[f].n_bytes);
@@ -365,7 +365,7 @@ static void test_fields(void **state)
     }
 }
 
-/* Most address space this process ever had, in KiB: it grows with what is asked for, touched or not. */
+/* Peak address space of this process in KiB: it grows with what is requested, touched or not. */
 static long peak_kib(void)
 {
     FILE *file = fopen("/proc/self/status", "r");
@@ -380,7 +380,7 @@ static long peak_kib(void)
     return peak;
 }
 
-/* A file that only announces: what it announces must not be allocated. */
+/* A file that only claims large counts: they must not be allocated. */
 static void test_announced_sizes(void **state)
 {
     (void)state;
@@ -393,7 +393,7 @@ static void test_announced_sizes(void **state)
         for (int k = 0; k < BUTLER_COUNT(announced); k++) {
             unsigned char file[256] = "GGUF\3";
             file[16] = 1;                 /* one key */
-            file[24] = 1, file[32] = 'k'; /* called k */
+            file[24] = 1, file[32] = 'k'; /* named k */
             file[33] = BUTLER_GGUF_ARRAY, file[37] = BUTLER_GGUF_STRING;
             file[41] = 1; /* of one string */
             memcpy(file + cases[i].at, &announced[k], 8);

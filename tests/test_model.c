@@ -1,12 +1,12 @@
-/* Binding: every architecture's tensors end where they belong, hyperparameters and shapes that do not fit together are
- * errors that name them, and rotations follow the scaling keys. */
+/* Binding: each architecture's tensors are bound to their roles; hyperparameters and shapes that contradict each other give
+ * errors that name them; rotations follow the scaling keys. */
 #include "tiny_model.h"
 
 #include <math.h>
 
 struct loaded {
     struct butler_model model;
-    struct tiny_bytes bytes; /* when opened from memory */
+    struct tiny_bytes bytes; /* if opened from memory */
     struct butler_error err;
     int rc;
 };
@@ -158,7 +158,7 @@ static void test_places(void **state)
                 }
 }
 
-/* With alignment 1 floats may begin anywhere: they are copied then, and the same. */
+/* With alignment 1 floats may begin at any byte: then they are copied, with equal values. */
 static void test_unaligned_vectors(void **state)
 {
     (void)state;
@@ -309,7 +309,7 @@ static void test_rope(void **state)
     expect_freqs(l.model.rope_freq, 6, want);
     unload(&l);
 
-    tiny.extra_values = NULL; /* Llama 3: a factor for each pair */
+    tiny.extra_values = NULL; /* Llama 3: one factor per pair */
     tiny.extra_tensor = "rope_freqs.weight";
     tiny.extra_n = 8;
     tiny.extra_value = 8;
@@ -338,7 +338,7 @@ static void test_rope(void **state)
     unload(&l);
 }
 
-/* The inverse frequencies transformers 4.46 computes for Qwen2's YaRN: rope_theta 1e6, head 128, factor 4, 32768. */
+/* The inverse frequencies that transformers 4.46 computes for Qwen2's YaRN: rope_theta 1e6, head 128, factor 4, 32768. */
 static void test_yarn(void **state)
 {
     (void)state;
@@ -391,7 +391,7 @@ static void expect_failure(const struct tiny *tiny, int code, const char *part)
     unload(&l);
 }
 
-/* One by one every tensor is left out, and gets a wrong shape. */
+/* Each tensor in turn is left out, and gets a wrong shape. */
 static void test_missing_and_misshapen(void **state)
 {
     (void)state;
@@ -411,7 +411,7 @@ static void test_missing_and_misshapen(void **state)
                 expect_failure(&bad, BUTLER_ERROR_FORMAT, part);
             bad = tiny;
             bad.wrong_shape = name;
-            /* The embedding's rows are the vocabulary: then the output no longer fits. */
+            /* The embedding's rows define the vocabulary: then the output matrix does not fit. */
             snprintf(part, sizeof part, "tensor '%s': shape [", strcmp(name, "token_embd.weight") == 0 ? "output.weight" : name);
             expect_failure(&bad, BUTLER_ERROR_FORMAT, part);
         }
@@ -528,7 +528,7 @@ static void test_bad_shapes_of_model(void **state)
     expect_failure(&tiny, BUTLER_ERROR_FORMAT, "tensor 'token_embd.weight' is missing");
 }
 
-/* A vocabulary may be smaller than the embedding (padding), not larger; and a model may have none. */
+/* A vocabulary may be smaller than the embedding (padding), not larger; a model may have none. */
 static void put_tokens(struct butler_gguf_writer *w)
 {
     const char *texts[64];

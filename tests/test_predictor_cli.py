@@ -1,4 +1,4 @@
-"""The command with a predictor: named, beside the model, for another model, and missing."""
+"""The command with a predictor: named, beside the model, for another model, missing."""
 import shutil
 
 import pytest
@@ -12,7 +12,7 @@ POLICY = "tokenbutler2:budget=16,on_top=0,sinks=2,recent=2"
 
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory):
-    """The file, and how many parameters it has."""
+    """The file, and the number of its parameters."""
     folder = tmp_path_factory.mktemp("predictor")
     return folder / "p.gguf", write_random(folder / "p.gguf", GQA, fingerprint_of(GQA, folder), 2)
 
@@ -81,12 +81,12 @@ def test_beside_the_model(predictor, tmp_path):
     refuses(USAGE, "run", "-m", model, "-p", PROMPT, "--kv", POLICY, says=["butler train", "tokenbutler2.gguf"])
     shutil.copy(path, tmp_path / "m.tokenbutler2.gguf")
     butler("run", "-m", model, "-p", PROMPT, "-n", "3", "--kv", POLICY, expect=DONE)
-    (tmp_path / "m.tokenbutler2.gguf").write_bytes(b"nothing")  # what nobody asked for is no error
+    (tmp_path / "m.tokenbutler2.gguf").write_bytes(b"nothing")  # a file that is not needed is not an error
     assert "not used" in butler("run", "-m", model, "-p", PROMPT, "-n", "3", expect=DONE).stderr
 
 
 def test_without_kv(predictor, tmp_path):
-    """A long text is read by the predictor beside the model; a short one, and one of a model without a predictor, whole."""
+    """A long text uses the predictor beside the model; a short one, and a model without a predictor, full attention."""
     model, text = tmp_path / "m.gguf", tmp_path / "text"
     shutil.copy(GQA, model)
     text.write_text("It was the best of times. " * 125)  # 22 tokens each

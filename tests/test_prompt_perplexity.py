@@ -1,4 +1,4 @@
-"""tools/prompt_perplexity.py: prompts have the perplexity that decoding has, and flags are passed on."""
+"""tools/prompt_perplexity.py: prompts and decoding give the same perplexity, and flags are passed on."""
 import subprocess
 import sys
 

@@ -1,5 +1,5 @@
-/* Quantising a file: matrices change type and stay close to what they were, everything else stays the same, and what
- * could not be done is said. */
+/* Quantising a file: matrices change type and stay close to the originals, everything else stays the same, and what could not
+ * be converted is reported. */
 #include "file/quantize.h"
 #include "tiny_model.h"
 
@@ -22,7 +22,7 @@ static void tell(void *user, const struct butler_quantize_step *step)
     }
 }
 
-/* Largest difference of a tensor's rows, relative to the row's largest element. */
+/* Maximum difference of a tensor's rows, relative to the row's absmax. */
 static double worst(const struct butler_tensor *a, const struct butler_tensor *b)
 {
     const struct butler_kernels *k = butler_kernels_get("ref");
@@ -62,7 +62,7 @@ static void test_types(void **state)
     static const struct {
         enum butler_type type;
         int file_type;
-        double error; /* half a step of the rounding, of the largest element */
+        double error; /* half a rounding step, relative to the absmax */
     } types[] = {{BUTLER_F16, 1, 0.0005}, {BUTLER_Q8_0, 7, 0.0045}, {BUTLER_Q4_0, 2, 0.13}};
     static const enum butler_type sources[] = {BUTLER_F32, BUTLER_F16, BUTLER_BF16};
     static const char *const archs[] = {"llama", "phi3", "gpt2"};
@@ -107,7 +107,7 @@ static void test_types(void **state)
             }
 }
 
-/* Rows of 40 are no blocks of 32: they stay, and the caller hears of it. */
+/* Rows of 40 are not a multiple of 32: they keep their type, and the caller is told. */
 static void test_odd_rows(void **state)
 {
     (void)state;
@@ -132,7 +132,7 @@ static void test_odd_rows(void **state)
     assert_int_equal(told.n_notes, 0);
 }
 
-/* The result may replace its source; doing it twice changes nothing more. */
+/* The result may replace its source; quantising twice changes nothing more. */
 static void test_in_place(void **state)
 {
     (void)state;

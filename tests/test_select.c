@@ -1,4 +1,4 @@
-/* Selection against a definition anybody can check: sort all scores, take the first. */
+/* Selection against a simple definition: sort all scores, take the first. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -55,18 +55,18 @@ static void fill(float *scores, int n, int kind, uint64_t *random)
             if (scores[i] == 0 && butler_random(random) % 2)
                 scores[i] = -0.0f;
             break;
-        case 2: /* all the same */
+        case 2: /* all equal */
             scores[i] = 1.5f;
             break;
         case 3: /* extremes */
             scores[i] = (float[]){INFINITY, -INFINITY, NAN, 1e-45f, -1e-45f, 3e38f, -3e38f, 0}[butler_random(random) % 8];
             break;
-        default: /* differences in the last bits alone */
+        default: /* differences only in the last bits */
             scores[i] = 1.0f + (float)(butler_random(random) % 64) * 1.1920929e-7f;
         }
 }
 
-/* Every table of this CPU in turn. */
+/* Each table of this CPU in turn. */
 static const struct butler_kernels *kernels_of_round(int round)
 {
     const char *const *names = butler_kernels_available();
@@ -128,7 +128,7 @@ static void test_mass(void **state)
                 lowest = fminf(lowest, scores[ids[j]]);
         }
         assert_true(kept >= mass * total * (1 - 1e-9) - 1e-9);
-        if (lowest != INFINITY) /* without the last one it would not be enough: the set is the smallest */
+        if (lowest != INFINITY) /* without the last one the mass is not reached: the set is minimal */
             assert_true(kept - (double)lowest < mass * total * (1 + 1e-9) + 1e-9);
         for (int i = 0; i < n; i++) {
             if (i < first || i >= n - last)

@@ -1,4 +1,4 @@
-"""`bench/sweep`: its tables say what the rows say, and it measures, goes on and reports with a model of its own."""
+"""`bench/sweep`: its tables contain the rows' numbers; it measures, continues after an interruption, and reports."""
 import json
 import os
 import re
@@ -21,7 +21,7 @@ def sweep(*args, expect=0, data=None):
 
 @pytest.fixture
 def doc(tmp_path):
-    """docs/results.md as it stands, its tables filled from made-up rows."""
+    """docs/results.md with its tables filled from made-up rows."""
     path, results = tmp_path / "results.md", tmp_path / "results.jsonl"
     path.write_text((ROOT / "docs" / "results.md").read_text())
     rows = [{**r, "data": r["data"].replace("hellaswag.txt", "hellaswag_val_full.txt").replace("piqa.jsonl", "piqa_valid.jsonl")
@@ -55,7 +55,7 @@ def test_tables(doc):
             assert text.startswith("**") == (row["value"] <= 1.02 * dense)
     assert "Measured 2026-01-02." in piece and "\n    ./butler eval wikitext2 --limit 20\n" in piece
     assert f"Dense (`full`): {dense:.2f} [" in piece
-    piece = doc.split("<!-- coref -->")[1].split("<!-- /coref -->")[0]  # what was measured anew is not shown as it was measured before
+    piece = doc.split("<!-- coref -->")[1].split("<!-- /coref -->")[0]  # only the latest measurement of a policy is shown
     assert re.findall(r"--kv full (.*)", piece) == ["--kv tova", "--kv h2o --kv quest"]
 
 

@@ -1,4 +1,4 @@
-/* One tokenizer in several threads at once: a model's tokenizer is shared by all its sessions. */
+/* One tokenizer in several threads at once: all sessions of a model share it. */
 #include "tokenizer_test.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* UTF-8, in and out: the decoder against a table and every length, and the stream against every way of splitting it. */
+/* UTF-8, decoding and streaming: the decoder against a table and each length, the stream against each way of splitting it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,11 +28,11 @@ static const struct {
     /* surrogates */
     {"\xED\xA0\x80", R R R},
     {"\xED\xBF\xBF", R R R},
-    /* past U+10FFFF */
+    /* above U+10FFFF */
     {"\xF4\x90\x80\x80", R R R R},
     {"\xF5\x80\x80\x80", R R R R},
     {"\xFE\xFF", R R},
-    /* bytes out of place, and characters that stop short */
+    /* bytes out of place, and truncated characters */
     {"\x80", R},
     {"a\xBF"
      "b",
@@ -68,7 +68,7 @@ static void every_split_says_the_same(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t n = strlen(cases[i].in), bits = n > 1 ? (n > 15 ? 15 : n) - 1 : 0;
         for (unsigned cuts = 0; cuts < 1u << bits; cuts++) {
-            /* Also shifted, so that in long cases every border is cut. */
+            /* Also shifted, so that in long cases each boundary is cut. */
             for (size_t shift = 0; shift + bits < (n ? n : 1); shift += bits ? bits : 1) {
                 char out[128] = {0};
                 assert_int_equal(run(cases[i].in, n, cuts << shift, out, sizeof out), strlen(cases[i].out));
@@ -91,7 +91,8 @@ static void whole_characters_come_out_at_once(void **state)
     assert_memory_equal(out, "\U0001F680z", 5);
 }
 
-/* A token cut from text needs 16 bytes more than it has, whatever is pending; any bytes three times three more. */
+/* A token cut from text needs at most 16 bytes more than it has, whatever is pending; arbitrary bytes need three times three
+ * more. */
 static void enough_room(void **state)
 {
     (void)state;
@@ -112,7 +113,7 @@ static void enough_room(void **state)
     assert_int_equal(butler_utf8_push(&worst, "\xFF\xFF", 2, out, 15), 15);
 }
 
-/* Nothing is written past the end, no character in part, and after the first that has no room nothing more. */
+/* Nothing is written past the end, no partial character, and nothing more after the first character that does not fit. */
 static void too_little_room(void **state)
 {
     (void)state;
@@ -130,7 +131,7 @@ static void too_little_room(void **state)
                      1);
 }
 
-/* Every one-, two- and three-byte string, and four-byte ones at their borders, against the definition of UTF-8. */
+/* All one-, two- and three-byte strings, and four-byte ones at the limits, against the definition of UTF-8. */
 static uint32_t defined(const unsigned char *s, size_t n, int *length)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};

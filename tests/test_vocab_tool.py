@@ -1,4 +1,4 @@
-"""tools/make_vocab_gguf.py: ranks become the merges they came from, and the files it writes are read as they were meant."""
+"""tools/make_vocab_gguf.py: ranks become merges again, and butler reads the files that it writes."""
 import base64
 import json
 import random

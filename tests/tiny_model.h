@@ -21,14 +21,14 @@ struct tiny {
     int n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx;
     enum butler_type matrix_type, vector_type;
     bool tied;
-    bool vocab; /* with a tokenizer of n_vocab invented tokens */
+    bool vocab; /* with a tokenizer of n_vocab made-up tokens */
     uint64_t seed;
     void (*extra_values)(struct butler_gguf_writer *writer);
-    const char *extra_tensor; /* one more vector of extra_n elements, all extra_value */
+    const char *extra_tensor; /* one additional vector of extra_n elements, all extra_value */
     int extra_n;
     float extra_value;
     const char *extra_tensor_2; /* the same with twice the value */
-    const char *leave_out;      /* a tensor that is not written */
+    const char *leave_out;      /* a tensor that is left out */
     const char *wrong_shape;    /* a tensor that gets one row (a vector: one element) too many */
     int alignment;              /* 0: the default */
 };
@@ -229,7 +229,7 @@ static inline void tiny_write(const char *path, const struct tiny *tiny)
     free(list);
 }
 
-/* A path in a fresh temporary folder, the same for all of one process. Good until the eighth call after it. */
+/* A path in a temporary folder that is the same during one process. Valid until the eighth call after it. */
 static inline const char *tiny_path(const char *name)
 {
     static char folder[64], paths[8][160];
@@ -243,7 +243,7 @@ static inline const char *tiny_path(const char *name)
     return path;
 }
 
-/* Removes what tiny_path named; for the group's teardown. */
+/* Deletes the files that tiny_path named; for the group's teardown. */
 static inline int tiny_clean(void **state)
 {
     (void)state;

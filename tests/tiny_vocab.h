@@ -1,5 +1,5 @@
-/* Vocabularies made up token by token, as GGUF bytes in memory: what the tokenizer's tests and its fuzz target work with.
- * Written here byte by byte, not with the library's writer, so that it can also be wrong on purpose. */
+/* Vocabularies as GGUF bytes in memory, for the tokenizer's tests and fuzz target. They are written byte by byte, not with
+ * the library's writer, so that they can also be invalid. */
 #ifndef TINY_VOCAB_H
 #define TINY_VOCAB_H
 
@@ -55,11 +55,11 @@ struct tiny_vocab {
     int n_tokens;
     struct tiny_token merges[TINY_TOKENS];
     int n_merges;
-    struct tiny_bytes extra; /* further values */
+    struct tiny_bytes extra; /* additional values */
     int n_extra;
-    const char *leave_out;  /* an array that is not written */
+    const char *leave_out;  /* an array that is left out */
     const char *one_short;  /* an array that lacks its last element */
-    const char *wrong_type; /* an array said to hold something else of the same size */
+    const char *wrong_type; /* an array with a wrong element type of the same size */
     /* after tiny_vocab_open */
     struct tiny_bytes file;
     struct butler_gguf *gguf;
@@ -130,7 +130,7 @@ static inline void tiny_array(struct tiny_vocab *vocab, const char *key, enum bu
     ++*n_values;
 }
 
-/* Opens the vocabulary; vocab->tokenizer is NULL and *err says why where it is refused. */
+/* Opens the vocabulary. If it is refused, vocab->tokenizer is NULL and *err has the reason. */
 static inline void tiny_vocab_open(struct tiny_vocab *vocab, struct butler_error *err)
 {
     int n_values = 0;
@@ -186,7 +186,7 @@ static inline struct tiny_vocab *tiny_vocab_new(const char *model, const char *p
 
 /* ------------------------------------------------------------------------------------------ two vocabularies */
 
-/* The character that stands for a byte in byte-level spellings, in UTF-8. */
+/* The character for a byte in byte-level spellings, in UTF-8. */
 static inline int tiny_spell(unsigned char byte, char *out)
 {
     unsigned codepoint = 256;
@@ -206,7 +206,7 @@ static inline int tiny_spell(unsigned char byte, char *out)
     return 2;
 }
 
-/* A merge of the family gpt2 and the token that it makes. */
+/* A merge of the family gpt2 and the token that results. */
 static inline int tiny_merge_token(struct tiny_vocab *vocab, const char *left, const char *right)
 {
     char text[256];

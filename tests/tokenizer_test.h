@@ -1,4 +1,4 @@
-/* What the tests of the tokenizer share: texts compared with the names of their tokens, and round trips. */
+/* Shared by the tokenizer's tests: comparing the tokens of a text with expected ones, and round trips. */
 #ifndef TOKENIZER_TEST_H
 #define TOKENIZER_TEST_H
 
@@ -35,7 +35,7 @@ static inline int token_id(const struct tiny_vocab *vocab, const char *text)
     return id;
 }
 
-/* The ids of a text are those of the tokens named in `expected`, as the file spells them, with spaces between. */
+/* The ids of a text are those of the tokens in `expected`, as the file spells them, separated by spaces. */
 static inline void expect_n(const struct tiny_vocab *vocab, const char *text, size_t n, int flags, const char *expected)
 {
     int32_t ids[MAX_IDS];
@@ -60,7 +60,7 @@ static inline void expect(const struct tiny_vocab *vocab, const char *text, int 
     expect_n(vocab, text, strlen(text), flags, expected);
 }
 
-/* ids and their bytes of a text, both malloc'ed. */
+/* The ids of a text and their bytes, both malloc'ed. */
 static inline int encode_all(const struct butler_tokenizer *tokenizer, const char *text, size_t n, int flags, int32_t **ids,
                              char **bytes, size_t *n_bytes)
 {
@@ -68,7 +68,7 @@ static inline int encode_all(const struct butler_tokenizer *tokenizer, const cha
     int n_ids = butler_tokenizer_encode(tokenizer, text, n, flags, NULL, 0, &err);
     if (n_ids < 0) {
         fail_msg("%s", err.message);
-        exit(1); /* the compiler does not know that fail_msg is the end */
+        exit(1); /* the compiler does not know that fail_msg does not return */
     }
     *ids = calloc((size_t)n_ids + 1, sizeof **ids);
     assert_int_equal(butler_tokenizer_encode(tokenizer, text, n, flags, *ids, n_ids, &err), n_ids);
@@ -84,8 +84,8 @@ static inline int encode_all(const struct butler_tokenizer *tokenizer, const cha
     return n_ids;
 }
 
-/* decode(encode(text)) is the text; for the family llama with its space in front, and with U+2581 read as a space, as that
- * family has it. Returns the number of ids. */
+/* decode(encode(text)) equals text; for the family llama with its leading space, and with U+2581 read as a space. Returns the
+ * number of ids. */
 static inline int round_trip(const struct butler_tokenizer *tokenizer, const char *text, size_t n)
 {
     struct tiny_bytes expected = {0};
