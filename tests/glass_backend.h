@@ -104,10 +104,11 @@ GLASS(rope,
        enum butler_rope kind),
       (inner, x, cos, sin, n, n_heads, head_dim, n_rot, kind))
 GLASS(activate,
-      (struct butler_backend * backend, float *up, size_t up_stride, const float *gate, int n, int dim,
-       enum butler_activation kind),
+      (struct butler_backend * backend, float *up, size_t up_stride, float *gate, int n, int dim, enum butler_activation kind),
       (inner, up, up_stride, gate, n, dim, kind))
 GLASS(add, (struct butler_backend * backend, float *y, const float *x, size_t n), (inner, y, x, n))
+GLASS(scale, (struct butler_backend * backend, float *x, float factor, size_t n), (inner, x, factor, n))
+GLASS(softcap, (struct butler_backend * backend, float *x, float cap, size_t n), (inner, x, cap, n))
 GLASS(attend_spans, (struct butler_backend * backend, const struct butler_attend_span *spans, int n_spans), (inner, spans, n_spans))
 GLASS(evict_spans, (struct butler_backend * backend, const struct butler_attend_span *spans, const int *room, int n_spans),
       (inner, spans, room, n_spans))
@@ -161,6 +162,8 @@ static inline struct butler_engine *glass_engine(struct butler_model *model, con
     b->rope = glass_rope;
     b->activate = glass_activate;
     b->add = glass_add;
+    b->scale = glass_scale;
+    b->softcap = glass_softcap;
     b->attend_spans = glass_attend_spans;
     b->evict_spans = glass_evict_spans;
     b->append = glass_append;

@@ -334,7 +334,7 @@ static void test_rope(void **state)
     expect_freqs(l.model.rope_freq_long, 8, want);
     assert_true(l.model.rope_scale == 1.1902381f && l.model.rope_scale_long == 1.1902381f);
     assert_int_equal(l.model.rope_original_ctx, 64);
-    assert_int_equal(l.model.hp.sliding_window, 2047);
+    assert_int_equal(l.model.hp.window, 2047);
     unload(&l);
 }
 

@@ -10,6 +10,9 @@
 void butler_rotate(const struct butler_kernels *kernels, enum butler_rope rope, float *x, const float *cos, const float *sin,
                    int n_rot);
 
+/* x[n] -> cap tanh(x / cap) */
+void butler_softcap(float *x, int n, float cap);
+
 void butler_attend_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
                           int n);
 void butler_attend_summarise(struct butler_backend *backend, const struct butler_layer_state *state, int first);

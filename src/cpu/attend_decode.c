@@ -17,6 +17,12 @@ void butler_rotate(const struct butler_kernels *kernels, enum butler_rope rope, 
     (rope == BUTLER_ROPE_ADJACENT ? kernels->rope_adjacent : kernels->rope_halves)(x, cos, sin, n_rot);
 }
 
+void butler_softcap(float *x, int n, float cap)
+{
+    for (int i = 0; i < n; i++)
+        x[i] = cap * tanhf(x[i] / cap);
+}
+
 static int group_of(const struct butler_layer_state *state)
 {
     return state->n_heads / state->kv->n_kv_heads;
@@ -36,7 +42,7 @@ void butler_attend_append_head(const struct butler_layer_state *state, int kv_he
     }
     if (head->value_norms)
         count(&state->traffic->metric_bytes, (uint64_t)n * kv->row_bytes);
-    if (metric && metric->append && state->layer >= state->policy->dense_layers) {
+    if (metric && metric->append && butler_policy_applies(state->policy, state->layer)) {
         uint64_t bytes = 0;
         struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, state->position + n - 1);
         view.bytes = &bytes;
@@ -51,8 +57,8 @@ void butler_attend_summarise(struct butler_backend *backend, const struct butler
     (void)backend;
     for (int h = 0; h < state->kv->n_kv_heads; h++) {
         struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, h);
-        butler_kv_make_norms(state->kv, head, first);
-        if (!metric || !metric->append || state->layer < state->policy->dense_layers || first >= head->n_slots)
+        butler_kv_make_norms(state->kv, head, BUTLER_MAX(first, head->n_released * BUTLER_EXTENT_TOKENS));
+        if (!metric || !metric->append || !butler_policy_applies(state->policy, state->layer) || first >= head->n_slots)
             continue;
         if (state->kv->record_slots > 0) {
             const size_t from = (size_t)(first / state->kv->record_slots),
@@ -181,15 +187,15 @@ void butler_attend_scores(const struct butler_layer_state *state, int thread, fl
 {
     const struct butler_kv *kv = state->kv;
     const size_t dim = (size_t)kv->head_dim;
-    if (!kv->rope_cos) {
+    if (!kv->rope_cos)
         kv->kernels->qk[kv->type](s, stride, q, dim, n_q, keys, n, kv->head_dim);
-        return;
-    }
-    for (int i = 0; i < n; i += BUTLER_CHUNK) {
+    for (int i = 0; kv->rope_cos && i < n; i += BUTLER_CHUNK) {
         const int m = BUTLER_MIN(BUTLER_CHUNK, n - i);
         rotate_rows(state, thread, rank + i, m, keys + i);
         kv->kernels->qk[BUTLER_KV_F32](s + i, stride, q, dim, n_q, keys + i, m, kv->head_dim);
     }
+    for (int i = 0; state->softcap > 0 && i < n_q; i++)
+        butler_softcap(s + (size_t)i * stride, n, state->softcap);
 }
 
 /* Queries scaled by 1/sqrt(head_dim) into the thread's scratch; rotated, where keys are rotated as they are read. */
@@ -215,7 +221,7 @@ static float *partial_of(const struct butler_layer_state *state, int head, int s
     return state->work->partial + ((size_t)head * n_slices + (size_t)slice) * ((size_t)state->kv->head_dim + 2);
 }
 
-/* What the kernels' one pass gives, in three, for keys that are rotated as they are read. */
+/* What the kernels' one pass gives, in three, for keys that are rotated as they are read and for scores with a cap. */
 static void attend_in_three(const struct butler_layer_state *state, int thread, const float *q, int n_q, const void **keys,
                             int rank, int n, float *s, float *acc, float *top, float *sum)
 {
@@ -253,7 +259,7 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
     const struct butler_kv *kv = state->kv;
     const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, slice->head / group_of(state));
     const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
-    const bool in_three = kv->rope_cos != NULL;
+    const bool in_three = kv->rope_cos || state->softcap > 0;
     float *out = state->work->tile_out + (size_t)thread * (size_t)state->work->tile_rows * dim;
     const float *scaled = scaled_queries(state, thread, q + (size_t)slice->head * dim, slice->n_q, cache->n_slots - 1);
     const void *keys[BUTLER_SLICE + BUTLER_PAIRS_NEXT];

@@ -13,11 +13,11 @@
 #include "cpu/attend.h"
 
 enum {
-    KEYS = 256,            /* of a chunk */
-    STRIP = 64,            /* queries that meet a chunk together: their scores stay in cache */
-    ROWS = 1024,           /* most queries of a task, where no weights have to stay */
-    KEPT = 128,            /* most queries of a task where they have to, */
-    KEPT_FLOATS = 1 << 20, /* if so many floats hold their weights */
+    KEYS = BUTLER_WINDOW_CHUNK, /* of a chunk */
+    STRIP = 64,                 /* queries that meet a chunk together: their scores stay in cache */
+    ROWS = 1024,                /* most queries of a task, where no weights have to stay */
+    KEPT = 128,                 /* most queries of a task where they have to, */
+    KEPT_FLOATS = 1 << 20,      /* if so many floats hold their weights */
 };
 
 /* What a task works on, and its scratch. Rows are (token, query head): a token's query heads are neighbours. */
@@ -341,7 +341,8 @@ int butler_attend_block_begin(struct butler_attend_block_job *job, const struct 
         .state = state, .q = q, .out = out, .n = n, .window = window, .observe_from = observe_from};
     assert(!observed || window == INT32_MAX); /* weights of chunks that were passed over would be missing */
     /* F32 caches are for those who want float arithmetic. */
-    job->tiles = state->kv->kernels->tiles && state->kv->type != BUTLER_KV_F32 && state->kv->head_dim % 16 == 0;
+    job->tiles =
+        state->kv->kernels->tiles && state->kv->type != BUTLER_KV_F32 && state->kv->head_dim % 16 == 0 && state->softcap == 0;
     /* The later tokens of a block see more keys: some tasks more than threads, but a chunk should serve many queries. */
     const int wanted = BUTLER_CEIL_DIV(3 * n_threads, n_kv_heads);
     job->tile_tokens =

@@ -4,6 +4,12 @@
 #include "cpu/attend.h"
 #include "cpu/methods.h"
 
+/* How many of the newest slots a dense decode step reads. */
+static int newest_of(const struct butler_attend_span *span, int kv_head)
+{
+    return BUTLER_MIN(butler_kv_at(span->state.kv, span->state.layer, kv_head)->n_slots, span->window);
+}
+
 static void attend_alone(struct butler_backend *backend, const struct butler_attend_span *span)
 {
     const struct butler_layer_state *state = &span->state;
@@ -11,7 +17,7 @@ static void attend_alone(struct butler_backend *backend, const struct butler_att
     double clock = butler_seconds();
     if (!span->decode) {
         backend->append(backend, state, span->k, span->v, span->n);
-        backend->attend_block(backend, state, span->q, span->out, span->n, INT32_MAX, span->observe_from);
+        backend->attend_block(backend, state, span->q, span->out, span->n, span->window, span->observe_from);
         butler_count_ns(&state->traffic->attend_ns, &clock);
         return;
     }
@@ -29,8 +35,7 @@ static void attend_alone(struct butler_backend *backend, const struct butler_att
         state->traffic->select_ns += (uint64_t)((1 - scoring) * ns);
         backend->attend(backend, state, span->q, NULL, NULL, &lists, 0, span->out, observe);
     } else
-        backend->attend(backend, state, span->q, span->k, span->v, NULL, butler_kv_at(state->kv, state->layer, 0)->n_slots,
-                        span->out, observe);
+        backend->attend(backend, state, span->q, span->k, span->v, NULL, newest_of(span, 0), span->out, observe);
     butler_count_ns(&state->traffic->attend_ns, &clock);
 }
 
@@ -63,8 +68,7 @@ static void decode_head(const struct butler_attend_span *span, const struct butl
                              0);
         return;
     }
-    butler_attend_head(state, 0, kv_head, span->q, NULL, butler_kv_at(state->kv, state->layer, kv_head)->n_slots, span->out,
-                       observe);
+    butler_attend_head(state, 0, kv_head, span->q, NULL, newest_of(span, kv_head), span->out, observe);
     butler_count_ns(&state->traffic->attend_ns, &clock);
 }
 
@@ -83,7 +87,7 @@ static void span_task(void *context, int task, int thread)
     }
     struct butler_attend_block_job block;
     double clock = butler_seconds();
-    const int n_tasks = butler_attend_block_begin(&block, &state, span->q, span->out, span->n, INT32_MAX, span->observe_from,
+    const int n_tasks = butler_attend_block_begin(&block, &state, span->q, span->out, span->n, span->window, span->observe_from,
                                                   butler_pool_size(job->backend->pool));
     if (part < n_tasks)
         butler_attend_block_task(&block, part, 0);
@@ -107,8 +111,9 @@ void butler_attend_spans(struct butler_backend *backend, const struct butler_att
         if (spans[i].decode)
             continue;
         prompts = true;
-        n_tasks = BUTLER_MAX(n_tasks, butler_attend_block_begin(&block, &spans[i].state, spans[i].q, spans[i].out, spans[i].n,
-                                                                INT32_MAX, spans[i].observe_from, butler_pool_size(backend->pool)));
+        n_tasks =
+            BUTLER_MAX(n_tasks, butler_attend_block_begin(&block, &spans[i].state, spans[i].q, spans[i].out, spans[i].n,
+                                                          spans[i].window, spans[i].observe_from, butler_pool_size(backend->pool)));
     }
     if (prompts)
         butler_pool_run(backend->pool, append_task, &job, n_spans * n_kv_heads);

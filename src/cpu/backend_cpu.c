@@ -1,5 +1,6 @@
 /* The CPU backend: memory and dense operations (this file, products in matmul.c) and attention (attend_*.c, retrieve.c, evict.c),
  * run by the pool's threads over the kernel table. Outputs are split, never sums, so that the number of threads changes no bit. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +20,7 @@ static void cpu_embed(struct butler_backend *backend, float *y, const struct but
 /* Operations on every row of a block by itself share one way of being split: some rows a task. */
 struct rows_job {
     const struct butler_kernels *kernels;
-    float *y;
+    float *y, *gate;
     const float *x, *cos, *sin;
     const struct butler_vector *vector;
     size_t stride;
@@ -90,22 +91,35 @@ static void activate_piece(const struct rows_job *job, int piece)
     const int n_pieces = BUTLER_CEIL_DIV(job->dim, PIECE), first = piece % n_pieces * PIECE,
               n = BUTLER_MIN(job->dim - first, PIECE);
     float *y = job->y + (size_t)(piece / n_pieces) * job->stride + first;
-    if (job->kind == BUTLER_SILU && job->x)
-        job->kernels->silu_mul(y, job->x + (size_t)(piece / n_pieces) * (size_t)job->dim + first, y, n);
-    else if (job->kind == BUTLER_SILU) {
-        float ones[PIECE];
-        for (int i = 0; i < n; i++)
+    float *gate = job->gate ? job->gate + (size_t)(piece / n_pieces) * (size_t)job->dim + first : NULL, *x = gate ? gate : y;
+    float ones[PIECE];
+    switch ((enum butler_activation)job->kind) {
+    case BUTLER_SILU:
+        for (int i = 0; !gate && i < n; i++)
             ones[i] = 1;
-        job->kernels->silu_mul(y, y, ones, n);
-    } else
-        job->kernels->gelu(y, n);
+        job->kernels->silu_mul(y, x, gate ? y : ones, n);
+        return;
+    case BUTLER_GELU:
+        job->kernels->gelu(x, n);
+        break;
+    case BUTLER_GELU_ERF:
+        for (int i = 0; i < n; i++)
+            x[i] = 0.5f * x[i] * (1 + erff(x[i] * 0.70710678f));
+        break;
+    case BUTLER_RELU:
+        for (int i = 0; i < n; i++)
+            x[i] = x[i] > 0 ? x[i] : 0;
+        break;
+    }
+    for (int i = 0; gate && i < n; i++)
+        y[i] *= gate[i];
 }
 
-static void cpu_activate(struct butler_backend *backend, float *up, size_t up_stride, const float *gate, int n, int dim,
+static void cpu_activate(struct butler_backend *backend, float *up, size_t up_stride, float *gate, int n, int dim,
                          enum butler_activation kind)
 {
     run_rows(backend, &(struct rows_job){.y = up,
-                                         .x = gate,
+                                         .gate = gate,
                                          .stride = up_stride,
                                          .n = n * BUTLER_CEIL_DIV(dim, PIECE),
                                          .dim = dim,
@@ -116,6 +130,17 @@ static void cpu_activate(struct butler_backend *backend, float *up, size_t up_st
 static void cpu_add(struct butler_backend *backend, float *y, const float *x, size_t n)
 {
     backend->kernels->add(y, x, (int)n);
+}
+
+static void cpu_scale(struct butler_backend *backend, float *x, float factor, size_t n)
+{
+    backend->kernels->scale(x, factor, (int)n);
+}
+
+static void cpu_softcap(struct butler_backend *backend, float *x, float cap, size_t n)
+{
+    (void)backend;
+    butler_softcap(x, (int)n, cap);
 }
 
 /* -------------------------------------------------------------------------------------------------- memory */
@@ -187,6 +212,8 @@ struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const char *
         .rope = cpu_rope,
         .activate = cpu_activate,
         .add = cpu_add,
+        .scale = cpu_scale,
+        .softcap = cpu_softcap,
         .attend_spans = butler_attend_spans,
         .evict_spans = butler_evict_spans,
         .append = butler_attend_append,

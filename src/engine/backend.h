@@ -89,7 +89,8 @@ struct butler_layer_state {
     struct butler_selection *selection; /* NULL: a cache that is always read whole (a predictor's own) */
     struct butler_traffic *traffic;
     int layer, n_heads;
-    int position; /* of the (first) token being processed */
+    int position;  /* of the (first) token being processed */
+    float softcap; /* of attention scores s: softcap tanh(s / softcap); 0: none */
 };
 
 /* One of the products that some rows have with several matrices: y[n][n_rows] = x[n][n_cols] W^T + bias. */
@@ -105,6 +106,7 @@ struct butler_attend_span {
     const float *q, *k, *v;          /* [n][n_heads or n_kv_heads][head_dim] */
     float *out;                      /* [n][n_heads][head_dim] */
     int n;
+    int window;       /* a token attends to so many tokens, itself included; INT32_MAX: to all */
     bool decode;      /* one token under the policy; else dense, causal attention */
     bool retrieves;   /* decode: over a selection */
     int observe_from; /* the metric observes the attention of queries at positions from here on; INT32_MAX: of none */
@@ -143,10 +145,13 @@ struct butler_backend {
     /* Rotates the first n_rot of each head of x[n][n_heads][head_dim]; cos, sin: [n][n_rot / 2] */
     void (*rope)(struct butler_backend *backend, float *x, const float *cos, const float *sin, int n, int n_heads, int head_dim,
                  int n_rot, enum butler_rope kind);
-    /* up = activation(gate) * up, or activation(up) where gate is NULL: n rows of dim, up_stride apart in up, dim in gate */
-    void (*activate)(struct butler_backend *backend, float *up, size_t up_stride, const float *gate, int n, int dim,
+    /* up = activation(gate) * up, or activation(up) where gate is NULL: n rows of dim, up_stride apart in up, dim in gate, whose
+     * contents may be lost */
+    void (*activate)(struct butler_backend *backend, float *up, size_t up_stride, float *gate, int n, int dim,
                      enum butler_activation kind);
     void (*add)(struct butler_backend *backend, float *y, const float *x, size_t n);
+    void (*scale)(struct butler_backend *backend, float *x, float factor, size_t n);
+    void (*softcap)(struct butler_backend *backend, float *x, float cap, size_t n); /* x -> cap tanh(x / cap) */
 
     /* ---- one layer of several sessions; attention of all in one run ---- */
 

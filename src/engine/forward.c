@@ -17,15 +17,14 @@ struct pass {
     struct butler_traffic *weights; /* where weights that are read count: the first decode step's session */
 };
 
-/* cos and sin of positions [first, first + n) into rows [0, n) of host tables. */
-static void rotations(const struct butler_session *session, int first, int n, float *cosines, float *sines)
+/* cos and sin of positions [first, first + n), times scale, into rows [0, n) of host tables. */
+static void rotations(const float *freq, float scale, size_t half, int first, int n, float *cosines, float *sines)
 {
-    const size_t half = (size_t)session->model->hp.n_rot / 2;
     for (int t = 0; t < n; t++)
         for (size_t i = 0; i < half; i++) {
-            const double angle = (double)(first + t) * (double)session->rope_freq[i];
-            cosines[(size_t)t * half + i] = (float)(cos(angle) * (double)session->rope_scale);
-            sines[(size_t)t * half + i] = (float)(sin(angle) * (double)session->rope_scale);
+            const double angle = (double)(first + t) * (double)freq[i];
+            cosines[(size_t)t * half + i] = (float)(cos(angle) * (double)scale);
+            sines[(size_t)t * half + i] = (float)(sin(angle) * (double)scale);
         }
 }
 
@@ -40,7 +39,7 @@ static void place_rotations(const struct pass *pass, struct butler_session *sess
     while (session->n_places < n_places) {
         const int m = BUTLER_MIN(n_places - session->n_places, pass->s->max_rows);
         const size_t at = (size_t)session->n_places * half, bytes = (size_t)m * half * sizeof(float);
-        rotations(session, session->n_places, m, pass->s->host_cos, pass->s->host_sin);
+        rotations(session->rope_freq, session->rope_scale, half, session->n_places, m, pass->s->host_cos, pass->s->host_sin);
         pass->backend->upload(pass->backend, kv->rope_cos + at, pass->s->host_cos, bytes);
         pass->backend->upload(pass->backend, kv->rope_sin + at, pass->s->host_sin, bytes);
         session->n_places += m;
@@ -72,7 +71,7 @@ static void fail(struct butler_part *part)
 static int observe_from(const struct butler_part *part, int layer)
 {
     const struct butler_policy *policy = &part->session->policy;
-    const int window = policy->metric && policy->metric->attention_window && layer >= policy->dense_layers
+    const int window = policy->metric && policy->metric->attention_window && butler_policy_applies(policy, layer)
                            ? policy->metric->attention_window(policy->values)
                            : 0;
     return window == 0 ? INT32_MAX : BUTLER_MAX(part->cut_end - BUTLER_MIN(window, part->cut_end), 0);
@@ -84,6 +83,7 @@ static struct butler_attend_span span_of(const struct pass *pass, const struct b
     const struct butler_policy *policy = &session->policy;
     const size_t n_q = (size_t)(session->shape.n_heads * session->shape.head_dim),
                  n_kv = (size_t)(session->shape.n_kv_heads * session->shape.head_dim), row = (size_t)part->row;
+    const int window = pass->model->layers[layer].window;
     return (struct butler_attend_span){
         .state = butler_session_layer(session, part->traffic, layer, session->n_past),
         .q = pass->s->q + row * n_q,
@@ -91,8 +91,9 @@ static struct butler_attend_span span_of(const struct pass *pass, const struct b
         .v = pass->s->v + row * n_kv,
         .out = pass->s->o + row * n_q,
         .n = part->n,
+        .window = window > 0 ? window : INT32_MAX,
         .decode = part->decode,
-        .retrieves = part->decode && policy->method == BUTLER_RETRIEVE && layer >= policy->dense_layers,
+        .retrieves = part->decode && policy->method == BUTLER_RETRIEVE && butler_policy_applies(policy, layer),
         .observe_from = observe_from(part, layer),
     };
 }
@@ -102,7 +103,7 @@ static bool evicts(const struct butler_part *part, int layer, int *room)
 {
     const struct butler_session *session = part->session;
     const struct butler_policy *policy = &session->policy;
-    if (part->failed || !part->cuts || policy->method != BUTLER_EVICT || layer < policy->dense_layers)
+    if (part->failed || !part->cuts || policy->method != BUTLER_EVICT || !butler_policy_applies(policy, layer))
         return false;
     *room = part->decode ? 1 : 0;
     const int n_slots = butler_kv_at(&session->kv, layer, 0)->n_slots, n = session->n_past + part->n; /* heads hold equally many */
@@ -223,15 +224,31 @@ static void attention(const struct pass *pass, int layer)
 
 /* ------------------------------------------------------------------------------------------ the rest of a layer */
 
-static void head_norms(const struct pass *pass, const struct butler_layer *layer)
+/* y[n][dim] = normed x[n][dim]; a copy of it where there is no such norm. */
+static void norm(const struct pass *pass, float *y, const float *x, const struct butler_vector *v, int n, int dim)
+{
+    if (v->weight)
+        pass->backend->norm(pass->backend, y, x, v, n, dim, pass->hp->norm, pass->hp->norm_eps);
+    else if (y != x)
+        pass->backend->copy(pass->backend, y, x, (size_t)n * (size_t)dim * sizeof *y);
+}
+
+/* What queries and keys go through between the products and attention. */
+static void prepare_heads(const struct pass *pass, const struct butler_layer *layer)
 {
     const struct butler_hparams *hp = pass->hp;
-    if (layer->q_norm.weight)
-        pass->backend->norm(pass->backend, pass->s->q, pass->s->q, &layer->q_norm, pass->n * hp->n_heads, hp->head_dim, hp->norm,
-                            hp->norm_eps);
-    if (layer->k_norm.weight)
-        pass->backend->norm(pass->backend, pass->s->k, pass->s->k, &layer->k_norm, pass->n * hp->n_kv_heads, hp->head_dim, hp->norm,
-                            hp->norm_eps);
+    struct butler_backend *backend = pass->backend;
+    struct butler_scratch *s = pass->s;
+    const int q_parts = hp->wide_qk_norm ? 1 : hp->n_heads, k_parts = hp->wide_qk_norm ? 1 : hp->n_kv_heads;
+    const size_t half = (size_t)hp->n_rot / 2, local = layer->rope == BUTLER_LAYER_ROTATES_LOCAL ? (size_t)s->max_rows * half : 0;
+    norm(pass, s->q, s->q, &layer->q_norm, pass->n * q_parts, hp->n_heads / q_parts * hp->head_dim);
+    norm(pass, s->k, s->k, &layer->k_norm, pass->n * k_parts, hp->n_kv_heads / k_parts * hp->head_dim);
+    if (layer->rope != BUTLER_LAYER_UNROTATED) {
+        backend->rope(backend, s->q, s->cos + local, s->sin + local, pass->n, hp->n_heads, hp->head_dim, hp->n_rot, hp->rope);
+        backend->rope(backend, s->k, s->cos + local, s->sin + local, pass->n, hp->n_kv_heads, hp->head_dim, hp->n_rot, hp->rope);
+    }
+    if (hp->query_scale != 1)
+        backend->scale(backend, s->q, hp->query_scale, (size_t)pass->n * (size_t)(hp->n_heads * hp->head_dim));
 }
 
 /* How many outputs of the gate are computed together: equal parts of as many as fit for n rows. */
@@ -285,20 +302,24 @@ static void predict(struct butler_part *part, int layer, enum butler_predictor_i
         session->stats.predict_s += butler_seconds() - start;
 }
 
-/* x += h for the rows of parts that have not left the stack; they begin at kept_row. */
-static void add_residual(const struct pass *pass, int n_rows)
+/* x += what a layer's attention or FFN gave, y[n_rows][n_embd], normed and scaled as the model does it, for the rows of parts that
+ * have not left the stack; they begin at kept_row. */
+static void add_residual(const struct pass *pass, float *y, const struct butler_vector *post_norm, int n_rows)
 {
     const size_t n_embd = (size_t)pass->hp->n_embd;
     bool all = true;
+    norm(pass, y, y, post_norm, n_rows, pass->hp->n_embd);
+    if (pass->hp->residual_scale != 1)
+        pass->backend->scale(pass->backend, y, pass->hp->residual_scale, (size_t)n_rows * n_embd);
     for (int i = 0; i < pass->n_parts; i++)
         all = all && !pass->parts[i].session->exited;
     if (all)
-        pass->backend->add(pass->backend, pass->s->x, pass->s->h, (size_t)n_rows * n_embd);
+        pass->backend->add(pass->backend, pass->s->x, y, (size_t)n_rows * n_embd);
     for (int i = 0; i < pass->n_parts && !all; i++) {
         const struct butler_part *part = &pass->parts[i];
         const size_t at = (size_t)part->kept_row * n_embd;
         if (!part->session->exited && part->n_kept > 0)
-            pass->backend->add(pass->backend, pass->s->x + at, pass->s->h + at, (size_t)part->n_kept * n_embd);
+            pass->backend->add(pass->backend, pass->s->x + at, y + at, (size_t)part->n_kept * n_embd);
     }
 }
 
@@ -331,9 +352,12 @@ static void close_layer(const struct pass *pass, int l, int n)
     const struct butler_hparams *hp = pass->hp;
     struct butler_scratch *s = pass->s;
     const size_t n_embd = (size_t)hp->n_embd;
-    matmul(pass, s->h, &layer->wo, s->o, n);
-    add_residual(pass, n);
-    pass->backend->norm(pass->backend, s->h, s->x, &layer->ffn_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
+    matmul(pass, s->up, &layer->wo, s->o, n); /* the FFN's memory is free until it begins */
+    if (hp->parallel_residual)
+        norm(pass, s->h, s->x, layer->ffn_norm.weight ? &layer->ffn_norm : &layer->attn_norm, n, hp->n_embd);
+    add_residual(pass, s->up, &layer->attn_post_norm, n);
+    if (!hp->parallel_residual)
+        norm(pass, s->h, s->x, &layer->ffn_norm, n, hp->n_embd);
     for (int i = 0; i < pass->n_parts; i++) {
         struct butler_part *part = &pass->parts[i];
         const struct butler_capture *capture = part->session->capture;
@@ -347,7 +371,7 @@ static void close_layer(const struct pass *pass, int l, int n)
         predict(part, l, BUTLER_PREDICTOR_INPUT_ATTENTION, h);
     }
     feed_forward(pass, layer, n);
-    add_residual(pass, n);
+    add_residual(pass, s->h, &layer->ffn_post_norm, n);
 }
 
 /* --------------------------------------------------------------------------------------------------- logits */
@@ -356,8 +380,13 @@ static void close_layer(const struct pass *pass, int l, int n)
 static void logits_of(const struct pass *pass, const float *x, int n)
 {
     const struct butler_hparams *hp = pass->hp;
-    pass->backend->norm(pass->backend, pass->s->h, x, &pass->model->output_norm, n, hp->n_embd, hp->norm, hp->norm_eps);
+    const size_t n_logits = (size_t)n * (size_t)hp->n_vocab;
+    norm(pass, pass->s->h, x, &pass->model->output_norm, n, hp->n_embd);
     matmul(pass, pass->s->logits, &pass->model->output, pass->s->h, n);
+    if (hp->logit_scale != 1)
+        pass->backend->scale(pass->backend, pass->s->logits, hp->logit_scale, n_logits);
+    if (hp->logit_softcap > 0)
+        pass->backend->softcap(pass->backend, pass->s->logits, hp->logit_softcap, n_logits);
 }
 
 double butler_entropy(const float *logits, int n)
@@ -458,7 +487,22 @@ static void finish(const struct pass *pass, int n_rows)
     }
 }
 
-/* Residual stream of the new tokens, and their rotations: those of keys that stay unrotated turn by nothing. */
+/* Rotations of a part's rows: of keys that stay unrotated, by nothing. */
+static void part_rotations(const struct pass *pass, const struct butler_part *part)
+{
+    const struct butler_session *session = part->session;
+    const size_t half = (size_t)pass->hp->n_rot / 2, local = (size_t)pass->s->max_rows * half;
+    float *cosines = pass->s->host_cos + (size_t)part->row * half, *sines = pass->s->host_sin + (size_t)part->row * half;
+    if (session->kv.rope_cos)
+        for (size_t j = 0; j < (size_t)part->n * half; j++)
+            cosines[j] = 1, sines[j] = 0;
+    else
+        rotations(session->rope_freq, session->rope_scale, half, session->n_past, part->n, cosines, sines);
+    if (pass->model->rope_freq_local)
+        rotations(pass->model->rope_freq_local, 1, half, session->n_past, part->n, cosines + local, sines + local);
+}
+
+/* Residual stream of the new tokens, and their rotations. */
 static void begin(const struct pass *pass)
 {
     const struct butler_model *model = pass->model;
@@ -471,7 +515,6 @@ static void begin(const struct pass *pass)
     for (int i = 0; i < pass->n_parts; i++) {
         const struct butler_part *part = &pass->parts[i];
         struct butler_session *session = part->session;
-        float *cosines = s->host_cos + (size_t)part->row * half, *sines = s->host_sin + (size_t)part->row * half;
         backend->embed(backend, s->x + (size_t)part->row * n_embd, &model->tok_embd, part->ids, part->n);
         part->traffic->weight_bytes += (uint64_t)part->n * model->tok_embd.row_bytes;
         session->exited = false;
@@ -479,17 +522,16 @@ static void begin(const struct pass *pass)
             const int32_t position = session->n_past + t;
             backend->embed(backend, s->h + (size_t)(part->row + t) * n_embd, &model->pos_embd, &position, 1);
         }
-        if (session->kv.rope_cos) {
-            for (size_t j = 0; j < (size_t)part->n * half; j++)
-                cosines[j] = 1, sines[j] = 0;
-        } else if (pass->hp->rope != BUTLER_ROPE_NONE) {
-            rotations(session, session->n_past, part->n, cosines, sines);
-        }
+        if (pass->hp->rope != BUTLER_ROPE_NONE)
+            part_rotations(pass, part);
     }
-    if (pass->hp->rope != BUTLER_ROPE_NONE) {
-        backend->upload(backend, s->cos, s->host_cos, (size_t)pass->n * half * sizeof(float));
-        backend->upload(backend, s->sin, s->host_sin, (size_t)pass->n * half * sizeof(float));
+    for (int set = 0; pass->hp->rope != BUTLER_ROPE_NONE && set < 1 + (model->rope_freq_local != NULL); set++) {
+        const size_t at = (size_t)set * (size_t)s->max_rows * half, bytes = (size_t)pass->n * half * sizeof(float);
+        backend->upload(backend, s->cos + at, s->host_cos + at, bytes);
+        backend->upload(backend, s->sin + at, s->host_sin + at, bytes);
     }
+    if (pass->hp->embd_scale != 1)
+        backend->scale(backend, s->x, pass->hp->embd_scale, (size_t)pass->n * n_embd);
     if (model->pos_embd.data)
         backend->add(backend, s->x, s->h, (size_t)pass->n * n_embd);
 }
@@ -523,7 +565,6 @@ void butler_forward(struct butler_engine *engine, int n_parts)
                         .n_parts = n_parts,
                         .weights = &uncounted};
     const struct butler_hparams *hp = pass.hp;
-    struct butler_backend *backend = pass.backend;
     struct butler_scratch *s = pass.s;
     int n_left = n_parts, n_rows = 0;
     for (int i = n_parts - 1; i >= 0; i--) {
@@ -538,16 +579,12 @@ void butler_forward(struct butler_engine *engine, int n_parts)
     begin(&pass);
     for (int l = 0; l < hp->n_layers; l++) {
         const struct butler_layer *layer = &pass.model->layers[l];
-        backend->norm(backend, s->h, s->x, &layer->attn_norm, pass.n, hp->n_embd, hp->norm, hp->norm_eps);
+        norm(&pass, s->h, s->x, &layer->attn_norm, pass.n, hp->n_embd);
         for (int i = 0; i < n_parts; i++)
             predict(&pass.parts[i], l, BUTLER_PREDICTOR_INPUT_NORM, s->h + (size_t)pass.parts[i].row * (size_t)hp->n_embd);
         const struct butler_product products[] = {{s->q, &layer->wq}, {s->k, &layer->wk}, {s->v, &layer->wv}};
         multiply(&pass, products, BUTLER_COUNT(products), s->h, pass.n);
-        head_norms(&pass, layer);
-        if (hp->rope != BUTLER_ROPE_NONE) {
-            backend->rope(backend, s->q, s->cos, s->sin, pass.n, hp->n_heads, hp->head_dim, hp->n_rot, hp->rope);
-            backend->rope(backend, s->k, s->cos, s->sin, pass.n, hp->n_kv_heads, hp->head_dim, hp->n_rot, hp->rope);
-        }
+        prepare_heads(&pass, layer);
         attention(&pass, l);
         n_rows = keep_rows(&pass, l);
         if (n_left > 0 && n_rows > 0)

@@ -159,7 +159,7 @@ int butler_kv_unshare(struct butler_kv *kv, int layer, struct butler_error *err)
 {
     for (int h = 0; kv->shares && h < kv->n_kv_heads; h++) {
         struct butler_kv_head *head = butler_kv_at(kv, layer, h);
-        for (int i = 0; i < head->n_pages / BUTLER_EXTENT; i++)
+        for (int i = head->n_released; i < head->n_pages / BUTLER_EXTENT; i++)
             if (own_extent(kv, head, i, err) < 0)
                 return BUTLER_ERROR_MEMORY;
     }
@@ -225,14 +225,34 @@ void butler_kv_trim(struct butler_kv *kv, int layer)
     for (int h = 0; h < kv->n_kv_heads; h++) {
         struct butler_kv_head *head = butler_kv_at(kv, layer, h);
         const int n_pages_before = head->n_pages;
-        while (head->n_pages - BUTLER_EXTENT >= BUTLER_CEIL_DIV(head->n_slots, BUTLER_PAGE)) {
+        while (head->n_pages / BUTLER_EXTENT > head->n_released &&
+               head->n_pages - BUTLER_EXTENT >= BUTLER_CEIL_DIV(head->n_slots, BUTLER_PAGE)) {
             head->n_pages -= BUTLER_EXTENT;
             butler_pages_release(kv->extents, extent_of(head, head->n_pages / BUTLER_EXTENT));
             kv->pages_held -= BUTLER_EXTENT;
         }
         if (head->n_pages < n_pages_before)
             discard_records(kv, head, n_pages_before);
+        if (head->n_slots == 0)
+            head->n_pages = head->n_released = 0;
     }
+}
+
+void butler_kv_release(struct butler_kv *kv, int layer, int n, int window)
+{
+    const int first = butler_kv_window_start(n, window) / BUTLER_EXTENT_TOKENS;
+    for (int h = 0; h < kv->n_kv_heads; h++) {
+        struct butler_kv_head *head = butler_kv_at(kv, layer, h);
+        for (; head->n_released < BUTLER_MIN(first, head->n_pages / BUTLER_EXTENT); head->n_released++) {
+            butler_pages_release(kv->extents, extent_of(head, head->n_released));
+            kv->pages_held -= BUTLER_EXTENT;
+        }
+    }
+}
+
+bool butler_kv_holds_window(const struct butler_kv *kv, int layer, int n, int window)
+{
+    return n == 0 || butler_kv_at(kv, layer, 0)->n_released * BUTLER_EXTENT_TOKENS <= butler_kv_window_start(n, window);
 }
 
 void butler_kv_truncate(struct butler_kv *kv, int layer, int n)
@@ -258,7 +278,9 @@ void butler_kv_share(struct butler_kv *to, struct butler_kv *from, int layer, in
     for (int h = 0; h < from->n_kv_heads; h++) {
         const struct butler_kv_head *source = butler_kv_at(from, layer, h);
         struct butler_kv_head *head = butler_kv_at(to, layer, h);
-        for (int i = 0; i < BUTLER_CEIL_DIV(n, BUTLER_EXTENT_TOKENS); i++) {
+        head->n_released = source->n_released;
+        head->n_pages = source->n_released * BUTLER_EXTENT;
+        for (int i = source->n_released; i < BUTLER_CEIL_DIV(n, BUTLER_EXTENT_TOKENS); i++) {
             butler_pages_share(from->extents, extent_of(source, i));
             add_extent(to, head, extent_of(source, i));
         }

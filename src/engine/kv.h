@@ -17,7 +17,8 @@
 
 struct butler_kv_head {
     uint32_t *pages; /* [max_pages] number of the page in the pool */
-    int n_pages;     /* pages held: whole extents */
+    int n_pages;     /* pages up to the last one held: whole extents */
+    int n_released;  /* extents at the beginning that were given back (a window has passed them) */
     int n_slots;
     int32_t *positions;     /* [max_slots] or NULL: slot i holds position i */
     uint32_t *order;        /* [max_slots] slots by ascending position, or NULL: as they are */
@@ -104,6 +105,19 @@ static inline int butler_kv_record_start(const struct butler_kv *kv, int n)
 {
     return kv->record_slots > 0 ? n / kv->record_slots * kv->record_slots : n;
 }
+
+/* The first slot that a token after n others may read: whole extents. Prompts read keys in chunks of BUTLER_WINDOW_CHUNK, also in
+ * front of the window, where they do not count. */
+static inline int butler_kv_window_start(int n, int window)
+{
+    return n < window ? 0 : (n + 1 - window) / BUTLER_WINDOW_CHUNK * BUTLER_WINDOW_CHUNK;
+}
+
+/* A layer whose tokens attend to the `window` newest only: gives back the extents of slots that no later token will read, once the
+ * layer holds n tokens. */
+void butler_kv_release(struct butler_kv *kv, int layer, int n, int window);
+/* Whether a layer with a window could go on from its first n slots: what the next token reads is still there. */
+bool butler_kv_holds_window(const struct butler_kv *kv, int layer, int n, int window);
 
 /* Gives `to` the rows of the first n slots of every head of a layer of `from`, by sharing its extents; what it held before is
  * given back. from must hold them in the order of the text. Both from one pool. Positions are set, norms and records are not. */

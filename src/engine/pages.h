@@ -10,6 +10,7 @@ enum {
     BUTLER_PAGE = 16,
     BUTLER_EXTENT = 4, /* pages an extent has */
     BUTLER_EXTENT_TOKENS = BUTLER_PAGE * BUTLER_EXTENT,
+    BUTLER_WINDOW_CHUNK = 256, /* keys that the attention of a prompt reads together: whole extents */
 };
 
 struct butler_backend;

@@ -619,6 +619,9 @@ static int check_lookahead(const struct draft *draft)
         return 0;
     if (metric->earlier_layers && policy->method == BUTLER_EVICT)
         return fail(draft, "%s reads by what other layers hold, so no layer may forget; it needs method=retrieve", metric->name);
+    if (metric->earlier_layers && draft->model && draft->model->hp.n_windowed > 0)
+        return fail(draft, "%s reads by what other layers hold; %d layers of this model have a window of %d tokens", metric->name,
+                    draft->model->hp.n_windowed, draft->model->hp.window);
     if (policy->dense_layers < 1)
         return fail(draft, "dense=0: nothing comes before the first layer that could say what it will read; dense= is at least 1");
     if (metric->predictor && draft->model && draft->model->layers && !draft->engine->predictors[metric->predictor - 1])
@@ -644,6 +647,10 @@ static int check_model(struct draft *draft)
         policy->dense_layers = BUTLER_MIN(policy->dense_layers, hp->n_layers);
         if (policy->rope_in_cache && hp->rope == BUTLER_ROPE_NONE)
             return fail(draft, "rope=cache: the model does not rotate its keys");
+        for (int l = 0; policy->rope_in_cache && draft->model->layers && l < hp->n_layers; l++)
+            if (draft->model->layers[l].rope != BUTLER_LAYER_ROTATES || draft->model->layers[l].window > 0)
+                return fail(draft, "rope=cache: layers of this model rotate their keys in different ways");
+        policy->layers = hp->n_windowed > 0 ? draft->model->layers : NULL;
         if (policy->metric && policy->method == BUTLER_EVICT && policy->share == BUTLER_SHARE_QUERY && shape.group > 1)
             return fail(draft,
                         "share=query cannot evict here: %d query heads of this model share each KV head, which forgets a token "

@@ -4,6 +4,7 @@
 #define BUTLER_POLICY_H
 
 #include "engine/metric.h"
+#include "model/model.h"
 
 struct butler_engine;
 
@@ -35,6 +36,7 @@ struct butler_policy {
     int recent;                        /* last tokens, always kept; they count the newest. Superseded by heavy >= 0 */
     double heavy;                      /* share of the budget for the highest scores, the rest is recent; < 0: off */
     int dense_layers;                  /* layers [0, dense_layers) read and keep everything */
+    const struct butler_layer *layers; /* the model's: a layer with a window is dense, too; NULL: none has one */
     double pyramid;                    /* 0: every layer the same budget; else PyramidKV's beta */
     bool evict_at_prefill_only;        /* rolling=0 */
     bool prefill_evict;                /* prefill=evict: cut every BUTLER_PREFILL_CUT tokens; else once, after the prompt */
@@ -56,6 +58,12 @@ int butler_policy_parse(const struct butler_engine *engine, const char *text, st
 /* Names a metric may not take: those of keys, of policies and of modifiers. */
 bool butler_policy_is_key(const char *name);
 bool butler_policy_is_name(const char *name);
+
+/* Whether the policy decides what this layer keeps and reads. Layers with a window are bounded already: they stay dense. */
+static inline bool butler_policy_applies(const struct butler_policy *policy, int layer)
+{
+    return layer >= policy->dense_layers && !(policy->layers && policy->layers[layer].window > 0);
+}
 
 /* Whether the query heads of a KV head have one row of scores, by their combined query (metric->score_mean), in place of one each.
  */
@@ -90,7 +98,7 @@ static inline bool butler_policy_keeps_newest(const struct butler_policy *policy
  *   heavy    recent = budget - floor(heavy budget + 1/2).
  *   on_top   budget += sinks + recent.
  * At last budget >= sinks + max(1, recent) (the newest token is always held), >= one page; recent >= 1 for retrieve. Mass: budget
- * is 0 and says nothing. Dense layers: budget n. */
+ * is 0 and says nothing. Layers to which the policy does not apply: budget n. */
 struct butler_limits {
     int budget, sinks, recent; /* tokens */
 };

@@ -20,7 +20,7 @@ static int pyramid_budget(const struct butler_policy *policy, int budget, int la
 struct butler_limits butler_policy_limits(const struct butler_policy *policy, int layer, int n_layers, int n)
 {
     struct butler_limits limits = {0, policy->sinks, policy->recent};
-    if (!policy->metric || layer < policy->dense_layers)
+    if (!policy->metric || !butler_policy_applies(policy, layer))
         return (struct butler_limits){n, 0, 0};
     if (policy->method == BUTLER_RETRIEVE)
         limits.recent = BUTLER_MAX(1, limits.recent);

@@ -207,8 +207,8 @@ static int attend(struct butler_predict *predict, struct butler_traffic *traffic
     struct butler_backend *backend = predict->backend;
     const int window = butler_predictor_window(&predict->predictor->sizes);
     struct butler_traffic own = {0};
-    struct butler_layer_state state = {&predict->policy,       &predict->shape, &predict->kv, &predict->work, NULL, &own, 0,
-                                       predict->shape.n_heads, first_position};
+    struct butler_layer_state state = {
+        &predict->policy, &predict->shape, &predict->kv, &predict->work, NULL, &own, 0, predict->shape.n_heads, first_position, 0};
     if (butler_kv_grow(&predict->kv, 0, n, first_position, err) < 0)
         return BUTLER_ERROR_LENGTH;
     if (decode) {
@@ -306,8 +306,8 @@ int butler_predict_fill(struct butler_predict *predict, int n, int first_positio
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
     struct butler_traffic own = {0};
-    struct butler_layer_state state = {&predict->policy,       &predict->shape, &predict->kv, &predict->work, NULL, &own, 0,
-                                       predict->shape.n_heads, first_position};
+    struct butler_layer_state state = {
+        &predict->policy, &predict->shape, &predict->kv, &predict->work, NULL, &own, 0, predict->shape.n_heads, first_position, 0};
     fill(predict, predict->queries, (size_t)(s->n_layers * s->n_heads * s->d), noise, random);
     if (s->version == 2)
         return 0;

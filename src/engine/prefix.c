@@ -130,6 +130,9 @@ void butler_prefix_add(struct butler_prefix *prefix, struct butler_session *sess
         hash = chain(hash, tokens);
         struct block *block = find(prefix, hash, parent, tokens);
         if (!block) {
+            for (int h = 0; h < n_extents; h++)
+                if (kv->heads[h].n_released > i) /* the block was dropped after a window had passed it */
+                    return;
             if (!make_room(prefix, (uint64_t)n_extents * kv->extent_bytes, parent) ||
                 !(block = calloc(1, sizeof *block + (size_t)n_extents * sizeof *block->extents)))
                 return;
@@ -186,6 +189,7 @@ int butler_session_adopt_prefix(struct butler_session *session, const int32_t *i
     memcpy(session->tokens, ids, (size_t)n_found * sizeof *ids);
     session->n_past = session->n_dense = n_found;
     butler_session_summarise(session, 0, n_found);
+    butler_session_release_windows(session);
     return n_found;
 }
 

@@ -124,8 +124,8 @@ static void account(struct progress *progress, const struct butler_part *part, d
     progress->ended = progress->done == progress->span->n;
     if (part->decode) {
         session->stats.n_decode++;
-        session->stats.full_kv_bytes +=
-            2 * (uint64_t)session->kv.row_bytes * (uint64_t)session->n_past * (uint64_t)(hp->n_layers * hp->n_kv_heads);
+        session->stats.full_kv_bytes += 2 * (uint64_t)session->kv.row_bytes * (uint64_t)hp->n_kv_heads *
+                                        butler_model_layer_tokens(session->model, session->n_past);
     } else {
         session->stats.n_prefill += (uint64_t)part->n;
         if (session->engine->prefix)
@@ -133,6 +133,7 @@ static void account(struct progress *progress, const struct butler_part *part, d
         if (session->progress && !session->progress(session->progress_user, progress->done, progress->span->n) && !progress->ended)
             cancel(progress);
     }
+    butler_session_release_windows(session); /* after the prefix cache has taken its share */
     if (part->cancelled && !progress->ended)
         cancel(progress);
 }

@@ -37,14 +37,15 @@ static int make_device(struct butler_scratch *scratch, const struct butler_hpara
 {
     enum { LOGIT_FLOATS = 4 << 20, FEWEST_ROWS = 8, MOST_ROWS = 64 };
     struct butler_arena *pieces = &scratch->memory.pieces;
-    const size_t n = (size_t)scratch->max_rows, dim = (size_t)hp->head_dim, rot = (size_t)hp->n_rot / 2;
+    const size_t n = (size_t)scratch->max_rows, dim = (size_t)hp->head_dim,
+                 rot = (size_t)hp->n_rot / 2 * (hp->local_theta > 0 ? 2 : 1);
     const size_t queries = whole_lines(n * (size_t)hp->n_heads * dim), keys = whole_lines(n * (size_t)hp->n_kv_heads * dim);
     scratch->gate_floats = 2 * queries + 2 * keys;
     scratch->logit_rows = BUTLER_MIN(BUTLER_MAX(LOGIT_FLOATS / hp->n_vocab, FEWEST_ROWS), MOST_ROWS);
     butler_arena_want(pieces, &scratch->x, n * (size_t)hp->n_embd, sizeof(float));
     butler_arena_want(pieces, &scratch->h, n * (size_t)hp->n_embd, sizeof(float));
     butler_arena_want(pieces, &scratch->gate, scratch->gate_floats, sizeof(float));
-    butler_arena_want(pieces, &scratch->up, n * (size_t)hp->n_ff, sizeof(float));
+    butler_arena_want(pieces, &scratch->up, n * (size_t)BUTLER_MAX(hp->n_ff, hp->n_embd), sizeof(float));
     butler_arena_want(pieces, &scratch->cos, n * rot, sizeof(float));
     butler_arena_want(pieces, &scratch->sin, n * rot, sizeof(float));
     butler_arena_want(pieces, &scratch->logits, (size_t)scratch->logit_rows * (size_t)hp->n_vocab, sizeof(float));
@@ -60,7 +61,8 @@ static int make_device(struct butler_scratch *scratch, const struct butler_hpara
 static int make_host(struct butler_scratch *scratch, const struct butler_hparams *hp, struct butler_error *err)
 {
     struct butler_arena *host = &scratch->host;
-    const size_t n = (size_t)scratch->max_rows, dim = (size_t)hp->head_dim, rot = (size_t)hp->n_rot / 2;
+    const size_t n = (size_t)scratch->max_rows, dim = (size_t)hp->head_dim,
+                 rot = (size_t)hp->n_rot / 2 * (hp->local_theta > 0 ? 2 : 1);
     butler_arena_want(host, &scratch->host_cos, n * rot, sizeof(float));
     butler_arena_want(host, &scratch->host_sin, n * rot, sizeof(float));
     butler_arena_want(host, &scratch->host_logits, (size_t)hp->n_vocab, sizeof(float));

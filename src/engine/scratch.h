@@ -14,10 +14,10 @@ struct butler_scratch {
     struct butler_buffers memory;
     float *x, *h;         /* [max_rows][n_embd] residual stream, its normed copy */
     float *q, *k, *v, *o; /* [max_rows][n_heads or n_kv_heads][head_dim] */
-    float *up;            /* [max_rows][n_ff] */
+    float *up;            /* [max_rows][n_ff], or n_embd where that is more */
     float *gate;          /* [gate_floats], where q, k, v and o lie: attention is over when it is computed, a part at a time */
     size_t gate_floats;
-    float *cos, *sin; /* [max_rows][n_rot / 2] */
+    float *cos, *sin; /* [max_rows][n_rot / 2]; behind it, where the model has such layers, the local ones */
     float *logits;    /* [logit_rows][n_vocab] */
     int logit_rows;
     struct butler_workspace work;   /* for one session with all threads */

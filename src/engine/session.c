@@ -78,10 +78,6 @@ static int check_shape(const struct butler_model *model, int n_ctx, struct butle
     if (model->pos_embd.data && n_ctx > hp->n_ctx_train)
         return butler_fail(err, BUTLER_ERROR_LENGTH, "%s has learned positions for %d tokens: a context of %d is impossible",
                            model->path, hp->n_ctx_train, n_ctx);
-    if (hp->sliding_window > 0 && n_ctx > hp->sliding_window)
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
-                           "%s attends to its last %d tokens only: ask for a context of at most that, not %d", model->path,
-                           hp->sliding_window, n_ctx);
     if (hp->head_dim > BUTLER_METRIC_MAX_HEAD_DIM)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s: heads of %d numbers, at most %d are supported", model->path,
                            hp->head_dim, BUTLER_METRIC_MAX_HEAD_DIM);
@@ -97,7 +93,7 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
     struct butler_pages *pages = NULL;
     int n_ctx = params->n_ctx;
     if (n_ctx == 0)
-        n_ctx = hp->sliding_window > 0 ? BUTLER_MIN(hp->sliding_window, hp->n_ctx_train) : hp->n_ctx_train;
+        n_ctx = hp->n_ctx_train;
     if (n_ctx < 1 || n_ctx > 1 << 24)
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "a context of %d tokens: it must be between 1 and %d", n_ctx, 1 << 24);
     else if ((unsigned)params->kv_type >= BUTLER_N_KV_TYPES)
@@ -183,7 +179,7 @@ static int fill_layer(struct butler_session *session, int layer, int n, uint64_t
         return BUTLER_ERROR_LENGTH;
     backend->append(backend, &span.state, s->k, s->v, n);
     const int n_all = session->n_past + n;
-    if (session->policy.method != BUTLER_EVICT || layer < session->policy.dense_layers ||
+    if (session->policy.method != BUTLER_EVICT || !butler_policy_applies(&session->policy, layer) ||
         butler_kv_at(&session->kv, layer, 0)->n_slots <=
             butler_policy_limits(&session->policy, layer, session->shape.n_layers, n_all).budget)
         return 0;
@@ -194,6 +190,13 @@ static int fill_layer(struct butler_session *session, int layer, int n, uint64_t
     backend->evict_spans(backend, &span, &room, 1);
     session->evicted = true;
     return 0;
+}
+
+void butler_session_release_windows(struct butler_session *session)
+{
+    for (int l = 0; session->model->hp.n_windowed > 0 && l < session->shape.n_layers; l++)
+        if (session->model->layers[l].window > 0)
+            butler_kv_release(&session->kv, l, session->n_past, session->model->layers[l].window);
 }
 
 int butler_fill(struct butler_session *session, int n, uint64_t seed, struct butler_error *err)
@@ -217,6 +220,7 @@ int butler_fill(struct butler_session *session, int n, uint64_t seed, struct but
             session->tokens[session->n_past + i] = -1;
         session->n_past += m;
         session->failed = false;
+        butler_session_release_windows(session);
     }
     return 0;
 }
@@ -285,14 +289,15 @@ int butler_last_selection(const struct butler_session *session, int layer, int h
     if (layer < 0 || layer >= session->shape.n_layers || head < 0 || head >= session->shape.n_heads)
         return 0;
     const struct butler_kv_head *cache = butler_kv_at(&session->kv, layer, head / group);
-    const bool all = policy->method != BUTLER_RETRIEVE || layer < policy->dense_layers;
+    const bool all = policy->method != BUTLER_RETRIEVE || !butler_policy_applies(policy, layer);
     const int list = policy->share == BUTLER_SHARE_QUERY ? head : policy->share == BUTLER_SHARE_LAYER ? 0 : head / group;
     const uint64_t *units =
         all ? NULL : selection->units + ((size_t)layer * (size_t)session->shape.n_heads + (size_t)list) * selection->words;
     uint64_t bits = 0;
     uint32_t word = UINT32_MAX;
     int n = 0;
-    for (int i = 0; i < cache->n_slots; i++) {
+    const int window = session->model->layers[layer].window;
+    for (int i = window > 0 ? BUTLER_MAX(cache->n_slots - window, 0) : 0; i < cache->n_slots; i++) {
         const uint32_t slot = cache->order ? cache->order[i] : (uint32_t)i, unit = slot / (uint32_t)policy->unit;
         if (!all && unit / 64 != word) {
             word = unit / 64;

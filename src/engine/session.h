@@ -76,6 +76,9 @@ int butler_session_adopt(struct butler_session *session, struct butler_session *
 /* The session's cache holds the first n tokens of a text in shared pages: makes what its metric keeps of slots [first, n). */
 void butler_session_summarise(struct butler_session *session, int first, int n);
 
+/* Gives back the pages that layers with a window will not read again. */
+void butler_session_release_windows(struct butler_session *session);
+
 /* Entropy in nats of softmax(logits[n]). */
 double butler_entropy(const float *logits, int n);
 
@@ -87,9 +90,16 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
 static inline struct butler_layer_state butler_session_layer(struct butler_session *session, struct butler_traffic *traffic,
                                                              int layer, int position)
 {
-    return (struct butler_layer_state){
-        &session->policy,       &session->shape, &session->kv, &session->engine->scratch.work, &session->selection, traffic, layer,
-        session->shape.n_heads, position};
+    return (struct butler_layer_state){&session->policy,
+                                       &session->shape,
+                                       &session->kv,
+                                       &session->engine->scratch.work,
+                                       &session->selection,
+                                       traffic,
+                                       layer,
+                                       session->shape.n_heads,
+                                       position,
+                                       session->model->hp.attn_softcap};
 }
 
 #endif

@@ -4,8 +4,9 @@
  *   policy   its canonical text, header.n_policy bytes
  *   tokens   int32 [n_past]
  *   logits   float [n_vocab], if header.has_logits
- *   heads    for every layer, every KV head: int32 n_slots; with eviction positions and order; value norms if kept; then
- *            key and value row of every slot; then the metric's records
+ *   heads    for every layer, every KV head: int32 n_slots; with eviction positions and order; value norms if kept;
+ *            in layers with a window int32 first: the slots before it have been given back; key and value row of every slot;
+ *            the metric's records
  *   predict  where the policy has a predictor: uint64 its fingerprint; version 1: the heads of its own attention, as above
  *   lists    where the policy has every= above 1: what the layers go by, int32 at[n_layers] and uint64 units[n_layers]
  *            [n_heads][words] of struct butler_selection
@@ -44,10 +45,10 @@ static int write_device(struct butler_writer *writer, struct butler_backend *bac
     return code;
 }
 
-static int write_head(struct butler_writer *writer, const struct butler_kv *kv, const struct butler_kv_head *head,
+static int write_head(struct butler_writer *writer, const struct butler_kv *kv, const struct butler_kv_head *head, bool windowed,
                       struct butler_error *err)
 {
-    const int32_t n = head->n_slots;
+    const int32_t n = head->n_slots, first = head->n_released * BUTLER_EXTENT_TOKENS;
     int code = butler_write(writer, &n, sizeof n, err);
     if (code == 0 && head->positions)
         code = butler_write(writer, head->positions, (size_t)n * sizeof *head->positions, err);
@@ -55,7 +56,9 @@ static int write_head(struct butler_writer *writer, const struct butler_kv *kv, 
         code = butler_write(writer, head->order, (size_t)n * sizeof *head->order, err);
     if (code == 0 && head->value_norms)
         code = write_device(writer, kv->backend, head->value_norms, (size_t)n * sizeof *head->value_norms, err);
-    for (int slot = 0; slot < n && code == 0; slot += BUTLER_PAGE)
+    if (code == 0 && windowed)
+        code = butler_write(writer, &first, sizeof first, err);
+    for (int slot = first; slot < n && code == 0; slot += BUTLER_PAGE)
         code = write_device(writer, kv->backend, butler_kv_key_row(kv, head, (uint32_t)slot),
                             2 * kv->row_bytes * (size_t)BUTLER_MIN(n - slot, BUTLER_PAGE), err);
     if (code == 0 && kv->record_slots > 0)
@@ -68,7 +71,7 @@ static int write_predict(struct butler_writer *writer, const struct butler_predi
 {
     int code = predict ? butler_write(writer, &predict->predictor->fingerprint, sizeof predict->predictor->fingerprint, err) : 0;
     for (int i = 0; predict && predict->predictor->sizes.version == 1 && i < predict->kv.n_kv_heads && code == 0; i++)
-        code = write_head(writer, &predict->kv, &predict->kv.heads[i], err);
+        code = write_head(writer, &predict->kv, &predict->kv.heads[i], false, err);
     return code;
 }
 
@@ -123,7 +126,7 @@ int butler_session_save(const struct butler_session *session, const char *path, 
         (session->has_logits && (code = butler_write(&writer, session->logits, (size_t)header.n_vocab * sizeof(float), err)) < 0))
         goto fail;
     for (int i = 0; i < kv->n_layers * kv->n_kv_heads; i++)
-        if ((code = write_head(&writer, kv, &kv->heads[i], err)) < 0)
+        if ((code = write_head(&writer, kv, &kv->heads[i], session->model->layers[i / kv->n_kv_heads].window > 0, err)) < 0)
             goto fail;
     if ((code = write_predict(&writer, session->predict, err)) < 0 || (code = write_lists(&writer, session, err)) < 0)
         goto fail;
@@ -207,10 +210,20 @@ static int read_head(struct cursor *cursor, const struct butler_session *session
             return BUTLER_ERROR_FORMAT;
         kv->backend->upload(kv->backend, head->value_norms, from, slots * sizeof *head->value_norms);
     }
-    const unsigned char *rows = take(cursor, slots * 2 * kv->row_bytes, "the rows of a head", err);
+    const int window = kv == &session->kv ? session->model->layers[layer].window : 0;
+    int32_t first = 0;
+    if (window > 0) {
+        if (!(from = take(cursor, sizeof first, "the first slot of a head", err)))
+            return BUTLER_ERROR_FORMAT;
+        memcpy(&first, from, sizeof first);
+    }
+    if (first < 0 || first > n || first % BUTLER_EXTENT_TOKENS || (first > 0 && first > butler_kv_window_start(n, window)))
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: layer %d, KV head %d begins at token %d of %d", cursor->path, layer,
+                           kv_head, first, n);
+    const unsigned char *rows = take(cursor, (slots - (size_t)first) * 2 * kv->row_bytes, "the rows of a head", err);
     if (!rows)
         return BUTLER_ERROR_FORMAT;
-    for (int slot = 0; slot < n; slot += BUTLER_PAGE, rows += kv->page_bytes)
+    for (int slot = first; slot < n; slot += BUTLER_PAGE, rows += kv->page_bytes)
         kv->backend->upload(kv->backend, butler_kv_key_row(kv, head, (uint32_t)slot), rows,
                             2 * kv->row_bytes * (size_t)BUTLER_MIN(n - slot, BUTLER_PAGE));
     if (kv->record_slots > 0) {
@@ -300,6 +313,7 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
     for (int l = 0; l < session->kv.n_layers; l++)
         if (read_layer(cursor, session, &session->kv, l, err) < 0)
             return BUTLER_ERROR_FORMAT;
+    butler_session_release_windows(session);
     if ((session->predict && read_predict(cursor, session, err) < 0) ||
         (session->policy.every > 1 && read_lists(cursor, session, err) < 0))
         return BUTLER_ERROR_FORMAT;

@@ -147,6 +147,10 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
         return butler_fail(err, BUTLER_ERROR_ARGUMENT,
                            "%s has observed the attention of later tokens than %d: its state then is gone", session->policy.name,
                            n);
+    for (int l = 0; l < session->kv.n_layers; l++)
+        if (session->model->layers[l].window > 0 && !butler_kv_holds_window(&session->kv, l, n, session->model->layers[l].window))
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "layer %d has a window of %d tokens: those before token %d are gone", l,
+                               session->model->layers[l].window, n);
     for (int l = 0; l < session->kv.n_layers; l++) {
         butler_kv_truncate(&session->kv, l, n);
         session->selection.at[l] = session->selection.at[l] > n ? 0 : session->selection.at[l];

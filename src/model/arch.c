@@ -40,6 +40,14 @@
     {                                                                                                                              \
         name, BUTLER_PART_SHIFT, where, D(n), D(NONE), D(n), D(NONE), false                                                        \
     }
+#define WEIGHT_OPTIONAL(name, where, n)                                                                                            \
+    {                                                                                                                              \
+        name, BUTLER_PART_WEIGHT, where, D(n), D(NONE), D(n), D(NONE), true                                                        \
+    }
+#define SHIFT_OPTIONAL(name, where, n)                                                                                             \
+    {                                                                                                                              \
+        name, BUTLER_PART_SHIFT, where, D(n), D(NONE), D(n), D(NONE), true                                                         \
+    }
 #define OTHER(name)                                                                                                                \
     {                                                                                                                              \
         name, BUTLER_PART_OTHER, 0, D(NONE), D(NONE), D(NONE), D(NONE), true                                                       \
@@ -81,6 +89,8 @@ static const struct butler_binding llama_layer[] = {
     OTHER("attn_rot_embd.weight"), /* frequencies stored by old conversions; they follow from rope.freq_base */
     END,
 };
+
+static const struct butler_binding gemma_layer[] = {SEPARATE_QKVO, GATED_FFN, END};
 
 static const struct butler_binding qwen2_layer[] = {
     SEPARATE_QKVO,
@@ -138,16 +148,185 @@ static const struct butler_binding gpt2_layer[] = {
     END,
 };
 
-/* llama alone pairs neighbours: its conversion to GGUF reorders the rows of q and k so that this equals the halves of
- * the original. */
-#define ARCHS(each)                                                                                                                \
-    each("llama", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_ADJACENT, false, rope_model, llama_layer)                              \
-        each("qwen2", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_HALVES, false, rope_model, qwen2_layer)                            \
-            each("qwen3", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_HALVES, false, rope_model, qwen3_layer)                        \
-                each("phi3", BUTLER_NORM_RMS, BUTLER_SILU, BUTLER_ROPE_HALVES, true, rope_model, phi3_layer)                       \
-                    each("gpt2", BUTLER_NORM_LAYER, BUTLER_GELU, BUTLER_ROPE_NONE, false, gpt2_model, gpt2_layer)
+#define FUSED_QKV                                                                                                                  \
+    MATRIX_SLICE("attn_qkv.weight", LAYER(wq), Q, EMBD, QKV, NONE), MATRIX_SLICE("attn_qkv.weight", LAYER(wk), KV, EMBD, QKV, Q),  \
+        MATRIX_SLICE("attn_qkv.weight", LAYER(wv), KV, EMBD, QKV, Q_KV), BIAS_SLICE("attn_qkv.bias", LAYER(wq), Q, QKV, NONE),     \
+        BIAS_SLICE("attn_qkv.bias", LAYER(wk), KV, QKV, Q), BIAS_SLICE("attn_qkv.bias", LAYER(wv), KV, QKV, Q_KV)
 
-#define ROW(...) {__VA_ARGS__},
+#define QKV_BIASES_OPTIONAL                                                                                                        \
+    BIAS_OPTIONAL("attn_q.bias", LAYER(wq), Q), BIAS_OPTIONAL("attn_k.bias", LAYER(wk), KV),                                       \
+        BIAS_OPTIONAL("attn_v.bias", LAYER(wv), KV)
+
+#define NORM_WITH_BIAS(name, where, n) WEIGHT(name ".weight", where, n), SHIFT(name ".bias", where, n)
+
+/* Two layers with biases and no gate. */
+#define PLAIN_FFN                                                                                                                  \
+    MATRIX("ffn_up.weight", LAYER(w_up), FF, EMBD), BIAS("ffn_up.bias", LAYER(w_up), FF),                                          \
+        MATRIX("ffn_down.weight", LAYER(w_down), EMBD, FF), BIAS("ffn_down.bias", LAYER(w_down), EMBD)
+
+static const struct butler_binding layer_norm_model[] = {
+    MATRIX("token_embd.weight", MODEL(tok_embd), VOCAB, EMBD),
+    NORM_WITH_BIAS("output_norm", MODEL(output_norm), EMBD),
+    MATRIX_OPTIONAL("output.weight", MODEL(output), VOCAB, EMBD),
+    BIAS_OPTIONAL("output.bias", MODEL(output), VOCAB),
+    END,
+};
+
+static const struct butler_binding gemma2_layer[] = {
+    SEPARATE_QKVO,
+    GATED_FFN,
+    WEIGHT("post_attention_norm.weight", LAYER(attn_post_norm), EMBD),
+    WEIGHT("post_ffw_norm.weight", LAYER(ffn_post_norm), EMBD),
+    END,
+};
+
+static const struct butler_binding gemma3_layer[] = {
+    SEPARATE_QKVO,
+    GATED_FFN,
+    WEIGHT("attn_q_norm.weight", LAYER(q_norm), HEAD),
+    WEIGHT("attn_k_norm.weight", LAYER(k_norm), HEAD),
+    WEIGHT("post_attention_norm.weight", LAYER(attn_post_norm), EMBD),
+    WEIGHT("post_ffw_norm.weight", LAYER(ffn_post_norm), EMBD),
+    END,
+};
+
+static const struct butler_binding gptneox_layer[] = {
+    NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
+    FUSED_QKV,
+    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
+    BIAS("attn_output.bias", LAYER(wo), EMBD),
+    NORM_WITH_BIAS("ffn_norm", LAYER(ffn_norm), EMBD),
+    PLAIN_FFN,
+    END,
+};
+
+static const struct butler_binding opt_layer[] = {
+    NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
+    MATRIX("attn_q.weight", LAYER(wq), Q, EMBD),
+    MATRIX("attn_k.weight", LAYER(wk), KV, EMBD),
+    MATRIX("attn_v.weight", LAYER(wv), KV, EMBD),
+    QKV_BIASES_OPTIONAL,
+    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
+    BIAS_OPTIONAL("attn_output.bias", LAYER(wo), EMBD),
+    NORM_WITH_BIAS("ffn_norm", LAYER(ffn_norm), EMBD),
+    PLAIN_FFN,
+    END,
+};
+
+static const struct butler_binding phi2_layer[] = {
+    NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
+    MATRIX_OPTIONAL("attn_q.weight", LAYER(wq), Q, EMBD),
+    MATRIX_OPTIONAL("attn_k.weight", LAYER(wk), KV, EMBD),
+    MATRIX_OPTIONAL("attn_v.weight", LAYER(wv), KV, EMBD),
+    QKV_BIASES_OPTIONAL,
+    FUSED_QKV,
+    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
+    BIAS("attn_output.bias", LAYER(wo), EMBD),
+    PLAIN_FFN,
+    END,
+};
+
+static const struct butler_binding stablelm_layer[] = {
+    NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
+    MATRIX("attn_q.weight", LAYER(wq), Q, EMBD),
+    MATRIX("attn_k.weight", LAYER(wk), KV, EMBD),
+    MATRIX("attn_v.weight", LAYER(wv), KV, EMBD),
+    QKV_BIASES_OPTIONAL,
+    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
+    WEIGHT_OPTIONAL("ffn_norm.weight", LAYER(ffn_norm), EMBD),
+    SHIFT_OPTIONAL("ffn_norm.bias", LAYER(ffn_norm), EMBD),
+    MATRIX("ffn_gate.weight", LAYER(w_gate), FF, EMBD),
+    MATRIX("ffn_up.weight", LAYER(w_up), FF, EMBD),
+    MATRIX("ffn_down.weight", LAYER(w_down), EMBD, FF),
+    END,
+};
+
+static const struct butler_binding starcoder2_layer[] = {
+    NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
+    MATRIX("attn_q.weight", LAYER(wq), Q, EMBD),
+    MATRIX("attn_k.weight", LAYER(wk), KV, EMBD),
+    MATRIX("attn_v.weight", LAYER(wv), KV, EMBD),
+    QKV_BIASES_OPTIONAL,
+    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
+    BIAS_OPTIONAL("attn_output.bias", LAYER(wo), EMBD),
+    NORM_WITH_BIAS("ffn_norm", LAYER(ffn_norm), EMBD),
+    MATRIX("ffn_up.weight", LAYER(w_up), FF, EMBD),
+    BIAS_OPTIONAL("ffn_up.bias", LAYER(w_up), FF),
+    MATRIX("ffn_down.weight", LAYER(w_down), EMBD, FF),
+    BIAS_OPTIONAL("ffn_down.bias", LAYER(w_down), EMBD),
+    END,
+};
+
+/* Norms of what a layer adds, none of what it takes in (olmo2, exaone4). */
+static const struct butler_binding post_norm_layer[] = {
+    MATRIX("attn_q.weight", LAYER(wq), Q, EMBD),
+    MATRIX("attn_k.weight", LAYER(wk), KV, EMBD),
+    MATRIX("attn_v.weight", LAYER(wv), KV, EMBD),
+    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
+    WEIGHT("attn_q_norm.weight", LAYER(q_norm), Q_NORM),
+    WEIGHT("attn_k_norm.weight", LAYER(k_norm), K_NORM),
+    WEIGHT("post_attention_norm.weight", LAYER(attn_post_norm), EMBD),
+    MATRIX("ffn_gate.weight", LAYER(w_gate), FF, EMBD),
+    MATRIX("ffn_up.weight", LAYER(w_up), FF, EMBD),
+    MATRIX("ffn_down.weight", LAYER(w_down), EMBD, FF),
+    WEIGHT("post_ffw_norm.weight", LAYER(ffn_post_norm), EMBD),
+    END,
+};
+
+static const struct butler_binding cohere2_layer[] = {
+    SEPARATE_QKVO,
+    MATRIX("ffn_gate.weight", LAYER(w_gate), FF, EMBD),
+    MATRIX("ffn_up.weight", LAYER(w_up), FF, EMBD),
+    MATRIX("ffn_down.weight", LAYER(w_down), EMBD, FF),
+    END,
+};
+
+static const struct butler_binding glm4_layer[] = {
+    SEPARATE_QKVO,
+    QKV_BIASES_OPTIONAL,
+    WEIGHT("post_attention_norm.weight", LAYER(attn_post_norm), EMBD),
+    WEIGHT("ffn_norm.weight", LAYER(ffn_norm), EMBD),
+    MATRIX_SLICE("ffn_up.weight", LAYER(w_gate), FF, EMBD, 2FF, NONE),
+    MATRIX_SLICE("ffn_up.weight", LAYER(w_up), FF, EMBD, 2FF, FF),
+    MATRIX("ffn_down.weight", LAYER(w_down), EMBD, FF),
+    WEIGHT("post_ffw_norm.weight", LAYER(ffn_post_norm), EMBD),
+    END,
+};
+
+/* Conversion to GGUF reorders the rows of q and k of llama and its relatives so that pairs of neighbours rotate. */
+#define ARCHS(each)                                                                                                                \
+    each("llama", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer) each(                                                        \
+        "qwen2", .rope = BUTLER_ROPE_HALVES, .layer = qwen2_layer) each("qwen3", .rope = BUTLER_ROPE_HALVES, .layer = qwen3_layer) \
+        each("phi3", .rope = BUTLER_ROPE_HALVES, .layer = phi3_layer)                                                              \
+            each("gpt2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU, .model = gpt2_model, .layer = gpt2_layer) each(     \
+                "gemma", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma_layer,                              \
+                .scales_embd = true) each("gemma2", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma2_layer,  \
+                                          .scales_embd = true, .window_period = 2, .wide_scale_layers = 46)                        \
+                each("gemma3", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma3_layer, .scales_embd = true,  \
+                     .window_period = 6, .local_theta = 10000, .wide_scale_layers = 62)                                            \
+                    each("gptneox", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU_ERF, .rope = BUTLER_ROPE_HALVES,          \
+                         .model = layer_norm_model, .layer = gptneox_layer, .parallel = BUTLER_PARALLEL_KEY)                       \
+                        each("opt", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_RELU, .model = gpt2_model, .layer = opt_layer) \
+                            each("phi2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES,         \
+                                 .model = layer_norm_model, .layer = phi2_layer, .parallel = BUTLER_PARALLEL_ALWAYS)               \
+                                each("stablelm", .norm = BUTLER_NORM_LAYER, .rope = BUTLER_ROPE_HALVES, .model = layer_norm_model, \
+                                     .layer = stablelm_layer, .parallel = BUTLER_PARALLEL_NO_NORM)                                 \
+                                    each("starcoder2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU,                       \
+                                         .rope = BUTLER_ROPE_HALVES, .model = layer_norm_model, .layer = starcoder2_layer)         \
+                                        each("olmo2", .rope = BUTLER_ROPE_HALVES, .layer = post_norm_layer, .wide_qk_norm = true)  \
+                                            each("granite", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer,                    \
+                                                 .divides_logits = true) each("smollm3", .rope = BUTLER_ROPE_ADJACENT,             \
+                                                                              .layer = llama_layer,                                \
+                                                                              .rotates = BUTLER_ROTATES_NOT_FOURTH)                \
+                                                each("cohere2", .norm = BUTLER_NORM_LAYER, .rope = BUTLER_ROPE_ADJACENT,           \
+                                                     .layer = cohere2_layer, .parallel = BUTLER_PARALLEL_ALWAYS,                   \
+                                                     .window_period = 4, .rotates = BUTLER_ROTATES_WINDOWED)                       \
+                                                    each("glm4", .rope = BUTLER_ROPE_ADJACENT, .layer = glm4_layer)                \
+                                                        each("exaone4", .rope = BUTLER_ROPE_HALVES, .layer = post_norm_layer,      \
+                                                             .window_period = 4, .rotates = BUTLER_ROTATES_WINDOWED)               \
+                                                            each("internlm2", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer)
+
+#define ROW(arch_name, ...) {.name = arch_name, __VA_ARGS__},
 static const struct butler_arch archs[] = {ARCHS(ROW)};
 
 #define COMMA_NAME(name, ...) ", " name
@@ -159,6 +338,11 @@ const struct butler_arch *butler_arch_find(const char *name)
         if (strcmp(archs[i].name, name) == 0)
             return &archs[i];
     return NULL;
+}
+
+const struct butler_binding *butler_arch_model(const struct butler_arch *arch)
+{
+    return arch->model ? arch->model : rope_model;
 }
 
 const char *butler_arch_names(void)

@@ -16,6 +16,8 @@ enum butler_dim {
     BUTLER_DIM_Q_KV,
     BUTLER_DIM_QKV, /* q, k and v in one tensor */
     BUTLER_DIM_HEAD,
+    BUTLER_DIM_Q_NORM, /* head_dim, or with wide_qk_norm all query heads */
+    BUTLER_DIM_K_NORM,
     BUTLER_DIM_VOCAB,
     BUTLER_DIM_CTX,
     BUTLER_N_DIMS,
@@ -39,14 +41,41 @@ struct butler_binding {
     bool optional;
 };
 
+/* Which layers rotate queries and keys. */
+enum butler_arch_rotates {
+    BUTLER_ROTATES_ALL,
+    BUTLER_ROTATES_NOT_FOURTH, /* all but every fourth layer (smollm3) */
+    BUTLER_ROTATES_WINDOWED,   /* layers with a window; all, where none has (cohere2, exaone4) */
+};
+
+enum butler_arch_parallel {
+    BUTLER_PARALLEL_NEVER,
+    BUTLER_PARALLEL_ALWAYS,
+    BUTLER_PARALLEL_KEY,     /* as the key use_parallel_residual says */
+    BUTLER_PARALLEL_NO_NORM, /* where layers have no ffn_norm */
+};
+
+/* What a field that is 0 or NULL says: an RMS norm, SILU, no rotation, the tensors of rope_model. */
 struct butler_arch {
     const char *name;
     enum butler_norm norm;
     enum butler_activation activation;
     enum butler_rope rope;
-    bool has_sliding_window;
-    const struct butler_binding *model, *layer;
+    const struct butler_binding *model, *layer; /* tables of tensors */
+    /* Of each window_period layers the last has no window, the others have the file's; 0: all have it. For files that do not say.
+     */
+    int window_period;
+    float local_theta; /* RoPE base of layers with a window; 0: that of the others */
+    enum butler_arch_rotates rotates;
+    enum butler_arch_parallel parallel;
+    bool scales_embd;      /* by sqrt(n_embd) */
+    bool wide_qk_norm;     /* q_norm and k_norm are over all heads at once */
+    bool divides_logits;   /* key logit_scale is a divisor */
+    int wide_scale_layers; /* a model of so many layers scales scores by sqrt(n_heads / n_embd) instead of 1 / sqrt(head_dim) */
 };
+
+/* The tensors outside layers. */
+const struct butler_binding *butler_arch_model(const struct butler_arch *arch);
 
 /* NULL if there is no architecture of that name. */
 const struct butler_arch *butler_arch_find(const char *name);
@@ -63,6 +92,9 @@ struct butler_arch_key butler_arch_key(const struct butler_model *model, const c
  * converted into memory that the model owns. */
 int butler_model_vector(struct butler_model *model, const struct butler_tensor *tensor, int64_t first, int64_t n, const float **out,
                         struct butler_error *err);
+
+/* Reads the keys that only some architectures have: windows, scales and soft caps, and which layers rotate by what. */
+int butler_model_variants(struct butler_model *model, const struct butler_arch *arch, struct butler_error *err);
 
 /* Fills rope_freq, rope_freq_long, the scales and rope_original_ctx from hp, the scaling keys, and the factor tensors. */
 int butler_rope_init(struct butler_model *model, struct butler_error *err);

@@ -131,9 +131,6 @@ static int read_hparams(struct butler_model *model, const struct butler_arch *ar
                            butler_arch_key(model, "attention.head_count_kv").text, hp->n_kv_heads, hp->n_heads);
     if ((rc = read_head_dim(model, err)) < 0 || (rc = read_norm(model, err)) < 0 || (rc = read_vocab(model, err)) < 0)
         return rc;
-    if (arch->has_sliding_window &&
-        (rc = get_int(model, "attention.sliding_window", false, 0, MAX_CTX, &hp->sliding_window, err)) < 0)
-        return rc;
     if (arch->rope == BUTLER_ROPE_NONE)
         return 0;
     hp->n_rot = hp->head_dim;
@@ -167,6 +164,8 @@ static void fill_dims(struct binder *b)
     b->dims[BUTLER_DIM_Q_KV] = q + kv;
     b->dims[BUTLER_DIM_QKV] = q + 2 * kv;
     b->dims[BUTLER_DIM_HEAD] = hp->head_dim;
+    b->dims[BUTLER_DIM_Q_NORM] = hp->wide_qk_norm ? q : hp->head_dim;
+    b->dims[BUTLER_DIM_K_NORM] = hp->wide_qk_norm ? kv : hp->head_dim;
     b->dims[BUTLER_DIM_VOCAB] = hp->n_vocab;
     b->dims[BUTLER_DIM_CTX] = hp->n_ctx_train;
 }
@@ -271,7 +270,7 @@ static int bind_tensors(struct binder *b)
 {
     struct butler_model *model = b->model;
     int rc;
-    for (const struct butler_binding *binding = b->arch->model; binding->name; binding++)
+    for (const struct butler_binding *binding = butler_arch_model(b->arch); binding->name; binding++)
         if ((rc = bind_one(b, binding, binding->name, (char *)model + binding->where)) < 0)
             return rc;
     if (!model->output.data)
@@ -303,7 +302,7 @@ static int refuse_strangers(struct binder *b)
         /* The number is printed again to distinguish "blk.7." from "blk.07.". */
         bool in_layer = sscanf(name, "blk.%9d.%n", &layer, &n) == 1 && n > 0 && layer >= 0 && layer < b->model->hp.n_layers &&
                         snprintf(head, sizeof head, "blk.%d.", layer) == n && strncmp(head, name, (size_t)n) == 0;
-        if (in_layer ? in_table(b->arch->layer, name + n) : in_table(b->arch->model, name))
+        if (in_layer ? in_table(b->arch->layer, name + n) : in_table(butler_arch_model(b->arch), name))
             continue;
         return butler_fail(b->err, BUTLER_ERROR_UNSUPPORTED, "%.160s: tensor '%s' has no place in a %s model of %d layers",
                            b->model->path, name, b->arch->name, b->model->hp.n_layers);
@@ -335,6 +334,7 @@ static uint64_t step_bytes(const struct butler_model *model)
         n += matrix_bytes(&layer->wq) + matrix_bytes(&layer->wk) + matrix_bytes(&layer->wv) + matrix_bytes(&layer->wo) +
              matrix_bytes(&layer->w_gate) + matrix_bytes(&layer->w_up) + matrix_bytes(&layer->w_down);
         n += vector_bytes(&layer->attn_norm, model->hp.n_embd) + vector_bytes(&layer->ffn_norm, model->hp.n_embd) +
+             vector_bytes(&layer->attn_post_norm, model->hp.n_embd) + vector_bytes(&layer->ffn_post_norm, model->hp.n_embd) +
              vector_bytes(&layer->q_norm, model->hp.head_dim) + vector_bytes(&layer->k_norm, model->hp.head_dim);
     }
     return n;
@@ -394,6 +394,8 @@ int butler_model_bind(struct butler_model *model, struct butler_error *err)
     model->layers = butler_alloc((size_t)model->hp.n_layers * sizeof *model->layers, err);
     if (!model->layers)
         return BUTLER_ERROR_MEMORY;
+    if ((rc = butler_model_variants(model, arch, err)) < 0)
+        return rc;
     struct binder binder = {.model = model, .arch = arch, .err = err};
     fill_dims(&binder);
     if ((rc = bind_tensors(&binder)) < 0 || (rc = refuse_strangers(&binder)) < 0 || (rc = butler_rope_init(model, err)) < 0 ||
@@ -413,8 +415,9 @@ void butler_model_unbind(struct butler_model *model)
     free(model->layers);
     free(model->rope_freq);
     free(model->rope_freq_long);
+    free(model->rope_freq_local);
     model->owned_vectors = NULL;
     model->n_owned_vectors = 0;
     model->layers = NULL;
-    model->rope_freq = model->rope_freq_long = NULL;
+    model->rope_freq = model->rope_freq_long = model->rope_freq_local = NULL;
 }

@@ -7,7 +7,7 @@
 #include "text/tokenizer.h"
 
 enum butler_norm { BUTLER_NORM_RMS, BUTLER_NORM_LAYER };
-enum butler_activation { BUTLER_SILU, BUTLER_GELU /* tanh approximation, as GPT-2 */ };
+enum butler_activation { BUTLER_SILU, BUTLER_GELU /* tanh approximation, as GPT-2 */, BUTLER_GELU_ERF, BUTLER_RELU };
 enum butler_rope { BUTLER_ROPE_NONE, BUTLER_ROPE_ADJACENT /* pairs (2i, 2i+1) */, BUTLER_ROPE_HALVES /* pairs (i, i+n/2) */ };
 
 /* A weight matrix y[n_rows] = W[n_rows][n_cols] x[n_cols] (+ bias), possibly some rows of a larger tensor. */
@@ -35,11 +35,19 @@ struct butler_vector {
     const float *weight, *bias;
 };
 
+/* How a layer rotates queries and keys. */
+enum butler_layer_rope { BUTLER_LAYER_ROTATES, BUTLER_LAYER_ROTATES_LOCAL /* by rope_freq_local */, BUTLER_LAYER_UNROTATED };
+
+/* x += post_norm(wo attention(attn_norm(x))); x += post_norm(ffn(ffn_norm(x))). Norms whose weight is NULL are left out. */
 struct butler_layer {
+    int window; /* a token attends to so many tokens, itself included; 0: to all */
+    enum butler_layer_rope rope;
     struct butler_vector attn_norm;
     struct butler_matrix wq, wk, wv, wo;
-    struct butler_vector q_norm, k_norm; /* per head [head_dim] (qwen3); weight NULL: none */
-    struct butler_vector ffn_norm;
+    struct butler_vector q_norm, k_norm; /* per head [head_dim], or with wide_qk_norm over all heads */
+    struct butler_vector attn_post_norm; /* of what attention adds to the residual stream */
+    struct butler_vector ffn_norm;       /* NULL with parallel_residual: the FFN takes what attn_norm gives */
+    struct butler_vector ffn_post_norm;
     struct butler_matrix w_gate; /* data NULL: two-layer FFN without a gate (gpt2) */
     struct butler_matrix w_up, w_down;
 };
@@ -52,7 +60,13 @@ struct butler_hparams {
     enum butler_rope rope;
     int n_rot; /* dimensions of a head that are rotated */
     float rope_theta;
-    int sliding_window; /* > 0: the model attends only this far back (phi3); we run it up to that context */
+    bool wide_qk_norm;      /* q_norm and k_norm are over all heads at once (olmo2) */
+    bool parallel_residual; /* the FFN takes the layer's input, not what attention has made of it (gptneox, phi2) */
+    /* Factors; 1 where a model has none. query_scale: of queries, beside 1 / sqrt(head_dim). */
+    float embd_scale, query_scale, residual_scale, logit_scale;
+    float attn_softcap, logit_softcap; /* x -> cap tanh(x / cap); 0: none */
+    int window, n_windowed;            /* of layers that have one; how many do */
+    float local_theta;                 /* RoPE base of layers that rotate by rope_freq_local; 0: there are none */
 };
 
 struct butler_model {
@@ -67,8 +81,9 @@ struct butler_model {
     struct butler_layer *layers; /* [n_layers] */
     /* Rotation of pair i at position p: by the angle p * rope_freq[i]; cos and sin are multiplied by rope_scale. Models with
      * long and short factors (phi3, longrope) have two sets: sessions longer than rope_original_ctx use rope_freq_long. */
-    float *rope_freq;      /* [n_rot / 2] or NULL */
-    float *rope_freq_long; /* or NULL */
+    float *rope_freq;       /* [n_rot / 2] or NULL */
+    float *rope_freq_long;  /* or NULL */
+    float *rope_freq_local; /* of layers with BUTLER_LAYER_ROTATES_LOCAL, unscaled; or NULL */
     float rope_scale, rope_scale_long;
     int rope_original_ctx;
     float **owned_vectors; /* F16/BF16 norm weights and biases converted to F32; freed with the model */
@@ -80,6 +95,8 @@ struct butler_model {
 /* Binds tensors and reads hyperparameters into *model (zeroed by the caller, path and gguf set). On failure the caller
  * frees with butler_model_unbind. Does not touch the tokenizer. Fills info except its tokenizer. */
 int butler_model_bind(struct butler_model *model, struct butler_error *err);
+/* Tokens that a dense step after n - 1 others reads, summed over the layers: n, or what a window leaves. */
+uint64_t butler_model_layer_tokens(const struct butler_model *model, int n);
 void butler_model_unbind(struct butler_model *model);
 
 #endif

@@ -97,8 +97,9 @@ static void scale_yarn(const struct butler_model *model, const struct rope_keys 
     }
 }
 
-/* The n_rot / 2 frequencies for one set of factors (NULL: none). */
-static float *make_table(struct butler_model *model, const struct rope_keys *keys, const float *factors, struct butler_error *err)
+/* The n_rot / 2 frequencies for a base and one set of factors (NULL: none). */
+static float *make_table(struct butler_model *model, const struct rope_keys *keys, float theta, const float *factors,
+                         struct butler_error *err)
 {
     int n = model->hp.n_rot / 2;
     float *table = butler_alloc((size_t)n * sizeof *table, err);
@@ -106,7 +107,7 @@ static float *make_table(struct butler_model *model, const struct rope_keys *key
     if (!table || !freq)
         goto fail;
     for (int i = 0; i < n; i++)
-        freq[i] = pow((double)model->hp.rope_theta, -2.0 * i / model->hp.n_rot) / (factors ? (double)factors[i] : 1.0);
+        freq[i] = pow((double)theta, -2.0 * i / model->hp.n_rot) / (factors ? (double)factors[i] : 1.0);
     if (keys->scaling == SCALING_YARN)
         scale_yarn(model, keys, freq);
     else
@@ -162,9 +163,12 @@ int butler_rope_init(struct butler_model *model, struct butler_error *err)
     if (!long_ones != !short_ones)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: tensor 'rope_factors_%s.weight' is missing beside its sibling",
                            model->path, long_ones ? "short" : "long");
-    if (!(model->rope_freq = make_table(model, &keys, all ? all : short_ones, err)))
+    if (!(model->rope_freq = make_table(model, &keys, model->hp.rope_theta, all ? all : short_ones, err)))
         return BUTLER_ERROR_MEMORY;
-    if (!all && long_ones && !(model->rope_freq_long = make_table(model, &keys, long_ones, err)))
+    if (!all && long_ones && !(model->rope_freq_long = make_table(model, &keys, model->hp.rope_theta, long_ones, err)))
+        return BUTLER_ERROR_MEMORY;
+    const struct rope_keys unscaled = {.scaling = SCALING_NONE, .factor = 1};
+    if (model->hp.local_theta > 0 && !(model->rope_freq_local = make_table(model, &unscaled, model->hp.local_theta, NULL, err)))
         return BUTLER_ERROR_MEMORY;
     double scale = keys.attn_factor;
     if (keys.scaling == SCALING_YARN && keys.ext_factor != 0 && keys.factor > 1)
