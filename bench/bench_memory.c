@@ -11,21 +11,9 @@
 #include <string.h>
 
 #include "butler.h"
+#include "resident.h"
 
 enum { BLOCK = 512 }; /* of a prompt, where there is a matrix unit */
-
-static double resident_anonymous_mb(void)
-{
-    char line[256];
-    double kb = 0;
-    FILE *file = fopen("/proc/self/status", "r");
-    while (file && fgets(line, sizeof line, file))
-        if (strncmp(line, "RssAnon:", 8) == 0)
-            kb = strtod(line + 8, NULL);
-    if (file)
-        fclose(file);
-    return kb * 1024 / 1e6;
-}
 
 /* A session that has read and written at the depth, or NULL. */
 static struct butler_session *use_session(struct butler_engine *engine, int depth, const char *policy, struct butler_error *err)
