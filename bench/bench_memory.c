@@ -41,6 +41,7 @@ static int measure(struct butler_engine *engine, int depth, const char *policy)
 {
     struct butler_error err;
     struct butler_stats stats;
+    butler_session_free(use_session(engine, depth, policy, &err)); /* touches what the engine has once */
     struct butler_session *first = use_session(engine, depth, policy, &err), *second = NULL;
     const double one = resident_anonymous_mb();
     if (first && (second = use_session(engine, depth, policy, &err))) {
