@@ -67,6 +67,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_memory MODEL.gguf DEPTH [--predictor FILE]... [POLICY]...\n");
         return 2;
     }
+    use_small_pages();
     struct butler_model *model = butler_model_load(argv[1], NULL, &err);
     struct butler_engine *engine = model ? butler_engine_new(model, NULL, &err) : NULL;
     for (int i = 3; engine && i + 1 < argc; i++)
