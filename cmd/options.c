@@ -132,7 +132,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_HELP] = {'h', "help", NULL, KIND_BOOL, AT(help), 0, 0, NULL, "print this help"},
 };
 
-static const char *const kv_type_names[BUTLER_N_KV_TYPES] = {"f32", "f16", "q8_0"};
+static const char *const kv_type_names[BUTLER_N_KV_TYPES] = {
+    [BUTLER_KV_F16] = "f16", [BUTLER_KV_F32] = "f32", [BUTLER_KV_Q8_0] = "q8_0"};
 
 const char *cmd_kv_type_name(enum butler_kv_type type)
 {

@@ -146,9 +146,11 @@ static json_t *number(double x)
 static json_t *name_fields(const struct eval_run *run, const struct eval_policy *policy)
 {
     const struct eval_params *params = run->params;
+    static const char *const kv_types[BUTLER_N_KV_TYPES] = {
+        [BUTLER_KV_F16] = "f16", [BUTLER_KV_F32] = "f32", [BUTLER_KV_Q8_0] = "q8_0"};
     char fingerprint[24], data[64] = "", config[512];
-    int at = snprintf(config, sizeof config, "mode=%s,kv-type=%s", run->simulate ? "simulate" : "prefill",
-                      (const char *[]){"f32", "f16", "q8_0"}[params->kv_type]);
+    int at =
+        snprintf(config, sizeof config, "mode=%s,kv-type=%s", run->simulate ? "simulate" : "prefill", kv_types[params->kv_type]);
     for (int i = 0; run->task->options && run->task->options[i].name && at < (int)sizeof config; i++)
         at += snprintf(config + at, sizeof config - (size_t)at, ",%s=%s", run->task->options[i].name, run->option_values[i]);
     struct butler_predictor_info predictor;

@@ -27,7 +27,7 @@ int main(int argc, char **argv)
     }
     if (!(model = butler_model_load(argv[1], NULL, &err)) || !(engine = butler_engine_new(model, NULL, &err)))
         goto fail;
-    struct butler_session_params params = {.policy = argc > 3 ? argv[3] : "full", .kv_type = BUTLER_KV_F16};
+    struct butler_session_params params = {.policy = argc > 3 ? argv[3] : "full"};
     struct butler_sampler_params greedy = {.temperature = 0, .top_p = 1};
     if (!(session = butler_session_new(engine, &params, &err)) || !(sampler = butler_sampler_new(&greedy, &err)))
         goto fail;

@@ -167,19 +167,20 @@ size_t butler_utf8_push(struct butler_utf8 *stream, const char *bytes, size_t n_
 
 /* ----------------------------------------------------------------------------------------------- session */
 
-enum butler_kv_type { BUTLER_KV_F32, BUTLER_KV_F16, BUTLER_KV_Q8_0, BUTLER_N_KV_TYPES };
+/* How keys and values are stored. */
+enum butler_kv_type { BUTLER_KV_F16, BUTLER_KV_F32, BUTLER_KV_Q8_0, BUTLER_N_KV_TYPES };
 
 struct butler_session_params {
     size_t struct_size;          /* 0 or sizeof(struct butler_session_params) */
     int n_ctx;                   /* most tokens of the text; 0: what the model was trained for */
-    enum butler_kv_type kv_type; /* 0 is F32 */
+    enum butler_kv_type kv_type; /* 0: F16 */
     const char *policy;          /* "full", "quest:budget=1024", ...; NULL: "full". See butler_policy_describe */
     uint64_t seed;               /* for the policy "random" */
 };
 
 struct butler_session;
 
-/* params may be NULL: "full", F16 keys and values. */
+/* params may be NULL: the defaults. */
 struct butler_session *butler_session_new(struct butler_engine *engine, const struct butler_session_params *params,
                                           struct butler_error *err);
 void butler_session_free(struct butler_session *session);

@@ -225,7 +225,7 @@ static void put_rows(const struct butler_model *model, int n_events)
 
 int main(int argc, char **argv)
 {
-    static const char *const types[] = {"f32", "f16", "q8_0"};
+    static const char *const types[] = {[BUTLER_KV_F16] = "f16", [BUTLER_KV_F32] = "f32", [BUTLER_KV_Q8_0] = "q8_0"};
     struct butler_error err = {0};
     struct butler_session_params params = {0};
     int n_ids;

@@ -135,7 +135,7 @@ static void the_view_gives_rows_as_stored_and_counts_them(void **state)
     (void)state;
     for (int type = 0; type < BUTLER_N_KV_TYPES; type++) {
         struct head head;
-        const size_t row_bytes[] = {DIM * 4, DIM * 2, DIM / 32 * 34};
+        const size_t row_bytes[] = {[BUTLER_KV_F16] = DIM * 2, [BUTLER_KV_F32] = DIM * 4, [BUTLER_KV_Q8_0] = DIM / 32 * 34};
         float q[GROUP * DIM], out[GROUP][400], x[DIM];
         head_init(&head, &butler_metric_exact, NULL, (enum butler_kv_type)type, "ref");
         grow(&head, &butler_metric_exact, NULL, 400, 400, 1);

@@ -43,8 +43,11 @@ static struct butler_predict *start(struct butler_engine *engine, struct butler_
 
 static void stop(struct butler_engine *engine, struct butler_predict *predict)
 {
-    engine->predictors[predict->predictor->sizes.version - 1] = NULL;
+    const int version = predict->predictor->sizes.version;
     butler_predict_free(predict);
+    butler_predict_scratch_free(engine->predict_scratch[version - 1]);
+    engine->predict_scratch[version - 1] = NULL;
+    engine->predictors[version - 1] = NULL;
 }
 
 /* ----------------------------------------------------------------------------------------------- PyTorch */
@@ -161,7 +164,7 @@ static void check_second(const char *name, struct butler_engine *engine)
                 const float *k = cached + (((l - 1) * n + t) * s->n_kv_heads + g) * s->head_dim;
                 float key[BUTLER_PREDICTOR_MAX_D];
                 for (int i = 0; i < s->d; i++) {
-                    const float *w = predict->projections + (((l - 1) * s->n_kv_heads + g) * s->d + i) * s->head_dim;
+                    const float *w = predict->scratch->projections + (((l - 1) * s->n_kv_heads + g) * s->d + i) * s->head_dim;
                     key[i] = 0;
                     for (int c = 0; c < s->head_dim; c++)
                         key[i] += w[c] * k[c];

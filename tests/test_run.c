@@ -292,6 +292,54 @@ static void test_what_is_wrong_is_named(void **state)
     close_engine(other);
 }
 
+/* Every refused call leaves the session as it was: it continues as one that was never asked. */
+static void test_refusals_change_nothing(void **state)
+{
+    enum { N = 60 };
+    const struct butler_engine_params params = {.n_threads = 1, .kv_bytes = 1 << 26};
+    struct butler_engine *engine = open_engine("models/llama-gqa.gguf", &params),
+                         *other_model = open_engine("models/qwen2.gguf", &params);
+    struct butler_session *asked = open_session(engine, "h2o:budget=24"), *twin = open_session(engine, "h2o:budget=24"),
+                          *stranger = open_session(other_model, "h2o:budget=24"), *empty = open_session(other_model, "full");
+    const int n_vocab = engine->model->hp.n_vocab;
+    struct butler_error errs[3];
+    int32_t ids[N];
+    (void)state;
+    make_text(engine, 9, ids, N);
+    run_span(asked, ids, N, N);
+    run_span(twin, ids, N, N);
+    const struct butler_span twice[] = {{.session = asked, .ids = ids, .n = 1}, {.session = asked, .ids = ids, .n = 2}};
+    assert_int_equal(butler_run(engine, twice, 2, errs), BUTLER_ERROR_ARGUMENT);
+    assert_string_equal(errs[1].message, "spans 0 and 1 are of the same session");
+    const int32_t beyond[] = {1, n_vocab}, negative[] = {1, 2, -7};
+    const struct butler_span bad[] = {{.session = asked, .ids = beyond, .n = 2},
+                                      {.session = twin, .ids = negative, .n = 3},
+                                      {.session = stranger, .ids = ids, .n = 1}};
+    assert_int_equal(butler_run(engine, bad, 3, errs), BUTLER_ERROR_ARGUMENT);
+    assert_true(strstr(errs[0].message, "token 1 is") && strstr(errs[1].message, "token 2 is -7") &&
+                strstr(errs[2].message, "another engine"));
+    assert_int_equal(butler_session_truncate(asked, N - 5, errs), BUTLER_ERROR_ARGUMENT); /* the cut was at N */
+    assert_non_null(strstr(errs[0].message, "h2o has evicted tokens"));
+    assert_int_equal(butler_session_copy(asked, stranger, errs), BUTLER_ERROR_ARGUMENT);
+    assert_non_null(strstr(errs[0].message, "another engine"));
+    assert_int_equal(butler_session_copy(stranger, asked, errs), BUTLER_ERROR_ARGUMENT);
+    assert_int_equal(butler_session_adopt(empty, asked, errs), BUTLER_ERROR_ARGUMENT);
+    assert_int_equal(butler_session_adopt_prefix(asked, ids, N, errs), BUTLER_ERROR_ARGUMENT);
+    assert_true(butler_n_past(stranger) == 0 && butler_n_past(empty) == 0);
+    for (int i = 0; i < 8; i++) {
+        assert_int_equal(butler_n_past(asked), N + i);
+        assert_true(digest_logits(asked) == digest_logits(twin));
+        run_span(asked, ids + i, 1, 0);
+        run_span(twin, ids + i, 1, 0);
+    }
+    butler_session_free(asked);
+    butler_session_free(twin);
+    butler_session_free(stranger);
+    butler_session_free(empty);
+    close_engine(engine);
+    close_engine(other_model);
+}
+
 /* A session that cannot go on in the middle of the layers is lost; the others are not. It can be emptied and used again. */
 static void test_one_failure(void **state)
 {
@@ -573,6 +621,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_schedules),
         cmocka_unit_test(test_weights_once),
         cmocka_unit_test(test_what_is_wrong_is_named),
+        cmocka_unit_test(test_refusals_change_nothing),
         cmocka_unit_test(test_one_failure),
         cmocka_unit_test(test_pages_run_out),
         cmocka_unit_test(test_stopping),

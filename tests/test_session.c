@@ -124,6 +124,36 @@ static void test_refusals(void **state)
     free_engine(engine);
 }
 
+/* Without parameters and with zeroed ones a session is the same: every token read, keys and values in F16. */
+static void test_default_parameters(void **state)
+{
+    enum { N = 24 };
+    static const struct butler_session_params zeroed, f16 = {.n_ctx = 128, .kv_type = BUTLER_KV_F16, .policy = "full"};
+    const struct butler_session_params *params[] = {&f16, &zeroed, NULL};
+    struct tiny tiny = tiny_default;
+    float logits[3][64];
+    int32_t text[N];
+    (void)state;
+    struct butler_engine *engine = load(&tiny, 1);
+    const size_t n_bytes = sizeof(float) * (size_t)tiny.n_vocab;
+    text_of(text, N, tiny.n_vocab);
+    for (int i = 0; i < 3; i++) {
+        struct butler_error err;
+        struct butler_stats stats;
+        struct butler_session *session = butler_session_new(engine, params[i], &err);
+        assert_non_null(session);
+        assert_int_equal(butler_n_ctx(session), f16.n_ctx);
+        run(session, text, N - 4, N);
+        butler_session_stats(session, &stats);
+        assert_int_equal(stats.kv_bytes, stats.full_kv_bytes);
+        memcpy(logits[i], butler_logits(session), n_bytes);
+        butler_session_free(session);
+    }
+    assert_memory_equal(logits[0], logits[1], n_bytes);
+    assert_memory_equal(logits[0], logits[2], n_bytes);
+    free_engine(engine);
+}
+
 static void test_nan(void **state)
 {
     struct tiny tiny = tiny_default;
@@ -390,10 +420,10 @@ static void test_sampler(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_in_cache),     cmocka_unit_test(test_refusals),      cmocka_unit_test(test_nan),
-        cmocka_unit_test(test_entropystop),       cmocka_unit_test(test_entropy),       cmocka_unit_test(test_fill),
-        cmocka_unit_test(test_wide_feed_forward), cmocka_unit_test(test_hostile_files), cmocka_unit_test(test_other_model),
-        cmocka_unit_test(test_sampler),
+        cmocka_unit_test(test_rope_in_cache), cmocka_unit_test(test_refusals),          cmocka_unit_test(test_default_parameters),
+        cmocka_unit_test(test_nan),           cmocka_unit_test(test_entropystop),       cmocka_unit_test(test_entropy),
+        cmocka_unit_test(test_fill),          cmocka_unit_test(test_wide_feed_forward), cmocka_unit_test(test_hostile_files),
+        cmocka_unit_test(test_other_model),   cmocka_unit_test(test_sampler),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

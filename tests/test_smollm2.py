@@ -2,6 +2,7 @@
 
 `./setup --model smollm2` fetches the weights to models/; $BUTLER_MODELS names another folder for them."""
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,21 @@ def test_policies(policy, full):
     part = after_a_text(f"{policy}:budget=128")
     assert len(part["ids"]) == 8
     assert part["stats"]["kv_bytes"] < 0.7 * full["stats"]["kv_bytes"]
+
+
+def test_a_second_session_costs_its_pages_and_records(tmp_path):
+    """At most 1 MB more, at 512 tokens: activations, and what a predictor works with, are the engine's."""
+    programs = [f"build/bench/bench_{name}" for name in ("memory", "predictor")]
+    subprocess.run(["make", "-s", *programs], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    memory, predictor = (ROOT / program for program in programs)
+    policies, files = ["full", "streaming:budget=128", "quest:budget=128", "h2o:budget=128"], []
+    for version, name in enumerate(("tokenbutler", "tokenbutler2"), 1):
+        files += ["--predictor", tmp_path / name]
+        subprocess.run([predictor, MODEL, "write", f"v{version}", files[-1]], check=True, stdout=subprocess.DEVNULL)
+        policies.append(f"{name}:budget=0.25")
+    said = subprocess.run([memory, MODEL, "504", *files, *policies], check=True, capture_output=True, text=True).stdout
+    table = {line.split()[0]: [float(x) for x in line.split()[1:]] for line in said.splitlines()[1:]}
+    assert list(table) == policies
+    for policy, (depth, full_kv, kv, records, resident, beside, second, rest) in table.items():
+        assert kv > 0.2 * full_kv and second > 0.8 * kv, policy  # it measures something
+        assert rest <= 1, policy

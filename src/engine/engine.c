@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "engine/prefix.h"
+#include "engine/predict.h"
 #include "model/predictor.h"
 
 int butler_check_struct(size_t struct_size, size_t expected, const char *what, struct butler_error *err)
@@ -149,6 +150,8 @@ void butler_engine_free(struct butler_engine *engine)
         butler_pages_free(pages);
     }
     butler_scratch_free(&engine->scratch);
+    butler_predict_scratch_free(engine->predict_scratch[0]);
+    butler_predict_scratch_free(engine->predict_scratch[1]);
     if (!engine->borrows) {
         butler_metric_list_free(engine->plugins);
         butler_predictor_free(engine->predictors[0]);

@@ -8,6 +8,7 @@
 
 struct butler_prefix;
 struct butler_predictor;
+struct butler_predict_scratch;
 
 struct butler_engine {
     struct butler_model *model;
@@ -17,8 +18,9 @@ struct butler_engine {
     struct butler_pages *pages;   /* one pool for each size of extent */
     struct butler_prefix *prefix; /* NULL: none */
     struct butler_metric_list *plugins;
-    struct butler_predictor *predictors[2]; /* of version 1 and 2, or NULL */
-    bool borrows;                           /* plug-ins and predictors are another engine's */
+    struct butler_predictor *predictors[2];            /* of version 1 and 2, or NULL */
+    struct butler_predict_scratch *predict_scratch[2]; /* of these, where sessions use them; or NULL */
+    bool borrows;                                      /* plug-ins and predictors are another engine's */
     int n_block;
     uint64_t kv_bytes; /* most bytes of a page pool */
 };

@@ -35,116 +35,164 @@ static int n_producers(const struct butler_predictor_sizes *s)
     return n;
 }
 
-static const float *vector(const struct butler_predict *predict, int param)
+static const float *vector(const struct butler_predictor *predictor, int param)
 {
-    return predict->predictor->params[param].matrix.data;
+    return predictor->params[param].matrix.data;
 }
 
 /* ------------------------------------------------------------------------------------------------ making */
 
-static int bind(struct butler_predict *predict, struct butler_error *err)
+static int bind(struct butler_predict_scratch *scratch, struct butler_error *err)
 {
-    const struct butler_predictor *predictor = predict->predictor;
-    predict->bound = butler_alloc((size_t)predictor->n_params * sizeof *predict->bound, err);
-    if (!predict->bound)
+    const struct butler_predictor *predictor = scratch->predictor;
+    scratch->bound = butler_alloc((size_t)predictor->n_params * sizeof *scratch->bound, err);
+    if (!scratch->bound)
         return BUTLER_ERROR_MEMORY;
     for (int i = 0; i < predictor->n_params; i++)
-        predict->bound[i] = predictor->params[i].matrix;
+        scratch->bound[i] = predictor->params[i].matrix;
     if (predictor->sizes.version == 1) {
-        predict->bound[FFN_UP].bias = vector(predict, FFN_UP_BIAS);
-        predict->bound[FFN_DOWN].bias = vector(predict, FFN_DOWN_BIAS);
+        scratch->bound[FFN_UP].bias = vector(predictor, FFN_UP_BIAS);
+        scratch->bound[FFN_DOWN].bias = vector(predictor, FFN_DOWN_BIAS);
     }
-    predict->matrices = predict->bound;
+    scratch->matrices = scratch->bound;
     return 0;
 }
 
-static int make_activations(struct butler_predict *predict, size_t n, struct butler_error *err)
+static size_t keys_of_a_token(const struct butler_predictor_sizes *s)
 {
-    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
-    struct butler_arena *arena = &predict->buffers.pieces, *host = &predict->host;
-    const size_t embd = (size_t)s->n_embd, d = (size_t)s->d, layers = (size_t)s->n_layers;
-    butler_arena_want(arena, &predict->queries, layers * (size_t)s->n_heads * d, sizeof(float));
-    if (s->version == 1) {
-        const size_t inner = (size_t)s->n_inner, half = BUTLER_MAX(inner / (size_t)s->n_inner_heads, d) / 2;
-        butler_arena_want(arena, &predict->z, n * inner, sizeof(float));
-        butler_arena_want(arena, &predict->q, n * inner, sizeof(float));
-        butler_arena_want(arena, &predict->k, n * inner, sizeof(float));
-        butler_arena_want(arena, &predict->v, n * inner, sizeof(float));
-        butler_arena_want(arena, &predict->up, n * 2 * inner, sizeof(float));
-        butler_arena_want(arena, &predict->out, n * embd, sizeof(float));
-        butler_arena_want(arena, &predict->mid, n * (size_t)s->n_mid, sizeof(float));
-        butler_arena_want(arena, &predict->keys, n * (layers - 1) * (size_t)s->n_key_heads * d, sizeof(float));
-        butler_arena_want(arena, &predict->cosines, n * half, sizeof(float));
-        butler_arena_want(arena, &predict->sines, n * half, sizeof(float));
-        butler_arena_want(host, &predict->freq_inner, inner / (size_t)s->n_inner_heads / 2, sizeof(float));
-        butler_arena_want(host, &predict->freq_head, d / 2, sizeof(float));
-        butler_arena_want(host, &predict->host_cosines, n * half, sizeof(float));
-        butler_arena_want(host, &predict->host_sines, n * half, sizeof(float));
-        predict->n_staging =
-            BUTLER_MAX(n * BUTLER_MAX((layers - 1) * (size_t)s->n_key_heads * d, inner), layers * (size_t)s->n_heads * d);
-    } else {
-        butler_arena_want(arena, &predict->out, embd, sizeof(float));
-        butler_arena_want(arena, &predict->mid, (size_t)s->n_mid, sizeof(float));
-        butler_arena_want(arena, &predict->cosines, d / 2, sizeof(float));
-        butler_arena_want(arena, &predict->sines, d / 2, sizeof(float));
-        butler_arena_want(host, &predict->host_cosines, d / 2, sizeof(float));
-        butler_arena_want(host, &predict->host_sines, d / 2, sizeof(float));
-        predict->n_staging = BUTLER_MAX((size_t)s->head_dim, layers * (size_t)s->n_heads * d);
-        butler_arena_want(arena, &predict->projections, (layers - 1) * (size_t)s->n_kv_heads * d * (size_t)s->head_dim,
-                          sizeof(float));
-    }
-    butler_arena_want(host, &predict->staging, predict->n_staging, sizeof(float));
-    return butler_arena_make(host, err) < 0 ? BUTLER_ERROR_MEMORY : butler_buffers_make(&predict->buffers, predict->backend, err);
+    return (size_t)(s->n_layers - 1) * (size_t)s->n_key_heads * (size_t)s->d;
 }
 
-static void widen_projections(struct butler_predict *predict)
+static size_t queries_of_a_token(const struct butler_predictor_sizes *s)
 {
-    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
-    const struct butler_matrix *matrices = predict->matrices + N_PRODUCER * n_producers(s);
-    float *at = predict->projections;
+    return (size_t)s->n_layers * (size_t)s->n_heads * (size_t)s->d;
+}
+
+static int make_activations(struct butler_predict_scratch *scratch, struct butler_backend *backend, struct butler_error *err)
+{
+    const struct butler_predictor_sizes *s = &scratch->predictor->sizes;
+    struct butler_arena *arena = &scratch->buffers.pieces, *host = &scratch->host;
+    const size_t n = (size_t)scratch->max_rows, embd = (size_t)s->n_embd, d = (size_t)s->d;
+    if (s->version == 1) {
+        const size_t inner = (size_t)s->n_inner, half = BUTLER_MAX(inner / (size_t)s->n_inner_heads, d) / 2;
+        butler_arena_want(arena, &scratch->z, n * inner, sizeof(float));
+        butler_arena_want(arena, &scratch->q, n * inner, sizeof(float));
+        butler_arena_want(arena, &scratch->k, n * inner, sizeof(float));
+        butler_arena_want(arena, &scratch->v, n * inner, sizeof(float));
+        butler_arena_want(arena, &scratch->up, n * 2 * inner, sizeof(float));
+        butler_arena_want(arena, &scratch->out, n * embd, sizeof(float));
+        butler_arena_want(arena, &scratch->mid, n * (size_t)s->n_mid, sizeof(float));
+        butler_arena_want(arena, &scratch->cosines, n * half, sizeof(float));
+        butler_arena_want(arena, &scratch->sines, n * half, sizeof(float));
+        butler_arena_want(host, &scratch->freq_inner, inner / (size_t)s->n_inner_heads / 2, sizeof(float));
+        butler_arena_want(host, &scratch->freq_head, d / 2, sizeof(float));
+        butler_arena_want(host, &scratch->host_cosines, n * half, sizeof(float));
+        butler_arena_want(host, &scratch->host_sines, n * half, sizeof(float));
+        scratch->n_staging = BUTLER_MAX(n * BUTLER_MAX(keys_of_a_token(s), inner), queries_of_a_token(s));
+    } else {
+        butler_arena_want(arena, &scratch->out, embd, sizeof(float));
+        butler_arena_want(arena, &scratch->mid, (size_t)s->n_mid, sizeof(float));
+        butler_arena_want(arena, &scratch->cosines, d / 2, sizeof(float));
+        butler_arena_want(arena, &scratch->sines, d / 2, sizeof(float));
+        butler_arena_want(host, &scratch->host_cosines, d / 2, sizeof(float));
+        butler_arena_want(host, &scratch->host_sines, d / 2, sizeof(float));
+        scratch->n_staging = BUTLER_MAX((size_t)s->head_dim, queries_of_a_token(s));
+        butler_arena_want(arena, &scratch->projections, (size_t)(s->n_layers - 1) * (size_t)s->n_kv_heads * d * (size_t)s->head_dim,
+                          sizeof(float));
+    }
+    butler_arena_want(host, &scratch->staging, scratch->n_staging, sizeof(float));
+    return butler_arena_make(host, err) < 0 ? BUTLER_ERROR_MEMORY : butler_buffers_make(&scratch->buffers, backend, err);
+}
+
+static void widen_projections(struct butler_predict_scratch *scratch, struct butler_backend *backend)
+{
+    const struct butler_predictor_sizes *s = &scratch->predictor->sizes;
+    const struct butler_matrix *matrices = scratch->matrices + N_PRODUCER * n_producers(s);
+    float *at = scratch->projections;
     for (int l = 0; l < s->n_layers - 1; l++)
         for (int r = 0; r < matrices[l].n_rows; r++, at += s->head_dim)
-            predict->backend->embed(predict->backend, at, &matrices[l], &(const int32_t){r}, 1);
+            backend->embed(backend, at, &matrices[l], &(const int32_t){r}, 1);
+}
+
+static void empty_scratch(struct butler_predict_scratch *scratch)
+{
+    butler_workspace_free(&scratch->work);
+    butler_buffers_free(&scratch->buffers);
+    butler_arena_free(&scratch->host);
+    free(scratch->bound);
+    memset(scratch, 0, sizeof *scratch);
+}
+
+void butler_predict_scratch_free(struct butler_predict_scratch *scratch)
+{
+    if (scratch)
+        empty_scratch(scratch);
+    free(scratch);
+}
+
+/* The engine's scratch for this predictor, with room for passes of its n_block rows and texts of max_slots tokens. */
+static struct butler_predict_scratch *scratch_of(struct butler_engine *engine, const struct butler_predictor *predictor,
+                                                 const struct butler_metric_shape *shape, int max_slots, struct butler_error *err)
+{
+    const struct butler_predictor_sizes *s = &predictor->sizes;
+    struct butler_backend *backend = engine->backend;
+    struct butler_predict_scratch **place = &engine->predict_scratch[s->version - 1];
+    struct butler_predict_scratch *scratch = *place ? *place : (*place = butler_alloc(sizeof **place, err));
+    if (!scratch || (scratch->predictor == predictor && scratch->max_rows == engine->n_block && scratch->max_slots >= max_slots))
+        return scratch;
+    /* What the workspace is made for: one layer of its own heads, rows of products no wider than these. */
+    const struct butler_hparams hp = {.n_layers = 1,
+                                      .n_embd = s->n_embd,
+                                      .n_ff = BUTLER_MAX(s->n_mid, 2 * s->n_inner),
+                                      .n_heads = shape->n_heads,
+                                      .n_kv_heads = shape->n_kv_heads,
+                                      .head_dim = shape->head_dim};
+    max_slots = BUTLER_MAX(max_slots, scratch->max_slots);
+    const struct butler_workspace_sizes sizes = {max_slots, engine->n_block, butler_pool_size(backend->pool), true, false};
+    empty_scratch(scratch);
+    scratch->predictor = predictor;
+    scratch->max_rows = engine->n_block;
+    scratch->max_slots = max_slots;
+    if (bind(scratch, err) < 0 || make_activations(scratch, backend, err) < 0 ||
+        butler_workspace_make(&scratch->work, &hp, &sizes, backend, err) < 0) {
+        empty_scratch(scratch);
+        return NULL;
+    }
+    if (s->version == 1) {
+        butler_predictor_frequencies(s, shape->head_dim, scratch->freq_inner);
+        butler_predictor_frequencies(s, s->d, scratch->freq_head);
+    } else
+        widen_projections(scratch, backend);
+    return scratch;
 }
 
 struct butler_predict *butler_predict_new(struct butler_engine *engine, int version, enum butler_kv_type kv_type, int n_ctx,
                                           struct butler_error *err)
 {
     const struct butler_predictor *predictor = engine->predictors[version - 1];
-    struct butler_backend *backend = engine->backend;
-    struct butler_pages *pages;
     const struct butler_predictor_sizes *s = &predictor->sizes;
+    struct butler_pages *pages;
     struct butler_predict *predict = butler_alloc(sizeof *predict, err);
     if (!predict)
         return NULL;
     const bool attends = s->version == 1;
     const int heads = attends ? s->n_inner_heads : 1, dim = attends ? s->n_inner / heads : 1, slots = attends ? n_ctx : 1;
-    /* What the workspace is made for: one layer of its own heads, rows of products no wider than these. */
-    const struct butler_hparams hp = {.n_layers = 1,
-                                      .n_embd = s->n_embd,
-                                      .n_ff = BUTLER_MAX(s->n_mid, 2 * s->n_inner),
-                                      .n_heads = heads,
-                                      .n_kv_heads = heads,
-                                      .head_dim = dim};
     if (butler_kv_row_bytes(kv_type, dim) == 0)
         kv_type = BUTLER_KV_F16;
     predict->predictor = predictor;
-    predict->backend = backend;
+    predict->backend = engine->backend;
     predict->shape =
         (struct butler_metric_shape){.n_layers = 1, .n_heads = heads, .n_kv_heads = heads, .head_dim = dim, .group = 1};
-    const struct butler_workspace_sizes sizes = {slots, engine->n_block, butler_pool_size(backend->pool), true, false};
-    if (bind(predict, err) < 0 || make_activations(predict, (size_t)engine->n_block, err) < 0 ||
+    butler_arena_want(&predict->buffers.pieces, &predict->queries, queries_of_a_token(s), sizeof(float));
+    if (attends)
+        butler_arena_want(&predict->buffers.pieces, &predict->keys, (size_t)engine->n_block * keys_of_a_token(s), sizeof(float));
+    if (!(predict->scratch = scratch_of(engine, predictor, &predict->shape, slots, err)) ||
+        butler_buffers_make(&predict->buffers, engine->backend, err) < 0 ||
         !(pages = butler_engine_pages(engine, kv_type, dim, err)) ||
-        butler_kv_init(&predict->kv, &predict->shape, pages, kv_type, slots, &predict->policy, err) < 0 ||
-        butler_workspace_make(&predict->work, &hp, &sizes, backend, err) < 0) {
+        butler_kv_init(&predict->kv, &predict->shape, pages, kv_type, slots, &predict->policy, err) < 0) {
         butler_predict_free(predict);
         return NULL;
     }
-    if (attends) {
-        butler_predictor_frequencies(s, dim, predict->freq_inner);
-        butler_predictor_frequencies(s, s->d, predict->freq_head);
-    } else
-        widen_projections(predict);
     return predict;
 }
 
@@ -153,10 +201,7 @@ void butler_predict_free(struct butler_predict *predict)
     if (!predict)
         return;
     butler_kv_free(&predict->kv);
-    butler_workspace_free(&predict->work);
     butler_buffers_free(&predict->buffers);
-    butler_arena_free(&predict->host);
-    free(predict->bound);
     free(predict);
 }
 
@@ -165,24 +210,24 @@ void butler_predict_free(struct butler_predict *predict)
 static void multiply(struct butler_predict *predict, struct butler_traffic *traffic, const struct butler_product *products,
                      int n_products, const float *x, int n)
 {
-    predict->backend->matmul(predict->backend, &predict->work, products, n_products, x, n);
+    predict->backend->matmul(predict->backend, &predict->scratch->work, products, n_products, x, n);
     for (int i = 0; i < n_products; i++)
         traffic->predict_bytes += products[i].w->row_bytes * (uint64_t)products[i].w->n_rows;
 }
 
 static void matmul(struct butler_predict *predict, struct butler_traffic *traffic, float *y, int param, const float *x, int n)
 {
-    multiply(predict, traffic, &(struct butler_product){y, &predict->matrices[param]}, 1, x, n);
+    multiply(predict, traffic, &(struct butler_product){y, &predict->scratch->matrices[param]}, 1, x, n);
 }
 
 /* out[n][...] = second silu(first x[n][n_embd]) */
 static void two_layers(struct butler_predict *predict, struct butler_traffic *traffic, float *out, int first, int second,
                        const float *x, int n)
 {
-    matmul(predict, traffic, predict->mid, first, x, n);
+    matmul(predict, traffic, predict->scratch->mid, first, x, n);
     const int n_mid = predict->predictor->sizes.n_mid;
-    predict->backend->activate(predict->backend, predict->mid, (size_t)n_mid, NULL, n, n_mid, BUTLER_SILU);
-    matmul(predict, traffic, out, second, predict->mid, n);
+    predict->backend->activate(predict->backend, predict->scratch->mid, (size_t)n_mid, NULL, n, n_mid, BUTLER_SILU);
+    matmul(predict, traffic, out, second, predict->scratch->mid, n);
 }
 
 /* Rotates x[n][heads][dim] of the tokens from first_position on. */
@@ -191,13 +236,14 @@ static void rotate(struct butler_predict *predict, float *x, int n, int heads, i
     for (int t = 0; t < n; t++)
         for (int i = 0; i < dim / 2; i++) {
             const double angle = (double)(first_position + t) * (double)freq[i];
-            predict->host_cosines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)cos(angle);
-            predict->host_sines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)sin(angle);
+            predict->scratch->host_cosines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)cos(angle);
+            predict->scratch->host_sines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)sin(angle);
         }
     const size_t bytes = (size_t)n * (size_t)(dim / 2) * sizeof(float);
-    predict->backend->upload(predict->backend, predict->cosines, predict->host_cosines, bytes);
-    predict->backend->upload(predict->backend, predict->sines, predict->host_sines, bytes);
-    predict->backend->rope(predict->backend, x, predict->cosines, predict->sines, n, heads, dim, dim, BUTLER_ROPE_HALVES);
+    predict->backend->upload(predict->backend, predict->scratch->cosines, predict->scratch->host_cosines, bytes);
+    predict->backend->upload(predict->backend, predict->scratch->sines, predict->scratch->host_sines, bytes);
+    predict->backend->rope(predict->backend, x, predict->scratch->cosines, predict->scratch->sines, n, heads, dim, dim,
+                           BUTLER_ROPE_HALVES);
 }
 
 /* The newest n tokens' q, k, v -> z: causal attention over the window before each. */
@@ -207,16 +253,24 @@ static int attend(struct butler_predict *predict, struct butler_traffic *traffic
     struct butler_backend *backend = predict->backend;
     const int window = butler_predictor_window(&predict->predictor->sizes);
     struct butler_traffic own = {0};
-    struct butler_layer_state state = {
-        &predict->policy, &predict->shape, &predict->kv, &predict->work, NULL, &own, 0, predict->shape.n_heads, first_position, 0};
+    struct butler_layer_state state = {&predict->policy,
+                                       &predict->shape,
+                                       &predict->kv,
+                                       &predict->scratch->work,
+                                       NULL,
+                                       &own,
+                                       0,
+                                       predict->shape.n_heads,
+                                       first_position,
+                                       0};
     if (butler_kv_grow(&predict->kv, 0, n, first_position, err) < 0)
         return BUTLER_ERROR_LENGTH;
     if (decode) {
-        backend->attend(backend, &state, predict->q, predict->k, predict->v, NULL, BUTLER_MIN(predict->kv.heads[0].n_slots, window),
-                        predict->z, false);
+        backend->attend(backend, &state, predict->scratch->q, predict->scratch->k, predict->scratch->v, NULL,
+                        BUTLER_MIN(predict->kv.heads[0].n_slots, window), predict->scratch->z, false);
     } else {
-        backend->append(backend, &state, predict->k, predict->v, n);
-        backend->attend_block(backend, &state, predict->q, predict->z, n, window, INT32_MAX);
+        backend->append(backend, &state, predict->scratch->k, predict->scratch->v, n);
+        backend->attend_block(backend, &state, predict->scratch->q, predict->scratch->z, n, window, INT32_MAX);
     }
     traffic->metric_bytes += own.kv_bytes;
     return 0;
@@ -227,30 +281,34 @@ static int run_first(struct butler_predict *predict, struct butler_traffic *traf
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
     struct butler_backend *backend = predict->backend;
-    const struct butler_vector norm = {vector(predict, NORM), vector(predict, NORM_BIAS)};
+    const struct butler_vector norm = {vector(predict->predictor, NORM), vector(predict->predictor, NORM_BIAS)};
     const size_t embd = (size_t)s->n_embd;
     const int layers = s->n_layers - 1, dim = s->n_inner / s->n_inner_heads;
-    matmul(predict, traffic, predict->z, DOWN, input, n);
-    const struct butler_matrix *w = predict->matrices;
-    const struct butler_product products[] = {{predict->q, &w[ATTN_Q]}, {predict->k, &w[ATTN_K]}, {predict->v, &w[ATTN_V]}};
-    multiply(predict, traffic, products, BUTLER_COUNT(products), predict->z, n);
-    rotate(predict, predict->q, n, s->n_inner_heads, dim, predict->freq_inner, first_position);
-    rotate(predict, predict->k, n, s->n_inner_heads, dim, predict->freq_inner, first_position);
+    matmul(predict, traffic, predict->scratch->z, DOWN, input, n);
+    const struct butler_matrix *w = predict->scratch->matrices;
+    const struct butler_product products[] = {
+        {predict->scratch->q, &w[ATTN_Q]}, {predict->scratch->k, &w[ATTN_K]}, {predict->scratch->v, &w[ATTN_V]}};
+    multiply(predict, traffic, products, BUTLER_COUNT(products), predict->scratch->z, n);
+    rotate(predict, predict->scratch->q, n, s->n_inner_heads, dim, predict->scratch->freq_inner, first_position);
+    rotate(predict, predict->scratch->k, n, s->n_inner_heads, dim, predict->scratch->freq_inner, first_position);
     if (attend(predict, traffic, n, first_position, decode, err) < 0)
         return BUTLER_ERROR_LENGTH;
-    backend->norm(backend, predict->z, predict->z, &norm, n, s->n_inner, BUTLER_NORM_LAYER, LAYER_NORM_EPS);
-    matmul(predict, traffic, predict->up, FFN_UP, predict->z, n);
-    backend->activate(backend, predict->up, 2 * (size_t)s->n_inner, NULL, n, 2 * s->n_inner, BUTLER_GELU);
-    matmul(predict, traffic, predict->out, FFN_DOWN, predict->up, n);
-    backend->add(backend, predict->out, input, (size_t)n * embd);
+    backend->norm(backend, predict->scratch->z, predict->scratch->z, &norm, n, s->n_inner, BUTLER_NORM_LAYER, LAYER_NORM_EPS);
+    matmul(predict, traffic, predict->scratch->up, FFN_UP, predict->scratch->z, n);
+    backend->activate(backend, predict->scratch->up, 2 * (size_t)s->n_inner, NULL, n, 2 * s->n_inner, BUTLER_GELU);
+    matmul(predict, traffic, predict->scratch->out, FFN_DOWN, predict->scratch->up, n);
+    backend->add(backend, predict->scratch->out, input, (size_t)n * embd);
 
-    two_layers(predict, traffic, predict->keys, KEY_1, KEY_2, predict->out, n);
-    rotate(predict, predict->keys, n, layers * s->n_key_heads, s->d, predict->freq_head, first_position);
+    two_layers(predict, traffic, predict->keys, KEY_1, KEY_2, predict->scratch->out, n);
+    rotate(predict, predict->keys, n, layers * s->n_key_heads, s->d, predict->scratch->freq_head, first_position);
+    if (n < predict->n_new) /* those of a prompt's block are in the records: what they took is given back */
+        backend->discard(backend, predict->keys + (size_t)n * keys_of_a_token(s),
+                         (size_t)(predict->n_new - n) * keys_of_a_token(s) * sizeof *predict->keys);
     predict->n_new = n;
     if (queries) {
         float *out = predict->queries + (size_t)(s->n_heads * s->d);
-        two_layers(predict, traffic, out, QUERY_1, QUERY_2, predict->out + (size_t)(n - 1) * embd, 1);
-        rotate(predict, out, 1, layers * s->n_heads, s->d, predict->freq_head, first_position + n - 1);
+        two_layers(predict, traffic, out, QUERY_1, QUERY_2, predict->scratch->out + (size_t)(n - 1) * embd, 1);
+        rotate(predict, out, 1, layers * s->n_heads, s->d, predict->scratch->freq_head, first_position + n - 1);
         predict->known_first = 1;
         predict->known_end = s->n_layers;
     }
@@ -262,13 +320,13 @@ static void run_producer(struct butler_predict *predict, struct butler_traffic *
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
     const int at = N_PRODUCER * producer;
-    const struct butler_vector norm = {vector(predict, at + P_NORM), vector(predict, at + P_NORM_BIAS)};
+    const struct butler_vector norm = {vector(predict->predictor, at + P_NORM), vector(predict->predictor, at + P_NORM_BIAS)};
     int first;
     const int n_served = butler_predictor_serves(s, producer, &first);
-    predict->backend->norm(predict->backend, predict->out, input + (size_t)(n - 1) * (size_t)s->n_embd, &norm, 1, s->n_embd,
-                           BUTLER_NORM_LAYER, LAYER_NORM_EPS);
+    predict->backend->norm(predict->backend, predict->scratch->out, input + (size_t)(n - 1) * (size_t)s->n_embd, &norm, 1,
+                           s->n_embd, BUTLER_NORM_LAYER, LAYER_NORM_EPS);
     float *out = predict->queries + (size_t)first * (size_t)(s->n_heads * s->d);
-    two_layers(predict, traffic, out, at + P_QUERY_1, at + P_QUERY_2, predict->out, 1);
+    two_layers(predict, traffic, out, at + P_QUERY_1, at + P_QUERY_2, predict->scratch->out, 1);
     if (butler_predictor_rotates(s))
         rotate(predict, out, 1, n_served * s->n_heads, s->d, s->rope_freq, first_position + n - 1);
     predict->known_first = first;
@@ -297,8 +355,8 @@ int butler_predict_run(struct butler_predict *predict, struct butler_traffic *tr
 static void fill(struct butler_predict *predict, float *to, size_t n, float (*noise)(uint64_t *random), uint64_t *random)
 {
     for (size_t i = 0; i < n; i++)
-        predict->staging[i] = noise(random);
-    predict->backend->upload(predict->backend, to, predict->staging, n * sizeof *to);
+        predict->scratch->staging[i] = noise(random);
+    predict->backend->upload(predict->backend, to, predict->scratch->staging, n * sizeof *to);
 }
 
 int butler_predict_fill(struct butler_predict *predict, int n, int first_position, float (*noise)(uint64_t *random),
@@ -306,18 +364,26 @@ int butler_predict_fill(struct butler_predict *predict, int n, int first_positio
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
     struct butler_traffic own = {0};
-    struct butler_layer_state state = {
-        &predict->policy, &predict->shape, &predict->kv, &predict->work, NULL, &own, 0, predict->shape.n_heads, first_position, 0};
+    struct butler_layer_state state = {&predict->policy,
+                                       &predict->shape,
+                                       &predict->kv,
+                                       &predict->scratch->work,
+                                       NULL,
+                                       &own,
+                                       0,
+                                       predict->shape.n_heads,
+                                       first_position,
+                                       0};
     fill(predict, predict->queries, (size_t)(s->n_layers * s->n_heads * s->d), noise, random);
     if (s->version == 2)
         return 0;
     fill(predict, predict->keys, (size_t)n * (size_t)((s->n_layers - 1) * s->n_key_heads * s->d), noise, random);
-    fill(predict, predict->k, (size_t)n * (size_t)s->n_inner, noise, random);
-    fill(predict, predict->v, (size_t)n * (size_t)s->n_inner, noise, random);
+    fill(predict, predict->scratch->k, (size_t)n * (size_t)s->n_inner, noise, random);
+    fill(predict, predict->scratch->v, (size_t)n * (size_t)s->n_inner, noise, random);
     predict->n_new = n;
     if (butler_kv_grow(&predict->kv, 0, n, first_position, err) < 0)
         return BUTLER_ERROR_LENGTH;
-    predict->backend->append(predict->backend, &state, predict->k, predict->v, n);
+    predict->backend->append(predict->backend, &state, predict->scratch->k, predict->scratch->v, n);
     return 0;
 }
 

@@ -9,9 +9,32 @@
 #include "engine/engine.h"
 #include "model/predictor.h"
 
+/* What all sessions of an engine that have this predictor use one after the other: its matrices as they are run, activations of one
+ * block, what its own attention needs beside the cache. Made for the first of them, and anew where one has a longer text. */
+struct butler_predict_scratch {
+    const struct butler_predictor *predictor;
+    int max_rows, max_slots;
+    const struct butler_matrix *matrices; /* as predictor->params, biases in their places */
+    struct butler_matrix *bound;
+    float *z, *q, *k, *v, *up, *out, *mid, *cosines, *sines; /* activations of a block */
+    /* Version 2: what a cached key is multiplied by, [n_layers - 1][n_kv_heads][d][head_dim]. */
+    float *projections;
+    struct butler_buffers buffers;
+    struct butler_workspace work;
+    /* Host memory. */
+    float *freq_inner, *freq_head;    /* angles per position of a pair: [n_inner / h / 2], [d / 2] */
+    float *host_cosines, *host_sines; /* before they are uploaded */
+    float *staging;                   /* [n_staging] what is uploaded otherwise */
+    size_t n_staging;
+    struct butler_arena host;
+};
+
+void butler_predict_scratch_free(struct butler_predict_scratch *scratch); /* may be NULL */
+
 struct butler_predict {
     const struct butler_predictor *predictor;
     struct butler_backend *backend;
+    struct butler_predict_scratch *scratch; /* the engine's */
     /* Queries of the newest token, [n_layers][n_heads][d]; row 0 has no meaning. Those of layers [known_first, known_end) are
      * known by now: in version 1 all from 1 on once layer 0 has begun, in version 2 those of the last producer. */
     float *queries;
@@ -19,24 +42,12 @@ struct butler_predict {
     /* Version 1: predicted keys of the tokens being appended, [n_new][n_layers - 1][n_key_heads][d]. */
     float *keys;
     int n_new;
-    /* Version 2: what a cached key is multiplied by, [n_layers - 1][n_kv_heads][d][head_dim]. */
-    float *projections;
+    struct butler_buffers buffers;
 
     /* Version 1: its own attention. */
     struct butler_kv kv;
     struct butler_metric_shape shape;
     struct butler_policy policy; /* dense */
-    struct butler_workspace work;
-    const struct butler_matrix *matrices; /* as predictor->params, biases in their places */
-    struct butler_matrix *bound;
-    float *z, *q, *k, *v, *up, *out, *mid, *cosines, *sines; /* activations of a block */
-    struct butler_buffers buffers;
-    /* Host memory. */
-    float *freq_inner, *freq_head;    /* angles per position of a pair: [n_inner / h / 2], [d / 2] */
-    float *host_cosines, *host_sines; /* before they are uploaded */
-    float *staging;                   /* [n_staging] what is uploaded otherwise */
-    size_t n_staging;
-    struct butler_arena host;
 };
 
 /* The engine's predictor of this version for a session of at most n_ctx tokens. kv_type: how version 1's own attention keeps its

@@ -127,7 +127,7 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
 struct butler_session *butler_session_new(struct butler_engine *engine, const struct butler_session_params *params,
                                           struct butler_error *err)
 {
-    static const struct butler_session_params defaults = {.kv_type = BUTLER_KV_F16};
+    static const struct butler_session_params defaults = {0};
     struct butler_policy policy;
     if (!params)
         params = &defaults;

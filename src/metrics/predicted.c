@@ -119,7 +119,7 @@ static void append2(const struct butler_metric_shape *shape, const double *value
     const struct butler_predictor_sizes *s = &view->predict->predictor->sizes;
     const int d = shape->predicted_dim, dim = shape->head_dim;
     const float *projection =
-        view->predict->projections +
+        view->predict->scratch->projections +
         (size_t)((butler_view_layer(view) - 1) * s->n_kv_heads + butler_view_kv_head(view)) * (size_t)(d * dim);
     float keys[TOKENS * BUTLER_METRIC_MAX_HEAD_DIM], predicted[TOKENS * BUTLER_PREDICTOR_MAX_D];
     for (int done = 0; done < n; done += TOKENS) {
