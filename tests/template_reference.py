@@ -51,10 +51,11 @@ ENVIRONMENT = environment()
 
 def reference(template, messages, tools=None, prompt=True, variables=None):
     """The text, or None where the template fails."""
+    context = {"messages": messages, "tools": tools, "documents": None, "bos_token": BOS, "eos_token": EOS, "add_generation_prompt": prompt,
+               **(variables or {})}
     try:
-        return ENVIRONMENT.from_string(template).render(messages=messages, tools=tools, documents=None, bos_token=BOS, eos_token=EOS,
-                                                        add_generation_prompt=prompt, **(variables or {}))
-    except (jinja2.exceptions.TemplateError, TypeError, ValueError, OverflowError, AttributeError, KeyError, ZeroDivisionError):
+        return ENVIRONMENT.from_string(template).render(context)
+    except (jinja2.exceptions.TemplateError, TypeError, ValueError, OverflowError, AttributeError, KeyError, ZeroDivisionError, SyntaxError):
         return None
 
 
@@ -75,6 +76,13 @@ class Driver:
         n = int(self.process.stdout.readline())
         return self.process.stdout.read(n)
 
+    def _ask(self, fields):
+        for field in fields:
+            raw = None if field is None else field.encode()
+            self.process.stdin.write(b"-1\n" if raw is None else b"%d\n" % len(raw) + raw)
+        self.process.stdin.flush()
+        return Rendered(*[self._read() for _ in range(4)])
+
     def render(self, template, messages, tools=None, prompt=True, variables=None):
         fields = [template, str(NOW), "1" if prompt else "0", None if tools is None else json.dumps(tools),
                   None if variables is None else json.dumps(variables), str(len(messages))]
@@ -84,11 +92,11 @@ class Driver:
             if content is not None and not isinstance(content, str):
                 rest["content"], content = content, None
             fields += [message["role"], content, json.dumps(rest) if rest else None]
-        for field in fields:
-            raw = None if field is None else field.encode()
-            self.process.stdin.write(b"-1\n" if raw is None else b"%d\n" % len(raw) + raw)
-        self.process.stdin.flush()
-        return Rendered(*[self._read() for _ in range(4)])
+        return self._ask(fields)
+
+    def render_raw(self, template, variables):
+        """Without messages; variables: the text that should be JSON."""
+        return self._ask([template, str(NOW), "0", None, variables, "0"])
 
     def close(self):
         self.process.stdin.close()

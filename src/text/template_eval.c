@@ -51,8 +51,8 @@ static struct template_value loop_field(const struct template_loop *loop, struct
         return template_bool(i == 0);
     if (butler_template_is(name, "last"))
         return template_bool(i + 1 == n);
-    if (butler_template_is(name, "depth") || butler_template_is(name, "depth0"))
-        return template_integer(loop->depth - (name.n > 5));
+    if (butler_template_is(name, "depth") || butler_template_is(name, "depth0")) /* of recursive loops, which are not here */
+        return template_integer(name.n == 5);
     if (butler_template_is(name, "previtem") && i > 0)
         return loop->items->items[i - 1];
     if (butler_template_is(name, "nextitem") && i + 1 < n)
@@ -577,10 +577,8 @@ static enum flow exec_for(struct template_run *run, const struct template_node *
     if (items->n == 0)
         return exec(run, node->otherwise, scope);
     const struct template_text name = butler_template_literal(run, "loop");
-    const struct template_value *outer = butler_template_get(run, &scope->variables, template_string(name));
     struct template_loop *loop = butler_template_alloc(run, sizeof *loop);
     loop->items = items;
-    loop->depth = outer && outer->kind == VALUE_LOOP ? outer->loop->depth + 1 : 1;
     for (; loop->index < items->n; loop->index++) {
         butler_template_step(run, 1);
         inner->variables.n = 0;

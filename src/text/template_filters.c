@@ -126,15 +126,15 @@ BUILTIN(filter_indent)
     for (int64_t i = 0; i < n_spaces; i++)
         butler_template_append_made(run, &width, " ", 1);
     const struct template_text indent = given && given->kind == VALUE_STRING ? given->text : template_taken(&width);
-    for (size_t at = 0;; at++) {
-        const char *newline = at < text.n ? memchr(text.bytes + at, '\n', text.n - at) : NULL;
-        const size_t end = newline ? (size_t)(newline - text.bytes) : text.n;
-        if (at == 0 ? first : end > at || blank)
+    for (size_t at = 0, n, n_end;; at += n + n_end) {
+        n = butler_template_line(template_part(text, at, text.n - at), &n_end);
+        butler_template_step(run, 1 + n / TEMPLATE_STEP_BYTES);
+        if (at == 0 ? first : n > 0 || blank)
             butler_template_append(run, &out, indent);
-        butler_template_append(run, &out, template_part(text, at, end - at + (newline != NULL)));
-        if (!newline)
+        butler_template_append(run, &out, template_part(text, at, n));
+        if (n_end == 0 || (at + n + n_end == text.n && text.bytes[at + n] == '\r' && n_end == 1))
             return template_string(template_taken(&out));
-        at = end;
+        butler_template_append(run, &out, butler_template_literal(run, "\n"));
     }
 }
 

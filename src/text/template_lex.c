@@ -121,6 +121,8 @@ static void lex_raw(struct lexer *lexer, size_t end, char sign)
 {
     const struct template_text open = butler_template_literal(lexer->run, "{%");
     end_tag(lexer, end, sign, false);
+    if (lexer->at == lexer->source.n) /* nothing follows: jinja2 does not miss the endraw */
+        return;
     for (size_t at = lexer->at; (at = butler_template_find(lexer->run, lexer->source, open, at)) != SIZE_MAX; at += 2) {
         const size_t close = bare_block(lexer, at, "endraw", &sign);
         if (close == SIZE_MAX)

@@ -172,15 +172,10 @@ BUILTIN(string_splitlines)
 {
     const bool keep_ends = butler_template_bool_argument(run, call, 0, "keepends");
     struct template_value out = butler_template_list(run, VALUE_LIST);
-    const struct template_text text = self.text;
-    for (size_t at = 0; at < text.n;) {
-        size_t end = at;
-        while (end < text.n && text.bytes[end] != '\n' && text.bytes[end] != '\r')
-            end++;
-        const bool both = end + 1 < text.n && text.bytes[end] == '\r' && text.bytes[end + 1] == '\n';
-        const size_t next = BUTLER_MIN(end + 1 + both, text.n);
-        push_part(run, out, text, at, keep_ends ? next : end);
-        at = next;
+    for (size_t at = 0, n, n_end; at < self.text.n; at += n + n_end) {
+        n = butler_template_line(template_part(self.text, at, self.text.n - at), &n_end);
+        butler_template_step(run, 1 + n / TEMPLATE_STEP_BYTES);
+        push_part(run, out, self.text, at, at + n + (keep_ends ? n_end : 0));
     }
     return out;
 }

@@ -67,7 +67,6 @@ struct template_dict {
 struct template_loop {
     const struct template_list *items;
     size_t index; /* from 0 */
-    int depth;    /* from 1 */
 };
 
 struct template_run;
@@ -232,6 +231,8 @@ size_t butler_template_encode(uint32_t c, char out[4]); /* UTF-8; returns the nu
 size_t butler_template_n_chars(struct template_run *run, struct template_text text);
 /* Bytes of the white space character (as Python's str.isspace) that the text begins with, or ends with; 0: none. */
 size_t butler_template_space(struct template_text text, bool at_end);
+/* Bytes of the first line, without its end; *n_end: bytes of that (as Python's splitlines), 0: the text ends there. */
+size_t butler_template_line(struct template_text text, size_t *n_end);
 /* Without the characters of set (NULL: white space) at the chosen ends. */
 struct template_text butler_template_strip(struct template_run *run, struct template_text text, const struct template_text *set,
                                            bool left, bool right);

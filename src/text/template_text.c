@@ -126,6 +126,22 @@ size_t butler_template_space(struct template_text text, bool at_end)
     return n > 0 && (!at_end || from + (size_t)n == text.n) && is_space(c) ? (size_t)n : 0;
 }
 
+size_t butler_template_line(struct template_text text, size_t *n_end)
+{
+    size_t n;
+    for (size_t i = 0; i < text.n; i += n) {
+        uint32_t c = 0;
+        n = butler_template_char(text.bytes + i, text.n - i);
+        butler_utf8_decode(text.bytes + i, n, &c);
+        if (!((c >= '\n' && c <= '\r') || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 || c == 0x2029))
+            continue;
+        *n_end = n + (c == '\r' && i + 1 < text.n && text.bytes[i + 1] == '\n');
+        return i;
+    }
+    *n_end = 0;
+    return text.n;
+}
+
 /* --------------------------------------------------------------------------------------------- operations */
 
 /* Bytes of the character at that end of the text if the set has it; else 0. */
