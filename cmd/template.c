@@ -100,7 +100,12 @@ static bool renders(const struct cmd_template *template, const struct butler_mod
                                                           {.role = "user", .content = "Hello"},
                                                           {.role = "assistant", .content = "Hello."},
                                                           {.role = "user", .content = "Bye"}};
+    const char *jinja = template->jinja ? template->jinja : butler_model_get_info(model)->chat_template;
     struct butler_chat_text text;
+    if (jinja && !strstr(jinja, "{{") && !strstr(jinja, "{%")) {
+        *err = (struct butler_error){BUTLER_ERROR_FORMAT, "the chat template has no tags, so that no message is in its text"};
+        return false;
+    }
     if (cmd_template_render(template, model, messages + !with_system, 4 - !with_system, &text, err) < 0)
         return false;
     butler_chat_text_free(&text);

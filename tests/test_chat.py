@@ -89,6 +89,13 @@ def test_template_that_cannot_be_rendered(tmp_path):
     assert all(word in result.stderr for word in ("warning", "chatml", "line 2", "nosuch"))
 
 
+def test_template_without_tags(tmp_path):
+    """A text that is the same for every conversation is no template."""
+    model = with_values(tmp_path / "m.gguf", chat_template="<|im_start|>")
+    result = answers_to("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n", model=model)
+    assert "chatml" in result.stderr and "no tags" in result.stderr
+
+
 def test_template_without_a_system_role(tmp_path):
     model = with_values(tmp_path / "m.gguf", chat_template="{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
                                                            "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}")
