@@ -206,8 +206,8 @@ int butler_chat_render(const struct butler_model *model, const struct butler_cha
 void butler_chat_text_free(struct butler_chat_text *text);
 
 /* Ids of the text from byte `from` on, as butler_tokenize counts and writes them. Special tokens are read only where the template
- * wrote all of their bytes: in a message they are plain text. from 0: with one BOS where the vocabulary asks for it, or the template
- * wrote it. from > 0: the text goes on behind what a session already holds. */
+ * wrote all of their bytes: in a message they are plain text. from 0: with one BOS where the vocabulary asks for it, or the
+ * template wrote it. from > 0: the text goes on behind what a session already holds. */
 int butler_chat_tokenize(const struct butler_model *model, const struct butler_chat_text *text, size_t from, int32_t *ids,
                          int max_ids, struct butler_error *err);
 

@@ -123,9 +123,10 @@ struct template_value butler_template_item(struct template_run *run, struct temp
 
 /* --------------------------------------------------------------------------------------------------- calls */
 
-static void eval_arguments(struct template_run *run, const struct template_node *node, struct template_scope *scope,
-                           struct template_call *call)
+static const struct template_call *eval_arguments(struct template_run *run, const struct template_node *node,
+                                                  struct template_scope *scope)
 {
+    struct template_call *call = butler_template_alloc(run, sizeof *call);
     struct template_list *args = butler_template_list(run, VALUE_LIST).list;
     struct template_dict *named = butler_template_dict(run, VALUE_DICT).dict;
     for (; node; node = node->next) {
@@ -138,6 +139,7 @@ static void eval_arguments(struct template_run *run, const struct template_node 
             butler_template_push(run, args, value);
     }
     *call = (struct template_call){args->items, args->n, named};
+    return call;
 }
 
 /* The text that the nodes render. */
@@ -190,21 +192,19 @@ struct template_value butler_template_apply(struct template_run *run, struct tem
 static struct template_value eval_filter(struct template_run *run, const struct template_node *node, struct template_value input,
                                          struct template_scope *scope)
 {
-    struct template_call call;
     const struct template_builtin *filter = butler_template_find_filter(run, node->text);
-    eval_arguments(run, node->first, scope, &call);
+    const struct template_call *call = eval_arguments(run, node->first, scope);
     run->line = node->line;
-    return filter->fn(run, input, &call);
+    return filter->fn(run, input, call);
 }
 
 static struct template_value eval_test(struct template_run *run, const struct template_node *node, struct template_scope *scope)
 {
-    struct template_call call;
     const struct template_builtin *test = butler_template_find_test(run, node->text);
     const struct template_value value = eval(run, node->a, scope);
-    eval_arguments(run, node->first, scope, &call);
+    const struct template_call *call = eval_arguments(run, node->first, scope);
     run->line = node->line;
-    return test->fn(run, value, &call);
+    return test->fn(run, value, call);
 }
 
 /* -------------------------------------------------------------------------------------------------- slices */
@@ -478,11 +478,10 @@ static struct template_value eval_choose(struct template_run *run, const struct 
 
 static struct template_value eval_apply(struct template_run *run, const struct template_node *node, struct template_scope *scope)
 {
-    struct template_call call;
     const struct template_value function = eval(run, node->a, scope);
-    eval_arguments(run, node->first, scope, &call);
+    const struct template_call *call = eval_arguments(run, node->first, scope);
     run->line = node->line;
-    return butler_template_apply(run, function, &call);
+    return butler_template_apply(run, function, call);
 }
 
 static struct template_value eval_item(struct template_run *run, const struct template_node *node, struct template_scope *scope)

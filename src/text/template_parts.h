@@ -206,7 +206,7 @@ struct template_run {
 };
 
 /* Ends the rendering with an error that names the line. */
-_Noreturn void butler_template_fail(struct template_run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void butler_template_fail(struct template_run *run, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
 void *butler_template_alloc(struct template_run *run, size_t n_bytes); /* zeroed */
 /* Room for one more element in array[n]: the array itself, or a larger copy of it. *capacity: in elements. */
 void *butler_template_grow(struct template_run *run, void *array, size_t n, size_t *capacity, size_t element);
