@@ -117,11 +117,13 @@ BUILTIN(filter_replace)
 /* indent(width=4, first=false, blank=false): every line but the first, and those that are empty, is indented. */
 BUILTIN(filter_indent)
 {
-    const struct template_text text = butler_template_to_text(run, self);
     const struct template_value *given = butler_template_argument(run, call, 0, "width");
     const bool first = butler_template_bool_argument(run, call, 1, "first");
     const bool blank = butler_template_bool_argument(run, call, 2, "blank");
     struct template_buffer width = {0}, out = {0};
+    if (self.kind != VALUE_STRING)
+        butler_template_fail(run, "indent: the value is %s; it must be a string", butler_template_kind_name(self));
+    const struct template_text text = self.text;
     const int64_t n_spaces = given && given->kind == VALUE_STRING ? 0 : butler_template_integer_argument(run, call, 0, "width", 4);
     for (int64_t i = 0; i < n_spaces; i++)
         butler_template_append_made(run, &width, " ", 1);
@@ -169,6 +171,8 @@ BUILTIN(filter_int)
 {
     const struct template_value *otherwise = butler_template_argument(run, call, 0, "default");
     const struct template_value failed = otherwise ? *otherwise : template_integer(0);
+    if (self.kind == VALUE_UNDEFINED)
+        butler_template_fail(run, "int of an undefined value is not possible");
     if (self.kind == VALUE_FLOAT)
         return isfinite(self.real) && fabs(self.real) < 9e18 ? template_integer((int64_t)self.real) : failed;
     if (butler_template_is_number(self))
@@ -191,6 +195,8 @@ BUILTIN(filter_float)
 {
     const struct template_value *otherwise = butler_template_argument(run, call, 0, "default");
     const struct template_value failed = otherwise ? *otherwise : template_real(0);
+    if (self.kind == VALUE_UNDEFINED)
+        butler_template_fail(run, "float of an undefined value is not possible");
     if (butler_template_is_number(self))
         return template_real(butler_template_to_real(self));
     if (self.kind != VALUE_STRING)
@@ -234,7 +240,7 @@ BUILTIN(filter_round)
     if (butler_template_is(method, "ceil") || butler_template_is(method, "floor"))
         return template_real((butler_template_is(method, "ceil") ? ceil(value * scale) : floor(value * scale)) / scale);
     if (self.kind != VALUE_FLOAT)
-        return self;
+        return template_integer(butler_template_to_integer(run, self, ""));
     snprintf(digits, sizeof digits, "%.*f", (int)precision, value); /* exact, and ties go to the even digit */
     return template_real(strtod(digits, NULL));
 }
@@ -417,6 +423,8 @@ BUILTIN(filter_dictsort)
 {
     const struct template_text by = butler_template_text_argument(run, call, 1, "by", "key");
     const struct template_value place = template_integer(butler_template_is(by, "value"));
+    if (self.kind != VALUE_DICT)
+        butler_template_fail(run, "dictsort of %s is not possible", butler_template_kind_name(self));
     return sort_items(run, filter_items(run, self, call).list, &place,
                       butler_template_bool_argument(run, call, 0, "case_sensitive"),
                       butler_template_bool_argument(run, call, 2, "reverse"));
@@ -487,10 +495,16 @@ static struct template_call call_rest(const struct template_call *call, size_t f
     return (struct template_call){call->args + BUTLER_MIN(from, call->n), call->n - BUTLER_MIN(from, call->n), call->named};
 }
 
+/* What map, select and their like go through; what is false counts as empty. */
+static const struct template_list *items_of(struct template_run *run, struct template_value value)
+{
+    return butler_template_items(run, butler_template_true(value) ? value : template_undefined(butler_template_literal(run, "")));
+}
+
 /* map(attribute=..., default=...) or map("filter", arguments) */
 BUILTIN(filter_map)
 {
-    const struct template_list *items = butler_template_items(run, self);
+    const struct template_list *items = items_of(run, self);
     const struct template_value *attribute = butler_template_argument(run, call, SIZE_MAX, "attribute");
     const struct template_value *otherwise = butler_template_argument(run, call, SIZE_MAX, "default");
     struct template_value out = butler_template_list(run, VALUE_LIST);
@@ -511,7 +525,7 @@ BUILTIN(filter_map)
 static struct template_value select_items(struct template_run *run, struct template_value self, const struct template_call *call,
                                           bool by_attribute, bool passes)
 {
-    const struct template_list *items = butler_template_items(run, self);
+    const struct template_list *items = items_of(run, self);
     struct template_value out = butler_template_list(run, VALUE_LIST);
     const struct template_value attribute = by_attribute ? *required(run, call, 0) : template_none();
     const size_t n_own = by_attribute ? 1 : 0;
