@@ -492,7 +492,8 @@ BUILTIN(filter_sum)
 
 static struct template_call call_rest(const struct template_call *call, size_t from)
 {
-    return (struct template_call){call->args + BUTLER_MIN(from, call->n), call->n - BUTLER_MIN(from, call->n), call->named};
+    return from < call->n ? (struct template_call){call->args + from, call->n - from, call->named}
+                          : (struct template_call){.named = call->named};
 }
 
 /* What map, select and their like go through; what is false counts as empty. */
