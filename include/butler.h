@@ -59,7 +59,7 @@ struct butler_model; /* weights and tokenizer of a file */
 
 struct butler_model_params {
     size_t struct_size;   /* 0 or sizeof(struct butler_model_params) */
-    bool vocabulary_only; /* only the tokenizer: the file needs no tensors, and no engine can be made */
+    bool vocabulary_only; /* only the tokenizer and the chat template: the file needs no tensors, and no engine can be made */
 };
 
 /* Maps a GGUF file and binds its tensors. params may be NULL. NULL on failure. Freed after its engines. */
