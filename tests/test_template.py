@@ -134,7 +134,7 @@ CONSTRUCTS = r"""
 {{ 'aaa'.replace('a', 'b', 2) }} {{ 'abc'.replace('', '-') }} {{ messages[1].content | replace('"', '') }} {{ '{} {}'.format(1, 'a') }} {{ '{1}{0}{x}'.format(1, 2, x=3) }}
 {{ [3, 1, 2] | sort }} {{ ['b', 'A', 'c'] | sort(reverse=true) }} {{ ['b', 'A'] | sort(case_sensitive=true) }} {{ messages | sort(attribute='content') | map(attribute='role') | list }}
 {{ [1, 1, 2] | unique | list }} {{ ['a', 'A'] | unique | list }} {{ [1, 2, 3] | sum }} {{ [1, 5, 2] | max }} {{ [3, 1] | min }} {{ 'abc' | reverse }} {{ [1, 2] | reverse | list }}
-{{ 3.7 | int }} {{ '12' | int + 1 }} {{ 'x' | int(5) }} {{ '2.5' | float }} {{ 'x' | float(1.5) }} {{ 2.5 | round }} {{ 3.14159 | round(2) }} {{ 1.2 | round(method='ceil') }} {{ 7 | round }}
+{{ 3.7 | int }} {{ '12' | int + 1 }} {{ 'x' | int(5) }} {{ '2.5' | float }} {{ 'x' | float(1.5) }} {{ '2x' | float }} {{ '2x' | int }} {{ none | int(3) }} {{ '1e3' | int }} {{ true | int }} {{ 1e300 | int(7) if false }} {{ 2.5 | round }} {{ 3.14159 | round(2) }} {{ 1.2 | round(method='ceil') }} {{ 7 | round }}
 {{ 10 | string | length }} {{ 'abc' | first }} {{ 'abc' | last }} {{ [] | first }} {{ 'a b c' | wordcount }} {{ '<a&">' | e }} {{ '<a>' | safe }} {{ [1, 2] | count }}
 {{ messages | map(attribute='role') | join(', ') }} {{ messages | selectattr('role', 'equalto', 'user') | list | length }} {{ messages | rejectattr('extra') | list | length }}
 {{ [1, 2, 3, 4] | select('odd') | list }} {{ [0, 1, ''] | reject | list }} {{ ['a', 'b'] | map('upper') | join }} {{ [['a', 1]] | map('first') | list }} {{ messages | map(attribute='x', default='-') | join }}

@@ -167,48 +167,49 @@ BUILTIN(filter_wordcount)
 
 /* --------------------------------------------------------------------------------------- filters of numbers */
 
+enum { MAX_DIGITS = 64 };
+
+/* Reads a string as a decimal number, as Python's float() does; its text without blanks into digits[MAX_DIGITS]. */
+static bool read_number(struct template_run *run, struct template_value value, char *digits, double *real)
+{
+    char *end;
+    if (value.kind == VALUE_UNDEFINED)
+        butler_template_fail(run, "an undefined value is no number");
+    if (value.kind != VALUE_STRING)
+        return false;
+    const struct template_text text = butler_template_strip(run, value.text, NULL, true, true);
+    if (text.n == 0 || text.n >= MAX_DIGITS)
+        return false;
+    memcpy(digits, text.bytes, text.n);
+    digits[text.n] = 0;
+    *real = strtod(digits, &end);
+    return end == digits + text.n && !strpbrk(digits, "xXpP");
+}
+
 BUILTIN(filter_int)
 {
     const struct template_value *otherwise = butler_template_argument(run, call, 0, "default");
-    const struct template_value failed = otherwise ? *otherwise : template_integer(0);
-    if (self.kind == VALUE_UNDEFINED)
-        butler_template_fail(run, "int of an undefined value is not possible");
-    if (self.kind == VALUE_FLOAT)
-        return isfinite(self.real) && fabs(self.real) < 9e18 ? template_integer((int64_t)self.real) : failed;
-    if (butler_template_is_number(self))
+    char digits[MAX_DIGITS] = ".";
+    double real = self.kind == VALUE_FLOAT ? self.real : NAN;
+    if (self.kind == VALUE_INTEGER || self.kind == VALUE_BOOL)
         return template_integer(butler_template_to_integer(run, self, ""));
-    if (self.kind != VALUE_STRING)
-        return failed;
-    const struct template_text text = butler_template_strip(run, self.text, NULL, true, true);
-    char digits[64], *end;
-    if (text.n == 0 || text.n >= sizeof digits)
-        return failed;
-    memcpy(digits, text.bytes, text.n);
-    digits[text.n] = 0;
-    const double real = strtod(digits, &end);
-    if (end != digits + text.n || strpbrk(digits, "xXpP") || !(fabs(real) < 9e18))
-        return failed;
+    if (self.kind != VALUE_FLOAT && !read_number(run, self, digits, &real))
+        real = NAN;
+    if (!(fabs(real) < 9e18))
+        return otherwise ? *otherwise : template_integer(0);
     return template_integer(strpbrk(digits, ".eE") ? (int64_t)real : strtoll(digits, NULL, 10));
 }
 
 BUILTIN(filter_float)
 {
     const struct template_value *otherwise = butler_template_argument(run, call, 0, "default");
-    const struct template_value failed = otherwise ? *otherwise : template_real(0);
-    if (self.kind == VALUE_UNDEFINED)
-        butler_template_fail(run, "float of an undefined value is not possible");
+    char digits[MAX_DIGITS];
+    double real = 0;
     if (butler_template_is_number(self))
         return template_real(butler_template_to_real(self));
-    if (self.kind != VALUE_STRING)
-        return failed;
-    const struct template_text text = butler_template_strip(run, self.text, NULL, true, true);
-    char digits[64], *end;
-    if (text.n == 0 || text.n >= sizeof digits)
-        return failed;
-    memcpy(digits, text.bytes, text.n);
-    digits[text.n] = 0;
-    const double real = strtod(digits, &end);
-    return end == digits + text.n && !strpbrk(digits, "xXpP") ? template_real(real) : failed;
+    if (read_number(run, self, digits, &real))
+        return template_real(real);
+    return otherwise ? *otherwise : template_real(0);
 }
 
 static void require_number(struct template_run *run, struct template_value value, const char *what)
@@ -576,7 +577,7 @@ BUILTIN(filter_attr)
     return butler_template_field(run, self, butler_template_text_argument(run, call, 0, "name", NULL));
 }
 
-static const struct template_builtin filters[] = {
+const struct template_builtin butler_template_filters[] = {
     {"abs", filter_abs},
     {"attr", filter_attr},
     {"capitalize", filter_capitalize},
@@ -621,7 +622,7 @@ static const struct template_builtin filters[] = {
 
 const struct template_builtin *butler_template_find_filter(struct template_run *run, struct template_text name)
 {
-    const struct template_builtin *filter = butler_template_find_builtin(filters, name);
+    const struct template_builtin *filter = butler_template_find_builtin(butler_template_filters, name);
     if (!filter)
         butler_template_fail(run, "the filter '%.*s' is not known", (int)BUTLER_MIN(name.n, 60), name.bytes);
     return filter;

@@ -195,13 +195,6 @@ BUILTIN(string_join)
     return template_string(template_taken(&out));
 }
 
-BUILTIN(string_replace)
-{
-    return template_string(butler_template_replace(run, self.text, butler_template_text_argument(run, call, 0, NULL, NULL),
-                                                   butler_template_text_argument(run, call, 1, NULL, NULL),
-                                                   butler_template_integer_argument(run, call, 2, "count", -1)));
-}
-
 /* ------------------------------------------------------------------------------------- strings: questions */
 
 /* The index in characters of a place in bytes; -1: not found. */
@@ -279,30 +272,10 @@ BUILTIN(string_isspace)
     return template_bool(self.text.n > 0 && butler_template_strip(run, self.text, NULL, true, false).n == 0);
 }
 
-/* ------------------------------------------------------------------------------------------ strings: case */
-
-BUILTIN(string_upper)
-{
-    (void)call;
-    return template_string(butler_template_to_case(run, self.text, CASE_UPPER));
-}
-
-BUILTIN(string_lower)
-{
-    (void)call;
-    return template_string(butler_template_to_case(run, self.text, CASE_LOWER));
-}
-
 BUILTIN(string_title)
 {
     (void)call;
     return template_string(butler_template_to_case(run, self.text, CASE_TITLE_METHOD));
-}
-
-BUILTIN(string_capitalize)
-{
-    (void)call;
-    return template_string(butler_template_to_case(run, self.text, CASE_CAPITAL));
 }
 
 /* "{} {0} {name}".format(...), without format specifications. */
@@ -342,7 +315,6 @@ BUILTIN(string_format)
 }
 
 static const struct template_builtin string_methods[] = {
-    {"capitalize", string_capitalize},
     {"count", string_count},
     {"endswith", string_endswith},
     {"find", string_find},
@@ -353,11 +325,9 @@ static const struct template_builtin string_methods[] = {
     {"isdigit", string_isdigit},
     {"isspace", string_isspace},
     {"join", string_join},
-    {"lower", string_lower},
     {"lstrip", string_lstrip},
     {"removeprefix", string_removeprefix},
     {"removesuffix", string_removesuffix},
-    {"replace", string_replace},
     {"rfind", string_rfind},
     {"rsplit", string_rsplit},
     {"rstrip", string_rstrip},
@@ -366,7 +336,6 @@ static const struct template_builtin string_methods[] = {
     {"startswith", string_startswith},
     {"strip", string_strip},
     {"title", string_title},
-    {"upper", string_upper},
     {NULL, NULL},
 };
 
@@ -380,12 +349,6 @@ BUILTIN(dict_get)
         butler_template_fail(run, "get: the key is missing");
     const struct template_value *found = butler_template_get(run, self.dict, *key);
     return found ? *found : otherwise ? *otherwise : template_none();
-}
-
-BUILTIN(dict_items)
-{
-    const struct template_call none = {.named = call->named};
-    return butler_template_find_filter(run, butler_template_literal(run, "items"))->fn(run, self, &none);
 }
 
 BUILTIN(dict_keys)
@@ -405,7 +368,7 @@ BUILTIN(dict_values)
 }
 
 static const struct template_builtin dict_methods[] = {
-    {"get", dict_get}, {"items", dict_items}, {"keys", dict_keys}, {"values", dict_values}, {NULL, NULL}};
+    {"get", dict_get}, {"keys", dict_keys}, {"values", dict_values}, {NULL, NULL}};
 
 BUILTIN(list_index)
 {
@@ -436,12 +399,27 @@ BUILTIN(loop_cycle)
 
 static const struct template_builtin loop_methods[] = {{"cycle", loop_cycle}, {NULL, NULL}};
 
+/* Methods that are the same as the filters of their names. */
+static const char *const string_filters[] = {"capitalize", "lower", "replace", "upper", NULL};
+static const char *const dict_filters[] = {"items", NULL};
+
+static bool is_one_of(struct template_text name, const char *const *names)
+{
+    while (*names && !butler_template_is(name, *names))
+        names++;
+    return *names;
+}
+
 const struct template_builtin *butler_template_find_method(enum template_kind kind, struct template_text name)
 {
     switch (kind) {
     case VALUE_STRING:
+        if (is_one_of(name, string_filters))
+            return butler_template_find_builtin(butler_template_filters, name);
         return butler_template_find_builtin(string_methods, name);
     case VALUE_DICT:
+        if (is_one_of(name, dict_filters))
+            return butler_template_find_builtin(butler_template_filters, name);
         return butler_template_find_builtin(dict_methods, name);
     case VALUE_LIST:
     case VALUE_TUPLE:

@@ -316,6 +316,7 @@ struct template_value butler_template_field(struct template_run *run, struct tem
 struct template_value butler_template_item(struct template_run *run, struct template_value value, struct template_value key);
 struct template_value butler_template_add(struct template_run *run, struct template_value a, struct template_value b);
 
+extern const struct template_builtin butler_template_filters[]; /* ends with name NULL */
 /* Fail where there is none of this name. */
 const struct template_builtin *butler_template_find_filter(struct template_run *run, struct template_text name);
 const struct template_builtin *butler_template_find_test(struct template_run *run, struct template_text name);
