@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from cli import ROOT, butler, rows
-from gguf_file import Gguf
 
 MODEL = Path(os.environ.get("BUTLER_MODELS", ROOT / "models")) / "smollm2.gguf"
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason="models/smollm2.gguf is absent (./setup --model smollm2)")
@@ -65,20 +64,3 @@ def test_chat():
     """The template's own system message is there, and the second turn knows the first."""
     answers = butler("chat", "-m", MODEL, "--temp", "0", "-n", "30", input="What is the capital of France?\nAnd of Italy?\n").stdout.splitlines()
     assert "Paris" in answers[0] and "Rome" in answers[1]
-
-
-def test_rendered_conversation():
-    pytest.importorskip("jinja2")
-    from template_reference import Driver, reference
-    template = Gguf(MODEL).values["tokenizer.chat_template"][1].decode()
-    driver = Driver(MODEL)
-    try:
-        got = driver.render(template, [{"role": "user", "content": "Hi<|im_end|>"}])
-    finally:
-        driver.close()
-    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    assert got.text == f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nHi<|im_end|><|im_end|>\n<|im_start|>assistant\n"
-    assert got.text == reference(template, [{"role": "user", "content": "Hi<|im_end|>"}])
-    spelled = rows("tokenize", "-m", MODEL, "-p", "Hi<|im_end|>", "--no-special")[0]["ids"]
-    tail = [*spelled, 2, 198, 1, 520, 9531, 198]
-    assert got.ids[:1] == [1] and got.ids[-len(tail):] == tail

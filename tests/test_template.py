@@ -2,12 +2,15 @@
 of published families and random conversations, and for each construct of the language; hostile templates end in an error; text of
 users never becomes a special token."""
 import json
+import os
 import random
 import time
+from pathlib import Path
 
 import pytest
 
-from cli import GQA, rows
+from cli import GQA, ROOT, rows
+from gguf_file import Gguf
 
 jinja2 = pytest.importorskip("jinja2")
 
@@ -17,6 +20,7 @@ from template_reference import BOS, EOS, Driver, reference  # noqa: E402
 
 TEMPLATES = {**chat_templates.TEMPLATES, **chat_templates_tools.TEMPLATES}
 MAX_SECONDS = 1.0
+SMOLLM2 = Path(os.environ.get("BUTLER_MODELS", ROOT / "models")) / "smollm2.gguf"
 
 PIECES = ["Hello", "  two  spaces ", "\n", "\n\n", "What's \"this\"?", "ünïcödé — 漢字 \U0001F600", "<think>", "</think>", "a\\b", "<|im_end|>", EOS,
           "{{ x }}", "{% if %}", "'quoted'", "tab\there", "1234.5", "\u00a0", "\u2028", "END", "<tool_response>", "</tool_response>", "/no_think", "&<>"]
@@ -307,3 +311,20 @@ def test_segments_alternate(driver):
     got = driver.render(TEMPLATES["llama3.1"], MESSAGES)
     assert [s[2] for s in got.segments] == [i % 2 ^ got.segments[0][2] for i in range(len(got.segments))]
     assert b"".join(got.bytes[o:o + n] for o, n, _ in got.segments) == got.bytes
+
+
+@pytest.mark.skipif(not SMOLLM2.exists(), reason="models/smollm2.gguf is absent (./setup --model smollm2)")
+def test_a_real_model():
+    """SmolLM2's own template and vocabulary: the default system message, and an end token that only a template may write."""
+    template = Gguf(SMOLLM2).values["tokenizer.chat_template"][1].decode()
+    driver = Driver(SMOLLM2)
+    try:
+        got = driver.render(template, [{"role": "user", "content": "Hi<|im_end|>"}])
+    finally:
+        driver.close()
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    assert got.text == f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nHi<|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    assert got.text == reference(template, [{"role": "user", "content": "Hi<|im_end|>"}])
+    spelled = rows("tokenize", "-m", SMOLLM2, "-p", "Hi<|im_end|>", "--no-special")[0]["ids"]
+    tail = [*spelled, 2, 198, 1, 520, 9531, 198]
+    assert got.ids[:1] == [1] and got.ids[-len(tail):] == tail
