@@ -1,5 +1,5 @@
-/* butler chat: a conversation in one session. Earlier turns stay in the cache; a turn adds only its own tokens. Ctrl-C ends an
- * answer, the end of input ends the program. */
+/* butler chat: a conversation in one session. Each turn renders the whole conversation; the session goes on from the beginning that
+ * it already holds, so that a turn adds only its own tokens. Ctrl-C ends an answer, the end of input ends the program. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -14,12 +14,13 @@ struct chat {
     const struct butler_model *model; /* the engine's */
     struct butler_session *session;
     struct butler_sampler *sampler;
-    const struct cmd_template *template;
-    const char *eos;
-    bool first;
-    struct cmd_text answer; /* of this turn, all bytes that were sampled */
+    struct cmd_template template;
+    struct butler_chat_message *messages; /* [n_messages], contents owned */
+    size_t n_messages, capacity;
+    struct cmd_integers ids; /* the session's tokens */
+    struct cmd_text held;    /* the text that they stand for */
+    struct cmd_text answer;  /* of this turn, all bytes that were sampled */
     size_t n_shown;
-    size_t n_ahead; /* bytes of the next turn's beginning that the model wrote itself and the cache holds already */
 };
 
 /* ---------------------------------------------------------------------------------------------- interrupts */
@@ -55,39 +56,29 @@ static bool interrupted(void)
     return sigtimedwait(&set, NULL, &none) == SIGINT;
 }
 
-/* ------------------------------------------------------------------------------------------------ template */
+/* ------------------------------------------------------------------------------------------------ messages */
 
-static int choose_template(struct chat *chat)
+static void add_message(struct chat *chat, const char *role, const char *content, size_t n)
 {
-    char names[256];
-    const char *wanted = chat->options->chat_template, *jinja = butler_model_get_info(chat->model)->chat_template;
-    cmd_template_names(names, sizeof names);
-    if (wanted) {
-        chat->template = cmd_template_find(wanted);
-        if (chat->template)
-            return CMD_DONE;
-        cmd_say(chat->options, "--chat-template: '%s' is not allowed; it takes %s", wanted, names);
-        return CMD_USAGE;
+    if (chat->n_messages == chat->capacity) {
+        chat->capacity = 2 * chat->capacity + 8;
+        struct butler_chat_message *grown = cmd_alloc(chat->capacity, sizeof *grown);
+        if (chat->n_messages)
+            memcpy(grown, chat->messages, chat->n_messages * sizeof *grown);
+        free(chat->messages);
+        chat->messages = grown;
     }
-    chat->template = jinja ? cmd_template_recognise(jinja) : cmd_template_find("plain");
-    if (chat->template)
-        return CMD_DONE;
-    cmd_say(chat->options, "the model's chat template is unknown: it begins with '%.60s'; choose one with --chat-template: %s",
-            jinja, names);
-    return CMD_FAILED;
+    char *copy = cmd_alloc(n + 1, 1);
+    if (n)
+        memcpy(copy, content, n);
+    chat->messages[chat->n_messages++] = (struct butler_chat_message){.role = role, .content = copy};
 }
 
-/* The text of this vocabulary's end-of-text token, or "". */
-static const char *find_eos(const struct butler_model *model)
+/* Forgets the messages from the n-th on. */
+static void drop_messages(struct chat *chat, size_t n)
 {
-    static const char *const candidates[] = {"</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>"};
-    for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++) {
-        int32_t ids[2];
-        if (butler_tokenize(model, candidates[i], strlen(candidates[i]), BUTLER_PARSE_SPECIAL, ids, 2, NULL) == 1 &&
-            butler_token_is_end(model, ids[0]))
-            return candidates[i];
-    }
-    return "";
+    while (chat->n_messages > n)
+        free((char *)chat->messages[--chat->n_messages].content);
 }
 
 /* -------------------------------------------------------------------------------------------------- answer */
@@ -95,7 +86,7 @@ static const char *find_eos(const struct butler_model *model)
 /* Prints the part of the answer that cannot be the beginning of the stop text. True: the stop text was found, at *at. */
 static bool show(struct chat *chat, bool last, size_t *at)
 {
-    const char *stop = chat->template->stop;
+    const char *stop = chat->template.stop;
     size_t n = chat->answer.n, end = n;
     bool found = false;
     if (stop) {
@@ -133,67 +124,143 @@ static size_t append_token(struct chat *chat, struct butler_utf8 *stream, int32_
     return n_out;
 }
 
-static int answer(struct chat *chat)
+/* One token of the answer. *done: it was the last. *at: where the answer ends. */
+static int answer_token(struct chat *chat, struct butler_utf8 *stream, bool *done, size_t *at)
 {
     struct butler_error err = {0};
+    const size_t before = chat->answer.n;
+    const int32_t id =
+        butler_sample(chat->sampler, butler_logits(chat->session), butler_model_get_info(chat->model)->n_vocab, &err);
+    if (id < 0)
+        return cmd_fail(chat->options, &err);
+    *done = butler_token_is_end(chat->model, id);
+    if (*done)
+        return CMD_DONE;
+    append_token(chat, stream, id);
+    *done = show(chat, false, at);
+    if (*done)
+        return CMD_DONE;
+    if (butler_n_past(chat->session) >= butler_n_ctx(chat->session)) {
+        fprintf(stderr, "\n(the context of %d tokens is full: /clear forgets the conversation; -c sets a larger context)",
+                butler_n_ctx(chat->session));
+        *done = true;
+        return CMD_DONE;
+    }
+    if (butler_step(chat->session, id, &err) < 0)
+        return cmd_fail(chat->options, &err);
+    cmd_integers_append(&chat->ids, id);
+    cmd_text_append(&chat->held, chat->answer.bytes + before, chat->answer.n - before);
+    *done = butler_should_stop(chat->session);
+    return CMD_DONE;
+}
+
+static int answer(struct chat *chat)
+{
     struct butler_utf8 stream = {0};
-    int n_vocab = butler_model_get_info(chat->model)->n_vocab, n_ctx = butler_n_ctx(chat->session);
-    size_t at;
+    size_t at = 0;
+    bool done = false;
     chat->answer.n = chat->n_shown = 0;
-    chat->n_ahead = 0;
-    for (int i = 0; (chat->options->n < 0 || i < chat->options->n) && !interrupted(); i++) {
-        int32_t id = butler_sample(chat->sampler, butler_logits(chat->session), n_vocab, &err);
-        if (id < 0)
-            return cmd_fail(chat->options, &err);
-        if (butler_token_is_end(chat->model, id))
-            break;
-        size_t before = chat->answer.n;
-        append_token(chat, &stream, id);
-        if (show(chat, false, &at)) {
-            /* The cache holds the stop text except its last token, which was not decoded. */
-            chat->n_ahead = before > at ? before - at : 0;
-            break;
-        }
-        if (butler_n_past(chat->session) >= n_ctx) {
-            fprintf(stderr, "\n(the context of %d tokens is full: /clear forgets the conversation; -c sets a larger context)",
-                    n_ctx);
-            break;
-        }
-        if (butler_step(chat->session, id, &err) < 0)
-            return cmd_fail(chat->options, &err);
-        if (butler_should_stop(chat->session))
-            break;
+    for (int i = 0; (chat->options->n < 0 || i < chat->options->n) && !interrupted() && !done; i++) {
+        const int status = answer_token(chat, &stream, &done, &at);
+        if (status != CMD_DONE)
+            return status;
     }
     append_token(chat, &stream, -1);
     show(chat, true, &at);
     cmd_out("\n", 1);
     cmd_out_flush();
+    add_message(chat, "assistant", chat->answer.bytes, at);
     return CMD_DONE;
 }
 
 /* ---------------------------------------------------------------------------------------------------- turn */
 
-/* Runs the user's turn as a prompt. *fits: the context had space for it. */
-static int take_turn(struct chat *chat, const char *user, bool *fits)
+/* Tokens of the text from byte `from` on. */
+static int tokenize(struct chat *chat, const struct butler_chat_text *text, size_t from, struct cmd_integers *ids)
 {
-    struct cmd_text text = {0};
+    struct butler_error err = {0};
+    int n = butler_chat_tokenize(chat->model, text, from, NULL, 0, &err);
+    if (n >= 0) {
+        *ids = (struct cmd_integers){.n = n, .capacity = n, .values = cmd_alloc((size_t)n, sizeof *ids->values)};
+        n = butler_chat_tokenize(chat->model, text, from, ids->values, n, &err);
+    }
+    return n < 0 ? cmd_fail(chat->options, &err) : CMD_DONE;
+}
+
+/* What to run after the first *n_keep tokens of the session. Where the text goes on as the session does, its tokens stay as they
+ * are; where the template wrote the conversation otherwise (it drops the thinking of earlier turns), those stay that are equal. */
+static int find_new_tokens(struct chat *chat, const struct butler_chat_text *text, struct cmd_integers *ids, int *n_keep)
+{
+    const bool goes_on = chat->held.n > 0 && text->n > chat->held.n && memcmp(text->bytes, chat->held.bytes, chat->held.n) == 0;
+    const int status = tokenize(chat, text, goes_on ? chat->held.n : 0, ids);
+    *n_keep = goes_on ? chat->ids.n : 0;
+    if (status != CMD_DONE || goes_on)
+        return status;
+    while (*n_keep < chat->ids.n && *n_keep < ids->n - 1 && chat->ids.values[*n_keep] == ids->values[*n_keep])
+        ++*n_keep;
+    ids->n -= *n_keep;
+    memmove(ids->values, ids->values + *n_keep, (size_t)ids->n * sizeof *ids->values);
+    return CMD_DONE;
+}
+
+/* Goes back to the first n tokens. Policies that evict may not be able to: then all are to be read again, and *ids is the whole
+ * text's. */
+static int go_back(struct chat *chat, const struct butler_chat_text *text, int n, struct cmd_integers *ids)
+{
+    struct butler_error err = {0};
+    int status = CMD_DONE;
+    if (n < chat->ids.n && butler_session_truncate(chat->session, n, NULL) < 0) {
+        free(ids->values);
+        *ids = (struct cmd_integers){0};
+        n = 0;
+        status = tokenize(chat, text, 0, ids);
+        if (butler_session_truncate(chat->session, 0, &err) < 0)
+            status = cmd_fail(chat->options, &err);
+    }
+    chat->ids.n = n;
+    return status;
+}
+
+/* Runs what is new in the text as a prompt. *fits: the context had space for it. */
+static int read_text(struct chat *chat, const struct butler_chat_text *text, bool *fits)
+{
     struct cmd_integers ids = {0};
-    cmd_template_turn(chat->template, chat->eos, chat->first, chat->options->system, user, &text);
-    size_t skip = chat->first ? 0 : chat->n_ahead; /* the model itself wrote how this turn begins */
-    int status = cmd_tokenize_text(chat->options, chat->model, text.bytes + skip, text.n - skip,
-                                   chat->first ? BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL : BUTLER_PARSE_SPECIAL, &ids);
-    int n_past = butler_n_past(chat->session), n_ctx = butler_n_ctx(chat->session);
-    *fits = ids.n <= n_ctx - n_past;
+    int n_keep = 0, status = find_new_tokens(chat, text, &ids, &n_keep);
+    const int n_ctx = butler_n_ctx(chat->session);
+    *fits = ids.n <= n_ctx - n_keep;
     if (status == CMD_DONE && !*fits)
         cmd_say(chat->options,
                 "the conversation has %d tokens and this turn %d, but the context holds %d: /clear forgets the conversation",
-                n_past, ids.n, n_ctx);
-    else if (status == CMD_DONE)
-        status = cmd_prefill(chat->options, chat->session, &ids);
+                n_keep, ids.n, n_ctx);
     if (status == CMD_DONE && *fits)
-        chat->first = false;
+        status = go_back(chat, text, n_keep, &ids);
+    if (status == CMD_DONE && *fits)
+        status = cmd_prefill(chat->options, chat->session, &ids);
+    for (int i = 0; status == CMD_DONE && *fits && i < ids.n; i++)
+        cmd_integers_append(&chat->ids, ids.values[i]);
     free(ids.values);
-    cmd_text_free(&text);
+    if (status == CMD_DONE && *fits) {
+        chat->held.n = 0;
+        cmd_text_append(&chat->held, text->bytes, text->n);
+    }
+    return status;
+}
+
+static int take_turn(struct chat *chat, const char *user, bool *fits)
+{
+    struct butler_error err = {0};
+    struct butler_chat_text text;
+    const char *system = chat->options->system;
+    const size_t n_before = chat->n_messages;
+    if (n_before == 0 && system && *system)
+        add_message(chat, "system", system, strlen(system));
+    add_message(chat, "user", user, strlen(user));
+    if (cmd_template_render(&chat->template, chat->model, chat->messages, chat->n_messages, &text, &err) < 0)
+        return cmd_fail(chat->options, &err);
+    const int status = read_text(chat, &text, fits);
+    butler_chat_text_free(&text);
+    if (!*fits)
+        drop_messages(chat, n_before);
     return status;
 }
 
@@ -201,7 +268,9 @@ static int clear(struct chat *chat)
 {
     int status = CMD_DONE;
     butler_session_free(chat->session);
-    chat->first = true;
+    drop_messages(chat, 0);
+    chat->held.n = 0;
+    chat->ids.n = 0;
     chat->session = cmd_session_new(chat->options, chat->engine, chat->options->kv.values[0], chat->options->n_ctx, &status);
     return status;
 }
@@ -258,7 +327,7 @@ static int converse(struct chat *chat)
 static int run(struct cmd_options *options)
 {
     int status = CMD_DONE;
-    struct chat chat = {.options = options, .first = true};
+    struct chat chat = {.options = options};
     if (options->kv.n > 1) {
         cmd_say(options, "--kv: a conversation has one policy, but %d are given", options->kv.n);
         return CMD_USAGE;
@@ -268,10 +337,9 @@ static int run(struct cmd_options *options)
     if (!chat.engine)
         return status;
     chat.model = butler_engine_model(chat.engine);
-    status = choose_template(&chat);
+    status = cmd_template_choose(options, chat.model, &chat.template);
     if (status != CMD_DONE)
         goto done;
-    chat.eos = find_eos(chat.model);
     chat.sampler = cmd_sampler_new(options, &status);
     if (chat.sampler)
         status = converse(&chat);
@@ -283,6 +351,11 @@ static int run(struct cmd_options *options)
                     (double)stats.n_decode / stats.decode_s, 100 * cmd_kv_read(&stats));
     }
 done:
+    drop_messages(&chat, 0);
+    free(chat.messages);
+    free(chat.ids.values);
+    cmd_template_free(&chat.template);
+    cmd_text_free(&chat.held);
     cmd_text_free(&chat.answer);
     butler_sampler_free(chat.sampler);
     butler_session_free(chat.session);
@@ -304,9 +377,10 @@ const struct cmd_command cmd_chat = {
     .details =
         "Reads a turn from every line of standard input and prints the answer. /clear forgets the conversation. Ctrl-C ends an\n"
         "answer; Ctrl-D (the end of input) ends the program.\n\n"
-        "The template is recognised from the model's file; --chat-template names one instead: chatml, llama3, llama2,\n"
-        "mistral, mistral-v3, phi3, zephyr, deepseek, vicuna, plain. A model without a template gets plain: lines beginning with\n"
-        "User: and Assistant:.\n",
+        "The conversation is rendered by the template of the model's file. --chat-template takes another: a file with a Jinja\n"
+        "template, or chatml, llama3, llama2, mistral, mistral-v3, phi3, zephyr, deepseek, vicuna, plain. A model without a\n"
+        "template gets plain: lines beginning with User: and Assistant:. A template that cannot be rendered is replaced by\n"
+        "chatml, with a warning. What looks like a special token in a turn stays text.\n",
     .uses = uses,
     .run = run,
 };

@@ -214,24 +214,23 @@ const char *cmd_bytes(char *out, size_t n_out, uint64_t bytes);
 
 /* ---------------------------------------------------------------------------------------------- templates */
 
-/* The format of a conversation. A turn is user_before, text, user_after, answer, answer_after; the first may have a system
- * text. */
+/* How a conversation becomes text. */
 struct cmd_template {
-    const char *name;
-    const char *markers[3];                   /* a Jinja text that holds all of them is this one */
-    const char *system_before, *system_after; /* before user_before, or inside it where system_inside */
-    bool system_inside;
-    const char *user_before, *user_after, *answer_after; /* "{eos}": the model's own end of text */
-    const char *stop; /* text that ends an answer where no token does; a prefix of answer_after + user_before. NULL: none */
+    const char *jinja;    /* NULL: the model's own */
+    const char *stop;     /* text that ends an answer where no token does; NULL: none */
+    bool system_in_user;  /* the template refuses a system message: it stands before the first user's */
+    struct cmd_text file; /* what jinja points to if it was read from a file */
 };
 
-/* The template of this name, or the one that the Jinja text is, or NULL. */
-const struct cmd_template *cmd_template_find(const char *name);
-const struct cmd_template *cmd_template_recognise(const char *jinja);
-/* Names of all, separated by ", ". */
-void cmd_template_names(char *out, size_t n_out);
-/* Appends what is between the end of the last answer (or the start) and the beginning of the next. */
-void cmd_template_turn(const struct cmd_template *template, const char *eos, bool first, const char *system, const char *user,
-                       struct cmd_text *out);
+/* The template of --chat-template (a name or a file), the model's own, or "plain" where it has none. A model's own that cannot be
+ * rendered is replaced by chatml, with a warning. CMD_DONE or the exit status; cmd_template_free frees it in any case. */
+int cmd_template_choose(const struct cmd_options *options, const struct butler_model *model, struct cmd_template *template);
+void cmd_template_free(struct cmd_template *template);
+/* butler_chat_render with the beginning of an answer at the end. */
+int cmd_template_render(const struct cmd_template *template, const struct butler_model *model,
+                        const struct butler_chat_message *messages, size_t n, struct butler_chat_text *text,
+                        struct butler_error *err);
+/* Whether the model has a template of its own that renders a conversation; else *err says why not. */
+bool cmd_template_works(const struct butler_model *model, struct butler_error *err);
 
 #endif

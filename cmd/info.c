@@ -47,19 +47,31 @@ static void print_predictors(const struct butler_engine *engine)
         }
 }
 
-static void print_row(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx, const char *template)
+/* Why chat cannot use the model's own template, or NULL. */
+static const char *template_error(const struct butler_model *model, struct butler_error *err)
 {
+    const bool has_one = butler_model_get_info(model)->chat_template;
+    return has_one && !cmd_template_works(model, err) ? err->message : NULL;
+}
+
+static void print_row(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx)
+{
+    struct butler_error err = {0};
     const struct butler_model *model = butler_engine_model(engine);
     struct butler_engine_info device;
     butler_engine_get_info(engine, &device);
     json_t *kv = json_object();
     for (int type = 0; type < BUTLER_N_KV_TYPES; type++)
         json_object_set_new(kv, cmd_kv_type_name((enum butler_kv_type)type), kv_row(model, (enum butler_kv_type)type, n_ctx));
-    json_t *row = json_pack("{s:s, s:s, s:s, s:s?, s:s?, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "architecture",
-                            info->architecture, "name", info->name, "file_type", info->file_type, "tokenizer",
-                            *info->tokenizer ? info->tokenizer : NULL, "chat_template", template, "n_layers", info->n_layers,
-                            "n_embd", info->n_embd, "n_ff", info->n_ff, "n_heads", info->n_heads, "n_kv_heads", info->n_kv_heads,
-                            "head_dim", info->head_dim, "n_vocab", info->n_vocab, "n_ctx_train", info->n_ctx_train);
+    json_t *row =
+        json_pack("{s:s, s:s, s:s, s:s?, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "architecture", info->architecture, "name",
+                  info->name, "file_type", info->file_type, "tokenizer", *info->tokenizer ? info->tokenizer : NULL, "n_layers",
+                  info->n_layers, "n_embd", info->n_embd, "n_ff", info->n_ff, "n_heads", info->n_heads, "n_kv_heads",
+                  info->n_kv_heads, "head_dim", info->head_dim, "n_vocab", info->n_vocab, "n_ctx_train", info->n_ctx_train);
+    const char *error = template_error(model, &err);
+    json_object_set_new(row, "chat_template",
+                        info->chat_template ? cmd_json_text(info->chat_template, strlen(info->chat_template)) : json_null());
+    json_object_set_new(row, "chat_template_error", error ? cmd_json_text(error, strlen(error)) : json_null());
     json_object_set_new(row, "n_params", json_integer((json_int_t)info->n_params));
     json_object_set_new(row, "weight_bytes", json_integer((json_int_t)info->weight_bytes));
     json_object_set_new(row, "step_weight_bytes", json_integer((json_int_t)info->step_weight_bytes));
@@ -71,7 +83,19 @@ static void print_row(const struct butler_engine *engine, const struct butler_mo
     cmd_row(row);
 }
 
-static void print_text(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx, const char *template)
+static void print_template(const struct butler_model *model)
+{
+    struct butler_error err = {0};
+    const char *jinja = butler_model_get_info(model)->chat_template, *error = template_error(model, &err);
+    if (!jinja)
+        cmd_printf("chat template   none\n");
+    else if (error)
+        cmd_printf("chat template   %zu bytes, cannot be used: %s\n", strlen(jinja), error);
+    else
+        cmd_printf("chat template   %zu bytes\n", strlen(jinja));
+}
+
+static void print_text(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx)
 {
     const struct butler_model *model = butler_engine_model(engine);
     struct butler_engine_info device;
@@ -83,7 +107,7 @@ static void print_text(const struct butler_engine *engine, const struct butler_m
     cmd_printf("width           %d, feed-forward %d\n", info->n_embd, info->n_ff);
     cmd_printf("heads           %d query, %d key/value, %d wide\n", info->n_heads, info->n_kv_heads, info->head_dim);
     cmd_printf("vocabulary      %d tokens, tokenizer %s\n", info->n_vocab, *info->tokenizer ? info->tokenizer : "none");
-    cmd_printf("chat template   %s\n", template ? template : "none");
+    print_template(model);
     cmd_printf("context         %d tokens in training\n", info->n_ctx_train);
     cmd_printf("weights         %s, %llu parameters, mostly %s\n", cmd_bytes(a, sizeof a, info->weight_bytes),
                (unsigned long long)info->n_params, info->file_type);
@@ -115,13 +139,11 @@ static int run(struct cmd_options *options)
     if (!engine)
         return status;
     const struct butler_model_info *info = butler_model_get_info(butler_engine_model(engine));
-    const struct cmd_template *template = info->chat_template ? cmd_template_recognise(info->chat_template) : NULL;
-    const char *name = template ? template->name : info->chat_template ? "not recognised" : NULL;
     int n_ctx = options->n_ctx ? options->n_ctx : info->n_ctx_train;
     if (options->json)
-        print_row(engine, info, n_ctx, name);
+        print_row(engine, info, n_ctx);
     else
-        print_text(engine, info, n_ctx, name);
+        print_text(engine, info, n_ctx);
     cmd_engine_free(engine);
     return CMD_DONE;
 }

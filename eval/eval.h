@@ -169,6 +169,8 @@ struct eval_ids {
 int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
 /* The same for a text that continues another one: no space is added before it. */
 int eval_ids_piece(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
+/* Tokens of a conversation that begins with this user's text, by the model's chat template, up to the beginning of an answer. */
+int eval_ids_chat(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
 int eval_ids_append(struct eval_ids *ids, const int32_t *more, int n, struct butler_error *err);
 void eval_ids_free(struct eval_ids *ids);
 

@@ -17,6 +17,8 @@ struct set {
     const char *name, *metric, *before, *prompt;
     int max_answer;
     bool first_line; /* only the first line of an answer counts */
+    bool chat;       /* the prompt is a user's turn in the model's chat template */
+    int n_template;  /* tokens that the template adds */
     char strings[];  /* that the pointers point into */
 };
 
@@ -86,6 +88,7 @@ static int take_config(struct set *set, const char *path, const json_t *config, 
     set->metric = json_string_value(json_object_get(entry, "metric"));
     set->before = json_string_value(json_object_get(entry, "before"));
     set->first_line = json_is_true(json_object_get(entry, "first_line"));
+    set->chat = !json_is_false(json_object_get(entry, "chat"));
     if (!set->metric || !metric_name(set->metric))
         return bad_config(set, path, "metric", "it must be f1, rouge_l, class, number or edit", err);
     if (!json_is_integer(max_answer) || json_integer_value(max_answer) < 1 || json_integer_value(max_answer) > 1 << 20)
@@ -116,7 +119,23 @@ static struct set *keep_set(const struct set *from, struct butler_error *err)
         }
     set->max_answer = from->max_answer;
     set->first_line = from->first_line;
+    set->chat = from->chat;
+    set->n_template = from->n_template;
     return set;
+}
+
+/* Whether the set's prompts are to stand in the chat template, and what it adds to them. */
+static int use_template(const struct eval_run *run, struct set *set, struct butler_error *err)
+{
+    const char *chat = eval_option_text(run, "chat");
+    struct eval_ids ids = {0};
+    if (strcmp(chat, "on") != 0 && strcmp(chat, "off") != 0)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--set chat: '%s' is not allowed; it takes on, off", chat);
+    set->chat = set->chat && run->info->chat_template && strcmp(chat, "on") == 0;
+    const int code = set->chat ? eval_ids_chat(&ids, run->model, "", err) : 0;
+    set->n_template = ids.n;
+    eval_ids_free(&ids);
+    return code;
 }
 
 /* Finds the set, by option or by the data's first line. */
@@ -141,6 +160,8 @@ static int load_set(struct eval_run *run, const json_t *first, struct butler_err
     int code = BUTLER_ERROR_FORMAT;
     if ((config = read_object(run, path, err)) && (!*prompts_path || (prompts = read_object(run, prompts_path, err))))
         code = take_config(&set, *prompts_path ? prompts_path : path, config, prompts, err);
+    if (code == 0)
+        code = use_template(run, &set, err);
     if (code == 0 && !(run->own = keep_set(&set, err)))
         code = BUTLER_ERROR_MEMORY;
     json_decref(config);
@@ -178,10 +199,11 @@ static size_t bytes_of(const struct eval_run *run, const int32_t *ids, int n)
     return sum;
 }
 
-/* Keeps the text of the first and the last half of run->length tokens. */
-static int cut_middle(const struct eval_run *run, char *text, int n_begin, struct eval_ids *ids, struct butler_error *err)
+/* Keeps the text of the first and the last half of `length` tokens. */
+static int cut_middle(const struct eval_run *run, char *text, int length, int n_begin, struct eval_ids *ids,
+                      struct butler_error *err)
 {
-    const int half = run->length / 2;
+    const int half = length / 2;
     const size_t n = strlen(text), all = bytes_of(run, ids->ids + n_begin, ids->n - n_begin);
     const size_t added = all > n ? all - n : 0; /* the space that the vocabulary adds in front */
     size_t head = bytes_of(run, ids->ids + n_begin, half - n_begin), tail = bytes_of(run, ids->ids + ids->n - half, half);
@@ -211,6 +233,7 @@ static int add_question(struct eval_run *run, const struct set *set, const struc
     for (size_t i = 0; wants_classes && i < json_array_size(classes); i++)
         if (!json_is_string(json_array_get(classes, i)))
             return eval_jsonl_fail(lines, "all_classes", err, "entry %zu is not a string", i);
+    const int length = run->length - set->n_template;
     struct eval_ids ids = {0};
     char *text = fill(set, context, input, err);
     code = text ? 0 : BUTLER_ERROR_MEMORY;
@@ -218,8 +241,12 @@ static int add_question(struct eval_run *run, const struct set *set, const struc
         code = eval_ids_append(&ids, &bos, 1, err);
     if (code == 0)
         code = eval_ids_text(&ids, run->model, text, err);
-    if (code == 0 && ids.n > run->length)
-        code = cut_middle(run, text, bos >= 0, &ids, err);
+    if (code == 0 && ids.n > length)
+        code = cut_middle(run, text, length, bos >= 0, &ids, err);
+    if (code == 0 && set->chat) {
+        ids.n = 0;
+        code = eval_ids_chat(&ids, run->model, text, err);
+    }
     struct eval_item *item = code == 0 ? eval_item_add(run, ids.ids, ids.n, ids.n - 1, err) : NULL;
     if (item && (item->own = butler_alloc(sizeof(struct question), err))) {
         item->n_extra = set->max_answer;
@@ -241,7 +268,7 @@ static int begin(struct eval_run *run, const json_t *first, struct butler_error 
     run->subset = set->name;
     run->n_values = 2;
     run->length = run->length ? run->length : run->info->n_ctx_train - set->max_answer;
-    if (run->length < 2)
+    if (run->length < 2 + set->n_template)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--length: %d tokens of prompt are too few (%d more are for the answer)",
                            run->length, set->max_answer);
     return 0;
@@ -360,6 +387,7 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 static const struct eval_option options[] = {
     {"subset", "", "the set of LongBench; without it, from the data's first line"},
     {"config", "", "metrics, answer lengths and prompts; without it, the longbench.json that comes with the command"},
+    {"chat", "on", "off: without the model's chat template, which few-shot and code sets never have"},
     {"prompts", "", "the benchmark's own file of prompts ({\"SET\": \"TEXT\"}), in place of ours"},
     {NULL, NULL, NULL},
 };

@@ -41,6 +41,21 @@ int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const 
     }
 }
 
+int eval_ids_chat(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err)
+{
+    const struct butler_chat_message message = {.role = "user", .content = text};
+    struct butler_chat_text rendered;
+    int n = butler_chat_render(model, &message, 1, &(struct butler_chat_options){.add_generation_prompt = true}, &rendered, err);
+    if (n == 0)
+        n = butler_chat_tokenize(model, &rendered, 0, NULL, 0, err);
+    if (n > 0)
+        n = reserve(ids, n, err) < 0 ? BUTLER_ERROR_MEMORY
+                                     : butler_chat_tokenize(model, &rendered, 0, ids->ids + ids->n, ids->capacity - ids->n, err);
+    butler_chat_text_free(&rendered);
+    ids->n += BUTLER_MAX(n, 0);
+    return BUTLER_MIN(n, 0);
+}
+
 /* Whether the vocabulary puts a space before a text. */
 static bool adds_space(const struct butler_model *model)
 {

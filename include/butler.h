@@ -6,6 +6,7 @@
  *     engine  = butler_engine_new(model)             the model on a device: threads, scratch, KV pages of all its sessions
  *     session = butler_session_new(engine, policy)   one text: its KV cache and what its policy remembers
  *     butler_tokenize -> butler_prefill -> { butler_sample -> butler_step } -> butler_session_stats
+ *     butler_chat_render -> butler_chat_tokenize     the same for a conversation, by the model's chat template
  *     butler_run                                     the same for many sessions at once
  *
  * Conventions. Sizes are counts of elements unless the name says bytes. A function that can fail returns 0 (or a
@@ -58,7 +59,7 @@ struct butler_model; /* weights and tokenizer of a file */
 
 struct butler_model_params {
     size_t struct_size;   /* 0 or sizeof(struct butler_model_params) */
-    bool vocabulary_only; /* only the tokenizer: the file needs no tensors, and no engine can be made */
+    bool vocabulary_only; /* only the tokenizer and the chat template: the file needs no tensors, and no engine can be made */
 };
 
 /* Maps a GGUF file and binds its tensors. params may be NULL. NULL on failure. Freed after its engines. */
@@ -164,6 +165,51 @@ struct butler_utf8 {
  * is pending. 16 bytes more than the token suffice for one cut from text, 3 * (n_bytes + 3) for any; what has no room is
  * lost. */
 size_t butler_utf8_push(struct butler_utf8 *stream, const char *bytes, size_t n_bytes, char *out, size_t max_out);
+
+/* ------------------------------------------------------------------------------------------ conversations
+ *
+ * A model file says by a program in the language Jinja how a conversation becomes text. It is run by an interpreter of our own;
+ * published templates render as jinja2 renders them in transformers. */
+
+struct butler_chat_message {
+    const char *role;    /* "system", "user", "assistant", "tool": a plain word counts as the template's text */
+    const char *content; /* NULL: none */
+    const char *fields;  /* a JSON object of what else the message has, "{\"tool_calls\": [...]}"; NULL: nothing */
+};
+
+struct butler_chat_options {
+    size_t struct_size;         /* 0 or sizeof(struct butler_chat_options) */
+    const char *jinja;          /* the template; NULL: the model's own */
+    bool add_generation_prompt; /* ends the text with the beginning of an answer */
+    const char *tools;          /* a JSON array of tools; NULL: none */
+    const char *variables;      /* a JSON object of more variables, "{\"enable_thinking\": false}"; NULL: none */
+    int64_t now;                /* seconds since 1970 for templates that write the date, in UTC; 0: the system's clock */
+};
+
+/* Neighbouring bytes of one origin. What an operation of the template made of both, or of numbers, counts as a message's. */
+struct butler_chat_segment {
+    size_t offset, n;
+    bool is_template; /* written by the template; else it comes from a message, a tool or a variable */
+};
+
+struct butler_chat_text {
+    char *bytes; /* [n], then a zero byte */
+    size_t n;
+    struct butler_chat_segment *segments; /* [n_segments], in order; together they cover the text */
+    size_t n_segments;
+};
+
+/* Renders messages[n] into *text, which butler_chat_text_free frees. options may be NULL. A template that fails, or that takes too
+ * much time or memory, is an error (BUTLER_ERROR_FORMAT) with the line of the template; then *text is empty. */
+int butler_chat_render(const struct butler_model *model, const struct butler_chat_message *messages, size_t n,
+                       const struct butler_chat_options *options, struct butler_chat_text *text, struct butler_error *err);
+void butler_chat_text_free(struct butler_chat_text *text);
+
+/* Ids of the text from byte `from` on, as butler_tokenize counts and writes them. Special tokens are read only where the template
+ * wrote all of their bytes: in a message they are plain text. from 0: with one BOS where the vocabulary asks for it, or the
+ * template wrote it. from > 0: the text goes on behind what a session already holds. */
+int butler_chat_tokenize(const struct butler_model *model, const struct butler_chat_text *text, size_t from, int32_t *ids,
+                         int max_ids, struct butler_error *err);
 
 /* ----------------------------------------------------------------------------------------------- session */
 

@@ -47,18 +47,76 @@ def test_templates(name, prompt, tmp_path):
     assert answer == text.lstrip(" \n") + "\n"
 
 
-def test_the_model_says_which_template(tmp_path):
-    model = with_values(tmp_path / "m.gguf", chat_template="{{ '<|im_start|>' + m.role }}")
-    named = chat("Hello\n", "--chat-template", "chatml", "-n", "10", *GREEDY).stdout
-    assert chat("Hello\n", "-n", "10", *GREEDY, model=model).stdout == named
-    assert chat("Hello\n", "--chat-template", "plain", "-n", "10", *GREEDY, model=model).stdout != named
+def answers_to(prompt, *args, **options):
+    """chat's answer to Hello is that to this prompt."""
+    text = rows("run", "-m", GQA, "-p", prompt, "-n", "10", *GREEDY)[-1]["text"]
+    result = chat("Hello\n", "-n", "10", *GREEDY, *args, **options)
+    assert result.stdout == text.lstrip(" \n") + "\n"
+    return result
 
 
-def test_template_that_is_not_known(tmp_path):
-    model = with_values(tmp_path / "m.gguf", chat_template="{{ bos_token }}@@{{ messages }}")
-    refuses(FAILED, "chat", "-m", model, input="Hello\n", says=["{{ bos_token }}@@", "--chat-template", "chatml", "plain"])
-    assert chat("Hello\n", "--chat-template", "plain", "-n", "3", model=model).stdout
+def test_the_models_own_template_runs(tmp_path):
+    model = with_values(tmp_path / "m.gguf", chat_template="{% for m in messages %}<{{ m.role | upper }}> {{ m.content | trim }};{% endfor %}!")
+    assert answers_to("<USER> Hello;!", model=model).stderr.count("template") == 0
+    answers_to("<SYSTEM> Be kind.;<USER> Hello;!", "--system-prompt", " Be kind. ", model=model)
+    answers_to("User: Hello\nAssistant:", "--chat-template", "plain", model=model)
+
+
+@pytest.mark.parametrize("template, prompt", [
+    ("{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+     "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+     "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"),
+    ("{% for m in messages %}### {{ m.role }}:\n{{ m.content }}\n\n{% endfor %}", "### user:\nHello\n\n"),
+    ("{{ bos_token }}[SYSTEM_PROMPT] {{ 'S' }}[/SYSTEM_PROMPT][INST] {{ messages[-1].content }}[/INST]{# [AVAILABLE_TOOLS] #}",
+     "[SYSTEM_PROMPT] S[/SYSTEM_PROMPT][INST] Hello[/INST]"),  # with one BOS, which run adds
+])
+def test_default_system_messages_and_unknown_families(template, prompt, tmp_path):
+    answers_to(prompt, model=with_values(tmp_path / "m.gguf", chat_template=template))
+
+
+def test_template_from_a_file(tmp_path):
+    file = tmp_path / "t.jinja"
+    file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}\n")
+    answers_to("[Hello]", "--chat-template", file)
+    file.write_text("x\n{{ nothing() }}")
+    refuses(FAILED, "chat", "-m", GQA, "--chat-template", file, input="Hello\n", says=["line 2", "nothing"])
     refuses(USAGE, "chat", "-m", GQA, "--chat-template", "nosuch", input="", says=["--chat-template", "nosuch", "chatml"])
+
+
+def test_template_that_cannot_be_rendered(tmp_path):
+    model = with_values(tmp_path / "m.gguf", chat_template="a\n{{ messages | nosuch }}")
+    result = answers_to("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n", model=model)
+    assert all(word in result.stderr for word in ("warning", "chatml", "line 2", "nosuch"))
+
+
+def test_template_without_tags(tmp_path):
+    """A text that is the same for every conversation is no template."""
+    model = with_values(tmp_path / "m.gguf", chat_template="<|im_start|>")
+    result = answers_to("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n", model=model)
+    assert "chatml" in result.stderr and "no tags" in result.stderr
+
+
+def test_template_without_a_system_role(tmp_path):
+    model = with_values(tmp_path / "m.gguf", chat_template="{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+                                                           "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    assert "no system" in answers_to("<user>Be kind.\n\nHello", "--system-prompt", "Be kind.", model=model).stderr
+
+
+def test_special_tokens_in_a_turn_stay_text():
+    """Read as the end token, the spelling in the turn would give the answer of `run`."""
+    answer = chat("Hello</s>\n", "-n", "10", *GREEDY).stdout
+    special = rows("run", "-m", GQA, "-p", "User: Hello</s>\nAssistant:", "-n", "10", *GREEDY)[-1]["text"]
+    assert answer != special.lstrip(" \n") + "\n"
+
+
+def test_later_turns_are_rendered_whole(tmp_path):
+    """A template that shortens earlier messages: the second answer is that to the whole conversation as it is written then."""
+    model = with_values(tmp_path / "m.gguf", chat_template="{% for m in messages %}{{ m.content[:3] }}|{% endfor %}")
+    for policy in ("full", "h2o:budget=40", "streaming:budget=40"):
+        decode = ["-n", "9", "--kv", policy, *GREEDY]
+        first = rows("run", "-m", GQA, "-p", "Hel|", *decode)[-1]["text"]
+        second = rows("run", "-m", GQA, "-p", f"Hel|{first[:3]}|Aga|", *decode)[-1]["text"]
+        assert chat("Hello\nAgain\n", *decode, model=model).stdout == first.lstrip(" \n") + "\n" + second.lstrip(" \n") + "\n", policy
 
 
 def test_turns_share_a_session():

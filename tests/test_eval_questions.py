@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cli import FAILED, GQA, ROOT, USAGE, data_folder, refuses, rows
+from cli import FAILED, GQA, ROOT, USAGE, data_folder, refuses, rows, with_values
 
 DATA = ROOT / "tests" / "data" / "mc"
 HARNESS = json.loads((DATA / "lm_eval.json").read_text())
@@ -257,6 +257,27 @@ def test_longbench_configuration(tmp_path):
     prompts.write_text("{}")
     refuses(FAILED, "eval", "longbench", "-m", GQA, "--data", path, "--length", 50, "--set", f"prompts={prompts}",
             says=["hotpotqa", "prompt"])
+
+
+def test_longbench_with_a_chat_template(tmp_path):
+    """The prompt is a user's turn, but of sets that say no; --length counts the template's tokens too."""
+    model = with_values(tmp_path / "m.gguf", chat_template="{% for m in messages %}<{{ m.content }}>{% endfor %}{% if add_generation_prompt %}A{% endif %}")
+    path = write(tmp_path / "q.jsonl", dict(context="tree", input="d", answers=[first_line(generated("<tree|d:>A", 12))]))
+    entry = dict(metric="edit", max_answer=12, prompt="{context}|{input}:")
+    config = write(tmp_path / "config.json", {"own": entry, "raw": dict(entry, chat=False)})
+
+    def value(options, *args):
+        return rows("eval", "longbench", "-m", model, "--data", path, "--isa", "ref", "--set", f"config={config},{options}", *args)[0]["value"]
+
+    assert value("subset=own") == 1
+    assert value("subset=own,chat=off") < 1 and value("subset=raw") == value("subset=own,chat=off")
+    long = "tree" * 16
+    whole = rows("tokenize", "-m", GQA, "-p", f"<{long}|d:>A")[0]["ids"]
+    path = write(tmp_path / "q.jsonl", dict(context=long, input="d", answers=[first_line(generated(f"<{long}|d:>A", 12))]))
+    assert value("subset=own", "--length", len(whole) + 2) == 1
+    refuses(USAGE, "eval", "longbench", "-m", model, "--data", path, "--set", f"config={config},subset=own,chat=maybe", says=["chat", "maybe"])
+    broken = with_values(tmp_path / "b.gguf", chat_template="\n{{ nosuch() }}")
+    refuses(FAILED, "eval", "longbench", "-m", broken, "--data", path, "--set", f"config={config},subset=own", says=["line 2"])
 
 
 def test_every_set_that_comes_with_the_command(tmp_path):

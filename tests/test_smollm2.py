@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import ROOT, rows
+from cli import ROOT, butler, rows
 
 MODEL = Path(os.environ.get("BUTLER_MODELS", ROOT / "models")) / "smollm2.gguf"
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason="models/smollm2.gguf is absent (./setup --model smollm2)")
@@ -77,3 +77,9 @@ def test_a_second_session_costs_its_pages_and_records(tmp_path):
     for policy, (depth, full_kv, kv, records, resident, beside, second, rest) in table.items():
         assert kv > 0.2 * full_kv and second > 0.8 * kv, policy  # it measures something
         assert rest <= 1, policy
+
+
+def test_chat():
+    """The template's own system message is there, and the second turn knows the first."""
+    answers = butler("chat", "-m", MODEL, "--temp", "0", "-n", "30", input="What is the capital of France?\nAnd of Italy?\n").stdout.splitlines()
+    assert "Paris" in answers[0] and "Rome" in answers[1]

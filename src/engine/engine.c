@@ -42,6 +42,9 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
     model->gguf = butler_gguf_open(path, err);
     if (!model->gguf || (!params->vocabulary_only && butler_model_bind(model, err) < 0))
         goto fail;
+    if (params->vocabulary_only &&
+        butler_gguf_string(model->gguf, "tokenizer.chat_template", false, &model->info.chat_template, err) < 0)
+        goto fail;
     if (butler_gguf_value(model->gguf, "tokenizer.ggml.model") || params->vocabulary_only) {
         model->tokenizer = butler_tokenizer_new(model->gguf, err);
         if (!model->tokenizer)

@@ -166,8 +166,8 @@ int butler_encoder_flush(struct butler_encoder *encoder)
     return rc;
 }
 
-int butler_tokenizer_encode(const struct butler_tokenizer *tokenizer, const char *text, size_t n_text, int flags, int32_t *ids,
-                            int max_ids, struct butler_error *err)
+int butler_tokenizer_encode_marked(const struct butler_tokenizer *tokenizer, const char *text, size_t n_text, const char *marks,
+                                   bool continues, int flags, int32_t *ids, int max_ids, struct butler_error *err)
 {
     if (max_ids < 0 || (max_ids > 0 && !ids) || (n_text > 0 && !text) || (flags & ~(BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL)))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "tokenize: invalid arguments: flags %d, %zu bytes of text, space for %d ids",
@@ -178,8 +178,8 @@ int butler_tokenizer_encode(const struct butler_tokenizer *tokenizer, const char
     struct butler_encoder encoder = {.tokenizer = tokenizer, .ids = ids, .max_ids = max_ids, .err = err};
     struct butler_text_range *spans = NULL;
     size_t n_spans = 0;
-    bool after_special = true;
-    int rc = butler_special_cut(tokenizer, text, n_text, flags & BUTLER_PARSE_SPECIAL, &spans, &n_spans, err);
+    bool after_special = !continues;
+    int rc = butler_special_cut(tokenizer, text, n_text, flags & BUTLER_PARSE_SPECIAL, marks, &spans, &n_spans, err);
     if (rc)
         goto fail;
     if ((flags & BUTLER_ADD_SPECIAL) && tokenizer->add_bos && tokenizer->bos >= 0)
@@ -200,7 +200,20 @@ fail:
     return rc;
 }
 
+int butler_tokenizer_encode(const struct butler_tokenizer *tokenizer, const char *text, size_t n_text, int flags, int32_t *ids,
+                            int max_ids, struct butler_error *err)
+{
+    return butler_tokenizer_encode_marked(tokenizer, text, n_text, NULL, false, flags, ids, max_ids, err);
+}
+
 /* ---------------------------------------------------------------------------------------------- properties */
+
+const char *butler_tokenizer_spelling(const struct butler_tokenizer *tokenizer, int32_t id, size_t *n_bytes)
+{
+    const bool exists = id >= 0 && (uint32_t)id < tokenizer->vocab.n_tokens;
+    *n_bytes = exists ? tokenizer->vocab.pieces[id].n_bytes : 0;
+    return *n_bytes ? tokenizer->vocab.pieces[id].bytes : "";
+}
 
 const char *butler_tokenizer_bytes(const struct butler_tokenizer *tokenizer, int32_t id, size_t *n_bytes)
 {
@@ -226,6 +239,11 @@ const char *butler_tokenizer_kind(const struct butler_tokenizer *tokenizer)
 int32_t butler_tokenizer_bos(const struct butler_tokenizer *tokenizer)
 {
     return tokenizer->bos;
+}
+
+bool butler_tokenizer_adds_bos(const struct butler_tokenizer *tokenizer)
+{
+    return tokenizer->add_bos && tokenizer->bos >= 0;
 }
 
 int32_t butler_tokenizer_eos(const struct butler_tokenizer *tokenizer)

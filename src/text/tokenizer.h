@@ -14,10 +14,17 @@ void butler_tokenizer_free(struct butler_tokenizer *tokenizer);
 /* The contract of butler_tokenize, with the flags of butler.h. text may be any bytes. Thread-safe. */
 int butler_tokenizer_encode(const struct butler_tokenizer *tokenizer, const char *text, size_t n_text, int flags, int32_t *ids,
                             int max_ids, struct butler_error *err);
+/* The same. marks, if not NULL: control tokens are read only where all of their bytes are marked. continues: the text goes on
+ * behind another one, so nothing is added before it, no space either. */
+int butler_tokenizer_encode_marked(const struct butler_tokenizer *tokenizer, const char *text, size_t n_text, const char *marks,
+                                   bool continues, int flags, int32_t *ids, int max_ids, struct butler_error *err);
+/* How the token is written in a text with special tokens, also a control token; "" for an id out of range. */
+const char *butler_tokenizer_spelling(const struct butler_tokenizer *tokenizer, int32_t id, size_t *n_bytes);
 const char *butler_tokenizer_bytes(const struct butler_tokenizer *tokenizer, int32_t id, size_t *n_bytes);
 int butler_tokenizer_n_vocab(const struct butler_tokenizer *tokenizer);
 const char *butler_tokenizer_kind(const struct butler_tokenizer *tokenizer); /* "llama", "gpt2" */
 int32_t butler_tokenizer_bos(const struct butler_tokenizer *tokenizer);      /* -1 if none */
+bool butler_tokenizer_adds_bos(const struct butler_tokenizer *tokenizer);    /* to every text */
 int32_t butler_tokenizer_eos(const struct butler_tokenizer *tokenizer);
 bool butler_tokenizer_is_end(const struct butler_tokenizer *tokenizer, int32_t id); /* EOS, EOT, <|im_end|>, ... */
 

@@ -75,8 +75,9 @@ struct butler_text_range {
 };
 
 /* Cuts text[n] at its special tokens into *spans (malloc'ed). Longer tokens first, anywhere in the text; of equally long
- * ones the leftmost. parse: control and unknown tokens too, not only user-defined ones. */
-int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse,
+ * ones the leftmost. parse: control and unknown tokens too, not only user-defined ones; with marks[n] only those of which all
+ * bytes are marked. */
+int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse, const char *marks,
                        struct butler_text_range **spans, size_t *n_spans, struct butler_error *err);
 
 #endif

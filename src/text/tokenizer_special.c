@@ -59,8 +59,10 @@ static int lower_bound(const struct butler_tokenizer *tokenizer, int first, int 
     return first;
 }
 
-/* The special tokens that text[n] begins with, shortest first, into found[BUTLER_MAX_TOKEN_BYTES]. */
-static int begins_with(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse, int32_t *found)
+/* The special tokens that text[n] begins with, shortest first, into found[BUTLER_MAX_TOKEN_BYTES]. Control tokens only where
+ * marks[n] of all their bytes are set, or marks is NULL. */
+static int begins_with(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse, const char *marks,
+                       int32_t *found)
 {
     const struct butler_vocab *vocab = &tokenizer->vocab;
     unsigned char byte = (unsigned char)text[0];
@@ -70,7 +72,8 @@ static int begins_with(const struct butler_tokenizer *tokenizer, const char *tex
     for (uint32_t depth = 1; first < end; depth++) {
         int32_t whole = -1;
         for (; first < end && vocab->pieces[tokenizer->special[first]].n_bytes == depth; first++)
-            if (whole < 0 && (parse || vocab->types[tokenizer->special[first]] == BUTLER_TOKEN_USER_DEFINED))
+            if (whole < 0 && ((parse && (!marks || !memchr(marks, 0, depth))) ||
+                              vocab->types[tokenizer->special[first]] == BUTLER_TOKEN_USER_DEFINED))
                 whole = tokenizer->special[first];
         if (whole >= 0)
             found[n_found++] = whole;
@@ -119,14 +122,15 @@ static int add_span(struct spans *spans, size_t start, size_t n, int32_t token, 
 
 /* Cuts one span of ordinary text at the special tokens of exactly this length. */
 static int cut_span(const struct butler_tokenizer *tokenizer, const char *text, struct butler_text_range span, bool parse,
-                    size_t length, struct spans *out, struct butler_error *err)
+                    const char *marks, size_t length, struct spans *out, struct butler_error *err)
 {
     int32_t found[BUTLER_MAX_TOKEN_BYTES];
     size_t start = span.start, end = span.start + span.n, at = start;
     int rc;
     while (at < end && end - at >= length) {
         int32_t token = -1;
-        for (int i = begins_with(tokenizer, text + at, end - at, parse, found) - 1; i >= 0 && token < 0; i--)
+        for (int i = begins_with(tokenizer, text + at, end - at, parse, marks ? marks + at : NULL, found) - 1; i >= 0 && token < 0;
+             i--)
             if (tokenizer->vocab.pieces[found[i]].n_bytes == length)
                 token = found[i];
         if (token < 0) {
@@ -144,7 +148,7 @@ static int cut_span(const struct butler_tokenizer *tokenizer, const char *text, 
     return add_span(out, start, end - start, -1, err);
 }
 
-int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse,
+int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *text, size_t n, bool parse, const char *marks,
                        struct butler_text_range **spans, size_t *n_spans, struct butler_error *err)
 {
     int32_t found[BUTLER_MAX_TOKEN_BYTES];
@@ -152,7 +156,7 @@ int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *tex
     struct spans now = {0}, next = {0};
     int rc = add_span(&now, 0, n, -1, err);
     for (size_t i = 0; i < n && tokenizer->n_special > 0; i++)
-        for (int k = begins_with(tokenizer, text + i, n - i, parse, found) - 1; k >= 0; k--)
+        for (int k = begins_with(tokenizer, text + i, n - i, parse, marks ? marks + i : NULL, found) - 1; k >= 0; k--)
             lengths[tokenizer->vocab.pieces[found[k]].n_bytes] = true;
     for (size_t length = BUTLER_MAX_TOKEN_BYTES; length > 0 && !rc; length--) {
         if (!lengths[length])
@@ -160,7 +164,7 @@ int butler_special_cut(const struct butler_tokenizer *tokenizer, const char *tex
         next.n = 0;
         for (size_t i = 0; i < now.n && !rc; i++)
             rc = now.items[i].token >= 0 ? add_span(&next, now.items[i].start, now.items[i].n, now.items[i].token, err)
-                                         : cut_span(tokenizer, text, now.items[i], parse, length, &next, err);
+                                         : cut_span(tokenizer, text, now.items[i], parse, marks, length, &next, err);
         struct spans swap = now;
         now = next;
         next = swap;
