@@ -98,6 +98,12 @@ class Driver:
         """Without messages; variables: the text that should be JSON."""
         return self._ask([template, str(NOW), "0", None, variables, "0"])
 
+    def cpu_seconds(self):
+        """That it has used so far: a bound on wall time would depend on what else the machine does."""
+        with open(f"/proc/{self.process.pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def close(self):
         self.process.stdin.close()
         assert self.process.wait(timeout=60) == 0

@@ -4,7 +4,6 @@ users never becomes a special token."""
 import json
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -231,10 +230,10 @@ HOSTILE = [
 
 @pytest.mark.parametrize("template, says", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile(driver, template, says):
-    start = time.monotonic()
+    start = driver.cpu_seconds()
     got = driver.render(template, MESSAGES)
     assert got.code < 0 and "chat template" in got.text and says in got.text
-    assert time.monotonic() - start < MAX_SECONDS
+    assert driver.cpu_seconds() - start < MAX_SECONDS
 
 
 def test_errors_name_their_line(driver):

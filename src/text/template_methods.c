@@ -137,7 +137,7 @@ BUILTIN(string_split)
 /* Where `what` begins last in the first `end` bytes, or SIZE_MAX. */
 static size_t find_last(struct template_run *run, struct template_text text, struct template_text what, size_t end)
 {
-    butler_template_step(run, end / 16); /* every place is compared */
+    butler_template_step(run, end / 4); /* every place is compared */
     for (size_t at = end >= what.n ? end - what.n + 1 : 0; at-- > 0;)
         if (butler_template_same(template_part(text, at, what.n), what))
             return at;
