@@ -120,11 +120,11 @@ def test_pre_tokenizer(built, tmp_path):
         model.values["tokenizer.ggml.token_type"][1][1].append(1)
     model.values["tokenizer.ggml.merges"][1][1].append(b"1 2")
     model.tensors = {}
-    path = tmp_path / "starcoder.gguf"
+    path = tmp_path / "oak.gguf"
     model.put("tokenizer.ggml.pre", STRING, "gpt-2")
     model.write(path)
     assert rows("tokenize", "-m", path, "-p", "12", "--no-special")[0]["ids"] == [n]
-    model.put("tokenizer.ggml.pre", STRING, "starcoder")
+    model.put("tokenizer.ggml.pre", STRING, "oak")
     model.write(path)
-    refuses(1, "tokenize", "-m", path, "-p", "12", says=["starcoder"])
+    refuses(1, "tokenize", "-m", path, "-p", "12", says=["oak"])
     assert rows("tokenize", "-m", path, "-p", "12", "--no-special", binary=built / "butler")[0]["ids"] == [tokens.index(b"1"), tokens.index(b"2")]
