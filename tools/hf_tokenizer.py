@@ -4,6 +4,7 @@ tokenizer.model (SentencePiece) is preferred to tokenizer.json, which for the sa
 that either adds, the ids of special tokens and the chat template come from the other JSON files."""
 import json
 import struct
+import sys
 
 from gguf import TokenType
 
@@ -220,8 +221,8 @@ def add_special(writer, settings, config, generation, tokens, data):
             found += [i for i in as_list(source.get(f"{name}_token_id")) if i not in found]
         for i in found:
             if not 0 <= i < len(tokens):
-                raise Failure(f"{name}_token_id is {i}, there are {len(tokens)} tokens")
-        return found
+                print(f"convert_hf: {name}_token_id {i} is left out: there are {len(tokens)} tokens", file=sys.stderr)
+        return [i for i in found if 0 <= i < len(tokens)]
 
     bos, eos, unknown, pad = ids("bos"), ids("eos"), ids("unk"), ids("pad")
     for found, add in ((bos, writer.add_bos_token_id), (eos, writer.add_eos_token_id), (unknown, writer.add_unk_token_id),
