@@ -38,10 +38,11 @@ def butler(*args, input=None, expect=DONE, binary=BUTLER, **options):
     return result
 
 
-# Python packages that no distribution has, put there by ./setup --tests.
+# Python packages that Debian does not have, put there by ./setup --tests.
 PACKAGES = os.environ.get("BUTLER_PYTHON", str(ROOT / "build" / "python"))
 sys.path.append(PACKAGES)
-needs_gguf = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="the Python package gguf is absent (./setup --tests)")
+needs_gguf = pytest.mark.skipif(None in map(importlib.util.find_spec, ("gguf", "yaml")),
+                                reason="the Python package gguf, or yaml that it needs, is absent (./setup --tests)")
 
 
 def python_tool(name, *args, expect=DONE):

@@ -3,15 +3,12 @@ butler beside those that transformers computed (tests/data/architectures.json, w
 
     tests/test_architectures.py --table    what docs/models.md says of each family"""
 import json
-import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from arch_folder import make_folder, text_of
-from cli import FAILED, ROOT, butler, needs_gguf, python_tool, rows
+from cli import ROOT, needs_gguf, python_tool, rows
 
 DATA = json.loads((ROOT / "tests" / "data" / "architectures.json").read_text())
 CASES, IDS, POSITIONS = DATA["cases"], DATA["ids"], DATA["positions"]
