@@ -1,8 +1,12 @@
 """Shared by the command's tests: running it, parsing its rows, models derived from the committed ones."""
+import importlib.util
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from gguf_file import STRING, Gguf
 
@@ -30,6 +34,21 @@ def butler(*args, input=None, expect=DONE, binary=BUTLER, **options):
     result = subprocess.run([binary, *map(str, args)], input=None if input is None else input.encode(), timeout=300,
                             stdin=subprocess.DEVNULL if input is None else None, capture_output=True, **options)
     result.stdout, result.stderr = result.stdout.decode(), result.stderr.decode(errors="replace")
+    assert result.returncode == expect, f"exit status {result.returncode}, not {expect}: {result.stderr}"
+    return result
+
+
+# Python packages that Debian does not have, put there by ./setup --tests.
+PACKAGES = os.environ.get("BUTLER_PYTHON", str(ROOT / "build" / "python"))
+sys.path.append(PACKAGES)
+needs_gguf = pytest.mark.skipif(None in map(importlib.util.find_spec, ("gguf", "yaml")),
+                                reason="the Python package gguf, or yaml that it needs, is absent (./setup --tests)")
+
+
+def python_tool(name, *args, expect=DONE):
+    """Runs a script of tools/; checks its exit status."""
+    result = subprocess.run([sys.executable, ROOT / "tools" / name, *map(str, args)], capture_output=True, text=True, timeout=300,
+                            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [PACKAGES, os.environ.get("PYTHONPATH")]))})
     assert result.returncode == expect, f"exit status {result.returncode}, not {expect}: {result.stderr}"
     return result
 

@@ -107,7 +107,7 @@ class Job:
 
 def data_folders():
     """Where tests in a copy of the tree find what is not committed."""
-    folders = {"BUTLER_DATA": ROOT.parent / "shared" / "data", "BUTLER_MODELS": ROOT / "models"}
+    folders = {"BUTLER_DATA": ROOT.parent / "shared" / "data", "BUTLER_MODELS": ROOT / "models", "BUTLER_PYTHON": ROOT / "build" / "python"}
     return {name: str(folder) for name, folder in folders.items() if name not in os.environ and folder.is_dir()}
 
 
