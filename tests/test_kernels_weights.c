@@ -2,8 +2,9 @@
  * that start at any byte and end where memory ends; and results that do not depend on how rows are split. */
 #include "kernel_test.h"
 
-static const enum butler_type types[] = {BUTLER_F32,  BUTLER_F16,  BUTLER_BF16, BUTLER_Q8_0, BUTLER_Q4_0, BUTLER_Q4_1,
-                                         BUTLER_Q5_0, BUTLER_Q5_1, BUTLER_Q4_K, BUTLER_Q5_K, BUTLER_Q6_K};
+static const enum butler_type types[] = {BUTLER_F32,  BUTLER_F16,    BUTLER_BF16,   BUTLER_Q8_0,  BUTLER_Q4_0,  BUTLER_Q4_1,
+                                         BUTLER_Q5_0, BUTLER_Q5_1,   BUTLER_Q2_K,   BUTLER_Q3_K,  BUTLER_Q4_K,  BUTLER_Q5_K,
+                                         BUTLER_Q6_K, BUTLER_IQ4_NL, BUTLER_IQ4_XS, BUTLER_MXFP4, BUTLER_TQ1_0, BUTLER_TQ2_0};
 
 /* An element of a row, d q + m, and |d q| + |m|, which bounds the rounding of any way to compute it. */
 struct element {
@@ -25,6 +26,9 @@ static int nibble_of_32(const unsigned char *quants, int i)
 {
     return quants[i % 16] >> (i < 16 ? 0 : 4) & 15;
 }
+
+static const int iq4[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const double mxfp4[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 
 /* Six bits of scale and of minimum of group g, read off the layout one bit field at a time. */
 static void k_scale(const unsigned char *packed, int g, int *scale, int *minimum)
@@ -54,6 +58,41 @@ static struct element element_q6_k(const unsigned char *b, int i)
     int half = i / 128, j = i % 128;
     int low = b[half * 64 + j % 64] >> (j < 64 ? 0 : 4) & 15, high = b[128 + half * 32 + j % 32] >> j / 32 * 2 & 3;
     return element_of(half_at(b + 208) * (signed char)b[192 + i / 16] * (low + 16 * high - 32), 0);
+}
+
+/* Two bits of element i of 256: 32 bytes serve four rows of 32. */
+static int pair_of_256(const unsigned char *pairs, int i)
+{
+    return pairs[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+}
+
+static struct element element_q3_k(const unsigned char *b, int i)
+{
+    const unsigned char *packed = b + 96;
+    int g = i / 16, low = packed[g % 8] >> (g < 8 ? 0 : 4) & 15, high = packed[8 + g % 4] >> g / 4 * 2 & 3;
+    int q = pair_of_256(b + 32, i) - (b[i % 32] >> i / 32 & 1 ? 0 : 4);
+    return element_of(half_at(b + 108) * (low + 16 * high - 32) * q, 0);
+}
+
+static struct element element_iq4_xs(const unsigned char *b, int i)
+{
+    int g = i / 32, low = b[4 + g / 2] >> g % 2 * 4 & 15, high = (b[2] | b[3] << 8) >> 2 * g & 3;
+    return element_of(half_at(b) * (low + 16 * high - 32) * iq4[nibble_of_32(b + 8 + 16 * g, i % 32)], 0);
+}
+
+/* Digit by digit: the byte is multiplied by 3 until the digit in question stands above its 8 bits. */
+static struct element element_tq1_0(const unsigned char *b, int i)
+{
+    const int at = i < 160   ? i % 32
+                   : i < 240 ? 32 + i % 16
+                             : 48 + i % 4,
+              digit = i < 160   ? i / 32
+                      : i < 240 ? (i - 160) / 16
+                                : (i - 240) / 4;
+    int value = b[at];
+    for (int k = 0; k < digit; k++)
+        value = value * 3 & 255;
+    return element_of(half_at(b + 52) * (value * 3 / 256 - 1), 0);
 }
 
 static struct element element(enum butler_type type, const unsigned char *row, int i)
@@ -87,6 +126,20 @@ static struct element element(enum butler_type type, const unsigned char *row, i
         return element_k(b, k, type == BUTLER_Q5_K);
     case BUTLER_Q6_K:
         return element_q6_k(b, k);
+    case BUTLER_Q2_K:
+        return element_of(half_at(b + 80) * (b[k / 16] % 16) * pair_of_256(b + 16, k), -half_at(b + 82) * (b[k / 16] / 16));
+    case BUTLER_Q3_K:
+        return element_q3_k(b, k);
+    case BUTLER_IQ4_NL:
+        return element_of(half_at(b) * iq4[nibble_of_32(b + 2, k)], 0);
+    case BUTLER_IQ4_XS:
+        return element_iq4_xs(b, k);
+    case BUTLER_MXFP4:
+        return element_of(ldexp(mxfp4[nibble_of_32(b + 1, k) % 8], b[0] - 127) * (nibble_of_32(b + 1, k) < 8 ? 1 : -1), 0);
+    case BUTLER_TQ1_0:
+        return element_tq1_0(b, k);
+    case BUTLER_TQ2_0:
+        return element_of(half_at(b + 64) * (pair_of_256(b, k) - 1), 0);
     default:
         return element_of(NAN, 0);
     }
@@ -118,13 +171,8 @@ static void random_row(enum butler_type type, unsigned char *row, int n, enum ki
         case BUTLER_BF16:
             butler_quantize_row(BUTLER_BF16, b, &v, 1);
             break;
-        case BUTLER_Q6_K:
-            put_half(b + 208, small);
-            break;
         default:
-            put_half(b, small);
-            if (type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q4_K || type == BUTLER_Q5_K)
-                put_half(b + 2, random_value(seed, NORMAL) * small);
+            put_scales(type, b, type == BUTLER_MXFP4 ? v : small, random_value(seed, NORMAL) * small);
         }
     }
 }
@@ -420,10 +468,9 @@ static void products_of_integers(void **state)
     {
         for (int t = 0; t < BUTLER_COUNT(types); t++) {
             const int block = butler_types[types[t]].block;
-            if (block == 1) {
-                assert_null(table->matmul_q16[types[t]]);
+            assert_true(block > 1 || !table->matmul_q16[types[t]]);
+            if (!table->matmul_q16[types[t]])
                 continue;
-            }
             for (int trial = 0; trial < 60; trial++) {
                 const int n = trial == 40 ? 33024 : block == 32 ? 32 * (1 + trial % 37) : 256 * (1 + trial % 4);
                 check_matmul(table, types[t], 1 + trial * 7 % 13, trial == 40 ? 2 : 1 + trial * 3 % 19, n, trial, &seed);

@@ -16,6 +16,16 @@ bool butler_type_known(uint32_t type)
     return type < BUTLER_N_TYPES && butler_types[type].name;
 }
 
+const char *butler_type_name(uint32_t type)
+{
+    static const char *const others[] = {[9] = "Q8_1",   [15] = "Q8_K",  [16] = "IQ2_XXS", [17] = "IQ2_XS", [18] = "IQ3_XXS",
+                                         [19] = "IQ1_S", [21] = "IQ3_S", [22] = "IQ2_S",   [24] = "I8",     [25] = "I16",
+                                         [26] = "I32",   [27] = "I64",   [28] = "F64",     [29] = "IQ1_M",  [40] = "NVFP4"};
+    if (butler_type_known(type))
+        return butler_types[type].name;
+    return type < BUTLER_COUNT(others) && others[type] ? others[type] : "unknown";
+}
+
 size_t butler_row_bytes(enum butler_type type, int64_t n)
 {
     return (size_t)n / (size_t)butler_types[type].block * (size_t)butler_types[type].block_bytes;
@@ -144,6 +154,106 @@ void butler_dequantize_q6_k(float *y, const void *row, int n)
             y[i] = d * (float)(int8_t)b[Q6_K_SCALES + i / 16] * (float)((low | high << 4) - 32);
         }
     }
+}
+
+/* Element i of group g of 16, of two bits. */
+static inline int pair_of(const uint8_t *quants, int g, int i)
+{
+    return quants[g / 8 * 32 + g % 2 * 16 + i] >> (g / 2 % 4 * 2) & 3;
+}
+
+void butler_dequantize_q2_k(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= SUPER, y += SUPER, b += Q2_K_BYTES) {
+        float d = load_half(b + Q2_K_SCALE), m = load_half(b + Q2_K_SCALE + 2);
+        for (int g = 0; g < 16; g++) {
+            float ds = d * (float)(b[g] & 15), mt = m * (float)(b[g] >> 4);
+            for (int i = 0; i < 16; i++)
+                y[g * 16 + i] = ds * (float)pair_of(b + Q2_K_QUANTS, g, i) - mt;
+        }
+    }
+}
+
+void butler_dequantize_q3_k(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= SUPER, y += SUPER, b += Q3_K_BYTES) {
+        float d = load_half(b + Q3_K_SCALE);
+        uint64_t words[2];
+        unpack_q3_scales(b + Q3_K_SCALES, words);
+        for (int g = 0; g < 16; g++) {
+            float ds = d * (float)(int8_t)(words[g / 8] >> g % 8 * 8);
+            for (int i = 0; i < 16; i++) {
+                int third = b[g % 2 * 16 + i] >> (g / 2) & 1;
+                y[g * 16 + i] = ds * (float)((pair_of(b + Q3_K_QUANTS, g, i) | third << 2) - 4);
+            }
+        }
+    }
+}
+
+void butler_dequantize_tq2_0(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= SUPER, y += SUPER, b += TQ2_0_BYTES) {
+        float d = load_half(b + TQ2_0_SCALE);
+        for (int g = 0; g < 16; g++)
+            for (int i = 0; i < 16; i++)
+                y[g * 16 + i] = d * (float)(pair_of(b, g, i) - 1);
+    }
+}
+
+/* Digit r of byte i, the highest first, is element r n + i. A byte is the fraction 0.digits to the base 3 as multiples of 1/256,
+ * rounded up: times 3^r, without what overflows, it begins with digit r, and three times that is 256 digits and a rest. */
+static void decode_digits(float *y, const uint8_t *bytes, int n, int n_digits, float d)
+{
+    for (int r = 0, power = 1; r < n_digits; r++, power *= 3)
+        for (int i = 0; i < n; i++)
+            y[r * n + i] = d * (float)((uint8_t)(bytes[i] * power) * 3 / 256 - 1);
+}
+
+void butler_dequantize_tq1_0(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= SUPER, y += SUPER, b += TQ1_0_BYTES) {
+        float d = load_half(b + TQ1_0_SCALE);
+        decode_digits(y, b, 32, 5, d);
+        decode_digits(y + 160, b + 32, 16, 5, d);
+        decode_digits(y + 240, b + 48, 4, 4, d);
+    }
+}
+
+/* 32 nibbles that stand for values of a table. */
+static inline void decode_table(float *t, const uint8_t *quants, const int8_t values[16], float d)
+{
+    for (int i = 0; i < 16; i++) {
+        t[i] = d * (float)values[quants[i] & 15];
+        t[i + 16] = d * (float)values[quants[i] >> 4];
+    }
+}
+
+void butler_dequantize_iq4_nl(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= BLOCK, y += BLOCK, b += IQ4_NL_BYTES)
+        decode_table(y, b + IQ4_NL_QUANTS, IQ4_VALUES, load_half(b));
+}
+
+void butler_dequantize_iq4_xs(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= SUPER, y += SUPER, b += IQ4_XS_BYTES) {
+        uint64_t scales = unpack_iq4_scales(b + IQ4_XS_SCALES);
+        for (int g = 0; g < 8; g++)
+            decode_table(y + g * 32, b + IQ4_XS_QUANTS + g * 16, IQ4_VALUES, load_half(b) * (float)(int8_t)(scales >> g * 8));
+    }
+}
+
+void butler_dequantize_mxfp4(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= BLOCK, y += BLOCK, b += MXFP4_BYTES)
+        decode_table(y, b + MXFP4_QUANTS, MXFP4_VALUES, mxfp4_scale(b[0]));
 }
 
 /* ------------------------------------------------------------------------------------------ quantisation */

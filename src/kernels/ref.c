@@ -284,19 +284,10 @@ static void one_bit(float *s, size_t s_stride, const float *q, int n_q, const vo
 }
 
 #define DEQUANTIZE(type, name, ...) [BUTLER_##type] = butler_dequantize_##name,
+#define GEMV(type, name, ...) [BUTLER_##type] = butler_ref_gemv_##name,
 const struct butler_kernels butler_kernels_ref = {
     .isa = "ref",
-    .gemv = {[BUTLER_F32] = butler_ref_gemv_f32,
-             [BUTLER_F16] = butler_ref_gemv_f16,
-             [BUTLER_BF16] = butler_ref_gemv_bf16,
-             [BUTLER_Q8_0] = butler_ref_gemv_q8_0,
-             [BUTLER_Q4_0] = butler_ref_gemv_q4_0,
-             [BUTLER_Q4_1] = butler_ref_gemv_q4_1,
-             [BUTLER_Q5_0] = butler_ref_gemv_q5_0,
-             [BUTLER_Q5_1] = butler_ref_gemv_q5_1,
-             [BUTLER_Q4_K] = butler_ref_gemv_q4_k,
-             [BUTLER_Q5_K] = butler_ref_gemv_q5_k,
-             [BUTLER_Q6_K] = butler_ref_gemv_q6_k},
+    .gemv = {BUTLER_WEIGHT_TYPES(GEMV)},
     .quantise_q16 = butler_ref_quantise_q16,
     .matmul_q16 = {[BUTLER_Q8_0] = butler_ref_matmul_q8_0,
                    [BUTLER_Q4_0] = butler_ref_matmul_q4_0,
