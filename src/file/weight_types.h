@@ -38,6 +38,32 @@ enum butler_type {
                 each(IQ4_NL, iq4_nl, 32, 18) each(IQ4_XS, iq4_xs, 256, 136) each(MXFP4, mxfp4, 32, 17) each(TQ1_0, tq1_0, 256, 54) \
                     each(TQ2_0, tq2_0, 256, 66)
 
+/* Elements and bytes of a block, which compilers know where the type is a constant. */
+#define BUTLER_BLOCK_CASE(type, name, block, bytes)                                                                                \
+    case BUTLER_##type:                                                                                                            \
+        return block;
+#define BUTLER_BYTES_CASE(type, name, block, bytes)                                                                                \
+    case BUTLER_##type:                                                                                                            \
+        return bytes;
+static inline int butler_type_block(enum butler_type type)
+{
+    switch (type) {
+        BUTLER_WEIGHT_TYPES(BUTLER_BLOCK_CASE)
+    default:
+        return 1;
+    }
+}
+static inline int butler_type_bytes(enum butler_type type)
+{
+    switch (type) {
+        BUTLER_WEIGHT_TYPES(BUTLER_BYTES_CASE)
+    default:
+        return 1;
+    }
+}
+#undef BUTLER_BLOCK_CASE
+#undef BUTLER_BYTES_CASE
+
 /* Their names, each after a space, for messages. */
 #define BUTLER_TYPE_NAME(type, ...) " " #type
 #define BUTLER_TYPE_NAMES BUTLER_WEIGHT_TYPES(BUTLER_TYPE_NAME)
