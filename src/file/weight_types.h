@@ -87,8 +87,8 @@ const char *butler_type_name(uint32_t type);
 /* Bytes of a row of n elements (n a multiple of the block). */
 size_t butler_row_bytes(enum butler_type type, int64_t n);
 
-/* Rounds x[n] to a row of the type. Only F32, F16, BF16, Q8_0 and Q4_0 can be written, and only whole blocks: false
- * otherwise. */
+/* Rounds x[n] to a row of the type. Only F32, F16, BF16, Q8_0, Q6_K, Q4_K and Q4_0 can be written, and only whole blocks:
+ * false otherwise. */
 bool butler_quantize_row(enum butler_type type, void *row, const float *x, int n);
 
 /* binary16 to float and back, round to nearest even. */
