@@ -48,32 +48,39 @@ static void fill_weights(struct bench *b, enum butler_type type)
             continue;
         for (int k = 0; k < info->block_bytes; k++)
             b->set[i + (size_t)k] = (unsigned char)butler_random(&seed);
+        static const short scale_at[BUTLER_N_TYPES] = {
+            [BUTLER_Q2_K] = 80, [BUTLER_Q3_K] = 108, [BUTLER_Q6_K] = 208, [BUTLER_TQ1_0] = 52, [BUTLER_TQ2_0] = 64};
         uint16_t d = butler_float_to_half(0.01f);
-        memcpy(b->set + i + (type == BUTLER_Q6_K ? 208 : 0), &d, 2);
-        if (type != BUTLER_Q6_K && type != BUTLER_Q5_0)
-            memcpy(b->set + i + 2, &d, 2);
+        if (type == BUTLER_MXFP4)
+            b->set[i] = 120;
+        else
+            memcpy(b->set + i + scale_at[type], &d, 2);
+        if (type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q2_K || type == BUTLER_Q4_K || type == BUTLER_Q5_K)
+            memcpy(b->set + i + scale_at[type] + 2, &d, 2);
     }
     for (size_t done = size; done < b->set_bytes; done += size)
         memcpy(b->set + done, b->set, BUTLER_MIN(size, b->set_bytes - done));
 }
 
+#define TYPE(type, ...) BUTLER_##type,
+static const enum butler_type weight_types[] = {BUTLER_WEIGHT_TYPES(TYPE)};
+
 static void bench_gemv(struct bench *b)
 {
-    static const enum butler_type types[] = {BUTLER_Q8_0, BUTLER_Q4_0, BUTLER_F16,  BUTLER_F32,  BUTLER_BF16, BUTLER_Q4_1,
-                                             BUTLER_Q5_0, BUTLER_Q5_1, BUTLER_Q4_K, BUTLER_Q5_K, BUTLER_Q6_K};
-    for (int i = 0; i < BUTLER_COUNT(types); i++) {
+    for (int i = 0; i < BUTLER_COUNT(weight_types); i++) {
         char name[64];
-        snprintf(name, sizeof name, "gemv %s 4096", butler_types[types[i]].name);
+        snprintf(name, sizeof name, "gemv %s 4096", butler_types[weight_types[i]].name);
         if (b->only && !strstr(name, b->only))
             continue;
-        fill_weights(b, types[i]);
-        struct job job = {.bench = b, .type = (int)types[i], .n = 4096, .row_bytes = butler_row_bytes(types[i], 4096)};
+        fill_weights(b, weight_types[i]);
+        struct job job = {
+            .bench = b, .type = (int)weight_types[i], .n = 4096, .row_bytes = butler_row_bytes(weight_types[i], 4096)};
         job.n_rows = (int)(SLICE / job.row_bytes);
         measure_stream(b, name, (double)job.row_bytes * job.n_rows, run_gemv, read_slice, (double)SLICE, &job);
         /* A small model's matrix, from the second-level cache. */
-        snprintf(name, sizeof name, "gemv %s 512x512 cached", butler_types[types[i]].name);
+        snprintf(name, sizeof name, "gemv %s 512x512 cached", butler_types[weight_types[i]].name);
         job.n = 512;
-        job.row_bytes = butler_row_bytes(types[i], 512);
+        job.row_bytes = butler_row_bytes(weight_types[i], 512);
         job.n_rows = 512;
         measure(b, name, FLOPS, 2.0 * 512 * 512, run_gemv, &job);
     }
@@ -116,19 +123,21 @@ static void prepare_matmul(const struct job *job)
 static void bench_matmul(struct bench *b)
 {
     static const int counts[] = {1, 2, 4, 8, 16, 64, 256};
-    static const enum butler_type types[] = {BUTLER_Q8_0, BUTLER_Q4_0, BUTLER_Q4_1, BUTLER_Q5_0,
-                                             BUTLER_Q5_1, BUTLER_Q4_K, BUTLER_Q5_K, BUTLER_Q6_K};
-    for (int i = 0; i < BUTLER_COUNT(types) && b->table->q16; i++) {
+    for (int i = 0; i < BUTLER_COUNT(weight_types) && b->table->q16; i++) {
         for (int c = 0; c < BUTLER_COUNT(counts); c++) {
             char name[64];
-            struct job job = {
-                .bench = b, .type = (int)types[i], .n_rows = 64, .n_tokens = counts[c], .n = 2048, .prepare = prepare_matmul};
-            job.row_bytes = butler_row_bytes(types[i], job.n);
-            snprintf(name, sizeof name, "matmul %s 64x2048 %d tokens", butler_types[types[i]].name, job.n_tokens);
-            if (b->only && !strstr(name, b->only))
+            struct job job = {.bench = b,
+                              .type = (int)weight_types[i],
+                              .n_rows = 64,
+                              .n_tokens = counts[c],
+                              .n = 2048,
+                              .prepare = prepare_matmul};
+            job.row_bytes = butler_row_bytes(weight_types[i], job.n);
+            snprintf(name, sizeof name, "matmul %s 64x2048 %d tokens", butler_types[weight_types[i]].name, job.n_tokens);
+            if (!b->table->matmul_q16[weight_types[i]] || (b->only && !strstr(name, b->only)))
                 continue;
             if (c == 0 || b->only)
-                fill_weights(b, types[i]);
+                fill_weights(b, weight_types[i]);
             measure(b, name, FLOPS, 2.0 * job.n_rows * job.n_tokens * job.n, run_matmul, &job);
         }
     }

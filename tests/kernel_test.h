@@ -49,6 +49,23 @@ static inline void *guarded_at(const struct guarded *g, size_t n, bool end, size
     return end ? g->base + g->size - n - skip : g->base + skip;
 }
 
+/* Gives a block of a quantised type the scale and, where it has one, the minimum. */
+static inline void put_scales(enum butler_type type, unsigned char *block, float scale, float minimum)
+{
+    static const short at[BUTLER_N_TYPES] = {
+        [BUTLER_Q2_K] = 80, [BUTLER_Q3_K] = 108, [BUTLER_Q6_K] = 208, [BUTLER_TQ1_0] = 52, [BUTLER_TQ2_0] = 64};
+    const uint16_t d = butler_float_to_half(scale), m = butler_float_to_half(minimum);
+    int exponent;
+    if (type == BUTLER_MXFP4) { /* a byte: the nearest power of two below, doubled values */
+        frexp((double)scale, &exponent);
+        block[0] = (unsigned char)(scale == 0 ? 0 : 128 + BUTLER_MIN(BUTLER_MAX(exponent - 1, -128), 127));
+        return;
+    }
+    memcpy(block + at[type], &d, 2);
+    if (type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q2_K || type == BUTLER_Q4_K || type == BUTLER_Q5_K)
+        memcpy(block + at[type] + 2, &m, 2);
+}
+
 enum kind { NORMAL, ZEROS, SUBNORMAL, HUGE_VALUES, MIXED, N_KINDS };
 
 static inline float random_value(uint64_t *seed, enum kind kind)

@@ -7,8 +7,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "butler.h"
 #include "fixtures.h"
-#include "kernels/kernels.h"
+#include "tiny_model.h"
 
 struct rows {
     char name[32];
@@ -59,14 +60,11 @@ static int free_manifest(void **state)
 static void every_type_is_here(void **state)
 {
     (void)state;
-    static const enum butler_type types[] = {BUTLER_F32,  BUTLER_F16,  BUTLER_BF16, BUTLER_Q8_0, BUTLER_Q4_0, BUTLER_Q4_1,
-                                             BUTLER_Q5_0, BUTLER_Q5_1, BUTLER_Q4_K, BUTLER_Q5_K, BUTLER_Q6_K};
-    assert_int_equal(n_all, BUTLER_COUNT(types));
-    for (int i = 0; i < BUTLER_COUNT(types); i++) {
+    for (uint32_t type = 0; type < BUTLER_N_TYPES; type++) {
         int found = 0;
         for (int j = 0; j < n_all; j++)
-            found += all[j].type == (int)types[i];
-        assert_int_equal(found, 1);
+            found += all[j].type == (int)type;
+        assert_int_equal(found, butler_type_known(type));
     }
 }
 
@@ -142,12 +140,117 @@ static void rows_multiply(void **state)
     }
 }
 
+enum { TEXT = 40, PROMPT = 33, VOCAB = 48 };
+
+struct collected {
+    float logits[TEXT * VOCAB]; /* [TEXT][VOCAB] */
+    int n;
+};
+
+static bool collect(void *user, int position, const float *logits)
+{
+    struct collected *c = user;
+    assert_int_equal(position, c->n++);
+    memcpy(c->logits + position * VOCAB, logits, VOCAB * sizeof *logits);
+    return true;
+}
+
+/* Logits of a text: a prompt in one pass, then single steps. */
+static void run_text(const char *path, const char *isa, struct collected *c)
+{
+    struct butler_error err = {0};
+    int32_t ids[TEXT];
+    c->n = 0;
+    struct butler_model *model = butler_model_load(path, NULL, &err);
+    struct butler_engine *engine =
+        model ? butler_engine_new(model, &(struct butler_engine_params){.isa = isa, .n_threads = 1, .kv_bytes = 1 << 24}, &err)
+              : NULL;
+    struct butler_session *session =
+        engine ? butler_session_new(engine, &(struct butler_session_params){.n_ctx = TEXT, .kv_type = BUTLER_KV_F32}, &err) : NULL;
+    if (!session)
+        fail_msg("%s, %s: %s", path, isa, err.message);
+    for (int i = 0; i < TEXT; i++)
+        ids[i] = i * 7 % VOCAB;
+    assert_true(butler_prefill(session, ids, PROMPT, collect, c, &err) >= 0);
+    assert_int_equal(c->n, PROMPT);
+    for (int i = PROMPT; i < TEXT; i++) {
+        assert_true(butler_step(session, ids[i], &err) >= 0);
+        memcpy(c->logits + i * VOCAB, butler_logits(session), VOCAB * sizeof(float));
+    }
+    butler_session_free(session);
+    butler_engine_free(engine);
+    butler_model_free(model);
+}
+
+/* A small model of each type against the same values in F32: what 16-bit activations may do is left. */
+static void models_run(void **state)
+{
+    (void)state;
+    static struct collected typed, widened;
+    for (uint32_t type = 0; type < BUTLER_N_TYPES; type++) {
+        if (!butler_type_known(type))
+            continue;
+        struct tiny tiny = tiny_default;
+        tiny.n_embd = 256;
+        tiny.n_ff = 512;
+        tiny.head_dim = 64;
+        tiny.n_vocab = VOCAB;
+        tiny.matrix_type = (enum butler_type)type;
+        char path[160], wide_path[160];
+        snprintf(path, sizeof path, "%s", tiny_path("typed.gguf"));
+        snprintf(wide_path, sizeof wide_path, "%s", tiny_path("widened.gguf"));
+        tiny_write(path, &tiny);
+        tiny.widened = true;
+        tiny_write(wide_path, &tiny);
+        run_text(wide_path, "ref", &widened);
+        for (const char *const *isa = butler_kernels_available(); *isa; isa++) {
+            const float *wide = widened.logits, *got = typed.logits;
+            double most = 0, apart = 0;
+            run_text(path, *isa, &typed);
+            for (int k = 0; k < TEXT * VOCAB; k++) {
+                most = fmax(most, fabs((double)wide[k]));
+                apart = fmax(apart, fabs((double)wide[k] - (double)got[k]));
+            }
+            assert_true(most > 0.1 && isfinite(most));
+            if (!(apart <= 1e-3 * most))
+                fail_msg("%s, %s: logits of up to %.3g differ by %.2g", butler_types[type].name, *isa, most, apart);
+        }
+    }
+}
+
+/* A type that nobody reads is named, and those that are. */
+static void other_types_are_named(void **state)
+{
+    (void)state;
+    struct butler_error err = {0};
+    struct tiny tiny = tiny_default;
+    const char *path = tiny_path("other.gguf");
+    tiny_write(path, &tiny);
+    struct tiny_bytes bytes = tiny_read(path);
+    const char name[] = "blk.0.attn_q.weight";
+    unsigned char *at = memmem(bytes.data, bytes.size, name, sizeof name - 1);
+    assert_non_null(at);
+    at[sizeof name - 1 + 4 + 16] = 16; /* behind the number of dimensions and two of them */
+    FILE *file = fopen(path, "wb");
+    assert_int_equal(fwrite(bytes.data, 1, bytes.size, file), bytes.size);
+    fclose(file);
+    free(bytes.data);
+    assert_null(butler_model_load(path, NULL, &err));
+    if (!strstr(err.message, "blk.0.attn_q.weight") || !strstr(err.message, "IQ2_XXS (16)") ||
+        !strstr(err.message, " Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 TQ1_0 TQ2_0"))
+        fail_msg("%s", err.message);
+}
+
+static int clean(void **state)
+{
+    return free_manifest(state) | tiny_clean(state);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type_is_here),
-        cmocka_unit_test(rows_decode),
-        cmocka_unit_test(rows_multiply),
+        cmocka_unit_test(every_type_is_here), cmocka_unit_test(rows_decode),           cmocka_unit_test(rows_multiply),
+        cmocka_unit_test(models_run),         cmocka_unit_test(other_types_are_named),
     };
-    return cmocka_run_group_tests_name("dequant", tests, load_manifest, free_manifest);
+    return cmocka_run_group_tests_name("dequant", tests, load_manifest, clean);
 }

@@ -39,14 +39,11 @@ static void check_type(const struct butler_kernels *kernels, enum butler_type ty
     for (size_t i = 0; i < row_bytes * N_ROWS; i++)
         rows[i] = (unsigned char)butler_random(seed);
     for (size_t i = 0; i < row_bytes * N_ROWS; i += (size_t)info->block_bytes) { /* finite numbers, small scales */
-        const uint16_t half = butler_float_to_half(random_value(seed, NORMAL) / 64);
         const float number = random_value(seed, NORMAL);
-        if (type == BUTLER_F32 || type == BUTLER_BF16)
+        if (info->block == 1)
             butler_quantize_row(type, rows + i, &number, 1);
         else
-            memcpy(rows + i + (type == BUTLER_Q6_K ? 208 : 0), &half, 2);
-        if (type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q4_K || type == BUTLER_Q5_K)
-            memcpy(rows + i + 2, &half, 2);
+            put_scales(type, rows + i, number / 64, number / 64);
     }
     fill_random(x, (size_t)(N_TOKENS * n_cols), NORMAL, seed);
     fill_random(bias, N_ROWS, NORMAL, seed);

@@ -2,8 +2,9 @@
  * that start at any byte and end where memory ends; and results that do not depend on how rows are split. */
 #include "kernel_test.h"
 
-static const enum butler_type types[] = {BUTLER_F32,  BUTLER_F16,  BUTLER_BF16, BUTLER_Q8_0, BUTLER_Q4_0, BUTLER_Q4_1,
-                                         BUTLER_Q5_0, BUTLER_Q5_1, BUTLER_Q4_K, BUTLER_Q5_K, BUTLER_Q6_K};
+static const enum butler_type types[] = {BUTLER_F32,  BUTLER_F16,    BUTLER_BF16,   BUTLER_Q8_0,  BUTLER_Q4_0,  BUTLER_Q4_1,
+                                         BUTLER_Q5_0, BUTLER_Q5_1,   BUTLER_Q2_K,   BUTLER_Q3_K,  BUTLER_Q4_K,  BUTLER_Q5_K,
+                                         BUTLER_Q6_K, BUTLER_IQ4_NL, BUTLER_IQ4_XS, BUTLER_MXFP4, BUTLER_TQ1_0, BUTLER_TQ2_0};
 
 /* An element of a row, d q + m, and |d q| + |m|, which bounds the rounding of any way to compute it. */
 struct element {
@@ -25,6 +26,9 @@ static int nibble_of_32(const unsigned char *quants, int i)
 {
     return quants[i % 16] >> (i < 16 ? 0 : 4) & 15;
 }
+
+static const int iq4[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const double mxfp4[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 
 /* Six bits of scale and of minimum of group g, read off the layout one bit field at a time. */
 static void k_scale(const unsigned char *packed, int g, int *scale, int *minimum)
@@ -54,6 +58,41 @@ static struct element element_q6_k(const unsigned char *b, int i)
     int half = i / 128, j = i % 128;
     int low = b[half * 64 + j % 64] >> (j < 64 ? 0 : 4) & 15, high = b[128 + half * 32 + j % 32] >> j / 32 * 2 & 3;
     return element_of(half_at(b + 208) * (signed char)b[192 + i / 16] * (low + 16 * high - 32), 0);
+}
+
+/* Two bits of element i of 256: 32 bytes serve four rows of 32. */
+static int pair_of_256(const unsigned char *pairs, int i)
+{
+    return pairs[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+}
+
+static struct element element_q3_k(const unsigned char *b, int i)
+{
+    const unsigned char *packed = b + 96;
+    int g = i / 16, low = packed[g % 8] >> (g < 8 ? 0 : 4) & 15, high = packed[8 + g % 4] >> g / 4 * 2 & 3;
+    int q = pair_of_256(b + 32, i) - (b[i % 32] >> i / 32 & 1 ? 0 : 4);
+    return element_of(half_at(b + 108) * (low + 16 * high - 32) * q, 0);
+}
+
+static struct element element_iq4_xs(const unsigned char *b, int i)
+{
+    int g = i / 32, low = b[4 + g / 2] >> g % 2 * 4 & 15, high = (b[2] | b[3] << 8) >> 2 * g & 3;
+    return element_of(half_at(b) * (low + 16 * high - 32) * iq4[nibble_of_32(b + 8 + 16 * g, i % 32)], 0);
+}
+
+/* Digit by digit: the byte is multiplied by 3 until the digit in question stands above its 8 bits. */
+static struct element element_tq1_0(const unsigned char *b, int i)
+{
+    const int at = i < 160   ? i % 32
+                   : i < 240 ? 32 + i % 16
+                             : 48 + i % 4,
+              digit = i < 160   ? i / 32
+                      : i < 240 ? (i - 160) / 16
+                                : (i - 240) / 4;
+    int value = b[at];
+    for (int k = 0; k < digit; k++)
+        value = value * 3 & 255;
+    return element_of(half_at(b + 52) * (value * 3 / 256 - 1), 0);
 }
 
 static struct element element(enum butler_type type, const unsigned char *row, int i)
@@ -87,6 +126,20 @@ static struct element element(enum butler_type type, const unsigned char *row, i
         return element_k(b, k, type == BUTLER_Q5_K);
     case BUTLER_Q6_K:
         return element_q6_k(b, k);
+    case BUTLER_Q2_K:
+        return element_of(half_at(b + 80) * (b[k / 16] % 16) * pair_of_256(b + 16, k), -half_at(b + 82) * (b[k / 16] / 16));
+    case BUTLER_Q3_K:
+        return element_q3_k(b, k);
+    case BUTLER_IQ4_NL:
+        return element_of(half_at(b) * iq4[nibble_of_32(b + 2, k)], 0);
+    case BUTLER_IQ4_XS:
+        return element_iq4_xs(b, k);
+    case BUTLER_MXFP4:
+        return element_of(ldexp(mxfp4[nibble_of_32(b + 1, k) % 8], b[0] - 127) * (nibble_of_32(b + 1, k) < 8 ? 1 : -1), 0);
+    case BUTLER_TQ1_0:
+        return element_tq1_0(b, k);
+    case BUTLER_TQ2_0:
+        return element_of(half_at(b + 64) * (pair_of_256(b, k) - 1), 0);
     default:
         return element_of(NAN, 0);
     }
@@ -118,13 +171,8 @@ static void random_row(enum butler_type type, unsigned char *row, int n, enum ki
         case BUTLER_BF16:
             butler_quantize_row(BUTLER_BF16, b, &v, 1);
             break;
-        case BUTLER_Q6_K:
-            put_half(b + 208, small);
-            break;
         default:
-            put_half(b, small);
-            if (type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q4_K || type == BUTLER_Q5_K)
-                put_half(b + 2, random_value(seed, NORMAL) * small);
+            put_scales(type, b, type == BUTLER_MXFP4 ? v : small, random_value(seed, NORMAL) * small);
         }
     }
 }
@@ -230,26 +278,61 @@ static void quantised_rows_are_close(void **state)
                  {BUTLER_F16, 0x1p-11},
                  {BUTLER_BF16, 0x1p-8},
                  {BUTLER_Q8_0, 0.5 / 127 + 0x1p-10},
-                 {BUTLER_Q4_0, 1.0 / 8 + 0x1p-9}};
+                 {BUTLER_Q4_0, 1.0 / 8 + 0x1p-9},
+                 {BUTLER_Q6_K, 1.0 / 32 + 0x1p-7},
+                 {BUTLER_Q4_K, 1.0 / 6}};
     unsigned char row[1024];
-    float x[128];
+    float x[256];
     uint64_t seed = 3;
     for (int c = 0; c < BUTLER_COUNT(cases); c++) {
         for (int trial = 0; trial < 100; trial++) {
-            fill_random(x, 128, trial % 3 == 2 ? ZEROS : NORMAL, &seed);
-            assert_true(butler_quantize_row(cases[c].type, row, x, 128));
-            for (int i = 0; i < 128; i++) {
+            fill_random(x, 256, trial % 3 == 2 ? ZEROS : NORMAL, &seed);
+            assert_true(butler_quantize_row(cases[c].type, row, x, 256));
+            for (int i = 0; i < 256; i++) {
                 double largest = fabs((double)x[i]);
                 for (int k = i / 32 * 32; butler_types[cases[c].type].block > 1 && k < i / 32 * 32 + 32; k++)
                     largest = fabs((double)x[k]) > largest ? fabs((double)x[k]) : largest;
-                assert_near("quantize", butler_types[cases[c].type].name, 128, i, element(cases[c].type, row, i).value, x[i],
+                assert_near("quantize", butler_types[cases[c].type].name, 256, i, element(cases[c].type, row, i).value, x[i],
                             cases[c].share * largest + 0x1p-24);
             }
         }
     }
-    assert_false(butler_quantize_row(BUTLER_Q4_K, row, x, 256));
+    assert_false(butler_quantize_row(BUTLER_Q5_K, row, x, 256));
+    assert_false(butler_quantize_row(BUTLER_Q4_K, row, x, 128));
     assert_false(butler_quantize_row(BUTLER_Q8_0, row, x, 33));
     assert_false(butler_quantize_row(BUTLER_Q4_0, row, x, 31));
+}
+
+/* The root mean square of the error of normally distributed rows, some of them off zero, against what the two types of one scale a
+ * block leave. Groups of one sign, of one value and of a single number other than 0 come back, too. */
+static void searched_scales_pay(void **state)
+{
+    (void)state;
+    static const enum butler_type cases[] = {BUTLER_Q4_0, BUTLER_Q4_K, BUTLER_Q8_0, BUTLER_Q6_K};
+    unsigned char row[272];
+    float x[256];
+    double squares[4] = {0};
+    uint64_t seed = 8;
+    for (int trial = 0; trial < 400; trial++) {
+        for (int i = 0; i < 256; i++)
+            x[i] = random_value(&seed, NORMAL) + (trial % 2 ? (float)(i / 32 - 4) / 2 : 0);
+        for (int c = 0; c < 4; c++) {
+            assert_true(butler_quantize_row(cases[c], row, x, 256));
+            for (int i = 0; i < 256; i++)
+                squares[c] += pow(element(cases[c], row, i).value - (double)x[i], 2) / (400 * 256);
+        }
+    }
+    print_message("root mean square error: Q4_0 %.4f, Q4_K %.4f, Q8_0 %.4f, Q6_K %.4f\n", sqrt(squares[0]), sqrt(squares[1]),
+                  sqrt(squares[2]), sqrt(squares[3]));
+    assert_true(sqrt(squares[1]) < 0.85 * sqrt(squares[0]));
+    assert_true(sqrt(squares[3]) < 0.3 * sqrt(squares[1]));
+    for (int i = 0; i < 256; i++)
+        x[i] = i < 32 ? 3 : i < 64 ? -3 : i < 96 ? (i == 70) : i < 128 ? -(i == 100) : i < 160 ? 0 : (float)(i % 16);
+    for (int c = 1; c < 4; c += 2) {
+        assert_true(butler_quantize_row(cases[c], row, x, 256));
+        for (int i = 0; i < 256; i++)
+            assert_near("quantize", butler_types[cases[c]].name, 256, i, element(cases[c], row, i).value, x[i], 0.25);
+    }
 }
 
 /* No crash and no undefined conversion on what is not a number; the finite rest of other blocks is untouched. */
@@ -257,14 +340,15 @@ static void quantising_survives_anything(void **state)
 {
     (void)state;
     unsigned char row[512], again[512];
-    float x[64];
-    for (int i = 0; i < 64; i++)
-        x[i] = i < 32 ? (i % 4 == 0 ? NAN : i % 4 == 1 ? INFINITY : i % 4 == 2 ? -INFINITY : 1e38f) : (float)i;
+    float x[512];
+    for (int i = 0; i < 512; i++)
+        x[i] = i % 256 < 32 ? (i % 4 == 0 ? NAN : i % 4 == 1 ? INFINITY : i % 4 == 2 ? -INFINITY : 1e38f) : (float)(i % 64);
     for (int t = 0; t < BUTLER_COUNT(types); t++) {
         if (types[t] == BUTLER_Q8_0 || types[t] == BUTLER_Q4_0) {
             butler_quantize_row(types[t], row, x, 64);
             assert_near("quantize", butler_types[types[t]].name, 64, 63, element(types[t], row, 63).value, 63, 8);
-        }
+        } else
+            butler_quantize_row(types[t], row, x, butler_types[types[t]].block);
     }
     butler_quantize_row(BUTLER_Q8_0, row, x, 64);
     FOR_EACH_ISA(table)
@@ -420,10 +504,9 @@ static void products_of_integers(void **state)
     {
         for (int t = 0; t < BUTLER_COUNT(types); t++) {
             const int block = butler_types[types[t]].block;
-            if (block == 1) {
-                assert_null(table->matmul_q16[types[t]]);
+            assert_int_equal(table->matmul_q16[types[t]] != NULL, block > 1 && types[t] != BUTLER_TQ1_0);
+            if (!table->matmul_q16[types[t]])
                 continue;
-            }
             for (int trial = 0; trial < 60; trial++) {
                 const int n = trial == 40 ? 33024 : block == 32 ? 32 * (1 + trial % 37) : 256 * (1 + trial % 4);
                 check_matmul(table, types[t], 1 + trial * 7 % 13, trial == 40 ? 2 : 1 + trial * 3 % 19, n, trial, &seed);
@@ -512,6 +595,7 @@ int main(void)
         cmocka_unit_test(rows_mean_what_their_layout_says),
         cmocka_unit_test(blocks_by_hand),
         cmocka_unit_test(quantised_rows_are_close),
+        cmocka_unit_test(searched_scales_pay),
         cmocka_unit_test(quantising_survives_anything),
         cmocka_unit_test(products_with_rows),
         cmocka_unit_test(products_of_integers),

@@ -26,9 +26,9 @@ static void tell(void *user, const struct butler_quantize_step *step)
 static double worst(const struct butler_tensor *a, const struct butler_tensor *b)
 {
     const struct butler_kernels *k = butler_kernels_get("ref");
-    float x[256], y[256];
+    float x[512], y[512];
     double most = 0;
-    assert_true(a->n_cols == b->n_cols && a->n_rows == b->n_rows && a->n_cols <= 256);
+    assert_true(a->n_cols == b->n_cols && a->n_rows == b->n_rows && a->n_cols <= 512);
     for (int64_t r = 0; r < a->n_rows; r++) {
         k->dequant[a->type](x, (const char *)a->data + (size_t)r * a->row_bytes, (int)a->n_cols);
         k->dequant[b->type](y, (const char *)b->data + (size_t)r * b->row_bytes, (int)b->n_cols);
@@ -63,7 +63,11 @@ static void test_types(void **state)
         enum butler_type type;
         int file_type;
         double error; /* half a rounding step, relative to the absmax */
-    } types[] = {{BUTLER_F16, 1, 0.0005}, {BUTLER_Q8_0, 7, 0.0045}, {BUTLER_Q4_0, 2, 0.13}};
+    } types[] = {{BUTLER_F16, 1, 0.0005},
+                 {BUTLER_Q8_0, 7, 0.0045},
+                 {BUTLER_Q4_0, 2, 0.13},
+                 {BUTLER_Q4_K, 14, 0.17},
+                 {BUTLER_Q6_K, 18, 0.04}};
     static const enum butler_type sources[] = {BUTLER_F32, BUTLER_F16, BUTLER_BF16};
     static const char *const archs[] = {"llama", "phi3", "gpt2"};
     for (int t = 0; t < BUTLER_COUNT(types); t++)
@@ -71,6 +75,11 @@ static void test_types(void **state)
             for (int a = 0; a < BUTLER_COUNT(archs); a++) {
                 struct tiny tiny = tiny_default;
                 tiny.arch = archs[a];
+                if (butler_types[types[t].type].block == 256) {
+                    tiny.n_embd = 256;
+                    tiny.n_ff = 512;
+                    tiny.head_dim = 64;
+                }
                 tiny.matrix_type = tiny.vector_type = sources[s];
                 char in[160], out[160];
                 snprintf(in, sizeof in, "%s", tiny_path("in.gguf"));
@@ -123,6 +132,14 @@ static void test_odd_rows(void **state)
     assert_string_equal(told.last_name, "blk.1.ffn_down.weight");
     assert_non_null(strstr(told.last_note, "multiple"));
     struct butler_gguf *q = butler_gguf_open(tiny_path("out.gguf"), &err);
+    assert_int_equal(butler_gguf_find(q, "blk.1.ffn_down.weight")->type, BUTLER_F32);
+    assert_int_equal(butler_gguf_find(q, "blk.1.ffn_up.weight")->type, BUTLER_Q8_0);
+    butler_gguf_free(q);
+    /* Rows of 64 are no multiple of 256: Q8_0 instead of Q4_K. */
+    told = (struct told){0};
+    assert_int_equal(butler_quantize_file(in, tiny_path("out.gguf"), BUTLER_Q4_K, tell, &told, &err), 0);
+    assert_int_equal(told.n_notes, told.n_steps - 5); /* all matrices */
+    q = butler_gguf_open(tiny_path("out.gguf"), &err);
     assert_int_equal(butler_gguf_find(q, "blk.1.ffn_down.weight")->type, BUTLER_F32);
     assert_int_equal(butler_gguf_find(q, "blk.1.ffn_up.weight")->type, BUTLER_Q8_0);
     butler_gguf_free(q);
@@ -188,7 +205,7 @@ static void test_refusals(void **state)
     expect_refused(in, BUTLER_Q4_0, BUTLER_ERROR_NUMERIC, "element 5 of row 1 is -inf");
     put_poison(in, 70000);
     expect_refused(in, BUTLER_F16, BUTLER_ERROR_NUMERIC, "element 5 of row 1 is 70000, beyond F16");
-    expect_refused(in, BUTLER_Q6_K, BUTLER_ERROR_ARGUMENT, "type Q6_K");
+    expect_refused(in, BUTLER_Q5_K, BUTLER_ERROR_ARGUMENT, "type Q5_K: F16, Q8_0, Q6_K, Q4_K or Q4_0 can be written");
     expect_refused(in, (enum butler_type)77, BUTLER_ERROR_ARGUMENT, "type unknown");
     expect_refused(tiny_path("absent.gguf"), BUTLER_Q8_0, BUTLER_ERROR_IO, "absent.gguf");
 }

@@ -10,7 +10,7 @@ import pytest
 from gguf_file import Gguf
 
 TOOL = os.path.join(os.path.dirname(__file__), "..", "tools", "random_model.py")
-TYPE = {"f16": 1, "q4_0": 2, "q8_0": 8, "q6_k": 14}
+TYPE = {"f16": 1, "q4_0": 2, "q8_0": 8, "q6_k": 14, "q3_k": 11, "mxfp4": 39}
 
 
 def make(tmp_path, shape, kind, *more):
@@ -48,14 +48,35 @@ def decode_q6_k(data, n):
     return weights
 
 
+def decode_q3_k(data, n):
+    """Blocks of 256: third bits [32], pairs [2][32], 16 scales of six bits in 12 bytes, the block's own."""
+    weights = []
+    for at in range(0, n // 256 * 110, 110):
+        thirds, pairs, packed = data[at : at + 32], data[at + 32 : at + 96], data[at + 96 : at + 108]
+        d, = struct.unpack_from("<e", data, at + 108)
+        for i in range(256):
+            g = i // 16
+            scale = (packed[g % 8] >> 4 * (g // 8) & 15) + 16 * (packed[8 + g % 4] >> 2 * (g // 4) & 3) - 32
+            q = (pairs[i // 128 * 32 + i % 32] >> i % 128 // 32 * 2 & 3) + 4 * (thirds[i % 32] >> i // 32 & 1) - 4
+            weights.append(d * scale * q)
+    return weights
+
+
+def decode_mxfp4(data, n):
+    """Blocks of 32: an exponent, then nibbles: a sign and one of eight magnitudes."""
+    values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    return [2.0 ** (data[at] - 127) * values[q % 8] * (-1 if q > 7 else 1)
+            for at in range(0, n // 32 * 17, 17) for b in data[at + 1 : at + 17] for q in (b & 15, b >> 4)]
+
+
 @pytest.mark.parametrize("kind", TYPE)
 def test_weights_are_finite_and_scaled(tmp_path, kind):
     """A standard deviation near 1/sqrt(columns), decoded here by hand."""
     dims, _, data = Gguf(make(tmp_path, "bench-30m", kind)).tensors["blk.3.ffn_up.weight"]
     if kind == "f16":
         weights = struct.unpack(f"<{dims[0]}e", data[: 2 * dims[0]])
-    elif kind == "q6_k":
-        weights = decode_q6_k(data, dims[0])
+    elif kind in ("q6_k", "q3_k", "mxfp4"):
+        weights = {"q6_k": decode_q6_k, "q3_k": decode_q3_k, "mxfp4": decode_mxfp4}[kind](data, dims[0])
     else:
         size, weights = {"q8_0": 34, "q4_0": 18}[kind], []
         for at in range(0, dims[0] // 32 * size, size):

@@ -506,7 +506,8 @@ def write_dequant(out):
     rng = np.random.default_rng(77)
     lines = ["# type id n_rows n_cols bytes floats\n"]
     layout = {QT.Q8_0: (34, [0]), QT.Q4_0: (18, [0]), QT.Q4_1: (20, [0, 2]), QT.Q5_0: (22, [0]), QT.Q5_1: (24, [0, 2]),
-              QT.Q4_K: (144, [0, 2]), QT.Q5_K: (176, [0, 2]), QT.Q6_K: (210, [208])}
+              QT.Q4_K: (144, [0, 2]), QT.Q5_K: (176, [0, 2]), QT.Q6_K: (210, [208]), QT.Q2_K: (84, [80, 82]), QT.Q3_K: (110, [108]),
+              QT.IQ4_NL: (18, [0]), QT.IQ4_XS: (136, [0]), QT.MXFP4: (17, []), QT.TQ1_0: (54, [52]), QT.TQ2_0: (66, [64])}
     for qtype in (QT.F32, QT.F16, QT.BF16, *layout):
         rows, cols = 4, 512
         if qtype == QT.F32:
@@ -525,6 +526,9 @@ def write_dequant(out):
             blocks = rng.integers(0, 256, (rows, cols // block, size), dtype=np.uint8)
             blocks[1, 0] = 0
             blocks[1, 1] = 255
+            if qtype == QT.MXFP4:  # a scale of one byte, here around those of trained models, a subnormal and a great one
+                blocks[:, :, 0] = rng.integers(115, 125, (rows, cols // block))
+                blocks[1, :2, 0] = [0, 250]
             for at in scales:
                 value = rng.uniform(-0.02, 0.02, (rows, cols // block)).astype(np.float16)
                 value[2, 0] = 3e-6

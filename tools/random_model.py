@@ -31,7 +31,8 @@ SHAPES = {
 }
 
 # name -> GGUF's number, elements a block, bytes a block, general.file_type
-TYPES = {"f32": (0, 1, 4, 0), "f16": (1, 1, 2, 1), "q4_0": (2, 32, 18, 2), "q8_0": (8, 32, 34, 7), "q6_k": (14, 256, 210, 18)}
+TYPES = {"f32": (0, 1, 4, 0), "f16": (1, 1, 2, 1), "q4_0": (2, 32, 18, 2), "q8_0": (8, 32, 34, 7), "q6_k": (14, 256, 210, 18),
+         "q3_k": (11, 256, 110, 12), "mxfp4": (39, 32, 17, 38)}
 U32, I32, F32, STRING, ARRAY = 4, 5, 6, 8, 9
 ALIGNMENT = 32
 CHUNK = 1 << 22  # elements made at a time
@@ -134,8 +135,11 @@ def random_weights(kind, n, std, rng):
         return (bits | np.uint16(exponent << 10)).tobytes()
     _, block, block_bytes, _ = TYPES[kind]
     blocks = np.frombuffer(rng.bytes(n // block * block_bytes), dtype=np.uint8).reshape(-1, block_bytes).copy()
-    quant_std = {"q8_0": 73.9, "q4_0": 4.63, "q6_k": 18.47 * 97.27}[kind]
-    at = block_bytes - 2 if kind == "q6_k" else 0
+    quant_std = {"q8_0": 73.9, "q4_0": 4.63, "q6_k": 18.47 * 97.27, "q3_k": 2.345 * 18.48, "mxfp4": 2.926}[kind]
+    if kind == "mxfp4":  # the scale is a byte: 2^(e - 127) times values of 0 to 6 and their negatives
+        blocks[:, 0] = 127 + round(math.log2(std / quant_std)) + rng.integers(-1, 2, len(blocks)) // 2
+        return blocks.tobytes()
+    at = block_bytes - 2 if kind in ("q6_k", "q3_k") else 0
     if kind == "q6_k":
         blocks[:, 192:208] = 64 + blocks[:, 192:208] % 64  # the scales of its groups, 97.27 in the root mean square
     scale = rng.uniform(0.7, 1.3, len(blocks)) * (std / quant_std)

@@ -343,7 +343,8 @@ static int read_slot(struct reader *r, struct slot *slot)
     if ((rc = get_u32(r, "tensor type", &type)) < 0)
         return rc;
     if (!butler_type_known(type))
-        return fail_at(r, BUTLER_ERROR_UNSUPPORTED, at, "tensor type %u is not one we can read", type);
+        return fail_at(r, BUTLER_ERROR_UNSUPPORTED, at, "tensor type %s (%u) is not one of those we can read:%s",
+                       butler_type_name(type), type, BUTLER_TYPE_NAMES);
     tensor->type = (enum butler_type)type;
     const struct butler_type_info *info = &butler_types[type];
     if (tensor->n_cols % info->block)

@@ -14,6 +14,16 @@ static bool is_float(enum butler_type type)
     return type == BUTLER_F32 || type == BUTLER_F16 || type == BUTLER_BF16;
 }
 
+int butler_quantize_file_type(enum butler_type type)
+{
+    return type == BUTLER_F16    ? 1
+           : type == BUTLER_Q4_0 ? 2
+           : type == BUTLER_Q8_0 ? 7
+           : type == BUTLER_Q4_K ? 14
+           : type == BUTLER_Q6_K ? 18
+                                 : -1;
+}
+
 /* The type a tensor gets, and the reason if it is not the requested one. */
 static enum butler_type choose_type(const struct butler_tensor *tensor, enum butler_type type, const char **note)
 {
@@ -23,6 +33,10 @@ static enum butler_type choose_type(const struct butler_tensor *tensor, enum but
     if (strcmp(tensor->name, "position_embd.weight") == 0) {
         *note = "a step reads one row of it: nothing to gain";
         return tensor->type;
+    }
+    if (tensor->n_cols % butler_types[type].block && tensor->n_cols % butler_types[BUTLER_Q8_0].block == 0) {
+        *note = "its rows are no multiple of 256";
+        type = BUTLER_Q8_0;
     }
     if (tensor->n_cols % butler_types[type].block) {
         *note = "its rows are no multiple of the block";
@@ -77,8 +91,6 @@ static int write_tensor(const struct job *job, const struct butler_tensor *tenso
 
 static int copy_values(const struct job *job)
 {
-    /* The values of general.file_type that mean "mostly this type". */
-    int file_type = job->type == BUTLER_F16 ? 1 : job->type == BUTLER_Q4_0 ? 2 : 7;
     int rc;
     for (int64_t i = 0; i < butler_gguf_n_values(job->gguf); i++) {
         const struct butler_gguf_value *value = butler_gguf_value_at(job->gguf, i);
@@ -87,7 +99,8 @@ static int copy_values(const struct job *job)
         if ((rc = butler_gguf_put_value(job->writer, value, job->err)) < 0)
             return rc;
     }
-    if ((rc = butler_gguf_put_int(job->writer, "general.file_type", BUTLER_GGUF_U32, file_type, job->err)) < 0)
+    if ((rc = butler_gguf_put_int(job->writer, "general.file_type", BUTLER_GGUF_U32, butler_quantize_file_type(job->type),
+                                  job->err)) < 0)
         return rc;
     return butler_gguf_put_int(job->writer, "general.quantization_version", BUTLER_GGUF_U32, 2, job->err);
 }
@@ -117,9 +130,8 @@ static int write_tensors(const struct job *job, butler_quantize_fn *progress, vo
 int butler_quantize_file(const char *in, const char *out, enum butler_type type, butler_quantize_fn *progress, void *user,
                          struct butler_error *err)
 {
-    if (type != BUTLER_F16 && type != BUTLER_Q8_0 && type != BUTLER_Q4_0)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "type %s: F16, Q8_0 or Q4_0 can be written",
-                           butler_type_known(type) ? butler_types[type].name : "unknown");
+    if (butler_quantize_file_type(type) < 0)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "type %s: " BUTLER_QUANTIZE_TYPES " can be written", butler_type_name(type));
     struct butler_error why = {0}; /* returned if opening fails */
     struct job job = {.in = in, .type = type, .err = &why};
     int rc = -1;

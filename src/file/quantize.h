@@ -4,6 +4,11 @@
 
 #include "file/gguf.h"
 
+/* What matrices can be converted to. */
+#define BUTLER_QUANTIZE_TYPES "F16, Q8_0, Q6_K, Q4_K or Q4_0"
+/* The value of general.file_type that means "mostly this type", or -1 for a type that matrices cannot be converted to. */
+int butler_quantize_file_type(enum butler_type type);
+
 /* Reports one tensor before it is written: the i-th of n. */
 struct butler_quantize_step {
     int64_t i, n;
@@ -13,8 +18,9 @@ struct butler_quantize_step {
 };
 typedef void butler_quantize_fn(void *user, const struct butler_quantize_step *step);
 
-/* Copies the file `in` to `out` and converts its matrices to type (F16, Q8_0 or Q4_0). Vectors become F32. A matrix whose
- * rows are not a multiple of the type's block, and the table of positions, keep their type. `out` appears only when it is
+/* Copies the file `in` to `out` and converts its matrices to type (BUTLER_QUANTIZE_TYPES). Vectors become F32. A matrix whose
+ * rows are not a multiple of the 256 of Q6_K and Q4_K becomes Q8_0; one whose rows are not a multiple of 32, and the table of
+ * positions, keep their type. `out` appears only when it is
  * complete, and may be the same path as `in`. progress may be NULL. */
 int butler_quantize_file(const char *in, const char *out, enum butler_type type, butler_quantize_fn *progress, void *user,
                          struct butler_error *err);

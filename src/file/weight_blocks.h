@@ -35,7 +35,30 @@ enum {
     Q6_K_HIGH = 128,
     Q6_K_SCALES = 192,
     Q6_K_SCALE = 208,
+    /* Q2_K, Q3_K and TQ2_0 hold two bits of element i in byte i / 128 * 32 + i % 32, at bit i / 32 % 4 * 2. */
+    Q2_K_BYTES = 84, /* scale and minimum nibbles[16], pairs[64], d, m: 16 groups of 16, x = d s q - m t */
+    Q2_K_QUANTS = 16,
+    Q2_K_SCALE = 80,
+    Q3_K_BYTES = 110, /* third bits[32] (bit i / 32 of byte i % 32), pairs[64], packed scales[12], d: x = d (s - 32) (q - 4) */
+    Q3_K_QUANTS = 32,
+    Q3_K_SCALES = 96,
+    Q3_K_SCALE = 108,
+    IQ4_NL_BYTES = 18, /* d, nibbles[16]: x = d IQ4_VALUES[q] */
+    IQ4_NL_QUANTS = 2,
+    IQ4_XS_BYTES = 136, /* d, packed scales[6], nibbles[8][16]: 8 groups of 32, x = d (s - 32) IQ4_VALUES[q] */
+    IQ4_XS_SCALES = 2,
+    IQ4_XS_QUANTS = 8,
+    MXFP4_BYTES = 17, /* exponent e, nibbles[16]: x = 2^(e - 128) MXFP4_VALUES[q] */
+    MXFP4_QUANTS = 1,
+    TQ1_0_BYTES = 54, /* five digits to the base 3 a byte[48], four digits a byte[4], d: x = d (digit - 1) */
+    TQ1_0_SCALE = 52,
+    TQ2_0_BYTES = 66, /* pairs[64], d: x = d (q - 1) */
+    TQ2_0_SCALE = 64,
 };
+
+/* What a nibble stands for. MXFP4's 4-bit floats are doubled, so that all are integers. */
+static const int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t MXFP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 static inline uint16_t load_u16(const void *p)
 {
@@ -136,6 +159,41 @@ static inline void unpack_k_scales(const uint8_t packed[12], uint8_t scales[8], 
                          (c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030)};
     memcpy(scales, words, 8);
     memcpy(minima, words + 2, 8);
+}
+
+/* Eight 6-bit numbers, a byte each, less 32: borrows are kept out of the next byte by its top bit. */
+static inline uint64_t less_32(uint64_t bytes)
+{
+    return ((bytes | 0x8080808080808080) - 0x2020202020202020) ^ 0x8080808080808080;
+}
+
+/* The 16 scales of a Q3_K block, signed bytes: the low four bits of scale g in nibble g / 8 of byte g % 8, the top two at bit
+ * g / 4 * 2 of byte 8 + g % 4. */
+static inline void unpack_q3_scales(const uint8_t packed[12], uint64_t scales[2])
+{
+    const uint64_t low = load_u32(packed) | (uint64_t)load_u32(packed + 4) << 32, high = load_u32(packed + 8);
+    const uint64_t pairs = high | high << 30; /* of groups 0 to 7, at the bottom of each byte */
+    scales[0] = less_32((low & 0x0f0f0f0f0f0f0f0f) | (pairs & 0x0303030303030303) << 4);
+    scales[1] = less_32((low >> 4 & 0x0f0f0f0f0f0f0f0f) | (pairs >> 4 & 0x0303030303030303) << 4);
+}
+
+/* The 8 scales of an IQ4_XS block, signed bytes: 16 bits, the top two of each scale, then nibbles, the low four bits. */
+static inline uint64_t unpack_iq4_scales(const uint8_t packed[6])
+{
+    uint64_t high = load_u16(packed), low = load_u32(packed + 2);
+    low = (low | low << 16) & 0x0000ffff0000ffff;
+    low = (low | low << 8) & 0x00ff00ff00ff00ff;
+    low = (low | low << 4) & 0x0f0f0f0f0f0f0f0f;
+    high = (high | high << 24) & 0x000000ff000000ff;
+    high = (high | high << 12) & 0x000f000f000f000f;
+    high = (high | high << 6) & 0x0303030303030303;
+    return less_32(low | high << 4);
+}
+
+/* MXFP4's scale, 2^(e - 128), which is subnormal for e < 2. */
+static inline float mxfp4_scale(uint8_t e)
+{
+    return bits_to_float(e < 2 ? 0x200000u << e : (uint32_t)(e - 1) << 23);
 }
 
 #endif

@@ -16,6 +16,16 @@ bool butler_type_known(uint32_t type)
     return type < BUTLER_N_TYPES && butler_types[type].name;
 }
 
+const char *butler_type_name(uint32_t type)
+{
+    static const char *const others[] = {[9] = "Q8_1",   [15] = "Q8_K",  [16] = "IQ2_XXS", [17] = "IQ2_XS", [18] = "IQ3_XXS",
+                                         [19] = "IQ1_S", [21] = "IQ3_S", [22] = "IQ2_S",   [24] = "I8",     [25] = "I16",
+                                         [26] = "I32",   [27] = "I64",   [28] = "F64",     [29] = "IQ1_M",  [40] = "NVFP4"};
+    if (butler_type_known(type))
+        return butler_types[type].name;
+    return type < BUTLER_COUNT(others) && others[type] ? others[type] : "unknown";
+}
+
 size_t butler_row_bytes(enum butler_type type, int64_t n)
 {
     return (size_t)n / (size_t)butler_types[type].block * (size_t)butler_types[type].block_bytes;
@@ -146,6 +156,106 @@ void butler_dequantize_q6_k(float *y, const void *row, int n)
     }
 }
 
+/* Element i of group g of 16, of two bits. */
+static inline int pair_of(const uint8_t *quants, int g, int i)
+{
+    return quants[g / 8 * 32 + g % 2 * 16 + i] >> (g / 2 % 4 * 2) & 3;
+}
+
+void butler_dequantize_q2_k(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= SUPER, y += SUPER, b += Q2_K_BYTES) {
+        float d = load_half(b + Q2_K_SCALE), m = load_half(b + Q2_K_SCALE + 2);
+        for (int g = 0; g < 16; g++) {
+            float ds = d * (float)(b[g] & 15), mt = m * (float)(b[g] >> 4);
+            for (int i = 0; i < 16; i++)
+                y[g * 16 + i] = ds * (float)pair_of(b + Q2_K_QUANTS, g, i) - mt;
+        }
+    }
+}
+
+void butler_dequantize_q3_k(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= SUPER, y += SUPER, b += Q3_K_BYTES) {
+        float d = load_half(b + Q3_K_SCALE);
+        uint64_t words[2];
+        unpack_q3_scales(b + Q3_K_SCALES, words);
+        for (int g = 0; g < 16; g++) {
+            float ds = d * (float)(int8_t)(words[g / 8] >> g % 8 * 8);
+            for (int i = 0; i < 16; i++) {
+                int third = b[g % 2 * 16 + i] >> (g / 2) & 1;
+                y[g * 16 + i] = ds * (float)((pair_of(b + Q3_K_QUANTS, g, i) | third << 2) - 4);
+            }
+        }
+    }
+}
+
+void butler_dequantize_tq2_0(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= SUPER, y += SUPER, b += TQ2_0_BYTES) {
+        float d = load_half(b + TQ2_0_SCALE);
+        for (int g = 0; g < 16; g++)
+            for (int i = 0; i < 16; i++)
+                y[g * 16 + i] = d * (float)(pair_of(b, g, i) - 1);
+    }
+}
+
+/* Digit r of byte i, the highest first, is element r n + i. A byte is the fraction 0.digits to the base 3 as multiples of 1/256,
+ * rounded up: times 3^r, without what overflows, it begins with digit r, and three times that is 256 digits and a rest. */
+static void decode_digits(float *y, const uint8_t *bytes, int n, int n_digits, float d)
+{
+    for (int r = 0, power = 1; r < n_digits; r++, power *= 3)
+        for (int i = 0; i < n; i++)
+            y[r * n + i] = d * (float)((uint8_t)(bytes[i] * power) * 3 / 256 - 1);
+}
+
+void butler_dequantize_tq1_0(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= SUPER, y += SUPER, b += TQ1_0_BYTES) {
+        float d = load_half(b + TQ1_0_SCALE);
+        decode_digits(y, b, 32, 5, d);
+        decode_digits(y + 160, b + 32, 16, 5, d);
+        decode_digits(y + 240, b + 48, 4, 4, d);
+    }
+}
+
+/* 32 nibbles that stand for values of a table. */
+static inline void decode_table(float *t, const uint8_t *quants, const int8_t values[16], float d)
+{
+    for (int i = 0; i < 16; i++) {
+        t[i] = d * (float)values[quants[i] & 15];
+        t[i + 16] = d * (float)values[quants[i] >> 4];
+    }
+}
+
+void butler_dequantize_iq4_nl(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= BLOCK, y += BLOCK, b += IQ4_NL_BYTES)
+        decode_table(y, b + IQ4_NL_QUANTS, IQ4_VALUES, load_half(b));
+}
+
+void butler_dequantize_iq4_xs(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= SUPER, y += SUPER, b += IQ4_XS_BYTES) {
+        uint64_t scales = unpack_iq4_scales(b + IQ4_XS_SCALES);
+        for (int g = 0; g < 8; g++)
+            decode_table(y + g * 32, b + IQ4_XS_QUANTS + g * 16, IQ4_VALUES, load_half(b) * (float)(int8_t)(scales >> g * 8));
+    }
+}
+
+void butler_dequantize_mxfp4(float *y, const void *row, int n)
+{
+    const uint8_t *b = row;
+    for (; n > 0; n -= BLOCK, y += BLOCK, b += MXFP4_BYTES)
+        decode_table(y, b + MXFP4_QUANTS, MXFP4_VALUES, mxfp4_scale(b[0]));
+}
+
 /* ------------------------------------------------------------------------------------------ quantisation */
 
 /* Ties away from zero, as writers of GGUF files round, so that they and we agree bit for bit. */
@@ -178,9 +288,156 @@ static void quantize_q4_0(uint8_t *b, const float *x, int n)
     }
 }
 
+/* In eight partial sums, which a compiler can keep in a vector. */
+static double dot_quants(const float *x, const int *q, int n)
+{
+    float lanes[8] = {0};
+    for (int i = 0; i < n; i += 8)
+        for (int k = 0; k < 8; k++)
+            lanes[k] += x[i + k] * (float)q[i + k];
+    return (double)(lanes[0] + lanes[4] + (lanes[2] + lanes[6])) + (double)(lanes[1] + lanes[5] + (lanes[3] + lanes[7]));
+}
+
+/* Steps tried on both sides of the one that takes the greatest number to the end of the range: a smaller step is finer and clips.
+ */
+enum { TRIES = 10 };
+
+/* The scale and minimum, both >= 0, for which scale q - minimum, q a whole number of 0 to 15, is close to x[32]: of several steps,
+ * each with the least squares for what it rounds to, the one of the smallest error. */
+static float fit_q4_k(const float x[32], float *minimum)
+{
+    float low = 0, high = 0, scale = 0;
+    double sum = 0, best = 0; /* by how much the sum of squares becomes smaller */
+    *minimum = 0;
+    for (int i = 0; i < 32; i++) {
+        low = x[i] < low ? x[i] : low;
+        high = x[i] > high ? x[i] : high;
+        sum += x[i];
+    }
+    /* Nothing but zeros, or something that is no number or would overflow. */
+    if (!isfinite(sum) || !isfinite(high - low) || !isfinite(32 / (high - low)))
+        return 0;
+    for (int try = -TRIES; try <= TRIES; try++) {
+        const float inverse = (15 + 0.1f * (float)try) / (high - low);
+        int q[32], q1 = 0, q2 = 0; /* sums of q and of q squared */
+        for (int i = 0; i < 32; i++) {
+            const int rounded = (int)((x[i] - low) * inverse + 0.5f);
+            q[i] = rounded < 15 ? rounded : 15;
+            q1 += q[i];
+            q2 += q[i] * q[i];
+        }
+        const double xq = dot_quants(x, q, 32);
+        /* x = a q + b */
+        const double det = 32.0 * q2 - (double)q1 * q1;
+        double a = det > 0 ? (32 * xq - q1 * sum) / det : 0, b = (sum - a * q1) / 32;
+        if (b > 0) {
+            b = 0;
+            a = q2 > 0 ? xq / q2 : 0;
+        }
+        const double gain = 2 * a * xq + 2 * b * sum - a * a * q2 - 2 * a * b * q1 - 32 * b * b;
+        if (gain > best && a >= 0) {
+            best = gain;
+            scale = (float)a;
+            *minimum = (float)-b;
+        }
+    }
+    return scale;
+}
+
+/* Stores a scale and gives what a reader will multiply by, and its inverse. */
+static float put_scale(uint8_t *p, float scale, float *inverse)
+{
+    store_half(p, scale);
+    const float d = load_half(p);
+    *inverse = d != 0 ? 1 / d : 0;
+    return d;
+}
+
+static void quantize_q4_k(uint8_t *b, const float *x, int n)
+{
+    for (; n > 0; n -= SUPER, x += SUPER, b += Q4_K_BYTES) {
+        float scales[8], minima[8], most = 0, most_minimum = 0, inverse, inverse_minimum;
+        for (int g = 0; g < 8; g++) {
+            scales[g] = fit_q4_k(x + g * 32, &minima[g]);
+            most = scales[g] > most ? scales[g] : most;
+            most_minimum = minima[g] > most_minimum ? minima[g] : most_minimum;
+        }
+        memset(b, 0, Q4_K_BYTES);
+        const float d = put_scale(b, most / 63, &inverse), m = put_scale(b + 2, most_minimum / 63, &inverse_minimum);
+        uint8_t *packed = b + Q4_K_SCALES;
+        for (int g = 0; g < 8; g++) {
+            const int s = clamp_to_int(scales[g] * inverse + 0.5f, 0, 63);
+            const int t = clamp_to_int(minima[g] * inverse_minimum + 0.5f, 0, 63);
+            packed[g < 4 ? g : g + 4] |= (uint8_t)(g < 4 ? s : (s & 15) | (t & 15) << 4); /* as unpack_k_scales() reads them */
+            if (g < 4)
+                packed[g + 4] |= (uint8_t)t;
+            else {
+                packed[g - 4] |= (uint8_t)(s >> 4 << 6);
+                packed[g] |= (uint8_t)(t >> 4 << 6);
+            }
+            const float step = d * (float)s, to_q = step > 0 ? 1 / step : 0, offset = m * (float)t;
+            for (int i = 0; i < 32; i++) {
+                const int q = clamp_to_int((x[g * 32 + i] + offset) * to_q + 0.5f, 0, 15);
+                b[Q4_K_QUANTS + g / 2 * 32 + i] |= (uint8_t)(q << (g % 2 * 4));
+            }
+        }
+    }
+}
+
+/* The scale for which scale q, q a whole number of -32 to 31, is close to x[16], found as above. */
+static float fit_q6_k(const float x[16])
+{
+    float extreme = 0, scale = 0;
+    double best = 0;
+    for (int i = 0; i < 16; i++)
+        extreme = fabsf(x[i]) > fabsf(extreme) ? x[i] : extreme;
+    if (!isfinite(32 / extreme)) /* 0 or nearly */
+        return 0;
+    for (int try = -TRIES; try <= TRIES; try++) {
+        const float inverse = -(32 + 0.1f * (float)try) / extreme; /* the greatest takes -32, whatever its sign */
+        int q[16], q2 = 0;
+        for (int i = 0; i < 16; i++) {
+            q[i] = clamp_to_int(x[i] * inverse + 32.5f, 0, 63) - 32;
+            q2 += q[i] * q[i];
+        }
+        const double xq = dot_quants(x, q, 16);
+        if (q2 > 0 && xq * xq / q2 > best) {
+            best = xq * xq / q2;
+            scale = (float)(xq / q2);
+        }
+    }
+    return scale;
+}
+
+static void quantize_q6_k(uint8_t *b, const float *x, int n)
+{
+    for (; n > 0; n -= SUPER, x += SUPER, b += Q6_K_BYTES) {
+        float scales[16], extreme = 0, inverse;
+        for (int g = 0; g < 16; g++) {
+            scales[g] = fit_q6_k(x + g * 16);
+            extreme = fabsf(scales[g]) > fabsf(extreme) ? scales[g] : extreme;
+        }
+        memset(b, 0, Q6_K_BYTES);
+        const float d = put_scale(b + Q6_K_SCALE, extreme / -128, &inverse);
+        for (int g = 0; g < 16; g++) {
+            const int s = clamp_to_int(roundf(scales[g] * inverse), -128, 127);
+            const float step = d * (float)s, to_q = step != 0 ? 1 / step : 0;
+            b[Q6_K_SCALES + g] = (uint8_t)(int8_t)s;
+            for (int i = 0; i < 16; i++) { /* where each part lies: butler_dequantize_q6_k() */
+                const int q = clamp_to_int(x[g * 16 + i] * to_q + 32.5f, 0, 63);
+                const int half = g / 8, quarter = g / 2 % 4, column = g % 2 * 16 + i;
+                b[half * 64 + quarter % 2 * 32 + column] |= (uint8_t)((q & 15) << (quarter / 2 * 4));
+                b[Q6_K_HIGH + half * 32 + column] |= (uint8_t)(q >> 4 << (quarter * 2));
+            }
+        }
+    }
+}
+
 bool butler_quantize_row(enum butler_type type, void *row, const float *x, int n)
 {
     uint8_t *out = row;
+    if (n % butler_type_block(type) != 0)
+        return false;
     switch (type) {
     case BUTLER_F32:
         memcpy(row, x, (size_t)n * 4);
@@ -196,14 +453,16 @@ bool butler_quantize_row(enum butler_type type, void *row, const float *x, int n
         }
         return true;
     case BUTLER_Q8_0:
-        if (n % BLOCK != 0)
-            return false;
         quantize_q8_0(out, x, n);
         return true;
     case BUTLER_Q4_0:
-        if (n % BLOCK != 0)
-            return false;
         quantize_q4_0(out, x, n);
+        return true;
+    case BUTLER_Q4_K:
+        quantize_q4_k(out, x, n);
+        return true;
+    case BUTLER_Q6_K:
+        quantize_q6_k(out, x, n);
         return true;
     default:
         return false;

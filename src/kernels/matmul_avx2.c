@@ -49,12 +49,12 @@ INLINE ints words_dot(bytes w, const int8_t *x)
 
 INLINE ints dots(enum butler_type type, const bytes w[2], const int8_t *x)
 {
-    if (type == BUTLER_Q8_0) { /* w[u] is all of unit u */
+    if (eight_bits(type)) { /* w[u] is all of unit u */
         const ints a = words_dot(w[0], x), b = words_dot(w[1], x + 2 * BYTES);
         return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
     }
     __m256i high = _mm256_maddubs_epi16(w[0], load_bytes(x)), low = _mm256_maddubs_epi16(w[0], load_bytes(x + BYTES));
-    if (type != BUTLER_Q6_K) { /* weights of up to 5 bits: four products still fit */
+    if (!narrow_units(type)) { /* weights of up to 5 bits: four products still fit */
         high = _mm256_add_epi16(high, _mm256_maddubs_epi16(w[1], load_bytes(x + 2 * BYTES)));
         low = _mm256_add_epi16(low, _mm256_maddubs_epi16(w[1], load_bytes(x + 3 * BYTES)));
     }
@@ -64,7 +64,7 @@ INLINE ints dots(enum butler_type type, const bytes w[2], const int8_t *x)
 INLINE ints word_dots(enum butler_type type, const bytes words[4], const int8_t *x)
 {
     ints s = _mm256_madd_epi16(words[0], load_bytes(x));
-    const int n = type == BUTLER_Q6_K ? 2 : 4;
+    const int n = narrow_units(type) ? 2 : 4;
     UNROLL
     for (int k = 1; k < n; k++)
         s = _mm256_add_epi32(s, _mm256_madd_epi16(words[k], load_bytes(x + k * BYTES)));
@@ -88,6 +88,14 @@ INLINE vec halves_of_rows(const uint8_t *p, size_t row_bytes, size_t size)
     return _mm256_cvtph_ps(eight_words(p, row_bytes, size));
 }
 
+INLINE vec exponents_of_rows(const uint8_t *p, size_t row_bytes, size_t size)
+{
+    const __m256i e = _mm256_and_si256(_mm256_cvtepu16_epi32(eight_words(p, row_bytes, size)), _mm256_set1_epi32(255));
+    const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+    const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x200000), e);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
+}
+
 INLINE vec spread_rows(__m128 v)
 {
     return _mm256_set_m128(v, v);
@@ -97,10 +105,10 @@ INLINE int zero_of(enum butler_type type);
 
 INLINE void widen_weights(enum butler_type type, bytes words[4], const bytes w[2])
 {
-    const int n = type == BUTLER_Q6_K ? 2 : 4;
+    const int n = narrow_units(type) ? 2 : 4;
     UNROLL
     for (int k = 0; k < n; k++) {
-        if (type == BUTLER_Q8_0) { /* signed already */
+        if (eight_bits(type)) { /* signed already */
             const __m256i half = k < 2 ? _mm256_permute2x128_si256(w[0], w[1], 0x20) : _mm256_permute2x128_si256(w[0], w[1], 0x31);
             const __m256i upper = k % 2 ? _mm256_unpackhi_epi8(half, half) : _mm256_unpacklo_epi8(half, half);
             words[k] = _mm256_srai_epi16(upper, 8);
@@ -142,6 +150,16 @@ INLINE void add_fifths(bytes w[2], const uint8_t *fifths, int size)
     }
 }
 
+/* Of 16 bytes of nibbles of each of two units: what they stand for, from a table. */
+INLINE void table_weights(enum butler_type type, bytes w[2], bytes nibbles)
+{
+    const __m128i values = bytes16_load((const uint8_t *)(type == BUTLER_MXFP4 ? MXFP4_VALUES : IQ4_VALUES));
+    const bytes table = _mm256_broadcastsi128_si256(_mm_add_epi8(values, _mm_set1_epi8((char)zero_of(type))));
+    const bytes low = _mm256_shuffle_epi8(table, low_nibbles(nibbles)), high = _mm256_shuffle_epi8(table, high_nibbles(nibbles));
+    w[0] = eight_bits(type) ? _mm256_permute2x128_si256(low, high, 0x20) : low;
+    w[1] = eight_bits(type) ? _mm256_permute2x128_si256(low, high, 0x31) : high;
+}
+
 INLINE void small_weights(enum butler_type type, bytes w[2], const uint8_t *blocks, int size)
 {
     if (type == BUTLER_Q8_0) {
@@ -150,6 +168,10 @@ INLINE void small_weights(enum butler_type type, bytes w[2], const uint8_t *bloc
         return;
     }
     const bytes nibbles = both_halves(bytes16_load(blocks + size - 16), bytes16_load(blocks + 2 * size - 16));
+    if (type == BUTLER_IQ4_NL || type == BUTLER_MXFP4) {
+        table_weights(type, w, nibbles);
+        return;
+    }
     w[0] = low_nibbles(nibbles);
     w[1] = high_nibbles(nibbles);
     if (type == BUTLER_Q5_0 || type == BUTLER_Q5_1)
@@ -158,9 +180,25 @@ INLINE void small_weights(enum butler_type type, bytes w[2], const uint8_t *bloc
 
 /* ---------------------------------------------------------------------------------------- blocks of 256 */
 
-/* Unit u of a Q4_K or Q5_K block. Bit u of the 32 bytes of fifth bits is that of unit u. */
+/* Columns 32 row to 32 row + 31 of a block's two-bit numbers. */
+INLINE bytes pair_row(const uint8_t *pairs, int row)
+{
+    return _mm256_and_si256(_mm256_srli_epi16(load_bytes(pairs + row / 4 * 32), row % 4 * 2), _mm256_set1_epi8(3));
+}
+
+/* The same of a Q3_K block, with bit `row` of its 32 bytes of third bits. */
+INLINE bytes q3_row(const uint8_t *w, int row)
+{
+    const bytes thirds = load_bytes(w), bit = _mm256_set1_epi8(4);
+    const bytes here = row < 2 ? _mm256_slli_epi16(thirds, 2 - row) : _mm256_srli_epi16(thirds, row - 2);
+    return _mm256_or_si256(pair_row(w + Q3_K_QUANTS, row), _mm256_and_si256(here, bit));
+}
+
+/* Unit u of a Q4_K, Q5_K or TQ2_0 block. Bit u of the 32 bytes of fifth bits is that of unit u. */
 INLINE bytes k_unit(enum butler_type type, const uint8_t *w, int u)
 {
+    if (type == BUTLER_TQ2_0)
+        return pair_row(w, u);
     const bytes b = load_bytes(w + (type == BUTLER_Q4_K ? Q4_K_QUANTS : Q5_K_QUANTS) + u / 2 * 32);
     const bytes q = u % 2 ? high_nibbles(b) : low_nibbles(b);
     if (type == BUTLER_Q4_K)
@@ -183,17 +221,18 @@ INLINE void load_weights(enum butler_type type, bytes w[2], const uint8_t *row, 
 {
     if (type == BUTLER_Q6_K)
         w[0] = q6_row(row, step);
-    else if (type == BUTLER_Q4_K || type == BUTLER_Q5_K) {
+    else if (type == BUTLER_Q2_K)
+        w[0] = pair_row(row + Q2_K_QUANTS, step);
+    else if (type == BUTLER_Q3_K)
+        w[0] = q3_row(row, step);
+    else if (type == BUTLER_IQ4_XS)
+        table_weights(type, w, load_bytes(row + IQ4_XS_QUANTS + step * 32));
+    else if (butler_type_block(type) == SUPER) {
         const bytes a = k_unit(type, row, 2 * step), b = k_unit(type, row, 2 * step + 1);
         w[0] = _mm256_permute2x128_si256(a, b, 0x20);
         w[1] = _mm256_permute2x128_si256(a, b, 0x31);
     } else
-        small_weights(type, w, row,
-                      type == BUTLER_Q8_0   ? Q8_0_BYTES
-                      : type == BUTLER_Q4_0 ? Q4_0_BYTES
-                      : type == BUTLER_Q4_1 ? Q4_1_BYTES
-                      : type == BUTLER_Q5_0 ? Q5_0_BYTES
-                                            : Q5_1_BYTES);
+        small_weights(type, w, row, butler_type_bytes(type));
 }
 
 #include "kernels/simd_matmul.h"

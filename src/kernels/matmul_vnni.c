@@ -39,16 +39,16 @@ INLINE int32_t quantise16(int16_t q[16], const float *x, float inverse)
 INLINE ints dots(enum butler_type type, const bytes w[2], const int8_t *x)
 {
     ints s = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w[0], load_bytes(x));
-    if (type != BUTLER_Q6_K)
+    if (!narrow_units(type))
         s = _mm512_dpbusd_epi32(s, w[1], load_bytes(x + 2 * BYTES));
     s = _mm512_dpbusd_epi32(_mm512_slli_epi32(s, 8), w[0], load_bytes(x + BYTES));
-    return type == BUTLER_Q6_K ? s : _mm512_dpbusd_epi32(s, w[1], load_bytes(x + 3 * BYTES));
+    return narrow_units(type) ? s : _mm512_dpbusd_epi32(s, w[1], load_bytes(x + 3 * BYTES));
 }
 
 INLINE ints word_dots(enum butler_type type, const bytes words[4], const int8_t *x)
 {
     ints s = _mm512_dpwssd_epi32(_mm512_setzero_si512(), words[0], load_bytes(x));
-    const int n = type == BUTLER_Q6_K ? 2 : 4;
+    const int n = narrow_units(type) ? 2 : 4;
     UNROLL
     for (int k = 1; k < n; k++)
         s = _mm512_dpwssd_epi32(s, words[k], load_bytes(x + k * BYTES));
@@ -73,6 +73,15 @@ INLINE vec halves_of_rows(const uint8_t *p, size_t row_bytes, size_t size)
     return _mm512_cvtph_ps(_mm256_set_m128i(eight_words(p + 2 * size, row_bytes, size), eight_words(p, row_bytes, size)));
 }
 
+INLINE vec exponents_of_rows(const uint8_t *p, size_t row_bytes, size_t size)
+{
+    const __m256i words = _mm256_set_m128i(eight_words(p + 2 * size, row_bytes, size), eight_words(p, row_bytes, size));
+    const __m512i e = _mm512_and_si512(_mm512_cvtepu16_epi32(words), _mm512_set1_epi32(255));
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+    const __mmask16 small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+    return _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, small, _mm512_set1_epi32(0x200000), e));
+}
+
 INLINE vec spread_rows(__m128 v)
 {
     return _mm512_broadcast_f32x4(v);
@@ -83,7 +92,7 @@ INLINE int zero_of(enum butler_type type);
 INLINE void widen_weights(enum butler_type type, bytes words[4], const bytes w[2])
 {
     const __m512i zero = _mm512_set1_epi16((short)zero_of(type));
-    const int n = type == BUTLER_Q6_K ? 2 : 4;
+    const int n = narrow_units(type) ? 2 : 4;
     UNROLL
     for (int k = 0; k < n; k++) {
         const __m512i v =
@@ -114,6 +123,15 @@ INLINE bytes four_blocks(const uint8_t *p, int size)
     return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
 }
 
+/* Of 16 bytes of nibbles of each of four units: what they stand for, from a table. */
+INLINE void table_weights(enum butler_type type, bytes w[2], bytes nibbles)
+{
+    const __m128i values = bytes16_load((const uint8_t *)(type == BUTLER_MXFP4 ? MXFP4_VALUES : IQ4_VALUES));
+    const bytes table = _mm512_broadcast_i32x4(_mm_add_epi8(values, _mm_set1_epi8((char)zero_of(type))));
+    w[0] = _mm512_shuffle_epi8(table, low_nibbles(nibbles));
+    w[1] = _mm512_shuffle_epi8(table, low_nibbles(_mm512_srli_epi16(nibbles, 4)));
+}
+
 INLINE void small_weights(enum butler_type type, bytes w[2], const uint8_t *blocks, int size)
 {
     if (type == BUTLER_Q8_0) {
@@ -124,6 +142,10 @@ INLINE void small_weights(enum butler_type type, bytes w[2], const uint8_t *bloc
         return;
     }
     const bytes nibbles = four_blocks(blocks + size - 16, size);
+    if (type == BUTLER_IQ4_NL || type == BUTLER_MXFP4) {
+        table_weights(type, w, nibbles);
+        return;
+    }
     w[0] = low_nibbles(nibbles);
     w[1] = low_nibbles(_mm512_srli_epi16(nibbles, 4));
     if (type == BUTLER_Q5_0 || type == BUTLER_Q5_1) {
@@ -170,21 +192,45 @@ INLINE void q6_weights(bytes w[2], const uint8_t *block, int step)
                            _mm512_and_si512(_mm512_rolv_epi32(pairs, turn), _mm512_set1_epi8(0x30)));
 }
 
+/* Columns 64 step to 64 step + 63 of a Q2_K or Q3_K block. Bit i / 32 of the 32 bytes of third bits belongs to column i. */
+INLINE void q2_weights(enum butler_type type, bytes w[2], const uint8_t *block, int step)
+{
+    const uint8_t *pairs = block + (type == BUTLER_Q2_K ? Q2_K_QUANTS : Q3_K_QUANTS) + step / 2 * 32;
+    const __m512i row = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m512i shift = _mm512_add_epi32(_mm512_add_epi32(row, row), _mm512_set1_epi32(step % 2 * 4));
+    const bytes b = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)pairs));
+    w[0] = _mm512_and_si512(_mm512_srlv_epi32(b, shift), _mm512_set1_epi8(3));
+    if (type == BUTLER_Q3_K) {
+        const bytes thirds = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)block));
+        const bytes here = _mm512_rolv_epi32(thirds, _mm512_sub_epi32(_mm512_set1_epi32(34 - 2 * step), row));
+        w[0] = _mm512_or_si512(w[0], _mm512_and_si512(here, _mm512_set1_epi8(4)));
+    }
+}
+
+/* Units 4 step to 4 step + 3 of a TQ2_0 block. */
+INLINE void tq2_weights(bytes w[2], const uint8_t *block, int step)
+{
+    const __m512i shift = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
+    for (int half = 0; half < 2; half++) {
+        const bytes b = _mm512_broadcast_i32x4(bytes16_load(block + step * 32 + half * 16));
+        w[half] = _mm512_and_si512(_mm512_srlv_epi32(b, shift), _mm512_set1_epi8(3));
+    }
+}
+
 INLINE void load_weights(enum butler_type type, bytes w[2], const uint8_t *row, int step)
 {
     if (type == BUTLER_Q6_K)
         q6_weights(w, row, step);
-    else if (type == BUTLER_Q4_K)
+    else if (type == BUTLER_Q2_K || type == BUTLER_Q3_K)
+        q2_weights(type, w, row, step);
+    else if (type == BUTLER_Q4_K || type == BUTLER_Q5_K)
         k_weights(type, w, row, step);
-    else if (type == BUTLER_Q5_K)
-        k_weights(type, w, row, step);
+    else if (type == BUTLER_TQ2_0)
+        tq2_weights(w, row, step);
+    else if (type == BUTLER_IQ4_XS)
+        table_weights(type, w, load_bytes(row + IQ4_XS_QUANTS + step * 64));
     else
-        small_weights(type, w, row,
-                      type == BUTLER_Q8_0   ? Q8_0_BYTES
-                      : type == BUTLER_Q4_0 ? Q4_0_BYTES
-                      : type == BUTLER_Q4_1 ? Q4_1_BYTES
-                      : type == BUTLER_Q5_0 ? Q5_0_BYTES
-                                            : Q5_1_BYTES);
+        small_weights(type, w, row, butler_type_bytes(type));
 }
 
 #include "kernels/simd_matmul.h"

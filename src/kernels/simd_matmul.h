@@ -2,10 +2,11 @@
  * VNNI. Weights are read as they lie in the file and unpacked in registers: to bytes, which meet the high and the low bytes of one
  * token, or to words, which cost more to unpack and less to multiply, for TOKENS of them.
  *
- * A unit is 32 columns (Q6_K: 16) that share one scale. A step takes UNITS units of four rows: their products with a token are
- * integers, four lanes a unit and row; three additions of shuffled vectors turn four such vectors, one a row, into one that has
- * the exact sum of unit u and row r in lane 4 u + r. One multiplication by the scales then serves UNITS units of four rows, and
- * lane 4 u + r accumulates the units u, u + UNITS, ... of row r in their order. That is the same whatever the number of tokens.
+ * A unit is 32 columns (Q2_K, Q3_K, Q6_K: 16) that share one scale. A step takes UNITS units of four rows: their products with a
+ * token are integers, four lanes a unit and row; three additions of shuffled vectors turn four such vectors, one a row, into one
+ * that has the exact sum of unit u and row r in lane 4 u + r. One multiplication by the scales then serves UNITS units of four
+ * rows, and lane 4 u + r accumulates the units u, u + UNITS, ... of row r in their order. That is the same whatever the number of
+ * tokens.
  *
  * The four rows are a quarter of the matrix apart: simd_weights.h says why.
  *
@@ -18,8 +19,10 @@
  *   word_dots(type, words, x)          products of words with a step of one of many tokens: the same
  *   sum_rows(v)                        of four vectors the sums of each four lanes, as above
  *   halves_of_rows(p, row_bytes, size) the half at p + r row_bytes + u size in lane 4 u + r
+ *   exponents_of_rows(p, row_bytes, size) the same of bytes as mxfp4_scale() reads them
  *   spread_rows(v)                     four floats, repeated
- *   q8_zero                            what is added to a weight of Q8_0 to have no sign, or 0 where Q8_0 needs none
+ *   q8_zero                            what is added to weights of eight_bits() to have no sign, or 0 where they keep it: then
+ *                                      w[u] of load_weights is all of unit u
  *   store_rows(sums, v)                sums[r] = sum over u of lane 4 u + r */
 #ifndef BUTLER_SIMD_MATMUL_H
 #define BUTLER_SIMD_MATMUL_H
@@ -39,7 +42,7 @@ enum {
  * minima, scale times sum, for others, as an integer, the sum times what bytes of weights have too much. */
 INLINE int step_vectors(enum butler_type type)
 {
-    return type == BUTLER_Q6_K ? 2 : 4;
+    return narrow_units(type) ? 2 : 4;
 }
 
 INLINE size_t step_bytes(enum butler_type type)
@@ -47,27 +50,15 @@ INLINE size_t step_bytes(enum butler_type type)
     return (size_t)step_vectors(type) * BYTES + 2 * VEC * sizeof(float);
 }
 
+INLINE bool is_super(enum butler_type type)
+{
+    return butler_type_block(type) == SUPER;
+}
+
 /* The weights of a chunk get their scales together: a step of blocks of 32, or a block of 256. */
 INLINE int chunk_steps(enum butler_type type)
 {
-    return type == BUTLER_Q6_K ? 16 / UNITS : type == BUTLER_Q4_K || type == BUTLER_Q5_K ? 8 / UNITS : 1;
-}
-
-INLINE bool is_super(enum butler_type type)
-{
-    return type == BUTLER_Q4_K || type == BUTLER_Q5_K || type == BUTLER_Q6_K;
-}
-
-INLINE int block_size(enum butler_type type)
-{
-    return type == BUTLER_Q8_0   ? Q8_0_BYTES
-           : type == BUTLER_Q4_0 ? Q4_0_BYTES
-           : type == BUTLER_Q4_1 ? Q4_1_BYTES
-           : type == BUTLER_Q5_0 ? Q5_0_BYTES
-           : type == BUTLER_Q5_1 ? Q5_1_BYTES
-           : type == BUTLER_Q4_K ? Q4_K_BYTES
-           : type == BUTLER_Q5_K ? Q5_K_BYTES
-                                 : Q6_K_BYTES;
+    return is_super(type) ? (narrow_units(type) ? 16 : 8) / UNITS : 1;
 }
 
 INLINE int chunk_columns(enum butler_type type)
@@ -77,18 +68,25 @@ INLINE int chunk_columns(enum butler_type type)
 
 INLINE size_t chunk_bytes(enum butler_type type)
 {
-    return (size_t)block_size(type) * (is_super(type) ? 1 : UNITS);
+    return (size_t)butler_type_bytes(type) * (is_super(type) ? 1 : UNITS);
 }
 
 INLINE bool has_minimum(enum butler_type type)
 {
-    return type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q4_K || type == BUTLER_Q5_K;
+    return type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q2_K || type == BUTLER_Q4_K || type == BUTLER_Q5_K;
 }
 
 /* What stands for 0 in a type without minimum. */
 INLINE int zero_of(enum butler_type type)
 {
-    return type == BUTLER_Q4_0 ? 8 : type == BUTLER_Q5_0 ? 16 : type == BUTLER_Q6_K ? 32 : type == BUTLER_Q8_0 ? q8_zero : 0;
+    return type == BUTLER_Q4_0    ? 8
+           : type == BUTLER_Q5_0  ? 16
+           : type == BUTLER_Q3_K  ? 4
+           : type == BUTLER_Q6_K  ? 32
+           : type == BUTLER_MXFP4 ? 12
+           : type == BUTLER_TQ2_0 ? 1
+           : eight_bits(type)     ? q8_zero
+                                  : 0;
 }
 
 /* ------------------------------------------------------------------------------------------ activations */
@@ -112,7 +110,7 @@ INLINE void put_columns(int8_t *step, enum butler_type type, int unit, int half,
     if (!alone) {
         memcpy(to + unit * 16, q, 16);
         memcpy(to + BYTES + unit * 16, q + 8, 16);
-    } else if (type == BUTLER_Q8_0 && !q8_zero)
+    } else if (eight_bits(type) && !q8_zero)
         memcpy(step + unit * 64 + half * 32, q, 32); /* weights are widened to words here, too */
     else
         split_words(to + unit * 16, to + BYTES + unit * 16, q);
@@ -130,10 +128,10 @@ static void quantise_q16(void *q16, enum butler_type type, const float *x, int n
         int16_t q[BLOCK];
         const int32_t sum[2] = {quantise16(q, from, inverse), quantise16(q + 16, from + 16, inverse)};
         for (int half = 0; half < 2; half++) {
-            const int u = type == BUTLER_Q6_K ? 2 * b + half : b;
+            const int u = narrow_units(type) ? 2 * b + half : b;
             int8_t *step = (int8_t *)q16 + (size_t)(u / UNITS) * step_bytes(type);
-            put_columns(step, type, u % UNITS, type == BUTLER_Q6_K ? 0 : half, q + 16 * half, alone);
-            if (type == BUTLER_Q6_K)
+            put_columns(step, type, u % UNITS, narrow_units(type) ? 0 : half, q + 16 * half, alone);
+            if (narrow_units(type))
                 put_unit(step, type, u % UNITS, scale, sum[half]);
             else if (half == 1)
                 put_unit(step, type, u % UNITS, scale, sum[0] + sum[1]);
@@ -161,31 +159,66 @@ INLINE vec half_of_rows(const uint8_t *p, size_t row_bytes)
     return spread_rows(_mm_cvtph_ps(_mm_cvtsi64_si128(words)));
 }
 
+/* The scales of a block's groups before d, and the minima of eight groups behind the scales. */
+INLINE bytes16 group_scales(enum butler_type type, const uint8_t *b)
+{
+    uint64_t words[2] = {0};
+    if (type == BUTLER_Q2_K)
+        return _mm_and_si128(bytes16_load(b), _mm_set1_epi8(15));
+    if (type == BUTLER_Q6_K)
+        return bytes16_load(b + Q6_K_SCALES);
+    if (type == BUTLER_TQ2_0)
+        return _mm_set1_epi8(1);
+    if (type == BUTLER_Q4_K || type == BUTLER_Q5_K)
+        return k_scales(b + Q4_K_SCALES);
+    if (type == BUTLER_Q3_K)
+        unpack_q3_scales(b + Q3_K_SCALES, words);
+    else
+        words[0] = unpack_iq4_scales(b + IQ4_XS_SCALES);
+    return _mm_set_epi64x((long long)words[1], (long long)words[0]);
+}
+
+INLINE int scale_at(enum butler_type type)
+{
+    return type == BUTLER_Q2_K    ? Q2_K_SCALE
+           : type == BUTLER_Q3_K  ? Q3_K_SCALE
+           : type == BUTLER_Q6_K  ? Q6_K_SCALE
+           : type == BUTLER_TQ2_0 ? TQ2_0_SCALE
+                                  : 0;
+}
+
 /* Scales of a chunk's steps, and minima: unit u of row r in lane 4 u + r. */
 INLINE void load_scales(enum butler_type type, vec scales[MAX_STEPS], vec minima[MAX_STEPS], const uint8_t *w, size_t row_bytes)
 {
+    const size_t size = (size_t)butler_type_bytes(type);
     if (!is_super(type)) {
-        scales[0] = halves_of_rows(w, row_bytes, (size_t)block_size(type));
+        scales[0] = type == BUTLER_MXFP4 ? exponents_of_rows(w, row_bytes, size) : halves_of_rows(w, row_bytes, size);
         if (has_minimum(type))
-            minima[0] = halves_of_rows(w + 2, row_bytes, (size_t)block_size(type));
+            minima[0] = halves_of_rows(w + 2, row_bytes, size);
         return;
     }
-    const bool six = type == BUTLER_Q6_K;
     bytes16 rows[ROWS], quants[4];
     UNROLL
     for (int r = 0; r < ROWS; r++)
-        rows[r] = six ? bytes16_load(w + (size_t)r * row_bytes + Q6_K_SCALES) : k_scales(w + (size_t)r * row_bytes + Q4_K_SCALES);
+        rows[r] = group_scales(type, w + (size_t)r * row_bytes);
     bytes_of_rows(quants, rows);
-    const vec d = half_of_rows(w + (six ? Q6_K_SCALE : 0), row_bytes);
+    const vec d = half_of_rows(w + scale_at(type), row_bytes);
     UNROLL
     for (int s = 0; s < chunk_steps(type); s++)
         scales[s] = vec_mul(d, vec_from_i8(quants[s * UNITS / 4], s % (4 / UNITS)));
-    if (six)
+    if (!has_minimum(type))
         return;
-    const vec m = vec_sub(vec_zero(), half_of_rows(w + 2, row_bytes));
+    if (narrow_units(type)) { /* Q2_K: the high nibbles of the same bytes */
+        UNROLL
+        for (int r = 0; r < ROWS; r++)
+            rows[r] = _mm_and_si128(_mm_srli_epi16(bytes16_load(w + (size_t)r * row_bytes), 4), _mm_set1_epi8(15));
+        bytes_of_rows(quants, rows);
+    }
+    const int first = narrow_units(type) ? 0 : 2;
+    const vec m = vec_sub(vec_zero(), half_of_rows(w + scale_at(type) + 2, row_bytes));
     UNROLL
     for (int s = 0; s < chunk_steps(type); s++)
-        minima[s] = vec_mul(m, vec_from_i8(quants[2 + s * UNITS / 4], s % (4 / UNITS)));
+        minima[s] = vec_mul(m, vec_from_i8(quants[first + s * UNITS / 4], s % (4 / UNITS)));
 }
 
 /* A chunk of four rows with one token, or with n_tokens of them, x_bytes apart. */
@@ -249,7 +282,7 @@ INLINE void rows_with_tokens(enum butler_type type, float *y, size_t y_stride, s
             memset(copy, 0, sizeof copy);
             for (int r = 0; r < n_rows; r++)
                 memcpy(copy[r], w + (size_t)r * row_bytes,
-                       is_super(type) ? size : (size_t)(BUTLER_MIN(n - c, columns) / BLOCK * block_size(type)));
+                       is_super(type) ? size : (size_t)(BUTLER_MIN(n - c, columns) / BLOCK * butler_type_bytes(type)));
             from = copy[0];
             stride = CHUNK_BYTES;
         }
@@ -309,6 +342,12 @@ MATMUL(matmul_q5_1, BUTLER_Q5_1)
 MATMUL(matmul_q4_k, BUTLER_Q4_K)
 MATMUL(matmul_q5_k, BUTLER_Q5_K)
 MATMUL(matmul_q6_k, BUTLER_Q6_K)
+MATMUL(matmul_q2_k, BUTLER_Q2_K)
+MATMUL(matmul_q3_k, BUTLER_Q3_K)
+MATMUL(matmul_iq4_nl, BUTLER_IQ4_NL)
+MATMUL(matmul_iq4_xs, BUTLER_IQ4_XS)
+MATMUL(matmul_mxfp4, BUTLER_MXFP4)
+MATMUL(matmul_tq2_0, BUTLER_TQ2_0)
 #undef MATMUL
 
 INLINE void fill_matmul(struct butler_kernels *table)
@@ -323,6 +362,12 @@ INLINE void fill_matmul(struct butler_kernels *table)
     table->matmul_q16[BUTLER_Q4_K] = matmul_q4_k;
     table->matmul_q16[BUTLER_Q5_K] = matmul_q5_k;
     table->matmul_q16[BUTLER_Q6_K] = matmul_q6_k;
+    table->matmul_q16[BUTLER_Q2_K] = matmul_q2_k;
+    table->matmul_q16[BUTLER_Q3_K] = matmul_q3_k;
+    table->matmul_q16[BUTLER_IQ4_NL] = matmul_iq4_nl;
+    table->matmul_q16[BUTLER_IQ4_XS] = matmul_iq4_xs;
+    table->matmul_q16[BUTLER_MXFP4] = matmul_mxfp4;
+    table->matmul_q16[BUTLER_TQ2_0] = matmul_tq2_0;
 }
 
 #endif

@@ -241,6 +241,13 @@ static void widened_gemv(enum butler_type type, void (*dequant)(float *y, const 
         widened_gemv(BUTLER_##NAME, dequant_##name, y, w, row_bytes, n_rows, x, n);                                                \
     }
 
+/* Widened by plain C: rows are multiplied as integers where simd_matmul.h has them, so that this serves other ISAs alone. */
+#define OTHER_TYPE(name, NAME)                                                                                                     \
+    static void gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n)                          \
+    {                                                                                                                              \
+        widened_gemv(BUTLER_##NAME, butler_dequantize_##name, y, w, row_bytes, n_rows, x, n);                                      \
+    }
+
 PLAIN_TYPE(f32, PLAIN_F32)
 PLAIN_TYPE(f16, PLAIN_F16)
 PLAIN_TYPE(bf16, PLAIN_BF16)
@@ -252,6 +259,13 @@ QUANTISED_TYPE(q5_1, Q5_1, block, BLOCK_Q5_1)
 QUANTISED_TYPE(q4_k, Q4_K, super, SUPER_Q4_K)
 QUANTISED_TYPE(q5_k, Q5_K, super, SUPER_Q5_K)
 QUANTISED_TYPE(q6_k, Q6_K, super, SUPER_Q6_K)
+OTHER_TYPE(q2_k, Q2_K)
+OTHER_TYPE(q3_k, Q3_K)
+OTHER_TYPE(iq4_nl, IQ4_NL)
+OTHER_TYPE(iq4_xs, IQ4_XS)
+OTHER_TYPE(mxfp4, MXFP4)
+OTHER_TYPE(tq1_0, TQ1_0)
+OTHER_TYPE(tq2_0, TQ2_0)
 
 INLINE void fill_weights(struct butler_kernels *table)
 {
@@ -267,6 +281,13 @@ INLINE void fill_weights(struct butler_kernels *table)
     ENTRY(Q4_K, q4_k);
     ENTRY(Q5_K, q5_k);
     ENTRY(Q6_K, q6_k);
+    table->gemv[BUTLER_Q2_K] = gemv_q2_k;
+    table->gemv[BUTLER_Q3_K] = gemv_q3_k;
+    table->gemv[BUTLER_IQ4_NL] = gemv_iq4_nl;
+    table->gemv[BUTLER_IQ4_XS] = gemv_iq4_xs;
+    table->gemv[BUTLER_MXFP4] = gemv_mxfp4;
+    table->gemv[BUTLER_TQ1_0] = gemv_tq1_0;
+    table->gemv[BUTLER_TQ2_0] = gemv_tq2_0;
 #undef ENTRY
 }
 

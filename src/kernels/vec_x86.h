@@ -71,6 +71,17 @@ INLINE bytes16 k_scales(const uint8_t *packed)
     return _mm_or_si128(low, _mm_and_si128(high, _mm_setr_epi32(0, 0x30303030, 0, 0x30303030)));
 }
 
+/* Types that have a scale for each 16 columns, and those whose weights are signed bytes once read. */
+INLINE bool narrow_units(enum butler_type type)
+{
+    return type == BUTLER_Q2_K || type == BUTLER_Q3_K || type == BUTLER_Q6_K;
+}
+
+INLINE bool eight_bits(enum butler_type type)
+{
+    return type == BUTLER_Q8_0 || type == BUTLER_IQ4_NL || type == BUTLER_IQ4_XS;
+}
+
 /* The greatest magnitude of x[32]; infinities and NaN are greatest: as integers magnitudes have the order of numbers. */
 INLINE float extreme32(const float *x)
 {
