@@ -107,6 +107,7 @@ GLASS(activate,
       (struct butler_backend * backend, float *up, size_t up_stride, float *gate, int n, int dim, enum butler_activation kind),
       (inner, up, up_stride, gate, n, dim, kind))
 GLASS(add, (struct butler_backend * backend, float *y, const float *x, size_t n), (inner, y, x, n))
+GLASS(add_scaled, (struct butler_backend * backend, float *y, float factor, const float *x, size_t n), (inner, y, factor, x, n))
 GLASS(scale, (struct butler_backend * backend, float *x, float factor, size_t n), (inner, x, factor, n))
 GLASS(softcap, (struct butler_backend * backend, float *x, float cap, size_t n), (inner, x, cap, n))
 GLASS(attend_spans, (struct butler_backend * backend, const struct butler_attend_span *spans, int n_spans), (inner, spans, n_spans))
@@ -162,6 +163,7 @@ static inline struct butler_engine *glass_engine(struct butler_model *model, con
     b->rope = glass_rope;
     b->activate = glass_activate;
     b->add = glass_add;
+    b->add_scaled = glass_add_scaled;
     b->scale = glass_scale;
     b->softcap = glass_softcap;
     b->attend_spans = glass_attend_spans;

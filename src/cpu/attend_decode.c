@@ -297,6 +297,8 @@ void butler_attend_combine(const struct butler_layer_state *state, int head, int
         max = fmaxf(max, partial_of(state, head, i)[0]);
     for (int i = 0; i < n_slices; i++)
         sum += partial_of(state, head, i)[1] * expf(partial_of(state, head, i)[0] - max);
+    if (state->sinks)
+        sum += expf(state->sinks[head] - max);
     memset(out, 0, (size_t)dim * sizeof *out);
     for (int i = 0; i < n_slices; i++) {
         const float *partial = partial_of(state, head, i);

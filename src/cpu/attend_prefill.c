@@ -302,6 +302,8 @@ static void attend_tile(const struct butler_attend_block_job *job, int kv_head, 
         for (int row = 0; row < n_rows && !job->tiles; row += STRIP)
             attend_strip(&tile, row, BUTLER_MIN(STRIP, n_rows - row), i, m);
     }
+    for (int r = 0; state->sinks && r < n_rows; r++)
+        tile.sum[r] += expf(state->sinks[kv_head * group + r % group] - tile.max[r]);
     write_out(&tile);
     if (keeps)
         finish_weights(&tile);
@@ -341,8 +343,8 @@ int butler_attend_block_begin(struct butler_attend_block_job *job, const struct 
         .state = state, .q = q, .out = out, .n = n, .window = window, .observe_from = observe_from};
     assert(!observed || window == INT32_MAX); /* weights of chunks that were passed over would be missing */
     /* F32 caches are for those who want float arithmetic. */
-    job->tiles =
-        state->kv->kernels->tiles && state->kv->type != BUTLER_KV_F32 && state->kv->head_dim % 16 == 0 && state->softcap == 0;
+    job->tiles = state->kv->kernels->tiles && state->kv->type != BUTLER_KV_F32 && state->kv->head_dim % 16 == 0 &&
+                 state->softcap == 0 && !state->sinks;
     /* The later tokens of a block see more keys: some tasks more than threads, but a chunk should serve many queries. */
     const int wanted = BUTLER_CEIL_DIV(3 * n_threads, n_kv_heads);
     job->tile_tokens =

@@ -106,6 +106,12 @@ static void activate_piece(const struct rows_job *job, int piece)
         for (int i = 0; i < n; i++)
             x[i] = 0.5f * x[i] * (1 + erff(x[i] * 0.70710678f));
         break;
+    case BUTLER_SWIGLU_CLAMPED:
+        for (int i = 0; gate && i < n; i++) {
+            const float g = fminf(gate[i], 7), u = fmaxf(fminf(y[i], 7), -7);
+            y[i] = (u + 1) * g / (1 + expf(-1.702f * g));
+        }
+        return;
     case BUTLER_RELU:
         for (int i = 0; i < n; i++)
             x[i] = x[i] > 0 ? x[i] : 0;
@@ -130,6 +136,11 @@ static void cpu_activate(struct butler_backend *backend, float *up, size_t up_st
 static void cpu_add(struct butler_backend *backend, float *y, const float *x, size_t n)
 {
     backend->kernels->add(y, x, (int)n);
+}
+
+static void cpu_add_scaled(struct butler_backend *backend, float *y, float factor, const float *x, size_t n)
+{
+    backend->kernels->axpy(y, factor, x, (int)n);
 }
 
 static void cpu_scale(struct butler_backend *backend, float *x, float factor, size_t n)
@@ -212,6 +223,7 @@ struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const char *
         .rope = cpu_rope,
         .activate = cpu_activate,
         .add = cpu_add,
+        .add_scaled = cpu_add_scaled,
         .scale = cpu_scale,
         .softcap = cpu_softcap,
         .attend_spans = butler_attend_spans,
@@ -259,7 +271,7 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     butler_arena_want(pieces, &work->tile_out, threads * (size_t)work->tile_rows * dim, sizeof(float));
     butler_arena_want(pieces, &work->block, threads * work->block_floats, sizeof(float));
     if (sizes->products) {
-        const int n_columns = BUTLER_MAX(BUTLER_MAX(hp->n_embd, hp->n_ff), hp->n_heads * hp->head_dim);
+        const int n_columns = BUTLER_MAX(BUTLER_MAX(hp->n_embd, butler_widest_ff(hp)), hp->n_heads * hp->head_dim);
         work->panel_floats = butler_matmul_panel_floats(n_columns);
         work->packed_bytes = butler_matmul_packed_bytes(BUTLER_MIN(sizes->max_rows, BUTLER_PACKED_TOKENS), n_columns);
         butler_arena_want(pieces, &work->panel, threads * work->panel_floats, sizeof(float));

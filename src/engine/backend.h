@@ -89,8 +89,9 @@ struct butler_layer_state {
     struct butler_selection *selection; /* NULL: a cache that is always read whole (a predictor's own) */
     struct butler_traffic *traffic;
     int layer, n_heads;
-    int position;  /* of the (first) token being processed */
-    float softcap; /* of attention scores s: softcap tanh(s / softcap); 0: none */
+    int position;       /* of the (first) token being processed */
+    const float *sinks; /* [n_heads] logits in the softmax's denominator that belong to no token; NULL: none */
+    float softcap;      /* of attention scores s: softcap tanh(s / softcap); 0: none */
 };
 
 /* One of the products that some rows have with several matrices: y[n][n_rows] = x[n][n_cols] W^T + bias. */
@@ -150,6 +151,7 @@ struct butler_backend {
     void (*activate)(struct butler_backend *backend, float *up, size_t up_stride, float *gate, int n, int dim,
                      enum butler_activation kind);
     void (*add)(struct butler_backend *backend, float *y, const float *x, size_t n);
+    void (*add_scaled)(struct butler_backend *backend, float *y, float factor, const float *x, size_t n); /* y += factor x */
     void (*scale)(struct butler_backend *backend, float *x, float factor, size_t n);
     void (*softcap)(struct butler_backend *backend, float *x, float cap, size_t n); /* x -> cap tanh(x / cap) */
 

@@ -251,33 +251,97 @@ static void prepare_heads(const struct pass *pass, const struct butler_layer *la
         backend->scale(backend, s->q, hp->query_scale, (size_t)pass->n * (size_t)(hp->n_heads * hp->head_dim));
 }
 
-/* How many outputs of the gate are computed together: equal parts of as many as fit for n rows. */
-static int gate_part(const struct pass *pass, int n)
+/* How many outputs of a gate of n_ff are computed together: equal parts of as many as fit for n rows. */
+static int gate_part(const struct pass *pass, int n_ff, int n)
 {
     enum { EVEN = 256 };
-    const int n_ff = pass->hp->n_ff, most = (int)BUTLER_MIN(pass->s->gate_floats / (size_t)n, (size_t)n_ff);
+    const int most = (int)BUTLER_MIN(pass->s->gate_floats / (size_t)n, (size_t)n_ff);
     const int even = BUTLER_CEIL_DIV(BUTLER_CEIL_DIV(n_ff, BUTLER_CEIL_DIV(n_ff, most)), EVEN) * EVEN;
     return BUTLER_MIN(even, most);
 }
 
-/* h (normed) -> h: the feed-forward part of n rows. */
-static void feed_forward(const struct pass *pass, const struct butler_layer *layer, int n)
+/* y[n][n_embd] = w_down activation(w_gate x, w_up x) for n rows; y may be x. */
+static void feed_forward(const struct pass *pass, const struct butler_matrix *w_gate, const struct butler_matrix *w_up,
+                         const struct butler_matrix *w_down, float *y, const float *x, int n)
+{
+    struct butler_scratch *s = pass->s;
+    const int n_ff = w_up->n_rows;
+    struct butler_matrix rows;
+    const struct butler_product products[] = {{s->up, w_up}, {s->gate, &rows}};
+    if (!w_gate->data) {
+        multiply(pass, products, 1, x, n);
+        pass->backend->activate(pass->backend, s->up, (size_t)n_ff, NULL, n, n_ff, pass->hp->activation);
+    }
+    for (int first = 0, part = gate_part(pass, n_ff, n); w_gate->data && first < n_ff; first += part) {
+        rows = butler_matrix_rows(w_gate, first, BUTLER_MIN(part, n_ff - first));
+        multiply(pass, products + (first > 0), 2 - (first > 0), x, n);
+        pass->backend->activate(pass->backend, s->up + first, (size_t)n_ff, s->gate, n, rows.n_rows, pass->hp->activation);
+    }
+    matmul(pass, y, w_down, s->up, n);
+}
+
+/* The router's logits of a row become the weights of the experts that it uses, the others 0. */
+static void choose_experts(const struct butler_hparams *hp, float *weights)
+{
+    float max = -INFINITY, sum = 0, chosen = 0;
+    for (int e = 0; e < hp->n_experts; e++)
+        max = fmaxf(max, weights[e]);
+    for (int e = 0; e < hp->n_experts; e++)
+        sum += weights[e] = expf(weights[e] - max);
+    for (int k = 0; k < hp->n_experts_used; k++) { /* a chosen weight has its sign set */
+        int best = -1;
+        for (int e = 0; e < hp->n_experts; e++)
+            if (!signbit(weights[e]) && (best < 0 || weights[e] > weights[best]))
+                best = e;
+        if (best < 0)
+            break;
+        chosen += weights[best];
+        weights[best] = -weights[best];
+    }
+    for (int e = 0; e < hp->n_experts; e++)
+        weights[e] = signbit(weights[e]) ? -weights[e] / (hp->experts_normalised ? chosen : sum) : 0;
+}
+
+/* h (normed) -> h: the FFN of n rows, where it is a mixture of experts. An expert runs for all rows that use it. */
+static void mix_experts(const struct pass *pass, const struct butler_layer *layer, int n)
 {
     const struct butler_hparams *hp = pass->hp;
+    struct butler_backend *backend = pass->backend;
     struct butler_scratch *s = pass->s;
-    const size_t n_ff = (size_t)hp->n_ff;
-    struct butler_matrix rows;
-    const struct butler_product products[] = {{s->up, &layer->w_up}, {s->gate, &rows}};
-    if (!layer->w_gate.data) {
-        multiply(pass, products, 1, s->h, n);
-        pass->backend->activate(pass->backend, s->up, n_ff, NULL, n, hp->n_ff, hp->activation);
+    const size_t n_embd = (size_t)hp->n_embd, n_experts = (size_t)hp->n_experts;
+    matmul(pass, s->router, &layer->router, s->h, n);
+    backend->download(backend, s->host_router, s->router, (size_t)n * n_experts * sizeof(float));
+    for (int t = 0; t < n; t++)
+        choose_experts(hp, s->host_router + (size_t)t * n_experts);
+    backend->zero(backend, s->mixed, (size_t)n * n_embd * sizeof(float));
+    for (int e = 0; e < hp->n_experts; e++) {
+        const struct butler_matrix w_gate = butler_matrix_rows(&layer->expert_gate, e * hp->n_expert_ff, hp->n_expert_ff),
+                                   w_up = butler_matrix_rows(&layer->expert_up, e * hp->n_expert_ff, hp->n_expert_ff),
+                                   w_down = butler_matrix_rows(&layer->expert_down, e * hp->n_embd, hp->n_embd);
+        int m = 0;
+        for (int t = 0; t < n; t++)
+            if (s->host_router[(size_t)t * n_experts + (size_t)e] != 0) {
+                backend->copy(backend, s->expert_x + (size_t)m * n_embd, s->h + (size_t)t * n_embd, n_embd * sizeof(float));
+                s->expert_rows[m++] = t;
+            }
+        if (m == 0)
+            continue;
+        feed_forward(pass, &w_gate, &w_up, &w_down, s->expert_x, s->expert_x, m);
+        for (int i = 0; i < m; i++) {
+            const size_t t = (size_t)s->expert_rows[i];
+            backend->add_scaled(backend, s->mixed + t * n_embd, s->host_router[t * n_experts + (size_t)e],
+                                s->expert_x + (size_t)i * n_embd, n_embd);
+        }
     }
-    for (int first = 0, part = gate_part(pass, n); layer->w_gate.data && first < hp->n_ff; first += part) {
-        rows = butler_matrix_rows(&layer->w_gate, first, BUTLER_MIN(part, hp->n_ff - first));
-        multiply(pass, products + (first > 0), 2 - (first > 0), s->h, n);
-        pass->backend->activate(pass->backend, s->up + first, n_ff, s->gate, n, rows.n_rows, hp->activation);
+    if (layer->shared_gate.data) {
+        matmul(pass, s->router, &layer->shared_gate, s->h, n);
+        backend->download(backend, s->host_router, s->router, (size_t)n * sizeof(float));
+        feed_forward(pass, &layer->w_gate, &layer->w_up, &layer->w_down, s->expert_x, s->h, n);
+        for (int t = 0; t < n; t++)
+            backend->add_scaled(backend, s->mixed + (size_t)t * n_embd, 1 / (1 + expf(-s->host_router[t])),
+                                s->expert_x + (size_t)t * n_embd, n_embd);
     }
-    matmul(pass, s->h, &layer->w_down, s->up, n);
+    backend->copy(backend, s->h, s->mixed, (size_t)n * n_embd * sizeof(float));
 }
 
 /* What a layer's attention (or its feed-forward part) takes in, rows h[.][n_embd] -> predicted queries (and keys) of later layers.
@@ -370,7 +434,10 @@ static void close_layer(const struct pass *pass, int l, int n)
         }
         predict(part, l, BUTLER_PREDICTOR_INPUT_ATTENTION, h);
     }
-    feed_forward(pass, layer, n);
+    if (layer->router.data)
+        mix_experts(pass, layer, n);
+    else
+        feed_forward(pass, &layer->w_gate, &layer->w_up, &layer->w_down, s->h, s->h, n);
     add_residual(pass, s->h, &layer->ffn_post_norm, n);
 }
 

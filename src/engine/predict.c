@@ -262,6 +262,7 @@ static int attend(struct butler_predict *predict, struct butler_traffic *traffic
                                        0,
                                        predict->shape.n_heads,
                                        first_position,
+                                       NULL,
                                        0};
     if (butler_kv_grow(&predict->kv, 0, n, first_position, err) < 0)
         return BUTLER_ERROR_LENGTH;
@@ -373,6 +374,7 @@ int butler_predict_fill(struct butler_predict *predict, int n, int first_positio
                                        0,
                                        predict->shape.n_heads,
                                        first_position,
+                                       NULL,
                                        0};
     fill(predict, predict->queries, (size_t)(s->n_layers * s->n_heads * s->d), noise, random);
     if (s->version == 2)

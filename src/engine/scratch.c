@@ -45,7 +45,12 @@ static int make_device(struct butler_scratch *scratch, const struct butler_hpara
     butler_arena_want(pieces, &scratch->x, n * (size_t)hp->n_embd, sizeof(float));
     butler_arena_want(pieces, &scratch->h, n * (size_t)hp->n_embd, sizeof(float));
     butler_arena_want(pieces, &scratch->gate, scratch->gate_floats, sizeof(float));
-    butler_arena_want(pieces, &scratch->up, n * (size_t)BUTLER_MAX(hp->n_ff, hp->n_embd), sizeof(float));
+    butler_arena_want(pieces, &scratch->up, n * (size_t)BUTLER_MAX(butler_widest_ff(hp), hp->n_embd), sizeof(float));
+    if (hp->n_experts > 0) {
+        butler_arena_want(pieces, &scratch->router, n * (size_t)hp->n_experts, sizeof(float));
+        butler_arena_want(pieces, &scratch->expert_x, n * (size_t)hp->n_embd, sizeof(float));
+        butler_arena_want(pieces, &scratch->mixed, n * (size_t)hp->n_embd, sizeof(float));
+    }
     butler_arena_want(pieces, &scratch->cos, n * rot, sizeof(float));
     butler_arena_want(pieces, &scratch->sin, n * rot, sizeof(float));
     butler_arena_want(pieces, &scratch->logits, (size_t)scratch->logit_rows * (size_t)hp->n_vocab, sizeof(float));
@@ -65,6 +70,8 @@ static int make_host(struct butler_scratch *scratch, const struct butler_hparams
                  rot = (size_t)hp->n_rot / 2 * (hp->local_theta > 0 ? 2 : 1);
     butler_arena_want(host, &scratch->host_cos, n * rot, sizeof(float));
     butler_arena_want(host, &scratch->host_sin, n * rot, sizeof(float));
+    butler_arena_want(host, &scratch->host_router, n * (size_t)hp->n_experts, sizeof(float));
+    butler_arena_want(host, &scratch->expert_rows, n, sizeof(int));
     butler_arena_want(host, &scratch->host_logits, (size_t)hp->n_vocab, sizeof(float));
     butler_arena_want(host, &scratch->host_x, n * (size_t)hp->n_embd, sizeof(float));
     butler_arena_want(host, &scratch->host_h, n * (size_t)hp->n_embd, sizeof(float));

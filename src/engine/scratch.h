@@ -17,8 +17,10 @@ struct butler_scratch {
     float *up;            /* [max_rows][n_ff], or n_embd where that is more */
     float *gate;          /* [gate_floats], where q, k, v and o lie: attention is over when it is computed, a part at a time */
     size_t gate_floats;
-    float *cos, *sin; /* [max_rows][n_rot / 2]; behind it, where the model has such layers, the local ones */
-    float *logits;    /* [logit_rows][n_vocab] */
+    float *router;           /* [max_rows][n_experts], of a mixture of experts */
+    float *expert_x, *mixed; /* [max_rows][n_embd] rows of one expert; what the experts give together */
+    float *cos, *sin;        /* [max_rows][n_rot / 2]; behind it, where the model has such layers, the local ones */
+    float *logits;           /* [logit_rows][n_vocab] */
     int logit_rows;
     struct butler_workspace work;   /* for one session with all threads */
     struct butler_workspace *batch; /* [n_threads] for a thread with one KV head of one session */
@@ -26,6 +28,8 @@ struct butler_scratch {
     /* Host memory. */
     struct butler_arena host;
     float *host_cos, *host_sin;                        /* as cos and sin, before they are uploaded */
+    float *host_router;                                /* [max_rows][n_experts] weights of the experts; 0: not used */
+    int *expert_rows;                                  /* [max_rows] rows that use an expert */
     float *host_logits;                                /* [n_vocab] */
     float *host_x, *host_h, *host_q, *host_k, *host_o; /* for captures; written only then */
     struct butler_part *parts;                         /* [max_rows] of a pass */

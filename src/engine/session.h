@@ -99,6 +99,7 @@ static inline struct butler_layer_state butler_session_layer(struct butler_sessi
                                        layer,
                                        session->shape.n_heads,
                                        position,
+                                       session->model->layers[layer].sinks,
                                        session->model->hp.attn_softcap};
 }
 

@@ -148,6 +148,54 @@ static const struct butler_binding gpt2_layer[] = {
     END,
 };
 
+#define MIXTURE                                                                                                                    \
+    MATRIX("ffn_gate_inp.weight", LAYER(router), EXPERTS, EMBD),                                                                   \
+        MATRIX("ffn_gate_exps.weight", LAYER(expert_gate), EXPERTS_FF, EMBD),                                                      \
+        MATRIX("ffn_up_exps.weight", LAYER(expert_up), EXPERTS_FF, EMBD),                                                          \
+        MATRIX("ffn_down_exps.weight", LAYER(expert_down), EXPERTS_EMBD, EXPERT_FF)
+
+static const struct butler_binding llama_expert_layer[] = {SEPARATE_QKVO, WEIGHT("ffn_norm.weight", LAYER(ffn_norm), EMBD), MIXTURE,
+                                                           OTHER("attn_rot_embd.weight"), END};
+
+static const struct butler_binding qwen2moe_layer[] = {
+    SEPARATE_QKVO,
+    BIAS("attn_q.bias", LAYER(wq), Q),
+    BIAS("attn_k.bias", LAYER(wk), KV),
+    BIAS("attn_v.bias", LAYER(wv), KV),
+    WEIGHT("ffn_norm.weight", LAYER(ffn_norm), EMBD),
+    MIXTURE,
+    MATRIX("ffn_gate_shexp.weight", LAYER(w_gate), SHARED_FF, EMBD),
+    MATRIX("ffn_up_shexp.weight", LAYER(w_up), SHARED_FF, EMBD),
+    MATRIX("ffn_down_shexp.weight", LAYER(w_down), EMBD, SHARED_FF),
+    MATRIX("ffn_gate_inp_shexp.weight", LAYER(shared_gate), ONE, EMBD),
+    END,
+};
+
+static const struct butler_binding qwen3moe_layer[] = {
+    SEPARATE_QKVO,
+    WEIGHT("attn_q_norm.weight", LAYER(q_norm), HEAD),
+    WEIGHT("attn_k_norm.weight", LAYER(k_norm), HEAD),
+    WEIGHT("ffn_norm.weight", LAYER(ffn_norm), EMBD),
+    MIXTURE,
+    END,
+};
+
+static const struct butler_binding gpt_oss_layer[] = {
+    SEPARATE_QKVO,
+    BIAS("attn_q.bias", LAYER(wq), Q),
+    BIAS("attn_k.bias", LAYER(wk), KV),
+    BIAS("attn_v.bias", LAYER(wv), KV),
+    BIAS("attn_output.bias", LAYER(wo), EMBD),
+    {"attn_sinks.weight", BUTLER_PART_NUMBERS, LAYER(sinks), D(HEADS), D(NONE), D(HEADS), D(NONE), false},
+    WEIGHT("post_attention_norm.weight", LAYER(ffn_norm), EMBD), /* its name, but it is the FFN's */
+    MIXTURE,
+    BIAS("ffn_gate_inp.bias", LAYER(router), EXPERTS),
+    BIAS("ffn_gate_exps.bias", LAYER(expert_gate), EXPERTS_FF),
+    BIAS("ffn_up_exps.bias", LAYER(expert_up), EXPERTS_FF),
+    BIAS("ffn_down_exps.bias", LAYER(expert_down), EXPERTS_EMBD),
+    END,
+};
+
 #define FUSED_QKV                                                                                                                  \
     MATRIX_SLICE("attn_qkv.weight", LAYER(wq), Q, EMBD, QKV, NONE), MATRIX_SLICE("attn_qkv.weight", LAYER(wk), KV, EMBD, QKV, Q),  \
         MATRIX_SLICE("attn_qkv.weight", LAYER(wv), KV, EMBD, QKV, Q_KV), BIAS_SLICE("attn_qkv.bias", LAYER(wq), Q, QKV, NONE),     \
@@ -295,35 +343,40 @@ static const struct butler_binding glm4_layer[] = {
 
 /* Conversion to GGUF reorders the rows of q and k of llama and its relatives so that pairs of neighbours rotate. */
 #define ARCHS(each)                                                                                                                \
-    each("llama", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer) each(                                                        \
+    each("llama", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer, .expert_layer = llama_expert_layer) each(                    \
         "qwen2", .rope = BUTLER_ROPE_HALVES, .layer = qwen2_layer) each("qwen3", .rope = BUTLER_ROPE_HALVES, .layer = qwen3_layer) \
-        each("phi3", .rope = BUTLER_ROPE_HALVES, .layer = phi3_layer)                                                              \
-            each("gpt2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU, .model = gpt2_model, .layer = gpt2_layer) each(     \
-                "gemma", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma_layer,                              \
-                .scales_embd = true) each("gemma2", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma2_layer,  \
-                                          .scales_embd = true, .window_period = 2, .wide_scale_layers = 46)                        \
-                each("gemma3", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma3_layer, .scales_embd = true,  \
-                     .window_period = 6, .local_theta = 10000, .wide_scale_layers = 62)                                            \
-                    each("gptneox", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU_ERF, .rope = BUTLER_ROPE_HALVES,          \
-                         .model = layer_norm_model, .layer = gptneox_layer, .parallel = BUTLER_PARALLEL_KEY)                       \
-                        each("opt", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_RELU, .model = gpt2_model, .layer = opt_layer) \
-                            each("phi2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES,         \
-                                 .model = layer_norm_model, .layer = phi2_layer, .parallel = BUTLER_PARALLEL_ALWAYS)               \
-                                each("stablelm", .norm = BUTLER_NORM_LAYER, .rope = BUTLER_ROPE_HALVES, .model = layer_norm_model, \
-                                     .layer = stablelm_layer, .parallel = BUTLER_PARALLEL_NO_NORM)                                 \
-                                    each("starcoder2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU,                       \
-                                         .rope = BUTLER_ROPE_HALVES, .model = layer_norm_model, .layer = starcoder2_layer)         \
-                                        each("olmo2", .rope = BUTLER_ROPE_HALVES, .layer = post_norm_layer, .wide_qk_norm = true)  \
-                                            each("granite", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer,                    \
-                                                 .divides_logits = true) each("smollm3", .rope = BUTLER_ROPE_ADJACENT,             \
-                                                                              .layer = llama_layer,                                \
-                                                                              .rotates = BUTLER_ROTATES_NOT_FOURTH)                \
-                                                each("cohere2", .norm = BUTLER_NORM_LAYER, .rope = BUTLER_ROPE_ADJACENT,           \
-                                                     .layer = cohere2_layer, .parallel = BUTLER_PARALLEL_ALWAYS,                   \
-                                                     .window_period = 4, .rotates = BUTLER_ROTATES_WINDOWED)                       \
-                                                    each("glm4", .rope = BUTLER_ROPE_ADJACENT, .layer = glm4_layer)                \
-                                                        each("exaone4", .rope = BUTLER_ROPE_HALVES, .layer = post_norm_layer,      \
-                                                             .window_period = 4, .rotates = BUTLER_ROTATES_WINDOWED)               \
+        each("phi3", .rope = BUTLER_ROPE_HALVES, .layer = phi3_layer) each(                                                        \
+            "qwen2moe", .rope = BUTLER_ROPE_HALVES, .expert_layer = qwen2moe_layer,                                                \
+            .experts_unnormalised = true) each("qwen3moe", .rope = BUTLER_ROPE_HALVES, .expert_layer = qwen3moe_layer)             \
+            each("gpt-oss", .activation = BUTLER_SWIGLU_CLAMPED, .rope = BUTLER_ROPE_HALVES, .expert_layer = gpt_oss_layer,        \
+                 .window_period = 2, .exact_yarn = true) each("gpt2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU,        \
+                                                              .model = gpt2_model, .layer = gpt2_layer)                            \
+                each("gemma", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma_layer, .scales_embd = true)    \
+                    each("gemma2", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma2_layer,                   \
+                         .scales_embd = true, .window_period = 2, .wide_scale_layers = 46)                                         \
+                        each("gemma3", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma3_layer,               \
+                             .scales_embd = true, .window_period = 6, .local_theta = 10000, .wide_scale_layers = 62)               \
+                            each("gptneox", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU_ERF, .rope = BUTLER_ROPE_HALVES,  \
+                                 .model = layer_norm_model, .layer = gptneox_layer, .parallel = BUTLER_PARALLEL_KEY)               \
+                                each("opt", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_RELU, .model = gpt2_model,             \
+                                     .layer = opt_layer) each("phi2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU,        \
+                                                              .rope = BUTLER_ROPE_HALVES, .model = layer_norm_model,               \
+                                                              .layer = phi2_layer, .parallel = BUTLER_PARALLEL_ALWAYS)             \
+                                    each("stablelm", .norm = BUTLER_NORM_LAYER, .rope = BUTLER_ROPE_HALVES,                        \
+                                         .model = layer_norm_model, .layer = stablelm_layer, .parallel = BUTLER_PARALLEL_NO_NORM)  \
+                                        each("starcoder2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU,                   \
+                                             .rope = BUTLER_ROPE_HALVES, .model = layer_norm_model, .layer = starcoder2_layer)     \
+                                            each("olmo2", .rope = BUTLER_ROPE_HALVES, .layer = post_norm_layer,                    \
+                                                 .wide_qk_norm = true) each("granite", .rope = BUTLER_ROPE_ADJACENT,               \
+                                                                            .layer = llama_layer, .divides_logits = true)          \
+                                                each("smollm3", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer,                \
+                                                     .rotates = BUTLER_ROTATES_NOT_FOURTH)                                         \
+                                                    each("cohere2", .norm = BUTLER_NORM_LAYER, .rope = BUTLER_ROPE_ADJACENT,       \
+                                                         .layer = cohere2_layer, .parallel = BUTLER_PARALLEL_ALWAYS,               \
+                                                         .window_period = 4, .rotates = BUTLER_ROTATES_WINDOWED)                   \
+                                                        each("glm4", .rope = BUTLER_ROPE_ADJACENT, .layer = glm4_layer) each(      \
+                                                            "exaone4", .rope = BUTLER_ROPE_HALVES, .layer = post_norm_layer,       \
+                                                            .window_period = 4, .rotates = BUTLER_ROTATES_WINDOWED)                \
                                                             each("internlm2", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer)
 
 #define ROW(arch_name, ...) {.name = arch_name, __VA_ARGS__},
@@ -343,6 +396,11 @@ const struct butler_arch *butler_arch_find(const char *name)
 const struct butler_binding *butler_arch_model(const struct butler_arch *arch)
 {
     return arch->model ? arch->model : rope_model;
+}
+
+const struct butler_binding *butler_arch_layer(const struct butler_arch *arch, const struct butler_hparams *hp)
+{
+    return hp->n_experts > 0 ? arch->expert_layer : arch->layer;
 }
 
 const char *butler_arch_names(void)

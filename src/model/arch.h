@@ -16,6 +16,13 @@ enum butler_dim {
     BUTLER_DIM_Q_KV,
     BUTLER_DIM_QKV, /* q, k and v in one tensor */
     BUTLER_DIM_HEAD,
+    BUTLER_DIM_ONE,
+    BUTLER_DIM_HEADS,
+    BUTLER_DIM_EXPERTS,
+    BUTLER_DIM_EXPERT_FF,    /* the inner width of one expert */
+    BUTLER_DIM_EXPERTS_FF,   /* of all experts together */
+    BUTLER_DIM_EXPERTS_EMBD, /* n_embd for each expert */
+    BUTLER_DIM_SHARED_FF,
     BUTLER_DIM_Q_NORM, /* head_dim, or with wide_qk_norm all query heads */
     BUTLER_DIM_K_NORM,
     BUTLER_DIM_VOCAB,
@@ -24,11 +31,12 @@ enum butler_dim {
 };
 
 enum butler_part {
-    BUTLER_PART_MATRIX, /* where: a struct butler_matrix */
-    BUTLER_PART_BIAS,   /* where: the struct butler_matrix it belongs to */
-    BUTLER_PART_WEIGHT, /* where: a struct butler_vector */
-    BUTLER_PART_SHIFT,  /* where: the struct butler_vector whose bias it is */
-    BUTLER_PART_OTHER,  /* read elsewhere, or can be ignored */
+    BUTLER_PART_MATRIX,  /* where: a struct butler_matrix */
+    BUTLER_PART_BIAS,    /* where: the struct butler_matrix it belongs to */
+    BUTLER_PART_WEIGHT,  /* where: a struct butler_vector */
+    BUTLER_PART_SHIFT,   /* where: the struct butler_vector whose bias it is */
+    BUTLER_PART_NUMBERS, /* where: a const float * */
+    BUTLER_PART_OTHER,   /* read elsewhere, or can be ignored */
 };
 
 /* Rows [first, first + n_rows) of a tensor with n_stored rows have a role. For a vector, rows are elements and n_cols is
@@ -62,6 +70,9 @@ struct butler_arch {
     enum butler_activation activation;
     enum butler_rope rope;
     const struct butler_binding *model, *layer; /* tables of tensors */
+    const struct butler_binding *expert_layer;  /* of files with experts; NULL: this architecture has none */
+    bool experts_unnormalised;                  /* the weights of a token's experts are those of a softmax over all */
+    bool exact_yarn;                            /* YaRN's ramp is not rounded to whole pairs */
     /* Of each window_period layers the last has no window, the others have the file's; 0: all have it. For files that do not say.
      */
     int window_period;
@@ -74,8 +85,9 @@ struct butler_arch {
     int wide_scale_layers; /* a model of so many layers scales scores by sqrt(n_heads / n_embd) instead of 1 / sqrt(head_dim) */
 };
 
-/* The tensors outside layers. */
+/* The tensors outside layers, and those of a layer. */
 const struct butler_binding *butler_arch_model(const struct butler_arch *arch);
+const struct butler_binding *butler_arch_layer(const struct butler_arch *arch, const struct butler_hparams *hp);
 
 /* NULL if there is no architecture of that name. */
 const struct butler_arch *butler_arch_find(const char *name);

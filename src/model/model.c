@@ -13,6 +13,7 @@ enum {
     MAX_LAYERS = 4096,
     MAX_EMBD = 1 << 20,
     MAX_FF = 1 << 24,
+    MAX_EXPERTS = 1 << 10,
     MAX_HEADS = 1 << 14,
     MAX_HEAD_DIM = 4096,
     MAX_VOCAB = 1 << 24,
@@ -33,15 +34,10 @@ static int get_int(struct butler_model *model, const char *suffix, bool required
 /* Keys that mean that a model of this name is built differently. */
 static int refuse_variants(struct butler_model *model, struct butler_error *err)
 {
-    int n_experts = 0;
     int64_t n_parts = 1;
     int rc;
-    if ((rc = get_int(model, "expert_count", false, 0, INT_MAX, &n_experts, err)) < 0 ||
-        (rc = butler_gguf_int(model->gguf, "split.count", false, 0, INT_MAX, &n_parts, err)) < 0)
+    if ((rc = butler_gguf_int(model->gguf, "split.count", false, 0, INT_MAX, &n_parts, err)) < 0)
         return rc;
-    if (n_experts > 0)
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: key '%s': a mixture of %d experts is not supported", model->path,
-                           butler_arch_key(model, "expert_count").text, n_experts);
     if (n_parts > 1)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
                            "%.160s: key 'split.count': one of %lld files of a model; join them first", model->path,
@@ -109,6 +105,24 @@ static int read_vocab(struct butler_model *model, struct butler_error *err)
     return 0;
 }
 
+static int read_experts(struct butler_model *model, const struct butler_arch *arch, struct butler_error *err)
+{
+    struct butler_hparams *hp = &model->hp;
+    int rc = get_int(model, "expert_count", arch->layer == NULL, arch->layer == NULL, MAX_EXPERTS, &hp->n_experts, err);
+    if (rc < 0 || hp->n_experts == 0)
+        return rc;
+    if (!arch->expert_layer)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: key '%s': %s with a mixture of %d experts is not supported",
+                           model->path, butler_arch_key(model, "expert_count").text, arch->name, hp->n_experts);
+    hp->n_expert_ff = hp->n_ff;
+    hp->experts_normalised = !arch->experts_unnormalised;
+    if ((rc = get_int(model, "expert_used_count", true, 1, hp->n_experts, &hp->n_experts_used, err)) < 0 ||
+        (rc = get_int(model, "expert_feed_forward_length", false, 1, MAX_FF, &hp->n_expert_ff, err)) < 0)
+        return rc;
+    hp->n_shared_ff = hp->n_ff;
+    return get_int(model, "expert_shared_feed_forward_length", false, 1, MAX_FF, &hp->n_shared_ff, err);
+}
+
 static int read_hparams(struct butler_model *model, const struct butler_arch *arch, struct butler_error *err)
 {
     struct butler_hparams *hp = &model->hp;
@@ -122,6 +136,8 @@ static int read_hparams(struct butler_model *model, const struct butler_arch *ar
         (rc = get_int(model, "embedding_length", true, 1, MAX_EMBD, &hp->n_embd, err)) < 0 ||
         (rc = get_int(model, "feed_forward_length", true, 1, MAX_FF, &hp->n_ff, err)) < 0 ||
         (rc = get_int(model, "attention.head_count", true, 1, MAX_HEADS, &hp->n_heads, err)) < 0)
+        return rc;
+    if ((rc = read_experts(model, arch, err)) < 0)
         return rc;
     hp->n_kv_heads = hp->n_heads;
     if ((rc = get_int(model, "attention.head_count_kv", false, 1, MAX_HEADS, &hp->n_kv_heads, err)) < 0)
@@ -164,6 +180,13 @@ static void fill_dims(struct binder *b)
     b->dims[BUTLER_DIM_Q_KV] = q + kv;
     b->dims[BUTLER_DIM_QKV] = q + 2 * kv;
     b->dims[BUTLER_DIM_HEAD] = hp->head_dim;
+    b->dims[BUTLER_DIM_ONE] = 1;
+    b->dims[BUTLER_DIM_HEADS] = hp->n_heads;
+    b->dims[BUTLER_DIM_EXPERTS] = hp->n_experts;
+    b->dims[BUTLER_DIM_EXPERT_FF] = hp->n_expert_ff;
+    b->dims[BUTLER_DIM_EXPERTS_FF] = (int64_t)hp->n_experts * hp->n_expert_ff;
+    b->dims[BUTLER_DIM_EXPERTS_EMBD] = (int64_t)hp->n_experts * hp->n_embd;
+    b->dims[BUTLER_DIM_SHARED_FF] = hp->n_shared_ff;
     b->dims[BUTLER_DIM_Q_NORM] = hp->wide_qk_norm ? q : hp->head_dim;
     b->dims[BUTLER_DIM_K_NORM] = hp->wide_qk_norm ? kv : hp->head_dim;
     b->dims[BUTLER_DIM_VOCAB] = hp->n_vocab;
@@ -198,8 +221,11 @@ static int check_shape(struct binder *b, const struct butler_binding *binding, c
 {
     int64_t n_stored = b->dims[binding->n_stored], n_cols = b->dims[binding->n_cols];
     bool vector = binding->n_cols == BUTLER_DIM_NONE;
-    bool fits = vector ? tensor->n_cols == n_stored && tensor->n_rows == 1
-                       : tensor->n_cols == n_cols && tensor->dims[1] == n_stored && tensor->n_rows == n_stored;
+    /* Of experts, a matrix (or a bias) each: one more dimension. */
+    bool experts = binding->n_stored == BUTLER_DIM_EXPERTS_FF || binding->n_stored == BUTLER_DIM_EXPERTS_EMBD;
+    const int64_t n_experts = experts ? b->dims[BUTLER_DIM_EXPERTS] : 1;
+    bool fits = vector ? tensor->n_cols == n_stored / n_experts && tensor->n_rows == n_experts
+                       : tensor->n_cols == n_cols && tensor->dims[1] == n_stored / n_experts && tensor->n_rows == n_stored;
     if (fits)
         return 0;
     char has[96];
@@ -227,6 +253,8 @@ static const void *bound(const struct butler_binding *binding, const void *place
         return vector->weight;
     case BUTLER_PART_SHIFT:
         return vector->bias;
+    case BUTLER_PART_NUMBERS:
+        return *(const float *const *)place;
     default:
         return NULL;
     }
@@ -259,6 +287,8 @@ static int bind_one(struct binder *b, const struct butler_binding *binding, cons
         return rc;
     if (binding->part == BUTLER_PART_BIAS)
         ((struct butler_matrix *)place)->bias = vector;
+    else if (binding->part == BUTLER_PART_NUMBERS)
+        *(const float **)place = vector;
     else if (binding->part == BUTLER_PART_WEIGHT)
         ((struct butler_vector *)place)->weight = vector;
     else
@@ -276,7 +306,7 @@ static int bind_tensors(struct binder *b)
     if (!model->output.data)
         model->output = model->tok_embd;
     for (int l = 0; l < model->hp.n_layers; l++)
-        for (const struct butler_binding *binding = b->arch->layer; binding->name; binding++) {
+        for (const struct butler_binding *binding = butler_arch_layer(b->arch, &model->hp); binding->name; binding++) {
             char name[96];
             snprintf(name, sizeof name, "blk.%d.%s", l, binding->name);
             if ((rc = bind_one(b, binding, name, (char *)&model->layers[l] + binding->where)) < 0)
@@ -302,7 +332,7 @@ static int refuse_strangers(struct binder *b)
         /* The number is printed again to distinguish "blk.7." from "blk.07.". */
         bool in_layer = sscanf(name, "blk.%9d.%n", &layer, &n) == 1 && n > 0 && layer >= 0 && layer < b->model->hp.n_layers &&
                         snprintf(head, sizeof head, "blk.%d.", layer) == n && strncmp(head, name, (size_t)n) == 0;
-        if (in_layer ? in_table(b->arch->layer, name + n) : in_table(butler_arch_model(b->arch), name))
+        if (in_layer ? in_table(butler_arch_layer(b->arch, &b->model->hp), name + n) : in_table(butler_arch_model(b->arch), name))
             continue;
         return butler_fail(b->err, BUTLER_ERROR_UNSUPPORTED, "%.160s: tensor '%s' has no place in a %s model of %d layers",
                            b->model->path, name, b->arch->name, b->model->hp.n_layers);
@@ -332,7 +362,11 @@ static uint64_t step_bytes(const struct butler_model *model)
     for (int l = 0; l < model->hp.n_layers; l++) {
         const struct butler_layer *layer = &model->layers[l];
         n += matrix_bytes(&layer->wq) + matrix_bytes(&layer->wk) + matrix_bytes(&layer->wv) + matrix_bytes(&layer->wo) +
-             matrix_bytes(&layer->w_gate) + matrix_bytes(&layer->w_up) + matrix_bytes(&layer->w_down);
+             matrix_bytes(&layer->w_gate) + matrix_bytes(&layer->w_up) + matrix_bytes(&layer->w_down) +
+             matrix_bytes(&layer->router) + matrix_bytes(&layer->shared_gate);
+        if (layer->router.data)
+            n += (matrix_bytes(&layer->expert_gate) + matrix_bytes(&layer->expert_up) + matrix_bytes(&layer->expert_down)) *
+                 (uint64_t)model->hp.n_experts_used / (uint64_t)model->hp.n_experts;
         n += vector_bytes(&layer->attn_norm, model->hp.n_embd) + vector_bytes(&layer->ffn_norm, model->hp.n_embd) +
              vector_bytes(&layer->attn_post_norm, model->hp.n_embd) + vector_bytes(&layer->ffn_post_norm, model->hp.n_embd) +
              vector_bytes(&layer->q_norm, model->hp.head_dim) + vector_bytes(&layer->k_norm, model->hp.head_dim);

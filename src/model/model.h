@@ -7,7 +7,13 @@
 #include "text/tokenizer.h"
 
 enum butler_norm { BUTLER_NORM_RMS, BUTLER_NORM_LAYER };
-enum butler_activation { BUTLER_SILU, BUTLER_GELU /* tanh approximation, as GPT-2 */, BUTLER_GELU_ERF, BUTLER_RELU };
+enum butler_activation {
+    BUTLER_SILU,
+    BUTLER_GELU /* tanh approximation, as GPT-2 */,
+    BUTLER_GELU_ERF,
+    BUTLER_RELU,
+    BUTLER_SWIGLU_CLAMPED /* gpt-oss: g = min(gate, 7), u in [-7, 7]: (u + 1) g sigmoid(1.702 g) */
+};
 enum butler_rope { BUTLER_ROPE_NONE, BUTLER_ROPE_ADJACENT /* pairs (2i, 2i+1) */, BUTLER_ROPE_HALVES /* pairs (i, i+n/2) */ };
 
 /* A weight matrix y[n_rows] = W[n_rows][n_cols] x[n_cols] (+ bias), possibly some rows of a larger tensor. */
@@ -48,7 +54,13 @@ struct butler_layer {
     struct butler_vector attn_post_norm; /* of what attention adds to the residual stream */
     struct butler_vector ffn_norm;       /* NULL with parallel_residual: the FFN takes what attn_norm gives */
     struct butler_vector ffn_post_norm;
-    struct butler_matrix w_gate; /* data NULL: two-layer FFN without a gate (gpt2) */
+    const float *sinks; /* [n_heads] logits in the softmax's denominator that belong to no token (gpt-oss); NULL: none */
+    /* A mixture of experts: rows [e n_expert_ff, (e + 1) n_expert_ff) are those of expert e, of expert_down n_embd each. The other
+     * matrices are then the shared expert's, which all tokens pass, times sigmoid(shared_gate x). */
+    struct butler_matrix router; /* [n_experts][n_embd]; data NULL: no mixture */
+    struct butler_matrix expert_gate, expert_up, expert_down;
+    struct butler_matrix shared_gate; /* [1][n_embd] */
+    struct butler_matrix w_gate;      /* data NULL: two-layer FFN without a gate (gpt2) */
     struct butler_matrix w_up, w_down;
 };
 
@@ -58,7 +70,9 @@ struct butler_hparams {
     float norm_eps;
     enum butler_activation activation;
     enum butler_rope rope;
-    int n_rot; /* dimensions of a head that are rotated */
+    int n_rot;                                               /* dimensions of a head that are rotated */
+    int n_experts, n_experts_used, n_expert_ff, n_shared_ff; /* of a mixture of experts; 0 otherwise */
+    bool experts_normalised;                                 /* the weights of the experts that a token uses sum to 1 */
     float rope_theta;
     bool wide_qk_norm;      /* q_norm and k_norm are over all heads at once (olmo2) */
     bool parallel_residual; /* the FFN takes the layer's input, not what attention has made of it (gptneox, phi2) */
@@ -66,6 +80,7 @@ struct butler_hparams {
     float embd_scale, query_scale, residual_scale, logit_scale;
     float attn_softcap, logit_softcap; /* x -> cap tanh(x / cap); 0: none */
     int window, n_windowed;            /* of layers that have one; how many do */
+    bool exact_yarn;                   /* YaRN's ramp is not rounded to whole pairs (gpt-oss) */
     float local_theta;                 /* RoPE base of layers that rotate by rope_freq_local; 0: there are none */
 };
 
@@ -95,6 +110,11 @@ struct butler_model {
 /* Binds tensors and reads hyperparameters into *model (zeroed by the caller, path and gguf set). On failure the caller
  * frees with butler_model_unbind. Does not touch the tokenizer. Fills info except its tokenizer. */
 int butler_model_bind(struct butler_model *model, struct butler_error *err);
+/* The widest inner layer of any FFN. */
+static inline int butler_widest_ff(const struct butler_hparams *hp)
+{
+    return BUTLER_MAX(BUTLER_MAX(hp->n_ff, hp->n_expert_ff), hp->n_shared_ff);
+}
 /* Tokens that a dense step after n - 1 others reads, summed over the layers: n, or what a window leaves. */
 uint64_t butler_model_layer_tokens(const struct butler_model *model, int n);
 void butler_model_unbind(struct butler_model *model);

@@ -88,8 +88,9 @@ static double yarn_pair(const struct butler_model *model, double turns)
 static void scale_yarn(const struct butler_model *model, const struct rope_keys *keys, double *freq)
 {
     double ext = keys->ext_factor < 0 ? 1 : keys->ext_factor;
-    double low = fmax(0, floor(yarn_pair(model, keys->beta_fast)));
-    double high = fmin(model->hp.n_rot - 1, ceil(yarn_pair(model, keys->beta_slow)));
+    double low = yarn_pair(model, keys->beta_fast), high = yarn_pair(model, keys->beta_slow);
+    low = fmax(0, model->hp.exact_yarn ? low : floor(low));
+    high = fmin(model->hp.n_rot - 1, model->hp.exact_yarn ? high : ceil(high));
     for (int i = 0; i < model->hp.n_rot / 2; i++) {
         double ramp = (i - low) / fmax(0.001, high - low);
         double keep = (1 - fmin(1, fmax(0, ramp))) * ext;

@@ -140,6 +140,7 @@ int butler_model_variants(struct butler_model *model, const struct butler_arch *
     float local_theta = arch->local_theta;
     int rc;
     model->hp.wide_qk_norm = arch->wide_qk_norm;
+    model->hp.exact_yarn = arch->exact_yarn;
     if ((rc = refuse_others(model, err)) < 0 || (rc = read_scales(model, arch, err)) < 0 ||
         (rc = read_windows(model, arch, err)) < 0 || (rc = read_parallel(model, arch, err)) < 0 ||
         (rc = read_float(model, "rope.freq_base_swa", 1.001f, 1e15f, &local_theta, err)) < 0)
