@@ -15,7 +15,7 @@ CASES, IDS, POSITIONS = DATA["cases"], DATA["ids"], DATA["positions"]
 TOLERANCE = 1e-4  # of the largest logit of a position
 POLICIES = ["full", "quest:budget=4096", "h2o:budget=4096", "fier:budget=4096"]
 # Cases that butler does not load or compute yet; a test that passes all the same fails, so that its name is taken out.
-PENDING = {"opt-350m", "stablelm-12b"}
+PENDING = {"stablelm-12b"}
 NAMES = [pytest.param(n, marks=pytest.mark.xfail(reason="not implemented", strict=True) if n in PENDING else ()) for n in CASES]
 
 

@@ -51,10 +51,11 @@ static void weigh_values(const struct butler_layer_state *state, float *x, size_
     }
 }
 
-/* scale[h] * x - shift[h] of each head's row is comparable with the other heads': the logarithm of the softmax, or the distance
- * from the row's mean in standard deviations. A row of one value says nothing; one with a NaN becomes NaN, and is passed over. */
+/* scale[h] * x - shift[h] of each row, of query heads from `head` on, is comparable with the other heads': the logarithm of the
+ * softmax, or the distance from the row's mean in standard deviations. A row of one value says nothing; one with a NaN becomes NaN,
+ * and is passed over. */
 static void comparable(const struct butler_layer_state *state, const float *x, size_t stride, int n_heads, int n, bool zscores,
-                       float *scale, float *shift)
+                       int head, float *scale, float *shift)
 {
     const struct butler_kernels *kernels = state->kv->kernels;
     for (int h = 0; h < n_heads; h++) {
@@ -67,6 +68,8 @@ static void comparable(const struct butler_layer_state *state, const float *x, s
         } else {
             scale[h] = 1.0f / sqrtf((float)state->kv->head_dim);
             shift[h] = kernels->log_sum_exp(row, scale[h], n);
+            if (state->sinks) /* part of the softmax, as if of one more token */
+                shift[h] = fmaxf(shift[h], state->sinks[head + h]) + log1pf(expf(-fabsf(shift[h] - state->sinks[head + h])));
         }
     }
 }
@@ -103,7 +106,7 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
         shift[h] = 0;
     }
     if (normalised)
-        comparable(state, x, stride, n_heads, n, zscores, scale, shift);
+        comparable(state, x, stride, n_heads, n, zscores, head, scale, shift);
     if (norms || mean || n_heads == 1) /* more than a maximum follows, or nothing */
         for (int h = 0; h < n_heads && normalised; h++) {
             kernels->group_max(x + (size_t)h * stride, x + (size_t)h * stride, 0, scale + h, shift + h, 1, n);

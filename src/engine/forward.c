@@ -224,6 +224,8 @@ static void attention(const struct pass *pass, int layer)
 
 /* ------------------------------------------------------------------------------------------ the rest of a layer */
 
+static const struct butler_vector none;
+
 /* y[n][dim] = normed x[n][dim]; a copy of it where there is no such norm. */
 static void norm(const struct pass *pass, float *y, const float *x, const struct butler_vector *v, int n, int dim)
 {
@@ -420,8 +422,10 @@ static void close_layer(const struct pass *pass, int l, int n)
     if (hp->parallel_residual)
         norm(pass, s->h, s->x, layer->ffn_norm.weight ? &layer->ffn_norm : &layer->attn_norm, n, hp->n_embd);
     add_residual(pass, s->up, &layer->attn_post_norm, n);
+    if (hp->norms_after)
+        norm(pass, s->x, s->x, &layer->attn_norm, n, hp->n_embd);
     if (!hp->parallel_residual)
-        norm(pass, s->h, s->x, &layer->ffn_norm, n, hp->n_embd);
+        norm(pass, s->h, s->x, hp->norms_after ? &none : &layer->ffn_norm, n, hp->n_embd);
     for (int i = 0; i < pass->n_parts; i++) {
         struct butler_part *part = &pass->parts[i];
         const struct butler_capture *capture = part->session->capture;
@@ -439,6 +443,8 @@ static void close_layer(const struct pass *pass, int l, int n)
     else
         feed_forward(pass, &layer->w_gate, &layer->w_up, &layer->w_down, s->h, s->h, n);
     add_residual(pass, s->h, &layer->ffn_post_norm, n);
+    if (hp->norms_after)
+        norm(pass, s->x, s->x, &layer->ffn_norm, n, hp->n_embd);
 }
 
 /* --------------------------------------------------------------------------------------------------- logits */
@@ -646,7 +652,7 @@ void butler_forward(struct butler_engine *engine, int n_parts)
     begin(&pass);
     for (int l = 0; l < hp->n_layers; l++) {
         const struct butler_layer *layer = &pass.model->layers[l];
-        norm(&pass, s->h, s->x, &layer->attn_norm, pass.n, hp->n_embd);
+        norm(&pass, s->h, s->x, hp->norms_after ? &none : &layer->attn_norm, pass.n, hp->n_embd);
         for (int i = 0; i < n_parts; i++)
             predict(&pass.parts[i], l, BUTLER_PREDICTOR_INPUT_NORM, s->h + (size_t)pass.parts[i].row * (size_t)hp->n_embd);
         const struct butler_product products[] = {{s->q, &layer->wq}, {s->k, &layer->wk}, {s->v, &layer->wv}};

@@ -248,6 +248,12 @@ static const struct butler_binding gptneox_layer[] = {
     END,
 };
 
+static const struct butler_binding opt_model[] = {
+    MATRIX("token_embd.weight", MODEL(tok_embd), VOCAB, EMBD),       MATRIX("position_embd.weight", MODEL(pos_embd), CTX, EMBD),
+    WEIGHT_OPTIONAL("output_norm.weight", MODEL(output_norm), EMBD), SHIFT_OPTIONAL("output_norm.bias", MODEL(output_norm), EMBD),
+    MATRIX_OPTIONAL("output.weight", MODEL(output), VOCAB, EMBD),    END,
+};
+
 static const struct butler_binding opt_layer[] = {
     NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
     MATRIX("attn_q.weight", LAYER(wq), Q, EMBD),
@@ -342,42 +348,41 @@ static const struct butler_binding glm4_layer[] = {
 };
 
 /* Conversion to GGUF reorders the rows of q and k of llama and its relatives so that pairs of neighbours rotate. */
-#define ARCHS(each)                                                                                                                \
-    each("llama", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer, .expert_layer = llama_expert_layer) each(                    \
-        "qwen2", .rope = BUTLER_ROPE_HALVES, .layer = qwen2_layer) each("qwen3", .rope = BUTLER_ROPE_HALVES, .layer = qwen3_layer) \
-        each("phi3", .rope = BUTLER_ROPE_HALVES, .layer = phi3_layer) each(                                                        \
-            "qwen2moe", .rope = BUTLER_ROPE_HALVES, .expert_layer = qwen2moe_layer,                                                \
-            .experts_unnormalised = true) each("qwen3moe", .rope = BUTLER_ROPE_HALVES, .expert_layer = qwen3moe_layer)             \
-            each("gpt-oss", .activation = BUTLER_SWIGLU_CLAMPED, .rope = BUTLER_ROPE_HALVES, .expert_layer = gpt_oss_layer,        \
-                 .window_period = 2, .exact_yarn = true) each("gpt2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU,        \
-                                                              .model = gpt2_model, .layer = gpt2_layer)                            \
-                each("gemma", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma_layer, .scales_embd = true)    \
-                    each("gemma2", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma2_layer,                   \
-                         .scales_embd = true, .window_period = 2, .wide_scale_layers = 46)                                         \
-                        each("gemma3", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma3_layer,               \
-                             .scales_embd = true, .window_period = 6, .local_theta = 10000, .wide_scale_layers = 62)               \
-                            each("gptneox", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU_ERF, .rope = BUTLER_ROPE_HALVES,  \
-                                 .model = layer_norm_model, .layer = gptneox_layer, .parallel = BUTLER_PARALLEL_KEY)               \
-                                each("opt", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_RELU, .model = gpt2_model,             \
-                                     .layer = opt_layer) each("phi2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU,        \
-                                                              .rope = BUTLER_ROPE_HALVES, .model = layer_norm_model,               \
-                                                              .layer = phi2_layer, .parallel = BUTLER_PARALLEL_ALWAYS)             \
-                                    each("stablelm", .norm = BUTLER_NORM_LAYER, .rope = BUTLER_ROPE_HALVES,                        \
-                                         .model = layer_norm_model, .layer = stablelm_layer, .parallel = BUTLER_PARALLEL_NO_NORM)  \
-                                        each("starcoder2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU,                   \
-                                             .rope = BUTLER_ROPE_HALVES, .model = layer_norm_model, .layer = starcoder2_layer)     \
-                                            each("olmo2", .rope = BUTLER_ROPE_HALVES, .layer = post_norm_layer,                    \
-                                                 .wide_qk_norm = true) each("granite", .rope = BUTLER_ROPE_ADJACENT,               \
-                                                                            .layer = llama_layer, .divides_logits = true)          \
-                                                each("smollm3", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer,                \
-                                                     .rotates = BUTLER_ROTATES_NOT_FOURTH)                                         \
-                                                    each("cohere2", .norm = BUTLER_NORM_LAYER, .rope = BUTLER_ROPE_ADJACENT,       \
-                                                         .layer = cohere2_layer, .parallel = BUTLER_PARALLEL_ALWAYS,               \
-                                                         .window_period = 4, .rotates = BUTLER_ROTATES_WINDOWED)                   \
-                                                        each("glm4", .rope = BUTLER_ROPE_ADJACENT, .layer = glm4_layer) each(      \
-                                                            "exaone4", .rope = BUTLER_ROPE_HALVES, .layer = post_norm_layer,       \
-                                                            .window_period = 4, .rotates = BUTLER_ROTATES_WINDOWED)                \
-                                                            each("internlm2", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer)
+/* clang-format off */
+#define ARCHS(each) \
+    each("llama", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer, .expert_layer = llama_expert_layer) \
+    each("qwen2", .rope = BUTLER_ROPE_HALVES, .layer = qwen2_layer) \
+    each("qwen3", .rope = BUTLER_ROPE_HALVES, .layer = qwen3_layer) \
+    each("phi3", .rope = BUTLER_ROPE_HALVES, .layer = phi3_layer) \
+    each("qwen2moe", .rope = BUTLER_ROPE_HALVES, .expert_layer = qwen2moe_layer, .experts_unnormalised = true) \
+    each("qwen3moe", .rope = BUTLER_ROPE_HALVES, .expert_layer = qwen3moe_layer) \
+    each("gpt-oss", .activation = BUTLER_SWIGLU_CLAMPED, .rope = BUTLER_ROPE_HALVES, .expert_layer = gpt_oss_layer, \
+         .window_period = 2, .exact_yarn = true) \
+    each("gpt2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU, .model = gpt2_model, .layer = gpt2_layer) \
+    each("gemma", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma_layer, .scales_embd = true) \
+    each("gemma2", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma2_layer, .scales_embd = true, \
+         .window_period = 2, .wide_scale_layers = 46) \
+    each("gemma3", .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .layer = gemma3_layer, .scales_embd = true, \
+         .window_period = 6, .local_theta = 10000, .wide_scale_layers = 62) \
+    each("gptneox", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU_ERF, .rope = BUTLER_ROPE_HALVES, \
+         .model = layer_norm_model, .layer = gptneox_layer, .parallel = BUTLER_PARALLEL_KEY) \
+    each("opt", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_RELU, .model = opt_model, .layer = opt_layer) \
+    each("phi2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, .model = layer_norm_model, \
+         .layer = phi2_layer, .parallel = BUTLER_PARALLEL_ALWAYS) \
+    each("stablelm", .norm = BUTLER_NORM_LAYER, .rope = BUTLER_ROPE_HALVES, .model = layer_norm_model, \
+         .layer = stablelm_layer, .parallel = BUTLER_PARALLEL_NO_NORM) \
+    each("starcoder2", .norm = BUTLER_NORM_LAYER, .activation = BUTLER_GELU, .rope = BUTLER_ROPE_HALVES, \
+         .model = layer_norm_model, .layer = starcoder2_layer) \
+    each("olmo2", .rope = BUTLER_ROPE_HALVES, .layer = post_norm_layer, .wide_qk_norm = true) \
+    each("granite", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer, .divides_logits = true) \
+    each("smollm3", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer, .rotates = BUTLER_ROTATES_NOT_FOURTH) \
+    each("cohere2", .norm = BUTLER_NORM_LAYER, .rope = BUTLER_ROPE_ADJACENT, .layer = cohere2_layer, \
+         .parallel = BUTLER_PARALLEL_ALWAYS, .window_period = 4, .rotates = BUTLER_ROTATES_WINDOWED) \
+    each("glm4", .rope = BUTLER_ROPE_ADJACENT, .layer = glm4_layer) \
+    each("exaone4", .rope = BUTLER_ROPE_HALVES, .layer = post_norm_layer, .window_period = 4, \
+         .rotates = BUTLER_ROTATES_WINDOWED) \
+    each("internlm2", .rope = BUTLER_ROPE_ADJACENT, .layer = llama_layer)
+/* clang-format on */
 
 #define ROW(arch_name, ...) {.name = arch_name, __VA_ARGS__},
 static const struct butler_arch archs[] = {ARCHS(ROW)};

@@ -75,6 +75,7 @@ struct butler_hparams {
     bool experts_normalised;                                 /* the weights of the experts that a token uses sum to 1 */
     float rope_theta;
     bool wide_qk_norm;      /* q_norm and k_norm are over all heads at once (olmo2) */
+    bool norms_after;       /* attn_norm and ffn_norm follow the addition: x = attn_norm(x + attention(x)) (OPT-350M) */
     bool parallel_residual; /* the FFN takes the layer's input, not what attention has made of it (gptneox, phi2) */
     /* Factors; 1 where a model has none. query_scale: of queries, beside 1 / sqrt(head_dim). */
     float embd_scale, query_scale, residual_scale, logit_scale;

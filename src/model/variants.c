@@ -101,7 +101,8 @@ static int read_windows(struct butler_model *model, const struct butler_arch *ar
     return 0;
 }
 
-static int read_parallel(struct butler_model *model, const struct butler_arch *arch, struct butler_error *err)
+/* Where a layer has its norms and its additions. */
+static int read_order(struct butler_model *model, const struct butler_arch *arch, struct butler_error *err)
 {
     int64_t parallel = arch->parallel == BUTLER_PARALLEL_ALWAYS || arch->parallel == BUTLER_PARALLEL_KEY;
     if (arch->parallel == BUTLER_PARALLEL_NO_NORM)
@@ -110,6 +111,10 @@ static int read_parallel(struct butler_model *model, const struct butler_arch *a
                  ? 0
                  : butler_gguf_int(model->gguf, butler_arch_key(model, "use_parallel_residual").text, false, 0, 1, &parallel, err);
     model->hp.parallel_residual = parallel != 0;
+    int64_t before = 1;
+    if (rc == 0)
+        rc = butler_gguf_int(model->gguf, butler_arch_key(model, "layer_norm_before").text, false, 0, 1, &before, err);
+    model->hp.norms_after = !before;
     return rc;
 }
 
@@ -142,7 +147,7 @@ int butler_model_variants(struct butler_model *model, const struct butler_arch *
     model->hp.wide_qk_norm = arch->wide_qk_norm;
     model->hp.exact_yarn = arch->exact_yarn;
     if ((rc = refuse_others(model, err)) < 0 || (rc = read_scales(model, arch, err)) < 0 ||
-        (rc = read_windows(model, arch, err)) < 0 || (rc = read_parallel(model, arch, err)) < 0 ||
+        (rc = read_windows(model, arch, err)) < 0 || (rc = read_order(model, arch, err)) < 0 ||
         (rc = read_float(model, "rope.freq_base_swa", 1.001f, 1e15f, &local_theta, err)) < 0)
         return rc;
     choose_ropes(model, arch, local_theta);
