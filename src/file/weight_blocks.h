@@ -190,6 +190,23 @@ static inline uint64_t unpack_iq4_scales(const uint8_t packed[6])
     return less_32(low | high << 4);
 }
 
+/* Digit r of byte i, the highest first, is q[r n + i]. A byte is the fraction 0.digits to the base 3 as multiples of 1/256, rounded
+ * up: times 3^r, without what overflows, it begins with digit r, and three times that is 256 digits and a rest. */
+static inline void tq1_row_digits(uint8_t *q, const uint8_t *bytes, int n, int n_digits)
+{
+    for (int r = 0, power = 1; r < n_digits; r++, power *= 3)
+        for (int i = 0; i < n; i++)
+            q[r * n + i] = (uint8_t)((uint16_t)(uint8_t)(bytes[i] * power) * 3 >> 8);
+}
+
+/* The digits of a TQ1_0 block, 0 to 2, in the order of its elements. */
+static inline void tq1_digits(uint8_t q[SUPER], const uint8_t *block)
+{
+    tq1_row_digits(q, block, 32, 5);
+    tq1_row_digits(q + 160, block + 32, 16, 5);
+    tq1_row_digits(q + 240, block + 48, 4, 4);
+}
+
 /* MXFP4's scale, 2^(e - 128), which is subnormal for e < 2. */
 static inline float mxfp4_scale(uint8_t e)
 {
