@@ -161,7 +161,7 @@ static inline void unpack_k_scales(const uint8_t packed[12], uint8_t scales[8], 
     memcpy(minima, words + 2, 8);
 }
 
-/* Eight 6-bit numbers, a byte each, less 32: borrows are kept out of the next byte by its top bit. */
+/* Subtracts 32 from each of eight 6-bit numbers, a byte each: the top bit, set before, stops a borrow from the next byte. */
 static inline uint64_t less_32(uint64_t bytes)
 {
     return ((bytes | 0x8080808080808080) - 0x2020202020202020) ^ 0x8080808080808080;
@@ -190,8 +190,8 @@ static inline uint64_t unpack_iq4_scales(const uint8_t packed[6])
     return less_32(low | high << 4);
 }
 
-/* Digit r of byte i, the highest first, is q[r n + i]. A byte is the fraction 0.digits to the base 3 as multiples of 1/256, rounded
- * up: times 3^r, without what overflows, it begins with digit r, and three times that is 256 digits and a rest. */
+/* q[r n + i] = digit r of byte i, the most significant first. A byte is ceil(256 f), f = 0.d0 d1 d2 ... to the base 3: 3^r times
+ * the byte, modulo 256, is the same for 0.dr ..., and 3 times that, divided by 256, is dr. */
 static inline void tq1_row_digits(uint8_t *q, const uint8_t *bytes, int n, int n_digits)
 {
     for (int r = 0, power = 1; r < n_digits; r++, power *= 3)
