@@ -36,8 +36,9 @@ const struct cmd_command cmd_quantize = {
     .synopsis = "IN OUT TYPE",
     .summary = "the same model with its matrices as " BUTLER_QUANTIZE_TYPES,
     .details = "Writes the GGUF file IN again as OUT, its matrices as TYPE: " BUTLER_QUANTIZE_TYPES ".\n"
-               "Vectors become F32. A matrix whose rows are no multiple of the 256 columns that Q6_K and Q4_K need becomes\n"
-               "Q8_0; one whose rows are no multiple of 32 stays as it is; both are named. OUT appears only when it is complete.\n",
+               "Vectors become F32. A matrix whose rows are no multiple of the type's block (Q6_K and Q4_K: 256 columns, Q8_0 and\n"
+               "Q4_0: 32) stays as it is, or becomes Q8_0 where it was not quantised before; it is named. OUT appears only when\n"
+               "it is complete.\n",
     .uses = uses,
     .min_positional = 3,
     .max_positional = 3,

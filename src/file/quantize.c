@@ -34,11 +34,11 @@ static enum butler_type choose_type(const struct butler_tensor *tensor, enum but
         *note = "a step reads one row of it: nothing to gain";
         return tensor->type;
     }
-    if (tensor->n_cols % butler_types[type].block && tensor->n_cols % butler_types[BUTLER_Q8_0].block == 0) {
-        *note = "its rows are no multiple of 256";
-        type = BUTLER_Q8_0;
-    }
     if (tensor->n_cols % butler_types[type].block) {
+        if (is_float(tensor->type) && tensor->n_cols % butler_types[BUTLER_Q8_0].block == 0) {
+            *note = "its rows are no multiple of 256";
+            return BUTLER_Q8_0;
+        }
         *note = "its rows are no multiple of the block";
         return tensor->type;
     }

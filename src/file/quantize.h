@@ -19,8 +19,8 @@ struct butler_quantize_step {
 typedef void butler_quantize_fn(void *user, const struct butler_quantize_step *step);
 
 /* Copies the file `in` to `out` and converts its matrices to type (BUTLER_QUANTIZE_TYPES). Vectors become F32. A matrix whose
- * rows are not a multiple of the 256 of Q6_K and Q4_K becomes Q8_0; one whose rows are not a multiple of 32, and the table of
- * positions, keep their type. `out` appears only when it is
+ * rows are not a multiple of the type's block, and the table of positions, keep their type; but F32, F16 and BF16 become Q8_0
+ * where rows are a multiple of 32 and Q6_K or Q4_K would need one of 256. `out` appears only when it is
  * complete, and may be the same path as `in`. progress may be NULL. */
 int butler_quantize_file(const char *in, const char *out, enum butler_type type, butler_quantize_fn *progress, void *user,
                          struct butler_error *err);

@@ -161,7 +161,7 @@ static inline void unpack_k_scales(const uint8_t packed[12], uint8_t scales[8], 
     memcpy(minima, words + 2, 8);
 }
 
-/* Eight 6-bit numbers, a byte each, less 32: borrows are kept out of the next byte by its top bit. */
+/* Subtracts 32 from each of eight 6-bit numbers, a byte each: the top bit, set before, stops a borrow from the next byte. */
 static inline uint64_t less_32(uint64_t bytes)
 {
     return ((bytes | 0x8080808080808080) - 0x2020202020202020) ^ 0x8080808080808080;
@@ -188,6 +188,23 @@ static inline uint64_t unpack_iq4_scales(const uint8_t packed[6])
     high = (high | high << 12) & 0x000f000f000f000f;
     high = (high | high << 6) & 0x0303030303030303;
     return less_32(low | high << 4);
+}
+
+/* q[r n + i] = digit r of byte i, the most significant first. A byte is ceil(256 f), f = 0.d0 d1 d2 ... to the base 3: 3^r times
+ * the byte, modulo 256, is the same for 0.dr ..., and 3 times that, divided by 256, is dr. */
+static inline void tq1_row_digits(uint8_t *q, const uint8_t *bytes, int n, int n_digits)
+{
+    for (int r = 0, power = 1; r < n_digits; r++, power *= 3)
+        for (int i = 0; i < n; i++)
+            q[r * n + i] = (uint8_t)((uint16_t)(uint8_t)(bytes[i] * power) * 3 >> 8);
+}
+
+/* The digits of a TQ1_0 block, 0 to 2, in the order of its elements. */
+static inline void tq1_digits(uint8_t q[SUPER], const uint8_t *block)
+{
+    tq1_row_digits(q, block, 32, 5);
+    tq1_row_digits(q + 160, block + 32, 16, 5);
+    tq1_row_digits(q + 240, block + 48, 4, 4);
 }
 
 /* MXFP4's scale, 2^(e - 128), which is subnormal for e < 2. */

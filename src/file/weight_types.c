@@ -203,23 +203,15 @@ void butler_dequantize_tq2_0(float *y, const void *row, int n)
     }
 }
 
-/* Digit r of byte i, the highest first, is element r n + i. A byte is the fraction 0.digits to the base 3 as multiples of 1/256,
- * rounded up: times 3^r, without what overflows, it begins with digit r, and three times that is 256 digits and a rest. */
-static void decode_digits(float *y, const uint8_t *bytes, int n, int n_digits, float d)
-{
-    for (int r = 0, power = 1; r < n_digits; r++, power *= 3)
-        for (int i = 0; i < n; i++)
-            y[r * n + i] = d * (float)((uint8_t)(bytes[i] * power) * 3 / 256 - 1);
-}
-
 void butler_dequantize_tq1_0(float *y, const void *row, int n)
 {
     const uint8_t *b = row;
     for (; n > 0; n -= SUPER, y += SUPER, b += TQ1_0_BYTES) {
+        uint8_t digits[SUPER];
         float d = load_half(b + TQ1_0_SCALE);
-        decode_digits(y, b, 32, 5, d);
-        decode_digits(y + 160, b + 32, 16, 5, d);
-        decode_digits(y + 240, b + 48, 4, 4, d);
+        tq1_digits(digits, b);
+        for (int i = 0; i < SUPER; i++)
+            y[i] = d * (float)(digits[i] - 1);
     }
 }
 

@@ -96,7 +96,7 @@ struct butler_kernels {
     void (*gemm)(float *y, size_t y_stride, const float *w, int n_rows, const float *x, size_t x_stride, int n_tokens, int n);
     /* y[r] = sum_c W[r][c] * x[c]: bit for bit what gemm makes of dequantised rows. */
     void (*gemv[BUTLER_N_TYPES])(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);
-    /* The same products for quantised types (NULL for others, and for TQ1_0) with activations in 16-bit integers: of each 32
+    /* The same products for quantised types (NULL for others) with activations in 16-bit integers: of each 32
      * columns x = scale q, scale = absmax / BUTLER_FIXED_MOST (below BUTLER_FIXED_LEAST all count as 0), q to nearest. quantise_q16
      * makes what the type's product takes of one token, in butler_q16_bytes(n) bytes at a multiple of 64; alone: for a call with
      * one token. matmul_q16 takes n_tokens of them one after the other and gives y[t * y_stride + r]. Sums of integers that share

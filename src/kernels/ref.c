@@ -302,6 +302,7 @@ const struct butler_kernels butler_kernels_ref = {
                    [BUTLER_IQ4_NL] = butler_ref_matmul_iq4_nl,
                    [BUTLER_IQ4_XS] = butler_ref_matmul_iq4_xs,
                    [BUTLER_MXFP4] = butler_ref_matmul_mxfp4,
+                   [BUTLER_TQ1_0] = butler_ref_matmul_tq1_0,
                    [BUTLER_TQ2_0] = butler_ref_matmul_tq2_0},
     .dequant = {BUTLER_WEIGHT_TYPES(DEQUANTIZE)},
     .gemm = butler_ref_gemm,

@@ -84,6 +84,7 @@ INLINE int zero_of(enum butler_type type)
            : type == BUTLER_Q3_K  ? 4
            : type == BUTLER_Q6_K  ? 32
            : type == BUTLER_MXFP4 ? 12
+           : type == BUTLER_TQ1_0 ? 1
            : type == BUTLER_TQ2_0 ? 1
            : eight_bits(type)     ? q8_zero
                                   : 0;
@@ -263,6 +264,43 @@ INLINE void prefetch_chunk(enum butler_type type, const uint8_t *w, size_t row_b
         }
 }
 
+INLINE bytes16 triple(bytes16 v)
+{
+    return _mm_add_epi8(v, _mm_add_epi8(v, v));
+}
+
+/* 3 v / 256: how many of 86 and 171 a byte reaches. */
+INLINE bytes16 first_digits(bytes16 v)
+{
+    const bytes16 one = _mm_cmpeq_epi8(_mm_max_epu8(v, _mm_set1_epi8(86)), v);
+    const bytes16 two = _mm_cmpeq_epi8(_mm_max_epu8(v, _mm_set1_epi8((char)171)), v);
+    return _mm_sub_epi8(_mm_setzero_si128(), _mm_add_epi8(one, two));
+}
+
+/* A TQ1_0 block as one of TQ2_0: its digits as tq1_digits() reads them, 16 elements a vector, then packed to pairs of bits. */
+INLINE void tq2_of_tq1(uint8_t *out, const uint8_t *block)
+{
+    bytes16 q[16], v = _mm_set1_epi32((int)load_u32(block + 48));
+    v = _mm_blend_epi16(v, triple(v), 0xfc); /* four bytes times 1, 3, 9 and 27 */
+    v = _mm_blend_epi16(v, triple(v), 0xf0);
+    q[15] = first_digits(_mm_blend_epi16(v, triple(v), 0xc0));
+    UNROLL
+    for (int i = 0; i < 3; i++) {
+        v = bytes16_load(block + i * 16);
+        UNROLL
+        for (int r = 0; r < 5; r++, v = triple(v))
+            q[i < 2 ? 2 * r + i : 10 + r] = first_digits(v);
+    }
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        const bytes16 *of_four = q + i / 2 * 8 + i % 2;
+        const bytes16 low = _mm_or_si128(of_four[0], _mm_slli_epi16(of_four[2], 2));
+        const bytes16 high = _mm_or_si128(of_four[4], _mm_slli_epi16(of_four[6], 2));
+        _mm_storeu_si128((__m128i *)(out + i * 16), _mm_or_si128(low, _mm_slli_epi16(high, 4)));
+    }
+    memcpy(out + TQ2_0_SCALE, block + TQ1_0_SCALE, 2);
+}
+
 /* n_rows rows, ROWS or fewer: what is missing, and what a last chunk lacks, is filled up with zeros in a copy. */
 INLINE void rows_with_tokens(enum butler_type type, float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes,
                              int n_rows, const int8_t *x, int n_tokens, int n, bool alone)
@@ -278,15 +316,19 @@ INLINE void rows_with_tokens(enum butler_type type, float *y, size_t y_stride, s
         size_t stride = row_bytes;
         if (alone)
             prefetch_chunk(type, w, row_bytes);
-        if (n_rows < ROWS || n - c < columns) {
-            memset(copy, 0, sizeof copy);
+        if (n_rows < ROWS || n - c < columns || type == BUTLER_TQ1_0) {
+            if (n_rows < ROWS || n - c < columns)
+                memset(copy, 0, sizeof copy);
             for (int r = 0; r < n_rows; r++)
-                memcpy(copy[r], w + (size_t)r * row_bytes,
-                       is_super(type) ? size : (size_t)(BUTLER_MIN(n - c, columns) / BLOCK * butler_type_bytes(type)));
+                if (type == BUTLER_TQ1_0)
+                    tq2_of_tq1(copy[r], w + (size_t)r * row_bytes);
+                else
+                    memcpy(copy[r], w + (size_t)r * row_bytes,
+                           is_super(type) ? size : (size_t)(BUTLER_MIN(n - c, columns) / BLOCK * butler_type_bytes(type)));
             from = copy[0];
             stride = CHUNK_BYTES;
         }
-        chunk(type, acc, from, stride, x, x_bytes, n_tokens, alone);
+        chunk(type == BUTLER_TQ1_0 ? BUTLER_TQ2_0 : type, acc, from, stride, x, x_bytes, n_tokens, alone);
         w += size;
         x += (size_t)chunk_steps(type) * step_bytes(type);
     }
@@ -347,6 +389,7 @@ MATMUL(matmul_q3_k, BUTLER_Q3_K)
 MATMUL(matmul_iq4_nl, BUTLER_IQ4_NL)
 MATMUL(matmul_iq4_xs, BUTLER_IQ4_XS)
 MATMUL(matmul_mxfp4, BUTLER_MXFP4)
+MATMUL(matmul_tq1_0, BUTLER_TQ1_0)
 MATMUL(matmul_tq2_0, BUTLER_TQ2_0)
 #undef MATMUL
 
@@ -367,6 +410,7 @@ INLINE void fill_matmul(struct butler_kernels *table)
     table->matmul_q16[BUTLER_IQ4_NL] = matmul_iq4_nl;
     table->matmul_q16[BUTLER_IQ4_XS] = matmul_iq4_xs;
     table->matmul_q16[BUTLER_MXFP4] = matmul_mxfp4;
+    table->matmul_q16[BUTLER_TQ1_0] = matmul_tq1_0;
     table->matmul_q16[BUTLER_TQ2_0] = matmul_tq2_0;
 }
 

@@ -241,7 +241,7 @@ static void widened_gemv(enum butler_type type, void (*dequant)(float *y, const 
         widened_gemv(BUTLER_##NAME, dequant_##name, y, w, row_bytes, n_rows, x, n);                                                \
     }
 
-/* Widened by plain C: rows are multiplied as integers where simd_matmul.h has them, so that this serves other ISAs alone. */
+/* Rows are dequantised by plain C: only ISAs without the products of simd_matmul.h come here. */
 #define OTHER_TYPE(name, NAME)                                                                                                     \
     static void gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n)                          \
     {                                                                                                                              \
