@@ -1,7 +1,13 @@
 """tools/convert_hf.py on tiny folders: types, several files, tokenizers, other spellings of configurations, and what is refused.
 test_architectures.py runs what it writes."""
+import collections
+import io
 import json
+import pickle
 import struct
+import sys
+import types
+import zipfile
 
 import numpy as np
 import pytest
@@ -381,3 +387,64 @@ def test_refused_tokenizers(llama):
     refused(llama, "token id 96, the embedding has 96 rows")
     (llama / "tokenizer.json").unlink()
     refused(llama, "no tokenizer.json, no tokenizer.model")
+
+
+# ------------------------------------------------------------------------------------------- PyTorch's files
+
+class FakeStorage:
+    def __init__(self, key, n):
+        self.key, self.n = key, n
+
+
+class FakeTensor:
+    def __init__(self, storage, shape, stride):
+        self.state = (storage, 0, shape, stride, False, collections.OrderedDict())
+
+    def __reduce__(self):
+        return sys.modules["torch._utils"]._rebuild_tensor_v2, self.state
+
+
+def write_bin(path, arrays, monkeypatch):
+    """A state dict as torch.save writes it, with the storages of `arrays`; matrices as a transposed view."""
+    torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+    torch.FloatStorage = type("FloatStorage", (), {"__module__": "torch"})
+    exec("def _rebuild_tensor_v2(*args): pass", utils.__dict__)
+    utils._rebuild_tensor_v2.__module__ = "torch._utils"
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch._utils", utils)
+    state, data = collections.OrderedDict(), {}
+    for i, (name, array) in enumerate(arrays.items()):
+        stored = np.ascontiguousarray(array.T)
+        data[str(i)] = stored.astype("<f4").tobytes()
+        stride = tuple(s // 4 for s in stored.T.strides)
+        state[name] = FakeTensor(FakeStorage(str(i), array.size), array.shape, stride)
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, 2)
+    pickler.persistent_id = lambda o: ("storage", torch.FloatStorage, o.key, "cpu", o.n) if isinstance(o, FakeStorage) else None
+    pickler.dump(state)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", out.getvalue())
+        for key, content in data.items():
+            archive.writestr(f"archive/data/{key}", content)
+
+
+def test_pytorch_files(llama, monkeypatch):
+    whole = convert(llama).read_bytes()
+    (llama / "model.safetensors").unlink()
+    arrays = weights(CASES["llama"])
+    path = llama / "pytorch_model.bin"
+    write_bin(path, arrays, monkeypatch)
+    assert convert(llama).read_bytes() == whole
+    data = path.read_bytes()
+    path.write_bytes(data[:-100])
+    refused(llama, str(path), "truncated")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(print, 2))
+    refused(llama, str(path), "it asks for __builtin__.print")
+    write_bin(path, arrays, monkeypatch)
+    with zipfile.ZipFile(path) as archive:
+        members = {n: archive.read(n) for n in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content[:-4] if name.endswith("data/0") else content)
+    refused(llama, str(path), "does not fit in its storage")

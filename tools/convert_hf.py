@@ -3,11 +3,10 @@
 
     tools/convert_hf.py FOLDER -o OUT.gguf [--type f32|f16|bf16|q8_0] [--pre NAME]
 
-FOLDER holds config.json, *.safetensors (one file, or several with their index) and tokenizer.json, tokenizer.model, or vocab.json
-with merges.txt. The families
-are those of tools/hf_families.py. Vectors, and the matrix that chooses experts, are written as F32, other matrices in the type of
---type (default f16); in q8_0 a matrix whose rows are no multiple of 32 becomes F16. The file appears under its name only when it is
-complete. Needs the Python packages gguf and numpy.
+FOLDER holds config.json, *.safetensors or pytorch_model.bin (one file, or several with their index), and tokenizer.json, or
+tokenizer.model, or vocab.json with merges.txt. The families are those of tools/hf_families.py. Vectors, and the matrix that chooses
+experts, are written as F32, other matrices in the type of --type (default f16); in q8_0 a matrix whose rows are no multiple of 32
+becomes F16. The file appears under its name only when it is complete. Needs the Python packages gguf and numpy.
 """
 import argparse
 import math
@@ -21,8 +20,9 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 import hf_tokenizer
-from hf_families import (FAMILIES, UNUSED, change, get, gguf_names, head_dim, n_heads, n_kv_heads, n_layers, need, permute)
-from hf_folder import Failure, Tensor, read_config, read_json, read_tensors
+from hf_base import Failure, Tensor
+from hf_families import FAMILIES, UNUSED, change, get, gguf_names, head_dim, n_heads, n_kv_heads, n_layers, need, permute
+from hf_folder import read_config, read_json, read_tensors
 
 TYPES = {"f32": Type.F32, "f16": Type.F16, "bf16": Type.BF16, "q8_0": Type.Q8_0}
 

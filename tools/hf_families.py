@@ -19,7 +19,7 @@ from typing import Callable
 import gguf
 import numpy as np
 
-from hf_folder import Failure, Tensor
+from hf_base import Failure, Tensor
 
 GELU_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 EXPERT = re.compile(r"(.*\.layers\.\d+\.\w+\.experts)\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight")

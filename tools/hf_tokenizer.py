@@ -8,7 +8,8 @@ import sys
 
 from gguf import TokenType
 
-from hf_folder import Failure, read_json
+from hf_base import Failure
+from hf_folder import read_json
 
 # What a tokenizer.json splits text by, and the name that GGUF has for it. Stages: a regular expression; BYTES for a ByteLevel stage
 # that splits by GPT-2's expression itself; DIGITS for single digits.
