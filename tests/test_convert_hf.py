@@ -1,7 +1,13 @@
 """tools/convert_hf.py on tiny folders: types, several files, tokenizers, other spellings of configurations, and what is refused.
 test_architectures.py runs what it writes."""
+import collections
+import io
 import json
+import pickle
 import struct
+import sys
+import types
+import zipfile
 
 import numpy as np
 import pytest
@@ -188,7 +194,7 @@ def test_older_spellings(tmp_path, llama):
 def test_text_part_of_a_model_that_sees(tmp_path):
     make_folder(tmp_path / "m", CASES["gemma3"])
     text = convert(tmp_path / "m").read_bytes()
-    config = CASES["gemma3"]["config"]
+    config = {k: v for k, v in CASES["gemma3"]["config"].items() if k != "rms_norm_eps"}  # its default
     (tmp_path / "m" / "config.json").write_text(json.dumps({
         "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": config, "vision_config": {}}))
     arrays = {"language_model." + n: a for n, a in weights(CASES["gemma3"]).items()}
@@ -205,6 +211,8 @@ def test_windows(tmp_path):
         arch = values["general.architecture"]
         assert values.get(f"{arch}.attention.sliding_window") == window
         assert values.get(f"{arch}.attention.sliding_window_pattern") == pattern
+    change_json(tmp_path / "qwen2" / "config.json", layer_types=..., use_sliding_window=True, sliding_window=24, max_window_layers=1)
+    assert model(tmp_path / "qwen2")[0]["qwen2.attention.sliding_window_pattern"] == [0, 1]
     change_json(tmp_path / "gemma2" / "config.json", layer_types=["full_attention"] + ["sliding_attention"] * 3)
     assert model(tmp_path / "gemma2")[0]["gemma2.attention.sliding_window_pattern"] == [0, 1, 1, 1]
 
@@ -216,7 +224,7 @@ def test_windows(tmp_path):
     ("llama", dict(num_hidden_layers=...), "'num_hidden_layers' is missing"),
     ("llama", dict(num_hidden_layers=1), "'model.layers.1."),
     ("llama", dict(num_hidden_layers=3), "layer 2 has no tensor"),
-    ("llama", dict(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "rope scaling 'dynamic'"),
+    ("llama", dict(rope_parameters={"rope_type": "ntk", "factor": 2.0}), "rope scaling 'ntk'"),
     ("llama", dict(rope_parameters={"rope_type": "linear"}), "'linear' without 'factor'"),
     ("smollm3", dict(no_rope_layers=[1, 0, 1, 1, 1]), "no_rope_layers"),
     ("qwen3moe", dict(norm_topk_prob=False), "'norm_topk_prob' is False"),
@@ -262,14 +270,16 @@ def split(pattern):
                                                   {**BYTE_LEVEL, "use_regex": False}]}
 
 
-@pytest.mark.parametrize("shape, name", [
-    (BYTE_LEVEL, "gpt-2"),
-    ({"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, {**BYTE_LEVEL, "use_regex": True}]}, "smollm"),
-    (split(LLAMA3), "llama-bpe"),
-    (split(LLAMA3.replace("{1,3}", "")), "qwen2"),
+@pytest.mark.parametrize("shape, whole, name", [
+    (BYTE_LEVEL, False, "gpt-2"),
+    ({"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, {**BYTE_LEVEL, "use_regex": True}]}, False, "smollm"),
+    (split(LLAMA3), True, "llama-bpe"),
+    (split(LLAMA3), False, "dbrx"),
+    (split(LLAMA3.replace("{1,3}", "")), False, "qwen2"),
 ])
-def test_pre_tokenizers(llama, shape, name):
-    change_json(llama / "tokenizer.json", pre_tokenizer=shape)
+def test_pre_tokenizers(llama, shape, whole, name):
+    data = json.loads((llama / "tokenizer.json").read_text())
+    change_json(llama / "tokenizer.json", pre_tokenizer=shape, model={**data["model"], "ignore_merges": whole})
     assert model(llama)[0]["tokenizer.ggml.pre"] == name
 
 
@@ -355,10 +365,86 @@ def test_sentencepiece_as_merges(llama):
     assert rows("tokenize", "-m", llama.with_suffix(".gguf"), "-p", "abc ab\n")[0]["ids"] == [1, 7, 8, 6, 5, 3]
 
 
+def test_vocab_and_merges(llama):
+    """The files of GPT-2 and OPT give what a tokenizer.json of the same content gives."""
+    data = json.loads((llama / "tokenizer.json").read_text())
+    vocab = {**data["model"]["vocab"], "</s>": data["model"]["vocab"].pop("}}")}
+    del vocab["}}"]
+    change_json(llama / "tokenizer_config.json", bos_token="</s>", add_bos_token=True)
+    change_json(llama / "tokenizer.json", model={"type": "BPE", "vocab": vocab, "merges": ["a b"]},
+                added_tokens=[{"id": 95, "content": "</s>", "special": True}])
+    whole = convert(llama).read_bytes()
+    (llama / "tokenizer.json").unlink()
+    (llama / "vocab.json").write_text(json.dumps(vocab))
+    (llama / "merges.txt").write_text("#version: 0.2\na b\n")
+    assert convert(llama).read_bytes() == whole
+
+
 def test_refused_tokenizers(llama):
     change_json(llama / "tokenizer.json", model={"type": "WordPiece", "vocab": {}})
     refused(llama, "tokenizer.json", "WordPiece")
     change_json(llama / "tokenizer.json", model={"type": "BPE", "vocab": {"a": 96}, "merges": []})
     refused(llama, "token id 96, the embedding has 96 rows")
     (llama / "tokenizer.json").unlink()
-    refused(llama, "neither tokenizer.json nor tokenizer.model")
+    refused(llama, "no tokenizer.json, no tokenizer.model")
+
+
+# ------------------------------------------------------------------------------------------- PyTorch's files
+
+class FakeStorage:
+    def __init__(self, key, n):
+        self.key, self.n = key, n
+
+
+class FakeTensor:
+    def __init__(self, storage, shape, stride):
+        self.state = (storage, 0, shape, stride, False, collections.OrderedDict())
+
+    def __reduce__(self):
+        return sys.modules["torch._utils"]._rebuild_tensor_v2, self.state
+
+
+def write_bin(path, arrays, monkeypatch):
+    """A state dict as torch.save writes it, with the storages of `arrays`; matrices as a transposed view."""
+    torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+    torch.FloatStorage = type("FloatStorage", (), {"__module__": "torch"})
+    exec("def _rebuild_tensor_v2(*args): pass", utils.__dict__)
+    utils._rebuild_tensor_v2.__module__ = "torch._utils"
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch._utils", utils)
+    state, data = collections.OrderedDict(), {}
+    for i, (name, array) in enumerate(arrays.items()):
+        stored = np.ascontiguousarray(array.T)
+        data[str(i)] = stored.astype("<f4").tobytes()
+        stride = tuple(s // 4 for s in stored.T.strides)
+        state[name] = FakeTensor(FakeStorage(str(i), array.size), array.shape, stride)
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, 2)
+    pickler.persistent_id = lambda o: ("storage", torch.FloatStorage, o.key, "cpu", o.n) if isinstance(o, FakeStorage) else None
+    pickler.dump(state)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", out.getvalue())
+        for key, content in data.items():
+            archive.writestr(f"archive/data/{key}", content)
+
+
+def test_pytorch_files(llama, monkeypatch):
+    whole = convert(llama).read_bytes()
+    (llama / "model.safetensors").unlink()
+    arrays = weights(CASES["llama"])
+    path = llama / "pytorch_model.bin"
+    write_bin(path, arrays, monkeypatch)
+    assert convert(llama).read_bytes() == whole
+    data = path.read_bytes()
+    path.write_bytes(data[:-100])
+    refused(llama, str(path), "truncated")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(print, 2))
+    refused(llama, str(path), "it asks for __builtin__.print")
+    write_bin(path, arrays, monkeypatch)
+    with zipfile.ZipFile(path) as archive:
+        members = {n: archive.read(n) for n in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content[:-4] if name.endswith("data/0") else content)
+    refused(llama, str(path), "does not fit in its storage")

@@ -3,10 +3,10 @@
 
     tools/convert_hf.py FOLDER -o OUT.gguf [--type f32|f16|bf16|q8_0] [--pre NAME]
 
-FOLDER holds config.json, *.safetensors (one file, or several with their index) and tokenizer.json or tokenizer.model. The families
-are those of tools/hf_families.py. Vectors, and the matrix that chooses experts, are written as F32, other matrices in the type of
---type (default f16); in q8_0 a matrix whose rows are no multiple of 32 becomes F16. The file appears under its name only when it is
-complete. Needs the Python packages gguf and numpy.
+FOLDER holds config.json, *.safetensors or pytorch_model.bin (one file, or several with their index), and tokenizer.json, or
+tokenizer.model, or vocab.json with merges.txt. The families are those of tools/hf_families.py. Vectors, and the matrix that chooses
+experts, are written as F32, other matrices in the type of --type (default f16); in q8_0 a matrix whose rows are no multiple of 32
+becomes F16. The file appears under its name only when it is complete. Needs the Python packages gguf and numpy.
 """
 import argparse
 import math
@@ -20,8 +20,9 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 import hf_tokenizer
-from hf_families import (FAMILIES, UNUSED, change, get, gguf_names, head_dim, n_heads, n_kv_heads, n_layers, need, permute)
-from hf_folder import Failure, Tensor, read_config, read_json, read_tensors
+from hf_base import Failure, Tensor
+from hf_families import FAMILIES, UNUSED, change, get, gguf_names, head_dim, n_heads, n_kv_heads, n_layers, need, permute
+from hf_folder import read_config, read_json, read_tensors
 
 TYPES = {"f32": Type.F32, "f16": Type.F16, "bf16": Type.BF16, "q8_0": Type.Q8_0}
 
@@ -86,6 +87,8 @@ def rope_keys(writer, config, family):
             writer.add_rope_scaling_orig_ctx_len(original)
             writer.add_rope_scaling_attn_factors(float(rope.get("attention_factor") or usual))
             vectors |= {f"rope_factors_{n}.weight": np.array(rope[f"{n}_factor"], float) for n in ("long", "short")}
+        elif kind == "dynamic":
+            print("convert_hf: rope scaling 'dynamic' acts beyond max_position_embeddings only, and is left out", file=sys.stderr)
         elif kind != "default":
             raise Failure(f"config.json: rope scaling '{kind}' has no place in GGUF")
     except KeyError as error:
@@ -106,6 +109,8 @@ def window_keys(writer, config, family):
         windowed = [pattern[i % len(pattern)] == "L" for i in range(layers)]
     elif pattern:
         windowed = [(i + 1) % pattern != 0 for i in range(layers)]
+    elif config.get("use_sliding_window") and "max_window_layers" in config:
+        windowed = [i >= config["max_window_layers"] for i in range(layers)]
     else:
         windowed = default
     if len(windowed) != layers:
@@ -241,6 +246,7 @@ def convert(folder, out, wanted, pre=None):
     family = next((FAMILIES[a] for a in config["architectures"] if a in FAMILIES), None)
     if family is None:
         raise Failure(f"{folder / 'config.json'}: architecture '{config['architectures'][0]}' is none of {', '.join(FAMILIES)}")
+    config = {**family.defaults, **config}
     part = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         writer = gguf.GGUFWriter(part, family.arch)

@@ -13,13 +13,13 @@ position_embd without its first two rows, which OPT never uses; `opt.layer_norm_
 attention and FFN. Where OPT-350M projects between its embedding and a wider model, both matrices are multiplied into the
 embedding and the output."""
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Callable
 
 import gguf
 import numpy as np
 
-from hf_folder import Failure, Tensor
+from hf_base import Failure, Tensor
 
 GELU_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 EXPERT = re.compile(r"(.*\.layers\.\d+\.\w+\.experts)\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight")
@@ -39,6 +39,7 @@ class Family:
     tied: bool = False           # config.json's default of tie_word_embeddings
     rewrite: tuple = ()          # functions (tensors, config): make PyTorch's tensors those that GGUF's names are known for
     keys: Callable = lambda writer, config: None  # the family's own hyperparameters
+    defaults: dict = field(default_factory=dict)  # what a config.json may leave out
     fixed: dict = field(default_factory=dict)     # values of config.json that are built into the engines: others are refused
 
 
@@ -289,7 +290,9 @@ FAMILIES = {
     "InternLM2ForCausalLM": Family("internlm2", permute=True, rewrite=(split_internlm2_qkv,)),
     "GptOssForCausalLM": Family("gpt-oss", window_period=2, rewrite=(gpt_oss_experts,), keys=moe_keys),
 }
-FAMILIES["Gemma3ForConditionalGeneration"] = FAMILIES["Gemma3ForCausalLM"]
+FAMILIES["Gemma3ForConditionalGeneration"] = replace(FAMILIES["Gemma3ForCausalLM"], defaults=dict(
+    num_attention_heads=8, num_key_value_heads=4, head_dim=256, vocab_size=262208, rms_norm_eps=1e-6, max_position_embeddings=131072,
+    rope_theta=1e6, rope_local_base_freq=1e4))
 
 # GGUF's names of OPT's tensors; all others are in the gguf package.
 OPT_NAMES = {

@@ -5,27 +5,14 @@ here and not by the safetensors package because numpy, to which that package giv
 import json
 import math
 import struct
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
 
 import numpy as np
 
-DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "u1"}
+from hf_base import DTYPES, Failure, Tensor, widen
+from hf_torch import read_bin
+
 MAX_HEADER = 100_000_000
-
-
-class Failure(Exception):
-    """What the person who runs the converter has to know; the message names the file and what is wrong in it."""
-
-
-@dataclass
-class Tensor:
-    """shape: rows first, as in PyTorch. read() gives float32 of that shape, or uint8 where the file stores bytes.
-    mxfp4: the bytes are rows of GGUF's type MXFP4."""
-    shape: tuple
-    read: Callable[[], np.ndarray]
-    mxfp4: bool = False
 
 
 def read_json(path, optional=False):
@@ -40,10 +27,8 @@ def read_json(path, optional=False):
 
 
 def read_data(path, dtype, shape, offset):
-    data = np.fromfile(path, dtype=DTYPES[dtype], count=math.prod(shape), offset=offset).reshape(shape)
-    if dtype == "BF16":
-        return (data.astype(np.uint32) << 16).view(np.float32)
-    return data if dtype == "U8" else data.astype(np.float32)
+    size = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
+    return widen(np.fromfile(path, np.uint8, size, offset=offset), dtype).reshape(shape)
 
 
 def read_header(path):
@@ -77,24 +62,25 @@ def read_header(path):
 
 
 def read_tensors(folder):
-    """name -> Tensor of all safetensors files: those of the index, or else every one there is."""
-    index = read_json(folder / "model.safetensors.index.json", optional=True)
+    """name -> Tensor of all safetensors files, or where there is none, of PyTorch's: those of the index, or every one."""
+    index_path = next((p for p in (folder / "model.safetensors.index.json", folder / "pytorch_model.bin.index.json") if p.exists()), None)
+    index = read_json(index_path) if index_path else None
     if index is None:
-        files = sorted(folder.glob("*.safetensors"))
+        files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
         if not files:
-            raise Failure(f"{folder}: no *.safetensors file in it")
+            raise Failure(f"{folder}: no *.safetensors file in it, and no pytorch_model.bin")
     else:
         if not isinstance(index.get("weight_map"), dict):
-            raise Failure(f"{folder / 'model.safetensors.index.json'}: no weight_map in it")
+            raise Failure(f"{index_path}: no weight_map in it")
         files = sorted({folder / name for name in index["weight_map"].values()})
     tensors = {}
     for path in files:
         if not path.exists():
-            raise Failure(f"{path}: no such file, model.safetensors.index.json names it")
-        tensors |= read_header(path)
+            raise Failure(f"{path}: no such file, {index_path.name} names it")
+        tensors |= read_bin(path) if path.suffix == ".bin" else read_header(path)
     missing = sorted(set(index["weight_map"]) - set(tensors)) if index else []
     if missing:
-        raise Failure(f"{folder / 'model.safetensors.index.json'}: tensor '{missing[0]}' is in none of its files")
+        raise Failure(f"{index_path}: tensor '{missing[0]}' is in none of its files")
     return tensors
 
 

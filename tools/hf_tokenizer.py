@@ -8,7 +8,8 @@ import sys
 
 from gguf import TokenType
 
-from hf_folder import Failure, read_json
+from hf_base import Failure
+from hf_folder import read_json
 
 # What a tokenizer.json splits text by, and the name that GGUF has for it. Stages: a regular expression; BYTES for a ByteLevel stage
 # that splits by GPT-2's expression itself; DIGITS for single digits.
@@ -20,13 +21,15 @@ TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo
           r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
           r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 BYTES, DIGITS = "ByteLevel", "Digits"
+# Stages, and whether a word that is a token stays whole (ignore_merges) -> name.
 PRE_TOKENIZERS = {
-    (BYTES,): "gpt-2",
-    (DIGITS, BYTES): "smollm",
-    (LLAMA3,): "llama-bpe",
-    (LLAMA3.replace("{1,3}", ""),): "qwen2",
-    (GPT4O,): "gpt-4o",
-    (TEKKEN,): "tekken",
+    ((BYTES,), False): "gpt-2",
+    ((DIGITS, BYTES), False): "smollm",
+    ((LLAMA3,), True): "llama-bpe",
+    ((LLAMA3,), False): "dbrx",
+    ((LLAMA3.replace("{1,3}", ""),), False): "qwen2",
+    ((GPT4O,), False): "gpt-4o",
+    ((TEKKEN,), True): "tekken",
 }
 
 
@@ -100,7 +103,7 @@ def stages(pre):
 def pre_name(path, data, wanted):
     if wanted:
         return wanted
-    found = PRE_TOKENIZERS.get(stages(data.get("pre_tokenizer")))
+    found = PRE_TOKENIZERS.get((stages(data.get("pre_tokenizer")), bool(data["model"].get("ignore_merges"))))
     if not found:
         shape = json.dumps(data.get("pre_tokenizer"))
         raise Failure(f"{path}: a pre-tokenizer that is not known; name GGUF's with --pre NAME. It is {shape[:400]}")
@@ -140,8 +143,25 @@ def scores_of(tokens, merges):
     return [-float(rank.get(token, len(merges))) for token in tokens]
 
 
-def add_json(writer, path, n_vocab, pre):
-    data = read_json(path)
+def read_vocab_and_merges(folder, settings):
+    """The older pair of files, as of GPT-2 and OPT, in the form of a tokenizer.json."""
+    merges = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
+    merges = [m for i, m in enumerate(merges) if m and not (i == 0 and m.startswith("#version"))]
+    special = {}
+    for source in (read_json(folder / "special_tokens_map.json", optional=True) or {}, settings):
+        for name, token in source.items():
+            text = token.get("content") if isinstance(token, dict) else token
+            if name.endswith("_token") and isinstance(text, str):
+                special[text] = True
+    vocab = read_json(folder / "vocab.json")
+    more = read_json(folder / "added_tokens.json", optional=True) or {}
+    added = [{"id": i, "content": t, "special": t in special} for t, i in {**vocab, **more}.items() if t in special or t in more]
+    byte_level = {"type": BYTES, "add_prefix_space": settings.get("add_prefix_space", False)}
+    return {"model": {"type": "BPE", "vocab": vocab, "merges": merges}, "added_tokens": added, "pre_tokenizer": byte_level}
+
+
+def add_bpe(writer, path, data, n_vocab, pre):
+    """data: of a tokenizer.json, path: the file that errors name."""
     kind = (data.get("model") or {}).get("type")
     if kind != "BPE":
         raise Failure(f"{path}: a tokenizer of type {kind}; BPE converts, and SentencePiece from tokenizer.model")
@@ -163,7 +183,7 @@ def add_json(writer, path, n_vocab, pre):
         writer.add_token_types(types)
         writer.add_add_space_prefix("Prepend" in json.dumps(data.get("normalizer")) or
                                     (data.get("pre_tokenizer") or {}).get("prepend_scheme") in ("always", "first"))
-    return tokens, data
+    return tokens
 
 
 def add_sentencepiece(writer, path, settings, n_vocab):
@@ -189,7 +209,7 @@ def add_sentencepiece(writer, path, settings, n_vocab):
     writer.add_token_scores(scores)
     writer.add_token_types(types)
     writer.add_add_space_prefix(prefix)
-    return [t.decode(errors="replace") for t in tokens], {}
+    return [t.decode(errors="replace") for t in tokens]
 
 
 # ------------------------------------------------------------------------------------------------- shared
@@ -239,12 +259,17 @@ def add_special(writer, settings, config, generation, tokens, data):
 def add(writer, folder, config, generation, n_vocab, pre):
     """Writes every key of the tokenizer. n_vocab: rows of the embedding; tokens are filled up to it. pre: a name to use, or None."""
     settings = read_json(folder / "tokenizer_config.json", optional=True) or {}
+    data = {}
     if (folder / "tokenizer.model").exists():
-        tokens, data = add_sentencepiece(writer, folder / "tokenizer.model", settings, n_vocab)
+        tokens = add_sentencepiece(writer, folder / "tokenizer.model", settings, n_vocab)
     elif (folder / "tokenizer.json").exists():
-        tokens, data = add_json(writer, folder / "tokenizer.json", n_vocab, pre)
+        data = read_json(folder / "tokenizer.json")
+        tokens = add_bpe(writer, folder / "tokenizer.json", data, n_vocab, pre)
+    elif (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
+        data = read_vocab_and_merges(folder, settings)
+        tokens = add_bpe(writer, folder / "vocab.json", data, n_vocab, pre)
     else:
-        raise Failure(f"{folder}: neither tokenizer.json nor tokenizer.model in it")
+        raise Failure(f"{folder}: no tokenizer.json, no tokenizer.model, and not both of vocab.json and merges.txt")
     add_special(writer, settings, config, generation, tokens, data)
     template = settings.get("chat_template")
     if isinstance(template, list):

@@ -54,6 +54,11 @@ def cases():
     yield "qwen2", "qwen2", sized(kv=1, tie_word_embeddings=True, **rope(theta=1e6)), {}
     yield "qwen3", "qwen3", sized(head_dim=32, tie_word_embeddings=True, **rope(theta=1e6)), {}
     yield "phi3", "phi3", sized(sliding_window=WINDOW, tie_word_embeddings=False), {}
+    yield "phi3-longrope", "phi3", sized(original_max_position_embeddings=32, tie_word_embeddings=False, rope_parameters=dict(
+        rope_type="longrope", rope_theta=10000.0, short_factor=[1 + .05 * i for i in range(8)], long_factor=[1.5 + .5 * i for i in range(8)],
+        original_max_position_embeddings=32)), {}
+    yield "qwen2-yarn", "qwen2", sized(heads=2, ctx=4096, tie_word_embeddings=False, **rope(
+        "yarn", 10000.0, factor=4.0, original_max_position_embeddings=1024)), {}
     yield "gpt2", "gpt2", dict(n_embd=48, n_head=3, n_layer=2, n_inner=None, n_positions=96), {}
     yield "gemma", "gemma", sized(kv=1, head_dim=32), {"embedding_scale": 0.15}
     yield "gemma2", "gemma2", sized(head_dim=16, layers=4, sliding_window=WINDOW, query_pre_attn_scalar=24,
