@@ -68,7 +68,8 @@ struct model_case {
 static const struct model_case models[] = {
     {"models/llama-mha.gguf", BUTLER_KV_F16, 1, false},   {"models/llama-gqa.gguf", BUTLER_KV_F16, 2, false},
     {"models/llama-q8_0.gguf", BUTLER_KV_Q8_0, 2, false}, {"models/gpt2.gguf", BUTLER_KV_F16, 1, false},
-    {"models/llama-gqa.gguf", BUTLER_KV_F16, 2, true},
+    {"models/llama-gqa.gguf", BUTLER_KV_F16, 2, true},    {"models/gemma3.gguf", BUTLER_KV_F16, 1, false}, /* windows */
+    {"models/gpt-oss.gguf", BUTLER_KV_F16, 2, false}, /* windows, experts, sinks */
 };
 
 /* ThreadSanitizer is slow and has nothing to say of one thread: under it the properties are tested on one model with two. */
@@ -144,7 +145,8 @@ static bool applies(const struct context *c, const char *policy)
     if (butler_policy_check(c->engine, policy, &err) == 0)
         return true;
     assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
-    assert_non_null(strstr(policy, "rope=cache")); /* the one thing here that some models lack */
+    /* What some models lack here: keys that all layers rotate alike, and layers before that hold everything. */
+    assert_true(strstr(policy, "rope=cache") || strstr(err.message, "have a window"));
     return false;
 }
 
@@ -158,7 +160,8 @@ static void for_all(law_fn *law)
         struct butler_policy_info info;
         int n = 0;
         for (int i = 0; butler_policy_describe(c.engine, i, &info); i++, n++)
-            law(&c, info.name);
+            if (applies(&c, info.name))
+                law(&c, info.name);
         assert_true(n >= 20);
         for (int i = 0; i < (models[m].glass ? 0 : BUTLER_COUNT(unnamed)); i++) /* protecting memory is slow */
             if (applies(&c, unnamed[i]))
