@@ -80,8 +80,15 @@ static struct butler_model *load(struct cmd_options *options, bool vocabulary_on
     }
     const struct butler_model_params params = {.vocabulary_only = vocabulary_only};
     struct butler_model *model = butler_model_load(path, &params, &err);
-    if (!model)
+    if (!model) {
         *status = cmd_fail(options, &err);
+        return NULL;
+    }
+    for (const char *line = butler_model_get_info(model)->warnings; *line;) {
+        int n = (int)strcspn(line, "\n");
+        cmd_say(options, "warning: %s: %.*s", path, n, line);
+        line += n + (line[n] == '\n');
+    }
     return model;
 }
 

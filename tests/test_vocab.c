@@ -20,6 +20,14 @@ static void refused(struct tiny_vocab *vocab, int code, const char *words)
     tiny_vocab_free(vocab);
 }
 
+/* Opening works, with a warning that has this word. Frees the vocabulary. */
+static void warned(struct tiny_vocab *vocab, const char *word)
+{
+    if (!strstr(butler_gguf_warnings(opened(vocab)->gguf), word))
+        fail_msg("the warnings lack \"%s\": %s", word, butler_gguf_warnings(vocab->gguf));
+    tiny_vocab_free(vocab);
+}
+
 static void test_wrong_arrays(void **state)
 {
     (void)state;
@@ -61,7 +69,7 @@ static void test_wrong_tokens(void **state)
     for (int type = -1; type <= 7; type += 8) {
         vocab = tiny_bpe("gpt-2");
         vocab->tokens[5].type = type;
-        refused(vocab, BUTLER_ERROR_FORMAT, "token_type[5]");
+        warned(vocab, "token_type[5]");
     }
     static const char *const no_bytes[] = {"<0x1>", "<0x1G>", "<0x0a>", "0x0A  ", ""};
     for (size_t i = 0; i < sizeof no_bytes / sizeof *no_bytes; i++) {
@@ -124,7 +132,7 @@ static void test_wrong_keys(void **state)
                 struct tiny_vocab *vocab = spm ? tiny_spm() : tiny_bpe("gpt-2");
                 const int64_t values[] = {vocab->n_tokens, 0xFFFFFFFE, -2};
                 tiny_number(vocab, ids[i], k == 2 ? BUTLER_GGUF_I64 : BUTLER_GGUF_U32, k == 2 ? 8 : 4, values[k]);
-                refused(vocab, BUTLER_ERROR_FORMAT, ids[i]);
+                warned(vocab, ids[i]); /* only a text that asks for the token would need it */
             }
     struct tiny_vocab *vocab = tiny_spm();
     tiny_number(vocab, "tokenizer.ggml.add_bos_token", BUTLER_GGUF_U8, 1, 2);

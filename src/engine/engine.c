@@ -51,6 +51,7 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
                     butler_tokenizer_n_vocab(model->tokenizer), model->hp.n_vocab);
         goto fail;
     }
+    model->info.warnings = butler_gguf_warnings(model->gguf);
     model->info.tokenizer = model->tokenizer ? butler_tokenizer_kind(model->tokenizer) : "";
     return model;
 fail:

@@ -17,6 +17,7 @@ enum {
     MIN_VALUE_BYTES = 14,  /* key length, one byte of key, type, one byte of value */
     MIN_TENSOR_BYTES = 33, /* name length, one byte of name, number of dimensions, one dimension, type, offset */
     FINGERPRINT_SAMPLE = 4096,
+    MAX_WARNINGS = 2048, /* bytes; what comes after them is left out */
 };
 
 struct entry {
@@ -53,6 +54,7 @@ struct butler_gguf {
     size_t n_slots, max_slots;
     struct name_index entry_index, slot_index;
     struct text_chunk *texts;
+    char *warnings; /* [MAX_WARNINGS] */
 };
 
 /* The read position, and what is being read, for errors. */
@@ -187,12 +189,14 @@ static int get_name(struct reader *r, const char *kind, uint64_t max, const char
 
 /* ---------------------------------------------------------------------------------------- reading values */
 
-static int check_bools(struct reader *r, const unsigned char *data, uint64_t n)
+static void check_bools(struct reader *r, const unsigned char *data, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++)
-        if (data[i] > 1)
-            return fail_at(r, BUTLER_ERROR_FORMAT, (uint64_t)(data - r->data) + i, "bool with the value %d", data[i]);
-    return 0;
+        if (data[i] > 1) {
+            butler_gguf_warn(r->gguf, "offset %llu: %s: bool with the value %d, taken as true",
+                             (unsigned long long)((uint64_t)(data - r->data) + i), r->subject, data[i]);
+            return;
+        }
 }
 
 static int read_array_of_strings(struct reader *r, struct butler_gguf_value *value)
@@ -245,7 +249,9 @@ static int read_array(struct reader *r, struct butler_gguf_value *value)
         return fail_at(r, BUTLER_ERROR_FORMAT, at, "array of %llu %s, the file has %llu bytes left", (unsigned long long)value->n,
                        butler_gguf_value_names[type], (unsigned long long)left);
     r->at += value->n * butler_gguf_value_bytes[type];
-    return type == BUTLER_GGUF_BOOL ? check_bools(r, value->data, value->n) : 0;
+    if (type == BUTLER_GGUF_BOOL)
+        check_bools(r, value->data, value->n);
+    return 0;
 }
 
 static int read_entry(struct reader *r, struct entry *entry)
@@ -277,7 +283,9 @@ static int read_entry(struct reader *r, struct entry *entry)
     value->data = r->data + r->at;
     value->n = 1;
     r->at += butler_gguf_value_bytes[type];
-    return type == BUTLER_GGUF_BOOL ? check_bools(r, value->data, 1) : 0;
+    if (type == BUTLER_GGUF_BOOL)
+        check_bools(r, value->data, 1);
+    return 0;
 }
 
 static int read_entries(struct reader *r, uint64_t n)
@@ -524,7 +532,7 @@ static int read_header(struct butler_gguf *gguf, struct butler_error *err)
 struct butler_gguf *butler_gguf_open_memory(const void *data, size_t size, const char *name, struct butler_error *err)
 {
     struct butler_gguf *gguf = calloc(1, sizeof *gguf);
-    if (!gguf || !(gguf->path = strdup(name))) {
+    if (!gguf || !(gguf->path = strdup(name)) || !(gguf->warnings = calloc(MAX_WARNINGS, 1))) {
         butler_fail(err, BUTLER_ERROR_MEMORY, "%.160s: no memory for the header", name);
         goto fail;
     }
@@ -567,6 +575,7 @@ void butler_gguf_free(struct butler_gguf *gguf)
     free(gguf->slots);
     if (gguf->owns_map)
         butler_map_close(&gguf->map);
+    free(gguf->warnings);
     free(gguf->path);
     free(gguf);
 }
@@ -576,6 +585,24 @@ void butler_gguf_free(struct butler_gguf *gguf)
 const char *butler_gguf_path(const struct butler_gguf *gguf)
 {
     return gguf->path;
+}
+
+const char *butler_gguf_warnings(const struct butler_gguf *gguf)
+{
+    return gguf->warnings;
+}
+
+void butler_gguf_warn(const struct butler_gguf *gguf, const char *format, ...)
+{
+    size_t n = strlen(gguf->warnings);
+    if (MAX_WARNINGS - n < 2)
+        return;
+    va_list args;
+    va_start(args, format);
+    if (n > 0)
+        gguf->warnings[n++] = '\n';
+    vsnprintf(gguf->warnings + n, MAX_WARNINGS - n, format, args);
+    va_end(args);
 }
 
 uint64_t butler_gguf_fingerprint(const struct butler_gguf *gguf)

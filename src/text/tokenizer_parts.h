@@ -35,7 +35,7 @@ struct butler_tokenizer {
         bool plain;     /* one of them is also searched if special tokens are read as plain text */
     } special_by_byte[256];
     bool strip_after_special; /* Phi-3: most special tokens include the white space that follows */
-    int32_t ends[16];
+    int32_t ends[40];
     int n_ends;
 
     struct butler_pairs adjacent; /* llama: which characters are adjacent in some token. Text may be split between all others */
