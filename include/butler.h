@@ -59,6 +59,9 @@ struct butler_model; /* weights and tokenizer of a file */
 struct butler_model_params {
     size_t struct_size;   /* 0 or sizeof(struct butler_model_params) */
     bool vocabulary_only; /* only the tokenizer: the file needs no tensors, and no engine can be made */
+    /* How text is split into words before tokens are made, by the name of tokenizer.ggml.pre ("llama-bpe", "qwen2"); NULL: as the
+     * file says. A model whose file names an unknown one loads, and only butler_tokenize fails. */
+    const char *pre_tokenizer;
 };
 
 /* Maps a GGUF file and binds its tensors. params may be NULL. NULL on failure. Freed after its engines. */

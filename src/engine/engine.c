@@ -42,7 +42,7 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
     if (!model->gguf || (!params->vocabulary_only && butler_model_bind(model, err) < 0))
         goto fail;
     if (butler_gguf_value(model->gguf, "tokenizer.ggml.model") || params->vocabulary_only) {
-        model->tokenizer = butler_tokenizer_new(model->gguf, err);
+        model->tokenizer = butler_tokenizer_new(model->gguf, params->pre_tokenizer, err);
         if (!model->tokenizer)
             goto fail;
     }

@@ -144,7 +144,8 @@ static int read_phi3(struct butler_tokenizer *tokenizer, const struct butler_ggu
     return rc;
 }
 
-static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err)
+static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, const char *pre_tokenizer,
+                struct butler_error *err)
 {
     static const struct butler_family *const families[] = {&butler_family_spm, &butler_family_bpe};
     const char *name = NULL;
@@ -161,7 +162,7 @@ static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gg
     tokenizer->bos = tokenizer->eos = tokenizer->unknown = -1;
     for (int i = 0; i < 256; i++)
         tokenizer->byte_symbols[i] = BUTLER_NO_SYMBOL;
-    if ((rc = tokenizer->family->load(tokenizer, gguf, err)) ||
+    if ((rc = tokenizer->family->load(tokenizer, gguf, pre_tokenizer, err)) ||
         (rc = read_id(tokenizer, gguf, "tokenizer.ggml.bos_token_id", &tokenizer->bos, err)) ||
         (rc = read_id(tokenizer, gguf, "tokenizer.ggml.eos_token_id", &tokenizer->eos, err)) ||
         (rc = read_id(tokenizer, gguf, "tokenizer.ggml.unknown_token_id", &tokenizer->unknown, err)) ||
@@ -172,14 +173,14 @@ static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gg
     return butler_special_init(tokenizer, err);
 }
 
-struct butler_tokenizer *butler_tokenizer_new(const struct butler_gguf *gguf, struct butler_error *err)
+struct butler_tokenizer *butler_tokenizer_new(const struct butler_gguf *gguf, const char *pre_tokenizer, struct butler_error *err)
 {
     struct butler_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
     if (!tokenizer) {
         butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for the tokenizer", butler_gguf_path(gguf));
         return NULL;
     }
-    if (load(tokenizer, gguf, err)) {
+    if (load(tokenizer, gguf, pre_tokenizer, err)) {
         butler_tokenizer_free(tokenizer);
         return NULL;
     }
@@ -246,6 +247,8 @@ int butler_tokenizer_encode(const struct butler_tokenizer *tokenizer, const char
     if (n_text > INT_MAX / 4)
         return butler_fail(err, BUTLER_ERROR_LENGTH, "tokenize: a text of %zu bytes is too long; the maximum is %d", n_text,
                            INT_MAX / 4);
+    if (tokenizer->no_split.code)
+        return butler_fail(err, tokenizer->no_split.code, "%s", tokenizer->no_split.message);
     struct butler_encoder encoder = {.tokenizer = tokenizer, .ids = ids, .max_ids = max_ids, .err = err};
     struct butler_text_range *spans = NULL;
     size_t n_spans = 0;

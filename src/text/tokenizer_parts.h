@@ -12,7 +12,9 @@ struct butler_encoder;
 
 struct butler_family {
     const char *name; /* tokenizer.ggml.model */
-    int (*load)(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err);
+    /* pre_tokenizer as in butler_tokenizer_new. */
+    int (*load)(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, const char *pre_tokenizer,
+                struct butler_error *err);
     /* Emits the ids of a piece of ordinary text. after_special: it begins the text or follows a special token. */
     int (*encode)(struct butler_encoder *encoder, const char *text, size_t n, bool after_special);
     /* A byte that the vocabulary has no token for is left out, as llama.cpp does for this family; else it becomes the
@@ -41,7 +43,8 @@ struct butler_tokenizer {
     struct butler_pairs adjacent; /* llama: which characters are adjacent in some token. Text may be split between all others */
     uint32_t ascii[128];          /* llama: symbol of a character */
     bool add_space_prefix;        /* llama */
-    struct butler_split *split;   /* gpt2 */
+    struct butler_split *split;   /* gpt2; NULL: the file's pre-tokenizer is unknown, as no_split says */
+    struct butler_error no_split;
 };
 
 /* One call of butler_tokenizer_encode. */
