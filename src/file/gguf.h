@@ -19,6 +19,7 @@ struct butler_tensor {
 
 struct butler_gguf;
 
+/* Of a model that is split into several files: the first; the others are opened too, and the tensors are those of all. */
 struct butler_gguf *butler_gguf_open(const char *path, struct butler_error *err);
 /* The same for size bytes of memory at any alignment, which must outlive the gguf. name replaces the path in errors. */
 struct butler_gguf *butler_gguf_open_memory(const void *data, size_t size, const char *name, struct butler_error *err);

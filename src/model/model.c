@@ -24,28 +24,41 @@ enum {
 static int get_int(struct butler_model *model, const char *suffix, bool required, int min, int max, int *out,
                    struct butler_error *err)
 {
+    struct butler_arch_key key = butler_arch_key(model, suffix);
+    const struct butler_gguf_value *array = butler_gguf_value(model->gguf, key.text);
     int64_t value = *out;
-    int rc = butler_gguf_int(model->gguf, butler_arch_key(model, suffix).text, required, min, max, &value, err);
+    if (!array || array->type != BUTLER_GGUF_ARRAY || array->n == 0 || array->element_type == BUTLER_GGUF_STRING ||
+        array->element_type == BUTLER_GGUF_FLOAT32 || array->element_type == BUTLER_GGUF_FLOAT64) {
+        int rc = butler_gguf_int(model->gguf, key.text, required, min, max, &value, err);
+        *out = (int)value;
+        return rc;
+    }
+    /* One value a layer: all the same. */
+    value = butler_gguf_array_int(array, 0);
+    if (model->hp.n_layers == 0 || array->n != (uint64_t)model->hp.n_layers)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key '%s': an array of %llu values for %d layers", model->path,
+                           key.text, (unsigned long long)array->n, model->hp.n_layers);
+    for (uint64_t i = 1; i < array->n; i++)
+        if (butler_gguf_array_int(array, i) != value)
+            return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: key '%s': layers with different values are not supported",
+                               model->path, key.text);
+    if (value < min || value > max)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key '%s': %lld is not in [%d, %d]", model->path, key.text,
+                           (long long)value, min, max);
     *out = (int)value;
-    return rc;
+    return 0;
 }
 
 /* Keys that mean that a model of this name is built differently. */
 static int refuse_variants(struct butler_model *model, struct butler_error *err)
 {
     int n_experts = 0;
-    int64_t n_parts = 1;
-    int rc;
-    if ((rc = get_int(model, "expert_count", false, 0, INT_MAX, &n_experts, err)) < 0 ||
-        (rc = butler_gguf_int(model->gguf, "split.count", false, 0, INT_MAX, &n_parts, err)) < 0)
+    int rc = get_int(model, "expert_count", false, 0, INT_MAX, &n_experts, err);
+    if (rc < 0)
         return rc;
     if (n_experts > 0)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: key '%s': a mixture of %d experts is not supported", model->path,
                            butler_arch_key(model, "expert_count").text, n_experts);
-    if (n_parts > 1)
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
-                           "%.160s: key 'split.count': one of %lld files of a model; join them first", model->path,
-                           (long long)n_parts);
     return 0;
 }
 
