@@ -175,6 +175,11 @@ static void test_missing_bytes(void **state)
     assert_int_equal(butler_tokenizer_encode(vocab->tokenizer, "a", 1, BUTLER_ADD_SPECIAL, ids, 8, &err), 2);
     assert_int_equal(butler_tokenizer_encode(vocab->tokenizer, "ab", 2, 0, ids, 8, &err), BUTLER_ERROR_FORMAT);
     assert_non_null(strstr(err.message, "0x62"));
+    assert_int_equal(butler_tokenizer_encode(vocab->tokenizer,
+                                             "a\xff"
+                                             "a",
+                                             3, 0, ids, 8, &err),
+                     3); /* left out: no character */
     tiny_vocab_free(vocab);
 
     vocab = tiny_vocab_new("llama", NULL);

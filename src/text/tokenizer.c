@@ -204,8 +204,10 @@ void butler_tokenizer_free(struct butler_tokenizer *tokenizer)
 int butler_encoder_emit_bytes(struct butler_encoder *encoder, const char *bytes, size_t n)
 {
     const struct butler_tokenizer *tokenizer = encoder->tokenizer;
+    bool invalid = n == 1 && (unsigned char)bytes[0] >= 0x80; /* no character, so none that is unknown */
     for (size_t i = 0; i < n; i++) {
-        if (tokenizer->family->skips_unknown || tokenizer->byte_symbols[(unsigned char)bytes[i]] < tokenizer->vocab.n_tokens)
+        if (tokenizer->family->skips_unknown || invalid ||
+            tokenizer->byte_symbols[(unsigned char)bytes[i]] < tokenizer->vocab.n_tokens)
             continue;
         if (tokenizer->unknown < 0)
             return butler_fail(encoder->err, BUTLER_ERROR_FORMAT,

@@ -66,7 +66,7 @@ static inline void butler_encoder_emit(struct butler_encoder *encoder, int32_t i
 /* Merges the symbols of encoder->merge, emits the result and empties it. */
 int butler_encoder_flush(struct butler_encoder *encoder);
 /* Bytes that are no part of a token: each one's own token. Where one of them has none, by the family: nothing for that
- * byte, or the unknown token for all of them. */
+ * byte, or the unknown token for all of them; nothing for a byte that is not UTF-8. */
 int butler_encoder_emit_bytes(struct butler_encoder *encoder, const char *bytes, size_t n);
 
 /* tokenizer_special.c */
