@@ -69,8 +69,7 @@ static const char *const end_spellings[] = {
     "[EOT]",
     "[EOS]",
     "[e~[",
-    "<\xEF\xBD\x9C"
-    "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>", /* DeepSeek: fullwidth bars, U+2581 between the words */
+    "<\uff5cend\u2581of\u2581sentence\uff5c>", /* DeepSeek: fullwidth bars, U+2581 between the words */
     "<|fim_pad|>",
     "<fim-pad>",
     "<fim_pad>",
