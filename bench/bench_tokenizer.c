@@ -15,7 +15,7 @@ int main(int argc, char **argv)
     if (argc < 3 || butler_map_open(&text, argv[2], &err) || !(gguf = butler_gguf_open(argv[1], &err)))
         goto fail;
     double start = butler_seconds();
-    if (!(tokenizer = butler_tokenizer_new(gguf, &err)))
+    if (!(tokenizer = butler_tokenizer_new(gguf, NULL, &err)))
         goto fail;
     double load_s = butler_seconds() - start, best = 0;
     int n = butler_tokenizer_encode(tokenizer, (const char *)text.data, text.size, 0, NULL, 0, &err);

@@ -45,6 +45,7 @@ enum cmd_flag {
     CMD_SAVE_SESSION,
     CMD_LOAD_SESSION,
     CMD_TOKENIZER,
+    CMD_PRE,
     CMD_OUTPUT,
     CMD_BUDGET,
     CMD_DATA,
@@ -109,8 +110,8 @@ struct cmd_options {
     bool given[CMD_N_FLAGS]; /* on the command line, not by default */
     struct cmd_strings positional;
 
-    const char *model, *prompt, *file, *isa, *system, *chat_template, *save_session, *load_session, *tokenizer, *output, *data,
-        *mode;
+    const char *model, *prompt, *file, *isa, *system, *chat_template, *save_session, *load_session, *tokenizer, *pre, *output,
+        *data, *mode;
     struct cmd_strings kv, plugins, predictors, settings;
     struct cmd_integers ids, depths, lengths;
     struct cmd_reals budgets;

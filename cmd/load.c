@@ -65,10 +65,17 @@ static struct butler_model *load(struct cmd_options *options, bool vocabulary_on
         }
         path = found;
     }
-    const struct butler_model_params params = {.vocabulary_only = vocabulary_only};
+    const struct butler_model_params params = {.vocabulary_only = vocabulary_only, .pre_tokenizer = options->pre};
     struct butler_model *model = butler_model_load(path, &params, &err);
-    if (!model)
+    if (!model) {
         *status = cmd_fail(options, &err);
+        return NULL;
+    }
+    for (const char *line = butler_model_get_info(model)->warnings; *line;) {
+        int n = (int)strcspn(line, "\n");
+        cmd_say(options, "warning: %s: %.*s", path, n, line);
+        line += n + (line[n] == '\n');
+    }
     return model;
 }
 
@@ -214,7 +221,12 @@ int cmd_tokenize_text(const struct cmd_options *options, const struct butler_mod
     free(ids->values);
     *ids = (struct cmd_integers){.n = count, .capacity = count, .values = cmd_alloc((size_t)count, sizeof *ids->values)};
     count = butler_tokenize(model, bytes, n, flags, ids->values, count, &err);
-    return count < 0 ? cmd_fail(options, &err) : CMD_DONE;
+    if (count < 0)
+        return cmd_fail(options, &err);
+    int32_t bos = butler_token_bos(model);
+    if ((flags & BUTLER_ADD_SPECIAL) && count > 1 && bos >= 0 && ids->values[0] == bos && ids->values[1] == bos)
+        cmd_say(options, "warning: the text begins with the beginning-of-text token, and the model adds one: there are two");
+    return CMD_DONE;
 }
 
 struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_engine *engine, const char *policy,

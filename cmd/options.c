@@ -72,6 +72,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_LOAD_SESSION] = {0, "load-session", "FILE", KIND_STRING, AT(load_session), 0, 0, NULL,
                           "continue a saved session, with its policy, context and type"},
     [CMD_TOKENIZER] = {0, "tokenizer", "FILE", KIND_STRING, AT(tokenizer), 0, 0, NULL, "the tokenizer that belongs to IN"},
+    [CMD_PRE] = {0, "pre", "NAME", KIND_STRING, AT(pre), 0, 0, NULL,
+                 "pre-tokenizer, instead of the model's own: llama-bpe, qwen2, ... (a wrong name lists them)"},
     [CMD_OUTPUT] = {'o', "output", "FILE", KIND_STRING, AT(output), 0, 0, NULL, "the file to write"},
     [CMD_BUDGET] = {0, "budget", "B,...", KIND_REALS, AT(budgets), 1e-6, 1 << 24,
                     "numbers above 0, separated by commas: shares of the length up to 1, tokens above",

@@ -61,8 +61,8 @@ done:
     return status;
 }
 
-static const struct cmd_use uses[] = {{CMD_MODEL, NULL}, {CMD_PROMPT, NULL}, {CMD_FILE, NULL}, {CMD_NO_SPECIAL, NULL},
-                                      {CMD_JSON, NULL},  {CMD_HELP, NULL},   {CMD_NONE, NULL}};
+static const struct cmd_use uses[] = {{CMD_MODEL, NULL},      {CMD_PRE, NULL},  {CMD_PROMPT, NULL}, {CMD_FILE, NULL},
+                                      {CMD_NO_SPECIAL, NULL}, {CMD_JSON, NULL}, {CMD_HELP, NULL},   {CMD_NONE, NULL}};
 
 const struct cmd_command cmd_tokenize = {
     .name = "tokenize",

@@ -338,6 +338,7 @@ static int run_train(struct cmd_options *options)
 
 static const struct cmd_use uses[] = {
     {CMD_MODEL, NULL},
+    {CMD_PRE, NULL},
     {CMD_TRAIN_DATA, NULL},
     {CMD_OUTPUT, NULL},
     {CMD_TRAIN_VERSION, "v1"},

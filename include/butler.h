@@ -60,6 +60,9 @@ struct butler_model; /* weights and tokenizer of a file */
 struct butler_model_params {
     size_t struct_size;   /* 0 or sizeof(struct butler_model_params) */
     bool vocabulary_only; /* only the tokenizer and the chat template: the file needs no tensors, and no engine can be made */
+    /* How text is split into words before tokens are made, by the name of tokenizer.ggml.pre ("llama-bpe", "qwen2"); NULL: as the
+     * file says. A model whose file names an unknown one loads, and only butler_tokenize fails. */
+    const char *pre_tokenizer;
 };
 
 /* Maps a GGUF file and binds its tensors. params may be NULL. NULL on failure. Freed after its engines. */
@@ -74,6 +77,8 @@ struct butler_model_info {
     const char *chat_template; /* the model's own Jinja text, or NULL */
     int n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab;
     int n_ctx_train; /* tokens the model was trained for */
+    /* What is odd in the file but does not keep it from being run: a sentence a line, "" if nothing. */
+    const char *warnings;
     uint64_t n_params;
     uint64_t weight_bytes;      /* all tensors in the file */
     uint64_t step_weight_bytes; /* what one decode step reads of them */
@@ -151,8 +156,10 @@ int butler_tokenize(const struct butler_model *model, const char *text, size_t n
  * NULL for an id out of range; length 0 for control tokens. */
 const char *butler_token_bytes(const struct butler_model *model, int32_t id, size_t *n_bytes);
 
-int32_t butler_token_bos(const struct butler_model *model);             /* -1 if none */
-bool butler_token_is_end(const struct butler_model *model, int32_t id); /* EOS, EOT and the like */
+int32_t butler_token_bos(const struct butler_model *model); /* -1 if none */
+/* Whether the token ends an answer: the file's EOS, EOT and EOM, and every token with a spelling that ends a turn in some model
+ * ("<|im_end|>", "<end_of_turn>", ...), whatever type the file gives it. */
+bool butler_token_is_end(const struct butler_model *model, int32_t id);
 
 /* Turns a stream of tokens into whole UTF-8 characters: bytes of an unfinished character wait for the next token. */
 struct butler_utf8 {

@@ -461,7 +461,6 @@ static void test_bad_values(void **state)
         {"llama.attention.key_length", 1 << 20, BUTLER_ERROR_FORMAT, "'llama.attention.key_length'"},
         {"llama.attention.value_length", 32, BUTLER_ERROR_UNSUPPORTED, "values of 32 dimensions"},
         {"llama.expert_count", 8, BUTLER_ERROR_FORMAT, "expert_used_count' is missing"},
-        {"split.count", 2, BUTLER_ERROR_UNSUPPORTED, "one of 2 files"},
         {"llama.rope.scaling.original_context_length", 0, BUTLER_ERROR_FORMAT, "original_context_length"},
     };
     struct tiny tiny = tiny_default;

@@ -126,19 +126,34 @@ static void test_ends(void **state)
 {
     (void)state;
     struct tiny_vocab *vocab = tiny_bpe("gpt-2");
-    int eot = tiny_token(vocab, "<|my_end|>", 0, TINY_CONTROL), fake = tiny_token(vocab, "<|eot_id|>", 0, TINY_NORMAL);
+    int eot = tiny_token(vocab, "<|my_end|>", 0, TINY_CONTROL), odd = tiny_token(vocab, "<|eot_id|>", 0, TINY_NORMAL);
+    int deepseek = tiny_token(vocab, "<\uff5cend\u2581of\u2581sentence\uff5c>", 0, TINY_USER_DEFINED);
+    int call = tiny_token(vocab, "<|call|>", 0, TINY_CONTROL), end = tiny_token(vocab, "<|end|>", 0, TINY_CONTROL);
     int eos = tiny_token(vocab, "<eos>", 0, TINY_CONTROL), im_end = tiny_token(vocab, "<|im_end|>", 0, TINY_CONTROL);
     tiny_number(vocab, "tokenizer.ggml.eos_token_id", BUTLER_GGUF_U32, 4, eos);
     tiny_number(vocab, "tokenizer.ggml.eot_token_id", BUTLER_GGUF_U32, 4, eot);
     opened(vocab);
-    const int ends[] = {eot, eos, im_end, token_id(vocab, "<|endoftext|>")};
+    const int ends[] = {eot, eos, im_end, token_id(vocab, "<|endoftext|>"), odd, deepseek, call, end};
     for (int id = -1; id <= vocab->n_tokens; id++) {
         bool is_end = false;
         for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
             is_end |= id == ends[i];
         assert_int_equal(butler_tokenizer_is_end(vocab->tokenizer, id), is_end);
     }
-    assert_false(butler_tokenizer_is_end(vocab->tokenizer, fake));
+    /* Whatever its type: found in a template's text, not in a user's, and not printed. */
+    size_t n;
+    expect(vocab, "a<|eot_id|>", BUTLER_PARSE_SPECIAL, "a <|eot_id|>");
+    assert_non_null(butler_tokenizer_bytes(vocab->tokenizer, odd, &n));
+    assert_int_equal(n, 0);
+    tiny_vocab_free(vocab);
+
+    /* Between messages of several kinds <|end|> ends none of them. */
+    vocab = tiny_bpe("gpt-2");
+    end = tiny_token(vocab, "<|end|>", 0, TINY_CONTROL), call = tiny_token(vocab, "<|call|>", 0, TINY_CONTROL);
+    int done = tiny_token(vocab, "<|return|>", 0, TINY_CONTROL);
+    opened(vocab);
+    assert_false(butler_tokenizer_is_end(vocab->tokenizer, end));
+    assert_true(butler_tokenizer_is_end(vocab->tokenizer, call) && butler_tokenizer_is_end(vocab->tokenizer, done));
     tiny_vocab_free(vocab);
 }
 

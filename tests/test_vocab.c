@@ -20,6 +20,16 @@ static void refused(struct tiny_vocab *vocab, int code, const char *words)
     tiny_vocab_free(vocab);
 }
 
+/* Opening works, with a warning that has this word. Frees the vocabulary. */
+static void warned(struct tiny_vocab *vocab, const char *word)
+{
+    if (!vocab->gguf)
+        opened(vocab);
+    if (!strstr(butler_gguf_warnings(vocab->gguf), word))
+        fail_msg("the warnings lack \"%s\": %s", word, butler_gguf_warnings(vocab->gguf));
+    tiny_vocab_free(vocab);
+}
+
 static void test_wrong_arrays(void **state)
 {
     (void)state;
@@ -61,7 +71,7 @@ static void test_wrong_tokens(void **state)
     for (int type = -1; type <= 7; type += 8) {
         vocab = tiny_bpe("gpt-2");
         vocab->tokens[5].type = type;
-        refused(vocab, BUTLER_ERROR_FORMAT, "token_type[5]");
+        warned(vocab, "token_type[5]");
     }
     static const char *const no_bytes[] = {"<0x1>", "<0x1G>", "<0x0a>", "0x0A  ", ""};
     for (size_t i = 0; i < sizeof no_bytes / sizeof *no_bytes; i++) {
@@ -124,14 +134,27 @@ static void test_wrong_keys(void **state)
                 struct tiny_vocab *vocab = spm ? tiny_spm() : tiny_bpe("gpt-2");
                 const int64_t values[] = {vocab->n_tokens, 0xFFFFFFFE, -2};
                 tiny_number(vocab, ids[i], k == 2 ? BUTLER_GGUF_I64 : BUTLER_GGUF_U32, k == 2 ? 8 : 4, values[k]);
-                refused(vocab, BUTLER_ERROR_FORMAT, ids[i]);
+                warned(vocab, ids[i]); /* only a text that asks for the token would need it */
             }
     struct tiny_vocab *vocab = tiny_spm();
     tiny_number(vocab, "tokenizer.ggml.add_bos_token", BUTLER_GGUF_U8, 1, 2);
     refused(vocab, BUTLER_ERROR_FORMAT, "add_bos_token");
     refused(tiny_vocab_new(NULL, NULL), BUTLER_ERROR_FORMAT, "tokenizer.ggml.model");
     refused(tiny_vocab_new("bert", NULL), BUTLER_ERROR_UNSUPPORTED, "bert|llama|gpt2");
-    refused(tiny_bpe("tekken2"), BUTLER_ERROR_UNSUPPORTED, "pre-tokenizer|tekken2|superbpe");
+    /* An unknown pre-tokenizer stops only text: ids still have their bytes. */
+    struct butler_error err = {0};
+    size_t n;
+    vocab = opened(tiny_bpe("tekken2"));
+    assert_int_equal(butler_tokenizer_encode(vocab->tokenizer, "a", 1, 0, NULL, 0, &err), BUTLER_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "tekken2"));
+    assert_non_null(strstr(err.message, "superbpe"));
+    assert_memory_equal(butler_tokenizer_bytes(vocab->tokenizer, token_id(vocab, "a"), &n), "a", 1);
+    struct butler_tokenizer *other = butler_tokenizer_new(vocab->gguf, "tekken", &err);
+    assert_int_equal(butler_tokenizer_encode(other, "a", 1, 0, NULL, 0, &err), 1);
+    butler_tokenizer_free(other);
+    assert_null(butler_tokenizer_new(vocab->gguf, "tekken3", &err));
+    assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
+    warned(vocab, "tekken2");
     for (int i = 0; i < 2; i++) {
         vocab = tiny_bpe(i ? "" : NULL); /* said nothing: the default */
         expect(opened(vocab), "1231", 0, "123 1");
@@ -152,6 +175,11 @@ static void test_missing_bytes(void **state)
     assert_int_equal(butler_tokenizer_encode(vocab->tokenizer, "a", 1, BUTLER_ADD_SPECIAL, ids, 8, &err), 2);
     assert_int_equal(butler_tokenizer_encode(vocab->tokenizer, "ab", 2, 0, ids, 8, &err), BUTLER_ERROR_FORMAT);
     assert_non_null(strstr(err.message, "0x62"));
+    assert_int_equal(butler_tokenizer_encode(vocab->tokenizer,
+                                             "a\xff"
+                                             "a",
+                                             3, 0, ids, 8, &err),
+                     3); /* left out: no character */
     tiny_vocab_free(vocab);
 
     vocab = tiny_vocab_new("llama", NULL);
@@ -271,7 +299,7 @@ static void vectors(const char *name, const char *vocabulary)
 {
     struct butler_error err = {0};
     struct butler_gguf *gguf = butler_gguf_open(vocabulary, &err);
-    struct butler_tokenizer *tokenizer = gguf ? butler_tokenizer_new(gguf, &err) : NULL;
+    struct butler_tokenizer *tokenizer = gguf ? butler_tokenizer_new(gguf, NULL, &err) : NULL;
     if (!tokenizer)
         fail_msg("%s", err.message);
     int n = compare_vectors(tokenizer, name);
@@ -338,7 +366,7 @@ static void test_phi3_chat(void **state)
     int32_t ids[8];
     need("ggml-vocab-phi-3.gguf");
     struct butler_gguf *gguf = butler_gguf_open(data_path("ggml-vocab-phi-3.gguf"), &err);
-    struct butler_tokenizer *tokenizer = gguf ? butler_tokenizer_new(gguf, &err) : NULL;
+    struct butler_tokenizer *tokenizer = gguf ? butler_tokenizer_new(gguf, NULL, &err) : NULL;
     assert_non_null(tokenizer);
     int n = butler_tokenizer_encode(tokenizer, text, strlen(text), BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL, ids, 8, &err);
     assert_int_equal(n, 5);

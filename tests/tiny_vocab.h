@@ -156,7 +156,7 @@ static inline void tiny_vocab_open(struct tiny_vocab *vocab, struct butler_error
     vocab->file.data[at] = (char)n_values;
     vocab->gguf = butler_gguf_open_memory(vocab->file.data, vocab->file.n, "tiny.gguf", err);
     if (vocab->gguf)
-        vocab->tokenizer = butler_tokenizer_new(vocab->gguf, err);
+        vocab->tokenizer = butler_tokenizer_new(vocab->gguf, NULL, err);
 }
 
 static inline void tiny_vocab_free(struct tiny_vocab *vocab)

@@ -46,7 +46,7 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
         butler_gguf_string(model->gguf, "tokenizer.chat_template", false, &model->info.chat_template, err) < 0)
         goto fail;
     if (butler_gguf_value(model->gguf, "tokenizer.ggml.model") || params->vocabulary_only) {
-        model->tokenizer = butler_tokenizer_new(model->gguf, err);
+        model->tokenizer = butler_tokenizer_new(model->gguf, params->pre_tokenizer, err);
         if (!model->tokenizer)
             goto fail;
     }
@@ -55,6 +55,7 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
                     butler_tokenizer_n_vocab(model->tokenizer), model->hp.n_vocab);
         goto fail;
     }
+    model->info.warnings = butler_gguf_warnings(model->gguf);
     model->info.tokenizer = model->tokenizer ? butler_tokenizer_kind(model->tokenizer) : "";
     return model;
 fail:

@@ -24,7 +24,7 @@ struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *pa
     const char *wrong = !isfinite(params->temperature)                ? "temperature must be a number"
                         : params->top_k < 0                           ? "top-k must be 0 (off) or more"
                         : !(params->top_p >= 0 && params->top_p <= 1) ? "top-p must be from 0 (off) to 1 (off)"
-                        : !(params->min_p >= 0 && params->min_p < 1)  ? "min-p must be at least 0 and below 1"
+                        : !(params->min_p >= 0 && params->min_p <= 1) ? "min-p must be from 0 (off) to 1"
                                                                       : NULL;
     struct butler_sampler *sampler = NULL;
     if (wrong)

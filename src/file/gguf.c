@@ -17,6 +17,7 @@ enum {
     MIN_VALUE_BYTES = 14,  /* key length, one byte of key, type, one byte of value */
     MIN_TENSOR_BYTES = 33, /* name length, one byte of name, number of dimensions, one dimension, type, offset */
     FINGERPRINT_SAMPLE = 4096,
+    MAX_WARNINGS = 2048, /* bytes; what comes after them is left out */
 };
 
 struct entry {
@@ -53,6 +54,9 @@ struct butler_gguf {
     size_t n_slots, max_slots;
     struct name_index entry_index, slot_index;
     struct text_chunk *texts;
+    char *warnings;             /* [MAX_WARNINGS] */
+    struct butler_gguf **parts; /* [n_parts] the other files of a split model, whose tensors are among the slots */
+    int64_t n_parts;
 };
 
 /* The read position, and what is being read, for errors. */
@@ -187,11 +191,14 @@ static int get_name(struct reader *r, const char *kind, uint64_t max, const char
 
 /* ---------------------------------------------------------------------------------------- reading values */
 
-static int check_bools(struct reader *r, const unsigned char *data, uint64_t n)
+static int warn_of_bools(struct reader *r, const unsigned char *data, uint64_t n)
 {
-    for (uint64_t i = 0; i < n; i++)
-        if (data[i] > 1)
-            return fail_at(r, BUTLER_ERROR_FORMAT, (uint64_t)(data - r->data) + i, "bool with the value %d", data[i]);
+    uint64_t i = 0;
+    while (i < n && data[i] <= 1)
+        i++;
+    if (i < n)
+        butler_gguf_warn(r->gguf, "offset %llu: %s: bool with the value %d, taken as true",
+                         (unsigned long long)((uint64_t)(data - r->data) + i), r->subject, data[i]);
     return 0;
 }
 
@@ -245,7 +252,7 @@ static int read_array(struct reader *r, struct butler_gguf_value *value)
         return fail_at(r, BUTLER_ERROR_FORMAT, at, "array of %llu %s, the file has %llu bytes left", (unsigned long long)value->n,
                        butler_gguf_value_names[type], (unsigned long long)left);
     r->at += value->n * butler_gguf_value_bytes[type];
-    return type == BUTLER_GGUF_BOOL ? check_bools(r, value->data, value->n) : 0;
+    return type == BUTLER_GGUF_BOOL ? warn_of_bools(r, value->data, value->n) : 0;
 }
 
 static int read_entry(struct reader *r, struct entry *entry)
@@ -277,7 +284,7 @@ static int read_entry(struct reader *r, struct entry *entry)
     value->data = r->data + r->at;
     value->n = 1;
     r->at += butler_gguf_value_bytes[type];
-    return type == BUTLER_GGUF_BOOL ? check_bools(r, value->data, 1) : 0;
+    return type == BUTLER_GGUF_BOOL ? warn_of_bools(r, value->data, 1) : 0;
 }
 
 static int read_entries(struct reader *r, uint64_t n)
@@ -525,7 +532,7 @@ static int read_header(struct butler_gguf *gguf, struct butler_error *err)
 struct butler_gguf *butler_gguf_open_memory(const void *data, size_t size, const char *name, struct butler_error *err)
 {
     struct butler_gguf *gguf = calloc(1, sizeof *gguf);
-    if (!gguf || !(gguf->path = strdup(name))) {
+    if (!gguf || !(gguf->path = strdup(name)) || !(gguf->warnings = calloc(MAX_WARNINGS, 1))) {
         butler_fail(err, BUTLER_ERROR_MEMORY, "%.160s: no memory for the header", name);
         goto fail;
     }
@@ -538,7 +545,7 @@ fail:
     return NULL;
 }
 
-struct butler_gguf *butler_gguf_open(const char *path, struct butler_error *err)
+static struct butler_gguf *open_one(const char *path, struct butler_error *err)
 {
     struct butler_map map;
     if (butler_map_open(&map, path, err) < 0)
@@ -551,10 +558,76 @@ struct butler_gguf *butler_gguf_open(const char *path, struct butler_error *err)
     return gguf;
 }
 
+/* Opens part i (from 0) of n and adds its tensors. */
+static int add_part(struct butler_gguf *gguf, int64_t i, int64_t n, struct butler_error *err)
+{
+    char path[4096], tail[40]; /* a longer path cannot be opened */
+    int64_t value;
+    int n_tail = snprintf(tail, sizeof tail, "-%05lld-of-%05lld.gguf", (long long)i + 1, (long long)n);
+    snprintf(path, sizeof path, "%.*s%s", (int)strlen(gguf->path) - n_tail, gguf->path, tail);
+    struct butler_gguf *part = open_one(path, err);
+    if (!part)
+        return BUTLER_ERROR_IO;
+    gguf->parts[gguf->n_parts++] = part;
+    if (butler_gguf_int(part, "split.no", true, i, i, &value, err) < 0 ||
+        butler_gguf_int(part, "split.count", true, n, n, &value, err) < 0)
+        return BUTLER_ERROR_FORMAT;
+    size_t n_slots = gguf->n_slots + part->n_slots; /* each has taken bytes of a file, so that this cannot overflow */
+    struct slot *grown = realloc(gguf->slots, (n_slots + 1) * sizeof *grown);
+    if (!grown)
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "%.160s: no memory for the tensors of a part", part->path);
+    for (size_t k = 0; k < part->n_slots; k++)
+        grown[gguf->n_slots + k] = part->slots[k];
+    gguf->slots = grown;
+    gguf->n_slots = n_slots;
+    return 0;
+}
+
+/* A model may be split into files NAME-00001-of-0000N.gguf; the first has all keys. */
+static int add_parts(struct butler_gguf *gguf, struct butler_error *err)
+{
+    int64_t n = 1, no = 0, n_tensors = -1;
+    char tail[40];
+    int rc;
+    if ((rc = butler_gguf_int(gguf, "split.count", false, 0, 99999, &n, err)) < 0 ||
+        (rc = butler_gguf_int(gguf, "split.no", false, 0, 99998, &no, err)) < 0 ||
+        (rc = butler_gguf_int(gguf, "split.tensors.count", false, 0, INT64_MAX, &n_tensors, err)) < 0 || n <= 1)
+        return rc;
+    size_t n_tail = (size_t)snprintf(tail, sizeof tail, "-%05lld-of-%05lld.gguf", (long long)no + 1, (long long)n);
+    if (no != 0 || strlen(gguf->path) < n_tail || strcmp(gguf->path + strlen(gguf->path) - n_tail, tail) != 0)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                           "%.160s: one of %lld files of a model (split.count), so its name must end in %s; open the first",
+                           gguf->path, (long long)n, tail);
+    gguf->parts = butler_alloc((size_t)n * sizeof *gguf->parts, err);
+    for (int64_t i = 1; i < n; i++)
+        if (!gguf->parts || add_part(gguf, i, n, err) < 0)
+            return -1;
+    if (n_tensors >= 0 && (uint64_t)n_tensors != gguf->n_slots)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key 'split.tensors.count': %lld, but the %lld files have %zu tensors",
+                           gguf->path, (long long)n_tensors, (long long)n, gguf->n_slots);
+    struct reader r = {.gguf = gguf, .data = gguf->map.data, .size = gguf->map.size, .at = gguf->header_bytes, .err = err};
+    free(gguf->slot_index.places);
+    gguf->slot_index.places = NULL;
+    return build_index(&r, &gguf->slot_index, "tensor", gguf->slots, gguf->n_slots, sizeof(struct slot));
+}
+
+struct butler_gguf *butler_gguf_open(const char *path, struct butler_error *err)
+{
+    struct butler_gguf *gguf = open_one(path, err);
+    if (gguf && add_parts(gguf, err) < 0) {
+        butler_gguf_free(gguf);
+        return NULL;
+    }
+    return gguf;
+}
+
 void butler_gguf_free(struct butler_gguf *gguf)
 {
     if (!gguf)
         return;
+    for (int64_t i = 0; i < gguf->n_parts; i++)
+        butler_gguf_free(gguf->parts[i]);
+    free(gguf->parts);
     for (size_t i = 0; i < gguf->n_entries; i++)
         free((uint64_t *)gguf->entries[i].value.string_offsets);
     while (gguf->texts) {
@@ -568,6 +641,7 @@ void butler_gguf_free(struct butler_gguf *gguf)
     free(gguf->slots);
     if (gguf->owns_map)
         butler_map_close(&gguf->map);
+    free(gguf->warnings);
     free(gguf->path);
     free(gguf);
 }
@@ -577,6 +651,24 @@ void butler_gguf_free(struct butler_gguf *gguf)
 const char *butler_gguf_path(const struct butler_gguf *gguf)
 {
     return gguf->path;
+}
+
+const char *butler_gguf_warnings(const struct butler_gguf *gguf)
+{
+    return gguf->warnings;
+}
+
+void butler_gguf_warn(const struct butler_gguf *gguf, const char *format, ...)
+{
+    size_t n = strlen(gguf->warnings);
+    if (MAX_WARNINGS - n < 2)
+        return;
+    va_list args;
+    va_start(args, format);
+    if (n > 0)
+        gguf->warnings[n++] = '\n';
+    vsnprintf(gguf->warnings + n, MAX_WARNINGS - n, format, args);
+    va_end(args);
 }
 
 uint64_t butler_gguf_fingerprint(const struct butler_gguf *gguf)

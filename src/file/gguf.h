@@ -19,11 +19,16 @@ struct butler_tensor {
 
 struct butler_gguf;
 
+/* Of a model that is split into several files: the first; the others are opened too, and the tensors are those of all. */
 struct butler_gguf *butler_gguf_open(const char *path, struct butler_error *err);
 /* The same for size bytes of memory at any alignment, which must outlive the gguf. name replaces the path in errors. */
 struct butler_gguf *butler_gguf_open_memory(const void *data, size_t size, const char *name, struct butler_error *err);
 void butler_gguf_free(struct butler_gguf *gguf);
 const char *butler_gguf_path(const struct butler_gguf *gguf);
+/* Odd things in the file that do not keep it from being used: a sentence a line, "" if there are none. butler_gguf_warn adds one;
+ * the file's path is not to be repeated. */
+const char *butler_gguf_warnings(const struct butler_gguf *gguf);
+void butler_gguf_warn(const struct butler_gguf *gguf, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* XXH3-64 of the header and of the first and last 4 KiB of every tensor: identifies a model without reading all of it. */
 uint64_t butler_gguf_fingerprint(const struct butler_gguf *gguf);
 

@@ -44,8 +44,10 @@ bool butler_gguf_load_int(enum butler_gguf_type type, const unsigned char *p, in
 {
     switch (type) {
     case BUTLER_GGUF_U8:
-    case BUTLER_GGUF_BOOL:
         *out = p[0];
+        return true;
+    case BUTLER_GGUF_BOOL:
+        *out = p[0] != 0;
         return true;
     case BUTLER_GGUF_I8:
         *out = (int8_t)p[0];

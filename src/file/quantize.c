@@ -94,7 +94,8 @@ static int copy_values(const struct job *job)
     int rc;
     for (int64_t i = 0; i < butler_gguf_n_values(job->gguf); i++) {
         const struct butler_gguf_value *value = butler_gguf_value_at(job->gguf, i);
-        if (strcmp(value->key, "general.file_type") == 0 || strcmp(value->key, "general.quantization_version") == 0)
+        if (strcmp(value->key, "general.file_type") == 0 || strcmp(value->key, "general.quantization_version") == 0 ||
+            strncmp(value->key, "split.", 6) == 0) /* what is written is one file */
             continue;
         if ((rc = butler_gguf_put_value(job->writer, value, job->err)) < 0)
             return rc;

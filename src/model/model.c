@@ -25,23 +25,28 @@ enum {
 static int get_int(struct butler_model *model, const char *suffix, bool required, int min, int max, int *out,
                    struct butler_error *err)
 {
+    struct butler_arch_key key = butler_arch_key(model, suffix);
+    const struct butler_gguf_value *array = butler_gguf_value(model->gguf, key.text);
     int64_t value = *out;
-    int rc = butler_gguf_int(model->gguf, butler_arch_key(model, suffix).text, required, min, max, &value, err);
-    *out = (int)value;
-    return rc;
-}
-
-/* Keys that mean that a model of this name is built differently. */
-static int refuse_variants(struct butler_model *model, struct butler_error *err)
-{
-    int64_t n_parts = 1;
-    int rc;
-    if ((rc = butler_gguf_int(model->gguf, "split.count", false, 0, INT_MAX, &n_parts, err)) < 0)
+    if (!array || array->type != BUTLER_GGUF_ARRAY || array->n == 0 || array->element_type == BUTLER_GGUF_STRING ||
+        array->element_type == BUTLER_GGUF_FLOAT32 || array->element_type == BUTLER_GGUF_FLOAT64) {
+        int rc = butler_gguf_int(model->gguf, key.text, required, min, max, &value, err);
+        *out = (int)value;
         return rc;
-    if (n_parts > 1)
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
-                           "%.160s: key 'split.count': one of %lld files of a model; join them first", model->path,
-                           (long long)n_parts);
+    }
+    /* One value a layer: all the same. */
+    value = butler_gguf_array_int(array, 0);
+    if (model->hp.n_layers == 0 || array->n != (uint64_t)model->hp.n_layers)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key '%s': an array of %llu values for %d layers", model->path,
+                           key.text, (unsigned long long)array->n, model->hp.n_layers);
+    for (uint64_t i = 1; i < array->n; i++)
+        if (butler_gguf_array_int(array, i) != value)
+            return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: key '%s': layers with different values are not supported",
+                               model->path, key.text);
+    if (value < min || value > max)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key '%s': %lld is not in [%d, %d]", model->path, key.text,
+                           (long long)value, min, max);
+    *out = (int)value;
     return 0;
 }
 
@@ -130,8 +135,7 @@ static int read_hparams(struct butler_model *model, const struct butler_arch *ar
     hp->activation = arch->activation;
     hp->rope = arch->rope;
     int rc;
-    if ((rc = refuse_variants(model, err)) < 0 ||
-        (rc = get_int(model, "block_count", true, 1, MAX_LAYERS, &hp->n_layers, err)) < 0 ||
+    if ((rc = get_int(model, "block_count", true, 1, MAX_LAYERS, &hp->n_layers, err)) < 0 ||
         (rc = get_int(model, "context_length", true, 1, MAX_CTX, &hp->n_ctx_train, err)) < 0 ||
         (rc = get_int(model, "embedding_length", true, 1, MAX_EMBD, &hp->n_embd, err)) < 0 ||
         (rc = get_int(model, "feed_forward_length", true, 1, MAX_FF, &hp->n_ff, err)) < 0 ||

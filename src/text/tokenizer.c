@@ -8,7 +8,8 @@
 
 /* --------------------------------------------------------------------------------------------------- load */
 
-/* An id may be absent, or be given as absent by -1 in 32 bits. */
+/* An id may be absent, or be given as absent by -1 in 32 bits. One that is no token's is as good as absent: only a text that asks
+ * for that token would need it. */
 static int read_id(const struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, const char *key, int32_t *id,
                    struct butler_error *err)
 {
@@ -19,9 +20,9 @@ static int read_id(const struct butler_tokenizer *tokenizer, const struct butler
     if (value == UINT32_MAX)
         value = -1;
     if (value < -1 || value >= tokenizer->vocab.n_tokens)
-        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %s is %lld, but there are %u tokens", tokenizer->vocab.path, key,
-                           (long long)value, tokenizer->vocab.n_tokens);
-    *id = (int32_t)value;
+        butler_gguf_warn(gguf, "%s is %lld, but there are %u tokens: not used", key, (long long)value, tokenizer->vocab.n_tokens);
+    else
+        *id = (int32_t)value;
     return BUTLER_OK;
 }
 
@@ -42,26 +43,95 @@ static void add_end(struct butler_tokenizer *tokenizer, int32_t id)
         tokenizer->ends[tokenizer->n_ends++] = id;
 }
 
+enum end { END_RETURN, END_CALL, END_CALLS, END_FLUSH, END_TOOL_RESPONSE, END_END, END_S };
+
+/* What llama.cpp takes as the end of an answer by its spelling. */
+static const char *const end_spellings[] = {
+    [END_RETURN] = "<|return|>",
+    [END_CALL] = "<|call|>",
+    [END_CALLS] = "<|calls|>",
+    [END_FLUSH] = "<|flush|>",
+    [END_TOOL_RESPONSE] = "<|tool_response>",
+    [END_END] = "<|end|>",
+    [END_S] = "</s>",
+    "<|im_end|>",
+    "<|ifm|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "[e~[",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>", /* DeepSeek: fullwidth bars, U+2581 between the words */
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<PAD>",
+    "[PAD]",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
+};
+
+/* Index in end_spellings, or -1. */
+static int find_end(const char *bytes, size_t n)
+{
+    if (n < 4 || n > 32 || !memchr("<[_", bytes[0], 3))
+        return -1;
+    for (int i = 0; i < BUTLER_COUNT(end_spellings); i++)
+        if (strlen(end_spellings[i]) == n && memcmp(end_spellings[i], bytes, n) == 0)
+            return i;
+    return -1;
+}
+
+/* Files often give such a token another type than control: then it would be printed, and not be found in a template's text. */
+static void make_control(struct butler_vocab *vocab, uint32_t id, const char *bytes, size_t n)
+{
+    struct butler_piece *piece = &vocab->pieces[id];
+    vocab->types[id] = BUTLER_TOKEN_CONTROL;
+    memcpy((char *)piece->bytes, bytes, n); /* as the file spells it, for which there is room */
+    piece->n_bytes = (uint32_t)n;
+}
+
 /* Models end a turn with more tokens than their files name. */
 static int find_ends(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err)
 {
-    static const char *const spellings[] = {"<|im_end|>",    "<|eot_id|>",      "<|eom_id|>",   "<|end|>",
-                                            "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"};
-    int32_t eot = -1, eom = -1;
+    const struct butler_gguf_value *tokens = butler_gguf_value(gguf, "tokenizer.ggml.tokens");
+    int32_t eot = -1, eom = -1, found[BUTLER_COUNT(end_spellings)];
     int rc;
     if ((rc = read_id(tokenizer, gguf, "tokenizer.ggml.eot_token_id", &eot, err)) ||
         (rc = read_id(tokenizer, gguf, "tokenizer.ggml.eom_token_id", &eom, err)))
         return rc;
-    add_end(tokenizer, tokenizer->eos);
-    add_end(tokenizer, eot);
-    add_end(tokenizer, eom);
-    for (int i = 0; i < tokenizer->n_special; i++) {
-        int32_t id = tokenizer->special[i];
-        const struct butler_piece *piece = &tokenizer->vocab.pieces[id];
-        for (int k = 0; k < BUTLER_COUNT(spellings) && tokenizer->vocab.types[id] == BUTLER_TOKEN_CONTROL; k++)
-            if (strlen(spellings[k]) == piece->n_bytes && memcmp(spellings[k], piece->bytes, piece->n_bytes) == 0)
-                add_end(tokenizer, id);
+    memset(found, -1, sizeof found);
+    for (uint32_t i = 0; i < tokenizer->vocab.n_tokens; i++) {
+        size_t n;
+        const char *bytes = butler_gguf_array_string(tokens, i, &n);
+        int end = find_end(bytes, n);
+        if (end < 0)
+            continue;
+        found[end] = (int32_t)i;
+        if (tokenizer->vocab.types[i] != BUTLER_TOKEN_CONTROL)
+            make_control(&tokenizer->vocab, i, bytes, n);
     }
+    /* Where messages of several kinds end in their own ways, <|end|> is between them; Gemma 4 has </s> as a word. */
+    bool call = found[END_CALL] >= 0 || found[END_CALLS] >= 0;
+    bool messages = call && (found[END_RETURN] >= 0 || found[END_FLUSH] >= 0);
+    int32_t no_end[2] = {messages ? found[END_END] : -1, found[END_TOOL_RESPONSE] >= 0 ? found[END_S] : -1};
+    int32_t ids[BUTLER_COUNT(found) + 3] = {tokenizer->eos, eot, eom};
+    memcpy(ids + 3, found, sizeof found);
+    for (int i = 0; i < BUTLER_COUNT(ids); i++)
+        if (ids[i] != no_end[0] && ids[i] != no_end[1])
+            add_end(tokenizer, ids[i]);
     return BUTLER_OK;
 }
 
@@ -73,7 +143,8 @@ static int read_phi3(struct butler_tokenizer *tokenizer, const struct butler_ggu
     return rc;
 }
 
-static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err)
+static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, const char *pre_tokenizer,
+                struct butler_error *err)
 {
     static const struct butler_family *const families[] = {&butler_family_spm, &butler_family_bpe};
     const char *name = NULL;
@@ -90,25 +161,25 @@ static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gg
     tokenizer->bos = tokenizer->eos = tokenizer->unknown = -1;
     for (int i = 0; i < 256; i++)
         tokenizer->byte_symbols[i] = BUTLER_NO_SYMBOL;
-    if ((rc = tokenizer->family->load(tokenizer, gguf, err)) ||
+    if ((rc = tokenizer->family->load(tokenizer, gguf, pre_tokenizer, err)) ||
         (rc = read_id(tokenizer, gguf, "tokenizer.ggml.bos_token_id", &tokenizer->bos, err)) ||
         (rc = read_id(tokenizer, gguf, "tokenizer.ggml.eos_token_id", &tokenizer->eos, err)) ||
         (rc = read_id(tokenizer, gguf, "tokenizer.ggml.unknown_token_id", &tokenizer->unknown, err)) ||
         (rc = read_flag(gguf, "tokenizer.ggml.add_bos_token", &tokenizer->add_bos, err)) ||
         (rc = read_flag(gguf, "tokenizer.ggml.add_eos_token", &tokenizer->add_eos, err)) ||
-        (rc = read_phi3(tokenizer, gguf, err)) || (rc = butler_special_init(tokenizer, err)))
+        (rc = read_phi3(tokenizer, gguf, err)) || (rc = find_ends(tokenizer, gguf, err)))
         return rc;
-    return find_ends(tokenizer, gguf, err);
+    return butler_special_init(tokenizer, err);
 }
 
-struct butler_tokenizer *butler_tokenizer_new(const struct butler_gguf *gguf, struct butler_error *err)
+struct butler_tokenizer *butler_tokenizer_new(const struct butler_gguf *gguf, const char *pre_tokenizer, struct butler_error *err)
 {
     struct butler_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
     if (!tokenizer) {
         butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for the tokenizer", butler_gguf_path(gguf));
         return NULL;
     }
-    if (load(tokenizer, gguf, err)) {
+    if (load(tokenizer, gguf, pre_tokenizer, err)) {
         butler_tokenizer_free(tokenizer);
         return NULL;
     }
@@ -132,8 +203,10 @@ void butler_tokenizer_free(struct butler_tokenizer *tokenizer)
 int butler_encoder_emit_bytes(struct butler_encoder *encoder, const char *bytes, size_t n)
 {
     const struct butler_tokenizer *tokenizer = encoder->tokenizer;
+    bool invalid = n == 1 && (unsigned char)bytes[0] >= 0x80; /* no character, so none that is unknown */
     for (size_t i = 0; i < n; i++) {
-        if (tokenizer->family->skips_unknown || tokenizer->byte_symbols[(unsigned char)bytes[i]] < tokenizer->vocab.n_tokens)
+        if (tokenizer->family->skips_unknown || invalid ||
+            tokenizer->byte_symbols[(unsigned char)bytes[i]] < tokenizer->vocab.n_tokens)
             continue;
         if (tokenizer->unknown < 0)
             return butler_fail(encoder->err, BUTLER_ERROR_FORMAT,
@@ -175,6 +248,8 @@ int butler_tokenizer_encode_marked(const struct butler_tokenizer *tokenizer, con
     if (n_text > INT_MAX / 4)
         return butler_fail(err, BUTLER_ERROR_LENGTH, "tokenize: a text of %zu bytes is too long; the maximum is %d", n_text,
                            INT_MAX / 4);
+    if (tokenizer->no_split.code)
+        return butler_fail(err, tokenizer->no_split.code, "%s", tokenizer->no_split.message);
     struct butler_encoder encoder = {.tokenizer = tokenizer, .ids = ids, .max_ids = max_ids, .err = err};
     struct butler_text_range *spans = NULL;
     size_t n_spans = 0;

@@ -7,8 +7,9 @@
 
 struct butler_tokenizer;
 
-/* Reads the keys tokenizer.ggml.*. The gguf must outlive the tokenizer. */
-struct butler_tokenizer *butler_tokenizer_new(const struct butler_gguf *gguf, struct butler_error *err);
+/* Reads the keys tokenizer.ggml.*. The gguf must outlive the tokenizer. pre_tokenizer: used instead of the file's; NULL: the
+ * file's. Where the file's is unknown the tokenizer tells ids and bytes, but encoding fails. */
+struct butler_tokenizer *butler_tokenizer_new(const struct butler_gguf *gguf, const char *pre_tokenizer, struct butler_error *err);
 void butler_tokenizer_free(struct butler_tokenizer *tokenizer);
 
 /* The contract of butler_tokenize, with the flags of butler.h. text may be any bytes. Thread-safe. */

@@ -105,18 +105,23 @@ static int load_merges(struct butler_tokenizer *tokenizer, const struct butler_g
     return BUTLER_OK;
 }
 
-static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err)
+static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, const char *pre_tokenizer,
+                struct butler_error *err)
 {
     struct butler_vocab *vocab = &tokenizer->vocab;
     const char *pre = "default";
     int rc;
     if ((rc = butler_gguf_string(gguf, "tokenizer.ggml.pre", false, &pre, err)))
         return rc;
-    if (!(tokenizer->split = butler_split_new(pre, butler_gguf_path(gguf), err)))
-        return BUTLER_ERROR_UNSUPPORTED;
+    tokenizer->split = butler_split_new(pre_tokenizer ? pre_tokenizer : pre, butler_gguf_path(gguf), &tokenizer->no_split);
+    if (!tokenizer->split && (pre_tokenizer || tokenizer->no_split.code != BUTLER_ERROR_UNSUPPORTED))
+        return butler_fail(err, pre_tokenizer ? BUTLER_ERROR_ARGUMENT : tokenizer->no_split.code, "%s",
+                           tokenizer->no_split.message);
+    if (!tokenizer->split)
+        butler_gguf_warn(gguf, "unknown pre-tokenizer \"%.32s\": text needs --pre NAME", pre);
     if ((rc = butler_vocab_init(vocab, gguf, spelling, infer_type, err)) || (rc = load_merges(tokenizer, gguf, err)))
         return rc;
-    tokenizer->add_bos = butler_split_adds_bos(tokenizer->split);
+    tokenizer->add_bos = tokenizer->split && butler_split_adds_bos(tokenizer->split);
     for (int i = 0; i < 256; i++) {
         tokenizer->byte_symbols[i] = butler_vocab_intern(vocab, &(char){(char)i}, 1, err);
         if (tokenizer->byte_symbols[i] == BUTLER_NO_SYMBOL)

@@ -12,7 +12,9 @@ struct butler_encoder;
 
 struct butler_family {
     const char *name; /* tokenizer.ggml.model */
-    int (*load)(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err);
+    /* pre_tokenizer as in butler_tokenizer_new. */
+    int (*load)(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, const char *pre_tokenizer,
+                struct butler_error *err);
     /* Emits the ids of a piece of ordinary text. after_special: it begins the text or follows a special token. */
     int (*encode)(struct butler_encoder *encoder, const char *text, size_t n, bool after_special);
     /* A byte that the vocabulary has no token for is left out, as llama.cpp does for this family; else it becomes the
@@ -35,13 +37,14 @@ struct butler_tokenizer {
         bool plain;     /* one of them is also searched if special tokens are read as plain text */
     } special_by_byte[256];
     bool strip_after_special; /* Phi-3: most special tokens include the white space that follows */
-    int32_t ends[16];
+    int32_t ends[40];
     int n_ends;
 
     struct butler_pairs adjacent; /* llama: which characters are adjacent in some token. Text may be split between all others */
     uint32_t ascii[128];          /* llama: symbol of a character */
     bool add_space_prefix;        /* llama */
-    struct butler_split *split;   /* gpt2 */
+    struct butler_split *split;   /* gpt2; NULL: the file's pre-tokenizer is unknown, as no_split says */
+    struct butler_error no_split;
 };
 
 /* One call of butler_tokenizer_encode. */
@@ -63,7 +66,7 @@ static inline void butler_encoder_emit(struct butler_encoder *encoder, int32_t i
 /* Merges the symbols of encoder->merge, emits the result and empties it. */
 int butler_encoder_flush(struct butler_encoder *encoder);
 /* Bytes that are no part of a token: each one's own token. Where one of them has none, by the family: nothing for that
- * byte, or the unknown token for all of them. */
+ * byte, or the unknown token for all of them; nothing for a byte that is not UTF-8. */
 int butler_encoder_emit_bytes(struct butler_encoder *encoder, const char *bytes, size_t n);
 
 /* tokenizer_special.c */

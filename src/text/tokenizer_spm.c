@@ -140,11 +140,15 @@ static int load_pairs(struct butler_tokenizer *tokenizer, const struct butler_gg
     return rc;
 }
 
-static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err)
+static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, const char *pre_tokenizer,
+                struct butler_error *err)
 {
     struct butler_vocab *vocab = &tokenizer->vocab;
     int64_t prefix = 1;
     int rc;
+    if (pre_tokenizer)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: pre-tokenizer %.64s: a tokenizer \"llama\" has none",
+                           butler_gguf_path(gguf), pre_tokenizer);
     if ((rc = butler_vocab_init(vocab, gguf, spelling, infer_type, err)) || (rc = load_pairs(tokenizer, gguf, err)) ||
         (rc = butler_gguf_int(gguf, "tokenizer.ggml.add_space_prefix", false, 0, 1, &prefix, err)))
         return rc;

@@ -102,14 +102,15 @@ static int read_types(struct butler_vocab *vocab, const struct butler_gguf *gguf
     enum butler_gguf_type width = types && types->element_type == BUTLER_GGUF_U32 ? BUTLER_GGUF_U32 : BUTLER_GGUF_I32;
     if (types && butler_vocab_array(vocab, gguf, key, width, &types, err))
         return BUTLER_ERROR_FORMAT;
+    uint32_t n_unknown = 0;
     for (uint32_t i = 0; i < vocab->n_tokens; i++) {
         size_t n;
         const char *bytes = butler_gguf_array_string(tokens, i, &n);
         int64_t type = types ? butler_gguf_array_int(types, i) : (int64_t)infer(bytes, n);
-        if (type < 0 || type >= BUTLER_N_TOKEN_TYPES)
-            return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %s[%u] is %lld, no type of token", vocab->path, key, i,
-                               (long long)type);
-        vocab->types[i] = (unsigned char)type;
+        bool known = type >= 0 && type < BUTLER_N_TOKEN_TYPES;
+        if (!known && n_unknown++ == 0)
+            butler_gguf_warn(gguf, "%s[%u] is %lld, no type of token: taken as undefined", key, i, (long long)type);
+        vocab->types[i] = known ? (unsigned char)type : BUTLER_TOKEN_UNDEFINED;
     }
     return BUTLER_OK;
 }
