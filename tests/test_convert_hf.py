@@ -222,6 +222,8 @@ def test_windows(tmp_path):
     ("llama", dict(architectures=...), "no architectures"),
     ("llama", dict(hidden_act="gelu"), "activation 'gelu'"),
     ("llama", dict(num_hidden_layers=...), "'num_hidden_layers' is missing"),
+    ("llama", dict(num_hidden_layers="2"), "'num_hidden_layers' is '2'; expected a whole number above 0"),
+    ("llama", dict(num_key_value_heads=-1), "'num_key_value_heads' is -1"),
     ("llama", dict(num_hidden_layers=1), "'model.layers.1."),
     ("llama", dict(num_hidden_layers=3), "layer 2 has no tensor"),
     ("llama", dict(rope_parameters={"rope_type": "ntk", "factor": 2.0}), "rope scaling 'ntk'"),
@@ -385,6 +387,8 @@ def test_refused_tokenizers(llama):
     refused(llama, "tokenizer.json", "WordPiece")
     change_json(llama / "tokenizer.json", model={"type": "BPE", "vocab": {"a": 96}, "merges": []})
     refused(llama, "token id 96, the embedding has 96 rows")
+    change_json(llama / "tokenizer.json", model={"type": "BPE", "vocab": ["a"], "merges": []})
+    refused(llama, "not as published ones are")
     (llama / "tokenizer.json").unlink()
     refused(llama, "no tokenizer.json, no tokenizer.model")
 

@@ -48,10 +48,13 @@ def get(config, *names, default=None):
     return next((config[n] for n in names if config.get(n) is not None), default)
 
 
-def need(config, *names):
-    value = get(config, *names)
+def need(config, *names, default=None):
+    """As get, of a whole number above 0."""
+    value = get(config, *names, default=default)
     if value is None:
         raise Failure(f"config.json: '{names[0]}' is missing")
+    if not isinstance(value, int) or value < 1:
+        raise Failure(f"config.json: '{names[0]}' is {value!r}; expected a whole number above 0")
     return value
 
 
@@ -64,11 +67,11 @@ def n_heads(config):
 
 
 def n_kv_heads(config):
-    return get(config, "num_key_value_heads", default=n_heads(config))
+    return need(config, "num_key_value_heads", default=n_heads(config))
 
 
 def head_dim(config):
-    return get(config, "head_dim", default=need(config, "hidden_size", "n_embd") // n_heads(config))
+    return need(config, "head_dim", default=need(config, "hidden_size", "n_embd") // n_heads(config))
 
 
 # ---------------------------------------------------------------------------------------------- tensors
