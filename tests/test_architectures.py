@@ -19,12 +19,7 @@ TOLERANCE = 2e-5  # of the largest logit of a position
 POLICIES = ["full", "quest:budget=4096", "h2o:budget=4096", "fier:budget=4096"]
 # Cases that butler does not load or compute yet, and what they need; a test that passes all the same fails, so that its row is taken out.
 PENDING = {
-    "opt-350m": "norms after attention and FFN",
     "stablelm-12b": "a norm of its own for each head",
-    "mixtral": "experts",
-    "qwen2moe": "experts",
-    "qwen3moe": "experts",
-    "gpt-oss": "experts, sinks, YaRN without rounding",
 }
 NAMES = [pytest.param(n, marks=pytest.mark.xfail(reason="not implemented", strict=True) if n in PENDING else ()) for n in CASES]
 
