@@ -230,6 +230,7 @@ def test_windows(tmp_path):
     ("llama", dict(rope_parameters={"rope_type": "linear"}), "'linear' without 'factor'"),
     ("smollm3", dict(no_rope_layers=[1, 0, 1, 1, 1]), "no_rope_layers"),
     ("qwen3moe", dict(norm_topk_prob=False), "'norm_topk_prob' is False"),
+    ("gemma3", dict(use_bidirectional_attention=True), "'use_bidirectional_attention' is True"),
     ("mixtral", dict(num_local_experts=5), "4 experts"),
     ("gemma3", dict(layer_types=["full_attention"]), "1 entries for 7 layers"),
 ])
@@ -380,6 +381,14 @@ def test_vocab_and_merges(llama):
     (llama / "vocab.json").write_text(json.dumps(vocab))
     (llama / "merges.txt").write_text("#version: 0.2\na b\n")
     assert convert(llama).read_bytes() == whole
+
+
+def test_added_token_without_a_row(llama):
+    change_json(llama / "tokenizer.json", added_tokens=[{"id": 96, "content": "<image>", "special": True}])
+    out = llama.with_suffix(".gguf")
+    result = python_tool("convert_hf.py", llama, "-o", out)
+    assert "1 added tokens from id 96 are left out: the embedding has 96 rows" in result.stderr
+    assert len(Gguf(out).values["tokenizer.ggml.tokens"][1][1]) == 96
 
 
 def test_refused_tokenizers(llama):

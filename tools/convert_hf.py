@@ -140,7 +140,7 @@ def hyperparameters(writer, config, family):
     if act not in family.acts:
         raise Failure(f"config.json: activation '{act}'; GGUF's {family.arch} has {', '.join(family.acts)}")
     for name, value in family.fixed.items():
-        if config.get(name, value) != value:
+        if get(config, name, default=value) != value:
             raise Failure(f"config.json: '{name}' is {config[name]}; GGUF's {family.arch} has {value}")
     window_keys(writer, config, family)
     family.keys(writer, config)

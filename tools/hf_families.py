@@ -215,7 +215,7 @@ def gpt_oss_experts(tensors, config):
 # --------------------------------------------------------------------------------------- hyperparameters
 
 def parallel_keys(writer, config):
-    writer.add_parallel_residual(get(config, "use_parallel_residual", default=True))
+    writer.add_parallel_residual(get(config, "use_parallel_residual", default=writer.arch == "gptneox"))
 
 
 def gemma2_keys(writer, config):
@@ -281,7 +281,8 @@ FAMILIES = {
                              fixed={"enable_bias": True, "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False}),
     "GemmaForCausalLM": Family("gemma", acts=GELU_TANH + ("gelu",), norm_plus_one=True, tied=True),
     "Gemma2ForCausalLM": Family("gemma2", acts=GELU_TANH, norm_plus_one=True, tied=True, window_period=2, keys=gemma2_keys),
-    "Gemma3ForCausalLM": Family("gemma3", acts=GELU_TANH, norm_plus_one=True, tied=True, window_period=6, keys=gemma2_keys),
+    "Gemma3ForCausalLM": Family("gemma3", acts=GELU_TANH, norm_plus_one=True, tied=True, window_period=6, keys=gemma2_keys,
+                                 fixed={"use_bidirectional_attention": False}),
     "StableLmForCausalLM": Family("stablelm", rope_fraction=0.25, rewrite=(stack_stablelm_norms,), keys=parallel_keys),
     "Starcoder2ForCausalLM": Family("starcoder2", acts=GELU_TANH, tied=True),
     "Olmo2ForCausalLM": Family("olmo2"),
