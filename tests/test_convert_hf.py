@@ -222,12 +222,15 @@ def test_windows(tmp_path):
     ("llama", dict(architectures=...), "no architectures"),
     ("llama", dict(hidden_act="gelu"), "activation 'gelu'"),
     ("llama", dict(num_hidden_layers=...), "'num_hidden_layers' is missing"),
+    ("llama", dict(num_hidden_layers="2"), "'num_hidden_layers' is '2'; expected a whole number above 0"),
+    ("llama", dict(num_key_value_heads=-1), "'num_key_value_heads' is -1"),
     ("llama", dict(num_hidden_layers=1), "'model.layers.1."),
     ("llama", dict(num_hidden_layers=3), "layer 2 has no tensor"),
     ("llama", dict(rope_parameters={"rope_type": "ntk", "factor": 2.0}), "rope scaling 'ntk'"),
     ("llama", dict(rope_parameters={"rope_type": "linear"}), "'linear' without 'factor'"),
     ("smollm3", dict(no_rope_layers=[1, 0, 1, 1, 1]), "no_rope_layers"),
     ("qwen3moe", dict(norm_topk_prob=False), "'norm_topk_prob' is False"),
+    ("gemma3", dict(use_bidirectional_attention=True), "'use_bidirectional_attention' is True"),
     ("mixtral", dict(num_local_experts=5), "4 experts"),
     ("gemma3", dict(layer_types=["full_attention"]), "1 entries for 7 layers"),
 ])
@@ -380,11 +383,21 @@ def test_vocab_and_merges(llama):
     assert convert(llama).read_bytes() == whole
 
 
+def test_added_token_without_a_row(llama):
+    change_json(llama / "tokenizer.json", added_tokens=[{"id": 96, "content": "<image>", "special": True}])
+    out = llama.with_suffix(".gguf")
+    result = python_tool("convert_hf.py", llama, "-o", out)
+    assert "1 added tokens from id 96 are left out: the embedding has 96 rows" in result.stderr
+    assert len(Gguf(out).values["tokenizer.ggml.tokens"][1][1]) == 96
+
+
 def test_refused_tokenizers(llama):
     change_json(llama / "tokenizer.json", model={"type": "WordPiece", "vocab": {}})
     refused(llama, "tokenizer.json", "WordPiece")
     change_json(llama / "tokenizer.json", model={"type": "BPE", "vocab": {"a": 96}, "merges": []})
     refused(llama, "token id 96, the embedding has 96 rows")
+    change_json(llama / "tokenizer.json", model={"type": "BPE", "vocab": ["a"], "merges": []})
+    refused(llama, "not as published ones are")
     (llama / "tokenizer.json").unlink()
     refused(llama, "no tokenizer.json, no tokenizer.model")
 

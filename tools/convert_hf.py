@@ -126,7 +126,7 @@ def hyperparameters(writer, config, family):
     writer.add_context_length(need(config, "max_position_embeddings", "n_positions", "n_ctx"))
     writer.add_embedding_length(embd)
     writer.add_block_count(n_layers(config))
-    writer.add_feed_forward_length(get(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * embd))
+    writer.add_feed_forward_length(need(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * embd))
     writer.add_head_count(n_heads(config))
     writer.add_head_count_kv(n_kv_heads(config))
     writer.add_key_length(head_dim(config))
@@ -140,7 +140,7 @@ def hyperparameters(writer, config, family):
     if act not in family.acts:
         raise Failure(f"config.json: activation '{act}'; GGUF's {family.arch} has {', '.join(family.acts)}")
     for name, value in family.fixed.items():
-        if config.get(name, value) != value:
+        if get(config, name, default=value) != value:
             raise Failure(f"config.json: '{name}' is {config[name]}; GGUF's {family.arch} has {value}")
     window_keys(writer, config, family)
     family.keys(writer, config)
@@ -256,7 +256,10 @@ def convert(folder, out, wanted, pre=None):
         tensors = {**gguf_tensors(read_tensors(folder), config, family), **factors}
         generation = read_json(folder / "generation_config.json", optional=True) or {}
         n_vocab = tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 0
-        hf_tokenizer.add(writer, folder, config, generation, n_vocab, pre)
+        try:
+            hf_tokenizer.add(writer, folder, config, generation, n_vocab, pre)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise Failure(f"{folder}: a file of its tokenizer is not as published ones are: {error!r}") from error
         write(writer, tensors, TYPES[wanted])
         os.replace(part, out)
     except OSError as error:

@@ -48,10 +48,13 @@ def get(config, *names, default=None):
     return next((config[n] for n in names if config.get(n) is not None), default)
 
 
-def need(config, *names):
-    value = get(config, *names)
+def need(config, *names, default=None):
+    """As get, of a whole number above 0."""
+    value = get(config, *names, default=default)
     if value is None:
         raise Failure(f"config.json: '{names[0]}' is missing")
+    if not isinstance(value, int) or value < 1:
+        raise Failure(f"config.json: '{names[0]}' is {value!r}; expected a whole number above 0")
     return value
 
 
@@ -64,11 +67,11 @@ def n_heads(config):
 
 
 def n_kv_heads(config):
-    return get(config, "num_key_value_heads", default=n_heads(config))
+    return need(config, "num_key_value_heads", default=n_heads(config))
 
 
 def head_dim(config):
-    return get(config, "head_dim", default=need(config, "hidden_size", "n_embd") // n_heads(config))
+    return need(config, "head_dim", default=need(config, "hidden_size", "n_embd") // n_heads(config))
 
 
 # ---------------------------------------------------------------------------------------------- tensors
@@ -212,7 +215,7 @@ def gpt_oss_experts(tensors, config):
 # --------------------------------------------------------------------------------------- hyperparameters
 
 def parallel_keys(writer, config):
-    writer.add_parallel_residual(get(config, "use_parallel_residual", default=True))
+    writer.add_parallel_residual(get(config, "use_parallel_residual", default=writer.arch == "gptneox"))
 
 
 def gemma2_keys(writer, config):
@@ -278,7 +281,8 @@ FAMILIES = {
                              fixed={"enable_bias": True, "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False}),
     "GemmaForCausalLM": Family("gemma", acts=GELU_TANH + ("gelu",), norm_plus_one=True, tied=True),
     "Gemma2ForCausalLM": Family("gemma2", acts=GELU_TANH, norm_plus_one=True, tied=True, window_period=2, keys=gemma2_keys),
-    "Gemma3ForCausalLM": Family("gemma3", acts=GELU_TANH, norm_plus_one=True, tied=True, window_period=6, keys=gemma2_keys),
+    "Gemma3ForCausalLM": Family("gemma3", acts=GELU_TANH, norm_plus_one=True, tied=True, window_period=6, keys=gemma2_keys,
+                                 fixed={"use_bidirectional_attention": False}),
     "StableLmForCausalLM": Family("stablelm", rope_fraction=0.25, rewrite=(stack_stablelm_norms,), keys=parallel_keys),
     "Starcoder2ForCausalLM": Family("starcoder2", acts=GELU_TANH, tied=True),
     "Olmo2ForCausalLM": Family("olmo2"),

@@ -119,9 +119,19 @@ def is_byte_level(data):
     return not data["model"].get("byte_fallback")
 
 
+def with_rows(added, n_vocab):
+    """The added tokens (id -> token) that the embedding has rows for. Gemma 3's tokenizer has one, for pictures, that text models lack."""
+    beyond = sorted(i for i in added if n_vocab and i >= n_vocab)
+    if beyond:
+        print(f"convert_hf: {len(beyond)} added tokens from id {beyond[0]} are left out: the embedding has {n_vocab} rows", file=sys.stderr)
+    return {i: token for i, token in added.items() if i not in beyond}
+
+
 def vocabulary(path, data, n_vocab):
     """(tokens, types) by id. Ids without a token are unused ones."""
-    vocab, added = data["model"]["vocab"], data.get("added_tokens") or []
+    every = {t["id"]: t for t in data.get("added_tokens") or []}
+    added = list(with_rows(every, n_vocab).values())
+    vocab = {text: i for text, i in data["model"]["vocab"].items() if i not in every}
     n = max([n_vocab, *(i + 1 for i in vocab.values()), *(t["id"] + 1 for t in added)])
     if n_vocab and n > n_vocab:
         raise Failure(f"{path}: token id {n - 1}, the embedding has {n_vocab} rows")
@@ -192,6 +202,7 @@ def add_sentencepiece(writer, path, settings, n_vocab):
     extra = read_json(path.parent / "added_tokens.json", optional=True) or {}
     for text, i in extra.items():
         added.setdefault(i, {"content": text, "special": False})
+    added = with_rows(added, n_vocab)
     n = max([n_vocab, len(tokens), *(i + 1 for i in added)])
     if n_vocab and n > n_vocab:
         raise Failure(f"{path}: token id {n - 1}, the embedding has {n_vocab} rows")

@@ -50,6 +50,7 @@ PLAIN = dict(vocab_size=N_VOCAB, bos_token_id=None, eos_token_id=None, pad_token
 def cases():
     """name: (model_type, configuration, other things of the case)"""
     yield "llama", "llama", sized(**LLAMA3, tie_word_embeddings=False), {}
+    yield "llama-bias", "llama", sized(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **rope("linear", factor=4.0)), {}
     yield "mistral", "mistral", sized(sliding_window=WINDOW, head_dim=32, tie_word_embeddings=False), {}
     yield "qwen2", "qwen2", sized(kv=1, tie_word_embeddings=True, **rope(theta=1e6)), {}
     yield "qwen3", "qwen3", sized(head_dim=32, tie_word_embeddings=True, **rope(theta=1e6)), {}
