@@ -232,13 +232,14 @@ static void check_selection(const struct butler_session *session, const char *po
     int32_t ids[N_TEXT];
     const struct butler_policy *p = &session->policy;
     const int n_past = butler_n_past(session), n = butler_last_selection(session, layer, head, ids, N_TEXT);
-    const bool dense = layer < p->dense_layers || !p->metric;
+    const bool dense = !butler_policy_applies(p, layer) || !p->metric;
+    const int window = session->model->layers[layer].window;
     const struct butler_limits limits = butler_policy_limits(p, layer, session->shape.n_layers, n_past);
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= n_past || (i > 0 && ids[i] <= ids[i - 1]))
             fail_msg("%s: layer %d, head %d, %d tokens: id %d is %d", policy, layer, head, n_past, i, ids[i]);
     if (dense) {
-        assert_int_equal(n, n_past);
+        assert_int_equal(n, window > 0 ? BUTLER_MIN(window, n_past) : n_past);
         return;
     }
     /* Pages: sinks and recent tokens bring their pages, and the page being filled comes on top of whole ones. */
@@ -273,7 +274,7 @@ static void selection_law(const struct context *c, const char *policy)
             for (int h = 0; h < session->shape.n_heads; h++)
                 check_selection(session, text, c->n_prompt, l, h);
         if (p->method == BUTLER_EVICT && !p->evict_at_prefill_only && p->budget_kind == BUTLER_BUDGET_COUNT &&
-            p->dense_layers == 0) {
+            p->dense_layers == 0 && session->model->hp.n_windowed == 0) {
             struct butler_stats stats;
             butler_session_stats(session, &stats);
             assert_true(stats.kv_memory <= butler_kv_bytes(c->model, c->from->kv_type, BUDGET));

@@ -619,8 +619,9 @@ static void note_tokens(struct butler_part *part)
     if (!part->decode && session->n_dense == session->n_past && !session->evicted)
         session->n_dense += part->n;
     session->n_past += part->n;
-    if (observe_from(part, session->policy.dense_layers) < session->n_past)
-        session->n_observed = session->n_past;
+    for (int l = 0; l < session->shape.n_layers; l++)
+        if (observe_from(part, l) < session->n_past)
+            session->n_observed = session->n_past;
     if (!part->logits && !part->each)
         session->has_logits = false;
     session->n_decoded = part->decode ? session->n_decoded + 1 : 0;
