@@ -70,7 +70,7 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
 void butler_model_free(struct butler_model *model);
 
 struct butler_model_info {
-    const char *architecture;  /* "llama", "qwen2", "qwen3", "phi3", "gpt2" */
+    const char *architecture;  /* as the file names it: "llama", "gemma3", ... */
     const char *name;          /* general.name, or "" */
     const char *file_type;     /* the type most weights are in, "Q8_0" */
     const char *tokenizer;     /* "llama" (SentencePiece) or "gpt2" (byte-level BPE) */
