@@ -153,9 +153,9 @@ static void run_pack_columns(const struct job *job)
 {
     job->bench->table->pack_columns(job->bench->y, job->bench->x, (size_t)job->n, job->n_rows, job->n);
 }
-static void run_pack_turned(const struct job *job)
+static void run_pack_transposed(const struct job *job)
 {
-    job->bench->table->pack_turned(job->bench->y, job->bench->x, (size_t)job->n_rows, job->n_rows, job->n);
+    job->bench->table->pack_transposed(job->bench->y, job->bench->x, (size_t)job->n_rows, job->n_rows, job->n);
 }
 static void run_attend_packed(const struct job *job)
 {
@@ -188,7 +188,7 @@ static void bench_tiles(struct bench *b)
         return;
     measure(b, "pack_rows 64 x 256", ELEMENTS, 64.0 * 256, run_pack_rows, &job);
     measure(b, "pack_columns 64 x 256", ELEMENTS, 64.0 * 256, run_pack_columns, &job);
-    measure(b, "pack_turned 64 x 256", ELEMENTS, 64.0 * 256, run_pack_turned, &job);
+    measure(b, "pack_transposed 64 x 256", ELEMENTS, 64.0 * 256, run_pack_transposed, &job);
     fill_weights(b, BUTLER_F32);
     for (int i = 0; i < BUTLER_COUNT(shapes); i++) {
         char name[64];

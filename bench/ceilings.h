@@ -16,7 +16,7 @@ extern const char *const ceiling_unit_names[CEILING_N_UNITS];
 float ceiling_dot(enum ceiling_unit unit, long n, double *ops);
 /* Reads p[n] from front to back, prefetching `ahead` bytes (0: the hardware alone). */
 uint64_t ceiling_read(const void *p, size_t n, size_t ahead);
-/* Reads p[n] in four places side by side, fetched into the second-level cache first, as products read rows of weights. */
+/* Reads p[n] in four places side by side, prefetched into the second-level cache first, as products read rows of weights. */
 uint64_t ceiling_read_streams(const void *p, size_t n);
 /* Touches every cache line of the rows in the order of the list. */
 uint64_t ceiling_gather(const void *const *rows, int n_rows, size_t bytes);

@@ -202,7 +202,7 @@ static size_t place_pairs(unsigned char **keys, int type, int n_rows, int n, int
     return apart;
 }
 
-/* Behind the keys those of a next call, dense or not, where no memory is: they may be fetched and nothing else. */
+/* Behind the keys those of a next call, dense or not, where no memory is: they may be prefetched and nothing else. */
 static int place_next(const void **keys, size_t bytes, int trial)
 {
     const int n_next = trial % 4 ? BUTLER_PAIRS_NEXT - trial % 3 * 17 : 0;
@@ -223,7 +223,7 @@ static void check_attend(const struct butler_kernels *table, int type, int n_q, 
     const size_t n_x = (size_t)(n_q - 1) * q_stride + (size_t)n, n_acc = (size_t)(n_q - 1) * stride + (size_t)n;
     float *q = guarded_at(&qs, n_x * sizeof *q, trial % 2, 0), *acc = guarded_at(&out, n_acc * sizeof *acc, trial % 2, 0);
     float *s = guarded_at(&ps, ((size_t)(n_q - 1) * s_stride + (size_t)n_rows) * sizeof *s, trial % 2, 0);
-    const bool fixed = type == BUTLER_KV_Q8_0 && table->attend_fixed && n <= 256;
+    const bool fixed = type == BUTLER_KV_Q8_0 && table->attend_q16 && n <= 256;
     float top[MAX_QUERIES], sum[MAX_QUERIES], x[520], again[520], again_top, again_sum;
     double exact[520];
     if (!paged && 2 * bytes + 5 > 4096)

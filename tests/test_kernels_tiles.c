@@ -32,8 +32,8 @@ static void check_pack(const struct butler_kernels *table, int kind, int n, int 
         out = guarded_new(butler_packed_bytes(MAX_LINES, MAX_K));
     }
     static unsigned char reference[1 << 18];
-    pack_fn *packs[] = {table->pack_rows, table->pack_columns, table->pack_turned};
-    pack_fn *plain[] = {butler_kernels_ref.pack_rows, butler_kernels_ref.pack_columns, butler_kernels_ref.pack_turned};
+    pack_fn *packs[] = {table->pack_rows, table->pack_columns, table->pack_transposed};
+    pack_fn *plain[] = {butler_kernels_ref.pack_rows, butler_kernels_ref.pack_columns, butler_kernels_ref.pack_transposed};
     const bool turned = kind == 2;
     const int outer = turned ? k : n, inner = turned ? n : k;
     const size_t stride = (size_t)inner + (size_t)(n % 3), count = (size_t)(outer - 1) * stride + (size_t)inner,
@@ -106,7 +106,7 @@ static void attend_keys(struct attention_case *c, const struct butler_kernels *t
     table->pack_rows(c->keys, lines, (size_t)dim, n_packed, dim);
     memset(lines, 0, sizeof lines);
     memcpy(lines, c->v + first * dim, (size_t)(n * dim) * sizeof *lines);
-    table->pack_turned(c->values, lines, (size_t)dim, dim, n_packed);
+    table->pack_transposed(c->values, lines, (size_t)dim, dim, n_packed);
     table->attend_packed(&(struct butler_attention){.queries = c->queries,
                                                     .keys = c->keys,
                                                     .values = c->values,

@@ -24,7 +24,7 @@ NOT_FORMATTED = """
 MAX_FILE, MAX_FUNCTION = 800, 80
 # "FILE:FUNCTION" and the lines it may have. The layer loop may have 150.
 LONG_FUNCTIONS = {
-    "src/kernels/attend_amx.c:turn_pipeline": 128,
+    "src/kernels/attend_amx.c:advance_pipeline": 128,
     "tests/test_policy.c:refusals": 85,
 }
 

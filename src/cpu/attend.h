@@ -37,7 +37,7 @@ struct butler_slice {
     int n, index;
 };
 
-/* A slice's heads attend to it. next: the slice that the thread has next, or NULL; its first rows are fetched. weights: what
+/* A slice's heads attend to it. next: the slice that the thread has next, or NULL; its first rows are prefetched. weights: what
  * butler_attend_combine needs for attention weights is left in the rows of scores. */
 void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, const struct butler_slice *slice,
                          const struct butler_slice *next, bool weights);

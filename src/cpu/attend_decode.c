@@ -222,8 +222,8 @@ static float *partial_of(const struct butler_layer_state *state, int head, int s
 }
 
 /* What the kernels' one pass gives, in three, for keys that are rotated as they are read and for scores with a cap. */
-static void attend_in_three(const struct butler_layer_state *state, int thread, const float *q, int n_q, const void **keys,
-                            int rank, int n, float *s, float *acc, float *top, float *sum)
+static void attend_unfused(const struct butler_layer_state *state, int thread, const float *q, int n_q, const void **keys, int rank,
+                           int n, float *s, float *acc, float *top, float *sum)
 {
     const struct butler_kv *kv = state->kv;
     const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
@@ -259,7 +259,7 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
     const struct butler_kv *kv = state->kv;
     const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, slice->head / group_of(state));
     const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
-    const bool in_three = kv->rope_cos || state->softcap > 0;
+    const bool unfused = kv->rope_cos || state->softcap > 0;
     float *out = state->work->tile_out + (size_t)thread * (size_t)state->work->tile_rows * dim;
     const float *scaled = scaled_queries(state, thread, q + (size_t)slice->head * dim, slice->n_q, cache->n_slots - 1);
     const void *keys[BUTLER_SLICE + BUTLER_PAIRS_NEXT];
@@ -272,8 +272,8 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
         pairs.n = slice_keys(state, slice, BUTLER_SLICE, keys, &from);
         if (next && i + m == slice->n_q)
             pairs.n_next = slice_keys(state, next, BUTLER_PAIRS_NEXT, keys + pairs.n, &from_next);
-        if (in_three)
-            attend_in_three(state, thread, scaled, m, keys, from, pairs.n, s, out, top, sum);
+        if (unfused)
+            attend_unfused(state, thread, scaled, m, keys, from, pairs.n, s, out, top, sum);
         else
             kv->kernels->attend[kv->type](out, dim, top, sum, weights ? s : NULL, stride, scaled, dim, m, &pairs, kv->head_dim);
         for (int h = 0; h < m; h++) {
@@ -281,7 +281,7 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
             partial[0] = top[h];
             partial[1] = sum[h];
             memcpy(partial + 2, out + (size_t)h * dim, dim * sizeof *out);
-            if (weights && !in_three)
+            if (weights && !unfused)
                 kv->kernels->exp_sum(s + (size_t)h * stride, top[h], pairs.n);
         }
     }

@@ -4,8 +4,8 @@
  * chunk is in and they can be put right.
  *
  * A task has some tokens of the block and the query heads of one KV head. All its queries pass a chunk before the next is
- * fetched: a chunk is widened, and packed for the matrix unit where there is one, once for all of them. What a query computes
- * depends on the chunks alone, not on its company. */
+ * prefetched: a chunk is widened, and packed for the matrix unit where there is one, once for all of them. What a query computes
+ * depends on the chunks alone, not on the other queries of the task. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -127,7 +127,7 @@ static void pack_chunk(struct tile *tile, int first, int n)
     memset(tile->widened + (size_t)(n * dim), 0, (size_t)((n_packed - n) * dim) * sizeof *tile->widened);
     for (int i = 0; i < n; i++)
         kv->kernels->load_row[kv->type](tile->widened + (size_t)(i * dim), values[i], dim);
-    kv->kernels->pack_turned(tile->packed_values, tile->widened, (size_t)dim, dim, n_packed);
+    kv->kernels->pack_transposed(tile->packed_values, tile->widened, (size_t)dim, dim, n_packed);
     if (dim % 32)
         memset((unsigned char *)tile->packed_values + butler_packed_bytes(dim, n_packed), 0, butler_packed_bytes(16, n_packed));
 }

@@ -1,25 +1,25 @@
-/* Products of activations with weight matrices. Quantised rows meet activations in 16-bit integers as they stream by, many tokens
- * or one; rows of floats meet activations as they are, a few tokens one after the other, a block of them with rows widened to a
- * panel. Matrices that meet the same activations pass together: what these become for the product they become once, and threads
- * meet once. Tasks are rows of a matrix, and the order in which an output is summed depends on none of this, nor on the number of
- * tokens (kernels.h). */
+/* Products of activations with weight matrices. Quantised rows are multiplied with activations quantised to 16-bit integers, for
+ * any number of tokens. Float rows are multiplied with float activations: up to GEMV_TOKENS tokens one after the other, more by a
+ * panel of rows widened to float32. Matrices with the same input run in one job, so that its activations are quantised once and
+ * threads synchronise once. A task has some rows of a matrix. The order in which an output is summed depends on neither tasks,
+ * threads nor the number of tokens (kernels.h). */
 #include "cpu/matmul.h"
 
 enum {
-    GEMV_ROWS = 32,           /* fewest rows of a matrix one task multiplies in decode, */
-    GEMV_MOST = 128,          /* and most; of short rows as many as */
-    GEMV_BYTES = 256 << 10,   /* hold: a task begins streams that the prefetchers have to find again, and ends them */
-    PANEL_FLOATS = 128 << 10, /* of a panel: half a megabyte, to stay in a thread's cache */
-    PANEL_ROWS = 64,          /* most rows of a panel, so that every thread has its share */
-    GEMV_TOKENS = 4,          /* up to this many tokens rows of floats are not widened */
-    QUANTISED_TOKENS = 8,     /* of a task */
-    MIN_TOKENS = 16,          /* that have room in 16-bit integers */
+    GEMV_ROWS = 32,           /* minimum number of rows per task */
+    GEMV_MOST = 128,          /* maximum; but of short rows as many as fit into */
+    GEMV_BYTES = 256 << 10,   /* so many bytes: hardware prefetchers start anew with every task */
+    PANEL_FLOATS = 128 << 10, /* of a panel: half a megabyte, which fits into a core's cache */
+    PANEL_ROWS = 64,          /* maximum number of rows of a panel, so that all threads get work */
+    GEMV_TOKENS = 4,          /* for more tokens, float rows are widened to a panel */
+    QUANTISED_TOKENS = 8,     /* tokens per task of quantising */
+    MIN_TOKENS = 16,          /* the buffer of quantised activations holds at least so many tokens */
     PAGE = 4096,
 };
 
 struct matmul_job {
     const struct butler_kernels *kernels;
-    struct butler_product products[BUTLER_MOST_PRODUCTS];
+    struct butler_product products[BUTLER_MAX_PRODUCTS];
     int n_products, n_cols, rows_per_task;
     struct butler_workspace *work;
     const float *x;

@@ -99,7 +99,7 @@ struct butler_product {
     float *y;
     const struct butler_matrix *w;
 };
-enum { BUTLER_MOST_PRODUCTS = 3 };
+enum { BUTLER_MAX_PRODUCTS = 3 };
 
 /* What the tokens of one session do in one layer of a pass. */
 struct butler_attend_span {
@@ -136,7 +136,7 @@ struct butler_backend {
 
     /* y[n][n_embd] = rows ids[n] of the table; ids in host memory */
     void (*embed)(struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n);
-    /* x[n][n_cols] with up to BUTLER_MOST_PRODUCTS matrices. A row of the result has the same bits whatever n and the other rows
+    /* x[n][n_cols] with up to BUTLER_MAX_PRODUCTS matrices. A row of the result has the same bits whatever n and the other rows
      * are. */
     void (*matmul)(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
                    int n_products, const float *x, int n);

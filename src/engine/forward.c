@@ -58,7 +58,7 @@ static void matmul(const struct pass *pass, float *y, const struct butler_matrix
     multiply(pass, &(struct butler_product){y, w}, 1, x, n);
 }
 
-/* The part cannot go on; its session has lost what it was. */
+/* Ends the part with an error. Its session's state is lost. */
 static void fail(struct butler_part *part)
 {
     part->failed = true;
@@ -98,7 +98,8 @@ static struct butler_attend_span span_of(const struct pass *pass, const struct b
     };
 }
 
-/* Whether the part's cache is cut in this layer, before (decode) or after (prompt) its tokens come; *room: for how many. */
+/* Whether the policy evicts from this layer of the part's cache, before (decode) or after (prompt) its tokens are appended. *room:
+ * number of slots to leave free below the budget. */
 static bool evicts(const struct butler_part *part, int layer, int *room)
 {
     const struct butler_session *session = part->session;
@@ -137,7 +138,8 @@ static uint64_t attention_ns(const struct butler_part *part)
     return part->traffic->score_ns + part->traffic->select_ns + part->traffic->attend_ns;
 }
 
-/* Wall time to the decode steps, by the threads' time that each took; before_sum: what that was before, of all parts. */
+/* Divides the wall time of attention among the decode steps, in proportion to the thread time of each. before_sum: the thread time
+ * of all parts before this layer. */
 static void share_time(const struct pass *pass, double seconds, uint64_t before_sum)
 {
     uint64_t sum = 0;
@@ -481,8 +483,8 @@ static bool stops(const struct butler_session *session, const float *logits)
            butler_entropy(logits, session->model->hp.n_vocab) < session->policy.stop_entropy;
 }
 
-/* Of decode steps whose prediction after this layer is already certain, the layers that remain only fill their caches. Returns
- * how many parts still go through them. */
+/* Early exit: a decode step whose prediction after this layer is already certain only fills the caches of the remaining layers.
+ * Returns the number of parts that have not exited. */
 static int exit_early(const struct pass *pass, int layer)
 {
     int n_left = 0;
@@ -500,7 +502,7 @@ static int exit_early(const struct pass *pass, int layer)
     return n_left;
 }
 
-/* Without a way out of the loop, and in integers, compilers make vectors of it: a third of the time. */
+/* Integer operations and no early exit, so that compilers vectorise the loop: a third of the time. */
 static bool all_finite(const float *x, int n)
 {
     const int32_t exponent = 0x7f800000;
@@ -560,7 +562,7 @@ static void finish(const struct pass *pass, int n_rows)
     }
 }
 
-/* Rotations of a part's rows: of keys that stay unrotated, by nothing. */
+/* Rotation tables of a part's rows. Keys that are stored unrotated get the identity. */
 static void part_rotations(const struct pass *pass, const struct butler_part *part)
 {
     const struct butler_session *session = part->session;
@@ -575,7 +577,7 @@ static void part_rotations(const struct pass *pass, const struct butler_part *pa
         rotations(pass->model->rope_freq_local, 1, half, session->n_past, part->n, cosines + local, sines + local);
 }
 
-/* Residual stream of the new tokens, and their rotations. */
+/* Embeddings of the new tokens into the residual stream, and their rotation tables. */
 static void begin(const struct pass *pass)
 {
     const struct butler_model *model = pass->model;

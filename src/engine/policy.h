@@ -75,8 +75,8 @@ static inline bool butler_policy_scores_mean(const struct butler_policy *policy,
            shape->predicted_keys == 1;
 }
 
-/* Whether a layer's lists can be made before its new token is there: queries are foreseen, the newest token is always read, and no
- * other score depends on its own. */
+/* Whether a layer can select before its new token is in the cache: a predictor gives the queries, the newest token is always read,
+ * and no other score depends on the newest token's. */
 static inline bool butler_policy_selects_ahead(const struct butler_policy *policy, const struct butler_metric_shape *shape)
 {
     return policy->method == BUTLER_RETRIEVE && policy->metric->predictor && policy->share == BUTLER_SHARE_KV &&

@@ -100,7 +100,7 @@ const struct butler_policy_row butler_policy_rows[] = {
      .text = "oracle:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",dense=0,pyramid=0,every=1"},
     {.name = "random",
      .metric = &butler_metric_random,
-     .summary = "tokens by lot: the lower bound of quality",
+     .summary = "random tokens: the lower bound of quality",
      .text = "random:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",dense=0,pyramid=0,every=1"},
     {.name = "knorm",
      .metric = &butler_metric_key_norm,

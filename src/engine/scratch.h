@@ -1,5 +1,5 @@
-/* Scratch of an engine: activations of one pass, and what attention needs beside the cache. Sessions use it one pass after the
- * other, so that one more session costs its pages and records alone. */
+/* Scratch of an engine: activations of one pass and temporary buffers of attention. All sessions share it, one pass after the
+ * other, so that another session costs only its pages and records. */
 #ifndef BUTLER_SCRATCH_H
 #define BUTLER_SCRATCH_H
 

@@ -1,5 +1,5 @@
-/* A session: one text that is read and written. It owns its KV cache, what its policy remembers, its tokens and its last logits;
- * activations are the engine's (scratch.h). */
+/* A session: one text, its prompt and its continuation. It owns its KV cache, the state of its policy, its tokens and its last
+ * logits. Activations belong to the engine (scratch.h). */
 #ifndef BUTLER_SESSION_H
 #define BUTLER_SESSION_H
 

@@ -45,9 +45,9 @@ static void pack_rows(void *packed, const float *x, size_t stride, int n, int k)
             }
 }
 
-INLINE void store_turned(uint8_t *p, __m512i v[16])
+INLINE void store_transposed(uint8_t *p, __m512i v[16])
 {
-    turn(v);
+    transpose(v);
     UNROLL
     for (int i = 0; i < 16; i++)
         _mm512_store_si512(p + i * 64, v[i]);
@@ -64,12 +64,12 @@ static void pack_columns(void *packed, const float *x, size_t stride, int n, int
                 if (first + r < n)
                     split_line(x + (size_t)(first + r) * stride + s, k - s, &high[r], &low[r]);
             }
-            store_turned(p, high);
-            store_turned(p + HALF, low);
+            store_transposed(p, high);
+            store_transposed(p + HALF, low);
         }
 }
 
-static void pack_turned(void *packed, const float *x, size_t stride, int n, int k)
+static void pack_transposed(void *packed, const float *x, size_t stride, int n, int k)
 {
     const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
                                            19, 3, 18, 2, 17, 1, 16, 0);
@@ -85,8 +85,8 @@ static void pack_turned(void *packed, const float *x, size_t stride, int n, int 
                 high[c] = _mm512_permutexvar_epi16(pairs, high[c]);
                 low[c] = _mm512_permutexvar_epi16(pairs, low[c]);
             }
-            store_turned(p, high);
-            store_turned(p + HALF, low);
+            store_transposed(p, high);
+            store_transposed(p + HALF, low);
         }
 }
 
@@ -96,7 +96,7 @@ void butler_kernels_amx(struct butler_kernels *table)
     table->tiles = true;
     table->pack_rows = pack_rows;
     table->pack_columns = pack_columns;
-    table->pack_turned = pack_turned;
+    table->pack_transposed = pack_transposed;
     table->attend_packed = butler_amx_attend_packed;
 }
 #endif

@@ -15,7 +15,7 @@ static const _Alignas(64) uint8_t amx_config[64] = {
 #define STEP BUTLER_TILE_K /* of k */
 
 /* 16 lines of 16 words of 32 bits, turned: word w of all lines becomes line w. */
-INLINE void turn(__m512i v[16])
+INLINE void transpose(__m512i v[16])
 {
     __m512i a[16], b[16];
     UNROLL

@@ -110,8 +110,8 @@ static void keep_weights(const float *kept, const struct item *item, const struc
             even[i] = _mm512_loadu_si512(lines + i * TILE);
             odd[i] = _mm512_loadu_si512(lines + N_PAIRS * TILE + i * TILE);
         }
-        turn(even);
-        turn(odd);
+        transpose(even);
+        transpose(odd);
         for (int i = 0; i < BUTLER_MIN(a->n_rows - row, TILE) && n > 0; i++) {
             float *to = a->kept + (size_t)(row + i) * a->kept_stride + key;
             vec_store_some(to, _mm512_castsi512_ps(_mm512_permutex2var_epi32(even[i], first, odd[i])), BUTLER_MIN(n, VEC));
@@ -223,11 +223,11 @@ INLINE void multiply_third(int third, const uint8_t *a, size_t a_line, const uin
     _tile_dpbf16ps(3, 5, 7);
 }
 
-/* One turn of the pipeline: scores of item a, weights of item b, values of item c. steps: of 32 channels. Where `all`, all three
- * exist and no weights are kept: compilers make one piece of the loop's body then. due: where results belong that the turn before
- * left in tiles 0 to 3, and those that this turn leaves. */
-INLINE float *turn_pipeline(const struct butler_attention *attention, struct item *a, struct item *b, struct item *c, int steps,
-                            bool all, float *due)
+/* One step of the pipeline: scores of item a, weights of item b, values of item c. steps: of 32 channels. Where `all`, all three
+ * exist and no weights are kept: compilers make one piece of the loop's body then. upcoming: where results belong that the step
+ * before left in tiles 0 to 3, and those that this step leaves. */
+INLINE float *advance_pipeline(const struct butler_attention *attention, struct item *a, struct item *b, struct item *c, int steps,
+                               bool all, float *upcoming)
 {
     const bool has_a = all || a->exists, has_b = all || b->exists, has_c = all || c->exists;
     const size_t line = (size_t)steps * BUTLER_TILE_BYTES; /* of 16 queries or keys */
@@ -285,7 +285,7 @@ INLINE float *turn_pipeline(const struct butler_attention *attention, struct ite
                 look(most[half], scores + i * TILE);                                                                               \
     } while (0)
     most[0][0] = most[0][1] = most[1][0] = most[1][1] = vec_set1(-INFINITY);
-    struct sums sums = sums_of_values(due);
+    struct sums sums = sums_of_values(upcoming);
     if (!has_a) {
         store_sums(sums);
         sums.at = NULL;
@@ -381,29 +381,29 @@ static void next_item(struct walk *walk, struct item *item)
     }
 }
 
-#define TURN(name, steps, all)                                                                                                     \
-    static float *turn_##name(const struct butler_attention *attention, struct item *a, struct item *b, struct item *c,            \
-                              float *due)                                                                                          \
+#define ADVANCE(name, steps, all)                                                                                                  \
+    static float *advance_##name(const struct butler_attention *attention, struct item *a, struct item *b, struct item *c,         \
+                                 float *upcoming)                                                                                  \
     {                                                                                                                              \
-        return turn_pipeline(attention, a, b, c, steps, all, due);                                                                 \
+        return advance_pipeline(attention, a, b, c, steps, all, upcoming);                                                         \
     }
-TURN(1, 1, true)
-TURN(2, 2, true)
-TURN(4, 4, true)
-TURN(any, BUTLER_CEIL_DIV(attention->dim, STEP), false)
+ADVANCE(1, 1, true)
+ADVANCE(2, 2, true)
+ADVANCE(4, 4, true)
+ADVANCE(any, BUTLER_CEIL_DIV(attention->dim, STEP), false)
 
 void butler_amx_attend_packed(const struct butler_attention *attention)
 {
     const int steps = BUTLER_CEIL_DIV(attention->dim, STEP);
     float *(*const whole)(const struct butler_attention *, struct item *, struct item *, struct item *, float *) =
-        steps == 1   ? turn_1
-        : steps == 2 ? turn_2
-        : steps == 4 ? turn_4
-                     : turn_any;
+        steps == 1   ? advance_1
+        : steps == 2 ? advance_2
+        : steps == 4 ? advance_4
+                     : advance_any;
     struct walk walk = {.a = attention};
     struct item items[3], *a = items, *b = items + 1, *c = items + 2;
     b->exists = c->exists = false;
-    float *due = NULL;
+    float *upcoming = NULL;
     /* Weights and what is summed of them: subnormal numbers count as 0, as they do in the unit. */
     const unsigned state = _mm_getcsr();
     _mm_setcsr(state | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
@@ -413,11 +413,11 @@ void butler_amx_attend_packed(const struct butler_attention *attention)
         next_item(&walk, a);
         if (!a->exists && !b->exists && !c->exists)
             break;
-        due = (a->exists && b->exists && c->exists && !attention->kept ? whole : turn_any)(attention, a, b, c, due);
+        upcoming = (a->exists && b->exists && c->exists && !attention->kept ? whole : advance_any)(attention, a, b, c, upcoming);
         struct item *free = c;
         c = b, b = a, a = free;
     }
-    store_sums(sums_of_values(due));
+    store_sums(sums_of_values(upcoming));
     _tile_release();
     _mm_setcsr(state);
 }

@@ -1,6 +1,7 @@
-/* Decode attention over Q8_0 rows for CPUs with AVX2: keys are bytes widened to 16 bits, queries are in 16-bit fixed point
- * (kernels.h, fix), and pairs of their products are added by one instruction. Sums of eight rows and queries become lanes of one
- * vector together. Turning rows, so that a lane is a token, would save that and costs more than it for up to four queries. */
+/* Decode attention over Q8_0 rows for CPUs with AVX2. Keys are bytes widened to 16 bits, queries are quantised to 16-bit integers
+ * (kernels.h, attend_q16); one instruction adds pairs of their products. The sums of eight (row, query) pairs are then reduced
+ * together into one vector. Transposing the rows, so that a lane is a token, would avoid this reduction but costs more for up to
+ * four queries. */
 #include <math.h>
 
 #include "kernels/kernels.h"
@@ -15,18 +16,18 @@
 #include "kernels/simd_narrow.h"
 
 /* Of every block of 32 channels the numbers, and the scale. */
-struct fixed_queries {
+struct q16_queries {
     _Alignas(32) int16_t words[TILE_BLOCKS][TILE_QUERIES][BLOCK];
     float scales[TILE_BLOCKS][TILE_QUERIES];
 };
 
-static void fix_queries(struct fixed_queries *fixed, const float *q, size_t q_stride, int n_q, int n)
+static void quantise_queries(struct q16_queries *fixed, const float *q, size_t q_stride, int n_q, int n)
 {
     for (int i = 0; i < n_q; i++) {
         for (int b = 0; b < n / BLOCK; b++) {
             const float *x = q + i * q_stride + (size_t)b * BLOCK;
             float inverse;
-            fixed->scales[b][i] = scale32(x, BUTLER_FIXED_MOST, &inverse);
+            fixed->scales[b][i] = scale32(x, BUTLER_Q16_MAX, &inverse);
             for (int c = 0; c < BLOCK; c += 2 * VEC) {
                 const __m256i first = _mm256_cvtps_epi32(vec_mul(vec_load(x + c), vec_set1(inverse)));
                 const __m256i second = _mm256_cvtps_epi32(vec_mul(vec_load(x + c + VEC), vec_set1(inverse)));
@@ -67,7 +68,7 @@ INLINE vec two_often(const float *p)
 
 /* Scores of VEC / n_q rows from `first` of a tile on for n_q queries from i on, a compile-time constant as step is. Lanes are rows,
  * query by query. */
-INLINE vec narrow_products(const struct tile_scales *scales, const struct fixed_queries *fixed, int i, int n_q,
+INLINE vec narrow_products(const struct tile_scales *scales, const struct q16_queries *fixed, int i, int n_q,
                            const void *const *rows, size_t step, int first, int n)
 {
     const int n_rows = VEC / n_q;
@@ -94,13 +95,13 @@ INLINE vec narrow_products(const struct tile_scales *scales, const struct fixed_
     return total;
 }
 
-INLINE void scores_of_tile(float (*p)[TILE_ROWS], const struct tile_scales *scales, const struct fixed_queries *fixed, int i,
-                           int n_q, const void *const *rows, size_t step, const struct due *due, int n)
+INLINE void scores_of_tile(float (*p)[TILE_ROWS], const struct tile_scales *scales, const struct q16_queries *fixed, int i, int n_q,
+                           const void *const *rows, size_t step, const struct upcoming *upcoming, int n)
 {
     const int n_rows = VEC / n_q;
     for (int first = 0; first < TILE_ROWS; first += n_rows) {
         _Alignas(32) float s[VEC];
-        fetch_narrow(ROW_Q8_0, due, n_q, step, first, n_rows, n);
+        prefetch_narrow(ROW_Q8_0, upcoming, n_q, step, first, n_rows, n);
         vec_store(s, narrow_products(scales, fixed, i, n_q, rows, step, first, n));
         UNROLL
         for (int k = 0; k < n_q; k++)
@@ -110,14 +111,14 @@ INLINE void scores_of_tile(float (*p)[TILE_ROWS], const struct tile_scales *scal
 
 #define FIXED_LENGTH(n_q, name, length)                                                                                            \
     static __attribute__((noinline)) void fixed_##n_q##_##name(float(*p)[TILE_ROWS], const struct tile_scales *scales,             \
-                                                               const struct fixed_queries *fixed, int i, const void *const *rows,  \
-                                                               size_t step, const struct due *due, int n)                          \
+                                                               const struct q16_queries *fixed, int i, const void *const *rows,    \
+                                                               size_t step, const struct upcoming *upcoming, int n)                \
     {                                                                                                                              \
         (void)n;                                                                                                                   \
         if (step)                                                                                                                  \
-            scores_of_tile(p, scales, fixed, i, n_q, rows, dense_step(ROW_Q8_0, length), due, length);                             \
+            scores_of_tile(p, scales, fixed, i, n_q, rows, dense_step(ROW_Q8_0, length), upcoming, length);                        \
         else                                                                                                                       \
-            scores_of_tile(p, scales, fixed, i, n_q, rows, 0, due, length);                                                        \
+            scores_of_tile(p, scales, fixed, i, n_q, rows, 0, upcoming, length);                                                   \
     }
 #define FIXED_SCORES(n_q) FIXED_LENGTH(n_q, 64, 64) FIXED_LENGTH(n_q, 128, 128) FIXED_LENGTH(n_q, other, n)
 FIXED_SCORES(1)
@@ -125,33 +126,33 @@ FIXED_SCORES(2)
 FIXED_SCORES(4)
 
 /* step: as for row_at, a compile-time constant. */
-INLINE void scores_of_rows(float (*p)[TILE_ROWS], struct tile_scales *scales, const struct fixed_queries *fixed, int n_q,
-                           const void *const *rows, size_t step, struct due due, int n)
+INLINE void scores_of_rows(float (*p)[TILE_ROWS], struct tile_scales *scales, const struct q16_queries *fixed, int n_q,
+                           const void *const *rows, size_t step, struct upcoming upcoming, int n)
 {
-    struct due part;
+    struct upcoming part;
     int i = 0;
     load_scales(scales->keys, rows, step, 0, n);
     for (; i + 4 <= n_q; i += 4)
-        OF_LENGTH(fixed_4)(p, scales, fixed, i, rows, step, part_of_due(&part, &due, i, n_q), n);
+        OF_LENGTH(fixed_4)(p, scales, fixed, i, rows, step, part_of_upcoming(&part, &upcoming, i, n_q), n);
     for (; i + 2 <= n_q; i += 2)
-        OF_LENGTH(fixed_2)(p, scales, fixed, i, rows, step, part_of_due(&part, &due, i, n_q), n);
+        OF_LENGTH(fixed_2)(p, scales, fixed, i, rows, step, part_of_upcoming(&part, &upcoming, i, n_q), n);
     if (i < n_q)
-        OF_LENGTH(fixed_1)(p, scales, fixed, i, rows, step, part_of_due(&part, &due, i, n_q), n);
+        OF_LENGTH(fixed_1)(p, scales, fixed, i, rows, step, part_of_upcoming(&part, &upcoming, i, n_q), n);
 }
 
 /* ------------------------------------------------------------------------------------- four or eight heads a key */
 
-/* p[TILE_ROWS][heads]; fetches all that is due. */
-INLINE void group_scores_q8_0(float *p, const struct fixed_queries *fixed, int heads, const void *const *rows, size_t step,
-                              const struct due *due, int n)
+/* p[TILE_ROWS][heads]; prefetches all that is upcoming. */
+INLINE void group_scores_q8_0(float *p, const struct q16_queries *fixed, int heads, const void *const *rows, size_t step,
+                              const struct upcoming *upcoming, int n)
 {
-    const struct due all = *due;
+    const struct upcoming all = *upcoming;
     const uint8_t *first = row_at(rows, step, 0);
     _Alignas(32) float scales[GROUP_BLOCKS][TILE_ROWS];
     load_scales(scales, rows, step, 0, n);
     for (int r = 0; r < TILE_ROWS; r += TOKENS) {
         vec total = vec_zero();
-        fetch_part(ROW_Q8_0, &all, step, r / TOKENS, TILE_ROWS / TOKENS, n);
+        prefetch_part(ROW_Q8_0, &all, step, r / TOKENS, TILE_ROWS / TOKENS, n);
         UNROLL
         for (int b = 0; b < n / BLOCK; b++) {
             const __m256i *q = (const __m256i *)fixed->words[b][0];
@@ -172,13 +173,13 @@ INLINE void group_scores_q8_0(float *p, const struct fixed_queries *fixed, int h
     }
 }
 
-INLINE void fixed_scores(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
-                         size_t step, struct due due, int n)
+INLINE void q16_scores(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
+                       size_t step, struct upcoming upcoming, int n)
 {
     if (step)
-        scores_of_rows(p, scales, queries, n_q, rows, dense_step(ROW_Q8_0, n), due, n);
+        scores_of_rows(p, scales, queries, n_q, rows, dense_step(ROW_Q8_0, n), upcoming, n);
     else
-        scores_of_rows(p, scales, queries, n_q, rows, 0, due, n);
+        scores_of_rows(p, scales, queries, n_q, rows, 0, upcoming, n);
 }
 
 /* At most TILE_QUERIES queries. Each length that is a constant has a function of its own: compilers do badly with all in one. */
@@ -189,10 +190,10 @@ typedef void attend_fn(float *acc, size_t acc_stride, float *top, float *sum, fl
     static __attribute__((noinline)) void name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,   \
                                                const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)  \
     {                                                                                                                              \
-        struct fixed_queries fixed;                                                                                                \
+        struct q16_queries fixed;                                                                                                  \
         (void)n_q, (void)n;                                                                                                        \
-        fix_queries(&fixed, q, q_stride, queries, length);                                                                         \
-        attend_queries(ROW_Q8_0, acc, acc_stride, top, sum, s, s_stride, q, q_stride, fixed_scores, rows_lie_dense, values_q8_0,   \
+        quantise_queries(&fixed, q, q_stride, queries, length);                                                                    \
+        attend_queries(ROW_Q8_0, acc, acc_stride, top, sum, s, s_stride, q, q_stride, q16_scores, rows_lie_dense, values_q8_0,     \
                        &fixed, queries, pairs, length);                                                                            \
     }
 ATTEND(attend_32_one, 1, 32)
@@ -241,14 +242,14 @@ INLINE void group_weights(float (*weights)[TILE_ROWS * GROUP_HEADS], const float
 #define GROUP_Q8_0(name, heads, n)                                                                                                 \
     GROUP_SCORES(name##_scores, group_scores_q8_0, ROW_Q8_0, heads, n)                                                             \
     GROUP_VALUES(name##_weighted, ROW_Q8_0, heads, n)                                                                              \
-    static void name##_values(float *acc, const float *p, const void *const *rows, size_t step, const struct due *due,             \
+    static void name##_values(float *acc, const float *p, const void *const *rows, size_t step, const struct upcoming *upcoming,   \
                               size_t skip, int count)                                                                              \
     {                                                                                                                              \
         _Alignas(64) float weights[GROUP_BLOCKS][TILE_ROWS * GROUP_HEADS];                                                         \
         group_weights(weights, p, heads, rows, step, skip, n);                                                                     \
-        name##_weighted(acc, weights[0], rows, step, due, skip, count);                                                            \
+        name##_weighted(acc, weights[0], rows, step, upcoming, skip, count);                                                       \
     }                                                                                                                              \
-    GROUP_ATTEND(name, ROW_Q8_0, heads, n, rows_lie_dense, fixed_queries, fix_queries)
+    GROUP_ATTEND(name, ROW_Q8_0, heads, n, rows_lie_dense, q16_queries, quantise_queries)
 GROUPS_OF(GROUP_Q8_0, group_q8_0)
 
 static void attend_groups(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
@@ -264,6 +265,6 @@ static void attend_groups(float *acc, size_t acc_stride, float *top, float *sum,
 void butler_kernels_attend_avx2(struct butler_kernels *table)
 {
     table->attend[BUTLER_KV_Q8_0] = attend_groups;
-    table->attend_fixed = true;
+    table->attend_q16 = true;
 }
 #endif

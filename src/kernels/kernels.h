@@ -18,8 +18,8 @@ enum {
     BUTLER_PAIRS_NEXT = 64,
 };
 #define BUTLER_ATTEND_LEAST (-1e30f)
-#define BUTLER_FIXED_MOST 32639.0f   /* 127 * 256 + 127 */
-#define BUTLER_FIXED_LEAST 0x1p-100f /* lines smaller than this count as 0 */
+#define BUTLER_Q16_MAX 32639.0f           /* 127 * 256 + 127 */
+#define BUTLER_Q16_LEAST_ABSMAX 0x1p-100f /* lines smaller than this count as 0 */
 
 static inline size_t butler_packed_bytes(int n, int k)
 {
@@ -52,7 +52,7 @@ static inline size_t butler_one_bit_bytes(int n)
 struct butler_attention {
     const void *queries; /* pack_columns, lines of dim */
     const void *keys;    /* pack_rows, lines of dim, n_keys rounded up to BUTLER_ATTEND_KEYS; key i at butler_attend_place(i) */
-    const void *values;  /* pack_turned, dim rounded up to 32 lines of as many keys as there are lines of them, in their order */
+    const void *values; /* pack_transposed, dim rounded up to 32 lines of as many keys as there are lines of them, in their order */
     const int32_t *begin, *end; /* of the keys that a query sees */
     float *max, *sum;           /* so far; BUTLER_ATTEND_LEAST and 0 before the first keys */
     float *out;                 /* sum of weighted values: [16 queries of 32][channels rounded up to 32] as butler_attend_at says */
@@ -62,12 +62,12 @@ struct butler_attention {
     int n_rows, n_keys, dim;
 };
 
-/* Rows of the cache that lie anywhere: keys, each with its value `apart` bytes further on. Behind them stand those that the next
- * call begins with, for a kernel to fetch: nothing else is done with them. */
+/* Rows of the cache that lie anywhere: keys, each with its value `value_offset` bytes behind it. Behind them stand those that the
+ * next call begins with, for a kernel to prefetch: nothing else is done with them. */
 struct butler_pairs {
     const void *const *keys; /* [n + n_next] */
-    size_t apart;
-    int n, n_next; /* n >= 1; of n_next up to BUTLER_PAIRS_NEXT are of use */
+    size_t value_offset;     /* bytes from a key to its value */
+    int n, n_next;           /* n >= 1; of n_next up to BUTLER_PAIRS_NEXT are of use */
 };
 
 /* Even keys of 32, then odd ones: pairs of their weights lie together without a step across lanes. */
@@ -97,11 +97,11 @@ struct butler_kernels {
     /* y[r] = sum_c W[r][c] * x[c]: bit for bit what gemm makes of dequantised rows. */
     void (*gemv[BUTLER_N_TYPES])(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);
     /* The same products for quantised types (NULL for others) with activations in 16-bit integers: of each 32
-     * columns x = scale q, scale = absmax / BUTLER_FIXED_MOST (below BUTLER_FIXED_LEAST all count as 0), q to nearest. quantise_q16
-     * makes what the type's product takes of one token, in butler_q16_bytes(n) bytes at a multiple of 64; alone: for a call with
-     * one token. matmul_q16 takes n_tokens of them one after the other and gives y[t * y_stride + r]. Sums of integers that share
-     * both scales are exact, and those of different scales are added in an order that depends on n alone: a pair (token, row) has
-     * the same bits in every call. Where x has an infinity or a NaN, y is none of the numbers. */
+     * columns x = scale q, scale = absmax / BUTLER_Q16_MAX (below BUTLER_Q16_LEAST_ABSMAX all count as 0), q to nearest.
+     * quantise_q16 makes what the type's product takes of one token, in butler_q16_bytes(n) bytes at a multiple of 64; alone: for a
+     * call with one token. matmul_q16 takes n_tokens of them one after the other and gives y[t * y_stride + r]. Sums of integers
+     * that share both scales are exact, and those of different scales are added in an order that depends on n alone: a pair (token,
+     * row) has the same bits in every call. Where x has an infinity or a NaN, y is none of the numbers. */
     bool q16; /* whether products of quantised types are these, or those of gemm and gemv */
     void (*quantise_q16)(void *q16, enum butler_type type, const float *x, int n, bool alone);
     void (*matmul_q16[BUTLER_N_TYPES])(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16,
@@ -115,7 +115,7 @@ struct butler_kernels {
     bool tiles;                                                                      /* the CPU has a matrix unit: packing pays */
     void (*pack_rows)(void *packed, const float *x, size_t stride, int n, int k);    /* row i: x[i * stride + c] */
     void (*pack_columns)(void *packed, const float *x, size_t stride, int n, int k); /* column i: x[i * stride + c] */
-    void (*pack_turned)(void *packed, const float *x, size_t stride, int n, int k);  /* row i: x[c * stride + i] */
+    void (*pack_transposed)(void *packed, const float *x, size_t stride, int n, int k); /* row i: x[c * stride + i] */
     void (*attend_packed)(const struct butler_attention *attention);
 
     /* -- vectors */
@@ -144,9 +144,9 @@ struct butler_kernels {
     void (*av[BUTLER_N_KV_TYPES])(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, const void *const *rows,
                                   int n_rows, int n);
     /* One pass of decode over keys and their values: s as qk gives it (NULL: not wanted), top_i = max_j s_ij, acc_i = sum_j
-     * exp(s_ij - top_i) value_j, sum_i the same without values. What belongs to a query does not depend on n_q. attend_fixed: for
+     * exp(s_ij - top_i) value_j, sum_i the same without values. What belongs to a query does not depend on n_q. attend_q16: for
      * Q8_0 rows of at most 256 elements q is in 16-bit integers with a scale for each 32 elements, as in matmul_q16. */
-    bool attend_fixed;
+    bool attend_q16;
     void (*attend[BUTLER_N_KV_TYPES])(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
                                       const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n);
 

@@ -41,7 +41,7 @@ INLINE void keys_record(int bits, float *out, size_t s_stride, const int8_t *q, 
 
 /* Fetches n_bytes of the records `soon` and `later` bytes behind this one: into the second-level cache early, into the first when
  * they are there. Fetched into the first only, lines keep its few places while they are under way. */
-INLINE void keys_fetch(const uint8_t *record, size_t soon, size_t later, size_t n_bytes)
+INLINE void prefetch_keys(const uint8_t *record, size_t soon, size_t later, size_t n_bytes)
 {
     for (size_t line = 0; line < n_bytes; line += 64) {
         prefetch_second((const void *)((uintptr_t)record + later + line));
@@ -66,13 +66,13 @@ INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, c
         offset[a] = _mm512_set1_epi32(-(1 << (bits - 1)) * sum);
     }
     for (int r = 0; r < half; r++, records += record_bytes, others += record_bytes) {
-        keys_fetch(records, soon, later, n_bytes);
-        keys_fetch(others, soon, later, n_bytes);
+        prefetch_keys(records, soon, later, n_bytes);
+        prefetch_keys(others, soon, later, n_bytes);
         keys_record(bits, s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, records, n);
         keys_record(bits, s + (size_t)(r + half) * TOKENS, s_stride, q, factor, offset, n_q, others, n);
     }
     for (int r = 2 * half; r < n_records; r++, others += record_bytes) {
-        keys_fetch(others, soon, later, n_bytes);
+        prefetch_keys(others, soon, later, n_bytes);
         keys_record(bits, s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, others, n);
     }
 }

@@ -31,8 +31,8 @@ INLINE vec ints_to_floats(ints v)
 
 INLINE int32_t quantise16(int16_t q[16], const float *x, float inverse)
 {
-    const __m256i a = _mm256_cvtps_epi32(vec_max(vec_mul(vec_load(x), vec_set1(inverse)), vec_set1(-BUTLER_FIXED_MOST)));
-    const __m256i b = _mm256_cvtps_epi32(vec_max(vec_mul(vec_load(x + VEC), vec_set1(inverse)), vec_set1(-BUTLER_FIXED_MOST)));
+    const __m256i a = _mm256_cvtps_epi32(vec_max(vec_mul(vec_load(x), vec_set1(inverse)), vec_set1(-BUTLER_Q16_MAX)));
+    const __m256i b = _mm256_cvtps_epi32(vec_max(vec_mul(vec_load(x + VEC), vec_set1(inverse)), vec_set1(-BUTLER_Q16_MAX)));
     _mm256_storeu_si256((__m256i *)q, _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8));
     const __m256i both = _mm256_add_epi32(a, b);
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));

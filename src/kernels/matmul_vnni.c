@@ -30,7 +30,7 @@ INLINE vec ints_to_floats(ints v)
 
 INLINE int32_t quantise16(int16_t q[16], const float *x, float inverse)
 {
-    const __m512i whole = _mm512_cvtps_epi32(vec_max(vec_mul(vec_load(x), vec_set1(inverse)), vec_set1(-BUTLER_FIXED_MOST)));
+    const __m512i whole = _mm512_cvtps_epi32(vec_max(vec_mul(vec_load(x), vec_set1(inverse)), vec_set1(-BUTLER_Q16_MAX)));
     _mm256_storeu_si256((__m256i *)q, _mm512_cvtepi32_epi16(whole));
     return _mm512_reduce_add_epi32(whole);
 }
@@ -173,10 +173,10 @@ INLINE void k_weights(enum butler_type type, bytes w[2], const uint8_t *block, i
     w[1] = low_nibbles(_mm512_srlv_epi32(_mm512_shuffle_i64x2(b, b, 0xf5), shift));
     if (type == BUTLER_Q5_K) {
         const __m512i lane = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-        const __m512i turn = _mm512_sub_epi32(_mm512_set1_epi32(36 - 4 * step), lane), bit = _mm512_set1_epi8(16);
+        const __m512i rotation = _mm512_sub_epi32(_mm512_set1_epi32(36 - 4 * step), lane), bit = _mm512_set1_epi8(16);
         for (int half = 0; half < 2; half++) {
             const bytes fifths = _mm512_broadcast_i32x4(bytes16_load(block + Q5_K_HIGH + half * 16));
-            w[half] = _mm512_or_si512(w[half], _mm512_and_si512(_mm512_rolv_epi32(fifths, turn), bit));
+            w[half] = _mm512_or_si512(w[half], _mm512_and_si512(_mm512_rolv_epi32(fifths, rotation), bit));
         }
     }
 }
@@ -186,10 +186,10 @@ INLINE void q6_weights(bytes w[2], const uint8_t *block, int step)
 {
     const bytes b = load_bytes(block + step / 2 * 64);
     const bytes pairs = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(block + Q6_K_HIGH + step / 2 * 32)));
-    const __m512i turn = step % 2 ? _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 30, 30, 30, 30, 30, 30, 30, 30)
-                                  : _mm512_setr_epi32(4, 4, 4, 4, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2, 2, 2);
+    const __m512i shift = step % 2 ? _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 30, 30, 30, 30, 30, 30, 30, 30)
+                                   : _mm512_setr_epi32(4, 4, 4, 4, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2, 2, 2);
     w[0] = _mm512_or_si512(low_nibbles(step % 2 ? _mm512_srli_epi16(b, 4) : b),
-                           _mm512_and_si512(_mm512_rolv_epi32(pairs, turn), _mm512_set1_epi8(0x30)));
+                           _mm512_and_si512(_mm512_rolv_epi32(pairs, shift), _mm512_set1_epi8(0x30)));
 }
 
 /* Columns 64 step to 64 step + 63 of a Q2_K or Q3_K block. Bit i / 32 of the 32 bytes of third bits belongs to column i. */

@@ -7,7 +7,7 @@
 #include "kernels/one_bit.h"
 #include "kernels/vec256.h"
 
-#include "kernels/simd_fetch.h"
+#include "kernels/simd_prefetch.h"
 
 enum {
     TOKENS = 32,

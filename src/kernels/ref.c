@@ -193,7 +193,7 @@ static inline void attend_with(decode_fn *decode, float *acc, size_t acc_stride,
             const void *values[SCORES];
             count = BUTLER_MIN(n_rows - j, SCORES);
             for (int r = 0; r < count; r++)
-                values[r] = (const uint8_t *)keys[j + r] + pairs->apart;
+                values[r] = (const uint8_t *)keys[j + r] + pairs->value_offset;
             qk_with(decode, p, 0, q, 0, 1, keys + j, count, n);
             total += exp_sum(p, top[i], count);
             av_with(decode, acc, 0, p, 0, 1, values, count, n);
@@ -308,7 +308,7 @@ const struct butler_kernels butler_kernels_ref = {
     .gemm = butler_ref_gemm,
     .pack_rows = butler_ref_pack_rows,
     .pack_columns = butler_ref_pack_columns,
-    .pack_turned = butler_ref_pack_turned,
+    .pack_transposed = butler_ref_pack_transposed,
     .attend_packed = butler_ref_attend_packed,
     .dot = dot,
     .add = add,

@@ -48,7 +48,7 @@ void butler_ref_keys16(float *s, size_t s_stride, const float *q, int n_q, const
 void butler_ref_gemm(float *y, size_t y_stride, const float *w, int n_rows, const float *x, size_t x_stride, int n_tokens, int n);
 void butler_ref_pack_rows(void *packed, const float *x, size_t stride, int n, int k);
 void butler_ref_pack_columns(void *packed, const float *x, size_t stride, int n, int k);
-void butler_ref_pack_turned(void *packed, const float *x, size_t stride, int n, int k);
+void butler_ref_pack_transposed(void *packed, const float *x, size_t stride, int n, int k);
 void butler_ref_attend_packed(const struct butler_attention *a);
 
 /* Scans of a selection: ref_select.c. */

@@ -36,7 +36,7 @@ void butler_ref_pack_columns(void *packed, const float *x, size_t stride, int n,
             put(packed, i, c, k, column_at(i, c), x[(size_t)i * stride + (size_t)c]);
 }
 
-void butler_ref_pack_turned(void *packed, const float *x, size_t stride, int n, int k)
+void butler_ref_pack_transposed(void *packed, const float *x, size_t stride, int n, int k)
 {
     memset(packed, 0, butler_packed_bytes(n, k));
     for (int i = 0; i < n; i++)

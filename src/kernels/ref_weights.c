@@ -32,7 +32,7 @@ void butler_ref_quantise_q16(void *q16, enum butler_type type, const float *x, i
             bits = BUTLER_MAX(bits, float_to_bits(fabsf(x[i])));
         const float most = bits_to_float(bits);
         for (int i = c; i < c + BLOCK; i++)
-            out[i] = most < BUTLER_FIXED_LEAST ? 0 : most / BUTLER_FIXED_MOST * rintf(x[i] * (BUTLER_FIXED_MOST / most));
+            out[i] = most < BUTLER_Q16_LEAST_ABSMAX ? 0 : most / BUTLER_Q16_MAX * rintf(x[i] * (BUTLER_Q16_MAX / most));
     }
 }
 

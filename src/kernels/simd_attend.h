@@ -8,7 +8,7 @@
 #define TILE_QUERIES 16 /* of a group that go together */
 #define TILE_BLOCKS (PIECE / BLOCK)
 
-/* Tiles between the rows in use and those that are fetched: into the second-level cache early, into the first when they are
+/* Tiles between the rows in use and those that are prefetched: into the second-level cache early, into the first when they are
  * there. Fetched into the first only, they keep its few places for lines under way until memory answers. Short rows are done with
  * so soon where vectors are wide that twice as many are on their way. */
 INLINE int tiles_soon(size_t row_bytes)
@@ -36,7 +36,7 @@ struct tiles {
     const void *const *keys, *last[TILE_ROWS]; /* the last tile; what does not fill one, its last row repeated */
     int whole, begin, end;                     /* rows in tiles before the last, before those of the next call, and with these */
     int missing;                               /* rows that the last tile lacks */
-    int dense;                                 /* so many tiles before the one that is fetched latest, and this one, lie dense */
+    int dense;                                 /* so many tiles before the one that is prefetched latest, and this one, lie dense */
 };
 
 /* The tile from row j on; where there is none, the last. */
@@ -69,19 +69,19 @@ INLINE void begin_tiles(struct tiles *tiles, enum row_type type, dense_fn *lie_d
         const void *const *rows = tile_at(tiles, j);
         next_is_dense(tiles, lie_dense, rows, dense_step(type, n));
         for (int r = 0; j < pairs->n && r < 2 * TILE_ROWS; r++)
-            fetch(type, (const uint8_t *)rows[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : pairs->apart), 0, n);
+            prefetch_row(type, (const uint8_t *)rows[r % TILE_ROWS] + (r < TILE_ROWS ? 0 : pairs->value_offset), 0, n);
     }
 }
 
-/* What to fetch while keys of the tile from row `next` on are used, and values of the one before. dense: all of these lie so. */
-INLINE struct due due_at(struct tiles *tiles, enum row_type type, dense_fn *lie_dense, int next, int n)
+/* What to prefetch while keys of the tile from row `next` on are used, and values of the one before. dense: all of these lie so. */
+INLINE struct upcoming upcoming_at(struct tiles *tiles, enum row_type type, dense_fn *lie_dense, int next, int n)
 {
     const size_t row_bytes = row_offset(type, n);
-    struct due due = {.soon = tile_at(tiles, next + tiles_soon(row_bytes) * TILE_ROWS),
-                      .later = tile_at(tiles, next + tiles_later(row_bytes) * TILE_ROWS)};
-    next_is_dense(tiles, lie_dense, due.later, dense_step(type, n));
-    due.dense = tiles->dense > tiles_later(row_bytes) + 1;
-    return due;
+    struct upcoming upcoming = {.soon = tile_at(tiles, next + tiles_soon(row_bytes) * TILE_ROWS),
+                                .later = tile_at(tiles, next + tiles_later(row_bytes) * TILE_ROWS)};
+    next_is_dense(tiles, lie_dense, upcoming.later, dense_step(type, n));
+    upcoming.dense = tiles->dense > tiles_later(row_bytes) + 1;
+    return upcoming;
 }
 
 /* What belongs to a tile of Q8_0 rows: their scales, row by row for every block; of values, multiplied with the weights. */
@@ -102,9 +102,9 @@ INLINE void load_scales(float (*scales)[TILE_ROWS], const void *const *rows, siz
     }
 }
 
-/* Scores of a tile for some queries: p[query][TILE_ROWS]. due: as many rows to fetch meanwhile. step: as for qk_tile. */
+/* Scores of a tile for some queries: p[query][TILE_ROWS]. upcoming: as many rows to prefetch meanwhile. step: as for qk_tile. */
 INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_scales *scales, const float *q, size_t q_stride,
-                        int n_q, const void *const *rows, size_t step, struct due due, int n)
+                        int n_q, const void *const *rows, size_t step, struct upcoming upcoming, int n)
 {
     const bool apart = type == ROW_Q8_0 && n <= PIECE;
     int i = 0;
@@ -112,8 +112,8 @@ INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_s
         load_scales(scales->keys, rows, step, 0, n);
 #define TILE_PART(queries, first)                                                                                                  \
     qk_tile(type, p[i] + (first), TILE_ROWS, VEC / (queries), 0, q + i * q_stride, q_stride, queries, rows + (first), step,        \
-            apart ? scales->keys[0] + (first) : NULL, TILE_ROWS, due_from(due_of_part(due, i, n_q), first), 0, VEC / (queries),    \
-            VEC / (queries), n, false)
+            apart ? scales->keys[0] + (first) : NULL, TILE_ROWS, upcoming_from(upcoming_of_part(upcoming, i, n_q), first), 0,      \
+            VEC / (queries), VEC / (queries), n, false)
     for (; i + 4 <= n_q; i += 4)
         for (int r = 0; r < TILE_ROWS; r += VEC / 4)
             TILE_PART(4, r);
@@ -176,14 +176,14 @@ INLINE float sum_of_tile(const float sums[TILE_ROWS])
  * in a form of its own (step: as for row_at); and weighted values of a tile, p[query][TILE_ROWS], of Q8_0 rows
  * p[query][block][TILE_ROWS] with the rows' scales in them. */
 typedef void scores_fn(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
-                       size_t step, struct due due, int n);
-typedef void values_fn(float *acc, size_t acc_stride, const float *p, int n_q, const void *const *rows, size_t step, struct due due,
-                       size_t skip, int n_rows, int n);
+                       size_t step, struct upcoming upcoming, int n);
+typedef void values_fn(float *acc, size_t acc_stride, const float *p, int n_q, const void *const *rows, size_t step,
+                       struct upcoming upcoming, size_t skip, int n_rows, int n);
 
 /* Adds count weighted values of a tile, `apart` bytes after its keys. */
 INLINE void tile_values(enum row_type type, values_fn *values_of, float *acc, size_t acc_stride, const float (*p)[TILE_ROWS],
-                        struct tile_scales *scales, int n_q, const void *const *rows, size_t step, struct due due, size_t apart,
-                        int count, int n)
+                        struct tile_scales *scales, int n_q, const void *const *rows, size_t step, struct upcoming upcoming,
+                        size_t apart, int count, int n)
 {
     if (type == ROW_Q8_0 && n <= PIECE) {
         _Alignas(64) float d[TILE_BLOCKS][TILE_ROWS];
@@ -194,14 +194,14 @@ INLINE void tile_values(enum row_type type, values_fn *values_of, float *acc, si
                     vec_store(scales->values[i][b] + r,
                               vec_max(vec_set1(LEAST_NORMAL), vec_mul(vec_load(d[b] + r), vec_load(p[i] + r))));
         if (values_of)
-            values_of(acc, acc_stride, scales->values[0][0], n_q, rows, step, due, apart, count, n);
+            values_of(acc, acc_stride, scales->values[0][0], n_q, rows, step, upcoming, apart, count, n);
         else
-            av_queries(type, acc, acc_stride, scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, n_q, rows, step, due, apart,
-                       count, n);
+            av_queries(type, acc, acc_stride, scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, n_q, rows, step, upcoming,
+                       apart, count, n);
     } else if (values_of)
-        values_of(acc, acc_stride, p[0], n_q, rows, step, due, apart, count, n);
+        values_of(acc, acc_stride, p[0], n_q, rows, step, upcoming, apart, count, n);
     else
-        av_queries(type, acc, acc_stride, p[0], TILE_ROWS, 0, n_q, rows, step, due, apart, count, n);
+        av_queries(type, acc, acc_stride, p[0], TILE_ROWS, 0, n_q, rows, step, upcoming, apart, count, n);
 }
 
 INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
@@ -217,29 +217,29 @@ INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, fl
         top[i] = -INFINITY;
         memset(acc + i * acc_stride, 0, (size_t)n * sizeof *acc);
     }
-    for (int j = -TILE_ROWS, turn = 0; j < pairs->n; j += TILE_ROWS, turn ^= 1) {
+    for (int j = -TILE_ROWS, buffer = 0; j < pairs->n; j += TILE_ROWS, buffer ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(pairs->n - next, TILE_ROWS);
-        struct due due = due_at(&tiles, type, lie_dense, next, n);
-        const size_t step = due.dense ? dense_step(type, n) : 0;
+        struct upcoming upcoming = upcoming_at(&tiles, type, lie_dense, next, n);
+        const size_t step = upcoming.dense ? dense_step(type, n) : 0;
         if (n_next > 0) {
             if (scores_of)
-                scores_of(p[turn], &scales, queries, n_q, tile_at(&tiles, next), step, due, n);
+                scores_of(p[buffer], &scales, queries, n_q, tile_at(&tiles, next), step, upcoming, n);
             else if (step)
-                tile_scores(type, p[turn], &scales, q, q_stride, n_q, tile_at(&tiles, next), dense_step(type, n), due, n);
+                tile_scores(type, p[buffer], &scales, q, q_stride, n_q, tile_at(&tiles, next), dense_step(type, n), upcoming, n);
             else
-                tile_scores(type, p[turn], &scales, q, q_stride, n_q, tile_at(&tiles, next), 0, due, n);
+                tile_scores(type, p[buffer], &scales, q, q_stride, n_q, tile_at(&tiles, next), 0, upcoming, n);
             for (int i = 0; s && i < n_q; i++)
-                memcpy(s + i * s_stride + next, p[turn][i], (size_t)n_next * sizeof *s);
+                memcpy(s + i * s_stride + next, p[buffer][i], (size_t)n_next * sizeof *s);
         }
-        due.skip = due.dense ? TILE_ROWS * row_bytes : pairs->apart;
-        if (j >= 0 && due.dense)
-            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, tile_at(&tiles, j), dense_step(type, n), due,
-                        pairs->apart, TILE_ROWS, n);
+        upcoming.skip = upcoming.dense ? TILE_ROWS * row_bytes : pairs->value_offset;
+        if (j >= 0 && upcoming.dense)
+            tile_values(type, values_of, acc, acc_stride, p[buffer ^ 1], &scales, n_q, tile_at(&tiles, j), dense_step(type, n),
+                        upcoming, pairs->value_offset, TILE_ROWS, n);
         else if (j >= 0)
-            tile_values(type, values_of, acc, acc_stride, p[turn ^ 1], &scales, n_q, tile_at(&tiles, j), 0, due, pairs->apart,
-                        BUTLER_MIN(pairs->n - j, TILE_ROWS), n);
+            tile_values(type, values_of, acc, acc_stride, p[buffer ^ 1], &scales, n_q, tile_at(&tiles, j), 0, upcoming,
+                        pairs->value_offset, BUTLER_MIN(pairs->n - j, TILE_ROWS), n);
         for (int i = 0; n_next > 0 && i < n_q; i++)
-            tile_exp(p[turn][i], n_next, acc + i * acc_stride, &top[i], sums[i], n);
+            tile_exp(p[buffer][i], n_next, acc + i * acc_stride, &top[i], sums[i], n);
     }
     for (int i = 0; i < n_q; i++)
         sum[i] = sum_of_tile(sums[i]);

@@ -38,7 +38,7 @@ INLINE void fill_attend(struct butler_kernels *table)
     table->attend[BUTLER_KV_F32] = attend_f32;
     table->attend[BUTLER_KV_F16] = attend_f16;
     table->attend[BUTLER_KV_Q8_0] = attend_q8_0;
-    table->attend_fixed = false;
+    table->attend_q16 = false;
 }
 
 #endif

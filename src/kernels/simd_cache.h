@@ -1,7 +1,7 @@
 /* Attention over cache rows that lie anywhere, written once for every vector width: included by each ISA file after its
  * vec*.h. In decode a row comes from memory and meets the few query heads of its group: it is read and widened once for
  * all of them. In prefill rows are few and queries many: rows are widened once into floats. Both run the same tiles, in
- * which a (query, row) pair has an accumulator of its own, so its value does not depend on the company. */
+ * which a (query, row) pair has an accumulator of its own, so its value does not depend on the other pairs of the call. */
 #ifndef BUTLER_SIMD_CACHE_H
 #define BUTLER_SIMD_CACHE_H
 
@@ -78,7 +78,7 @@ INLINE void row_widen(enum row_type type, float *t, const uint8_t *row, int n)
 /* --------------------------------------------------------------------------------------------- prefetching
  *
  * A core keeps as many lines in flight as its prefetchers ask for, some twenty a stream, and memory is only busy with twice
- * as many. So lists are read in four places at once, where that leaves the result alone (q . k), and otherwise fetched in
+ * as many. So lists are read in four places at once, where that leaves the result alone (q . k), and otherwise prefetched in
  * four places of the next block while one is used (p . v). All into the second-level cache: the first is small, and
  * the few lines on their way into it would wait for memory instead of for the second. */
 
@@ -86,14 +86,14 @@ INLINE void row_widen(enum row_type type, float *t, const uint8_t *row, int n)
 #define FETCH_AHEAD 4096
 #define FETCH_BLOCK 16384
 
-/* Whether byte `at` of what ends at `last` is to be fetched for itself: Q8_0 rows begin and end within lines, and their last
- * byte's is fetched anyway. */
+/* Whether byte `at` of what ends at `last` is to be prefetched for itself: Q8_0 rows begin and end within lines, and their last
+ * byte's is prefetched anyway. */
 INLINE bool line_wanted(enum row_type type, size_t at, size_t last)
 {
     return at + (type == ROW_Q8_0 ? BLOCK : 0) < last;
 }
 
-INLINE void fetch(enum row_type type, const void *row, int begin, int end)
+INLINE void prefetch_row(enum row_type type, const void *row, int begin, int end)
 {
     const size_t last = row_offset(type, end);
     for (size_t at = row_offset(type, begin); line_wanted(type, at, last); at += 64)
@@ -117,78 +117,85 @@ INLINE const uint8_t *row_at(const void *const *rows, size_t step, int r)
     return step ? (const uint8_t *)rows[0] + (size_t)r * step : rows[r];
 }
 
-/* Rows to fetch while others are used, each array as long as the tile that uses them or NULL: `soon` into the first cache,
+/* Rows to prefetch while others are used, each array as long as the tile that uses them or NULL: `soon` into the first cache,
  * `later` into the second. A row comes whole and rows in order, so that the prefetchers see one stream. */
-struct due {
+struct upcoming {
     const void *const *soon, *const *later;
     size_t skip;     /* the rows begin so many bytes further on */
-    int parts, part; /* rows r are fetched for which r & parts is part; parts: 0 or 1 */
+    int parts, part; /* rows r are prefetched for which r & parts is part; parts: 0 or 1 */
     int first;       /* of a dense tile: the rows begin so many rows further on */
-    bool dense;      /* both are tiles that lie dense: keys and values are lines one after the other, half of which are due */
+    bool dense;      /* both are tiles that lie dense: keys and values are lines one after the other, half of which are upcoming */
 };
 
-/* Fetches line k of the dense tile that is due soon, and of the one due later: every other line if parts is 1. */
-INLINE void fetch_dense_line(struct due due, size_t k)
+/* Fetches line k of the dense tile that is upcoming soon, and of the one upcoming later: every other line if parts is 1. */
+INLINE void prefetch_dense_line(struct upcoming upcoming, size_t k)
 {
-    if ((k & (size_t)due.parts) == (size_t)due.part) {
-        prefetch((const uint8_t *)due.soon[0] + due.skip, k * 64);
-        prefetch_second((const uint8_t *)due.later[0] + due.skip + k * 64);
+    if ((k & (size_t)upcoming.parts) == (size_t)upcoming.part) {
+        prefetch((const uint8_t *)upcoming.soon[0] + upcoming.skip, k * 64);
+        prefetch_second((const uint8_t *)upcoming.later[0] + upcoming.skip + k * 64);
     }
 }
 
-/* Fetches what is due with rows [r, r + count) of a tile: elements [begin, end) of as many rows, or of a dense tile its part of the
- * lines that all rows would fill, every other one if parts is 1. */
-INLINE void fetch_due(enum row_type type, struct due due, int r, int count, int begin, int end)
+/* Fetches what is upcoming with rows [r, r + count) of a tile: elements [begin, end) of as many rows, or of a dense tile its part
+ * of the lines that all rows would fill, every other one if parts is 1. */
+INLINE void prefetch_upcoming(enum row_type type, struct upcoming upcoming, int r, int count, int begin, int end)
 {
     const size_t first = row_offset(type, begin), last = row_offset(type, end), lines = (last - first) * TILE_ROWS / 64;
-    if (due.dense) {
-        due.skip += first * TILE_ROWS;
-        for (size_t k = (size_t)(due.first + r) * lines / TILE_ROWS; k < (size_t)(due.first + r + count) * lines / TILE_ROWS; k++)
-            fetch_dense_line(due, k);
+    if (upcoming.dense) {
+        upcoming.skip += first * TILE_ROWS;
+        for (size_t k = (size_t)(upcoming.first + r) * lines / TILE_ROWS;
+             k < (size_t)(upcoming.first + r + count) * lines / TILE_ROWS; k++)
+            prefetch_dense_line(upcoming, k);
         return;
     }
     for (; count > 0; count--, r++) {
-        if ((r & due.parts) != due.part)
+        if ((r & upcoming.parts) != upcoming.part)
             continue;
-        if (due.soon) {
+        if (upcoming.soon) {
             for (size_t at = first; line_wanted(type, at, last); at += 64)
-                prefetch((const uint8_t *)due.soon[r] + due.skip, at);
+                prefetch((const uint8_t *)upcoming.soon[r] + upcoming.skip, at);
             if (type == ROW_Q8_0)
-                prefetch((const uint8_t *)due.soon[r] + due.skip, last - 1);
+                prefetch((const uint8_t *)upcoming.soon[r] + upcoming.skip, last - 1);
         }
-        if (due.later)
-            fetch(type, (const uint8_t *)due.later[r] + due.skip, begin, end);
+        if (upcoming.later)
+            prefetch_row(type, (const uint8_t *)upcoming.later[r] + upcoming.skip, begin, end);
     }
 }
 
-/* The same of a dense tile that is fetched whole, r and count compile-time constants. */
-INLINE void fetch_known(enum row_type type, struct due due, int r, int count, int begin, int end)
+/* The same of a dense tile that is prefetched whole, r and count compile-time constants. */
+INLINE void prefetch_known(enum row_type type, struct upcoming upcoming, int r, int count, int begin, int end)
 {
-    due.dense = true;
-    due.parts = due.part = 0;
-    fetch_due(type, due, r, count, begin, end);
+    upcoming.dense = true;
+    upcoming.parts = upcoming.part = 0;
+    prefetch_upcoming(type, upcoming, r, count, begin, end);
 }
 
-/* What n_q queries fetch while those from k on pass, of which four go together: of eight each four every other row, since memory
- * would have nothing to do while the second pass if the first fetched all. */
-INLINE struct due due_of_part(struct due due, int k, int n_q)
+/* What n_q queries prefetch while those from k on pass, of which four go together: of eight each four every other row, since memory
+ * would have nothing to do while the second pass if the first prefetched all. */
+INLINE struct upcoming upcoming_of_part(struct upcoming upcoming, int k, int n_q)
 {
-    due.parts = n_q >= 8;
-    due.part = k / 4;
-    return k % 4 == 0 && k / 4 <= due.parts ? due : (struct due){0};
+    upcoming.parts = n_q >= 8;
+    upcoming.part = k / 4;
+    return k % 4 == 0 && k / 4 <= upcoming.parts ? upcoming : (struct upcoming){0};
 }
 
-INLINE struct due due_from(struct due due, int r)
+INLINE struct upcoming upcoming_from(struct upcoming upcoming, int r)
 {
-    if (due.dense) {
-        due.first = r;
-        return due;
+    if (upcoming.dense) {
+        upcoming.first = r;
+        return upcoming;
     }
-    return (struct due){due.soon ? due.soon + r : NULL, due.later ? due.later + r : NULL, due.skip, due.parts, due.part, 0, false};
+    return (struct upcoming){upcoming.soon ? upcoming.soon + r : NULL,
+                             upcoming.later ? upcoming.later + r : NULL,
+                             upcoming.skip,
+                             upcoming.parts,
+                             upcoming.part,
+                             0,
+                             false};
 }
 
-/* Rows fetched together: a power of two, of some FETCH_BLOCK bytes. */
-INLINE int fetch_rows(enum row_type type, int n)
+/* Rows prefetched together: a power of two, of some FETCH_BLOCK bytes. */
+INLINE int prefetch_rows(enum row_type type, int n)
 {
     int rows = 32;
     while (rows < 256 && (size_t)rows * row_offset(type, n) < FETCH_BLOCK * 3 / 4)
@@ -196,39 +203,40 @@ INLINE int fetch_rows(enum row_type type, int n)
     return rows;
 }
 
-/* What to fetch when item j of n is used, in a list fetched `block` items at a time; past its end item j itself. */
-INLINE int due_index(int j, int n, int block)
+/* What to prefetch when item j of n is used, in a list prefetched `block` items at a time; past its end item j itself. */
+INLINE int upcoming_index(int j, int n, int block)
 {
     const int k = j & (block - 1), t = j - k + block + k % STREAMS * (block / STREAMS) + k / STREAMS;
     return t < n ? t : BUTLER_MAX(j, 0);
 }
 
-INLINE const void *row_due(const void *const *rows, int n_rows, int block, int j)
+INLINE const void *upcoming_row(const void *const *rows, int n_rows, int block, int j)
 {
-    return rows[due_index(j, n_rows, block)];
+    return rows[upcoming_index(j, n_rows, block)];
 }
 
 /* The first block has no block before it. */
-INLINE void fetch_first(enum row_type type, const void *const *rows, int n_rows, int block, int n)
+INLINE void prefetch_first(enum row_type type, const void *const *rows, int n_rows, int block, int n)
 {
     for (int j = -block; j < 0 && n_rows > STREAMS; j++)
-        fetch(type, row_due(rows, n_rows, block, j), 0, n);
+        prefetch_row(type, upcoming_row(rows, n_rows, block, j), 0, n);
 }
 
 /* -------------------------------------------------------------------------------------------------- q . k */
 
 /* q_i . rows[r], i < n_q, r < n_rows, both compile-time constants with n_q n_rows <= VEC; the rows begin at `skip`. Stores (or
  * adds) the first n_stored of them for each query: `run`, a constant too, to neighbouring places, then as many `apart` places
- * further on. scales: of Q8_0 rows, row r's for block b at b scales_stride + r, or NULL. due: as many rows to fetch meanwhile.
- * step: as for row_at, a constant; then a step of a F16 row, a line itself where a vector is 64 bytes, fetches a line. */
+ * further on. scales: of Q8_0 rows, row r's for block b at b scales_stride + r, or NULL. upcoming: as many rows to prefetch
+ * meanwhile. step: as for row_at, a constant; then a step of a F16 row, a line itself where a vector is 64 bytes, prefetches a
+ * line. */
 INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int apart, const float *q, size_t q_stride, int n_q,
-                    const void *const *rows, size_t step, const float *scales, size_t scales_stride, struct due due, size_t skip,
-                    int n_rows, int n_stored, int n, bool more)
+                    const void *const *rows, size_t step, const float *scales, size_t scales_stride, struct upcoming upcoming,
+                    size_t skip, int n_rows, int n_stored, int n, bool more)
 {
     const uint8_t *row[VEC];
     vec acc[VEC];
     _Alignas(64) float sums[VEC];
-    int i = 0, fetched = 0;
+    int i = 0, prefetched = 0;
     UNROLL
     for (int r = 0; r < n_rows; r++)
         row[r] = row_at(rows, step, r) + skip;
@@ -236,8 +244,8 @@ INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int 
     for (int a = 0; a < VEC; a++)
         acc[a] = vec_zero();
     for (; i + STEP <= n; i += STEP) {
-        for (; !step && (due.soon || due.later) && fetched * n < (i + STEP) * n_rows; fetched++)
-            fetch_due(type, due, fetched, 1, 0, n);
+        for (; !step && (upcoming.soon || upcoming.later) && prefetched * n < (i + STEP) * n_rows; prefetched++)
+            prefetch_upcoming(type, upcoming, prefetched, 1, 0, n);
         vec x[VEC], v[2];
         UNROLL
         for (int a = 0; a < 2 * n_q; a++)
@@ -250,8 +258,8 @@ INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int 
                 v[1] = vec_mul(quants_load(row[r], i + VEC), d);
             } else
                 row_load_step(type, v, row[r], i);
-            if (step && due.dense)
-                fetch_dense_line(due, (size_t)(due.first * (n / STEP) + i / STEP * n_rows + r));
+            if (step && upcoming.dense)
+                prefetch_dense_line(upcoming, (size_t)(upcoming.first * (n / STEP) + i / STEP * n_rows + r));
             UNROLL
             for (int a = 0; a < 2 * n_q; a++)
                 acc[a / 2 * n_rows + r] = vec_fma(v[a % 2], x[a], acc[a / 2 * n_rows + r]);
@@ -296,11 +304,11 @@ INLINE void qk_direct(enum row_type type, float *s, size_t s_stride, const float
     const size_t skip = row_offset(type, first);
     for (int j = 0; j < BUTLER_MIN(ahead, long_apart); j++)
         for (int k = 0; k < streams; k++)
-            fetch(type, (const uint8_t *)rows[k * long_apart + j] + skip, 0, n);
+            prefetch_row(type, (const uint8_t *)rows[k * long_apart + j] + skip, 0, n);
     for (int j = 0; j < n_rows;) {
         const bool rest = j >= long_apart;
         const int apart = rest ? run : long_apart;
-        const void *here[VEC], *due[VEC];
+        const void *here[VEC], *upcoming[VEC];
         if (rest)
             j = BUTLER_MAX(j, streams * long_apart);
         if (j >= n_rows)
@@ -309,10 +317,10 @@ INLINE void qk_direct(enum row_type type, float *s, size_t s_stride, const float
         for (int r = 0; r < tile; r++) {
             const int at = r / run * apart + j + r % run;
             here[r] = rows[BUTLER_MIN(at, n_rows - 1)];
-            due[r] = rows[BUTLER_MIN(at + ahead, n_rows - 1)];
+            upcoming[r] = rows[BUTLER_MIN(at + ahead, n_rows - 1)];
         }
         qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, 0, NULL, 0,
-                (struct due){NULL, due, skip, 0, 0, 0, false}, skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
+                (struct upcoming){NULL, upcoming, skip, 0, 0, 0, false}, skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
         j += rest ? tile : run;
     }
 }
@@ -324,11 +332,11 @@ static __attribute__((noinline)) void qk_floats(float *s, size_t s_stride, const
     enum { TILE = VEC / 4 };
     int i = 0;
     for (; i + 4 <= n_q; i += 4)
-        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 4, rows, 0, NULL, 0, (struct due){0}, 0,
-                TILE, n_stored, n, more);
+        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 4, rows, 0, NULL, 0, (struct upcoming){0},
+                0, TILE, n_stored, n, more);
     for (; i < n_q; i++)
-        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 1, rows, 0, NULL, 0, (struct due){0}, 0,
-                TILE, n_stored, n, more);
+        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 1, rows, 0, NULL, 0, (struct upcoming){0},
+                0, TILE, n_stored, n, more);
 }
 
 /* Many queries: rows as floats, four queries at a time. */
@@ -338,15 +346,16 @@ INLINE void qk_widened(enum row_type type, float *s, size_t s_stride, const floa
     enum { TILE = VEC / 4 };
     _Alignas(64) float t[TILE][PIECE];
     const void *here[TILE];
-    const int block = fetch_rows(type, n);
-    fetch_first(type, rows, n_rows, block, n);
+    const int block = prefetch_rows(type, n);
+    prefetch_first(type, rows, n_rows, block, n);
     for (int r = 0; r < TILE; r++)
         here[r] = t[r];
     for (int j = 0; j < n_rows; j += TILE) {
         const int count = BUTLER_MIN(n_rows - j, TILE);
         for (int r = 0; r < TILE; r++) {
-            fetch(type, (const uint8_t *)row_due(rows, n_rows, block, BUTLER_MIN(j + r, n_rows - 1)) + row_offset(type, first), 0,
-                  n);
+            prefetch_row(
+                type, (const uint8_t *)upcoming_row(rows, n_rows, block, BUTLER_MIN(j + r, n_rows - 1)) + row_offset(type, first),
+                0, n);
             row_widen(type, t[r], (const uint8_t *)rows[BUTLER_MIN(j + r, n_rows - 1)] + row_offset(type, first), n);
         }
         qk_floats(s + j, s_stride, q, q_stride, n_q, here, count, n, more);
@@ -403,10 +412,10 @@ INLINE void av_row(enum row_type type, vec *a, const float *weights, size_t p_st
 }
 
 /* Elements [i, i + n_vecs VEC) of acc_0 .. acc_(n_q - 1) over the rows; n_q and n_vecs are compile-time constants, n_vecs 1 or
- * even. The rows begin at `skip`. p_block: 0, or p has the scales of Q8_0 rows in it, for block b p_block b further on. due: as
- * many rows to fetch meanwhile. step: as for row_at, a constant. */
+ * even. The rows begin at `skip`. p_block: 0, or p has the scales of Q8_0 rows in it, for block b p_block b further on. upcoming:
+ * as many rows to prefetch meanwhile. step: as for row_at, a constant. */
 INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
-                    int n_vecs, const void *const *rows, size_t step, struct due due, size_t skip, int n_rows, int i)
+                    int n_vecs, const void *const *rows, size_t step, struct upcoming upcoming, size_t skip, int n_rows, int i)
 {
     vec a[2 * VEC];
     UNROLL
@@ -415,14 +424,14 @@ INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const flo
     if (step && n_q < 4) {
         UNROLL
         for (int j = 0; j < TILE_ROWS; j++) {
-            const int together = type == ROW_F16 ? 1 : 4; /* whole lines are due with every row */
-            if (j % together == 0 && due.dense)
-                fetch_known(type, due, j, together, i, i + n_vecs * VEC);
+            const int together = type == ROW_F16 ? 1 : 4; /* whole lines are upcoming with every row */
+            if (j % together == 0 && upcoming.dense)
+                prefetch_known(type, upcoming, j, together, i, i + n_vecs * VEC);
             av_row(type, a, p + j, p_stride, p_block, n_q, n_vecs, row_at(rows, step, j) + skip, i);
         }
     } else
         for (int j = 0; j < n_rows; j++) {
-            fetch_due(type, due, j, 1, i, i + n_vecs * VEC);
+            prefetch_upcoming(type, upcoming, j, 1, i, i + n_vecs * VEC);
             av_row(type, a, p + j, p_stride, p_block, n_q, n_vecs, row_at(rows, step, j) + skip, i);
         }
     UNROLL
@@ -443,66 +452,66 @@ INLINE void av_tail(enum row_type type, float *acc, size_t acc_stride, const flo
 
 /* All elements for a constant number of queries: as wide as the accumulators allow, then narrower. */
 INLINE void av_columns(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
-                       const void *const *rows, size_t step, struct due due, size_t skip, int n_rows, int n)
+                       const void *const *rows, size_t step, struct upcoming upcoming, size_t skip, int n_rows, int n)
 {
     const int wide = n_q <= 2 ? VEC / 2 : n_q <= 4 ? VEC / 4 : VEC / 8;
     int i = 0;
     for (; i + wide * VEC <= n; i += wide * VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, wide, rows, step, due, skip, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, wide, rows, step, upcoming, skip, n_rows, i);
     for (; i + VEC / 4 * VEC <= n && wide > VEC / 4; i += VEC / 4 * VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, VEC / 4, rows, step, due, skip, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, VEC / 4, rows, step, upcoming, skip, n_rows, i);
     for (; i + VEC <= n; i += VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, 1, rows, step, due, skip, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, 1, rows, step, upcoming, skip, n_rows, i);
     if (i < n)
         av_tail(type, acc, acc_stride, p, p_stride, n_q, rows, skip, n_rows, i, n - i);
 }
 
 INLINE void av_queries(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
-                       const void *const *rows, size_t step, struct due due, size_t skip, int n_rows, int n)
+                       const void *const *rows, size_t step, struct upcoming upcoming, size_t skip, int n_rows, int n)
 {
     int k = 0;
-    /* Widened once for all, where there are registers enough; of rows that lie anywhere halves would be fetched twice. */
+    /* Widened once for all, where there are registers enough; of rows that lie anywhere halves would be prefetched twice. */
     for (; VEC == 16 && type == ROW_Q8_0 && step && k + 8 <= n_q; k += 8)
         av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 8, rows, step,
-                   k == 0 ? due : (struct due){0}, skip, n_rows, n);
+                   k == 0 ? upcoming : (struct upcoming){0}, skip, n_rows, n);
     for (; k + 4 <= n_q; k += 4)
         av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 4, rows, step,
-                   due_of_part(due, k, n_q), skip, n_rows, n);
+                   upcoming_of_part(upcoming, k, n_q), skip, n_rows, n);
     if (n_q - k >= 2) {
         av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 2, rows, step,
-                   due_of_part(due, k, n_q), skip, n_rows, n);
+                   upcoming_of_part(upcoming, k, n_q), skip, n_rows, n);
         k += 2;
     }
     if (n_q - k == 1)
         av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 1, rows, step,
-                   due_of_part(due, k, n_q), skip, n_rows, n);
+                   upcoming_of_part(upcoming, k, n_q), skip, n_rows, n);
 }
 
 /* Rows of floats, the same for every type that was widened into them. */
 static __attribute__((noinline)) void av_floats(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
                                                 const void *const *rows, int n_rows, int n)
 {
-    av_queries(ROW_F32, acc, acc_stride, p, p_stride, 0, n_q, rows, 0, (struct due){0}, 0, n_rows, n);
+    av_queries(ROW_F32, acc, acc_stride, p, p_stride, 0, n_q, rows, 0, (struct upcoming){0}, 0, n_rows, n);
 }
 
 INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
                    const void *const *rows, int n_rows, int n)
 {
     _Alignas(64) float t[CHUNK_ROWS][PIECE];
-    const int block = fetch_rows(type, n);
+    const int block = prefetch_rows(type, n);
     const bool widen = n_q > 4 || type == ROW_F32;
-    fetch_first(type, rows, n_rows, block, n);
+    prefetch_first(type, rows, n_rows, block, n);
     for (int j = 0; j < n_rows; j += CHUNK_ROWS) {
         const int count = BUTLER_MIN(n_rows - j, CHUNK_ROWS);
         for (int first = 0; first < n; first += PIECE) {
             const int length = BUTLER_MIN(n - first, PIECE);
             const size_t skip = row_offset(type, first);
-            const void *here[CHUNK_ROWS], *due[CHUNK_ROWS];
+            const void *here[CHUNK_ROWS], *upcoming[CHUNK_ROWS];
             for (int r = 0; r < count; r++) {
-                due[r] = (const uint8_t *)row_due(rows, n_rows, block, j + r) + skip;
+                upcoming[r] = (const uint8_t *)upcoming_row(rows, n_rows, block, j + r) + skip;
                 here[r] = (const uint8_t *)rows[j + r] + skip;
                 if (widen) {
-                    fetch(type, due[r], 0, length);
+                    prefetch_row(type, upcoming[r], 0, length);
                     row_widen(type, t[r], here[r], length);
                     here[r] = t[r];
                 }
@@ -511,7 +520,7 @@ INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const floa
                 av_floats(acc + first, acc_stride, p + j, p_stride, n_q, here, count, length);
             else
                 av_queries(type, acc + first, acc_stride, p + j, p_stride, 0, n_q, here, 0,
-                           (struct due){NULL, due, 0, 0, 0, 0, false}, 0, count, length);
+                           (struct upcoming){NULL, upcoming, 0, 0, 0, 0, false}, 0, count, length);
         }
     }
 }

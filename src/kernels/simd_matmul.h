@@ -3,7 +3,7 @@
  * token, or to words, which cost more to unpack and less to multiply, for TOKENS of them.
  *
  * A unit is 32 columns (Q2_K, Q3_K, Q6_K: 16) that share one scale. A step takes UNITS units of four rows: their products with a
- * token are integers, four lanes a unit and row; three additions of shuffled vectors turn four such vectors, one a row, into one
+ * token are integers, four lanes a unit and row; three additions of shuffled vectors reduce four such vectors, one a row, into one
  * that has the exact sum of unit u and row r in lane 4 u + r. One multiplication by the scales then serves UNITS units of four
  * rows, and lane 4 u + r accumulates the units u, u + UNITS, ... of row r in their order. That is the same whatever the number of
  * tokens.
@@ -125,7 +125,7 @@ static void quantise_q16(void *q16, enum butler_type type, const float *x, int n
     for (int b = 0; b < n_blocks; b++) {
         const float *from = b * BLOCK < n ? x + (size_t)b * BLOCK : zeros;
         float inverse;
-        const float scale = scale32(from, BUTLER_FIXED_MOST, &inverse);
+        const float scale = scale32(from, BUTLER_Q16_MAX, &inverse);
         int16_t q[BLOCK];
         const int32_t sum[2] = {quantise16(q, from, inverse), quantise16(q + 16, from + 16, inverse)};
         for (int half = 0; half < 2; half++) {

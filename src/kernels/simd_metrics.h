@@ -3,7 +3,7 @@
 #ifndef BUTLER_SIMD_METRICS_H
 #define BUTLER_SIMD_METRICS_H
 
-#include "kernels/simd_fetch.h"
+#include "kernels/simd_prefetch.h"
 
 /* ------------------------------------------------------------------------------------------- page bounds */
 
@@ -21,16 +21,16 @@ struct bounds {
     int at[VEC], n_stored;
 };
 
-/* What is fetched meanwhile: a part of the records that follow in each half of the list, a step for each vector of channels. */
-struct bounds_due {
+/* What is prefetched meanwhile: a part of the records that follow in each half of the list, a step for each vector of channels. */
+struct upcoming_bounds {
     struct walk walks[2];
     uintptr_t ends[2];
     size_t step;
 };
 
-/* n_q and n_records are compile-time constants with n_q n_records <= VEC. due: or NULL. */
+/* n_q and n_records are compile-time constants with n_q n_records <= VEC. upcoming: or NULL. */
 INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, const struct bounds *tile, int n_records,
-                        struct bounds_due *due, int n)
+                        struct upcoming_bounds *upcoming, int n)
 {
     vec acc[VEC];
     _Alignas(64) float sums[VEC];
@@ -41,9 +41,9 @@ INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, cons
         const int count = BUTLER_MIN(n - i, VEC);
         vec x[4];
         UNROLL
-        for (int k = 0; due && k < 2; k++) {
-            due->ends[k] += due->step;
-            walk_to(&due->walks[k], due->ends[k]);
+        for (int k = 0; upcoming && k < 2; k++) {
+            upcoming->ends[k] += upcoming->step;
+            walk_to(&upcoming->walks[k], upcoming->ends[k]);
         }
         UNROLL
         for (int a = 0; a < n_q; a++)
@@ -73,7 +73,7 @@ INLINE void bounds_scan(float *s, size_t s_stride, const float *q, int n_q, int 
 {
     const int side = n_tile / 2, half = n_records / n_tile * side;
     const uint8_t *others = p + (size_t)half * record_bytes;
-    struct bounds_due due = {{walk_from(p), walk_from(others)}, {0, 0}, (size_t)side * record_bytes * VEC / (size_t)n};
+    struct upcoming_bounds upcoming = {{walk_from(p), walk_from(others)}, {0, 0}, (size_t)side * record_bytes * VEC / (size_t)n};
     for (int j = 0; j < n_records; j += n_tile) {
         struct bounds tile = {.n_stored = BUTLER_MIN(n_records - j, n_tile)};
         int a = 0;
@@ -81,9 +81,9 @@ INLINE void bounds_scan(float *s, size_t s_stride, const float *q, int n_q, int 
             tile.at[r] = j < 2 * half ? j / 2 + r % side + r / side * half : BUTLER_MIN(j + r, n_records - 1);
             tile.records[r] = p + (size_t)tile.at[r] * record_bytes;
         }
-        due.ends[0] = (uintptr_t)tile.records[0] + BOUNDS_SOON;
-        due.ends[1] = (uintptr_t)tile.records[side] + BOUNDS_SOON;
-        bounds_tile(s, s_stride, q, group, &tile, n_tile, &due, n);
+        upcoming.ends[0] = (uintptr_t)tile.records[0] + BOUNDS_SOON;
+        upcoming.ends[1] = (uintptr_t)tile.records[side] + BOUNDS_SOON;
+        bounds_tile(s, s_stride, q, group, &tile, n_tile, &upcoming, n);
         for (a = group; a + group <= n_q; a += group)
             bounds_tile(s + a * s_stride, s_stride, q + (size_t)a * n, group, &tile, n_tile, NULL, n);
         for (; a < n_q; a++)

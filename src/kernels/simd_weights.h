@@ -13,7 +13,7 @@
 #define ROWS 4
 #endif
 
-/* How far ahead of its loads a row is fetched; beyond its end lie the next rows. */
+/* How far ahead of its loads a row is prefetched; beyond its end lie the next rows. */
 #ifndef AHEAD
 #define AHEAD 1536
 #endif

@@ -359,11 +359,11 @@ INLINE void vec_load_nibbles5(const void *p, uint32_t fifths, int offset, vec lo
 INLINE void vec_load_fives(const uint8_t *nibbles, const uint8_t *fifths, int pair, vec low[4], vec high[4])
 {
     /* The bit in question comes to bit 4 of its byte. */
-    const int8x16_t turn = vdupq_n_s8((int8_t)(4 - 2 * pair)), turn_next = vdupq_n_s8((int8_t)(3 - 2 * pair));
+    const int8x16_t shift = vdupq_n_s8((int8_t)(4 - 2 * pair)), shift_next = vdupq_n_s8((int8_t)(3 - 2 * pair));
     for (int i = 0; i < 2; i++) {
         const uint8x16_t q = vld1q_u8(nibbles + i * 16), h = vld1q_u8(fifths + i * 16), fifth = vdupq_n_u8(16);
-        widen_less(low + i * 2, vorrq_u8(vandq_u8(q, vdupq_n_u8(15)), vandq_u8(vshlq_u8(h, turn), fifth)), 0);
-        widen_less(high + i * 2, vorrq_u8(vshrq_n_u8(q, 4), vandq_u8(vshlq_u8(h, turn_next), fifth)), 0);
+        widen_less(low + i * 2, vorrq_u8(vandq_u8(q, vdupq_n_u8(15)), vandq_u8(vshlq_u8(h, shift), fifth)), 0);
+        widen_less(high + i * 2, vorrq_u8(vshrq_n_u8(q, 4), vandq_u8(vshlq_u8(h, shift_next), fifth)), 0);
     }
 }
 INLINE void vec_load_sixes(const uint8_t *nibbles, const uint8_t *pairs, vec q[4][2])

@@ -294,8 +294,8 @@ INLINE void vec_load_fives(const void *nibbles, const void *fifths, int pair, ve
     const __m512i down = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4);
     __m512i q = _mm512_srlv_epi32(_mm512_broadcast_i64x4(_mm256_loadu_si256(nibbles)), down);
     /* Rotates the bit in question to bit 4 of its byte; what crosses into other bytes is masked away. */
-    __m512i turn = _mm512_sub_epi32(_mm512_set1_epi32(4 - 2 * pair), _mm512_srli_epi32(down, 2));
-    __m512i h = _mm512_rolv_epi32(_mm512_broadcast_i64x4(_mm256_loadu_si256(fifths)), turn);
+    __m512i shift = _mm512_sub_epi32(_mm512_set1_epi32(4 - 2 * pair), _mm512_srli_epi32(down, 2));
+    __m512i h = _mm512_rolv_epi32(_mm512_broadcast_i64x4(_mm256_loadu_si256(fifths)), shift);
     vec out[4];
     q = _mm512_and_si512(q, _mm512_set1_epi8(15));
     vec_widen_bytes(_mm512_or_si512(q, _mm512_and_si512(h, _mm512_set1_epi8(16))), out);
@@ -307,11 +307,11 @@ INLINE void vec_load_fives(const void *nibbles, const void *fifths, int pair, ve
 INLINE void vec_load_sixes(const uint8_t *nibbles, const void *pairs, vec q[4][1])
 {
     const __m512i down = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4);
-    const __m512i turn = _mm512_setr_epi32(4, 4, 4, 4, 2, 2, 2, 2, 0, 0, 0, 0, 30, 30, 30, 30);
+    const __m512i shift = _mm512_setr_epi32(4, 4, 4, 4, 2, 2, 2, 2, 0, 0, 0, 0, 30, 30, 30, 30);
     __m512i a = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)nibbles));
     a = _mm512_mask_broadcast_i32x4(a, 0xf0f0, _mm_loadu_si128((const __m128i *)(nibbles + 32)));
     a = _mm512_and_si512(_mm512_srlv_epi32(a, down), _mm512_set1_epi8(15));
-    __m512i h = _mm512_rolv_epi32(_mm512_broadcast_i32x4(_mm_loadu_si128(pairs)), turn);
+    __m512i h = _mm512_rolv_epi32(_mm512_broadcast_i32x4(_mm_loadu_si128(pairs)), shift);
     a = _mm512_or_si512(a, _mm512_and_si512(h, _mm512_set1_epi8(0x30)));
     vec_widen_bytes(_mm512_sub_epi8(a, _mm512_set1_epi8(32)), &q[0][0]);
 }

@@ -96,11 +96,11 @@ INLINE float extreme32(const float *x)
     return bits_to_float((uint32_t)_mm_cvtsi128_si32(m));
 }
 
-/* The scale of x[32] in fixed point (kernels.h, fix), `most` for the greatest; *inverse: what takes them to whole numbers. */
+/* The scale that quantises x[32] to integers of magnitude at most `most`; *inverse: 1 / scale. */
 INLINE float scale32(const float *x, float most, float *inverse)
 {
     const float extreme = extreme32(x);
-    const bool any = !(extreme < BUTLER_FIXED_LEAST);
+    const bool any = !(extreme < BUTLER_Q16_LEAST_ABSMAX);
     *inverse = any ? most / extreme : 0;
     return any ? extreme / most : 0;
 }
