@@ -285,6 +285,40 @@ static void test_selection(void **state)
     for_all(selection_law);
 }
 
+/* While the budget covers the text nothing is scored or selected and every step reads all; the step that outgrows it selects. */
+static void covered_law(const struct context *c, const char *policy)
+{
+    enum { COVERED = 14 };
+    char text[512];
+    struct butler_session *session = open_session(c, with_budget(policy, c->n_prompt + COVERED, text));
+    const struct butler_policy *p = &session->policy;
+    const int last = session->shape.n_layers - 1;
+    prefill(session, c->text, c->n_prompt);
+    for (int i = 0; i < 2 * COVERED && p->method == BUTLER_RETRIEVE && p->budget_kind != BUTLER_BUDGET_MASS; i++) {
+        struct butler_stats stats;
+        const bool covered = butler_policy_covers(p, last, last + 1, c->n_prompt + i + 1);
+        assert_true(covered || i >= COVERED);
+        butler_session_stats_reset(session);
+        step(session, c->text[c->n_prompt + i]);
+        check_selection(session, text, c->n_prompt, last, session->shape.n_heads - 1);
+        butler_session_stats(session, &stats);
+        if (i < COVERED) { /* in every layer */
+            assert_int_equal(stats.units_selected, 0);
+            if (p->metric->predictor != 1) /* version 1 keeps keys of its own up to date */
+                assert_int_equal(stats.predict_bytes, 0);
+            assert_int_equal(stats.kv_bytes, stats.full_kv_bytes);
+        } else if (!covered && butler_policy_applies(p, last))
+            assert_true(stats.units_selected > 0);
+    }
+    butler_session_free(session);
+}
+
+static void test_covered(void **state)
+{
+    (void)state;
+    for_all(covered_law);
+}
+
 /* A save and restore in the middle of the text changes nothing that follows. */
 static void restore_law(const struct context *c, const char *policy)
 {
@@ -560,10 +594,10 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense),        cmocka_unit_test(test_selection), cmocka_unit_test(test_restore),
-        cmocka_unit_test(test_copy),         cmocka_unit_test(test_fork),      cmocka_unit_test(test_truncate),
-        cmocka_unit_test(test_copy_refused), cmocka_unit_test(test_adopt),     cmocka_unit_test(test_adopt_refused),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_dense),         cmocka_unit_test(test_selection),    cmocka_unit_test(test_covered),
+        cmocka_unit_test(test_restore),       cmocka_unit_test(test_copy),         cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_truncate),      cmocka_unit_test(test_copy_refused), cmocka_unit_test(test_adopt),
+        cmocka_unit_test(test_adopt_refused), cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
