@@ -3,6 +3,7 @@ import json
 import math
 import os
 import pty
+import re
 import shutil
 import struct
 import subprocess
@@ -626,3 +627,14 @@ def test_every_isa_reads_a_prompt_alike():
     largest = max(map(abs, logits["ref"]))
     for isa, found in logits.items():
         assert max(abs(a - b) for a, b in zip(found, logits["ref"], strict=True)) < 0.02 * largest, isa
+
+
+@pytest.mark.parametrize("words, meant", [
+    (["polices"], "policies"), (["rnu"], "run"), (["nothing"], None), (["x"], None),
+    (["run", "--tmep", "0"], "--temp"), (["run", "--kvtype=f16"], "--kv-type"), (["run", "--frobnicate"], None),
+    (["run", "-p", "a", "--kv", "fierr"], "fier"), (["run", "-p", "a", "--kv", "quest:bugdet=9"], "budget"),
+    (["run", "-p", "a", "--kv", "quest:pgae=16"], "page"), (["run", "-p", "a", "--kv", "nosuchpolicy"], None),
+])
+def test_misspelt_words(words, meant):
+    said = butler(*words[:1], *(["-m", GQA] if "-p" in words else []), *words[1:], expect=USAGE).stderr
+    assert re.findall(r"did you mean (\S+)\?", said) == ([meant] if meant else []), said
