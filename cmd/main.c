@@ -4,6 +4,8 @@
 
 #include "cmd.h"
 
+#include "base/util.h"
+
 #define ADDRESS(name) &cmd_##name,
 static const struct cmd_command *const commands[] = {CMD_COMMANDS(ADDRESS)};
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
@@ -47,7 +49,11 @@ static int dispatch(int argc, char **argv)
         name = argv[2];
     const struct cmd_command *command = find(name);
     if (!command) {
-        fprintf(stderr, "butler: unknown %s '%s'; `butler --help` lists the commands\n", name[0] == '-' ? "flag" : "command", name);
+        char names[256] = "", mean[80];
+        for (int i = 0; i < N_COMMANDS; i++)
+            snprintf(names + strlen(names), sizeof names - strlen(names), "%s, ", commands[i]->name);
+        fprintf(stderr, "butler: unknown %s '%s';%s `butler --help` lists the commands\n", name[0] == '-' ? "flag" : "command",
+                name, butler_did_you_mean(mean, sizeof mean, name, names));
         return CMD_USAGE;
     }
     if (help) {

@@ -9,6 +9,8 @@
 
 #include "cmd.h"
 
+#include "base/util.h"
+
 enum kind { KIND_BOOL, KIND_STRING, KIND_STRINGS, KIND_INT, KIND_INTS, KIND_REAL, KIND_REALS, KIND_SEED, KIND_KV_TYPE, KIND_ISA };
 
 struct flag {
@@ -311,15 +313,25 @@ static enum cmd_flag find(const struct cmd_command *command, const char *word, c
     return CMD_NONE;
 }
 
+static int fail_unknown_flag(const struct cmd_options *options, const char *word)
+{
+    const struct cmd_command *command = options->command;
+    char names[1024] = "", name[64], mean[80];
+    for (const struct cmd_use *use = command->uses; use->flag; use++)
+        snprintf(names + strlen(names), sizeof names - strlen(names), "--%s, ", flags[use->flag].name);
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
+    cmd_say(options, "unknown flag '%s';%s `butler %s --help` lists what is allowed", word,
+            butler_did_you_mean(mean, sizeof mean, name, names), command->name);
+    return CMD_USAGE;
+}
+
 static int take_flag(struct cmd_options *options, int argc, char **argv, int *i)
 {
     const char *word = argv[*i], *value;
     const struct cmd_command *command = options->command;
     enum cmd_flag which = find(command, word, &value);
-    if (which == CMD_NONE) {
-        cmd_say(options, "unknown flag '%s'; `butler %s --help` lists what is allowed", word, command->name);
-        return CMD_USAGE;
-    }
+    if (which == CMD_NONE)
+        return fail_unknown_flag(options, word);
     const struct flag *flag = &flags[which];
     if (!flag->argument && value) {
         cmd_say(options, "--%s takes no value, but got '%s'", flag->name, value);

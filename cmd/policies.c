@@ -1,4 +1,4 @@
-/* butler policies: every policy, its axes, its parameters and their defaults. */
+/* butler policies: every policy, its axes, its parameters and their defaults; or one, explained, with what it costs on a model. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,35 +28,146 @@ static json_t *parameters(const char *policy)
     return object;
 }
 
-static int run(struct cmd_options *options)
+static json_t *describe(const struct butler_policy_info *info)
 {
-    struct butler_engine *engine = NULL;
-    struct butler_policy_info info;
-    if (options->model || options->plugins.n) {
-        int status = CMD_DONE;
-        engine = cmd_engine_load(options, &status);
-        if (!engine)
-            return status;
+    return json_pack("{s:s, s:s?, s:s?, s:s, s:s, s:o}", "policy", info->name, "metric", info->metric, "method", info->method,
+                     "summary", info->summary, "defaults", info->defaults, "parameters", parameters(info->defaults));
+}
+
+static const int depths[] = {8192, 32768, 131072}; /* tokens at which costs are shown */
+enum { N_DEPTHS = sizeof depths / sizeof *depths };
+
+/* The costs of a policy on the model, one row a depth; NULL after a message. */
+static json_t *cost_rows(const struct cmd_options *options, const struct butler_engine *engine, const char *policy, int *status)
+{
+    json_t *rows = json_array();
+    for (int i = 0; i < N_DEPTHS; i++) {
+        struct butler_error err;
+        struct butler_policy_cost cost;
+        if (butler_policy_estimate(engine, policy, (enum butler_kv_type)options->kv_type, depths[i], &cost, &err) < 0) {
+            *status = cmd_fail(options, &err);
+            json_decref(rows);
+            return NULL;
+        }
+        json_array_append_new(
+            rows, json_pack("{s:i, s:f, s:I, s:I, s:o, s:I, s:I}", "tokens", depths[i], "record_bytes", cost.record_bytes,
+                            "kv_memory", (json_int_t)cost.kv_memory, "metric_memory", (json_int_t)cost.metric_memory, "kv_bytes",
+                            cost.budget_known ? json_integer((json_int_t)cost.kv_bytes) : json_null(), "metric_bytes",
+                            (json_int_t)cost.metric_bytes, "full_kv_bytes", (json_int_t)cost.full_kv_bytes));
     }
+    return rows;
+}
+
+static void print_costs(const struct cmd_options *options, const json_t *costs)
+{
+    json_t *row;
+    size_t i;
+    char a[32], b[32], c[32], d[32];
+    cmd_printf("\non this model, keys and values in %s; the metric keeps %.0f bytes a token:\n\n"
+               "%10s %12s %12s %14s %14s %9s\n",
+               cmd_kv_type_name((enum butler_kv_type)options->kv_type),
+               json_real_value(json_object_get(json_array_get(costs, 0), "record_bytes")), "tokens", "KV memory", "metric",
+               "read a step", "full reads", "share");
+    json_array_foreach(costs, i, row)
+    {
+        const uint64_t kv_memory = (uint64_t)json_integer_value(json_object_get(row, "kv_memory")),
+                       metric = (uint64_t)json_integer_value(json_object_get(row, "metric_memory")),
+                       full = (uint64_t)json_integer_value(json_object_get(row, "full_kv_bytes")),
+                       read = (uint64_t)(json_integer_value(json_object_get(row, "kv_bytes")) +
+                                         json_integer_value(json_object_get(row, "metric_bytes")));
+        const bool known = !json_is_null(json_object_get(row, "kv_bytes"));
+        cmd_printf("%10d %12s %12s %14s %14s", depths[i], cmd_bytes(a, sizeof a, kv_memory), cmd_bytes(b, sizeof b, metric),
+                   known ? cmd_bytes(c, sizeof c, read) : "by the text", cmd_bytes(d, sizeof d, full));
+        if (known)
+            cmd_printf(" %7.1f %%", 100 * (double)read / (double)full);
+        cmd_printf("\n");
+    }
+}
+
+/* One parameter a line: what it is called, its value, what it is. */
+static void print_parameters(const struct butler_engine *engine, const struct butler_policy_info *info)
+{
+    const char *key;
+    json_t *value, *all = parameters(info->defaults);
+    json_object_foreach(all, key, value)
+    {
+        const char *help = butler_policy_help(engine, info->metric, key);
+        char number[40];
+        snprintf(number, sizeof number, json_is_real(value) ? "%.10g" : "%.0f", json_number_value(value));
+        cmd_printf("  %-10s %-9s %s\n", key, json_is_string(value) ? json_string_value(value) : number, help ? help : "");
+    }
+    json_decref(all);
+}
+
+/* A policy by its name, or by a policy string, whose parameters then stand for the defaults in the costs. */
+static int explain(const struct cmd_options *options, const struct butler_engine *engine, const char *policy)
+{
+    struct butler_policy_info info;
+    struct butler_error err;
+    const size_t n_name = strcspn(policy, "+:");
+    int i = 0, status = CMD_DONE;
+    while (butler_policy_describe(engine, i, &info) && (strlen(info.name) != n_name || strncmp(info.name, policy, n_name) != 0))
+        i++;
+    if (!butler_policy_describe(engine, i, &info)) {
+        butler_policy_check(engine, policy, &err);
+        cmd_say(options, "%s", err.message);
+        return CMD_USAGE;
+    }
+    const char *paper = butler_policy_paper(info.name);
+    json_t *costs = options->model ? cost_rows(options, engine, policy, &status) : NULL;
+    if (status != CMD_DONE)
+        return status;
+    if (options->json) {
+        json_t *row = describe(&info);
+        json_object_set_new(row, "paper", paper ? json_string(paper) : json_null());
+        json_object_set_new(row, "costs", costs ? json_incref(costs) : json_null());
+        cmd_row(row);
+    } else {
+        cmd_printf("%s: %s\n\nmetric %s, method %s\n", info.name, info.summary, info.metric, info.method);
+        cmd_printf("paper  %s\n\n", paper ? paper : "none");
+        print_parameters(engine, &info);
+        if (costs)
+            print_costs(options, costs);
+    }
+    json_decref(costs);
+    return CMD_DONE;
+}
+
+static int list(const struct cmd_options *options, const struct butler_engine *engine)
+{
+    struct butler_policy_info info;
     if (!options->json)
         cmd_printf("%-14s %-14s %-10s %s\n", "policy", "metric", "method", "what it does, and its parameters with their defaults");
     for (int i = 0; butler_policy_describe(engine, i, &info); i++) {
         if (options->json)
-            cmd_row(json_pack("{s:s, s:s?, s:s?, s:s, s:s, s:o}", "policy", info.name, "metric", info.metric, "method", info.method,
-                              "summary", info.summary, "defaults", info.defaults, "parameters", parameters(info.defaults)));
+            cmd_row(describe(&info));
         else
             cmd_printf("%-14s %-14s %-10s %s\n%-40s %s\n", info.name, info.metric, info.method, info.summary, "", info.defaults);
     }
-    cmd_engine_free(engine);
     return CMD_DONE;
 }
 
-static const struct cmd_use uses[] = {{CMD_MODEL, NULL}, {CMD_PLUGIN, NULL}, {CMD_JSON, NULL}, {CMD_HELP, NULL}, {CMD_NONE, NULL}};
+static int run(struct cmd_options *options)
+{
+    struct butler_engine *engine = NULL;
+    int status = CMD_DONE;
+    if (options->model || options->plugins.n) {
+        engine = cmd_engine_load(options, &status);
+        if (!engine)
+            return status;
+    }
+    status = options->positional.n ? explain(options, engine, options->positional.values[0]) : list(options, engine);
+    cmd_engine_free(engine);
+    return status;
+}
+
+static const struct cmd_use uses[] = {{CMD_MODEL, NULL}, {CMD_KV_TYPE, "f16"}, {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL},
+                                      {CMD_JSON, NULL},  {CMD_HELP, NULL},     {CMD_NONE, NULL}};
 
 const struct cmd_command cmd_policies = {
     .name = "policies",
-    .synopsis = "[-m FILE] [--plugin FILE] [--json]",
-    .summary = "every policy, its axes, its parameters and defaults",
+    .synopsis = "[POLICY] [-m FILE] [--kv-type TYPE] [--plugin FILE] [--json]",
+    .summary = "every policy, its axes, its parameters and defaults; or one, explained",
     .details =
         "A policy is written NAME[+MODIFIER...][:KEY=VALUE,...], for example\n\n"
         "  full                                  everything is read\n"
@@ -64,8 +175,13 @@ const struct cmd_command cmd_policies = {
         "  h2o+vatp:budget=0.5,sinks=20          half of the tokens stay in memory\n\n"
         "A budget up to 1 is a fraction of the current length, above 1 a number of tokens; mass=0.95 takes the smallest set\n"
         "expected to carry that share of the attention.\n\n"
-        "No model is needed, unless --plugin loads a metric of your own.\n\n"
-        "With --json one row a policy: {\"policy\", \"metric\", \"method\", \"summary\", \"defaults\", \"parameters\": {...}}.\n",
+        "With POLICY: its paper and what every parameter means; with -m also its memory and the bytes that a decode step reads of\n"
+        "texts of 8k, 32k and 128k tokens, beside what full reads. These are computed from the model's shape, nothing is run.\n\n"
+        "Otherwise no model is needed, unless --plugin loads a metric of your own.\n\n"
+        "With --json one row a policy: {\"policy\", \"metric\", \"method\", \"summary\", \"defaults\", \"parameters\": {...}}; of "
+        "a\n"
+        "single POLICY also \"paper\" and \"costs\", one object a length.\n",
     .uses = uses,
+    .max_positional = 1,
     .run = run,
 };

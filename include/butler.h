@@ -386,6 +386,25 @@ struct butler_policy_info {
 /* The i-th policy this engine knows (built in, then plug-ins), false past the last. engine may be NULL. */
 bool butler_policy_describe(const struct butler_engine *engine, int i, struct butler_policy_info *info);
 
+/* The paper that defines a policy: authors, title, arXiv number, equation. NULL: none. */
+const char *butler_policy_paper(const char *name);
+/* One line on a parameter, of the policy string or of a metric (by its name). NULL: there is none of that name. engine may be
+ * NULL. */
+const char *butler_policy_help(const struct butler_engine *engine, const char *metric, const char *parameter);
+
+/* What a session costs in bytes, all layers together, by the shapes alone; a predictor's own bytes are not included. */
+struct butler_policy_cost {
+    double record_bytes;               /* what the metric keeps for a token in all layers */
+    uint64_t kv_memory, metric_memory; /* held for a text of that length; pages are rounded up beyond that */
+    uint64_t kv_bytes, metric_bytes;   /* a decode step reads; of a policy with every= the mean */
+    uint64_t full_kv_bytes;            /* a step without a policy */
+    bool budget_known;                 /* false: mass=; kv_bytes then says nothing */
+};
+
+/* Fills *cost for a decode step of a text of n_tokens (1 to 2^24), the newest included. */
+int butler_policy_estimate(const struct butler_engine *engine, const char *policy, enum butler_kv_type type, int n_tokens,
+                           struct butler_policy_cost *cost, struct butler_error *err);
+
 /* ------------------------------------------------------------------------------------------ metric plug-ins
  *
  * A metric gives one number per token or page of the cache, per query head: how much it matters to this query. It keeps

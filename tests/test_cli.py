@@ -3,6 +3,7 @@ import json
 import math
 import os
 import pty
+import re
 import shutil
 import struct
 import subprocess
@@ -626,3 +627,36 @@ def test_every_isa_reads_a_prompt_alike():
     largest = max(map(abs, logits["ref"]))
     for isa, found in logits.items():
         assert max(abs(a - b) for a, b in zip(found, logits["ref"], strict=True)) < 0.02 * largest, isa
+
+
+@pytest.mark.parametrize("words, meant", [
+    (["polices"], "policies"), (["rnu"], "run"), (["nothing"], None), (["x"], None),
+    (["run", "--tmep", "0"], "--temp"), (["run", "--kvtype=f16"], "--kv-type"), (["run", "--frobnicate"], None),
+    (["run", "-p", "a", "--kv", "fierr"], "fier"), (["run", "-p", "a", "--kv", "quest:bugdet=9"], "budget"),
+    (["run", "-p", "a", "--kv", "quest:pgae=16"], "page"), (["run", "-p", "a", "--kv", "nosuchpolicy"], None),
+])
+def test_misspelt_words(words, meant):
+    said = butler(*words[:1], *(["-m", GQA] if "-p" in words else []), *words[1:], expect=USAGE).stderr
+    assert re.findall(r"did you mean (\S+)\?", said) == ([meant] if meant else []), said
+
+
+def test_policies_explains_one():
+    text = butler("policies", "quest").stdout
+    assert "arXiv 2406.10774" in text and "on this model" not in text
+    for row in rows("policies"):  # every parameter of every policy has its help
+        shown = butler("policies", row["policy"]).stdout
+        for key in row["parameters"]:
+            assert re.search(rf"^  {key} +\S+ +\w", shown, re.M), f"{row['policy']}: {key} has no help"
+    assert "did you mean quest?" in butler("policies", "queste", expect=USAGE).stderr
+
+
+def test_policies_costs():
+    row, = rows("policies", "quest:budget=512,dense=0", "-m", GQA)
+    assert [c["tokens"] for c in row["costs"]] == [8192, 32768, 131072]
+    pair, heads = 2 * 16 * 2, 2 * 2  # bytes of a key and a value in F16; KV heads of both layers
+    for cost in row["costs"]:
+        assert cost["full_kv_bytes"] == cost["kv_memory"] == cost["tokens"] * pair * heads
+        assert cost["kv_bytes"] == 512 * pair * heads
+        assert cost["metric_bytes"] == cost["metric_memory"] == cost["record_bytes"] * cost["tokens"] == cost["tokens"] // 16 * 4 * 16 * heads
+    assert [c["kv_bytes"] for c in rows("policies", "oracle:mass=0.9", "-m", GQA)[0]["costs"]] == [None] * 3
+

@@ -289,6 +289,101 @@ static void test_selection(void **state)
     for_all(selection_law);
 }
 
+/* While the budget covers the text nothing is scored or selected and every step reads all; the step that outgrows it selects. */
+static void covered_law(const struct context *c, const char *policy)
+{
+    enum { COVERED = 14 };
+    char text[512];
+    struct butler_session *session = open_session(c, with_budget(policy, c->n_prompt + COVERED, text));
+    const struct butler_policy *p = &session->policy;
+    const int last = session->shape.n_layers - 1;
+    prefill(session, c->text, c->n_prompt);
+    for (int i = 0; i < 2 * COVERED && p->method == BUTLER_RETRIEVE && p->budget_kind != BUTLER_BUDGET_MASS; i++) {
+        struct butler_stats stats;
+        const bool covered = butler_policy_covers(p, last, last + 1, c->n_prompt + i + 1);
+        assert_true(covered || i >= COVERED);
+        butler_session_stats_reset(session);
+        step(session, c->text[c->n_prompt + i]);
+        check_selection(session, text, c->n_prompt, last, session->shape.n_heads - 1);
+        butler_session_stats(session, &stats);
+        if (i < COVERED) { /* in every layer */
+            assert_int_equal(stats.units_selected, 0);
+            if (p->metric->predictor != 1) /* version 1 keeps keys of its own up to date */
+                assert_int_equal(stats.predict_bytes, 0);
+            assert_int_equal(stats.kv_bytes, stats.full_kv_bytes);
+        } else if (!covered && butler_policy_applies(p, last))
+            assert_true(stats.units_selected > 0);
+    }
+    butler_session_free(session);
+}
+
+static void test_covered(void **state)
+{
+    (void)state;
+    for_all(covered_law);
+}
+
+/* What the last of n tokens read, and what was said that it would. Of what it read for the metric, what came with the new token
+ * alone (its record) is not said. */
+struct estimated {
+    struct butler_stats stats;
+    struct butler_policy_cost cost;
+};
+
+static struct estimated estimate_step(const struct context *c, const char *policy, int n)
+{
+    struct estimated e;
+    struct butler_error err;
+    struct butler_session *session = open_session(c, policy);
+    prefill(session, c->text, c->n_prompt);
+    for (int i = c->n_prompt; i < n; i++) {
+        butler_session_stats_reset(session);
+        step(session, c->text[i]);
+    }
+    butler_session_stats(session, &e.stats);
+    if (butler_policy_estimate(c->engine, policy, c->from->kv_type, n, &e.cost, &err) < 0)
+        fail_msg("%s: %s", policy, err.message);
+    butler_session_free(session);
+    return e;
+}
+
+static void estimate_law(const struct context *c, const char *policy)
+{
+    char text[512], covering[512];
+    struct butler_session *session = open_session(c, with_budget(policy, BUDGET, text));
+    const struct butler_policy *p = &session->policy;
+    const int n = p->evict_at_prefill_only ? c->n_prompt + 1 : c->n_text;
+    const struct estimated e = estimate_step(c, text, n), all = estimate_step(c, with_budget(policy, 100000, covering), n);
+    /* The page being filled is read in part; a budget of pages may not be a whole number of them. What is decoded
+     * after a prompt that was cut stays. */
+    const uint64_t slack =
+        (uint64_t)(session->shape.n_layers * session->shape.n_heads) * 4 * session->kv.row_bytes * (uint64_t)p->unit;
+    assert_int_equal(e.cost.full_kv_bytes, e.stats.full_kv_bytes);
+    assert_int_equal(all.cost.kv_bytes, all.stats.kv_bytes);
+    if (p->every == 1 && (p->unit > 1 || p->evict_at_prefill_only
+                              ? e.cost.kv_bytes > e.stats.kv_bytes + slack || e.stats.kv_bytes > e.cost.kv_bytes + slack
+                              : e.cost.kv_bytes != e.stats.kv_bytes))
+        fail_msg("%s: a step of %d tokens reads %llu bytes, not %llu", text, n, (unsigned long long)e.stats.kv_bytes,
+                 (unsigned long long)e.cost.kv_bytes);
+    /* The text is as long: what comes with the new token falls out of the difference. */
+    if (p->every == 1 && p->method == BUTLER_RETRIEVE &&
+        e.stats.metric_bytes - all.stats.metric_bytes != e.cost.metric_bytes - all.cost.metric_bytes)
+        fail_msg("%s: a step of %d tokens scores by %llu bytes, not %llu", text, n,
+                 (unsigned long long)(e.stats.metric_bytes - all.stats.metric_bytes),
+                 (unsigned long long)(e.cost.metric_bytes - all.cost.metric_bytes));
+    const bool own_cache = p->metric && p->metric->predictor == 1; /* the predictor's, which counts with the metric's */
+    if (p->method != BUTLER_EVICT && !own_cache && e.cost.metric_memory != e.stats.metric_memory)
+        fail_msg("%s: %d tokens: %llu bytes of records, not %llu", text, n, (unsigned long long)e.stats.metric_memory,
+                 (unsigned long long)e.cost.metric_memory);
+    butler_session_free(session);
+}
+
+static void test_estimate(void **state)
+{
+    (void)state;
+    for_all(estimate_law);
+}
+
 /* A save and restore in the middle of the text changes nothing that follows. */
 static void restore_law(const struct context *c, const char *policy)
 {
@@ -564,10 +659,10 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense),        cmocka_unit_test(test_selection), cmocka_unit_test(test_restore),
-        cmocka_unit_test(test_copy),         cmocka_unit_test(test_fork),      cmocka_unit_test(test_truncate),
-        cmocka_unit_test(test_copy_refused), cmocka_unit_test(test_adopt),     cmocka_unit_test(test_adopt_refused),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_dense),    cmocka_unit_test(test_selection),     cmocka_unit_test(test_covered),
+        cmocka_unit_test(test_estimate), cmocka_unit_test(test_restore),       cmocka_unit_test(test_copy),
+        cmocka_unit_test(test_fork),     cmocka_unit_test(test_truncate),      cmocka_unit_test(test_copy_refused),
+        cmocka_unit_test(test_adopt),    cmocka_unit_test(test_adopt_refused), cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

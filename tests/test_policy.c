@@ -167,7 +167,7 @@ static void refusals(void **state)
         const char *text, *words;
     } cases[] = {
         {"", "no policy \"\"|quest"},
-        {"queste", "no policy \"queste\"|quest|streaming|entropystop"},
+        {"queste", "no policy \"queste\"; did you mean quest? there|quest|streaming|entropystop"},
         {":budget=3", "no policy \"\""},
         {"h2o+v", "no modifier \"v\"|vatp"},
         {"h2o+", "no modifier \"\""},
@@ -178,7 +178,8 @@ static void refusals(void **state)
         {"quest:,budget=3", "key=value"},
         {"quest:budget", "\"budget\" is not key=value"},
         {"quest:=3", "key=value"},
-        {"quest:bugdet=3", "no key \"bugdet\"|budget|page|bound|share"},
+        {"quest:bugdet=3", "no key \"bugdet\" here; did you mean budget? there|budget|page|bound|share"},
+        {"quest:zebra=3", "no key \"zebra\" here; there are"},
         {"quest:budget=", "budget=: not a number"},
         {"quest:budget=abc", "budget=abc: not a number"},
         {"quest:budget=0x10", "not a number"},

@@ -395,3 +395,46 @@ float butler_random_normal(uint64_t *state)
     float radius = sqrtf(-2.0f * logf(1.0f - butler_random_float(state)));
     return radius * cosf(6.28318530717958648f * butler_random_float(state));
 }
+
+/* -------------------------------------------------------------------------------------------- misspelt words */
+
+enum { WORD_MAX = 40 };
+
+/* How many letters must be inserted, left out, replaced or exchanged with their neighbour to make b[n_b] of a[n_a]. */
+static int edit_distance(const char *a, int n_a, const char *b, int n_b)
+{
+    int rows[3][WORD_MAX + 1], *before = rows[0], *above = rows[1], *row = rows[2];
+    for (int j = 0; j <= n_b; j++)
+        above[j] = j;
+    for (int i = 1; i <= n_a; i++) {
+        row[0] = i;
+        for (int j = 1; j <= n_b; j++) {
+            row[j] = BUTLER_MIN(BUTLER_MIN(above[j], row[j - 1]) + 1, above[j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                row[j] = BUTLER_MIN(row[j], before[j - 2] + 1);
+        }
+        int *free_row = before;
+        before = above;
+        above = row;
+        row = free_row;
+    }
+    return above[n_b];
+}
+
+const char *butler_did_you_mean(char *out, size_t n_out, const char *word, const char *list)
+{
+    const size_t n_word = strlen(word);
+    int least = (int)BUTLER_MIN(n_word, 6) / 3 + 1; /* one error in a short word, two in a longer one */
+    *out = 0;
+    while (*list && n_word > 1 && n_word <= WORD_MAX) {
+        const size_t n = strcspn(list, ",");
+        const int distance = n <= WORD_MAX ? edit_distance(word, (int)n_word, list, (int)n) : least;
+        if (distance < least) {
+            least = distance;
+            snprintf(out, n_out, " did you mean %.*s?", (int)n, list);
+        }
+        list += n;
+        list += strspn(list, ", ");
+    }
+    return out;
+}

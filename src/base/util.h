@@ -70,6 +70,10 @@ void butler_writer_abort(struct butler_writer *writer); /* does nothing after a 
  * library itself looks for no file: this is for the command and its parts. */
 bool butler_find_file(const char *name, const char *const *folders, int n, char *path, size_t n_path);
 
+/* out[n_out]: " did you mean X?" where X, one of the words of list ("a, b, c"), is `word` but for a typing error or two; else "".
+ * Returns out. */
+const char *butler_did_you_mean(char *out, size_t n_out, const char *word, const char *list);
+
 double butler_seconds(void); /* monotonic */
 void butler_cpu_relax(void); /* tells the CPU that the caller spins */
 

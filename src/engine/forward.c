@@ -77,10 +77,17 @@ static int observe_from(const struct butler_part *part, int layer)
     return window == 0 ? INT32_MAX : BUTLER_MAX(part->cut_end - BUTLER_MIN(window, part->cut_end), 0);
 }
 
+/* Whether a decode step reads less than all of the layer's cache. */
+static bool retrieves(const struct butler_session *session, int layer)
+{
+    const struct butler_policy *policy = &session->policy;
+    return policy->method == BUTLER_RETRIEVE && butler_policy_applies(policy, layer) &&
+           !butler_policy_covers(policy, layer, session->shape.n_layers, session->n_past + 1);
+}
+
 static struct butler_attend_span span_of(const struct pass *pass, const struct butler_part *part, int layer)
 {
     struct butler_session *session = part->session;
-    const struct butler_policy *policy = &session->policy;
     const size_t n_q = (size_t)(session->shape.n_heads * session->shape.head_dim),
                  n_kv = (size_t)(session->shape.n_kv_heads * session->shape.head_dim), row = (size_t)part->row;
     const int window = pass->model->layers[layer].window;
@@ -93,7 +100,7 @@ static struct butler_attend_span span_of(const struct pass *pass, const struct b
         .n = part->n,
         .window = window > 0 ? window : INT32_MAX,
         .decode = part->decode,
-        .retrieves = part->decode && policy->method == BUTLER_RETRIEVE && butler_policy_applies(policy, layer),
+        .retrieves = part->decode && retrieves(session, layer),
         .observe_from = observe_from(part, layer),
     };
 }
@@ -207,7 +214,7 @@ static void attention(const struct pass *pass, int layer)
         struct butler_attend_span *span = &pass->s->spans[n++];
         *span = span_of(pass, part, layer);
         capture_layer(pass, part, layer);
-        if (!part->decode)
+        if (!span->retrieves)
             session->selection.at[layer] = 0;
         if (session->queries) {
             const size_t n_token = (size_t)(session->shape.n_heads * session->shape.head_dim);
@@ -360,10 +367,9 @@ static void predict(struct butler_part *part, int layer, enum butler_predictor_i
         !part->failed && predict && predict->predictor->sizes.input == input ? butler_predict_serves(predict, layer, &first) : 0;
     if (n_served == 0)
         return;
-    const bool retrieves = session->policy.method == BUTLER_RETRIEVE;
-    bool wanted = !retrieves;
-    for (int l = first; l < first + n_served && retrieves && part->decode; l++)
-        wanted = wanted || butler_selects(&session->policy, &session->selection, l, session->n_past);
+    bool wanted = session->policy.method != BUTLER_RETRIEVE;
+    for (int l = first; l < first + n_served && part->decode; l++)
+        wanted = wanted || (retrieves(session, l) && butler_selects(&session->policy, &session->selection, l, session->n_past));
     if (butler_predict_run(predict, part->traffic, layer, h, part->n, session->n_past, part->decode, wanted, part->err) < 0)
         fail(part);
     if (part->decode)

@@ -407,14 +407,15 @@ static int read_param(const struct draft *draft, int i, const char *value, doubl
 
 static int fail_unknown_key(const struct draft *draft, const char *name)
 {
-    char allowed[320] = "preset";
+    char allowed[320] = "preset", mean[80];
     for (int k = 0; k < N_KEYS; k++)
         if (!keys[k].refuse(draft))
             snprintf(allowed + strlen(allowed), sizeof allowed - strlen(allowed), ", %s", keys[k].name);
     const struct butler_param *params = draft->policy.metric ? draft->policy.metric->params : NULL;
     for (int i = 0; params && params[i].name; i++)
         snprintf(allowed + strlen(allowed), sizeof allowed - strlen(allowed), ", %s", params[i].name);
-    return fail(draft, "no key \"%.40s\" here; there are %s", name, allowed);
+    butler_did_you_mean(mean, sizeof mean, name, allowed);
+    return fail(draft, "no key \"%.40s\" here;%s there are %s", name, mean, allowed);
 }
 
 /* One `key=value`. Only what was written can repeat itself. */
@@ -482,13 +483,14 @@ static int read_list(struct draft *draft, const char *list, bool written, const 
 
 static int fail_unknown_name(const struct draft *draft, const char *name)
 {
-    char known[320] = "";
+    char known[320] = "", mean[80];
     for (const struct butler_policy_row *row = butler_policy_rows; row->name; row++)
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", row == butler_policy_rows ? "" : ", ", row->name);
     const struct butler_metric_list *list = draft->engine ? draft->engine->plugins : NULL;
     for (int i = 0; list && i < list->n; i++)
         snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", list->entries[i].metric->name);
-    return fail(draft, "no policy \"%.40s\"; there are %s", name, known);
+    butler_did_you_mean(mean, sizeof mean, name, known);
+    return fail(draft, "no policy \"%.40s\";%s there are %s", name, mean, known);
 }
 
 static const char *row_defaults(const struct butler_policy_row *row)

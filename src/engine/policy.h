@@ -104,4 +104,8 @@ struct butler_limits {
 };
 struct butler_limits butler_policy_limits(const struct butler_policy *policy, int layer, int n_layers, int n);
 
+/* Whether the budget of a layer covers a text of n tokens: everything is read then, and nothing has to be scored. Never true of a
+ * mass. */
+bool butler_policy_covers(const struct butler_policy *policy, int layer, int n_layers, int n);
+
 #endif

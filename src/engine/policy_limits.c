@@ -38,3 +38,8 @@ struct butler_limits butler_policy_limits(const struct butler_policy *policy, in
     limits.budget = BUTLER_MAX(policy->unit, BUTLER_MAX(budget, limits.sinks + BUTLER_MAX(1, limits.recent)));
     return limits;
 }
+
+bool butler_policy_covers(const struct butler_policy *policy, int layer, int n_layers, int n)
+{
+    return policy->budget_kind != BUTLER_BUDGET_MASS && butler_policy_limits(policy, layer, n_layers, n).budget >= n;
+}

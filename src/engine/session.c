@@ -293,7 +293,7 @@ int butler_last_selection(const struct butler_session *session, int layer, int h
     if (layer < 0 || layer >= session->shape.n_layers || head < 0 || head >= session->shape.n_heads)
         return 0;
     const struct butler_kv_head *cache = butler_kv_at(&session->kv, layer, head / group);
-    const bool all = policy->method != BUTLER_RETRIEVE || !butler_policy_applies(policy, layer);
+    const bool all = policy->method != BUTLER_RETRIEVE || selection->at[layer] == 0;
     const int list = policy->share == BUTLER_SHARE_QUERY ? head : policy->share == BUTLER_SHARE_LAYER ? 0 : head / group;
     const uint64_t *units =
         all ? NULL : selection->units + ((size_t)layer * (size_t)session->shape.n_heads + (size_t)list) * selection->words;

@@ -1,0 +1,170 @@
+/* What a policy costs on a model, in bytes, without running it, and what the papers say of it: for `butler policies NAME`. */
+#include <string.h>
+
+#include "engine/engine.h"
+#include "model/predictor.h"
+#include "engine/policy_table.h"
+
+/* What a policy's metric keeps for one KV head with n slots. */
+struct head_records {
+    int n_slots; /* that a record covers; 0: keeps nothing */
+    size_t n_bytes;
+};
+
+static uint64_t records_of(const struct head_records *records, int n)
+{
+    return records->n_slots > 0 ? (uint64_t)BUTLER_CEIL_DIV(n, records->n_slots) * records->n_bytes : 0;
+}
+
+/* What a decode step reads for the metric in one KV head with n slots. */
+static uint64_t metric_step(const struct butler_policy *policy, const struct butler_metric_shape *shape,
+                            const struct head_records *records, int n, bool scores, size_t row_bytes)
+{
+    const struct butler_metric *metric = policy->metric;
+    uint64_t bytes = 0;
+    if (scores)
+        bytes += metric->score_bytes ? metric->score_bytes(shape, policy->values, n) : records_of(records, n);
+    if (scores && metric->reads_keys && records->n_slots == 0)
+        bytes += (uint64_t)n * row_bytes;
+    if (metric->attention_window && metric->attention_window(policy->values) > 0)
+        bytes += metric->observe_bytes ? metric->observe_bytes(shape, policy->values, n) : records_of(records, n);
+    return bytes;
+}
+
+/* Adds one layer, of a text of n tokens. */
+static void add_layer(struct butler_policy_cost *cost, const struct butler_model *model, const struct butler_policy *policy,
+                      const struct butler_metric_shape *shape, const struct head_records *records, int layer, size_t row_bytes,
+                      int n)
+{
+    const int window = model->layers[layer].window, dense = window > 0 ? BUTLER_MIN(n, window) : n;
+    const uint64_t heads = (uint64_t)shape->n_kv_heads, pair = 2 * row_bytes;
+    const bool applies = policy->metric && butler_policy_applies(policy, layer), evicts = policy->method == BUTLER_EVICT;
+    const int budget = butler_policy_limits(policy, layer, shape->n_layers, n).budget;
+    const int held = applies && evicts ? BUTLER_MIN(budget, n) : dense;
+    const uint64_t lists = heads * (policy->share == BUTLER_SHARE_QUERY ? (uint64_t)shape->group : 1);
+    cost->full_kv_bytes += heads * (uint64_t)dense * pair;
+    cost->kv_memory += heads * (uint64_t)held * pair;
+    if (records->n_slots > 0)
+        cost->metric_memory += heads * records_of(records, applies ? held : dense);
+    if (policy->value_norm != BUTLER_NORM_NONE)
+        cost->metric_memory += heads * (uint64_t)held * sizeof(float);
+    if (!applies || budget >= n) {
+        cost->kv_bytes += heads * (uint64_t)dense * pair;
+        if (applies)
+            cost->metric_bytes += heads * metric_step(policy, shape, records, n, false, row_bytes);
+        return;
+    }
+    const bool scores = !evicts || !(policy->evict_at_prefill_only || butler_policy_keeps_newest(policy));
+    const int read = BUTLER_MIN(evicts ? budget : BUTLER_MAX(budget / policy->unit, 1) * policy->unit, n);
+    cost->kv_bytes += (evicts ? heads : lists) * (uint64_t)read * pair;
+    cost->metric_bytes += heads * metric_step(policy, shape, records, evicts ? budget : n, scores, row_bytes) /
+                          (uint64_t)(evicts ? 1 : policy->every);
+}
+
+int butler_policy_estimate(const struct butler_engine *engine, const char *text, enum butler_kv_type type, int n_tokens,
+                           struct butler_policy_cost *cost, struct butler_error *err)
+{
+    struct butler_policy policy;
+    const struct butler_model *model = engine->model;
+    const struct butler_hparams *hp = &model->hp;
+    const size_t row_bytes = butler_kv_row_bytes(type, hp->head_dim);
+    struct butler_metric_shape shape = {
+        hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads, 0, 0, 0};
+    struct head_records records = {0, 0};
+    int rc = butler_policy_parse(engine, text, &policy, err);
+    if (rc < 0)
+        return rc;
+    if (n_tokens < 1 || n_tokens > 1 << 24)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a text of %d tokens: it must have between 1 and %d", n_tokens, 1 << 24);
+    if (row_bytes == 0)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "heads of %d numbers cannot be stored in this type", hp->head_dim);
+    const struct butler_metric *metric = policy.metric;
+    const struct butler_predictor *predictor = metric && metric->predictor ? engine->predictors[metric->predictor - 1] : NULL;
+    if (predictor) {
+        shape.predicted_dim = predictor->sizes.d;
+        shape.predicted_keys = predictor->sizes.n_key_heads / predictor->sizes.n_kv_heads;
+    }
+    if (metric && metric->record)
+        metric->record(&shape, policy.values, &records.n_slots, &records.n_bytes);
+    *cost = (struct butler_policy_cost){.budget_known = policy.budget_kind != BUTLER_BUDGET_MASS};
+    if (records.n_slots > 0)
+        cost->record_bytes = (double)records.n_bytes / records.n_slots * hp->n_kv_heads * hp->n_layers;
+    for (int l = 0; l < hp->n_layers; l++)
+        add_layer(cost, model, &policy, &shape, &records, l, row_bytes, n_tokens);
+    return 0;
+}
+
+/* ----------------------------------------------------------------------------------------------- in words */
+
+const char *butler_policy_paper(const char *name)
+{
+    static const struct {
+        const char *policy, *paper;
+    } papers[] = {
+        {"streaming", "Xiao et al., Efficient Streaming Language Models with Attention Sinks, arXiv 2309.17453"},
+        {"h2o", "Zhang et al., H2O: Heavy-Hitter Oracle, arXiv 2306.14048; equation 2 of arXiv 2406.12335"},
+        {"scissorhands", "Liu et al., Scissorhands, arXiv 2305.17118; equation 3 of arXiv 2406.12335"},
+        {"snapkv", "Li et al., SnapKV, arXiv 2404.14469"},
+        {"pyramidkv", "Cai et al., PyramidKV, arXiv 2406.02069"},
+        {"tova", "Oren et al., Transformers are Multi-State RNNs, arXiv 2401.06104"},
+        {"softprune", "Liu and Yu, TinyServe, arXiv 2509.12211"},
+        {"quest", "Tang et al., Quest, arXiv 2406.10774; equation 2 of arXiv 2509.12211"},
+        {"tinyserve", "Liu and Yu, TinyServe, arXiv 2509.12211, equation 2, algorithm 1"},
+        {"fier", "Wang et al., FIER, arXiv 2508.08256, equation 5"},
+        {"tokenbutler", "Akhauri et al., TokenButler: Token Importance is Predictable, arXiv 2503.07518"},
+        {"tokenbutler2", "Akhauri et al., TokenButler: Token Importance is Predictable, arXiv 2503.07518, revision of 2026"},
+        {"layer0", "Akhauri et al., TokenButler: Token Importance is Predictable, arXiv 2503.07518, figure 9"},
+        {"prevlayer", "Akhauri et al., TokenButler: Token Importance is Predictable, arXiv 2503.07518, figure 9"},
+        {"knorm", "Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv 2406.11430"},
+        {"entropystop", "Liu and Yu, TinyServe, arXiv 2509.12211"},
+    };
+    for (int i = 0; i < BUTLER_COUNT(papers); i++)
+        if (!strcmp(papers[i].policy, name))
+            return papers[i].paper;
+    return NULL;
+}
+
+const char *butler_policy_help(const struct butler_engine *engine, const char *metric, const char *parameter)
+{
+    static const struct {
+        const char *name, *help;
+    } keys[] = {
+        {"method", "evict: dropped tokens leave memory for good; retrieve: all stay, a step reads some"},
+        {"budget", "tokens of a head; up to 1: a share of the current length"},
+        {"mass", "instead of a budget: the fewest tokens expected to hold this share of the attention"},
+        {"ratio", "share of the tokens that is dropped"},
+        {"min", "tokens that stay in any case"},
+        {"on_top", "1: sinks and recent are added to the budget; 0: they are part of it"},
+        {"sinks", "first tokens, always kept"},
+        {"recent", "latest tokens, always kept"},
+        {"heavy", "share of the budget for the highest scores; the rest goes to the latest tokens"},
+        {"share", "who shares a selection: query head, kv head or layer"},
+        {"group", "how scores of the query heads that share are reduced: max or mean"},
+        {"dense", "first layers, which read everything"},
+        {"pyramid", "more budget in low layers; 0: every layer the same"},
+        {"prefill", "evict: also while the prompt is read; dense: once, after it"},
+        {"rolling", "1: every decode step evicts; 0: only prompts are cut"},
+        {"rope", "keys are rotated by their place in the text (original) or in the cache"},
+        {"fused", "1: scores, selects and attends in one pass over a head"},
+        {"every", "steps from one selection to the next"},
+        {"norm", "of the values that scores are multiplied by: l1, l2 or linf"},
+        {"entropy", "stops when the next token's entropy is below, in nats"},
+        {"after", "decoded tokens before that"},
+        {"layers", "1: a step may also skip the upper layers"},
+    };
+    for (int i = 0; i < BUTLER_COUNT(keys); i++)
+        if (!strcmp(keys[i].name, parameter))
+            return keys[i].help;
+    const struct butler_metric *found = NULL;
+    for (int i = 0; !found && butler_metrics_builtin[i]; i++)
+        if (!strcmp(butler_metrics_builtin[i]->name, metric))
+            found = butler_metrics_builtin[i];
+    const struct butler_metric_list *list = engine ? engine->plugins : NULL;
+    for (int i = 0; !found && list && i < list->n; i++)
+        if (!strcmp(list->entries[i].metric->name, metric))
+            found = list->entries[i].metric;
+    for (int i = 0; found && found->params && found->params[i].name; i++)
+        if (!strcmp(found->params[i].name, parameter))
+            return found->params[i].help;
+    return NULL;
+}
