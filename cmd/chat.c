@@ -1,7 +1,6 @@
 /* butler chat: a conversation in one session. Each turn renders the whole conversation; the session goes on from the beginning that
  * it already holds, so that a turn adds only its own tokens. Ctrl-C ends an answer, the end of input ends the program. */
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -19,42 +18,7 @@ struct chat {
     size_t n_messages, capacity;
     struct cmd_integers ids; /* the session's tokens */
     struct cmd_text held;    /* the text that they stand for */
-    struct cmd_text answer;  /* of this turn, all bytes that were sampled */
-    size_t n_shown;
 };
-
-/* ---------------------------------------------------------------------------------------------- interrupts */
-
-static void ignore_signal(int signal_number)
-{
-    (void)signal_number;
-}
-
-/* While an answer is generated SIGINT is blocked and polled; while a line is read it interrupts the read. So no flag is shared
- * with a handler, and the library's threads, which start with the signal blocked, never get it. */
-static void interrupts_block(bool block)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigprocmask(block ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
-}
-
-static void interrupts_start(void)
-{
-    struct sigaction action = {.sa_handler = ignore_signal}; /* no SA_RESTART: reading returns */
-    sigaction(SIGINT, &action, NULL);
-    interrupts_block(true);
-}
-
-static bool interrupted(void)
-{
-    sigset_t set;
-    struct timespec none = {0};
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    return sigtimedwait(&set, NULL, &none) == SIGINT;
-}
 
 /* ------------------------------------------------------------------------------------------------ messages */
 
@@ -83,116 +47,30 @@ static void drop_messages(struct chat *chat, size_t n)
 
 /* -------------------------------------------------------------------------------------------------- answer */
 
-/* Prints the part of the answer that cannot be the beginning of the stop text. True: the stop text was found, at *at. */
-static bool show(struct chat *chat, bool last, size_t *at)
-{
-    const char *stop = chat->template.stop;
-    size_t n = chat->answer.n, end = n;
-    bool found = false;
-    if (stop) {
-        size_t n_stop = strlen(stop);
-        const char *where = n ? memmem(chat->answer.bytes, n, stop, n_stop) : NULL;
-        found = where != NULL;
-        if (found)
-            end = (size_t)(where - chat->answer.bytes);
-        for (size_t k = n_stop - 1; !found && !last && k > 0; k--)
-            if (k <= n && memcmp(chat->answer.bytes + n - k, stop, k) == 0) {
-                end = n - k;
-                break;
-            }
-    }
-    *at = end;
-    if (chat->n_shown == 0) /* spaces that the template has before the answer */
-        while (chat->n_shown < end && strchr(" \n", chat->answer.bytes[chat->n_shown]))
-            chat->n_shown++;
-    if (end > chat->n_shown) {
-        cmd_out(chat->answer.bytes + chat->n_shown, end - chat->n_shown);
-        chat->n_shown = end;
-    }
-    cmd_out_flush();
-    return found;
-}
-
-static size_t append_token(struct chat *chat, struct butler_utf8 *stream, int32_t id)
-{
-    size_t n = 0;
-    const char *bytes = id < 0 ? NULL : butler_token_bytes(chat->model, id, &n);
-    char *piece = cmd_alloc(n + 16, 1);
-    size_t n_out = butler_utf8_push(stream, bytes, n, piece, n + 16);
-    cmd_text_append(&chat->answer, piece, n_out);
-    free(piece);
-    return n_out;
-}
-
-/* One token of the answer. *done: it was the last. *at: where the answer ends. */
-static int answer_token(struct chat *chat, struct butler_utf8 *stream, bool *done, size_t *at)
-{
-    struct butler_error err = {0};
-    const size_t before = chat->answer.n;
-    const int32_t id =
-        butler_sample(chat->sampler, butler_logits(chat->session), butler_model_get_info(chat->model)->n_vocab, &err);
-    if (id < 0)
-        return cmd_fail(chat->options, &err);
-    *done = butler_token_is_end(chat->model, id);
-    if (*done)
-        return CMD_DONE;
-    append_token(chat, stream, id);
-    *done = show(chat, false, at);
-    if (*done)
-        return CMD_DONE;
-    if (butler_n_past(chat->session) >= butler_n_ctx(chat->session)) {
-        fprintf(stderr, "\n(the context of %d tokens is full: /clear forgets the conversation; -c sets a larger context)",
-                butler_n_ctx(chat->session));
-        *done = true;
-        return CMD_DONE;
-    }
-    if (butler_step(chat->session, id, &err) < 0)
-        return cmd_fail(chat->options, &err);
-    cmd_integers_append(&chat->ids, id);
-    cmd_text_append(&chat->held, chat->answer.bytes + before, chat->answer.n - before);
-    *done = butler_should_stop(chat->session);
-    return CMD_DONE;
-}
-
 static int answer(struct chat *chat)
 {
-    struct butler_utf8 stream = {0};
-    size_t at = 0;
-    bool done = false;
-    chat->answer.n = chat->n_shown = 0;
-    for (int i = 0; (chat->options->n < 0 || i < chat->options->n) && !interrupted() && !done; i++) {
-        const int status = answer_token(chat, &stream, &done, &at);
-        if (status != CMD_DONE)
-            return status;
-    }
-    append_token(chat, &stream, -1);
-    show(chat, true, &at);
-    cmd_out("\n", 1);
-    cmd_out_flush();
-    add_message(chat, "assistant", chat->answer.bytes, at);
-    return CMD_DONE;
+    struct cmd_answer answer = {0};
+    const int status = cmd_answer_generate(chat->options, chat->model, chat->session, chat->sampler, chat->template.stop, &answer);
+    for (int i = 0; i < answer.ids.n; i++)
+        cmd_integers_append(&chat->ids, answer.ids.values[i]);
+    cmd_text_append(&chat->held, answer.text.bytes, answer.n_held);
+    if (answer.end == CMD_END_CONTEXT)
+        fprintf(stderr, "(the context of %d tokens is full: /clear forgets the conversation; -c sets a larger context)\n",
+                butler_n_ctx(chat->session));
+    if (status == CMD_DONE)
+        add_message(chat, "assistant", answer.text.bytes, answer.n);
+    cmd_answer_free(&answer);
+    return status;
 }
 
 /* ---------------------------------------------------------------------------------------------------- turn */
-
-/* Tokens of the text from byte `from` on. */
-static int tokenize(struct chat *chat, const struct butler_chat_text *text, size_t from, struct cmd_integers *ids)
-{
-    struct butler_error err = {0};
-    int n = butler_chat_tokenize(chat->model, text, from, NULL, 0, &err);
-    if (n >= 0) {
-        *ids = (struct cmd_integers){.n = n, .capacity = n, .values = cmd_alloc((size_t)n, sizeof *ids->values)};
-        n = butler_chat_tokenize(chat->model, text, from, ids->values, n, &err);
-    }
-    return n < 0 ? cmd_fail(chat->options, &err) : CMD_DONE;
-}
 
 /* What to run after the first *n_keep tokens of the session. Where the text goes on as the session does, its tokens stay as they
  * are; where the template wrote the conversation otherwise (it drops the thinking of earlier turns), those stay that are equal. */
 static int find_new_tokens(struct chat *chat, const struct butler_chat_text *text, struct cmd_integers *ids, int *n_keep)
 {
     const bool goes_on = chat->held.n > 0 && text->n > chat->held.n && memcmp(text->bytes, chat->held.bytes, chat->held.n) == 0;
-    const int status = tokenize(chat, text, goes_on ? chat->held.n : 0, ids);
+    const int status = cmd_chat_tokenize(chat->options, chat->model, text, goes_on ? chat->held.n : 0, ids);
     *n_keep = goes_on ? chat->ids.n : 0;
     if (status != CMD_DONE || goes_on)
         return status;
@@ -213,7 +91,7 @@ static int go_back(struct chat *chat, const struct butler_chat_text *text, int n
         free(ids->values);
         *ids = (struct cmd_integers){0};
         n = 0;
-        status = tokenize(chat, text, 0, ids);
+        status = cmd_chat_tokenize(chat->options, chat->model, text, 0, ids);
         if (butler_session_truncate(chat->session, 0, &err) < 0)
             status = cmd_fail(chat->options, &err);
     }
@@ -284,11 +162,11 @@ static bool read_line(char **line, size_t *capacity)
             fputs("> ", stderr);
             fflush(stderr);
         }
-        interrupts_block(false);
+        cmd_interrupts_block(false);
         errno = 0;
         ssize_t n = getline(line, capacity, stdin);
         int error = errno;
-        interrupts_block(true);
+        cmd_interrupts_block(true);
         if (n >= 0) {
             if (n && (*line)[n - 1] == '\n')
                 (*line)[n - 1] = 0;
@@ -332,7 +210,7 @@ static int run(struct cmd_options *options)
         cmd_say(options, "--kv: a conversation has one policy, but %d are given", options->kv.n);
         return CMD_USAGE;
     }
-    interrupts_start();
+    cmd_interrupts_start();
     chat.engine = cmd_engine_load(options, &status);
     if (!chat.engine)
         return status;
@@ -356,7 +234,6 @@ done:
     free(chat.ids.values);
     cmd_template_free(&chat.template);
     cmd_text_free(&chat.held);
-    cmd_text_free(&chat.answer);
     butler_sampler_free(chat.sampler);
     butler_session_free(chat.session);
     cmd_engine_free(chat.engine);
