@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cmd.h"
+#include "base/util.h"
 
 struct result {
     const char *policy;
@@ -52,6 +53,10 @@ static int generate(const struct cmd_options *options, const struct butler_model
     int n_vocab = butler_model_get_info(model)->n_vocab, n_ctx = butler_n_ctx(session);
     result->end = CMD_END_LENGTH;
     for (int i = 0; options->n < 0 || i < options->n; i++) {
+        if (cmd_interrupted()) {
+            result->end = CMD_END_INTERRUPTED;
+            break;
+        }
         int32_t id = butler_sample(sampler, butler_logits(session), n_vocab, &err);
         if (id < 0)
             return cmd_fail(options, &err);
@@ -151,8 +156,12 @@ static int prefill(const struct cmd_options *options, struct butler_session *ses
             cmd_say(options, "the prompt has %d tokens, but the context holds %d (-c)", prompt->n, n_ctx);
         return CMD_FAILED;
     }
-    if (prompt->n && cmd_prefill(options, session, prompt) != CMD_DONE)
-        return CMD_FAILED;
+    const int status = prompt->n ? cmd_prefill(options, session, prompt) : CMD_DONE;
+    if (status == CMD_INTERRUPTED)
+        cmd_say(options, "interrupted after %d of %d prompt tokens%s", butler_n_past(session) - n_past, prompt->n,
+                options->save_session ? "; the session is not saved" : "");
+    if (status != CMD_DONE)
+        return status;
     if (!butler_logits(session)) {
         cmd_say(options, "the prompt is empty: there is nothing to continue");
         return CMD_FAILED;
@@ -172,9 +181,13 @@ static int run_policy(const struct cmd_options *options, struct butler_engine *e
     status = prefill(options, session, prompt);
     if (status == CMD_DONE)
         status = generate(options, butler_engine_model(engine), session, sampler, result);
+    butler_session_stats(session, &result->stats);
+    if (status == CMD_INTERRUPTED) {
+        cmd_say_cost(result->policy, &result->stats, CMD_END_INTERRUPTED);
+        status = CMD_FAILED;
+    }
     if (status != CMD_DONE)
         goto done;
-    butler_session_stats(session, &result->stats);
     if (options->json)
         print_last_row(options, result);
     cmd_say_cost(result->policy, &result->stats, result->end);
@@ -201,6 +214,13 @@ static int check(const struct cmd_options *options)
     if (options->prompt && options->file) {
         cmd_say(options, "-p and -f both give the text; use one of them");
         return CMD_USAGE;
+    }
+    if (options->save_session) { /* now, and not after hours of work */
+        struct butler_error err = {0};
+        struct butler_writer writer;
+        if (butler_writer_open(&writer, options->save_session, false, &err) < 0)
+            return cmd_fail(options, &err);
+        butler_writer_abort(&writer);
     }
     return CMD_DONE;
 }
@@ -266,6 +286,7 @@ static int run(struct cmd_options *options)
     int n_done = 0, status = check(options);
     if (status != CMD_DONE)
         return status;
+    cmd_interrupts_start();
     struct butler_engine *engine = cmd_engine_load(options, &status);
     if (engine)
         status = read_prompt(options, butler_engine_model(engine), &prompt);
@@ -277,9 +298,11 @@ static int run(struct cmd_options *options)
             fprintf(stderr, "%s--- %s\n", i ? "\n" : "", results[i].policy);
         status = run_policy(options, engine, &prompt, &results[i]);
         n_done = i + 1;
+        if (results[i].end == CMD_END_INTERRUPTED)
+            break;
     }
-    if (status == CMD_DONE && options->kv.n > 1)
-        say_comparison(results, options->kv.n);
+    if (status == CMD_DONE && n_done > 1)
+        say_comparison(results, n_done);
     for (int i = 0; i < n_done; i++)
         result_free(&results[i]);
     free(prompt.values);
@@ -309,6 +332,7 @@ const struct cmd_command cmd_run = {
         "and attending. With several --kv each policy gets the same prompt and the same seed.\n\n"
         "--save-session also decodes the last token, so that --load-session continues after the printed text; with --temp 0\n"
         "both parts together are what one run would have generated.\n\n"
+        "Ctrl-C ends the text, with its cost and the saved session, as -n does; while the prompt is read it ends the command.\n\n"
         "With --json a row for each token, {\"policy\", \"id\", \"token\"}, and after them, for each policy, {\"text\", \"ids\", "
         "\"stats\"}.\n",
     .uses = uses,
