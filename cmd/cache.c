@@ -40,7 +40,7 @@ static char *choose_folder(const struct cmd_options *options)
 {
     const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (options->cache)
-        return *options->cache ? strdup(options->cache) : NULL;
+        return *options->cache ? cmd_copy(options->cache) : NULL;
     if (base && base[0] == '/')
         return join(base, "butler");
     return home && home[0] == '/' ? join(home, ".cache/butler") : NULL;

@@ -1,28 +1,14 @@
 /* butler chat: a conversation in one session. Each turn renders the whole conversation; the session goes on from the beginning that
  * it already holds, so that a turn adds only its own tokens. Ctrl-C ends an answer, the end of input ends the program. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "cmd.h"
-
-struct chat {
-    const struct cmd_options *options;
-    struct butler_engine *engine;
-    const struct butler_model *model; /* the engine's */
-    struct butler_session *session;
-    struct butler_sampler *sampler;
-    struct cmd_template template;
-    struct butler_chat_message *messages; /* [n_messages], contents owned */
-    size_t n_messages, capacity;
-    struct cmd_integers ids; /* the session's tokens */
-    struct cmd_text held;    /* the text that they stand for */
-};
+#include "cmd/chat.h"
 
 /* ------------------------------------------------------------------------------------------------ messages */
 
-static void add_message(struct chat *chat, const char *role, const char *content, size_t n)
+void chat_add_message(struct chat *chat, const char *role, const char *content, size_t n)
 {
     if (chat->n_messages == chat->capacity) {
         chat->capacity = 2 * chat->capacity + 8;
@@ -38,8 +24,7 @@ static void add_message(struct chat *chat, const char *role, const char *content
     chat->messages[chat->n_messages++] = (struct butler_chat_message){.role = role, .content = copy};
 }
 
-/* Forgets the messages from the n-th on. */
-static void drop_messages(struct chat *chat, size_t n)
+void chat_drop_messages(struct chat *chat, size_t n)
 {
     while (chat->n_messages > n)
         free((char *)chat->messages[--chat->n_messages].content);
@@ -47,7 +32,7 @@ static void drop_messages(struct chat *chat, size_t n)
 
 /* -------------------------------------------------------------------------------------------------- answer */
 
-static int answer(struct chat *chat)
+static int generate(struct chat *chat)
 {
     struct cmd_answer answer = {0};
     const int status = cmd_answer_generate(chat->options, chat->model, chat->session, chat->sampler, chat->template.stop, &answer);
@@ -58,7 +43,7 @@ static int answer(struct chat *chat)
         fprintf(stderr, "(the context of %d tokens is full: /clear forgets the conversation; -c sets a larger context)\n",
                 butler_n_ctx(chat->session));
     if (status == CMD_DONE)
-        add_message(chat, "assistant", answer.text.bytes, answer.n);
+        chat_add_message(chat, "assistant", answer.text.bytes, answer.n);
     cmd_answer_free(&answer);
     return status;
 }
@@ -99,6 +84,19 @@ static int go_back(struct chat *chat, const struct butler_chat_text *text, int n
     return status;
 }
 
+/* After Ctrl-C: the session is again what it was, or empty where its policy cannot go back. */
+static int forget_new_tokens(struct chat *chat, bool *fits)
+{
+    struct butler_error err = {0};
+    *fits = false;
+    cmd_say(chat->options, "interrupted: this turn is forgotten, with the documents before it");
+    if (butler_session_truncate(chat->session, chat->ids.n, NULL) == 0)
+        return CMD_DONE;
+    chat->ids.n = 0;
+    chat->held.n = 0;
+    return butler_session_truncate(chat->session, 0, &err) < 0 ? cmd_fail(chat->options, &err) : CMD_DONE;
+}
+
 /* Runs what is new in the text as a prompt. *fits: the context had space for it. */
 static int read_text(struct chat *chat, const struct butler_chat_text *text, bool *fits)
 {
@@ -110,6 +108,8 @@ static int read_text(struct chat *chat, const struct butler_chat_text *text, boo
         cmd_say(chat->options,
                 "the conversation has %d tokens and this turn %d, but the context holds %d: /clear forgets the conversation",
                 n_keep, ids.n, n_ctx);
+    if (status == CMD_DONE && *fits && n_keep < chat->ids.n)
+        chat->held.n = 0;
     if (status == CMD_DONE && *fits)
         status = go_back(chat, text, n_keep, &ids);
     if (status == CMD_DONE && *fits)
@@ -121,84 +121,73 @@ static int read_text(struct chat *chat, const struct butler_chat_text *text, boo
         chat->held.n = 0;
         cmd_text_append(&chat->held, text->bytes, text->n);
     }
-    return status;
+    return status == CMD_INTERRUPTED ? forget_new_tokens(chat, fits) : status;
 }
 
-static int take_turn(struct chat *chat, const char *user, bool *fits)
+int chat_answer(struct chat *chat)
 {
     struct butler_error err = {0};
     struct butler_chat_text text;
-    const char *system = chat->options->system;
-    const size_t n_before = chat->n_messages;
-    if (n_before == 0 && system && *system)
-        add_message(chat, "system", system, strlen(system));
-    add_message(chat, "user", user, strlen(user));
+    bool fits = false;
     if (cmd_template_render(&chat->template, chat->model, chat->messages, chat->n_messages, &text, &err) < 0)
         return cmd_fail(chat->options, &err);
-    const int status = read_text(chat, &text, fits);
+    const int status = read_text(chat, &text, &fits);
     butler_chat_text_free(&text);
-    if (!*fits)
-        drop_messages(chat, n_before);
+    return status == CMD_DONE && fits ? generate(chat) : status;
+}
+
+/* A turn of the user, with the documents before it. Without an answer it is forgotten. */
+static int take_turn(struct chat *chat, const char *user)
+{
+    const char *system = chat->options->system;
+    const size_t n_before = chat->n_messages;
+    struct cmd_text content = {0};
+    if (n_before == 0 && system && *system)
+        chat_add_message(chat, "system", system, strlen(system));
+    cmd_text_append(&content, chat->documents.bytes, chat->documents.n);
+    cmd_text_append(&content, user, strlen(user));
+    chat_add_message(chat, "user", content.bytes, content.n);
+    cmd_text_free(&content);
+    const size_t n_turn = chat->n_messages;
+    const int status = chat_answer(chat);
+    if (chat->n_messages == n_turn)
+        chat_drop_messages(chat, n_before);
+    chat->documents.n = 0;
     return status;
 }
 
-static int clear(struct chat *chat)
+int chat_new_session(struct chat *chat)
 {
     int status = CMD_DONE;
     butler_session_free(chat->session);
-    drop_messages(chat, 0);
     chat->held.n = 0;
     chat->ids.n = 0;
-    chat->session = cmd_session_new(chat->options, chat->engine, chat->options->kv.values[0], chat->options->n_ctx, &status);
+    chat->session = cmd_session_new(chat->options, chat->engine, chat->policy, chat->options->n_ctx, &status);
     return status;
-}
-
-/* One line without its newline into *line; false at the end of input. */
-static bool read_line(char **line, size_t *capacity)
-{
-    bool terminal = isatty(STDIN_FILENO);
-    for (;;) {
-        if (terminal) {
-            fputs("> ", stderr);
-            fflush(stderr);
-        }
-        cmd_interrupts_block(false);
-        errno = 0;
-        ssize_t n = getline(line, capacity, stdin);
-        int error = errno;
-        cmd_interrupts_block(true);
-        if (n >= 0) {
-            if (n && (*line)[n - 1] == '\n')
-                (*line)[n - 1] = 0;
-            return true;
-        }
-        if (error != EINTR)
-            return false;
-        clearerr(stdin);
-        fputs("\n(Ctrl-D ends the program)\n", stderr);
-    }
 }
 
 static int converse(struct chat *chat)
 {
-    char *line = NULL;
-    size_t capacity = 0;
-    int status = clear(chat);
-    while (status == CMD_DONE && read_line(&line, &capacity)) {
-        bool fits = false;
-        if (!*line)
-            continue;
-        if (strcmp(line, "/clear") == 0) {
-            status = clear(chat);
-            continue;
-        }
-        status = take_turn(chat, line, &fits);
-        if (status == CMD_DONE && fits)
-            status = answer(chat);
+    struct cmd_lines lines;
+    const char *line;
+    int status = chat_new_session(chat);
+    cmd_lines_open(&lines);
+    while (status == CMD_DONE && !chat->done && (line = cmd_line_read(&lines, "> ")) != NULL) {
+        if (line[0] == '/' && !strchr(line, '\n'))
+            status = chat_command(chat, line);
+        else if (*line)
+            status = take_turn(chat, line);
     }
-    if (isatty(STDIN_FILENO))
-        fputc('\n', stderr);
-    free(line);
+    cmd_lines_close(&lines);
+    return status;
+}
+
+static int read_documents(struct chat *chat)
+{
+    const struct cmd_strings *documents = &chat->options->documents;
+    int status = CMD_DONE;
+    for (int i = 0; status == CMD_DONE && i < documents->n; i++)
+        status = cmd_document_append(chat->options, documents->values[i], &chat->documents);
     return status;
 }
 
@@ -210,6 +199,11 @@ static int run(struct cmd_options *options)
         cmd_say(options, "--kv: a conversation has one policy, but %d are given", options->kv.n);
         return CMD_USAGE;
     }
+    for (int i = 0; i < options->documents.n; i++)
+        if (strcmp(options->documents.values[i], "-") == 0) {
+            cmd_say(options, "-f -: standard input is the conversation; name a file");
+            return CMD_USAGE;
+        }
     cmd_interrupts_start();
     chat.engine = cmd_engine_load(options, &status);
     if (!chat.engine)
@@ -219,7 +213,10 @@ static int run(struct cmd_options *options)
     if (status != CMD_DONE)
         goto done;
     chat.sampler = cmd_sampler_new(options, &status);
+    chat.policy = cmd_copy(options->kv.values[0]);
     if (chat.sampler)
+        status = read_documents(&chat);
+    if (status == CMD_DONE)
         status = converse(&chat);
     if (status == CMD_DONE && chat.session) {
         struct butler_stats stats;
@@ -229,8 +226,10 @@ static int run(struct cmd_options *options)
                     (double)stats.n_decode / stats.decode_s, 100 * cmd_kv_read(&stats));
     }
 done:
-    drop_messages(&chat, 0);
+    chat_drop_messages(&chat, 0);
     free(chat.messages);
+    free(chat.policy);
+    cmd_text_free(&chat.documents);
     free(chat.ids.values);
     cmd_template_free(&chat.template);
     cmd_text_free(&chat.held);
@@ -241,19 +240,25 @@ done:
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},   {CMD_SYSTEM, NULL},    {CMD_CHAT_TEMPLATE, NULL}, {CMD_N, "-1"},      {CMD_CTX, "0"},
-    {CMD_KV, "full"},    {CMD_KV_TYPE, "f16"},  {CMD_BLOCK, "0"},          {CMD_TEMP, "0.8"},  {CMD_TOP_K, "40"},
-    {CMD_TOP_P, "0.95"}, {CMD_MIN_P, "0.05"},   {CMD_SEED, "0"},           {CMD_THREADS, "0"}, {CMD_ISA, NULL},
-    {CMD_PLUGIN, NULL},  {CMD_PREDICTOR, NULL}, {CMD_HELP, NULL},          {CMD_NONE, NULL},
+    {CMD_MODEL, NULL}, {CMD_DOCUMENTS, NULL}, {CMD_SYSTEM, NULL},    {CMD_CHAT_TEMPLATE, NULL}, {CMD_N, "-1"},
+    {CMD_CTX, "0"},    {CMD_KV, "full"},      {CMD_KV_TYPE, "f16"},  {CMD_BLOCK, "0"},          {CMD_TEMP, "0.8"},
+    {CMD_TOP_K, "40"}, {CMD_TOP_P, "0.95"},   {CMD_MIN_P, "0.05"},   {CMD_SEED, "0"},           {CMD_THREADS, "0"},
+    {CMD_ISA, NULL},   {CMD_PLUGIN, NULL},    {CMD_PREDICTOR, NULL}, {CMD_HELP, NULL},          {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_chat = {
     .name = "chat",
-    .synopsis = "[-m FILE] [--system-prompt TEXT] [--kv POLICY] [FLAGS]",
+    .synopsis = "[-m FILE] [-f FILE]... [--system-prompt TEXT] [--kv POLICY] [FLAGS]",
     .summary = "a conversation, with the model's chat template",
     .details =
-        "Reads a turn from every line of standard input and prints the answer. /clear forgets the conversation. Ctrl-C ends an\n"
-        "answer; Ctrl-D (the end of input) ends the program.\n\n"
+        "Reads a turn from every line of standard input and prints the answer. On a terminal lines are edited, the arrow keys "
+        "bring\n"
+        "back earlier ones, and a pasted text of many lines is one turn. Ctrl-C ends an answer or drops a line; Ctrl-D (the end "
+        "of\n"
+        "input) ends the program. A document of -f stands before the first turn.\n\n"
+        "A line that begins with a slash is a command; /help lists them: /file, /save, /load, /undo, /regen, /policy, /clear, "
+        "/exit.\n"
+        "/save writes the messages as JSON, which any model can continue.\n\n"
         "The conversation is rendered by the template of the model's file. --chat-template takes another: a file with a Jinja\n"
         "template, or chatml, llama3, llama2, mistral, mistral-v3, phi3, zephyr, deepseek, vicuna, plain. A model without a\n"
         "template gets plain: lines beginning with User: and Assistant:. A template that cannot be rendered is replaced by\n"

@@ -185,6 +185,7 @@ void cmd_text_free(struct cmd_text *text);
 
 /* Zeroed memory for count elements. Without memory the program prints an error and exits. */
 void *cmd_alloc(size_t count, size_t size);
+char *cmd_copy(const char *text); /* of a string, to be freed */
 
 /* Loads options->model (or the default model), then its plug-ins, and checks every --kv against it. NULL: *status is
  * the exit status. */
@@ -234,6 +235,29 @@ void cmd_interrupts_start(void);
 void cmd_interrupts_block(bool block);
 /* Whether Ctrl-C was pressed since the last call. */
 bool cmd_interrupted(void);
+
+/* --------------------------------------------------------------------------------------------------- lines */
+
+struct cmd_editor; /* libedit, where butler is built with it */
+
+/* Lines of standard input. */
+struct cmd_lines {
+    bool terminal;
+    struct cmd_editor *editor; /* NULL: no terminal, or no libedit */
+    struct cmd_text line;
+};
+
+void cmd_lines_open(struct cmd_lines *lines);
+/* The next line without its newline, valid until the next call; NULL at the end of input. The prompt is shown on a terminal, where
+ * Ctrl-C drops the line and a text that is pasted is one line, newlines and all. */
+const char *cmd_line_read(struct cmd_lines *lines, const char *prompt);
+void cmd_lines_close(struct cmd_lines *lines);
+
+/* edit.c, or edit_none.c without libedit. NULL: lines cannot be edited. */
+struct cmd_editor *cmd_editor_open(void);
+/* Appends a line with its newline to *line; -1 with errno EINTR after Ctrl-C, with errno 0 at the end of input. */
+int cmd_editor_read(struct cmd_editor *editor, const char *prompt, struct cmd_text *line);
+void cmd_editor_close(struct cmd_editor *editor); /* may be NULL */
 
 /* ------------------------------------------------------------------------------------------------- answers */
 

@@ -19,6 +19,12 @@ void *cmd_alloc(size_t count, size_t size)
     return memory;
 }
 
+char *cmd_copy(const char *text)
+{
+    const size_t n = strlen(text) + 1;
+    return memcpy(cmd_alloc(n, 1), text, n);
+}
+
 void cmd_text_append(struct cmd_text *text, const char *bytes, size_t n)
 {
     if (n > SIZE_MAX / 4 - text->n) {
