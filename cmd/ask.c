@@ -192,7 +192,7 @@ const struct cmd_command cmd_ask = {
         "The documents and the question are one message, rendered by the model's chat template. The answer goes to standard\n"
         "output while it is made; what was read and its cost go to standard error.\n\n"
         "What was read of the documents is kept in the folder of --cache ($XDG_CACHE_HOME/butler or ~/.cache/butler), a file for\n"
-        "each model, policy, KV type, context, seed and beginning of the text; the next question about the same files starts\n"
+        "each model, policy, KV type, context and beginning of the text; the next question about the same files starts\n"
         "from there. A file that is damaged or belongs to something else is not used, with a warning, and is written anew.\n"
         "Policies that evict choose by the question what they keep: under them nothing is kept.\n\n"
         "Ctrl-C ends the answer. Documents and a question longer than the context are an error that names the -c they need.\n",

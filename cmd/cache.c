@@ -73,8 +73,9 @@ static char *name_of(const struct cmd_options *options, const struct butler_engi
                      const struct cmd_integers *ids)
 {
     const char *policy = options->kv.values[0];
-    const uint64_t numbers[] = {butler_model_get_info(butler_engine_model(engine))->fingerprint, options->seed, (uint64_t)n_ctx,
-                                (uint64_t)options->kv_type};
+    const bool draws = strncmp(policy, "random", 6) == 0; /* of the other policies none uses the seed */
+    const uint64_t numbers[] = {butler_model_get_info(butler_engine_model(engine))->fingerprint, draws ? options->seed : 0,
+                                (uint64_t)n_ctx, (uint64_t)options->kv_type};
     struct cmd_text all = {0};
     cmd_text_append(&all, (const char *)numbers, sizeof numbers);
     cmd_text_append(&all, policy, strlen(policy) + 1);

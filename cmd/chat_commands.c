@@ -63,6 +63,21 @@ static bool is_message(const json_t *message)
     return role_of(json_string_value(json_object_get(message, "role"))) && json_string_value(json_object_get(message, "content"));
 }
 
+/* Whether the template renders the conversation with one more turn: some want roles to alternate. */
+static bool takes_a_turn(struct chat *chat, const char *path)
+{
+    struct butler_error err = {0};
+    struct butler_chat_text text;
+    chat_add_message(chat, "user", "Hello", 5);
+    const int code = cmd_template_render(&chat->template, chat->model, chat->messages, chat->n_messages, &text, &err);
+    chat_drop_messages(chat, chat->n_messages - 1);
+    if (code < 0)
+        cmd_say(chat->options, "%s: %s", path, err.message);
+    else
+        butler_chat_text_free(&text);
+    return code == 0;
+}
+
 static int load(struct chat *chat, const char *path)
 {
     json_error_t error;
@@ -82,14 +97,24 @@ static int load(struct chat *chat, const char *path)
         json_decref(all);
         return CMD_DONE;
     }
-    chat_drop_messages(chat, 0);
+    struct chat loaded = *chat;
+    loaded.messages = NULL;
+    loaded.n_messages = loaded.capacity = 0;
     json_array_foreach(messages, i, message)
     {
         const char *content = json_string_value(json_object_get(message, "content"));
-        chat_add_message(chat, role_of(json_string_value(json_object_get(message, "role"))), content, strlen(content));
+        chat_add_message(&loaded, role_of(json_string_value(json_object_get(message, "role"))), content, strlen(content));
     }
     json_decref(all);
-    cmd_say(chat->options, "%s: %zu messages; the next turn reads them", path, n);
+    const bool taken = takes_a_turn(&loaded, path);
+    if (taken) {
+        const struct chat before = *chat;
+        *chat = loaded;
+        loaded = before;
+        cmd_say(chat->options, "%s: %zu messages; the next turn reads them", path, n);
+    }
+    chat_drop_messages(&loaded, 0);
+    free(loaded.messages);
     return CMD_DONE;
 }
 

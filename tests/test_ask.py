@@ -61,13 +61,20 @@ def test_second_question_starts_from_what_was_read(policy, document):
     assert other.stdout == ask(document, "What was it?", "--no-cache", *decode).stdout
 
 
-@pytest.mark.parametrize("change", [["--kv", "fier:budget=32,dense=0"], ["--kv-type", "f32"], ["-c", "200"], ["-s", "3"],
+@pytest.mark.parametrize("change", [["--kv", "fier:budget=32,dense=0"], ["--kv-type", "f32"], ["-c", "200"],
                                     ["--system-prompt", "Be kind."], ["-m", str(MODELS / "llama-mha.gguf")]])
 def test_what_the_state_depends_on_is_kept_apart(change, document):
     ask(document, "Who?")
     changed = ask(document, "Who?", *change)
     assert "read before" not in changed.stderr and "warning" not in changed.stderr and len(kept()) == 2
     assert "read before" in ask(document, "Who?").stderr
+
+
+def test_seeds_share_what_was_read_but_of_random(document):
+    ask(document, "Who?")
+    assert "read before" in ask(document, "Who?", "-s", "-1", "--temp", "1").stderr
+    ask(document, "Who?", "--kv", "random:budget=32")
+    assert "read before" not in ask(document, "Who?", "--kv", "random:budget=32", "-s", "3").stderr
 
 
 def test_other_documents_are_read(document, tmp_path):

@@ -270,6 +270,12 @@ def test_save_and_load(tmp_path):
         path.write_text(text)
         result = commands("Hello", f"/load {path}", f"/save {tmp_path / 'after'}")
         assert word in result.stderr and len(saved(tmp_path / "after")) == 2, text  # the conversation is as it was
+    path.write_text('{"messages": [{"role": "user", "content": "a"}]}')
+    template = tmp_path / "t"
+    template.write_text("{% for m in messages %}{% if loop.index0 % 2 != (m.role == 'assistant') | int %}{{ raise_exception('roles') }}{% endif %}"
+                        "{{ m.content }}{% endfor %}")
+    result = commands("Hello", f"/load {path}", f"/save {tmp_path / 'after'}", args=["--chat-template", template])
+    assert "roles" in result.stderr and len(saved(tmp_path / "after")) == 2
     assert "no/c" in commands(f"/save {tmp_path / 'no' / 'c'}").stderr
 
 
