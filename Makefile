@@ -5,7 +5,9 @@
 #   V=1                                   shows every command
 CC ?= gcc
 LIB_PKGS = libpcre2-8 libxxhash
-CMD_PKGS = jansson
+# Editing of lines in chat, where there is libedit; LIBEDIT= builds without it.
+LIBEDIT := $(shell pkg-config --exists libedit && echo libedit)
+CMD_PKGS = jansson $(LIBEDIT)
 SANITIZE ?=
 comma = ,
 BUILD ?= build$(if $(SANITIZE),/$(subst $(comma),-,$(SANITIZE)))
@@ -32,7 +34,7 @@ CMD_LIBS := $(shell pkg-config --libs $(CMD_PKGS))
 # What the command does beyond the library: training, conversion, quantisation.
 TOOL_SRC = $(filter-out train/gather_mpi.c,$(wildcard train/*.c)) src/file/convert.c src/file/quantize.c
 LIB_SRC = $(filter-out $(TOOL_SRC),$(wildcard src/*/*.c))
-CMD_SRC = $(wildcard cmd/*.c report/*.c)
+CMD_SRC = $(filter-out cmd/$(if $(LIBEDIT),edit_none,edit).c,$(wildcard cmd/*.c report/*.c))
 EVAL_SRC = $(wildcard eval/*.c)
 TEST_SRC = $(wildcard tests/test_*.c)
 FUZZ_SRC = $(wildcard fuzz/fuzz_*.c)

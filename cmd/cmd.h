@@ -8,7 +8,8 @@
 
 #include "butler.h"
 
-enum cmd_status { CMD_DONE = 0, CMD_FAILED = 1, CMD_USAGE = 2 };
+/* The exit status. CMD_INTERRUPTED never is one: Ctrl-C ended what a function did, and its caller decides what that means. */
+enum cmd_status { CMD_DONE = 0, CMD_FAILED = 1, CMD_USAGE = 2, CMD_INTERRUPTED = 3 };
 
 enum {
     CMD_MAX_LIST = 64, /* values of a flag that may be repeated or takes a list */
@@ -22,6 +23,7 @@ enum cmd_flag {
     CMD_MODEL,
     CMD_PROMPT,
     CMD_FILE,
+    CMD_DOCUMENTS,
     CMD_IDS,
     CMD_ALL,
     CMD_NO_SPECIAL,
@@ -44,6 +46,9 @@ enum cmd_flag {
     CMD_CHAT_TEMPLATE,
     CMD_SAVE_SESSION,
     CMD_LOAD_SESSION,
+    CMD_CACHE,
+    CMD_CACHE_SIZE,
+    CMD_NO_CACHE,
     CMD_TOKENIZER,
     CMD_PRE,
     CMD_OUTPUT,
@@ -111,15 +116,15 @@ struct cmd_options {
     struct cmd_strings positional;
 
     const char *model, *prompt, *file, *isa, *system, *chat_template, *save_session, *load_session, *tokenizer, *pre, *output,
-        *data, *mode;
-    struct cmd_strings kv, plugins, predictors, settings;
+        *data, *mode, *cache;
+    struct cmd_strings kv, plugins, predictors, settings, documents;
     struct cmd_integers ids, depths, lengths;
     struct cmd_reals budgets;
     int limit, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
     int kv_type; /* enum butler_kv_type */
     double temperature, top_p, min_p;
-    uint64_t seed;
-    bool all, no_special, json, help;
+    uint64_t seed, cache_bytes;
+    bool all, no_special, json, help, no_cache;
     struct cmd_train train;
 };
 
@@ -139,8 +144,8 @@ struct cmd_command {
 
 /* The subcommands in the order of the help, listed only here: each(NAME) for struct cmd_command cmd_NAME. */
 #define CMD_COMMANDS(each)                                                                                                         \
-    each(run) each(chat) each(info) each(tokenize) each(logits) each(policies) each(bench) each(eval) each(report) each(convert)   \
-        each(quantize) each(train)
+    each(run) each(ask) each(chat) each(info) each(tokenize) each(logits) each(policies) each(bench) each(eval) each(report)       \
+        each(convert) each(quantize) each(train)
 #define CMD_DECLARE(name) extern const struct cmd_command cmd_##name;
 CMD_COMMANDS(CMD_DECLARE)
 #undef CMD_DECLARE
@@ -181,6 +186,7 @@ void cmd_text_free(struct cmd_text *text);
 
 /* Zeroed memory for count elements. Without memory the program prints an error and exits. */
 void *cmd_alloc(size_t count, size_t size);
+char *cmd_copy(const char *text); /* of a string, to be freed */
 
 /* Loads options->model (or the default model), then its plug-ins, and checks every --kv against it. NULL: *status is
  * the exit status. */
@@ -204,14 +210,98 @@ void cmd_integers_append(struct cmd_integers *integers, int32_t value);
 
 struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_engine *engine, const char *policy,
                                        int n_ctx, int *status);
-/* butler_prefill, with progress on a terminal. CMD_DONE or the exit status. */
+/* butler_prefill, with progress on a terminal. CMD_DONE, CMD_INTERRUPTED (the session holds the passes until then) or the exit
+ * status. */
 int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids);
 struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, int *status);
+
+/* Ends an answer or a text. */
+enum cmd_end { CMD_END_TOKEN, CMD_END_LENGTH, CMD_END_CONTEXT, CMD_END_POLICY, CMD_END_INTERRUPTED };
+extern const char *const cmd_end_names[];
+/* What decoding cost, on standard error. */
+void cmd_say_cost(const char *policy, const struct butler_stats *stats, enum cmd_end end);
+/* n per second; 0 where that is undefined. */
+double cmd_per_second(uint64_t n, double seconds);
 
 /* Share of the KV bytes of a dense decode that were read, metric bytes included. */
 double cmd_kv_read(const struct butler_stats *stats);
 /* "12.3 MB" in a buffer of the caller's. */
 const char *cmd_bytes(char *out, size_t n_out, uint64_t bytes);
+
+/* --------------------------------------------------------------------------------------------- interrupts */
+
+/* Ctrl-C ends an answer and not the program. From cmd_interrupts_start on SIGINT is blocked and polled, so that no flag is shared
+ * with a handler; threads that start later never get it. While a line is read it is let through, and interrupts the read. */
+void cmd_interrupts_start(void);
+void cmd_interrupts_block(bool block);
+/* Whether Ctrl-C was pressed since the last call. */
+bool cmd_interrupted(void);
+
+/* --------------------------------------------------------------------------------------------------- lines */
+
+struct cmd_editor; /* libedit, where butler is built with it */
+
+/* Lines of standard input. */
+struct cmd_lines {
+    bool terminal;
+    struct cmd_editor *editor; /* NULL: no terminal, or no libedit */
+    struct cmd_text line;
+};
+
+void cmd_lines_open(struct cmd_lines *lines);
+/* The next line without its newline, valid until the next call; NULL at the end of input. The prompt is shown on a terminal, where
+ * Ctrl-C drops the line and a text that is pasted is one line, newlines and all. */
+const char *cmd_line_read(struct cmd_lines *lines, const char *prompt);
+void cmd_lines_close(struct cmd_lines *lines);
+
+/* edit.c, or edit_none.c without libedit. NULL: lines cannot be edited. */
+struct cmd_editor *cmd_editor_open(void);
+/* Appends a line with its newline to *line; -1 with errno EINTR after Ctrl-C, with errno 0 at the end of input. */
+int cmd_editor_read(struct cmd_editor *editor, const char *prompt, struct cmd_text *line);
+void cmd_editor_close(struct cmd_editor *editor); /* may be NULL */
+
+/* ------------------------------------------------------------------------------------------------- answers */
+
+/* The answer of a conversation's turn. Zeroed at first; freed by cmd_answer_free. */
+struct cmd_answer {
+    struct cmd_text text;    /* the bytes that were sampled */
+    size_t n;                /* of them the answer has: no stop text, nothing after it */
+    size_t n_held;           /* of them the session holds */
+    struct cmd_integers ids; /* the tokens that the session holds of it */
+    size_t n_shown;
+    enum cmd_end end;
+};
+
+/* Samples an answer behind the session's text and prints it while it is made, without the blanks before it and with a newline
+ * behind it. stop: text that ends it, or NULL. CMD_DONE (also after Ctrl-C) or the exit status. */
+int cmd_answer_generate(const struct cmd_options *options, const struct butler_model *model, struct butler_session *session,
+                        struct butler_sampler *sampler, const char *stop, struct cmd_answer *answer);
+void cmd_answer_free(struct cmd_answer *answer);
+
+/* Appends a file's name and text, as they stand before a question. CMD_DONE or the exit status. */
+int cmd_document_append(const struct cmd_options *options, const char *path, struct cmd_text *text);
+
+/* Tokens of a rendered conversation from byte `from` on, into an empty *ids. CMD_DONE or the exit status. */
+int cmd_chat_tokenize(const struct cmd_options *options, const struct butler_model *model, const struct butler_chat_text *text,
+                      size_t from, struct cmd_integers *ids);
+
+/* --------------------------------------------------------------------------------- beginnings that are kept */
+
+/* The file of --cache that holds, or will hold, the session that has read a beginning. */
+struct cmd_cache {
+    char *folder, *path; /* owned; NULL: nothing is kept */
+};
+
+/* Where the beginning ids is kept: the name of the file is a hash of all that its contents depend on. Makes the folder. Where
+ * nothing can be kept path stays NULL, and a note says why. */
+void cmd_cache_find(const struct cmd_options *options, const struct butler_engine *engine, int n_ctx,
+                    const struct cmd_integers *ids, struct cmd_cache *cache);
+/* The session that the file holds; NULL: there is none, or it cannot be used, which is a warning. */
+struct butler_session *cmd_cache_restore(const struct cmd_options *options, struct butler_engine *engine,
+                                         const struct cmd_cache *cache, int n_ctx, int n_tokens);
+/* Writes the file, then removes the oldest files beyond --cache-size. What fails is a warning. */
+void cmd_cache_save(const struct cmd_options *options, const struct cmd_cache *cache, const struct butler_session *session);
+void cmd_cache_free(struct cmd_cache *cache);
 
 /* ---------------------------------------------------------------------------------------------- templates */
 

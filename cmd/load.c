@@ -19,6 +19,12 @@ void *cmd_alloc(size_t count, size_t size)
     return memory;
 }
 
+char *cmd_copy(const char *text)
+{
+    const size_t n = strlen(text) + 1;
+    return memcpy(cmd_alloc(n, 1), text, n);
+}
+
 void cmd_text_append(struct cmd_text *text, const char *bytes, size_t n)
 {
     if (n > SIZE_MAX / 4 - text->n) {
@@ -241,23 +247,30 @@ struct butler_session *cmd_session_new(const struct cmd_options *options, struct
     return session;
 }
 
-static bool say_progress(void *user, int done, int n)
+static bool on_progress(void *user, int done, int n)
 {
-    (void)user;
-    if (done < n)
-        fprintf(stderr, "\rprompt: %d of %d tokens", done, n);
-    else
-        fputs("\r\033[K", stderr); /* clears the line at the end */
-    fflush(stderr);
-    return true;
+    if (*(const bool *)user) {
+        if (done < n)
+            fprintf(stderr, "\rprompt: %d of %d tokens", done, n);
+        else
+            fputs("\r\033[K", stderr); /* clears the line at the end */
+        fflush(stderr);
+    }
+    return !cmd_interrupted();
 }
 
 int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids)
 {
     struct butler_error err = {0};
-    if (isatty(STDERR_FILENO))
-        butler_session_on_progress(session, say_progress, NULL);
-    return butler_prefill(session, ids->values, ids->n, NULL, NULL, &err) < 0 ? cmd_fail(options, &err) : CMD_DONE;
+    bool shown = isatty(STDERR_FILENO);
+    butler_session_on_progress(session, on_progress, &shown);
+    const int code = butler_prefill(session, ids->values, ids->n, NULL, NULL, &err);
+    butler_session_on_progress(session, NULL, NULL);
+    if (code != BUTLER_ERROR_CANCELLED)
+        return code < 0 ? cmd_fail(options, &err) : CMD_DONE;
+    if (shown)
+        fputs("\r\033[K", stderr);
+    return CMD_INTERRUPTED;
 }
 
 struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, int *status)

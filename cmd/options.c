@@ -11,7 +11,19 @@
 
 #include "base/util.h"
 
-enum kind { KIND_BOOL, KIND_STRING, KIND_STRINGS, KIND_INT, KIND_INTS, KIND_REAL, KIND_REALS, KIND_SEED, KIND_KV_TYPE, KIND_ISA };
+enum kind {
+    KIND_BOOL,
+    KIND_STRING,
+    KIND_STRINGS,
+    KIND_INT,
+    KIND_INTS,
+    KIND_REAL,
+    KIND_REALS,
+    KIND_SEED,
+    KIND_BYTES,
+    KIND_KV_TYPE,
+    KIND_ISA
+};
 
 struct flag {
     char letter; /* 0: none */
@@ -29,6 +41,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_MODEL] = {'m', "model", "FILE", KIND_STRING, AT(model), 0, 0, NULL, "the model, a GGUF file"},
     [CMD_PROMPT] = {'p', "prompt", "TEXT", KIND_STRING, AT(prompt), 0, 0, NULL, "the text itself"},
     [CMD_FILE] = {'f', "file", "FILE", KIND_STRING, AT(file), 0, 0, NULL, "the text, from a file; - is standard input"},
+    [CMD_DOCUMENTS] = {'f', "file", "FILE", KIND_STRINGS, AT(documents), 0, 0, NULL,
+                       "a document that comes before the question; may be repeated"},
     [CMD_IDS] = {0, "ids", "I,J,...", KIND_INTS, AT(ids), 0, INT32_MAX, "token ids, 0 or more, separated by commas",
                  "token ids instead of text; may be repeated"},
     [CMD_ALL] = {0, "all", NULL, KIND_BOOL, AT(all), 0, 0, NULL, "a row for every position, not only the last"},
@@ -73,6 +87,12 @@ static const struct flag flags[CMD_N_FLAGS] = {
                           "write the session there when the text is done"},
     [CMD_LOAD_SESSION] = {0, "load-session", "FILE", KIND_STRING, AT(load_session), 0, 0, NULL,
                           "continue a saved session, with its policy, context and type"},
+    [CMD_CACHE] = {0, "cache", "FOLDER", KIND_STRING, AT(cache), 0, 0, NULL,
+                   "where documents that were read are kept; without it butler/ in the user's cache folder"},
+    [CMD_CACHE_SIZE] = {0, "cache-size", "BYTES", KIND_BYTES, AT(cache_bytes), 0, 0,
+                        "a number of bytes, K, M, G or T behind it for powers of 1024",
+                        "most bytes of that folder; what was not used for longest goes first"},
+    [CMD_NO_CACHE] = {0, "no-cache", NULL, KIND_BOOL, AT(no_cache), 0, 0, NULL, "keep nothing, and use nothing that was kept"},
     [CMD_TOKENIZER] = {0, "tokenizer", "FILE", KIND_STRING, AT(tokenizer), 0, 0, NULL, "the tokenizer that belongs to IN"},
     [CMD_PRE] = {0, "pre", "NAME", KIND_STRING, AT(pre), 0, 0, NULL,
                  "pre-tokenizer, instead of the model's own: llama-bpe, qwen2, ... (a wrong name lists them)"},
@@ -233,6 +253,22 @@ static bool parse_seed(const char *text, uint64_t *out)
     return !errno && !*end;
 }
 
+static bool parse_bytes(const char *text, uint64_t *out)
+{
+    static const char units[] = "KMGT";
+    char *end;
+    if (*text < '0' || *text > '9')
+        return false;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    const char *unit = *end ? strchr(units, *end) : NULL;
+    const int shift = unit ? 10 * (int)(unit - units + 1) : 0;
+    if (errno || (*end && (!unit || end[1])) || value > UINT64_MAX >> shift)
+        return false;
+    *out = (uint64_t)value << shift;
+    return true;
+}
+
 static bool parse_kv_type(const char *text, int *out)
 {
     for (int i = 0; i < BUTLER_N_KV_TYPES; i++)
@@ -284,6 +320,8 @@ static bool set(struct cmd_options *options, const struct flag *flag, const char
         return parse_reals(text, flag->min, flag->max, where);
     case KIND_SEED:
         return parse_seed(text, where);
+    case KIND_BYTES:
+        return parse_bytes(text, where);
     case KIND_KV_TYPE:
         return parse_kv_type(text, where);
     case KIND_ISA:

@@ -100,6 +100,39 @@ const char *cmd_bytes(char *out, size_t n_out, uint64_t bytes)
     return out;
 }
 
+double cmd_per_second(uint64_t n, double seconds)
+{
+    return n && seconds > 0 ? (double)n / seconds : 0;
+}
+
+const char *const cmd_end_names[] = {[CMD_END_TOKEN] = "end of text",
+                                     [CMD_END_LENGTH] = "-n reached",
+                                     [CMD_END_CONTEXT] = "context full",
+                                     [CMD_END_POLICY] = "policy",
+                                     [CMD_END_INTERRUPTED] = "interrupted"};
+
+void cmd_say_cost(const char *policy, const struct butler_stats *s, enum cmd_end end)
+{
+    char a[32], b[32], c[32];
+    double n = s->n_decode ? (double)s->n_decode : 1;
+    fprintf(stderr, "[%s] %llu prompt tokens in %.2f s (%.1f tokens/s), %llu decoded in %.2f s (%.1f tokens/s); ended: %s\n",
+            policy, (unsigned long long)s->n_prefill, s->prefill_s, cmd_per_second(s->n_prefill, s->prefill_s),
+            (unsigned long long)s->n_decode, s->decode_s, cmd_per_second(s->n_decode, s->decode_s), cmd_end_names[end]);
+    if (s->full_kv_bytes)
+        fprintf(stderr, "  read %.1f %% of the KV cache: keys and values %s, metric %s, of %s\n", 100 * cmd_kv_read(s),
+                cmd_bytes(a, sizeof a, s->kv_bytes), cmd_bytes(b, sizeof b, s->metric_bytes),
+                cmd_bytes(c, sizeof c, s->full_kv_bytes));
+    fprintf(stderr, "  KV memory %s (peak %s), metric %s\n", cmd_bytes(a, sizeof a, s->kv_memory),
+            cmd_bytes(b, sizeof b, s->kv_memory_peak), cmd_bytes(c, sizeof c, s->metric_memory));
+    if (s->n_decode)
+        fprintf(stderr, "  a token took %.3f ms: score %.3f, select %.3f, attend %.3f, the rest %.3f\n", 1e3 * s->decode_s / n,
+                1e3 * s->score_s / n, 1e3 * s->select_s / n, 1e3 * s->attend_s / n,
+                1e3 * (s->decode_s - s->score_s - s->select_s - s->attend_s - s->predict_s) / n);
+    if (s->predict_bytes)
+        fprintf(stderr, "  the predictor took %.3f ms a token and read %s of its weights\n", 1e3 * s->predict_s / n,
+                cmd_bytes(a, sizeof a, (uint64_t)((double)s->predict_bytes / n)));
+}
+
 double cmd_kv_read(const struct butler_stats *stats)
 {
     return stats->full_kv_bytes ? (double)(stats->kv_bytes + stats->metric_bytes) / (double)stats->full_kv_bytes : 0;

@@ -3,17 +3,14 @@
 #include <string.h>
 
 #include "cmd.h"
-
-/* Why the text ended. */
-enum end { END_TOKEN, END_LENGTH, END_CONTEXT, END_POLICY };
-static const char *const end_names[] = {"end of text", "-n reached", "context full", "policy"};
+#include "base/util.h"
 
 struct result {
     const char *policy;
     struct butler_stats stats;
     struct cmd_integers ids;
     struct cmd_text text;
-    enum end end;
+    enum cmd_end end;
 };
 
 static void result_free(struct result *result)
@@ -54,26 +51,30 @@ static int generate(const struct cmd_options *options, const struct butler_model
     struct butler_error err = {0};
     struct butler_utf8 stream = {0};
     int n_vocab = butler_model_get_info(model)->n_vocab, n_ctx = butler_n_ctx(session);
-    result->end = END_LENGTH;
+    result->end = CMD_END_LENGTH;
     for (int i = 0; options->n < 0 || i < options->n; i++) {
+        if (cmd_interrupted()) {
+            result->end = CMD_END_INTERRUPTED;
+            break;
+        }
         int32_t id = butler_sample(sampler, butler_logits(session), n_vocab, &err);
         if (id < 0)
             return cmd_fail(options, &err);
         if (butler_token_is_end(model, id)) {
-            result->end = END_TOKEN;
+            result->end = CMD_END_TOKEN;
             break;
         }
         emit(options, model, &stream, id, result);
         if (i + 1 == options->n && !options->save_session)
             break;
         if (butler_n_past(session) >= n_ctx) {
-            result->end = END_CONTEXT;
+            result->end = CMD_END_CONTEXT;
             break;
         }
         if (butler_step(session, id, &err) < 0)
             return cmd_fail(options, &err);
         if (butler_should_stop(session)) {
-            result->end = END_POLICY;
+            result->end = CMD_END_POLICY;
             break;
         }
     }
@@ -86,11 +87,6 @@ static int generate(const struct cmd_options *options, const struct butler_model
 
 /* ----------------------------------------------------------------------------------------------- the cost */
 
-static double per_second(uint64_t n, double seconds)
-{
-    return n && seconds > 0 ? (double)n / seconds : 0;
-}
-
 static void print_last_row(const struct cmd_options *options, const struct result *result)
 {
     const struct butler_stats *s = &result->stats;
@@ -98,11 +94,11 @@ static void print_last_row(const struct cmd_options *options, const struct resul
     for (int i = 0; i < result->ids.n; i++)
         json_array_append_new(ids, json_integer(result->ids.values[i]));
     json_t *stats =
-        json_pack("{s:s, s:s, s:I, s:I, s:I}", "policy", result->policy, "end", end_names[result->end], "seed",
+        json_pack("{s:s, s:s, s:I, s:I, s:I}", "policy", result->policy, "end", cmd_end_names[result->end], "seed",
                   (json_int_t)options->seed, "n_prefill", (json_int_t)s->n_prefill, "n_decode", (json_int_t)s->n_decode);
     json_object_set_new(stats, "prefill_s", json_real(s->prefill_s));
     json_object_set_new(stats, "decode_s", json_real(s->decode_s));
-    json_object_set_new(stats, "tok_s", json_real(per_second(s->n_decode, s->decode_s)));
+    json_object_set_new(stats, "tok_s", json_real(cmd_per_second(s->n_decode, s->decode_s)));
     json_object_set_new(stats, "score_s", json_real(s->score_s));
     json_object_set_new(stats, "select_s", json_real(s->select_s));
     json_object_set_new(stats, "attend_s", json_real(s->attend_s));
@@ -120,29 +116,6 @@ static void print_last_row(const struct cmd_options *options, const struct resul
                       ids, "stats", stats));
 }
 
-static void say_cost(const struct result *result)
-{
-    const struct butler_stats *s = &result->stats;
-    char a[32], b[32], c[32];
-    double n = s->n_decode ? (double)s->n_decode : 1;
-    fprintf(stderr, "[%s] %llu prompt tokens in %.2f s (%.1f tokens/s), %llu decoded in %.2f s (%.1f tokens/s); ended: %s\n",
-            result->policy, (unsigned long long)s->n_prefill, s->prefill_s, per_second(s->n_prefill, s->prefill_s),
-            (unsigned long long)s->n_decode, s->decode_s, per_second(s->n_decode, s->decode_s), end_names[result->end]);
-    if (s->full_kv_bytes)
-        fprintf(stderr, "  read %.1f %% of the KV cache: keys and values %s, metric %s, of %s\n", 100 * cmd_kv_read(s),
-                cmd_bytes(a, sizeof a, s->kv_bytes), cmd_bytes(b, sizeof b, s->metric_bytes),
-                cmd_bytes(c, sizeof c, s->full_kv_bytes));
-    fprintf(stderr, "  KV memory %s (peak %s), metric %s\n", cmd_bytes(a, sizeof a, s->kv_memory),
-            cmd_bytes(b, sizeof b, s->kv_memory_peak), cmd_bytes(c, sizeof c, s->metric_memory));
-    if (s->n_decode)
-        fprintf(stderr, "  a token took %.3f ms: score %.3f, select %.3f, attend %.3f, the rest %.3f\n", 1e3 * s->decode_s / n,
-                1e3 * s->score_s / n, 1e3 * s->select_s / n, 1e3 * s->attend_s / n,
-                1e3 * (s->decode_s - s->score_s - s->select_s - s->attend_s - s->predict_s) / n);
-    if (s->predict_bytes)
-        fprintf(stderr, "  the predictor took %.3f ms a token and read %s of its weights\n", 1e3 * s->predict_s / n,
-                cmd_bytes(a, sizeof a, (uint64_t)((double)s->predict_bytes / n)));
-}
-
 static void say_comparison(const struct result *results, int n)
 {
     fprintf(stderr, "\n%-32s %10s %9s %12s %10s %10s %10s\n", "policy", "tokens/s", "KV read", "KV memory", "score ms", "select ms",
@@ -152,7 +125,7 @@ static void say_comparison(const struct result *results, int n)
         char memory[32];
         double tokens = s->n_decode ? (double)s->n_decode : 1;
         fprintf(stderr, "%-32s %10.1f %7.1f %% %12s %10.3f %10.3f %10.3f\n", results[i].policy,
-                per_second(s->n_decode, s->decode_s), 100 * cmd_kv_read(s), cmd_bytes(memory, sizeof memory, s->kv_memory),
+                cmd_per_second(s->n_decode, s->decode_s), 100 * cmd_kv_read(s), cmd_bytes(memory, sizeof memory, s->kv_memory),
                 1e3 * s->score_s / tokens, 1e3 * s->select_s / tokens, 1e3 * s->attend_s / tokens);
     }
 }
@@ -183,8 +156,12 @@ static int prefill(const struct cmd_options *options, struct butler_session *ses
             cmd_say(options, "the prompt has %d tokens, but the context holds %d (-c)", prompt->n, n_ctx);
         return CMD_FAILED;
     }
-    if (prompt->n && cmd_prefill(options, session, prompt) != CMD_DONE)
-        return CMD_FAILED;
+    const int status = prompt->n ? cmd_prefill(options, session, prompt) : CMD_DONE;
+    if (status == CMD_INTERRUPTED)
+        cmd_say(options, "interrupted after %d of %d prompt tokens%s", butler_n_past(session) - n_past, prompt->n,
+                options->save_session ? "; the session is not saved" : "");
+    if (status != CMD_DONE)
+        return status;
     if (!butler_logits(session)) {
         cmd_say(options, "the prompt is empty: there is nothing to continue");
         return CMD_FAILED;
@@ -204,12 +181,16 @@ static int run_policy(const struct cmd_options *options, struct butler_engine *e
     status = prefill(options, session, prompt);
     if (status == CMD_DONE)
         status = generate(options, butler_engine_model(engine), session, sampler, result);
+    butler_session_stats(session, &result->stats);
+    if (status == CMD_INTERRUPTED) {
+        cmd_say_cost(result->policy, &result->stats, CMD_END_INTERRUPTED);
+        status = CMD_FAILED;
+    }
     if (status != CMD_DONE)
         goto done;
-    butler_session_stats(session, &result->stats);
     if (options->json)
         print_last_row(options, result);
-    say_cost(result);
+    cmd_say_cost(result->policy, &result->stats, result->end);
     if (options->save_session && butler_session_save(session, options->save_session, &err) < 0)
         status = cmd_fail(options, &err);
 done:
@@ -233,6 +214,13 @@ static int check(const struct cmd_options *options)
     if (options->prompt && options->file) {
         cmd_say(options, "-p and -f both give the text; use one of them");
         return CMD_USAGE;
+    }
+    if (options->save_session) { /* now, and not after hours of work */
+        struct butler_error err = {0};
+        struct butler_writer writer;
+        if (butler_writer_open(&writer, options->save_session, false, &err) < 0)
+            return cmd_fail(options, &err);
+        butler_writer_abort(&writer);
     }
     return CMD_DONE;
 }
@@ -298,6 +286,7 @@ static int run(struct cmd_options *options)
     int n_done = 0, status = check(options);
     if (status != CMD_DONE)
         return status;
+    cmd_interrupts_start();
     struct butler_engine *engine = cmd_engine_load(options, &status);
     if (engine)
         status = read_prompt(options, butler_engine_model(engine), &prompt);
@@ -309,9 +298,11 @@ static int run(struct cmd_options *options)
             fprintf(stderr, "%s--- %s\n", i ? "\n" : "", results[i].policy);
         status = run_policy(options, engine, &prompt, &results[i]);
         n_done = i + 1;
+        if (results[i].end == CMD_END_INTERRUPTED)
+            break;
     }
-    if (status == CMD_DONE && options->kv.n > 1)
-        say_comparison(results, options->kv.n);
+    if (status == CMD_DONE && n_done > 1)
+        say_comparison(results, n_done);
     for (int i = 0; i < n_done; i++)
         result_free(&results[i]);
     free(prompt.values);
@@ -341,6 +332,7 @@ const struct cmd_command cmd_run = {
         "and attending. With several --kv each policy gets the same prompt and the same seed.\n\n"
         "--save-session also decodes the last token, so that --load-session continues after the printed text; with --temp 0\n"
         "both parts together are what one run would have generated.\n\n"
+        "Ctrl-C ends the text, with its cost and the saved session, as -n does; while the prompt is read it ends the command.\n\n"
         "With --json a row for each token, {\"policy\", \"id\", \"token\"}, and after them, for each policy, {\"text\", \"ids\", "
         "\"stats\"}.\n",
     .uses = uses,

@@ -82,6 +82,7 @@ struct butler_model_info {
     uint64_t n_params;
     uint64_t weight_bytes;      /* all tensors in the file */
     uint64_t step_weight_bytes; /* what one decode step reads of them */
+    uint64_t fingerprint;       /* session files and predictors belong to the model that has it */
 };
 
 /* Owned by the model. */

@@ -1,7 +1,11 @@
 """Conversations: the models' templates, several turns in one session, Ctrl-C, and the end of input."""
+import json
 import os
+import pty
+import select
 import signal
 import subprocess
+import termios
 import time
 
 import pytest
@@ -204,3 +208,200 @@ def test_closed_pipe_ends_quietly():
     finally:
         os.close(write)
     assert result.returncode == FAILED and result.stderr == b""
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+def written_out(*turns):
+    """The plain template's text of a conversation, from the messages or the file that /save wrote."""
+    names = {"user": "User: ", "assistant": "Assistant:", "system": ""}
+    return "".join(names[role] + content + "\n" for role, content in turns) + "Assistant:"
+
+
+def saved(path):
+    return [(m["role"], m["content"]) for m in json.loads(path.read_text())["messages"]]
+
+
+def answer_to(prompt, *args):
+    return rows("run", "-m", GQA, "-p", prompt, "-n", "8", *GREEDY, *args)[-1]["text"].lstrip(" \n") + "\n"
+
+
+def commands(*lines, args=(), **options):
+    return chat("".join(line + "\n" for line in lines), "-n", "8", *GREEDY, *args, **options)
+
+
+def test_commands_are_listed_and_others_refused():
+    hello = commands("Hello").stdout
+    text = commands("/help").stderr
+    for name in ("/help", "/file PATH", "/save PATH", "/load PATH", "/undo", "/regen", "/policy", "/clear", "/exit"):
+        assert name in text
+    for line in ("/nosuch", "/", "/helpme", "/Exit", "/ help"):
+        result = commands(line, "Hello")
+        assert result.stdout == hello and "unknown command" in result.stderr and "/help" in result.stderr, line
+    for line in ("/file", "/save ", "/exit now", "/undo 2"):
+        assert "usage: " + line.split()[0] in commands(line).stderr
+    assert commands(" /nosuch").stdout == answer_to(written_out(("user", " /nosuch")))
+    assert commands("Hello", "/exit", "Again").stdout == hello
+
+
+def test_documents(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_text("It was the best of times.")
+    first = answer_to(written_out(("user", "a:\n\nIt was the best of times.\n\nWhat?")))
+    assert commands("What?", args=["-f", "a"]).stdout == first
+    assert commands("/file a", "What?").stdout == first
+    assert commands("/file a", "/clear", "Hello").stdout == commands("Hello").stdout
+    result = commands("/file absent", "Hello")
+    assert "absent" in result.stderr and result.stdout == commands("Hello").stdout
+    refuses(FAILED, "chat", "-m", GQA, "-f", "absent", input="Hello\n", says=["absent"])
+    refuses(USAGE, "chat", "-m", GQA, "-f", "-", input="Hello\n", says=["-f -"])
+
+
+def test_save_and_load(tmp_path):
+    path = tmp_path / "c.json"
+    hello = commands("Hello", f"/save {path}", args=["--system-prompt", "Be kind."]).stdout
+    messages = saved(path)
+    assert messages[:2] == [("system", "Be kind."), ("user", "Hello")] and messages[2][1].lstrip(" \n") + "\n" == hello
+    again = answer_to(written_out(*messages, ("user", "Again")))
+    assert commands(f"/load {path}", "Again").stdout == again
+    assert commands("Other", f"/load {path} ", "Again").stdout == commands("Other").stdout + again
+    for text, word in (("{", "line 1"), ("[]", "messages"), ('{"messages": [{"role": "user"}]}', "message 0"),
+                       ('{"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]}', "message 1")):
+        path.write_text(text)
+        result = commands("Hello", f"/load {path}", f"/save {tmp_path / 'after'}")
+        assert word in result.stderr and len(saved(tmp_path / "after")) == 2, text  # the conversation is as it was
+    path.write_text('{"messages": [{"role": "user", "content": "a"}]}')
+    template = tmp_path / "t"
+    template.write_text("{% for m in messages %}{% if loop.index0 % 2 != (m.role == 'assistant') | int %}{{ raise_exception('roles') }}{% endif %}"
+                        "{{ m.content }}{% endfor %}")
+    result = commands("Hello", f"/load {path}", f"/save {tmp_path / 'after'}", args=["--chat-template", template])
+    assert "roles" in result.stderr and len(saved(tmp_path / "after")) == 2
+    assert "no/c" in commands(f"/save {tmp_path / 'no' / 'c'}").stderr
+
+
+@pytest.mark.parametrize("policy", ["full", "h2o:budget=40", "quest:budget=32,dense=0"])
+def test_undo_and_regen(policy, tmp_path):
+    args, path = ["--kv", policy], tmp_path / "c.json"
+    hello = commands("Hello", args=args).stdout
+    again = commands("Again", args=args).stdout
+    assert commands("Hello", "/undo", "Again", args=args).stdout == hello + again
+    assert commands("Hello", "/regen", "/regen", args=args).stdout == 3 * hello
+    assert commands("Hello", "Again", "/undo", f"/save {path}", args=args).stdout == commands("Hello", "Again", args=args).stdout
+    assert [role for role, _ in saved(path)] == ["user", "assistant"]
+    assert "no turn" in commands("/undo").stderr and "no turn" in commands("/regen").stderr
+    kind = ["--system-prompt", "Be kind."]
+    assert commands("Hello", "/undo", "Again", args=kind).stdout == commands("Hello", args=kind).stdout + commands("Again", args=kind).stdout
+
+
+def test_policy_changes(tmp_path):
+    path = tmp_path / "c.json"
+    hello = commands("Hello", f"/save {path}").stdout
+    h2o = "h2o:budget=30"
+    result = commands("Hello", f"/policy {h2o}", "Again")
+    assert result.stdout == hello + answer_to(written_out(*saved(path), ("user", "Again")), "--kv", h2o)
+    result = commands("/policy nosuch", "/policy", "Hello")
+    assert "nosuch" in result.stderr and "policy is full" in result.stderr and result.stdout == hello
+
+
+# ------------------------------------------------------------------------------------------------ terminals
+
+class Terminal:
+    """chat on a terminal of 80 columns."""
+
+    def __init__(self, *args):
+        self.seen = b""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            environment = {**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8", "HOME": "/nonexistent"}
+            os.execve(BUTLER, [BUTLER, "chat", "-m", GQA, *GREEDY, *map(str, args)], environment)
+
+    def __enter__(self):
+        if b"\x1b[?2004h" not in self.wait_for(b"> "):
+            self.__exit__()
+            pytest.skip("butler is built without libedit")
+        return self
+
+    def __exit__(self, *_):
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.fd)
+        self.pid = 0
+
+    def wait_for(self, text):
+        """Reads until it has shown this text after what was waited for before."""
+        end = time.monotonic() + 60
+        while text not in self.seen:
+            assert time.monotonic() < end, self.seen
+            if select.select([self.fd], [], [], 1)[0]:
+                self.seen += os.read(self.fd, 65536)
+        before, _, self.seen = self.seen.partition(text)
+        return before
+
+    def wait_for_editor(self):
+        """The editor takes keys when the terminal no longer makes lines itself."""
+        end = time.monotonic() + 60
+        while termios.tcgetattr(self.fd)[3] & termios.ICANON:
+            assert time.monotonic() < end
+
+    def type(self, keys, shows=b"\x1b[?2004h> "):
+        self.wait_for_editor()
+        return self.send(keys, shows)
+
+    def send(self, keys, shows=b"\x1b[?2004h> "):
+        os.write(self.fd, keys)
+        return self.wait_for(shows)
+
+    def messages(self, path):
+        path.unlink(missing_ok=True)
+        self.type(b"/save %s\r" % str(path).encode(), b"messages")
+        self.wait_for(b"> ")
+        return saved(path)
+
+
+def test_lines_are_edited(tmp_path):
+    with Terminal("-n", "4") as terminal:
+        terminal.type(b"Hexo\x02\x7fll\x05 \xc3\xa9t\xc3\xa9\x7f\r")  # back, delete, to the end, an accent deleted
+        terminal.type(b"\x1b[A!\r")  # the line before
+        users = [content for role, content in terminal.messages(tmp_path / "c") if role == "user"]
+        assert users == ["Hello \xe9t", "Hello \xe9t!"]
+        terminal.type(b"\x04", b"\r\n")
+        assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == DONE
+        terminal.pid = 0
+
+
+def test_a_paste_is_one_turn(tmp_path):
+    text = "\n".join(f"line {i} \u65e5" for i in range(2000))
+    with Terminal("-n", "4", "-c", "60000") as terminal:
+        paste = b"\x1b[200~" + text.encode().replace(b"\n", b"\r") + b"\x1b[201~"
+        terminal.wait_for_editor()
+        for i in range(0, len(paste), 1000):  # a terminal holds 4096 bytes
+            os.write(terminal.fd, paste[i:i + 1000])
+            while select.select([terminal.fd], [], [], 0.01)[0]:
+                terminal.seen += os.read(terminal.fd, 65536)
+        terminal.wait_for(b"line 1999")
+        terminal.type(b" and typed\r")
+        terminal.type(b"\x1b[200~/exit\nis text\x1b[201~\r")
+        users = [content for role, content in terminal.messages(tmp_path / "c") if role == "user"]
+        assert users == [text + " and typed", "/exit\nis text"]
+
+
+def test_ctrl_c_at_any_moment(tmp_path):
+    (tmp_path / "long").write_text("x" * 200000)
+    with Terminal("-n", "-1", "-c", "1000000", "-t", "1", "--block", "16") as terminal:
+        terminal.type(b"dropped\x03", b"Ctrl-D")
+        terminal.wait_for(b"> ")
+        terminal.type(b"Hello\r", b"\x1b[K")  # the prompt is read
+        while len(terminal.seen) < 10:
+            terminal.seen += os.read(terminal.fd, 4096)
+        terminal.send(b"\x03")
+        first = terminal.messages(tmp_path / "c")
+        assert [role for role, _ in first] == ["user", "assistant"] and first[0][1] == "Hello" and first[1][1]
+        terminal.type(b"/file %s\r" % str(tmp_path / "long").encode())
+        terminal.type(b"Again\r", b"prompt:")
+        terminal.send(b"\x03", b"forgotten")
+        terminal.wait_for(b"> ")
+        assert terminal.messages(tmp_path / "c") == first
+        terminal.type(b"More\r", b"\x1b[K")
+        terminal.send(b"\x03")
+        assert [content for role, content in terminal.messages(tmp_path / "c") if role == "user"] == ["Hello", "More"]

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import struct
 import subprocess
 
@@ -477,8 +478,68 @@ def test_session_files_that_are_not(tmp_path):
     refuses(FAILED, "run", "-m", GQA, "--load-session", session, says=["s.session"])
     session.write_bytes(good)
     assert butler("run", "-m", str(MODELS / "llama-mha.gguf"), "--load-session", session, expect=USAGE).stdout == ""
-    result = butler("run", "-m", GQA, "-p", PROMPT, "-n", "1", "--save-session", tmp_path / "no" / "s", expect=FAILED)
-    assert "no/s" in result.stderr
+
+
+def test_session_path_is_checked_before_the_work_begins(tmp_path):
+    """No text and no model is needed to say that a session cannot be written."""
+    for path in (tmp_path / "no" / "s", tmp_path):
+        refuses(FAILED, "run", "-m", tmp_path / "absent.gguf", "-p", PROMPT, "--save-session", path, says=[path])
+    refuses(FAILED, "run", "-m", tmp_path / "absent.gguf", "-p", PROMPT, "--save-session", tmp_path / "s", says=["absent.gguf"])
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------- Ctrl-C
+
+def interrupted(*args, after, expect):
+    """Runs the command, sends it SIGINT when its standard output or its terminal shows `after`, and returns what both had."""
+    terminal, other = pty.openpty()
+    process = subprocess.Popen([BUTLER, *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=other, bufsize=0)
+    os.close(other)
+    out, err = b"", b""
+    try:
+        if after == b"":
+            out = process.stdout.read(1)
+        while after not in err:
+            err += os.read(terminal, 4096)
+        process.send_signal(signal.SIGINT)
+        out += process.stdout.read()
+        assert process.wait(timeout=60) == expect
+        try:
+            while piece := os.read(terminal, 4096):
+                err += piece
+        except OSError:  # all of it was read
+            pass
+        return out, err.decode()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+def test_ctrl_c_ends_the_text(tmp_path):
+    """What was printed, continued from the saved session, is one text."""
+    session = tmp_path / "s.session"
+    greedy = ["run", "-m", GQA, "--temp", "0", "-t", "1"]
+    out, err = interrupted(*greedy, "-p", PROMPT, "-n", "-1", "-c", "1000000", "--json", "--save-session", session, after=b"", expect=DONE)
+    last = json.loads(out.splitlines()[-1])
+    assert last["stats"]["end"] == "interrupted" and "interrupted" in err and "decoded in" in err
+    assert len(last["ids"]) == last["stats"]["n_decode"] == len(out.splitlines()) - 1
+    more = rows(*greedy, "-n", "5", "--load-session", session)[-1]["ids"]
+    assert last["ids"] + more == rows(*greedy, "-p", PROMPT, "-n", len(last["ids"]) + 5, "-c", "1000000")[-1]["ids"]
+
+
+def test_ctrl_c_ends_a_comparison():
+    out, err = interrupted("run", "-m", GQA, "-p", PROMPT, "-n", "-1", "-c", "1000000", "-t", "1", "--kv", "full", "--kv", "quest", after=b"", expect=DONE)
+    assert "[full]" in err and "quest" not in err
+
+
+def test_ctrl_c_while_the_prompt_is_read(tmp_path):
+    (tmp_path / "long").write_text("x" * 200000)
+    args = ["-m", GQA, "-c", "1000000", "-t", "1", "--block", "16", "-f", tmp_path / "long"]
+    for command in (["run", *args, "--save-session", tmp_path / "s"], ["ask", *args, "--cache", tmp_path / "kept", "Who?"]):
+        out, err = interrupted(*command, after=b"prompt:", expect=FAILED)
+        assert out == b"" and "interrupted after" in err
+    assert not (tmp_path / "s").exists() and list((tmp_path / "kept").iterdir()) == []
 
 
 # --------------------------------------------------------------------------------------------------- bench

@@ -439,7 +439,7 @@ int butler_model_bind(struct butler_model *model, struct butler_error *err)
     if ((rc = bind_tensors(&binder)) < 0 || (rc = refuse_strangers(&binder)) < 0 || (rc = butler_rope_init(model, err)) < 0 ||
         (rc = fill_info(model, err)) < 0)
         return rc;
-    model->fingerprint = butler_gguf_fingerprint(model->gguf);
+    model->fingerprint = model->info.fingerprint = butler_gguf_fingerprint(model->gguf);
     return 0;
 }
 

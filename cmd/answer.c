@@ -1,0 +1,135 @@
+/* What chat and ask share: documents before a question, tokens of a rendered conversation, the answer while it is made. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cmd.h"
+
+int cmd_document_append(const struct cmd_options *options, const char *path, struct cmd_text *text)
+{
+    const char *name = strcmp(path, "-") == 0 ? "standard input" : path;
+    struct cmd_text document = {0};
+    int status = cmd_file_read(options, path, &document);
+    const char *zero = status == CMD_DONE && document.n ? memchr(document.bytes, 0, document.n) : NULL;
+    if (zero) {
+        cmd_say(options, "%s: byte %zu is zero: this is no text", name, (size_t)(zero - document.bytes));
+        status = CMD_FAILED;
+    }
+    if (status == CMD_DONE) {
+        cmd_text_append(text, name, strlen(name));
+        cmd_text_append(text, ":\n\n", 3);
+        cmd_text_append(text, document.bytes, document.n);
+        cmd_text_append(text, "\n\n", 2);
+    }
+    cmd_text_free(&document);
+    return status;
+}
+
+int cmd_chat_tokenize(const struct cmd_options *options, const struct butler_model *model, const struct butler_chat_text *text,
+                      size_t from, struct cmd_integers *ids)
+{
+    struct butler_error err = {0};
+    int n = butler_chat_tokenize(model, text, from, NULL, 0, &err);
+    if (n >= 0) {
+        *ids = (struct cmd_integers){.n = n, .capacity = n, .values = cmd_alloc((size_t)n, sizeof *ids->values)};
+        n = butler_chat_tokenize(model, text, from, ids->values, n, &err);
+    }
+    return n < 0 ? cmd_fail(options, &err) : CMD_DONE;
+}
+
+/* -------------------------------------------------------------------------------------------------- answer */
+
+/* Prints the part of the answer that cannot be the beginning of the stop text. True: the stop text was found. */
+static bool show(struct cmd_answer *answer, const char *stop, bool last)
+{
+    const char *bytes = answer->text.bytes;
+    size_t n = answer->text.n, end = n;
+    bool found = false;
+    if (stop) {
+        size_t n_stop = strlen(stop);
+        const char *where = n ? memmem(bytes, n, stop, n_stop) : NULL;
+        found = where != NULL;
+        if (found)
+            end = (size_t)(where - bytes);
+        for (size_t k = n_stop - 1; !found && !last && k > 0; k--)
+            if (k <= n && memcmp(bytes + n - k, stop, k) == 0) {
+                end = n - k;
+                break;
+            }
+    }
+    answer->n = end;
+    if (answer->n_shown == 0) /* spaces that the template has before the answer */
+        while (answer->n_shown < end && strchr(" \n", bytes[answer->n_shown]))
+            answer->n_shown++;
+    if (end > answer->n_shown) {
+        cmd_out(bytes + answer->n_shown, end - answer->n_shown);
+        answer->n_shown = end;
+    }
+    cmd_out_flush();
+    return found;
+}
+
+static void append_token(const struct butler_model *model, struct butler_utf8 *stream, int32_t id, struct cmd_answer *answer)
+{
+    size_t n = 0;
+    const char *bytes = id < 0 ? NULL : butler_token_bytes(model, id, &n);
+    char *piece = cmd_alloc(n + 16, 1);
+    cmd_text_append(&answer->text, piece, butler_utf8_push(stream, bytes, n, piece, n + 16));
+    free(piece);
+}
+
+/* One token of the answer. *done: it was the last. */
+static int answer_token(const struct cmd_options *options, const struct butler_model *model, struct butler_session *session,
+                        struct butler_sampler *sampler, const char *stop, struct butler_utf8 *stream, struct cmd_answer *answer,
+                        bool *done)
+{
+    struct butler_error err = {0};
+    const int32_t id = butler_sample(sampler, butler_logits(session), butler_model_get_info(model)->n_vocab, &err);
+    if (id < 0)
+        return cmd_fail(options, &err);
+    answer->end = CMD_END_TOKEN;
+    *done = true;
+    if (butler_token_is_end(model, id))
+        return CMD_DONE;
+    append_token(model, stream, id, answer);
+    if (show(answer, stop, false))
+        return CMD_DONE;
+    answer->end = CMD_END_CONTEXT;
+    if (butler_n_past(session) >= butler_n_ctx(session))
+        return CMD_DONE;
+    if (butler_step(session, id, &err) < 0)
+        return cmd_fail(options, &err);
+    cmd_integers_append(&answer->ids, id);
+    answer->n_held = answer->text.n;
+    answer->end = CMD_END_POLICY;
+    *done = butler_should_stop(session);
+    return CMD_DONE;
+}
+
+int cmd_answer_generate(const struct cmd_options *options, const struct butler_model *model, struct butler_session *session,
+                        struct butler_sampler *sampler, const char *stop, struct cmd_answer *answer)
+{
+    struct butler_utf8 stream = {0};
+    int status = CMD_DONE;
+    bool done = false;
+    for (int i = 0; status == CMD_DONE && !done; i++) {
+        if (cmd_interrupted() || i == options->n) {
+            answer->end = i == options->n ? CMD_END_LENGTH : CMD_END_INTERRUPTED;
+            break;
+        }
+        status = answer_token(options, model, session, sampler, stop, &stream, answer, &done);
+    }
+    if (status != CMD_DONE)
+        return status;
+    append_token(model, &stream, -1, answer);
+    show(answer, stop, true);
+    cmd_out("\n", 1);
+    cmd_out_flush();
+    return CMD_DONE;
+}
+
+void cmd_answer_free(struct cmd_answer *answer)
+{
+    cmd_text_free(&answer->text);
+    free(answer->ids.values);
+    *answer = (struct cmd_answer){0};
+}
