@@ -3,20 +3,29 @@
 
 #include "cmd.h"
 
-/* The cache grows in pages: the mean over many tokens is the cost of one. */
+/* The cache grows in pages: the mean over many tokens is the cost of one. Layers with a window have stopped growing by then. */
 static uint64_t kv_bytes_per_token(const struct butler_model *model, enum butler_kv_type type)
 {
     enum { MANY = 1 << 16 };
-    return butler_kv_bytes(model, type, MANY) / MANY;
+    return (butler_kv_bytes(model, type, 2 * MANY) - butler_kv_bytes(model, type, MANY)) / MANY;
 }
+
+static const int depths[] = {8192, 32768, 131072}; /* tokens at which the cache's memory is shown */
+enum { N_DEPTHS = sizeof depths / sizeof *depths };
 
 /* null where the heads are too narrow for the type. */
 static json_t *kv_row(const struct butler_model *model, enum butler_kv_type type, int n_ctx)
 {
     if (kv_bytes_per_token(model, type) == 0)
         return json_null();
-    return json_pack("{s:I, s:I}", "per_token", (json_int_t)kv_bytes_per_token(model, type), "at_ctx",
-                     (json_int_t)butler_kv_bytes(model, type, n_ctx));
+    json_t *at = json_object();
+    for (int i = 0; i < N_DEPTHS; i++) {
+        char tokens[16];
+        snprintf(tokens, sizeof tokens, "%d", depths[i]);
+        json_object_set_new(at, tokens, json_integer((json_int_t)butler_kv_bytes(model, type, depths[i])));
+    }
+    return json_pack("{s:I, s:I, s:o}", "per_token", (json_int_t)kv_bytes_per_token(model, type), "at_ctx",
+                     (json_int_t)butler_kv_bytes(model, type, n_ctx), "at", at);
 }
 
 static json_t *predictor_rows(const struct butler_engine *engine)
@@ -75,6 +84,8 @@ static void print_row(const struct butler_engine *engine, const struct butler_mo
     json_object_set_new(row, "n_params", json_integer((json_int_t)info->n_params));
     json_object_set_new(row, "weight_bytes", json_integer((json_int_t)info->weight_bytes));
     json_object_set_new(row, "step_weight_bytes", json_integer((json_int_t)info->step_weight_bytes));
+    json_object_set_new(row, "window", info->n_windowed ? json_integer(info->window) : json_null());
+    json_object_set_new(row, "n_windowed", json_integer(info->n_windowed));
     json_object_set_new(row, "isa", json_string(device.isa));
     json_object_set_new(row, "n_threads", json_integer(device.n_threads));
     json_object_set_new(row, "n_ctx", json_integer(n_ctx));
@@ -109,6 +120,8 @@ static void print_text(const struct butler_engine *engine, const struct butler_m
     cmd_printf("vocabulary      %d tokens, tokenizer %s\n", info->n_vocab, *info->tokenizer ? info->tokenizer : "none");
     print_template(model);
     cmd_printf("context         %d tokens in training\n", info->n_ctx_train);
+    if (info->n_windowed)
+        cmd_printf("windows         %d of %d layers see the latest %d tokens\n", info->n_windowed, info->n_layers, info->window);
     cmd_printf("weights         %s, %llu parameters, mostly %s\n", cmd_bytes(a, sizeof a, info->weight_bytes),
                (unsigned long long)info->n_params, info->file_type);
     cmd_printf("read per token  %s of weights, and of the cache at %d tokens:\n", cmd_bytes(a, sizeof a, info->step_weight_bytes),
@@ -122,6 +135,11 @@ static void print_text(const struct butler_engine *engine, const struct butler_m
                        cmd_bytes(a, sizeof a, kv_bytes_per_token(model, type)),
                        cmd_bytes(b, sizeof b, butler_kv_bytes(model, type, n_ctx)));
     }
+    cmd_printf("cache in f16    ");
+    for (int i = 0; i < N_DEPTHS; i++)
+        cmd_printf("%s%dk tokens %s", i ? ", " : "", depths[i] / 1024,
+                   cmd_bytes(a, sizeof a, butler_kv_bytes(model, BUTLER_KV_F16, depths[i])));
+    cmd_printf("\n");
     print_predictors(engine);
     cmd_printf("runs with       %s, %d threads\n", device.isa, device.n_threads);
 }
@@ -157,7 +175,7 @@ const struct cmd_command cmd_info = {
     .summary = "what a model file contains and the memory that a session needs",
     .details = "Prints architecture, sizes, tokenizer and quantisation, and the KV cache's bytes per token and for a full context\n"
                "(-c, or what the model was trained for) in every type that --kv-type knows. Without MODEL: the default model.\n\n"
-               "With --json one row; its \"kv_bytes\" is {\"f16\": {\"per_token\", \"at_ctx\"}, ...}.\n",
+               "With --json one row; its \"kv_bytes\" is {\"f16\": {\"per_token\", \"at_ctx\", \"at\": {\"8192\": ...}}, ...}.\n",
     .uses = uses,
     .max_positional = 1,
     .run = run,

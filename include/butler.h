@@ -77,6 +77,8 @@ struct butler_model_info {
     const char *chat_template; /* the model's own Jinja text, or NULL */
     int n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab;
     int n_ctx_train; /* tokens the model was trained for */
+    int n_windowed;  /* layers that see only the latest `window` tokens */
+    int window;      /* 0: no layer has one */
     /* What is odd in the file but does not keep it from being run: a sentence a line, "" if nothing. */
     const char *warnings;
     uint64_t n_params;

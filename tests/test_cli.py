@@ -721,3 +721,9 @@ def test_policies_costs():
         assert cost["metric_bytes"] == cost["metric_memory"] == cost["record_bytes"] * cost["tokens"] == cost["tokens"] // 16 * 4 * 16 * heads
     assert [c["kv_bytes"] for c in rows("policies", "oracle:mass=0.9", "-m", GQA)[0]["costs"]] == [None] * 3
 
+
+def test_info_at_depths():
+    row, = rows("info", GQA)
+    f16 = row["kv_bytes"]["f16"]
+    assert f16["at"] == {str(n): n * f16["per_token"] for n in (8192, 32768, 131072)} and row["window"] is None and row["n_windowed"] == 0
+    assert re.search(r"^cache in f16 +8k tokens .*, 32k tokens .*, 128k tokens ", butler("info", GQA).stdout, re.M)

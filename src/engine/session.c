@@ -277,11 +277,10 @@ uint64_t butler_kv_bytes(const struct butler_model *model, enum butler_kv_type t
 {
     const struct butler_hparams *hp = &model->hp;
     const uint64_t extent = (uint64_t)(2 * BUTLER_PAGE * BUTLER_EXTENT) * butler_kv_row_bytes(type, hp->head_dim);
-    const uint64_t windowed = (uint64_t)hp->n_windowed, tokens = BUTLER_EXTENT_TOKENS;
-    const uint64_t most = (uint64_t)hp->window + BUTLER_WINDOW_CHUNK; /* that a layer with a window holds between two passes */
-    const uint64_t n = (uint64_t)n_tokens, n_held = n < most ? n : most;
+    const uint64_t all = (uint64_t)BUTLER_CEIL_DIV(n_tokens, BUTLER_EXTENT_TOKENS),
+                   windowed = all - (uint64_t)(butler_kv_window_start(n_tokens, hp->window) / BUTLER_EXTENT_TOKENS);
     return (uint64_t)hp->n_kv_heads * extent *
-           (((uint64_t)hp->n_layers - windowed) * BUTLER_CEIL_DIV(n, tokens) + windowed * BUTLER_CEIL_DIV(n_held, tokens));
+           ((uint64_t)(hp->n_layers - hp->n_windowed) * all + (uint64_t)hp->n_windowed * windowed);
 }
 
 int butler_last_selection(const struct butler_session *session, int layer, int head, int32_t *ids, int max_ids)

@@ -395,6 +395,8 @@ static int fill_info(struct butler_model *model, struct butler_error *err)
     info->head_dim = hp->head_dim;
     info->n_vocab = hp->n_vocab;
     info->n_ctx_train = hp->n_ctx_train;
+    info->n_windowed = hp->n_windowed;
+    info->window = hp->n_windowed > 0 ? hp->window : 0;
     uint64_t by_type[BUTLER_N_TYPES] = {0};
     for (int64_t i = 0; i < butler_gguf_n_tensors(model->gguf); i++) {
         const struct butler_tensor *tensor = butler_gguf_tensor(model->gguf, i);
