@@ -137,8 +137,11 @@ static int undo(struct chat *chat, const char *argument)
         cmd_say(chat->options, "there is no turn to take back");
         return CMD_DONE;
     }
-    cmd_say(chat->options, "taken back: %.60s%s", chat->messages[turn].content,
-            strlen(chat->messages[turn].content) > 60 ? "..." : "");
+    const char *content = chat->messages[turn].content;
+    int n = (int)BUTLER_MIN(strcspn(content, "\n"), (size_t)60);
+    while (n > 0 && ((unsigned char)content[n] & 0xC0) == 0x80) /* not within a character */
+        n--;
+    cmd_say(chat->options, "taken back: %.*s%s", n, content, content[n] ? "..." : "");
     chat_drop_messages(chat, turn);
     if (chat->n_messages == 1 && strcmp(chat->messages[0].role, "system") == 0)
         chat_drop_messages(chat, 0); /* the first turn adds it again */
@@ -227,7 +230,7 @@ void chat_help(FILE *out)
         snprintf(name, sizeof name, "/%s %s", commands[i].name, commands[i].argument);
         fprintf(out, "  %-18s %s\n", name, commands[i].help);
     }
-    fputs("Other lines are turns; one that begins with a slash begins with a blank before it. Ctrl-C ends an answer.\n", out);
+    fputs("Any other line is a turn. A turn that begins with a slash needs a blank before it. Ctrl-C ends an answer.\n", out);
 }
 
 int chat_command(struct chat *chat, const char *line)

@@ -120,8 +120,8 @@ struct cmd_editor *cmd_editor_open(void)
     el_set(editor->line, EL_PROMPT, prompt_of);
     el_set(editor->line, EL_HIST, history, editor->history);
     el_set(editor->line, EL_GETCFN, read_character);
-    el_source(editor->line, NULL); /* ~/.editrc */
-    el_set(editor->line, EL_ADDFN, "butler-paste", "Inserts a pasted text", paste);
+    el_source(editor->line, NULL);                                                     /* ~/.editrc */
+    el_wset(editor->line, EL_ADDFN, L"butler-paste", L"Inserts a pasted text", paste); /* el_set would copy and never free */
     el_set(editor->line, EL_BIND, "\\e[200~", "butler-paste", NULL);
     return editor;
 }

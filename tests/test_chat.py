@@ -366,8 +366,8 @@ def test_lines_are_edited(tmp_path):
         users = [content for role, content in terminal.messages(tmp_path / "c") if role == "user"]
         assert users == ["Hello \xe9t", "Hello \xe9t!"]
         terminal.type(b"\x04", b"\r\n")
-        assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == DONE
-        terminal.pid = 0
+        pid, terminal.pid = terminal.pid, 0
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == DONE
 
 
 def test_a_paste_is_one_turn(tmp_path):

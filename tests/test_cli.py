@@ -533,6 +533,14 @@ def test_ctrl_c_ends_a_comparison():
     assert "[full]" in err and "quest" not in err
 
 
+def test_ctrl_c_ends_an_answer_and_keeps_what_was_read(tmp_path):
+    (tmp_path / "a").write_text(PROMPT)
+    args = ["ask", "-m", GQA, "-c", "1000000", "-t", "1", "-n", "-1", "-f", tmp_path / "a", "--cache", tmp_path / "kept"]
+    out, err = interrupted(*args, "Who?", after=b"", expect=DONE)
+    assert out.endswith(b"\n") and "ended: interrupted" in err
+    assert "read before" in butler(*args, "-n", "1", "Who?").stderr
+
+
 def test_ctrl_c_while_the_prompt_is_read(tmp_path):
     (tmp_path / "long").write_text("x" * 200000)
     args = ["-m", GQA, "-c", "1000000", "-t", "1", "--block", "16", "-f", tmp_path / "long"]
