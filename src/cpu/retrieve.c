@@ -191,7 +191,8 @@ static int n_together(const struct butler_layer_state *state)
     struct butler_layer_state next = *state;
     if (!predict || !butler_policy_selects_ahead(state->policy, state->shape))
         return 1;
-    for (next.layer++; next.layer < predict->known_end && butler_ahead_group(next.layer) == butler_ahead_group(state->layer);
+    for (next.layer++; next.layer < predict->known_end && butler_policy_applies(state->policy, next.layer) &&
+                       butler_ahead_group(next.layer) == butler_ahead_group(state->layer);
          next.layer++)
         if (!butler_retrieve_selects(&next))
             break;

@@ -105,7 +105,7 @@ struct butler_limits {
 struct butler_limits butler_policy_limits(const struct butler_policy *policy, int layer, int n_layers, int n);
 
 /* Whether the budget of a layer covers a text of n tokens: everything is read then, and nothing has to be scored. Never true of a
- * mass. */
+ * mass, nor with every= above 1: later steps repeat what this one selects. */
 bool butler_policy_covers(const struct butler_policy *policy, int layer, int n_layers, int n);
 
 #endif

@@ -45,7 +45,7 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
     cost->full_kv_bytes += heads * (uint64_t)dense * pair;
     cost->kv_memory += heads * (uint64_t)held * pair;
     if (records->n_slots > 0)
-        cost->metric_memory += heads * records_of(records, applies ? held : dense);
+        cost->metric_memory += heads * records_of(records, applies ? held : n); /* one for every token that the layer has seen */
     if (policy->value_norm != BUTLER_NORM_NONE)
         cost->metric_memory += heads * (uint64_t)held * sizeof(float);
     if (!applies || budget >= n) {

@@ -41,5 +41,6 @@ struct butler_limits butler_policy_limits(const struct butler_policy *policy, in
 
 bool butler_policy_covers(const struct butler_policy *policy, int layer, int n_layers, int n)
 {
-    return policy->budget_kind != BUTLER_BUDGET_MASS && butler_policy_limits(policy, layer, n_layers, n).budget >= n;
+    return policy->budget_kind != BUTLER_BUDGET_MASS && policy->every == 1 &&
+           butler_policy_limits(policy, layer, n_layers, n).budget >= n;
 }
