@@ -371,15 +371,15 @@ def test_lines_are_edited(tmp_path):
 
 
 def test_a_paste_is_one_turn(tmp_path):
-    text = "\n".join(f"line {i} \u65e5" for i in range(2000))
-    with Terminal("-n", "4", "-c", "60000") as terminal:
+    text = "\n".join(f"line {i} \u65e5" for i in range(600))
+    with Terminal("-n", "4", "-c", "20000") as terminal:
         paste = b"\x1b[200~" + text.encode().replace(b"\n", b"\r") + b"\x1b[201~"
         terminal.wait_for_editor()
         for i in range(0, len(paste), 1000):  # a terminal holds 4096 bytes
             os.write(terminal.fd, paste[i:i + 1000])
             while select.select([terminal.fd], [], [], 0.01)[0]:
                 terminal.seen += os.read(terminal.fd, 65536)
-        terminal.wait_for(b"line 1999")
+        terminal.wait_for(b"line 599")
         terminal.type(b" and typed\r")
         terminal.type(b"\x1b[200~/exit\nis text\x1b[201~\r")
         users = [content for role, content in terminal.messages(tmp_path / "c") if role == "user"]

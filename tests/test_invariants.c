@@ -66,9 +66,11 @@ struct model_case {
 };
 
 static const struct model_case models[] = {
-    {"models/llama-mha.gguf", BUTLER_KV_F16, 1, false},   {"models/llama-gqa.gguf", BUTLER_KV_F16, 2, false},
-    {"models/llama-q8_0.gguf", BUTLER_KV_Q8_0, 2, false}, {"models/gpt2.gguf", BUTLER_KV_F16, 1, false},
-    {"models/llama-gqa.gguf", BUTLER_KV_F16, 2, true},    {"models/gemma3.gguf", BUTLER_KV_F16, 1, false}, /* windows */
+    {"models/llama-mha.gguf", BUTLER_KV_F16, 1, false},
+    {"models/llama-gqa.gguf", BUTLER_KV_F16, 2, false},
+    {"models/llama-q8_0.gguf", BUTLER_KV_Q8_0, 2, false},
+    {"models/gpt2.gguf", BUTLER_KV_F16, 1, false},
+    {"models/llama-gqa.gguf", BUTLER_KV_F16, 2, true},
     {"models/gpt-oss.gguf", BUTLER_KV_F16, 2, false}, /* windows, experts, sinks */
 };
 
