@@ -3,7 +3,7 @@
 #include "cpu/matmul.h"
 #include "kernel_test.h"
 
-enum { N_TOKENS = 300, N_ROWS = 67 };
+enum { N_TOKENS = 100, N_ROWS = 67 };
 
 static const int counts[] = {2, 3, 5, 8, 16, 17, 64, N_TOKENS};
 
