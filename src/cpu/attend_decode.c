@@ -221,7 +221,8 @@ static float *partial_of(const struct butler_layer_state *state, int head, int s
     return state->work->partial + ((size_t)head * n_slices + (size_t)slice) * ((size_t)state->kv->head_dim + 2);
 }
 
-/* What the kernels' one pass gives, in three, for keys that are rotated as they are read and for scores with a cap. */
+/* The unfused fallback of kernels->attend: scores, softmax and values one after the other, for keys that are rotated as they are
+ * read and for scores with a cap. */
 static void attend_unfused(const struct butler_layer_state *state, int thread, const float *q, int n_q, const void **keys, int rank,
                            int n, float *s, float *acc, float *top, float *sum)
 {

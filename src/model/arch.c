@@ -71,10 +71,12 @@ static const struct butler_binding rope_model[] = {
     WEIGHT("ffn_norm.weight", LAYER(ffn_norm), EMBD), MATRIX("ffn_gate.weight", LAYER(w_gate), FF, EMBD),                          \
         MATRIX("ffn_up.weight", LAYER(w_up), FF, EMBD), MATRIX("ffn_down.weight", LAYER(w_down), EMBD, FF)
 
+#define SEPARATE_QKV                                                                                                               \
+    MATRIX("attn_q.weight", LAYER(wq), Q, EMBD), MATRIX("attn_k.weight", LAYER(wk), KV, EMBD),                                     \
+        MATRIX("attn_v.weight", LAYER(wv), KV, EMBD)
+
 #define SEPARATE_QKVO                                                                                                              \
-    WEIGHT("attn_norm.weight", LAYER(attn_norm), EMBD), MATRIX("attn_q.weight", LAYER(wq), Q, EMBD),                               \
-        MATRIX("attn_k.weight", LAYER(wk), KV, EMBD), MATRIX("attn_v.weight", LAYER(wv), KV, EMBD),                                \
-        MATRIX("attn_output.weight", LAYER(wo), EMBD, Q)
+    WEIGHT("attn_norm.weight", LAYER(attn_norm), EMBD), SEPARATE_QKV, MATRIX("attn_output.weight", LAYER(wo), EMBD, Q)
 
 static const struct butler_binding llama_layer[] = {
     SEPARATE_QKVO,
@@ -256,9 +258,7 @@ static const struct butler_binding opt_model[] = {
 
 static const struct butler_binding opt_layer[] = {
     NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
-    MATRIX("attn_q.weight", LAYER(wq), Q, EMBD),
-    MATRIX("attn_k.weight", LAYER(wk), KV, EMBD),
-    MATRIX("attn_v.weight", LAYER(wv), KV, EMBD),
+    SEPARATE_QKV,
     QKV_BIASES_OPTIONAL,
     MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
     BIAS_OPTIONAL("attn_output.bias", LAYER(wo), EMBD),
@@ -282,9 +282,7 @@ static const struct butler_binding phi2_layer[] = {
 
 static const struct butler_binding stablelm_layer[] = {
     NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
-    MATRIX("attn_q.weight", LAYER(wq), Q, EMBD),
-    MATRIX("attn_k.weight", LAYER(wk), KV, EMBD),
-    MATRIX("attn_v.weight", LAYER(wv), KV, EMBD),
+    SEPARATE_QKV,
     QKV_BIASES_OPTIONAL,
     MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
     WEIGHT_OPTIONAL("ffn_norm.weight", LAYER(ffn_norm), EMBD),
@@ -297,9 +295,7 @@ static const struct butler_binding stablelm_layer[] = {
 
 static const struct butler_binding starcoder2_layer[] = {
     NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
-    MATRIX("attn_q.weight", LAYER(wq), Q, EMBD),
-    MATRIX("attn_k.weight", LAYER(wk), KV, EMBD),
-    MATRIX("attn_v.weight", LAYER(wv), KV, EMBD),
+    SEPARATE_QKV,
     QKV_BIASES_OPTIONAL,
     MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
     BIAS_OPTIONAL("attn_output.bias", LAYER(wo), EMBD),
@@ -313,9 +309,7 @@ static const struct butler_binding starcoder2_layer[] = {
 
 /* Norms of what a layer adds, none of what it takes in (olmo2, exaone4). */
 static const struct butler_binding post_norm_layer[] = {
-    MATRIX("attn_q.weight", LAYER(wq), Q, EMBD),
-    MATRIX("attn_k.weight", LAYER(wk), KV, EMBD),
-    MATRIX("attn_v.weight", LAYER(wv), KV, EMBD),
+    SEPARATE_QKV,
     MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
     WEIGHT("attn_q_norm.weight", LAYER(q_norm), Q_NORM),
     WEIGHT("attn_k_norm.weight", LAYER(k_norm), K_NORM),
