@@ -58,6 +58,6 @@ void butler_pages_release(struct butler_pages *pages, uint32_t extent)
         return;
     pages->backend->discard(pages->backend, pages->base + (size_t)extent * pages->extent_bytes, pages->extent_bytes);
     pages->unused[pages->n_unused++] = extent;
-    if (pages->n_unused == pages->n_used) /* nobody holds any: the next ones are neighbours again */
+    if (pages->n_unused == pages->n_used) /* none has a reference: the next ones are neighbours again */
         pages->n_unused = pages->n_used = 0;
 }

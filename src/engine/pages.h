@@ -21,7 +21,7 @@ struct butler_pages {
     size_t extent_bytes, n_bytes;
     uint32_t n_extents, n_used; /* n_used: extents that were ever handed out, [0, n_used) */
     uint32_t *references;       /* [n_extents] */
-    uint32_t *unused;           /* stack of extents below n_used that nobody holds */
+    uint32_t *unused;           /* stack of extents below n_used that have no reference */
     uint32_t n_unused;
     uint64_t tables_bytes;
     struct butler_pages *next; /* of the engine's list */

@@ -8,7 +8,7 @@ struct butler_policy_row {
     const char *name;
     const struct butler_metric *metric; /* NULL: dense */
     const char *summary;
-    const char *text;  /* canonical policy string; the defaults are what stands behind its colon */
+    const char *text;  /* canonical policy string; the text after its colon has the defaults */
     const char *paper; /* what preset=paper and preset=code change of the defaults; NULL: nothing */
     const char *code;
     bool keeps_window; /* recent, where it is not given, is the observation window (rolling: nothing) */

@@ -1,5 +1,5 @@
 /* A predictor at work in a session: it sees what a layer takes in and says, before later layers run, with which queries their
- * heads will look for tokens. The formulas stand in predictor.h; the metrics in src/metrics/predicted.c score by them.
+ * heads will look for tokens. The formulas are in predictor.h; the metrics in src/metrics/predicted.c score by them.
  *
  * Version 1 also has a small causal attention of its own: one layer of the same KV store, holding every token of the text
  * (an evicting policy drops nothing of it), though only those of its window are read. */

@@ -56,7 +56,7 @@ enum {
     TQ2_0_SCALE = 64,
 };
 
-/* What a nibble stands for. MXFP4's 4-bit floats are doubled, so that all are integers. */
+/* The weight of a nibble. MXFP4's 4-bit floats are doubled, so that all are integers. */
 static const int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static const int8_t MXFP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 

@@ -215,7 +215,7 @@ void butler_dequantize_tq1_0(float *y, const void *row, int n)
     }
 }
 
-/* 32 nibbles that stand for values of a table. */
+/* 32 nibbles that are indices of a table of values. */
 static inline void decode_table(float *t, const uint8_t *quants, const int8_t values[16], float d)
 {
     for (int i = 0; i < 16; i++) {

@@ -48,7 +48,7 @@ static void add_table(const struct butler_kernels *below, void (*improve)(struct
         improve(table);
 }
 
-/* From the bottom up, because each ISA starts from the one below; the best ends up first. The checks stand here and not in
+/* From the bottom up, because each ISA starts from the one below; the best ends up first. The checks are here and not in
  * the ISA files, whose every function may contain instructions that the CPU does not have. */
 static void fill(void)
 {

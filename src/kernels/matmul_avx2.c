@@ -150,7 +150,7 @@ INLINE void add_fifths(bytes w[2], const uint8_t *fifths, int size)
     }
 }
 
-/* Of 16 bytes of nibbles of each of two units: what they stand for, from a table. */
+/* The weights that nibbles are indices of: 16 bytes of nibbles of each of two units. */
 INLINE void table_weights(enum butler_type type, bytes w[2], bytes nibbles)
 {
     const __m128i values = bytes16_load((const uint8_t *)(type == BUTLER_MXFP4 ? MXFP4_VALUES : IQ4_VALUES));

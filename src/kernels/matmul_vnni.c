@@ -123,7 +123,7 @@ INLINE bytes four_blocks(const uint8_t *p, int size)
     return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
 }
 
-/* Of 16 bytes of nibbles of each of four units: what they stand for, from a table. */
+/* The weights that nibbles are indices of: 16 bytes of nibbles of each of four units. */
 INLINE void table_weights(enum butler_type type, bytes w[2], bytes nibbles)
 {
     const __m128i values = bytes16_load((const uint8_t *)(type == BUTLER_MXFP4 ? MXFP4_VALUES : IQ4_VALUES));

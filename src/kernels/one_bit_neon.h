@@ -24,7 +24,7 @@ INLINE void one_bit_add(vec (*acc)[V32], const float *steps, int n_q, const uint
     }
 }
 
-/* x: the queries' integers, BUTLER_ONE_BIT_CHANNELS apart, 0 beyond n; factor: what 1 of them stands for. n_q is a compile-time
+/* x: the queries' integers, BUTLER_ONE_BIT_CHANNELS apart, 0 beyond n; factor: their scale. n_q is a compile-time
  * constant. */
 INLINE void one_bit_tile(float *s, size_t s_stride, const float *q, const float *x, const float *factor, int n_q,
                          const uint8_t *record, int n)

@@ -21,7 +21,7 @@ static void gemv_with(enum butler_type type, float *y, const void *w, size_t row
     }
 }
 
-/* Here: the floats that the integers stand for. */
+/* Here: the integers times their scale, as floats. */
 void butler_ref_quantise_q16(void *q16, enum butler_type type, const float *x, int n, bool alone)
 {
     float *out = q16;

@@ -20,7 +20,7 @@ INLINE int tiles_later(size_t row_bytes)
     return 3 * tiles_soon(row_bytes);
 }
 
-/* Whether a tile's rows lie `step` bytes apart, which saves looking up where each is. NULL: nobody asks. */
+/* Whether a tile's rows lie `step` bytes apart, which saves looking up where each is. NULL: not wanted. */
 typedef bool dense_fn(const void *const *rows, size_t step);
 
 INLINE bool rows_lie_dense(const void *const *rows, size_t step)

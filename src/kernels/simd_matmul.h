@@ -76,7 +76,7 @@ INLINE bool has_minimum(enum butler_type type)
     return type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q2_K || type == BUTLER_Q4_K || type == BUTLER_Q5_K;
 }
 
-/* What stands for 0 in a type without minimum. */
+/* The stored integer of weight 0, in a type without minimum. */
 INLINE int zero_of(enum butler_type type)
 {
     return type == BUTLER_Q4_0    ? 8

@@ -119,7 +119,7 @@ INLINE void one_bit_record(float *s, size_t s_stride, const struct one_bit_queri
                       one_bit_score(sum[a][half], unit * queries->factor[a], clear[(size_t)a * clear_stride]));
 }
 
-/* n_q up to four. What stands before the bits is read for as many records together as give a vector of sums. These are half of
+/* n_q up to four. The bytes before the bits are read for as many records together as give a vector of sums. These are half of
  * them from the list's first half and half from its second: of two streams the core keeps more lines under way than of one. */
 INLINE void one_bit_scan(float *s, size_t s_stride, const float *q, int n_q, const uint8_t *records, size_t record_bytes,
                          int n_records, int n)

@@ -1,12 +1,12 @@
 /* Vector operations between the products, written once for every vector width: included by each ISA file after its vec*.h.
- * A tail runs the same instructions on a masked vector, so an element's result never depends on where it stands. */
+ * A tail runs the same instructions on a masked vector, so an element's result does not depend on its index. */
 #ifndef BUTLER_SIMD_VECTORS_H
 #define BUTLER_SIMD_VECTORS_H
 
 /* e^x within 2 units in the last place; 0 below -104, infinity above 89, NaN for NaN. */
 INLINE vec vec_exp(vec x)
 {
-    const vec within = vec_min(vec_set1(89.0f), vec_max(vec_set1(-104.0f), x)); /* NaN passes both because it stands second */
+    const vec within = vec_min(vec_set1(89.0f), vec_max(vec_set1(-104.0f), x)); /* NaN passes both: it is the second operand */
     const vec n = vec_round(vec_mul(within, vec_set1(1.44269504f)));
     /* x - n ln 2 in two steps: the first constant has few enough bits for its product with n to be exact. */
     vec r = vec_fnma(n, vec_set1(0.693359375f), within);
@@ -173,7 +173,7 @@ static float exp_sum(float *x, float maximum, int n)
     return vec_sum(vec_add(a, b));
 }
 
-/* cos and sin stand once per pair: each is spread over the pair's two lanes. */
+/* There is one cos and one sin per pair: each is copied to both lanes of the pair. */
 static void rope_adjacent(float *x, const float *cos, const float *sin, int n_rot)
 {
     int i = 0;

@@ -189,7 +189,7 @@ INLINE uint32_t vec_reaches(vec a, vec b)
 }
 INLINE void vec_store_set(uint32_t *ids, uint32_t first, uint32_t bits)
 {
-    for (uint32_t lane = 0; bits; lane++, bits >>= 1) { /* no branch inside: which lanes reach a bound nobody can predict */
+    for (uint32_t lane = 0; bits; lane++, bits >>= 1) { /* no branch inside: it would be unpredictable */
         *ids = first + lane;
         ids += bits & 1;
     }

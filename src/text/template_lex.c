@@ -1,4 +1,4 @@
-/* Cuts a template into tokens: text as it stands, and what is between {{ }} and {% %}. White space around tags goes here, by the
+/* Cuts a template into tokens: text unchanged, and what is between {{ }} and {% %}. White space around tags goes here, by the
  * signs in the tags (-, +) and by jinja2's options trim_blocks (the newline after a tag) and lstrip_blocks (blanks before a tag
  * that begins a line). */
 #include <string.h>
@@ -176,7 +176,7 @@ static size_t unescape(struct lexer *lexer, const struct template_text *text, si
         return at + 2;
     }
     if (!n_wanted && !(c >= '0' && c <= '7')) {
-        butler_template_append(lexer->run, out, template_part(*text, at, 2)); /* no escape: both bytes stand */
+        butler_template_append(lexer->run, out, template_part(*text, at, 2)); /* no escape: both bytes are kept */
         return at + 2;
     }
     const size_t start = at + 1 + (n_wanted > 0);

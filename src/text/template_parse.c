@@ -42,9 +42,8 @@ static _Noreturn void unexpected(struct parser *p, const char *wanted)
     if (p->at->kind == TOKEN_EOF)
         butler_template_fail(p->run, "the template ends where %s is expected", wanted);
     if (p->at->kind == TOKEN_DATA)
-        butler_template_fail(p->run, "text stands where %s is expected", wanted);
-    butler_template_fail(p->run, "'%.*s' stands where %s is expected", (int)BUTLER_MIN(p->at->text.n, 40), p->at->text.bytes,
-                         wanted);
+        butler_template_fail(p->run, "text where %s is expected", wanted);
+    butler_template_fail(p->run, "'%.*s' where %s is expected", (int)BUTLER_MIN(p->at->text.n, 40), p->at->text.bytes, wanted);
 }
 
 static void expect(struct parser *p, enum template_token_kind kind, const char *text)
