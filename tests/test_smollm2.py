@@ -2,6 +2,7 @@
 
 `./setup --model smollm2` fetches the weights to models/; $BUTLER_MODELS names another folder for them."""
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -81,3 +82,15 @@ def test_chat():
     """The template's own system message is there, and the second turn knows the first."""
     answers = butler("chat", "-m", MODEL, "--temp", "0", "-n", "30", input="What is the capital of France?\nAnd of Italy?\n").stdout.splitlines()
     assert "Paris" in answers[0] and "Rome" in answers[1]
+
+
+def test_the_demo_finds_the_pass_key():
+    """What ./demo shows, under the policy that reads least."""
+    demo = (ROOT / "demo").read_text()
+    question = re.search(r'^question="(.*)"$', demo, re.M)[1]
+    policies = re.findall(r"^ask (\S+)", demo, re.M)
+    assert policies == ["full", "fier:budget=256", "quest:budget=512"]
+    text = "".join(line for line in (ROOT / "models" / "long_text.txt").open() if not line.startswith("What is the pass key?"))
+    ran = butler("ask", "-m", MODEL, "-f", "-", "--no-cache", "--temp", "0", "-n", "24", "--kv", policies[1], question, input=text)
+    assert "48213" in ran.stdout
+    assert float(re.search(r"read (\S+) % of the KV cache", ran.stderr)[1]) < 20
