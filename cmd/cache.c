@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "base/util.h"
 #include "cmd.h"
 
 enum { N_DIGITS = 32 }; /* of a name: 128 bits */
@@ -44,29 +45,6 @@ static char *choose_folder(const struct cmd_options *options)
     if (base && base[0] == '/')
         return join(base, "butler");
     return home && home[0] == '/' ? join(home, ".cache/butler") : NULL;
-}
-
-/* Makes the folder and those above it, for the user alone: a session holds the text of its documents. 0 or errno. */
-static int make_folder(const char *folder)
-{
-    char path[PATH_MAX];
-    struct stat st;
-    if (snprintf(path, sizeof path, "%s", folder) >= (int)sizeof path)
-        return ENAMETOOLONG;
-    for (char *at = path + 1;; at++) {
-        if (*at && *at != '/')
-            continue;
-        const char c = *at;
-        *at = 0;
-        if (mkdir(path, 0700) != 0 && errno != EEXIST)
-            return errno;
-        *at = c;
-        if (!c)
-            break;
-    }
-    if (stat(folder, &st) != 0)
-        return errno;
-    return !S_ISDIR(st.st_mode) ? ENOTDIR : access(folder, W_OK | X_OK) != 0 ? errno : 0;
 }
 
 static char *name_of(const struct cmd_options *options, const struct butler_engine *engine, int n_ctx,
@@ -109,7 +87,8 @@ void cmd_cache_find(const struct cmd_options *options, const struct butler_engin
         cmd_say(options, "note: what is read is not kept: neither --cache nor HOME names a folder");
         return;
     }
-    const int error = make_folder(cache->folder);
+    /* For the user alone: a session holds the text of its documents. */
+    const int error = butler_make_folder(cache->folder);
     if (error) {
         cmd_say(options, "warning: what is read is not kept: %s: %s", cache->folder, strerror(error));
         return;

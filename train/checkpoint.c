@@ -94,7 +94,7 @@ int butler_trainer_save(const struct butler_trainer *trainer, const char *path, 
     const struct progress progress = {trainer->n_texts, trainer->n_tokens, adam->step,   adam->n_applied,
                                       adam->n_skipped,  adam->usual_norm,  trainer->loss};
     const size_t n_bytes = trainer->predictor->n_weights * sizeof(float);
-    int code = butler_writer_open(&writer, path, true, err);
+    int code = butler_writer_open(&writer, path, BUTLER_WRITER_HASH, err);
     if (code < 0)
         return code;
     if ((code = butler_write(&writer, MAGIC, sizeof MAGIC - 1, err)) < 0 ||

@@ -117,7 +117,7 @@ int butler_session_save(const struct butler_session *session, const char *path, 
     memcpy(header.magic, magic, sizeof magic);
     if (session->failed)
         return butler_fail(err, BUTLER_ERROR_NUMERIC, "%s: a session that ended with an error cannot be saved", path);
-    int code = butler_writer_open(&writer, path, true, err);
+    int code = butler_writer_open(&writer, path, BUTLER_WRITER_HASH | BUTLER_WRITER_PRIVATE, err);
     if (code < 0)
         return code;
     if ((code = butler_write(&writer, &header, sizeof header, err)) < 0 ||

@@ -45,7 +45,6 @@ struct name_index {
 struct butler_gguf {
     char *path;
     struct butler_map map;
-    bool owns_map;
     uint64_t alignment;
     uint64_t header_bytes, data_offset;
     struct entry *entries;
@@ -552,7 +551,7 @@ static struct butler_gguf *open_one(const char *path, struct butler_error *err)
         return NULL;
     struct butler_gguf *gguf = butler_gguf_open_memory(map.data, map.size, path, err);
     if (gguf)
-        gguf->owns_map = true;
+        gguf->map = map;
     else
         butler_map_close(&map);
     return gguf;
@@ -639,8 +638,7 @@ void butler_gguf_free(struct butler_gguf *gguf)
     free(gguf->slot_index.places);
     free(gguf->entries);
     free(gguf->slots);
-    if (gguf->owns_map)
-        butler_map_close(&gguf->map);
+    butler_map_close(&gguf->map);
     free(gguf->warnings);
     free(gguf->path);
     free(gguf);
