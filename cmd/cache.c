@@ -36,12 +36,9 @@ static char *join(const char *folder, const char *name)
     return path;
 }
 
-/* The folder of --cache, or that of the user. NULL: there is none. */
-static char *choose_folder(const struct cmd_options *options)
+char *cmd_user_folder(void)
 {
     const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (options->cache)
-        return *options->cache ? cmd_copy(options->cache) : NULL;
     if (base && base[0] == '/')
         return join(base, "butler");
     return home && home[0] == '/' ? join(home, ".cache/butler") : NULL;
@@ -52,8 +49,12 @@ static char *name_of(const struct cmd_options *options, const struct butler_engi
 {
     const char *policy = options->kv.values[0];
     const bool draws = strncmp(policy, "random", 6) == 0; /* of the other policies none uses the seed */
-    const uint64_t numbers[] = {butler_model_get_info(butler_engine_model(engine))->fingerprint, draws ? options->seed : 0,
-                                (uint64_t)n_ctx, (uint64_t)options->kv_type};
+    uint64_t numbers[] = {0, draws ? options->seed : 0, (uint64_t)n_ctx, (uint64_t)options->kv_type};
+    struct butler_error err = {0};
+    if (butler_model_fingerprint(butler_engine_model(engine), &numbers[0], &err) < 0) {
+        cmd_say(options, "warning: what is read is not kept: %s", err.message);
+        return NULL;
+    }
     struct cmd_text all = {0};
     cmd_text_append(&all, (const char *)numbers, sizeof numbers);
     cmd_text_append(&all, policy, strlen(policy) + 1);
@@ -82,7 +83,10 @@ void cmd_cache_find(const struct cmd_options *options, const struct butler_engin
                 (unsigned long long)options->cache_bytes);
         return;
     }
-    cache->folder = choose_folder(options);
+    if (options->cache)
+        cache->folder = *options->cache ? cmd_copy(options->cache) : NULL;
+    else
+        cache->folder = cmd_user_folder();
     if (!cache->folder) {
         cmd_say(options, "note: what is read is not kept: neither --cache nor HOME names a folder");
         return;
@@ -94,7 +98,7 @@ void cmd_cache_find(const struct cmd_options *options, const struct butler_engin
         return;
     }
     char *name = name_of(options, engine, n_ctx, ids);
-    cache->path = join(cache->folder, name);
+    cache->path = name ? join(cache->folder, name) : NULL;
     free(name);
 }
 

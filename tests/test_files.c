@@ -1,4 +1,4 @@
-/* Files that shrink while they are in use, files that are none, writers that die. */
+/* Files that shrink while they are in use, files that are none, writers that die, and fingerprints. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -6,8 +6,10 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <xxhash.h>
 
 #include "engine/engine.h"
+#include "model/predictor.h"
 #include "tests/tiny_model.h"
 
 enum { PATH = 160 };
@@ -43,19 +45,49 @@ static int count_files(const char *path, const char *part)
     return n;
 }
 
-static struct butler_model *load(const char *path)
+/* Flips one bit in the middle of the largest tensor, where no sample of its first and last 4 KiB sees it. */
+static void change_middle(const char *path)
+{
+    struct butler_gguf *gguf = butler_gguf_open(path, NULL);
+    struct tiny_bytes bytes = tiny_read(path);
+    const struct butler_tensor *largest = butler_gguf_tensor(gguf, 0);
+    for (int64_t i = 1; i < butler_gguf_n_tensors(gguf); i++)
+        if (butler_gguf_tensor(gguf, i)->n_rows * butler_gguf_tensor(gguf, i)->n_cols > largest->n_rows * largest->n_cols)
+            largest = butler_gguf_tensor(gguf, i);
+    const size_t n = (size_t)largest->n_rows * largest->row_bytes;
+    unsigned char *found = memmem(bytes.data, bytes.size, largest->data, n);
+    assert_true(n > (size_t)(4 * 4096));
+    assert_non_null(found);
+    found[n / 2] ^= 1;
+    butler_gguf_free(gguf);
+    put(path, bytes.data, bytes.size);
+    free(bytes.data);
+}
+
+static struct butler_model *load(const char *path, const char *cache_folder)
 {
     struct butler_error err = {0};
-    struct butler_model *model = butler_model_load(path, NULL, &err);
+    struct butler_model *model = butler_model_load(path, &(struct butler_model_params){.cache_folder = cache_folder}, &err);
     if (!model)
         fail_msg("%s", err.message);
     return model;
 }
 
+static uint64_t fingerprint_of(const char *path, const char *cache_folder)
+{
+    struct butler_error err = {0};
+    uint64_t fingerprint = 0;
+    struct butler_model *model = load(path, cache_folder);
+    if (butler_model_fingerprint(model, &fingerprint, &err) < 0)
+        fail_msg("%s", err.message);
+    butler_model_free(model);
+    return fingerprint;
+}
+
 static struct butler_engine *engine_of(const char *path)
 {
     struct butler_error err = {0};
-    struct butler_engine *engine = butler_engine_new(load(path), &(struct butler_engine_params){.n_threads = 2}, &err);
+    struct butler_engine *engine = butler_engine_new(load(path, NULL), &(struct butler_engine_params){.n_threads = 2}, &err);
     if (!engine)
         fail_msg("%s", err.message);
     return engine;
@@ -143,6 +175,35 @@ static void test_other_faults(void **state)
     status = end_of_child(path, SIG_DFL);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
     free(bytes);
+}
+
+static void test_shrinking_model(void **state)
+{
+    struct butler_error err = {0};
+    const int32_t ids[] = {1, 2, 3, 4};
+    char path[PATH];
+    (void)state;
+    path_of(path, "model.gguf");
+    sigaction(SIGBUS, &library_handler, NULL);
+    for (int cut = 0; cut < 2; cut++) { /* the last byte, and all but the first page */
+        tiny_write(path, &tiny_default);
+        struct tiny_bytes bytes = tiny_read(path);
+        struct butler_engine *engine = engine_of(path);
+        struct butler_session *session = butler_session_new(engine, NULL, &err);
+        assert_non_null(session);
+        assert_int_equal(butler_prefill(session, ids, 4, NULL, NULL, &err), 0);
+        assert_int_equal(truncate(path, cut == 0 ? (off_t)bytes.size - 1 : 4096), 0);
+        assert_int_equal(butler_step(session, 5, &err), BUTLER_ERROR_IO);
+        assert_contains(err.message, "model.gguf: the file has shrunk");
+        assert_int_equal(butler_n_past(session), 4);
+        assert_int_equal(butler_step(session, 5, &err), BUTLER_ERROR_NUMERIC); /* the session has ended */
+        butler_session_free(session);
+        assert_non_null(session = butler_session_new(engine, NULL, &err));
+        assert_int_equal(butler_prefill(session, ids, 4, NULL, NULL, &err), BUTLER_ERROR_IO); /* so has the model */
+        butler_session_free(session);
+        free_engine(engine);
+        free(bytes.data);
+    }
 }
 
 static void test_no_file(void **state)
@@ -306,11 +367,128 @@ static void test_full_disk(void **state)
     assert_int_equal(count_files(tiny_path(""), "full.txt."), 0);
 }
 
+/* ----------------------------------------------------------------------------------------------- fingerprints */
+
+static void test_fingerprint_is_the_whole_files(void **state)
+{
+    char path[PATH];
+    (void)state;
+    path_of(path, "f.gguf");
+    tiny_write(path, &tiny_default);
+    struct tiny_bytes bytes = tiny_read(path);
+    const uint64_t before = fingerprint_of(path, NULL);
+    assert_true(before == XXH3_64bits(bytes.data, bytes.size));
+    change_middle(path);
+    assert_true(before != fingerprint_of(path, NULL));
+    free(bytes.data);
+}
+
+static void test_fingerprints_are_kept(void **state)
+{
+    char path[PATH], cache[PATH], entry[PATH + 64];
+    struct stat st;
+    (void)state;
+    path_of(path, "c.gguf");
+    path_of(cache, "cache/of/butler");
+    tiny_write(path, &tiny_default);
+    const uint64_t whole = fingerprint_of(path, cache);
+    assert_int_equal(access(cache, F_OK), -1); /* the file may change again within the clock's tick: nothing is kept */
+    usleep(2100000);
+    assert_true(fingerprint_of(path, cache) == whole);
+    assert_int_equal(stat(path, &st), 0);
+    snprintf(entry, sizeof entry, "%s/%llx-%llx.fingerprint", cache, (unsigned long long)st.st_dev, (unsigned long long)st.st_ino);
+    assert_int_equal(mode_of(entry), 0600);
+    struct tiny_bytes bytes = tiny_read(entry);
+    bytes.data[bytes.size - 17] ^= 1; /* the first digit, another one */
+    put(entry, bytes.data, bytes.size);
+    assert_true((fingerprint_of(path, cache) ^ whole) >> 60 == 1); /* so the file was not read */
+    put(entry, bytes.data, bytes.size - 1);
+    assert_true(fingerprint_of(path, cache) == whole); /* a damaged entry counts for nothing */
+    put(entry, bytes.data, bytes.size);
+    free(bytes.data);
+
+    change_middle(path); /* of the same size, and with the old time: */
+    const struct timespec times[2] = {st.st_atim, st.st_mtim};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+    const uint64_t changed = fingerprint_of(path, cache);
+    assert_true(changed != whole && (changed ^ whole) >> 60 != 1);
+    assert_true(fingerprint_of(path, "/dev/null/no/folder") == changed);
+}
+
+/* As version 0.1 wrote it: with the sampled fingerprint, and without the new key. */
+static void make_old_session(const char *path, const struct butler_model *model)
+{
+    struct tiny_bytes bytes = tiny_read(path);
+    memcpy(bytes.data, "butlerS2", 8);
+    memcpy(bytes.data + 8, &model->sampled_fingerprint, 8);
+    const uint64_t digest = XXH3_64bits(bytes.data, bytes.size - 8);
+    memcpy(bytes.data + bytes.size - 8, &digest, 8);
+    put(path, bytes.data, bytes.size);
+    free(bytes.data);
+}
+
+static void test_changed_model(void **state)
+{
+    struct butler_error err = {0};
+    const int32_t ids[] = {1, 2, 3, 4};
+    char path[PATH], saved[PATH], old[PATH], predictors[2][PATH];
+    (void)state;
+    path_of(path, "changes.gguf");
+    path_of(saved, "s.session");
+    path_of(old, "old.session");
+    path_of(predictors[0], "whole.gguf");
+    path_of(predictors[1], "sampled.gguf");
+    tiny_write(path, &tiny_default);
+    struct butler_engine *engine = engine_of(path);
+    struct butler_session *session = butler_session_new(engine, NULL, &err);
+    assert_int_equal(butler_prefill(session, ids, 4, NULL, NULL, &err), 0);
+    assert_int_equal(butler_session_save(session, saved, &err), 0);
+    assert_int_equal(butler_session_save(session, old, &err), 0);
+    make_old_session(old, engine->model);
+    butler_session_free(session);
+    for (int sampled = 0; sampled < 2; sampled++) {
+        const struct butler_predictor_sizes sizes = butler_predictor_sizes_for(engine->model, 1 + sampled);
+        struct butler_predictor *predictor = butler_predictor_new(&sizes, 1, &err);
+        predictor->model_sampled = sampled;
+        predictor->model_fingerprint = engine->model->sampled_fingerprint;
+        if (!sampled)
+            assert_int_equal(butler_model_fingerprint(engine->model, &predictor->model_fingerprint, &err), 0);
+        assert_int_equal(butler_predictor_save(predictor, predictors[sampled], BUTLER_F32, &err), 0);
+        assert_int_equal(butler_predictor_attach(engine, predictors[sampled], &err), 0);
+        butler_predictor_free(predictor);
+    }
+    for (int i = 0; i < 2; i++) {
+        session = butler_session_restore(engine, i ? old : saved, &err);
+        if (!session)
+            fail_msg("%s", err.message);
+        assert_int_equal(butler_n_past(session), 4);
+        butler_session_free(session);
+    }
+    free_engine(engine);
+
+    change_middle(path);
+    engine = engine_of(path);
+    assert_null(butler_session_restore(engine, saved, &err));
+    assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
+    assert_contains(err.message, "s.session: saved with another model than");
+    assert_int_equal(butler_predictor_attach(engine, predictors[0], &err), BUTLER_ERROR_ARGUMENT);
+    assert_contains(err.message, "whole.gguf: a predictor for the model with fingerprint");
+    free_engine(engine);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_other_faults), cmocka_unit_test(test_shrinking_map),  cmocka_unit_test(test_no_file),
-        cmocka_unit_test(test_permissions),  cmocka_unit_test(test_killed_writers), cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_other_faults),
+        cmocka_unit_test(test_shrinking_map),
+        cmocka_unit_test(test_shrinking_model),
+        cmocka_unit_test(test_no_file),
+        cmocka_unit_test(test_permissions),
+        cmocka_unit_test(test_killed_writers),
+        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_fingerprint_is_the_whole_files),
+        cmocka_unit_test(test_fingerprints_are_kept),
+        cmocka_unit_test(test_changed_model),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
 }

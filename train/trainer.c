@@ -109,8 +109,8 @@ static int make_predictor(struct butler_trainer *trainer, struct butler_error *e
     if (params->sizes.version != version)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s is a predictor of version %d, not %d", params->start,
                            params->sizes.version, version);
-    trainer->predictor->model_fingerprint = trainer->model->fingerprint;
-    return 0;
+    trainer->predictor->model_sampled = false;
+    return butler_model_fingerprint(trainer->model, &trainer->predictor->model_fingerprint, err);
 }
 
 struct butler_trainer *butler_trainer_new(struct butler_engine *engine, const struct butler_train_params *params,
