@@ -28,14 +28,15 @@ static void die(const struct butler_error *err)
     exit(1);
 }
 
-static void write_random(const struct butler_model *model, const struct butler_predictor_sizes *sizes, enum butler_type type,
+static void write_random(struct butler_model *model, const struct butler_predictor_sizes *sizes, enum butler_type type,
                          const char *path)
 {
     struct butler_error err;
     struct butler_predictor *predictor = butler_predictor_new(sizes, 1, &err);
     if (!predictor)
         die(&err);
-    predictor->model_fingerprint = model->fingerprint;
+    if (butler_model_fingerprint(model, &predictor->model_fingerprint, &err) < 0)
+        die(&err);
     snprintf(predictor->training.text, sizeof predictor->training.text, "nothing: random weights");
     if (butler_predictor_save(predictor, path, type, &err) < 0)
         die(&err);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "base/util.h"
 #include "cmd.h"
 
 enum { N_DIGITS = 32 }; /* of a name: 128 bits */
@@ -35,38 +36,12 @@ static char *join(const char *folder, const char *name)
     return path;
 }
 
-/* The folder of --cache, or that of the user. NULL: there is none. */
-static char *choose_folder(const struct cmd_options *options)
+char *cmd_user_folder(void)
 {
     const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (options->cache)
-        return *options->cache ? cmd_copy(options->cache) : NULL;
     if (base && base[0] == '/')
         return join(base, "butler");
     return home && home[0] == '/' ? join(home, ".cache/butler") : NULL;
-}
-
-/* Makes the folder and those above it, for the user alone: a session holds the text of its documents. 0 or errno. */
-static int make_folder(const char *folder)
-{
-    char path[PATH_MAX];
-    struct stat st;
-    if (snprintf(path, sizeof path, "%s", folder) >= (int)sizeof path)
-        return ENAMETOOLONG;
-    for (char *at = path + 1;; at++) {
-        if (*at && *at != '/')
-            continue;
-        const char c = *at;
-        *at = 0;
-        if (mkdir(path, 0700) != 0 && errno != EEXIST)
-            return errno;
-        *at = c;
-        if (!c)
-            break;
-    }
-    if (stat(folder, &st) != 0)
-        return errno;
-    return !S_ISDIR(st.st_mode) ? ENOTDIR : access(folder, W_OK | X_OK) != 0 ? errno : 0;
 }
 
 static char *name_of(const struct cmd_options *options, const struct butler_engine *engine, int n_ctx,
@@ -74,8 +49,12 @@ static char *name_of(const struct cmd_options *options, const struct butler_engi
 {
     const char *policy = options->kv.values[0];
     const bool draws = strncmp(policy, "random", 6) == 0; /* of the other policies none uses the seed */
-    const uint64_t numbers[] = {butler_model_get_info(butler_engine_model(engine))->fingerprint, draws ? options->seed : 0,
-                                (uint64_t)n_ctx, (uint64_t)options->kv_type};
+    uint64_t numbers[] = {0, draws ? options->seed : 0, (uint64_t)n_ctx, (uint64_t)options->kv_type};
+    struct butler_error err = {0};
+    if (butler_model_fingerprint(butler_engine_model(engine), &numbers[0], &err) < 0) {
+        cmd_say(options, "warning: what is read is not kept: %s", err.message);
+        return NULL;
+    }
     struct cmd_text all = {0};
     cmd_text_append(&all, (const char *)numbers, sizeof numbers);
     cmd_text_append(&all, policy, strlen(policy) + 1);
@@ -104,18 +83,22 @@ void cmd_cache_find(const struct cmd_options *options, const struct butler_engin
                 (unsigned long long)options->cache_bytes);
         return;
     }
-    cache->folder = choose_folder(options);
+    if (options->cache)
+        cache->folder = *options->cache ? cmd_copy(options->cache) : NULL;
+    else
+        cache->folder = cmd_user_folder();
     if (!cache->folder) {
         cmd_say(options, "note: what is read is not kept: neither --cache nor HOME names a folder");
         return;
     }
-    const int error = make_folder(cache->folder);
+    /* For the user alone: a session holds the text of its documents. */
+    const int error = butler_make_folder(cache->folder);
     if (error) {
         cmd_say(options, "warning: what is read is not kept: %s: %s", cache->folder, strerror(error));
         return;
     }
     char *name = name_of(options, engine, n_ctx, ids);
-    cache->path = join(cache->folder, name);
+    cache->path = name ? join(cache->folder, name) : NULL;
     free(name);
 }
 

@@ -34,7 +34,8 @@ static int save(struct chat *chat, const char *path)
     json_t *all = json_pack("{s:o}", "messages", messages);
     char *text = all ? json_dumps(all, JSON_INDENT(1)) : NULL;
     json_decref(all);
-    int code = text ? butler_writer_open(&writer, path, false, &err) : butler_fail(&err, BUTLER_ERROR_MEMORY, "out of memory");
+    int code = text ? butler_writer_open(&writer, path, BUTLER_WRITER_PRIVATE, &err)
+                    : butler_fail(&err, BUTLER_ERROR_MEMORY, "out of memory");
     if (code == 0) {
         if ((code = butler_write(&writer, text, strlen(text), &err)) == 0 && (code = butler_write(&writer, "\n", 1, &err)) == 0)
             code = butler_writer_commit(&writer, &err);

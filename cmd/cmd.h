@@ -292,6 +292,8 @@ struct cmd_cache {
     char *folder, *path; /* owned; NULL: nothing is kept */
 };
 
+/* $XDG_CACHE_HOME/butler or ~/.cache/butler, to be freed; NULL: the environment names neither. */
+char *cmd_user_folder(void);
 /* Where the beginning ids is kept: the name of the file is a hash of all that its contents depend on. Makes the folder. Where
  * nothing can be kept path stays NULL, and a note says why. */
 void cmd_cache_find(const struct cmd_options *options, const struct butler_engine *engine, int n_ctx,

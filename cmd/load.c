@@ -71,8 +71,11 @@ static struct butler_model *load(struct cmd_options *options, bool vocabulary_on
         }
         path = found;
     }
-    const struct butler_model_params params = {.vocabulary_only = vocabulary_only, .pre_tokenizer = options->pre};
+    char *folder = cmd_user_folder();
+    const struct butler_model_params params = {
+        .vocabulary_only = vocabulary_only, .pre_tokenizer = options->pre, .cache_folder = folder};
     struct butler_model *model = butler_model_load(path, &params, &err);
+    free(folder);
     if (!model) {
         *status = cmd_fail(options, &err);
         return NULL;

@@ -20,7 +20,7 @@ static int write_page(const struct report *report, const char *path, struct butl
         free(text);
         return butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for the page", path);
     }
-    int code = butler_writer_open(&writer, path, false, err);
+    int code = butler_writer_open(&writer, path, 0, err);
     if (code == 0)
         code = butler_write(&writer, text, n_text, err);
     if (code == 0)

@@ -158,7 +158,10 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
         butler_predictor_describe(run->engine, policy->parsed.metric->predictor, &predictor))
         snprintf(config + at, sizeof config - (size_t)at, ",predictor=%" PRIu64 "/%" PRId64 "/%.9g", predictor.n_params,
                  predictor.n_tokens, predictor.loss);
-    snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, run->model->fingerprint);
+    uint64_t whole;
+    if (butler_model_fingerprint(run->model, &whole, NULL) < 0)
+        return NULL;
+    snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, whole);
     if (params->data) {
         const char *slash = strrchr(params->data, '/');
         snprintf(data, sizeof data, "%.40s#%016" PRIx64, slash ? slash + 1 : params->data, run->data_digest);

@@ -23,8 +23,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct butler_error err = {0};
     uint8_t *bytes = malloc(size + sizeof(uint64_t));
     memcpy(bytes, data, size);
-    if (size >= FINGERPRINT + sizeof engine->model->fingerprint)
-        memcpy(bytes + FINGERPRINT, &engine->model->fingerprint, sizeof engine->model->fingerprint);
+    uint64_t fingerprint;
+    fuzz_require(butler_model_fingerprint(engine->model, &fingerprint, &err) == 0, "the model has a fingerprint");
+    if (size >= FINGERPRINT + sizeof fingerprint)
+        memcpy(bytes + FINGERPRINT, &fingerprint, sizeof fingerprint);
     int32_t n_ctx = 0;
     if (size >= N_CTX + sizeof n_ctx)
         memcpy(&n_ctx, bytes + N_CTX, sizeof n_ctx);

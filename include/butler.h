@@ -13,6 +13,10 @@
  * count >= 0) when it worked and a negative enum butler_code when not, and then fills *err; err may be NULL.
  * Nothing here prints, exits or reads the environment.
  *
+ * Files. Models, predictors and session files are mapped. The first one installs a handler for SIGBUS: a file that shrinks while it
+ * is in use gives zeros and then BUTLER_ERROR_IO instead of ending the process. Faults of other memory go to the handler that was
+ * there before; a program that installs its own later should pass on what is not its own.
+ *
  * Threads. A model may be used by any number of threads. An engine and all its sessions are used by one thread at a time;
  * only butler_session_cancel may be called from any thread.
  *
@@ -63,6 +67,9 @@ struct butler_model_params {
     /* How text is split into words before tokens are made, by the name of tokenizer.ggml.pre ("llama-bpe", "qwen2"); NULL: as the
      * file says. A model whose file names an unknown one loads, and only butler_tokenize fails. */
     const char *pre_tokenizer;
+    /* A folder of the user's in which fingerprints of models are kept between processes, made if need be; NULL: none. One that
+     * cannot be used is no error. */
+    const char *cache_folder;
 };
 
 /* Maps a GGUF file and binds its tensors. params may be NULL. NULL on failure. Freed after its engines. */
@@ -84,11 +91,14 @@ struct butler_model_info {
     uint64_t n_params;
     uint64_t weight_bytes;      /* all tensors in the file */
     uint64_t step_weight_bytes; /* what one decode step reads of them */
-    uint64_t fingerprint;       /* session files and predictors belong to the model that has it */
 };
 
 /* Owned by the model. */
 const struct butler_model_info *butler_model_get_info(const struct butler_model *model);
+
+/* XXH3-64 of the whole file (split models: of all of them): session files and predictors belong to the model that has it. The first
+ * call for a model reads all of the file, unless cache_folder knows the fingerprint of a file with its inode, size and times. */
+int butler_model_fingerprint(struct butler_model *model, uint64_t *fingerprint, struct butler_error *err);
 
 /* ------------------------------------------------------------------------------------------------ engine */
 

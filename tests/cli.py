@@ -16,6 +16,7 @@ MODELS = ROOT / "tests" / "data" / "models"
 GQA = str(MODELS / "llama-gqa.gguf")      # 2 layers, 4 query heads, 2 KV heads, context 256
 GPT2 = str(MODELS / "gpt2.gguf")
 N_VOCAB, N_CTX = 267, 256
+os.environ["XDG_CACHE_HOME"] = str(ROOT / "build" / "cache")  # fingerprints of the tests' models are not the user's
 PROMPT = "It was the best of times"
 DONE, FAILED, USAGE = 0, 1, 2
 COMMANDS = ["run", "ask", "chat", "info", "tokenize", "logits", "policies", "bench", "convert", "quantize", "eval", "report", "train"]

@@ -61,7 +61,7 @@ def write_random(path, model, fingerprint, version, per_query_head=False, input=
             file.put("butler-predictor.rope_length", U32, 13)
     elif rotated:
         file.put("butler-predictor.rope_freq", ARRAY, (F32, [100.0 ** (-i / (d // 2)) for i in range(d // 2)]))
-    file.put("butler-predictor.model_fingerprint", STRING, fingerprint.encode())
+    file.put("butler-predictor.model_xxh3", STRING, fingerprint.encode())
     file.put("butler-predictor.training.loss", F32, 0.5)
     random = np.random.default_rng(seed)
     shapes = shapes_of(s)

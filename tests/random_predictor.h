@@ -19,8 +19,8 @@ static inline void attach_random(struct butler_engine *engine, const struct butl
     close(fd);
     if (!predictor)
         fail_msg("%s", err.message);
-    predictor->model_fingerprint = engine->model->fingerprint;
-    if (butler_predictor_save(predictor, path, BUTLER_F32, &err) < 0 || butler_predictor_attach(engine, path, &err) < 0)
+    if (butler_model_fingerprint(engine->model, &predictor->model_fingerprint, &err) < 0 ||
+        butler_predictor_save(predictor, path, BUTLER_F32, &err) < 0 || butler_predictor_attach(engine, path, &err) < 0)
         fail_msg("%s", err.message);
     butler_predictor_free(predictor);
     unlink(path);

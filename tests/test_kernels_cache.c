@@ -113,6 +113,29 @@ static void rows_are_stored_and_loaded(void **state)
     }
 }
 
+/* A number that is not finite makes a whole block of Q8_0 NaN, wherever it stands, and no other block. */
+static void rows_that_are_not_finite(void **state)
+{
+    static const float bad[] = {NAN, -NAN, INFINITY, -INFINITY};
+    float x[96], back[96];
+    unsigned char row[102], expected[102];
+    (void)state;
+    FOR_EACH_ISA(table)
+    {
+        for (int trial = 0; trial < 4 * 32; trial++) {
+            for (int i = 0; i < 96; i++)
+                x[i] = (float)(i + 1);
+            x[32 + trial / 4] = bad[trial % 4];
+            table->store_row[BUTLER_KV_Q8_0](row, x, 96);
+            butler_kernels_ref.store_row[BUTLER_KV_Q8_0](expected, x, 96);
+            assert_memory_equal(row, expected, sizeof row);
+            table->load_row[BUTLER_KV_Q8_0](back, row, 96);
+            for (int i = 0; i < 96; i++)
+                assert_int_equal(!isnan(back[i]), i / 32 != 1);
+        }
+    }
+}
+
 /* --------------------------------------------------------------------------------------------- attention */
 
 static void check_qk(const struct butler_kernels *table, int type, int n_q, int n_rows, int n, int trial, uint64_t *seed)
@@ -429,6 +452,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_are_stored_and_loaded),
+        cmocka_unit_test(rows_that_are_not_finite),
         cmocka_unit_test(attention),
         cmocka_unit_test(metrics),
     };

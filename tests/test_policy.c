@@ -352,6 +352,20 @@ static void record(const struct butler_metric_shape *shape, const double *values
     *n_bytes = (size_t)shape->head_dim;
 }
 
+static void endless_record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
+{
+    (void)shape, (void)values;
+    *n_slots = 1;
+    *n_bytes = (size_t)1 << 60;
+}
+
+static void backward_record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
+{
+    (void)shape, (void)values;
+    *n_slots = -1;
+    *n_bytes = 16;
+}
+
 static const struct butler_param params[] = {{"size", 24, 1, 100, ""}, {"blend", 0.5, 0, 1, ""}, {NULL, 0, 0, 0, NULL}};
 static const struct butler_metric mine = {.abi = BUTLER_METRIC_ABI,
                                           .name = "mine",
@@ -405,10 +419,13 @@ static void a_metric_of_the_caller(void **state)
         {.abi = BUTLER_METRIC_ABI, .name = "p", .params = twice, .score = score},
         {.abi = BUTLER_METRIC_ABI, .name = "p", .params = beyond, .score = score},
         {.abi = BUTLER_METRIC_ABI, .name = "p", .scale = (enum butler_metric_scale)7, .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "backward", .record = backward_record, .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "endless", .record = endless_record, .score = score},
     };
     for (int i = 0; i < BUTLER_COUNT(bad); i++)
         if (butler_metric_register(&engine, &bad[i], &err) != BUTLER_ERROR_ARGUMENT)
             fail_msg("bad metric %d was registered", i);
+    assert_non_null(strstr(err.message, "metric endless: records of 1152921504606846976 bytes"));
     assert_int_equal(butler_metric_register(&engine, NULL, &err), BUTLER_ERROR_ARGUMENT);
     static const struct butler_metric without = {.name = "q", .score = score};
     assert_int_equal(butler_metric_register(&engine, &without, &err), BUTLER_ERROR_UNSUPPORTED);

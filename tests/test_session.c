@@ -178,6 +178,39 @@ static void test_nan(void **state)
     free_engine(engine);
 }
 
+/* A key that is not finite reaches the logits through every type of cache, in prompts and in decode steps. */
+static void test_nan_keys(void **state)
+{
+    static const char *const isas[] = {"ref", NULL};
+    struct tiny tiny = tiny_default;
+    struct butler_error err;
+    char path[160];
+    (void)state;
+    tiny.head_dim = 32;
+    snprintf(path, sizeof path, "%s", tiny_path("nan-keys.gguf"));
+    tiny_write(path, &tiny);
+    struct tiny_bytes bytes = tiny_read(path);
+    struct butler_gguf *gguf = butler_gguf_open_memory(bytes.data, bytes.size, path, &err);
+    /* One channel of a key becomes NaN; queries and values stay finite. */
+    ((float *)(uintptr_t)butler_gguf_find(gguf, "blk.1.attn_k.weight")->data)[0] = NAN;
+    FILE *file = fopen(path, "wb");
+    assert_int_equal(fwrite(bytes.data, 1, bytes.size, file), bytes.size);
+    fclose(file);
+    butler_gguf_free(gguf);
+    free(bytes.data);
+    for (int i = 0; i < BUTLER_COUNT(isas); i++)
+        for (int type = 0; type < BUTLER_N_KV_TYPES; type++) {
+            struct butler_engine *engine = load_engine(path, 1, isas[i]);
+            struct butler_session *session = open_session(engine, (enum butler_kv_type)type, 64, "full");
+            assert_int_equal(butler_prefill(session, (const int32_t[]){1, 2, 3}, 3, NULL, NULL, &err), BUTLER_ERROR_NUMERIC);
+            butler_session_free(session);
+            session = open_session(engine, (enum butler_kv_type)type, 64, "full");
+            assert_int_equal(butler_step(session, 4, &err), BUTLER_ERROR_NUMERIC);
+            butler_session_free(session);
+            free_engine(engine);
+        }
+}
+
 /* The stopping rule: entropy below the threshold, after so many tokens; leaving the stack early still fills all caches. */
 static void test_entropystop(void **state)
 {
@@ -420,10 +453,10 @@ static void test_sampler(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_in_cache), cmocka_unit_test(test_refusals),          cmocka_unit_test(test_default_parameters),
-        cmocka_unit_test(test_nan),           cmocka_unit_test(test_entropystop),       cmocka_unit_test(test_entropy),
-        cmocka_unit_test(test_fill),          cmocka_unit_test(test_wide_feed_forward), cmocka_unit_test(test_hostile_files),
-        cmocka_unit_test(test_other_model),   cmocka_unit_test(test_sampler),
+        cmocka_unit_test(test_rope_in_cache), cmocka_unit_test(test_refusals),    cmocka_unit_test(test_default_parameters),
+        cmocka_unit_test(test_nan_keys),      cmocka_unit_test(test_nan),         cmocka_unit_test(test_entropystop),
+        cmocka_unit_test(test_entropy),       cmocka_unit_test(test_fill),        cmocka_unit_test(test_wide_feed_forward),
+        cmocka_unit_test(test_hostile_files), cmocka_unit_test(test_other_model), cmocka_unit_test(test_sampler),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

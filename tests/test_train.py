@@ -1,6 +1,7 @@
 """`butler train` as a command: what it leaves behind, going on after a kill, many processes, and what it refuses."""
 import csv
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import time
 
 import pytest
 
-from cli import BUTLER, FAILED, GQA, MODELS, ROOT, USAGE, butler, refuses, rows
+from cli import BUTLER, DONE, FAILED, GQA, MODELS, ROOT, USAGE, butler, refuses, rows
 from gguf_file import Gguf
 
 TEXT = str(ROOT / "tests" / "data" / "secret_garden.txt")
@@ -156,6 +157,20 @@ def test_a_rank_dies(tmp_path):
 
 
 @needs_mpi
+@pytest.mark.skipif(b"__asan_" in open(BUTLER, "rb").read() or b"__tsan_" in open(BUTLER, "rb").read(),
+                    reason="sanitizers reserve address space of their own")
+def test_a_limit_of_memory(tmp_path):
+    """OpenBLAS tries for ever to get memory that there is not; the command must end by itself under every limit."""
+    def limited(mib, expect):
+        limit = (mib << 20, mib << 20)
+        return train(tmp_path / "p.gguf", "--steps", "2", "-t", "2", expect=expect,
+                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit))
+
+    for mib in (128, 160, 192, 256, 320):
+        assert "the BLAS needs" in limited(mib, FAILED).stderr
+    limited(1024, DONE)
+
+
 def test_a_batch_too_small_for_the_processes(tmp_path):
     result = subprocess.run([*mpirun(2), "train", *SMALL, "-o", str(tmp_path / "p"), "--steps", "2", "--batch", "1"], timeout=300,
                             env=MPI_ENV, capture_output=True, text=True)

@@ -2,8 +2,13 @@
 #include "blas.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+/* What OpenBLAS maps for a thread's products on a 64-bit machine, 128 MiB, and something for its bookkeeping. */
+#define BUFFER_BYTES (((size_t)128 << 20) + ((size_t)1 << 20))
 
 /* Constants of the C interface, the same in every BLAS. */
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
@@ -24,12 +29,32 @@ static void find(void *library, const char *name, void *where, size_t n_bytes)
     memcpy(where, &address, n_bytes);
 }
 
+int butler_blas_check_room(int n_threads, struct butler_error *err)
+{
+    const size_t size = (size_t)n_threads * BUFFER_BYTES;
+    void *room = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return butler_fail(
+            err, BUTLER_ERROR_MEMORY,
+            "the BLAS needs %zu bytes of address space for the products of %d threads: %s; raise the limit (ulimit -v) "
+            "or use fewer threads (-t)",
+            size, n_threads, strerror(errno));
+    munmap(room, size);
+    return 0;
+}
+
 struct butler_blas *butler_blas_load(struct butler_error *err)
 {
     static const char *const names[] = {"libopenblas.so.0", "libblas.so.3"};
     struct butler_blas *blas = butler_alloc(sizeof *blas, err);
     if (!blas)
         return NULL;
+    /* It takes a buffer as it is loaded, and would start threads, each of which takes one. */
+    if (butler_blas_check_room(1, err) < 0) {
+        free(blas);
+        return NULL;
+    }
+    setenv("OPENBLAS_NUM_THREADS", "1", 1);
     for (int i = 0; i < BUTLER_COUNT(names); i++) {
         set_threads_fn *set_threads = NULL;
         blas->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);

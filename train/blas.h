@@ -9,6 +9,9 @@ struct butler_blas;
 /* NULL if there is no BLAS; the error names the package to install. The BLAS is set to one thread: each text is one thread's
  * work, and sums must not depend on the number of threads. */
 struct butler_blas *butler_blas_load(struct butler_error *err);
+/* BUTLER_ERROR_MEMORY if n_threads threads could not get their buffers now: without memory for them OpenBLAS tries for ever. To be
+ * called before a thread's first product. */
+int butler_blas_check_room(int n_threads, struct butler_error *err);
 void butler_blas_free(struct butler_blas *blas);
 
 /* The three products of a layer y = x W^T, all row-major, a row stride (in floats) beside each matrix; c += with add.

@@ -8,7 +8,7 @@
 #include "train.h"
 
 #define MAGIC "butler training\n"
-enum { VERSION = 3 };
+enum { VERSION = 4, SAMPLED_VERSION = 3 }; /* the latter names the model by its sampled fingerprint */
 
 /* What must be equal to resume a run. setting_names has the flags that set it. */
 struct settings {
@@ -61,7 +61,7 @@ static struct settings settings_of(const struct butler_trainer *trainer)
     const struct butler_predictor_sizes *sizes = &trainer->predictor->sizes;
     return (struct settings){
         .version = VERSION,
-        .model = trainer->model->fingerprint,
+        .model = trainer->predictor->model_fingerprint,
         .data = trainer->data.digest,
         .predictor_version = (uint64_t)sizes->version,
         .input = (uint64_t)sizes->input,
@@ -94,7 +94,7 @@ int butler_trainer_save(const struct butler_trainer *trainer, const char *path, 
     const struct progress progress = {trainer->n_texts, trainer->n_tokens, adam->step,   adam->n_applied,
                                       adam->n_skipped,  adam->usual_norm,  trainer->loss};
     const size_t n_bytes = trainer->predictor->n_weights * sizeof(float);
-    int code = butler_writer_open(&writer, path, true, err);
+    int code = butler_writer_open(&writer, path, BUTLER_WRITER_HASH, err);
     if (code < 0)
         return code;
     if ((code = butler_write(&writer, MAGIC, sizeof MAGIC - 1, err)) < 0 ||
@@ -125,6 +125,10 @@ static int check(const struct butler_trainer *trainer, const struct butler_map *
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: the checksum at byte %zu does not match: the checkpoint is damaged", path,
                            map->size - sizeof digest);
     memcpy(&theirs, map->data + n_head, sizeof theirs);
+    if (theirs.version == SAMPLED_VERSION) {
+        mine.version = SAMPLED_VERSION;
+        mine.model = trainer->model->sampled_fingerprint;
+    }
     for (size_t i = 0; i < sizeof mine / sizeof(uint64_t); i++) {
         uint64_t a, b;
         memcpy(&a, (const char *)&theirs + i * sizeof a, sizeof a);
@@ -136,7 +140,7 @@ static int check(const struct butler_trainer *trainer, const struct butler_map *
     if (map->size !=
         n_head + sizeof theirs + sizeof(struct progress) + 3 * trainer->predictor->n_weights * sizeof(float) + sizeof digest)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %zu bytes are not what its sizes give", path, map->size);
-    return 0;
+    return butler_map_check(map, path, err);
 }
 
 int butler_trainer_restore(struct butler_trainer *trainer, const char *path, struct butler_error *err)

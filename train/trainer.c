@@ -11,6 +11,7 @@ struct butler_train_worker {
     struct butler_engine *engine; /* of its own: sessions of one engine are used by one thread at a time */
     struct butler_net *net;
     int32_t *ids;
+    bool has_multiplied; /* and so has the BLAS's buffer */
 };
 
 struct butler_train_result {
@@ -51,9 +52,14 @@ static int make_workers(struct butler_trainer *trainer, struct butler_error *err
     for (int i = 0; i < trainer->n_workers; i++) {
         struct butler_train_worker *worker = &trainer->workers[i];
         /* A text is one pass, so that a layer's queries and keys are there at once and need not be kept. */
+        const struct butler_hparams *hp = &trainer->model->hp;
+        const uint64_t kv_bytes = (uint64_t)hp->n_layers * (uint64_t)hp->n_kv_heads *
+                                  butler_kv_extent_bytes(BUTLER_KV_F16, hp->head_dim) *
+                                  (uint64_t)BUTLER_CEIL_DIV(params->length, BUTLER_EXTENT_TOKENS);
         const struct butler_engine_params engine = {.n_threads = BUTLER_MAX(params->n_threads / trainer->n_workers, 1),
                                                     .isa = trainer->engine->backend->isa,
-                                                    .n_block = params->length};
+                                                    .n_block = params->length,
+                                                    .kv_bytes = kv_bytes};
         worker->engine = butler_engine_new(trainer->model, &engine, err);
         worker->net =
             butler_net_new(trainer->predictor, trainer->blas, trainer->engine->backend->kernels, params->loss, params->length, err);
@@ -109,8 +115,8 @@ static int make_predictor(struct butler_trainer *trainer, struct butler_error *e
     if (params->sizes.version != version)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s is a predictor of version %d, not %d", params->start,
                            params->sizes.version, version);
-    trainer->predictor->model_fingerprint = trainer->model->fingerprint;
-    return 0;
+    trainer->predictor->model_sampled = false;
+    return butler_model_fingerprint(trainer->model, &trainer->predictor->model_fingerprint, err);
 }
 
 struct butler_trainer *butler_trainer_new(struct butler_engine *engine, const struct butler_train_params *params,
@@ -166,12 +172,17 @@ void butler_trainer_free(struct butler_trainer *trainer)
 
 /* -------------------------------------------------------------------------------------------------- a text */
 
-static int read_text(struct butler_train_worker *worker, int n, struct butler_error *err)
+static int read_text(struct butler_train_worker *worker, int n_workers, int n, struct butler_error *err)
 {
     const struct butler_session_params params = {.n_ctx = n, .kv_type = BUTLER_KV_F16};
     struct butler_session *session = butler_session_new(worker->engine, &params, err);
     if (!session)
         return err->code;
+    if (!worker->has_multiplied && butler_blas_check_room(n_workers, err) < 0) {
+        butler_session_free(session);
+        return BUTLER_ERROR_MEMORY;
+    }
+    worker->has_multiplied = true;
     struct butler_capture capture = butler_net_capture;
     capture.user = worker->net;
     session->capture = &capture;
@@ -207,7 +218,7 @@ static void run_text(void *context, int i, int thread)
     net->measure_step = batch->train ? 0 : BUTLER_MAX(trainer->params.length / 64, 1);
     if (batch->train)
         memset(net->grads, 0, n_summed(trainer) * sizeof(float));
-    result->code = read_text(worker, result->n_tokens, &result->err);
+    result->code = read_text(worker, trainer->n_workers, result->n_tokens, &result->err);
     result->loss = net->loss;
     result->measures = net->measures;
 }

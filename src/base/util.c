@@ -1,17 +1,14 @@
-/* Errors, memory, files that are written atomically, time, random numbers. Nothing here knows about models. */
+/* Errors, memory, time, random numbers. Nothing here knows about models. */
 #include "base/util.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #define ALIGNMENT 64
 #define HUGE_PAGE ((size_t)2 << 20)
@@ -158,194 +155,6 @@ void butler_arena_free(struct butler_arena *arena)
         return;
     butler_unreserve(arena->base, arena->size);
     memset(arena, 0, sizeof *arena);
-}
-
-/* ------------------------------------------------------------------------------------------------- files */
-
-int butler_map_open(struct butler_map *map, const char *path, struct butler_error *err)
-{
-    struct stat st;
-    int code = 0;
-    *map = (struct butler_map){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return butler_fail(err, BUTLER_ERROR_IO, "%s: cannot open: %s", path, strerror(errno));
-    if (fstat(fd, &st) < 0) {
-        code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot stat: %s", path, strerror(errno));
-        goto fail;
-    }
-    if (!S_ISREG(st.st_mode)) {
-        code = butler_fail(err, BUTLER_ERROR_IO, "%s: not a regular file", path);
-        goto fail;
-    }
-    if (st.st_size == 0) {
-        code = butler_fail(err, BUTLER_ERROR_FORMAT, "%s: the file is empty", path);
-        goto fail;
-    }
-    void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (data == MAP_FAILED) {
-        code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot map %lld bytes: %s", path, (long long)st.st_size, strerror(errno));
-        goto fail;
-    }
-    map->data = data;
-    map->size = (size_t)st.st_size;
-fail:
-    close(fd);
-    return code;
-}
-
-void butler_map_close(struct butler_map *map)
-{
-    if (map && map->data) {
-        munmap((void *)(uintptr_t)map->data, map->size);
-        *map = (struct butler_map){0};
-    }
-}
-
-/* Creates a file in the directory of path, with a name that no other file has. Not mkstemp: the file must have the
- * permissions that a plain open gives. */
-static int open_beside(const char *path, char **name)
-{
-    size_t size = strlen(path) + 48;
-    uint64_t state = (uint64_t)getpid() << 32 ^ (uint64_t)(uintptr_t)name;
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    state ^= (uint64_t)now.tv_nsec << 20 ^ (uint64_t)now.tv_sec;
-    *name = malloc(size);
-    if (!*name)
-        return -1;
-    for (int attempt = 0; attempt < 100; attempt++) {
-        snprintf(*name, size, "%s.%016llx.tmp", path, (unsigned long long)butler_random(&state));
-        int fd = open(*name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (fd >= 0 || errno != EEXIST)
-            return fd;
-    }
-    return -1;
-}
-
-int butler_writer_open(struct butler_writer *writer, const char *path, bool hash, struct butler_error *err)
-{
-    struct stat st;
-    int fd = -1, code;
-    *writer = (struct butler_writer){0};
-    /* rename() would replace a device such as /dev/null by a plain file. */
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
-        return butler_fail(err, BUTLER_ERROR_IO, "%s: not a regular file", path);
-    if (hash) {
-        writer->hash = XXH3_createState();
-        if (!writer->hash || XXH3_64bits_reset(writer->hash) != XXH_OK) {
-            code = butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for a checksum", path);
-            goto fail;
-        }
-    }
-    writer->path = strdup(path);
-    if (!writer->path) {
-        code = butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory to write it", path);
-        goto fail;
-    }
-    fd = open_beside(path, &writer->temporary);
-    if (fd >= 0)
-        writer->file = fdopen(fd, "wb");
-    if (!writer->file) {
-        code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot write: %s", path, strerror(errno));
-        if (fd >= 0) {
-            close(fd);
-        } else {
-            /* The file was not created, so there is nothing to unlink. */
-            free(writer->temporary);
-            writer->temporary = NULL;
-        }
-        goto fail;
-    }
-    return 0;
-fail:
-    butler_writer_abort(writer);
-    return code;
-}
-
-int butler_write(struct butler_writer *writer, const void *bytes, size_t n, struct butler_error *err)
-{
-    if (n == 0)
-        return 0;
-    if (fwrite(bytes, 1, n, writer->file) != n)
-        return butler_fail(err, BUTLER_ERROR_IO, "%s: cannot write at byte %llu: %s", writer->path,
-                           (unsigned long long)writer->n_written, strerror(errno));
-    if (writer->hash)
-        XXH3_64bits_update(writer->hash, bytes, n);
-    writer->n_written += n;
-    return 0;
-}
-
-uint64_t butler_writer_digest(const struct butler_writer *writer)
-{
-    return writer->hash ? XXH3_64bits_digest(writer->hash) : 0;
-}
-
-/* Syncs the directory, so that the new name survives a crash. Some file systems cannot sync a directory; that is not a failure. */
-static int sync_directory(const char *path)
-{
-    char *slash, *directory = strdup(path);
-    if (!directory)
-        return -1;
-    slash = strrchr(directory, '/');
-    if (slash)
-        slash[slash == directory] = '\0';
-    int fd = open(slash ? directory : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    free(directory);
-    if (fd < 0)
-        return errno == EACCES ? 0 : -1;
-    int status = fsync(fd);
-    if (status < 0 && (errno == EINVAL || errno == ENOTSUP || errno == EROFS))
-        status = 0;
-    int saved = errno;
-    close(fd);
-    errno = saved;
-    return status;
-}
-
-int butler_writer_commit(struct butler_writer *writer, struct butler_error *err)
-{
-    int code = 0;
-    FILE *file = writer->file;
-    int status = fflush(file);
-    if (status == 0)
-        status = fsync(fileno(file));
-    int saved = errno;
-    if (fclose(file) != 0 && status == 0) {
-        status = -1;
-        saved = errno;
-    }
-    writer->file = NULL;
-    if (status != 0) {
-        code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot write %llu bytes: %s", writer->path,
-                           (unsigned long long)writer->n_written, strerror(saved));
-        goto fail;
-    }
-    if (rename(writer->temporary, writer->path) != 0) {
-        code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot rename into place: %s", writer->path, strerror(errno));
-        goto fail;
-    }
-    free(writer->temporary);
-    writer->temporary = NULL;
-    if (sync_directory(writer->path) != 0)
-        code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot sync its directory: %s", writer->path, strerror(errno));
-fail:
-    butler_writer_abort(writer);
-    return code;
-}
-
-void butler_writer_abort(struct butler_writer *writer)
-{
-    if (!writer)
-        return;
-    if (writer->file)
-        fclose(writer->file);
-    if (writer->temporary)
-        unlink(writer->temporary);
-    free(writer->temporary);
-    free(writer->path);
-    XXH3_freeState(writer->hash);
-    *writer = (struct butler_writer){0};
 }
 
 /* -------------------------------------------------------------------------------- time and random numbers */

@@ -45,22 +45,47 @@ int butler_arena_make(struct butler_arena *arena, struct butler_error *err);
 void butler_arena_place(struct butler_arena *arena); /* the pieces of an arena whose base somebody else has allocated */
 void butler_arena_free(struct butler_arena *arena);
 
-/* A file mapped read-only. */
+/* A file mapped read-only. The first one installs a handler for SIGBUS (map.c), which passes on faults of other memory. */
 struct butler_map {
-    const unsigned char *data;
+    const unsigned char *data; /* [size] */
     size_t size;
+    struct butler_map_guard *guard; /* NULL: memory of the caller, of which the functions below know nothing */
 };
+/* Anything but a regular file is refused by name, before it is opened. */
 int butler_map_open(struct butler_map *map, const char *path, struct butler_error *err);
+/* BUTLER_ERROR_IO once the file has shrunk or could not be read: zeros were read in place of the bytes lost. To be called after
+ * the bytes were used and before the result is. Takes a system call. */
+int butler_map_check(const struct butler_map *map, const char *path, struct butler_error *err);
 void butler_map_close(struct butler_map *map);
 
-/* A file that appears under its name only when it is complete: it is written to a temporary file, synced, and renamed. */
+/* What tells one state of a file from another, without reading it. */
+struct butler_file_id {
+    uint64_t device, inode, size;
+    int64_t modified_ns, changed_ns; /* since 1970; the latter also when the former is set by hand */
+};
+/* The file's id now; false if it is not the one it had when it was mapped, or there is none. */
+bool butler_map_id(const struct butler_map *map, struct butler_file_id *id);
+
+/* mode: st_mode of path. BUTLER_ERROR_IO, with what it is, for anything but a regular file. */
+int butler_require_file(const char *path, unsigned mode, struct butler_error *err);
+/* Makes the folder and those above it, for the user alone. 0 or errno, also where it cannot be written to. */
+int butler_make_folder(const char *folder);
+
+/* A file that appears under its name only when it is complete and synced. Until then it has no name, so that a process that is
+ * killed leaves nothing; where the file system has no such files (O_TMPFILE) it is PATH.<16 digits>.tmp, which the next writer of
+ * the same path removes if its process has died. */
 struct butler_writer {
-    void *file; /* FILE */
-    char *path, *temporary;
+    void *file;             /* FILE */
+    char *path, *temporary; /* temporary: the name before the final one, or NULL */
     uint64_t n_written;
     void *hash; /* running XXH3-64 of all bytes written, or NULL */
 };
-int butler_writer_open(struct butler_writer *writer, const char *path, bool hash, struct butler_error *err);
+enum butler_writer_flags {
+    BUTLER_WRITER_HASH = 1,    /* keeps the digest of what is written */
+    BUTLER_WRITER_PRIVATE = 2, /* permissions 0600: for what holds somebody's text */
+    BUTLER_WRITER_NAMED = 4,   /* as if there were no O_TMPFILE: for tests */
+};
+int butler_writer_open(struct butler_writer *writer, const char *path, int flags, struct butler_error *err);
 int butler_write(struct butler_writer *writer, const void *bytes, size_t n, struct butler_error *err);
 uint64_t butler_writer_digest(const struct butler_writer *writer);
 int butler_writer_commit(struct butler_writer *writer, struct butler_error *err);

@@ -35,7 +35,9 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
     if (!model)
         return NULL;
     model->path = strdup(path);
-    if (!model->path) {
+    if (params->cache_folder)
+        model->cache_folder = strdup(params->cache_folder);
+    if (!model->path || (params->cache_folder && !model->cache_folder)) {
         butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for the name of %s", path);
         goto fail;
     }
@@ -55,6 +57,8 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
                     butler_tokenizer_n_vocab(model->tokenizer), model->hp.n_vocab);
         goto fail;
     }
+    if (butler_gguf_check(model->gguf, err) < 0)
+        goto fail;
     model->info.warnings = butler_gguf_warnings(model->gguf);
     model->info.tokenizer = model->tokenizer ? butler_tokenizer_kind(model->tokenizer) : "";
     return model;
@@ -70,6 +74,7 @@ void butler_model_free(struct butler_model *model)
     butler_tokenizer_free(model->tokenizer);
     butler_model_unbind(model);
     butler_gguf_free(model->gguf);
+    free(model->cache_folder);
     free(model->path);
     free(model);
 }

@@ -533,12 +533,23 @@ static int check_logits(const struct butler_session *session, const float *logit
                        session->model->path, (double)logits[i], i, position);
 }
 
+/* Whether all files that the part was computed from are still whole: a row computed from a file that shrank is worthless. */
+static bool files_are_whole(struct butler_part *part)
+{
+    const struct butler_session *session = part->session;
+    if (butler_gguf_check(session->model->gguf, part->err) == 0 &&
+        (!session->predict || butler_gguf_check(session->predict->predictor->gguf, part->err) == 0))
+        return true;
+    fail(part);
+    return false;
+}
+
 /* One row of logits goes to its session, and to who asked for it. t: which of the part's tokens. */
 static void deliver(const struct pass *pass, struct butler_part *part, int t, const float *device)
 {
     struct butler_session *session = part->session;
     const int position = session->n_past + t;
-    if (part->failed)
+    if (part->failed || !files_are_whole(part))
         return;
     pass->backend->download(pass->backend, session->logits, device, (size_t)pass->hp->n_vocab * sizeof(float));
     if (check_logits(session, session->logits, position, part->err) < 0) {
@@ -621,7 +632,7 @@ static void begin(const struct pass *pass)
 static void note_tokens(struct butler_part *part)
 {
     struct butler_session *session = part->session;
-    if (part->failed)
+    if (part->failed || !files_are_whole(part))
         return;
     memcpy(session->tokens + session->n_past, part->ids, (size_t)part->n * sizeof *part->ids);
     if (!part->decode && session->n_dense == session->n_past && !session->evicted)

@@ -56,8 +56,9 @@ static int make_records(struct butler_kv *kv, const struct butler_metric_shape *
                         struct butler_error *err)
 {
     const size_t n_heads = (size_t)kv->n_layers * (size_t)kv->n_kv_heads, slots = (size_t)kv->max_slots;
-    if (policy->metric && policy->metric->record)
-        policy->metric->record(shape, policy->values, &kv->record_slots, &kv->record_bytes);
+    if (policy->metric &&
+        butler_metric_record(policy->metric, shape, policy->values, &kv->record_slots, &kv->record_bytes, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
     if (kv->record_slots > 0) {
         kv->records_stride = (BUTLER_CEIL_DIV(slots, (size_t)kv->record_slots) * kv->record_bytes + 63) / 64 * 64;
         if (!butler_mul_size(n_heads, kv->records_stride, &kv->records_bytes))

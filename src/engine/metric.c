@@ -110,6 +110,32 @@ static int check_metric(const struct butler_engine *engine, const struct butler_
     return check_params(metric, err);
 }
 
+int butler_metric_record(const struct butler_metric *metric, const struct butler_metric_shape *shape, const double *values,
+                         int *n_slots, size_t *n_bytes, struct butler_error *err)
+{
+    enum { MAX_SLOTS = 1 << 24, MAX_BYTES = 1 << 30 }; /* the longest context; products of both fit in 64 bits */
+    *n_slots = 0;
+    *n_bytes = 0;
+    if (metric->record)
+        metric->record(shape, values, n_slots, n_bytes);
+    if (*n_slots < 0 || *n_slots > MAX_SLOTS || *n_bytes > MAX_BYTES)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                           "metric %s: records of %zu bytes for %d slots: at most %d bytes and %d slots", metric->name, *n_bytes,
+                           *n_slots, MAX_BYTES, MAX_SLOTS);
+    return 0;
+}
+
+/* Its records under the policy of its own name. */
+static int check_record(const struct butler_engine *engine, const struct butler_policy *policy, struct butler_error *err)
+{
+    const struct butler_hparams *hp = &engine->model->hp;
+    const struct butler_metric_shape shape = {
+        hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads, 0, 0, 0};
+    int n_slots;
+    size_t n_bytes;
+    return butler_metric_record(policy->metric, &shape, policy->values, &n_slots, &n_bytes, err);
+}
+
 /* who names it in errors before it has a name that can be read. */
 static int register_metric(struct butler_engine *engine, const struct butler_metric *metric, const char *who, void *handle,
                            struct butler_error *err)
@@ -128,6 +154,8 @@ static int register_metric(struct butler_engine *engine, const struct butler_met
     list->n++;
     struct butler_policy policy;
     rc = butler_policy_parse(engine, metric->name, &policy, err);
+    if (!rc)
+        rc = check_record(engine, &policy, err);
     if (!rc && !(entries[list->n - 1].defaults = strdup(policy.text)))
         rc = butler_fail(err, BUTLER_ERROR_MEMORY, "metric %s: no memory", metric->name);
     if (rc)

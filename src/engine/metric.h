@@ -79,6 +79,10 @@ BUTLER_METRICS(BUTLER_DECLARE_METRIC)
 
 /* All of them, ending with NULL. */
 extern const struct butler_metric *const butler_metrics_builtin[];
+/* Slots and bytes of its records for these shapes and values, 0 where it keeps none. BUTLER_ERROR_ARGUMENT, with its name, for
+ * sizes that no record has: a plug-in may say anything. */
+int butler_metric_record(const struct butler_metric *metric, const struct butler_metric_shape *shape, const double *values,
+                         int *n_slots, size_t *n_bytes, struct butler_error *err);
 const struct butler_metric *butler_metric_find(const struct butler_metric_list *list /* may be NULL */, const char *name);
 
 #endif

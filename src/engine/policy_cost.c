@@ -84,8 +84,8 @@ int butler_policy_estimate(const struct butler_engine *engine, const char *text,
         shape.predicted_dim = predictor->sizes.d;
         shape.predicted_keys = predictor->sizes.n_key_heads / predictor->sizes.n_kv_heads;
     }
-    if (metric && metric->record)
-        metric->record(&shape, policy.values, &records.n_slots, &records.n_bytes);
+    if (metric && (rc = butler_metric_record(metric, &shape, policy.values, &records.n_slots, &records.n_bytes, err)) < 0)
+        return rc;
     *cost = (struct butler_policy_cost){.budget_known = policy.budget_kind != BUTLER_BUDGET_MASS};
     if (records.n_slots > 0)
         cost->record_bytes = (double)records.n_bytes / records.n_slots * hp->n_kv_heads * hp->n_layers;

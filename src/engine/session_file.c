@@ -19,7 +19,8 @@
 #include "engine/predict.h"
 #include "engine/session.h"
 
-static const char magic[8] = "butlerS2";
+/* Version 2 names models and predictors by their sampled fingerprints. */
+static const char magic[8] = "butlerS3", sampled_magic[8] = "butlerS2";
 
 struct file_header {
     char magic[8];
@@ -96,7 +97,6 @@ int butler_session_save(const struct butler_session *session, const char *path, 
     const struct butler_kv *kv = &session->kv;
     struct butler_writer writer;
     struct file_header header = {
-        .fingerprint = session->model->fingerprint,
         .seed = session->seed,
         .n_ctx = session->n_ctx,
         .kv_type = (int32_t)session->kv_type,
@@ -117,7 +117,10 @@ int butler_session_save(const struct butler_session *session, const char *path, 
     memcpy(header.magic, magic, sizeof magic);
     if (session->failed)
         return butler_fail(err, BUTLER_ERROR_NUMERIC, "%s: a session that ended with an error cannot be saved", path);
-    int code = butler_writer_open(&writer, path, true, err);
+    int code = butler_model_fingerprint(session->model, &header.fingerprint, err);
+    if (code < 0)
+        return code;
+    code = butler_writer_open(&writer, path, BUTLER_WRITER_HASH | BUTLER_WRITER_PRIVATE, err);
     if (code < 0)
         return code;
     if ((code = butler_write(&writer, &header, sizeof header, err)) < 0 ||
@@ -146,6 +149,7 @@ struct cursor {
     const char *path;
     const unsigned char *data;
     size_t size, at;
+    bool sampled; /* fingerprints are sampled ones */
 };
 
 static const void *take(struct cursor *cursor, size_t n_bytes, const char *what, struct butler_error *err)
@@ -159,13 +163,19 @@ static const void *take(struct cursor *cursor, size_t n_bytes, const char *what,
     return cursor->data + cursor->at - n_bytes;
 }
 
-static int check_header(const struct file_header *header, const struct butler_model *model, const char *path,
+static int check_header(struct cursor *cursor, const struct file_header *header, struct butler_model *model,
                         struct butler_error *err)
 {
     const struct butler_hparams *hp = &model->hp;
-    if (memcmp(header->magic, magic, sizeof magic) != 0)
+    const char *path = cursor->path;
+    uint64_t fingerprint = model->sampled_fingerprint;
+    cursor->sampled = memcmp(header->magic, sampled_magic, sizeof sampled_magic) == 0;
+    if (!cursor->sampled && memcmp(header->magic, magic, sizeof magic) != 0)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: not a session file of this version (byte 0)", path);
-    if (header->fingerprint != model->fingerprint)
+    const int code = cursor->sampled ? 0 : butler_model_fingerprint(model, &fingerprint, err);
+    if (code < 0)
+        return code;
+    if (header->fingerprint != fingerprint)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: saved with another model than %s", path, model->path);
     if (header->n_ctx < 1 || header->n_past < 0 || header->n_past > header->n_ctx || header->n_decoded < 0 ||
         header->n_decoded > header->n_past || header->n_dense < 0 || header->n_dense > header->n_past || header->n_observed < 0 ||
@@ -262,14 +272,15 @@ static int read_layer(struct cursor *cursor, const struct butler_session *sessio
 static int read_predict(struct cursor *cursor, const struct butler_session *session, struct butler_error *err)
 {
     struct butler_predict *predict = session->predict;
+    const uint64_t own = cursor->sampled ? predict->predictor->sampled_fingerprint : predict->predictor->fingerprint;
     uint64_t fingerprint;
     const void *from = take(cursor, sizeof fingerprint, "the predictor's fingerprint", err);
     if (!from)
         return BUTLER_ERROR_FORMAT;
     memcpy(&fingerprint, from, sizeof fingerprint);
-    if (fingerprint != predict->predictor->fingerprint)
+    if (fingerprint != own)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: saved with the predictor %016llx; the model now has %016llx",
-                           cursor->path, (unsigned long long)fingerprint, (unsigned long long)predict->predictor->fingerprint);
+                           cursor->path, (unsigned long long)fingerprint, (unsigned long long)own);
     return predict->predictor->sizes.version == 1 ? read_layer(cursor, session, &predict->kv, 0, err) : 0;
 }
 
@@ -334,7 +345,7 @@ struct butler_session *butler_session_restore(struct butler_engine *engine, cons
     const void *from;
     if (butler_map_open(&map, path, err) < 0)
         return NULL;
-    struct cursor cursor = {path, map.data, map.size, 0};
+    struct cursor cursor = {.path = path, .data = map.data, .size = map.size};
     if (map.size < sizeof header + sizeof digest) {
         butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %zu bytes are too few for a session", path, map.size);
         goto fail;
@@ -342,7 +353,7 @@ struct butler_session *butler_session_restore(struct butler_engine *engine, cons
     cursor.size -= sizeof digest;
     memcpy(&header, take(&cursor, sizeof header, "the header", err), sizeof header);
     memcpy(&digest, map.data + cursor.size, sizeof digest);
-    if (check_header(&header, engine->model, path, err) < 0)
+    if (check_header(&cursor, &header, engine->model, err) < 0)
         goto fail;
     if (digest != XXH3_64bits(map.data, cursor.size)) {
         butler_fail(err, BUTLER_ERROR_FORMAT, "%s: corrupt: the checksum at byte %zu does not match", path, cursor.size);
@@ -363,7 +374,7 @@ struct butler_session *butler_session_restore(struct butler_engine *engine, cons
         butler_fail(err, BUTLER_ERROR_FORMAT, "%s: the metric's records have another size than today's", path);
         goto fail;
     }
-    if (read_session(&cursor, session, &header, err) < 0)
+    if (read_session(&cursor, session, &header, err) < 0 || butler_map_check(&map, path, err) < 0)
         goto fail;
     butler_map_close(&map);
     return session;

@@ -314,7 +314,7 @@ int butler_convert_llama2c(const char *in, const char *tokenizer, const char *ou
         goto fail;
     if ((rc = put_hparams(writer, &checkpoint, err)) < 0 ||
         (tokenizer && (rc = put_vocabulary(writer, &vocabulary, checkpoint.n_vocab, err)) < 0) ||
-        (rc = put_tensors(writer, &checkpoint, err)) < 0)
+        (rc = put_tensors(writer, &checkpoint, err)) < 0 || (rc = butler_map_check(&checkpoint.map, in, err)) < 0)
         goto fail;
     rc = butler_gguf_writer_commit(writer, err);
 fail:

@@ -1,9 +1,8 @@
 /* Reads a GGUF file: maps it and parses the header. Nothing in the file is trusted. Each count, length and offset is compared
  * with the file's size before it is used, and memory grows with what was read, not with what a count claims. The resulting
  * keys and tensors point into the mapping. */
-#include "file/gguf_value.h"
+#include "file/gguf_parts.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,47 +15,6 @@ enum {
     MAX_TENSOR_NAME = 64,
     MIN_VALUE_BYTES = 14,  /* key length, one byte of key, type, one byte of value */
     MIN_TENSOR_BYTES = 33, /* name length, one byte of name, number of dimensions, one dimension, type, offset */
-    FINGERPRINT_SAMPLE = 4096,
-    MAX_WARNINGS = 2048, /* bytes; what comes after them is left out */
-};
-
-struct entry {
-    struct butler_gguf_value value;
-    const char *text; /* strings without embedded NUL: a terminated copy */
-};
-
-struct slot {
-    struct butler_tensor tensor;
-    uint64_t offset, n_bytes; /* offset from the start of the data section */
-    uint64_t at;              /* offset of the tensor's description in the file, for errors */
-};
-
-struct text_chunk {
-    struct text_chunk *next;
-    size_t used, size;
-    char text[];
-};
-
-struct name_index {
-    size_t *places; /* index + 1, or 0 for a free slot */
-    size_t mask;
-};
-
-struct butler_gguf {
-    char *path;
-    struct butler_map map;
-    bool owns_map;
-    uint64_t alignment;
-    uint64_t header_bytes, data_offset;
-    struct entry *entries;
-    size_t n_entries, max_entries;
-    struct slot *slots;
-    size_t n_slots, max_slots;
-    struct name_index entry_index, slot_index;
-    struct text_chunk *texts;
-    char *warnings;             /* [MAX_WARNINGS] */
-    struct butler_gguf **parts; /* [n_parts] the other files of a split model, whose tensors are among the slots */
-    int64_t n_parts;
 };
 
 /* The read position, and what is being read, for errors. */
@@ -432,24 +390,6 @@ static int place_tensors(struct reader *r)
 
 /* ---------------------------------------------------------------------------------------- lookup by name */
 
-static const char *name_of(const void *array, size_t element, size_t i)
-{
-    const char *name;
-    memcpy(&name, (const char *)array + i * element, sizeof name);
-    return name;
-}
-
-/* Both kinds of element begin with their name, so one hash table implementation serves keys and tensors. */
-_Static_assert(offsetof(struct entry, value.key) == 0 && offsetof(struct slot, tensor.name) == 0, "name first");
-
-static size_t *find_cell(const struct name_index *index, const void *array, size_t element, const char *name)
-{
-    size_t i = (size_t)XXH3_64bits(name, strlen(name)) & index->mask;
-    while (index->places[i] && strcmp(name_of(array, element, index->places[i] - 1), name) != 0)
-        i = (i + 1) & index->mask;
-    return &index->places[i];
-}
-
 static int build_index(struct reader *r, struct name_index *index, const char *kind, const void *array, size_t n, size_t element)
 {
     size_t n_cells = 8;
@@ -460,8 +400,8 @@ static int build_index(struct reader *r, struct name_index *index, const char *k
         return fail_at(r, BUTLER_ERROR_MEMORY, r->at, "no memory for an index of %zu names", n);
     index->mask = n_cells - 1;
     for (size_t i = 0; i < n; i++) {
-        const char *name = name_of(array, element, i);
-        size_t *cell = find_cell(index, array, element, name);
+        const char *name = butler_gguf_name(array, element, i);
+        size_t *cell = butler_gguf_cell(index, array, element, name);
         if (*cell) {
             set_subject(r, kind, name, strlen(name));
             return fail_at(r, BUTLER_ERROR_FORMAT, r->at, "the header has it twice, as number %zu and number %zu", *cell - 1, i);
@@ -552,7 +492,7 @@ static struct butler_gguf *open_one(const char *path, struct butler_error *err)
         return NULL;
     struct butler_gguf *gguf = butler_gguf_open_memory(map.data, map.size, path, err);
     if (gguf)
-        gguf->owns_map = true;
+        gguf->map = map;
     else
         butler_map_close(&map);
     return gguf;
@@ -639,161 +579,8 @@ void butler_gguf_free(struct butler_gguf *gguf)
     free(gguf->slot_index.places);
     free(gguf->entries);
     free(gguf->slots);
-    if (gguf->owns_map)
-        butler_map_close(&gguf->map);
+    butler_map_close(&gguf->map);
     free(gguf->warnings);
     free(gguf->path);
     free(gguf);
-}
-
-/* ------------------------------------------------------------------------------------------------ queries */
-
-const char *butler_gguf_path(const struct butler_gguf *gguf)
-{
-    return gguf->path;
-}
-
-const char *butler_gguf_warnings(const struct butler_gguf *gguf)
-{
-    return gguf->warnings;
-}
-
-void butler_gguf_warn(const struct butler_gguf *gguf, const char *format, ...)
-{
-    size_t n = strlen(gguf->warnings);
-    if (MAX_WARNINGS - n < 2)
-        return;
-    va_list args;
-    va_start(args, format);
-    if (n > 0)
-        gguf->warnings[n++] = '\n';
-    vsnprintf(gguf->warnings + n, MAX_WARNINGS - n, format, args);
-    va_end(args);
-}
-
-uint64_t butler_gguf_fingerprint(const struct butler_gguf *gguf)
-{
-    uint64_t hash = XXH3_64bits(gguf->map.data, (size_t)gguf->header_bytes);
-    for (size_t i = 0; i < gguf->n_slots; i++) {
-        const struct slot *slot = &gguf->slots[i];
-        const unsigned char *data = slot->tensor.data;
-        size_t n = (size_t)BUTLER_MIN(slot->n_bytes, (uint64_t)FINGERPRINT_SAMPLE);
-        hash = XXH3_64bits_withSeed(data, n, hash);
-        hash = XXH3_64bits_withSeed(data + slot->n_bytes - n, n, hash);
-    }
-    return hash;
-}
-
-int64_t butler_gguf_n_tensors(const struct butler_gguf *gguf)
-{
-    return (int64_t)gguf->n_slots;
-}
-
-const struct butler_tensor *butler_gguf_tensor(const struct butler_gguf *gguf, int64_t i)
-{
-    return &gguf->slots[i].tensor;
-}
-
-const struct butler_tensor *butler_gguf_find(const struct butler_gguf *gguf, const char *name)
-{
-    size_t place = *find_cell(&gguf->slot_index, gguf->slots, sizeof(struct slot), name);
-    return place ? &gguf->slots[place - 1].tensor : NULL;
-}
-
-int64_t butler_gguf_n_values(const struct butler_gguf *gguf)
-{
-    return (int64_t)gguf->n_entries;
-}
-
-const struct butler_gguf_value *butler_gguf_value_at(const struct butler_gguf *gguf, int64_t i)
-{
-    return &gguf->entries[i].value;
-}
-
-static const struct entry *find_entry(const struct butler_gguf *gguf, const char *key)
-{
-    size_t place = *find_cell(&gguf->entry_index, gguf->entries, sizeof(struct entry), key);
-    return place ? &gguf->entries[place - 1] : NULL;
-}
-
-const struct butler_gguf_value *butler_gguf_value(const struct butler_gguf *gguf, const char *key)
-{
-    const struct entry *entry = find_entry(gguf, key);
-    return entry ? &entry->value : NULL;
-}
-
-/* Looks up a key: 1 with *out set, 0 if it is absent and optional. */
-static int want_entry(const struct butler_gguf *gguf, const char *key, bool required, const struct entry **out,
-                      struct butler_error *err)
-{
-    *out = find_entry(gguf, key);
-    if (*out)
-        return 1;
-    if (required)
-        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key '%s' is missing", gguf->path, key);
-    return 0;
-}
-
-static int fail_value(const struct butler_gguf *gguf, const struct entry *entry, struct butler_error *err, const char *what)
-{
-    return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: offset %llu: key '%.64s': %s%s", gguf->path,
-                       (unsigned long long)(entry->value.data - gguf->map.data), entry->value.key, what,
-                       butler_gguf_value_names[entry->value.type]);
-}
-
-int butler_gguf_int(const struct butler_gguf *gguf, const char *key, bool required, int64_t min, int64_t max, int64_t *out,
-                    struct butler_error *err)
-{
-    const struct entry *entry;
-    int rc = want_entry(gguf, key, required, &entry, err);
-    if (rc <= 0)
-        return rc;
-    enum butler_gguf_type type = entry->value.type;
-    if (type == BUTLER_GGUF_FLOAT32 || type == BUTLER_GGUF_FLOAT64 || type == BUTLER_GGUF_STRING || type == BUTLER_GGUF_ARRAY)
-        return fail_value(gguf, entry, err, "expected an integer, found type ");
-    int64_t value;
-    if (!butler_gguf_load_int(type, entry->value.data, &value) || value < min || value > max) {
-        char shown[32];
-        bool wide = type == BUTLER_GGUF_U64;
-        snprintf(shown, sizeof shown, wide ? "%llu" : "%lld", (unsigned long long)value);
-        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: offset %llu: key '%.64s': %s is not in [%lld, %lld]", gguf->path,
-                           (unsigned long long)(entry->value.data - gguf->map.data), key, shown, (long long)min, (long long)max);
-    }
-    *out = value;
-    return 0;
-}
-
-int butler_gguf_float(const struct butler_gguf *gguf, const char *key, bool required, double *out, struct butler_error *err)
-{
-    const struct entry *entry;
-    int rc = want_entry(gguf, key, required, &entry, err);
-    if (rc <= 0)
-        return rc;
-    double value;
-    if (entry->value.type == BUTLER_GGUF_FLOAT32) {
-        value = butler_gguf_array_float(&entry->value, 0);
-    } else if (entry->value.type == BUTLER_GGUF_FLOAT64) {
-        uint64_t bits = butler_gguf_load_u64(entry->value.data);
-        memcpy(&value, &bits, sizeof value);
-    } else {
-        return fail_value(gguf, entry, err, "expected a float, found type ");
-    }
-    if (!isfinite(value))
-        return fail_value(gguf, entry, err, "not a finite ");
-    *out = value;
-    return 0;
-}
-
-int butler_gguf_string(const struct butler_gguf *gguf, const char *key, bool required, const char **out, struct butler_error *err)
-{
-    const struct entry *entry;
-    int rc = want_entry(gguf, key, required, &entry, err);
-    if (rc <= 0)
-        return rc;
-    if (entry->value.type != BUTLER_GGUF_STRING)
-        return fail_value(gguf, entry, err, "expected a string, found type ");
-    if (!entry->text)
-        return fail_value(gguf, entry, err, "NUL byte in the ");
-    *out = entry->text;
-    return 0;
 }

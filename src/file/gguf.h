@@ -29,8 +29,13 @@ const char *butler_gguf_path(const struct butler_gguf *gguf);
  * the file's path is not to be repeated. */
 const char *butler_gguf_warnings(const struct butler_gguf *gguf);
 void butler_gguf_warn(const struct butler_gguf *gguf, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* XXH3-64 of the header and of the first and last 4 KiB of every tensor: identifies a model without reading all of it. */
-uint64_t butler_gguf_fingerprint(const struct butler_gguf *gguf);
+/* BUTLER_ERROR_IO once a file of the model has shrunk or could not be read: see butler_map_check. NULL: 0. */
+int butler_gguf_check(const struct butler_gguf *gguf, struct butler_error *err);
+/* XXH3-64 of all bytes of the file; of a split model that of the pair (fingerprint so far, the next file's), file by file. folder,
+ * if not NULL, is where fingerprints are kept between processes; it is made if need be, and one that cannot be used is no error. */
+int butler_gguf_fingerprint(const struct butler_gguf *gguf, const char *folder, uint64_t *fingerprint, struct butler_error *err);
+/* XXH3-64 of the header and of the first and last 4 KiB of every tensor: what older files name a model by. */
+uint64_t butler_gguf_sampled_fingerprint(const struct butler_gguf *gguf);
 
 int64_t butler_gguf_n_tensors(const struct butler_gguf *gguf);
 const struct butler_tensor *butler_gguf_tensor(const struct butler_gguf *gguf, int64_t i);

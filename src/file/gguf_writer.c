@@ -88,7 +88,7 @@ struct butler_gguf_writer *butler_gguf_writer_new(const char *path, struct butle
         return NULL;
     }
     writer->alignment = DEFAULT_ALIGNMENT;
-    if (butler_writer_open(&writer->out, path, false, err) < 0) {
+    if (butler_writer_open(&writer->out, path, 0, err) < 0) {
         free(writer);
         return NULL;
     }

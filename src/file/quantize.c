@@ -137,7 +137,8 @@ int butler_quantize_file(const char *in, const char *out, enum butler_type type,
     struct job job = {.in = in, .type = type, .err = &why};
     int rc = -1;
     if ((job.gguf = butler_gguf_open(in, &why)) && (job.writer = butler_gguf_writer_new(out, &why)) &&
-        (rc = copy_values(&job)) == 0 && (rc = write_tensors(&job, progress, user)) == 0)
+        (rc = copy_values(&job)) == 0 && (rc = write_tensors(&job, progress, user)) == 0 &&
+        (rc = butler_gguf_check(job.gguf, &why)) == 0)
         rc = butler_gguf_writer_commit(job.writer, &why);
     butler_gguf_writer_free(job.writer);
     butler_gguf_free(job.gguf);

@@ -128,6 +128,13 @@ static inline void store_half(void *p, float f)
     memcpy(p, &h, sizeof h);
 }
 
+/* A Q8_0 block that has a number which is not finite. Its codes could not say so: its scale does, in every product with it. */
+static inline void store_q8_0_not_finite(uint8_t b[Q8_0_BYTES])
+{
+    store_half(b, bits_to_float(0x7fc00000));
+    memset(b + Q8_0_QUANTS, 0, Q8_0_BYTES - Q8_0_QUANTS);
+}
+
 static inline float bf16_to_float(uint16_t b)
 {
     return bits_to_float((uint32_t)b << 16);

@@ -255,8 +255,15 @@ static void quantize_q8_0(uint8_t *b, const float *x, int n)
 {
     for (; n > 0; n -= BLOCK, x += BLOCK, b += Q8_0_BYTES) {
         float extreme = 0;
-        for (int i = 0; i < BLOCK; i++)
+        bool finite = true;
+        for (int i = 0; i < BLOCK; i++) {
             extreme = fabsf(x[i]) > extreme ? fabsf(x[i]) : extreme;
+            finite = finite && isfinite(x[i]);
+        }
+        if (!finite) {
+            store_q8_0_not_finite(b);
+            continue;
+        }
         float d = extreme / 127, inverse = d != 0 ? 1 / d : 0;
         store_half(b, d);
         for (int i = 0; i < BLOCK; i++)

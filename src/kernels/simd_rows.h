@@ -19,9 +19,15 @@ static void store_q8_0(void *row, const float *x, int n)
 {
     uint8_t *b = row;
     for (; n > 0; n -= BLOCK, x += BLOCK, b += Q8_0_BYTES) {
-        vec extreme = vec_zero();
-        for (int k = 0; k < V32; k++)
+        vec extreme = vec_zero(), zeros = vec_zero(); /* zeros: 0 times every number, NaN if one is not finite */
+        for (int k = 0; k < V32; k++) {
             extreme = vec_max(vec_abs(vec_load(x + k * VEC)), extreme);
+            zeros = vec_fma(vec_load(x + k * VEC), vec_zero(), zeros);
+        }
+        if (vec_sum(zeros) != 0) {
+            store_q8_0_not_finite(b);
+            continue;
+        }
         float d = vec_max_all(extreme) / 127, inverse = d != 0 ? 1 / d : 0;
         store_half(b, d);
         for (int k = 0; k < V32; k++) {

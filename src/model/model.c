@@ -441,7 +441,22 @@ int butler_model_bind(struct butler_model *model, struct butler_error *err)
     if ((rc = bind_tensors(&binder)) < 0 || (rc = refuse_strangers(&binder)) < 0 || (rc = butler_rope_init(model, err)) < 0 ||
         (rc = fill_info(model, err)) < 0)
         return rc;
-    model->fingerprint = model->info.fingerprint = butler_gguf_fingerprint(model->gguf);
+    model->sampled_fingerprint = butler_gguf_sampled_fingerprint(model->gguf);
+    return 0;
+}
+
+/* Threads that come here at the same time all read the file, and find the same. */
+int butler_model_fingerprint(struct butler_model *model, uint64_t *fingerprint, struct butler_error *err)
+{
+    if (!__atomic_load_n(&model->has_fingerprint, __ATOMIC_ACQUIRE)) {
+        uint64_t found;
+        const int code = butler_gguf_fingerprint(model->gguf, model->cache_folder, &found, err);
+        if (code < 0)
+            return code;
+        __atomic_store_n(&model->fingerprint, found, __ATOMIC_RELAXED);
+        __atomic_store_n(&model->has_fingerprint, true, __ATOMIC_RELEASE);
+    }
+    *fingerprint = __atomic_load_n(&model->fingerprint, __ATOMIC_RELAXED);
     return 0;
 }
 

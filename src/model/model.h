@@ -104,7 +104,10 @@ struct butler_model {
     int rope_original_ctx;
     float **owned_vectors; /* F16/BF16 norm weights and biases converted to F32; freed with the model */
     int n_owned_vectors;
-    uint64_t fingerprint; /* XXH3-64 of the header and of a sample of every tensor */
+    char *cache_folder;           /* owned; or NULL */
+    bool has_fingerprint;         /* atomic: fingerprint has been computed */
+    uint64_t fingerprint;         /* by butler_model_fingerprint */
+    uint64_t sampled_fingerprint; /* what files of version 0.1 name the model by */
     struct butler_model_info info;
 };
 

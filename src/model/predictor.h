@@ -79,8 +79,10 @@ struct butler_predictor_training {
 
 struct butler_predictor {
     struct butler_predictor_sizes sizes;
-    uint64_t model_fingerprint; /* struct butler_model's */
-    uint64_t fingerprint;       /* of the file it was loaded from; 0: made by butler_predictor_new */
+    uint64_t model_fingerprint; /* of the model it was trained for: butler_model_fingerprint, or sampled_fingerprint */
+    bool model_sampled;         /* the latter: a file of version 0.1 */
+    /* Of the file it was loaded from, whole and sampled; 0: made by butler_predictor_new. */
+    uint64_t fingerprint, sampled_fingerprint;
     struct butler_predictor_training training;
     int n_params;
     struct butler_predictor_param *params; /* in the order of the comment above; version 2: producers, then keys */
@@ -117,7 +119,7 @@ struct butler_predictor *butler_predictor_new(const struct butler_predictor_size
 
 /* Loads a file for this model; a file for another model is an error that names both fingerprints. model NULL: not checked.
  * trainable: converted to floats (weights, data); otherwise the matrices stay in the mapped file. */
-struct butler_predictor *butler_predictor_load(const char *path, const struct butler_model *model, bool trainable,
+struct butler_predictor *butler_predictor_load(const char *path, struct butler_model *model, bool trainable,
                                                struct butler_error *err);
 void butler_predictor_free(struct butler_predictor *predictor);
 

@@ -9,6 +9,9 @@
 
 #define ARCHITECTURE "butler-predictor"
 #define KEY(name) ARCHITECTURE "." name
+/* Fingerprints of the model as 16 hexadecimal digits: of the whole file, and as version 0.1 wrote it. */
+#define WHOLE_KEY KEY("model_xxh3")
+#define SAMPLED_KEY KEY("model_fingerprint")
 
 enum { MAX_DIM = 1 << 20, MAX_LAYERS = 4096 };
 
@@ -318,7 +321,8 @@ static int put_values(struct butler_gguf_writer *writer, const struct butler_pre
         code = butler_gguf_put_int(writer, KEY("rope_length"), BUTLER_GGUF_U32, s->rope_length, err);
     if (code == 0 && s->version == 2 && butler_predictor_rotates(s))
         code = butler_gguf_put_array(writer, KEY("rope_freq"), BUTLER_GGUF_FLOAT32, s->rope_freq, (uint64_t)(s->d / 2), err);
-    if (code < 0 || (code = butler_gguf_put_string(writer, KEY("model_fingerprint"), fingerprint, err)) < 0 ||
+    if (code < 0 ||
+        (code = butler_gguf_put_string(writer, predictor->model_sampled ? SAMPLED_KEY : WHOLE_KEY, fingerprint, err)) < 0 ||
         (code = butler_gguf_put_int(writer, KEY("training.n_tokens"), BUTLER_GGUF_I64, training->n_tokens, err)) < 0 ||
         (code = butler_gguf_put_int(writer, KEY("training.n_steps"), BUTLER_GGUF_I64, training->n_steps, err)) < 0 ||
         (code = butler_gguf_put_float(writer, KEY("training.loss"), (float)training->loss, err)) < 0)
@@ -420,32 +424,36 @@ static int read_sizes(const struct butler_gguf *gguf, struct butler_predictor_si
 static int read_training(const struct butler_gguf *gguf, struct butler_predictor *predictor, struct butler_error *err)
 {
     struct butler_predictor_training *training = &predictor->training;
-    const char *text = "", *fingerprint;
+    const bool sampled = predictor->model_sampled = !butler_gguf_value(gguf, WHOLE_KEY);
+    const char *text = "", *fingerprint, *key = sampled ? SAMPLED_KEY : WHOLE_KEY;
     char *end;
     int code;
     if ((code = butler_gguf_int(gguf, KEY("training.n_tokens"), false, 0, INT64_MAX, &training->n_tokens, err)) < 0 ||
         (code = butler_gguf_int(gguf, KEY("training.n_steps"), false, 0, INT64_MAX, &training->n_steps, err)) < 0 ||
         (code = butler_gguf_float(gguf, KEY("training.loss"), false, &training->loss, err)) < 0 ||
         (code = butler_gguf_string(gguf, KEY("training.text"), false, &text, err)) < 0 ||
-        (code = butler_gguf_string(gguf, KEY("model_fingerprint"), true, &fingerprint, err)) < 0)
+        (code = butler_gguf_string(gguf, key, true, &fingerprint, err)) < 0)
         return code;
     snprintf(training->text, sizeof training->text, "%s", text);
     predictor->model_fingerprint = strtoull(fingerprint, &end, 16);
     if (strlen(fingerprint) != 16 || *end)
-        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: " KEY("model_fingerprint") " is no 16 hexadecimal digits",
-                           butler_gguf_path(gguf));
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %s is no 16 hexadecimal digits", butler_gguf_path(gguf), key);
     return 0;
 }
 
-static int check_model(const struct butler_predictor *predictor, const struct butler_model *model, struct butler_error *err)
+static int check_model(const struct butler_predictor *predictor, struct butler_model *model, struct butler_error *err)
 {
+    uint64_t fingerprint = model->sampled_fingerprint;
+    int code = predictor->model_sampled ? 0 : butler_model_fingerprint(model, &fingerprint, err);
+    if (code < 0)
+        return code;
     const struct butler_predictor_sizes *s = &predictor->sizes;
     const struct butler_hparams *hp = &model->hp;
     const char *path = butler_gguf_path(predictor->gguf);
-    if (predictor->model_fingerprint != model->fingerprint)
+    if (predictor->model_fingerprint != fingerprint)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT,
                            "%s: a predictor for the model with fingerprint %016" PRIx64 "; that of %s is %016" PRIx64, path,
-                           predictor->model_fingerprint, model->path, model->fingerprint);
+                           predictor->model_fingerprint, model->path, fingerprint);
     if (s->n_layers != hp->n_layers || s->n_embd != hp->n_embd || s->n_heads != hp->n_heads || s->n_kv_heads != hp->n_kv_heads ||
         s->head_dim != hp->head_dim)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: its sizes of the model are not those of %s", path, model->path);
@@ -492,7 +500,7 @@ static int widen(struct butler_predictor *predictor, struct butler_error *err)
     return code;
 }
 
-struct butler_predictor *butler_predictor_load(const char *path, const struct butler_model *model, bool trainable,
+struct butler_predictor *butler_predictor_load(const char *path, struct butler_model *model, bool trainable,
                                                struct butler_error *err)
 {
     struct butler_predictor_sizes sizes = {0};
@@ -501,8 +509,10 @@ struct butler_predictor *butler_predictor_load(const char *path, const struct bu
     if (!gguf || read_sizes(gguf, &sizes, err) < 0 || !(predictor = make(&sizes, path, err)))
         goto fail;
     predictor->gguf = gguf;
-    predictor->fingerprint = butler_gguf_fingerprint(gguf);
+    predictor->sampled_fingerprint = butler_gguf_sampled_fingerprint(gguf);
     gguf = NULL;
+    if (butler_gguf_fingerprint(predictor->gguf, NULL, &predictor->fingerprint, err) < 0)
+        goto fail;
     if (read_training(predictor->gguf, predictor, err) < 0 || (model && check_model(predictor, model, err) < 0))
         goto fail;
     for (int i = 0; i < predictor->n_params; i++)
