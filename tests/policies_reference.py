@@ -185,6 +185,8 @@ class Layer:
                 query = rotate(query[None], [len(keys) - 1], *self.rope)[0]
             weights[head, ids[head]] = softmax(keys @ query / np.sqrt(self.dim))
         if self.metric == "attention":
+            half_life = self.p.number("half_life")
+            self.sum *= 2 ** (-1 / half_life) if half_life else 1
             self.sum += weights ** self.p.count("power")
         elif self.metric == "last_query":
             self.last = weights

@@ -217,7 +217,7 @@ static void accumulated_attention(void **state)
     (void)state;
     for (int power = 1; power <= 2; power++) {
         struct head head;
-        const double values[] = {power};
+        const double values[] = {power, 0}, decaying[] = {power, 3};
         float weights[GROUP][4] = {{.5f, .25f, .25f, 0}, {1, 0, 0, 0}, {.125f, .125f, .75f, 0}}, out[GROUP][4];
         const float more[GROUP][4] = {{.25f, .25f, .25f, .25f}, {0, 0, 0, 1}, {.5f, 0, 0, .5f}};
         head_init(&head, &butler_metric_attention, values, BUTLER_KV_F16, "ref");
@@ -232,6 +232,20 @@ static void accumulated_attention(void **state)
                 near(out[h][i], power == 1 ? a + b : sqrt(a * a + b * b), 1e-7, "score", i);
             }
         assert_int_equal(butler_metric_attention.attention_window(values), INT_MAX);
+        head_free(&head);
+        head_init(&head, &butler_metric_attention, decaying, BUTLER_KV_F16, "ref");
+        grow(&head, &butler_metric_attention, decaying, 4, 1, 1);
+        for (int t = 0; t < 7; t++)
+            butler_metric_attention.observe(&shape, decaying, &head.view, t, t == 0 ? weights[0] : more[0], 4, 4);
+        butler_metric_attention.score(&shape, decaying, &head.view, NULL, GROUP, 0, 4, out[0], 4);
+        for (int h = 0; h < GROUP; h++)
+            for (int i = 0; i < 4; i++) { /* the first two half-lives ago */
+                double sum = pow(weights[h][i], power) / 4;
+                for (int age = 0; age < 6; age++)
+                    sum += pow(more[h][i], power) * exp2(-age / 3.0);
+                near(out[h][i], power == 1 ? sum : sqrt(sum), 1e-6, "decayed", i);
+            }
+        assert_int_equal(butler_metric_attention.attention_window(decaying), 24 * 3);
         head_free(&head);
     }
 }

@@ -41,6 +41,8 @@ CASES = [
     ("h2o+vatp:budget=0.4,sinks=5,norm=linf", SHORT),
     ("h2o:share=layer,budget=60", SHORT),
     ("h2o+vatp:share=layer,budget=60,sinks=4", SHORT),
+    ("h2o:budget=64,half_life=7", LONG),
+    ("h2o:budget=0.3,half_life=40,heavy=1", SHORT),
     ("scissorhands:budget=80,window=100", LONG),
     ("scissorhands:budget=0.3", SHORT),
     ("scissorhands+vatp:budget=64,sinks=10,window=30,norm=l2,group=mean", SHORT),
