@@ -102,6 +102,8 @@ def limits(p, layer, n_layers, n):
     if p.values.get("on_top") == "1":
         budget += sinks + recent
     page = p.count("page", 1)
+    if retrieve and page > 1:  # the scores choose a page at least
+        budget = max(budget, (-(-sinks // page) - (1 - recent) // page + 2) * page)
     return max(budget, sinks + max(1, recent), page), sinks, recent
 
 

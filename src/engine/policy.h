@@ -97,8 +97,9 @@ static inline bool butler_policy_keeps_newest(const struct butler_policy *policy
  *            budget = high - l floor((high - low) / (m - 1)) + w.
  *   heavy    recent = budget - floor(heavy budget + 1/2).
  *   on_top   budget += sinks + recent.
- * At last budget >= sinks + max(1, recent) (the newest token is always held), >= one page; recent >= 1 for retrieve. Mass: budget
- * is 0 and says nothing. Layers to which the policy does not apply: budget n. */
+ * At last budget >= sinks + max(1, recent) (the newest token is always held), >= one page; recent >= 1 for retrieve; where pages are
+ * retrieved, >= the pages of sinks and recent tokens and one more, so that scores choose at least one. Mass: budget is 0 and says
+ * nothing. Layers to which the policy does not apply: budget n. */
 struct butler_limits {
     int budget, sinks, recent; /* tokens */
 };
