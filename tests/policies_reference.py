@@ -150,6 +150,7 @@ class Layer:
         self.metric = METRICS.get(policy.name)
         self.sparse = self.metric is not None and layer >= policy.count("dense")
         self.evicts = self.sparse and policy["method"] == "evict"
+        self.prompts_only = self.evicts and policy["rolling"] == "0"
         self.page = policy.count("page", 1) if self.metric in PAGES else 1
         self.rope = rope if policy.values.get("rope") == "cache" else None
         self.k, self.v = np.zeros((n_kv, n_max, dim)), np.zeros((n_kv, n_max, dim))
@@ -489,6 +490,10 @@ class Layer:
     def prompt(self, q, k, v, actual=None):
         """A prompt, dense: q[n][heads][dim], k, v[n][KV heads][dim]. Returns what each head holds after it."""
         self.selected_at = None
+        if self.prompts_only:  # each prompt is cut by its own queries
+            self.sum[:], self.last, self.in_window[:] = 0, np.zeros_like(self.last), 0
+            self.window.clear()
+            self.blocks.clear()
         for t in range(len(q)):
             self.append(k[t], v[t])
             self.attend(q[t], self.by_query_head())
@@ -514,5 +519,6 @@ class Layer:
             else:  # those of the last selection and the units of the newest tokens
                 fresh = self.selected_at // self.page * self.page
                 ids = self.chosen = [np.append(c[c < fresh], np.arange(fresh, self.n)) for c in self.chosen]
-        self.attend(q, ids)
+        if not self.prompts_only:
+            self.attend(q, ids)
         return self.check(ids, actual)

@@ -48,6 +48,8 @@ CASES = [
     ("scissorhands+vatp:budget=64,sinks=10,window=30,norm=l2,group=mean", SHORT),
     ("scissorhands:budget=64,window=30,prefill=evict", CUTS),
     ("snapkv:budget=64,window=16", SHORT),
+    ("snapkv:budget=64,window=50,recent=8", SHORT),  # more than the second prompt has
+    ("h2o:budget=64,rolling=0", SHORT),
     ("snapkv:budget=64,preset=code", SHORT),
     ("snapkv:budget=64,window=16,rolling=1", LONG),
     ("snapkv+vatp:budget=64,window=16,kernel=3,pool=avg,rolling=1,recent=4,sinks=2", SHORT),
