@@ -112,6 +112,7 @@ static void print_last_row(const struct cmd_options *options, const struct resul
     json_object_set_new(stats, "kv_memory", json_integer((json_int_t)s->kv_memory));
     json_object_set_new(stats, "kv_memory_peak", json_integer((json_int_t)s->kv_memory_peak));
     json_object_set_new(stats, "metric_memory", json_integer((json_int_t)s->metric_memory));
+    json_object_set_new(stats, "metric_memory_peak", json_integer((json_int_t)s->metric_memory_peak));
     cmd_row(json_pack("{s:o, s:o, s:o}", "text", cmd_json_text(result->text.bytes ? result->text.bytes : "", result->text.n), "ids",
                       ids, "stats", stats));
 }

@@ -346,6 +346,7 @@ struct butler_stats {
     uint64_t kv_memory_peak;
     uint64_t predict_bytes;                /* the predictor's weights read (weight_bytes has the model's alone) */
     uint64_t units_selected, units_reused; /* retrieve: tokens or pages read; of them, read in the step before too */
+    uint64_t metric_memory_peak;
 };
 
 void butler_session_stats(const struct butler_session *session, struct butler_stats *stats);

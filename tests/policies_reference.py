@@ -13,6 +13,7 @@ import numpy as np
 
 MASK = (1 << 64) - 1
 PREFILL_CUT = 256  # with prefill=evict the cache is cut where the text has a multiple of so many tokens
+WINDOW_BLOCK = 16  # queries whose weights Scissorhands adds up
 NOTHING = 1e-12  # accumulated attention that float sums do not keep apart
 
 
@@ -101,6 +102,8 @@ def limits(p, layer, n_layers, n):
     if p.values.get("on_top") == "1":
         budget += sinks + recent
     page = p.count("page", 1)
+    if retrieve and page > 1:  # the scores choose a page at least
+        budget = max(budget, (-(-sinks // page) - (1 - recent) // page + 2) * page)
     return max(budget, sinks + max(1, recent), page), sinks, recent
 
 
@@ -147,6 +150,7 @@ class Layer:
         self.metric = METRICS.get(policy.name)
         self.sparse = self.metric is not None and layer >= policy.count("dense")
         self.evicts = self.sparse and policy["method"] == "evict"
+        self.prompts_only = self.evicts and policy["rolling"] == "0"
         self.page = policy.count("page", 1) if self.metric in PAGES else 1
         self.rope = rope if policy.values.get("rope") == "cache" else None
         self.k, self.v = np.zeros((n_kv, n_max, dim)), np.zeros((n_kv, n_max, dim))
@@ -154,6 +158,8 @@ class Layer:
         self.cached = [np.zeros(0, int) for _ in range(n_kv)]
         self.sum = np.zeros((n_heads, n_max))
         self.window, self.in_window = deque(), np.zeros((n_heads, n_max))
+        self.blocks = {}  # windowed: [the block's queries, sums of weights in 2^-24]
+        self.doubtful = None  # of the windowed scores: shares that float rounding may take or give
         self.summaries = {}  # of pages and groups: their keys do not change
         self.one_bit_step = 1  # what a query's integers times ranges are rounded to (kernels.h, one_bit)
         self.last = np.zeros((n_heads, n_max))
@@ -182,9 +188,17 @@ class Layer:
                 query = rotate(query[None], [len(keys) - 1], *self.rope)[0]
             weights[head, ids[head]] = softmax(keys @ query / np.sqrt(self.dim))
         if self.metric == "attention":
+            half_life = self.p.number("half_life")
+            self.sum *= 2 ** (-1 / half_life) if half_life else 1
             self.sum += weights ** self.p.count("power")
         elif self.metric == "last_query":
             self.last = weights
+        elif self.metric == "windowed":
+            block = (self.n - 1) // WINDOW_BLOCK
+            sums = self.blocks.setdefault(block, np.zeros_like(weights))
+            sums += np.floor(weights * 2.0 ** 24 + 0.5)
+            for old in [b for b in self.blocks if b < block - -(-self.p.count("window") // WINDOW_BLOCK)]:
+                del self.blocks[old]
         else:
             seen = to_half(weights[:, :self.n])
             self.window.append(seen)
@@ -217,7 +231,7 @@ class Layer:
             return self.last[heads.start:heads.stop][:, ids]
         if self.metric in ("windowed", "pooled"):
             received = self.in_window[heads.start:heads.stop]
-            return received[:, ids] if self.metric == "windowed" else self.pool(received, ids)
+            return self.block_sums(heads, ids) if self.metric == "windowed" else self.pool(received, ids)
         if self.metric == "random":
             return np.array([self.random_row(head, newest, ids) for head in heads])
         if self.metric == "exact":
@@ -273,6 +287,21 @@ class Layer:
         most = np.abs(queries).max(axis=1, keepdims=True)
         return np.rint(queries * (np.float32(127) / most)).astype(np.float64), most.astype(np.float64) / 127
 
+    def block_sums(self, heads, ids):
+        """Scissorhands: full blocks of queries in 8-bit floats with 3 bits of mantissa, the block being filled as it is."""
+        out, doubt, filling = np.zeros((len(heads), len(ids))), 0, max(self.blocks, default=0)
+        for block, sums in self.blocks.items():
+            x = sums[heads.start:heads.stop][:, ids]
+            if block < filling:
+                step = 2.0 ** np.maximum(np.floor(np.log2(np.maximum(x, 1))) - 3, 0)
+                rounded = np.floor(x / step + 0.5) * step
+                near_tie = np.abs(x / step + 0.5 - np.rint(x / step + 0.5)) * step <= 1e-4 * x + WINDOW_BLOCK
+                doubt, x = doubt + np.where(near_tie & (step > 1), step, 0), rounded
+            out += x
+        doubt = (doubt / np.maximum(out, 1)).max(axis=0)
+        self.doubtful = doubt if self.doubtful is None else np.maximum(self.doubtful, doubt)
+        return out / 2.0 ** 24
+
     def pool(self, received, ids):
         """SnapKV: neighbours are positions; the observation window pools apart from what is before it."""
         edge, kernel = ids.max() - self.p.count("window") + 1, self.p.count("kernel")
@@ -292,6 +321,7 @@ class Layer:
     def reduced(self, heads, q, newest):
         """Scores over the heads' units and how far two of them must be apart to differ for certain."""
         rows, largest = [], 1.0
+        self.doubtful = None
         zscores = self.p.values.get("normalise") == "zscore" and "mass" not in self.p.values and "norm" not in self.p.values
         combined = (zscores and self.metric == "predicted" and self.p["group"] == "mean" and self.p["share"] == "kv" and self.group > 1
                     and len(self.predicted.channels) == self.n_kv)
@@ -338,6 +368,10 @@ class Layer:
             return 2e-3 * abs(threshold) + 2.0 ** -23
         return 1e-5 * abs(threshold) + NOTHING
 
+    def doubt(self, missing, extra):
+        """Of windowed scores: the share that rounding of full blocks may move."""
+        return self.doubtful[np.concatenate([missing, extra])].max() if self.metric == "windowed" else 0
+
     # -- from scores to units
 
     def choose(self, scores, largest, keep, first, last, actual, what):
@@ -359,7 +393,8 @@ class Layer:
             return actual
         missing, extra = np.setdiff1d(wanted, actual), np.setdiff1d(actual, wanted)
         near = len(missing) == len(extra) and len(extra) > 0 and (
-            scores[missing].max() - scores[extra].min() <= self.tolerance(scores[missing].max(), largest))
+            scores[missing].max() - scores[extra].min() <= self.tolerance(scores[missing].max(), largest)
+            + self.doubt(missing, extra) * scores[missing].max())
         if near:  # what float sums cannot tell apart is no tie worth counting: heads that look at one token alone give each the same
             apart = scores[missing].max() - scores[extra].min()
             self.n_ties += bool(self.metric in LOGITS or apart > 2.0 ** -24 * abs(scores[missing].max()) + NOTHING)
@@ -455,6 +490,10 @@ class Layer:
     def prompt(self, q, k, v, actual=None):
         """A prompt, dense: q[n][heads][dim], k, v[n][KV heads][dim]. Returns what each head holds after it."""
         self.selected_at = None
+        if self.prompts_only:  # each prompt is cut by its own queries
+            self.sum[:], self.last, self.in_window[:] = 0, np.zeros_like(self.last), 0
+            self.window.clear()
+            self.blocks.clear()
         for t in range(len(q)):
             self.append(k[t], v[t])
             self.attend(q[t], self.by_query_head())
@@ -480,5 +519,6 @@ class Layer:
             else:  # those of the last selection and the units of the newest tokens
                 fresh = self.selected_at // self.page * self.page
                 ids = self.chosen = [np.append(c[c < fresh], np.arange(fresh, self.n)) for c in self.chosen]
-        self.attend(q, ids)
+        if not self.prompts_only:
+            self.attend(q, ids)
         return self.check(ids, actual)

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #include "fixtures.h"
@@ -156,8 +157,100 @@ static void test_bytes(void **state)
     free_engine(engine);
 }
 
+enum { N_CTX = 600, PROMPT = 300 };
+
+static struct butler_session *open_session(struct butler_engine *engine, const char *policy, int32_t *text)
+{
+    struct butler_error err;
+    uint64_t random = 9;
+    struct butler_session *session =
+        butler_session_new(engine, &(struct butler_session_params){.n_ctx = N_CTX, .policy = policy}, &err);
+    if (!session)
+        fail_msg("%s: %s", policy, err.message);
+    for (int i = 0; i < N_CTX; i++)
+        text[i] = (int32_t)(butler_random(&random) % 200);
+    assert_int_equal(butler_prefill(session, text, PROMPT, NULL, NULL, &err), 0);
+    return session;
+}
+
+/* Policies that only cut prompts observe only prompts: no memory and no bytes for it while decoding, and a second prompt is cut by
+ * its own queries. */
+static void what_only_prompts_need_is_given_back(void **state)
+{
+    static const char *const policies[] = {"snapkv:budget=64", "pyramidkv:budget=64", "h2o:budget=64,rolling=0"};
+    char path[FIXTURE_PATH];
+    int32_t text[N_CTX], ids[N_CTX], again[N_CTX];
+    (void)state;
+    fixture_path(path, "models/llama-gqa.gguf");
+    struct butler_engine *engine = load_engine(path, 2, NULL);
+    for (int i = 0; i < BUTLER_COUNT(policies); i++) {
+        struct butler_error err;
+        struct butler_stats stats, after;
+        char saved[] = "/tmp/butler-records-XXXXXX";
+        struct butler_session *session = open_session(engine, policies[i], text);
+        butler_session_stats(session, &stats);
+        assert_int_equal(stats.metric_memory, 0);
+        assert_true(stats.metric_memory_peak >= (uint64_t)PROMPT * session->kv.record_bytes * (uint64_t)session->kv.n_kv_heads);
+        for (int t = PROMPT; t < PROMPT + 20; t++)
+            assert_int_equal(butler_step(session, text[t], &err), 0);
+        butler_session_stats(session, &after);
+        assert_int_equal(after.metric_memory, 0);
+        assert_int_equal(after.metric_bytes, 0);
+        assert_int_equal(close(mkstemp(saved)), 0);
+        assert_int_equal(butler_session_save(session, saved, &err), 0);
+        struct butler_session *restored = butler_session_restore(engine, saved, &err), *fork = butler_session_fork(session, &err);
+        remove(saved);
+        assert_non_null(restored);
+        assert_non_null(fork);
+        struct butler_session *const all[] = {session, restored, fork};
+        for (int s = 0; s < 3; s++) {
+            assert_int_equal(butler_prefill(all[s], text + PROMPT + 20, 100, NULL, NULL, &err), 0);
+            const int n = butler_last_selection(all[s], 1, 0, s ? again : ids, N_CTX);
+            assert_true(n > 0 && n < PROMPT);
+            if (s > 0 && memcmp(ids, again, (size_t)n * sizeof *ids))
+                fail_msg("%s: session %d holds other tokens after its second prompt", policies[i], s);
+        }
+        for (int s = 0; s < 3; s++)
+            butler_session_free(all[s]);
+    }
+    free_engine(engine);
+}
+
+/* VATP's norms: four bytes a token held, read with its scores; one value a step is read to make one. */
+static void norms_of_values_are_counted(void **state)
+{
+    char path[FIXTURE_PATH];
+    int32_t text[N_CTX];
+    (void)state;
+    fixture_path(path, "models/llama-gqa.gguf");
+    struct butler_engine *engine = load_engine(path, 2, NULL);
+    for (int i = 0; i < 2; i++) {
+        struct butler_error err;
+        struct butler_stats plain, weighed;
+        struct butler_session *without = open_session(engine, i ? "tova:budget=64,sinks=20" : "h2o:budget=64,sinks=20", text);
+        struct butler_session *with = open_session(engine, i ? "tova+vatp:budget=64" : "h2o+vatp:budget=64", text);
+        const uint64_t heads = (uint64_t)(with->shape.n_layers * with->shape.n_kv_heads);
+        assert_int_equal(butler_step(without, text[PROMPT], &err), 0);
+        assert_int_equal(butler_step(with, text[PROMPT], &err), 0);
+        butler_session_stats(without, &plain);
+        butler_session_stats(with, &weighed);
+        assert_int_equal(weighed.metric_memory - plain.metric_memory, heads * 64 * 4);
+        assert_int_equal(weighed.metric_bytes - plain.metric_bytes, heads * (64 * 4 + with->kv.row_bytes));
+        assert_int_equal(weighed.metric_memory_peak - plain.metric_memory_peak,
+                         4 * (uint64_t)with->shape.n_kv_heads *
+                             (PROMPT + (uint64_t)(engine->n_block * (with->shape.n_layers - 1))));
+        butler_session_free(without);
+        butler_session_free(with);
+    }
+    free_engine(engine);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(what_only_prompts_need_is_given_back),
+        cmocka_unit_test(norms_of_values_are_counted),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

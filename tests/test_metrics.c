@@ -217,7 +217,7 @@ static void accumulated_attention(void **state)
     (void)state;
     for (int power = 1; power <= 2; power++) {
         struct head head;
-        const double values[] = {power};
+        const double values[] = {power, 0}, decaying[] = {power, 3};
         float weights[GROUP][4] = {{.5f, .25f, .25f, 0}, {1, 0, 0, 0}, {.125f, .125f, .75f, 0}}, out[GROUP][4];
         const float more[GROUP][4] = {{.25f, .25f, .25f, .25f}, {0, 0, 0, 1}, {.5f, 0, 0, .5f}};
         head_init(&head, &butler_metric_attention, values, BUTLER_KV_F16, "ref");
@@ -232,6 +232,20 @@ static void accumulated_attention(void **state)
                 near(out[h][i], power == 1 ? a + b : sqrt(a * a + b * b), 1e-7, "score", i);
             }
         assert_int_equal(butler_metric_attention.attention_window(values), INT_MAX);
+        head_free(&head);
+        head_init(&head, &butler_metric_attention, decaying, BUTLER_KV_F16, "ref");
+        grow(&head, &butler_metric_attention, decaying, 4, 1, 1);
+        for (int t = 0; t < 7; t++)
+            butler_metric_attention.observe(&shape, decaying, &head.view, t, t == 0 ? weights[0] : more[0], 4, 4);
+        butler_metric_attention.score(&shape, decaying, &head.view, NULL, GROUP, 0, 4, out[0], 4);
+        for (int h = 0; h < GROUP; h++)
+            for (int i = 0; i < 4; i++) { /* the first two half-lives ago */
+                double sum = pow(weights[h][i], power) / 4;
+                for (int age = 0; age < 6; age++)
+                    sum += pow(more[h][i], power) * exp2(-age / 3.0);
+                near(out[h][i], power == 1 ? sum : sqrt(sum), 1e-6, "decayed", i);
+            }
+        assert_int_equal(butler_metric_attention.attention_window(decaying), 24 * 3);
         head_free(&head);
     }
 }
@@ -252,39 +266,83 @@ static void last_query(void **state)
     head_free(&head);
 }
 
-/* 3000 queries through a window of 7: the sum is that of the last 7, to the last bit, for tokens old and new. */
+/* A sum in units of 2^-24 with four significant bits, ties upward: what a full block is rounded to. */
+static double rounded_block(double units)
+{
+    int exponent;
+    if (units < 16)
+        return units;
+    frexp(units, &exponent); /* units in [2^(exponent - 1), 2^exponent) */
+    const double step = ldexp(1, exponent - 4);
+    return floor(units / step + 0.5) * step;
+}
+
+/* 3000 queries through a window of two full blocks and the one being filled, with a gap of some blocks as a prompt leaves it: the
+ * sum is that of the blocks, to the last bit, for tokens old and new. */
 static void a_window_does_not_drift(void **state)
 {
     (void)state;
-    enum { N = 12, QUERIES = 3000, W = 7 };
+    enum { N = 12, QUERIES = 3000, W = 20, BLOCK = 16, GAP = 2005, GAP_END = 2043 };
     const double values[] = {W};
-    static float seen[QUERIES][GROUP][N];
+    static double blocks[QUERIES / BLOCK + 1][GROUP][N];
     struct head head;
-    float out[GROUP][N];
+    float out[GROUP][N], seen[GROUP][N];
     uint64_t random = 11;
     head_init(&head, &butler_metric_windowed, values, BUTLER_KV_F16, "ref");
     grow(&head, &butler_metric_windowed, values, 4, 4, 1);
-    for (int t = 0; t < QUERIES; t++) {
+    for (int t = 0; t < QUERIES; t += t == GAP ? GAP_END - GAP : 1) {
+        const int now = t / BLOCK;
         if (t % 300 == 299 && head.view.n_slots < N)
             grow(&head, &butler_metric_windowed, values, 1, 1, 1);
         for (int h = 0; h < GROUP; h++)
-            for (int i = 0; i < head.view.n_slots; i++) /* from 2^-40 to 1: subnormal halves and such that become 0 too */
-                seen[t][h][i] = powf(2, -40 * butler_random_float(&random));
-        butler_metric_windowed.observe(&shape, values, &head.view, t, seen[t][0], N, head.view.n_slots);
+            for (int i = 0; i < head.view.n_slots; i++) { /* from 2^-40 to 1: such that become 0 too */
+                seen[h][i] = powf(2, -40 * butler_random_float(&random));
+                blocks[now][h][i] += floor((double)seen[h][i] * 16777216 + 0.5);
+            }
+        butler_metric_windowed.observe(&shape, values, &head.view, t, seen[0], N, head.view.n_slots);
         butler_metric_windowed.score(&shape, values, &head.view, NULL, GROUP, 0, head.view.n_slots, out[0], N);
         for (int h = 0; h < GROUP; h++)
             for (int i = 0; i < head.view.n_slots; i++) {
-                double sum = 0; /* exact: seven multiples of 2^-24 */
-                for (int j = BUTLER_MAX(0, t - W + 1); j <= t; j++)
-                    sum += butler_half_to_float(butler_float_to_half(seen[j][h][i]));
-                if (out[h][i] != (float)sum)
-                    fail_msg("query %d, head %d, slot %d: %.9g, expected %.9g", t, h, i, (double)out[h][i], sum);
+                double sum = blocks[now][h][i];
+                for (int j = BUTLER_MAX(0, now - 2); j < now; j++)
+                    sum += rounded_block(blocks[j][h][i]);
+                if (out[h][i] != (float)(sum / 16777216))
+                    fail_msg("query %d, head %d, slot %d: %.9g, expected %.9g", t, h, i, (double)out[h][i], sum / 16777216);
             }
     }
-    assert_int_equal(butler_metric_windowed.attention_window(values), W);
-    assert_int_equal(butler_metric_windowed.score_bytes(&shape, values, 10), 10 * GROUP * 8);
-    assert_int_equal(butler_metric_windowed.observe_bytes(&shape, values, 10), 10 * GROUP * 10);
     head_free(&head);
+}
+
+/* VATP, eq. 3: the window of w = 400 has the last 401 queries at least, and 15 more at most; a record is at most 0.6 of a row of
+ * keys and values in halves where three query heads share a KV head of 64 channels. */
+static void a_window_holds_its_queries_in_few_bytes(void **state)
+{
+    (void)state;
+    enum { W = 400 };
+    const double values[] = {W};
+    int n_slots;
+    size_t n_bytes;
+    struct head head;
+    butler_metric_windowed.record(&shape, values, &n_slots, &n_bytes);
+    assert_int_equal(n_slots, 1);
+    assert_true(n_bytes <= 0.6 * 2 * 2 * DIM);
+    assert_true(butler_metric_windowed.attention_window(values) >= W + 1 + 15);
+    for (int begin = 0; begin < 16; begin++) { /* a single weight, at query `begin` */
+        const float one[GROUP] = {1, 1, 1}, none[GROUP] = {0};
+        float out[GROUP];
+        int last = 0; /* query that it counts for last */
+        head_init(&head, &butler_metric_windowed, values, BUTLER_KV_F16, "ref");
+        grow(&head, &butler_metric_windowed, values, 1, 1, 1);
+        for (int t = 0; t < 2 * W; t++) {
+            butler_metric_windowed.observe(&shape, values, &head.view, t, t == begin ? one : none, 1, 1);
+            butler_metric_windowed.score(&shape, values, &head.view, NULL, GROUP, 0, 1, out, 1);
+            last = out[GROUP - 1] == 1 ? t : last;
+        }
+        assert_in_range(last, begin + W, begin + W + 15);
+        head_free(&head);
+    }
+    assert_int_equal(butler_metric_windowed.score_bytes(&shape, values, 10), 10 * GROUP * 12);
+    assert_int_equal(butler_metric_windowed.observe_bytes(&shape, values, 32), 32 * (GROUP + 1) * 4 + 2 * GROUP * 9);
 }
 
 /* The pool the plain way, from a table of sums by position (-1: no such token). */
@@ -626,6 +684,7 @@ int main(void)
         cmocka_unit_test(accumulated_attention),
         cmocka_unit_test(last_query),
         cmocka_unit_test(a_window_does_not_drift),
+        cmocka_unit_test(a_window_holds_its_queries_in_few_bytes),
         cmocka_unit_test(pooled_over_positions),
         cmocka_unit_test(page_bounds),
         cmocka_unit_test(page_stats),

@@ -297,7 +297,17 @@ static void limits_round_as_written(void **state)
     p = parse("scissorhands:budget=0.01,recent=10,sinks=3");
     assert_int_equal(butler_policy_limits(&p, 0, 6, 200).budget, 13); /* never less than what is always kept */
     p = parse("quest:budget=3,page=16,dense=0");
-    assert_int_equal(butler_policy_limits(&p, 0, 6, 200).budget, 16);
+    l = butler_policy_limits(&p, 0, 6, 200);
+    assert_true(l.budget == 48 && l.sinks == 2); /* the first page, the one being filled and one that scores choose */
+    p = parse("quest:preset=paper,budget=3,dense=0");
+    assert_int_equal(butler_policy_limits(&p, 0, 6, 200).budget, 32);
+    p = parse("pagestats:budget=0.1,sinks=20,recent=17");
+    assert_int_equal(butler_policy_limits(&p, 0, 6, 200).budget, 80); /* two pages, two at the end, one */
+    p = parse("quest:method=evict,budget=20,dense=0");
+    assert_int_equal(butler_policy_limits(&p, 0, 6, 200).budget, 20);
+    assert_int_equal(parse("quest").sinks, 4);
+    assert_int_equal(parse("tinyserve").sinks, 4);
+    assert_int_equal(parse("pagestats").sinks, 4);
     p = parse("quest:mass=0.9,dense=0");
     assert_int_equal(butler_policy_limits(&p, 0, 6, 200).budget, 0);
 }

@@ -46,6 +46,8 @@ static void weigh_values(const struct butler_layer_state *state, float *x, size_
         const int kv_head = state->policy->metric->query_free ? head / group + h : (head + h) / group;
         const float *norm = butler_kv_at(state->kv, state->layer, kv_head)->value_norms;
         float *row = x + (size_t)h * stride;
+        if (h == 0 || (head + h) % group == 0 || state->policy->metric->query_free) /* the heads of a group read the same */
+            __atomic_fetch_add(&state->traffic->metric_bytes, (uint64_t)n * sizeof *norm, __ATOMIC_RELAXED);
         for (int i = 0; i < n; i++)
             row[i] = logits ? row[i] + logf(norm[i]) : row[i] * norm[i];
     }

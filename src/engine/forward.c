@@ -71,9 +71,7 @@ static void fail(struct butler_part *part)
 static int observe_from(const struct butler_part *part, int layer)
 {
     const struct butler_policy *policy = &part->session->policy;
-    const int window = policy->metric && policy->metric->attention_window && butler_policy_applies(policy, layer)
-                           ? policy->metric->attention_window(policy->values)
-                           : 0;
+    const int window = butler_policy_applies(policy, layer) ? butler_policy_observes(policy, part->decode) : 0;
     return window == 0 ? INT32_MAX : BUTLER_MAX(part->cut_end - BUTLER_MIN(window, part->cut_end), 0);
 }
 
@@ -604,6 +602,9 @@ static void begin(const struct pass *pass)
     for (int i = 0; i < pass->n_parts; i++)
         if (pass->parts[i].session->kv.rope_cos)
             place_rotations(pass, pass->parts[i].session, pass->parts[i].n);
+    for (int i = 0; i < pass->n_parts; i++)
+        if (!pass->parts[i].decode && pass->parts[i].session->kv.records_off)
+            butler_kv_begin_records(&pass->parts[i].session->kv);
     for (int i = 0; i < pass->n_parts; i++) {
         const struct butler_part *part = &pass->parts[i];
         struct butler_session *session = part->session;
@@ -638,8 +639,12 @@ static void note_tokens(struct butler_part *part)
     if (!part->decode && session->n_dense == session->n_past && !session->evicted)
         session->n_dense += part->n;
     session->n_past += part->n;
+    if (part->ends_prompt && session->kv.prompt_records) {
+        butler_kv_end_records(&session->kv);
+        session->n_observed = 0;
+    }
     for (int l = 0; l < session->shape.n_layers; l++)
-        if (observe_from(part, l) < session->n_past)
+        if (!session->kv.records_off && observe_from(part, l) < session->n_past)
             session->n_observed = session->n_past;
     if (!part->logits && !part->each)
         session->has_logits = false;

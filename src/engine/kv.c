@@ -64,6 +64,9 @@ static int make_records(struct butler_kv *kv, const struct butler_metric_shape *
         if (!butler_mul_size(n_heads, kv->records_stride, &kv->records_bytes))
             return butler_fail(err, BUTLER_ERROR_MEMORY,
                                "the metric's records for %d tokens are more than this machine can address", kv->max_slots);
+        kv->prompt_records =
+            butler_policy_observes(policy, false) > 0 && butler_policy_observes(policy, true) == 0 && !policy->metric->append;
+        kv->records_off = kv->prompt_records;
         kv->records = kv->backend->alloc(kv->backend, kv->records_bytes, true, err);
         if (!kv->records)
             return BUTLER_ERROR_MEMORY;
@@ -188,7 +191,7 @@ static void take_slots(struct butler_kv *kv, struct butler_kv_head *head, int n,
         head->positions[head->n_slots + i] = first_position + i;
         head->order[head->n_slots + i] = (uint32_t)(head->n_slots + i);
     }
-    if (kv->record_slots > 0) { /* a slot that is used again starts with an empty record */
+    if (kv->record_slots > 0 && !kv->records_off) { /* a slot that is used again starts with an empty record */
         const int used = BUTLER_CEIL_DIV(head->n_slots, kv->record_slots), wanted = BUTLER_CEIL_DIV(n_slots, kv->record_slots);
         if (wanted > used)
             kv->backend->zero(kv->backend, head->records + (size_t)used * kv->record_bytes,
@@ -208,6 +211,8 @@ int butler_kv_grow(struct butler_kv *kv, int layer, int n, int first_position, s
             return BUTLER_ERROR_MEMORY;
     for (int h = 0; h < kv->n_kv_heads; h++)
         take_slots(kv, butler_kv_at(kv, layer, h), n, first_position);
+    if (kv->records || kv->norms)
+        kv->metric_memory_peak = BUTLER_MAX(kv->metric_memory_peak, butler_kv_record_memory(kv));
     return 0;
 }
 
@@ -297,10 +302,25 @@ uint64_t butler_kv_memory(const struct butler_kv *kv)
 
 uint64_t butler_kv_record_memory(const struct butler_kv *kv)
 {
+    const bool records = kv->record_slots > 0 && !kv->records_off;
     uint64_t bytes = 0;
-    if (kv->record_slots == 0)
-        return 0;
-    for (int i = 0; i < kv->n_layers * kv->n_kv_heads; i++)
-        bytes += (uint64_t)BUTLER_CEIL_DIV(kv->heads[i].n_slots, kv->record_slots) * kv->record_bytes;
+    for (int i = 0; i < kv->n_layers * kv->n_kv_heads && (records || kv->norms); i++) {
+        bytes += records ? (uint64_t)BUTLER_CEIL_DIV(kv->heads[i].n_slots, kv->record_slots) * kv->record_bytes : 0;
+        bytes += kv->norms ? (uint64_t)kv->heads[i].n_slots * sizeof *kv->norms : 0;
+    }
     return bytes;
+}
+
+void butler_kv_begin_records(struct butler_kv *kv)
+{
+    for (int i = 0; i < kv->n_layers * kv->n_kv_heads; i++)
+        kv->backend->zero(kv->backend, kv->heads[i].records,
+                          (size_t)BUTLER_CEIL_DIV(kv->heads[i].n_slots, kv->record_slots) * kv->record_bytes);
+    kv->records_off = false;
+}
+
+void butler_kv_end_records(struct butler_kv *kv)
+{
+    kv->backend->discard(kv->backend, kv->records, kv->records_bytes);
+    kv->records_off = true;
 }

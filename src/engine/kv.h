@@ -42,6 +42,10 @@ struct butler_kv {
     int record_slots; /* slots a record covers; 0: no records */
     size_t record_bytes;
     size_t records_stride, records_bytes; /* per head, in all */
+    bool prompt_records;                  /* they are of use only while a prompt is read: what they hold is observed, and decoding
+                                             does not evict */
+    bool records_off;                     /* there are none now */
+    uint64_t metric_memory_peak;          /* of records and norms */
     enum butler_value_norm value_norm;
     unsigned char *records;
     float *norms; /* [heads][max_slots] or NULL */
@@ -148,6 +152,10 @@ void butler_kv_trim(struct butler_kv *kv, int layer);
 struct butler_head_view butler_kv_view(const struct butler_kv *kv, int layer, int kv_head, int query_position);
 
 uint64_t butler_kv_memory(const struct butler_kv *kv);        /* bytes of pages held */
-uint64_t butler_kv_record_memory(const struct butler_kv *kv); /* bytes of records in use */
+uint64_t butler_kv_record_memory(const struct butler_kv *kv); /* bytes of records and norms of values in use */
+
+/* Records become those of slots that nothing is known of; or are given back until then. */
+void butler_kv_begin_records(struct butler_kv *kv);
+void butler_kv_end_records(struct butler_kv *kv);
 
 #endif

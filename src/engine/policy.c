@@ -589,6 +589,8 @@ static int resolve_keys(struct draft *draft)
     }
     if (policy->heavy >= 0)
         policy->recent = 0;
+    if (!given(draft, K_SINKS) && policy->metric && policy->metric->page_scores && policy->budget_kind == BUTLER_BUDGET_COUNT)
+        policy->sinks = BUTLER_MIN(policy->sinks, (int)policy->budget - 1); /* whole pages are read anyway */
     if (is_prune(draft)) {
         policy->budget_kind = BUTLER_BUDGET_FRACTION;
         policy->budget = 1 - policy->prune_ratio;

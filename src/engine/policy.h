@@ -84,6 +84,15 @@ static inline bool butler_policy_selects_ahead(const struct butler_policy *polic
            (shape->group == 1 || butler_policy_scores_mean(policy, shape));
 }
 
+/* How many of the latest queries its metric observes: in prompts, and while decoding. */
+static inline int butler_policy_observes(const struct butler_policy *policy, bool decode)
+{
+    const bool prompts_only = policy->method == BUTLER_EVICT && policy->evict_at_prefill_only;
+    return policy->metric && policy->metric->attention_window && !(decode && prompts_only)
+               ? policy->metric->attention_window(policy->values)
+               : 0;
+}
+
 /* Whether it evicts by the tokens' places alone: nothing is scored, the newest fill the budget. */
 static inline bool butler_policy_keeps_newest(const struct butler_policy *policy)
 {
@@ -97,8 +106,9 @@ static inline bool butler_policy_keeps_newest(const struct butler_policy *policy
  *            budget = high - l floor((high - low) / (m - 1)) + w.
  *   heavy    recent = budget - floor(heavy budget + 1/2).
  *   on_top   budget += sinks + recent.
- * At last budget >= sinks + max(1, recent) (the newest token is always held), >= one page; recent >= 1 for retrieve. Mass: budget
- * is 0 and says nothing. Layers to which the policy does not apply: budget n. */
+ * At last budget >= sinks + max(1, recent) (the newest token is always held), >= one page; recent >= 1 for retrieve; where pages
+ * are retrieved, >= the pages of sinks and recent tokens and one more, so that scores choose at least one. Mass: budget is 0 and
+ * says nothing. Layers to which the policy does not apply: budget n. */
 struct butler_limits {
     int budget, sinks, recent; /* tokens */
 };

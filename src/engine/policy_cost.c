@@ -26,7 +26,9 @@ static uint64_t metric_step(const struct butler_policy *policy, const struct but
         bytes += metric->score_bytes ? metric->score_bytes(shape, policy->values, n) : records_of(records, n);
     if (scores && metric->reads_keys && records->n_slots == 0)
         bytes += (uint64_t)n * row_bytes;
-    if (metric->attention_window && metric->attention_window(policy->values) > 0)
+    if (policy->value_norm != BUTLER_NORM_NONE) /* read with the scores; and the new value, for its norm */
+        bytes += (scores ? (uint64_t)n * sizeof(float) : 0) + row_bytes;
+    if (butler_policy_observes(policy, true) > 0)
         bytes += metric->observe_bytes ? metric->observe_bytes(shape, policy->values, n) : records_of(records, n);
     return bytes;
 }
@@ -44,7 +46,8 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
     const uint64_t lists = heads * (policy->share == BUTLER_SHARE_QUERY ? (uint64_t)shape->group : 1);
     cost->full_kv_bytes += heads * (uint64_t)dense * pair;
     cost->kv_memory += heads * (uint64_t)held * pair;
-    if (records->n_slots > 0)
+    const bool prompts_only = butler_policy_observes(policy, false) > 0 && butler_policy_observes(policy, true) == 0;
+    if (records->n_slots > 0 && !(prompts_only && !policy->metric->append))
         cost->metric_memory += heads * records_of(records, applies ? held : n); /* one for every token that the layer has seen */
     if (policy->value_norm != BUTLER_NORM_NONE)
         cost->metric_memory += heads * (uint64_t)held * sizeof(float);

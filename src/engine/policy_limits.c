@@ -17,6 +17,14 @@ static int pyramid_budget(const struct butler_policy *policy, int budget, int la
     return high - l * ((high - low) / (m - 1)) + window;
 }
 
+/* Whole pages that hold the first `sinks` and the last `recent` tokens wherever the text ends, and one that the scores choose: a
+ * smaller budget would read the page being filled and nothing that was asked for. */
+static int fewest_pages(const struct butler_policy *policy, const struct butler_limits *limits)
+{
+    const int unit = policy->unit;
+    return BUTLER_CEIL_DIV(limits->sinks, unit) + BUTLER_CEIL_DIV(limits->recent - 1, unit) + 2;
+}
+
 struct butler_limits butler_policy_limits(const struct butler_policy *policy, int layer, int n_layers, int n)
 {
     struct butler_limits limits = {0, policy->sinks, policy->recent};
@@ -35,6 +43,8 @@ struct butler_limits butler_policy_limits(const struct butler_policy *policy, in
         limits.recent = BUTLER_MAX(policy->method == BUTLER_RETRIEVE, budget - (int)floor(policy->heavy * budget + 0.5));
     if (policy->on_top)
         budget += limits.sinks + limits.recent;
+    if (policy->method == BUTLER_RETRIEVE && policy->unit > 1)
+        budget = BUTLER_MAX(budget, fewest_pages(policy, &limits) * policy->unit);
     limits.budget = BUTLER_MAX(policy->unit, BUTLER_MAX(budget, limits.sinks + BUTLER_MAX(1, limits.recent)));
     return limits;
 }

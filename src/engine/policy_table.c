@@ -3,6 +3,8 @@
  *   - a budget is the one its paper reports near-full quality at (h2o 0.2, scissorhands and knorm 0.5 as in VATP's runs,
  *     tova 512, snapkv, quest, fier, pagestats 1024, streaming, pyramidkv 2048, tokenbutler 0.5), and oracle, random, layer0
  *     and prevlayer have quest's;
+ *   - page policies keep the first page, where the attention sinks are: without it pages of a text's middle win and half of the
+ *     attention is lost. preset=paper does not;
  *   - streaming keeps original positions: unrotated keys in a half-precision cache could not give the dense result bit for
  *     bit at budgets beyond the length, as every policy must. preset=paper rotates by rank in the cache, as the paper does. */
 #include "engine/policy_table.h"
@@ -29,7 +31,7 @@ const struct butler_policy_row butler_policy_rows[] = {
     {.name = "h2o",
      .metric = &butler_metric_attention,
      .summary = "H2O: half the budget to tokens that drew most attention, half to the latest",
-     .text = "h2o:method=evict,budget=0.2,sinks=0,heavy=0.5" PER_HEAD ",power=1" EVICT},
+     .text = "h2o:method=evict,budget=0.2,sinks=0,heavy=0.5" PER_HEAD ",power=1,half_life=0" EVICT},
     {.name = "scissorhands",
      .metric = &butler_metric_windowed,
      .summary = "Scissorhands: tokens that drew attention from the last 400 queries",
@@ -54,21 +56,25 @@ const struct butler_policy_row butler_policy_rows[] = {
     {.name = "softprune",
      .metric = &butler_metric_attention,
      .summary = "TinyServe's pruning: drops the tenth of the tokens with the lowest attention norm",
-     .text = "softprune:method=evict,ratio=0.1,min=100,on_top=0,sinks=0,recent=0" PER_HEAD ",power=2" EVICT},
+     .text = "softprune:method=evict,ratio=0.1,min=100,on_top=0,sinks=0,recent=0" PER_HEAD ",power=2,half_life=0" EVICT},
     {.name = "quest",
      .metric = &butler_metric_page_bounds,
      .summary = "Quest: pages whose channel bounds promise the largest q.k",
-     .text = "quest:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD
-             ",page=16,bound=sum,dense=2,pyramid=0,fused=0,every=1"},
+     .text = "quest:method=retrieve,budget=1024,on_top=0,sinks=4,recent=0" PER_HEAD
+             ",page=16,bound=sum,dense=2,pyramid=0,fused=0,every=1",
+     .paper = "sinks=0",
+     .code = "sinks=0"},
     {.name = "tinyserve",
      .metric = &butler_metric_page_bounds,
      .summary = "TinyServe: Quest's pages, scored, selected and attended to in one pass",
-     .text = "tinyserve:method=retrieve,budget=2048,on_top=0,sinks=0,recent=0" PER_HEAD
-             ",page=16,bound=sum,dense=0,pyramid=0,fused=1,every=1"},
+     .text = "tinyserve:method=retrieve,budget=2048,on_top=0,sinks=4,recent=0" PER_HEAD
+             ",page=16,bound=sum,dense=0,pyramid=0,fused=1,every=1",
+     .paper = "sinks=0",
+     .code = "sinks=0"},
     {.name = "pagestats",
      .metric = &butler_metric_page_stats,
      .summary = "pages by mean and standard deviation of their keys",
-     .text = "pagestats:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",page=16,std=1,dense=0,pyramid=0,every=1",
+     .text = "pagestats:method=retrieve,budget=1024,on_top=0,sinks=4,recent=0" PER_HEAD ",page=16,std=1,dense=0,pyramid=0,every=1",
      .code = "sinks=16,recent=256"},
     {.name = "fier",
      .metric = &butler_metric_one_bit,

@@ -79,7 +79,8 @@ static bool next_part(const struct progress *progress, int room, struct butler_p
         part->cut_end = BUTLER_MIN(part->cut_end, (n_past / BUTLER_PREFILL_CUT + 1) * BUTLER_PREFILL_CUT);
     part->n = BUTLER_MIN(BUTLER_MIN(n_left, part->cut_end - n_past), room);
     part->cuts = n_past + part->n == part->cut_end;
-    part->logits = !span->no_logits && n_past + part->n == span->prompt_end;
+    part->ends_prompt = n_past + part->n == span->prompt_end;
+    part->logits = !span->no_logits && part->ends_prompt;
     return part->n > 0;
 }
 

@@ -258,6 +258,8 @@ void butler_session_stats(const struct butler_session *session, struct butler_st
     stats->kv_memory = butler_kv_memory(&session->kv);
     stats->kv_memory_peak = session->kv.pages_held_peak * session->kv.page_bytes;
     stats->metric_memory = butler_kv_record_memory(&session->kv) + (session->predict ? butler_kv_memory(&session->predict->kv) : 0);
+    stats->metric_memory_peak = session->kv.metric_memory_peak +
+                                (session->predict ? session->predict->kv.pages_held_peak * session->predict->kv.page_bytes : 0);
     /* The parts of attention's wall time are as the threads' times for them. */
     const uint64_t all = traffic->score_ns + traffic->select_ns + traffic->attend_ns;
     const double wall = stats->attend_s, share = all > 0 ? wall / (double)all : 0;
@@ -271,6 +273,7 @@ void butler_session_stats_reset(struct butler_session *session)
     memset(&session->stats, 0, sizeof session->stats);
     memset(&session->traffic, 0, sizeof session->traffic);
     session->kv.pages_held_peak = session->kv.pages_held;
+    session->kv.metric_memory_peak = butler_kv_record_memory(&session->kv);
 }
 
 uint64_t butler_kv_bytes(const struct butler_model *model, enum butler_kv_type type, int n_tokens)

@@ -49,9 +49,10 @@ struct butler_part {
     const int32_t *ids; /* [n] */
     int n, row;         /* its first row in the pass */
     bool decode;
-    int cut_end; /* position after the tokens that are there when the cache is next cut: whose last queries a metric sees */
-    bool cuts;   /* an evicting policy cuts the cache after these tokens */
-    bool logits; /* of the last token */
+    int cut_end;      /* position after the tokens that are there when the cache is next cut: whose last queries a metric sees */
+    bool ends_prompt; /* after these tokens */
+    bool cuts;        /* an evicting policy cuts the cache after these tokens */
+    bool logits;      /* of the last token */
     butler_logits_fn *each; /* or NULL */
     void *user;
     struct butler_error *err;       /* code 0 so far */

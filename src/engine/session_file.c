@@ -62,7 +62,7 @@ static int write_head(struct butler_writer *writer, const struct butler_kv *kv, 
     for (int slot = first; slot < n && code == 0; slot += BUTLER_PAGE)
         code = write_device(writer, kv->backend, butler_kv_key_row(kv, head, (uint32_t)slot),
                             2 * kv->row_bytes * (size_t)BUTLER_MIN(n - slot, BUTLER_PAGE), err);
-    if (code == 0 && kv->record_slots > 0)
+    if (code == 0 && kv->record_slots > 0 && !kv->records_off)
         code =
             write_device(writer, kv->backend, head->records, (size_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes, err);
     return code;
@@ -111,7 +111,7 @@ int butler_session_save(const struct butler_session *session, const char *path, 
         .n_layers = kv->n_layers,
         .n_kv_heads = kv->n_kv_heads,
         .head_dim = kv->head_dim,
-        .record_slots = kv->record_slots,
+        .record_slots = kv->records_off ? 0 : kv->record_slots,
         .record_bytes = kv->record_bytes,
     };
     memcpy(header.magic, magic, sizeof magic);
@@ -236,7 +236,7 @@ static int read_head(struct cursor *cursor, const struct butler_session *session
     for (int slot = first; slot < n; slot += BUTLER_PAGE, rows += kv->page_bytes)
         kv->backend->upload(kv->backend, butler_kv_key_row(kv, head, (uint32_t)slot), rows,
                             2 * kv->row_bytes * (size_t)BUTLER_MIN(n - slot, BUTLER_PAGE));
-    if (kv->record_slots > 0) {
+    if (kv->record_slots > 0 && !kv->records_off) {
         const size_t bytes = (size_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes;
         if (!(from = take(cursor, bytes, "the records of a head", err)))
             return BUTLER_ERROR_FORMAT;
@@ -370,7 +370,9 @@ struct butler_session *butler_session_restore(struct butler_engine *engine, cons
     session = butler_session_make(engine, &policy, &params, err);
     if (!session)
         goto fail;
-    if (header.record_slots != session->kv.record_slots || header.record_bytes != session->kv.record_bytes) {
+    session->kv.records_off = session->kv.prompt_records && header.record_slots == 0;
+    if ((header.record_slots != session->kv.record_slots && !session->kv.records_off) ||
+        header.record_bytes != session->kv.record_bytes) {
         butler_fail(err, BUTLER_ERROR_FORMAT, "%s: the metric's records have another size than today's", path);
         goto fail;
     }

@@ -10,6 +10,7 @@ static void share_layer(struct butler_kv *to, struct butler_kv *from, int layer,
 {
     struct butler_backend *backend = from->backend;
     const int n = butler_kv_at(from, layer, 0)->n_slots;
+    to->records_off = records ? from->records_off : to->records_off;
     butler_kv_share(to, from, layer, n);
     for (int h = 0; h < from->n_kv_heads; h++) {
         struct butler_kv_head *head = butler_kv_at(to, layer, h);
@@ -20,7 +21,7 @@ static void share_layer(struct butler_kv *to, struct butler_kv *from, int layer,
         }
         if (records && n > 0 && head->value_norms)
             backend->copy(backend, head->value_norms, source->value_norms, (size_t)n * sizeof *head->value_norms);
-        if (records && n > 0 && from->record_slots > 0)
+        if (records && n > 0 && from->record_slots > 0 && !from->records_off)
             backend->copy(backend, head->records, source->records,
                           (size_t)BUTLER_CEIL_DIV(n, from->record_slots) * from->record_bytes);
     }

@@ -1,6 +1,9 @@
 /* Accumulated attention (H2O, arXiv 2306.14048; VATP, arXiv 2406.12335, eq. 2): S_t(k) = sum over all queries j = k..t of
  * a_jk. power=2 gives the Euclidean norm sqrt(sum a_jk^2) (softprune): it favours one high weight over many low ones. A
- * record is one float per query head; evicting the token deletes it. */
+ * record is one float per query head; evicting the token deletes it.
+ *
+ * half_life=N is our own: sum over j of a_jk 2^-((t - j) / N). It forgets like a window of Scissorhands, in a record as small as
+ * H2O's, and a prompt shows it only the queries that are not forgotten at its end. */
 #include <limits.h>
 #include <math.h>
 
@@ -8,6 +11,7 @@
 
 static const struct butler_param params[] = {
     {"power", 1, 1, 2, "1: sum of the attention received; 2: its Euclidean norm"},
+    {"half_life", 0, 0, 1e6, "queries after which a weight counts half; 0: always whole"},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -18,10 +22,10 @@ static void record(const struct butler_metric_shape *shape, const double *values
     *n_bytes = (size_t)shape->group * sizeof(float);
 }
 
+/* After 24 half-lives a weight is less than the last bit of a new one. */
 static int attention_window(const double *values)
 {
-    (void)values;
-    return INT_MAX;
+    return values[1] > 0 ? (int)ceil(24 * values[1]) : INT_MAX;
 }
 
 static void observe(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
@@ -29,11 +33,13 @@ static void observe(const struct butler_metric_shape *shape, const double *value
 {
     (void)position;
     float *sums = butler_view_record(view, 0);
-    bool squares = values[0] == 2;
+    const bool squares = values[0] == 2;
+    const float decay = values[1] > 0 ? (float)exp2(-1 / values[1]) : 1;
     for (int slot = 0; slot < n; slot++)
         for (int head = 0; head < shape->group; head++) {
-            float a = weights[(size_t)head * stride + slot];
-            sums[(size_t)slot * shape->group + head] += squares ? a * a : a;
+            const float a = weights[(size_t)head * stride + slot];
+            float *sum = &sums[(size_t)slot * shape->group + head];
+            *sum = *sum * decay + (squares ? a * a : a);
         }
 }
 
