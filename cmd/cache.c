@@ -108,7 +108,7 @@ struct butler_session *cmd_cache_restore(const struct cmd_options *options, stru
     struct butler_error err = {0};
     if (!cache->path || access(cache->path, F_OK) != 0)
         return NULL;
-    struct butler_session *session = butler_session_restore(engine, cache->path, &err);
+    struct butler_session *session = butler_session_restore(engine, cache->path, 0, &err);
     if (!session) {
         cmd_say(options, "warning: not used, and written anew: %s", err.message);
         return NULL;

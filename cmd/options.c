@@ -86,7 +86,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_SAVE_SESSION] = {0, "save-session", "FILE", KIND_STRING, AT(save_session), 0, 0, NULL,
                           "write the session there when the text is done"},
     [CMD_LOAD_SESSION] = {0, "load-session", "FILE", KIND_STRING, AT(load_session), 0, 0, NULL,
-                          "continue a saved session, with its policy, context and type"},
+                          "continue a saved session, with its policy and type; -c: in another context"},
     [CMD_CACHE] = {0, "cache", "FOLDER", KIND_STRING, AT(cache), 0, 0, NULL,
                    "where documents that were read are kept; without it butler/ in the user's cache folder"},
     [CMD_CACHE_SIZE] = {0, "cache-size", "BYTES", KIND_BYTES, AT(cache_bytes), 0, 0,

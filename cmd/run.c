@@ -57,6 +57,10 @@ static int generate(const struct cmd_options *options, const struct butler_model
             result->end = CMD_END_INTERRUPTED;
             break;
         }
+        if (options->save_session && butler_n_past(session) >= n_ctx) {
+            result->end = CMD_END_CONTEXT;
+            break;
+        }
         int32_t id = butler_sample(sampler, butler_logits(session), n_vocab, &err);
         if (id < 0)
             return cmd_fail(options, &err);
@@ -139,7 +143,7 @@ static struct butler_session *begin(const struct cmd_options *options, struct bu
     struct butler_error err = {0};
     if (!options->load_session)
         return cmd_session_new(options, engine, policy, options->n_ctx, status);
-    struct butler_session *session = butler_session_restore(engine, options->load_session, &err);
+    struct butler_session *session = butler_session_restore(engine, options->load_session, options->n_ctx, &err);
     if (!session)
         *status = cmd_fail(options, &err);
     else
@@ -152,7 +156,8 @@ static int prefill(const struct cmd_options *options, struct butler_session *ses
     int n_past = butler_n_past(session), n_ctx = butler_n_ctx(session);
     if (prompt->n > n_ctx - n_past) {
         if (n_past)
-            cmd_say(options, "the prompt has %d tokens and the session %d, but its context holds %d", prompt->n, n_past, n_ctx);
+            cmd_say(options, "the prompt has %d tokens and the session %d, but its context holds %d (-c)", prompt->n, n_past,
+                    n_ctx);
         else
             cmd_say(options, "the prompt has %d tokens, but the context holds %d (-c)", prompt->n, n_ctx);
         return CMD_FAILED;
@@ -204,8 +209,8 @@ done:
 
 static int check(const struct cmd_options *options)
 {
-    if (options->load_session && (options->given[CMD_KV] || options->given[CMD_CTX] || options->given[CMD_KV_TYPE])) {
-        cmd_say(options, "--load-session brings its own policy, context and types; leave out --kv, -c and --kv-type");
+    if (options->load_session && (options->given[CMD_KV] || options->given[CMD_KV_TYPE])) {
+        cmd_say(options, "--load-session brings its own policy and types; leave out --kv and --kv-type");
         return CMD_USAGE;
     }
     if (options->save_session && options->kv.n > 1) {

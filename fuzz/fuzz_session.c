@@ -37,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const uint64_t digest = XXH3_64bits(bytes, size);
     memcpy(bytes + size, &digest, sizeof digest);
     struct fuzz_file file = fuzz_file_make(bytes, size + sizeof digest);
-    struct butler_session *session = butler_session_restore(engine, file.path, &err);
+    struct butler_session *session = butler_session_restore(engine, file.path, 0, &err);
     fuzz_require(session || (err.code < 0 && err.message[0]), "a refused file is refused with a reason");
     if (session && butler_n_past(session) < butler_n_ctx(session))
         butler_step(session, 42, &err);

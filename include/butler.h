@@ -323,9 +323,10 @@ bool butler_should_stop(const struct butler_session *session);
 
 /* Writes the whole session (tokens, KV pages, what the metric remembers) to path: versioned, checksummed, written to a
  * temporary file and renamed. Restoring needs the same model (by fingerprint) and gives back a session that continues
- * exactly as the saved one would have. */
+ * exactly as the saved one would have. n_ctx: most tokens that it can hold, 0: as when it was saved; fewer than the saved tokens,
+ * or a context in which the model rotates keys by other angles, is BUTLER_ERROR_LENGTH. */
 int butler_session_save(const struct butler_session *session, const char *path, struct butler_error *err);
-struct butler_session *butler_session_restore(struct butler_engine *engine, const char *path, struct butler_error *err);
+struct butler_session *butler_session_restore(struct butler_engine *engine, const char *path, int n_ctx, struct butler_error *err);
 
 /* Makes `to` what `from` is, whatever it held before: it continues exactly as `from` would, so that several texts can
  * follow one beginning. Both of the same model, policy, context, KV type and seed, or BUTLER_ERROR_ARGUMENT and nothing

@@ -465,6 +465,21 @@ def test_session_takes_more_text(tmp_path):
     refuses(FAILED, "run", "-m", GQA, "-p", "x" * 300, "--load-session", session, says=[N_CTX])
 
 
+@pytest.mark.parametrize("policy", ["full", "h2o:budget=16", "quest:budget=16,dense=0", "streaming:budget=12,sinks=2",
+                                    "quest:budget=16,dense=0,every=3", "h2o+vatp:budget=20,sinks=4,recent=8"])
+def test_a_full_session_goes_on_in_a_larger_context(policy, tmp_path):
+    """The saved session has all of the text that was printed, and goes on as if its context had been larger from the beginning."""
+    session = tmp_path / "s.session"
+    greedy = ["run", "-m", GQA, "--temp", "0"]
+    whole = rows(*greedy, "-p", PROMPT, "-n", "60", "-c", "120", "--kv", policy)[-1]
+    first = rows(*greedy, "-p", PROMPT, "-n", "-1", "-c", "40", "--kv", policy, "--save-session", session)[-1]
+    assert first["stats"]["end"] == "context full" and 0 < len(first["ids"]) < 40
+    n_left = 60 - len(first["ids"])
+    second = rows(*greedy, "-n", str(n_left), "-c", "120", "--load-session", session)[-1]
+    assert first["ids"] + second["ids"] == whole["ids"]
+    refuses(FAILED, *greedy, "-n", "1", "-c", "39", "--load-session", session, says=["s.session", "40 tokens", "39"])
+
+
 def test_session_files_that_are_not(tmp_path):
     session = tmp_path / "s.session"
     refuses(FAILED, "run", "-m", GQA, "--load-session", session, says=["s.session"])

@@ -458,7 +458,7 @@ static void test_changed_model(void **state)
         butler_predictor_free(predictor);
     }
     for (int i = 0; i < 2; i++) {
-        session = butler_session_restore(engine, i ? old : saved, &err);
+        session = butler_session_restore(engine, i ? old : saved, 0, &err);
         if (!session)
             fail_msg("%s", err.message);
         assert_int_equal(butler_n_past(session), 4);
@@ -468,7 +468,7 @@ static void test_changed_model(void **state)
 
     change_middle(path);
     engine = engine_of(path);
-    assert_null(butler_session_restore(engine, saved, &err));
+    assert_null(butler_session_restore(engine, saved, 0, &err));
     assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
     assert_contains(err.message, "s.session: saved with another model than");
     assert_int_equal(butler_predictor_attach(engine, predictors[0], &err), BUTLER_ERROR_ARGUMENT);

@@ -399,7 +399,7 @@ static void restore_law(const struct context *c, const char *policy)
     prefill(session, c->text, c->n_prompt);
     for (int i = c->n_prompt; i < middle; i++)
         step(session, c->text[i]);
-    if (butler_session_save(session, path, &err) < 0 || !(restored = butler_session_restore(c->engine, path, &err)))
+    if (butler_session_save(session, path, &err) < 0 || !(restored = butler_session_restore(c->engine, path, 0, &err)))
         fail_msg("%s: %s", text, err.message);
     unlink(path);
     assert_int_equal(butler_n_past(restored), middle);

@@ -610,7 +610,7 @@ static void test_other_predictor(void **state)
     attach_random(other, &sizes, 2);
     struct watch *watch = open_watch(engine, "tokenbutler:budget=20");
     assert_int_equal(butler_session_save(watch->session, path, &err), 0);
-    assert_null(butler_session_restore(other, path, &err));
+    assert_null(butler_session_restore(other, path, 0, &err));
     assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
     assert_non_null(strstr(err.message, "predictor"));
     close_watch(watch);

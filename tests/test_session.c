@@ -336,7 +336,7 @@ static struct butler_session *restore(struct butler_engine *engine, const unsign
     if (body < size)
         fwrite(&digest, 1, sizeof digest, file);
     fclose(file);
-    struct butler_session *session = butler_session_restore(engine, path, &err);
+    struct butler_session *session = butler_session_restore(engine, path, 0, &err);
     unlink(path);
     if (!session) {
         assert_true(err.code < 0);

@@ -111,7 +111,7 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
     session->seed = params->seed;
     session->shape = (struct butler_metric_shape){
         hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads, params->seed, 0, 0};
-    const bool long_context = model->rope_freq_long && n_ctx > model->rope_original_ctx;
+    const bool long_context = butler_long_context(model, n_ctx);
     session->rope_freq = long_context ? model->rope_freq_long : model->rope_freq;
     session->rope_scale = long_context ? model->rope_scale_long : model->rope_scale;
     if (shape_predictor(session, err) < 0 ||

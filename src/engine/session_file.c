@@ -187,6 +187,23 @@ static int check_header(struct cursor *cursor, const struct file_header *header,
     return 0;
 }
 
+/* Whether the saved text can go on in a context of n_ctx tokens (0: that of the header). */
+static int check_context(const char *path, const struct file_header *header, const struct butler_model *model, int n_ctx,
+                         struct butler_error *err)
+{
+    if (n_ctx == 0)
+        return 0;
+    if (n_ctx < header->n_past)
+        return butler_fail(err, BUTLER_ERROR_LENGTH, "%s: has %d tokens, more than a context of %d holds", path, header->n_past,
+                           n_ctx);
+    if (butler_long_context(model, n_ctx) != butler_long_context(model, header->n_ctx))
+        return butler_fail(err, BUTLER_ERROR_LENGTH,
+                           "%s: saved in a context of %d; on the other side of %d tokens than that the model rotates keys by other "
+                           "angles, which a context of %d would need",
+                           path, header->n_ctx, model->rope_original_ctx, n_ctx);
+    return 0;
+}
+
 /* positions are a head's text positions, order its slots by ascending position: anything else would read elsewhere. */
 static int check_positions(const struct butler_kv_head *head, int n, int n_past, const char *path, struct butler_error *err)
 {
@@ -284,8 +301,9 @@ static int read_predict(struct cursor *cursor, const struct butler_session *sess
     return predict->predictor->sizes.version == 1 ? read_layer(cursor, session, &predict->kv, 0, err) : 0;
 }
 
-/* Bits beyond the text are no harm: a list is made of those within it. */
-static int read_lists(struct cursor *cursor, struct butler_session *session, struct butler_error *err)
+/* n_ctx: of the session that was saved, whose lists have a bit for each slot. Bits beyond the text are no harm: a list is made of
+ * those within it. */
+static int read_lists(struct cursor *cursor, struct butler_session *session, int n_ctx, struct butler_error *err)
 {
     struct butler_selection *selection = &session->selection;
     const size_t n_layers = (size_t)session->shape.n_layers;
@@ -297,9 +315,14 @@ static int read_lists(struct cursor *cursor, struct butler_session *session, str
         if (selection->at[l] < 0 || selection->at[l] > session->n_past)
             return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: layer %zu claims a selection at %d of %d tokens", cursor->path, l,
                                selection->at[l], session->n_past);
-    if (!(from = take(cursor, list_bytes(session), "the selections", err)))
+    const size_t n_lists = n_layers * (size_t)session->shape.n_heads, words = (size_t)BUTLER_CEIL_DIV(n_ctx, 64);
+    const unsigned char *lists = take(cursor, n_lists * words * sizeof *selection->units, "the selections", err);
+    if (!lists)
         return BUTLER_ERROR_FORMAT;
-    session->engine->backend->upload(session->engine->backend, selection->units, from, list_bytes(session));
+    const size_t n_bytes = BUTLER_MIN(words, (size_t)selection->words) * sizeof *selection->units; /* all that the text needs */
+    for (size_t i = 0; i < n_lists; i++)
+        session->engine->backend->upload(session->engine->backend, selection->units + i * selection->words,
+                                         lists + i * words * sizeof *selection->units, n_bytes);
     return 0;
 }
 
@@ -326,7 +349,7 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
             return BUTLER_ERROR_FORMAT;
     butler_session_release_windows(session);
     if ((session->predict && read_predict(cursor, session, err) < 0) ||
-        (session->policy.every > 1 && read_lists(cursor, session, err) < 0))
+        (session->policy.every > 1 && read_lists(cursor, session, header->n_ctx, err) < 0))
         return BUTLER_ERROR_FORMAT;
     if (cursor->at != cursor->size)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %zu bytes too many at byte %zu", cursor->path, cursor->size - cursor->at,
@@ -334,7 +357,7 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
     return 0;
 }
 
-struct butler_session *butler_session_restore(struct butler_engine *engine, const char *path, struct butler_error *err)
+struct butler_session *butler_session_restore(struct butler_engine *engine, const char *path, int n_ctx, struct butler_error *err)
 {
     struct butler_session *session = NULL;
     struct butler_map map = {0};
@@ -363,10 +386,10 @@ struct butler_session *butler_session_restore(struct butler_engine *engine, cons
         goto fail;
     memcpy(text, from, (size_t)header.n_policy);
     text[header.n_policy] = '\0';
-    if (butler_policy_parse(engine, text, &policy, err) < 0)
+    if (butler_policy_parse(engine, text, &policy, err) < 0 || check_context(path, &header, engine->model, n_ctx, err) < 0)
         goto fail;
     const struct butler_session_params params = {
-        .n_ctx = header.n_ctx, .kv_type = (enum butler_kv_type)header.kv_type, .policy = text, .seed = header.seed};
+        .n_ctx = n_ctx ? n_ctx : header.n_ctx, .kv_type = (enum butler_kv_type)header.kv_type, .policy = text, .seed = header.seed};
     session = butler_session_make(engine, &policy, &params, err);
     if (!session)
         goto fail;

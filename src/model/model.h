@@ -111,6 +111,12 @@ struct butler_model {
     struct butler_model_info info;
 };
 
+/* Whether a session of n_ctx tokens uses rope_freq_long. */
+static inline bool butler_long_context(const struct butler_model *model, int n_ctx)
+{
+    return model->rope_freq_long && n_ctx > model->rope_original_ctx;
+}
+
 /* Binds tensors and reads hyperparameters into *model (zeroed by the caller, path and gguf set). On failure the caller
  * frees with butler_model_unbind. Does not touch the tokenizer. Fills info except its tokenizer. */
 int butler_model_bind(struct butler_model *model, struct butler_error *err);
