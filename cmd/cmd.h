@@ -167,6 +167,8 @@ void cmd_out_flush(void);
 /* Writes one row on a line of its own and frees it. Nine significant digits represent every float exactly. */
 void cmd_row(json_t *row);
 /* As json_string, with U+FFFD for what is not UTF-8. */
+/* text[n] into out, control characters, which a terminal would obey, as \xNN; cut to what has room. Returns out. */
+char *cmd_plain(char *out, size_t n_out, const char *text, size_t n);
 json_t *cmd_json_text(const char *bytes, size_t n);
 
 /* "butler NAME: message" on standard error. */

@@ -1,4 +1,4 @@
-/* butler info: what a model file contains, and the memory that a session with it needs. */
+/* butler info: what a model file contains and the memory that a session with it needs; what a predictor or a session file is. */
 #include <string.h>
 
 #include "cmd.h"
@@ -63,6 +63,31 @@ static const char *template_error(const struct butler_model *model, struct butle
     return has_one && !cmd_template_works(model, err) ? err->message : NULL;
 }
 
+/* Calls fn with each token that ends an answer. */
+static void each_end(const struct butler_model *model, void (*fn)(int32_t id, const char *spelling, size_t n, void *user),
+                     void *user)
+{
+    const int n_vocab = butler_model_get_info(model)->n_vocab;
+    for (int32_t id = 0; id < n_vocab; id++)
+        if (butler_token_is_end(model, id)) {
+            size_t n;
+            const char *spelling = butler_token_spelling(model, id, &n);
+            fn(id, spelling, n, user);
+        }
+}
+
+static void add_end(int32_t id, const char *spelling, size_t n, void *user)
+{
+    json_array_append_new(user, json_pack("{s:i, s:o}", "id", id, "text", cmd_json_text(spelling, n)));
+}
+
+static void print_end(int32_t id, const char *spelling, size_t n, void *user)
+{
+    char text[256];
+    int *n_printed = user;
+    cmd_printf("%s%d %s", (*n_printed)++ ? ", " : "", id, cmd_plain(text, sizeof text, spelling, n));
+}
+
 static void print_row(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx)
 {
     struct butler_error err = {0};
@@ -81,6 +106,9 @@ static void print_row(const struct butler_engine *engine, const struct butler_mo
     json_object_set_new(row, "chat_template",
                         info->chat_template ? cmd_json_text(info->chat_template, strlen(info->chat_template)) : json_null());
     json_object_set_new(row, "chat_template_error", error ? cmd_json_text(error, strlen(error)) : json_null());
+    json_t *ends = json_array();
+    each_end(model, add_end, ends);
+    json_object_set_new(row, "end_tokens", ends);
     json_object_set_new(row, "n_params", json_integer((json_int_t)info->n_params));
     json_object_set_new(row, "weight_bytes", json_integer((json_int_t)info->weight_bytes));
     json_object_set_new(row, "step_weight_bytes", json_integer((json_int_t)info->step_weight_bytes));
@@ -106,19 +134,29 @@ static void print_template(const struct butler_model *model)
         cmd_printf("chat template   %zu bytes\n", strlen(jinja));
 }
 
+static void print_name(const char *label, const char *name)
+{
+    char text[1024];
+    cmd_printf("%-15s %s\n", label, cmd_plain(text, sizeof text, name, strlen(name)));
+}
+
 static void print_text(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx)
 {
     const struct butler_model *model = butler_engine_model(engine);
     struct butler_engine_info device;
     butler_engine_get_info(engine, &device);
     char a[32], b[32];
-    cmd_printf("name            %s\n", info->name);
-    cmd_printf("architecture    %s\n", info->architecture);
+    print_name("name", info->name);
+    print_name("architecture", info->architecture);
     cmd_printf("layers          %d\n", info->n_layers);
     cmd_printf("width           %d, feed-forward %d\n", info->n_embd, info->n_ff);
     cmd_printf("heads           %d query, %d key/value, %d wide\n", info->n_heads, info->n_kv_heads, info->head_dim);
     cmd_printf("vocabulary      %d tokens, tokenizer %s\n", info->n_vocab, *info->tokenizer ? info->tokenizer : "none");
     print_template(model);
+    int n_ends = 0;
+    cmd_printf("ends of answers ");
+    each_end(model, print_end, &n_ends);
+    cmd_printf(n_ends ? "\n" : "none\n");
     cmd_printf("context         %d tokens in training\n", info->n_ctx_train);
     if (info->n_windowed)
         cmd_printf("windows         %d of %d layers see the latest %d tokens\n", info->n_windowed, info->n_layers, info->window);
@@ -144,6 +182,67 @@ static void print_text(const struct butler_engine *engine, const struct butler_m
     cmd_printf("runs with       %s, %d threads\n", device.isa, device.n_threads);
 }
 
+/* ------------------------------------------------------------------------------------ predictors and sessions */
+
+static void print_owner(const struct butler_file_info *file)
+{
+    cmd_printf("model           %016llx%s\n", (unsigned long long)file->model_fingerprint,
+               file->model_sampled ? " (of samples of its file, as version 0.1 wrote it)" : "");
+    cmd_printf("shape           %d layers, %d key/value heads, %d wide\n", file->n_layers, file->n_kv_heads, file->head_dim);
+}
+
+static void print_predictor_file(const struct butler_file_info *file)
+{
+    char a[32];
+    cmd_printf("file            a predictor, version %d (policy %s), %s\n", file->version,
+               file->version == 1 ? "tokenbutler" : "tokenbutler2", cmd_bytes(a, sizeof a, file->bytes));
+    print_owner(file);
+    cmd_printf("predicts        heads of %d numbers, with %llu parameters\n", file->d, (unsigned long long)file->n_params);
+    cmd_printf("trained         on %lld tokens in %lld steps, loss %.4g\n", (long long)file->n_trained, (long long)file->n_steps,
+               file->loss);
+    print_name("text", file->text);
+}
+
+static void print_session_file(const struct butler_file_info *file)
+{
+    char a[32];
+    cmd_printf("file            a saved session, %s\n", cmd_bytes(a, sizeof a, file->bytes));
+    print_owner(file);
+    print_name("policy", file->policy);
+    cmd_printf("text            %d tokens, in a context of %d\n", file->n_tokens, file->n_ctx);
+    cmd_printf("cache           %s\n", cmd_kv_type_name((enum butler_kv_type)file->kv_type));
+}
+
+static void print_file_row(const struct butler_file_info *file)
+{
+    char fingerprint[17];
+    snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)file->model_fingerprint);
+    json_t *row =
+        json_pack("{s:s, s:I, s:s, s:b, s:i, s:i, s:i}", "kind", file->kind == BUTLER_FILE_SESSION ? "session" : "predictor",
+                  "bytes", (json_int_t)file->bytes, "model", fingerprint, "model_sampled", file->model_sampled, "n_layers",
+                  file->n_layers, "n_kv_heads", file->n_kv_heads, "head_dim", file->head_dim);
+    json_t *more =
+        file->kind == BUTLER_FILE_SESSION
+            ? json_pack("{s:i, s:i, s:s, s:s}", "n_tokens", file->n_tokens, "n_ctx", file->n_ctx, "kv_type",
+                        cmd_kv_type_name((enum butler_kv_type)file->kv_type), "policy", file->policy)
+            : json_pack("{s:i, s:i, s:I, s:I, s:I, s:f, s:o}", "version", file->version, "d", file->d, "n_params",
+                        (json_int_t)file->n_params, "n_tokens", (json_int_t)file->n_trained, "n_steps", (json_int_t)file->n_steps,
+                        "loss", file->loss, "text", cmd_json_text(file->text, strlen(file->text)));
+    json_object_update(row, more);
+    json_decref(more);
+    cmd_row(row);
+}
+
+static void print_file(const struct cmd_options *options, const struct butler_file_info *file)
+{
+    if (options->json)
+        print_file_row(file);
+    else if (file->kind == BUTLER_FILE_SESSION)
+        print_session_file(file);
+    else
+        print_predictor_file(file);
+}
+
 static int run(struct cmd_options *options)
 {
     int status = CMD_DONE;
@@ -153,6 +252,14 @@ static int run(struct cmd_options *options)
     }
     if (options->positional.n)
         options->model = options->positional.values[0];
+    struct butler_error err = {0};
+    struct butler_file_info file;
+    if (options->model && butler_file_describe(options->model, &file, &err) < 0)
+        return cmd_fail(options, &err);
+    if (options->model && file.kind != BUTLER_FILE_MODEL) {
+        print_file(options, &file);
+        return CMD_DONE;
+    }
     struct butler_engine *engine = cmd_engine_load(options, &status);
     if (!engine)
         return status;
@@ -171,10 +278,11 @@ static const struct cmd_use uses[] = {{CMD_MODEL, NULL}, {CMD_CTX, "0"},   {CMD_
 
 const struct cmd_command cmd_info = {
     .name = "info",
-    .synopsis = "[MODEL] [-c N] [--json]",
-    .summary = "what a model file contains and the memory that a session needs",
+    .synopsis = "[FILE] [-c N] [--json]",
+    .summary = "what a model, predictor or session file contains and the memory that a session needs",
     .details = "Prints architecture, sizes, tokenizer and quantisation, and the KV cache's bytes per token and for a full context\n"
-               "(-c, or what the model was trained for) in every type that --kv-type knows. Without MODEL: the default model.\n\n"
+               "(-c, or what the model was trained for) in every type that --kv-type knows. Without FILE: the default model.\n"
+               "Of a predictor and a saved session: the model they belong to, and what they are.\n\n"
                "With --json one row; its \"kv_bytes\" is {\"f16\": {\"per_token\", \"at_ctx\", \"at\": {\"8192\": ...}}, ...}.\n",
     .uses = uses,
     .max_positional = 1,

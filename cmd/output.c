@@ -71,14 +71,35 @@ json_t *cmd_json_text(const char *bytes, size_t n)
     return text;
 }
 
+char *cmd_plain(char *out, size_t n_out, const char *text, size_t n)
+{
+    size_t used = 0;
+    for (size_t i = 0; i < n && used + 8 < n_out; i++) {
+        const unsigned char c = (unsigned char)text[i], next = i + 1 < n ? (unsigned char)text[i + 1] : 0;
+        if (c == 0xc2 && next >= 0x80 && next < 0xa0) /* U+0080 to U+009F */
+            used += (size_t)snprintf(out + used, n_out - used, "\\x%02x", (unsigned char)text[++i]);
+        else if (c < 0x20 || c == 0x7f)
+            used += (size_t)snprintf(out + used, n_out - used, "\\x%02x", c);
+        else
+            out[used++] = (char)c;
+    }
+    out[used] = '\0';
+    return out;
+}
+
 void cmd_say(const struct cmd_options *options, const char *format, ...)
 {
+    char message[2048], line[sizeof message * 4];
     va_list args;
     va_start(args, format);
-    fprintf(stderr, "butler %s: ", options->command->name);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    fprintf(stderr, "butler %s:", options->command->name);
+    for (const char *at = message, *end; at; at = end ? end + 1 : NULL) { /* names in messages come from files */
+        end = strchr(at, '\n');
+        fprintf(stderr, "%s%s\n", at == message ? " " : "",
+                cmd_plain(line, sizeof line, at, end ? (size_t)(end - at) : strlen(at)));
+    }
 }
 
 int cmd_fail(const struct cmd_options *options, const struct butler_error *err)

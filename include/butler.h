@@ -153,6 +153,34 @@ struct butler_predictor_info {
 /* The predictor of this version that the engine has, if any. Strings are the engine's. */
 bool butler_predictor_describe(const struct butler_engine *engine, int version, struct butler_predictor_info *info);
 
+/* ------------------------------------------------------------------------------------------------- files */
+
+enum butler_file_kind { BUTLER_FILE_MODEL, BUTLER_FILE_PREDICTOR, BUTLER_FILE_SESSION };
+
+/* What a file is, without the model that it belongs to. */
+struct butler_file_info {
+    enum butler_file_kind kind;
+    uint64_t bytes; /* of the file */
+    /* Predictors and sessions. */
+    uint64_t model_fingerprint; /* of the model it belongs to: butler_model_fingerprint, */
+    bool model_sampled;         /* or, in files of version 0.1, a hash of samples of the model's file */
+    int n_layers, n_kv_heads, head_dim;
+    /* Predictors. */
+    int version, d;
+    uint64_t n_params;
+    int64_t n_trained, n_steps; /* tokens and steps of its training */
+    double loss;
+    char text[256]; /* what it was trained on */
+    /* Sessions. */
+    int n_tokens, n_ctx;
+    int kv_type;      /* enum butler_kv_type */
+    char policy[768]; /* every parameter written out */
+};
+
+/* Reads what a GGUF file (a model or a predictor) or a session file is. A predictor's sizes and a session's header and checksum are
+ * checked; of a model nothing but its header. */
+int butler_file_describe(const char *path, struct butler_file_info *info, struct butler_error *err);
+
 /* --------------------------------------------------------------------------------------------- tokenizer */
 
 enum butler_tokenize_flags {
@@ -168,6 +196,10 @@ int butler_tokenize(const struct butler_model *model, const char *text, size_t n
 /* The bytes of one token as they stand in text (a token may be part of a UTF-8 character). Owned by the model.
  * NULL for an id out of range; length 0 for control tokens. */
 const char *butler_token_bytes(const struct butler_model *model, int32_t id, size_t *n_bytes);
+
+/* How the vocabulary spells the token, control tokens too ("<|im_end|>"); not zero-terminated, owned by the model. Length 0 for
+ * an id out of range. */
+const char *butler_token_spelling(const struct butler_model *model, int32_t id, size_t *n_bytes);
 
 int32_t butler_token_bos(const struct butler_model *model); /* -1 if none */
 /* Whether the token ends an answer: the file's EOS, EOT and EOM, and every token with a spelling that ends a turn in some model

@@ -746,6 +746,49 @@ def test_policies_costs():
     assert [c["kv_bytes"] for c in rows("policies", "oracle:mass=0.9", "-m", GQA)[0]["costs"]] == [None] * 3
 
 
+def test_info_of_a_session(tmp_path):
+    session = tmp_path / "s.session"
+    butler("run", "-m", GQA, "-p", PROMPT, "-n", "3", "-c", "80", "--kv", "h2o:budget=16", "--kv-type", "f32",
+           "--save-session", session)
+    row, = rows("info", session)
+    assert (row["kind"], row["n_ctx"], row["kv_type"], row["n_layers"]) == ("session", 80, "f32", 2)
+    assert "h2o:method=evict,budget=16," in row["policy"] and row["bytes"] == session.stat().st_size
+    assert row["n_tokens"] == len(rows("tokenize", "-m", GQA, "-p", PROMPT)[0]["ids"]) + 3
+    text = butler("info", session).stdout
+    assert "a saved session" in text and row["model"] in text and f"{row['n_tokens']} tokens, in a context of 80" in text
+    changed = bytearray(session.read_bytes())
+    changed[200] ^= 1
+    session.write_bytes(changed)
+    refuses(FAILED, "info", session, says=["s.session", "checksum"])
+
+
+@pytest.mark.parametrize("version, suffix", [(1, ""), (2, "2")])
+def test_info_of_a_predictor(version, suffix):
+    file = ROOT / "models" / f"butler-default.tokenbutler{suffix}.gguf"
+    row, = rows("info", file)
+    assert (row["kind"], row["version"], row["bytes"]) == ("predictor", version, file.stat().st_size)
+    assert f"policy tokenbutler{suffix})" in butler("info", file).stdout
+
+
+def test_info_shows_the_ends_of_answers():
+    ends = rows("info", GQA)[0]["end_tokens"]
+    assert [end["text"] for end in ends] == ["</s>"]
+    assert f"ends of answers {ends[0]['id']} </s>\n" in butler("info", GQA).stdout
+
+
+def test_names_in_files_do_not_reach_the_terminal(tmp_path):
+    """Control characters in a model's name, and in messages about one, are escaped."""
+    data = (MODELS / "llama-gqa.gguf").read_bytes()
+    assert data.count(b"llama-gqa") == 1
+    model = tmp_path / "m.gguf"
+    model.write_bytes(data.replace(b"llama-gqa", b"\x1b[2Jm\xc2\x9b\x7fa"))
+    assert "\\x1b[2Jm\\x9b\\x7fa" in butler("info", model).stdout
+    at = data.index(b"blk.0.attn_q.weight")
+    model.write_bytes(data[:at] + b"\x1b" + data[at + 1:])
+    said = butler("info", model, expect=FAILED).stderr
+    assert "\x1b" not in said
+
+
 def test_info_at_depths():
     row, = rows("info", GQA)
     f16 = row["kv_bytes"]["f16"]

@@ -230,6 +230,12 @@ const char *butler_token_bytes(const struct butler_model *model, int32_t id, siz
     return model->tokenizer ? butler_tokenizer_bytes(model->tokenizer, id, n_bytes) : NULL;
 }
 
+const char *butler_token_spelling(const struct butler_model *model, int32_t id, size_t *n_bytes)
+{
+    *n_bytes = 0;
+    return model->tokenizer ? butler_tokenizer_spelling(model->tokenizer, id, n_bytes) : "";
+}
+
 int32_t butler_token_bos(const struct butler_model *model)
 {
     return model->tokenizer ? butler_tokenizer_bos(model->tokenizer) : -1;

@@ -87,6 +87,10 @@ double butler_entropy(const float *logits, int n);
 struct butler_session *butler_session_make(struct butler_engine *engine, const struct butler_policy *policy,
                                            const struct butler_session_params *params, struct butler_error *err);
 
+/* Fills what butler_file_describe says of a session's file; in session_file.c. */
+int butler_session_describe(const struct butler_map *map, const char *path, struct butler_file_info *info,
+                            struct butler_error *err);
+
 /* What operations need for one layer of the session. traffic: where they count. */
 static inline struct butler_layer_state butler_session_layer(struct butler_session *session, struct butler_traffic *traffic,
                                                              int layer, int position)

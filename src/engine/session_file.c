@@ -163,27 +163,80 @@ static const void *take(struct cursor *cursor, size_t n_bytes, const char *what,
     return cursor->data + cursor->at - n_bytes;
 }
 
-static int check_header(struct cursor *cursor, const struct file_header *header, struct butler_model *model,
-                        struct butler_error *err)
+static bool sizes_are_possible(const struct file_header *header)
 {
-    const struct butler_hparams *hp = &model->hp;
-    const char *path = cursor->path;
-    uint64_t fingerprint = model->sampled_fingerprint;
+    return header->n_ctx >= 1 && header->n_past >= 0 && header->n_past <= header->n_ctx && header->n_decoded >= 0 &&
+           header->n_decoded <= header->n_past && header->n_dense >= 0 && header->n_dense <= header->n_past &&
+           header->n_observed >= 0 && header->n_observed <= header->n_past && (header->evicted == 0 || header->evicted == 1) &&
+           header->kv_type >= 0 && header->kv_type < BUTLER_N_KV_TYPES && header->n_policy >= 1 &&
+           header->n_policy < (int)sizeof((struct butler_policy *)NULL)->text;
+}
+
+/* The header of a file that is whole; the cursor then ends before the digest. */
+static int read_header(struct cursor *cursor, struct file_header *header, struct butler_error *err)
+{
+    uint64_t digest;
+    if (cursor->size < sizeof *header + sizeof digest)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %zu bytes are too few for a session", cursor->path, cursor->size);
+    cursor->size -= sizeof digest;
+    memcpy(header, take(cursor, sizeof *header, "the header", err), sizeof *header);
+    memcpy(&digest, cursor->data + cursor->size, sizeof digest);
     cursor->sampled = memcmp(header->magic, sampled_magic, sizeof sampled_magic) == 0;
     if (!cursor->sampled && memcmp(header->magic, magic, sizeof magic) != 0)
-        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: not a session file of this version (byte 0)", path);
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: not a session file of this version (byte 0)", cursor->path);
+    if (digest != XXH3_64bits(cursor->data, cursor->size))
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: corrupt: the checksum at byte %zu does not match", cursor->path,
+                           cursor->size);
+    if (!sizes_are_possible(header))
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: impossible sizes in the header", cursor->path);
+    return 0;
+}
+
+static int check_model(const struct cursor *cursor, const struct file_header *header, struct butler_model *model,
+                       struct butler_error *err)
+{
+    const struct butler_hparams *hp = &model->hp;
+    uint64_t fingerprint = model->sampled_fingerprint;
     const int code = cursor->sampled ? 0 : butler_model_fingerprint(model, &fingerprint, err);
     if (code < 0)
         return code;
     if (header->fingerprint != fingerprint)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: saved with another model than %s", path, model->path);
-    if (header->n_ctx < 1 || header->n_past < 0 || header->n_past > header->n_ctx || header->n_decoded < 0 ||
-        header->n_decoded > header->n_past || header->n_dense < 0 || header->n_dense > header->n_past || header->n_observed < 0 ||
-        header->n_observed > header->n_past || (header->evicted != 0 && header->evicted != 1) || header->kv_type < 0 ||
-        header->kv_type >= BUTLER_N_KV_TYPES || header->n_policy < 1 ||
-        header->n_policy >= (int)sizeof((struct butler_policy *)NULL)->text || header->n_vocab != hp->n_vocab ||
-        header->n_layers != hp->n_layers || header->n_kv_heads != hp->n_kv_heads || header->head_dim != hp->head_dim)
-        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: impossible sizes in the header", path);
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: saved with another model than %s", cursor->path, model->path);
+    if (header->n_vocab != hp->n_vocab || header->n_layers != hp->n_layers || header->n_kv_heads != hp->n_kv_heads ||
+        header->head_dim != hp->head_dim)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: impossible sizes in the header", cursor->path);
+    return 0;
+}
+
+/* text: of sizeof(struct butler_policy){0}.text bytes. */
+static int read_policy(struct cursor *cursor, const struct file_header *header, char *text, struct butler_error *err)
+{
+    const void *from = take(cursor, (size_t)header->n_policy, "the policy", err);
+    if (!from)
+        return BUTLER_ERROR_FORMAT;
+    memcpy(text, from, (size_t)header->n_policy);
+    text[header->n_policy] = '\0';
+    return 0;
+}
+
+int butler_session_describe(const struct butler_map *map, const char *path, struct butler_file_info *info, struct butler_error *err)
+{
+    struct cursor cursor = {.path = path, .data = map->data, .size = map->size};
+    struct file_header header;
+    _Static_assert(sizeof info->policy >= sizeof((struct butler_policy *)NULL)->text, "a policy's text fits");
+    int code = read_header(&cursor, &header, err);
+    if (code == 0)
+        code = read_policy(&cursor, &header, info->policy, err);
+    if (code < 0)
+        return code;
+    info->model_fingerprint = header.fingerprint;
+    info->model_sampled = cursor.sampled;
+    info->n_layers = header.n_layers;
+    info->n_kv_heads = header.n_kv_heads;
+    info->head_dim = header.head_dim;
+    info->n_tokens = header.n_past;
+    info->n_ctx = header.n_ctx;
+    info->kv_type = header.kv_type;
     return 0;
 }
 
@@ -364,28 +417,12 @@ struct butler_session *butler_session_restore(struct butler_engine *engine, cons
     struct butler_policy policy;
     struct file_header header;
     char text[sizeof policy.text];
-    uint64_t digest;
-    const void *from;
     if (butler_map_open(&map, path, err) < 0)
         return NULL;
     struct cursor cursor = {.path = path, .data = map.data, .size = map.size};
-    if (map.size < sizeof header + sizeof digest) {
-        butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %zu bytes are too few for a session", path, map.size);
+    if (read_header(&cursor, &header, err) < 0 || check_model(&cursor, &header, engine->model, err) < 0 ||
+        read_policy(&cursor, &header, text, err) < 0)
         goto fail;
-    }
-    cursor.size -= sizeof digest;
-    memcpy(&header, take(&cursor, sizeof header, "the header", err), sizeof header);
-    memcpy(&digest, map.data + cursor.size, sizeof digest);
-    if (check_header(&cursor, &header, engine->model, err) < 0)
-        goto fail;
-    if (digest != XXH3_64bits(map.data, cursor.size)) {
-        butler_fail(err, BUTLER_ERROR_FORMAT, "%s: corrupt: the checksum at byte %zu does not match", path, cursor.size);
-        goto fail;
-    }
-    if (!(from = take(&cursor, (size_t)header.n_policy, "the policy", err)))
-        goto fail;
-    memcpy(text, from, (size_t)header.n_policy);
-    text[header.n_policy] = '\0';
     if (butler_policy_parse(engine, text, &policy, err) < 0 || check_context(path, &header, engine->model, n_ctx, err) < 0)
         goto fail;
     const struct butler_session_params params = {

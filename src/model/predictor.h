@@ -44,6 +44,9 @@
 
 enum butler_predictor_input { BUTLER_PREDICTOR_INPUT_NORM, BUTLER_PREDICTOR_INPUT_ATTENTION };
 
+/* general.architecture of a predictor's file. */
+#define BUTLER_PREDICTOR_ARCHITECTURE "butler-predictor"
+
 enum { BUTLER_PREDICTOR_MAX_D = 128 };
 
 struct butler_predictor_sizes {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ARCHITECTURE "butler-predictor"
+#define ARCHITECTURE BUTLER_PREDICTOR_ARCHITECTURE
 #define KEY(name) ARCHITECTURE "." name
 /* Fingerprints of the model as 16 hexadecimal digits: of the whole file, and as version 0.1 wrote it. */
 #define WHOLE_KEY KEY("model_xxh3")
