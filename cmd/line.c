@@ -51,6 +51,8 @@ const char *cmd_line_read(struct cmd_lines *lines, const char *prompt)
     }
     if (line->n && line->bytes[line->n - 1] == '\n')
         line->n--;
+    if (line->n && line->bytes[line->n - 1] == '\r')
+        line->n--;
     cmd_text_append(line, "", 1);
     return line->bytes;
 }

@@ -275,7 +275,8 @@ static void choose_policy(struct cmd_options *options, const struct butler_engin
     static char predicted[] = "tokenbutler2:budget=2048,on_top=1,sinks=128,recent=512";
     enum { ALWAYS_READ = 2048 + 128 + 512 };
     struct butler_predictor_info info;
-    const bool is_longer = options->n < 0 || n_prompt > ALWAYS_READ - options->n;
+    const int n_ctx = options->n_ctx ? options->n_ctx : butler_model_get_info(butler_engine_model(engine))->n_ctx_train;
+    const bool is_longer = n_ctx > ALWAYS_READ && (options->n < 0 || n_prompt > ALWAYS_READ - options->n);
     if (options->given[CMD_KV] || options->load_session || !is_longer || !butler_predictor_describe(engine, 2, &info) ||
         butler_policy_check(engine, predicted, NULL) < 0)
         return;

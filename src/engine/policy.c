@@ -526,8 +526,12 @@ static int read_name(struct draft *draft, char *head)
         if ((next = strchr(plus, '+')))
             *next++ = 0;
         const int m = find_modifier(plus);
-        if (m < 0)
-            return fail(draft, "no modifier \"%.40s\"; there are %s, %s", plus, modifiers[VATP].name, modifiers[ENTROPYSTOP].name);
+        if (m < 0) {
+            char known[64], mean[64];
+            snprintf(known, sizeof known, "%s, %s", modifiers[VATP].name, modifiers[ENTROPYSTOP].name);
+            butler_did_you_mean(mean, sizeof mean, plus, known);
+            return fail(draft, "no modifier \"%.40s\";%s there are %s", plus, mean, known);
+        }
         bool *has = m == VATP ? &draft->vatp : &draft->entropystop;
         if (*has)
             return fail(draft, "+%s is there twice", plus);
