@@ -202,6 +202,7 @@ enum {
     K_ENTROPY,
     K_AFTER,
     K_LAYERS,
+    K_FROM,
     N_KEYS,
 };
 
@@ -228,6 +229,7 @@ static const struct key keys[N_KEYS] = {
     [K_ENTROPY] = {"entropy", KEY_NUMBER, FIELD(stop_entropy), 0, 100, -1, {NULL}, 0, refuse_stop},
     [K_AFTER] = {"after", KEY_COUNT, FIELD(stop_after), 0, MAX_TOKENS, 0, {NULL}, 0, refuse_stop},
     [K_LAYERS] = {"layers", KEY_SWITCH, FIELD(stop_layers), 0, 0, 0, {"0", "1"}, 0, refuse_stop},
+    [K_FROM] = {"from", KEY_NUMBER, FIELD(stop_from), 0, 1, 0, {NULL}, 0, refuse_stop},
 };
 /* defaults NULL: those of the policy of that name. */
 enum { VATP, ENTROPYSTOP, N_MODIFIERS };
@@ -554,12 +556,10 @@ static int check_vatp(const struct draft *draft)
     if (!draft->vatp)
         return 0;
     if (!policy->metric)
-        return fail(draft, "+vatp weighs tokens before they are evicted; this policy reads everything");
+        return fail(draft, "+vatp weighs tokens before some are chosen; this policy reads everything");
     if (policy->metric->page_scores)
         return fail(draft, "+vatp multiplies a token's score by the norm of its value; this metric scores pages");
-    if (policy->method != BUTLER_EVICT)
-        return fail(draft, "+vatp decides what is evicted; it needs method=evict");
-    if (!is_attention(policy->metric))
+    if (!is_attention(policy->metric) && policy->metric != &butler_metric_key_norm)
         return fail(draft, "+vatp multiplies attention by the norm of the value; %s is no attention", policy->metric->name);
     return 0;
 }
