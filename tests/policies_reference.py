@@ -88,7 +88,7 @@ def limits(p, layer, n_layers, n):
     if beta:  # PyramidKV: linear over the layers that are not dense, their mean is the budget
         window = 0 if "heavy" in p.values else recent
         first, m, c = p.count("dense"), n_layers - p.count("dense"), budget - window
-        if n > budget and m > 1 and c > 0:
+        if n > budget and n >= 2 * c and m > 1 and c > 0:
             low = int(c // beta)
             high = 2 * c - low
             if high > n - window:
@@ -346,7 +346,8 @@ class Layer:
                 values = np.abs(self.v[kv_head][self.cached[kv_head]])
                 norm = {"l1": values.sum(axis=1), "l2": np.sqrt((values ** 2).sum(axis=1)), "linf": values.max(axis=1)}
                 with np.errstate(divide="ignore"):
-                    r = r + np.log(norm[self.p["norm"]]) if self.metric in LOGITS else r * norm[self.p["norm"]]
+                    norm = norm[self.p["norm"]]
+                    r = r + np.log(norm) if self.metric in LOGITS else norm / -r if self.metric == "key_norm" else r * norm
             rows.append(r)
         rows = np.concatenate(rows)
         if self.p["group"] == "max":

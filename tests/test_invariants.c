@@ -18,6 +18,8 @@ enum { N_TEXT = 200, N_PROMPT = 90, BUDGET = 48 };
 /* Points besides the named policies' defaults. */
 static const char *const unnamed[] = {
     "h2o+vatp",
+    "knorm+vatp",
+    "fier+vatp:dense=1",
     "scissorhands+vatp:norm=l2",
     "snapkv:rolling=1,recent=8,window=8",
     "snapkv+vatp:rolling=1,recent=8,window=8,pool=avg",

@@ -250,6 +250,51 @@ static void accumulated_attention(void **state)
     }
 }
 
+/* A tile of a prompt's weights at once: what its queries give one after the other, whatever the tiles are. */
+static void attention_of_a_tile(void **state)
+{
+    (void)state;
+    enum { N = 700, SEEN = 590, QUERIES = N - SEEN + 1, KEYS = 64, CHUNKS = (N + KEYS - 1) / KEYS };
+    static const double parameters[][2] = {{1, 0}, {2, 0}, {1, 25}};
+    static float weights[QUERIES * GROUP][N], factors[CHUNKS][QUERIES * GROUP], whole[GROUP][N], parts[GROUP][N];
+    uint64_t random = 3;
+    for (int i = 0; i < QUERIES * GROUP * N; i++)
+        weights[i / N][i % N] = butler_random_float(&random);
+    for (int i = 0; i < CHUNKS * QUERIES * GROUP; i++)
+        factors[i / (QUERIES * GROUP)][i % (QUERIES * GROUP)] = butler_random_float(&random);
+    for (int p = 0; p < BUTLER_COUNT(parameters); p++) {
+        const double *values = parameters[p];
+        const struct butler_metric *metric = &butler_metric_attention;
+        struct butler_block_weights block = {weights[0], factors[0], N, QUERIES * GROUP, QUERIES, SEEN, KEYS};
+        struct head once, often;
+        head_init(&once, metric, values, BUTLER_KV_F16, NULL);
+        head_init(&often, metric, values, BUTLER_KV_F16, NULL);
+        grow(&once, metric, values, N, N, 1);
+        grow(&often, metric, values, N, N, 1);
+        butler_attention_observe_block(&shape, values, &once.view, &block);
+        for (int t = 0, m; t < QUERIES; t += m) {
+            m = BUTLER_MIN(QUERIES - t, 1 + t % 7);
+            block =
+                (struct butler_block_weights){weights[t * GROUP], factors[0] + t * GROUP, N, QUERIES * GROUP, m, SEEN + t, KEYS};
+            butler_attention_observe_block(&shape, values, &often.view, &block);
+        }
+        metric->score(&shape, values, &once.view, NULL, GROUP, 0, N, whole[0], N);
+        metric->score(&shape, values, &often.view, NULL, GROUP, 0, N, parts[0], N);
+        assert_memory_equal(whole, parts, sizeof whole);
+        for (int h = 0; h < GROUP; h++)
+            for (int i = 0; i < N; i++) {
+                double sum = 0;
+                for (int t = BUTLER_MAX(i + 1 - SEEN, 0); t < QUERIES; t++) {
+                    const double a = (double)weights[t * GROUP + h][i] * factors[i / KEYS][t * GROUP + h];
+                    sum = sum * (values[1] > 0 ? exp2(-1 / values[1]) : 1) + pow(a, values[0]);
+                }
+                near(whole[h][i], values[0] == 2 ? sqrt(sum) : sum, 1e-4, "tile", i);
+            }
+        head_free(&once);
+        head_free(&often);
+    }
+}
+
 static void last_query(void **state)
 {
     (void)state;
@@ -682,6 +727,7 @@ int main(void)
         cmocka_unit_test(the_view_gives_rows_as_stored_and_counts_them),
         cmocka_unit_test(scores_do_not_depend_on_how_they_are_asked_for),
         cmocka_unit_test(accumulated_attention),
+        cmocka_unit_test(attention_of_a_tile),
         cmocka_unit_test(last_query),
         cmocka_unit_test(a_window_does_not_drift),
         cmocka_unit_test(a_window_holds_its_queries_in_few_bytes),

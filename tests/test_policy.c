@@ -79,6 +79,8 @@ static void the_text_parses_to_itself(void **state)
         "full+entropystop:entropy=0.25,layers=1",
         "h2o+vatp",
         "h2o+vatp:norm=linf,budget=0.1",
+        "fier+vatp:norm=l2",
+        "knorm+vatp",
         "h2o:recent=30,budget=100",
         "h2o:method=retrieve",
         "h2o:method=retrieve,mass=0.9",
@@ -208,8 +210,7 @@ static void refusals(void **state)
         {"quest:preset=code,preset=code", "preset= is given twice"},
         {"quest+vatp", "+vatp|pages"},
         {"quest+vatp:method=evict", "+vatp|pages"},
-        {"h2o+vatp:method=retrieve", "+vatp|method=evict"},
-        {"knorm+vatp", "+vatp|key_norm"},
+        {"random+vatp", "+vatp|random"},
         {"streaming+vatp", "+vatp|recency"},
         {"full+vatp", "+vatp|reads everything"},
         {"full:budget=3", "budget= has no meaning|reads everything"},
@@ -324,8 +325,10 @@ static void pyramid(void **state)
     static const int near[] = {200, 173, 146, 119, 92, 65};
     for (int layer = 0; layer < 6; layer++)
         assert_int_equal(butler_policy_limits(&p, layer, 6, 200).budget, near[layer]);
-    for (int layer = 0; layer < 6; layer++)
+    for (int layer = 0; layer < 6; layer++) {
         assert_int_equal(butler_policy_limits(&p, layer, 6, 132).budget, 132);
+        assert_int_equal(butler_policy_limits(&p, layer, 6, 199).budget, 132); /* shorter than 2 c: uniform */
+    }
     assert_int_equal(butler_policy_limits(&p, 0, 1, 5000).budget, 132);
     p = parse("pyramidkv:budget=132,dense=1");
     assert_int_equal(butler_policy_limits(&p, 0, 7, 5000).budget, 5000);

@@ -8,6 +8,7 @@
  * depends on the chunks alone, not on the other queries of the task. */
 #include <assert.h>
 #include <math.h>
+#include <sched.h>
 #include <string.h>
 
 #include "cpu/attend.h"
@@ -215,20 +216,38 @@ static void attend_strip(const struct tile *tile, int row, int n_rows, int first
     kv->kernels->av[kv->type](tile->out + (size_t)row * dim, dim, s, stride, n_rows, values, n, kv->head_dim);
 }
 
-/* Weights that were taken against the maxima of their time, as they are against all keys. */
-static void finish_weights(const struct tile *tile)
+/* Keys that have one maximum. */
+static int keys_of_maximum(const struct tile *tile)
+{
+    return tile->job->tiles ? BUTLER_ATTEND_KEYS : KEYS;
+}
+
+/* The maxima of the chunks become what their weights must be multiplied by: they were taken against the maxima of their time. */
+static void make_factors(const struct tile *tile)
+{
+    const int keys = keys_of_maximum(tile);
+    const size_t stride = (size_t)tile->job->state->work->tile_rows;
+    for (int i = 0; i < tile->n_keys; i += keys)
+        for (int r = 0; r < tile->n_rows; r++) {
+            float *maximum = &tile->maxima[(size_t)(i / keys) * stride + (size_t)r];
+            const float fall = *maximum - tile->max[r];
+            *maximum = (tile->job->tiles ? exp2f(fall) : expf(fall)) / tile->sum[r];
+        }
+}
+
+/* Weights of the query heads of token t, in place. */
+static float *finish_weights(const struct tile *tile, int t, int n)
 {
     const struct butler_layer_state *state = tile->job->state;
-    const int keys = tile->job->tiles ? BUTLER_ATTEND_KEYS : KEYS; /* with one maximum */
-    for (int r = 0; r < tile->n_rows; r++) {
-        float *row = tile->weights + (size_t)r * state->work->score_stride;
-        const int visible = tile->before + r / tile->group + 1;
-        for (int i = 0; i < visible; i += keys) {
-            const float fall = tile->maxima[(size_t)(i / keys) * (size_t)state->work->tile_rows + (size_t)r] - tile->max[r];
-            state->kv->kernels->scale(row + i, (tile->job->tiles ? exp2f(fall) : expf(fall)) / tile->sum[r],
-                                      BUTLER_MIN(keys, visible - i));
-        }
-    }
+    const int keys = keys_of_maximum(tile);
+    float *weights = tile->weights + (size_t)(t * tile->group) * state->work->score_stride;
+    for (int h = 0; h < tile->group; h++)
+        for (int i = 0; i < n; i += keys)
+            state->kv->kernels->scale(
+                weights + (size_t)h * state->work->score_stride + i,
+                tile->maxima[(size_t)(i / keys) * (size_t)state->work->tile_rows + (size_t)(t * tile->group + h)],
+                BUTLER_MIN(keys, n - i));
+    return weights;
 }
 
 /* Weights in the order the keys were read, as weights of slots 0 .. n-1. The decode scores are free in prefill. */
@@ -243,6 +262,36 @@ static const float *weights_by_slot(const struct tile *tile, const float *weight
         for (int j = 0; j < n; j++)
             by_slot[(size_t)i * stride + tile->slots[j]] = weights[(size_t)i * stride + (size_t)j];
     return by_slot;
+}
+
+/* The metric sees the weights of all queries of a tile, in the turn of the tile. */
+static void observe_tile(const struct tile *tile)
+{
+    const struct butler_layer_state *state = tile->job->state;
+    const struct butler_workspace *work = state->work;
+    int *turn = tile->job->turns ? &tile->job->turns[tile->kv_head] : NULL;
+    make_factors(tile);
+    while (turn && __atomic_load_n(turn, __ATOMIC_ACQUIRE) != tile->first)
+        sched_yield();
+    if (state->policy->metric == &butler_metric_attention && !tile->slots) {
+        const struct butler_block_weights block = {.weights = tile->weights,
+                                                   .factors = tile->maxima,
+                                                   .stride = work->score_stride,
+                                                   .factor_stride = (size_t)work->tile_rows,
+                                                   .n_queries = tile->n,
+                                                   .n_seen = tile->before + 1,
+                                                   .keys = keys_of_maximum(tile)};
+        const struct butler_head_view view =
+            butler_kv_view(state->kv, state->layer, tile->kv_head, state->position + tile->first + tile->n - 1);
+        butler_attention_observe_block(state->shape, state->policy->values, &view, &block);
+    } else
+        for (int t = 0; t < tile->n; t++) {
+            const int seen = tile->before + t + 1;
+            butler_attend_observe(state, tile->kv_head, state->position + tile->first + t,
+                                  weights_by_slot(tile, finish_weights(tile, t, seen), seen), work->score_stride, seen);
+        }
+    if (turn)
+        __atomic_store_n(turn, tile->first + tile->n, __ATOMIC_RELEASE);
 }
 
 /* What all keys gave, over the sums of weights. */
@@ -306,14 +355,7 @@ static void attend_tile(const struct butler_attend_block_job *job, int kv_head, 
         tile.sum[r] += expf(state->sinks[kv_head * group + r % group] - tile.max[r]);
     write_out(&tile);
     if (keeps)
-        finish_weights(&tile);
-    for (int t = 0; t < n; t++) {
-        const int position = state->position + first + t, seen = tile.before + t + 1;
-        if (position >= job->observe_from)
-            butler_attend_observe(state, kv_head, position,
-                                  weights_by_slot(&tile, tile.weights + (size_t)(t * group) * work->score_stride, seen),
-                                  work->score_stride, seen);
-    }
+        observe_tile(&tile);
 }
 
 static void attend_tokens(const struct butler_attend_block_job *job, int kv_head, int first, int end, bool keeps, int tokens,
@@ -323,34 +365,48 @@ static void attend_tokens(const struct butler_attend_block_job *job, int kv_head
         attend_tile(job, kv_head, first, BUTLER_MIN(tokens, end - first), keeps, thread);
 }
 
-/* A metric sees queries in their order, so a head that is observed is one task. */
+/* Tokens of a tile whose weights are kept. */
+static int kept_tokens(const struct butler_layer_state *state)
+{
+    return BUTLER_MAX(state->work->tile_rows / (state->n_heads / state->kv->n_kv_heads), 1);
+}
+
+/* A metric sees queries in their order: a head that is observed is one task, or its tiles take turns. */
 void butler_attend_block_task(const struct butler_attend_block_job *job, int task, int thread)
 {
-    const int kv_head = task / job->n_tiles, first = task % job->n_tiles * job->tile_tokens;
+    const int n_kv_heads = job->state->kv->n_kv_heads, group = job->state->n_heads / n_kv_heads;
+    const int kv_head = job->turns ? task % n_kv_heads : task / job->n_tiles; /* tiles that run together are of different heads */
+    const int first = (job->turns ? task / n_kv_heads : task % job->n_tiles) * job->tile_tokens;
     const int end = BUTLER_MIN(first + job->tile_tokens, job->n);
-    const int group = job->state->n_heads / job->state->kv->n_kv_heads;
     const int observed = BUTLER_MIN(BUTLER_MAX(job->observe_from - job->state->position, first), end);
     attend_tokens(job, kv_head, first, observed, false, BUTLER_MAX(ROWS / group, 1), thread);
-    attend_tokens(job, kv_head, observed, end, true, BUTLER_MAX(job->state->work->tile_rows / group, 1), thread);
+    attend_tokens(job, kv_head, observed, end, true, kept_tokens(job->state), thread);
 }
 
 int butler_attend_block_begin(struct butler_attend_block_job *job, const struct butler_layer_state *state, const float *q,
-                              float *out, int n, int window, int observe_from, int n_threads)
+                              float *out, int n, int window, int observe_from, int n_threads, int *turns)
 {
     const int n_kv_heads = state->kv->n_kv_heads, group = state->n_heads / n_kv_heads;
     const bool observed = state->position + n > observe_from;
-    *job = (struct butler_attend_block_job){
-        .state = state, .q = q, .out = out, .n = n, .window = window, .observe_from = observe_from};
+    *job = (struct butler_attend_block_job){.state = state,
+                                            .q = q,
+                                            .out = out,
+                                            .n = n,
+                                            .window = window,
+                                            .observe_from = observe_from,
+                                            .turns = observed ? turns : NULL};
     assert(!observed || window == INT32_MAX); /* weights of chunks that were passed over would be missing */
     /* F32 caches are for those who want float arithmetic. */
     job->tiles = state->kv->kernels->tiles && state->kv->type != BUTLER_KV_F32 && state->kv->head_dim % 16 == 0 &&
                  state->softcap == 0 && !state->sinks;
     /* The later tokens of a block see more keys: some tasks more than threads, but a chunk should serve many queries. */
     const int wanted = BUTLER_CEIL_DIV(3 * n_threads, n_kv_heads);
-    job->tile_tokens =
-        observed ? n
-                 : BUTLER_MIN(BUTLER_MAX(BUTLER_CEIL_DIV(n, wanted), BUTLER_CEIL_DIV(STRIP, group)), BUTLER_MAX(ROWS / group, 1));
+    const int tokens =
+        BUTLER_MIN(BUTLER_MAX(BUTLER_CEIL_DIV(n, wanted), BUTLER_CEIL_DIV(STRIP, group)), BUTLER_MAX(ROWS / group, 1));
+    job->tile_tokens = job->turns ? kept_tokens(state) : observed ? n : tokens;
     job->n_tiles = BUTLER_CEIL_DIV(n, job->tile_tokens);
+    for (int h = 0; h < n_kv_heads && job->turns; h++) /* tiles before the first that is observed have no turn */
+        turns[h] = BUTLER_MAX(observe_from - state->position, 0);
     return n_kv_heads * job->n_tiles;
 }
 
@@ -363,6 +419,7 @@ void butler_attend_block(struct butler_backend *backend, const struct butler_lay
                          int window, int observe_from)
 {
     struct butler_attend_block_job job;
-    const int n_tasks = butler_attend_block_begin(&job, state, q, out, n, window, observe_from, butler_pool_size(backend->pool));
+    const int n_tasks = butler_attend_block_begin(&job, state, q, out, n, window, observe_from, butler_pool_size(backend->pool),
+                                                  state->work->turns);
     butler_pool_run(backend->pool, block_task, &job, n_tasks);
 }

@@ -88,7 +88,7 @@ static void span_task(void *context, int task, int thread)
     struct butler_attend_block_job block;
     double clock = butler_seconds();
     const int n_tasks = butler_attend_block_begin(&block, &state, span->q, span->out, span->n, span->window, span->observe_from,
-                                                  butler_pool_size(job->backend->pool));
+                                                  butler_pool_size(job->backend->pool), NULL);
     if (part < n_tasks)
         butler_attend_block_task(&block, part, 0);
     butler_count_ns(&state.traffic->attend_ns, &clock);
@@ -111,9 +111,9 @@ void butler_attend_spans(struct butler_backend *backend, const struct butler_att
         if (spans[i].decode)
             continue;
         prompts = true;
-        n_tasks =
-            BUTLER_MAX(n_tasks, butler_attend_block_begin(&block, &spans[i].state, spans[i].q, spans[i].out, spans[i].n,
-                                                          spans[i].window, spans[i].observe_from, butler_pool_size(backend->pool)));
+        n_tasks = BUTLER_MAX(n_tasks, butler_attend_block_begin(&block, &spans[i].state, spans[i].q, spans[i].out, spans[i].n,
+                                                                spans[i].window, spans[i].observe_from,
+                                                                butler_pool_size(backend->pool), NULL));
     }
     if (prompts)
         butler_pool_run(backend->pool, append_task, &job, n_spans * n_kv_heads);

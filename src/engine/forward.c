@@ -487,19 +487,57 @@ static bool stops(const struct butler_session *session, const float *logits)
            butler_entropy(logits, session->model->hp.n_vocab) < session->policy.stop_entropy;
 }
 
-/* Early exit: a decode step whose prediction after this layer is already certain only fills the caches of the remaining layers.
- * Returns the number of parts that have not exited. */
+static uint64_t matrix_bytes(const struct butler_matrix *w)
+{
+    return w->data ? w->row_bytes * (uint64_t)w->n_rows : 0;
+}
+
+/* Weights that a step does not read if it exits after a layer: in those that follow only keys and values are computed. */
+static uint64_t skipped_bytes(const struct pass *pass, int layer)
+{
+    uint64_t bytes = 0;
+    for (int l = layer + 1; l < pass->hp->n_layers; l++) {
+        const struct butler_layer *w = &pass->model->layers[l];
+        const uint64_t experts = matrix_bytes(&w->expert_gate) + matrix_bytes(&w->expert_up) + matrix_bytes(&w->expert_down);
+        bytes += matrix_bytes(&w->wo) + matrix_bytes(&w->w_gate) + matrix_bytes(&w->w_up) + matrix_bytes(&w->w_down);
+        bytes += experts > 0 ? experts / (uint64_t)pass->hp->n_experts * (uint64_t)pass->hp->n_experts_used : 0;
+    }
+    return bytes;
+}
+
+/* Whether a step that may exit early looks at what this layer predicts: one layer in a sixteenth of the stack, none in the share of
+ * it that always runs. A look costs the output product, and an exit takes two: there is none that an exit would not pay for. */
+static bool looks(const struct pass *pass, const struct butler_part *part, int layer)
+{
+    const struct butler_policy *policy = &part->session->policy;
+    const int n = pass->hp->n_layers, first = BUTLER_MAX((int)ceil(policy->stop_from * n) - 1, 0), step = BUTLER_MAX(n / 16, 1);
+    if (!part->decode || !policy->stop_layers || part->session->exited || part->failed ||
+        part->session->n_decoded < policy->stop_after || layer < first || (layer - first) % step != 0)
+        return false;
+    return skipped_bytes(pass, part->likeliest ? layer : layer + step) >
+           (part->likeliest ? 1 : 2) * matrix_bytes(&pass->model->output);
+}
+
+/* Early exit: a decode step whose prediction after this layer is certain, and was the same at the look before, only fills the
+ * caches of the remaining layers. One look is not enough: the first layers of many models are certain of the token that they were
+ * given. Returns the number of parts that have not exited. */
 static int exit_early(const struct pass *pass, int layer)
 {
+    const int n_vocab = pass->hp->n_vocab;
+    float *logits = pass->s->host_logits;
     int n_left = 0;
     for (int i = 0; i < pass->n_parts; i++) {
         struct butler_part *part = &pass->parts[i];
         struct butler_session *session = part->session;
-        if (part->decode && session->policy.stop_layers && !session->exited && !part->failed && layer + 1 < pass->hp->n_layers) {
+        if (looks(pass, part, layer)) {
+            int32_t likeliest = 0;
             logits_of(pass, pass->s->x + (size_t)part->row * (size_t)pass->hp->n_embd, 1);
-            pass->backend->download(pass->backend, pass->s->host_logits, pass->s->logits,
-                                    (size_t)pass->hp->n_vocab * sizeof(float));
-            session->exited = stops(session, pass->s->host_logits);
+            pass->backend->download(pass->backend, logits, pass->s->logits, (size_t)n_vocab * sizeof(float));
+            for (int32_t t = 1; t < n_vocab; t++)
+                likeliest = logits[t] > logits[likeliest] ? t : likeliest;
+            const bool certain = stops(session, logits);
+            session->exited = certain && part->likeliest == likeliest + 1;
+            part->likeliest = certain ? likeliest + 1 : 0;
         }
         n_left += !session->exited;
     }

@@ -53,6 +53,17 @@ struct butler_metric_list {
 };
 void butler_metric_list_free(struct butler_metric_list *list);
 
+/* Weights that consecutive queries of a prompt gave to slots in the order of the text, before their factors: query t and query head
+ * h gave weights[(t * group + h) * stride + i] * factors[i / keys * factor_stride + t * group + h] to slot i < n_seen + t. */
+struct butler_block_weights {
+    const float *weights, *factors;
+    size_t stride, factor_stride;
+    int n_queries, n_seen, keys; /* keys: at most 256 */
+};
+/* What observe() of the metric `attention` does for one query after the other. */
+void butler_attention_observe_block(const struct butler_metric_shape *shape, const double *values,
+                                    const struct butler_head_view *view, const struct butler_block_weights *block);
+
 /* Every built-in metric, by the name of its variable without butler_metric_. Listed only here: declarations and table follow. */
 /* clang-format off */
 #define BUTLER_METRICS(each) \

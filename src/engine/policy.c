@@ -202,6 +202,7 @@ enum {
     K_ENTROPY,
     K_AFTER,
     K_LAYERS,
+    K_FROM,
     N_KEYS,
 };
 
@@ -228,6 +229,7 @@ static const struct key keys[N_KEYS] = {
     [K_ENTROPY] = {"entropy", KEY_NUMBER, FIELD(stop_entropy), 0, 100, -1, {NULL}, 0, refuse_stop},
     [K_AFTER] = {"after", KEY_COUNT, FIELD(stop_after), 0, MAX_TOKENS, 0, {NULL}, 0, refuse_stop},
     [K_LAYERS] = {"layers", KEY_SWITCH, FIELD(stop_layers), 0, 0, 0, {"0", "1"}, 0, refuse_stop},
+    [K_FROM] = {"from", KEY_NUMBER, FIELD(stop_from), 0, 1, 0, {NULL}, 0, refuse_stop},
 };
 /* defaults NULL: those of the policy of that name. */
 enum { VATP, ENTROPYSTOP, N_MODIFIERS };
@@ -405,17 +407,23 @@ static int read_param(const struct draft *draft, int i, const char *value, doubl
     return 0;
 }
 
+static int fail_unknown(const struct draft *draft, const char *what, const char *name, const char *where, const char *known)
+{
+    char mean[80];
+    butler_did_you_mean(mean, sizeof mean, name, known);
+    return fail(draft, "no %s \"%.40s\"%s;%s there are %s", what, name, where, mean, known);
+}
+
 static int fail_unknown_key(const struct draft *draft, const char *name)
 {
-    char allowed[320] = "preset", mean[80];
+    char allowed[320] = "preset";
     for (int k = 0; k < N_KEYS; k++)
         if (!keys[k].refuse(draft))
             snprintf(allowed + strlen(allowed), sizeof allowed - strlen(allowed), ", %s", keys[k].name);
     const struct butler_param *params = draft->policy.metric ? draft->policy.metric->params : NULL;
     for (int i = 0; params && params[i].name; i++)
         snprintf(allowed + strlen(allowed), sizeof allowed - strlen(allowed), ", %s", params[i].name);
-    butler_did_you_mean(mean, sizeof mean, name, allowed);
-    return fail(draft, "no key \"%.40s\" here;%s there are %s", name, mean, allowed);
+    return fail_unknown(draft, "key", name, " here", allowed);
 }
 
 /* One `key=value`. Only what was written can repeat itself. */
@@ -483,14 +491,13 @@ static int read_list(struct draft *draft, const char *list, bool written, const 
 
 static int fail_unknown_name(const struct draft *draft, const char *name)
 {
-    char known[320] = "", mean[80];
+    char known[320] = "";
     for (const struct butler_policy_row *row = butler_policy_rows; row->name; row++)
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", row == butler_policy_rows ? "" : ", ", row->name);
     const struct butler_metric_list *list = draft->engine ? draft->engine->plugins : NULL;
     for (int i = 0; list && i < list->n; i++)
         snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", list->entries[i].metric->name);
-    butler_did_you_mean(mean, sizeof mean, name, known);
-    return fail(draft, "no policy \"%.40s\";%s there are %s", name, mean, known);
+    return fail_unknown(draft, "policy", name, "", known);
 }
 
 static const char *row_defaults(const struct butler_policy_row *row)
@@ -527,10 +534,9 @@ static int read_name(struct draft *draft, char *head)
             *next++ = 0;
         const int m = find_modifier(plus);
         if (m < 0) {
-            char known[64], mean[64];
+            char known[64];
             snprintf(known, sizeof known, "%s, %s", modifiers[VATP].name, modifiers[ENTROPYSTOP].name);
-            butler_did_you_mean(mean, sizeof mean, plus, known);
-            return fail(draft, "no modifier \"%.40s\";%s there are %s", plus, mean, known);
+            return fail_unknown(draft, "modifier", plus, "", known);
         }
         bool *has = m == VATP ? &draft->vatp : &draft->entropystop;
         if (*has)
@@ -558,12 +564,10 @@ static int check_vatp(const struct draft *draft)
     if (!draft->vatp)
         return 0;
     if (!policy->metric)
-        return fail(draft, "+vatp weighs tokens before they are evicted; this policy reads everything");
+        return fail(draft, "+vatp weighs tokens before some are chosen; this policy reads everything");
     if (policy->metric->page_scores)
         return fail(draft, "+vatp multiplies a token's score by the norm of its value; this metric scores pages");
-    if (policy->method != BUTLER_EVICT)
-        return fail(draft, "+vatp decides what is evicted; it needs method=evict");
-    if (!is_attention(policy->metric))
+    if (!is_attention(policy->metric) && policy->metric != &butler_metric_key_norm)
         return fail(draft, "+vatp multiplies attention by the norm of the value; %s is no attention", policy->metric->name);
     return 0;
 }

@@ -47,6 +47,7 @@ struct butler_policy {
     double stop_entropy;               /* nats; < 0: never stops */
     int stop_after;                    /* tokens decoded before the stopping rule looks */
     bool stop_layers;                  /* also leaves the layer stack early */
+    double stop_from;                  /* ... but not before this share of its layers */
     double prune_ratio;                /* softprune: budget = (1 - ratio) of the length; < 0: off */
     int prune_min;                     /* ... but not fewer tokens than this */
 };
@@ -101,8 +102,8 @@ static inline bool butler_policy_keeps_newest(const struct butler_policy *policy
 
 /* The policy's numbers for one layer of a text of n tokens (the newest included). The only place that rounds:
  *   budget   COUNT: as given. FRACTION f: max(1, floor(f n + 1/2)). softprune: max(min, floor((1 - ratio) n + 1/2)).
- *   pyramid  over the layers that are not dense, l of m, cap = budget, w = recent: nothing changes while n <= cap or m = 1;
- *            else c = cap - w, low = floor(c / beta), high = 2c - low; if high > n - w: high = n - w, low = 2c - high;
+ *   pyramid  over the layers that are not dense, l of m, cap = budget, w = recent: nothing changes while n <= cap, n < 2c or
+ *            m = 1, with c = cap - w; else low = floor(c / beta), high = 2c - low; if high > n - w: high = n - w, low = 2c - high;
  *            budget = high - l floor((high - low) / (m - 1)) + w.
  *   heavy    recent = budget - floor(heavy budget + 1/2).
  *   on_top   budget += sinks + recent.

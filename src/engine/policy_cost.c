@@ -50,7 +50,7 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
     if (records->n_slots > 0 && !(prompts_only && !policy->metric->append))
         cost->metric_memory += heads * records_of(records, applies ? held : n); /* one for every token that the layer has seen */
     if (policy->value_norm != BUTLER_NORM_NONE)
-        cost->metric_memory += heads * (uint64_t)held * sizeof(float);
+        cost->metric_memory += heads * (uint64_t)(applies ? held : n) * sizeof(float);
     if (!applies || budget >= n) {
         cost->kv_bytes += heads * (uint64_t)dense * pair;
         if (applies)
@@ -153,7 +153,8 @@ const char *butler_policy_help(const struct butler_engine *engine, const char *m
         {"norm", "of the values that scores are multiplied by: l1, l2 or linf"},
         {"entropy", "stops when the next token's entropy is below, in nats"},
         {"after", "decoded tokens before that"},
-        {"layers", "1: a step may also skip the upper layers"},
+        {"layers", "1: a step may also skip upper layers, where that saves time; experimental: it made SmolLM2 13 to 48 % worse"},
+        {"from", "share of the layers that always run; only with layers=1"},
     };
     for (int i = 0; i < BUTLER_COUNT(keys); i++)
         if (!strcmp(keys[i].name, parameter))

@@ -7,7 +7,7 @@ static int pyramid_budget(const struct butler_policy *policy, int budget, int la
 {
     int l = layer - policy->dense_layers, m = n_layers - policy->dense_layers;
     int window = policy->heavy >= 0 ? 0 : policy->recent, c = budget - window;
-    if (n <= budget || m <= 1 || c <= 0)
+    if (n <= budget || n < 2 * c || m <= 1 || c <= 0) /* a short text: every layer the same */
         return budget;
     int low = (int)floor(c / policy->pyramid), high = 2 * c - low;
     if (high > n - window) {

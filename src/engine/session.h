@@ -57,6 +57,7 @@ struct butler_part {
     void *user;
     struct butler_error *err;       /* code 0 so far */
     bool failed;                    /* the rest of the pass runs without it */
+    int32_t likeliest;              /* 1 + the token that the last look at an intermediate layer was certain of; 0: none */
     int n_kept, kept_row;           /* rows that go on after the last layer's attention, and the first of them in the pass */
     bool cancelled;                 /* its callback asked to stop */
     struct butler_traffic *traffic; /* the session's, for decode steps or prompts */

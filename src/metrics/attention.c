@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "engine/metric.h"
+#include "kernels/kernels.h"
 
 static const struct butler_param params[] = {
     {"power", 1, 1, 2, "1: sum of the attention received; 2: its Euclidean norm"},
@@ -28,18 +29,57 @@ static int attention_window(const double *values)
     return values[1] > 0 ? (int)ceil(24 * values[1]) : INT_MAX;
 }
 
+static float decay_of(const double *values)
+{
+    return values[1] > 0 ? (float)exp2(-1 / values[1]) : 1;
+}
+
 static void observe(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
                     int position, const float *weights, size_t stride, int n)
 {
     (void)position;
     float *sums = butler_view_record(view, 0);
     const bool squares = values[0] == 2;
-    const float decay = values[1] > 0 ? (float)exp2(-1 / values[1]) : 1;
+    const float decay = decay_of(values);
     for (int slot = 0; slot < n; slot++)
         for (int head = 0; head < shape->group; head++) {
             const float a = weights[(size_t)head * stride + slot];
             float *sum = &sums[(size_t)slot * shape->group + head];
             *sum = *sum * decay + (squares ? a * a : a);
+        }
+}
+
+/* Sums are added to a chunk of slots at a time, each head's beside one another: a record has those of all heads. A slot's sum is
+ * added to in the order of the queries, so it does not depend on how a prompt is cut into blocks. */
+void butler_attention_observe_block(const struct butler_metric_shape *shape, const double *values,
+                                    const struct butler_head_view *view, const struct butler_block_weights *block)
+{
+    const int group = shape->group, n_slots = block->n_seen + block->n_queries - 1;
+    const float decay = decay_of(values);
+    const struct butler_kernels *kernels = butler_view_kernels(view);
+    float sums[256], squares[256];
+    for (int first = 0; first < n_slots; first += block->keys)
+        for (int head = 0; head < group; head++) {
+            const int n_chunk = BUTLER_MIN(block->keys, n_slots - first);
+            const float *factors = block->factors + (size_t)(first / block->keys) * block->factor_stride + head;
+            float *records = (float *)butler_view_record(view, first) + head;
+            for (int i = 0; i < n_chunk; i++)
+                sums[i] = records[i * group];
+            for (int t = BUTLER_MAX(first + 1 - block->n_seen, 0); t < block->n_queries; t++) {
+                const int n = BUTLER_MIN(n_chunk, block->n_seen + t - first);
+                const float factor = factors[t * group],
+                            *weights = block->weights + (size_t)(t * group + head) * block->stride + first;
+                if (decay != 1)
+                    kernels->scale(sums, decay, n);
+                for (int i = 0; i < n && values[0] == 2; i++)
+                    squares[i] = weights[i] * weights[i];
+                if (values[0] == 2)
+                    kernels->axpy(sums, factor * factor, squares, n);
+                else
+                    kernels->axpy(sums, factor, weights, n);
+            }
+            for (int i = 0; i < n_chunk; i++)
+                records[i * group] = sums[i];
         }
 }
 
