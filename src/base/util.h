@@ -14,6 +14,10 @@
 /* Fills *err (may be NULL) and returns code. */
 int butler_fail(struct butler_error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* Of a public function's parameter: whether it is NULL, and then *err names the function and it. */
+#define BUTLER_IS_NULL(pointer, err)                                                                                               \
+    (!(pointer) && butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: %s is NULL", __func__, #pointer) < 0)
+
 /* *out = a * b or a + b; false on overflow. */
 bool butler_mul_size(size_t a, size_t b, size_t *out);
 bool butler_add_size(size_t a, size_t b, size_t *out);

@@ -393,6 +393,8 @@ int butler_predict_fill(struct butler_predict *predict, int n, int first_positio
 
 int butler_predictor_attach(struct butler_engine *engine, const char *path, struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(engine, err) || BUTLER_IS_NULL(path, err))
+        return BUTLER_ERROR_ARGUMENT;
     struct butler_error own, *e = err ? err : &own;
     struct butler_predictor *predictor = butler_predictor_load(path, engine->model, false, e);
     if (!predictor)
@@ -410,8 +412,8 @@ int butler_predictor_attach(struct butler_engine *engine, const char *path, stru
 
 bool butler_predictor_describe(const struct butler_engine *engine, int version, struct butler_predictor_info *info)
 {
-    const struct butler_predictor *predictor = version == 1 || version == 2 ? engine->predictors[version - 1] : NULL;
-    if (!predictor)
+    const struct butler_predictor *predictor = engine && (version == 1 || version == 2) ? engine->predictors[version - 1] : NULL;
+    if (!predictor || !info)
         return false;
     *info = (struct butler_predictor_info){
         .path = butler_gguf_path(predictor->gguf),
