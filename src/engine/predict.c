@@ -246,6 +246,22 @@ static void rotate(struct butler_predict *predict, float *x, int n, int heads, i
                            BUTLER_ROPE_HALVES);
 }
 
+/* The one layer of version 1, as the backend's operations take it. */
+static struct butler_layer_state own_layer(struct butler_predict *predict, struct butler_traffic *traffic, int first_position)
+{
+    return (struct butler_layer_state){&predict->policy,
+                                       &predict->shape,
+                                       &predict->kv,
+                                       &predict->scratch->work,
+                                       NULL,
+                                       traffic,
+                                       0,
+                                       predict->shape.n_heads,
+                                       first_position,
+                                       NULL,
+                                       0};
+}
+
 /* The newest n tokens' q, k, v -> z: causal attention over the window before each. */
 static int attend(struct butler_predict *predict, struct butler_traffic *traffic, int n, int first_position, bool decode,
                   struct butler_error *err)
@@ -253,17 +269,7 @@ static int attend(struct butler_predict *predict, struct butler_traffic *traffic
     struct butler_backend *backend = predict->backend;
     const int window = butler_predictor_window(&predict->predictor->sizes);
     struct butler_traffic own = {0};
-    struct butler_layer_state state = {&predict->policy,
-                                       &predict->shape,
-                                       &predict->kv,
-                                       &predict->scratch->work,
-                                       NULL,
-                                       &own,
-                                       0,
-                                       predict->shape.n_heads,
-                                       first_position,
-                                       NULL,
-                                       0};
+    struct butler_layer_state state = own_layer(predict, &own, first_position);
     if (butler_kv_grow(&predict->kv, 0, n, first_position, err) < 0)
         return BUTLER_ERROR_LENGTH;
     if (decode) {
@@ -365,17 +371,7 @@ int butler_predict_fill(struct butler_predict *predict, int n, int first_positio
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
     struct butler_traffic own = {0};
-    struct butler_layer_state state = {&predict->policy,
-                                       &predict->shape,
-                                       &predict->kv,
-                                       &predict->scratch->work,
-                                       NULL,
-                                       &own,
-                                       0,
-                                       predict->shape.n_heads,
-                                       first_position,
-                                       NULL,
-                                       0};
+    struct butler_layer_state state = own_layer(predict, &own, first_position);
     fill(predict, predict->queries, (size_t)(s->n_layers * s->n_heads * s->d), noise, random);
     if (s->version == 2)
         return 0;

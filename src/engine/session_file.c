@@ -135,10 +135,7 @@ int butler_session_save(const struct butler_session *session, const char *path, 
             goto fail;
     if ((code = write_predict(&writer, session->predict, err)) < 0 || (code = write_lists(&writer, session, err)) < 0)
         goto fail;
-    const uint64_t digest = butler_writer_digest(&writer);
-    if ((code = butler_write(&writer, &digest, sizeof digest, err)) < 0 || (code = butler_writer_commit(&writer, err)) < 0)
-        goto fail;
-    return 0;
+    return butler_writer_commit(&writer, err);
 fail:
     butler_writer_abort(&writer);
     return code;
