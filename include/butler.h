@@ -13,6 +13,10 @@
  * count >= 0) when it worked and a negative enum butler_code when not, and then fills *err; err may be NULL.
  * Nothing here prints, exits or reads the environment.
  *
+ * NULL. A pointer may be NULL where its comment says so, an array also where it has no elements; what is freed always may.
+ * Otherwise a function that can fail gives BUTLER_ERROR_ARGUMENT with the parameter's name; one that cannot fail does nothing and
+ * returns NULL, 0, false or, for a token, -1.
+ *
  * Files. Models, predictors and session files are mapped. The first one installs a handler for SIGBUS: a file that shrinks while it
  * is in use gives zeros and then BUTLER_ERROR_IO instead of ending the process. Faults of other memory go to the handler that was
  * there before; a program that installs its own later should pass on what is not its own.
@@ -413,7 +417,7 @@ int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n
 
 /* ---------------------------------------------------------------------------------------------- policies */
 
-/* Checks a policy string against this engine without building anything. */
+/* Checks a policy string (NULL: "full") against this engine without building anything. engine NULL: against no model. */
 int butler_policy_check(const struct butler_engine *engine, const char *policy, struct butler_error *err);
 
 /* One named number of a policy or metric. */

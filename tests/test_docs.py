@@ -53,3 +53,10 @@ def test_no_page_is_left_out():
     everything = "".join(text_of(page) for page in PAGES)
     for path in (ROOT / "docs").iterdir():
         assert path.name in everything, path
+
+
+def test_null_is_tried_of_every_function():
+    declared = set(re.findall(r"\b(butler_\w+)\(", text_of("include/butler.h"))) - {"butler_plugin_metric"}
+    functions = {name for name in declared if not name.endswith("_fn")}
+    assert len(functions) > 50
+    assert not functions - set(re.findall(r"\bbutler_\w+", text_of("tests/test_null.c")))

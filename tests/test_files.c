@@ -2,12 +2,14 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <xxhash.h>
 
+#include "base/threads.h"
 #include "engine/engine.h"
 #include "model/predictor.h"
 #include "tests/tiny_model.h"
@@ -135,6 +137,43 @@ static void test_shrinking_map(void **state)
     butler_map_close(&map);
     assert_int_equal(butler_map_open(&map, path, &err), 0); /* the guard is used again, without what it remembers */
     assert_int_equal(butler_map_check(&map, path, &err), 0);
+    butler_map_close(&map);
+}
+
+struct touch {
+    const volatile unsigned char *page;
+    atomic_int n_started;
+};
+
+/* Both tasks read the page, one of them in a worker of the pool: neither goes on before both have begun. */
+static void touch_page(void *context, int i, int thread)
+{
+    struct touch *touch = context;
+    (void)thread;
+    atomic_fetch_add(&touch->n_started, 1);
+    while (atomic_load(&touch->n_started) < 2)
+        butler_cpu_relax();
+    assert_int_equal(touch->page[i], 0);
+}
+
+static void test_shrinking_under_workers(void **state)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char path[PATH];
+    struct butler_map map;
+    struct butler_error err = {0};
+    (void)state;
+    sigaction(SIGBUS, &library_handler, NULL);
+    path_of(path, "workers");
+    put(path, "x", 1);
+    assert_int_equal(truncate(path, (off_t)(2 * page)), 0);
+    assert_int_equal(butler_map_open(&map, path, &err), 0);
+    struct butler_pool *pool = butler_pool_new(2, &err);
+    struct touch touch = {.page = map.data + page};
+    assert_int_equal(truncate(path, 1), 0);
+    butler_pool_run(pool, touch_page, &touch, 2);
+    assert_int_equal(butler_map_check(&map, path, &err), BUTLER_ERROR_IO);
+    butler_pool_free(pool);
     butler_map_close(&map);
 }
 
@@ -481,6 +520,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_other_faults),
         cmocka_unit_test(test_shrinking_map),
+        cmocka_unit_test(test_shrinking_under_workers),
         cmocka_unit_test(test_shrinking_model),
         cmocka_unit_test(test_no_file),
         cmocka_unit_test(test_permissions),

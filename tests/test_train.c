@@ -1,6 +1,7 @@
 /* The trainer: losses and gradients of both predictors against PyTorch's and against finite differences, block-wise losses against
  * whole L x L ones, and runs that must not depend on threads, on how texts are shared, or on having been interrupted. */
 #include <math.h>
+#include <xxhash.h>
 
 #include "fixtures.h"
 #include "train/net.h"
@@ -483,6 +484,35 @@ static void test_bad_checkpoints(void **state)
     free(bytes.data);
 }
 
+/* A checkpoint of version 3 names the model by its sampled fingerprint. */
+static void test_old_checkpoints(void **state)
+{
+    enum { VERSION_AT = 16, MODEL_AT = 24 };
+    (void)state;
+    struct setup s;
+    struct butler_error err = {0};
+    setup_make(&s, 2);
+    struct butler_trainer *trainer = trainer_make(&s);
+    const char *path = tiny_path("old-checkpoint");
+    assert_int_equal(butler_trainer_save(trainer, path, &err), 0);
+    struct tiny_bytes bytes = tiny_read(path);
+    for (int other = 0; other < 2; other++) {
+        const uint64_t version = 3, fingerprint = trainer->model->sampled_fingerprint ^ (uint64_t)other;
+        memcpy(bytes.data + VERSION_AT, &version, sizeof version);
+        memcpy(bytes.data + MODEL_AT, &fingerprint, sizeof fingerprint);
+        const uint64_t digest = XXH3_64bits(bytes.data, bytes.size - sizeof digest);
+        memcpy(bytes.data + bytes.size - sizeof digest, &digest, sizeof digest);
+        FILE *file = fopen(path, "wb");
+        fwrite(bytes.data, 1, bytes.size, file);
+        fclose(file);
+        assert_int_equal(butler_trainer_restore(trainer, path, &err), other ? BUTLER_ERROR_ARGUMENT : 0);
+    }
+    assert_non_null(strstr(err.message, "the model was"));
+    butler_trainer_free(trainer);
+    free_engine(s.engine);
+    free(bytes.data);
+}
+
 /* A norm far out of the row, or one that is no number, moves nothing. */
 static void test_spikes_are_skipped(void **state)
 {
@@ -625,8 +655,8 @@ int main(void)
         cmocka_unit_test(test_blocks_equal_whole), cmocka_unit_test(test_measures),
         cmocka_unit_test(test_threads_v1),         cmocka_unit_test(test_threads_v2),
         cmocka_unit_test(test_resume_is_exact),    cmocka_unit_test(test_bad_checkpoints),
-        cmocka_unit_test(test_spikes_are_skipped), cmocka_unit_test(test_data_order),
-        cmocka_unit_test(test_selects_as_trained),
+        cmocka_unit_test(test_old_checkpoints),    cmocka_unit_test(test_spikes_are_skipped),
+        cmocka_unit_test(test_data_order),         cmocka_unit_test(test_selects_as_trained),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
 }

@@ -104,10 +104,7 @@ int butler_trainer_save(const struct butler_trainer *trainer, const char *path, 
         (code = butler_write(&writer, adam->first, n_bytes, err)) < 0 ||
         (code = butler_write(&writer, adam->second, n_bytes, err)) < 0)
         goto fail;
-    const uint64_t digest = butler_writer_digest(&writer);
-    if ((code = butler_write(&writer, &digest, sizeof digest, err)) < 0 || (code = butler_writer_commit(&writer, err)) < 0)
-        goto fail;
-    return 0;
+    return butler_writer_commit(&writer, err);
 fail:
     butler_writer_abort(&writer);
     return code;

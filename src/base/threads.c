@@ -240,9 +240,13 @@ struct butler_pool *butler_pool_new(int n_threads, struct butler_error *err)
     pthread_cond_init(&pool->work, NULL);
     pthread_cond_init(&pool->finished, NULL);
 
-    /* Workers block all signals: those belong to the program's own threads. */
+    /* Workers block all signals: those belong to the program's own threads. But a fault that finds its signal blocked ends the
+     * process, and for SIGBUS there is a handler (map.c); the others have what a sanitizer or the program installed. */
+    static const int faults[] = {SIGBUS, SIGSEGV, SIGILL, SIGFPE};
     sigset_t all, before;
     sigfillset(&all);
+    for (int i = 0; i < BUTLER_COUNT(faults); i++)
+        sigdelset(&all, faults[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int status = 0;
     for (int i = 1; i < n_threads && status == 0; i++) {

@@ -61,6 +61,8 @@ int butler_utf8_decode(const char *bytes, size_t n, uint32_t *codepoint)
 size_t butler_utf8_push(struct butler_utf8 *stream, const char *bytes, size_t n_bytes, char *out, size_t max_out)
 {
     static const char replacement[3] = {'\xEF', '\xBF', '\xBD'};
+    if (!stream || (!out && max_out > 0))
+        return 0;
     size_t n_out = 0, taken = 0;
     bool flush = !bytes, full = false;
     unsigned char window[4];

@@ -14,6 +14,10 @@
 /* Fills *err (may be NULL) and returns code. */
 int butler_fail(struct butler_error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* Of a public function's parameter: whether it is NULL, and then *err names the function and it. */
+#define BUTLER_IS_NULL(pointer, err)                                                                                               \
+    (!(pointer) && butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: %s is NULL", __func__, #pointer) < 0)
+
 /* *out = a * b or a + b; false on overflow. */
 bool butler_mul_size(size_t a, size_t b, size_t *out);
 bool butler_add_size(size_t a, size_t b, size_t *out);
@@ -81,13 +85,13 @@ struct butler_writer {
     void *hash; /* running XXH3-64 of all bytes written, or NULL */
 };
 enum butler_writer_flags {
-    BUTLER_WRITER_HASH = 1,    /* keeps the digest of what is written */
+    BUTLER_WRITER_HASH = 1,    /* ends the file with the XXH3-64 of all bytes before it */
     BUTLER_WRITER_PRIVATE = 2, /* permissions 0600: for what holds somebody's text */
     BUTLER_WRITER_NAMED = 4,   /* as if there were no O_TMPFILE: for tests */
 };
 int butler_writer_open(struct butler_writer *writer, const char *path, int flags, struct butler_error *err);
 int butler_write(struct butler_writer *writer, const void *bytes, size_t n, struct butler_error *err);
-uint64_t butler_writer_digest(const struct butler_writer *writer);
+/* Also on failure nothing is left but what was there before. */
 int butler_writer_commit(struct butler_writer *writer, struct butler_error *err);
 void butler_writer_abort(struct butler_writer *writer); /* does nothing after a commit */
 

@@ -179,11 +179,6 @@ int butler_write(struct butler_writer *writer, const void *bytes, size_t n, stru
     return 0;
 }
 
-uint64_t butler_writer_digest(const struct butler_writer *writer)
-{
-    return writer->hash ? XXH3_64bits_digest(writer->hash) : 0;
-}
-
 /* Syncs the folder, so that the new name survives a crash. Some file systems cannot sync a folder; that is not a failure. */
 static int sync_folder(const char *path)
 {
@@ -222,8 +217,11 @@ static int name_unnamed(struct butler_writer *writer, int fd)
 
 int butler_writer_commit(struct butler_writer *writer, struct butler_error *err)
 {
-    int code = 0;
+    const uint64_t digest = writer->hash ? XXH3_64bits_digest(writer->hash) : 0;
     const int fd = fileno(writer->file);
+    int code = writer->hash ? butler_write(writer, &digest, sizeof digest, err) : 0;
+    if (code < 0)
+        goto fail;
     if (fflush(writer->file) != 0 || fsync(fd) != 0 || (!writer->temporary && name_unnamed(writer, fd) != 0)) {
         code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot write %llu bytes: %s", writer->path,
                            (unsigned long long)writer->n_written, strerror(errno));

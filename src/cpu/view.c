@@ -7,19 +7,19 @@
 
 int butler_view_layer(const struct butler_head_view *view)
 {
-    return view->layer;
+    return view ? view->layer : 0;
 }
 int butler_view_kv_head(const struct butler_head_view *view)
 {
-    return view->kv_head;
+    return view ? view->kv_head : 0;
 }
 int butler_view_n_slots(const struct butler_head_view *view)
 {
-    return view->n_slots;
+    return view ? view->n_slots : 0;
 }
 int butler_view_query_position(const struct butler_head_view *view)
 {
-    return view->query_position;
+    return view ? view->query_position : 0;
 }
 const struct butler_kernels *butler_view_kernels(const struct butler_head_view *view)
 {
@@ -28,7 +28,7 @@ const struct butler_kernels *butler_view_kernels(const struct butler_head_view *
 
 int butler_view_position(const struct butler_head_view *view, int slot)
 {
-    return view->positions ? view->positions[slot] : slot;
+    return !view ? 0 : view->positions ? view->positions[slot] : slot;
 }
 
 size_t butler_view_row_bytes(const struct butler_head_view *view)
@@ -45,7 +45,7 @@ size_t butler_view_row_bytes(const struct butler_head_view *view)
 
 void *butler_view_record(const struct butler_head_view *view, int record)
 {
-    return view->records + (size_t)record * view->record_bytes;
+    return !view ? NULL : view->records + (size_t)record * view->record_bytes;
 }
 
 static void count_rows(const struct butler_head_view *view, int n)
@@ -68,11 +68,13 @@ static void load_rows(const struct butler_head_view *view, int first, int n, boo
 
 void butler_view_key(const struct butler_head_view *view, int slot, float *out)
 {
-    load_rows(view, slot, 1, false, out);
+    if (view && out)
+        load_rows(view, slot, 1, false, out);
 }
 void butler_view_value(const struct butler_head_view *view, int slot, float *out)
 {
-    load_rows(view, slot, 1, true, out);
+    if (view && out)
+        load_rows(view, slot, 1, true, out);
 }
 void butler_view_load_keys(const struct butler_head_view *view, int first, int n, float *out)
 {
@@ -81,6 +83,8 @@ void butler_view_load_keys(const struct butler_head_view *view, int first, int n
 
 void butler_view_dot_keys(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out, size_t stride)
 {
+    if (!view || !q || !out)
+        return;
     const void *rows[ROWS_AT_ONCE];
     for (int done = 0; done < n; done += ROWS_AT_ONCE) {
         int m = BUTLER_MIN(n - done, ROWS_AT_ONCE);
@@ -92,6 +96,8 @@ void butler_view_dot_keys(const struct butler_head_view *view, const float *q, i
 
 void butler_view_dot_layer(const struct butler_head_view *view, int layer, int n_q, int first, int n, float *out, size_t stride)
 {
+    if (!view || !view->queries || !out)
+        return;
     struct butler_head_view earlier = *view;
     const size_t head = (size_t)layer * (size_t)view->n_heads + (size_t)(view->kv_head * view->group);
     earlier.layer = layer;

@@ -17,7 +17,11 @@ int butler_chat_render(const struct butler_model *model, const struct butler_cha
                        const struct butler_chat_options *options, struct butler_chat_text *text, struct butler_error *err)
 {
     const struct butler_chat_options defaults = {0};
+    if (BUTLER_IS_NULL(text, err))
+        return BUTLER_ERROR_ARGUMENT;
     *text = (struct butler_chat_text){0};
+    if (BUTLER_IS_NULL(model, err) || (n > 0 && BUTLER_IS_NULL(messages, err)))
+        return BUTLER_ERROR_ARGUMENT;
     if (!options)
         options = &defaults;
     if (butler_check_struct(options->struct_size, sizeof *options, "butler_chat_options", err) < 0)
@@ -59,6 +63,8 @@ static bool begins_with_bos(const struct butler_model *model, const struct butle
 int butler_chat_tokenize(const struct butler_model *model, const struct butler_chat_text *text, size_t from, int32_t *ids,
                          int max_ids, struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(model, err) || BUTLER_IS_NULL(text, err))
+        return BUTLER_ERROR_ARGUMENT;
     if (!model->tokenizer)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s has no tokenizer", model->path);
     if (from > text->n || max_ids < 0 || (max_ids > 0 && !ids))

@@ -27,10 +27,8 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
         params = &defaults;
     if (butler_check_struct(params->struct_size, sizeof *params, "butler_model_params", err) < 0)
         return NULL;
-    if (!path) {
-        butler_fail(err, BUTLER_ERROR_ARGUMENT, "no path of a model");
+    if (BUTLER_IS_NULL(path, err))
         return NULL;
-    }
     struct butler_model *model = butler_alloc(sizeof *model, err);
     if (!model)
         return NULL;
@@ -81,7 +79,7 @@ void butler_model_free(struct butler_model *model)
 
 const struct butler_model_info *butler_model_get_info(const struct butler_model *model)
 {
-    return &model->info;
+    return model ? &model->info : NULL;
 }
 
 /* -------------------------------------------------------------------------------------------------- engine */
@@ -122,8 +120,10 @@ struct butler_engine *butler_engine_new(struct butler_model *model, const struct
         params = &defaults;
     if (butler_check_struct(params->struct_size, sizeof *params, "butler_engine_params", err) < 0)
         return NULL;
-    if (!model || !model->layers) {
-        butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s was loaded for its vocabulary only", model ? model->path : "no model: it");
+    if (BUTLER_IS_NULL(model, err))
+        return NULL;
+    if (!model->layers) {
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s was loaded for its vocabulary only", model->path);
         return NULL;
     }
     if (params->n_block < 0 || params->n_block > 1 << 16) {
@@ -192,11 +192,17 @@ struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butl
 
 struct butler_model *butler_engine_model(const struct butler_engine *engine)
 {
-    return engine->model;
+    return engine ? engine->model : NULL;
 }
 
 void butler_engine_get_info(const struct butler_engine *engine, struct butler_engine_info *info)
 {
+    if (!info)
+        return;
+    if (!engine) {
+        *info = (struct butler_engine_info){0};
+        return;
+    }
     *info = (struct butler_engine_info){.device = engine->backend->name,
                                         .isa = engine->backend->isa,
                                         .n_threads = butler_pool_size(engine->pool),
@@ -219,6 +225,8 @@ void butler_engine_get_info(const struct butler_engine *engine, struct butler_en
 int butler_tokenize(const struct butler_model *model, const char *text, size_t n_text, int flags, int32_t *ids, int max_ids,
                     struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(model, err))
+        return BUTLER_ERROR_ARGUMENT;
     if (!model->tokenizer)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s has no tokenizer", model->path);
     return butler_tokenizer_encode(model->tokenizer, text, n_text, flags, ids, max_ids, err);
@@ -226,8 +234,10 @@ int butler_tokenize(const struct butler_model *model, const char *text, size_t n
 
 const char *butler_token_bytes(const struct butler_model *model, int32_t id, size_t *n_bytes)
 {
+    if (!n_bytes)
+        return NULL;
     *n_bytes = 0;
-    return model->tokenizer ? butler_tokenizer_bytes(model->tokenizer, id, n_bytes) : NULL;
+    return model && model->tokenizer ? butler_tokenizer_bytes(model->tokenizer, id, n_bytes) : NULL;
 }
 
 const char *butler_token_spelling(const struct butler_model *model, int32_t id, size_t *n_bytes)
@@ -238,10 +248,10 @@ const char *butler_token_spelling(const struct butler_model *model, int32_t id, 
 
 int32_t butler_token_bos(const struct butler_model *model)
 {
-    return model->tokenizer ? butler_tokenizer_bos(model->tokenizer) : -1;
+    return model && model->tokenizer ? butler_tokenizer_bos(model->tokenizer) : -1;
 }
 
 bool butler_token_is_end(const struct butler_model *model, int32_t id)
 {
-    return model->tokenizer && butler_tokenizer_is_end(model->tokenizer, id);
+    return model && model->tokenizer && butler_tokenizer_is_end(model->tokenizer, id);
 }

@@ -167,14 +167,16 @@ static int register_metric(struct butler_engine *engine, const struct butler_met
 
 int butler_metric_register(struct butler_engine *engine, const struct butler_metric *metric, struct butler_error *err)
 {
-    if (!metric)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a metric to register is NULL");
+    if (BUTLER_IS_NULL(engine, err) || BUTLER_IS_NULL(metric, err))
+        return BUTLER_ERROR_ARGUMENT;
     return register_metric(engine, metric, "a metric", NULL, err);
 }
 
 int butler_plugin_load(struct butler_engine *engine, const char *path, struct butler_error *err)
 {
     int rc;
+    if (BUTLER_IS_NULL(engine, err) || BUTLER_IS_NULL(path, err))
+        return BUTLER_ERROR_ARGUMENT;
     /* Without a slash the loader would look in the system's library folders, not here. */
     char *file = malloc(strlen(path) + 3);
     if (!file)

@@ -67,6 +67,8 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
 int butler_policy_estimate(const struct butler_engine *engine, const char *text, enum butler_kv_type type, int n_tokens,
                            struct butler_policy_cost *cost, struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(engine, err) || BUTLER_IS_NULL(cost, err))
+        return BUTLER_ERROR_ARGUMENT;
     struct butler_policy policy;
     const struct butler_model *model = engine->model;
     const struct butler_hparams *hp = &model->hp;
@@ -121,7 +123,7 @@ const char *butler_policy_paper(const char *name)
         {"knorm", "Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv 2406.11430"},
         {"entropystop", "Liu and Yu, TinyServe, arXiv 2509.12211"},
     };
-    for (int i = 0; i < BUTLER_COUNT(papers); i++)
+    for (int i = 0; name && i < BUTLER_COUNT(papers); i++)
         if (!strcmp(papers[i].policy, name))
             return papers[i].paper;
     return NULL;
@@ -156,9 +158,11 @@ const char *butler_policy_help(const struct butler_engine *engine, const char *m
         {"layers", "1: a step may also skip upper layers, where that saves time; experimental: it made SmolLM2 13 to 48 % worse"},
         {"from", "share of the layers that always run; only with layers=1"},
     };
-    for (int i = 0; i < BUTLER_COUNT(keys); i++)
+    for (int i = 0; parameter && i < BUTLER_COUNT(keys); i++)
         if (!strcmp(keys[i].name, parameter))
             return keys[i].help;
+    if (!parameter || !metric)
+        return NULL;
     const struct butler_metric *found = NULL;
     for (int i = 0; !found && butler_metrics_builtin[i]; i++)
         if (!strcmp(butler_metrics_builtin[i]->name, metric))

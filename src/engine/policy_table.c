@@ -132,7 +132,7 @@ bool butler_policy_describe(const struct butler_engine *engine, int i, struct bu
     while (butler_policy_rows[n_rows].name)
         n_rows++;
     const struct butler_metric_list *list = engine ? engine->plugins : NULL;
-    if (i < 0 || i >= n_rows + (list ? list->n : 0))
+    if (!info || i < 0 || i >= n_rows + (list ? list->n : 0))
         return false;
     if (i < n_rows) {
         const struct butler_policy_row *row = &butler_policy_rows[i];

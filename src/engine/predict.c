@@ -246,6 +246,22 @@ static void rotate(struct butler_predict *predict, float *x, int n, int heads, i
                            BUTLER_ROPE_HALVES);
 }
 
+/* The one layer of version 1, as the backend's operations take it. */
+static struct butler_layer_state own_layer(struct butler_predict *predict, struct butler_traffic *traffic, int first_position)
+{
+    return (struct butler_layer_state){&predict->policy,
+                                       &predict->shape,
+                                       &predict->kv,
+                                       &predict->scratch->work,
+                                       NULL,
+                                       traffic,
+                                       0,
+                                       predict->shape.n_heads,
+                                       first_position,
+                                       NULL,
+                                       0};
+}
+
 /* The newest n tokens' q, k, v -> z: causal attention over the window before each. */
 static int attend(struct butler_predict *predict, struct butler_traffic *traffic, int n, int first_position, bool decode,
                   struct butler_error *err)
@@ -253,17 +269,7 @@ static int attend(struct butler_predict *predict, struct butler_traffic *traffic
     struct butler_backend *backend = predict->backend;
     const int window = butler_predictor_window(&predict->predictor->sizes);
     struct butler_traffic own = {0};
-    struct butler_layer_state state = {&predict->policy,
-                                       &predict->shape,
-                                       &predict->kv,
-                                       &predict->scratch->work,
-                                       NULL,
-                                       &own,
-                                       0,
-                                       predict->shape.n_heads,
-                                       first_position,
-                                       NULL,
-                                       0};
+    struct butler_layer_state state = own_layer(predict, &own, first_position);
     if (butler_kv_grow(&predict->kv, 0, n, first_position, err) < 0)
         return BUTLER_ERROR_LENGTH;
     if (decode) {
@@ -365,17 +371,7 @@ int butler_predict_fill(struct butler_predict *predict, int n, int first_positio
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
     struct butler_traffic own = {0};
-    struct butler_layer_state state = {&predict->policy,
-                                       &predict->shape,
-                                       &predict->kv,
-                                       &predict->scratch->work,
-                                       NULL,
-                                       &own,
-                                       0,
-                                       predict->shape.n_heads,
-                                       first_position,
-                                       NULL,
-                                       0};
+    struct butler_layer_state state = own_layer(predict, &own, first_position);
     fill(predict, predict->queries, (size_t)(s->n_layers * s->n_heads * s->d), noise, random);
     if (s->version == 2)
         return 0;
@@ -393,6 +389,8 @@ int butler_predict_fill(struct butler_predict *predict, int n, int first_positio
 
 int butler_predictor_attach(struct butler_engine *engine, const char *path, struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(engine, err) || BUTLER_IS_NULL(path, err))
+        return BUTLER_ERROR_ARGUMENT;
     struct butler_error own, *e = err ? err : &own;
     struct butler_predictor *predictor = butler_predictor_load(path, engine->model, false, e);
     if (!predictor)
@@ -410,8 +408,8 @@ int butler_predictor_attach(struct butler_engine *engine, const char *path, stru
 
 bool butler_predictor_describe(const struct butler_engine *engine, int version, struct butler_predictor_info *info)
 {
-    const struct butler_predictor *predictor = version == 1 || version == 2 ? engine->predictors[version - 1] : NULL;
-    if (!predictor)
+    const struct butler_predictor *predictor = engine && (version == 1 || version == 2) ? engine->predictors[version - 1] : NULL;
+    if (!predictor || !info)
         return false;
     *info = (struct butler_predictor_info){
         .path = butler_gguf_path(predictor->gguf),

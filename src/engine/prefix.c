@@ -159,6 +159,8 @@ void butler_prefix_add(struct butler_prefix *prefix, struct butler_session *sess
 
 int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(session, err) || (n > 0 && BUTLER_IS_NULL(ids, err)))
+        return BUTLER_ERROR_ARGUMENT;
     struct butler_prefix *prefix = session->engine->prefix;
     const int most = shareable(session, BUTLER_MIN(n, session->n_ctx));
     const struct block *parent = NULL;

@@ -169,6 +169,8 @@ int butler_run(struct butler_engine *engine, const struct butler_span *spans, in
     struct progress few[FEW], *progress = few;
     struct butler_error few_errors[FEW], *errors = few_errors;
     int few_parts[FEW], *spans_of = few_parts;
+    if (BUTLER_IS_NULL(engine, errs) || BUTLER_IS_NULL(spans, errs))
+        return BUTLER_ERROR_ARGUMENT;
     if (n < 1)
         return butler_fail(errs, BUTLER_ERROR_ARGUMENT, "a run of %d spans", n);
     int code = check_spans(engine, spans, n, errs);
@@ -195,6 +197,8 @@ int butler_run(struct butler_engine *engine, const struct butler_span *spans, in
 int butler_prefill(struct butler_session *session, const int32_t *ids, int n, butler_logits_fn *each, void *user,
                    struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(session, err))
+        return BUTLER_ERROR_ARGUMENT;
     struct butler_error own;
     const struct butler_span span = {
         .session = session, .ids = ids, .n = n, .prompt_end = session->n_past + n, .each = each, .user = user};
@@ -203,6 +207,8 @@ int butler_prefill(struct butler_session *session, const int32_t *ids, int n, bu
 
 int butler_step(struct butler_session *session, int32_t id, struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(session, err))
+        return BUTLER_ERROR_ARGUMENT;
     const struct butler_span span = {.session = session, .ids = &id, .n = 1};
     return butler_run(session->engine, &span, 1, err);
 }
@@ -211,6 +217,8 @@ int butler_step_batch(struct butler_session *const *sessions, const int32_t *ids
 {
     enum { FEW = 64 }; /* up to so many nothing is allocated */
     struct butler_span few[FEW], *spans = few;
+    if (BUTLER_IS_NULL(sessions, errs) || BUTLER_IS_NULL(ids, errs))
+        return BUTLER_ERROR_ARGUMENT;
     if (n < 1)
         return butler_fail(errs, BUTLER_ERROR_ARGUMENT, "a batch of %d sessions", n);
     if (n > FEW && !(spans = butler_alloc((size_t)n * sizeof *spans, errs)))
@@ -226,11 +234,15 @@ int butler_step_batch(struct butler_session *const *sessions, const int32_t *ids
 
 void butler_session_on_progress(struct butler_session *session, butler_progress_fn *fn, void *user)
 {
+    if (!session)
+        return;
     session->progress = fn;
     session->progress_user = user;
 }
 
 void butler_session_cancel(struct butler_session *session)
 {
+    if (!session)
+        return;
     __atomic_store_n(&session->cancelled, 1, __ATOMIC_RELEASE);
 }

@@ -82,6 +82,10 @@ static int truncate(const struct butler_sampler_params *params, struct candidate
 
 int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(sampler, err) || BUTLER_IS_NULL(logits, err))
+        return BUTLER_ERROR_ARGUMENT;
+    if (n_vocab < 1)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%d logits to sample from", n_vocab);
     int32_t best = 0;
     for (int i = 0; i < n_vocab; i++) {
         if (isnan(logits[i]) || logits[i] == INFINITY)

@@ -129,6 +129,8 @@ struct butler_session *butler_session_new(struct butler_engine *engine, const st
 {
     static const struct butler_session_params defaults = {0};
     struct butler_policy policy;
+    if (BUTLER_IS_NULL(engine, err))
+        return NULL;
     if (!params)
         params = &defaults;
     if (butler_check_struct(params->struct_size, sizeof *params, "butler_session_params", err) < 0 ||
@@ -202,6 +204,8 @@ void butler_session_release_windows(struct butler_session *session)
 int butler_fill(struct butler_session *session, int n, uint64_t seed, struct butler_error *err)
 {
     uint64_t random = seed;
+    if (BUTLER_IS_NULL(session, err))
+        return BUTLER_ERROR_ARGUMENT;
     if (session->failed)
         return butler_fail(err, BUTLER_ERROR_NUMERIC, "this session ended with an error before");
     if (n < 1 || n > session->n_ctx - session->n_past)
@@ -227,26 +231,32 @@ int butler_fill(struct butler_session *session, int n, uint64_t seed, struct but
 
 const float *butler_logits(const struct butler_session *session)
 {
-    return session->has_logits ? session->logits : NULL;
+    return session && session->has_logits ? session->logits : NULL;
 }
 
 int butler_n_past(const struct butler_session *session)
 {
-    return session->n_past;
+    return session ? session->n_past : 0;
 }
 
 int butler_n_ctx(const struct butler_session *session)
 {
-    return session->n_ctx;
+    return session ? session->n_ctx : 0;
 }
 
 bool butler_should_stop(const struct butler_session *session)
 {
-    return session->stop;
+    return session && session->stop;
 }
 
 void butler_session_stats(const struct butler_session *session, struct butler_stats *stats)
 {
+    if (!stats)
+        return;
+    if (!session) {
+        *stats = (struct butler_stats){0};
+        return;
+    }
     const struct butler_traffic *traffic = &session->traffic;
     *stats = session->stats;
     stats->weight_bytes = traffic->weight_bytes;
@@ -270,6 +280,8 @@ void butler_session_stats(const struct butler_session *session, struct butler_st
 
 void butler_session_stats_reset(struct butler_session *session)
 {
+    if (!session)
+        return;
     memset(&session->stats, 0, sizeof session->stats);
     memset(&session->traffic, 0, sizeof session->traffic);
     session->kv.pages_held_peak = session->kv.pages_held;
@@ -278,6 +290,8 @@ void butler_session_stats_reset(struct butler_session *session)
 
 uint64_t butler_kv_bytes(const struct butler_model *model, enum butler_kv_type type, int n_tokens)
 {
+    if (!model || (unsigned)type >= BUTLER_N_KV_TYPES || n_tokens < 1)
+        return 0;
     const struct butler_hparams *hp = &model->hp;
     const uint64_t extent = (uint64_t)(2 * BUTLER_PAGE * BUTLER_EXTENT) * butler_kv_row_bytes(type, hp->head_dim);
     const uint64_t all = (uint64_t)BUTLER_CEIL_DIV(n_tokens, BUTLER_EXTENT_TOKENS),
@@ -288,6 +302,8 @@ uint64_t butler_kv_bytes(const struct butler_model *model, enum butler_kv_type t
 
 int butler_last_selection(const struct butler_session *session, int layer, int head, int32_t *ids, int max_ids)
 {
+    if (!session || (!ids && max_ids > 0))
+        return 0;
     const struct butler_policy *policy = &session->policy;
     const struct butler_selection *selection = &session->selection;
     struct butler_backend *backend = session->engine->backend;

@@ -94,6 +94,8 @@ static int write_lists(struct butler_writer *writer, const struct butler_session
 
 int butler_session_save(const struct butler_session *session, const char *path, struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(session, err) || BUTLER_IS_NULL(path, err))
+        return BUTLER_ERROR_ARGUMENT;
     const struct butler_kv *kv = &session->kv;
     struct butler_writer writer;
     struct file_header header = {
@@ -133,10 +135,7 @@ int butler_session_save(const struct butler_session *session, const char *path, 
             goto fail;
     if ((code = write_predict(&writer, session->predict, err)) < 0 || (code = write_lists(&writer, session, err)) < 0)
         goto fail;
-    const uint64_t digest = butler_writer_digest(&writer);
-    if ((code = butler_write(&writer, &digest, sizeof digest, err)) < 0 || (code = butler_writer_commit(&writer, err)) < 0)
-        goto fail;
-    return 0;
+    return butler_writer_commit(&writer, err);
 fail:
     butler_writer_abort(&writer);
     return code;
@@ -412,6 +411,8 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
 
 struct butler_session *butler_session_restore(struct butler_engine *engine, const char *path, int n_ctx, struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(engine, err) || BUTLER_IS_NULL(path, err))
+        return NULL;
     struct butler_session *session = NULL;
     struct butler_map map = {0};
     struct butler_policy policy;

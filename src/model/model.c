@@ -448,6 +448,8 @@ int butler_model_bind(struct butler_model *model, struct butler_error *err)
 /* Threads that come here at the same time all read the file, and find the same. */
 int butler_model_fingerprint(struct butler_model *model, uint64_t *fingerprint, struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(model, err) || BUTLER_IS_NULL(fingerprint, err))
+        return BUTLER_ERROR_ARGUMENT;
     if (!__atomic_load_n(&model->has_fingerprint, __ATOMIC_ACQUIRE)) {
         uint64_t found;
         const int code = butler_gguf_fingerprint(model->gguf, model->cache_folder, &found, err);

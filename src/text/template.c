@@ -212,6 +212,8 @@ int butler_template_render(const struct butler_template_input *input, struct but
 
 void butler_chat_text_free(struct butler_chat_text *text)
 {
+    if (!text)
+        return;
     free(text->bytes);
     free(text->segments);
     *text = (struct butler_chat_text){0};

@@ -1,0 +1,203 @@
+/* Every public function with NULL where butler.h does not allow it: an error with the parameter's name, or a zero. test_docs.py
+ * checks that no function is left out. */
+#include "engine/metric.h"
+#include "fixtures.h"
+
+static struct butler_error err;
+
+/* The call that was just made gave this code, and its message has the function and the parameter. */
+static void named(int code, const char *function, const char *parameter)
+{
+    char text[128];
+    snprintf(text, sizeof text, "%s: %s is NULL", function, parameter);
+    assert_int_equal(code, BUTLER_ERROR_ARGUMENT);
+    assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
+    if (!strstr(err.message, text))
+        fail_msg("\"%s\" is not \"%s\"", err.message, text);
+    err = (struct butler_error){0};
+}
+
+#define FAILS(parameter, function, ...) named(function(__VA_ARGS__), #function, parameter)
+#define GIVES_NULL(parameter, function, ...) named(function(__VA_ARGS__) ? 0 : err.code, #function, parameter)
+
+static struct butler_engine *engine;
+static struct butler_model *model;
+static struct butler_session *session;
+
+static int make(void **state)
+{
+    char path[FIXTURE_PATH];
+    (void)state;
+    fixture_path(path, "models/llama-gqa.gguf");
+    engine = load_engine(path, 1, NULL);
+    model = butler_engine_model(engine);
+    session = butler_session_new(engine, NULL, NULL);
+    return session ? 0 : -1;
+}
+
+static int unmake(void **state)
+{
+    (void)state;
+    butler_session_free(session);
+    free_engine(engine);
+    return 0;
+}
+
+static void test_models(void **state)
+{
+    struct butler_chat_text text;
+    uint64_t fingerprint;
+    size_t n = 1;
+    (void)state;
+    GIVES_NULL("path", butler_model_load, NULL, NULL, &err);
+    FAILS("model", butler_model_fingerprint, NULL, &fingerprint, &err);
+    FAILS("fingerprint", butler_model_fingerprint, model, NULL, &err);
+    FAILS("model", butler_chat_render, NULL, NULL, 0, NULL, &text, &err);
+    FAILS("messages", butler_chat_render, model, NULL, 1, NULL, &text, &err);
+    FAILS("text", butler_chat_render, model, NULL, 0, NULL, NULL, &err);
+    FAILS("model", butler_chat_tokenize, NULL, &text, 0, NULL, 0, &err);
+    FAILS("text", butler_chat_tokenize, model, NULL, 0, NULL, 0, &err);
+    text = (struct butler_chat_text){0};
+    assert_int_equal(butler_chat_tokenize(model, &text, 0, NULL, 9, &err), BUTLER_ERROR_ARGUMENT);
+    assert_int_equal(butler_chat_render(model, &(struct butler_chat_message){0}, 1,
+                                        &(struct butler_chat_options){.jinja = "{{ messages[0].role }}"}, &text, &err),
+                     BUTLER_ERROR_FORMAT); /* a message without a role */
+    FAILS("model", butler_tokenize, NULL, "a", 1, 0, NULL, 0, &err);
+    assert_int_equal(butler_tokenize(model, NULL, 1, 0, NULL, 0, &err), BUTLER_ERROR_ARGUMENT);
+    assert_int_equal(butler_tokenize(model, "a", 1, 0, NULL, 1, &err), BUTLER_ERROR_ARGUMENT);
+    assert_null(butler_token_bytes(NULL, 1, &n));
+    assert_int_equal(n, 0);
+    assert_null(butler_token_bytes(model, 1, NULL));
+    assert_int_equal(butler_token_bos(NULL), -1);
+    assert_false(butler_token_is_end(NULL, 1));
+    assert_int_equal(butler_utf8_push(NULL, "a", 1, (char[4]){0}, 4), 0);
+    assert_int_equal(butler_utf8_push(&(struct butler_utf8){0}, "a", 1, NULL, 4), 0);
+    assert_null(butler_model_get_info(NULL));
+    assert_int_equal(butler_kv_bytes(NULL, BUTLER_KV_F16, 10), 0);
+    butler_model_free(NULL);
+    butler_chat_text_free(NULL);
+}
+
+static void test_engines(void **state)
+{
+    const struct butler_metric metric = {.abi = BUTLER_METRIC_ABI};
+    struct butler_engine_info info = {.n_threads = 7};
+    struct butler_policy_info policy;
+    struct butler_policy_cost cost;
+    struct butler_predictor_info predictor;
+    (void)state;
+    GIVES_NULL("model", butler_engine_new, NULL, NULL, &err);
+    FAILS("engine", butler_predictor_attach, NULL, "x", &err);
+    FAILS("path", butler_predictor_attach, engine, NULL, &err);
+    FAILS("engine", butler_metric_register, NULL, &metric, &err);
+    FAILS("metric", butler_metric_register, engine, NULL, &err);
+    FAILS("engine", butler_plugin_load, NULL, "x", &err);
+    FAILS("path", butler_plugin_load, engine, NULL, &err);
+    FAILS("engine", butler_policy_estimate, NULL, "full", BUTLER_KV_F16, 10, &cost, &err);
+    FAILS("cost", butler_policy_estimate, engine, "full", BUTLER_KV_F16, 10, NULL, &err);
+    assert_int_equal(butler_policy_estimate(engine, NULL, BUTLER_KV_F16, 10, &cost, &err), 0);
+    assert_int_equal(butler_policy_check(NULL, NULL, &err), 0);
+    assert_int_equal(butler_policy_check(NULL, "no such policy", NULL), BUTLER_ERROR_ARGUMENT); /* *err may be NULL */
+    assert_true(butler_policy_describe(NULL, 0, &policy));
+    assert_false(butler_policy_describe(engine, 0, NULL));
+    assert_null(butler_policy_paper(NULL));
+    assert_null(butler_policy_help(engine, NULL, "no such parameter"));
+    assert_null(butler_policy_help(engine, "exact", NULL));
+    assert_non_null(butler_policy_help(NULL, NULL, "budget"));
+    assert_false(butler_predictor_describe(NULL, 1, &predictor));
+    assert_false(butler_predictor_describe(engine, 1, NULL));
+    assert_null(butler_engine_model(NULL));
+    butler_engine_get_info(engine, NULL);
+    butler_engine_get_info(NULL, &info);
+    assert_int_equal(info.n_threads, 0);
+    butler_engine_free(NULL);
+}
+
+static void test_sessions(void **state)
+{
+    const int32_t id = 1;
+    const struct butler_span nobody = {.ids = &id, .n = 1};
+    struct butler_session *none = NULL;
+    struct butler_stats stats = {.n_decode = 7};
+    int32_t ids[4];
+    (void)state;
+    GIVES_NULL("engine", butler_session_new, NULL, NULL, &err);
+    GIVES_NULL("engine", butler_session_restore, NULL, "x", &err);
+    GIVES_NULL("path", butler_session_restore, engine, NULL, &err);
+    GIVES_NULL("session", butler_session_fork, NULL, &err);
+    FAILS("engine", butler_run, NULL, &nobody, 1, &err);
+    FAILS("spans", butler_run, engine, NULL, 1, &err);
+    assert_int_equal(butler_run(engine, &nobody, 1, &err), BUTLER_ERROR_ARGUMENT);
+    FAILS("session", butler_prefill, NULL, &id, 1, NULL, NULL, &err);
+    assert_int_equal(butler_prefill(session, NULL, 1, NULL, NULL, &err), BUTLER_ERROR_ARGUMENT);
+    FAILS("session", butler_step, NULL, 1, &err);
+    FAILS("sessions", butler_step_batch, NULL, &id, 1, &err);
+    FAILS("ids", butler_step_batch, &session, NULL, 1, &err);
+    assert_int_equal(butler_step_batch(&none, &id, 1, &err), BUTLER_ERROR_ARGUMENT);
+    FAILS("session", butler_session_truncate, NULL, 0, &err);
+    FAILS("session", butler_session_adopt_prefix, NULL, &id, 1, &err);
+    FAILS("ids", butler_session_adopt_prefix, session, NULL, 1, &err);
+    FAILS("session", butler_fill, NULL, 1, 1, &err);
+    FAILS("session", butler_session_save, NULL, "x", &err);
+    FAILS("path", butler_session_save, session, NULL, &err);
+    FAILS("to", butler_session_copy, NULL, session, &err);
+    FAILS("from", butler_session_copy, session, NULL, &err);
+    assert_null(butler_logits(NULL));
+    assert_int_equal(butler_n_past(NULL), 0);
+    assert_int_equal(butler_n_ctx(NULL), 0);
+    assert_false(butler_should_stop(NULL));
+    assert_int_equal(butler_last_selection(NULL, 0, 0, ids, 4), 0);
+    assert_int_equal(butler_last_selection(session, 0, 0, NULL, 4), 0);
+    butler_session_stats(session, NULL);
+    butler_session_stats(NULL, &stats);
+    assert_int_equal(stats.n_decode, 0);
+    butler_session_stats_reset(NULL);
+    butler_session_on_progress(NULL, NULL, NULL);
+    butler_session_cancel(NULL);
+    butler_session_free(NULL);
+}
+
+static void test_samplers(void **state)
+{
+    const float logits[] = {1, 2};
+    struct butler_sampler *sampler = butler_sampler_new(NULL, &err);
+    (void)state;
+    FAILS("sampler", butler_sample, NULL, logits, 2, &err);
+    FAILS("logits", butler_sample, sampler, NULL, 2, &err);
+    assert_int_equal(butler_sample(sampler, logits, 0, &err), BUTLER_ERROR_ARGUMENT);
+    butler_sampler_free(sampler);
+    butler_sampler_free(NULL);
+}
+
+static void test_views(void **state)
+{
+    const struct butler_head_view view = {.n_slots = 1};
+    float out[4] = {7, 7, 7, 7};
+    (void)state;
+    assert_int_equal(butler_view_layer(NULL), 0);
+    assert_int_equal(butler_view_kv_head(NULL), 0);
+    assert_int_equal(butler_view_n_slots(NULL), 0);
+    assert_int_equal(butler_view_query_position(NULL), 0);
+    assert_int_equal(butler_view_position(NULL, 3), 0);
+    assert_null(butler_view_record(NULL, 3));
+    butler_view_key(NULL, 0, out);
+    butler_view_key(&view, 0, NULL);
+    butler_view_value(NULL, 0, out);
+    butler_view_value(&view, 0, NULL);
+    butler_view_dot_keys(NULL, out, 1, 0, 1, out, 1);
+    butler_view_dot_keys(&view, NULL, 1, 0, 1, out, 1);
+    butler_view_dot_keys(&view, out, 1, 0, 1, NULL, 1);
+    butler_view_dot_layer(NULL, 0, 1, 0, 1, out, 1);
+    butler_view_dot_layer(&view, 0, 1, 0, 1, NULL, 1);
+    for (int i = 0; i < 4; i++)
+        assert_true(out[i] == 7);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_models),   cmocka_unit_test(test_engines), cmocka_unit_test(test_sessions),
+        cmocka_unit_test(test_samplers), cmocka_unit_test(test_views),
+    };
+    return cmocka_run_group_tests(tests, make, unmake);
+}
