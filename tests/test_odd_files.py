@@ -112,3 +112,16 @@ def test_all_that_min_p_and_top_p_allow():
         for value in ("0", "1"):
             butler("run", "-m", GQA, "-p", "It was", "-n", "3", flag, value)
         refuses(2, "run", "-m", GQA, "-p", "It was", "-n", "3", flag, "1.01", says=["from 0 to 1"])
+
+
+def test_lines_that_end_in_cr_and_lf():
+    """A command is one whatever ends its line, and no CR reaches the model."""
+    unix = butler("chat", "-m", GQA, "--temp", "0", "-n", "4", input="hello\n/clear\nhello\n")
+    dos = butler("chat", "-m", GQA, "--temp", "0", "-n", "4", input="hello\r\n/clear\r\nhello\r\n")
+    assert dos.stdout == unix.stdout and "unknown command" not in dos.stderr
+
+
+def test_a_short_context_needs_no_predictor():
+    """The policy that is chosen where none is given reads a part only beyond 2,688 tokens, which a context of 64 has not."""
+    ran = butler("run", "-p", "hi", "-n", "3000", "-c", "64")
+    assert "[full]" in ran.stderr and "no --kv" not in ran.stderr

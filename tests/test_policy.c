@@ -172,6 +172,7 @@ static void refusals(void **state)
         {"queste", "no policy \"queste\"; did you mean quest? there|quest|streaming|entropystop"},
         {":budget=3", "no policy \"\""},
         {"h2o+v", "no modifier \"v\"|vatp"},
+        {"h2o+vapt", "did you mean vatp?"},
         {"h2o+", "no modifier \"\""},
         {"h2o+vatp+vatp", "+vatp is there twice"},
         {"entropystop+entropystop", "twice"},

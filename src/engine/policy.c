@@ -606,7 +606,7 @@ static int resolve_keys(struct draft *draft)
     return rc;
 }
 
-static int check_numbers(const struct draft *draft)
+static int check_numbers(struct draft *draft)
 {
     const struct butler_policy *policy = &draft->policy;
     if (!policy->metric || policy->budget_kind != BUTLER_BUDGET_COUNT || policy->on_top)
@@ -623,7 +623,7 @@ static int check_numbers(const struct draft *draft)
 }
 
 /* Metrics that look at other layers: where they can, and whether the model has the predictor they need. */
-static int check_lookahead(const struct draft *draft)
+static int check_lookahead(struct draft *draft)
 {
     const struct butler_policy *policy = &draft->policy;
     const struct butler_metric *metric = policy->metric;
@@ -747,8 +747,6 @@ static int write_text(struct draft *draft)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------- the public */
-
 static int parse(struct draft *draft)
 {
     char head[MAX_TEXT + 1];
@@ -773,36 +771,29 @@ static int parse(struct draft *draft)
         rc = read_list(draft, changes, false, NULL);
     if (!rc && list)
         rc = read_list(draft, list + 1, true, NULL);
-    if (!rc)
-        rc = resolve_keys(draft);
-    if (!rc)
-        rc = check_numbers(draft);
-    if (!rc)
-        rc = check_lookahead(draft);
-    if (!rc)
-        rc = check_model(draft);
-    return rc ? rc : write_text(draft);
+    int (*const stages[])(struct draft *) = {resolve_keys, check_numbers, check_lookahead, check_model, write_text};
+    for (int i = 0; !rc && i < BUTLER_COUNT(stages); i++)
+        rc = stages[i](draft);
+    return rc;
 }
 
 int butler_policy_parse(const struct butler_engine *engine, const char *text, struct butler_policy *policy,
                         struct butler_error *err)
 {
     struct draft draft = {.engine = engine, .model = engine ? engine->model : NULL, .text = text ? text : "full", .err = err};
-    /* A decimal point is a point, whatever the program's language. */
-    locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0); /* a decimal point is a point, whatever the language */
     if (!c)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "policy \"%.72s\": no memory", draft.text);
     locale_t before = uselocale(c);
     int rc = parse(&draft);
     uselocale(before);
     freelocale(c);
-    if (!rc)
+    if (!rc && policy)
         *policy = draft.policy;
     return rc;
 }
 
 int butler_policy_check(const struct butler_engine *engine, const char *policy, struct butler_error *err)
 {
-    struct butler_policy parsed;
-    return butler_policy_parse(engine, policy, &parsed, err);
+    return butler_policy_parse(engine, policy, NULL, err);
 }

@@ -52,7 +52,8 @@ struct butler_policy {
     int prune_min;                     /* ... but not fewer tokens than this */
 };
 
-/* engine may be NULL (no plug-ins, and nothing checked that depends on the model). On failure *policy is not changed. */
+/* engine may be NULL (no plug-ins, and nothing checked that depends on the model). policy may be NULL; on failure
+ * it is not changed. */
 int butler_policy_parse(const struct butler_engine *engine, const char *text, struct butler_policy *policy,
                         struct butler_error *err);
 
