@@ -122,8 +122,8 @@ static void test_sessions(void **state)
     int32_t ids[4];
     (void)state;
     GIVES_NULL("engine", butler_session_new, NULL, NULL, &err);
-    GIVES_NULL("engine", butler_session_restore, NULL, "x", &err);
-    GIVES_NULL("path", butler_session_restore, engine, NULL, &err);
+    GIVES_NULL("engine", butler_session_restore, NULL, "x", 0, &err);
+    GIVES_NULL("path", butler_session_restore, engine, NULL, 0, &err);
     GIVES_NULL("session", butler_session_fork, NULL, &err);
     FAILS("engine", butler_run, NULL, &nobody, 1, &err);
     FAILS("spans", butler_run, engine, NULL, 1, &err);
