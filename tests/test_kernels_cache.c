@@ -113,6 +113,34 @@ static void rows_are_stored_and_loaded(void **state)
     }
 }
 
+/* A number that is none does not become one in the cache, and spoils only its block of Q8_0. */
+static void rows_keep_what_is_no_number(void **state)
+{
+    (void)state;
+    FOR_EACH_ISA(table)
+    {
+        for (int type = 0; type < BUTLER_N_KV_TYPES; type++)
+            for (int at = 0; at < 64; at++) {
+                const float none[] = {NAN, INFINITY, -INFINITY};
+                float x[64], back[64], q[64], s = 0;
+                unsigned char row[64 * 4];
+                const void *rows[] = {row};
+                for (int i = 0; i < 64; i++) {
+                    x[i] = (float)(i % 7) - 3;
+                    q[i] = 1;
+                }
+                x[at] = none[at % 3];
+                table->store_row[type](row, x, 64);
+                table->load_row[type](back, row, 64);
+                table->qk[type](&s, 1, q, 64, 1, rows, 1, 64);
+                assert_false(isfinite(back[at]));
+                assert_false(isfinite(s));
+                for (int i = 0; i < 32; i++)
+                    assert_true(isfinite(back[(at / 32 * 32 + 32) % 64 + i]));
+            }
+    }
+}
+
 /* --------------------------------------------------------------------------------------------- attention */
 
 static void check_qk(const struct butler_kernels *table, int type, int n_q, int n_rows, int n, int trial, uint64_t *seed)
@@ -428,6 +456,7 @@ static void metrics(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_keep_what_is_no_number),
         cmocka_unit_test(rows_are_stored_and_loaded),
         cmocka_unit_test(attention),
         cmocka_unit_test(metrics),

@@ -116,6 +116,7 @@ static void store_f16(void *row, const float *x, int n)
 static void store_q8_0(void *row, const float *x, int n)
 {
     butler_quantize_row(BUTLER_Q8_0, row, x, n);
+    keep_non_finite(row, x, n);
 }
 
 /* Elements [first, first + count) of a cache row; first and count are multiples of 32 where the type needs it. */

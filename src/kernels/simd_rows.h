@@ -17,6 +17,8 @@ static void store_f16(void *row, const float *x, int n)
 /* Bit for bit what the definition stores. */
 static void store_q8_0(void *row, const float *x, int n)
 {
+    const float *const first = x;
+    const int n_all = n;
     uint8_t *b = row;
     for (; n > 0; n -= BLOCK, x += BLOCK, b += Q8_0_BYTES) {
         vec extreme = vec_zero();
@@ -29,6 +31,7 @@ static void store_q8_0(void *row, const float *x, int n)
             vec_store_i8(b + Q8_0_QUANTS + k * VEC, vec_min(vec_max(q, vec_set1(-127)), vec_set1(127)));
         }
     }
+    keep_non_finite(row, first, n_all);
 }
 
 /* ----------------------------------------------------------------------------------------------- entries */
