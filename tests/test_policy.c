@@ -374,6 +374,20 @@ static const struct butler_metric mine = {.abi = BUTLER_METRIC_ABI,
                                           .record = record,
                                           .score = score};
 
+static void huge_record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
+{
+    (void)shape, (void)values;
+    *n_slots = 1;
+    *n_bytes = (size_t)1 << 60;
+}
+
+static void record_of_nothing(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
+{
+    (void)shape, (void)values;
+    *n_slots = -3;
+    *n_bytes = 8;
+}
+
 static void a_metric_of_the_caller(void **state)
 {
     (void)state;
@@ -417,6 +431,8 @@ static void a_metric_of_the_caller(void **state)
         {.abi = BUTLER_METRIC_ABI, .name = "p", .params = taken, .score = score},
         {.abi = BUTLER_METRIC_ABI, .name = "p", .params = twice, .score = score},
         {.abi = BUTLER_METRIC_ABI, .name = "p", .params = beyond, .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "p", .record = huge_record, .score = score},
+        {.abi = BUTLER_METRIC_ABI, .name = "p", .record = record_of_nothing, .score = score},
         {.abi = BUTLER_METRIC_ABI, .name = "p", .scale = (enum butler_metric_scale)7, .score = score},
     };
     for (int i = 0; i < BUTLER_COUNT(bad); i++)

@@ -208,6 +208,46 @@ static void test_entropystop(void **state)
     free_engine(engine);
 }
 
+/* Arguments that must not be NULL are errors, not crashes. */
+static void test_null_arguments(void **state)
+{
+    struct tiny tiny = tiny_default;
+    struct butler_policy_cost cost;
+    (void)state;
+    struct butler_engine *engine = load(&tiny, 1);
+    struct butler_session *session = open_session(engine, BUTLER_KV_F16, 64, "full");
+    const int32_t ids[] = {1, 2};
+    const int codes[] = {butler_run(NULL, NULL, 1, NULL),
+                         butler_run(engine, NULL, 1, NULL),
+                         butler_prefill(NULL, ids, 2, NULL, NULL, NULL),
+                         butler_prefill(session, NULL, 2, NULL, NULL, NULL),
+                         butler_step(NULL, 1, NULL),
+                         butler_step_batch(NULL, ids, 1, NULL),
+                         butler_step_batch(&session, NULL, 1, NULL),
+                         butler_fill(NULL, 1, 1, NULL),
+                         butler_session_copy(session, NULL, NULL),
+                         butler_session_copy(NULL, session, NULL),
+                         butler_session_truncate(NULL, 0, NULL),
+                         butler_session_adopt_prefix(NULL, ids, 2, NULL),
+                         butler_session_adopt_prefix(session, NULL, 2, NULL),
+                         butler_session_save(session, NULL, NULL),
+                         butler_session_save(NULL, "/tmp/x", NULL),
+                         butler_policy_estimate(NULL, "full", BUTLER_KV_F16, 10, &cost, NULL),
+                         butler_policy_estimate(engine, "full", BUTLER_KV_F16, 10, NULL, NULL),
+                         butler_metric_register(NULL, &butler_metric_recency, NULL),
+                         butler_metric_register(engine, NULL, NULL),
+                         butler_plugin_load(engine, NULL, NULL),
+                         butler_plugin_load(NULL, "x.so", NULL)};
+    for (int i = 0; i < BUTLER_COUNT(codes); i++)
+        assert_int_equal(codes[i], BUTLER_ERROR_ARGUMENT);
+    assert_null(butler_session_new(NULL, NULL, NULL));
+    assert_null(butler_session_fork(NULL, NULL));
+    assert_null(butler_session_restore(engine, NULL, NULL));
+    assert_null(butler_session_restore(NULL, "/tmp/x", NULL));
+    butler_session_free(session);
+    free_engine(engine);
+}
+
 static uint64_t weights_of(struct butler_engine *engine, const char *policy, int n_steps)
 {
     struct butler_stats stats;
@@ -456,10 +496,19 @@ static void test_sampler(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_in_cache), cmocka_unit_test(test_refusals),    cmocka_unit_test(test_default_parameters),
-        cmocka_unit_test(test_nan),           cmocka_unit_test(test_entropystop), cmocka_unit_test(test_early_exit),
-        cmocka_unit_test(test_entropy),       cmocka_unit_test(test_fill),        cmocka_unit_test(test_wide_feed_forward),
-        cmocka_unit_test(test_hostile_files), cmocka_unit_test(test_other_model), cmocka_unit_test(test_sampler),
+        cmocka_unit_test(test_rope_in_cache),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_default_parameters),
+        cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_entropystop),
+        cmocka_unit_test(test_early_exit),
+        cmocka_unit_test(test_null_arguments),
+        cmocka_unit_test(test_entropy),
+        cmocka_unit_test(test_fill),
+        cmocka_unit_test(test_wide_feed_forward),
+        cmocka_unit_test(test_hostile_files),
+        cmocka_unit_test(test_other_model),
+        cmocka_unit_test(test_sampler),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -59,8 +59,10 @@ static int make_records(struct butler_kv *kv, const struct butler_metric_shape *
     if (policy->metric && policy->metric->record)
         policy->metric->record(shape, policy->values, &kv->record_slots, &kv->record_bytes);
     if (kv->record_slots > 0) {
-        kv->records_stride = (BUTLER_CEIL_DIV(slots, (size_t)kv->record_slots) * kv->record_bytes + 63) / 64 * 64;
-        if (!butler_mul_size(n_heads, kv->records_stride, &kv->records_bytes))
+        size_t of_head;
+        const bool fits = butler_mul_size(BUTLER_CEIL_DIV(slots, (size_t)kv->record_slots), kv->record_bytes, &of_head);
+        kv->records_stride = fits ? (of_head + 63) / 64 * 64 : 0;
+        if (!fits || !butler_mul_size(n_heads, kv->records_stride, &kv->records_bytes))
             return butler_fail(err, BUTLER_ERROR_MEMORY,
                                "the metric's records for %d tokens are more than this machine can address", kv->max_slots);
         kv->prompt_records =

@@ -139,6 +139,8 @@ static int register_metric(struct butler_engine *engine, const struct butler_met
 
 int butler_metric_register(struct butler_engine *engine, const struct butler_metric *metric, struct butler_error *err)
 {
+    if (!engine)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "no engine to register a metric with");
     if (!metric)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a metric to register is NULL");
     return register_metric(engine, metric, "a metric", NULL, err);
@@ -146,6 +148,8 @@ int butler_metric_register(struct butler_engine *engine, const struct butler_met
 
 int butler_plugin_load(struct butler_engine *engine, const char *path, struct butler_error *err)
 {
+    if (!engine || !path)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a plug-in needs an engine and a path");
     int rc;
     /* Without a slash the loader would look in the system's library folders, not here. */
     char *file = malloc(strlen(path) + 3);

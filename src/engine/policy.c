@@ -15,6 +15,7 @@
 
 #define MAX_TEXT 512
 #define MAX_TOKENS 100000000
+#define MAX_RECORD_BYTES ((size_t)1 << 30)
 
 /* A policy on its way. */
 struct draft {
@@ -67,11 +68,6 @@ static bool is_attention(const struct butler_metric *metric)
 static const char *refuse_dense(const struct draft *draft)
 {
     return draft->policy.metric ? NULL : "this policy reads everything, so it has no axes";
-}
-
-static const char *refuse_method(const struct draft *draft)
-{
-    return refuse_dense(draft);
 }
 
 static const char *refuse_budget(const struct draft *draft)
@@ -207,7 +203,7 @@ enum {
 };
 
 static const struct key keys[N_KEYS] = {
-    [K_METHOD] = {"method", KEY_WORD, FIELD(method), 0, 0, BUTLER_DENSE, {"evict", "retrieve"}, BUTLER_EVICT, refuse_method},
+    [K_METHOD] = {"method", KEY_WORD, FIELD(method), 0, 0, BUTLER_DENSE, {"evict", "retrieve"}, BUTLER_EVICT, refuse_dense},
     [K_BUDGET] = {"budget", KEY_BUDGET, FIELD(budget), 0, MAX_TOKENS, 0, {NULL}, 0, refuse_budget},
     [K_MASS] = {"mass", KEY_MASS, FIELD(budget), 0, 1, 0, {NULL}, 0, refuse_mass},
     [K_RATIO] = {"ratio", KEY_NUMBER, FIELD(prune_ratio), 0, 0.999, -1, {NULL}, 0, refuse_prune},
@@ -668,11 +664,13 @@ static int check_model(struct draft *draft)
     policy->unit = page >= 0 ? (int)policy->values[page] : 1;
     const int normalise = policy->metric && policy->metric->predictor ? find_param(policy->metric, "normalise") : -1;
     policy->normalise = normalise >= 0 ? (enum butler_normalise)(int)policy->values[normalise] : BUTLER_NORMALISE_SOFTMAX;
-    if (policy->metric && policy->metric->page_scores) {
+    if (policy->metric && policy->metric->record && !policy->metric->predictor) {
+        int n_slots = 0;
         size_t bytes = 0;
-        policy->metric->record(&shape, policy->values, &policy->unit, &bytes);
-        if (policy->unit < 1)
-            return fail(draft, "%s says its pages have %d tokens", policy->metric->name, policy->unit);
+        policy->metric->record(&shape, policy->values, &n_slots, &bytes);
+        if (n_slots < 1 || bytes < 1 || bytes > MAX_RECORD_BYTES)
+            return fail(draft, "%s says its records have %d tokens and %zu bytes", policy->metric->name, n_slots, bytes);
+        policy->unit = policy->metric->page_scores ? n_slots : policy->unit;
     }
     return 0;
 }

@@ -68,6 +68,8 @@ int butler_policy_estimate(const struct butler_engine *engine, const char *text,
                            struct butler_policy_cost *cost, struct butler_error *err)
 {
     struct butler_policy policy;
+    if (!engine || !cost)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "no engine to estimate a policy's cost for, or nowhere to put it");
     const struct butler_model *model = engine->model;
     const struct butler_hparams *hp = &model->hp;
     const size_t row_bytes = butler_kv_row_bytes(type, hp->head_dim);

@@ -159,6 +159,8 @@ void butler_prefix_add(struct butler_prefix *prefix, struct butler_session *sess
 
 int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err)
 {
+    if (!session || (!ids && n > 0))
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "no session that could adopt a beginning, or no tokens of one");
     struct butler_prefix *prefix = session->engine->prefix;
     const int most = shareable(session, BUTLER_MIN(n, session->n_ctx));
     const struct block *parent = NULL;

@@ -169,8 +169,8 @@ int butler_run(struct butler_engine *engine, const struct butler_span *spans, in
     struct progress few[FEW], *progress = few;
     struct butler_error few_errors[FEW], *errors = few_errors;
     int few_parts[FEW], *spans_of = few_parts;
-    if (n < 1)
-        return butler_fail(errs, BUTLER_ERROR_ARGUMENT, "a run of %d spans", n);
+    if (n < 1 || !engine || !spans)
+        return butler_fail(errs, BUTLER_ERROR_ARGUMENT, "a run of %d spans%s", n, !engine ? " without an engine" : "");
     int code = check_spans(engine, spans, n, errs);
     if (code < 0)
         return code;
@@ -195,6 +195,8 @@ int butler_run(struct butler_engine *engine, const struct butler_span *spans, in
 int butler_prefill(struct butler_session *session, const int32_t *ids, int n, butler_logits_fn *each, void *user,
                    struct butler_error *err)
 {
+    if (!session)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "no session to run");
     struct butler_error own;
     const struct butler_span span = {
         .session = session, .ids = ids, .n = n, .prompt_end = session->n_past + n, .each = each, .user = user};
@@ -203,6 +205,8 @@ int butler_prefill(struct butler_session *session, const int32_t *ids, int n, bu
 
 int butler_step(struct butler_session *session, int32_t id, struct butler_error *err)
 {
+    if (!session)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "no session to run");
     const struct butler_span span = {.session = session, .ids = &id, .n = 1};
     return butler_run(session->engine, &span, 1, err);
 }
@@ -211,8 +215,8 @@ int butler_step_batch(struct butler_session *const *sessions, const int32_t *ids
 {
     enum { FEW = 64 }; /* up to so many nothing is allocated */
     struct butler_span few[FEW], *spans = few;
-    if (n < 1)
-        return butler_fail(errs, BUTLER_ERROR_ARGUMENT, "a batch of %d sessions", n);
+    if (n < 1 || !sessions || !ids)
+        return butler_fail(errs, BUTLER_ERROR_ARGUMENT, "a batch of %d sessions%s", n, n < 1 ? "" : ": an argument is NULL");
     if (n > FEW && !(spans = butler_alloc((size_t)n * sizeof *spans, errs)))
         return BUTLER_ERROR_MEMORY;
     for (int s = 0; s < n; s++)

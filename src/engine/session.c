@@ -131,6 +131,10 @@ struct butler_session *butler_session_new(struct butler_engine *engine, const st
     struct butler_policy policy;
     if (!params)
         params = &defaults;
+    if (!engine) {
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "a session needs an engine");
+        return NULL;
+    }
     if (butler_check_struct(params->struct_size, sizeof *params, "butler_session_params", err) < 0 ||
         butler_policy_parse(engine, params->policy ? params->policy : "full", &policy, err) < 0)
         return NULL;
@@ -202,6 +206,8 @@ void butler_session_release_windows(struct butler_session *session)
 int butler_fill(struct butler_session *session, int n, uint64_t seed, struct butler_error *err)
 {
     uint64_t random = seed;
+    if (!session)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "no session to fill");
     if (session->failed)
         return butler_fail(err, BUTLER_ERROR_NUMERIC, "this session ended with an error before");
     if (n < 1 || n > session->n_ctx - session->n_past)

@@ -93,6 +93,8 @@ static int write_lists(struct butler_writer *writer, const struct butler_session
 
 int butler_session_save(const struct butler_session *session, const char *path, struct butler_error *err)
 {
+    if (!session || !path)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "no session to save, or no path to save it to");
     const struct butler_kv *kv = &session->kv;
     struct butler_writer writer;
     struct file_header header = {
@@ -332,6 +334,10 @@ struct butler_session *butler_session_restore(struct butler_engine *engine, cons
     char text[sizeof policy.text];
     uint64_t digest;
     const void *from;
+    if (!engine || !path) {
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "no engine to restore a session for, or no path");
+        return NULL;
+    }
     if (butler_map_open(&map, path, err) < 0)
         return NULL;
     struct cursor cursor = {path, map.data, map.size, 0};

@@ -43,9 +43,11 @@ static void copy_text(struct butler_session *to, const struct butler_session *fr
 
 int butler_session_copy(struct butler_session *to, struct butler_session *from, struct butler_error *err)
 {
-    struct butler_backend *backend = from->engine->backend;
+    if (!to || !from)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "no session to copy, or none to copy it to");
     if (to == from)
         return 0;
+    struct butler_backend *backend = from->engine->backend;
     if (from->failed)
         return butler_fail(err, BUTLER_ERROR_NUMERIC, "a session that ended with an error cannot be copied");
     if (to->engine != from->engine)
@@ -70,6 +72,10 @@ int butler_session_copy(struct butler_session *to, struct butler_session *from, 
 
 struct butler_session *butler_session_fork(struct butler_session *session, struct butler_error *err)
 {
+    if (!session) {
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "no session to fork");
+        return NULL;
+    }
     const struct butler_session_params params = {.n_ctx = session->n_ctx, .kv_type = session->kv_type, .seed = session->seed};
     struct butler_session *fork = butler_session_make(session->engine, &session->policy, &params, err);
     if (fork && butler_session_copy(fork, session, err) < 0) {
@@ -135,6 +141,8 @@ int butler_session_adopt(struct butler_session *session, struct butler_session *
 
 int butler_session_truncate(struct butler_session *session, int n, struct butler_error *err)
 {
+    if (!session)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "no session to cut");
     if (n < 0 || n > session->n_past)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a text of %d tokens cannot be cut to %d", session->n_past, n);
     if (session->failed && n > 0)
