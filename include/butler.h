@@ -201,8 +201,8 @@ int butler_tokenize(const struct butler_model *model, const char *text, size_t n
  * NULL for an id out of range; length 0 for control tokens. */
 const char *butler_token_bytes(const struct butler_model *model, int32_t id, size_t *n_bytes);
 
-/* How the vocabulary spells the token, control tokens too ("<|im_end|>"); not zero-terminated, owned by the model. Length 0 for
- * an id out of range. */
+/* How the vocabulary spells the token, control tokens too ("<|im_end|>"); not zero-terminated, owned by the model. NULL
+ * for a model without a vocabulary; length 0 for an id out of range. */
 const char *butler_token_spelling(const struct butler_model *model, int32_t id, size_t *n_bytes);
 
 int32_t butler_token_bos(const struct butler_model *model); /* -1 if none */

@@ -42,7 +42,7 @@ METRICS = {"streaming": "recency", "h2o": "attention", "softprune": "attention",
            "pyramidkv": "pooled", "tova": "last_query", "quest": "page_bounds", "tinyserve": "page_bounds",
            "pagestats": "page_stats", "fier": "one_bit", "tokenbutler": "predicted", "tokenbutler2": "predicted", "oracle": "exact", "random": "random", "knorm": "key_norm"}
 LOGITS = {"page_bounds", "page_stats", "one_bit", "exact", "predicted"}
-PAGES = {"page_bounds", "page_stats", "predicted"}  # predicted: tokens have the scores
+PAGES = {"page_bounds", "page_stats", "predicted", "one_bit"}  # predicted and one_bit: tokens have the scores
 QUERY_FREE = {"recency", "key_norm"}
 
 # What the papers name, as methods.md has it.
@@ -357,7 +357,7 @@ class Layer:
             scores = most + np.log(np.exp(rows - most).mean(axis=0))
         else:
             scores = rows.mean(axis=0)
-        if self.metric == "predicted" and self.page > 1:  # a page has its best token's score; of probabilities the sum
+        if self.metric in ("predicted", "one_bit") and self.page > 1:  # a page has its best token's score; of probabilities the sum
             pages = [scores[at:at + self.page] for at in range(0, len(scores), self.page)]
             scores = np.array([np.logaddexp.reduce(p) if "mass" in self.p.values else p.max() for p in pages])
         return scores, largest

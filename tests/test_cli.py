@@ -411,8 +411,8 @@ def test_seeds():
 
 
 def test_run_compares_policies():
-    policies = ["full", "quest:budget=16,dense=0", "streaming:budget=16", "quest:budget=4096,dense=0"]
-    args = ["run", "-m", GQA, "-p", PROMPT * 6, "-n", "30", "--temp", "0", *[x for p in policies for x in ("--kv", p)]]
+    policies = ["full", "quest:budget=16,dense=0,page=4", "streaming:budget=16", "quest:budget=4096,dense=0"]
+    args = ["run", "-m", GQA, "-p", PROMPT * 3, "-n", "30", "--temp", "0", *[x for p in policies for x in ("--kv", p)]]
     last = {row["stats"]["policy"]: row for row in rows(*args) if "stats" in row}
     assert list(last) == policies
     assert last[policies[3]]["ids"] == last["full"]["ids"]  # a budget beyond the length changes nothing

@@ -49,7 +49,10 @@ static void test_models(void **state)
     uint64_t fingerprint;
     size_t n = 1;
     (void)state;
+    struct butler_file_info file;
     GIVES_NULL("path", butler_model_load, NULL, NULL, &err);
+    FAILS("path", butler_file_describe, NULL, &file, &err);
+    FAILS("info", butler_file_describe, "x", NULL, &err);
     FAILS("model", butler_model_fingerprint, NULL, &fingerprint, &err);
     FAILS("fingerprint", butler_model_fingerprint, model, NULL, &err);
     FAILS("model", butler_chat_render, NULL, NULL, 0, NULL, &text, &err);
@@ -68,6 +71,8 @@ static void test_models(void **state)
     assert_null(butler_token_bytes(NULL, 1, &n));
     assert_int_equal(n, 0);
     assert_null(butler_token_bytes(model, 1, NULL));
+    assert_null(butler_token_spelling(NULL, 1, &n));
+    assert_null(butler_token_spelling(model, 1, NULL));
     assert_int_equal(butler_token_bos(NULL), -1);
     assert_false(butler_token_is_end(NULL, 1));
     assert_int_equal(butler_utf8_push(NULL, "a", 1, (char[4]){0}, 4), 0);

@@ -42,8 +42,8 @@ static int describe_gguf(const char *path, struct butler_file_info *info, struct
 int butler_file_describe(const char *path, struct butler_file_info *info, struct butler_error *err)
 {
     struct butler_map map = {0};
-    if (!path || !info)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "butler_file_describe: %s is NULL", path ? "info" : "path");
+    if (BUTLER_IS_NULL(path, err) || BUTLER_IS_NULL(info, err))
+        return BUTLER_ERROR_ARGUMENT;
     *info = (struct butler_file_info){0};
     int code = butler_map_open(&map, path, err);
     if (code < 0)

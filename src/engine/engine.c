@@ -242,8 +242,10 @@ const char *butler_token_bytes(const struct butler_model *model, int32_t id, siz
 
 const char *butler_token_spelling(const struct butler_model *model, int32_t id, size_t *n_bytes)
 {
+    if (!n_bytes)
+        return NULL;
     *n_bytes = 0;
-    return model->tokenizer ? butler_tokenizer_spelling(model->tokenizer, id, n_bytes) : "";
+    return model && model->tokenizer ? butler_tokenizer_spelling(model->tokenizer, id, n_bytes) : NULL;
 }
 
 int32_t butler_token_bos(const struct butler_model *model)

@@ -261,6 +261,7 @@ static const struct param_rule {
     {&butler_metric_page_bounds, "bound", 1, {"sum", "max"}},
     {&butler_metric_page_stats, "page", 1, {NULL}},
     {&butler_metric_one_bit, "g", 32, {NULL}},
+    {&butler_metric_one_bit, "page", 1, {NULL}},
     {&butler_metric_predicted, "keys", 1, {"int4", "int8", "f16"}},
     {&butler_metric_predicted, "page", 1, {NULL}},
     {&butler_metric_predicted, "normalise", 1, {"softmax", "zscore"}},

@@ -17,6 +17,7 @@
 
 static const struct butler_param params[] = {
     {"g", 32, 32, 1024, "tokens that share a scale and a zero, a multiple of 32"},
+    {"page", 1, 1, 1024, "adjacent tokens that are selected together, by the highest of their scores"},
     {NULL, 0, 0, 0, NULL},
 };
 
