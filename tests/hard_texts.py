@@ -70,12 +70,12 @@ def spelling():
     return table
 
 
-def train(corpus):
-    """Merges of bytes by frequency, as pairs of byte strings, some at a time. The corpus is not split into words: tokens may reach
-    over any border between words, so that a border in another place gives other tokens."""
-    tokens = [bytes([b]) for b in range(256)]
+def train(symbols):
+    """Merges by frequency of a text's symbols, which are byte strings, as pairs of them, some at a time. The text is not split into
+    words: tokens may reach over any border between words, so that a border in another place gives other tokens."""
+    tokens = sorted(set(symbols))
     ids = {token: i for i, token in enumerate(tokens)}
-    merges, text = {}, np.frombuffer(corpus, np.uint8).astype(np.int64)
+    merges, text = {}, np.array([ids[s] for s in symbols], np.int64)
     while len(merges) < N_MERGES:
         pairs, counts = np.unique(text[:-1] << 20 | text[1:], return_counts=True)
         before = len(merges)
@@ -108,7 +108,7 @@ class Vocabulary:
     def __init__(self):
         book = (ROOT / "tests" / "data" / "secret_garden.txt").read_bytes()[:30000]
         texts = "\x00".join(hard_texts(500, seed=31)).encode()
-        self.merges = train(book + texts)
+        self.merges = train([bytes([b]) for b in book + texts])
         words = sorted({word.encode() for text in hard_texts(300, seed=32) for word in text.split(" ") if 3 < len(word.encode()) < 24})
         self.tokens = list(dict.fromkeys([bytes([b]) for b in range(256)] + [a + b for a, b in self.merges] + words[:N_WORDS]))
 
@@ -122,6 +122,36 @@ class Vocabulary:
         file.put("tokenizer.ggml.pre", STRING, pre)
         file.put("tokenizer.ggml.tokens", ARRAY, (STRING, [*map(spell, self.tokens), *special]))
         file.put("tokenizer.ggml.token_type", ARRAY, (5, [1] * len(self.tokens) + [3] * len(special)))
+        file.put("tokenizer.ggml.merges", ARRAY, (STRING, [f"{spell(a)} {spell(b)}" for a, b in self.merges]))
+        for key, i in (("bos", 1), ("eos", 1)):
+            file.put(f"tokenizer.ggml.{key}_token_id", U32, len(self.tokens) + i)
+        file.write(path)
+        return str(path)
+
+
+# Names whose words begin as characters; their files spell a space as U+2581.
+OF_CHARACTERS = {"gemma4", "granite-embed-multi-311m", "sarvam-moe"}
+
+
+class CharacterVocabulary:
+    """The same for the names in OF_CHARACTERS. One character in eight has no token of its own."""
+
+    def __init__(self):
+        book = (ROOT / "tests" / "data" / "secret_garden.txt").read_text()[:30000]
+        texts = "\n".join(hard_texts(500, seed=31)).replace("\x00", "")
+        symbols = [c.encode() for c in book + texts if c == " " or ord(c) % 8]
+        self.merges = train(symbols)
+        self.tokens = list(dict.fromkeys(sorted(set(symbols)) + [a + b for a, b in self.merges]))
+
+    def write(self, path, pre):
+        spell = lambda token: token.decode().replace(" ", "\u2581")
+        special = [SEPARATOR, BOS]
+        file = Gguf()
+        file.put("general.architecture", STRING, "llama")
+        file.put("tokenizer.ggml.model", STRING, "gpt2")
+        file.put("tokenizer.ggml.pre", STRING, pre)
+        file.put("tokenizer.ggml.tokens", ARRAY, (STRING, [*map(spell, self.tokens), *special, *(f"<0x{b:02X}>" for b in range(256))]))
+        file.put("tokenizer.ggml.token_type", ARRAY, (5, [1] * len(self.tokens) + [3] * len(special) + [6] * 256))
         file.put("tokenizer.ggml.merges", ARRAY, (STRING, [f"{spell(a)} {spell(b)}" for a, b in self.merges]))
         for key, i in (("bos", 1), ("eos", 1)):
             file.put(f"tokenizer.ggml.{key}_token_id", U32, len(self.tokens) + i)

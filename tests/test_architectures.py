@@ -17,11 +17,7 @@ DATA = json.loads((ROOT / "tests" / "data" / "architectures.json").read_text())
 CASES, IDS, POSITIONS = DATA["cases"], DATA["ids"], DATA["positions"]
 TOLERANCE = 2e-5  # of the largest logit of a position
 POLICIES = ["full", "quest:budget=4096", "h2o:budget=4096", "fier:budget=4096"]
-# Cases that butler does not load or compute yet, and what they need; a test that passes all the same fails, so that its row is taken out.
-PENDING = {
-    "stablelm-12b": "a norm of its own for each head",
-}
-NAMES = [pytest.param(n, marks=pytest.mark.xfail(reason="not implemented", strict=True) if n in PENDING else ()) for n in CASES]
+NAMES = list(CASES)
 
 
 def convert(name, folder):
@@ -99,8 +95,7 @@ def cells(name):
     """Of the row of a case, what does not depend on a measurement."""
     config = CASES[name]["config"]
     has = ", ".join(word for word, test in FEATURES if test(config))
-    return [name, f"`{config['architectures'][0].removesuffix('ForCausalLM').removesuffix('LMHeadModel')}`", has,
-            f"no: {PENDING[name]}" if name in PENDING else "yes"]
+    return [name, f"`{config['architectures'][0].removesuffix('ForCausalLM').removesuffix('LMHeadModel')}`", has, "yes"]
 
 
 def table_of(text):
@@ -117,10 +112,8 @@ def write_table():
     lines = ["| case | transformers' class | has | loads | furthest logit |", "| --- | --- | --- | --- | --- |"]
     with tempfile.TemporaryDirectory() as folder:
         for name in CASES:
-            far = ""
-            if name not in PENDING:
-                found = logits(convert(name, Path(folder)))
-                far = f"{distance([found[p] for p in POSITIONS], CASES[name]['logits']):.0e}"
+            found = logits(convert(name, Path(folder)))
+            far = f"{distance([found[p] for p in POSITIONS], CASES[name]['logits']):.0e}"
             lines.append("| " + " | ".join([*cells(name), far]) + " |")
     PAGE.write_text(re.sub(r"(^\|.*\|\n)+", lambda _: "\n".join(lines) + "\n", PAGE.read_text(), count=1, flags=re.M))
 

@@ -7,11 +7,15 @@ import re
 import pytest
 
 from cli import ROOT, refuses, rows
-from hard_texts import SEPARATOR, Vocabulary, digest, hard_texts
+from hard_texts import OF_CHARACTERS, SEPARATOR, CharacterVocabulary, Vocabulary, digest, hard_texts
 
 EXPECTED = json.loads((ROOT / "tests" / "data" / "pretokenizers.json").read_text())
 NAMES = re.findall(r'^    \{"([\w.-]+)", [A-Z0-9_]+, (?:true|false), (?:true|false)\},', (ROOT / "src" / "text" / "pretokenizer.c").read_text(), re.M)
-VOCABULARY = Vocabulary()
+VOCABULARIES = Vocabulary(), CharacterVocabulary()
+
+
+def vocabulary(pre):
+    return VOCABULARIES[pre in OF_CHARACTERS]
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +31,9 @@ def test_every_name_has_been_compared():
 
 @pytest.mark.parametrize("pre", NAMES)
 def test_tokens(pre, texts, tmp_path):
-    model = VOCABULARY.write(tmp_path / "v.gguf", pre)
+    model = vocabulary(pre).write(tmp_path / "v.gguf", pre)
     ids = rows("tokenize", "-m", model, "-f", texts)[0]["ids"]
-    assert ids.count(len(VOCABULARY.tokens)) == 999  # the separators: special tokens, which no rule sees
+    assert ids.count(len(vocabulary(pre).tokens)) == 999  # the separators: special tokens, which no rule sees
     assert digest(ids) == EXPECTED["digests"][pre]
 
 
@@ -41,7 +45,7 @@ def test_the_digests_tell_rules_apart():
 
 
 def test_no_name_is_default(tmp_path):
-    models = [VOCABULARY.write(tmp_path / f"{i}.gguf", pre) for i, pre in enumerate(("", "default"))]
+    models = [vocabulary(pre).write(tmp_path / f"{i}.gguf", pre) for i, pre in enumerate(("", "default"))]
     assert rows("tokenize", "-m", models[0], "-p", "a,b 12345") == rows("tokenize", "-m", models[1], "-p", "a,b 12345")
 
 
@@ -51,11 +55,12 @@ def test_bytes_that_are_not_utf8_stay(tmp_path):
     text = b"".join(random_bytes.choice([b"abc", b" ", b"12", "\u00e9\u4f60".encode(), bytes([random_bytes.randrange(128, 256)])]) for _ in range(3000))
     (tmp_path / "text").write_bytes(text)
     for pre in NAMES:
-        model = VOCABULARY.write(tmp_path / "v.gguf", pre)
+        model = vocabulary(pre).write(tmp_path / "v.gguf", pre)
         ids = rows("tokenize", "-m", model, "-f", tmp_path / "text", "--no-special")[0]["ids"]
-        assert b"".join(VOCABULARY.tokens[i] for i in ids) == text, pre
+        tokens = vocabulary(pre).tokens + [b"", b""] + [bytes([b]) for b in range(256)]
+        assert b"".join(tokens[i] for i in ids) == text, pre
 
 
 def test_unknown_name(tmp_path):
-    model = VOCABULARY.write(tmp_path / "v.gguf", "of-tomorrow")
+    model = VOCABULARIES[0].write(tmp_path / "v.gguf", "of-tomorrow")
     refuses(1, "tokenize", "-m", model, "-p", "a", says=["of-tomorrow", "--pre", "llama-bpe", "superbpe"])

@@ -56,7 +56,7 @@ def main():
     digests = {}
     with tempfile.TemporaryDirectory() as folder:
         for pre in test_pretokenizers.NAMES:
-            path = test_pretokenizers.VOCABULARY.write(f"{folder}/v.gguf", pre)
+            path = test_pretokenizers.vocabulary(pre).write(f"{folder}/v.gguf", pre)
             digests[pre] = hard_texts.digest(tokens(ffi, library, path, text))
     found = {"made_by": f"llama.cpp of xllamacpp {importlib.metadata.version('xllamacpp')}", "digests": digests}
     if args.write:

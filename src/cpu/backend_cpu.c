@@ -49,10 +49,12 @@ static void norm_row(const struct rows_job *job, int row)
 {
     float *y = job->y + (size_t)row * (size_t)job->dim;
     const float *x = job->x + (size_t)row * (size_t)job->dim;
+    const int part = job->vector->n_parts > 1 ? row % job->vector->n_parts : 0;
+    const float *weight = job->vector->weight + (size_t)part * (size_t)job->dim;
     if (job->kind == BUTLER_NORM_RMS)
-        job->kernels->rms_norm(y, x, job->vector->weight, job->dim, job->eps);
+        job->kernels->rms_norm(y, x, weight, job->dim, job->eps);
     else
-        job->kernels->layer_norm(y, x, job->vector->weight, job->vector->bias, job->dim, job->eps);
+        job->kernels->layer_norm(y, x, weight, job->vector->bias, job->dim, job->eps);
 }
 
 static void cpu_norm(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,

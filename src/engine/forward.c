@@ -411,6 +411,7 @@ static int keep_rows(const struct pass *pass, int layer)
             if (from == to)
                 continue;
             pass->backend->copy(pass->backend, pass->s->x + to * n_embd, pass->s->x + from * n_embd, n_embd * sizeof(float));
+            pass->backend->copy(pass->backend, pass->s->h + to * n_embd, pass->s->h + from * n_embd, n_embd * sizeof(float));
             pass->backend->copy(pass->backend, pass->s->o + to * n_q, pass->s->o + from * n_q, n_q * sizeof(float));
         }
     }
@@ -425,8 +426,8 @@ static void close_layer(const struct pass *pass, int l, int n)
     struct butler_scratch *s = pass->s;
     const size_t n_embd = (size_t)hp->n_embd;
     matmul(pass, s->up, &layer->wo, s->o, n); /* the FFN's memory is free until it begins */
-    if (hp->parallel_residual)
-        norm(pass, s->h, s->x, layer->ffn_norm.weight ? &layer->ffn_norm : &layer->attn_norm, n, hp->n_embd);
+    if (hp->parallel_residual && layer->ffn_norm.weight) /* else h is still what attn_norm gave */
+        norm(pass, s->h, s->x, &layer->ffn_norm, n, hp->n_embd);
     add_residual(pass, s->up, &layer->attn_post_norm, n);
     if (hp->norms_after)
         norm(pass, s->x, s->x, &layer->attn_norm, n, hp->n_embd);

@@ -288,7 +288,7 @@ static int run_first(struct butler_predict *predict, struct butler_traffic *traf
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
     struct butler_backend *backend = predict->backend;
-    const struct butler_vector norm = {vector(predict->predictor, NORM), vector(predict->predictor, NORM_BIAS)};
+    const struct butler_vector norm = {vector(predict->predictor, NORM), vector(predict->predictor, NORM_BIAS), 1};
     const size_t embd = (size_t)s->n_embd;
     const int layers = s->n_layers - 1, dim = s->n_inner / s->n_inner_heads;
     matmul(predict, traffic, predict->scratch->z, DOWN, input, n);
@@ -327,7 +327,7 @@ static void run_producer(struct butler_predict *predict, struct butler_traffic *
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
     const int at = N_PRODUCER * producer;
-    const struct butler_vector norm = {vector(predict->predictor, at + P_NORM), vector(predict->predictor, at + P_NORM_BIAS)};
+    const struct butler_vector norm = {vector(predict->predictor, at + P_NORM), vector(predict->predictor, at + P_NORM_BIAS), 1};
     int first;
     const int n_served = butler_predictor_serves(s, producer, &first);
     predict->backend->norm(predict->backend, predict->scratch->out, input + (size_t)(n - 1) * (size_t)s->n_embd, &norm, 1,

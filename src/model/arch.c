@@ -284,6 +284,8 @@ static const struct butler_binding stablelm_layer[] = {
     NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
     SEPARATE_QKV,
     QKV_BIASES_OPTIONAL,
+    WEIGHT_OPTIONAL("attn_q_norm.weight", LAYER(q_norm), Q_HEADS), /* stablelm-2-12b */
+    WEIGHT_OPTIONAL("attn_k_norm.weight", LAYER(k_norm), KV_HEADS),
     MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
     WEIGHT_OPTIONAL("ffn_norm.weight", LAYER(ffn_norm), EMBD),
     SHIFT_OPTIONAL("ffn_norm.bias", LAYER(ffn_norm), EMBD),

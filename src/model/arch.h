@@ -25,6 +25,8 @@ enum butler_dim {
     BUTLER_DIM_SHARED_FF,
     BUTLER_DIM_Q_NORM, /* head_dim, or with wide_qk_norm all query heads */
     BUTLER_DIM_K_NORM,
+    BUTLER_DIM_Q_HEADS, /* head_dim for each query head, KV head */
+    BUTLER_DIM_KV_HEADS,
     BUTLER_DIM_VOCAB,
     BUTLER_DIM_CTX,
     BUTLER_N_DIMS,

@@ -193,6 +193,8 @@ static void fill_dims(struct binder *b)
     b->dims[BUTLER_DIM_SHARED_FF] = hp->n_shared_ff;
     b->dims[BUTLER_DIM_Q_NORM] = hp->wide_qk_norm ? q : hp->head_dim;
     b->dims[BUTLER_DIM_K_NORM] = hp->wide_qk_norm ? kv : hp->head_dim;
+    b->dims[BUTLER_DIM_Q_HEADS] = q;
+    b->dims[BUTLER_DIM_KV_HEADS] = kv;
     b->dims[BUTLER_DIM_VOCAB] = hp->n_vocab;
     b->dims[BUTLER_DIM_CTX] = hp->n_ctx_train;
 }
@@ -221,21 +223,38 @@ int butler_model_vector(struct butler_model *model, const struct butler_tensor *
     return 0;
 }
 
+/* Number of parts of a tensor that holds one matrix, bias or norm for each expert or head. */
+static int64_t parts_of(const struct binder *b, const struct butler_binding *binding)
+{
+    switch (binding->n_stored) {
+    case BUTLER_DIM_EXPERTS_FF:
+    case BUTLER_DIM_EXPERTS_EMBD:
+        return b->dims[BUTLER_DIM_EXPERTS];
+    case BUTLER_DIM_Q_HEADS:
+        return b->model->hp.n_heads;
+    case BUTLER_DIM_KV_HEADS:
+        return b->model->hp.n_kv_heads;
+    default:
+        return 1;
+    }
+}
+
 static int check_shape(struct binder *b, const struct butler_binding *binding, const struct butler_tensor *tensor)
 {
     int64_t n_stored = b->dims[binding->n_stored], n_cols = b->dims[binding->n_cols];
     bool vector = binding->n_cols == BUTLER_DIM_NONE;
-    /* Of experts, a matrix (or a bias) each: one more dimension. */
-    bool experts = binding->n_stored == BUTLER_DIM_EXPERTS_FF || binding->n_stored == BUTLER_DIM_EXPERTS_EMBD;
-    const int64_t n_experts = experts ? b->dims[BUTLER_DIM_EXPERTS] : 1;
-    bool fits = vector ? tensor->n_cols == n_stored / n_experts && tensor->n_rows == n_experts
-                       : tensor->n_cols == n_cols && tensor->dims[1] == n_stored / n_experts && tensor->n_rows == n_stored;
+    const int64_t n_parts = parts_of(b, binding); /* more than 1: one more dimension */
+    bool fits = vector ? tensor->n_cols == n_stored / n_parts && tensor->n_rows == n_parts
+                       : tensor->n_cols == n_cols && tensor->dims[1] == n_stored / n_parts && tensor->n_rows == n_stored;
     if (fits)
         return 0;
     char has[96];
     int n = snprintf(has, sizeof has, "[%lld", (long long)tensor->dims[0]);
     for (int d = 1; d < tensor->n_dims && n < (int)sizeof has; d++)
         n += snprintf(has + n, sizeof has - (size_t)n, ", %lld", (long long)tensor->dims[d]);
+    if (vector && n_parts > 1)
+        return butler_fail(b->err, BUTLER_ERROR_FORMAT, "%.160s: tensor '%s': shape %s], %s needs [%lld, %lld]", b->model->path,
+                           tensor->name, has, b->arch->name, (long long)(n_stored / n_parts), (long long)n_parts);
     if (vector)
         return butler_fail(b->err, BUTLER_ERROR_FORMAT, "%.160s: tensor '%s': shape %s], %s needs [%lld]", b->model->path,
                            tensor->name, has, b->arch->name, (long long)n_stored);
@@ -294,7 +313,7 @@ static int bind_one(struct binder *b, const struct butler_binding *binding, cons
     else if (binding->part == BUTLER_PART_NUMBERS)
         *(const float **)place = vector;
     else if (binding->part == BUTLER_PART_WEIGHT)
-        ((struct butler_vector *)place)->weight = vector;
+        *(struct butler_vector *)place = (struct butler_vector){vector, NULL, (int)parts_of(b, binding)};
     else
         ((struct butler_vector *)place)->bias = vector;
     return 0;
@@ -354,7 +373,7 @@ static uint64_t matrix_bytes(const struct butler_matrix *matrix)
 
 static uint64_t vector_bytes(const struct butler_vector *vector, int n)
 {
-    return 4 * (uint64_t)n * ((vector->weight != NULL) + (vector->bias != NULL));
+    return 4 * (uint64_t)n * (uint64_t)BUTLER_MAX(vector->n_parts, 1) * ((vector->weight != NULL) + (vector->bias != NULL));
 }
 
 /* What one step reads: every matrix and vector once, and one row of the embedding. */

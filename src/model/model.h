@@ -36,9 +36,11 @@ static inline struct butler_matrix butler_matrix_rows(const struct butler_matrix
                                   w->bias ? w->bias + first : NULL};
 }
 
-/* weight[n], bias[n] or NULL, always F32. */
+/* weight[n], bias[n] or NULL, always F32. n_parts > 1: weight[n_parts][n], of which part r % n_parts is that of row r (a norm of
+ * its own for each head); 0 means 1. */
 struct butler_vector {
     const float *weight, *bias;
+    int n_parts;
 };
 
 /* How a layer rotates queries and keys. */
@@ -50,7 +52,7 @@ struct butler_layer {
     enum butler_layer_rope rope;
     struct butler_vector attn_norm;
     struct butler_matrix wq, wk, wv, wo;
-    struct butler_vector q_norm, k_norm; /* per head [head_dim], or with wide_qk_norm over all heads */
+    struct butler_vector q_norm, k_norm; /* per head: one [head_dim], or one for each; with wide_qk_norm over all heads */
     struct butler_vector attn_post_norm; /* of what attention adds to the residual stream */
     struct butler_vector ffn_norm;       /* NULL with parallel_residual: the FFN takes what attn_norm gives */
     struct butler_vector ffn_post_norm;

@@ -110,6 +110,7 @@ enum rule_id {
     VIKING,
     CHAMELEON,
     SUPERBPE,
+    LINES,
 };
 
 static const struct rule rules[] = {
@@ -153,6 +154,7 @@ static const struct rule rules[] = {
     [CHAMELEON] = {{"<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", "[\\t\\n]|    |  ", "\\pN", "[\\pP" ASCII_PUNCTUATION "]",
                     GPT2_WORDS}},
     [SUPERBPE] = {{"\\pN+", BEFORE_THREES}},
+    [LINES] = {{"\\n+"}},
 };
 
 /* ------------------------------------------------------------------------------------------------ the names */
@@ -163,8 +165,7 @@ struct butler_pre_tokenizer {
     bool whole_words, adds_bos;
 };
 
-/* Every name that llama.cpp knows, but for those whose text is not split into words of bytes: gemma4 and its like, and
- * whitespace. */
+/* Every name that llama.cpp knows but "whitespace", of embedding models. */
 static const struct butler_pre_tokenizer pre_tokenizers[] = {
     {"default", DEFAULT, false, false},
     {"gpt-2", GPT2, false, false},
@@ -253,6 +254,9 @@ static const struct butler_pre_tokenizer pre_tokenizers[] = {
     {"viking", VIKING, false, false},
     {"chameleon", CHAMELEON, false, true},
     {"superbpe", SUPERBPE, false, false},
+    {"gemma4", LINES, false, true},
+    {"granite-embed-multi-311m", LINES, false, true},
+    {"sarvam-moe", LINES, false, false},
 };
 
 /* ---------------------------------------------------------------------------------------------- compiling */
@@ -343,6 +347,11 @@ void butler_split_free(struct butler_split *split)
 bool butler_split_whole_words(const struct butler_split *split)
 {
     return split->pre->whole_words;
+}
+
+bool butler_split_characters(const struct butler_split *split)
+{
+    return split->pre->rule == LINES;
 }
 
 bool butler_split_adds_bos(const struct butler_split *split)

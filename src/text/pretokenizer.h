@@ -1,4 +1,4 @@
-/* The pre-tokenizer of byte-level BPE: splits text into words. Symbols are merged only within a word. */
+/* The pre-tokenizer of BPE: splits text into words. Symbols are merged only within a word. */
 #ifndef BUTLER_SPLIT_H
 #define BUTLER_SPLIT_H
 
@@ -14,6 +14,10 @@ void butler_split_free(struct butler_split *split);
  * the file does not say. */
 bool butler_split_whole_words(const struct butler_split *split);
 bool butler_split_adds_bos(const struct butler_split *split);
+
+/* What words begin as before merges, and how the file spells tokens and merges: the characters of the text, a space as U+2581; or
+ * else bytes, as GPT-2's visible characters. */
+bool butler_split_characters(const struct butler_split *split);
 
 /* Calls word() for each word of text[n], in order; the words together are the text. Bytes that are not UTF-8 form words of
  * their own. Stops at the first result that is not 0 and returns it. */

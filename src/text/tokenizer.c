@@ -200,6 +200,14 @@ void butler_tokenizer_free(struct butler_tokenizer *tokenizer)
 
 /* ------------------------------------------------------------------------------------------------- encode */
 
+void butler_find_bytes(struct butler_tokenizer *tokenizer)
+{
+    const struct butler_vocab *vocab = &tokenizer->vocab;
+    for (uint32_t i = 0; i < vocab->n_tokens; i++)
+        if (vocab->types[i] == BUTLER_TOKEN_BYTE)
+            tokenizer->byte_symbols[(unsigned char)vocab->pieces[i].bytes[0]] = i;
+}
+
 int butler_encoder_emit_bytes(struct butler_encoder *encoder, const char *bytes, size_t n)
 {
     const struct butler_tokenizer *tokenizer = encoder->tokenizer;

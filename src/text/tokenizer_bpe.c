@@ -1,9 +1,12 @@
-/* The family "gpt2": byte-level BPE. Text is split into words, a word starts as its bytes, and merges are applied in the
- * order of the file's list. The file spells bytes as visible characters; here tokens are stored as the bytes themselves. */
+/* The family "gpt2": BPE. Text is split into words, a word starts as its bytes or, as the pre-tokenizer says, as its characters,
+ * and merges are applied in the order of the file's list. The file spells bytes as visible characters; here tokens are stored as
+ * the bytes themselves. */
 #include "text/tokenizer_parts.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+enum { MAX_SPELLING = 2 * BUTLER_MAX_TOKEN_BYTES + 1 }; /* of a merge: two strings and a space */
 
 /* The byte that a character of a spelling represents, -1: none. Printable Latin-1 characters represent themselves; the other
  * 68 bytes are spelt U+0100 and following, in order. */
@@ -46,7 +49,7 @@ static size_t unspell(const char *text, size_t n, char *out)
 
 static size_t spelling(char *bytes, size_t n, bool *mergeable)
 {
-    char out[BUTLER_MAX_TOKEN_BYTES];
+    char out[MAX_SPELLING];
     size_t length = unspell(bytes, n, out);
     if (length > n) {
         *mergeable = false;
@@ -66,18 +69,22 @@ static enum butler_token_type infer_type(const char *bytes, size_t n)
 /* --------------------------------------------------------------------------------------------------- load */
 
 /* "Ġt he": the two strings, separated by the first space after the first byte. */
-static int add_merge(struct butler_tokenizer *tokenizer, uint32_t rank, const char *text, size_t n, struct butler_error *err)
+static int add_merge(struct butler_tokenizer *tokenizer, butler_spelling_fn *spell, uint32_t rank, const char *text, size_t n,
+                     struct butler_error *err)
 {
     struct butler_vocab *vocab = &tokenizer->vocab;
-    char bytes[2 * BUTLER_MAX_TOKEN_BYTES + 1];
+    char bytes[MAX_SPELLING];
     const char *space = n > 1 && n <= sizeof bytes ? memchr(text + 1, ' ', n - 1) : NULL;
     if (!space || space + 1 == text + n)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: tokenizer.ggml.merges[%u] is not two strings and a space between them",
                            vocab->path, rank);
     size_t n_first = (size_t)(space - text), n_second = n - n_first - 1;
-    size_t n_left = unspell(text, n_first, bytes);
-    size_t n_right = n_left > n_first ? n_second + 1 : unspell(space + 1, n_second, bytes + n_left);
-    if (n_left > n_first || n_right > n_second)
+    bool occurs = true;
+    memcpy(bytes, text, n_first);
+    const size_t n_left = spell(bytes, n_first, &occurs);
+    memcpy(bytes + n_left, space + 1, n_second);
+    const size_t n_right = spell(bytes + n_left, n_second, &occurs);
+    if (!occurs)
         return BUTLER_OK; /* a symbol that spells no bytes never occurs in a word */
     struct butler_pair pair = {.rank = rank};
     pair.left = butler_vocab_intern(vocab, bytes, n_left, err);
@@ -86,7 +93,8 @@ static int add_merge(struct butler_tokenizer *tokenizer, uint32_t rank, const ch
     return pair.result == BUTLER_NO_SYMBOL ? BUTLER_ERROR_MEMORY : butler_pairs_add(&tokenizer->pairs, pair, err);
 }
 
-static int load_merges(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err)
+static int load_merges(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, butler_spelling_fn *spell,
+                       struct butler_error *err)
 {
     static const char key[] = "tokenizer.ggml.merges";
     const char *path = tokenizer->vocab.path;
@@ -98,7 +106,7 @@ static int load_merges(struct butler_tokenizer *tokenizer, const struct butler_g
     for (uint32_t i = 0; i < merges->n; i++) {
         size_t n;
         const char *text = butler_gguf_array_string(merges, i, &n);
-        int rc = add_merge(tokenizer, i, text, n, err);
+        int rc = add_merge(tokenizer, spell, i, text, n, err);
         if (rc)
             return rc;
     }
@@ -119,9 +127,15 @@ static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gg
                            tokenizer->no_split.message);
     if (!tokenizer->split)
         butler_gguf_warn(gguf, "unknown pre-tokenizer \"%.32s\": text needs --pre NAME", pre);
-    if ((rc = butler_vocab_init(vocab, gguf, spelling, infer_type, err)) || (rc = load_merges(tokenizer, gguf, err)))
+    tokenizer->characters = tokenizer->split && butler_split_characters(tokenizer->split);
+    butler_spelling_fn *spell = tokenizer->characters ? butler_spelling_marked : spelling;
+    if ((rc = butler_vocab_init(vocab, gguf, spell, infer_type, err)) || (rc = load_merges(tokenizer, gguf, spell, err)))
         return rc;
     tokenizer->add_bos = tokenizer->split && butler_split_adds_bos(tokenizer->split);
+    if (tokenizer->characters) {
+        butler_find_bytes(tokenizer);
+        return BUTLER_OK;
+    }
     for (int i = 0; i < 256; i++) {
         tokenizer->byte_symbols[i] = butler_vocab_intern(vocab, &(char){(char)i}, 1, err);
         if (tokenizer->byte_symbols[i] == BUTLER_NO_SYMBOL)
@@ -132,17 +146,36 @@ static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gg
 
 /* ------------------------------------------------------------------------------------------------- encode */
 
+/* Merges word[n], starting from its characters. One that is no token falls back to its bytes. */
+static int encode_characters(struct butler_encoder *encoder, const char *word, size_t n)
+{
+    const struct butler_vocab *vocab = &encoder->tokenizer->vocab;
+    int rc = BUTLER_OK;
+    for (size_t i = 0, length; i < n && !rc; i += length) {
+        length = butler_character(word + i, n - i);
+        const bool mark = butler_is_mark(word + i, length);
+        const uint32_t symbol = butler_vocab_find(vocab, mark ? " " : word + i, mark ? 1 : length);
+        if (symbol != BUTLER_NO_SYMBOL)
+            rc = butler_merge_add(&encoder->merge, symbol, encoder->err);
+        else if (!(rc = butler_encoder_flush(encoder)))
+            rc = butler_encoder_emit_bytes(encoder, word + i, length);
+    }
+    return rc ? rc : butler_encoder_flush(encoder);
+}
+
 static int encode_word(void *user, const char *word, size_t n, struct butler_error *err)
 {
     struct butler_encoder *encoder = user;
     const struct butler_tokenizer *tokenizer = encoder->tokenizer;
-    if (butler_split_whole_words(tokenizer->split)) {
+    if (butler_split_whole_words(tokenizer->split) || (tokenizer->characters && word[0] == '\n')) {
         uint32_t id = butler_vocab_find(&tokenizer->vocab, word, n);
         if (id < tokenizer->vocab.n_tokens) {
             butler_encoder_emit(encoder, (int32_t)id);
             return BUTLER_OK;
         }
     }
+    if (tokenizer->characters)
+        return encode_characters(encoder, word, n);
     for (size_t i = 0; i < n; i++) {
         int rc = butler_merge_add(&encoder->merge, tokenizer->byte_symbols[(unsigned char)word[i]], err);
         if (rc)

@@ -43,6 +43,7 @@ struct butler_tokenizer {
     struct butler_pairs adjacent; /* llama: which characters are adjacent in some token. Text may be split between all others */
     uint32_t ascii[128];          /* llama: symbol of a character */
     bool add_space_prefix;        /* llama */
+    bool characters;              /* gpt2: words begin as characters, not as bytes */
     struct butler_split *split;   /* gpt2; NULL: the file's pre-tokenizer is unknown, as no_split says */
     struct butler_error no_split;
 };
@@ -62,6 +63,25 @@ static inline void butler_encoder_emit(struct butler_encoder *encoder, int32_t i
         encoder->ids[encoder->n_ids] = id;
     encoder->n_ids++;
 }
+
+/* Length of the character at text[0], n > 0; an invalid byte counts as one character. */
+static inline size_t butler_character(const char *text, size_t n)
+{
+    int length = butler_utf8_decode(text, n, NULL);
+    return length > 0 ? (size_t)length : 1;
+}
+
+/* Whether the character text[n] is U+2581, which files write for a space. */
+static inline bool butler_is_mark(const char *text, size_t n)
+{
+    return n == 3 && text[0] == '\xE2' && text[1] == '\x96' && text[2] == '\x81';
+}
+
+/* Points byte_symbols at the tokens of type byte. */
+void butler_find_bytes(struct butler_tokenizer *tokenizer);
+
+/* tokenizer_spm.c. A butler_spelling_fn: U+2581 becomes a space; a token with a plain space is not mergeable. */
+size_t butler_spelling_marked(char *bytes, size_t n, bool *mergeable);
 
 /* Merges the symbols of encoder->merge, emits the result and empties it. */
 int butler_encoder_flush(struct butler_encoder *encoder);

@@ -7,18 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char space_mark[3] = {'\xE2', '\x96', '\x81'};
-
-static size_t spelling(char *bytes, size_t n, bool *mergeable)
+size_t butler_spelling_marked(char *bytes, size_t n, bool *mergeable)
 {
     size_t length = 0;
     for (size_t i = 0; i < n; length++) {
-        bool mark = n - i >= sizeof space_mark && memcmp(bytes + i, space_mark, sizeof space_mark) == 0;
+        const bool mark = butler_is_mark(bytes + i, BUTLER_MIN(n - i, 3));
         /* Spaces of the text are replaced before merging, so a token with a plain space never occurs. */
         if (bytes[i] == ' ')
             *mergeable = false;
         bytes[length] = mark ? ' ' : bytes[i];
-        i += mark ? sizeof space_mark : 1;
+        i += mark ? 3 : 1;
     }
     return length;
 }
@@ -33,13 +31,6 @@ static enum butler_token_type infer_type(const char *bytes, size_t n)
     if ((n == 3 && memcmp(bytes, "<s>", 3) == 0) || (n == 4 && memcmp(bytes, "</s>", 4) == 0))
         return BUTLER_TOKEN_CONTROL;
     return BUTLER_TOKEN_NORMAL;
-}
-
-/* Length of the character at text[0], n > 0; an invalid byte counts as one character. */
-static size_t character(const char *text, size_t n)
-{
-    int length = butler_utf8_decode(text, n, NULL);
-    return length > 0 ? (size_t)length : 1;
 }
 
 /* --------------------------------------------------------------------------------------------------- load */
@@ -80,7 +71,7 @@ static int add_characters(struct butler_tokenizer *tokenizer, uint32_t i, struct
     uint32_t left = BUTLER_NO_SYMBOL;
     for (size_t at = 0; at < vocab->pieces[i].n_bytes;) {
         const char *bytes = vocab->pieces[i].bytes + at;
-        size_t n = character(bytes, vocab->pieces[i].n_bytes - at);
+        size_t n = butler_character(bytes, vocab->pieces[i].n_bytes - at);
         uint32_t symbol = butler_vocab_intern(vocab, bytes, n, err);
         if (symbol == BUTLER_NO_SYMBOL)
             return BUTLER_ERROR_MEMORY;
@@ -100,7 +91,7 @@ static int add_pairs(struct butler_tokenizer *tokenizer, uint32_t i, uint32_t ra
     const struct butler_vocab *vocab = &tokenizer->vocab;
     const struct butler_piece *piece = &vocab->pieces[i];
     for (size_t at = 0; at < piece->n_bytes;) {
-        at += character(piece->bytes + at, piece->n_bytes - at);
+        at += butler_character(piece->bytes + at, piece->n_bytes - at);
         if (at == piece->n_bytes)
             break;
         uint32_t left = butler_vocab_find(vocab, piece->bytes, at);
@@ -149,16 +140,14 @@ static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gg
     if (pre_tokenizer)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: pre-tokenizer %.64s: a tokenizer \"llama\" has none",
                            butler_gguf_path(gguf), pre_tokenizer);
-    if ((rc = butler_vocab_init(vocab, gguf, spelling, infer_type, err)) || (rc = load_pairs(tokenizer, gguf, err)) ||
+    if ((rc = butler_vocab_init(vocab, gguf, butler_spelling_marked, infer_type, err)) || (rc = load_pairs(tokenizer, gguf, err)) ||
         (rc = butler_gguf_int(gguf, "tokenizer.ggml.add_space_prefix", false, 0, 1, &prefix, err)))
         return rc;
     tokenizer->add_space_prefix = prefix;
     tokenizer->add_bos = true;
     for (int c = 0; c < 128; c++)
         tokenizer->ascii[c] = butler_vocab_find(vocab, &(char){(char)c}, 1);
-    for (uint32_t i = 0; i < vocab->n_tokens; i++)
-        if (vocab->types[i] == BUTLER_TOKEN_BYTE)
-            tokenizer->byte_symbols[(unsigned char)vocab->pieces[i].bytes[0]] = i;
+    butler_find_bytes(tokenizer);
     /* Tokens that these models always had, used if the file does not name them and the types agree. */
     if (vocab->types[0] == BUTLER_TOKEN_UNKNOWN)
         tokenizer->unknown = 0;
@@ -197,8 +186,8 @@ static int encode(struct butler_encoder *encoder, const char *text, size_t n, bo
         if ((signed char)*text >= 0) {
             rc = add_character(encoder, text, 1, tokenizer->ascii[(unsigned char)*text]);
         } else {
-            length = character(text, n);
-            bool mark = length == sizeof space_mark && memcmp(text, space_mark, sizeof space_mark) == 0;
+            length = butler_character(text, n);
+            const bool mark = butler_is_mark(text, length);
             rc = add_character(encoder, text, length,
                                mark ? tokenizer->ascii[' '] : butler_vocab_find(&tokenizer->vocab, text, length));
         }
