@@ -112,3 +112,19 @@ def test_all_that_min_p_and_top_p_allow():
         for value in ("0", "1"):
             butler("run", "-m", GQA, "-p", "It was", "-n", "3", flag, value)
         refuses(2, "run", "-m", GQA, "-p", "It was", "-n", "3", flag, "1.01", says=["from 0 to 1"])
+
+
+@pytest.mark.parametrize("flags, prefix", [
+    ({}, True), ({"add_space_prefix": True}, True), ({"add_space_prefix": False}, False), ({"remove_extra_whitespaces": True}, True),
+    ({"remove_extra_whitespaces": True, "add_space_prefix": False}, False), ({"escape_whitespaces": False}, True),
+])
+def test_flags_of_white_space(flags, prefix, tmp_path):
+    """As in llama.cpp: of these keys a SentencePiece vocabulary follows add_space_prefix alone. Its ids are the same for these files."""
+    model, path = Gguf(GQA), tmp_path / "m.gguf"
+    for key, value in flags.items():
+        model.put("tokenizer.ggml." + key, BOOL, value)
+    model.write(path)
+    said = lambda text: rows("tokenize", "-m", path, "-p", text, "--no-special")[0]["ids"]
+    plain = rows("tokenize", "-m", GQA, "-p", "  two   spaces  ", "--no-special")[0]["ids"]
+    assert said("  two   spaces  ") == (plain if prefix else plain[1:])
+    assert len(said(" ")) == 1 + prefix and len(said("\tq")) == 2 + prefix
