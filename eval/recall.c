@@ -6,8 +6,8 @@
  * Equal bytes. A budget of B tokens at length n pays for B keys and values of every KV head. The bytes that a policy's metric
  * reads for one step (score and observe) are subtracted first; the rest is the number of tokens it may read. The oracle's
  * metric costs nothing: it is the upper bound. recall@k compares with the k = B largest weights of the query head, mass is the
- * attention on the tokens read, and on a learned sink (gpt-oss), which costs nothing to read. The newest token, which every step reads, always counts as one of the k largest. No layer is
- * dense unless --set dense=N is given. */
+ * attention on the tokens read, and on a learned sink (gpt-oss), which costs nothing to read. The newest token, which every step
+ * reads, always counts as one of the k largest. No layer is dense unless --set dense=N is given. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
