@@ -6,8 +6,8 @@
  * Equal bytes. A budget of B tokens at length n pays for B keys and values of every KV head. The bytes that a policy's metric
  * reads for one step (score and observe) are subtracted first; the rest is the number of tokens it may read. The oracle's
  * metric costs nothing: it is the upper bound. recall@k compares with the k = B largest weights of the query head, mass is the
- * attention on the tokens read. The newest token, which every step reads, always counts as one of the k largest. No layer is
- * dense unless --set dense=N is given. */
+ * attention on the tokens read, and on a learned sink (gpt-oss), which costs nothing to read. The newest token, which every step
+ * reads, always counts as one of the k largest. No layer is dense unless --set dense=N is given. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,6 +57,7 @@ static void keep_output(void *user, int layer, int first, int n, const float *q,
     struct reference *reference = user;
     const size_t heads = (size_t)reference->n_heads, dim = (size_t)reference->head_dim, stride = (size_t)reference->n_ctx;
     const int group = reference->session->shape.group;
+    const float *sinks = reference->session->model->layers[layer].sinks, scale = 1 / sqrtf((float)reference->head_dim);
     if (n != 1)
         return;
     memcpy(reference->outputs + (size_t)layer * heads * dim, o, heads * dim * sizeof *o);
@@ -71,7 +72,9 @@ static void keep_output(void *user, int layer, int first, int n, const float *q,
             for (int i = 1; i <= first; i++)
                 max = fmaxf(max, scores[i]);
             for (int i = 0; i <= first; i++)
-                sum += (double)(row[i] = expf((scores[i] - max) / sqrtf((float)reference->head_dim)));
+                sum += (double)(row[i] = expf((scores[i] - max) * scale));
+            if (sinks) /* in the denominator, beside the tokens */
+                sum += exp((double)(sinks[kv_head * group + h] - max * scale));
             for (int i = 0; i <= first; i++)
                 row[i] = (float)((double)row[i] / sum);
         }
@@ -153,6 +156,11 @@ static void measure_head(const struct reference *reference, const struct followe
     const int half = BUTLER_CEIL_DIV(n, 2);
     int hits = 0, right = 0;
     double mass = 0;
+    if (reference->session->model->layers[layer].sinks) { /* what the learned sink takes is always kept */
+        mass = 1;
+        for (int i = 0; i < n; i++)
+            mass -= (double)weights[i];
+    }
     memset(scratch->marks, 0, (size_t)n);
     mark(reference->session->kv.kernels, reference->scores + at, n, k, scratch, 1);
     mark(reference->session->kv.kernels, reference->scores + at, n, half, scratch, 2);

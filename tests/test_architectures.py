@@ -99,8 +99,9 @@ def cells(name):
 
 
 def table_of(text):
-    """Rows of the table of a page, as lists of cells."""
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*\|$", text, re.M)][2:]
+    """Rows of the first table of a page, as lists of cells."""
+    table = re.search(r"(^\|.*\|\n)+", text, re.M)[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()][2:]
 
 
 def test_page_lists_every_case():

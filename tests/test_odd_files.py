@@ -125,3 +125,19 @@ def test_a_short_context_needs_no_predictor():
     """The policy that is chosen where none is given reads a part only beyond 2,688 tokens, which a context of 64 has not."""
     ran = butler("run", "-p", "hi", "-n", "3000", "-c", "64")
     assert "[full]" in ran.stderr and "no --kv" not in ran.stderr
+
+
+@pytest.mark.parametrize("flags, prefix", [
+    ({}, True), ({"add_space_prefix": True}, True), ({"add_space_prefix": False}, False), ({"remove_extra_whitespaces": True}, True),
+    ({"remove_extra_whitespaces": True, "add_space_prefix": False}, False), ({"escape_whitespaces": False}, True),
+])
+def test_flags_of_white_space(flags, prefix, tmp_path):
+    """As in llama.cpp: of these keys a SentencePiece vocabulary follows add_space_prefix alone. Its ids are the same for these files."""
+    model, path = Gguf(GQA), tmp_path / "m.gguf"
+    for key, value in flags.items():
+        model.put("tokenizer.ggml." + key, BOOL, value)
+    model.write(path)
+    said = lambda text: rows("tokenize", "-m", path, "-p", text, "--no-special")[0]["ids"]
+    plain = rows("tokenize", "-m", GQA, "-p", "  two   spaces  ", "--no-special")[0]["ids"]
+    assert said("  two   spaces  ") == (plain if prefix else plain[1:])
+    assert len(said(" ")) == 1 + prefix and len(said("\tq")) == 2 + prefix

@@ -111,13 +111,14 @@ static void test_mass(void **state)
         const double mass = butler_random_float(&random);
         float scores[MAX], scratch[MAX];
         uint32_t ids[MAX], order[MAX];
-        double total = 0, kept = 0;
+        const double beside = round % 3 ? 0 : (double)butler_random_float(&random) * n;
+        double total = beside, kept = beside;
         for (int i = 0; i < n; i++) {
             scores[i] = round % 2 ? butler_random_float(&random) : (float)(butler_random(&random) % 4);
             total += (double)scores[i];
         }
         const struct butler_kernels *kernels = kernels_of_round(round);
-        const int n_kept = butler_select_mass(kernels, scores, n, mass, first, last, scratch, order, ids);
+        const int n_kept = butler_select_mass(kernels, scores, n, mass, first, last, beside, scratch, order, ids);
         float lowest = INFINITY;
         bool in[MAX] = {0};
         for (int j = 0; j < n_kept; j++) {

@@ -67,7 +67,34 @@ def tiny_model(arch, tokenizer):
     return g
 
 
+# Types in blocks of up to 256: number in a GGUF file, bytes of 256 weights.
+TYPES = {"q2_k": (10, 84), "q3_k": (11, 110), "iq4_nl": (20, 144), "iq4_xs": (23, 136), "tq1_0": (34, 54), "tq2_0": (35, 66), "mxfp4": (39, 136)}
+
+
+def typed_model(kind, row_bytes):
+    """The FFN's second matrix is of this type; its blocks are of equal bytes, whose scales are small numbers in all types."""
+    model, n_ff = tiny_model("llama", "llama"), 256
+    model.put("llama.feed_forward_length", U32, n_ff)
+    for name in ("up", "gate"):
+        model.tensors[f"blk.0.ffn_{name}.weight"] = [N_EMBD, n_ff], 1, struct.pack(f"<{N_EMBD * n_ff}e", *[0.25] * (N_EMBD * n_ff))
+    model.tensors["blk.0.ffn_down.weight"] = [n_ff, N_EMBD], kind, bytes([0x11]) * (N_EMBD * row_bytes)
+    return model
+
+
+def split_model(n):
+    """The first of n files that says so and has all tensors: valid alone for n = 1, else the others are missed."""
+    model = tiny_model("llama", "llama")
+    for key, kind, value in (("no", 2, 0), ("count", 2, n), ("tensors.count", 5, len(model.tensors))):
+        model.put(f"split.{key}", kind, value)
+    return model
+
+
 def gguf_seeds(folder):
+    for name, (kind, row_bytes) in TYPES.items():
+        typed_model(kind, row_bytes).write(folder / name)
+        subprocess.run([ROOT / "butler", "logits", "-m", folder / name, "--ids", "1,2,3"], capture_output=True, check=True)
+    for n in (1, 2):
+        split_model(n).write(folder / f"split-{n}")
     for arch, tokenizer in (("llama", "llama"), ("llama", "gpt2"), ("qwen2", "gpt2"), ("gpt2", "gpt2")):
         model = tiny_model(arch, tokenizer)
         if arch == "qwen2":

@@ -123,7 +123,7 @@ static void evict_head(const struct evict_job *job, int kv_head, int thread)
         return;
     if (!scores && !job->newest)
         scores = butler_reduce_scores(state, butler_score_rows(state, kv_head), kv_head * group, group,
-                                      BUTLER_CEIL_DIV(n, state->policy->unit), false);
+                                      BUTLER_CEIL_DIV(n, state->policy->unit), NULL);
     cut_head(job, kv_head, scores, thread);
 }
 
@@ -150,7 +150,7 @@ static void share_scores(struct evict_job *job)
     const int n = butler_kv_at(state->kv, state->layer, 0)->n_slots; /* heads of a layer hold equally many */
     if (state->policy->share == BUTLER_SHARE_LAYER && !job->newest)
         job->layer_scores = butler_reduce_scores(state, butler_score_rows(state, 0), 0, state->n_heads,
-                                                 BUTLER_CEIL_DIV(n, state->policy->unit), false);
+                                                 BUTLER_CEIL_DIV(n, state->policy->unit), NULL);
 }
 
 /* One session, all threads. */

@@ -11,10 +11,11 @@
  * unit that is comparable within the selection. LOGIT scores become log-probabilities per query head first (a softmax without its
  * underflow) or, with normalise=zscore and where nothing needs probabilities, standard scores, unless there is but one head; with
  * value_norm, times the norm of the token's value in the head's own KV head; then the max, or the mean of probabilities, over the
- * heads; with probabilities, exp of it all up to a factor. Where tokens have scores but pages are selected, a page gets the highest
- * of its tokens' (their sum, with probabilities). Returns the row. */
+ * heads; with
+ * sink_mass, exp of it all up to a factor, and *sink_mass is the share of the learned sinks, up to the same factor. Where tokens
+ * have scores but pages are selected, a page gets the highest of its tokens' (their sum, with sink_mass). Returns the row. */
 float *butler_reduce_scores(const struct butler_layer_state *state, float *rows, int head, int n_heads, int n_units,
-                            bool probabilities);
+                            double *sink_mass);
 
 /* Operation of backend.h. */
 void butler_evict_spans(struct butler_backend *backend, const struct butler_attend_span *spans, const int *room, int n_spans);

@@ -79,9 +79,21 @@ static void comparable(const struct butler_layer_state *state, const float *x, s
     }
 }
 
-float *butler_reduce_scores(const struct butler_layer_state *state, float *rows, int head, int n_heads, int n_units,
-                            bool probabilities)
+/* log of the probability of the learned sinks: of each head, reduced as the tokens' are. shift as comparable() left it. */
+static float sink_log_mass(const struct butler_layer_state *state, int head, int n_heads, const float *shift, bool mean)
 {
+    float max = -INFINITY, sum = 0;
+    for (int h = 0; h < n_heads; h++)
+        max = fmaxf(max, state->sinks[head + h] - shift[h]);
+    for (int h = 0; h < n_heads && mean; h++)
+        sum += expf(state->sinks[head + h] - shift[h] - max);
+    return mean ? max + logf(sum / (float)n_heads) : max;
+}
+
+float *butler_reduce_scores(const struct butler_layer_state *state, float *rows, int head, int n_heads, int n_units,
+                            double *sink_mass)
+{
+    const bool probabilities = sink_mass != NULL;
     const struct butler_policy *policy = state->policy;
     const int unit = policy->metric->page_scores ? 1 : policy->unit; /* tokens selected together, each with its score */
     const struct butler_kernels *kernels = state->kv->kernels;
@@ -112,6 +124,10 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
     }
     if (normalised)
         comparable(state, x, stride, n_heads, n, zscores, head, scale, shift);
+    /* A sink has no value, so that norms leave nothing of it. */
+    float sinks = -INFINITY;
+    if (probabilities && logits && state->sinks && !norms)
+        sinks = sink_log_mass(state, head, n_heads, shift, mean);
     if (norms || mean || n_heads == 1) /* more than a maximum follows, or nothing */
         for (int h = 0; h < n_heads && normalised; h++) {
             kernels->group_max(x + (size_t)h * stride, x + (size_t)h * stride, 0, scale + h, shift + h, 1, n);
@@ -126,8 +142,11 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
         reduce_mean(kernels, x, stride, n_heads, n);
     else if (n_heads > 1)
         kernels->group_max(x, x, stride, scale, shift, n_heads, n);
-    if (probabilities && logits)
-        kernels->exp_sum(x, kernels->max(x, n), n);
+    if (probabilities && logits) {
+        const float max = kernels->max(x, n);
+        *sink_mass = exp((double)(sinks - max));
+        kernels->exp_sum(x, max, n);
+    }
     if (unit > 1)
         pool_pages(x, n, unit, probabilities);
     return x;

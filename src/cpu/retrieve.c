@@ -90,11 +90,12 @@ static int select_list(const struct butler_layer_state *state, float *rows, int 
 {
     const struct unit_limits u = unit_limits(state, n);
     const bool mass = state->policy->budget_kind == BUTLER_BUDGET_MASS;
+    double beside = 0;
     uint32_t *units = units_of(state, thread, slots);
     float *values = butler_values_scratch(state, thread);
     const struct butler_kernels *kernels = state->kv->kernels;
-    const float *scores = butler_reduce_scores(state, rows, head, n_heads, u.n_units, mass);
-    const int n_kept = mass ? butler_select_mass(kernels, scores, u.n_units, state->policy->budget, u.first, u.last, values,
+    const float *scores = butler_reduce_scores(state, rows, head, n_heads, u.n_units, mass ? &beside : NULL);
+    const int n_kept = mass ? butler_select_mass(kernels, scores, u.n_units, state->policy->budget, u.first, u.last, beside, values,
                                                  butler_units_scratch(state, thread, 1), units)
                             : butler_select_top(kernels, scores, u.n_units, u.budget, u.first, u.last, values, units);
     return expand_units(state, units, n_kept, note_units(state, thread, list, units, n_kept, n), n, slots);

@@ -216,9 +216,9 @@ static void sort_descending(const float *scores, uint32_t *order, uint32_t *othe
 }
 
 int butler_select_mass(const struct butler_kernels *kernels, const float *scores, int n, double mass, int first, int last,
-                       float *scratch, uint32_t *order, uint32_t *ids)
+                       double beside, float *scratch, uint32_t *order, uint32_t *ids)
 {
-    double total = 0, kept = 0;
+    double total = beside, kept = beside;
     int n_top = 0;
     if (first + last >= n)
         return butler_select_top(kernels, scores, n, n, first, last, scratch, ids);

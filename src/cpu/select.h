@@ -11,8 +11,9 @@ int butler_select_top(const struct butler_kernels *kernels, const float *scores,
                       float *scratch, uint32_t *ids);
 
 /* The same with, in place of a budget, the smallest number of highest scores that brings the kept mass to at least
- * `mass` of the total. scores are probabilities >= 0 in any scale. order is scratch[n] too. */
+ * `mass` of the total. scores are probabilities >= 0 in any scale. beside: in the same scale, mass that is kept
+ * beside the units (of learned sinks). order is scratch[n] too. */
 int butler_select_mass(const struct butler_kernels *kernels, const float *scores, int n, double mass, int first, int last,
-                       float *scratch, uint32_t *order, uint32_t *ids);
+                       double beside, float *scratch, uint32_t *order, uint32_t *ids);
 
 #endif

@@ -425,7 +425,7 @@ static void close_layer(const struct pass *pass, int l, int n)
     const struct butler_hparams *hp = pass->hp;
     struct butler_scratch *s = pass->s;
     const size_t n_embd = (size_t)hp->n_embd;
-    matmul(pass, s->up, &layer->wo, s->o, n); /* the FFN's memory is free until it begins */
+    matmul(pass, s->up, &layer->wo, s->o, n);            /* the FFN's memory is free until it begins */
     if (hp->parallel_residual && layer->ffn_norm.weight) /* else h is still what attn_norm gave */
         norm(pass, s->h, s->x, &layer->ffn_norm, n, hp->n_embd);
     add_residual(pass, s->up, &layer->attn_post_norm, n);
