@@ -73,14 +73,12 @@ static const char *entry(const struct pools *pools, enum pool pool, int i, const
 static int add_item(struct eval_run *run, const struct pools *pools, int tail, struct eval_ids *ids, uint64_t *random,
                     struct butler_error *err)
 {
-    const int32_t bos = butler_token_bos(run->model);
     int drawn[N_POOLS];
     char *prompt = NULL, *answer = NULL;
     for (int pool = 0; pool < N_POOLS; pool++)
         drawn[pool] = eval_below(random, pools->n[pool]);
     const char *name = entry(pools, NAMES, drawn[NAMES], NULL);
-    ids->n = 0;
-    int code = bos >= 0 ? eval_ids_append(ids, &bos, 1, err) : 0;
+    int code = eval_ids_begin(ids, run->model, err);
     if (asprintf(&prompt, "%s %s. %s. %s. %s. %s:", entry(pools, PAIRS, drawn[PAIRS], "location_intro"), name,
                  entry(pools, THOUGHTS, drawn[THOUGHTS], NULL), entry(pools, FOODS, drawn[FOODS], NULL),
                  entry(pools, SUMS, drawn[SUMS], NULL), entry(pools, PAIRS, drawn[PAIRS], "tieback_question")) < 0)

@@ -157,7 +157,8 @@ int eval_option_int(const struct eval_run *run, const char *name, int min, int m
 /* Appends an item of ids[n] (copied). NULL: no memory. */
 struct eval_item *eval_item_add(struct eval_run *run, const int32_t *ids, int n, int n_prompt, struct butler_error *err);
 
-/* Items from the text file --data: run->limit windows of run->length tokens (the beginning-of-text token included), spread over
+/* Items from the text file --data: run->limit windows of run->length tokens (with the beginning-of-text token where the file asks for
+ * it), spread over
  * the whole file. The last n_decode tokens of each are decoded. */
 int eval_windows_load(struct eval_run *run, int n_decode, struct butler_error *err);
 
@@ -166,6 +167,8 @@ struct eval_ids {
     int32_t *ids;
     int n, capacity;
 };
+/* Empties ids and adds the beginning-of-text token where the model's file asks for one. */
+int eval_ids_begin(struct eval_ids *ids, const struct butler_model *model, struct butler_error *err);
 int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
 /* The same for a text that continues another one: no space is added before it. */
 int eval_ids_piece(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);

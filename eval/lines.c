@@ -9,9 +9,7 @@
 static int add_item(struct eval_run *run, const char *prompt, const char *ask, const char *number, int tail, struct eval_ids *ids,
                     struct butler_error *err)
 {
-    const int32_t bos = butler_token_bos(run->model);
-    ids->n = 0;
-    int code = bos >= 0 ? eval_ids_append(ids, &bos, 1, err) : 0;
+    int code = eval_ids_begin(ids, run->model, err);
     if (code == 0)
         code = eval_ids_text(ids, run->model, prompt, err);
     if (code == 0)

@@ -218,7 +218,6 @@ static int add_question(struct eval_run *run, const struct set *set, const struc
 {
     const char *context, *input;
     json_t *answers, *classes = json_object_get(lines->object, "all_classes");
-    const int32_t bos = butler_token_bos(run->model);
     int code;
     if ((code = eval_jsonl_string(lines, "context", true, &context, err)) < 0 ||
         (code = eval_jsonl_string(lines, "input", false, &input, err)) < 0 ||
@@ -237,12 +236,13 @@ static int add_question(struct eval_run *run, const struct set *set, const struc
     struct eval_ids ids = {0};
     char *text = fill(set, context, input, err);
     code = text ? 0 : BUTLER_ERROR_MEMORY;
-    if (code == 0 && bos >= 0)
-        code = eval_ids_append(&ids, &bos, 1, err);
+    if (code == 0)
+        code = eval_ids_begin(&ids, run->model, err);
+    const int n_begin = ids.n;
     if (code == 0)
         code = eval_ids_text(&ids, run->model, text, err);
     if (code == 0 && ids.n > length)
-        code = cut_middle(run, text, length, bos >= 0, &ids, err);
+        code = cut_middle(run, text, length, n_begin, &ids, err);
     if (code == 0 && set->chat) {
         ids.n = 0;
         code = eval_ids_chat(&ids, run->model, text, err);

@@ -20,6 +20,7 @@ struct list {
     const struct template *template;
     int tail, cell;
     struct eval_ids ids;
+    bool begun; /* ids has some of the text */
     int n;
     const char **keys, **values; /* [n] */
 };
@@ -30,7 +31,8 @@ static int append(struct list *list, const struct eval_run *run, struct butler_e
     char *text = NULL;
     if (asprintf(&text, format, a, b) < 0)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a pair");
-    const int code = (list->ids.n > 1 ? eval_ids_piece : eval_ids_text)(&list->ids, run->model, text, err);
+    const int code = (list->begun ? eval_ids_piece : eval_ids_text)(&list->ids, run->model, text, err);
+    list->begun = true;
     free(text);
     return code;
 }
@@ -39,11 +41,10 @@ static int append(struct list *list, const struct eval_run *run, struct butler_e
 static int add_item(struct eval_run *run, struct list *list, int asked, struct butler_error *err)
 {
     const struct template *template = list->template;
-    const int32_t bos = butler_token_bos(run->model);
     char *body = NULL;
     size_t n_body = 0;
-    list->ids.n = 0;
-    int code = bos >= 0 ? eval_ids_append(&list->ids, &bos, 1, err) : 0;
+    list->begun = false;
+    int code = eval_ids_begin(&list->ids, run->model, err);
     FILE *out = open_memstream(&body, &n_body);
     if (!out)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a list of pairs");

@@ -37,27 +37,25 @@ static int append_filler(struct pieces *pieces, int at, int n, struct butler_err
 static int add_item(struct eval_run *run, struct pieces *pieces, int cell, int n_depths, int tail, uint64_t *random,
                     struct butler_error *err)
 {
-    const int32_t bos = butler_token_bos(run->model);
     char key[8], text[128];
     eval_digits(random, 5, key);
-    pieces->fact.n = pieces->answer.n = pieces->text.n = 0;
+    pieces->fact.n = pieces->answer.n = 0;
     snprintf(text, sizeof text, " The pass key is %s. Remember it. %s is the pass key.", key, key);
-    int code = eval_ids_piece(&pieces->fact, run->model, text, err);
+    int code = eval_ids_begin(&pieces->text, run->model, err);
+    if (code == 0)
+        code = eval_ids_piece(&pieces->fact, run->model, text, err);
     snprintf(text, sizeof text, " %s", key);
     if (code == 0)
         code = eval_ids_piece(&pieces->answer, run->model, text, err);
     if (code < 0)
         return code;
-    const int n_filler = run->length - pieces->fact.n - pieces->question.n - pieces->answer.n - (bos >= 0);
+    const int n_filler = run->length - pieces->fact.n - pieces->question.n - pieces->answer.n - pieces->text.n;
     if (n_filler < 1)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--length: %d tokens do not hold a pass key and its question, which take %d",
                            run->length, run->length - n_filler);
     const int before = n_depths > 1 ? (int)((int64_t)n_filler * cell / (n_depths - 1)) : n_filler / 2;
     const int at = run->params->data ? eval_below(random, pieces->filler.n) : 0;
-    if (bos >= 0)
-        code = eval_ids_append(&pieces->text, &bos, 1, err);
-    if (code == 0)
-        code = append_filler(pieces, at, before, err);
+    code = append_filler(pieces, at, before, err);
     if (code == 0)
         code = eval_ids_append(&pieces->text, pieces->fact.ids, pieces->fact.n, err);
     if (code == 0)

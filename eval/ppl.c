@@ -1,5 +1,5 @@
 /* Perplexity of a text. It is cut into windows of `length` tokens that start `stride` tokens apart; each is read after the
- * beginning-of-text token, and the tokens that the previous window did not count are counted. Decode simulation (TokenButler,
+ * beginning-of-text token where the file asks for one, and the tokens that the previous window did not count are counted. Decode simulation (TokenButler,
  * section 4.3): every token is decoded under the policy. Mode prefill: the first `prompt` tokens of a window are read
  * densely and only what follows is decoded and counted (PG19 style). */
 #include <math.h>
@@ -17,15 +17,14 @@ struct window {
 
 static int add_windows(struct eval_run *run, const struct eval_ids *text, int stride, int prompt, struct butler_error *err)
 {
-    const int32_t bos = butler_token_bos(run->model);
-    const int n_bos = bos >= 0, length = run->length;
+    const int length = run->length;
     int counted = 0; /* tokens of the text that windows have counted */
     struct eval_ids ids = {0};
     int code = 0;
     for (int at = 0; code == 0 && counted < text->n && at + length <= text->n && (run->limit == 0 || run->items.n < run->limit);
          at += stride) {
-        ids.n = 0;
-        code = n_bos ? eval_ids_append(&ids, &bos, 1, err) : 0;
+        code = eval_ids_begin(&ids, run->model, err);
+        const int n_bos = ids.n;
         if (code == 0)
             code = eval_ids_append(&ids, text->ids + at, length, err);
         struct eval_item *item = code == 0 ? eval_item_add(run, ids.ids, ids.n, prompt, err) : NULL;

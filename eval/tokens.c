@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "eval.h"
+#include "model/model.h"
+#include "text/tokenizer.h"
 
 static int reserve(struct eval_ids *ids, int more, struct butler_error *err)
 {
@@ -39,6 +41,13 @@ int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const 
         if (reserve(ids, n, err) < 0)
             return BUTLER_ERROR_MEMORY;
     }
+}
+
+int eval_ids_begin(struct eval_ids *ids, const struct butler_model *model, struct butler_error *err)
+{
+    const int32_t bos = butler_token_bos(model);
+    ids->n = 0;
+    return butler_tokenizer_adds_bos(model->tokenizer) ? eval_ids_append(ids, &bos, 1, err) : 0;
 }
 
 int eval_ids_chat(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err)
@@ -130,8 +139,7 @@ struct eval_item *eval_item_add(struct eval_run *run, const int32_t *ids, int n,
 
 int eval_windows_load(struct eval_run *run, int n_decode, struct butler_error *err)
 {
-    const int32_t bos = butler_token_bos(run->model);
-    const int length = run->length - (bos >= 0);
+    const int length = run->length - butler_tokenizer_adds_bos(run->model->tokenizer);
     struct eval_text text;
     struct eval_ids ids = {0}, window = {0};
     if (!run->params->data)
@@ -147,8 +155,7 @@ int eval_windows_load(struct eval_run *run, int n_decode, struct butler_error *e
     const int n = BUTLER_MIN(run->limit, ids.n / length);
     for (int i = 0; i < n && code == 0; i++) {
         const int at = n > 1 ? (int)((int64_t)(ids.n - length) * i / (n - 1)) : 0;
-        window.n = 0;
-        code = bos >= 0 ? eval_ids_append(&window, &bos, 1, err) : 0;
+        code = eval_ids_begin(&window, run->model, err);
         if (code == 0)
             code = eval_ids_append(&window, ids.ids + at, length, err);
         if (code == 0 && !eval_item_add(run, window.ids, window.n, window.n - n_decode, err))

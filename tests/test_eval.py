@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cli import BUTLER, FAILED, GPT2, GQA, ROOT, USAGE, butler, data_folder, refuses, rows
-from gguf_file import Gguf
+from gguf_file import BOOL, Gguf
 from llama_reference import Llama
 from policies_reference import half_up, log_softmax
 
@@ -58,8 +58,9 @@ def log_probs(ids, model=GQA):
 
 
 def bos(model=GQA):
-    """The beginning-of-text token of the vocabulary, which stands before every text, whether or not the model would add it."""
-    return [int(Gguf(model).values["tokenizer.ggml.bos_token_id"][1])]
+    """The beginning-of-text token where the file asks for one, as the command reads it."""
+    special = json.loads(butler("tokenize", "-m", model, "-p", "a", "--json").stdout)["ids"]
+    return special[:len(special) - len(ids_of("a", model))]
 
 
 # ------------------------------------------------------------------------------------------------- perplexity
@@ -103,6 +104,23 @@ def pieces(ids, model):
         text = tokens[i].decode()
         out.append(b"?" if re.fullmatch(r"<0x[0-9A-F]{2}>", text) else text.replace("\u2581", " ").encode())
     return out
+
+
+def test_bos_only_where_the_file_asks_for_it(tmp_path):
+    model = Gguf(GQA)
+    model.put("tokenizer.ggml.add_bos_token", BOOL, False)
+    model.write(tmp_path / "plain.gguf")
+    plain = str(tmp_path / "plain.gguf")
+    assert len(bos()) == 1 and bos(plain) == []
+    ppl = ["eval", "ppl", "--data", TEXT, "--length", 40, "--limit", 1]
+    assert [rows(*ppl, "-m", m)[0]["n"] for m in (GQA, plain)] == [40, 39], "without BOS nothing predicts the first token"
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"ordered_kv_records": [["ab", "cd"], ["ef", "gh"]], "key": "ef", "value": "gh"}))
+    for m in (GQA, plain):
+        found = rows("eval", "kv", "-m", m, "--data", path, "--kv-type", "f32")
+        prompt = ["Remember these pairs.\nab: cd\nef: gh\n", "\nef:"]
+        check(found, [hits(prompt, " gh", m)])
+        assert found[0]["length"] == len(bos(m) + ids_of(prompt[0], m) + piece_of(prompt[1], m) + piece_of(" gh", m))
 
 
 def test_ppl_prefill_counts_what_is_decoded():
