@@ -39,7 +39,15 @@ static void remember(json_t *done, const json_t *row)
     free(key);
 }
 
-/* Reads every complete line; *keep is the end of the last complete result. */
+/* Whether an object is a row that eval_results_append wrote. */
+static bool is_row(const json_t *row)
+{
+    return json_is_string(json_object_get(row, "task")) && json_is_string(json_object_get(row, "policy")) &&
+           json_is_string(json_object_get(row, "metric")) && json_is_integer(json_object_get(row, "more"));
+}
+
+/* Reads every complete line; *keep is the end of the last complete result. What follows it is cut off later, so every byte of the
+ * file must be what this program writes. */
 static int learn(struct eval_results *results, const char *bytes, size_t n, size_t *keep, struct butler_error *err)
 {
     int line = 0;
@@ -47,14 +55,20 @@ static int learn(struct eval_results *results, const char *bytes, size_t n, size
     for (size_t at = 0; at < n;) {
         const char *end = memchr(bytes + at, '\n', n - at);
         json_error_t fault;
-        if (!end)
-            break; /* a line that was not completely written */
+        if (!end) { /* a row that was not completely written: it begins as every row does */
+            static const char begin[] = "{\"task\":\"";
+            if (memcmp(bytes + at, begin, BUTLER_MIN(n - at, sizeof begin - 1)) != 0)
+                return butler_fail(err, BUTLER_ERROR_FORMAT, "%s:%d: not a row of results (nothing was changed)", results->path,
+                                   line + 1);
+            break;
+        }
         line++;
         json_t *row = json_loadb(bytes + at, (size_t)(end - bytes) - at, 0, &fault);
-        if (!json_is_object(row)) {
+        if (!is_row(row)) {
+            const bool is_json = row != NULL;
             json_decref(row);
-            return butler_fail(err, BUTLER_ERROR_FORMAT, "%s:%d: not a row of results: %s", results->path, line,
-                               row ? "not a JSON object" : fault.text);
+            return butler_fail(err, BUTLER_ERROR_FORMAT, "%s:%d: not a row of results (nothing was changed): %s", results->path, line,
+                               is_json ? "no task, policy, metric and more in it" : fault.text);
         }
         at = (size_t)(end - bytes) + 1;
         if (json_integer_value(json_object_get(row, "more")) == 0) {

@@ -236,9 +236,17 @@ def test_other_measurements_are_not_taken_for_done(tmp_path):
 
 def test_bad_results_file(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"task": "ppl"}\nnonsense\n')
-    refuses(FAILED, "eval", "passkey", "-m", GQA, "--length", 150, "-o", path, says=["rows.jsonl:2"])
-    assert path.read_text() == '{"task": "ppl"}\nnonsense\n'
+    row = '{"task":"ppl","policy":"full","metric":"ppl","more":0}\n'
+    other = row.replace("}", ',"x":1}').replace('"more"', '"less"')
+    for content, line in ((row + "nonsense\n", 2), ("a line without an end", 1), (row + "a line without an end", 2), ("{}\n", 1),
+                          (other, 1), ('{"settings": 1}\n', 1), ("[1]\n", 1), (row + '{"task', 0)):
+        path.write_text(content)
+        if line:
+            refuses(FAILED, "eval", "passkey", "-m", GQA, "--length", 150, "-o", path, says=[f"rows.jsonl:{line}"])
+            assert path.read_text() == content
+        else:
+            butler("eval", "passkey", "-m", GQA, "--length", 150, "--limit", 1, "-o", path)
+            assert path.read_text().startswith(row) and len(read(path)) == 2
     refuses(FAILED, "eval", "passkey", "-m", GQA, "--length", 150, "-o", tmp_path / "no" / "rows.jsonl", says=["rows.jsonl"])
 
 
