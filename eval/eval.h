@@ -24,8 +24,11 @@ struct eval_item {
     int32_t *ids; /* [n_ids] owned */
     int n_ids;
     /* ids[0, n_prompt) are read as a prompt, with dense attention, once for all policies that can share it; the task's run
-     * decodes from there on. Mode simulate: 0, run starts with an empty session. */
+     * decodes from there on. Mode simulate: run starts with an empty session. */
     int n_prompt;
+    /* Question-aware: the policy observes the whole prompt and cuts its cache; then the prompt's last token is taken out again, and
+     * run begins by decoding it, so that the first prediction comes from what the policy kept. */
+    bool repeats_last;
     int n_extra; /* tokens that run may add after n_ids */
     void *own;   /* the task's; freed by its free_own, or by free() where that is NULL */
 };
@@ -148,6 +151,8 @@ enum { EVAL_STOPPED = 1 };
 int eval_execute(const struct eval_task *task, struct butler_engine *engine, const struct eval_params *params,
                  const struct eval_events *events, struct butler_error *err);
 
+/* Option chat of a task with questions: "auto" (on where the model has a chat template), "on" or "off". */
+int eval_option_chat(const struct eval_run *run, bool *chat, struct butler_error *err);
 /* The value of a task's option, as text, or as a whole number in [min, max] (error: names the option). */
 const char *eval_option_text(const struct eval_run *run, const char *name);
 int eval_option_int(const struct eval_run *run, const char *name, int min, int max, int *out, struct butler_error *err);
@@ -174,6 +179,8 @@ int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const 
 int eval_ids_piece(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
 /* Tokens of a conversation that begins with this user's text, by the model's chat template, up to the beginning of an answer. */
 int eval_ids_chat(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
+/* Tokens of the model's chat template around a user's text: before it, and from its end to the beginning of an answer. */
+int eval_ids_frame(struct eval_ids *before, struct eval_ids *after, const struct butler_model *model, struct butler_error *err);
 int eval_ids_append(struct eval_ids *ids, const int32_t *more, int n, struct butler_error *err);
 void eval_ids_free(struct eval_ids *ids);
 

@@ -90,7 +90,7 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 
 static const struct eval_option options[] = {
     {"dense", "1", "this many layers, at least, read everything under every policy"},
-    EVAL_ANSWER_OPTIONS,
+    EVAL_ANSWER_OPTIONS("off"),
     {NULL, NULL, NULL},
 };
 

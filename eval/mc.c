@@ -1,7 +1,7 @@
 /* Multiple choice as lm-evaluation-harness scores it: a question's answers are compared by the logarithm of their
  * probability after the context. The common beginning of the choices is read once; then the session is copied for each choice.
- * Decode simulation (TokenButler, section 4.3): every token is decoded under the policy. Mode prefill: the common context except
- * its last token is read densely, so that every probability comes from a step under the policy. */
+ * Decode simulation (TokenButler, section 4.3): every token is decoded under the policy. Mode prefill: the common context is
+ * read densely and its last token decoded again, so that every probability comes from a step under the policy. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,10 +131,11 @@ static int add_question(struct eval_run *run, const struct set *set, const struc
     if (code == 0) {
         question->gold = from->gold;
         const int n = common_prefix(question);
-        item = eval_item_add(run, question->choices[0].ids, n, BUTLER_MAX(n - 1, 0), err);
+        item = eval_item_add(run, question->choices[0].ids, n, n, err);
         code = item ? 0 : BUTLER_ERROR_MEMORY;
         if (item) {
             item->n_extra = longest - n;
+            item->repeats_last = true;
             item->own = question;
         }
     }

@@ -65,6 +65,41 @@ int eval_ids_chat(struct eval_ids *ids, const struct butler_model *model, const 
     return BUTLER_MIN(n, 0);
 }
 
+/* Tokens of a text that the template wrote; continues: it stands behind other text. */
+static int template_ids(struct eval_ids *ids, const struct butler_model *model, char *bytes, size_t n, bool continues,
+                        struct butler_error *err)
+{
+    struct butler_chat_segment segment = {0, n, true};
+    const struct butler_chat_text text = {bytes, n, &segment, 1};
+    const size_t from = continues ? 1 : 0; /* a first byte that is not read says that the text continues */
+    int n_ids = butler_chat_tokenize(model, &text, from, NULL, 0, err);
+    if (n_ids > 0)
+        n_ids = reserve(ids, n_ids, err) < 0
+                    ? BUTLER_ERROR_MEMORY
+                    : butler_chat_tokenize(model, &text, from, ids->ids + ids->n, ids->capacity - ids->n, err);
+    ids->n += BUTLER_MAX(n_ids, 0);
+    return BUTLER_MIN(n_ids, 0);
+}
+
+int eval_ids_frame(struct eval_ids *before, struct eval_ids *after, const struct butler_model *model, struct butler_error *err)
+{
+    static const char mark[] = "butler-text-of-the-user";
+    const struct butler_chat_message message = {.role = "user", .content = mark};
+    struct butler_chat_text text;
+    int code = butler_chat_render(model, &message, 1, &(struct butler_chat_options){.add_generation_prompt = true}, &text, err);
+    char *at = code == 0 ? strstr(text.bytes, mark) : NULL;
+    if (code == 0 && !at)
+        code = butler_fail(err, BUTLER_ERROR_FORMAT, "the chat template does not write the user's text");
+    if (code == 0)
+        code = template_ids(before, model, text.bytes, (size_t)(at - text.bytes), false, err);
+    if (code == 0) {
+        at += sizeof mark - 2;
+        code = template_ids(after, model, at, text.n - (size_t)(at - text.bytes), true, err);
+    }
+    butler_chat_text_free(&text);
+    return code;
+}
+
 /* Whether the vocabulary puts a space before a text. */
 static bool adds_space(const struct butler_model *model)
 {

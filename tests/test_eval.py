@@ -332,14 +332,14 @@ def test_lines_from_a_file(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_text(json.dumps({"prompt": "line a-b: REGISTER_CONTENT is <4711>\n\nTell me line a-b. ", "random_idx": ["a-b", 0], "expected_number": 4711}))
     found = rows("eval", "lines", "-m", GQA, "--data", path, "--kv-type", "f32")
-    check(found, [hits(["line a-b: REGISTER_CONTENT is <4711>\n\nTell me line a-b.", " The <REGISTER_CONTENT> in line a-b is <"], "4711")])
+    check(found, [hits(["line a-b: REGISTER_CONTENT is <4711>\n\n", "Tell me line a-b.", " The <REGISTER_CONTENT> in line a-b is <"], "4711")])
 
 
 def test_right_answers_are_counted(tmp_path):
     """What the model says after a prompt, asked for as the answer, is right: scores are not zero for want of any chance."""
-    ask = {"prompt": "line a: REGISTER_CONTENT is <1>", "random_idx": ["a", 0]}
-    prompt = [ask["prompt"], " The <REGISTER_CONTENT> in line a is <"]
-    table = log_probs(bos() + ids_of(prompt[0]) + piece_of(prompt[1]))
+    ask = {"prompt": "line a: REGISTER_CONTENT is <1>\nTell me.", "random_idx": ["a", 0]}
+    prompt = ["line a: REGISTER_CONTENT is <1>\n", "Tell me.", " The <REGISTER_CONTENT> in line a is <"]
+    table = log_probs(bos() + ids_of(prompt[0]) + [i for p in prompt[1:] for i in piece_of(p)])
     digits = [piece_of(str(d))[-1] for d in range(10)]
     number = int(np.argmax(table[-1][digits]))
     path = tmp_path / "lines.jsonl"
