@@ -59,8 +59,7 @@ int eval_answer_add(struct eval_run *run, const struct eval_frame *frame, const 
     if (code == 0 && (n_answer < 1 || n_prompt <= n_document))
         code = butler_fail(err, BUTLER_ERROR_FORMAT, "an item with %d tokens of question and %d of answer", n_prompt - n_document,
                            n_answer);
-    struct eval_item *item =
-        code == 0 ? eval_item_add(run, ids.ids, ids.n, frame->asks_after ? n_document : n_prompt, err) : NULL;
+    struct eval_item *item = code == 0 ? eval_item_add(run, ids.ids, ids.n, frame->asks_after ? n_document : n_prompt, err) : NULL;
     struct eval_answer *answer = item ? item->own = butler_alloc(sizeof *answer, err) : NULL;
     if (answer) {
         *answer = (struct eval_answer){n_answer, cell};
@@ -73,13 +72,16 @@ int eval_answer_add(struct eval_run *run, const struct eval_frame *frame, const 
     return code;
 }
 
-int eval_answer_run(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
-                    struct butler_error *err)
+int eval_answer_run(struct eval_trial *trial, struct butler_error *err)
 {
+    const struct eval_run *run = trial->run;
+    const struct eval_item *item = trial->item;
+    struct butler_session *session = trial->session;
+    double *values = trial->values;
     const struct eval_answer *answer = item->own;
     int right = 0;
     for (int i = butler_n_past(session); i + 1 < item->n_ids; i++) {
-        const int code = butler_step(session, item->ids[i], err);
+        const int code = eval_step(trial, item->ids[i], err);
         if (code < 0)
             return code;
         if (i + 1 >= item->n_ids - answer->n_answer)

@@ -14,8 +14,8 @@ enum { EVAL_ANSWER_VALUES = 3 /* whole answer correct; correct tokens; tokens */
 
 /* What stands around the document and the question of an item, and which of them the policy observes. */
 struct eval_frame {
-    bool chat;         /* document and question are a user's turn in the model's chat template */
-    bool asks_after;   /* the document alone is the prompt: the question is decoded under the policy */
+    bool chat;                     /* document and question are a user's turn in the model's chat template */
+    bool asks_after;               /* the document alone is the prompt: the question is decoded under the policy */
     struct eval_ids before, after; /* tokens before the document, and between question and answer */
 };
 /* From the task's options chat and ask. */
@@ -37,8 +37,7 @@ int eval_document(struct eval_ids *ids, const struct eval_run *run, const struct
 
 /* eval_task.run: an answer token is correct when it is the most probable one after the true tokens before it; a whole answer is
  * correct exactly when greedy generation would give it. */
-int eval_answer_run(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
-                    struct butler_error *err);
+int eval_answer_run(struct eval_trial *trial, struct butler_error *err);
 
 /* Rows accuracy and, if asked for, coverage; detail (or NULL) goes into the first. */
 int eval_answer_summary(const struct eval_run *run, const double *values, bool coverage, json_t *detail, struct eval_row *rows);
@@ -51,6 +50,7 @@ int eval_coref_load(struct eval_run *run, struct butler_error *err);
 /* Options every such task has. */
 #define EVAL_ANSWER_OPTIONS(chat)                                                                                                  \
     {"ask", "before", "before: the policy sees the question before it cuts; after: it cuts the document, then is asked"},          \
+        EVAL_COMMON_OPTIONS,                                                                                                       \
     {                                                                                                                              \
         "chat", chat, "the model's chat template: auto (where it has one), on, off"                                                \
     }

@@ -1,7 +1,7 @@
 /* LongBench: a long text and a question, an answer generated greedily, and the score of its set. The prompts and scores of the
  * sets are in longbench.json, or in the file that option config names. The middle of a prompt that is too long is removed, as in
- * the benchmark's own program. The prompt is read densely (mode prefill), with its question or, by ask=after, without it; the rest is
- * decoded under the policy. */
+ * the benchmark's own program. The prompt is read densely (mode prefill), with its question or, by ask=after, without it; the rest
+ * is decoded under the policy. */
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -365,9 +365,12 @@ static char *first_line(char *text, bool *ends)
     return text;
 }
 
-static int measure(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
-                   struct butler_error *err)
+static int measure(struct eval_trial *trial, struct butler_error *err)
 {
+    const struct eval_run *run = trial->run;
+    const struct eval_item *item = trial->item;
+    struct butler_session *session = trial->session;
+    double *values = trial->values;
     const struct set *set = run->own;
     char *text = NULL;
     size_t n = 0;
@@ -376,7 +379,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
         return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for an answer");
     int code = 0;
     for (int i = butler_n_past(session); i < item->n_ids && code == 0; i++)
-        code = butler_step(session, item->ids[i], err);
+        code = eval_step(trial, item->ids[i], err);
     for (int i = 0; i < set->max_answer && code == 0; i++) {
         const int32_t id = eval_argmax(butler_logits(session), run->info->n_vocab);
         size_t n_bytes;
@@ -397,7 +400,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
         if (ends)
             break;
         if (i + 1 < set->max_answer)
-            code = butler_step(session, id, err);
+            code = eval_step(trial, id, err);
     }
     if (fclose(out) != 0 && code == 0)
         code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for an answer");
@@ -405,7 +408,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
     values[1] = 1;
     if (code == 0)
         code = score_answer(set, item->own, set->first_line ? first_line(text, &ends) : text, &values[0], err);
-    free(text);
+    trial->output = text;
     return code;
 }
 
@@ -428,6 +431,7 @@ static const struct eval_option options[] = {
     {"chat", "auto", "the model's chat template: auto (where it has one), on, off; few-shot and code sets never have it"},
     {"ask", "before", "before: the policy sees the question before it cuts; after: it cuts the text, then is asked"},
     {"prompts", "", "the benchmark's own file of prompts ({\"SET\": \"TEXT\"}), in place of ours"},
+    EVAL_COMMON_OPTIONS,
     {NULL, NULL, NULL},
 };
 

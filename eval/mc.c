@@ -180,9 +180,10 @@ static int load(struct eval_run *run, struct butler_error *err)
 /* ----------------------------------------------------------------------------------------------- measuring */
 
 /* Decodes the rest of a choice; ln p of its answer. */
-static int follow(const struct eval_run *run, const struct choice *choice, struct butler_session *session, double *log_prob,
-                  bool *greedy, struct butler_error *err)
+static int follow(struct eval_trial *trial, const struct choice *choice, double *log_prob, bool *greedy, struct butler_error *err)
 {
+    const struct eval_run *run = trial->run;
+    struct butler_session *session = trial->session;
     *log_prob = 0;
     *greedy = true;
     for (int i = butler_n_past(session);; i++) {
@@ -193,31 +194,39 @@ static int follow(const struct eval_run *run, const struct choice *choice, struc
         }
         if (i + 1 == choice->n_ids)
             return 0;
-        const int code = butler_step(session, choice->ids[i], err);
+        const int code = eval_step(trial, choice->ids[i], err);
         if (code < 0)
             return code;
     }
 }
 
-static int measure(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
-                   struct butler_error *err)
+static int measure(struct eval_trial *trial, struct butler_error *err)
 {
+    const struct eval_run *run = trial->run;
+    const struct eval_item *item = trial->item;
+    struct butler_session *session = trial->session;
+    double *values = trial->values;
     const struct question *question = item->own;
     const struct set *set = run->own;
-    struct butler_session *beginning = NULL; /* the common beginning of all choices */
+    struct butler_session *beginning = NULL, *dense = NULL; /* the common beginning of all choices */
     int code = 0, best = 0, best_norm = 0;
     bool greedy = false;
     for (int i = butler_n_past(session); i < item->n_ids && code == 0; i++)
-        code = butler_step(session, item->ids[i], err);
+        code = eval_step(trial, item->ids[i], err);
     if (code == 0 && question->n_choices > 1) {
         beginning = butler_session_fork(session, err);
         code = beginning ? 0 : BUTLER_ERROR_MEMORY;
+        if (code == 0 && trial->dense && !(dense = butler_session_fork(trial->dense, err)))
+            code = BUTLER_ERROR_MEMORY;
     }
     for (int i = 0; i < question->n_choices && code == 0; i++) {
-        if (i > 0 && butler_n_past(session) != item->n_ids)
+        if (i > 0 && butler_n_past(session) != item->n_ids) {
             code = butler_session_copy(session, beginning, err);
+            if (code == 0 && dense)
+                code = butler_session_copy(trial->dense, dense, err);
+        }
         if (code == 0)
-            code = follow(run, &question->choices[i], session, &values[LOG_PROB + i], &greedy, err);
+            code = follow(trial, &question->choices[i], &values[LOG_PROB + i], &greedy, err);
     }
     const struct choice *choices = question->choices;
     for (int i = 1; i < question->n_choices; i++) {
@@ -228,6 +237,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
     values[CORRECT] = set->kind == MC_LAMBADA ? greedy : best == question->gold;
     values[CORRECT_NORM] = best_norm == question->gold;
     butler_session_free(beginning);
+    butler_session_free(dense);
     return code;
 }
 
@@ -287,6 +297,7 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 static const struct eval_option options[] = {
     {"subset", "", "hellaswag, piqa, arc_easy, winogrande, boolq or lambada; without it, from the file's name"},
     {"items", "0", "1: the first row's detail has the log-likelihood of every choice"},
+    EVAL_COMMON_OPTIONS,
     {NULL, NULL, NULL},
 };
 

@@ -44,6 +44,22 @@ void eval_donor_free(struct eval_donor *donor)
     *donor = (struct eval_donor){0};
 }
 
+/* Reads ids[0, n) of a prompt of prompt_end tokens in parts, after each of which the run may be stopped. */
+static int read_prompt(const struct eval_run *run, struct butler_session *session, const int32_t *ids, int n, int prompt_end,
+                       struct butler_error *err)
+{
+    enum { PART = 128 };
+    int code = 0;
+    for (int at = 0; at < n && code == 0; at += PART) {
+        const struct butler_span span = {
+            .session = session, .ids = ids + at, .n = BUTLER_MIN(PART, n - at), .prompt_end = prompt_end};
+        code = eval_check_stop(run, err);
+        if (code == 0)
+            code = butler_run(run->engine, &span, 1, err);
+    }
+    return code;
+}
+
 static int read_donor(const struct eval_run *run, const struct eval_item *item, const struct butler_policy *policy,
                       struct eval_donor *donor, struct butler_error *err)
 {
@@ -59,9 +75,8 @@ static int read_donor(const struct eval_run *run, const struct eval_item *item, 
     donor->session = make(run, observes ? policy : &dense, item->n_ids + item->n_extra, err);
     donor->item = item;
     donor->observes = observes;
-    const struct butler_span span = {
-        .session = donor->session, .ids = item->ids, .n = item->n_prompt - 1, .prompt_end = item->n_prompt};
-    return donor->session ? butler_run(run->engine, &span, 1, err) : BUTLER_ERROR_MEMORY;
+    return donor->session ? read_prompt(run, donor->session, item->ids, item->n_prompt - 1, item->n_prompt, err)
+                          : BUTLER_ERROR_MEMORY;
 }
 
 /* Whether unread_last can take the last token out: every record is one token's, and layers with a window still hold what the token
@@ -118,9 +133,10 @@ int eval_session_begin(const struct eval_run *run, const struct eval_item *item,
     if (item->repeats_last && !unreads && n == 1)
         return 0;
     int code = 0;
-    if (n == 1 || reads_alone(policy))
-        code = butler_prefill(session, item->ids, n - (item->repeats_last && !unreads), NULL, NULL, err);
-    else {
+    if (n == 1 || reads_alone(policy)) {
+        const int n_read = n - (item->repeats_last && !unreads);
+        code = read_prompt(run, session, item->ids, n_read, n_read, err);
+    } else {
         code = read_donor(run, item, policy, donor, err);
         if (code == 0)
             code = butler_session_adopt(session, donor->session, err);

@@ -175,9 +175,13 @@ static int follow(const struct eval_run *run, const struct eval_item *item, stru
                   struct butler_error *err)
 {
     for (int at = item->n_prompt; at < item->n_ids; at++) {
-        int code = butler_step(reference->session, item->ids[at], err);
+        int code = eval_check_stop(run, err);
+        if (code == 0)
+            code = butler_step(reference->session, item->ids[at], err);
         for (int p = 0; p < n_policies && code == 0; p++) {
             struct follower *follower = &followers[p];
+            if ((code = eval_check_stop(run, err)) < 0)
+                break;
             charge(follower->session, &policies[p]->parsed, at + 1);
             code = butler_step(follower->session, item->ids[at], err);
             if (code == 0)
@@ -281,13 +285,9 @@ static int measure(const struct eval_run *run, const struct eval_item *item, con
     for (int p = 0; p < n && code == 0; p++) {
         struct butler_stats stats;
         butler_session_stats(followers[p].session, &stats);
-        costs[p] = (struct eval_cost){stats.n_decode,
-                                      stats.kv_bytes,
-                                      stats.metric_bytes,
-                                      stats.full_kv_bytes,
-                                      stats.units_selected,
-                                      stats.units_reused,
-                                      (butler_seconds() - begin) / n};
+        costs[p].selected[EVAL_CURVE - 1] = (double)stats.units_selected;
+        costs[p].reused[EVAL_CURVE - 1] = (double)stats.units_reused;
+        eval_cost_take(&costs[p], &stats, (butler_seconds() - begin) / n);
     }
     for (int p = 0; p < n && followers; p++) {
         butler_session_free(followers[p].session);
@@ -367,6 +367,7 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 static const struct eval_option options[] = {
     {"steps", "32", "tokens decoded and measured at the end of each text"},
     {"dense", "0", "layers that read everything, for every policy"},
+    {"memory", "0", "MiB that sessions may hold, of which policies are grouped to use less; 0: half of the machine's"},
     {NULL, NULL, NULL},
 };
 
