@@ -34,7 +34,6 @@ static void free_question(void *own)
 /* eval_run.own. */
 struct set {
     enum mc_kind kind;
-    int32_t bos; /* the token before every text; -1: none */
 };
 
 /* ------------------------------------------------------------------------------------------------- loading */
@@ -60,7 +59,7 @@ static int find_kind(const struct eval_run *run, enum mc_kind *kind, struct butl
 
 /* Tokens of context + answer. The answer begins after the tokens of the context alone, as the harness counts: spaces at the end
  * of the context belong to the answer. */
-static int encode(const struct eval_run *run, const struct set *set, const char *context, const char *answer, struct choice *choice,
+static int encode(const struct eval_run *run, const char *context, const char *answer, struct choice *choice,
                   struct butler_error *err)
 {
     struct eval_ids ids = {0}, whole = {0};
@@ -68,7 +67,8 @@ static int encode(const struct eval_run *run, const struct set *set, const char 
     size_t n = strlen(context);
     const struct eval_span stripped = eval_strip((struct eval_span){context, n});
     n = stripped.n ? (size_t)(stripped.bytes - context) + stripped.n : 0;
-    int code = set->bos >= 0 ? eval_ids_append(&ids, &set->bos, 1, err) : 0;
+    int code = eval_ids_begin(&ids, run->model, err);
+    const int n_begin = ids.n;
     if (code == 0 && (asprintf(&text, "%s%s", context, answer) < 0 || !text))
         code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a text");
     if (code == 0)
@@ -77,7 +77,7 @@ static int encode(const struct eval_run *run, const struct set *set, const char 
         text[n] = 0;
         code = eval_ids_text(&ids, run->model, text, err);
     }
-    const int first = ids.n, after = first - (set->bos >= 0);
+    const int first = ids.n, after = first - n_begin;
     if (code == 0 && first == 0)
         code = butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
                            "there is no token before the answer, and the model has no beginning-of-text token");
@@ -117,14 +117,14 @@ static int common_prefix(const struct question *question)
     return n;
 }
 
-static int add_question(struct eval_run *run, const struct set *set, const struct mc_question *from, struct butler_error *err)
+static int add_question(struct eval_run *run, const struct mc_question *from, struct butler_error *err)
 {
     struct question *question = butler_alloc(sizeof *question, err);
     int code = question ? 0 : BUTLER_ERROR_MEMORY, longest = 0;
     for (int i = 0; i < from->n_choices && code == 0; i++) {
         struct choice *choice = &question->choices[question->n_choices++];
         choice->n_characters = from->n_characters[i];
-        code = encode(run, set, from->contexts[i], from->answers[i], choice, err);
+        code = encode(run, from->contexts[i], from->answers[i], choice, err);
         longest = BUTLER_MAX(longest, choice->n_ids - 1);
     }
     struct eval_item *item = NULL;
@@ -151,7 +151,6 @@ static int load(struct eval_run *run, struct butler_error *err)
     struct set *set = run->own = butler_alloc(sizeof *set, err);
     if (!set)
         return BUTLER_ERROR_MEMORY;
-    int32_t ids[8];
     int code = find_kind(run, &set->kind, err), flag;
     if (code == 0)
         code = eval_option_int(run, "items", 0, 1, &flag, err);
@@ -159,14 +158,12 @@ static int load(struct eval_run *run, struct butler_error *err)
         code = mc_reader_open(run, &reader, set->kind, run->params->data, err);
     if (code < 0)
         return code;
-    const int n = butler_tokenize(run->model, "a", 1, BUTLER_ADD_SPECIAL, ids, BUTLER_COUNT(ids), NULL);
-    set->bos = n > 0 && ids[0] == butler_token_bos(run->model) ? ids[0] : -1;
     run->length = run->length ? run->length : run->info->n_ctx_train;
     run->subset = mc_kind_name(set->kind);
     run->n_values = N_VALUES;
     while ((run->limit == 0 || run->items.n < run->limit) && (code = mc_reader_next(&reader, &question, err)) > 0) {
         struct butler_error fault = {0};
-        code = add_question(run, set, &question, &fault);
+        code = add_question(run, &question, &fault);
         mc_question_clear(&question);
         if (code < 0) {
             butler_fail(err, code, "%s:%d: %s", reader.lines.path, reader.lines.line, fault.message);

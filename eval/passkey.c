@@ -7,16 +7,19 @@
 #include "answer.h"
 
 static const char filler_text[] = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n";
+static const char intro[] =
+    "A pass key is hidden in a long text without importance. Find it and remember it: you will be asked for it.\n";
 static const char ask[] = "\nWhat is the pass key?", lead[] = " The pass key is";
 
 struct pieces {
     struct eval_frame frame;
-    struct eval_ids filler, question, fact, text; /* question: with the answer; only its length matters */
+    struct eval_ids intro, filler, question, fact, text; /* question: with the answer; only its length matters */
 };
 
 static void free_pieces(struct pieces *pieces)
 {
     eval_frame_free(&pieces->frame);
+    eval_ids_free(&pieces->intro);
     eval_ids_free(&pieces->filler);
     eval_ids_free(&pieces->question);
     eval_ids_free(&pieces->fact);
@@ -44,7 +47,7 @@ static int other_tokens(const struct eval_run *run, struct pieces *pieces, const
         code = eval_ids_piece(&pieces->question, run->model, lead + pieces->frame.chat, err);
     if (code == 0)
         code = eval_ids_piece(&pieces->question, run->model, answer, err);
-    *n = pieces->frame.before.n + pieces->frame.after.n + pieces->question.n;
+    *n = pieces->frame.before.n + pieces->frame.after.n + pieces->question.n + pieces->intro.n;
     return code;
 }
 
@@ -67,7 +70,9 @@ static int add_item(struct eval_run *run, struct pieces *pieces, int cell, int n
                            run->length, run->length - n_filler);
     const int before = n_depths > 1 ? (int)((int64_t)n_filler * cell / (n_depths - 1)) : n_filler / 2;
     const int at = run->params->data ? eval_below(random, pieces->filler.n) : 0;
-    code = append_filler(pieces, at, before, err);
+    code = pieces->frame.chat ? eval_ids_append(&pieces->text, pieces->intro.ids, pieces->intro.n, err) : 0;
+    if (code == 0)
+        code = append_filler(pieces, at, before, err);
     if (code == 0)
         code = eval_ids_append(&pieces->text, pieces->fact.ids, pieces->fact.n, err);
     if (code == 0)
@@ -91,6 +96,8 @@ static int load(struct eval_run *run, struct butler_error *err)
         code = eval_ids_piece(&pieces.filler, run->model, text.bytes ? text.bytes : filler_text, err);
     if (code == 0 && pieces.filler.n == 0)
         code = butler_fail(err, BUTLER_ERROR_FORMAT, "%s: no tokens in it", run->params->data);
+    if (code == 0 && pieces.frame.chat) /* a conversation says what it is about */
+        code = eval_ids_piece(&pieces.intro, run->model, intro, err);
     for (int i = 0; i < run->limit && code == 0; i++)
         code = add_item(run, &pieces, i % n_depths, n_depths, &random, err);
     eval_text_free(&text);

@@ -5,8 +5,6 @@
 #include <string.h>
 
 #include "eval.h"
-#include "model/model.h"
-#include "text/tokenizer.h"
 
 static int reserve(struct eval_ids *ids, int more, struct butler_error *err)
 {
@@ -43,11 +41,18 @@ int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const 
     }
 }
 
+static bool adds_bos(const struct butler_model *model)
+{
+    int32_t ids[8];
+    const int n = butler_tokenize(model, "a", 1, BUTLER_ADD_SPECIAL, ids, BUTLER_COUNT(ids), NULL);
+    return n > 0 && ids[0] == butler_token_bos(model);
+}
+
 int eval_ids_begin(struct eval_ids *ids, const struct butler_model *model, struct butler_error *err)
 {
     const int32_t bos = butler_token_bos(model);
     ids->n = 0;
-    return butler_tokenizer_adds_bos(model->tokenizer) ? eval_ids_append(ids, &bos, 1, err) : 0;
+    return adds_bos(model) ? eval_ids_append(ids, &bos, 1, err) : 0;
 }
 
 int eval_ids_chat(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err)
@@ -174,7 +179,7 @@ struct eval_item *eval_item_add(struct eval_run *run, const int32_t *ids, int n,
 
 int eval_windows_load(struct eval_run *run, int n_decode, struct butler_error *err)
 {
-    const int length = run->length - butler_tokenizer_adds_bos(run->model->tokenizer);
+    const int length = run->length - adds_bos(run->model);
     struct eval_text text;
     struct eval_ids ids = {0}, window = {0};
     if (!run->params->data)

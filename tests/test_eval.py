@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -372,10 +373,22 @@ def test_the_default_model_answers():
 
 # --------------------------------------------------------------------------------------------------- recall
 
+def recall(*args):
+    return rows("eval", "recall", "-m", GQA, "--data", TEXT, "--length", 160, "--limit", 3, "--budget", "0.15,0.5", *args)
+
+
+RECALLED = ["full", "oracle:share=query", "oracle", "oracle:group=mean", *POLICIES]
+
+
 @pytest.fixture(scope="module")
 def recalled():
-    policies = ["full", "oracle:share=query", "oracle", "oracle:group=mean", *POLICIES]
-    return rows("eval", "recall", "-m", GQA, "--data", TEXT, "--length", 160, "--limit", 3, "--set", "steps=12", "--budget", "0.15,0.5", *kv(*policies))
+    return recall("--set", "steps=12", *kv(*RECALLED))
+
+
+@pytest.fixture(scope="module")
+def uncharged():
+    """Every policy reads as many tokens as its budget says."""
+    return recall("--set", "steps=12,charge=0", *kv(*RECALLED))
 
 
 def values(found, metric, budget=None):
@@ -383,9 +396,9 @@ def values(found, metric, budget=None):
 
 
 @pytest.mark.parametrize("metric", ["recall", "mass", "top_half_accuracy"])
-def test_no_policy_beats_the_oracle(recalled, metric):
+def test_no_policy_beats_the_oracle(recalled, uncharged, metric):
     for budget in (0.15, 0.5):
-        found = values(recalled, metric, budget)
+        found = values(uncharged, metric, budget)
         best = found.pop(f"oracle:share=query,budget={budget}")
         assert len(found) == len(POLICIES) + 2 - ("oracle" in POLICIES)
         if metric != "mass":
@@ -421,6 +434,54 @@ def test_bytes_are_equal(recalled):
         # FIER's scales are made anew from the keys of a group of 32 as it fills: bytes of the append, not of the choice.
         append = 0.5 * 32 / 150 if name == "fier" else 0.02
         assert row["kv_read"] <= row["budget"] + max(page, 1 / 150) + append, row["policy"]
+
+
+def test_unshared_selections_are_at_equal_bytes(recalled):
+    """With share=query each of the two query heads of a KV head reads tokens of its own: half as many."""
+    for budget in (0.15, 0.5):
+        row, shared = (by(recalled, policy=f"oracle{share}budget={budget}", metric="recall") for share in (":share=query,", ":"))
+        assert row["bytes"]["kv"] <= shared["bytes"]["kv"] <= budget * row["bytes"]["full_kv"] * 1.05
+        assert row["value"] == pytest.approx(0.5, abs=0.03), "half of the largest, all of them right"
+
+
+def test_the_charge_can_be_switched_off(recalled, uncharged):
+    name = "fier:dense=0,budget=0.15"
+    charged, free = (by(found, policy=name, metric="recall") for found in (recalled, uncharged))
+    assert free["bytes"]["kv"] == pytest.approx(0.15 * free["bytes"]["full_kv"], rel=0.05)
+    assert charged["bytes"]["kv"] < 0.8 * free["bytes"]["kv"] and charged["value"] < free["value"]
+
+
+def test_dense_layers_are_in_no_mean():
+    """The second layer alone, whose queries do not depend on the first's selection, has the same recall and reads the same share."""
+    policies = kv("oracle", "streaming", "full")
+    every, second = (recall("--set", f"steps=12,dense={n}", *policies) for n in (0, 1))
+    for row in second:
+        if row["metric"] == "recall":
+            layers = by(every, policy=row["policy"], metric="recall")["detail"]["layers"]
+            assert row["detail"]["layers"][0] == [None] * 4 and row["detail"]["layers"][1] == pytest.approx(layers[1])
+            assert row["value"] == pytest.approx(np.mean(layers[1])) == pytest.approx(row["found"])
+            if row["policy"].startswith("streaming"):
+                assert row["kv_read"] <= row["budget"] + 1 / 150
+
+
+def test_what_the_first_predictor_reads_is_charged():
+    model = ROOT / "models" / "butler-default.gguf"
+    for budget in (0.1, 0.5):
+        row = by(rows("eval", "recall", "-m", model, "--data", TEXT, "--length", 600, "--limit", 1, "--set", "steps=4", *kv(f"tokenbutler:budget={budget}")),
+                 metric="recall")
+        assert row["kv_read"] <= budget + 0.03, "its own attention too"
+
+
+def test_recall_groups_that_fit_the_memory(tmp_path):
+    """Where the memory holds one policy's sessions only, policies run one after the other, with the same rows."""
+    def run(memory):
+        path = tmp_path / f"rows{memory}.jsonl"
+        found = steady(rows("eval", "recall", "--data", TEXT, "--length", 400, "--limit", 2, "--set", f"steps=2,memory={memory}", "-t", 1, "-o", path,
+                            *kv("oracle", "h2o", "streaming"), "--budget", "0.2"))
+        return found, [json.loads(line)["policy"].split(":")[0] for line in Path(f"{path}.items").read_text().splitlines()]
+    small, large = run(1), run(1000)
+    assert small[0] == large[0]
+    assert small[1] == ["oracle"] * 2 + ["h2o"] * 2 + ["streaming"] * 2 and large[1] == ["oracle", "h2o", "streaming"] * 2
 
 
 def test_recall_details(recalled):
