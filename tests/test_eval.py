@@ -476,7 +476,7 @@ def test_recall_groups_that_fit_the_memory(tmp_path):
     """Where the memory holds one policy's sessions only, policies run one after the other, with the same rows."""
     def run(memory):
         path = tmp_path / f"rows{memory}.jsonl"
-        found = steady(rows("eval", "recall", "--data", TEXT, "--length", 400, "--limit", 2, "--set", f"steps=2,memory={memory}", "-t", 1, "-o", path,
+        found = steady(rows("eval", "recall", "--data", ROOT / "models" / "long_text.txt", "--length", 400, "--limit", 2, "--set", f"steps=2,memory={memory}", "-t", 1, "-o", path,
                             *kv("oracle", "h2o", "streaming"), "--budget", "0.2"))
         return found, [json.loads(line)["policy"].split(":")[0] for line in Path(f"{path}.items").read_text().splitlines()]
     small, large = run(1), run(1000)
