@@ -73,8 +73,20 @@ int eval_journal_add(const struct eval_journal *journal, const char *key, const 
                      int n_values, const struct eval_cost *cost, const char *output, struct butler_error *err);
 void eval_journal_close(struct eval_journal *journal);
 
+/* The policy with which the others are compared item by item. */
+struct eval_base {
+    const struct eval_policy *policy; /* the first dense one, or the first */
+    double *values;                   /* [n_items][n_values] owned; NULL: not known (yet) */
+};
+struct eval_difference {
+    double value, lo, hi; /* a policy's metric minus the base's, and its 95 % interval (NaN for a single item) */
+};
+/* Differences of all of the task's rows into out[EVAL_MAX_ROWS]. */
+int eval_paired(const struct eval_run *run, const double *values, const double *base, struct eval_difference *out,
+                struct butler_error *err);
+
 /* The rows of a policy whose items are done; an array, or NULL. cost: the sum over the items. */
 json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *policy, const double *values,
-                       const struct eval_cost *cost, struct butler_error *err);
+                       const struct eval_cost *cost, const struct eval_base *base, struct butler_error *err);
 
 #endif

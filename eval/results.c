@@ -149,10 +149,17 @@ static json_t *cost_fields(const struct eval_run *run, const struct eval_cost *c
 }
 
 json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *policy, const double *values,
-                       const struct eval_cost *cost, struct butler_error *err)
+                       const struct eval_cost *cost, const struct eval_base *base, struct butler_error *err)
 {
+    struct eval_difference differences[EVAL_MAX_ROWS];
+    const bool compares = base->values && base->policy != policy;
     struct eval_row rows[EVAL_MAX_ROWS] = {{0}};
-    const int n = run->task->rows(run, values, rows, err);
+    int n = run->task->rows(run, values, rows, err);
+    if (n > 0 && compares && eval_paired(run, values, base->values, differences, err) < 0) {
+        for (int i = 0; i < n; i++)
+            json_decref(rows[i].detail);
+        n = BUTLER_ERROR_MEMORY;
+    }
     json_t *out = n < 0 ? NULL : json_array();
     for (int i = 0; i < n && out; i++) {
         json_t *row = name_fields(run, policy), *costs = cost_fields(run, cost);
@@ -160,6 +167,10 @@ json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *pol
         json_object_set_new(row, "value", number(rows[i].value));
         json_object_set_new(row, "ci", json_pack("[o, o]", number(rows[i].lo), number(rows[i].hi)));
         json_object_set_new(row, "n", json_integer(rows[i].n));
+        if (compares)
+            json_object_set_new(row, "difference",
+                                json_pack("{s:s, s:o, s:[o, o]}", "to", base->policy->text, "value", number(differences[i].value),
+                                          "ci", number(differences[i].lo), number(differences[i].hi)));
         if (row && costs)
             json_object_update(row, costs);
         json_decref(costs);

@@ -16,6 +16,7 @@ struct pass {
     struct eval_run *run;
     const struct eval_events *events;
     const struct eval_journal *journal;
+    struct eval_base *base;
     const struct eval_policy *const *policies; /* [n] */
     char *const *keys;                         /* [n] */
     int n, n_threads;
@@ -211,7 +212,10 @@ static int report(struct pass *pass, struct eval_results *results, struct butler
         for (int i = 0; i < run->items.n; i++)
             for (int k = 0; k < EVAL_N_COSTS; k++)
                 ((double *)&sum)[k] += ((const double *)&pass->costs[index_of(pass, p, i)])[k];
-        json_t *rows = eval_make_rows(run, pass->policies[p], values_of(pass, p, 0), &sum, err);
+        const size_t n_values = (size_t)run->items.n * (size_t)run->n_values;
+        if (pass->policies[p] == pass->base->policy && (pass->base->values = butler_alloc(n_values * sizeof(double), err)))
+            memcpy(pass->base->values, values_of(pass, p, 0), n_values * sizeof(double));
+        json_t *rows = eval_make_rows(run, pass->policies[p], values_of(pass, p, 0), &sum, pass->base, err);
         size_t i;
         json_t *row;
         code = rows ? eval_results_append(results, rows, err) : BUTLER_ERROR_MEMORY;
@@ -266,7 +270,40 @@ struct plan {
     char **keys;                         /* [n] */
     int n;
     bool together; /* a pass may have several policies */
+    struct eval_base base;
 };
+
+/* The base is measured first. If it is in the results already, the journal may have its items. */
+static int find_base(struct plan *plan, const struct eval_run *run, const struct eval_journal *journal, struct butler_error *err)
+{
+    struct eval_base *base = &plan->base;
+    int code = 0, n = 0;
+    base->policy = &run->policies[0];
+    for (int i = run->n_policies - 1; i >= 0; i--)
+        base->policy = run->policies[i].parsed.metric ? base->policy : &run->policies[i];
+    for (int i = 0; i < plan->n; i++)
+        if (plan->policies[i] == base->policy) {
+            char *key = plan->keys[i];
+            memmove(plan->policies + 1, plan->policies, (size_t)i * sizeof *plan->policies);
+            memmove(plan->keys + 1, plan->keys, (size_t)i * sizeof *plan->keys);
+            plan->policies[0] = base->policy;
+            plan->keys[0] = key;
+            return 0;
+        }
+    char *key = eval_key(run, base->policy);
+    base->values = butler_alloc((size_t)run->items.n * (size_t)run->n_values * sizeof(double), err);
+    if (!key || !base->values)
+        code = BUTLER_ERROR_MEMORY;
+    for (struct eval_cost cost; code == 0 && n < run->items.n; n++)
+        if (!eval_journal_take(journal, key, n, base->values + (size_t)n * (size_t)run->n_values, run->n_values, &cost))
+            break;
+    if (n < run->items.n) {
+        free(base->values);
+        base->values = NULL;
+    }
+    free(key);
+    return code;
+}
 
 static int make_plan(struct plan *plan, struct eval_run *run, const struct eval_results *results, struct butler_error *err)
 {
@@ -332,14 +369,20 @@ static int run_policies(struct eval_run *run, struct eval_results *results, cons
 {
     struct plan plan = {0};
     int code = make_plan(&plan, run, results, err);
+    if (code == 0)
+        code = find_base(&plan, run, journal, err);
     if (code == 0 && plan.n < run->n_policies && run->events->note) {
         char text[96];
         snprintf(text, sizeof text, "%d of %d policies are in the results already", run->n_policies - plan.n, run->n_policies);
         run->events->note(run->events->user, text);
     }
     for (int first = 0; first < plan.n && code == 0;) {
-        struct pass pass = {
-            .run = run, .events = run->events, .journal = journal, .policies = plan.policies + first, .keys = plan.keys + first};
+        struct pass pass = {.run = run,
+                            .events = run->events,
+                            .journal = journal,
+                            .base = &plan.base,
+                            .policies = plan.policies + first,
+                            .keys = plan.keys + first};
         code = size_pass(&pass, &plan, first, err);
         pass.before = (double)first / plan.n;
         pass.share = (double)pass.n / plan.n;
@@ -349,6 +392,7 @@ static int run_policies(struct eval_run *run, struct eval_results *results, cons
     }
     for (int i = 0; i < plan.n; i++)
         free(plan.keys[i]);
+    free(plan.base.values);
     free(plan.policies);
     free(plan.keys);
     return code;

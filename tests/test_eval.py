@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli import BUTLER, FAILED, GPT2, GQA, ROOT, USAGE, butler, data_folder, refuses, rows
+from cli import BUTLER, FAILED, GPT2, GQA, ROOT, USAGE, butler, data_folder, refuses, rows, with_values
 from gguf_file import BOOL, Gguf
 from llama_reference import Llama
 from policies_reference import half_up, log_softmax
@@ -22,6 +22,7 @@ from policies_reference import half_up, log_softmax
 TEXT = ROOT / "tests" / "data" / "secret_garden.txt"
 POLICIES = ["quest:dense=0", "fier:dense=0", "pagestats", "oracle", "random", "streaming", "h2o", "h2o+vatp", "scissorhands", "snapkv", "tova", "knorm"]
 VOLATILE = ("seconds", "date")
+JOINT = ("difference",)  # depends on another policy of the command
 
 
 def kv(*policies):
@@ -173,6 +174,9 @@ def test_results_do_not_depend_on_the_threads():
 def test_results_do_not_depend_on_company(policy):
     """A prompt read for several policies serves each as if it had been read for it alone."""
     args = ["eval", "ppl", "-m", GQA, "--data", TEXT, "--length", 96, "--limit", 2, "--mode", "prefill"]
+    def steady(found):
+        return [{k: v for k, v in row.items() if k not in VOLATILE + JOINT} for row in found]
+
     together = steady(rows(*args, "--budget", "0.5,0.25", *kv("h2o", "fier:dense=0", "quest:dense=0", "snapkv", "streaming", "random")))
     alone = steady(rows(*args, "--budget", "0.25", *kv(policy)))
     assert alone and all(row in together for row in alone)
@@ -208,6 +212,53 @@ def test_interrupted_and_resumed(tmp_path, number):
     again = subprocess.run(command(part), check=True, capture_output=True, timeout=300).stderr.decode()
     assert "of 9 policies are in the results already" in again
     assert read(part) == read(whole)
+
+
+def journal(path):
+    file = Path(f"{path}.items")
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_killed_at_random_moments(tmp_path):
+    """At most the item at work is lost: no item is measured twice, and the rows are those of a run that nobody killed."""
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    start = time.time()
+    subprocess.run(command(whole, 24), check=True, capture_output=True, timeout=300)
+    length, draw, n_killed, before = time.time() - start, random.Random(3), 0, 0
+    for _ in range(100):
+        process = subprocess.Popen(command(part, 24), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(draw.uniform(0.01, length / 4))
+        process.kill()
+        n_killed += process.wait() == -signal.SIGKILL
+        complete = Path(f"{part}.items").read_bytes().count(b"\n") if Path(f"{part}.items").exists() else 0
+        assert complete >= before
+        before = complete
+        if process.returncode == 0:
+            break
+    subprocess.run(command(part, 24), check=True, capture_output=True, timeout=300)
+    names = [item["id"] for item in journal(part)]
+    assert n_killed >= 3 and len(names) == len(set(names)) == len(journal(whole)) > 24
+    assert read(part) == read(whole)
+
+
+def test_an_interrupted_item_ends_at_once():
+    """The only item, under the first of three policies, takes much longer than the wait for its end."""
+    args = ["eval", "passkey", "--length", "15000", "--limit", "1", "-t", "1", *kv("full", "h2o:budget=0.5", "snapkv:budget=0.5")]
+    process = subprocess.Popen([BUTLER, *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT)
+    time.sleep(0.7)
+    start = time.time()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=120)[1].decode()
+    assert time.time() - start < 1 and process.returncode == FAILED and "stopped" in said
+
+
+def test_outputs_are_kept(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    data = tmp_path / "q.jsonl"
+    data.write_text(json.dumps({"dataset": "qasper", "context": "A text.", "input": "What?", "answers": ["x"]}))
+    rows("eval", "longbench", "--data", data, "--limit", 1, "-o", path, *kv("full"))
+    item, = journal(path)
+    assert isinstance(item["output"], str) and item["policy"] == "full" and item["item"] == 0
 
 
 def test_a_file_cut_anywhere_goes_on(tmp_path):
@@ -371,6 +422,70 @@ def test_the_default_model_answers():
     assert by(found, policy="streaming:budget=0.1")["value"] <= by(found, policy="full")["value"] - 0.3
 
 
+def test_the_policy_cuts_after_it_has_seen_the_question():
+    """SnapKV keeps what the last queries attend to: the key, if they ask for it, and not if the text is cut before."""
+    args = ["eval", "passkey", "--length", 600, "--limit", 10, *kv("full", "snapkv:budget=0.3")]
+    found, after = rows(*args), rows(*args, "--set", "ask=after")
+    full, seen = (by(found, policy=policy)["value"] for policy in ("full", "snapkv:budget=0.3"))
+    assert by(after, policy="full")["value"] == full >= 0.6 and seen >= full - 0.1
+    assert by(after, policy="snapkv:budget=0.3")["value"] <= 0.3
+
+
+@pytest.mark.parametrize("ask", ["before", "after"])
+def test_a_budget_that_holds_everything_changes_nothing(ask):
+    """Also after the last token of the prompt was taken out of the cache and decoded again."""
+    policies = ["h2o", "snapkv", "tova", "streaming", "scissorhands", "knorm", "h2o+vatp", "quest:dense=0"]
+    found = rows("eval", "passkey", "-m", GQA, "--length", 180, "--limit", 2, "--kv-type", "f32", "--set", f"ask={ask}", "--budget", "1", *kv(*policies))
+    assert len(found) == len(policies)
+    assert all(row["kl"] < 1e-5 and row["agreement"] == 1 and row["found"] in (1, None) for row in found)
+
+
+def test_chat_template(tmp_path):
+    model = with_values(tmp_path / "chat.gguf", chat_template="{{ 'U ' + messages[0].content + ' End\n' }}{% if add_generation_prompt %}{{ 'A\n' }}{% endif %}")
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"ordered_kv_records": [["ab", "cd"], ["ef", "gh"]], "key": "ef", "value": "gh"}))
+    common = ["eval", "kv", "-m", model, "--data", path, "--kv-type", "f32"]
+    body = "Remember these pairs.\nab: cd\nef: gh\n"
+    prompt = ["U ", body, "\nWhich value belongs to ef?", " End\nA\n", "ef:"]
+    tokens = len(bos(model)) + sum(len(piece_of(text, model)) for text in prompt + [" gh"])
+    chat, plain = rows(*common), rows(*common, "--set", "chat=off")
+    check(plain, [hits([body, "\nef:"], " gh")])
+    assert abs(chat[0]["length"] - tokens) <= 1 and plain[0]["length"] < tokens - 20
+    assert rows(*common, "--set", "chat=on")[0]["length"] == chat[0]["length"]
+    refuses(USAGE, "eval", "kv", "-m", GQA, "--set", "chat=on", says=["chat", "template"])
+    refuses(USAGE, "eval", "kv", "-m", GQA, "--set", "ask=never", says=["ask", "never", "before"])
+
+
+def test_compared_with_dense_attention():
+    """With a dense first layer the second's queries and keys are those of dense attention: the oracle finds its largest, all of them."""
+    args = ["eval", "ppl", "-m", GQA, "--data", TEXT, "--length", 120, "--limit", 4, "--kv-type", "f32", "--mode", "prefill", "--set", "prompt=40"]
+    found = rows(*args, *kv("full", "oracle:share=query,dense=1,budget=0.3", "random:share=query,dense=1,budget=0.3", "random:dense=2,budget=0.3"))
+    full, oracle, chance, dense = (row for row in found if row["metric"] == "ppl")
+    assert full["kl"] is None and full["found"] is None and "difference" not in full
+    assert oracle["found"] == 1 and 0.2 < chance["found"] < 0.45
+    assert oracle["curve"] and all(part["found"] in (1, None) for part in oracle["curve"])
+    assert dense["kl"] < 1e-6 and dense["agreement"] == 1 and dense["difference"]["value"] == pytest.approx(0, abs=0.05)
+    assert chance["kl"] > oracle["kl"] > 0 and chance["agreement"] < 1
+    assert "kl" in found[0] and rows(*args, "--set", "compare=0", *kv("random:budget=0.3"))[0]["kl"] is None
+
+
+def test_paired_differences(tmp_path):
+    """The difference of two means, with Student's interval of the items' own differences; the journal has their values."""
+    path = tmp_path / "rows.jsonl"
+    found = rows("eval", "coref", "-m", GQA, "--limit", 30, "-o", path, *kv("random:budget=0.2", "full"))
+    row = by(found, policy="random:budget=0.2", metric="coverage")
+    values = {p: np.array([i["values"] for i in sorted(journal(path), key=lambda i: i["item"]) if i["policy"] == p]) for p in ("full", "random:budget=0.2")}
+    ours, theirs = values["random:budget=0.2"], values["full"]
+    def share(v, keep):
+        return v[keep, 1].sum() / v[keep, 2].sum()
+    all_, n = np.arange(30), 30
+    whole = share(ours, all_) - share(theirs, all_)
+    pseudo = [n * whole - (n - 1) * (share(ours, np.delete(all_, i)) - share(theirs, np.delete(all_, i))) for i in range(n)]
+    half = 2.045230 * np.std(pseudo, ddof=1) / math.sqrt(n)
+    assert row["difference"]["to"] == "full" and row["difference"]["value"] == pytest.approx(whole, abs=1e-8)
+    assert row["difference"]["ci"] == pytest.approx([whole - half, whole + half], abs=1e-6)
+
+
 # --------------------------------------------------------------------------------------------------- recall
 
 def recall(*args):
@@ -490,8 +605,9 @@ def test_recall_details(recalled):
             layers, mass = np.array(row["detail"]["layers"]), np.array(row["detail"]["mass"])
             assert layers.shape == mass.shape == (2, 4) and layers.mean() == pytest.approx(row["value"], abs=1e-6)
             assert mass.mean() == pytest.approx(by(recalled, policy=row["policy"], metric="mass")["value"], abs=1e-6)
-            if "page_hit" in row["detail"]:
-                assert row["detail"]["page_hit"] + row["detail"]["reuse"] == pytest.approx(1)
+            if row["page_hit"] is not None:
+                assert row["page_hit"] + row["reuse"] == pytest.approx(1)
+            assert row["found"] == pytest.approx(row["value"], abs=1e-6)
 
 
 def test_consensus_and_heat():
