@@ -1,6 +1,7 @@
 /* Questions with one right answer: passkey, key-value pairs, lines, co-reference. */
 #include "answer.h"
 
+#include <stdio.h>
 #include <string.h>
 
 int eval_frame_init(struct eval_frame *frame, const struct eval_run *run, struct butler_error *err)
@@ -79,18 +80,25 @@ int eval_answer_run(struct eval_trial *trial, struct butler_error *err)
     struct butler_session *session = trial->session;
     double *values = trial->values;
     const struct eval_answer *answer = item->own;
-    int right = 0;
-    for (int i = butler_n_past(session); i + 1 < item->n_ids; i++) {
-        const int code = eval_step(trial, item->ids[i], err);
-        if (code < 0)
-            return code;
-        if (i + 1 >= item->n_ids - answer->n_answer)
-            right += eval_argmax(butler_logits(session), run->info->n_vocab) == item->ids[i + 1];
+    size_t n_output = 0, n_bytes;
+    FILE *output = open_memstream(&trial->output, &n_output); /* the likeliest tokens, for the journal */
+    int right = 0, code = output ? 0 : butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for an answer");
+    for (int i = butler_n_past(session); i + 1 < item->n_ids && code == 0; i++) {
+        code = eval_step(trial, item->ids[i], err);
+        if (code < 0 || i + 1 < item->n_ids - answer->n_answer)
+            continue;
+        const int32_t best = eval_argmax(butler_logits(session), run->info->n_vocab);
+        const char *bytes = butler_token_bytes(run->model, best, &n_bytes);
+        if (bytes)
+            fwrite(bytes, 1, strnlen(bytes, n_bytes), output);
+        right += best == item->ids[i + 1];
     }
+    if (output && fclose(output) != 0 && code == 0)
+        code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for an answer");
     values[0] = right == answer->n_answer;
     values[1] = right;
     values[2] = answer->n_answer;
-    return 0;
+    return code;
 }
 
 int eval_answer_summary(const struct eval_run *run, const double *values, bool coverage, json_t *detail, struct eval_row *rows)

@@ -56,6 +56,21 @@ static void take_numbers(const json_t *array, double *values, int n)
     }
 }
 
+/* What a model wrote as a JSON string, with U+FFFD for bytes that are not UTF-8. */
+static json_t *text_of(const char *output)
+{
+    struct butler_utf8 stream = {0};
+    const size_t n = output ? strlen(output) : 0;
+    char *valid = output ? malloc(3 * n + 32) : NULL;
+    if (!valid)
+        return NULL;
+    size_t n_valid = butler_utf8_push(&stream, output, n, valid, 3 * n + 16);
+    n_valid += butler_utf8_push(&stream, NULL, 0, valid + n_valid, 16);
+    json_t *text = json_stringn(valid, n_valid);
+    free(valid);
+    return text;
+}
+
 bool eval_journal_take(const struct eval_journal *journal, const char *key, int item, double *values, int n_values,
                        struct eval_cost *cost)
 {
@@ -76,8 +91,9 @@ int eval_journal_add(const struct eval_journal *journal, const char *key, const 
     if (!journal->log.path)
         return 0;
     name_of(name, key, item);
-    json_t *lines = json_pack("[{s:s, s:s, s:i, s:o, s:o, s:s*}]", "id", name, "policy", policy, "item", item, "values",
-                              numbers(values, n_values), "cost", numbers((const double *)cost, EVAL_N_COSTS), "output", output);
+    json_t *lines =
+        json_pack("[{s:s, s:s, s:i, s:o, s:o, s:o*}]", "id", name, "policy", policy, "item", item, "values",
+                  numbers(values, n_values), "cost", numbers((const double *)cost, EVAL_N_COSTS), "output", text_of(output));
     const int code = lines ? eval_log_append(&journal->log, lines, err)
                            : butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for a row", journal->log.path);
     json_decref(lines);

@@ -259,6 +259,9 @@ def test_outputs_are_kept(tmp_path):
     rows("eval", "longbench", "--data", data, "--limit", 1, "-o", path, *kv("full"))
     item, = journal(path)
     assert isinstance(item["output"], str) and item["policy"] == "full" and item["item"] == 0
+    row, = rows("eval", "passkey", "--length", 300, "--limit", 4, "-o", tmp_path / "keys.jsonl")
+    kept = journal(tmp_path / "keys.jsonl")
+    assert len(kept) == 4 and sum(re.fullmatch(r" \d{5}", item["output"]) is not None for item in kept) >= 4 * row["value"] > 0
 
 
 def test_a_file_cut_anywhere_goes_on(tmp_path):
