@@ -20,7 +20,8 @@ static void on_signal(int number)
 
 struct screen {
     const struct cmd_options *options;
-    double start, shown;
+    double start, shown; /* seconds */
+    double resumed;      /* fraction of the work that an earlier run had done; below 0: not known yet */
     bool terminal;
     int n_rows;
 };
@@ -38,14 +39,22 @@ static void show_progress(void *user, double done)
     enum { WIDTH = 30 };
     struct screen *screen = user;
     const double t = butler_seconds();
-    if (!screen->terminal || (t - screen->shown < 0.2 && done < 1))
+    if (screen->resumed < 0) {
+        screen->resumed = done;
+        screen->shown = t;
+    }
+    const double own = done - screen->resumed, remaining = own > 0 ? (t - screen->start) * (1 - done) / own : 0;
+    if (t - screen->shown < (screen->terminal ? 0.2 : 30) && !(screen->terminal && done >= 1))
         return;
     screen->shown = t;
+    if (!screen->terminal) {
+        cmd_say(screen->options, "%.0f %% done, %d:%02d remaining", 100 * done, (int)remaining / 60, (int)remaining % 60);
+        return;
+    }
     char bar[WIDTH + 1];
     for (int i = 0; i < WIDTH; i++)
         bar[i] = i < (int)(done * WIDTH) ? '#' : '.';
     bar[WIDTH] = 0;
-    const double remaining = done > 0 ? (t - screen->start) * (1 - done) / done : 0;
     fprintf(stderr, "\r[%s] %3.0f %%, %d:%02d remaining\033[K", bar, 100 * done, (int)remaining / 60, (int)remaining % 60);
     fflush(stderr);
 }
@@ -115,13 +124,15 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
         struct butler_error err = {0};
         params.length = options->lengths.n ? options->lengths.values[i] : 0;
         screen.start = butler_seconds();
+        screen.resumed = -1;
         code = eval_execute(task, engine, &params, &events, &err);
         wipe(&screen);
         if (code < 0)
             return cmd_fail(options, &err);
     }
     if (code == EVAL_STOPPED) {
-        cmd_say(options, options->output ? "stopped; the same command continues after the rows in %s" : "stopped", options->output);
+        cmd_say(options, options->output ? "stopped; the same command continues after the items in %s.items" : "stopped",
+                options->output);
         return CMD_FAILED;
     }
     return CMD_DONE;
@@ -178,8 +189,9 @@ const struct cmd_command cmd_eval = {
         "Tasks:" EVAL_TASKS(WORD) ". docs/eval.md describes what each reads and "
                                   "measures.\n\n"
                                   "Every --budget is applied to every --kv that has one. Rows are appended to -o when a policy is "
-                                  "done. Rows that the file\n"
-                                  "already has are not measured again: the same command continues a run that was stopped.\n\n"
+                                  "done, items to RESULTS.items as\n"
+                                  "they are done. What the files have is not measured again: the same command continues a run that "
+                                  "was stopped.\n\n"
                                   "With --json one row for each policy and metric: {\"task\", \"model\", \"policy\", \"budget\", "
                                   "\"metric\", \"value\", "
                                   "\"ci\",\n"

@@ -43,19 +43,22 @@ static void take_logits(void *user, int layer, int first, int n, const float *q,
     }
 }
 
-static int measure(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
-                   struct butler_error *err)
+static int measure(struct eval_trial *trial, struct butler_error *err)
 {
+    const struct eval_run *run = trial->run;
+    const struct eval_item *item = trial->item;
+    struct butler_session *session = trial->session;
+    double *values = trial->values;
     const int heads = run->info->n_layers * run->info->n_heads, n = item->n_ids;
     struct logits logits = {session, n, butler_alloc((size_t)heads * (size_t)n * sizeof(double), err),
                             butler_alloc((size_t)n * sizeof(float), err)};
     const struct butler_capture capture = {.attended = take_logits, .user = &logits};
     int code = logits.units && logits.row ? 0 : BUTLER_ERROR_MEMORY;
     while (code == 0 && butler_n_past(session) < n - 1)
-        code = butler_step(session, item->ids[butler_n_past(session)], err);
+        code = eval_step(trial, item->ids[butler_n_past(session)], err);
     session->capture = &capture;
     if (code == 0)
-        code = butler_step(session, item->ids[n - 1], err);
+        code = eval_step(trial, item->ids[n - 1], err);
     session->capture = NULL;
     for (int a = 0; a < heads && code == 0; a++)
         for (int b = 0; b < heads; b++) {

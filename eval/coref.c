@@ -70,33 +70,28 @@ static const char *entry(const struct pools *pools, enum pool pool, int i, const
     return json_string_value(part ? json_object_get(value, part) : value);
 }
 
-static int add_item(struct eval_run *run, const struct pools *pools, int tail, struct eval_ids *ids, uint64_t *random,
-                    struct butler_error *err)
+static int add_item(struct eval_run *run, const struct pools *pools, const struct eval_frame *frame, struct eval_ids *ids,
+                    uint64_t *random, struct butler_error *err)
 {
-    const int32_t bos = butler_token_bos(run->model);
     int drawn[N_POOLS];
-    char *prompt = NULL, *answer = NULL;
+    char *prompt = NULL, *answer = NULL, *lead = NULL;
     for (int pool = 0; pool < N_POOLS; pool++)
         drawn[pool] = eval_below(random, pools->n[pool]);
-    const char *name = entry(pools, NAMES, drawn[NAMES], NULL);
-    ids->n = 0;
-    int code = bos >= 0 ? eval_ids_append(ids, &bos, 1, err) : 0;
-    if (asprintf(&prompt, "%s %s. %s. %s. %s. %s:", entry(pools, PAIRS, drawn[PAIRS], "location_intro"), name,
+    const char *name = entry(pools, NAMES, drawn[NAMES], NULL), *tieback = entry(pools, PAIRS, drawn[PAIRS], "tieback_question");
+    int code = 0;
+    if (asprintf(&prompt, "%s %s. %s. %s. %s.", entry(pools, PAIRS, drawn[PAIRS], "location_intro"), name,
                  entry(pools, THOUGHTS, drawn[THOUGHTS], NULL), entry(pools, FOODS, drawn[FOODS], NULL),
-                 entry(pools, SUMS, drawn[SUMS], NULL), entry(pools, PAIRS, drawn[PAIRS], "tieback_question")) < 0)
-        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a text");
-    if (asprintf(&answer, " %s", name) < 0)
+                 entry(pools, SUMS, drawn[SUMS], NULL)) < 0 ||
+        asprintf(&answer, " %s", name) < 0 || asprintf(&lead, " %s:", tieback) < 0)
         code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a text");
     if (code == 0)
-        code = eval_ids_text(ids, run->model, prompt, err);
-    const int n_prompt = ids->n;
+        code = eval_document(ids, run, frame, prompt, err);
+    const struct eval_question question = {frame->chat ? "\nWhich place is described here once more?" : "", lead, answer};
     if (code == 0)
-        code = eval_ids_piece(ids, run->model, answer, err);
-    if (code == 0)
-        code = eval_answer_add(run, ids, ids->n - n_prompt, tail, 0, err);
-    run->length = BUTLER_MAX(run->length, ids->n);
+        code = eval_answer_add(run, frame, ids, &question, 0, err);
     free(prompt);
     free(answer);
+    free(lead);
     return code;
 }
 
@@ -105,22 +100,25 @@ int eval_coref_load(struct eval_run *run, struct butler_error *err)
     struct pools pools = {.n = {EVAL_N_PLACE_NAMES, EVAL_N_PLACES, EVAL_N_THOUGHTS, EVAL_N_FOODS, EVAL_N_SUMS}};
     struct eval_ids ids = {0};
     uint64_t random = run->seed;
-    int tail;
-    if (eval_answer_tail(run, &tail, err) < 0 || eval_option_int(run, "dense", 0, run->info->n_layers, &run->min_dense, err) < 0)
+    struct eval_frame frame;
+    if (eval_option_int(run, "dense", 0, run->info->n_layers, &run->min_dense, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
     if (run->params->length)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--length: the length of coref's texts follows from their parts");
-    int code = run->params->data ? read_pools(run, run->params->data, &pools, err) : 0;
+    int code = eval_frame_init(&frame, run, err);
+    if (code == 0 && run->params->data)
+        code = read_pools(run, run->params->data, &pools, err);
     for (int i = 0; i < run->limit && code == 0; i++)
-        code = add_item(run, &pools, tail, &ids, &random, err);
+        code = add_item(run, &pools, &frame, &ids, &random, err);
     json_decref(pools.file);
     eval_ids_free(&ids);
+    eval_frame_free(&frame);
     return code;
 }
 
 static const struct eval_option options[] = {
     {"dense", "1", "this many layers, at least, read everything under every policy"},
-    EVAL_ANSWER_OPTIONS,
+    EVAL_ANSWER_OPTIONS("off"), /* a text to continue, as published */
     {NULL, NULL, NULL},
 };
 

@@ -15,6 +15,7 @@
 enum {
     EVAL_MAX_OPTIONS = 16, /* of one task */
     EVAL_MAX_ROWS = 8,     /* metrics one task reports for a policy */
+    EVAL_CURVE = 16,       /* parts of a text in a curve over time */
 };
 
 /* ------------------------------------------------------------------------------------------------ a task */
@@ -24,8 +25,11 @@ struct eval_item {
     int32_t *ids; /* [n_ids] owned */
     int n_ids;
     /* ids[0, n_prompt) are read as a prompt, with dense attention, once for all policies that can share it; the task's run
-     * decodes from there on. Mode simulate: 0, run starts with an empty session. */
+     * decodes from there on. Mode simulate: run starts with an empty session. */
     int n_prompt;
+    /* Question-aware: the policy observes the whole prompt and cuts its cache; then the prompt's last token is taken out again, and
+     * run begins by decoding it, so that the first prediction comes from what the policy kept. */
+    bool repeats_last;
     int n_extra; /* tokens that run may add after n_ids */
     void *own;   /* the task's; freed by its free_own, or by free() where that is NULL */
 };
@@ -49,11 +53,29 @@ struct eval_option {
 
 struct eval_run;
 struct eval_policy;
+struct eval_watch;
 
-/* Cost of decoding one item under one policy. */
+/* What decoding one item under one policy cost, and how it compares with dense attention on the same text. All numbers are sums,
+ * so that items add up. */
 struct eval_cost {
-    uint64_t n_decode, kv_bytes, metric_bytes, full_kv_bytes, units_selected, units_reused;
-    double seconds;
+    double n_decode, kv_bytes, metric_bytes, full_kv_bytes, seconds;
+    double compared, kl, agreed; /* tokens; sum of KL(dense || policy) in nats; tokens with the same likeliest next token */
+    /* By the position in the text, in parts of 1 / EVAL_CURVE of the longest item: units selected, and of them selected by the step
+     * before too; tokens with the highest q.k under dense attention, and of them read. */
+    double selected[EVAL_CURVE], reused[EVAL_CURVE], wanted[EVAL_CURVE], found[EVAL_CURVE];
+};
+enum { EVAL_N_COSTS = (int)(sizeof(struct eval_cost) / sizeof(double)) };
+
+/* One item under one policy, while it is measured. */
+struct eval_trial {
+    const struct eval_run *run;
+    const struct eval_item *item;
+    struct butler_session *session; /* which has read the prompt */
+    struct butler_session *dense;   /* the same text under dense attention, for comparison; or NULL */
+    double *values;                 /* [run->n_values], zeroed */
+    struct eval_watch *watch;       /* the framework's */
+    char *output;                   /* what the model wrote, for the journal; or NULL. The framework frees it */
+    struct eval_cost cost;
 };
 
 struct eval_task {
@@ -64,10 +86,9 @@ struct eval_task {
     bool simulate;                     /* the default mode */
     /* Reads or makes the items (at most run->limit of them) and sets run->n_values, and run->length where it is 0. */
     int (*load)(struct eval_run *run, struct butler_error *err);
-    /* One item under one policy: decodes in session, which has read the prompt, and writes values[run->n_values]. Called
-     * from several threads for different sessions: run and item are read only. */
-    int (*run)(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
-               struct butler_error *err);
+    /* One item under one policy: decodes by eval_step and writes trial->values. Called from several threads for different trials:
+     * run and item are read only. */
+    int (*run)(struct eval_trial *trial, struct butler_error *err);
     /* Alternatively, one item under all policies at once: values[p] and costs[p] are those of policies[p]. */
     int (*run_together)(const struct eval_run *run, const struct eval_item *item, const struct eval_policy *const *policies, int n,
                         double *const *values, struct eval_cost *costs, struct butler_error *err);
@@ -102,7 +123,7 @@ struct eval_params {
     int n_settings;
     enum butler_kv_type kv_type;
     int n_threads;      /* sequences at a time, each in an engine of one thread */
-    const char *output; /* rows are appended to this file, and rows that it has are not computed again; or NULL */
+    const char *output; /* rows are appended to this file, items to FILE.items, and what they have is not computed again; or NULL */
     const char *model_name;
 };
 
@@ -111,7 +132,8 @@ struct eval_events {
     void (*progress)(void *user, double done); /* done: fraction of the work, 0 .. 1 */
     void (*row)(void *user, const json_t *row);
     void (*note)(void *user, const char *text);
-    bool (*stopped)(void *user); /* true: the run stops between items */
+    bool (*stopped)(void *user); /* true: the run stops, at the latest after the token or the part of a prompt that is being read.
+                                  * From any thread */
 };
 
 /* A policy with its budget applied. */
@@ -125,6 +147,7 @@ struct eval_policy {
 struct eval_run {
     const struct eval_task *task;
     const struct eval_params *params;
+    const struct eval_events *events;
     struct butler_engine *engine; /* of the thread that has this copy of the run */
     struct butler_model *model;
     const struct butler_model_info *info;
@@ -136,6 +159,7 @@ struct eval_run {
     const char *subset;                          /* data set, for a task with several, or NULL; load sets it */
     uint64_t data_digest;                        /* of what eval_text_read read */
     struct eval_items items;
+    int longest; /* tokens of the longest item */
     int n_values;
     struct eval_policy *policies;
     int n_policies;
@@ -143,22 +167,33 @@ struct eval_run {
     void *own;     /* the task's, freed by free() at the end */
 };
 
-/* 0, or negative with *err filled. EVAL_STOPPED when events->stopped returned true: finished rows are in the output. */
+/* 0, or negative with *err filled. EVAL_STOPPED when events->stopped returned true: finished items are in the output's journal. */
 enum { EVAL_STOPPED = 1 };
 int eval_execute(const struct eval_task *task, struct butler_engine *engine, const struct eval_params *params,
                  const struct eval_events *events, struct butler_error *err);
 
+/* Option chat of a task with questions: "auto" (on where the model has a chat template), "on" or "off". */
+int eval_option_chat(const struct eval_run *run, bool *chat, struct butler_error *err);
+/* Options of every task that decodes by eval_step. */
+#define EVAL_COMMON_OPTIONS                                                                                                        \
+    {                                                                                                                              \
+        "compare", "1", "0: no second session with dense attention, so no kl, agreement and found share"                           \
+    }
 /* The value of a task's option, as text, or as a whole number in [min, max] (error: names the option). */
 const char *eval_option_text(const struct eval_run *run, const char *name);
 int eval_option_int(const struct eval_run *run, const char *name, int min, int max, int *out, struct butler_error *err);
 
 /* ----------------------------------------------------------------------------------------------- for tasks */
 
+/* Decodes a token, and under dense attention too where trial->dense is there. BUTLER_ERROR_CANCELLED: the run was stopped. */
+int eval_step(struct eval_trial *trial, int32_t id, struct butler_error *err);
+/* An error (BUTLER_ERROR_CANCELLED) if the run was stopped. */
+int eval_check_stop(const struct eval_run *run, struct butler_error *err);
 /* Appends an item of ids[n] (copied). NULL: no memory. */
 struct eval_item *eval_item_add(struct eval_run *run, const int32_t *ids, int n, int n_prompt, struct butler_error *err);
 
-/* Items from the text file --data: run->limit windows of run->length tokens (the beginning-of-text token included), spread over
- * the whole file. The last n_decode tokens of each are decoded. */
+/* Items from the text file --data: run->limit windows of run->length tokens (with the beginning-of-text token where the file asks
+ * for it), spread over the whole file. The last n_decode tokens of each are decoded. */
 int eval_windows_load(struct eval_run *run, int n_decode, struct butler_error *err);
 
 /* Tokens of a text appended to *ids. */
@@ -166,16 +201,22 @@ struct eval_ids {
     int32_t *ids;
     int n, capacity;
 };
+/* Empties ids and adds the beginning-of-text token where the model's file asks for one. */
+int eval_ids_begin(struct eval_ids *ids, const struct butler_model *model, struct butler_error *err);
 int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
 /* The same for a text that continues another one: no space is added before it. */
 int eval_ids_piece(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
 /* Tokens of a conversation that begins with this user's text, by the model's chat template, up to the beginning of an answer. */
 int eval_ids_chat(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err);
+/* Tokens of the model's chat template around a user's text: before it, and from its end to the beginning of an answer. */
+int eval_ids_frame(struct eval_ids *before, struct eval_ids *after, const struct butler_model *model, struct butler_error *err);
 int eval_ids_append(struct eval_ids *ids, const int32_t *more, int n, struct butler_error *err);
 void eval_ids_free(struct eval_ids *ids);
 
 /* ln of the probability that softmax(logits[n]) gives id. */
 double eval_log_prob(const float *logits, int n, int32_t id);
+/* KL(p || q) in nats of the softmax of two rows of logits[n]. */
+double eval_divergence(const float *p_logits, const float *q_logits, int n);
 int32_t eval_argmax(const float *logits, int n);
 
 /* --------------------------------------------------------------------------------------------------- data */

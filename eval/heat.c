@@ -18,16 +18,19 @@ static int find_answer(const struct eval_item *item)
     return -1;
 }
 
-static int measure(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
-                   struct butler_error *err)
+static int measure(struct eval_trial *trial, struct butler_error *err)
 {
+    const struct eval_run *run = trial->run;
+    const struct eval_item *item = trial->item;
+    struct butler_session *session = trial->session;
+    double *values = trial->values;
     const struct eval_answer *answer = item->own;
     const int n = item->n_ids - answer->n_answer, first_layer = run->info->n_layers / 2;
     const double share = 1.0 / ((run->info->n_layers - first_layer) * run->info->n_heads);
     int32_t *read = butler_alloc((size_t)n * sizeof *read, err);
     int code = read ? 0 : BUTLER_ERROR_MEMORY;
     while (code == 0 && butler_n_past(session) < n)
-        code = butler_step(session, item->ids[butler_n_past(session)], err);
+        code = eval_step(trial, item->ids[butler_n_past(session)], err);
     memset(values, 0, (size_t)run->n_values * sizeof *values);
     for (int l = first_layer; l < run->info->n_layers && code == 0; l++)
         for (int h = 0; h < run->info->n_heads; h++) {
@@ -90,7 +93,7 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 
 static const struct eval_option options[] = {
     {"dense", "1", "this many layers, at least, read everything under every policy"},
-    EVAL_ANSWER_OPTIONS,
+    EVAL_ANSWER_OPTIONS("off"),
     {NULL, NULL, NULL},
 };
 

@@ -6,28 +6,28 @@
 
 #include "answer.h"
 
-static int add_item(struct eval_run *run, const char *prompt, const char *ask, const char *number, int tail, struct eval_ids *ids,
-                    struct butler_error *err)
+/* What an item is made with. */
+struct maker {
+    struct eval_frame frame;
+    struct eval_ids ids;
+};
+
+/* name: of the line that is asked for. */
+static int add_item(struct eval_run *run, struct maker *maker, const char *prompt, const char *ask, const char *name,
+                    const char *number, struct butler_error *err)
 {
-    const int32_t bos = butler_token_bos(run->model);
-    ids->n = 0;
-    int code = bos >= 0 ? eval_ids_append(ids, &bos, 1, err) : 0;
+    char *lead = NULL;
+    if (asprintf(&lead, " The <REGISTER_CONTENT> in line %s is <", name) < 0)
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a line");
+    int code = eval_document(&maker->ids, run, &maker->frame, prompt, err);
     if (code == 0)
-        code = eval_ids_text(ids, run->model, prompt, err);
-    if (code == 0)
-        code = eval_ids_piece(ids, run->model, ask, err);
-    const int n_prompt = ids->n;
-    if (code == 0)
-        code = eval_ids_piece(ids, run->model, number, err);
-    if (code == 0)
-        code = eval_answer_add(run, ids, ids->n - n_prompt, tail, 0, err);
-    run->length = BUTLER_MAX(run->length, ids->n);
+        code = eval_answer_add(run, &maker->frame, &maker->ids, &(struct eval_question){ask, lead, number}, 0, err);
+    free(lead);
     return code;
 }
 
 /* The file's prompt ends with its question; this text after it makes the number the continuation. */
-static int add_record(struct eval_run *run, const struct eval_jsonl *lines, int tail, struct eval_ids *ids,
-                      struct butler_error *err)
+static int add_record(struct eval_run *run, const struct eval_jsonl *lines, struct maker *maker, struct butler_error *err)
 {
     const char *prompt, *name;
     json_t *index;
@@ -45,71 +45,62 @@ static int add_record(struct eval_run *run, const struct eval_jsonl *lines, int 
     size_t n = strlen(prompt);
     while (n > 0 && strchr(" \t\r\n", prompt[n - 1]))
         n--;
-    char *ask = NULL, *body = strndup(prompt, n), number[32];
+    size_t n_document = n; /* the last line asks */
+    while (n_document > 0 && prompt[n_document - 1] != '\n')
+        n_document--;
+    char *ask = strndup(prompt + n_document, n - n_document), *document = strndup(prompt, n_document), number[32];
     snprintf(number, sizeof number, "%" JSON_INTEGER_FORMAT, expected);
-    if (!body || asprintf(&ask, " The <REGISTER_CONTENT> in line %s is <", name) < 0)
-        code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a line");
-    if (code == 0)
-        code = add_item(run, body, ask, number, tail, ids, err);
-    free(body);
+    code = ask && document ? add_item(run, maker, document, ask, name, number, err)
+                           : butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a line");
+    free(document);
     free(ask);
     return code;
 }
 
-static int load_file(struct eval_run *run, int tail, struct eval_ids *ids, struct butler_error *err)
+static int load_file(struct eval_run *run, struct maker *maker, struct butler_error *err)
 {
     struct eval_jsonl lines;
     int code = eval_jsonl_open(run, &lines, run->params->data, err), more = 0;
     while (code == 0 && (run->limit == 0 || run->items.n < run->limit) && (more = eval_jsonl_next(&lines, err)) > 0)
-        code = add_record(run, &lines, tail, ids, err);
+        code = add_record(run, &lines, maker, err);
     eval_jsonl_close(&lines);
     return BUTLER_MIN(code, more < 0 ? more : 0);
 }
 
 /* ----------------------------------------------------------------------------------------------- generated */
 
-static void write_name(FILE *out, int index)
+static void write_name(char *out, size_t n_out, int index)
 {
-    fprintf(out, "%s-%s", eval_words[index / EVAL_N_WORDS], eval_words[index % EVAL_N_WORDS]);
+    snprintf(out, n_out, "%s-%s", eval_words[index / EVAL_N_WORDS], eval_words[index % EVAL_N_WORDS]);
 }
 
-static int add_made(struct eval_run *run, int n_lines, int asked, int tail, int *scratch, int *names, uint64_t *random,
-                    struct eval_ids *ids, struct butler_error *err)
+static int add_made(struct eval_run *run, struct maker *maker, int n_lines, int asked, int *scratch, int *names, uint64_t *random,
+                    struct butler_error *err)
 {
-    char *body = NULL, *ask = NULL, number[8], expected[8] = "";
-    size_t n_body = 0, n_ask = 0;
-    FILE *out = open_memstream(&body, &n_body), *end = open_memstream(&ask, &n_ask);
-    int code = out && end ? 0 : butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for the lines");
-    if (code == 0) {
-        eval_distinct(random, EVAL_N_WORDS * EVAL_N_WORDS, n_lines, scratch, names);
-        fputs("Each line below holds a number as its REGISTER_CONTENT. Keep them in mind.\n", out);
-        for (int i = 0; i < n_lines; i++) {
-            eval_digits(random, 4, number);
-            number[0] = number[0] == '0' ? '1' : number[0];
-            fputs("line ", out);
-            write_name(out, names[i]);
-            fprintf(out, ": REGISTER_CONTENT is <%s>\n", number);
-            if (i == asked)
-                memcpy(expected, number, sizeof expected);
-        }
-        fputs("\nWhat is the REGISTER_CONTENT of line ", end);
-        write_name(end, names[asked]);
-        fputs("? The REGISTER_CONTENT in line ", end);
-        write_name(end, names[asked]);
-        fputs(" is <", end);
+    char *body = NULL, name[64], number[8], expected[8] = "", ask[128];
+    size_t n_body = 0;
+    FILE *out = open_memstream(&body, &n_body);
+    if (!out)
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for the lines");
+    eval_distinct(random, EVAL_N_WORDS * EVAL_N_WORDS, n_lines, scratch, names);
+    fputs("Each line below holds a number as its REGISTER_CONTENT. Keep them in mind.\n", out);
+    for (int i = 0; i < n_lines; i++) {
+        eval_digits(random, 4, number);
+        number[0] = number[0] == '0' ? '1' : number[0];
+        write_name(name, sizeof name, names[i]);
+        fprintf(out, "line %s: REGISTER_CONTENT is <%s>\n", name, number);
+        if (i == asked)
+            memcpy(expected, number, sizeof expected);
     }
-    if (out)
-        fclose(out);
-    if (end)
-        fclose(end);
-    if (code == 0)
-        code = add_item(run, body, ask, expected, tail, ids, err);
+    write_name(name, sizeof name, names[asked]);
+    snprintf(ask, sizeof ask, "\nWhat is the REGISTER_CONTENT of line %s?", name);
+    const int code = fclose(out) == 0 ? add_item(run, maker, body, ask, name, expected, err)
+                                      : butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for the lines");
     free(body);
-    free(ask);
     return code;
 }
 
-static int load_made(struct eval_run *run, int tail, struct eval_ids *ids, struct butler_error *err)
+static int load_made(struct eval_run *run, struct maker *maker, struct butler_error *err)
 {
     uint64_t random = run->seed;
     int n_lines;
@@ -118,29 +109,29 @@ static int load_made(struct eval_run *run, int tail, struct eval_ids *ids, struc
     int *scratch = butler_alloc(((size_t)EVAL_N_WORDS * EVAL_N_WORDS + (size_t)n_lines) * sizeof *scratch, err);
     int code = scratch ? 0 : BUTLER_ERROR_MEMORY;
     for (int i = 0; code == 0 && i < (run->limit ? run->limit : 50); i++)
-        code = add_made(run, n_lines, (int)((int64_t)i * 7919 % n_lines), tail, scratch, scratch + EVAL_N_WORDS * EVAL_N_WORDS,
-                        &random, ids, err);
+        code = add_made(run, maker, n_lines, (int)((int64_t)i * 7919 % n_lines), scratch, scratch + EVAL_N_WORDS * EVAL_N_WORDS,
+                        &random, err);
     free(scratch);
     return code;
 }
 
 static int load(struct eval_run *run, struct butler_error *err)
 {
-    struct eval_ids ids = {0};
-    int tail;
-    if (eval_answer_tail(run, &tail, err) < 0)
-        return BUTLER_ERROR_ARGUMENT;
+    struct maker maker = {0};
     if (run->params->length)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT,
                            "--length: it follows from the number of lines (--set lines=N, or the file)");
-    const int code = run->params->data ? load_file(run, tail, &ids, err) : load_made(run, tail, &ids, err);
-    eval_ids_free(&ids);
+    int code = eval_frame_init(&maker.frame, run, err);
+    if (code == 0)
+        code = run->params->data ? load_file(run, &maker, err) : load_made(run, &maker, err);
+    eval_ids_free(&maker.ids);
+    eval_frame_free(&maker.frame);
     return code;
 }
 
 static const struct eval_option options[] = {
     {"lines", "100", "without --data: lines in a text"},
-    EVAL_ANSWER_OPTIONS,
+    EVAL_ANSWER_OPTIONS("auto"),
     {NULL, NULL, NULL},
 };
 

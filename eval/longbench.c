@@ -1,7 +1,7 @@
 /* LongBench: a long text and a question, an answer generated greedily, and the score of its set. The prompts and scores of the
  * sets are in longbench.json, or in the file that option config names. The middle of a prompt that is too long is removed, as in
- * the benchmark's own program. The prompt except its last token is read densely (mode prefill); the answer is decoded under the
- * policy. */
+ * the benchmark's own program. The prompt is read densely (mode prefill), with its question or, by ask=after, without it; the rest
+ * is decoded under the policy. */
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -18,6 +18,7 @@ struct set {
     int max_answer;
     bool first_line; /* only the first line of an answer counts */
     bool chat;       /* the prompt is a user's turn in the model's chat template */
+    bool asks_after; /* the question is decoded under the policy, after the context was cut */
     int n_template;  /* tokens that the template adds */
     char strings[];  /* that the pointers point into */
 };
@@ -120,19 +121,24 @@ static struct set *keep_set(const struct set *from, struct butler_error *err)
     set->max_answer = from->max_answer;
     set->first_line = from->first_line;
     set->chat = from->chat;
+    set->asks_after = from->asks_after;
     set->n_template = from->n_template;
     return set;
 }
 
-/* Whether the set's prompts are to stand in the chat template, and what it adds to them. */
+/* The protocol of the set's prompts: whether they stand in the chat template, what it adds to them, when the question comes. */
 static int use_template(const struct eval_run *run, struct set *set, struct butler_error *err)
 {
-    const char *chat = eval_option_text(run, "chat");
+    bool chat;
+    const char *ask = eval_option_text(run, "ask");
     struct eval_ids ids = {0};
-    if (strcmp(chat, "on") != 0 && strcmp(chat, "off") != 0)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--set chat: '%s' is not allowed; it takes on, off", chat);
-    set->chat = set->chat && run->info->chat_template && strcmp(chat, "on") == 0;
-    const int code = set->chat ? eval_ids_chat(&ids, run->model, "", err) : 0;
+    int code = eval_option_chat(run, &chat, err);
+    set->chat = set->chat && chat;
+    if (code == 0 && strcmp(ask, "before") != 0 && strcmp(ask, "after") != 0)
+        code = butler_fail(err, BUTLER_ERROR_ARGUMENT, "--set ask: '%s' is not allowed; it takes before, after", ask);
+    set->asks_after = strcmp(ask, "after") == 0;
+    if (code == 0 && set->chat)
+        code = eval_ids_chat(&ids, run->model, "", err);
     set->n_template = ids.n;
     eval_ids_free(&ids);
     return code;
@@ -172,13 +178,13 @@ static int load_set(struct eval_run *run, const json_t *first, struct butler_err
 /* ------------------------------------------------------------------------------------------------- prompts */
 
 /* The prompt with its placeholders replaced. Owned. */
-static char *fill(const struct set *set, const char *context, const char *input, struct butler_error *err)
+static char *fill(const char *prompt, const char *context, const char *input, struct butler_error *err)
 {
     size_t n = 1;
-    for (const char *at = set->prompt; *at; at++)
+    for (const char *at = prompt; *at; at++)
         n += 1 + (*at == '{' ? BUTLER_MAX(strlen(context), strlen(input)) : 0);
     char *out = butler_alloc(n, err), *to = out;
-    for (const char *at = set->prompt; out && *at;) {
+    for (const char *at = prompt; out && *at;) {
         const bool is_context = strncmp(at, "{context}", 9) == 0, is_input = strncmp(at, "{input}", 7) == 0;
         if (is_context || is_input)
             to = stpcpy(to, is_context ? context : input);
@@ -214,11 +220,40 @@ static int cut_middle(const struct eval_run *run, char *text, int length, int n_
     return eval_ids_text(ids, run->model, text, err);
 }
 
+/* Tokens of a prompt into ids. */
+static int prompt_ids(const struct eval_run *run, const struct set *set, const char *text, struct eval_ids *ids,
+                      struct butler_error *err)
+{
+    int code = eval_ids_begin(ids, run->model, err);
+    if (set->chat) {
+        ids->n = 0;
+        return eval_ids_chat(ids, run->model, text, err);
+    }
+    return code < 0 ? code : eval_ids_text(ids, run->model, text, err);
+}
+
+/* The number of tokens of ids, made from text, that are the same whatever question follows the context. */
+static int count_document(const struct eval_run *run, const struct set *set, char *text, const char *input,
+                          const struct eval_ids *ids, int *n, struct butler_error *err)
+{
+    struct eval_ids document = {0};
+    char *question = fill(strstr(set->prompt, "{context}") + strlen("{context}"), "", input, err);
+    if (!question)
+        return BUTLER_ERROR_MEMORY;
+    const size_t n_text = strlen(text), n_question = BUTLER_MIN(strlen(question), n_text);
+    free(question);
+    text[n_text - n_question] = 0;
+    const int code = prompt_ids(run, set, text, &document, err);
+    for (*n = 0; code == 0 && *n < document.n && *n + 1 < ids->n && document.ids[*n] == ids->ids[*n];)
+        ++*n;
+    eval_ids_free(&document);
+    return code;
+}
+
 static int add_question(struct eval_run *run, const struct set *set, const struct eval_jsonl *lines, struct butler_error *err)
 {
     const char *context, *input;
     json_t *answers, *classes = json_object_get(lines->object, "all_classes");
-    const int32_t bos = butler_token_bos(run->model);
     int code;
     if ((code = eval_jsonl_string(lines, "context", true, &context, err)) < 0 ||
         (code = eval_jsonl_string(lines, "input", false, &input, err)) < 0 ||
@@ -235,21 +270,24 @@ static int add_question(struct eval_run *run, const struct set *set, const struc
             return eval_jsonl_fail(lines, "all_classes", err, "entry %zu is not a string", i);
     const int length = run->length - set->n_template;
     struct eval_ids ids = {0};
-    char *text = fill(set, context, input, err);
+    char *text = fill(set->prompt, context, input, err);
     code = text ? 0 : BUTLER_ERROR_MEMORY;
-    if (code == 0 && bos >= 0)
-        code = eval_ids_append(&ids, &bos, 1, err);
+    if (code == 0)
+        code = eval_ids_begin(&ids, run->model, err);
+    const int n_begin = ids.n;
     if (code == 0)
         code = eval_ids_text(&ids, run->model, text, err);
     if (code == 0 && ids.n > length)
-        code = cut_middle(run, text, length, bos >= 0, &ids, err);
-    if (code == 0 && set->chat) {
-        ids.n = 0;
-        code = eval_ids_chat(&ids, run->model, text, err);
-    }
-    struct eval_item *item = code == 0 ? eval_item_add(run, ids.ids, ids.n, ids.n - 1, err) : NULL;
+        code = cut_middle(run, text, length, n_begin, &ids, err);
+    if (code == 0 && set->chat)
+        code = prompt_ids(run, set, text, &ids, err);
+    int n_prompt = ids.n;
+    if (code == 0 && set->asks_after)
+        code = count_document(run, set, text, input, &ids, &n_prompt, err);
+    struct eval_item *item = code == 0 ? eval_item_add(run, ids.ids, ids.n, n_prompt, err) : NULL;
     if (item && (item->own = butler_alloc(sizeof(struct question), err))) {
         item->n_extra = set->max_answer;
+        item->repeats_last = !set->asks_after;
         *(struct question *)item->own = (struct question){json_deep_copy(answers), wants_classes ? json_deep_copy(classes) : NULL};
     } else if (code == 0)
         code = BUTLER_ERROR_MEMORY;
@@ -327,9 +365,12 @@ static char *first_line(char *text, bool *ends)
     return text;
 }
 
-static int measure(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
-                   struct butler_error *err)
+static int measure(struct eval_trial *trial, struct butler_error *err)
 {
+    const struct eval_run *run = trial->run;
+    const struct eval_item *item = trial->item;
+    struct butler_session *session = trial->session;
+    double *values = trial->values;
     const struct set *set = run->own;
     char *text = NULL;
     size_t n = 0;
@@ -338,7 +379,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
         return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for an answer");
     int code = 0;
     for (int i = butler_n_past(session); i < item->n_ids && code == 0; i++)
-        code = butler_step(session, item->ids[i], err);
+        code = eval_step(trial, item->ids[i], err);
     for (int i = 0; i < set->max_answer && code == 0; i++) {
         const int32_t id = eval_argmax(butler_logits(session), run->info->n_vocab);
         size_t n_bytes;
@@ -359,7 +400,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
         if (ends)
             break;
         if (i + 1 < set->max_answer)
-            code = butler_step(session, id, err);
+            code = eval_step(trial, id, err);
     }
     if (fclose(out) != 0 && code == 0)
         code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for an answer");
@@ -367,7 +408,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
     values[1] = 1;
     if (code == 0)
         code = score_answer(set, item->own, set->first_line ? first_line(text, &ends) : text, &values[0], err);
-    free(text);
+    trial->output = text;
     return code;
 }
 
@@ -387,8 +428,10 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 static const struct eval_option options[] = {
     {"subset", "", "the set of LongBench; without it, from the data's first line"},
     {"config", "", "metrics, answer lengths and prompts; without it, the longbench.json that comes with the command"},
-    {"chat", "on", "off: without the model's chat template, which few-shot and code sets never have"},
+    {"chat", "auto", "the model's chat template: auto (where it has one), on, off; few-shot and code sets never have it"},
+    {"ask", "before", "before: the policy sees the question before it cuts; after: it cuts the text, then is asked"},
     {"prompts", "", "the benchmark's own file of prompts ({\"SET\": \"TEXT\"}), in place of ours"},
+    EVAL_COMMON_OPTIONS,
     {NULL, NULL, NULL},
 };
 

@@ -1,7 +1,7 @@
 /* Multiple choice as lm-evaluation-harness scores it: a question's answers are compared by the logarithm of their
  * probability after the context. The common beginning of the choices is read once; then the session is copied for each choice.
- * Decode simulation (TokenButler, section 4.3): every token is decoded under the policy. Mode prefill: the common context except
- * its last token is read densely, so that every probability comes from a step under the policy. */
+ * Decode simulation (TokenButler, section 4.3): every token is decoded under the policy. Mode prefill: the common context is
+ * read densely and its last token decoded again, so that every probability comes from a step under the policy. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,6 @@ static void free_question(void *own)
 /* eval_run.own. */
 struct set {
     enum mc_kind kind;
-    int32_t bos; /* the token before every text; -1: none */
 };
 
 /* ------------------------------------------------------------------------------------------------- loading */
@@ -60,7 +59,7 @@ static int find_kind(const struct eval_run *run, enum mc_kind *kind, struct butl
 
 /* Tokens of context + answer. The answer begins after the tokens of the context alone, as the harness counts: spaces at the end
  * of the context belong to the answer. */
-static int encode(const struct eval_run *run, const struct set *set, const char *context, const char *answer, struct choice *choice,
+static int encode(const struct eval_run *run, const char *context, const char *answer, struct choice *choice,
                   struct butler_error *err)
 {
     struct eval_ids ids = {0}, whole = {0};
@@ -68,7 +67,8 @@ static int encode(const struct eval_run *run, const struct set *set, const char 
     size_t n = strlen(context);
     const struct eval_span stripped = eval_strip((struct eval_span){context, n});
     n = stripped.n ? (size_t)(stripped.bytes - context) + stripped.n : 0;
-    int code = set->bos >= 0 ? eval_ids_append(&ids, &set->bos, 1, err) : 0;
+    int code = eval_ids_begin(&ids, run->model, err);
+    const int n_begin = ids.n;
     if (code == 0 && (asprintf(&text, "%s%s", context, answer) < 0 || !text))
         code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a text");
     if (code == 0)
@@ -77,7 +77,7 @@ static int encode(const struct eval_run *run, const struct set *set, const char 
         text[n] = 0;
         code = eval_ids_text(&ids, run->model, text, err);
     }
-    const int first = ids.n, after = first - (set->bos >= 0);
+    const int first = ids.n, after = first - n_begin;
     if (code == 0 && first == 0)
         code = butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
                            "there is no token before the answer, and the model has no beginning-of-text token");
@@ -117,24 +117,25 @@ static int common_prefix(const struct question *question)
     return n;
 }
 
-static int add_question(struct eval_run *run, const struct set *set, const struct mc_question *from, struct butler_error *err)
+static int add_question(struct eval_run *run, const struct mc_question *from, struct butler_error *err)
 {
     struct question *question = butler_alloc(sizeof *question, err);
     int code = question ? 0 : BUTLER_ERROR_MEMORY, longest = 0;
     for (int i = 0; i < from->n_choices && code == 0; i++) {
         struct choice *choice = &question->choices[question->n_choices++];
         choice->n_characters = from->n_characters[i];
-        code = encode(run, set, from->contexts[i], from->answers[i], choice, err);
+        code = encode(run, from->contexts[i], from->answers[i], choice, err);
         longest = BUTLER_MAX(longest, choice->n_ids - 1);
     }
     struct eval_item *item = NULL;
     if (code == 0) {
         question->gold = from->gold;
         const int n = common_prefix(question);
-        item = eval_item_add(run, question->choices[0].ids, n, BUTLER_MAX(n - 1, 0), err);
+        item = eval_item_add(run, question->choices[0].ids, n, n, err);
         code = item ? 0 : BUTLER_ERROR_MEMORY;
         if (item) {
             item->n_extra = longest - n;
+            item->repeats_last = true;
             item->own = question;
         }
     }
@@ -150,7 +151,6 @@ static int load(struct eval_run *run, struct butler_error *err)
     struct set *set = run->own = butler_alloc(sizeof *set, err);
     if (!set)
         return BUTLER_ERROR_MEMORY;
-    int32_t ids[8];
     int code = find_kind(run, &set->kind, err), flag;
     if (code == 0)
         code = eval_option_int(run, "items", 0, 1, &flag, err);
@@ -158,14 +158,12 @@ static int load(struct eval_run *run, struct butler_error *err)
         code = mc_reader_open(run, &reader, set->kind, run->params->data, err);
     if (code < 0)
         return code;
-    const int n = butler_tokenize(run->model, "a", 1, BUTLER_ADD_SPECIAL, ids, BUTLER_COUNT(ids), NULL);
-    set->bos = n > 0 && ids[0] == butler_token_bos(run->model) ? ids[0] : -1;
     run->length = run->length ? run->length : run->info->n_ctx_train;
     run->subset = mc_kind_name(set->kind);
     run->n_values = N_VALUES;
     while ((run->limit == 0 || run->items.n < run->limit) && (code = mc_reader_next(&reader, &question, err)) > 0) {
         struct butler_error fault = {0};
-        code = add_question(run, set, &question, &fault);
+        code = add_question(run, &question, &fault);
         mc_question_clear(&question);
         if (code < 0) {
             butler_fail(err, code, "%s:%d: %s", reader.lines.path, reader.lines.line, fault.message);
@@ -179,9 +177,10 @@ static int load(struct eval_run *run, struct butler_error *err)
 /* ----------------------------------------------------------------------------------------------- measuring */
 
 /* Decodes the rest of a choice; ln p of its answer. */
-static int follow(const struct eval_run *run, const struct choice *choice, struct butler_session *session, double *log_prob,
-                  bool *greedy, struct butler_error *err)
+static int follow(struct eval_trial *trial, const struct choice *choice, double *log_prob, bool *greedy, struct butler_error *err)
 {
+    const struct eval_run *run = trial->run;
+    struct butler_session *session = trial->session;
     *log_prob = 0;
     *greedy = true;
     for (int i = butler_n_past(session);; i++) {
@@ -192,31 +191,39 @@ static int follow(const struct eval_run *run, const struct choice *choice, struc
         }
         if (i + 1 == choice->n_ids)
             return 0;
-        const int code = butler_step(session, choice->ids[i], err);
+        const int code = eval_step(trial, choice->ids[i], err);
         if (code < 0)
             return code;
     }
 }
 
-static int measure(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
-                   struct butler_error *err)
+static int measure(struct eval_trial *trial, struct butler_error *err)
 {
+    const struct eval_run *run = trial->run;
+    const struct eval_item *item = trial->item;
+    struct butler_session *session = trial->session;
+    double *values = trial->values;
     const struct question *question = item->own;
     const struct set *set = run->own;
-    struct butler_session *beginning = NULL; /* the common beginning of all choices */
+    struct butler_session *beginning = NULL, *dense = NULL; /* the common beginning of all choices */
     int code = 0, best = 0, best_norm = 0;
     bool greedy = false;
     for (int i = butler_n_past(session); i < item->n_ids && code == 0; i++)
-        code = butler_step(session, item->ids[i], err);
+        code = eval_step(trial, item->ids[i], err);
     if (code == 0 && question->n_choices > 1) {
         beginning = butler_session_fork(session, err);
         code = beginning ? 0 : BUTLER_ERROR_MEMORY;
+        if (code == 0 && trial->dense && !(dense = butler_session_fork(trial->dense, err)))
+            code = BUTLER_ERROR_MEMORY;
     }
     for (int i = 0; i < question->n_choices && code == 0; i++) {
-        if (i > 0 && butler_n_past(session) != item->n_ids)
+        if (i > 0 && butler_n_past(session) != item->n_ids) {
             code = butler_session_copy(session, beginning, err);
+            if (code == 0 && dense)
+                code = butler_session_copy(trial->dense, dense, err);
+        }
         if (code == 0)
-            code = follow(run, &question->choices[i], session, &values[LOG_PROB + i], &greedy, err);
+            code = follow(trial, &question->choices[i], &values[LOG_PROB + i], &greedy, err);
     }
     const struct choice *choices = question->choices;
     for (int i = 1; i < question->n_choices; i++) {
@@ -227,6 +234,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, str
     values[CORRECT] = set->kind == MC_LAMBADA ? greedy : best == question->gold;
     values[CORRECT_NORM] = best_norm == question->gold;
     butler_session_free(beginning);
+    butler_session_free(dense);
     return code;
 }
 
@@ -286,6 +294,7 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 static const struct eval_option options[] = {
     {"subset", "", "hellaswag, piqa, arc_easy, winogrande, boolq or lambada; without it, from the file's name"},
     {"items", "0", "1: the first row's detail has the log-likelihood of every choice"},
+    EVAL_COMMON_OPTIONS,
     {NULL, NULL, NULL},
 };
 

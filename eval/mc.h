@@ -28,7 +28,7 @@ struct mc_reader {
 
 const char *mc_kind_name(enum mc_kind kind);
 
-/* path: see docs/eval.md for the formats. PIQA without labels in it: NAME.jsonl has them in NAME-labels.lst. */
+/* path: see docs/eval-sets.md for the formats. PIQA without labels in it: NAME.jsonl has them in NAME-labels.lst. */
 int mc_reader_open(struct eval_run *run, struct mc_reader *reader, enum mc_kind kind, const char *path, struct butler_error *err);
 /* 1: *question is the next one, to be cleared. 0: no more. Errors name file, line and field. */
 int mc_reader_next(struct mc_reader *reader, struct mc_question *question, struct butler_error *err);

@@ -6,62 +6,54 @@
 
 #include "answer.h"
 
-/* The text of a list and its question. */
+/* The text of a list and its question. In a conversation the question is `ask`, and `lead` begins the answer. */
 static const struct template
 {
-    const char *name, *before, *pair, *last, *ask, *answer;
+    const char *name, *before, *pair, *last, *ask, *lead, *answer;
 }
 templates[] = {
-    {"lines", "Remember these pairs.\n", "%s: %s\n", "%s: %s\n", "\n%s:", " %s"},
-    {"json", "JSON data:\n{", "\"%s\": \"%s\",\n ", "\"%s\": \"%s\"}\n", "\nKey: \"%s\"\nValue: \"", "%s"},
+    {"lines", "Remember these pairs.\n", "%s: %s\n", "%s: %s\n", "\nWhich value belongs to %s?", "\n%s:", " %s"},
+    {"json", "JSON data:\n{", "\"%s\": \"%s\",\n ", "\"%s\": \"%s\"}\n", "\nWhich value belongs to the key \"%s\"?",
+     "\nKey: \"%s\"\nValue: \"", "%s"},
 };
 
 struct list {
     const struct template *template;
-    int tail, cell;
+    struct eval_frame frame;
     struct eval_ids ids;
     int n;
     const char **keys, **values; /* [n] */
 };
 
-static int append(struct list *list, const struct eval_run *run, struct butler_error *err, const char *format, const char *a,
-                  const char *b)
+static char *filled(const char *format, const char *text)
 {
-    char *text = NULL;
-    if (asprintf(&text, format, a, b) < 0)
-        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a pair");
-    const int code = (list->ids.n > 1 ? eval_ids_piece : eval_ids_text)(&list->ids, run->model, text, err);
-    free(text);
-    return code;
+    char *out = NULL;
+    return asprintf(&out, format, text) < 0 ? NULL : out;
 }
 
-/* The list as one text, then the question, then the answer: each is tokenized separately. */
 static int add_item(struct eval_run *run, struct list *list, int asked, struct butler_error *err)
 {
     const struct template *template = list->template;
-    const int32_t bos = butler_token_bos(run->model);
     char *body = NULL;
     size_t n_body = 0;
-    list->ids.n = 0;
-    int code = bos >= 0 ? eval_ids_append(&list->ids, &bos, 1, err) : 0;
     FILE *out = open_memstream(&body, &n_body);
     if (!out)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a list of pairs");
     fputs(template->before, out);
     for (int i = 0; i < list->n; i++)
         fprintf(out, i + 1 < list->n ? template->pair : template->last, list->keys[i], list->values[i]);
-    fclose(out);
+    const bool written = fclose(out) == 0;
+    char *ask = filled(list->frame.chat ? template->ask : "", list->keys[asked]);
+    char *lead = filled(template->lead + (list->frame.chat && template->lead[0] == '\n'), list->keys[asked]);
+    char *answer = filled(template->answer, list->values[asked]);
+    int code = written && ask && lead && answer ? eval_document(&list->ids, run, &list->frame, body, err)
+                                                : butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a list of pairs");
     if (code == 0)
-        code = append(list, run, err, "%s", body, NULL);
+        code = eval_answer_add(run, &list->frame, &list->ids, &(struct eval_question){ask, lead, answer}, 0, err);
     free(body);
-    if (code == 0)
-        code = append(list, run, err, template->ask, list->keys[asked], NULL);
-    const int n_prompt = list->ids.n;
-    if (code == 0)
-        code = append(list, run, err, template->answer, list->values[asked], NULL);
-    if (code == 0)
-        code = eval_answer_add(run, &list->ids, list->ids.n - n_prompt, list->tail, list->cell, err);
-    run->length = BUTLER_MAX(run->length, list->ids.n);
+    free(ask);
+    free(lead);
+    free(answer);
     return code;
 }
 
@@ -159,13 +151,14 @@ static int load(struct eval_run *run, struct butler_error *err)
             list.template = &templates[i];
     if (!list.template)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--set template: '%s' is neither lines nor json", name);
-    if (eval_answer_tail(run, &list.tail, err) < 0)
-        return BUTLER_ERROR_ARGUMENT;
     if (run->params->length)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--length: the number of pairs decides it (--set pairs=N)");
-    const int code = run->params->data ? load_file(run, &list, err) : load_made(run, &list, err);
+    int code = eval_frame_init(&list.frame, run, err);
+    if (code == 0)
+        code = run->params->data ? load_file(run, &list, err) : load_made(run, &list, err);
     free(list.keys);
     eval_ids_free(&list.ids);
+    eval_frame_free(&list.frame);
     return code;
 }
 
@@ -173,7 +166,7 @@ static const struct eval_option options[] = {
     {"pairs", "20", "without --data: pairs in a list"},
     {"style", "words", "without --data: values are words or numbers"},
     {"template", "lines", "how a list is written: lines (key: value) or json"},
-    EVAL_ANSWER_OPTIONS,
+    EVAL_ANSWER_OPTIONS("auto"),
     {NULL, NULL, NULL},
 };
 

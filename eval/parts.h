@@ -7,6 +7,13 @@
 int eval_take_options(struct eval_run *run, struct butler_error *err);
 int eval_take_policies(struct eval_run *run, struct butler_error *err);
 
+/* The bytes and tokens of a session's decode steps. */
+void eval_cost_take(struct eval_cost *cost, const struct butler_stats *stats, double seconds);
+
+/* What eval_step needs; after trial->dense is set. */
+int eval_watch_begin(struct eval_trial *trial, struct butler_error *err);
+void eval_watch_end(struct eval_trial *trial);
+
 /* The last prompt that was read to be shared. */
 struct eval_donor {
     const struct eval_item *item;
@@ -21,22 +28,65 @@ int eval_session_begin(const struct eval_run *run, const struct eval_item *item,
                        struct eval_donor *donor, struct butler_session **out, struct butler_error *err);
 void eval_donor_free(struct eval_donor *donor);
 
+/* A file of JSON lines that are appended to. */
+struct eval_log {
+    char *path;        /* NULL: none */
+    int fd, precision; /* digits of a number */
+};
+struct eval_log_kind {
+    const char *begin, *fault;             /* how every line begins; what a line of another kind lacks */
+    int (*take)(void *user, json_t *line); /* -1: of another kind; 0: more lines belong to it; 1: complete */
+    void *user;
+};
+/* Opens or creates the file, reads its lines, and cuts off what is incomplete at its end. A file with other lines is an error, and
+ * nothing is changed. */
+int eval_log_open(struct eval_log *log, const char *path, const struct eval_log_kind *kind, struct butler_error *err);
+/* Appends the objects of an array, synced to the disk before it returns. */
+int eval_log_append(const struct eval_log *log, const json_t *lines, struct butler_error *err);
+void eval_log_close(struct eval_log *log);
+
+/* What identifies a measurement of a policy, as text. Owned; NULL: no memory. */
+char *eval_key(const struct eval_run *run, const struct eval_policy *policy);
+
 /* The file of results: rows are appended a policy at a time. */
 struct eval_results {
-    const char *path; /* NULL: none */
-    int fd;
-    json_t *done; /* set of keys: an object */
+    struct eval_log log;
+    json_t *done; /* an object with the keys of complete measurements */
 };
-
-/* Opens or creates the file, reads its rows, and cuts off an incomplete policy at its end. */
+/* path NULL: none. Also after a failure eval_results_close is called. */
 int eval_results_open(struct eval_results *results, const char *path, struct butler_error *err);
-bool eval_results_has(const struct eval_results *results, const struct eval_run *run, const struct eval_policy *policy);
-/* Appends the rows of one policy (an array), synced to the disk before it returns. */
+bool eval_results_has(const struct eval_results *results, const char *key);
+/* Appends the rows of one policy (an array). */
 int eval_results_append(struct eval_results *results, const json_t *rows, struct butler_error *err);
 void eval_results_close(struct eval_results *results);
 
+/* The journal of a file of results: single items of policies that are not complete. */
+struct eval_journal {
+    struct eval_log log;
+    json_t *done; /* an object of its lines */
+};
+int eval_journal_open(struct eval_journal *journal, const char *results_path, struct butler_error *err);
+/* Whether the journal has the item: then values[n_values] and *cost are filled. */
+bool eval_journal_take(const struct eval_journal *journal, const char *key, int item, double *values, int n_values,
+                       struct eval_cost *cost);
+int eval_journal_add(const struct eval_journal *journal, const char *key, const char *policy, int item, const double *values,
+                     int n_values, const struct eval_cost *cost, const char *output, struct butler_error *err);
+void eval_journal_close(struct eval_journal *journal);
+
+/* The policy with which the others are compared item by item. */
+struct eval_base {
+    const struct eval_policy *policy; /* the first dense one, or the first */
+    double *values;                   /* [n_items][n_values] owned; NULL: not known (yet) */
+};
+struct eval_difference {
+    double value, lo, hi; /* a policy's metric minus the base's, and its 95 % interval (NaN for a single item) */
+};
+/* Differences of all of the task's rows into out[EVAL_MAX_ROWS]. */
+int eval_paired(const struct eval_run *run, const double *values, const double *base, struct eval_difference *out,
+                struct butler_error *err);
+
 /* The rows of a policy whose items are done; an array, or NULL. cost: the sum over the items. */
 json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *policy, const double *values,
-                       const struct eval_cost *cost, struct butler_error *err);
+                       const struct eval_cost *cost, const struct eval_base *base, struct butler_error *err);
 
 #endif

@@ -1,7 +1,7 @@
 /* Perplexity of a text. It is cut into windows of `length` tokens that start `stride` tokens apart; each is read after the
- * beginning-of-text token, and the tokens that the previous window did not count are counted. Decode simulation (TokenButler,
- * section 4.3): every token is decoded under the policy. Mode prefill: the first `prompt` tokens of a window are read
- * densely and only what follows is decoded and counted (PG19 style). */
+ * beginning-of-text token where the file asks for one, and the tokens that the previous window did not count are counted. Decode
+ * simulation (TokenButler, section 4.3): every token is decoded under the policy. Mode prefill: the first `prompt` tokens of a
+ * window are read densely and only what follows is decoded and counted (PG19 style). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,15 +17,14 @@ struct window {
 
 static int add_windows(struct eval_run *run, const struct eval_ids *text, int stride, int prompt, struct butler_error *err)
 {
-    const int32_t bos = butler_token_bos(run->model);
-    const int n_bos = bos >= 0, length = run->length;
+    const int length = run->length;
     int counted = 0; /* tokens of the text that windows have counted */
     struct eval_ids ids = {0};
     int code = 0;
     for (int at = 0; code == 0 && counted < text->n && at + length <= text->n && (run->limit == 0 || run->items.n < run->limit);
          at += stride) {
-        ids.n = 0;
-        code = n_bos ? eval_ids_append(&ids, &bos, 1, err) : 0;
+        code = eval_ids_begin(&ids, run->model, err);
+        const int n_bos = ids.n;
         if (code == 0)
             code = eval_ids_append(&ids, text->ids + at, length, err);
         struct eval_item *item = code == 0 ? eval_item_add(run, ids.ids, ids.n, prompt, err) : NULL;
@@ -67,14 +66,17 @@ static int load(struct eval_run *run, struct butler_error *err)
     return code;
 }
 
-static int measure(const struct eval_run *run, const struct eval_item *item, struct butler_session *session, double *values,
-                   struct butler_error *err)
+static int measure(struct eval_trial *trial, struct butler_error *err)
 {
+    const struct eval_run *run = trial->run;
+    const struct eval_item *item = trial->item;
+    struct butler_session *session = trial->session;
+    double *values = trial->values;
     const struct window *window = item->own;
     const int n_bos = item->n_ids - run->length;
     memset(values, 0, BUCKETS * PARTS * sizeof *values);
     for (int i = butler_n_past(session); i + 1 < item->n_ids; i++) {
-        const int code = butler_step(session, item->ids[i], err);
+        const int code = eval_step(trial, item->ids[i], err);
         if (code < 0)
             return code;
         if (i + 1 < window->first)
@@ -146,6 +148,7 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 static const struct eval_option options[] = {
     {"stride", "0", "tokens from one window to the next; 0: the window's length"},
     {"prompt", "0", "mode prefill: tokens of a window read as its prompt; 0: half"},
+    EVAL_COMMON_OPTIONS,
     {NULL, NULL, NULL},
 };
 

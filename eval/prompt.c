@@ -44,6 +44,22 @@ void eval_donor_free(struct eval_donor *donor)
     *donor = (struct eval_donor){0};
 }
 
+/* Reads ids[0, n) of a prompt of prompt_end tokens in parts, after each of which the run may be stopped. */
+static int read_prompt(const struct eval_run *run, struct butler_session *session, const int32_t *ids, int n, int prompt_end,
+                       struct butler_error *err)
+{
+    enum { PART = 128 };
+    int code = 0;
+    for (int at = 0; at < n && code == 0; at += PART) {
+        const struct butler_span span = {
+            .session = session, .ids = ids + at, .n = BUTLER_MIN(PART, n - at), .prompt_end = prompt_end};
+        code = eval_check_stop(run, err);
+        if (code == 0)
+            code = butler_run(run->engine, &span, 1, err);
+    }
+    return code;
+}
+
 static int read_donor(const struct eval_run *run, const struct eval_item *item, const struct butler_policy *policy,
                       struct eval_donor *donor, struct butler_error *err)
 {
@@ -59,9 +75,43 @@ static int read_donor(const struct eval_run *run, const struct eval_item *item, 
     donor->session = make(run, observes ? policy : &dense, item->n_ids + item->n_extra, err);
     donor->item = item;
     donor->observes = observes;
-    const struct butler_span span = {
-        .session = donor->session, .ids = item->ids, .n = item->n_prompt - 1, .prompt_end = item->n_prompt};
-    return donor->session ? butler_run(run->engine, &span, 1, err) : BUTLER_ERROR_MEMORY;
+    return donor->session ? read_prompt(run, donor->session, item->ids, item->n_prompt - 1, item->n_prompt, err)
+                          : BUTLER_ERROR_MEMORY;
+}
+
+/* Whether unread_last can take the last token out: every record is one token's, and layers with a window still hold what the token
+ * before reads. */
+static bool can_unread(const struct butler_session *session, int n)
+{
+    const struct butler_model *model = session->model;
+    for (int l = 0; l < session->kv.n_layers; l++)
+        if (model->layers[l].window > 0 &&
+            butler_kv_window_start(n, model->layers[l].window) != butler_kv_window_start(n - 1, model->layers[l].window))
+            return false;
+    return session->policy.unit == 1 && session->kv.record_slots <= 1 && !session->predict;
+}
+
+/* Takes the prompt's last token out of the cache, after the policy has observed it and cut the prompt: every head loses the newest
+ * of its tokens. The text is then one token shorter, and the same token can be decoded. */
+static int unread_last(struct butler_session *session, struct butler_error *err)
+{
+    const int n = session->n_past;
+    uint32_t *scratch = butler_alloc((size_t)n * sizeof *scratch, err);
+    int code = scratch ? 0 : BUTLER_ERROR_MEMORY;
+    for (int l = 0; l < session->kv.n_layers && code == 0; l++) {
+        code = butler_kv_unshare(&session->kv, l, err);
+        for (int h = 0; h < session->kv.n_kv_heads && code == 0; h++) {
+            struct butler_kv_head *head = butler_kv_at(&session->kv, l, h);
+            const uint32_t newest = head->order[head->n_slots - 1];
+            if (butler_kv_position(head, newest) == n - 1)
+                butler_kv_drop(&session->kv, head, 1, &newest, 1, scratch, NULL, NULL);
+        }
+    }
+    free(scratch);
+    session->n_past = n - 1;
+    session->n_dense = BUTLER_MIN(session->n_dense, n - 1);
+    session->has_logits = false;
+    return code;
 }
 
 int eval_session_begin(const struct eval_run *run, const struct eval_item *item, const struct butler_policy *policy,
@@ -77,10 +127,21 @@ int eval_session_begin(const struct eval_run *run, const struct eval_item *item,
         return err->code;
     if (n == 0)
         return 0;
-    if (n == 1 || reads_alone(policy))
-        return butler_prefill(session, item->ids, n, NULL, NULL, err);
-    int code = read_donor(run, item, policy, donor, err);
-    if (code == 0)
-        code = butler_session_adopt(session, donor->session, err);
-    return code < 0 ? code : butler_prefill(session, item->ids + n - 1, 1, NULL, NULL, err);
+    /* Where nothing was cut, taking the last token out again is the same as not reading it. Where it cannot be taken out, the
+     * prompt ends before it. */
+    const bool cuts = policy->method == BUTLER_EVICT, unreads = item->repeats_last && cuts && can_unread(session, n);
+    if (item->repeats_last && !unreads && n == 1)
+        return 0;
+    int code = 0;
+    if (n == 1 || reads_alone(policy)) {
+        const int n_read = n - (item->repeats_last && !unreads);
+        code = read_prompt(run, session, item->ids, n_read, n_read, err);
+    } else {
+        code = read_donor(run, item, policy, donor, err);
+        if (code == 0)
+            code = butler_session_adopt(session, donor->session, err);
+        if (code == 0 && (unreads || !item->repeats_last))
+            code = butler_prefill(session, item->ids + n - 1, 1, NULL, NULL, err);
+    }
+    return code == 0 && unreads ? unread_last(session, err) : code;
 }

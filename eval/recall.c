@@ -4,10 +4,12 @@
  * the selection differs.
  *
  * Equal bytes. A budget of B tokens at length n pays for B keys and values of every KV head. The bytes that a policy's metric
- * reads for one step (score and observe) are subtracted first; the rest is the number of tokens it may read. The oracle's
+ * reads for one step (score and observe; the predictor's own attention) are subtracted first; the rest is the number of tokens it
+ * may read, divided by the query heads of a KV head where each selects for itself (share=query). The oracle's
  * metric costs nothing: it is the upper bound. recall@k compares with the k = B largest weights of the query head, mass is the
  * attention on the tokens read, and on a learned sink (gpt-oss), which costs nothing to read. The newest token, which every step
- * reads, always counts as one of the k largest. No layer is dense unless --set dense=N is given. */
+ * reads, always counts as one of the k largest. Layers that are dense (--set dense=N, and those with a window) are in no mean and
+ * in no byte count. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +17,7 @@
 
 #include "parts.h"
 #include "cpu/select.h"
+#include "engine/predict.h"
 #include "engine/session.h"
 
 enum { SUMS = 3 /* of each query head: recall, mass, top-half accuracy */, EXTRA = 1 /* steps */ };
@@ -93,6 +96,20 @@ static void put_output(void *user, int layer, int first, int n, const float *q, 
 
 /* --------------------------------------------------------------------------------------------- equal bytes */
 
+/* What version 1 of the predictor reads of its own keys and values in a step, as a share of every KV head that it selects for. */
+static double predictor_bytes(const struct butler_session *session, int n)
+{
+    const struct butler_predict *predict = session->predict;
+    int n_layers = 0;
+    if (!predict || session->policy.metric->predictor != 1)
+        return 0;
+    for (int l = 0; l < session->kv.n_layers; l++)
+        n_layers += butler_policy_applies(&session->policy, l);
+    const int n_read = BUTLER_MIN(n, butler_predictor_window(&predict->predictor->sizes));
+    return 2.0 * (double)predict->kv.row_bytes * n_read * predict->kv.n_kv_heads /
+           (BUTLER_MAX(n_layers, 1) * session->kv.n_kv_heads);
+}
+
 /* Bytes a metric reads for one step in one KV head of n slots. */
 static double metric_bytes(const struct butler_session *session, int n)
 {
@@ -105,7 +122,7 @@ static double metric_bytes(const struct butler_session *session, int n)
     double bytes = metric->score_bytes ? (double)metric->score_bytes(&session->shape, policy->values, n) : records;
     if (metric->attention_window && metric->attention_window(policy->values) > 0)
         bytes += metric->observe_bytes ? (double)metric->observe_bytes(&session->shape, policy->values, n) : records;
-    return bytes;
+    return bytes + predictor_bytes(session, n);
 }
 
 /* The budget B in tokens at length n. */
@@ -115,8 +132,8 @@ static int budget_tokens(const struct butler_policy *asked, int n)
     return (int)BUTLER_MAX(1, BUTLER_MIN(budget, (double)n));
 }
 
-/* Sets the session's budget to the tokens that remain after its metric's bytes. */
-static void charge(struct butler_session *session, const struct butler_policy *asked, int n)
+/* Sets the session's budget to the tokens that remain after its metric's bytes; charged false: to all B. */
+static void charge(struct butler_session *session, const struct butler_policy *asked, int n, bool charged)
 {
     struct butler_policy *policy = &session->policy;
     const double row = 2 * (double)session->kv.row_bytes;
@@ -126,6 +143,10 @@ static void charge(struct butler_session *session, const struct butler_policy *a
     /* Evicted tokens are not scored: the metric's bytes grow with the tokens kept. */
     double remaining = policy->method == BUTLER_EVICT ? tokens * row / (row + metric_bytes(session, n) / n)
                                                       : tokens - metric_bytes(session, n) / row;
+    if (policy->method == BUTLER_RETRIEVE && policy->share == BUTLER_SHARE_QUERY)
+        remaining /= session->shape.group; /* every query head reads tokens of its own */
+    if (!charged)
+        remaining = tokens;
     if (tokens == n)
         remaining = n; /* everything is read: nothing is scored */
     if (policy->on_top)
@@ -149,6 +170,11 @@ static void measure_head(const struct reference *reference, const struct followe
                          int layer, int head, struct scratch *scratch, double *sums)
 {
     const int n = reference->session->n_past;
+    if (!butler_policy_applies(asked, layer)) { /* dense for everybody: in no mean */
+        for (int s = 0; s < SUMS; s++)
+            sums[s] = NAN;
+        return;
+    }
     const size_t at = ((size_t)layer * (size_t)reference->n_heads + (size_t)head) * (size_t)reference->n_ctx;
     const float *weights = reference->weights + at;
     const int k = asked->metric && asked->prune_ratio < 0 && asked->budget_kind != BUTLER_BUDGET_MASS ? budget_tokens(asked, n)
@@ -182,11 +208,18 @@ static int follow(const struct eval_run *run, const struct eval_item *item, stru
                   const struct eval_policy *const *policies, int n_policies, struct scratch *scratch, double *const *values,
                   struct butler_error *err)
 {
+    int charged;
+    if (eval_option_int(run, "charge", 0, 1, &charged, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
     for (int at = item->n_prompt; at < item->n_ids; at++) {
-        int code = butler_step(reference->session, item->ids[at], err);
+        int code = eval_check_stop(run, err);
+        if (code == 0)
+            code = butler_step(reference->session, item->ids[at], err);
         for (int p = 0; p < n_policies && code == 0; p++) {
             struct follower *follower = &followers[p];
-            charge(follower->session, &policies[p]->parsed, at + 1);
+            if ((code = eval_check_stop(run, err)) < 0)
+                break;
+            charge(follower->session, &policies[p]->parsed, at + 1, charged);
             code = butler_step(follower->session, item->ids[at], err);
             if (code == 0)
                 code = butler_step(follower->half, item->ids[at], err);
@@ -207,12 +240,15 @@ static int charge_prompt(const struct eval_run *run, const struct eval_item *ite
 {
     const struct butler_session_params params = {.n_ctx = item->n_ids, .kv_type = run->params->kv_type, .seed = run->seed};
     const struct butler_policy asked = *policy;
+    int charged;
     if (policy->method != BUTLER_EVICT)
         return 0;
+    if (eval_option_int(run, "charge", 0, 1, &charged, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
     struct butler_session *probe = butler_session_make(run->engine, policy, &params, err);
     if (!probe)
         return BUTLER_ERROR_MEMORY;
-    charge(probe, &asked, item->n_prompt);
+    charge(probe, &asked, item->n_prompt, charged);
     *policy = probe->policy;
     butler_session_free(probe);
     return 0;
@@ -271,6 +307,22 @@ static int start_all(const struct eval_run *run, const struct eval_item *item, s
     return code;
 }
 
+/* Takes what layers read to which the policy does not apply out of the bytes: it is the same under every policy. */
+static void leave_out_dense(const struct eval_run *run, const struct eval_item *item, const struct butler_session *session,
+                            struct eval_cost *cost)
+{
+    for (int l = 0; l < run->info->n_layers; l++) {
+        const int window = run->model->layers[l].window;
+        double tokens = 0;
+        for (int n = item->n_prompt + 1; n <= item->n_ids; n++)
+            tokens += window > 0 ? BUTLER_MIN(n, window) : n;
+        if (!butler_policy_applies(&session->policy, l)) {
+            cost->kv_bytes -= tokens * 2 * (double)session->kv.row_bytes * session->kv.n_kv_heads;
+            cost->full_kv_bytes -= tokens * 2 * (double)session->kv.row_bytes * session->kv.n_kv_heads;
+        }
+    }
+}
+
 static int measure(const struct eval_run *run, const struct eval_item *item, const struct eval_policy *const *policies, int n,
                    double *const *values, struct eval_cost *costs, struct butler_error *err)
 {
@@ -289,13 +341,15 @@ static int measure(const struct eval_run *run, const struct eval_item *item, con
     for (int p = 0; p < n && code == 0; p++) {
         struct butler_stats stats;
         butler_session_stats(followers[p].session, &stats);
-        costs[p] = (struct eval_cost){stats.n_decode,
-                                      stats.kv_bytes,
-                                      stats.metric_bytes,
-                                      stats.full_kv_bytes,
-                                      stats.units_selected,
-                                      stats.units_reused,
-                                      (butler_seconds() - begin) / n};
+        costs[p].selected[EVAL_CURVE - 1] = (double)stats.units_selected;
+        costs[p].reused[EVAL_CURVE - 1] = (double)stats.units_reused;
+        eval_cost_take(&costs[p], &stats, (butler_seconds() - begin) / n);
+        leave_out_dense(run, item, followers[p].session, &costs[p]);
+        for (int i = 0; i < reference.n_layers * reference.n_heads; i++)
+            if (!isnan(values[p][SUMS * i])) {
+                costs[p].found[EVAL_CURVE - 1] += values[p][SUMS * i];
+                costs[p].wanted[EVAL_CURVE - 1] += values[p][run->n_values - EXTRA];
+            }
     }
     for (int p = 0; p < n && followers; p++) {
         butler_session_free(followers[p].session);
@@ -316,7 +370,7 @@ static int load(struct eval_run *run, struct butler_error *err)
 {
     int steps, dense;
     if (eval_option_int(run, "steps", 1, run->length - 2, &steps, err) < 0 ||
-        eval_option_int(run, "dense", 0, run->info->n_layers, &dense, err) < 0)
+        eval_option_int(run, "dense", 0, run->info->n_layers - 1, &dense, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
     for (int p = 0; p < run->n_policies; p++) {
         struct butler_policy *policy = &run->policies[p].parsed;
@@ -337,7 +391,7 @@ static json_t *by_head(const struct eval_run *run, const double *values, int whi
             double sum = 0;
             for (int i = 0; i < run->items.n; i++)
                 sum += values[(size_t)i * (size_t)run->n_values + (size_t)(SUMS * (l * run->info->n_heads + h) + which)];
-            json_array_append_new(heads, json_real(sum / steps));
+            json_array_append_new(heads, isnan(sum) ? json_null() : json_real(sum / steps));
         }
         json_array_append_new(layers, heads);
     }
@@ -353,8 +407,11 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
         return BUTLER_ERROR_MEMORY;
     for (int i = 0; i < n; i++) {
         const double *item = values + (size_t)i * (size_t)run->n_values;
+        int measured = 0;
+        for (int h = 0; h < heads; h++)
+            measured += !isnan(item[SUMS * h]);
         for (int k = 0; k < SUMS * heads; k++)
-            seen[i * (SUMS + 1) + k % SUMS] += item[k] / heads;
+            seen[i * (SUMS + 1) + k % SUMS] += isnan(item[k]) ? 0 : item[k] / measured;
         seen[i * (SUMS + 1) + SUMS] = item[run->n_values - EXTRA];
         for (int s = 0; s <= SUMS; s++)
             totals[s] += seen[i * (SUMS + 1) + s];
@@ -375,6 +432,8 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 static const struct eval_option options[] = {
     {"steps", "32", "tokens decoded and measured at the end of each text"},
     {"dense", "0", "layers that read everything, for every policy"},
+    {"charge", "1", "0: a budget is the tokens read; what metrics and unshared selections read besides is free"},
+    {"memory", "0", "MiB that sessions may hold, of which policies are grouped to use less; 0: half of the machine's"},
     {NULL, NULL, NULL},
 };
 

@@ -1,11 +1,12 @@
 /* The loop over items, in parallel, each under its policies. Values are stored per item and combined in the order of the items, so
- * that no result depends on the threads. */
+ * that no result depends on the threads. An item is in the journal as soon as it is measured. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "parts.h"
 #include "engine/engine.h"
@@ -14,12 +15,16 @@
 struct pass {
     struct eval_run *run;
     const struct eval_events *events;
+    const struct eval_journal *journal;
+    struct eval_base *base;
     const struct eval_policy *const *policies; /* [n] */
-    int n;
-    double *values;            /* [n][n_items][n_values] */
-    struct eval_cost *costs;   /* [n][n_items] */
-    double done_before, share; /* fractions of the whole work */
-    pthread_mutex_t lock;      /* of the fields below */
+    char *const *keys;                         /* [n] */
+    int n, n_threads;
+    double *values;          /* [n][n_items][n_values] */
+    struct eval_cost *costs; /* [n][n_items] */
+    bool *have;              /* [n][n_items] measured */
+    double before, share;    /* fractions of the whole work */
+    pthread_mutex_t lock;    /* of the fields below, and of the journal */
     int next_item, n_finished;
     bool stop, stopped;
     int failed_item; /* the first that failed, INT_MAX: none */
@@ -27,42 +32,105 @@ struct pass {
     struct butler_error error;
 };
 
-/* One item under one policy. */
-static int run_one(struct pass *pass, struct eval_run *run, int p, int item_index, struct eval_donor *donor,
-                   struct butler_error *err)
+static size_t index_of(const struct pass *pass, int p, int item)
 {
-    const struct eval_item *item = &run->items.items[item_index];
-    const size_t at = (size_t)p * (size_t)run->items.n + (size_t)item_index;
-    struct butler_stats stats = {0};
-    struct butler_session *session = NULL;
-    const double start = butler_seconds();
-    int code = eval_session_begin(run, item, &pass->policies[p]->parsed, donor, &session, err);
-    if (code == 0) {
-        butler_session_stats_reset(session);
-        code = run->task->run(run, item, session, pass->values + at * (size_t)run->n_values, err);
-    }
-    if (code == 0)
-        butler_session_stats(session, &stats);
-    pass->costs[at] = (struct eval_cost){stats.n_decode,       stats.kv_bytes,     stats.metric_bytes,      stats.full_kv_bytes,
-                                         stats.units_selected, stats.units_reused, butler_seconds() - start};
-    butler_session_free(session);
+    return (size_t)p * (size_t)pass->run->items.n + (size_t)item;
+}
+
+static double *values_of(const struct pass *pass, int p, int item)
+{
+    return pass->values + index_of(pass, p, item) * (size_t)pass->run->n_values;
+}
+
+static void show_progress(const struct pass *pass)
+{
+    if (pass->events->progress)
+        pass->events->progress(pass->events->user, pass->before + pass->share * (double)pass->n_finished /
+                                                                      ((double)pass->n * (double)pass->run->items.n));
+}
+
+/* An item under a policy is measured: into the journal. */
+static int finish_one(struct pass *pass, int p, int item, const char *output, struct butler_error *err)
+{
+    const size_t at = index_of(pass, p, item);
+    pthread_mutex_lock(&pass->lock);
+    const int code = eval_journal_add(pass->journal, pass->keys[p], pass->policies[p]->text, item, values_of(pass, p, item),
+                                      pass->run->n_values, &pass->costs[at], output, err);
+    pass->have[at] = code == 0;
+    pass->n_finished++;
+    show_progress(pass);
+    pthread_mutex_unlock(&pass->lock);
     return code;
 }
 
-/* One item under all policies, for a task with run_together. */
+/* Whether the task compares this policy with dense attention. */
+static int wants_dense(const struct eval_run *run, const struct butler_policy *policy, bool *wants, struct butler_error *err)
+{
+    int compare = 0;
+    if (eval_option_text(run, "compare") && eval_option_int(run, "compare", 0, 1, &compare, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
+    *wants = compare && (policy->metric || policy->stop_entropy >= 0);
+    return 0;
+}
+
+/* One item under one policy. donors[2]: dense, and with the policy's metric. */
+static int run_one(struct pass *pass, struct eval_run *run, int p, int item_index, struct eval_donor *donors,
+                   struct butler_error *err)
+{
+    const struct butler_policy *policy = &pass->policies[p]->parsed;
+    struct eval_trial trial = {.run = run, .item = &run->items.items[item_index], .values = values_of(pass, p, item_index)};
+    struct butler_policy full;
+    const double start = butler_seconds();
+    bool compares = false;
+    int code = wants_dense(run, policy, &compares, err);
+    if (code == 0)
+        code = eval_session_begin(run, trial.item, policy, &donors[eval_policy_observes(policy)], &trial.session, err);
+    if (code == 0 && compares && (code = butler_policy_parse(run->engine, "full", &full, err)) == 0)
+        code = eval_session_begin(run, trial.item, &full, &donors[0], &trial.dense, err);
+    if (code == 0)
+        code = eval_watch_begin(&trial, err);
+    if (code == 0) {
+        butler_session_stats_reset(trial.session);
+        code = run->task->run(&trial, err);
+    }
+    if (code == 0) {
+        struct butler_stats stats;
+        butler_session_stats(trial.session, &stats);
+        eval_cost_take(&trial.cost, &stats, butler_seconds() - start);
+        pass->costs[index_of(pass, p, item_index)] = trial.cost;
+        code = finish_one(pass, p, item_index, trial.output, err);
+    }
+    eval_watch_end(&trial);
+    butler_session_free(trial.session);
+    butler_session_free(trial.dense);
+    free(trial.output);
+    return code;
+}
+
+/* One item under all policies that do not have it yet, for a task with run_together. */
 static int run_together(struct pass *pass, struct eval_run *run, int item_index, struct butler_error *err)
 {
     double **values = butler_alloc((size_t)pass->n * sizeof *values, err);
+    const struct eval_policy **policies = butler_alloc((size_t)pass->n * sizeof *policies, err);
     struct eval_cost *costs = butler_alloc((size_t)pass->n * sizeof *costs, err);
-    int code = values && costs ? 0 : BUTLER_ERROR_MEMORY;
+    int *which = butler_alloc((size_t)pass->n * sizeof *which, err), n = 0;
+    int code = values && costs && policies && which ? 0 : BUTLER_ERROR_MEMORY;
     for (int p = 0; p < pass->n && code == 0; p++)
-        values[p] = pass->values + ((size_t)p * (size_t)run->items.n + (size_t)item_index) * (size_t)run->n_values;
-    if (code == 0)
-        code = run->task->run_together(run, &run->items.items[item_index], pass->policies, pass->n, values, costs, err);
-    for (int p = 0; p < pass->n && code == 0; p++)
-        pass->costs[(size_t)p * (size_t)run->items.n + (size_t)item_index] = costs[p];
+        if (!pass->have[index_of(pass, p, item_index)]) {
+            values[n] = values_of(pass, p, item_index);
+            policies[n] = pass->policies[p];
+            which[n++] = p;
+        }
+    if (code == 0 && n > 0)
+        code = run->task->run_together(run, &run->items.items[item_index], policies, n, values, costs, err);
+    for (int i = 0; i < n && code == 0; i++) {
+        pass->costs[index_of(pass, which[i], item_index)] = costs[i];
+        code = finish_one(pass, which[i], item_index, NULL, err);
+    }
     free(values);
+    free(policies);
     free(costs);
+    free(which);
     return code;
 }
 
@@ -76,21 +144,13 @@ static int take_item(struct pass *pass)
     return item;
 }
 
-static void finish_one(struct pass *pass)
-{
-    pthread_mutex_lock(&pass->lock);
-    pass->n_finished++;
-    if (pass->events->progress)
-        pass->events->progress(pass->events->user, pass->done_before + pass->share * (double)pass->n_finished /
-                                                                           ((double)pass->n * (double)pass->run->items.n));
-    pthread_mutex_unlock(&pass->lock);
-}
-
 static void fail_item(struct pass *pass, int item, int code, const struct butler_error *err)
 {
     pthread_mutex_lock(&pass->lock);
     pass->stop = true;
-    if (item < pass->failed_item) {
+    if (code == BUTLER_ERROR_CANCELLED)
+        pass->stopped = true;
+    else if (item < pass->failed_item) {
         pass->failed_item = item;
         pass->code = code;
         pass->error = *err;
@@ -98,23 +158,16 @@ static void fail_item(struct pass *pass, int item, int code, const struct butler
     pthread_mutex_unlock(&pass->lock);
 }
 
-static int run_item(struct pass *pass, struct eval_run *run, int item, struct eval_donor *donor, struct butler_error *err)
+static int run_item(struct pass *pass, struct eval_run *run, int item, struct eval_donor *donors, struct butler_error *err)
 {
     int code = 0;
-    if (pass->run->task->run_together) {
-        code = run_together(pass, run, item, err);
-        for (int p = 0; p < pass->n && code == 0; p++)
-            finish_one(pass);
-        return code;
-    }
-    /* First the policies that share the dense prompt, so that it is read once. */
+    if (pass->run->task->run_together)
+        return run_together(pass, run, item, err);
+    /* First the policies that share the dense prompt, so that at most two prompts are held. */
     for (int observes = 0; observes < 2; observes++)
         for (int p = 0; p < pass->n && code == 0; p++)
-            if (eval_policy_observes(&pass->policies[p]->parsed) == (bool)observes) {
-                code = run_one(pass, run, p, item, donor, err);
-                if (code == 0)
-                    finish_one(pass);
-            }
+            if (eval_policy_observes(&pass->policies[p]->parsed) == (bool)observes && !pass->have[index_of(pass, p, item)])
+                code = run_one(pass, run, p, item, donors, err);
     return code;
 }
 
@@ -122,26 +175,27 @@ static void *work(void *argument)
 {
     struct pass *pass = argument;
     struct butler_error err = {0};
-    struct eval_donor donor = {0};
+    struct eval_donor donors[2] = {{0}, {0}};
     struct eval_run run = *pass->run; /* with an engine of this thread's own */
     run.engine = butler_engine_clone(pass->run->engine, 1, &err);
     int code = run.engine ? 0 : err.code, item = code < 0 ? 0 : -1;
     while (code == 0 && (item = take_item(pass)) >= 0)
-        code = run_item(pass, &run, item, &donor, &err);
+        code = run_item(pass, &run, item, donors, &err);
     if (code < 0)
         fail_item(pass, item, code, &err);
-    eval_donor_free(&donor);
+    eval_donor_free(&donors[0]);
+    eval_donor_free(&donors[1]);
     butler_engine_free(run.engine);
     return NULL;
 }
 
-/* Runs the items on params->n_threads threads; if a thread cannot be started, the others do its work. */
+/* Runs the items on pass->n_threads threads; if a thread cannot be started, the others do its work. */
 static void run_items(struct pass *pass)
 {
     enum { MAX_THREADS = 256 };
     pthread_t threads[MAX_THREADS];
     int n = 0;
-    const int wanted = BUTLER_MIN(BUTLER_MIN(pass->run->params->n_threads, pass->run->items.n), MAX_THREADS) - 1;
+    const int wanted = BUTLER_MIN(BUTLER_MIN(pass->n_threads, pass->run->items.n), MAX_THREADS) - 1;
     while (n < wanted && pthread_create(&threads[n], NULL, work, pass) == 0)
         n++;
     work(pass);
@@ -155,18 +209,13 @@ static int report(struct pass *pass, struct eval_results *results, struct butler
     int code = 0;
     for (int p = 0; p < pass->n && code == 0; p++) {
         struct eval_cost sum = {0};
-        for (int i = 0; i < run->items.n; i++) {
-            const struct eval_cost *cost = &pass->costs[(size_t)p * (size_t)run->items.n + (size_t)i];
-            sum.n_decode += cost->n_decode;
-            sum.kv_bytes += cost->kv_bytes;
-            sum.metric_bytes += cost->metric_bytes;
-            sum.full_kv_bytes += cost->full_kv_bytes;
-            sum.units_selected += cost->units_selected;
-            sum.units_reused += cost->units_reused;
-            sum.seconds += cost->seconds;
-        }
-        json_t *rows = eval_make_rows(run, pass->policies[p],
-                                      pass->values + (size_t)p * (size_t)run->items.n * (size_t)run->n_values, &sum, err);
+        for (int i = 0; i < run->items.n; i++)
+            for (int k = 0; k < EVAL_N_COSTS; k++)
+                ((double *)&sum)[k] += ((const double *)&pass->costs[index_of(pass, p, i)])[k];
+        const size_t n_values = (size_t)run->items.n * (size_t)run->n_values;
+        if (pass->policies[p] == pass->base->policy && (pass->base->values = butler_alloc(n_values * sizeof(double), err)))
+            memcpy(pass->base->values, values_of(pass, p, 0), n_values * sizeof(double));
+        json_t *rows = eval_make_rows(run, pass->policies[p], values_of(pass, p, 0), &sum, pass->base, err);
         size_t i;
         json_t *row;
         code = rows ? eval_results_append(results, rows, err) : BUTLER_ERROR_MEMORY;
@@ -177,56 +226,175 @@ static int report(struct pass *pass, struct eval_results *results, struct butler
     return code;
 }
 
+/* Takes from the journal what an earlier run measured. */
+static void take_journal(struct pass *pass)
+{
+    for (int p = 0; p < pass->n; p++)
+        for (int i = 0; i < pass->run->items.n; i++) {
+            const size_t at = index_of(pass, p, i);
+            pass->have[at] =
+                eval_journal_take(pass->journal, pass->keys[p], i, values_of(pass, p, i), pass->run->n_values, &pass->costs[at]);
+            pass->n_finished += pass->have[at];
+        }
+    show_progress(pass);
+}
+
 static int run_pass(struct pass *pass, struct eval_results *results, struct butler_error *err)
 {
     const size_t n = (size_t)pass->n * (size_t)pass->run->items.n;
     pass->values = butler_alloc(n * (size_t)pass->run->n_values * sizeof *pass->values, err);
     pass->costs = butler_alloc(n * sizeof *pass->costs, err);
-    int code = pass->values && pass->costs ? 0 : BUTLER_ERROR_MEMORY;
+    pass->have = butler_alloc(n * sizeof *pass->have, err);
+    int code = pass->values && pass->costs && pass->have ? 0 : BUTLER_ERROR_MEMORY;
     if (code == 0) {
         pass->failed_item = INT32_MAX;
+        take_journal(pass);
         pthread_mutex_init(&pass->lock, NULL);
         run_items(pass);
         pthread_mutex_destroy(&pass->lock);
         code = pass->code;
-        if (code < 0 && err)
+        if (code < 0)
             *err = pass->error;
-        else if (code == 0)
+        else
             code = pass->stopped ? EVAL_STOPPED : report(pass, results, err);
     }
     free(pass->values);
     free(pass->costs);
+    free(pass->have);
     return code;
 }
 
-/* Runs all policies that the file of results does not have yet. A task with prompts runs them together, another one policy after
- * the other, so that each row is written as early as possible. */
-static int run_policies(struct eval_run *run, const struct eval_events *events, struct eval_results *results,
+/* The measurements that the file of results does not have yet, and how they are grouped. */
+struct plan {
+    const struct eval_policy **policies; /* [n] */
+    char **keys;                         /* [n] */
+    int n;
+    bool together; /* a pass may have several policies */
+    struct eval_base base;
+};
+
+/* The base is measured first. If it is in the results already, the journal may have its items. */
+static int find_base(struct plan *plan, const struct eval_run *run, const struct eval_journal *journal, struct butler_error *err)
+{
+    struct eval_base *base = &plan->base;
+    int code = 0, n = 0;
+    base->policy = &run->policies[0];
+    for (int i = run->n_policies - 1; i >= 0; i--)
+        base->policy = run->policies[i].parsed.metric ? base->policy : &run->policies[i];
+    for (int i = 0; i < plan->n; i++)
+        if (plan->policies[i] == base->policy) {
+            char *key = plan->keys[i];
+            memmove(plan->policies + 1, plan->policies, (size_t)i * sizeof *plan->policies);
+            memmove(plan->keys + 1, plan->keys, (size_t)i * sizeof *plan->keys);
+            plan->policies[0] = base->policy;
+            plan->keys[0] = key;
+            return 0;
+        }
+    char *key = eval_key(run, base->policy);
+    base->values = butler_alloc((size_t)run->items.n * (size_t)run->n_values * sizeof(double), err);
+    if (!key || !base->values)
+        code = BUTLER_ERROR_MEMORY;
+    for (struct eval_cost cost; code == 0 && n < run->items.n; n++)
+        if (!eval_journal_take(journal, key, n, base->values + (size_t)n * (size_t)run->n_values, run->n_values, &cost))
+            break;
+    if (n < run->items.n) {
+        free(base->values);
+        base->values = NULL;
+    }
+    free(key);
+    return code;
+}
+
+static int make_plan(struct plan *plan, struct eval_run *run, const struct eval_results *results, struct butler_error *err)
+{
+    plan->policies = butler_alloc((size_t)run->n_policies * sizeof *plan->policies, err);
+    plan->keys = butler_alloc((size_t)run->n_policies * sizeof *plan->keys, err);
+    if (!plan->policies || !plan->keys)
+        return BUTLER_ERROR_MEMORY;
+    for (int i = 0; i < run->n_policies; i++) {
+        struct eval_policy *policy = &run->policies[i];
+        char *key = eval_key(run, policy);
+        if (!key)
+            return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a row");
+        policy->parsed.dense_layers = BUTLER_MAX(policy->parsed.dense_layers, run->min_dense);
+        if (eval_results_has(results, key)) {
+            free(key);
+            continue;
+        }
+        plan->policies[plan->n] = policy;
+        plan->keys[plan->n++] = key;
+    }
+    plan->together = run->task->run_together != NULL;
+    for (int i = 0; i < run->items.n; i++) {
+        const struct eval_item *item = &run->items.items[i];
+        run->longest = BUTLER_MAX(run->longest, item->n_ids + item->n_extra);
+        plan->together = plan->together || (!run->simulate && item->n_prompt > 0);
+    }
+    return 0;
+}
+
+/* How many policies from `first` on one pass takes, and on how many threads, so that what their sessions hold fits in the memory:
+ * half of the machine's, or option memory in MiB. One policy on one thread always runs. */
+static int size_pass(struct pass *pass, const struct plan *plan, int first, struct butler_error *err)
+{
+    struct eval_run *run = pass->run;
+    int mebibytes = 0;
+    if (eval_option_text(run, "memory") && eval_option_int(run, "memory", 0, 1 << 30, &mebibytes, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
+    const double limit =
+        mebibytes > 0 ? 1048576.0 * mebibytes : 0.5 * (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    double bytes = 0, one = 0;
+    pass->n = 0;
+    for (int p = first; p < plan->n && (pass->n == 0 || plan->together); p++) {
+        struct butler_policy_cost cost;
+        const int code =
+            butler_policy_estimate(run->engine, plan->policies[p]->text, run->params->kv_type, run->longest, &cost, err);
+        if (code < 0)
+            return code;
+        /* while the prompt is read, everything is held */
+        const double own = (double)cost.full_kv_bytes +
+                           cost.record_bytes * run->longest * (run->task->run_together ? 2 : 1); /* recall has two sessions */
+        bytes = run->task->run_together ? bytes + own : BUTLER_MAX(bytes, 2 * own);
+        one = pass->n == 0 ? bytes : one;
+        if (pass->n > 0 && bytes > limit / BUTLER_MIN(run->params->n_threads, BUTLER_MAX(1, (int)BUTLER_MIN(limit / one, 1e6))))
+            break;
+        pass->n++;
+    }
+    pass->n_threads = BUTLER_MAX(1, BUTLER_MIN(run->params->n_threads, (int)BUTLER_MIN(limit / one, 1e6)));
+    return 0;
+}
+
+static int run_policies(struct eval_run *run, struct eval_results *results, const struct eval_journal *journal,
                         struct butler_error *err)
 {
-    const struct eval_policy **pending = butler_alloc((size_t)run->n_policies * sizeof *pending, err);
-    int n = 0, code = pending ? 0 : BUTLER_ERROR_MEMORY;
-    bool prompts = false;
-    for (int i = 0; i < run->n_policies && code == 0; i++)
-        if (!eval_results_has(results, run, &run->policies[i]))
-            pending[n++] = &run->policies[i];
-    for (int i = 0; i < run->items.n; i++)
-        prompts = prompts || (!run->simulate && run->items.items[i].n_prompt > 0);
-    for (int i = 0; i < run->n_policies; i++)
-        run->policies[i].parsed.dense_layers = BUTLER_MAX(run->policies[i].parsed.dense_layers, run->min_dense);
-    if (n < run->n_policies && events->note) {
+    struct plan plan = {0};
+    int code = make_plan(&plan, run, results, err);
+    if (code == 0)
+        code = find_base(&plan, run, journal, err);
+    if (code == 0 && plan.n < run->n_policies && run->events->note) {
         char text[96];
-        snprintf(text, sizeof text, "%d of %d policies are in the results already", run->n_policies - n, run->n_policies);
-        events->note(events->user, text);
+        snprintf(text, sizeof text, "%d of %d policies are in the results already", run->n_policies - plan.n, run->n_policies);
+        run->events->note(run->events->user, text);
     }
-    const int together = prompts || run->task->run_together ? n : 1;
-    for (int first = 0; first < n && code == 0; first += together) {
-        struct pass pass = {.run = run, .events = events, .policies = pending + first, .n = BUTLER_MIN(together, n - first)};
-        pass.done_before = (double)first / n;
-        pass.share = (double)pass.n / n;
-        code = run_pass(&pass, results, err);
+    for (int first = 0; first < plan.n && code == 0;) {
+        struct pass pass = {.run = run,
+                            .events = run->events,
+                            .journal = journal,
+                            .base = &plan.base,
+                            .policies = plan.policies + first,
+                            .keys = plan.keys + first};
+        code = size_pass(&pass, &plan, first, err);
+        pass.before = (double)first / plan.n;
+        pass.share = (double)pass.n / plan.n;
+        if (code == 0)
+            code = run_pass(&pass, results, err);
+        first += pass.n;
     }
-    free(pending);
+    for (int i = 0; i < plan.n; i++)
+        free(plan.keys[i]);
+    free(plan.base.values);
+    free(plan.policies);
+    free(plan.keys);
     return code;
 }
 
@@ -254,6 +422,7 @@ int eval_execute(const struct eval_task *task, struct butler_engine *engine, con
     static const struct eval_events silent = {0};
     struct eval_run run = {.task = task,
                            .params = params,
+                           .events = events ? events : &silent,
                            .engine = engine,
                            .model = butler_engine_model(engine),
                            .info = butler_model_get_info(butler_engine_model(engine)),
@@ -261,7 +430,8 @@ int eval_execute(const struct eval_task *task, struct butler_engine *engine, con
                            .length = params->length ? params->length : task->length,
                            .limit = params->limit ? params->limit : task->limit,
                            .seed = params->seed};
-    struct eval_results results = {.fd = -1};
+    struct eval_results results = {.log = {.fd = -1}};
+    struct eval_journal journal = {.log = {.fd = -1}};
     struct butler_error local = {0};
     err = err ? err : &local; /* it is also read below */
     int code = eval_take_options(&run, err);
@@ -270,11 +440,14 @@ int eval_execute(const struct eval_task *task, struct butler_engine *engine, con
     if (code == 0)
         code = eval_results_open(&results, params->output, err);
     if (code == 0)
+        code = eval_journal_open(&journal, params->output, err);
+    if (code == 0)
         code = task->load(&run, err);
     if (code == 0 && run.items.n == 0)
         code = butler_fail(err, BUTLER_ERROR_FORMAT, "%s: no items in it", params->data ? params->data : task->name);
     if (code == 0)
-        code = run_policies(&run, events ? events : &silent, &results, err);
+        code = run_policies(&run, &results, &journal, err);
+    eval_journal_close(&journal);
     eval_results_close(&results);
     free_run(&run);
     return code;

@@ -89,6 +89,18 @@ int eval_option_int(const struct eval_run *run, const char *name, int min, int m
     return 0;
 }
 
+int eval_option_chat(const struct eval_run *run, bool *chat, struct butler_error *err)
+{
+    const char *text = eval_option_text(run, "chat");
+    const bool has = run->info->chat_template != NULL;
+    *chat = strcmp(text, "on") == 0 || (strcmp(text, "auto") == 0 && has);
+    if (strcmp(text, "on") == 0 && !has)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--set chat=on: the model has no chat template");
+    if (!*chat && strcmp(text, "off") != 0 && strcmp(text, "auto") != 0)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--set chat: '%s' is not allowed; it takes auto, on, off", text);
+    return 0;
+}
+
 /* ------------------------------------------------------------------------------------------------ policies */
 
 static bool is_budget(const char *key)

@@ -41,6 +41,20 @@ int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const 
     }
 }
 
+static bool adds_bos(const struct butler_model *model)
+{
+    int32_t ids[8];
+    const int n = butler_tokenize(model, "a", 1, BUTLER_ADD_SPECIAL, ids, BUTLER_COUNT(ids), NULL);
+    return n > 0 && ids[0] == butler_token_bos(model);
+}
+
+int eval_ids_begin(struct eval_ids *ids, const struct butler_model *model, struct butler_error *err)
+{
+    const int32_t bos = butler_token_bos(model);
+    ids->n = 0;
+    return adds_bos(model) ? eval_ids_append(ids, &bos, 1, err) : 0;
+}
+
 int eval_ids_chat(struct eval_ids *ids, const struct butler_model *model, const char *text, struct butler_error *err)
 {
     const struct butler_chat_message message = {.role = "user", .content = text};
@@ -54,6 +68,41 @@ int eval_ids_chat(struct eval_ids *ids, const struct butler_model *model, const 
     butler_chat_text_free(&rendered);
     ids->n += BUTLER_MAX(n, 0);
     return BUTLER_MIN(n, 0);
+}
+
+/* Tokens of a text that the template wrote; continues: it stands behind other text. */
+static int template_ids(struct eval_ids *ids, const struct butler_model *model, char *bytes, size_t n, bool continues,
+                        struct butler_error *err)
+{
+    struct butler_chat_segment segment = {0, n, true};
+    const struct butler_chat_text text = {bytes, n, &segment, 1};
+    const size_t from = continues ? 1 : 0; /* a first byte that is not read says that the text continues */
+    int n_ids = butler_chat_tokenize(model, &text, from, NULL, 0, err);
+    if (n_ids > 0)
+        n_ids = reserve(ids, n_ids, err) < 0
+                    ? BUTLER_ERROR_MEMORY
+                    : butler_chat_tokenize(model, &text, from, ids->ids + ids->n, ids->capacity - ids->n, err);
+    ids->n += BUTLER_MAX(n_ids, 0);
+    return BUTLER_MIN(n_ids, 0);
+}
+
+int eval_ids_frame(struct eval_ids *before, struct eval_ids *after, const struct butler_model *model, struct butler_error *err)
+{
+    static const char mark[] = "butler-text-of-the-user";
+    const struct butler_chat_message message = {.role = "user", .content = mark};
+    struct butler_chat_text text;
+    int code = butler_chat_render(model, &message, 1, &(struct butler_chat_options){.add_generation_prompt = true}, &text, err);
+    char *at = code == 0 ? strstr(text.bytes, mark) : NULL;
+    if (code == 0 && !at)
+        code = butler_fail(err, BUTLER_ERROR_FORMAT, "the chat template does not write the user's text");
+    if (code == 0)
+        code = template_ids(before, model, text.bytes, (size_t)(at - text.bytes), false, err);
+    if (code == 0) {
+        at += sizeof mark - 2;
+        code = template_ids(after, model, at, text.n - (size_t)(at - text.bytes), true, err);
+    }
+    butler_chat_text_free(&text);
+    return code;
 }
 
 /* Whether the vocabulary puts a space before a text. */
@@ -130,8 +179,7 @@ struct eval_item *eval_item_add(struct eval_run *run, const int32_t *ids, int n,
 
 int eval_windows_load(struct eval_run *run, int n_decode, struct butler_error *err)
 {
-    const int32_t bos = butler_token_bos(run->model);
-    const int length = run->length - (bos >= 0);
+    const int length = run->length - adds_bos(run->model);
     struct eval_text text;
     struct eval_ids ids = {0}, window = {0};
     if (!run->params->data)
@@ -147,8 +195,7 @@ int eval_windows_load(struct eval_run *run, int n_decode, struct butler_error *e
     const int n = BUTLER_MIN(run->limit, ids.n / length);
     for (int i = 0; i < n && code == 0; i++) {
         const int at = n > 1 ? (int)((int64_t)(ids.n - length) * i / (n - 1)) : 0;
-        window.n = 0;
-        code = bos >= 0 ? eval_ids_append(&window, &bos, 1, err) : 0;
+        code = eval_ids_begin(&window, run->model, err);
         if (code == 0)
             code = eval_ids_append(&window, ids.ids + at, length, err);
         if (code == 0 && !eval_item_add(run, window.ids, window.n, window.n - n_decode, err))

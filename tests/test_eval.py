@@ -9,18 +9,20 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cli import BUTLER, FAILED, GPT2, GQA, ROOT, USAGE, butler, data_folder, refuses, rows
-from gguf_file import Gguf
+from cli import BUTLER, FAILED, GPT2, GQA, ROOT, USAGE, butler, data_folder, refuses, rows, with_values
+from gguf_file import BOOL, Gguf
 from llama_reference import Llama
 from policies_reference import half_up, log_softmax
 
 TEXT = ROOT / "tests" / "data" / "secret_garden.txt"
 POLICIES = ["quest:dense=0,page=4", "fier:dense=0", "pagestats:page=4", "oracle", "random", "streaming", "h2o", "h2o+vatp", "scissorhands", "snapkv", "tova", "knorm"]
 VOLATILE = ("seconds", "date")
+JOINT = ("difference",)  # depends on another policy of the command
 
 
 def kv(*policies):
@@ -58,8 +60,9 @@ def log_probs(ids, model=GQA):
 
 
 def bos(model=GQA):
-    """The beginning-of-text token of the vocabulary, which stands before every text, whether or not the model would add it."""
-    return [int(Gguf(model).values["tokenizer.ggml.bos_token_id"][1])]
+    """The beginning-of-text token where the file asks for one, as the command reads it."""
+    special = json.loads(butler("tokenize", "-m", model, "-p", "a", "--json").stdout)["ids"]
+    return special[:len(special) - len(ids_of("a", model))]
 
 
 # ------------------------------------------------------------------------------------------------- perplexity
@@ -103,6 +106,23 @@ def pieces(ids, model):
         text = tokens[i].decode()
         out.append(b"?" if re.fullmatch(r"<0x[0-9A-F]{2}>", text) else text.replace("\u2581", " ").encode())
     return out
+
+
+def test_bos_only_where_the_file_asks_for_it(tmp_path):
+    model = Gguf(GQA)
+    model.put("tokenizer.ggml.add_bos_token", BOOL, False)
+    model.write(tmp_path / "plain.gguf")
+    plain = str(tmp_path / "plain.gguf")
+    assert len(bos()) == 1 and bos(plain) == []
+    ppl = ["eval", "ppl", "--data", TEXT, "--length", 40, "--limit", 1]
+    assert [rows(*ppl, "-m", m)[0]["n"] for m in (GQA, plain)] == [40, 39], "without BOS nothing predicts the first token"
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"ordered_kv_records": [["ab", "cd"], ["ef", "gh"]], "key": "ef", "value": "gh"}))
+    for m in (GQA, plain):
+        found = rows("eval", "kv", "-m", m, "--data", path, "--kv-type", "f32")
+        prompt = ["Remember these pairs.\nab: cd\nef: gh\n", "\nef:"]
+        check(found, [hits(prompt, " gh", m)])
+        assert found[0]["length"] == len(bos(m) + ids_of(prompt[0], m) + piece_of(prompt[1], m) + piece_of(" gh", m))
 
 
 def test_ppl_prefill_counts_what_is_decoded():
@@ -154,6 +174,9 @@ def test_results_do_not_depend_on_the_threads():
 def test_results_do_not_depend_on_company(policy):
     """A prompt read for several policies serves each as if it had been read for it alone."""
     args = ["eval", "ppl", "-m", GQA, "--data", TEXT, "--length", 96, "--limit", 2, "--mode", "prefill"]
+    def steady(found):
+        return [{k: v for k, v in row.items() if k not in VOLATILE + JOINT} for row in found]
+
     together = steady(rows(*args, "--budget", "0.5,0.25", *kv("h2o", "fier:dense=0", "quest:dense=0", "snapkv", "streaming", "random")))
     alone = steady(rows(*args, "--budget", "0.25", *kv(policy)))
     assert alone and all(row in together for row in alone)
@@ -191,6 +214,56 @@ def test_interrupted_and_resumed(tmp_path, number):
     assert read(part) == read(whole)
 
 
+def journal(path):
+    file = Path(f"{path}.items")
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_killed_at_random_moments(tmp_path):
+    """At most the item at work is lost: no item is measured twice, and the rows are those of a run that nobody killed."""
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    start = time.time()
+    subprocess.run(command(whole, 24), check=True, capture_output=True, timeout=300)
+    length, draw, n_killed, before = time.time() - start, random.Random(3), 0, 0
+    for _ in range(100):
+        process = subprocess.Popen(command(part, 24), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(draw.uniform(0.01, length / 4))
+        process.kill()
+        n_killed += process.wait() == -signal.SIGKILL
+        complete = Path(f"{part}.items").read_bytes().count(b"\n") if Path(f"{part}.items").exists() else 0
+        assert complete >= before
+        before = complete
+        if process.returncode == 0:
+            break
+    subprocess.run(command(part, 24), check=True, capture_output=True, timeout=300)
+    names = [item["id"] for item in journal(part)]
+    assert n_killed >= 3 and len(names) == len(set(names)) == len(journal(whole)) > 24
+    assert read(part) == read(whole)
+
+
+def test_an_interrupted_item_ends_at_once():
+    """The only item, under the first of three policies, takes much longer than the wait for its end."""
+    args = ["eval", "passkey", "--length", "15000", "--limit", "1", "-t", "1", *kv("full", "h2o:budget=0.5", "snapkv:budget=0.5")]
+    process = subprocess.Popen([BUTLER, *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT)
+    time.sleep(0.7)
+    start = time.time()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=120)[1].decode()
+    assert time.time() - start < 1 and process.returncode == FAILED and "stopped" in said
+
+
+def test_outputs_are_kept(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    data = tmp_path / "q.jsonl"
+    data.write_text(json.dumps({"dataset": "qasper", "context": "A text.", "input": "What?", "answers": ["x"]}))
+    rows("eval", "longbench", "--data", data, "--limit", 1, "-o", path, *kv("full"))
+    item, = journal(path)
+    assert isinstance(item["output"], str) and item["policy"] == "full" and item["item"] == 0
+    row, = rows("eval", "passkey", "--length", 300, "--limit", 4, "-o", tmp_path / "keys.jsonl")
+    kept = journal(tmp_path / "keys.jsonl")
+    assert len(kept) == 4 and sum(re.fullmatch(r" \d{5}", item["output"]) is not None for item in kept) >= 4 * row["value"] > 0
+
+
 def test_a_file_cut_anywhere_goes_on(tmp_path):
     path = tmp_path / "rows.jsonl"
     subprocess.run(command(path, 1), check=True, capture_output=True, timeout=300)
@@ -218,9 +291,17 @@ def test_other_measurements_are_not_taken_for_done(tmp_path):
 
 def test_bad_results_file(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"task": "ppl"}\nnonsense\n')
-    refuses(FAILED, "eval", "passkey", "-m", GQA, "--length", 150, "-o", path, says=["rows.jsonl:2"])
-    assert path.read_text() == '{"task": "ppl"}\nnonsense\n'
+    row = '{"task":"ppl","policy":"full","metric":"ppl","more":0}\n'
+    other = row.replace("}", ',"x":1}').replace('"more"', '"less"')
+    for content, line in ((row + "nonsense\n", 2), ("a line without an end", 1), (row + "a line without an end", 2), ("{}\n", 1),
+                          (other, 1), ('{"settings": 1}\n', 1), ("[1]\n", 1), (row + '{"task', 0)):
+        path.write_text(content)
+        if line:
+            refuses(FAILED, "eval", "passkey", "-m", GQA, "--length", 150, "-o", path, says=[f"rows.jsonl:{line}"])
+            assert path.read_text() == content
+        else:
+            butler("eval", "passkey", "-m", GQA, "--length", 150, "--limit", 1, "-o", path)
+            assert path.read_text().startswith(row) and len(read(path)) == 2
     refuses(FAILED, "eval", "passkey", "-m", GQA, "--length", 150, "-o", tmp_path / "no" / "rows.jsonl", says=["rows.jsonl"])
 
 
@@ -306,14 +387,14 @@ def test_lines_from_a_file(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_text(json.dumps({"prompt": "line a-b: REGISTER_CONTENT is <4711>\n\nTell me line a-b. ", "random_idx": ["a-b", 0], "expected_number": 4711}))
     found = rows("eval", "lines", "-m", GQA, "--data", path, "--kv-type", "f32")
-    check(found, [hits(["line a-b: REGISTER_CONTENT is <4711>\n\nTell me line a-b.", " The <REGISTER_CONTENT> in line a-b is <"], "4711")])
+    check(found, [hits(["line a-b: REGISTER_CONTENT is <4711>\n\n", "Tell me line a-b.", " The <REGISTER_CONTENT> in line a-b is <"], "4711")])
 
 
 def test_right_answers_are_counted(tmp_path):
     """What the model says after a prompt, asked for as the answer, is right: scores are not zero for want of any chance."""
-    ask = {"prompt": "line a: REGISTER_CONTENT is <1>", "random_idx": ["a", 0]}
-    prompt = [ask["prompt"], " The <REGISTER_CONTENT> in line a is <"]
-    table = log_probs(bos() + ids_of(prompt[0]) + piece_of(prompt[1]))
+    ask = {"prompt": "line a: REGISTER_CONTENT is <1>\nTell me.", "random_idx": ["a", 0]}
+    prompt = ["line a: REGISTER_CONTENT is <1>\n", "Tell me.", " The <REGISTER_CONTENT> in line a is <"]
+    table = log_probs(bos() + ids_of(prompt[0]) + [i for p in prompt[1:] for i in piece_of(p)])
     digits = [piece_of(str(d))[-1] for d in range(10)]
     number = int(np.argmax(table[-1][digits]))
     path = tmp_path / "lines.jsonl"
@@ -344,12 +425,89 @@ def test_the_default_model_answers():
     assert by(found, policy="streaming:budget=0.1")["value"] <= by(found, policy="full")["value"] - 0.3
 
 
+@pytest.mark.parametrize("budget", [20, 40])
+def test_the_policy_cuts_after_it_has_seen_the_question(budget):
+    """A window of one query keeps what the last token of the question attends to: behind a dense layer, what the oracle reads for it."""
+    snap, oracle = f"snapkv:window=1,kernel=1,group=mean,recent=1,budget={budget}", f"oracle:group=mean,recent=1,sinks=0,budget={budget}"
+    cut, best = rows("eval", "heat", "-m", GQA, "--kv-type", "f32", *kv(snap, oracle))
+    assert sum(k > 0 for k in cut["kept"]) >= budget and cut["kept"] == best["kept"]
+    after = rows("eval", "heat", "-m", GQA, "--kv-type", "f32", "--set", "ask=after", *kv(snap))[0]["kept"]
+    assert after != cut["kept"], "the document alone was cut, by its own last token"
+
+
+@pytest.mark.parametrize("ask", ["before", "after"])
+def test_a_budget_that_holds_everything_changes_nothing(ask):
+    """Also after the last token of the prompt was taken out of the cache and decoded again."""
+    policies = ["h2o", "snapkv", "tova", "streaming", "scissorhands", "knorm", "h2o+vatp", "quest:dense=0"]
+    found = rows("eval", "passkey", "-m", GQA, "--length", 180, "--limit", 2, "--kv-type", "f32", "--set", f"ask={ask}", "--budget", "1", *kv(*policies))
+    assert len(found) == len(policies)
+    assert all(row["kl"] < 1e-5 and row["agreement"] == 1 and row["found"] in (1, None) for row in found)
+
+
+def test_chat_template(tmp_path):
+    model = with_values(tmp_path / "chat.gguf", chat_template="{{ 'U ' + messages[0].content + ' End\n' }}{% if add_generation_prompt %}{{ 'A\n' }}{% endif %}")
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"ordered_kv_records": [["ab", "cd"], ["ef", "gh"]], "key": "ef", "value": "gh"}))
+    common = ["eval", "kv", "-m", model, "--data", path, "--kv-type", "f32"]
+    body = "Remember these pairs.\nab: cd\nef: gh\n"
+    prompt = ["U ", body, "\nWhich value belongs to ef?", " End\nA\n", "ef:"]
+    tokens = len(bos(model)) + sum(len(piece_of(text, model)) for text in prompt + [" gh"])
+    chat, plain = rows(*common), rows(*common, "--set", "chat=off")
+    check(plain, [hits([body, "\nef:"], " gh")])
+    assert abs(chat[0]["length"] - tokens) <= 1 and plain[0]["length"] < tokens - 20
+    assert rows(*common, "--set", "chat=on")[0]["length"] == chat[0]["length"]
+    refuses(USAGE, "eval", "kv", "-m", GQA, "--set", "chat=on", says=["chat", "template"])
+    refuses(USAGE, "eval", "kv", "-m", GQA, "--set", "ask=never", says=["ask", "never", "before"])
+
+
+def test_compared_with_dense_attention():
+    """With a dense first layer the second's queries and keys are those of dense attention: the oracle finds its largest, all of them."""
+    args = ["eval", "ppl", "-m", GQA, "--data", TEXT, "--length", 120, "--limit", 4, "--kv-type", "f32", "--mode", "prefill", "--set", "prompt=40"]
+    found = rows(*args, *kv("full", "oracle:share=query,dense=1,budget=0.3", "random:share=query,dense=1,budget=0.3", "random:dense=2,budget=0.3"))
+    full, oracle, chance, dense = (row for row in found if row["metric"] == "ppl")
+    assert full["kl"] is None and full["found"] is None and "difference" not in full
+    assert oracle["found"] == 1 and 0.2 < chance["found"] < 0.45
+    assert oracle["curve"] and all(part["found"] in (1, None) for part in oracle["curve"])
+    assert dense["kl"] < 1e-6 and dense["agreement"] == 1 and dense["difference"]["value"] == pytest.approx(0, abs=0.05)
+    assert chance["kl"] > oracle["kl"] > 0 and chance["agreement"] < 1
+    assert "kl" in found[0] and rows(*args, "--set", "compare=0", *kv("random:budget=0.3"))[0]["kl"] is None
+
+
+def test_paired_differences(tmp_path):
+    """The difference of two means, with Student's interval of the items' own differences; the journal has their values."""
+    path = tmp_path / "rows.jsonl"
+    found = rows("eval", "coref", "-m", GQA, "--limit", 30, "-o", path, *kv("random:budget=0.2", "full"))
+    row = by(found, policy="random:budget=0.2", metric="coverage")
+    values = {p: np.array([i["values"] for i in sorted(journal(path), key=lambda i: i["item"]) if i["policy"] == p]) for p in ("full", "random:budget=0.2")}
+    ours, theirs = values["random:budget=0.2"], values["full"]
+    def share(v, keep):
+        return v[keep, 1].sum() / v[keep, 2].sum()
+    all_, n = np.arange(30), 30
+    whole = share(ours, all_) - share(theirs, all_)
+    pseudo = [n * whole - (n - 1) * (share(ours, np.delete(all_, i)) - share(theirs, np.delete(all_, i))) for i in range(n)]
+    half = 2.045230 * np.std(pseudo, ddof=1) / math.sqrt(n)
+    assert row["difference"]["to"] == "full" and row["difference"]["value"] == pytest.approx(whole, abs=1e-8)
+    assert row["difference"]["ci"] == pytest.approx([whole - half, whole + half], abs=1e-6)
+
+
 # --------------------------------------------------------------------------------------------------- recall
+
+def recall(*args):
+    return rows("eval", "recall", "-m", GQA, "--data", TEXT, "--length", 160, "--limit", 3, "--budget", "0.15,0.5", *args)
+
+
+RECALLED = ["full", "oracle:share=query", "oracle", "oracle:group=mean", *POLICIES]
+
 
 @pytest.fixture(scope="module")
 def recalled():
-    policies = ["full", "oracle:share=query", "oracle", "oracle:group=mean", *POLICIES]
-    return rows("eval", "recall", "-m", GQA, "--data", TEXT, "--length", 160, "--limit", 3, "--set", "steps=12", "--budget", "0.15,0.5", *kv(*policies))
+    return recall("--set", "steps=12", *kv(*RECALLED))
+
+
+@pytest.fixture(scope="module")
+def uncharged():
+    """Every policy reads as many tokens as its budget says."""
+    return recall("--set", "steps=12,charge=0", *kv(*RECALLED))
 
 
 def values(found, metric, budget=None):
@@ -357,9 +515,9 @@ def values(found, metric, budget=None):
 
 
 @pytest.mark.parametrize("metric", ["recall", "mass", "top_half_accuracy"])
-def test_no_policy_beats_the_oracle(recalled, metric):
+def test_no_policy_beats_the_oracle(recalled, uncharged, metric):
     for budget in (0.15, 0.5):
-        found = values(recalled, metric, budget)
+        found = values(uncharged, metric, budget)
         best = found.pop(f"oracle:share=query,budget={budget}")
         assert len(found) == len(POLICIES) + 2 - ("oracle" in POLICIES)
         if metric != "mass":
@@ -398,14 +556,63 @@ def test_bytes_are_equal(recalled):
         assert row["kv_read"] <= paid + max(page, 1 / 150) + append, row["policy"]
 
 
+def test_unshared_selections_are_at_equal_bytes(recalled):
+    """With share=query each of the two query heads of a KV head reads tokens of its own: half as many."""
+    for budget in (0.15, 0.5):
+        row, shared = (by(recalled, policy=f"oracle{share}budget={budget}", metric="recall") for share in (":share=query,", ":"))
+        assert row["bytes"]["kv"] <= shared["bytes"]["kv"] <= budget * row["bytes"]["full_kv"] * 1.05
+        assert row["value"] == pytest.approx(0.5, abs=0.03), "half of the largest, all of them right"
+
+
+def test_the_charge_can_be_switched_off(recalled, uncharged):
+    name = "fier:dense=0,budget=0.15"
+    charged, free = (by(found, policy=name, metric="recall") for found in (recalled, uncharged))
+    assert free["bytes"]["kv"] == pytest.approx(0.15 * free["bytes"]["full_kv"], rel=0.05)
+    assert charged["bytes"]["kv"] < 0.8 * free["bytes"]["kv"] and charged["value"] < free["value"]
+
+
+def test_dense_layers_are_in_no_mean():
+    """The second layer alone, whose queries do not depend on the first's selection, has the same recall and reads the same share."""
+    policies = kv("oracle", "streaming", "full")
+    every, second = (recall("--set", f"steps=12,dense={n}", *policies) for n in (0, 1))
+    for row in second:
+        if row["metric"] == "recall":
+            layers = by(every, policy=row["policy"], metric="recall")["detail"]["layers"]
+            assert row["detail"]["layers"][0] == [None] * 4 and row["detail"]["layers"][1] == pytest.approx(layers[1])
+            assert row["value"] == pytest.approx(np.mean(layers[1])) == pytest.approx(row["found"])
+            if row["policy"].startswith("streaming"):
+                assert row["kv_read"] <= row["budget"] + 1 / 150
+
+
+def test_what_the_first_predictor_reads_is_charged():
+    model = ROOT / "models" / "butler-default.gguf"
+    for budget in (0.1, 0.5):
+        row = by(rows("eval", "recall", "-m", model, "--data", TEXT, "--length", 600, "--limit", 1, "--set", "steps=4", *kv(f"tokenbutler:budget={budget}")),
+                 metric="recall")
+        assert row["kv_read"] <= budget + 0.03, "its own attention too"
+
+
+def test_recall_groups_that_fit_the_memory(tmp_path):
+    """Where the memory holds one policy's sessions only, policies run one after the other, with the same rows."""
+    def run(memory):
+        path = tmp_path / f"rows{memory}.jsonl"
+        found = steady(rows("eval", "recall", "--data", ROOT / "models" / "long_text.txt", "--length", 400, "--limit", 2, "--set", f"steps=2,memory={memory}", "-t", 1, "-o", path,
+                            *kv("oracle", "h2o", "streaming"), "--budget", "0.2"))
+        return found, [json.loads(line)["policy"].split(":")[0] for line in Path(f"{path}.items").read_text().splitlines()]
+    small, large = run(1), run(1000)
+    assert small[0] == large[0]
+    assert small[1] == ["oracle"] * 2 + ["h2o"] * 2 + ["streaming"] * 2 and large[1] == ["oracle", "h2o", "streaming"] * 2
+
+
 def test_recall_details(recalled):
     for row in recalled:
         if row["metric"] == "recall":
             layers, mass = np.array(row["detail"]["layers"]), np.array(row["detail"]["mass"])
             assert layers.shape == mass.shape == (2, 4) and layers.mean() == pytest.approx(row["value"], abs=1e-6)
             assert mass.mean() == pytest.approx(by(recalled, policy=row["policy"], metric="mass")["value"], abs=1e-6)
-            if "page_hit" in row["detail"]:
-                assert row["detail"]["page_hit"] + row["detail"]["reuse"] == pytest.approx(1)
+            if row["page_hit"] is not None:
+                assert row["page_hit"] + row["reuse"] == pytest.approx(1)
+            assert row["found"] == pytest.approx(row["value"], abs=1e-6)
 
 
 def test_consensus_and_heat():

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "eval/eval.h"
 #include "eval/score.h"
 #include "eval/words.h"
 #include "fixtures.h"
@@ -83,12 +84,22 @@ static void test_any_bytes(void **state)
     assert_int_equal(eval_count_characters("a\xff\xc3\xa9"), 3);
 }
 
+/* Probabilities 1/2, 1/4, 1/4 and 1/4, 1/2, 1/4, from logits that are shifted: KL = 1/2 ln 2 - 1/4 ln 2. */
+static void test_divergence(void **state)
+{
+    const float p[] = {1 + 0.6931472f, 1, 1}, q[] = {-3, -3 + 0.6931472f, -3};
+    (void)state;
+    assert_float_equal(eval_divergence(p, q, 3), 0.25 * log(2), 1e-6);
+    assert_float_equal(eval_divergence(p, p, 3), 0, 1e-9);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_published),
         cmocka_unit_test(test_bad_truth),
         cmocka_unit_test(test_any_bytes),
+        cmocka_unit_test(test_divergence),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

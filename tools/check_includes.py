@@ -56,8 +56,11 @@ eval/eval.h engine/policy.h
 eval/mc.c engine/session.h
 eval/prompt.c engine/session.h
 eval/recall.c cpu/select.h
+eval/recall.c engine/predict.h
 eval/recall.c engine/session.h
 eval/results.c model/model.h
+eval/trial.c cpu/select.h
+eval/trial.c engine/session.h
 train/dense.h kernels/kernels.h
 train/loss.h kernels/kernels.h
 train/net.h engine/session.h

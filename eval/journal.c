@@ -1,0 +1,107 @@
+/* The journal of a run, beside the file of results (RESULTS.items): a line for every item under every policy, written when it is
+ * done, with its values, its cost and what the model wrote. A run that was killed takes them from there. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "parts.h"
+
+/* Policy and item as one key of `done`. */
+static void name_of(char out[64], const char *key, int item)
+{
+    snprintf(out, 64, "%016" PRIx64 ":%d", (uint64_t)XXH3_64bits(key, strlen(key)), item);
+}
+
+static int take_line(void *user, json_t *line)
+{
+    struct eval_journal *journal = user;
+    const char *id = json_string_value(json_object_get(line, "id"));
+    if (!id || !json_is_array(json_object_get(line, "values")) || json_array_size(json_object_get(line, "cost")) != EVAL_N_COSTS)
+        return -1;
+    json_object_set(journal->done, id, line);
+    return 1;
+}
+
+int eval_journal_open(struct eval_journal *journal, const char *results_path, struct butler_error *err)
+{
+    char *path = NULL;
+    *journal = (struct eval_journal){.log = {.fd = -1}, .done = json_object()};
+    if (!results_path)
+        return 0;
+    if (asprintf(&path, "%s.items", results_path) < 0)
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for its name", results_path);
+    const struct eval_log_kind kind = {"{\"id\":\"", "no id, values and cost in it", take_line, journal};
+    const int code = eval_log_open(&journal->log, path, &kind, err);
+    journal->log.precision = 17; /* gives every double back */
+    free(path);
+    return code;
+}
+
+static json_t *numbers(const double *values, int n)
+{
+    json_t *out = json_array();
+    for (int i = 0; i < n; i++)
+        json_array_append_new(out, isfinite(values[i]) ? json_real(values[i]) : json_null());
+    return out;
+}
+
+static void take_numbers(const json_t *array, double *values, int n)
+{
+    for (int i = 0; i < n; i++) {
+        const json_t *value = json_array_get(array, (size_t)i);
+        values[i] = json_is_number(value) ? json_number_value(value) : NAN;
+    }
+}
+
+/* What a model wrote as a JSON string, with U+FFFD for bytes that are not UTF-8. */
+static json_t *text_of(const char *output)
+{
+    struct butler_utf8 stream = {0};
+    const size_t n = output ? strlen(output) : 0;
+    char *valid = output ? malloc(3 * n + 32) : NULL;
+    if (!valid)
+        return NULL;
+    size_t n_valid = butler_utf8_push(&stream, output, n, valid, 3 * n + 16);
+    n_valid += butler_utf8_push(&stream, NULL, 0, valid + n_valid, 16);
+    json_t *text = json_stringn(valid, n_valid);
+    free(valid);
+    return text;
+}
+
+bool eval_journal_take(const struct eval_journal *journal, const char *key, int item, double *values, int n_values,
+                       struct eval_cost *cost)
+{
+    char name[64];
+    name_of(name, key, item);
+    const json_t *line = json_object_get(journal->done, name), *kept = json_object_get(line, "values");
+    if (!line || json_array_size(kept) != (size_t)n_values)
+        return false;
+    take_numbers(kept, values, n_values);
+    take_numbers(json_object_get(line, "cost"), (double *)cost, EVAL_N_COSTS);
+    return true;
+}
+
+int eval_journal_add(const struct eval_journal *journal, const char *key, const char *policy, int item, const double *values,
+                     int n_values, const struct eval_cost *cost, const char *output, struct butler_error *err)
+{
+    char name[64];
+    if (!journal->log.path)
+        return 0;
+    name_of(name, key, item);
+    json_t *lines =
+        json_pack("[{s:s, s:s, s:i, s:o, s:o, s:o*}]", "id", name, "policy", policy, "item", item, "values",
+                  numbers(values, n_values), "cost", numbers((const double *)cost, EVAL_N_COSTS), "output", text_of(output));
+    const int code = lines ? eval_log_append(&journal->log, lines, err)
+                           : butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for a row", journal->log.path);
+    json_decref(lines);
+    return code;
+}
+
+void eval_journal_close(struct eval_journal *journal)
+{
+    eval_log_close(&journal->log);
+    json_decref(journal->done);
+}
