@@ -18,7 +18,7 @@ GPT2 = str(MODELS / "gpt2.gguf")
 N_VOCAB, N_CTX = 267, 256
 PROMPT = "It was the best of times"
 DONE, FAILED, USAGE = 0, 1, 2
-COMMANDS = ["run", "ask", "chat", "info", "tokenize", "logits", "policies", "bench", "convert", "quantize", "eval", "report", "train"]
+COMMANDS = ["run", "ask", "chat", "serve", "info", "tokenize", "logits", "policies", "bench", "convert", "quantize", "eval", "report", "train"]
 
 
 def data_folder():
