@@ -374,7 +374,8 @@ static bool read_chunk_size(struct http_connection *c, struct evbuffer *in)
     return true;
 }
 
-/* The empty line after a chunk's bytes, or the trailers after the last one, which nobody reads. */
+/* The empty line after a chunk's bytes, or a line of the trailers after the last one, which nobody reads. False: there is no more to
+ * read; c may have been freed. */
 static bool read_chunk_end(struct http_connection *c, struct evbuffer *in)
 {
     char *line = read_chunk_line(c, in);
@@ -391,10 +392,12 @@ static bool read_chunk_end(struct http_connection *c, struct evbuffer *in)
         bad(c, 431, "too many trailers");
         return false;
     }
+    if (c->state == READ_TRAILER && empty) {
+        handle(c);
+        return false;
+    }
     if (c->state == READ_CHUNK_END)
         c->state = READ_CHUNK_SIZE;
-    else if (empty)
-        handle(c);
     return true;
 }
 
@@ -423,12 +426,10 @@ static void read_request(struct http_connection *c)
             c->state = READ_CHUNK_END;
             break;
         case READ_CHUNK_END:
-        case READ_TRAILER: {
-            const bool trailer = c->state == READ_TRAILER;
-            if (!read_chunk_end(c, in) || trailer)
+        case READ_TRAILER:
+            if (!read_chunk_end(c, in))
                 return;
             break;
-        }
         case ANSWER:
         case FLUSH:
             return;
