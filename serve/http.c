@@ -374,8 +374,8 @@ static bool read_chunk_size(struct http_connection *c, struct evbuffer *in)
     return true;
 }
 
-/* The empty line after a chunk's bytes, or a line of the trailers after the last one, which nobody reads. False: there is no more to
- * read; c may have been freed. */
+/* The empty line after a chunk's bytes, or a line of the trailers after the last one, which nobody reads. False: there is no more
+ * to read; c may have been freed. */
 static bool read_chunk_end(struct http_connection *c, struct evbuffer *in)
 {
     char *line = read_chunk_line(c, in);
