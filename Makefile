@@ -7,7 +7,9 @@ CC ?= gcc
 LIB_PKGS = libpcre2-8 libxxhash
 # Editing of lines in chat, where there is libedit; LIBEDIT= builds without it.
 LIBEDIT := $(shell pkg-config --exists libedit && echo libedit)
-CMD_PKGS = jansson $(LIBEDIT)
+# The server, where there is libevent; LIBEVENT= builds without it.
+LIBEVENT := $(shell pkg-config --exists libevent_core && echo libevent_core)
+CMD_PKGS = jansson $(LIBEDIT) $(LIBEVENT)
 SANITIZE ?=
 comma = ,
 BUILD ?= build$(if $(SANITIZE),/$(subst $(comma),-,$(SANITIZE)))
@@ -35,7 +37,8 @@ CMD_LIBS := $(shell pkg-config --libs $(CMD_PKGS))
 # What the command does beyond the library: training, conversion, quantisation.
 TOOL_SRC = $(filter-out train/gather_mpi.c,$(wildcard train/*.c)) src/file/convert.c src/file/quantize.c
 LIB_SRC = $(filter-out $(TOOL_SRC),$(wildcard src/*/*.c))
-CMD_SRC = $(filter-out cmd/$(if $(LIBEDIT),edit_none,edit).c,$(wildcard cmd/*.c report/*.c))
+CMD_SRC = $(filter-out cmd/$(if $(LIBEDIT),edit_none,edit).c $(if $(LIBEVENT),cmd/serve_none.c), \
+	$(wildcard cmd/*.c report/*.c $(if $(LIBEVENT),serve/*.c)))
 EVAL_SRC = $(wildcard eval/*.c)
 TEST_SRC = $(wildcard tests/test_*.c)
 FUZZ_SRC = $(wildcard fuzz/fuzz_*.c)

@@ -80,6 +80,17 @@ enum cmd_flag {
     CMD_EVERY,
     CMD_CHECKPOINT,
     CMD_TYPE,
+    CMD_HOST,
+    CMD_PORT,
+    CMD_API_KEY,
+    CMD_KV_RAM,
+    CMD_MAX_STALL,
+    CMD_PARALLEL,
+    CMD_QUEUE,
+    CMD_CONNECTIONS,
+    CMD_MAX_BODY,
+    CMD_TIMEOUT,
+    CMD_ACCESS_LOG,
     CMD_THREADS,
     CMD_ISA,
     CMD_JSON,
@@ -125,6 +136,11 @@ struct cmd_options {
     double temperature, top_p, min_p;
     uint64_t seed, cache_bytes;
     bool all, no_special, json, help, no_cache;
+    /* serve; kv_bytes and prefix_bytes are the engine's, 0: its default */
+    const char *host, *access_log;
+    struct cmd_strings api_keys;
+    int port, max_stall, parallel, queue, connections, timeout;
+    uint64_t kv_bytes, prefix_bytes, max_body;
     struct cmd_train train;
 };
 
@@ -144,8 +160,8 @@ struct cmd_command {
 
 /* The subcommands in the order of the help, listed only here: each(NAME) for struct cmd_command cmd_NAME. */
 #define CMD_COMMANDS(each)                                                                                                         \
-    each(run) each(ask) each(chat) each(info) each(tokenize) each(logits) each(policies) each(bench) each(eval) each(report)       \
-        each(convert) each(quantize) each(train)
+    each(run) each(ask) each(chat) each(serve) each(info) each(tokenize) each(logits) each(policies) each(bench) each(eval)        \
+        each(report) each(convert) each(quantize) each(train)
 #define CMD_DECLARE(name) extern const struct cmd_command cmd_##name;
 CMD_COMMANDS(CMD_DECLARE)
 #undef CMD_DECLARE

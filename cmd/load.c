@@ -166,7 +166,11 @@ struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
     struct butler_model *model = load(options, false, status);
     if (!model)
         return NULL;
-    const struct butler_engine_params params = {.n_threads = options->n_threads, .isa = options->isa, .n_block = options->n_block};
+    const struct butler_engine_params params = {.n_threads = options->n_threads,
+                                                .isa = options->isa,
+                                                .n_block = options->n_block,
+                                                .kv_bytes = options->kv_bytes,
+                                                .prefix_bytes = options->prefix_bytes};
     struct butler_engine *engine = butler_engine_new(model, &params, &err);
     if (!engine) {
         *status = cmd_fail(options, &err);

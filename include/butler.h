@@ -398,6 +398,12 @@ int butler_last_selection(const struct butler_session *session, int layer, int h
 
 /* ----------------------------------------------------------------------------------------------- sampler */
 
+/* Added to the logit of a token before anything else; -INFINITY: it is never drawn. */
+struct butler_logit_bias {
+    int32_t id;
+    float bias;
+};
+
 struct butler_sampler_params {
     size_t struct_size; /* 0 or sizeof(struct butler_sampler_params) */
     float temperature;  /* <= 0: greedy */
@@ -405,12 +411,25 @@ struct butler_sampler_params {
     float top_p;        /* 0 or 1: off */
     float min_p;        /* 0: off */
     uint64_t seed;
+    float typical_p; /* locally typical sampling (Meister et al. 2022); 0 or 1: off */
+    /* Of each token among the latest penalty_last_n of the text: its logit is divided by repeat_penalty where it is positive and
+     * multiplied where not (0 or 1: off); frequency_penalty is subtracted for every time that it occurs there, presence_penalty
+     * once. */
+    float repeat_penalty, frequency_penalty, presence_penalty;
+    int penalty_last_n;                         /* 0: 64; -1: the whole text */
+    const struct butler_logit_bias *logit_bias; /* [n_logit_bias], copied */
+    int n_logit_bias;
+    const int32_t *end_ids; /* [n_end_ids], copied: tokens that are not drawn before min_tokens others were */
+    int n_end_ids, min_tokens;
 };
 
 struct butler_sampler;
 /* params NULL or zeroed: the defaults, greedy. NULL with BUTLER_ERROR_ARGUMENT when a number is out of its range. */
 struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *params, struct butler_error *err);
 void butler_sampler_free(struct butler_sampler *sampler);
+
+/* Tells the sampler tokens [n] of the text that it did not draw itself, a prompt: penalties count them. */
+int butler_sampler_accept(struct butler_sampler *sampler, const int32_t *ids, int n, struct butler_error *err);
 
 /* One id drawn from logits[n_vocab] (not changed), or BUTLER_ERROR_NUMERIC when they hold NaN or +infinity. */
 int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err);

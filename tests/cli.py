@@ -19,7 +19,7 @@ N_VOCAB, N_CTX = 267, 256
 os.environ["XDG_CACHE_HOME"] = str(ROOT / "build" / "cache")  # fingerprints of the tests' models are not the user's
 PROMPT = "It was the best of times"
 DONE, FAILED, USAGE = 0, 1, 2
-COMMANDS = ["run", "ask", "chat", "info", "tokenize", "logits", "policies", "bench", "convert", "quantize", "eval", "report", "train"]
+COMMANDS = ["run", "ask", "chat", "serve", "info", "tokenize", "logits", "policies", "bench", "convert", "quantize", "eval", "report", "train"]
 
 
 def data_folder():

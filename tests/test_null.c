@@ -167,6 +167,7 @@ static void test_samplers(void **state)
     const float logits[] = {1, 2};
     struct butler_sampler *sampler = butler_sampler_new(NULL, &err);
     (void)state;
+    FAILS("sampler", butler_sampler_accept, NULL, NULL, 0, &err);
     FAILS("sampler", butler_sample, NULL, logits, 2, &err);
     FAILS("logits", butler_sample, sampler, NULL, 2, &err);
     assert_int_equal(butler_sample(sampler, logits, 0, &err), BUTLER_ERROR_ARGUMENT);

@@ -486,14 +486,66 @@ static void test_sampler(void **state)
     assert_null(butler_sampler_new(&(struct butler_sampler_params){.top_p = 1, .top_k = -1}, &err));
 }
 
+/* Biases and penalties, each seen where it changes which token is the greatest. */
+static void test_sampler_penalties(void **state)
+{
+    struct butler_error err;
+    const float logits[5] = {1, 3, 2.9f, 2.5f, 0};
+    const struct butler_logit_bias ban = {1, -INFINITY}, wish = {4, 3.5f};
+    const int32_t end = 1, prompt[2] = {1, 1};
+    const struct {
+        struct butler_sampler_params params;
+        int ids[3]; /* that are drawn after the prompt */
+    } cases[] = {
+        {{.logit_bias = &ban, .n_logit_bias = 1}, {2, 2, 2}},
+        {{.logit_bias = &wish, .n_logit_bias = 1}, {4, 4, 4}},
+        {{.end_ids = &end, .n_end_ids = 1, .min_tokens = 2}, {2, 2, 1}},
+        {{.repeat_penalty = 2}, {2, 3, 1}},                           /* 3 and 2.9 and 2.5 are halved, once */
+        {{.presence_penalty = 0.2f}, {2, 1, 1}},                      /* 2.8, then 2.7 */
+        {{.frequency_penalty = 0.2f}, {2, 2, 1}},                     /* 2.6; 2.7, 2.5; 2.6 */
+        {{.presence_penalty = 0.2f, .penalty_last_n = 1}, {2, 1, 2}}, /* only the newest counts */
+    };
+    (void)state;
+    for (int c = 0; c < BUTLER_COUNT(cases); c++) {
+        struct butler_sampler *sampler = butler_sampler_new(&cases[c].params, &err);
+        assert_non_null(sampler);
+        assert_int_equal(butler_sampler_accept(sampler, prompt, 2, &err), 0);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(butler_sample(sampler, logits, 5, &err), cases[c].ids[i]);
+        butler_sampler_free(sampler);
+    }
+    /* of a distribution with one probable and many improbable tokens the typical ones do not include the rarest */
+    float flat[16];
+    for (int i = 0; i < 16; i++)
+        flat[i] = i < 8 ? 3 : -3;
+    struct butler_sampler *typical =
+        butler_sampler_new(&(struct butler_sampler_params){.temperature = 1, .typical_p = 0.9f, .seed = 1}, &err);
+    for (int i = 0; i < 2000; i++)
+        assert_true(butler_sample(typical, flat, 16, &err) < 8);
+    butler_sampler_free(typical);
+    assert_null(butler_sampler_new(&(struct butler_sampler_params){.typical_p = 2}, &err));
+    assert_null(butler_sampler_new(&(struct butler_sampler_params){.repeat_penalty = -1}, &err));
+    assert_null(butler_sampler_new(&(struct butler_sampler_params){.presence_penalty = NAN}, &err));
+    assert_null(butler_sampler_new(&(struct butler_sampler_params){.penalty_last_n = -2}, &err));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_in_cache),     cmocka_unit_test(test_refusals),      cmocka_unit_test(test_default_parameters),
-        cmocka_unit_test(test_nan_keys),          cmocka_unit_test(test_nan),           cmocka_unit_test(test_entropystop),
-        cmocka_unit_test(test_early_exit),        cmocka_unit_test(test_entropy),       cmocka_unit_test(test_fill),
-        cmocka_unit_test(test_wide_feed_forward), cmocka_unit_test(test_hostile_files), cmocka_unit_test(test_other_model),
+        cmocka_unit_test(test_rope_in_cache),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_default_parameters),
+        cmocka_unit_test(test_nan_keys),
+        cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_entropystop),
+        cmocka_unit_test(test_early_exit),
+        cmocka_unit_test(test_entropy),
+        cmocka_unit_test(test_fill),
+        cmocka_unit_test(test_wide_feed_forward),
+        cmocka_unit_test(test_hostile_files),
+        cmocka_unit_test(test_other_model),
         cmocka_unit_test(test_sampler),
+        cmocka_unit_test(test_sampler_penalties),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,6 +31,7 @@ PROGRAMS = {
         "base/util.h": "limits, counts and random numbers, shared by all folders",
         "eval/eval.h": "the subcommand eval",
         "report/report.h": "the subcommand report",
+        "serve/api.h": "the subcommand serve",
         "train/train.h": "the subcommand train",
         "file/convert.h": "the subcommand convert, which is not in the library",
         "file/quantize.h": "the subcommand quantize",
@@ -44,6 +45,7 @@ PROGRAMS = {
         "base/util.h": "limits, counts and random numbers, shared by all folders",
         "model/predictor.h": "the trainer writes predictors, whose layout the model level defines",
     },
+    "serve": {},
     "examples": {},
 }
 

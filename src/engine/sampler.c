@@ -1,31 +1,69 @@
-/* From logits to the next id: top-k, top-p and min-p on the distribution at temperature 1, then a softmax at the temperature of
- * what they keep, then one draw. The order is llama.cpp's. */
+/* From logits to the next id: biases and penalties, then top-k, typical, top-p and min-p on the distribution at temperature 1, then
+ * a softmax at the temperature of what they keep, then one draw. The order is llama.cpp's. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/util.h"
 
+enum { DEFAULT_LAST_N = 64 };
+
 struct butler_sampler {
-    struct butler_sampler_params params;
+    struct butler_sampler_params params; /* its arrays are the sampler's own */
     uint64_t random;
     struct candidate {
         float logit, p;
         int32_t id;
     } * candidates;
     int max_candidates;
+    float *adjusted; /* [n_adjusted] logits with biases and penalties */
+    int n_adjusted;
+    int32_t *text; /* [max_text] what penalties count */
+    size_t n_text, max_text;
+    int n_drawn;
 };
+
+/* ------------------------------------------------------------------------------------------------ parameters */
+
+static const char *find_wrong(const struct butler_sampler_params *params)
+{
+    if (!isfinite(params->temperature))
+        return "temperature must be a number";
+    if (params->top_k < 0)
+        return "top-k must be 0 (off) or more";
+    if (!(params->top_p >= 0 && params->top_p <= 1))
+        return "top-p must be from 0 (off) to 1 (off)";
+    if (!(params->min_p >= 0 && params->min_p <= 1))
+        return "min-p must be from 0 (off) to 1";
+    if (!(params->typical_p >= 0 && params->typical_p <= 1))
+        return "typical must be from 0 (off) to 1 (off)";
+    if (!(params->repeat_penalty >= 0 && params->repeat_penalty <= 1000))
+        return "repeat-penalty must be from 0 (off) to 1000";
+    if (!isfinite(params->frequency_penalty) || !isfinite(params->presence_penalty))
+        return "frequency-penalty and presence-penalty must be numbers";
+    if (params->penalty_last_n < -1)
+        return "repeat-last-n must be -1 (the whole text) or more";
+    for (int i = 0; i < params->n_logit_bias; i++)
+        if (params->logit_bias[i].id < 0 || isnan(params->logit_bias[i].bias) || params->logit_bias[i].bias == INFINITY)
+            return "a logit bias must be a number below infinity, of a token id";
+    return NULL;
+}
+
+/* A copy of n elements; NULL with *err filled when there is no memory. */
+static void *copy(const void *from, int n, size_t size, struct butler_error *err)
+{
+    void *to = butler_alloc((size_t)n * size + 1, err);
+    if (to && n > 0)
+        memcpy(to, from, (size_t)n * size);
+    return to;
+}
 
 struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *params, struct butler_error *err)
 {
     static const struct butler_sampler_params defaults = {.top_p = 0};
     if (!params)
         params = &defaults;
-    const char *wrong = !isfinite(params->temperature)                ? "temperature must be a number"
-                        : params->top_k < 0                           ? "top-k must be 0 (off) or more"
-                        : !(params->top_p >= 0 && params->top_p <= 1) ? "top-p must be from 0 (off) to 1 (off)"
-                        : !(params->min_p >= 0 && params->min_p <= 1) ? "min-p must be from 0 (off) to 1"
-                                                                      : NULL;
+    const char *wrong = find_wrong(params);
     struct butler_sampler *sampler = NULL;
     if (wrong)
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "sampler: %s", wrong);
@@ -35,24 +73,130 @@ struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *pa
         return NULL;
     sampler->params = *params;
     sampler->random = params->seed;
-    return sampler;
+    sampler->params.logit_bias = copy(params->logit_bias, params->n_logit_bias, sizeof *params->logit_bias, err);
+    sampler->params.end_ids = copy(params->end_ids, params->n_end_ids, sizeof *params->end_ids, err);
+    if (sampler->params.logit_bias && sampler->params.end_ids)
+        return sampler;
+    butler_sampler_free(sampler);
+    return NULL;
 }
 
 void butler_sampler_free(struct butler_sampler *sampler)
 {
-    if (sampler)
-        free(sampler->candidates);
+    if (!sampler)
+        return;
+    free((void *)sampler->params.logit_bias);
+    free((void *)sampler->params.end_ids);
+    free(sampler->candidates);
+    free(sampler->adjusted);
+    free(sampler->text);
     free(sampler);
 }
+
+/* --------------------------------------------------------------------------------------- biases and penalties */
+
+static bool has_penalties(const struct butler_sampler_params *params)
+{
+    return (params->repeat_penalty > 0 && params->repeat_penalty != 1) || params->frequency_penalty != 0 ||
+           params->presence_penalty != 0;
+}
+
+int butler_sampler_accept(struct butler_sampler *sampler, const int32_t *ids, int n, struct butler_error *err)
+{
+    if (BUTLER_IS_NULL(sampler, err) || (n > 0 && BUTLER_IS_NULL(ids, err)))
+        return BUTLER_ERROR_ARGUMENT;
+    if (n < 1 || !has_penalties(&sampler->params))
+        return 0;
+    if (sampler->max_text - sampler->n_text < (size_t)n) {
+        const size_t max = 2 * sampler->n_text + (size_t)n + 64;
+        int32_t *text = realloc(sampler->text, max * sizeof *text);
+        if (!text)
+            return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for the %zu tokens that penalties count", max);
+        sampler->text = text;
+        sampler->max_text = max;
+    }
+    memcpy(sampler->text + sampler->n_text, ids, (size_t)n * sizeof *ids);
+    sampler->n_text += (size_t)n;
+    return 0;
+}
+
+static int by_id(const void *a, const void *b)
+{
+    const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+static int penalise(const struct butler_sampler *sampler, float *logits, int n_vocab, struct butler_error *err)
+{
+    const struct butler_sampler_params *params = &sampler->params;
+    const int last_n = params->penalty_last_n ? params->penalty_last_n : DEFAULT_LAST_N;
+    const size_t n = last_n < 0 ? sampler->n_text : BUTLER_MIN(sampler->n_text, (size_t)last_n);
+    int32_t *ids = butler_alloc(n * sizeof *ids + 1, err);
+    if (!ids)
+        return BUTLER_ERROR_MEMORY;
+    if (n)
+        memcpy(ids, sampler->text + sampler->n_text - n, n * sizeof *ids);
+    qsort(ids, n, sizeof *ids, by_id); /* equal ones stand together */
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i; end < n && ids[end] == ids[i]; end++)
+            ;
+        if (ids[i] < 0 || ids[i] >= n_vocab)
+            continue;
+        float *logit = &logits[ids[i]];
+        if (params->repeat_penalty > 0)
+            *logit = *logit > 0 ? *logit / params->repeat_penalty : *logit * params->repeat_penalty;
+        *logit -= (float)(end - i) * params->frequency_penalty + params->presence_penalty;
+    }
+    free(ids);
+    return 0;
+}
+
+/* The logits to sample from: the caller's, or a copy with biases and penalties. NULL with *err filled when there is no memory. */
+static const float *adjust(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err)
+{
+    const struct butler_sampler_params *params = &sampler->params;
+    const bool penalties = has_penalties(params), ends = sampler->n_drawn < params->min_tokens && params->n_end_ids > 0;
+    if (!penalties && !ends && params->n_logit_bias == 0)
+        return logits;
+    if (n_vocab > sampler->n_adjusted) {
+        float *grown = realloc(sampler->adjusted, (size_t)n_vocab * sizeof *grown);
+        if (!grown) {
+            butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %d logits", n_vocab);
+            return NULL;
+        }
+        sampler->adjusted = grown;
+        sampler->n_adjusted = n_vocab;
+    }
+    float *out = sampler->adjusted;
+    memcpy(out, logits, (size_t)n_vocab * sizeof *out);
+    for (int i = 0; i < params->n_logit_bias; i++)
+        if (params->logit_bias[i].id < n_vocab)
+            out[params->logit_bias[i].id] += params->logit_bias[i].bias;
+    if (penalties && penalise(sampler, out, n_vocab, err) < 0)
+        return NULL;
+    for (int i = 0; ends && i < params->n_end_ids; i++)
+        if (params->end_ids[i] >= 0 && params->end_ids[i] < n_vocab)
+            out[params->end_ids[i]] = -INFINITY;
+    return out;
+}
+
+/* ----------------------------------------------------------------------------------------------------- draw */
 
 /* Highest logit first; equal logits by id, so that a seed always gives the same text. */
 static int by_logit(const void *a, const void *b)
 {
     const struct candidate *x = a, *y = b;
-    return x->logit != y->logit ? (x->logit < y->logit ? 1 : -1) : (x->id > y->id) - (x->id < y->id);
+    return x->logit != y->logit ? (x->logit < y->logit ? 1 : -1) : by_id(&x->id, &y->id);
 }
 
-/* Probabilities at a temperature, over the first n candidates. */
+/* Lowest p first, which typical() sets to how far a token is from typical; equal ones as by_logit. */
+static int by_distance(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+    return x->p != y->p ? (x->p > y->p ? 1 : -1) : by_logit(a, b);
+}
+
+/* Probabilities at a temperature, over the first n candidates, sorted by logit. */
 static void softmax(struct candidate *c, int n, float temperature)
 {
     float sum = 0;
@@ -62,11 +206,36 @@ static void softmax(struct candidate *c, int n, float temperature)
         c[i].p /= sum;
 }
 
-/* Number of the sorted candidates that top-k, top-p and min-p keep: at least one. */
+/* Keeps the candidates whose -log p is nearest to the entropy and that together reach probability `mass`; returns their number.
+ * They are sorted by logit again. */
+static int typical(struct candidate *c, int n, float mass)
+{
+    float entropy = 0, sum = 0;
+    int kept = 0;
+    softmax(c, n, 1);
+    for (int i = 0; i < n; i++)
+        entropy -= c[i].p > 0 ? c[i].p * logf(c[i].p) : 0;
+    const float largest = c[0].logit;
+    float total = 0;
+    for (int i = 0; i < n; i++)
+        total += expf(c[i].logit - largest);
+    for (int i = 0; i < n; i++)
+        c[i].p = c[i].p > 0 ? fabsf(-logf(c[i].p) - entropy) : INFINITY;
+    qsort(c, (size_t)n, sizeof *c, by_distance);
+    while (kept < n && sum < mass)
+        sum += expf(c[kept++].logit - largest) / total;
+    kept = BUTLER_MAX(kept, 1);
+    qsort(c, (size_t)kept, sizeof *c, by_logit);
+    return kept;
+}
+
+/* Number of the sorted candidates that top-k, typical, top-p and min-p keep: at least one. */
 static int truncate(const struct butler_sampler_params *params, struct candidate *c, int n)
 {
     if (params->top_k > 0)
         n = BUTLER_MIN(n, params->top_k);
+    if (params->typical_p > 0 && params->typical_p < 1)
+        n = typical(c, n, params->typical_p);
     softmax(c, n, 1);
     if (params->top_p > 0 && params->top_p < 1) {
         float sum = 0;
@@ -80,21 +249,8 @@ static int truncate(const struct butler_sampler_params *params, struct candidate
     return n;
 }
 
-int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err)
+static int32_t draw(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err)
 {
-    if (BUTLER_IS_NULL(sampler, err) || BUTLER_IS_NULL(logits, err))
-        return BUTLER_ERROR_ARGUMENT;
-    if (n_vocab < 1)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%d logits to sample from", n_vocab);
-    int32_t best = 0;
-    for (int i = 0; i < n_vocab; i++) {
-        if (isnan(logits[i]) || logits[i] == INFINITY)
-            return butler_fail(err, BUTLER_ERROR_NUMERIC, "the logit of token %d is %f", i, (double)logits[i]);
-        if (logits[i] > logits[best])
-            best = i;
-    }
-    if (sampler->params.temperature <= 0)
-        return best;
     if (n_vocab > sampler->max_candidates) {
         struct candidate *candidates = realloc(sampler->candidates, (size_t)n_vocab * sizeof *candidates);
         if (!candidates)
@@ -115,4 +271,29 @@ int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n
             return c[i].id;
     }
     return c[n - 1].id;
+}
+
+int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err)
+{
+    if (BUTLER_IS_NULL(sampler, err) || BUTLER_IS_NULL(logits, err))
+        return BUTLER_ERROR_ARGUMENT;
+    if (n_vocab < 1)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%d logits to sample from", n_vocab);
+    for (int i = 0; i < n_vocab; i++)
+        if (isnan(logits[i]) || logits[i] == INFINITY)
+            return butler_fail(err, BUTLER_ERROR_NUMERIC, "the logit of token %d is %f", i, (double)logits[i]);
+    logits = adjust(sampler, logits, n_vocab, err);
+    if (!logits)
+        return BUTLER_ERROR_MEMORY;
+    int32_t id = 0;
+    for (int i = 1; i < n_vocab; i++)
+        if (logits[i] > logits[id])
+            id = i;
+    /* Where every token is banned there is no distribution to draw from. */
+    if (sampler->params.temperature > 0 && logits[id] > -INFINITY)
+        id = draw(sampler, logits, n_vocab, err);
+    if (id < 0 || butler_sampler_accept(sampler, &id, 1, err) < 0)
+        return id < 0 ? id : BUTLER_ERROR_MEMORY;
+    sampler->n_drawn++;
+    return id;
 }

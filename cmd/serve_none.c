@@ -1,0 +1,11 @@
+/* `butler serve` where butler is built without libevent. */
+#include "serve/api.h"
+
+int serve_run(struct butler_engine *engine, const struct serve_config *config, struct butler_error *err)
+{
+    (void)engine;
+    (void)config;
+    *err = (struct butler_error){BUTLER_ERROR_UNSUPPORTED,
+                                 "this butler was built without libevent, which serve needs (libevent-dev; then make again)"};
+    return err->code;
+}

@@ -1,0 +1,362 @@
+/* Which endpoint answers what, and those that need no engine. */
+#include "serve/api_parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const char content_type[] = "application/json; charset=utf-8";
+
+/* -------------------------------------------------------------------------------------------------- answers */
+
+void serve_reply_json(struct http_exchange *exchange, int status, json_t *body)
+{
+    char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
+    json_decref(body);
+    http_reply(exchange, text ? status : 500, content_type, status == 429 ? "Retry-After: 1\r\n" : NULL, text ? text : "{}",
+               text ? strlen(text) : 2);
+    free(text);
+}
+
+json_t *serve_error_json(const struct serve_api *api, const struct serve_error *error)
+{
+    /* A message may quote bytes of the request, cut anywhere. */
+    struct butler_utf8 stream = {0};
+    char clean[3 * sizeof error->message + 16];
+    size_t n = butler_utf8_push(&stream, error->message, strlen(error->message), clean, sizeof clean);
+    n += butler_utf8_push(&stream, NULL, 0, clean + n, sizeof clean - n);
+    json_t *body = json_pack("{s:i, s:s%, s:s}", "code", error->status, "message", clean, n, "type", error->type);
+    if (error->n_prompt) {
+        json_object_set_new(body, "n_prompt_tokens", json_integer(error->n_prompt));
+        json_object_set_new(body, "n_ctx", json_integer(api->n_ctx));
+    }
+    return json_pack("{s:o}", "error", body);
+}
+
+void serve_reply_error(struct serve_api *api, struct http_exchange *exchange, const struct serve_error *error)
+{
+    serve_reply_json(exchange, error->status, serve_error_json(api, error));
+}
+
+json_t *serve_token_name(const struct butler_model *model, int32_t id)
+{
+    size_t n;
+    const char *bytes = butler_token_bytes(model, id, &n);
+    json_t *name = n ? json_stringn(bytes, n) : json_sprintf("token_id:%d", (int)id);
+    if (name)
+        return name;
+    struct serve_text text = {0};
+    char hex[8];
+    serve_text_append(&text, "bytes:", 6);
+    for (size_t i = 0; i < n; i++)
+        serve_text_append(&text, hex, (size_t)snprintf(hex, sizeof hex, "\\x%02x", (unsigned char)bytes[i]));
+    name = json_stringn(text.bytes, text.n);
+    serve_text_free(&text);
+    return name;
+}
+
+void serve_detokenize(const struct butler_model *model, const int32_t *ids, int n, struct serve_text *text)
+{
+    struct butler_utf8 stream = {0};
+    for (int i = 0; i <= n; i++) {
+        size_t n_bytes = 0;
+        const char *bytes = i < n ? butler_token_bytes(model, ids[i], &n_bytes) : NULL;
+        const size_t room = 3 * (n_bytes + 3);
+        serve_text_reserve(text, room);
+        if (bytes || i == n) /* no bytes would flush what is pending */
+            text->n += butler_utf8_push(&stream, bytes, n_bytes, text->bytes + text->n, room);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ without a body */
+
+static json_t *get_health(struct serve_api *api)
+{
+    (void)api;
+    return json_pack("{s:s}", "status", "ok");
+}
+
+static json_t *get_models(struct serve_api *api)
+{
+    const struct butler_model_info *info = api->info;
+    return json_pack("{s:s, s:[{s:s, s:s, s:I, s:s, s:{s:i, s:i, s:i, s:I, s:I}}]}", "object", "list", "data", "id",
+                     api->config.model_name, "object", "model", "created", (json_int_t)api->begun, "owned_by", "butler", "meta",
+                     "n_vocab", info->n_vocab, "n_ctx_train", info->n_ctx_train, "n_embd", info->n_embd, "n_params",
+                     (json_int_t)info->n_params, "size", (json_int_t)info->weight_bytes);
+}
+
+/* Spelling of the model's token by the name that templates have for it; "" where there is none. */
+static json_t *special_token(struct serve_api *api, const char *jinja)
+{
+    static const struct butler_chat_message nothing = {.role = "user", .content = ""};
+    const struct butler_chat_options options = {.jinja = jinja};
+    struct butler_chat_text text;
+    if (butler_chat_render(api->model, &nothing, 1, &options, &text, NULL) < 0)
+        return json_string("");
+    json_t *name = json_stringn(text.bytes, text.n);
+    butler_chat_text_free(&text);
+    return name ? name : json_string("");
+}
+
+static json_t *template_json(const struct serve_api *api)
+{
+    const char *jinja = api->config.chat_template ? api->config.chat_template : api->info->chat_template;
+    return jinja ? json_string(jinja) : json_null();
+}
+
+static json_t *get_tokenizer_info(struct serve_api *api)
+{
+    json_t *eos = special_token(api, "{{ eos_token }}");
+    return json_pack("{s:o, s:o, s:O, s:o, s:s, s:i}", "bos_token", special_token(api, "{{ bos_token }}"), "eos_token", eos,
+                     "pad_token", eos, "chat_template", template_json(api), "tokenizer_class", api->info->tokenizer, "vocab_size",
+                     api->info->n_vocab);
+}
+
+static json_t *get_props(struct serve_api *api)
+{
+    const struct serve_params *params = serve_scheduler_params(api->scheduler);
+    const struct butler_sampler_params *s = &api->config.sampling;
+    return json_pack("{s:{s:i, s:{s:f, s:i, s:f, s:f, s:f}}, s:i, s:s, s:o, s:o, s:o, s:s, s:s}", "default_generation_settings",
+                     "n_ctx", api->n_ctx, "params", "temperature", (double)s->temperature, "top_k", s->top_k, "top_p",
+                     (double)s->top_p, "min_p", (double)s->min_p, "max_stall_ms", 1e3 * params->max_stall_s, "total_slots",
+                     params->max_jobs, "model_path", api->config.model_name, "chat_template", template_json(api), "bos_token",
+                     special_token(api, "{{ bos_token }}"), "eos_token", special_token(api, "{{ eos_token }}"), "kv_policy",
+                     params->policy, "build_info", "butler-" BUTLER_VERSION);
+}
+
+static json_t *get_slots(struct serve_api *api)
+{
+    const int max = serve_scheduler_params(api->scheduler)->max_jobs;
+    struct serve_slot *slots = serve_alloc((size_t)max, sizeof *slots);
+    struct serve_metrics metrics;
+    json_t *list = json_array();
+    const int n = serve_inspect(api->scheduler, &metrics, slots, max);
+    for (int i = 0; i < n; i++)
+        json_array_append_new(list, json_pack("{s:i, s:b, s:s, s:i, s:i, s:i, s:i, s:s}", "id", slots[i].id, "is_processing", 1,
+                                              "state", slots[i].prompt_done ? "generating" : "reading", "n_ctx", api->n_ctx,
+                                              "n_prompt_tokens", slots[i].n_prompt, "n_prompt_tokens_processed", slots[i].n_read,
+                                              "n_decoded", slots[i].n_generated, "policy", slots[i].policy));
+    free(slots);
+    return list;
+}
+
+/* -------------------------------------------------------------------------------------------------- with a body */
+
+static json_t *post_tokenize(struct serve_api *api, json_t *body, struct serve_error *error)
+{
+    json_t *content = json_object_get(body, "content"), *prompt = json_object_get(body, "prompt"), *list, *pieces;
+    json_t *text = content ? content : prompt;
+    int32_t *ids;
+    /* llama.cpp adds no BOS unless it is asked to; vLLM does unless it is asked not to. */
+    const bool special =
+        content ? serve_read_bool(body, "add_special", false, error) : serve_read_bool(body, "add_special_tokens", true, error);
+    const bool parse = serve_read_bool(body, "parse_special", true, error);
+    const bool with_pieces = serve_read_bool(body, "with_pieces", false, error);
+    if (!json_is_string(text) && !error->status)
+        serve_fail(error, 400, "'content' or 'prompt' must be a string");
+    if (error->status)
+        return NULL;
+    const int n = serve_tokenize(api, text, (special ? BUTLER_ADD_SPECIAL : 0) | (parse ? BUTLER_PARSE_SPECIAL : 0), &ids, error);
+    if (n < 0)
+        return NULL;
+    list = json_array();
+    pieces = json_array();
+    for (int i = 0; i < n; i++) {
+        json_array_append_new(list, json_integer(ids[i]));
+        if (with_pieces)
+            json_array_append_new(pieces,
+                                  json_pack("{s:i, s:o}", "id", (int)ids[i], "piece", serve_token_name(api->model, ids[i])));
+    }
+    free(ids);
+    json_t *answer = json_pack("{s:O, s:i, s:i}", "tokens", with_pieces ? pieces : list, "count", n, "max_model_len", api->n_ctx);
+    json_decref(list);
+    json_decref(pieces);
+    return answer;
+}
+
+static json_t *post_detokenize(struct serve_api *api, json_t *body, struct serve_error *error)
+{
+    json_t *tokens = json_object_get(body, "tokens");
+    struct serve_text text = {0};
+    int32_t *ids;
+    if (!json_is_array(tokens)) {
+        serve_fail(error, 400, "'tokens' must be an array of token ids");
+        return NULL;
+    }
+    const int n = serve_read_ids(api, tokens, &ids, error);
+    if (n < 0)
+        return NULL;
+    serve_detokenize(api->model, ids, n, &text);
+    free(ids);
+    /* One body for both of its users: llama.cpp's clients read "content", vLLM's "prompt". */
+    json_t *answer = json_pack("{s:s%, s:s%}", "content", text.bytes, text.n, "prompt", text.bytes, text.n);
+    serve_text_free(&text);
+    return answer;
+}
+
+static json_t *post_apply_template(struct serve_api *api, json_t *body, struct serve_error *error)
+{
+    struct butler_chat_text text;
+    if (serve_render_chat(api, body, &text, error) < 0)
+        return NULL;
+    json_t *answer = json_pack("{s:s%}", "prompt", text.bytes, text.n);
+    butler_chat_text_free(&text);
+    if (!answer)
+        serve_fail(error, 400, "the conversation is no UTF-8");
+    return answer;
+}
+
+/* ------------------------------------------------------------------------------------------------------- routes */
+
+static void reply_metrics(struct serve_api *api, struct http_exchange *exchange)
+{
+    struct serve_text text = {0};
+    serve_write_metrics(api, &text);
+    http_reply(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, text.bytes, text.n);
+    serve_text_free(&text);
+}
+
+static const struct route {
+    const char *path, *method;
+    json_t *(*get)(struct serve_api *api);
+    json_t *(*post)(struct serve_api *api, json_t *body, struct serve_error *error);
+    int kind; /* of what the engine answers, -1: not that */
+} routes[] = {
+    {"/health", "GET", get_health, NULL, -1},
+    {"/v1/health", "GET", get_health, NULL, -1},
+    {"/models", "GET", get_models, NULL, -1},
+    {"/v1/models", "GET", get_models, NULL, -1},
+    {"/props", "GET", get_props, NULL, -1},
+    {"/slots", "GET", get_slots, NULL, -1},
+    {"/metrics", "GET", NULL, NULL, -1},
+    {"/tokenizer_info", "GET", get_tokenizer_info, NULL, -1},
+    {"/tokenize", "POST", NULL, post_tokenize, -1},
+    {"/detokenize", "POST", NULL, post_detokenize, -1},
+    {"/apply-template", "POST", NULL, post_apply_template, -1},
+    {"/completion", "POST", NULL, NULL, SERVE_NATIVE},
+    {"/completions", "POST", NULL, NULL, SERVE_NATIVE},
+    {"/v1/completions", "POST", NULL, NULL, SERVE_COMPLETION},
+    {"/v1/chat/completions", "POST", NULL, NULL, SERVE_CHAT},
+    {"/chat/completions", "POST", NULL, NULL, SERVE_CHAT},
+};
+
+static const struct route *find_route(const struct http_exchange *exchange, struct serve_error *error)
+{
+    const bool get = strcmp(exchange->method, "GET") == 0 || strcmp(exchange->method, "HEAD") == 0;
+    bool known = false;
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        if (strcmp(routes[i].path, exchange->path) != 0)
+            continue;
+        if (strcmp(routes[i].method, get ? "GET" : exchange->method) == 0)
+            return &routes[i];
+        known = true;
+    }
+    if (known)
+        serve_fail(error, 405, "%.16s is not a method of %.256s", exchange->method, exchange->path);
+    else
+        serve_fail(error, 404, "there is no %.256s", exchange->path);
+    return NULL;
+}
+
+static json_t *parse_body(const struct http_exchange *exchange, struct serve_error *error)
+{
+    json_error_t wrong;
+    json_t *body = json_loadb(exchange->body, exchange->n_body, 0, &wrong);
+    if (!body)
+        serve_fail(error, 400, "the body is no JSON: line %d, column %d: %s", wrong.line, wrong.column, wrong.text);
+    else if (!json_is_object(body))
+        serve_fail(error, 400, "the body must be a JSON object");
+    return body;
+}
+
+/* Answers by jobs, or by what one function returns. */
+static void post(struct serve_api *api, const struct route *route, struct http_exchange *exchange, struct serve_error *error)
+{
+    json_t *body = parse_body(exchange, error), *answer = NULL;
+    struct serve_request *request = NULL;
+    if (!error->status && route->kind >= 0)
+        request = serve_request_parse(api, (enum serve_kind)route->kind, body, exchange->key, error);
+    else if (!error->status)
+        answer = route->post(api, body, error);
+    json_decref(body);
+    if (error->status)
+        serve_reply_error(api, exchange, error);
+    else if (request)
+        serve_request_start(request, exchange);
+    else
+        serve_reply_json(exchange, 200, answer);
+}
+
+static void handle(void *user, struct http_exchange *exchange)
+{
+    struct serve_api *api = user;
+    struct serve_error error = {0};
+    const struct route *route = find_route(exchange, &error);
+    if (!route)
+        serve_reply_error(api, exchange, &error);
+    else if (route->get)
+        serve_reply_json(exchange, 200, route->get(api));
+    else if (strcmp(route->method, "GET") == 0)
+        reply_metrics(api, exchange);
+    else
+        post(api, route, exchange, &error);
+}
+
+static void on_wake(void *user)
+{
+    struct serve_api *api = user;
+    for (struct serve_event *event = serve_collect(api->scheduler), *next; event; event = next) {
+        next = event->next;
+        serve_on_event(event);
+        serve_event_free(event);
+    }
+}
+
+static void wake(void *user)
+{
+    struct serve_api *api = user;
+    http_server_wake(api->http);
+}
+
+/* Requests whose answers were cut short by a second signal still wait for their jobs' last events. */
+static void free_rest(struct serve_api *api)
+{
+    serve_scheduler_stop(api->scheduler);
+    on_wake(api);
+}
+
+int serve_run(struct butler_engine *engine, const struct serve_config *config, struct butler_error *err)
+{
+    struct serve_api api = {.config = *config, .engine = engine, .model = butler_engine_model(engine), .begun = time(NULL)};
+    struct http_params http = config->http;
+    struct serve_params scheduler = config->scheduler;
+    struct timespec seed;
+    clock_gettime(CLOCK_REALTIME, &seed);
+    api.random = (uint64_t)seed.tv_sec * 1000000007u ^ (uint64_t)seed.tv_nsec;
+    api.info = butler_model_get_info(api.model);
+    http.handler = handle;
+    http.on_wake = on_wake;
+    http.user = &api;
+    scheduler.wake = wake;
+    scheduler.user = &api;
+    err->code = BUTLER_ERROR_IO;
+    api.http = http_server_new(&http, err->message, sizeof err->message);
+    if (!api.http)
+        return err->code;
+    api.scheduler = serve_scheduler_new(engine, &scheduler, err);
+    if (!api.scheduler) {
+        http_server_free(api.http);
+        return err->code;
+    }
+    err->code = 0;
+    api.n_ctx = serve_scheduler_params(api.scheduler)->n_ctx;
+    if (config->ready)
+        config->ready(config->user, http_server_port(api.http));
+    http_server_run(api.http);
+    /* Connections first: exchanges that are open tell their requests that the client has gone. */
+    http_server_close(api.http);
+    free_rest(&api);
+    serve_scheduler_free(api.scheduler);
+    http_server_free(api.http);
+    return 0;
+}

@@ -1,0 +1,22 @@
+/* The server's interfaces: OpenAI's and llama.cpp's endpoints over http.h and scheduler.h. */
+#ifndef SERVE_API_H
+#define SERVE_API_H
+
+#include "serve/http.h"
+#include "serve/scheduler.h"
+
+struct serve_config {
+    struct http_params http;               /* handler, on_wake and user are the server's */
+    struct serve_params scheduler;         /* wake and user are the server's */
+    struct butler_sampler_params sampling; /* of requests that do not say otherwise; without seed */
+    const char *model_name;
+    const char *chat_template;           /* Jinja; NULL: the model's own */
+    const char *chat_stop;               /* text that ends an answer of a conversation; NULL: none */
+    void (*ready)(void *user, int port); /* the server listens; or NULL */
+    void *user;
+};
+
+/* Serves until SIGTERM or SIGINT. 0; or < 0 with *err when it cannot begin. */
+int serve_run(struct butler_engine *engine, const struct serve_config *config, struct butler_error *err);
+
+#endif

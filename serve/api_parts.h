@@ -1,0 +1,86 @@
+/* What the files of the interfaces share. A struct serve_request is one HTTP request that jobs answer: request.c makes it from the
+ * body, answer.c writes what comes of it. All in the loop's thread. */
+#ifndef SERVE_API_PARTS_H
+#define SERVE_API_PARTS_H
+
+#include <jansson.h>
+
+#include "serve/api.h"
+
+enum { SERVE_MAX_PROMPTS = 256 }; /* of one request */
+
+struct serve_api {
+    struct serve_config config;
+    struct butler_engine *engine; /* the scheduler's: only its model may be used here */
+    struct butler_model *model;
+    const struct butler_model_info *info;
+    struct http_server *http;
+    struct serve_scheduler *scheduler;
+    int n_ctx;
+    uint64_t n_requests, random;
+    time_t begun;
+};
+
+enum serve_kind { SERVE_COMPLETION, SERVE_CHAT, SERVE_NATIVE };
+
+/* An answer to one prompt: a choice of one job. */
+struct serve_answer {
+    struct serve_text text;
+    json_t *logprobs, *tokens; /* of the tokens so far, in the endpoint's shape; ids */
+    size_t offset;             /* characters of the tokens so far */
+    enum serve_finish finish;
+};
+
+struct serve_request {
+    struct serve_api *api;
+    struct http_exchange *exchange; /* NULL: the client has gone */
+    enum serve_kind kind;
+    bool stream, include_usage, echo, begun, failed;
+    int n_top; /* -1: no logprobs */
+    struct serve_job **jobs;
+    int n_jobs, n_done, n_choices; /* n_choices: of each job */
+    struct serve_answer *answers;  /* [n_jobs * n_choices] */
+    char id[48];
+    time_t created;
+};
+
+/* An error that becomes the answer. */
+struct serve_error {
+    int status;
+    const char *type;
+    char message[600];
+    int n_prompt; /* of exceed_context_size_error */
+};
+
+/* Fills *error; returns its negative status. */
+int serve_fail(struct serve_error *error, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* request.c: NULL with *error when the body makes no sense, or asks for what is not supported. */
+struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind kind, json_t *body, const char *key,
+                                          struct serve_error *error);
+/* The conversation of a body as text. 0 or a negative status. */
+int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_text *text, struct serve_error *error);
+/* Ids of a text; *ids is to be freed. < 0: *error. */
+int serve_tokenize(struct serve_api *api, json_t *text, int flags, int32_t **ids, struct serve_error *error);
+/* Ids of an array; < 0: *error. */
+int serve_read_ids(struct serve_api *api, json_t *array, int32_t **ids, struct serve_error *error);
+bool serve_read_bool(json_t *body, const char *name, bool missing, struct serve_error *error);
+
+/* answer.c */
+void serve_request_start(struct serve_request *request, struct http_exchange *exchange);
+void serve_on_event(struct serve_event *event);
+void serve_request_free(struct serve_request *request);
+
+/* api.c */
+void serve_reply_json(struct http_exchange *exchange, int status, json_t *body); /* takes the reference */
+void serve_reply_error(struct serve_api *api, struct http_exchange *exchange, const struct serve_error *error);
+json_t *serve_error_json(const struct serve_api *api, const struct serve_error *error);
+/* What a token is called: its text, or "bytes:\xe2\x80" where that is no UTF-8, or "token_id:5" where it has none. */
+json_t *serve_token_name(const struct butler_model *model, int32_t id);
+/* Bytes of ids as UTF-8. */
+void serve_detokenize(const struct butler_model *model, const int32_t *ids, int n, struct serve_text *text);
+
+/* metrics.c */
+void serve_write_metrics(struct serve_api *api, struct serve_text *text);
+
+#endif

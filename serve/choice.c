@@ -1,0 +1,116 @@
+/* See choice.h. */
+#include "serve/choice.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+void serve_score_token(const float *logits, int n_vocab, int32_t id, int n_top, struct serve_score *score)
+{
+    float max = logits[0];
+    double sum = 0;
+    int32_t best[SERVE_MAX_TOP];
+    int n = 0;
+    for (int i = 1; i < n_vocab; i++)
+        max = logits[i] > max ? logits[i] : max;
+    for (int i = 0; i < n_vocab; i++)
+        sum += (double)expf(logits[i] - max);
+    for (int32_t i = 0; i < n_vocab && n_top > 0; i++) {
+        if (n == n_top && logits[i] <= logits[best[n - 1]])
+            continue;
+        int at = n < n_top ? n++ : n - 1;
+        for (; at > 0 && logits[best[at - 1]] < logits[i]; at--)
+            best[at] = best[at - 1];
+        best[at] = i;
+    }
+    const double log_sum = log(sum);
+    score->logprob = (double)logits[id] - (double)max - log_sum;
+    score->n_top = n;
+    for (int i = 0; i < n; i++)
+        score->top[i] = (struct serve_top){best[i], (double)logits[best[i]] - (double)max - log_sum};
+}
+
+static void append_token(struct serve_choice *choice, const char *bytes, size_t n)
+{
+    serve_text_reserve(&choice->text, 3 * (n + 3));
+    choice->text.n += butler_utf8_push(&choice->utf8, bytes, n, choice->text.bytes + choice->text.n, 3 * (n + 3));
+}
+
+/* How much of the text can be shown: up to the first stop text, or up to what may be the beginning of one. *stopped: there is one.
+ */
+static size_t find_end(const struct serve_job *job, const struct serve_choice *choice, bool *stopped)
+{
+    const char *bytes = choice->text.bytes + choice->n_shown;
+    const size_t n = choice->text.n - choice->n_shown;
+    size_t end = n;
+    *stopped = false;
+    for (int s = 0; s < job->n_stops; s++) {
+        const char *at = n ? memmem(bytes, end, job->stops[s], strlen(job->stops[s])) : NULL;
+        if (at) {
+            *stopped = true;
+            end = (size_t)(at - bytes);
+        }
+    }
+    for (int s = 0; s < job->n_stops && !*stopped; s++) {
+        const size_t n_stop = strlen(job->stops[s]);
+        for (size_t k = n_stop - 1 < n ? n_stop - 1 : n; k > n - end; k--)
+            if (memcmp(bytes + n - k, job->stops[s], k) == 0)
+                end = n - k;
+    }
+    return choice->n_shown + end;
+}
+
+static void show(struct serve_choice *choice, size_t end, struct serve_event *event)
+{
+    event->n_text = end - choice->n_shown;
+    event->text = serve_alloc(event->n_text + 1, 1);
+    if (event->n_text)
+        memcpy(event->text, choice->text.bytes + choice->n_shown, event->n_text);
+    choice->n_shown = end;
+}
+
+int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice, const struct butler_model *model,
+                        struct serve_event *event, struct butler_error *err)
+{
+    const int n_vocab = butler_model_get_info(model)->n_vocab;
+    const float *logits = butler_logits(choice->session);
+    size_t n = 0;
+    bool stopped;
+    choice->id = butler_sample(choice->sampler, logits, n_vocab, err);
+    if (choice->id < 0)
+        return choice->id;
+    const bool ended = butler_token_is_end(model, choice->id) && !job->ignore_end;
+    choice->n_generated++;
+    event->id = choice->id;
+    if (job->n_top >= 0)
+        serve_score_token(logits, n_vocab, choice->id, job->n_top, &event->score);
+    const char *bytes = butler_token_bytes(model, choice->id, &n);
+    if (n && !ended)
+        append_token(choice, bytes, n);
+    const size_t end = find_end(job, choice, &stopped);
+    show(choice, end, event);
+    if (stopped) {
+        choice->text.n = end;
+        choice->utf8.n_pending = 0;
+        return SERVE_FINISH_STOP;
+    }
+    if (ended)
+        return SERVE_FINISH_END;
+    return choice->n_generated >= job->max_tokens || butler_n_past(choice->session) >= butler_n_ctx(choice->session)
+               ? SERVE_FINISH_LENGTH
+               : SERVE_FINISH_NONE;
+}
+
+void serve_choice_flush(struct serve_choice *choice, struct serve_event *event)
+{
+    append_token(choice, NULL, 0);
+    show(choice, choice->text.n, event);
+}
+
+void serve_choice_free(struct serve_choice *choice)
+{
+    butler_sampler_free(choice->sampler);
+    butler_session_free(choice->session);
+    serve_text_free(&choice->text);
+    *choice = (struct serve_choice){0};
+}

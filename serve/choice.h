@@ -1,0 +1,29 @@
+/* One text that follows a prompt: its session, its sampler, and what of its text can be shown. */
+#ifndef SERVE_CHOICE_H
+#define SERVE_CHOICE_H
+
+#include "serve/scheduler.h"
+
+struct serve_choice {
+    struct butler_session *session;
+    struct butler_sampler *sampler;
+    struct serve_text text;
+    size_t n_shown;
+    struct butler_utf8 utf8;
+    int32_t id; /* to be decoded next */
+    int n_generated;
+    bool ended;
+};
+
+/* Of token id in logits[n_vocab]. n_top: the most probable to report with it. */
+void serve_score_token(const float *logits, int n_vocab, int32_t id, int n_top, struct serve_score *score);
+
+/* Samples the next token into choice->id, and fills the event with it and its text (that of an end token is empty). Returns why the
+ * text ends with it (enum serve_finish); < 0: *err. */
+int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice, const struct butler_model *model,
+                        struct serve_event *event, struct butler_error *err);
+/* The text that was held back, when nothing follows it. */
+void serve_choice_flush(struct serve_choice *choice, struct serve_event *event);
+void serve_choice_free(struct serve_choice *choice);
+
+#endif

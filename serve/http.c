@@ -1,0 +1,688 @@
+/* Connections, requests and answers on libevent's buffers. A connection reads one request, waits for its answer to be complete, and
+ * reads the next. See http.h. */
+#include "serve/http.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <event2/buffer.h>
+#include <event2/bufferevent.h>
+#include <event2/event.h>
+#include <event2/listener.h>
+#include <netdb.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "serve/http_parse.h"
+#include "serve/text.h"
+
+enum {
+    IDLE_SECONDS = 75,     /* between two requests of a connection */
+    MAX_CHUNK_LINE = 256,  /* the line with a chunk's size */
+    MAX_PIPELINED = 65536, /* bytes of later requests that are read while one is answered */
+};
+
+enum state { READ_HEAD, READ_BODY, READ_CHUNK_SIZE, READ_CHUNK, READ_CHUNK_END, READ_TRAILER, ANSWER, FLUSH };
+
+struct http_connection {
+    struct http_server *server;
+    struct http_connection *next, **link; /* of the server's list */
+    struct bufferevent *events;
+    struct event *deadline;
+    enum state state;
+    struct http_exchange *exchange; /* the request that is read or answered; NULL before its head is complete */
+    struct serve_text head, body;
+    size_t n_expected; /* bytes of the body, or of the chunk, that are still to come */
+    struct http_head request;
+    bool begun; /* a byte of the next request has come */
+    int status;
+    size_t n_sent;
+    struct timespec begin;
+    char peer[64];
+};
+
+struct http_server {
+    struct http_params params;
+    struct event_base *base;
+    struct evconnlistener *listener;
+    struct event *wake, *signals[2];
+    int wake_fd, n_connections, port;
+    struct http_connection *connections;
+    bool draining;
+    char unix_path[sizeof((struct sockaddr_un *)0)->sun_path];
+};
+
+static void read_request(struct http_connection *c);
+
+/* ---------------------------------------------------------------------------------------------- connections */
+
+static void set_deadline(struct http_connection *c, int seconds)
+{
+    const struct timeval time = {.tv_sec = seconds};
+    event_add(c->deadline, &time);
+}
+
+static void drop_exchange(struct http_connection *c)
+{
+    free(c->exchange);
+    c->exchange = NULL;
+    c->head.n = 0;
+    serve_text_free(&c->body);
+}
+
+/* The connection ends, whatever it was doing. gone: an exchange that had not ended is told. */
+static void close_connection(struct http_connection *c, bool gone)
+{
+    struct http_server *server = c->server;
+    if (gone && c->exchange && c->state == ANSWER && c->exchange->on_close)
+        c->exchange->on_close(c->exchange);
+    *c->link = c->next;
+    if (c->next)
+        c->next->link = c->link;
+    server->n_connections--;
+    event_free(c->deadline);
+    bufferevent_free(c->events);
+    drop_exchange(c);
+    serve_text_free(&c->head);
+    free(c);
+    if (server->draining && !server->connections)
+        event_base_loopbreak(server->base);
+}
+
+static void write_log(const struct http_connection *c)
+{
+    const struct http_exchange *x = c->exchange;
+    FILE *log = c->server->params.log;
+    struct timespec now;
+    struct tm utc;
+    char when[32];
+    if (!log)
+        return;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const double ms = 1e3 * (double)(now.tv_sec - c->begin.tv_sec) + 1e-6 * (double)(now.tv_nsec - c->begin.tv_nsec);
+    const time_t seconds = time(NULL);
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&seconds, &utc));
+    fprintf(log, "%s %s %s %s %d %zu bytes %.1f ms\n", when, c->peer, x ? x->method : "-", x ? x->path : "-", c->status, c->n_sent,
+            ms);
+    fflush(log);
+}
+
+/* ---------------------------------------------------------------------------------------------------- answers */
+
+static const char *reason(int status)
+{
+    static const struct {
+        int status;
+        const char *text;
+    } reasons[] = {{200, "OK"},
+                   {204, "No Content"},
+                   {400, "Bad Request"},
+                   {401, "Unauthorized"},
+                   {404, "Not Found"},
+                   {405, "Method Not Allowed"},
+                   {408, "Request Timeout"},
+                   {413, "Content Too Large"},
+                   {429, "Too Many Requests"},
+                   {431, "Request Header Fields Too Large"},
+                   {500, "Internal Server Error"},
+                   {501, "Not Implemented"},
+                   {503, "Service Unavailable"},
+                   {505, "HTTP Version Not Supported"}};
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
+        if (reasons[i].status == status)
+            return reasons[i].text;
+    return "Unknown";
+}
+
+/* The head of an answer. length < 0: it comes in pieces. */
+static void write_head(struct http_connection *c, int status, const char *type, const char *extra, long long length)
+{
+    struct evbuffer *out = bufferevent_get_output(c->events);
+    c->status = status;
+    evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\nServer: butler\r\n", status, reason(status));
+    if (type)
+        evbuffer_add_printf(out, "Content-Type: %s\r\n", type);
+    if (c->request.origin)
+        evbuffer_add_printf(out, "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\n", c->request.origin);
+    if (length >= 0)
+        evbuffer_add_printf(out, "Content-Length: %lld\r\n", length);
+    else if (!c->request.http_1_0)
+        evbuffer_add_printf(out, "Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n");
+    evbuffer_add_printf(out, "%sConnection: %s\r\n\r\n", extra ? extra : "", c->request.keep_alive ? "keep-alive" : "close");
+}
+
+/* The answer is complete: the next request, or the end when all is sent. */
+static void end_answer(struct http_connection *c)
+{
+    write_log(c);
+    drop_exchange(c);
+    c->n_sent = 0;
+    c->begun = false;
+    if (c->request.keep_alive && !c->server->draining) {
+        c->state = READ_HEAD;
+        set_deadline(c, IDLE_SECONDS);
+        /* Later: the caller may be inside the loop over a request that came with the next one. */
+        bufferevent_trigger(c->events, EV_READ, BEV_TRIG_IGNORE_WATERMARKS | BEV_TRIG_DEFER_CALLBACKS);
+        return;
+    }
+    c->state = FLUSH;
+    set_deadline(c, c->server->params.timeout_s);
+    bufferevent_trigger(c->events, EV_WRITE, BEV_TRIG_DEFER_CALLBACKS);
+}
+
+void http_reply(struct http_exchange *x, int status, const char *type, const char *extra, const char *body, size_t n)
+{
+    struct http_connection *c = x->connection;
+    const bool head = strcmp(x->method, "HEAD") == 0;
+    if (c->server->draining)
+        c->request.keep_alive = false;
+    write_head(c, status, type, extra, (long long)n);
+    if (!head && n)
+        bufferevent_write(c->events, body, n);
+    c->n_sent = head ? 0 : n;
+    end_answer(c);
+}
+
+void http_stream_begin(struct http_exchange *x)
+{
+    struct http_connection *c = x->connection;
+    if (c->request.http_1_0 || c->server->draining)
+        c->request.keep_alive = false;
+    write_head(c, 200, "text/event-stream", NULL, -1);
+}
+
+bool http_stream_write(struct http_exchange *x, const char *bytes, size_t n)
+{
+    struct http_connection *c = x->connection;
+    struct evbuffer *out = bufferevent_get_output(c->events);
+    if (n == 0) /* a chunk without bytes would end the answer */
+        return true;
+    if (!c->request.http_1_0)
+        evbuffer_add_printf(out, "%zx\r\n", n);
+    evbuffer_add(out, bytes, n);
+    if (!c->request.http_1_0)
+        evbuffer_add(out, "\r\n", 2);
+    c->n_sent += n;
+    if (evbuffer_get_length(out) <= c->server->params.max_unread)
+        return true;
+    c->status = 0; /* so that the log shows it */
+    write_log(c);
+    close_connection(c, false);
+    return false;
+}
+
+void http_stream_end(struct http_exchange *x)
+{
+    struct http_connection *c = x->connection;
+    if (!c->request.http_1_0)
+        bufferevent_write(c->events, "0\r\n\r\n", 5);
+    end_answer(c);
+}
+
+/* A request that is wrong before it is one: the connection cannot go on, for where the next begins is not known. */
+static void refuse(struct http_connection *c, int status, const char *type, const char *message)
+{
+    char body[512];
+    const int n =
+        snprintf(body, sizeof body, "{\"error\":{\"code\":%d,\"message\":\"%s\",\"type\":\"%s\"}}", status, message, type);
+    c->request.keep_alive = false;
+    write_head(c, status, "application/json; charset=utf-8", NULL, n);
+    bufferevent_write(c->events, body, (size_t)n);
+    c->n_sent = (size_t)n;
+    bufferevent_disable(c->events, EV_READ);
+    end_answer(c);
+}
+
+static void bad(struct http_connection *c, int status, const char *message)
+{
+    refuse(c, status, "invalid_request_error", message);
+}
+
+/* ------------------------------------------------------------------------------------------------ the request */
+
+/* Whether the clients' keys allow the request, in a time that does not tell how much of a key is right. */
+static bool is_allowed(const struct http_params *params, const struct http_exchange *x)
+{
+    static const char *const open[] = {"/", "/health", "/v1/health", "/models", "/v1/models"};
+    bool allowed = params->n_keys == 0 || strcmp(x->method, "OPTIONS") == 0;
+    for (size_t i = 0; i < sizeof open / sizeof *open; i++)
+        allowed |= strcmp(x->path, open[i]) == 0;
+    for (int k = 0; k < params->n_keys; k++) {
+        const size_t n = strlen(params->keys[k]), n_given = strlen(x->key);
+        unsigned char differ = n != n_given;
+        for (size_t i = 0; i < n; i++)
+            differ |= (unsigned char)(params->keys[k][i] ^ x->key[i < n_given ? i : n_given]);
+        allowed |= !differ;
+    }
+    return allowed;
+}
+
+static const char unavailable[] = "unavailable_error";
+
+/* The request is whole. */
+static void handle(struct http_connection *c)
+{
+    struct http_exchange *x = c->exchange;
+    char extra[2048];
+    c->state = ANSWER;
+    event_del(c->deadline);
+    serve_text_append(&c->body, "", 1);
+    x->body = c->body.bytes;
+    x->n_body = c->body.n - 1;
+    if (c->server->draining) {
+        refuse(c, 503, unavailable, "the server is shutting down");
+    } else if (strcmp(x->method, "OPTIONS") == 0) {
+        snprintf(extra, sizeof extra,
+                 "Access-Control-Allow-Methods: GET, POST, OPTIONS\r\nAccess-Control-Allow-Headers: %.1024s\r\n"
+                 "Access-Control-Max-Age: 600\r\n",
+                 c->request.asked_headers ? c->request.asked_headers : "*");
+        http_reply(x, 204, NULL, extra, NULL, 0);
+    } else if (!is_allowed(&c->server->params, x)) {
+        static const char body[] = "{\"error\":{\"code\":401,\"message\":\"Invalid API Key\",\"type\":\"authentication_error\"}}";
+        http_reply(x, 401, "application/json; charset=utf-8", NULL, body, sizeof body - 1);
+    } else {
+        c->server->params.handler(c->server->params.user, x);
+    }
+}
+
+/* The head, without its empty line, is in c->head. */
+static void take_head(struct http_connection *c)
+{
+    struct http_exchange *x = c->exchange = serve_alloc(1, sizeof *x);
+    const char *message = NULL;
+    const int wrong = http_parse_head(c->head.bytes, c->head.n, &c->request, &message);
+    *x = (struct http_exchange){
+        .connection = c, .method = c->request.method, .path = c->request.path, .query = c->request.query, .key = c->request.key};
+    if (wrong)
+        return refuse(c, wrong, wrong == 501 ? "not_supported_error" : "invalid_request_error", message);
+    if (c->request.length > c->server->params.max_body)
+        return bad(c, 413, "the body is larger than this server accepts");
+    if (c->request.expect)
+        bufferevent_write(c->events, "HTTP/1.1 100 Continue\r\n\r\n", 25);
+    c->n_expected = c->request.length;
+    c->state = c->request.chunked ? READ_CHUNK_SIZE : READ_BODY;
+}
+
+static bool read_head(struct http_connection *c, struct evbuffer *in)
+{
+    const size_t n = evbuffer_get_length(in);
+    if (n > 0 && !c->begun) { /* from now on it has to come */
+        c->begun = true;
+        c->request = (struct http_head){0};
+        clock_gettime(CLOCK_MONOTONIC, &c->begin);
+        set_deadline(c, c->server->params.timeout_s);
+    }
+    struct evbuffer_ptr end = evbuffer_search(in, "\r\n\r\n", 4, NULL);
+    if ((end.pos < 0 && n > c->server->params.max_header) || end.pos > (ev_ssize_t)c->server->params.max_header) {
+        bad(c, 431, "the head of the request is larger than this server accepts");
+        return false;
+    }
+    if (end.pos < 0)
+        return false;
+    serve_text_reserve(&c->head, (size_t)end.pos + 3);
+    evbuffer_remove(in, c->head.bytes, (size_t)end.pos + 2);
+    evbuffer_drain(in, 2);
+    c->head.n = (size_t)end.pos + 2;
+    c->head.bytes[c->head.n] = 0;
+    take_head(c);
+    return true;
+}
+
+/* Some of the body, or of a chunk. True: all of it is there. */
+static bool read_bytes(struct http_connection *c, struct evbuffer *in)
+{
+    const size_t have = evbuffer_get_length(in), n = have < c->n_expected ? have : c->n_expected;
+    serve_text_reserve(&c->body, n);
+    evbuffer_remove(in, c->body.bytes + c->body.n, n);
+    c->body.n += n;
+    c->n_expected -= n;
+    return c->n_expected == 0;
+}
+
+/* A line of the chunked body; NULL: it is not there yet, or was refused. To be freed. */
+static char *read_chunk_line(struct http_connection *c, struct evbuffer *in)
+{
+    char *line = evbuffer_readln(in, NULL, EVBUFFER_EOL_CRLF_STRICT);
+    if (line && strlen(line) <= MAX_CHUNK_LINE)
+        return line;
+    if (line || evbuffer_get_length(in) > MAX_CHUNK_LINE)
+        bad(c, 400, "malformed chunk");
+    free(line);
+    return NULL;
+}
+
+static bool read_chunk_size(struct http_connection *c, struct evbuffer *in)
+{
+    char *line = read_chunk_line(c, in);
+    if (!line)
+        return false;
+    const size_t n = strspn(line, "0123456789abcdefABCDEF");
+    const bool right = n > 0 && n <= 15 && (!line[n] || line[n] == ';');
+    const size_t size = right ? strtoull(line, NULL, 16) : 0;
+    free(line);
+    if (!right || size > c->server->params.max_body - c->body.n) {
+        bad(c, right ? 413 : 400, right ? "the body is larger than this server accepts" : "malformed chunk");
+        return false;
+    }
+    c->n_expected = size;
+    c->state = size ? READ_CHUNK : READ_TRAILER;
+    return true;
+}
+
+/* The empty line after a chunk's bytes, or a line of the trailers after the last one, which nobody reads. False: there is no more
+ * to read; c may have been freed. */
+static bool read_chunk_end(struct http_connection *c, struct evbuffer *in)
+{
+    char *line = read_chunk_line(c, in);
+    if (!line)
+        return false;
+    const bool empty = !*line;
+    free(line);
+    if (c->state == READ_CHUNK_END && !empty) {
+        bad(c, 400, "malformed chunk");
+        return false;
+    }
+    c->n_expected += 1; /* in trailers: lines so far */
+    if (!empty && c->n_expected > 64) {
+        bad(c, 431, "too many trailers");
+        return false;
+    }
+    if (c->state == READ_TRAILER && empty) {
+        handle(c);
+        return false;
+    }
+    if (c->state == READ_CHUNK_END)
+        c->state = READ_CHUNK_SIZE;
+    return true;
+}
+
+/* Takes what has come as far as it goes. A handler may answer, and the connection go on to its next request, or be freed: then
+ * nothing here touches it again. */
+static void read_request(struct http_connection *c)
+{
+    struct evbuffer *in = bufferevent_get_input(c->events);
+    for (;;)
+        switch (c->state) {
+        case READ_HEAD:
+            if (!read_head(c, in))
+                return;
+            break;
+        case READ_BODY:
+            if (read_bytes(c, in))
+                handle(c);
+            return;
+        case READ_CHUNK_SIZE:
+            if (!read_chunk_size(c, in))
+                return;
+            break;
+        case READ_CHUNK:
+            if (!read_bytes(c, in))
+                return;
+            c->state = READ_CHUNK_END;
+            break;
+        case READ_CHUNK_END:
+        case READ_TRAILER:
+            if (!read_chunk_end(c, in))
+                return;
+            break;
+        case ANSWER:
+        case FLUSH:
+            return;
+        }
+}
+
+/* ------------------------------------------------------------------------------------------------------ events */
+
+static void on_read(struct bufferevent *events, void *user)
+{
+    (void)events;
+    read_request(user);
+}
+
+static void on_written(struct bufferevent *events, void *user)
+{
+    struct http_connection *c = user;
+    if (c->state == FLUSH && evbuffer_get_length(bufferevent_get_output(events)) == 0)
+        close_connection(c, false);
+}
+
+static void on_event(struct bufferevent *events, short what, void *user)
+{
+    (void)events;
+    (void)what; /* the end, an error, or nothing was read of an answer for too long */
+    close_connection(user, true);
+}
+
+static void on_deadline(evutil_socket_t fd, short what, void *user)
+{
+    struct http_connection *c = user;
+    (void)fd;
+    (void)what;
+    /* Between requests there is nothing to answer, and of a client that does not read nothing can be told. */
+    if (c->state == FLUSH || c->state == ANSWER ||
+        (c->state == READ_HEAD && evbuffer_get_length(bufferevent_get_input(c->events)) == 0))
+        close_connection(c, true);
+    else
+        bad(c, 408, "the request did not come in whole in time");
+}
+
+static void name_peer(struct http_connection *c, const struct sockaddr *address, int n)
+{
+    char host[48];
+    if (address->sa_family == AF_UNIX || getnameinfo(address, (socklen_t)n, host, sizeof host, NULL, 0, NI_NUMERICHOST) != 0)
+        snprintf(host, sizeof host, "unix");
+    snprintf(c->peer, sizeof c->peer, "%s", host);
+}
+
+static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struct sockaddr *address, int n, void *user)
+{
+    struct http_server *server = user;
+    (void)listener;
+    if (server->n_connections >= server->params.max_connections) {
+        static const char text[] =
+            "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+        if (write(fd, text, sizeof text - 1) < 0)
+            errno = 0; /* it is closed in any case */
+        evutil_closesocket(fd);
+        return;
+    }
+    struct http_connection *c = serve_alloc(1, sizeof *c);
+    c->server = server;
+    c->events = bufferevent_socket_new(server->base, fd, BEV_OPT_CLOSE_ON_FREE);
+    c->deadline = c->events ? evtimer_new(server->base, on_deadline, c) : NULL;
+    if (!c->deadline) {
+        if (c->events)
+            bufferevent_free(c->events);
+        else
+            evutil_closesocket(fd);
+        free(c);
+        return;
+    }
+    c->link = &server->connections;
+    c->next = server->connections;
+    if (c->next)
+        c->next->link = &c->next;
+    server->connections = c;
+    server->n_connections++;
+    name_peer(c, address, n);
+    const struct timeval unread = {.tv_sec = server->params.timeout_s};
+    bufferevent_setcb(c->events, on_read, on_written, on_event, c);
+    bufferevent_setwatermark(c->events, EV_READ, 0, server->params.max_header + MAX_PIPELINED);
+    bufferevent_set_timeouts(c->events, NULL, &unread);
+    bufferevent_enable(c->events, EV_READ | EV_WRITE);
+    set_deadline(c, server->params.timeout_s);
+}
+
+/* The first signal lets answers end, the second does not. */
+static void on_signal(evutil_socket_t signal_number, short what, void *user)
+{
+    struct http_server *server = user;
+    (void)signal_number;
+    (void)what;
+    if (server->draining) {
+        event_base_loopbreak(server->base);
+        return;
+    }
+    server->draining = true;
+    evconnlistener_disable(server->listener);
+    for (struct http_connection *c = server->connections, *next; c; c = next) {
+        next = c->next;
+        if (c->state != ANSWER && c->state != FLUSH)
+            close_connection(c, false);
+    }
+    if (!server->connections)
+        event_base_loopbreak(server->base);
+}
+
+static void on_wake(evutil_socket_t fd, short what, void *user)
+{
+    struct http_server *server = user;
+    uint64_t count;
+    (void)what;
+    if (read(fd, &count, sizeof count) > 0)
+        server->params.on_wake(server->params.user);
+}
+
+void http_server_wake(struct http_server *server)
+{
+    const uint64_t one = 1;
+    /* It fails only when the counter is full: then a wake is due already. */
+    if (write(server->wake_fd, &one, sizeof one) < 0)
+        return;
+}
+
+/* ------------------------------------------------------------------------------------------------------ server */
+
+static bool is_unix(const char *host)
+{
+    const size_t n = strlen(host);
+    return n > 5 && strcmp(host + n - 5, ".sock") == 0;
+}
+
+/* A socket file that nobody listens at is left from a server that was killed. */
+static void remove_stale(const struct sockaddr_un *address)
+{
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (fd >= 0 && connect(fd, (const struct sockaddr *)address, sizeof *address) < 0 && errno == ECONNREFUSED)
+        unlink(address->sun_path);
+    if (fd >= 0)
+        close(fd);
+}
+
+static bool listen_unix(struct http_server *server, unsigned flags, char *error, size_t n_error)
+{
+    const char *path = server->params.host;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof address.sun_path) {
+        snprintf(error, n_error, "%s: the path of a unix socket has at most %zu bytes", path, sizeof address.sun_path - 1);
+        return false;
+    }
+    strcpy(address.sun_path, path);
+    remove_stale(&address);
+    server->listener =
+        evconnlistener_new_bind(server->base, on_accept, server, flags, 128, (struct sockaddr *)&address, sizeof address);
+    if (server->listener)
+        strcpy(server->unix_path, path);
+    else
+        snprintf(error, n_error, "%s: %s", path, strerror(errno));
+    return server->listener != NULL;
+}
+
+static bool listen_tcp(struct http_server *server, unsigned flags, char *error, size_t n_error)
+{
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
+    struct addrinfo *found = NULL;
+    struct sockaddr_storage bound;
+    socklen_t n_bound = sizeof bound;
+    char port[16];
+    snprintf(port, sizeof port, "%d", server->params.port);
+    const int code = getaddrinfo(server->params.host, port, &hints, &found);
+    if (code != 0) {
+        snprintf(error, n_error, "--host %s: %s", server->params.host, gai_strerror(code));
+        return false;
+    }
+    for (const struct addrinfo *a = found; a && !server->listener; a = a->ai_next)
+        server->listener = evconnlistener_new_bind(server->base, on_accept, server, flags, 128, a->ai_addr, (int)a->ai_addrlen);
+    if (!server->listener)
+        snprintf(error, n_error, "%s port %s: %s", server->params.host, port, strerror(errno));
+    freeaddrinfo(found);
+    if (server->listener && getsockname(evconnlistener_get_fd(server->listener), (struct sockaddr *)&bound, &n_bound) == 0)
+        server->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                                         : ((struct sockaddr_in *)&bound)->sin_port);
+    return server->listener != NULL;
+}
+
+struct http_server *http_server_new(const struct http_params *params, char *error, size_t n_error)
+{
+    static const int numbers[2] = {SIGTERM, SIGINT};
+    const unsigned flags = LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC | LEV_OPT_REUSEABLE;
+    struct http_server *server = serve_alloc(1, sizeof *server);
+    bool ready = true;
+    server->params = *params;
+    server->base = event_base_new();
+    server->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    snprintf(error, n_error, "the event loop: %s", strerror(errno));
+    if (!server->base || server->wake_fd < 0 ||
+        !(is_unix(params->host) ? listen_unix : listen_tcp)(server, flags, error, n_error)) {
+        http_server_free(server);
+        return NULL;
+    }
+    server->wake = event_new(server->base, server->wake_fd, EV_READ | EV_PERSIST, on_wake, server);
+    ready = server->wake && event_add(server->wake, NULL) == 0;
+    for (int i = 0; i < 2; i++) {
+        server->signals[i] = evsignal_new(server->base, numbers[i], on_signal, server);
+        ready = ready && server->signals[i] && event_add(server->signals[i], NULL) == 0;
+    }
+    if (ready)
+        return server;
+    snprintf(error, n_error, "the event loop cannot be set up");
+    http_server_free(server);
+    return NULL;
+}
+
+void http_server_close(struct http_server *server)
+{
+    while (server->connections)
+        close_connection(server->connections, true);
+}
+
+void http_server_free(struct http_server *server)
+{
+    if (!server)
+        return;
+    http_server_close(server);
+    if (server->listener)
+        evconnlistener_free(server->listener);
+    if (server->unix_path[0])
+        unlink(server->unix_path);
+    if (server->wake)
+        event_free(server->wake);
+    for (int i = 0; i < 2; i++)
+        if (server->signals[i])
+            event_free(server->signals[i]);
+    if (server->wake_fd >= 0)
+        close(server->wake_fd);
+    if (server->base)
+        event_base_free(server->base);
+    free(server);
+}
+
+int http_server_port(const struct http_server *server)
+{
+    return server->port;
+}
+
+int http_server_n_connections(const struct http_server *server)
+{
+    return server->n_connections;
+}
+
+void http_server_run(struct http_server *server)
+{
+    event_base_dispatch(server->base);
+}

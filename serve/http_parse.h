@@ -1,0 +1,19 @@
+/* The head of a request: its first line and its headers. */
+#ifndef SERVE_HTTP_PARSE_H
+#define SERVE_HTTP_PARSE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct http_head {
+    const char *method, *path, *query, *key;    /* as in struct http_exchange */
+    const char *origin, *asked_headers;         /* of CORS; NULL: none */
+    size_t length;                              /* of the body, where it is not chunked */
+    bool chunked, expect, keep_alive, http_1_0; /* expect: the client waits for "100 Continue" */
+};
+
+/* Parses bytes[n], lines that each end with CR LF, and a zero byte after them; they are cut up and pointed into. 0, or the status
+ * of the answer that refuses it, with a message; what was read until then is in *head. */
+int http_parse_head(char *bytes, size_t n, struct http_head *head, const char **message);
+
+#endif

@@ -1,0 +1,534 @@
+/* From the body of a request to jobs: every field is read here, with its limits. Fields that nobody knows are ignored; fields whose
+ * meaning the server does not have are refused by name, for an answer that silently lacks it would be wrong. */
+#include <float.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "serve/api_parts.h"
+
+int serve_fail(struct serve_error *error, int status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(error->message, sizeof error->message, format, args);
+    va_end(args);
+    error->status = status;
+    error->type = status == 501   ? "not_supported_error"
+                  : status == 429 ? "rate_limit_error"
+                  : status == 503 ? "unavailable_error"
+                  : status == 500 ? "server_error"
+                  : status == 404 ? "not_found_error"
+                                  : "invalid_request_error";
+    return -status;
+}
+
+/* ------------------------------------------------------------------------------------------------------ fields */
+
+/* The first error stays: readers go on with the default after it. */
+static double read_number(json_t *body, const char *name, double min, double max, double missing, struct serve_error *error)
+{
+    json_t *value = json_object_get(body, name);
+    if (!value || json_is_null(value) || error->status)
+        return missing;
+    const double number = json_number_value(value);
+    if (json_is_number(value) && number >= min && number <= max)
+        return number;
+    serve_fail(error, 400, "'%s' must be a number from %g to %g", name, min, max);
+    return missing;
+}
+
+static int read_int(json_t *body, const char *name, int min, int max, int missing, struct serve_error *error)
+{
+    const double number = read_number(body, name, min, max, missing, error);
+    if (number == floor(number))
+        return (int)number;
+    if (!error->status)
+        serve_fail(error, 400, "'%s' must be a whole number", name);
+    return missing;
+}
+
+bool serve_read_bool(json_t *body, const char *name, bool missing, struct serve_error *error)
+{
+    json_t *value = json_object_get(body, name);
+    if (!value || json_is_null(value) || error->status)
+        return missing;
+    if (!json_is_boolean(value))
+        serve_fail(error, 400, "'%s' must be true or false", name);
+    return json_is_true(value);
+}
+
+/* Whether a value asks for nothing: null, false, 0, "" or empty. */
+static bool is_neutral(const json_t *value)
+{
+    return !value || json_is_null(value) || json_is_false(value) || (json_is_number(value) && json_number_value(value) == 0) ||
+           (json_is_string(value) && json_string_length(value) == 0) || (json_is_array(value) && json_array_size(value) == 0) ||
+           (json_is_object(value) && json_object_size(value) == 0);
+}
+
+/* Fields that mean something which this server does not do. */
+static int refuse_unsupported(json_t *body, struct serve_error *error)
+{
+    static const char *const names[] = {
+        "grammar",
+        "json_schema",
+        "guided_json",
+        "guided_regex",
+        "guided_grammar",
+        "guided_choice",
+        "structured_outputs",
+        "tools",
+        "functions",
+        "function_call",
+        "mirostat",
+        "dry_multiplier",
+        "xtc_probability",
+        "dynatemp_range",
+        "suffix",
+        "audio",
+        "lora",
+        "use_beam_search",
+        "post_sampling_probs",
+        "n_keep",
+        "n_indent",
+        "prompt_logprobs",
+        "top_n_sigma",
+        "input_prefix",
+        "input_suffix",
+        "image_data",
+        "length_penalty",
+        "bad_words",
+        "allowed_token_ids",
+        "t_max_predict_ms",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "truncate_prompt_tokens",
+        "web_search_options",
+        "prediction",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const json_t *value = json_object_get(body, names[i]);
+        const bool is_one = strcmp(names[i], "length_penalty") == 0 && json_number_value(value) == 1;
+        if (!is_neutral(value) && !is_one)
+            return serve_fail(error, 501, "'%s' is not supported by this server", names[i]);
+    }
+    const json_t *format = json_object_get(body, "response_format"), *type = json_object_get(format, "type");
+    if (!is_neutral(format) && !json_is_string(type))
+        return serve_fail(error, 400, "'response_format' must be an object with a string 'type'");
+    if (!is_neutral(format) && strcmp(json_string_value(type), "text") != 0) {
+        const bool known = strncmp(json_string_value(type), "json_", 5) == 0;
+        return serve_fail(error, known ? 501 : 400, "'response_format' of type '%.64s' is not supported by this server",
+                          json_string_value(type));
+    }
+    const json_t *choice = json_object_get(body, "tool_choice");
+    if (!is_neutral(choice) && !(json_is_string(choice) && (strcmp(json_string_value(choice), "none") == 0 ||
+                                                            strcmp(json_string_value(choice), "auto") == 0)))
+        return serve_fail(error, 501, "'tool_choice' is not supported by this server");
+    return 0;
+}
+
+/* -------------------------------------------------------------------------------------------------- text to ids */
+
+int serve_tokenize(struct serve_api *api, json_t *text, int flags, int32_t **ids, struct serve_error *error)
+{
+    struct butler_error err = {0};
+    const char *bytes = json_string_value(text);
+    const size_t n_bytes = json_string_length(text);
+    int n = butler_tokenize(api->model, bytes, n_bytes, flags, NULL, 0, &err);
+    *ids = serve_alloc(n > 0 ? (size_t)n : 1, sizeof **ids);
+    if (n > 0)
+        n = butler_tokenize(api->model, bytes, n_bytes, flags, *ids, n, &err);
+    if (n >= 0)
+        return n;
+    free(*ids);
+    *ids = NULL;
+    return serve_fail(error, 400, "%s", err.message);
+}
+
+int serve_read_ids(struct serve_api *api, json_t *array, int32_t **ids, struct serve_error *error)
+{
+    const size_t n = json_array_size(array);
+    *ids = NULL;
+    if (n > INT_MAX / 8)
+        return serve_fail(error, 400, "too many tokens");
+    int32_t *out = serve_alloc(n, sizeof *out);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *id = json_array_get(array, i);
+        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= api->info->n_vocab) {
+            free(out);
+            return serve_fail(error, 400, "token %zu must be a whole number from 0 to %d", i, api->info->n_vocab - 1);
+        }
+        out[i] = (int32_t)json_integer_value(id);
+    }
+    *ids = out;
+    return (int)n;
+}
+
+/* One prompt, a string or an array of ids. */
+static int read_prompt(struct serve_api *api, json_t *prompt, int flags, int32_t **ids, struct serve_error *error)
+{
+    if (json_is_string(prompt))
+        return serve_tokenize(api, prompt, flags, ids, error);
+    if (!json_is_array(prompt))
+        return serve_fail(error, 400, "'prompt' must be a string, an array of token ids, or an array of those");
+    for (size_t i = 0; i < json_array_size(prompt); i++)
+        if (json_is_string(json_array_get(prompt, i)))
+            return serve_fail(error, 501, "a 'prompt' that mixes strings and token ids is not supported by this server");
+    return serve_read_ids(api, prompt, ids, error);
+}
+
+/* ------------------------------------------------------------------------------------------------ conversations */
+
+/* The text of "content": a string, or the text parts of an array, joined. NULL content stays NULL. To be freed. */
+static char *read_content(json_t *message, struct serve_error *error)
+{
+    json_t *content = json_object_get(message, "content");
+    struct serve_text text = {0};
+    size_t i;
+    json_t *part;
+    if (!content || json_is_null(content))
+        return NULL;
+    if (json_is_string(content))
+        serve_text_append(&text, json_string_value(content), json_string_length(content));
+    else if (!json_is_array(content))
+        serve_fail(error, 400, "'content' of a message must be a string or an array of parts");
+    json_array_foreach(json_is_array(content) ? content : NULL, i, part)
+    {
+        const json_t *type = json_object_get(part, "type"), *words = json_object_get(part, "text");
+        if (!json_is_string(type))
+            serve_fail(error, 400, "a part of 'content' must have a string 'type'");
+        else if (strcmp(json_string_value(type), "text") != 0)
+            serve_fail(error, 501, "a part of 'content' of type '%.64s' is not supported by this server", json_string_value(type));
+        else if (!json_is_string(words))
+            serve_fail(error, 400, "a text part of 'content' must have a string 'text'");
+        else
+            serve_text_append(&text, json_string_value(words), json_string_length(words));
+    }
+    serve_text_append(&text, "", 1);
+    return text.bytes;
+}
+
+/* What a message has beside role and content, as JSON; NULL: nothing. To be freed. */
+static char *read_fields(json_t *message)
+{
+    json_t *rest = json_copy(message);
+    json_object_del(rest, "role");
+    json_object_del(rest, "content");
+    char *text = json_object_size(rest) ? json_dumps(rest, JSON_COMPACT) : NULL;
+    json_decref(rest);
+    return text;
+}
+
+/* Appends bytes that the template did not write: in them special tokens are not read. */
+static void append_plain(struct butler_chat_text *text, const char *bytes)
+{
+    const size_t n = strlen(bytes);
+    if (n == 0)
+        return;
+    struct butler_chat_text grown = {.bytes = serve_alloc(text->n + n + 1, 1),
+                                     .n = text->n + n,
+                                     .segments = serve_alloc(text->n_segments + 1, sizeof *grown.segments),
+                                     .n_segments = text->n_segments + 1};
+    if (text->n)
+        memcpy(grown.bytes, text->bytes, text->n);
+    if (text->n_segments)
+        memcpy(grown.segments, text->segments, text->n_segments * sizeof *grown.segments);
+    memcpy(grown.bytes + text->n, bytes, n);
+    grown.segments[text->n_segments] = (struct butler_chat_segment){.offset = text->n, .n = n};
+    butler_chat_text_free(text);
+    *text = grown;
+}
+
+static int render(struct serve_api *api, json_t *body, const struct butler_chat_message *messages, size_t n,
+                  struct butler_chat_text *text, struct serve_error *error)
+{
+    struct butler_error err = {0};
+    json_t *kwargs = json_object_get(body, "chat_template_kwargs");
+    if (!is_neutral(kwargs) && !json_is_object(kwargs))
+        return serve_fail(error, 400, "'chat_template_kwargs' must be an object");
+    char *variables = is_neutral(kwargs) ? NULL : json_dumps(kwargs, JSON_COMPACT);
+    /* The assistant's last message is the beginning of the answer: the template does not close it. */
+    const bool begun = n > 0 && strcmp(messages[n - 1].role, "assistant") == 0;
+    const struct butler_chat_options options = {.jinja = api->config.chat_template,
+                                                .add_generation_prompt =
+                                                    begun || serve_read_bool(body, "add_generation_prompt", true, error),
+                                                .variables = variables};
+    if (begun && n > 1 && strcmp(messages[n - 2].role, "assistant") == 0)
+        serve_fail(error, 400, "the conversation ends with two messages of the assistant");
+    else if (!error->status && butler_chat_render(api->model, messages, begun ? n - 1 : n, &options, text, &err) < 0)
+        serve_fail(error, 400, "%s", err.message);
+    else if (!error->status && begun && messages[n - 1].content)
+        append_plain(text, messages[n - 1].content);
+    free(variables);
+    return -error->status;
+}
+
+int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_text *text, struct serve_error *error)
+{
+    json_t *list = json_object_get(body, "messages"), *message;
+    const size_t n = json_array_size(list);
+    size_t i;
+    *text = (struct butler_chat_text){0};
+    if (!json_is_array(list) || n == 0)
+        return serve_fail(error, 400, "'messages' must be an array with at least one message");
+    struct butler_chat_message *messages = serve_alloc(n, sizeof *messages);
+    json_array_foreach(list, i, message)
+    {
+        const json_t *role = json_object_get(message, "role");
+        if (!json_is_string(role)) {
+            serve_fail(error, 400, "message %zu must be an object with a string 'role'", i);
+            break;
+        }
+        messages[i] = (struct butler_chat_message){
+            .role = json_string_value(role), .content = read_content(message, error), .fields = read_fields(message)};
+    }
+    if (!error->status)
+        render(api, body, messages, n, text, error);
+    for (i = 0; i < n; i++) {
+        free((char *)messages[i].content);
+        free((char *)messages[i].fields);
+    }
+    free(messages);
+    return -error->status;
+}
+
+static int tokenize_chat(struct serve_api *api, json_t *body, int32_t **ids, struct serve_error *error)
+{
+    struct butler_chat_text text;
+    struct butler_error err = {0};
+    *ids = NULL;
+    if (serve_render_chat(api, body, &text, error) < 0)
+        return -error->status;
+    int n = butler_chat_tokenize(api->model, &text, 0, NULL, 0, &err);
+    if (n > 0) {
+        *ids = serve_alloc((size_t)n, sizeof **ids);
+        n = butler_chat_tokenize(api->model, &text, 0, *ids, n, &err);
+    }
+    butler_chat_text_free(&text);
+    return n < 0 ? serve_fail(error, 400, "%s", err.message) : n;
+}
+
+/* ------------------------------------------------------------------------------------------- parts of a job */
+
+static void add_stop(struct serve_job *job, const char *text, struct serve_error *error)
+{
+    if (job->n_stops == SERVE_MAX_STOPS)
+        serve_fail(error, 400, "'stop' has more than %d texts", SERVE_MAX_STOPS);
+    else if (*text) /* an empty one would end every text at once; clients send it for "none" */
+        job->stops[job->n_stops++] = strdup(text);
+}
+
+static void read_stops(json_t *body, struct serve_job *job, struct serve_error *error)
+{
+    json_t *stop = json_object_get(body, "stop"), *text;
+    size_t i;
+    if (!stop || json_is_null(stop))
+        return;
+    if (json_is_string(stop))
+        add_stop(job, json_string_value(stop), error);
+    else if (!json_is_array(stop))
+        serve_fail(error, 400, "'stop' must be a string or an array of strings");
+    json_array_foreach(json_is_array(stop) ? stop : NULL, i, text)
+    {
+        if (json_is_string(text))
+            add_stop(job, json_string_value(text), error);
+        else
+            serve_fail(error, 400, "'stop' must be a string or an array of strings");
+    }
+}
+
+/* A bias: a number, or false for a token that is never drawn. */
+static bool read_bias(const json_t *value, float *bias)
+{
+    *bias = json_is_false(value) ? -INFINITY : (float)json_number_value(value);
+    return json_is_false(value) || (json_is_number(value) && fabsf(*bias) < 1e30f);
+}
+
+/* {"5": -1.5} of OpenAI, or [[5, -1.5], ["text", false]] of llama.cpp. */
+static void read_logit_bias(struct serve_api *api, json_t *body, struct serve_job *job, struct serve_error *error)
+{
+    json_t *map = json_object_get(body, "logit_bias"), *value, *pairs = json_array();
+    const char *name;
+    size_t i;
+    json_object_foreach(json_is_object(map) ? map : NULL, name, value)
+    {
+        char *end;
+        const long id = strtol(name, &end, 10);
+        json_array_append_new(pairs, json_pack("[o, O]", *name && !*end ? json_integer(id) : json_null(), value));
+    }
+    if (json_is_array(map))
+        json_array_extend(pairs, map);
+    else if (map && !json_is_null(map) && !json_is_object(map))
+        serve_fail(error, 400, "'logit_bias' must be an object or an array");
+    struct butler_logit_bias *out = serve_alloc(json_array_size(pairs), sizeof *out);
+    json_array_foreach(pairs, i, value)
+    {
+        const json_t *id = json_array_get(value, 0);
+        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= api->info->n_vocab ||
+            !read_bias(json_array_get(value, 1), &out[i].bias))
+            serve_fail(error, json_is_string(id) ? 501 : 400,
+                       "'logit_bias' must give numbers (or false) for token ids from 0 to %d; texts are not supported",
+                       api->info->n_vocab - 1);
+        else
+            out[i].id = (int32_t)json_integer_value(id);
+    }
+    job->sampling.logit_bias = out;
+    job->sampling.n_logit_bias = (int)json_array_size(pairs);
+    json_decref(pairs);
+}
+
+static void read_sampling(struct serve_api *api, json_t *body, struct serve_job *job, struct serve_error *error)
+{
+    const struct butler_sampler_params *base = &api->config.sampling;
+    struct butler_sampler_params *p = &job->sampling;
+    *p = *base;
+    p->temperature = (float)read_number(body, "temperature", 0, 1000, (double)base->temperature, error);
+    p->top_k = read_int(body, "top_k", -1, INT_MAX, base->top_k, error);
+    p->top_k = p->top_k < 0 ? 0 : p->top_k;
+    p->top_p = (float)read_number(body, "top_p", 0, 1, (double)base->top_p, error);
+    if (p->top_p <= 0) /* the most probable token alone; to the library 0 is off */
+        p->top_p = FLT_MIN;
+    p->min_p = (float)read_number(body, "min_p", 0, 1, (double)base->min_p, error);
+    p->typical_p = (float)read_number(body, "typical_p", 0, 1, (double)base->typical_p, error);
+    p->repeat_penalty = (float)read_number(body, "repeat_penalty", 0, 1000, (double)base->repeat_penalty, error);
+    p->repeat_penalty = (float)read_number(body, "repetition_penalty", 0, 1000, (double)p->repeat_penalty, error);
+    p->frequency_penalty = (float)read_number(body, "frequency_penalty", -100, 100, (double)base->frequency_penalty, error);
+    p->presence_penalty = (float)read_number(body, "presence_penalty", -100, 100, (double)base->presence_penalty, error);
+    p->penalty_last_n = read_int(body, "repeat_last_n", -1, INT_MAX, base->penalty_last_n, error);
+    p->min_tokens = read_int(body, "min_tokens", 0, INT_MAX, 0, error);
+    job->ignore_end = serve_read_bool(body, "ignore_eos", false, error);
+    if (job->ignore_end)
+        p->min_tokens = INT_MAX;
+    const double seed = read_number(body, "seed", -1, 9007199254740992.0, -1, error);
+    api->random += 0x9e3779b97f4a7c15u; /* a seed that nobody chose: another each time */
+    p->seed = seed < 0 ? (api->random ^ api->random >> 31) : (uint64_t)seed;
+    read_logit_bias(api, body, job, error);
+}
+
+/* Most tokens of an answer; -1, or nothing where the interface has no default: what the context holds. */
+static int read_max_tokens(json_t *body, enum serve_kind kind, struct serve_error *error)
+{
+    static const char *const names[] = {"max_completion_tokens", "max_tokens", "n_predict"};
+    int n = kind == SERVE_COMPLETION ? 16 : -1;
+    for (int i = 0; i < 3; i++)
+        if (json_is_number(json_object_get(body, names[i])) || !is_neutral(json_object_get(body, names[i]))) {
+            n = read_int(body, names[i], -1, INT_MAX, n, error);
+            break;
+        }
+    return n < 0 ? INT_MAX / 2 : n;
+}
+
+static void read_policy(json_t *body, struct serve_job *job, struct serve_error *error)
+{
+    json_t *kv = json_object_get(body, "kv"), *value;
+    const char *name;
+    if (kv && !json_is_null(kv) && !json_is_object(kv))
+        serve_fail(error, 400, "'kv' must be an object");
+    json_object_foreach(json_is_object(kv) ? kv : NULL, name, value)
+    {
+        if (strcmp(name, "policy") != 0)
+            serve_fail(error, 501, "'kv.%.64s' is not supported by this server", name);
+        else if (!json_is_string(value))
+            serve_fail(error, 400, "'kv.policy' must be a string");
+        else if (!job->policy)
+            job->policy = strdup(json_string_value(value));
+    }
+}
+
+/* How many of the most probable tokens to report: OpenAI's completions have a number, its chats a flag and a number. */
+static int read_n_top(json_t *body, enum serve_kind kind, struct serve_error *error)
+{
+    if (kind == SERVE_NATIVE) {
+        const int n = read_int(body, "n_probs", 0, SERVE_MAX_TOP, 0, error);
+        return n > 0 ? n : -1;
+    }
+    if (kind == SERVE_COMPLETION && !json_is_boolean(json_object_get(body, "logprobs")))
+        return read_int(body, "logprobs", 0, SERVE_MAX_TOP, -1, error);
+    const bool wanted = serve_read_bool(body, "logprobs", false, error);
+    const int n = read_int(body, "top_logprobs", 0, SERVE_MAX_TOP, 0, error);
+    if (n > 0 && !wanted && !error->status)
+        serve_fail(error, 400, "'top_logprobs' needs 'logprobs': true");
+    return wanted ? n : -1;
+}
+
+/* ------------------------------------------------------------------------------------------------- the request */
+
+static struct serve_job *make_job(struct serve_request *request, json_t *body, int32_t *ids, int n, const char *key,
+                                  struct serve_error *error)
+{
+    struct serve_api *api = request->api;
+    struct serve_job *job = serve_alloc(1, sizeof *job);
+    job->prompt = ids;
+    job->n_prompt = n;
+    job->n_choices = request->n_choices;
+    job->n_top = request->n_top;
+    job->score_prompt = request->echo && request->n_top >= 0;
+    job->max_tokens = read_max_tokens(body, request->kind, error);
+    job->no_cache = !serve_read_bool(body, "cache_prompt", true, error);
+    job->user = request;
+    job->key = *key ? strdup(key) : NULL;
+    read_sampling(api, body, job, error);
+    read_policy(body, job, error);
+    read_stops(body, job, error);
+    if (request->kind == SERVE_CHAT && api->config.chat_stop)
+        add_stop(job, api->config.chat_stop, error);
+    if (n == 0 && !error->status)
+        serve_fail(error, 400, "the prompt is empty: there is nothing to continue");
+    if (n > api->n_ctx && !error->status) {
+        serve_fail(error, 400, "request (%d tokens) exceeds the available context size (%d tokens), try increasing it", n,
+                   api->n_ctx);
+        error->type = "exceed_context_size_error";
+        error->n_prompt = n;
+    }
+    return job;
+}
+
+static void add_prompt(struct serve_request *request, json_t *body, json_t *prompt, const char *key, struct serve_error *error)
+{
+    int32_t *ids = NULL;
+    const bool special = serve_read_bool(body, "add_special_tokens", true, error);
+    const int flags = BUTLER_PARSE_SPECIAL | (special ? BUTLER_ADD_SPECIAL : 0);
+    const int n = request->kind == SERVE_CHAT ? tokenize_chat(request->api, body, &ids, error)
+                                              : read_prompt(request->api, prompt, flags, &ids, error);
+    if (n < 0 || error->status)
+        free(ids);
+    else
+        request->jobs[request->n_jobs++] = make_job(request, body, ids, n, key, error);
+}
+
+struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind kind, json_t *body, const char *key,
+                                          struct serve_error *error)
+{
+    json_t *prompt = json_object_get(body, "prompt"), *options = json_object_get(body, "stream_options");
+    const json_t *first = json_array_get(prompt, 0);
+    const bool is_list = kind != SERVE_CHAT && json_is_array(prompt) && (json_is_array(first) || json_is_string(first));
+    const size_t n = is_list ? json_array_size(prompt) : 1;
+    struct serve_request *request = serve_alloc(1, sizeof *request);
+    *request = (struct serve_request){.api = api, .kind = kind, .created = time(NULL)};
+    refuse_unsupported(body, error);
+    request->stream = serve_read_bool(body, "stream", false, error);
+    request->include_usage = serve_read_bool(options, "include_usage", false, error);
+    request->echo = kind == SERVE_COMPLETION && serve_read_bool(body, "echo", false, error);
+    request->n_top = read_n_top(body, kind, error);
+    request->n_choices = read_int(body, json_object_get(body, "n_cmpl") ? "n_cmpl" : "n", 1, SERVE_MAX_CHOICES, 1, error);
+    if (read_int(body, "best_of", 0, INT_MAX, 1, error) > request->n_choices)
+        serve_fail(error, 501, "'best_of' above 'n' is not supported by this server");
+    if (kind == SERVE_CHAT && serve_read_bool(body, "echo", false, error))
+        serve_fail(error, 501, "'echo' is not supported by this server in conversations");
+    if (n > SERVE_MAX_PROMPTS)
+        serve_fail(error, 400, "'prompt' has more than %d prompts", SERVE_MAX_PROMPTS);
+    request->jobs = serve_alloc(SERVE_MAX_PROMPTS, sizeof(struct serve_job *));
+    for (size_t i = 0; i < n && !error->status; i++)
+        add_prompt(request, body, is_list ? json_array_get(prompt, i) : prompt, key, error);
+    if (error->status) {
+        serve_request_free(request);
+        return NULL;
+    }
+    request->answers = serve_alloc((size_t)(request->n_jobs * request->n_choices), sizeof *request->answers);
+    snprintf(request->id, sizeof request->id, "%s-%llx%06llx", kind == SERVE_CHAT ? "chatcmpl" : "cmpl",
+             (unsigned long long)request->created, (unsigned long long)++api->n_requests);
+    return request;
+}

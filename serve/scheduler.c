@@ -1,0 +1,614 @@
+/* The loop over steps, see scheduler.h: admission by bytes, the choice of what a step does, its measurement. */
+#include "serve/scheduler.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "serve/choice.h"
+
+enum {
+    MIN_CHUNK = 8,        /* tokens of prompts in a step, however long it takes: a prompt goes on in any case */
+    FIRST_CHUNK = 32,     /* before anything was measured */
+    ROUNDED_TOKENS = 128, /* that pages are rounded up by, and the token that is being written */
+};
+
+struct serve_scheduler {
+    struct butler_engine *engine;
+    struct butler_model *model;
+    struct serve_params params;
+    char *policy;
+    int32_t *end_ids;
+    int n_end_ids;
+    pthread_t thread;
+
+    /* The engine's thread alone. */
+    struct serve_job **running; /* [max_jobs] */
+    int n_running, next_id;
+    struct serve_job *waiting;
+    int n_waiting;
+    struct butler_span *spans;  /* [n_spans]: */
+    struct serve_job **of_span; /* whose they are */
+    struct serve_choice **choice_of;
+    struct butler_error *errors;
+    double chunk;
+
+    /* Under the lock, which is never held while the engine runs. */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct serve_job *submitted, **submitted_end;
+    struct serve_event *events, **events_end;
+    int n_queued; /* submitted or waiting */
+    bool stopping;
+    struct serve_metrics metrics;
+    struct serve_slot *slots; /* [max_jobs] */
+    int n_slots;
+};
+
+const double serve_bounds[SERVE_BUCKETS - 1] = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120};
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static void observe(struct serve_histogram *histogram, double seconds)
+{
+    int i = 0;
+    while (i < SERVE_BUCKETS - 1 && seconds > serve_bounds[i])
+        i++;
+    histogram->counts[i]++;
+    histogram->n++;
+    histogram->sum += seconds;
+}
+
+/* ---------------------------------------------------------------------------------------------------- events */
+
+static struct serve_event *event_new(struct serve_job *job, enum serve_event_kind kind, int choice)
+{
+    struct serve_event *event = serve_alloc(1, sizeof *event);
+    event->job = job;
+    event->kind = kind;
+    event->choice = choice;
+    return event;
+}
+
+static void send(struct serve_scheduler *s, struct serve_event *event)
+{
+    pthread_mutex_lock(&s->lock);
+    *s->events_end = event;
+    s->events_end = &event->next;
+    pthread_mutex_unlock(&s->lock);
+}
+
+struct serve_event *serve_collect(struct serve_scheduler *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct serve_event *events = s->events;
+    s->events = NULL;
+    s->events_end = &s->events;
+    pthread_mutex_unlock(&s->lock);
+    return events;
+}
+
+void serve_event_free(struct serve_event *event)
+{
+    free(event->text);
+    free(event);
+}
+
+void serve_job_free(struct serve_job *job)
+{
+    for (int i = 0; i < job->n_stops; i++)
+        free(job->stops[i]);
+    free((void *)job->sampling.logit_bias);
+    free(job->prompt);
+    free(job->policy);
+    free(job->key);
+    free(job->scores);
+    free(job);
+}
+
+/* ------------------------------------------------------------------------------------------------ life of a job */
+
+static bool is_cancelled(const struct serve_job *job)
+{
+    return __atomic_load_n(&job->cancelled, __ATOMIC_ACQUIRE);
+}
+
+void serve_cancel(struct serve_job *job)
+{
+    __atomic_store_n(&job->cancelled, 1, __ATOMIC_RELEASE);
+}
+
+static void add_stats(struct butler_stats *sum, const struct butler_session *session)
+{
+    struct butler_stats stats;
+    butler_session_stats(session, &stats);
+    sum->kv_bytes += stats.kv_bytes;
+    sum->metric_bytes += stats.metric_bytes;
+    sum->full_kv_bytes += stats.full_kv_bytes;
+    sum->kv_memory += stats.kv_memory;
+    sum->metric_memory += stats.metric_memory;
+    sum->units_selected += stats.units_selected;
+    sum->units_reused += stats.units_reused;
+    sum->n_decode += stats.n_decode;
+}
+
+/* The job is over: its sessions are freed, and with SERVE_DONE it is the caller's again. */
+static void finish_job(struct serve_scheduler *s, struct serve_job *job)
+{
+    struct serve_metrics *m = &s->metrics;
+    const double end = now();
+    for (int i = 0; job->choices && i < job->n_choices; i++) {
+        job->n_generated += job->choices[i].n_generated;
+        if (job->choices[i].session)
+            add_stats(&job->stats, job->choices[i].session);
+        serve_choice_free(&job->choices[i]);
+    }
+    free(job->choices);
+    job->choices = NULL;
+    job->decode_s = job->first > 0 ? end - job->first : 0;
+    pthread_mutex_lock(&s->lock);
+    m->n_jobs++;
+    m->n_failed += job->error.code != 0 && job->error.code != BUTLER_ERROR_CANCELLED;
+    m->n_cancelled += job->error.code == BUTLER_ERROR_CANCELLED;
+    m->decode_s += job->decode_s;
+    m->kv_bytes += job->stats.kv_bytes;
+    m->metric_bytes += job->stats.metric_bytes;
+    m->full_kv_bytes += job->stats.full_kv_bytes;
+    pthread_mutex_unlock(&s->lock);
+    send(s, event_new(job, SERVE_DONE, 0)); /* last: from here on it may be freed */
+}
+
+/* A job that runs ends with its error after this step, one that waits at once. */
+static int set_error(struct serve_job *job, int code, const char *message)
+{
+    job->error.code = code;
+    snprintf(job->error.message, sizeof job->error.message, "%s", message);
+    return code;
+}
+
+/* --------------------------------------------------------------------------------------------------- admission */
+
+/* Bytes that the job may hold: while the prompt is read, which is dense under every policy, and after it. */
+static int count_bytes(const struct serve_scheduler *s, const struct serve_job *job, uint64_t *prompt, uint64_t *after,
+                       struct butler_error *err)
+{
+    const enum butler_kv_type type = (enum butler_kv_type)s->params.kv_type;
+    struct butler_policy_cost cost;
+    int n = job->max_tokens < s->params.n_ctx - job->n_prompt ? job->n_prompt + job->max_tokens : s->params.n_ctx;
+    n += ROUNDED_TOKENS;
+    if (butler_policy_estimate(s->engine, job->policy, type, n, &cost, err) < 0)
+        return err->code;
+    *after = (uint64_t)job->n_choices * (cost.kv_memory + cost.metric_memory);
+    *prompt = butler_kv_bytes(s->model, type, job->n_prompt + ROUNDED_TOKENS) +
+              (uint64_t)(cost.record_bytes * (job->n_prompt + ROUNDED_TOKENS));
+    return 0;
+}
+
+/* Sessions and samplers of the choices; the prompt is read by the first. */
+static int start_job(struct serve_scheduler *s, struct serve_job *job)
+{
+    struct butler_error *err = &job->error;
+    const struct butler_session_params params = {.n_ctx = s->params.n_ctx,
+                                                 .kv_type = (enum butler_kv_type)s->params.kv_type,
+                                                 .policy = job->policy,
+                                                 .seed = job->sampling.seed};
+    struct butler_sampler_params sampling = job->sampling;
+    sampling.end_ids = s->end_ids;
+    sampling.n_end_ids = s->n_end_ids;
+    job->choices = serve_alloc((size_t)job->n_choices, sizeof *job->choices);
+    for (int i = 0; i < job->n_choices; i++) {
+        sampling.seed = job->sampling.seed + (uint64_t)i;
+        if (!(job->choices[i].sampler = butler_sampler_new(&sampling, err)) ||
+            butler_sampler_accept(job->choices[i].sampler, job->prompt, job->n_prompt, err) < 0)
+            return err->code;
+    }
+    struct butler_session *session = job->choices[0].session = butler_session_new(s->engine, &params, err);
+    if (!session)
+        return err->code;
+    job->n_vocab = butler_model_get_info(s->model)->n_vocab;
+    if (job->score_prompt)
+        job->scores = serve_alloc((size_t)job->n_prompt, sizeof *job->scores);
+    else if (!job->no_cache)
+        job->n_cached = butler_session_adopt_prefix(session, job->prompt, job->n_prompt, err);
+    return job->n_cached < 0 ? err->code : 0;
+}
+
+/* Of the jobs that wait: the oldest of the keys that have the fewest jobs running. */
+static struct serve_job **choose(struct serve_scheduler *s)
+{
+    struct serve_job **best = NULL;
+    int fewest = 0;
+    for (struct serve_job **at = &s->waiting; *at; at = &(*at)->next) {
+        int n = 0;
+        for (int i = 0; i < s->n_running; i++)
+            n += (*at)->key && s->running[i]->key ? strcmp((*at)->key, s->running[i]->key) == 0 : (*at)->key == s->running[i]->key;
+        if (!best || n < fewest) {
+            best = at;
+            fewest = n;
+        }
+    }
+    return best;
+}
+
+static void take_from_queue(struct serve_scheduler *s, struct serve_job **at)
+{
+    *at = (*at)->next;
+    pthread_mutex_lock(&s->lock);
+    s->n_queued--;
+    pthread_mutex_unlock(&s->lock);
+    s->n_waiting--;
+}
+
+static void admit(struct serve_scheduler *s)
+{
+    uint64_t reserved = 0, prompt, after;
+    for (int i = 0; i < s->n_running; i++)
+        reserved += s->running[i]->reserved;
+    while (s->waiting && s->n_running < s->params.max_jobs) {
+        struct serve_job **at = choose(s), *job = *at;
+        int code = count_bytes(s, job, &prompt, &after, &job->error);
+        job->reserved = prompt > after ? prompt : after;
+        if (code == 0 && job->reserved > s->params.kv_bytes)
+            code = set_error(job, BUTLER_ERROR_LENGTH, "the request needs more memory than --kv-ram allows");
+        if (code == 0 && job->reserved > s->params.kv_bytes - reserved)
+            break; /* until others have ended: nobody that fits overtakes it for ever */
+        take_from_queue(s, at);
+        job->admitted = now();
+        job->queue_s = job->admitted - job->submitted;
+        if (code == 0)
+            code = start_job(s, job);
+        if (code < 0) {
+            finish_job(s, job);
+            continue;
+        }
+        job->id = s->next_id++;
+        reserved += job->reserved;
+        s->running[s->n_running++] = job;
+    }
+}
+
+/* Jobs that were submitted join those that wait. False: the scheduler ends. Waits while there is nothing to do. */
+static bool take_submitted(struct serve_scheduler *s)
+{
+    pthread_mutex_lock(&s->lock);
+    while (!s->submitted && !s->waiting && s->n_running == 0 && !s->stopping)
+        pthread_cond_wait(&s->changed, &s->lock);
+    struct serve_job *jobs = s->submitted, **end = &s->waiting;
+    s->submitted = NULL;
+    s->submitted_end = &s->submitted;
+    const bool go_on = !s->stopping;
+    pthread_mutex_unlock(&s->lock);
+    while (*end)
+        end = &(*end)->next;
+    *end = jobs;
+    for (; jobs; jobs = jobs->next)
+        s->n_waiting++;
+    return go_on;
+}
+
+/* Jobs that were cancelled, or all of them, end. */
+static void drop_cancelled(struct serve_scheduler *s, bool all)
+{
+    for (struct serve_job **at = &s->waiting; *at;) {
+        struct serve_job *job = *at;
+        if (!all && !is_cancelled(job)) {
+            at = &job->next;
+            continue;
+        }
+        take_from_queue(s, at);
+        set_error(job, BUTLER_ERROR_CANCELLED, "cancelled");
+        finish_job(s, job);
+    }
+    for (int i = 0; i < s->n_running; i++)
+        if (all || is_cancelled(s->running[i]))
+            set_error(s->running[i], BUTLER_ERROR_CANCELLED, "cancelled");
+}
+
+/* ------------------------------------------------------------------------------------------------------- a step */
+
+/* The next token of a choice after its logits were made. */
+static void next_token(struct serve_scheduler *s, struct serve_job *job, int i)
+{
+    struct serve_choice *choice = &job->choices[i];
+    struct serve_event *event = event_new(job, SERVE_TOKEN, i);
+    int finish = job->max_tokens == 0                                             ? SERVE_FINISH_LENGTH
+                 : choice->n_generated > 0 && butler_should_stop(choice->session) ? SERVE_FINISH_ENTROPY
+                                                                                  : SERVE_FINISH_NONE;
+    const bool none = finish != SERVE_FINISH_NONE;
+    if (!none)
+        finish = serve_choice_sample(job, choice, s->model, event, &job->error);
+    if (none || finish < 0) {
+        serve_event_free(event);
+    } else {
+        const double time = now();
+        pthread_mutex_lock(&s->lock);
+        observe(job->first > 0 ? &s->metrics.between : &s->metrics.first, time - (job->first > 0 ? job->latest : job->submitted));
+        s->metrics.generated_tokens++;
+        pthread_mutex_unlock(&s->lock);
+        job->first = job->first > 0 ? job->first : time;
+        job->latest = time;
+        send(s, event);
+    }
+    if (finish < 0 || finish == SERVE_FINISH_NONE)
+        return;
+    struct serve_event *end = event_new(job, SERVE_END, i);
+    end->finish = (enum serve_finish)finish;
+    serve_choice_flush(choice, end);
+    send(s, end);
+    choice->ended = true;
+    job->n_running--;
+}
+
+static void end_prompt(struct serve_scheduler *s, struct serve_job *job)
+{
+    uint64_t prompt, after;
+    struct butler_error err;
+    job->prompt_done = true;
+    job->n_running = job->n_choices;
+    job->prompt_s = now() - job->admitted;
+    for (int i = 1; i < job->n_choices && job->max_tokens > 0; i++)
+        if (!(job->choices[i].session = butler_session_fork(job->choices[0].session, &job->error)))
+            return;
+    if (count_bytes(s, job, &prompt, &after, &err) == 0)
+        job->reserved = after;
+    pthread_mutex_lock(&s->lock);
+    s->metrics.prompt_tokens += (uint64_t)(job->n_prompt - job->n_cached);
+    s->metrics.cached_tokens += (uint64_t)job->n_cached;
+    s->metrics.prompt_s += job->prompt_s;
+    pthread_mutex_unlock(&s->lock);
+    send(s, event_new(job, SERVE_PROMPT, 0));
+    for (int i = 0; i < job->n_choices && job->error.code == 0; i++)
+        next_token(s, job, i);
+}
+
+static bool on_prompt_logits(void *user, int position, const float *logits)
+{
+    struct serve_job *job = user;
+    if (position + 1 < job->n_prompt)
+        serve_score_token(logits, job->n_vocab, job->prompt[position + 1], job->n_top, &job->scores[position + 1]);
+    return !is_cancelled(job);
+}
+
+static void add_span(struct serve_scheduler *s, int *n, struct serve_job *job, struct serve_choice *choice, const int32_t *ids,
+                     int n_ids)
+{
+    const bool scored = !job->prompt_done && job->score_prompt;
+    s->of_span[*n] = job;
+    s->choice_of[*n] = choice;
+    s->errors[*n].code = 0;
+    s->spans[(*n)++] = (struct butler_span){.session = choice->session,
+                                            .ids = ids,
+                                            .n = n_ids,
+                                            .prompt_end = job->n_prompt,
+                                            .each = scored ? on_prompt_logits : NULL,
+                                            .user = job};
+}
+
+/* The spans of a step: a token of every choice that is being generated, then prompts, oldest first, up to the chunk. *n_decodes:
+ * how many are the former. */
+static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
+{
+    int n = 0;
+    for (int j = 0; j < s->n_running; j++)
+        for (int i = 0; s->running[j]->prompt_done && i < s->running[j]->n_choices; i++)
+            if (!s->running[j]->choices[i].ended)
+                add_span(s, &n, s->running[j], &s->running[j]->choices[i], &s->running[j]->choices[i].id, 1);
+    *n_decodes = n;
+    /* Where nobody waits for a token the chunk is as large as a pass of the engine. */
+    const int chunk = n ? (int)s->chunk : s->metrics.engine.n_block;
+    *n_prompt = 0;
+    for (int j = 0; j < s->n_running && *n_prompt < chunk; j++) {
+        struct serve_job *job = s->running[j];
+        if (job->prompt_done)
+            continue;
+        const int n_past = butler_n_past(job->choices[0].session), left = job->n_prompt - n_past, room = chunk - *n_prompt;
+        add_span(s, &n, job, &job->choices[0], job->prompt + n_past, left < room ? left : room);
+        *n_prompt += left < room ? left : room;
+    }
+    return n;
+}
+
+/* Sets the chunk so that the next step with prompts takes as long as is allowed: a step's time is what its decodes take and a part
+ * that is proportional to the chunk, and the product below settles where both together are the target. */
+static void adapt_chunk(struct serve_scheduler *s, int n_decodes, int n_prompt, double seconds)
+{
+    const double target = 0.85 * s->params.max_stall_s, n_block = s->metrics.engine.n_block;
+    if (n_prompt < MIN_CHUNK || seconds <= 0)
+        return;
+    if (n_decodes == 0)
+        s->chunk = target * n_prompt / seconds;
+    else if (n_prompt >= (int)s->chunk || seconds > target)
+        s->chunk *= target / seconds < 0.25 ? 0.25 : target / seconds > 1.5 ? 1.5 : target / seconds;
+    s->chunk = s->chunk < MIN_CHUNK ? MIN_CHUNK : s->chunk > n_block ? n_block : s->chunk;
+}
+
+/* What others may see of the jobs that run. */
+static void publish(struct serve_scheduler *s)
+{
+    struct butler_engine_info info;
+    butler_engine_get_info(s->engine, &info);
+    pthread_mutex_lock(&s->lock);
+    struct serve_metrics *m = &s->metrics;
+    m->engine = info;
+    m->n_running = s->n_running;
+    m->chunk = (int)s->chunk;
+    m->reserved = 0;
+    s->n_slots = s->n_running;
+    for (int i = 0; i < s->n_running; i++) {
+        const struct serve_job *job = s->running[i];
+        struct serve_slot *slot = &s->slots[i];
+        *slot = (struct serve_slot){.id = job->id, .n_prompt = job->n_prompt, .prompt_done = job->prompt_done};
+        slot->n_read = job->prompt_done ? job->n_prompt : butler_n_past(job->choices[0].session);
+        for (int c = 0; c < job->n_choices; c++)
+            slot->n_generated += job->choices[c].n_generated;
+        snprintf(slot->policy, sizeof slot->policy, "%s", job->policy);
+        m->reserved += job->reserved;
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void run_step(struct serve_scheduler *s)
+{
+    int n_decodes, n_prompt;
+    const int n = make_step(s, &n_decodes, &n_prompt);
+    const double begin = now();
+    if (n == 0)
+        return;
+    butler_run(s->engine, s->spans, n, s->errors);
+    const double seconds = now() - begin;
+    adapt_chunk(s, n_decodes, n_prompt, seconds);
+    pthread_mutex_lock(&s->lock);
+    s->metrics.n_steps++;
+    s->metrics.busy += (uint64_t)n_decodes;
+    if (n_decodes > 0 && seconds > s->metrics.longest_step_s)
+        s->metrics.longest_step_s = seconds;
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < n; i++) {
+        struct serve_job *job = s->of_span[i];
+        if (s->errors[i].code < 0 && job->error.code == 0)
+            job->error = s->errors[i];
+        else if (job->error.code == 0 && job->prompt_done)
+            next_token(s, job, (int)(s->choice_of[i] - job->choices));
+        else if (job->error.code == 0 && butler_n_past(job->choices[0].session) == job->n_prompt)
+            end_prompt(s, job);
+    }
+}
+
+/* Takes the jobs that are complete, or failed, out of those that run. */
+static void drop_done(struct serve_scheduler *s)
+{
+    int n = 0;
+    for (int i = 0; i < s->n_running; i++) {
+        struct serve_job *job = s->running[i];
+        if (job->error.code == 0 && (!job->prompt_done || job->n_running > 0))
+            s->running[n++] = job;
+        else
+            finish_job(s, job);
+    }
+    s->n_running = n;
+}
+
+static void *run_engine(void *user)
+{
+    struct serve_scheduler *s = user;
+    bool go_on = true;
+    while (go_on) {
+        go_on = take_submitted(s);
+        drop_cancelled(s, !go_on);
+        drop_done(s);
+        if (go_on)
+            admit(s);
+        run_step(s);
+        drop_done(s);
+        publish(s);
+        s->params.wake(s->params.user);
+    }
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------- the caller's thread */
+
+int serve_submit(struct serve_scheduler *s, struct serve_job *job)
+{
+    job->submitted = now();
+    job->next = NULL;
+    if (!job->policy)
+        job->policy = strdup(s->policy);
+    pthread_mutex_lock(&s->lock);
+    const bool full = s->n_queued >= s->params.max_queue;
+    if (full) {
+        s->metrics.n_refused++;
+    } else {
+        s->n_queued++;
+        *s->submitted_end = job;
+        s->submitted_end = &job->next;
+        pthread_cond_signal(&s->changed);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return full ? BUTLER_ERROR_MEMORY : 0;
+}
+
+int serve_inspect(struct serve_scheduler *s, struct serve_metrics *metrics, struct serve_slot *slots, int max_slots)
+{
+    pthread_mutex_lock(&s->lock);
+    *metrics = s->metrics;
+    metrics->n_waiting = s->n_queued;
+    const int n = s->n_slots < max_slots ? s->n_slots : max_slots;
+    if (n > 0)
+        memcpy(slots, s->slots, (size_t)n * sizeof *slots);
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+const struct serve_params *serve_scheduler_params(const struct serve_scheduler *s)
+{
+    return &s->params;
+}
+
+struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const struct serve_params *params,
+                                            struct butler_error *err)
+{
+    struct serve_scheduler *s = serve_alloc(1, sizeof *s);
+    s->engine = engine;
+    s->model = butler_engine_model(engine);
+    s->params = *params;
+    const struct butler_model_info *info = butler_model_get_info(s->model);
+    if (!s->params.n_ctx)
+        s->params.n_ctx = info->n_ctx_train;
+    s->policy = strdup(params->policy ? params->policy : "full");
+    s->params.policy = s->policy;
+    s->end_ids = serve_alloc((size_t)info->n_vocab, sizeof *s->end_ids);
+    for (int32_t id = 0; id < info->n_vocab; id++)
+        if (butler_token_is_end(s->model, id))
+            s->end_ids[s->n_end_ids++] = id;
+    const size_t max_jobs = (size_t)params->max_jobs, max_spans = max_jobs * SERVE_MAX_CHOICES;
+    s->running = serve_alloc(max_jobs, sizeof *s->running);
+    s->slots = serve_alloc(max_jobs, sizeof *s->slots);
+    s->spans = serve_alloc(max_spans, sizeof *s->spans);
+    s->of_span = serve_alloc(max_spans, sizeof(struct serve_job *));
+    s->choice_of = serve_alloc(max_spans, sizeof(struct serve_choice *));
+    s->errors = serve_alloc(max_spans, sizeof *s->errors);
+    s->chunk = FIRST_CHUNK;
+    s->submitted_end = &s->submitted;
+    s->events_end = &s->events;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->changed, NULL);
+    publish(s);
+    if (pthread_create(&s->thread, NULL, run_engine, s) == 0)
+        return s;
+    if (err)
+        *err = (struct butler_error){BUTLER_ERROR_MEMORY, "the engine's thread cannot be started"};
+    serve_scheduler_free(s);
+    return NULL;
+}
+
+void serve_scheduler_stop(struct serve_scheduler *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->stopping = true;
+    pthread_cond_signal(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->thread, NULL);
+}
+
+void serve_scheduler_free(struct serve_scheduler *s)
+{
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
+    free(s->policy);
+    free(s->end_ids);
+    free(s->running);
+    free(s->slots);
+    free(s->spans);
+    free(s->of_span);
+    free(s->choice_of);
+    free(s->errors);
+    free(s);
+}

@@ -1,0 +1,143 @@
+/* Runs jobs (a prompt and the texts that follow it) on one engine, in a thread of its own that alone touches the engine. One loop:
+ * a step is the next token of every text that is being generated, and a chunk of the prompts that wait. What a job computes does
+ * not depend on the others.
+ *
+ * The caller's thread submits jobs and collects events; neither waits for the engine. A job belongs to the scheduler from
+ * serve_submit until its SERVE_DONE event was collected. */
+#ifndef SERVE_SCHEDULER_H
+#define SERVE_SCHEDULER_H
+
+#include "butler.h"
+#include "serve/text.h"
+
+enum {
+    SERVE_MAX_TOP = 20,     /* most probable tokens that are reported with one */
+    SERVE_MAX_CHOICES = 64, /* of a job */
+    SERVE_MAX_STOPS = 16,
+    SERVE_BUCKETS = 14, /* of a histogram, the last without a bound */
+};
+
+/* How probable a token was, by the model's own distribution: before temperature, penalties and biases. */
+struct serve_score {
+    double logprob;
+    int n_top;
+    struct serve_top {
+        int32_t id;
+        double logprob;
+    } top[SERVE_MAX_TOP]; /* highest first */
+};
+
+enum serve_finish { SERVE_FINISH_NONE, SERVE_FINISH_END, SERVE_FINISH_STOP, SERVE_FINISH_LENGTH, SERVE_FINISH_ENTROPY };
+
+struct serve_choice; /* a text that is being generated */
+
+struct serve_job {
+    /* Set by the caller; pointers are owned by the job, from malloc. */
+    int32_t *prompt; /* [n_prompt], at least 1 */
+    int n_prompt;
+    char *policy, *key;                    /* key: whose job it is; or NULL */
+    struct butler_sampler_params sampling; /* without end_ids; choice i has seed + i */
+    int n_choices, max_tokens;
+    int n_top;         /* most probable tokens to report with each; -1: no scores at all */
+    bool score_prompt; /* scores of the prompt's tokens, with n_top of each */
+    bool ignore_end, no_cache;
+    char *stops[SERVE_MAX_STOPS];
+    int n_stops;
+    void *user;
+
+    /* Results, to be read after the events that say so. */
+    struct serve_score *scores; /* [n_prompt], that of token 0 means nothing; after SERVE_PROMPT */
+    int n_cached;               /* tokens of the prompt that the prefix cache had; after SERVE_PROMPT */
+    int n_generated;            /* tokens of all choices; after SERVE_DONE */
+    struct butler_stats stats;  /* of all choices; after SERVE_DONE */
+    double queue_s, prompt_s, decode_s;
+    struct butler_error error; /* code != 0: the job failed; after SERVE_DONE */
+
+    /* The scheduler's. */
+    struct serve_job *next;
+    struct serve_choice *choices; /* [n_choices] */
+    int id, n_running, n_vocab, cancelled;
+    bool prompt_done;
+    uint64_t reserved;                         /* bytes of the cache */
+    double submitted, admitted, first, latest; /* seconds */
+};
+
+enum serve_event_kind {
+    SERVE_PROMPT, /* the prompt was read */
+    SERVE_TOKEN,  /* a token of a choice */
+    SERVE_END,    /* a choice is complete */
+    SERVE_DONE,   /* the job is: the last event of it */
+};
+
+struct serve_event {
+    struct serve_event *next;
+    struct serve_job *job;
+    enum serve_event_kind kind;
+    int choice;
+    int32_t id;               /* of SERVE_TOKEN */
+    enum serve_finish finish; /* of SERVE_END */
+    struct serve_score score; /* of SERVE_TOKEN */
+    char *text;               /* [n_text] UTF-8 that is certain now: no part of a character, nothing that may become a stop text */
+    size_t n_text;
+};
+
+struct serve_params {
+    int n_ctx;                /* of every session; 0: what the model was trained for */
+    int kv_type;              /* enum butler_kv_type */
+    const char *policy;       /* of jobs that name none */
+    uint64_t kv_bytes;        /* that jobs may reserve together */
+    double max_stall_s;       /* longest step while a text is being generated */
+    int max_jobs, max_queue;  /* that run, that wait */
+    void (*wake)(void *user); /* in the engine's thread: there are events */
+    void *user;
+};
+
+struct serve_scheduler;
+
+/* Starts the engine's thread. The engine is the scheduler's until serve_scheduler_free. NULL: *err says why. */
+struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const struct serve_params *params,
+                                            struct butler_error *err);
+/* Cancels what runs and ends the thread; events can still be collected. */
+void serve_scheduler_stop(struct serve_scheduler *scheduler);
+/* After serve_scheduler_stop. All events were collected. */
+void serve_scheduler_free(struct serve_scheduler *scheduler);
+/* The caller's parameters, defaults filled in. */
+const struct serve_params *serve_scheduler_params(const struct serve_scheduler *scheduler);
+
+/* 0, or BUTLER_ERROR_MEMORY when the queue is full. Then the job stays the caller's. */
+int serve_submit(struct serve_scheduler *scheduler, struct serve_job *job);
+/* From the caller's thread: the job ends after the step that runs. Its SERVE_DONE still comes. */
+void serve_cancel(struct serve_job *job);
+/* All events so far, oldest first; NULL: none. Each is freed by serve_event_free. */
+struct serve_event *serve_collect(struct serve_scheduler *scheduler);
+void serve_event_free(struct serve_event *event);
+void serve_job_free(struct serve_job *job);
+
+struct serve_histogram {
+    uint64_t counts[SERVE_BUCKETS], n;
+    double sum;
+};
+extern const double serve_bounds[SERVE_BUCKETS - 1]; /* seconds */
+
+/* What happened so far. */
+struct serve_metrics {
+    uint64_t n_jobs, n_failed, n_cancelled, n_refused, prompt_tokens, cached_tokens, generated_tokens, n_steps;
+    uint64_t kv_bytes, metric_bytes, full_kv_bytes; /* of decode steps of jobs that are done */
+    double prompt_s, decode_s, longest_step_s;      /* longest_step_s: of steps in which a text was being generated */
+    uint64_t busy;                                  /* texts of all decode steps */
+    int n_running, n_waiting, chunk;
+    uint64_t reserved;
+    struct serve_histogram first, between;
+    struct butler_engine_info engine;
+};
+
+struct serve_slot {
+    int id, n_prompt, n_read, n_generated;
+    bool prompt_done;
+    char policy[96];
+};
+
+/* Copies; slots[max_slots] of jobs that run. Returns their number. */
+int serve_inspect(struct serve_scheduler *scheduler, struct serve_metrics *metrics, struct serve_slot *slots, int max_slots);
+
+#endif
