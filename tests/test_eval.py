@@ -242,14 +242,14 @@ def test_killed_at_random_moments(tmp_path):
 
 
 def test_an_interrupted_item_ends_at_once():
-    """The only item, under the first of three policies, takes much longer than the wait for its end."""
+    """The only item takes most of a minute; it ends after a part of its prompt. The bound leaves room for a slow machine."""
     args = ["eval", "passkey", "--length", "15000", "--limit", "1", "-t", "1", *kv("full", "h2o:budget=0.5", "snapkv:budget=0.5")]
     process = subprocess.Popen([BUTLER, *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT)
     time.sleep(0.7)
     start = time.time()
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=120)[1].decode()
-    assert time.time() - start < 1 and process.returncode == FAILED and "stopped" in said
+    assert time.time() - start < 3 and process.returncode == FAILED and "stopped" in said
 
 
 def test_outputs_are_kept(tmp_path):
