@@ -196,6 +196,27 @@ def test_scoring(server):
         assert sum((c["choices"][0]["logprobs"][name] for c in streamed if c["choices"][0]["logprobs"]), []) == scores[name]
 
 
+@pytest.mark.parametrize("policy", ["full", "quest:budget=32", "h2o:budget=24", "streaming:budget=16,prefill=evict"])
+def test_scoring_with_the_prefix_cache_changes_nothing(policy):
+    """Four continuations of one question, each scored by a server that has read nothing and by one that has scored the others."""
+    question = [5 + i * 7 % 250 for i in range(200)]
+    warm, cached = Server(), []
+    for n_top in (1, 0):
+        for continuation in ([9, 8, 7], [9, 8, 6, 5], [11], [30] * 20):
+            body = {"prompt": question + continuation, "max_tokens": 1, "temperature": 0, "logprobs": n_top, "echo": True, "kv": {"policy": policy}}
+            cold = Server()
+            a, b = cold.post("/v1/completions", body), warm.post("/v1/completions", body)
+            assert a["choices"] == b["choices"] and a["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            cached.append(b["usage"]["prompt_tokens_details"]["cached_tokens"])
+            cold.stop()
+    assert cached == [0] + [191] * 7 if policy in ("full", "quest:budget=32") else cached == [0] * 8
+    # other policies of the same prompt share no scores, and more than the most probable token is computed anew
+    more = warm.post("/v1/completions", {**body, "logprobs": 2})
+    assert more["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert more["choices"][0]["logprobs"]["token_logprobs"] == b["choices"][0]["logprobs"]["token_logprobs"]
+    assert warm.stop() == 0
+
+
 def test_logprobs_shapes(server):
     zero = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2, "temperature": 0, "logprobs": 0})["choices"][0]["logprobs"]
     assert [len(top) for top in zero["top_logprobs"]] == [1, 1]
