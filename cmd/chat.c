@@ -100,6 +100,7 @@ static int forget_new_tokens(struct chat *chat, bool *fits)
 /* Runs what is new in the text as a prompt. *fits: the context had space for it. */
 static int read_text(struct chat *chat, const struct butler_chat_text *text, bool *fits)
 {
+    struct butler_error err = {0};
     struct cmd_integers ids = {0};
     int n_keep = 0, status = find_new_tokens(chat, text, &ids, &n_keep);
     const int n_ctx = butler_n_ctx(chat->session);
@@ -114,6 +115,8 @@ static int read_text(struct chat *chat, const struct butler_chat_text *text, boo
         status = go_back(chat, text, n_keep, &ids);
     if (status == CMD_DONE && *fits)
         status = cmd_prefill(chat->options, chat->session, &ids);
+    if (status == CMD_DONE && *fits && butler_sampler_accept(chat->sampler, ids.values, ids.n, &err) < 0)
+        status = cmd_fail(chat->options, &err);
     for (int i = 0; status == CMD_DONE && *fits && i < ids.n; i++)
         cmd_integers_append(&chat->ids, ids.values[i]);
     free(ids.values);
@@ -212,7 +215,7 @@ static int run(struct cmd_options *options)
     status = cmd_template_choose(options, chat.model, &chat.template);
     if (status != CMD_DONE)
         goto done;
-    chat.sampler = cmd_sampler_new(options, &status);
+    chat.sampler = cmd_sampler_new(options, chat.model, &status);
     chat.policy = cmd_copy(options->kv.values[0]);
     if (chat.sampler)
         status = read_documents(&chat);
@@ -240,11 +243,11 @@ done:
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},  {CMD_PRE, NULL},   {CMD_DOCUMENTS, NULL}, {CMD_SYSTEM, NULL},    {CMD_CHAT_TEMPLATE, NULL},
-    {CMD_N, "-1"},      {CMD_CTX, "0"},    {CMD_KV, "full"},      {CMD_KV_TYPE, "f16"},  {CMD_BLOCK, "0"},
-    {CMD_TEMP, "0.8"},  {CMD_TOP_K, "40"}, {CMD_TOP_P, "0.95"},   {CMD_MIN_P, "0.05"},   {CMD_SEED, "0"},
-    {CMD_THREADS, "0"}, {CMD_ISA, NULL},   {CMD_PLUGIN, NULL},    {CMD_PREDICTOR, NULL}, {CMD_HELP, NULL},
-    {CMD_NONE, NULL},
+    {CMD_MODEL, NULL}, {CMD_PRE, NULL},    {CMD_DOCUMENTS, NULL}, {CMD_SYSTEM, NULL},   {CMD_CHAT_TEMPLATE, NULL},
+    {CMD_N, "-1"},     {CMD_CTX, "0"},     {CMD_KV, "full"},      {CMD_KV_TYPE, "f16"}, {CMD_BLOCK, "0"},
+    {CMD_TEMP, "0.8"}, {CMD_TOP_K, "40"},  {CMD_TOP_P, "0.95"},   {CMD_MIN_P, "0.05"},  CMD_PENALTIES,
+    {CMD_SEED, "0"},   {CMD_THREADS, "0"}, {CMD_ISA, NULL},       {CMD_PLUGIN, NULL},   {CMD_PREDICTOR, NULL},
+    {CMD_HELP, NULL},  {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_chat = {

@@ -41,6 +41,12 @@ enum cmd_flag {
     CMD_TOP_K,
     CMD_TOP_P,
     CMD_MIN_P,
+    CMD_TYPICAL,
+    CMD_REPEAT_PENALTY,
+    CMD_REPEAT_LAST_N,
+    CMD_FREQUENCY_PENALTY,
+    CMD_PRESENCE_PENALTY,
+    CMD_IGNORE_EOS,
     CMD_SEED,
     CMD_SYSTEM,
     CMD_CHAT_TEMPLATE,
@@ -133,7 +139,9 @@ struct cmd_options {
     struct cmd_reals budgets;
     int limit, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
     int kv_type; /* enum butler_kv_type */
-    double temperature, top_p, min_p;
+    double temperature, top_p, min_p, typical, repeat_penalty, frequency_penalty, presence_penalty;
+    int repeat_last_n;
+    bool ignore_eos;
     uint64_t seed, cache_bytes;
     bool all, no_special, json, help, no_cache;
     /* serve; kv_bytes and prefix_bytes are the engine's, 0: its default */
@@ -149,6 +157,13 @@ struct cmd_use {
     enum cmd_flag flag;
     const char *value;
 };
+
+/* What all commands that sample take beside temperature, top-k, top-p, min-p and seed. */
+#define CMD_PENALTIES                                                                                                              \
+    {CMD_TYPICAL, "1"}, {CMD_REPEAT_PENALTY, "1"}, {CMD_REPEAT_LAST_N, "64"}, {CMD_FREQUENCY_PENALTY, "0"},                        \
+    {                                                                                                                              \
+        CMD_PRESENCE_PENALTY, "0"                                                                                                  \
+    }
 
 struct cmd_command {
     const char *name, *synopsis, *summary;
@@ -231,7 +246,9 @@ struct butler_session *cmd_session_new(const struct cmd_options *options, struct
 /* butler_prefill, with progress on a terminal. CMD_DONE, CMD_INTERRUPTED (the session holds the passes until then) or the exit
  * status. */
 int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids);
-struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, int *status);
+/* The flags of sampling, without seed. */
+struct butler_sampler_params cmd_sampler_params(const struct cmd_options *options);
+struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, const struct butler_model *model, int *status);
 
 /* Ends an answer or a text. */
 enum cmd_end { CMD_END_TOKEN, CMD_END_LENGTH, CMD_END_CONTEXT, CMD_END_POLICY, CMD_END_INTERRUPTED };

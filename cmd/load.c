@@ -280,16 +280,34 @@ int cmd_prefill(const struct cmd_options *options, struct butler_session *sessio
     return CMD_INTERRUPTED;
 }
 
-struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, int *status)
+struct butler_sampler_params cmd_sampler_params(const struct cmd_options *options)
+{
+    /* --top-p 0 keeps the most probable token alone, as in llama.cpp; to the library 0 is off. */
+    return (struct butler_sampler_params){.temperature = (float)options->temperature,
+                                          .top_k = options->top_k,
+                                          .top_p = options->top_p > 0 ? (float)options->top_p : FLT_MIN,
+                                          .min_p = (float)options->min_p,
+                                          .typical_p = (float)options->typical,
+                                          .repeat_penalty = (float)options->repeat_penalty,
+                                          .frequency_penalty = (float)options->frequency_penalty,
+                                          .presence_penalty = (float)options->presence_penalty,
+                                          .penalty_last_n = options->repeat_last_n};
+}
+
+struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, const struct butler_model *model, int *status)
 {
     struct butler_error err = {0};
-    /* --top-p 0 keeps the most probable token alone, as in llama.cpp; to the library 0 is off. */
-    struct butler_sampler_params params = {.temperature = (float)options->temperature,
-                                           .top_k = options->top_k,
-                                           .top_p = options->top_p > 0 ? (float)options->top_p : FLT_MIN,
-                                           .min_p = (float)options->min_p,
-                                           .seed = options->seed};
+    struct butler_sampler_params params = cmd_sampler_params(options);
+    const int n_vocab = butler_model_get_info(model)->n_vocab;
+    int32_t *ends = cmd_alloc((size_t)n_vocab, sizeof *ends);
+    params.seed = options->seed;
+    for (int32_t id = 0; options->ignore_eos && id < n_vocab; id++)
+        if (butler_token_is_end(model, id))
+            ends[params.n_end_ids++] = id;
+    params.end_ids = ends;
+    params.min_tokens = INT_MAX;
     struct butler_sampler *sampler = butler_sampler_new(&params, &err);
+    free(ends);
     if (!sampler)
         *status = cmd_fail(options, &err);
     return sampler;

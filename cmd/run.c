@@ -181,10 +181,12 @@ static int run_policy(const struct cmd_options *options, struct butler_engine *e
     struct butler_error err = {0};
     int status = CMD_DONE;
     struct butler_session *session = begin(options, engine, result->policy, &status);
-    struct butler_sampler *sampler = session ? cmd_sampler_new(options, &status) : NULL;
+    struct butler_sampler *sampler = session ? cmd_sampler_new(options, butler_engine_model(engine), &status) : NULL;
     if (!sampler)
         goto done;
     status = prefill(options, session, prompt);
+    if (status == CMD_DONE && butler_sampler_accept(sampler, prompt->values, prompt->n, &err) < 0)
+        status = cmd_fail(options, &err);
     if (status == CMD_DONE)
         status = generate(options, butler_engine_model(engine), session, sampler, result);
     butler_session_stats(session, &result->stats);
@@ -318,11 +320,11 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL}, {CMD_PRE, NULL},     {CMD_PROMPT, NULL},    {CMD_FILE, NULL},         {CMD_N, "128"},
-    {CMD_CTX, "0"},    {CMD_KV, "full"},    {CMD_KV_TYPE, "f16"},  {CMD_BLOCK, "0"},         {CMD_TEMP, "0.8"},
-    {CMD_TOP_K, "40"}, {CMD_TOP_P, "0.95"}, {CMD_MIN_P, "0.05"},   {CMD_SEED, "0"},          {CMD_THREADS, "0"},
-    {CMD_ISA, NULL},   {CMD_PLUGIN, NULL},  {CMD_PREDICTOR, NULL}, {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL},
-    {CMD_JSON, NULL},  {CMD_HELP, NULL},    {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},        {CMD_PRE, NULL},          {CMD_PROMPT, NULL},   {CMD_FILE, NULL},   {CMD_N, "128"},
+    {CMD_CTX, "0"},           {CMD_KV, "full"},         {CMD_KV_TYPE, "f16"}, {CMD_BLOCK, "0"},   {CMD_TEMP, "0.8"},
+    {CMD_TOP_K, "40"},        {CMD_TOP_P, "0.95"},      {CMD_MIN_P, "0.05"},  CMD_PENALTIES,      {CMD_IGNORE_EOS, NULL},
+    {CMD_SEED, "0"},          {CMD_THREADS, "0"},       {CMD_ISA, NULL},      {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL},
+    {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL}, {CMD_JSON, NULL},     {CMD_HELP, NULL},   {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_run = {

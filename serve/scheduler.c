@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "serve/choice.h"
+#include "serve/scores.h"
 
 enum {
     MIN_CHUNK = 8,        /* tokens of prompts in a step, however long it takes: a prompt goes on in any case */
@@ -34,6 +35,7 @@ struct serve_scheduler {
     struct serve_choice **choice_of;
     struct butler_error *errors;
     double chunk;
+    struct serve_scores *scores;
 
     /* Under the lock, which is never held while the engine runs. */
     pthread_mutex_t lock;
@@ -191,6 +193,24 @@ static int count_bytes(const struct serve_scheduler *s, const struct serve_job *
     return 0;
 }
 
+/* Takes over the beginning of a prompt to be scored that was read and scored before; returns its length. One token less than that
+ * is known stays: the logits after it score the first token that is not. */
+static int adopt_scored(struct serve_scheduler *s, struct serve_job *job)
+{
+    struct butler_session *session = job->choices[0].session;
+    struct butler_error *err = &job->error;
+    if (job->n_top > 1)
+        return 0;
+    const int n_scored = serve_scores_find(s->scores, job->policy, job->prompt, job->n_prompt, job->scores);
+    const int n = n_scored ? butler_session_adopt_prefix(session, job->prompt, job->n_prompt, err) : 0;
+    const int n_kept = n < n_scored ? n - 1 : n_scored - 1;
+    if (n <= 0)
+        return n;
+    if (butler_session_truncate(session, n_kept, NULL) == 0)
+        return n_kept;
+    return butler_session_truncate(session, 0, err); /* a window that has lost those before: all is read again */
+}
+
 /* Sessions and samplers of the choices; the prompt is read by the first. */
 static int start_job(struct serve_scheduler *s, struct serve_job *job)
 {
@@ -215,8 +235,9 @@ static int start_job(struct serve_scheduler *s, struct serve_job *job)
     job->n_vocab = butler_model_get_info(s->model)->n_vocab;
     if (job->score_prompt)
         job->scores = serve_alloc((size_t)job->n_prompt, sizeof *job->scores);
-    else if (!job->no_cache)
-        job->n_cached = butler_session_adopt_prefix(session, job->prompt, job->n_prompt, err);
+    if (!job->no_cache)
+        job->n_cached =
+            job->score_prompt ? adopt_scored(s, job) : butler_session_adopt_prefix(session, job->prompt, job->n_prompt, err);
     return job->n_cached < 0 ? err->code : 0;
 }
 
@@ -358,6 +379,11 @@ static void end_prompt(struct serve_scheduler *s, struct serve_job *job)
             return;
     if (count_bytes(s, job, &prompt, &after, &err) == 0)
         job->reserved = after;
+    if (job->score_prompt) {
+        serve_scores_add(s->scores, job->policy, job->prompt, job->n_prompt, job->scores);
+        for (int i = 0; job->n_top == 0 && i < job->n_prompt; i++)
+            job->scores[i].n_top = 0;
+    }
     pthread_mutex_lock(&s->lock);
     s->metrics.prompt_tokens += (uint64_t)(job->n_prompt - job->n_cached);
     s->metrics.cached_tokens += (uint64_t)job->n_cached;
@@ -372,7 +398,9 @@ static bool on_prompt_logits(void *user, int position, const float *logits)
 {
     struct serve_job *job = user;
     if (position + 1 < job->n_prompt)
-        serve_score_token(logits, job->n_vocab, job->prompt[position + 1], job->n_top, &job->scores[position + 1]);
+        serve_score_token(logits, job->n_vocab, job->prompt[position + 1],
+                          job->n_top > 0 ? job->n_top : 1, /* for serve_scores_add */
+                          &job->scores[position + 1]);
     return !is_cancelled(job);
 }
 
@@ -576,6 +604,7 @@ struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const 
     s->choice_of = serve_alloc(max_spans, sizeof(struct serve_choice *));
     s->errors = serve_alloc(max_spans, sizeof *s->errors);
     s->chunk = FIRST_CHUNK;
+    s->scores = serve_scores_new();
     s->submitted_end = &s->submitted;
     s->events_end = &s->events;
     pthread_mutex_init(&s->lock, NULL);
@@ -602,6 +631,7 @@ void serve_scheduler_free(struct serve_scheduler *s)
 {
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
+    serve_scores_free(s->scores);
     free(s->policy);
     free(s->end_ids);
     free(s->running);

@@ -196,6 +196,27 @@ def test_scoring(server):
         assert sum((c["choices"][0]["logprobs"][name] for c in streamed if c["choices"][0]["logprobs"]), []) == scores[name]
 
 
+@pytest.mark.parametrize("policy", ["full", "quest:budget=32", "h2o:budget=24", "streaming:budget=16,prefill=evict"])
+def test_scoring_with_the_prefix_cache_changes_nothing(policy):
+    """Four continuations of one question, each scored by a server that has read nothing and by one that has scored the others."""
+    question = [5 + i * 7 % 250 for i in range(200)]
+    warm, cached = Server(), []
+    for n_top in (1, 0):
+        for continuation in ([9, 8, 7], [9, 8, 6, 5], [11], [30] * 20):
+            body = {"prompt": question + continuation, "max_tokens": 1, "temperature": 0, "logprobs": n_top, "echo": True, "kv": {"policy": policy}}
+            cold = Server()
+            a, b = cold.post("/v1/completions", body), warm.post("/v1/completions", body)
+            assert a["choices"] == b["choices"] and a["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            cached.append(b["usage"]["prompt_tokens_details"]["cached_tokens"])
+            cold.stop()
+    assert cached == [0] + [191] * 7 if policy in ("full", "quest:budget=32") else cached == [0] * 8
+    # other policies of the same prompt share no scores, and more than the most probable token is computed anew
+    more = warm.post("/v1/completions", {**body, "logprobs": 2})
+    assert more["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert more["choices"][0]["logprobs"]["token_logprobs"] == b["choices"][0]["logprobs"]["token_logprobs"]
+    assert warm.stop() == 0
+
+
 def test_logprobs_shapes(server):
     zero = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2, "temperature": 0, "logprobs": 0})["choices"][0]["logprobs"]
     assert [len(top) for top in zero["top_logprobs"]] == [1, 1]
@@ -266,6 +287,12 @@ def test_sampling_fields(server):
     assert len(set(ids(logit_bias={"100": 20, "101": 19.5, "102": 19}, presence_penalty=15))) > 1
     assert ids(temperature=5, top_k=1) == ids(temperature=5, top_p=0) == plain
     assert ids(temperature=2, seed=1) == ids(temperature=2, seed=1) != ids(temperature=2, seed=2)
+    for flag, field, value in [("typical", "typical_p", 0.6), ("repeat-penalty", "repeat_penalty", 1.7), ("presence-penalty", "presence_penalty", 2),
+                               ("frequency-penalty", "frequency_penalty", 1.5)]:
+        shown = rows("run", "-m", GQA, "-p", PROMPT, "-n", 16, "--temp", 1, "-s", 3, f"--{flag}", value, "-t", 1)[-1]["text"]
+        same = {"prompt": PROMPT, "max_tokens": 16, "temperature": 1, "seed": 3}
+        assert server.post("/v1/completions", {**same, field: value})["choices"][0]["text"] == shown
+        assert server.post("/v1/completions", same)["choices"][0]["text"] != shown
     end = server.post("/tokenize", {"content": server.get("/tokenizer_info")["eos_token"]})["tokens"]
     wish = {str(end[0]): 100}
     assert ids(logit_bias=wish) == end and len(ids(logit_bias=wish, min_tokens=3)) == 4
@@ -406,6 +433,19 @@ def test_slow_requests_are_ended():
     for c in held:
         c.close()
     assert s.stop() == 0
+
+
+def test_client_that_does_not_read_is_cut_off(server):
+    """Its answer is not kept in memory without a bound, its work ends, and others are answered meanwhile."""
+    before = server.metric("butler:jobs_cancelled_total")
+    data = json.dumps({"prompt": [5] * 8, "max_tokens": 240, "ignore_eos": True, "stream": True, "logprobs": 20, "n": 64}).encode()
+    with socket.socket() as c:
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        c.connect(("127.0.0.1", server.port))
+        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        assert server.post("/v1/completions", completion(*CASES[0]))["choices"][0]["text"] == run_text(*CASES[0])
+        server.wait_idle()
+        assert server.metric("butler:jobs_cancelled_total") == before + 1
 
 
 def test_queue_is_bounded():
