@@ -198,7 +198,8 @@ static void what_only_prompts_need_is_given_back(void **state)
         assert_int_equal(after.metric_bytes, 0);
         assert_int_equal(close(mkstemp(saved)), 0);
         assert_int_equal(butler_session_save(session, saved, &err), 0);
-        struct butler_session *restored = butler_session_restore(engine, saved, 0, &err), *fork = butler_session_fork(session, &err);
+        struct butler_session *restored = butler_session_restore(engine, saved, 0, &err),
+                              *fork = butler_session_fork(session, &err);
         remove(saved);
         assert_non_null(restored);
         assert_non_null(fork);

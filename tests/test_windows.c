@@ -138,7 +138,8 @@ static void test_fork_and_file(void **state)
         read_text(session, c.text, 700);
         if (butler_session_save(session, path, &err) < 0)
             fail_msg("%s", err.message);
-        struct butler_session *fork = butler_session_fork(session, &err), *restored = butler_session_restore(c.engine, path, 0, &err);
+        struct butler_session *fork = butler_session_fork(session, &err),
+                              *restored = butler_session_restore(c.engine, path, 0, &err);
         unlink(path);
         if (!fork || !restored)
             fail_msg("%s", err.message);
