@@ -33,7 +33,11 @@ int cmd_chat_tokenize(const struct cmd_options *options, const struct butler_mod
         *ids = (struct cmd_integers){.n = n, .capacity = n, .values = cmd_alloc((size_t)n, sizeof *ids->values)};
         n = butler_chat_tokenize(model, text, from, ids->values, n, &err);
     }
-    return n < 0 ? cmd_fail(options, &err) : CMD_DONE;
+    if (n < 0)
+        return cmd_fail(options, &err);
+    if (*err.message)
+        cmd_say(options, "note: %s", err.message);
+    return CMD_DONE;
 }
 
 /* -------------------------------------------------------------------------------------------------- answer */

@@ -236,6 +236,8 @@ int cmd_tokenize_text(const struct cmd_options *options, const struct butler_mod
     count = butler_tokenize(model, bytes, n, flags, ids->values, count, &err);
     if (count < 0)
         return cmd_fail(options, &err);
+    if (*err.message)
+        cmd_say(options, "note: %s", err.message);
     int32_t bos = butler_token_bos(model);
     if ((flags & BUTLER_ADD_SPECIAL) && count > 1 && bos >= 0 && ids->values[0] == bos && ids->values[1] == bos)
         cmd_say(options, "warning: the text begins with the beginning-of-text token, and the model adds one: there are two");

@@ -193,7 +193,8 @@ enum butler_tokenize_flags {
 };
 
 /* Ids of text[n_text] into ids[max_ids]. Returns how many ids the text has, which may be more than max_ids: then only
- * the first max_ids were written, and a second call with room enough gets them all. */
+ * the first max_ids were written, and a second call with room enough gets them all. Bytes that the vocabulary has no token for are
+ * left out: then *err has code 0 and a message that says how many. */
 int butler_tokenize(const struct butler_model *model, const char *text, size_t n_text, int flags, int32_t *ids, int max_ids,
                     struct butler_error *err);
 

@@ -1,6 +1,7 @@
 """A real model, SmolLM2-135M-Instruct: its tokens and a greedy answer are those of llama.cpp, and policies read less of the cache.
 
 `./setup --model smollm2` fetches the weights to models/; $BUTLER_MODELS names another folder for them."""
+import json
 import os
 import re
 import subprocess
@@ -30,6 +31,14 @@ QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_sta
 ])
 def test_tokens(text, ids):
     assert rows("tokenize", "-m", MODEL, "-p", text, "--no-special")[0]["ids"] == ids
+
+
+def test_bytes_without_a_token_are_noted():
+    said = butler("tokenize", "-m", MODEL, "-p", "a\x13b\x13", "--json")
+    assert "2 bytes of the text are left out" in said.stderr and json.loads(said.stdout)["ids"] == [81, 82]
+    assert butler("tokenize", "-m", MODEL, "-p", "ab", "--json").stderr == ""
+    chat = butler("chat", "-m", MODEL, "--temp", "0", "-n", "1", input="Hi\x13\n").stderr
+    assert "1 bytes of the text are left out" in chat
 
 
 def test_special_tokens():

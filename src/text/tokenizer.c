@@ -227,6 +227,8 @@ int butler_encoder_emit_bytes(struct butler_encoder *encoder, const char *bytes,
         uint32_t id = tokenizer->byte_symbols[(unsigned char)bytes[i]];
         if (id < tokenizer->vocab.n_tokens)
             butler_encoder_emit(encoder, (int32_t)id);
+        else
+            encoder->n_dropped++;
     }
     return BUTLER_OK;
 }
@@ -277,6 +279,8 @@ int butler_tokenizer_encode_marked(const struct butler_tokenizer *tokenizer, con
     if ((flags & BUTLER_ADD_SPECIAL) && tokenizer->add_eos && tokenizer->eos >= 0)
         butler_encoder_emit(&encoder, tokenizer->eos);
     rc = encoder.n_ids;
+    if (encoder.n_dropped > 0)
+        butler_fail(err, BUTLER_OK, "%zu bytes of the text are left out: the vocabulary has no token for them", encoder.n_dropped);
 fail:
     free(spans);
     butler_merge_free(&encoder.merge);

@@ -54,6 +54,7 @@ struct butler_encoder {
     struct butler_merge merge;
     int32_t *ids; /* [max_ids] */
     int n_ids, max_ids;
+    size_t n_dropped; /* bytes that the vocabulary has no token for */
     struct butler_error *err;
 };
 
