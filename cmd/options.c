@@ -61,7 +61,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_WARMUP] = {0, "warmup", "N", KIND_INT, AT(warmup), 0, 65536, "a whole number from 0 to 65536",
                     "tokens decoded before measuring starts"},
     [CMD_KV] = {0, "kv", "POLICY", KIND_STRINGS, AT(kv), 0, 0, NULL,
-                "what a step reads of the cache (`butler policies`); repeat it to compare"},
+                "what a step reads of the cache (`butler policies`)"},
     [CMD_KV_TYPE] = {0, "kv-type", "TYPE", KIND_KV_TYPE, AT(kv_type), 0, 0, "f32, f16 or q8_0",
                      "type of the stored keys and values"},
     [CMD_PLUGIN] = {0, "plugin", "FILE", KIND_STRINGS, AT(plugins), 0, 0, NULL,
