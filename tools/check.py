@@ -175,7 +175,7 @@ def plain(tree, names, files, args):
 
 def asan(tree, names, files, args):
     build = "build/address-undefined"
-    if not make(tree, [f"{build}/butler", *[f"{build}/tests/{n}" for n in names]], "SANITIZE=address,undefined", "CFLAGS=-O1 -g"):
+    if not make(tree, [f"{build}/butler", *[f"{build}/tests/{n}" for n in names]], "SANITIZE=address,undefined", "CFLAGS=-O1 -g1"):
         return None
     commands = [f for f in files if f.stem in COMMAND_TESTS]
     return c_tests(tree, build, names, "asan") + python_tests(tree, commands, "asan", {"BUTLER": str(tree / build / "butler")})
@@ -185,7 +185,7 @@ def tsan(tree, names, files, args):
     names = [n for n in names if n in THREADED]
     if not names:
         return []
-    if not make(tree, [f"build/thread/tests/{n}" for n in names], "SANITIZE=thread", "CFLAGS=-O1 -g"):
+    if not make(tree, [f"build/thread/tests/{n}" for n in names], "SANITIZE=thread", "CFLAGS=-O1 -g1"):
         return None
     jobs = c_tests(tree, "build/thread", names, "tsan")
     for job in jobs:
