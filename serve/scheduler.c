@@ -177,19 +177,21 @@ static int set_error(struct serve_job *job, int code, const char *message)
 
 /* --------------------------------------------------------------------------------------------------- admission */
 
-/* Bytes that the job may hold: while the prompt is read, which is dense under every policy, and after it. */
-static int count_bytes(const struct serve_scheduler *s, const struct serve_job *job, uint64_t *prompt, uint64_t *after,
-                       struct butler_error *err)
+/* Counts once what the job may hold: while the prompt is read, which is dense under every policy, and after it. */
+static int count_bytes(const struct serve_scheduler *s, struct serve_job *job)
 {
     const enum butler_kv_type type = (enum butler_kv_type)s->params.kv_type;
     struct butler_policy_cost cost;
+    if (job->prompt_bytes > 0)
+        return 0;
     int n = job->max_tokens < s->params.n_ctx - job->n_prompt ? job->n_prompt + job->max_tokens : s->params.n_ctx;
     n += ROUNDED_TOKENS;
-    if (butler_policy_estimate(s->engine, job->policy, type, n, &cost, err) < 0)
-        return err->code;
-    *after = (uint64_t)job->n_choices * (cost.kv_memory + cost.metric_memory);
-    *prompt = butler_kv_bytes(s->model, type, job->n_prompt + ROUNDED_TOKENS) +
-              (uint64_t)(cost.record_bytes * (job->n_prompt + ROUNDED_TOKENS));
+    if (butler_policy_estimate(s->engine, job->policy, type, n, &cost, &job->error) < 0)
+        return job->error.code;
+    job->answer_bytes = (uint64_t)job->n_choices * (cost.kv_memory + cost.metric_memory);
+    job->prompt_bytes = butler_kv_bytes(s->model, type, job->n_prompt + ROUNDED_TOKENS) +
+                        (uint64_t)(cost.record_bytes * (job->n_prompt + ROUNDED_TOKENS));
+    job->reserved = job->prompt_bytes > job->answer_bytes ? job->prompt_bytes : job->answer_bytes;
     return 0;
 }
 
@@ -269,13 +271,12 @@ static void take_from_queue(struct serve_scheduler *s, struct serve_job **at)
 
 static void admit(struct serve_scheduler *s)
 {
-    uint64_t reserved = 0, prompt, after;
+    uint64_t reserved = 0;
     for (int i = 0; i < s->n_running; i++)
         reserved += s->running[i]->reserved;
     while (s->waiting && s->n_running < s->params.max_jobs) {
         struct serve_job **at = choose(s), *job = *at;
-        int code = count_bytes(s, job, &prompt, &after, &job->error);
-        job->reserved = prompt > after ? prompt : after;
+        int code = count_bytes(s, job);
         if (code == 0 && job->reserved > s->params.kv_bytes)
             code = set_error(job, BUTLER_ERROR_LENGTH, "the request needs more memory than --kv-ram allows");
         if (code == 0 && job->reserved > s->params.kv_bytes - reserved)
@@ -369,16 +370,13 @@ static void next_token(struct serve_scheduler *s, struct serve_job *job, int i)
 
 static void end_prompt(struct serve_scheduler *s, struct serve_job *job)
 {
-    uint64_t prompt, after;
-    struct butler_error err;
     job->prompt_done = true;
     job->n_running = job->n_choices;
     job->prompt_s = now() - job->admitted;
     for (int i = 1; i < job->n_choices && job->max_tokens > 0; i++)
         if (!(job->choices[i].session = butler_session_fork(job->choices[0].session, &job->error)))
             return;
-    if (count_bytes(s, job, &prompt, &after, &err) == 0)
-        job->reserved = after;
+    job->reserved = job->answer_bytes;
     if (job->score_prompt) {
         serve_scores_add(s->scores, job->policy, job->prompt, job->n_prompt, job->scores);
         for (int i = 0; job->n_top == 0 && i < job->n_prompt; i++)

@@ -113,12 +113,6 @@ static struct context open_model(const struct model_case *from, int n_threads)
     return c;
 }
 
-static void close_model(const struct context *c)
-{
-    butler_engine_free(c->engine);
-    butler_model_free(c->model);
-}
-
 static struct butler_session *open_session(const struct context *c, const char *policy)
 {
     struct butler_error err;
@@ -170,7 +164,7 @@ static void for_all(law_fn *law)
         for (int i = 0; i < (models[m].glass ? 0 : BUTLER_COUNT(unnamed)); i++) /* protecting memory is slow */
             if (applies(&c, unnamed[i]))
                 law(&c, unnamed[i]);
-        close_model(&c);
+        free_engine(c.engine);
     }
 }
 
@@ -555,7 +549,7 @@ static void test_copy_refused(void **state)
     butler_session_free(quest);
     butler_session_free(full);
     butler_session_free(empty);
-    close_model(&c);
+    free_engine(c.engine);
 }
 
 /* A session that takes over a prompt from one of another policy goes on as if it had read it itself. */
@@ -619,7 +613,7 @@ static void test_adopt_refused(void **state)
     butler_session_free(full);
     butler_session_free(h2o);
     butler_session_free(empty);
-    close_model(&c);
+    free_engine(c.engine);
 }
 
 /* One thread and two, and another backend table of the same ISA, agree bit for bit; so do more threads than KV heads, which select
@@ -655,9 +649,9 @@ static void test_threads(void **state)
         threads_law(&c, &many, "tokenbutler:page=16,keys=int8");
         threads_law(&c, &many, "tokenbutler2:on_top=0,sinks=0,recent=0");
         threads_law(&c, &many, "tokenbutler2:on_top=0,sinks=4,recent=8,every=2");
-        close_model(&c);
-        close_model(&one);
-        close_model(&many);
+        free_engine(c.engine);
+        free_engine(one.engine);
+        free_engine(many.engine);
     }
 }
 

@@ -34,12 +34,6 @@ static struct context open_model(int n_block, uint64_t prefix_bytes)
     return c;
 }
 
-static void close_model(const struct context *c)
-{
-    butler_engine_free(c->engine);
-    butler_model_free(c->model);
-}
-
 static struct butler_session *open_session(const struct context *c, const char *policy)
 {
     struct butler_error err;
@@ -102,7 +96,7 @@ static void test_memory(void **state)
                     3 * (uint64_t)c.model->hp.n_layers * 704 * 2 * session->kv.row_bytes * (uint64_t)session->shape.n_kv_heads);
         butler_session_free(session);
     }
-    close_model(&c);
+    free_engine(c.engine);
 }
 
 /* A prompt in passes of 256 and of 7 tokens: the pages that are there differ, the results do not. */
@@ -119,8 +113,8 @@ static void test_blocks(void **state)
         butler_session_free(a);
         butler_session_free(b);
     }
-    close_model(&large);
-    close_model(&small);
+    free_engine(large.engine);
+    free_engine(small.engine);
 }
 
 /* A fork and a restored file go on as the session does. */
@@ -152,7 +146,7 @@ static void test_fork_and_file(void **state)
         butler_session_free(restored);
         butler_session_free(third);
     }
-    close_model(&c);
+    free_engine(c.engine);
 }
 
 /* Going back: as far as the windows still reach, else an error that changes nothing; or to the beginning. */
@@ -177,7 +171,7 @@ static void test_truncate(void **state)
     continue_alike(&c, session, other);
     butler_session_free(session);
     butler_session_free(other);
-    close_model(&c);
+    free_engine(c.engine);
 }
 
 /* A beginning from the prefix cache, which keeps the pages that windows have passed. */
@@ -195,7 +189,7 @@ static void test_prefix(void **state)
     continue_alike(&c, first, second);
     butler_session_free(first);
     butler_session_free(second);
-    close_model(&c);
+    free_engine(c.engine);
 }
 
 /* What the windows leave costs nothing to read: stats count it so. */
@@ -213,7 +207,7 @@ static void test_traffic(void **state)
     assert_true(stats.kv_bytes ==
                 2 * session->kv.row_bytes * (uint64_t)session->shape.n_kv_heads * butler_model_layer_tokens(c.model, 701));
     butler_session_free(session);
-    close_model(&c);
+    free_engine(c.engine);
 }
 
 int main(void)
