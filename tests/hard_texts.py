@@ -3,6 +3,7 @@
 Everything follows from a seed: the same texts and the same vocabulary on every machine."""
 import hashlib
 import random
+import re
 
 import numpy as np
 
@@ -52,6 +53,12 @@ def hard_texts(n=1000, seed=30):
                 text += " "
         texts.append(text)
     return texts
+
+
+def joined(pre, texts):
+    """One text of all; SEPARATOR is a special token. For "whitespace" spaces stand alone: llama.cpp aborts at two in a row."""
+    text = SEPARATOR.join(texts)
+    return (re.sub(r"\s* \s*", " ", text) if pre == "whitespace" else text).encode()
 
 
 def digest(ids):
@@ -129,8 +136,8 @@ class Vocabulary:
         return str(path)
 
 
-# Names whose words begin as characters; their files spell a space as U+2581.
-OF_CHARACTERS = {"gemma4", "granite-embed-multi-311m", "sarvam-moe"}
+# Names whose words begin as characters; their files spell a space as the character given here.
+OF_CHARACTERS = {"gemma4": "\u2581", "granite-embed-multi-311m": "\u2581", "sarvam-moe": "\u2581", "whitespace": " "}
 
 
 class CharacterVocabulary:
@@ -144,7 +151,8 @@ class CharacterVocabulary:
         self.tokens = list(dict.fromkeys(sorted(set(symbols)) + [a + b for a, b in self.merges]))
 
     def write(self, path, pre):
-        spell = lambda token: token.decode().replace(" ", "\u2581")
+        spell = lambda token: token.decode().replace(" ", OF_CHARACTERS[pre])
+        merges = [(a, b) for a, b in self.merges if OF_CHARACTERS[pre] != " " or b" " not in a + b]
         special = [SEPARATOR, BOS]
         file = Gguf()
         file.put("general.architecture", STRING, "llama")
@@ -152,7 +160,7 @@ class CharacterVocabulary:
         file.put("tokenizer.ggml.pre", STRING, pre)
         file.put("tokenizer.ggml.tokens", ARRAY, (STRING, [*map(spell, self.tokens), *special, *(f"<0x{b:02X}>" for b in range(256))]))
         file.put("tokenizer.ggml.token_type", ARRAY, (5, [1] * len(self.tokens) + [3] * len(special) + [6] * 256))
-        file.put("tokenizer.ggml.merges", ARRAY, (STRING, [f"{spell(a)} {spell(b)}" for a, b in self.merges]))
+        file.put("tokenizer.ggml.merges", ARRAY, (STRING, [f"{spell(a)} {spell(b)}" for a, b in merges]))
         for key, i in (("bos", 1), ("eos", 1)):
             file.put(f"tokenizer.ggml.{key}_token_id", U32, len(self.tokens) + i)
         file.write(path)

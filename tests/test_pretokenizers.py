@@ -7,7 +7,7 @@ import re
 import pytest
 
 from cli import ROOT, refuses, rows
-from hard_texts import OF_CHARACTERS, SEPARATOR, CharacterVocabulary, Vocabulary, digest, hard_texts
+from hard_texts import OF_CHARACTERS, CharacterVocabulary, Vocabulary, digest, hard_texts, joined
 
 EXPECTED = json.loads((ROOT / "tests" / "data" / "pretokenizers.json").read_text())
 NAMES = re.findall(r'^    \{"([\w.-]+)", [A-Z0-9_]+, (?:true|false), (?:true|false)\},', (ROOT / "src" / "text" / "pretokenizer.c").read_text(), re.M)
@@ -19,10 +19,8 @@ def vocabulary(pre):
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    path = tmp_path_factory.mktemp("texts") / "texts"
-    path.write_bytes(SEPARATOR.join(hard_texts()).encode())
-    return path
+def texts():
+    return hard_texts()
 
 
 def test_every_name_has_been_compared():
@@ -32,7 +30,8 @@ def test_every_name_has_been_compared():
 @pytest.mark.parametrize("pre", NAMES)
 def test_tokens(pre, texts, tmp_path):
     model = vocabulary(pre).write(tmp_path / "v.gguf", pre)
-    ids = rows("tokenize", "-m", model, "-f", texts)[0]["ids"]
+    (tmp_path / "texts").write_bytes(joined(pre, texts))
+    ids = rows("tokenize", "-m", model, "-f", tmp_path / "texts")[0]["ids"]
     assert ids.count(len(vocabulary(pre).tokens)) == 999  # the separators: special tokens, which no rule sees
     assert digest(ids) == EXPECTED["digests"][pre]
 

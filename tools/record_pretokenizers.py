@@ -52,12 +52,12 @@ def main():
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     ffi, library = llama_cpp()
-    text = hard_texts.SEPARATOR.join(hard_texts.hard_texts()).encode()
+    texts = hard_texts.hard_texts()
     digests = {}
     with tempfile.TemporaryDirectory() as folder:
         for pre in test_pretokenizers.NAMES:
             path = test_pretokenizers.vocabulary(pre).write(f"{folder}/v.gguf", pre)
-            digests[pre] = hard_texts.digest(tokens(ffi, library, path, text))
+            digests[pre] = hard_texts.digest(tokens(ffi, library, path, hard_texts.joined(pre, texts)))
     found = {"made_by": f"llama.cpp of xllamacpp {importlib.metadata.version('xllamacpp')}", "digests": digests}
     if args.write:
         STORED.write_text(json.dumps(found, indent=1) + "\n")

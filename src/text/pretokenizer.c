@@ -111,6 +111,7 @@ enum rule_id {
     CHAMELEON,
     SUPERBPE,
     LINES,
+    UNSPACED,
 };
 
 static const struct rule rules[] = {
@@ -155,6 +156,7 @@ static const struct rule rules[] = {
                     GPT2_WORDS}},
     [SUPERBPE] = {{"\\pN+", BEFORE_THREES}},
     [LINES] = {{"\\n+"}},
+    [UNSPACED] = {{"[^" SPACES "]+"}},
 };
 
 /* ------------------------------------------------------------------------------------------------ the names */
@@ -165,7 +167,7 @@ struct butler_pre_tokenizer {
     bool whole_words, adds_bos;
 };
 
-/* Every name that llama.cpp knows but "whitespace", of embedding models. */
+/* Every name that llama.cpp knows. */
 static const struct butler_pre_tokenizer pre_tokenizers[] = {
     {"default", DEFAULT, false, false},
     {"gpt-2", GPT2, false, false},
@@ -257,6 +259,7 @@ static const struct butler_pre_tokenizer pre_tokenizers[] = {
     {"gemma4", LINES, false, true},
     {"granite-embed-multi-311m", LINES, false, true},
     {"sarvam-moe", LINES, false, false},
+    {"whitespace", UNSPACED, false, false},
 };
 
 /* ---------------------------------------------------------------------------------------------- compiling */
@@ -349,9 +352,11 @@ bool butler_split_whole_words(const struct butler_split *split)
     return split->pre->whole_words;
 }
 
-bool butler_split_characters(const struct butler_split *split)
+enum butler_spelling butler_split_spelling(const struct butler_split *split)
 {
-    return split->pre->rule == LINES;
+    return split->pre->rule == LINES      ? BUTLER_SPELLING_MARKED
+           : split->pre->rule == UNSPACED ? BUTLER_SPELLING_PLAIN
+                                          : BUTLER_SPELLING_BYTES;
 }
 
 bool butler_split_adds_bos(const struct butler_split *split)

@@ -15,9 +15,13 @@ void butler_split_free(struct butler_split *split);
 bool butler_split_whole_words(const struct butler_split *split);
 bool butler_split_adds_bos(const struct butler_split *split);
 
-/* What words begin as before merges, and how the file spells tokens and merges: the characters of the text, a space as U+2581; or
- * else bytes, as GPT-2's visible characters. */
-bool butler_split_characters(const struct butler_split *split);
+/* What words begin as before merges, and how the file spells tokens and merges. */
+enum butler_spelling {
+    BUTLER_SPELLING_BYTES,  /* as bytes, spelt as GPT-2's visible characters */
+    BUTLER_SPELLING_MARKED, /* as characters, a space spelt U+2581 */
+    BUTLER_SPELLING_PLAIN,  /* as characters, spelt as they are */
+};
+enum butler_spelling butler_split_spelling(const struct butler_split *split);
 
 /* Calls word() for each word of text[n], in order; the words together are the text. Bytes that are not UTF-8 form words of
  * their own. Stops at the first result that is not 0 and returns it. */

@@ -47,7 +47,7 @@ static size_t unspell(const char *text, size_t n, char *out)
     return n_out;
 }
 
-static size_t spelling(char *bytes, size_t n, bool *mergeable)
+static size_t spelling_bytes(char *bytes, size_t n, bool *mergeable)
 {
     char out[MAX_SPELLING];
     size_t length = unspell(bytes, n, out);
@@ -58,6 +58,19 @@ static size_t spelling(char *bytes, size_t n, bool *mergeable)
     memcpy(bytes, out, length);
     return length;
 }
+
+static size_t spelling_plain(char *bytes, size_t n, bool *mergeable)
+{
+    (void)bytes;
+    (void)mergeable;
+    return n;
+}
+
+static butler_spelling_fn *const spellings[] = {
+    [BUTLER_SPELLING_BYTES] = spelling_bytes,
+    [BUTLER_SPELLING_MARKED] = butler_spelling_marked,
+    [BUTLER_SPELLING_PLAIN] = spelling_plain,
+};
 
 static enum butler_token_type infer_type(const char *bytes, size_t n)
 {
@@ -127,12 +140,12 @@ static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gg
                            tokenizer->no_split.message);
     if (!tokenizer->split)
         butler_gguf_warn(gguf, "unknown pre-tokenizer \"%.32s\": text needs --pre NAME", pre);
-    tokenizer->characters = tokenizer->split && butler_split_characters(tokenizer->split);
-    butler_spelling_fn *spell = tokenizer->characters ? butler_spelling_marked : spelling;
+    tokenizer->spelling = tokenizer->split ? butler_split_spelling(tokenizer->split) : BUTLER_SPELLING_BYTES;
+    butler_spelling_fn *spell = spellings[tokenizer->spelling];
     if ((rc = butler_vocab_init(vocab, gguf, spell, infer_type, err)) || (rc = load_merges(tokenizer, gguf, spell, err)))
         return rc;
     tokenizer->add_bos = tokenizer->split && butler_split_adds_bos(tokenizer->split);
-    if (tokenizer->characters) {
+    if (tokenizer->spelling != BUTLER_SPELLING_BYTES) {
         butler_find_bytes(tokenizer);
         return BUTLER_OK;
     }
@@ -150,10 +163,11 @@ static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gg
 static int encode_characters(struct butler_encoder *encoder, const char *word, size_t n)
 {
     const struct butler_vocab *vocab = &encoder->tokenizer->vocab;
+    const bool marked = encoder->tokenizer->spelling == BUTLER_SPELLING_MARKED;
     int rc = BUTLER_OK;
     for (size_t i = 0, length; i < n && !rc; i += length) {
         length = butler_character(word + i, n - i);
-        const bool mark = butler_is_mark(word + i, length);
+        const bool mark = marked && butler_is_mark(word + i, length);
         const uint32_t symbol = butler_vocab_find(vocab, mark ? " " : word + i, mark ? 1 : length);
         if (symbol != BUTLER_NO_SYMBOL)
             rc = butler_merge_add(&encoder->merge, symbol, encoder->err);
@@ -167,14 +181,14 @@ static int encode_word(void *user, const char *word, size_t n, struct butler_err
 {
     struct butler_encoder *encoder = user;
     const struct butler_tokenizer *tokenizer = encoder->tokenizer;
-    if (butler_split_whole_words(tokenizer->split) || (tokenizer->characters && word[0] == '\n')) {
+    if (butler_split_whole_words(tokenizer->split) || (tokenizer->spelling == BUTLER_SPELLING_MARKED && word[0] == '\n')) {
         uint32_t id = butler_vocab_find(&tokenizer->vocab, word, n);
         if (id < tokenizer->vocab.n_tokens) {
             butler_encoder_emit(encoder, (int32_t)id);
             return BUTLER_OK;
         }
     }
-    if (tokenizer->characters)
+    if (tokenizer->spelling != BUTLER_SPELLING_BYTES)
         return encode_characters(encoder, word, n);
     for (size_t i = 0; i < n; i++) {
         int rc = butler_merge_add(&encoder->merge, tokenizer->byte_symbols[(unsigned char)word[i]], err);

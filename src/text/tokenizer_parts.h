@@ -40,11 +40,11 @@ struct butler_tokenizer {
     int32_t ends[40];
     int n_ends;
 
-    struct butler_pairs adjacent; /* llama: which characters are adjacent in some token. Text may be split between all others */
-    uint32_t ascii[128];          /* llama: symbol of a character */
-    bool add_space_prefix;        /* llama */
-    bool characters;              /* gpt2: words begin as characters, not as bytes */
-    struct butler_split *split;   /* gpt2; NULL: the file's pre-tokenizer is unknown, as no_split says */
+    struct butler_pairs adjacent;  /* llama: which characters are adjacent in some token. Text may be split between all others */
+    uint32_t ascii[128];           /* llama: symbol of a character */
+    bool add_space_prefix;         /* llama */
+    enum butler_spelling spelling; /* gpt2: what words begin as */
+    struct butler_split *split;    /* gpt2; NULL: the file's pre-tokenizer is unknown, as no_split says */
     struct butler_error no_split;
 };
 
