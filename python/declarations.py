@@ -24,8 +24,9 @@ def layout_check(ffi, text):
     for name in re.findall(r"\b((?:struct|enum) butler_\w+)\s*\{", text):
         lines.append(f'_Static_assert(sizeof({name}) == {ffi.sizeof(name)}, "{name}");')
         if name.startswith("struct"):
-            lines += [f'_Static_assert(offsetof({name}, {field}) == {place.offset}, "{name}: {field}");'
-                      for field, place in ffi.typeof(name).fields]
+            for field, place in ffi.typeof(name).fields:
+                same = f"offsetof({name}, {field}) == {place.offset} && sizeof((({name} *)0)->{field}) == {ffi.sizeof(place.type)}"
+                lines.append(f'_Static_assert({same}, "{name}: {field}");')
     return "\n".join(lines) + "\n"
 
 

@@ -36,9 +36,9 @@ def make_library(out):
 
 class Build(build_py):
     def run(self):
-        super().run()
         package = Path(self.build_lib) / "butler"
-        package.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(package, ignore_errors=True)  # files of an earlier build that are no more
+        super().run()
         make_library(package / "libbutler.so")
         text = declarations(HEADER, CC)
         ffi = FFI()
