@@ -158,6 +158,8 @@ class Session(Owner):
 
     def copy_from(self, other):
         """Becomes what the other session is, whatever it held. Both have the same policy, context, KV type and seed."""
+        if other.engine is not self.engine:
+            raise ValueError("a session of another engine")
         err = new_error()
         with self.engine._use(self), other._sound() as source, self._handle.use() as session:
             check(lib.butler_session_copy(session, source, err), err)

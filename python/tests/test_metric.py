@@ -31,6 +31,32 @@ class Norm(butler.Metric):
         return view.records(first, n)["norm"]
 
 
+class FourNorms(butler.Metric):
+    """The same, with a record for four slots: what it holds has to follow tokens that move."""
+    name, scale, query_free = "py_four_norms", "weight", True
+
+    def record(self, shape, params):
+        return 4, np.dtype((np.float32, 4))
+
+    def append(self, view, first, n):
+        view.records().reshape(-1)[first:first + n] = -np.linalg.norm(view.keys(first, n), axis=1)
+
+    def move(self, view, source, target, n):
+        norms = view.records().reshape(-1)
+        norms[target:target + n] = norms[source:source + n].copy()
+
+    def score(self, view, q, first, n):
+        return view.records().reshape(-1)[first:first + n]
+
+
+class Earlier(butler.Metric):
+    """The built-in `prevlayer`."""
+    name, earlier_layers = "py_earlier", True
+
+    def score(self, view, q, first, n):
+        return view.dot_layer(view.layer - 1, first, n)
+
+
 class Attention(butler.Metric):
     """The built-in metric of `h2o`."""
     name, scale = "py_attention", "weight"
@@ -84,7 +110,9 @@ def follow(engine, policy, n_steps=12):
 @pytest.mark.parametrize("metric, policy, like", [
     (Exact, "py_exact:budget=16,sinks=0,recent=0,dense=0", "oracle:budget=16"),
     (Exact, "py_exact:budget=16,sinks=2,recent=4,dense=1,share=query", "oracle:budget=16,sinks=2,recent=4,dense=1,share=query"),
+    (Earlier, "py_earlier:budget=16,sinks=0,recent=0,dense=1", "prevlayer:budget=16"),
     (Norm, "py_norm:method=evict,budget=24,sinks=0,recent=0", "knorm:budget=24"),
+    (FourNorms, "py_four_norms:method=evict,budget=24,sinks=0,recent=0", "knorm:budget=24"),
     (Attention, "py_attention:method=evict,budget=24,sinks=2,recent=4", "h2o:budget=24,heavy=0.75,sinks=2"),
 ])
 @pytest.mark.parametrize("n_threads", [1, 3])

@@ -175,6 +175,7 @@ def test_errors_name_what_is_wrong(engine, tmp_path):
             (lambda: butler.Engine(engine.model, isa="z80"), butler.Error, "z80"),
             (lambda: engine.session("nosuch"), butler.Error, "nosuch"),
             (lambda: engine.session(kv_type="q4"), ValueError, "q4.*f16, f32, q8_0"),
+            (lambda: engine.session().copy_from(butler.Engine(engine.model).session()), ValueError, "another engine"),
             (lambda: engine.session(n_ctx=-1), butler.Error, "n_ctx|context"),
             (lambda: engine.session().prefill([1.5]), TypeError, "integers"),
             (lambda: engine.session().prefill([[1, 2]]), TypeError, "one dimension|in 2"),
