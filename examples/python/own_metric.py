@@ -4,7 +4,7 @@
     python3 examples/python/own_metric.py MODEL.gguf TEXT.txt -o own_metric.png
 
 The metric scores a token by the channels in which the query is largest (the first step of SparQ Attention, Ribar et al., arXiv 2312.04985).
-Three sessions read the same text. In each of its last steps, what the policy selected is compared with what `oracle` selected at the
+A session of each policy reads the same text. In each of the last steps, what it selected is compared with what `oracle` selected at the
 same budget, for every layer and query head. (Each session goes on with its own output. `butler eval recall` gives all of them the same
 queries and charges for what a metric reads, but takes only metrics in C.) Needs this package (python/README.md); matplotlib for the plot."""
 import argparse
