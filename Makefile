@@ -79,6 +79,10 @@ $(BUILD)/$(SO): $(LIB_OBJ)
 
 lib: $(BUILD)/libbutler.a $(BUILD)/$(SO)
 
+# Says where the shared library is: for python/setup.py, which takes it along.
+print-shared-library:
+	@echo $(BUILD)/$(SO)
+
 # Only these files may use instructions beyond the base ISA; which of them runs is decided at run time.
 MACHINE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
 ifeq ($(MACHINE),x86_64)
@@ -173,7 +177,7 @@ uninstall:
 clean:
 	rm -rf build butler
 
-.PHONY: all lib tests objects check bench fuzz fuzz-programs install uninstall clean
+.PHONY: all lib print-shared-library tests objects check bench fuzz fuzz-programs install uninstall clean
 # Objects that only a chain of pattern rules names are kept. Without names .SECONDARY would mean every file, and then one that
 # is absent is not made while what needs it is newer.
 .SECONDARY: $(TEST_SRC:%.c=$(BUILD)/%.o) $(FUZZ_SRC:%.c=$(BUILD)/%.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*.c))

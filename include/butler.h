@@ -502,9 +502,13 @@ int butler_view_query_position(const struct butler_head_view *view); /* position
 int butler_view_position(const struct butler_head_view *view, int slot);
 void butler_view_key(const struct butler_head_view *view, int slot, float *out /* [head_dim] */);
 void butler_view_value(const struct butler_head_view *view, int slot, float *out /* [head_dim] */);
+/* The same for slots [first, first + n). */
+void butler_view_keys(const struct butler_head_view *view, int first, int n, float *out /* [n][head_dim] */);
+void butler_view_values(const struct butler_head_view *view, int first, int n, float *out /* [n][head_dim] */);
 /* out[i * stride + j] = q_i . key(first + j), i < n_q, j < n: at the engine's own speed. Counts as keys read. */
 void butler_view_dot_keys(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out,
                           size_t stride);
+/* Records of a view lie one after the other: record i begins i times a record's bytes behind record 0. */
 void *butler_view_record(const struct butler_head_view *view, int record);
 /* The same for an earlier layer's keys and that layer's own queries of the newest token, those of the first n_q query heads
  * of this KV head. Only for a metric with earlier_layers. */

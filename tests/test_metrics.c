@@ -157,6 +157,15 @@ static void the_view_gives_rows_as_stored_and_counts_them(void **state)
         assert_memory_equal(key, x, sizeof x);
         assert_memory_not_equal(value, x, sizeof x);
         assert_int_equal(head.bytes, 303 * row_bytes[type]);
+        float rows[5 * DIM];
+        butler_view_keys(&head.view, 1, 5, rows);
+        for (int i = 0; i < 5; i++) {
+            key_of(&head, 1 + i, x);
+            assert_memory_equal(rows + i * DIM, x, sizeof x);
+        }
+        butler_view_values(&head.view, 1, 5, rows);
+        assert_memory_equal(rows + 2 * DIM, value, sizeof value);
+        assert_int_equal(head.bytes, 313 * row_bytes[type]);
         assert_int_equal(butler_view_position(&head.view, 5), 5);
         head.view.bytes = NULL;
         butler_view_key(&head.view, 3, key);

@@ -190,6 +190,10 @@ static void test_views(void **state)
     butler_view_key(&view, 0, NULL);
     butler_view_value(NULL, 0, out);
     butler_view_value(&view, 0, NULL);
+    butler_view_keys(NULL, 0, 1, out);
+    butler_view_keys(&view, 0, 1, NULL);
+    butler_view_values(NULL, 0, 1, out);
+    butler_view_values(&view, 0, 1, NULL);
     butler_view_dot_keys(NULL, out, 1, 0, 1, out, 1);
     butler_view_dot_keys(&view, NULL, 1, 0, 1, out, 1);
     butler_view_dot_keys(&view, out, 1, 0, 1, NULL, 1);

@@ -448,6 +448,10 @@ static void a_metric_of_the_caller(void **state)
     assert_int_equal(butler_metric_register(&engine, &later, &err), BUTLER_ERROR_UNSUPPORTED);
     assert_non_null(strstr(err.message, "ABI"));
     assert_int_equal(engine.plugins->n, 1);
+    static const struct butler_metric earlier = {
+        .abi = BUTLER_METRIC_ABI, .name = "earlier", .earlier_layers = true, .score = score};
+    assert_int_equal(butler_metric_register(&engine, &earlier, &err), 0);
+    assert_non_null(strstr(engine.plugins->entries[1].defaults, ",dense=1"));
     butler_metric_list_free(engine.plugins);
     butler_metric_list_free(NULL);
 }

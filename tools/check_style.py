@@ -88,7 +88,7 @@ def functions(lines):
 
 def check_lengths():
     wrong, long = [], set()
-    files = sources(*FOLDERS) + sorted(str(f.relative_to(ROOT)) for folder in ("tests", "tools", "bench") for f in (ROOT / folder).rglob("*.py"))
+    files = sources(*FOLDERS) + sorted(str(f.relative_to(ROOT)) for folder in ("tests", "tools", "bench", "examples", "python") for f in (ROOT / folder).rglob("*.py"))
     for file in files:
         lines = (ROOT / file).read_text().splitlines()
         if len(lines) > MAX_FILE:

@@ -66,19 +66,23 @@ static void load_rows(const struct butler_head_view *view, int first, int n, boo
     count_rows(view, n);
 }
 
-void butler_view_key(const struct butler_head_view *view, int slot, float *out)
+void butler_view_keys(const struct butler_head_view *view, int first, int n, float *out)
 {
     if (view && out)
-        load_rows(view, slot, 1, false, out);
+        load_rows(view, first, n, false, out);
+}
+void butler_view_values(const struct butler_head_view *view, int first, int n, float *out)
+{
+    if (view && out)
+        load_rows(view, first, n, true, out);
+}
+void butler_view_key(const struct butler_head_view *view, int slot, float *out)
+{
+    butler_view_keys(view, slot, 1, out);
 }
 void butler_view_value(const struct butler_head_view *view, int slot, float *out)
 {
-    if (view && out)
-        load_rows(view, slot, 1, true, out);
-}
-void butler_view_load_keys(const struct butler_head_view *view, int first, int n, float *out)
-{
-    load_rows(view, first, n, false, out);
+    butler_view_values(view, slot, 1, out);
 }
 
 void butler_view_dot_keys(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out, size_t stride)

@@ -36,8 +36,6 @@ struct butler_head_view {
 };
 
 const struct butler_kernels *butler_view_kernels(const struct butler_head_view *view);
-/* Keys of slots [first, first + n) as floats, [n][head_dim]. */
-void butler_view_load_keys(const struct butler_head_view *view, int first, int n, float *out);
 /* Bytes of one stored row. */
 size_t butler_view_row_bytes(const struct butler_head_view *view);
 

@@ -527,9 +527,9 @@ static int read_name(struct draft *draft, char *head)
     }
     for (int i = 0; policy->metric && policy->metric->params && policy->metric->params[i].name; i++)
         policy->values[i] = policy->metric->params[i].value;
-    bool named = find_modifier(head) == ENTROPYSTOP;
-    draft->entropystop = named;
+    const bool named = draft->entropystop = find_modifier(head) == ENTROPYSTOP;
     int rc = read_list(draft, draft->row ? row_defaults(draft->row) : BUTLER_POLICY_PLUGIN_DEFAULTS, false, NULL);
+    policy->dense_layers += !draft->row && policy->metric->earlier_layers; /* nothing comes before the first layer */
     for (; !rc && plus; plus = next) {
         if ((next = strchr(plus, '+')))
             *next++ = 0;

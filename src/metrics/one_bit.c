@@ -97,13 +97,13 @@ static void append(const struct butler_metric_shape *shape, const double *values
         butler_view_key(view, start, group.max);
         memcpy(group.min, group.max, (size_t)dim * sizeof *group.min);
         for (int at = start; at < end; at += TOKENS) {
-            butler_view_load_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
+            butler_view_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
             extend_bounds(group.max, group.min, keys, BUTLER_MIN(TOKENS, end - at), dim);
         }
         set_ranges(&group, dim);
         for (int at = start; at < end; at += TOKENS) {
             if (end - start > TOKENS) /* otherwise they are still loaded */
-                butler_view_load_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
+                butler_view_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
             write_record(butler_view_record(view, at / TOKENS), &group, keys, BUTLER_MIN(TOKENS, end - at), dim);
         }
     }

@@ -124,7 +124,7 @@ static void append2(const struct butler_metric_shape *shape, const double *value
     float keys[TOKENS * BUTLER_METRIC_MAX_HEAD_DIM], predicted[TOKENS * BUTLER_PREDICTOR_MAX_D];
     for (int done = 0; done < n; done += TOKENS) {
         const int m = BUTLER_MIN(n - done, TOKENS);
-        butler_view_load_keys(view, first + done, m, keys);
+        butler_view_keys(view, first + done, m, keys);
         butler_view_kernels(view)->gemm(predicted, (size_t)d, projection, d, keys, (size_t)dim, m, dim);
         for (int t = 0; t < m; t++) {
             const int slot = first + done + t;
