@@ -110,15 +110,28 @@ static double predictor_bytes(const struct butler_session *session, int n)
            (BUTLER_MAX(n_layers, 1) * session->kv.n_kv_heads);
 }
 
-/* Bytes a metric reads for one step in one KV head of n slots. */
-static double metric_bytes(const struct butler_session *session, int n)
+/* Pages that scan= scores in one KV head of n slots under a budget of so many tokens. */
+static int scan_pages(const struct butler_session *session, int budget, int n)
+{
+    struct butler_policy policy = session->policy;
+    policy.budget_kind = BUTLER_BUDGET_COUNT;
+    policy.budget = budget;
+    const struct butler_limits limits = butler_policy_limits(&policy, session->shape.n_layers - 1, session->shape.n_layers, n);
+    return butler_policy_scan_pages(&policy, &limits, n);
+}
+
+/* Bytes a metric reads for one step in one KV head of n slots, under a budget of so many tokens. */
+static double metric_bytes(const struct butler_session *session, int budget, int n)
 {
     const struct butler_policy *policy = &session->policy;
     const struct butler_metric *metric = policy->metric;
     const struct butler_kv *kv = &session->kv;
     const double records = kv->record_slots > 0 ? (double)BUTLER_CEIL_DIV(n, kv->record_slots) * (double)kv->record_bytes : 0;
+    const int n_pages = scan_pages(session, budget, n);
     if (!metric || metric == &butler_metric_exact)
         return 0;
+    if (n_pages > 0)
+        return (double)butler_one_bit_scan_bytes(kv->head_dim, BUTLER_CEIL_DIV(n, BUTLER_ONE_BIT_PAGE), n_pages);
     double bytes = metric->score_bytes ? (double)metric->score_bytes(&session->shape, policy->values, n) : records;
     if (metric->attention_window && metric->attention_window(policy->values) > 0)
         bytes += metric->observe_bytes ? (double)metric->observe_bytes(&session->shape, policy->values, n) : records;
@@ -141,8 +154,11 @@ static void charge(struct butler_session *session, const struct butler_policy *a
         return;
     const int tokens = budget_tokens(asked, n);
     /* Evicted tokens are not scored: the metric's bytes grow with the tokens kept. */
-    double remaining = policy->method == BUTLER_EVICT ? tokens * row / (row + metric_bytes(session, n) / n)
-                                                      : tokens - metric_bytes(session, n) / row;
+    double remaining = policy->method == BUTLER_EVICT ? tokens * row / (row + metric_bytes(session, tokens, n) / n)
+                                                      : tokens - metric_bytes(session, n, n) / row;
+    if (policy->scan > 0) /* what it scores follows the budget */
+        for (remaining = tokens; remaining > 1 && remaining * row + metric_bytes(session, (int)remaining, n) > tokens * row;)
+            remaining--;
     if (policy->method == BUTLER_RETRIEVE && policy->share == BUTLER_SHARE_QUERY)
         remaining /= session->shape.group; /* every query head reads tokens of its own */
     if (!charged)

@@ -13,6 +13,7 @@ import numpy as np
 
 MASK = (1 << 64) - 1
 PREFILL_CUT = 256  # with prefill=evict the cache is cut where the text has a multiple of so many tokens
+SCAN_PAGE = 32  # tokens of a page that scan= chooses by bounds
 WINDOW_BLOCK = 16  # queries whose weights Scissorhands adds up
 NOTHING = 1e-12  # accumulated attention that float sums do not keep apart
 
@@ -275,11 +276,28 @@ class Layer:
         """FIER, algorithm 1: 1-bit round to nearest, per channel of a group of tokens; ranges in 1/255 of the group's widest.
         Every token's lowest keys, the ranges where its bits are set, and what 1 of these stands for."""
         keys = np.asarray(keys, np.float32)
-        high, low = keys.max(axis=0), keys.min(axis=0)
-        unit = (high - low).max() / np.float32(255)
-        ranges = np.rint((high - low) / unit if unit > 0 else 0 * low).astype(np.float64)
+        high, low, unit, ranges = self.ranges(keys)
         return (np.tile(to_half(low), (len(keys), 1)), np.where(keys >= (high + low) / np.float32(2), ranges, 0),
                 np.full(len(keys), unit, np.float64))
+
+    def ranges(self, keys):
+        """Of each channel of a group: the highest and the lowest key, and the range between in units; and the unit."""
+        keys = np.asarray(keys, np.float32)
+        high, low = keys.max(axis=0), keys.min(axis=0)
+        unit = (high - low).max() / np.float32(255)
+        return high, low, unit, np.rint((high - low) / unit if unit > 0 else 0 * low).astype(np.float64)
+
+    def group_box(self, keys):
+        """Quest's box of a group of one-bit keys, from what the group stores: its highest and lowest keys."""
+        _, low, unit, ranges = self.ranges(keys)
+        return to_half(low) + np.float64(unit) * ranges, to_half(low)
+
+    def bounds(self, kv_head, q):
+        """Of pages of one-bit keys, with the box of their group."""
+        queries, g = q[kv_head * self.group:(kv_head + 1) * self.group], self.p.count("g")
+        boxes = [self.group_box(self.k[kv_head][at // g * g:min(at // g * g + g, self.n)]) for at in range(0, self.n, SCAN_PAGE)]
+        high, low = np.array([box[0] for box in boxes]), np.array([box[1] for box in boxes])
+        return np.where(queries[:, None] >= 0, queries[:, None] * high, queries[:, None] * low).sum(axis=2)
 
     def rounded_queries(self, queries):
         """In integers up to 127, as the kernels of one-bit keys have them, and what 1 stands for."""
@@ -318,8 +336,8 @@ class Layer:
 
     # -- from rows to one score per unit, comparable inside a selection
 
-    def reduced(self, heads, q, newest):
-        """Scores over the heads' units and how far two of them must be apart to differ for certain."""
+    def reduced(self, heads, q, newest, score=None):
+        """Scores over the heads' units and how far two of them must be apart to differ for certain. score: in place of rows."""
         rows, largest = [], 1.0
         self.doubtful = None
         zscores = self.p.values.get("normalise") == "zscore" and "mass" not in self.p.values and "norm" not in self.p.values
@@ -330,7 +348,7 @@ class Layer:
                 rows.append(self.predicted.mean_scores(self.n_steps - 1, heads, kv_head, self.n)[None])
                 largest = max(largest, np.abs(rows[-1]).max())
                 continue
-            r = self.rows(kv_head, q, newest)
+            r = score(kv_head) if score else self.rows(kv_head, q, newest)
             if self.metric not in QUERY_FREE:
                 r = r[[h % self.group for h in heads if h // self.group == kv_head]]
             if self.metric in LOGITS:
@@ -424,6 +442,27 @@ class Layer:
         wanted = np.sort(np.concatenate([np.arange(first), order[:m], np.arange(n - last, n)]))
         return self.compare(scores, largest, wanted, actual, what)
 
+    def scanned(self, heads, q, budget, sinks, recent, actual):
+        """scan=: positions that are scored, those of the pages whose bounds are highest; None: all."""
+        if not self.p.count("scan"):
+            return None
+        n_pages = -(-self.n // SCAN_PAGE)
+        first, last = -(-sinks // SCAN_PAGE), n_pages - (self.n - recent) // SCAN_PAGE
+        n_chosen = first + last + -(-self.p.count("scan") * (budget - sinks - recent) // SCAN_PAGE)
+        if n_chosen >= n_pages:
+            return None
+        bounds, largest = self.reduced(heads, q, self.n - 1, lambda kv_head: self.bounds(kv_head, q))
+        pages = self.choose(bounds, largest, n_chosen, first, last, None, "")
+        if actual is not None:  # pages that were chosen in place of others with the same bound
+            missing = np.setdiff1d(actual // SCAN_PAGE, pages)
+            spare = pages[(pages >= first) & (pages < n_pages - last) & ~np.isin(pages, actual // SCAN_PAGE)]
+            spare = spare[np.argsort(bounds[spare])][:len(missing)]
+            if 0 < len(missing) == len(spare) and bounds[spare].max() - bounds[missing].min() <= self.tolerance(0, largest):
+                pages = np.sort(np.append(np.setdiff1d(pages, spare), missing))
+                self.n_ties += 1
+        positions = (pages[:, None] * SCAN_PAGE + np.arange(SCAN_PAGE)).ravel()
+        return positions[positions < self.n]
+
     # -- the two methods
 
     def cut(self, q, room, actual=None):
@@ -462,19 +501,23 @@ class Layer:
         step = {"query": 1, "kv": self.group, "layer": self.n_heads}[share]
         read = []
         for head in range(0, self.n_heads, step):
-            scores, largest = self.reduced(list(range(head, head + step)), q, n - 1)
-            kept = None
+            heads, kept = list(range(head, head + step)), None
+            among = self.scanned(heads, q, budget, sinks, recent, None if actual is None else actual[head])
+            score = None if among is None else lambda kv_head: self.rows(kv_head, q, n - 1)[:, among]
+            scores, largest = self.reduced(heads, q, n - 1, score)
             if actual is not None:
                 for other in range(head, head + step):
                     if not np.array_equal(actual[other], actual[head]):
                         self.errors.append(f"{self.p.text}: layer {self.layer}: heads {head} and {other} share and differ")
                 kept = np.unique(actual[head] // self.page)
+                if among is not None:
+                    kept = np.flatnonzero(np.isin(among, kept))
             if budget is None:
                 keep = self.choose_mass(scores, largest, first, last, kept, f"head {head}")
             else:
                 pages = len(units) if budget >= n else max(budget // self.page, 1)
                 keep = self.choose(scores, largest, pages, first, last, kept, f"head {head}")
-            read += [np.concatenate([units[u] for u in keep])] * step
+            read += [np.concatenate([units[u] for u in keep]) if among is None else among[keep]] * step
         return read
 
     # -- a text

@@ -62,6 +62,13 @@ static void one_bit(float *s, size_t stride, const float *q, int n_q, const void
     real->one_bit(s, stride, q, n_q, records, record_bytes, n_records, n);
 }
 
+static void one_bit_bounds(float *s, size_t stride, const float *q, int n_q, const void *records, size_t record_bytes,
+                           int n_records, int n)
+{
+    add(&scanned, (uint64_t)n_records * ((size_t)n * 3 + sizeof(float)));
+    real->one_bit_bounds(s, stride, q, n_q, records, record_bytes, n_records, n);
+}
+
 static void keys8(float *s, size_t stride, const int8_t *q, const float *factor, int n_q, const void *records, size_t record_bytes,
                   int n_records, int n)
 {
@@ -89,6 +96,7 @@ static struct butler_engine *open_counting(void)
     counting.load_row[BUTLER_KV_F16] = load_f16;
     counting.page_bounds = page_bounds;
     counting.one_bit = one_bit;
+    counting.one_bit_bounds = one_bit_bounds;
     counting.keys8 = keys8;
     counting.keys4 = keys4;
     engine->backend->kernels = &counting;
@@ -138,6 +146,7 @@ static void test_bytes(void **state)
     check_bytes(engine, "quest:budget=64,dense=0,share=query", true);
     check_bytes(engine, "tinyserve:budget=48", true);
     check_bytes(engine, "fier:budget=32,dense=0", true);
+    check_bytes(engine, "fier:budget=24,dense=0,scan=2", true);
     check_bytes(engine, "oracle:budget=20", true);
     check_bytes(engine, "oracle:mass=0.9", true);
     check_bytes(engine, "random:budget=20", true);

@@ -100,8 +100,8 @@ static void every_entry_is_filled(void **state)
         assert_true(table->gemm && table->dot && table->add && table->axpy && table->scale && table->rms_norm);
         assert_true(table->layer_norm && table->silu_mul && table->gelu && table->max && table->exp_sum);
         assert_true(table->rope_adjacent && table->rope_halves);
-        assert_true(table->page_bounds && table->page_bounds_max && table->one_bit && table->keys8 && table->keys4 &&
-                    table->keys16);
+        assert_true(table->page_bounds && table->page_bounds_max && table->one_bit && table->one_bit_bounds && table->keys8 &&
+                    table->keys4 && table->keys16);
     }
 }
 

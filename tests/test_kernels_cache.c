@@ -344,7 +344,7 @@ struct score {
     double value, magnitude;
 };
 
-enum metric { BOUNDS, BOUNDS_MAX, ONE_BIT, N_METRICS };
+enum metric { BOUNDS, BOUNDS_MAX, ONE_BIT, ONE_BIT_BOUNDS, N_METRICS };
 
 static struct score bounds_score(enum metric metric, const float *q, const unsigned char *record, int n)
 {
@@ -377,6 +377,19 @@ static struct score one_bit_score(const float *q, const unsigned char *record, i
     return s;
 }
 
+static struct score one_bit_bounds_score(const float *q, const unsigned char *record, int n)
+{
+    struct score s = {0, 0};
+    float unit;
+    memcpy(&unit, record + butler_one_bit_bytes(n) - sizeof unit, sizeof unit);
+    for (int d = 0; d < n; d++) {
+        const double x = (double)q[d], low = half_at(record + (size_t)d * 2), range = record[(size_t)n * 2 + (size_t)d];
+        s.value += x * (q[d] >= 0 ? low + range * (double)unit : low);
+        s.magnitude += 2 * fabs(x) * (fabs(low) + fabs(range * (double)unit));
+    }
+    return s;
+}
+
 typedef void scan_fn(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                      int n);
 
@@ -386,9 +399,11 @@ static void check_metric(const struct butler_kernels *table, enum metric metric,
     static struct guarded pages;
     if (!pages.base)
         arena = guarded_new(1 << 18);
-    scan_fn *scan = metric == BOUNDS ? table->page_bounds : metric == BOUNDS_MAX ? table->page_bounds_max : table->one_bit;
+    scan_fn *const scans[N_METRICS] = {table->page_bounds, table->page_bounds_max, table->one_bit, table->one_bit_bounds};
+    scan_fn *scan = scans[metric];
+    const bool one_bit = metric >= ONE_BIT;
     const int width = metric == ONE_BIT ? 32 : 1, n_scores = n_records * width;
-    size_t content = metric == ONE_BIT ? butler_one_bit_bytes(n) : (size_t)n * 4, record_bytes = content + (size_t)(trial % 3);
+    size_t content = one_bit ? butler_one_bit_bytes(n) : (size_t)n * 4, record_bytes = content + (size_t)(trial % 3);
     size_t bytes = record_bytes * (size_t)(n_records - 1) + content, s_stride = (size_t)n_scores + (size_t)(trial % 2) * 3;
     size_t n_s = (size_t)(n_q - 1) * s_stride + (size_t)n_scores;
     unsigned char *records = guarded_at(&arena, bytes, trial % 2, (size_t)(trial / 2 % 3));
@@ -397,11 +412,11 @@ static void check_metric(const struct butler_kernels *table, enum metric metric,
     for (size_t i = 0; i < bytes; i++)
         records[i] = (unsigned char)butler_random(seed);
     for (int j = 0; j < n_records; j++)
-        for (int i = 0; i < (metric == ONE_BIT ? n : 2 * n); i++) {
+        for (int i = 0; i < (one_bit ? n : 2 * n); i++) {
             uint16_t h = butler_float_to_half(random_value(seed, trial % 4 == 3 ? ZEROS : NORMAL));
             memcpy(records + (size_t)j * record_bytes + (size_t)i * 2, &h, 2);
         }
-    for (int j = 0; j < n_records && metric == ONE_BIT; j++) {
+    for (int j = 0; j < n_records && one_bit; j++) {
         const float unit = random_value(seed, trial % 4 == 3 ? ZEROS : NORMAL);
         memcpy(records + (size_t)j * record_bytes + content - sizeof unit, &unit, sizeof unit);
     }
@@ -418,8 +433,9 @@ static void check_metric(const struct butler_kernels *table, enum metric metric,
             }
             const unsigned char *record = records + j / (size_t)width * record_bytes;
             const float *query = q + (size_t)i * (size_t)n;
-            struct score e = metric == ONE_BIT ? one_bit_score(query, record, n, (int)j % width, table->one_bit_step)
-                                               : bounds_score(metric, query, record, n);
+            struct score e = metric == ONE_BIT          ? one_bit_score(query, record, n, (int)j % width, table->one_bit_step)
+                             : metric == ONE_BIT_BOUNDS ? one_bit_bounds_score(query, record, n)
+                                                        : bounds_score(metric, query, record, n);
             double bound = metric == BOUNDS_MAX ? EPS * fabs(e.value) + 0x1p-149 : sum_bound(n, e.magnitude);
             /* Some add bits in one chain of floats. */
             if (metric == ONE_BIT)
@@ -443,7 +459,7 @@ static void metrics(void **state)
     {
         for (int metric = 0; metric < N_METRICS; metric++)
             for (int l = 0; l < BUTLER_COUNT(lengths); l++)
-                for (int n_q = 1; n_q <= 9 && (metric != ONE_BIT || lengths[l] <= BUTLER_ONE_BIT_CHANNELS); n_q++, trial++)
+                for (int n_q = 1; n_q <= 9 && (metric < ONE_BIT || lengths[l] <= BUTLER_ONE_BIT_CHANNELS); n_q++, trial++)
                     check_metric(table, (enum metric)metric, n_q, 1 + trial % 37, lengths[l], trial, &seed);
     }
 }

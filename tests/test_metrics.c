@@ -594,10 +594,56 @@ static void check_one_bit(const char *isa, enum butler_kv_type type)
     }
 }
 
+/* The two stages of scan=: the bounds are those of the keys' box, up to its rounding, and the scores of some pages are those that
+ * they have among all. */
+static void check_pages_of_one_bit(const char *isa, enum butler_kv_type type)
+{
+    enum { N = 333, PAGE = BUTLER_ONE_BIT_PAGE, N_PAGES = (N + PAGE - 1) / PAGE };
+    static const uint32_t pages[] = {0, 3, 4, 7, N_PAGES - 1};
+    const double values[] = {PAGE};
+    struct head head;
+    static float q[GROUP * DIM], all[GROUP][N_PAGES * PAGE], some[GROUP][BUTLER_COUNT(pages) * PAGE], bounds[GROUP][N_PAGES],
+        key[DIM];
+    uint64_t bytes = 0;
+    head_init(&head, &butler_metric_one_bit, values, type, isa);
+    grow(&head, &butler_metric_one_bit, values, N, 10, 4);
+    random_queries(q, GROUP, 8);
+    butler_metric_one_bit.score(&shape, values, &head.view, q, GROUP, 0, N, all[0], N_PAGES * PAGE);
+    head.view.bytes = &bytes;
+    butler_one_bit_bounds(&head.view, q, GROUP, 0, N_PAGES, bounds[0], N_PAGES);
+    assert_int_equal(bytes, N_PAGES * (DIM * 3 + 4));
+    butler_one_bit_score_pages(&head.view, q, GROUP, pages, BUTLER_COUNT(pages), some[0], BUTLER_COUNT(pages) * PAGE);
+    assert_int_equal(bytes, N_PAGES * (DIM * 3 + 4) + BUTLER_COUNT(pages) * (DIM * 7 + 4));
+    for (int h = 0; h < GROUP; h++) {
+        for (int i = 0; i < (BUTLER_COUNT(pages) - 1) * PAGE + N % PAGE; i++)
+            assert_true(some[h][i] == all[h][(int)pages[i / PAGE] * PAGE + i % PAGE]);
+        for (int p = 0; p < N_PAGES; p++) {
+            double bound = 0, error = 0;
+            float up[DIM], down[DIM], widest = 0;
+            for (int i = p * PAGE; i < BUTLER_MIN(N, (p + 1) * PAGE); i++) {
+                key_of(&head, i, key);
+                for (int d = 0; d < DIM; d++) {
+                    up[d] = i % PAGE ? fmaxf(up[d], key[d]) : key[d];
+                    down[d] = i % PAGE ? fminf(down[d], key[d]) : key[d];
+                    widest = fmaxf(widest, up[d] - down[d]);
+                }
+            }
+            for (int d = 0; d < DIM; d++) {
+                const double x = (double)q[h * DIM + d];
+                bound += x * (double)(x >= 0 ? up[d] : down[d]);
+                error += fabs(x) * (ldexp(fabs((double)down[d]), -11) + (double)widest / 509);
+            }
+            near(bounds[h][p], bound, error, "bound", p);
+        }
+    }
+    head_free(&head);
+}
+
 static void one_bit(void **state)
 {
     (void)state;
     for_every_isa_and_type(check_one_bit);
+    for_every_isa_and_type(check_pages_of_one_bit);
     int slots;
     size_t bytes;
     butler_metric_one_bit.record(&shape, (double[]){32}, &slots, &bytes);

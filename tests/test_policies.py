@@ -107,6 +107,10 @@ CASES = [
     ("fier:budget=64,dense=0,page=8", LONG),
     ("fier:mass=0.7,dense=0,page=4,group=mean,sinks=4", SHORT),
     ("fier+vatp:budget=0.4,dense=0,page=5,sinks=3", SHORT),
+    ("fier:budget=32,dense=0,scan=4", LONG),
+    ("fier:budget=20,dense=0,scan=1,sinks=3,recent=5,group=mean", SHORT),
+    ("fier:budget=0.1,dense=1,scan=2,g=64", LONG),
+    ("fier:budget=16,dense=0,scan=3,every=3", LONG),
     ("quest:budget=96,dense=0,every=3", LONG),
     ("tinyserve:budget=64,every=2", SHORT),
     ("fier:budget=48,dense=0,share=query,every=4", SHORT),
@@ -118,7 +122,7 @@ CASES = [
 TRAINED = ["streaming:budget=96", "h2o:budget=96", "h2o+vatp:budget=0.3", "scissorhands:budget=96,window=64",
            "scissorhands+vatp:budget=96,window=64", "snapkv:budget=96,window=16,rolling=1,recent=16", "pyramidkv:budget=96,window=16",
            "tova:budget=96", "softprune:min=60,ratio=0.5", "knorm:budget=96", "quest:budget=96,dense=2", "tinyserve:budget=96,page=8",
-           "pagestats:budget=96", "fier:budget=96,dense=2", "oracle:mass=0.9", "oracle:budget=0.1,group=mean", "random:budget=96",
+           "pagestats:budget=96", "fier:budget=96,dense=2", "fier:budget=32,dense=2,scan=2", "oracle:mass=0.9", "oracle:budget=0.1,group=mean", "random:budget=96",
            "quest:method=evict,budget=128,dense=1", "oracle+vatp:method=evict,budget=96,sinks=4"]
 
 # Grouped heads, one KV head per head, one KV head for all; cache types; who computes; blocks that fit nothing.

@@ -96,6 +96,7 @@ static void the_text_parses_to_itself(void **state)
         "quest:mass=0.95,share=query",
         "tinyserve:on_top=1,sinks=16,recent=64,fused=0",
         "fier:g=64,budget=0.11",
+        "fier:scan=4,every=2",
         "oracle:method=evict,group=mean",
         "knorm:method=retrieve,budget=0.3333333333333333",
         "random:pyramid=20,budget=0.1",
@@ -241,6 +242,12 @@ static void refusals(void **state)
         {"snapkv:kernel=4", "kernel=4"},
         {"fier:g=16", "g=16"},
         {"fier:g=48", "g=48"},
+        {"quest:scan=4", "scan=|one-bit keys"},
+        {"fier:scan=4,method=evict", "scan=|retrieved"},
+        {"fier:scan=4,share=layer", "scan=|share=kv"},
+        {"fier:scan=4,page=8", "scan=|page=1"},
+        {"fier+vatp:scan=4", "scan=|vatp"},
+        {"fier:scan=4,mass=0.5", "scan=|mass"},
     };
     for (int i = 0; i < BUTLER_COUNT(cases); i++)
         refused(NULL, cases[i].text, cases[i].words);

@@ -159,6 +159,7 @@ static const char *const more_policies[] = {
     "tokenbutler2:on_top=0,sinks=4,recent=8,budget=24",
     "tokenbutler:budget=0.25,page=16",
     "fier:dense=0,budget=16,every=2",
+    "fier:dense=0,budget=16,scan=1",
     "quest:method=evict,dense=0,budget=48",
 };
 

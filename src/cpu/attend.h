@@ -28,7 +28,7 @@ void butler_attend_spans(struct butler_backend *backend, const struct butler_att
 /* What append does for one KV head. */
 void butler_attend_append_head(const struct butler_layer_state *state, int kv_head, const float *k, const float *v, int n);
 /* Scores of units [first, first + n) for the query heads of a KV head into rows, as long as the workspace's, each from unit 0; into
- * the first row where they have one together. */
+ * the first row where they have one together. With scan=, those of its first stage. */
 void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n, float *rows);
 /* Part of a list of slots, BUTLER_SLICE of them from slot index BUTLER_SLICE of the list on, or what is left. */
 struct butler_slice {
@@ -91,11 +91,20 @@ static inline float *butler_score_rows(const struct butler_layer_state *state, i
     return state->work->scores + (size_t)(kv_head * group) * state->work->score_stride;
 }
 
+/* Pages that bounds choose in a head with n slots, in the first of two stages (scan=); 0: there is one. */
+static inline int butler_scan_pages(const struct butler_layer_state *state, int n)
+{
+    const struct butler_limits limits = butler_policy_limits(state->policy, state->layer, state->kv->n_layers, n);
+    return butler_policy_scan_pages(state->policy, &limits, n);
+}
+
 /* Scores of a head, as its metric gives them: a page each, or a token each. */
 static inline int butler_n_scores(const struct butler_layer_state *state, int kv_head)
 {
-    const int unit = state->policy->metric->page_scores ? state->policy->unit : 1;
-    return BUTLER_CEIL_DIV(butler_kv_at(state->kv, state->layer, kv_head)->n_slots, unit);
+    const int n = butler_kv_at(state->kv, state->layer, kv_head)->n_slots;
+    return BUTLER_CEIL_DIV(n, state->policy->metric->page_scores ? state->policy->unit
+                              : butler_scan_pages(state, n) > 0  ? BUTLER_ONE_BIT_PAGE
+                                                                 : 1);
 }
 
 /* Time since *clock to a counter of threads' time; moves the clock. */

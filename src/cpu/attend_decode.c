@@ -103,6 +103,11 @@ void butler_attend_score_units(const struct butler_layer_state *state, int kv_he
     struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, state->position);
     view.bytes = &bytes;
     q += (size_t)(kv_head * group) * (size_t)kv->head_dim;
+    if (butler_scan_pages(state, view.n_slots) > 0) {
+        butler_one_bit_bounds(&view, q, n_q, first, n, rows + first, state->work->score_stride);
+        count(&state->traffic->metric_bytes, bytes);
+        return;
+    }
     if (butler_policy_scores_mean(state->policy, state->shape))
         metric->score_mean(state->shape, state->policy->values, &view, q, n_q, first, n, rows + first);
     else

@@ -5,14 +5,13 @@
 #include "cpu/methods.h"
 #include "engine/predict.h"
 
-/* What is always kept and how much besides, in units of a head with n slots. */
+/* What is always kept and how much besides, in units (of so many slots) of a head with n slots. */
 struct unit_limits {
     int n_units, budget, first, last;
 };
 
-static struct unit_limits unit_limits(const struct butler_layer_state *state, int n)
+static struct unit_limits unit_limits(const struct butler_layer_state *state, int unit, int n)
 {
-    const int unit = state->policy->unit;
     const struct butler_limits limits = butler_policy_limits(state->policy, state->layer, state->kv->n_layers, n);
     struct unit_limits u = {.n_units = BUTLER_CEIL_DIV(n, unit)};
     u.budget = BUTLER_MAX(limits.budget / unit, 1);
@@ -88,7 +87,7 @@ static int repeat_list(const struct butler_layer_state *state, int thread, int l
 static int select_list(const struct butler_layer_state *state, float *rows, int thread, int list, int head, int n_heads, int n,
                        uint32_t *slots)
 {
-    const struct unit_limits u = unit_limits(state, n);
+    const struct unit_limits u = unit_limits(state, state->policy->unit, n);
     const bool mass = state->policy->budget_kind == BUTLER_BUDGET_MASS;
     double beside = 0;
     uint32_t *units = units_of(state, thread, slots);
@@ -99,6 +98,32 @@ static int select_list(const struct butler_layer_state *state, float *rows, int 
                                                  butler_units_scratch(state, thread, 1), units)
                             : butler_select_top(kernels, scores, u.n_units, u.budget, u.first, u.last, values, units);
     return expand_units(state, units, n_kept, note_units(state, thread, list, units, n_kept, n), n, slots);
+}
+
+/* The same in two stages (scan=): n_pages pages of one-bit keys by the bounds in rows, then tokens of these pages by their scores,
+ * which take the place of the bounds. One list for a KV head. */
+static int select_in_pages(const struct butler_layer_state *state, const float *q, float *rows, int thread, int kv_head,
+                           int n_pages, int n, uint32_t *slots)
+{
+    const struct butler_kernels *kernels = state->kv->kernels;
+    const int group = state->n_heads / state->kv->n_kv_heads, page = BUTLER_ONE_BIT_PAGE;
+    const struct unit_limits u = unit_limits(state, page, n), tokens = unit_limits(state, 1, n);
+    uint32_t *pages = butler_units_scratch(state, thread, 0);
+    float *values = butler_values_scratch(state, thread);
+    uint64_t bytes = 0;
+    struct butler_head_view view = butler_kv_view(state->kv, state->layer, kv_head, state->position);
+    view.bytes = &bytes;
+    const float *scores = butler_reduce_scores(state, rows, kv_head * group, group, u.n_units, NULL);
+    n_pages = butler_select_top(kernels, scores, u.n_units, n_pages, u.first, u.last, values, pages);
+    butler_one_bit_score_pages(&view, q + (size_t)(kv_head * group) * (size_t)state->kv->head_dim, group, pages, n_pages, rows,
+                               state->work->score_stride);
+    __atomic_fetch_add(&state->traffic->metric_bytes, bytes, __ATOMIC_RELAXED);
+    const int n_scored = n_pages * page - (u.n_units * page - n); /* the last page is chosen and may not be full */
+    scores = butler_reduce_scores(state, rows, kv_head * group, group, n_scored, NULL);
+    const int n_kept = butler_select_top(kernels, scores, n_scored, tokens.budget, tokens.first, tokens.last, values, slots);
+    for (int i = 0; i < n_kept; i++)
+        slots[i] = pages[slots[i] / (uint32_t)page] * (uint32_t)page + slots[i] % (uint32_t)page;
+    return expand_units(state, slots, n_kept, note_units(state, thread, kv_head, slots, n_kept, n), n, slots);
 }
 
 static int lists_of(const struct butler_layer_state *state)
@@ -142,8 +167,13 @@ static void make_list(const struct select_job *job, const struct butler_layer_st
     const struct butler_lists lists = lists_ahead(state, ahead);
     uint32_t *slots = slots_of(state, ahead, list);
     const int n = butler_kv_at(state->kv, state->layer, kv_head)->n_slots + (ahead > 0); /* with the token that will be there */
-    lists.n[list] = job->selects ? select_list(state, rows, thread, list, list * state->n_heads / n_lists, heads, n, slots)
-                                 : repeat_list(state, thread, list, n, slots);
+    const int n_pages = butler_scan_pages(state, n);
+    if (!job->selects)
+        lists.n[list] = repeat_list(state, thread, list, n, slots);
+    else if (n_pages > 0)
+        lists.n[list] = select_in_pages(state, job->q, rows, thread, list, n_pages, n, slots);
+    else
+        lists.n[list] = select_list(state, rows, thread, list, list * state->n_heads / n_lists, heads, n, slots);
     lists.slots[list] = slots;
 }
 

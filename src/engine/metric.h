@@ -62,6 +62,18 @@ struct butler_block_weights {
 void butler_attention_observe_block(const struct butler_metric_shape *shape, const double *values,
                                     const struct butler_head_view *view, const struct butler_block_weights *block);
 
+/* The two stages of one_bit with scan=: a record's tokens are a page, whose bounds its lowest keys and ranges are. Both count what
+ * they read as the view's bytes. */
+enum { BUTLER_ONE_BIT_PAGE = 32 /* tokens */ };
+/* Bytes of the bounds of n_bounds pages and of the scores of n_pages. */
+uint64_t butler_one_bit_scan_bytes(int head_dim, int n_bounds, int n_pages);
+/* out[i * stride + (p - first)]: bounds of pages p in [first, first + n) for queries q[n_q][head_dim]. */
+void butler_one_bit_bounds(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out,
+                           size_t stride);
+/* out[i * stride + BUTLER_ONE_BIT_PAGE * p + t]: scores of the tokens of pages[n]; a page that is not full has as many. */
+void butler_one_bit_score_pages(const struct butler_head_view *view, const float *q, int n_q, const uint32_t *pages, int n,
+                                float *out, size_t stride);
+
 /* Every built-in metric, by the name of its variable without butler_metric_. Listed only here: declarations and table follow. */
 /* clang-format off */
 #define BUTLER_METRICS(each) \

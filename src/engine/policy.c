@@ -50,28 +50,15 @@ static bool is_prune(const struct draft *draft)
     return draft->row && strstr(draft->row->text, ",ratio=");
 }
 
-static bool is_builtin(const struct butler_metric *metric)
-{
-    for (int i = 0; butler_metrics_builtin[i]; i++)
-        if (butler_metrics_builtin[i] == metric)
-            return true;
-    return false;
-}
-
 /* Scores that are, or become by a softmax, shares of attention. A plug-in is taken at its word. */
 static bool is_attention(const struct butler_metric *metric)
 {
-    return metric->scale == BUTLER_SCORE_LOGIT || metric->attention_window || !is_builtin(metric);
+    return metric->scale == BUTLER_SCORE_LOGIT || metric->attention_window || butler_metric_find(NULL, metric->name) != metric;
 }
 
 static const char *refuse_dense(const struct draft *draft)
 {
     return draft->policy.metric ? NULL : "this policy reads everything, so it has no axes";
-}
-
-static const char *refuse_method(const struct draft *draft)
-{
-    return refuse_dense(draft);
 }
 
 static const char *refuse_budget(const struct draft *draft)
@@ -146,6 +133,24 @@ static const char *refuse_fused(const struct draft *draft)
     return NULL;
 }
 
+static int find_param(const struct butler_metric *metric, const char *name)
+{
+    for (int i = 0; metric && metric->params && metric->params[i].name; i++)
+        if (!strcmp(metric->params[i].name, name))
+            return i;
+    return -1;
+}
+
+static const char *refuse_scan(const struct draft *draft)
+{
+    const struct butler_policy *policy = &draft->policy;
+    if (policy->metric != &butler_metric_one_bit || policy->method != BUTLER_RETRIEVE)
+        return "only one-bit keys (fier) that are retrieved have bounds beside them";
+    if (policy->share != BUTLER_SHARE_KV || policy->values[find_param(policy->metric, "page")] > 1 || draft->vatp)
+        return "pages are chosen for each KV head and tokens in them; it needs share=kv, page=1 and no +vatp";
+    return policy->budget_kind == BUTLER_BUDGET_MASS ? "a mass is no number of tokens" : NULL;
+}
+
 static const char *refuse_norm(const struct draft *draft)
 {
     return draft->vatp ? NULL : "it needs +vatp";
@@ -197,6 +202,7 @@ enum {
     K_ROLLING,
     K_ROPE,
     K_FUSED,
+    K_SCAN,
     K_EVERY,
     K_NORM,
     K_ENTROPY,
@@ -207,7 +213,7 @@ enum {
 };
 
 static const struct key keys[N_KEYS] = {
-    [K_METHOD] = {"method", KEY_WORD, FIELD(method), 0, 0, BUTLER_DENSE, {"evict", "retrieve"}, BUTLER_EVICT, refuse_method},
+    [K_METHOD] = {"method", KEY_WORD, FIELD(method), 0, 0, BUTLER_DENSE, {"evict", "retrieve"}, BUTLER_EVICT, refuse_dense},
     [K_BUDGET] = {"budget", KEY_BUDGET, FIELD(budget), 0, MAX_TOKENS, 0, {NULL}, 0, refuse_budget},
     [K_MASS] = {"mass", KEY_MASS, FIELD(budget), 0, 1, 0, {NULL}, 0, refuse_mass},
     [K_RATIO] = {"ratio", KEY_NUMBER, FIELD(prune_ratio), 0, 0.999, -1, {NULL}, 0, refuse_prune},
@@ -224,6 +230,7 @@ static const struct key keys[N_KEYS] = {
     [K_ROLLING] = {"rolling", KEY_SWITCH, FIELD(evict_at_prefill_only), 0, 0, 0, {"1", "0"}, 0, refuse_unless_evict},
     [K_ROPE] = {"rope", KEY_SWITCH, FIELD(rope_in_cache), 0, 0, 0, {"original", "cache"}, 0, refuse_rope},
     [K_FUSED] = {"fused", KEY_SWITCH, FIELD(fused), 0, 0, 0, {"0", "1"}, 0, refuse_fused},
+    [K_SCAN] = {"scan", KEY_COUNT, FIELD(scan), 0, 1024, 0, {NULL}, 0, refuse_scan},
     [K_EVERY] = {"every", KEY_COUNT, FIELD(every), 1, 1024, 1, {NULL}, 0, refuse_unless_retrieve},
     [K_NORM] = {"norm", KEY_WORD, FIELD(value_norm), 0, 0, BUTLER_NORM_NONE, {"l1", "l2", "linf"}, BUTLER_NORM_L1, refuse_norm},
     [K_ENTROPY] = {"entropy", KEY_NUMBER, FIELD(stop_entropy), 0, 100, -1, {NULL}, 0, refuse_stop},
@@ -286,14 +293,6 @@ static int find_key(const char *name)
     for (int k = 0; k < N_KEYS; k++)
         if (!strcmp(keys[k].name, name))
             return k;
-    return -1;
-}
-
-static int find_param(const struct butler_metric *metric, const char *name)
-{
-    for (int i = 0; metric && metric->params && metric->params[i].name; i++)
-        if (!strcmp(metric->params[i].name, name))
-            return i;
     return -1;
 }
 

@@ -43,6 +43,7 @@ struct butler_policy {
     bool rope_in_cache;                /* rope=cache: keys stored unrotated, rotated by their rank in the cache */
     enum butler_value_norm value_norm; /* vatp: scores are multiplied by this norm of the token's value */
     bool fused;                        /* score, select, gather and attend in one pass (tinyserve) */
+    int scan;                          /* one_bit: scores pages worth so many times the budget, chosen by their bounds; 0: all */
     int every;                         /* retrieve: steps from one selection of a layer to its next; 1: each selects */
     double stop_entropy;               /* nats; < 0: never stops */
     int stop_after;                    /* tokens decoded before the stopping rule looks */
@@ -115,6 +116,10 @@ struct butler_limits {
     int budget, sinks, recent; /* tokens */
 };
 struct butler_limits butler_policy_limits(const struct butler_policy *policy, int layer, int n_layers, int n);
+
+/* scan=: how many pages of BUTLER_ONE_BIT_PAGE tokens are scored in a head with n slots of a layer with these limits: those with
+ * sinks or recent tokens, and as many as scan times the rest of the budget fills. 0: every token is scored. */
+int butler_policy_scan_pages(const struct butler_policy *policy, const struct butler_limits *limits, int n);
 
 /* Whether the budget of a layer covers a text of n tokens: everything is read then, and nothing has to be scored. Never true of a
  * mass, nor with every= above 1: later steps repeat what this one selects. */

@@ -16,13 +16,17 @@ static uint64_t records_of(const struct head_records *records, int n)
     return records->n_slots > 0 ? (uint64_t)BUTLER_CEIL_DIV(n, records->n_slots) * records->n_bytes : 0;
 }
 
-/* What a decode step reads for the metric in one KV head with n slots. */
+/* What a decode step reads for the metric in one KV head with n slots. limits: those of the layer. */
 static uint64_t metric_step(const struct butler_policy *policy, const struct butler_metric_shape *shape,
-                            const struct head_records *records, int n, bool scores, size_t row_bytes)
+                            const struct head_records *records, const struct butler_limits *limits, int n, bool scores,
+                            size_t row_bytes)
 {
     const struct butler_metric *metric = policy->metric;
+    const int n_pages = butler_policy_scan_pages(policy, limits, n);
     uint64_t bytes = 0;
-    if (scores)
+    if (scores && n_pages > 0)
+        bytes += butler_one_bit_scan_bytes(shape->head_dim, BUTLER_CEIL_DIV(n, BUTLER_ONE_BIT_PAGE), n_pages);
+    else if (scores)
         bytes += metric->score_bytes ? metric->score_bytes(shape, policy->values, n) : records_of(records, n);
     if (scores && metric->reads_keys && records->n_slots == 0)
         bytes += (uint64_t)n * row_bytes;
@@ -41,7 +45,8 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
     const int window = model->layers[layer].window, dense = window > 0 ? BUTLER_MIN(n, window) : n;
     const uint64_t heads = (uint64_t)shape->n_kv_heads, pair = 2 * row_bytes;
     const bool applies = policy->metric && butler_policy_applies(policy, layer), evicts = policy->method == BUTLER_EVICT;
-    const int budget = butler_policy_limits(policy, layer, shape->n_layers, n).budget;
+    const struct butler_limits limits = butler_policy_limits(policy, layer, shape->n_layers, n);
+    const int budget = limits.budget;
     const int held = applies && evicts ? BUTLER_MIN(budget, n) : dense;
     const uint64_t lists = heads * (policy->share == BUTLER_SHARE_QUERY ? (uint64_t)shape->group : 1);
     cost->full_kv_bytes += heads * (uint64_t)dense * pair;
@@ -54,13 +59,13 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
     if (!applies || budget >= n) {
         cost->kv_bytes += heads * (uint64_t)dense * pair;
         if (applies)
-            cost->metric_bytes += heads * metric_step(policy, shape, records, n, false, row_bytes);
+            cost->metric_bytes += heads * metric_step(policy, shape, records, &limits, n, false, row_bytes);
         return;
     }
     const bool scores = !evicts || !(policy->evict_at_prefill_only || butler_policy_keeps_newest(policy));
     const int read = BUTLER_MIN(evicts ? budget : BUTLER_MAX(budget / policy->unit, 1) * policy->unit, n);
     cost->kv_bytes += (evicts ? heads : lists) * (uint64_t)read * pair;
-    cost->metric_bytes += heads * metric_step(policy, shape, records, evicts ? budget : n, scores, row_bytes) /
+    cost->metric_bytes += heads * metric_step(policy, shape, records, &limits, evicts ? budget : n, scores, row_bytes) /
                           (uint64_t)(evicts ? 1 : policy->every);
 }
 
@@ -151,6 +156,8 @@ const char *butler_policy_help(const struct butler_engine *engine, const char *m
         {"rolling", "1: every decode step evicts; 0: only prompts are cut"},
         {"rope", "keys are rotated by their place in the text (original) or in the cache"},
         {"fused", "1: scores, selects and attends in one pass over a head"},
+        {"scan",
+         "first chooses pages of 32 tokens worth so many budgets by bounds of their keys, then scores only their tokens; 0: all"},
         {"every", "steps from one selection to the next"},
         {"norm", "of the values that scores are multiplied by: l1, l2 or linf"},
         {"entropy", "stops when the next token's entropy is below, in nats"},
@@ -163,14 +170,7 @@ const char *butler_policy_help(const struct butler_engine *engine, const char *m
             return keys[i].help;
     if (!parameter || !metric)
         return NULL;
-    const struct butler_metric *found = NULL;
-    for (int i = 0; !found && butler_metrics_builtin[i]; i++)
-        if (!strcmp(butler_metrics_builtin[i]->name, metric))
-            found = butler_metrics_builtin[i];
-    const struct butler_metric_list *list = engine ? engine->plugins : NULL;
-    for (int i = 0; !found && list && i < list->n; i++)
-        if (!strcmp(list->entries[i].metric->name, metric))
-            found = list->entries[i].metric;
+    const struct butler_metric *found = butler_metric_find(engine ? engine->plugins : NULL, metric);
     for (int i = 0; found && found->params && found->params[i].name; i++)
         if (!strcmp(found->params[i].name, parameter))
             return found->params[i].help;

@@ -42,6 +42,11 @@ static inline size_t butler_one_bit_bytes(int n)
     const size_t m = ((size_t)n + 3) / 4 * 4;
     return (size_t)n * 2 + m + m * 4 + sizeof(float);
 }
+/* What one_bit_bounds reads of it. */
+static inline size_t butler_one_bit_bounds_bytes(int n)
+{
+    return butler_one_bit_bytes(n) - ((size_t)n + 3) / 4 * 16;
+}
 
 /* Attention of queries over some keys and values, all packed, on top of that over others. A query's scores are products with keys,
  * as they are: queries come scaled. Of two numbers in two parts the product of the low ones is left out; subnormal numbers may
@@ -169,6 +174,10 @@ struct butler_kernels {
     int one_bit_step;
     void (*one_bit)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                     int n);
+    /* Page bounds of the same records, which a group's lowest keys and ranges are: s[i * s_stride + j] = sum_d (q_i[d] >= 0 ?
+     * q_i[d] (low_j[d] + unit_j range_j[d]) : q_i[d] low_j[d]), q_i = q + i * n. The bits are not read. */
+    void (*one_bit_bounds)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes,
+                           int n_records, int n);
     /* Predicted keys, 16 tokens a record; n a multiple of 4. keys8: record = {uint8 scale[16], uint8 k[n/4][16][4]}, where
      * channel 4c+j of token t is (k[c][t][j] - 128) scale[t], a byte b being the scale (1 + (b % 8) / 8) 2^(b / 8 - 23) (blocks.h);
      * queries q_i = q + i * n are int8 with a factor each.

@@ -283,6 +283,23 @@ static void one_bit(float *s, size_t s_stride, const float *q, int n_q, const vo
     }
 }
 
+static void one_bit_bounds(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes,
+                           int n_records, int n)
+{
+    for (int j = 0; j < n_records; j++) {
+        const uint8_t *record = (const uint8_t *)records + (size_t)j * record_bytes, *range = one_bit_ranges(record, n);
+        const float unit = one_bit_unit(record, n);
+        for (int i = 0; i < n_q; i++) {
+            float lanes[REF_LANES] = {0};
+            for (int d = 0; d < n; d++) {
+                const float x = q[(size_t)i * n + d], low = load_half(record + (size_t)d * 2);
+                lanes[d % REF_LANES] += x * (x >= 0 ? low + unit * (float)range[d] : low);
+            }
+            s[i * s_stride + j] = ref_sum_lanes(lanes);
+        }
+    }
+}
+
 #define DEQUANTIZE(type, name, ...) [BUTLER_##type] = butler_dequantize_##name,
 #define GEMV(type, name, ...) [BUTLER_##type] = butler_ref_gemv_##name,
 const struct butler_kernels butler_kernels_ref = {
@@ -333,6 +350,7 @@ const struct butler_kernels butler_kernels_ref = {
     .page_bounds_max = page_bounds_max,
     .one_bit_step = 1,
     .one_bit = one_bit,
+    .one_bit_bounds = one_bit_bounds,
     .keys8 = butler_ref_keys8,
     .keys4 = butler_ref_keys4,
     .keys16 = butler_ref_keys16,

@@ -3,6 +3,7 @@
 #ifndef BUTLER_SIMD_METRICS_H
 #define BUTLER_SIMD_METRICS_H
 
+#include "kernels/one_bit.h"
 #include "kernels/simd_prefetch.h"
 
 /* ------------------------------------------------------------------------------------------- page bounds */
@@ -13,6 +14,13 @@ INLINE void bounds_load(vec *high, vec *low, const uint8_t *record, int i, int c
     const uint8_t *h = record + (size_t)i * 2, *l = h + (size_t)n * 2;
     *high = count == VEC ? vec_load_half(h) : vec_load_half_some(h, count);
     *low = count == VEC ? vec_load_half(l) : vec_load_half_some(l, count);
+}
+
+/* The same of a record of one-bit keys. Beyond the ranges come bits, which a query's 0 takes out again. */
+INLINE void one_bit_bounds_load(vec *high, vec *low, const uint8_t *record, int i, int count, int n)
+{
+    *low = count == VEC ? vec_load_half(record + (size_t)i * 2) : vec_load_half_some(record + (size_t)i * 2, count);
+    *high = vec_fma(vec_load_u8(one_bit_ranges(record, n) + i), vec_set1(one_bit_unit(record, n)), *low);
 }
 
 /* Records that go together, and where their scores belong; beyond the first n_stored they repeat one that exists. */
@@ -28,8 +36,8 @@ struct upcoming_bounds {
     size_t step;
 };
 
-/* n_q and n_records are compile-time constants with n_q n_records <= VEC. upcoming: or NULL. */
-INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, const struct bounds *tile, int n_records,
+/* n_q, n_records, with n_q n_records <= VEC, and one_bit are compile-time constants. upcoming: or NULL. */
+INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, const struct bounds *tile, int n_records, bool one_bit,
                         struct upcoming_bounds *upcoming, int n)
 {
     vec acc[VEC];
@@ -51,7 +59,7 @@ INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, cons
         UNROLL
         for (int r = 0; r < n_records; r++) {
             vec high, low;
-            bounds_load(&high, &low, tile->records[r], i, count, n);
+            (one_bit ? one_bit_bounds_load : bounds_load)(&high, &low, tile->records[r], i, count, n);
             UNROLL
             for (int a = 0; a < n_q; a++)
                 acc[a * n_records + r] = vec_fma(x[a], vec_pick(x[a], high, low), acc[a * n_records + r]);
@@ -66,9 +74,10 @@ INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, cons
 #define BOUNDS_SOON 2048 /* bytes */
 
 /* A tile of records meets all queries, `group` at a time, before the next: it comes from memory once. Half of it are from the
- * list's first half and half from its second: of two streams the core keeps more lines under way than of one. group and n_tile,
- * the number of records, are compile-time constants. */
-INLINE void bounds_scan(float *s, size_t s_stride, const float *q, int n_q, int group, int n_tile, const uint8_t *p,
+ * list's first half and half from its second: of two streams the core keeps more lines under way than of one. group, n_tile,
+ * the number of records, and one_bit are compile-time constants. Of one-bit records only the beginnings are wanted: they are not
+ * prefetched. */
+INLINE void bounds_scan(float *s, size_t s_stride, const float *q, int n_q, int group, int n_tile, bool one_bit, const uint8_t *p,
                         size_t record_bytes, int n_records, int n)
 {
     const int side = n_tile / 2, half = n_records / n_tile * side;
@@ -83,23 +92,35 @@ INLINE void bounds_scan(float *s, size_t s_stride, const float *q, int n_q, int 
         }
         upcoming.ends[0] = (uintptr_t)tile.records[0] + BOUNDS_SOON;
         upcoming.ends[1] = (uintptr_t)tile.records[side] + BOUNDS_SOON;
-        bounds_tile(s, s_stride, q, group, &tile, n_tile, &upcoming, n);
+        bounds_tile(s, s_stride, q, group, &tile, n_tile, one_bit, one_bit ? NULL : &upcoming, n);
         for (a = group; a + group <= n_q; a += group)
-            bounds_tile(s + a * s_stride, s_stride, q + (size_t)a * n, group, &tile, n_tile, NULL, n);
+            bounds_tile(s + a * s_stride, s_stride, q + (size_t)a * n, group, &tile, n_tile, one_bit, NULL, n);
         for (; a < n_q; a++)
-            bounds_tile(s + a * s_stride, s_stride, q + (size_t)a * n, 1, &tile, n_tile, NULL, n);
+            bounds_tile(s + a * s_stride, s_stride, q + (size_t)a * n, 1, &tile, n_tile, one_bit, NULL, n);
     }
+}
+
+INLINE void bounds_scan_all(float *s, size_t s_stride, const float *q, int n_q, bool one_bit, const void *records,
+                            size_t record_bytes, int n_records, int n)
+{
+    if (n_q >= 4)
+        bounds_scan(s, s_stride, q, n_q, 4, VEC / 4, one_bit, records, record_bytes, n_records, n);
+    else if (n_q >= 2)
+        bounds_scan(s, s_stride, q, n_q, 2, VEC / 2, one_bit, records, record_bytes, n_records, n);
+    else
+        bounds_scan(s, s_stride, q, n_q, 1, VEC / 2, one_bit, records, record_bytes, n_records, n);
 }
 
 static void page_bounds(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                         int n)
 {
-    if (n_q >= 4)
-        bounds_scan(s, s_stride, q, n_q, 4, VEC / 4, records, record_bytes, n_records, n);
-    else if (n_q >= 2)
-        bounds_scan(s, s_stride, q, n_q, 2, VEC / 2, records, record_bytes, n_records, n);
-    else
-        bounds_scan(s, s_stride, q, n_q, 1, VEC / 2, records, record_bytes, n_records, n);
+    bounds_scan_all(s, s_stride, q, n_q, false, records, record_bytes, n_records, n);
+}
+
+static void one_bit_bounds(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes,
+                           int n_records, int n)
+{
+    bounds_scan_all(s, s_stride, q, n_q, true, records, record_bytes, n_records, n);
 }
 
 static void page_bounds_max(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes,
@@ -124,6 +145,7 @@ INLINE void fill_metrics(struct butler_kernels *table)
 {
     table->page_bounds = page_bounds;
     table->page_bounds_max = page_bounds_max;
+    table->one_bit_bounds = one_bit_bounds;
 }
 
 #endif

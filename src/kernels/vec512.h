@@ -231,6 +231,10 @@ INLINE vec vec_load_i8(const void *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
 }
+INLINE vec vec_load_u8(const void *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p)));
+}
 /* 16-byte groups of small numbers in registers: part 0 is all of it here. */
 INLINE vec vec_from_i8(__m128i b, int part)
 {

@@ -12,7 +12,7 @@
 #include "kernels/kernels.h"
 #include "engine/metric.h"
 
-#define TOKENS 32
+enum { TOKENS = BUTLER_ONE_BIT_PAGE };
 #define QUERIES 16 /* query heads per call for a partly covered record */
 
 static const struct butler_param params[] = {
@@ -135,6 +135,37 @@ static void score(const struct butler_metric_shape *shape, const double *values,
         }
         slot = end;
     }
+}
+
+uint64_t butler_one_bit_scan_bytes(int head_dim, int n_bounds, int n_pages)
+{
+    return (uint64_t)n_bounds * butler_one_bit_bounds_bytes(head_dim) + (uint64_t)n_pages * butler_one_bit_bytes(head_dim);
+}
+
+void butler_one_bit_bounds(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out,
+                           size_t stride)
+{
+    const size_t bytes = butler_one_bit_bytes(view->head_dim);
+    butler_view_kernels(view)->one_bit_bounds(out, stride, q, n_q, butler_view_record(view, first), bytes, n, view->head_dim);
+    if (view->bytes)
+        *view->bytes += butler_one_bit_scan_bytes(view->head_dim, n, 0);
+}
+
+/* Records are copied side by side first: a call of the kernel for each would make integers of the queries every time. */
+void butler_one_bit_score_pages(const struct butler_head_view *view, const float *q, int n_q, const uint32_t *pages, int n,
+                                float *out, size_t stride)
+{
+    unsigned char records[1 << 15];
+    const size_t bytes = butler_one_bit_bytes(view->head_dim);
+    const int most = (int)(sizeof records / bytes);
+    for (int first = 0; first < n; first += most) {
+        const int m = BUTLER_MIN(most, n - first);
+        for (int i = 0; i < m; i++)
+            memcpy(records + (size_t)i * bytes, butler_view_record(view, (int)pages[first + i]), bytes);
+        butler_view_kernels(view)->one_bit(out + (size_t)first * TOKENS, stride, q, n_q, records, bytes, m, view->head_dim);
+    }
+    if (view->bytes)
+        *view->bytes += butler_one_bit_scan_bytes(view->head_dim, 0, n);
 }
 
 const struct butler_metric butler_metric_one_bit = {
