@@ -96,6 +96,18 @@ static bool is_stopped(void *user)
     return interrupted;
 }
 
+/* Subsets to run one after the other: all of the task's, unless --set names one. */
+static int count_subsets(const struct cmd_options *options, const struct eval_task *task)
+{
+    int n = 0;
+    for (int i = 0; i < options->settings.n; i++)
+        if (strncmp(options->settings.values[i], "subset=", 7) == 0 || strstr(options->settings.values[i], ",subset="))
+            return 0;
+    while (task->subsets && task->subsets[n])
+        n++;
+    return n;
+}
+
 static int run_lengths(const struct cmd_options *options, const struct eval_task *task, struct butler_engine *engine)
 {
     struct screen screen = {.options = options, .start = butler_seconds(), .terminal = isatty(STDERR_FILENO)};
@@ -119,10 +131,12 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
                       : options->model ? options->model
                                        : "butler-default.gguf",
     };
+    const int n_lengths = BUTLER_MAX(options->lengths.n, 1), n_subsets = count_subsets(options, task);
     int code = 0;
-    for (int i = 0; code == 0 && i < (options->lengths.n ? options->lengths.n : 1); i++) {
+    for (int i = 0; code != EVAL_STOPPED && i < n_lengths * BUTLER_MAX(n_subsets, 1); i++) {
         struct butler_error err = {0};
-        params.length = options->lengths.n ? options->lengths.values[i] : 0;
+        params.length = options->lengths.n ? options->lengths.values[i % n_lengths] : 0;
+        params.subset = n_subsets > 0 ? task->subsets[i / n_lengths] : NULL;
         screen.start = butler_seconds();
         screen.resumed = -1;
         code = eval_execute(task, engine, &params, &events, &err);
