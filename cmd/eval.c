@@ -9,6 +9,7 @@
 #include "eval/eval.h"
 #include "cmd.h"
 #include "base/util.h"
+#include "train/train.h"
 
 static volatile sig_atomic_t interrupted;
 
@@ -108,10 +109,19 @@ static int count_subsets(const struct cmd_options *options, const struct eval_ta
     return n;
 }
 
-static int run_lengths(const struct cmd_options *options, const struct eval_task *task, struct butler_engine *engine)
+static int share(const void *user, double *values, size_t n, struct butler_error *err)
+{
+    const struct butler_gather *gather = user;
+    return gather->share(gather, values, n, err);
+}
+
+static int run_lengths(const struct cmd_options *options, const struct eval_task *task, struct butler_engine *engine,
+                       const struct butler_gather *gather)
 {
     struct screen screen = {.options = options, .start = butler_seconds(), .terminal = isatty(STDERR_FILENO)};
-    const struct eval_events events = {&screen, show_progress, show_row, show_note, is_stopped};
+    const struct eval_events loud = {&screen, show_progress, show_row, show_note, is_stopped}, quiet = {.stopped = is_stopped};
+    const struct eval_events *events = gather->rank == 0 ? &loud : &quiet;
+    const struct eval_processes processes = {gather->rank, gather->n_ranks, gather, share};
     const char *slash = options->model ? strrchr(options->model, '/') : NULL;
     struct eval_params params = {
         .data = options->data,
@@ -127,6 +137,7 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
         .kv_type = (enum butler_kv_type)options->kv_type,
         .n_threads = options->n_threads ? options->n_threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
         .output = options->output,
+        .processes = &processes,
         .model_name = slash            ? slash + 1
                       : options->model ? options->model
                                        : "butler-default.gguf",
@@ -139,8 +150,9 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
         params.subset = n_subsets > 0 ? task->subsets[i / n_lengths] : NULL;
         screen.start = butler_seconds();
         screen.resumed = -1;
-        code = eval_execute(task, engine, &params, &events, &err);
-        wipe(&screen);
+        code = eval_execute(task, engine, &params, events, &err);
+        if (gather->rank == 0)
+            wipe(&screen);
         if (code < 0)
             return cmd_fail(options, &err);
     }
@@ -171,6 +183,9 @@ static int run(struct cmd_options *options)
         cmd_say(options, "--mode: '%s' is not allowed; it takes simulate or prefill", options->mode);
         return CMD_USAGE;
     }
+    struct butler_gather gather;
+    if ((status = cmd_join_processes(options, &gather)) != CMD_DONE)
+        return status;
     /* Sequences run in parallel, each in one thread: the pool of this engine has one thread. */
     const int n_threads = options->n_threads;
     options->n_threads = 1;
@@ -181,9 +196,12 @@ static int run(struct cmd_options *options)
     struct sigaction action = {.sa_handler = on_signal}, before;
     action.sa_flags = (int)SA_RESETHAND; /* a second one ends the program at once */
     sigaction(SIGINT, &action, &before);
-    status = run_lengths(options, task, engine);
+    status = run_lengths(options, task, engine, &gather);
     sigaction(SIGINT, &before, NULL);
     cmd_engine_free(engine);
+    /* A process that failed does not finalise MPI: mpirun then ends the others, which would wait for it. */
+    if (status == CMD_DONE)
+        gather.end(&gather);
     return status;
 }
 

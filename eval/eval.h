@@ -112,6 +112,15 @@ const struct eval_task *eval_task_find(const char *name);
 
 /* ------------------------------------------------------------------------------------------------- a run */
 
+/* The processes that share the items of a run. Every one makes all items and ends with the same numbers; only rank 0 writes results
+ * and calls events->row and note. */
+struct eval_processes {
+    int rank, n_ranks;
+    const void *user;
+    /* values[n] becomes the sum over all processes; at most one of them has a value that is not 0. */
+    int (*share)(const void *user, double *values, size_t n, struct butler_error *err);
+};
+
 /* From the command line. */
 struct eval_params {
     const char *data;   /* path, or NULL: the task generates its data */
@@ -129,6 +138,7 @@ struct eval_params {
     int n_threads;      /* sequences at a time, each in an engine of one thread */
     const char *output; /* rows are appended to this file, items to FILE.items, and what they have is not computed again; or NULL */
     const char *model_name;
+    const struct eval_processes *processes; /* NULL: this one alone */
 };
 
 struct eval_events {

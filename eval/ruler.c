@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "generate.h"
+#include "parts.h"
 #include "ruler.h"
 #include "score.h"
 
@@ -265,7 +266,7 @@ static int write_item(const struct eval_run *run, const struct ruler *ruler, con
 static int make_items(struct eval_run *run, struct ruler *ruler, const struct eval_frame *frame, struct butler_error *err)
 {
     const char *path = eval_option_text(run, "write");
-    FILE *out = *path ? fopen(path, "a") : NULL;
+    FILE *out = *path ? fopen(eval_is_root(run->params) ? path : "/dev/null", "a") : NULL;
     struct ruler_text text = {0};
     int code = !*path || out ? 0 : butler_fail(err, BUTLER_ERROR_IO, "%s: %s", path, strerror(errno)), size = 0;
     const int limit = ruler->questions ? BUTLER_MIN(run->limit, ruler_questions_count(ruler->questions)) : run->limit;
