@@ -170,9 +170,57 @@ static void print_tasks(FILE *out)
         fprintf(out, "  %-10s %s\n", eval_tasks[i]->name, eval_tasks[i]->summary);
 }
 
+static json_t *options_of(const struct eval_task *task)
+{
+    json_t *out = json_object();
+    for (int i = 0; task->options && task->options[i].name; i++)
+        json_object_set_new(out, task->options[i].name, json_string(task->options[i].value));
+    return out;
+}
+
+/* Indented, line by line. */
+static void print_details(const char *text)
+{
+    while (*text) {
+        const int n = (int)strcspn(text, "\n");
+        cmd_printf("             %.*s\n", n, text);
+        text += n + (text[n] == '\n');
+    }
+}
+
+/* What each task needs and costs. */
+static int list_tasks(const struct cmd_options *options)
+{
+    for (int i = 0; eval_tasks[i]; i++) {
+        const struct eval_task *task = eval_tasks[i];
+        if (options->json) {
+            cmd_row(json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:o}", "task", task->name, "summary", task->summary, "data",
+                              task->data, "work", task->work, "details", task->details, "length", task->length, "limit",
+                              task->limit, "options", options_of(task)));
+            continue;
+        }
+        cmd_printf("%-10s %s\n  data       %s\n  an item    %s\n", task->name, task->summary, task->data, task->work);
+        if (task->length)
+            cmd_printf("  --length   %d\n", task->length);
+        if (task->limit)
+            cmd_printf("  --limit    %d\n", task->limit);
+        print_details(task->details);
+        for (int k = 0; task->options && task->options[k].name; k++)
+            cmd_printf("  --set %s=%s: %s\n", task->options[k].name, task->options[k].value, task->options[k].help);
+        cmd_printf("\n");
+    }
+    if (!options->json)
+        cmd_printf("Time of an item: tokens read and decoded, each at the speed that `butler bench` prints; items run in parallel "
+                   "(-t).\n");
+    cmd_out_flush();
+    return CMD_DONE;
+}
+
 static int run(struct cmd_options *options)
 {
     int status = CMD_DONE;
+    if (strcmp(options->positional.values[0], "list") == 0)
+        return list_tasks(options);
     const struct eval_task *task = eval_task_find(options->positional.values[0]);
     if (!task) {
         cmd_say(options, "there is no task '%s'; the tasks are:", options->positional.values[0]);
@@ -218,8 +266,8 @@ const struct cmd_command cmd_eval = {
     .synopsis = "TASK [-m FILE] [--kv POLICY]... [--budget B,...] [--data FILE] [--length L,...] [--limit N] [-o RESULTS] [--json]",
     .summary = "what policies cost in quality and save in bytes, on the papers' tasks",
     .details =
-        "Tasks:" EVAL_TASKS(WORD) ". docs/eval.md describes what each reads and "
-                                  "measures.\n\n"
+        "Tasks:" EVAL_TASKS(WORD) ". `butler eval list` says what data each needs, under which licence, and how "
+                                  "long\nan item takes; docs/eval.md describes what each measures.\n\n"
                                   "Every --budget is applied to every --kv that has one. Rows are appended to -o when a policy is "
                                   "done, items to RESULTS.items as\n"
                                   "they are done. What the files have is not measured again: the same command continues a run that "

@@ -80,8 +80,9 @@ struct eval_trial {
 
 struct eval_task {
     const char *name, *summary;
-    const char *details;               /* for --help: data, definitions in a few lines */
-    const char *data, *work;           /* what it needs and under which licence; what an item costs, for the list of tasks */
+    const char *data;                  /* what it needs, and under which licence */
+    const char *work;                  /* tokens that an item reads as a prompt and decodes: its time, on any machine */
+    const char *details;               /* what --data, --length and --limit mean, in a few lines */
     const struct eval_option *options; /* ends with name NULL; NULL: none */
     const char *const *subsets; /* values of option subset, NULL-terminated: without one, each is run. NULL: no such option */
     int length, limit;          /* defaults; limit 0: all items */

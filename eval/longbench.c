@@ -401,6 +401,8 @@ static const struct eval_option options[] = {
 const struct eval_task eval_longbench = {
     .name = "longbench",
     .summary = "LongBench's questions about long texts, answered greedily",
+    .data = "the JSONL of a set of LongBench (MIT; its texts have their own licences)",
+    .work = "reads up to --length tokens, decodes 32 to 512",
     .details = "--data is one set's JSONL file, --length the longest prompt in tokens (what is longer loses its middle), --limit\n"
                "questions.\n",
     .options = options,

@@ -415,6 +415,8 @@ static const struct eval_option options[] = {
 const struct eval_task eval_ruler = {
     .name = "ruler",
     .summary = "RULER's thirteen tasks: needles, chains of variables, counting words, questions",
+    .data = "none; qa_1: SQuAD's JSON, qa_2: HotpotQA's (both CC BY-SA)",
+    .work = "reads --length tokens, decodes up to 128; without --set subset eleven sets, or thirteen",
     .details =
         "--length: tokens of an item with its answer. --data: a JSON file of SQuAD (qa_1) or HotpotQA (qa_2), or JSON lines of\n"
         "items (context, question, answer_prefix, answer, or RULER's input, outputs).\n",

@@ -657,3 +657,15 @@ def test_flags():
     refuses(USAGE, "eval", "kv", "-m", GQA, "--length", "99", says=["--length", "pairs"])
     refuses(USAGE, "eval", "passkey", "-m", GQA, *kv("qest"), says=["qest"])
     refuses(FAILED, "eval", "ppl", "-m", GQA, "--data", "absent.txt", says=["absent.txt"])
+
+
+def test_the_list_of_tasks():
+    """What each needs, for people and for programs; it loads no model."""
+    listed = rows("eval", "list", env={**os.environ, "XDG_CACHE_HOME": "/nosuch"})
+    shown = butler("eval", "list").stdout
+    assert {"ppl", "coref", "passkey", "kv", "lines", "recall", "consensus", "heat", "mc", "longbench", "ruler"} <= {row["task"] for row in listed}
+    for row in listed:
+        assert re.search(rf"^{row['task']} +{re.escape(row['summary'])}$", shown, re.M) and row["data"] in shown and row["work"] in shown
+        assert row["data"] and row["work"] and all(f"--set {key}={value}:" in shown for key, value in row["options"].items())
+    assert next(row for row in listed if row["task"] == "ruler")["length"] == 4096
+    refuses(USAGE, "eval", "lists", says=["lists", "ruler"])
