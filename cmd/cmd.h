@@ -209,6 +209,10 @@ int cmd_fail(const struct cmd_options *options, const struct butler_error *err);
 
 /* ------------------------------------------------------------------------------------------------- set up */
 
+/* Joins the processes that mpirun started, where it started this one; *out ends with out->end. */
+struct butler_gather;
+int cmd_join_processes(const struct cmd_options *options, struct butler_gather *out);
+
 /* A growing array of bytes. */
 struct cmd_text {
     char *bytes;

@@ -9,6 +9,7 @@
 #include "eval/eval.h"
 #include "cmd.h"
 #include "base/util.h"
+#include "train/train.h"
 
 static volatile sig_atomic_t interrupted;
 
@@ -96,10 +97,31 @@ static bool is_stopped(void *user)
     return interrupted;
 }
 
-static int run_lengths(const struct cmd_options *options, const struct eval_task *task, struct butler_engine *engine)
+/* Subsets to run one after the other: all of the task's, unless --set names one. */
+static int count_subsets(const struct cmd_options *options, const struct eval_task *task)
+{
+    int n = 0;
+    for (int i = 0; i < options->settings.n; i++)
+        if (strncmp(options->settings.values[i], "subset=", 7) == 0 || strstr(options->settings.values[i], ",subset="))
+            return 0;
+    while (task->subsets && task->subsets[n])
+        n++;
+    return n;
+}
+
+static int share(const void *user, double *values, size_t n, struct butler_error *err)
+{
+    const struct butler_gather *gather = user;
+    return gather->share(gather, values, n, err);
+}
+
+static int run_lengths(const struct cmd_options *options, const struct eval_task *task, struct butler_engine *engine,
+                       const struct butler_gather *gather)
 {
     struct screen screen = {.options = options, .start = butler_seconds(), .terminal = isatty(STDERR_FILENO)};
-    const struct eval_events events = {&screen, show_progress, show_row, show_note, is_stopped};
+    const struct eval_events loud = {&screen, show_progress, show_row, show_note, is_stopped}, quiet = {.stopped = is_stopped};
+    const struct eval_events *events = gather->rank == 0 ? &loud : &quiet;
+    const struct eval_processes processes = {gather->rank, gather->n_ranks, gather, share};
     const char *slash = options->model ? strrchr(options->model, '/') : NULL;
     struct eval_params params = {
         .data = options->data,
@@ -115,18 +137,22 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
         .kv_type = (enum butler_kv_type)options->kv_type,
         .n_threads = options->n_threads ? options->n_threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
         .output = options->output,
+        .processes = &processes,
         .model_name = slash            ? slash + 1
                       : options->model ? options->model
                                        : "butler-default.gguf",
     };
+    const int n_lengths = BUTLER_MAX(options->lengths.n, 1), n_subsets = count_subsets(options, task);
     int code = 0;
-    for (int i = 0; code == 0 && i < (options->lengths.n ? options->lengths.n : 1); i++) {
+    for (int i = 0; code != EVAL_STOPPED && i < n_lengths * BUTLER_MAX(n_subsets, 1); i++) {
         struct butler_error err = {0};
-        params.length = options->lengths.n ? options->lengths.values[i] : 0;
+        params.length = options->lengths.n ? options->lengths.values[i % n_lengths] : 0;
+        params.subset = n_subsets > 0 ? task->subsets[i / n_lengths] : NULL;
         screen.start = butler_seconds();
         screen.resumed = -1;
-        code = eval_execute(task, engine, &params, &events, &err);
-        wipe(&screen);
+        code = eval_execute(task, engine, &params, events, &err);
+        if (gather->rank == 0)
+            wipe(&screen);
         if (code < 0)
             return cmd_fail(options, &err);
     }
@@ -144,9 +170,57 @@ static void print_tasks(FILE *out)
         fprintf(out, "  %-10s %s\n", eval_tasks[i]->name, eval_tasks[i]->summary);
 }
 
+static json_t *options_of(const struct eval_task *task)
+{
+    json_t *out = json_object();
+    for (int i = 0; task->options && task->options[i].name; i++)
+        json_object_set_new(out, task->options[i].name, json_string(task->options[i].value));
+    return out;
+}
+
+/* Indented, line by line. */
+static void print_details(const char *text)
+{
+    while (*text) {
+        const int n = (int)strcspn(text, "\n");
+        cmd_printf("             %.*s\n", n, text);
+        text += n + (text[n] == '\n');
+    }
+}
+
+/* What each task needs and costs. */
+static int list_tasks(const struct cmd_options *options)
+{
+    for (int i = 0; eval_tasks[i]; i++) {
+        const struct eval_task *task = eval_tasks[i];
+        if (options->json) {
+            cmd_row(json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:o}", "task", task->name, "summary", task->summary, "data",
+                              task->data, "work", task->work, "details", task->details, "length", task->length, "limit",
+                              task->limit, "options", options_of(task)));
+            continue;
+        }
+        cmd_printf("%-10s %s\n  data       %s\n  an item    %s\n", task->name, task->summary, task->data, task->work);
+        if (task->length)
+            cmd_printf("  --length   %d\n", task->length);
+        if (task->limit)
+            cmd_printf("  --limit    %d\n", task->limit);
+        print_details(task->details);
+        for (int k = 0; task->options && task->options[k].name; k++)
+            cmd_printf("  --set %s=%s: %s\n", task->options[k].name, task->options[k].value, task->options[k].help);
+        cmd_printf("\n");
+    }
+    if (!options->json)
+        cmd_printf("Time of an item: tokens read and decoded, each at the speed that `butler bench` prints; items run in parallel "
+                   "(-t).\n");
+    cmd_out_flush();
+    return CMD_DONE;
+}
+
 static int run(struct cmd_options *options)
 {
     int status = CMD_DONE;
+    if (strcmp(options->positional.values[0], "list") == 0)
+        return list_tasks(options);
     const struct eval_task *task = eval_task_find(options->positional.values[0]);
     if (!task) {
         cmd_say(options, "there is no task '%s'; the tasks are:", options->positional.values[0]);
@@ -157,6 +231,9 @@ static int run(struct cmd_options *options)
         cmd_say(options, "--mode: '%s' is not allowed; it takes simulate or prefill", options->mode);
         return CMD_USAGE;
     }
+    struct butler_gather gather;
+    if ((status = cmd_join_processes(options, &gather)) != CMD_DONE)
+        return status;
     /* Sequences run in parallel, each in one thread: the pool of this engine has one thread. */
     const int n_threads = options->n_threads;
     options->n_threads = 1;
@@ -167,9 +244,12 @@ static int run(struct cmd_options *options)
     struct sigaction action = {.sa_handler = on_signal}, before;
     action.sa_flags = (int)SA_RESETHAND; /* a second one ends the program at once */
     sigaction(SIGINT, &action, &before);
-    status = run_lengths(options, task, engine);
+    status = run_lengths(options, task, engine, &gather);
     sigaction(SIGINT, &before, NULL);
     cmd_engine_free(engine);
+    /* A process that failed does not finalise MPI: mpirun then ends the others, which would wait for it. */
+    if (status == CMD_DONE)
+        gather.end(&gather);
     return status;
 }
 
@@ -186,8 +266,8 @@ const struct cmd_command cmd_eval = {
     .synopsis = "TASK [-m FILE] [--kv POLICY]... [--budget B,...] [--data FILE] [--length L,...] [--limit N] [-o RESULTS] [--json]",
     .summary = "what policies cost in quality and save in bytes, on the papers' tasks",
     .details =
-        "Tasks:" EVAL_TASKS(WORD) ". docs/eval.md describes what each reads and "
-                                  "measures.\n\n"
+        "Tasks:" EVAL_TASKS(WORD) ". `butler eval list` says what data each needs, under which licence, and how "
+                                  "long\nan item takes; docs/eval.md describes what each measures.\n\n"
                                   "Every --budget is applied to every --kv that has one. Rows are appended to -o when a policy is "
                                   "done, items to RESULTS.items as\n"
                                   "they are done. What the files have is not measured again: the same command continues a run that "

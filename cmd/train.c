@@ -1,6 +1,5 @@
 /* butler train: trains a predictor on a model's own attention over the given texts. A loop over butler_trainer_step, with its
  * progress messages and the files that it writes: the predictor, its curve and, until it is done, a checkpoint to resume from. */
-#include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -58,29 +57,6 @@ static int choose(const struct cmd_options *options, const char *flag, const cha
         fprintf(stderr, "%s %s", i == 0 ? "" : " or", names[i]);
     fputc('\n', stderr);
     return CMD_USAGE;
-}
-
-/* Opens butler-mpi.so where mpirun started us: beside the command, in its build folder, or where it is installed. */
-static int join_processes(struct run *run)
-{
-    static const char *const folders[] = {".", "build", "../lib/butler"};
-    char path[PATH_MAX + 64];
-    struct butler_error err = {0};
-    run->reduce = butler_gather_local;
-    const char *world = getenv("OMPI_COMM_WORLD_SIZE");
-    if (!world)
-        return CMD_DONE;
-    const bool found = butler_find_file("butler-mpi.so", folders, BUTLER_COUNT(folders), path, sizeof path);
-    void *object = found ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
-    butler_gather_begin_fn *begin = NULL;
-    if (object)
-        *(void **)&begin = dlsym(object, "butler_gather_begin");
-    if (!begin) {
-        cmd_say(run->options, "mpirun started %s processes, but butler-mpi.so, which joins them, cannot be opened: %s", world,
-                found ? dlerror() : "this butler was built without MPI (libopenmpi-dev)");
-        return CMD_FAILED;
-    }
-    return begin(&run->reduce, &err) < 0 ? cmd_fail(run->options, &err) : CMD_DONE;
 }
 
 static int make_params(struct run *run, struct butler_train_params *params)
@@ -163,7 +139,7 @@ static int open_run(struct run *run)
         return status;
     if (options->train.valid && (status = split(options, options->train.valid, &run->lists[1], &run->valid)) != CMD_DONE)
         return status;
-    if ((status = join_processes(run)) != CMD_DONE)
+    if ((status = cmd_join_processes(options, &run->reduce)) != CMD_DONE)
         return status;
     run->root = run->reduce.rank == 0;
     run->engine = cmd_engine_load(options, &status);

@@ -30,12 +30,13 @@ int eval_document(struct eval_ids *ids, const struct eval_run *run, const struct
     return (frame->chat ? eval_ids_piece : eval_ids_text)(ids, run->model, text, err);
 }
 
-/* All tokens of an item into ids; *n_document: those up to the document's end, *n_prompt: up to the answer. */
-static int join(struct eval_ids *ids, const struct eval_run *run, const struct eval_frame *frame, const struct eval_ids *document,
-                const struct eval_question *question, int *n_document, int *n_prompt, struct butler_error *err)
+int eval_frame_join(struct eval_ids *ids, const struct eval_run *run, const struct eval_frame *frame,
+                    const struct eval_ids *document, const struct eval_question *question, int *n_document,
+                    struct butler_error *err)
 {
     /* At the beginning of a turn no space stands before the text. */
     const char *lead = question->lead + (frame->chat && question->lead[0] == ' ');
+    ids->n = 0;
     int code = eval_ids_append(ids, frame->before.ids, frame->before.n, err);
     if (code == 0)
         code = eval_ids_append(ids, document->ids, document->n, err);
@@ -44,18 +45,18 @@ static int join(struct eval_ids *ids, const struct eval_run *run, const struct e
         code = eval_ids_piece(ids, run->model, question->ask, err);
     if (code == 0)
         code = eval_ids_append(ids, frame->after.ids, frame->after.n, err);
-    if (code == 0)
-        code = eval_ids_piece(ids, run->model, lead, err);
-    *n_prompt = ids->n;
-    return code < 0 ? code : eval_ids_piece(ids, run->model, question->answer, err);
+    return code == 0 && *lead ? eval_ids_piece(ids, run->model, lead, err) : code;
 }
 
 int eval_answer_add(struct eval_run *run, const struct eval_frame *frame, const struct eval_ids *document,
                     const struct eval_question *question, int cell, struct butler_error *err)
 {
     struct eval_ids ids = {0};
-    int n_document = 0, n_prompt = 0;
-    int code = join(&ids, run, frame, document, question, &n_document, &n_prompt, err);
+    int n_document = 0;
+    int code = eval_frame_join(&ids, run, frame, document, question, &n_document, err);
+    const int n_prompt = ids.n;
+    if (code == 0)
+        code = eval_ids_piece(&ids, run->model, question->answer, err);
     const int n_answer = ids.n - n_prompt;
     if (code == 0 && (n_answer < 1 || n_prompt <= n_document))
         code = butler_fail(err, BUTLER_ERROR_FORMAT, "an item with %d tokens of question and %d of answer", n_prompt - n_document,
@@ -147,4 +148,9 @@ void eval_distinct(uint64_t *random, int n, int k, int *scratch, int *out)
         scratch[j] = scratch[i];
         out[i] = scratch[i] = chosen;
     }
+}
+
+void eval_name(int index, char *out, size_t n_out)
+{
+    snprintf(out, n_out, "%s-%s", eval_words[index / EVAL_N_WORDS], eval_words[index % EVAL_N_WORDS]);
 }

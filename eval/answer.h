@@ -28,6 +28,11 @@ struct eval_question {
     const char *lead; /* the beginning of the answer, given */
     const char *answer;
 };
+/* Tokens of an item up to its answer into ids: frame, document, ask, frame, lead. ids[0, *n_document) are those up to the
+ * document's end. question->answer is not read. */
+int eval_frame_join(struct eval_ids *ids, const struct eval_run *run, const struct eval_frame *frame,
+                    const struct eval_ids *document, const struct eval_question *question, int *n_document,
+                    struct butler_error *err);
 /* Adds an item: frame, document, ask, frame, lead, answer. Each part is tokenized separately. */
 int eval_answer_add(struct eval_run *run, const struct eval_frame *frame, const struct eval_ids *document,
                     const struct eval_question *question, int cell, struct butler_error *err);
@@ -61,6 +66,10 @@ int eval_below(uint64_t *random, int n);
 void eval_digits(uint64_t *random, int n, char *out);
 /* k different numbers below n into out, in random order. scratch[n]. */
 void eval_distinct(uint64_t *random, int n, int k, int *scratch, int *out);
+
+/* "amber-anchor": the name with this index, below EVAL_N_NAMES. */
+#define EVAL_N_NAMES (EVAL_N_WORDS * EVAL_N_WORDS)
+void eval_name(int index, char *out, size_t n_out);
 
 /* Common words of four to nine letters, for keys, values and names. */
 enum { EVAL_N_WORDS = 400 };

@@ -129,6 +129,8 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 const struct eval_task eval_consensus = {
     .name = "consensus",
     .summary = "whether heads agree on which tokens matter",
+    .data = "a text file (UTF-8)",
+    .work = "reads --length tokens",
     .details = "--data is any text file (UTF-8), --length tokens of a text, --limit texts; --kv full.\n",
     .length = 512,
     .limit = 20,

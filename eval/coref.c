@@ -125,6 +125,8 @@ static const struct eval_option options[] = {
 const struct eval_task eval_coref = {
     .name = "coref",
     .summary = "the name of a place that was described before",
+    .data = "none: our pools of sentences; or TokenButler's pools (they name no licence)",
+    .work = "reads about 150 tokens, decodes 3",
     .details = "--data: a JSON file of pools (location_names, loc_intro_tieback_list, philosophy_statements, food_descriptions,\n"
                "math_problems); without it our own are used.\n",
     .options = options,

@@ -80,10 +80,13 @@ struct eval_trial {
 
 struct eval_task {
     const char *name, *summary;
-    const char *details;               /* for --help: data, definitions in a few lines */
+    const char *data;                  /* what it needs, and under which licence */
+    const char *work;                  /* tokens that an item reads as a prompt and decodes: its time, on any machine */
+    const char *details;               /* what --data, --length and --limit mean, in a few lines */
     const struct eval_option *options; /* ends with name NULL; NULL: none */
-    int length, limit;                 /* defaults; limit 0: all items */
-    bool simulate;                     /* the default mode */
+    const char *const *subsets; /* values of option subset, NULL-terminated: without one, each is run. NULL: no such option */
+    int length, limit;          /* defaults; limit 0: all items */
+    bool simulate;              /* the default mode */
     /* Reads or makes the items (at most run->limit of them) and sets run->n_values, and run->length where it is 0. */
     int (*load)(struct eval_run *run, struct butler_error *err);
     /* One item under one policy: decodes by eval_step and writes trial->values. Called from several threads for different trials:
@@ -99,7 +102,8 @@ struct eval_task {
 
 /* The tasks, listed only here: each(NAME) for struct eval_task eval_NAME. */
 #define EVAL_TASKS(each)                                                                                                           \
-    each(ppl) each(coref) each(passkey) each(kv) each(lines) each(recall) each(consensus) each(heat) each(mc) each(longbench)
+    each(ppl) each(coref) each(passkey) each(kv) each(lines) each(recall) each(consensus) each(heat) each(mc) each(longbench)      \
+        each(ruler)
 #define EVAL_DECLARE(name) extern const struct eval_task eval_##name;
 EVAL_TASKS(EVAL_DECLARE)
 #undef EVAL_DECLARE
@@ -109,10 +113,20 @@ const struct eval_task *eval_task_find(const char *name);
 
 /* ------------------------------------------------------------------------------------------------- a run */
 
+/* The processes that share the items of a run. Every one makes all items and ends with the same numbers; only rank 0 writes results
+ * and calls events->row and note. */
+struct eval_processes {
+    int rank, n_ranks;
+    const void *user;
+    /* values[n] becomes the sum over all processes; at most one of them has a value that is not 0. */
+    int (*share)(const void *user, double *values, size_t n, struct butler_error *err);
+};
+
 /* From the command line. */
 struct eval_params {
-    const char *data;  /* path, or NULL: the task generates its data */
-    int length, limit; /* 0: the task's default */
+    const char *data;   /* path, or NULL: the task generates its data */
+    const char *subset; /* one of several subsets that are run one after the other; NULL: --set says which, or the data */
+    int length, limit;  /* 0: the task's default */
     uint64_t seed;
     const char *mode; /* "simulate", "prefill", or NULL: the task's default */
     const char *const *policies;
@@ -125,6 +139,7 @@ struct eval_params {
     int n_threads;      /* sequences at a time, each in an engine of one thread */
     const char *output; /* rows are appended to this file, items to FILE.items, and what they have is not computed again; or NULL */
     const char *model_name;
+    const struct eval_processes *processes; /* NULL: this one alone */
 };
 
 struct eval_events {
@@ -167,13 +182,16 @@ struct eval_run {
     void *own;     /* the task's, freed by free() at the end */
 };
 
-/* 0, or negative with *err filled. EVAL_STOPPED when events->stopped returned true: finished items are in the output's journal. */
-enum { EVAL_STOPPED = 1 };
+/* 0, or negative with *err filled. EVAL_SKIPPED: the subset was not measured, and a note said why. EVAL_STOPPED when
+ * events->stopped returned true: finished items are in the output's journal. */
+enum { EVAL_STOPPED = 1, EVAL_SKIPPED = 2 };
 int eval_execute(const struct eval_task *task, struct butler_engine *engine, const struct eval_params *params,
                  const struct eval_events *events, struct butler_error *err);
 
 /* Option chat of a task with questions: "auto" (on where the model has a chat template), "on" or "off". */
 int eval_option_chat(const struct eval_run *run, bool *chat, struct butler_error *err);
+/* For a task's load: notes why there is nothing to measure, and returns EVAL_SKIPPED. */
+int eval_skip(const struct eval_run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Options of every task that decodes by eval_step. */
 #define EVAL_COMMON_OPTIONS                                                                                                        \
     {                                                                                                                              \
@@ -251,6 +269,9 @@ int eval_jsonl_fail(const struct eval_jsonl *lines, const char *field, struct bu
     __attribute__((format(printf, 4, 5)));
 
 /* --------------------------------------------------------------------------------------------- statistics */
+
+/* A row of the mean of values[i * run->n_values + which] over the items, from 0 to 1. The items' last value must be 1. */
+struct eval_row eval_mean_row(const struct eval_run *run, const char *metric, const double *values, int which);
 
 /* Wilson's 95 % interval of k successes in n. */
 void eval_wilson(double k, double n, double *lo, double *hi);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "parts.h"
@@ -25,18 +26,35 @@ static int take_line(void *user, json_t *line)
     return 1;
 }
 
-int eval_journal_open(struct eval_journal *journal, const char *results_path, struct butler_error *err)
+/* RESULTS.items, or RESULTS.items.RANK. Owned. */
+static char *path_of(const char *results_path, int rank)
 {
     char *path = NULL;
+    const int n = rank ? asprintf(&path, "%s.items.%d", results_path, rank) : asprintf(&path, "%s.items", results_path);
+    return n < 0 ? NULL : path;
+}
+
+int eval_journal_open(struct eval_journal *journal, const char *results_path, int rank, struct butler_error *err)
+{
     *journal = (struct eval_journal){.log = {.fd = -1}, .done = json_object()};
     if (!results_path)
         return 0;
-    if (asprintf(&path, "%s.items", results_path) < 0)
-        return butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for its name", results_path);
     const struct eval_log_kind kind = {"{\"id\":\"", "no id, values and cost in it", take_line, journal};
-    const int code = eval_log_open(&journal->log, path, &kind, err);
+    char *path = path_of(results_path, rank);
+    int code = path ? eval_log_open(&journal->log, path, &kind, err)
+                    : butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for its name", results_path);
     journal->log.precision = 17; /* gives every double back */
     free(path);
+    /* What other processes of an earlier run measured. */
+    for (int other = 1; rank == 0 && code == 0; other++) {
+        path = path_of(results_path, other);
+        const bool there = path && access(path, F_OK) == 0;
+        if (there)
+            code = eval_log_read(path, &kind, err);
+        free(path);
+        if (!there)
+            break;
+    }
     return code;
 }
 

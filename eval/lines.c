@@ -69,11 +69,6 @@ static int load_file(struct eval_run *run, struct maker *maker, struct butler_er
 
 /* ----------------------------------------------------------------------------------------------- generated */
 
-static void write_name(char *out, size_t n_out, int index)
-{
-    snprintf(out, n_out, "%s-%s", eval_words[index / EVAL_N_WORDS], eval_words[index % EVAL_N_WORDS]);
-}
-
 static int add_made(struct eval_run *run, struct maker *maker, int n_lines, int asked, int *scratch, int *names, uint64_t *random,
                     struct butler_error *err)
 {
@@ -82,17 +77,17 @@ static int add_made(struct eval_run *run, struct maker *maker, int n_lines, int 
     FILE *out = open_memstream(&body, &n_body);
     if (!out)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for the lines");
-    eval_distinct(random, EVAL_N_WORDS * EVAL_N_WORDS, n_lines, scratch, names);
+    eval_distinct(random, EVAL_N_NAMES, n_lines, scratch, names);
     fputs("Each line below holds a number as its REGISTER_CONTENT. Keep them in mind.\n", out);
     for (int i = 0; i < n_lines; i++) {
         eval_digits(random, 4, number);
         number[0] = number[0] == '0' ? '1' : number[0];
-        write_name(name, sizeof name, names[i]);
+        eval_name(names[i], name, sizeof name);
         fprintf(out, "line %s: REGISTER_CONTENT is <%s>\n", name, number);
         if (i == asked)
             memcpy(expected, number, sizeof expected);
     }
-    write_name(name, sizeof name, names[asked]);
+    eval_name(names[asked], name, sizeof name);
     snprintf(ask, sizeof ask, "\nWhat is the REGISTER_CONTENT of line %s?", name);
     const int code = fclose(out) == 0 ? add_item(run, maker, body, ask, name, expected, err)
                                       : butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for the lines");
@@ -106,11 +101,10 @@ static int load_made(struct eval_run *run, struct maker *maker, struct butler_er
     int n_lines;
     if (eval_option_int(run, "lines", 1, 100000, &n_lines, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
-    int *scratch = butler_alloc(((size_t)EVAL_N_WORDS * EVAL_N_WORDS + (size_t)n_lines) * sizeof *scratch, err);
+    int *scratch = butler_alloc(((size_t)EVAL_N_NAMES + (size_t)n_lines) * sizeof *scratch, err);
     int code = scratch ? 0 : BUTLER_ERROR_MEMORY;
     for (int i = 0; code == 0 && i < (run->limit ? run->limit : 50); i++)
-        code = add_made(run, maker, n_lines, (int)((int64_t)i * 7919 % n_lines), scratch, scratch + EVAL_N_WORDS * EVAL_N_WORDS,
-                        &random, err);
+        code = add_made(run, maker, n_lines, (int)((int64_t)i * 7919 % n_lines), scratch, scratch + EVAL_N_NAMES, &random, err);
     free(scratch);
     return code;
 }
@@ -138,6 +132,8 @@ static const struct eval_option options[] = {
 const struct eval_task eval_lines = {
     .name = "lines",
     .summary = "the number in one of many lines",
+    .data = "none; or LongEval's JSON lines (Apache-2.0)",
+    .work = "reads about 25 tokens a line, decodes 4",
     .details = "--data: JSON lines with prompt, random_idx, expected_number (LongEval); without it lines are made.\n",
     .options = options,
     .limit = 50,

@@ -45,6 +45,26 @@ static int learn(const struct eval_log *log, const struct eval_log_kind *kind, c
     return 0;
 }
 
+/* Reads the whole file, then its lines; *keep as learn gives it, *size the file's. */
+static int read_file(const struct eval_log *log, const struct eval_log_kind *kind, size_t *keep, size_t *size,
+                     struct butler_error *err)
+{
+    const off_t end = lseek(log->fd, 0, SEEK_END);
+    char *bytes = end < 0 ? NULL : malloc((size_t)end + 1);
+    int code = bytes ? 0 : fail(log, err);
+    for (off_t at = 0; code == 0 && at < end;) {
+        const ssize_t n = pread(log->fd, bytes + at, (size_t)(end - at), at);
+        if (n <= 0)
+            code = n < 0 ? fail(log, err) : butler_fail(err, BUTLER_ERROR_IO, "%s: it shrank", log->path);
+        at += n;
+    }
+    *size = end < 0 ? 0 : (size_t)end;
+    if (code == 0)
+        code = learn(log, kind, bytes, *size, keep, err);
+    free(bytes);
+    return code;
+}
+
 int eval_log_open(struct eval_log *log, const char *path, const struct eval_log_kind *kind, struct butler_error *err)
 {
     *log = (struct eval_log){.fd = -1, .path = strdup(path)};
@@ -55,21 +75,21 @@ int eval_log_open(struct eval_log *log, const char *path, const struct eval_log_
         return fail(log, err);
     if (flock(log->fd, LOCK_EX | LOCK_NB) < 0)
         return butler_fail(err, BUTLER_ERROR_IO, "%s: another run is writing to it", path);
-    const off_t size = lseek(log->fd, 0, SEEK_END);
-    char *bytes = size < 0 ? NULL : malloc((size_t)size + 1);
-    size_t keep = 0;
-    int code = bytes ? 0 : fail(log, err);
-    for (off_t at = 0; code == 0 && at < size;) {
-        const ssize_t n = pread(log->fd, bytes + at, (size_t)(size - at), at);
-        if (n <= 0)
-            code = n < 0 ? fail(log, err) : butler_fail(err, BUTLER_ERROR_IO, "%s: it shrank", path);
-        at += n;
-    }
-    if (code == 0)
-        code = learn(log, kind, bytes, (size_t)size, &keep, err);
-    if (code == 0 && keep < (size_t)size && ftruncate(log->fd, (off_t)keep) < 0)
+    size_t keep = 0, size;
+    int code = read_file(log, kind, &keep, &size, err);
+    if (code == 0 && keep < size && ftruncate(log->fd, (off_t)keep) < 0)
         code = fail(log, err);
-    free(bytes);
+    return code;
+}
+
+int eval_log_read(const char *path, const struct eval_log_kind *kind, struct butler_error *err)
+{
+    struct eval_log log = {.fd = open(path, O_RDONLY | O_CLOEXEC), .path = (char *)path};
+    size_t keep, size;
+    if (log.fd < 0)
+        return errno == ENOENT ? 0 : fail(&log, err);
+    const int code = read_file(&log, kind, &keep, &size, err);
+    close(log.fd);
     return code;
 }
 

@@ -3,12 +3,11 @@
  * the benchmark's own program. The prompt is read densely (mode prefill), with its question or, by ask=after, without it; the rest
  * is decoded under the policy. */
 #include <limits.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "eval.h"
+#include "generate.h"
 #include "score.h"
 #include "words.h"
 
@@ -355,73 +354,37 @@ static int score_answer(const struct set *set, const struct question *question, 
     return code;
 }
 
-/* Cuts the answer to its first non-empty line, if only that counts; *ends: the line is complete. In place. */
-static char *first_line(char *text, bool *ends)
+/* The first line that is not empty. In place. */
+static char *first_line(char *text)
 {
     text += strspn(text, "\n");
-    const size_t n = strcspn(text, "\n");
-    *ends = n > 0 && text[n];
-    text[n] = 0;
+    text[strcspn(text, "\n")] = 0;
     return text;
+}
+
+/* Whether the line that counts is complete. */
+static bool is_complete(const struct eval_trial *trial, const char *text)
+{
+    const struct set *set = trial->run->own;
+    const char *line = text + strspn(text, "\n");
+    return set->first_line && *line && strchr(line, '\n');
 }
 
 static int measure(struct eval_trial *trial, struct butler_error *err)
 {
-    const struct eval_run *run = trial->run;
-    const struct eval_item *item = trial->item;
-    struct butler_session *session = trial->session;
-    double *values = trial->values;
-    const struct set *set = run->own;
-    char *text = NULL;
-    size_t n = 0;
-    FILE *out = open_memstream(&text, &n);
-    if (!out)
-        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for an answer");
-    int code = 0;
-    for (int i = butler_n_past(session); i < item->n_ids && code == 0; i++)
-        code = eval_step(trial, item->ids[i], err);
-    for (int i = 0; i < set->max_answer && code == 0; i++) {
-        const int32_t id = eval_argmax(butler_logits(session), run->info->n_vocab);
-        size_t n_bytes;
-        const char *bytes = butler_token_bytes(run->model, id, &n_bytes);
-        if (butler_token_is_end(run->model, id) || butler_should_stop(session))
-            break;
-        for (size_t k = 0; k < n_bytes; k++)
-            if (bytes[k])
-                fputc(bytes[k], out);
-        bool ends = false;
-        if (set->first_line && memchr(bytes, '\n', n_bytes)) {
-            fflush(out);
-            char *copy = strdup(text);
-            if (copy)
-                first_line(copy, &ends);
-            free(copy);
-        }
-        if (ends)
-            break;
-        if (i + 1 < set->max_answer)
-            code = eval_step(trial, id, err);
-    }
-    if (fclose(out) != 0 && code == 0)
-        code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for an answer");
-    bool ends;
-    values[1] = 1;
+    const struct set *set = trial->run->own;
+    int code = eval_generate(trial, set->max_answer, is_complete, err);
+    trial->values[1] = 1;
     if (code == 0)
-        code = score_answer(set, item->own, set->first_line ? first_line(text, &ends) : text, &values[0], err);
-    trial->output = text;
+        code = score_answer(set, trial->item->own, set->first_line ? first_line(trial->output) : trial->output, &trial->values[0],
+                            err);
     return code;
 }
 
 static int rows(const struct eval_run *run, const double *values, struct eval_row *out, struct butler_error *err)
 {
-    const struct set *set = run->own;
-    const int n = run->items.n;
-    double sum = 0, lo, hi;
     (void)err;
-    for (int i = 0; i < n; i++)
-        sum += values[2 * i];
-    eval_ratio_interval(values, values + 1, 2, n, &lo, &hi);
-    out[0] = (struct eval_row){metric_name(set->metric), sum / n, fmax(lo, 0), fmin(hi, 1), n, NULL};
+    out[0] = eval_mean_row(run, metric_name(((const struct set *)run->own)->metric), values, 0);
     return 1;
 }
 
@@ -438,6 +401,8 @@ static const struct eval_option options[] = {
 const struct eval_task eval_longbench = {
     .name = "longbench",
     .summary = "LongBench's questions about long texts, answered greedily",
+    .data = "the JSONL of a set of LongBench (MIT; its texts have their own licences)",
+    .work = "reads up to --length tokens, decodes 32 to 512",
     .details = "--data is one set's JSONL file, --length the longest prompt in tokens (what is longer loses its middle), --limit\n"
                "questions.\n",
     .options = options,

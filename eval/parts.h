@@ -41,9 +41,29 @@ struct eval_log_kind {
 /* Opens or creates the file, reads its lines, and cuts off what is incomplete at its end. A file with other lines is an error, and
  * nothing is changed. */
 int eval_log_open(struct eval_log *log, const char *path, const struct eval_log_kind *kind, struct butler_error *err);
+/* Reads the complete lines of such a file, which may be absent. */
+int eval_log_read(const char *path, const struct eval_log_kind *kind, struct butler_error *err);
 /* Appends the objects of an array, synced to the disk before it returns. */
 int eval_log_append(const struct eval_log *log, const json_t *lines, struct butler_error *err);
 void eval_log_close(struct eval_log *log);
+
+/* The measurements of a pass, n of n_items items each, seen by all processes. */
+struct eval_shares {
+    const struct eval_processes *processes; /* NULL: one */
+    int n, n_items, n_values;
+    double *values;          /* [n][n_items][n_values] */
+    struct eval_cost *costs; /* [n][n_items] */
+    bool *have;              /* [n][n_items] measured */
+    bool *mine;              /* [n_items] this process measures what is lacking of the item */
+    int n_have, n_todo;      /* at first, of all processes; of this process */
+};
+bool eval_is_root(const struct eval_params *params);
+/* Makes what one process has known to all, and distributes the items that lack a measurement. */
+int eval_share_begin(struct eval_shares *shares, struct butler_error *err);
+/* Makes what every process measured since known to all. */
+int eval_share_end(struct eval_shares *shares, struct butler_error *err);
+/* Rank 0's numbers become those of all. */
+int eval_share_root(const struct eval_params *params, double *numbers, size_t n, struct butler_error *err);
 
 /* What identifies a measurement of a policy, as text. Owned; NULL: no memory. */
 char *eval_key(const struct eval_run *run, const struct eval_policy *policy);
@@ -60,12 +80,13 @@ bool eval_results_has(const struct eval_results *results, const char *key);
 int eval_results_append(struct eval_results *results, const json_t *rows, struct butler_error *err);
 void eval_results_close(struct eval_results *results);
 
-/* The journal of a file of results: single items of policies that are not complete. */
+/* The journal of a file of results: single items of policies that are not complete. Each process has its own, RESULTS.items and
+ * RESULTS.items.RANK; rank 0 also knows what is in the others'. */
 struct eval_journal {
     struct eval_log log;
     json_t *done; /* an object of its lines */
 };
-int eval_journal_open(struct eval_journal *journal, const char *results_path, struct butler_error *err);
+int eval_journal_open(struct eval_journal *journal, const char *results_path, int rank, struct butler_error *err);
 /* Whether the journal has the item: then values[n_values] and *cost are filled. */
 bool eval_journal_take(const struct eval_journal *journal, const char *key, int item, double *values, int n_values,
                        struct eval_cost *cost);

@@ -80,7 +80,8 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
     int at =
         snprintf(config, sizeof config, "mode=%s,kv-type=%s", run->simulate ? "simulate" : "prefill", kv_types[params->kv_type]);
     for (int i = 0; run->task->options && run->task->options[i].name && at < (int)sizeof config; i++)
-        if (strcmp(run->task->options[i].name, "memory") != 0) /* no result depends on it */
+        if (strcmp(run->task->options[i].name, "memory") != 0 &&
+            strcmp(run->task->options[i].name, "write") != 0) /* change nothing */
             at += snprintf(config + at, sizeof config - (size_t)at, ",%s=%s", run->task->options[i].name, run->option_values[i]);
     struct butler_predictor_info predictor;
     if (policy->parsed.metric && policy->parsed.metric->predictor && at < (int)sizeof config &&
@@ -91,9 +92,9 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
     if (butler_model_fingerprint(run->model, &whole, NULL) < 0)
         return NULL;
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, whole);
-    if (params->data) {
-        const char *slash = strrchr(params->data, '/');
-        snprintf(data, sizeof data, "%.40s#%016" PRIx64, slash ? slash + 1 : params->data, run->data_digest);
+    if (run->data_digest) { /* a task may read other files than --data, or not need what --data names */
+        const char *slash = params->data ? strrchr(params->data, '/') : NULL;
+        snprintf(data, sizeof data, "%.40s#%016" PRIx64, slash ? slash + 1 : params->data ? params->data : "", run->data_digest);
     }
     return json_pack("{s:s, s:s*, s:s, s:s, s:f, s:i, s:i, s:I, s:s, s:s, s:s}", "task", run->task->name, "subset", run->subset,
                      "model", params->model_name, "policy", policy->text, "budget", policy->budget, "length", run->length, "limit",

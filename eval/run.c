@@ -20,11 +20,9 @@ struct pass {
     const struct eval_policy *const *policies; /* [n] */
     char *const *keys;                         /* [n] */
     int n, n_threads;
-    double *values;          /* [n][n_items][n_values] */
-    struct eval_cost *costs; /* [n][n_items] */
-    bool *have;              /* [n][n_items] measured */
-    double before, share;    /* fractions of the whole work */
-    pthread_mutex_t lock;    /* of the fields below, and of the journal */
+    struct eval_shares shares;
+    double before, share; /* fractions of the whole work */
+    pthread_mutex_t lock; /* of the fields below, and of the journal */
     int next_item, n_finished;
     bool stop, stopped;
     int failed_item; /* the first that failed, INT_MAX: none */
@@ -39,14 +37,16 @@ static size_t index_of(const struct pass *pass, int p, int item)
 
 static double *values_of(const struct pass *pass, int p, int item)
 {
-    return pass->values + index_of(pass, p, item) * (size_t)pass->run->n_values;
+    return pass->shares.values + index_of(pass, p, item) * (size_t)pass->run->n_values;
 }
 
 static void show_progress(const struct pass *pass)
 {
+    /* Other processes are taken to be as far with their share as this one. */
+    const double all = (double)pass->n * pass->run->items.n, have = pass->shares.n_have;
+    const double done = have + (all - have) * pass->n_finished / BUTLER_MAX(pass->shares.n_todo, 1);
     if (pass->events->progress)
-        pass->events->progress(pass->events->user, pass->before + pass->share * (double)pass->n_finished /
-                                                                      ((double)pass->n * (double)pass->run->items.n));
+        pass->events->progress(pass->events->user, pass->before + pass->share * done / all);
 }
 
 /* An item under a policy is measured: into the journal. */
@@ -55,8 +55,8 @@ static int finish_one(struct pass *pass, int p, int item, const char *output, st
     const size_t at = index_of(pass, p, item);
     pthread_mutex_lock(&pass->lock);
     const int code = eval_journal_add(pass->journal, pass->keys[p], pass->policies[p]->text, item, values_of(pass, p, item),
-                                      pass->run->n_values, &pass->costs[at], output, err);
-    pass->have[at] = code == 0;
+                                      pass->run->n_values, &pass->shares.costs[at], output, err);
+    pass->shares.have[at] = code == 0;
     pass->n_finished++;
     show_progress(pass);
     pthread_mutex_unlock(&pass->lock);
@@ -97,7 +97,7 @@ static int run_one(struct pass *pass, struct eval_run *run, int p, int item_inde
         struct butler_stats stats;
         butler_session_stats(trial.session, &stats);
         eval_cost_take(&trial.cost, &stats, butler_seconds() - start);
-        pass->costs[index_of(pass, p, item_index)] = trial.cost;
+        pass->shares.costs[index_of(pass, p, item_index)] = trial.cost;
         code = finish_one(pass, p, item_index, trial.output, err);
     }
     eval_watch_end(&trial);
@@ -116,7 +116,7 @@ static int run_together(struct pass *pass, struct eval_run *run, int item_index,
     int *which = butler_alloc((size_t)pass->n * sizeof *which, err), n = 0;
     int code = values && costs && policies && which ? 0 : BUTLER_ERROR_MEMORY;
     for (int p = 0; p < pass->n && code == 0; p++)
-        if (!pass->have[index_of(pass, p, item_index)]) {
+        if (!pass->shares.have[index_of(pass, p, item_index)]) {
             values[n] = values_of(pass, p, item_index);
             policies[n] = pass->policies[p];
             which[n++] = p;
@@ -124,7 +124,7 @@ static int run_together(struct pass *pass, struct eval_run *run, int item_index,
     if (code == 0 && n > 0)
         code = run->task->run_together(run, &run->items.items[item_index], policies, n, values, costs, err);
     for (int i = 0; i < n && code == 0; i++) {
-        pass->costs[index_of(pass, which[i], item_index)] = costs[i];
+        pass->shares.costs[index_of(pass, which[i], item_index)] = costs[i];
         code = finish_one(pass, which[i], item_index, NULL, err);
     }
     free(values);
@@ -139,6 +139,8 @@ static int take_item(struct pass *pass)
     pthread_mutex_lock(&pass->lock);
     if (!pass->stop && pass->events->stopped && pass->events->stopped(pass->events->user))
         pass->stop = pass->stopped = true;
+    while (pass->next_item < pass->run->items.n && !pass->shares.mine[pass->next_item])
+        pass->next_item++;
     const int item = pass->stop || pass->next_item == pass->run->items.n ? -1 : pass->next_item++;
     pthread_mutex_unlock(&pass->lock);
     return item;
@@ -166,7 +168,7 @@ static int run_item(struct pass *pass, struct eval_run *run, int item, struct ev
     /* First the policies that share the dense prompt, so that at most two prompts are held. */
     for (int observes = 0; observes < 2; observes++)
         for (int p = 0; p < pass->n && code == 0; p++)
-            if (eval_policy_observes(&pass->policies[p]->parsed) == (bool)observes && !pass->have[index_of(pass, p, item)])
+            if (eval_policy_observes(&pass->policies[p]->parsed) == (bool)observes && !pass->shares.have[index_of(pass, p, item)])
                 code = run_one(pass, run, p, item, donors, err);
     return code;
 }
@@ -211,7 +213,7 @@ static int report(struct pass *pass, struct eval_results *results, struct butler
         struct eval_cost sum = {0};
         for (int i = 0; i < run->items.n; i++)
             for (int k = 0; k < EVAL_N_COSTS; k++)
-                ((double *)&sum)[k] += ((const double *)&pass->costs[index_of(pass, p, i)])[k];
+                ((double *)&sum)[k] += ((const double *)&pass->shares.costs[index_of(pass, p, i)])[k];
         const size_t n_values = (size_t)run->items.n * (size_t)run->n_values;
         if (pass->policies[p] == pass->base->policy && (pass->base->values = butler_alloc(n_values * sizeof(double), err)))
             memcpy(pass->base->values, values_of(pass, p, 0), n_values * sizeof(double));
@@ -232,35 +234,52 @@ static void take_journal(struct pass *pass)
     for (int p = 0; p < pass->n; p++)
         for (int i = 0; i < pass->run->items.n; i++) {
             const size_t at = index_of(pass, p, i);
-            pass->have[at] =
-                eval_journal_take(pass->journal, pass->keys[p], i, values_of(pass, p, i), pass->run->n_values, &pass->costs[at]);
-            pass->n_finished += pass->have[at];
+            pass->shares.have[at] = eval_journal_take(pass->journal, pass->keys[p], i, values_of(pass, p, i), pass->run->n_values,
+                                                      &pass->shares.costs[at]);
         }
-    show_progress(pass);
+}
+
+static int alloc_shares(struct pass *pass, struct butler_error *err)
+{
+    const struct eval_run *run = pass->run;
+    const size_t n = (size_t)pass->n * (size_t)run->items.n;
+    struct eval_shares *shares = &pass->shares;
+    *shares =
+        (struct eval_shares){.processes = run->params->processes, .n = pass->n, .n_items = run->items.n, .n_values = run->n_values};
+    shares->values = butler_alloc(n * (size_t)run->n_values * sizeof *shares->values, err);
+    shares->costs = butler_alloc(n * sizeof *shares->costs, err);
+    shares->have = butler_alloc(n * sizeof *shares->have, err);
+    shares->mine = butler_alloc((size_t)run->items.n * sizeof *shares->mine, err);
+    return shares->values && shares->costs && shares->have && shares->mine ? 0 : BUTLER_ERROR_MEMORY;
 }
 
 static int run_pass(struct pass *pass, struct eval_results *results, struct butler_error *err)
 {
-    const size_t n = (size_t)pass->n * (size_t)pass->run->items.n;
-    pass->values = butler_alloc(n * (size_t)pass->run->n_values * sizeof *pass->values, err);
-    pass->costs = butler_alloc(n * sizeof *pass->costs, err);
-    pass->have = butler_alloc(n * sizeof *pass->have, err);
-    int code = pass->values && pass->costs && pass->have ? 0 : BUTLER_ERROR_MEMORY;
+    int code = alloc_shares(pass, err);
+    if (code == 0) {
+        take_journal(pass);
+        code = eval_share_begin(&pass->shares, err);
+    }
     if (code == 0) {
         pass->failed_item = INT32_MAX;
-        take_journal(pass);
+        show_progress(pass);
         pthread_mutex_init(&pass->lock, NULL);
         run_items(pass);
         pthread_mutex_destroy(&pass->lock);
         code = pass->code;
         if (code < 0)
             *err = pass->error;
+        else if (pass->stopped)
+            code = EVAL_STOPPED;
         else
-            code = pass->stopped ? EVAL_STOPPED : report(pass, results, err);
+            code = eval_share_end(&pass->shares, err);
     }
-    free(pass->values);
-    free(pass->costs);
-    free(pass->have);
+    if (code == 0 && eval_is_root(pass->run->params))
+        code = report(pass, results, err);
+    free(pass->shares.values);
+    free(pass->shares.costs);
+    free(pass->shares.have);
+    free(pass->shares.mine);
     return code;
 }
 
@@ -307,23 +326,35 @@ static int find_base(struct plan *plan, const struct eval_run *run, const struct
 
 static int make_plan(struct plan *plan, struct eval_run *run, const struct eval_results *results, struct butler_error *err)
 {
+    double *known = butler_alloc((size_t)run->n_policies * sizeof *known, err); /* 1: in the results, which only rank 0 reads */
     plan->policies = butler_alloc((size_t)run->n_policies * sizeof *plan->policies, err);
     plan->keys = butler_alloc((size_t)run->n_policies * sizeof *plan->keys, err);
-    if (!plan->policies || !plan->keys)
-        return BUTLER_ERROR_MEMORY;
-    for (int i = 0; i < run->n_policies; i++) {
+    int code = plan->policies && plan->keys && known ? 0 : BUTLER_ERROR_MEMORY;
+    for (int i = 0; i < run->n_policies && code == 0; i++) {
         struct eval_policy *policy = &run->policies[i];
-        char *key = eval_key(run, policy);
-        if (!key)
-            return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a row");
         policy->parsed.dense_layers = BUTLER_MAX(policy->parsed.dense_layers, run->min_dense);
-        if (eval_results_has(results, key)) {
-            free(key);
-            continue;
-        }
-        plan->policies[plan->n] = policy;
-        plan->keys[plan->n++] = key;
+        plan->keys[i] = eval_key(run, policy);
+        if (!plan->keys[i])
+            code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a row");
+        else
+            known[i] = eval_results_has(results, plan->keys[i]);
+        plan->n++;
     }
+    if (code == 0)
+        code = eval_share_root(run->params, known, (size_t)run->n_policies, err);
+    for (int i = 0, n = plan->n; i < n && code == 0; i++) {
+        char *key = plan->keys[i];
+        plan->n = i == 0 ? 0 : plan->n;
+        if (known[i] > 0)
+            free(key);
+        else {
+            plan->policies[plan->n] = &run->policies[i];
+            plan->keys[plan->n++] = key;
+        }
+    }
+    free(known);
+    if (code < 0)
+        return code;
     plan->together = run->task->run_together != NULL;
     for (int i = 0; i < run->items.n; i++) {
         const struct eval_item *item = &run->items.items[i];
@@ -361,7 +392,10 @@ static int size_pass(struct pass *pass, const struct plan *plan, int first, stru
         pass->n++;
     }
     pass->n_threads = BUTLER_MAX(1, BUTLER_MIN(run->params->n_threads, (int)BUTLER_MIN(limit / one, 1e6)));
-    return 0;
+    double n = pass->n; /* one number for all processes, whatever their machines hold */
+    const int code = eval_share_root(run->params, &n, 1, err);
+    pass->n = (int)n;
+    return code;
 }
 
 static int run_policies(struct eval_run *run, struct eval_results *results, const struct eval_journal *journal,
@@ -438,9 +472,9 @@ int eval_execute(const struct eval_task *task, struct butler_engine *engine, con
     if (code == 0)
         code = eval_take_policies(&run, err);
     if (code == 0)
-        code = eval_results_open(&results, params->output, err);
+        code = eval_results_open(&results, eval_is_root(params) ? params->output : NULL, err);
     if (code == 0)
-        code = eval_journal_open(&journal, params->output, err);
+        code = eval_journal_open(&journal, params->output, params->processes ? params->processes->rank : 0, err);
     if (code == 0)
         code = task->load(&run, err);
     if (code == 0 && run.items.n == 0)

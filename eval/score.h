@@ -15,6 +15,8 @@ int eval_score_class(const char *answer, const char *right, const char *const *c
                      struct butler_error *err);
 /* Share of the numbers in the answer that are the correct one: `right` itself, or the text after `before` in it. */
 int eval_score_number(const char *answer, const char *right, const char *before, double *score, struct butler_error *err);
+/* 1 if the answer contains `right`, whatever the case of letters, else 0 (RULER's string match of one string). */
+int eval_score_contains(const char *answer, const char *right, double *score, struct butler_error *err);
 /* Similarity of the answer's first line that is not a comment: Ratcliff and Obershelp's ratio over characters, in hundredths. */
 int eval_score_edit(const char *answer, const char *right, double *score, struct butler_error *err);
 

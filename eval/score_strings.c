@@ -34,6 +34,17 @@ int eval_score_class(const char *answer, const char *right, const char *const *c
     return 0;
 }
 
+int eval_score_contains(const char *answer, const char *right, double *score, struct butler_error *err)
+{
+    char *text = eval_lower((struct eval_span){answer, strlen(answer)}, false, err);
+    char *wanted = eval_lower((struct eval_span){right, strlen(right)}, false, err);
+    const bool lowered = text && wanted;
+    *score = lowered && strstr(text, wanted);
+    free(text);
+    free(wanted);
+    return lowered ? 0 : BUTLER_ERROR_MEMORY;
+}
+
 static const char digits[] = "0123456789";
 
 int eval_score_number(const char *answer, const char *right, const char *before, double *score, struct butler_error *err)

@@ -1,6 +1,7 @@
 /* From the command line to a run: the task's options, and every policy with every budget. */
 #include <errno.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +56,8 @@ int eval_take_options(struct eval_run *run, struct butler_error *err)
     size_t bytes = 1;
     for (int i = 0; run->task->options && run->task->options[i].name; i++)
         run->option_values[i] = run->task->options[i].value;
+    if (params->subset)
+        run->option_values[option_index(run->task, "subset", strlen("subset"))] = params->subset;
     for (int i = 0; i < params->n_settings; i++)
         bytes += strlen(params->settings[i]) + 1;
     char *at = run->settings = butler_alloc(bytes, err);
@@ -87,6 +90,19 @@ int eval_option_int(const struct eval_run *run, const char *name, int min, int m
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--set %s: '%s' is not a whole number from %d to %d", name, text, min, max);
     *out = (int)value;
     return 0;
+}
+
+int eval_skip(const struct eval_run *run, const char *format, ...)
+{
+    char why[256], text[384];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(why, sizeof why, format, args);
+    va_end(args);
+    snprintf(text, sizeof text, "%s %s: not measured: %s", run->task->name, run->subset ? run->subset : "", why);
+    if (run->events->note)
+        run->events->note(run->events->user, text);
+    return EVAL_SKIPPED;
 }
 
 int eval_option_chat(const struct eval_run *run, bool *chat, struct butler_error *err)

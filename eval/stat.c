@@ -49,3 +49,13 @@ void eval_ratio_interval(const double *x, const double *w, size_t stride, int n,
     *lo = ratio - half;
     *hi = ratio + half;
 }
+
+struct eval_row eval_mean_row(const struct eval_run *run, const char *metric, const double *values, int which)
+{
+    const int n = run->items.n, stride = run->n_values;
+    double sum = 0, lo, hi;
+    for (int i = 0; i < n; i++)
+        sum += values[i * stride + which];
+    eval_ratio_interval(values + which, values + stride - 1, (size_t)stride, n, &lo, &hi);
+    return (struct eval_row){metric, sum / n, fmax(lo, 0), fmin(hi, 1), n, NULL};
+}

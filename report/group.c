@@ -9,8 +9,9 @@
 #include "base/util.h"
 
 static const char *const lower_is_better[] = {"ppl", "bpb", "nll", "loss", "seconds"};
-static const char *const shares[] = {"accuracy", "coverage", "acc_norm", "f1",       "rouge_l", "em",
-                                     "edit_sim", "recall",   "mass",     "page_hit", "reuse",   "top_half_accuracy"};
+static const char *const shares[] = {"accuracy",    "coverage", "acc_norm", "f1",   "rouge_1",  "rouge_2", "rouge_l",
+                                     "em",          "edit_sim", "recall",   "mass", "page_hit", "reuse",   "top_half_accuracy",
+                                     "string_match"};
 
 /* Metrics for which `full` is no reference: it reads every token, so it does not classify them. */
 static const char *const without_dense[] = {"top_half_accuracy", "page_hit", "reuse", "correlation"};
@@ -47,13 +48,15 @@ static struct report_chart *chart_of(struct report *report, const struct report_
     double length = among(row->task, lengths_vary, BUTLER_COUNT(lengths_vary)) ? NAN : row->length;
     for (int i = 0; i < report->n_charts; i++) {
         struct report_chart *chart = &report->charts[i];
-        if (strcmp(chart->task, row->task) == 0 && strcmp(chart->metric, row->metric) == 0 && strcmp(chart->data, row->data) == 0 &&
+        if (strcmp(chart->task, row->task) == 0 && strcmp(chart->subset, row->subset) == 0 &&
+            strcmp(chart->metric, row->metric) == 0 && strcmp(chart->data, row->data) == 0 &&
             strcmp(chart->config, row->config) == 0 && strcmp(chart->model, row->model) == 0 && same_number(chart->length, length))
             return chart;
     }
     report->charts = grow(report->charts, report->n_charts, sizeof *report->charts);
     struct report_chart *chart = &report->charts[report->n_charts++];
     *chart = (struct report_chart){.task = row->task,
+                                   .subset = row->subset,
                                    .metric = row->metric,
                                    .data = row->data,
                                    .config = row->config,

@@ -91,18 +91,24 @@ static void scale_write(FILE *out, bool diverging)
     fprintf(out, "</span>%s</p>\n", diverging ? "1" : "100\xc2\xa0%");
 }
 
-static void recall_write(FILE *out, const json_t *detail, const char *key)
+static const json_t *detail_at(const struct report_series *series, double budget, const char *key)
+{
+    const struct report_row *row = report_row_at(series, budget);
+    return row ? json_object_get(row->detail, key) : NULL;
+}
+
+static void recall_write(FILE *out, const struct report_series *series, double budget, const char *key)
 {
     char number[64];
-    struct cells cells = cells_of_matrix(json_object_get(detail, key));
+    struct cells cells = cells_of_matrix(detail_at(series, budget, key));
     cells_write(out, &cells, "layer", "head", false);
     fprintf(out, "<small>mean %s</small>", report_number(number, sizeof number, cells_mean(&cells), true));
     free(cells.values);
 }
 
-static void correlation_write(FILE *out, const json_t *detail, const char *key)
+static void correlation_write(FILE *out, const struct report_series *series, double budget, const char *key)
 {
-    const json_t *layers = json_object_get(detail, key);
+    const json_t *layers = detail_at(series, budget, key);
     for (size_t i = 0; i < json_array_size(layers); i++) {
         struct cells cells = cells_of_matrix(json_array_get(layers, i));
         fprintf(out, "<figure class=\"inline\">");
@@ -130,13 +136,18 @@ static int distinct(const json_t *grid, const char *key, double *out, int max)
     return n;
 }
 
-/* Correct answers by length (columns) and depth (rows), as percentages in coloured cells. */
-static void grid_write(FILE *out, const json_t *detail, const char *key)
+/* Correct answers by length (columns) and depth (rows), as percentages in coloured cells. The series has a row for every length. */
+static void grid_write(FILE *out, const struct report_series *series, double budget, const char *key)
 {
     enum { MAX = 64 };
     char number[64];
     double lengths[MAX], depths[MAX];
-    const json_t *grid = json_object_get(detail, key);
+    json_t *grid = json_array();
+    for (int i = 0; i < series->n; i++) {
+        json_t *part = json_object_get(series->rows[i]->detail, key);
+        if (json_is_array(part) && (budget < 0 ? isnan(series->rows[i]->budget) : series->rows[i]->budget == budget))
+            json_array_extend(grid, part);
+    }
     int n_lengths = distinct(grid, "length", lengths, MAX), n_depths = distinct(grid, "depth", depths, MAX);
     fprintf(out, "<table class=\"grid\"><tbody>");
     for (int d = 0; d < n_depths; d++) {
@@ -152,7 +163,7 @@ static void grid_write(FILE *out, const json_t *detail, const char *key)
             }
             fprintf(out, "<td class=\"");
             colour_write(out, n > 0 ? right / n : NAN, false);
-            fprintf(out, "\" title=\"%.0f of %.0f\">", right, n);
+            fprintf(out, "\" title=\"%.4g of %.0f\">", right, n);
             if (n > 0)
                 fprintf(out, "%.0f", 100 * right / n);
             fprintf(out, "</td>");
@@ -163,12 +174,13 @@ static void grid_write(FILE *out, const json_t *detail, const char *key)
     for (int l = 0; l < n_lengths; l++)
         fprintf(out, "<th>%.4g%s</th>", lengths[l] >= 1000 ? lengths[l] / 1024 : lengths[l], lengths[l] >= 1000 ? "k" : "");
     fprintf(out, "</tr></tbody></table>");
+    json_decref(grid);
 }
 
-/* Dense has a map only if it is the only policy: beside others it has no information. */
+/* Dense has a map if it is the only policy, or if the map is of answers: others beside others say nothing about it. */
 static bool has_picture(const struct report *report, const struct report_chart *chart, int series, const char *key)
 {
-    bool any = false, alone = chart->n == 1;
+    bool any = false, alone = chart->n == 1 || strcmp(key, "grid") == 0;
     for (int k = 0; k < chart->series[series].n; k++)
         any = any || json_is_array(json_object_get(chart->series[series].rows[k]->detail, key));
     return any && (alone || report->policies[chart->series[series].policy].kind != REPORT_DENSE);
@@ -188,7 +200,7 @@ static bool has_pictures(const struct report *report, const struct report_chart 
 
 /* A table of maps: a row for each policy, a column for each budget. Only policies whose rows have `key`. */
 static void gallery_write(FILE *out, const struct report *report, const struct report_chart *chart, const char *key,
-                          const char *caption, void (*write)(FILE *, const json_t *, const char *))
+                          const char *caption, void (*write)(FILE *, const struct report_series *, double, const char *))
 {
     char number[64];
     double budgets[REPORT_MAX_BUDGETS];
@@ -211,7 +223,7 @@ static void gallery_write(FILE *out, const struct report *report, const struct r
             const struct report_row *row = report_row_at(&chart->series[i], budgets[k]);
             fprintf(out, "<td>");
             if (row && json_is_array(json_object_get(row->detail, key)))
-                write(out, row->detail, key);
+                write(out, &chart->series[i], budgets[k], key);
             fprintf(out, "</td>");
         }
         fprintf(out, "</tr>\n");
@@ -291,9 +303,56 @@ static void all_positions_write(FILE *out, const struct report *report, int inde
     fprintf(out, "</div></details>\n");
 }
 
+/* ------------------------------------------------------------------------------------------- by length and depth */
+
+static bool differ_in_length(const struct report_chart *a, const struct report_chart *b)
+{
+    return strcmp(a->task, b->task) == 0 && strcmp(a->subset, b->subset) == 0 && strcmp(a->metric, b->metric) == 0 &&
+           strcmp(a->data, b->data) == 0 && strcmp(a->config, b->config) == 0 && strcmp(a->model, b->model) == 0;
+}
+
+/* The rows of all charts that differ from this one in length alone, as one chart, for a grid; free_joined frees it. false: an
+ * earlier chart has them. */
+static bool join_lengths(const struct report *report, int index, struct report_chart *out)
+{
+    *out = report->charts[index];
+    out->n = 0;
+    for (int i = 0; i < index; i++)
+        if (differ_in_length(&report->charts[i], out))
+            return false;
+    out->series = report_alloc((size_t)report->n_policies + 1, sizeof *out->series);
+    for (int p = 0; p < report->n_policies; p++) {
+        struct report_series joined = {.policy = p, .rows = report_alloc((size_t)report->rows->n + 1, sizeof(void *))};
+        for (int i = index; i < report->n_charts; i++) {
+            const struct report_series *part = report_series_find(&report->charts[i], p);
+            if (!part || !differ_in_length(&report->charts[i], out))
+                continue;
+            memcpy(joined.rows + joined.n, part->rows, (size_t)part->n * sizeof *part->rows);
+            joined.n += part->n;
+            if (i > index)
+                out->length = NAN; /* the title names none */
+        }
+        if (joined.n)
+            out->series[out->n++] = joined;
+        else
+            free(joined.rows);
+    }
+    return true;
+}
+
+static void free_joined(struct report_chart *chart)
+{
+    for (int i = 0; i < chart->n; i++)
+        free(chart->series[i].rows);
+    free(chart->series);
+}
+
+/* ------------------------------------------------------------------------------------------------ a chart's maps */
+
 void report_maps_write(FILE *out, const struct report *report, int index)
 {
     const struct report_chart *chart = &report->charts[index];
+    struct report_chart joined = *chart;
     bool places = false, grid = false, layers = false, mass = false, correlation = false;
     for (int i = 0; i < chart->n; i++)
         for (int k = 0; k < chart->series[i].n; k++) {
@@ -307,17 +366,21 @@ void report_maps_write(FILE *out, const struct report *report, int index)
             correlation = correlation || json_is_array(json_array_get(first, 0));
             layers = layers || json_is_number(json_array_get(first, 0));
         }
+    grid = grid && join_lengths(report, index, &joined);
     if (!(places || grid || layers || mass || correlation))
         return;
     fprintf(out, "<h3 class=\"maps\">");
-    report_chart_title(out, report, chart);
+    report_chart_title(out, report, &joined);
     fprintf(out, "</h3>\n");
     if (places)
         all_positions_write(out, report, index);
     fprintf(out, "<div class=\"galleries\">\n");
-    if (grid)
-        gallery_write(out, report, chart, "grid",
-                      "Correct answers in per cent: depth of the key (rows, 0 % is the start) by length (columns).", grid_write);
+    if (grid) {
+        gallery_write(out, report, &joined, "grid",
+                      "Correct answers in per cent: depth of what is asked for (rows, 0 % is the start) by length (columns).",
+                      grid_write);
+        free_joined(&joined);
+    }
     if (layers)
         gallery_write(out, report, chart, "layers", "Recall of every query head (columns) in every layer (rows, the first on top).",
                       recall_write);

@@ -19,6 +19,8 @@ static const struct {
     {"lines", "Line retrieval", "One line's number out of many lines."},
     {"mc", "Multiple choice", "The correct continuation must be the most probable."},
     {"longbench", "LongBench", "Questions about long documents."},
+    {"ruler", "RULER",
+     "Needles in a long text, chains of variables, words to count, questions: the share of the expected strings."},
     {"recall", "Recall", "The share of the tokens with the most attention that a policy selects."},
     {"consensus", "Consensus of heads", "Whether heads agree on which tokens matter: correlation of their attention."},
 };

@@ -16,7 +16,7 @@ struct report_row {
     const char *file; /* borrowed from the caller of report_rows_read */
     int line;
     json_t *object; /* owned */
-    const char *task, *metric, *data, *config, *model, *policy, *date;
+    const char *task, *subset, *metric, *data, *config, *model, *policy, *date;
     char *family; /* the policy without its budget; owned */
     double budget, value, lo, hi, n, length, kv_read;
     const json_t *detail; /* an object, or NULL; borrowed */
@@ -55,7 +55,7 @@ struct report_series {
 
 /* Comparable rows: one metric of one task, on the same data, length and model, with the same settings. */
 struct report_chart {
-    const char *task, *metric, *data, *config, *model; /* borrowed from a row */
+    const char *task, *subset, *metric, *data, *config, *model; /* borrowed from a row */
     double length;
     bool lower;                     /* the metric is better when lower */
     bool share;                     /* its values are fractions, shown in per cent */
@@ -133,8 +133,8 @@ void report_text(FILE *out, const char *text);
 const char *report_budget(char *out, size_t n_out, double budget);
 const char *report_number(char *out, size_t n_out, double value, bool share);
 const char *report_count(char *out, size_t n_out, double value); /* 12,345 */
-/* The data of a chart: "test.txt, 1,024 tokens", and the model if there are several. The title has the metric before it:
- * "perplexity: ...". */
+/* The data of a chart: "test.txt, 1,024 tokens", the subset where the file's name does not say it, and the model if there are
+ * several. The title has the metric before it: "perplexity: ...". */
 void report_chart_data(FILE *out, const struct report *report, const struct report_chart *chart);
 void report_chart_title(FILE *out, const struct report *report, const struct report_chart *chart);
 const char *report_metric_name(const char *metric);

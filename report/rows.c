@@ -95,6 +95,7 @@ static int take_fields(struct report_row *row, struct butler_error *err)
     int code;
     if ((code = take_string(row, "task", true, &row->task, err)) < 0 ||
         (code = take_string(row, "policy", true, &row->policy, err)) < 0 ||
+        (code = take_string(row, "subset", false, &row->subset, err)) < 0 ||
         (code = take_string(row, "metric", false, &row->metric, err)) < 0 ||
         (code = take_string(row, "data", false, &row->data, err)) < 0 ||
         (code = take_string(row, "config", false, &row->config, err)) < 0 ||

@@ -121,6 +121,7 @@ const char *report_metric_name(const char *metric)
                  {"f1", "F1"},
                  {"rouge_l", "Rouge-L"},
                  {"em", "exact match"},
+                 {"string_match", "expected strings found"},
                  {"edit_sim", "edit similarity"},
                  {"recall", "recall of the tokens with most attention"},
                  {"mass", "attention mass covered"},
@@ -143,13 +144,19 @@ static const char *base_name(const char *path)
 void report_chart_data(FILE *out, const struct report *report, const struct report_chart *chart)
 {
     char number[64];
+    const char *name = base_name(chart->data);
+    const size_t n_name = strcspn(name, "#"); /* a digest follows */
     bool models = false, named = false;
     for (int i = 0; i < report->n_charts; i++)
         models = models || strcmp(report->charts[i].model, chart->model) != 0;
-    if (*chart->data) {
-        const char *name = base_name(chart->data);
+    if (*chart->subset && !memmem(name, n_name, chart->subset, strlen(chart->subset))) {
+        report_text(out, chart->subset);
+        named = true;
+    }
+    if (n_name > 0) {
         char data[256];
-        snprintf(data, sizeof data, "%.*s", (int)BUTLER_MIN(strcspn(name, "#"), sizeof data - 1), name); /* '#': a digest follows */
+        snprintf(data, sizeof data, "%.*s", (int)BUTLER_MIN(n_name, sizeof data - 1), name);
+        fprintf(out, "%s", named ? ", " : "");
         report_text(out, data);
         named = true;
     }
@@ -166,7 +173,7 @@ void report_chart_data(FILE *out, const struct report *report, const struct repo
 void report_chart_title(FILE *out, const struct report *report, const struct report_chart *chart)
 {
     report_text(out, report_metric_name(chart->metric));
-    if (*chart->data || !isnan(chart->length))
+    if (*chart->subset || *chart->data || !isnan(chart->length))
         fprintf(out, ": ");
     report_chart_data(out, report, chart);
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from eval_rows import VOLATILE, bos, by, ids_of, journal, kv, piece_of, steady
 from cli import BUTLER, FAILED, GPT2, GQA, ROOT, USAGE, butler, data_folder, refuses, rows, with_values
 from gguf_file import BOOL, Gguf
 from llama_reference import Llama
@@ -21,34 +22,7 @@ from policies_reference import half_up, log_softmax
 
 TEXT = ROOT / "tests" / "data" / "secret_garden.txt"
 POLICIES = ["quest:dense=0,page=4", "fier:dense=0", "pagestats:page=4", "oracle", "random", "streaming", "h2o", "h2o+vatp", "scissorhands", "snapkv", "tova", "knorm"]
-VOLATILE = ("seconds", "date")
 JOINT = ("difference",)  # depends on another policy of the command
-
-
-def kv(*policies):
-    return [word for p in policies for word in ("--kv", p)]
-
-
-def steady(found):
-    """Rows without what differs from run to run."""
-    return [{k: v for k, v in row.items() if k not in VOLATILE} for row in found]
-
-
-def by(found, **wanted):
-    out = [row for row in found if all(row[k] == v for k, v in wanted.items())]
-    assert len(out) == 1, (wanted, len(out))
-    return out[0]
-
-
-def ids_of(text, model=GQA):
-    return json.loads(butler("tokenize", "-m", model, "-f", "-", "--no-special", "--json", input=text).stdout)["ids"]
-
-
-def piece_of(text, model=GQA):
-    """Tokens of a text that goes on from another: the space that this vocabulary puts before a text is not wanted there."""
-    whole, start = ids_of("x\n" + text, model), ids_of("x\n", model)
-    assert whole[:len(start)] == start
-    return whole[len(start):]
 
 
 def log_probs(ids, model=GQA):
@@ -57,12 +31,6 @@ def log_probs(ids, model=GQA):
     logits = np.array([row["logits"] for row in out])
     logits -= logits.max(1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(1, keepdims=True))
-
-
-def bos(model=GQA):
-    """The beginning-of-text token where the file asks for one, as the command reads it."""
-    special = json.loads(butler("tokenize", "-m", model, "-p", "a", "--json").stdout)["ids"]
-    return special[:len(special) - len(ids_of("a", model))]
 
 
 # ------------------------------------------------------------------------------------------------- perplexity
@@ -212,11 +180,6 @@ def test_interrupted_and_resumed(tmp_path, number):
     again = subprocess.run(command(part), check=True, capture_output=True, timeout=300).stderr.decode()
     assert "of 9 policies are in the results already" in again
     assert read(part) == read(whole)
-
-
-def journal(path):
-    file = Path(f"{path}.items")
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def test_killed_at_random_moments(tmp_path):
@@ -694,3 +657,15 @@ def test_flags():
     refuses(USAGE, "eval", "kv", "-m", GQA, "--length", "99", says=["--length", "pairs"])
     refuses(USAGE, "eval", "passkey", "-m", GQA, *kv("qest"), says=["qest"])
     refuses(FAILED, "eval", "ppl", "-m", GQA, "--data", "absent.txt", says=["absent.txt"])
+
+
+def test_the_list_of_tasks():
+    """What each needs, for people and for programs; it loads no model."""
+    listed = rows("eval", "list", env={**os.environ, "XDG_CACHE_HOME": "/nosuch"})
+    shown = butler("eval", "list").stdout
+    assert {"ppl", "coref", "passkey", "kv", "lines", "recall", "consensus", "heat", "mc", "longbench", "ruler"} <= {row["task"] for row in listed}
+    for row in listed:
+        assert re.search(rf"^{row['task']} +{re.escape(row['summary'])}$", shown, re.M) and row["data"] in shown and row["work"] in shown
+        assert row["data"] and row["work"] and all(f"--set {key}={value}:" in shown for key, value in row["options"].items())
+    assert next(row for row in listed if row["task"] == "ruler")["length"] == 4096
+    refuses(USAGE, "eval", "lists", says=["lists", "ruler"])

@@ -218,6 +218,26 @@ def test_maps(page):
         assert [plain(c) for c in cells] == [f"{100 * g['right'] / 8:.0f}" for g in grid]
 
 
+def test_lengths_of_a_grid_are_one_map(tmp_path):
+    """Depth by length: charts of one task that differ in length have one picture, where dense stands too."""
+    cell = {(p, length, d): (i * 7 + j * 3 + k) % 9 / 2 for i, p in enumerate(("full", "h2o:budget=0.25"))
+            for j, length in enumerate((1024, 4096)) for k, d in enumerate((0, 0.5, 1))}
+    rows = [{"task": "ruler", "subset": "niah_single_2", "model": "m.gguf", "policy": policy, "budget": 1 if policy == "full" else 0.25,
+             "data": "#0123", "config": "subset=niah_single_2,depths=3", "length": length, "metric": "string_match", "value": 0.5, "n": 12,
+             "kv_read": 0.5, "detail": {"grid": [{"length": length, "depth": d, "right": cell[policy, length, d], "n": 4} for d in (0, 0.5, 1)]}}
+            for length in (4096, 1024) for policy in ("full", "h2o:budget=0.25")]
+    page = Page(tmp_path, rows)
+    gallery, = [t for t in page.all("table") if "gallery" in (t.get("class") or "")]
+    for policy in ("full", "h2o:budget=0.25"):
+        line = next(r for r in gallery.iter(XHTML + "tr") if r[0].get("scope") == "row" and plain(r[0]) == policy.split(":")[0])
+        table, = line.iter(XHTML + "table")
+        grid = [[c.get("title") for c in r.iter(XHTML + "td")] for r in table.iter(XHTML + "tr")]
+        assert grid == [[f"{cell[policy, length, d]:g} of 4" for length in (1024, 4096)] for d in (0, 0.5, 1)] + [[]]
+        assert [plain(h) for h in list(table.iter(XHTML + "tr"))[-1]] == ["", "1k", "4k"]
+    heading, = [h for h in page.all("h3") if h.get("class") == "maps"]
+    assert plain(heading) == "expected strings found: niah_single_2"
+
+
 def test_tokens(page):
     rows = [r for r in report_rows.all_rows() if r["task"] == "heat"]
     paragraphs = [p for p in page.all("p") if p.get("class") == "tokens"]

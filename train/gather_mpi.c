@@ -1,6 +1,6 @@
 /* Many processes, over MPI: the partial sum goes from rank to rank, each adds its texts in order, and the last rank broadcasts the
  * result. In segments, so that ranks work on different ones at the same time. A separate shared object (butler-mpi.so), loaded by
- * `butler train` under mpirun: no other command loads MPI. */
+ * `butler train` and `butler eval` under mpirun: no other command loads MPI. */
 #include <mpi.h>
 #include <stdio.h>
 #include <string.h>
@@ -46,6 +46,17 @@ static int sum(const struct butler_gather *reduce, const float *const *parts, in
     return failed(err, code, "summing gradients");
 }
 
+static int share(const struct butler_gather *reduce, double *values, size_t n, struct butler_error *err)
+{
+    int code = MPI_SUCCESS;
+    (void)reduce;
+    for (size_t from = 0; from < n && code == MPI_SUCCESS; from += SEGMENT) {
+        const int size = (int)(n - from < SEGMENT ? n - from : SEGMENT);
+        code = MPI_Allreduce(MPI_IN_PLACE, values + from, size, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    }
+    return failed(err, code, "sharing results");
+}
+
 static void end(const struct butler_gather *reduce)
 {
     (void)reduce;
@@ -56,7 +67,7 @@ __attribute__((visibility("default"))) butler_gather_begin_fn butler_gather_begi
 
 int butler_gather_begin(struct butler_gather *reduce, struct butler_error *err)
 {
-    *reduce = (struct butler_gather){.sum = sum, .end = end};
+    *reduce = (struct butler_gather){.sum = sum, .share = share, .end = end};
     int code = MPI_Init(NULL, NULL);
     if (code == MPI_SUCCESS)
         code = MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
