@@ -66,9 +66,12 @@ enum cmd_flag {
     CMD_SET,
     CMD_TRAIN_DATA,
     CMD_TRAIN_VERSION,
+    CMD_RECIPE,
     CMD_RESUME,
     CMD_START,
     CMD_TRAIN_LENGTH,
+    CMD_USES,
+    CMD_QUERIES,
     CMD_TRAIN_TOKENS,
     CMD_STEPS,
     CMD_TRAIN_BATCH,
@@ -121,9 +124,9 @@ struct cmd_reals {
 
 /* What `train` alone takes. */
 struct cmd_train {
-    const char *data, *valid, *version, *loss, *input, *key_heads, *rotate, *type, *start;
+    const char *data, *valid, *version, *recipe, *loss, *input, *key_heads, *rotate, *type, *start;
     bool resume;
-    int length, n_tokens, n_steps, batch, accumulate, dim, mid, n_valid, every, checkpoint_s;
+    int length, n_uses, n_queries, n_tokens, n_steps, batch, accumulate, dim, mid, n_valid, every, checkpoint_s;
     double lr, decay;
 };
 

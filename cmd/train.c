@@ -59,14 +59,39 @@ static int choose(const struct cmd_options *options, const char *flag, const cha
     return CMD_USAGE;
 }
 
+/* The flags that the paper's program would have been given; those on the command line stay. */
+static void take_paper(struct cmd_options *options)
+{
+    struct cmd_train *t = &options->train;
+    const struct {
+        int flag;
+        const char **text, *value;
+    } texts[] = {{CMD_LOSS, &t->loss, "square"},
+                 {CMD_TRAIN_INPUT, &t->input, "norm"},
+                 {CMD_KEY_HEADS, &t->key_heads, "query"},
+                 {CMD_ROTATE, &t->rotate, "published"}};
+    for (int i = 0; i < BUTLER_COUNT(texts); i++)
+        if (!options->given[texts[i].flag])
+            *texts[i].text = texts[i].value;
+    t->lr = options->given[CMD_LR] ? t->lr : 0.001;
+    t->batch = options->given[CMD_TRAIN_BATCH] ? t->batch : 4;
+    t->n_uses = options->given[CMD_USES] ? t->n_uses : 1;
+    t->n_queries = options->given[CMD_QUERIES] ? t->n_queries : 0;
+}
+
 static int make_params(struct run *run, struct butler_train_params *params)
 {
     static const char *const versions[] = {"v1", "v2"}, *const losses[] = {"causal", "square", "entropy"};
     static const char *const inputs[] = {"norm", "attention"}, *const keys[] = {"kv", "query"},
-                             *const rotates[] = {"fast", "published"}, *const types[] = {"q4_0", "q8_0", "f16", "f32"};
-    const struct cmd_options *options = run->options;
+                             *const rotates[] = {"fast", "published"}, *const types[] = {"q4_0", "q8_0", "f16", "f32"},
+                             *const recipes[] = {"default", "paper"};
+    struct cmd_options *options = run->options;
     const struct cmd_train *t = &options->train;
-    int version, loss, input, key_heads, published;
+    int version, loss, input, key_heads, published, paper;
+    if (choose(options, "--recipe", t->recipe, recipes, 2, &paper) != CMD_DONE)
+        return CMD_USAGE;
+    if (paper)
+        take_paper(options);
     if (choose(options, "--predictor", t->version, versions, 2, &version) != CMD_DONE ||
         choose(options, "--loss", t->loss, losses, 3, &loss) != CMD_DONE ||
         choose(options, "--input", t->input, inputs, 2, &input) != CMD_DONE ||
@@ -86,7 +111,7 @@ static int make_params(struct run *run, struct butler_train_params *params)
     if (t->mid)
         sizes.n_mid = t->mid;
     butler_predictor_rotate(&sizes, run->model, published ? 0 : t->length);
-    if (key_heads == 1)
+    if (key_heads == 1 && version == 1)
         sizes.n_key_heads = sizes.n_heads;
     struct butler_engine_info device;
     butler_engine_get_info(run->engine, &device);
@@ -99,6 +124,8 @@ static int make_params(struct run *run, struct butler_train_params *params)
         .sizes = sizes,
         .loss = version == 2 ? BUTLER_LOSS_CROSS_ENTROPY : (enum butler_loss_kind)loss,
         .length = t->length,
+        .n_uses = t->n_uses,
+        .n_queries = t->n_queries,
         .batch = t->batch,
         .accumulate = t->accumulate,
         .n_tokens = t->n_tokens,
@@ -161,11 +188,11 @@ static void say_start(const struct run *run)
     const struct butler_trainer *trainer = run->trainer;
     const struct butler_train_params *params = &trainer->params;
     char bytes[32];
-    cmd_bytes(bytes, sizeof bytes, butler_trainer_text_bytes(trainer));
+    cmd_bytes(bytes, sizeof bytes, butler_trainer_bytes(trainer));
     cmd_say(run->options,
             "TokenButler v%d, %zu parameters (%.2f %% of the model's); %" PRId64
             " steps of %d texts of %d tokens, %d process%s of %d "
-            "threads; %s of scratch a thread",
+            "threads; %s of scratch",
             params->sizes.version, trainer->predictor->n_weights,
             100.0 * (double)trainer->predictor->n_weights / (double)butler_model_get_info(run->model)->n_params,
             params->adam.n_steps, params->batch * params->accumulate, params->length, run->reduce.n_ranks,
@@ -318,17 +345,20 @@ static const struct cmd_use uses[] = {
     {CMD_TRAIN_DATA, NULL},
     {CMD_OUTPUT, NULL},
     {CMD_TRAIN_VERSION, "v1"},
+    {CMD_RECIPE, "default"},
     {CMD_RESUME, NULL},
     {CMD_START, NULL},
     {CMD_TRAIN_LENGTH, "1024"},
+    {CMD_USES, "8"},
+    {CMD_QUERIES, "128"},
     {CMD_TRAIN_TOKENS, "0"},
     {CMD_STEPS, "0"},
-    {CMD_TRAIN_BATCH, "4"},
+    {CMD_TRAIN_BATCH, "2"},
     {CMD_ACCUMULATE, "1"},
-    {CMD_LR, "0.001"},
+    {CMD_LR, "0.015"},
     {CMD_DECAY, "0.01"},
-    {CMD_LOSS, "causal"},
-    {CMD_TRAIN_INPUT, "norm"},
+    {CMD_LOSS, "entropy"},
+    {CMD_TRAIN_INPUT, "attention"},
     {CMD_DIM, "0"},
     {CMD_MID, "0"},
     {CMD_KEY_HEADS, "kv"},

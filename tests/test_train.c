@@ -63,15 +63,20 @@ static void problem_free(struct problem *p)
 }
 
 /* What the model's forward pass would have shown. */
-static double run_net(struct butler_net *net, const struct problem *p)
+static double run_net(struct butler_net *net, const struct problem *p, int n_queries)
 {
-    struct butler_capture capture = butler_net_capture;
-    butler_net_begin(net, p->n);
+    struct butler_error err = {0};
+    struct butler_states states;
+    const struct butler_capture *capture = &butler_states_capture;
+    assert_int_equal(butler_states_init(&states, &p->sizes, p->n + 5, &err), 0);
+    butler_states_begin(&states, p->n);
     for (int l = 0; l < p->sizes.n_layers; l++) {
-        capture.layer(net, l, 0, p->n, p->inputs[l], p->inputs[l], p->queries[l], p->keys[l]);
-        capture.fed(net, l, 0, p->n, p->inputs[l]);
+        capture->layer(&states, l, 0, p->n, p->inputs[l], p->inputs[l], p->queries[l], p->keys[l]);
+        capture->fed(&states, l, 0, p->n, p->inputs[l]);
     }
-    assert_int_equal(net->layers_seen, p->sizes.n_layers - 1);
+    assert_int_equal(states.layers_seen, p->sizes.n_layers - 1);
+    butler_net_run(net, &states, n_queries, 17);
+    butler_states_free(&states);
     return net->loss;
 }
 
@@ -123,7 +128,7 @@ static void against_torch(const char *name)
 {
     struct bench b;
     bench_make(&b, name);
-    const double loss = run_net(b.net, &b.p);
+    const double loss = run_net(b.net, &b.p, 0);
     assert_true(fabs(loss - (double)b.p.loss) <= 1e-5 * fabs((double)b.p.loss));
     for (int i = 0; i < b.predictor->n_params; i++) {
         const struct butler_predictor_param *param = &b.predictor->params[i];
@@ -157,11 +162,11 @@ static void test_torch_v2(void **state)
 }
 
 /* The slope of the loss along a random direction, by central differences and by the gradient, a parameter at a time. */
-static void finite_differences(const char *name)
+static void finite_differences(const char *name, int n_queries)
 {
     struct bench b;
     bench_make(&b, name);
-    run_net(b.net, &b.p);
+    run_net(b.net, &b.p, n_queries);
     b.net->grads = NULL;
     uint64_t seed = 11;
     float *start = malloc(b.predictor->n_weights * sizeof(float)), *direction = malloc(b.predictor->n_weights * sizeof(float));
@@ -180,7 +185,7 @@ static void finite_differences(const char *name)
         for (int side = 0; side < 2; side++) {
             for (size_t j = 0; j < n; j++)
                 param->data[j] = start[at + j] + (float)(side ? step : -step) * direction[j];
-            values[side] = run_net(b.net, &b.p);
+            values[side] = run_net(b.net, &b.p, n_queries);
         }
         memcpy(param->data, start + at, n * sizeof(float));
         const double measured = (values[1] - values[0]) / (2 * step);
@@ -195,28 +200,32 @@ static void finite_differences(const char *name)
 static void test_finite_differences(void **state)
 {
     (void)state;
-    finite_differences("predictor/v1-causal.bin");
-    finite_differences("predictor/v2-rotated.bin");
+    for (int n_queries = 0; n_queries <= 9; n_queries += 9) {
+        finite_differences("predictor/v1-causal.bin", n_queries);
+        finite_differences("predictor/v2-rotated.bin", n_queries);
+    }
 }
 
 /* --------------------------------------------------------------------------------------- losses over the whole */
 
-/* The same loss and gradients with everything of size L x L held, in double precision. */
-static double whole_loss(enum butler_loss_kind kind, const struct butler_loss_head *h, double *dqp, double *dkp)
+/* The same loss and gradients in double precision, a query and a head at a time. dqp[n_queries][n_heads][d], dkp[n][d]. */
+static double whole_loss(enum butler_loss_kind kind, const struct butler_loss_heads *h, double *dqp, double *dkp)
 {
     const int n = h->n;
+    const bool square = kind == BUTLER_LOSS_SQUARE_MSE, entropy = kind == BUTLER_LOSS_CROSS_ENTROPY;
     double *row = malloc((size_t)n * sizeof *row), *true_row = malloc((size_t)n * sizeof *row);
     double loss = 0;
-    const double n_terms = kind == BUTLER_LOSS_CAUSAL_MSE ? n * (n + 1.0) / 2 : kind == BUTLER_LOSS_SQUARE_MSE ? (double)n * n : n;
-    for (int t = 0; t < n; t++) {
-        const int seen = kind == BUTLER_LOSS_SQUARE_MSE ? n : t + 1;
+    /* of all queries, and the part of them that is seen */
+    const double n_terms = (entropy ? n : square ? (double)n * n : n * (n + 1.0) / 2) * h->n_queries / n;
+    for (int r = 0; r < h->n_queries * h->n_heads; r++) {
+        const int seen = square ? n : h->at[r / h->n_heads] + 1;
         double p_sum = 0, a_sum = 0;
         for (int i = 0; i < seen; i++) {
             double s = 0, z = 0;
             for (int j = 0; j < h->d; j++)
-                s += (double)h->qp[t * h->qp_stride + j] * (double)h->kp[i * h->kp_stride + j];
+                s += (double)h->qp[r * h->d + j] * (double)h->kp[i * h->kp_stride + j];
             for (int j = 0; j < h->dim; j++)
-                z += (double)h->q[t * h->q_stride + j] * (double)h->k[i * h->k_stride + j];
+                z += (double)h->q[r * h->dim + j] * (double)h->k[i * h->k_stride + j];
             row[i] = s / sqrt(h->d);
             true_row[i] = z / sqrt(h->dim);
             p_sum += exp(row[i]);
@@ -224,7 +233,7 @@ static double whole_loss(enum butler_loss_kind kind, const struct butler_loss_he
         }
         for (int i = 0; i < seen; i++) {
             double slope;
-            if (kind == BUTLER_LOSS_CROSS_ENTROPY) {
+            if (entropy) {
                 loss -= exp(true_row[i]) / a_sum * (row[i] - log(p_sum));
                 slope = exp(row[i]) / p_sum - exp(true_row[i]) / a_sum;
             } else {
@@ -233,8 +242,8 @@ static double whole_loss(enum butler_loss_kind kind, const struct butler_loss_he
             }
             slope *= (double)h->weight / n_terms / sqrt(h->d);
             for (int j = 0; j < h->d; j++) {
-                dqp[t * h->d + j] += slope * (double)h->kp[i * h->kp_stride + j];
-                dkp[i * h->d + j] += slope * (double)h->qp[t * h->qp_stride + j];
+                dqp[r * h->d + j] += slope * (double)h->kp[i * h->kp_stride + j];
+                dkp[i * h->d + j] += slope * (double)h->qp[r * h->d + j];
             }
         }
     }
@@ -262,6 +271,31 @@ static double distance_rows(const float *a, int stride, const double *b, int n, 
     return sqrt(difference / size);
 }
 
+static void check_loss(const struct butler_blas *blas, enum butler_loss_kind kind, int n, int n_queries, int n_heads)
+{
+    enum { DIM = 10, D = 6, K_STRIDE = 11, KP_STRIDE = 7 };
+    uint64_t seed = 5;
+    int *at = malloc((size_t)n * sizeof *at);
+    struct butler_loss_heads h = {
+        .n = n, .n_heads = n_heads, .dim = DIM, .d = D, .k_stride = K_STRIDE, .kp_stride = KP_STRIDE, .at = at, .weight = 0.7f};
+    h.n_queries = butler_loss_sample(n, n_queries, 3, at);
+    const int n_rows = h.n_queries * n_heads;
+    float *q = random_rows(n_rows, DIM, &seed), *k = random_rows(n, K_STRIDE, &seed), *qp = random_rows(n_rows, D, &seed);
+    float *kp = random_rows(n, KP_STRIDE, &seed), *dqp = random_rows(n_rows, D, &seed);
+    float *dkp = calloc((size_t)n * KP_STRIDE, sizeof *dkp);
+    double *whole_dqp = calloc((size_t)(n_rows * D), sizeof *whole_dqp), *whole_dkp = calloc((size_t)(n * D), sizeof *whole_dkp);
+    h.q = q, h.k = k, h.qp = qp, h.kp = kp, h.dqp = dqp, h.dkp = dkp;
+    h.panels = malloc(butler_loss_panel_floats(n, n_heads) * sizeof(float));
+    const double loss = butler_loss(blas, butler_kernels_get(NULL), kind, &h);
+    const double whole = whole_loss(kind, &h, whole_dqp, whole_dkp);
+    assert_true(fabs(loss - whole) <= 2e-6 * fabs(whole) + 1e-6);
+    if (n > 1) {
+        assert_true(distance_rows(dqp, D, whole_dqp, n_rows, D) <= 1e-5);
+        assert_true(distance_rows(dkp, KP_STRIDE, whole_dkp, n, D) <= 1e-5);
+    }
+    free(at), free(q), free(k), free(qp), free(kp), free(dqp), free(dkp), free(whole_dqp), free(whole_dkp), free(h.panels);
+}
+
 static void test_blocks_equal_whole(void **state)
 {
     (void)state;
@@ -269,28 +303,34 @@ static void test_blocks_equal_whole(void **state)
     static const int lengths[] = {1, 2, 63, 64, 65, 128, 200};
     struct butler_blas *blas = butler_blas_load(&err);
     assert_non_null(blas);
-    uint64_t seed = 5;
     for (int kind = 0; kind < 3; kind++)
-        for (int i = 0; i < BUTLER_COUNT(lengths); i++) {
-            const int n = lengths[i], d = 6;
-            struct butler_loss_head h = {.n = n, .dim = 10, .d = d, .q_stride = 13, .k_stride = 11, .qp_stride = 9, .kp_stride = 6};
-            float *q = random_rows(n, 13, &seed), *k = random_rows(n, 11, &seed), *qp = random_rows(n, 9, &seed);
-            float *kp = random_rows(n, 6, &seed), *dqp = calloc((size_t)n * 9, sizeof *dqp),
-                  *dkp = calloc((size_t)n * 6, sizeof *dkp);
-            double *whole_dqp = calloc((size_t)(n * d), sizeof *whole_dqp), *whole_dkp = calloc((size_t)(n * d), sizeof *whole_dkp);
-            h.q = q, h.k = k, h.qp = qp, h.kp = kp, h.dqp = dqp, h.dkp = dkp;
-            h.weight = 0.7f;
-            h.panels = malloc(2 * BUTLER_LOSS_ROWS * (size_t)n * sizeof(float));
-            const double loss = butler_loss(blas, butler_kernels_get(NULL), (enum butler_loss_kind)kind, &h);
-            const double whole = whole_loss((enum butler_loss_kind)kind, &h, whole_dqp, whole_dkp);
-            assert_true(fabs(loss - whole) <= 2e-6 * fabs(whole) + 1e-6);
-            if (n > 1) {
-                assert_true(distance_rows(dqp, 9, whole_dqp, n, d) <= 1e-5);
-                assert_true(distance_rows(dkp, 6, whole_dkp, n, d) <= 1e-5);
-            }
-            free(q), free(k), free(qp), free(kp), free(dqp), free(dkp), free(whole_dqp), free(whole_dkp), free(h.panels);
-        }
+        for (int i = 0; i < BUTLER_COUNT(lengths); i++)
+            for (int sampled = 0; sampled < 2; sampled++)
+                for (int n_heads = 1; n_heads <= 66; n_heads += n_heads < 3 ? 2 : 63)
+                    check_loss(blas, (enum butler_loss_kind)kind, lengths[i], sampled ? 30 : 0, n_heads);
     butler_blas_free(blas);
+}
+
+/* Every query has the same chance, so that the mean over samples is the loss of all queries. */
+static void test_sampling_is_unbiased(void **state)
+{
+    (void)state;
+    enum { N = 50, SAMPLED = 12, TIMES = 20000 };
+    int at[N], count[N] = {0};
+    assert_int_equal(butler_loss_sample(N, 0, 1, at), N);
+    for (int t = 0; t < N; t++)
+        assert_int_equal(at[t], t);
+    for (uint64_t seed = 0; seed < TIMES; seed++) {
+        assert_int_equal(butler_loss_sample(N, SAMPLED, seed, at), SAMPLED);
+        for (int i = 0; i < SAMPLED; i++) {
+            assert_true(at[i] >= (i > 0 ? at[i - 1] : 0) && at[i] < N);
+            count[at[i]]++;
+        }
+    }
+    const double expected = (double)TIMES * SAMPLED / N; /* its standard deviation is less than its root */
+    for (int t = 0; t < N; t++)
+        if (fabs(count[t] - expected) > 5 * sqrt(expected))
+            fail_msg("query %d was drawn %d times of %g", t, count[t], expected);
 }
 
 /* Perfect scores are perfect; scores that are all alike choose the earliest tokens, which is no choice. */
@@ -302,9 +342,12 @@ static void test_measures(void **state)
     uint64_t seed = 9;
     const int n = 100;
     float *q = random_rows(n, 8, &seed), *k = random_rows(n, 8, &seed), *zero = calloc((size_t)n * 8, sizeof *zero);
-    float *panels = malloc(2 * BUTLER_LOSS_ROWS * (size_t)n * sizeof *panels), *scratch = malloc((size_t)n * sizeof *scratch);
-    struct butler_loss_head h = {.n = n, .dim = 8, .d = 8, .q = q, .k = k, .qp = q, .kp = k, .panels = panels};
-    h.q_stride = h.k_stride = h.qp_stride = h.kp_stride = 8;
+    float *panels = malloc(butler_loss_panel_floats(n, 1) * sizeof *panels), *scratch = malloc((size_t)n * sizeof *scratch);
+    int at[100];
+    struct butler_loss_heads h = {
+        .n = n, .n_heads = 1, .dim = 8, .d = 8, .q = q, .k = k, .qp = q, .kp = k, .panels = panels, .at = at};
+    h.n_queries = butler_loss_sample(n, 0, 1, at);
+    h.k_stride = h.kp_stride = 8;
     struct butler_loss_measures m = {0};
     butler_loss_measure(blas, butler_kernels_get(NULL), &h, 1, scratch, &m);
     assert_int_equal((int)m.n_rows, n - BUTLER_LOSS_MIN_ROW + 1);
@@ -351,6 +394,8 @@ static void setup_make(struct setup *s, int version)
         .sizes = butler_predictor_sizes_for(s->engine->model, version),
         .loss = version == 1 ? BUTLER_LOSS_CAUSAL_MSE : BUTLER_LOSS_CROSS_ENTROPY,
         .length = 48,
+        .n_uses = 2,
+        .n_queries = 16,
         .batch = 4,
         .accumulate = 2,
         .n_valid_texts = 3,
@@ -484,10 +529,10 @@ static void test_bad_checkpoints(void **state)
     free(bytes.data);
 }
 
-/* A checkpoint of version 3 names the model by its sampled fingerprint. */
+/* An older checkpoint, whose run had another course, is refused by name. */
 static void test_old_checkpoints(void **state)
 {
-    enum { VERSION_AT = 16, MODEL_AT = 24 };
+    enum { VERSION_AT = 16 };
     (void)state;
     struct setup s;
     struct butler_error err = {0};
@@ -496,18 +541,15 @@ static void test_old_checkpoints(void **state)
     const char *path = tiny_path("old-checkpoint");
     assert_int_equal(butler_trainer_save(trainer, path, &err), 0);
     struct tiny_bytes bytes = tiny_read(path);
-    for (int other = 0; other < 2; other++) {
-        const uint64_t version = 3, fingerprint = trainer->model->sampled_fingerprint ^ (uint64_t)other;
-        memcpy(bytes.data + VERSION_AT, &version, sizeof version);
-        memcpy(bytes.data + MODEL_AT, &fingerprint, sizeof fingerprint);
-        const uint64_t digest = XXH3_64bits(bytes.data, bytes.size - sizeof digest);
-        memcpy(bytes.data + bytes.size - sizeof digest, &digest, sizeof digest);
-        FILE *file = fopen(path, "wb");
-        fwrite(bytes.data, 1, bytes.size, file);
-        fclose(file);
-        assert_int_equal(butler_trainer_restore(trainer, path, &err), other ? BUTLER_ERROR_ARGUMENT : 0);
-    }
-    assert_non_null(strstr(err.message, "the model was"));
+    const uint64_t version = 4;
+    memcpy(bytes.data + VERSION_AT, &version, sizeof version);
+    const uint64_t digest = XXH3_64bits(bytes.data, bytes.size - sizeof digest);
+    memcpy(bytes.data + bytes.size - sizeof digest, &digest, sizeof digest);
+    FILE *file = fopen(path, "wb");
+    fwrite(bytes.data, 1, bytes.size, file);
+    fclose(file);
+    assert_int_equal(butler_trainer_restore(trainer, path, &err), BUTLER_ERROR_ARGUMENT);
+    assert_non_null(strstr(err.message, "the checkpoint's format was 4 there and is 5 here"));
     butler_trainer_free(trainer);
     free_engine(s.engine);
     free(bytes.data);
@@ -564,13 +606,17 @@ static void selects_as_trained(int version, enum butler_predictor_input input)
         ids[i] = (int32_t)(3 + butler_random(&seed) % 37);
 
     struct butler_net *net = butler_net_new(trainer->predictor, trainer->blas, s.engine->backend->kernels, s.params.loss, N, &err);
-    struct butler_capture capture = butler_net_capture;
+    struct butler_states states;
+    struct butler_capture capture = butler_states_capture;
     struct butler_session *watched =
         butler_session_new(s.engine, &(struct butler_session_params){.n_ctx = N, .kv_type = BUTLER_KV_F32}, &err);
-    capture.user = net;
+    capture.user = &states;
     watched->capture = &capture;
-    butler_net_begin(net, N);
+    assert_int_equal(butler_states_init(&states, &trainer->predictor->sizes, N, &err), 0);
+    butler_states_begin(&states, N);
     assert_int_equal(butler_prefill(watched, ids, N, NULL, NULL, &err), 0);
+    butler_net_run(net, &states, 0, 1);
+    butler_states_free(&states);
 
     const char *policy = version == 1 ? "tokenbutler:budget=0.5,sinks=0,recent=0,share=query,dense=3,keys=f16"
                                       : "tokenbutler2:budget=0.5,on_top=0,sinks=0,recent=0,share=query,dense=3,keys=f16";
@@ -583,7 +629,8 @@ static void selects_as_trained(int version, enum butler_predictor_input input)
     int n_same = 0;
     const struct butler_predictor_sizes *sizes = &trainer->predictor->sizes;
     for (int h = 0; h < sizes->n_heads; h++) {
-        const float *q = net->qp + (size_t)((N - 1) * sizes->n_heads + h) * (size_t)sizes->d;
+        const int n_group = sizes->n_heads / sizes->n_key_heads;
+        const float *q = net->qp + (size_t)((h / n_group * N + N - 1) * n_group + h % n_group) * (size_t)sizes->d;
         float scores[N], sorted[N];
         for (int i = 0; i < N; i++)
             scores[i] = sorted[i] = s.engine->backend->kernels->dot(
@@ -650,13 +697,21 @@ static void test_data_order(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_torch_v1_causal),    cmocka_unit_test(test_torch_v1_square),
-        cmocka_unit_test(test_torch_v2),           cmocka_unit_test(test_finite_differences),
-        cmocka_unit_test(test_blocks_equal_whole), cmocka_unit_test(test_measures),
-        cmocka_unit_test(test_threads_v1),         cmocka_unit_test(test_threads_v2),
-        cmocka_unit_test(test_resume_is_exact),    cmocka_unit_test(test_bad_checkpoints),
-        cmocka_unit_test(test_old_checkpoints),    cmocka_unit_test(test_spikes_are_skipped),
-        cmocka_unit_test(test_data_order),         cmocka_unit_test(test_selects_as_trained),
+        cmocka_unit_test(test_torch_v1_causal),
+        cmocka_unit_test(test_torch_v1_square),
+        cmocka_unit_test(test_torch_v2),
+        cmocka_unit_test(test_finite_differences),
+        cmocka_unit_test(test_blocks_equal_whole),
+        cmocka_unit_test(test_measures),
+        cmocka_unit_test(test_sampling_is_unbiased),
+        cmocka_unit_test(test_threads_v1),
+        cmocka_unit_test(test_threads_v2),
+        cmocka_unit_test(test_resume_is_exact),
+        cmocka_unit_test(test_bad_checkpoints),
+        cmocka_unit_test(test_old_checkpoints),
+        cmocka_unit_test(test_spikes_are_skipped),
+        cmocka_unit_test(test_data_order),
+        cmocka_unit_test(test_selects_as_trained),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
 }

@@ -8,12 +8,12 @@
 #include "train.h"
 
 #define MAGIC "butler training\n"
-enum { VERSION = 4, SAMPLED_VERSION = 3 }; /* the latter names the model by its sampled fingerprint */
+enum { VERSION = 5 };
 
 /* What must be equal to resume a run. setting_names has the flags that set it. */
 struct settings {
     uint64_t version, model, data, predictor_version, input, d, n_mid, n_inner, n_inner_heads, n_key_heads, stride, rotated, loss,
-        length, batch, accumulate, n_steps, seed, rate, weight_decay, clip, spike, warmup;
+        length, n_uses, n_queries, batch, accumulate, n_steps, seed, rate, weight_decay, clip, spike, warmup;
 };
 
 static const char *const setting_names[] = {
@@ -31,6 +31,8 @@ static const char *const setting_names[] = {
     "--rotate",
     "--loss",
     "--length",
+    "--uses",
+    "--queries",
     "--batch",
     "--accumulate",
     "the number of steps",
@@ -74,6 +76,8 @@ static struct settings settings_of(const struct butler_trainer *trainer)
         .rotated = sizes->version == 1 ? sizes->rope_length > 0 : butler_predictor_rotates(sizes),
         .loss = (uint64_t)params->loss,
         .length = (uint64_t)params->length,
+        .n_uses = (uint64_t)params->n_uses,
+        .n_queries = (uint64_t)params->n_queries,
         .batch = (uint64_t)params->batch,
         .accumulate = (uint64_t)params->accumulate,
         .n_steps = (uint64_t)params->adam.n_steps,
@@ -113,7 +117,8 @@ fail:
 static int check(const struct butler_trainer *trainer, const struct butler_map *map, const char *path, struct butler_error *err)
 {
     const size_t n_head = sizeof MAGIC - 1;
-    struct settings mine = settings_of(trainer), theirs;
+    const struct settings mine = settings_of(trainer);
+    struct settings theirs;
     uint64_t digest;
     if (map->size < n_head + sizeof theirs + sizeof digest || memcmp(map->data, MAGIC, n_head) != 0)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: not a training checkpoint", path);
@@ -122,10 +127,6 @@ static int check(const struct butler_trainer *trainer, const struct butler_map *
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: the checksum at byte %zu does not match: the checkpoint is damaged", path,
                            map->size - sizeof digest);
     memcpy(&theirs, map->data + n_head, sizeof theirs);
-    if (theirs.version == SAMPLED_VERSION) {
-        mine.version = SAMPLED_VERSION;
-        mine.model = trainer->model->sampled_fingerprint;
-    }
     for (size_t i = 0; i < sizeof mine / sizeof(uint64_t); i++) {
         uint64_t a, b;
         memcpy(&a, (const char *)&theirs + i * sizeof a, sizeof a);

@@ -1,35 +1,62 @@
-/* The losses, one panel of queries at a time: true and predicted scores of BUTLER_LOSS_ROWS rows give the loss and the gradient
- * of the predicted scores, and from that the gradients of predicted queries and keys. */
+/* The losses, one panel of queries at a time: true and predicted scores of the panel give the loss and the gradient of the
+ * predicted scores, and from that the gradients of predicted queries and keys. */
 #include "loss.h"
 
 #include <math.h>
 #include <string.h>
 
 struct panel {
-    int first, n_rows, n_cols; /* queries [first, first + n_rows) against keys [0, n_cols) */
-    float *z, *s;              /* [n_rows][n_cols] true and predicted scores; s becomes the gradient */
+    int first, n_queries, n_rows, n_cols; /* queries [first, first + n_queries) of every head against keys [0, n_cols) */
+    float *z, *s;                         /* [n_rows][n_cols] true and predicted scores; s becomes the gradient */
 };
 
-static void make_scores(const struct butler_blas *blas, const struct butler_loss_head *head, const struct panel *panel)
+static int queries_of_panel(int n_heads)
 {
-    const size_t first = (size_t)panel->first;
-    butler_blas_nt(blas, panel->n_rows, panel->n_cols, head->dim, 1.0f / sqrtf((float)head->dim),
-                   head->q + first * (size_t)head->q_stride, head->q_stride, head->k, head->k_stride, false, panel->z,
-                   panel->n_cols);
-    butler_blas_nt(blas, panel->n_rows, panel->n_cols, head->d, 1.0f / sqrtf((float)head->d),
-                   head->qp + first * (size_t)head->qp_stride, head->qp_stride, head->kp, head->kp_stride, false, panel->s,
-                   panel->n_cols);
+    return BUTLER_MAX(BUTLER_LOSS_ROWS / n_heads, 1);
+}
+
+size_t butler_loss_panel_floats(int n, int n_heads)
+{
+    return 2 * (size_t)(queries_of_panel(n_heads) * n_heads) * (size_t)n;
+}
+
+int butler_loss_sample(int n, int n_queries, uint64_t seed, int *at)
+{
+    const bool all = n_queries <= 0 || n_queries >= n;
+    const int n_chosen = all ? n : n_queries;
+    for (int i = 0; i < n_chosen; i++) {
+        const double place = all ? i : (i + (double)butler_random_float(&seed)) * n / n_queries;
+        at[i] = BUTLER_MIN((int)place, n - 1);
+    }
+    return n_chosen;
+}
+
+static struct panel panel_of(const struct butler_loss_heads *heads, int first, int n_queries, bool square)
+{
+    struct panel panel = {.first = first, .n_queries = n_queries, .n_rows = n_queries * heads->n_heads, .z = heads->panels};
+    panel.n_cols = square ? heads->n : heads->at[first + n_queries - 1] + 1;
+    panel.s = panel.z + butler_loss_panel_floats(heads->n, heads->n_heads) / 2;
+    return panel;
+}
+
+static void make_scores(const struct butler_blas *blas, const struct butler_loss_heads *heads, const struct panel *panel)
+{
+    const size_t row = (size_t)panel->first * (size_t)heads->n_heads;
+    butler_blas_nt(blas, panel->n_rows, panel->n_cols, heads->dim, 1.0f / sqrtf((float)heads->dim),
+                   heads->q + row * (size_t)heads->dim, heads->dim, heads->k, heads->k_stride, false, panel->z, panel->n_cols);
+    butler_blas_nt(blas, panel->n_rows, panel->n_cols, heads->d, 1.0f / sqrtf((float)heads->d), heads->qp + row * (size_t)heads->d,
+                   heads->d, heads->kp, heads->kp_stride, false, panel->s, panel->n_cols);
 }
 
 /* Gradients of the predicted queries and keys. */
-static void back_scores(const struct butler_blas *blas, const struct butler_loss_head *head, const struct panel *panel)
+static void back_scores(const struct butler_blas *blas, const struct butler_loss_heads *heads, const struct panel *panel)
 {
-    const size_t first = (size_t)panel->first;
-    const float scale = 1.0f / sqrtf((float)head->d);
-    butler_blas_nn(blas, panel->n_rows, head->d, panel->n_cols, scale, panel->s, panel->n_cols, head->kp, head->kp_stride, true,
-                   head->dqp + first * (size_t)head->qp_stride, head->qp_stride);
-    butler_blas_tn(blas, panel->n_cols, head->d, panel->n_rows, scale, panel->s, panel->n_cols,
-                   head->qp + first * (size_t)head->qp_stride, head->qp_stride, true, head->dkp, head->kp_stride);
+    const size_t at = (size_t)panel->first * (size_t)(heads->n_heads * heads->d);
+    const float scale = 1.0f / sqrtf((float)heads->d);
+    butler_blas_nn(blas, panel->n_rows, heads->d, panel->n_cols, scale, panel->s, panel->n_cols, heads->kp, heads->kp_stride, false,
+                   heads->dqp + at, heads->d);
+    butler_blas_tn(blas, panel->n_cols, heads->d, panel->n_rows, scale, panel->s, panel->n_cols, heads->qp + at, heads->d, true,
+                   heads->dkp, heads->kp_stride);
 }
 
 /* One row: sum of (s - z)^2 over n tokens; s = slope * (s - z), zero after them. */
@@ -65,25 +92,25 @@ static double entropy_row(const struct butler_kernels *kernels, float *s, float 
 }
 
 double butler_loss(const struct butler_blas *blas, const struct butler_kernels *kernels, enum butler_loss_kind kind,
-                   const struct butler_loss_head *head)
+                   const struct butler_loss_heads *heads)
 {
-    const double n = (double)head->n;
-    const double n_terms = kind == BUTLER_LOSS_CAUSAL_MSE ? n * (n + 1) / 2 : kind == BUTLER_LOSS_SQUARE_MSE ? n * n : n;
-    const float slope = (float)((double)head->weight * (kind == BUTLER_LOSS_CROSS_ENTROPY ? 1 : 2) / n_terms);
+    const bool square = kind == BUTLER_LOSS_SQUARE_MSE, entropy = kind == BUTLER_LOSS_CROSS_ENTROPY;
+    const double n = (double)heads->n;
+    const double n_terms = (entropy ? n : square ? n * n : n * (n + 1) / 2) * (double)heads->n_queries / n;
+    const float slope = (float)((double)heads->weight * (entropy ? 1 : 2) / n_terms);
+    const int step = queries_of_panel(heads->n_heads);
     double sum = 0;
-    for (int first = 0; first < head->n; first += BUTLER_LOSS_ROWS) {
-        struct panel panel = {.first = first, .n_rows = BUTLER_MIN(BUTLER_LOSS_ROWS, head->n - first), .z = head->panels};
-        panel.n_cols = kind == BUTLER_LOSS_SQUARE_MSE ? head->n : first + panel.n_rows;
-        panel.s = panel.z + (size_t)BUTLER_LOSS_ROWS * (size_t)head->n;
-        make_scores(blas, head, &panel);
+    for (int first = 0; first < heads->n_queries; first += step) {
+        const struct panel panel = panel_of(heads, first, BUTLER_MIN(step, heads->n_queries - first), square);
+        make_scores(blas, heads, &panel);
         for (int r = 0; r < panel.n_rows; r++) {
             float *z = panel.z + (size_t)r * (size_t)panel.n_cols, *s = panel.s + (size_t)r * (size_t)panel.n_cols;
-            const int n_seen = kind == BUTLER_LOSS_SQUARE_MSE ? head->n : first + r + 1;
-            sum += kind == BUTLER_LOSS_CROSS_ENTROPY ? entropy_row(kernels, s, z, n_seen, panel.n_cols, slope)
-                                                     : square_row(s, z, n_seen, panel.n_cols, slope);
+            const int n_seen = square ? heads->n : heads->at[first + r / heads->n_heads] + 1;
+            sum +=
+                entropy ? entropy_row(kernels, s, z, n_seen, panel.n_cols, slope) : square_row(s, z, n_seen, panel.n_cols, slope);
         }
-        if (head->dqp)
-            back_scores(blas, head, &panel);
+        if (heads->dqp)
+            back_scores(blas, heads, &panel);
     }
     return sum / n_terms;
 }
@@ -160,12 +187,17 @@ static void measure_row(const struct butler_kernels *kernels, const float *z, co
     sums->oracle_mass += oracle / total;
 }
 
-void butler_loss_measure(const struct butler_blas *blas, const struct butler_kernels *kernels, const struct butler_loss_head *head,
-                         int step, float *scratch, struct butler_loss_measures *sums)
+void butler_loss_measure(const struct butler_blas *blas, const struct butler_kernels *kernels,
+                         const struct butler_loss_heads *heads, int step, float *scratch, struct butler_loss_measures *sums)
 {
-    for (int t = BUTLER_LOSS_MIN_ROW - 1; t < head->n; t += step) {
-        const struct panel panel = {t, 1, t + 1, head->panels, head->panels + (size_t)BUTLER_LOSS_ROWS * (size_t)head->n};
-        make_scores(blas, head, &panel);
-        measure_row(kernels, panel.z, panel.s, t + 1, scratch, sums);
+    int first = 0;
+    while (first < heads->n_queries && heads->at[first] + 1 < BUTLER_LOSS_MIN_ROW)
+        first++;
+    for (; first < heads->n_queries; first += step) {
+        const struct panel panel = panel_of(heads, first, 1, false);
+        make_scores(blas, heads, &panel);
+        for (int h = 0; h < heads->n_heads; h++)
+            measure_row(kernels, panel.z + (size_t)h * (size_t)panel.n_cols, panel.s + (size_t)h * (size_t)panel.n_cols,
+                        panel.n_cols, scratch, sums);
     }
 }

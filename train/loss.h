@@ -1,5 +1,6 @@
-/* The training loss: the distance of the predictor's scores from the model's own attention, for one head of one layer of one
- * text. Scores are computed one panel of rows at a time; nothing of size n x n is stored. */
+/* The training loss: the distance of the predictor's scores from the model's own attention, for the heads of one layer of one
+ * text that share a key. It is computed for a sample of the text's queries. Scores are computed one panel of rows at a time;
+ * nothing of size n x n is stored. */
 #ifndef BUTLER_LOSS_H
 #define BUTLER_LOSS_H
 
@@ -7,7 +8,7 @@
 #include "kernels/kernels.h"
 
 enum {
-    BUTLER_LOSS_ROWS = 64,    /* queries of a panel */
+    BUTLER_LOSS_ROWS = 64,    /* rows of a panel: queries times heads */
     BUTLER_LOSS_MIN_ROW = 16, /* rows with fewer tokens are not measured: there is too little to choose from */
 };
 
@@ -17,19 +18,29 @@ enum butler_loss_kind {
     BUTLER_LOSS_CROSS_ENTROPY, /* mean over t of -sum_i softmax(z_t)_i log softmax(s_t)_i, i <= t; TokenButler v2 */
 };
 
-/* One head: z_ti = q_t . k_i / sqrt(dim) of the model, s_ti = qp_t . kp_i / sqrt(d) of the predictor. Strides in floats. */
-struct butler_loss_head {
-    int n, dim, d;
-    const float *q, *k, *qp, *kp;
-    int q_stride, k_stride, qp_stride, kp_stride;
-    float *dqp, *dkp; /* gradients, accumulated; strides as qp and kp. NULL: not computed */
-    float weight;     /* of this head in the total loss: scales gradients, not the return value */
-    float *panels;    /* scratch, 2 * BUTLER_LOSS_ROWS * n floats */
+/* Heads that share a key: z_ti = q_t . k_i / sqrt(dim) of the model, s_ti = qp_t . kp_i / sqrt(d) of the predictor. */
+struct butler_loss_heads {
+    int n, n_queries, n_heads, dim, d;
+    const int *at;           /* [n_queries] positions of the queries in the text, ascending */
+    const float *q, *qp;     /* [n_queries][n_heads][dim], [n_queries][n_heads][d] */
+    const float *k, *kp;     /* of token i < n at k + i * k_stride [dim] and kp + i * kp_stride [d] */
+    int k_stride, kp_stride; /* floats */
+    float *dqp, *dkp;        /* gradients, as qp (written) and kp (accumulated). NULL: not computed */
+    float weight;            /* of a head in the total loss: scales gradients, not the return value */
+    float *panels;           /* scratch, butler_loss_panel_floats(n, n_heads) */
 };
 
-/* The loss of this head. Eq. of tokenbutler section 3.3 for the squares; the cross-entropy is v2's. */
+/* Floats of scratch for a text of n tokens. */
+size_t butler_loss_panel_floats(int n, int n_heads);
+
+/* Chooses the queries of a text of n tokens: one at random in each of n_queries equal parts of the text, so that each query has
+ * the same chance. n_queries 0, or n and more: all. Returns how many; at[n] has their positions, ascending. */
+int butler_loss_sample(int n, int n_queries, uint64_t seed, int *at);
+
+/* The sum over these heads of their losses, estimated without bias from the sampled queries. Eq. of tokenbutler section 3.3 for
+ * the squares; the cross-entropy is v2's. */
 double butler_loss(const struct butler_blas *blas, const struct butler_kernels *kernels, enum butler_loss_kind kind,
-                   const struct butler_loss_head *head);
+                   const struct butler_loss_heads *heads);
 
 /* How well the predictor's ranking selects tokens: sums over the measured rows. */
 struct butler_loss_measures {
@@ -40,8 +51,8 @@ struct butler_loss_measures {
     double oracle_mass; /* and on the true top 10 % */
 };
 
-/* Adds every `step`-th row that has at least BUTLER_LOSS_MIN_ROW tokens. scratch: n floats. */
-void butler_loss_measure(const struct butler_blas *blas, const struct butler_kernels *kernels, const struct butler_loss_head *head,
-                         int step, float *scratch, struct butler_loss_measures *sums);
+/* Adds every `step`-th query that has at least BUTLER_LOSS_MIN_ROW tokens, for each head. scratch: n floats. */
+void butler_loss_measure(const struct butler_blas *blas, const struct butler_kernels *kernels,
+                         const struct butler_loss_heads *heads, int step, float *scratch, struct butler_loss_measures *sums);
 
 #endif

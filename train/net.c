@@ -1,5 +1,5 @@
 /* What both versions of the predictor share in training: scratch, the two-layer networks, the losses of a layer's heads, and the
- * callbacks from the model's forward pass to the version's functions. */
+ * loop over the layers. */
 #include "net.h"
 
 #include <math.h>
@@ -32,8 +32,9 @@ struct butler_net *butler_net_new(const struct butler_predictor *predictor, cons
                                   struct butler_error *err)
 {
     const struct butler_predictor_sizes *s = &predictor->sizes;
-    const size_t n = (size_t)max_n, embd = n * (size_t)s->n_embd;
+    const size_t n = (size_t)max_n, embd = n * (size_t)s->n_embd, half = n * (size_t)(s->d / 2);
     const size_t queries = n * (size_t)(s->n_heads * s->d), keys = n * (size_t)(s->n_key_heads * s->d);
+    const size_t panels = butler_loss_panel_floats(max_n, s->n_heads / s->n_key_heads);
     struct butler_net *net = butler_alloc(sizeof *net, err);
     if (!net)
         return NULL;
@@ -44,19 +45,23 @@ struct butler_net *butler_net_new(const struct butler_predictor *predictor, cons
     net->kind = kind;
     net->max_n = max_n;
     struct butler_arena *arena = &net->arena;
+    butler_arena_want(arena, &net->at, n, sizeof(int));
     butler_arena_want(arena, &net->input, embd, sizeof(float));
     butler_arena_want(arena, &net->wide, embd, sizeof(float));
     butler_arena_want(arena, &net->dwide, embd, sizeof(float));
     butler_net_request_mid(net, &net->query);
+    butler_arena_want(arena, &net->q, n * (size_t)(s->n_heads * s->head_dim), sizeof(float));
     butler_arena_want(arena, &net->qp, queries, sizeof(float));
     butler_arena_want(arena, &net->dqp, queries, sizeof(float));
     butler_arena_want(arena, &net->kp, keys, sizeof(float));
     butler_arena_want(arena, &net->dkp, keys, sizeof(float));
-    butler_arena_want(arena, &net->panels, 2 * (size_t)BUTLER_LOSS_ROWS * n, sizeof(float));
+    butler_arena_want(arena, &net->panels, BUTLER_MAX(panels, 2 * (size_t)BUTLER_LOSS_ROWS * n), sizeof(float));
     butler_arena_want(arena, &net->row, n, sizeof(float));
     if (butler_predictor_rotates(s)) {
-        butler_arena_want(arena, &net->cosines, n * (size_t)(s->d / 2), sizeof(float));
-        butler_arena_want(arena, &net->sines, n * (size_t)(s->d / 2), sizeof(float));
+        butler_arena_want(arena, &net->cosines, half, sizeof(float));
+        butler_arena_want(arena, &net->sines, half, sizeof(float));
+        butler_arena_want(arena, &net->at_cosines, half, sizeof(float));
+        butler_arena_want(arena, &net->at_sines, half, sizeof(float));
     }
     net->version->request(net);
     if (butler_arena_make(arena, err) < 0) {
@@ -80,13 +85,10 @@ size_t butler_net_bytes(const struct butler_net *net)
     return net->arena.size;
 }
 
-void butler_net_begin(struct butler_net *net, int n)
+void butler_net_gather(const struct butler_net *net, const float *from, int stride, int width, float *to)
 {
-    net->n = n;
-    net->loss = 0;
-    net->measures = (struct butler_loss_measures){0};
-    net->layers_seen = 0;
-    net->whole = true;
+    for (int r = 0; r < net->n_queries; r++)
+        memcpy(to + (size_t)r * (size_t)width, from + (size_t)net->at[r] * (size_t)stride, (size_t)width * sizeof *to);
 }
 
 const struct butler_predictor_param *butler_net_param(const struct butler_net *net, const char *format, ...)
@@ -107,96 +109,117 @@ float *butler_net_grad(const struct butler_net *net, const struct butler_predict
 void butler_net_mid_forward(const struct butler_net *net, struct butler_net_mid *mid, const struct butler_predictor_param *first,
                             const float *x)
 {
-    butler_linear(net->blas, net->n, first->n_cols, first->n_rows, x, first->data, mid->pre);
-    butler_silu((size_t)net->n * (size_t)first->n_rows, mid->pre, mid->mid);
+    butler_linear(net->blas, mid->n, first->n_cols, first->n_rows, x, first->data, mid->pre);
+    butler_silu((size_t)mid->n * (size_t)first->n_rows, mid->pre, mid->mid);
 }
 
 void butler_net_mid_back(const struct butler_net *net, struct butler_net_mid *mid, const struct butler_predictor_param *first,
                          const float *x, float *dx, bool add)
 {
-    butler_silu_back((size_t)net->n * (size_t)first->n_rows, mid->pre, mid->dmid, mid->dmid);
-    butler_linear_back(net->blas, net->n, first->n_cols, first->n_rows, x, first->data, mid->dmid, butler_net_grad(net, first, 0),
+    butler_silu_back((size_t)mid->n * (size_t)first->n_rows, mid->pre, mid->dmid, mid->dmid);
+    butler_linear_back(net->blas, mid->n, first->n_cols, first->n_rows, x, first->data, mid->dmid, butler_net_grad(net, first, 0),
                        dx, add);
 }
 
 void butler_net_second_forward(const struct butler_net *net, const struct butler_net_mid *mid,
                                const struct butler_predictor_param *second, int row, int n_rows, float *out)
 {
-    butler_linear(net->blas, net->n, second->n_cols, n_rows, mid->mid, second->data + (size_t)row * (size_t)second->n_cols, out);
+    butler_linear(net->blas, mid->n, second->n_cols, n_rows, mid->mid, second->data + (size_t)row * (size_t)second->n_cols, out);
 }
 
 void butler_net_second_back(const struct butler_net *net, struct butler_net_mid *mid, const struct butler_predictor_param *second,
                             int row, int n_rows, const float *dout, bool add)
 {
-    butler_linear_back(net->blas, net->n, second->n_cols, n_rows, mid->mid, second->data + (size_t)row * (size_t)second->n_cols,
+    butler_linear_back(net->blas, mid->n, second->n_cols, n_rows, mid->mid, second->data + (size_t)row * (size_t)second->n_cols,
                        dout, butler_net_grad(net, second, row), mid->dmid, add);
+}
+
+/* Floats of one group of heads in qp, and rows of the second matrix. */
+static size_t group_floats(const struct butler_net *net, int *n_rows)
+{
+    const struct butler_predictor_sizes *s = &net->predictor->sizes;
+    *n_rows = s->n_heads / s->n_key_heads * s->d;
+    return (size_t)net->n_queries * (size_t)*n_rows;
+}
+
+static void rotate_queries(struct butler_net *net, bool back, float *x)
+{
+    const struct butler_predictor_sizes *s = &net->predictor->sizes;
+    for (int g = 0; g < s->n_key_heads; g++, x += (size_t)net->n_queries * (size_t)(s->n_heads / s->n_key_heads * s->d))
+        butler_rotate_heads(net->n_queries, s->n_heads / s->n_key_heads, s->d, net->at_cosines, net->at_sines, back, x);
+}
+
+void butler_net_queries_forward(struct butler_net *net, const struct butler_predictor_param *second, int row, bool rotate)
+{
+    int n_rows;
+    const size_t size = group_floats(net, &n_rows);
+    for (int g = 0; g < net->predictor->sizes.n_key_heads; g++)
+        butler_net_second_forward(net, &net->query, second, row + g * n_rows, n_rows, net->qp + (size_t)g * size);
+    if (rotate)
+        rotate_queries(net, false, net->qp);
+}
+
+void butler_net_queries_back(struct butler_net *net, const struct butler_predictor_param *second, int row, bool rotate, bool add)
+{
+    int n_rows;
+    const size_t size = group_floats(net, &n_rows);
+    if (rotate)
+        rotate_queries(net, true, net->dqp);
+    for (int g = 0; g < net->predictor->sizes.n_key_heads; g++)
+        butler_net_second_back(net, &net->query, second, row + g * n_rows, n_rows, net->dqp + (size_t)g * size, add || g > 0);
 }
 
 void butler_net_heads(struct butler_net *net, const float *q, const float *k)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
-    const int query_row = s->n_heads * s->d, key_row = s->n_key_heads * s->d, n_predicted = (s->n_layers - 1) * s->n_heads;
-    if (net->grads) {
-        memset(net->dqp, 0, (size_t)net->n * (size_t)query_row * sizeof(float));
-        memset(net->dkp, 0, (size_t)net->n * (size_t)key_row * sizeof(float));
-    }
-    for (int h = 0; h < s->n_heads; h++) {
-        const int kv_head = h * s->n_kv_heads / s->n_heads, key_head = h * s->n_key_heads / s->n_heads;
-        const struct butler_loss_head head = {
+    const int group = s->n_heads / s->n_key_heads, n_predicted = (s->n_layers - 1) * s->n_heads;
+    const size_t n_group = (size_t)net->n_queries * (size_t)group; /* rows of q, qp and dqp */
+    if (net->grads)
+        memset(net->dkp, 0, (size_t)net->n * (size_t)(s->n_key_heads * s->d) * sizeof(float));
+    for (int g = 0; g < s->n_key_heads; g++) {
+        float *q_rows = net->q + (size_t)g * n_group * (size_t)s->head_dim;
+        const size_t at = (size_t)g * n_group * (size_t)s->d;
+        const struct butler_loss_heads heads = {
             .n = net->n,
+            .n_queries = net->n_queries,
+            .n_heads = group,
             .dim = s->head_dim,
             .d = s->d,
-            .q = q + h * s->head_dim,
-            .k = k + kv_head * s->head_dim,
-            .qp = net->qp + h * s->d,
-            .kp = net->kp + key_head * s->d,
-            .q_stride = s->n_heads * s->head_dim,
+            .at = net->at,
+            .q = q_rows,
+            .qp = net->qp + at,
+            .k = k + g * s->n_kv_heads / s->n_key_heads * s->head_dim,
+            .kp = net->kp + g * s->d,
             .k_stride = s->n_kv_heads * s->head_dim,
-            .qp_stride = query_row,
-            .kp_stride = key_row,
-            .dqp = net->grads ? net->dqp + h * s->d : NULL,
-            .dkp = net->grads ? net->dkp + key_head * s->d : NULL,
+            .kp_stride = s->n_key_heads * s->d,
+            .dqp = net->grads ? net->dqp + at : NULL,
+            .dkp = net->grads ? net->dkp + g * s->d : NULL,
             .weight = net->weight / (float)n_predicted,
             .panels = net->panels,
         };
-        net->loss += butler_loss(net->blas, net->kernels, net->kind, &head) / n_predicted;
+        butler_net_gather(net, q + g * group * s->head_dim, s->n_heads * s->head_dim, group * s->head_dim, q_rows);
+        net->loss += butler_loss(net->blas, net->kernels, net->kind, &heads) / n_predicted;
         if (net->measure_step > 0)
-            butler_loss_measure(net->blas, net->kernels, &head, net->measure_step, net->row, &net->measures);
+            butler_loss_measure(net->blas, net->kernels, &heads, net->measure_step, net->row, &net->measures);
     }
 }
 
-/* h: a layer's input, of the kind that this predictor reads (sizes.input). */
-static void take_input(struct butler_net *net, int layer, const float *h)
+void butler_net_run(struct butler_net *net, const struct butler_states *states, int n_queries, uint64_t seed)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
-    if (!net->version->reads(s, layer))
-        return;
-    memcpy(net->input, h, (size_t)net->n * (size_t)s->n_embd * sizeof *h);
-    net->version->input(net, layer);
-}
-
-static void at_layer(void *user, int layer, int first, int n, const float *x, const float *h, const float *q, const float *k)
-{
-    struct butler_net *net = user;
-    (void)x;
-    net->whole = net->whole && first == 0 && n == net->n;
-    if (!net->whole)
-        return;
-    if (layer > 0) {
-        net->version->layer(net, layer, q, k);
-        net->layers_seen++;
+    net->n = net->key.n = states->n;
+    net->n_queries = net->query.n = butler_loss_sample(states->n, n_queries, seed, net->at);
+    net->loss = 0;
+    net->measures = (struct butler_loss_measures){0};
+    if (net->cosines) {
+        butler_net_gather(net, net->cosines, s->d / 2, s->d / 2, net->at_cosines);
+        butler_net_gather(net, net->sines, s->d / 2, s->d / 2, net->at_sines);
     }
-    if (net->predictor->sizes.input == BUTLER_PREDICTOR_INPUT_NORM)
-        take_input(net, layer, h);
+    for (int l = 0; l < s->n_layers; l++) {
+        const int producer = butler_states_producer(s, l);
+        if (l > 0)
+            net->version->layer(net, l, butler_states_queries(states, l), butler_states_keys(states, l));
+        if (producer >= 0)
+            net->version->input(net, producer, butler_states_input(states, producer));
+    }
 }
-
-static void at_fed(void *user, int layer, int first, int n, const float *h)
-{
-    struct butler_net *net = user;
-    (void)first;
-    (void)n;
-    if (net->whole && net->predictor->sizes.input == BUTLER_PREDICTOR_INPUT_ATTENTION)
-        take_input(net, layer, h);
-}
-
-const struct butler_capture butler_net_capture = {.layer = at_layer, .fed = at_fed};

@@ -11,8 +11,8 @@ static void request(struct butler_net *net)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const size_t n = (size_t)net->max_n, inner = n * (size_t)s->n_inner, half = n * (size_t)(s->n_inner / s->n_inner_heads / 2);
-    float **const narrow[] = {&net->z,  &net->q,  &net->k,  &net->v,  &net->a, &net->normed,
-                              &net->dz, &net->dq, &net->dk, &net->dv, &net->da};
+    float **const narrow[] = {&net->z,  &net->inner_q, &net->k,  &net->v,  &net->a, &net->normed,
+                              &net->dz, &net->dq,      &net->dk, &net->dv, &net->da};
     float **const doubled[] = {&net->up, &net->gelu, &net->dup};
     for (int i = 0; i < BUTLER_COUNT(narrow); i++)
         butler_arena_want(&net->arena, narrow[i], inner, sizeof(float));
@@ -21,6 +21,8 @@ static void request(struct butler_net *net)
     butler_arena_want(&net->arena, &net->inner_freq, (size_t)(s->n_inner / s->n_inner_heads / 2), sizeof(float));
     butler_arena_want(&net->arena, &net->inner_cosines, half, sizeof(float));
     butler_arena_want(&net->arena, &net->inner_sines, half, sizeof(float));
+    butler_arena_want(&net->arena, &net->asked, n * (size_t)s->n_embd, sizeof(float));
+    butler_arena_want(&net->arena, &net->dasked, n * (size_t)s->n_embd, sizeof(float));
     butler_net_request_mid(net, &net->key);
 }
 
@@ -33,12 +35,6 @@ static void prepare(struct butler_net *net)
     butler_net_rotations(net, s->d, freq, net->cosines, net->sines);
     butler_predictor_frequencies(s, head, net->inner_freq);
     butler_net_rotations(net, head, net->inner_freq, net->inner_cosines, net->inner_sines);
-}
-
-static bool reads(const struct butler_predictor_sizes *s, int layer)
-{
-    (void)s;
-    return layer == 0;
 }
 
 static void linear(const struct butler_net *net, const char *name, const float *x, float *y)
@@ -74,19 +70,20 @@ static void rotate_inner(const struct butler_net *net, bool back, float *x)
     butler_rotate_heads(net->n, s->n_inner_heads, s->n_inner / s->n_inner_heads, net->inner_cosines, net->inner_sines, back, x);
 }
 
-static void input(struct butler_net *net, int layer)
+static void input(struct butler_net *net, int producer, const float *h)
 {
-    (void)layer;
+    (void)producer;
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const int head = s->n_inner / s->n_inner_heads;
     const size_t n_up = (size_t)net->n * 2 * (size_t)s->n_inner, n_wide = (size_t)net->n * (size_t)s->n_embd;
+    memcpy(net->input, h, n_wide * sizeof *h);
     linear(net, "down", net->input, net->z);
-    linear(net, "attn_q", net->z, net->q);
+    linear(net, "attn_q", net->z, net->inner_q);
     linear(net, "attn_k", net->z, net->k);
     linear(net, "attn_v", net->z, net->v);
-    rotate_inner(net, false, net->q);
+    rotate_inner(net, false, net->inner_q);
     rotate_inner(net, false, net->k);
-    butler_self_attention(net->blas, net->kernels, net->n, s->n_inner_heads, head, butler_predictor_window(s), net->q, net->k,
+    butler_self_attention(net->blas, net->kernels, net->n, s->n_inner_heads, head, butler_predictor_window(s), net->inner_q, net->k,
                           net->v, net->panels, net->a);
     butler_norm_rows(net->n, s->n_inner, net->a, butler_net_param(net, "norm.weight")->data,
                      butler_net_param(net, "norm.bias")->data, NORM_EPS, net->normed);
@@ -97,7 +94,8 @@ static void input(struct butler_net *net, int layer)
     add_bias(net, "ffn_down", net->wide);
     for (size_t i = 0; i < n_wide; i++)
         net->wide[i] += net->input[i];
-    butler_net_mid_forward(net, &net->query, butler_net_param(net, "query_1.weight"), net->wide);
+    butler_net_gather(net, net->wide, s->n_embd, s->n_embd, net->asked);
+    butler_net_mid_forward(net, &net->query, butler_net_param(net, "query_1.weight"), net->asked);
     butler_net_mid_forward(net, &net->key, butler_net_param(net, "key_1.weight"), net->wide);
 }
 
@@ -106,8 +104,11 @@ static void back(struct butler_net *net)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const struct butler_predictor_param *weight = butler_net_param(net, "norm.weight"), *bias = butler_net_param(net, "norm.bias");
-    butler_net_mid_back(net, &net->query, butler_net_param(net, "query_1.weight"), net->wide, net->dwide, false);
-    butler_net_mid_back(net, &net->key, butler_net_param(net, "key_1.weight"), net->wide, net->dwide, true);
+    butler_net_mid_back(net, &net->key, butler_net_param(net, "key_1.weight"), net->wide, net->dwide, false);
+    butler_net_mid_back(net, &net->query, butler_net_param(net, "query_1.weight"), net->asked, net->dasked, false);
+    for (int r = 0; r < net->n_queries; r++)
+        net->kernels->add(net->dwide + (size_t)net->at[r] * (size_t)s->n_embd, net->dasked + (size_t)r * (size_t)s->n_embd,
+                          s->n_embd);
     add_bias_back(net, "ffn_down", net->dwide);
     linear_back(net, "ffn_down", net->gelu, net->dwide, net->dup, false);
     butler_gelu_back((size_t)net->n * 2 * (size_t)s->n_inner, net->up, net->dup, net->dup);
@@ -116,7 +117,8 @@ static void back(struct butler_net *net)
     butler_norm_rows_back(net->n, s->n_inner, net->a, weight->data, NORM_EPS, net->da, butler_net_grad(net, weight, 0),
                           butler_net_grad(net, bias, 0), net->da);
     butler_self_attention_back(net->blas, net->kernels, net->n, s->n_inner_heads, s->n_inner / s->n_inner_heads,
-                               butler_predictor_window(s), net->q, net->k, net->v, net->da, net->panels, net->dq, net->dk, net->dv);
+                               butler_predictor_window(s), net->inner_q, net->k, net->v, net->da, net->panels, net->dq, net->dk,
+                               net->dv);
     rotate_inner(net, true, net->dq);
     rotate_inner(net, true, net->dk);
     linear_back(net, "attn_q", net->z, net->dq, net->dz, false);
@@ -131,19 +133,17 @@ static void predict(struct butler_net *net, int layer, const float *q, const flo
     const struct butler_predictor_param *query_2 = butler_net_param(net, "query_2.weight");
     const struct butler_predictor_param *key_2 = butler_net_param(net, "key_2.weight");
     const int n_queries = s->n_heads * s->d, n_keys = s->n_key_heads * s->d, at = layer - 1;
-    butler_net_second_forward(net, &net->query, query_2, at * n_queries, n_queries, net->qp);
+    butler_net_queries_forward(net, query_2, at * n_queries, true);
     butler_net_second_forward(net, &net->key, key_2, at * n_keys, n_keys, net->kp);
-    butler_rotate_heads(net->n, s->n_heads, s->d, net->cosines, net->sines, false, net->qp);
     butler_rotate_heads(net->n, s->n_key_heads, s->d, net->cosines, net->sines, false, net->kp);
     butler_net_heads(net, q, k);
     if (!net->grads)
         return;
-    butler_rotate_heads(net->n, s->n_heads, s->d, net->cosines, net->sines, true, net->dqp);
     butler_rotate_heads(net->n, s->n_key_heads, s->d, net->cosines, net->sines, true, net->dkp);
-    butler_net_second_back(net, &net->query, query_2, at * n_queries, n_queries, net->dqp, layer > 1);
+    butler_net_queries_back(net, query_2, at * n_queries, true, layer > 1);
     butler_net_second_back(net, &net->key, key_2, at * n_keys, n_keys, net->dkp, layer > 1);
     if (layer == s->n_layers - 1)
         back(net);
 }
 
-const struct butler_net_version butler_net_v1 = {request, prepare, reads, input, predict};
+const struct butler_net_version butler_net_v1 = {request, prepare, input, predict};

@@ -17,17 +17,11 @@ static void prepare(struct butler_net *net)
         butler_net_rotations(net, s->d, s->rope_freq, net->cosines, net->sines);
 }
 
-static bool reads(const struct butler_predictor_sizes *s, int layer)
+static void input(struct butler_net *net, int b, const float *h)
 {
-    int first;
-    return layer % s->stride == 0 && butler_predictor_serves(s, layer / s->stride, &first) > 0;
-}
-
-static void input(struct butler_net *net, int layer)
-{
-    const struct butler_predictor_sizes *s = &net->predictor->sizes;
-    const int b = layer / s->stride;
-    butler_norm_rows(net->n, s->n_embd, net->input, butler_net_param(net, "producer.%d.norm.weight", b)->data,
+    const int n_embd = net->predictor->sizes.n_embd;
+    butler_net_gather(net, h, n_embd, n_embd, net->input);
+    butler_norm_rows(net->n_queries, n_embd, net->input, butler_net_param(net, "producer.%d.norm.weight", b)->data,
                      butler_net_param(net, "producer.%d.norm.bias", b)->data, NORM_EPS, net->wide);
     butler_net_mid_forward(net, &net->query, butler_net_param(net, "producer.%d.query_1.weight", b), net->wide);
 }
@@ -37,7 +31,7 @@ static void back(struct butler_net *net, int b)
     const struct butler_predictor_param *weight = butler_net_param(net, "producer.%d.norm.weight", b);
     const struct butler_predictor_param *bias = butler_net_param(net, "producer.%d.norm.bias", b);
     butler_net_mid_back(net, &net->query, butler_net_param(net, "producer.%d.query_1.weight", b), net->wide, net->dwide, false);
-    butler_norm_rows_back(net->n, net->predictor->sizes.n_embd, net->input, weight->data, NORM_EPS, net->dwide,
+    butler_norm_rows_back(net->n_queries, net->predictor->sizes.n_embd, net->input, weight->data, NORM_EPS, net->dwide,
                           butler_net_grad(net, weight, 0), butler_net_grad(net, bias, 0), NULL);
 }
 
@@ -50,23 +44,19 @@ static void predict(struct butler_net *net, int layer, const float *q, const flo
     const struct butler_predictor_param *key = butler_net_param(net, "key.%d.weight", layer);
     int first;
     const int n_served = butler_predictor_serves(s, b, &first), row = (layer - first) * n_queries;
-    butler_net_second_forward(net, &net->query, query_2, row, n_queries, net->qp);
-    if (net->cosines)
-        butler_rotate_heads(net->n, s->n_heads, s->d, net->cosines, net->sines, false, net->qp);
+    butler_net_queries_forward(net, query_2, row, net->cosines);
     for (int g = 0; g < s->n_kv_heads; g++)
         butler_blas_nt(net->blas, net->n, s->d, dim, 1, k + g * dim, cache_row, key->data + (size_t)(g * s->d) * (size_t)dim, dim,
                        false, net->kp + g * s->d, key_row);
     butler_net_heads(net, q, k);
     if (!net->grads)
         return;
-    if (net->cosines)
-        butler_rotate_heads(net->n, s->n_heads, s->d, net->cosines, net->sines, true, net->dqp);
     for (int g = 0; g < s->n_kv_heads; g++)
         butler_blas_tn(net->blas, s->d, dim, net->n, 1, net->dkp + g * s->d, key_row, k + g * dim, cache_row, true,
                        butler_net_grad(net, key, g * s->d), dim);
-    butler_net_second_back(net, &net->query, query_2, row, n_queries, net->dqp, layer > first);
+    butler_net_queries_back(net, query_2, row, net->cosines, layer > first);
     if (layer == first + n_served - 1)
         back(net, b);
 }
 
-const struct butler_net_version butler_net_v2 = {request, prepare, reads, input, predict};
+const struct butler_net_version butler_net_v2 = {request, prepare, input, predict};

@@ -1,8 +1,9 @@
 /* Training of a predictor (TokenButler v1, v2) on the attention of a frozen model: the model reads texts, and at every layer the
  * predictor's scores are compared with the layer's attention. `butler train` is a loop over butler_trainer_step.
  *
- * A step takes batch * accumulate texts, each processed by one thread, and adds their gradients in the order of the texts: the
- * result does not depend, bit for bit, on the number of threads or processes. */
+ * The model's pass over a text costs more than all else, so its states are kept and used in several steps, each time with other
+ * queries. A step takes batch * accumulate texts, each processed by one thread, and adds their gradients in the order of the
+ * texts: the result does not depend, bit for bit, on the number of threads or processes. */
 #ifndef BUTLER_TRAIN_H
 #define BUTLER_TRAIN_H
 
@@ -11,6 +12,8 @@
 #include "loss.h"
 #include "gather.h"
 
+enum { BUTLER_TRAIN_KEPT = 4 };
+
 struct butler_train_params {
     const char *const *data, *const *valid; /* paths of texts; valid: held-out texts, n_valid 0: a part of data */
     int n_data, n_valid;
@@ -18,6 +21,8 @@ struct butler_train_params {
     struct butler_predictor_sizes sizes;
     enum butler_loss_kind loss;
     int length;            /* tokens of a text */
+    int n_uses;            /* steps in which a text is used once the model has read it */
+    int n_queries;         /* of a text, that the loss sees: a random sample, another in every step; 0: all */
     int batch, accumulate; /* texts whose gradients are summed together, over all processes; number of such sums per step */
     int64_t n_tokens;      /* to train on, if adam.n_steps is 0; both 0: all data once */
     int n_valid_texts;
@@ -35,12 +40,16 @@ struct butler_trainer {
     struct butler_data data;
     struct butler_predictor *predictor;
     struct butler_adamw adam;
-    int64_t n_texts, n_tokens; /* read so far, over all processes */
+    int64_t n_texts, n_tokens; /* used so far, over all processes: a text counts as often as it was used */
     double loss;               /* of the last step */
     /* This process takes texts [first_text, first_text + n_local) of each batch. */
     int first_text, n_local;
-    float **grads;      /* [n_local][n_weights + 2 batch]: after the gradient the loss and the tokens of each text */
-    float *sum, *total; /* [n_weights + 2 batch] of a batch, of a step */
+    /* Texts whose states are kept take turns: with n_uses = 1 one for each text of a batch, else BUTLER_TRAIN_KEPT. */
+    int n_kept;
+    struct butler_states *kept; /* [n_kept][n_local] */
+    int64_t *kept_number;       /* [n_kept][n_local] of the text that is there, or -1 */
+    float **grads;              /* [n_local][n_weights + 2 batch]: after the gradient the loss and the tokens of each text */
+    float *sum, *total;         /* [n_weights + 2 batch] of a batch, of a step */
     struct butler_pool *pool;
     int n_workers;
     struct butler_train_worker *workers; /* [n_workers] */
@@ -76,7 +85,7 @@ int butler_trainer_write(struct butler_trainer *trainer, const char *path, enum 
 int butler_trainer_save(const struct butler_trainer *trainer, const char *path, struct butler_error *err);
 int butler_trainer_restore(struct butler_trainer *trainer, const char *path, struct butler_error *err);
 
-/* Bytes of the predictor's scratch in one thread, for a text of the full length. */
-size_t butler_trainer_text_bytes(const struct butler_trainer *trainer);
+/* Bytes of the predictor's scratch and of the states that are kept, in this process. */
+size_t butler_trainer_bytes(const struct butler_trainer *trainer);
 
 #endif

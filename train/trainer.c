@@ -10,6 +10,7 @@
 struct butler_train_worker {
     struct butler_engine *engine; /* of its own: sessions of one engine are used by one thread at a time */
     struct butler_net *net;
+    struct butler_states measured; /* of a held-out text */
     int32_t *ids;
     bool has_multiplied; /* and so has the BLAS's buffer */
 };
@@ -33,9 +34,10 @@ static int check_params(const struct butler_model *model, const struct butler_tr
     if (params->batch < reduce->n_ranks)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a batch of %d texts is too small for %d processes", params->batch,
                            reduce->n_ranks);
-    if (params->accumulate < 1 || params->n_valid_texts < 1 || params->n_threads < 1)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "accumulate %d, held-out texts %d and threads %d must be at least 1",
-                           params->accumulate, params->n_valid_texts, params->n_threads);
+    if (params->accumulate < 1 || params->n_valid_texts < 1 || params->n_threads < 1 || params->n_uses < 1)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                           "accumulate %d, held-out texts %d, threads %d and uses %d must be at least 1", params->accumulate,
+                           params->n_valid_texts, params->n_threads, params->n_uses);
     return 0;
 }
 
@@ -64,7 +66,24 @@ static int make_workers(struct butler_trainer *trainer, struct butler_error *err
         worker->net =
             butler_net_new(trainer->predictor, trainer->blas, trainer->engine->backend->kernels, params->loss, params->length, err);
         worker->ids = butler_alloc((size_t)params->length * sizeof *worker->ids, err);
-        if (!worker->engine || !worker->net || !worker->ids)
+        if (!worker->engine || !worker->net || !worker->ids ||
+            butler_states_init(&worker->measured, &trainer->predictor->sizes, params->length, err) < 0)
+            return BUTLER_ERROR_MEMORY;
+    }
+    return 0;
+}
+
+static int make_states(struct butler_trainer *trainer, struct butler_error *err)
+{
+    trainer->n_kept = trainer->params.n_uses > 1 ? BUTLER_TRAIN_KEPT : 1;
+    const int n = trainer->n_kept * trainer->n_local;
+    trainer->kept = butler_alloc((size_t)n * sizeof *trainer->kept, err);
+    trainer->kept_number = butler_alloc((size_t)n * sizeof *trainer->kept_number, err);
+    if (!trainer->kept || !trainer->kept_number)
+        return BUTLER_ERROR_MEMORY;
+    for (int i = 0; i < n; i++) {
+        trainer->kept_number[i] = -1;
+        if (butler_states_init(&trainer->kept[i], &trainer->predictor->sizes, trainer->params.length, err) < 0)
             return BUTLER_ERROR_MEMORY;
     }
     return 0;
@@ -137,7 +156,7 @@ struct butler_trainer *butler_trainer_new(struct butler_engine *engine, const st
         make_predictor(trainer, err) < 0)
         goto fail;
     count_steps(trainer);
-    if (make_sums(trainer, err) < 0 || make_workers(trainer, err) < 0 ||
+    if (make_sums(trainer, err) < 0 || make_states(trainer, err) < 0 || make_workers(trainer, err) < 0 ||
         butler_adamw_init(&trainer->adam, &trainer->params.adam, trainer->predictor->n_weights, err) < 0)
         goto fail;
     return trainer;
@@ -153,8 +172,13 @@ void butler_trainer_free(struct butler_trainer *trainer)
     for (int i = 0; trainer->workers && i < trainer->n_workers; i++) {
         butler_engine_free(trainer->workers[i].engine);
         butler_net_free(trainer->workers[i].net);
+        butler_states_free(&trainer->workers[i].measured);
         free(trainer->workers[i].ids);
     }
+    for (int i = 0; trainer->kept && i < trainer->n_kept * trainer->n_local; i++)
+        butler_states_free(&trainer->kept[i]);
+    free(trainer->kept);
+    free(trainer->kept_number);
     for (int i = 0; trainer->grads && i < trainer->n_local; i++)
         free(trainer->grads[i]);
     free(trainer->grads);
@@ -172,7 +196,9 @@ void butler_trainer_free(struct butler_trainer *trainer)
 
 /* -------------------------------------------------------------------------------------------------- a text */
 
-static int read_text(struct butler_train_worker *worker, int n_workers, int n, struct butler_error *err)
+/* The model reads worker->ids[n] into states. */
+static int read_text(struct butler_train_worker *worker, int n_workers, int n, struct butler_states *states,
+                     struct butler_error *err)
 {
     const struct butler_session_params params = {.n_ctx = n, .kv_type = BUTLER_KV_F16};
     struct butler_session *session = butler_session_new(worker->engine, &params, err);
@@ -183,12 +209,12 @@ static int read_text(struct butler_train_worker *worker, int n_workers, int n, s
         return BUTLER_ERROR_MEMORY;
     }
     worker->has_multiplied = true;
-    struct butler_capture capture = butler_net_capture;
-    capture.user = worker->net;
+    struct butler_capture capture = butler_states_capture;
+    capture.user = states;
     session->capture = &capture;
-    butler_net_begin(worker->net, n);
+    butler_states_begin(states, n);
     int code = butler_prefill(session, worker->ids, n, NULL, NULL, err);
-    if (code == 0 && worker->net->layers_seen != worker->engine->model->hp.n_layers - 1)
+    if (code == 0 && states->layers_seen != worker->engine->model->hp.n_layers - 1)
         code = butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "a text of %d tokens was not read in one block", n);
     butler_session_free(session);
     return code;
@@ -196,29 +222,59 @@ static int read_text(struct butler_train_worker *worker, int n_workers, int n, s
 
 struct batch {
     struct butler_trainer *trainer;
-    int64_t first; /* number of text 0 */
-    bool train;
+    int64_t number; /* of the batch, or -1: held-out texts */
 };
+
+/* The states of text i of the batch in *states, read now unless they were kept. A round of n_kept batches is used n_uses times, one
+ * batch after the other. */
+static int find_states(const struct batch *batch, struct butler_train_worker *worker, int i, struct butler_states **states,
+                       struct butler_error *err)
+{
+    struct butler_trainer *trainer = batch->trainer;
+    const struct butler_train_params *params = &trainer->params;
+    int n;
+    if (batch->number < 0) {
+        *states = &worker->measured;
+        n = butler_data_valid(&trainer->data, i, params->n_valid_texts, worker->ids, err);
+        return n < 0 ? n : read_text(worker, trainer->n_workers, n, *states, err);
+    }
+    const int64_t round = batch->number / (trainer->n_kept * params->n_uses), turn = batch->number % trainer->n_kept;
+    const int64_t number = (round * trainer->n_kept + turn) * params->batch + trainer->first_text + i;
+    const int place = (int)turn * trainer->n_local + i;
+    *states = &trainer->kept[place];
+    if (trainer->kept_number[place] == number)
+        return 0;
+    trainer->kept_number[place] = -1;
+    n = butler_data_train(&trainer->data, number, worker->ids, err);
+    const int code = n < 0 ? n : read_text(worker, trainer->n_workers, n, *states, err);
+    if (code == 0)
+        trainer->kept_number[place] = number;
+    return code;
+}
 
 static void run_text(void *context, int i, int thread)
 {
     const struct batch *batch = context;
     struct butler_trainer *trainer = batch->trainer;
+    const struct butler_train_params *params = &trainer->params;
     struct butler_train_worker *worker = &trainer->workers[thread];
     struct butler_train_result *result = &trainer->results[i];
     struct butler_net *net = worker->net;
-    const int texts = trainer->params.batch * trainer->params.accumulate;
-    result->code = batch->train ? butler_data_train(&trainer->data, batch->first + i, worker->ids, &result->err)
-                                : butler_data_valid(&trainer->data, i, trainer->params.n_valid_texts, worker->ids, &result->err);
+    struct butler_states *states;
+    const bool train = batch->number >= 0;
+    result->code = find_states(batch, worker, i, &states, &result->err);
     if (result->code < 0)
         return;
-    result->n_tokens = result->code;
-    net->grads = batch->train ? trainer->grads[i] : NULL;
-    net->weight = 1.0f / (float)texts;
-    net->measure_step = batch->train ? 0 : BUTLER_MAX(trainer->params.length / 64, 1);
-    if (batch->train)
+    net->grads = train ? trainer->grads[i] : NULL;
+    net->weight = 1.0f / (float)(params->batch * params->accumulate);
+    net->measure_step = train ? 0 : BUTLER_MAX(params->length / 64, 1);
+    if (train)
         memset(net->grads, 0, n_summed(trainer) * sizeof(float));
-    result->code = read_text(worker, trainer->n_workers, result->n_tokens, &result->err);
+    /* A sample depends on its number alone. Held-out texts are measured whole. */
+    uint64_t seed = params->seed + (uint64_t)(batch->number * params->batch + trainer->first_text + i);
+    seed = butler_random(&seed);
+    butler_net_run(net, states, train ? params->n_queries : 0, seed);
+    result->n_tokens = states->n;
     result->loss = net->loss;
     result->measures = net->measures;
 }
@@ -241,7 +297,7 @@ static int run_batch(struct butler_trainer *trainer, struct butler_error *err)
 {
     const size_t n_weights = trainer->predictor->n_weights;
     const int n_batch = trainer->params.batch;
-    struct batch batch = {trainer, trainer->n_texts + trainer->first_text, true};
+    struct batch batch = {trainer, trainer->n_texts / n_batch};
     const int code = run_texts(&batch, trainer->n_local, err);
     if (code < 0)
         return code;
@@ -289,7 +345,7 @@ int butler_trainer_measure(struct butler_trainer *trainer, double *loss, struct 
                            struct butler_error *err)
 {
     const int n = trainer->params.n_valid_texts;
-    struct batch batch = {trainer, 0, false};
+    struct batch batch = {trainer, -1};
     const int code = run_texts(&batch, n, err);
     *loss = 0;
     *measures = (struct butler_loss_measures){0};
@@ -314,7 +370,9 @@ int butler_trainer_write(struct butler_trainer *trainer, const char *path, enum 
     return butler_predictor_save(trainer->predictor, path, type, err);
 }
 
-size_t butler_trainer_text_bytes(const struct butler_trainer *trainer)
+size_t butler_trainer_bytes(const struct butler_trainer *trainer)
 {
-    return butler_net_bytes(trainer->workers[0].net);
+    const size_t n_states = (size_t)(trainer->n_kept * trainer->n_local + trainer->n_workers);
+    return (size_t)trainer->n_workers * butler_net_bytes(trainer->workers[0].net) +
+           n_states * trainer->workers[0].measured.arena.size;
 }
