@@ -72,6 +72,7 @@ void butler_attention_observe_block(const struct butler_metric_shape *shape, con
     each(windowed) \
     each(pooled) \
     each(last_query) \
+    each(verified) \
     each(page_bounds) \
     each(page_stats) \
     each(one_bit) \
