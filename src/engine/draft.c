@@ -1,19 +1,41 @@
 /* Drafts and their checks (self-speculative decoding): the same session drafts tokens under its policy, is cut back, and decodes
  * all of them again in one exact pass, whose rows take the place of the drafts' in the cache. The sampler draws every token of the
- * text from exact logits; drafts are drawn with the same random numbers, and are right where both agree. */
+ * text from exact logits; drafts are drawn with the same random numbers, and are right where both agree.
+ *
+ * How many drafts: one more costs a step under the policy and a row of the check, C together. It is right with a probability P,
+ * that of all drafts so far being right, and then saves what a token costs now, T = time of the latest rounds / tokens that they
+ * gave. So drafting goes on while P T > C, which maximises the tokens for the time of a round. Nothing of this changes the text. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/sampler.h"
 #include "engine/session.h"
 
-enum { DEFAULT_DRAFTS = 8, MOST_DRAFTS = BUTLER_CHECK_ROWS - 1 };
+enum {
+    DEFAULT_DRAFTS = 8,
+    MOST_DRAFTS = BUTLER_CHECK_ROWS - 1,
+    FIRST_DRAFTS = 2, /* of a round that is to learn what drafts cost and how many are right */
+    FIRST_PAUSE = 32, /* tokens without drafts, where they do not pay, before the next attempt; then twice as many each time, */
+    LONGEST_PAUSE = 512,
+    N_CLASSES = 5, /* of drafts, by how far their logits are above all others */
+};
+
+/* What is known of drafts and checks. Sums fade: what is older counts less. */
+struct pace {
+    double draft_s, n_drafts;                    /* time of drafts */
+    double rows, rows2, checks, check_s, rows_s; /* of checks: sums of rows, of their squares, 1, time, rows times time */
+    double round_s, n_tokens;                    /* of rounds, and the tokens that they gave */
+    double right[N_CLASSES], tried[N_CLASSES];   /* of drafts behind right ones only */
+    int pause, n_paused;                         /* tokens until the next attempt; since the last drafts */
+};
 
 struct butler_draft {
     struct butler_session *session;
     int n_max;
     bool fixed;
     float *logits; /* [n_vocab] of the last token that was confirmed */
+    struct pace pace;
 };
 
 /* One call of butler_draft_step. */
@@ -21,6 +43,8 @@ struct round {
     struct butler_draft *draft;
     struct butler_sampler *sampler;
     int32_t rows[BUTLER_CHECK_ROWS]; /* the token that is given, and the drafts behind it */
+    int classes[BUTLER_CHECK_ROWS];  /* of the drafts, by their index in rows */
+    bool attempt;                    /* drafts are made to learn from them */
     int n_drafts, first;             /* first: position of rows[0] */
     int32_t *ids;
     int n; /* tokens drawn from exact logits */
@@ -77,24 +101,119 @@ void butler_draft_free(struct butler_draft *draft)
     free(draft);
 }
 
+/* -------------------------------------------------------------------------------------------- how many drafts */
+
+/* A draft's class: the farther its logit is above all others, the likelier is it right. */
+static int class_of(const struct butler_session *session, int32_t id)
+{
+    static const float margins[N_CLASSES - 1] = {0.5f, 1, 2, 4};
+    float others = -INFINITY;
+    int class = 0;
+    for (int i = 0; i < session->model->hp.n_vocab; i++)
+        others = i != id && session->logits[i] > others ? session->logits[i] : others;
+    while (class < N_CLASSES - 1 && session->logits[id] - others >= margins[class])
+        class ++;
+    return class;
+}
+
+/* How many drafts of a class are right. Before any is known: nearly all, so that they are tried. */
+static double rate_of(const struct pace *pace, int class)
+{
+    static const double assumed[N_CLASSES] = {0.6, 0.7, 0.8, 0.9, 0.97};
+    enum { PRIOR = 4 };
+    return (pace->right[class] + PRIOR * assumed[class]) / (pace->tried[class] + PRIOR);
+}
+
+/* Of the first draft of a round, before its class is known. */
+static double rate_of_any(const struct pace *pace)
+{
+    double right = 0, tried = 0;
+    for (int i = 0; i < N_CLASSES; i++) {
+        right += pace->right[i];
+        tried += pace->tried[i];
+    }
+    return tried > 0 ? right / tried : 1;
+}
+
+/* What one more draft costs, in seconds: the step, and the slope of the check's time over its rows. */
+static double cost_of_draft(const struct pace *pace)
+{
+    const double spread = pace->checks * pace->rows2 - pace->rows * pace->rows;
+    const double slope = spread > 0 ? (pace->checks * pace->rows_s - pace->rows * pace->check_s) / spread : 0;
+    return pace->draft_s / pace->n_drafts + fmax(slope, 0);
+}
+
+/* Whether the round goes on to draft: there are n_drafts, all right with probability `rate`. */
+static bool drafts_more(struct round *round, double rate)
+{
+    const struct butler_draft *draft = round->draft;
+    const struct pace *pace = &draft->pace;
+    if (draft->fixed)
+        return true;
+    if (round->n_drafts == 0) {
+        round->attempt = pace->checks > 0 && pace->n_paused >= pace->pause;
+        rate = rate_of_any(pace);
+    }
+    if (round->attempt && round->n_drafts < FIRST_DRAFTS)
+        return true;
+    return pace->n_drafts > 0 && rate * pace->round_s / pace->n_tokens > cost_of_draft(pace);
+}
+
+static void fade(double *sum, double x)
+{
+    *sum = *sum * 0.95 + x;
+}
+
+/* Times and acceptance of a round become part of what is known. */
+static void learn(const struct round *round, double draft_s, double check_s)
+{
+    struct pace *pace = &round->draft->pace;
+    const double rows = round->n_drafts + 1;
+    fade(&pace->rows, rows);
+    fade(&pace->rows2, rows * rows);
+    fade(&pace->checks, 1);
+    fade(&pace->check_s, check_s);
+    fade(&pace->rows_s, rows * check_s);
+    fade(&pace->round_s, draft_s + check_s);
+    fade(&pace->n_tokens, round->n);
+    if (round->n_drafts == 0) {
+        pace->n_paused++;
+        return;
+    }
+    fade(&pace->draft_s, draft_s);
+    fade(&pace->n_drafts, round->n_drafts);
+    for (int i = 1; i <= BUTLER_MIN(round->n, round->n_drafts); i++) {
+        fade(&pace->tried[round->classes[i]], 1);
+        fade(&pace->right[round->classes[i]], i < round->n);
+    }
+    pace->n_paused = 0;
+    pace->pause = round->attempt ? BUTLER_MAX(BUTLER_MIN(2 * pace->pause, (int)LONGEST_PAUSE), (int)FIRST_PAUSE) : (int)FIRST_PAUSE;
+}
+
+/* ------------------------------------------------------------------------------------------------- a round */
+
 /* Decodes under the policy and draws; the session and the sampler are then as they were. */
 static int make_drafts(struct round *round, int n)
 {
     struct butler_session *session = round->draft->session;
     const struct butler_sampler_mark mark = butler_sampler_mark(round->sampler);
     const int n_vocab = session->model->hp.n_vocab;
+    double rate = 1;
     int code = 0;
-    for (round->n_drafts = 0; round->n_drafts < n && code == 0;) {
+    while (round->n_drafts < n && code == 0 && drafts_more(round, rate)) {
         const int32_t *last = &round->rows[round->n_drafts];
         if (round->n_drafts > 0 && butler_token_is_end(session->model, *last))
             break;
         const struct butler_span span = {.session = session, .ids = last, .n = 1};
         code = butler_run(session->engine, &span, 1, round->err);
         const int32_t id = code < 0 ? code : butler_sample(round->sampler, session->logits, n_vocab, round->err);
-        if (id < 0)
+        if (id < 0) {
             code = id;
-        else
-            round->rows[++round->n_drafts] = id;
+            break;
+        }
+        round->rows[++round->n_drafts] = id;
+        round->classes[round->n_drafts] = class_of(session, id);
+        rate *= rate_of(&round->draft->pace, round->classes[round->n_drafts]);
     }
     butler_sampler_rewind(round->sampler, &mark);
     if (!session->failed && butler_session_truncate(session, round->first, code < 0 ? NULL : round->err) < 0)
@@ -179,17 +298,23 @@ int butler_draft_step(struct butler_draft *draft, struct butler_sampler *sampler
     const struct butler_stats before = session->stats;
     const int n = BUTLER_MIN(BUTLER_MIN(draft->n_max, max_ids - 1), session->n_ctx - session->n_past - 1);
     session->drafting = true;
-    double start = butler_seconds();
-    int code = n > 0 ? make_drafts(&round, n) : 0;
-    session->stats.draft_s += butler_seconds() - start;
-    start = butler_seconds();
+    const double start = butler_seconds();
+    int code = make_drafts(&round, n);
+    const double drafted = butler_seconds();
     if (code == 0)
         code = check_drafts(&round);
-    session->stats.check_s += butler_seconds() - start;
+    const double checked = butler_seconds();
     session->drafting = false;
     if (!session->failed) {
         butler_session_release_windows(session);
         count_tokens(session, &before, round.first, &round);
     }
-    return code < 0 ? code : round.n;
+    if (code < 0)
+        return code;
+    if (round.n_drafts > 0) {
+        session->stats.draft_s += drafted - start;
+        session->stats.check_s += checked - drafted;
+    }
+    learn(&round, drafted - start, checked - drafted);
+    return round.n;
 }
