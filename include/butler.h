@@ -469,6 +469,11 @@ void butler_draft_free(struct butler_draft *draft);
 int butler_draft_step(struct butler_draft *draft, struct butler_sampler *sampler, int32_t id, int32_t *ids, int max_ids,
                       struct butler_error *err);
 
+/* Takes back all but the first n of the tokens that the latest step gave, 0 <= n: the session and the sampler become what they
+ * would be if it had been given max_ids = n (0: the session holds id, nothing is drawn behind it). For a text that ends between
+ * them. Once for a step; neither may have been used since. */
+int butler_draft_keep(struct butler_draft *draft, struct butler_sampler *sampler, int n, struct butler_error *err);
+
 /* ---------------------------------------------------------------------------------------------- policies */
 
 /* Checks a policy string (NULL: "full") against this engine without building anything. engine NULL: against no model. */

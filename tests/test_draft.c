@@ -268,6 +268,49 @@ static void test_chosen_number(void **state)
     free_engine(engine);
 }
 
+/* A text that ends between the tokens of a step: what stays is what fewer drafts would have given. */
+static void test_keep(void **state)
+{
+    struct butler_engine *engine = open_engine("models/llama-gqa.gguf", 1, NULL);
+    struct butler_session *dense = open_session(engine, "full", BUTLER_KV_F16, N_CTX);
+    struct text text;
+    (void)state;
+    begin(dense, 0);
+    write_densely(dense, 0.5f, &text);
+    for (int n_kept = 0; n_kept <= 3; n_kept++) {
+        struct butler_session *session = open_session(engine, "oracle:budget=100", BUTLER_KV_F16, N_CTX);
+        struct butler_sampler *sampler = open_sampler(0.5f);
+        struct butler_draft *draft = open_draft(session, 8, true);
+        struct butler_stats stats;
+        int32_t ids[MOST];
+        begin(session, 0);
+        ids[0] = butler_sample(sampler, butler_logits(session), text.n_vocab, NULL);
+        /* The whole text fits the budget, so that every draft is right. */
+        assert_int_equal(butler_draft_step(draft, sampler, ids[0], ids, MOST, NULL), 9);
+        assert_int_equal(butler_draft_keep(draft, sampler, -1, NULL), BUTLER_ERROR_ARGUMENT);
+        assert_int_equal(butler_draft_keep(draft, sampler, 10, NULL), BUTLER_ERROR_ARGUMENT);
+        assert_int_equal(butler_draft_keep(draft, sampler, n_kept, NULL), 0);
+        const int n_held = BUTLER_MAX(n_kept, 1);
+        butler_session_stats(session, &stats);
+        assert_int_equal(butler_n_past(session), N_PROMPT + n_held);
+        assert_int_equal(stats.n_decode, n_held);
+        assert_memory_equal(butler_logits(session), text.logits + (size_t)n_held * (size_t)text.n_vocab,
+                            (size_t)text.n_vocab * sizeof(float));
+        /* The text goes on as if nothing had been taken back. */
+        if (n_kept == 0)
+            ids[0] = butler_sample(sampler, butler_logits(session), text.n_vocab, NULL);
+        assert_int_equal(ids[n_held - 1], text.ids[n_held]);
+        assert_int_equal(butler_draft_step(draft, sampler, ids[n_held - 1], ids, 4, NULL), 4);
+        assert_memory_equal(ids, text.ids + n_held + 1, 4 * sizeof *ids);
+        butler_draft_free(draft);
+        butler_sampler_free(sampler);
+        butler_session_free(session);
+    }
+    butler_session_free(dense);
+    free(text.logits);
+    free_engine(engine);
+}
+
 /* ------------------------------------------------------------------------------------------- exact spans */
 
 /* Exact spans of several sessions and prompts in one call give each what it gets alone. */
@@ -356,8 +399,9 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_models),        cmocka_unit_test(test_policies),    cmocka_unit_test(test_long_texts),
-        cmocka_unit_test(test_chosen_number), cmocka_unit_test(test_exact_spans), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_models),        cmocka_unit_test(test_policies), cmocka_unit_test(test_long_texts),
+        cmocka_unit_test(test_chosen_number), cmocka_unit_test(test_keep),     cmocka_unit_test(test_exact_spans),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

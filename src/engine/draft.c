@@ -36,6 +36,9 @@ struct butler_draft {
     bool fixed;
     float *logits; /* [n_vocab] of the last token that was confirmed */
     struct pace pace;
+    /* Of the latest step, for butler_draft_keep. */
+    int first, n_ids;                                        /* position of its first token; ids that it gave */
+    struct butler_sampler_mark marks[BUTLER_CHECK_ROWS + 1]; /* the sampler before them, and after each */
 };
 
 /* One call of butler_draft_step. */
@@ -240,22 +243,23 @@ static bool take_logits(void *user, int position, const float *logits)
     if (round->ended && round->n < round->n_drafts) /* later rows overwrite the session's */
         memcpy(round->draft->logits, logits, n_vocab * sizeof *logits);
     round->ids[round->n++] = id;
+    round->draft->marks[round->n] = butler_sampler_mark(round->sampler);
     return true;
 }
 
 static int check_drafts(struct round *round)
 {
     struct butler_session *session = round->draft->session;
-    const struct butler_sampler_mark mark = butler_sampler_mark(round->sampler);
     const size_t n_vocab = (size_t)session->model->hp.n_vocab;
     const int n_rows = round->n_drafts + 1;
     const struct butler_span span = {
         .session = session, .ids = round->rows, .n = n_rows, .exact = true, .each = take_logits, .user = round};
+    round->draft->marks[0] = butler_sampler_mark(round->sampler);
     int code = butler_run(session->engine, &span, 1, round->err);
     if (code == 0)
         code = round->code;
     if (code < 0)
-        butler_sampler_rewind(round->sampler, &mark);
+        butler_sampler_rewind(round->sampler, &round->draft->marks[0]);
     const int n_held = code < 0 ? 0 : round->n;
     if (session->failed || n_held == n_rows)
         return code;
@@ -294,6 +298,7 @@ int butler_draft_step(struct butler_draft *draft, struct butler_sampler *sampler
     if (max_ids < 1)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "room for %d tokens: a step gives 1 or more", max_ids);
     struct butler_session *session = draft->session;
+    draft->n_ids = 0;
     struct round round = {.draft = draft, .sampler = sampler, .rows = {id}, .first = session->n_past, .ids = ids, .err = err};
     const struct butler_stats before = session->stats;
     const int n = BUTLER_MIN(BUTLER_MIN(draft->n_max, max_ids - 1), session->n_ctx - session->n_past - 1);
@@ -316,5 +321,37 @@ int butler_draft_step(struct butler_draft *draft, struct butler_sampler *sampler
         session->stats.check_s += checked - drafted;
     }
     learn(&round, drafted - start, checked - drafted);
+    draft->first = round.first;
+    draft->n_ids = round.n;
     return round.n;
+}
+
+int butler_draft_keep(struct butler_draft *draft, struct butler_sampler *sampler, int n, struct butler_error *err)
+{
+    if (BUTLER_IS_NULL(draft, err) || BUTLER_IS_NULL(sampler, err))
+        return BUTLER_ERROR_ARGUMENT;
+    struct butler_session *session = draft->session;
+    if (n < 0 || n > draft->n_ids || session->n_past != draft->first + draft->n_ids)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                           "%d of the %d tokens of the latest step, after which the session held %d: it holds %d", n, draft->n_ids,
+                           draft->first + draft->n_ids, session->n_past);
+    if (n == draft->n_ids)
+        return 0;
+    /* The last token that stays is decoded again, for its logits. */
+    const int last = draft->first + BUTLER_MAX(n - 1, 0);
+    const int32_t id = session->tokens[last];
+    const struct butler_span span = {.session = session, .ids = &id, .n = 1, .exact = true};
+    const struct butler_stats before = session->stats;
+    int code = butler_session_truncate(session, last, err);
+    if (code == 0)
+        code = butler_run(session->engine, &span, 1, err);
+    if (code < 0)
+        return code;
+    const uint64_t bytes = session->stats.full_kv_bytes - before.full_kv_bytes; /* nearly those of each token that goes */
+    const uint64_t n_gone = (uint64_t)(draft->first + draft->n_ids - session->n_past);
+    session->stats.n_decode = before.n_decode - n_gone;
+    session->stats.full_kv_bytes = before.full_kv_bytes - bytes * n_gone;
+    butler_sampler_rewind(sampler, &draft->marks[n]);
+    draft->n_ids = 0;
+    return 0;
 }

@@ -102,6 +102,13 @@ static inline int butler_policy_observes(const struct butler_policy *policy, boo
                : 0;
 }
 
+/* Whether what its metric keeps is of use only while a prompt is read: it is observed, and decoding neither observes nor evicts. */
+static inline bool butler_policy_scores_prompts_only(const struct butler_policy *policy)
+{
+    return butler_policy_observes(policy, false) > 0 && butler_policy_observes(policy, true) == 0 && !policy->metric->append &&
+           !butler_policy_is_guided(policy);
+}
+
 /* Whether it evicts by the tokens' places alone: nothing is scored, the newest fill the budget. */
 static inline bool butler_policy_keeps_newest(const struct butler_policy *policy)
 {
