@@ -1,4 +1,5 @@
 /* What chat and ask share: documents before a question, tokens of a rendered conversation, the answer while it is made. */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,49 +83,54 @@ static void append_token(const struct butler_model *model, struct butler_utf8 *s
 }
 
 /* One token of the answer. *done: it was the last. */
-static int answer_token(const struct cmd_options *options, const struct butler_model *model, struct butler_session *session,
-                        struct butler_sampler *sampler, const char *stop, struct butler_utf8 *stream, struct cmd_answer *answer,
-                        bool *done)
+static int answer_token(struct cmd_writer *writer, int most, const char *stop, struct butler_utf8 *stream,
+                        struct cmd_answer *answer, bool *done, struct butler_error *err)
 {
-    struct butler_error err = {0};
-    const int32_t id = butler_sample(sampler, butler_logits(session), butler_model_get_info(model)->n_vocab, &err);
+    const struct butler_model *model = butler_engine_model(writer->engine);
+    const int32_t id = cmd_writer_draw(writer, err);
     if (id < 0)
-        return cmd_fail(options, &err);
+        return id;
     answer->end = CMD_END_TOKEN;
     *done = true;
     if (butler_token_is_end(model, id))
-        return CMD_DONE;
+        return 0;
     append_token(model, stream, id, answer);
     if (show(answer, stop, false))
-        return CMD_DONE;
+        return 0;
     answer->end = CMD_END_CONTEXT;
-    if (butler_n_past(session) >= butler_n_ctx(session))
-        return CMD_DONE;
-    if (butler_step(session, id, &err) < 0)
-        return cmd_fail(options, &err);
+    if (writer->n_past >= butler_n_ctx(writer->session))
+        return 0;
+    const int code = cmd_writer_decode(writer, most, err);
+    if (code < 0)
+        return code;
     cmd_integers_append(&answer->ids, id);
     answer->n_held = answer->text.n;
     answer->end = CMD_END_POLICY;
-    *done = butler_should_stop(session);
-    return CMD_DONE;
+    *done = butler_should_stop(writer->session);
+    return 0;
 }
 
-int cmd_answer_generate(const struct cmd_options *options, const struct butler_model *model, struct butler_session *session,
+int cmd_answer_generate(const struct cmd_options *options, struct butler_engine *engine, struct butler_session *session,
                         struct butler_sampler *sampler, const char *stop, struct cmd_answer *answer)
 {
     struct butler_utf8 stream = {0};
-    int status = CMD_DONE;
+    struct butler_error err = {0};
+    struct cmd_writer writer;
+    const int status = cmd_writer_begin(&writer, options, engine, session, sampler);
     bool done = false;
-    for (int i = 0; status == CMD_DONE && !done; i++) {
+    if (status != CMD_DONE)
+        return status;
+    for (int i = 0; err.code == 0 && !done; i++) {
         if (cmd_interrupted() || i == options->n) {
             answer->end = i == options->n ? CMD_END_LENGTH : CMD_END_INTERRUPTED;
             break;
         }
-        status = answer_token(options, model, session, sampler, stop, &stream, answer, &done);
+        answer_token(&writer, options->n < 0 ? INT_MAX : options->n - i, stop, &stream, answer, &done, &err);
     }
-    if (status != CMD_DONE)
-        return status;
-    append_token(model, &stream, -1, answer);
+    cmd_writer_end(&writer, &err);
+    if (err.code < 0)
+        return cmd_fail(options, &err);
+    append_token(butler_engine_model(engine), &stream, -1, answer);
     show(answer, stop, true);
     cmd_out("\n", 1);
     cmd_out_flush();

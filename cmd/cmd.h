@@ -14,6 +14,7 @@ enum cmd_status { CMD_DONE = 0, CMD_FAILED = 1, CMD_USAGE = 2, CMD_INTERRUPTED =
 enum {
     CMD_MAX_LIST = 64, /* values of a flag that may be repeated or takes a list */
     CMD_MAX_POSITIONAL = 4,
+    CMD_MAX_DRAFTS = 15, /* the library's */
 };
 
 /* ------------------------------------------------------------------------------------------------ options */
@@ -35,6 +36,7 @@ enum cmd_flag {
     CMD_WARMUP,
     CMD_KV,
     CMD_KV_TYPE,
+    CMD_LOSSLESS,
     CMD_PLUGIN,
     CMD_PREDICTOR,
     CMD_TEMP,
@@ -140,6 +142,7 @@ struct cmd_options {
     struct cmd_strings kv, plugins, predictors, settings, documents;
     struct cmd_integers ids, depths, lengths;
     struct cmd_reals budgets;
+    int n_drafts; /* of --lossless; 0: the library's default */
     int limit, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
     int kv_type; /* enum butler_kv_type */
     double temperature, top_p, min_p, typical, repeat_penalty, frequency_penalty, presence_penalty;
@@ -257,6 +260,27 @@ int cmd_prefill(const struct cmd_options *options, struct butler_session *sessio
 struct butler_sampler_params cmd_sampler_params(const struct cmd_options *options);
 struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, const struct butler_model *model, int *status);
 
+/* Tokens of a text, one after the other: each is drawn, and then decoded. With --lossless they come from checked drafts, some of
+ * them at once; who draws and decodes sees no difference. */
+struct cmd_writer {
+    struct butler_engine *engine;
+    struct butler_session *session;
+    struct butler_sampler *sampler;
+    struct butler_draft *draft;            /* NULL: no drafts */
+    int32_t ids[CMD_MAX_DRAFTS + 1], last; /* what the latest step gave; the token drawn last */
+    int n, n_drawn;                        /* of ids */
+    int n_past;                            /* tokens that are decoded: the session may hold more of ids */
+};
+/* CMD_DONE or the exit status. cmd_writer_end must follow. */
+int cmd_writer_begin(struct cmd_writer *writer, const struct cmd_options *options, struct butler_engine *engine,
+                     struct butler_session *session, struct butler_sampler *sampler);
+/* The next token of the text, or an error's code. */
+int32_t cmd_writer_draw(struct cmd_writer *writer, struct butler_error *err);
+/* Decodes the token drawn last. most: how many more the text may have. */
+int cmd_writer_decode(struct cmd_writer *writer, int most, struct butler_error *err);
+/* The session holds what was decoded and no more, and the sampler has drawn what was drawn. A code. */
+int cmd_writer_end(struct cmd_writer *writer, struct butler_error *err);
+
 /* Ends an answer or a text. */
 enum cmd_end { CMD_END_TOKEN, CMD_END_LENGTH, CMD_END_CONTEXT, CMD_END_POLICY, CMD_END_INTERRUPTED };
 extern const char *const cmd_end_names[];
@@ -316,7 +340,7 @@ struct cmd_answer {
 
 /* Samples an answer behind the session's text and prints it while it is made, without the blanks before it and with a newline
  * behind it. stop: text that ends it, or NULL. CMD_DONE (also after Ctrl-C) or the exit status. */
-int cmd_answer_generate(const struct cmd_options *options, const struct butler_model *model, struct butler_session *session,
+int cmd_answer_generate(const struct cmd_options *options, struct butler_engine *engine, struct butler_session *session,
                         struct butler_sampler *sampler, const char *stop, struct cmd_answer *answer);
 void cmd_answer_free(struct cmd_answer *answer);
 

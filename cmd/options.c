@@ -16,6 +16,7 @@ enum kind {
     KIND_STRING,
     KIND_STRINGS,
     KIND_INT,
+    KIND_OPTIONAL_INT, /* --flag or --flag=N */
     KIND_INTS,
     KIND_REAL,
     KIND_REALS,
@@ -63,6 +64,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_KV] = {0, "kv", "POLICY", KIND_STRINGS, AT(kv), 0, 0, NULL, "what a step reads of the cache (`butler policies`)"},
     [CMD_KV_TYPE] = {0, "kv-type", "TYPE", KIND_KV_TYPE, AT(kv_type), 0, 0, "f32, f16 or q8_0",
                      "type of the stored keys and values"},
+    [CMD_LOSSLESS] = {0, "lossless", "G", KIND_OPTIONAL_INT, AT(n_drafts), 1, CMD_MAX_DRAFTS, "a whole number from 1 to 15",
+                      "the text of --kv full, faster: up to G tokens (8) are drafted under --kv, then checked exactly"},
     [CMD_PLUGIN] = {0, "plugin", "FILE", KIND_STRINGS, AT(plugins), 0, 0, NULL,
                     "a shared object with a metric of your own; may be repeated"},
     [CMD_PREDICTOR] = {0, "predictor", "FILE", KIND_STRINGS, AT(predictors), 0, 0, NULL,
@@ -347,6 +350,10 @@ static bool set(struct cmd_options *options, const struct flag *flag, const char
         return true;
     case KIND_STRINGS:
         return parse_strings(text, where);
+    case KIND_OPTIONAL_INT:
+        if (!text)
+            return true;
+        return parse_int(text, strlen(text), flag->min, flag->max, where);
     case KIND_INT:
         return parse_int(text, strlen(text), flag->min, flag->max, where);
     case KIND_INTS:
@@ -412,7 +419,7 @@ static int take_flag(struct cmd_options *options, int argc, char **argv, int *i)
         cmd_say(options, "--%s takes no value, but got '%s'", flag->name, value);
         return CMD_USAGE;
     }
-    if (flag->argument && !value) {
+    if (flag->argument && flag->kind != KIND_OPTIONAL_INT && !value) {
         if (*i + 1 == argc) {
             cmd_say(options, "%s needs a value: %s %s", word, word, flag->argument);
             return CMD_USAGE;
@@ -469,6 +476,8 @@ int cmd_options_parse(struct cmd_options *options, const struct cmd_command *com
     for (const struct cmd_use *use = command->uses; use->flag; use++)
         if (use->value && !options->given[use->flag])
             set(options, &flags[use->flag], use->value);
+    if (options->given[CMD_LOSSLESS] && !options->given[CMD_KV]) /* `full` drafts nothing */
+        options->kv.values[0] = "verified";
     return check_positional(options);
 }
 
@@ -489,8 +498,11 @@ void cmd_help_print(const struct cmd_command *command)
         int n = 0;
         if (flag->letter)
             n = snprintf(names, sizeof names, "-%c, ", flag->letter);
-        snprintf(names + n, sizeof names - (size_t)n, "--%s%s%s", flag->name, flag->argument ? " " : "",
-                 flag->argument ? flag->argument : "");
+        if (flag->kind == KIND_OPTIONAL_INT)
+            snprintf(names + n, sizeof names - (size_t)n, "--%s[=%s]", flag->name, flag->argument);
+        else
+            snprintf(names + n, sizeof names - (size_t)n, "--%s%s%s", flag->name, flag->argument ? " " : "",
+                     flag->argument ? flag->argument : "");
         cmd_printf("  %-24s %s", names, flag->help);
         if (use->value)
             cmd_printf(" (default %s)", use->value);

@@ -149,6 +149,11 @@ void cmd_say_cost(const char *policy, const struct butler_stats *s, enum cmd_end
         fprintf(stderr, "  a token took %.3f ms: score %.3f, select %.3f, attend %.3f, the rest %.3f\n", 1e3 * s->decode_s / n,
                 1e3 * s->score_s / n, 1e3 * s->select_s / n, 1e3 * s->attend_s / n,
                 1e3 * (s->decode_s - s->score_s - s->select_s - s->attend_s - s->predict_s) / n);
+    if (s->n_checks)
+        fprintf(stderr,
+                "  %llu exact checks took %.2f s and confirmed %llu of %llu drafts, which took %.2f s: %.2f tokens a check\n",
+                (unsigned long long)s->n_checks, s->check_s, (unsigned long long)s->n_accepted, (unsigned long long)s->n_drafted,
+                s->draft_s, 1 + (double)s->n_accepted / (double)s->n_checks);
     if (s->predict_bytes)
         fprintf(stderr, "  the predictor took %.3f ms a token and read %s of its weights\n", 1e3 * s->predict_s / n,
                 cmd_bytes(a, sizeof a, (uint64_t)((double)s->predict_bytes / n)));

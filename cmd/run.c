@@ -45,25 +45,29 @@ static void emit(const struct cmd_options *options, const struct butler_model *m
 
 /* Samples and decodes until the text ends. If the session is to be saved, its last token is decoded too, so that the saved
  * session has the whole text. */
-static int generate(const struct cmd_options *options, const struct butler_model *model, struct butler_session *session,
+static int generate(const struct cmd_options *options, struct butler_engine *engine, struct butler_session *session,
                     struct butler_sampler *sampler, struct result *result)
 {
+    const struct butler_model *model = butler_engine_model(engine);
     struct butler_error err = {0};
     struct butler_utf8 stream = {0};
-    int n_vocab = butler_model_get_info(model)->n_vocab, n_ctx = butler_n_ctx(session);
+    struct cmd_writer writer;
+    const int n_ctx = butler_n_ctx(session), status = cmd_writer_begin(&writer, options, engine, session, sampler);
+    if (status != CMD_DONE)
+        return status;
     result->end = CMD_END_LENGTH;
     for (int i = 0; options->n < 0 || i < options->n; i++) {
         if (cmd_interrupted()) {
             result->end = CMD_END_INTERRUPTED;
             break;
         }
-        if (options->save_session && butler_n_past(session) >= n_ctx) {
+        if (options->save_session && writer.n_past >= n_ctx) {
             result->end = CMD_END_CONTEXT;
             break;
         }
-        int32_t id = butler_sample(sampler, butler_logits(session), n_vocab, &err);
+        const int32_t id = cmd_writer_draw(&writer, &err);
         if (id < 0)
-            return cmd_fail(options, &err);
+            break;
         if (butler_token_is_end(model, id)) {
             result->end = CMD_END_TOKEN;
             break;
@@ -71,17 +75,20 @@ static int generate(const struct cmd_options *options, const struct butler_model
         emit(options, model, &stream, id, result);
         if (i + 1 == options->n && !options->save_session)
             break;
-        if (butler_n_past(session) >= n_ctx) {
+        if (writer.n_past >= n_ctx) {
             result->end = CMD_END_CONTEXT;
             break;
         }
-        if (butler_step(session, id, &err) < 0)
-            return cmd_fail(options, &err);
+        if (cmd_writer_decode(&writer, options->n < 0 ? INT_MAX : options->n - i - 1, &err) < 0)
+            break;
         if (butler_should_stop(session)) {
             result->end = CMD_END_POLICY;
             break;
         }
     }
+    cmd_writer_end(&writer, &err);
+    if (err.code < 0)
+        return cmd_fail(options, &err);
     emit(options, model, &stream, -1, result);
     if (!options->json && result->text.n && result->text.bytes[result->text.n - 1] != '\n')
         cmd_out("\n", 1);
@@ -107,6 +114,11 @@ static void print_last_row(const struct cmd_options *options, const struct resul
     json_object_set_new(stats, "select_s", json_real(s->select_s));
     json_object_set_new(stats, "attend_s", json_real(s->attend_s));
     json_object_set_new(stats, "predict_s", json_real(s->predict_s));
+    json_object_set_new(stats, "n_checks", json_integer((json_int_t)s->n_checks));
+    json_object_set_new(stats, "n_drafted", json_integer((json_int_t)s->n_drafted));
+    json_object_set_new(stats, "n_accepted", json_integer((json_int_t)s->n_accepted));
+    json_object_set_new(stats, "draft_s", json_real(s->draft_s));
+    json_object_set_new(stats, "check_s", json_real(s->check_s));
     json_object_set_new(stats, "weight_bytes", json_integer((json_int_t)s->weight_bytes));
     json_object_set_new(stats, "kv_bytes", json_integer((json_int_t)s->kv_bytes));
     json_object_set_new(stats, "metric_bytes", json_integer((json_int_t)s->metric_bytes));
@@ -188,7 +200,7 @@ static int run_policy(const struct cmd_options *options, struct butler_engine *e
     if (status == CMD_DONE && butler_sampler_accept(sampler, prompt->values, prompt->n, &err) < 0)
         status = cmd_fail(options, &err);
     if (status == CMD_DONE)
-        status = generate(options, butler_engine_model(engine), session, sampler, result);
+        status = generate(options, engine, session, sampler, result);
     butler_session_stats(session, &result->stats);
     if (status == CMD_INTERRUPTED) {
         cmd_say_cost(result->policy, &result->stats, CMD_END_INTERRUPTED);
@@ -279,8 +291,8 @@ static void choose_policy(struct cmd_options *options, const struct butler_engin
     struct butler_predictor_info info;
     const int n_ctx = options->n_ctx ? options->n_ctx : butler_model_get_info(butler_engine_model(engine))->n_ctx_train;
     const bool is_longer = n_ctx > ALWAYS_READ && (options->n < 0 || n_prompt > ALWAYS_READ - options->n);
-    if (options->given[CMD_KV] || options->load_session || !is_longer || !butler_predictor_describe(engine, 2, &info) ||
-        butler_policy_check(engine, predicted, NULL) < 0)
+    if (options->given[CMD_KV] || options->given[CMD_LOSSLESS] || options->load_session || !is_longer ||
+        !butler_predictor_describe(engine, 2, &info) || butler_policy_check(engine, predicted, NULL) < 0)
         return;
     options->kv.values[0] = predicted;
     cmd_say(options,
@@ -320,11 +332,12 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},        {CMD_PRE, NULL},          {CMD_PROMPT, NULL},   {CMD_FILE, NULL},   {CMD_N, "128"},
-    {CMD_CTX, "0"},           {CMD_KV, "full"},         {CMD_KV_TYPE, "f16"}, {CMD_BLOCK, "0"},   {CMD_TEMP, "0.8"},
-    {CMD_TOP_K, "40"},        {CMD_TOP_P, "0.95"},      {CMD_MIN_P, "0.05"},  CMD_PENALTIES,      {CMD_IGNORE_EOS, NULL},
-    {CMD_SEED, "0"},          {CMD_THREADS, "0"},       {CMD_ISA, NULL},      {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL},
-    {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL}, {CMD_JSON, NULL},     {CMD_HELP, NULL},   {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},      {CMD_PRE, NULL},          {CMD_PROMPT, NULL},       {CMD_FILE, NULL},     {CMD_N, "128"},
+    {CMD_CTX, "0"},         {CMD_KV, "full"},         {CMD_KV_TYPE, "f16"},     {CMD_LOSSLESS, NULL}, {CMD_BLOCK, "0"},
+    {CMD_TEMP, "0.8"},      {CMD_TOP_K, "40"},        {CMD_TOP_P, "0.95"},      {CMD_MIN_P, "0.05"},  CMD_PENALTIES,
+    {CMD_IGNORE_EOS, NULL}, {CMD_SEED, "0"},          {CMD_THREADS, "0"},       {CMD_ISA, NULL},      {CMD_PLUGIN, NULL},
+    {CMD_PREDICTOR, NULL},  {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL}, {CMD_JSON, NULL},     {CMD_HELP, NULL},
+    {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_run = {

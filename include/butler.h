@@ -300,6 +300,9 @@ struct butler_span {
      * evicting policy cuts the cache to its budget. A prompt may come in several spans, each with the same prompt_end. Tokens from
      * prompt_end on are decoded, one after the other, under the policy. */
     int prompt_end;
+    /* Tokens from prompt_end on attend to the whole cache, as under the policy `full` and with the same bits, up to 16 of them in a
+     * pass. Not under policies that evict. */
+    bool exact;
     bool no_logits;         /* logits after the span's last token are not wanted (those of a prompt that goes on never are made) */
     butler_logits_fn *each; /* gets the logits of every position; or NULL */
     void *user;
@@ -385,6 +388,9 @@ struct butler_stats {
     uint64_t predict_bytes;                /* the predictor's weights read (weight_bytes has the model's alone) */
     uint64_t units_selected, units_reused; /* retrieve: tokens or pages read; of them, read in the step before too */
     uint64_t metric_memory_peak;
+    /* Of butler_draft_step. n_decode counts the tokens that stayed; bytes and decode_s have drafts and checks in them. */
+    uint64_t n_checks, n_drafted, n_accepted; /* exact passes of drafts; drafts checked; drafts that were the text's next tokens */
+    double draft_s, check_s;                  /* wall time inside decode_s */
 };
 
 void butler_session_stats(const struct butler_session *session, struct butler_stats *stats);
@@ -434,6 +440,39 @@ int butler_sampler_accept(struct butler_sampler *sampler, const int32_t *ids, in
 
 /* One id drawn from logits[n_vocab] (not changed), or BUTLER_ERROR_NUMERIC when they hold NaN or +infinity. */
 int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err);
+
+/* ----------------------------------------------------------------------------------------------- drafts
+ *
+ * Self-speculative decoding: the session drafts some tokens under its policy, which reads a part of the cache, and one exact pass
+ * over the whole cache checks all of them. The text is that of dense decoding, token for token. */
+
+struct butler_draft; /* of one session */
+
+struct butler_draft_params {
+    size_t struct_size; /* 0 or sizeof(struct butler_draft_params) */
+    int n_max;          /* most drafts of a check, 1 to 15; 0: 8 */
+    bool fixed;         /* always n_max drafts; else as many as measured times and acceptance pay for, or none */
+};
+
+/* Drafts for a session whose policy retrieves and observes no decode steps ("verified", "quest:budget=256", ...); any other is
+ * BUTLER_ERROR_ARGUMENT. params may be NULL: the defaults. The session must outlive it, and may be used otherwise between steps. */
+struct butler_draft *butler_draft_new(struct butler_session *session, const struct butler_draft_params *params,
+                                      struct butler_error *err);
+void butler_draft_free(struct butler_draft *draft);
+
+/* Decodes id and as many more tokens as the check confirms, and writes the tokens that the sampler drew behind id to ids[max_ids],
+ * max_ids >= 1. Returns their number n, 1 or more. The session then holds id and the first n - 1 of them; ids[n - 1] was drawn from
+ * butler_logits(session) and is the id of the next step. What the sampler draws, the logits and the session's cache are those of n
+ * steps under the policy `full` and draws after each, bit for bit: a draft is taken only where the sampler draws the same token
+ * from the exact logits. A token that ends the text is always the last of ids. After an error the session holds the tokens that it
+ * held before, without logits, unless it has failed (see butler_run); what the sampler has drawn is taken back. */
+int butler_draft_step(struct butler_draft *draft, struct butler_sampler *sampler, int32_t id, int32_t *ids, int max_ids,
+                      struct butler_error *err);
+
+/* Takes back all but the first n of the tokens that the latest step gave, 0 <= n: the session and the sampler become what they
+ * would be if it had been given max_ids = n (0: the session holds id, nothing is drawn behind it). For a text that ends between
+ * them. Once for a step; neither may have been used since. */
+int butler_draft_keep(struct butler_draft *draft, struct butler_sampler *sampler, int n, struct butler_error *err);
 
 /* ---------------------------------------------------------------------------------------------- policies */
 

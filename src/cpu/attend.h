@@ -41,9 +41,22 @@ struct butler_slice {
  * butler_attend_combine needs for attention weights is left in the rows of scores. */
 void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, const struct butler_slice *slice,
                          const struct butler_slice *next, bool weights);
-/* Puts the slices of a query head together, in order: out[head_dim]. With weights, also turns its row of scores into the
- * attention weights of the list. */
-void butler_attend_combine(const struct butler_layer_state *state, int head, int n, float *out, bool weights);
+/* Attention of m queries, [m][head_dim] and scaled, to the rows of pairs: out[m][head_dim], top[m] and sum[m] as kernels->attend
+ * gives them. rank: place in the cache of the first row. s[m][stride]: with weights, exp(score - top) of each row; else scratch. */
+void butler_attend_queries(const struct butler_layer_state *state, int thread, const float *scaled, int m,
+                           const struct butler_pairs *pairs, int rank, float *s, size_t stride, bool weights, float *out,
+                           float *top, float *sum);
+/* Keeps what a slice gave to one query head of token `row` of a span, until the slices are combined. */
+void butler_attend_keep(const struct butler_layer_state *state, int row, int head, int slice, float top, float sum,
+                        const float *out);
+/* Puts the slices of a query head of token `row` together, in order: out[head_dim]. With weights, also turns its row of scores into
+ * the attention weights of the list. */
+void butler_attend_combine(const struct butler_layer_state *state, int row, int head, int n, float *out, bool weights);
+
+/* An exact span (attend_exact.c): n tokens, each of which gets the bits that a decode step under the policy `full` gives it. */
+void butler_attend_exact(struct butler_backend *backend, const struct butler_attend_span *span);
+/* The same for one KV head, by one thread, with the workspace of state. */
+void butler_attend_exact_head(const struct butler_attend_span *span, const struct butler_layer_state *state, int kv_head);
 
 /* All of a decode step for one KV head whose new key and value are in the cache, by one thread: its lists (or, NULL, its newest
  * slots), combined, and shown to the metric if observe. */

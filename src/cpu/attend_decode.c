@@ -220,19 +220,29 @@ static float *scaled_queries(const struct butler_layer_state *state, int thread,
     return scaled;
 }
 
-static float *partial_of(const struct butler_layer_state *state, int head, int slice)
+static float *partial_of(const struct butler_layer_state *state, int row, int head, int slice)
 {
     const size_t n_slices = BUTLER_CEIL_DIV((size_t)state->work->max_slots, BUTLER_SLICE);
-    return state->work->partial + ((size_t)head * n_slices + (size_t)slice) * ((size_t)state->kv->head_dim + 2);
+    const size_t list = (size_t)row * (size_t)state->n_heads + (size_t)head;
+    return state->work->partial + (list * n_slices + (size_t)slice) * ((size_t)state->kv->head_dim + 2);
+}
+
+void butler_attend_keep(const struct butler_layer_state *state, int row, int head, int slice, float top, float sum,
+                        const float *out)
+{
+    float *partial = partial_of(state, row, head, slice);
+    partial[0] = top;
+    partial[1] = sum;
+    memcpy(partial + 2, out, (size_t)state->kv->head_dim * sizeof *out);
 }
 
 /* The unfused fallback of kernels->attend: scores, softmax and values one after the other, for keys that are rotated as they are
  * read and for scores with a cap. */
 static void attend_unfused(const struct butler_layer_state *state, int thread, const float *q, int n_q, const void **keys, int rank,
-                           int n, float *s, float *acc, float *top, float *sum)
+                           int n, float *s, size_t stride, float *acc, float *top, float *sum)
 {
     const struct butler_kv *kv = state->kv;
-    const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
+    const size_t dim = (size_t)kv->head_dim;
     const void *values[BUTLER_SLICE];
     for (int i = 0; i < n; i++)
         values[i] = (const unsigned char *)keys[i] + kv->row_bytes;
@@ -243,6 +253,23 @@ static void attend_unfused(const struct butler_layer_state *state, int thread, c
         sum[i] = kv->kernels->exp_sum(s + (size_t)i * stride, top[i], n);
     }
     kv->kernels->av[kv->type](acc, dim, s, stride, n_q, values, n, kv->head_dim);
+}
+
+void butler_attend_queries(const struct butler_layer_state *state, int thread, const float *scaled, int m,
+                           const struct butler_pairs *pairs, int rank, float *s, size_t stride, bool weights, float *out,
+                           float *top, float *sum)
+{
+    const struct butler_kv *kv = state->kv;
+    const void *keys[BUTLER_SLICE];
+    if (kv->rope_cos || state->softcap > 0) {
+        memcpy(keys, pairs->keys, (size_t)pairs->n * sizeof *keys); /* rotating replaces the pointers */
+        attend_unfused(state, thread, scaled, m, keys, rank, pairs->n, s, stride, out, top, sum);
+        return;
+    }
+    kv->kernels->attend[kv->type](out, (size_t)kv->head_dim, top, sum, weights ? s : NULL, stride, scaled, (size_t)kv->head_dim, m,
+                                  pairs, kv->head_dim);
+    for (int i = 0; weights && i < m; i++)
+        kv->kernels->exp_sum(s + (size_t)i * stride, top[i], pairs->n);
 }
 
 enum { SLICE_QUERIES = 16 }; /* query heads of a group that go through a slice together */
@@ -265,7 +292,6 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
     const struct butler_kv *kv = state->kv;
     const struct butler_kv_head *cache = butler_kv_at(kv, state->layer, slice->head / group_of(state));
     const size_t stride = state->work->score_stride, dim = (size_t)kv->head_dim;
-    const bool unfused = kv->rope_cos || state->softcap > 0;
     float *out = state->work->tile_out + (size_t)thread * (size_t)state->work->tile_rows * dim;
     const float *scaled = scaled_queries(state, thread, q + (size_t)slice->head * dim, slice->n_q, cache->n_slots - 1);
     const void *keys[BUTLER_SLICE + BUTLER_PAIRS_NEXT];
@@ -278,36 +304,27 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
         pairs.n = slice_keys(state, slice, BUTLER_SLICE, keys, &from);
         if (next && i + m == slice->n_q)
             pairs.n_next = slice_keys(state, next, BUTLER_PAIRS_NEXT, keys + pairs.n, &from_next);
-        if (unfused)
-            attend_unfused(state, thread, scaled, m, keys, from, pairs.n, s, out, top, sum);
-        else
-            kv->kernels->attend[kv->type](out, dim, top, sum, weights ? s : NULL, stride, scaled, dim, m, &pairs, kv->head_dim);
-        for (int h = 0; h < m; h++) {
-            float *partial = partial_of(state, slice->head + i + h, slice->index);
-            partial[0] = top[h];
-            partial[1] = sum[h];
-            memcpy(partial + 2, out + (size_t)h * dim, dim * sizeof *out);
-            if (weights && !unfused)
-                kv->kernels->exp_sum(s + (size_t)h * stride, top[h], pairs.n);
-        }
+        butler_attend_queries(state, thread, scaled, m, &pairs, from, s, stride, weights, out, top, sum);
+        for (int h = 0; h < m; h++)
+            butler_attend_keep(state, 0, slice->head + i + h, slice->index, top[h], sum[h], out + (size_t)h * dim);
     }
     count(&state->traffic->kv_bytes, 2 * kv->row_bytes * (uint64_t)pairs.n);
 }
 
-void butler_attend_combine(const struct butler_layer_state *state, int head, int n, float *out, bool weights)
+void butler_attend_combine(const struct butler_layer_state *state, int row, int head, int n, float *out, bool weights)
 {
     const struct butler_kernels *kernels = state->kv->kernels;
     const int dim = state->kv->head_dim, n_slices = BUTLER_CEIL_DIV(n, BUTLER_SLICE);
     float max = -INFINITY, sum = 0;
     for (int i = 0; i < n_slices; i++)
-        max = fmaxf(max, partial_of(state, head, i)[0]);
+        max = fmaxf(max, partial_of(state, row, head, i)[0]);
     for (int i = 0; i < n_slices; i++)
-        sum += partial_of(state, head, i)[1] * expf(partial_of(state, head, i)[0] - max);
+        sum += partial_of(state, row, head, i)[1] * expf(partial_of(state, row, head, i)[0] - max);
     if (state->sinks)
         sum += expf(state->sinks[head] - max);
     memset(out, 0, (size_t)dim * sizeof *out);
     for (int i = 0; i < n_slices; i++) {
-        const float *partial = partial_of(state, head, i);
+        const float *partial = partial_of(state, row, head, i);
         const float scale = expf(partial[0] - max) / sum;
         kernels->axpy(out, scale, partial + 2, dim);
         if (weights)
@@ -399,7 +416,7 @@ static void combine_task(void *context, int kv_head, int thread)
     const struct butler_layer_state *state = job->state;
     const int group = group_of(state);
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++)
-        butler_attend_combine(state, head, job->lists->n[head / job->heads_per_list],
+        butler_attend_combine(state, 0, head, job->lists->n[head / job->heads_per_list],
                               job->out + (size_t)head * (size_t)state->kv->head_dim, job->observe);
     if (job->observe) {
         size_t stride;

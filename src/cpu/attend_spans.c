@@ -21,6 +21,11 @@ static void attend_alone(struct butler_backend *backend, const struct butler_att
         butler_count_ns(&state->traffic->attend_ns, &clock);
         return;
     }
+    if (span->exact && (span->n > 1 || observe)) {
+        butler_attend_exact(backend, span);
+        butler_count_ns(&state->traffic->attend_ns, &clock);
+        return;
+    }
     if (span->retrieves && state->policy->fused) {
         backend->append(backend, state, span->k, span->v, 1);
         butler_retrieve_fused(backend, state, span->q, span->out);
@@ -60,6 +65,12 @@ static void decode_head(const struct butler_attend_span *span, const struct butl
     const bool observe = span->observe_from != INT32_MAX;
     const bool layer = span->retrieves && state->policy->share == BUTLER_SHARE_LAYER;
     double clock = butler_seconds();
+    if (span->exact) {
+        butler_attend_append_head(state, kv_head, span->k, span->v, span->n);
+        butler_attend_exact_head(span, state, kv_head);
+        butler_count_ns(&state->traffic->attend_ns, &clock);
+        return;
+    }
     for (int h = layer ? 0 : kv_head; h < (layer ? state->kv->n_kv_heads : kv_head + 1); h++)
         butler_attend_append_head(state, h, span->k, span->v, 1);
     if (span->retrieves) {

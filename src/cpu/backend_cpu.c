@@ -268,7 +268,8 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     butler_arena_want(pieces, &work->ordered, threads * 2 * slots, sizeof(float));
     butler_arena_want(pieces, &work->row_scales, heads, sizeof(float));
     butler_arena_want(pieces, &work->row_shifts, heads, sizeof(float));
-    butler_arena_want(pieces, &work->partial, heads * BUTLER_CEIL_DIV(slots, BUTLER_SLICE) * (dim + 2), sizeof(float));
+    butler_arena_want(pieces, &work->partial, BUTLER_CHECK_ROWS * heads * BUTLER_CEIL_DIV(slots, BUTLER_SLICE) * (dim + 2),
+                      sizeof(float));
     butler_arena_want(pieces, &work->tile, threads * (size_t)work->tile_rows * work->score_stride, sizeof(float));
     butler_arena_want(pieces, &work->tile_q, threads * (size_t)work->tile_rows * dim, sizeof(float));
     butler_arena_want(pieces, &work->tile_out, threads * (size_t)work->tile_rows * dim, sizeof(float));

@@ -40,7 +40,7 @@ struct butler_workspace {
     uint32_t *units;                /* [n_threads][4 * max_slots] selected units, orders, new places */
     float *ordered;                 /* [n_threads][2 * max_slots] scores by position, for eviction, and values of a selection */
     float *row_scales, *row_shifts; /* [n_heads]: scale * score - shift is comparable between heads */
-    float *partial;                 /* [n_heads][n_slices][head_dim + 2] what each slice of an attention gives */
+    float *partial;                 /* [BUTLER_CHECK_ROWS][n_heads][n_slices][head_dim + 2] what each slice of an attention gives */
     float *tile;                    /* [n_threads][tile_rows][score_stride] attention weights that a metric will see */
     float *tile_q, *tile_out;       /* [n_threads][tile_rows][head_dim] */
     int tile_rows;
@@ -69,9 +69,10 @@ struct butler_selection {
 };
 
 enum {
-    BUTLER_CHUNK = 64,   /* cache rows handed to a kernel at a time in prefill */
-    BUTLER_SLICE = 1024, /* tokens of a list one task attends to; fixed, so that no result depends on the threads */
-    BUTLER_AHEAD = 4,    /* most layers that select together, where a predictor knows their queries */
+    BUTLER_CHUNK = 64,      /* cache rows handed to a kernel at a time in prefill */
+    BUTLER_SLICE = 1024,    /* tokens of a list one task attends to; fixed, so that no result depends on the threads */
+    BUTLER_AHEAD = 4,       /* most layers that select together, where a predictor knows their queries */
+    BUTLER_CHECK_ROWS = 16, /* most tokens of an exact span in a pass */
 };
 
 /* Counters of what the kernels were asked to read, and of selection. Operations add to them atomically. */
@@ -110,8 +111,10 @@ struct butler_attend_span {
     int n;
     int window;       /* a token attends to so many tokens, itself included; INT32_MAX: to all */
     bool decode;      /* one token under the policy; else dense, causal attention */
+    bool exact;       /* decode: each of the n <= BUTLER_CHECK_ROWS tokens attends to all slots up to its own */
     bool retrieves;   /* decode: over a selection */
-    int observe_from; /* the metric observes the attention of queries at positions from here on; INT32_MAX: of none */
+    int observe_from; /* the metric observes the attention of queries at positions from here on; INT32_MAX: of none. exact: of the
+                         query at this position alone */
 };
 
 struct butler_backend {

@@ -71,6 +71,10 @@ static void fail(struct butler_part *part)
 static int observe_from(const struct butler_part *part, int layer)
 {
     const struct butler_policy *policy = &part->session->policy;
+    if (part->exact) /* the one query that what is checked next begins from; of a token by itself nobody asks for drafts */
+        return part->n > 1 && butler_policy_is_guided(policy) && butler_policy_applies(policy, layer)
+                   ? part->session->n_past + part->n - 1
+                   : INT32_MAX;
     const int window = butler_policy_applies(policy, layer) ? butler_policy_observes(policy, part->decode) : 0;
     return window == 0 ? INT32_MAX : BUTLER_MAX(part->cut_end - BUTLER_MIN(window, part->cut_end), 0);
 }
@@ -98,7 +102,8 @@ static struct butler_attend_span span_of(const struct pass *pass, const struct b
         .n = part->n,
         .window = window > 0 ? window : INT32_MAX,
         .decode = part->decode,
-        .retrieves = part->decode && retrieves(session, layer),
+        .exact = part->exact,
+        .retrieves = part->decode && !part->exact && retrieves(session, layer),
         .observe_from = observe_from(part, layer),
     };
 }
@@ -366,9 +371,10 @@ static void predict(struct butler_part *part, int layer, enum butler_predictor_i
     if (n_served == 0)
         return;
     bool wanted = session->policy.method != BUTLER_RETRIEVE;
-    for (int l = first; l < first + n_served && part->decode; l++)
+    const bool decode = part->decode && !part->exact; /* whose keys may come in a block */
+    for (int l = first; l < first + n_served && decode; l++)
         wanted = wanted || (retrieves(session, l) && butler_selects(&session->policy, &session->selection, l, session->n_past));
-    if (butler_predict_run(predict, part->traffic, layer, h, part->n, session->n_past, part->decode, wanted, part->err) < 0)
+    if (butler_predict_run(predict, part->traffic, layer, h, part->n, session->n_past, decode, wanted, part->err) < 0)
         fail(part);
     if (part->decode)
         session->stats.predict_s += butler_seconds() - start;
@@ -682,12 +688,12 @@ static void note_tokens(struct butler_part *part)
         butler_kv_end_records(&session->kv);
         session->n_observed = 0;
     }
-    for (int l = 0; l < session->shape.n_layers; l++)
+    for (int l = 0; l < session->shape.n_layers && !butler_policy_is_guided(&session->policy); l++)
         if (!session->kv.records_off && observe_from(part, l) < session->n_past)
             session->n_observed = session->n_past;
     if (!part->logits && !part->each)
         session->has_logits = false;
-    session->n_decoded = part->decode ? session->n_decoded + 1 : 0;
+    session->n_decoded = part->decode ? session->n_decoded + part->n : 0;
     session->stop = part->decode && part->logits && stops(session, session->logits);
 }
 

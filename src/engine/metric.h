@@ -82,6 +82,7 @@ void butler_one_bit_score_pages(const struct butler_head_view *view, const float
     each(windowed) \
     each(pooled) \
     each(last_query) \
+    each(verified) \
     each(page_bounds) \
     each(page_stats) \
     each(one_bit) \

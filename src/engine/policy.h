@@ -87,13 +87,27 @@ static inline bool butler_policy_selects_ahead(const struct butler_policy *polic
            (shape->group == 1 || butler_policy_scores_mean(policy, shape));
 }
 
+/* Whether its metric observes the end of a prompt and exact spans, and no other decode step. What it observes takes the place of
+ * what it observed before, so that going back to an earlier token needs nothing undone. */
+static inline bool butler_policy_is_guided(const struct butler_policy *policy)
+{
+    return policy->metric == &butler_metric_verified;
+}
+
 /* How many of the latest queries its metric observes: in prompts, and while decoding. */
 static inline int butler_policy_observes(const struct butler_policy *policy, bool decode)
 {
-    const bool prompts_only = policy->method == BUTLER_EVICT && policy->evict_at_prefill_only;
+    const bool prompts_only = butler_policy_is_guided(policy) || (policy->method == BUTLER_EVICT && policy->evict_at_prefill_only);
     return policy->metric && policy->metric->attention_window && !(decode && prompts_only)
                ? policy->metric->attention_window(policy->values)
                : 0;
+}
+
+/* Whether what its metric keeps is of use only while a prompt is read: it is observed, and decoding neither observes nor evicts. */
+static inline bool butler_policy_scores_prompts_only(const struct butler_policy *policy)
+{
+    return butler_policy_observes(policy, false) > 0 && butler_policy_observes(policy, true) == 0 && !policy->metric->append &&
+           !butler_policy_is_guided(policy);
 }
 
 /* Whether it evicts by the tokens' places alone: nothing is scored, the newest fill the budget. */

@@ -51,8 +51,7 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
     const uint64_t lists = heads * (policy->share == BUTLER_SHARE_QUERY ? (uint64_t)shape->group : 1);
     cost->full_kv_bytes += heads * (uint64_t)dense * pair;
     cost->kv_memory += heads * (uint64_t)held * pair;
-    const bool prompts_only = butler_policy_observes(policy, false) > 0 && butler_policy_observes(policy, true) == 0;
-    if (records->n_slots > 0 && !(prompts_only && !policy->metric->append))
+    if (records->n_slots > 0 && !butler_policy_scores_prompts_only(policy))
         cost->metric_memory += heads * records_of(records, applies ? held : n); /* one for every token that the layer has seen */
     if (policy->value_norm != BUTLER_NORM_NONE)
         cost->metric_memory += heads * (uint64_t)(applies ? held : n) * sizeof(float);

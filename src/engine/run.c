@@ -32,6 +32,8 @@ static int check_span(const struct butler_engine *engine, const struct butler_sp
     if (span->prompt_end > session->n_ctx)
         return butler_fail(err, BUTLER_ERROR_LENGTH, "a prompt of %d tokens does not fit in a context of %d", span->prompt_end,
                            session->n_ctx);
+    if (span->exact && session->policy.method == BUTLER_EVICT)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s evicts tokens: none of them can be exact", session->policy.name);
     for (int i = 0; i < span->n; i++)
         if (span->ids[i] < 0 || span->ids[i] >= session->model->hp.n_vocab)
             return butler_fail(err, BUTLER_ERROR_ARGUMENT, "token %d is %d: the vocabulary ends at %d", i, span->ids[i],
@@ -65,12 +67,15 @@ static bool next_part(const struct progress *progress, int room, struct butler_p
                                  .ids = span->ids + progress->done,
                                  .n = 1,
                                  .decode = n_past >= span->prompt_end,
+                                 .exact = span->exact && n_past >= span->prompt_end,
                                  .each = span->each,
                                  .user = span->user,
                                  .err = progress->err};
     if (part->decode) {
-        part->cut_end = n_past + 1;
-        part->cuts = !policy->evict_at_prefill_only;
+        if (part->exact)
+            part->n = BUTLER_MIN(BUTLER_MIN(n_left, room), BUTLER_CHECK_ROWS);
+        part->cut_end = n_past + part->n;
+        part->cuts = !part->exact && !policy->evict_at_prefill_only;
         part->logits = !span->no_logits || policy->stop_entropy >= 0;
         return room > 0;
     }
@@ -124,9 +129,10 @@ static void account(struct progress *progress, const struct butler_part *part, d
     progress->done += part->n;
     progress->ended = progress->done == progress->span->n;
     if (part->decode) {
-        session->stats.n_decode++;
-        session->stats.full_kv_bytes += 2 * (uint64_t)session->kv.row_bytes * (uint64_t)hp->n_kv_heads *
-                                        butler_model_layer_tokens(session->model, session->n_past);
+        session->stats.n_decode += (uint64_t)part->n;
+        for (int n = session->n_past - part->n + 1; n <= session->n_past; n++)
+            session->stats.full_kv_bytes +=
+                2 * (uint64_t)session->kv.row_bytes * (uint64_t)hp->n_kv_heads * butler_model_layer_tokens(session->model, n);
     } else {
         session->stats.n_prefill += (uint64_t)part->n;
         if (session->engine->prefix)
@@ -134,7 +140,8 @@ static void account(struct progress *progress, const struct butler_part *part, d
         if (session->progress && !session->progress(session->progress_user, progress->done, progress->span->n) && !progress->ended)
             cancel(progress);
     }
-    butler_session_release_windows(session); /* after the prefix cache has taken its share */
+    if (!session->drafting)
+        butler_session_release_windows(session); /* after the prefix cache has taken its share */
     if (part->cancelled && !progress->ended)
         cancel(progress);
 }

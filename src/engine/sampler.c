@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/util.h"
+#include "engine/sampler.h"
 
 enum { DEFAULT_LAST_N = 64 };
 
@@ -296,4 +296,16 @@ int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n
         return id < 0 ? id : BUTLER_ERROR_MEMORY;
     sampler->n_drawn++;
     return id;
+}
+
+struct butler_sampler_mark butler_sampler_mark(const struct butler_sampler *sampler)
+{
+    return (struct butler_sampler_mark){sampler->random, sampler->n_text, sampler->n_drawn};
+}
+
+void butler_sampler_rewind(struct butler_sampler *sampler, const struct butler_sampler_mark *mark)
+{
+    sampler->random = mark->random;
+    sampler->n_text = mark->n_text;
+    sampler->n_drawn = mark->n_drawn;
 }

@@ -31,6 +31,7 @@ struct butler_session {
     bool evicted;   /* some token is no longer held */
     int n_places;   /* rotations by place that the cache has */
     bool has_logits, failed, stop;
+    bool drafting;                /* some tokens may be cut off again: no pages are given back meanwhile */
     bool exited;                  /* this step's prediction was certain before the last layer */
     int cancelled;                /* set by any thread */
     butler_progress_fn *progress; /* or NULL */
@@ -49,6 +50,7 @@ struct butler_part {
     const int32_t *ids; /* [n] */
     int n, row;         /* its first row in the pass */
     bool decode;
+    bool exact;       /* decode: n tokens that attend to the whole cache */
     int cut_end;      /* position after the tokens that are there when the cache is next cut: whose last queries a metric sees */
     bool ends_prompt; /* after these tokens */
     bool cuts;        /* an evicting policy cuts the cache after these tokens */
