@@ -125,6 +125,7 @@ static void account(struct progress *progress, const struct butler_part *part, d
     progress->ended = progress->done == progress->span->n;
     if (part->decode) {
         session->stats.n_decode++;
+        butler_audit_end(session);
         session->stats.full_kv_bytes += 2 * (uint64_t)session->kv.row_bytes * (uint64_t)hp->n_kv_heads *
                                         butler_model_layer_tokens(session->model, session->n_past);
     } else {
