@@ -106,6 +106,15 @@ def test_without_audits():
     assert s.stop() == 0
 
 
+def test_no_cache_keeps_nothing():
+    s = Server("--no-cache")
+    body = {**completion(LONG, 3), "echo": True, "logprobs": 1}
+    first, second = (s.post("/v1/completions", body) for _ in range(2))
+    assert first["choices"] == second["choices"] and second["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert s.metric("butler:prefix_lookups_total") == s.metric("butler:prefix_bytes") == 0
+    assert s.stop() == 0
+
+
 def test_policies_are_counted_up_to_a_bound():
     s = Server()
     for budget in range(40, 80):
