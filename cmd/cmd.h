@@ -102,6 +102,7 @@ enum cmd_flag {
     CMD_MAX_BODY,
     CMD_TIMEOUT,
     CMD_ACCESS_LOG,
+    CMD_AUDIT,
     CMD_THREADS,
     CMD_ISA,
     CMD_JSON,
@@ -153,7 +154,7 @@ struct cmd_options {
     /* serve; kv_bytes and prefix_bytes are the engine's, 0: its default */
     const char *host, *access_log;
     struct cmd_strings api_keys;
-    int port, max_stall, parallel, queue, connections, timeout;
+    int port, max_stall, parallel, queue, connections, timeout, audit;
     uint64_t kv_bytes, prefix_bytes, max_body;
     struct cmd_train train;
 };

@@ -185,6 +185,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
                       "a number of bytes, K, M, G or T behind it for powers of 1024", "largest body of a request"},
     [CMD_TIMEOUT] = {0, "timeout", "S", KIND_INT, AT(timeout), 1, 86400, "a whole number of seconds, 1 or more",
                      "for a request to come in whole, and for a client to read some of its answer"},
+    [CMD_AUDIT] = {0, "audit", "N", KIND_INT, AT(audit), 0, INT_MAX, "a whole number, 0 or more",
+                   "every Nth step one of its texts also attends exactly, for recall and mass in /metrics; 0: never"},
     [CMD_ACCESS_LOG] = {0, "access-log", "FILE", KIND_STRING, AT(access_log), 0, 0, NULL,
                         "a line for every answer; - is standard error"},
     [CMD_THREADS] = {'t', "threads", "N", KIND_INT, AT(n_threads), 0, 1024, "a whole number from 0 to 1024",

@@ -39,7 +39,7 @@ static const char *name_model(const struct cmd_options *options)
 static int serve(const struct cmd_options *options, struct butler_engine *engine, const struct cmd_template *template, FILE *log)
 {
     struct butler_error err = {0};
-    const uint64_t kv_bytes = options->kv_bytes - options->kv_bytes / PREFIX_SHARE;
+    const uint64_t kv_bytes = options->kv_bytes - options->prefix_bytes;
     const struct serve_config config = {.http = {.host = options->host,
                                                  .port = options->port,
                                                  .keys = options->api_keys.values,
@@ -56,7 +56,8 @@ static int serve(const struct cmd_options *options, struct butler_engine *engine
                                                       .kv_bytes = kv_bytes,
                                                       .max_stall_s = 1e-3 * options->max_stall,
                                                       .max_jobs = options->parallel,
-                                                      .max_queue = options->queue},
+                                                      .max_queue = options->queue,
+                                                      .audit_every = options->audit},
                                         .sampling = cmd_sampler_params(options),
                                         .model_name = name_model(options),
                                         .chat_template = template->jinja,
@@ -76,7 +77,7 @@ static int run(struct cmd_options *options)
     }
     if (!options->kv_bytes)
         options->kv_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
-    options->prefix_bytes = options->kv_bytes / PREFIX_SHARE;
+    options->prefix_bytes = options->no_cache ? 0 : options->kv_bytes / PREFIX_SHARE;
     FILE *log = open_log(options);
     if (options->access_log && !log)
         return CMD_FAILED;
@@ -93,16 +94,13 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},         {CMD_PRE, NULL},       {CMD_HOST, "127.0.0.1"},
-    {CMD_PORT, "8080"},        {CMD_API_KEY, NULL},   {CMD_CTX, "0"},
-    {CMD_KV, "full"},          {CMD_KV_TYPE, "f16"},  {CMD_KV_RAM, "0"},
-    {CMD_MAX_STALL, "200"},    {CMD_PARALLEL, "64"},  {CMD_QUEUE, "512"},
-    {CMD_CONNECTIONS, "1024"}, {CMD_MAX_BODY, "16M"}, {CMD_TIMEOUT, "60"},
-    {CMD_ACCESS_LOG, NULL},    {CMD_BLOCK, "0"},      {CMD_CHAT_TEMPLATE, NULL},
-    {CMD_TEMP, "0.8"},         {CMD_TOP_K, "40"},     {CMD_TOP_P, "0.95"},
-    {CMD_MIN_P, "0.05"},       CMD_PENALTIES,         {CMD_THREADS, "0"},
-    {CMD_ISA, NULL},           {CMD_PLUGIN, NULL},    {CMD_PREDICTOR, NULL},
-    {CMD_HELP, NULL},          {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},      {CMD_PRE, NULL},    {CMD_HOST, "127.0.0.1"},   {CMD_PORT, "8080"},    {CMD_API_KEY, NULL},
+    {CMD_CTX, "0"},         {CMD_KV, "full"},   {CMD_KV_TYPE, "f16"},      {CMD_KV_RAM, "0"},     {CMD_MAX_STALL, "200"},
+    {CMD_PARALLEL, "64"},   {CMD_QUEUE, "512"}, {CMD_CONNECTIONS, "1024"}, {CMD_MAX_BODY, "16M"}, {CMD_TIMEOUT, "60"},
+    {CMD_ACCESS_LOG, NULL}, {CMD_AUDIT, "0"},   {CMD_NO_CACHE, NULL},      {CMD_BLOCK, "0"},      {CMD_CHAT_TEMPLATE, NULL},
+    {CMD_TEMP, "0.8"},      {CMD_TOP_K, "40"},  {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},   CMD_PENALTIES,
+    {CMD_THREADS, "0"},     {CMD_ISA, NULL},    {CMD_PLUGIN, NULL},        {CMD_PREDICTOR, NULL}, {CMD_HELP, NULL},
+    {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_serve = {
@@ -111,7 +109,7 @@ const struct cmd_command cmd_serve = {
     .summary = "answer requests over HTTP, as OpenAI's and llama.cpp's servers do",
     .details =
         "Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /completion, /tokenize, /detokenize, /tokenizer_info,\n"
-        "/apply-template, /props, /slots, /health, /metrics. docs/serve.md says what each takes.\n\n"
+        "/apply-template, /props, /slots, /health, /metrics, /kv/trace. docs/serve.md says what each takes.\n\n"
         "A request may choose its own policy: \"kv\": {\"policy\": \"quest:budget=1024\"}. An answer does not depend on what else\n"
         "is served at the same time: the same prompt, seed and policy give the same text.\n\n"
         "Without --api-key every client is answered. There is no TLS: on a network, put a reverse proxy in front.\n"

@@ -1,7 +1,8 @@
 /* Multiple choice as lm-evaluation-harness scores it: a question's answers are compared by the logarithm of their
  * probability after the context. The common beginning of the choices is read once; then the session is copied for each choice.
  * Decode simulation (TokenButler, section 4.3): every token is decoded under the policy. Mode prefill: the common context is
- * read densely and its last token decoded again, so that every probability comes from a step under the policy. */
+ * read densely and its last token decoded again, so that every probability comes from a step under the policy. With
+ * --set reads=prompt there are no steps: texts are read as prompts. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,7 @@ static void free_question(void *own)
 /* eval_run.own. */
 struct set {
     enum mc_kind kind;
+    bool as_prompt;
 };
 
 /* ------------------------------------------------------------------------------------------------- loading */
@@ -55,6 +57,21 @@ static int find_kind(const struct eval_run *run, enum mc_kind *kind, struct butl
                              : "--set subset=NAME: %s does not name its set: hellaswag, piqa, arc_easy, winogrande, boolq or "
                                "lambada",
                        *name ? name : path);
+}
+
+/* Whether texts are read as prompts, which attend densely under every policy. */
+static int find_reading(const struct eval_run *run, bool *as_prompt, struct butler_error *err)
+{
+    const char *reads = eval_option_text(run, "reads");
+    *as_prompt = strcmp(reads, "prompt") == 0;
+    if (!*as_prompt && strcmp(reads, "steps") != 0)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--set reads: '%s' is neither steps nor prompt", reads);
+    for (int p = 0; *as_prompt && p < run->n_policies; p++)
+        if (run->policies[p].parsed.method != BUTLER_DENSE)
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                               "--set reads=prompt: prompts are read densely, so %s would change nothing",
+                               run->policies[p].parsed.name);
+    return 0;
 }
 
 /* Tokens of context + answer. The answer begins after the tokens of the context alone, as the harness counts: spaces at the end
@@ -155,6 +172,8 @@ static int load(struct eval_run *run, struct butler_error *err)
     if (code == 0)
         code = eval_option_int(run, "items", 0, 1, &flag, err);
     if (code == 0)
+        code = find_reading(run, &set->as_prompt, err);
+    if (code == 0)
         code = mc_reader_open(run, &reader, set->kind, run->params->data, err);
     if (code < 0)
         return code;
@@ -197,17 +216,57 @@ static int follow(struct eval_trial *trial, const struct choice *choice, double 
     }
 }
 
-static int measure(struct eval_trial *trial, struct butler_error *err)
+/* A choice whose logits come while it is read as a prompt. */
+struct scored {
+    const struct choice *choice;
+    int n_vocab;
+    double log_prob;
+    bool greedy;
+};
+
+static bool on_logits(void *user, int position, const float *logits)
+{
+    struct scored *scored = user;
+    const int next = position + 1;
+    if (next >= scored->choice->first && next < scored->choice->n_ids) {
+        const int32_t id = scored->choice->ids[next];
+        scored->log_prob += eval_log_prob(logits, scored->n_vocab, id);
+        scored->greedy = scored->greedy && eval_argmax(logits, scored->n_vocab) == id;
+    }
+    return true;
+}
+
+/* ln p of every answer, its text read as a prompt. What all texts begin with is read once: but for its last token, whose logits
+ * each of them needs. */
+static int read_choices(struct eval_trial *trial, bool *greedy, struct butler_error *err)
 {
     const struct eval_run *run = trial->run;
+    const struct question *question = trial->item->own;
+    for (int i = 0; i < question->n_choices; i++) {
+        const struct choice *choice = &question->choices[i];
+        struct scored scored = {choice, run->info->n_vocab, 0, true};
+        const int n_kept = i > 0 ? BUTLER_MAX(trial->item->n_ids - 1, 0) : 0;
+        int code = eval_check_stop(run, err);
+        if (code == 0)
+            code = butler_session_truncate(trial->session, n_kept, err);
+        if (code == 0)
+            code = butler_prefill(trial->session, choice->ids + n_kept, choice->n_ids - 1 - n_kept, on_logits, &scored, err);
+        if (code < 0)
+            return code;
+        trial->values[LOG_PROB + i] = scored.log_prob;
+        *greedy = scored.greedy;
+    }
+    return 0;
+}
+
+/* ln p of every answer, each of its tokens after a step under the policy. */
+static int decode_choices(struct eval_trial *trial, bool *greedy, struct butler_error *err)
+{
     const struct eval_item *item = trial->item;
     struct butler_session *session = trial->session;
-    double *values = trial->values;
     const struct question *question = item->own;
-    const struct set *set = run->own;
     struct butler_session *beginning = NULL, *dense = NULL; /* the common beginning of all choices */
-    int code = 0, best = 0, best_norm = 0;
-    bool greedy = false;
+    int code = 0;
     for (int i = butler_n_past(session); i < item->n_ids && code == 0; i++)
         code = eval_step(trial, item->ids[i], err);
     if (code == 0 && question->n_choices > 1) {
@@ -223,9 +282,22 @@ static int measure(struct eval_trial *trial, struct butler_error *err)
                 code = butler_session_copy(trial->dense, dense, err);
         }
         if (code == 0)
-            code = follow(trial, &question->choices[i], &values[LOG_PROB + i], &greedy, err);
+            code = follow(trial, &question->choices[i], &trial->values[LOG_PROB + i], greedy, err);
     }
+    butler_session_free(beginning);
+    butler_session_free(dense);
+    return code;
+}
+
+static int measure(struct eval_trial *trial, struct butler_error *err)
+{
+    const struct question *question = trial->item->own;
     const struct choice *choices = question->choices;
+    const struct set *set = trial->run->own;
+    double *values = trial->values;
+    int best = 0, best_norm = 0;
+    bool greedy = false;
+    const int code = set->as_prompt ? read_choices(trial, &greedy, err) : decode_choices(trial, &greedy, err);
     for (int i = 1; i < question->n_choices; i++) {
         best = values[LOG_PROB + i] > values[LOG_PROB + best] ? i : best;
         if (values[LOG_PROB + i] / choices[i].n_characters > values[LOG_PROB + best_norm] / choices[best_norm].n_characters)
@@ -233,8 +305,6 @@ static int measure(struct eval_trial *trial, struct butler_error *err)
     }
     values[CORRECT] = set->kind == MC_LAMBADA ? greedy : best == question->gold;
     values[CORRECT_NORM] = best_norm == question->gold;
-    butler_session_free(beginning);
-    butler_session_free(dense);
     return code;
 }
 
@@ -294,6 +364,7 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 static const struct eval_option options[] = {
     {"subset", "", "hellaswag, piqa, arc_easy, winogrande, boolq or lambada; without it, from the file's name"},
     {"items", "0", "1: the first row's detail has the log-likelihood of every choice"},
+    {"reads", "steps", "prompt: every text is read as a prompt, as a server scores it; only under dense policies"},
     EVAL_COMMON_OPTIONS,
     {NULL, NULL, NULL},
 };

@@ -403,6 +403,21 @@ uint64_t butler_kv_bytes(const struct butler_model *model, enum butler_kv_type t
  * number (which may exceed max_ids). For tests, for heat maps, for trust. */
 int butler_last_selection(const struct butler_session *session, int layer, int head, int32_t *ids, int max_ids);
 
+/* What the selection of one decode step has of exact attention: means over the query heads of the layers that read a part of their
+ * cache. The exact attention is that of the step's own queries to all keys. */
+struct butler_audit {
+    int n_heads;    /* query heads that were compared, of all layers; 0: the step read everything */
+    double recall;  /* of the k tokens with the highest exact attention the share that was read, k being as many as were read; the
+                     * newest token, which every step reads, is always one of them */
+    double mass;    /* exact attention to the tokens that were read, and to a learned sink: 0 to 1 */
+    double seconds; /* that the comparison took */
+};
+
+/* The session's next decode step is audited: *audit, which must stay valid until then, is filled when the step has run. What the
+ * step computes does not change; it takes about as long as a step of dense attention more. Returns 1; or 0, and nothing happens,
+ * where the policy does not retrieve: the full cache is read whole, and what a policy has evicted cannot be compared. */
+int butler_session_audit(struct butler_session *session, struct butler_audit *audit, struct butler_error *err);
+
 /* ----------------------------------------------------------------------------------------------- sampler */
 
 /* Added to the logit of a token before anything else; -INFINITY: it is never drawn. */

@@ -229,6 +229,7 @@ static const struct route {
     {"/props", "GET", get_props, NULL, -1},
     {"/slots", "GET", get_slots, NULL, -1},
     {"/metrics", "GET", NULL, NULL, -1},
+    {"/kv/trace", "GET", NULL, NULL, -1},
     {"/tokenizer_info", "GET", get_tokenizer_info, NULL, -1},
     {"/tokenize", "POST", NULL, post_tokenize, -1},
     {"/detokenize", "POST", NULL, post_detokenize, -1},
@@ -296,8 +297,10 @@ static void handle(void *user, struct http_exchange *exchange)
         serve_reply_error(api, exchange, &error);
     else if (route->get)
         serve_reply_json(exchange, 200, route->get(api));
-    else if (strcmp(route->method, "GET") == 0)
+    else if (strcmp(route->path, "/metrics") == 0)
         reply_metrics(api, exchange);
+    else if (strcmp(route->path, "/kv/trace") == 0)
+        serve_reply_json(exchange, 200, serve_traces_json(api, exchange->query));
     else
         post(api, route, exchange, &error);
 }

@@ -2,7 +2,7 @@
 #ifndef SERVE_CHOICE_H
 #define SERVE_CHOICE_H
 
-#include "serve/scheduler.h"
+#include "serve/trace.h"
 
 struct serve_choice {
     struct butler_session *session;
@@ -13,6 +13,7 @@ struct serve_choice {
     int32_t id; /* to be decoded next */
     int n_generated;
     bool ended;
+    struct serve_watch watch;
 };
 
 /* Of token id in logits[n_vocab]. n_top: the most probable to report with it. */

@@ -1,8 +1,12 @@
 /* /metrics: counters, gauges and histograms in Prometheus's text format. Names that begin with llamacpp: are those of llama.cpp's
- * server, which dashboards know. */
-#include "serve/api_parts.h"
-
+ * server, which dashboards know. And /kv/trace: what recent texts read, step by step, as JSON. */
+#include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/api_parts.h"
+#include "serve/trace.h"
 
 static void put(struct serve_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void put(struct serve_text *text, const char *format, ...)
@@ -15,14 +19,60 @@ static void put(struct serve_text *text, const char *format, ...)
     va_end(args);
 }
 
-static void put_histogram(struct serve_text *text, const char *name, const char *help, const struct serve_histogram *h)
+static void put_head(struct serve_text *text, const char *name, const char *type, const char *help)
 {
+    put(text, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+/* label: name="value" with nothing around it, or "". */
+static void put_histogram(struct serve_text *text, const char *name, const char *label, const double *bounds,
+                          const struct serve_histogram *h)
+{
+    const char *comma = *label ? "," : "", *open = *label ? "{" : "", *close = *label ? "}" : "";
     uint64_t sum = 0;
-    put(text, "# HELP %s %s\n# TYPE %s histogram\n", name, help, name);
     for (int i = 0; i < SERVE_BUCKETS - 1; i++)
-        put(text, "%s_bucket{le=\"%g\"} %llu\n", name, serve_bounds[i], (unsigned long long)(sum += h->counts[i]));
-    put(text, "%s_bucket{le=\"+Inf\"} %llu\n%s_sum %.9g\n%s_count %llu\n", name, (unsigned long long)h->n, name, h->sum, name,
+        put(text, "%s_bucket{%s%sle=\"%g\"} %llu\n", name, label, comma, bounds[i], (unsigned long long)(sum += h->counts[i]));
+    put(text, "%s_bucket{%s%sle=\"+Inf\"} %llu\n", name, label, comma, (unsigned long long)h->n);
+    put(text, "%s_sum%s%s%s %.9g\n%s_count%s%s%s %llu\n", name, open, label, close, h->sum, name, open, label, close,
         (unsigned long long)h->n);
+}
+
+/* A policy as a label. */
+static void label_policy(char label[2 * SERVE_POLICY_NAME + 16], const char *policy)
+{
+    char *out = stpcpy(label, "policy=\"");
+    for (; *policy; policy++) {
+        if (*policy == '"' || *policy == '\\')
+            *out++ = '\\';
+        *out++ = *policy == '\n' ? ' ' : *policy;
+    }
+    strcpy(out, "\"");
+}
+
+/* What decode steps read under each policy, and what audits found. */
+static void put_policies(struct serve_text *text, struct serve_traces *traces)
+{
+    struct serve_policy_metrics *rows = serve_alloc(SERVE_POLICIES, sizeof *rows);
+    char labels[SERVE_POLICIES][2 * SERVE_POLICY_NAME + 16];
+    const int n = serve_traces_policies(traces, rows);
+    for (int i = 0; i < n; i++)
+        label_policy(labels[i], rows[i].policy);
+    put_head(text, "butler:policy_read_bytes_total", "counter", "Bytes that decode steps read: keys, values and metrics");
+    for (int i = 0; i < n; i++)
+        put(text, "butler:policy_read_bytes_total{%s} %llu\n", labels[i], (unsigned long long)rows[i].read_bytes);
+    put_head(text, "butler:policy_dense_bytes_total", "counter", "Bytes that dense attention would have read");
+    for (int i = 0; i < n; i++)
+        put(text, "butler:policy_dense_bytes_total{%s} %llu\n", labels[i], (unsigned long long)rows[i].dense_bytes);
+    put_head(text, "butler:audit_seconds_total", "counter", "Time that audits took");
+    for (int i = 0; i < n; i++)
+        put(text, "butler:audit_seconds_total{%s} %.9g\n", labels[i], rows[i].audit_s);
+    put_head(text, "butler:audit_recall", "histogram", "Of the tokens with the highest exact attention the share that was read");
+    for (int i = 0; i < n; i++)
+        put_histogram(text, "butler:audit_recall", labels[i], serve_share_bounds, &rows[i].recall);
+    put_head(text, "butler:audit_mass", "histogram", "Exact attention to the tokens that were read");
+    for (int i = 0; i < n; i++)
+        put_histogram(text, "butler:audit_mass", labels[i], serve_share_bounds, &rows[i].mass);
+    free(rows);
 }
 
 void serve_write_metrics(struct serve_api *api, struct serve_text *text)
@@ -61,9 +111,69 @@ void serve_write_metrics(struct serve_api *api, struct serve_text *text)
         {"butler:longest_step_seconds", "gauge", "The longest step in which texts were generated", m.longest_step_s},
         {"butler:connections", "gauge", "Connections that are open", http_server_n_connections(api->http)},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        put(text, "# HELP %s %s\n# TYPE %s %s\n%s %.15g\n", rows[i].name, rows[i].help, rows[i].name, rows[i].type, rows[i].name,
-            rows[i].value);
-    put_histogram(text, "butler:time_to_first_token_seconds", "From a request's submission to its first token", &m.first);
-    put_histogram(text, "butler:time_between_tokens_seconds", "Between two tokens of a job", &m.between);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        put_head(text, rows[i].name, rows[i].type, rows[i].help);
+        put(text, "%s %.15g\n", rows[i].name, rows[i].value);
+    }
+    put_head(text, "butler:time_to_first_token_seconds", "histogram", "From a request's submission to its first token");
+    put_histogram(text, "butler:time_to_first_token_seconds", "", serve_bounds, &m.first);
+    put_head(text, "butler:time_between_tokens_seconds", "histogram", "Between two tokens of a job");
+    put_histogram(text, "butler:time_between_tokens_seconds", "", serve_bounds, &m.between);
+    put_policies(text, serve_scheduler_traces(api->scheduler));
+}
+
+/* ------------------------------------------------------------------------------------------------------- /kv/trace */
+
+/* A whole number of the query, "id=5&steps=10"; missing: where it is not there. */
+static long query_number(const char *query, const char *name, long missing)
+{
+    const size_t n = strlen(name);
+    for (const char *at = query; at; at = strchr(at, '&')) {
+        at += *at == '&';
+        if (strncmp(at, name, n) == 0 && at[n] == '=' && at[n + 1] >= '0' && at[n + 1] <= '9')
+            return strtol(at + n + 1, NULL, 10);
+    }
+    return missing;
+}
+
+static json_t *share_json(double share)
+{
+    return isnan(share) ? json_null() : json_real(share);
+}
+
+/* The latest n steps, a list for each quantity. */
+static json_t *trace_json(const struct serve_trace *trace, uint64_t n)
+{
+    json_t *tokens = json_array(), *shares = json_array(), *kv = json_array(), *metric = json_array(), *dense = json_array(),
+           *reuse = json_array(), *recall = json_array(), *mass = json_array();
+    const uint64_t kept = trace->n_steps < SERVE_TRACE_STEPS ? trace->n_steps : SERVE_TRACE_STEPS, shown = n < kept ? n : kept;
+    for (uint64_t i = trace->n_steps - shown; i < trace->n_steps; i++) {
+        const struct serve_trace_step *step = &trace->steps[i % SERVE_TRACE_STEPS];
+        json_array_append_new(tokens, json_integer(step->n_tokens));
+        json_array_append_new(shares,
+                              step->dense_bytes ? json_real((double)step->kv_bytes / (double)step->dense_bytes) : json_null());
+        json_array_append_new(kv, json_integer((json_int_t)step->kv_bytes));
+        json_array_append_new(metric, json_integer((json_int_t)step->metric_bytes));
+        json_array_append_new(dense, json_integer((json_int_t)step->dense_bytes));
+        json_array_append_new(reuse, share_json((double)step->reuse));
+        json_array_append_new(recall, share_json((double)step->recall));
+        json_array_append_new(mass, share_json((double)step->mass));
+    }
+    return json_pack("{s:i, s:i, s:s, s:b, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "id", trace->id, "choice",
+                     trace->choice, "policy", trace->policy, "running", (int)trace->running, "n_prompt_tokens", trace->n_prompt,
+                     "n_steps", (json_int_t)trace->n_steps, "n_tokens", tokens, "read_share", shares, "kv_bytes", kv,
+                     "metric_bytes", metric, "dense_bytes", dense, "reuse", reuse, "recall", recall, "mass", mass);
+}
+
+json_t *serve_traces_json(struct serve_api *api, const char *query)
+{
+    struct serve_trace *traces = serve_alloc(SERVE_TRACES, sizeof *traces);
+    const int n = serve_traces_copy(serve_scheduler_traces(api->scheduler), traces);
+    const long id = query_number(query, "id", -1), steps = query_number(query, "steps", SERVE_TRACE_STEPS);
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++)
+        if (id < 0 || traces[i].id == id)
+            json_array_append_new(list, trace_json(&traces[i], (uint64_t)steps));
+    free(traces);
+    return json_pack("{s:i, s:o}", "kept_steps", SERVE_TRACE_STEPS, "traces", list);
 }

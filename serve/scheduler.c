@@ -36,6 +36,7 @@ struct serve_scheduler {
     struct butler_error *errors;
     double chunk;
     struct serve_scores *scores;
+    struct serve_traces *traces;
 
     /* Under the lock, which is never held while the engine runs. */
     pthread_mutex_t lock;
@@ -58,14 +59,14 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-static void observe(struct serve_histogram *histogram, double seconds)
+void serve_histogram_add(struct serve_histogram *histogram, const double *bounds, double value)
 {
     int i = 0;
-    while (i < SERVE_BUCKETS - 1 && seconds > serve_bounds[i])
+    while (i < SERVE_BUCKETS - 1 && value > bounds[i])
         i++;
     histogram->counts[i]++;
     histogram->n++;
-    histogram->sum += seconds;
+    histogram->sum += value;
 }
 
 /* ---------------------------------------------------------------------------------------------------- events */
@@ -150,6 +151,7 @@ static void finish_job(struct serve_scheduler *s, struct serve_job *job)
         job->n_generated += job->choices[i].n_generated;
         if (job->choices[i].session)
             add_stats(&job->stats, job->choices[i].session);
+        serve_traces_end(s->traces, &job->choices[i]);
         serve_choice_free(&job->choices[i]);
     }
     free(job->choices);
@@ -351,7 +353,8 @@ static void next_token(struct serve_scheduler *s, struct serve_job *job, int i)
     } else {
         const double time = now();
         pthread_mutex_lock(&s->lock);
-        observe(job->first > 0 ? &s->metrics.between : &s->metrics.first, time - (job->first > 0 ? job->latest : job->submitted));
+        serve_histogram_add(job->first > 0 ? &s->metrics.between : &s->metrics.first, serve_bounds,
+                            time - (job->first > 0 ? job->latest : job->submitted));
         s->metrics.generated_tokens++;
         pthread_mutex_unlock(&s->lock);
         job->first = job->first > 0 ? job->first : time;
@@ -487,6 +490,7 @@ static void run_step(struct serve_scheduler *s)
     const double begin = now();
     if (n == 0)
         return;
+    serve_traces_before(s->traces, s->choice_of, n_decodes);
     butler_run(s->engine, s->spans, n, s->errors);
     const double seconds = now() - begin;
     adapt_chunk(s, n_decodes, n_prompt, seconds);
@@ -498,6 +502,8 @@ static void run_step(struct serve_scheduler *s)
     pthread_mutex_unlock(&s->lock);
     for (int i = 0; i < n; i++) {
         struct serve_job *job = s->of_span[i];
+        if (i < n_decodes && s->errors[i].code == 0)
+            serve_traces_after(s->traces, job, s->choice_of[i]);
         if (s->errors[i].code < 0 && job->error.code == 0)
             job->error = s->errors[i];
         else if (job->error.code == 0 && job->prompt_done)
@@ -573,6 +579,11 @@ int serve_inspect(struct serve_scheduler *s, struct serve_metrics *metrics, stru
     return n;
 }
 
+struct serve_traces *serve_scheduler_traces(const struct serve_scheduler *s)
+{
+    return s->traces;
+}
+
 const struct serve_params *serve_scheduler_params(const struct serve_scheduler *s)
 {
     return &s->params;
@@ -603,6 +614,7 @@ struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const 
     s->errors = serve_alloc(max_spans, sizeof *s->errors);
     s->chunk = FIRST_CHUNK;
     s->scores = serve_scores_new();
+    s->traces = serve_traces_new(params->audit_every);
     s->submitted_end = &s->submitted;
     s->events_end = &s->events;
     pthread_mutex_init(&s->lock, NULL);
@@ -630,6 +642,7 @@ void serve_scheduler_free(struct serve_scheduler *s)
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     serve_scores_free(s->scores);
+    serve_traces_free(s->traces);
     free(s->policy);
     free(s->end_ids);
     free(s->running);

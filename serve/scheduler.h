@@ -89,6 +89,7 @@ struct serve_params {
     uint64_t kv_bytes;        /* that jobs may reserve together */
     double max_stall_s;       /* longest step while a text is being generated */
     int max_jobs, max_queue;  /* that run, that wait */
+    int audit_every;          /* steps that decode, from one audit to the next; 0: none */
     void (*wake)(void *user); /* in the engine's thread: there are events */
     void *user;
 };
@@ -119,6 +120,8 @@ struct serve_histogram {
     double sum;
 };
 extern const double serve_bounds[SERVE_BUCKETS - 1]; /* seconds */
+/* bounds[SERVE_BUCKETS - 1], ascending */
+void serve_histogram_add(struct serve_histogram *histogram, const double *bounds, double value);
 
 /* What happened so far. */
 struct serve_metrics {
@@ -138,6 +141,8 @@ struct serve_slot {
     char policy[96];
 };
 
+/* What decode steps read; the scheduler's. */
+struct serve_traces *serve_scheduler_traces(const struct serve_scheduler *scheduler);
 /* Copies; slots[max_slots] of jobs that run. Returns their number. */
 int serve_inspect(struct serve_scheduler *scheduler, struct serve_metrics *metrics, struct serve_slot *slots, int max_slots);
 

@@ -1,6 +1,7 @@
 """`butler eval mc` and `butler eval longbench`: log-likelihoods against lm-evaluation-harness (tests/data/mc/lm_eval.json, from
 tools/compare_lm_eval.py), what must not change them, and invalid data files."""
 import bz2
+import importlib
 import json
 import math
 
@@ -23,15 +24,43 @@ def items(row):
     return row["detail"]["items"]
 
 
+@pytest.mark.parametrize("reads", ["steps", "prompt"])
 @pytest.mark.parametrize("subset", SUBSETS)
-def test_equals_the_harness(subset):
+def test_equals_the_harness(subset, reads):
     expected = HARNESS["subsets"][subset]
-    out = mc(DATA / f"{subset}.jsonl")
+    out = mc(DATA / f"{subset}.jsonl", "--set", f"reads={reads}")
     assert all(row["task"] == "mc" and row["subset"] == subset for row in out)
     assert [len(item) for item in items(out[0])] == [len(item) for item in expected["items"]]
     for ours, theirs in zip(items(out[0]), expected["items"]):
         assert ours == pytest.approx(theirs, rel=1e-5)
     assert {row["metric"]: row["value"] for row in out} == pytest.approx(expected["results"], rel=1e-5)
+
+
+def test_read_as_prompts_scores_are_the_servers(tmp_path):
+    """To the last bit: what lm-evaluation-harness adds up when it asks the server for the prompts' log-probabilities."""
+    test_serve = importlib.import_module("test_serve")
+    if "libevent" not in test_serve.LINK:
+        pytest.skip("butler is built without libevent")
+    path, out = choice_orders(tmp_path)[0], tmp_path / "results"
+    mc(path, "--set", "reads=prompt", "-o", out, subset="arc_easy")
+    kept = [json.loads(line)["values"][2:6] for line in (tmp_path / "results.items").read_text().splitlines()]
+    server = test_serve.Server("--kv-type", "f32")
+    scored = []
+    for question in map(json.loads, path.read_text().splitlines()):
+        context = question["query"] + "\nAnswer:"
+        first = server.post("/tokenize", {"prompt": context})["count"]
+        scored.append([])
+        for choice in question["choices"]:
+            answer = server.post("/v1/completions", {"prompt": context + " " + choice, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0})
+            scored[-1].append(sum(answer["choices"][0]["logprobs"]["token_logprobs"][first:-1]))
+    assert server.stop() == 0
+    assert scored == kept and len(set(scored[0])) == 4
+
+
+def test_bad_ways_of_reading():
+    path = DATA / "piqa.jsonl"
+    refuses(USAGE, "eval", "mc", "-m", GQA, "--data", path, "--set", "reads=all", says=["reads", "all"])
+    refuses(USAGE, "eval", "mc", "-m", GQA, "--data", path, "--set", "reads=prompt", "--kv", "quest:budget=32", says=["reads=prompt", "quest"])
 
 
 def test_hellaswag_as_text_is_the_same_questions():

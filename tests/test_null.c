@@ -124,6 +124,7 @@ static void test_sessions(void **state)
     const struct butler_span nobody = {.ids = &id, .n = 1};
     struct butler_session *none = NULL;
     struct butler_stats stats = {.n_decode = 7};
+    struct butler_audit audit;
     int32_t ids[4];
     (void)state;
     GIVES_NULL("engine", butler_session_new, NULL, NULL, &err);
@@ -167,6 +168,8 @@ static void test_sessions(void **state)
     butler_draft_free(NULL);
     butler_sampler_free(sampler);
     butler_session_free(drafting);
+    FAILS("session", butler_session_audit, NULL, &audit, &err);
+    FAILS("audit", butler_session_audit, session, NULL, &err);
     butler_session_stats(session, NULL);
     butler_session_stats(NULL, &stats);
     assert_int_equal(stats.n_decode, 0);

@@ -10,112 +10,19 @@ Byte-level vocabularies are read by the `tokenizers` package; for others the ids
 transformers, gguf and tokenizers (tools/requirements.txt).
 """
 import argparse
-import bz2
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import datasets
 import gguf
 import numpy as np
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-FILES = {  # task of the harness: subset of eval mc, names its file may have
-    "hellaswag": ("hellaswag", ["hellaswag.jsonl", "hellaswag_val_full.txt", "hellaswag_val_full.txt.bz2"]),
-    "piqa": ("piqa", ["piqa.jsonl", "piqa_valid.jsonl"]),
-    "arc_easy": ("arc_easy", ["arc_easy.jsonl"]),
-    "winogrande": ("winogrande", ["winogrande.jsonl"]),
-    "boolq": ("boolq", ["boolq.jsonl"]),
-    "lambada_openai": ("lambada", ["lambada.jsonl", "lambada_openai.jsonl"]),
-}
-HARNESS_PATHS = {"Rowan/hellaswag": "hellaswag", "baber/piqa": "piqa", "allenai/ai2_arc": "arc_easy",
-                 "allenai/winogrande": "winogrande", "aps/super_glue": "boolq", "EleutherAI/lambada_openai": "lambada_openai"}
-
-
-def find_file(data, task):
-    """The task's file, unpacked; None: it is not there."""
-    path = next((data / name for name in FILES[task][1] if (data / name).exists()), None)
-    if path and path.suffix == ".bz2":
-        unpacked = Path(os.environ.get("TMPDIR", "/tmp")) / path.stem
-        unpacked.write_bytes(bz2.decompress(path.read_bytes()))
-        return unpacked
-    return path
-
-
-def json_lines(path):
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.strip()]
-
-
-def hellaswag_docs(path):
-    if path.suffix == ".jsonl":
-        return [dict(doc, label=str(doc["label"])) for doc in json_lines(path)]
-    lines = path.read_text(encoding="utf-8").split("\n")
-    docs = []
-    for i in range(0, len(lines) - 5, 6):
-        activity, context = lines[i].split(": ", 1)
-        docs.append(dict(activity_label=activity, ctx_a=context, ctx_b="", label=lines[i + 1], endings=lines[i + 2:i + 6]))
-    return docs
-
-
-def piqa_docs(path):
-    docs = json_lines(path)
-    if "label" not in docs[0]:
-        labels = path.with_name(path.stem + "-labels.lst").read_text().split()
-        docs = [dict(doc, label=int(label)) for doc, label in zip(docs, labels)]
-    return docs
-
-
-def arc_docs(path):
-    docs = []
-    for doc in json_lines(path):
-        if "query" in doc:
-            labels = [str(i + 1) for i in range(len(doc["choices"]))]
-            assert doc["query"].startswith("Question: ")
-            doc = dict(question=doc["query"][len("Question: "):], choices=dict(text=doc["choices"], label=labels),
-                       answerKey=labels[doc["gold"]])
-        docs.append(doc)
-    return docs
-
-
-def winogrande_docs(path):
-    docs = []
-    for doc in json_lines(path):
-        if "context_options" in doc:
-            first, second = doc["context_options"]
-            common = os.path.commonprefix([first, second])
-            assert "_" not in common
-            doc = dict(sentence=common + "_ " + doc["continuation"], option1=first[len(common):], option2=second[len(common):],
-                       answer=str(doc["gold"] + 1))
-        docs.append(doc)
-    return docs
-
-
-def boolq_docs(path):
-    docs = []
-    for doc in json_lines(path):
-        if "query" in doc:
-            passage, question = doc["query"].rsplit("\nQuestion: ", 1)
-            assert passage.startswith("Passage: ") and question.endswith("?") and doc["choices"] == ["no", "yes"]
-            doc = dict(passage=passage[len("Passage: "):], question=question[:-1], label=doc["gold"])
-        elif "label" not in doc:
-            doc = dict(passage=doc["passage"], question=doc["question"], label=int(doc["answer"]))
-        docs.append(doc)
-    return docs
-
-
-def lambada_docs(path):
-    return [{"text": doc["text"] if "text" in doc else doc["context"] + " " + doc["continuation"]} for doc in json_lines(path)]
-
-
-DOCS = {"hellaswag": hellaswag_docs, "piqa": piqa_docs, "arc_easy": arc_docs, "winogrande": winogrande_docs,
-        "boolq": boolq_docs, "lambada_openai": lambada_docs}
-
+from harness_data import FILES, find_file, log_likelihoods, run_butler, use_files
 
 # ---------------------------------------------------------------------------------------------------------- the model
 
@@ -176,14 +83,7 @@ def run_harness(model_path, butler, data, tasks, limit, length):
     import lm_eval
     from lm_eval.models.huggingface import HFLM
 
-    files = {task: find_file(data, task) for task in tasks}
-
-    def load_dataset(path=None, **_):
-        docs = DOCS[HARNESS_PATHS[path]](files[HARNESS_PATHS[path]])
-        split = datasets.Dataset.from_list(docs[:limit] if limit else docs)
-        return datasets.DatasetDict({"validation": split, "test": split, "train": split})
-
-    datasets.load_dataset = load_dataset
+    use_files(data, tasks, limit)
     model, field = load_llama(model_path)
     tokenizer, byte_level = load_tokenizer(field)
 
@@ -198,24 +98,8 @@ def run_harness(model_path, butler, data, tasks, limit, length):
 
     lm = Model(pretrained=model, tokenizer=tokenizer, batch_size=8, max_length=length or field["llama.context_length"])
     out = lm_eval.simple_evaluate(model=lm, tasks=list(tasks), num_fewshot=0, log_samples=True, bootstrap_iters=0)
-    scores, results = {}, {}
-    for task in tasks:
-        samples = sorted(out["samples"][task], key=lambda sample: sample["doc_id"])
-        scores[task] = [[float(resp[0][0]) for resp in sample["resps"]] for sample in samples]
-        found = out["results"][task]
-        results[task] = {ours: float(found[theirs + ",none"]) for ours, theirs in
-                         [("accuracy", "acc"), ("acc_norm", "acc_norm"), ("ppl", "perplexity")] if theirs + ",none" in found}
-    return scores, results
-
-
-def run_butler(butler, model_path, data, task, limit, length):
-    path = find_file(data, task)
-    command = [butler, "eval", "mc", "-m", model_path, "--data", str(path), "--set", f"subset={FILES[task][0]},items=1", "--kv",
-               "full", "--kv-type", "f32", "--json", "-t", "1"]
-    command += ["--limit", str(limit)] if limit else []
-    command += ["--length", str(length)] if length else []
-    rows = [json.loads(line) for line in subprocess.run(command, capture_output=True, check=True).stdout.splitlines()]
-    return rows[0]["detail"]["items"], {row["metric"]: row["value"] for row in rows}
+    found = {task: log_likelihoods(out, task) for task in tasks}
+    return {task: scores for task, (scores, _) in found.items()}, {task: results for task, (_, results) in found.items()}
 
 
 def main():
@@ -234,7 +118,7 @@ def main():
     scores, results = run_harness(args.model, args.butler, args.data, tasks, args.limit, args.length)
     worst = 0.0
     for task in tasks:
-        ours, values = run_butler(args.butler, args.model, args.data, task, args.limit, args.length)
+        ours, values = run_butler(args.butler, args.model, args.data, task, args.limit, args.length, "--kv-type", "f32", "-t", "1")
         theirs = scores[task]
         assert [len(item) for item in ours] == [len(item) for item in theirs], f"{task}: other items"
         pairs = [(a, b) for x, y in zip(ours, theirs) for a, b in zip(x, y)]

@@ -159,6 +159,7 @@ void butler_engine_free(struct butler_engine *engine)
         butler_pages_free(pages);
     }
     butler_scratch_free(&engine->scratch);
+    butler_audit_scratch_free(&engine->audit);
     butler_predict_scratch_free(engine->predict_scratch[0]);
     butler_predict_scratch_free(engine->predict_scratch[1]);
     if (!engine->borrows) {

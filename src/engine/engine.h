@@ -3,6 +3,7 @@
 #ifndef BUTLER_ENGINE_H
 #define BUTLER_ENGINE_H
 
+#include "engine/audit.h"
 #include "engine/backend.h"
 #include "engine/scratch.h"
 
@@ -20,7 +21,8 @@ struct butler_engine {
     struct butler_metric_list *plugins;
     struct butler_predictor *predictors[2];            /* of version 1 and 2, or NULL */
     struct butler_predict_scratch *predict_scratch[2]; /* of these, where sessions use them; or NULL */
-    bool borrows;                                      /* plug-ins and predictors are another engine's */
+    struct butler_audit_scratch audit;
+    bool borrows; /* plug-ins and predictors are another engine's */
     int n_block;
     uint64_t kv_bytes; /* most bytes of a page pool */
 };

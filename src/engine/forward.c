@@ -194,6 +194,16 @@ static void capture_attended(const struct pass *pass, const struct butler_part *
     pass->backend->upload(pass->backend, o, pass->s->host_o, bytes);
 }
 
+static void audit_attended(const struct pass *pass, const struct butler_part *part, int layer)
+{
+    struct butler_session *session = part->session;
+    const size_t n_q = (size_t)(session->shape.n_heads * session->shape.head_dim);
+    if (part->failed || !part->decode || part->exact || !session->audit)
+        return;
+    pass->backend->download(pass->backend, pass->s->host_q, pass->s->q + (size_t)part->row * n_q, n_q * sizeof(float));
+    butler_audit_layer(session, layer, pass->s->host_q);
+}
+
 /* q, k, v of the new tokens -> o, the caches grown and, where policies say so, cut. */
 static void attention(const struct pass *pass, int layer)
 {
@@ -232,6 +242,8 @@ static void attention(const struct pass *pass, int layer)
             capture_attended(pass, &pass->parts[i], layer);
     evict(pass, layer, false);
     share_time(pass, butler_seconds() - start, before);
+    for (int i = 0; i < pass->n_parts; i++)
+        audit_attended(pass, &pass->parts[i], layer);
 }
 
 /* ------------------------------------------------------------------------------------------ the rest of a layer */

@@ -37,6 +37,7 @@ struct butler_session {
     butler_progress_fn *progress; /* or NULL */
     void *progress_user;
     const struct butler_capture *capture; /* or NULL */
+    struct butler_audit *audit;           /* the next decode step fills it; or NULL */
 
     struct butler_arena arena;     /* host memory: tokens, logits, selection.at */
     struct butler_buffers buffers; /* device memory: selection, rotations, queries */

@@ -1,0 +1,191 @@
+/* butler_session_audit: recall and mass of a decode step are those of a plain computation from the queries and keys that the layers
+ * compared, whatever else runs, and an audited step gives the same logits. */
+#include <math.h>
+
+#include "fixtures.h"
+#include "engine/session.h"
+
+enum { N_PROMPT = 90, N_TEXT = 98, MAX_LAYERS = 4, MAX_ROW = 256, MAX_HEADS = 8 };
+
+static const char *const models[] = {"models/llama-gqa.gguf", "models/llama-mqa.gguf", "models/gpt-oss.gguf" /* sinks, windows */};
+
+/* What the layers of a session compare. */
+struct watch {
+    struct butler_session *session;
+    struct butler_capture capture;
+    float q[MAX_LAYERS][MAX_ROW], k[MAX_LAYERS][N_TEXT][MAX_ROW];
+};
+
+static void see(void *user, int layer, int first, int n, const float *x, const float *h, const float *q, const float *k)
+{
+    struct watch *watch = user;
+    const struct butler_metric_shape *shape = &watch->session->shape;
+    const size_t n_q = (size_t)(shape->n_heads * shape->head_dim), n_kv = (size_t)(shape->n_kv_heads * shape->head_dim);
+    (void)x, (void)h;
+    assert_true(layer < MAX_LAYERS && n_q <= MAX_ROW && shape->n_heads <= MAX_HEADS);
+    for (int t = 0; t < n; t++)
+        memcpy(watch->k[layer][first + t], k + (size_t)t * n_kv, n_kv * sizeof *k);
+    memcpy(watch->q[layer], q + (size_t)(n - 1) * n_q, n_q * sizeof *q);
+}
+
+static struct butler_engine *open_model(const char *name, int n_threads)
+{
+    char path[FIXTURE_PATH];
+    fixture_path(path, name);
+    return load_engine(path, n_threads, NULL);
+}
+
+/* A session that has read the prompt. watch may be NULL. */
+static struct butler_session *begin(struct butler_engine *engine, const char *policy, struct watch *watch)
+{
+    struct butler_error err;
+    int32_t text[N_PROMPT];
+    for (int i = 0; i < N_PROMPT; i++)
+        text[i] = i * 37 % 40;
+    struct butler_session *session = butler_session_new(
+        engine, &(struct butler_session_params){.n_ctx = N_TEXT, .kv_type = BUTLER_KV_F32, .policy = policy}, &err);
+    if (!session)
+        fail_msg("%s: %s", policy, err.message);
+    if (watch) {
+        *watch = (struct watch){.session = session, .capture = {.layer = see, .user = watch}};
+        session->capture = &watch->capture;
+    }
+    assert_int_equal(butler_prefill(session, text, N_PROMPT, NULL, NULL, &err), 0);
+    return session;
+}
+
+/* Adds what the head read of its exact attention. */
+static void expect_head(const struct watch *watch, int layer, int head, double *recall, double *mass)
+{
+    const struct butler_session *session = watch->session;
+    const struct butler_metric_shape *shape = &session->shape;
+    const float *sinks = session->model->layers[layer].sinks;
+    const int n = butler_n_past(session);
+    double scores[N_TEXT], sum = sinks ? exp((double)sinks[head]) : 0, read = sum;
+    bool best[N_TEXT] = {false};
+    int32_t ids[N_TEXT];
+    for (int t = 0; t < n; t++) {
+        scores[t] = 0;
+        for (int c = 0; c < shape->head_dim; c++)
+            scores[t] += (double)watch->q[layer][head * shape->head_dim + c] *
+                         (double)watch->k[layer][t][head / shape->group * shape->head_dim + c];
+        scores[t] /= sqrt(shape->head_dim);
+        sum += exp(scores[t]);
+    }
+    const int k = butler_last_selection(session, layer, head, ids, N_TEXT);
+    best[n - 1] = true;
+    for (int i = 1, top; i < k; i++) {
+        top = -1;
+        for (int t = 0; t < n; t++)
+            if (!best[t] && (top < 0 || scores[t] > scores[top]))
+                top = t;
+        best[top] = true;
+    }
+    int hits = 0;
+    for (int i = 0; i < k; i++) {
+        hits += best[ids[i]];
+        read += exp(scores[ids[i]]);
+    }
+    *recall += (double)hits / k;
+    *mass += read / sum;
+}
+
+static void test_equals_a_plain_computation(void **state)
+{
+    static const char *const policies[] = {
+        "fier:budget=12,dense=0",        "quest:budget=0.5,dense=0",     "tinyserve:budget=48",    "fier:budget=9,dense=1",
+        "oracle:budget=7,share=query",   "random:budget=20,share=layer", "fier:budget=12,every=3", "oracle:mass=0.8",
+        "quest:budget=32,page=4,dense=0"};
+    struct watch *watch = calloc(1, sizeof *watch);
+    (void)state;
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        struct butler_engine *engine = open_model(models[m], 1);
+        for (size_t p = 0; p < sizeof policies / sizeof *policies; p++) {
+            struct butler_session *session = begin(engine, policies[p], watch);
+            for (int i = N_PROMPT; i < N_TEXT; i++) {
+                struct butler_audit audit;
+                double recall = 0, mass = 0;
+                int n_heads = 0;
+                assert_int_equal(butler_session_audit(session, &audit, NULL), 1);
+                assert_int_equal(butler_step(session, i * 7 % 40, NULL), 0);
+                for (int l = 0; l < session->shape.n_layers; l++)
+                    for (int h = 0; h < session->shape.n_heads && butler_policy_applies(&session->policy, l); h++, n_heads++)
+                        expect_head(watch, l, h, &recall, &mass);
+                assert_int_equal(audit.n_heads, n_heads);
+                if (n_heads == 0)
+                    continue;
+                if (fabs(audit.recall - recall / n_heads) > 1e-9 || fabs(audit.mass - mass / n_heads) > 1e-5)
+                    fail_msg("%s, %s, token %d: recall %.9f, %.9f expected; mass %.9f, %.9f expected", models[m], policies[p], i,
+                             audit.recall, recall / n_heads, audit.mass, mass / n_heads);
+                assert_true(audit.mass > 0 && audit.mass <= 1 + 1e-6 && audit.seconds > 0);
+            }
+            butler_session_free(session);
+        }
+        free_engine(engine);
+    }
+    free(watch);
+}
+
+/* Two policies side by side, one of them audited in some steps: logits are those of sessions that are not, and what is found does
+ * not depend on the threads. */
+static void test_changes_nothing(void **state)
+{
+    struct butler_engine *engines[] = {open_model(models[0], 1), open_model(models[0], 3)};
+    struct butler_audit first[N_TEXT];
+    (void)state;
+    for (int e = 0; e < 2; e++) {
+        struct butler_session *plain = begin(engines[e], "fier:budget=12,dense=0", NULL),
+                              *both[] = {begin(engines[e], "fier:budget=12,dense=0", NULL),
+                                         begin(engines[e], "h2o:budget=20", NULL)};
+        for (int i = N_PROMPT; i < N_TEXT; i++) {
+            const int32_t ids[] = {i * 3 % 40, i * 5 % 40};
+            struct butler_audit audit = {.n_heads = -1}, unused;
+            if (i % 2)
+                assert_int_equal(butler_session_audit(both[0], &audit, NULL), 1);
+            assert_int_equal(butler_session_audit(both[1], &unused, NULL), 0);
+            assert_int_equal(butler_step(plain, ids[0], NULL), 0);
+            assert_int_equal(butler_step_batch(both, ids, 2, NULL), 0);
+            assert_memory_equal(butler_logits(plain), butler_logits(both[0]), (size_t)plain->model->hp.n_vocab * sizeof(float));
+            assert_int_equal(audit.n_heads, i % 2 ? plain->shape.n_layers * plain->shape.n_heads : -1);
+            if (e == 0)
+                first[i] = audit;
+            else
+                assert_true(audit.recall == first[i].recall && audit.mass == first[i].mass);
+        }
+        butler_session_free(plain);
+        butler_session_free(both[0]);
+        butler_session_free(both[1]);
+        free_engine(engines[e]);
+    }
+}
+
+static void test_known_answers(void **state)
+{
+    struct butler_engine *engine = open_model(models[0], 1);
+    struct butler_audit audit;
+    struct butler_session *session = begin(engine, "oracle:budget=10,share=query", NULL);
+    (void)state;
+    assert_int_equal(butler_session_audit(session, &audit, NULL), 1);
+    assert_int_equal(butler_step(session, 9, NULL), 0);
+    assert_true(audit.recall == 1); /* it selects by the very scores */
+    butler_session_free(session);
+    session = begin(engine, "fier:budget=1.0,dense=0", NULL);
+    assert_int_equal(butler_session_audit(session, &audit, NULL), 1);
+    assert_int_equal(butler_step(session, 9, NULL), 0);
+    assert_int_equal(audit.n_heads, 0); /* everything was read */
+    butler_session_free(session);
+    session = begin(engine, "full", NULL);
+    assert_int_equal(butler_session_audit(session, &audit, NULL), 0);
+    butler_session_free(session);
+    free_engine(engine);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_equals_a_plain_computation),
+        cmocka_unit_test(test_changes_nothing),
+        cmocka_unit_test(test_known_answers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
