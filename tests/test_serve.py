@@ -382,7 +382,7 @@ def test_too_long(server):
     (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffff\r\n", 413),
     (b"POST /detokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n8\r\n{\"tokens\r\n6;a=b\r\n\":[5]}\r\n0\r\nT: x\r\n\r\n", 200),
     (b"GET /" + b"a" * 20000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
-    (b"GET /health HTTP/1.1\r\nHost: x\r\nExpect: nonsense\r\n\r\n", 400),
+    (b"GET /health HTTP/1.1\r\nHost: x\r\nExpect: nonsense\r\n\r\n", 417),
 ])
 def test_http(server, data, status):
     assert server.raw(data).startswith(f"HTTP/1.1 {status} ")
