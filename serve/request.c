@@ -61,6 +61,11 @@ bool serve_read_bool(json_t *body, const char *name, bool missing, struct serve_
     return json_is_true(value);
 }
 
+static bool is_given(const json_t *value)
+{
+    return value && !json_is_null(value);
+}
+
 /* Whether a value asks for nothing: null, false, 0, "" or empty. */
 static bool is_neutral(const json_t *value)
 {
@@ -247,9 +252,9 @@ static int render(struct serve_api *api, json_t *body, const struct butler_chat_
 {
     struct butler_error err = {0};
     json_t *kwargs = json_object_get(body, "chat_template_kwargs");
-    if (!is_neutral(kwargs) && !json_is_object(kwargs))
+    if (is_given(kwargs) && !json_is_object(kwargs))
         return serve_fail(error, 400, "'chat_template_kwargs' must be an object");
-    char *variables = is_neutral(kwargs) ? NULL : json_dumps(kwargs, JSON_COMPACT);
+    char *variables = json_object_size(kwargs) ? json_dumps(kwargs, JSON_COMPACT) : NULL;
     /* The assistant's last message is the beginning of the answer: the template does not close it. */
     const bool begun = n > 0 && strcmp(messages[n - 1].role, "assistant") == 0;
     const struct butler_chat_options options = {.jinja = api->config.chat_template,
@@ -272,6 +277,8 @@ int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_te
     const size_t n = json_array_size(list);
     size_t i;
     *text = (struct butler_chat_text){0};
+    if (refuse_unsupported(body, error) < 0)
+        return -error->status;
     if (!json_is_array(list) || n == 0)
         return serve_fail(error, 400, "'messages' must be an array with at least one message");
     struct butler_chat_message *messages = serve_alloc(n, sizeof *messages);
@@ -355,9 +362,8 @@ static void read_logit_bias(struct serve_api *api, json_t *body, struct serve_jo
     size_t i;
     json_object_foreach(json_is_object(map) ? map : NULL, name, value)
     {
-        char *end;
-        const long id = strtol(name, &end, 10);
-        json_array_append_new(pairs, json_pack("[o, O]", *name && !*end ? json_integer(id) : json_null(), value));
+        const bool right = *name && strspn(name, "0123456789") == strlen(name);
+        json_array_append_new(pairs, json_pack("[o, O]", right ? json_integer(strtol(name, NULL, 10)) : json_null(), value));
     }
     if (json_is_array(map))
         json_array_extend(pairs, map);
@@ -403,6 +409,8 @@ static void read_sampling(struct serve_api *api, json_t *body, struct serve_job 
     if (job->ignore_end)
         p->min_tokens = INT_MAX;
     const double seed = read_number(body, "seed", -1, 9007199254740992.0, -1, error);
+    if (seed != floor(seed))
+        serve_fail(error, 400, "'seed' must be a whole number");
     api->random += 0x9e3779b97f4a7c15u; /* a seed that nobody chose: another each time */
     p->seed = seed < 0 ? (api->random ^ api->random >> 31) : (uint64_t)seed;
     read_logit_bias(api, body, job, error);
@@ -413,11 +421,8 @@ static int read_max_tokens(json_t *body, enum serve_kind kind, struct serve_erro
 {
     static const char *const names[] = {"max_completion_tokens", "max_tokens", "n_predict"};
     int n = kind == SERVE_COMPLETION ? 16 : -1;
-    for (int i = 0; i < 3; i++)
-        if (json_is_number(json_object_get(body, names[i])) || !is_neutral(json_object_get(body, names[i]))) {
-            n = read_int(body, names[i], -1, INT_MAX, n, error);
-            break;
-        }
+    for (int i = 2; i >= 0; i--) /* the first that is given counts */
+        n = read_int(body, names[i], -1, INT_MAX, n, error);
     return n < 0 ? INT_MAX / 2 : n;
 }
 
@@ -445,13 +450,14 @@ static int read_n_top(json_t *body, enum serve_kind kind, struct serve_error *er
         const int n = read_int(body, "n_probs", 0, SERVE_MAX_TOP, 0, error);
         return n > 0 ? n : -1;
     }
-    if (kind == SERVE_COMPLETION && !json_is_boolean(json_object_get(body, "logprobs")))
-        return read_int(body, "logprobs", 0, SERVE_MAX_TOP, -1, error);
-    const bool wanted = serve_read_bool(body, "logprobs", false, error);
-    const int n = read_int(body, "top_logprobs", 0, SERVE_MAX_TOP, 0, error);
-    if (n > 0 && !wanted && !error->status)
-        serve_fail(error, 400, "'top_logprobs' needs 'logprobs': true");
-    return wanted ? n : -1;
+    const bool is_flag = kind == SERVE_CHAT || json_is_boolean(json_object_get(body, "logprobs"));
+    const int n = !is_flag                                          ? read_int(body, "logprobs", 0, SERVE_MAX_TOP, -1, error)
+                  : serve_read_bool(body, "logprobs", false, error) ? 0
+                                                                    : -1;
+    const int top = read_int(body, "top_logprobs", 0, SERVE_MAX_TOP, 0, error);
+    if (top > 0 && n < 0 && !error->status)
+        serve_fail(error, 400, "'top_logprobs' needs 'logprobs'");
+    return n >= 0 && top > n ? top : n;
 }
 
 /* ------------------------------------------------------------------------------------------------- the request */
@@ -510,14 +516,19 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
     *request = (struct serve_request){.api = api, .kind = kind, .created = time(NULL)};
     refuse_unsupported(body, error);
     request->stream = serve_read_bool(body, "stream", false, error);
+    if (is_given(options) && !json_is_object(options) && !error->status)
+        serve_fail(error, 400, "'stream_options' must be an object");
     request->include_usage = serve_read_bool(options, "include_usage", false, error);
     request->echo = kind == SERVE_COMPLETION && serve_read_bool(body, "echo", false, error);
     request->n_top = read_n_top(body, kind, error);
-    request->n_choices = read_int(body, json_object_get(body, "n_cmpl") ? "n_cmpl" : "n", 1, SERVE_MAX_CHOICES, 1, error);
+    request->n_choices = read_int(body, "n", 1, SERVE_MAX_CHOICES, 1, error);
+    request->n_choices = read_int(body, "n_cmpl", 1, SERVE_MAX_CHOICES, request->n_choices, error);
     if (read_int(body, "best_of", 0, INT_MAX, 1, error) > request->n_choices)
         serve_fail(error, 501, "'best_of' above 'n' is not supported by this server");
     if (kind == SERVE_CHAT && serve_read_bool(body, "echo", false, error))
         serve_fail(error, 501, "'echo' is not supported by this server in conversations");
+    if (is_given(json_object_get(body, "model")) && !json_is_string(json_object_get(body, "model")))
+        serve_fail(error, 400, "'model' must be a string");
     if (n > SERVE_MAX_PROMPTS)
         serve_fail(error, 400, "'prompt' has more than %d prompts", SERVE_MAX_PROMPTS);
     request->jobs = serve_alloc(SERVE_MAX_PROMPTS, sizeof(struct serve_job *));
