@@ -59,6 +59,7 @@ BEHAVIOURS = {
     "chat: several choices": "test_chat_choices",
     "security: public endpoints": "test_keys_and_origins",
     "security: wrong, right and X-Api-Key keys": "test_keys_and_origins",
+    "security: OpenAI's client with a key": "test_client_with_key",
     "security: CORS": "test_cors",
     "security: credentials of other origins": "Access-Control-Allow-Credentials is left out: keys are sent by the page, not by the browser",
     "security: images of local files": NOT_THERE + "images are refused with 501",
@@ -354,6 +355,30 @@ def test_chat_choices(server):
 
 
 # ------------------------------------------------------------------------------------------------------ the rest
+
+def test_client_with_key():
+    """OpenAI's client reads what it knows of answers and streams: choices, scores, usage, errors."""
+    openai = pytest.importorskip("openai")
+    s = Server("--api-key", "k")
+    client, wrong = (openai.OpenAI(base_url=f"http://127.0.0.1:{s.port}/v1", api_key=key, max_retries=0) for key in ("k", "wrong"))
+    body = {"model": "m", "messages": BOOK, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 3, "n": 2, "logit_bias": {"100": -100},
+            "stop": ["never"], "extra_body": {"ignore_eos": True, "kv": {"policy": "quest:budget=16"}}}
+    whole = client.chat.completions.create(**body)
+    assert len(whole.choices) == 2 and len(whole.choices[0].logprobs.content) == 6 and whole.usage.completion_tokens == 12
+    assert whole.usage.model_extra["kv"]["policy"] == "quest:budget=16" and whole.usage.prompt_tokens_details.cached_tokens == 0
+    pieces = list(client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
+    texts = ["", ""]
+    for choice in (c for p in pieces for c in p.choices):
+        texts[choice.index] += choice.delta.content or ""
+    assert texts == [c.message.content for c in whole.choices] and pieces[-1].usage.completion_tokens == 12 and not pieces[-1].choices
+    with pytest.raises(openai.AuthenticationError):
+        wrong.chat.completions.create(**body)
+    with pytest.raises(openai.InternalServerError, match="grammar"):  # of 501: what is not supported
+        client.chat.completions.create(**{**body, "extra_body": {"grammar": "x"}})
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="m", input="a")
+    assert s.stop() == 0
+
 
 def test_cors(server):
     for origin in ("localhost", "web.mydomain.fr"):
