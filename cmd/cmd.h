@@ -48,6 +48,8 @@ enum cmd_flag {
     CMD_REPEAT_LAST_N,
     CMD_FREQUENCY_PENALTY,
     CMD_PRESENCE_PENALTY,
+    CMD_LOGIT_BIAS,
+    CMD_MIN_TOKENS,
     CMD_IGNORE_EOS,
     CMD_SEED,
     CMD_SYSTEM,
@@ -125,6 +127,11 @@ struct cmd_reals {
     double values[CMD_MAX_LIST];
 };
 
+struct cmd_biases {
+    int n;
+    struct butler_logit_bias values[CMD_MAX_LIST];
+};
+
 /* What `train` alone takes. */
 struct cmd_train {
     const char *data, *valid, *version, *recipe, *loss, *input, *key_heads, *rotate, *type, *start;
@@ -147,7 +154,8 @@ struct cmd_options {
     int limit, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
     int kv_type; /* enum butler_kv_type */
     double temperature, top_p, min_p, typical, repeat_penalty, frequency_penalty, presence_penalty;
-    int repeat_last_n;
+    int repeat_last_n, min_tokens;
+    struct cmd_biases logit_biases;
     bool ignore_eos;
     uint64_t seed, cache_bytes;
     bool all, no_special, json, help, no_cache;
@@ -170,6 +178,13 @@ struct cmd_use {
     {CMD_TYPICAL, "1"}, {CMD_REPEAT_PENALTY, "1"}, {CMD_REPEAT_LAST_N, "64"}, {CMD_FREQUENCY_PENALTY, "0"},                        \
     {                                                                                                                              \
         CMD_PRESENCE_PENALTY, "0"                                                                                                  \
+    }
+
+/* What commands that sample a text take, but for the server, whose requests bring their own. */
+#define CMD_CONSTRAINTS                                                                                                            \
+    {CMD_LOGIT_BIAS, NULL}, {CMD_MIN_TOKENS, "0"},                                                                                 \
+    {                                                                                                                              \
+        CMD_IGNORE_EOS, NULL                                                                                                       \
     }
 
 struct cmd_command {
@@ -257,7 +272,7 @@ struct butler_session *cmd_session_new(const struct cmd_options *options, struct
 /* butler_prefill, with progress on a terminal. CMD_DONE, CMD_INTERRUPTED (the session holds the passes until then) or the exit
  * status. */
 int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids);
-/* The flags of sampling, without seed. */
+/* The flags of sampling, without seed and minimum of tokens; borrows from the options. */
 struct butler_sampler_params cmd_sampler_params(const struct cmd_options *options);
 struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, const struct butler_model *model, int *status);
 

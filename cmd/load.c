@@ -293,7 +293,20 @@ struct butler_sampler_params cmd_sampler_params(const struct cmd_options *option
                                           .repeat_penalty = (float)options->repeat_penalty,
                                           .frequency_penalty = (float)options->frequency_penalty,
                                           .presence_penalty = (float)options->presence_penalty,
-                                          .penalty_last_n = options->repeat_last_n};
+                                          .penalty_last_n = options->repeat_last_n,
+                                          .logit_bias = options->logit_biases.values,
+                                          .n_logit_bias = options->logit_biases.n};
+}
+
+static bool biases_are_of_tokens(const struct cmd_options *options, int n_vocab)
+{
+    for (int i = 0; i < options->logit_biases.n; i++)
+        if (options->logit_biases.values[i].id >= n_vocab) {
+            cmd_say(options, "--logit-bias: token %d is none of the model's, which are 0 to %d",
+                    (int)options->logit_biases.values[i].id, n_vocab - 1);
+            return false;
+        }
+    return true;
 }
 
 struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, const struct butler_model *model, int *status)
@@ -301,13 +314,17 @@ struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, const 
     struct butler_error err = {0};
     struct butler_sampler_params params = cmd_sampler_params(options);
     const int n_vocab = butler_model_get_info(model)->n_vocab;
+    if (!biases_are_of_tokens(options, n_vocab)) {
+        *status = CMD_USAGE;
+        return NULL;
+    }
     int32_t *ends = cmd_alloc((size_t)n_vocab, sizeof *ends);
     params.seed = options->seed;
-    for (int32_t id = 0; options->ignore_eos && id < n_vocab; id++)
+    params.min_tokens = options->ignore_eos ? INT_MAX : options->min_tokens;
+    for (int32_t id = 0; params.min_tokens > 0 && id < n_vocab; id++)
         if (butler_token_is_end(model, id))
             ends[params.n_end_ids++] = id;
     params.end_ids = ends;
-    params.min_tokens = INT_MAX;
     struct butler_sampler *sampler = butler_sampler_new(&params, &err);
     free(ends);
     if (!sampler)

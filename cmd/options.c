@@ -20,6 +20,7 @@ enum kind {
     KIND_INTS,
     KIND_REAL,
     KIND_REALS,
+    KIND_BIASES,
     KIND_SEED,
     KIND_BYTES,
     KIND_KV_TYPE,
@@ -88,6 +89,11 @@ static const struct flag flags[CMD_N_FLAGS] = {
                                "a number from -100 to 100", "subtract X from a token's logit for every time it occurs there"},
     [CMD_PRESENCE_PENALTY] = {0, "presence-penalty", "X", KIND_REAL, AT(presence_penalty), -100, 100, "a number from -100 to 100",
                               "subtract X from the logit of every token that occurs there"},
+    [CMD_LOGIT_BIAS] = {0, "logit-bias", "ID:VALUE", KIND_BIASES, AT(logit_biases), -1e30, 1e30,
+                        "a token id, a colon and a number (-inf: never drawn), up to 64 times",
+                        "add VALUE to the logit of token ID; -inf: it is never drawn; may be repeated"},
+    [CMD_MIN_TOKENS] = {0, "min-tokens", "N", KIND_INT, AT(min_tokens), 0, INT_MAX, "a whole number of tokens, 0 or more",
+                        "draw no token that ends the text before N others"},
     [CMD_IGNORE_EOS] = {0, "ignore-eos", NULL, KIND_BOOL, AT(ignore_eos), 0, 0, NULL, "never draw a token that ends the text"},
     [CMD_SEED] = {'s', "seed", "N", KIND_SEED, AT(seed), 0, 0,
                   "a whole number from 0 to 18446744073709551615, or -1 for a random one",
@@ -279,6 +285,21 @@ static bool parse_reals(const char *text, double min, double max, struct cmd_rea
     }
 }
 
+static bool parse_bias(const char *text, double min, double max, struct cmd_biases *out)
+{
+    const char *colon = strchr(text, ':');
+    double value;
+    int id;
+    if (!colon || out->n == CMD_MAX_LIST || !parse_int(text, (size_t)(colon - text), 0, INT32_MAX, &id))
+        return false;
+    if (strcmp(colon + 1, "-inf") == 0)
+        value = -INFINITY;
+    else if (!parse_real(colon + 1, min, max, &value))
+        return false;
+    out->values[out->n++] = (struct butler_logit_bias){.id = id, .bias = (float)value};
+    return true;
+}
+
 static bool parse_seed(const char *text, uint64_t *out)
 {
     char *end;
@@ -364,6 +385,8 @@ static bool set(struct cmd_options *options, const struct flag *flag, const char
         return parse_real(text, flag->min, flag->max, where);
     case KIND_REALS:
         return parse_reals(text, flag->min, flag->max, where);
+    case KIND_BIASES:
+        return parse_bias(text, flag->min, flag->max, where);
     case KIND_SEED:
         return parse_seed(text, where);
     case KIND_BYTES:

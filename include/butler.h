@@ -450,7 +450,8 @@ struct butler_sampler;
 struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *params, struct butler_error *err);
 void butler_sampler_free(struct butler_sampler *sampler);
 
-/* Tells the sampler tokens [n] of the text that it did not draw itself, a prompt: penalties count them. */
+/* Tells the sampler tokens [n] of the text that it did not draw itself, a prompt: penalties count them, and min_tokens counts what
+ * is drawn behind them. */
 int butler_sampler_accept(struct butler_sampler *sampler, const int32_t *ids, int n, struct butler_error *err);
 
 /* One id drawn from logits[n_vocab] (not changed), or BUTLER_ERROR_NUMERIC when they hold NaN or +infinity. */

@@ -287,7 +287,7 @@ static void reply_whole(struct serve_request *request)
         if (n == 1)
             json_object_set_new(body, "timings", timings_json(request->jobs[0]));
     }
-    serve_reply_json(request->exchange, 200, body);
+    serve_reply_json(request->exchange, 200, NULL, body);
 }
 
 /* ---------------------------------------------------------------------------------------------------- events */

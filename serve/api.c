@@ -9,12 +9,11 @@ static const char content_type[] = "application/json; charset=utf-8";
 
 /* -------------------------------------------------------------------------------------------------- answers */
 
-void serve_reply_json(struct http_exchange *exchange, int status, json_t *body)
+void serve_reply_json(struct http_exchange *exchange, int status, const char *header, json_t *body)
 {
     char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
     json_decref(body);
-    http_reply(exchange, text ? status : 500, content_type, status == 429 ? "Retry-After: 1\r\n" : NULL, text ? text : "{}",
-               text ? strlen(text) : 2);
+    http_reply(exchange, text ? status : 500, content_type, header, text ? text : "{}", text ? strlen(text) : 2);
     free(text);
 }
 
@@ -35,7 +34,8 @@ json_t *serve_error_json(const struct serve_api *api, const struct serve_error *
 
 void serve_reply_error(struct serve_api *api, struct http_exchange *exchange, const struct serve_error *error)
 {
-    serve_reply_json(exchange, error->status, serve_error_json(api, error));
+    serve_reply_json(exchange, error->status, error->status == 429 ? "Retry-After: 1\r\n" : error->header,
+                     serve_error_json(api, error));
 }
 
 json_t *serve_token_name(const struct butler_model *model, int32_t id)
@@ -244,15 +244,14 @@ static const struct route {
 static const struct route *find_route(const struct http_exchange *exchange, struct serve_error *error)
 {
     const bool get = strcmp(exchange->method, "GET") == 0 || strcmp(exchange->method, "HEAD") == 0;
-    bool known = false;
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         if (strcmp(routes[i].path, exchange->path) != 0)
             continue;
         if (strcmp(routes[i].method, get ? "GET" : exchange->method) == 0)
             return &routes[i];
-        known = true;
+        error->header = routes[i].method[0] == 'G' ? "Allow: GET, HEAD, OPTIONS\r\n" : "Allow: POST, OPTIONS\r\n";
     }
-    if (known)
+    if (error->header)
         serve_fail(error, 405, "%.16s is not a method of %.256s", exchange->method, exchange->path);
     else
         serve_fail(error, 404, "there is no %.256s", exchange->path);
@@ -285,7 +284,7 @@ static void post(struct serve_api *api, const struct route *route, struct http_e
     else if (request)
         serve_request_start(request, exchange);
     else
-        serve_reply_json(exchange, 200, answer);
+        serve_reply_json(exchange, 200, NULL, answer);
 }
 
 static void handle(void *user, struct http_exchange *exchange)
@@ -296,11 +295,11 @@ static void handle(void *user, struct http_exchange *exchange)
     if (!route)
         serve_reply_error(api, exchange, &error);
     else if (route->get)
-        serve_reply_json(exchange, 200, route->get(api));
+        serve_reply_json(exchange, 200, NULL, route->get(api));
     else if (strcmp(route->path, "/metrics") == 0)
         reply_metrics(api, exchange);
     else if (strcmp(route->path, "/kv/trace") == 0)
-        serve_reply_json(exchange, 200, serve_traces_json(api, exchange->query));
+        serve_reply_json(exchange, 200, NULL, serve_traces_json(api, exchange->query));
     else
         post(api, route, exchange, &error);
 }

@@ -49,7 +49,8 @@ struct serve_error {
     int status;
     const char *type;
     char message[600];
-    int n_prompt; /* of exceed_context_size_error */
+    int n_prompt;       /* of exceed_context_size_error */
+    const char *header; /* a line with CR LF for the answer's head; or NULL */
 };
 
 /* Fills *error; returns its negative status. */
@@ -72,7 +73,8 @@ void serve_on_event(struct serve_event *event);
 void serve_request_free(struct serve_request *request);
 
 /* api.c */
-void serve_reply_json(struct http_exchange *exchange, int status, json_t *body); /* takes the reference */
+/* Takes the reference. header: as in struct serve_error. */
+void serve_reply_json(struct http_exchange *exchange, int status, const char *header, json_t *body);
 void serve_reply_error(struct serve_api *api, struct http_exchange *exchange, const struct serve_error *error);
 json_t *serve_error_json(const struct serve_api *api, const struct serve_error *error);
 /* What a token is called: its text, or "bytes:\xe2\x80" where that is no UTF-8, or "token_id:5" where it has none. */

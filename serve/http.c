@@ -18,16 +18,22 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "serve/http_parse.h"
+#include "serve/http_read.h"
 #include "serve/text.h"
 
 enum {
     IDLE_SECONDS = 75,     /* between two requests of a connection */
-    MAX_CHUNK_LINE = 256,  /* the line with a chunk's size */
+    LINGER_SECONDS = 2,    /* for a client to stop sending what is not read */
     MAX_PIPELINED = 65536, /* bytes of later requests that are read while one is answered */
 };
 
-enum state { READ_HEAD, READ_BODY, READ_CHUNK_SIZE, READ_CHUNK, READ_CHUNK_END, READ_TRAILER, ANSWER, FLUSH };
+enum state {
+    READ,   /* a request */
+    ANSWER, /* it is being answered */
+    FLUSH,  /* the last answer is being sent */
+    LINGER, /* all is sent; what the client still sends is dropped. Closing at once would reset the connection, and the client could
+               lose the answer (RFC 9112, 9.6) */
+};
 
 struct http_connection {
     struct http_server *server;
@@ -35,11 +41,9 @@ struct http_connection {
     struct bufferevent *events;
     struct event *deadline;
     enum state state;
-    struct http_exchange *exchange; /* the request that is read or answered; NULL before its head is complete */
-    struct serve_text head, body;
-    size_t n_expected; /* bytes of the body, or of the chunk, that are still to come */
-    struct http_head request;
-    bool begun; /* a byte of the next request has come */
+    struct http_exchange *exchange; /* the request that is answered, or NULL */
+    struct http_reader reader;
+    bool keep_alive, refused; /* refused: the request was not read to its end */
     int status;
     size_t n_sent;
     struct timespec begin;
@@ -57,8 +61,6 @@ struct http_server {
     char unix_path[sizeof((struct sockaddr_un *)0)->sun_path];
 };
 
-static void read_request(struct http_connection *c);
-
 /* ---------------------------------------------------------------------------------------------- connections */
 
 static void set_deadline(struct http_connection *c, int seconds)
@@ -71,8 +73,7 @@ static void drop_exchange(struct http_connection *c)
 {
     free(c->exchange);
     c->exchange = NULL;
-    c->head.n = 0;
-    serve_text_free(&c->body);
+    http_reader_next(&c->reader);
 }
 
 /* The connection ends, whatever it was doing. gone: an exchange that had not ended is told. */
@@ -87,8 +88,8 @@ static void close_connection(struct http_connection *c, bool gone)
     server->n_connections--;
     event_free(c->deadline);
     bufferevent_free(c->events);
-    drop_exchange(c);
-    serve_text_free(&c->head);
+    free(c->exchange);
+    http_reader_free(&c->reader);
     free(c);
     if (server->draining && !server->connections)
         event_base_loopbreak(server->base);
@@ -96,7 +97,7 @@ static void close_connection(struct http_connection *c, bool gone)
 
 static void write_log(const struct http_connection *c)
 {
-    const struct http_exchange *x = c->exchange;
+    const struct http_head *head = &c->reader.head;
     FILE *log = c->server->params.log;
     struct timespec now;
     struct tm utc;
@@ -107,8 +108,8 @@ static void write_log(const struct http_connection *c)
     const double ms = 1e3 * (double)(now.tv_sec - c->begin.tv_sec) + 1e-6 * (double)(now.tv_nsec - c->begin.tv_nsec);
     const time_t seconds = time(NULL);
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&seconds, &utc));
-    fprintf(log, "%s %s %s %s %d %zu bytes %.1f ms\n", when, c->peer, x ? x->method : "-", x ? x->path : "-", c->status, c->n_sent,
-            ms);
+    fprintf(log, "%s %s %s %s %d %zu bytes %.1f ms\n", when, c->peer, head->method ? head->method : "-",
+            head->path ? head->path : "-", c->status, c->n_sent, ms);
     fflush(log);
 }
 
@@ -127,6 +128,7 @@ static const char *reason(int status)
                    {405, "Method Not Allowed"},
                    {408, "Request Timeout"},
                    {413, "Content Too Large"},
+                   {417, "Expectation Failed"},
                    {429, "Too Many Requests"},
                    {431, "Request Header Fields Too Large"},
                    {500, "Internal Server Error"},
@@ -147,13 +149,15 @@ static void write_head(struct http_connection *c, int status, const char *type, 
     evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\nServer: butler\r\n", status, reason(status));
     if (type)
         evbuffer_add_printf(out, "Content-Type: %s\r\n", type);
-    if (c->request.origin)
-        evbuffer_add_printf(out, "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\n", c->request.origin);
-    if (length >= 0)
+    if (c->reader.head.origin)
+        evbuffer_add_printf(out, "Access-Control-Allow-Origin: %s\r\nVary: Origin\r\n", c->reader.head.origin);
+    if (status == 401)
+        evbuffer_add_printf(out, "WWW-Authenticate: Bearer\r\n");
+    if (length >= 0 && status != 204)
         evbuffer_add_printf(out, "Content-Length: %lld\r\n", length);
-    else if (!c->request.http_1_0)
+    else if (length < 0 && !c->reader.head.http_1_0)
         evbuffer_add_printf(out, "Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n");
-    evbuffer_add_printf(out, "%sConnection: %s\r\n\r\n", extra ? extra : "", c->request.keep_alive ? "keep-alive" : "close");
+    evbuffer_add_printf(out, "%sConnection: %s\r\n\r\n", extra ? extra : "", c->keep_alive ? "keep-alive" : "close");
 }
 
 /* The answer is complete: the next request, or the end when all is sent. */
@@ -162,9 +166,8 @@ static void end_answer(struct http_connection *c)
     write_log(c);
     drop_exchange(c);
     c->n_sent = 0;
-    c->begun = false;
-    if (c->request.keep_alive && !c->server->draining) {
-        c->state = READ_HEAD;
+    if (c->keep_alive && !c->server->draining) {
+        c->state = READ;
         set_deadline(c, IDLE_SECONDS);
         /* Later: the caller may be inside the loop over a request that came with the next one. */
         bufferevent_trigger(c->events, EV_READ, BEV_TRIG_IGNORE_WATERMARKS | BEV_TRIG_DEFER_CALLBACKS);
@@ -180,7 +183,7 @@ void http_reply(struct http_exchange *x, int status, const char *type, const cha
     struct http_connection *c = x->connection;
     const bool head = strcmp(x->method, "HEAD") == 0;
     if (c->server->draining)
-        c->request.keep_alive = false;
+        c->keep_alive = false;
     write_head(c, status, type, extra, (long long)n);
     if (!head && n)
         bufferevent_write(c->events, body, n);
@@ -191,8 +194,8 @@ void http_reply(struct http_exchange *x, int status, const char *type, const cha
 void http_stream_begin(struct http_exchange *x)
 {
     struct http_connection *c = x->connection;
-    if (c->request.http_1_0 || c->server->draining)
-        c->request.keep_alive = false;
+    if (c->reader.head.http_1_0 || c->server->draining)
+        c->keep_alive = false;
     write_head(c, 200, "text/event-stream", NULL, -1);
 }
 
@@ -202,10 +205,10 @@ bool http_stream_write(struct http_exchange *x, const char *bytes, size_t n)
     struct evbuffer *out = bufferevent_get_output(c->events);
     if (n == 0) /* a chunk without bytes would end the answer */
         return true;
-    if (!c->request.http_1_0)
+    if (!c->reader.head.http_1_0)
         evbuffer_add_printf(out, "%zx\r\n", n);
     evbuffer_add(out, bytes, n);
-    if (!c->request.http_1_0)
+    if (!c->reader.head.http_1_0)
         evbuffer_add(out, "\r\n", 2);
     c->n_sent += n;
     if (evbuffer_get_length(out) <= c->server->params.max_unread)
@@ -219,186 +222,91 @@ bool http_stream_write(struct http_exchange *x, const char *bytes, size_t n)
 void http_stream_end(struct http_exchange *x)
 {
     struct http_connection *c = x->connection;
-    if (!c->request.http_1_0)
+    if (!c->reader.head.http_1_0)
         bufferevent_write(c->events, "0\r\n\r\n", 5);
     end_answer(c);
 }
 
-/* A request that is wrong before it is one: the connection cannot go on, for where the next begins is not known. */
-static void refuse(struct http_connection *c, int status, const char *type, const char *message)
+/* Answers a request that is not read to its end: the connection cannot go on, for where the next begins is not known. */
+static void refuse(struct http_connection *c, int status, const char *message)
 {
+    const char *type = status == 401   ? "authentication_error"
+                       : status == 501 ? "not_supported_error"
+                       : status == 503 ? "unavailable_error"
+                                       : "invalid_request_error";
+    const char *method = c->reader.head.method;
     char body[512];
     const int n =
         snprintf(body, sizeof body, "{\"error\":{\"code\":%d,\"message\":\"%s\",\"type\":\"%s\"}}", status, message, type);
-    c->request.keep_alive = false;
-    write_head(c, status, "application/json; charset=utf-8", NULL, n);
-    bufferevent_write(c->events, body, (size_t)n);
-    c->n_sent = (size_t)n;
+    c->keep_alive = false;
+    c->refused = true;
     bufferevent_disable(c->events, EV_READ);
+    write_head(c, status, "application/json; charset=utf-8", NULL, n);
+    if (!method || strcmp(method, "HEAD") != 0) {
+        bufferevent_write(c->events, body, (size_t)n);
+        c->n_sent = (size_t)n;
+    }
     end_answer(c);
-}
-
-static void bad(struct http_connection *c, int status, const char *message)
-{
-    refuse(c, status, "invalid_request_error", message);
 }
 
 /* ------------------------------------------------------------------------------------------------ the request */
 
 /* Whether the clients' keys allow the request, in a time that does not tell how much of a key is right. */
-static bool is_allowed(const struct http_params *params, const struct http_exchange *x)
+static bool is_allowed(const struct http_params *params, const struct http_head *head)
 {
     static const char *const open[] = {"/", "/health", "/v1/health", "/models", "/v1/models"};
-    bool allowed = params->n_keys == 0 || strcmp(x->method, "OPTIONS") == 0;
+    bool allowed = params->n_keys == 0 || strcmp(head->method, "OPTIONS") == 0;
     for (size_t i = 0; i < sizeof open / sizeof *open; i++)
-        allowed |= strcmp(x->path, open[i]) == 0;
+        allowed |= strcmp(head->path, open[i]) == 0;
     for (int k = 0; k < params->n_keys; k++) {
-        const size_t n = strlen(params->keys[k]), n_given = strlen(x->key);
+        const size_t n = strlen(params->keys[k]), n_given = strlen(head->key);
         unsigned char differ = n != n_given;
         for (size_t i = 0; i < n; i++)
-            differ |= (unsigned char)(params->keys[k][i] ^ x->key[i < n_given ? i : n_given]);
+            differ |= (unsigned char)(params->keys[k][i] ^ head->key[i < n_given ? i : n_given]);
         allowed |= !differ;
     }
     return allowed;
 }
 
-static const char unavailable[] = "unavailable_error";
+/* The head is there: whoever may not ask is told before the body takes memory. */
+static void take_head(struct http_connection *c)
+{
+    const struct http_head *head = &c->reader.head;
+    c->keep_alive = head->keep_alive;
+    if (!is_allowed(&c->server->params, head))
+        refuse(c, 401, "Invalid API Key");
+    else if (head->expect && (head->chunked || head->length))
+        bufferevent_write(c->events, "HTTP/1.1 100 Continue\r\n\r\n", 25);
+}
 
 /* The request is whole. */
 static void handle(struct http_connection *c)
 {
-    struct http_exchange *x = c->exchange;
+    const struct http_head *head = &c->reader.head;
+    struct serve_text *body = &c->reader.body;
+    struct http_exchange *x = c->exchange = serve_alloc(1, sizeof *x);
     char extra[2048];
     c->state = ANSWER;
     event_del(c->deadline);
-    serve_text_append(&c->body, "", 1);
-    x->body = c->body.bytes;
-    x->n_body = c->body.n - 1;
+    serve_text_append(body, "", 1);
+    *x = (struct http_exchange){.connection = c,
+                                .method = head->method,
+                                .path = head->path,
+                                .query = head->query,
+                                .key = head->key,
+                                .body = body->bytes,
+                                .n_body = body->n - 1};
     if (c->server->draining) {
-        refuse(c, 503, unavailable, "the server is shutting down");
+        refuse(c, 503, "the server is shutting down");
     } else if (strcmp(x->method, "OPTIONS") == 0) {
         snprintf(extra, sizeof extra,
                  "Access-Control-Allow-Methods: GET, POST, OPTIONS\r\nAccess-Control-Allow-Headers: %.1024s\r\n"
                  "Access-Control-Max-Age: 600\r\n",
-                 c->request.asked_headers ? c->request.asked_headers : "*");
+                 head->asked_headers ? head->asked_headers : "*");
         http_reply(x, 204, NULL, extra, NULL, 0);
-    } else if (!is_allowed(&c->server->params, x)) {
-        static const char body[] = "{\"error\":{\"code\":401,\"message\":\"Invalid API Key\",\"type\":\"authentication_error\"}}";
-        http_reply(x, 401, "application/json; charset=utf-8", NULL, body, sizeof body - 1);
     } else {
         c->server->params.handler(c->server->params.user, x);
     }
-}
-
-/* The head, without its empty line, is in c->head. */
-static void take_head(struct http_connection *c)
-{
-    struct http_exchange *x = c->exchange = serve_alloc(1, sizeof *x);
-    const char *message = NULL;
-    const int wrong = http_parse_head(c->head.bytes, c->head.n, &c->request, &message);
-    *x = (struct http_exchange){
-        .connection = c, .method = c->request.method, .path = c->request.path, .query = c->request.query, .key = c->request.key};
-    if (wrong)
-        return refuse(c, wrong, wrong == 501 ? "not_supported_error" : "invalid_request_error", message);
-    if (c->request.length > c->server->params.max_body)
-        return bad(c, 413, "the body is larger than this server accepts");
-    if (c->request.expect)
-        bufferevent_write(c->events, "HTTP/1.1 100 Continue\r\n\r\n", 25);
-    c->n_expected = c->request.length;
-    c->state = c->request.chunked ? READ_CHUNK_SIZE : READ_BODY;
-}
-
-static bool read_head(struct http_connection *c, struct evbuffer *in)
-{
-    const size_t n = evbuffer_get_length(in);
-    if (n > 0 && !c->begun) { /* from now on it has to come */
-        c->begun = true;
-        c->request = (struct http_head){0};
-        clock_gettime(CLOCK_MONOTONIC, &c->begin);
-        set_deadline(c, c->server->params.timeout_s);
-    }
-    struct evbuffer_ptr end = evbuffer_search(in, "\r\n\r\n", 4, NULL);
-    if ((end.pos < 0 && n > c->server->params.max_header) || end.pos > (ev_ssize_t)c->server->params.max_header) {
-        bad(c, 431, "the head of the request is larger than this server accepts");
-        return false;
-    }
-    if (end.pos < 0)
-        return false;
-    serve_text_reserve(&c->head, (size_t)end.pos + 3);
-    evbuffer_remove(in, c->head.bytes, (size_t)end.pos + 2);
-    evbuffer_drain(in, 2);
-    c->head.n = (size_t)end.pos + 2;
-    c->head.bytes[c->head.n] = 0;
-    take_head(c);
-    return true;
-}
-
-/* Some of the body, or of a chunk. True: all of it is there. */
-static bool read_bytes(struct http_connection *c, struct evbuffer *in)
-{
-    const size_t have = evbuffer_get_length(in), n = have < c->n_expected ? have : c->n_expected;
-    serve_text_reserve(&c->body, n);
-    evbuffer_remove(in, c->body.bytes + c->body.n, n);
-    c->body.n += n;
-    c->n_expected -= n;
-    return c->n_expected == 0;
-}
-
-/* A line of the chunked body; NULL: it is not there yet, or was refused. To be freed. */
-static char *read_chunk_line(struct http_connection *c, struct evbuffer *in)
-{
-    char *line = evbuffer_readln(in, NULL, EVBUFFER_EOL_CRLF_STRICT);
-    if (line && strlen(line) <= MAX_CHUNK_LINE)
-        return line;
-    if (line || evbuffer_get_length(in) > MAX_CHUNK_LINE)
-        bad(c, 400, "malformed chunk");
-    free(line);
-    return NULL;
-}
-
-static bool read_chunk_size(struct http_connection *c, struct evbuffer *in)
-{
-    char *line = read_chunk_line(c, in);
-    if (!line)
-        return false;
-    const size_t n = strspn(line, "0123456789abcdefABCDEF");
-    const bool right = n > 0 && n <= 15 && (!line[n] || line[n] == ';');
-    const size_t size = right ? strtoull(line, NULL, 16) : 0;
-    free(line);
-    if (!right || size > c->server->params.max_body - c->body.n) {
-        bad(c, right ? 413 : 400, right ? "the body is larger than this server accepts" : "malformed chunk");
-        return false;
-    }
-    c->n_expected = size;
-    c->state = size ? READ_CHUNK : READ_TRAILER;
-    return true;
-}
-
-/* The empty line after a chunk's bytes, or a line of the trailers after the last one, which nobody reads. False: there is no more
- * to read; c may have been freed. */
-static bool read_chunk_end(struct http_connection *c, struct evbuffer *in)
-{
-    char *line = read_chunk_line(c, in);
-    if (!line)
-        return false;
-    const bool empty = !*line;
-    free(line);
-    if (c->state == READ_CHUNK_END && !empty) {
-        bad(c, 400, "malformed chunk");
-        return false;
-    }
-    c->n_expected += 1; /* in trailers: lines so far */
-    if (!empty && c->n_expected > 64) {
-        bad(c, 431, "too many trailers");
-        return false;
-    }
-    if (c->state == READ_TRAILER && empty) {
-        handle(c);
-        return false;
-    }
-    if (c->state == READ_CHUNK_END)
-        c->state = READ_CHUNK_SIZE;
-    return true;
 }
 
 /* Takes what has come as far as it goes. A handler may answer, and the connection go on to its next request, or be freed: then
@@ -406,49 +314,47 @@ static bool read_chunk_end(struct http_connection *c, struct evbuffer *in)
 static void read_request(struct http_connection *c)
 {
     struct evbuffer *in = bufferevent_get_input(c->events);
-    for (;;)
-        switch (c->state) {
-        case READ_HEAD:
-            if (!read_head(c, in))
-                return;
-            break;
-        case READ_BODY:
-            if (read_bytes(c, in))
-                handle(c);
-            return;
-        case READ_CHUNK_SIZE:
-            if (!read_chunk_size(c, in))
-                return;
-            break;
-        case READ_CHUNK:
-            if (!read_bytes(c, in))
-                return;
-            c->state = READ_CHUNK_END;
-            break;
-        case READ_CHUNK_END:
-        case READ_TRAILER:
-            if (!read_chunk_end(c, in))
-                return;
-            break;
-        case ANSWER:
-        case FLUSH:
-            return;
+    enum http_read result = HTTP_READ_HEAD;
+    while (c->state == READ && result == HTTP_READ_HEAD) {
+        const bool begun = c->reader.begun;
+        result = http_read(&c->reader, in);
+        if (c->reader.begun && !begun) { /* from now on it has to come */
+            clock_gettime(CLOCK_MONOTONIC, &c->begin);
+            set_deadline(c, c->server->params.timeout_s);
         }
+        if (result == HTTP_READ_HEAD)
+            take_head(c);
+        else if (result == HTTP_READ_WRONG)
+            refuse(c, c->reader.status, c->reader.message);
+    }
+    if (c->state == READ && result == HTTP_READ_WHOLE)
+        handle(c);
 }
 
 /* ------------------------------------------------------------------------------------------------------ events */
 
 static void on_read(struct bufferevent *events, void *user)
 {
-    (void)events;
-    read_request(user);
+    struct http_connection *c = user;
+    struct evbuffer *in = bufferevent_get_input(events);
+    if (c->state == LINGER)
+        evbuffer_drain(in, evbuffer_get_length(in));
+    else
+        read_request(c);
 }
 
 static void on_written(struct bufferevent *events, void *user)
 {
     struct http_connection *c = user;
-    if (c->state == FLUSH && evbuffer_get_length(bufferevent_get_output(events)) == 0)
+    if (c->state != FLUSH || evbuffer_get_length(bufferevent_get_output(events)) > 0)
+        return;
+    if (!c->refused || shutdown(bufferevent_getfd(events), SHUT_WR) < 0) {
         close_connection(c, false);
+        return;
+    }
+    c->state = LINGER;
+    set_deadline(c, LINGER_SECONDS);
+    bufferevent_enable(events, EV_READ);
 }
 
 static void on_event(struct bufferevent *events, short what, void *user)
@@ -464,11 +370,10 @@ static void on_deadline(evutil_socket_t fd, short what, void *user)
     (void)fd;
     (void)what;
     /* Between requests there is nothing to answer, and of a client that does not read nothing can be told. */
-    if (c->state == FLUSH || c->state == ANSWER ||
-        (c->state == READ_HEAD && evbuffer_get_length(bufferevent_get_input(c->events)) == 0))
+    if (c->state != READ || !c->reader.begun)
         close_connection(c, true);
     else
-        bad(c, 408, "the request did not come in whole in time");
+        refuse(c, 408, "the request did not come in whole in time");
 }
 
 static void name_peer(struct http_connection *c, const struct sockaddr *address, int n)
@@ -493,6 +398,8 @@ static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struc
     }
     struct http_connection *c = serve_alloc(1, sizeof *c);
     c->server = server;
+    c->reader.max_header = server->params.max_header;
+    c->reader.max_body = server->params.max_body;
     c->events = bufferevent_socket_new(server->base, fd, BEV_OPT_CLOSE_ON_FREE);
     c->deadline = c->events ? evtimer_new(server->base, on_deadline, c) : NULL;
     if (!c->deadline) {

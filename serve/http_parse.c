@@ -34,19 +34,28 @@ struct headers {
     bool twice; /* one of those that may come once */
 };
 
-/* "name: value" into the headers; the line is cut into both. False: malformed. */
-static bool parse_header(struct http_head *head, struct headers *headers, char *line)
+bool http_parse_field(char *line, char **value)
 {
     char *colon = strchr(line, ':');
     if (!colon)
         return false;
     *colon = 0;
-    char *value = colon + 1 + strspn(colon + 1, " \t"), *end = value + strlen(value);
-    while (end > value && (end[-1] == ' ' || end[-1] == '\t'))
+    *value = colon + 1 + strspn(colon + 1, " \t");
+    char *end = *value + strlen(*value);
+    while (end > *value && (end[-1] == ' ' || end[-1] == '\t'))
         *--end = 0;
-    for (const char *p = value; *p; p++)
+    for (const char *p = *value; *p; p++)
         if (((unsigned char)*p < 0x20 && *p != '\t') || *p == 0x7f)
             return false;
+    return is_token(line); /* nothing between the name and the colon */
+}
+
+/* A line into the headers. False: malformed. */
+static bool parse_header(struct http_head *head, struct headers *headers, char *line)
+{
+    char *value;
+    if (!http_parse_field(line, &value))
+        return false;
     const struct {
         const char *name;
         const char **value;
@@ -64,7 +73,7 @@ static bool parse_header(struct http_head *head, struct headers *headers, char *
             headers->twice |= *known[i].value != NULL;
             *known[i].value = value;
         }
-    return is_token(line); /* nothing between the name and the colon */
+    return true;
 }
 
 /* The next line of the head, ended at its CR LF; NULL: a control byte stands alone in it. */
@@ -78,6 +87,23 @@ static char *next_line(char **at)
     return strpbrk(line, "\r\n") ? NULL : line;
 }
 
+/* The path of a target: as it is; of "http://host/path", which clients send to proxies and servers have to accept; or "*", which
+ * stands for the whole server in OPTIONS. NULL: no target. */
+static char *find_path(const char *method, char *target)
+{
+    if (*target == '/' || (strcmp(target, "*") == 0 && strcmp(method, "OPTIONS") == 0))
+        return target;
+    const size_t n_scheme = strncasecmp(target, "http://", 7) == 0 ? 7 : strncasecmp(target, "https://", 8) == 0 ? 8 : 0;
+    if (n_scheme == 0 || strchr("/?", target[n_scheme]))
+        return NULL;
+    char *path = target + n_scheme + strcspn(target + n_scheme, "/?");
+    if (!*path) { /* "http://host" is "/": the last one of the scheme */
+        target[n_scheme] = 0;
+        path = target + n_scheme - 1;
+    }
+    return *path == '/' ? path : NULL;
+}
+
 /* "METHOD /path?query HTTP/1.1". 0, or the status of the answer. */
 static int parse_request_line(struct http_head *head, char *line)
 {
@@ -86,13 +112,13 @@ static int parse_request_line(struct http_head *head, char *line)
         return 400;
     *target++ = 0;
     *version++ = 0;
-    if (!is_token(line) || *target != '/')
-        return 400;
     for (const char *p = target; *p; p++)
         if ((unsigned char)*p <= 0x20 || (unsigned char)*p >= 0x7f)
             return 400;
     if (strcmp(version, "HTTP/1.1") != 0 && strcmp(version, "HTTP/1.0") != 0)
         return strncmp(version, "HTTP/", 5) == 0 ? 505 : 400;
+    if (!is_token(line) || !(target = find_path(line, target)))
+        return 400;
     head->http_1_0 = version[7] == '0';
     head->method = line;
     head->path = target;
@@ -122,10 +148,10 @@ static int read_headers(const struct headers *headers, struct http_head *head, c
     if (headers->length && !parse_length(headers->length, &head->length))
         return 400;
     *message = "Expect other than 100-continue";
-    if (headers->expect && strcasecmp(headers->expect, "100-continue") != 0)
-        return 400;
+    if (headers->expect && !head->http_1_0 && strcasecmp(headers->expect, "100-continue") != 0)
+        return 417;
     head->chunked = headers->encoding != NULL;
-    head->expect = headers->expect != NULL;
+    head->expect = headers->expect && !head->http_1_0; /* which has no interim answers */
     head->keep_alive = !head->http_1_0;
     if (headers->connection && head->http_1_0)
         head->keep_alive = strcasecmp(headers->connection, "keep-alive") == 0;

@@ -1,4 +1,4 @@
-/* The head of a request: its first line and its headers. */
+/* The head of a request: its first line and its headers, by RFC 9112. */
 #ifndef SERVE_HTTP_PARSE_H
 #define SERVE_HTTP_PARSE_H
 
@@ -15,5 +15,7 @@ struct http_head {
 /* Parses bytes[n], lines that each end with CR LF, and a zero byte after them; they are cut up and pointed into. 0, or the status
  * of the answer that refuses it, with a message; what was read until then is in *head. */
 int http_parse_head(char *bytes, size_t n, struct http_head *head, const char **message);
+/* "name: value" without its CR LF; the line is cut into both. False: malformed. */
+bool http_parse_field(char *line, char **value);
 
 #endif

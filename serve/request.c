@@ -61,6 +61,11 @@ bool serve_read_bool(json_t *body, const char *name, bool missing, struct serve_
     return json_is_true(value);
 }
 
+static bool is_given(const json_t *value)
+{
+    return value && !json_is_null(value);
+}
+
 /* Whether a value asks for nothing: null, false, 0, "" or empty. */
 static bool is_neutral(const json_t *value)
 {
@@ -148,6 +153,13 @@ int serve_tokenize(struct serve_api *api, json_t *text, int flags, int32_t **ids
     return serve_fail(error, 400, "%s", err.message);
 }
 
+/* A token's id: a whole number, which clients in some languages write as 5.0. < 0: it is none. */
+static int32_t read_id(const struct serve_api *api, const json_t *value)
+{
+    const double id = json_is_number(value) ? json_number_value(value) : -1;
+    return id >= 0 && id < api->info->n_vocab && id == floor(id) ? (int32_t)id : -1;
+}
+
 int serve_read_ids(struct serve_api *api, json_t *array, int32_t **ids, struct serve_error *error)
 {
     const size_t n = json_array_size(array);
@@ -156,28 +168,67 @@ int serve_read_ids(struct serve_api *api, json_t *array, int32_t **ids, struct s
         return serve_fail(error, 400, "too many tokens");
     int32_t *out = serve_alloc(n, sizeof *out);
     for (size_t i = 0; i < n; i++) {
-        const json_t *id = json_array_get(array, i);
-        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= api->info->n_vocab) {
+        out[i] = read_id(api, json_array_get(array, i));
+        if (out[i] < 0) {
             free(out);
             return serve_fail(error, 400, "token %zu must be a whole number from 0 to %d", i, api->info->n_vocab - 1);
         }
-        out[i] = (int32_t)json_integer_value(id);
     }
     *ids = out;
     return (int)n;
 }
 
-/* One prompt, a string or an array of ids. */
+static bool has(json_t *array, bool (*is)(const json_t *value))
+{
+    for (size_t i = 0; i < json_array_size(array); i++)
+        if (is(json_array_get(array, i)))
+            return true;
+    return false;
+}
+
+static bool is_string(const json_t *value)
+{
+    return json_is_string(value);
+}
+
+static bool is_number(const json_t *value)
+{
+    return json_is_number(value);
+}
+
+/* Texts and ids of one prompt, one behind the other, as llama.cpp's server takes them: a text that is not the first gets no BOS. */
+static int read_mixed(struct serve_api *api, json_t *array, int flags, int32_t **ids, struct serve_error *error)
+{
+    struct serve_text all = {0}; /* of int32_t */
+    *ids = NULL;
+    for (size_t i = 0; i < json_array_size(array) && !error->status; i++) {
+        json_t *part = json_array_get(array, i);
+        int32_t id = read_id(api, part), *some = NULL;
+        int n = id < 0 ? 0 : 1;
+        if (json_is_string(part))
+            n = serve_tokenize(api, part, i ? flags & ~BUTLER_ADD_SPECIAL : flags, &some, error);
+        else if (n == 0)
+            serve_fail(error, 400, "token %zu must be a whole number from 0 to %d", i, api->info->n_vocab - 1);
+        if (n > 0)
+            serve_text_append(&all, (const char *)(some ? some : &id), (size_t)n * sizeof id);
+        free(some);
+    }
+    if (error->status) {
+        serve_text_free(&all);
+        return -error->status;
+    }
+    *ids = (int32_t *)(void *)all.bytes;
+    return (int)(all.n / sizeof **ids);
+}
+
+/* One prompt: a string, an array of ids, or both mixed. */
 static int read_prompt(struct serve_api *api, json_t *prompt, int flags, int32_t **ids, struct serve_error *error)
 {
     if (json_is_string(prompt))
         return serve_tokenize(api, prompt, flags, ids, error);
     if (!json_is_array(prompt))
         return serve_fail(error, 400, "'prompt' must be a string, an array of token ids, or an array of those");
-    for (size_t i = 0; i < json_array_size(prompt); i++)
-        if (json_is_string(json_array_get(prompt, i)))
-            return serve_fail(error, 501, "a 'prompt' that mixes strings and token ids is not supported by this server");
-    return serve_read_ids(api, prompt, ids, error);
+    return has(prompt, is_string) ? read_mixed(api, prompt, flags, ids, error) : serve_read_ids(api, prompt, ids, error);
 }
 
 /* ------------------------------------------------------------------------------------------------ conversations */
@@ -247,9 +298,9 @@ static int render(struct serve_api *api, json_t *body, const struct butler_chat_
 {
     struct butler_error err = {0};
     json_t *kwargs = json_object_get(body, "chat_template_kwargs");
-    if (!is_neutral(kwargs) && !json_is_object(kwargs))
+    if (is_given(kwargs) && !json_is_object(kwargs))
         return serve_fail(error, 400, "'chat_template_kwargs' must be an object");
-    char *variables = is_neutral(kwargs) ? NULL : json_dumps(kwargs, JSON_COMPACT);
+    char *variables = json_object_size(kwargs) ? json_dumps(kwargs, JSON_COMPACT) : NULL;
     /* The assistant's last message is the beginning of the answer: the template does not close it. */
     const bool begun = n > 0 && strcmp(messages[n - 1].role, "assistant") == 0;
     const struct butler_chat_options options = {.jinja = api->config.chat_template,
@@ -272,6 +323,8 @@ int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_te
     const size_t n = json_array_size(list);
     size_t i;
     *text = (struct butler_chat_text){0};
+    if (refuse_unsupported(body, error) < 0)
+        return -error->status;
     if (!json_is_array(list) || n == 0)
         return serve_fail(error, 400, "'messages' must be an array with at least one message");
     struct butler_chat_message *messages = serve_alloc(n, sizeof *messages);
@@ -344,39 +397,56 @@ static void read_stops(json_t *body, struct serve_job *job, struct serve_error *
 static bool read_bias(const json_t *value, float *bias)
 {
     *bias = json_is_false(value) ? -INFINITY : (float)json_number_value(value);
-    return json_is_false(value) || (json_is_number(value) && fabsf(*bias) < 1e30f);
+    return json_is_false(value) || (json_is_number(value) && fabs(json_number_value(value)) <= 1e30);
 }
 
-/* {"5": -1.5} of OpenAI, or [[5, -1.5], ["text", false]] of llama.cpp. */
+/* A bias of a token, by its id or its spelling in digits, or of all tokens of a text. False: it makes no sense. */
+static bool add_bias(struct serve_api *api, json_t *token, const json_t *value, struct serve_text *out)
+{
+    struct butler_logit_bias bias = {.id = read_id(api, token)};
+    struct serve_error error = {0};
+    int32_t *ids = NULL;
+    if (!read_bias(value, &bias.bias))
+        return false;
+    if (!json_is_string(token)) {
+        serve_text_append(out, (const char *)&bias, sizeof bias);
+        return bias.id >= 0;
+    }
+    const int n = serve_tokenize(api, token, 0, &ids, &error);
+    for (int i = 0; i < n; i++) {
+        bias.id = ids[i];
+        serve_text_append(out, (const char *)&bias, sizeof bias);
+    }
+    free(ids);
+    return n > 0;
+}
+
+/* {"5": -1.5} of OpenAI, or [[5, -1.5], ["text", false]] of llama.cpp, which takes texts as names too. */
 static void read_logit_bias(struct serve_api *api, json_t *body, struct serve_job *job, struct serve_error *error)
 {
     json_t *map = json_object_get(body, "logit_bias"), *value, *pairs = json_array();
+    struct serve_text out = {0}; /* of struct butler_logit_bias */
     const char *name;
     size_t i;
+    bool right = true;
     json_object_foreach(json_is_object(map) ? map : NULL, name, value)
     {
-        char *end;
-        const long id = strtol(name, &end, 10);
-        json_array_append_new(pairs, json_pack("[o, O]", *name && !*end ? json_integer(id) : json_null(), value));
+        const bool is_id = *name && strspn(name, "0123456789") == strlen(name);
+        json_array_append_new(pairs, json_pack("[o, O]", is_id ? json_integer(strtol(name, NULL, 10)) : json_string(name), value));
     }
     if (json_is_array(map))
         json_array_extend(pairs, map);
-    else if (map && !json_is_null(map) && !json_is_object(map))
+    else if (is_given(map) && !json_is_object(map))
         serve_fail(error, 400, "'logit_bias' must be an object or an array");
-    struct butler_logit_bias *out = serve_alloc(json_array_size(pairs), sizeof *out);
     json_array_foreach(pairs, i, value)
     {
-        const json_t *id = json_array_get(value, 0);
-        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= api->info->n_vocab ||
-            !read_bias(json_array_get(value, 1), &out[i].bias))
-            serve_fail(error, json_is_string(id) ? 501 : 400,
-                       "'logit_bias' must give numbers (or false) for token ids from 0 to %d; texts are not supported",
-                       api->info->n_vocab - 1);
-        else
-            out[i].id = (int32_t)json_integer_value(id);
+        right = right && add_bias(api, json_array_get(value, 0), json_array_get(value, 1), &out);
     }
-    job->sampling.logit_bias = out;
-    job->sampling.n_logit_bias = (int)json_array_size(pairs);
+    if (!right)
+        serve_fail(error, 400, "'logit_bias' must give numbers (or false) for token ids from 0 to %d, or for texts",
+                   api->info->n_vocab - 1);
+    job->sampling.logit_bias = (struct butler_logit_bias *)(void *)out.bytes;
+    job->sampling.n_logit_bias = (int)(out.n / sizeof(struct butler_logit_bias));
     json_decref(pairs);
 }
 
@@ -403,6 +473,8 @@ static void read_sampling(struct serve_api *api, json_t *body, struct serve_job 
     if (job->ignore_end)
         p->min_tokens = INT_MAX;
     const double seed = read_number(body, "seed", -1, 9007199254740992.0, -1, error);
+    if (seed != floor(seed))
+        serve_fail(error, 400, "'seed' must be a whole number");
     api->random += 0x9e3779b97f4a7c15u; /* a seed that nobody chose: another each time */
     p->seed = seed < 0 ? (api->random ^ api->random >> 31) : (uint64_t)seed;
     read_logit_bias(api, body, job, error);
@@ -413,11 +485,8 @@ static int read_max_tokens(json_t *body, enum serve_kind kind, struct serve_erro
 {
     static const char *const names[] = {"max_completion_tokens", "max_tokens", "n_predict"};
     int n = kind == SERVE_COMPLETION ? 16 : -1;
-    for (int i = 0; i < 3; i++)
-        if (json_is_number(json_object_get(body, names[i])) || !is_neutral(json_object_get(body, names[i]))) {
-            n = read_int(body, names[i], -1, INT_MAX, n, error);
-            break;
-        }
+    for (int i = 2; i >= 0; i--) /* the first that is given counts */
+        n = read_int(body, names[i], -1, INT_MAX, n, error);
     return n < 0 ? INT_MAX / 2 : n;
 }
 
@@ -445,13 +514,14 @@ static int read_n_top(json_t *body, enum serve_kind kind, struct serve_error *er
         const int n = read_int(body, "n_probs", 0, SERVE_MAX_TOP, 0, error);
         return n > 0 ? n : -1;
     }
-    if (kind == SERVE_COMPLETION && !json_is_boolean(json_object_get(body, "logprobs")))
-        return read_int(body, "logprobs", 0, SERVE_MAX_TOP, -1, error);
-    const bool wanted = serve_read_bool(body, "logprobs", false, error);
-    const int n = read_int(body, "top_logprobs", 0, SERVE_MAX_TOP, 0, error);
-    if (n > 0 && !wanted && !error->status)
-        serve_fail(error, 400, "'top_logprobs' needs 'logprobs': true");
-    return wanted ? n : -1;
+    const bool is_flag = kind == SERVE_CHAT || json_is_boolean(json_object_get(body, "logprobs"));
+    const int n = !is_flag                                          ? read_int(body, "logprobs", 0, SERVE_MAX_TOP, -1, error)
+                  : serve_read_bool(body, "logprobs", false, error) ? 0
+                                                                    : -1;
+    const int top = read_int(body, "top_logprobs", 0, SERVE_MAX_TOP, 0, error);
+    if (top > 0 && n < 0 && !error->status)
+        serve_fail(error, 400, "'top_logprobs' needs 'logprobs'");
+    return n >= 0 && top > n ? top : n;
 }
 
 /* ------------------------------------------------------------------------------------------------- the request */
@@ -503,21 +573,25 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
                                           struct serve_error *error)
 {
     json_t *prompt = json_object_get(body, "prompt"), *options = json_object_get(body, "stream_options");
-    const json_t *first = json_array_get(prompt, 0);
-    const bool is_list = kind != SERVE_CHAT && json_is_array(prompt) && (json_is_array(first) || json_is_string(first));
+    const bool is_list = kind != SERVE_CHAT && json_array_size(prompt) > 0 && !has(prompt, is_number);
     const size_t n = is_list ? json_array_size(prompt) : 1;
     struct serve_request *request = serve_alloc(1, sizeof *request);
     *request = (struct serve_request){.api = api, .kind = kind, .created = time(NULL)};
     refuse_unsupported(body, error);
     request->stream = serve_read_bool(body, "stream", false, error);
+    if (is_given(options) && !json_is_object(options) && !error->status)
+        serve_fail(error, 400, "'stream_options' must be an object");
     request->include_usage = serve_read_bool(options, "include_usage", false, error);
     request->echo = kind == SERVE_COMPLETION && serve_read_bool(body, "echo", false, error);
     request->n_top = read_n_top(body, kind, error);
-    request->n_choices = read_int(body, json_object_get(body, "n_cmpl") ? "n_cmpl" : "n", 1, SERVE_MAX_CHOICES, 1, error);
+    request->n_choices = read_int(body, "n", 1, SERVE_MAX_CHOICES, 1, error);
+    request->n_choices = read_int(body, "n_cmpl", 1, SERVE_MAX_CHOICES, request->n_choices, error);
     if (read_int(body, "best_of", 0, INT_MAX, 1, error) > request->n_choices)
         serve_fail(error, 501, "'best_of' above 'n' is not supported by this server");
     if (kind == SERVE_CHAT && serve_read_bool(body, "echo", false, error))
         serve_fail(error, 501, "'echo' is not supported by this server in conversations");
+    if (is_given(json_object_get(body, "model")) && !json_is_string(json_object_get(body, "model")))
+        serve_fail(error, 400, "'model' must be a string");
     if (n > SERVE_MAX_PROMPTS)
         serve_fail(error, 400, "'prompt' has more than %d prompts", SERVE_MAX_PROMPTS);
     request->jobs = serve_alloc(SERVE_MAX_PROMPTS, sizeof(struct serve_job *));

@@ -514,6 +514,14 @@ static void test_sampler_penalties(void **state)
             assert_int_equal(butler_sample(sampler, logits, 5, &err), cases[c].ids[i]);
         butler_sampler_free(sampler);
     }
+    /* a second prompt begins a second answer, which has a minimum of its own */
+    struct butler_sampler *twice = butler_sampler_new(&cases[2].params, &err);
+    for (int i = 0; i < 3 * 2; i++) {
+        if (i % 3 == 0)
+            assert_int_equal(butler_sampler_accept(twice, prompt, 2, &err), 0);
+        assert_int_equal(butler_sample(twice, logits, 5, &err), cases[2].ids[i % 3]);
+    }
+    butler_sampler_free(twice);
     /* of a distribution with one probable and many improbable tokens the typical ones do not include the rarest */
     float flat[16];
     for (int i = 0; i < 16; i++)

@@ -101,10 +101,9 @@ static bool has_penalties(const struct butler_sampler_params *params)
            params->presence_penalty != 0;
 }
 
-int butler_sampler_accept(struct butler_sampler *sampler, const int32_t *ids, int n, struct butler_error *err)
+/* Appends to the text that penalties count. */
+static int append(struct butler_sampler *sampler, const int32_t *ids, int n, struct butler_error *err)
 {
-    if (BUTLER_IS_NULL(sampler, err) || (n > 0 && BUTLER_IS_NULL(ids, err)))
-        return BUTLER_ERROR_ARGUMENT;
     if (n < 1 || !has_penalties(&sampler->params))
         return 0;
     if (sampler->max_text - sampler->n_text < (size_t)n) {
@@ -118,6 +117,14 @@ int butler_sampler_accept(struct butler_sampler *sampler, const int32_t *ids, in
     memcpy(sampler->text + sampler->n_text, ids, (size_t)n * sizeof *ids);
     sampler->n_text += (size_t)n;
     return 0;
+}
+
+int butler_sampler_accept(struct butler_sampler *sampler, const int32_t *ids, int n, struct butler_error *err)
+{
+    if (BUTLER_IS_NULL(sampler, err) || (n > 0 && BUTLER_IS_NULL(ids, err)))
+        return BUTLER_ERROR_ARGUMENT;
+    sampler->n_drawn = 0;
+    return append(sampler, ids, n, err);
 }
 
 static int by_id(const void *a, const void *b)
@@ -292,7 +299,7 @@ int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n
     /* Where every token is banned there is no distribution to draw from. */
     if (sampler->params.temperature > 0 && logits[id] > -INFINITY)
         id = draw(sampler, logits, n_vocab, err);
-    if (id < 0 || butler_sampler_accept(sampler, &id, 1, err) < 0)
+    if (id < 0 || append(sampler, &id, 1, err) < 0)
         return id < 0 ? id : BUTLER_ERROR_MEMORY;
     sampler->n_drawn++;
     return id;
