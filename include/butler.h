@@ -365,6 +365,11 @@ bool butler_should_stop(const struct butler_session *session);
 int butler_session_save(const struct butler_session *session, const char *path, struct butler_error *err);
 struct butler_session *butler_session_restore(struct butler_engine *engine, const char *path, int n_ctx, struct butler_error *err);
 
+/* The same with a regular file that is open as fd for reading and writing and stays the caller's: it may have no name. Saving
+ * replaces its contents and does not sync it. */
+int butler_session_save_fd(const struct butler_session *session, int fd, struct butler_error *err);
+struct butler_session *butler_session_restore_fd(struct butler_engine *engine, int fd, int n_ctx, struct butler_error *err);
+
 /* Makes `to` what `from` is, whatever it held before: it continues exactly as `from` would, so that several texts can
  * follow one beginning. Both of the same model, policy, context, KV type and seed, or BUTLER_ERROR_ARGUMENT and nothing
  * has changed. Statistics stay each session's own. A copy of an empty session is an empty session. */
