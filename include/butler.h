@@ -475,6 +475,7 @@ struct butler_policy_cost {
     uint64_t kv_bytes, metric_bytes;   /* a decode step reads; of a policy with every= the mean */
     uint64_t full_kv_bytes;            /* a step without a policy */
     bool budget_known;                 /* false: mass=; kv_bytes then says nothing */
+    bool evicts_prompts_only;          /* decoded tokens all stay, beside kv_memory, which is that of a prompt of this length */
 };
 
 /* Fills *cost for a decode step of a text of n_tokens (1 to 2^24), the newest included. */

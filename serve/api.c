@@ -132,10 +132,14 @@ static json_t *get_slots(struct serve_api *api)
     json_t *list = json_array();
     const int n = serve_inspect(api->scheduler, &metrics, slots, max);
     for (int i = 0; i < n; i++)
-        json_array_append_new(list, json_pack("{s:i, s:b, s:s, s:i, s:i, s:i, s:i, s:s}", "id", slots[i].id, "is_processing", 1,
-                                              "state", slots[i].prompt_done ? "generating" : "reading", "n_ctx", api->n_ctx,
-                                              "n_prompt_tokens", slots[i].n_prompt, "n_prompt_tokens_processed", slots[i].n_read,
-                                              "n_decoded", slots[i].n_generated, "policy", slots[i].policy));
+        json_array_append_new(list,
+                              json_pack("{s:i, s:b, s:s, s:i, s:i, s:i, s:i, s:s}", "id", slots[i].id, "is_processing",
+                                        !slots[i].parked, "state",
+                                        slots[i].parked        ? "parked"
+                                        : slots[i].prompt_done ? "generating"
+                                                               : "reading",
+                                        "n_ctx", api->n_ctx, "n_prompt_tokens", slots[i].n_prompt, "n_prompt_tokens_processed",
+                                        slots[i].n_read, "n_decoded", slots[i].n_generated, "policy", slots[i].policy));
     free(slots);
     return list;
 }

@@ -5,15 +5,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <unistd.h>
 
 #include "serve/choice.h"
+#include "serve/jobs.h"
+#include "serve/park.h"
 #include "serve/scores.h"
 
 enum {
-    MIN_CHUNK = 8,        /* tokens of prompts in a step, however long it takes: a prompt goes on in any case */
-    FIRST_CHUNK = 32,     /* before anything was measured */
-    ROUNDED_TOKENS = 128, /* that pages are rounded up by, and the token that is being written */
+    MIN_CHUNK = 8,    /* tokens of prompts in a step, however long it takes: a prompt goes on in any case */
+    FIRST_CHUNK = 32, /* before anything was measured */
 };
 
 struct serve_scheduler {
@@ -26,8 +27,8 @@ struct serve_scheduler {
     pthread_t thread;
 
     /* The engine's thread alone. */
-    struct serve_job **running; /* [max_jobs] */
-    int n_running, next_id;
+    struct serve_jobs jobs;
+    int next_id;
     struct serve_job *waiting;
     int n_waiting;
     struct butler_span *spans;  /* [n_spans]: */
@@ -50,13 +51,6 @@ struct serve_scheduler {
 };
 
 const double serve_bounds[SERVE_BUCKETS - 1] = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120};
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
 
 static void observe(struct serve_histogram *histogram, double seconds)
 {
@@ -127,29 +121,14 @@ void serve_cancel(struct serve_job *job)
     __atomic_store_n(&job->cancelled, 1, __ATOMIC_RELEASE);
 }
 
-static void add_stats(struct butler_stats *sum, const struct butler_session *session)
-{
-    struct butler_stats stats;
-    butler_session_stats(session, &stats);
-    sum->kv_bytes += stats.kv_bytes;
-    sum->metric_bytes += stats.metric_bytes;
-    sum->full_kv_bytes += stats.full_kv_bytes;
-    sum->kv_memory += stats.kv_memory;
-    sum->metric_memory += stats.metric_memory;
-    sum->units_selected += stats.units_selected;
-    sum->units_reused += stats.units_reused;
-    sum->n_decode += stats.n_decode;
-}
-
 /* The job is over: its sessions are freed, and with SERVE_DONE it is the caller's again. */
 static void finish_job(struct serve_scheduler *s, struct serve_job *job)
 {
     struct serve_metrics *m = &s->metrics;
-    const double end = now();
+    const double end = serve_now();
     for (int i = 0; job->choices && i < job->n_choices; i++) {
         job->n_generated += job->choices[i].n_generated;
-        if (job->choices[i].session)
-            add_stats(&job->stats, job->choices[i].session);
+        serve_choice_release(&job->choices[i], &job->stats);
         serve_choice_free(&job->choices[i]);
     }
     free(job->choices);
@@ -167,33 +146,7 @@ static void finish_job(struct serve_scheduler *s, struct serve_job *job)
     send(s, event_new(job, SERVE_DONE, 0)); /* last: from here on it may be freed */
 }
 
-/* A job that runs ends with its error after this step, one that waits at once. */
-static int set_error(struct serve_job *job, int code, const char *message)
-{
-    job->error.code = code;
-    snprintf(job->error.message, sizeof job->error.message, "%s", message);
-    return code;
-}
-
 /* --------------------------------------------------------------------------------------------------- admission */
-
-/* Counts once what the job may hold: while the prompt is read, which is dense under every policy, and after it. */
-static int count_bytes(const struct serve_scheduler *s, struct serve_job *job)
-{
-    const enum butler_kv_type type = (enum butler_kv_type)s->params.kv_type;
-    struct butler_policy_cost cost;
-    if (job->prompt_bytes > 0)
-        return 0;
-    int n = job->max_tokens < s->params.n_ctx - job->n_prompt ? job->n_prompt + job->max_tokens : s->params.n_ctx;
-    n += ROUNDED_TOKENS;
-    if (butler_policy_estimate(s->engine, job->policy, type, n, &cost, &job->error) < 0)
-        return job->error.code;
-    job->answer_bytes = (uint64_t)job->n_choices * (cost.kv_memory + cost.metric_memory);
-    job->prompt_bytes = butler_kv_bytes(s->model, type, job->n_prompt + ROUNDED_TOKENS) +
-                        (uint64_t)(cost.record_bytes * (job->n_prompt + ROUNDED_TOKENS));
-    job->reserved = job->prompt_bytes > job->answer_bytes ? job->prompt_bytes : job->answer_bytes;
-    return 0;
-}
 
 /* Takes over the beginning of a prompt to be scored that was read and scored before; returns its length. One token less than that
  * is known stays: the logits after it score the first token that is not. */
@@ -225,6 +178,8 @@ static int start_job(struct serve_scheduler *s, struct serve_job *job)
     sampling.end_ids = s->end_ids;
     sampling.n_end_ids = s->n_end_ids;
     job->choices = serve_alloc((size_t)job->n_choices, sizeof *job->choices);
+    for (int i = 0; i < job->n_choices; i++)
+        job->choices[i].fd = -1;
     for (int i = 0; i < job->n_choices; i++) {
         sampling.seed = job->sampling.seed + (uint64_t)i;
         if (!(job->choices[i].sampler = butler_sampler_new(&sampling, err)) ||
@@ -250,8 +205,9 @@ static struct serve_job **choose(struct serve_scheduler *s)
     int fewest = 0;
     for (struct serve_job **at = &s->waiting; *at; at = &(*at)->next) {
         int n = 0;
-        for (int i = 0; i < s->n_running; i++)
-            n += (*at)->key && s->running[i]->key ? strcmp((*at)->key, s->running[i]->key) == 0 : (*at)->key == s->running[i]->key;
+        for (int i = 0; i < s->jobs.n_running; i++)
+            n += (*at)->key && s->jobs.running[i]->key ? strcmp((*at)->key, s->jobs.running[i]->key) == 0
+                                                       : (*at)->key == s->jobs.running[i]->key;
         if (!best || n < fewest) {
             best = at;
             fewest = n;
@@ -271,18 +227,13 @@ static void take_from_queue(struct serve_scheduler *s, struct serve_job **at)
 
 static void admit(struct serve_scheduler *s)
 {
-    uint64_t reserved = 0;
-    for (int i = 0; i < s->n_running; i++)
-        reserved += s->running[i]->reserved;
-    while (s->waiting && s->n_running < s->params.max_jobs) {
+    while (s->waiting && s->jobs.n_running < s->params.max_jobs) {
         struct serve_job **at = choose(s), *job = *at;
-        int code = count_bytes(s, job);
-        if (code == 0 && job->reserved > s->params.kv_bytes)
-            code = set_error(job, BUTLER_ERROR_LENGTH, "the request needs more memory than --kv-ram allows");
-        if (code == 0 && job->reserved > s->params.kv_bytes - reserved)
+        int code = serve_jobs_count(&s->jobs, job);
+        if (code == 0 && !serve_jobs_fits(&s->jobs, job))
             break; /* until others have ended: nobody that fits overtakes it for ever */
         take_from_queue(s, at);
-        job->admitted = now();
+        job->admitted = serve_now();
         job->queue_s = job->admitted - job->submitted;
         if (code == 0)
             code = start_job(s, job);
@@ -291,8 +242,7 @@ static void admit(struct serve_scheduler *s)
             continue;
         }
         job->id = s->next_id++;
-        reserved += job->reserved;
-        s->running[s->n_running++] = job;
+        s->jobs.running[s->jobs.n_running++] = job;
     }
 }
 
@@ -300,7 +250,7 @@ static void admit(struct serve_scheduler *s)
 static bool take_submitted(struct serve_scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
-    while (!s->submitted && !s->waiting && s->n_running == 0 && !s->stopping)
+    while (!s->submitted && !s->waiting && s->jobs.n_running + s->jobs.n_parked == 0 && !s->stopping)
         pthread_cond_wait(&s->changed, &s->lock);
     struct serve_job *jobs = s->submitted, **end = &s->waiting;
     s->submitted = NULL;
@@ -325,12 +275,23 @@ static void drop_cancelled(struct serve_scheduler *s, bool all)
             continue;
         }
         take_from_queue(s, at);
-        set_error(job, BUTLER_ERROR_CANCELLED, "cancelled");
+        serve_set_error(job, BUTLER_ERROR_CANCELLED, "cancelled");
         finish_job(s, job);
     }
-    for (int i = 0; i < s->n_running; i++)
-        if (all || is_cancelled(s->running[i]))
-            set_error(s->running[i], BUTLER_ERROR_CANCELLED, "cancelled");
+    for (struct serve_job **at = &s->jobs.parked; *at;) {
+        struct serve_job *job = *at;
+        if (!all && !is_cancelled(job)) {
+            at = &job->next;
+            continue;
+        }
+        *at = job->next;
+        s->jobs.n_parked--;
+        serve_set_error(job, BUTLER_ERROR_CANCELLED, "cancelled");
+        finish_job(s, job);
+    }
+    for (int i = 0; i < s->jobs.n_running; i++)
+        if (all || is_cancelled(s->jobs.running[i]))
+            serve_set_error(s->jobs.running[i], BUTLER_ERROR_CANCELLED, "cancelled");
 }
 
 /* ------------------------------------------------------------------------------------------------------- a step */
@@ -349,7 +310,7 @@ static void next_token(struct serve_scheduler *s, struct serve_job *job, int i)
     if (none || finish < 0) {
         serve_event_free(event);
     } else {
-        const double time = now();
+        const double time = serve_now();
         pthread_mutex_lock(&s->lock);
         observe(job->first > 0 ? &s->metrics.between : &s->metrics.first, time - (job->first > 0 ? job->latest : job->submitted));
         s->metrics.generated_tokens++;
@@ -372,11 +333,12 @@ static void end_prompt(struct serve_scheduler *s, struct serve_job *job)
 {
     job->prompt_done = true;
     job->n_running = job->n_choices;
-    job->prompt_s = now() - job->admitted;
+    job->prompt_s = serve_now() - job->admitted;
     for (int i = 1; i < job->n_choices && job->max_tokens > 0; i++)
         if (!(job->choices[i].session = butler_session_fork(job->choices[0].session, &job->error)))
             return;
-    job->reserved = job->answer_bytes;
+    if (serve_jobs_end_prompt(&s->jobs, job) < 0)
+        return;
     if (job->score_prompt) {
         serve_scores_add(s->scores, job->policy, job->prompt, job->n_prompt, job->scores);
         for (int i = 0; job->n_top == 0 && i < job->n_prompt; i++)
@@ -422,16 +384,16 @@ static void add_span(struct serve_scheduler *s, int *n, struct serve_job *job, s
 static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
 {
     int n = 0;
-    for (int j = 0; j < s->n_running; j++)
-        for (int i = 0; s->running[j]->prompt_done && i < s->running[j]->n_choices; i++)
-            if (!s->running[j]->choices[i].ended)
-                add_span(s, &n, s->running[j], &s->running[j]->choices[i], &s->running[j]->choices[i].id, 1);
+    for (int j = 0; j < s->jobs.n_running; j++)
+        for (int i = 0; s->jobs.running[j]->prompt_done && !s->jobs.running[j]->held && i < s->jobs.running[j]->n_choices; i++)
+            if (!s->jobs.running[j]->choices[i].ended)
+                add_span(s, &n, s->jobs.running[j], &s->jobs.running[j]->choices[i], &s->jobs.running[j]->choices[i].id, 1);
     *n_decodes = n;
     /* Where nobody waits for a token the chunk is as large as a pass of the engine. */
     const int chunk = n ? (int)s->chunk : s->metrics.engine.n_block;
     *n_prompt = 0;
-    for (int j = 0; j < s->n_running && *n_prompt < chunk; j++) {
-        struct serve_job *job = s->running[j];
+    for (int j = 0; j < s->jobs.n_running && *n_prompt < chunk; j++) {
+        struct serve_job *job = s->jobs.running[j];
         if (job->prompt_done)
             continue;
         const int n_past = butler_n_past(job->choices[0].session), left = job->n_prompt - n_past, room = chunk - *n_prompt;
@@ -455,7 +417,16 @@ static void adapt_chunk(struct serve_scheduler *s, int n_decodes, int n_prompt, 
     s->chunk = s->chunk < MIN_CHUNK ? MIN_CHUNK : s->chunk > n_block ? n_block : s->chunk;
 }
 
-/* What others may see of the jobs that run. */
+static void describe(const struct serve_job *job, struct serve_slot *slot, bool parked)
+{
+    *slot = (struct serve_slot){.id = job->id, .n_prompt = job->n_prompt, .prompt_done = job->prompt_done, .parked = parked};
+    slot->n_read = job->prompt_done ? job->n_prompt : butler_n_past(job->choices[0].session);
+    for (int c = 0; c < job->n_choices; c++)
+        slot->n_generated += job->choices[c].n_generated;
+    snprintf(slot->policy, sizeof slot->policy, "%s", job->policy);
+}
+
+/* What others may see of the jobs that have begun. */
 static void publish(struct serve_scheduler *s)
 {
     struct butler_engine_info info;
@@ -463,20 +434,19 @@ static void publish(struct serve_scheduler *s)
     pthread_mutex_lock(&s->lock);
     struct serve_metrics *m = &s->metrics;
     m->engine = info;
-    m->n_running = s->n_running;
+    m->n_running = s->jobs.n_running;
+    m->n_parked = s->jobs.n_parked;
+    m->parked_total = s->jobs.parked_total;
+    m->parked_bytes = s->jobs.parked_bytes;
+    m->park_failures = s->jobs.park_failures;
+    m->park_s = s->jobs.park_s;
     m->chunk = (int)s->chunk;
-    m->reserved = 0;
-    s->n_slots = s->n_running;
-    for (int i = 0; i < s->n_running; i++) {
-        const struct serve_job *job = s->running[i];
-        struct serve_slot *slot = &s->slots[i];
-        *slot = (struct serve_slot){.id = job->id, .n_prompt = job->n_prompt, .prompt_done = job->prompt_done};
-        slot->n_read = job->prompt_done ? job->n_prompt : butler_n_past(job->choices[0].session);
-        for (int c = 0; c < job->n_choices; c++)
-            slot->n_generated += job->choices[c].n_generated;
-        snprintf(slot->policy, sizeof slot->policy, "%s", job->policy);
-        m->reserved += job->reserved;
-    }
+    m->reserved = serve_jobs_reserved(&s->jobs);
+    s->n_slots = 0;
+    for (int i = 0; i < s->jobs.n_running; i++)
+        describe(s->jobs.running[i], &s->slots[s->n_slots++], false);
+    for (const struct serve_job *job = s->jobs.parked; job; job = job->next)
+        describe(job, &s->slots[s->n_slots++], true);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -484,11 +454,11 @@ static void run_step(struct serve_scheduler *s)
 {
     int n_decodes, n_prompt;
     const int n = make_step(s, &n_decodes, &n_prompt);
-    const double begin = now();
+    const double begin = serve_now();
     if (n == 0)
         return;
     butler_run(s->engine, s->spans, n, s->errors);
-    const double seconds = now() - begin;
+    const double seconds = serve_now() - begin;
     adapt_chunk(s, n_decodes, n_prompt, seconds);
     pthread_mutex_lock(&s->lock);
     s->metrics.n_steps++;
@@ -511,14 +481,14 @@ static void run_step(struct serve_scheduler *s)
 static void drop_done(struct serve_scheduler *s)
 {
     int n = 0;
-    for (int i = 0; i < s->n_running; i++) {
-        struct serve_job *job = s->running[i];
+    for (int i = 0; i < s->jobs.n_running; i++) {
+        struct serve_job *job = s->jobs.running[i];
         if (job->error.code == 0 && (!job->prompt_done || job->n_running > 0))
-            s->running[n++] = job;
+            s->jobs.running[n++] = job;
         else
             finish_job(s, job);
     }
-    s->n_running = n;
+    s->jobs.n_running = n;
 }
 
 static void *run_engine(void *user)
@@ -529,8 +499,12 @@ static void *run_engine(void *user)
         go_on = take_submitted(s);
         drop_cancelled(s, !go_on);
         drop_done(s);
-        if (go_on)
+        if (go_on) {
+            serve_jobs_resume(&s->jobs);
             admit(s);
+            serve_jobs_grant(&s->jobs);
+            drop_done(s); /* what could not come back, or got no memory */
+        }
         run_step(s);
         drop_done(s);
         publish(s);
@@ -543,7 +517,7 @@ static void *run_engine(void *user)
 
 int serve_submit(struct serve_scheduler *s, struct serve_job *job)
 {
-    job->submitted = now();
+    job->submitted = serve_now();
     job->next = NULL;
     if (!job->policy)
         job->policy = strdup(s->policy);
@@ -578,9 +552,23 @@ const struct serve_params *serve_scheduler_params(const struct serve_scheduler *
     return &s->params;
 }
 
+/* That the folder takes files is known before anything is served; and the model's fingerprint, which every file has and which takes
+ * the time of reading the model once. */
+static int prepare_parking(struct butler_engine *engine, const char *folder, struct butler_error *err)
+{
+    uint64_t fingerprint;
+    const int fd = folder ? serve_park_open(folder, err) : -1;
+    if (!folder || fd < 0)
+        return folder ? err->code : 0;
+    close(fd);
+    return butler_model_fingerprint(butler_engine_model(engine), &fingerprint, err);
+}
+
 struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const struct serve_params *params,
                                             struct butler_error *err)
 {
+    if (prepare_parking(engine, params->park, err) < 0)
+        return NULL;
     struct serve_scheduler *s = serve_alloc(1, sizeof *s);
     s->engine = engine;
     s->model = butler_engine_model(engine);
@@ -595,7 +583,7 @@ struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const 
         if (butler_token_is_end(s->model, id))
             s->end_ids[s->n_end_ids++] = id;
     const size_t max_jobs = (size_t)params->max_jobs, max_spans = max_jobs * SERVE_MAX_CHOICES;
-    s->running = serve_alloc(max_jobs, sizeof *s->running);
+    serve_jobs_init(&s->jobs, engine, &s->params);
     s->slots = serve_alloc(max_jobs, sizeof *s->slots);
     s->spans = serve_alloc(max_spans, sizeof *s->spans);
     s->of_span = serve_alloc(max_spans, sizeof(struct serve_job *));
@@ -610,8 +598,7 @@ struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const 
     publish(s);
     if (pthread_create(&s->thread, NULL, run_engine, s) == 0)
         return s;
-    if (err)
-        *err = (struct butler_error){BUTLER_ERROR_MEMORY, "the engine's thread cannot be started"};
+    *err = (struct butler_error){BUTLER_ERROR_MEMORY, "the engine's thread cannot be started"};
     serve_scheduler_free(s);
     return NULL;
 }
@@ -632,7 +619,7 @@ void serve_scheduler_free(struct serve_scheduler *s)
     serve_scores_free(s->scores);
     free(s->policy);
     free(s->end_ids);
-    free(s->running);
+    free(s->jobs.running);
     free(s->slots);
     free(s->spans);
     free(s->of_span);
