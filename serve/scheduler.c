@@ -9,6 +9,7 @@
 
 #include "serve/choice.h"
 #include "serve/jobs.h"
+#include "serve/pace.h"
 #include "serve/park.h"
 #include "serve/scores.h"
 
@@ -35,7 +36,10 @@ struct serve_scheduler {
     struct serve_job **of_span; /* whose they are */
     struct serve_choice **choice_of;
     struct butler_error *errors;
-    double chunk;
+    struct serve_pace pace;
+    double work[SERVE_N_WORK]; /* of the step */
+    double stepped;            /* when the latest texts got their tokens */
+    int chunk;                 /* prompt tokens of the latest step with both */
     struct serve_scores *scores;
 
     /* Under the lock, which is never held while the engine runs. */
@@ -243,6 +247,8 @@ static void admit(struct serve_scheduler *s)
         }
         job->id = s->next_id++;
         s->jobs.running[s->jobs.n_running++] = job;
+        if (s->work[SERVE_WORK_TEXTS] > 0) /* beginning takes time, for which others wait: one a step */
+            break;
     }
 }
 
@@ -379,42 +385,54 @@ static void add_span(struct serve_scheduler *s, int *n, struct serve_job *job, s
                                             .user = job};
 }
 
-/* The spans of a step: a token of every choice that is being generated, then prompts, oldest first, up to the chunk. *n_decodes:
- * how many are the former. */
+/* How many of the next `left` tokens of a prompt go into a step that has n_prompt already: as many as its time allows, by what was
+ * measured; where no text is being generated, as many as a pass of the engine takes. */
+static int fit_prompt(const struct serve_scheduler *s, int n_past, int left, int n_decodes, int n_prompt)
+{
+    const int n_block = s->metrics.engine.n_block, room = (n_decodes < n_block ? n_block - n_decodes : 1) - n_prompt,
+              known = s->pace.largest < FIRST_CHUNK ? FIRST_CHUNK : 2 * s->pace.largest; /* no further from what was measured */
+    int n = left < room ? left : room;
+    if (n_decodes == 0)
+        return n;
+    const double spent = serve_now() - s->stepped, seconds = s->params.max_stall_s - spent - serve_pace_predict(&s->pace, s->work);
+    n = n < known - n_prompt ? n : known - n_prompt;
+    n = serve_pace_tokens(&s->pace, n_past, seconds, n);
+    return n_prompt == 0 && n < MIN_CHUNK ? (left < MIN_CHUNK ? left : MIN_CHUNK) : n < MIN_CHUNK && n < left ? 0 : n;
+}
+
+/* The spans of a step: a token of every choice that is being generated, then prompts, oldest first. *n_decodes: how many are the
+ * former. */
 static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
 {
     int n = 0;
-    for (int j = 0; j < s->jobs.n_running; j++)
-        for (int i = 0; s->jobs.running[j]->prompt_done && !s->jobs.running[j]->held && i < s->jobs.running[j]->n_choices; i++)
-            if (!s->jobs.running[j]->choices[i].ended)
-                add_span(s, &n, s->jobs.running[j], &s->jobs.running[j]->choices[i], &s->jobs.running[j]->choices[i].id, 1);
+    memset(s->work, 0, sizeof s->work);
+    s->work[SERVE_WORK_STEP] = 1;
+    for (int j = 0; j < s->jobs.n_running; j++) {
+        struct serve_job *job = s->jobs.running[j];
+        for (int i = 0; job->prompt_done && !job->held && i < job->n_choices; i++)
+            if (!job->choices[i].ended) {
+                s->work[SERVE_WORK_CACHE] += butler_n_past(job->choices[i].session);
+                add_span(s, &n, job, &job->choices[i], &job->choices[i].id, 1);
+            }
+    }
     *n_decodes = n;
-    /* Where nobody waits for a token the chunk is as large as a pass of the engine. */
-    const int chunk = n ? (int)s->chunk : s->metrics.engine.n_block;
+    s->work[SERVE_WORK_TEXTS] = n;
     *n_prompt = 0;
-    for (int j = 0; j < s->jobs.n_running && *n_prompt < chunk; j++) {
+    for (int j = 0; j < s->jobs.n_running; j++) {
         struct serve_job *job = s->jobs.running[j];
         if (job->prompt_done)
             continue;
-        const int n_past = butler_n_past(job->choices[0].session), left = job->n_prompt - n_past, room = chunk - *n_prompt;
-        add_span(s, &n, job, &job->choices[0], job->prompt + n_past, left < room ? left : room);
-        *n_prompt += left < room ? left : room;
+        const int n_past = butler_n_past(job->choices[0].session),
+                  n_more = fit_prompt(s, n_past, job->n_prompt - n_past, *n_decodes, *n_prompt);
+        if (n_more == 0)
+            break;
+        add_span(s, &n, job, &job->choices[0], job->prompt + n_past, n_more);
+        *n_prompt += n_more;
+        s->work[SERVE_WORK_PROMPT] += n_more;
+        s->work[SERVE_WORK_PAIRS] += n_more * (n_past + 0.5 * n_more);
     }
+    s->chunk = *n_decodes > 0 && *n_prompt > 0 ? *n_prompt : s->chunk;
     return n;
-}
-
-/* Sets the chunk so that the next step with prompts takes as long as is allowed: a step's time is what its decodes take and a part
- * that is proportional to the chunk, and the product below settles where both together are the target. */
-static void adapt_chunk(struct serve_scheduler *s, int n_decodes, int n_prompt, double seconds)
-{
-    const double target = 0.85 * s->params.max_stall_s, n_block = s->metrics.engine.n_block;
-    if (n_prompt < MIN_CHUNK || seconds <= 0)
-        return;
-    if (n_decodes == 0)
-        s->chunk = target * n_prompt / seconds;
-    else if (n_prompt >= (int)s->chunk || seconds > target)
-        s->chunk *= target / seconds < 0.25 ? 0.25 : target / seconds > 1.5 ? 1.5 : target / seconds;
-    s->chunk = s->chunk < MIN_CHUNK ? MIN_CHUNK : s->chunk > n_block ? n_block : s->chunk;
 }
 
 static void describe(const struct serve_job *job, struct serve_slot *slot, bool parked)
@@ -440,7 +458,7 @@ static void publish(struct serve_scheduler *s)
     m->parked_bytes = s->jobs.parked_bytes;
     m->park_failures = s->jobs.park_failures;
     m->park_s = s->jobs.park_s;
-    m->chunk = (int)s->chunk;
+    m->chunk = s->chunk;
     m->reserved = serve_jobs_reserved(&s->jobs);
     s->n_slots = 0;
     for (int i = 0; i < s->jobs.n_running; i++)
@@ -454,18 +472,10 @@ static void run_step(struct serve_scheduler *s)
 {
     int n_decodes, n_prompt;
     const int n = make_step(s, &n_decodes, &n_prompt);
-    const double begin = serve_now();
+    const double begin = serve_now(), before = s->stepped;
     if (n == 0)
         return;
     butler_run(s->engine, s->spans, n, s->errors);
-    const double seconds = serve_now() - begin;
-    adapt_chunk(s, n_decodes, n_prompt, seconds);
-    pthread_mutex_lock(&s->lock);
-    s->metrics.n_steps++;
-    s->metrics.busy += (uint64_t)n_decodes;
-    if (n_decodes > 0 && seconds > s->metrics.longest_step_s)
-        s->metrics.longest_step_s = seconds;
-    pthread_mutex_unlock(&s->lock);
     for (int i = 0; i < n; i++) {
         struct serve_job *job = s->of_span[i];
         if (s->errors[i].code < 0 && job->error.code == 0)
@@ -475,6 +485,14 @@ static void run_step(struct serve_scheduler *s)
         else if (job->error.code == 0 && butler_n_past(job->choices[0].session) == job->n_prompt)
             end_prompt(s, job);
     }
+    s->stepped = serve_now();
+    serve_pace_add(&s->pace, s->work, s->stepped - begin);
+    pthread_mutex_lock(&s->lock);
+    s->metrics.n_steps++;
+    s->metrics.busy += (uint64_t)n_decodes;
+    if (n_decodes > 0 && s->stepped - before > s->metrics.longest_step_s)
+        s->metrics.longest_step_s = s->stepped - before;
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* Takes the jobs that are complete, or failed, out of those that run. */
@@ -589,7 +607,6 @@ struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const 
     s->of_span = serve_alloc(max_spans, sizeof(struct serve_job *));
     s->choice_of = serve_alloc(max_spans, sizeof(struct serve_choice *));
     s->errors = serve_alloc(max_spans, sizeof *s->errors);
-    s->chunk = FIRST_CHUNK;
     s->scores = serve_scores_new();
     s->submitted_end = &s->submitted;
     s->events_end = &s->events;

@@ -7,6 +7,7 @@
 
 #include "fixtures.h"
 #include "serve/choice.h"
+#include "serve/pace.h"
 #include "serve/scheduler.h"
 #include "tiny_model.h"
 
@@ -341,6 +342,41 @@ static void test_full_disk(void **state)
     butler_model_free(model);
 }
 
+/* A machine whose steps take what is linear in their work, up to 3 % more or less, and from `slower` on twice that: prompts of any
+ * depth beside any number of texts fill the time that they may, and seldom more. */
+static void test_pace(void **state)
+{
+    enum { N = 1200, SLOWER = 800, LEARNING = 20 };
+    static const double stall = 0.1, factors[SERVE_N_WORK] = {4e-3, 4e-4, 3e-7, 9e-5, 3e-8};
+    struct serve_pace pace = {0};
+    uint64_t random = 3;
+    int n_late = 0, n_long = 0;
+    double sum = 0;
+    (void)state;
+    for (int i = 0, n_past = 0; i < N; i++) {
+        const int n_texts = below(&random, 12);
+        double work[SERVE_N_WORK] = {1, n_texts, n_texts * (2000.0 + below(&random, 1000))}, seconds = 0;
+        n_past = below(&random, 10) ? n_past : below(&random, 8000); /* another prompt, of which the prefix cache had a part */
+        const double left = stall - serve_pace_predict(&pace, work);
+        const int n = n_texts == 0 ? 512 : serve_pace_tokens(&pace, n_past, left, i < LEARNING ? 32 : 512);
+        work[SERVE_WORK_PROMPT] = n;
+        work[SERVE_WORK_PAIRS] = n * (n_past + n / 2.0);
+        for (int k = 0; k < SERVE_N_WORK; k++)
+            seconds += factors[k] * work[k];
+        seconds *= (i < SLOWER ? 1 : 2) * (0.97 + 0.01 * below(&random, 7));
+        serve_pace_add(&pace, work, seconds);
+        n_past += n;
+        if (n_texts == 0 || i < LEARNING || (i >= SLOWER && i < SLOWER + LEARNING))
+            continue;
+        n_late += seconds > 1.03 * stall;
+        n_long++;
+        sum += seconds / stall;
+    }
+    print_message("%d of %d steps were too long, on average they took %.2f of what they may\n", n_late, n_long, sum / n_long);
+    assert_true(n_late < n_long / 50);
+    assert_true(sum / n_long > 0.75);
+}
+
 static void test_refusals(void **state)
 {
     struct butler_model *model = make_model();
@@ -368,6 +404,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_schedules),
         cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_pace),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
