@@ -374,6 +374,44 @@ def test_too_long(server):
     assert last["usage"]["completion_tokens"] == 1 and last["choices"][0]["finish_reason"] == "length"
 
 
+# ------------------------------------------------------------------------------------------------- others meanwhile
+
+def long_text(n):
+    r = random.Random(4)
+    return "".join(r.choice("abcdefghijklmnopqrstuvwxyz      .,") for _ in range(n))
+
+
+def test_answers_while_long_texts_come_in(request):
+    """Texts of a megabyte become tokens beside the thread that answers, so /health and others are quick meanwhile."""
+    s = Server()
+    request.addfinalizer(s.process.kill)
+    body = json.dumps({"content": long_text(1 << 20)})
+    lengths, times = [], []
+    workers = [threading.Thread(target=lambda: lengths.append(s.post("/tokenize", body)["count"])) for _ in range(4)]
+    for w in workers:
+        w.start()
+    while any(w.is_alive() for w in workers):
+        for path in ("/health", "/slots", "/metrics"):
+            begin = time.perf_counter()
+            assert s.request("GET", path)[0] == 200
+            times.append(time.perf_counter() - begin)
+    assert len(lengths) == 4 and len(set(lengths)) == 1 and lengths[0] > 1 << 18
+    assert np.median(times) < 0.25, sorted(times)
+    # a client that goes away while its text is read does no harm, nor does the end of the server
+    with socket.create_connection(("127.0.0.1", s.port), timeout=60) as c:
+        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body.encode())
+    assert s.post("/tokenize", {"content": "a"})["count"] == 1
+    with socket.create_connection(("127.0.0.1", s.port), timeout=60) as c:
+        c.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body.encode())
+        time.sleep(0.05)
+        s.process.send_signal(signal.SIGTERM)
+        assert c.recv(64).startswith(b"HTTP/1.1 200")  # what had come in whole is answered
+        while c.recv(1 << 16):
+            pass
+    assert s.process.wait(timeout=60) == 0
+    s.process.stderr.close()
+
+
 # ----------------------------------------------------------------------------------------------------------- HTTP
 
 @pytest.mark.parametrize("data, status", [
