@@ -118,6 +118,12 @@ $(BUILD)/tests/test_eval_%: $(BUILD)/tests/test_eval_%.o $(EVAL_OBJ) $(BUILD)/li
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) $(CMD_LIBS) -lcmocka
 
+# That of the scheduler links what of the server needs no network.
+SCHEDULER_OBJ = $(patsubst %,$(BUILD)/serve/%.o,choice jobs pace park scheduler scores text)
+$(BUILD)/tests/test_scheduler: $(BUILD)/tests/test_scheduler.o $(SCHEDULER_OBJ) $(BUILD)/tools.a $(BUILD)/libbutler.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
+
 tests: $(TESTS)
 
 # Every object but benchmarks', for a compiler's opinion: make objects CC=clang BUILD=build/clang CFLAGS='-fsyntax-only -Werror'

@@ -97,6 +97,7 @@ enum cmd_flag {
     CMD_PORT,
     CMD_API_KEY,
     CMD_KV_RAM,
+    CMD_PARK,
     CMD_MAX_STALL,
     CMD_PARALLEL,
     CMD_QUEUE,
@@ -160,7 +161,7 @@ struct cmd_options {
     uint64_t seed, cache_bytes;
     bool all, no_special, json, help, no_cache;
     /* serve; kv_bytes and prefix_bytes are the engine's, 0: its default */
-    const char *host, *access_log;
+    const char *host, *access_log, *park;
     struct cmd_strings api_keys;
     int port, max_stall, parallel, queue, connections, timeout, audit;
     uint64_t kv_bytes, prefix_bytes, max_body;

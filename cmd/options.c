@@ -179,6 +179,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_KV_RAM] = {0, "kv-ram", "BYTES", KIND_BYTES, AT(kv_bytes), 0, 0,
                     "a number of bytes, K, M, G or T behind it for powers of 1024",
                     "memory of all KV caches, a quarter of it for beginnings of earlier prompts; 0: half of the machine's"},
+    [CMD_PARK] = {0, "park", "DIR", KIND_STRING, AT(park), 0, 0, NULL,
+                  "a folder for requests that leave memory when --kv-ram runs out; none: memory is reserved for whole requests"},
     [CMD_MAX_STALL] = {0, "max-stall", "MS", KIND_INT, AT(max_stall), 1, 3600000, "milliseconds, 1 or more",
                        "longest wait between two tokens of an answer while other prompts are read"},
     [CMD_PARALLEL] = {0, "parallel", "N", KIND_INT, AT(parallel), 1, 1024, "a whole number from 1 to 1024",

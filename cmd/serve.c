@@ -54,6 +54,7 @@ static int serve(const struct cmd_options *options, struct butler_engine *engine
                                                       .kv_type = options->kv_type,
                                                       .policy = options->kv.values[0],
                                                       .kv_bytes = kv_bytes,
+                                                      .park = options->park,
                                                       .max_stall_s = 1e-3 * options->max_stall,
                                                       .max_jobs = options->parallel,
                                                       .max_queue = options->queue,
@@ -94,13 +95,22 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},      {CMD_PRE, NULL},    {CMD_HOST, "127.0.0.1"},   {CMD_PORT, "8080"},    {CMD_API_KEY, NULL},
-    {CMD_CTX, "0"},         {CMD_KV, "full"},   {CMD_KV_TYPE, "f16"},      {CMD_KV_RAM, "0"},     {CMD_MAX_STALL, "200"},
-    {CMD_PARALLEL, "64"},   {CMD_QUEUE, "512"}, {CMD_CONNECTIONS, "1024"}, {CMD_MAX_BODY, "16M"}, {CMD_TIMEOUT, "60"},
-    {CMD_ACCESS_LOG, NULL}, {CMD_AUDIT, "0"},   {CMD_NO_CACHE, NULL},      {CMD_BLOCK, "0"},      {CMD_CHAT_TEMPLATE, NULL},
-    {CMD_TEMP, "0.8"},      {CMD_TOP_K, "40"},  {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},   CMD_PENALTIES,
-    {CMD_THREADS, "0"},     {CMD_ISA, NULL},    {CMD_PLUGIN, NULL},        {CMD_PREDICTOR, NULL}, {CMD_HELP, NULL},
-    {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},         {CMD_PRE, NULL},
+    {CMD_HOST, "127.0.0.1"},   {CMD_PORT, "8080"},
+    {CMD_API_KEY, NULL},       {CMD_CTX, "0"},
+    {CMD_KV, "full"},          {CMD_KV_TYPE, "f16"},
+    {CMD_KV_RAM, "0"},         {CMD_PARK, NULL},
+    {CMD_MAX_STALL, "200"},    {CMD_PARALLEL, "64"},
+    {CMD_QUEUE, "512"},        {CMD_CONNECTIONS, "1024"},
+    {CMD_MAX_BODY, "16M"},     {CMD_TIMEOUT, "60"},
+    {CMD_ACCESS_LOG, NULL},    {CMD_AUDIT, "0"},
+    {CMD_NO_CACHE, NULL},      {CMD_BLOCK, "0"},
+    {CMD_CHAT_TEMPLATE, NULL}, {CMD_TEMP, "0.8"},
+    {CMD_TOP_K, "40"},         {CMD_TOP_P, "0.95"},
+    {CMD_MIN_P, "0.05"},       CMD_PENALTIES,
+    {CMD_THREADS, "0"},        {CMD_ISA, NULL},
+    {CMD_PLUGIN, NULL},        {CMD_PREDICTOR, NULL},
+    {CMD_HELP, NULL},          {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_serve = {

@@ -368,6 +368,11 @@ bool butler_should_stop(const struct butler_session *session);
 int butler_session_save(const struct butler_session *session, const char *path, struct butler_error *err);
 struct butler_session *butler_session_restore(struct butler_engine *engine, const char *path, int n_ctx, struct butler_error *err);
 
+/* The same with a regular file that is open as fd for reading and writing and stays the caller's: it may have no name. Saving
+ * replaces its contents and does not sync it. */
+int butler_session_save_fd(const struct butler_session *session, int fd, struct butler_error *err);
+struct butler_session *butler_session_restore_fd(struct butler_engine *engine, int fd, int n_ctx, struct butler_error *err);
+
 /* Makes `to` what `from` is, whatever it held before: it continues exactly as `from` would, so that several texts can
  * follow one beginning. Both of the same model, policy, context, KV type and seed, or BUTLER_ERROR_ARGUMENT and nothing
  * has changed. Statistics stay each session's own. A copy of an empty session is an empty session. */
@@ -525,6 +530,7 @@ struct butler_policy_cost {
     uint64_t kv_bytes, metric_bytes;   /* a decode step reads; of a policy with every= the mean */
     uint64_t full_kv_bytes;            /* a step without a policy */
     bool budget_known;                 /* false: mass=; kv_bytes then says nothing */
+    bool evicts_prompts_only;          /* decoded tokens all stay, beside kv_memory, which is that of a prompt of this length */
 };
 
 /* Fills *cost for a decode step of a text of n_tokens (1 to 2^24), the newest included. */

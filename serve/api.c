@@ -132,10 +132,14 @@ static json_t *get_slots(struct serve_api *api)
     json_t *list = json_array();
     const int n = serve_inspect(api->scheduler, &metrics, slots, max);
     for (int i = 0; i < n; i++)
-        json_array_append_new(list, json_pack("{s:i, s:b, s:s, s:i, s:i, s:i, s:i, s:s}", "id", slots[i].id, "is_processing", 1,
-                                              "state", slots[i].prompt_done ? "generating" : "reading", "n_ctx", api->n_ctx,
-                                              "n_prompt_tokens", slots[i].n_prompt, "n_prompt_tokens_processed", slots[i].n_read,
-                                              "n_decoded", slots[i].n_generated, "policy", slots[i].policy));
+        json_array_append_new(list,
+                              json_pack("{s:i, s:b, s:s, s:i, s:i, s:i, s:i, s:s}", "id", slots[i].id, "is_processing",
+                                        !slots[i].parked, "state",
+                                        slots[i].parked        ? "parked"
+                                        : slots[i].prompt_done ? "generating"
+                                                               : "reading",
+                                        "n_ctx", api->n_ctx, "n_prompt_tokens", slots[i].n_prompt, "n_prompt_tokens_processed",
+                                        slots[i].n_read, "n_decoded", slots[i].n_generated, "policy", slots[i].policy));
     free(slots);
     return list;
 }
@@ -258,10 +262,24 @@ static const struct route *find_route(const struct http_exchange *exchange, stru
     return NULL;
 }
 
-static json_t *parse_body(const struct http_exchange *exchange, struct serve_error *error)
+/* A request with a body, from its arrival until its jobs are submitted or it is answered. */
+struct body_task {
+    struct serve_task task;
+    struct serve_api *api;
+    const struct route *route;
+    struct http_exchange *exchange; /* of the loop's thread alone; NULL: the client has gone */
+    char *body, *key;
+    size_t n_body;
+    /* What comes of it, one of the three. */
+    struct serve_error error;
+    struct serve_request *request;
+    char *answer; /* JSON */
+};
+
+static json_t *parse_body(const char *bytes, size_t n, struct serve_error *error)
 {
     json_error_t wrong;
-    json_t *body = json_loadb(exchange->body, exchange->n_body, 0, &wrong);
+    json_t *body = json_loadb(bytes, n, 0, &wrong);
     if (!body)
         serve_fail(error, 400, "the body is no JSON: line %d, column %d: %s", wrong.line, wrong.column, wrong.text);
     else if (!json_is_object(body))
@@ -269,22 +287,57 @@ static json_t *parse_body(const struct http_exchange *exchange, struct serve_err
     return body;
 }
 
-/* Answers by jobs, or by what one function returns. */
-static void post(struct serve_api *api, const struct route *route, struct http_exchange *exchange, struct serve_error *error)
+/* In the worker's thread. What it uses of the API is constant, or nobody else's. */
+static void run_task(struct serve_task *task)
 {
-    json_t *body = parse_body(exchange, error), *answer = NULL;
-    struct serve_request *request = NULL;
-    if (!error->status && route->kind >= 0)
-        request = serve_request_parse(api, (enum serve_kind)route->kind, body, exchange->key, error);
-    else if (!error->status)
-        answer = route->post(api, body, error);
+    struct body_task *t = (struct body_task *)task;
+    json_t *body = parse_body(t->body, t->n_body, &t->error), *answer = NULL;
+    free(t->body);
+    t->body = NULL;
+    if (!t->error.status && t->route->kind >= 0)
+        t->request = serve_request_parse(t->api, (enum serve_kind)t->route->kind, body, t->key, &t->error);
+    else if (!t->error.status)
+        answer = t->route->post(t->api, body, &t->error);
     json_decref(body);
-    if (error->status)
-        serve_reply_error(api, exchange, error);
-    else if (request)
-        serve_request_start(request, exchange);
-    else
-        serve_reply_json(exchange, 200, NULL, answer);
+    t->answer = answer ? json_dumps(answer, JSON_COMPACT) : NULL;
+    if (!t->request && !t->answer && !t->error.status)
+        serve_fail(&t->error, 500, "the answer is no JSON");
+    json_decref(answer);
+}
+
+static void on_close(struct http_exchange *exchange)
+{
+    ((struct body_task *)exchange->user)->exchange = NULL;
+}
+
+static void post(struct serve_api *api, const struct route *route, struct http_exchange *exchange)
+{
+    struct body_task *t = serve_alloc(1, sizeof *t);
+    *t = (struct body_task){.api = api, .route = route, .exchange = exchange, .key = strdup(exchange->key)};
+    t->body = serve_alloc(exchange->n_body + 1, 1);
+    memcpy(t->body, exchange->body, exchange->n_body);
+    t->n_body = exchange->n_body;
+    exchange->user = t;
+    exchange->on_close = on_close;
+    serve_worker_submit(api->worker, &t->task);
+}
+
+static void end_task(struct serve_api *api, struct body_task *t)
+{
+    struct http_exchange *exchange = t->exchange;
+    if (exchange)
+        exchange->on_close = NULL;
+    if (exchange && t->error.status)
+        serve_reply_error(api, exchange, &t->error);
+    else if (exchange && t->request)
+        serve_request_start(t->request, exchange);
+    else if (exchange)
+        http_reply(exchange, 200, content_type, NULL, t->answer, strlen(t->answer));
+    else if (t->request)
+        serve_request_free(t->request);
+    free(t->answer);
+    free(t->key);
+    free(t);
 }
 
 static void handle(void *user, struct http_exchange *exchange)
@@ -301,12 +354,16 @@ static void handle(void *user, struct http_exchange *exchange)
     else if (strcmp(route->path, "/kv/trace") == 0)
         serve_reply_json(exchange, 200, NULL, serve_traces_json(api, exchange->query));
     else
-        post(api, route, exchange, &error);
+        post(api, route, exchange);
 }
 
 static void on_wake(void *user)
 {
     struct serve_api *api = user;
+    for (struct serve_task *task = serve_worker_collect(api->worker), *next; task; task = next) {
+        next = task->next;
+        end_task(api, (struct body_task *)task);
+    }
     for (struct serve_event *event = serve_collect(api->scheduler), *next; event; event = next) {
         next = event->next;
         serve_on_event(event);
@@ -323,6 +380,8 @@ static void wake(void *user)
 /* Requests whose answers were cut short by a second signal still wait for their jobs' last events. */
 static void free_rest(struct serve_api *api)
 {
+    serve_worker_stop(api->worker);
+    on_wake(api); /* no client is there any more: nothing is submitted */
     serve_scheduler_stop(api->scheduler);
     on_wake(api);
 }
@@ -345,8 +404,15 @@ int serve_run(struct butler_engine *engine, const struct serve_config *config, s
     api.http = http_server_new(&http, err->message, sizeof err->message);
     if (!api.http)
         return err->code;
+    json_object_seed(0); /* before two threads make objects */
     api.scheduler = serve_scheduler_new(engine, &scheduler, err);
-    if (!api.scheduler) {
+    api.worker = api.scheduler ? serve_worker_new(run_task, wake, &api) : NULL;
+    if (!api.worker) {
+        if (api.scheduler) {
+            *err = (struct butler_error){BUTLER_ERROR_MEMORY, "the thread that reads requests cannot be started"};
+            serve_scheduler_stop(api.scheduler);
+            serve_scheduler_free(api.scheduler);
+        }
         http_server_free(api.http);
         return err->code;
     }
@@ -358,6 +424,7 @@ int serve_run(struct butler_engine *engine, const struct serve_config *config, s
     /* Connections first: exchanges that are open tell their requests that the client has gone. */
     http_server_close(api.http);
     free_rest(&api);
+    serve_worker_free(api.worker);
     serve_scheduler_free(api.scheduler);
     http_server_free(api.http);
     return 0;

@@ -1,11 +1,12 @@
 /* What the files of the interfaces share. A struct serve_request is one HTTP request that jobs answer: request.c makes it from the
- * body, answer.c writes what comes of it. All in the loop's thread. */
+ * body, in the worker's thread; answer.c writes what comes of it, in the loop's. */
 #ifndef SERVE_API_PARTS_H
 #define SERVE_API_PARTS_H
 
 #include <jansson.h>
 
 #include "serve/api.h"
+#include "serve/worker.h"
 
 enum { SERVE_MAX_PROMPTS = 256 }; /* of one request */
 
@@ -16,8 +17,9 @@ struct serve_api {
     const struct butler_model_info *info;
     struct http_server *http;
     struct serve_scheduler *scheduler;
+    struct serve_worker *worker;
     int n_ctx;
-    uint64_t n_requests, random;
+    uint64_t n_requests, random; /* of the worker's thread */
     time_t begun;
 };
 

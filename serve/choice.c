@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 void serve_score_token(const float *logits, int n_vocab, int32_t id, int n_top, struct serve_score *score)
 {
@@ -107,8 +108,28 @@ void serve_choice_flush(struct serve_choice *choice, struct serve_event *event)
     show(choice, choice->text.n, event);
 }
 
+void serve_choice_release(struct serve_choice *choice, struct butler_stats *sum)
+{
+    struct butler_stats stats;
+    if (!choice->session)
+        return;
+    butler_session_stats(choice->session, &stats);
+    sum->kv_bytes += stats.kv_bytes;
+    sum->metric_bytes += stats.metric_bytes;
+    sum->full_kv_bytes += stats.full_kv_bytes;
+    sum->kv_memory += stats.kv_memory;
+    sum->metric_memory += stats.metric_memory;
+    sum->units_selected += stats.units_selected;
+    sum->units_reused += stats.units_reused;
+    sum->n_decode += stats.n_decode;
+    butler_session_free(choice->session);
+    choice->session = NULL;
+}
+
 void serve_choice_free(struct serve_choice *choice)
 {
+    if (choice->fd >= 0)
+        close(choice->fd);
     butler_sampler_free(choice->sampler);
     butler_session_free(choice->session);
     serve_text_free(&choice->text);

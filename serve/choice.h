@@ -5,7 +5,8 @@
 #include "serve/trace.h"
 
 struct serve_choice {
-    struct butler_session *session;
+    struct butler_session *session; /* NULL: none yet, parked, or ended */
+    int fd;                         /* of the file that the session is parked in; -1: it is not */
     struct butler_sampler *sampler;
     struct serve_text text;
     size_t n_shown;
@@ -25,6 +26,8 @@ int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice
                         struct serve_event *event, struct butler_error *err);
 /* The text that was held back, when nothing follows it. */
 void serve_choice_flush(struct serve_choice *choice, struct serve_event *event);
+/* Frees the session, if there is one, and adds what it cost to *sum. */
+void serve_choice_release(struct serve_choice *choice, struct butler_stats *sum);
 void serve_choice_free(struct serve_choice *choice);
 
 #endif

@@ -5,15 +5,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <unistd.h>
 
 #include "serve/choice.h"
+#include "serve/jobs.h"
+#include "serve/pace.h"
+#include "serve/park.h"
 #include "serve/scores.h"
 
 enum {
-    MIN_CHUNK = 8,        /* tokens of prompts in a step, however long it takes: a prompt goes on in any case */
-    FIRST_CHUNK = 32,     /* before anything was measured */
-    ROUNDED_TOKENS = 128, /* that pages are rounded up by, and the token that is being written */
+    MIN_CHUNK = 8,    /* tokens of prompts in a step, however long it takes: a prompt goes on in any case */
+    FIRST_CHUNK = 32, /* before anything was measured */
 };
 
 struct serve_scheduler {
@@ -26,15 +28,18 @@ struct serve_scheduler {
     pthread_t thread;
 
     /* The engine's thread alone. */
-    struct serve_job **running; /* [max_jobs] */
-    int n_running, next_id;
+    struct serve_jobs jobs;
+    int next_id;
     struct serve_job *waiting;
     int n_waiting;
     struct butler_span *spans;  /* [n_spans]: */
     struct serve_job **of_span; /* whose they are */
     struct serve_choice **choice_of;
     struct butler_error *errors;
-    double chunk;
+    struct serve_pace pace;
+    double work[SERVE_N_WORK]; /* of the step */
+    double stepped;            /* when the latest texts got their tokens */
+    int chunk;                 /* prompt tokens of the latest step with both */
     struct serve_scores *scores;
     struct serve_traces *traces;
 
@@ -51,13 +56,6 @@ struct serve_scheduler {
 };
 
 const double serve_bounds[SERVE_BUCKETS - 1] = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120};
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
 
 void serve_histogram_add(struct serve_histogram *histogram, const double *bounds, double value)
 {
@@ -128,30 +126,15 @@ void serve_cancel(struct serve_job *job)
     __atomic_store_n(&job->cancelled, 1, __ATOMIC_RELEASE);
 }
 
-static void add_stats(struct butler_stats *sum, const struct butler_session *session)
-{
-    struct butler_stats stats;
-    butler_session_stats(session, &stats);
-    sum->kv_bytes += stats.kv_bytes;
-    sum->metric_bytes += stats.metric_bytes;
-    sum->full_kv_bytes += stats.full_kv_bytes;
-    sum->kv_memory += stats.kv_memory;
-    sum->metric_memory += stats.metric_memory;
-    sum->units_selected += stats.units_selected;
-    sum->units_reused += stats.units_reused;
-    sum->n_decode += stats.n_decode;
-}
-
 /* The job is over: its sessions are freed, and with SERVE_DONE it is the caller's again. */
 static void finish_job(struct serve_scheduler *s, struct serve_job *job)
 {
     struct serve_metrics *m = &s->metrics;
-    const double end = now();
+    const double end = serve_now();
     for (int i = 0; job->choices && i < job->n_choices; i++) {
         job->n_generated += job->choices[i].n_generated;
-        if (job->choices[i].session)
-            add_stats(&job->stats, job->choices[i].session);
         serve_traces_end(s->traces, &job->choices[i]);
+        serve_choice_release(&job->choices[i], &job->stats);
         serve_choice_free(&job->choices[i]);
     }
     free(job->choices);
@@ -169,33 +152,7 @@ static void finish_job(struct serve_scheduler *s, struct serve_job *job)
     send(s, event_new(job, SERVE_DONE, 0)); /* last: from here on it may be freed */
 }
 
-/* A job that runs ends with its error after this step, one that waits at once. */
-static int set_error(struct serve_job *job, int code, const char *message)
-{
-    job->error.code = code;
-    snprintf(job->error.message, sizeof job->error.message, "%s", message);
-    return code;
-}
-
 /* --------------------------------------------------------------------------------------------------- admission */
-
-/* Counts once what the job may hold: while the prompt is read, which is dense under every policy, and after it. */
-static int count_bytes(const struct serve_scheduler *s, struct serve_job *job)
-{
-    const enum butler_kv_type type = (enum butler_kv_type)s->params.kv_type;
-    struct butler_policy_cost cost;
-    if (job->prompt_bytes > 0)
-        return 0;
-    int n = job->max_tokens < s->params.n_ctx - job->n_prompt ? job->n_prompt + job->max_tokens : s->params.n_ctx;
-    n += ROUNDED_TOKENS;
-    if (butler_policy_estimate(s->engine, job->policy, type, n, &cost, &job->error) < 0)
-        return job->error.code;
-    job->answer_bytes = (uint64_t)job->n_choices * (cost.kv_memory + cost.metric_memory);
-    job->prompt_bytes = butler_kv_bytes(s->model, type, job->n_prompt + ROUNDED_TOKENS) +
-                        (uint64_t)(cost.record_bytes * (job->n_prompt + ROUNDED_TOKENS));
-    job->reserved = job->prompt_bytes > job->answer_bytes ? job->prompt_bytes : job->answer_bytes;
-    return 0;
-}
 
 /* Takes over the beginning of a prompt to be scored that was read and scored before; returns its length. One token less than that
  * is known stays: the logits after it score the first token that is not. */
@@ -227,6 +184,8 @@ static int start_job(struct serve_scheduler *s, struct serve_job *job)
     sampling.end_ids = s->end_ids;
     sampling.n_end_ids = s->n_end_ids;
     job->choices = serve_alloc((size_t)job->n_choices, sizeof *job->choices);
+    for (int i = 0; i < job->n_choices; i++)
+        job->choices[i].fd = -1;
     for (int i = 0; i < job->n_choices; i++) {
         sampling.seed = job->sampling.seed + (uint64_t)i;
         if (!(job->choices[i].sampler = butler_sampler_new(&sampling, err)) ||
@@ -252,8 +211,9 @@ static struct serve_job **choose(struct serve_scheduler *s)
     int fewest = 0;
     for (struct serve_job **at = &s->waiting; *at; at = &(*at)->next) {
         int n = 0;
-        for (int i = 0; i < s->n_running; i++)
-            n += (*at)->key && s->running[i]->key ? strcmp((*at)->key, s->running[i]->key) == 0 : (*at)->key == s->running[i]->key;
+        for (int i = 0; i < s->jobs.n_running; i++)
+            n += (*at)->key && s->jobs.running[i]->key ? strcmp((*at)->key, s->jobs.running[i]->key) == 0
+                                                       : (*at)->key == s->jobs.running[i]->key;
         if (!best || n < fewest) {
             best = at;
             fewest = n;
@@ -273,18 +233,13 @@ static void take_from_queue(struct serve_scheduler *s, struct serve_job **at)
 
 static void admit(struct serve_scheduler *s)
 {
-    uint64_t reserved = 0;
-    for (int i = 0; i < s->n_running; i++)
-        reserved += s->running[i]->reserved;
-    while (s->waiting && s->n_running < s->params.max_jobs) {
+    while (s->waiting && s->jobs.n_running < s->params.max_jobs) {
         struct serve_job **at = choose(s), *job = *at;
-        int code = count_bytes(s, job);
-        if (code == 0 && job->reserved > s->params.kv_bytes)
-            code = set_error(job, BUTLER_ERROR_LENGTH, "the request needs more memory than --kv-ram allows");
-        if (code == 0 && job->reserved > s->params.kv_bytes - reserved)
+        int code = serve_jobs_count(&s->jobs, job);
+        if (code == 0 && !serve_jobs_fits(&s->jobs, job))
             break; /* until others have ended: nobody that fits overtakes it for ever */
         take_from_queue(s, at);
-        job->admitted = now();
+        job->admitted = serve_now();
         job->queue_s = job->admitted - job->submitted;
         if (code == 0)
             code = start_job(s, job);
@@ -293,8 +248,9 @@ static void admit(struct serve_scheduler *s)
             continue;
         }
         job->id = s->next_id++;
-        reserved += job->reserved;
-        s->running[s->n_running++] = job;
+        s->jobs.running[s->jobs.n_running++] = job;
+        if (s->work[SERVE_WORK_TEXTS] > 0) /* beginning takes time, for which others wait: one a step */
+            break;
     }
 }
 
@@ -302,7 +258,7 @@ static void admit(struct serve_scheduler *s)
 static bool take_submitted(struct serve_scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
-    while (!s->submitted && !s->waiting && s->n_running == 0 && !s->stopping)
+    while (!s->submitted && !s->waiting && s->jobs.n_running + s->jobs.n_parked == 0 && !s->stopping)
         pthread_cond_wait(&s->changed, &s->lock);
     struct serve_job *jobs = s->submitted, **end = &s->waiting;
     s->submitted = NULL;
@@ -327,12 +283,23 @@ static void drop_cancelled(struct serve_scheduler *s, bool all)
             continue;
         }
         take_from_queue(s, at);
-        set_error(job, BUTLER_ERROR_CANCELLED, "cancelled");
+        serve_set_error(job, BUTLER_ERROR_CANCELLED, "cancelled");
         finish_job(s, job);
     }
-    for (int i = 0; i < s->n_running; i++)
-        if (all || is_cancelled(s->running[i]))
-            set_error(s->running[i], BUTLER_ERROR_CANCELLED, "cancelled");
+    for (struct serve_job **at = &s->jobs.parked; *at;) {
+        struct serve_job *job = *at;
+        if (!all && !is_cancelled(job)) {
+            at = &job->next;
+            continue;
+        }
+        *at = job->next;
+        s->jobs.n_parked--;
+        serve_set_error(job, BUTLER_ERROR_CANCELLED, "cancelled");
+        finish_job(s, job);
+    }
+    for (int i = 0; i < s->jobs.n_running; i++)
+        if (all || is_cancelled(s->jobs.running[i]))
+            serve_set_error(s->jobs.running[i], BUTLER_ERROR_CANCELLED, "cancelled");
 }
 
 /* ------------------------------------------------------------------------------------------------------- a step */
@@ -351,7 +318,7 @@ static void next_token(struct serve_scheduler *s, struct serve_job *job, int i)
     if (none || finish < 0) {
         serve_event_free(event);
     } else {
-        const double time = now();
+        const double time = serve_now();
         pthread_mutex_lock(&s->lock);
         serve_histogram_add(job->first > 0 ? &s->metrics.between : &s->metrics.first, serve_bounds,
                             time - (job->first > 0 ? job->latest : job->submitted));
@@ -375,11 +342,12 @@ static void end_prompt(struct serve_scheduler *s, struct serve_job *job)
 {
     job->prompt_done = true;
     job->n_running = job->n_choices;
-    job->prompt_s = now() - job->admitted;
+    job->prompt_s = serve_now() - job->admitted;
     for (int i = 1; i < job->n_choices && job->max_tokens > 0; i++)
         if (!(job->choices[i].session = butler_session_fork(job->choices[0].session, &job->error)))
             return;
-    job->reserved = job->answer_bytes;
+    if (serve_jobs_end_prompt(&s->jobs, job) < 0)
+        return;
     if (job->score_prompt) {
         serve_scores_add(s->scores, job->policy, job->prompt, job->n_prompt, job->scores);
         for (int i = 0; job->n_top == 0 && i < job->n_prompt; i++)
@@ -420,45 +388,66 @@ static void add_span(struct serve_scheduler *s, int *n, struct serve_job *job, s
                                             .user = job};
 }
 
-/* The spans of a step: a token of every choice that is being generated, then prompts, oldest first, up to the chunk. *n_decodes:
- * how many are the former. */
+/* How many of the next `left` tokens of a prompt go into a step that has n_prompt already: as many as its time allows, by what was
+ * measured; where no text is being generated, as many as a pass of the engine takes. */
+static int fit_prompt(const struct serve_scheduler *s, int n_past, int left, int n_decodes, int n_prompt)
+{
+    const int n_block = s->metrics.engine.n_block, room = (n_decodes < n_block ? n_block - n_decodes : 1) - n_prompt,
+              known = s->pace.largest < FIRST_CHUNK ? FIRST_CHUNK : 2 * s->pace.largest; /* no further from what was measured */
+    int n = left < room ? left : room;
+    if (n_decodes == 0)
+        return n;
+    const double spent = serve_now() - s->stepped, seconds = s->params.max_stall_s - spent - serve_pace_predict(&s->pace, s->work);
+    n = n < known - n_prompt ? n : known - n_prompt;
+    n = serve_pace_tokens(&s->pace, n_past, seconds, n);
+    return n_prompt == 0 && n < MIN_CHUNK ? (left < MIN_CHUNK ? left : MIN_CHUNK) : n < MIN_CHUNK && n < left ? 0 : n;
+}
+
+/* The spans of a step: a token of every choice that is being generated, then prompts, oldest first. *n_decodes: how many are the
+ * former. */
 static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
 {
     int n = 0;
-    for (int j = 0; j < s->n_running; j++)
-        for (int i = 0; s->running[j]->prompt_done && i < s->running[j]->n_choices; i++)
-            if (!s->running[j]->choices[i].ended)
-                add_span(s, &n, s->running[j], &s->running[j]->choices[i], &s->running[j]->choices[i].id, 1);
+    memset(s->work, 0, sizeof s->work);
+    s->work[SERVE_WORK_STEP] = 1;
+    for (int j = 0; j < s->jobs.n_running; j++) {
+        struct serve_job *job = s->jobs.running[j];
+        for (int i = 0; job->prompt_done && !job->held && i < job->n_choices; i++)
+            if (!job->choices[i].ended) {
+                s->work[SERVE_WORK_CACHE] += butler_n_past(job->choices[i].session);
+                add_span(s, &n, job, &job->choices[i], &job->choices[i].id, 1);
+            }
+    }
     *n_decodes = n;
-    /* Where nobody waits for a token the chunk is as large as a pass of the engine. */
-    const int chunk = n ? (int)s->chunk : s->metrics.engine.n_block;
+    s->work[SERVE_WORK_TEXTS] = n;
     *n_prompt = 0;
-    for (int j = 0; j < s->n_running && *n_prompt < chunk; j++) {
-        struct serve_job *job = s->running[j];
+    for (int j = 0; j < s->jobs.n_running; j++) {
+        struct serve_job *job = s->jobs.running[j];
         if (job->prompt_done)
             continue;
-        const int n_past = butler_n_past(job->choices[0].session), left = job->n_prompt - n_past, room = chunk - *n_prompt;
-        add_span(s, &n, job, &job->choices[0], job->prompt + n_past, left < room ? left : room);
-        *n_prompt += left < room ? left : room;
+        const int n_past = butler_n_past(job->choices[0].session),
+                  n_more = fit_prompt(s, n_past, job->n_prompt - n_past, *n_decodes, *n_prompt);
+        if (n_more == 0)
+            break;
+        add_span(s, &n, job, &job->choices[0], job->prompt + n_past, n_more);
+        *n_prompt += n_more;
+        s->work[SERVE_WORK_PROMPT] += n_more;
+        s->work[SERVE_WORK_PAIRS] += n_more * (n_past + 0.5 * n_more);
     }
+    s->chunk = *n_decodes > 0 && *n_prompt > 0 ? *n_prompt : s->chunk;
     return n;
 }
 
-/* Sets the chunk so that the next step with prompts takes as long as is allowed: a step's time is what its decodes take and a part
- * that is proportional to the chunk, and the product below settles where both together are the target. */
-static void adapt_chunk(struct serve_scheduler *s, int n_decodes, int n_prompt, double seconds)
+static void describe(const struct serve_job *job, struct serve_slot *slot, bool parked)
 {
-    const double target = 0.85 * s->params.max_stall_s, n_block = s->metrics.engine.n_block;
-    if (n_prompt < MIN_CHUNK || seconds <= 0)
-        return;
-    if (n_decodes == 0)
-        s->chunk = target * n_prompt / seconds;
-    else if (n_prompt >= (int)s->chunk || seconds > target)
-        s->chunk *= target / seconds < 0.25 ? 0.25 : target / seconds > 1.5 ? 1.5 : target / seconds;
-    s->chunk = s->chunk < MIN_CHUNK ? MIN_CHUNK : s->chunk > n_block ? n_block : s->chunk;
+    *slot = (struct serve_slot){.id = job->id, .n_prompt = job->n_prompt, .prompt_done = job->prompt_done, .parked = parked};
+    slot->n_read = job->prompt_done ? job->n_prompt : butler_n_past(job->choices[0].session);
+    for (int c = 0; c < job->n_choices; c++)
+        slot->n_generated += job->choices[c].n_generated;
+    snprintf(slot->policy, sizeof slot->policy, "%s", job->policy);
 }
 
-/* What others may see of the jobs that run. */
+/* What others may see of the jobs that have begun. */
 static void publish(struct serve_scheduler *s)
 {
     struct butler_engine_info info;
@@ -466,20 +455,19 @@ static void publish(struct serve_scheduler *s)
     pthread_mutex_lock(&s->lock);
     struct serve_metrics *m = &s->metrics;
     m->engine = info;
-    m->n_running = s->n_running;
-    m->chunk = (int)s->chunk;
-    m->reserved = 0;
-    s->n_slots = s->n_running;
-    for (int i = 0; i < s->n_running; i++) {
-        const struct serve_job *job = s->running[i];
-        struct serve_slot *slot = &s->slots[i];
-        *slot = (struct serve_slot){.id = job->id, .n_prompt = job->n_prompt, .prompt_done = job->prompt_done};
-        slot->n_read = job->prompt_done ? job->n_prompt : butler_n_past(job->choices[0].session);
-        for (int c = 0; c < job->n_choices; c++)
-            slot->n_generated += job->choices[c].n_generated;
-        snprintf(slot->policy, sizeof slot->policy, "%s", job->policy);
-        m->reserved += job->reserved;
-    }
+    m->n_running = s->jobs.n_running;
+    m->n_parked = s->jobs.n_parked;
+    m->parked_total = s->jobs.parked_total;
+    m->parked_bytes = s->jobs.parked_bytes;
+    m->park_failures = s->jobs.park_failures;
+    m->park_s = s->jobs.park_s;
+    m->chunk = s->chunk;
+    m->reserved = serve_jobs_reserved(&s->jobs);
+    s->n_slots = 0;
+    for (int i = 0; i < s->jobs.n_running; i++)
+        describe(s->jobs.running[i], &s->slots[s->n_slots++], false);
+    for (const struct serve_job *job = s->jobs.parked; job; job = job->next)
+        describe(job, &s->slots[s->n_slots++], true);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -487,19 +475,11 @@ static void run_step(struct serve_scheduler *s)
 {
     int n_decodes, n_prompt;
     const int n = make_step(s, &n_decodes, &n_prompt);
-    const double begin = now();
+    const double begin = serve_now(), before = s->stepped;
     if (n == 0)
         return;
     serve_traces_before(s->traces, s->choice_of, n_decodes);
     butler_run(s->engine, s->spans, n, s->errors);
-    const double seconds = now() - begin;
-    adapt_chunk(s, n_decodes, n_prompt, seconds);
-    pthread_mutex_lock(&s->lock);
-    s->metrics.n_steps++;
-    s->metrics.busy += (uint64_t)n_decodes;
-    if (n_decodes > 0 && seconds > s->metrics.longest_step_s)
-        s->metrics.longest_step_s = seconds;
-    pthread_mutex_unlock(&s->lock);
     for (int i = 0; i < n; i++) {
         struct serve_job *job = s->of_span[i];
         if (i < n_decodes && s->errors[i].code == 0)
@@ -511,20 +491,28 @@ static void run_step(struct serve_scheduler *s)
         else if (job->error.code == 0 && butler_n_past(job->choices[0].session) == job->n_prompt)
             end_prompt(s, job);
     }
+    s->stepped = serve_now();
+    serve_pace_add(&s->pace, s->work, s->stepped - begin);
+    pthread_mutex_lock(&s->lock);
+    s->metrics.n_steps++;
+    s->metrics.busy += (uint64_t)n_decodes;
+    if (n_decodes > 0 && s->stepped - before > s->metrics.longest_step_s)
+        s->metrics.longest_step_s = s->stepped - before;
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* Takes the jobs that are complete, or failed, out of those that run. */
 static void drop_done(struct serve_scheduler *s)
 {
     int n = 0;
-    for (int i = 0; i < s->n_running; i++) {
-        struct serve_job *job = s->running[i];
+    for (int i = 0; i < s->jobs.n_running; i++) {
+        struct serve_job *job = s->jobs.running[i];
         if (job->error.code == 0 && (!job->prompt_done || job->n_running > 0))
-            s->running[n++] = job;
+            s->jobs.running[n++] = job;
         else
             finish_job(s, job);
     }
-    s->n_running = n;
+    s->jobs.n_running = n;
 }
 
 static void *run_engine(void *user)
@@ -535,8 +523,12 @@ static void *run_engine(void *user)
         go_on = take_submitted(s);
         drop_cancelled(s, !go_on);
         drop_done(s);
-        if (go_on)
+        if (go_on) {
+            serve_jobs_resume(&s->jobs);
             admit(s);
+            serve_jobs_grant(&s->jobs);
+            drop_done(s); /* what could not come back, or got no memory */
+        }
         run_step(s);
         drop_done(s);
         publish(s);
@@ -549,7 +541,7 @@ static void *run_engine(void *user)
 
 int serve_submit(struct serve_scheduler *s, struct serve_job *job)
 {
-    job->submitted = now();
+    job->submitted = serve_now();
     job->next = NULL;
     if (!job->policy)
         job->policy = strdup(s->policy);
@@ -589,9 +581,23 @@ const struct serve_params *serve_scheduler_params(const struct serve_scheduler *
     return &s->params;
 }
 
+/* That the folder takes files is known before anything is served; and the model's fingerprint, which every file has and which takes
+ * the time of reading the model once. */
+static int prepare_parking(struct butler_engine *engine, const char *folder, struct butler_error *err)
+{
+    uint64_t fingerprint;
+    const int fd = folder ? serve_park_open(folder, err) : -1;
+    if (!folder || fd < 0)
+        return folder ? err->code : 0;
+    close(fd);
+    return butler_model_fingerprint(butler_engine_model(engine), &fingerprint, err);
+}
+
 struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const struct serve_params *params,
                                             struct butler_error *err)
 {
+    if (prepare_parking(engine, params->park, err) < 0)
+        return NULL;
     struct serve_scheduler *s = serve_alloc(1, sizeof *s);
     s->engine = engine;
     s->model = butler_engine_model(engine);
@@ -606,13 +612,12 @@ struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const 
         if (butler_token_is_end(s->model, id))
             s->end_ids[s->n_end_ids++] = id;
     const size_t max_jobs = (size_t)params->max_jobs, max_spans = max_jobs * SERVE_MAX_CHOICES;
-    s->running = serve_alloc(max_jobs, sizeof *s->running);
+    serve_jobs_init(&s->jobs, engine, &s->params);
     s->slots = serve_alloc(max_jobs, sizeof *s->slots);
     s->spans = serve_alloc(max_spans, sizeof *s->spans);
     s->of_span = serve_alloc(max_spans, sizeof(struct serve_job *));
     s->choice_of = serve_alloc(max_spans, sizeof(struct serve_choice *));
     s->errors = serve_alloc(max_spans, sizeof *s->errors);
-    s->chunk = FIRST_CHUNK;
     s->scores = serve_scores_new();
     s->traces = serve_traces_new(params->audit_every);
     s->submitted_end = &s->submitted;
@@ -622,8 +627,7 @@ struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const 
     publish(s);
     if (pthread_create(&s->thread, NULL, run_engine, s) == 0)
         return s;
-    if (err)
-        *err = (struct butler_error){BUTLER_ERROR_MEMORY, "the engine's thread cannot be started"};
+    *err = (struct butler_error){BUTLER_ERROR_MEMORY, "the engine's thread cannot be started"};
     serve_scheduler_free(s);
     return NULL;
 }
@@ -645,7 +649,7 @@ void serve_scheduler_free(struct serve_scheduler *s)
     serve_traces_free(s->traces);
     free(s->policy);
     free(s->end_ids);
-    free(s->running);
+    free(s->jobs.running);
     free(s->slots);
     free(s->spans);
     free(s->of_span);

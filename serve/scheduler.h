@@ -58,8 +58,12 @@ struct serve_job {
     struct serve_choice *choices; /* [n_choices] */
     int id, n_running, n_vocab, cancelled;
     bool prompt_done;
-    uint64_t prompt_bytes, answer_bytes;       /* that it may hold while the prompt is read, and after it; 0: not counted yet */
-    uint64_t reserved;                         /* bytes of the cache: the larger of both, then answer_bytes */
+    bool held;             /* not in the next step: there is no memory for it */
+    uint64_t prompt_bytes; /* of the cache that it may hold while the prompt is read; 0: not counted yet */
+    struct serve_grant {
+        int n_tokens;           /* that each of its texts may have */
+        uint64_t bytes, growth; /* reserved for that; what the next grant adds */
+    } grant;
     double submitted, admitted, first, latest; /* seconds */
 };
 
@@ -87,6 +91,7 @@ struct serve_params {
     int kv_type;              /* enum butler_kv_type */
     const char *policy;       /* of jobs that name none */
     uint64_t kv_bytes;        /* that jobs may reserve together */
+    const char *park;         /* folder for jobs that leave memory when it runs out; NULL: a job's memory is reserved as a whole */
     double max_stall_s;       /* longest step while a text is being generated */
     int max_jobs, max_queue;  /* that run, that wait */
     int audit_every;          /* steps that decode, from one audit to the next; 0: none */
@@ -129,15 +134,17 @@ struct serve_metrics {
     uint64_t kv_bytes, metric_bytes, full_kv_bytes; /* of decode steps of jobs that are done */
     double prompt_s, decode_s, longest_step_s;      /* longest_step_s: of steps in which a text was being generated */
     uint64_t busy;                                  /* texts of all decode steps */
-    int n_running, n_waiting, chunk;
+    int n_running, n_waiting, n_parked, chunk;
     uint64_t reserved;
+    uint64_t parked_total, parked_bytes, park_failures; /* jobs that left memory, what was written, how often that failed */
+    double park_s;                                      /* that it took, and coming back */
     struct serve_histogram first, between;
     struct butler_engine_info engine;
 };
 
 struct serve_slot {
     int id, n_prompt, n_read, n_generated;
-    bool prompt_done;
+    bool prompt_done, parked;
     char policy[96];
 };
 

@@ -130,6 +130,7 @@ static void test_sessions(void **state)
     GIVES_NULL("engine", butler_session_new, NULL, NULL, &err);
     GIVES_NULL("engine", butler_session_restore, NULL, "x", 0, &err);
     GIVES_NULL("path", butler_session_restore, engine, NULL, 0, &err);
+    GIVES_NULL("engine", butler_session_restore_fd, NULL, 0, 0, &err);
     GIVES_NULL("session", butler_session_fork, NULL, &err);
     FAILS("engine", butler_run, NULL, &nobody, 1, &err);
     FAILS("spans", butler_run, engine, NULL, 1, &err);
@@ -146,6 +147,7 @@ static void test_sessions(void **state)
     FAILS("session", butler_fill, NULL, 1, 1, &err);
     FAILS("session", butler_session_save, NULL, "x", &err);
     FAILS("path", butler_session_save, session, NULL, &err);
+    FAILS("session", butler_session_save_fd, NULL, 0, &err);
     FAILS("to", butler_session_copy, NULL, session, &err);
     FAILS("from", butler_session_copy, session, NULL, &err);
     assert_null(butler_logits(NULL));

@@ -94,9 +94,9 @@ def server():
     assert s.stop() == 0
 
 
-def run_text(prompt, n, policy="full", temp=0, seed=0):
+def run_text(prompt, n, policy="full", temp=0, seed=0, *flags):
     row = rows("run", "-m", GQA, "-p", prompt, "-n", n, "--kv", policy, "--temp", temp, "--top-k", 0, "--top-p", 1, "--min-p", 0, "-s",
-               seed, "-t", 1)[-1]
+               seed, "-t", 1, *flags)[-1]
     return row["text"]
 
 
@@ -112,16 +112,25 @@ CASES = [(PROMPT, 12, "full", 0, 0), (PROMPT * 3, 20, "quest:budget=32", 1, 3), 
          (PROMPT * 6, 30, "snapkv:budget=40", 1, 7), (PROMPT * 4, 16, "fier:budget=20", 0, 0), (PROMPT * 6, 8, "tinyserve:budget=32", 1, 1)]
 
 
-def test_equals_run_under_load(server):
+# Answers that grow: with little memory some of them must leave it.
+LONG_CASES = [(PROMPT, 180, "full", 1, 1), (PROMPT, 190, "full", 0.8, 2), (PROMPT[:9], 200, "quest:budget=32", 1, 3),
+              (PROMPT, 170, "fier:budget=20", 1, 4), (PROMPT * 3, 120, "h2o:budget=0.5", 1, 5), (PROMPT * 6, 30, "snapkv:budget=40", 1, 7)]
+
+
+@pytest.mark.parametrize("parks", [False, True])
+def test_equals_run_under_load(parks, tmp_path, request):
     """Random clients with policies, seeds, streams and disconnects: every answer is what one session alone gives."""
-    wanted = {case: run_text(*case) for case in CASES}
-    assert len(set(wanted.values())) == len(CASES)
+    server = Server(*(["--kv-ram", 640000, "--park", tmp_path] if parks else []))
+    request.addfinalizer(server.process.kill)
+    cases = LONG_CASES if parks else CASES
+    wanted = {case: run_text(*case) for case in cases}
+    assert len(set(wanted.values())) == len(cases)
     wrong, done = [], []
 
     def client(seed):
         r = random.Random(seed)
         for _ in range(4):
-            case = r.choice(CASES)
+            case = r.choice(cases)
             body = completion(*case)
             way = r.choice(["whole", "stream", "gone"])
             if way == "gone":  # ends in the middle of whatever the server does
@@ -135,6 +144,14 @@ def test_equals_run_under_load(server):
                 "".join(c["choices"][0]["text"] for c in server.stream("/v1/completions", **body))
             (done if got == wanted[case] else wrong).append((case, way, got))
 
+    def crowd():
+        """Answers that begin together and grow together: there is memory for about half of them to the end."""
+        prompts = [PROMPT[:5 + i] for i in range(16)]
+        got = server.post("/v1/completions", completion(prompts, 200, "full", 1, 8), ignore_eos=True)["choices"]
+        assert [c["text"] for c in got] == [run_text(prompt, 200, "full", 1, 8, "--ignore-eos") for prompt in prompts]
+
+    if parks:
+        crowd()
     threads = [threading.Thread(target=client, args=(i,)) for i in range(64)]
     for t in threads:
         t.start()
@@ -142,7 +159,10 @@ def test_equals_run_under_load(server):
         t.join()
     assert not wrong and len(done) > 100
     server.wait_idle()
-    assert server.metric("butler:kv_reserved_bytes") == 0
+    assert server.metric("butler:kv_reserved_bytes") == server.metric("butler:parked") == server.metric("butler:jobs_failed_total") == 0
+    assert (server.metric("butler:parked_total") > 0) == (server.metric("butler:parked_bytes_total") > 0) == parks
+    assert list(tmp_path.iterdir()) == []  # no file ever has a name
+    assert server.stop() == 0
 
 
 def test_prefix_cache_changes_nothing():
@@ -363,6 +383,44 @@ def test_too_long(server):
     assert error["type"] == "exceed_context_size_error" and (error["n_ctx"], error["n_prompt_tokens"]) == (N_CTX, N_CTX + 1)
     last = server.post("/v1/completions", {"prompt": [5] * N_CTX, "max_tokens": 5, "ignore_eos": True})
     assert last["usage"]["completion_tokens"] == 1 and last["choices"][0]["finish_reason"] == "length"
+
+
+# ------------------------------------------------------------------------------------------------- others meanwhile
+
+def long_text(n):
+    r = random.Random(4)
+    return "".join(r.choice("abcdefghijklmnopqrstuvwxyz      .,") for _ in range(n))
+
+
+def test_answers_while_long_texts_come_in(request):
+    """Texts of a megabyte become tokens beside the thread that answers, so /health and others are quick meanwhile."""
+    s = Server()
+    request.addfinalizer(s.process.kill)
+    body = json.dumps({"content": long_text(1 << 20)})
+    lengths, times = [], []
+    workers = [threading.Thread(target=lambda: lengths.append(s.post("/tokenize", body)["count"])) for _ in range(4)]
+    for w in workers:
+        w.start()
+    while any(w.is_alive() for w in workers):
+        for path in ("/health", "/slots", "/metrics"):
+            begin = time.perf_counter()
+            assert s.request("GET", path)[0] == 200
+            times.append(time.perf_counter() - begin)
+    assert len(lengths) == 4 and len(set(lengths)) == 1 and lengths[0] > 1 << 18
+    assert np.median(times) < 0.25, sorted(times)
+    # a client that goes away while its text is read does no harm, nor does the end of the server
+    with socket.create_connection(("127.0.0.1", s.port), timeout=60) as c:
+        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body.encode())
+    assert s.post("/tokenize", {"content": "a"})["count"] == 1
+    with socket.create_connection(("127.0.0.1", s.port), timeout=60) as c:
+        c.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body.encode())
+        time.sleep(0.05)
+        s.process.send_signal(signal.SIGTERM)
+        assert c.recv(64).startswith(b"HTTP/1.1 200")  # what had come in whole is answered
+        while c.recv(1 << 16):
+            pass
+    assert s.process.wait(timeout=60) == 0
+    s.process.stderr.close()
 
 
 # ----------------------------------------------------------------------------------------------------------- HTTP

@@ -358,6 +358,56 @@ static struct tiny_bytes saved_session(const struct butler_session *session)
     return b;
 }
 
+/* A file without a name takes the same bytes as one with, whatever it held before; what is no file is refused. */
+static void test_open_files(void **state)
+{
+    struct tiny tiny = tiny_default;
+    char path[] = "/tmp/butler-test-session-XXXXXX";
+    struct butler_error err = {0};
+    int32_t text[50];
+    int ends[2];
+    (void)state;
+    struct butler_engine *engine = load(&tiny, 1);
+    text_of(text, 50, tiny.n_vocab);
+    struct butler_session *session = open_session(engine, BUTLER_KV_F16, 64, "quest:budget=32");
+    run(session, text, 40, 50);
+    struct tiny_bytes b = saved_session(session);
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    unlink(path);
+    unsigned char *noise = malloc(2 * b.size);
+    memset(noise, 7, 2 * b.size);
+    assert_int_equal(write(fd, noise, 2 * b.size), 2 * b.size);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(butler_session_save_fd(session, fd, &err), 0);
+        assert_int_equal(lseek(fd, 0, SEEK_END), b.size);
+        assert_int_equal(pread(fd, noise, b.size, 0), b.size);
+        assert_memory_equal(noise, b.data, b.size);
+    }
+    struct butler_session *again = butler_session_restore_fd(engine, fd, 0, &err);
+    assert_non_null(again);
+    assert_int_equal(butler_step(session, 1, &err), 0);
+    assert_int_equal(butler_step(again, 1, &err), 0);
+    assert_memory_equal(butler_logits(session), butler_logits(again), (size_t)tiny.n_vocab * sizeof(float));
+    butler_session_free(again);
+    assert_int_equal(ftruncate(fd, 100), 0);
+    assert_null(butler_session_restore_fd(engine, fd, 0, &err));
+    assert_int_equal(err.code, BUTLER_ERROR_FORMAT);
+    assert_non_null(strstr(err.message, "file descriptor"));
+    close(fd);
+    assert_int_equal(butler_session_save_fd(session, fd, &err), BUTLER_ERROR_IO);
+    assert_null(butler_session_restore_fd(engine, fd, 0, &err));
+    assert_int_equal(pipe(ends), 0);
+    assert_int_equal(butler_session_save_fd(session, ends[1], &err), BUTLER_ERROR_IO);
+    assert_non_null(strstr(err.message, "a pipe"));
+    close(ends[0]);
+    close(ends[1]);
+    free(noise);
+    free(b.data);
+    butler_session_free(session);
+    free_engine(engine);
+}
+
 /* Restores from bytes; with sign, under a digest that fits them. A failure must name the file. What is restored can go on, or says
  * why not. */
 static struct butler_session *restore(struct butler_engine *engine, const unsigned char *data, size_t size, bool sign)
@@ -540,20 +590,11 @@ static void test_sampler_penalties(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_in_cache),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_default_parameters),
-        cmocka_unit_test(test_nan_keys),
-        cmocka_unit_test(test_nan),
-        cmocka_unit_test(test_entropystop),
-        cmocka_unit_test(test_early_exit),
-        cmocka_unit_test(test_entropy),
-        cmocka_unit_test(test_fill),
-        cmocka_unit_test(test_wide_feed_forward),
-        cmocka_unit_test(test_hostile_files),
-        cmocka_unit_test(test_other_model),
-        cmocka_unit_test(test_sampler),
-        cmocka_unit_test(test_sampler_penalties),
+        cmocka_unit_test(test_rope_in_cache),     cmocka_unit_test(test_refusals),   cmocka_unit_test(test_default_parameters),
+        cmocka_unit_test(test_nan_keys),          cmocka_unit_test(test_nan),        cmocka_unit_test(test_entropystop),
+        cmocka_unit_test(test_early_exit),        cmocka_unit_test(test_entropy),    cmocka_unit_test(test_fill),
+        cmocka_unit_test(test_wide_feed_forward), cmocka_unit_test(test_open_files), cmocka_unit_test(test_hostile_files),
+        cmocka_unit_test(test_other_model),       cmocka_unit_test(test_sampler),    cmocka_unit_test(test_sampler_penalties),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,7 +31,7 @@ OPTIONAL_STAGES = ["coverage"]
 MINUTES = "about 15 minutes on two cores, less with ccache once it has compiled all"
 
 # What ThreadSanitizer has something to say about; all else has one thread, or is what test_run does under every policy, too.
-THREADED = {"test_run", "test_session", "test_tokenizer_threads", "test_train"}
+THREADED = {"test_run", "test_scheduler", "test_session", "test_tokenizer_threads", "test_train"}
 # What takes longest, and so starts first: at the end no core waits for it alone.
 SLOW = {"test_invariants", "test_run", "test_smollm2", "test_logits", "test_kernels_cache", "test_policies", "test_python"}
 # Python tests that start the command, and so find in it what a sanitizer can see.

@@ -110,20 +110,13 @@ static struct butler_file_id id_of(const struct stat *st)
                                    .changed_ns = (int64_t)st->st_ctim.tv_sec * 1000000000 + st->st_ctim.tv_nsec};
 }
 
-int butler_map_open(struct butler_map *map, const char *path, struct butler_error *err)
+/* Takes over fd, which is closed on failure. */
+static int map_file(struct butler_map *map, int fd, const char *path, struct butler_error *err)
 {
     struct stat st;
     int code = 0;
     struct butler_map_guard *guard = NULL;
-    *map = (struct butler_map){0};
     pthread_once(&handler_once, install_handler);
-    /* Before the file is opened: a pipe would block, and opening a device can do something. O_NONBLOCK for what is put in the
-     * file's place in between. */
-    if (stat(path, &st) == 0 && butler_require_file(path, st.st_mode, err) < 0)
-        return BUTLER_ERROR_IO;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return butler_fail(err, BUTLER_ERROR_IO, "%s: cannot open: %s", path, strerror(errno));
     if (fstat(fd, &st) < 0) {
         code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot stat: %s", path, strerror(errno));
         goto fail;
@@ -156,6 +149,29 @@ fail:
         atomic_store(&guard->used, false);
     close(fd);
     return code;
+}
+
+int butler_map_open(struct butler_map *map, const char *path, struct butler_error *err)
+{
+    struct stat st;
+    *map = (struct butler_map){0};
+    /* Before the file is opened: a pipe would block, and opening a device can do something. O_NONBLOCK for what is put in the
+     * file's place in between. */
+    if (stat(path, &st) == 0 && butler_require_file(path, st.st_mode, err) < 0)
+        return BUTLER_ERROR_IO;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return butler_fail(err, BUTLER_ERROR_IO, "%s: cannot open: %s", path, strerror(errno));
+    return map_file(map, fd, path, err);
+}
+
+int butler_map_open_fd(struct butler_map *map, int fd, const char *path, struct butler_error *err)
+{
+    *map = (struct butler_map){0};
+    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0)
+        return butler_fail(err, BUTLER_ERROR_IO, "%s: cannot open: %s", path, strerror(errno));
+    return map_file(map, own, path, err);
 }
 
 int butler_map_check(const struct butler_map *map, const char *path, struct butler_error *err)

@@ -57,6 +57,8 @@ struct butler_map {
 };
 /* Anything but a regular file is refused by name, before it is opened. */
 int butler_map_open(struct butler_map *map, const char *path, struct butler_error *err);
+/* The same for a file that is open for reading: fd stays the caller's, path is what errors call it. */
+int butler_map_open_fd(struct butler_map *map, int fd, const char *path, struct butler_error *err);
 /* BUTLER_ERROR_IO once the file has shrunk or could not be read: zeros were read in place of the bytes lost. To be called after
  * the bytes were used and before the result is. Takes a system call. */
 int butler_map_check(const struct butler_map *map, const char *path, struct butler_error *err);
@@ -82,7 +84,8 @@ struct butler_writer {
     void *file;             /* FILE */
     char *path, *temporary; /* temporary: the name before the final one, or NULL */
     uint64_t n_written;
-    void *hash; /* running XXH3-64 of all bytes written, or NULL */
+    void *hash;    /* running XXH3-64 of all bytes written, or NULL */
+    bool borrowed; /* a file of the caller's: it gets no name and is not synced */
 };
 enum butler_writer_flags {
     BUTLER_WRITER_HASH = 1,    /* ends the file with the XXH3-64 of all bytes before it */
@@ -90,6 +93,8 @@ enum butler_writer_flags {
     BUTLER_WRITER_NAMED = 4,   /* as if there were no O_TMPFILE: for tests */
 };
 int butler_writer_open(struct butler_writer *writer, const char *path, int flags, struct butler_error *err);
+/* Replaces the contents of a file that the caller has open for writing; fd stays the caller's. flags: BUTLER_WRITER_HASH. */
+int butler_writer_open_fd(struct butler_writer *writer, int fd, int flags, struct butler_error *err);
 int butler_write(struct butler_writer *writer, const void *bytes, size_t n, struct butler_error *err);
 /* Also on failure nothing is left but what was there before. */
 int butler_writer_commit(struct butler_writer *writer, struct butler_error *err);

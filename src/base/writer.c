@@ -121,6 +121,16 @@ static void remove_stale(const char *path)
     closedir(list);
 }
 
+static int begin_hash(struct butler_writer *writer, int flags, const char *path, struct butler_error *err)
+{
+    if (!(flags & BUTLER_WRITER_HASH))
+        return 0;
+    writer->hash = XXH3_createState();
+    if (writer->hash && XXH3_64bits_reset(writer->hash) == XXH_OK)
+        return 0;
+    return butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for a checksum", path);
+}
+
 int butler_writer_open(struct butler_writer *writer, const char *path, int flags, struct butler_error *err)
 {
     const mode_t mode = flags & BUTLER_WRITER_PRIVATE ? 0600 : 0666;
@@ -130,13 +140,8 @@ int butler_writer_open(struct butler_writer *writer, const char *path, int flags
     /* rename() would replace a device such as /dev/null by a plain file. */
     if (stat(path, &st) == 0 && butler_require_file(path, st.st_mode, err) < 0)
         return BUTLER_ERROR_IO;
-    if (flags & BUTLER_WRITER_HASH) {
-        writer->hash = XXH3_createState();
-        if (!writer->hash || XXH3_64bits_reset(writer->hash) != XXH_OK) {
-            code = butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for a checksum", path);
-            goto fail;
-        }
-    }
+    if ((code = begin_hash(writer, flags, path, err)) < 0)
+        goto fail;
     writer->path = strdup(path);
     if (!writer->path) {
         code = butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory to write it", path);
@@ -158,6 +163,34 @@ int butler_writer_open(struct butler_writer *writer, const char *path, int flags
             free(writer->temporary);
             writer->temporary = NULL;
         }
+        goto fail;
+    }
+    return 0;
+fail:
+    butler_writer_abort(writer);
+    return code;
+}
+
+int butler_writer_open_fd(struct butler_writer *writer, int fd, int flags, struct butler_error *err)
+{
+    char name[32];
+    struct stat st;
+    int code = 0, own = -1;
+    snprintf(name, sizeof name, "file descriptor %d", fd);
+    *writer = (struct butler_writer){.borrowed = true};
+    if (fstat(fd, &st) == 0 && butler_require_file(name, st.st_mode, err) < 0)
+        return BUTLER_ERROR_IO;
+    if ((code = begin_hash(writer, flags, name, err)) < 0)
+        goto fail;
+    if (!(writer->path = strdup(name))) {
+        code = butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory to write it", name);
+        goto fail;
+    }
+    if (ftruncate(fd, 0) != 0 || lseek(fd, 0, SEEK_SET) != 0 || (own = fcntl(fd, F_DUPFD_CLOEXEC, 0)) < 0 ||
+        !(writer->file = fdopen(own, "wb"))) {
+        code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot write: %s", name, strerror(errno));
+        if (own >= 0)
+            close(own);
         goto fail;
     }
     return 0;
@@ -221,22 +254,25 @@ int butler_writer_commit(struct butler_writer *writer, struct butler_error *err)
     const int fd = fileno(writer->file);
     int code = writer->hash ? butler_write(writer, &digest, sizeof digest, err) : 0;
     if (code < 0)
-        goto fail;
-    if (fflush(writer->file) != 0 || fsync(fd) != 0 || (!writer->temporary && name_unnamed(writer, fd) != 0)) {
+        goto done;
+    if (fflush(writer->file) != 0 ||
+        (!writer->borrowed && (fsync(fd) != 0 || (!writer->temporary && name_unnamed(writer, fd) != 0)))) {
         code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot write %llu bytes: %s", writer->path,
                            (unsigned long long)writer->n_written, strerror(errno));
-        goto fail;
+        goto done;
     }
+    if (writer->borrowed)
+        goto done;
     /* Before the file is closed, which gives up its lock. */
     if (rename(writer->temporary, writer->path) != 0) {
         code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot rename into place: %s", writer->path, strerror(errno));
-        goto fail;
+        goto done;
     }
     free(writer->temporary);
     writer->temporary = NULL;
     if (sync_folder(writer->path) != 0)
         code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot sync its folder: %s", writer->path, strerror(errno));
-fail:
+done:
     butler_writer_abort(writer);
     return code;
 }

@@ -95,7 +95,8 @@ int butler_policy_estimate(const struct butler_engine *engine, const char *text,
     }
     if (metric && (rc = butler_metric_record(metric, &shape, policy.values, &records.n_slots, &records.n_bytes, err)) < 0)
         return rc;
-    *cost = (struct butler_policy_cost){.budget_known = policy.budget_kind != BUTLER_BUDGET_MASS};
+    *cost = (struct butler_policy_cost){.budget_known = policy.budget_kind != BUTLER_BUDGET_MASS,
+                                        .evicts_prompts_only = policy.method == BUTLER_EVICT && policy.evict_at_prefill_only};
     if (records.n_slots > 0)
         cost->record_bytes = (double)records.n_bytes / records.n_slots * hp->n_kv_heads * hp->n_layers;
     for (int l = 0; l < hp->n_layers; l++)

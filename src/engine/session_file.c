@@ -12,6 +12,7 @@
  *            [n_heads][words] of struct butler_selection
  *   digest   XXH3-64 of all bytes before it
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -92,12 +93,10 @@ static int write_lists(struct butler_writer *writer, const struct butler_session
     return code < 0 ? code : write_device(writer, session->engine->backend, selection->units, list_bytes(session), err);
 }
 
-int butler_session_save(const struct butler_session *session, const char *path, struct butler_error *err)
+/* Everything but the digest. */
+static int write_session(struct butler_writer *writer, const struct butler_session *session, struct butler_error *err)
 {
-    if (BUTLER_IS_NULL(session, err) || BUTLER_IS_NULL(path, err))
-        return BUTLER_ERROR_ARGUMENT;
     const struct butler_kv *kv = &session->kv;
-    struct butler_writer writer;
     struct file_header header = {
         .seed = session->seed,
         .n_ctx = session->n_ctx,
@@ -117,28 +116,49 @@ int butler_session_save(const struct butler_session *session, const char *path, 
         .record_bytes = kv->record_bytes,
     };
     memcpy(header.magic, magic, sizeof magic);
-    if (session->failed)
-        return butler_fail(err, BUTLER_ERROR_NUMERIC, "%s: a session that ended with an error cannot be saved", path);
     int code = butler_model_fingerprint(session->model, &header.fingerprint, err);
-    if (code < 0)
+    if (code < 0 || (code = butler_write(writer, &header, sizeof header, err)) < 0 ||
+        (code = butler_write(writer, session->policy.text, (size_t)header.n_policy, err)) < 0 ||
+        (code = butler_write(writer, session->tokens, (size_t)session->n_past * sizeof *session->tokens, err)) < 0 ||
+        (session->has_logits && (code = butler_write(writer, session->logits, (size_t)header.n_vocab * sizeof(float), err)) < 0))
         return code;
-    code = butler_writer_open(&writer, path, BUTLER_WRITER_HASH | BUTLER_WRITER_PRIVATE, err);
-    if (code < 0)
-        return code;
-    if ((code = butler_write(&writer, &header, sizeof header, err)) < 0 ||
-        (code = butler_write(&writer, session->policy.text, (size_t)header.n_policy, err)) < 0 ||
-        (code = butler_write(&writer, session->tokens, (size_t)session->n_past * sizeof *session->tokens, err)) < 0 ||
-        (session->has_logits && (code = butler_write(&writer, session->logits, (size_t)header.n_vocab * sizeof(float), err)) < 0))
-        goto fail;
     for (int i = 0; i < kv->n_layers * kv->n_kv_heads; i++)
-        if ((code = write_head(&writer, kv, &kv->heads[i], session->model->layers[i / kv->n_kv_heads].window > 0, err)) < 0)
-            goto fail;
-    if ((code = write_predict(&writer, session->predict, err)) < 0 || (code = write_lists(&writer, session, err)) < 0)
-        goto fail;
-    return butler_writer_commit(&writer, err);
-fail:
+        if ((code = write_head(writer, kv, &kv->heads[i], session->model->layers[i / kv->n_kv_heads].window > 0, err)) < 0)
+            return code;
+    code = write_predict(writer, session->predict, err);
+    return code < 0 ? code : write_lists(writer, session, err);
+}
+
+/* path NULL: the file that is open as fd. */
+static int save(const struct butler_session *session, const char *path, int fd, struct butler_error *err)
+{
+    struct butler_writer writer;
+    if (session->failed)
+        return butler_fail(err, BUTLER_ERROR_NUMERIC, "%s: a session that ended with an error cannot be saved",
+                           path ? path : "a file descriptor");
+    int code = path ? butler_writer_open(&writer, path, BUTLER_WRITER_HASH | BUTLER_WRITER_PRIVATE, err)
+                    : butler_writer_open_fd(&writer, fd, BUTLER_WRITER_HASH, err);
+    if (code < 0)
+        return code;
+    code = write_session(&writer, session, err);
+    if (code == 0)
+        return butler_writer_commit(&writer, err);
     butler_writer_abort(&writer);
     return code;
+}
+
+int butler_session_save(const struct butler_session *session, const char *path, struct butler_error *err)
+{
+    if (BUTLER_IS_NULL(session, err) || BUTLER_IS_NULL(path, err))
+        return BUTLER_ERROR_ARGUMENT;
+    return save(session, path, -1, err);
+}
+
+int butler_session_save_fd(const struct butler_session *session, int fd, struct butler_error *err)
+{
+    if (BUTLER_IS_NULL(session, err))
+        return BUTLER_ERROR_ARGUMENT;
+    return save(session, NULL, fd, err);
 }
 
 /* ----------------------------------------------------------------------------------------------- restoring */
@@ -409,18 +429,15 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
     return 0;
 }
 
-struct butler_session *butler_session_restore(struct butler_engine *engine, const char *path, int n_ctx, struct butler_error *err)
+/* Closes the map. path: what errors call the file. */
+static struct butler_session *restore(struct butler_engine *engine, struct butler_map *map, const char *path, int n_ctx,
+                                      struct butler_error *err)
 {
-    if (BUTLER_IS_NULL(engine, err) || BUTLER_IS_NULL(path, err))
-        return NULL;
     struct butler_session *session = NULL;
-    struct butler_map map = {0};
     struct butler_policy policy;
     struct file_header header;
     char text[sizeof policy.text];
-    if (butler_map_open(&map, path, err) < 0)
-        return NULL;
-    struct cursor cursor = {.path = path, .data = map.data, .size = map.size};
+    struct cursor cursor = {.path = path, .data = map->data, .size = map->size};
     if (read_header(&cursor, &header, err) < 0 || check_model(&cursor, &header, engine->model, err) < 0 ||
         read_policy(&cursor, &header, text, err) < 0)
         goto fail;
@@ -437,12 +454,30 @@ struct butler_session *butler_session_restore(struct butler_engine *engine, cons
         butler_fail(err, BUTLER_ERROR_FORMAT, "%s: the metric's records have another size than today's", path);
         goto fail;
     }
-    if (read_session(&cursor, session, &header, err) < 0 || butler_map_check(&map, path, err) < 0)
+    if (read_session(&cursor, session, &header, err) < 0 || butler_map_check(map, path, err) < 0)
         goto fail;
-    butler_map_close(&map);
+    butler_map_close(map);
     return session;
 fail:
-    butler_map_close(&map);
+    butler_map_close(map);
     butler_session_free(session);
     return NULL;
+}
+
+struct butler_session *butler_session_restore(struct butler_engine *engine, const char *path, int n_ctx, struct butler_error *err)
+{
+    struct butler_map map;
+    if (BUTLER_IS_NULL(engine, err) || BUTLER_IS_NULL(path, err) || butler_map_open(&map, path, err) < 0)
+        return NULL;
+    return restore(engine, &map, path, n_ctx, err);
+}
+
+struct butler_session *butler_session_restore_fd(struct butler_engine *engine, int fd, int n_ctx, struct butler_error *err)
+{
+    char name[32];
+    struct butler_map map;
+    snprintf(name, sizeof name, "file descriptor %d", fd);
+    if (BUTLER_IS_NULL(engine, err) || butler_map_open_fd(&map, fd, name, err) < 0)
+        return NULL;
+    return restore(engine, &map, name, n_ctx, err);
 }

@@ -1,0 +1,43 @@
+/* The jobs that have begun, and the memory that they may hold. A running job has a grant: bytes of KV pages and metrics that are
+ * reserved for it. With a folder to park in, a grant covers a little more than the job holds now; where a further one does not fit,
+ * the youngest job leaves memory (park.h) and comes back when there is room. Without one, a grant covers the whole job. All in the
+ * engine's thread. */
+#ifndef SERVE_JOBS_H
+#define SERVE_JOBS_H
+
+#include "serve/scheduler.h"
+
+struct serve_jobs {
+    struct butler_engine *engine;
+    const struct serve_params *params;
+    struct serve_job **running; /* [max_jobs], oldest first */
+    struct serve_job *parked;   /* oldest first, by next */
+    int n_running, n_parked;
+    uint64_t slack;                 /* bytes that pages of one text are rounded up by */
+    double park_again;              /* time before which nothing is parked: it failed a moment ago */
+    struct butler_error park_error; /* the latest */
+    uint64_t parked_total, parked_bytes, park_failures;
+    double park_s;
+};
+
+double serve_now(void); /* seconds */
+
+/* job->error gets the code, the message and its negative code is returned. */
+int serve_set_error(struct serve_job *job, int code, const char *message);
+
+void serve_jobs_init(struct serve_jobs *jobs, struct butler_engine *engine, const struct serve_params *params);
+
+/* Counts a waiting job's first grant; again does nothing. < 0: job->error, also where the job could never fit. */
+int serve_jobs_count(const struct serve_jobs *jobs, struct serve_job *job);
+/* Whether a job that was counted may begin now. */
+bool serve_jobs_fits(const struct serve_jobs *jobs, const struct serve_job *job);
+uint64_t serve_jobs_reserved(const struct serve_jobs *jobs); /* bytes */
+/* The prompt was read: the grant becomes that of the answer. */
+int serve_jobs_end_prompt(const struct serve_jobs *jobs, struct serve_job *job);
+/* Parked jobs for which there is room go on, oldest first. One that cannot be restored goes on with its error. */
+void serve_jobs_resume(struct serve_jobs *jobs);
+/* Grants what the next step needs, oldest job first; parks the youngest where it does not fit. A job that gets nothing is held. The
+ * oldest job is held only while parking fails; where then no job could go on, the youngest gets an error. */
+void serve_jobs_grant(struct serve_jobs *jobs);
+
+#endif

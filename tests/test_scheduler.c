@@ -1,0 +1,411 @@
+/* The server's scheduler where memory is short: every job ends whatever arrives when, and computes what one session alone computes,
+ * although jobs leave memory for files and come back. */
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <pthread.h>
+
+#include "fixtures.h"
+#include "serve/choice.h"
+#include "serve/pace.h"
+#include "serve/scheduler.h"
+#include "tiny_model.h"
+
+enum { N_CTX = 1000, N_VOCAB = 40, MAX_JOBS = 20, MAX_CHOICES = 2, N_SCHEDULES = 12 };
+
+/* A job, what it should give, and what it gave. */
+struct wish {
+    int n_prompt, max_tokens, n_choices, wait_us;
+    bool scored, cancelled;
+    const char *policy, *key;
+    uint64_t seed;
+    float temperature;
+    int32_t prompt[N_CTX], wanted[MAX_CHOICES][N_CTX], got[MAX_CHOICES][N_CTX];
+    double wanted_scores[MAX_CHOICES][N_CTX], got_scores[MAX_CHOICES][N_CTX], prompt_scores[N_CTX];
+    int n_got[MAX_CHOICES];
+    int done;
+    struct serve_job *job;
+};
+
+static struct wish wishes[MAX_JOBS];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t woken = PTHREAD_COND_INITIALIZER;
+static bool wake_called;
+
+static void wake(void *user)
+{
+    (void)user;
+    pthread_mutex_lock(&lock);
+    wake_called = true;
+    pthread_cond_signal(&woken);
+    pthread_mutex_unlock(&lock);
+}
+
+static void wait_for_wake(void)
+{
+    pthread_mutex_lock(&lock);
+    while (!wake_called)
+        pthread_cond_wait(&woken, &lock);
+    wake_called = false;
+    pthread_mutex_unlock(&lock);
+}
+
+static int below(uint64_t *random, int n)
+{
+    return (int)(butler_random(random) % (uint64_t)n);
+}
+
+static struct butler_sampler_params sampling_of(const struct wish *wish)
+{
+    return (struct butler_sampler_params){.temperature = wish->temperature, .seed = wish->seed, .presence_penalty = 0.5f};
+}
+
+static bool score(void *user, int position, const float *logits)
+{
+    struct wish *wish = user;
+    struct serve_score one;
+    if (position + 1 < wish->n_prompt) {
+        serve_score_token(logits, N_VOCAB, wish->prompt[position + 1], 1, &one);
+        wish->prompt_scores[position + 1] = one.logprob;
+    }
+    return true;
+}
+
+/* What one session alone gives. */
+static void run_alone(struct butler_engine *engine, struct wish *wish)
+{
+    struct butler_error err = {0};
+    for (int c = 0; c < wish->n_choices; c++) {
+        struct butler_sampler_params sampling = sampling_of(wish);
+        sampling.seed += (uint64_t)c;
+        struct butler_sampler *sampler = butler_sampler_new(&sampling, &err);
+        struct butler_session *session = butler_session_new(
+            engine, &(struct butler_session_params){.n_ctx = N_CTX, .policy = wish->policy, .seed = wish->seed}, &err);
+        assert_non_null(sampler);
+        assert_non_null(session);
+        assert_int_equal(butler_sampler_accept(sampler, wish->prompt, wish->n_prompt, &err), 0);
+        assert_int_equal(butler_prefill(session, wish->prompt, wish->n_prompt, score, wish, &err), 0);
+        for (int i = 0; i < wish->max_tokens; i++) {
+            struct serve_score one;
+            if (i > 0)
+                assert_int_equal(butler_step(session, wish->wanted[c][i - 1], &err), 0);
+            wish->wanted[c][i] = butler_sample(sampler, butler_logits(session), N_VOCAB, &err);
+            serve_score_token(butler_logits(session), N_VOCAB, wish->wanted[c][i], 0, &one);
+            wish->wanted_scores[c][i] = one.logprob;
+        }
+        butler_sampler_free(sampler);
+        butler_session_free(session);
+    }
+}
+
+/* growing: long answers, most of them under policies whose caches grow with them. */
+static void make_wishes(struct butler_engine *alone, int n, bool growing, uint64_t *random)
+{
+    static const char *const policies[] = {"full",
+                                           "quest:budget=64",
+                                           "fier:budget=96",
+                                           "h2o:budget=0.5",
+                                           "quest:budget=64,every=3",
+                                           "h2o:budget=64",
+                                           "snapkv:budget=80",
+                                           "h2o+vatp:budget=100",
+                                           "pyramidkv:budget=64",
+                                           "tova:budget=70",
+                                           "softprune",
+                                           "streaming:budget=48,prefill=evict"};
+    for (int i = 0; i < n; i++) {
+        struct wish *wish = &wishes[i];
+        *wish = (struct wish){.n_prompt = 1 + below(random, below(random, 3) ? 60 : 300),
+                              .max_tokens = growing ? 300 + below(random, 390) : 1 + below(random, below(random, 2) ? 60 : 690),
+                              .n_choices = below(random, 4) ? 1 : 1 + below(random, MAX_CHOICES),
+                              .scored = below(random, 3) == 0,
+                              .cancelled = below(random, 8) == 0,
+                              .policy = policies[below(random, growing && below(random, 3) ? 5 : BUTLER_COUNT(policies))],
+                              .key = below(random, 2) ? "a" : NULL,
+                              .seed = butler_random(random),
+                              .temperature = below(random, 3) ? 1 : 0,
+                              .wait_us = below(random, 3) ? 0 : below(random, 5000)};
+        const bool common = below(random, 2); /* beginnings that the prefix cache has */
+        for (int t = 0; t < wish->n_prompt; t++)
+            wish->prompt[t] = common ? 3 + t * 7 % 31 : below(random, N_VOCAB);
+        run_alone(alone, wish);
+    }
+}
+
+static struct serve_job *make_job(struct wish *wish)
+{
+    struct serve_job *job = serve_alloc(1, sizeof *job);
+    job->prompt = serve_alloc((size_t)wish->n_prompt, sizeof *job->prompt);
+    memcpy(job->prompt, wish->prompt, (size_t)wish->n_prompt * sizeof *job->prompt);
+    job->n_prompt = wish->n_prompt;
+    job->policy = strdup(wish->policy);
+    job->key = wish->key ? strdup(wish->key) : NULL;
+    job->sampling = sampling_of(wish);
+    job->n_choices = wish->n_choices;
+    job->max_tokens = wish->max_tokens;
+    job->score_prompt = wish->scored;
+    job->ignore_end = true;
+    job->user = wish;
+    wish->job = job;
+    return job;
+}
+
+/* Takes what has happened; returns how many jobs ended. */
+static int collect(struct serve_scheduler *scheduler)
+{
+    int n_done = 0;
+    for (struct serve_event *event = serve_collect(scheduler), *next; event; event = next) {
+        struct wish *wish = event->job->user;
+        next = event->next;
+        assert_int_equal(wish->done, 0);
+        if (event->kind == SERVE_TOKEN) {
+            int *n = &wish->n_got[event->choice];
+            wish->got[event->choice][*n] = event->id;
+            wish->got_scores[event->choice][(*n)++] = event->score.logprob;
+        }
+        if (event->kind == SERVE_DONE) {
+            wish->done = 1;
+            n_done++;
+        }
+        serve_event_free(event);
+    }
+    return n_done;
+}
+
+/* Of a job without an error every number is the one of the session alone. */
+static void check_wish(const struct wish *wish)
+{
+    for (int c = 0; c < wish->n_choices; c++) {
+        assert_int_equal(wish->n_got[c], wish->max_tokens);
+        assert_memory_equal(wish->got[c], wish->wanted[c], (size_t)wish->max_tokens * sizeof(int32_t));
+        assert_memory_equal(wish->got_scores[c], wish->wanted_scores[c], (size_t)wish->max_tokens * sizeof(double));
+    }
+    for (int i = 1; wish->scored && i < wish->n_prompt; i++)
+        assert_true(wish->job->scores[i].logprob == wish->prompt_scores[i]);
+}
+
+static struct butler_model *make_model(void)
+{
+    struct tiny tiny = tiny_default;
+    struct butler_error err;
+    const char *path = tiny_path("model.gguf");
+    tiny.n_ctx = N_CTX;
+    tiny_write(path, &tiny);
+    struct butler_model *model = butler_model_load(path, NULL, &err);
+    assert_non_null(model);
+    return model;
+}
+
+/* An engine whose pages are what jobs may hold and what the prefix cache may, and not a byte more. */
+static struct butler_engine *make_engine(struct butler_model *model, uint64_t kv_bytes, uint64_t prefix_bytes)
+{
+    struct butler_error err;
+    struct butler_engine *engine =
+        butler_engine_new(model,
+                          &(struct butler_engine_params){
+                              .n_threads = 2, .n_block = 64, .kv_bytes = kv_bytes + prefix_bytes, .prefix_bytes = prefix_bytes},
+                          &err);
+    assert_non_null(engine);
+    return engine;
+}
+
+static struct serve_scheduler *make_scheduler(struct butler_engine *engine, uint64_t kv_bytes, const char *park)
+{
+    struct butler_error err = {0};
+    const struct serve_params params = {.n_ctx = N_CTX,
+                                        .kv_type = BUTLER_KV_F16,
+                                        .kv_bytes = kv_bytes,
+                                        .park = park,
+                                        .max_stall_s = 0.01,
+                                        .max_jobs = 16,
+                                        .max_queue = MAX_JOBS,
+                                        .wake = wake};
+    struct serve_scheduler *scheduler = serve_scheduler_new(engine, &params, &err);
+    if (!scheduler)
+        fail_msg("%s", err.message);
+    return scheduler;
+}
+
+/* Runs n wishes; returns what the scheduler says of itself at the end. Jobs stay, to be freed. */
+static struct serve_metrics run_schedule(struct serve_scheduler *scheduler, int n)
+{
+    struct serve_metrics metrics;
+    int n_done = 0;
+    for (int i = 0; i < n; i++) {
+        if (wishes[i].wait_us)
+            usleep((useconds_t)wishes[i].wait_us);
+        assert_int_equal(serve_submit(scheduler, make_job(&wishes[i])), 0);
+        n_done += collect(scheduler);
+    }
+    for (int i = 0; i < n; i++)
+        if (wishes[i].cancelled && !wishes[i].done)
+            serve_cancel(wishes[i].job);
+    while (n_done < n) {
+        wait_for_wake();
+        n_done += collect(scheduler);
+    }
+    serve_scheduler_stop(scheduler);
+    assert_null(serve_collect(scheduler));
+    serve_inspect(scheduler, &metrics, NULL, 0);
+    assert_int_equal(metrics.n_jobs, n);
+    assert_int_equal(metrics.n_running + metrics.n_waiting + metrics.n_parked, 0);
+    return metrics;
+}
+
+static void free_jobs(int n)
+{
+    for (int i = 0; i < n; i++)
+        serve_job_free(wishes[i].job);
+}
+
+static void test_random_schedules(void **state)
+{
+    struct butler_model *model = make_model();
+    struct butler_engine *alone = make_engine(model, 64 << 20, 0);
+    uint64_t parked = 0, random = 5;
+    (void)state;
+    for (int round = 0; round < N_SCHEDULES; round++) {
+        const bool growing = round % 3 != 1;
+        const int n = (growing ? 12 : 2) + below(&random, MAX_JOBS - (growing ? 11 : 1));
+        /* About one to two of the largest jobs, two texts of 1000 tokens. */
+        const uint64_t kv_bytes = (uint64_t)(600000 + below(&random, 150000));
+        make_wishes(alone, n, growing, &random);
+        struct butler_engine *engine = make_engine(model, kv_bytes, 100000);
+        struct serve_scheduler *scheduler = make_scheduler(engine, kv_bytes, round % 6 == 5 ? NULL : tiny_path(""));
+        const struct serve_metrics metrics = run_schedule(scheduler, n);
+        for (int i = 0; i < n; i++) {
+            if (wishes[i].job->error.code && !(wishes[i].cancelled && wishes[i].job->error.code == BUTLER_ERROR_CANCELLED))
+                fail_msg("round %d, job %d, %s: %s", round, i, wishes[i].policy, wishes[i].job->error.message);
+            if (!wishes[i].job->error.code)
+                check_wish(&wishes[i]);
+        }
+        assert_true(round % 6 != 5 || metrics.parked_total == 0);
+        assert_int_equal(metrics.park_failures, 0);
+        parked += metrics.parked_total;
+        struct butler_engine_info info;
+        butler_engine_get_info(engine, &info);
+        assert_true(info.kv_memory == info.prefix_memory); /* no page is lost */
+        free_jobs(n);
+        serve_scheduler_free(scheduler);
+        butler_engine_free(engine);
+    }
+    print_message("%llu jobs were parked\n", (unsigned long long)parked);
+    assert_true(parked > 5);
+    butler_engine_free(alone);
+    butler_model_free(model);
+}
+
+/* Files cannot be written: jobs wait, then the youngest end with an error that says why; the others are not touched, and the oldest
+ * ends as always. */
+static void test_full_disk(void **state)
+{
+    enum { N = 8 };
+    struct butler_model *model = make_model();
+    struct butler_engine *alone = make_engine(model, 64 << 20, 0);
+    struct rlimit limit, before;
+    int n_failed = 0;
+    (void)state;
+    for (int i = 0; i < N; i++) {
+        wishes[i] = (struct wish){
+            .n_prompt = 20, .max_tokens = 600, .n_choices = 1, .policy = "full", .seed = (uint64_t)i, .temperature = 1};
+        for (int t = 0; t < 20; t++)
+            wishes[i].prompt[t] = (i + 3 * t) % N_VOCAB;
+        run_alone(alone, &wishes[i]);
+    }
+    struct butler_engine *engine = make_engine(model, 400000, 0);
+    struct serve_scheduler *scheduler = make_scheduler(engine, 400000, tiny_path(""));
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    limit = before;
+    limit.rlim_cur = 4096;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    const struct serve_metrics metrics = run_schedule(scheduler, N);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    for (int i = 0; i < N; i++) {
+        const struct butler_error *error = &wishes[i].job->error;
+        n_failed += error->code != 0;
+        if (error->code == 0) {
+            check_wish(&wishes[i]);
+            continue;
+        }
+        assert_int_equal(error->code, BUTLER_ERROR_MEMORY);
+        if (!strstr(error->message, "could not leave it") || !strstr(error->message, "cannot write"))
+            fail_msg("%s", error->message);
+    }
+    assert_int_equal(wishes[0].job->error.code, 0);
+    assert_true(n_failed > 0 && n_failed < N);
+    assert_true(metrics.parked_total == 0 && metrics.park_failures > 0);
+    free_jobs(N);
+    serve_scheduler_free(scheduler);
+    butler_engine_free(engine);
+    butler_engine_free(alone);
+    butler_model_free(model);
+}
+
+/* A machine whose steps take what is linear in their work, up to 3 % more or less, and from `slower` on twice that: prompts of any
+ * depth beside any number of texts fill the time that they may, and seldom more. */
+static void test_pace(void **state)
+{
+    enum { N = 1200, SLOWER = 800, LEARNING = 20 };
+    static const double stall = 0.1, factors[SERVE_N_WORK] = {4e-3, 4e-4, 3e-7, 9e-5, 3e-8};
+    struct serve_pace pace = {0};
+    uint64_t random = 3;
+    int n_late = 0, n_long = 0;
+    double sum = 0;
+    (void)state;
+    for (int i = 0, n_past = 0; i < N; i++) {
+        const int n_texts = below(&random, 12);
+        double work[SERVE_N_WORK] = {1, n_texts, n_texts * (2000.0 + below(&random, 1000))}, seconds = 0;
+        n_past = below(&random, 10) ? n_past : below(&random, 8000); /* another prompt, of which the prefix cache had a part */
+        const double left = stall - serve_pace_predict(&pace, work);
+        const int n = n_texts == 0 ? 512 : serve_pace_tokens(&pace, n_past, left, i < LEARNING ? 32 : 512);
+        work[SERVE_WORK_PROMPT] = n;
+        work[SERVE_WORK_PAIRS] = n * (n_past + n / 2.0);
+        for (int k = 0; k < SERVE_N_WORK; k++)
+            seconds += factors[k] * work[k];
+        seconds *= (i < SLOWER ? 1 : 2) * (0.97 + 0.01 * below(&random, 7));
+        serve_pace_add(&pace, work, seconds);
+        n_past += n;
+        if (n_texts == 0 || i < LEARNING || (i >= SLOWER && i < SLOWER + LEARNING))
+            continue;
+        n_late += seconds > 1.03 * stall;
+        n_long++;
+        sum += seconds / stall;
+    }
+    print_message("%d of %d steps were too long, on average they took %.2f of what they may\n", n_late, n_long, sum / n_long);
+    assert_true(n_late < n_long / 50);
+    assert_true(sum / n_long > 0.75);
+}
+
+static void test_refusals(void **state)
+{
+    struct butler_model *model = make_model();
+    struct butler_engine *engine = make_engine(model, 200000, 0);
+    struct butler_error err = {0};
+    const struct serve_params params = {.kv_bytes = 200000, .park = "/no/such/folder", .max_jobs = 1, .max_queue = 1, .wake = wake};
+    (void)state;
+    assert_null(serve_scheduler_new(engine, &params, &err));
+    assert_int_equal(err.code, BUTLER_ERROR_IO);
+    assert_non_null(strstr(err.message, "/no/such/folder"));
+    /* A job that could never have all it may come to need does not begin. */
+    wishes[0] = (struct wish){.n_prompt = 20, .max_tokens = 600, .n_choices = 3, .policy = "full"};
+    struct serve_scheduler *scheduler = make_scheduler(engine, 200000, tiny_path(""));
+    run_schedule(scheduler, 1);
+    assert_int_equal(wishes[0].job->error.code, BUTLER_ERROR_LENGTH);
+    assert_non_null(strstr(wishes[0].job->error.message, "--kv-ram"));
+    free_jobs(1);
+    serve_scheduler_free(scheduler);
+    butler_engine_free(engine);
+    butler_model_free(model);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random_schedules),
+        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_pace),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, tiny_clean);
+}
