@@ -161,9 +161,9 @@ struct butler_backend {
     /* The newest n slots of every KV head of every span are there (butler_kv_grow): writes k and v, lets metrics summarise them,
      * attends, lets metrics observe. A span's result does not depend on the others. */
     void (*attend_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans);
-    /* Scores the caches of the sessions for the last query of each span and evicts, so that room[i] more slots fit the budget.
+    /* Scores the caches of the sessions for the last query of each span and evicts, so that free_slots[i] more fit the budget.
      * state.position: that of the newest token in the cache. */
-    void (*evict_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, const int *room, int n_spans);
+    void (*evict_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, const int *free_slots, int n_spans);
 
     /* ---- one layer of one session ---- */
 
