@@ -36,7 +36,7 @@ struct butler_workspace {
     uint32_t *slots;     /* [n_heads][max_slots] behind the lists */
     uint32_t **list_slots;
     int *list_n;
-    int *turns;                     /* [n_kv_heads] of a prompt's tiles, whose metric sees them in order */
+    int *turns;                     /* [max_rows][n_kv_heads] of the tiles of prompts, whose metrics see them in order */
     uint32_t *units;                /* [n_threads][4 * max_slots] selected units, orders, new places */
     float *ordered;                 /* [n_threads][2 * max_slots] scores by position, for eviction, and values of a selection */
     float *row_scales, *row_shifts; /* [n_heads]: scale * score - shift is comparable between heads */
