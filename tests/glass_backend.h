@@ -111,8 +111,8 @@ GLASS(add_scaled, (struct butler_backend * backend, float *y, float factor, cons
 GLASS(scale, (struct butler_backend * backend, float *x, float factor, size_t n), (inner, x, factor, n))
 GLASS(softcap, (struct butler_backend * backend, float *x, float cap, size_t n), (inner, x, cap, n))
 GLASS(attend_spans, (struct butler_backend * backend, const struct butler_attend_span *spans, int n_spans), (inner, spans, n_spans))
-GLASS(evict_spans, (struct butler_backend * backend, const struct butler_attend_span *spans, const int *room, int n_spans),
-      (inner, spans, room, n_spans))
+GLASS(evict_spans, (struct butler_backend * backend, const struct butler_attend_span *spans, const int *free_slots, int n_spans),
+      (inner, spans, free_slots, n_spans))
 GLASS(append, (struct butler_backend * backend, const struct butler_layer_state *state, const float *k, const float *v, int n),
       (inner, state, k, v, n))
 GLASS(summarise, (struct butler_backend * backend, const struct butler_layer_state *state, int first), (inner, state, first))

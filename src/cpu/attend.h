@@ -70,12 +70,13 @@ struct butler_attend_block_job {
     float *out;
     int n, window, observe_from, tile_tokens, n_tiles;
     bool tiles; /* in the matrix unit */
-    int *turns; /* [n_kv_heads] which tile's weights the metric of a head sees next; NULL: a head that is observed is one task */
+    int *turns; /* [n_kv_heads] which tile's weights the metric of a head sees next; NULL: nothing is observed */
 };
-/* Fills *job and returns its number of tasks. n_threads: that will share them, or the tasks of other sessions. turns: all of them
- * begin their tasks in ascending order, and share this memory; or NULL. */
+/* Fills *job and returns its number of tasks. n_threads: that will share them, or the tasks of other sessions. They begin tasks in
+ * ascending order, after butler_attend_block_start, and share turns. */
 int butler_attend_block_begin(struct butler_attend_block_job *job, const struct butler_layer_state *state, const float *q,
                               float *out, int n, int window, int observe_from, int n_threads, int *turns);
+void butler_attend_block_start(const struct butler_attend_block_job *job);
 void butler_attend_block_task(const struct butler_attend_block_job *job, int task, int thread);
 
 /* The pieces of a prompt's block. */

@@ -371,7 +371,7 @@ static int kept_tokens(const struct butler_layer_state *state)
     return BUTLER_MAX(state->work->tile_rows / (state->n_heads / state->kv->n_kv_heads), 1);
 }
 
-/* A metric sees queries in their order: a head that is observed is one task, or its tiles take turns. */
+/* A metric sees queries in their order: the tiles of a head that is observed take turns. */
 void butler_attend_block_task(const struct butler_attend_block_job *job, int task, int thread)
 {
     const int n_kv_heads = job->state->kv->n_kv_heads, group = job->state->n_heads / n_kv_heads;
@@ -403,11 +403,15 @@ int butler_attend_block_begin(struct butler_attend_block_job *job, const struct 
     const int wanted = BUTLER_CEIL_DIV(3 * n_threads, n_kv_heads);
     const int tokens =
         BUTLER_MIN(BUTLER_MAX(BUTLER_CEIL_DIV(n, wanted), BUTLER_CEIL_DIV(STRIP, group)), BUTLER_MAX(ROWS / group, 1));
-    job->tile_tokens = job->turns ? kept_tokens(state) : observed ? n : tokens;
+    job->tile_tokens = job->turns ? kept_tokens(state) : tokens;
     job->n_tiles = BUTLER_CEIL_DIV(n, job->tile_tokens);
-    for (int h = 0; h < n_kv_heads && job->turns; h++) /* tiles before the first that is observed have no turn */
-        turns[h] = BUTLER_MAX(observe_from - state->position, 0);
     return n_kv_heads * job->n_tiles;
+}
+
+void butler_attend_block_start(const struct butler_attend_block_job *job)
+{
+    for (int h = 0; h < job->state->kv->n_kv_heads && job->turns; h++) /* tiles before the first that is observed have no turn */
+        job->turns[h] = BUTLER_MAX(job->observe_from - job->state->position, 0);
 }
 
 static void block_task(void *context, int task, int thread)
@@ -421,5 +425,6 @@ void butler_attend_block(struct butler_backend *backend, const struct butler_lay
     struct butler_attend_block_job job;
     const int n_tasks = butler_attend_block_begin(&job, state, q, out, n, window, observe_from, butler_pool_size(backend->pool),
                                                   state->work->turns);
+    butler_attend_block_start(&job);
     butler_pool_run(backend->pool, block_task, &job, n_tasks);
 }

@@ -83,6 +83,16 @@ static void decode_head(const struct butler_attend_span *span, const struct butl
     butler_count_ns(&state->traffic->attend_ns, &clock);
 }
 
+/* Of span i, whose prompt is read. state: the span's, in the engine's workspace or in one of a thread. */
+static int begin_block(const struct spans_job *job, int i, const struct butler_layer_state *state,
+                       struct butler_attend_block_job *block)
+{
+    const struct butler_attend_span *span = &job->spans[i];
+    return butler_attend_block_begin(block, state, span->q, span->out, span->n, span->window, span->observe_from,
+                                     butler_pool_size(job->backend->pool),
+                                     span->state.work->turns + i * span->state.kv->n_kv_heads);
+}
+
 static void span_task(void *context, int task, int thread)
 {
     const struct spans_job *job = context;
@@ -98,9 +108,7 @@ static void span_task(void *context, int task, int thread)
     }
     struct butler_attend_block_job block;
     double clock = butler_seconds();
-    const int n_tasks = butler_attend_block_begin(&block, &state, span->q, span->out, span->n, span->window, span->observe_from,
-                                                  butler_pool_size(job->backend->pool), NULL);
-    if (part < n_tasks)
+    if (part < begin_block(job, task % job->n_spans, &state, &block))
         butler_attend_block_task(&block, part, 0);
     butler_count_ns(&state.traffic->attend_ns, &clock);
 }
@@ -122,9 +130,8 @@ void butler_attend_spans(struct butler_backend *backend, const struct butler_att
         if (spans[i].decode)
             continue;
         prompts = true;
-        n_tasks = BUTLER_MAX(n_tasks, butler_attend_block_begin(&block, &spans[i].state, spans[i].q, spans[i].out, spans[i].n,
-                                                                spans[i].window, spans[i].observe_from,
-                                                                butler_pool_size(backend->pool), NULL));
+        n_tasks = BUTLER_MAX(n_tasks, begin_block(&job, i, &spans[i].state, &block));
+        butler_attend_block_start(&block);
     }
     if (prompts)
         butler_pool_run(backend->pool, append_task, &job, n_spans * n_kv_heads);

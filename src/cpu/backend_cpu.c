@@ -263,7 +263,7 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     butler_arena_want(pieces, &work->slots, heads * slots, sizeof(uint32_t));
     butler_arena_want(pieces, &work->list_slots, heads, sizeof(uint32_t *));
     butler_arena_want(pieces, &work->list_n, heads, sizeof(int));
-    butler_arena_want(pieces, &work->turns, heads, sizeof(int));
+    butler_arena_want(pieces, &work->turns, (size_t)sizes->max_rows * (size_t)hp->n_kv_heads, sizeof(int));
     butler_arena_want(pieces, &work->units, threads * 4 * slots, sizeof(uint32_t));
     butler_arena_want(pieces, &work->ordered, threads * 2 * slots, sizeof(float));
     butler_arena_want(pieces, &work->row_scales, heads, sizeof(float));

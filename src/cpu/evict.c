@@ -132,14 +132,14 @@ static void evict_task(void *context, int kv_head, int thread)
     evict_head(context, kv_head, thread);
 }
 
-static struct evict_job make_job(const struct butler_layer_state *state, int room)
+static struct evict_job make_job(const struct butler_layer_state *state, int free_slots)
 {
     const struct butler_limits limits =
-        butler_policy_limits(state->policy, state->layer, state->kv->n_layers, state->position + 1 + room);
+        butler_policy_limits(state->policy, state->layer, state->kv->n_layers, state->position + 1 + free_slots);
     return (struct evict_job){.state = state,
-                              .n_keep = BUTLER_MAX(limits.budget - room, 0),
+                              .n_keep = BUTLER_MAX(limits.budget - free_slots, 0),
                               .sinks = limits.sinks,
-                              .recent = BUTLER_MAX(limits.recent - room, 0),
+                              .recent = BUTLER_MAX(limits.recent - free_slots, 0),
                               .newest = butler_policy_keeps_newest(state->policy)};
 }
 
@@ -154,10 +154,10 @@ static void share_scores(struct evict_job *job)
 }
 
 /* One session, all threads. */
-static void evict_alone(struct butler_backend *backend, const struct butler_attend_span *span, int room)
+static void evict_alone(struct butler_backend *backend, const struct butler_attend_span *span, int free_slots)
 {
     const struct butler_layer_state *state = &span->state;
-    struct evict_job job = make_job(state, room);
+    struct evict_job job = make_job(state, free_slots);
     double clock = butler_seconds();
     backend->score(backend, state, span->q);
     butler_count_ns(&state->traffic->score_ns, &clock);
@@ -169,7 +169,7 @@ static void evict_alone(struct butler_backend *backend, const struct butler_atte
 struct spans_job {
     struct butler_backend *backend;
     const struct butler_attend_span *spans;
-    const int *room;
+    const int *free_slots;
     int n_spans;
 };
 
@@ -184,7 +184,7 @@ static void span_task(void *context, int task, int thread)
     if (kv_head >= (layer ? 1 : n_kv_heads))
         return;
     state.work = &job->backend->batch[thread];
-    struct evict_job own = make_job(&state, job->room[task % job->n_spans]);
+    struct evict_job own = make_job(&state, job->free_slots[task % job->n_spans]);
     double clock = butler_seconds();
     for (int h = layer ? 0 : kv_head; h < (layer ? n_kv_heads : kv_head + 1) && !own.newest; h++)
         butler_attend_score_units(&state, h, span->q, 0, butler_n_scores(&state, h), butler_score_rows(&state, h));
@@ -196,11 +196,11 @@ static void span_task(void *context, int task, int thread)
     butler_count_ns(&state.traffic->select_ns, &clock);
 }
 
-void butler_evict_spans(struct butler_backend *backend, const struct butler_attend_span *spans, const int *room, int n_spans)
+void butler_evict_spans(struct butler_backend *backend, const struct butler_attend_span *spans, const int *free_slots, int n_spans)
 {
-    struct spans_job job = {backend, spans, room, n_spans};
+    struct spans_job job = {backend, spans, free_slots, n_spans};
     if (n_spans == 1)
-        evict_alone(backend, spans, room[0]);
+        evict_alone(backend, spans, free_slots[0]);
     else
         butler_pool_run(backend->pool, span_task, &job, n_spans * spans[0].state.kv->n_kv_heads);
     for (int i = 0; i < n_spans; i++)

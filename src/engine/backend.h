@@ -36,7 +36,7 @@ struct butler_workspace {
     uint32_t *slots;     /* [n_heads][max_slots] behind the lists */
     uint32_t **list_slots;
     int *list_n;
-    int *turns;                     /* [n_kv_heads] of a prompt's tiles, whose metric sees them in order */
+    int *turns;                     /* [max_rows][n_kv_heads] of the tiles of prompts, whose metrics see them in order */
     uint32_t *units;                /* [n_threads][4 * max_slots] selected units, orders, new places */
     float *ordered;                 /* [n_threads][2 * max_slots] scores by position, for eviction, and values of a selection */
     float *row_scales, *row_shifts; /* [n_heads]: scale * score - shift is comparable between heads */
@@ -164,9 +164,9 @@ struct butler_backend {
     /* The newest n slots of every KV head of every span are there (butler_kv_grow): writes k and v, lets metrics summarise them,
      * attends, lets metrics observe. A span's result does not depend on the others. */
     void (*attend_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans);
-    /* Scores the caches of the sessions for the last query of each span and evicts, so that room[i] more slots fit the budget.
+    /* Scores the caches of the sessions for the last query of each span and evicts, so that free_slots[i] more fit the budget.
      * state.position: that of the newest token in the cache. */
-    void (*evict_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, const int *room, int n_spans);
+    void (*evict_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, const int *free_slots, int n_spans);
 
     /* ---- one layer of one session ---- */
 

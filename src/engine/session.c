@@ -172,7 +172,7 @@ static int fill_layer(struct butler_session *session, int layer, int n, uint64_t
 {
     struct butler_scratch *s = &session->engine->scratch;
     struct butler_backend *backend = session->engine->backend;
-    const int row = session->shape.n_kv_heads * session->shape.head_dim, room = 0;
+    const int row = session->shape.n_kv_heads * session->shape.head_dim, free_slots = 0;
     struct butler_attend_span span = {
         .state = butler_session_layer(session, &session->prompt_traffic, layer, session->n_past), .q = s->q, .n = 1};
     upload_noise(session, s->k, n * row, random);
@@ -189,7 +189,7 @@ static int fill_layer(struct butler_session *session, int layer, int n, uint64_t
         return BUTLER_ERROR_MEMORY;
     span.state.position = n_all - 1;
     upload_noise(session, s->q, session->shape.n_heads * session->shape.head_dim, random);
-    backend->evict_spans(backend, &span, &room, 1);
+    backend->evict_spans(backend, &span, &free_slots, 1);
     session->evicted = true;
     return 0;
 }
