@@ -88,6 +88,7 @@ enum cmd_flag {
     CMD_MID,
     CMD_KEY_HEADS,
     CMD_ROTATE,
+    CMD_BEGIN,
     CMD_VALID,
     CMD_VALID_TEXTS,
     CMD_EVERY,
@@ -135,7 +136,7 @@ struct cmd_biases {
 
 /* What `train` alone takes. */
 struct cmd_train {
-    const char *data, *valid, *version, *recipe, *loss, *input, *key_heads, *rotate, *type, *start;
+    const char *data, *valid, *version, *recipe, *loss, *input, *key_heads, *rotate, *begin, *type, *start;
     bool resume;
     int length, n_uses, n_queries, n_tokens, n_steps, batch, accumulate, dim, mid, n_valid, every, checkpoint_s;
     double lr, decay;

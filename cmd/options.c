@@ -150,7 +150,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_ACCUMULATE] = {0, "accumulate", "N", KIND_INT, AT(train.accumulate), 1, 65536, "a whole number from 1 to 65536",
                         "batches a step takes, one after the other"},
     [CMD_LR] = {0, "lr", "X", KIND_REAL, AT(train.lr), 0, 10, "a number from 0 to 10",
-                "the highest learning rate: linear warm-up over a tenth of the steps, then a cosine decay"},
+                "the highest learning rate (0.015 where the default recipe begins at random): warm-up over a tenth of the steps, "
+                "then cosine decay"},
     [CMD_DECAY] = {0, "weight-decay", "X", KIND_REAL, AT(train.decay), 0, 10, "a number from 0 to 10", "AdamW's, of matrices"},
     [CMD_LOSS] = {0, "loss", "NAME", KIND_STRING, AT(train.loss), 0, 0, NULL,
                   "v1: causal or square: squared errors over the causal half, or all as published; entropy: v2's"},
@@ -164,6 +165,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
                        "v1: a predicted key per kv head, or per query head as published"},
     [CMD_ROTATE] = {0, "rotate", "NAME", KIND_STRING, AT(train.rotate), 0, 0, NULL,
                     "fast: rotates the pairs with a period below --length; published: v1 all pairs, v2 none"},
+    [CMD_BEGIN] = {0, "begin", "NAME", KIND_STRING, AT(train.begin), 0, 0, NULL,
+                   "v2: fit or random: begins with least squares and each head's own rotation, or at random as v1"},
     [CMD_VALID] = {0, "valid", "TEXT,...", KIND_STRING, AT(train.valid), 0, 0, NULL, "other texts to measure on"},
     [CMD_VALID_TEXTS] = {0, "valid-texts", "N", KIND_INT, AT(train.n_valid), 1, 65536, "a whole number from 1 to 65536",
                          "how many texts to measure on"},

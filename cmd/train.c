@@ -69,11 +69,11 @@ static void take_paper(struct cmd_options *options)
     } texts[] = {{CMD_LOSS, &t->loss, "square"},
                  {CMD_TRAIN_INPUT, &t->input, "norm"},
                  {CMD_KEY_HEADS, &t->key_heads, "query"},
-                 {CMD_ROTATE, &t->rotate, "published"}};
+                 {CMD_ROTATE, &t->rotate, "published"},
+                 {CMD_BEGIN, &t->begin, "random"}};
     for (int i = 0; i < BUTLER_COUNT(texts); i++)
         if (!options->given[texts[i].flag])
             *texts[i].text = texts[i].value;
-    t->lr = options->given[CMD_LR] ? t->lr : 0.001;
     t->batch = options->given[CMD_TRAIN_BATCH] ? t->batch : 4;
     t->n_uses = options->given[CMD_USES] ? t->n_uses : 1;
     t->n_queries = options->given[CMD_QUERIES] ? t->n_queries : 0;
@@ -84,10 +84,10 @@ static int make_params(struct run *run, struct butler_train_params *params)
     static const char *const versions[] = {"v1", "v2"}, *const losses[] = {"causal", "square", "entropy"};
     static const char *const inputs[] = {"norm", "attention"}, *const keys[] = {"kv", "query"},
                              *const rotates[] = {"fast", "published"}, *const types[] = {"q4_0", "q8_0", "f16", "f32"},
-                             *const recipes[] = {"default", "paper"};
+                             *const recipes[] = {"default", "paper"}, *const begins[] = {"fit", "random"};
     struct cmd_options *options = run->options;
     const struct cmd_train *t = &options->train;
-    int version, loss, input, key_heads, published, paper;
+    int version, loss, input, key_heads, published, paper, random;
     if (choose(options, "--recipe", t->recipe, recipes, 2, &paper) != CMD_DONE)
         return CMD_USAGE;
     if (paper)
@@ -97,6 +97,7 @@ static int make_params(struct run *run, struct butler_train_params *params)
         choose(options, "--input", t->input, inputs, 2, &input) != CMD_DONE ||
         choose(options, "--key-heads", t->key_heads, keys, 2, &key_heads) != CMD_DONE ||
         choose(options, "--rotate", t->rotate, rotates, 2, &published) != CMD_DONE ||
+        choose(options, "--begin", t->begin, begins, 2, &random) != CMD_DONE ||
         choose(options, "--type", t->type, types, BUTLER_COUNT(types), &run->type) != CMD_DONE)
         return CMD_USAGE;
     version++;
@@ -113,6 +114,8 @@ static int make_params(struct run *run, struct butler_train_params *params)
     butler_predictor_rotate(&sizes, run->model, published ? 0 : t->length);
     if (key_heads == 1 && version == 1)
         sizes.n_key_heads = sizes.n_heads;
+    const bool fit = version == 2 && !random && !published;
+    const double lr = options->given[CMD_LR] || fit || paper ? t->lr : 0.015;
     struct butler_engine_info device;
     butler_engine_get_info(run->engine, &device);
     *params = (struct butler_train_params){
@@ -122,6 +125,7 @@ static int make_params(struct run *run, struct butler_train_params *params)
         .n_valid = run->valid.n,
         .start = t->start,
         .sizes = sizes,
+        .fit = fit,
         .loss = version == 2 ? BUTLER_LOSS_CROSS_ENTROPY : (enum butler_loss_kind)loss,
         .length = t->length,
         .n_uses = t->n_uses,
@@ -130,8 +134,7 @@ static int make_params(struct run *run, struct butler_train_params *params)
         .accumulate = t->accumulate,
         .n_tokens = t->n_tokens,
         .n_valid_texts = t->n_valid,
-        .adam =
-            {.lr = (float)t->lr, .weight_decay = (float)t->decay, .clip = 20, .spike = 10, .warmup = 0.1f, .n_steps = t->n_steps},
+        .adam = {.lr = (float)lr, .weight_decay = (float)t->decay, .clip = 20, .spike = 10, .warmup = 0.1f, .n_steps = t->n_steps},
         .seed = options->seed,
         .n_threads = device.n_threads,
     };
@@ -355,7 +358,7 @@ static const struct cmd_use uses[] = {
     {CMD_STEPS, "0"},
     {CMD_TRAIN_BATCH, "2"},
     {CMD_ACCUMULATE, "1"},
-    {CMD_LR, "0.015"},
+    {CMD_LR, "0.001"},
     {CMD_DECAY, "0.01"},
     {CMD_LOSS, "entropy"},
     {CMD_TRAIN_INPUT, "attention"},
@@ -363,6 +366,7 @@ static const struct cmd_use uses[] = {
     {CMD_MID, "0"},
     {CMD_KEY_HEADS, "kv"},
     {CMD_ROTATE, "fast"},
+    {CMD_BEGIN, "fit"},
     {CMD_VALID, NULL},
     {CMD_VALID_TEXTS, "8"},
     {CMD_EVERY, "50"},

@@ -28,7 +28,8 @@ def shapes_of(s):
         served = min(s["stride"], layers - b * s["stride"])
         shapes |= {f"producer.{b}.norm.weight": (embd,), f"producer.{b}.norm.bias": (embd,),
                    f"producer.{b}.query_1.weight": (mid, embd), f"producer.{b}.query_2.weight": (served * s["n_heads"] * d, mid)}
-    return shapes | {f"key.{layer}.weight": (s["n_kv_heads"] * d, s["head_dim"]) for layer in range(1, layers + 1)}
+    shapes |= {f"key.{layer}.weight": (s["n_kv_heads"] * d, s["head_dim"]) for layer in range(1, layers + 1)}
+    return shapes | ({"rope_freq": (layers * s["n_kv_heads"] * d // 2,)} if s.get("head_freq") else {})
 
 
 def fingerprint_of(model, folder):
@@ -41,8 +42,9 @@ def fingerprint_of(model, folder):
 
 
 def write_random(path, model, fingerprint, version, per_query_head=False, input=0, d=8, mid=32, stride=4, seed=1,
-                 rotated=False):
-    """Writes a predictor with random weights. Returns the number of its parameters."""
+                 rotated=False, head_freq=False):
+    """Writes a predictor with random weights. head_freq (version 2): each KV head rotates its queries in its own way. Returns the number
+    of its parameters."""
     info = rows("info", model)[0]
     s = {"version": version, "input": input, "d": d, "n_mid": mid}
     s |= {key: info[key] for key in ("n_layers", "n_embd", "n_heads", "n_kv_heads", "head_dim")}
@@ -64,9 +66,11 @@ def write_random(path, model, fingerprint, version, per_query_head=False, input=
     file.put("butler-predictor.model_xxh3", STRING, fingerprint.encode())
     file.put("butler-predictor.training.loss", F32, 0.5)
     random = np.random.default_rng(seed)
-    shapes = shapes_of(s)
+    shapes = shapes_of(s | {"head_freq": head_freq})
     for name, shape in shapes.items():
         data = random.normal(0, 1.5 / np.sqrt(shape[-1]), shape) if len(shape) == 2 else random.normal("norm.weight" in name, 0.2, shape)
+        if name == "rope_freq":
+            data = random.uniform(0, 1, shape)
         file.tensors[name] = (list(reversed(shape)), 0, data.astype("<f4").tobytes())
     file.write(path)
     return sum(int(np.prod(shape)) for shape in shapes.values())
@@ -151,6 +155,11 @@ class Network:
             x = layer_norm(inputs[b * s["stride"]], w[name + "norm.weight"], w[name + "norm.bias"])
             q = silu(x @ w[name + "query_1.weight"].T) @ w[name + "query_2.weight"].T
             q = q.reshape(len(x), -1, s["n_heads"], s["d"])
+            if "rope_freq" in w:  # [layers - 1][KV heads][d / 2]
+                first, group = b * s["stride"], s["n_heads"] // s["n_kv_heads"]
+                freq = w["rope_freq"].reshape(-1, s["n_kv_heads"], s["d"] // 2)
+                q = np.stack([np.stack([rotate(q[:, l, h], freq[first + l, h // group]) for h in range(s["n_heads"])], axis=1)
+                              for l in range(q.shape[1])], axis=1)
             queries.append(rotate(q, s["rope_freq"][1]) if "rope_freq" in s else q)
         keys = [np.einsum("tgc,gdc->tgd", cached[layer], w[f"key.{layer}.weight"].reshape(s["n_kv_heads"], s["d"], -1))
                 for layer in range(1, s["n_layers"])]

@@ -315,7 +315,7 @@ def test_predicted_ids_are_those_of_the_definition(recorder, tmp_path, fingerpri
     for model, kv, threads, block in SETUPS:
         predictor = tmp_path / "predictor.gguf"
         write_random(predictor, MODELS / model, fingerprints[model], 2 if "butler2" in policy else 1, per_query_head, fed, stride=1,
-                     rotated=fed == 0)
+                     rotated=fed == 0, head_freq="butler2" in policy and fed == 1)
         recording = record(recorder, tmp_path, MODELS / model, policy, SHORT, kv, "ref" if kv == "f32" else best_isa(), threads, block,
                            predictor=predictor)
         check_predicted(recording, predictor, policy, SHORT, kv)

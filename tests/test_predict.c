@@ -77,9 +77,15 @@ static struct fixture open_fixture(const char *name)
     assert_non_null(fixture.bytes);
     memcpy(s, fixture.bytes, sizeof s);
     fixture.at = (const float *)(void *)(fixture.bytes + sizeof s);
-    struct butler_predictor_sizes sizes = {
-        s[0], BUTLER_PREDICTOR_INPUT_NORM, s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10], *fixture.at, s[13], s[11],
-        {0}};
+    struct butler_predictor_sizes sizes = {s[0],        BUTLER_PREDICTOR_INPUT_NORM,
+                                           s[1],        s[2],
+                                           s[3],        s[4],
+                                           s[5],        s[6],
+                                           s[7],        s[8],
+                                           s[9],        s[10],
+                                           *fixture.at, s[13],
+                                           s[11],       {0},
+                                           false};
     for (int i = 0; sizes.version == 2 && *fixture.at > 0 && i < sizes.d / 2; i++)
         sizes.rope_freq[i] = (float)pow((double)*fixture.at, -2.0 * i / sizes.d);
     fixture.at++;

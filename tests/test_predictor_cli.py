@@ -1,5 +1,6 @@
 """The command with a predictor: named, beside the model, for another model, missing."""
 import shutil
+import struct
 
 import pytest
 
@@ -50,12 +51,28 @@ def test_rotation_is_chosen_in_training(tmp_path, version, key):
     flags = ["train", "-m", GQA, "--data", text, "-o", tmp_path / "p.gguf", "--length", "32", "--steps", "1", "--predictor", version]
     refuses(USAGE, *flags, "--rotate", "slow", says=["--rotate", "fast or published"])
     for rotate, keys in [("fast", 1), ("published", 0)]:
-        butler(*flags, "--rotate", rotate)
+        butler(*flags, "--rotate", rotate, "--begin", "random")
         written = [value for name, value in Gguf(tmp_path / "p.gguf").values.items() if name.endswith("." + key)]
         assert len(written) == keys
         if version == "v1" and keys:
             assert written == [(U32, 32)]
         butler("run", "-m", GQA, "-p", PROMPT, "-n", "3", "--kv", "tokenbutler" + version[1:].replace("1", ""), "--predictor", tmp_path / "p.gguf")
+
+
+def test_each_head_rotates_in_its_own_way(tmp_path):
+    """What is fitted names the frequencies of every KV head; a file with others than can be is refused."""
+    text, out = tmp_path / "text", tmp_path / "p.gguf"
+    text.write_text("It was the best of times, it was the worst of times. " * 99)
+    butler("train", "-m", GQA, "--data", text, "-o", out, "--length", "64", "--steps", "2", "--predictor", "v2")
+    file, info = Gguf(out), rows("info", GQA)[0]
+    dims, kind, data = file.tensors["rope_freq"]
+    d = file.values["butler-predictor.d"][1]
+    assert dims == [(info["n_layers"] - 1) * info["n_kv_heads"] * d // 2] and kind == 0
+    assert "butler-predictor.rope_freq" not in file.values
+    butler("run", "-m", GQA, "-p", PROMPT, "-n", "3", "--kv", POLICY, "--predictor", out)
+    file.tensors["rope_freq"] = (dims, kind, struct.pack("<f", float("nan")) + data[4:])
+    file.write(tmp_path / "bad.gguf")
+    refuses(FAILED, "run", "-m", GQA, "-p", PROMPT, "--kv", POLICY, "--predictor", tmp_path / "bad.gguf", says=["bad.gguf", "rope_freq", "nan radians"])
 
 
 def test_bench(predictor):

@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include "fixtures.h"
+#include "train/fit.h"
 #include "train/net.h"
 #include "tiny_model.h"
 #include "train/train.h"
@@ -88,15 +89,19 @@ struct bench {
     float *grads;
 };
 
-static void bench_make(struct bench *b, const char *name)
+/* head_freq: the queries' frequencies are given for each KV head, all the same. */
+static void bench_make(struct bench *b, const char *name, bool head_freq)
 {
     struct butler_error err = {0};
     problem_read(&b->p, name);
+    b->p.sizes.head_freq = head_freq;
     if (!(b->blas = butler_blas_load(&err)))
         fail_msg("%s", err.message);
     if (!(b->predictor = butler_predictor_new(&b->p.sizes, 3, &err)))
         fail_msg("%s", err.message);
-    memcpy(b->predictor->weights, b->p.weights, b->predictor->n_weights * sizeof(float));
+    const size_t n_freq = head_freq ? (size_t)b->predictor->params[--b->predictor->n_params].n_cols : 0;
+    memcpy(b->predictor->weights, b->p.weights, (b->predictor->n_weights - n_freq) * sizeof(float));
+    b->predictor->n_params += head_freq;
     b->net = butler_net_new(b->predictor, b->blas, butler_kernels_get(NULL), b->p.kind, b->p.n, &err);
     assert_non_null(b->net);
     b->grads = calloc(b->predictor->n_weights, sizeof(float));
@@ -124,15 +129,17 @@ static double distance(const float *a, const float *b, size_t n)
     return sqrt(difference / size);
 }
 
-static void against_torch(const char *name)
+static void against_torch(const char *name, bool head_freq)
 {
     struct bench b;
-    bench_make(&b, name);
+    bench_make(&b, name, head_freq);
     const double loss = run_net(b.net, &b.p, 0);
     assert_true(fabs(loss - (double)b.p.loss) <= 1e-5 * fabs((double)b.p.loss));
     for (int i = 0; i < b.predictor->n_params; i++) {
         const struct butler_predictor_param *param = &b.predictor->params[i];
         const size_t at = (size_t)(param->data - b.predictor->weights), n = (size_t)param->n_rows * (size_t)param->n_cols;
+        if (!strcmp(param->name, "rope_freq")) /* is not learned */
+            continue;
         const double error = distance(b.grads + at, b.p.grads + at, n);
         print_message("%s %s: %.1e\n", name, param->name, error);
         if (!(error <= 1e-4))
@@ -144,34 +151,38 @@ static void against_torch(const char *name)
 static void test_torch_v1_causal(void **state)
 {
     (void)state;
-    against_torch("predictor/v1-causal.bin");
+    against_torch("predictor/v1-causal.bin", false);
 }
 
 static void test_torch_v1_square(void **state)
 {
     (void)state;
-    against_torch("predictor/v1-square.bin");
-    against_torch("predictor/v1-fast.bin");
+    against_torch("predictor/v1-square.bin", false);
+    against_torch("predictor/v1-fast.bin", false);
 }
 
 static void test_torch_v2(void **state)
 {
     (void)state;
-    against_torch("predictor/v2.bin");
-    against_torch("predictor/v2-rotated.bin");
+    against_torch("predictor/v2.bin", false);
+    against_torch("predictor/v2-rotated.bin", false);
+    against_torch("predictor/v2-rotated.bin", true);
 }
 
 /* The slope of the loss along a random direction, by central differences and by the gradient, a parameter at a time. */
-static void finite_differences(const char *name, int n_queries)
+static void finite_differences(const char *name, int n_queries, bool head_freq)
 {
     struct bench b;
-    bench_make(&b, name);
+    bench_make(&b, name, head_freq);
+    const struct butler_predictor_param *freq = &b.predictor->params[b.predictor->n_params - 1];
+    for (int i = 0; head_freq && i < freq->n_cols; i++)
+        freq->data[i] = 0.3f / (float)(i + 1);
     run_net(b.net, &b.p, n_queries);
     b.net->grads = NULL;
     uint64_t seed = 11;
     float *start = malloc(b.predictor->n_weights * sizeof(float)), *direction = malloc(b.predictor->n_weights * sizeof(float));
     memcpy(start, b.predictor->weights, b.predictor->n_weights * sizeof(float));
-    for (int i = 0; i < b.predictor->n_params; i++) {
+    for (int i = 0; i < b.predictor->n_params - head_freq; i++) {
         const struct butler_predictor_param *param = &b.predictor->params[i];
         const size_t at = (size_t)(param->data - b.predictor->weights), n = (size_t)param->n_rows * (size_t)param->n_cols;
         const double h = 3e-3;
@@ -201,8 +212,9 @@ static void test_finite_differences(void **state)
 {
     (void)state;
     for (int n_queries = 0; n_queries <= 9; n_queries += 9) {
-        finite_differences("predictor/v1-causal.bin", n_queries);
-        finite_differences("predictor/v2-rotated.bin", n_queries);
+        finite_differences("predictor/v1-causal.bin", n_queries, false);
+        finite_differences("predictor/v2-rotated.bin", n_queries, false);
+        finite_differences("predictor/v2-rotated.bin", n_queries, true);
     }
 }
 
@@ -403,8 +415,10 @@ static void setup_make(struct setup *s, int version)
         .seed = 1,
         .n_threads = 1,
     };
-    if (version == 2)
+    if (version == 2) {
         s->params.sizes.stride = 2;
+        s->params.fit = true;
+    }
 }
 
 static struct butler_trainer *trainer_make(const struct setup *s)
@@ -553,6 +567,84 @@ static void test_old_checkpoints(void **state)
     butler_trainer_free(trainer);
     free_engine(s.engine);
     free(bytes.data);
+}
+
+/* Solutions of equations of which the solution is known; a matrix that has none is refused. */
+static void test_solve(void **state)
+{
+    enum { N = 20, M = 3 };
+    double a[N * N], x[N * M], b[N * M] = {0};
+    uint64_t seed = 3;
+    struct butler_error err = {0};
+    (void)state;
+    float *half = random_rows(N, N, &seed);
+    for (int i = 0; i < N * N; i++) {
+        a[i] = i % (N + 1) == 0;
+        for (int k = 0; k < N; k++)
+            a[i] += (double)half[i / N * N + k] * (double)half[i % N * N + k];
+    }
+    for (int i = 0; i < N * M; i++)
+        x[i] = (double)butler_random_normal(&seed);
+    for (int i = 0; i < N * M; i++)
+        for (int k = 0; k < N; k++)
+            b[i] += (a[i / M * N + k] + (i / M == k ? 0.5 : 0)) * x[k * M + i % M];
+    double trace = 0;
+    for (int i = 0; i < N; i++)
+        trace += a[i * N + i];
+    assert_int_equal(butler_solve(N, a, 0.5 * N / trace, M, b, &err), 0);
+    for (int i = 0; i < N * M; i++)
+        assert_true(fabs(b[i] - x[i]) < 1e-9);
+    memset(a, 0, sizeof a);
+    a[0] = 1, a[N + 1] = -1;
+    assert_int_equal(butler_solve(N, a, 0, M, b, &err), BUTLER_ERROR_NUMERIC);
+    assert_non_null(strstr(err.message, "row 1 of 20"));
+    free(half);
+}
+
+/* What least squares makes: keys that are the model's own channels, queries that turn as these do, and a choice of tokens that no
+ * step of training has improved yet and that is far better than one at random. */
+static void test_fit(void **state)
+{
+    (void)state;
+    struct setup s;
+    struct butler_error err = {0};
+    struct butler_train_report report;
+    struct butler_loss_measures random, fitted;
+    double loss;
+    setup_make(&s, 2);
+    s.params.adam.lr = 0;
+    struct butler_trainer *trainer = trainer_make(&s);
+    assert_int_equal(butler_trainer_measure(trainer, &loss, &random, &err), 0);
+    assert_int_equal(butler_trainer_step(trainer, &report, &err), 1);
+    assert_int_equal(butler_trainer_measure(trainer, &loss, &fitted, &err), 0);
+    print_message("top half: at random %.3f, fitted %.3f; recall: %.3f, %.3f\n", random.top_half / random.n_rows,
+                  fitted.top_half / fitted.n_rows, random.recall / random.n_rows, fitted.recall / fitted.n_rows);
+    assert_true(fitted.top_half / fitted.n_rows > random.top_half / random.n_rows + 0.15);
+    assert_true(fitted.recall > 2 * random.recall);
+    const struct butler_predictor_sizes *sizes = &trainer->predictor->sizes;
+    const struct butler_hparams *hp = &trainer->model->hp;
+    for (int layer = 1; layer < sizes->n_layers; layer++) {
+        int n_sets;
+        char name[40];
+        snprintf(name, sizeof name, "key.%d.weight", layer);
+        const float *row = butler_predictor_find(trainer->predictor, name)->data;
+        const float *freq = butler_predictor_layer_freq(trainer->predictor, layer, &n_sets);
+        assert_int_equal(n_sets, sizes->n_kv_heads);
+        for (int r = 0; r < sizes->n_kv_heads * sizes->d; r++, row += sizes->head_dim) {
+            int n_used = 0, channel = -1;
+            for (int c = 0; c < sizes->head_dim; c++)
+                if (row[c] != 0)
+                    n_used++, channel = c;
+            if (r % (sizes->d / 2) >= sizes->head_dim / 2) /* there are no more pairs */
+                continue;
+            assert_int_equal(n_used, 1);
+            const int pair = hp->rope == BUTLER_ROPE_ADJACENT ? channel / 2 : channel % (hp->n_rot / 2);
+            assert_true(freq[r / sizes->d * (sizes->d / 2) + r % (sizes->d / 2)] ==
+                        (pair < hp->n_rot / 2 ? trainer->model->rope_freq[pair] : 0));
+        }
+    }
+    butler_trainer_free(trainer);
+    free_engine(s.engine);
 }
 
 /* A norm far out of the row, or one that is no number, moves nothing. */
@@ -704,6 +796,8 @@ int main(void)
         cmocka_unit_test(test_blocks_equal_whole),
         cmocka_unit_test(test_measures),
         cmocka_unit_test(test_sampling_is_unbiased),
+        cmocka_unit_test(test_solve),
+        cmocka_unit_test(test_fit),
         cmocka_unit_test(test_threads_v1),
         cmocka_unit_test(test_threads_v2),
         cmocka_unit_test(test_resume_is_exact),

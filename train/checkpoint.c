@@ -12,8 +12,8 @@ enum { VERSION = 5 };
 
 /* What must be equal to resume a run. setting_names has the flags that set it. */
 struct settings {
-    uint64_t version, model, data, predictor_version, input, d, n_mid, n_inner, n_inner_heads, n_key_heads, stride, rotated, loss,
-        length, n_uses, n_queries, batch, accumulate, n_steps, seed, rate, weight_decay, clip, spike, warmup;
+    uint64_t version, model, data, predictor_version, input, d, n_mid, n_inner, n_inner_heads, n_key_heads, stride, rotated, fit,
+        loss, length, n_uses, n_queries, batch, accumulate, n_steps, seed, rate, weight_decay, clip, spike, warmup;
 };
 
 static const char *const setting_names[] = {
@@ -29,6 +29,7 @@ static const char *const setting_names[] = {
     "--key-heads",
     "stride",
     "--rotate",
+    "--begin",
     "--loss",
     "--length",
     "--uses",
@@ -74,6 +75,7 @@ static struct settings settings_of(const struct butler_trainer *trainer)
         .n_key_heads = (uint64_t)sizes->n_key_heads,
         .stride = (uint64_t)sizes->stride,
         .rotated = sizes->version == 1 ? sizes->rope_length > 0 : butler_predictor_rotates(sizes),
+        .fit = params->fit,
         .loss = (uint64_t)params->loss,
         .length = (uint64_t)params->length,
         .n_uses = (uint64_t)params->n_uses,

@@ -58,10 +58,9 @@ struct butler_net *butler_net_new(const struct butler_predictor *predictor, cons
     butler_arena_want(arena, &net->panels, BUTLER_MAX(panels, 2 * (size_t)BUTLER_LOSS_ROWS * n), sizeof(float));
     butler_arena_want(arena, &net->row, n, sizeof(float));
     if (butler_predictor_rotates(s)) {
-        butler_arena_want(arena, &net->cosines, half, sizeof(float));
-        butler_arena_want(arena, &net->sines, half, sizeof(float));
-        butler_arena_want(arena, &net->at_cosines, half, sizeof(float));
-        butler_arena_want(arena, &net->at_sines, half, sizeof(float));
+        const size_t n_sets = s->head_freq ? (size_t)s->n_key_heads : 1;
+        butler_arena_want(arena, &net->at_cosines, n_sets * half, sizeof(float));
+        butler_arena_want(arena, &net->at_sines, n_sets * half, sizeof(float));
     }
     net->version->request(net);
     if (butler_arena_make(arena, err) < 0) {
@@ -142,29 +141,44 @@ static size_t group_floats(const struct butler_net *net, int *n_rows)
     return (size_t)net->n_queries * (size_t)*n_rows;
 }
 
+void butler_net_turn(struct butler_net *net, const float *freq, int n_sets)
+{
+    const int half = net->predictor->sizes.d / 2;
+    float *cosines = net->at_cosines, *sines = net->at_sines;
+    net->n_turns = n_sets;
+    for (int set = 0; set < n_sets; set++, freq += half)
+        for (int r = 0; r < net->n_queries; r++)
+            for (int i = 0; i < half; i++) {
+                const double angle = (double)net->at[r] * (double)freq[i];
+                *cosines++ = (float)cos(angle);
+                *sines++ = (float)sin(angle);
+            }
+}
+
 static void rotate_queries(struct butler_net *net, bool back, float *x)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
-    for (int g = 0; g < s->n_key_heads; g++, x += (size_t)net->n_queries * (size_t)(s->n_heads / s->n_key_heads * s->d))
-        butler_rotate_heads(net->n_queries, s->n_heads / s->n_key_heads, s->d, net->at_cosines, net->at_sines, back, x);
+    const int group = s->n_heads / s->n_key_heads;
+    for (int g = 0; g < s->n_key_heads && net->at_cosines; g++, x += (size_t)net->n_queries * (size_t)(group * s->d)) {
+        const size_t set = net->n_turns > 1 ? (size_t)g * (size_t)net->n_queries * (size_t)(s->d / 2) : 0;
+        butler_rotate_heads(net->n_queries, group, s->d, net->at_cosines + set, net->at_sines + set, back, x);
+    }
 }
 
-void butler_net_queries_forward(struct butler_net *net, const struct butler_predictor_param *second, int row, bool rotate)
+void butler_net_queries_forward(struct butler_net *net, const struct butler_predictor_param *second, int row)
 {
     int n_rows;
     const size_t size = group_floats(net, &n_rows);
     for (int g = 0; g < net->predictor->sizes.n_key_heads; g++)
         butler_net_second_forward(net, &net->query, second, row + g * n_rows, n_rows, net->qp + (size_t)g * size);
-    if (rotate)
-        rotate_queries(net, false, net->qp);
+    rotate_queries(net, false, net->qp);
 }
 
-void butler_net_queries_back(struct butler_net *net, const struct butler_predictor_param *second, int row, bool rotate, bool add)
+void butler_net_queries_back(struct butler_net *net, const struct butler_predictor_param *second, int row, bool add)
 {
     int n_rows;
     const size_t size = group_floats(net, &n_rows);
-    if (rotate)
-        rotate_queries(net, true, net->dqp);
+    rotate_queries(net, true, net->dqp);
     for (int g = 0; g < net->predictor->sizes.n_key_heads; g++)
         butler_net_second_back(net, &net->query, second, row + g * n_rows, n_rows, net->dqp + (size_t)g * size, add || g > 0);
 }
@@ -211,10 +225,6 @@ void butler_net_run(struct butler_net *net, const struct butler_states *states, 
     net->n_queries = net->query.n = butler_loss_sample(states->n, n_queries, seed, net->at);
     net->loss = 0;
     net->measures = (struct butler_loss_measures){0};
-    if (net->cosines) {
-        butler_net_gather(net, net->cosines, s->d / 2, s->d / 2, net->at_cosines);
-        butler_net_gather(net, net->sines, s->d / 2, s->d / 2, net->at_sines);
-    }
     for (int l = 0; l < s->n_layers; l++) {
         const int producer = butler_states_producer(s, l);
         if (l > 0)

@@ -48,12 +48,13 @@ struct butler_net {
     float *kp, *dkp;                  /* one layer's: [n][n_key_heads][d] */
     float *panels;                    /* butler_loss_panel_floats, or for version 1's attention 2 BUTLER_LOSS_ROWS n */
     float *row;                       /* [n] */
-    float *cosines, *sines;           /* [n][d / 2] */
-    float *at_cosines, *at_sines;     /* [n_queries][d / 2] */
+    float *at_cosines, *at_sines;     /* [n_turns][n_queries][d / 2] */
+    int n_turns;                      /* sets of frequencies of the queries: 1, or one for each key head */
     /* Version 1: [n][n_inner], the feed-forward part twice as wide. */
     float *z, *inner_q, *k, *v, *a, *normed, *up, *gelu;
     float *dz, *dq, *dk, *dv, *da, *dup;
     float *asked, *dasked;              /* [n_queries][n_embd] I' of the queries, and its gradient */
+    float *freq, *cosines, *sines;      /* [d / 2], [n][d / 2] of predicted keys */
     float *inner_freq;                  /* [n_inner / n_inner_heads / 2] */
     float *inner_cosines, *inner_sines; /* [n][n_inner / n_inner_heads / 2] */
     struct butler_arena arena;
@@ -89,10 +90,12 @@ void butler_net_second_forward(const struct butler_net *net, const struct butler
                                const struct butler_predictor_param *second, int row, int n_rows, float *out);
 void butler_net_second_back(const struct butler_net *net, struct butler_net_mid *mid, const struct butler_predictor_param *second,
                             int row, int n_rows, const float *dout, bool add);
-/* The same for one layer's predicted queries, qp and dqp: its rows begin at `row`, and its heads lie in groups that share a key.
- * rotate: by the queries' positions. */
-void butler_net_queries_forward(struct butler_net *net, const struct butler_predictor_param *second, int row, bool rotate);
-void butler_net_queries_back(struct butler_net *net, const struct butler_predictor_param *second, int row, bool rotate, bool add);
+/* Fills at_cosines and at_sines from freq[n_sets][d / 2]; n_sets is 1 or n_key_heads. */
+void butler_net_turn(struct butler_net *net, const float *freq, int n_sets);
+/* The same for one layer's predicted queries, qp and dqp, which are rotated as butler_net_turn was told: the layer's rows begin at
+ * `row`, and its heads lie in groups that share a key. */
+void butler_net_queries_forward(struct butler_net *net, const struct butler_predictor_param *second, int row);
+void butler_net_queries_back(struct butler_net *net, const struct butler_predictor_param *second, int row, bool add);
 /* Losses of one layer's heads: qp and kp against the model's q and k; with grads, dqp and dkp are written. */
 void butler_net_heads(struct butler_net *net, const float *q, const float *k);
 

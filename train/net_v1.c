@@ -21,6 +21,9 @@ static void request(struct butler_net *net)
     butler_arena_want(&net->arena, &net->inner_freq, (size_t)(s->n_inner / s->n_inner_heads / 2), sizeof(float));
     butler_arena_want(&net->arena, &net->inner_cosines, half, sizeof(float));
     butler_arena_want(&net->arena, &net->inner_sines, half, sizeof(float));
+    butler_arena_want(&net->arena, &net->freq, (size_t)(s->d / 2), sizeof(float));
+    butler_arena_want(&net->arena, &net->cosines, n * (size_t)(s->d / 2), sizeof(float));
+    butler_arena_want(&net->arena, &net->sines, n * (size_t)(s->d / 2), sizeof(float));
     butler_arena_want(&net->arena, &net->asked, n * (size_t)s->n_embd, sizeof(float));
     butler_arena_want(&net->arena, &net->dasked, n * (size_t)s->n_embd, sizeof(float));
     butler_net_request_mid(net, &net->key);
@@ -30,9 +33,8 @@ static void prepare(struct butler_net *net)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const int head = s->n_inner / s->n_inner_heads;
-    float freq[BUTLER_PREDICTOR_MAX_D / 2];
-    butler_predictor_frequencies(s, s->d, freq);
-    butler_net_rotations(net, s->d, freq, net->cosines, net->sines);
+    butler_predictor_frequencies(s, s->d, net->freq);
+    butler_net_rotations(net, s->d, net->freq, net->cosines, net->sines);
     butler_predictor_frequencies(s, head, net->inner_freq);
     butler_net_rotations(net, head, net->inner_freq, net->inner_cosines, net->inner_sines);
 }
@@ -76,6 +78,7 @@ static void input(struct butler_net *net, int producer, const float *h)
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const int head = s->n_inner / s->n_inner_heads;
     const size_t n_up = (size_t)net->n * 2 * (size_t)s->n_inner, n_wide = (size_t)net->n * (size_t)s->n_embd;
+    butler_net_turn(net, net->freq, 1);
     memcpy(net->input, h, n_wide * sizeof *h);
     linear(net, "down", net->input, net->z);
     linear(net, "attn_q", net->z, net->inner_q);
@@ -133,14 +136,14 @@ static void predict(struct butler_net *net, int layer, const float *q, const flo
     const struct butler_predictor_param *query_2 = butler_net_param(net, "query_2.weight");
     const struct butler_predictor_param *key_2 = butler_net_param(net, "key_2.weight");
     const int n_queries = s->n_heads * s->d, n_keys = s->n_key_heads * s->d, at = layer - 1;
-    butler_net_queries_forward(net, query_2, at * n_queries, true);
+    butler_net_queries_forward(net, query_2, at * n_queries);
     butler_net_second_forward(net, &net->key, key_2, at * n_keys, n_keys, net->kp);
     butler_rotate_heads(net->n, s->n_key_heads, s->d, net->cosines, net->sines, false, net->kp);
     butler_net_heads(net, q, k);
     if (!net->grads)
         return;
     butler_rotate_heads(net->n, s->n_key_heads, s->d, net->cosines, net->sines, true, net->dkp);
-    butler_net_queries_back(net, query_2, at * n_queries, true, layer > 1);
+    butler_net_queries_back(net, query_2, at * n_queries, layer > 1);
     butler_net_second_back(net, &net->key, key_2, at * n_keys, n_keys, net->dkp, layer > 1);
     if (layer == s->n_layers - 1)
         back(net);

@@ -12,9 +12,7 @@ static void request(struct butler_net *net)
 
 static void prepare(struct butler_net *net)
 {
-    const struct butler_predictor_sizes *s = &net->predictor->sizes;
-    if (net->cosines)
-        butler_net_rotations(net, s->d, s->rope_freq, net->cosines, net->sines);
+    (void)net;
 }
 
 static void input(struct butler_net *net, int b, const float *h)
@@ -44,7 +42,12 @@ static void predict(struct butler_net *net, int layer, const float *q, const flo
     const struct butler_predictor_param *key = butler_net_param(net, "key.%d.weight", layer);
     int first;
     const int n_served = butler_predictor_serves(s, b, &first), row = (layer - first) * n_queries;
-    butler_net_queries_forward(net, query_2, row, net->cosines);
+    if (net->at_cosines) {
+        int n_sets;
+        const float *freq = butler_predictor_layer_freq(net->predictor, layer, &n_sets);
+        butler_net_turn(net, freq, n_sets);
+    }
+    butler_net_queries_forward(net, query_2, row);
     for (int g = 0; g < s->n_kv_heads; g++)
         butler_blas_nt(net->blas, net->n, s->d, dim, 1, k + g * dim, cache_row, key->data + (size_t)(g * s->d) * (size_t)dim, dim,
                        false, net->kp + g * s->d, key_row);
@@ -54,7 +57,7 @@ static void predict(struct butler_net *net, int layer, const float *q, const flo
     for (int g = 0; g < s->n_kv_heads; g++)
         butler_blas_tn(net->blas, s->d, dim, net->n, 1, net->dkp + g * s->d, key_row, k + g * dim, cache_row, true,
                        butler_net_grad(net, key, g * s->d), dim);
-    butler_net_queries_back(net, query_2, row, net->cosines, layer > first);
+    butler_net_queries_back(net, query_2, row, layer > first);
     if (layer == first + n_served - 1)
         back(net, b);
 }

@@ -19,6 +19,7 @@ struct butler_train_params {
     int n_data, n_valid;
     const char *start; /* a predictor of this version to continue from, with its sizes; NULL: a new one of these sizes: */
     struct butler_predictor_sizes sizes;
+    bool fit; /* a new one of version 2 begins with least squares (fit.h), else at random */
     enum butler_loss_kind loss;
     int length;            /* tokens of a text */
     int n_uses;            /* steps in which a text is used once the model has read it */
@@ -39,6 +40,7 @@ struct butler_trainer {
     struct butler_blas *blas;
     struct butler_data data;
     struct butler_predictor *predictor;
+    bool to_fit; /* before the first step */
     struct butler_adamw adam;
     int64_t n_texts, n_tokens; /* used so far, over all processes: a text counts as often as it was used */
     double loss;               /* of the last step */

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fit.h"
 #include "net.h"
-#include "train.h"
 
 /* What one thread needs: a view of the model with threads of its own, and room for a predictor's text. */
 struct butler_train_worker {
@@ -31,6 +31,8 @@ static int check_params(const struct butler_model *model, const struct butler_tr
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s has no tokenizer to read texts with", model->path);
     if (params->sizes.version == 2 && params->loss != BUTLER_LOSS_CROSS_ENTROPY)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a predictor of version 2 is trained on the cross-entropy, not on squares");
+    if (params->fit && params->sizes.version != 2)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "only a predictor of version 2 begins with least squares");
     if (params->batch < reduce->n_ranks)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a batch of %d texts is too small for %d processes", params->batch,
                            reduce->n_ranks);
@@ -126,6 +128,7 @@ static int make_predictor(struct butler_trainer *trainer, struct butler_error *e
 {
     struct butler_train_params *params = &trainer->params;
     const int version = params->sizes.version;
+    params->sizes.head_freq = params->fit;
     trainer->predictor = params->start ? butler_predictor_load(params->start, trainer->model, true, err)
                                        : butler_predictor_new(&params->sizes, params->seed, err);
     if (!trainer->predictor)
@@ -159,6 +162,7 @@ struct butler_trainer *butler_trainer_new(struct butler_engine *engine, const st
     if (make_sums(trainer, err) < 0 || make_states(trainer, err) < 0 || make_workers(trainer, err) < 0 ||
         butler_adamw_init(&trainer->adam, &trainer->params.adam, trainer->predictor->n_weights, err) < 0)
         goto fail;
+    trainer->to_fit = params->fit && !params->start;
     return trainer;
 fail:
     butler_trainer_free(trainer);
@@ -279,10 +283,9 @@ static void run_text(void *context, int i, int thread)
     result->measures = net->measures;
 }
 
-static int run_texts(struct batch *batch, int n, struct butler_error *err)
+/* The first error among n texts. */
+static int check_results(const struct butler_trainer *trainer, int n, struct butler_error *err)
 {
-    struct butler_trainer *trainer = batch->trainer;
-    butler_pool_run(trainer->pool, run_text, batch, n);
     for (int i = 0; i < n; i++)
         if (trainer->results[i].code < 0) {
             if (err)
@@ -290,6 +293,58 @@ static int run_texts(struct batch *batch, int n, struct butler_error *err)
             return trainer->results[i].code;
         }
     return 0;
+}
+
+static int run_texts(struct batch *batch, int n, struct butler_error *err)
+{
+    butler_pool_run(batch->trainer->pool, run_text, batch, n);
+    return check_results(batch->trainer, n, err);
+}
+
+struct sum {
+    struct batch batch;
+    butler_text_fn *add;
+    void *user;
+    size_t n;
+    float **parts; /* [n_local][n] */
+};
+
+static void add_text(void *context, int i, int thread)
+{
+    const struct sum *sum = context;
+    struct butler_trainer *trainer = sum->batch.trainer;
+    struct butler_train_result *result = &trainer->results[i];
+    struct butler_states *states;
+    memset(sum->parts[i], 0, sum->n * sizeof **sum->parts);
+    result->code = find_states(&sum->batch, &trainer->workers[thread], i, &states, &result->err);
+    if (result->code == 0)
+        result->code = sum->add(sum->user, states, sum->parts[i], &result->err);
+}
+
+int butler_trainer_sum(struct butler_trainer *trainer, butler_text_fn *add, void *user, size_t n, float *total,
+                       struct butler_error *err)
+{
+    struct sum sum = {.batch = {trainer, 0}, .add = add, .user = user, .n = n};
+    int code = 0;
+    float *part = butler_alloc(n * sizeof *part, err);
+    sum.parts = butler_alloc((size_t)trainer->n_local * sizeof *sum.parts, err);
+    for (int i = 0; i < trainer->n_local && sum.parts && code == 0; i++)
+        if (!(sum.parts[i] = butler_alloc(n * sizeof *total, err)))
+            code = BUTLER_ERROR_MEMORY;
+    code = part && sum.parts ? code : BUTLER_ERROR_MEMORY;
+    memset(total, 0, n * sizeof *total);
+    for (; sum.batch.number < BUTLER_TRAIN_KEPT && code == 0; sum.batch.number++) {
+        butler_pool_run(trainer->pool, add_text, &sum, trainer->n_local);
+        if ((code = check_results(trainer, trainer->n_local, err)) == 0)
+            code = trainer->reduce->sum(trainer->reduce, (const float *const *)sum.parts, trainer->n_local, part, n, err);
+        for (size_t i = 0; i < n && code == 0; i++)
+            total[i] += part[i];
+    }
+    for (int i = 0; i < trainer->n_local && sum.parts; i++)
+        free(sum.parts[i]);
+    free(sum.parts);
+    free(part);
+    return code;
 }
 
 /* One batch into trainer->sum: the gradient, then losses and token counts of its texts. */
@@ -315,6 +370,12 @@ int butler_trainer_step(struct butler_trainer *trainer, struct butler_train_repo
     const int n_batch = trainer->params.batch, n_accumulate = trainer->params.accumulate;
     if (trainer->adam.step >= trainer->params.adam.n_steps)
         return 0;
+    if (trainer->to_fit && trainer->adam.step == 0) {
+        const int code = butler_fit(trainer, err);
+        if (code < 0)
+            return code;
+        trainer->to_fit = false;
+    }
     double loss = 0, n_tokens = 0;
     memset(trainer->total, 0, n * sizeof *trainer->total);
     for (int a = 0; a < n_accumulate; a++) {

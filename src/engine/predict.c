@@ -92,10 +92,11 @@ static int make_activations(struct butler_predict_scratch *scratch, struct butle
     } else {
         butler_arena_want(arena, &scratch->out, embd, sizeof(float));
         butler_arena_want(arena, &scratch->mid, (size_t)s->n_mid, sizeof(float));
-        butler_arena_want(arena, &scratch->cosines, d / 2, sizeof(float));
-        butler_arena_want(arena, &scratch->sines, d / 2, sizeof(float));
-        butler_arena_want(host, &scratch->host_cosines, d / 2, sizeof(float));
-        butler_arena_want(host, &scratch->host_sines, d / 2, sizeof(float));
+        const size_t half = (size_t)BUTLER_MIN(s->stride, s->n_layers - 1) * (size_t)s->n_kv_heads * d / 2;
+        butler_arena_want(arena, &scratch->cosines, half, sizeof(float));
+        butler_arena_want(arena, &scratch->sines, half, sizeof(float));
+        butler_arena_want(host, &scratch->host_cosines, half, sizeof(float));
+        butler_arena_want(host, &scratch->host_sines, half, sizeof(float));
         scratch->n_staging = BUTLER_MAX((size_t)s->head_dim, queries_of_a_token(s));
         butler_arena_want(arena, &scratch->projections, (size_t)(s->n_layers - 1) * (size_t)s->n_kv_heads * d * (size_t)s->head_dim,
                           sizeof(float));
@@ -230,12 +231,14 @@ static void two_layers(struct butler_predict *predict, struct butler_traffic *tr
     matmul(predict, traffic, out, second, predict->scratch->mid, n);
 }
 
-/* Rotates x[n][heads][dim] of the tokens from first_position on. */
-static void rotate(struct butler_predict *predict, float *x, int n, int heads, int dim, const float *freq, int first_position)
+/* Rotates x[n][heads][dim] of the tokens from first_position on, `step` positions apart: row t by freq[t * freq_stride ...][dim /
+ * 2]. */
+static void rotate_rows(struct butler_predict *predict, float *x, int n, int heads, int dim, const float *freq, int freq_stride,
+                        int first_position, int step)
 {
     for (int t = 0; t < n; t++)
         for (int i = 0; i < dim / 2; i++) {
-            const double angle = (double)(first_position + t) * (double)freq[i];
+            const double angle = (double)(first_position + t * step) * (double)freq[t * freq_stride + i];
             predict->scratch->host_cosines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)cos(angle);
             predict->scratch->host_sines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)sin(angle);
         }
@@ -244,6 +247,23 @@ static void rotate(struct butler_predict *predict, float *x, int n, int heads, i
     predict->backend->upload(predict->backend, predict->scratch->sines, predict->scratch->host_sines, bytes);
     predict->backend->rope(predict->backend, x, predict->scratch->cosines, predict->scratch->sines, n, heads, dim, dim,
                            BUTLER_ROPE_HALVES);
+}
+
+static void rotate(struct butler_predict *predict, float *x, int n, int heads, int dim, const float *freq, int first_position)
+{
+    rotate_rows(predict, x, n, heads, dim, freq, 0, first_position, 1);
+}
+
+/* Queries x[n_layers][n_heads][d] of the layers from `first` on, of the token at a position. */
+static void rotate_queries(struct butler_predict *predict, float *x, int first, int n_layers, int position)
+{
+    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    int n_sets;
+    const float *freq = butler_predictor_layer_freq(predict->predictor, first, &n_sets);
+    if (s->head_freq) /* a row for each layer and KV head */
+        rotate_rows(predict, x, n_layers * n_sets, s->n_heads / n_sets, s->d, freq, s->d / 2, position, 0);
+    else
+        rotate(predict, x, 1, n_layers * s->n_heads, s->d, freq, position);
 }
 
 /* The one layer of version 1, as the backend's operations take it. */
@@ -335,7 +355,7 @@ static void run_producer(struct butler_predict *predict, struct butler_traffic *
     float *out = predict->queries + (size_t)first * (size_t)(s->n_heads * s->d);
     two_layers(predict, traffic, out, at + P_QUERY_1, at + P_QUERY_2, predict->scratch->out, 1);
     if (butler_predictor_rotates(s))
-        rotate(predict, out, 1, n_served * s->n_heads, s->d, s->rope_freq, first_position + n - 1);
+        rotate_queries(predict, out, first, n_served, first_position + n - 1);
     predict->known_first = first;
     predict->known_end = first + n_served;
 }

@@ -29,7 +29,8 @@
  * layer p_b = b stride, serves layers p_b + 1 .. min(p_b + stride, N - 1), n_b of them:
  *   n  = layer norm of I at layer p_b, as above, with producer.b.norm                 [E]
  *   Q  = query_2 silu(query_1 n)              query_1 [M][E], query_2 [n_b H d][M]; as [n_b][H][d]
- *        every [d] rotated at p with rope_freq (ours); not rotated if that is 0 (as published)
+ *        every [d] rotated at p with rope_freq (ours), or with rope_freq[l-1][j G / H] where each KV head has its own
+ *        (head_freq); not rotated if that is 0 (as published)
  *   K  of layer l, KV head g = key.l[g] k     k [D] the model's cached key, after its rotation; key.l [G d][D], rows g d ...
  *   score of layer l, head j, for token i: Q_t[l-p_b-1][j] . K_i[l][j G / H] / sqrt(d)
  *
@@ -63,6 +64,7 @@ struct butler_predictor_sizes {
     /* Version 2, else 0. */
     int stride;
     float rope_freq[BUTLER_PREDICTOR_MAX_D / 2]; /* of pair i < d/2: radians per position; all 0: queries are not rotated */
+    bool head_freq; /* each KV head has frequencies of its own instead: the parameter rope_freq[N-1][G][d/2] */
 };
 
 /* One parameter. A vector (a norm's weight, a bias) has n_rows 1. */
@@ -88,7 +90,7 @@ struct butler_predictor {
     uint64_t fingerprint, sampled_fingerprint;
     struct butler_predictor_training training;
     int n_params;
-    struct butler_predictor_param *params; /* in the order of the comment above; version 2: producers, then keys */
+    struct butler_predictor_param *params; /* in the order of the comment above; version 2: producers, keys, rope_freq */
     size_t n_weights;                      /* in all parameters */
     float *weights;                        /* [n_weights] all parameters, concatenated, or NULL */
     struct butler_gguf *gguf;              /* mapping behind the matrices, or NULL */
@@ -107,7 +109,9 @@ struct butler_predictor_sizes butler_predictor_sizes_for(const struct butler_mod
  * version 2. butler_predictor_sizes_for has done it for BUTLER_PREDICTOR_TEXT tokens. */
 enum { BUTLER_PREDICTOR_TEXT = 1024 };
 void butler_predictor_rotate(struct butler_predictor_sizes *sizes, const struct butler_model *model, int n_tokens);
-bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes); /* version 1, or rope_freq is not all 0 */
+bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes); /* version 1, head_freq, or rope_freq is not all 0 */
+/* Version 2: radians per position of a predicted layer's queries, *n_sets sets of [d/2], of each KV head or (1) of all. */
+const float *butler_predictor_layer_freq(const struct butler_predictor *predictor, int layer, int *n_sets);
 /* Length of version 1's attention window, the query's token included. */
 int butler_predictor_window(const struct butler_predictor_sizes *sizes);
 /* Radians per position, freq[dim / 2], of version 1's vectors of dim channels. */

@@ -9,6 +9,7 @@
 
 #define ARCHITECTURE BUTLER_PREDICTOR_ARCHITECTURE
 #define KEY(name) ARCHITECTURE "." name
+#define HEAD_FREQ "rope_freq" /* the parameter */
 /* Fingerprints of the model as 16 hexadecimal digits: of the whole file, and as version 0.1 wrote it. */
 #define WHOLE_KEY KEY("model_xxh3")
 #define SAMPLED_KEY KEY("model_fingerprint")
@@ -77,7 +78,7 @@ int butler_predictor_window(const struct butler_predictor_sizes *sizes)
 
 bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes)
 {
-    bool any = sizes->version == 1;
+    bool any = sizes->version == 1 || sizes->head_freq;
     for (int i = 0; i < sizes->d / 2; i++)
         any = any || sizes->rope_freq[i] != 0;
     return any;
@@ -121,6 +122,8 @@ static int check_sizes(const struct butler_predictor_sizes *s, const char *name,
         return butler_fail(err, code, "%s: rope base %g", name, (double)s->rope_base);
     if (!within(s->rope_length, 0, s->version == 1 ? INT32_MAX : 0))
         return butler_fail(err, code, "%s: rope_length %d in version %d", name, s->rope_length, s->version);
+    if (s->head_freq && s->version != 2)
+        return butler_fail(err, code, "%s: version %d has no frequencies of heads", name, s->version);
     if (s->version == 2 && !within(s->stride, 1, MAX_LAYERS))
         return butler_fail(err, code, "%s: stride %d", name, s->stride);
     for (int i = 0; i < s->d / 2; i++)
@@ -182,11 +185,23 @@ static void list_params(const struct butler_predictor_sizes *s, struct list *lis
     }
     for (int l = 1; l <= layers; l++)
         add(list, s->n_kv_heads * s->d, s->head_dim, "key.%d.weight", l);
+    if (s->head_freq)
+        add(list, 1, layers * s->n_kv_heads * s->d / 2, HEAD_FREQ);
 }
 
 static bool is_vector(const struct butler_predictor_param *param)
 {
-    return strstr(param->name, "norm.") || strstr(param->name, ".bias");
+    return strstr(param->name, "norm.") || strstr(param->name, ".bias") || !strcmp(param->name, HEAD_FREQ);
+}
+
+const float *butler_predictor_layer_freq(const struct butler_predictor *predictor, int layer, int *n_sets)
+{
+    const struct butler_predictor_sizes *s = &predictor->sizes;
+    *n_sets = s->head_freq ? s->n_kv_heads : 1;
+    if (!s->head_freq)
+        return s->rope_freq;
+    const float *all = predictor->params[predictor->n_params - 1].matrix.data;
+    return all + (size_t)(layer - 1) * (size_t)(s->n_kv_heads * s->d / 2);
 }
 
 const struct butler_predictor_param *butler_predictor_find(const struct butler_predictor *predictor, const char *name)
@@ -258,8 +273,9 @@ struct butler_predictor *butler_predictor_new(const struct butler_predictor_size
         const size_t n = (size_t)param->n_rows * (size_t)param->n_cols;
         const float bound = sqrtf(6.0f / (float)(param->n_rows + param->n_cols));
         for (size_t j = 0; j < n; j++)
-            param->data[j] =
-                is_vector(param) ? (strstr(param->name, ".bias") ? 0.0f : 1.0f) : bound * (2 * butler_random_float(&random) - 1);
+            param->data[j] = !strcmp(param->name, HEAD_FREQ) ? sizes->rope_freq[j % (size_t)(sizes->d / 2)]
+                             : is_vector(param)              ? (strstr(param->name, ".bias") ? 0.0f : 1.0f)
+                                                             : bound * (2 * butler_random_float(&random) - 1);
     }
     return predictor;
 fail:
@@ -319,7 +335,7 @@ static int put_values(struct butler_gguf_writer *writer, const struct butler_pre
         code = butler_gguf_put_float(writer, KEY("rope_base"), s->rope_base, err);
     if (code == 0 && s->rope_length > 0)
         code = butler_gguf_put_int(writer, KEY("rope_length"), BUTLER_GGUF_U32, s->rope_length, err);
-    if (code == 0 && s->version == 2 && butler_predictor_rotates(s))
+    if (code == 0 && s->version == 2 && !s->head_freq && butler_predictor_rotates(s))
         code = butler_gguf_put_array(writer, KEY("rope_freq"), BUTLER_GGUF_FLOAT32, s->rope_freq, (uint64_t)(s->d / 2), err);
     if (code < 0 ||
         (code = butler_gguf_put_string(writer, predictor->model_sampled ? SAMPLED_KEY : WHOLE_KEY, fingerprint, err)) < 0 ||
@@ -373,11 +389,12 @@ int butler_predictor_save(const struct butler_predictor *predictor, const char *
 
 /* ----------------------------------------------------------------------------------------------- reading */
 
-/* Absent: queries are not rotated. */
+/* Absent: queries are not rotated, or each KV head has frequencies of its own. */
 static int read_frequencies(const struct butler_gguf *gguf, struct butler_predictor_sizes *sizes, struct butler_error *err)
 {
     const struct butler_gguf_value *value = butler_gguf_value(gguf, KEY("rope_freq"));
     const int n = BUTLER_MIN(sizes->d / 2, BUTLER_COUNT(sizes->rope_freq));
+    sizes->head_freq = butler_gguf_find(gguf, HEAD_FREQ) != NULL;
     if (!value)
         return 0;
     if (value->type != BUTLER_GGUF_ARRAY || value->element_type != BUTLER_GGUF_FLOAT32 || value->n != (uint64_t)n)
@@ -478,6 +495,17 @@ static int bind(struct butler_predictor *predictor, struct butler_predictor_para
     return 0;
 }
 
+static int check_frequencies(const struct butler_predictor *predictor, struct butler_error *err)
+{
+    const struct butler_predictor_param *param = &predictor->params[predictor->n_params - 1];
+    const float *freq = param->matrix.data;
+    for (int i = 0; predictor->sizes.head_freq && i < param->n_cols; i++)
+        if (!(freq[i] >= 0 && freq[i] <= 10))
+            return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: tensor %s: %g radians a position at place %d",
+                               butler_gguf_path(predictor->gguf), param->name, (double)freq[i], i);
+    return 0;
+}
+
 /* Converts what is bound to the mapping to floats; the mapping is not needed afterwards. */
 static int widen(struct butler_predictor *predictor, struct butler_error *err)
 {
@@ -518,7 +546,7 @@ struct butler_predictor *butler_predictor_load(const char *path, struct butler_m
     for (int i = 0; i < predictor->n_params; i++)
         if (bind(predictor, &predictor->params[i], err) < 0)
             goto fail;
-    if (trainable && widen(predictor, err) < 0)
+    if (check_frequencies(predictor, err) < 0 || (trainable && widen(predictor, err) < 0))
         goto fail;
     return predictor;
 fail:
