@@ -14,6 +14,11 @@ SUBSETS = sorted(HARNESS["subsets"])
 POLICIES = ["full", "quest:budget=32,dense=0", "h2o:budget=24", "streaming:budget=20", "snapkv:budget=24,rolling=1,window=8"]
 
 
+# What the harness's tasks add: a description, and solved questions of the same file.
+ADDED = {"bbh": ["--set", "before=Answer questions about causal attribution."],
+         "mmlu_pro": ["--set", f"shots=2,examples={DATA / 'mmlu_pro.jsonl'}"]}
+
+
 def mc(path, *args, subset=None, model=GQA):
     setting = ["--set", f"subset={subset}"] if subset else []
     return rows("eval", "mc", "-m", model, "--data", path, "--kv-type", "f32", "--set", "items=1", *setting, *args)
@@ -26,12 +31,12 @@ def items(row):
 @pytest.mark.parametrize("subset", SUBSETS)
 def test_equals_the_harness(subset):
     expected = HARNESS["subsets"][subset]
-    out = mc(DATA / f"{subset}.jsonl")
+    out = mc(DATA / f"{subset}.jsonl", *ADDED.get(subset, []))
     assert all(row["task"] == "mc" and row["subset"] == subset for row in out)
     assert [len(item) for item in items(out[0])] == [len(item) for item in expected["items"]]
     for ours, theirs in zip(items(out[0]), expected["items"]):
         assert ours == pytest.approx(theirs, rel=1e-5)
-    assert {row["metric"]: row["value"] for row in out} == pytest.approx(expected["results"], rel=1e-5)
+    assert {row["metric"]: row["value"] for row in out if row["metric"] in expected["results"]} == pytest.approx(expected["results"], rel=1e-5)
 
 
 def test_hellaswag_as_text_is_the_same_questions():
@@ -39,6 +44,22 @@ def test_hellaswag_as_text_is_the_same_questions():
     assert len(text) == 2
     # the text form does not mark the second half of a context, which the JSON form capitalises: the contexts differ
     assert text[0] != lines[0] and all(math.isfinite(x) for item in text for x in item)
+
+
+def test_shots_are_the_first_questions(tmp_path):
+    """Without a file of examples the data's first questions are solved and not asked."""
+    lines = (DATA / "arc_easy.jsonl").read_text().splitlines(True)
+    (tmp_path / "arc_first.jsonl").write_text("".join(lines[:2]))
+    (tmp_path / "arc_rest.jsonl").write_text("".join(lines[2:]))
+    mixed = mc(DATA / "arc_easy.jsonl", "--set", "shots=2")
+    apart = mc(tmp_path / "arc_rest.jsonl", "--set", f"shots=2,examples={tmp_path / 'arc_first.jsonl'}")
+    assert items(mixed[0]) == items(apart[0]) != items(mc(tmp_path / "arc_rest.jsonl")[0]) and mixed[0]["n"] == len(lines) - 2
+    one, two = (dict(query=f"Question: {q}?", choices=["a ship", "a tree"], gold=g) for q, g in (("what sails", 0), ("what grows", 1)))
+    (tmp_path / "arc_one.jsonl").write_text(json.dumps(one) + "\n" + json.dumps(two) + "\n")
+    written = dict(two, query=f"Question: what sails?\nAnswer: a ship\n\n{two['query']}")
+    (tmp_path / "arc_written.jsonl").write_text(json.dumps(written) + "\n")
+    assert items(mc(tmp_path / "arc_written.jsonl")[0]) == items(mc(tmp_path / "arc_one.jsonl", "--set", "shots=1")[0])
+    refuses(FAILED, "eval", "mc", "-m", GQA, "--data", tmp_path / "arc_first.jsonl", "--set", "shots=3", says=["arc_first.jsonl", "2 questions", "3"])
 
 
 def choice_orders(tmp_path):
@@ -100,7 +121,7 @@ BAD = [
     ("arc_easy", [dict(query="q", choices=["a", "b"])], ":1:", "gold", "missing"),
     ("arc_easy", [dict(ARC, query=7)], ":1:", "query", "not a string"),
     ("arc_easy", [dict(ARC, choices=["a"])], ":1:", "choices"),
-    ("arc_easy", [dict(ARC, choices=["a"] * 9)], ":1:", "choices", "at most 8"),
+    ("arc_easy", [dict(ARC, choices=["a"] * 21)], ":1:", "choices", "at most 20"),
     ("arc_easy", [dict(ARC, choices=["a", 5])], ":1:", "choices[1]", "not a string"),
     ("arc_easy", [dict(ARC, choices=["", "b"])], ":1:", "choices[0]", "empty"),
     ("arc_easy", [dict(ARC, choices="ab")], ":1:", "choices", "not an array"),
@@ -119,6 +140,14 @@ BAD = [
     ("boolq", [dict(passage="p", label=1)], ":1:", "question", "missing"),
     ("lambada", [dict(text="word")], ":1:", "text", "no last word"),
     ("lambada", [dict(context="a")], ":1:", "continuation", "missing"),
+    ("bbh", [dict(input="a", target="Yes"), dict(input="b", target=3)], ":2:", "target", "not a string"),
+    ("bbh", [dict(input="a", target="Yes"), dict(input="", target="No")], ":2:", "input", "empty"),
+    ("bbh", [dict(input="a", target=str(i)) for i in range(21)], ":21:", "target", "more than 20"),
+    ("bbh", [dict(input="a", target="Yes")] * 3, "every target is 'Yes'"),
+    ("mmlu_pro", [dict(question="q", options=["a", "b"])], ":1:", "answer", "missing"),
+    ("mmlu_pro", [dict(question="q", options=["a", "b"], answer="C")], ":1:", "answer", "A to B"),
+    ("mmlu_pro", [dict(question="q", options=["a", "b"], answer_index=2)], ":1:", "answer_index", "between 0 and 1"),
+    ("mmlu_pro", [dict(question="q", options=["a", 1], answer="A")], ":1:", "options[1]"),
     ("hellaswag", [dict(ctx_a="a", ctx_b="b", endings=["x", "y"], label=0)], ":1:", "activity_label"),
     ("hellaswag", [dict(ctx_a="a", ctx_b="b", activity_label="c", endings=["x", "y"], label="4")], ":1:", "label"),
     ("hellaswag", ["c", "0", "a", "b", "c"], ":6:", "ending 3", "missing"),

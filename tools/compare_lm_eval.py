@@ -32,9 +32,14 @@ FILES = {  # task of the harness: subset of eval mc, names its file may have
     "winogrande": ("winogrande", ["winogrande.jsonl"]),
     "boolq": ("boolq", ["boolq.jsonl"]),
     "lambada_openai": ("lambada", ["lambada.jsonl", "lambada_openai.jsonl"]),
+    "leaderboard_bbh_causal_judgement": ("bbh", ["bbh.jsonl", "causal_judgement.jsonl"]),
+    "leaderboard_mmlu_pro": ("mmlu_pro", ["mmlu_pro.jsonl"]),
 }
+SHOTS = {"leaderboard_mmlu_pro": 2}  # of the same file; the others 0
+BEFORE = {"leaderboard_bbh_causal_judgement": "Answer questions about causal attribution."}  # the harness's description
 HARNESS_PATHS = {"Rowan/hellaswag": "hellaswag", "baber/piqa": "piqa", "allenai/ai2_arc": "arc_easy",
-                 "allenai/winogrande": "winogrande", "aps/super_glue": "boolq", "EleutherAI/lambada_openai": "lambada_openai"}
+                 "allenai/winogrande": "winogrande", "aps/super_glue": "boolq", "EleutherAI/lambada_openai": "lambada_openai",
+                 "SaylorTwift/bbh": "leaderboard_bbh_causal_judgement", "TIGER-Lab/MMLU-Pro": "leaderboard_mmlu_pro"}
 
 
 def find_file(data, task):
@@ -114,7 +119,7 @@ def lambada_docs(path):
 
 
 DOCS = {"hellaswag": hellaswag_docs, "piqa": piqa_docs, "arc_easy": arc_docs, "winogrande": winogrande_docs,
-        "boolq": boolq_docs, "lambada_openai": lambada_docs}
+        "boolq": boolq_docs, "lambada_openai": lambada_docs, "leaderboard_bbh_causal_judgement": json_lines, "leaderboard_mmlu_pro": json_lines}
 
 
 # ---------------------------------------------------------------------------------------------------------- the model
@@ -197,9 +202,9 @@ def run_harness(model_path, butler, data, tasks, limit, length):
             return json.loads(out)["ids"]
 
     lm = Model(pretrained=model, tokenizer=tokenizer, batch_size=8, max_length=length or field["llama.context_length"])
-    out = lm_eval.simple_evaluate(model=lm, tasks=list(tasks), num_fewshot=0, log_samples=True, bootstrap_iters=0)
     scores, results = {}, {}
     for task in tasks:
+        out = lm_eval.simple_evaluate(model=lm, tasks=[task], num_fewshot=SHOTS.get(task, 0), log_samples=True, bootstrap_iters=0)
         samples = sorted(out["samples"][task], key=lambda sample: sample["doc_id"])
         scores[task] = [[float(resp[0][0]) for resp in sample["resps"]] for sample in samples]
         found = out["results"][task]
@@ -212,6 +217,10 @@ def run_butler(butler, model_path, data, task, limit, length):
     path = find_file(data, task)
     command = [butler, "eval", "mc", "-m", model_path, "--data", str(path), "--set", f"subset={FILES[task][0]},items=1", "--kv",
                "full", "--kv-type", "f32", "--json", "-t", "1"]
+    if task in SHOTS:
+        command += ["--set", f"shots={SHOTS[task]},examples={path}"]
+    if task in BEFORE:
+        command += ["--set", f"before={BEFORE[task]}"]
     command += ["--limit", str(limit)] if limit else []
     command += ["--length", str(length)] if length else []
     rows = [json.loads(line) for line in subprocess.run(command, capture_output=True, check=True).stdout.splitlines()]
