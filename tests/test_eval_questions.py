@@ -3,7 +3,11 @@ tools/compare_lm_eval.py), what must not change them, and invalid data files."""
 import bz2
 import json
 import math
+import re
+from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cli import FAILED, GQA, ROOT, USAGE, data_folder, refuses, rows, with_values
@@ -225,7 +229,7 @@ def first_line(text):
 
 def generated(text, n):
     """The model's continuation, by `butler run`."""
-    return rows("run", "-m", GQA, "-p", text, "-n", n, "--temp", 0, "--isa", "ref")[-1]["text"]
+    return rows("run", "-m", GQA, "-p", text, "-n", n, "--temp", 0, "--isa", "ref")[-1]["text"].replace("\0", "")
 
 
 def test_longbench_scores_what_the_model_says(tmp_path):
@@ -311,9 +315,58 @@ def test_longbench_with_a_chat_template(tmp_path):
 
 def test_every_set_that_comes_with_the_command(tmp_path):
     config = json.loads((ROOT / "eval" / "longbench.json").read_text())
-    assert len(config) == 16
+    assert len(config) == 18
     for name, entry in config.items():
-        assert entry["metric"] in ("f1", "rouge_l", "class", "number", "edit") and "{context}" in entry["prompt"], name
+        assert entry["metric"] in ("f1", "rouge_l", "class", "number", "edit", "rouge") and "{context}" in entry["prompt"], name
+
+
+NEWS = [{"document": f"The {w} was {c}.\nOk.", "summary": f"{w}\n{c}", "id": "1"}
+        for w, c in (("bridge", "closed"), ("school", "opened"), ("river", "low"), ("market", "full"))]
+
+
+def rouge_1(answer, right):
+    """F-measure of common words."""
+    a, b = (Counter(re.findall("[a-z0-9]+", text.lower())) for text in (answer, right))
+    same = sum((a & b).values())
+    return 2 * same / (sum(a.values()) + sum(b.values())) if same else 0
+
+
+def summary(path, out, *args):
+    found = rows("eval", "summary", "-m", GQA, "--data", path, "--isa", "ref", "-o", out, *args)
+    kept = sorted((json.loads(line) for line in Path(f"{out}.items").read_text().splitlines()), key=lambda item: item["item"])
+    return found, [item["output"] for item in kept]
+
+
+@pytest.mark.parametrize("names", [("document", "summary", "xsum"), ("article", "highlights", "cnn_dailymail")])
+def test_summaries(tmp_path, names):
+    """Three rows of Rouge, the first recomputed; the set is found by its fields."""
+    config = write(tmp_path / "config.json", {names[2]: dict(metric="rouge", max_answer=20, context=names[0], answer=names[1],
+                                                             prompt="{context}\nSum:")})
+    path = write(tmp_path / "news.jsonl", *[{names[0]: n["document"], names[1]: n["summary"]} for n in NEWS])
+    found, outputs = summary(path, tmp_path / "rows.jsonl", "--set", f"config={config}")
+    assert [row["metric"] for row in found] == ["rouge_1", "rouge_2", "rouge_l"] and all(row["subset"] == names[2] and row["n"] == 4 for row in found)
+    assert outputs == [generated(n["document"] + "\nSum:", 20) for n in NEWS]
+    assert found[0]["value"] == pytest.approx(np.mean([rouge_1(o, n["summary"]) for o, n in zip(outputs, NEWS)]), abs=1e-9)
+    said = write(tmp_path / "said.jsonl", {names[0]: NEWS[0]["document"], names[1]: outputs[0]})
+    assert [row["value"] for row in summary(said, tmp_path / "said.rows", "--set", f"config={config}")[0]] == [1, 1, 1]
+    assert len(rows("eval", "summary", "-m", GQA, "--data", path, "--limit", 1)) == 3, "the configuration that comes with the command"
+
+
+def test_summaries_with_examples(tmp_path):
+    """Solved articles come first, an answer ends with its line; the data's own first articles are not asked."""
+    config = write(tmp_path / "config.json", {"xsum": dict(metric="rouge", max_answer=30, context="document", answer="summary", prompt="{context}\nSum:")})
+    path, rest, first = (write(tmp_path / f"{name}.jsonl", *lines) for name, lines in (("news", NEWS), ("rest", NEWS[2:]), ("first", NEWS[:2])))
+    found, outputs = summary(path, tmp_path / "a.jsonl", "--set", f"config={config},shots=2")
+    assert found[0]["n"] == 2 and "shots=2" in found[0]["config"]
+    solved = "".join(f"{n['document']}\nSum: {n['summary'].replace(chr(10), ' ')}\n\n" for n in NEWS[:2])
+    for output, n in zip(outputs, NEWS[2:], strict=True):
+        whole = generated(solved + n["document"] + "\nSum:", 30)
+        assert whole.startswith(output) and (output == whole or output.lstrip("\n").count("\n") == 1)
+    apart = summary(rest, tmp_path / "b.jsonl", "--set", f"config={config},shots=2,examples={first}")
+    assert apart[1] == outputs and [r["value"] for r in apart[0]] == [r["value"] for r in found]
+    refuses(FAILED, "eval", "summary", "-m", GQA, "--data", rest, "--set", f"shots=3,examples={first}", says=["first.jsonl", "2 examples", "3"])
+    refuses(FAILED, "eval", "summary", "-m", GQA, "--data", write(tmp_path / "x.jsonl", dict(document="a", summary="")), says=["x.jsonl:1:", "summary", "empty"])
+    refuses(USAGE, "eval", "summary", "-m", GQA, says=["--data", "summary"])
 
 
 def test_longbench_real_file():
