@@ -4,6 +4,7 @@
  * read densely and its last token decoded again, so that every probability comes from a step under the policy. With
  * --set reads=prompt there are no steps: texts are read as prompts. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,9 +41,10 @@ struct set {
 
 /* ------------------------------------------------------------------------------------------------- loading */
 
+#define KINDS "hellaswag, piqa, arc_easy, winogrande, boolq, lambada, bbh, mmlu_pro"
 static int find_kind(const struct eval_run *run, enum mc_kind *kind, struct butler_error *err)
 {
-    static const char *const parts[MC_N_KINDS] = {"hellaswag", "piqa", "arc", "winogrande", "boolq", "lambada"};
+    static const char *const parts[MC_N_KINDS] = {"hellaswag", "piqa", "arc", "winogrande", "boolq", "lambada", "bbh", "mmlu"};
     const char *name = eval_option_text(run, "subset"), *path = run->params->data;
     if (!path)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--data: mc needs a file of questions");
@@ -53,9 +55,8 @@ static int find_kind(const struct eval_run *run, enum mc_kind *kind, struct butl
             return 0;
         }
     return butler_fail(err, BUTLER_ERROR_ARGUMENT,
-                       *name ? "--set subset: '%s' is none of hellaswag, piqa, arc_easy, winogrande, boolq, lambada"
-                             : "--set subset=NAME: %s does not name its set: hellaswag, piqa, arc_easy, winogrande, boolq or "
-                               "lambada",
+                       *name ? "--set subset: '%s' is none of " KINDS
+                             : "--set subset=NAME: %s does not name its set, one of " KINDS,
                        *name ? name : path);
 }
 
@@ -134,14 +135,21 @@ static int common_prefix(const struct question *question)
     return n;
 }
 
-static int add_question(struct eval_run *run, const struct mc_question *from, struct butler_error *err)
+/* shots: text of solved questions before every context. */
+static int add_question(struct eval_run *run, const struct mc_question *from, const char *shots, struct butler_error *err)
 {
     struct question *question = butler_alloc(sizeof *question, err);
     int code = question ? 0 : BUTLER_ERROR_MEMORY, longest = 0;
     for (int i = 0; i < from->n_choices && code == 0; i++) {
         struct choice *choice = &question->choices[question->n_choices++];
         choice->n_characters = from->n_characters[i];
-        code = encode(run, from->contexts[i], from->answers[i], choice, err);
+        char *context = NULL;
+        if (asprintf(&context, "%s%s", shots, from->contexts[i]) < 0)
+            code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a text");
+        else {
+            code = encode(run, context, from->answers[i], choice, err);
+            free(context);
+        }
         longest = BUTLER_MAX(longest, choice->n_ids - 1);
     }
     struct eval_item *item = NULL;
@@ -161,10 +169,50 @@ static int add_question(struct eval_run *run, const struct mc_question *from, st
     return code;
 }
 
+/* The text `before`, then the reader's next n questions with their right answers, each followed by an empty line, as the harness
+ * writes them. *out is owned. */
+static int read_shots(struct mc_reader *reader, const char *before, int n, char **out, struct butler_error *err)
+{
+    struct mc_question question;
+    size_t n_out = 0;
+    FILE *text = open_memstream(out, &n_out);
+    if (text)
+        fputs(before, text);
+    int code = text ? 1 : butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for examples");
+    for (int i = 0; i < n && code > 0; i++) {
+        code = mc_reader_next(reader, &question, err);
+        if (code == 0)
+            code = butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %d questions, but --set shots is %d", reader->lines.path, i, n);
+        if (code > 0)
+            fprintf(text, "%s%s\n\n", question.contexts[question.gold], question.answers[question.gold]);
+        mc_question_clear(&question);
+    }
+    if (text && fclose(text) != 0 && code > 0)
+        code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for examples");
+    return BUTLER_MIN(code, 0);
+}
+
+/* The text before every question: option shots questions of file examples, or the first of the data, which are then not asked. */
+static int load_shots(struct eval_run *run, enum mc_kind kind, struct mc_reader *data, char **out, struct butler_error *err)
+{
+    const char *path = eval_option_text(run, "examples"), *before = eval_option_text(run, "before");
+    struct mc_reader other;
+    int n = 0;
+    int code = eval_option_int(run, "shots", 0, 1000, &n, err);
+    if (code < 0 || !*path)
+        return code < 0 ? code : read_shots(data, before, n, out, err);
+    if ((code = mc_reader_open(run, &other, kind, path, err)) < 0)
+        return code;
+    code = read_shots(&other, before, n, out, err);
+    mc_reader_close(&other);
+    return code;
+}
+
 static int load(struct eval_run *run, struct butler_error *err)
 {
     struct mc_reader reader;
     struct mc_question question;
+    char *shots = NULL;
     struct set *set = run->own = butler_alloc(sizeof *set, err);
     if (!set)
         return BUTLER_ERROR_MEMORY;
@@ -180,9 +228,10 @@ static int load(struct eval_run *run, struct butler_error *err)
     run->length = run->length ? run->length : run->info->n_ctx_train;
     run->subset = mc_kind_name(set->kind);
     run->n_values = N_VALUES;
-    while ((run->limit == 0 || run->items.n < run->limit) && (code = mc_reader_next(&reader, &question, err)) > 0) {
+    code = load_shots(run, set->kind, &reader, &shots, err);
+    while (code >= 0 && (run->limit == 0 || run->items.n < run->limit) && (code = mc_reader_next(&reader, &question, err)) > 0) {
         struct butler_error fault = {0};
-        code = add_question(run, &question, &fault);
+        code = add_question(run, &question, shots, &fault);
         mc_question_clear(&question);
         if (code < 0) {
             butler_fail(err, code, "%s:%d: %s", reader.lines.path, reader.lines.line, fault.message);
@@ -190,6 +239,7 @@ static int load(struct eval_run *run, struct butler_error *err)
         }
     }
     mc_reader_close(&reader);
+    free(shots);
     return BUTLER_MIN(code, 0);
 }
 
@@ -341,7 +391,7 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
     const int n_items = run->items.n;
     int n = 0, with_items;
     out[n++] = share_row(run, "accuracy", values, CORRECT);
-    if (kind == MC_HELLASWAG || kind == MC_PIQA || kind == MC_ARC_EASY)
+    if (kind == MC_HELLASWAG || kind == MC_PIQA || kind == MC_ARC_EASY || kind == MC_BBH)
         out[n++] = share_row(run, "acc_norm", values, CORRECT_NORM);
     if (kind == MC_LAMBADA) {
         double *nll = butler_alloc((size_t)n_items * 2 * sizeof *nll, err), sum = 0, lo, hi;
@@ -362,7 +412,10 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
 }
 
 static const struct eval_option options[] = {
-    {"subset", "", "hellaswag, piqa, arc_easy, winogrande, boolq or lambada; without it, from the file's name"},
+    {"subset", "", KINDS "; without it, from the file's name"},
+    {"shots", "0", "solved questions before each: the first of examples, or of the data, where they are then not asked"},
+    {"before", "", "a text before all of that, such as the harness's description of a BBH task"},
+    {"examples", "", "a file of the same form for shots"},
     {"items", "0", "1: the first row's detail has the log-likelihood of every choice"},
     {"reads", "steps", "prompt: every text is read as a prompt, as a server scores it; only under dense policies"},
     EVAL_COMMON_OPTIONS,
@@ -371,8 +424,9 @@ static const struct eval_option options[] = {
 
 const struct eval_task eval_mc = {
     .name = "mc",
-    .summary = "HellaSwag, PIQA, ARC-Easy, WinoGrande, BoolQ, LAMBADA, scored as lm-evaluation-harness does",
-    .data = "a file of HellaSwag (MIT), PIQA (AFL-3.0), ARC (CC BY-SA), WinoGrande (CC BY), BoolQ (CC BY-SA) or LAMBADA (CC BY)",
+    .summary = "HellaSwag, PIQA, ARC, WinoGrande, BoolQ, LAMBADA, BBH, MMLU-Pro, scored as lm-evaluation-harness does",
+    .data = "a file of HellaSwag, BBH or MMLU-Pro (MIT), PIQA (AFL-3.0), ARC (CC BY-SA), WinoGrande (CC BY), BoolQ (CC BY-SA) or "
+            "LAMBADA (CC BY)",
     .work = "decodes the question and every choice; --mode prefill reads the question",
     .details = "--data is one set's file, --length the longest text (what is longer loses its beginning), --limit questions.\n",
     .options = options,

@@ -1,12 +1,12 @@
-/* Multiple-choice questions of six data sets, read from their own formats into one struct. */
+/* Multiple-choice questions of eight data sets, read from their own formats into one struct. */
 #ifndef EVAL_MC_H
 #define EVAL_MC_H
 
 #include "eval.h"
 
-enum { MC_MAX_CHOICES = 8 };
+enum { MC_MAX_CHOICES = 20 };
 
-enum mc_kind { MC_HELLASWAG, MC_PIQA, MC_ARC_EASY, MC_WINOGRANDE, MC_BOOLQ, MC_LAMBADA, MC_N_KINDS };
+enum mc_kind { MC_HELLASWAG, MC_PIQA, MC_ARC_EASY, MC_WINOGRANDE, MC_BOOLQ, MC_LAMBADA, MC_BBH, MC_MMLU_PRO, MC_N_KINDS };
 
 /* As in lm-evaluation-harness: the probabilities of answers[i] after contexts[i] are compared; LAMBADA has one answer. */
 struct mc_question {
@@ -24,6 +24,7 @@ struct mc_reader {
     char *labels_path;
     size_t labels_at;
     int n_labels;
+    json_t *targets; /* BBH: the different targets of the file, in the order in which they occur */
 };
 
 const char *mc_kind_name(enum mc_kind kind);

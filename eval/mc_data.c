@@ -1,4 +1,4 @@
-/* The six data sets of eval mc: the fields of each format, and the text that lm-evaluation-harness adds around them. */
+/* The eight data sets of eval mc: the fields of each format, and the text that lm-evaluation-harness adds around them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,8 @@
 
 const char *mc_kind_name(enum mc_kind kind)
 {
-    static const char *const names[MC_N_KINDS] = {"hellaswag", "piqa", "arc_easy", "winogrande", "boolq", "lambada"};
+    static const char *const names[MC_N_KINDS] = {"hellaswag", "piqa",    "arc_easy", "winogrande",
+                                                  "boolq",     "lambada", "bbh",      "mmlu_pro"};
     return names[kind];
 }
 
@@ -372,6 +373,85 @@ static int lambada(struct mc_reader *reader, struct mc_question *question, struc
     return code;
 }
 
+/* BIG-Bench Hard: {"input", "target"}; the choices are all targets of the file (Yes and No; (A), (B) ...). */
+static int bbh(struct mc_reader *reader, struct mc_question *question, struct butler_error *err)
+{
+    const struct eval_jsonl *lines = &reader->lines;
+    const char *input, *target;
+    int code = eval_jsonl_string(lines, "input", true, &input, err);
+    if (code == 0)
+        code = eval_jsonl_string(lines, "target", true, &target, err);
+    for (size_t i = 0; i < json_array_size(reader->targets) && code == 0; i++) {
+        const char *choice = json_string_value(json_array_get(reader->targets, i));
+        if (strcmp(choice, target) == 0)
+            question->gold = (int)i;
+        code = add_choice(question, join("Q: ", input, "\nA:", ""), choice, err);
+    }
+    return code;
+}
+
+static int collect_targets(struct mc_reader *reader, struct butler_error *err)
+{
+    struct eval_jsonl lines = reader->lines; /* a second cursor */
+    const char *target = NULL;
+    int code;
+    reader->targets = json_array();
+    while ((code = eval_jsonl_next(&lines, err)) > 0 && (code = eval_jsonl_string(&lines, "target", true, &target, err)) == 0) {
+        size_t i = 0;
+        while (i < json_array_size(reader->targets) && strcmp(json_string_value(json_array_get(reader->targets, i)), target) != 0)
+            i++;
+        if (i == MC_MAX_CHOICES) {
+            code =
+                eval_jsonl_fail(&lines, "target", err, "more than %d different ones: this is no multiple choice", MC_MAX_CHOICES);
+            break;
+        }
+        if (i == json_array_size(reader->targets))
+            json_array_append_new(reader->targets, json_string(target));
+    }
+    json_decref(lines.object);
+    if (code == 0 && json_array_size(reader->targets) == 1)
+        code = butler_fail(err, BUTLER_ERROR_FORMAT, "%s: every target is '%.40s'", lines.path,
+                           json_string_value(json_array_get(reader->targets, 0)));
+    return code;
+}
+
+/* {"question", "options", "answer_index" or "answer", a letter}: the choices are the options' letters. */
+static int mmlu_pro(struct mc_reader *reader, struct mc_question *question, struct butler_error *err)
+{
+    const struct eval_jsonl *lines = &reader->lines;
+    const char *stem, *option = NULL, *answer;
+    json_t *options;
+    int code;
+    if ((code = eval_jsonl_string(lines, "question", true, &stem, err)) < 0 ||
+        (code = choices_of(lines, "options", &options, err)) < 0)
+        return code;
+    const size_t n = json_array_size(options);
+    if (json_object_get(lines->object, "answer_index"))
+        code = label_of(lines, "answer_index", 0, n, &question->gold, err);
+    else if ((code = eval_jsonl_string(lines, "answer", true, &answer, err)) == 0) {
+        question->gold = answer[0] - 'A';
+        if (answer[1] || question->gold < 0 || question->gold >= (int)n)
+            code = eval_jsonl_fail(lines, "answer", err, "'%.40s' is not a letter from A to %c", answer, (char)('A' + n - 1));
+    }
+    char *context = code == 0 ? join(stem, "\n", "", "") : NULL;
+    for (size_t i = 0; i < n && code == 0; i++) {
+        const char letter[] = {(char)('A' + i), '.', ' ', 0};
+        char *before = context;
+        if ((code = element(lines, "options", options, i, &option, err)) == 0)
+            context = before ? join(before, letter, option, "\n") : NULL;
+        if (context != before)
+            free(before);
+    }
+    char *whole = context ? join(context, "Answer:", "", "") : NULL;
+    for (size_t i = 0; i < n && code == 0; i++) {
+        const char letter[] = {(char)('A' + i), 0};
+        code = add_choice(question, whole ? strdup(whole) : NULL, letter, err);
+    }
+    free(context);
+    free(whole);
+    return code;
+}
+
 /* ------------------------------------------------------------------------------------------------- reading */
 
 static int open_labels(struct eval_run *run, struct mc_reader *reader, const char *path, struct butler_error *err)
@@ -399,6 +479,8 @@ int mc_reader_open(struct eval_run *run, struct mc_reader *reader, enum mc_kind 
             code = open_labels(run, reader, path, err);
         json_decref(first.object);
     }
+    if (code == 0 && kind == MC_BBH)
+        code = collect_targets(reader, err);
     if (code < 0)
         mc_reader_close(reader);
     return code;
@@ -406,8 +488,8 @@ int mc_reader_open(struct eval_run *run, struct mc_reader *reader, enum mc_kind 
 
 int mc_reader_next(struct mc_reader *reader, struct mc_question *question, struct butler_error *err)
 {
-    static int (*const kinds[MC_N_KINDS])(struct mc_reader *, struct mc_question *,
-                                          struct butler_error *) = {hellaswag, piqa, arc_easy, winogrande, boolq, lambada};
+    static int (*const kinds[MC_N_KINDS])(struct mc_reader *, struct mc_question *, struct butler_error *) = {
+        hellaswag, piqa, arc_easy, winogrande, boolq, lambada, bbh, mmlu_pro};
     memset(question, 0, sizeof *question);
     int code = reader->plain ? next_plain(reader, question, err) : eval_jsonl_next(&reader->lines, err);
     if (code > 0 && !reader->plain && (code = kinds[reader->kind](reader, question, err)) == 0)
@@ -422,5 +504,6 @@ void mc_reader_close(struct mc_reader *reader)
     eval_jsonl_close(&reader->lines);
     eval_text_free(&reader->labels);
     free(reader->labels_path);
+    json_decref(reader->targets);
     *reader = (struct mc_reader){0};
 }

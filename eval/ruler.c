@@ -163,6 +163,18 @@ static int fit(const struct eval_run *run, const struct ruler *ruler, const stru
 
 /* ------------------------------------------------------------------------------------------------- loading */
 
+/* Takes out the lines of long_text.txt with facts that it hides for other purposes: they would be needles too. */
+static void drop_planted(char *text)
+{
+    static const char *const planted[] = {"pass key", "lantern of Clara"};
+    for (int i = 0; i < BUTLER_COUNT(planted); i++)
+        for (char *at; (at = strstr(text, planted[i]));) {
+            while (at > text && at[-1] != '\n')
+                at--;
+            memset(at, ' ', strcspn(at, "\n"));
+        }
+}
+
 /* The words of the text that hides the needles: option text, or the book's chapter that comes with the command. *bytes owns them.
  */
 static int read_essay(struct eval_run *run, struct ruler *ruler, struct eval_text *bytes, struct butler_error *err)
@@ -173,8 +185,11 @@ static int read_essay(struct eval_run *run, struct ruler *ruler, struct eval_tex
     if (!*path && !butler_find_file("long_text.txt", folders, BUTLER_COUNT(folders), found, sizeof found))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT,
                            "--set text=FILE: long_text.txt is not where the command was built or installed");
-    path = *path ? path : found;
+    const bool own = *path != 0;
+    path = own ? path : found;
     int code = eval_text_read(run, path, bytes, err);
+    if (code == 0 && !own)
+        drop_planted(bytes->bytes);
     if (code == 0)
         code = eval_split((struct eval_span){bytes->bytes, bytes->n}, &ruler->essay, err);
     if (code == 0 && ruler->essay.n == 0)

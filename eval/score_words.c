@@ -110,37 +110,16 @@ static int cut_sentences(const char *text, struct sentences *out, struct butler_
     return code;
 }
 
-/* Numbers the words of both texts; counts the different words of each and of both. */
-static int number_words(struct sentences *a, struct sentences *b, int *n_a, int *n_b, int *n_all, struct butler_error *err)
+/* The number of different ones among ids[n], which are below n_all. seen: scratch [n_all]. */
+static int count_different(const int *ids, int n, bool *seen, int n_all)
 {
-    const int n = a->words.n + b->words.n;
-    struct eval_span *sorted = butler_alloc((size_t)n * sizeof *sorted, err);
-    bool *seen = butler_alloc((size_t)n * 2 * sizeof *seen, err);
-    a->ids = butler_alloc((size_t)a->words.n * sizeof *a->ids, err);
-    b->ids = butler_alloc((size_t)b->words.n * sizeof *b->ids, err);
-    const int code = sorted && seen && a->ids && b->ids ? 0 : BUTLER_ERROR_MEMORY;
-    *n_a = *n_b = *n_all = 0;
-    if (code == 0) {
-        memcpy(sorted, a->words.words, (size_t)a->words.n * sizeof *sorted);
-        memcpy(sorted + a->words.n, b->words.words, (size_t)b->words.n * sizeof *sorted);
-        qsort(sorted, (size_t)n, sizeof *sorted, compare_words);
-        for (int i = 0; i < n; i++)
-            if (*n_all == 0 || compare_words(&sorted[*n_all - 1], &sorted[i]) != 0)
-                sorted[(*n_all)++] = sorted[i];
-        for (int i = 0; i < n; i++) {
-            const bool in_a = i < a->words.n;
-            const struct eval_span *word = in_a ? &a->words.words[i] : &b->words.words[i - a->words.n];
-            const struct eval_span *at = bsearch(word, sorted, (size_t)*n_all, sizeof *sorted, compare_words);
-            const int id = (int)(at - sorted);
-            *(in_a ? &a->ids[i] : &b->ids[i - a->words.n]) = id;
-            if (!seen[2 * id + in_a])
-                ++*(in_a ? n_a : n_b);
-            seen[2 * id + in_a] = true;
-        }
+    int count = 0;
+    memset(seen, 0, (size_t)n_all * sizeof *seen);
+    for (int i = 0; i < n; i++) {
+        count += !seen[ids[i]];
+        seen[ids[i]] = true;
     }
-    free(sorted);
-    free(seen);
-    return code;
+    return count;
 }
 
 /* Marks the words of one longest common subsequence of x[n] and y[m]; of several, the one found by backtracking from both ends that
@@ -178,10 +157,14 @@ static int longest_sentence(const struct sentences *text)
 
 static int rouge_l(struct sentences *answer, struct sentences *right, double *score, struct butler_error *err)
 {
-    int n_answer, n_right, n_all, common = 0;
-    int code = number_words(answer, right, &n_answer, &n_right, &n_all, err);
-    if (code < 0)
-        return code;
+    answer->ids = butler_alloc((size_t)answer->words.n * sizeof *answer->ids, err);
+    right->ids = butler_alloc((size_t)right->words.n * sizeof *right->ids, err);
+    if (!answer->ids || !right->ids)
+        return BUTLER_ERROR_MEMORY;
+    const int n_all = eval_number_words(&answer->words, &right->words, answer->ids, right->ids, err);
+    if (n_all < 0)
+        return n_all;
+    int n_answer = 0, n_right = 0, common = 0, code;
     size_t cells;
     int *table = NULL;
     bool *marks = butler_alloc((size_t)n_all * sizeof *marks, err);
@@ -189,6 +172,11 @@ static int rouge_l(struct sentences *answer, struct sentences *right, double *sc
         butler_mul_size(cells, sizeof *table, &cells))
         table = butler_alloc(cells, err);
     code = table && marks ? 0 : butler_fail(err, BUTLER_ERROR_MEMORY, "sentences too long to compare");
+    if (code == 0) {
+        n_answer = count_different(answer->ids, answer->words.n, marks, n_all);
+        n_right = count_different(right->ids, right->words.n, marks, n_all);
+        memset(marks, 0, (size_t)n_all * sizeof *marks);
+    }
     for (int i = 0; i < right->n && code == 0; i++)
         for (int j = 0; j < answer->n; j++)
             mark_common(right->ids + right->starts[i], right->starts[i + 1] - right->starts[i], answer->ids + answer->starts[j],

@@ -137,3 +137,30 @@ int eval_span_compare(struct eval_span a, struct eval_span b)
     const int order = memcmp(a.bytes, b.bytes, BUTLER_MIN(a.n, b.n));
     return order ? order : (a.n > b.n) - (a.n < b.n);
 }
+
+static int compare_words(const void *a, const void *b)
+{
+    return eval_span_compare(*(const struct eval_span *)a, *(const struct eval_span *)b);
+}
+
+int eval_number_words(const struct eval_words *a, const struct eval_words *b, int *ids_a, int *ids_b, struct butler_error *err)
+{
+    const size_t n_a = (size_t)a->n, n = n_a + (size_t)b->n;
+    struct eval_span *sorted = butler_alloc(n * sizeof *sorted, err);
+    size_t n_different = 0;
+    if (!sorted)
+        return BUTLER_ERROR_MEMORY;
+    for (size_t i = 0; i < n; i++)
+        sorted[i] = i < n_a ? a->words[i] : b->words[i - n_a];
+    qsort(sorted, n, sizeof *sorted, compare_words);
+    for (size_t i = 0; i < n; i++)
+        if (n_different == 0 || compare_words(&sorted[n_different - 1], &sorted[i]) != 0)
+            sorted[n_different++] = sorted[i];
+    for (size_t i = 0; i < n; i++) {
+        const struct eval_span *word = i < n_a ? &a->words[i] : &b->words[i - n_a];
+        const struct eval_span *at = bsearch(word, sorted, n_different, sizeof *sorted, compare_words);
+        *(i < n_a ? &ids_a[i] : &ids_b[i - n_a]) = (int)(at - sorted);
+    }
+    free(sorted);
+    return (int)n_different;
+}

@@ -30,6 +30,8 @@ bool eval_is_word(uint32_t codepoint);
 /* Appends the words of a text, cut at white space (str.split without arguments). */
 int eval_split(struct eval_span text, struct eval_words *words, struct butler_error *err);
 int eval_words_add(struct eval_words *words, struct eval_span word, struct butler_error *err);
+/* Numbers the words of two texts from 0, equal words equally, into ids_a[a->n] and ids_b[b->n]; returns how many differ. */
+int eval_number_words(const struct eval_words *a, const struct eval_words *b, int *ids_a, int *ids_b, struct butler_error *err);
 void eval_words_free(struct eval_words *words);
 int eval_span_compare(struct eval_span a, struct eval_span b);
 

@@ -16,7 +16,7 @@ static const char *const shares[] = {"accuracy",    "coverage", "acc_norm", "f1"
 /* Metrics for which `full` is no reference: it reads every token, so it does not classify them. */
 static const char *const without_dense[] = {"top_half_accuracy", "page_hit", "reuse", "correlation"};
 /* Tasks with texts of different lengths: a row's length is that of the longest item, so rows are not grouped by it. */
-static const char *const lengths_vary[] = {"coref", "kv", "lines", "mc", "longbench"};
+static const char *const lengths_vary[] = {"coref", "kv", "lines", "mc", "longbench", "summary"};
 
 static bool among(const char *word, const char *const *words, int n)
 {

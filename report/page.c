@@ -19,6 +19,7 @@ static const struct {
     {"lines", "Line retrieval", "One line's number out of many lines."},
     {"mc", "Multiple choice", "The correct continuation must be the most probable."},
     {"longbench", "LongBench", "Questions about long documents."},
+    {"summary", "Summaries", "Summaries of news against those of their writers: common words, pairs of words, subsequences."},
     {"ruler", "RULER",
      "Needles in a long text, chains of variables, words to count, questions: the share of the expected strings."},
     {"recall", "Recall", "The share of the tokens with the most attention that a policy selects."},

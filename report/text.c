@@ -119,6 +119,8 @@ const char *report_metric_name(const char *metric)
                  {"bpb", "bits per byte"},
                  {"acc_norm", "accuracy, normalised by length"},
                  {"f1", "F1"},
+                 {"rouge_1", "Rouge-1"},
+                 {"rouge_2", "Rouge-2"},
                  {"rouge_l", "Rouge-L"},
                  {"em", "exact match"},
                  {"string_match", "expected strings found"},

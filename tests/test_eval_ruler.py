@@ -12,7 +12,8 @@ from eval_rows import bos, ids_of, journal, kv, piece_of, steady
 
 MODEL = str(ROOT / "models" / "butler-default.gguf")
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-ESSAY = (ROOT / "models" / "long_text.txt").read_text().split()
+PLANTED = ("pass key", "lantern of Clara")  # facts that long_text.txt hides for other purposes
+ESSAY = " ".join(line for line in (ROOT / "models" / "long_text.txt").open() if not any(p in line for p in PLANTED)).split()
 NEEDLE = re.compile(r"One code (?:number|identifier) of (\S+) is (\S+)\.")
 ANSWER_TOKENS = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
 LENGTH = 1536

@@ -1,4 +1,4 @@
-/* LongBench's scores against what its published scorers gave (tests/data/scores.json, from tools/make_score_fixture.py). */
+/* Scores of answers against what the published scorers gave (tests/data/scores.json, from tools/make_score_fixture.py). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -38,11 +38,25 @@ static double score_of(const json_t *row, const char *kind, const char *answer, 
     return score;
 }
 
+/* Three scores at once. */
+static void check_rouge(size_t i, const json_t *row, const char *answer, const char *right)
+{
+    struct butler_error err = {0};
+    double scores[EVAL_N_ROUGE];
+    assert_int_equal(eval_score_rouge(answer, right, scores, &err), 0);
+    for (size_t k = 0; k < EVAL_N_ROUGE; k++) {
+        const double expected = json_number_value(json_array_get(json_object_get(row, "score"), k));
+        if (!(fabs(scores[k] - expected) <= 1e-12))
+            fail_msg("row %zu, rouge %zu: '%s' against '%s' scores %.17g, the published scorer says %.17g", i, k, answer, right,
+                     scores[k], expected);
+    }
+}
+
 static void test_published(void **state)
 {
     char path[FIXTURE_PATH];
     json_error_t fault;
-    size_t i;
+    size_t i, n_rouge = 0;
     json_t *row;
     (void)state;
     fixture_path(path, "scores.json");
@@ -53,11 +67,17 @@ static void test_published(void **state)
         const char *kind = json_string_value(json_object_get(row, "kind"));
         const char *answer = json_string_value(json_object_get(row, "answer"));
         const char *right = json_string_value(json_object_get(row, "right"));
+        if (strcmp(kind, "rouge") == 0) {
+            check_rouge(i, row, answer, right);
+            n_rouge++;
+            continue;
+        }
         const double expected = json_number_value(json_object_get(row, "score")), score = score_of(row, kind, answer, right);
         if (!(fabs(score - expected) <= 1e-12))
             fail_msg("row %zu, %s: '%s' against '%s' scores %.17g, the published scorer says %.17g", i, kind, answer, right, score,
                      expected);
     }
+    assert_true(n_rouge > 70);
     json_decref(rows);
 }
 

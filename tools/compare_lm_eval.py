@@ -22,7 +22,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from harness_data import FILES, find_file, log_likelihoods, run_butler, use_files
+from harness_data import FILES, SHOTS, find_file, log_likelihoods, run_butler, use_files
 
 # ---------------------------------------------------------------------------------------------------------- the model
 
@@ -97,8 +97,10 @@ def run_harness(model_path, butler, data, tasks, limit, length):
             return json.loads(out)["ids"]
 
     lm = Model(pretrained=model, tokenizer=tokenizer, batch_size=8, max_length=length or field["llama.context_length"])
-    out = lm_eval.simple_evaluate(model=lm, tasks=list(tasks), num_fewshot=0, log_samples=True, bootstrap_iters=0)
-    found = {task: log_likelihoods(out, task) for task in tasks}
+    found = {}
+    for task in tasks:
+        out = lm_eval.simple_evaluate(model=lm, tasks=[task], num_fewshot=SHOTS.get(task, 0), log_samples=True, bootstrap_iters=0)
+        found[task] = log_likelihoods(out, task)
     return {task: scores for task, (scores, _) in found.items()}, {task: results for task, (_, results) in found.items()}
 
 

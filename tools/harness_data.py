@@ -16,9 +16,14 @@ FILES = {  # task of the harness: subset of eval mc, names its file may have
     "winogrande": ("winogrande", ["winogrande.jsonl"]),
     "boolq": ("boolq", ["boolq.jsonl"]),
     "lambada_openai": ("lambada", ["lambada.jsonl", "lambada_openai.jsonl"]),
+    "leaderboard_bbh_causal_judgement": ("bbh", ["bbh.jsonl", "causal_judgement.jsonl"]),
+    "leaderboard_mmlu_pro": ("mmlu_pro", ["mmlu_pro.jsonl"]),
 }
+SHOTS = {"leaderboard_mmlu_pro": 2}  # of the same file; the others 0
+BEFORE = {"leaderboard_bbh_causal_judgement": "Answer questions about causal attribution."}  # the harness's description
 HARNESS_PATHS = {"Rowan/hellaswag": "hellaswag", "baber/piqa": "piqa", "allenai/ai2_arc": "arc_easy",
-                 "allenai/winogrande": "winogrande", "aps/super_glue": "boolq", "EleutherAI/lambada_openai": "lambada_openai"}
+                 "allenai/winogrande": "winogrande", "aps/super_glue": "boolq", "EleutherAI/lambada_openai": "lambada_openai",
+                 "SaylorTwift/bbh": "leaderboard_bbh_causal_judgement", "TIGER-Lab/MMLU-Pro": "leaderboard_mmlu_pro"}
 
 
 def find_file(data, task):
@@ -98,7 +103,7 @@ def lambada_docs(path):
 
 
 DOCS = {"hellaswag": hellaswag_docs, "piqa": piqa_docs, "arc_easy": arc_docs, "winogrande": winogrande_docs,
-        "boolq": boolq_docs, "lambada_openai": lambada_docs}
+        "boolq": boolq_docs, "lambada_openai": lambada_docs, "leaderboard_bbh_causal_judgement": json_lines, "leaderboard_mmlu_pro": json_lines}
 
 
 def use_files(data, tasks, limit):
@@ -127,6 +132,10 @@ def run_butler(butler, model_path, data, task, limit, length, *flags, reads="ste
     path = find_file(data, task)
     command = [butler, "eval", "mc", "-m", model_path, "--data", str(path), "--set", f"subset={FILES[task][0]},items=1,reads={reads}", "--kv",
                "full", *flags]
+    if task in SHOTS:
+        command += ["--set", f"shots={SHOTS[task]},examples={path}"]
+    if task in BEFORE:
+        command += ["--set", f"before={BEFORE[task]}"]
     command += ["--limit", str(limit)] if limit else []
     command += ["--length", str(length)] if length else []
     with tempfile.TemporaryDirectory() as folder:

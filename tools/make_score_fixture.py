@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tests/data/scores.json: answers and what LongBench's published scorers give them.
+"""Writes tests/data/scores.json: answers and what the published scorers of LongBench and of summaries give them.
 
-    python tools/make_score_fixture.py        (PyPI: rouge 1.0.1, fuzzywuzzy 0.18.0 without python-Levenshtein)
+    python tools/make_score_fixture.py        (PyPI: rouge 1.0.1, rouge-score 0.1.2, fuzzywuzzy 0.18.0 without python-Levenshtein)
 
 The scorers are those packages and the few lines around them that the benchmark's definitions ask for.
 """
@@ -16,9 +16,11 @@ from pathlib import Path
 
 from fuzzywuzzy import fuzz
 from rouge import Rouge
+from rouge_score.rouge_scorer import RougeScorer
 
 assert importlib.util.find_spec("Levenshtein") is None, "fuzzywuzzy would use python-Levenshtein, which gives other ratios"
 ROUGE = Rouge()
+ROUGES = RougeScorer(["rouge1", "rouge2", "rougeL"])
 
 
 def f1(answer, right):
@@ -35,6 +37,10 @@ def rouge_l(answer, right):
         return ROUGE.get_scores([answer], [right], avg=True)["rouge-l"]["f"]
     except ValueError:
         return 0.0
+
+
+def rouges(answer, right):
+    return [score.fmeasure for score in ROUGES.score(right, answer).values()]
 
 
 def number(answer, right, before):
@@ -74,6 +80,7 @@ def cases():
     for answer, right in pairs:
         yield dict(kind="f1", answer=answer, right=right, score=f1(answer, right))
         yield dict(kind="rouge_l", answer=answer, right=right, score=rouge_l(answer, right))
+        yield dict(kind="rouge", answer=answer, right=right, score=rouges(answer, right))
     numbers = [("7", "7", ""), ("The answer is 7 or 8.", "7", ""), ("none", "7", ""), ("17 7 77 7", "7", ""), ("", "7", ""),
                ("Paragraph 12", "Paragraph 12", "Paragraph "), ("12, not 3", "Paragraph 3", "Paragraph "),
                ("Paragraph 3", "Paragraph x Paragraph 31", "Paragraph "), ("段落5", "段落5", "段落"), ("no", "段落5", "段落")]
