@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 import lm_eval
+from lm_eval.models.api_models import TemplateAPI
 
 from harness_data import FILES, find_file, log_likelihoods, run_butler, use_files
 
@@ -33,24 +34,39 @@ class Server:
         for line in self.process.stderr:
             if found := re.search(r"listening on (http://\S+)", line):
                 self.url = found.group(1)
+                self.used_before = self.used()
                 return
         sys.exit("the server does not listen")
 
-    def stop(self):
-        """Ends it; the processor's seconds that it used."""
+    def used(self):
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self):
+        """Ends it; the processor's seconds that its answers took."""
+        used = self.used() - self.used_before
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=60)
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return used
 
 
 def evaluate(url, tasks, args):
-    """(what simple_evaluate gives, seconds)"""
-    begin = time.time()
+    """(what simple_evaluate gives, seconds from its first request for scores to the last answer)"""
+    spent = []
+    score = TemplateAPI._loglikelihood_tokens
+
+    def timed(self, *positional, **named):
+        begin = time.time()
+        out = score(self, *positional, **named)
+        spent.append(time.time() - begin)
+        return out
+
+    TemplateAPI._loglikelihood_tokens = timed
     out = lm_eval.simple_evaluate(
         model="local-completions", tasks=tasks, num_fewshot=args.shots, log_samples=True, bootstrap_iters=0, batch_size=args.batch,
         model_args={"model": "butler", "base_url": url + "/v1/completions", "num_concurrent": args.concurrent, "max_length": args.length + 1})
-    return out, time.time() - begin
+    TemplateAPI._loglikelihood_tokens = score
+    return out, sum(spent)
 
 
 def compare(tasks, args):
@@ -67,7 +83,7 @@ def compare(tasks, args):
         differ += unequal
         print(f"{task}: {len(ours)} items, {len(pairs)} log-likelihoods, {unequal} differ, at most by {max(abs(a - b) for a, b in pairs):.3g};",
               ", ".join(f"{name} {values[name]:.6g} / {value:.6g}" for name, value in results.items()), flush=True)
-    print(f"the harness took {seconds:.1f} s")
+    print(f"scores took {seconds:.1f} s")
     return differ
 
 
