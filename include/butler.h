@@ -408,7 +408,7 @@ struct butler_audit {
 };
 
 /* The session's next decode step is audited: *audit, which must stay valid until then, is filled when the step has run. What the
- * step computes does not change; the comparison takes as long as one or two dense steps. Returns 1; or 0, and nothing happens, where
+ * step computes does not change; the comparison takes as long as one or two dense steps. Returns 1; or 0, and nothing happens, if
  * the policy does not retrieve: the full cache is read whole, and what a policy has evicted cannot be compared. */
 int butler_session_audit(struct butler_session *session, struct butler_audit *audit, struct butler_error *err);
 
