@@ -344,8 +344,8 @@ struct butler_session *butler_session_fork(struct butler_session *session, struc
  * empties every session, also one that has failed. */
 int butler_session_truncate(struct butler_session *session, int n, struct butler_error *err);
 
-/* Gives an empty session the longest beginning of ids[n] that the engine's prefix cache knows (whole blocks of 64 tokens, always
- * less than n). Returns how many tokens it has then: the rest is to be run, with prompt_end n. What prompts read is kept for later
+/* Gives an empty session the longest beginning of ids[n] that the engine's prefix cache knows (at least 8 tokens, always less than
+ * n). Returns how many tokens it has then: the rest is to be run, with prompt_end n. What prompts read is kept for later
  * ones. 0 under policies whose state after a prompt depends on all its queries (h2o, softprune, prefill=evict). */
 int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err);
 
@@ -419,8 +419,8 @@ struct butler_audit {
 };
 
 /* The session's next decode step is audited: *audit, which must stay valid until then, is filled when the step has run. What the
- * step computes does not change; it takes about as long as a step of dense attention more. Returns 1; or 0, and nothing happens,
- * where the policy does not retrieve: the full cache is read whole, and what a policy has evicted cannot be compared. */
+ * step computes does not change; the comparison takes as long as one or two dense steps. Returns 1; or 0, and nothing happens, if
+ * the policy does not retrieve: the full cache is read whole, and what a policy has evicted cannot be compared. */
 int butler_session_audit(struct butler_session *session, struct butler_audit *audit, struct butler_error *err);
 
 /* ----------------------------------------------------------------------------------------------- sampler */

@@ -4,35 +4,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 64, N_SLOTS = 8192 }; /* half a million tokens */
+enum { MAX_TOKENS = 1 << 19 }; /* of all prompts together */
 
-struct serve_scores {
-    struct slot {
-        uint64_t hash; /* 0: nothing is here */
-        int32_t ids[BLOCK], top[BLOCK];
-        double logprobs[BLOCK], top_logprobs[BLOCK];
-    } * slots[N_SLOTS];
+/* A prompt; the list begins with the one that was used last. */
+struct known {
+    struct known *next;
+    char *policy;
+    int n;
+    int32_t *ids;
+    struct known_score {
+        double logprob, top_logprob;
+        int32_t top;
+    } * scores; /* [n] */
 };
 
-static uint64_t mix(uint64_t hash, uint64_t value)
-{
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
-    return hash ^ hash >> 29;
-}
+struct serve_scores {
+    struct known *first;
+};
 
-static uint64_t begin(const char *policy)
+static void free_known(struct known *known)
 {
-    uint64_t hash = 1;
-    for (; *policy; policy++)
-        hash = mix(hash, (unsigned char)*policy);
-    return hash;
-}
-
-static uint64_t add_block(uint64_t hash, const int32_t *ids)
-{
-    for (int i = 0; i < BLOCK; i++)
-        hash = mix(hash, (uint64_t)ids[i] + 1);
-    return hash ? hash : 1;
+    free(known->policy);
+    free(known->ids);
+    free(known->scores);
+    free(known);
 }
 
 struct serve_scores *serve_scores_new(void)
@@ -42,41 +37,78 @@ struct serve_scores *serve_scores_new(void)
 
 void serve_scores_free(struct serve_scores *scores)
 {
-    for (int i = 0; scores && i < N_SLOTS; i++)
-        free(scores->slots[i]);
+    for (struct known *known = scores ? scores->first : NULL, *next; known; known = next) {
+        next = known->next;
+        free_known(known);
+    }
     free(scores);
 }
 
-int serve_scores_find(const struct serve_scores *scores, const char *policy, const int32_t *ids, int n, struct serve_score *out)
+/* The prompt with the longest common beginning, in front of the list now. NULL: none. */
+static struct known *closest(struct serve_scores *scores, const char *policy, const int32_t *ids, int n, int *n_same)
 {
-    uint64_t hash = begin(policy);
-    int found = 0;
-    for (; found + BLOCK <= n; found += BLOCK) {
-        hash = add_block(hash, ids + found);
-        const struct slot *slot = scores->slots[hash % N_SLOTS];
-        if (!slot || slot->hash != hash || memcmp(slot->ids, ids + found, sizeof slot->ids) != 0)
-            break;
-        for (int i = 0; i < BLOCK; i++)
-            out[found + i] = (struct serve_score){
-                .logprob = slot->logprobs[i], .n_top = 1, .top = {{.id = slot->top[i], .logprob = slot->top_logprobs[i]}}};
+    struct known **best = NULL;
+    *n_same = 0;
+    for (struct known **at = &scores->first; *at && *n_same < n; at = &(*at)->next) {
+        const int most = n < (*at)->n ? n : (*at)->n;
+        int same = 0;
+        while (same < most && (*at)->ids[same] == ids[same])
+            same++;
+        if (same > *n_same && strcmp((*at)->policy, policy) == 0) {
+            best = at;
+            *n_same = same;
+        }
     }
-    return found;
+    if (!best)
+        return NULL;
+    struct known *known = *best;
+    *best = known->next;
+    known->next = scores->first;
+    scores->first = known;
+    return known;
+}
+
+int serve_scores_find(struct serve_scores *scores, const char *policy, const int32_t *ids, int n, struct serve_score *out)
+{
+    int n_same;
+    const struct known *known = closest(scores, policy, ids, n, &n_same);
+    for (int i = 0; i < n_same; i++)
+        out[i] = (struct serve_score){.logprob = known->scores[i].logprob,
+                                      .n_top = 1,
+                                      .top = {{.id = known->scores[i].top, .logprob = known->scores[i].top_logprob}}};
+    return n_same;
 }
 
 void serve_scores_add(struct serve_scores *scores, const char *policy, const int32_t *ids, int n, const struct serve_score *from)
 {
-    uint64_t hash = begin(policy);
-    for (int at = 0; at + BLOCK <= n; at += BLOCK) {
-        hash = add_block(hash, ids + at);
-        struct slot **slot = &scores->slots[hash % N_SLOTS];
-        if (!*slot)
-            *slot = serve_alloc(1, sizeof **slot);
-        (*slot)->hash = hash;
-        memcpy((*slot)->ids, ids + at, sizeof(*slot)->ids);
-        for (int i = 0; i < BLOCK; i++) {
-            (*slot)->logprobs[i] = from[at + i].logprob;
-            (*slot)->top[i] = from[at + i].top[0].id;
-            (*slot)->top_logprobs[i] = from[at + i].top[0].logprob;
+    int n_same;
+    struct known *known = closest(scores, policy, ids, n, &n_same);
+    if (n > MAX_TOKENS || (known && n_same == n))
+        return;
+    if (known && n_same == known->n) { /* the new one has all that this one has */
+        scores->first = known->next;
+        free_known(known);
+    }
+    known = serve_alloc(1, sizeof *known);
+    *known = (struct known){.next = scores->first,
+                            .policy = strdup(policy),
+                            .n = n,
+                            .ids = serve_alloc((size_t)n, sizeof *known->ids),
+                            .scores = serve_alloc((size_t)n, sizeof *known->scores)};
+    memcpy(known->ids, ids, (size_t)n * sizeof *ids);
+    for (int i = 0; i < n; i++)
+        known->scores[i] = (struct known_score){from[i].logprob, from[i].top[0].logprob, from[i].top[0].id};
+    scores->first = known;
+    int sum = 0;
+    for (struct known **at = &scores->first; *at;) {
+        struct known *old = *at;
+        sum += old->n;
+        if (sum <= MAX_TOKENS) {
+            at = &old->next;
+            continue;
         }
+        *at = old->next;
+        sum -= old->n;
+        free_known(old);
     }
 }

@@ -1,19 +1,19 @@
 /* Scores of prompts' tokens that were computed before, so that a beginning that the prefix cache has need not be read again to be
- * scored. In blocks of 64 tokens, each found by a hash of all tokens before it and of the policy. Of a token its log-probability
- * and the most probable token are kept. */
+ * scored. Of a token its log-probability and the most probable token are kept, for half a million tokens of the prompts that were
+ * used last. */
 #ifndef SERVE_SCORES_H
 #define SERVE_SCORES_H
 
 #include "serve/scheduler.h"
 
-struct serve_scores; /* of a fixed size: a new block takes the place of an older one */
+struct serve_scores;
 
 struct serve_scores *serve_scores_new(void);
 void serve_scores_free(struct serve_scores *scores);
 /* Copies what is known of the first tokens of ids[n] into out[n]; returns for how many. Of each out[i].n_top is 1, but of token 0,
  * whose score means nothing. */
-int serve_scores_find(const struct serve_scores *scores, const char *policy, const int32_t *ids, int n, struct serve_score *out);
-/* Keeps the whole blocks of a prompt all of whose tokens were scored. */
+int serve_scores_find(struct serve_scores *scores, const char *policy, const int32_t *ids, int n, struct serve_score *out);
+/* Keeps those of a prompt all of whose tokens were scored. */
 void serve_scores_add(struct serve_scores *scores, const char *policy, const int32_t *ids, int n, const struct serve_score *from);
 
 #endif

@@ -526,16 +526,16 @@ static void test_prefix(void **state)
     static const struct {
         const char *policy;
         int shared; /* of 110 tokens */
-    } cases[] = {{"full", 64},
-                 {"quest:budget=32,dense=0", 64},
-                 {"fier:budget=32,dense=0", 64},
-                 {"pagestats:budget=32", 64},
-                 {"oracle:share=query,budget=32", 64},
-                 {"tokenbutler2:on_top=0,sinks=4,recent=8,budget=24", 64},
+    } cases[] = {{"full", 109},
+                 {"quest:budget=32,dense=0", 109},
+                 {"fier:budget=32,dense=0", 109},
+                 {"pagestats:budget=32", 109},
+                 {"oracle:share=query,budget=32", 109},
+                 {"tokenbutler2:on_top=0,sinks=4,recent=8,budget=24", 109},
                  {"tokenbutler:budget=24", 0},
-                 {"snapkv:budget=40", 64},
-                 {"tova:budget=40", 64},
-                 {"knorm:budget=40", 64},
+                 {"snapkv:budget=40", 78},
+                 {"tova:budget=40", 109},
+                 {"knorm:budget=40", 109},
                  {"scissorhands:budget=40", 0}, /* a window of 400 */
                  {"h2o:budget=40", 0},
                  {"streaming:budget=40", 0}};
@@ -549,7 +549,7 @@ static void test_prefix(void **state)
     attach_both(engine, false);
     make_text(engine, 9, ids, N + 10);
     memcpy(other, ids, sizeof other);
-    other[63]++;
+    other[7]++; /* seven tokens are not worth it */
     struct butler_session *first = open_session(engine, "full");
     assert_int_equal(butler_session_adopt_prefix(first, ids, N, &err), 0);
     run_span(first, ids, N, N);
@@ -577,7 +577,7 @@ static void test_prefix(void **state)
     }
     butler_engine_get_info(engine, &info);
     assert_int_equal(info.prefix_hits, 9);
-    assert_int_equal(info.prefix_tokens, 9 * 64);
+    assert_int_equal(info.prefix_tokens, 8 * 109 + 78);
     assert_true(info.prefix_memory > 0 && info.prefix_memory <= info.kv_memory);
     close_engine(engine);
 }
@@ -596,21 +596,21 @@ static void test_prefix_memory(void **state)
     (void)state;
     close_engine(engine);
     engine = open_engine("models/llama-gqa.gguf",
-                         &(struct butler_engine_params){.n_threads = 1, .kv_bytes = 1 << 26, .prefix_bytes = 2 * bytes});
+                         &(struct butler_engine_params){.n_threads = 1, .kv_bytes = 1 << 26, .prefix_bytes = 4 * bytes});
     for (int i = 0; i < 4; i++) {
         const int text = i == 2 ? 0 : i == 3 ? 2 : i; /* 0, 1, 0 again, 2: text 1 goes */
         make_text(engine, (uint64_t)text + 1, ids[text], N);
         struct butler_session *session = open_session(engine, "full");
         const int n = butler_session_adopt_prefix(session, ids[text], N, &err);
-        assert_int_equal(n, i == 2 ? 64 : 0);
+        assert_int_equal(n, i == 2 ? N - 1 : 0);
         run_span(session, ids[text] + n, N - n, N);
         butler_session_free(session);
     }
     butler_engine_get_info(engine, &info);
-    assert_int_equal(info.prefix_memory, 2 * bytes);
+    assert_int_equal(info.prefix_memory, 4 * bytes); /* a whole block and the rest, of two texts */
     for (int text = 0; text < 3; text++) {
         struct butler_session *session = open_session(engine, "full");
-        assert_int_equal(butler_session_adopt_prefix(session, ids[text], N, &err), text == 1 ? 0 : 64);
+        assert_int_equal(butler_session_adopt_prefix(session, ids[text], N, &err), text == 1 ? 0 : N - 1);
         butler_session_free(session);
     }
     close_engine(engine);

@@ -133,9 +133,10 @@ static void audit_task(void *context, int kv_head, int thread)
     int32_t *ids = (int32_t *)(values + stride);
     const struct butler_head_view view = butler_kv_view(&session->kv, job->layer, kv_head, n - 1);
     butler_view_dot_keys(&view, job->q + (size_t)first * (size_t)session->shape.head_dim, group, 0, n, rows, stride);
-    for (int h = 0; h < group; h++) {
+    for (int h = 0, n_read = 0; h < group; h++) {
         float *row = rows + (size_t)h * stride;
-        const int n_read = butler_last_selection(session, job->layer, first + h, ids, n);
+        if (h == 0 || session->policy.share == BUTLER_SHARE_QUERY)
+            n_read = butler_last_selection(session, job->layer, first + h, ids, n);
         double *shares = scratch->shares + 2 * (size_t)(first + h), read;
         shares[0] = recall_of(row, n, ids, n_read, values);
         const double all = weigh(job, first + h, row, &read);

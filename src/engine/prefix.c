@@ -7,22 +7,26 @@
 
 #include "engine/session.h"
 
-enum { TOKENS = BUTLER_EXTENT_TOKENS, N_BUCKETS = 1 << 12 };
+enum {
+    TOKENS = BUTLER_EXTENT_TOKENS,
+    LEAST = 8, /* tokens that are worth a part of a block: its extents are copied when the session writes there */
+};
 
+/* Tokens of texts that begin alike. Those of one parent differ in their tokens. */
 struct block {
-    uint64_t hash;
-    struct block *parent; /* the block before it, or NULL */
-    struct block *next;   /* in its bucket */
+    struct block *parent, *children, *next; /* the block before it, or NULL; next: of the same parent */
+    struct block *older, *newer;            /* of all, by use */
     struct butler_pages *pages;
-    uint64_t used; /* when, in lookups and additions */
-    int n_children, n_extents;
+    uint64_t kind;
+    int n, n_extents; /* n: tokens; fewer than TOKENS: the end of a prompt, which has no children */
     int32_t tokens[TOKENS];
     uint32_t extents[]; /* [n_layers][n_kv_heads] */
 };
 
 struct butler_prefix {
-    struct block *buckets[N_BUCKETS];
-    uint64_t max_bytes, clock;
+    struct block *first;           /* without a parent */
+    struct block *oldest, *newest; /* a block is used before its children are */
+    uint64_t max_bytes;
     struct butler_prefix_stats stats;
 };
 
@@ -39,29 +43,56 @@ static uint64_t block_bytes(const struct block *block)
     return (uint64_t)block->n_extents * block->pages->extent_bytes;
 }
 
+static struct block **children_of(struct butler_prefix *prefix, struct block *parent)
+{
+    return parent ? &parent->children : &prefix->first;
+}
+
+static void unlink_use(struct butler_prefix *prefix, struct block *block)
+{
+    *(block->older ? &block->older->newer : &prefix->oldest) = block->newer;
+    *(block->newer ? &block->newer->older : &prefix->newest) = block->older;
+}
+
+static void link_newest(struct butler_prefix *prefix, struct block *block)
+{
+    block->older = prefix->newest;
+    block->newer = NULL;
+    *(prefix->newest ? &prefix->newest->newer : &prefix->oldest) = block;
+    prefix->newest = block;
+}
+
+static void use(struct butler_prefix *prefix, struct block *block)
+{
+    unlink_use(prefix, block);
+    link_newest(prefix, block);
+}
+
+static void free_block(struct block *block)
+{
+    for (int i = 0; i < block->n_extents; i++)
+        butler_pages_release(block->pages, block->extents[i]);
+    free(block);
+}
+
+/* A block without children. */
 static void drop(struct butler_prefix *prefix, struct block *block)
 {
-    struct block **at = &prefix->buckets[block->hash % N_BUCKETS];
+    struct block **at = children_of(prefix, block->parent);
     while (*at != block)
         at = &(*at)->next;
     *at = block->next;
-    if (block->parent)
-        block->parent->n_children--;
-    for (int i = 0; i < block->n_extents; i++)
-        butler_pages_release(block->pages, block->extents[i]);
+    unlink_use(prefix, block);
     prefix->stats.bytes -= block_bytes(block);
-    free(block);
+    free_block(block);
 }
 
 void butler_prefix_free(struct butler_prefix *prefix)
 {
-    if (!prefix)
-        return;
-    for (int b = 0; b < N_BUCKETS; b++)
-        while (prefix->buckets[b]) {
-            prefix->buckets[b]->parent = NULL; /* may be gone already */
-            drop(prefix, prefix->buckets[b]);
-        }
+    for (struct block *block = prefix ? prefix->oldest : NULL, *next; block; block = next) {
+        next = block->newer;
+        free_block(block);
+    }
     free(prefix);
 }
 
@@ -69,14 +100,12 @@ void butler_prefix_free(struct butler_prefix *prefix)
 static bool make_room(struct butler_prefix *prefix, uint64_t bytes, const struct block *keep)
 {
     while (prefix->stats.bytes + bytes > prefix->max_bytes) {
-        struct block *oldest = NULL;
-        for (int b = 0; b < N_BUCKETS; b++)
-            for (struct block *block = prefix->buckets[b]; block; block = block->next)
-                if (block->n_children == 0 && block != keep && (!oldest || block->used < oldest->used))
-                    oldest = block;
-        if (!oldest)
+        struct block *block = prefix->oldest;
+        while (block && (block->children || block == keep))
+            block = block->newer;
+        if (!block)
             return false;
-        drop(prefix, oldest);
+        drop(prefix, block);
     }
     return true;
 }
@@ -91,17 +120,23 @@ static uint64_t kind_of(const struct butler_session *session)
     return XXH3_64bits(&kind, sizeof kind);
 }
 
-static uint64_t chain(uint64_t before, const int32_t *tokens)
+/* The block after `parent` that has most of tokens[n] in common, from its first on; *n_same: how many. NULL: none has any. */
+static struct block *closest(struct butler_prefix *prefix, uint64_t kind, struct block *parent, const int32_t *tokens, int n,
+                             int *n_same)
 {
-    return XXH3_64bits_withSeed(tokens, TOKENS * sizeof *tokens, before);
-}
-
-static struct block *find(const struct butler_prefix *prefix, uint64_t hash, const struct block *parent, const int32_t *tokens)
-{
-    for (struct block *block = prefix->buckets[hash % N_BUCKETS]; block; block = block->next)
-        if (block->hash == hash && block->parent == parent && !memcmp(block->tokens, tokens, sizeof block->tokens))
-            return block;
-    return NULL;
+    struct block *best = NULL;
+    *n_same = 0;
+    for (struct block *block = *children_of(prefix, parent); block && *n_same < BUTLER_MIN(n, TOKENS); block = block->next) {
+        const int most = BUTLER_MIN(n, block->n);
+        int same = 0;
+        while (block->kind == kind && same < most && block->tokens[same] == tokens[same])
+            same++;
+        if (same > *n_same) {
+            best = block;
+            *n_same = same;
+        }
+    }
+    return best;
 }
 
 /* How many of a prompt's n tokens may come from the cache under this policy: the metric must not have observed any of their
@@ -116,43 +151,58 @@ static int shareable(const struct butler_session *session, int n)
     return BUTLER_MAX(n - BUTLER_MAX(BUTLER_MIN(window, n), 1), 0);
 }
 
-void butler_prefix_add(struct butler_prefix *prefix, struct butler_session *session)
+/* Keeps n tokens of the session's text from its block `index` on. NULL: there is no room, or a window has passed it. */
+static struct block *add_block(struct butler_prefix *prefix, struct butler_session *session, uint64_t kind, struct block *parent,
+                               int index, int n)
 {
     struct butler_kv *kv = &session->kv;
     const int n_extents = kv->n_layers * kv->n_kv_heads;
-    uint64_t hash = kind_of(session);
+    struct block *block;
+    for (int h = 0; h < n_extents; h++)
+        if (kv->heads[h].n_released > index)
+            return NULL;
+    if (!make_room(prefix, (uint64_t)n_extents * kv->extent_bytes, parent) ||
+        !(block = calloc(1, sizeof *block + (size_t)n_extents * sizeof *block->extents)))
+        return NULL;
+    block->kind = kind;
+    block->parent = parent;
+    block->next = *children_of(prefix, parent);
+    *children_of(prefix, parent) = block;
+    block->pages = kv->extents;
+    block->n = n;
+    block->n_extents = n_extents;
+    memcpy(block->tokens, session->tokens + index * TOKENS, (size_t)n * sizeof *block->tokens);
+    for (int h = 0; h < n_extents; h++) {
+        block->extents[h] = kv->heads[h].pages[index * BUTLER_EXTENT] / BUTLER_EXTENT;
+        butler_pages_share(kv->extents, block->extents[h]);
+    }
+    link_newest(prefix, block);
+    prefix->stats.bytes += block_bytes(block);
+    kv->shares = true;
+    return block;
+}
+
+void butler_prefix_add(struct butler_prefix *prefix, struct butler_session *session, bool whole)
+{
+    const uint64_t kind = kind_of(session);
     struct block *parent = NULL;
     if (session->evicted)
         return;
-    prefix->clock++;
-    for (int i = 0; (i + 1) * TOKENS <= session->n_dense; i++) {
-        const int32_t *tokens = session->tokens + i * TOKENS;
-        hash = chain(hash, tokens);
-        struct block *block = find(prefix, hash, parent, tokens);
-        if (!block) {
-            for (int h = 0; h < n_extents; h++)
-                if (kv->heads[h].n_released > i) /* the block was dropped after a window had passed it */
-                    return;
-            if (!make_room(prefix, (uint64_t)n_extents * kv->extent_bytes, parent) ||
-                !(block = calloc(1, sizeof *block + (size_t)n_extents * sizeof *block->extents)))
-                return;
-            block->hash = hash;
-            block->parent = parent;
-            block->next = prefix->buckets[hash % N_BUCKETS];
-            prefix->buckets[hash % N_BUCKETS] = block;
-            block->pages = kv->extents;
-            block->n_extents = n_extents;
-            memcpy(block->tokens, tokens, sizeof block->tokens);
-            for (int h = 0; h < n_extents; h++) {
-                block->extents[h] = kv->heads[h].pages[i * BUTLER_EXTENT] / BUTLER_EXTENT;
-                butler_pages_share(kv->extents, block->extents[h]);
-            }
-            if (parent)
-                parent->n_children++;
-            prefix->stats.bytes += block_bytes(block);
-            kv->shares = true;
+    for (int i = 0; i * TOKENS < session->n_dense; i++) {
+        const int n = BUTLER_MIN(session->n_dense - i * TOKENS, TOKENS);
+        int n_same;
+        struct block *block = closest(prefix, kind, parent, session->tokens + i * TOKENS, n, &n_same);
+        if (n < TOKENS && (!whole || n < LEAST))
+            return;
+        if (block && n_same == n) {
+            use(prefix, block);
+        } else {
+            if (block && n_same == block->n) /* the end of a shorter prompt, of which this one has more */
+                drop(prefix, block);
+            block = add_block(prefix, session, kind, parent, i, n);
         }
-        block->used = prefix->clock;
+        if (!block)
+            return;
         parent = block;
     }
 }
@@ -162,30 +212,28 @@ int butler_session_adopt_prefix(struct butler_session *session, const int32_t *i
     if (BUTLER_IS_NULL(session, err) || (n > 0 && BUTLER_IS_NULL(ids, err)))
         return BUTLER_ERROR_ARGUMENT;
     struct butler_prefix *prefix = session->engine->prefix;
+    struct butler_kv *kv = &session->kv;
     const int most = shareable(session, BUTLER_MIN(n, session->n_ctx));
-    const struct block *parent = NULL;
-    uint64_t hash = kind_of(session);
-    int n_found = 0;
+    const uint64_t kind = kind_of(session);
+    struct block *block = NULL;
+    int n_found = 0, n_same;
     if (session->n_past != 0 || session->failed)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a session of %d tokens cannot adopt a beginning: it must be empty",
                            session->n_past);
     if (!prefix)
         return 0;
-    prefix->clock++;
     prefix->stats.lookups++;
-    while (n_found + TOKENS <= most) {
-        hash = chain(hash, ids + n_found);
-        struct block *block = find(prefix, hash, parent, ids + n_found);
-        if (!block)
-            break;
+    while (n_found % TOKENS == 0 && (block = closest(prefix, kind, block, ids + n_found, most - n_found, &n_same)) &&
+           n_same >= LEAST) {
         for (int h = 0; h < block->n_extents; h++)
-            butler_kv_join(&session->kv, &session->kv.heads[h], block->extents[h]);
-        block->used = prefix->clock;
-        parent = block;
-        n_found += TOKENS;
+            butler_kv_join(kv, &kv->heads[h], block->extents[h]);
+        use(prefix, block);
+        n_found += n_same;
     }
     if (n_found == 0)
         return 0;
+    for (int l = 0; l < kv->n_layers && n_found % TOKENS > 0; l++)
+        butler_kv_truncate(kv, l, n_found);
     prefix->stats.hits++;
     prefix->stats.tokens += (uint64_t)n_found;
     memcpy(session->tokens, ids, (size_t)n_found * sizeof *ids);

@@ -1,9 +1,11 @@
 /* The prefix cache of an engine: keys and values of beginnings of texts that were read as prompts, so that the next text with the
  * same beginning need not read it again. It holds pages together with sessions (pages.h) and outlives these.
  *
- * Its unit is a block of BUTLER_EXTENT_TOKENS tokens: one extent for each layer and KV head. A block is found by a hash that is
- * chained over the blocks before it and over what keys and values depend on beside the tokens (KV type, rotation); its tokens are
- * compared too. It holds no records: what a session's metric keeps of the tokens is made anew from the keys. */
+ * Its unit is a block of BUTLER_EXTENT_TOKENS tokens, or fewer at the end of a prompt: one extent for each layer and KV head.
+ * Blocks form a tree: texts that begin alike share a path. A text takes over whole blocks and then a part of the one that it has
+ * most tokens in common with, whose extents are copied when the text goes on. A block belongs to what keys and values depend on
+ * beside the tokens (KV type, rotation). It holds no records: what a session's metric keeps of the tokens is made anew from the
+ * keys. */
 #ifndef BUTLER_PREFIX_H
 #define BUTLER_PREFIX_H
 
@@ -16,9 +18,9 @@ struct butler_session;
 struct butler_prefix *butler_prefix_new(uint64_t max_bytes, struct butler_error *err);
 void butler_prefix_free(struct butler_prefix *prefix); /* gives its pages back; may be NULL */
 
-/* Keeps the whole blocks of the session's text that were read as a prompt from the beginning on and are not known yet. Where memory
- * is short it keeps fewer. */
-void butler_prefix_add(struct butler_prefix *prefix, struct butler_session *session);
+/* Keeps what of the session's text was read as a prompt from the beginning on and is not known yet: its whole blocks, and if
+ * `whole`, the prompt is complete, its last tokens too. Where memory is short it keeps fewer. */
+void butler_prefix_add(struct butler_prefix *prefix, struct butler_session *session, bool whole);
 
 struct butler_prefix_stats {
     uint64_t bytes, lookups, hits, tokens;

@@ -138,7 +138,7 @@ static void account(struct progress *progress, const struct butler_part *part, d
     } else {
         session->stats.n_prefill += (uint64_t)part->n;
         if (session->engine->prefix)
-            butler_prefix_add(session->engine->prefix, session);
+            butler_prefix_add(session->engine->prefix, session, part->ends_prompt);
         if (session->progress && !session->progress(session->progress_user, progress->done, progress->span->n) && !progress->ended)
             cancel(progress);
     }
