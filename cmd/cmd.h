@@ -274,6 +274,9 @@ int cmd_writer_decode(struct cmd_writer *writer, int most, struct butler_error *
 /* The session holds what was decoded and no more, and the sampler has drawn what was drawn. A code. */
 int cmd_writer_end(struct cmd_writer *writer, struct butler_error *err);
 
+/* What bench does with --lossless. CMD_DONE or the exit status. */
+int cmd_bench_lossless(const struct cmd_options *options, struct butler_engine *engine);
+
 /* Ends an answer or a text. */
 enum cmd_end { CMD_END_TOKEN, CMD_END_LENGTH, CMD_END_CONTEXT, CMD_END_POLICY, CMD_END_INTERRUPTED };
 extern const char *const cmd_end_names[];
