@@ -60,3 +60,23 @@ def test_what_is_refused():
     for policy in ("full", "h2o:budget=32", "h2o:method=retrieve,budget=64", "entropystop"):
         refuses(USAGE, "run", "-m", GQA, "-p", "a", "--lossless", "--kv", policy, says=["--lossless"])
     assert "--lossless[=G]" in butler("run", "--help").stdout
+
+
+LOSSLESS = ["policy", "depth", "n", "dense_ms", "lossless_ms", "sparse_ms", "ceiling", "n_checks", "n_drafted", "n_accepted", "draft_s", "check_s",
+            "weight_bytes", "kv_bytes", "metric_bytes", "full_kv_bytes"]
+
+
+def test_bench(tmp_path):
+    (tmp_path / "t.txt").write_text(PROMPT * 2)
+    bench = ["bench", "-m", GQA, "--lossless", "-f", tmp_path / "t.txt", "-n", "40", "--warmup", "3"]
+    got = rows(*bench, "-d", "20,60", "--kv", "verified:budget=32", "--kv", "quest:budget=32,page=8")
+    assert [(r["depth"], r["policy"].split(":")[0]) for r in got] == [(20, "verified"), (20, "quest"), (60, "verified"), (60, "quest")]
+    for r in got:
+        assert list(r) == LOSSLESS and r["n"] == 40
+        assert min(r["dense_ms"], r["lossless_ms"], r["sparse_ms"]) > 0 and r["n_accepted"] <= r["n_drafted"]
+        # Two layers and two KV heads with 16 numbers in two bytes, keys and values.
+        assert r["full_kv_bytes"] == sum((r["depth"] + 3 + i) * 2 * 2 * 2 * 16 * 2 for i in range(1, 41)) // 40
+    assert len(butler(*bench, "-d", "20", "--kv", "verified").stdout.splitlines()) == 2
+    refuses(USAGE, *bench, "-d", "20,9999", says=["-d", "9999", tmp_path / "t.txt"])
+    refuses(USAGE, *bench, "-d", "20", "--batch", "2", says=["--batch"])
+    refuses(USAGE, "bench", "-m", GQA, "-f", tmp_path / "t.txt", says=["-f", "--lossless"])
