@@ -264,6 +264,8 @@ struct cmd_writer {
     int n, n_drawn;                        /* of ids */
     int n_past;                            /* tokens that are decoded: the session may hold more of ids */
 };
+/* Whether a session of this policy can draft; else *err says why not. */
+bool cmd_drafts_under(struct butler_engine *engine, const char *policy, struct butler_error *err);
 /* CMD_DONE or the exit status. cmd_writer_end must follow. */
 int cmd_writer_begin(struct cmd_writer *writer, const struct cmd_options *options, struct butler_engine *engine,
                      struct butler_session *session, struct butler_sampler *sampler);
