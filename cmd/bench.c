@@ -155,13 +155,23 @@ static int run(struct cmd_options *options)
         cmd_say(options, "-n: '%d' is not allowed; bench takes a whole number of tokens, 1 or more", options->n);
         return CMD_USAGE;
     }
+    if (options->file && !options->given[CMD_LOSSLESS]) {
+        cmd_say(options, "-f: only --lossless goes on from a text");
+        return CMD_USAGE;
+    }
+    if (options->batch > 1 && options->given[CMD_LOSSLESS]) {
+        cmd_say(options, "--batch: --lossless measures one session");
+        return CMD_USAGE;
+    }
     struct butler_engine *engine = cmd_engine_load(options, &status);
     if (!engine)
         return status;
-    if (!options->json)
+    if (options->given[CMD_LOSSLESS])
+        status = cmd_bench_lossless(options, engine);
+    else if (!options->json)
         cmd_printf("%-32s %8s %5s %10s %10s %10s %10s %10s %10s\n", "policy", "depth", "batch", "tokens/s", "ms/token", "KV read",
                    "us score", "us select", "us attend");
-    for (int d = 0; status == CMD_DONE && d < options->depths.n; d++)
+    for (int d = 0; !options->given[CMD_LOSSLESS] && status == CMD_DONE && d < options->depths.n; d++)
         for (int k = 0; status == CMD_DONE && k < options->kv.n; k++) {
             struct bench bench = {
                 .options = options, .engine = engine, .policy = options->kv.values[k], .depth = options->depths.values[d]};
@@ -172,9 +182,9 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},  {CMD_KV, "full"},      {CMD_DEPTH, "1024,4096"}, {CMD_N, "32"},    {CMD_WARMUP, "4"},
-    {CMD_BATCH, "1"},   {CMD_KV_TYPE, "f16"},  {CMD_THREADS, "0"},       {CMD_ISA, NULL},  {CMD_SEED, "0"},
-    {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},         {CMD_HELP, NULL}, {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},    {CMD_KV, "full"},   {CMD_DEPTH, "1024,4096"}, {CMD_N, "32"},    {CMD_WARMUP, "4"},  {CMD_BATCH, "1"},
+    {CMD_KV_TYPE, "f16"}, {CMD_THREADS, "0"}, {CMD_ISA, NULL},          {CMD_SEED, "0"},  {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL},
+    {CMD_JSON, NULL},     {CMD_HELP, NULL},   {CMD_LOSSLESS, NULL},     {CMD_FILE, NULL}, {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_bench = {
@@ -189,7 +199,15 @@ const struct cmd_command cmd_bench = {
         "With --json one row for each: {\"policy\", \"model\", \"depth\", \"batch\", \"tok_s\", \"ms_tok\", \"weight_bytes\", "
         "\"kv_bytes\",\n"
         "\"metric_bytes\", \"full_kv_bytes\", \"us_score\", \"us_select\", \"us_attend\", \"us_predict\",\n"
-        "\"predict_bytes\"}.\n",
+        "\"predict_bytes\"}.\n\n"
+        "With --lossless: dense, lossless (drafts under --kv, checked) and sparse (--kv alone) decoding of -n tokens behind the "
+        "first\n"
+        "DEPTH tokens of the text of -f, in turns of 16 tokens; milliseconds a token, drafts and tokens of a check, and the "
+        "speed-up\n"
+        "that these would give if a check took as long as a dense step (ceiling). Greedy. With --json the keys are policy, depth, "
+        "n,\n"
+        "dense_ms, lossless_ms, sparse_ms, ceiling, n_checks, n_drafted, n_accepted, draft_s, check_s, and bytes of a token:\n"
+        "weight_bytes, kv_bytes, metric_bytes, full_kv_bytes.\n",
     .uses = uses,
     .run = run,
 };

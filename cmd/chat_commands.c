@@ -186,7 +186,8 @@ static int policy(struct chat *chat, const char *argument)
         cmd_say(chat->options, "the policy is %s", chat->policy);
         return CMD_DONE;
     }
-    if (butler_policy_check(chat->engine, argument, &err) < 0) {
+    if (butler_policy_check(chat->engine, argument, &err) < 0 ||
+        (chat->options->given[CMD_LOSSLESS] && !cmd_drafts_under(chat->engine, argument, &err))) {
         cmd_say(chat->options, "/policy: %s", err.message);
         return CMD_DONE;
     }

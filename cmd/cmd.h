@@ -289,6 +289,8 @@ struct cmd_writer {
     int n, n_drawn;                        /* of ids */
     int n_past;                            /* tokens that are decoded: the session may hold more of ids */
 };
+/* Whether a session of this policy can draft; else *err says why not. */
+bool cmd_drafts_under(struct butler_engine *engine, const char *policy, struct butler_error *err);
 /* CMD_DONE or the exit status. cmd_writer_end must follow. */
 int cmd_writer_begin(struct cmd_writer *writer, const struct cmd_options *options, struct butler_engine *engine,
                      struct butler_session *session, struct butler_sampler *sampler);
@@ -298,6 +300,9 @@ int32_t cmd_writer_draw(struct cmd_writer *writer, struct butler_error *err);
 int cmd_writer_decode(struct cmd_writer *writer, int most, struct butler_error *err);
 /* The session holds what was decoded and no more, and the sampler has drawn what was drawn. A code. */
 int cmd_writer_end(struct cmd_writer *writer, struct butler_error *err);
+
+/* What bench does with --lossless. CMD_DONE or the exit status. */
+int cmd_bench_lossless(const struct cmd_options *options, struct butler_engine *engine);
 
 /* Ends an answer or a text. */
 enum cmd_end { CMD_END_TOKEN, CMD_END_LENGTH, CMD_END_CONTEXT, CMD_END_POLICY, CMD_END_INTERRUPTED };

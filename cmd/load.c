@@ -149,6 +149,11 @@ static int prepare(struct cmd_options *options, struct butler_engine *engine)
             cmd_say(options, "--kv: %s", err.message);
             return CMD_USAGE;
         }
+    for (int i = 0; options->given[CMD_LOSSLESS] && !options->load_session && i < options->kv.n; i++)
+        if (!cmd_drafts_under(engine, options->kv.values[i], &err)) {
+            cmd_say(options, "--lossless: %s", err.message);
+            return CMD_USAGE;
+        }
     if (options->given[CMD_KV_TYPE] &&
         butler_kv_bytes(butler_engine_model(engine), (enum butler_kv_type)options->kv_type, 1) == 0) {
         cmd_say(options, "--kv-type: '%s' is not possible here: it stores blocks of 32 numbers, the model's heads have %d",

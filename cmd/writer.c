@@ -1,6 +1,17 @@
 /* Tokens of a text as run, ask and chat write it: plainly, or by checked drafts (--lossless). */
 #include "cmd.h"
 
+bool cmd_drafts_under(struct butler_engine *engine, const char *policy, struct butler_error *err)
+{
+    const struct butler_session_params params = {.n_ctx = 1, .policy = policy, .kv_type = BUTLER_KV_F32};
+    struct butler_session *session = butler_session_new(engine, &params, err);
+    struct butler_draft *draft = session ? butler_draft_new(session, NULL, err) : NULL;
+    const bool can = draft != NULL;
+    butler_draft_free(draft);
+    butler_session_free(session);
+    return can;
+}
+
 int cmd_writer_begin(struct cmd_writer *writer, const struct cmd_options *options, struct butler_engine *engine,
                      struct butler_session *session, struct butler_sampler *sampler)
 {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "fixtures.h"
+#include "random_predictor.h"
 #include "engine/session.h"
 #include "kernels/kernels.h"
 
@@ -206,13 +207,23 @@ static void test_models(void **state)
 /* Every policy that retrieves, with predictors and without, one that repeats its selections, pages, heads that select together. */
 static void test_policies(void **state)
 {
-    static const char *const policies[] = {
-        "verified:budget=24",           "quest:budget=32,page=8,dense=0", "tinyserve:budget=32,page=8",
-        "pagestats:budget=32,page=8",   "fier:budget=24,dense=1",         "layer0:budget=24",
-        "prevlayer:budget=24",          "oracle:budget=24,every=4",       "random:budget=24",
-        "oracle:budget=24,share=layer", "oracle:mass=0.8,share=query",    "knorm:method=retrieve,budget=24"};
+    static const char *const policies[] = {"verified:budget=24",
+                                           "quest:budget=32,page=8,dense=0",
+                                           "tinyserve:budget=32,page=8",
+                                           "pagestats:budget=32,page=8",
+                                           "fier:budget=24,dense=1",
+                                           "layer0:budget=24",
+                                           "prevlayer:budget=24",
+                                           "oracle:budget=24,every=4",
+                                           "random:budget=24",
+                                           "oracle:budget=24,share=layer",
+                                           "oracle:mass=0.8,share=query",
+                                           "knorm:method=retrieve,budget=24",
+                                           "tokenbutler:budget=24",
+                                           "tokenbutler2:budget=16,on_top=0,sinks=1,recent=4"};
     struct butler_engine *engine = open_engine("models/llama-gqa.gguf", 2, NULL);
     (void)state;
+    attach_both(engine, false);
     for (int i = 0; i < BUTLER_COUNT(policies); i++)
         compare(engine, policies[i], BUTLER_KV_F16, 0, 0);
     free_engine(engine);

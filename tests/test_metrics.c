@@ -320,6 +320,26 @@ static void last_query(void **state)
     head_free(&head);
 }
 
+/* One row for all heads of a group: the maximum of this check's weights and of those before, faded. */
+static void verified(void **state)
+{
+    (void)state;
+    struct head head;
+    const double values[] = {0.5};
+    const float first[GROUP][3] = {{.5f, .5f, 0}, {1, 0, 0}, {.25f, .75f, 0}},
+                then[GROUP][3] = {{.125f, .625f, .25f}, {0, .25f, .75f}, {.375f, .125f, .5f}};
+    float out[3];
+    head_init(&head, &butler_metric_verified, values, BUTLER_KV_F16, "ref");
+    grow(&head, &butler_metric_verified, values, 3, 1, 1);
+    butler_metric_verified.observe(&shape, values, &head.view, 1, first[0], 3, 2); /* of two slots: the third is not touched */
+    butler_metric_verified.score(&shape, values, &head.view, NULL, 1, 0, 3, out, 3);
+    assert_memory_equal(out, ((const float[]){1, .75f, 0}), sizeof out);
+    butler_metric_verified.observe(&shape, values, &head.view, 2, then[0], 3, 3);
+    butler_metric_verified.score(&shape, values, &head.view, NULL, 1, 0, 3, out, 3);
+    assert_memory_equal(out, ((const float[]){.5f, .625f, .75f}), sizeof out);
+    head_free(&head);
+}
+
 /* A sum in units of 2^-24 with four significant bits, ties upward: what a full block is rounded to. */
 static double rounded_block(double units)
 {
@@ -784,6 +804,7 @@ int main(void)
         cmocka_unit_test(accumulated_attention),
         cmocka_unit_test(attention_of_a_tile),
         cmocka_unit_test(last_query),
+        cmocka_unit_test(verified),
         cmocka_unit_test(a_window_does_not_drift),
         cmocka_unit_test(a_window_holds_its_queries_in_few_bytes),
         cmocka_unit_test(pooled_over_positions),

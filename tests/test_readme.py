@@ -14,7 +14,7 @@ def test_policies_are_those_of_the_command():
     table = re.findall(r"^\| [^`|]+ \| (.*) \|$", choices, re.M)
     chosen = re.findall(r"`(\w+)`", " ".join(table))
     assert len(chosen) >= 6 and set(chosen) <= {name for name, _, _ in named}
-    assert len(named) == 20 and "lists all twenty" in README
+    assert len(named) > 20 and "lists all" in README
 
 
 def test_keys_are_keys():
@@ -34,9 +34,9 @@ def test_commands_and_flags_exist():
     assert len(examples) >= 3
     for name, words in examples:
         for flag in re.findall(r"(?<!\S)-[-a-z]+", words):
-            assert re.search(rf"(?<![\w-]){flag}[ ,\n]", helps[name]), f"butler {name} has no {flag}"
+            assert re.search(rf"(?<![\w-]){flag}[ ,[\n]", helps[name]), f"butler {name} has no {flag}"
     for flag in re.findall(r"`(?:butler \w+ )?(--?[a-z][-a-z]*)[ `|]", README):
-        assert any(re.search(rf"(?<![\w-]){flag}[ ,\n]", text) for text in helps.values()), f"no command has {flag}"
+        assert any(re.search(rf"(?<![\w-]){flag}[ ,[\n]", text) for text in helps.values()), f"no command has {flag}"
 
 
 def test_packages_are_those_of_setup():

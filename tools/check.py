@@ -33,7 +33,8 @@ MINUTES = "about 15 minutes on two cores, less with ccache once it has compiled 
 # What ThreadSanitizer has something to say about; all else has one thread, or is what test_run does under every policy, too.
 THREADED = {"test_run", "test_scheduler", "test_session", "test_tokenizer_threads", "test_train"}
 # What takes longest, and so starts first: at the end no core waits for it alone.
-SLOW = {"test_invariants", "test_run", "test_smollm2", "test_logits", "test_kernels_cache", "test_policies", "test_python"}
+SLOW = {"test_invariants", "test_run", "test_smollm2", "test_lossless_smollm2", "test_logits", "test_kernels_cache", "test_policies",
+        "test_python"}
 # Python tests that start the command, and so find in it what a sanitizer can see.
 COMMAND_TESTS = {"test_cli", "test_chat"}
 

@@ -10,6 +10,15 @@ static int newest_of(const struct butler_attend_span *span, int kv_head)
     return BUTLER_MIN(butler_kv_at(span->state.kv, span->state.layer, kv_head)->n_slots, span->window);
 }
 
+/* Whether the step reads what an earlier one selected, and a KV head is work for a thread: then threads need not meet in between.
+ */
+static bool repeats(const struct butler_backend *backend, const struct butler_attend_span *span)
+{
+    const struct butler_layer_state *state = &span->state;
+    return !butler_selects(state->policy, state->selection, state->layer, state->position) && span->observe_from == INT32_MAX &&
+           state->policy->share != BUTLER_SHARE_LAYER && butler_pool_size(backend->pool) <= state->kv->n_kv_heads;
+}
+
 static void attend_alone(struct butler_backend *backend, const struct butler_attend_span *span)
 {
     const struct butler_layer_state *state = &span->state;
@@ -26,9 +35,8 @@ static void attend_alone(struct butler_backend *backend, const struct butler_att
         butler_count_ns(&state->traffic->attend_ns, &clock);
         return;
     }
-    if (span->retrieves && state->policy->fused) {
-        backend->append(backend, state, span->k, span->v, 1);
-        butler_retrieve_fused(backend, state, span->q, span->out);
+    if (span->retrieves && (state->policy->fused || repeats(backend, span))) {
+        butler_retrieve_fused(backend, state, span->q, span->k, span->v, span->out);
         return;
     }
     if (span->retrieves) {

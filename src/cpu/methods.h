@@ -25,8 +25,9 @@ void butler_evict_spans(struct butler_backend *backend, const struct butler_atte
 double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
                        const float *v, struct butler_lists *lists);
 
-/* Selects and attends in one pass, a KV head at a time; k and v are in the cache. */
-void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out);
+/* Appends k and v [n_kv_heads][head_dim], selects and attends in one pass, a KV head at a time. */
+void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                           const float *v, float *out);
 /* The same for one KV head (or, where the layer shares a selection, for all: kv_head is then ignored), by one thread. */
 void butler_retrieve_head(const struct butler_layer_state *state, int kv_head, const float *q, float *out, bool selects,
                           bool observe, int thread);

@@ -152,7 +152,7 @@ static uint32_t *slots_of(const struct butler_layer_state *state, int ahead, int
 struct select_job {
     const struct butler_layer_state *state;
     struct butler_lists *lists;
-    const float *q, *k, *v;       /* k, v: not fused */
+    const float *q, *k, *v;
     float *out;                   /* fused only */
     bool selects;                 /* else lists are those of a step before */
     uint64_t score_ns, select_ns; /* summed over threads */
@@ -300,12 +300,17 @@ void butler_retrieve_head(const struct butler_layer_state *state, int kv_head, c
 static void fused_task(void *context, int kv_head, int thread)
 {
     const struct select_job *job = context;
-    butler_retrieve_head(job->state, kv_head, job->q, job->out, job->selects, false, thread);
+    const struct butler_layer_state *state = job->state;
+    const bool layer = state->policy->share == BUTLER_SHARE_LAYER;
+    for (int h = kv_head; h < (layer ? state->kv->n_kv_heads : kv_head + 1); h++)
+        butler_attend_append_head(state, h, job->k, job->v, 1);
+    butler_retrieve_head(state, kv_head, job->q, job->out, job->selects, false, thread);
 }
 
-void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out)
+void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                           const float *v, float *out)
 {
-    struct select_job job = {.state = state, .q = q, .out = out, .selects = butler_retrieve_selects(state)};
+    struct select_job job = {.state = state, .q = q, .k = k, .v = v, .out = out, .selects = butler_retrieve_selects(state)};
     const bool layer = state->policy->share == BUTLER_SHARE_LAYER;
     butler_pool_run(backend->pool, fused_task, &job, layer ? 1 : state->kv->n_kv_heads);
 }

@@ -121,6 +121,7 @@ const char *butler_policy_paper(const char *name)
         {"quest", "Tang et al., Quest, arXiv 2406.10774; equation 2 of arXiv 2509.12211"},
         {"tinyserve", "Liu and Yu, TinyServe, arXiv 2509.12211, equation 2, algorithm 1"},
         {"fier", "Wang et al., FIER, arXiv 2508.08256, equation 5"},
+        {"verified", "Vegas, verification-guided selection for self-speculative decoding, arXiv 2602.07223"},
         {"tokenbutler", "Akhauri et al., TokenButler: Token Importance is Predictable, arXiv 2503.07518"},
         {"tokenbutler2", "Akhauri et al., TokenButler: Token Importance is Predictable, arXiv 2503.07518, revision of 2026"},
         {"layer0", "Akhauri et al., TokenButler: Token Importance is Predictable, arXiv 2503.07518, figure 9"},

@@ -112,7 +112,7 @@ const struct butler_policy_row butler_policy_rows[] = {
      .metric = &butler_metric_verified,
      .summary = "drafts for exact checks: tokens that the latest check attended to",
      .text =
-         "verified:method=retrieve,budget=256,on_top=0,sinks=0,recent=16,share=kv,group=max,decay=0.5,dense=0,pyramid=0,every=64"},
+         "verified:method=retrieve,budget=512,on_top=0,sinks=0,recent=16,share=kv,group=max,decay=0.5,dense=0,pyramid=0,every=64"},
     {.name = "knorm",
      .metric = &butler_metric_key_norm,
      .summary = "keeps tokens whose keys have a low norm",

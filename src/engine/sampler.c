@@ -256,6 +256,15 @@ static int truncate(const struct butler_sampler_params *params, struct candidate
     return n;
 }
 
+/* A time with distribution Exp(1) for a token, from the random number of this draw. */
+static double waiting_time(uint64_t random, int32_t id)
+{
+    uint64_t state = random ^ (uint64_t)id * 0xd1b54a32d192ed03u;
+    return -log(((double)(butler_random(&state) >> 11) + 0.5) * 0x1p-53);
+}
+
+/* Each token waits for a time of its own, divided by its probability; the first to come is drawn (the Gumbel-max trick, as a race).
+ * Where probabilities change a little, the same random number nearly always gives the same token: drafts rely on that. */
 static int32_t draw(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err)
 {
     if (n_vocab > sampler->max_candidates) {
@@ -271,13 +280,17 @@ static int32_t draw(struct butler_sampler *sampler, const float *logits, int n_v
     qsort(c, (size_t)n_vocab, sizeof *c, by_logit);
     const int n = truncate(&sampler->params, c, n_vocab);
     softmax(c, n, sampler->params.temperature);
-    float u = butler_random_float(&sampler->random);
-    for (int i = 0; i < n - 1; i++) {
-        u -= c[i].p;
-        if (u < 0)
-            return c[i].id;
+    const uint64_t random = butler_random(&sampler->random);
+    double soonest = INFINITY;
+    int first = 0;
+    for (int i = 0; i < n; i++) {
+        const double time = waiting_time(random, c[i].id) / (double)c[i].p; /* a probability of 0: infinity */
+        if (time < soonest) {
+            soonest = time;
+            first = i;
+        }
     }
-    return c[n - 1].id;
+    return c[first].id;
 }
 
 int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err)

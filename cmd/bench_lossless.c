@@ -1,0 +1,191 @@
+/* butler bench --lossless: dense, lossless and sparse decoding behind the beginning of a text, for how many drafts are right
+ * depends on the text. All three go on from one session that has read it, and take turns, so that a machine whose speed varies
+ * slows all alike. */
+#include <string.h>
+
+#include "cmd.h"
+#include "base/util.h"
+
+enum mode { DENSE, LOSSLESS, SPARSE, N_MODES };
+
+enum { TURN = 16 }; /* tokens that a mode decodes before the next has its turn */
+
+/* One way of decoding. */
+struct writer {
+    struct butler_session *session;
+    struct butler_sampler *sampler;
+    struct butler_draft *draft; /* LOSSLESS */
+    int32_t id;                 /* drawn, not yet decoded */
+    int n;                      /* tokens decoded */
+    double seconds;
+};
+
+struct measured {
+    const struct cmd_options *options;
+    struct butler_engine *engine;
+    const char *policy;
+    int depth;
+    struct writer writers[N_MODES];
+};
+
+/* Some tokens of one mode: their number, or an error's code. */
+static int decode_some(const struct measured *m, enum mode mode, int most, struct butler_error *err)
+{
+    struct writer *w = (struct writer *)&m->writers[mode];
+    const int n_vocab = butler_model_get_info(butler_engine_model(m->engine))->n_vocab;
+    if (mode == LOSSLESS) {
+        int32_t ids[CMD_MAX_DRAFTS + 1];
+        const int n = butler_draft_step(w->draft, w->sampler, w->id, ids, BUTLER_MIN(most, CMD_MAX_DRAFTS + 1), err);
+        w->id = n > 0 ? ids[n - 1] : -1;
+        return n;
+    }
+    const struct butler_span span = {.session = w->session, .ids = &w->id, .n = 1, .exact = mode == DENSE};
+    const int code = butler_run(m->engine, &span, 1, err);
+    if (code < 0)
+        return code;
+    w->id = butler_sample(w->sampler, butler_logits(w->session), n_vocab, err);
+    return w->id < 0 ? w->id : 1;
+}
+
+/* Until each mode has n tokens. */
+static int decode(struct measured *m, int n)
+{
+    struct butler_error err = {0};
+    for (int done = 0; done < n; done += TURN)
+        for (int mode = 0; mode < N_MODES; mode++) {
+            struct writer *w = &m->writers[mode];
+            const int end = BUTLER_MIN(done + TURN, n);
+            const double start = butler_seconds();
+            while (w->n < end) {
+                const int got = decode_some(m, mode, n - w->n, &err);
+                if (got < 0)
+                    return cmd_fail(m->options, &err);
+                w->n += got;
+            }
+            w->seconds += butler_seconds() - start;
+        }
+    return CMD_DONE;
+}
+
+/* Three writers behind a session that has read the text; it becomes the last's. */
+static int open_writers(struct measured *m, struct butler_session *session)
+{
+    struct butler_error err = {0};
+    const struct butler_draft_params params = {.n_max = m->options->n_drafts};
+    const int n_vocab = butler_model_get_info(butler_engine_model(m->engine))->n_vocab;
+    for (int mode = 0; mode < N_MODES; mode++) {
+        struct writer *w = &m->writers[mode];
+        w->session = mode == N_MODES - 1 ? session : butler_session_fork(session, &err);
+        w->sampler = butler_sampler_new(NULL, &err);
+        if (mode == LOSSLESS && w->session)
+            w->draft = butler_draft_new(w->session, &params, &err);
+        w->id = w->session && w->sampler ? butler_sample(w->sampler, butler_logits(w->session), n_vocab, &err) : -1;
+        if (w->id < 0 || (mode == LOSSLESS && !w->draft)) {
+            if (mode < N_MODES - 1)
+                butler_session_free(session);
+            return cmd_fail(m->options, &err);
+        }
+    }
+    return CMD_DONE;
+}
+
+static void print_row(const struct measured *m)
+{
+    const struct writer *w = m->writers;
+    struct butler_stats stats;
+    double ms[N_MODES];
+    butler_session_stats(w[LOSSLESS].session, &stats);
+    for (int mode = 0; mode < N_MODES; mode++)
+        ms[mode] = 1e3 * w[mode].seconds / w[mode].n;
+    const double checks = BUTLER_MAX((double)stats.n_checks, 1), drafted = BUTLER_MAX((double)stats.n_drafted, 1);
+    /* What these drafts would give if a check took no longer than one dense step. */
+    const double drafts = (double)stats.n_drafted / checks, tokens = 1 + (double)stats.n_accepted / checks;
+    const double ceiling = stats.n_checks ? tokens * ms[DENSE] / (drafts * ms[SPARSE] + ms[DENSE]) : 1;
+    if (!m->options->json) {
+        cmd_printf("%-28s %7d %9.2f %9.2f %9.2f %8.2f %8.2f %7.2f %7.2f %9.2f %9.2f\n", m->policy, m->depth, ms[DENSE],
+                   ms[LOSSLESS], ms[SPARSE], ms[DENSE] / ms[LOSSLESS], ceiling, drafts, tokens, 1e3 * stats.draft_s / drafted,
+                   1e3 * stats.check_s / checks);
+        cmd_out_flush();
+        return;
+    }
+    const json_int_t n = (json_int_t)BUTLER_MAX(stats.n_decode, 1);
+    cmd_row(json_pack("{s:s, s:i, s:i, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I}", "policy", m->policy,
+                      "depth", m->depth, "n", w[DENSE].n, "dense_ms", ms[DENSE], "lossless_ms", ms[LOSSLESS], "sparse_ms",
+                      ms[SPARSE], "ceiling", ceiling, "n_checks", (json_int_t)stats.n_checks, "n_drafted",
+                      (json_int_t)stats.n_drafted, "n_accepted", (json_int_t)stats.n_accepted, "draft_s", stats.draft_s, "check_s",
+                      stats.check_s, "weight_bytes", (json_int_t)stats.weight_bytes / n, "kv_bytes", (json_int_t)stats.kv_bytes / n,
+                      "metric_bytes", (json_int_t)stats.metric_bytes / n, "full_kv_bytes", (json_int_t)stats.full_kv_bytes / n));
+}
+
+static int measure(struct measured *m, const struct cmd_integers *text)
+{
+    const struct cmd_options *options = m->options;
+    const struct cmd_integers prompt = {.n = m->depth, .values = text->values};
+    int status = CMD_DONE;
+    struct butler_session *session =
+        cmd_session_new(options, m->engine, m->policy, m->depth + options->warmup + options->n + CMD_MAX_DRAFTS + 1, &status);
+    if (session && (status = cmd_prefill(options, session, &prompt)) != CMD_DONE)
+        butler_session_free(session);
+    if (status != CMD_DONE)
+        return status == CMD_INTERRUPTED ? CMD_FAILED : status;
+    status = open_writers(m, session);
+    if (status == CMD_DONE && options->warmup)
+        status = decode(m, options->warmup);
+    for (int mode = 0; mode < N_MODES; mode++) {
+        m->writers[mode].n = 0;
+        m->writers[mode].seconds = 0;
+        butler_session_stats_reset(m->writers[mode].session);
+    }
+    if (status == CMD_DONE)
+        status = decode(m, options->n);
+    if (status == CMD_DONE)
+        print_row(m);
+    for (int mode = 0; mode < N_MODES; mode++) {
+        butler_draft_free(m->writers[mode].draft);
+        butler_sampler_free(m->writers[mode].sampler);
+        butler_session_free(m->writers[mode].session);
+    }
+    return status;
+}
+
+/* The text of -f, or the one that comes with the default model. */
+static int read_text(const struct cmd_options *options, const struct butler_model *model, struct cmd_integers *ids)
+{
+    char path[4096];
+    struct cmd_text text = {0};
+    const char *file = options->file;
+    if (!file && cmd_find_model_file("long_text.txt", path, sizeof path))
+        file = path;
+    if (!file) {
+        cmd_say(options, "--lossless: no text to go on from: give it with -f FILE (- is standard input)");
+        return CMD_USAGE;
+    }
+    int status = cmd_file_read(options, file, &text);
+    if (status == CMD_DONE)
+        status = cmd_tokenize_text(options, model, text.bytes, text.n, BUTLER_ADD_SPECIAL, ids);
+    cmd_text_free(&text);
+    for (int d = 0; status == CMD_DONE && d < options->depths.n; d++)
+        if (options->depths.values[d] < 1 || options->depths.values[d] > ids->n) {
+            cmd_say(options, "-d: the beginning of %s cannot have %d tokens: it has 1 to %d", file, options->depths.values[d],
+                    ids->n);
+            status = CMD_USAGE;
+        }
+    return status;
+}
+
+int cmd_bench_lossless(const struct cmd_options *options, struct butler_engine *engine)
+{
+    struct cmd_integers text = {0};
+    int status = read_text(options, butler_engine_model(engine), &text);
+    if (status == CMD_DONE && !options->json)
+        cmd_printf("%-28s %7s %9s %9s %9s %8s %8s %7s %7s %9s %9s\n", "policy of drafts", "depth", "dense ms", "lossless", "sparse",
+                   "speed-up", "ceiling", "drafts", "tokens", "ms/draft", "ms/check");
+    for (int d = 0; status == CMD_DONE && d < options->depths.n; d++)
+        for (int k = 0; status == CMD_DONE && k < options->kv.n; k++) {
+            struct measured m = {
+                .options = options, .engine = engine, .policy = options->kv.values[k], .depth = options->depths.values[d]};
+            status = measure(&m, &text);
+        }
+    free(text.values);
+    return status;
+}
