@@ -142,7 +142,7 @@ static json_t *get_slots(struct serve_api *api)
 
 /* -------------------------------------------------------------------------------------------------- with a body */
 
-static json_t *post_tokenize(struct serve_api *api, json_t *body, struct serve_error *error)
+json_t *serve_post_tokenize(struct serve_api *api, json_t *body, struct serve_error *error)
 {
     json_t *content = json_object_get(body, "content"), *prompt = json_object_get(body, "prompt"), *list, *pieces;
     json_t *text = content ? content : prompt;
@@ -174,7 +174,7 @@ static json_t *post_tokenize(struct serve_api *api, json_t *body, struct serve_e
     return answer;
 }
 
-static json_t *post_detokenize(struct serve_api *api, json_t *body, struct serve_error *error)
+json_t *serve_post_detokenize(struct serve_api *api, json_t *body, struct serve_error *error)
 {
     json_t *tokens = json_object_get(body, "tokens");
     struct serve_text text = {0};
@@ -194,7 +194,7 @@ static json_t *post_detokenize(struct serve_api *api, json_t *body, struct serve
     return answer;
 }
 
-static json_t *post_apply_template(struct serve_api *api, json_t *body, struct serve_error *error)
+json_t *serve_post_apply_template(struct serve_api *api, json_t *body, struct serve_error *error)
 {
     struct butler_chat_text text;
     if (serve_render_chat(api, body, &text, error) < 0)
@@ -230,9 +230,9 @@ static const struct route {
     {"/slots", "GET", get_slots, NULL, -1},
     {"/metrics", "GET", NULL, NULL, -1},
     {"/tokenizer_info", "GET", get_tokenizer_info, NULL, -1},
-    {"/tokenize", "POST", NULL, post_tokenize, -1},
-    {"/detokenize", "POST", NULL, post_detokenize, -1},
-    {"/apply-template", "POST", NULL, post_apply_template, -1},
+    {"/tokenize", "POST", NULL, serve_post_tokenize, -1},
+    {"/detokenize", "POST", NULL, serve_post_detokenize, -1},
+    {"/apply-template", "POST", NULL, serve_post_apply_template, -1},
     {"/completion", "POST", NULL, NULL, SERVE_NATIVE},
     {"/completions", "POST", NULL, NULL, SERVE_NATIVE},
     {"/v1/completions", "POST", NULL, NULL, SERVE_COMPLETION},
@@ -257,10 +257,10 @@ static const struct route *find_route(const struct http_exchange *exchange, stru
     return NULL;
 }
 
-static json_t *parse_body(const struct http_exchange *exchange, struct serve_error *error)
+json_t *serve_parse_body(const char *bytes, size_t n, struct serve_error *error)
 {
     json_error_t wrong;
-    json_t *body = json_loadb(exchange->body, exchange->n_body, 0, &wrong);
+    json_t *body = json_loadb(bytes, n, 0, &wrong);
     if (!body)
         serve_fail(error, 400, "the body is no JSON: line %d, column %d: %s", wrong.line, wrong.column, wrong.text);
     else if (!json_is_object(body))
@@ -271,7 +271,7 @@ static json_t *parse_body(const struct http_exchange *exchange, struct serve_err
 /* Answers by jobs, or by what one function returns. */
 static void post(struct serve_api *api, const struct route *route, struct http_exchange *exchange, struct serve_error *error)
 {
-    json_t *body = parse_body(exchange, error), *answer = NULL;
+    json_t *body = serve_parse_body(exchange->body, exchange->n_body, error), *answer = NULL;
     struct serve_request *request = NULL;
     if (!error->status && route->kind >= 0)
         request = serve_request_parse(api, (enum serve_kind)route->kind, body, exchange->key, error);

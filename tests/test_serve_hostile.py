@@ -253,6 +253,18 @@ def test_wrong_keys_take_no_memory():
     assert s.stop() == 0
 
 
+def test_memory_stays(server):
+    """What is refused leaves nothing behind: rounds of all of it take no more memory than the first one did."""
+    held = []
+    for _ in range(6):
+        for _, data in REFUSED.values():
+            talk(server, data + LAST)
+        for body in BODIES.values():
+            server.post("/v1/completions", body, expect=400)
+        held.append(memory(server))
+    assert held[-1] - held[1] < 1024, held
+
+
 # ---------------------------------------------------------------------------------------------------- slow clients
 
 def slowest_answer(server, until):
