@@ -35,7 +35,7 @@ THREADED = {"test_run", "test_session", "test_tokenizer_threads", "test_train"}
 # What takes longest, and so starts first: at the end no core waits for it alone.
 SLOW = {"test_invariants", "test_run", "test_smollm2", "test_logits", "test_kernels_cache", "test_policies"}
 # Python tests that start the command, and so find in it what a sanitizer can see.
-COMMAND_TESTS = {"test_cli", "test_chat"}
+COMMAND_TESTS = {"test_cli", "test_chat", "test_sampling", "test_serve_hostile"}
 
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:detect_stack_use_after_return=1",
