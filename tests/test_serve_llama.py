@@ -50,7 +50,8 @@ BEHAVIOURS = {
     "chat: response_format": "test_response_format",
     "chat: JSON schemas and grammars": "test_response_format",
     "chat: requests that are none": "test_chat_without_sense",
-    "chat: timings_per_token": NOT_THERE + "a stream has usage, not timings; a whole answer has both",
+    "chat: timings_per_token": "test_stream_timings",
+    "chat: timings of every token": NOT_THERE + "the piece with usage has them, and a whole answer",
     "chat: logprobs": "test_chat_logprobs",
     "chat: logprobs in a stream": "test_chat_logprobs",
     "chat: logit_bias": "test_logit_bias",
@@ -297,6 +298,13 @@ def test_chat_stream(server):
     assert all(p["system_fingerprint"].startswith("b") for p in pieces)
     assert rest[-1]["finish_reason"] == "length" and "content" not in rest[-1]["delta"]
     assert all(c["finish_reason"] is None for c in rest[:-1]) and "".join(c["delta"]["content"] for c in rest[:-1])
+
+
+def test_stream_timings(server):
+    pieces = server.stream("/v1/chat/completions", messages=BOOK, max_tokens=10, stream_options={"include_usage": True}, timings_per_token=True)
+    timings = pieces[-1]["timings"]
+    assert "timings" not in pieces[0] and timings["prompt_per_second"] > 0 and timings["predicted_per_second"] > 0
+    assert timings["predicted_n"] == pieces[-1]["usage"]["completion_tokens"] <= 10
 
 
 @pytest.fixture(scope="module")
