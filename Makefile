@@ -41,7 +41,8 @@ CMD_SRC = $(filter-out cmd/$(if $(LIBEDIT),edit_none,edit).c $(if $(LIBEVENT),cm
 	$(wildcard cmd/*.c report/*.c $(if $(LIBEVENT),serve/*.c)))
 EVAL_SRC = $(wildcard eval/*.c)
 TEST_SRC = $(wildcard tests/test_*.c)
-FUZZ_SRC = $(wildcard fuzz/fuzz_*.c)
+SERVE_FUZZ_SRC = fuzz/fuzz_http.c fuzz/fuzz_request.c
+FUZZ_SRC = $(filter-out $(if $(LIBEVENT),,$(SERVE_FUZZ_SRC)),$(wildcard fuzz/fuzz_*.c))
 LIB_OBJ = $(LIB_SRC:%.c=$(BUILD)/%.o)
 TOOL_OBJ = $(TOOL_SRC:%.c=$(BUILD)/%.o)
 CMD_OBJ = $(CMD_SRC:%.c=$(BUILD)/%.o) $(EVAL_OBJ)
@@ -147,9 +148,11 @@ fuzz:
 
 fuzz-programs: $(FUZZ_SRC:%.c=$(BUILD)/%)
 
+$(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): $(patsubst %.c,$(BUILD)/%.o,$(wildcard serve/*.c))
+$(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): FUZZ_LIBS = $(CMD_LIBS)
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/fuzz_%.o $(BUILD)/libbutler.a
 	$(call say,LD,$@)
-	$(Q)$(CC) -fsanitize=address,undefined,fuzzer -o $@ $^ $(LIB_LIBS)
+	$(Q)$(CC) -fsanitize=address,undefined,fuzzer -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LIB_LIBS) $(FUZZ_LIBS)
 
 # --------------------------------------------------------------------------------------------------- install
 

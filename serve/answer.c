@@ -132,6 +132,14 @@ static json_t *finish_json(enum serve_finish finish)
     return finish == SERVE_FINISH_NONE ? json_null() : finish == SERVE_FINISH_LENGTH ? json_string("length") : json_string("stop");
 }
 
+/* What the whole answer of OpenAI's interface, or its last piece, tells of the work. */
+static void add_usage(const struct serve_request *request, json_t *body)
+{
+    json_object_set_new(body, "usage", usage_json(request));
+    if (request->n_jobs * request->n_choices == 1)
+        json_object_set_new(body, "timings", timings_json(request->jobs[0]));
+}
+
 /* What every OpenAI body has, whole or in pieces. Takes the choices. */
 static json_t *openai_json(const struct serve_request *request, json_t *choices)
 {
@@ -236,7 +244,7 @@ static void end_stream(struct serve_request *request)
 {
     if (request->include_usage && request->kind != SERVE_NATIVE) {
         json_t *body = openai_json(request, json_array());
-        json_object_set_new(body, "usage", usage_json(request));
+        add_usage(request, body);
         write_piece(request, body);
     }
     if (request->exchange && request->kind != SERVE_NATIVE && !http_stream_write(request->exchange, "data: [DONE]\n\n", 14))
@@ -283,9 +291,7 @@ static void reply_whole(struct serve_request *request)
         json_decref(list);
     } else if (request->kind != SERVE_NATIVE) {
         body = openai_json(request, list);
-        json_object_set_new(body, "usage", usage_json(request));
-        if (n == 1)
-            json_object_set_new(body, "timings", timings_json(request->jobs[0]));
+        add_usage(request, body);
     }
     serve_reply_json(request->exchange, 200, NULL, body);
 }

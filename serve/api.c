@@ -146,7 +146,7 @@ static json_t *get_slots(struct serve_api *api)
 
 /* -------------------------------------------------------------------------------------------------- with a body */
 
-static json_t *post_tokenize(struct serve_api *api, json_t *body, struct serve_error *error)
+json_t *serve_post_tokenize(struct serve_api *api, json_t *body, struct serve_error *error)
 {
     json_t *content = json_object_get(body, "content"), *prompt = json_object_get(body, "prompt"), *list, *pieces;
     json_t *text = content ? content : prompt;
@@ -178,7 +178,7 @@ static json_t *post_tokenize(struct serve_api *api, json_t *body, struct serve_e
     return answer;
 }
 
-static json_t *post_detokenize(struct serve_api *api, json_t *body, struct serve_error *error)
+json_t *serve_post_detokenize(struct serve_api *api, json_t *body, struct serve_error *error)
 {
     json_t *tokens = json_object_get(body, "tokens");
     struct serve_text text = {0};
@@ -198,7 +198,7 @@ static json_t *post_detokenize(struct serve_api *api, json_t *body, struct serve
     return answer;
 }
 
-static json_t *post_apply_template(struct serve_api *api, json_t *body, struct serve_error *error)
+json_t *serve_post_apply_template(struct serve_api *api, json_t *body, struct serve_error *error)
 {
     struct butler_chat_text text;
     if (serve_render_chat(api, body, &text, error) < 0)
@@ -235,9 +235,9 @@ static const struct route {
     {"/metrics", "GET", NULL, NULL, -1},
     {"/kv/trace", "GET", NULL, NULL, -1},
     {"/tokenizer_info", "GET", get_tokenizer_info, NULL, -1},
-    {"/tokenize", "POST", NULL, post_tokenize, -1},
-    {"/detokenize", "POST", NULL, post_detokenize, -1},
-    {"/apply-template", "POST", NULL, post_apply_template, -1},
+    {"/tokenize", "POST", NULL, serve_post_tokenize, -1},
+    {"/detokenize", "POST", NULL, serve_post_detokenize, -1},
+    {"/apply-template", "POST", NULL, serve_post_apply_template, -1},
     {"/completion", "POST", NULL, NULL, SERVE_NATIVE},
     {"/completions", "POST", NULL, NULL, SERVE_NATIVE},
     {"/v1/completions", "POST", NULL, NULL, SERVE_COMPLETION},
@@ -276,7 +276,7 @@ struct body_task {
     char *answer; /* JSON */
 };
 
-static json_t *parse_body(const char *bytes, size_t n, struct serve_error *error)
+json_t *serve_parse_body(const char *bytes, size_t n, struct serve_error *error)
 {
     json_error_t wrong;
     json_t *body = json_loadb(bytes, n, 0, &wrong);
@@ -291,7 +291,7 @@ static json_t *parse_body(const char *bytes, size_t n, struct serve_error *error
 static void run_task(struct serve_task *task)
 {
     struct body_task *t = (struct body_task *)task;
-    json_t *body = parse_body(t->body, t->n_body, &t->error), *answer = NULL;
+    json_t *body = serve_parse_body(t->body, t->n_body, &t->error), *answer = NULL;
     free(t->body);
     t->body = NULL;
     if (!t->error.status && t->route->kind >= 0)

@@ -75,6 +75,12 @@ void serve_on_event(struct serve_event *event);
 void serve_request_free(struct serve_request *request);
 
 /* api.c */
+/* The body of a request. *error with a status: it is no JSON object; what was read is returned, or NULL. */
+json_t *serve_parse_body(const char *bytes, size_t n, struct serve_error *error);
+/* The answers that need no engine; NULL with *error. */
+json_t *serve_post_tokenize(struct serve_api *api, json_t *body, struct serve_error *error);
+json_t *serve_post_detokenize(struct serve_api *api, json_t *body, struct serve_error *error);
+json_t *serve_post_apply_template(struct serve_api *api, json_t *body, struct serve_error *error);
 /* Takes the reference. header: as in struct serve_error. */
 void serve_reply_json(struct http_exchange *exchange, int status, const char *header, json_t *body);
 void serve_reply_error(struct serve_api *api, struct http_exchange *exchange, const struct serve_error *error);

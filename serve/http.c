@@ -425,6 +425,17 @@ static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struc
     set_deadline(c, server->params.timeout_s);
 }
 
+/* Clients are refused from now on, or find the server that takes over. */
+static void stop_listening(struct http_server *server)
+{
+    if (server->listener)
+        evconnlistener_free(server->listener);
+    if (server->unix_path[0])
+        unlink(server->unix_path);
+    server->listener = NULL;
+    server->unix_path[0] = 0;
+}
+
 /* The first signal lets answers end, the second does not. */
 static void on_signal(evutil_socket_t signal_number, short what, void *user)
 {
@@ -436,7 +447,7 @@ static void on_signal(evutil_socket_t signal_number, short what, void *user)
         return;
     }
     server->draining = true;
-    evconnlistener_disable(server->listener);
+    stop_listening(server);
     for (struct http_connection *c = server->connections, *next; c; c = next) {
         next = c->next;
         if (c->state != ANSWER && c->state != FLUSH)
@@ -563,10 +574,7 @@ void http_server_free(struct http_server *server)
     if (!server)
         return;
     http_server_close(server);
-    if (server->listener)
-        evconnlistener_free(server->listener);
-    if (server->unix_path[0])
-        unlink(server->unix_path);
+    stop_listening(server);
     if (server->wake)
         event_free(server->wake);
     for (int i = 0; i < 2; i++)

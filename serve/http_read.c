@@ -34,7 +34,7 @@ static enum http_read read_head(struct http_reader *reader, struct evbuffer *in)
     const size_t n = evbuffer_get_length(in);
     reader->begun |= n > 0;
     const struct evbuffer_ptr end = evbuffer_search(in, "\r\n\r\n", 4, NULL);
-    if ((end.pos < 0 && n > reader->max_header) || end.pos > (ev_ssize_t)reader->max_header)
+    if ((end.pos < 0 && n > reader->max_header + 3) || end.pos > (ev_ssize_t)reader->max_header)
         return refuse(reader, 431, "the head of the request is larger than this server accepts");
     if (end.pos < 0)
         return HTTP_READ_MORE;
@@ -57,10 +57,12 @@ static enum http_read read_head(struct http_reader *reader, struct evbuffer *in)
 static bool read_bytes(struct http_reader *reader, struct evbuffer *in)
 {
     const size_t have = evbuffer_get_length(in), n = have < reader->n_expected ? have : reader->n_expected;
-    serve_text_reserve(&reader->body, n);
-    evbuffer_remove(in, reader->body.bytes + reader->body.n, n);
-    reader->body.n += n;
-    reader->n_expected -= n;
+    if (n > 0) {
+        serve_text_reserve(&reader->body, n);
+        evbuffer_remove(in, reader->body.bytes + reader->body.n, n);
+        reader->body.n += n;
+        reader->n_expected -= n;
+    }
     return reader->n_expected == 0;
 }
 
@@ -70,7 +72,7 @@ static char *read_line(struct http_reader *reader, struct evbuffer *in, enum htt
 {
     size_t n = 0;
     char *line = evbuffer_readln(in, &n, EVBUFFER_EOL_CRLF_STRICT);
-    bool right = line ? n <= MAX_CHUNK_LINE : evbuffer_get_length(in) <= MAX_CHUNK_LINE;
+    bool right = line ? n <= MAX_CHUNK_LINE : evbuffer_get_length(in) <= MAX_CHUNK_LINE + 1;
     for (size_t i = 0; line && i < n && right; i++)
         right = ((unsigned char)line[i] >= 0x20 || line[i] == '\t') && line[i] != 0x7f;
     *result = right ? HTTP_READ_MORE : refuse(reader, 400, "malformed chunk");

@@ -113,6 +113,11 @@ static int refuse_unsupported(json_t *body, struct serve_error *error)
         "truncate_prompt_tokens",
         "web_search_options",
         "prediction",
+        "chat_template",
+        "documents",
+        "logits_processors",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const json_t *value = json_object_get(body, names[i]);

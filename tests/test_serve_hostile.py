@@ -3,14 +3,15 @@ import json
 import os
 import re
 import select
+import signal
 import socket
 import threading
 import time
 
 import pytest
 
-from cli import PROMPT
-from test_serve import Server, pytestmark  # noqa: F401  (skips where butler is built without libevent)
+from cli import GQA, PROMPT, butler
+from test_serve import LINK, Server, pytestmark  # noqa: F401  (skips where butler is built without libevent)
 
 N_READERS, READ_SECONDS = (500, 60) if os.environ.get("BUTLER_SLOW_READERS") else (100, 10)
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -26,10 +27,10 @@ def server():
     assert s.stop() == 0
 
 
-def memory(server, what="VmRSS"):
-    """Kilobytes of the server's process."""
+def memory(server):
+    """KiB of the server's process; 0 with AddressSanitizer, which keeps what is freed."""
     with open(f"/proc/{server.process.pid}/status") as status:
-        return int(re.search(rf"^{what}:\s+(\d+) kB$", status.read(), re.M).group(1))
+        return 0 if "libasan" in LINK else int(re.search(r"^VmRSS:\s+(\d+) kB$", status.read(), re.M).group(1))
 
 
 def talk(server, data, pieces=1):
@@ -253,6 +254,18 @@ def test_wrong_keys_take_no_memory():
     assert s.stop() == 0
 
 
+def test_memory_stays(server):
+    """What is refused leaves nothing behind: rounds of all of it take no more memory than the first one did."""
+    held = []
+    for _ in range(6):
+        for _, data in REFUSED.values():
+            talk(server, data + LAST)
+        for body in BODIES.values():
+            server.post("/v1/completions", body, expect=400)
+        held.append(memory(server))
+    assert held[-1] - held[1] < 1024, held
+
+
 # ---------------------------------------------------------------------------------------------------- slow clients
 
 def slowest_answer(server, until):
@@ -341,3 +354,50 @@ def test_slow_readers():
     assert s.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1})["usage"]["completion_tokens"] == 1
     assert slowest < 2 and held < N_READERS * 4096 and after[1] < 1.2 * after[0] + 8192
     assert s.stop() == 0
+
+
+# ---------------------------------------------------------------------------------------------- beginning and end
+
+def test_signals():
+    """After the first no connection is accepted, and an answer goes on; the second ends it too."""
+    s = Server("-c", 100000)
+    with socket.create_connection(("127.0.0.1", s.port), timeout=20) as c:
+        body = b'{"prompt": "a", "max_tokens": 90000, "ignore_eos": true, "stream": true}'
+        c.sendall(request(b"Content-Length: %d" % len(body), body=body, path=b"/v1/completions"))
+        assert c.recv(1000).startswith(b"HTTP/1.1 200 OK")
+        s.process.send_signal(signal.SIGTERM)
+        end = time.time() + 20
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", s.port), timeout=20).close()
+            except ConnectionRefusedError:
+                break
+            assert time.time() < end
+        assert s.process.poll() is None and c.recv(1000)
+        assert s.stop() == 0 and time.time() < end
+
+
+def test_addresses_that_cannot_be_listened_at(tmp_path):
+    """Also of a socket file that another server listens at, which must stay."""
+    path = str(tmp_path / "b.sock")
+    s = Server("--host", path)
+    for host, says in ((path, "in use"), ("a" * 200 + ".sock", "at most"), (str(tmp_path / "no" / "b.sock"), "No such file"), ("256.0.0.1", "256.0.0.1")):
+        error = butler("serve", "-m", GQA, "--host", host, "--port", 0, expect=1).stderr
+        assert says in error and host[:100] in error
+    with socket.socket(socket.AF_UNIX) as c:
+        c.connect(path)
+        c.sendall(LAST)
+        assert c.recv(1000).startswith(b"HTTP/1.1 200 ")
+    assert s.stop() == 0 and not os.path.exists(path)
+
+
+def test_access_log_has_a_line_for_every_answer(tmp_path):
+    """Refusals too; nothing that a client sends begins a line of its own."""
+    log = tmp_path / "log"
+    s = Server("--access-log", log)
+    talk(s, GET + REFUSED["a negative length (6.3)"][1])
+    talk(s, REFUSED["a lone CR in the first line (2.2)"][1])
+    talk(s, b"HEAD /health?key=secret HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert s.stop() == 0
+    lines = [re.fullmatch(r"\S+Z 127\.0\.0\.1 (\S+ \S+ \d+) (\d+) bytes [\d.]+ ms", line).groups() for line in log.read_text().splitlines()]
+    assert [line[0] for line in lines] == ["GET /health 200", "POST /tokenize 400", "- - 400", "HEAD /health 200"] and lines[3][1] == "0"

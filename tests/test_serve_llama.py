@@ -50,7 +50,8 @@ BEHAVIOURS = {
     "chat: response_format": "test_response_format",
     "chat: JSON schemas and grammars": "test_response_format",
     "chat: requests that are none": "test_chat_without_sense",
-    "chat: timings_per_token": NOT_THERE + "a stream has usage, not timings; a whole answer has both",
+    "chat: timings_per_token": "test_stream_timings",
+    "chat: timings of every token": NOT_THERE + "the piece with usage has them, and a whole answer",
     "chat: logprobs": "test_chat_logprobs",
     "chat: logprobs in a stream": "test_chat_logprobs",
     "chat: logit_bias": "test_logit_bias",
@@ -74,7 +75,11 @@ BEHAVIOURS = {
     "context shift off: a long prompt": "test_long_prompt",
     "context shift off: a stream": "test_stream_fills_context",
     "ignore_eos": "test_ignore_eos",
-    "slot_save, cache on disk": NOT_THERE + "the prefix cache finds what was read before by itself",
+    "kv_keep_only_active: a prompt that was read before": "test_kept_prompt",
+    "kv_keep_only_active: off by a flag": '"cache_prompt": false is the same for a request',
+    "slot_save: save, restore, erase": NOT_THERE + "no request belongs to a slot; the prefix cache finds what was read before by itself",
+    "stream: a stream that is resumed": NOT_THERE + "a client that goes away ends its request",
+    "proxy": NOT_THERE + "the server fetches nothing",
     "speculative decoding": NOT_THERE + "a server without a draft model",
     "embeddings, rerank, infill, lora, tool calls, vision, audio, router, sleep, /v1/responses, /v1/messages": NOT_THERE + "no such endpoint: 404",
 }
@@ -173,6 +178,15 @@ def test_cache(server):
     prompt = PROMPT * 8
     texts = [complete(server, prompt=prompt, temperature=1, seed=42, n_predict=24, cache_prompt=cache) for cache in (False, True, True, False)]
     assert len({t["content"] for t in texts}) == 1 and texts[2]["tokens_cached"] >= 64 and texts[3]["tokens_cached"] == 0
+
+
+def test_kept_prompt():
+    s, prompt = Server(), PROMPT * 7
+    first = complete(s, prompt=prompt)["timings"]
+    complete(s, prompt="The quick brown fox")
+    again, longer = complete(s, prompt=prompt)["timings"], complete(s, prompt=prompt + " The knight")["timings"]
+    assert first["cache_n"] == 0 < again["cache_n"] <= longer["cache_n"] and again["prompt_n"] < first["prompt_n"]
+    assert s.stop() == 0
 
 
 def test_long_prompt(server):
@@ -284,6 +298,13 @@ def test_chat_stream(server):
     assert all(p["system_fingerprint"].startswith("b") for p in pieces)
     assert rest[-1]["finish_reason"] == "length" and "content" not in rest[-1]["delta"]
     assert all(c["finish_reason"] is None for c in rest[:-1]) and "".join(c["delta"]["content"] for c in rest[:-1])
+
+
+def test_stream_timings(server):
+    pieces = server.stream("/v1/chat/completions", messages=BOOK, max_tokens=10, stream_options={"include_usage": True}, timings_per_token=True)
+    timings = pieces[-1]["timings"]
+    assert "timings" not in pieces[0] and timings["prompt_per_second"] > 0 and timings["predicted_per_second"] > 0
+    assert timings["predicted_n"] == pieces[-1]["usage"]["completion_tokens"] <= 10
 
 
 @pytest.fixture(scope="module")

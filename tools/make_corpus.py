@@ -4,11 +4,18 @@
 
     build/fuzz/fuzz/fuzz_gguf -merge=1 tests/corpus/gguf build/corpus/fuzz_gguf
 """
+import contextlib
+import http.client
+import json
 import random
+import re
+import shutil
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,7 +124,6 @@ def tokenizer_seeds(folder):
 
 def policy_seeds(folder):
     listed = subprocess.run([ROOT / "butler", "policies", "--json"], capture_output=True, text=True, check=True).stdout
-    import json
     rows = [json.loads(line) for line in listed.splitlines()]
     texts = [row["defaults"] for row in rows] + ["h2o+vatp:budget=0.5,sinks=20", "quest:mass=0.95", "quest:preset=code", "oracle:share=query"]
     for i, text in enumerate(texts):
@@ -134,8 +140,86 @@ def session_seeds(folder):
             (folder / policy.split(":")[0]).write_bytes(Path(file.name).read_bytes()[:-8])
 
 
+# What clients send, each to an endpoint: the byte that fuzz_request.c takes for it, and a body.
+TOKENIZE, DETOKENIZE, APPLY_TEMPLATE, COMPLETION, CHAT, NATIVE = range(6)
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+CLIENT_BODIES = {
+    "openai-completion": (COMPLETION, {"model": "m", "prompt": "a", "max_tokens": 3, "stream": False, "stop": ["\n"], "logit_bias": {"5": -100}}),
+    "openai-chat": (CHAT, {"messages": MESSAGES, "model": "m", "logprobs": True, "top_logprobs": 3, "seed": 1, "stream": True,
+                           "stream_options": {"include_usage": True}, "max_completion_tokens": 4, "response_format": {"type": "text"}}),
+    "openai-tools": (CHAT, {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+                                         {"role": "tool", "tool_call_id": "1", "content": "x"}], "tools": [{"type": "function"}], "tool_choice": "auto"}),
+    "prefill": (CHAT, {"messages": [*MESSAGES, {"role": "assistant", "content": "It"}], "chat_template_kwargs": {"enable_thinking": False}}),
+    "lm-eval": (COMPLETION, {"model": "m", "prompt": [[1, 2, 3], [4, 5]], "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}),
+    "lm-eval-generate": (COMPLETION, {"model": "m", "prompt": [[1, 2]], "max_tokens": 256, "temperature": 0, "stop": ["\n\n", "</s>"], "seed": 1234}),
+    "vllm-bench": (COMPLETION, {"model": "m", "prompt": "a b", "repetition_penalty": 1.0, "max_tokens": 8, "logprobs": None, "stream": True,
+                                "stream_options": {"include_usage": True}, "ignore_eos": True}),
+    "guidellm": (CHAT, {"model": "m", "messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+                        "max_tokens": 8, "max_completion_tokens": 8, "stop": None, "ignore_eos": True}),
+    "llama.cpp-web": (CHAT, {"messages": MESSAGES, "stream": True, "cache_prompt": True, "samplers": "edkypmxt", "temperature": 0.8, "dynatemp_range": 0,
+                             "dynatemp_exponent": 1, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "typical_p": 1, "xtc_probability": 0, "xtc_threshold": 0.1,
+                             "repeat_last_n": 64, "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "dry_multiplier": 0, "max_tokens": -1}),
+    "llama.cpp": (NATIVE, {"prompt": "a", "n_predict": -1, "n_probs": 2, "logit_bias": [[5, 1.5], [6, False]], "min_tokens": 2, "n": 2, "n_cmpl": 2}),
+    "policy": (NATIVE, {"prompt": [1, 5.0, 7], "kv": {"policy": "quest:budget=16"}, "add_special_tokens": False, "best_of": 1}),
+    "grammar": (NATIVE, {"prompt": "a", "grammar": "root ::= \"a\"", "json_schema": {"type": "object"}}),
+    "every-field": (COMPLETION, {"prompt": ["a", 5], "max_tokens": 5, "max_completion_tokens": 4, "n_predict": 3, "min_tokens": 1, "temperature": 0.5, "top_k": 5,
+                                 "top_p": 0.9, "min_p": 0.1, "typical_p": 0.9, "repeat_penalty": 1.1, "repetition_penalty": 1.2, "frequency_penalty": 0.1,
+                                 "presence_penalty": 0.2, "repeat_last_n": 8, "logit_bias": {"5": 1, "a": False}, "seed": 7, "n": 2, "n_cmpl": 2, "best_of": 1,
+                                 "stop": ["a", ""], "stream": True, "stream_options": {"include_usage": True}, "cache_prompt": False, "ignore_eos": True,
+                                 "logprobs": True, "top_logprobs": 2, "echo": True, "kv": {"policy": "full"}, "length_penalty": 1, "tool_choice": "none"}),
+    "tokenize": (TOKENIZE, {"content": "It was\u00e9 <s>", "add_special": True, "parse_special": False, "with_pieces": True}),
+    "tokenize-vllm": (TOKENIZE, {"model": "m", "prompt": "It was", "add_special_tokens": False}),
+    "detokenize": (DETOKENIZE, {"tokens": [1, 5, 200, 201, 266]}),
+    "apply-template": (APPLY_TEMPLATE, {"messages": MESSAGES, "add_generation_prompt": False}),
+}
+
+
+def request_seeds(folder):
+    for name, (endpoint, body) in CLIENT_BODIES.items():
+        (folder / name).write_bytes(bytes([endpoint]) + json.dumps(body).encode())
+
+
+def sent_by(client):
+    """The bytes that client(port) sends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=client, args=(listener.getsockname()[1],), daemon=True)
+        thread.start()
+        connection = listener.accept()[0]
+        connection.settimeout(0.5)
+        sent = b""
+        with contextlib.suppress(TimeoutError):
+            while piece := connection.recv(65536):
+                sent += piece
+        connection.close()
+        thread.join()
+    return sent
+
+
+def post(port, body, **more):
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection.request("POST", "/v1/completions", body, {"Authorization": "Bearer k", "Content-Type": "application/json"}, **more)
+        connection.getresponse()
+
+
+def http_seeds(folder):
+    body = b'{"prompt": "a"}'
+    clients = {"http.client": lambda port: post(port, body), "http.client-chunked": lambda port: post(port, iter([body[:5], body[5:]]), encode_chunked=True)}
+    for i, flags in enumerate((["-d", body], ["-H", "Transfer-Encoding: chunked", "-H", "Origin: http://a", "-d", body], ["-0", "-I"], ["-X", "OPTIONS"])):
+        if shutil.which("curl"):
+            clients[f"curl-{i}"] = lambda port, flags=flags: subprocess.run(["curl", "-s", *flags, f"http://127.0.0.1:{port}/v1/completions?a=b"])
+    for name, client in clients.items():
+        (folder / name).write_bytes(sent_by(client))
+    import test_serve_hostile as hostile
+    cases = {**{name: data for name, (_, data) in hostile.REFUSED.items()}, **{name: data for name, (_, data) in hostile.ACCEPTED.items()}}
+    for name, data in cases.items():
+        if len(data) < 2000:
+            (folder / re.sub(r"\W+", "-", name).strip("-")).write_bytes(data + hostile.LAST)
+
+
 def main():
-    for name, write in (("gguf", gguf_seeds), ("tokenizer", tokenizer_seeds), ("policy", policy_seeds), ("session", session_seeds)):
+    for name, write in (("gguf", gguf_seeds), ("tokenizer", tokenizer_seeds), ("policy", policy_seeds), ("session", session_seeds),
+                        ("http", http_seeds), ("request", request_seeds)):
         folder = CORPUS / name
         folder.mkdir(parents=True, exist_ok=True)
         write(folder)

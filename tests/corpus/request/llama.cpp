@@ -1,0 +1,1 @@
+{"prompt": "a", "n_predict": -1, "n_probs": 2, "logit_bias": [[5, 1.5], [6, false]], "min_tokens": 2, "n": 2, "n_cmpl": 2}
