@@ -4,14 +4,15 @@
 #   tools/train_predictors.sh [--tokens N] [--predictor v1|v2] [--model MODEL.gguf] [--out DIR] [--threads N] DATA [PREP]
 #
 # DATA: a folder with books-train-2.tar.xz and modern-text.tar.xz. PREP: what tools/default_model/prepare.py left; with it, the default
-# model's retrieval tasks are part of the text (PYTHON: an interpreter with tools/default_model/requirements.txt).
-# --tokens: of each training (2400000: twenty minutes on one free core for version 2 of the default model). --predictor: only this one.
+# model's retrieval tasks are part of the text (PYTHON: an interpreter with tools/default_model/requirements.txt), else those of
+# tools/recall_text.py.
+# --tokens: of each training (800000). --predictor: only this one.
 # --model: models/butler-default.gguf. --out: where the predictors go; by default beside the model, and for the default model their
 # curves then go to docs/. --threads: 0, one per core.
 # A training that was interrupted goes on from its checkpoint when the same command is given again.
 set -eu
 usage() { sed -n '4s/^# *//p' "$0" >&2; exit 2; }
-tokens=2400000 versions="v2 v1" model= out= threads=0
+tokens=800000 versions="v2 v1" model= out= threads=0
 while [ $# -gt 0 ]; do
     case $1 in
     --tokens | --model | --out | --threads)
@@ -58,6 +59,12 @@ if [ -n "$prep" ]; then
     fi
     # A text that is named n times is read n times as often: a third of what is learned from.
     for _ in $(seq 12); do texts=$texts,$work/tasks.txt; done
+else
+    if [ ! -s "$work/recall.txt" ]; then
+        python3 tools/recall_text.py "$work/books.txt" --out "$work/recall.part"
+        mv "$work/recall.part" "$work/recall.txt"
+    fi
+    for _ in $(seq 8); do texts=$texts,$work/recall.txt; done # a quarter
 fi
 
 # train v1|v2 NAME FLAGS: the predictor is put in its place when all of its training is done, by a rename, for a running program may have the
@@ -66,17 +73,23 @@ train() {
     local file=$name.$2.gguf version=$1 resume=
     shift 2
     [ ! -f "$work/$file.checkpoint" ] || resume=--resume
-    ./butler train -m "$model" --data "$texts" --predictor "$version" --tokens "$tokens" -o "$work/$file" --length 1024 --batch 2 \
-        --input attention --every 100 --checkpoint 60 -t "$threads" "$@" $resume
+    ./butler train -m "$model" --data "$texts" --predictor "$version" --tokens "$tokens" -o "$work/$file" \
+        --every 100 --checkpoint 60 -t "$threads" "$@" $resume
     cp "$work/$file" "$out/$file.part"
     mv "$out/$file.part" "$out/$file"
     if [ "$out" = models ]; then
         cp "$work/$file.svg" "docs/tokenbutler-$version.svg"
     fi
 }
+# The default model's predictors are older than kept states and least squares.
+old="--dim 32 --lr 0.015 --uses 1 --queries 0"
 for version in $versions; do
-    case $version in
-    v1) train v1 tokenbutler --dim 32 --mid 512 --loss entropy --lr 0.015 ;;
-    v2) train v2 tokenbutler2 --dim 32 --mid 256 --lr 0.015 ;;
+    case $name-$version in
+    butler-default-v1) train v1 tokenbutler --mid 512 $old ;;
+    butler-default-v2) train v2 tokenbutler2 --mid 256 --begin random $old ;;
+    smollm2-v1) train v1 tokenbutler --mid 192 ;;
+    smollm2-v2) train v2 tokenbutler2 --mid 160 ;;
+    *-v1) train v1 tokenbutler ;;
+    *-v2) train v2 tokenbutler2 ;;
     esac
 done
