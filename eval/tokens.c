@@ -144,7 +144,8 @@ int eval_ids_append(struct eval_ids *ids, const int32_t *more, int n, struct but
     const int code = reserve(ids, n, err);
     if (code < 0)
         return code;
-    memcpy(ids->ids + ids->n, more, (size_t)n * sizeof *more);
+    if (n > 0) /* more may be NULL where it is empty */
+        memcpy(ids->ids + ids->n, more, (size_t)n * sizeof *more);
     ids->n += n;
     return 0;
 }
