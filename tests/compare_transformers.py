@@ -71,8 +71,8 @@ class Butler:
         return list(ids[:self.check(self.lib.butler_tokenize(self.model, data, ctypes.c_size_t(len(data)), ADD_SPECIAL, ids, len(ids),
                                                              ctypes.byref(self.error)))])
 
-    def session(self, n_ctx):
-        params = SessionParams(n_ctx=n_ctx, kv_type=KV_F32)
+    def session(self, n_ctx, policy="full"):
+        params = SessionParams(n_ctx=n_ctx, kv_type=KV_F32, policy=policy.encode())
         return ctypes.c_void_p(self.check(self.lib.butler_session_new(self.engine, ctypes.byref(params), ctypes.byref(self.error))))
 
     def prefill(self, session, ids, each=None):

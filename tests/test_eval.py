@@ -534,6 +534,16 @@ def test_the_charge_can_be_switched_off(recalled, uncharged):
     assert charged["bytes"]["kv"] < 0.8 * free["bytes"]["kv"] and charged["value"] < free["value"]
 
 
+def test_two_stages_are_at_equal_bytes():
+    """scan=: fewer bytes of one-bit keys leave more tokens to read."""
+    found = rows("eval", "recall", "-m", GQA, "--data", TEXT, "--length", 480, "--limit", 1, "--budget", "0.2", "--set", "steps=8",
+                 *kv("fier:dense=0", "fier:dense=0,scan=1"))
+    one, two = (by(found, policy=f"fier:dense=0{scan},budget=0.2", metric="recall") for scan in ("", ",scan=1"))
+    assert two["bytes"]["metric"] < 0.9 * one["bytes"]["metric"] and two["bytes"]["kv"] > 1.1 * one["bytes"]["kv"]
+    append = 0.5 * 32 / 480  # scales are made anew as a group fills
+    assert 0.17 < one["kv_read"] - append < 0.21 and 0.17 < two["kv_read"] - append < 0.21
+
+
 def test_dense_layers_are_in_no_mean():
     """The second layer alone, whose queries do not depend on the first's selection, has the same recall and reads the same share."""
     policies = kv("oracle", "streaming", "full")

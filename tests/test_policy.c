@@ -242,18 +242,25 @@ static void refusals(void **state)
         {"snapkv:kernel=4", "kernel=4"},
         {"fier:g=16", "g=16"},
         {"fier:g=48", "g=48"},
-        {"quest:scan=4", "scan=|one-bit keys"},
-        {"fier:scan=4,method=evict", "scan=|retrieved"},
-        {"fier:scan=4,share=layer", "scan=|share=kv"},
-        {"fier:scan=4,page=8", "scan=|page=1"},
-        {"fier+vatp:scan=4", "scan=|vatp"},
-        {"fier:scan=4,mass=0.5", "scan=|mass"},
     };
     for (int i = 0; i < BUTLER_COUNT(cases); i++)
         refused(NULL, cases[i].text, cases[i].words);
     char text[700] = "quest:budget=";
     memset(text + strlen(text), '1', 600);
     refused(NULL, text, "longer than 512");
+}
+
+static void where_scan_has_no_meaning(void **state)
+{
+    (void)state;
+    refused(NULL, "quest:scan=4", "scan=|one-bit keys");
+    refused(NULL, "fier:scan=4,method=evict", "scan=|retrieved");
+    refused(NULL, "fier:scan=4,share=layer", "scan=|share=kv");
+    refused(NULL, "fier:scan=4,page=8", "scan=|page=1");
+    refused(NULL, "fier+vatp:scan=4", "scan=|vatp");
+    refused(NULL, "fier:scan=4,mass=0.5", "scan=|mass");
+    assert_int_equal(parse("fier:scan=4").scan, 4);
+    assert_int_equal(parse("fier").scan, 0);
 }
 
 static void what_the_model_refuses(void **state)
@@ -486,6 +493,7 @@ int main(void)
         cmocka_unit_test(the_text_parses_to_itself),
         cmocka_unit_test(fields),
         cmocka_unit_test(refusals),
+        cmocka_unit_test(where_scan_has_no_meaning),
         cmocka_unit_test(what_the_model_refuses),
         cmocka_unit_test(limits_round_as_written),
         cmocka_unit_test(pyramid),
