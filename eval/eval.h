@@ -173,6 +173,7 @@ struct eval_run {
     char *settings;                              /* owned text that they point into */
     const char *subset;                          /* data set, for a task with several, or NULL; load sets it */
     uint64_t data_digest;                        /* of what eval_text_read read */
+    bool reads_data;                             /* params->data is among it */
     struct eval_items items;
     int longest; /* tokens of the longest item */
     int n_values;

@@ -312,6 +312,16 @@ def test_protocols_and_draws(tmp_path):
     assert one[:2] == written(tmp_path / "d", "--set", "subset=niah_single_1", "-s", 1, length=300, limit=2)
 
 
+def test_rows_name_the_data_that_they_read(tmp_path):
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps(SQUAD))
+    data = {}
+    for task in ("niah_single_1", "niah_single_2", "qa_1"):
+        row, = rows("eval", "ruler", "-m", MODEL, "--length", 300, "--limit", 1, "--data", path, "--set", f"subset={task}")
+        data[task] = row["data"]
+    assert data["niah_single_1"] == "" and data["niah_single_2"].startswith("#") and data["qa_1"].startswith("squad.json#")
+
+
 def test_a_grid(tmp_path):
     found = rows("eval", "ruler", "-m", MODEL, "--length", "300,400", "--limit", 6, "--set", "subset=niah_single_1,depths=3")
     for row in found:
