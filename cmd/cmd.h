@@ -64,6 +64,7 @@ enum cmd_flag {
     CMD_LIMIT,
     CMD_MODE,
     CMD_SET,
+    CMD_SHOTS,
     CMD_TRAIN_DATA,
     CMD_TRAIN_VERSION,
     CMD_RESUME,
@@ -137,7 +138,7 @@ struct cmd_options {
     struct cmd_strings kv, plugins, predictors, settings, documents;
     struct cmd_integers ids, depths, lengths;
     struct cmd_reals budgets;
-    int limit, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
+    int limit, shots, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
     int kv_type; /* enum butler_kv_type */
     double temperature, top_p, min_p, typical, repeat_penalty, frequency_penalty, presence_penalty;
     int repeat_last_n;
