@@ -271,7 +271,8 @@ int eval_jsonl_fail(const struct eval_jsonl *lines, const char *field, struct bu
 
 /* --------------------------------------------------------------------------------------------- statistics */
 
-/* A row of the mean of values[i * run->n_values + which] over the items, from 0 to 1. The items' last value must be 1. */
+/* A row of the mean of values[i * run->n_values + which] over the items, from 0 to 1; Wilson's interval where all are 0 or 1. The
+ * items' last value must be 1. */
 struct eval_row eval_mean_row(const struct eval_run *run, const char *metric, const double *values, int which);
 
 /* Wilson's 95 % interval of k successes in n. */

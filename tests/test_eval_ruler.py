@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from cli import FAILED, ROOT, USAGE, butler, refuses, rows
-from eval_rows import bos, ids_of, journal, kv, piece_of, steady
+from eval_rows import bos, ids_of, journal, kv, piece_of, steady, wilson
 
 MODEL = str(ROOT / "models" / "butler-default.gguf")
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -255,6 +255,8 @@ def test_scores(tmp_path, task, length):
     kept = sorted(journal(tmp_path / "rows.jsonl"), key=lambda item: item["item"])
     scores = [string_match(text["answer"], item["output"], task == "qa_1") for text, item in zip(texts, kept, strict=True)]
     assert [item["values"][0] for item in kept] == pytest.approx(scores)
+    if set(scores) <= {0, 1}:
+        assert row["ci"] == pytest.approx(wilson(sum(scores), 5), abs=1e-6)
     assert row["value"] == pytest.approx(sum(scores) / 5) and row["metric"] == "string_match" and row["subset"] == task and row["n"] == 5
 
 
