@@ -137,8 +137,9 @@ struct cmd_options {
         *data, *mode, *cache;
     struct cmd_strings kv, plugins, predictors, settings, documents;
     struct cmd_integers ids, depths, lengths;
+    int shots;
     struct cmd_reals budgets;
-    int limit, shots, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
+    int limit, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
     int kv_type; /* enum butler_kv_type */
     double temperature, top_p, min_p, typical, repeat_penalty, frequency_penalty, presence_penalty;
     int repeat_last_n;
