@@ -193,13 +193,14 @@ static int list_tasks(const struct cmd_options *options)
 {
     for (int i = 0; eval_tasks[i]; i++) {
         const struct eval_task *task = eval_tasks[i];
+        const char *data = task->data ? task->data : "see below", *work = task->work ? task->work : "see below";
         if (options->json) {
             cmd_row(json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:o}", "task", task->name, "summary", task->summary, "data",
-                              task->data, "work", task->work, "details", task->details, "length", task->length, "limit",
-                              task->limit, "options", options_of(task)));
+                              data, "work", work, "details", task->details, "length", task->length, "limit", task->limit, "options",
+                              options_of(task)));
             continue;
         }
-        cmd_printf("%-10s %s\n  data       %s\n  an item    %s\n", task->name, task->summary, task->data, task->work);
+        cmd_printf("%-10s %s\n  data       %s\n  an item    %s\n", task->name, task->summary, data, work);
         if (task->length)
             cmd_printf("  --length   %d\n", task->length);
         if (task->limit)

@@ -80,8 +80,8 @@ struct eval_trial {
 
 struct eval_task {
     const char *name, *summary;
-    const char *data;                  /* what it needs, and under which licence */
-    const char *work;                  /* tokens that an item reads as a prompt and decodes: its time, on any machine */
+    const char *data;                  /* what it needs, and under which licence; or NULL */
+    const char *work;                  /* tokens that an item reads as a prompt and decodes: its time, on any machine; or NULL */
     const char *details;               /* what --data, --length and --limit mean, in a few lines */
     const struct eval_option *options; /* ends with name NULL; NULL: none */
     const char *const *subsets; /* values of option subset, NULL-terminated: without one, each is run. NULL: no such option */
