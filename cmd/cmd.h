@@ -68,6 +68,7 @@ enum cmd_flag {
     CMD_LIMIT,
     CMD_MODE,
     CMD_SET,
+    CMD_SHOTS,
     CMD_TRAIN_DATA,
     CMD_TRAIN_VERSION,
     CMD_RECIPE,
@@ -151,6 +152,7 @@ struct cmd_options {
         *data, *mode, *cache;
     struct cmd_strings kv, plugins, predictors, settings, documents;
     struct cmd_integers ids, depths, lengths;
+    int shots;
     struct cmd_reals budgets;
     int n_drafts; /* of --lossless; 0: the library's default */
     int limit, n, n_ctx, n_block, n_threads, batch, warmup, top_k;

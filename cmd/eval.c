@@ -193,13 +193,14 @@ static int list_tasks(const struct cmd_options *options)
 {
     for (int i = 0; eval_tasks[i]; i++) {
         const struct eval_task *task = eval_tasks[i];
+        const char *data = task->data ? task->data : "see below", *work = task->work ? task->work : "see below";
         if (options->json) {
             cmd_row(json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:o}", "task", task->name, "summary", task->summary, "data",
-                              task->data, "work", task->work, "details", task->details, "length", task->length, "limit",
-                              task->limit, "options", options_of(task)));
+                              data, "work", work, "details", task->details, "length", task->length, "limit", task->limit, "options",
+                              options_of(task)));
             continue;
         }
-        cmd_printf("%-10s %s\n  data       %s\n  an item    %s\n", task->name, task->summary, task->data, task->work);
+        cmd_printf("%-10s %s\n  data       %s\n  an item    %s\n", task->name, task->summary, data, work);
         if (task->length)
             cmd_printf("  --length   %d\n", task->length);
         if (task->limit)
@@ -231,6 +232,10 @@ static int run(struct cmd_options *options)
         cmd_say(options, "--mode: '%s' is not allowed; it takes simulate or prefill", options->mode);
         return CMD_USAGE;
     }
+    char shots[32];
+    snprintf(shots, sizeof shots, "shots=%d", options->shots);
+    if (options->given[CMD_SHOTS] && options->settings.n < CMD_MAX_LIST)
+        options->settings.values[options->settings.n++] = shots;
     struct butler_gather gather;
     if ((status = cmd_join_processes(options, &gather)) != CMD_DONE)
         return status;
@@ -254,16 +259,17 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},     {CMD_PRE, NULL},    {CMD_KV, "full"},   {CMD_BUDGET, NULL}, {CMD_DATA, NULL},
-    {CMD_LENGTH, NULL},    {CMD_LIMIT, "0"},   {CMD_MODE, NULL},   {CMD_SET, NULL},    {CMD_SEED, "0"},
-    {CMD_KV_TYPE, "f16"},  {CMD_OUTPUT, NULL}, {CMD_THREADS, "0"}, {CMD_ISA, NULL},    {CMD_PLUGIN, NULL},
-    {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},   {CMD_HELP, NULL},   {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},  {CMD_PRE, NULL},       {CMD_KV, "full"},   {CMD_BUDGET, NULL}, {CMD_DATA, NULL},
+    {CMD_LENGTH, NULL}, {CMD_LIMIT, "0"},      {CMD_MODE, NULL},   {CMD_SET, NULL},    {CMD_SHOTS, "0"},
+    {CMD_SEED, "0"},    {CMD_KV_TYPE, "f16"},  {CMD_OUTPUT, NULL}, {CMD_THREADS, "0"}, {CMD_ISA, NULL},
+    {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},   {CMD_HELP, NULL},   {CMD_NONE, NULL},
 };
 
 #define WORD(name) " " #name
 const struct cmd_command cmd_eval = {
     .name = "eval",
-    .synopsis = "TASK [-m FILE] [--kv POLICY]... [--budget B,...] [--data FILE] [--length L,...] [--limit N] [-o RESULTS] [--json]",
+    .synopsis = "TASK [-m FILE] [--kv POLICY]... [--budget B,...] [--data FILE] [--length L,...] [--limit N] [--shots N] [-o "
+                "RESULTS] [--json]",
     .summary = "what policies cost in quality and save in bytes, on the papers' tasks",
     .details =
         "Tasks:" EVAL_TASKS(WORD) ". `butler eval list` says what data each needs, under which licence, and how "

@@ -127,6 +127,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_MODE] = {0, "mode", "MODE", KIND_STRING, AT(mode), 0, 0, NULL,
                   "simulate: every token is decoded under the policy; prefill: the prompt is read densely first"},
     [CMD_SET] = {0, "set", "KEY=VALUE,...", KIND_STRINGS, AT(settings), 0, 0, NULL, "options of the task"},
+    [CMD_SHOTS] = {0, "shots", "N", KIND_INT, AT(shots), 0, 1000, "a whole number from 0 to 1000",
+                   "solved examples before each question, in tasks that have option shots"},
     [CMD_TRAIN_DATA] = {0, "data", "TEXT,...", KIND_STRING, AT(train.data), 0, 0, NULL,
                         "texts to train on; the last hundredth of each is held out for measuring"},
     [CMD_TRAIN_VERSION] = {0, "predictor", "V", KIND_STRING, AT(train.version), 0, 0, NULL, "v1 or v2 of TokenButler"},

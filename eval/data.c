@@ -76,8 +76,10 @@ int eval_text_read(struct eval_run *run, const char *path, struct eval_text *tex
         code = check_utf8(path, text, err);
     if (code < 0)
         eval_text_free(text);
-    else
+    else {
         run->data_digest = XXH3_64bits_withSeed(text->bytes, text->n, run->data_digest);
+        run->reads_data = run->reads_data || (run->params->data && strcmp(path, run->params->data) == 0);
+    }
     return code;
 }
 

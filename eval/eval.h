@@ -80,8 +80,8 @@ struct eval_trial {
 
 struct eval_task {
     const char *name, *summary;
-    const char *data;                  /* what it needs, and under which licence */
-    const char *work;                  /* tokens that an item reads as a prompt and decodes: its time, on any machine */
+    const char *data;                  /* what it needs, and under which licence; or NULL */
+    const char *work;                  /* tokens that an item reads as a prompt and decodes: its time, on any machine; or NULL */
     const char *details;               /* what --data, --length and --limit mean, in a few lines */
     const struct eval_option *options; /* ends with name NULL; NULL: none */
     const char *const *subsets; /* values of option subset, NULL-terminated: without one, each is run. NULL: no such option */
@@ -173,6 +173,7 @@ struct eval_run {
     char *settings;                              /* owned text that they point into */
     const char *subset;                          /* data set, for a task with several, or NULL; load sets it */
     uint64_t data_digest;                        /* of what eval_text_read read */
+    bool reads_data;                             /* params->data is among it */
     struct eval_items items;
     int longest; /* tokens of the longest item */
     int n_values;
@@ -270,7 +271,8 @@ int eval_jsonl_fail(const struct eval_jsonl *lines, const char *field, struct bu
 
 /* --------------------------------------------------------------------------------------------- statistics */
 
-/* A row of the mean of values[i * run->n_values + which] over the items, from 0 to 1. The items' last value must be 1. */
+/* A row of the mean of values[i * run->n_values + which] over the items, from 0 to 1; Wilson's interval where all are 0 or 1. The
+ * items' last value must be 1. */
 struct eval_row eval_mean_row(const struct eval_run *run, const char *metric, const double *values, int which);
 
 /* Wilson's 95 % interval of k successes in n. */

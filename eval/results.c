@@ -92,9 +92,9 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
     if (butler_model_fingerprint(run->model, &whole, NULL) < 0)
         return NULL;
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, whole);
-    if (run->data_digest) { /* a task may read other files than --data, or not need what --data names */
-        const char *slash = params->data ? strrchr(params->data, '/') : NULL;
-        snprintf(data, sizeof data, "%.40s#%016" PRIx64, slash ? slash + 1 : params->data ? params->data : "", run->data_digest);
+    if (run->data_digest) { /* of --data, or of other files, which have no name here */
+        const char *name = run->reads_data ? params->data : "", *slash = strrchr(name, '/');
+        snprintf(data, sizeof data, "%.40s#%016" PRIx64, slash ? slash + 1 : name, run->data_digest);
     }
     return json_pack("{s:s, s:s*, s:s, s:s, s:f, s:i, s:i, s:I, s:s, s:s, s:s}", "task", run->task->name, "subset", run->subset,
                      "model", params->model_name, "policy", policy->text, "budget", policy->budget, "length", run->length, "limit",

@@ -208,9 +208,10 @@ static int find_form(const struct eval_run *run, enum form *form, struct butler_
     const int code = eval_text_read(&unread, run->params->data, &text, err);
     if (code < 0)
         return code;
-    json_t *first = json_loadb(text.bytes, strcspn(text.bytes, "\n"), 0, NULL);
+    const bool array = text.bytes[strspn(text.bytes, " \t\r\n")] == '[';
+    json_t *first = array ? NULL : json_loadb(text.bytes, strcspn(text.bytes, "\n"), 0, NULL);
     const bool is_item = json_object_get(first, "input") || json_object_get(first, "question");
-    *form = is_item ? ITEMS : text.bytes[strspn(text.bytes, " \t\r\n")] == '[' ? HOTPOT : SQUAD;
+    *form = array ? HOTPOT : is_item ? ITEMS : SQUAD;
     json_decref(first);
     eval_text_free(&text);
     return 0;

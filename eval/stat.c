@@ -54,8 +54,15 @@ struct eval_row eval_mean_row(const struct eval_run *run, const char *metric, co
 {
     const int n = run->items.n, stride = run->n_values;
     double sum = 0, lo, hi;
-    for (int i = 0; i < n; i++)
-        sum += values[i * stride + which];
-    eval_ratio_interval(values + which, values + stride - 1, (size_t)stride, n, &lo, &hi);
+    bool counts = true; /* every score is 0 or 1: a mean of 1 is not certain */
+    for (int i = 0; i < n; i++) {
+        const double value = values[i * stride + which];
+        sum += value;
+        counts = counts && (value <= 0 || value >= 1);
+    }
+    if (counts)
+        eval_wilson(sum, n, &lo, &hi);
+    else
+        eval_ratio_interval(values + which, values + stride - 1, (size_t)stride, n, &lo, &hi);
     return (struct eval_row){metric, sum / n, fmax(lo, 0), fmin(hi, 1), n, NULL};
 }

@@ -1,5 +1,6 @@
 """Shared by the tests of `butler eval`: rows, journals, and texts as tokens."""
 import json
+import math
 from pathlib import Path
 
 from cli import GQA, butler
@@ -42,3 +43,9 @@ def bos(model=GQA):
 def journal(path):
     file = Path(f"{path}.items")
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def wilson(k, n, z=1.959964):
+    p, d = k / n, 1 + z * z / n
+    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return [max(0, (middle - half) / d), min(1, (middle + half) / d)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval_rows import VOLATILE, bos, by, ids_of, journal, kv, piece_of, steady
+from eval_rows import VOLATILE, bos, by, ids_of, journal, kv, piece_of, steady, wilson
 from cli import BUTLER, FAILED, GPT2, GQA, ROOT, USAGE, butler, data_folder, refuses, rows, with_values
 from gguf_file import BOOL, Gguf
 from llama_reference import Llama
@@ -284,12 +284,6 @@ def test_progress_on_a_terminal():
 
 
 # ------------------------------------------------------------------------------------------------- answers
-
-def wilson(k, n, z=1.959964):
-    p, d = k / n, 1 + z * z / n
-    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return [max(0, (middle - half) / d), min(1, (middle + half) / d)]
-
 
 def hits(prompt, answer, model=GQA):
     """Of each answer token whether it is the likeliest after the true ones before it; prompt and answer are lists of texts."""

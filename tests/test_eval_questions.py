@@ -84,7 +84,9 @@ def test_shots_are_the_first_questions(tmp_path):
     lines = (DATA / "arc_easy.jsonl").read_text().splitlines(True)
     (tmp_path / "arc_first.jsonl").write_text("".join(lines[:2]))
     (tmp_path / "arc_rest.jsonl").write_text("".join(lines[2:]))
-    mixed = mc(DATA / "arc_easy.jsonl", "--set", "shots=2")
+    mixed = mc(DATA / "arc_easy.jsonl", "--shots", 2)
+    assert items(mixed[0]) == items(mc(DATA / "arc_easy.jsonl", "--set", "shots=2")[0])
+    refuses(USAGE, "eval", "passkey", "-m", GQA, "--shots", 2, says=["shots", "passkey"])
     apart = mc(tmp_path / "arc_rest.jsonl", "--set", f"shots=2,examples={tmp_path / 'arc_first.jsonl'}")
     assert items(mixed[0]) == items(apart[0]) != items(mc(tmp_path / "arc_rest.jsonl")[0]) and mixed[0]["n"] == len(lines) - 2
     one, two = (dict(query=f"Question: {q}?", choices=["a ship", "a tree"], gold=g) for q, g in (("what sails", 0), ("what grows", 1)))

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from cli import FAILED, ROOT, USAGE, butler, refuses, rows
-from eval_rows import bos, ids_of, journal, kv, piece_of, steady
+from eval_rows import bos, ids_of, journal, kv, piece_of, steady, wilson
 
 MODEL = str(ROOT / "models" / "butler-default.gguf")
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -255,6 +255,8 @@ def test_scores(tmp_path, task, length):
     kept = sorted(journal(tmp_path / "rows.jsonl"), key=lambda item: item["item"])
     scores = [string_match(text["answer"], item["output"], task == "qa_1") for text, item in zip(texts, kept, strict=True)]
     assert [item["values"][0] for item in kept] == pytest.approx(scores)
+    if set(scores) <= {0, 1}:
+        assert row["ci"] == pytest.approx(wilson(sum(scores), 5), abs=1e-6)
     assert row["value"] == pytest.approx(sum(scores) / 5) and row["metric"] == "string_match" and row["subset"] == task and row["n"] == 5
 
 
@@ -310,6 +312,16 @@ def test_protocols_and_draws(tmp_path):
                        for name, seed in (("a", 1), ("b", 1), ("c", 2)))
     assert one == two and not {i["answer"][0] for i in one} & {i["answer"][0] for i in other}
     assert one[:2] == written(tmp_path / "d", "--set", "subset=niah_single_1", "-s", 1, length=300, limit=2)
+
+
+def test_rows_name_the_data_that_they_read(tmp_path):
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps(SQUAD))
+    data = {}
+    for task in ("niah_single_1", "niah_single_2", "qa_1"):
+        row, = rows("eval", "ruler", "-m", MODEL, "--length", 300, "--limit", 1, "--data", path, "--set", f"subset={task}")
+        data[task] = row["data"]
+    assert data["niah_single_1"] == "" and data["niah_single_2"].startswith("#") and data["qa_1"].startswith("squad.json#")
 
 
 def test_a_grid(tmp_path):
