@@ -124,7 +124,8 @@ static int measure(struct measured *m, const struct cmd_integers *text)
     struct butler_session *session =
         cmd_session_new(options, m->engine, m->policy, m->depth + options->warmup + options->n + CMD_MAX_DRAFTS + 1, &status);
     /* What an earlier policy has read of the text is not read again. */
-    const int n_known = session ? BUTLER_MAX(butler_session_adopt_prefix(session, text->values, m->depth, NULL), 0) : 0;
+    const int n_adopted = session ? butler_session_adopt_prefix(session, text->values, m->depth, NULL) : 0;
+    const int n_known = BUTLER_MAX(n_adopted, 0);
     const struct cmd_integers rest = {.n = m->depth - n_known, .values = text->values + n_known};
     if (session && (status = cmd_prefill(options, session, &rest)) != CMD_DONE)
         butler_session_free(session);

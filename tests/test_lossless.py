@@ -71,8 +71,8 @@ LOSSLESS = ["policy", "depth", "n", "dense_ms", "lossless_ms", "sparse_ms", "cei
 def test_bench(tmp_path):
     (tmp_path / "t.txt").write_text(PROMPT * 2)
     bench = ["bench", "-m", GQA, "--lossless", "-f", tmp_path / "t.txt", "-n", "40", "--warmup", "3"]
-    got = rows(*bench, "-d", "20,60", "--kv", "verified:budget=32", "--kv", "quest:budget=32,page=8")
-    assert [(r["depth"], r["policy"].split(":")[0]) for r in got] == [(20, "verified"), (20, "quest"), (60, "verified"), (60, "quest")]
+    got = rows(*bench, "-d", "20,100", "--kv", "verified:budget=32", "--kv", "quest:budget=32,page=8")
+    assert [(r["depth"], r["policy"].split(":")[0]) for r in got] == [(20, "verified"), (20, "quest"), (100, "verified"), (100, "quest")]
     for r in got:
         assert list(r) == LOSSLESS and r["n"] == 40
         assert min(r["dense_ms"], r["lossless_ms"], r["sparse_ms"]) > 0 and r["n_accepted"] <= r["n_drafted"]
