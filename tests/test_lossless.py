@@ -82,3 +82,18 @@ def test_bench(tmp_path):
     refuses(USAGE, *bench, "-d", "20,9999", says=["-d", "9999", tmp_path / "t.txt"])
     refuses(USAGE, *bench, "-d", "20", "--batch", "2", says=["--batch"])
     refuses(USAGE, "bench", "-m", GQA, "-f", tmp_path / "t.txt", says=["-f", "--lossless"])
+
+
+def test_eval_counts_right_drafts(tmp_path):
+    (tmp_path / "t.txt").write_text(PROMPT * 8)
+    task = ["eval", "drafts", "-m", GQA, "--data", tmp_path / "t.txt", "--length", "60", "--limit", "2"]
+    got = rows(*task, "--set", "tokens=30,drafts=3", "--kv", "oracle:budget=200", "--kv", "random:budget=8")
+    value = {(r["policy"].split(":")[0], r["metric"]): r["value"] for r in got}
+    n = {(r["policy"].split(":")[0], r["metric"]): r["n"] for r in got}
+    # What covers the text drafts densely: all drafts are right, unless the end of a text stands before them.
+    assert value["oracle", "accepted"] > 0.9 and 3 < value["oracle", "tokens"] <= 4
+    assert 0 <= value["random", "accepted"] < value["oracle", "accepted"]
+    for policy in ("oracle", "random"):
+        assert value[policy, "tokens"] == pytest.approx(1 + value[policy, "accepted"] * n[policy, "accepted"] / n[policy, "tokens"])
+    refuses(USAGE, *task, "--kv", "full", says=["--kv", "full"])
+    refuses(USAGE, *task, "--kv", "random:budget=8", "--set", "drafts=16", says=["drafts"])
