@@ -71,7 +71,7 @@ static int decode(struct measured *m, int n)
 static int open_writers(struct measured *m, struct butler_session *session)
 {
     struct butler_error err = {0};
-    const struct butler_draft_params params = {.n_max = m->options->n_drafts};
+    const struct butler_draft_params params = {.n_max = m->options->n_drafts, .fixed = m->options->n_drafts > 0};
     const int n_vocab = butler_model_get_info(butler_engine_model(m->engine))->n_vocab;
     for (int mode = 0; mode < N_MODES; mode++) {
         struct writer *w = &m->writers[mode];
@@ -120,11 +120,14 @@ static void print_row(const struct measured *m)
 static int measure(struct measured *m, const struct cmd_integers *text)
 {
     const struct cmd_options *options = m->options;
-    const struct cmd_integers prompt = {.n = m->depth, .values = text->values};
     int status = CMD_DONE;
     struct butler_session *session =
         cmd_session_new(options, m->engine, m->policy, m->depth + options->warmup + options->n + CMD_MAX_DRAFTS + 1, &status);
-    if (session && (status = cmd_prefill(options, session, &prompt)) != CMD_DONE)
+    /* What an earlier policy has read of the text is not read again. */
+    const int n_adopted = session ? butler_session_adopt_prefix(session, text->values, m->depth, NULL) : 0;
+    const int n_known = BUTLER_MAX(n_adopted, 0);
+    const struct cmd_integers rest = {.n = m->depth - n_known, .values = text->values + n_known};
+    if (session && (status = cmd_prefill(options, session, &rest)) != CMD_DONE)
         butler_session_free(session);
     if (status != CMD_DONE)
         return status == CMD_INTERRUPTED ? CMD_FAILED : status;

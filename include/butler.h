@@ -378,7 +378,7 @@ struct butler_session *butler_session_restore_fd(struct butler_engine *engine, i
  * has changed. Statistics stay each session's own. A copy of an empty session is an empty session. */
 int butler_session_copy(struct butler_session *to, struct butler_session *from, struct butler_error *err);
 
-/* What the session cost so far. Bytes are those the kernels were asked to read in decode steps. */
+/* What the session cost so far. Bytes: what kernels were asked to read in decode steps (rows that exact tokens share: once). */
 struct butler_stats {
     uint64_t n_prefill, n_decode;       /* tokens */
     double prefill_s, decode_s;         /* wall time; of a pass of several sessions each has its tokens' share */

@@ -71,8 +71,8 @@ LOSSLESS = ["policy", "depth", "n", "dense_ms", "lossless_ms", "sparse_ms", "cei
 def test_bench(tmp_path):
     (tmp_path / "t.txt").write_text(PROMPT * 2)
     bench = ["bench", "-m", GQA, "--lossless", "-f", tmp_path / "t.txt", "-n", "40", "--warmup", "3"]
-    got = rows(*bench, "-d", "20,60", "--kv", "verified:budget=32", "--kv", "quest:budget=32,page=8")
-    assert [(r["depth"], r["policy"].split(":")[0]) for r in got] == [(20, "verified"), (20, "quest"), (60, "verified"), (60, "quest")]
+    got = rows(*bench, "-d", "20,100", "--kv", "verified:budget=32", "--kv", "quest:budget=32,page=8")
+    assert [(r["depth"], r["policy"].split(":")[0]) for r in got] == [(20, "verified"), (20, "quest"), (100, "verified"), (100, "quest")]
     for r in got:
         assert list(r) == LOSSLESS and r["n"] == 40
         assert min(r["dense_ms"], r["lossless_ms"], r["sparse_ms"]) > 0 and r["n_accepted"] <= r["n_drafted"]
@@ -82,3 +82,18 @@ def test_bench(tmp_path):
     refuses(USAGE, *bench, "-d", "20,9999", says=["-d", "9999", tmp_path / "t.txt"])
     refuses(USAGE, *bench, "-d", "20", "--batch", "2", says=["--batch"])
     refuses(USAGE, "bench", "-m", GQA, "-f", tmp_path / "t.txt", says=["-f", "--lossless"])
+
+
+def test_eval_counts_right_drafts(tmp_path):
+    (tmp_path / "t.txt").write_text(PROMPT * 8)
+    task = ["eval", "drafts", "-m", GQA, "--data", tmp_path / "t.txt", "--length", "60", "--limit", "2"]
+    got = rows(*task, "--set", "tokens=30,drafts=3", "--kv", "oracle:budget=200", "--kv", "random:budget=8")
+    value = {(r["policy"].split(":")[0], r["metric"]): r["value"] for r in got}
+    n = {(r["policy"].split(":")[0], r["metric"]): r["n"] for r in got}
+    # What covers the text drafts densely: all drafts are right, unless the end of a text stands before them.
+    assert value["oracle", "accepted"] > 0.9 and 3 < value["oracle", "tokens"] <= 4
+    assert 0 <= value["random", "accepted"] < value["oracle", "accepted"]
+    for policy in ("oracle", "random"):
+        assert value[policy, "tokens"] == pytest.approx(1 + value[policy, "accepted"] * n[policy, "accepted"] / n[policy, "tokens"])
+    refuses(USAGE, *task, "--kv", "full", says=["--kv", "full"])
+    refuses(USAGE, *task, "--kv", "random:budget=8", "--set", "drafts=16", says=["drafts"])

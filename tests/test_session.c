@@ -507,15 +507,19 @@ static void test_sampler(void **state)
         assert_int_equal(butler_sample(greedy, bad, 3, &err), BUTLER_ERROR_NUMERIC);
         butler_sampler_free(greedy);
     }
-    /* frequencies at temperature 1 are the softmax */
+    /* Frequencies at temperature 1 are the softmax: chi-square with 3 degrees of freedom, of which 1 in 10,000 is above 21.1. */
+    enum { DRAWS = 100000 };
     struct butler_sampler *plain = butler_sampler_new(&(struct butler_sampler_params){.temperature = 1, .seed = 4}, &err);
-    for (int i = 0; i < 20000; i++)
+    for (int i = 0; i < DRAWS; i++)
         seen[butler_sample(plain, logits, 5, &err)]++;
-    double sum = 0;
+    double sum = 0, chi_square = 0;
     for (int i = 0; i < 5; i++)
         sum += exp((double)logits[i]);
-    for (int i = 0; i < 5; i++)
-        assert_float_equal(seen[i] / 20000.0, exp((double)logits[i]) / sum, 0.012);
+    for (int i = 0; i < 5; i++) {
+        const double expected = DRAWS * exp((double)logits[i]) / sum;
+        chi_square += expected > 0 ? pow(seen[i] - expected, 2) / expected : seen[i];
+    }
+    assert_true(chi_square < 21.1);
     butler_sampler_free(plain);
     /* top-k 2, top-p 0.5 and min-p 0.95 each keep the number of tokens that they should */
     const struct butler_sampler_params params[] = {{.temperature = 1, .top_k = 2, .seed = 5},
@@ -531,6 +535,26 @@ static void test_sampler(void **state)
         assert_true(seen[1] > 0);
         butler_sampler_free(sampler);
     }
+    /* The best few are found without sorting all: what is drawn is the same, equal logits included. */
+    enum { VOCAB = 1000, BEST = 40 };
+    float many[VOCAB], best[VOCAB];
+    uint64_t random = 3;
+    for (int i = 0; i < VOCAB; i++) {
+        many[i] = (float)(butler_random(&random) % 2 ? 0 : butler_random(&random) % 50) * 0.1f;
+        best[i] = -INFINITY;
+    }
+    for (int k = 0; k < BEST; k++) { /* the highest, the first of equal ones */
+        int highest = -1;
+        for (int i = 0; i < VOCAB; i++)
+            highest = best[i] == -INFINITY && (highest < 0 || many[i] > many[highest]) ? i : highest;
+        best[highest] = many[highest];
+    }
+    struct butler_sampler *few = butler_sampler_new(&(struct butler_sampler_params){.temperature = 1, .top_k = BEST}, &err),
+                          *all = butler_sampler_new(&(struct butler_sampler_params){.temperature = 1}, &err);
+    for (int i = 0; i < 1000; i++)
+        assert_int_equal(butler_sample(few, many, VOCAB, &err), butler_sample(all, best, VOCAB, &err));
+    butler_sampler_free(few);
+    butler_sampler_free(all);
     assert_null(butler_sampler_new(&(struct butler_sampler_params){.top_p = -0.5f}, &err));
     assert_null(butler_sampler_new(&(struct butler_sampler_params){.top_p = 1, .min_p = 2}, &err));
     assert_null(butler_sampler_new(&(struct butler_sampler_params){.top_p = 1, .top_k = -1}, &err));

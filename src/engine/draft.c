@@ -16,8 +16,9 @@ enum {
     DEFAULT_DRAFTS = 8,
     MOST_DRAFTS = BUTLER_CHECK_ROWS - 1,
     FIRST_DRAFTS = 2, /* of a round that is to learn what drafts cost and how many are right */
-    FIRST_PAUSE = 32, /* tokens without drafts, where they do not pay, before the next attempt; then twice as many each time, */
+    FIRST_PAUSE = 64, /* tokens without drafts, where they do not pay, before the next attempt; then twice as many each time, */
     LONGEST_PAUSE = 512,
+    PRIOR = 4,     /* drafts that an assumed rate counts as much as */
     N_CLASSES = 5, /* of drafts, by how far their logits are above all others */
 };
 
@@ -123,7 +124,6 @@ static int class_of(const struct butler_session *session, int32_t id)
 static double rate_of(const struct pace *pace, int class)
 {
     static const double assumed[N_CLASSES] = {0.6, 0.7, 0.8, 0.9, 0.97};
-    enum { PRIOR = 4 };
     return (pace->right[class] + PRIOR * assumed[class]) / (pace->tried[class] + PRIOR);
 }
 
@@ -135,7 +135,7 @@ static double rate_of_any(const struct pace *pace)
         right += pace->right[i];
         tried += pace->tried[i];
     }
-    return tried > 0 ? right / tried : 1;
+    return (right + PRIOR * 0.8) / (tried + PRIOR);
 }
 
 /* What one more draft costs, in seconds: the step, and the slope of the check's time over its rows. */

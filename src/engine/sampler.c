@@ -6,7 +6,10 @@
 
 #include "engine/sampler.h"
 
-enum { DEFAULT_LAST_N = 64 };
+enum {
+    DEFAULT_LAST_N = 64,
+    FEW = 256, /* candidates of top-k that are found without sorting all */
+};
 
 struct butler_sampler {
     struct butler_sampler_params params; /* its arrays are the sampler's own */
@@ -256,6 +259,20 @@ static int truncate(const struct butler_sampler_params *params, struct candidate
     return n;
 }
 
+/* The k candidates of the highest logits, in the order of by_logit, into c. */
+static void take_highest(const float *logits, int n_vocab, int k, struct candidate *c)
+{
+    int n = 0;
+    for (int id = 0; id < n_vocab; id++) {
+        if (n == k && !(logits[id] > c[k - 1].logit))
+            continue;
+        int at = n < k ? n++ : k - 1;
+        for (; at > 0 && c[at - 1].logit < logits[id]; at--)
+            c[at] = c[at - 1];
+        c[at] = (struct candidate){.logit = logits[id], .id = id};
+    }
+}
+
 /* A time with distribution Exp(1) for a token, from the random number of this draw. */
 static double waiting_time(uint64_t random, int32_t id)
 {
@@ -275,10 +292,15 @@ static int32_t draw(struct butler_sampler *sampler, const float *logits, int n_v
         sampler->max_candidates = n_vocab;
     }
     struct candidate *c = sampler->candidates;
-    for (int i = 0; i < n_vocab; i++)
+    const int top_k = sampler->params.top_k;
+    const bool few = top_k > 0 && top_k <= BUTLER_MIN((int)FEW, n_vocab);
+    if (few)
+        take_highest(logits, n_vocab, top_k, c);
+    for (int i = 0; i < n_vocab && !few; i++)
         c[i] = (struct candidate){.logit = logits[i], .id = i};
-    qsort(c, (size_t)n_vocab, sizeof *c, by_logit);
-    const int n = truncate(&sampler->params, c, n_vocab);
+    if (!few)
+        qsort(c, (size_t)n_vocab, sizeof *c, by_logit);
+    const int n = truncate(&sampler->params, c, few ? top_k : n_vocab);
     softmax(c, n, sampler->params.temperature);
     const uint64_t random = butler_random(&sampler->random);
     double soonest = INFINITY;
