@@ -44,6 +44,7 @@ PROGRAMS = {
     "train": {
         "base/util.h": "limits, counts and random numbers, shared by all folders",
         "model/predictor.h": "the trainer writes predictors, whose layout the model level defines",
+        "engine/capture.h": "the hooks through which training sees a layer's queries and keys",
     },
     "serve": {},
     "examples": {},
@@ -65,7 +66,7 @@ eval/trial.c cpu/select.h
 eval/trial.c engine/session.h
 train/dense.h kernels/kernels.h
 train/loss.h kernels/kernels.h
-train/net.h engine/session.h
+train/trainer.c engine/session.h
 """.split("\n")[1:-1]
 
 

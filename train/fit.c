@@ -27,6 +27,7 @@ struct fit {
     const struct butler_predictor_sizes *s;
     const struct butler_model *model;
     const struct butler_blas *blas;
+    const struct butler_kernels *kernels;
     int n_pairs;        /* of a head */
     int n_chosen;       /* of them, at most d / 2 */
     struct pair *pairs; /* [n_layers][n_pairs] */
@@ -264,7 +265,7 @@ static int regress(int n, const float *a, double ridge, int m, const float *b, f
 /* u[rank][n]: orthonormal rows that span the largest eigenvectors of t[n][n], nearly (subspace iteration). spare: as u. */
 static void largest_directions(const struct fit *fit, int n, int rank, const float *t, float *u, float *spare)
 {
-    const struct butler_kernels *kernels = fit->trainer->engine->backend->kernels;
+    const struct butler_kernels *kernels = fit->kernels;
     uint64_t seed = 1;
     for (size_t i = 0; i < (size_t)rank * (size_t)n; i++)
         u[i] = butler_random_normal(&seed);
@@ -331,9 +332,7 @@ static int fit_producer(const struct fit *fit, int producer, const float *a, con
     const float n_rows = a[(size_t)m * (size_t)m - 1];
     for (int r = 0; r < rank; r++) {
         const float *row = reduced + (size_t)r * (size_t)m;
-        const float square =
-            fit->trainer->engine->backend->kernels->dot(u + (size_t)r * (size_t)width, spare + (size_t)r * (size_t)width, width) /
-            n_rows;
+        const float square = fit->kernels->dot(u + (size_t)r * (size_t)width, spare + (size_t)r * (size_t)width, width) / n_rows;
         const float scale = MID_SIZE / sqrtf(BUTLER_MAX(square, 1e-12f));
         for (int i = 0; i < embd; i++)
             query_1->data[(size_t)r * (size_t)embd + (size_t)i] = scale * row[i];
@@ -424,10 +423,11 @@ static int fit_mids(struct fit *fit, struct butler_error *err)
     return code;
 }
 
-int butler_fit(struct butler_trainer *trainer, struct butler_error *err)
+int butler_fit(struct butler_trainer *trainer, const struct butler_kernels *kernels, struct butler_error *err)
 {
     const struct butler_predictor_sizes *s = &trainer->predictor->sizes;
-    struct fit fit = {.trainer = trainer, .s = s, .model = trainer->model, .blas = trainer->blas, .n_pairs = s->head_dim / 2};
+    struct fit fit = {
+        .trainer = trainer, .s = s, .model = trainer->model, .blas = trainer->blas, .kernels = kernels, .n_pairs = s->head_dim / 2};
     fit.n_chosen = BUTLER_MIN(fit.n_pairs, s->d / 2);
     int first, code = BUTLER_ERROR_MEMORY;
     while (butler_predictor_serves(s, fit.n_producers, &first) > 0)

@@ -3,7 +3,7 @@
 #ifndef BUTLER_STATES_H
 #define BUTLER_STATES_H
 
-#include "engine/session.h"
+#include "engine/capture.h"
 #include "model/predictor.h"
 
 struct butler_states {

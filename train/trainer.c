@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/session.h"
 #include "fit.h"
 #include "net.h"
 
@@ -371,7 +372,7 @@ int butler_trainer_step(struct butler_trainer *trainer, struct butler_train_repo
     if (trainer->adam.step >= trainer->params.adam.n_steps)
         return 0;
     if (trainer->to_fit && trainer->adam.step == 0) {
-        const int code = butler_fit(trainer, err);
+        const int code = butler_fit(trainer, trainer->engine->backend->kernels, err);
         if (code < 0)
             return code;
         trainer->to_fit = false;
