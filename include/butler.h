@@ -527,6 +527,7 @@ const char *butler_policy_help(const struct butler_engine *engine, const char *m
 struct butler_policy_cost {
     double record_bytes;               /* what the metric keeps for a token in all layers */
     uint64_t kv_memory, metric_memory; /* held for a text of that length; pages are rounded up beyond that */
+    uint64_t prompt_memory;            /* of both, held at most while a prompt of that length is read */
     uint64_t kv_bytes, metric_bytes;   /* a decode step reads; of a policy with every= the mean */
     uint64_t full_kv_bytes;            /* a step without a policy */
     bool budget_known;                 /* false: mass=; kv_bytes then says nothing */

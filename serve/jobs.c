@@ -99,9 +99,7 @@ int serve_jobs_count(const struct serve_jobs *jobs, struct serve_job *job)
     if (butler_policy_estimate(jobs->engine, job->policy, kv_type(jobs), n, &cost, &job->error) < 0 ||
         count_bytes(jobs, job, most_tokens(jobs, job), &most) < 0)
         return job->error.code;
-    /* A prompt is dense under every policy while it is read. */
-    job->prompt_bytes =
-        butler_kv_bytes(butler_engine_model(jobs->engine), kv_type(jobs), n) + (uint64_t)(cost.record_bytes * n) + jobs->slack;
+    job->prompt_bytes = cost.prompt_memory + jobs->slack;
     if (most > jobs->params->kv_bytes || job->prompt_bytes > jobs->params->kv_bytes)
         return serve_set_error(job, BUTLER_ERROR_LENGTH, "the request needs more memory than --kv-ram allows");
     return make_grant(jobs, job, n, &job->grant);

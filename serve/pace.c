@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdbool.h>
 
-static const double FADE = 0.99;       /* weight of a step against the one after it */
+static const double FADE = 0.997;      /* weight of a step against the one after it */
 static const double RIDGE = 1e-4;      /* against factors that the steps so far do not tell apart, as a share of the sums */
 static const double FOLLOW = 0.2;      /* weight of the latest ratio */
 static const double OUTLIER = 3;       /* a step that takes so many times what was predicted teaches no more than that */
@@ -100,8 +100,6 @@ void serve_pace_add(struct serve_pace *pace, const double work[SERVE_N_WORK], do
         pace->times[i] = FADE * pace->times[i] + work[i] / seconds;
     }
     pace->n_steps++;
-    if (work[SERVE_WORK_PROMPT] > pace->largest)
-        pace->largest = (int)work[SERVE_WORK_PROMPT];
     learn(pace);
 }
 

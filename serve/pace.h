@@ -18,7 +18,7 @@ struct serve_pace {
                                                                        * w / t; older ones count less */
     double factors[SERVE_N_WORK];                                     /* seconds for one unit of each */
     double ratio, spread; /* of measured to predicted times: lately, and how far from that they are */
-    int n_steps, largest; /* steps measured; the largest number of prompt tokens in one */
+    int n_steps;          /* that were measured */
 };
 
 /* A step was measured. */

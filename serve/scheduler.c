@@ -393,12 +393,12 @@ static void add_span(struct serve_scheduler *s, int *n, struct serve_job *job, s
 static int fit_prompt(const struct serve_scheduler *s, int n_past, int left, int n_decodes, int n_prompt)
 {
     const int n_block = s->metrics.engine.n_block, room = (n_decodes < n_block ? n_block - n_decodes : 1) - n_prompt,
-              known = s->pace.largest < FIRST_CHUNK ? FIRST_CHUNK : 2 * s->pace.largest; /* no further from what was measured */
+              most = s->chunk > 0 ? 2 * s->chunk : FIRST_CHUNK; /* a prediction that is far off costs little */
     int n = left < room ? left : room;
     if (n_decodes == 0)
         return n;
     const double spent = serve_now() - s->stepped, seconds = s->params.max_stall_s - spent - serve_pace_predict(&s->pace, s->work);
-    n = n < known - n_prompt ? n : known - n_prompt;
+    n = n < most - n_prompt ? n : most - n_prompt;
     n = serve_pace_tokens(&s->pace, n_past, seconds, n);
     return n_prompt == 0 && n < MIN_CHUNK ? (left < MIN_CHUNK ? left : MIN_CHUNK) : n < MIN_CHUNK && n < left ? 0 : n;
 }
@@ -434,7 +434,8 @@ static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
         s->work[SERVE_WORK_PROMPT] += n_more;
         s->work[SERVE_WORK_PAIRS] += n_more * (n_past + 0.5 * n_more);
     }
-    s->chunk = *n_decodes > 0 && *n_prompt > 0 ? *n_prompt : s->chunk;
+    if (*n_decodes > 0 && *n_prompt > 0)
+        s->chunk = *n_prompt < MIN_CHUNK ? MIN_CHUNK : *n_prompt;
     return n;
 }
 

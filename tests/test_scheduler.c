@@ -71,6 +71,20 @@ static bool score(void *user, int position, const float *logits)
     return true;
 }
 
+/* What was held while the prompt was read is within what is said of it. */
+static void check_memory(const struct butler_engine *engine, const struct wish *wish, const struct butler_session *session)
+{
+    struct butler_policy_cost cost;
+    struct butler_stats stats;
+    assert_int_equal(butler_policy_estimate(engine, wish->policy, BUTLER_KV_F16, wish->n_prompt, &cost, NULL), 0);
+    butler_session_stats(session, &stats);
+    const uint64_t rounded = butler_kv_bytes(butler_engine_model(engine), BUTLER_KV_F16, 1);
+    if (stats.kv_memory_peak + stats.metric_memory_peak > cost.prompt_memory + rounded)
+        fail_msg("%s, %d tokens: held %llu + %llu bytes, not %llu + %llu", wish->policy, wish->n_prompt,
+                 (unsigned long long)stats.kv_memory_peak, (unsigned long long)stats.metric_memory_peak,
+                 (unsigned long long)cost.prompt_memory, (unsigned long long)rounded);
+}
+
 /* What one session alone gives. */
 static void run_alone(struct butler_engine *engine, struct wish *wish)
 {
@@ -85,6 +99,7 @@ static void run_alone(struct butler_engine *engine, struct wish *wish)
         assert_non_null(session);
         assert_int_equal(butler_sampler_accept(sampler, wish->prompt, wish->n_prompt, &err), 0);
         assert_int_equal(butler_prefill(session, wish->prompt, wish->n_prompt, score, wish, &err), 0);
+        check_memory(engine, wish, session);
         for (int i = 0; i < wish->max_tokens; i++) {
             struct serve_score one;
             if (i > 0)

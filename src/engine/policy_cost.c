@@ -48,9 +48,12 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
     const struct butler_limits limits = butler_policy_limits(policy, layer, shape->n_layers, n);
     const int budget = limits.budget;
     const int held = applies && evicts ? BUTLER_MIN(budget, n) : dense;
+    const int cut = applies && policy->prefill_evict ? BUTLER_MIN(budget + BUTLER_PREFILL_CUT, n) : n;
     const uint64_t lists = heads * (policy->share == BUTLER_SHARE_QUERY ? (uint64_t)shape->group : 1);
     cost->full_kv_bytes += heads * (uint64_t)dense * pair;
     cost->kv_memory += heads * (uint64_t)held * pair;
+    cost->prompt_memory += heads * ((uint64_t)BUTLER_MIN(cut, dense) * pair + records_of(records, cut) +
+                                    (policy->value_norm != BUTLER_NORM_NONE ? (uint64_t)cut * sizeof(float) : 0));
     if (records->n_slots > 0 && !butler_policy_scores_prompts_only(policy))
         cost->metric_memory += heads * records_of(records, applies ? held : n); /* one for every token that the layer has seen */
     if (policy->value_norm != BUTLER_NORM_NONE)
