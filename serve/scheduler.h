@@ -57,7 +57,7 @@ struct serve_job {
     struct serve_job *next;
     struct serve_choice *choices; /* [n_choices] */
     int id, n_running, n_vocab, cancelled;
-    bool prompt_done;
+    bool prompt_done, looked_up;               /* looked_up: in the prefix cache */
     uint64_t prompt_bytes, answer_bytes;       /* that it may hold while the prompt is read, and after it; 0: not counted yet */
     uint64_t reserved;                         /* bytes of the cache: the larger of both, then answer_bytes */
     double submitted, admitted, first, latest; /* seconds */
