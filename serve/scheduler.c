@@ -198,10 +198,20 @@ static int start_job(struct serve_scheduler *s, struct serve_job *job)
     job->n_vocab = butler_model_get_info(s->model)->n_vocab;
     if (job->score_prompt)
         job->scores = serve_alloc((size_t)job->n_prompt, sizeof *job->scores);
-    if (!job->no_cache)
-        job->n_cached =
-            job->score_prompt ? adopt_scored(s, job) : butler_session_adopt_prefix(session, job->prompt, job->n_prompt, err);
-    return job->n_cached < 0 ? err->code : 0;
+    return 0;
+}
+
+/* Once, just before a prompt is read: of several with the same beginning that came together, the first is read by then. False: the
+ * job has failed. */
+static bool look_up(struct serve_scheduler *s, struct serve_job *job)
+{
+    if (job->no_cache || job->looked_up)
+        return true;
+    job->looked_up = true;
+    const int n = job->score_prompt ? adopt_scored(s, job)
+                                    : butler_session_adopt_prefix(job->choices[0].session, job->prompt, job->n_prompt, &job->error);
+    job->n_cached = n > 0 ? n : 0;
+    return n >= 0;
 }
 
 /* Of the jobs that wait: the oldest of the keys that have the fewest jobs running. */
@@ -423,7 +433,7 @@ static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
     *n_prompt = 0;
     for (int j = 0; j < s->jobs.n_running; j++) {
         struct serve_job *job = s->jobs.running[j];
-        if (job->prompt_done)
+        if (job->prompt_done || !look_up(s, job))
             continue;
         const int n_past = butler_n_past(job->choices[0].session),
                   n_more = fit_prompt(s, n_past, job->n_prompt - n_past, *n_decodes, *n_prompt);

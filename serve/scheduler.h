@@ -58,6 +58,7 @@ struct serve_job {
     struct serve_choice *choices; /* [n_choices] */
     int id, n_running, n_vocab, cancelled;
     bool prompt_done;
+    bool looked_up;        /* in the prefix cache */
     bool held;             /* not in the next step: there is no memory for it */
     uint64_t prompt_bytes; /* of the cache that it may hold while the prompt is read; 0: not counted yet */
     struct serve_grant {

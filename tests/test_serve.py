@@ -177,6 +177,19 @@ def test_prefix_cache_changes_nothing():
     cold.stop(), warm.stop()
 
 
+@pytest.mark.parametrize("more", [{}, {"echo": True, "logprobs": 1}])
+def test_prompts_that_come_together_share_their_beginning(more):
+    """The first of them reads it, the others find it."""
+    document = [5 + i * 7 % 250 for i in range(200)]
+    body = {"prompt": [document + [9, i] for i in range(5, 10)], "max_tokens": 3, "temperature": 0, **more}
+    s = Server("--block", 64)
+    together = s.post("/v1/completions", body)
+    alone = s.post("/v1/completions", {**body, "cache_prompt": False})
+    assert together["choices"] == alone["choices"] and alone["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert together["usage"]["prompt_tokens_details"]["cached_tokens"] >= 4 * 128
+    assert s.stop() == 0
+
+
 def test_choices_are_those_of_their_seeds(server):
     many = server.post("/v1/completions", {**completion(PROMPT, 10, temp=1, seed=20), "n": 3})
     assert [c["index"] for c in many["choices"]] == [0, 1, 2]
