@@ -16,7 +16,7 @@ import random
 import sys
 import time
 
-from serve_client import ROOT, Server, fetch, generate, make_documents, say
+from serve_client import ROOT, Server, exit_on_term, fetch, generate, make_documents, say
 
 POLICIES = ["full", "fier:budget=0.125", "quest:budget=64", "tinyserve:budget=64", "h2o:budget=64", "streaming:budget=32", "snapkv:budget=64"]
 
@@ -116,6 +116,7 @@ class Soak:
 
 def main():
     args = arguments()
+    exit_on_term()
     server = Server([args.butler, "serve", "-m", args.model, "--port", "{port}", "-t", args.threads, "--kv-ram", args.kv_ram, "--audit", "8"],
                     (args.output or "soak") + ".log")
     soak = Soak(args, server)
