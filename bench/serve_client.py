@@ -3,6 +3,7 @@ import asyncio
 import json
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def say(*words):
     print(time.strftime("%H:%M:%S"), *words, file=sys.stderr, flush=True)
+
+
+def exit_on_term():
+    """SIGTERM ends the program as an error does, so that it ends its server."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
 
 
 def free_port():

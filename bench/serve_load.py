@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from serve_client import ROOT, Server, fetch, generate, make_documents, say
+from serve_client import ROOT, Server, exit_on_term, fetch, generate, make_documents, say
 
 POLICIES = ["full", "fier:budget=0.125", "tinyserve:budget=0.125"]
 KEYS = ["server", "policy", "model", "clients", "requests", "documents", "document_tokens", "tokens", "threads"]
@@ -134,6 +134,7 @@ def main():
         return
     if not args.model:
         sys.exit("which model?")
+    exit_on_term()
     rows = load(args.output)
     servers = [("butler", policy) for policy in args.kv or POLICIES] + ([("llama.cpp", "full")] if args.peer else [])
     documents = None

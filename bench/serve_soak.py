@@ -16,7 +16,7 @@ import random
 import sys
 import time
 
-from serve_client import ROOT, Server, fetch, generate, make_documents, say
+from serve_client import ROOT, Server, exit_on_term, fetch, generate, make_documents, say
 
 POLICIES = ["full", "fier:budget=0.125", "quest:budget=64", "tinyserve:budget=64", "h2o:budget=64", "streaming:budget=32", "snapkv:budget=64"]
 
@@ -32,7 +32,7 @@ def arguments():
     parser.add_argument("--trend", type=float, default=0.02)
     parser.add_argument("--characters", type=int, default=600, help="of the longest prompt; prompt and answer must fit the context")
     parser.add_argument("--tokens", type=int, default=32, help="of the longest answer")
-    parser.add_argument("--kv-ram", default="256M")
+    parser.add_argument("--kv-ram", default="64M", help="a quarter of it is the prefix cache, which must be full when the warm-up ends")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--butler", default=str(ROOT / "butler"))
     parser.add_argument("-o", "--output", help="every sample")
@@ -50,6 +50,7 @@ class Soak:
 
     def body(self, r):
         text = r.choice(self.texts)
+        text = text[r.randrange(len(text) // 2):]  # so many beginnings that the prefix cache has to drop some
         return {"prompt": text[:r.randrange(1, len(text))] if r.random() < 0.5 else text, "max_tokens": r.randrange(1, self.args.tokens + 1),
                 "temperature": r.choice([0, 1]), "seed": r.randrange(1000), "kv": {"policy": r.choice(POLICIES)}}
 
@@ -116,6 +117,7 @@ class Soak:
 
 def main():
     args = arguments()
+    exit_on_term()
     server = Server([args.butler, "serve", "-m", args.model, "--port", "{port}", "-t", args.threads, "--kv-ram", args.kv_ram, "--audit", "8"],
                     (args.output or "soak") + ".log")
     soak = Soak(args, server)

@@ -220,6 +220,16 @@ static void reply_metrics(struct serve_api *api, struct http_exchange *exchange)
     serve_text_free(&text);
 }
 
+static void reply_traces(struct serve_api *api, struct http_exchange *exchange)
+{
+    struct serve_error error = {0};
+    json_t *traces = serve_traces_json(api, exchange->query, &error);
+    if (traces)
+        serve_reply_json(exchange, 200, NULL, traces);
+    else
+        serve_reply_error(api, exchange, &error);
+}
+
 static const struct route {
     const char *path, *method;
     json_t *(*get)(struct serve_api *api);
@@ -352,7 +362,7 @@ static void handle(void *user, struct http_exchange *exchange)
     else if (strcmp(route->path, "/metrics") == 0)
         reply_metrics(api, exchange);
     else if (strcmp(route->path, "/kv/trace") == 0)
-        serve_reply_json(exchange, 200, NULL, serve_traces_json(api, exchange->query));
+        reply_traces(api, exchange);
     else
         post(api, route, exchange);
 }

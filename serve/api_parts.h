@@ -92,6 +92,7 @@ void serve_detokenize(const struct butler_model *model, const int32_t *ids, int 
 
 /* metrics.c */
 void serve_write_metrics(struct serve_api *api, struct serve_text *text);
-json_t *serve_traces_json(struct serve_api *api, const char *query);
+/* query: id=, steps=; NULL: *error. */
+json_t *serve_traces_json(struct serve_api *api, const char *query, struct serve_error *error);
 
 #endif

@@ -1,5 +1,6 @@
 /* /metrics: counters, gauges and histograms in Prometheus's text format. Names that begin with llamacpp: are those of llama.cpp's
  * server, which dashboards know. And /kv/trace: what recent texts read, step by step, as JSON. */
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -129,14 +130,19 @@ void serve_write_metrics(struct serve_api *api, struct serve_text *text)
 
 /* ------------------------------------------------------------------------------------------------------- /kv/trace */
 
-/* A whole number of the query, "id=5&steps=10"; missing: where it is not there. */
-static long query_number(const char *query, const char *name, long missing)
+/* A whole number from 0 to max of the query, "id=5&steps=10"; missing: where it is not there. Anything else is an error. */
+static int query_number(const char *query, const char *name, int missing, int max, struct serve_error *error)
 {
     const size_t n = strlen(name);
     for (const char *at = query; at; at = strchr(at, '&')) {
         at += *at == '&';
-        if (strncmp(at, name, n) == 0 && at[n] == '=' && at[n + 1] >= '0' && at[n + 1] <= '9')
-            return strtol(at + n + 1, NULL, 10);
+        if (strncmp(at, name, n) != 0 || at[n] != '=')
+            continue;
+        const char *value = at + n + 1;
+        const size_t n_digits = strspn(value, "0123456789");
+        if (n_digits >= 1 && n_digits <= 10 && strchr("&", value[n_digits]) && strtoll(value, NULL, 10) <= max)
+            return (int)strtoll(value, NULL, 10);
+        serve_fail(error, 400, "'%s' must be a whole number from 0 to %d", name, max);
     }
     return missing;
 }
@@ -170,11 +176,14 @@ static json_t *trace_json(const struct serve_trace *trace, uint64_t n)
                      "metric_bytes", metric, "dense_bytes", dense, "reuse", reuse, "recall", recall, "mass", mass);
 }
 
-json_t *serve_traces_json(struct serve_api *api, const char *query)
+json_t *serve_traces_json(struct serve_api *api, const char *query, struct serve_error *error)
 {
+    const int id = query_number(query, "id", -1, INT_MAX, error),
+              steps = query_number(query, "steps", SERVE_TRACE_STEPS, SERVE_TRACE_STEPS, error);
+    if (error->status)
+        return NULL;
     struct serve_trace *traces = serve_alloc(SERVE_TRACES, sizeof *traces);
     const int n = serve_traces_copy(serve_scheduler_traces(api->scheduler), traces);
-    const long id = query_number(query, "id", -1), steps = query_number(query, "steps", SERVE_TRACE_STEPS);
     json_t *list = json_array();
     for (int i = 0; i < n; i++)
         if (id < 0 || traces[i].id == id)

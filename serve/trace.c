@@ -89,7 +89,7 @@ void serve_traces_after(struct serve_traces *traces, const struct serve_job *job
     struct serve_watch *watch = &choice->watch;
     struct butler_stats stats, *seen = &watch->seen;
     butler_session_stats(choice->session, &stats);
-    if (stats.n_decode < seen->n_decode) /* they began anew */
+    if (stats.n_decode <= seen->n_decode) /* they began anew */
         *seen = (struct butler_stats){0};
     const uint64_t units = stats.units_selected - seen->units_selected, reused = stats.units_reused - seen->units_reused;
     const bool audited = watch->audited && watch->audit.n_heads > 0;

@@ -158,6 +158,9 @@ def test_trace_of_choices_and_its_bound():
         n = trace["n_prompt_tokens"] + 299
         assert trace["n_steps"] == 299 and trace["n_tokens"] == list(range(n - 255, n + 1))
     assert s.get("/kv/trace?id=12345")["traces"] == []
+    for query in ("id=", "id=x", "id=-1", "id=1.5", "id=99999999999", "steps=257", "id=1&steps=5x"):
+        status, _, text = s.request("GET", "/kv/trace?" + query)
+        assert status == 400 and f"'{query.rpartition('=')[0].rpartition('&')[2]}'" in json.loads(text)["error"]["message"]
     assert s.stop() == 0
 
 
