@@ -203,10 +203,11 @@ const struct cmd_command cmd_bench = {
         "\"metric_bytes\", \"full_kv_bytes\", \"us_score\", \"us_select\", \"us_attend\", \"us_predict\",\n"
         "\"predict_bytes\"}.\n\n"
         "With --lossless: dense, lossless (drafts under --kv, checked) and sparse (--kv alone) decoding of -n tokens behind\n"
-        "the first DEPTH tokens of the text of -f, in turns of 16 tokens, greedily. Printed are milliseconds a token, drafts and\n"
+        "the first DEPTH tokens of the text of -f, in turns of 16 tokens, greedily. Printed are medians over turns, drafts and\n"
         "tokens of a check, and the speed-up that these would give if a check took as long as a dense step (ceiling).\n"
         "--lossless=G makes G drafts for every check, --lossless as many as pay. With --json the keys are policy, depth, n,\n"
-        "dense_ms, lossless_ms, sparse_ms, ceiling, n_checks, n_drafted, n_accepted, draft_s, check_s, and bytes of a token:\n"
+        "dense_ms, lossless_ms, sparse_ms, speed_up, ceiling, n_checks, n_drafted, n_accepted, draft_s, check_s, and bytes of a "
+        "token:\n"
         "weight_bytes, kv_bytes, metric_bytes, full_kv_bytes.\n",
     .uses = uses,
     .run = run,

@@ -1,7 +1,7 @@
 /* butler bench --lossless: dense, lossless and sparse decoding behind the beginning of a text, for how many drafts are right
  * depends on the text. All three go on from one session that has read it, and take turns, so that a machine whose speed varies
  * slows all alike. */
-#include <string.h>
+#include <stdlib.h>
 
 #include "cmd.h"
 #include "base/util.h"
@@ -17,7 +17,6 @@ struct writer {
     struct butler_draft *draft; /* LOSSLESS */
     int32_t id;                 /* drawn, not yet decoded */
     int n;                      /* tokens decoded */
-    double seconds;
 };
 
 struct measured {
@@ -26,6 +25,8 @@ struct measured {
     const char *policy;
     int depth;
     struct writer writers[N_MODES];
+    int n_turns;
+    double *ms[N_MODES]; /* [n_turns] of a token; lossless rounds are not cut where turns end, and may leave a turn empty: 0 */
 };
 
 /* Some tokens of one mode: their number, or an error's code. */
@@ -51,10 +52,10 @@ static int decode_some(const struct measured *m, enum mode mode, int most, struc
 static int decode(struct measured *m, int n)
 {
     struct butler_error err = {0};
-    for (int done = 0; done < n; done += TURN)
+    for (m->n_turns = 0; m->n_turns * TURN < n; m->n_turns++)
         for (int mode = 0; mode < N_MODES; mode++) {
             struct writer *w = &m->writers[mode];
-            const int end = BUTLER_MIN(done + TURN, n);
+            const int before = w->n, end = BUTLER_MIN((m->n_turns + 1) * TURN, n);
             const double start = butler_seconds();
             while (w->n < end) {
                 const int got = decode_some(m, mode, n - w->n, &err);
@@ -62,7 +63,7 @@ static int decode(struct measured *m, int n)
                     return cmd_fail(m->options, &err);
                 w->n += got;
             }
-            w->seconds += butler_seconds() - start;
+            m->ms[mode][m->n_turns] = w->n > before ? 1e3 * (butler_seconds() - start) / (w->n - before) : 0;
         }
     return CMD_DONE;
 }
@@ -89,29 +90,50 @@ static int open_writers(struct measured *m, struct butler_session *session)
     return CMD_DONE;
 }
 
+static int by_size(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The median, over turns, of x, or of x / y in the same turn. */
+static double median(const struct measured *m, const double *x, const double *y)
+{
+    double *all = cmd_alloc((size_t)m->n_turns, sizeof *all);
+    int n = 0;
+    for (int turn = 0; turn < m->n_turns; turn++)
+        if (x[turn] > 0 && (!y || y[turn] > 0))
+            all[n++] = y ? x[turn] / y[turn] : x[turn];
+    qsort(all, (size_t)n, sizeof *all, by_size);
+    const double middle = n % 2 ? all[n / 2] : n > 0 ? (all[n / 2 - 1] + all[n / 2]) / 2 : 0;
+    free(all);
+    return middle;
+}
+
 static void print_row(const struct measured *m)
 {
     const struct writer *w = m->writers;
     struct butler_stats stats;
     double ms[N_MODES];
+    const double speed_up = median(m, m->ms[DENSE], m->ms[LOSSLESS]);
     butler_session_stats(w[LOSSLESS].session, &stats);
     for (int mode = 0; mode < N_MODES; mode++)
-        ms[mode] = 1e3 * w[mode].seconds / w[mode].n;
+        ms[mode] = median(m, m->ms[mode], NULL);
     const double checks = BUTLER_MAX((double)stats.n_checks, 1), drafted = BUTLER_MAX((double)stats.n_drafted, 1);
     /* What these drafts would give if a check took no longer than one dense step. */
     const double drafts = (double)stats.n_drafted / checks, tokens = 1 + (double)stats.n_accepted / checks;
     const double ceiling = stats.n_checks ? tokens * ms[DENSE] / (drafts * ms[SPARSE] + ms[DENSE]) : 1;
     if (!m->options->json) {
         cmd_printf("%-28s %7d %9.2f %9.2f %9.2f %8.2f %8.2f %7.2f %7.2f %9.2f %9.2f\n", m->policy, m->depth, ms[DENSE],
-                   ms[LOSSLESS], ms[SPARSE], ms[DENSE] / ms[LOSSLESS], ceiling, drafts, tokens, 1e3 * stats.draft_s / drafted,
+                   ms[LOSSLESS], ms[SPARSE], speed_up, ceiling, drafts, tokens, 1e3 * stats.draft_s / drafted,
                    1e3 * stats.check_s / checks);
         cmd_out_flush();
         return;
     }
     const json_int_t n = (json_int_t)BUTLER_MAX(stats.n_decode, 1);
-    cmd_row(json_pack("{s:s, s:i, s:i, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I}", "policy", m->policy,
+    cmd_row(json_pack("{s:s, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I}", "policy", m->policy,
                       "depth", m->depth, "n", w[DENSE].n, "dense_ms", ms[DENSE], "lossless_ms", ms[LOSSLESS], "sparse_ms",
-                      ms[SPARSE], "ceiling", ceiling, "n_checks", (json_int_t)stats.n_checks, "n_drafted",
+                      ms[SPARSE], "speed_up", speed_up, "ceiling", ceiling, "n_checks", (json_int_t)stats.n_checks, "n_drafted",
                       (json_int_t)stats.n_drafted, "n_accepted", (json_int_t)stats.n_accepted, "draft_s", stats.draft_s, "check_s",
                       stats.check_s, "weight_bytes", (json_int_t)stats.weight_bytes / n, "kv_bytes", (json_int_t)stats.kv_bytes / n,
                       "metric_bytes", (json_int_t)stats.metric_bytes / n, "full_kv_bytes", (json_int_t)stats.full_kv_bytes / n));
@@ -131,12 +153,13 @@ static int measure(struct measured *m, const struct cmd_integers *text)
         butler_session_free(session);
     if (status != CMD_DONE)
         return status == CMD_INTERRUPTED ? CMD_FAILED : status;
+    for (int mode = 0; mode < N_MODES; mode++)
+        m->ms[mode] = cmd_alloc((size_t)(BUTLER_MAX(options->n, options->warmup) / TURN + 1), sizeof *m->ms[mode]);
     status = open_writers(m, session);
     if (status == CMD_DONE && options->warmup)
         status = decode(m, options->warmup);
     for (int mode = 0; mode < N_MODES; mode++) {
         m->writers[mode].n = 0;
-        m->writers[mode].seconds = 0;
         butler_session_stats_reset(m->writers[mode].session);
     }
     if (status == CMD_DONE)
@@ -146,6 +169,7 @@ static int measure(struct measured *m, const struct cmd_integers *text)
     for (int mode = 0; mode < N_MODES; mode++) {
         butler_draft_free(m->writers[mode].draft);
         butler_sampler_free(m->writers[mode].sampler);
+        free(m->ms[mode]);
         butler_session_free(m->writers[mode].session);
     }
     return status;

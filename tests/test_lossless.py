@@ -64,7 +64,7 @@ def test_what_is_refused():
     assert "--lossless[=G]" in butler("run", "--help").stdout
 
 
-LOSSLESS = ["policy", "depth", "n", "dense_ms", "lossless_ms", "sparse_ms", "ceiling", "n_checks", "n_drafted", "n_accepted", "draft_s", "check_s",
+LOSSLESS = ["policy", "depth", "n", "dense_ms", "lossless_ms", "sparse_ms", "speed_up", "ceiling", "n_checks", "n_drafted", "n_accepted", "draft_s", "check_s",
             "weight_bytes", "kv_bytes", "metric_bytes", "full_kv_bytes"]
 
 
