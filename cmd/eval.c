@@ -104,7 +104,7 @@ static int count_subsets(const struct cmd_options *options, const struct eval_ta
     for (int i = 0; i < options->settings.n; i++)
         if (strncmp(options->settings.values[i], "subset=", 7) == 0 || strstr(options->settings.values[i], ",subset="))
             return 0;
-    while (task->subsets && task->subsets[n])
+    while (task->subset && task->subset(n))
         n++;
     return n;
 }
@@ -147,7 +147,7 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
     for (int i = 0; code != EVAL_STOPPED && i < n_lengths * BUTLER_MAX(n_subsets, 1); i++) {
         struct butler_error err = {0};
         params.length = options->lengths.n ? options->lengths.values[i % n_lengths] : 0;
-        params.subset = n_subsets > 0 ? task->subsets[i / n_lengths] : NULL;
+        params.subset = n_subsets > 0 ? task->subset(i / n_lengths) : NULL;
         screen.start = butler_seconds();
         screen.resumed = -1;
         code = eval_execute(task, engine, &params, events, &err);

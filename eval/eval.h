@@ -84,9 +84,9 @@ struct eval_task {
     const char *work;                  /* tokens that an item reads as a prompt and decodes: its time, on any machine; or NULL */
     const char *details;               /* what --data, --length and --limit mean, in a few lines */
     const struct eval_option *options; /* ends with name NULL; NULL: none */
-    const char *const *subsets; /* values of option subset, NULL-terminated: without one, each is run. NULL: no such option */
-    int length, limit;          /* defaults; limit 0: all items */
-    bool simulate;              /* the default mode */
+    const char *(*subset)(int i);      /* the i-th value of option subset, NULL after the last: without one, each is run. Or NULL */
+    int length, limit;                 /* defaults; limit 0: all items */
+    bool simulate;                     /* the default mode */
     /* Reads or makes the items (at most run->limit of them) and sets run->n_values, and run->length where it is 0. */
     int (*load)(struct eval_run *run, struct butler_error *err);
     /* One item under one policy: decodes by eval_step and writes trial->values. Called from several threads for different trials:

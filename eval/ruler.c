@@ -13,27 +13,28 @@
 #include "ruler.h"
 #include "score.h"
 
-#define NEEDLES(...) 128, 1, ruler_make_needles, false, __VA_ARGS__
-#define WORDS 0, false, false, 0, 0, 0 /* no needles */
-/* Name, tokens of an answer, smallest size, maker, any; needles: where, UUIDs as keys, as values, keys, values, queries. */
-#define SETS(set)                                                                                                                  \
-    set(niah_single_1, NEEDLES(RULER_NOISE, false, false, 1, 1, 1))                                                                \
-        set(niah_single_2, NEEDLES(RULER_ESSAY, false, false, 1, 1, 1))                                                            \
-            set(niah_single_3, NEEDLES(RULER_ESSAY, false, true, 1, 1, 1))                                                         \
-                set(niah_multikey_1, NEEDLES(RULER_ESSAY, false, false, 4, 1, 1))                                                  \
-                    set(niah_multikey_2, NEEDLES(RULER_NEEDLES, false, false, 1, 1, 1))                                            \
-                        set(niah_multikey_3, NEEDLES(RULER_NEEDLES, true, true, 1, 1, 1))                                          \
-                            set(niah_multivalue, NEEDLES(RULER_ESSAY, false, false, 1, 4, 1))                                      \
-                                set(niah_multiquery, NEEDLES(RULER_ESSAY, false, false, 4, 1, 4))                                  \
-                                    set(vt, 30, 5, ruler_make_chain, false, WORDS)                                                 \
-                                        set(cwe, 120, 20, ruler_make_common, false, WORDS)                                         \
-                                            set(fwe, 50, 100, ruler_make_frequent, false, WORDS)                                   \
-                                                set(qa_1, 32, 1, ruler_make_question, true, WORDS)                                 \
-                                                    set(qa_2, 32, 1, ruler_make_question, true, WORDS)
-#define SET(name, ...) {#name, __VA_ARGS__},
-#define NAME(name, ...) #name,
-static const struct ruler_set sets[] = {SETS(SET)};
-static const char *const set_names[] = {SETS(NAME) NULL};
+#define NEEDLES(where, keys, values, queries)                                                                                      \
+    128, 1, ruler_make_needles, .haystack = where, .n_keys = keys, .n_values = values, .n_queries = queries
+static const struct ruler_set sets[] = {
+    {"niah_single_1", NEEDLES(RULER_NOISE, 1, 1, 1)},
+    {"niah_single_2", NEEDLES(RULER_ESSAY, 1, 1, 1)},
+    {"niah_single_3", NEEDLES(RULER_ESSAY, 1, 1, 1), .uuid_values = true},
+    {"niah_multikey_1", NEEDLES(RULER_ESSAY, 4, 1, 1)},
+    {"niah_multikey_2", NEEDLES(RULER_NEEDLES, 1, 1, 1)},
+    {"niah_multikey_3", NEEDLES(RULER_NEEDLES, 1, 1, 1), .uuid_keys = true, .uuid_values = true},
+    {"niah_multivalue", NEEDLES(RULER_ESSAY, 1, 4, 1)},
+    {"niah_multiquery", NEEDLES(RULER_ESSAY, 4, 1, 4)},
+    {"vt", 30, 5, ruler_make_chain, .any = false},
+    {"cwe", 120, 20, ruler_make_common, .any = false},
+    {"fwe", 50, 100, ruler_make_frequent, .any = false},
+    {"qa_1", 32, 1, ruler_make_question, .any = true},
+    {"qa_2", 32, 1, ruler_make_question, .any = true},
+};
+
+static const char *subset(int i)
+{
+    return i < BUTLER_COUNT(sets) ? sets[i].name : NULL;
+}
 
 /* What --data holds. */
 enum form { NOTHING, ITEMS, SQUAD, HOTPOT };
@@ -437,7 +438,7 @@ const struct eval_task eval_ruler = {
         "--length: tokens of an item with its answer. --data: a JSON file of SQuAD (qa_1) or HotpotQA (qa_2), or JSON lines of\n"
         "items (context, question, answer_prefix, answer, or RULER's input, outputs).\n",
     .options = options,
-    .subsets = set_names,
+    .subset = subset,
     .length = 4096,
     .limit = 20,
     .load = load,
