@@ -190,8 +190,8 @@ def tsan(tree, names, files, args):
         return None
     jobs = c_tests(tree, "build/thread", names, "tsan")
     for job in jobs:
-        if job.name == "tsan/test_run":
-            job.command.append("1")  # random schedule for each policy
+        if job.name in ("tsan/test_run", "tsan/test_scheduler"):
+            job.command.append("1")  # random schedule, the former for each policy
     return jobs
 
 
