@@ -398,11 +398,12 @@ static void add_span(struct serve_scheduler *s, int *n, struct serve_job *job, s
                                             .user = job};
 }
 
-/* How many of the next `left` tokens of a prompt go into a step that has n_prompt already: as many as its time allows, by what was
+/* How many of the next tokens of a prompt go into a step that has n_prompt already: as many as its time allows, by what was
  * measured; where no text is being generated, as many as a pass of the engine takes. */
-static int fit_prompt(const struct serve_scheduler *s, int n_past, int left, int n_decodes, int n_prompt)
+static int fit_prompt(const struct serve_scheduler *s, const struct serve_job *job, int n_decodes, int n_prompt)
 {
-    const int n_block = s->metrics.engine.n_block, room = (n_decodes < n_block ? n_block - n_decodes : 1) - n_prompt,
+    const int n_past = butler_n_past(job->choices[0].session), left = job->n_prompt - n_past, n_block = s->metrics.engine.n_block,
+              room = (n_decodes < n_block ? n_block - n_decodes : 1) - n_prompt,
               most = s->chunk > 0 ? 2 * s->chunk : FIRST_CHUNK; /* a prediction that is far off costs little */
     int n = left < room ? left : room;
     if (n_decodes == 0)
@@ -433,10 +434,14 @@ static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
     *n_prompt = 0;
     for (int j = 0; j < s->jobs.n_running; j++) {
         struct serve_job *job = s->jobs.running[j];
-        if (job->prompt_done || !look_up(s, job))
+        if (job->prompt_done)
             continue;
-        const int n_past = butler_n_past(job->choices[0].session),
-                  n_more = fit_prompt(s, n_past, job->n_prompt - n_past, *n_decodes, *n_prompt);
+        /* Not looked up before some of it is read: a beginning that is read now may be found by then. */
+        if (fit_prompt(s, job, *n_decodes, *n_prompt) == 0)
+            break;
+        if (!look_up(s, job))
+            continue;
+        const int n_past = butler_n_past(job->choices[0].session), n_more = fit_prompt(s, job, *n_decodes, *n_prompt);
         if (n_more == 0)
             break;
         add_span(s, &n, job, &job->choices[0], job->prompt + n_past, n_more);
