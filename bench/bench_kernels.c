@@ -350,6 +350,14 @@ static void run_one_bit(const struct job *job)
                           BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
 }
 
+static void run_one_bit_bounds(const struct job *job)
+{
+    struct bench *b = job->bench;
+    for (int r = 0; r < job->n_rows; r += CALL_ROWS)
+        b->table->one_bit_bounds(b->y, CALL_ROWS, b->x, job->n_q, job->slice + (size_t)r * job->row_bytes, job->row_bytes,
+                                 BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
+}
+
 static void run_keys8(const struct job *job)
 {
     struct bench *b = job->bench;
@@ -390,6 +398,9 @@ static void bench_metrics(struct bench *b)
         job.allowed = 2e-2; /* an ISA may round each product to one_bit_step */
         measure_stream(b, name, (double)SLICE, run_one_bit, read_slice, (double)SLICE, &job);
         job.allowed = 0;
+        snprintf(name, sizeof name, "one_bit_bounds 128 q %d", n_q);
+        measure_stream(b, name, (double)job.n_rows * (double)butler_one_bit_bounds_bytes(job.n), run_one_bit_bounds, read_slice,
+                       (double)SLICE, &job);
         job.n = 16; /* predicted heads */
         job.row_bytes = BUTLER_KEYS_TOKENS * (1 + 16);
         job.n_rows = (int)(SLICE / job.row_bytes);
