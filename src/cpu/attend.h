@@ -42,9 +42,10 @@ struct butler_slice {
 void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, const struct butler_slice *slice,
                          const struct butler_slice *next, bool weights);
 /* Attention of m queries, [m][head_dim] and scaled, to the rows of pairs: out[m][head_dim], top[m] and sum[m] as kernels->attend
- * gives them. rank: place in the cache of the first row. s[m][stride]: with weights, exp(score - top) of each row; else scratch. */
+ * gives them. rank: place in the cache of the first row. s[m][stride]: from query n_unseen on exp(score - top) of each row; else
+ * scratch. */
 void butler_attend_queries(const struct butler_layer_state *state, int thread, const float *scaled, int m,
-                           const struct butler_pairs *pairs, int rank, float *s, size_t stride, bool weights, float *out,
+                           const struct butler_pairs *pairs, int rank, float *s, size_t stride, int n_unseen, float *out,
                            float *top, float *sum);
 /* Keeps what a slice gave to one query head of token `row` of a span, until the slices are combined. */
 void butler_attend_keep(const struct butler_layer_state *state, int row, int head, int slice, float top, float sum,

@@ -256,7 +256,7 @@ static void attend_unfused(const struct butler_layer_state *state, int thread, c
 }
 
 void butler_attend_queries(const struct butler_layer_state *state, int thread, const float *scaled, int m,
-                           const struct butler_pairs *pairs, int rank, float *s, size_t stride, bool weights, float *out,
+                           const struct butler_pairs *pairs, int rank, float *s, size_t stride, int n_unseen, float *out,
                            float *top, float *sum)
 {
     const struct butler_kv *kv = state->kv;
@@ -266,9 +266,9 @@ void butler_attend_queries(const struct butler_layer_state *state, int thread, c
         attend_unfused(state, thread, scaled, m, keys, rank, pairs->n, s, stride, out, top, sum);
         return;
     }
-    kv->kernels->attend[kv->type](out, (size_t)kv->head_dim, top, sum, weights ? s : NULL, stride, scaled, (size_t)kv->head_dim, m,
-                                  pairs, kv->head_dim);
-    for (int i = 0; weights && i < m; i++)
+    kv->kernels->attend[kv->type](out, (size_t)kv->head_dim, top, sum, n_unseen < m ? s : NULL, stride, scaled,
+                                  (size_t)kv->head_dim, m, pairs, kv->head_dim);
+    for (int i = n_unseen; i < m; i++)
         kv->kernels->exp_sum(s + (size_t)i * stride, top[i], pairs->n);
 }
 
@@ -304,7 +304,7 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
         pairs.n = slice_keys(state, slice, BUTLER_SLICE, keys, &from);
         if (next && i + m == slice->n_q)
             pairs.n_next = slice_keys(state, next, BUTLER_PAIRS_NEXT, keys + pairs.n, &from_next);
-        butler_attend_queries(state, thread, scaled, m, &pairs, from, s, stride, weights, out, top, sum);
+        butler_attend_queries(state, thread, scaled, m, &pairs, from, s, stride, weights ? 0 : m, out, top, sum);
         for (int h = 0; h < m; h++)
             butler_attend_keep(state, 0, slice->head + i + h, slice->index, top[h], sum[h], out + (size_t)h * dim);
     }

@@ -14,7 +14,7 @@ struct exact_job {
     const struct butler_layer_state *state;
     int group;
     int n_shared; /* slices that all tokens see whole */
-    int observed; /* the token whose weights the metric sees, or -1 */
+    int observed; /* the metric sees the weights of tokens from here on: of the last, or (the number of tokens) of none */
 };
 
 /* The first slot that a token sees: it sees all from there to its own. */
@@ -32,33 +32,35 @@ static struct exact_job job_of(const struct butler_attend_span *span, const stru
 {
     struct exact_job job = {.span = span, .state = state, .group = state->n_heads / state->kv->n_kv_heads};
     job.n_shared = first_slot(&job, span->n - 1) == 0 ? n_slots_of(&job, 0) / BUTLER_SLICE : 0;
-    job.observed = span->observe_from != INT32_MAX ? span->observe_from - state->position : -1;
+    job.observed = span->observe_from != INT32_MAX ? span->n - 1 : span->n;
     return job;
 }
 
-/* Queries [first, end) of a KV head, counted token by token, over the rows of a slice. weights: they are those of the token that
- * the metric sees. */
+/* Queries [first, end) of a KV head, counted token by token, over the rows of a slice. */
 static void attend_batches(const struct exact_job *job, int thread, int kv_head, int slice, const struct butler_pairs *pairs,
-                           int rank, int first, int end, bool weights)
+                           int rank, int first, int end)
 {
     const struct butler_layer_state *state = job->state;
     const struct butler_workspace *work = state->work;
-    const size_t dim = (size_t)state->kv->head_dim, rows = (size_t)thread * (size_t)work->tile_rows;
-    float *scaled = work->tile_q + rows * dim, *out = work->tile_out + rows * dim;
+    const size_t dim = (size_t)state->kv->head_dim, stride = work->score_stride, rows = (size_t)thread * (size_t)work->tile_rows;
+    float *scaled = work->tile_q + rows * dim, *out = work->tile_out + rows * dim, *s = work->tile + rows * stride;
     for (int m; first < end; first += m) {
-        float top[BATCH], sum[BATCH], *s = work->tile + rows * work->score_stride;
-        m = BUTLER_MIN(BUTLER_MIN(end - first, BATCH), work->tile_rows);
+        float top[BATCH], sum[BATCH];
+        m = BUTLER_MIN(end - first, BATCH);
+        const int n_unseen = BUTLER_MIN(BUTLER_MAX(job->observed * job->group - first, 0), m);
         for (int i = 0; i < m; i++) {
             const int row = (first + i) / job->group, head = kv_head * job->group + (first + i) % job->group;
             memcpy(scaled + (size_t)i * dim, job->span->q + (size_t)(row * state->n_heads + head) * dim, dim * sizeof *scaled);
         }
         state->kv->kernels->scale(scaled, 1.0f / sqrtf((float)dim), m * (int)dim);
-        if (weights)
-            s = work->scores + (size_t)(kv_head * job->group + first % job->group) * work->score_stride + slice * BUTLER_SLICE;
-        butler_attend_queries(state, thread, scaled, m, pairs, rank, s, work->score_stride, weights, out, top, sum);
-        for (int i = 0; i < m; i++)
-            butler_attend_keep(state, (first + i) / job->group, kv_head * job->group + (first + i) % job->group, slice, top[i],
-                               sum[i], out + (size_t)i * dim);
+        butler_attend_queries(state, thread, scaled, m, pairs, rank, s, stride, n_unseen, out, top, sum);
+        for (int i = 0; i < m; i++) {
+            const int row = (first + i) / job->group, head = kv_head * job->group + (first + i) % job->group;
+            butler_attend_keep(state, row, head, slice, top[i], sum[i], out + (size_t)i * dim);
+            if (i >= n_unseen)
+                memcpy(work->scores + (size_t)head * stride + slice * BUTLER_SLICE, s + (size_t)i * stride,
+                       (size_t)pairs->n * sizeof *s);
+        }
     }
 }
 
@@ -66,15 +68,10 @@ static void attend_batches(const struct exact_job *job, int thread, int kv_head,
 static void attend_rows(const struct exact_job *job, int thread, int kv_head, int slice, int first, int n, int row, int end)
 {
     const struct butler_layer_state *state = job->state;
-    const int observed = job->observed >= row && job->observed < end ? job->observed : end;
     const void *keys[BUTLER_SLICE];
     const struct butler_pairs pairs = {keys, state->kv->row_bytes, n, 0};
     butler_attend_keys(state->kv, butler_kv_at(state->kv, state->layer, kv_head), NULL, first, n, keys);
-    attend_batches(job, thread, kv_head, slice, &pairs, first, row * job->group, observed * job->group, false);
-    if (observed == end)
-        return;
-    attend_batches(job, thread, kv_head, slice, &pairs, first, observed * job->group, (observed + 1) * job->group, true);
-    attend_batches(job, thread, kv_head, slice, &pairs, first, (observed + 1) * job->group, end * job->group, false);
+    attend_batches(job, thread, kv_head, slice, &pairs, first, row * job->group, end * job->group);
 }
 
 /* A shared slice for all tokens, or one token's rest. */
@@ -101,7 +98,7 @@ static void combine_head(const struct exact_job *job, int kv_head)
             butler_attend_combine(state, row, head, n_slots_of(job, row),
                                   job->span->out + (size_t)(row * state->n_heads + head) * (size_t)state->kv->head_dim,
                                   row == job->observed);
-    if (job->observed >= 0)
+    if (job->observed == last)
         butler_attend_observe(state, kv_head, state->position + job->observed,
                               work->scores + (size_t)(kv_head * job->group) * work->score_stride, work->score_stride,
                               n_slots_of(job, job->observed));

@@ -114,7 +114,7 @@ struct butler_attend_span {
     bool exact;       /* decode: each of the n <= BUTLER_CHECK_ROWS tokens attends to all slots up to its own */
     bool retrieves;   /* decode: over a selection */
     int observe_from; /* the metric observes the attention of queries at positions from here on; INT32_MAX: of none. exact: of the
-                         query at this position alone */
+                         last alone */
 };
 
 struct butler_backend {
