@@ -165,6 +165,33 @@ def test_equals_run_under_load(parks, tmp_path, request):
     assert server.stop() == 0
 
 
+def test_killed_while_requests_are_parked(tmp_path, request):
+    """Nothing is left in the folder, and the next server begins as if nothing had been."""
+    flags = ("--kv-ram", 640000, "--park", tmp_path)
+    first = Server(*flags)
+    request.addfinalizer(first.process.kill)
+    data = json.dumps(completion([PROMPT[:5 + i % 18] for i in range(64)], 240, "full", 1, 8) | {"ignore_eos": True}).encode()
+    with socket.create_connection(("127.0.0.1", first.port), timeout=60) as c:
+        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        end = time.time() + 30
+        while not any(slot["state"] == "parked" for slot in first.get("/slots")):
+            assert time.time() < end
+        first.process.kill()
+        first.process.wait()
+    first.process.stderr.close()
+    assert list(tmp_path.iterdir()) == []
+    second = Server(*flags)
+    request.addfinalizer(second.process.kill)
+    assert second.metric("butler:parked") == 0
+    assert second.post("/v1/completions", completion(*CASES[0]))["choices"][0]["text"] == run_text(*CASES[0])
+    assert second.stop() == 0
+
+
+def test_park_must_be_a_folder(tmp_path):
+    done = subprocess.run([BUTLER, "serve", "-m", GQA, "--port", "0", "--park", tmp_path / "none"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and str(tmp_path / "none") in done.stderr
+
+
 def test_prefix_cache_changes_nothing():
     cold, warm = Server(), Server()
     long = PROMPT * 9
