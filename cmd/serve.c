@@ -54,6 +54,7 @@ static int serve(const struct cmd_options *options, struct butler_engine *engine
                                                       .kv_type = options->kv_type,
                                                       .policy = options->kv.values[0],
                                                       .kv_bytes = kv_bytes,
+                                                      .prefix_bytes = options->prefix_bytes,
                                                       .max_stall_s = 1e-3 * options->max_stall,
                                                       .max_jobs = options->parallel,
                                                       .max_queue = options->queue,

@@ -87,6 +87,7 @@ struct serve_params {
     int kv_type;              /* enum butler_kv_type */
     const char *policy;       /* of jobs that name none */
     uint64_t kv_bytes;        /* that jobs may reserve together */
+    uint64_t prefix_bytes;    /* that the engine's prefix cache holds; 0: it has none */
     double max_stall_s;       /* longest step while a text is being generated */
     int max_jobs, max_queue;  /* that run, that wait */
     int audit_every;          /* steps that decode, from one audit to the next; 0: none */
