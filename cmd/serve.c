@@ -55,6 +55,7 @@ static int serve(const struct cmd_options *options, struct butler_engine *engine
                                                       .policy = options->kv.values[0],
                                                       .kv_bytes = kv_bytes,
                                                       .park = options->park,
+                                                      .prefix_bytes = options->prefix_bytes,
                                                       .max_stall_s = 1e-3 * options->max_stall,
                                                       .max_jobs = options->parallel,
                                                       .max_queue = options->queue,

@@ -609,6 +609,14 @@ static int prepare_parking(struct butler_engine *engine, const char *folder, str
     return butler_model_fingerprint(butler_engine_model(engine), &fingerprint, err);
 }
 
+/* Tokens whose scores are kept: as many as the prefix cache may hold, without which scores are of no use. */
+static uint64_t max_scored(const struct serve_scheduler *s)
+{
+    enum { SOME = 1024, MOST = 1 << 19 };
+    const uint64_t bytes = butler_kv_bytes(s->model, (enum butler_kv_type)s->params.kv_type, SOME) / SOME;
+    return s->params.prefix_bytes / bytes < MOST ? s->params.prefix_bytes / bytes : MOST;
+}
+
 struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const struct serve_params *params,
                                             struct butler_error *err)
 {
@@ -634,7 +642,7 @@ struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const 
     s->of_span = serve_alloc(max_spans, sizeof(struct serve_job *));
     s->choice_of = serve_alloc(max_spans, sizeof(struct serve_choice *));
     s->errors = serve_alloc(max_spans, sizeof *s->errors);
-    s->scores = serve_scores_new();
+    s->scores = serve_scores_new(max_scored(s));
     s->traces = serve_traces_new(params->audit_every);
     s->submitted_end = &s->submitted;
     s->events_end = &s->events;

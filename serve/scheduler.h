@@ -93,6 +93,7 @@ struct serve_params {
     const char *policy;       /* of jobs that name none */
     uint64_t kv_bytes;        /* that jobs may reserve together */
     const char *park;         /* folder for jobs that leave memory when it runs out; NULL: a job's memory is reserved as a whole */
+    uint64_t prefix_bytes;    /* that the engine's prefix cache holds; 0: it has none */
     double max_stall_s;       /* longest step while a text is being generated */
     int max_jobs, max_queue;  /* that run, that wait */
     int audit_every;          /* steps that decode, from one audit to the next; 0: none */

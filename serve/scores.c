@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_TOKENS = 1 << 19 }; /* of all prompts together */
-
 /* A prompt; the list begins with the one that was used last. */
 struct known {
     struct known *next;
@@ -20,6 +18,7 @@ struct known {
 
 struct serve_scores {
     struct known *first;
+    uint64_t max_tokens; /* of all prompts together */
 };
 
 static void free_known(struct known *known)
@@ -30,9 +29,11 @@ static void free_known(struct known *known)
     free(known);
 }
 
-struct serve_scores *serve_scores_new(void)
+struct serve_scores *serve_scores_new(uint64_t max_tokens)
 {
-    return serve_alloc(1, sizeof(struct serve_scores));
+    struct serve_scores *scores = serve_alloc(1, sizeof *scores);
+    scores->max_tokens = max_tokens;
+    return scores;
 }
 
 void serve_scores_free(struct serve_scores *scores)
@@ -83,7 +84,7 @@ void serve_scores_add(struct serve_scores *scores, const char *policy, const int
 {
     int n_same;
     struct known *known = closest(scores, policy, ids, n, &n_same);
-    if (n > MAX_TOKENS || (known && n_same == n))
+    if ((uint64_t)n > scores->max_tokens || (known && n_same == n))
         return;
     if (known && n_same == known->n) { /* the new one has all that this one has */
         scores->first = known->next;
@@ -99,16 +100,16 @@ void serve_scores_add(struct serve_scores *scores, const char *policy, const int
     for (int i = 0; i < n; i++)
         known->scores[i] = (struct known_score){from[i].logprob, from[i].top[0].logprob, from[i].top[0].id};
     scores->first = known;
-    int sum = 0;
+    uint64_t sum = 0;
     for (struct known **at = &scores->first; *at;) {
         struct known *old = *at;
-        sum += old->n;
-        if (sum <= MAX_TOKENS) {
+        sum += (uint64_t)old->n;
+        if (sum <= scores->max_tokens) {
             at = &old->next;
             continue;
         }
         *at = old->next;
-        sum -= old->n;
+        sum -= (uint64_t)old->n;
         free_known(old);
     }
 }

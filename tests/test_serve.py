@@ -206,14 +206,14 @@ def test_prefix_cache_changes_nothing():
 
 @pytest.mark.parametrize("more", [{}, {"echo": True, "logprobs": 1}])
 def test_prompts_that_come_together_share_their_beginning(more):
-    """The first of them reads it, the others find it."""
+    """One that begins to be read when another is complete finds what they share."""
     document = [5 + i * 7 % 250 for i in range(200)]
     body = {"prompt": [document + [9, i] for i in range(5, 10)], "max_tokens": 3, "temperature": 0, **more}
     s = Server("--block", 64)
     together = s.post("/v1/completions", body)
     alone = s.post("/v1/completions", {**body, "cache_prompt": False})
     assert together["choices"] == alone["choices"] and alone["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    assert together["usage"]["prompt_tokens_details"]["cached_tokens"] >= 4 * 128
+    assert together["usage"]["prompt_tokens_details"]["cached_tokens"] >= 256
     assert s.stop() == 0
 
 
