@@ -293,8 +293,10 @@ static int finish(struct run *run)
     char text[256], title[256];
     int n = 0;
     for (int i = 0; i < run->data.n && n < (int)sizeof text; i++) {
-        const char *slash = strrchr(run->data.values[i], '/');
-        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s", i ? ", " : "", slash ? slash + 1 : run->data.values[i]);
+        const char *name = run->data.values[i], *slash = strrchr(name, '/');
+        if (i > 0 && strcmp(name, run->data.values[i - 1]) == 0) /* named several times to be read more often */
+            continue;
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s", n ? ", " : "", slash ? slash + 1 : name);
     }
     snprintf(title, sizeof title, "TokenButler v%d for %s", run->trainer->params.sizes.version,
              butler_model_get_info(run->model)->name);

@@ -87,6 +87,22 @@ def test_a_second_session_costs_its_pages_and_records(tmp_path):
         assert rest <= 1, policy
 
 
+def test_the_predictor_ranks_tokens():
+    """The shipped predictor attaches, and at equal bytes finds more of what matters than chance, the newest tokens and quest do."""
+    policies = {"tokenbutler2": "tokenbutler2:on_top=0,sinks=4,recent=0", "random": "random:dense=1", "streaming": "streaming:dense=1",
+                "quest": "quest:dense=1"}
+    flags = [word for policy in policies.values() for word in ("--kv", policy)]
+    found = {name: {} for name in policies}
+    for row in rows("eval", "recall", "-m", MODEL, "--predictor", ROOT / "models" / "smollm2.tokenbutler2.gguf", "--data",
+                    ROOT / "models" / "long_text.txt", "--length", "384", "--limit", "1", "--set", "dense=1,steps=4", "--budget", "0.25", *flags):
+        found[row["policy"].split(":")[0]][row["metric"]] = row["value"]
+    ours = found.pop("tokenbutler2")
+    assert ours["top_half_accuracy"] > 0.7
+    for other in found.values():
+        for metric in ("mass", "top_half_accuracy"):
+            assert ours[metric] > other[metric] + 0.05
+
+
 def test_chat():
     """The template's own system message is there, and the second turn knows the first."""
     answers = butler("chat", "-m", MODEL, "--temp", "0", "-n", "30", input="What is the capital of France?\nAnd of Italy?\n").stdout.splitlines()
