@@ -302,6 +302,7 @@ int butler_draft_step(struct butler_draft *draft, struct butler_sampler *sampler
     struct round round = {.draft = draft, .sampler = sampler, .rows = {id}, .first = session->n_past, .ids = ids, .err = err};
     const struct butler_stats before = session->stats;
     const int n = BUTLER_MIN(BUTLER_MIN(draft->n_max, max_ids - 1), session->n_ctx - session->n_past - 1);
+    butler_session_release_windows(session); /* not behind the step: butler_draft_keep may go back to its first token */
     session->drafting = true;
     const double start = butler_seconds();
     int code = make_drafts(&round, n);
@@ -310,10 +311,8 @@ int butler_draft_step(struct butler_draft *draft, struct butler_sampler *sampler
         code = check_drafts(&round);
     const double checked = butler_seconds();
     session->drafting = false;
-    if (!session->failed) {
-        butler_session_release_windows(session);
+    if (!session->failed)
         count_tokens(session, &before, round.first, &round);
-    }
     if (code < 0)
         return code;
     if (round.n_drafts > 0) {
