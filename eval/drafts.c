@@ -95,6 +95,8 @@ static const struct eval_option options_of_drafts[] = {
 const struct eval_task eval_drafts = {
     .name = "drafts",
     .summary = "how many drafts under a policy are right (--lossless)",
+    .data = "a text file (UTF-8)",
+    .work = "reads --length tokens, writes 128 (--set tokens)",
     .details =
         "--data is any text file (UTF-8), --length tokens of a text, --limit texts. accepted: share of the drafts; tokens: of a\n"
         "check.\n",
