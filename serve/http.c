@@ -160,6 +160,14 @@ static void write_head(struct http_connection *c, int status, const char *type, 
     evbuffer_add_printf(out, "%sConnection: %s\r\n\r\n", extra ? extra : "", c->keep_alive ? "keep-alive" : "close");
 }
 
+/* The connection ends when all is sent. */
+static void flush(struct http_connection *c)
+{
+    c->state = FLUSH;
+    set_deadline(c, c->server->params.timeout_s);
+    bufferevent_trigger(c->events, EV_WRITE, BEV_TRIG_DEFER_CALLBACKS);
+}
+
 /* The answer is complete: the next request, or the end when all is sent. */
 static void end_answer(struct http_connection *c)
 {
@@ -173,9 +181,7 @@ static void end_answer(struct http_connection *c)
         bufferevent_trigger(c->events, EV_READ, BEV_TRIG_IGNORE_WATERMARKS | BEV_TRIG_DEFER_CALLBACKS);
         return;
     }
-    c->state = FLUSH;
-    set_deadline(c, c->server->params.timeout_s);
-    bufferevent_trigger(c->events, EV_WRITE, BEV_TRIG_DEFER_CALLBACKS);
+    flush(c);
 }
 
 void http_reply(struct http_exchange *x, int status, const char *type, const char *extra, const char *body, size_t n)
@@ -450,7 +456,9 @@ static void on_signal(evutil_socket_t signal_number, short what, void *user)
     stop_listening(server);
     for (struct http_connection *c = server->connections, *next; c; c = next) {
         next = c->next;
-        if (c->state != ANSWER && c->state != FLUSH)
+        if (c->state == READ && evbuffer_get_length(bufferevent_get_output(c->events)) > 0)
+            flush(c); /* the answer before has been written, but not all of it sent */
+        else if (c->state != ANSWER && c->state != FLUSH)
             close_connection(c, false);
     }
     if (!server->connections)

@@ -598,6 +598,28 @@ def test_drain():
     s.process.stderr.close()
 
 
+def test_drain_sends_what_was_written():
+    """SIGTERM behind an answer that is complete, but of which the client has read nothing: more than the socket holds."""
+    s = Server()
+    with socket.socket() as c:
+        c.settimeout(60)
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        c.connect(("127.0.0.1", s.port))
+        data = json.dumps({"prompt": [5] * 8, "max_tokens": 240, "n": 14, "ignore_eos": True, "stream": True, "logprobs": 20}).encode()
+        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        end = time.time() + 20
+        while s.metric("butler:jobs_total") == 0 and time.time() < end:
+            time.sleep(0.01)
+        time.sleep(0.2)  # the network's thread has what the engine's gave it
+        s.process.send_signal(signal.SIGTERM)
+        text = b""
+        while piece := c.recv(65536):
+            text += piece
+    assert text.count(b"data: [DONE]") == 1 and text.count(b'"finish_reason":"length"') == 14
+    assert s.process.wait(timeout=20) == 0
+    s.process.stderr.close()
+
+
 def test_unix_socket(tmp_path):
     path = str(tmp_path / "b.sock")
     for _ in range(2):  # the second finds the file of a server that was killed
