@@ -535,7 +535,7 @@ def interrupted(*args, after, expect):
 def test_ctrl_c_ends_the_text(tmp_path):
     """What was printed, continued from the saved session, is one text."""
     session = tmp_path / "s.session"
-    greedy = ["run", "-m", GQA, "--temp", "0", "-t", "1"]
+    greedy = ["run", "-m", GQA, "--temp", "0", "-t", "1", "--ignore-eos"]
     out, err = interrupted(*greedy, "-p", PROMPT, "-n", "-1", "-c", "1000000", "--json", "--save-session", session, after=b"", expect=DONE)
     last = json.loads(out.splitlines()[-1])
     assert last["stats"]["end"] == "interrupted" and "interrupted" in err and "decoded in" in err
@@ -545,7 +545,8 @@ def test_ctrl_c_ends_the_text(tmp_path):
 
 
 def test_ctrl_c_ends_a_comparison():
-    out, err = interrupted("run", "-m", GQA, "-p", PROMPT, "-n", "-1", "-c", "1000000", "-t", "1", "--kv", "full", "--kv", "quest", after=b"", expect=DONE)
+    out, err = interrupted("run", "-m", GQA, "-p", PROMPT, "-n", "-1", "-c", "1000000", "-t", "1", "--ignore-eos", "--kv", "full", "--kv", "quest", after=b"",
+                           expect=DONE)
     assert "[full]" in err and "quest" not in err
 
 
