@@ -179,7 +179,11 @@ def asan(tree, names, files, args):
     if not make(tree, [f"{build}/butler", *[f"{build}/tests/{n}" for n in names]], "SANITIZE=address,undefined", "CFLAGS=-O1 -g1"):
         return None
     commands = [f for f in files if f.stem in COMMAND_TESTS]
-    return c_tests(tree, build, names, "asan") + python_tests(tree, commands, "asan", {"BUTLER": str(tree / build / "butler")})
+    jobs = c_tests(tree, build, names, "asan")
+    for job in jobs:
+        if job.name == "asan/test_scheduler":
+            job.command.append("4")  # random schedules
+    return jobs + python_tests(tree, commands, "asan", {"BUTLER": str(tree / build / "butler")})
 
 
 def tsan(tree, names, files, args):
