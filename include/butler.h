@@ -348,6 +348,8 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
  * n). Returns how many tokens it has then: the rest is to be run, with prompt_end n. What prompts read is kept for later
  * ones. 0 under policies whose state after a prompt depends on all its queries (h2o, softprune, prefill=evict). */
 int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err);
+/* What butler_session_adopt_prefix would return now; nothing changes. */
+int butler_session_find_prefix(const struct butler_session *session, const int32_t *ids, int n, struct butler_error *err);
 
 /* Logits [n_vocab] after the last token, owned by the session, valid until the next call. NULL before the first. */
 const float *butler_logits(const struct butler_session *session);

@@ -123,6 +123,41 @@ int serve_jobs_end_prompt(const struct serve_jobs *jobs, struct serve_job *job)
     return make_grant(jobs, job, job->n_prompt, &job->grant);
 }
 
+/* ------------------------------------------------------------------------------------------------------ prompts */
+
+/* Less comes first. A prompt that has not begun counts twice: of two with the same beginning, one is read to its end, then the
+ * other finds it in the prefix cache. */
+static int rank(const struct serve_job *job)
+{
+    const bool begun = job->looked_up || butler_n_past(job->choices[0].session) > 0;
+    return (begun ? 1 : 2) * job->n_left - job->n_overtaken;
+}
+
+int serve_jobs_prompts(const struct serve_jobs *jobs, struct serve_job **prompts)
+{
+    int n = 0;
+    for (int i = 0; i < jobs->n_running; i++) {
+        struct serve_job *job = jobs->running[i];
+        const struct butler_session *session = job->prompt_done ? NULL : job->choices[0].session;
+        if (job->prompt_done)
+            continue;
+        job->n_left = job->n_prompt - butler_n_past(session);
+        if (job->n_left == job->n_prompt && !job->no_cache && !job->looked_up)
+            job->n_left -= butler_session_find_prefix(session, job->prompt, job->n_prompt, NULL);
+        int at = n++;
+        for (; at > 0 && rank(prompts[at - 1]) > rank(job); at--)
+            prompts[at] = prompts[at - 1];
+        prompts[at] = job;
+    }
+    return n;
+}
+
+void serve_jobs_overtake(const struct serve_jobs *jobs, const struct serve_job *job, int n)
+{
+    for (int i = 0; i < jobs->n_running && jobs->running[i] != job; i++)
+        jobs->running[i]->n_overtaken += n;
+}
+
 /* ------------------------------------------------------------------------------------------------------ parking */
 
 /* Tokens of the job's longest text after the next step. */

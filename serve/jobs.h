@@ -32,6 +32,12 @@ int serve_jobs_count(const struct serve_jobs *jobs, struct serve_job *job);
 /* Whether a job that was counted may begin now. */
 bool serve_jobs_fits(const struct serve_jobs *jobs, const struct serve_job *job);
 uint64_t serve_jobs_reserved(const struct serve_jobs *jobs); /* bytes */
+/* The running jobs whose prompts are not read yet, in the order in which they are to be: those with the fewest tokens left first,
+ * after what the prefix cache has. Younger prompts go ahead of an older one until they had twice as many tokens as that one has.
+ * Returns their number. */
+int serve_jobs_prompts(const struct serve_jobs *jobs, struct serve_job **prompts);
+/* Tokens of a job's prompt go into the next step: older ones that wait are overtaken. */
+void serve_jobs_overtake(const struct serve_jobs *jobs, const struct serve_job *job, int n);
 /* The prompt was read: the grant becomes that of the answer. */
 int serve_jobs_end_prompt(const struct serve_jobs *jobs, struct serve_job *job);
 /* Parked jobs for which there is room go on, oldest first. One that cannot be restored goes on with its error. */

@@ -35,6 +35,7 @@ struct serve_scheduler {
     struct butler_span *spans;  /* [n_spans]: */
     struct serve_job **of_span; /* whose they are */
     struct serve_choice **choice_of;
+    struct serve_job **prompts; /* [max_jobs]: those that wait, in the order of serve_jobs_prompts */
     struct butler_error *errors;
     struct serve_pace pace;
     double work[SERVE_N_WORK]; /* of the step */
@@ -414,8 +415,7 @@ static int fit_prompt(const struct serve_scheduler *s, const struct serve_job *j
     return n_prompt == 0 && n < MIN_CHUNK ? (left < MIN_CHUNK ? left : MIN_CHUNK) : n < MIN_CHUNK && n < left ? 0 : n;
 }
 
-/* The spans of a step: a token of every choice that is being generated, then prompts, oldest first. *n_decodes: how many are the
- * former. */
+/* The spans of a step: a token of every choice that is being generated, then prompts. *n_decodes: how many are the former. */
 static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
 {
     int n = 0;
@@ -432,10 +432,9 @@ static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
     *n_decodes = n;
     s->work[SERVE_WORK_TEXTS] = n;
     *n_prompt = 0;
-    for (int j = 0; j < s->jobs.n_running; j++) {
-        struct serve_job *job = s->jobs.running[j];
-        if (job->prompt_done)
-            continue;
+    const int n_prompts = serve_jobs_prompts(&s->jobs, s->prompts);
+    for (int j = 0; j < n_prompts; j++) {
+        struct serve_job *job = s->prompts[j];
         /* Not looked up before some of it is read: a beginning that is read now may be found by then. */
         if (fit_prompt(s, job, *n_decodes, *n_prompt) == 0)
             break;
@@ -446,6 +445,7 @@ static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
             break;
         add_span(s, &n, job, &job->choices[0], job->prompt + n_past, n_more);
         *n_prompt += n_more;
+        serve_jobs_overtake(&s->jobs, job, n_more);
         s->work[SERVE_WORK_PROMPT] += n_more;
         s->work[SERVE_WORK_PAIRS] += n_more * (n_past + 0.5 * n_more);
     }
@@ -641,6 +641,7 @@ struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const 
     s->spans = serve_alloc(max_spans, sizeof *s->spans);
     s->of_span = serve_alloc(max_spans, sizeof(struct serve_job *));
     s->choice_of = serve_alloc(max_spans, sizeof(struct serve_choice *));
+    s->prompts = serve_alloc(max_jobs, sizeof(struct serve_job *));
     s->errors = serve_alloc(max_spans, sizeof *s->errors);
     s->scores = serve_scores_new(max_scored(s));
     s->traces = serve_traces_new(params->audit_every);
@@ -678,6 +679,7 @@ void serve_scheduler_free(struct serve_scheduler *s)
     free(s->spans);
     free(s->of_span);
     free(s->choice_of);
+    free(s->prompts);
     free(s->errors);
     free(s);
 }

@@ -58,9 +58,10 @@ struct serve_job {
     struct serve_choice *choices; /* [n_choices] */
     int id, n_running, n_vocab, cancelled;
     bool prompt_done;
-    bool looked_up;        /* in the prefix cache */
-    bool held;             /* not in the next step: there is no memory for it */
-    uint64_t prompt_bytes; /* of the cache that it may hold while the prompt is read; 0: not counted yet */
+    bool looked_up;          /* in the prefix cache */
+    bool held;               /* not in the next step: there is no memory for it */
+    uint64_t prompt_bytes;   /* of the cache that it may hold while the prompt is read; 0: not counted yet */
+    int n_left, n_overtaken; /* tokens of the prompt still to be read; tokens of younger prompts that were read before them */
     struct serve_grant {
         int n_tokens;           /* that each of its texts may have */
         uint64_t bytes, growth; /* reserved for that; what the next grant adds */

@@ -144,6 +144,8 @@ static void test_sessions(void **state)
     FAILS("session", butler_session_truncate, NULL, 0, &err);
     FAILS("session", butler_session_adopt_prefix, NULL, &id, 1, &err);
     FAILS("ids", butler_session_adopt_prefix, session, NULL, 1, &err);
+    FAILS("session", butler_session_find_prefix, NULL, &id, 1, &err);
+    FAILS("ids", butler_session_find_prefix, session, NULL, 1, &err);
     FAILS("session", butler_fill, NULL, 1, 1, &err);
     FAILS("session", butler_session_save, NULL, "x", &err);
     FAILS("path", butler_session_save, session, NULL, &err);

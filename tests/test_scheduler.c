@@ -23,11 +23,11 @@ struct wish {
     int32_t prompt[N_CTX], wanted[MAX_CHOICES][N_CTX], got[MAX_CHOICES][N_CTX];
     double wanted_scores[MAX_CHOICES][N_CTX], got_scores[MAX_CHOICES][N_CTX], prompt_scores[N_CTX];
     int n_got[MAX_CHOICES];
-    int done;
+    int done, nth; /* nth: its prompt was read as the nth, from 1 on */
     struct serve_job *job;
 };
 
-static int n_schedules = 12;
+static int n_schedules = 12, n_read;
 static struct wish wishes[MAX_JOBS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t woken = PTHREAD_COND_INITIALIZER;
@@ -174,6 +174,8 @@ static int collect(struct serve_scheduler *scheduler)
         struct wish *wish = event->job->user;
         next = event->next;
         assert_int_equal(wish->done, 0);
+        if (event->kind == SERVE_PROMPT)
+            wish->nth = ++n_read;
         if (event->kind == SERVE_TOKEN) {
             int *n = &wish->n_got[event->choice];
             wish->got[event->choice][*n] = event->id;
@@ -358,6 +360,52 @@ static void test_full_disk(void **state)
     butler_model_free(model);
 }
 
+/* Prompts of `lengths`, text i of which begins like text of[i]. */
+static void run_prompts(int n, const int *lengths, const int *of, uint64_t prefix_bytes)
+{
+    const uint64_t kv_bytes = 8 << 20;
+    struct butler_model *model = make_model();
+    struct butler_engine *engine = make_engine(model, 1, kv_bytes, prefix_bytes);
+    struct serve_scheduler *scheduler = make_scheduler(engine, kv_bytes, NULL);
+    for (int i = 0; i < n; i++) {
+        wishes[i] = (struct wish){.n_prompt = lengths[i], .max_tokens = 1, .n_choices = 1, .policy = "full"};
+        for (int t = 0; t < lengths[i]; t++)
+            wishes[i].prompt[t] = (t < lengths[i] - 10 ? of[i] + t : i + 3 * t) % N_VOCAB;
+    }
+    n_read = 0;
+    run_schedule(scheduler, n);
+    free_jobs(n);
+    serve_scheduler_free(scheduler);
+    butler_engine_free(engine);
+    butler_model_free(model);
+}
+
+/* A short prompt and one whose beginning is in the prefix cache do not wait for a long one that came before them. */
+static void test_shortest_prompt_first(void **state)
+{
+    static const int lengths[] = {890, 900, 905, 30}, of[] = {0, 1, 0, 2};
+    (void)state;
+    run_prompts(4, lengths, of, 1 << 20);
+    assert_int_equal(wishes[1].nth, 4);
+    assert_true(wishes[3].nth < wishes[2].nth);
+    assert_true(wishes[0].nth < wishes[2].nth);
+}
+
+/* A long prompt is read at last, however many short ones come after it. */
+static void test_long_prompt_ends(void **state)
+{
+    int lengths[MAX_JOBS], of[MAX_JOBS], n_before = 0;
+    (void)state;
+    for (int i = 0; i < MAX_JOBS; i++) {
+        lengths[i] = i == 1 ? 900 : 250;
+        of[i] = i;
+    }
+    run_prompts(MAX_JOBS, lengths, of, 0);
+    for (int i = 2; i < MAX_JOBS; i++)
+        n_before += wishes[i].nth < wishes[1].nth ? lengths[i] : 0;
+    assert_true(n_before >= 500 && n_before <= 2 * 900 + 500);
+}
+
 /* A machine whose steps take what is linear in their work, up to 3 % more or less, and from `slower` on twice that: prompts of any
  * depth beside any number of texts fill the time that they may, and seldom more. */
 static void test_pace(void **state)
@@ -421,10 +469,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         n_schedules = atoi(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_schedules),
-        cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_pace),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_random_schedules), cmocka_unit_test(test_full_disk), cmocka_unit_test(test_shortest_prompt_first),
+        cmocka_unit_test(test_long_prompt_ends), cmocka_unit_test(test_pace),      cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
 }

@@ -207,28 +207,54 @@ void butler_prefix_add(struct butler_prefix *prefix, struct butler_session *sess
     }
 }
 
-int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err)
+static int check_empty(const struct butler_session *session, struct butler_error *err)
 {
-    if (BUTLER_IS_NULL(session, err) || (n > 0 && BUTLER_IS_NULL(ids, err)))
-        return BUTLER_ERROR_ARGUMENT;
-    struct butler_prefix *prefix = session->engine->prefix;
-    struct butler_kv *kv = &session->kv;
-    const int most = shareable(session, BUTLER_MIN(n, session->n_ctx));
-    const uint64_t kind = kind_of(session);
-    struct block *block = NULL;
-    int n_found = 0, n_same;
     if (session->n_past != 0 || session->failed)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a session of %d tokens cannot adopt a beginning: it must be empty",
                            session->n_past);
+    return 0;
+}
+
+/* The blocks of a beginning, one after the other: the one after `block`, or NULL. *n_found: tokens up to and with it. */
+static struct block *next_block(const struct butler_session *session, struct block *block, const int32_t *ids, int n, int *n_found)
+{
+    const int most = shareable(session, BUTLER_MIN(n, session->n_ctx));
+    int n_same;
+    if (!session->engine->prefix || *n_found % TOKENS != 0)
+        return NULL;
+    block = closest(session->engine->prefix, kind_of(session), block, ids + *n_found, most - *n_found, &n_same);
+    if (!block || n_same < LEAST)
+        return NULL;
+    *n_found += n_same;
+    return block;
+}
+
+int butler_session_find_prefix(const struct butler_session *session, const int32_t *ids, int n, struct butler_error *err)
+{
+    struct block *block = NULL;
+    int n_found = 0;
+    if (BUTLER_IS_NULL(session, err) || (n > 0 && BUTLER_IS_NULL(ids, err)) || check_empty(session, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
+    while ((block = next_block(session, block, ids, n, &n_found)))
+        continue;
+    return n_found;
+}
+
+int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err)
+{
+    if (BUTLER_IS_NULL(session, err) || (n > 0 && BUTLER_IS_NULL(ids, err)) || check_empty(session, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
+    struct butler_prefix *prefix = session->engine->prefix;
+    struct butler_kv *kv = &session->kv;
+    struct block *block = NULL;
+    int n_found = 0;
     if (!prefix)
         return 0;
     prefix->stats.lookups++;
-    while (n_found % TOKENS == 0 && (block = closest(prefix, kind, block, ids + n_found, most - n_found, &n_same)) &&
-           n_same >= LEAST) {
+    while ((block = next_block(session, block, ids, n, &n_found))) {
         for (int h = 0; h < block->n_extents; h++)
             butler_kv_join(kv, &kv->heads[h], block->extents[h]);
         use(prefix, block);
-        n_found += n_same;
     }
     if (n_found == 0)
         return 0;
