@@ -457,7 +457,7 @@ static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
 static void describe(const struct serve_job *job, struct serve_slot *slot, bool parked)
 {
     *slot = (struct serve_slot){.id = job->id, .n_prompt = job->n_prompt, .prompt_done = job->prompt_done, .parked = parked};
-    slot->n_read = job->prompt_done ? job->n_prompt : butler_n_past(job->choices[0].session);
+    slot->n_read = job->prompt_done ? job->n_prompt : parked ? job->n_prompt - job->n_left : butler_n_past(job->choices[0].session);
     for (int c = 0; c < job->n_choices; c++)
         slot->n_generated += job->choices[c].n_generated;
     snprintf(slot->policy, sizeof slot->policy, "%s", job->policy);
