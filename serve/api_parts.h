@@ -98,6 +98,9 @@ int serve_read_count(json_t *body, const char *name, bool required, struct serve
 bool serve_is_neutral(const json_t *value);
 /* 0; or -501 with *error when one of names[n] asks for something. */
 int serve_refuse_fields(json_t *body, const char *const *names, size_t n, struct serve_error *error);
+/* Appends a message, its content a string or an array of parts; to the last one, after an empty line, where that has the same role.
+ */
+void serve_add_message(json_t *messages, const char *role, json_t *content);
 /* The body as one of a chat that has these messages (takes the reference) and one answer. */
 json_t *serve_copy_body(json_t *body, json_t *messages);
 

@@ -16,15 +16,15 @@ static bool is_text(const json_t *value)
 static enum serve_pooling read_pooling(json_t *body, struct serve_error *error)
 {
     json_t *value = json_object_get(body, "pooling");
-    const char *name = json_string_value(value);
-    if (serve_is_neutral(value) || (name && strcmp(name, "mean") == 0))
+    const char *word = json_string_value(value);
+    if (serve_is_neutral(value) || (word && strcmp(word, "mean") == 0))
         return SERVE_POOL_MEAN;
-    if (name && strcmp(name, "last") == 0)
+    if (word && strcmp(word, "last") == 0)
         return SERVE_POOL_LAST;
-    if (name && strcmp(name, "cls") == 0)
+    if (word && strcmp(word, "cls") == 0)
         return SERVE_POOL_FIRST;
-    if (name && (strcmp(name, "none") == 0 || strcmp(name, "rank") == 0))
-        serve_fail(error, 501, "'pooling' of '%s' is not supported by this server", name);
+    if (word && (strcmp(word, "none") == 0 || strcmp(word, "rank") == 0))
+        serve_fail(error, 501, "'pooling' of '%s' is not supported by this server", word);
     else
         serve_fail(error, 400, "'pooling' must be 'mean', 'last' or 'cls'");
     return SERVE_POOL_NONE;
@@ -34,9 +34,9 @@ static enum serve_pooling read_pooling(json_t *body, struct serve_error *error)
 static bool read_encoding(json_t *body, struct serve_error *error)
 {
     json_t *value = json_object_get(body, "encoding_format");
-    const char *name = json_string_value(value);
-    const bool base64 = name && strcmp(name, "base64") == 0;
-    if (value && !json_is_null(value) && !base64 && (!name || strcmp(name, "float") != 0))
+    const char *word = json_string_value(value);
+    const bool base64 = word && strcmp(word, "base64") == 0;
+    if (value && !json_is_null(value) && !base64 && (!word || strcmp(word, "float") != 0))
         serve_fail(error, 400, "'encoding_format' must be 'float' or 'base64'");
     return base64;
 }

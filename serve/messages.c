@@ -10,8 +10,10 @@ static json_t *read_messages(json_t *body, struct serve_error *error)
 {
     json_t *list = json_object_get(body, "messages"), *system = json_object_get(body, "system"), *out = json_array(), *message;
     size_t i;
-    if (!serve_is_neutral(system))
-        json_array_append_new(out, json_pack("{s:s, s:O}", "role", "system", "content", system));
+    if (json_is_string(system) ? json_string_length(system) > 0 : json_array_size(system) > 0)
+        serve_add_message(out, "system", system);
+    else if (system && !json_is_null(system) && !json_is_string(system) && !json_is_array(system))
+        serve_fail(error, 400, "'system' must be a string or an array of text blocks");
     json_array_foreach(json_is_array(list) ? list : NULL, i, message)
     {
         json_t *content = json_object_get(message, "content");
@@ -21,7 +23,7 @@ static json_t *read_messages(json_t *body, struct serve_error *error)
         else if (!json_is_string(content) && !json_is_array(content))
             serve_fail(error, 400, "'content' of message %zu must be a string or an array of blocks", i);
         else
-            json_array_append_new(out, json_pack("{s:s, s:O}", "role", role, "content", content));
+            serve_add_message(out, role, content);
     }
     if (json_array_size(list) == 0)
         serve_fail(error, 400, "'messages' must be an array with at least one message");
@@ -47,8 +49,11 @@ static json_t *to_chat(json_t *body, bool counts_only, struct serve_error *error
     if (!error->status && !serve_is_neutral(json_object_get(body, "thinking")) &&
         !has_type(json_object_get(body, "thinking"), "disabled"))
         serve_fail(error, 501, "'thinking' is not supported by this server");
-    if (!error->status && stops && !json_is_null(stops) && !json_is_array(stops))
-        serve_fail(error, 400, "'stop_sequences' must be an array of strings");
+    bool right = !stops || json_is_null(stops) || (json_is_array(stops) && json_array_size(stops) <= SERVE_MAX_STOPS);
+    for (size_t i = 0; i < json_array_size(stops) && right; i++)
+        right = json_is_string(json_array_get(stops, i));
+    if (!error->status && !right)
+        serve_fail(error, 400, "'stop_sequences' must be an array of at most %d strings", SERVE_MAX_STOPS);
     if (has_type(choice, "auto") || has_type(choice, "none"))
         json_object_set(chat, "tool_choice", json_object_get(choice, "type"));
     json_object_del(chat, "stop");

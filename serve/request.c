@@ -96,6 +96,20 @@ int serve_refuse_fields(json_t *body, const char *const *names, size_t n, struct
     return 0;
 }
 
+void serve_add_message(json_t *messages, const char *role, json_t *content)
+{
+    json_t *last = json_array_get(messages, json_array_size(messages) - 1);
+    const char *last_role = json_string_value(json_object_get(last, "role"));
+    json_t *parts = json_is_string(content) ? json_pack("[{s:s, s:O}]", "type", "text", "text", content) : json_incref(content);
+    if (last_role && strcmp(last_role, role) == 0) {
+        json_array_append_new(json_object_get(last, "content"), json_pack("{s:s, s:s}", "type", "text", "text", "\n\n"));
+        json_array_extend(json_object_get(last, "content"), parts);
+    } else {
+        json_array_append_new(messages, json_pack("{s:s, s:o}", "role", role, "content", json_copy(parts)));
+    }
+    json_decref(parts);
+}
+
 json_t *serve_copy_body(json_t *body, json_t *messages)
 {
     /* Of OpenAI's chats: several answers, their scores, and other names for the length. */

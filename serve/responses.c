@@ -30,16 +30,20 @@ static void add_item(json_t *messages, json_t *item, size_t i, struct serve_erro
 {
     json_t *type = json_object_get(item, "type"), *content = json_object_get(item, "content");
     const char *role = json_string_value(json_object_get(item, "role"));
-    if (json_is_string(type) && strcmp(json_string_value(type), "message") != 0)
+    if (type && !json_is_null(type) && !json_is_string(type))
+        serve_fail(error, 400, "'type' of item %zu of 'input' must be a string", i);
+    else if (json_is_string(type) && strcmp(json_string_value(type), "message") != 0)
         serve_fail(error, 501, "item %zu of 'input' of type '%.64s' is not supported by this server", i, json_string_value(type));
     else if (!role || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 && strcmp(role, "system") != 0 &&
                        strcmp(role, "developer") != 0))
         serve_fail(error, 400, "'role' of item %zu of 'input' must be 'user', 'assistant', 'system' or 'developer'", i);
     else if (!json_is_string(content) && !json_is_array(content))
         serve_fail(error, 400, "'content' of item %zu of 'input' must be a string or an array of parts", i);
-    else /* templates know no developer */
-        json_array_append_new(messages, json_pack("{s:s, s:o}", "role", strcmp(role, "developer") == 0 ? "system" : role, "content",
-                                                  read_content(content)));
+    if (error->status)
+        return;
+    json_t *parts = read_content(content);
+    serve_add_message(messages, strcmp(role, "developer") == 0 ? "system" : role, parts); /* templates know no developer */
+    json_decref(parts);
 }
 
 static json_t *read_input(json_t *body, struct serve_error *error)
@@ -47,12 +51,12 @@ static json_t *read_input(json_t *body, struct serve_error *error)
     json_t *input = json_object_get(body, "input"), *instructions = json_object_get(body, "instructions"), *messages = json_array(),
            *item;
     size_t i;
-    if (json_is_string(instructions))
-        json_array_append_new(messages, json_pack("{s:s, s:O}", "role", "system", "content", instructions));
-    else if (!serve_is_neutral(instructions))
+    if (json_string_length(instructions) > 0)
+        serve_add_message(messages, "system", instructions);
+    else if (instructions && !json_is_null(instructions) && !json_is_string(instructions))
         serve_fail(error, 400, "'instructions' must be a string");
     if (json_is_string(input))
-        json_array_append_new(messages, json_pack("{s:s, s:O}", "role", "user", "content", input));
+        serve_add_message(messages, "user", input);
     else if (json_array_size(input) == 0)
         serve_fail(error, 400, "'input' must be a string or an array with at least one item");
     json_array_foreach(json_is_array(input) ? input : NULL, i, item)
@@ -84,13 +88,19 @@ static void refuse_others(json_t *body, struct serve_error *error)
 {
     static const char *const unsupported[] = {"previous_response_id", "conversation",      "background", "prompt",
                                               "top_logprobs",         "context_management"};
-    json_t *reasoning = json_object_get(body, "reasoning"), *include = json_object_get(body, "include"), *value;
-    const char *name, *truncation = json_string_value(json_object_get(body, "truncation"));
+    json_t *reasoning = json_object_get(body, "reasoning"), *include = json_object_get(body, "include"),
+           *truncation = json_object_get(body, "truncation"), *metadata = json_object_get(body, "metadata"), *value;
+    const char *name;
     size_t i;
     if (error->status || serve_refuse_fields(body, unsupported, sizeof unsupported / sizeof *unsupported, error) < 0)
         return;
-    if (truncation && strcmp(truncation, "disabled") != 0)
+    if (!serve_is_neutral(truncation) && !(json_is_string(truncation) && strcmp(json_string_value(truncation), "disabled") == 0))
         serve_fail(error, 501, "'truncation' is not supported by this server");
+    if ((reasoning && !json_is_null(reasoning) && !json_is_object(reasoning)) ||
+        (metadata && !json_is_null(metadata) && !json_is_object(metadata)))
+        serve_fail(error, 400, "'reasoning' and 'metadata' must be objects");
+    if (include && !json_is_null(include) && !json_is_array(include))
+        serve_fail(error, 400, "'include' must be an array");
     json_object_foreach(json_is_object(reasoning) ? reasoning : NULL, name, value)
     {
         if (!serve_is_neutral(value))
@@ -134,7 +144,8 @@ static void prepare(struct serve_request *request, json_t *body)
     json_object_foreach(fields, name, value)
     {
         json_t *given = json_object_get(body, name);
-        if (given && !json_is_null(given) && (strcmp(name, "text") != 0 || json_object_get(given, "format")))
+        const bool has_type = json_object_get(json_object_get(given, "format"), "type");
+        if ((json_is_number(value) ? json_is_number(given) : !serve_is_neutral(given)) && (strcmp(name, "text") != 0 || has_type))
             json_object_set(fields, name, given);
     }
 }
