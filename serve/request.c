@@ -61,17 +61,65 @@ bool serve_read_bool(json_t *body, const char *name, bool missing, struct serve_
     return json_is_true(value);
 }
 
+int serve_read_count(json_t *body, const char *name, bool required, struct serve_error *error)
+{
+    json_t *value = json_object_get(body, name);
+    const double number = json_number_value(value);
+    if (error->status || ((!value || json_is_null(value)) && !required))
+        return 0;
+    if (json_is_number(value) && number >= 1 && number <= INT_MAX && number == floor(number))
+        return (int)number;
+    serve_fail(error, 400, "'%s' must be a whole number, 1 or more", name);
+    return 0;
+}
+
 static bool is_given(const json_t *value)
 {
     return value && !json_is_null(value);
 }
 
-/* Whether a value asks for nothing: null, false, 0, "" or empty. */
-static bool is_neutral(const json_t *value)
+bool serve_is_neutral(const json_t *value)
 {
     return !value || json_is_null(value) || json_is_false(value) || (json_is_number(value) && json_number_value(value) == 0) ||
            (json_is_string(value) && json_string_length(value) == 0) || (json_is_array(value) && json_array_size(value) == 0) ||
            (json_is_object(value) && json_object_size(value) == 0);
+}
+
+int serve_refuse_fields(json_t *body, const char *const *names, size_t n, struct serve_error *error)
+{
+    for (size_t i = 0; i < n; i++) {
+        const json_t *value = json_object_get(body, names[i]);
+        const bool is_one = strcmp(names[i], "length_penalty") == 0 && json_number_value(value) == 1;
+        if (!serve_is_neutral(value) && !is_one)
+            return serve_fail(error, 501, "'%s' is not supported by this server", names[i]);
+    }
+    return 0;
+}
+
+void serve_add_message(json_t *messages, const char *role, json_t *content)
+{
+    json_t *last = json_array_get(messages, json_array_size(messages) - 1);
+    const char *last_role = json_string_value(json_object_get(last, "role"));
+    json_t *parts = json_is_string(content) ? json_pack("[{s:s, s:O}]", "type", "text", "text", content) : json_incref(content);
+    if (last_role && strcmp(last_role, role) == 0) {
+        json_array_append_new(json_object_get(last, "content"), json_pack("{s:s, s:s}", "type", "text", "text", "\n\n"));
+        json_array_extend(json_object_get(last, "content"), parts);
+    } else {
+        json_array_append_new(messages, json_pack("{s:s, s:o}", "role", role, "content", json_copy(parts)));
+    }
+    json_decref(parts);
+}
+
+json_t *serve_copy_body(json_t *body, json_t *messages)
+{
+    /* Of OpenAI's chats: several answers, their scores, and other names for the length. */
+    static const char *const dropped[] = {
+        "n", "n_cmpl", "best_of", "echo", "logprobs", "top_logprobs", "stream_options", "max_completion_tokens", "n_predict"};
+    json_t *copy = json_copy(body);
+    for (size_t i = 0; i < sizeof dropped / sizeof *dropped; i++)
+        json_object_del(copy, dropped[i]);
+    json_object_set_new(copy, "messages", messages);
+    return copy;
 }
 
 /* Fields that mean something which this server does not do. */
@@ -119,23 +167,19 @@ static int refuse_unsupported(json_t *body, struct serve_error *error)
         "return_token_ids",
         "return_tokens_as_token_ids",
     };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const json_t *value = json_object_get(body, names[i]);
-        const bool is_one = strcmp(names[i], "length_penalty") == 0 && json_number_value(value) == 1;
-        if (!is_neutral(value) && !is_one)
-            return serve_fail(error, 501, "'%s' is not supported by this server", names[i]);
-    }
+    if (serve_refuse_fields(body, names, sizeof names / sizeof *names, error) < 0)
+        return -error->status;
     const json_t *format = json_object_get(body, "response_format"), *type = json_object_get(format, "type");
-    if (!is_neutral(format) && !json_is_string(type))
+    if (!serve_is_neutral(format) && !json_is_string(type))
         return serve_fail(error, 400, "'response_format' must be an object with a string 'type'");
-    if (!is_neutral(format) && strcmp(json_string_value(type), "text") != 0) {
+    if (!serve_is_neutral(format) && strcmp(json_string_value(type), "text") != 0) {
         const bool known = strncmp(json_string_value(type), "json_", 5) == 0;
         return serve_fail(error, known ? 501 : 400, "'response_format' of type '%.64s' is not supported by this server",
                           json_string_value(type));
     }
     const json_t *choice = json_object_get(body, "tool_choice");
-    if (!is_neutral(choice) && !(json_is_string(choice) && (strcmp(json_string_value(choice), "none") == 0 ||
-                                                            strcmp(json_string_value(choice), "auto") == 0)))
+    if (!serve_is_neutral(choice) && !(json_is_string(choice) && (strcmp(json_string_value(choice), "none") == 0 ||
+                                                                  strcmp(json_string_value(choice), "auto") == 0)))
         return serve_fail(error, 501, "'tool_choice' is not supported by this server");
     return 0;
 }
@@ -353,7 +397,7 @@ int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_te
     return -error->status;
 }
 
-static int tokenize_chat(struct serve_api *api, json_t *body, int32_t **ids, struct serve_error *error)
+int serve_tokenize_chat(struct serve_api *api, json_t *body, int32_t **ids, struct serve_error *error)
 {
     struct butler_chat_text text;
     struct butler_error err = {0};
@@ -566,7 +610,7 @@ static void add_prompt(struct serve_request *request, json_t *body, json_t *prom
     int32_t *ids = NULL;
     const bool special = serve_read_bool(body, "add_special_tokens", true, error);
     const int flags = BUTLER_PARSE_SPECIAL | (special ? BUTLER_ADD_SPECIAL : 0);
-    const int n = request->kind == SERVE_CHAT ? tokenize_chat(request->api, body, &ids, error)
+    const int n = request->kind == SERVE_CHAT ? serve_tokenize_chat(request->api, body, &ids, error)
                                               : read_prompt(request->api, prompt, flags, &ids, error);
     if (n < 0 || error->status)
         free(ids);
