@@ -6,6 +6,7 @@
 #include <jansson.h>
 
 #include "serve/api.h"
+#include "serve/tools.h"
 #include "serve/worker.h"
 
 enum { SERVE_MAX_PROMPTS = 256 }; /* of one request */
@@ -31,6 +32,10 @@ struct serve_answer {
     json_t *logprobs, *tokens; /* of the tokens so far, in the endpoint's shape; ids */
     size_t offset;             /* characters of the tokens so far */
     enum serve_finish finish;
+    struct serve_parser *parser; /* of chats that have parts; or NULL */
+    struct serve_request *request;
+    struct serve_text reasoning, arguments; /* of a whole answer so far; of the call that is open */
+    json_t *calls;                          /* of a whole answer; or NULL */
 };
 
 struct serve_request {
@@ -44,6 +49,7 @@ struct serve_request {
     struct serve_answer *answers;  /* [n_jobs * n_choices] */
     char id[48];
     time_t created;
+    struct serve_syntax syntax; /* of the answers */
 };
 
 /* An error that becomes the answer. */
@@ -68,6 +74,20 @@ int serve_tokenize(struct serve_api *api, json_t *text, int flags, int32_t **ids
 /* Ids of an array; < 0: *error. */
 int serve_read_ids(struct serve_api *api, json_t *array, int32_t **ids, struct serve_error *error);
 bool serve_read_bool(json_t *body, const char *name, bool missing, struct serve_error *error);
+/* Whether a value asks for nothing: null, false, 0, "" or empty. */
+bool serve_is_neutral(const json_t *value);
+
+/* chat_tools.c */
+/* Checks tools and tool_choice; *tools, borrowed: those that the answer may call; NULL: none. 0 or a negative status. */
+int serve_read_tools(json_t *body, json_t **tools, struct serve_error *error);
+/* Messages as the template gets them, a new reference; with a text of our own where it has no place for tools, calls and results.
+ */
+json_t *serve_tool_messages(const struct serve_api *api, json_t *list, json_t *tools);
+/* Tools for the template, to be freed; NULL: none. */
+char *serve_tools_text(const struct serve_api *api, json_t *tools);
+/* What to look for in answers to the prompt; names are to be freed. 0 or a negative status. */
+int serve_read_syntax(const struct serve_api *api, json_t *body, const struct butler_chat_text *prompt, struct serve_syntax *syntax,
+                      struct serve_error *error);
 
 /* answer.c */
 void serve_request_start(struct serve_request *request, struct http_exchange *exchange);

@@ -66,8 +66,7 @@ static bool is_given(const json_t *value)
     return value && !json_is_null(value);
 }
 
-/* Whether a value asks for nothing: null, false, 0, "" or empty. */
-static bool is_neutral(const json_t *value)
+bool serve_is_neutral(const json_t *value)
 {
     return !value || json_is_null(value) || json_is_false(value) || (json_is_number(value) && json_number_value(value) == 0) ||
            (json_is_string(value) && json_string_length(value) == 0) || (json_is_array(value) && json_array_size(value) == 0) ||
@@ -85,7 +84,6 @@ static int refuse_unsupported(json_t *body, struct serve_error *error)
         "guided_grammar",
         "guided_choice",
         "structured_outputs",
-        "tools",
         "functions",
         "function_call",
         "mirostat",
@@ -122,21 +120,17 @@ static int refuse_unsupported(json_t *body, struct serve_error *error)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const json_t *value = json_object_get(body, names[i]);
         const bool is_one = strcmp(names[i], "length_penalty") == 0 && json_number_value(value) == 1;
-        if (!is_neutral(value) && !is_one)
+        if (!serve_is_neutral(value) && !is_one)
             return serve_fail(error, 501, "'%s' is not supported by this server", names[i]);
     }
     const json_t *format = json_object_get(body, "response_format"), *type = json_object_get(format, "type");
-    if (!is_neutral(format) && !json_is_string(type))
+    if (!serve_is_neutral(format) && !json_is_string(type))
         return serve_fail(error, 400, "'response_format' must be an object with a string 'type'");
-    if (!is_neutral(format) && strcmp(json_string_value(type), "text") != 0) {
+    if (!serve_is_neutral(format) && strcmp(json_string_value(type), "text") != 0) {
         const bool known = strncmp(json_string_value(type), "json_", 5) == 0;
         return serve_fail(error, known ? 501 : 400, "'response_format' of type '%.64s' is not supported by this server",
                           json_string_value(type));
     }
-    const json_t *choice = json_object_get(body, "tool_choice");
-    if (!is_neutral(choice) && !(json_is_string(choice) && (strcmp(json_string_value(choice), "none") == 0 ||
-                                                            strcmp(json_string_value(choice), "auto") == 0)))
-        return serve_fail(error, 501, "'tool_choice' is not supported by this server");
     return 0;
 }
 
@@ -298,7 +292,7 @@ static void append_plain(struct butler_chat_text *text, const char *bytes)
     *text = grown;
 }
 
-static int render(struct serve_api *api, json_t *body, const struct butler_chat_message *messages, size_t n,
+static int render(struct serve_api *api, json_t *body, const struct butler_chat_message *messages, size_t n, const char *tools,
                   struct butler_chat_text *text, struct serve_error *error)
 {
     struct butler_error err = {0};
@@ -311,6 +305,7 @@ static int render(struct serve_api *api, json_t *body, const struct butler_chat_
     const struct butler_chat_options options = {.jinja = api->config.chat_template,
                                                 .add_generation_prompt =
                                                     begun || serve_read_bool(body, "add_generation_prompt", true, error),
+                                                .tools = tools,
                                                 .variables = variables};
     if (begun && n > 1 && strcmp(messages[n - 2].role, "assistant") == 0)
         serve_fail(error, 400, "the conversation ends with two messages of the assistant");
@@ -324,14 +319,18 @@ static int render(struct serve_api *api, json_t *body, const struct butler_chat_
 
 int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_text *text, struct serve_error *error)
 {
-    json_t *list = json_object_get(body, "messages"), *message;
-    const size_t n = json_array_size(list);
+    json_t *list = json_object_get(body, "messages"), *tools, *message;
     size_t i;
     *text = (struct butler_chat_text){0};
     if (refuse_unsupported(body, error) < 0)
         return -error->status;
-    if (!json_is_array(list) || n == 0)
+    if (!json_is_array(list) || json_array_size(list) == 0)
         return serve_fail(error, 400, "'messages' must be an array with at least one message");
+    if (serve_read_tools(body, &tools, error) < 0)
+        return -error->status;
+    list = serve_tool_messages(api, list, tools);
+    const size_t n = json_array_size(list);
+    char *tools_text = serve_tools_text(api, tools);
     struct butler_chat_message *messages = serve_alloc(n, sizeof *messages);
     json_array_foreach(list, i, message)
     {
@@ -344,29 +343,32 @@ int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_te
             .role = json_string_value(role), .content = read_content(message, error), .fields = read_fields(message)};
     }
     if (!error->status)
-        render(api, body, messages, n, text, error);
+        render(api, body, messages, n, tools_text, text, error);
     for (i = 0; i < n; i++) {
         free((char *)messages[i].content);
         free((char *)messages[i].fields);
     }
     free(messages);
+    free(tools_text);
+    json_decref(list);
     return -error->status;
 }
 
-static int tokenize_chat(struct serve_api *api, json_t *body, int32_t **ids, struct serve_error *error)
+static int tokenize_chat(struct serve_api *api, json_t *body, struct serve_syntax *syntax, int32_t **ids, struct serve_error *error)
 {
     struct butler_chat_text text;
     struct butler_error err = {0};
     *ids = NULL;
     if (serve_render_chat(api, body, &text, error) < 0)
         return -error->status;
-    int n = butler_chat_tokenize(api->model, &text, 0, NULL, 0, &err);
+    int n = serve_read_syntax(api, body, &text, syntax, error);
+    n = n < 0 ? n : butler_chat_tokenize(api->model, &text, 0, NULL, 0, &err);
     if (n > 0) {
         *ids = serve_alloc((size_t)n, sizeof **ids);
         n = butler_chat_tokenize(api->model, &text, 0, *ids, n, &err);
     }
     butler_chat_text_free(&text);
-    return n < 0 ? serve_fail(error, 400, "%s", err.message) : n;
+    return n < 0 && !error->status ? serve_fail(error, 400, "%s", err.message) : n;
 }
 
 /* ------------------------------------------------------------------------------------------- parts of a job */
@@ -544,6 +546,7 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     job->max_tokens = read_max_tokens(body, request->kind, error);
     job->no_cache = !serve_read_bool(body, "cache_prompt", true, error);
     job->user = request;
+    job->is_shown = request->syntax.calls || request->syntax.reasoning ? serve_syntax_is_mark : NULL;
     job->key = *key ? strdup(key) : NULL;
     read_sampling(api, body, job, error);
     read_policy(body, job, error);
@@ -566,7 +569,7 @@ static void add_prompt(struct serve_request *request, json_t *body, json_t *prom
     int32_t *ids = NULL;
     const bool special = serve_read_bool(body, "add_special_tokens", true, error);
     const int flags = BUTLER_PARSE_SPECIAL | (special ? BUTLER_ADD_SPECIAL : 0);
-    const int n = request->kind == SERVE_CHAT ? tokenize_chat(request->api, body, &ids, error)
+    const int n = request->kind == SERVE_CHAT ? tokenize_chat(request->api, body, &request->syntax, &ids, error)
                                               : read_prompt(request->api, prompt, flags, &ids, error);
     if (n < 0 || error->status)
         free(ids);
