@@ -125,6 +125,11 @@ $(BUILD)/tests/test_scheduler: $(BUILD)/tests/test_scheduler.o $(SCHEDULER_OBJ) 
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
 
+# So does that of the parser of answers.
+$(BUILD)/tests/test_tools: $(BUILD)/tests/test_tools.o $(BUILD)/serve/tools.o $(BUILD)/serve/text.o
+	$(call say,LD,$@)
+	$(Q)$(CC) $(SANFLAGS) -o $@ $^ -lcmocka
+
 tests: $(TESTS)
 
 # Every object but benchmarks', for a compiler's opinion: make objects CC=clang BUILD=build/clang CFLAGS='-fsyntax-only -Werror'

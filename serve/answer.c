@@ -132,9 +132,13 @@ static json_t *timings_json(const struct serve_job *job)
                      "predicted_per_second", s > 0 ? n / s : 0.0);
 }
 
-static json_t *finish_json(enum serve_finish finish)
+static json_t *finish_json(const struct serve_answer *answer)
 {
-    return finish == SERVE_FINISH_NONE ? json_null() : finish == SERVE_FINISH_LENGTH ? json_string("length") : json_string("stop");
+    const enum serve_finish finish = answer->finish;
+    const bool has_calls = answer->parser && serve_parser_n_calls(answer->parser) > 0;
+    return finish == SERVE_FINISH_NONE     ? json_null()
+           : finish == SERVE_FINISH_LENGTH ? json_string("length")
+                                           : json_string(has_calls ? "tool_calls" : "stop");
 }
 
 /* What the whole answer of OpenAI's interface, or its last piece, tells of the work. */
@@ -220,11 +224,20 @@ static void write_piece(struct serve_request *request, json_t *body)
     serve_write_event(request, NULL, body);
 }
 
-/* A piece of one answer. Takes logprobs, which may be NULL. */
+/* A piece of an answer of OpenAI's interface: name is "text" or "delta". Takes value, and logprobs, which may be NULL. */
+static void write_openai(struct serve_request *request, int index, const char *name, json_t *value, json_t *logprobs)
+{
+    json_t *choice = json_pack("{s:i, s:o, s:o, s:o}", "index", index, "finish_reason", finish_json(&request->answers[index]),
+                               "logprobs", logprobs ? logprobs : json_null(), name, value);
+    json_t *body = openai_json(request, json_pack("[o]", choice));
+    if (request->include_usage)
+        json_object_set_new(body, "usage", json_null());
+    write_piece(request, body);
+}
+
+/* A piece of the text of one answer. Takes logprobs, which may be NULL. */
 static void write_choice(struct serve_request *request, int index, const char *text, size_t n, json_t *logprobs, json_t *tokens)
 {
-    const enum serve_finish finish = request->answers[index].finish;
-    json_t *choice;
     if (request->surface) {
         if (n)
             request->surface->piece(request, text, n);
@@ -240,16 +253,10 @@ static void write_choice(struct serve_request *request, int index, const char *t
         return;
     }
     json_decref(tokens);
-    choice = json_pack("{s:i, s:o, s:o}", "index", index, "finish_reason", finish_json(finish), "logprobs",
-                       logprobs ? logprobs : json_null());
     if (request->kind == SERVE_COMPLETION)
-        json_object_set_new(choice, "text", json_stringn(text, n));
+        write_openai(request, index, "text", json_stringn(text, n), logprobs);
     else
-        json_object_set_new(choice, "delta", n ? json_pack("{s:s%}", "content", text, n) : json_object());
-    json_t *body = openai_json(request, json_pack("[o]", choice));
-    if (request->include_usage)
-        json_object_set_new(body, "usage", json_null());
-    write_piece(request, body);
+        write_openai(request, index, "delta", n ? json_pack("{s:s%}", "content", text, n) : json_object(), logprobs);
 }
 
 static void begin_stream(struct serve_request *request)
@@ -286,16 +293,29 @@ static void end_stream(struct serve_request *request)
 
 /* ----------------------------------------------------------------------------------------------- whole answers */
 
+static json_t *message_json(const struct serve_answer *answer)
+{
+    const char *text = answer->text.n ? answer->text.bytes : "";
+    json_t *message = json_pack("{s:s, s:s%}", "role", "assistant", "content", text, answer->text.n);
+    if (answer->calls && answer->text.n == 0)
+        json_object_set_new(message, "content", json_null());
+    if (answer->calls)
+        json_object_set(message, "tool_calls", answer->calls);
+    if (answer->reasoning.n)
+        json_object_set_new(message, "reasoning_content", json_stringn(answer->reasoning.bytes, answer->reasoning.n));
+    return message;
+}
+
 static json_t *whole_choice(const struct serve_request *request, int index)
 {
     const struct serve_answer *answer = &request->answers[index];
     const char *text = answer->text.n ? answer->text.bytes : "";
-    json_t *choice = json_pack("{s:i, s:o, s:o}", "index", index, "finish_reason", finish_json(answer->finish), "logprobs",
+    json_t *choice = json_pack("{s:i, s:o, s:o}", "index", index, "finish_reason", finish_json(answer), "logprobs",
                                answer->logprobs ? json_incref(answer->logprobs) : json_null());
     if (request->kind == SERVE_COMPLETION)
         json_object_set_new(choice, "text", json_stringn(text, answer->text.n));
     else
-        json_object_set_new(choice, "message", json_pack("{s:s, s:s%}", "role", "assistant", "content", text, answer->text.n));
+        json_object_set_new(choice, "message", message_json(answer));
     return choice;
 }
 
@@ -332,6 +352,65 @@ static void reply_whole(struct serve_request *request)
 }
 
 /* ---------------------------------------------------------------------------------------------------- events */
+
+/* The id of a call: nine letters and digits (Mistral's templates take no other) that follow from the request's id, the choice and
+ * the number of the call. */
+static json_t *call_id(const struct serve_request *request, int index, int call)
+{
+    char text[96], id[10] = "";
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    snprintf(text, sizeof text, "%s/%d/%d", request->id, index, call);
+    for (const char *c = text; *c; c++)
+        hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
+    for (int i = 0; i < 9; i++, hash /= 36)
+        id[i] = "0123456789abcdefghijklmnopqrstuvwxyz"[hash % 36];
+    return json_string(id);
+}
+
+static json_t *call_json(const struct serve_request *request, int index, const struct serve_part *part)
+{
+    return json_pack("{s:o, s:s, s:{s:s%, s:s}}", "id", call_id(request, index, part->call), "type", "function", "function", "name",
+                     part->bytes, part->n, "arguments", "");
+}
+
+/* A part of a whole answer. */
+static void keep_part(struct serve_answer *answer, int index, const struct serve_part *part)
+{
+    if (part->kind == SERVE_CONTENT)
+        serve_text_append(&answer->text, part->bytes, part->n);
+    else if (part->kind == SERVE_REASONING)
+        serve_text_append(&answer->reasoning, part->bytes, part->n);
+    else if (part->kind == SERVE_CALL_ARGUMENTS)
+        serve_text_append(&answer->arguments, part->bytes, part->n);
+    else if (part->kind == SERVE_CALL_BEGIN) {
+        answer->calls = answer->calls ? answer->calls : json_array();
+        json_array_append_new(answer->calls, call_json(answer->request, index, part));
+        answer->arguments.n = 0;
+    } else {
+        json_t *function = json_object_get(json_array_get(answer->calls, (size_t)part->call), "function");
+        json_object_set_new(function, "arguments", json_stringn(answer->arguments.bytes, answer->arguments.n));
+    }
+}
+
+static void on_part(void *user, const struct serve_part *part)
+{
+    struct serve_answer *answer = user;
+    struct serve_request *request = answer->request;
+    const int index = (int)(answer - request->answers);
+    json_t *call;
+    if (!request->stream) {
+        keep_part(answer, index, part);
+    } else if (part->kind == SERVE_CONTENT) {
+        write_choice(request, index, part->bytes, part->n, NULL, json_array());
+    } else if (part->kind == SERVE_REASONING) {
+        write_openai(request, index, "delta", json_pack("{s:s%}", "reasoning_content", part->bytes, part->n), NULL);
+    } else if (part->kind != SERVE_CALL_END) {
+        call = part->kind == SERVE_CALL_BEGIN ? call_json(request, index, part)
+                                              : json_pack("{s:{s:s%}}", "function", "arguments", part->bytes, part->n);
+        json_object_set_new(call, "index", json_integer(part->call));
+        write_openai(request, index, "delta", json_pack("{s:[o]}", "tool_calls", call), NULL);
+    }
+}
 
 /* A job failed: the request does, with all its jobs. */
 static void fail_request(struct serve_request *request, const struct butler_error *err)
@@ -372,8 +451,11 @@ static void add_token(struct serve_request *request, const struct serve_event *e
 {
     struct serve_answer *answer = &request->answers[index];
     json_t *logprobs = answer->logprobs;
+    if (answer->parser)
+        serve_parser_push(answer->parser, event->text, event->n_text);
     if (!request->stream) {
-        serve_text_append(&answer->text, event->text, event->n_text);
+        if (!answer->parser)
+            serve_text_append(&answer->text, event->text, event->n_text);
         if (!answer->tokens)
             answer->tokens = json_array();
         json_array_append_new(answer->tokens, json_integer(event->id));
@@ -384,8 +466,9 @@ static void add_token(struct serve_request *request, const struct serve_event *e
     }
     if (request->n_top >= 0)
         add_logprob(request, answer, logprobs, event->id, &event->score);
-    if (request->stream && (event->n_text || logprobs || request->kind != SERVE_CHAT))
-        write_choice(request, index, event->text, event->n_text, logprobs, json_pack("[i]", (int)event->id));
+    const size_t n = answer->parser ? 0 : event->n_text; /* its parts are written */
+    if (request->stream && (n || logprobs || request->kind != SERVE_CHAT))
+        write_choice(request, index, event->text, n, logprobs, json_pack("[i]", (int)event->id));
 }
 
 static void add_end(struct serve_request *request, const struct serve_event *event, int index)
@@ -393,7 +476,10 @@ static void add_end(struct serve_request *request, const struct serve_event *eve
     struct serve_answer *answer = &request->answers[index];
     if (!answer->tokens)
         answer->tokens = json_array();
-    if (!request->stream)
+    if (answer->parser) {
+        serve_parser_push(answer->parser, event->text, event->n_text);
+        serve_parser_end(answer->parser);
+    } else if (!request->stream)
         serve_text_append(&answer->text, event->text, event->n_text);
     else if (event->n_text)
         write_choice(request, index, event->text, event->n_text, NULL, json_array());
@@ -453,6 +539,11 @@ void serve_request_start(struct serve_request *request, struct http_exchange *ex
     exchange->user = request;
     exchange->on_close = on_client_gone;
     request->exchange = exchange;
+    for (int i = 0; i < request->n_jobs * request->n_choices; i++) {
+        request->answers[i].request = request;
+        if (request->syntax.calls || request->syntax.reasoning)
+            request->answers[i].parser = serve_parser_new(&request->syntax, on_part, &request->answers[i]);
+    }
     for (int j = 0; j < request->n_jobs; j++) {
         if (serve_submit(request->api->scheduler, request->jobs[j]) == 0)
             continue;
@@ -473,12 +564,19 @@ void serve_request_free(struct serve_request *request)
 {
     for (int i = 0; request->answers && i < request->n_jobs * request->n_choices; i++) {
         serve_text_free(&request->answers[i].text);
+        serve_text_free(&request->answers[i].reasoning);
+        serve_text_free(&request->answers[i].arguments);
+        serve_parser_free(request->answers[i].parser);
+        json_decref(request->answers[i].calls);
         json_decref(request->answers[i].logprobs);
         json_decref(request->answers[i].tokens);
     }
     for (int j = 0; j < request->n_jobs; j++)
         serve_job_free(request->jobs[j]);
     json_decref(request->fields);
+    for (int i = 0; i < request->syntax.n_names; i++)
+        free(request->syntax.names[i]);
+    free(request->syntax.names);
     free(request->answers);
     free(request->jobs);
     free(request);

@@ -85,6 +85,10 @@ int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice
     if (job->n_top >= 0)
         serve_score_token(logits, n_vocab, choice->id, job->n_top, &event->score);
     const char *bytes = butler_token_bytes(model, choice->id, &n);
+    if (n == 0 && job->is_shown) {
+        bytes = butler_token_spelling(model, choice->id, &n);
+        n = bytes && job->is_shown(bytes, n) ? n : 0;
+    }
     if (n && !ended)
         append_token(choice, bytes, n);
     const size_t end = find_end(job, choice, &choice->stop);

@@ -75,7 +75,7 @@ json_t *serve_post_count_tokens(struct serve_api *api, json_t *body, struct serv
 {
     json_t *chat = to_chat(body, true, error);
     int32_t *ids = NULL;
-    const int n = chat ? serve_tokenize_chat(api, chat, &ids, error) : -1;
+    const int n = chat ? serve_tokenize_chat(api, chat, NULL, &ids, error) : -1;
     free(ids);
     json_decref(chat);
     return n < 0 ? NULL : json_pack("{s:i}", "input_tokens", n);

@@ -133,7 +133,6 @@ static int refuse_unsupported(json_t *body, struct serve_error *error)
         "guided_grammar",
         "guided_choice",
         "structured_outputs",
-        "tools",
         "functions",
         "function_call",
         "mirostat",
@@ -177,10 +176,6 @@ static int refuse_unsupported(json_t *body, struct serve_error *error)
         return serve_fail(error, known ? 501 : 400, "'response_format' of type '%.64s' is not supported by this server",
                           json_string_value(type));
     }
-    const json_t *choice = json_object_get(body, "tool_choice");
-    if (!serve_is_neutral(choice) && !(json_is_string(choice) && (strcmp(json_string_value(choice), "none") == 0 ||
-                                                                  strcmp(json_string_value(choice), "auto") == 0)))
-        return serve_fail(error, 501, "'tool_choice' is not supported by this server");
     return 0;
 }
 
@@ -342,7 +337,7 @@ static void append_plain(struct butler_chat_text *text, const char *bytes)
     *text = grown;
 }
 
-static int render(struct serve_api *api, json_t *body, const struct butler_chat_message *messages, size_t n,
+static int render(struct serve_api *api, json_t *body, const struct butler_chat_message *messages, size_t n, const char *tools,
                   struct butler_chat_text *text, struct serve_error *error)
 {
     struct butler_error err = {0};
@@ -355,6 +350,7 @@ static int render(struct serve_api *api, json_t *body, const struct butler_chat_
     const struct butler_chat_options options = {.jinja = api->config.chat_template,
                                                 .add_generation_prompt =
                                                     begun || serve_read_bool(body, "add_generation_prompt", true, error),
+                                                .tools = tools,
                                                 .variables = variables};
     if (begun && n > 1 && strcmp(messages[n - 2].role, "assistant") == 0)
         serve_fail(error, 400, "the conversation ends with two messages of the assistant");
@@ -368,14 +364,18 @@ static int render(struct serve_api *api, json_t *body, const struct butler_chat_
 
 int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_text *text, struct serve_error *error)
 {
-    json_t *list = json_object_get(body, "messages"), *message;
-    const size_t n = json_array_size(list);
+    json_t *list = json_object_get(body, "messages"), *tools, *message;
     size_t i;
     *text = (struct butler_chat_text){0};
     if (refuse_unsupported(body, error) < 0)
         return -error->status;
-    if (!json_is_array(list) || n == 0)
+    if (!json_is_array(list) || json_array_size(list) == 0)
         return serve_fail(error, 400, "'messages' must be an array with at least one message");
+    if (serve_read_tools(body, &tools, error) < 0)
+        return -error->status;
+    list = serve_tool_messages(api, list, tools);
+    const size_t n = json_array_size(list);
+    char *tools_text = serve_tools_text(api, tools);
     struct butler_chat_message *messages = serve_alloc(n, sizeof *messages);
     json_array_foreach(list, i, message)
     {
@@ -388,29 +388,32 @@ int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_te
             .role = json_string_value(role), .content = read_content(message, error), .fields = read_fields(message)};
     }
     if (!error->status)
-        render(api, body, messages, n, text, error);
+        render(api, body, messages, n, tools_text, text, error);
     for (i = 0; i < n; i++) {
         free((char *)messages[i].content);
         free((char *)messages[i].fields);
     }
     free(messages);
+    free(tools_text);
+    json_decref(list);
     return -error->status;
 }
 
-int serve_tokenize_chat(struct serve_api *api, json_t *body, int32_t **ids, struct serve_error *error)
+int serve_tokenize_chat(struct serve_api *api, json_t *body, struct serve_syntax *syntax, int32_t **ids, struct serve_error *error)
 {
     struct butler_chat_text text;
     struct butler_error err = {0};
     *ids = NULL;
     if (serve_render_chat(api, body, &text, error) < 0)
         return -error->status;
-    int n = butler_chat_tokenize(api->model, &text, 0, NULL, 0, &err);
+    int n = syntax ? serve_read_syntax(api, body, &text, syntax, error) : 0;
+    n = n < 0 ? n : butler_chat_tokenize(api->model, &text, 0, NULL, 0, &err);
     if (n > 0) {
         *ids = serve_alloc((size_t)n, sizeof **ids);
         n = butler_chat_tokenize(api->model, &text, 0, *ids, n, &err);
     }
     butler_chat_text_free(&text);
-    return n < 0 ? serve_fail(error, 400, "%s", err.message) : n;
+    return n < 0 && !error->status ? serve_fail(error, 400, "%s", err.message) : n;
 }
 
 /* ------------------------------------------------------------------------------------------- parts of a job */
@@ -588,6 +591,7 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     job->max_tokens = read_max_tokens(body, request->kind, error);
     job->no_cache = !serve_read_bool(body, "cache_prompt", true, error);
     job->user = request;
+    job->is_shown = request->syntax.calls || request->syntax.reasoning ? serve_syntax_is_mark : NULL;
     job->key = *key ? strdup(key) : NULL;
     read_sampling(api, body, job, error);
     read_policy(body, job, error);
@@ -610,8 +614,9 @@ static void add_prompt(struct serve_request *request, json_t *body, json_t *prom
     int32_t *ids = NULL;
     const bool special = serve_read_bool(body, "add_special_tokens", true, error);
     const int flags = BUTLER_PARSE_SPECIAL | (special ? BUTLER_ADD_SPECIAL : 0);
-    const int n = request->kind == SERVE_CHAT ? serve_tokenize_chat(request->api, body, &ids, error)
-                                              : read_prompt(request->api, prompt, flags, &ids, error);
+    const int n = request->kind == SERVE_CHAT
+                      ? serve_tokenize_chat(request->api, body, request->surface ? NULL : &request->syntax, &ids, error)
+                      : read_prompt(request->api, prompt, flags, &ids, error);
     if (n < 0 || error->status)
         free(ids);
     else

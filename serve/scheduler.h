@@ -48,6 +48,7 @@ struct serve_job {
     enum serve_pooling pooling;
     char *stops[SERVE_MAX_STOPS];
     int n_stops;
+    bool (*is_shown)(const char *bytes, size_t n); /* control tokens of this spelling are in the text too; NULL: none */
     void *user;
 
     /* Results, to be read after the events that say so. */

@@ -1,0 +1,241 @@
+/* Tools of a request on the way into the prompt: the template renders them, or, where it has no place for them, a text of our own
+ * in the form that most open models were trained on (Hermes): <tools>, <tool_call>, <tool_response>. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/api_parts.h"
+
+enum { MAX_TOOLS = 256, MAX_NAME = 64 };
+
+static const char *template_of(const struct serve_api *api)
+{
+    const char *jinja = api->config.chat_template ? api->config.chat_template : api->info->chat_template;
+    return jinja ? jinja : "";
+}
+
+static bool renders_tools(const struct serve_api *api)
+{
+    return strstr(template_of(api), "tools") != NULL;
+}
+
+static int check_tool(const json_t *tool, size_t i, struct serve_error *error)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:/";
+    const char *type = json_string_value(json_object_get(tool, "type"));
+    const json_t *function = json_object_get(tool, "function"), *name = json_object_get(function, "name");
+    const json_t *parameters = json_object_get(function, "parameters");
+    const char *text = json_string_value(name);
+    if (!type)
+        return serve_fail(error, 400, "'tools[%zu]' must be an object with a string 'type'", i);
+    if (strcmp(type, "function") != 0)
+        return serve_fail(error, 501, "'tools[%zu]' of type '%.64s' is not supported by this server", i, type);
+    if (!text || !*text || strlen(text) != json_string_length(name) || strlen(text) > MAX_NAME ||
+        strspn(text, letters) != strlen(text))
+        return serve_fail(error, 400, "'tools[%zu].function.name' must have 1 to %d letters, digits or _-.:/", i, MAX_NAME);
+    if (parameters && !json_is_null(parameters) && !json_is_object(parameters))
+        return serve_fail(error, 400, "'tools[%zu].function.parameters' must be an object", i);
+    return 0;
+}
+
+/* Whether calls are allowed; < 0: *error. */
+static int read_choice(json_t *body, struct serve_error *error)
+{
+    const json_t *choice = json_object_get(body, "tool_choice");
+    const char *text = json_string_value(choice), *type = json_string_value(json_object_get(choice, "type"));
+    if (serve_is_neutral(choice) || (text && strcmp(text, "auto") == 0))
+        return 1;
+    if (text && strcmp(text, "none") == 0)
+        return 0;
+    if ((text && strcmp(text, "required") == 0) || (type && strcmp(type, "function") == 0))
+        return serve_fail(error, 501, "'tool_choice' that requires a call is not supported by this server; use auto or none");
+    return serve_fail(error, 400, "'tool_choice' must be none, auto, required, or an object of type 'function'");
+}
+
+int serve_read_tools(json_t *body, json_t **tools, struct serve_error *error)
+{
+    json_t *list = json_object_get(body, "tools"), *tool;
+    size_t i;
+    *tools = NULL;
+    if (serve_is_neutral(list) && !json_is_array(list))
+        list = NULL;
+    if (list && !json_is_array(list))
+        return serve_fail(error, 400, "'tools' must be an array");
+    if (json_array_size(list) > MAX_TOOLS)
+        return serve_fail(error, 400, "'tools' has more than %d tools", MAX_TOOLS);
+    json_array_foreach(list, i, tool)
+    {
+        if (check_tool(tool, i, error) < 0)
+            return -error->status;
+    }
+    const int allowed = read_choice(body, error);
+    if (allowed < 0)
+        return allowed;
+    *tools = allowed && json_array_size(list) > 0 ? list : NULL;
+    return 0;
+}
+
+/* ---------------------------------------------------------------------------------------------------- messages */
+
+/* Clients send the arguments of former calls as a text; templates expect the object in it. */
+static json_t *open_arguments(json_t *calls)
+{
+    json_t *copy = json_deep_copy(calls), *call;
+    size_t i;
+    json_array_foreach(copy, i, call)
+    {
+        json_t *function = json_object_get(call, "function"), *text = json_object_get(function, "arguments");
+        json_t *arguments = json_is_string(text) ? json_loadb(json_string_value(text), json_string_length(text), 0, NULL) : NULL;
+        if (json_is_object(arguments))
+            json_object_set(function, "arguments", arguments);
+        json_decref(arguments);
+    }
+    return copy;
+}
+
+static void append(struct serve_text *text, const char *bytes)
+{
+    serve_text_append(text, bytes, strlen(bytes));
+}
+
+static void append_json(struct serve_text *text, json_t *value)
+{
+    char *json = json_dumps(value, JSON_ENCODE_ANY);
+    append(text, json ? json : "null");
+    free(json);
+}
+
+/* The message's content where it is a text; an array's parts are read by request.c. */
+static const char *content_of(const json_t *message)
+{
+    const char *text = json_string_value(json_object_get(message, "content"));
+    return text ? text : "";
+}
+
+static void set_content(json_t *message, struct serve_text *text)
+{
+    json_object_set_new(message, "content", json_stringn(text->n ? text->bytes : "", text->n));
+    serve_text_free(text);
+}
+
+static void write_calls(json_t *message)
+{
+    struct serve_text text = {0};
+    json_t *calls = json_object_get(message, "tool_calls"), *call;
+    size_t i;
+    append(&text, content_of(message));
+    json_array_foreach(calls, i, call)
+    {
+        json_t *function = json_object_get(call, "function");
+        append(&text, text.n ? "\n<tool_call>\n{\"name\": " : "<tool_call>\n{\"name\": ");
+        append_json(&text, json_object_get(function, "name"));
+        append(&text, ", \"arguments\": ");
+        append_json(&text, json_object_get(function, "arguments"));
+        append(&text, "}\n</tool_call>");
+    }
+    json_object_del(message, "tool_calls");
+    set_content(message, &text);
+}
+
+/* A tool's message becomes the user's; several in a row one, for templates in which roles alternate. */
+static void write_result(json_t *messages, json_t *message, bool joins)
+{
+    struct serve_text text = {0};
+    json_t *into = joins ? json_array_get(messages, json_array_size(messages) - 1) : NULL;
+    append(&text, into ? content_of(into) : "");
+    append(&text, into ? "\n<tool_response>\n" : "<tool_response>\n");
+    append(&text, content_of(message));
+    append(&text, "\n</tool_response>");
+    if (!into) {
+        into = json_pack("{s:s}", "role", "user");
+        json_array_append_new(messages, into);
+    }
+    set_content(into, &text);
+}
+
+static void write_tools(json_t *messages, json_t *tools)
+{
+    struct serve_text text = {0};
+    json_t *first = json_array_get(messages, 0), *tool;
+    const char *role = json_string_value(json_object_get(first, "role"));
+    const bool has_system = role && strcmp(role, "system") == 0;
+    size_t i;
+    if (has_system && *content_of(first)) {
+        append(&text, content_of(first));
+        append(&text, "\n\n");
+    }
+    append(&text, "You can call functions. These are their signatures:\n<tools>\n");
+    json_array_foreach(tools, i, tool)
+    {
+        append_json(&text, tool);
+        append(&text, "\n");
+    }
+    append(&text, "</tools>\nTo call a function, answer with its name and arguments as JSON:\n<tool_call>\n"
+                  "{\"name\": \"NAME\", \"arguments\": {\"PARAMETER\": \"VALUE\"}}\n</tool_call>");
+    if (!has_system) {
+        first = json_pack("{s:s}", "role", "system");
+        json_array_insert_new(messages, 0, first);
+    }
+    set_content(first, &text);
+}
+
+json_t *serve_tool_messages(const struct serve_api *api, json_t *list, json_t *tools)
+{
+    const bool by_template = renders_tools(api);
+    json_t *messages = json_array(), *message;
+    bool was_result = false;
+    size_t i;
+    json_array_foreach(list, i, message)
+    {
+        const char *role = json_string_value(json_object_get(message, "role"));
+        const bool has_calls = json_array_size(json_object_get(message, "tool_calls")) > 0;
+        const bool is_result = !by_template && role && strcmp(role, "tool") == 0;
+        if (is_result) {
+            write_result(messages, message, was_result);
+        } else {
+            message = json_copy(message);
+            if (has_calls) {
+                json_object_set_new(message, "tool_calls", open_arguments(json_object_get(message, "tool_calls")));
+                if (!by_template)
+                    write_calls(message);
+            }
+            json_array_append_new(messages, message);
+        }
+        was_result = is_result;
+    }
+    if (tools && !by_template)
+        write_tools(messages, tools);
+    return messages;
+}
+
+char *serve_tools_text(const struct serve_api *api, json_t *tools)
+{
+    return tools && renders_tools(api) ? json_dumps(tools, JSON_COMPACT) : NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------ syntax */
+
+int serve_read_syntax(const struct serve_api *api, json_t *body, const struct butler_chat_text *prompt, struct serve_syntax *syntax,
+                      struct serve_error *error)
+{
+    json_t *tools, *tool, *format = json_object_get(body, "reasoning_format");
+    const char *name = json_string_value(format);
+    size_t i;
+    if (serve_read_tools(body, &tools, error) < 0)
+        return -error->status;
+    if (!serve_is_neutral(format) &&
+        (!name || (strcmp(name, "none") != 0 && strcmp(name, "deepseek") != 0 && strcmp(name, "auto") != 0)))
+        return serve_fail(error, 400, "'reasoning_format' must be none, deepseek or auto");
+    syntax->one_call = !serve_read_bool(body, "parallel_tool_calls", true, error);
+    if (!name || strcmp(name, "none") != 0)
+        syntax->reasoning = serve_syntax_reasoning(template_of(api));
+    syntax->open = serve_syntax_open(syntax->reasoning, prompt->bytes, prompt->n);
+    if (!tools)
+        return -error->status;
+    syntax->calls = renders_tools(api) ? serve_syntax_calls(template_of(api)) : SERVE_CALLS_TAGGED;
+    syntax->names = serve_alloc(json_array_size(tools), sizeof *syntax->names);
+    json_array_foreach(tools, i, tool)
+    {
+        syntax->names[syntax->n_names++] = strdup(json_string_value(json_object_get(json_object_get(tool, "function"), "name")));
+    }
+    return -error->status;
+}
