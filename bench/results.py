@@ -18,6 +18,7 @@ TASKS = {  # title: task, subset, metric
     "co-reference, % of tokens": ("coref", None, "coverage"),
     "a number in 4,096 tokens, %": ("ruler", "niah_single_2", "string_match"),
 }
+RECALL = {f"{title}, %": ("recall", None, metric) for title, metric in (("recall", "recall"), ("mass", "mass"), ("top half", "top_half_accuracy"))}
 SETS = {"hellaswag": ("acc_norm", 40.9), "piqa": ("acc_norm", 66.3), "arc_easy": ("acc_norm", None), "winogrande": ("accuracy", None)}  # published
 NEAR = 0.02  # the loss that counts as none
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
@@ -76,13 +77,13 @@ def loss(task, row, other):
     return sign * change / base, *sorted(sign * end / base for end in ends)
 
 
-def page_table(rows, budget):
+def page_table(rows, budget, tasks):
     """One row a policy, in the order of the rows file; one column a task."""
-    names = list(dict.fromkeys(k[3] for k in rows if k[4] == budget))
-    lines = ["| policy | " + " | ".join(TASKS) + " |", "| --- |" + " --- |" * len(TASKS)]
-    for name in ["full", *names]:
+    names = list(dict.fromkeys(k[3] for k in rows if k[4] in (budget, None) and k[:3] in tasks.values()))
+    lines = ["| policy | " + " | ".join(tasks) + " |", "| --- |" + " --- |" * len(tasks)]
+    for name in names:
         cells = []
-        for task in TASKS.values():
+        for task in tasks.values():
             row = rows.get((*task, name, None if name == "full" else budget))
             cells.append(f"{interval(task, row)} · {100 * row['kv_read']:.0f} % · {row['n']:,}" if row else "")
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
@@ -138,7 +139,7 @@ def main(files, store=ROOT / "bench" / "results.jsonl", page=ROOT / "docs" / "re
             if key_of(row) not in rows or row["n"] >= rows[key_of(row)]["n"]:
                 rows[key_of(row)] = row
     store.write_text("".join(json.dumps(row) + "\n" for row in rows.values()), encoding="utf-8")
-    pieces = {**{f"budget {100 * b:.0f}": page_table(rows, b) for b in BUDGETS}, "fewest": fewest(rows), "claims": claims(rows), "published": published(rows)}
+    pieces = {**{f"budget {100 * b:.0f}": page_table(rows, b, TASKS) for b in BUDGETS}, "recall": page_table(rows, 0.1, RECALL), "fewest": fewest(rows), "claims": claims(rows), "published": published(rows)}
     text = page.read_text(encoding="utf-8")
     for name, piece in pieces.items():
         text = re.sub(rf"(<!-- {name} -->).*?(<!-- /{name} -->)", lambda m, piece=piece: f"{m[1]}\n{piece}\n{m[2]}", text, flags=re.S)
