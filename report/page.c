@@ -94,31 +94,6 @@ static void chart_sentence(FILE *out, const struct report *report, const struct 
     free(near);
 }
 
-static void ranking_sentence(FILE *out, const struct report *report)
-{
-    int n = 0, lower = -1, n_below = 0;
-    for (int i = 0; i < report->n_policies; i++)
-        if (report->policies[i].kind == REPORT_LOWER && !isnan(report->policies[i].score) && lower < 0)
-            lower = i;
-    for (int i = 0; i < report->n_policies && n < 3; i++) {
-        if (report->policies[i].kind != REPORT_POLICY || isnan(report->policies[i].score))
-            continue;
-        fprintf(out, "%s", n ? ", then " : "<li><b>Highest quality for the bytes read</b>, over all tasks: ");
-        policy_write(out, report, i);
-        n++;
-    }
-    if (n)
-        fprintf(out, ".</li>\n");
-    for (int i = 0; lower >= 0 && i < report->n_policies; i++) {
-        if (report->policies[i].kind != REPORT_POLICY || !(report->policies[i].score < report->policies[lower].score))
-            continue;
-        fprintf(out, "%s", n_below++ ? ", " : "<li><b>Worse than random tokens</b>, over all tasks: ");
-        policy_write(out, report, i);
-    }
-    if (n_below)
-        fprintf(out, ".</li>\n");
-}
-
 /* The smallest share of bytes with which any policy, without the bounds, is near dense. */
 static double fewest(const struct report *report, const struct report_chart *chart)
 {
@@ -127,6 +102,16 @@ static double fewest(const struct report *report, const struct report_chart *cha
         if (chart->series[i].cheapest && report->policies[chart->series[i].policy].kind == REPORT_POLICY)
             least = fmin(least, chart->series[i].cheapest->kv_read);
     return least;
+}
+
+/* Whether the interval of a row's difference to dense, of the same items, also holds a loss of more than REPORT_NEAR. */
+static bool is_unsure(const struct report_chart *chart, const struct report_row *row)
+{
+    const json_t *difference = json_object_get(row->object, "difference"), *ci = json_object_get(difference, "ci");
+    const json_t *to = json_object_get(difference, "to"), *worst = json_array_get(ci, chart->lower ? 1 : 0);
+    if (!chart->dense || !json_is_number(worst) || !json_is_string(to) || strcmp(json_string_value(to), "full") != 0)
+        return false;
+    return (chart->lower ? 1 : -1) * json_number_value(worst) > REPORT_NEAR * fabs(chart->dense->value);
 }
 
 static void matrix_cell(FILE *out, const struct report *report, const struct report_chart *chart, int policy)
@@ -140,18 +125,21 @@ static void matrix_cell(FILE *out, const struct report *report, const struct rep
     } else { /* the fewer bytes, the stronger; beyond dense, nothing */
         double read = series->cheapest->kv_read;
         bool best = report->policies[policy].kind == REPORT_POLICY && read <= fewest(report, chart);
-        fprintf(out, "<td class=\"h%d%s\" data-v=\"%.6g\">%s</td>", (int)lround(9 * fmax(0, 1 - read)), best ? " best" : "", read,
-                report_number(number, sizeof number, read, true));
+        bool unsure = is_unsure(chart, series->cheapest);
+        fprintf(out, "<td class=\"h%d%s\" data-v=\"%.6g\">%s%s</td>", (int)lround(9 * fmax(0, 1 - read)),
+                best && !unsure ? " best" : "", read, report_number(number, sizeof number, read, true), unsure ? " ?" : "");
     }
 }
 
 /* The summary table: for every policy and chart the smallest share of bytes that is near dense. */
 static void matrix_write(FILE *out, const struct report *report)
 {
-    fprintf(out, "<div class=\"scroll\"><table class=\"matrix sortable\"><caption>The smallest share of the dense KV bytes with "
-                 "which each policy is "
-                 "within 2 %% of dense; best first. A dash: at no measured budget.</caption><thead><tr><th "
-                 "scope=\"col\">policy</th>");
+    fprintf(out,
+            "<div class=\"scroll\"><table class=\"matrix sortable\"><caption>The smallest share of the dense KV bytes with "
+            "which each policy is "
+            "within 2 %% of dense. ?: the interval of the difference to dense also holds a larger loss. A dash: at no measured "
+            "budget.</caption><thead><tr><th "
+            "scope=\"col\">policy</th>");
     for (int i = 0; i < report->n_charts; i++)
         if (is_compared(report, &report->charts[i])) {
             fprintf(out, "<th scope=\"col\"><a href=\"#chart%d\">", i);
@@ -181,7 +169,6 @@ static void summary_write(FILE *out, const struct report *report)
 {
     int n_dense = 0;
     fprintf(out, "<section id=\"summary\"><h2>Summary</h2><ul class=\"summary\">\n");
-    ranking_sentence(out, report);
     for (int i = 0; i < report->n_charts; i++)
         if (is_compared(report, &report->charts[i])) {
             chart_sentence(out, report, &report->charts[i]);
@@ -505,7 +492,8 @@ static const char reading[] =
     "<dt>Intervals</dt><dd>95 %. Where two intervals overlap, the order of the points is not reliable.</dd>"
     "<dt>Order</dt><dd>Policies are ordered by the best quality, relative to dense and at most 1, that they reach within a limit "
     "of bytes, averaged over limits from 0 to 100 %, minus the mean of all policies; each task counts once. The first six have "
-    "colours. <code>oracle</code> selects by the true attention and <code>random</code> selects random tokens: they are bounds and "
+    "colours. The order says nothing about policies whose intervals overlap. <code>oracle</code> selects by the true attention and "
+    "<code>random</code> selects random tokens: they are bounds and "
     "are not ranked.</dd></dl></section>\n";
 
 void report_page_write(FILE *out, const struct report *report)

@@ -53,7 +53,7 @@ const char report_style[] =
     "summary{cursor:pointer;color:var(--link);font-size:.92rem}\n"
     ".scroll{overflow-x:auto;max-width:100%;margin:8px 0}\n"
     "table{border-collapse:collapse;font-size:.86rem;font-variant-numeric:tabular-nums}\n"
-    "caption{text-align:left;color:var(--soft);font-size:.86rem;padding:2px 0 6px;max-width:90ch}\n"
+    "caption{text-align:left;color:var(--soft);font-size:.86rem;padding:2px 0 6px;max-width:min(90ch,100vw - 34px)}\n"
     "th,td{overflow-wrap:break-word;padding:3px 8px;text-align:right;border-bottom:1px solid var(--rule);"
     "white-space:nowrap;vertical-align:top}\n"
     "th[scope=row],thead th:first-child{overflow-wrap:anywhere;text-align:left;font-weight:500;position:sticky;left:0;"

@@ -1,15 +1,17 @@
-"""`bench/sweep`: its tables contain the rows' numbers; it measures, continues after an interruption, and reports."""
+"""`bench/sweep` measures, continues after an interruption, and reports; `bench/results.py` puts the rows' numbers into docs/results.md."""
+import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 
 import pytest
 
-import report_rows
 from cli import BUTLER, GQA, ROOT
 
 SWEEP = str(ROOT / "bench" / "sweep")
+STORE, PAGE = ROOT / "bench" / "results.jsonl", ROOT / "docs" / "results.md"
 
 
 def sweep(*args, expect=0, data=None):
@@ -19,62 +21,59 @@ def sweep(*args, expect=0, data=None):
     return result
 
 
-@pytest.fixture
-def doc(tmp_path):
-    """docs/results.md with its tables filled from made-up rows."""
-    path, results = tmp_path / "results.md", tmp_path / "results.jsonl"
-    path.write_text((ROOT / "docs" / "results.md").read_text())
-    rows = [{**r, "data": r["data"].replace("hellaswag.txt", "hellaswag_val_full.txt").replace("piqa.jsonl", "piqa_valid.jsonl")
-             .replace("book.txt", "Elizabeth_Gaskell__Cranford.txt")}
-            for r in report_rows.all_rows() if r["task"] not in ("heat", "consensus")]
-    piqa = [r for r in rows if r["data"].startswith("piqa")]
-    for name, metric in (("arc_easy", "acc_norm"), ("winogrande", "accuracy"), ("boolq", "accuracy"), ("lambada_openai", "ppl")):
-        rows += [{**r, "data": f"{name}.jsonl#4", "metric": metric} for r in piqa]
-    report_rows.write(results, rows)
-    commands = [("wikitext2", 20, ""), ("wikitext2", 4, "")]
-    commands += [("coref", 20, f" --kv full --kv {more}") for more in ("h2o", "tova", "h2o --kv quest")]
-    results.with_suffix(".commands").write_text("".join(
-        json.dumps({"name": n, "limit": limit, "command": f"./butler eval {n} --limit {limit}{more}", "seconds": 1, "date": "2026-01-02"}) + "\n"
-        for n, limit, more in commands))
-    result = sweep("--tables", "-o", results, "--doc", path)
-    assert result.stderr == ""
-    return path.read_text()
+@pytest.fixture(scope="module")
+def results():
+    spec = importlib.util.spec_from_file_location("results", ROOT / "bench" / "results.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_tables(doc):
-    piece = doc.split("<!-- wikitext2 -->")[1].split("<!-- /wikitext2 -->")[0]
-    lines = [[c.strip() for c in line.split("|")[1:-1]] for line in piece.splitlines() if line.startswith("| `")]
-    assert {line[0].strip("`") for line in lines} == set(report_rows.POLICIES) - {"full"}
-    dense = report_rows.eval_row(*report_rows.TASKS[0], "full", 1)["value"]
-    for name, *cells in lines:
-        for budget, text in zip(report_rows.BUDGETS, cells, strict=True):
-            row = report_rows.eval_row(*report_rows.TASKS[0], name.strip("`"), budget)
-            value, low, high, read = map(float, re.fullmatch(r"\**([\d.]+)\** \[([\d.]+), ([\d.]+)\] · (\d+) %", text).groups())
-            assert (value, low, high) == pytest.approx((row["value"], *row["ci"]), abs=0.006)
-            assert read == pytest.approx(100 * row["kv_read"], abs=0.51)
-            assert text.startswith("**") == (row["value"] <= 1.02 * dense)
-    assert "Measured 2026-01-02." in piece and "\n    ./butler eval wikitext2 --limit 20\n" in piece
-    assert f"Dense (`full`): {dense:.2f} [" in piece
-    piece = doc.split("<!-- coref -->")[1].split("<!-- /coref -->")[0]  # only the latest measurement of a policy is shown
-    assert re.findall(r"--kv full (.*)", piece) == ["--kv tova", "--kv h2o --kv quest"]
+def row(policy, budget, value, ci, difference=None, n=100, metric="ppl", **more):
+    name = policy if policy == "full" else f"{policy}{',' if ':' in policy else ':'}budget={budget:g}"
+    paired = {"difference": {"to": "full", "value": difference[0], "ci": list(difference[1:])}} if difference else {}
+    return {"task": "ppl", "policy": name, "budget": budget, "metric": metric, "value": value, "ci": ci, "n": n, "limit": n, "kv_read": budget, **paired, **more}
 
 
-def test_matrix_and_what_stands_around(doc):
-    piece = doc.split("<!-- matrix -->")[1].split("<!-- /matrix -->")[0]
-    row = next(line for line in piece.splitlines() if line.startswith("| `fier`"))
-    for cell, task in zip([c.strip() for c in row.split("|")[2:-1]], [report_rows.TASKS[i] for i in (0, 2, 4, 5, 6, 7)], strict=False):
-        if task[0] == "ppl":
-            dense = report_rows.eval_row(*task, "full", 1)["value"]
-            reads = [r["kv_read"] for r in (report_rows.eval_row(*task, "fier", b) for b in report_rows.BUDGETS) if r["value"] <= 1.02 * dense]
-            assert cell == f"{100 * min(reads):.0f} %"
-    before = (ROOT / "docs" / "results.md").read_text()
-    by_hand = re.compile(r"(<!-- (\w+) -->).*?(<!-- /\2 -->)", re.S)
-    assert by_hand.sub("", before) == by_hand.sub("", doc)
+def test_page_is_what_the_script_makes(results, tmp_path):
+    """Also a second time, and whoever types a number into a table is found."""
+    store, page = tmp_path / "results.jsonl", tmp_path / "results.md"
+    shutil.copy(STORE, store)
+    page.write_text(re.sub(r"(?m)^\| .*\d.*\|$", "| typed |", PAGE.read_text()))
+    assert page.read_text() != PAGE.read_text()
+    results.main([], store, page)
+    assert page.read_text() == PAGE.read_text()
+    assert store.read_text() == STORE.read_text()
 
 
-def test_tables_again_change_nothing(doc, tmp_path):
-    sweep("--tables", "-o", tmp_path / "results.jsonl", "--doc", tmp_path / "results.md")
-    assert (tmp_path / "results.md").read_text() == doc
+def test_rows_become_cells_and_verdicts(results, tmp_path):
+    store, page, more = (tmp_path / name for name in ("store.jsonl", "page.md", "more.jsonl"))
+    page.write_text("".join(f"before {name}\n<!-- {name} -->\nold\n<!-- /{name} -->\n" for name in ("budget 11", "budget 50", "claims", "fewest")))
+    full, fier = row("full", 1, 20, [18, 22]), "fier"
+    store.write_text("".join(json.dumps(r) + "\n" for r in (full, row(fier, 0.11, 99, [98, 99.5], n=5))))
+    rows = [row(fier, 0.11, 20.1, [18, 23], (0.1, 0.05, 0.2)), row("h2o", 0.25, 30, [28, 31], (10, 9, 11)), row("h2o", 0.5, 25, [23, 26], (5, 4, 6)),
+            row("h2o+vatp", 0.5, 21, [20, 22], (1, -1, 3))]
+    more.write_text("".join(json.dumps({**r, "seconds": 3}) + "\n" for r in rows))
+    results.main([more], store, page)
+    text = page.read_text()
+    assert len(store.read_text().splitlines()) == 5 and "seconds" not in store.read_text()  # more items replace fewer
+    assert "| `fier` | 20.1 [18.0, 23.0] · 11 % · 100 |  |" in text
+    assert "old" not in text and text.count("before") == 4
+    verdicts = re.findall(r"^\| ([^|]*) \| WikiText-2, ppl, (\d+) % \|.*\| ([\w ]+) \|$", text, re.M)
+    assert dict((claim, found) for claim, _, found in verdicts if found != "not measured") == {
+        "FIER: full quality at 11 %": "shows", "VATP is better than H2O at 50 %": "shows", "H2O keeps quality at 20 % (here 25 %)": "does not"}
+    assert re.search(r"\| `fier` \| 11 % \|", text) and re.search(r"\| `h2o` \| – \|", text)
+
+
+def test_a_small_sample_does_not_prove_equality(results):
+    """Twenty items without a difference leave room for a loss of 3/20; two texts without an interval prove nothing."""
+    task, full = results.TASKS["co-reference, % of tokens"], row("full", 1, 0.8, [0.7, 0.9], metric="coverage")
+    same = row("quest", 0.5, 0.8, [0.7, 0.9], (0, 0, 0), n=20, metric="coverage")
+    loss, low, high = results.loss(task, same, full)
+    assert loss == 0 and (low, high) == pytest.approx((-0.15 / 0.8, 0.15 / 0.8))
+    assert results.verdict("as good", low, high) == "undecided"
+    unknown = row("quest", 0.5, 0.8, None, (0, None, None), metric="coverage")
+    assert results.verdict("better", *results.loss(task, unknown, full)[1:]) == "undecided"
 
 
 def test_measures_and_goes_on(tmp_path):
