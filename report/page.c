@@ -104,14 +104,25 @@ static double fewest(const struct report *report, const struct report_chart *cha
     return least;
 }
 
-/* Whether the interval of a row's difference to dense, of the same items, also holds a loss of more than REPORT_NEAR. */
+static double number_of(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+/* Whether a loss of more than REPORT_NEAR is possible, by the interval of a row's difference to dense on the same items. Where no
+ * item differs, the rule of three bounds the share of items that could. */
 static bool is_unsure(const struct report_chart *chart, const struct report_row *row)
 {
     const json_t *difference = json_object_get(row->object, "difference"), *ci = json_object_get(difference, "ci");
-    const json_t *to = json_object_get(difference, "to"), *worst = json_array_get(ci, chart->lower ? 1 : 0);
-    if (!chart->dense || !json_is_number(worst) || !json_is_string(to) || strcmp(json_string_value(to), "full") != 0)
+    const json_t *to = json_object_get(difference, "to"), *lo = json_array_get(ci, 0), *hi = json_array_get(ci, 1);
+    if (!chart->dense || !json_is_number(lo) || !json_is_number(hi) || !json_is_string(to) ||
+        strcmp(json_string_value(to), "full") != 0)
         return false;
-    return (chart->lower ? 1 : -1) * json_number_value(worst) > REPORT_NEAR * fabs(chart->dense->value);
+    double loss = chart->lower ? json_number_value(hi) : -json_number_value(lo), items = number_of(row->object, "limit");
+    if (json_number_value(lo) == json_number_value(hi) && items > 0)
+        loss += 3 / items;
+    return loss > REPORT_NEAR * fabs(chart->dense->value);
 }
 
 static void matrix_cell(FILE *out, const struct report *report, const struct report_chart *chart, int policy)
@@ -246,12 +257,6 @@ static void pivot_write(FILE *out, const struct report *report, const struct rep
         fprintf(out, "</tr>\n");
     }
     fprintf(out, "</tbody></table></div>\n");
-}
-
-static double number_of(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-    return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
 static void cell(FILE *out, double value, const char *text)
