@@ -433,7 +433,7 @@ struct butler_grammar;
 /* Compiles a grammar in GBNF, the notation of llama.cpp; its rule `root` is the whole answer. Tokens are allowed that continue a
  * text of the grammar, tokens that end an answer exactly where such a text is complete. NULL with BUTLER_ERROR_FORMAT and the line
  * and column where the text is no grammar, is left-recursive or is too large; BUTLER_ERROR_UNSUPPORTED where the model has no
- * tokenizer. The model is borrowed: it is freed after the grammar. */
+ * tokenizer. The model is borrowed: it is freed after the grammar and its samplers. */
 struct butler_grammar *butler_grammar_new(const struct butler_model *model, const char *gbnf, struct butler_error *err);
 void butler_grammar_free(struct butler_grammar *grammar);
 
@@ -462,8 +462,8 @@ struct butler_sampler_params {
     int n_logit_bias;
     const int32_t *end_ids; /* [n_end_ids], copied: tokens that are not drawn before min_tokens others were */
     int n_end_ids, min_tokens;
-    /* What is drawn follows this grammar; NULL: none. Borrowed: it is freed after the sampler. Where it allows nothing but tokens
-     * that biases or min_tokens forbid, it wins. */
+    /* What is drawn follows this grammar; NULL: none. The sampler keeps it: the caller may free it at once. Where it allows nothing
+     * but tokens that biases or min_tokens forbid, it wins. */
     const struct butler_grammar *grammar;
 };
 

@@ -442,6 +442,7 @@ void serve_request_free(struct serve_request *request)
     }
     for (int j = 0; j < request->n_jobs; j++)
         serve_job_free(request->jobs[j]);
+    butler_grammar_free(request->grammar);
     free(request->answers);
     free(request->jobs);
     free(request);

@@ -38,7 +38,8 @@ struct serve_request {
     struct http_exchange *exchange; /* NULL: the client has gone */
     enum serve_kind kind;
     bool stream, include_usage, echo, begun, failed;
-    int n_top; /* -1: no logprobs */
+    int n_top;                      /* -1: no logprobs */
+    struct butler_grammar *grammar; /* of all jobs; NULL: none */
     struct serve_job **jobs;
     int n_jobs, n_done, n_choices; /* n_choices: of each job */
     struct serve_answer *answers;  /* [n_jobs * n_choices] */

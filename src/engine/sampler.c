@@ -97,6 +97,8 @@ struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *pa
     sampler->params = *params;
     sampler->random = params->seed;
     begin_grammar(sampler);
+    if (params->grammar)
+        butler_grammar_keep(params->grammar);
     sampler->params.logit_bias = copy(params->logit_bias, params->n_logit_bias, sizeof *params->logit_bias, err);
     sampler->params.end_ids = copy(params->end_ids, params->n_end_ids, sizeof *params->end_ids, err);
     if (sampler->params.logit_bias && sampler->params.end_ids)
@@ -109,6 +111,7 @@ void butler_sampler_free(struct butler_sampler *sampler)
 {
     if (!sampler)
         return;
+    butler_grammar_free((struct butler_grammar *)sampler->params.grammar);
     free((void *)sampler->params.logit_bias);
     free((void *)sampler->params.end_ids);
     free(sampler->candidates);

@@ -14,6 +14,9 @@ void butler_token_trie_free(struct butler_token_trie *trie);
 /* As butler_grammar_new of butler.h. The tokenizer is borrowed. */
 struct butler_grammar *butler_grammar_compile(struct butler_tokenizer *tokenizer, const char *gbnf, struct butler_error *err);
 
+/* One more owner, who calls butler_grammar_free too. */
+void butler_grammar_keep(const struct butler_grammar *grammar);
+
 /* The state before the first byte. States are positive and stay valid until the grammar is freed. All functions below may be
  * called by several threads. */
 int32_t butler_grammar_start(const struct butler_grammar *grammar);

@@ -133,8 +133,8 @@ static int charge(struct butler_machine *machine, size_t bytes, struct butler_er
     return 0;
 }
 
-/* The number of the set that machine->places is; they are sorted. Negative: a code. */
-static int32_t intern(struct butler_machine *machine, struct butler_error *err)
+/* Sorts the places and drops those that are there twice. */
+static void sort_places(struct butler_machine *machine)
 {
     uint64_t *items = machine->places;
     uint32_t n = 0;
@@ -142,6 +142,15 @@ static int32_t intern(struct butler_machine *machine, struct butler_error *err)
     for (uint32_t i = 0; i < machine->n_places; i++)
         if (n == 0 || items[i] != items[n - 1])
             items[n++] = items[i];
+    machine->n_places = n;
+}
+
+/* The number of the set that machine->places is; they are sorted. Negative: a code. */
+static int32_t intern(struct butler_machine *machine, struct butler_error *err)
+{
+    sort_places(machine);
+    const uint64_t *items = machine->places;
+    const uint32_t n = machine->n_places;
     const uint32_t hash = hash_items(items, n);
     if (machine->n_sets == machine->max_sets && grow_slots(machine, err) < 0)
         return BUTLER_ERROR_MEMORY;
@@ -166,6 +175,8 @@ static int32_t intern(struct butler_machine *machine, struct butler_error *err)
 
 static int add_place(struct butler_machine *machine, uint64_t item, struct butler_error *err)
 {
+    if (machine->n_places == MAX_ITEMS)
+        sort_places(machine);
     if (machine->n_places == MAX_ITEMS)
         return too_ambiguous(err);
     machine->places[machine->n_places++] = item;

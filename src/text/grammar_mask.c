@@ -34,6 +34,7 @@ struct mask {
 };
 
 struct butler_grammar {
+    int n_owners; /* atomic */
     struct butler_tokenizer *tokenizer;
     const struct butler_token_trie *trie;
     struct butler_rules rules;
@@ -149,6 +150,7 @@ struct butler_grammar *butler_grammar_compile(struct butler_tokenizer *tokenizer
     if (!grammar)
         return NULL;
     pthread_mutex_init(&grammar->lock, NULL);
+    grammar->n_owners = 1;
     grammar->tokenizer = tokenizer;
     if (butler_gbnf_parse(&grammar->rules, gbnf, err) < 0 || !(grammar->trie = trie_of(tokenizer, err)) ||
         !(grammar->machine = butler_machine_new(&grammar->rules, err))) {
@@ -159,9 +161,14 @@ struct butler_grammar *butler_grammar_compile(struct butler_tokenizer *tokenizer
     return grammar;
 }
 
+void butler_grammar_keep(const struct butler_grammar *grammar)
+{
+    __atomic_add_fetch((int *)&grammar->n_owners, 1, __ATOMIC_RELAXED);
+}
+
 void butler_grammar_free(struct butler_grammar *grammar)
 {
-    if (!grammar)
+    if (!grammar || __atomic_sub_fetch(&grammar->n_owners, 1, __ATOMIC_ACQ_REL) > 0)
         return;
     for (int i = 0; i < MAX_MASKS; i++)
         free(grammar->masks[i].bits);
