@@ -314,6 +314,28 @@ static bool biases_are_of_tokens(const struct cmd_options *options, int n_vocab)
     return true;
 }
 
+/* The grammar of --grammar; NULL without one, or with *status where it cannot be used. */
+static struct butler_grammar *read_grammar(const struct cmd_options *options, const struct butler_model *model, int *status)
+{
+    struct butler_error err = {0};
+    struct cmd_text text = {0};
+    struct butler_grammar *grammar = NULL;
+    if (!options->grammar)
+        return NULL;
+    *status = cmd_file_read(options, options->grammar, &text);
+    if (*status == CMD_DONE && memchr(text.bytes ? text.bytes : "", 0, text.n)) {
+        cmd_say(options, "--grammar: %s has a zero byte: it is no text", options->grammar);
+        *status = CMD_FAILED;
+    }
+    cmd_text_append(&text, "", 1);
+    if (*status == CMD_DONE && !(grammar = butler_grammar_new(model, text.bytes, &err))) {
+        cmd_say(options, "--grammar %s: %s", options->grammar, err.message);
+        *status = CMD_FAILED;
+    }
+    cmd_text_free(&text);
+    return grammar;
+}
+
 struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, const struct butler_model *model, int *status)
 {
     struct butler_error err = {0};
@@ -323,7 +345,11 @@ struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, const 
         *status = CMD_USAGE;
         return NULL;
     }
+    struct butler_grammar *grammar = read_grammar(options, model, status);
+    if (*status != CMD_DONE)
+        return NULL;
     int32_t *ends = cmd_alloc((size_t)n_vocab, sizeof *ends);
+    params.grammar = grammar;
     params.seed = options->seed;
     params.min_tokens = options->ignore_eos ? INT_MAX : options->min_tokens;
     for (int32_t id = 0; params.min_tokens > 0 && id < n_vocab; id++)
@@ -332,6 +358,7 @@ struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, const 
     params.end_ids = ends;
     struct butler_sampler *sampler = butler_sampler_new(&params, &err);
     free(ends);
+    butler_grammar_free(grammar);
     if (!sampler)
         *status = cmd_fail(options, &err);
     return sampler;

@@ -430,6 +430,18 @@ struct butler_audit {
  * the policy does not retrieve: the full cache is read whole, and what a policy has evicted cannot be compared. */
 int butler_session_audit(struct butler_session *session, struct butler_audit *audit, struct butler_error *err);
 
+/* ----------------------------------------------------------------------------------------------- grammar */
+
+/* What an answer may be, as a grammar over its bytes. Samplers of any number of threads may share one. */
+struct butler_grammar;
+
+/* Compiles a grammar in GBNF, the notation of llama.cpp; its rule `root` is the whole answer. Tokens are allowed that continue a
+ * text of the grammar, tokens that end an answer exactly where such a text is complete. NULL with BUTLER_ERROR_FORMAT and the line
+ * and column where the text is no grammar, is left-recursive or is too large; BUTLER_ERROR_UNSUPPORTED where the model has no
+ * tokenizer. The model is borrowed: it is freed after the grammar and its samplers. */
+struct butler_grammar *butler_grammar_new(const struct butler_model *model, const char *gbnf, struct butler_error *err);
+void butler_grammar_free(struct butler_grammar *grammar);
+
 /* ----------------------------------------------------------------------------------------------- sampler */
 
 /* Added to the logit of a token before anything else; -INFINITY: it is never drawn. */
@@ -455,6 +467,9 @@ struct butler_sampler_params {
     int n_logit_bias;
     const int32_t *end_ids; /* [n_end_ids], copied: tokens that are not drawn before min_tokens others were */
     int n_end_ids, min_tokens;
+    /* What is drawn follows this grammar; NULL: none. The sampler keeps it: the caller may free it at once. Where it allows nothing
+     * but tokens that biases or min_tokens forbid, it wins. */
+    const struct butler_grammar *grammar;
 };
 
 struct butler_sampler;
@@ -463,10 +478,11 @@ struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *pa
 void butler_sampler_free(struct butler_sampler *sampler);
 
 /* Tells the sampler tokens [n] of the text that it did not draw itself, a prompt: penalties count them, and min_tokens counts what
- * is drawn behind them. */
+ * is drawn behind them. A grammar does not read them: it begins anew with what is drawn next. */
 int butler_sampler_accept(struct butler_sampler *sampler, const int32_t *ids, int n, struct butler_error *err);
 
-/* One id drawn from logits[n_vocab] (not changed), or BUTLER_ERROR_NUMERIC when they hold NaN or +infinity. */
+/* One id drawn from logits[n_vocab] (not changed), or BUTLER_ERROR_NUMERIC when they hold NaN or +infinity. With a grammar also
+ * BUTLER_ERROR_UNSUPPORTED: no token of the vocabulary goes on as the grammar asks, or the grammar is too ambiguous to follow. */
 int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err);
 
 /* ----------------------------------------------------------------------------------------------- drafts

@@ -577,6 +577,7 @@ void serve_request_free(struct serve_request *request)
     for (int i = 0; i < request->syntax.n_names; i++)
         free(request->syntax.names[i]);
     free(request->syntax.names);
+    butler_grammar_free(request->grammar);
     free(request->answers);
     free(request->jobs);
     free(request);

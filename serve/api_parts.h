@@ -65,7 +65,8 @@ struct serve_request {
     json_t *fields;                      /* the surface's, from the request; or NULL */
     int n_events;                        /* of the stream so far, where the surface counts them */
     bool stream, include_usage, echo, begun, failed;
-    int n_top; /* -1: no logprobs */
+    int n_top;                      /* -1: no logprobs */
+    struct butler_grammar *grammar; /* of all jobs; NULL: none */
     struct serve_job **jobs;
     int n_jobs, n_done, n_choices; /* n_choices: of each job */
     struct serve_answer *answers;  /* [n_jobs * n_choices] */

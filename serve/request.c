@@ -126,11 +126,11 @@ json_t *serve_copy_body(json_t *body, json_t *messages)
 static int refuse_unsupported(json_t *body, struct serve_error *error)
 {
     static const char *const names[] = {
-        "grammar",
         "json_schema",
         "guided_json",
         "guided_regex",
         "guided_grammar",
+        "grammar_lazy",
         "guided_choice",
         "structured_outputs",
         "functions",
@@ -594,6 +594,7 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     job->is_shown = request->syntax.calls || request->syntax.reasoning ? serve_syntax_is_mark : NULL;
     job->key = *key ? strdup(key) : NULL;
     read_sampling(api, body, job, error);
+    job->sampling.grammar = request->grammar;
     read_policy(body, job, error);
     read_stops(body, job, error);
     if (request->kind == SERVE_CHAT && api->config.chat_stop)
@@ -607,6 +608,19 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
         error->n_prompt = n;
     }
     return job;
+}
+
+/* What all answers of the request must be; compiled here, in the worker's thread. */
+static void read_grammar(struct serve_request *request, json_t *body, struct serve_error *error)
+{
+    json_t *grammar = json_object_get(body, "grammar");
+    struct butler_error err = {0};
+    if (is_neutral(grammar) || error->status)
+        return;
+    if (!json_is_string(grammar))
+        serve_fail(error, 400, "'grammar' must be a string");
+    else if (!(request->grammar = butler_grammar_new(request->api->model, json_string_value(grammar), &err)))
+        serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'grammar': %s", err.message);
 }
 
 static void add_prompt(struct serve_request *request, json_t *body, json_t *prompt, const char *key, struct serve_error *error)
@@ -632,6 +646,7 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
     struct serve_request *request = serve_alloc(1, sizeof *request);
     *request = (struct serve_request){.api = api, .kind = kind, .created = time(NULL)};
     refuse_unsupported(body, error);
+    read_grammar(request, body, error);
     request->stream = serve_read_bool(body, "stream", false, error);
     if (is_given(options) && !json_is_object(options) && !error->status)
         serve_fail(error, 400, "'stream_options' must be an object");

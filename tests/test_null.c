@@ -188,6 +188,9 @@ static void test_samplers(void **state)
     const float logits[] = {1, 2};
     struct butler_sampler *sampler = butler_sampler_new(NULL, &err);
     (void)state;
+    GIVES_NULL("model", butler_grammar_new, NULL, "root ::= .", &err);
+    GIVES_NULL("gbnf", butler_grammar_new, model, NULL, &err);
+    butler_grammar_free(NULL);
     FAILS("sampler", butler_sampler_accept, NULL, NULL, 0, &err);
     FAILS("sampler", butler_sample, NULL, logits, 2, &err);
     FAILS("logits", butler_sample, sampler, NULL, 2, &err);

@@ -362,7 +362,8 @@ def test_sampling_fields(server):
 # ---------------------------------------------------------------------------------------------------- bad requests
 
 @pytest.mark.parametrize("path, body, status, says", [
-    ("/v1/completions", {"prompt": PROMPT, "grammar": "root ::= x"}, 501, "'grammar'"),
+    ("/v1/completions", {"prompt": PROMPT, "grammar": "root ::= x"}, 400, "'grammar': grammar: line 1, column 10: rule 'x' is not defined"),
+    ("/v1/completions", {"prompt": PROMPT, "grammar": 5}, 400, "'grammar'"),
     ("/v1/completions", {"prompt": PROMPT, "best_of": 2}, 501, "'best_of'"),
     ("/v1/completions", {"prompt": [5, "a", N_VOCAB]}, 400, "token 2"),
     ("/v1/completions", {"prompt": [5, [5]]}, 400, "token 1"),

@@ -49,7 +49,8 @@ BEHAVIOURS = {
     "chat: the assistant's message is continued": "test_chat_prefill",
     "chat: --chat-template command-r": NOT_THERE + "templates by name are those of `butler chat --help`; any other comes from a file",
     "chat: response_format": "test_response_format",
-    "chat: JSON schemas and grammars": "test_response_format",
+    "chat: JSON schemas": "test_response_format",
+    "completion, chat: grammars": "test_grammar",
     "chat: requests that are none": "test_chat_without_sense",
     "chat: timings_per_token": "test_stream_timings",
     "chat: timings of every token": NOT_THERE + "the piece with usage has them, and a whole answer",
@@ -339,11 +340,23 @@ def test_generation_prompt(llama3):
         assert ("<|start_header_id|>assistant" in prompt) == wanted
 
 
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
+def test_grammar(server, path):
+    body = {"messages": BOOK} if "chat" in path else {"prompt": PROMPT}
+
+    def texts(**fields):
+        answer = server.post(path, {**body, "max_tokens": 12, **fields})
+        return [c["message"]["content"] if "chat" in path else c["text"] for c in answer["choices"]] if "choices" in answer else [answer["content"]]
+    assert texts(grammar='root ::= "a"{5,5}') == ["aaaaa"]
+    assert all(re.fullmatch("[0-9]{2,4}", text) for text in texts(grammar="root ::= [0-9]{2,4}", temperature=2, ignore_eos=True))
+    assert texts(grammar='root ::= "aü" "!"*', stop=["!"], temperature=0)[0].rstrip("!") == "aü"
+    assert texts(grammar="", temperature=0) == texts(temperature=0)
+
+
 @pytest.mark.parametrize("fields, status", [
     ({"response_format": {"type": "text"}}, 200), ({"response_format": {"type": "sound"}}, 400), ({"response_format": {"type": 5}}, 400),
     ({"response_format": {"type": "json_object"}}, 501), ({"response_format": {"type": "json_object", "schema": {"const": "42"}}}, 501),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "a"}}}}, 501), ({"json_schema": {"const": "42"}}, 501),
-    ({"grammar": 'root ::= "a"{5,5}'}, 501),
 ])
 def test_response_format(server, fields, status):
     """llama.cpp constrains the answer; here that is refused by name, and a kind that nobody has is an error in both."""
@@ -399,8 +412,10 @@ def test_client_with_key():
     assert texts == [c.message.content for c in whole.choices] and pieces[-1].usage.completion_tokens == 12 and not pieces[-1].choices
     with pytest.raises(openai.AuthenticationError):
         wrong.chat.completions.create(**body)
-    with pytest.raises(openai.InternalServerError, match="grammar"):  # of 501: what is not supported
+    with pytest.raises(openai.BadRequestError, match="grammar"):
         client.chat.completions.create(**{**body, "extra_body": {"grammar": "x"}})
+    constrained = client.chat.completions.create(**{**body, "stop": None, "extra_body": {"grammar": 'root ::= "yes" | "no"'}})
+    assert {c.message.content for c in constrained.choices} <= {"yes", "no"}
     with pytest.raises(openai.NotFoundError):
         client.moderations.create(model="m", input="a")
     assert s.stop() == 0

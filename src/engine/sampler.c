@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/engine.h"
 #include "engine/sampler.h"
+#include "text/grammar.h"
 
 enum {
     DEFAULT_LAST_N = 64,
@@ -24,7 +26,25 @@ struct butler_sampler {
     int32_t *text; /* [max_text] what penalties count */
     size_t n_text, max_text;
     int n_drawn;
+    int32_t state; /* of the grammar, behind what was drawn */
 };
+
+/* -------------------------------------------------------------------------------------------------- grammars */
+
+struct butler_grammar *butler_grammar_new(const struct butler_model *model, const char *gbnf, struct butler_error *err)
+{
+    if (BUTLER_IS_NULL(model, err) || BUTLER_IS_NULL(gbnf, err))
+        return NULL;
+    if (model->tokenizer)
+        return butler_grammar_compile(model->tokenizer, gbnf, err);
+    butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s has no tokenizer", model->path);
+    return NULL;
+}
+
+static void begin_grammar(struct butler_sampler *sampler)
+{
+    sampler->state = sampler->params.grammar ? butler_grammar_start(sampler->params.grammar) : 0;
+}
 
 /* ------------------------------------------------------------------------------------------------ parameters */
 
@@ -76,6 +96,9 @@ struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *pa
         return NULL;
     sampler->params = *params;
     sampler->random = params->seed;
+    begin_grammar(sampler);
+    if (params->grammar)
+        butler_grammar_keep(params->grammar);
     sampler->params.logit_bias = copy(params->logit_bias, params->n_logit_bias, sizeof *params->logit_bias, err);
     sampler->params.end_ids = copy(params->end_ids, params->n_end_ids, sizeof *params->end_ids, err);
     if (sampler->params.logit_bias && sampler->params.end_ids)
@@ -88,6 +111,7 @@ void butler_sampler_free(struct butler_sampler *sampler)
 {
     if (!sampler)
         return;
+    butler_grammar_free((struct butler_grammar *)sampler->params.grammar);
     free((void *)sampler->params.logit_bias);
     free((void *)sampler->params.end_ids);
     free(sampler->candidates);
@@ -127,6 +151,7 @@ int butler_sampler_accept(struct butler_sampler *sampler, const int32_t *ids, in
     if (BUTLER_IS_NULL(sampler, err) || (n > 0 && BUTLER_IS_NULL(ids, err)))
         return BUTLER_ERROR_ARGUMENT;
     sampler->n_drawn = 0;
+    begin_grammar(sampler);
     return append(sampler, ids, n, err);
 }
 
@@ -161,13 +186,11 @@ static int penalise(const struct butler_sampler *sampler, float *logits, int n_v
     return 0;
 }
 
-/* The logits to sample from: the caller's, or a copy with biases and penalties. NULL with *err filled when there is no memory. */
-static const float *adjust(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err)
+/* The sampler's own copy of the logits, which may be that already. NULL with *err filled when there is no memory. */
+static float *own_logits(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err)
 {
-    const struct butler_sampler_params *params = &sampler->params;
-    const bool penalties = has_penalties(params), ends = sampler->n_drawn < params->min_tokens && params->n_end_ids > 0;
-    if (!penalties && !ends && params->n_logit_bias == 0)
-        return logits;
+    if (logits == sampler->adjusted)
+        return sampler->adjusted;
     if (n_vocab > sampler->n_adjusted) {
         float *grown = realloc(sampler->adjusted, (size_t)n_vocab * sizeof *grown);
         if (!grown) {
@@ -177,8 +200,20 @@ static const float *adjust(struct butler_sampler *sampler, const float *logits, 
         sampler->adjusted = grown;
         sampler->n_adjusted = n_vocab;
     }
-    float *out = sampler->adjusted;
-    memcpy(out, logits, (size_t)n_vocab * sizeof *out);
+    memcpy(sampler->adjusted, logits, (size_t)n_vocab * sizeof *logits);
+    return sampler->adjusted;
+}
+
+/* The logits to sample from: the caller's, or a copy with biases and penalties. NULL with *err filled when there is no memory. */
+static const float *adjust(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err)
+{
+    const struct butler_sampler_params *params = &sampler->params;
+    const bool penalties = has_penalties(params), ends = sampler->n_drawn < params->min_tokens && params->n_end_ids > 0;
+    if (!penalties && !ends && params->n_logit_bias == 0)
+        return logits;
+    float *out = own_logits(sampler, logits, n_vocab, err);
+    if (!out)
+        return NULL;
     for (int i = 0; i < params->n_logit_bias; i++)
         if (params->logit_bias[i].id < n_vocab)
             out[params->logit_bias[i].id] += params->logit_bias[i].bias;
@@ -315,6 +350,54 @@ static int32_t draw(struct butler_sampler *sampler, const float *logits, int n_v
     return c[first].id;
 }
 
+static int32_t find_highest(const float *logits, int n_vocab)
+{
+    int32_t id = 0;
+    for (int i = 1; i < n_vocab; i++)
+        if (logits[i] > logits[id])
+            id = i;
+    return id;
+}
+
+/* The same under the grammar: *adjusted become the sampler's own, -infinity where the grammar allows no token. `given` are the
+ * logits without biases: where biases forbid all that the grammar allows, they do not count. */
+static int32_t constrain(struct butler_sampler *sampler, const float **adjusted, const float *given, int n_vocab,
+                         struct butler_error *err)
+{
+    const struct butler_grammar *grammar = sampler->params.grammar;
+    float *logits = own_logits(sampler, *adjusted, n_vocab, err);
+    int n = logits ? butler_grammar_mask(grammar, sampler->state, logits, n_vocab, err) : BUTLER_ERROR_MEMORY;
+    int32_t id = n > 0 ? find_highest(logits, n_vocab) : 0;
+    if (n > 0 && logits[id] == -INFINITY) {
+        memcpy(logits, given, (size_t)n_vocab * sizeof *logits);
+        n = butler_grammar_mask(grammar, sampler->state, logits, n_vocab, err);
+        id = find_highest(logits, n_vocab);
+    }
+    *adjusted = logits;
+    if (n < 0)
+        return n;
+    if (n == 0 || logits[id] == -INFINITY)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "no token of the vocabulary goes on as the grammar asks");
+    return id;
+}
+
+/* The most probable token, under the grammar if there is one; *adjusted are then the logits to draw from. A greedy sampler first
+ * tries the token that it would take without the grammar: mostly that is allowed, and the mask is not needed. */
+static int32_t choose(struct butler_sampler *sampler, const float **adjusted, const float *given, int n_vocab,
+                      struct butler_error *err)
+{
+    const struct butler_grammar *grammar = sampler->params.grammar;
+    const int32_t id = find_highest(*adjusted, n_vocab);
+    if (!grammar)
+        return id;
+    if (!(sampler->params.temperature > 0) && (*adjusted)[id] > -INFINITY) {
+        const int32_t state = butler_grammar_advance(grammar, sampler->state, id, err);
+        if (state != 0)
+            return state < 0 ? state : id;
+    }
+    return constrain(sampler, adjusted, given, n_vocab, err);
+}
+
 int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err)
 {
     if (BUTLER_IS_NULL(sampler, err) || BUTLER_IS_NULL(logits, err))
@@ -324,25 +407,27 @@ int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n
     for (int i = 0; i < n_vocab; i++)
         if (isnan(logits[i]) || logits[i] == INFINITY)
             return butler_fail(err, BUTLER_ERROR_NUMERIC, "the logit of token %d is %f", i, (double)logits[i]);
-    logits = adjust(sampler, logits, n_vocab, err);
-    if (!logits)
+    const float *adjusted = adjust(sampler, logits, n_vocab, err);
+    if (!adjusted)
         return BUTLER_ERROR_MEMORY;
-    int32_t id = 0;
-    for (int i = 1; i < n_vocab; i++)
-        if (logits[i] > logits[id])
-            id = i;
+    int32_t id = choose(sampler, &adjusted, logits, n_vocab, err);
     /* Where every token is banned there is no distribution to draw from. */
-    if (sampler->params.temperature > 0 && logits[id] > -INFINITY)
-        id = draw(sampler, logits, n_vocab, err);
+    if (id >= 0 && sampler->params.temperature > 0 && adjusted[id] > -INFINITY)
+        id = draw(sampler, adjusted, n_vocab, err);
+    const int32_t state =
+        id >= 0 && sampler->params.grammar ? butler_grammar_advance(sampler->params.grammar, sampler->state, id, err) : 0;
+    if (state < 0)
+        return state;
     if (id < 0 || append(sampler, &id, 1, err) < 0)
         return id < 0 ? id : BUTLER_ERROR_MEMORY;
+    sampler->state = state;
     sampler->n_drawn++;
     return id;
 }
 
 struct butler_sampler_mark butler_sampler_mark(const struct butler_sampler *sampler)
 {
-    return (struct butler_sampler_mark){sampler->random, sampler->n_text, sampler->n_drawn};
+    return (struct butler_sampler_mark){sampler->random, sampler->n_text, sampler->n_drawn, sampler->state};
 }
 
 void butler_sampler_rewind(struct butler_sampler *sampler, const struct butler_sampler_mark *mark)
@@ -350,4 +435,5 @@ void butler_sampler_rewind(struct butler_sampler *sampler, const struct butler_s
     sampler->random = mark->random;
     sampler->n_text = mark->n_text;
     sampler->n_drawn = mark->n_drawn;
+    sampler->state = mark->state;
 }

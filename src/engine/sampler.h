@@ -9,6 +9,7 @@ struct butler_sampler_mark {
     uint64_t random;
     size_t n_text;
     int n_drawn;
+    int32_t state; /* of the grammar */
 };
 
 struct butler_sampler_mark butler_sampler_mark(const struct butler_sampler *sampler);

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "text/grammar.h"
+
 /* --------------------------------------------------------------------------------------------------- load */
 
 /* An id may be absent, or be given as absent by -1 in 32 bits. One that is no token's is as good as absent: only a text that asks
@@ -194,6 +196,7 @@ void butler_tokenizer_free(struct butler_tokenizer *tokenizer)
     butler_pairs_free(&tokenizer->pairs);
     butler_pairs_free(&tokenizer->adjacent);
     butler_split_free(tokenizer->split);
+    butler_token_trie_free(tokenizer->trie);
     free(tokenizer->special);
     free(tokenizer);
 }

@@ -46,6 +46,8 @@ struct butler_tokenizer {
     enum butler_spelling spelling; /* gpt2: what words begin as */
     struct butler_split *split;    /* gpt2; NULL: the file's pre-tokenizer is unknown, as no_split says */
     struct butler_error no_split;
+
+    struct butler_token_trie *trie; /* atomic; NULL until a grammar needs it */
 };
 
 /* One call of butler_tokenizer_encode. */

@@ -1,0 +1,288 @@
+/* Which tokens a state of a grammar allows. The vocabulary is a trie over its bytes: one walk steps the machine once for each
+ * beginning that tokens share, and leaves out all that follows a byte that is not allowed. */
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "text/grammar.h"
+#include "text/grammar_parts.h"
+#include "text/tokenizer_parts.h"
+
+enum { MAX_MASKS = 1024 };
+
+struct butler_token_trie {
+    int n_tokens;  /* of the vocabulary */
+    uint32_t *ids; /* [n_ids] tokens in the order of their bytes */
+    uint32_t n_ids;
+    /* Without the root, parents before children. next: the node behind all children; its own tokens are ids[first_id] up to the
+     * next node's first_id. */
+    struct node {
+        uint32_t next, first_id;
+        uint16_t depth;
+        uint8_t byte;
+    } * nodes; /* [n_nodes + 1]; the last ends ids */
+    uint32_t n_nodes;
+    int32_t *ends; /* [n_ends] tokens that end an answer */
+    int n_ends;
+};
+
+struct mask {
+    int32_t state;  /* 0: free */
+    int n_allowed;  /* tokens, without those that end an answer */
+    uint64_t *bits; /* [n_words] */
+};
+
+struct butler_grammar {
+    int n_owners; /* atomic */
+    struct butler_tokenizer *tokenizer;
+    const struct butler_token_trie *trie;
+    struct butler_rules rules;
+    pthread_mutex_t lock; /* of what follows */
+    struct butler_machine *machine;
+    struct mask masks[MAX_MASKS]; /* the slot of a state is its remainder: the latest state has it */
+    size_t n_words;
+};
+
+/* ---------------------------------------------------------------------------------------------------- trie */
+
+void butler_token_trie_free(struct butler_token_trie *trie)
+{
+    if (!trie)
+        return;
+    free(trie->ids);
+    free(trie->nodes);
+    free(trie->ends);
+    free(trie);
+}
+
+static int by_bytes(const void *a, const void *b, void *user)
+{
+    const struct butler_vocab *vocab = user;
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    const struct butler_piece *p = &vocab->pieces[x], *q = &vocab->pieces[y];
+    const int order = memcmp(p->bytes, q->bytes, BUTLER_MIN(p->n_bytes, q->n_bytes));
+    if (order)
+        return order;
+    return p->n_bytes != q->n_bytes ? (p->n_bytes > q->n_bytes) - (p->n_bytes < q->n_bytes) : (x > y) - (x < y);
+}
+
+/* Sorts the tokens that have bytes, and finds those that end an answer: they count as such, whatever their bytes. */
+static size_t sort_tokens(struct butler_token_trie *trie, const struct butler_tokenizer *tokenizer)
+{
+    size_t n_bytes = 0, n;
+    for (int32_t id = 0; id < trie->n_tokens; id++) {
+        if (butler_tokenizer_is_end(tokenizer, id)) {
+            trie->ends[trie->n_ends++] = id;
+        } else if (butler_tokenizer_bytes(tokenizer, id, &n) && n > 0) {
+            trie->ids[trie->n_ids++] = (uint32_t)id;
+            n_bytes += n;
+        }
+    }
+    qsort_r(trie->ids, trie->n_ids, sizeof *trie->ids, by_bytes, (void *)&tokenizer->vocab);
+    return n_bytes;
+}
+
+/* Nodes of the sorted tokens, of which each shares what it can with the one before. */
+static void add_nodes(struct butler_token_trie *trie, const struct butler_vocab *vocab)
+{
+    uint32_t path[BUTLER_MAX_TOKEN_BYTES];
+    const struct butler_piece *before = &(struct butler_piece){.bytes = ""};
+    uint32_t depth = 0;
+    for (uint32_t i = 0; i < trie->n_ids; i++) {
+        const struct butler_piece *piece = &vocab->pieces[trie->ids[i]];
+        uint32_t shared = 0;
+        while (shared < BUTLER_MIN(before->n_bytes, piece->n_bytes) && before->bytes[shared] == piece->bytes[shared])
+            shared++;
+        for (; depth > shared; depth--)
+            trie->nodes[path[depth - 1]].next = trie->n_nodes;
+        for (; depth < piece->n_bytes; depth++) {
+            path[depth] = trie->n_nodes;
+            trie->nodes[trie->n_nodes++] =
+                (struct node){.first_id = i, .depth = (uint16_t)depth, .byte = (uint8_t)piece->bytes[depth]};
+        }
+        before = piece;
+    }
+    for (; depth > 0; depth--)
+        trie->nodes[path[depth - 1]].next = trie->n_nodes;
+    trie->nodes[trie->n_nodes].first_id = trie->n_ids;
+}
+
+static struct butler_token_trie *make_trie(const struct butler_tokenizer *tokenizer, struct butler_error *err)
+{
+    struct butler_token_trie *trie = butler_alloc(sizeof *trie, err);
+    if (!trie)
+        return NULL;
+    trie->n_tokens = butler_tokenizer_n_vocab(tokenizer);
+    trie->ids = malloc((size_t)trie->n_tokens * sizeof *trie->ids + 1);
+    trie->ends = malloc((size_t)trie->n_tokens * sizeof *trie->ends + 1);
+    if (trie->ids && trie->ends)
+        trie->nodes = malloc((sort_tokens(trie, tokenizer) + 1) * sizeof *trie->nodes);
+    if (!trie->nodes) {
+        butler_token_trie_free(trie);
+        butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a trie of %d tokens", butler_tokenizer_n_vocab(tokenizer));
+        return NULL;
+    }
+    add_nodes(trie, &tokenizer->vocab);
+    struct node *nodes = realloc(trie->nodes, ((size_t)trie->n_nodes + 1) * sizeof *nodes); /* shared beginnings need less */
+    if (nodes)
+        trie->nodes = nodes;
+    return trie;
+}
+
+/* The tokenizer's trie. Of several threads that make the first one, all use what one of them has made. */
+static const struct butler_token_trie *trie_of(struct butler_tokenizer *tokenizer, struct butler_error *err)
+{
+    struct butler_token_trie *trie = __atomic_load_n(&tokenizer->trie, __ATOMIC_ACQUIRE), *none = NULL;
+    if (trie || !(trie = make_trie(tokenizer, err)))
+        return trie;
+    if (__atomic_compare_exchange_n(&tokenizer->trie, &none, trie, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return trie;
+    butler_token_trie_free(trie);
+    return none;
+}
+
+/* ------------------------------------------------------------------------------------------------- grammars */
+
+struct butler_grammar *butler_grammar_compile(struct butler_tokenizer *tokenizer, const char *gbnf, struct butler_error *err)
+{
+    struct butler_grammar *grammar = butler_alloc(sizeof *grammar, err);
+    if (!grammar)
+        return NULL;
+    pthread_mutex_init(&grammar->lock, NULL);
+    grammar->n_owners = 1;
+    grammar->tokenizer = tokenizer;
+    if (butler_gbnf_parse(&grammar->rules, gbnf, err) < 0 || !(grammar->trie = trie_of(tokenizer, err)) ||
+        !(grammar->machine = butler_machine_new(&grammar->rules, err))) {
+        butler_grammar_free(grammar);
+        return NULL;
+    }
+    grammar->n_words = (size_t)BUTLER_CEIL_DIV(grammar->trie->n_tokens, 64);
+    return grammar;
+}
+
+void butler_grammar_keep(const struct butler_grammar *grammar)
+{
+    __atomic_add_fetch((int *)&grammar->n_owners, 1, __ATOMIC_RELAXED);
+}
+
+void butler_grammar_free(struct butler_grammar *grammar)
+{
+    if (!grammar || __atomic_sub_fetch(&grammar->n_owners, 1, __ATOMIC_ACQ_REL) > 0)
+        return;
+    for (int i = 0; i < MAX_MASKS; i++)
+        free(grammar->masks[i].bits);
+    butler_machine_free(grammar->machine);
+    butler_rules_free(&grammar->rules);
+    pthread_mutex_destroy(&grammar->lock);
+    free(grammar);
+}
+
+int32_t butler_grammar_start(const struct butler_grammar *grammar)
+{
+    return butler_machine_start(grammar->machine);
+}
+
+/* The lock makes the machine's states shared by all threads; what a grammar allows never changes. */
+static struct butler_machine *enter(const struct butler_grammar *grammar)
+{
+    pthread_mutex_lock((pthread_mutex_t *)&grammar->lock);
+    butler_machine_begin(grammar->machine);
+    return grammar->machine;
+}
+
+static void leave(const struct butler_grammar *grammar)
+{
+    pthread_mutex_unlock((pthread_mutex_t *)&grammar->lock);
+}
+
+int32_t butler_grammar_advance(const struct butler_grammar *grammar, int32_t state, int32_t id, struct butler_error *err)
+{
+    size_t n = 0;
+    const char *bytes = butler_tokenizer_bytes(grammar->tokenizer, id, &n);
+    const bool ends = butler_tokenizer_is_end(grammar->tokenizer, id);
+    struct butler_machine *machine = enter(grammar);
+    if (ends)
+        state = butler_machine_can_end(machine, state) ? butler_machine_end(machine) : 0;
+    else if (n == 0)
+        state = 0;
+    for (size_t i = 0; i < n && state > 0 && !ends; i++)
+        state = butler_machine_step(machine, state, (unsigned char)bytes[i], err);
+    leave(grammar);
+    return state;
+}
+
+/* ----------------------------------------------------------------------------------------------------- mask */
+
+/* Sets the bits of all tokens that the state allows. */
+static int walk(const struct butler_token_trie *trie, struct butler_machine *machine, struct mask *mask, struct butler_error *err)
+{
+    int32_t states[BUTLER_MAX_TOKEN_BYTES + 1] = {mask->state};
+    const struct node *nodes = trie->nodes;
+    for (uint32_t i = 0; i < trie->n_nodes;) {
+        const int32_t *known = butler_machine_known(machine, states[nodes[i].depth]);
+        int32_t state = known ? known[nodes[i].byte] : -1;
+        if (state < 0 && (state = butler_machine_step(machine, states[nodes[i].depth], nodes[i].byte, err)) < 0)
+            return state;
+        if (state == 0) {
+            i = nodes[i].next;
+            continue;
+        }
+        states[nodes[i].depth + 1] = state;
+        for (uint32_t k = nodes[i].first_id; k < nodes[i + 1].first_id; k++)
+            mask->bits[trie->ids[k] / 64] |= (uint64_t)1 << trie->ids[k] % 64;
+        mask->n_allowed += (int)(nodes[i + 1].first_id - nodes[i].first_id);
+        i++;
+    }
+    return 0;
+}
+
+/* The mask of a state, from the cache or made now. NULL: *err says why. */
+static const struct mask *find_mask(struct butler_grammar *grammar, int32_t state, struct butler_error *err)
+{
+    struct mask *mask = &grammar->masks[state % MAX_MASKS];
+    if (mask->state == state)
+        return mask;
+    if (!mask->bits && !(mask->bits = butler_alloc(grammar->n_words * sizeof *mask->bits + 1, err)))
+        return NULL;
+    memset(mask->bits, 0, grammar->n_words * sizeof *mask->bits);
+    mask->state = state;
+    mask->n_allowed = 0;
+    if (walk(grammar->trie, grammar->machine, mask, err) == 0)
+        return mask;
+    mask->state = 0;
+    return NULL;
+}
+
+static void forbid(const struct mask *mask, int n_tokens, float *logits, int n_vocab)
+{
+    for (int i = 0; i < n_vocab; i += 64) {
+        const uint64_t bits = i < n_tokens ? mask->bits[i / 64] : 0;
+        const int n = BUTLER_MIN(64, n_vocab - i);
+        for (int k = 0; k < n && bits != UINT64_MAX; k++)
+            if (!(bits >> k & 1))
+                logits[i + k] = -INFINITY;
+    }
+}
+
+int butler_grammar_mask(const struct butler_grammar *grammar, int32_t state, float *logits, int n_vocab, struct butler_error *err)
+{
+    const struct butler_token_trie *trie = grammar->trie;
+    struct butler_machine *machine = enter(grammar);
+    const bool can_end = butler_machine_can_end(machine, state);
+    const struct mask *mask = find_mask((struct butler_grammar *)grammar, state, err);
+    int n = mask ? mask->n_allowed : BUTLER_ERROR_UNSUPPORTED;
+    if (mask) {
+        float ends[64];
+        const int n_ends = can_end ? BUTLER_MIN(trie->n_ends, BUTLER_COUNT(ends)) : 0;
+        for (int i = 0; i < n_ends; i++)
+            ends[i] = trie->ends[i] < n_vocab ? logits[trie->ends[i]] : -INFINITY;
+        forbid(mask, trie->n_tokens, logits, n_vocab);
+        for (int i = 0; i < n_ends; i++)
+            if (trie->ends[i] < n_vocab)
+                logits[trie->ends[i]] = ends[i];
+        n += n_ends;
+    }
+    leave(grammar);
+    return n;
+}
