@@ -41,6 +41,8 @@ struct serve_job {
     int n_top;         /* most probable tokens to report with each; -1: no scores at all */
     bool score_prompt; /* scores of the prompt's tokens, with n_top of each */
     bool ignore_end, no_cache;
+    bool lossless; /* texts are those of `full`; the policy, which must be one that can, drafts (see draft.h) */
+    int n_drafts;  /* most for a check, 1 to 15; 0: the library's default */
     char *stops[SERVE_MAX_STOPS];
     int n_stops;
     void *user;
@@ -92,6 +94,8 @@ struct serve_params {
     int n_ctx;                /* of every session; 0: what the model was trained for */
     int kv_type;              /* enum butler_kv_type */
     const char *policy;       /* of jobs that name none */
+    bool lossless;            /* jobs that name none are lossless, */
+    int n_drafts;             /* with so many drafts */
     uint64_t kv_bytes;        /* that jobs may reserve together */
     const char *park;         /* folder for jobs that leave memory when it runs out; NULL: a job's memory is reserved as a whole */
     uint64_t prefix_bytes;    /* that the engine's prefix cache holds; 0: it has none */
