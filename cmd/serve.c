@@ -53,6 +53,8 @@ static int serve(const struct cmd_options *options, struct butler_engine *engine
                                         .scheduler = {.n_ctx = options->n_ctx,
                                                       .kv_type = options->kv_type,
                                                       .policy = options->kv.values[0],
+                                                      .lossless = options->given[CMD_LOSSLESS],
+                                                      .n_drafts = options->n_drafts,
                                                       .kv_bytes = kv_bytes,
                                                       .park = options->park,
                                                       .prefix_bytes = options->prefix_bytes,
@@ -96,22 +98,17 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},         {CMD_PRE, NULL},
-    {CMD_HOST, "127.0.0.1"},   {CMD_PORT, "8080"},
-    {CMD_API_KEY, NULL},       {CMD_CTX, "0"},
-    {CMD_KV, "full"},          {CMD_KV_TYPE, "f16"},
-    {CMD_KV_RAM, "0"},         {CMD_PARK, NULL},
-    {CMD_MAX_STALL, "200"},    {CMD_PARALLEL, "64"},
-    {CMD_QUEUE, "512"},        {CMD_CONNECTIONS, "1024"},
-    {CMD_MAX_BODY, "16M"},     {CMD_TIMEOUT, "60"},
-    {CMD_ACCESS_LOG, NULL},    {CMD_AUDIT, "0"},
-    {CMD_NO_CACHE, NULL},      {CMD_BLOCK, "0"},
-    {CMD_CHAT_TEMPLATE, NULL}, {CMD_TEMP, "0.8"},
-    {CMD_TOP_K, "40"},         {CMD_TOP_P, "0.95"},
-    {CMD_MIN_P, "0.05"},       CMD_PENALTIES,
-    {CMD_THREADS, "0"},        {CMD_ISA, NULL},
-    {CMD_PLUGIN, NULL},        {CMD_PREDICTOR, NULL},
-    {CMD_HELP, NULL},          {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},         {CMD_PRE, NULL},      {CMD_HOST, "127.0.0.1"},
+    {CMD_PORT, "8080"},        {CMD_API_KEY, NULL},  {CMD_CTX, "0"},
+    {CMD_KV, "full"},          {CMD_KV_TYPE, "f16"}, {CMD_LOSSLESS, NULL},
+    {CMD_KV_RAM, "0"},         {CMD_PARK, NULL},     {CMD_MAX_STALL, "200"},
+    {CMD_PARALLEL, "64"},      {CMD_QUEUE, "512"},   {CMD_CONNECTIONS, "1024"},
+    {CMD_MAX_BODY, "16M"},     {CMD_TIMEOUT, "60"},  {CMD_ACCESS_LOG, NULL},
+    {CMD_AUDIT, "0"},          {CMD_NO_CACHE, NULL}, {CMD_BLOCK, "0"},
+    {CMD_CHAT_TEMPLATE, NULL}, {CMD_TEMP, "0.8"},    {CMD_TOP_K, "40"},
+    {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},  CMD_PENALTIES,
+    {CMD_THREADS, "0"},        {CMD_ISA, NULL},      {CMD_PLUGIN, NULL},
+    {CMD_PREDICTOR, NULL},     {CMD_HELP, NULL},     {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_serve = {

@@ -94,15 +94,22 @@ json_t *serve_kv_json(const struct serve_request *request)
         sum.full_kv_bytes += stats->full_kv_bytes;
         sum.units_selected += stats->units_selected;
         sum.units_reused += stats->units_reused;
+        sum.n_drafted += stats->n_drafted;
+        sum.n_accepted += stats->n_accepted;
         sum.kv_memory += stats->kv_memory;
         sum.metric_memory += stats->metric_memory;
     }
     const double dense = (double)sum.full_kv_bytes, units = (double)sum.units_selected;
-    return json_pack(
+    json_t *kv = json_pack(
         "{s:s, s:I, s:I, s:I, s:f, s:f, s:I}", "policy", request->jobs[0]->policy, "bytes_read", (json_int_t)sum.kv_bytes,
         "metric_bytes_read", (json_int_t)sum.metric_bytes, "dense_bytes", (json_int_t)sum.full_kv_bytes, "read_share",
         dense > 0 ? (double)(sum.kv_bytes + sum.metric_bytes) / dense : 0.0, "reuse",
         units > 0 ? (double)sum.units_reused / units : 0.0, "memory_bytes", (json_int_t)(sum.kv_memory + sum.metric_memory));
+    if (request->jobs[0]->lossless) {
+        json_object_set_new(kv, "drafted", json_integer((json_int_t)sum.n_drafted));
+        json_object_set_new(kv, "accepted", json_integer((json_int_t)sum.n_accepted));
+    }
+    return kv;
 }
 
 static json_t *usage_json(const struct serve_request *request)

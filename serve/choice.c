@@ -76,7 +76,8 @@ int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice
     const int n_vocab = butler_model_get_info(model)->n_vocab;
     const float *logits = butler_logits(choice->session);
     size_t n = 0;
-    choice->id = butler_sample(choice->sampler, logits, n_vocab, err);
+    choice->id =
+        choice->n_taken < choice->n_drawn ? choice->drawn[choice->n_taken++] : butler_sample(choice->sampler, logits, n_vocab, err);
     if (choice->id < 0)
         return choice->id;
     const bool ended = butler_token_is_end(model, choice->id) && !job->ignore_end;
@@ -100,9 +101,8 @@ int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice
     }
     if (ended)
         return SERVE_FINISH_END;
-    return choice->n_generated >= job->max_tokens || butler_n_past(choice->session) >= butler_n_ctx(choice->session)
-               ? SERVE_FINISH_LENGTH
-               : SERVE_FINISH_NONE;
+    const bool full = choice->n_taken == choice->n_drawn && butler_n_past(choice->session) >= butler_n_ctx(choice->session);
+    return choice->n_generated >= job->max_tokens || full ? SERVE_FINISH_LENGTH : SERVE_FINISH_NONE;
 }
 
 void serve_choice_flush(struct serve_choice *choice, struct serve_event *event)
@@ -125,6 +125,11 @@ void serve_choice_release(struct serve_choice *choice, struct butler_stats *sum)
     sum->units_selected += stats.units_selected;
     sum->units_reused += stats.units_reused;
     sum->n_decode += stats.n_decode;
+    sum->n_checks += stats.n_checks;
+    sum->n_drafted += stats.n_drafted;
+    sum->n_accepted += stats.n_accepted;
+    butler_draft_free(choice->draft);
+    choice->draft = NULL;
     butler_session_free(choice->session);
     choice->session = NULL;
 }
@@ -133,6 +138,7 @@ void serve_choice_free(struct serve_choice *choice)
 {
     if (choice->fd >= 0)
         close(choice->fd);
+    butler_draft_free(choice->draft);
     butler_sampler_free(choice->sampler);
     butler_session_free(choice->session);
     serve_text_free(&choice->text);

@@ -4,6 +4,8 @@
 
 #include "serve/trace.h"
 
+enum { SERVE_ROUND = 16 }; /* most tokens of a round of drafts and their check */
+
 struct serve_choice {
     struct butler_session *session; /* NULL: none yet, parked, or ended */
     int fd;                         /* of the file that the session is parked in; -1: it is not */
@@ -16,13 +18,18 @@ struct serve_choice {
     const char *stop; /* the job's text that ended it; or NULL */
     bool ended;
     struct serve_watch watch;
+    /* Of a lossless job, see draft.h. */
+    struct butler_draft *draft; /* of this session; NULL: none yet */
+    int32_t drawn[SERVE_ROUND]; /* tokens of the latest round: */
+    int n_drawn, n_taken;       /* how many there are, how many serve_choice_sample has given */
+    double step_s;              /* of a decode step, at most, by the latest round; 0: none yet */
 };
 
 /* Of token id in logits[n_vocab]. n_top: the most probable to report with it. */
 void serve_score_token(const float *logits, int n_vocab, int32_t id, int n_top, struct serve_score *score);
 
-/* Samples the next token into choice->id, and fills the event with it and its text (that of an end token is empty). Returns why the
- * text ends with it (enum serve_finish); < 0: *err. */
+/* Puts the next token into choice->id, from the latest round or else by the sampler, and fills the event with it and its text (that
+ * of an end token is empty). Returns why the text ends with it (enum serve_finish); < 0: *err. */
 int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice, const struct butler_model *model,
                         struct serve_event *event, struct butler_error *err);
 /* The text that was held back, when nothing follows it. */

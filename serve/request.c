@@ -542,7 +542,24 @@ static int read_max_tokens(json_t *body, enum serve_kind kind, struct serve_erro
     return n < 0 ? INT_MAX / 2 : n;
 }
 
-static void read_policy(json_t *body, struct serve_job *job, struct serve_error *error)
+/* A request that names neither is as the server's flags say; one that names a policy is lossless only if it says so. */
+static void read_lossless(const struct serve_params *params, json_t *lossless, struct serve_job *job, struct serve_error *error)
+{
+    const json_int_t n = json_integer_value(lossless);
+    if (!is_given(lossless)) {
+        job->lossless = params->lossless && !job->policy;
+        job->n_drafts = params->n_drafts;
+    } else if (!json_is_boolean(lossless) && (n < 1 || n > 15)) {
+        serve_fail(error, 400, "'kv.lossless' must be true, false, or drafts for a check: 1 to 15");
+    } else {
+        job->lossless = !json_is_false(lossless);
+        job->n_drafts = (int)n;
+    }
+    if (!job->policy && job->lossless != params->lossless)
+        job->policy = strdup(job->lossless ? "verified" : "full");
+}
+
+static void read_policy(const struct serve_params *params, json_t *body, struct serve_job *job, struct serve_error *error)
 {
     json_t *kv = json_object_get(body, "kv"), *value;
     const char *name;
@@ -550,6 +567,8 @@ static void read_policy(json_t *body, struct serve_job *job, struct serve_error 
         serve_fail(error, 400, "'kv' must be an object");
     json_object_foreach(json_is_object(kv) ? kv : NULL, name, value)
     {
+        if (strcmp(name, "lossless") == 0)
+            continue;
         if (strcmp(name, "policy") != 0)
             serve_fail(error, 501, "'kv.%.64s' is not supported by this server", name);
         else if (!json_is_string(value))
@@ -557,6 +576,7 @@ static void read_policy(json_t *body, struct serve_job *job, struct serve_error 
         else if (!job->policy)
             job->policy = strdup(json_string_value(value));
     }
+    read_lossless(params, json_object_get(kv, "lossless"), job, error);
 }
 
 /* How many of the most probable tokens to report: OpenAI's completions have a number, its chats a flag and a number. */
@@ -595,7 +615,7 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     job->key = *key ? strdup(key) : NULL;
     read_sampling(api, body, job, error);
     job->sampling.grammar = request->grammar;
-    read_policy(body, job, error);
+    read_policy(serve_scheduler_params(api->scheduler), body, job, error);
     read_stops(body, job, error);
     if (request->kind == SERVE_CHAT && api->config.chat_stop)
         add_stop(job, api->config.chat_stop, error);
@@ -615,7 +635,7 @@ static void read_grammar(struct serve_request *request, json_t *body, struct ser
 {
     json_t *grammar = json_object_get(body, "grammar");
     struct butler_error err = {0};
-    if (is_neutral(grammar) || error->status)
+    if (serve_is_neutral(grammar) || error->status)
         return;
     if (!json_is_string(grammar))
         serve_fail(error, 400, "'grammar' must be a string");

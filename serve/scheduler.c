@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "serve/choice.h"
+#include "serve/draft.h"
 #include "serve/jobs.h"
 #include "serve/pace.h"
 #include "serve/park.h"
@@ -197,6 +198,8 @@ static int start_job(struct serve_scheduler *s, struct serve_job *job)
     }
     struct butler_session *session = job->choices[0].session = butler_session_new(s->engine, &params, err);
     if (!session)
+        return err->code;
+    if (job->lossless && serve_draft_open(job, &job->choices[0], err) < 0)
         return err->code;
     job->n_vocab = butler_model_get_info(s->model)->n_vocab;
     job->n_embd = butler_model_get_info(s->model)->n_embd;
@@ -424,6 +427,7 @@ static void add_span(struct serve_scheduler *s, int *n, struct serve_job *job, s
                                             .n = n_ids,
                                             .prompt_end = job->n_prompt,
                                             .no_logits = job->pooling != SERVE_POOL_NONE,
+                                            .exact = job->lossless && job->prompt_done,
                                             .each = scored ? on_prompt_logits : NULL,
                                             .user = job,
                                             .hidden = job->pooling != SERVE_POOL_NONE ? on_hidden : NULL};
@@ -524,8 +528,13 @@ static void run_step(struct serve_scheduler *s)
     const double begin = serve_now(), before = s->stepped;
     if (n == 0)
         return;
-    serve_traces_before(s->traces, s->choice_of, n_decodes);
-    butler_run(s->engine, s->spans, n, s->errors);
+    const bool round = n == 1 && serve_draft_wanted(s->of_span[0]);
+    if (round) {
+        serve_draft_round(s->of_span[0], s->choice_of[0], s->params.max_stall_s, &s->errors[0]);
+    } else {
+        serve_traces_before(s->traces, s->choice_of, n_decodes);
+        butler_run(s->engine, s->spans, n, s->errors);
+    }
     for (int i = 0; i < n; i++) {
         struct serve_job *job = s->of_span[i];
         if (i < n_decodes && s->errors[i].code == 0)
@@ -533,12 +542,15 @@ static void run_step(struct serve_scheduler *s)
         if (s->errors[i].code < 0 && job->error.code == 0)
             job->error = s->errors[i];
         else if (job->error.code == 0 && job->prompt_done)
-            next_token(s, job, (int)(s->choice_of[i] - job->choices));
+            do
+                next_token(s, job, (int)(s->choice_of[i] - job->choices));
+            while (s->choice_of[i]->n_taken < s->choice_of[i]->n_drawn && !s->choice_of[i]->ended);
         else if (job->error.code == 0 && butler_n_past(job->choices[0].session) == job->n_prompt)
             end_prompt(s, job);
     }
     s->stepped = serve_now();
-    serve_pace_add(&s->pace, s->work, s->stepped - begin);
+    if (!round) /* the work of rounds is another */
+        serve_pace_add(&s->pace, s->work, s->stepped - begin);
     pthread_mutex_lock(&s->lock);
     s->metrics.n_steps++;
     s->metrics.busy += (uint64_t)n_decodes;

@@ -46,6 +46,8 @@ struct serve_job {
     bool ignore_end, no_cache;
     /* Not SERVE_POOL_NONE: the job gives no text, only embedding; with no_cache, for it takes every token's hidden state. */
     enum serve_pooling pooling;
+    bool lossless; /* texts are those of `full`; the policy, which must be one that can, drafts (see draft.h) */
+    int n_drafts;  /* most for a check, 1 to 15; 0: the library's default */
     char *stops[SERVE_MAX_STOPS];
     int n_stops;
     bool (*is_shown)(const char *bytes, size_t n); /* control tokens of this spelling are in the text too; NULL: none */
@@ -100,6 +102,8 @@ struct serve_params {
     int n_ctx;                /* of every session; 0: what the model was trained for */
     int kv_type;              /* enum butler_kv_type */
     const char *policy;       /* of jobs that name none */
+    bool lossless;            /* jobs that name none are lossless, */
+    int n_drafts;             /* with so many drafts */
     uint64_t kv_bytes;        /* that jobs may reserve together */
     const char *park;         /* folder for jobs that leave memory when it runs out; NULL: a job's memory is reserved as a whole */
     uint64_t prefix_bytes;    /* that the engine's prefix cache holds; 0: it has none */

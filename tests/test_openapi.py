@@ -72,7 +72,7 @@ def narrowed():
     schemas["TokenId"]["maximum"] = N_VOCAB - 1
     fields = schemas["SamplingFields"]["properties"]
     schemas["EmbeddingsRequest"]["properties"]["dimensions"] = {"enum": [N_EMBD, None]}
-    fields["kv"]["properties"]["policy"] = {"enum": ["full", "quest:budget=16"]}
+    fields["kv"]["properties"]["policy"] = {"enum": ["quest:budget=16", "verified"]}  # such as can be lossless
     fields["logit_bias"]["anyOf"][1]["propertyNames"]["pattern"] = f"^0{{0,6}}({'|'.join(map(str, range(N_VOCAB)))})$|[^0-9]"
     message = schemas["Messages"]["items"]
     message["required"] = ["role", "content"]

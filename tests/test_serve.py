@@ -165,6 +165,34 @@ def test_equals_run_under_load(parks, tmp_path, request):
     assert server.stop() == 0
 
 
+def test_lossless(server):
+    """Drafts and checks change no byte: of an answer alone, of several, of a stream that ends at a stop text; usage counts drafts."""
+    wanted = [run_text(PROMPT * 3, 60, "full", 1, seed) for seed in (3, 4)]
+    body = completion(PROMPT * 3, 60, temp=1, seed=3)
+    for kv in ({"lossless": True}, {"lossless": 3, "policy": "quest:budget=32,page=8"}):
+        got = server.post("/v1/completions", body, kv=kv)
+        used = got["usage"]["kv"]
+        assert got["choices"][0]["text"] == wanted[0] and used["policy"] == kv.get("policy", "verified")
+        assert 0 < used["drafted"] and 0 <= used["accepted"] <= used["drafted"]
+        assert [c["text"] for c in server.post("/v1/completions", body, kv=kv, n=2)["choices"]] == wanted
+        stop = wanted[0][20:24]
+        streamed = "".join(c["choices"][0]["text"] for c in server.stream("/v1/completions", **{**body, "kv": kv, "stop": [stop]}))
+        assert streamed == wanted[0][:wanted[0].index(stop)]
+    scored = server.post("/v1/completions", body, kv={"lossless": True}, logprobs=1)  # needs every token's logits: no drafts
+    assert scored["choices"][0]["text"] == wanted[0] and scored["usage"]["kv"]["drafted"] == 0
+    assert "drafted" not in server.post("/v1/completions", body, kv={"lossless": False})["usage"]["kv"]
+
+
+def test_lossless_for_all(request):
+    """--lossless is for requests that do not choose."""
+    server = Server("--lossless=3")
+    request.addfinalizer(server.process.kill)
+    body = completion(PROMPT, 40)
+    policies = [server.post("/v1/completions", body, kv=kv)["usage"]["kv"] for kv in (None, {"lossless": False}, {"policy": "h2o:budget=32"})]
+    assert [(kv["policy"], kv.get("drafted", 0) > 0) for kv in policies] == [("verified", True), ("full", False), ("h2o:budget=32", False)]
+    assert server.stop() == 0
+
+
 def test_killed_while_requests_are_parked(tmp_path, request):
     """Nothing is left in the folder, and the next server begins as if nothing had been."""
     flags = ("--kv-ram", 640000, "--park", tmp_path)
@@ -393,6 +421,9 @@ def test_sampling_fields(server):
     ("/v1/completions", {"prompt": PROMPT, "model": 5}, 400, "'model'"),
     ("/v1/completions", {"prompt": PROMPT, "kv": {"policy": "nonsense"}}, 400, "nonsense"),
     ("/v1/completions", {"prompt": PROMPT, "kv": {"colour": 1}}, 501, "'kv.colour'"),
+    ("/v1/completions", {"prompt": PROMPT, "kv": {"lossless": 16}}, 400, "'kv.lossless'"),
+    ("/v1/completions", {"prompt": PROMPT, "kv": {"lossless": "yes"}}, 400, "'kv.lossless'"),
+    ("/v1/completions", {"prompt": PROMPT, "kv": {"lossless": True, "policy": "h2o:budget=32"}}, 400, "h2o does not retrieve"),
     ("/v1/completions", {"prompt": PROMPT, "stream": 1}, 400, "'stream'"),
     ("/v1/chat/completions", {}, 400, "'messages'"),
     ("/v1/chat/completions", {"messages": [5]}, 400, "message 0"),
