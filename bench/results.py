@@ -2,16 +2,14 @@
 """Makes the tables of docs/results.md from bench/results.jsonl.
 
     bench/results.py [ROWS.jsonl ...]    takes rows of `butler eval` over into bench/results.jsonl, then writes the tables
-
-Of several rows of one measurement the one with most items is kept, without the fields that the page does not need."""
+Of several rows of one measurement the one with most items is kept."""
 import json
 import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-KEPT = ("task", "subset", "model", "policy", "budget", "length", "limit", "seed", "config", "metric", "value", "ci", "n", "difference", "kv_read",
-        "page_hit", "date", "version")
+KEPT = "task subset model policy budget length limit seed config metric value ci n difference kv_read date version".split()
 BUDGETS = (0.11, 0.5)  # of the page's tables
 TASKS = {  # title: task, subset, metric
     "WikiText-2, ppl": ("ppl", None, "ppl"),
@@ -43,9 +41,7 @@ CLAIMS = [  # paper and claim, (task, policy, policy it is compared with, budget
 
 def family(policy):
     """The policy without its budget."""
-    name, _, keys = policy.partition(":")
-    kept = [key for key in keys.split(",") if key and not key.startswith("budget=")]
-    return name + (":" + ",".join(kept) if kept else "")
+    return re.sub(r"[:,]budget=[^,]*", "", policy)  # eval puts it last
 
 
 def key_of(row):
@@ -73,7 +69,7 @@ def loss(task, row, other):
         base, change = other["value"] or 1, row["value"] - other["value"]
         ends = [row["ci"][0] - other["ci"][1], row["ci"][1] - other["ci"][0]]
     else:
-        base, change, ends = other["value"] or 1, row["value"] - other["value"], [-float("inf"), float("inf")]
+        base, change, ends = 1, row["value"] - other["value"], [-float("inf"), float("inf")]
     return sign * change / base, *sorted(sign * end / base for end in ends)
 
 
@@ -100,7 +96,7 @@ def fewest(rows):
             dense, found = rows.get((*task, "full", None)), [row for k, row in rows.items() if k[:4] == (*task, name) and k[4] is not None]
             near = sorted((row["kv_read"], loss(task, row, dense)[2] > NEAR) for row in found if loss(task, row, dense)[0] <= NEAR)
             cells.append(f"{100 * near[0][0]:.0f} %{' ?' if near[0][1] else ''}" if near else "–" if found else "")
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+        lines += [f"| `{name}` | {' | '.join(cells)} |"] if any("%" in cell for cell in cells) else []
     return "\n".join(lines)
 
 
@@ -117,6 +113,10 @@ def claims(rows):
         mine, theirs = rows.get((*task, name, budget)), rows.get((*task, other, None if other == "full" else budget))
         result = verdict(kind, *loss(task, mine, theirs)[1:]) if mine and theirs else "not measured"
         ours, others = (f"`{policy}`" + (f" {interval(task, row)}" if row else "") for policy, row in ((name, mine), (other, theirs)))
+        paired = (mine or {}).get("difference") or {}
+        if other == "full" and mine and None not in paired["ci"]:  # `full` on the items of this row
+            ends = " … ".join(number(task, end) for end in paired["ci"])
+            others = f"`full` {number(task, mine['value'] - paired['value'])}; difference {ends}"
         lines.append(f"| {text} | {title}, {100 * budget:.0f} % | {ours} | {others} | {result} |")
     return "\n".join(lines)
 

@@ -22,7 +22,7 @@ def test_length(page):
 
 
 def test_results_fit_on_a_few_screens():
-    assert len(text_of("docs/results.md").splitlines()) <= 200
+    assert len(text_of("docs/results.md").splitlines()) <= 150
 
 
 @pytest.mark.parametrize("page", PAGES)

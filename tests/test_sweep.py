@@ -62,7 +62,7 @@ def test_rows_become_cells_and_verdicts(results, tmp_path):
     verdicts = re.findall(r"^\| ([^|]*) \| WikiText-2, ppl, (\d+) % \|.*\| ([\w ]+) \|$", text, re.M)
     assert dict((claim, found) for claim, _, found in verdicts if found != "not measured") == {
         "FIER: full quality at 11 %": "shows", "VATP is better than H2O at 50 %": "shows", "H2O keeps quality at 20 % (here 25 %)": "does not"}
-    assert re.search(r"\| `fier` \| 11 % \|", text) and re.search(r"\| `h2o` \| – \|", text)
+    assert re.search(r"\| `fier` \| 11 % \|", text) and "| `h2o` | –" not in text
 
 
 def test_a_small_sample_does_not_prove_equality(results):
