@@ -259,9 +259,10 @@ static void forbid(const struct mask *mask, int n_tokens, float *logits, int n_v
     for (int i = 0; i < n_vocab; i += 64) {
         const uint64_t bits = i < n_tokens ? mask->bits[i / 64] : 0;
         const int n = BUTLER_MIN(64, n_vocab - i);
-        for (int k = 0; k < n && bits != UINT64_MAX; k++)
-            if (!(bits >> k & 1))
-                logits[i + k] = -INFINITY;
+        if (bits == UINT64_MAX)
+            continue;
+        for (int k = 0; k < n; k++)
+            logits[i + k] = bits >> k & 1 ? logits[i + k] : -INFINITY;
     }
 }
 
