@@ -11,11 +11,14 @@
 #include "text/grammar_parts.h"
 
 enum {
-    MAX_ITEMS = 8192,      /* of a state or a frame */
-    MAX_WORK = 1 << 22,    /* items that one call of the user may make */
-    MAX_MEMORY = 256 << 20 /* bytes of all sets */
+    MAX_ITEMS = 8192,       /* of a state or a frame */
+    MAX_WORK = 1 << 22,     /* items that one call of the user may make */
+    MAX_MEMORY = 256 << 20, /* bytes of all sets */
+    MAX_SHORT = 32,         /* items of a set that is shortened */
+    SHORT_DEPTH = 2,        /* levels of frames that stay */
 };
-#define COMPLETE UINT64_MAX /* the item of a text that is complete */
+#define COMPLETE UINT64_MAX      /* the item of a text that is complete */
+#define ESCAPED (UINT64_MAX - 1) /* the item where a stack that was shortened ends */
 
 /* A position in the rules, and the frame to return to. */
 static inline uint64_t make_item(uint32_t position, uint32_t frame)
@@ -37,6 +40,7 @@ struct butler_machine {
     size_t n_slots;
     size_t memory, work;
     int32_t start, end;
+    int32_t cut; /* the frame of only ESCAPED */
     /* Of one closure. */
     uint64_t *items;   /* [n_items] in the order in which they came */
     uint32_t *callers; /* [n_items] of an item that calls a rule: the next such item of that rule */
@@ -222,7 +226,7 @@ static int add_item(struct butler_machine *machine, uint64_t item, struct butler
     const uint32_t index = machine->n_items++;
     machine->items[index] = item;
     machine->item_slots[slot] = index + 1;
-    if (item == COMPLETE)
+    if (item >= ESCAPED)
         return 0;
     const struct butler_element element = machine->rules->elements[item >> 32];
     if (element.kind == BUTLER_ELEMENT_RULE || element.kind == BUTLER_ELEMENT_NONEMPTY) {
@@ -240,7 +244,7 @@ static int add_item(struct butler_machine *machine, uint64_t item, struct butler
 static int follow(struct butler_machine *machine, uint64_t item, bool returns, struct butler_error *err)
 {
     int code = 0;
-    if (item == COMPLETE)
+    if (item >= ESCAPED)
         return 0;
     const uint32_t position = (uint32_t)(item >> 32), frame = (uint32_t)item;
     const struct butler_element element = machine->rules->elements[position];
@@ -306,7 +310,7 @@ static int32_t close_items(struct butler_machine *machine, struct butler_error *
     machine->n_places = 0;
     for (uint32_t i = 0; i < machine->n_items; i++) {
         const uint64_t item = machine->items[i];
-        const struct butler_element *element = item == COMPLETE ? NULL : &machine->rules->elements[item >> 32];
+        const struct butler_element *element = item >= ESCAPED ? NULL : &machine->rules->elements[item >> 32];
         if (code == 0 && (!element || element->kind == BUTLER_ELEMENT_BYTES))
             code = add_place(machine, item, err);
         if (element && (element->kind == BUTLER_ELEMENT_RULE || element->kind == BUTLER_ELEMENT_NONEMPTY))
@@ -349,6 +353,11 @@ struct butler_machine *butler_machine_new(const struct butler_rules *rules, stru
     machine->end = intern(machine, err); /* also the frame of rule root */
     if (machine->end < 0)
         goto fail;
+    machine->places[0] = ESCAPED;
+    machine->n_places = 1;
+    machine->cut = intern(machine, err);
+    if (machine->cut < 0)
+        goto fail;
     machine->places[0] = make_item(rules->start, (uint32_t)machine->end);
     machine->n_places = 1;
     machine->start = close_items(machine, err);
@@ -380,6 +389,39 @@ bool butler_machine_can_end(const struct butler_machine *machine, int32_t state)
     return set->n > 0 && set->items[set->n - 1] == COMPLETE;
 }
 
+bool butler_machine_escapes(const struct butler_machine *machine, int32_t state)
+{
+    const struct set *set = &machine->sets[state];
+    for (uint32_t i = set->n; i > 0 && set->items[i - 1] >= ESCAPED; i--)
+        if (set->items[i - 1] == ESCAPED)
+            return true;
+    return false;
+}
+
+/* A set whose items return to frames of at most `depth` levels; the cut where it is large. */
+static int32_t shorten(struct butler_machine *machine, int32_t index, int depth, struct butler_error *err)
+{
+    uint64_t items[MAX_SHORT];
+    const uint32_t n = machine->sets[index].n;
+    if (depth < 0 || n > MAX_SHORT)
+        return machine->cut;
+    for (uint32_t i = 0; i < n; i++) {
+        const uint64_t item = machine->sets[index].items[i];
+        const int32_t frame = item >= ESCAPED ? 0 : shorten(machine, (int32_t)(uint32_t)item, depth - 1, err);
+        if (frame < 0)
+            return frame;
+        items[i] = item >= ESCAPED ? item : make_item((uint32_t)(item >> 32), (uint32_t)frame);
+    }
+    memcpy(machine->places, items, n * sizeof *items);
+    machine->n_places = n;
+    return intern(machine, err);
+}
+
+int32_t butler_machine_shorten(struct butler_machine *machine, int32_t state, struct butler_error *err)
+{
+    return machine->sets[state].n > MAX_SHORT ? state : shorten(machine, state, SHORT_DEPTH, err);
+}
+
 const int32_t *butler_machine_known(const struct butler_machine *machine, int32_t state)
 {
     return machine->sets[state].known;
@@ -405,8 +447,8 @@ int32_t butler_machine_step(struct butler_machine *machine, int32_t state, unsig
     machine->n_places = 0;
     machine->work += set->n;
     for (uint32_t i = 0; i < set->n; i++) {
-        if (set->items[i] == COMPLETE)
-            continue;
+        if (set->items[i] >= ESCAPED)
+            break;
         const uint32_t position = (uint32_t)(set->items[i] >> 32);
         if (butler_byte_in(&rules->sets[rules->elements[position].arg], byte))
             machine->places[machine->n_places++] = make_item(position + 1, (uint32_t)set->items[i]);

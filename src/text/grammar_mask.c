@@ -1,5 +1,9 @@
 /* Which tokens a state of a grammar allows. The vocabulary is a trie over its bytes: one walk steps the machine once for each
- * beginning that tokens share, and leaves out all that follows a byte that is not allowed. */
+ * beginning that tokens share, and leaves out all that follows a byte that is not allowed.
+ *
+ * Inside a string nearly the whole vocabulary is walked. Most of its tokens do not depend on where the string stands: that walk is
+ * made from the state with a shortened stack, once for all strings, and leaves a list of the branches that leave the string. Only
+ * these are walked again for each state. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,7 +13,10 @@
 #include "text/grammar_parts.h"
 #include "text/tokenizer_parts.h"
 
-enum { MAX_MASKS = 1024 };
+enum {
+    MAX_MASKS = 1024,
+    MAX_SHORT_MASKS = 256,
+};
 
 struct butler_token_trie {
     int n_tokens;  /* of the vocabulary */
@@ -31,6 +38,8 @@ struct mask {
     int32_t state;  /* 0: free */
     int n_allowed;  /* tokens, without those that end an answer */
     uint64_t *bits; /* [n_words] */
+    uint32_t *open; /* [n_open] of a shortened state: nodes whose branches the stack decides */
+    size_t n_open, max_open;
 };
 
 struct butler_grammar {
@@ -40,7 +49,8 @@ struct butler_grammar {
     struct butler_rules rules;
     pthread_mutex_t lock; /* of what follows */
     struct butler_machine *machine;
-    struct mask masks[MAX_MASKS]; /* the slot of a state is its remainder: the latest state has it */
+    struct mask masks[MAX_MASKS];           /* the slot of a state is its remainder: the latest state has it */
+    struct mask shortened[MAX_SHORT_MASKS]; /* the same, of shortened states */
     size_t n_words;
 };
 
@@ -172,6 +182,10 @@ void butler_grammar_free(struct butler_grammar *grammar)
         return;
     for (int i = 0; i < MAX_MASKS; i++)
         free(grammar->masks[i].bits);
+    for (int i = 0; i < MAX_SHORT_MASKS; i++) {
+        free(grammar->shortened[i].bits);
+        free(grammar->shortened[i].open);
+    }
     butler_machine_free(grammar->machine);
     butler_rules_free(&grammar->rules);
     pthread_mutex_destroy(&grammar->lock);
@@ -214,27 +228,87 @@ int32_t butler_grammar_advance(const struct butler_grammar *grammar, int32_t sta
 
 /* ----------------------------------------------------------------------------------------------------- mask */
 
-/* Sets the bits of all tokens that the state allows. */
-static int walk(const struct butler_token_trie *trie, struct butler_machine *machine, struct mask *mask, struct butler_error *err)
+static int add_open(struct mask *mask, uint32_t node, struct butler_error *err)
 {
-    int32_t states[BUTLER_MAX_TOKEN_BYTES + 1] = {mask->state};
+    if (mask->n_open == mask->max_open) {
+        const size_t max = 2 * mask->max_open + 64;
+        uint32_t *open = realloc(mask->open, max * sizeof *open);
+        if (!open)
+            return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %zu branches of a mask", max);
+        mask->open = open;
+        mask->max_open = max;
+    }
+    mask->open[mask->n_open++] = node;
+    return 0;
+}
+
+/* Sets the bits of all tokens of the nodes [first, end) that are allowed; `state` is the one before node first. A branch that ends
+ * behind a state that escapes its shortened stack is left open. */
+static int walk(const struct butler_token_trie *trie, struct butler_machine *machine, struct mask *mask, int32_t state,
+                uint32_t first, uint32_t end, struct butler_error *err)
+{
+    int32_t states[BUTLER_MAX_TOKEN_BYTES + 1];
+    bool escapes[BUTLER_MAX_TOKEN_BYTES + 1]; /* this state or one before it */
     const struct node *nodes = trie->nodes;
-    for (uint32_t i = 0; i < trie->n_nodes;) {
-        const int32_t *known = butler_machine_known(machine, states[nodes[i].depth]);
-        int32_t state = known ? known[nodes[i].byte] : -1;
-        if (state < 0 && (state = butler_machine_step(machine, states[nodes[i].depth], nodes[i].byte, err)) < 0)
+    int code = 0;
+    if (first == end)
+        return 0;
+    states[nodes[first].depth] = state;
+    escapes[nodes[first].depth] = butler_machine_escapes(machine, state);
+    for (uint32_t i = first; i < end && code == 0;) {
+        const int depth = nodes[i].depth;
+        const int32_t *known = butler_machine_known(machine, states[depth]);
+        state = known ? known[nodes[i].byte] : -1;
+        if (state < 0 && (state = butler_machine_step(machine, states[depth], nodes[i].byte, err)) < 0)
             return state;
         if (state == 0) {
+            code = escapes[depth] ? add_open(mask, i, err) : 0;
             i = nodes[i].next;
             continue;
         }
-        states[nodes[i].depth + 1] = state;
+        escapes[depth + 1] = escapes[depth] || (state != states[depth] && butler_machine_escapes(machine, state));
+        states[depth + 1] = state;
         for (uint32_t k = nodes[i].first_id; k < nodes[i + 1].first_id; k++)
             mask->bits[trie->ids[k] / 64] |= (uint64_t)1 << trie->ids[k] % 64;
         mask->n_allowed += (int)(nodes[i + 1].first_id - nodes[i].first_id);
         i++;
     }
-    return 0;
+    return code;
+}
+
+/* An empty mask of a state in its place of the cache; NULL: *err says why. */
+static struct mask *begin_mask(struct mask *mask, size_t n_words, struct butler_error *err)
+{
+    mask->state = 0;
+    if (!mask->bits && !(mask->bits = butler_alloc(n_words * sizeof *mask->bits + 1, err)))
+        return NULL;
+    memset(mask->bits, 0, n_words * sizeof *mask->bits);
+    mask->n_allowed = 0;
+    mask->n_open = 0;
+    return mask;
+}
+
+/* The mask of a shortened state, without its open branches. */
+static const struct mask *find_shortened(struct butler_grammar *grammar, int32_t state, struct butler_error *err)
+{
+    struct mask *mask = &grammar->shortened[state % MAX_SHORT_MASKS];
+    if (mask->state == state)
+        return mask;
+    if (!begin_mask(mask, grammar->n_words, err) ||
+        walk(grammar->trie, grammar->machine, mask, state, 0, grammar->trie->n_nodes, err) < 0)
+        return NULL;
+    mask->state = state;
+    return mask;
+}
+
+/* Walks a branch that the shortened state left open: its first bytes are those of any token in it. */
+static int walk_open(struct butler_grammar *grammar, struct mask *mask, int32_t state, uint32_t node, struct butler_error *err)
+{
+    const struct butler_token_trie *trie = grammar->trie;
+    const char *bytes = grammar->tokenizer->vocab.pieces[trie->ids[trie->nodes[node].first_id]].bytes;
+    for (int i = 0; i < trie->nodes[node].depth && state > 0; i++)
+        state = butler_machine_step(grammar->machine, state, (unsigned char)bytes[i], err);
+    return state <= 0 ? state : walk(trie, grammar->machine, mask, state, node, trie->nodes[node].next, err);
 }
 
 /* The mask of a state, from the cache or made now. NULL: *err says why. */
@@ -243,15 +317,17 @@ static const struct mask *find_mask(struct butler_grammar *grammar, int32_t stat
     struct mask *mask = &grammar->masks[state % MAX_MASKS];
     if (mask->state == state)
         return mask;
-    if (!mask->bits && !(mask->bits = butler_alloc(grammar->n_words * sizeof *mask->bits + 1, err)))
+    const int32_t shorter = butler_machine_shorten(grammar->machine, state, err);
+    const struct mask *part = shorter < 0 ? NULL : find_shortened(grammar, shorter, err);
+    if (!part || !begin_mask(mask, grammar->n_words, err))
         return NULL;
-    memset(mask->bits, 0, grammar->n_words * sizeof *mask->bits);
+    memcpy(mask->bits, part->bits, grammar->n_words * sizeof *mask->bits);
+    mask->n_allowed = part->n_allowed;
+    for (size_t i = 0; i < part->n_open; i++)
+        if (walk_open(grammar, mask, state, part->open[i], err) < 0)
+            return NULL;
     mask->state = state;
-    mask->n_allowed = 0;
-    if (walk(grammar->trie, grammar->machine, mask, err) == 0)
-        return mask;
-    mask->state = 0;
-    return NULL;
+    return mask;
 }
 
 static void forbid(const struct mask *mask, int n_tokens, float *logits, int n_vocab)
@@ -259,9 +335,10 @@ static void forbid(const struct mask *mask, int n_tokens, float *logits, int n_v
     for (int i = 0; i < n_vocab; i += 64) {
         const uint64_t bits = i < n_tokens ? mask->bits[i / 64] : 0;
         const int n = BUTLER_MIN(64, n_vocab - i);
-        for (int k = 0; k < n && bits != UINT64_MAX; k++)
-            if (!(bits >> k & 1))
-                logits[i + k] = -INFINITY;
+        if (bits == UINT64_MAX)
+            continue;
+        for (int k = 0; k < n; k++)
+            logits[i + k] = bits >> k & 1 ? logits[i + k] : -INFINITY;
     }
 }
 

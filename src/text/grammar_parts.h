@@ -93,6 +93,12 @@ int32_t butler_machine_step(struct butler_machine *machine, int32_t state, unsig
 /* The states behind all bytes, as far as they are known: -1 where butler_machine_step must be asked. NULL: none is. Valid until
  * the next step. */
 const int32_t *butler_machine_known(const struct butler_machine *machine, int32_t state);
+/* The state with only the nearest places to return to; what lies behind them is left out, so that many states become the same.
+ * Where a step from such a state (or from one behind it) fails and butler_machine_escapes held before, the whole state may go on.
+ */
+int32_t butler_machine_shorten(struct butler_machine *machine, int32_t state, struct butler_error *err);
+/* Whether a way leads from this state to where its shortened stack ends. */
+bool butler_machine_escapes(const struct butler_machine *machine, int32_t state);
 /* Begins a call of the user: the work until the next one is bounded. */
 void butler_machine_begin(struct butler_machine *machine);
 
