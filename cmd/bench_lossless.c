@@ -139,17 +139,31 @@ static void print_row(const struct measured *m)
                       "metric_bytes", (json_int_t)stats.metric_bytes / n, "full_kv_bytes", (json_int_t)stats.full_kv_bytes / n));
 }
 
+/* The session holds `depth` tokens: of the text, or, without one, random rows and a token behind them. */
+static int fill(const struct measured *m, struct butler_session *session, const struct cmd_integers *text)
+{
+    struct butler_error err = {0};
+    if (text->n == 0) {
+        const int32_t id = 0;
+        const struct butler_span span = {.session = session, .ids = &id, .n = 1, .exact = true};
+        const bool filled = (m->depth == 1 || butler_fill(session, m->depth - 1, m->options->seed, &err) == 0) &&
+                            butler_run(m->engine, &span, 1, &err) == 0;
+        return filled ? CMD_DONE : cmd_fail(m->options, &err);
+    }
+    /* What an earlier policy has read of the text is not read again. */
+    const int n_adopted = butler_session_adopt_prefix(session, text->values, m->depth, NULL);
+    const int n_known = BUTLER_MAX(n_adopted, 0);
+    const struct cmd_integers rest = {.n = m->depth - n_known, .values = text->values + n_known};
+    return cmd_prefill(m->options, session, &rest);
+}
+
 static int measure(struct measured *m, const struct cmd_integers *text)
 {
     const struct cmd_options *options = m->options;
     int status = CMD_DONE;
     struct butler_session *session =
         cmd_session_new(options, m->engine, m->policy, m->depth + options->warmup + options->n + CMD_MAX_DRAFTS + 1, &status);
-    /* What an earlier policy has read of the text is not read again. */
-    const int n_adopted = session ? butler_session_adopt_prefix(session, text->values, m->depth, NULL) : 0;
-    const int n_known = BUTLER_MAX(n_adopted, 0);
-    const struct cmd_integers rest = {.n = m->depth - n_known, .values = text->values + n_known};
-    if (session && (status = cmd_prefill(options, session, &rest)) != CMD_DONE)
+    if (session && (status = fill(m, session, text)) != CMD_DONE)
         butler_session_free(session);
     if (status != CMD_DONE)
         return status == CMD_INTERRUPTED ? CMD_FAILED : status;
@@ -175,24 +189,24 @@ static int measure(struct measured *m, const struct cmd_integers *text)
     return status;
 }
 
-/* The text of -f, or the one that comes with the default model. */
+/* The text of -f; none: random rows are as good where only times count. */
 static int read_text(const struct cmd_options *options, const struct butler_model *model, struct cmd_integers *ids)
 {
-    char path[4096];
     struct cmd_text text = {0};
     const char *file = options->file;
-    if (!file && cmd_find_model_file("long_text.txt", path, sizeof path))
-        file = path;
-    if (!file) {
-        cmd_say(options, "--lossless: no text to go on from: give it with -f FILE (- is standard input)");
-        return CMD_USAGE;
-    }
+    for (int d = 0; d < options->depths.n; d++)
+        if (options->depths.values[d] < 1) {
+            cmd_say(options, "-d: --lossless goes on from 1 token or more");
+            return CMD_USAGE;
+        }
+    if (!file)
+        return CMD_DONE;
     int status = cmd_file_read(options, file, &text);
     if (status == CMD_DONE)
         status = cmd_tokenize_text(options, model, text.bytes, text.n, BUTLER_ADD_SPECIAL, ids);
     cmd_text_free(&text);
     for (int d = 0; status == CMD_DONE && d < options->depths.n; d++)
-        if (options->depths.values[d] < 1 || options->depths.values[d] > ids->n) {
+        if (options->depths.values[d] > ids->n) {
             cmd_say(options, "-d: the beginning of %s cannot have %d tokens: it has 1 to %d", file, options->depths.values[d],
                     ids->n);
             status = CMD_USAGE;

@@ -1,5 +1,6 @@
 /* Drafts with exact checks: the tokens, the logits and the cache are those of dense decoding, bit for bit, whatever drafts, however
  * many, and whatever happens to the session in between. */
+#include <math.h>
 #include <unistd.h>
 
 #include "fixtures.h"
@@ -281,6 +282,87 @@ static void test_chosen_number(void **state)
     free_engine(engine);
 }
 
+/* Pearson's statistic of counts[n] against the softmax of logits[n] at a temperature, as standard deviations above its mean. Tokens
+ * of which fewer than five are expected count as one. */
+static double excess(const int *counts, int n_draws, const float *logits, int n, float temperature)
+{
+    double sum = 0, statistic = 0, rare = 0, n_rare = 0;
+    int classes = 0;
+    float max = logits[0];
+    for (int i = 1; i < n; i++)
+        max = fmaxf(max, logits[i]);
+    for (int i = 0; i < n; i++)
+        sum += exp((logits[i] - max) / temperature);
+    for (int i = 0; i < n; i++) {
+        const double expected = n_draws * exp((logits[i] - max) / temperature) / sum;
+        if (expected < 5) {
+            rare += expected;
+            n_rare += counts[i];
+            continue;
+        }
+        statistic += (counts[i] - expected) * (counts[i] - expected) / expected;
+        classes++;
+    }
+    if (rare >= 5) {
+        statistic += (n_rare - rare) * (n_rare - rare) / rare;
+        classes++;
+    }
+    assert_true(classes > 10);
+    return (statistic - (classes - 1)) / sqrt(2 * (classes - 1));
+}
+
+/* Draws are those of the softmax: of the sampler alone, and behind drafts, some of which are wrong. Each draw behind drafts is that
+ * of another sampler with the same seed from dense logits. */
+static void test_distribution(void **state)
+{
+    enum { N_DRAWS = 100000, N_ROUNDS = 10000 };
+    static const float temperature = 0.3f;
+    static const struct butler_sampler_params params = {.temperature = temperature, .seed = 3};
+    struct butler_engine *engine = open_engine("models/gemma3.gguf", 1, NULL);
+    struct butler_session *session = open_session(engine, "random:budget=2", BUTLER_KV_F16, N_CTX);
+    struct butler_draft *draft = open_draft(session, 1, true);
+    struct butler_sampler *sampler = butler_sampler_new(&params, NULL), *other = butler_sampler_new(&params, NULL);
+    struct butler_stats stats;
+    const int n_vocab = engine->model->hp.n_vocab, first = 7;
+    int *counts = calloc((size_t)n_vocab, sizeof *counts), ids[2], n_past;
+    float *logits = malloc((size_t)n_vocab * sizeof *logits);
+    (void)state;
+    begin(session, 0);
+    n_past = butler_n_past(session);
+    const struct butler_span exact = {.session = session, .ids = &first, .n = 1, .exact = true};
+    assert_int_equal(butler_run(engine, &exact, 1, NULL), 0);
+    memcpy(logits, butler_logits(session), (size_t)n_vocab * sizeof *logits);
+    for (int i = 0; i < N_DRAWS; i++)
+        counts[butler_sample(other, logits, n_vocab, NULL)]++;
+    assert_true(fabs(excess(counts, N_DRAWS, logits, n_vocab, temperature)) < 5);
+    /* The test would see one other temperature. */
+    assert_true(excess(counts, N_DRAWS, logits, n_vocab, 0.9f * temperature) > 10);
+
+    butler_sampler_free(other);
+    other = butler_sampler_new(&params, NULL);
+    memset(counts, 0, (size_t)n_vocab * sizeof *counts);
+    for (int i = 0; i < N_ROUNDS; i++) {
+        assert_int_equal(butler_session_truncate(session, n_past, NULL), 0);
+        const int n = butler_draft_step(draft, sampler, first, ids, 2, NULL);
+        assert_true(n == 1 || n == 2);
+        assert_int_equal(butler_sample(other, logits, n_vocab, NULL), ids[0]);
+        if (n == 2)
+            assert_int_equal(butler_sample(other, butler_logits(session), n_vocab, NULL), ids[1]);
+        counts[ids[0]]++;
+    }
+    assert_true(fabs(excess(counts, N_ROUNDS, logits, n_vocab, temperature)) < 5);
+    butler_session_stats(session, &stats);
+    print_message("%llu of %llu drafts were right\n", (unsigned long long)stats.n_accepted, (unsigned long long)stats.n_drafted);
+    assert_true(stats.n_accepted > 100 && stats.n_drafted > stats.n_accepted + 100);
+    free(logits);
+    free(counts);
+    butler_sampler_free(other);
+    butler_sampler_free(sampler);
+    butler_draft_free(draft);
+    butler_session_free(session);
+    free_engine(engine);
+}
+
 /* A text that ends between the tokens of a step: what stays is what fewer drafts would have given. */
 static void test_keep(void **state)
 {
@@ -437,7 +519,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_models),        cmocka_unit_test(test_policies), cmocka_unit_test(test_long_texts),
         cmocka_unit_test(test_chosen_number), cmocka_unit_test(test_keep),     cmocka_unit_test(test_keep_behind_a_window),
-        cmocka_unit_test(test_exact_spans),   cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_exact_spans),   cmocka_unit_test(test_errors),   cmocka_unit_test(test_distribution),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

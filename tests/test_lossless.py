@@ -79,6 +79,9 @@ def test_bench(tmp_path):
         # Two layers and two KV heads with 16 numbers in two bytes, keys and values.
         assert r["full_kv_bytes"] == sum((r["depth"] + 3 + i) * 2 * 2 * 2 * 16 * 2 for i in range(1, 41)) // 40
     assert len(butler(*bench, "-d", "20", "--kv", "verified").stdout.splitlines()) == 2
+    depth = rows("bench", "-m", GQA, "--lossless=3", "-n", "20", "-d", "90", "--kv", "quest:budget=32")[0]  # behind random rows
+    assert depth["n_drafted"] > depth["n_checks"] > 0 and depth["full_kv_bytes"] >= 91 * 2 * 2 * 2 * 16 * 2
+    refuses(USAGE, "bench", "-m", GQA, "--lossless", "-d", "0", says=["-d"])
     refuses(USAGE, *bench, "-d", "20,9999", says=["-d", "9999", tmp_path / "t.txt"])
     refuses(USAGE, *bench, "-d", "20", "--batch", "2", says=["--batch"])
     refuses(USAGE, "bench", "-m", GQA, "-f", tmp_path / "t.txt", says=["-f", "--lossless"])
