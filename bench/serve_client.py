@@ -1,6 +1,7 @@
 """What the server's benchmarks share: starting a server, its memory, and requests that time every token."""
 import asyncio
 import json
+import os
 import random
 import re
 import signal
@@ -29,12 +30,16 @@ def free_port():
 
 
 class Server:
-    """A process that answers at a port of its own. command: its words, {port} among them."""
+    """A process that answers at a port of its own. command: its words; {port} among them, or in the environment that is added."""
 
-    def __init__(self, command, log):
+    def __init__(self, command, log, **environment):
         self.port = free_port()
         self.log = open(log, "w")
-        self.process = subprocess.Popen([str(word).replace("{port}", str(self.port)) for word in command], stdout=self.log, stderr=self.log)
+
+        def fill(word):
+            return str(word).replace("{port}", str(self.port))
+        self.process = subprocess.Popen([fill(word) for word in command], stdout=self.log, stderr=self.log,
+                                        env={**os.environ, **{name: fill(value) for name, value in environment.items()}})
         end = time.time() + 300
         while not self.answers():
             if self.process.poll() is not None or time.time() > end:
@@ -125,3 +130,25 @@ def make_documents(n, n_characters):
             text += " ".join(order.sample(sentences, len(sentences))) + " "
         documents.append(text[:n_characters])
     return documents
+
+
+class Replicas:
+    """Servers behind HAProxy, as deploy/haproxy.cfg has them; used as one."""
+
+    def __init__(self, command, n, log):
+        self.servers = [Server(command, f"{log}.{i + 1}") for i in range(n)]
+        names = {f"REPLICA_{i + 1}": f"127.0.0.1:{server.port}" for i, server in enumerate(self.servers)}
+        try:
+            self.front = Server(["haproxy", "-db", "-f", ROOT / "deploy" / "haproxy.cfg"], log, BIND="127.0.0.1:{port}", **names)
+        except (OSError, SystemExit):
+            for server in self.servers:
+                server.stop()
+            raise
+        self.port = self.front.port
+
+    def memory(self, peak=False):
+        return sum(server.memory(peak) for server in self.servers)
+
+    def stop(self):
+        for server in [self.front, *self.servers]:
+            server.stop()

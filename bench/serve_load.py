@@ -3,6 +3,7 @@
 
     bench/serve_load.py MODEL.gguf -o load.jsonl [--clients 16] [--requests 3] [--kv POLICY]... [--peer PYTHON]
     bench/serve_load.py MODEL.gguf -o load.jsonl --clients 1,2,4,8,16,32,64      how the rate grows
+    bench/serve_load.py MODEL.gguf -o load.jsonl --replicas                      two replicas with half of the threads, behind HAProxy
     bench/serve_load.py --table load.jsonl                                       prints the table
 
 Every client sends one request after the other: a document of --document-tokens tokens, the same --documents documents for all
@@ -19,9 +20,10 @@ import sys
 import time
 from pathlib import Path
 
-from serve_client import ROOT, Server, exit_on_term, fetch, generate, make_documents, say
+from serve_client import ROOT, Replicas, Server, exit_on_term, fetch, generate, make_documents, say
 
 POLICIES = ["full", "fier:budget=0.125", "tinyserve:budget=0.125"]
+TWO = "butler, 2 replicas"
 KEYS = ["server", "policy", "model", "clients", "requests", "documents", "document_tokens", "tokens", "threads"]
 
 
@@ -39,6 +41,7 @@ def arguments():
     parser.add_argument("--max-stall", type=int, default=200)
     parser.add_argument("--butler", default=str(ROOT / "butler"))
     parser.add_argument("--peer", metavar="PYTHON")
+    parser.add_argument("--replicas", action="store_true")
     parser.add_argument("--table", metavar="FILE")
     return parser.parse_args()
 
@@ -92,15 +95,17 @@ async def run_clients(port, args, n_clients, documents):
 
 
 def command_of(args, server, policy, n_clients):
-    if server == "butler":
-        return [args.butler, "serve", "-m", args.model, "--port", "{port}", "-t", args.threads, "--kv", policy, "--max-stall", args.max_stall]
+    if server.startswith("butler"):
+        threads = max(args.threads // 2, 1) if server == TWO else args.threads
+        return [args.butler, "serve", "-m", args.model, "--port", "{port}", "-t", threads, "--kv", policy, "--max-stall", args.max_stall]
     context = args.document_tokens + args.tokens + 256
     return [args.peer, ROOT / "bench" / "peer_llama_server.py", args.model, "{port}", n_clients, -(-context // 256) * 256, args.threads]
 
 
 def measure(args, key, documents):
     log = f"{args.output}.{key['server']}.log"
-    server = Server(command_of(args, key["server"], key["policy"], key["clients"]), log)
+    command = command_of(args, key["server"], key["policy"], key["clients"])
+    server = Replicas(command, 2, log) if key["server"] == TWO else Server(command, log)
     try:
         found = asyncio.run(run_clients(server.port, args, key["clients"], documents))
         found["peak_bytes"] = server.memory(peak=True)
@@ -136,7 +141,7 @@ def main():
         sys.exit("which model?")
     exit_on_term()
     rows = load(args.output)
-    servers = [("butler", policy) for policy in args.kv or POLICIES] + ([("llama.cpp", "full")] if args.peer else [])
+    servers = [(TWO if args.replicas else "butler", policy) for policy in args.kv or POLICIES] + ([("llama.cpp", "full")] if args.peer else [])
     documents = None
     for n_clients in map(int, args.clients.split(",")):
         for name, policy in servers:

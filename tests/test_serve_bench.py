@@ -1,8 +1,11 @@
 """The server's load generator and its endurance test do what they say, in small."""
 import json
 import os
+import shutil
 import subprocess
 import sys
+
+import pytest
 
 from cli import BUTLER, GQA, ROOT
 from test_serve import pytestmark  # noqa: F401  without libevent all are skipped
@@ -33,6 +36,15 @@ def test_load(tmp_path):
     again = bench("serve_load.py", GQA, *flags)
     assert again.stderr.count("already measured") == 4 and again.stdout == said.stdout
     assert bench("serve_load.py", "--table", out).stdout == said.stdout
+
+
+@pytest.mark.skipif(not shutil.which("haproxy"), reason="there is no haproxy")
+def test_load_on_replicas(tmp_path):
+    out = tmp_path / "load.jsonl"
+    bench("serve_load.py", GQA, "-o", out, "--clients", 4, "--requests", 2, "--documents", 2, "--document-tokens", 128, "--tokens", 20,
+          "--threads", 2, "--butler", BUTLER, "--kv", "full", "--replicas")
+    row = json.loads(out.read_text())
+    assert row["server"] == "butler, 2 replicas" and row["errors"] == 0 and row["generated"] == 20 * 8 and row["cached_tokens"] >= 128 * 4
 
 
 def test_soak(tmp_path):
