@@ -586,6 +586,8 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
     struct serve_request *request = serve_alloc(1, sizeof *request);
     *request = (struct serve_request){.api = api, .kind = kind, .created = time(NULL)};
     refuse_unsupported(body, error);
+    if (kind != SERVE_CHAT && !serve_is_neutral(json_object_get(body, "tools")) && !error->status)
+        serve_fail(error, 501, "'tools' is not supported by this server outside conversations");
     request->stream = serve_read_bool(body, "stream", false, error);
     if (is_given(options) && !json_is_object(options) && !error->status)
         serve_fail(error, 400, "'stream_options' must be an object");
