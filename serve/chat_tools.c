@@ -104,7 +104,6 @@ static void append_json(struct serve_text *text, json_t *value)
     free(json);
 }
 
-/* The message's content where it is a text; an array's parts are read by request.c. */
 static const char *content_of(const json_t *message)
 {
     const char *text = json_string_value(json_object_get(message, "content"));

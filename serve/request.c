@@ -317,6 +317,29 @@ static int render(struct serve_api *api, json_t *body, const struct butler_chat_
     return -error->status;
 }
 
+/* The messages with contents that are texts; NULL: *error. A new reference. */
+static json_t *read_messages(json_t *list, struct serve_error *error)
+{
+    json_t *messages = json_array(), *message;
+    size_t i;
+    json_array_foreach(list, i, message)
+    {
+        if (!json_is_string(json_object_get(message, "role"))) {
+            serve_fail(error, 400, "message %zu must be an object with a string 'role'", i);
+            break;
+        }
+        char *content = read_content(message, error);
+        message = json_copy(message);
+        json_object_set_new(message, "content", content ? json_string(content) : json_null());
+        json_array_append_new(messages, message);
+        free(content);
+    }
+    if (!error->status)
+        return messages;
+    json_decref(messages);
+    return NULL;
+}
+
 int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_text *text, struct serve_error *error)
 {
     json_t *list = json_object_get(body, "messages"), *tools, *message;
@@ -326,28 +349,23 @@ int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_te
         return -error->status;
     if (!json_is_array(list) || json_array_size(list) == 0)
         return serve_fail(error, 400, "'messages' must be an array with at least one message");
-    if (serve_read_tools(body, &tools, error) < 0)
+    if (serve_read_tools(body, &tools, error) < 0 || !(list = read_messages(list, error)))
         return -error->status;
-    list = serve_tool_messages(api, list, tools);
+    json_t *plain = list;
+    list = serve_tool_messages(api, plain, tools);
+    json_decref(plain);
     const size_t n = json_array_size(list);
     char *tools_text = serve_tools_text(api, tools);
     struct butler_chat_message *messages = serve_alloc(n, sizeof *messages);
     json_array_foreach(list, i, message)
     {
-        const json_t *role = json_object_get(message, "role");
-        if (!json_is_string(role)) {
-            serve_fail(error, 400, "message %zu must be an object with a string 'role'", i);
-            break;
-        }
-        messages[i] = (struct butler_chat_message){
-            .role = json_string_value(role), .content = read_content(message, error), .fields = read_fields(message)};
+        messages[i] = (struct butler_chat_message){.role = json_string_value(json_object_get(message, "role")),
+                                                   .content = json_string_value(json_object_get(message, "content")),
+                                                   .fields = read_fields(message)};
     }
-    if (!error->status)
-        render(api, body, messages, n, tools_text, text, error);
-    for (i = 0; i < n; i++) {
-        free((char *)messages[i].content);
+    render(api, body, messages, n, tools_text, text, error);
+    for (i = 0; i < n; i++)
         free((char *)messages[i].fields);
-    }
     free(messages);
     free(tools_text);
     json_decref(list);

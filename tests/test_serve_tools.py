@@ -210,6 +210,9 @@ def test_template_without_tools(model, tmp_path):
     assert rest == ('assistant: <tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>\n'
                     "user: <tool_response>\nrain\n</tool_response>\n<tool_response>\nwind\n</tool_response>\n")
     assert prompt(s, tools=TOOLS, messages=[{"role": "system", "content": "Be brief."}]).startswith("system: Be brief.\n\nYou can call")
+    parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]
+    assert prompt(s, tools=TOOLS, messages=[{"role": "system", "content": parts}]).startswith("system: Be kind.\n\nYou can call")
+    assert prompt(s, messages=[{"role": "tool", "content": parts}]) == "user: <tool_response>\nBe kind.\n</tool_response>\n"
     message = ask(s, "both")["message"]
     assert "<think>" in message["content"] and len(message["tool_calls"]) == 2  # a template that shows no reasoning
     assert s.stop() == 0
