@@ -80,6 +80,8 @@ bool serve_is_neutral(const json_t *value);
 /* chat_tools.c */
 /* Checks tools and tool_choice; *tools, borrowed: those that the answer may call; NULL: none. 0 or a negative status. */
 int serve_read_tools(json_t *body, json_t **tools, struct serve_error *error);
+/* Checks the calls of message i. 0 or a negative status. */
+int serve_check_calls(json_t *message, size_t i, struct serve_error *error);
 /* Messages as the template gets them, a new reference; with a text of our own where it has no place for tools, calls and results.
  */
 json_t *serve_tool_messages(const struct serve_api *api, json_t *list, json_t *tools);

@@ -328,6 +328,8 @@ static json_t *read_messages(json_t *list, struct serve_error *error)
             serve_fail(error, 400, "message %zu must be an object with a string 'role'", i);
             break;
         }
+        if (serve_check_calls(message, i, error) < 0)
+            break;
         char *content = read_content(message, error);
         message = json_copy(message);
         json_object_set_new(message, "content", content ? json_string(content) : json_null());

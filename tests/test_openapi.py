@@ -53,7 +53,7 @@ def test_endpoints():
 
 def test_fields():
     """Every field that the server reads is in the file, and the reverse."""
-    reading = source("request.c") + source("api.c")[source("api.c").index("with a body"):]
+    reading = source("request.c") + source("chat_tools.c") + source("api.c")[source("api.c").index("with a body"):]
     read = set(re.findall(r'(?:read_number|read_int|serve_read_bool|json_object_get|json_object_del)\(\w+, "(\w+)"', reading))
     lists = re.search(r"names\[\] = \{(.*?)\};", source("request.c"), re.S).group(1)
     read |= set(re.findall(r'"(\w+)"', lists))                                                        # fields that are refused
