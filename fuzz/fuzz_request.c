@@ -57,6 +57,8 @@ static void check_request(struct serve_request *request)
     fuzz_require(request->n_jobs >= 1 && request->n_jobs <= SERVE_MAX_PROMPTS, "jobs are within their limit");
     for (int j = 0; j < request->n_jobs; j++)
         check_job(request, request->jobs[j]);
+    fuzz_require(!request->surface || !request->surface->begin || request->n_jobs * request->n_choices == 1,
+                 "a surface has one answer");
     serve_request_free(request);
 }
 
@@ -70,20 +72,31 @@ static void check_answer(json_t *answer)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    json_t *(*const text[])(struct serve_api *, json_t *, struct serve_error *) = {serve_post_tokenize, serve_post_detokenize,
-                                                                                   serve_post_apply_template};
-    enum { N_TEXT = sizeof text / sizeof *text };
+    static const struct {
+        json_t *(*post)(struct serve_api *, json_t *, struct serve_error *);
+        enum serve_kind kind; /* of those without post */
+        const struct serve_surface *surface;
+    } endpoints[] = {{serve_post_tokenize, 0, NULL},
+                     {serve_post_detokenize, 0, NULL},
+                     {serve_post_apply_template, 0, NULL},
+                     {NULL, SERVE_COMPLETION, NULL},
+                     {NULL, SERVE_CHAT, NULL},
+                     {NULL, SERVE_NATIVE, NULL},
+                     {NULL, SERVE_CHAT, &serve_messages},
+                     {NULL, SERVE_CHAT, &serve_responses},
+                     {NULL, SERVE_COMPLETION, &serve_embeddings},
+                     {serve_post_count_tokens, 0, NULL}};
     struct serve_error error = {0};
     struct serve_request *request = NULL;
     json_t *answer = NULL;
     if (size == 0)
         return 0;
-    const int endpoint = data[0] % (N_TEXT + 3);
+    const size_t i = data[0] % (sizeof endpoints / sizeof *endpoints);
     json_t *body = serve_parse_body((const char *)data + 1, size - 1, &error);
-    if (!error.status && endpoint < N_TEXT)
-        answer = text[endpoint](&api, body, &error);
+    if (!error.status && endpoints[i].post)
+        answer = endpoints[i].post(&api, body, &error);
     else if (!error.status)
-        request = serve_request_parse(&api, (enum serve_kind)(endpoint - N_TEXT), body, size % 2 ? "key" : "", &error);
+        request = serve_parse(&api, endpoints[i].surface, endpoints[i].kind, body, size % 2 ? "key" : "", &error);
     json_decref(body);
     fuzz_require((error.status != 0) == (!answer && !request), "there is an error, or an answer");
     if (error.status)

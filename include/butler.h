@@ -291,6 +291,10 @@ void butler_session_free(struct butler_session *session);
 /* Called with the logits [n_vocab] after each position. false: stop (BUTLER_ERROR_CANCELLED). */
 typedef bool butler_logits_fn(void *user, int position, const float *logits);
 
+/* Called with the hidden state [n_embd] of each position: of the last layer, after the final norm, which is what the output product
+ * makes logits of. Valid during the call. false: stop (BUTLER_ERROR_CANCELLED). */
+typedef bool butler_hidden_fn(void *user, int position, const float *hidden);
+
 /* A part of what butler_run does: some tokens of one session. */
 struct butler_span {
     struct butler_session *session;
@@ -305,7 +309,8 @@ struct butler_span {
     bool exact;
     bool no_logits;         /* logits after the span's last token are not wanted (those of a prompt that goes on never are made) */
     butler_logits_fn *each; /* gets the logits of every position; or NULL */
-    void *user;
+    void *user;             /* of each and hidden */
+    butler_hidden_fn *hidden; /* gets the hidden state of every position, in order; makes no logits by itself; or NULL */
 };
 
 /* Runs all spans, in passes of up to n_block tokens in which weights are read once for all decode steps and once for all prompts.

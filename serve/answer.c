@@ -84,7 +84,7 @@ static void add_logprob(const struct serve_request *request, struct serve_answer
 
 /* ------------------------------------------------------------------------------------------------ parts of bodies */
 
-static json_t *kv_json(const struct serve_request *request)
+json_t *serve_kv_json(const struct serve_request *request)
 {
     struct butler_stats sum = {0};
     for (int j = 0; j < request->n_jobs; j++) {
@@ -114,7 +114,12 @@ static json_t *usage_json(const struct serve_request *request)
         generated += request->jobs[j]->n_generated;
     }
     return json_pack("{s:I, s:I, s:I, s:{s:I}, s:o}", "prompt_tokens", prompt, "completion_tokens", generated, "total_tokens",
-                     prompt + generated, "prompt_tokens_details", "cached_tokens", cached, "kv", kv_json(request));
+                     prompt + generated, "prompt_tokens_details", "cached_tokens", cached, "kv", serve_kv_json(request));
+}
+
+json_t *serve_id_json(const struct serve_request *request, const char *prefix)
+{
+    return json_sprintf("%s%s", prefix, strchr(request->id, '-') + 1);
 }
 
 static json_t *timings_json(const struct serve_job *job)
@@ -173,7 +178,7 @@ static void add_native_end(const struct serve_request *request, int index, json_
     json_object_set_new(body, "tokens_cached", json_integer(job->n_cached));
     json_object_set_new(body, "truncated", json_false());
     json_object_set_new(body, "timings", timings_json(job));
-    json_object_set_new(body, "kv", kv_json(request));
+    json_object_set_new(body, "kv", serve_kv_json(request));
 }
 
 /* ---------------------------------------------------------------------------------------------------- streams */
@@ -191,13 +196,17 @@ static void on_client_gone(struct http_exchange *exchange)
     cancel_jobs(request);
 }
 
-/* One piece; takes the body. A client that does not read is cut off here. */
-static void write_piece(struct serve_request *request, json_t *body)
+void serve_write_event(struct serve_request *request, const char *event, json_t *body)
 {
     struct serve_text piece = {0};
     char *text = json_dumps(body, JSON_COMPACT);
     json_decref(body);
     if (text && request->exchange) {
+        if (event) {
+            serve_text_append(&piece, "event: ", 7);
+            serve_text_append(&piece, event, strlen(event));
+            serve_text_append(&piece, "\n", 1);
+        }
         serve_text_append(&piece, "data: ", 6);
         serve_text_append(&piece, text, strlen(text));
         serve_text_append(&piece, "\n\n", 2);
@@ -208,6 +217,11 @@ static void write_piece(struct serve_request *request, json_t *body)
     }
     serve_text_free(&piece);
     free(text);
+}
+
+static void write_piece(struct serve_request *request, json_t *body)
+{
+    serve_write_event(request, NULL, body);
 }
 
 /* A piece of an answer of OpenAI's interface: name is "text" or "delta". Takes value, and logprobs, which may be NULL. */
@@ -224,6 +238,13 @@ static void write_openai(struct serve_request *request, int index, const char *n
 /* A piece of the text of one answer. Takes logprobs, which may be NULL. */
 static void write_choice(struct serve_request *request, int index, const char *text, size_t n, json_t *logprobs, json_t *tokens)
 {
+    if (request->surface) {
+        if (n)
+            request->surface->piece(request, text, n);
+        json_decref(logprobs);
+        json_decref(tokens);
+        return;
+    }
     if (request->kind == SERVE_NATIVE) {
         json_t *body = native_json(request, index, text, n, tokens, false);
         if (logprobs)
@@ -242,6 +263,10 @@ static void begin_stream(struct serve_request *request)
 {
     http_stream_begin(request->exchange);
     request->begun = true;
+    if (request->surface) {
+        request->surface->begin(request);
+        return;
+    }
     for (int i = 0; i < request->n_jobs * request->n_choices && request->kind == SERVE_CHAT; i++)
         write_piece(request, openai_json(request, json_pack("[{s:i, s:{s:s, s:n}, s:n, s:n}]", "index", i, "delta", "role",
                                                             "assistant", "content", "logprobs", "finish_reason")));
@@ -249,6 +274,12 @@ static void begin_stream(struct serve_request *request)
 
 static void end_stream(struct serve_request *request)
 {
+    if (request->surface) {
+        request->surface->end(request);
+        if (request->exchange)
+            http_stream_end(request->exchange);
+        return;
+    }
     if (request->include_usage && request->kind != SERVE_NATIVE) {
         json_t *body = openai_json(request, json_array());
         add_usage(request, body);
@@ -302,6 +333,10 @@ static json_t *whole_native(const struct serve_request *request, int index)
 static void reply_whole(struct serve_request *request)
 {
     const int n = request->n_jobs * request->n_choices;
+    if (request->surface) {
+        serve_reply_json(request->exchange, 200, NULL, request->surface->whole(request));
+        return;
+    }
     json_t *list = json_array();
     for (int i = 0; i < n; i++)
         json_array_append_new(list, request->kind == SERVE_NATIVE ? whole_native(request, i) : whole_choice(request, i));
@@ -385,7 +420,7 @@ static void fail_request(struct serve_request *request, const struct butler_erro
     serve_fail(&error, err->code == BUTLER_ERROR_CANCELLED ? 503 : is_ours ? 500 : 400, "%s", err->message);
     request->failed = true;
     if (request->exchange && request->begun) {
-        write_piece(request, serve_error_json(request->api, &error));
+        serve_write_event(request, request->surface ? "error" : NULL, serve_error_json(request->api, &error));
         if (request->exchange)
             http_stream_end(request->exchange);
     } else if (request->exchange) {
@@ -449,6 +484,7 @@ static void add_end(struct serve_request *request, const struct serve_event *eve
     else if (event->n_text)
         write_choice(request, index, event->text, event->n_text, NULL, json_array());
     answer->finish = event->finish;
+    answer->stop = event->stop;
     if (request->stream && request->kind != SERVE_NATIVE)
         write_choice(request, index, "", 0, NULL, json_array());
 }
@@ -540,6 +576,7 @@ void serve_request_free(struct serve_request *request)
     for (int i = 0; i < request->syntax.n_names; i++)
         free(request->syntax.names[i]);
     free(request->syntax.names);
+    json_decref(request->fields);
     free(request->answers);
     free(request->jobs);
     free(request);

@@ -29,7 +29,7 @@ json_t *serve_error_json(const struct serve_api *api, const struct serve_error *
         json_object_set_new(body, "n_prompt_tokens", json_integer(error->n_prompt));
         json_object_set_new(body, "n_ctx", json_integer(api->n_ctx));
     }
-    return json_pack("{s:o}", "error", body);
+    return json_pack("{s:s, s:o}", "type", "error", "error", body); /* the first is Anthropic's */
 }
 
 void serve_reply_error(struct serve_api *api, struct http_exchange *exchange, const struct serve_error *error)
@@ -234,25 +234,30 @@ static const struct route {
     const char *path, *method;
     json_t *(*get)(struct serve_api *api);
     json_t *(*post)(struct serve_api *api, json_t *body, struct serve_error *error);
-    int kind; /* of what the engine answers, -1: not that */
+    int kind;                            /* of what the engine answers, -1: not that */
+    const struct serve_surface *surface; /* or NULL */
 } routes[] = {
-    {"/health", "GET", get_health, NULL, -1},
-    {"/v1/health", "GET", get_health, NULL, -1},
-    {"/models", "GET", get_models, NULL, -1},
-    {"/v1/models", "GET", get_models, NULL, -1},
-    {"/props", "GET", get_props, NULL, -1},
-    {"/slots", "GET", get_slots, NULL, -1},
-    {"/metrics", "GET", NULL, NULL, -1},
-    {"/kv/trace", "GET", NULL, NULL, -1},
-    {"/tokenizer_info", "GET", get_tokenizer_info, NULL, -1},
-    {"/tokenize", "POST", NULL, serve_post_tokenize, -1},
-    {"/detokenize", "POST", NULL, serve_post_detokenize, -1},
-    {"/apply-template", "POST", NULL, serve_post_apply_template, -1},
-    {"/completion", "POST", NULL, NULL, SERVE_NATIVE},
-    {"/completions", "POST", NULL, NULL, SERVE_NATIVE},
-    {"/v1/completions", "POST", NULL, NULL, SERVE_COMPLETION},
-    {"/v1/chat/completions", "POST", NULL, NULL, SERVE_CHAT},
-    {"/chat/completions", "POST", NULL, NULL, SERVE_CHAT},
+    {"/health", "GET", get_health, NULL, -1, NULL},
+    {"/v1/health", "GET", get_health, NULL, -1, NULL},
+    {"/models", "GET", get_models, NULL, -1, NULL},
+    {"/v1/models", "GET", get_models, NULL, -1, NULL},
+    {"/props", "GET", get_props, NULL, -1, NULL},
+    {"/slots", "GET", get_slots, NULL, -1, NULL},
+    {"/metrics", "GET", NULL, NULL, -1, NULL},
+    {"/kv/trace", "GET", NULL, NULL, -1, NULL},
+    {"/tokenizer_info", "GET", get_tokenizer_info, NULL, -1, NULL},
+    {"/tokenize", "POST", NULL, serve_post_tokenize, -1, NULL},
+    {"/detokenize", "POST", NULL, serve_post_detokenize, -1, NULL},
+    {"/apply-template", "POST", NULL, serve_post_apply_template, -1, NULL},
+    {"/completion", "POST", NULL, NULL, SERVE_NATIVE, NULL},
+    {"/completions", "POST", NULL, NULL, SERVE_NATIVE, NULL},
+    {"/v1/completions", "POST", NULL, NULL, SERVE_COMPLETION, NULL},
+    {"/v1/chat/completions", "POST", NULL, NULL, SERVE_CHAT, NULL},
+    {"/chat/completions", "POST", NULL, NULL, SERVE_CHAT, NULL},
+    {"/v1/responses", "POST", NULL, NULL, SERVE_CHAT, &serve_responses},
+    {"/v1/messages", "POST", NULL, NULL, SERVE_CHAT, &serve_messages},
+    {"/v1/messages/count_tokens", "POST", NULL, serve_post_count_tokens, -1, NULL},
+    {"/v1/embeddings", "POST", NULL, NULL, SERVE_COMPLETION, &serve_embeddings},
 };
 
 static const struct route *find_route(const struct http_exchange *exchange, struct serve_error *error)
@@ -297,6 +302,20 @@ json_t *serve_parse_body(const char *bytes, size_t n, struct serve_error *error)
     return body;
 }
 
+struct serve_request *serve_parse(struct serve_api *api, const struct serve_surface *surface, enum serve_kind kind, json_t *body,
+                                  const char *key, struct serve_error *error)
+{
+    json_t *own = surface ? surface->translate(api, body, error) : NULL;
+    struct serve_request *request = error->status ? NULL : serve_request_parse(api, kind, own ? own : body, key, error);
+    json_decref(own);
+    if (request && surface) {
+        request->surface = surface;
+        if (surface->prepare)
+            surface->prepare(request, body);
+    }
+    return request;
+}
+
 /* In the worker's thread. What it uses of the API is constant, or nobody else's. */
 static void run_task(struct serve_task *task)
 {
@@ -305,7 +324,7 @@ static void run_task(struct serve_task *task)
     free(t->body);
     t->body = NULL;
     if (!t->error.status && t->route->kind >= 0)
-        t->request = serve_request_parse(t->api, (enum serve_kind)t->route->kind, body, t->key, &t->error);
+        t->request = serve_parse(t->api, t->route->surface, (enum serve_kind)t->route->kind, body, t->key, &t->error);
     else if (!t->error.status)
         answer = t->route->post(t->api, body, &t->error);
     json_decref(body);

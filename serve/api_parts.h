@@ -1,5 +1,6 @@
 /* What the files of the interfaces share. A struct serve_request is one HTTP request that jobs answer: request.c makes it from the
- * body, in the worker's thread; answer.c writes what comes of it, in the loop's. */
+ * body, in the worker's thread; answer.c writes what comes of it, in the loop's. An interface with bodies of its own (messages.c,
+ * responses.c, embeddings.c) is a struct serve_surface: its requests become those that request.c reads. */
 #ifndef SERVE_API_PARTS_H
 #define SERVE_API_PARTS_H
 
@@ -36,12 +37,33 @@ struct serve_answer {
     struct serve_request *request;
     struct serve_text reasoning, arguments; /* of a whole answer so far; of the call that is open */
     json_t *calls;                          /* of a whole answer; or NULL */
+    const char *stop;                       /* text of the job that ended it; or NULL */
 };
+
+struct serve_request;
+struct serve_error;
+
+/* Of requests with one answer, except that whole may make a body of any number of jobs. */
+struct serve_surface {
+    /* In the worker's thread: the request as a body of the route's kind, a new reference; NULL: *error. */
+    json_t *(*translate)(struct serve_api *api, json_t *body, struct serve_error *error);
+    /* What the request has beside that; NULL: nothing. translate has accepted the body. */
+    void (*prepare)(struct serve_request *request, json_t *body);
+    json_t *(*whole)(const struct serve_request *request);
+    /* Streams, all NULL where there are none: before the first text, a piece of the text, after the jobs are done. */
+    void (*begin)(struct serve_request *request);
+    void (*piece)(struct serve_request *request, const char *text, size_t n);
+    void (*end)(struct serve_request *request);
+};
+extern const struct serve_surface serve_messages, serve_responses, serve_embeddings;
 
 struct serve_request {
     struct serve_api *api;
     struct http_exchange *exchange; /* NULL: the client has gone */
     enum serve_kind kind;
+    const struct serve_surface *surface; /* NULL: what answer.c writes itself */
+    json_t *fields;                      /* the surface's, from the request; or NULL */
+    int n_events;                        /* of the stream so far, where the surface counts them */
     bool stream, include_usage, echo, begun, failed;
     int n_top; /* -1: no logprobs */
     struct serve_job **jobs;
@@ -69,13 +91,24 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
                                           struct serve_error *error);
 /* The conversation of a body as text. 0 or a negative status. */
 int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_text *text, struct serve_error *error);
+/* Ids of the conversation of a body; *ids is to be freed. *syntax: what to look for in its answers; may be NULL. < 0: *error. */
+int serve_tokenize_chat(struct serve_api *api, json_t *body, struct serve_syntax *syntax, int32_t **ids, struct serve_error *error);
 /* Ids of a text; *ids is to be freed. < 0: *error. */
 int serve_tokenize(struct serve_api *api, json_t *text, int flags, int32_t **ids, struct serve_error *error);
 /* Ids of an array; < 0: *error. */
 int serve_read_ids(struct serve_api *api, json_t *array, int32_t **ids, struct serve_error *error);
 bool serve_read_bool(json_t *body, const char *name, bool missing, struct serve_error *error);
+/* A whole number, 1 or more: 0 with *error where it is none, or is missing and required. */
+int serve_read_count(json_t *body, const char *name, bool required, struct serve_error *error);
 /* Whether a value asks for nothing: null, false, 0, "" or empty. */
 bool serve_is_neutral(const json_t *value);
+/* 0; or -501 with *error when one of names[n] asks for something. */
+int serve_refuse_fields(json_t *body, const char *const *names, size_t n, struct serve_error *error);
+/* Appends a message, its content a string or an array of parts; to the last one, after an empty line, where that has the same role.
+ */
+void serve_add_message(json_t *messages, const char *role, json_t *content);
+/* The body as one of a chat that has these messages (takes the reference) and one answer. */
+json_t *serve_copy_body(json_t *body, json_t *messages);
 
 /* chat_tools.c */
 /* Checks tools and tool_choice; *tools, borrowed: those that the answer may call; NULL: none. 0 or a negative status. */
@@ -95,6 +128,12 @@ int serve_read_syntax(const struct serve_api *api, json_t *body, const struct bu
 void serve_request_start(struct serve_request *request, struct http_exchange *exchange);
 void serve_on_event(struct serve_event *event);
 void serve_request_free(struct serve_request *request);
+/* A piece of a stream; takes the body. event: its name, or NULL. A client that does not read is cut off here. */
+void serve_write_event(struct serve_request *request, const char *event, json_t *body);
+/* What decoding read, of all jobs. After SERVE_DONE. */
+json_t *serve_kv_json(const struct serve_request *request);
+/* "prefix" and the number of the request. */
+json_t *serve_id_json(const struct serve_request *request, const char *prefix);
 
 /* api.c */
 /* The body of a request. *error with a status: it is no JSON object; what was read is returned, or NULL. */
@@ -103,6 +142,10 @@ json_t *serve_parse_body(const char *bytes, size_t n, struct serve_error *error)
 json_t *serve_post_tokenize(struct serve_api *api, json_t *body, struct serve_error *error);
 json_t *serve_post_detokenize(struct serve_api *api, json_t *body, struct serve_error *error);
 json_t *serve_post_apply_template(struct serve_api *api, json_t *body, struct serve_error *error);
+json_t *serve_post_count_tokens(struct serve_api *api, json_t *body, struct serve_error *error);
+/* request.c's, or by way of the surface, which may be NULL. */
+struct serve_request *serve_parse(struct serve_api *api, const struct serve_surface *surface, enum serve_kind kind, json_t *body,
+                                  const char *key, struct serve_error *error);
 /* Takes the reference. header: as in struct serve_error. */
 void serve_reply_json(struct http_exchange *exchange, int status, const char *header, json_t *body);
 void serve_reply_error(struct serve_api *api, struct http_exchange *exchange, const struct serve_error *error);

@@ -46,7 +46,9 @@ static int read_choice(json_t *body, struct serve_error *error)
         return 1;
     if (text && strcmp(text, "none") == 0)
         return 0;
-    if ((text && strcmp(text, "required") == 0) || (type && strcmp(type, "function") == 0))
+    /* Anthropic's interface calls it any. */
+    if ((text && (strcmp(text, "required") == 0 || strcmp(text, "any") == 0 || strcmp(text, "tool") == 0)) ||
+        (type && strcmp(type, "function") == 0))
         return serve_fail(error, 501, "'tool_choice' that requires a call is not supported by this server; use auto or none");
     return serve_fail(error, 400, "'tool_choice' must be none, auto, required, or an object of type 'function'");
 }

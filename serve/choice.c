@@ -37,22 +37,22 @@ static void append_token(struct serve_choice *choice, const char *bytes, size_t 
     choice->text.n += butler_utf8_push(&choice->utf8, bytes, n, choice->text.bytes + choice->text.n, 3 * (n + 3));
 }
 
-/* How much of the text can be shown: up to the first stop text, or up to what may be the beginning of one. *stopped: there is one.
- */
-static size_t find_end(const struct serve_job *job, const struct serve_choice *choice, bool *stopped)
+/* How much of the text can be shown: up to the first stop text, or up to what may be the beginning of one. *stop: that text; or
+ * NULL. */
+static size_t find_end(const struct serve_job *job, const struct serve_choice *choice, const char **stop)
 {
     const char *bytes = choice->text.bytes + choice->n_shown;
     const size_t n = choice->text.n - choice->n_shown;
     size_t end = n;
-    *stopped = false;
+    *stop = NULL;
     for (int s = 0; s < job->n_stops; s++) {
         const char *at = n ? memmem(bytes, end, job->stops[s], strlen(job->stops[s])) : NULL;
         if (at) {
-            *stopped = true;
+            *stop = job->stops[s];
             end = (size_t)(at - bytes);
         }
     }
-    for (int s = 0; s < job->n_stops && !*stopped; s++) {
+    for (int s = 0; s < job->n_stops && !*stop; s++) {
         const size_t n_stop = strlen(job->stops[s]);
         for (size_t k = n_stop - 1 < n ? n_stop - 1 : n; k > n - end; k--)
             if (memcmp(bytes + n - k, job->stops[s], k) == 0)
@@ -76,7 +76,6 @@ int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice
     const int n_vocab = butler_model_get_info(model)->n_vocab;
     const float *logits = butler_logits(choice->session);
     size_t n = 0;
-    bool stopped;
     choice->id = butler_sample(choice->sampler, logits, n_vocab, err);
     if (choice->id < 0)
         return choice->id;
@@ -92,9 +91,9 @@ int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice
     }
     if (n && !ended)
         append_token(choice, bytes, n);
-    const size_t end = find_end(job, choice, &stopped);
+    const size_t end = find_end(job, choice, &choice->stop);
     show(choice, end, event);
-    if (stopped) {
+    if (choice->stop) {
         choice->text.n = end;
         choice->utf8.n_pending = 0;
         return SERVE_FINISH_STOP;

@@ -13,6 +13,7 @@ struct serve_choice {
     struct butler_utf8 utf8;
     int32_t id; /* to be decoded next */
     int n_generated;
+    const char *stop; /* the job's text that ended it; or NULL */
     bool ended;
     struct serve_watch watch;
 };

@@ -242,8 +242,8 @@ static void refuse(struct http_connection *c, int status, const char *message)
                                        : "invalid_request_error";
     const char *method = c->reader.head.method;
     char body[512];
-    const int n =
-        snprintf(body, sizeof body, "{\"error\":{\"code\":%d,\"message\":\"%s\",\"type\":\"%s\"}}", status, message, type);
+    const int n = snprintf(body, sizeof body, "{\"type\":\"error\",\"error\":{\"code\":%d,\"message\":\"%s\",\"type\":\"%s\"}}",
+                           status, message, type);
     c->keep_alive = false;
     c->refused = true;
     bufferevent_disable(c->events, EV_READ);

@@ -61,6 +61,18 @@ bool serve_read_bool(json_t *body, const char *name, bool missing, struct serve_
     return json_is_true(value);
 }
 
+int serve_read_count(json_t *body, const char *name, bool required, struct serve_error *error)
+{
+    json_t *value = json_object_get(body, name);
+    const double number = json_number_value(value);
+    if (error->status || ((!value || json_is_null(value)) && !required))
+        return 0;
+    if (json_is_number(value) && number >= 1 && number <= INT_MAX && number == floor(number))
+        return (int)number;
+    serve_fail(error, 400, "'%s' must be a whole number, 1 or more", name);
+    return 0;
+}
+
 static bool is_given(const json_t *value)
 {
     return value && !json_is_null(value);
@@ -71,6 +83,52 @@ bool serve_is_neutral(const json_t *value)
     return !value || json_is_null(value) || json_is_false(value) || (json_is_number(value) && json_number_value(value) == 0) ||
            (json_is_string(value) && json_string_length(value) == 0) || (json_is_array(value) && json_array_size(value) == 0) ||
            (json_is_object(value) && json_object_size(value) == 0);
+}
+
+int serve_refuse_fields(json_t *body, const char *const *names, size_t n, struct serve_error *error)
+{
+    for (size_t i = 0; i < n; i++) {
+        const json_t *value = json_object_get(body, names[i]);
+        const bool is_one = strcmp(names[i], "length_penalty") == 0 && json_number_value(value) == 1;
+        if (!serve_is_neutral(value) && !is_one)
+            return serve_fail(error, 501, "'%s' is not supported by this server", names[i]);
+    }
+    return 0;
+}
+
+void serve_add_message(json_t *messages, const char *role, json_t *content)
+{
+    json_t *last = json_array_get(messages, json_array_size(messages) - 1);
+    const char *last_role = json_string_value(json_object_get(last, "role"));
+    json_t *parts = json_is_string(content) ? json_pack("[{s:s, s:O}]", "type", "text", "text", content) : json_incref(content);
+    if (last_role && strcmp(last_role, role) == 0) {
+        json_array_append_new(json_object_get(last, "content"), json_pack("{s:s, s:s}", "type", "text", "text", "\n\n"));
+        json_array_extend(json_object_get(last, "content"), parts);
+    } else {
+        json_array_append_new(messages, json_pack("{s:s, s:o}", "role", role, "content", json_copy(parts)));
+    }
+    json_decref(parts);
+}
+
+json_t *serve_copy_body(json_t *body, json_t *messages)
+{
+    /* Of OpenAI's chats: several answers, their scores, and other names for the length. */
+    static const char *const dropped[] = {"n",
+                                          "n_cmpl",
+                                          "best_of",
+                                          "echo",
+                                          "logprobs",
+                                          "top_logprobs",
+                                          "stream_options",
+                                          "max_completion_tokens",
+                                          "n_predict",
+                                          "parallel_tool_calls"};
+    json_t *copy = json_copy(body);
+    for (size_t i = 0; i < sizeof dropped / sizeof *dropped; i++)
+        json_object_del(copy, dropped[i]);
+    json_object_set_new(copy, "messages", messages);
+    json_object_set_new(copy, "reasoning_format", json_string("none")); /* their answers have no place for it yet */
+    return copy;
 }
 
 /* Fields that mean something which this server does not do. */
@@ -117,12 +175,8 @@ static int refuse_unsupported(json_t *body, struct serve_error *error)
         "return_token_ids",
         "return_tokens_as_token_ids",
     };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const json_t *value = json_object_get(body, names[i]);
-        const bool is_one = strcmp(names[i], "length_penalty") == 0 && json_number_value(value) == 1;
-        if (!serve_is_neutral(value) && !is_one)
-            return serve_fail(error, 501, "'%s' is not supported by this server", names[i]);
-    }
+    if (serve_refuse_fields(body, names, sizeof names / sizeof *names, error) < 0)
+        return -error->status;
     const json_t *format = json_object_get(body, "response_format"), *type = json_object_get(format, "type");
     if (!serve_is_neutral(format) && !json_is_string(type))
         return serve_fail(error, 400, "'response_format' must be an object with a string 'type'");
@@ -374,14 +428,14 @@ int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_te
     return -error->status;
 }
 
-static int tokenize_chat(struct serve_api *api, json_t *body, struct serve_syntax *syntax, int32_t **ids, struct serve_error *error)
+int serve_tokenize_chat(struct serve_api *api, json_t *body, struct serve_syntax *syntax, int32_t **ids, struct serve_error *error)
 {
     struct butler_chat_text text;
     struct butler_error err = {0};
     *ids = NULL;
     if (serve_render_chat(api, body, &text, error) < 0)
         return -error->status;
-    int n = serve_read_syntax(api, body, &text, syntax, error);
+    int n = syntax ? serve_read_syntax(api, body, &text, syntax, error) : 0;
     n = n < 0 ? n : butler_chat_tokenize(api->model, &text, 0, NULL, 0, &err);
     if (n > 0) {
         *ids = serve_alloc((size_t)n, sizeof **ids);
@@ -589,7 +643,7 @@ static void add_prompt(struct serve_request *request, json_t *body, json_t *prom
     int32_t *ids = NULL;
     const bool special = serve_read_bool(body, "add_special_tokens", true, error);
     const int flags = BUTLER_PARSE_SPECIAL | (special ? BUTLER_ADD_SPECIAL : 0);
-    const int n = request->kind == SERVE_CHAT ? tokenize_chat(request->api, body, &request->syntax, &ids, error)
+    const int n = request->kind == SERVE_CHAT ? serve_tokenize_chat(request->api, body, &request->syntax, &ids, error)
                                               : read_prompt(request->api, prompt, flags, &ids, error);
     if (n < 0 || error->status)
         free(ids);

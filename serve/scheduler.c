@@ -1,6 +1,7 @@
 /* The loop over steps, see scheduler.h: admission by bytes, the choice of what a step does, its measurement. */
 #include "serve/scheduler.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,6 +113,7 @@ void serve_job_free(struct serve_job *job)
     free(job->policy);
     free(job->key);
     free(job->scores);
+    free(job->embedding);
     free(job);
 }
 
@@ -197,6 +199,9 @@ static int start_job(struct serve_scheduler *s, struct serve_job *job)
     if (!session)
         return err->code;
     job->n_vocab = butler_model_get_info(s->model)->n_vocab;
+    job->n_embd = butler_model_get_info(s->model)->n_embd;
+    if (job->pooling != SERVE_POOL_NONE)
+        job->embedding = serve_alloc((size_t)job->n_embd, sizeof *job->embedding);
     if (job->score_prompt)
         job->scores = serve_alloc((size_t)job->n_prompt, sizeof *job->scores);
     return 0;
@@ -343,16 +348,37 @@ static void next_token(struct serve_scheduler *s, struct serve_job *job, int i)
         return;
     struct serve_event *end = event_new(job, SERVE_END, i);
     end->finish = (enum serve_finish)finish;
+    end->stop = finish == SERVE_FINISH_STOP ? choice->stop : NULL;
     serve_choice_flush(choice, end);
     send(s, end);
     choice->ended = true;
     job->n_running--;
 }
 
+/* Positions come in order and the sum is in double: the vector does not depend on how the prompt was cut. */
+static bool on_hidden(void *user, int position, const float *hidden)
+{
+    struct serve_job *job = user;
+    if (job->pooling == SERVE_POOL_MEAN || position == (job->pooling == SERVE_POOL_FIRST ? 0 : job->n_prompt - 1))
+        for (int i = 0; i < job->n_embd; i++)
+            job->embedding[i] += (double)hidden[i];
+    return !is_cancelled(job);
+}
+
+static void end_embedding(struct serve_job *job)
+{
+    double sum = 0;
+    for (int i = 0; i < job->n_embd; i++)
+        sum += job->embedding[i] * job->embedding[i];
+    for (int i = 0; i < job->n_embd && sum > 0; i++)
+        job->embedding[i] /= sqrt(sum);
+}
+
 static void end_prompt(struct serve_scheduler *s, struct serve_job *job)
 {
     job->prompt_done = true;
-    job->n_running = job->n_choices;
+    const int n_texts = job->pooling == SERVE_POOL_NONE ? job->n_choices : 0;
+    job->n_running = n_texts;
     job->prompt_s = serve_now() - job->admitted;
     for (int i = 1; i < job->n_choices && job->max_tokens > 0; i++)
         if (!(job->choices[i].session = butler_session_fork(job->choices[0].session, &job->error)))
@@ -370,7 +396,9 @@ static void end_prompt(struct serve_scheduler *s, struct serve_job *job)
     s->metrics.prompt_s += job->prompt_s;
     pthread_mutex_unlock(&s->lock);
     send(s, event_new(job, SERVE_PROMPT, 0));
-    for (int i = 0; i < job->n_choices && job->error.code == 0; i++)
+    if (job->pooling != SERVE_POOL_NONE)
+        end_embedding(job);
+    for (int i = 0; i < n_texts && job->error.code == 0; i++)
         next_token(s, job, i);
 }
 
@@ -395,8 +423,10 @@ static void add_span(struct serve_scheduler *s, int *n, struct serve_job *job, s
                                             .ids = ids,
                                             .n = n_ids,
                                             .prompt_end = job->n_prompt,
+                                            .no_logits = job->pooling != SERVE_POOL_NONE,
                                             .each = scored ? on_prompt_logits : NULL,
-                                            .user = job};
+                                            .user = job,
+                                            .hidden = job->pooling != SERVE_POOL_NONE ? on_hidden : NULL};
 }
 
 /* How many of the next tokens of a prompt go into a step that has n_prompt already: as many as its time allows, by what was
@@ -457,7 +487,7 @@ static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
 static void describe(const struct serve_job *job, struct serve_slot *slot, bool parked)
 {
     *slot = (struct serve_slot){.id = job->id, .n_prompt = job->n_prompt, .prompt_done = job->prompt_done, .parked = parked};
-    slot->n_read = job->prompt_done ? job->n_prompt : butler_n_past(job->choices[0].session);
+    slot->n_read = job->prompt_done ? job->n_prompt : parked ? job->n_prompt - job->n_left : butler_n_past(job->choices[0].session);
     for (int c = 0; c < job->n_choices; c++)
         slot->n_generated += job->choices[c].n_generated;
     snprintf(slot->policy, sizeof slot->policy, "%s", job->policy);

@@ -29,6 +29,9 @@ struct serve_score {
 
 enum serve_finish { SERVE_FINISH_NONE, SERVE_FINISH_END, SERVE_FINISH_STOP, SERVE_FINISH_LENGTH, SERVE_FINISH_ENTROPY };
 
+/* The vector that stands for a prompt: of the hidden states of its tokens after the final norm, divided by its Euclidean length. */
+enum serve_pooling { SERVE_POOL_NONE, SERVE_POOL_MEAN, SERVE_POOL_LAST, SERVE_POOL_FIRST };
+
 struct serve_choice; /* a text that is being generated */
 
 struct serve_job {
@@ -41,6 +44,8 @@ struct serve_job {
     int n_top;         /* most probable tokens to report with each; -1: no scores at all */
     bool score_prompt; /* scores of the prompt's tokens, with n_top of each */
     bool ignore_end, no_cache;
+    /* Not SERVE_POOL_NONE: the job gives no text, only embedding; with no_cache, for it takes every token's hidden state. */
+    enum serve_pooling pooling;
     char *stops[SERVE_MAX_STOPS];
     int n_stops;
     bool (*is_shown)(const char *bytes, size_t n); /* control tokens of this spelling are in the text too; NULL: none */
@@ -48,6 +53,7 @@ struct serve_job {
 
     /* Results, to be read after the events that say so. */
     struct serve_score *scores; /* [n_prompt], that of token 0 means nothing; after SERVE_PROMPT */
+    double *embedding;          /* [n_embd]; after SERVE_DONE without an error */
     int n_cached;               /* tokens of the prompt that the prefix cache had; after SERVE_PROMPT */
     int n_generated;            /* tokens of all choices; after SERVE_DONE */
     struct butler_stats stats;  /* of all choices; after SERVE_DONE */
@@ -57,7 +63,7 @@ struct serve_job {
     /* The scheduler's. */
     struct serve_job *next;
     struct serve_choice *choices; /* [n_choices] */
-    int id, n_running, n_vocab, cancelled;
+    int id, n_running, n_vocab, n_embd, cancelled;
     bool prompt_done;
     bool looked_up;          /* in the prefix cache */
     bool held;               /* not in the next step: there is no memory for it */
@@ -87,6 +93,7 @@ struct serve_event {
     struct serve_score score; /* of SERVE_TOKEN */
     char *text;               /* [n_text] UTF-8 that is certain now: no part of a character, nothing that may become a stop text */
     size_t n_text;
+    const char *stop; /* of SERVE_END: the job's text that ended it; or NULL */
 };
 
 struct serve_params {

@@ -5,7 +5,7 @@ a float32 model of transformers, and both read the same texts.
 
 Needs torch, transformers, gguf and numpy in the interpreter, and `make lib` (build/libbutler.so.*). Texts are the books of
 ../shared/data or $BUTLER_DATA where they are, else models/long_text.txt. Prints, for every text, in how many positions both have the
-same best token, and the mean KL divergence of butler's distribution from transformers'; after the first text also where 200 greedy tokens first differ.
+same best token, the mean KL divergence of butler's distribution from transformers', and the cosine of the mean hidden states; after the first text also where 200 greedy tokens first differ.
 Exits with 1 where a figure misses its limit. --write-page puts the table into docs/models.md."""
 import argparse
 import ctypes
@@ -17,7 +17,7 @@ import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MIN_TOP1, MAX_KL = 0.995, 1e-4
+MIN_TOP1, MAX_KL, MIN_COSINE = 0.995, 1e-4, 0.9999
 NEAR_TIE = 0.01  # of logits; greedy texts may part where the two best are closer than this
 LENGTHS, N_GREEDY = (512, 512, 2000), 200
 ROWS = 64  # positions compared at a time: a vocabulary of 262,144 makes 64 MB of them
@@ -42,6 +42,12 @@ class Error(ctypes.Structure):
 class SessionParams(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("n_ctx", ctypes.c_int), ("kv_type", ctypes.c_int), ("policy", ctypes.c_char_p),
                 ("seed", ctypes.c_uint64)]
+
+
+class Span(ctypes.Structure):
+    _fields_ = [("session", ctypes.c_void_p), ("ids", ctypes.POINTER(ctypes.c_int32)), ("n", ctypes.c_int), ("prompt_end", ctypes.c_int),
+                ("exact", ctypes.c_bool), ("no_logits", ctypes.c_bool), ("each", ctypes.c_void_p), ("user", ctypes.c_void_p),
+                ("hidden", ctypes.c_void_p)]
 
 
 KV_F32, ADD_SPECIAL = 1, 1
@@ -79,6 +85,16 @@ class Butler:
         """each(position, logits of one position, which lie there only during the call)"""
         call = EACH(lambda _, position, logits: each(position, np.ctypeslib.as_array(logits, (self.n_vocab,))) or True) if each else None
         self.check(self.lib.butler_prefill(session, (ctypes.c_int32 * len(ids))(*ids), len(ids), call, None, ctypes.byref(self.error)))
+
+    def hidden(self, ids, n_embd):
+        """The hidden states of a prompt's positions, after the final norm."""
+        rows, session = [], self.session(len(ids))
+        call = EACH(lambda _, position, hidden: rows.append(np.ctypeslib.as_array(hidden, (n_embd,)).copy()) is None)
+        span = Span(session=session, ids=(ctypes.c_int32 * len(ids))(*ids), n=len(ids), prompt_end=len(ids), no_logits=True,
+                    hidden=ctypes.cast(call, ctypes.c_void_p))
+        self.check(self.lib.butler_run(self.engine, ctypes.byref(span), 1, ctypes.byref(self.error)))
+        self.lib.butler_session_free(session)
+        return np.stack(rows)
 
     def greedy(self, ids, n):
         """The greedy tokens after ids, and the logits that each was chosen by."""
@@ -168,7 +184,7 @@ def texts():
 
 
 def compare(butler, model, ids):
-    """(how often the best token is the same, mean KL of butler's distribution from transformers')"""
+    """(how often the best token is the same, mean KL of butler's distribution from transformers', cosine of the mean hidden states)"""
     with torch.no_grad():
         hidden = model.model(torch.tensor([ids])).last_hidden_state[0]
     rows, same, kl = [], 0, 0.0
@@ -194,7 +210,8 @@ def compare(butler, model, ids):
     butler.prefill(session, ids, each)
     butler.lib.butler_session_free(session)
     assert flush.at == len(ids)
-    return same / len(ids), kl / len(ids)
+    want, got = hidden.double().mean(0).numpy(), butler.hidden(ids, model.config.hidden_size).astype(np.float64).mean(0)
+    return same / len(ids), kl / len(ids), float(want @ got / np.sqrt((want @ want) * (got @ got)))
 
 
 def greedy(butler, model, ids):
@@ -221,10 +238,10 @@ def run(path):
         ids = butler.tokenize(text)[:length]
         if len(ids) < length:
             sys.exit(f"compare_transformers: {name} has {len(ids)} tokens, fewer than {length}")
-        top1, kl = compare(butler, model, ids)
+        top1, kl, cosine = compare(butler, model, ids)
         row = {"model": Path(path).stem, "text": name, "tokens": length, "top1": top1, "kl": kl}
-        good = good and top1 >= MIN_TOP1 and kl <= MAX_KL
-        print(f"{row['model']}, {length} tokens of {name}: top-1 {top1:.2%}, KL {kl:.1e}", flush=True)
+        good = good and top1 >= MIN_TOP1 and kl <= MAX_KL and cosine >= MIN_COSINE
+        print(f"{row['model']}, {length} tokens of {name}: top-1 {top1:.2%}, KL {kl:.1e}, mean hidden state: cosine {cosine:.6f}", flush=True)
         rows.append(row)
         if len(rows) > 1:
             continue

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import N_VOCAB, PACKAGES, ROOT
+from cli import N_EMBD, N_VOCAB, PACKAGES, ROOT
 from test_serve import Server, pytestmark  # noqa: F401  (skips where butler is built without libevent)
 
 yaml = pytest.importorskip("yaml")
@@ -42,8 +42,8 @@ def property_names(schema):
 def test_endpoints():
     """The table of routes in api.c, method and what answers it; a path that refers to another has the same."""
     routes = {path: (method, *rest) for path, method, *rest in
-              re.findall(r'\{"(/[\w/-]*)", "(\w+)", (\w+), (\w+), ([\w-]+)\}', source("api.c"))}
-    assert len(routes) >= 16 and set(routes) == set(SPEC["paths"])
+              re.findall(r'\{"(/[\w/-]*)", "(\w+)", (\w+), (\w+), ([\w-]+), (&?\w+)\}', source("api.c"))}
+    assert len(routes) >= 20 and set(routes) == set(SPEC["paths"])
     for path, item in SPEC["paths"].items():
         if path in ALIASES:
             assert routes[path] == routes[ALIASES[path]]
@@ -53,10 +53,11 @@ def test_endpoints():
 
 def test_fields():
     """Every field that the server reads is in the file, and the reverse."""
-    reading = source("request.c") + source("chat_tools.c") + source("api.c")[source("api.c").index("with a body"):]
-    read = set(re.findall(r'(?:read_number|read_int|serve_read_bool|json_object_get|json_object_del)\(\w+, "(\w+)"', reading))
-    lists = re.search(r"names\[\] = \{(.*?)\};", source("request.c"), re.S).group(1)
-    read |= set(re.findall(r'"(\w+)"', lists))                                                        # fields that are refused
+    surfaces = "".join(map(source, ("messages.c", "responses.c", "embeddings.c", "chat_tools.c")))
+    reading = source("request.c") + source("api.c")[source("api.c").index("with a body"):] + surfaces
+    read = set(re.findall(r'(?:read_number|read_int|serve_read_bool|serve_read_count|json_object_get|json_object_del)\(\w+, "(\w+)"', reading))
+    lists = re.findall(r"(?<!_)(?:names|unsupported)\[\] = \{(.*?)\};", reading, re.S)
+    read |= set(re.findall(r'"(\w+)"', "".join(lists)))                                               # fields that are refused
     read |= set(re.findall(r'"(\w+)"', re.search(r"read_max_tokens.*?\{(.*?)\};", reading, re.S).group(1)))
     read |= set(re.findall(r'strcmp\(name, "(\w+)"\)', reading))                                        # of "kv"
     written = set().union(*(property_names(SCHEMAS[name]) for name in SCHEMAS if name.endswith("Request")))
@@ -68,7 +69,8 @@ def narrowed():
     spec = json.loads(json.dumps(SPEC))
     schemas = spec["components"]["schemas"]
     schemas["TokenId"]["maximum"] = N_VOCAB - 1
-    fields = schemas["GenerationFields"]["properties"]
+    fields = schemas["SamplingFields"]["properties"]
+    schemas["EmbeddingsRequest"]["properties"]["dimensions"] = {"enum": [N_EMBD, None]}
     fields["kv"]["properties"]["policy"] = {"enum": ["full", "quest:budget=16"]}
     fields["logit_bias"]["anyOf"][1]["propertyNames"]["pattern"] = f"^0{{0,6}}({'|'.join(map(str, range(N_VOCAB)))})$|[^0-9]"
     message = schemas["Messages"]["items"]

@@ -47,12 +47,16 @@ static struct butler_session *open_session(struct butler_engine *engine, const c
     return session;
 }
 
-static void run_span(struct butler_session *session, const int32_t *ids, int n, int prompt_end)
+static void run_one(const struct butler_span *span)
 {
     struct butler_error err = {0};
-    const struct butler_span span = {.session = session, .ids = ids, .n = n, .prompt_end = prompt_end};
-    if (butler_run(session->engine, &span, 1, &err) < 0)
-        fail_msg("%s: %s", session->policy.text, err.message);
+    if (butler_run(span->session->engine, span, 1, &err) < 0)
+        fail_msg("%s: %s", span->session->policy.text, err.message);
+}
+
+static void run_span(struct butler_session *session, const int32_t *ids, int n, int prompt_end)
+{
+    run_one(&(struct butler_span){.session = session, .ids = ids, .n = n, .prompt_end = prompt_end});
 }
 
 static void make_text(const struct butler_engine *engine, uint64_t seed, int32_t *ids, int n)
@@ -71,8 +75,25 @@ static uint64_t digest_logits(const struct butler_session *session)
 struct text {
     int32_t ids[LONGEST];
     int n, n_prompt, done;
-    uint64_t alone[LONGEST]; /* digest of the logits after token i, from the prompt's last on */
+    uint64_t alone[LONGEST];  /* digest of the logits after token i, from the prompt's last on */
+    uint64_t hidden[LONGEST]; /* digest of the hidden state of token i */
+    int n_embd, n_hidden, n_differ;
 };
+
+static bool note_hidden(void *user, int position, const float *hidden)
+{
+    struct text *text = user;
+    text->hidden[position] = XXH3_64bits(hidden, (size_t)text->n_embd * sizeof(float));
+    return true;
+}
+
+static bool compare_hidden(void *user, int position, const float *hidden)
+{
+    struct text *text = user;
+    text->n_hidden++;
+    text->n_differ += text->hidden[position] != XXH3_64bits(hidden, (size_t)text->n_embd * sizeof(float));
+    return true;
+}
 
 static int draw(uint64_t *random, int from, int to)
 {
@@ -82,10 +103,19 @@ static int draw(uint64_t *random, int from, int to)
 static void read_alone(struct butler_engine *engine, const char *policy, struct text *text)
 {
     struct butler_session *session = open_session(engine, policy);
-    run_span(session, text->ids, text->n_prompt, text->n_prompt);
+    struct butler_span span = {.session = session,
+                               .ids = text->ids,
+                               .n = text->n_prompt,
+                               .prompt_end = text->n_prompt,
+                               .user = text,
+                               .hidden = note_hidden};
+    text->n_embd = engine->model->hp.n_embd;
+    run_one(&span);
     text->alone[text->n_prompt - 1] = digest_logits(session);
+    span.n = 1;
     for (int i = text->n_prompt; i < text->n; i++) {
-        run_span(session, text->ids + i, 1, 0);
+        span.ids = text->ids + i;
+        run_one(&span);
         text->alone[i] = digest_logits(session);
     }
     butler_session_free(session);
@@ -102,14 +132,17 @@ static int draw_spans(struct butler_session *const *sessions, struct text *texts
         order[j] = i;
     }
     for (int i = 0; i < SESSIONS; i++) {
-        const struct text *text = &texts[order[i]];
+        struct text *text = &texts[order[i]];
         const int left = text->n - text->done;
         if (left == 0 || draw(random, 0, 2) == 0)
             continue;
         spans[n] = (struct butler_span){.session = sessions[order[i]],
                                         .ids = text->ids + text->done,
                                         .n = draw(random, 1, draw(random, 0, 1) ? left : BUTLER_MIN(left, 5)),
-                                        .prompt_end = text->n_prompt};
+                                        .prompt_end = text->n_prompt,
+                                        .user = text,
+                                        .hidden = draw(random, 0, 1) ? compare_hidden : NULL};
+        text->n_hidden = text->n_differ = 0;
         which[n++] = order[i];
     }
     return n;
@@ -137,6 +170,8 @@ static void follow_schedule(struct butler_engine *engine, const char *const *pol
         for (int i = 0; i < n; i++) {
             struct text *text = &texts[which[i]];
             text->done += spans[i].n;
+            if (text->n_differ > 0 || text->n_hidden != (spans[i].hidden ? spans[i].n : 0))
+                fail_msg("%s: %d of %d hidden states differ among %d spans", policies[which[i]], text->n_differ, text->n_hidden, n);
             n_left -= text->done == text->n;
             if (text->done < text->n_prompt)
                 assert_null(butler_logits(sessions[which[i]]));
@@ -214,6 +249,60 @@ static void test_schedules(void **state)
     (void)state;
     schedules_of("models/llama-gqa.gguf", 2, n_schedules);
     schedules_of("models/llama-q8_0.gguf", 1, BUTLER_MAX(n_schedules / 2, 1));
+}
+
+struct products {
+    const struct butler_engine *engine;
+    float hidden[256];
+};
+
+static bool keep_hidden(void *user, int position, const float *hidden)
+{
+    struct products *products = user;
+    (void)position;
+    memcpy(products->hidden, hidden, (size_t)products->engine->model->hp.n_embd * sizeof(float));
+    return true;
+}
+
+static bool stop_hidden(void *user, int position, const float *hidden)
+{
+    (void)user, (void)hidden;
+    return position < 1;
+}
+
+/* The hidden state of the last token times the output matrix (of F32 here) is the logits; a callback can stop the run. */
+static void test_hidden_states(void **state)
+{
+    struct butler_engine *engine =
+        open_engine("models/llama-mha.gguf", &(struct butler_engine_params){.n_threads = 1, .n_block = 16});
+    struct butler_session *session = open_session(engine, "full");
+    const int32_t ids[] = {3, 1, 4, 1, 5}, many[40] = {0};
+    const struct butler_hparams *hp = &engine->model->hp;
+    struct products products = {.engine = engine};
+    struct butler_error err = {0};
+    (void)state;
+    assert_true(hp->n_embd <= 256 && engine->model->output.type == BUTLER_F32);
+    struct butler_span span = {.session = session, .ids = ids, .n = 5, .prompt_end = 5, .user = &products, .hidden = keep_hidden};
+    run_one(&span);
+    const float *logits = butler_logits(session), *output = engine->model->output.data;
+    for (int t = 0; t < hp->n_vocab; t++) {
+        double sum = 0;
+        for (int i = 0; i < hp->n_embd; i++)
+            sum += (double)products.hidden[i] * (double)output[t * hp->n_embd + i];
+        assert_true(fabs(sum - (double)logits[t]) < 1e-4 * (1 + fabs(sum)));
+    }
+    assert_int_equal(butler_session_truncate(session, 0, NULL), 0);
+    span.no_logits = true;
+    run_one(&span);
+    assert_null(butler_logits(session));
+    assert_int_equal(butler_session_truncate(session, 0, NULL), 0);
+    span.ids = many;
+    span.n = span.prompt_end = 40;
+    span.hidden = stop_hidden;
+    assert_int_equal(butler_run(engine, &span, 1, &err), BUTLER_ERROR_CANCELLED);
+    assert_int_equal(butler_n_past(session), 16); /* the pass that was stopped is whole */
+    butler_session_free(session);
+    close_engine(engine);
 }
 
 /* ---------------------------------------------------------------------------------------------------- batches */
@@ -620,6 +709,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_hidden_states),
         cmocka_unit_test(test_weights_once),
         cmocka_unit_test(test_what_is_wrong_is_named),
         cmocka_unit_test(test_refusals_change_nothing),

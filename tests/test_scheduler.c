@@ -244,11 +244,24 @@ static struct serve_scheduler *make_scheduler(struct butler_engine *engine, uint
     return scheduler;
 }
 
+/* What is said of a job never goes back, also while it is parked. */
+static void check_slots(struct serve_scheduler *scheduler, int *n_read_of)
+{
+    struct serve_metrics metrics;
+    struct serve_slot slots[MAX_JOBS];
+    const int n = serve_inspect(scheduler, &metrics, slots, MAX_JOBS);
+    for (int i = 0; i < n; i++) {
+        assert_true(slots[i].id < MAX_JOBS && slots[i].n_read <= slots[i].n_prompt);
+        assert_true(slots[i].n_read >= n_read_of[slots[i].id]);
+        n_read_of[slots[i].id] = slots[i].n_read;
+    }
+}
+
 /* Runs n wishes; returns what the scheduler says of itself at the end. Jobs stay, to be freed. */
 static struct serve_metrics run_schedule(struct serve_scheduler *scheduler, int n)
 {
     struct serve_metrics metrics;
-    int n_done = 0;
+    int n_done = 0, n_read_of[MAX_JOBS] = {0};
     for (int i = 0; i < n; i++) {
         if (wishes[i].wait_us)
             usleep((useconds_t)wishes[i].wait_us);
@@ -260,6 +273,7 @@ static struct serve_metrics run_schedule(struct serve_scheduler *scheduler, int 
             serve_cancel(wishes[i].job);
     while (n_done < n) {
         wait_for_wake();
+        check_slots(scheduler, n_read_of);
         n_done += collect(scheduler);
     }
     serve_scheduler_stop(scheduler);

@@ -141,7 +141,7 @@ def session_seeds(folder):
 
 
 # What clients send, each to an endpoint: the byte that fuzz_request.c takes for it, and a body.
-TOKENIZE, DETOKENIZE, APPLY_TEMPLATE, COMPLETION, CHAT, NATIVE = range(6)
+TOKENIZE, DETOKENIZE, APPLY_TEMPLATE, COMPLETION, CHAT, NATIVE, ANTHROPIC, RESPONSES, EMBEDDINGS, COUNT_TOKENS = range(10)
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
 CLIENT_BODIES = {
     "openai-completion": (COMPLETION, {"model": "m", "prompt": "a", "max_tokens": 3, "stream": False, "stop": ["\n"], "logit_bias": {"5": -100}}),
@@ -170,6 +170,19 @@ CLIENT_BODIES = {
     "tokenize": (TOKENIZE, {"content": "It was\u00e9 <s>", "add_special": True, "parse_special": False, "with_pieces": True}),
     "tokenize-vllm": (TOKENIZE, {"model": "m", "prompt": "It was", "add_special_tokens": False}),
     "detokenize": (DETOKENIZE, {"tokens": [1, 5, 200, 201, 266]}),
+    "anthropic": (ANTHROPIC, {"model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "Be", "cache_control": {"type": "ephemeral"}}],
+                              "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b"},
+                                           {"role": "assistant", "content": "It"}], "stop_sequences": ["x", ""], "temperature": 1, "top_p": 0.9, "top_k": 5,
+                              "stream": True, "metadata": {"user_id": "1"}, "thinking": {"type": "disabled"}, "tool_choice": {"type": "auto"}}),
+    "anthropic-tools": (ANTHROPIC, {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "tools": [{"name": "f", "input_schema": {}}]}),
+    "count-tokens": (COUNT_TOKENS, {"model": "m", "system": "Be brief.", "messages": [{"role": "user", "content": "a"}]}),
+    "responses": (RESPONSES, {"model": "m", "input": [{"role": "developer", "content": "Be"}, {"type": "message", "role": "user",
+                              "content": [{"type": "input_text", "text": "a"}]}, {"role": "assistant", "content": [{"type": "output_text", "text": "b"}]}],
+                              "instructions": "brief", "max_output_tokens": 4, "temperature": 0, "top_p": 1, "stream": True, "store": True, "metadata": {"a": "b"},
+                              "text": {"format": {"type": "text"}, "verbosity": "medium"}, "reasoning": {"effort": None}, "truncation": "disabled",
+                              "include": ["reasoning.encrypted_content"], "tools": [], "tool_choice": "auto", "parallel_tool_calls": True}),
+    "responses-schema": (RESPONSES, {"input": "a", "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}, "previous_response_id": "r"}),
+    "embeddings": (EMBEDDINGS, {"model": "m", "input": ["a", [5, 6], "b"], "encoding_format": "base64", "dimensions": 64, "pooling": "last"}),
     "apply-template": (APPLY_TEMPLATE, {"messages": MESSAGES, "add_generation_prompt": False}),
 }
 

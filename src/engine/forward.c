@@ -413,8 +413,8 @@ static void add_residual(const struct pass *pass, float *y, const struct butler_
     }
 }
 
-/* Rows that go on after the attention of the last layer are those whose logits somebody wants: they move to the front. Returns how
- * many there are; in other layers, all. */
+/* Rows that go on after the attention of the last layer are those whose logits or hidden states somebody wants: they move to the
+ * front. Returns how many there are; in other layers, all. */
 static int keep_rows(const struct pass *pass, int layer)
 {
     const bool last = layer == pass->hp->n_layers - 1;
@@ -422,7 +422,7 @@ static int keep_rows(const struct pass *pass, int layer)
     int n_rows = 0;
     for (int i = 0; i < pass->n_parts; i++) {
         struct butler_part *part = &pass->parts[i];
-        part->n_kept = !last || part->each || part->session->capture ? part->n : part->logits ? 1 : 0;
+        part->n_kept = !last || part->each || part->hidden || part->session->capture ? part->n : part->logits ? 1 : 0;
         part->kept_row = n_rows;
         for (int t = 0; t < part->n_kept; t++, n_rows++) {
             const size_t from = (size_t)(part->row + part->n - part->n_kept + t), to = (size_t)n_rows;
@@ -576,16 +576,17 @@ static bool all_finite(const float *x, int n)
     return !others;
 }
 
-static int check_logits(const struct butler_session *session, const float *logits, int position, struct butler_error *err)
+/* Whether the n numbers that the model made are finite. what: their name. */
+static int check_finite(const struct butler_session *session, const float *x, int n, const char *what, int position,
+                        struct butler_error *err)
 {
-    const int n_vocab = session->model->hp.n_vocab;
-    if (all_finite(logits, n_vocab))
+    if (all_finite(x, n))
         return 0;
     int i = 0;
-    while (i < n_vocab - 1 && isfinite(logits[i]))
+    while (i < n - 1 && isfinite(x[i]))
         i++;
-    return butler_fail(err, BUTLER_ERROR_NUMERIC, "%s: the model's logits are not numbers: %f for token %d at position %d",
-                       session->model->path, (double)logits[i], i, position);
+    return butler_fail(err, BUTLER_ERROR_NUMERIC, "%s: the model's %s are not numbers: %f for %s %d at position %d",
+                       session->model->path, what, (double)x[i], strcmp(what, "logits") == 0 ? "token" : "channel", i, position);
 }
 
 /* Whether all files that the part was computed from are still whole: a row computed from a file that shrank is worthless. */
@@ -607,7 +608,7 @@ static void deliver(const struct pass *pass, struct butler_part *part, int t, co
     if (part->failed || !files_are_whole(part))
         return;
     pass->backend->download(pass->backend, session->logits, device, (size_t)pass->hp->n_vocab * sizeof(float));
-    if (check_logits(session, session->logits, position, part->err) < 0) {
+    if (check_finite(session, session->logits, pass->hp->n_vocab, "logits", position, part->err) < 0) {
         fail(part);
         return;
     }
@@ -616,10 +617,51 @@ static void deliver(const struct pass *pass, struct butler_part *part, int t, co
         part->cancelled = true;
 }
 
-/* Final norm and output of the rows that were kept, as many at a time as there is room for. */
-static void finish(const struct pass *pass, int n_rows)
+/* Final norm of a part's rows, for who asked for hidden states. */
+static void deliver_hidden(const struct pass *pass, struct butler_part *part)
+{
+    const size_t n_embd = (size_t)pass->hp->n_embd;
+    const float *hidden = pass->s->host_h;
+    if (part->failed || !files_are_whole(part))
+        return;
+    norm(pass, pass->s->h, pass->s->x + (size_t)part->kept_row * n_embd, &pass->model->output_norm, part->n, pass->hp->n_embd);
+    pass->backend->download(pass->backend, pass->s->host_h, pass->s->h, (size_t)part->n * n_embd * sizeof(float));
+    for (int t = 0; t < part->n && !part->cancelled; t++, hidden += n_embd) {
+        const int position = part->session->n_past + t;
+        if (check_finite(part->session, hidden, pass->hp->n_embd, "hidden states", position, part->err) < 0) {
+            fail(part);
+            return;
+        }
+        part->cancelled = !part->hidden(part->user, position, hidden);
+    }
+}
+
+/* Of the rows that were kept, those whose logits are wanted move to the front of x. Returns how many there are. */
+static int keep_logits_rows(const struct pass *pass)
+{
+    const size_t n_embd = (size_t)pass->hp->n_embd;
+    int n_rows = 0;
+    for (int i = 0; i < pass->n_parts; i++) {
+        struct butler_part *part = &pass->parts[i];
+        const int n = part->each ? part->n : part->logits ? 1 : 0;
+        float *from = pass->s->x + (size_t)(part->kept_row + part->n_kept - n) * n_embd, *to = pass->s->x + (size_t)n_rows * n_embd;
+        for (int t = 0; t < n && from != to; t++)
+            pass->backend->copy(pass->backend, to + (size_t)t * n_embd, from + (size_t)t * n_embd, n_embd * sizeof(float));
+        part->kept_row = n_rows;
+        part->n_kept = n;
+        n_rows += n;
+    }
+    return n_rows;
+}
+
+/* Final norm and output of the rows that somebody wants, logits of as many at a time as there is room for. */
+static void finish(const struct pass *pass)
 {
     int i = 0;
+    for (int p = 0; p < pass->n_parts; p++)
+        if (pass->parts[p].hidden)
+            deliver_hidden(pass, &pass->parts[p]);
+    const int n_rows = keep_logits_rows(pass);
     for (int row = 0, m; row < n_rows; row += m) {
         m = BUTLER_MIN(pass->s->logit_rows, n_rows - row);
         logits_of(pass, pass->s->x + (size_t)row * (size_t)pass->hp->n_embd, m);
@@ -627,9 +669,8 @@ static void finish(const struct pass *pass, int n_rows)
             while (r >= pass->parts[i].kept_row + pass->parts[i].n_kept)
                 i++;
             struct butler_part *part = &pass->parts[i];
-            const int t = part->n - part->n_kept + r - part->kept_row;
-            if (part->each || (part->logits && t == part->n - 1))
-                deliver(pass, part, t, pass->s->logits + (size_t)(r - row) * (size_t)pass->hp->n_vocab);
+            deliver(pass, part, part->n - part->n_kept + r - part->kept_row,
+                    pass->s->logits + (size_t)(r - row) * (size_t)pass->hp->n_vocab);
         }
     }
 }
@@ -746,7 +787,7 @@ void butler_forward(struct butler_engine *engine, int n_parts)
             close_layer(&pass, l, n_rows);
         n_left = exit_early(&pass, l);
     }
-    finish(&pass, n_rows);
+    finish(&pass);
     for (int i = 0; i < n_parts; i++)
         note_tokens(&pass.parts[i]);
 }

@@ -69,6 +69,7 @@ static bool next_part(const struct progress *progress, int room, struct butler_p
                                  .decode = n_past >= span->prompt_end,
                                  .exact = span->exact && n_past >= span->prompt_end,
                                  .each = span->each,
+                                 .hidden = span->hidden,
                                  .user = span->user,
                                  .err = progress->err};
     if (part->decode) {

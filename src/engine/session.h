@@ -56,7 +56,8 @@ struct butler_part {
     bool ends_prompt; /* after these tokens */
     bool cuts;        /* an evicting policy cuts the cache after these tokens */
     bool logits;      /* of the last token */
-    butler_logits_fn *each; /* or NULL */
+    butler_logits_fn *each;   /* or NULL */
+    butler_hidden_fn *hidden; /* or NULL */
     void *user;
     struct butler_error *err;       /* code 0 so far */
     bool failed;                    /* the rest of the pass runs without it */
