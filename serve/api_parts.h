@@ -33,11 +33,11 @@ struct serve_answer {
     json_t *logprobs, *tokens; /* of the tokens so far, in the endpoint's shape; ids */
     size_t offset;             /* characters of the tokens so far */
     enum serve_finish finish;
-    const char *stop;            /* text of the job that ended it; or NULL */
     struct serve_parser *parser; /* of chats that have parts; or NULL */
     struct serve_request *request;
     struct serve_text reasoning, arguments; /* of a whole answer so far; of the call that is open */
     json_t *calls;                          /* of a whole answer; or NULL */
+    const char *stop;                       /* text of the job that ended it; or NULL */
 };
 
 struct serve_request;
@@ -92,17 +92,17 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
                                           struct serve_error *error);
 /* The conversation of a body as text. 0 or a negative status. */
 int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_text *text, struct serve_error *error);
-/* Ids of the conversation of a body, and with syntax what to look for in answers; *ids is to be freed. < 0: *error. */
+/* Ids of the conversation of a body; *ids is to be freed. *syntax: what to look for in its answers; may be NULL. < 0: *error. */
 int serve_tokenize_chat(struct serve_api *api, json_t *body, struct serve_syntax *syntax, int32_t **ids, struct serve_error *error);
 /* Ids of a text; *ids is to be freed. < 0: *error. */
 int serve_tokenize(struct serve_api *api, json_t *text, int flags, int32_t **ids, struct serve_error *error);
 /* Ids of an array; < 0: *error. */
 int serve_read_ids(struct serve_api *api, json_t *array, int32_t **ids, struct serve_error *error);
 bool serve_read_bool(json_t *body, const char *name, bool missing, struct serve_error *error);
-/* Whether a value asks for nothing: null, false, 0, "" or empty. */
-bool serve_is_neutral(const json_t *value);
 /* A whole number, 1 or more: 0 with *error where it is none, or is missing and required. */
 int serve_read_count(json_t *body, const char *name, bool required, struct serve_error *error);
+/* Whether a value asks for nothing: null, false, 0, "" or empty. */
+bool serve_is_neutral(const json_t *value);
 /* 0; or -501 with *error when one of names[n] asks for something. */
 int serve_refuse_fields(json_t *body, const char *const *names, size_t n, struct serve_error *error);
 /* Appends a message, its content a string or an array of parts; to the last one, after an empty line, where that has the same role.
@@ -114,6 +114,8 @@ json_t *serve_copy_body(json_t *body, json_t *messages);
 /* chat_tools.c */
 /* Checks tools and tool_choice; *tools, borrowed: those that the answer may call; NULL: none. 0 or a negative status. */
 int serve_read_tools(json_t *body, json_t **tools, struct serve_error *error);
+/* Checks the calls of message i. 0 or a negative status. */
+int serve_check_calls(json_t *message, size_t i, struct serve_error *error);
 /* Messages as the template gets them, a new reference; with a text of our own where it has no place for tools, calls and results.
  */
 json_t *serve_tool_messages(const struct serve_api *api, json_t *list, json_t *tools);

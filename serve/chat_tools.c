@@ -46,7 +46,9 @@ static int read_choice(json_t *body, struct serve_error *error)
         return 1;
     if (text && strcmp(text, "none") == 0)
         return 0;
-    if ((text && strcmp(text, "required") == 0) || (type && strcmp(type, "function") == 0))
+    /* Anthropic's interface calls it any. */
+    if ((text && (strcmp(text, "required") == 0 || strcmp(text, "any") == 0 || strcmp(text, "tool") == 0)) ||
+        (type && strcmp(type, "function") == 0))
         return serve_fail(error, 501, "'tool_choice' that requires a call is not supported by this server; use auto or none");
     return serve_fail(error, 400, "'tool_choice' must be none, auto, required, or an object of type 'function'");
 }
@@ -76,6 +78,23 @@ int serve_read_tools(json_t *body, json_t **tools, struct serve_error *error)
 
 /* ---------------------------------------------------------------------------------------------------- messages */
 
+int serve_check_calls(json_t *message, size_t i, struct serve_error *error)
+{
+    json_t *calls = json_object_get(message, "tool_calls"), *call;
+    size_t k;
+    if (calls && !json_is_null(calls) && !json_is_array(calls))
+        return serve_fail(error, 400, "'tool_calls' of message %zu must be an array", i);
+    json_array_foreach(calls, k, call)
+    {
+        const json_t *function = json_object_get(call, "function"), *arguments = json_object_get(function, "arguments");
+        if (!json_is_string(json_object_get(function, "name")))
+            return serve_fail(error, 400, "'tool_calls[%zu].function' of message %zu must have a string 'name'", k, i);
+        if (arguments && !json_is_null(arguments) && !json_is_string(arguments) && !json_is_object(arguments))
+            return serve_fail(error, 400, "'tool_calls[%zu].function.arguments' of message %zu must be a text or an object", k, i);
+    }
+    return 0;
+}
+
 /* Clients send the arguments of former calls as a text; templates expect the object in it. */
 static json_t *open_arguments(json_t *calls)
 {
@@ -104,7 +123,6 @@ static void append_json(struct serve_text *text, json_t *value)
     free(json);
 }
 
-/* The message's content where it is a text; an array's parts are read by request.c. */
 static const char *content_of(const json_t *message)
 {
     const char *text = json_string_value(json_object_get(message, "content"));
@@ -218,15 +236,15 @@ int serve_read_syntax(const struct serve_api *api, json_t *body, const struct bu
                       struct serve_error *error)
 {
     json_t *tools, *tool, *format = json_object_get(body, "reasoning_format");
-    const char *name = json_string_value(format);
+    const char *wanted = json_string_value(format);
     size_t i;
     if (serve_read_tools(body, &tools, error) < 0)
         return -error->status;
     if (!serve_is_neutral(format) &&
-        (!name || (strcmp(name, "none") != 0 && strcmp(name, "deepseek") != 0 && strcmp(name, "auto") != 0)))
+        (!wanted || (strcmp(wanted, "none") != 0 && strcmp(wanted, "deepseek") != 0 && strcmp(wanted, "auto") != 0)))
         return serve_fail(error, 400, "'reasoning_format' must be none, deepseek or auto");
     syntax->one_call = !serve_read_bool(body, "parallel_tool_calls", true, error);
-    if (!name || strcmp(name, "none") != 0)
+    if (!wanted || strcmp(wanted, "none") != 0)
         syntax->reasoning = serve_syntax_reasoning(template_of(api));
     syntax->open = serve_syntax_open(syntax->reasoning, prompt->bytes, prompt->n);
     if (!tools)

@@ -39,7 +39,8 @@ static bool has_type(const json_t *value, const char *type)
 
 static json_t *to_chat(json_t *body, bool counts_only, struct serve_error *error)
 {
-    static const char *const unsupported[] = {"container", "mcp_servers", "context_management", "output_config", "output_format"};
+    static const char *const unsupported[] = {"container",     "mcp_servers",   "context_management",
+                                              "output_config", "output_format", "tools"};
     json_t *stops = json_object_get(body, "stop_sequences"), *choice = json_object_get(body, "tool_choice"),
            *chat = serve_copy_body(body, read_messages(body, error));
     if (!counts_only)

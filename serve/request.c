@@ -113,12 +113,21 @@ void serve_add_message(json_t *messages, const char *role, json_t *content)
 json_t *serve_copy_body(json_t *body, json_t *messages)
 {
     /* Of OpenAI's chats: several answers, their scores, and other names for the length. */
-    static const char *const dropped[] = {
-        "n", "n_cmpl", "best_of", "echo", "logprobs", "top_logprobs", "stream_options", "max_completion_tokens", "n_predict"};
+    static const char *const dropped[] = {"n",
+                                          "n_cmpl",
+                                          "best_of",
+                                          "echo",
+                                          "logprobs",
+                                          "top_logprobs",
+                                          "stream_options",
+                                          "max_completion_tokens",
+                                          "n_predict",
+                                          "parallel_tool_calls"};
     json_t *copy = json_copy(body);
     for (size_t i = 0; i < sizeof dropped / sizeof *dropped; i++)
         json_object_del(copy, dropped[i]);
     json_object_set_new(copy, "messages", messages);
+    json_object_set_new(copy, "reasoning_format", json_string("none")); /* their answers have no place for it yet */
     return copy;
 }
 
@@ -362,6 +371,31 @@ static int render(struct serve_api *api, json_t *body, const struct butler_chat_
     return -error->status;
 }
 
+/* The messages with contents that are texts; NULL: *error. A new reference. */
+static json_t *read_messages(json_t *list, struct serve_error *error)
+{
+    json_t *messages = json_array(), *message;
+    size_t i;
+    json_array_foreach(list, i, message)
+    {
+        if (!json_is_string(json_object_get(message, "role"))) {
+            serve_fail(error, 400, "message %zu must be an object with a string 'role'", i);
+            break;
+        }
+        if (serve_check_calls(message, i, error) < 0)
+            break;
+        char *content = read_content(message, error);
+        message = json_copy(message);
+        json_object_set_new(message, "content", content ? json_string(content) : json_null());
+        json_array_append_new(messages, message);
+        free(content);
+    }
+    if (!error->status)
+        return messages;
+    json_decref(messages);
+    return NULL;
+}
+
 int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_text *text, struct serve_error *error)
 {
     json_t *list = json_object_get(body, "messages"), *tools, *message;
@@ -371,28 +405,23 @@ int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_te
         return -error->status;
     if (!json_is_array(list) || json_array_size(list) == 0)
         return serve_fail(error, 400, "'messages' must be an array with at least one message");
-    if (serve_read_tools(body, &tools, error) < 0)
+    if (serve_read_tools(body, &tools, error) < 0 || !(list = read_messages(list, error)))
         return -error->status;
-    list = serve_tool_messages(api, list, tools);
+    json_t *plain = list;
+    list = serve_tool_messages(api, plain, tools);
+    json_decref(plain);
     const size_t n = json_array_size(list);
     char *tools_text = serve_tools_text(api, tools);
     struct butler_chat_message *messages = serve_alloc(n, sizeof *messages);
     json_array_foreach(list, i, message)
     {
-        const json_t *role = json_object_get(message, "role");
-        if (!json_is_string(role)) {
-            serve_fail(error, 400, "message %zu must be an object with a string 'role'", i);
-            break;
-        }
-        messages[i] = (struct butler_chat_message){
-            .role = json_string_value(role), .content = read_content(message, error), .fields = read_fields(message)};
+        messages[i] = (struct butler_chat_message){.role = json_string_value(json_object_get(message, "role")),
+                                                   .content = json_string_value(json_object_get(message, "content")),
+                                                   .fields = read_fields(message)};
     }
-    if (!error->status)
-        render(api, body, messages, n, tools_text, text, error);
-    for (i = 0; i < n; i++) {
-        free((char *)messages[i].content);
+    render(api, body, messages, n, tools_text, text, error);
+    for (i = 0; i < n; i++)
         free((char *)messages[i].fields);
-    }
     free(messages);
     free(tools_text);
     json_decref(list);
@@ -667,6 +696,8 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
     *request = (struct serve_request){.api = api, .kind = kind, .created = time(NULL)};
     refuse_unsupported(body, error);
     read_grammar(request, body, error);
+    if (kind != SERVE_CHAT && !serve_is_neutral(json_object_get(body, "tools")) && !error->status)
+        serve_fail(error, 501, "'tools' is not supported by this server outside conversations");
     request->stream = serve_read_bool(body, "stream", false, error);
     if (is_given(options) && !json_is_object(options) && !error->status)
         serve_fail(error, 400, "'stream_options' must be an object");

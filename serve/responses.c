@@ -86,8 +86,8 @@ static void read_format(json_t *body, json_t *chat, struct serve_error *error)
 /* Fields with a value that asks for nothing, and other values. */
 static void refuse_others(json_t *body, struct serve_error *error)
 {
-    static const char *const unsupported[] = {"previous_response_id", "conversation",      "background", "prompt",
-                                              "top_logprobs",         "context_management"};
+    static const char *const unsupported[] = {"previous_response_id", "conversation",       "background", "prompt",
+                                              "top_logprobs",         "context_management", "tools"};
     json_t *reasoning = json_object_get(body, "reasoning"), *include = json_object_get(body, "include"),
            *truncation = json_object_get(body, "truncation"), *metadata = json_object_get(body, "metadata"), *value;
     const char *name;

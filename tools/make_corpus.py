@@ -147,8 +147,9 @@ CLIENT_BODIES = {
     "openai-completion": (COMPLETION, {"model": "m", "prompt": "a", "max_tokens": 3, "stream": False, "stop": ["\n"], "logit_bias": {"5": -100}}),
     "openai-chat": (CHAT, {"messages": MESSAGES, "model": "m", "logprobs": True, "top_logprobs": 3, "seed": 1, "stream": True,
                            "stream_options": {"include_usage": True}, "max_completion_tokens": 4, "response_format": {"type": "text"}}),
-    "openai-tools": (CHAT, {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
-                                         {"role": "tool", "tool_call_id": "1", "content": "x"}], "tools": [{"type": "function"}], "tool_choice": "auto"}),
+    "openai-tools": (CHAT, {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
+                                         {"role": "tool", "tool_call_id": "1", "content": "x"}], "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+                                 "tool_choice": "auto", "parallel_tool_calls": False, "reasoning_format": "auto"}),
     "prefill": (CHAT, {"messages": [*MESSAGES, {"role": "assistant", "content": "It"}], "chat_template_kwargs": {"enable_thinking": False}}),
     "lm-eval": (COMPLETION, {"model": "m", "prompt": [[1, 2, 3], [4, 5]], "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}),
     "lm-eval-generate": (COMPLETION, {"model": "m", "prompt": [[1, 2]], "max_tokens": 256, "temperature": 0, "stop": ["\n\n", "</s>"], "seed": 1234}),
@@ -192,6 +193,22 @@ def request_seeds(folder):
         (folder / name).write_bytes(bytes([endpoint]) + json.dumps(body).encode())
 
 
+# Answers with calls and reasoning: the two bytes that fuzz_tools.c takes for what to look for and how to cut it, and a text.
+ANSWERS = {
+    "tagged": (0x11, 3, '<think>a</think>\n<tool_call>\n{"name": "f", "arguments": {"a": "}\\""}}\n</tool_call> b'),
+    "bare": (0x02, 0, '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}; {"name": "f"}'),
+    "mistral": (0x04, 5, 'a [TOOL_CALLS][{"name": "f", "arguments": {}, "id": "abcdefghi"}, {"name": "get_weather", "arguments": {"c": [1]}}]'),
+    "mistral_args": (0x24, 1, '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]f[ARGS]{}'),
+    "action": (0x4f, 0x82, '<|START_THINKING|>x<|END_THINKING|><|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {}}]<|END_ACTION|>'),
+    "open": (0x11, 0x40, 'a</think>b <tool_call>{"name": "x"}</tool_call>'),
+}
+
+
+def answer_seeds(folder):
+    for name, (forms, cut, text) in ANSWERS.items():
+        (folder / name).write_bytes(bytes([forms, cut]) + text.encode())
+
+
 def sent_by(client):
     """The bytes that client(port) sends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -232,7 +249,7 @@ def http_seeds(folder):
 
 def main():
     for name, write in (("gguf", gguf_seeds), ("tokenizer", tokenizer_seeds), ("policy", policy_seeds), ("session", session_seeds),
-                        ("http", http_seeds), ("request", request_seeds)):
+                        ("http", http_seeds), ("request", request_seeds), ("tools", answer_seeds)):
         folder = CORPUS / name
         folder.mkdir(parents=True, exist_ok=True)
         write(folder)
