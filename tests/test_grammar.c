@@ -13,20 +13,8 @@ static struct tiny_vocab *vocab;
 
 static int make_vocab(void **state)
 {
-    static const char *const words[] = {"ab",
-                                        "ba",
-                                        "aba",
-                                        "bb",
-                                        "a\xC3\xA9",
-                                        "\xC3\xA9"
-                                        "b",
-                                        "{\"",
-                                        "\":",
-                                        "true",
-                                        "\"}",
-                                        "a\"",
-                                        "12",
-                                        "]]"};
+    static const char *const words[] = {"ab",  "ba",   "aba", "bb",  "a\u00e9", "\u00e9b", "{\"",
+                                        "\":", "true", "\"}", "a\"", "12",      "]]"};
     (void)state;
     vocab = tiny_spm();
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
