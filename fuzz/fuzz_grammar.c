@@ -1,5 +1,5 @@
-/* Any bytes as a grammar, and behind a zero byte as a text: the grammar is refused with a reason, or each step of the text has a state,
- * whose mask allows a token exactly where a step by it does. */
+/* Any bytes as a grammar, and behind a zero byte as a text: the grammar is refused with a reason, or each step of the text has a
+ * state, whose mask allows a token exactly where a step by it does. */
 #include <math.h>
 #include <string.h>
 

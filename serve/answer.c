@@ -423,7 +423,9 @@ static void on_part(void *user, const struct serve_part *part)
 static void fail_request(struct serve_request *request, const struct butler_error *err)
 {
     struct serve_error error = {0};
-    const bool is_ours = err->code != BUTLER_ERROR_ARGUMENT && err->code != BUTLER_ERROR_LENGTH;
+    /* What is not supported is the request's: a grammar that nothing can follow. */
+    const bool is_ours =
+        err->code != BUTLER_ERROR_ARGUMENT && err->code != BUTLER_ERROR_LENGTH && err->code != BUTLER_ERROR_UNSUPPORTED;
     serve_fail(&error, err->code == BUTLER_ERROR_CANCELLED ? 503 : is_ours ? 500 : 400, "%s", err->message);
     request->failed = true;
     if (request->exchange && request->begun) {

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "base/util.h"
+#include "fixtures.h"
 #include "text/grammar.h"
 #include "tokenizer_test.h"
 
@@ -12,20 +13,8 @@ static struct tiny_vocab *vocab;
 
 static int make_vocab(void **state)
 {
-    static const char *const words[] = {"ab",
-                                        "ba",
-                                        "aba",
-                                        "bb",
-                                        "a\xC3\xA9",
-                                        "\xC3\xA9"
-                                        "b",
-                                        "{\"",
-                                        "\":",
-                                        "true",
-                                        "\"}",
-                                        "a\"",
-                                        "12",
-                                        "]]"};
+    static const char *const words[] = {"ab",  "ba",   "aba", "bb",  "a\u00e9", "\u00e9b", "{\"",
+                                        "\":", "true", "\"}", "a\"", "12",      "]]"};
     (void)state;
     vocab = tiny_spm();
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
@@ -463,13 +452,76 @@ static void test_random(void **state)
         assert_true(n_verdicts[i] > 300);
 }
 
+/* -------------------------------------------------------------------------------------------------- samplers */
+
+enum { N_VOCAB = 2048 };
+
+/* Draws from the same logits until a token ends the text, at most n; the text. */
+static const char *drawn(struct butler_sampler *sampler, const struct butler_model *model, const float *logits, int n, char *text)
+{
+    struct butler_error err = {0};
+    const int n_vocab = butler_model_get_info(model)->n_vocab;
+    size_t n_text = 0, n_bytes;
+    for (int i = 0; i < n; i++) {
+        const int32_t id = butler_sample(sampler, logits, n_vocab, &err);
+        if (id < 0)
+            fail_msg("%s", err.message);
+        if (butler_token_is_end(model, id))
+            break;
+        const char *bytes = butler_token_bytes(model, id, &n_bytes);
+        memcpy(text + n_text, bytes, n_bytes);
+        n_text += n_bytes;
+    }
+    text[n_text] = 0;
+    return text;
+}
+
+static void test_samplers(void **state)
+{
+    char path[FIXTURE_PATH], text[4096];
+    struct butler_error err = {0};
+    static float logits[N_VOCAB];
+    (void)state;
+    fixture_path(path, "models/llama-gqa.gguf");
+    struct butler_model *model = butler_model_load(path, NULL, &err);
+    struct butler_grammar *grammar = butler_grammar_new(model, "root ::= [0-9]{2} \"x\"? ", &err);
+    const int n_vocab = butler_model_get_info(model)->n_vocab;
+    assert_true(grammar && n_vocab <= N_VOCAB);
+    for (int i = 0; i < n_vocab; i++) /* the best tokens are none of the grammar's, and end tokens are the worst */
+        logits[i] = butler_token_is_end(model, i) ? -50 : sinf((float)i);
+    struct butler_logit_bias banned[N_VOCAB];
+    for (int i = 0; i < n_vocab; i++)
+        banned[i] = (struct butler_logit_bias){.id = i, .bias = -INFINITY};
+    for (int t = 0; t < 4; t++) {
+        const struct butler_sampler_params params = {.temperature = (float)(t % 2),
+                                                     .seed = 5,
+                                                     .top_k = t % 2 * 3,
+                                                     .logit_bias = banned,
+                                                     .n_logit_bias = t < 2 ? 0 : n_vocab,
+                                                     .grammar = grammar};
+        struct butler_sampler *sampler = butler_sampler_new(&params, &err);
+        assert_non_null(sampler);
+        for (int turn = 0; turn < 3; turn++) { /* a prompt is not read by the grammar, and begins it anew */
+            assert_int_equal(butler_sampler_accept(sampler, (int32_t[]){7, 8, 9}, 3, &err), 0);
+            const char *answer = drawn(sampler, model, logits, 9, text);
+            if (strspn(answer, "0123456789") != 2 || (answer[2] && strcmp(answer + 2, "x") != 0))
+                fail_msg("\"%s\" is not two digits", answer);
+        }
+        butler_sampler_free(sampler);
+    }
+    /* What the sampler holds outlives the caller's grammar. */
+    struct butler_sampler *sampler = butler_sampler_new(&(struct butler_sampler_params){.grammar = grammar}, &err);
+    butler_grammar_free(grammar);
+    assert_int_equal(strlen(drawn(sampler, model, logits, 2, text)), 2);
+    butler_sampler_free(sampler);
+    butler_model_free(model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_hostile),
-        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_texts),  cmocka_unit_test(test_refused),  cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_random), cmocka_unit_test(test_samplers),
     };
     return cmocka_run_group_tests(tests, make_vocab, free_vocab);
 }

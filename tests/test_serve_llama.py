@@ -353,6 +353,9 @@ def test_grammar(server, path):
     assert all(re.fullmatch("[0-9]{2,4}", text) for text in texts(grammar="root ::= [0-9]{2,4}", temperature=2, ignore_eos=True))
     assert texts(grammar='root ::= "aü" "!"*', stop=["!"], temperature=0)[0].rstrip("!") == "aü"
     assert texts(grammar="", temperature=0) == texts(temperature=0)
+    chain = "".join(f'r{i} ::= r{i + 1} | "x"\n' for i in range(9000)) + 'r9000 ::= "y"'  # noticed only behind the first letter
+    answer = server.post(path, {**body, "grammar": f'root ::= "a" r0\n{chain}'}, expect=400)
+    assert "too ambiguous" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("fields, status", [

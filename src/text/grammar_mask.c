@@ -49,8 +49,9 @@ struct butler_grammar {
     struct butler_rules rules;
     pthread_mutex_t lock; /* of what follows */
     struct butler_machine *machine;
-    struct mask masks[MAX_MASKS];           /* the slot of a state is its remainder: the latest state has it */
+    struct mask masks[MAX_MASKS];           /* the latest */
     struct mask shortened[MAX_SHORT_MASKS]; /* the same, of shortened states */
+    uint32_t n_masks, n_shortened;          /* that were made */
     size_t n_words;
 };
 
@@ -276,6 +277,14 @@ static int walk(const struct butler_token_trie *trie, struct butler_machine *mac
     return code;
 }
 
+static struct mask *cached(struct mask *masks, int n, int32_t state)
+{
+    for (int i = 0; i < n; i++)
+        if (masks[i].state == state)
+            return &masks[i];
+    return NULL;
+}
+
 /* An empty mask of a state in its place of the cache; NULL: *err says why. */
 static struct mask *begin_mask(struct mask *mask, size_t n_words, struct butler_error *err)
 {
@@ -291,9 +300,10 @@ static struct mask *begin_mask(struct mask *mask, size_t n_words, struct butler_
 /* The mask of a shortened state, without its open branches. */
 static const struct mask *find_shortened(struct butler_grammar *grammar, int32_t state, struct butler_error *err)
 {
-    struct mask *mask = &grammar->shortened[state % MAX_SHORT_MASKS];
-    if (mask->state == state)
+    struct mask *mask = cached(grammar->shortened, MAX_SHORT_MASKS, state);
+    if (mask)
         return mask;
+    mask = &grammar->shortened[grammar->n_shortened++ % MAX_SHORT_MASKS];
     if (!begin_mask(mask, grammar->n_words, err) ||
         walk(grammar->trie, grammar->machine, mask, state, 0, grammar->trie->n_nodes, err) < 0)
         return NULL;
@@ -314,9 +324,10 @@ static int walk_open(struct butler_grammar *grammar, struct mask *mask, int32_t 
 /* The mask of a state, from the cache or made now. NULL: *err says why. */
 static const struct mask *find_mask(struct butler_grammar *grammar, int32_t state, struct butler_error *err)
 {
-    struct mask *mask = &grammar->masks[state % MAX_MASKS];
-    if (mask->state == state)
+    struct mask *mask = cached(grammar->masks, MAX_MASKS, state);
+    if (mask)
         return mask;
+    mask = &grammar->masks[grammar->n_masks++ % MAX_MASKS];
     const int32_t shorter = butler_machine_shorten(grammar->machine, state, err);
     const struct mask *part = shorter < 0 ? NULL : find_shortened(grammar, shorter, err);
     if (!part || !begin_mask(mask, grammar->n_words, err))
