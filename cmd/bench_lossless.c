@@ -16,7 +16,9 @@ struct writer {
     struct butler_sampler *sampler;
     struct butler_draft *draft; /* LOSSLESS */
     int32_t id;                 /* drawn, not yet decoded */
-    int n;                      /* tokens decoded */
+    int n;                      /* tokens decoded, since the warm-up */
+    int32_t *text;              /* [n_text] all tokens drawn behind the first */
+    int n_text;
 };
 
 struct measured {
@@ -38,6 +40,8 @@ static int decode_some(const struct measured *m, enum mode mode, int most, struc
         int32_t ids[CMD_MAX_DRAFTS + 1];
         const int n = butler_draft_step(w->draft, w->sampler, w->id, ids, BUTLER_MIN(most, CMD_MAX_DRAFTS + 1), err);
         w->id = n > 0 ? ids[n - 1] : -1;
+        for (int i = 0; i < n; i++)
+            w->text[w->n_text++] = ids[i];
         return n;
     }
     const struct butler_span span = {.session = w->session, .ids = &w->id, .n = 1, .exact = mode == DENSE};
@@ -45,7 +49,23 @@ static int decode_some(const struct measured *m, enum mode mode, int most, struc
     if (code < 0)
         return code;
     w->id = butler_sample(w->sampler, butler_logits(w->session), n_vocab, err);
-    return w->id < 0 ? w->id : 1;
+    if (w->id < 0)
+        return w->id;
+    w->text[w->n_text++] = w->id;
+    return 1;
+}
+
+/* Lossless means that both texts are equal. */
+static int compare_texts(const struct measured *m)
+{
+    const struct writer *dense = &m->writers[DENSE], *lossless = &m->writers[LOSSLESS];
+    for (int i = 0; i < dense->n_text; i++)
+        if (dense->text[i] != lossless->text[i]) {
+            cmd_say(m->options, "%s, depth %d: token %d of the lossless text is %d, of the dense one %d", m->policy, m->depth, i,
+                    lossless->text[i], dense->text[i]);
+            return CMD_FAILED;
+        }
+    return CMD_DONE;
 }
 
 /* Until each mode has n tokens. */
@@ -169,6 +189,8 @@ static int measure(struct measured *m, const struct cmd_integers *text)
         return status == CMD_INTERRUPTED ? CMD_FAILED : status;
     for (int mode = 0; mode < N_MODES; mode++)
         m->ms[mode] = cmd_alloc((size_t)(BUTLER_MAX(options->n, options->warmup) / TURN + 1), sizeof *m->ms[mode]);
+    for (int mode = 0; mode < N_MODES; mode++)
+        m->writers[mode].text = cmd_alloc((size_t)(options->n + options->warmup), sizeof *m->writers[mode].text);
     status = open_writers(m, session);
     if (status == CMD_DONE && options->warmup)
         status = decode(m, options->warmup);
@@ -179,11 +201,14 @@ static int measure(struct measured *m, const struct cmd_integers *text)
     if (status == CMD_DONE)
         status = decode(m, options->n);
     if (status == CMD_DONE)
+        status = compare_texts(m);
+    if (status == CMD_DONE)
         print_row(m);
     for (int mode = 0; mode < N_MODES; mode++) {
         butler_draft_free(m->writers[mode].draft);
         butler_sampler_free(m->writers[mode].sampler);
         free(m->ms[mode]);
+        free(m->writers[mode].text);
         butler_session_free(m->writers[mode].session);
     }
     return status;
