@@ -38,7 +38,7 @@ CMD_LIBS := $(shell pkg-config --libs $(CMD_PKGS))
 TOOL_SRC = $(filter-out train/gather_mpi.c,$(wildcard train/*.c)) src/file/convert.c src/file/quantize.c
 LIB_SRC = $(filter-out $(TOOL_SRC),$(wildcard src/*/*.c))
 CMD_SRC = $(filter-out cmd/$(if $(LIBEDIT),edit_none,edit).c $(if $(LIBEVENT),cmd/serve_none.c), \
-	$(wildcard cmd/*.c report/*.c $(if $(LIBEVENT),serve/*.c)))
+	$(wildcard cmd/*.c report/*.c schema/*.c $(if $(LIBEVENT),serve/*.c)))
 EVAL_SRC = $(wildcard eval/*.c)
 TEST_SRC = $(wildcard tests/test_*.c)
 SERVE_FUZZ_SRC = fuzz/fuzz_http.c fuzz/fuzz_request.c
@@ -153,7 +153,7 @@ fuzz:
 
 fuzz-programs: $(FUZZ_SRC:%.c=$(BUILD)/%)
 
-$(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): $(patsubst %.c,$(BUILD)/%.o,$(wildcard serve/*.c))
+$(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): $(patsubst %.c,$(BUILD)/%.o,$(wildcard serve/*.c schema/*.c))
 $(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): FUZZ_LIBS = $(CMD_LIBS)
 $(BUILD)/fuzz/fuzz_tools: $(BUILD)/serve/tools.o $(BUILD)/serve/text.o
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/fuzz_%.o $(BUILD)/libbutler.a

@@ -52,6 +52,7 @@ enum cmd_flag {
     CMD_MIN_TOKENS,
     CMD_IGNORE_EOS,
     CMD_GRAMMAR,
+    CMD_JSON_SCHEMA,
     CMD_SEED,
     CMD_SYSTEM,
     CMD_CHAT_TEMPLATE,
@@ -163,6 +164,7 @@ struct cmd_options {
     struct cmd_biases logit_biases;
     bool ignore_eos;
     const char *grammar; /* a file */
+    const char *schema;  /* a file, or JSON that begins with { */
     uint64_t seed, cache_bytes;
     bool all, no_special, json, help, no_cache;
     /* serve; kv_bytes and prefix_bytes are the engine's, 0: its default */
@@ -188,7 +190,7 @@ struct cmd_use {
 
 /* What commands that sample a text take, but for the server, whose requests bring their own. */
 #define CMD_CONSTRAINTS                                                                                                            \
-    {CMD_LOGIT_BIAS, NULL}, {CMD_MIN_TOKENS, "0"}, {CMD_GRAMMAR, NULL},                                                            \
+    {CMD_LOGIT_BIAS, NULL}, {CMD_MIN_TOKENS, "0"}, {CMD_GRAMMAR, NULL}, {CMD_JSON_SCHEMA, NULL},                                   \
     {                                                                                                                              \
         CMD_IGNORE_EOS, NULL                                                                                                       \
     }

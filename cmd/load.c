@@ -314,25 +314,42 @@ static bool biases_are_of_tokens(const struct cmd_options *options, int n_vocab)
     return true;
 }
 
-/* The grammar of --grammar; NULL without one, or with *status where it cannot be used. */
+/* The grammar of --grammar or --json-schema; NULL without one, or with *status where it cannot be used. */
 static struct butler_grammar *read_grammar(const struct cmd_options *options, const struct butler_model *model, int *status)
 {
     struct butler_error err = {0};
     struct cmd_text text = {0};
     struct butler_grammar *grammar = NULL;
-    if (!options->grammar)
+    char *made = NULL;
+    const char *flag = options->schema ? "--json-schema" : "--grammar",
+               *source = options->schema ? options->schema : options->grammar;
+    const bool is_text = options->schema && *source == '{';
+    if (!source)
         return NULL;
-    *status = cmd_file_read(options, options->grammar, &text);
+    if (options->schema && options->grammar) {
+        cmd_say(options, "--grammar and --json-schema exclude each other");
+        *status = CMD_USAGE;
+        return NULL;
+    }
+    if (is_text)
+        cmd_text_append(&text, source, strlen(source));
+    else
+        *status = cmd_file_read(options, source, &text);
     if (*status == CMD_DONE && memchr(text.bytes ? text.bytes : "", 0, text.n)) {
-        cmd_say(options, "--grammar: %s has a zero byte: it is no text", options->grammar);
+        cmd_say(options, "%s: %s has a zero byte: it is no text", flag, source);
         *status = CMD_FAILED;
     }
     cmd_text_append(&text, "", 1);
-    if (*status == CMD_DONE && !(grammar = butler_grammar_new(model, text.bytes, &err))) {
-        cmd_say(options, "--grammar %s: %s", options->grammar, err.message);
+    if (*status == CMD_DONE && options->schema)
+        made = schema_text_to_grammar(text.bytes, text.n - 1, &err);
+    if (*status == CMD_DONE && (!options->schema || made))
+        grammar = butler_grammar_new(model, made ? made : text.bytes, &err);
+    if (*status == CMD_DONE && !grammar) {
+        cmd_say(options, "%s%s%s: %s", flag, is_text ? "" : " ", is_text ? "" : source, err.message);
         *status = CMD_FAILED;
     }
     cmd_text_free(&text);
+    free(made);
     return grammar;
 }
 

@@ -97,6 +97,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_IGNORE_EOS] = {0, "ignore-eos", NULL, KIND_BOOL, AT(ignore_eos), 0, 0, NULL, "never draw a token that ends the text"},
     [CMD_GRAMMAR] = {0, "grammar", "FILE", KIND_STRING, AT(grammar), 0, 0, NULL,
                      "draw only what this grammar allows, a file in GBNF (docs/structured.md)"},
+    [CMD_JSON_SCHEMA] = {0, "json-schema", "FILE", KIND_STRING, AT(schema), 0, 0, NULL,
+                         "draw only JSON that this schema accepts: a file, or the schema itself (docs/structured.md)"},
     [CMD_SEED] = {'s', "seed", "N", KIND_SEED, AT(seed), 0, 0,
                   "a whole number from 0 to 18446744073709551615, or -1 for a random one",
                   "seed of the sampler and of the policy random; -1: another each time"},

@@ -125,6 +125,10 @@ char *serve_tools_text(const struct serve_api *api, json_t *tools);
 int serve_read_syntax(const struct serve_api *api, json_t *body, const struct butler_chat_text *prompt, struct serve_syntax *syntax,
                       struct serve_error *error);
 
+/* constraint.c: the grammar of "grammar", "json_schema" or "response_format", the caller's, compiled in the worker's thread. NULL:
+ * there is none, or *error. */
+struct butler_grammar *serve_read_constraint(const struct serve_api *api, json_t *body, struct serve_error *error);
+
 /* answer.c */
 void serve_request_start(struct serve_request *request, struct http_exchange *exchange);
 void serve_on_event(struct serve_event *event);

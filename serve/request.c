@@ -135,7 +135,6 @@ json_t *serve_copy_body(json_t *body, json_t *messages)
 static int refuse_unsupported(json_t *body, struct serve_error *error)
 {
     static const char *const names[] = {
-        "json_schema",
         "guided_json",
         "guided_regex",
         "guided_grammar",
@@ -177,14 +176,6 @@ static int refuse_unsupported(json_t *body, struct serve_error *error)
     };
     if (serve_refuse_fields(body, names, sizeof names / sizeof *names, error) < 0)
         return -error->status;
-    const json_t *format = json_object_get(body, "response_format"), *type = json_object_get(format, "type");
-    if (!serve_is_neutral(format) && !json_is_string(type))
-        return serve_fail(error, 400, "'response_format' must be an object with a string 'type'");
-    if (!serve_is_neutral(format) && strcmp(json_string_value(type), "text") != 0) {
-        const bool known = strncmp(json_string_value(type), "json_", 5) == 0;
-        return serve_fail(error, known ? 501 : 400, "'response_format' of type '%.64s' is not supported by this server",
-                          json_string_value(type));
-    }
     return 0;
 }
 
@@ -659,19 +650,6 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     return job;
 }
 
-/* What all answers of the request must be; compiled here, in the worker's thread. */
-static void read_grammar(struct serve_request *request, json_t *body, struct serve_error *error)
-{
-    json_t *grammar = json_object_get(body, "grammar");
-    struct butler_error err = {0};
-    if (serve_is_neutral(grammar) || error->status)
-        return;
-    if (!json_is_string(grammar))
-        serve_fail(error, 400, "'grammar' must be a string");
-    else if (!(request->grammar = butler_grammar_new(request->api->model, json_string_value(grammar), &err)))
-        serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'grammar': %s", err.message);
-}
-
 static void add_prompt(struct serve_request *request, json_t *body, json_t *prompt, const char *key, struct serve_error *error)
 {
     int32_t *ids = NULL;
@@ -695,7 +673,7 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
     struct serve_request *request = serve_alloc(1, sizeof *request);
     *request = (struct serve_request){.api = api, .kind = kind, .created = time(NULL)};
     refuse_unsupported(body, error);
-    read_grammar(request, body, error);
+    request->grammar = serve_read_constraint(api, body, error);
     if (kind != SERVE_CHAT && !serve_is_neutral(json_object_get(body, "tools")) && !error->status)
         serve_fail(error, 501, "'tools' is not supported by this server outside conversations");
     request->stream = serve_read_bool(body, "stream", false, error);

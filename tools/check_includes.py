@@ -46,6 +46,7 @@ PROGRAMS = {
         "model/predictor.h": "the trainer writes predictors, whose layout the model level defines",
         "engine/capture.h": "the hooks through which training sees a layer's queries and keys",
     },
+    "schema": {},
     "serve": {},
     "examples": {},
 }

@@ -1,0 +1,121 @@
+/* Shared by the files of the schema compiler. */
+#ifndef BUTLER_SCHEMA_PARTS_H
+#define BUTLER_SCHEMA_PARTS_H
+
+#include <setjmp.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "schema/schema.h"
+
+/* A schema may come from anybody, so every resource has a bound. */
+enum {
+    SCHEMA_MAX_DEPTH = 128,     /* nested schemas, nested groups of a pattern */
+    SCHEMA_MAX_STEPS = 200000,  /* schemas visited, keywords and properties copied */
+    SCHEMA_MAX_TEXT = 1 << 20,  /* bytes of the grammar */
+    SCHEMA_MAX_REPEATS = 65536, /* maxLength, maxItems, {n} of a pattern */
+    SCHEMA_MAX_DIGITS = 18,     /* of an integer; the integers that are written fit int64_t */
+};
+
+/* Rules that are the same in every grammar come first, by the name in compile.c; rule r is "r<number>" behind them. */
+enum schema_rule {
+    SCHEMA_NEVER = -1, /* no value can satisfy the schema */
+    SCHEMA_WS,
+    SCHEMA_HEX,
+    SCHEMA_CHAR,
+    SCHEMA_KEY_CHAR,
+    SCHEMA_STRING,
+    SCHEMA_INTEGER,
+    SCHEMA_NUMBER,
+    SCHEMA_BOOLEAN,
+    SCHEMA_NULL,
+    SCHEMA_MEMBER,
+    SCHEMA_OBJECT,
+    SCHEMA_ARRAY,
+    SCHEMA_VALUE,
+    SCHEMA_DATE,
+    SCHEMA_TIME,
+    SCHEMA_DATE_TIME,
+    SCHEMA_UUID,
+    SCHEMA_IPV4,
+    SCHEMA_EMAIL,
+    SCHEMA_N_FIXED,
+};
+
+/* The body of a rule that is being written. */
+struct schema_text {
+    char *bytes;
+    size_t n, max;
+    struct schema_text *below; /* bodies that were begun earlier and are not complete */
+};
+
+struct schema_compiler {
+    jmp_buf failed;
+    struct butler_error *err;
+    const json_t *root;
+    json_t *made;             /* array: owns the schemas that merging made */
+    json_t *memo;             /* what was compiled already, by reference or text: struct memo of compile.c packed in an integer */
+    struct schema_text rules; /* complete rules */
+    struct schema_text *open; /* the innermost body */
+    bool used[SCHEMA_N_FIXED];
+    int n_rules, depth, guards; /* guards: objects and arrays around the present schema; each consumes a byte */
+    uint64_t n_steps;
+    char path[1024]; /* of the present schema, for errors */
+    size_t n_path;
+    const json_t *flattening[SCHEMA_MAX_DEPTH]; /* targets of $ref that are being merged */
+    int n_flattening;
+};
+
+_Noreturn void schema_fail(struct schema_compiler *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void schema_step(struct schema_compiler *c, size_t n); /* n units of work */
+void schema_enter(struct schema_compiler *c);          /* one level deeper; the caller takes it back by depth-- */
+/* Appends "/word" to the path. Returns its length before, to which the caller sets n_path again. */
+size_t schema_path_push(struct schema_compiler *c, const char *word);
+size_t schema_path_push_index(struct schema_compiler *c, const char *word, size_t index);
+/* Registers a value that was made, so that it is freed at the end; fails where it is NULL. */
+json_t *schema_keep(struct schema_compiler *c, json_t *made);
+
+struct schema_text *schema_begin(struct schema_compiler *c);
+void schema_put(struct schema_compiler *c, struct schema_text *text, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void schema_put_rule(struct schema_compiler *c, struct schema_text *text, int rule);
+/* A GBNF literal of bytes[n], which hold no control characters. */
+void schema_put_literal(struct schema_compiler *c, struct schema_text *text, const char *bytes, size_t n);
+void schema_drop(struct schema_compiler *c); /* the innermost body, without a rule */
+/* Ends the innermost body. Returns its rule. */
+int schema_end(struct schema_compiler *c, struct schema_text *text);
+void schema_end_as(struct schema_compiler *c, struct schema_text *text, int rule);
+
+/* compile.c: the rule of a schema, or SCHEMA_NEVER. */
+int schema_compile(struct schema_compiler *c, const json_t *schema);
+/* The target of a $ref; the path becomes the target's. */
+const json_t *schema_resolve(struct schema_compiler *c, const json_t *ref);
+/* A keyword of the schema that must be a whole number >= 0; `otherwise` where it is absent. */
+int64_t schema_count(struct schema_compiler *c, const json_t *schema, const char *name, int64_t otherwise);
+
+/* merge.c: the schema without $ref and allOf, whose parts are merged into it. Refuses keywords that are not supported. */
+json_t *schema_flatten(struct schema_compiler *c, const json_t *schema);
+/* Both at once, of flat schemas. */
+json_t *schema_merge(struct schema_compiler *c, const json_t *a, const json_t *b);
+enum {
+    SCHEMA_TYPE_NULL = 1,
+    SCHEMA_TYPE_BOOLEAN = 2,
+    SCHEMA_TYPE_OBJECT = 4,
+    SCHEMA_TYPE_ARRAY = 8,
+    SCHEMA_TYPE_STRING = 16,
+    SCHEMA_TYPE_INTEGER = 32,
+    SCHEMA_TYPE_FRACTION = 64, /* "number" is both */
+    SCHEMA_TYPE_ALL = 127,
+};
+/* The types that "type" and "nullable" name, or where there is no type those that the other keywords describe, or all. */
+unsigned schema_types(struct schema_compiler *c, const json_t *flat);
+/* Whether a keyword says something about values, rather than about the schema. */
+bool schema_is_assertion(const char *keyword);
+
+/* values.c, number.c, string.c, pattern.c: rules of flat schemas for values of one type. */
+int schema_compile_object(struct schema_compiler *c, const json_t *flat);
+int schema_compile_array(struct schema_compiler *c, const json_t *flat);
+int schema_compile_number(struct schema_compiler *c, const json_t *flat, bool fractions);
+int schema_compile_string(struct schema_compiler *c, const json_t *flat);
+int schema_compile_pattern(struct schema_compiler *c, const char *pattern);
+
+#endif

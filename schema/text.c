@@ -1,0 +1,144 @@
+/* The state of a compilation: errors, bounds, and the text of the grammar. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "schema/parts.h"
+
+static _Noreturn void fail_with(struct schema_compiler *c, int code, const char *message)
+{
+    if (c->err) {
+        c->err->code = code;
+        snprintf(c->err->message, sizeof c->err->message, "schema at %.80s%s: %s", c->path, c->n_path > 80 ? "..." : "", message);
+    }
+    longjmp(c->failed, 1);
+}
+
+void schema_fail(struct schema_compiler *c, const char *format, ...)
+{
+    char message[200];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(message, sizeof message, format, list);
+    va_end(list);
+    fail_with(c, BUTLER_ERROR_FORMAT, message);
+}
+
+void schema_step(struct schema_compiler *c, size_t n)
+{
+    c->n_steps += n;
+    if (c->n_steps > SCHEMA_MAX_STEPS)
+        schema_fail(c, "the schema is too large, or its combinations of allOf, anyOf and $ref are too many");
+}
+
+void schema_enter(struct schema_compiler *c)
+{
+    if (++c->depth > SCHEMA_MAX_DEPTH)
+        schema_fail(c, "nested deeper than %d levels", SCHEMA_MAX_DEPTH);
+}
+
+size_t schema_path_push(struct schema_compiler *c, const char *word)
+{
+    const size_t before = c->n_path;
+    if (c->n_path + 1 < sizeof c->path)
+        c->path[c->n_path++] = '/';
+    for (; *word && c->n_path + 2 < sizeof c->path; word++) {
+        if (*word == '~' || *word == '/') {
+            c->path[c->n_path++] = '~';
+            c->path[c->n_path++] = *word == '~' ? '0' : '1';
+        } else
+            c->path[c->n_path++] = *word;
+    }
+    c->path[c->n_path] = 0;
+    return before;
+}
+
+size_t schema_path_push_index(struct schema_compiler *c, const char *word, size_t index)
+{
+    char digits[24];
+    snprintf(digits, sizeof digits, "%zu", index);
+    const size_t before = schema_path_push(c, word);
+    schema_path_push(c, digits);
+    return before;
+}
+
+json_t *schema_keep(struct schema_compiler *c, json_t *made)
+{
+    if (!made || json_array_append_new(c->made, made) != 0)
+        fail_with(c, BUTLER_ERROR_MEMORY, "out of memory");
+    return made;
+}
+
+/* ------------------------------------------------------------------------------------------------ bodies */
+
+struct schema_text *schema_begin(struct schema_compiler *c)
+{
+    struct schema_text *text = calloc(1, sizeof *text);
+    if (!text)
+        fail_with(c, BUTLER_ERROR_MEMORY, "out of memory");
+    text->below = c->open;
+    return c->open = text;
+}
+
+static void append(struct schema_compiler *c, struct schema_text *text, const char *bytes, size_t n)
+{
+    if (n > SCHEMA_MAX_TEXT || text->n > SCHEMA_MAX_TEXT - n)
+        schema_fail(c, "its grammar has more than %d bytes", SCHEMA_MAX_TEXT);
+    if (text->n + n + 1 > text->max) {
+        const size_t max = 2 * text->max + n + 64;
+        char *grown = realloc(text->bytes, max);
+        if (!grown)
+            fail_with(c, BUTLER_ERROR_MEMORY, "out of memory");
+        text->bytes = grown;
+        text->max = max;
+    }
+    memcpy(text->bytes + text->n, bytes, n);
+    text->n += n;
+    text->bytes[text->n] = 0;
+}
+
+/* For pieces of at most 255 bytes; longer ones are literals. */
+void schema_put(struct schema_compiler *c, struct schema_text *text, const char *format, ...)
+{
+    char piece[256];
+    va_list list;
+    va_start(list, format);
+    const int n = vsnprintf(piece, sizeof piece, format, list);
+    va_end(list);
+    append(c, text, piece, n < (int)sizeof piece ? (size_t)n : sizeof piece - 1);
+}
+
+void schema_put_literal(struct schema_compiler *c, struct schema_text *text, const char *bytes, size_t n)
+{
+    append(c, text, " \"", 2);
+    for (size_t i = 0; i < n; i++) {
+        if (bytes[i] == '"' || bytes[i] == '\\')
+            append(c, text, "\\", 1);
+        append(c, text, &bytes[i], 1);
+    }
+    append(c, text, "\"", 1);
+}
+
+void schema_drop(struct schema_compiler *c)
+{
+    struct schema_text *text = c->open;
+    c->open = text->below;
+    free(text->bytes);
+    free(text);
+}
+
+void schema_end_as(struct schema_compiler *c, struct schema_text *text, int rule)
+{
+    schema_put(c, &c->rules, "r%d ::=", rule);
+    append(c, &c->rules, text->bytes ? text->bytes : "", text->n);
+    append(c, &c->rules, "\n", 1);
+    schema_drop(c);
+}
+
+int schema_end(struct schema_compiler *c, struct schema_text *text)
+{
+    const int rule = SCHEMA_N_FIXED + c->n_rules++;
+    schema_end_as(c, text, rule);
+    return rule;
+}

@@ -1,0 +1,66 @@
+/* What all answers of a request must be: a grammar, JSON, or JSON of a schema. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "schema/schema.h"
+#include "serve/api_parts.h"
+
+/* The schema of "response_format": a borrowed reference into it, or *any made here. NULL: none, or *error. */
+static const json_t *format_schema(json_t *body, json_t **any, struct serve_error *error)
+{
+    json_t *format = json_object_get(body, "response_format");
+    const json_t *type = json_object_get(format, "type"), *schema = json_object_get(format, "schema");
+    const char *name = json_string_value(type);
+    if (serve_is_neutral(format))
+        return NULL;
+    if (!name) {
+        serve_fail(error, 400, "'response_format' must be an object with a string 'type'");
+    } else if (strcmp(name, "json_schema") == 0) {
+        json_t *named = json_object_get(format, "json_schema");
+        schema = json_is_object(named) ? json_object_get(named, "schema") : schema;
+        if (!schema)
+            serve_fail(error, 400, "'response_format' of type 'json_schema' must have 'json_schema' with a 'schema'");
+        return schema;
+    } else if (strcmp(name, "json_object") == 0) {
+        return schema && !serve_is_neutral(schema) ? schema : (*any = json_pack("{s:s}", "type", "object"));
+    } else if (strcmp(name, "text") != 0) {
+        serve_fail(error, 400, "'response_format' of type '%.64s' is not known: text, json_object or json_schema", name);
+    }
+    return NULL;
+}
+
+static struct butler_grammar *compile_schema(const struct butler_model *model, const json_t *schema, const char *field,
+                                             struct serve_error *error)
+{
+    struct butler_error err = {0};
+    char *text = schema_to_grammar(schema, &err);
+    struct butler_grammar *grammar = text ? butler_grammar_new(model, text, &err) : NULL;
+    if (!grammar)
+        serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'%s': %s", field, err.message);
+    free(text);
+    return grammar;
+}
+
+struct butler_grammar *serve_read_constraint(const struct serve_api *api, json_t *body, struct serve_error *error)
+{
+    json_t *gbnf = json_object_get(body, "grammar"), *schema = json_object_get(body, "json_schema"), *any = NULL;
+    struct butler_grammar *grammar = NULL;
+    struct butler_error err = {0};
+    if (error->status)
+        return NULL;
+    const json_t *of_format = format_schema(body, &any, error);
+    const bool has_schema = schema && !json_is_null(schema);
+    if (!error->status && !serve_is_neutral(gbnf) + has_schema + (of_format != NULL) > 1)
+        serve_fail(error, 400, "'grammar', 'json_schema' and 'response_format' exclude each other");
+    else if (!error->status && has_schema)
+        grammar = compile_schema(api->model, schema, "json_schema", error);
+    else if (!error->status && of_format)
+        grammar = compile_schema(api->model, of_format, "response_format", error);
+    else if (!error->status && !serve_is_neutral(gbnf) && !json_is_string(gbnf))
+        serve_fail(error, 400, "'grammar' must be a string");
+    else if (!error->status && !serve_is_neutral(gbnf) &&
+             !(grammar = butler_grammar_new(api->model, json_string_value(gbnf), &err)))
+        serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'grammar': %s", err.message);
+    json_decref(any);
+    return grammar;
+}
