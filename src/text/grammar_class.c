@@ -16,7 +16,8 @@ static int by_low(const void *a, const void *b)
 static size_t merge(struct butler_range *ranges, size_t n)
 {
     size_t kept = 0;
-    qsort(ranges, n, sizeof *ranges, by_low);
+    if (n) /* `.` has no ranges at all */
+        qsort(ranges, n, sizeof *ranges, by_low);
     for (size_t i = 0; i < n; i++)
         if (kept > 0 && ranges[i].low <= ranges[kept - 1].high + 1)
             ranges[kept - 1].high = BUTLER_MAX(ranges[kept - 1].high, ranges[i].high);
