@@ -156,6 +156,8 @@ fuzz-programs: $(FUZZ_SRC:%.c=$(BUILD)/%)
 $(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): $(patsubst %.c,$(BUILD)/%.o,$(wildcard serve/*.c schema/*.c))
 $(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): FUZZ_LIBS = $(CMD_LIBS)
 $(BUILD)/fuzz/fuzz_tools: $(BUILD)/serve/tools.o $(BUILD)/serve/text.o
+$(BUILD)/fuzz/fuzz_schema: $(patsubst %.c,$(BUILD)/%.o,$(wildcard schema/*.c))
+$(BUILD)/fuzz/fuzz_schema: FUZZ_LIBS = $(CMD_LIBS)
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/fuzz_%.o $(BUILD)/libbutler.a
 	$(call say,LD,$@)
 	$(Q)$(CC) -fsanitize=address,undefined,fuzzer -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LIB_LIBS) $(FUZZ_LIBS)

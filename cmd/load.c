@@ -8,6 +8,7 @@
 
 #include "cmd.h"
 #include "base/util.h"
+#include "schema/schema.h"
 
 void *cmd_alloc(size_t count, size_t size)
 {

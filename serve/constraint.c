@@ -10,21 +10,21 @@ static const json_t *format_schema(json_t *body, json_t **any, struct serve_erro
 {
     json_t *format = json_object_get(body, "response_format");
     const json_t *type = json_object_get(format, "type"), *schema = json_object_get(format, "schema");
-    const char *name = json_string_value(type);
+    const char *kind = json_string_value(type);
     if (serve_is_neutral(format))
         return NULL;
-    if (!name) {
+    if (!kind) {
         serve_fail(error, 400, "'response_format' must be an object with a string 'type'");
-    } else if (strcmp(name, "json_schema") == 0) {
+    } else if (strcmp(kind, "json_schema") == 0) {
         json_t *named = json_object_get(format, "json_schema");
         schema = json_is_object(named) ? json_object_get(named, "schema") : schema;
         if (!schema)
             serve_fail(error, 400, "'response_format' of type 'json_schema' must have 'json_schema' with a 'schema'");
         return schema;
-    } else if (strcmp(name, "json_object") == 0) {
+    } else if (strcmp(kind, "json_object") == 0) {
         return schema && !serve_is_neutral(schema) ? schema : (*any = json_pack("{s:s}", "type", "object"));
-    } else if (strcmp(name, "text") != 0) {
-        serve_fail(error, 400, "'response_format' of type '%.64s' is not known: text, json_object or json_schema", name);
+    } else if (strcmp(kind, "text") != 0) {
+        serve_fail(error, 400, "'response_format' of type '%.64s' is not known: text, json_object or json_schema", kind);
     }
     return NULL;
 }

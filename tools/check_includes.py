@@ -28,6 +28,7 @@ LEVELS = {
 # Programs stand on butler.h and their own folder. What else they may include, and why.
 PROGRAMS = {
     "cmd": {
+        "schema/schema.h": "the flag --json-schema",
         "base/util.h": "limits, counts and random numbers, shared by all folders",
         "eval/eval.h": "the subcommand eval",
         "report/report.h": "the subcommand report",
@@ -46,8 +47,8 @@ PROGRAMS = {
         "model/predictor.h": "the trainer writes predictors, whose layout the model level defines",
         "engine/capture.h": "the hooks through which training sees a layer's queries and keys",
     },
-    "schema": {},
-    "serve": {},
+    "schema": {"base/utf8.h": "patterns and lengths count characters"},
+    "serve": {"schema/schema.h": "fields that are JSON schemas"},
     "examples": {},
 }
 
