@@ -190,8 +190,10 @@ def test_errors_name_what_is_wrong(engine, tmp_path):
             call()
 
 
-def test_cancel(real):
+def test_cancel(real, request):
     """From another thread, and by Ctrl-C: the prompt ends early, and the session has what was read."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started with it ignored
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     ids = real.model.tokenize((ROOT / "models/long_text.txt").read_text())[:4000]
     session = real.session()
     for stop, kind in ((session.cancel, butler.Error), (lambda: signal.raise_signal(signal.SIGINT), KeyboardInterrupt)):
