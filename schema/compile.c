@@ -53,7 +53,7 @@ static const struct fixed {
 
 void schema_put_rule(struct schema_compiler *c, struct schema_text *text, int rule)
 {
-    if (rule >= SCHEMA_N_FIXED) {
+    if (rule < 0 || rule >= SCHEMA_N_FIXED) {
         schema_put(c, text, " r%d", rule);
         return;
     }
@@ -101,9 +101,7 @@ int64_t schema_count(struct schema_compiler *c, const json_t *schema, const char
 
 const json_t *schema_resolve(struct schema_compiler *c, const json_t *ref)
 {
-    const char *pointer = json_string_value(ref);
-    if (!pointer)
-        schema_fail(c, "'$ref' must be a string");
+    const char *pointer = json_is_string(ref) ? json_string_value(ref) : "";
     if (pointer[0] != '#' || (pointer[1] && pointer[1] != '/'))
         schema_fail(c, "$ref '%.80s' is not supported: only #/... of the same schema is", pointer);
     const json_t *at = c->root;

@@ -135,7 +135,8 @@ static uint32_t read_hex(struct reader *r, int n)
                    *found = lower ? strchr(digits, lower) : NULL;
         if (!found)
             refuse(r, "hexadecimal digits are missing");
-        value = value * 16 + (uint32_t)(found - digits);
+        else
+            value = value * 16 + (uint32_t)(found - digits);
     }
     return value;
 }

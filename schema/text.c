@@ -78,7 +78,8 @@ struct schema_text *schema_begin(struct schema_compiler *c)
     if (!text)
         fail_with(c, BUTLER_ERROR_MEMORY, "out of memory");
     text->below = c->open;
-    return c->open = text;
+    c->open = text;
+    return text;
 }
 
 static void append(struct schema_compiler *c, struct schema_text *text, const char *bytes, size_t n)

@@ -446,7 +446,10 @@ int serve_run(struct butler_engine *engine, const struct serve_config *config, s
         return err->code;
     }
     err->code = 0;
-    api.n_ctx = serve_scheduler_params(api.scheduler)->n_ctx;
+    const struct serve_params *const given = serve_scheduler_params(api.scheduler);
+    api.n_ctx = given->n_ctx;
+    api.lossless = given->lossless;
+    api.n_drafts = given->n_drafts;
     if (config->ready)
         config->ready(config->user, http_server_port(api.http));
     http_server_run(api.http);

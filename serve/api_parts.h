@@ -21,6 +21,8 @@ struct serve_api {
     struct serve_scheduler *scheduler;
     struct serve_worker *worker;
     int n_ctx;
+    bool lossless;               /* of requests that name neither a policy nor this; */
+    int n_drafts;                /* with so many drafts */
     uint64_t n_requests, random; /* of the worker's thread */
     time_t begun;
 };

@@ -22,7 +22,7 @@ static const json_t *format_schema(json_t *body, json_t **any, struct serve_erro
             serve_fail(error, 400, "'response_format' of type 'json_schema' must have 'json_schema' with a 'schema'");
         return schema;
     } else if (strcmp(kind, "json_object") == 0) {
-        return schema && !serve_is_neutral(schema) ? schema : (*any = json_pack("{s:s}", "type", "object"));
+        return schema && !json_is_null(schema) ? schema : (*any = json_pack("{s:s}", "type", "object"));
     } else if (strcmp(kind, "text") != 0) {
         serve_fail(error, 400, "'response_format' of type '%.64s' is not known: text, json_object or json_schema", kind);
     }

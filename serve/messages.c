@@ -77,9 +77,11 @@ json_t *serve_post_count_tokens(struct serve_api *api, json_t *body, struct serv
     json_t *chat = to_chat(body, true, error);
     int32_t *ids = NULL;
     const int n = chat ? serve_tokenize_chat(api, chat, NULL, &ids, error) : -1;
+    if (n >= 0) /* a body that messages would refuse is refused here too */
+        butler_grammar_free(serve_read_constraint(api, chat, error));
     free(ids);
     json_decref(chat);
-    return n < 0 ? NULL : json_pack("{s:i}", "input_tokens", n);
+    return n < 0 || error->status ? NULL : json_pack("{s:i}", "input_tokens", n);
 }
 
 /* -------------------------------------------------------------------------------------------------- the answer */

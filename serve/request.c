@@ -563,23 +563,23 @@ static int read_max_tokens(json_t *body, enum serve_kind kind, struct serve_erro
 }
 
 /* A request that names neither is as the server's flags say; one that names a policy is lossless only if it says so. */
-static void read_lossless(const struct serve_params *params, json_t *lossless, struct serve_job *job, struct serve_error *error)
+static void read_lossless(const struct serve_api *api, json_t *lossless, struct serve_job *job, struct serve_error *error)
 {
     const json_int_t n = json_integer_value(lossless);
     if (!is_given(lossless)) {
-        job->lossless = params->lossless && !job->policy;
-        job->n_drafts = params->n_drafts;
+        job->lossless = api->lossless && !job->policy;
+        job->n_drafts = api->n_drafts;
     } else if (!json_is_boolean(lossless) && (n < 1 || n > 15)) {
         serve_fail(error, 400, "'kv.lossless' must be true, false, or drafts for a check: 1 to 15");
     } else {
         job->lossless = !json_is_false(lossless);
         job->n_drafts = (int)n;
     }
-    if (!job->policy && job->lossless != params->lossless)
+    if (!job->policy && job->lossless != api->lossless)
         job->policy = strdup(job->lossless ? "verified" : "full");
 }
 
-static void read_policy(const struct serve_params *params, json_t *body, struct serve_job *job, struct serve_error *error)
+static void read_policy(const struct serve_api *api, json_t *body, struct serve_job *job, struct serve_error *error)
 {
     json_t *kv = json_object_get(body, "kv"), *value;
     const char *name;
@@ -596,7 +596,7 @@ static void read_policy(const struct serve_params *params, json_t *body, struct 
         else if (!job->policy)
             job->policy = strdup(json_string_value(value));
     }
-    read_lossless(params, json_object_get(kv, "lossless"), job, error);
+    read_lossless(api, json_object_get(kv, "lossless"), job, error);
 }
 
 /* How many of the most probable tokens to report: OpenAI's completions have a number, its chats a flag and a number. */
@@ -635,7 +635,7 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     job->key = *key ? strdup(key) : NULL;
     read_sampling(api, body, job, error);
     job->sampling.grammar = request->grammar;
-    read_policy(serve_scheduler_params(api->scheduler), body, job, error);
+    read_policy(api, body, job, error);
     read_stops(body, job, error);
     if (request->kind == SERVE_CHAT && api->config.chat_stop)
         add_stop(job, api->config.chat_stop, error);

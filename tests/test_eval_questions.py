@@ -51,7 +51,7 @@ def test_read_as_prompts_scores_are_the_servers(tmp_path):
     if "libevent" not in test_serve.LINK:
         pytest.skip("butler is built without libevent")
     path, out = choice_orders(tmp_path)[0], tmp_path / "results"
-    mc(path, "--set", "reads=prompt", "-o", out, subset="arc_easy")
+    mc(path, "--set", "reads=prompt", "-o", out, "-t", 1, subset="arc_easy")  # items are written as they are done
     kept = [json.loads(line)["values"][2:6] for line in (tmp_path / "results.items").read_text().splitlines()]
     server = test_serve.Server("--kv-type", "f32")
     scored = []

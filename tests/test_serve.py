@@ -429,7 +429,7 @@ def test_sampling_fields(server):
     ("/v1/chat/completions", {"messages": [5]}, 400, "message 0"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, 400, "'content'"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 501, "image_url"),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}}, 501, "json_object"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json"}}, 400, "json"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "x"}}, 400, "response_format"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}, 400, "'tools[0].function.name'"),
     ("/apply-template", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, 400, "'tools[0]'"),
