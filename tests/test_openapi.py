@@ -92,7 +92,7 @@ allow-x00 = false
 not_a_server_error.expected-statuses = ["2XX", "3XX", "4XX", 501]
 positive_data_acceptance.expected-statuses = ["2XX", 429]
 """)
-    s = Server("--api-key", "k", "-c", 1024)
+    s = Server("--api-key", "k", "-c", 16384)
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", tmp_path / "schemathesis.toml", "run", tmp_path / "openapi.json",
                "--url", f"http://127.0.0.1:{s.port}", "-H", "Authorization: Bearer k", "--phases", "coverage,fuzzing", "--max-examples", "20",
                "--seed", "1", "--generation-database", "none", "--no-color", "--output-truncate", "false",
