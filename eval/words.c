@@ -51,20 +51,6 @@ struct eval_span eval_strip(struct eval_span text)
 
 /* ------------------------------------------------------------------------------------------------- letters */
 
-static size_t put_character(char *out, uint32_t c)
-{
-    if (c < 0x80) {
-        out[0] = (char)c;
-        return 1;
-    }
-    const int n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    static const unsigned char lead[] = {0, 0, 0xc0, 0xe0, 0xf0};
-    for (int i = n - 1; i > 0; i--, c >>= 6)
-        out[i] = (char)(0x80 | (c & 0x3f));
-    out[0] = (char)(lead[n] | c);
-    return (size_t)n;
-}
-
 char *eval_lower(struct eval_span text, bool capital, struct butler_error *err)
 {
     const locale_t unicode = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
@@ -76,7 +62,7 @@ char *eval_lower(struct eval_span text, bool capital, struct butler_error *err)
         uint32_t c;
         i += (size_t)eval_character(text.bytes + i, text.n - i, &c);
         const wint_t changed = capital && n_out == 0 ? towupper_l((wint_t)c, unicode) : towlower_l((wint_t)c, unicode);
-        n_out += put_character(out + n_out, (uint32_t)changed);
+        n_out += butler_utf8_encode((uint32_t)changed, out + n_out);
     }
     if (unicode)
         freelocale(unicode);

@@ -58,6 +58,19 @@ int butler_utf8_decode(const char *bytes, size_t n, uint32_t *codepoint)
     return length;
 }
 
+size_t butler_utf8_encode(uint32_t codepoint, char out[4])
+{
+    if (codepoint < 0x80) {
+        out[0] = (char)codepoint;
+        return 1;
+    }
+    const int n = codepoint < 0x800 ? 2 : codepoint < 0x10000 ? 3 : 4;
+    for (int i = n - 1; i > 0; i--, codepoint >>= 6)
+        out[i] = (char)(0x80 | (codepoint & 0x3F));
+    out[0] = (char)((0xF00 >> n & 0xFF) | codepoint);
+    return (size_t)n;
+}
+
 size_t butler_utf8_push(struct butler_utf8 *stream, const char *bytes, size_t n_bytes, char *out, size_t max_out)
 {
     static const char replacement[3] = {'\xEF', '\xBF', '\xBD'};

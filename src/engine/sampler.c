@@ -387,10 +387,11 @@ static int32_t choose(struct butler_sampler *sampler, const float **adjusted, co
                       struct butler_error *err)
 {
     const struct butler_grammar *grammar = sampler->params.grammar;
-    const int32_t id = find_highest(*adjusted, n_vocab);
+    const bool greedy = !(sampler->params.temperature > 0);
+    const int32_t id = greedy || !grammar ? find_highest(*adjusted, n_vocab) : 0;
     if (!grammar)
         return id;
-    if (!(sampler->params.temperature > 0) && (*adjusted)[id] > -INFINITY) {
+    if (greedy && (*adjusted)[id] > -INFINITY) {
         const int32_t state = butler_grammar_advance(grammar, sampler->state, id, err);
         if (state != 0)
             return state < 0 ? state : id;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/utf8.h"
 #include "text/grammar_parts.h"
@@ -69,14 +70,6 @@ static bool is_name(char c)
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
 }
 
-static size_t hash_of(const char *text, size_t n)
-{
-    uint64_t hash = 1469598103934665603u; /* FNV-1a */
-    for (size_t i = 0; i < n; i++)
-        hash = (hash ^ (unsigned char)text[i]) * 1099511628211u;
-    return (size_t)(hash ^ hash >> 32);
-}
-
 /* Twice as many slots, and the names again. */
 static int grow_names(struct parser *parser)
 {
@@ -89,7 +82,7 @@ static int grow_names(struct parser *parser)
         return butler_fail(parser->err, BUTLER_ERROR_MEMORY, "no memory for the %zu rules of a grammar", parser->n_names);
     memset(slots, 0xff, n_slots * sizeof *slots);
     for (size_t i = 0; i < parser->n_names; i++) {
-        size_t slot = hash_of(names[i].text, names[i].n) & (n_slots - 1);
+        size_t slot = XXH3_64bits(names[i].text, names[i].n) & (n_slots - 1);
         while (slots[slot] != BUTLER_NO_INDEX)
             slot = (slot + 1) & (n_slots - 1);
         slots[slot] = (uint32_t)i;
@@ -113,7 +106,7 @@ static int read_name(struct parser *parser, size_t *index)
         return fail_at(parser, text, "a name of more than 256 letters");
     if (2 * (parser->n_names + 1) > parser->n_slots && grow_names(parser) < 0)
         return BUTLER_ERROR_MEMORY;
-    size_t slot = hash_of(text, n) & (parser->n_slots - 1);
+    size_t slot = XXH3_64bits(text, n) & (parser->n_slots - 1);
     for (; parser->slots[slot] != BUTLER_NO_INDEX; slot = (slot + 1) & (parser->n_slots - 1)) {
         *index = parser->slots[slot];
         if (parser->names[*index].n == n && memcmp(parser->names[*index].text, text, n) == 0)
@@ -184,15 +177,13 @@ static int parse_literal(struct parser *parser, struct butler_sequence *sequence
         if (code == 0 && range.low < 0x80) {
             code = butler_class_add(parser->rules, sequence, &range, 1, false, &empty, parser->err);
         } else if (code == 0) { /* its bytes, so that they need no rule of their own */
-            unsigned char bytes[4];
-            const int n = range.low < 0x800 ? 2 : range.low < 0x10000 ? 3 : 4;
-            for (int i = n - 1; i > 0; i--, range.low >>= 6)
-                bytes[i] = (unsigned char)(0x80 | (range.low & 0x3f));
-            bytes[0] = (unsigned char)((0xf00u >> n & 0xf0u) | range.low);
-            for (int i = 0; i < n && code == 0; i++) {
+            char bytes[4];
+            const size_t n = butler_utf8_encode(range.low, bytes);
+            for (size_t i = 0; i < n && code == 0; i++) {
+                const unsigned byte = (unsigned char)bytes[i];
                 struct butler_byte_set set = {{0}};
                 uint32_t index = 0;
-                set.bits[bytes[i] / 64] = (uint64_t)1 << bytes[i] % 64;
+                set.bits[byte / 64] = (uint64_t)1 << byte % 64;
                 code = butler_rules_new_set(parser->rules, &set, &index, parser->err);
                 if (code == 0)
                     code = butler_sequence_add(sequence, BUTLER_ELEMENT_BYTES, index, parser->err);
@@ -303,8 +294,8 @@ static int add_optional(struct parser *parser, struct butler_element item, uint3
     if (item.kind == BUTLER_ELEMENT_RULE)
         item.kind = BUTLER_ELEMENT_NONEMPTY;
     if (code == 0) {
-        const struct butler_element elements[] = {
-            item, {.kind = BUTLER_ELEMENT_RULE, .arg = (rest == BUTLER_NO_INDEX ? *rule : rest) & 0x3fffffffu}};
+        const struct butler_element elements[] = {item,
+                                                  butler_element_of(BUTLER_ELEMENT_RULE, rest == BUTLER_NO_INDEX ? *rule : rest)};
         code = butler_rules_add(rules, *rule, elements, has_rest ? 2 : 1, parser->err);
     }
     return code < 0 ? code : butler_rules_add(rules, *rule, NULL, 0, parser->err);
@@ -324,7 +315,7 @@ static int repeat(struct parser *parser, struct butler_sequence *sequence, size_
         code = butler_rules_new_rule(parser->rules, &rule, parser->err);
         if (code == 0)
             code = butler_rules_add(parser->rules, rule, sequence->elements + first, sequence->n - first, parser->err);
-        item = (struct butler_element){.kind = BUTLER_ELEMENT_RULE, .arg = rule & 0x3fffffffu};
+        item = butler_element_of(BUTLER_ELEMENT_RULE, rule);
     }
     sequence->n = first;
     for (uint32_t i = 0; i < repeats.least && code == 0; i++)
@@ -456,7 +447,7 @@ static int check_rules(struct parser *parser, size_t root)
     for (size_t i = 0; i < parser->n_names; i++)
         if (!parser->names[i].defined)
             return fail_name(parser, parser->names[i].used, &parser->names[i], "is not defined");
-    const struct butler_element start = {.kind = BUTLER_ELEMENT_RULE, .arg = parser->names[root].rule & 0x3fffffffu};
+    const struct butler_element start = butler_element_of(BUTLER_ELEMENT_RULE, parser->names[root].rule);
     uint32_t whole = 0;
     int code = butler_rules_new_rule(parser->rules, &whole, parser->err);
     if (code == 0)

@@ -2,6 +2,7 @@
  * are one alternative: of "not a quote" those are the bytes of ASCII, and one alternative for each longer form. */
 #include <stdlib.h>
 
+#include "base/utf8.h"
 #include "text/grammar_parts.h"
 
 enum { MAX_CHARACTER = 0x10ffff };
@@ -54,19 +55,9 @@ static int add_alternative(struct class *class, const struct butler_byte_set *se
     for (int i = 0; i < n && code == 0; i++) {
         uint32_t index = 0;
         code = butler_rules_new_set(class->rules, &sets[i], &index, class->err);
-        elements[i] = (struct butler_element){.kind = BUTLER_ELEMENT_BYTES, .arg = index & 0x3fffffffu};
+        elements[i] = butler_element_of(BUTLER_ELEMENT_BYTES, index);
     }
     return code < 0 ? code : butler_rules_add(class->rules, class->rule, elements, (size_t)n, class->err);
-}
-
-static void encode(uint32_t character, int n, unsigned char *bytes)
-{
-    static const unsigned char marks[] = {0, 0, 0xc0, 0xe0, 0xf0};
-    for (int i = n - 1; i > 0; i--) {
-        bytes[i] = (unsigned char)(0x80 | (character & 0x3f));
-        character >>= 6;
-    }
-    bytes[0] = (unsigned char)(marks[n] | character);
 }
 
 /* Characters low to high, all of n bytes. */
@@ -86,19 +77,19 @@ static int add_range(struct class *class, uint32_t low, uint32_t high, int n)
             return code < 0 ? code : add_range(class, high & ~mask, high, n);
         }
     }
-    unsigned char from[4], to[4];
+    char from[4], to[4];
     struct butler_byte_set sets[4] = {{{0}}};
     bool all = true;
-    encode(low, n, from);
-    encode(high, n, to);
+    butler_utf8_encode(low, from);
+    butler_utf8_encode(high, to);
     for (int i = 1; i < n; i++)
-        all = all && from[i] == 0x80 && to[i] == 0xbf;
+        all = all && (unsigned char)from[i] == 0x80 && (unsigned char)to[i] == 0xbf;
     if (all) {
-        add_bytes(&class->first[n], from[0], to[0]);
+        add_bytes(&class->first[n], (unsigned char)from[0], (unsigned char)to[0]);
         return 0;
     }
     for (int i = 0; i < n; i++)
-        add_bytes(&sets[i], from[i], to[i]);
+        add_bytes(&sets[i], (unsigned char)from[i], (unsigned char)to[i]);
     return add_alternative(class, sets, n);
 }
 

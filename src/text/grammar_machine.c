@@ -7,6 +7,7 @@
  * may follow thus nearly always lead to the same state. */
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "text/grammar_parts.h"
 
@@ -41,7 +42,8 @@ struct butler_machine {
     size_t memory, work;
     int32_t start, end;
     int32_t cut; /* the frame of only ESCAPED */
-    /* Of one closure. */
+    /* Of one closure, in the arena. */
+    struct butler_arena arena;
     uint64_t *items;   /* [n_items] in the order in which they came */
     uint32_t *callers; /* [n_items] of an item that calls a rule: the next such item of that rule */
     uint32_t n_items;
@@ -64,13 +66,7 @@ void butler_machine_free(struct butler_machine *machine)
     }
     free(machine->sets);
     free(machine->slots);
-    free(machine->items);
-    free(machine->callers);
-    free(machine->item_slots);
-    free(machine->places);
-    free(machine->heads);
-    free(machine->heap);
-    free(machine->ranked);
+    butler_arena_free(&machine->arena);
     free(machine);
 }
 
@@ -92,14 +88,6 @@ static uint64_t mix(uint64_t x)
 {
     x = (x ^ x >> 29) * 0x9e3779b97f4a7c15u;
     return x ^ x >> 32;
-}
-
-static uint32_t hash_items(const uint64_t *items, size_t n)
-{
-    uint64_t hash = n;
-    for (size_t i = 0; i < n; i++)
-        hash = mix(hash ^ items[i]);
-    return (uint32_t)hash;
 }
 
 /* Twice as many slots. */
@@ -155,7 +143,7 @@ static int32_t intern(struct butler_machine *machine, struct butler_error *err)
     sort_places(machine);
     const uint64_t *items = machine->places;
     const uint32_t n = machine->n_places;
-    const uint32_t hash = hash_items(items, n);
+    const uint32_t hash = (uint32_t)XXH3_64bits(items, n * sizeof *items);
     if (machine->n_sets == machine->max_sets && grow_slots(machine, err) < 0)
         return BUTLER_ERROR_MEMORY;
     size_t slot = hash & (machine->n_slots - 1);
@@ -298,7 +286,6 @@ static int enter_rules(struct butler_machine *machine, struct butler_error *err)
 /* The state of the items in machine->places, and all that follows from them. */
 static int32_t close_items(struct butler_machine *machine, struct butler_error *err)
 {
-    int32_t state = 0;
     int code = 0;
     machine->n_items = machine->n_heap = 0;
     for (uint32_t i = 0; i < machine->n_places && code == 0; i++)
@@ -319,8 +306,7 @@ static int32_t close_items(struct butler_machine *machine, struct butler_error *
         for (; machine->item_slots[slot]; slot = (slot + 1) & (4 * MAX_ITEMS - 1))
             machine->item_slots[slot] = 0;
     }
-    state = code < 0 ? code : intern(machine, err);
-    return state;
+    return code < 0 ? code : intern(machine, err);
 }
 
 /* --------------------------------------------------------------------------------------------------- states */
@@ -331,18 +317,15 @@ struct butler_machine *butler_machine_new(const struct butler_rules *rules, stru
     if (!machine)
         return NULL;
     machine->rules = rules;
-    machine->items = malloc(2 * MAX_ITEMS * sizeof *machine->items);
-    machine->callers = malloc(2 * MAX_ITEMS * sizeof *machine->callers);
-    machine->item_slots = calloc(4 * MAX_ITEMS, sizeof *machine->item_slots);
-    machine->places = malloc(MAX_ITEMS * sizeof *machine->places);
-    machine->heads = malloc((size_t)rules->n_rules * sizeof *machine->heads);
-    machine->heap = malloc((size_t)rules->n_rules * sizeof *machine->heap);
-    machine->ranked = calloc((size_t)rules->n_rules + 1, sizeof *machine->ranked);
-    if (!machine->items || !machine->callers || !machine->item_slots || !machine->places || !machine->heads || !machine->heap ||
-        !machine->ranked) {
-        butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a grammar of %u rules", (unsigned)rules->n_rules);
+    butler_arena_want(&machine->arena, &machine->items, 2 * MAX_ITEMS, sizeof *machine->items);
+    butler_arena_want(&machine->arena, &machine->callers, 2 * MAX_ITEMS, sizeof *machine->callers);
+    butler_arena_want(&machine->arena, &machine->item_slots, 4 * MAX_ITEMS, sizeof *machine->item_slots);
+    butler_arena_want(&machine->arena, &machine->places, MAX_ITEMS, sizeof *machine->places);
+    butler_arena_want(&machine->arena, &machine->heads, rules->n_rules, sizeof *machine->heads);
+    butler_arena_want(&machine->arena, &machine->heap, rules->n_rules, sizeof *machine->heap);
+    butler_arena_want(&machine->arena, &machine->ranked, (size_t)rules->n_rules + 1, sizeof *machine->ranked);
+    if (butler_arena_make(&machine->arena, err) < 0)
         goto fail;
-    }
     memset(machine->heads, 0xff, (size_t)rules->n_rules * sizeof *machine->heads);
     for (uint32_t r = 0; r < rules->n_rules; r++)
         machine->ranked[rules->rules[r].rank] = r;

@@ -24,6 +24,11 @@ struct butler_element {
     unsigned arg : 30;
 };
 
+static inline struct butler_element butler_element_of(enum butler_element_kind kind, uint32_t arg)
+{
+    return (struct butler_element){.kind = kind, .arg = arg & ((1u << 30) - 1)};
+}
+
 struct butler_byte_set {
     uint64_t bits[4];
 };

@@ -35,7 +35,7 @@ int butler_sequence_add(struct butler_sequence *sequence, enum butler_element_ki
         return butler_fail(err, BUTLER_ERROR_FORMAT, "grammar: too large: more than %d elements", (int)BUTLER_MAX_ELEMENTS);
     const int code = grow(&sequence->elements, sequence->n + 1, &sequence->max, sizeof *sequence->elements, err);
     if (code == 0)
-        sequence->elements[sequence->n++] = (struct butler_element){.kind = kind, .arg = arg & 0x3fffffffu};
+        sequence->elements[sequence->n++] = butler_element_of(kind, arg);
     return code;
 }
 

@@ -67,7 +67,7 @@ static void read_escape(struct reader *r, struct template_buffer *out)
     }
     if (code >= 0xD800 && code < 0xE000) /* a lone surrogate is no character */
         code = 0xFFFD;
-    butler_template_append_made(r->run, out, bytes, butler_template_encode(code, bytes));
+    butler_template_append_made(r->run, out, bytes, butler_utf8_encode(code, bytes));
 }
 
 static struct template_value read_string(struct reader *r)

@@ -3,6 +3,7 @@
  * that begins a line). */
 #include <string.h>
 
+#include "base/utf8.h"
 #include "text/template_parts.h"
 
 struct lexer {
@@ -183,7 +184,7 @@ static size_t unescape(struct lexer *lexer, const struct template_text *text, si
     const uint32_t code = read_code(text, start, n_wanted ? 16 : 8, n_wanted ? n_wanted : 3, &n);
     if (n < n_wanted || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000))
         butler_template_fail(lexer->run, "a string has the wrong escape '\\%c'", c);
-    const size_t n_bytes = butler_template_encode(code, bytes);
+    const size_t n_bytes = butler_utf8_encode(code, bytes);
     butler_template_append(lexer->run, out, butler_template_copy(lexer->run, bytes, n_bytes, true));
     return start + n;
 }

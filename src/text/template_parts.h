@@ -227,7 +227,6 @@ bool butler_template_is(struct template_text text, const char *string);
 size_t butler_template_find(struct template_run *run, struct template_text text, struct template_text what, size_t from);
 /* Bytes of the first character of text[n], n > 0; an invalid byte is a character of its own. */
 size_t butler_template_char(const char *bytes, size_t n);
-size_t butler_template_encode(uint32_t c, char out[4]); /* UTF-8; returns the number of bytes */
 size_t butler_template_n_chars(struct template_run *run, struct template_text text);
 /* Bytes of the white space character (as Python's str.isspace) that the text begins with, or ends with; 0: none. */
 size_t butler_template_space(struct template_text text, bool at_end);

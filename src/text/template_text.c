@@ -86,19 +86,6 @@ size_t butler_template_char(const char *bytes, size_t n)
     return length > 0 ? (size_t)length : 1;
 }
 
-size_t butler_template_encode(uint32_t c, char out[4])
-{
-    if (c < 0x80) {
-        out[0] = (char)c;
-        return 1;
-    }
-    const int n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (int i = n - 1; i > 0; i--, c >>= 6)
-        out[i] = (char)(0x80 | (c & 0x3F));
-    out[0] = (char)((0xF00 >> n & 0xFF) | c);
-    return (size_t)n;
-}
-
 size_t butler_template_n_chars(struct template_run *run, struct template_text text)
 {
     size_t n = 0;
