@@ -124,6 +124,11 @@ static json_t *usage_json(const struct serve_request *request)
                      prompt + generated, "prompt_tokens_details", "cached_tokens", cached, "kv", serve_kv_json(request));
 }
 
+json_t *serve_text_json(const struct serve_text *text)
+{
+    return json_stringn(text->n ? text->bytes : "", text->n);
+}
+
 json_t *serve_id_json(const struct serve_request *request, const char *prefix)
 {
     return json_sprintf("%s%s", prefix, strchr(request->id, '-') + 1);
@@ -302,25 +307,22 @@ static void end_stream(struct serve_request *request)
 
 static json_t *message_json(const struct serve_answer *answer)
 {
-    const char *text = answer->text.n ? answer->text.bytes : "";
-    json_t *message = json_pack("{s:s, s:s%}", "role", "assistant", "content", text, answer->text.n);
-    if (answer->calls && answer->text.n == 0)
-        json_object_set_new(message, "content", json_null());
+    json_t *content = answer->calls && answer->text.n == 0 ? json_null() : serve_text_json(&answer->text);
+    json_t *message = json_pack("{s:s, s:o}", "role", "assistant", "content", content);
     if (answer->calls)
         json_object_set(message, "tool_calls", answer->calls);
     if (answer->reasoning.n)
-        json_object_set_new(message, "reasoning_content", json_stringn(answer->reasoning.bytes, answer->reasoning.n));
+        json_object_set_new(message, "reasoning_content", serve_text_json(&answer->reasoning));
     return message;
 }
 
 static json_t *whole_choice(const struct serve_request *request, int index)
 {
     const struct serve_answer *answer = &request->answers[index];
-    const char *text = answer->text.n ? answer->text.bytes : "";
     json_t *choice = json_pack("{s:i, s:o, s:o}", "index", index, "finish_reason", finish_json(answer), "logprobs",
                                answer->logprobs ? json_incref(answer->logprobs) : json_null());
     if (request->kind == SERVE_COMPLETION)
-        json_object_set_new(choice, "text", json_stringn(text, answer->text.n));
+        json_object_set_new(choice, "text", serve_text_json(&answer->text));
     else
         json_object_set_new(choice, "message", message_json(answer));
     return choice;
@@ -395,7 +397,7 @@ static void keep_part(struct serve_answer *answer, int index, const struct serve
         answer->arguments.n = 0;
     } else {
         json_t *function = json_object_get(json_array_get(answer->calls, (size_t)part->call), "function");
-        json_object_set_new(function, "arguments", json_stringn(answer->arguments.bytes, answer->arguments.n));
+        json_object_set_new(function, "arguments", serve_text_json(&answer->arguments));
     }
 }
 

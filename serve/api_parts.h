@@ -139,6 +139,7 @@ void serve_request_free(struct serve_request *request);
 void serve_write_event(struct serve_request *request, const char *event, json_t *body);
 /* What decoding read, of all jobs. After SERVE_DONE. */
 json_t *serve_kv_json(const struct serve_request *request);
+json_t *serve_text_json(const struct serve_text *text);
 /* "prefix" and the number of the request. */
 json_t *serve_id_json(const struct serve_request *request, const char *prefix);
 

@@ -20,7 +20,6 @@ static bool renders_tools(const struct serve_api *api)
 
 static int check_tool(const json_t *tool, size_t i, struct serve_error *error)
 {
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:/";
     const char *type = json_string_value(json_object_get(tool, "type"));
     const json_t *function = json_object_get(tool, "function"), *name = json_object_get(function, "name");
     const json_t *parameters = json_object_get(function, "parameters");
@@ -29,8 +28,8 @@ static int check_tool(const json_t *tool, size_t i, struct serve_error *error)
         return serve_fail(error, 400, "'tools[%zu]' must be an object with a string 'type'", i);
     if (strcmp(type, "function") != 0)
         return serve_fail(error, 501, "'tools[%zu]' of type '%.64s' is not supported by this server", i, type);
-    if (!text || !*text || strlen(text) != json_string_length(name) || strlen(text) > MAX_NAME ||
-        strspn(text, letters) != strlen(text))
+    const size_t n = json_string_length(name);
+    if (n == 0 || n > MAX_NAME || serve_count_name(text, n) != n)
         return serve_fail(error, 400, "'tools[%zu].function.name' must have 1 to %d letters, digits or _-.:/", i, MAX_NAME);
     if (parameters && !json_is_null(parameters) && !json_is_object(parameters))
         return serve_fail(error, 400, "'tools[%zu].function.parameters' must be an object", i);
@@ -131,7 +130,7 @@ static const char *content_of(const json_t *message)
 
 static void set_content(json_t *message, struct serve_text *text)
 {
-    json_object_set_new(message, "content", json_stringn(text->n ? text->bytes : "", text->n));
+    json_object_set_new(message, "content", serve_text_json(text));
     serve_text_free(text);
 }
 

@@ -29,38 +29,27 @@ static const json_t *format_schema(json_t *body, json_t **any, struct serve_erro
     return NULL;
 }
 
-static struct butler_grammar *compile_schema(const struct butler_model *model, const json_t *schema, const char *field,
-                                             struct serve_error *error)
-{
-    struct butler_error err = {0};
-    char *text = schema_to_grammar(schema, &err);
-    struct butler_grammar *grammar = text ? butler_grammar_new(model, text, &err) : NULL;
-    if (!grammar)
-        serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'%s': %s", field, err.message);
-    free(text);
-    return grammar;
-}
-
 struct butler_grammar *serve_read_constraint(const struct serve_api *api, json_t *body, struct serve_error *error)
 {
-    json_t *gbnf = json_object_get(body, "grammar"), *schema = json_object_get(body, "json_schema"), *any = NULL;
+    json_t *gbnf = json_object_get(body, "grammar"), *own = json_object_get(body, "json_schema"), *any = NULL;
     struct butler_grammar *grammar = NULL;
     struct butler_error err = {0};
+    char *made = NULL;
     if (error->status)
         return NULL;
-    const json_t *of_format = format_schema(body, &any, error);
-    const bool has_schema = schema && !json_is_null(schema);
-    if (!error->status && !serve_is_neutral(gbnf) + has_schema + (of_format != NULL) > 1)
+    const bool has_gbnf = !serve_is_neutral(gbnf), has_own = own && !json_is_null(own);
+    const json_t *of_format = format_schema(body, &any, error), *schema = has_own ? own : of_format;
+    const char *field = has_own ? "json_schema" : schema ? "response_format" : "grammar";
+    if (!error->status && has_gbnf + has_own + (of_format != NULL) > 1)
         serve_fail(error, 400, "'grammar', 'json_schema' and 'response_format' exclude each other");
-    else if (!error->status && has_schema)
-        grammar = compile_schema(api->model, schema, "json_schema", error);
-    else if (!error->status && of_format)
-        grammar = compile_schema(api->model, of_format, "response_format", error);
-    else if (!error->status && !serve_is_neutral(gbnf) && !json_is_string(gbnf))
+    else if (!error->status && has_gbnf && !json_is_string(gbnf))
         serve_fail(error, 400, "'grammar' must be a string");
-    else if (!error->status && !serve_is_neutral(gbnf) &&
-             !(grammar = butler_grammar_new(api->model, json_string_value(gbnf), &err)))
-        serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'grammar': %s", err.message);
+    if (!error->status && schema)
+        made = schema_to_grammar(schema, &err);
+    const char *text = schema ? made : json_string_value(gbnf);
+    if (!error->status && (schema || has_gbnf) && !(text && (grammar = butler_grammar_new(api->model, text, &err))))
+        serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'%s': %s", field, err.message);
+    free(made);
     json_decref(any);
     return grammar;
 }

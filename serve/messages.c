@@ -121,8 +121,7 @@ static json_t *message_json(const struct serve_request *request, json_t *content
 
 static json_t *whole(const struct serve_request *request)
 {
-    const struct serve_text *text = &request->answers[0].text;
-    json_t *content = json_pack("[{s:s, s:s%}]", "type", "text", "text", text->n ? text->bytes : "", text->n);
+    json_t *content = json_pack("[{s:s, s:o}]", "type", "text", "text", serve_text_json(&request->answers[0].text));
     return message_json(request, content, stop_json(request), usage_json(request, true));
 }
 

@@ -174,9 +174,7 @@ static int refuse_unsupported(json_t *body, struct serve_error *error)
         "return_token_ids",
         "return_tokens_as_token_ids",
     };
-    if (serve_refuse_fields(body, names, sizeof names / sizeof *names, error) < 0)
-        return -error->status;
-    return 0;
+    return serve_refuse_fields(body, names, sizeof names / sizeof *names, error);
 }
 
 /* -------------------------------------------------------------------------------------------------- text to ids */
@@ -655,9 +653,8 @@ static void add_prompt(struct serve_request *request, json_t *body, json_t *prom
     int32_t *ids = NULL;
     const bool special = serve_read_bool(body, "add_special_tokens", true, error);
     const int flags = BUTLER_PARSE_SPECIAL | (special ? BUTLER_ADD_SPECIAL : 0);
-    const int n = request->kind == SERVE_CHAT
-                      ? serve_tokenize_chat(request->api, body, request->surface ? NULL : &request->syntax, &ids, error)
-                      : read_prompt(request->api, prompt, flags, &ids, error);
+    const int n = request->kind == SERVE_CHAT ? serve_tokenize_chat(request->api, body, &request->syntax, &ids, error)
+                                              : read_prompt(request->api, prompt, flags, &ids, error);
     if (n < 0 || error->status)
         free(ids);
     else

@@ -152,7 +152,7 @@ static void prepare(struct serve_request *request, json_t *body)
 
 /* -------------------------------------------------------------------------------------------------- the answer */
 
-/* Takes item_list. ended: the jobs are done. */
+/* Takes items. ended: the jobs are done. */
 static json_t *response_json(const struct serve_request *request, json_t *items, bool ended)
 {
     const struct serve_job *job = request->jobs[0];
@@ -178,9 +178,8 @@ static json_t *response_json(const struct serve_request *request, json_t *items,
 
 static json_t *part_json(const struct serve_request *request)
 {
-    const struct serve_text *text = &request->answers[0].text;
-    return json_pack("{s:s, s:s%, s:[], s:[]}", "type", "output_text", "text", text->n ? text->bytes : "", text->n, "annotations",
-                     "logprobs");
+    return json_pack("{s:s, s:o, s:[], s:[]}", "type", "output_text", "text", serve_text_json(&request->answers[0].text),
+                     "annotations", "logprobs");
 }
 
 /* The message; before its end without a part. */
@@ -237,9 +236,8 @@ static void piece(struct serve_request *request, const char *text, size_t n)
 
 static void end(struct serve_request *request)
 {
-    const struct serve_text *text = &request->answers[0].text;
     const bool cut = request->answers[0].finish == SERVE_FINISH_LENGTH;
-    write_part_event(request, "response.output_text.done", "text", json_stringn(text->n ? text->bytes : "", text->n));
+    write_part_event(request, "response.output_text.done", "text", serve_text_json(&request->answers[0].text));
     write_part_event(request, "response.content_part.done", "part", part_json(request));
     write_event(request, "response.output_item.done", json_pack("{s:i, s:o}", "output_index", 0, "item", item_json(request, true)));
     write_event(request, cut ? "response.incomplete" : "response.completed", json_pack("{s:o}", "response", whole(request)));

@@ -230,18 +230,20 @@ static int read_members(struct cursor *c, struct head *head)
     }
 }
 
-static bool is_name_byte(char c)
+size_t serve_count_name(const char *bytes, size_t n)
 {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || strchr("_-.:/", c) != NULL;
+    size_t i = 0;
+    while (i < n && bytes[i] && strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:/", bytes[i]))
+        i++;
+    return i;
 }
 
 /* name[ARGS]{ */
 static int read_named(struct cursor *c, struct head *head)
 {
     head->name = c->at;
-    while (c->at < c->end && *c->at && is_name_byte(*c->at))
-        c->at++;
-    head->n_name = (size_t)(c->at - head->name);
+    head->n_name = serve_count_name(c->at, (size_t)(c->end - c->at));
+    c->at += head->n_name;
     head->is_object = false;
     head->has_arguments = true;
     const int rc = read_text(c, "[ARGS]");
@@ -307,6 +309,20 @@ static const char *rest(const struct serve_parser *parser, size_t *n)
     return *n ? parser->held.bytes + parser->at : "";
 }
 
+/* The rest, without the white space behind reasoning or a call. */
+static const char *rest_behind_space(struct serve_parser *parser, size_t *n)
+{
+    const char *bytes = rest(parser, n);
+    if (parser->skip_space) {
+        const size_t space = count_space(bytes, *n);
+        parser->skip_space = space == *n;
+        parser->at += space;
+        bytes += space;
+        *n -= space;
+    }
+    return bytes;
+}
+
 static void write_content(struct serve_parser *parser, size_t n)
 {
     size_t all;
@@ -368,14 +384,7 @@ static bool step_text(struct serve_parser *parser, bool end)
     const struct call_form *form;
     const struct reasoning_form *reasoning;
     size_t n, certain;
-    const char *bytes = rest(parser, &n);
-    if (parser->skip_space) {
-        const size_t space = count_space(bytes, n);
-        parser->skip_space = space == n;
-        parser->at += space;
-        bytes += space;
-        n -= space;
-    }
+    const char *bytes = rest_behind_space(parser, &n);
     if (n == 0)
         return false;
     const size_t at = find_mark(parser, bytes, n, &form, &reasoning, &certain);
@@ -404,14 +413,7 @@ static bool step_text(struct serve_parser *parser, bool end)
 static bool step_reasoning(struct serve_parser *parser, bool end)
 {
     size_t n;
-    const char *bytes = rest(parser, &n), *close = parser->reasoning->close;
-    if (parser->skip_space) {
-        const size_t space = count_space(bytes, n);
-        parser->skip_space = space == n;
-        parser->at += space;
-        bytes += space;
-        n -= space;
-    }
+    const char *bytes = rest_behind_space(parser, &n), *close = parser->reasoning->close;
     const char *at = n ? memmem(bytes, n, close, strlen(close)) : NULL;
     size_t certain = at ? (size_t)(at - bytes) : n - count_partial(bytes, n, close);
     if (at || !end)

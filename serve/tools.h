@@ -32,6 +32,8 @@ struct serve_syntax {
     int n_names;
 };
 
+/* How many of the bytes, from the first on, a tool's name may have: letters, digits and _-.:/ */
+size_t serve_count_name(const char *bytes, size_t n);
 /* Forms of calls, or of reasoning, whose marks the template has. */
 unsigned serve_syntax_calls(const char *template);
 unsigned serve_syntax_reasoning(const char *template);

@@ -55,7 +55,6 @@ def test_fields():
     """Every field that the server reads is in the file, and the reverse."""
     surfaces = "".join(map(source, ("messages.c", "responses.c", "embeddings.c", "chat_tools.c", "constraint.c")))
     reading = source("request.c") + source("api.c")[source("api.c").index("with a body"):] + surfaces
-    reading += "".join(re.findall(r'json_object_get\(body, "\w+"\)', source("chat_tools.c")))
     read = set(re.findall(r'(?:read_number|read_int|serve_read_bool|serve_read_count|json_object_get|json_object_del)\(\w+, "(\w+)"', reading))
     lists = re.findall(r"(?<!_)(?:names|unsupported)\[\] = \{(.*?)\};", reading, re.S)
     read |= set(re.findall(r'"(\w+)"', "".join(lists)))                                               # fields that are refused
