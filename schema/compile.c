@@ -75,9 +75,7 @@ static void put_fixed_rules(struct schema_compiler *c)
     for (int i = 0; i < SCHEMA_N_FIXED; i++)
         if (c->used[i]) {
             schema_put(c, &c->rules, "%s ::= ", fixed_rules[i].name);
-            schema_put(c, &c->rules, "%.200s", fixed_rules[i].body);
-            if (strlen(fixed_rules[i].body) > 200)
-                schema_put(c, &c->rules, "%s", fixed_rules[i].body + 200);
+            schema_put_bytes(c, &c->rules, fixed_rules[i].body, strlen(fixed_rules[i].body));
             schema_put(c, &c->rules, "\n");
         }
     if (c->used[SCHEMA_IPV4])
@@ -148,7 +146,7 @@ static int compile_flat(struct schema_compiler *c, const json_t *flat);
 static void remember(struct schema_compiler *c, const char *key, struct memo memo)
 {
     if (json_object_set_new_nocheck(c->memo, key, json_integer(pack(memo))) != 0)
-        schema_fail(c, "out of memory");
+        schema_no_memory(c);
 }
 
 /* Compiles a schema that other places may name too, or that contains itself. */
@@ -234,21 +232,6 @@ int schema_compile(struct schema_compiler *c, const json_t *schema)
 
 /* ------------------------------------------------------------------------------------ enumerations, types */
 
-static void put_constant(struct schema_compiler *c, struct schema_text *text, const json_t *value)
-{
-    char *dump = NULL;
-    for (size_t digits = 15; digits <= 17; digits++) { /* the shortest one that gives the number back */
-        free(dump);
-        dump = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
-        if (!dump || !json_is_real(value) || strtod(dump, NULL) == json_real_value(value))
-            break;
-    }
-    json_t *kept = dump ? json_string_nocheck(dump) : NULL;
-    free(dump);
-    schema_keep(c, kept);
-    schema_put_literal(c, text, json_string_value(kept), json_string_length(kept));
-}
-
 static unsigned type_of(const json_t *value)
 {
     switch (json_typeof(value)) {
@@ -282,7 +265,7 @@ static int compile_enum(struct schema_compiler *c, const json_t *flat)
         if (!known)
             schema_fail(c, "'%.64s' beside 'enum' or 'const' is not supported", key);
     }
-    const unsigned types = json_object_get(flat, "type") ? schema_types(c, flat) : SCHEMA_TYPE_ALL;
+    const unsigned types = json_object_get(flat, "type") ? schema_types(flat) : SCHEMA_TYPE_ALL;
     struct schema_text *text = schema_begin(c);
     bool any = false;
     size_t i;
@@ -292,7 +275,7 @@ static int compile_enum(struct schema_compiler *c, const json_t *flat)
             continue;
         if (any)
             schema_put(c, text, " |");
-        put_constant(c, text, value);
+        schema_put_value(c, text, value);
         any = true;
     }
     if (any)
@@ -346,7 +329,7 @@ static int compile_flat(struct schema_compiler *c, const json_t *flat)
         return compile_alternatives(c, flat, "oneOf");
     if (json_object_get(flat, "enum"))
         return compile_enum(c, flat);
-    const unsigned types = schema_types(c, flat);
+    const unsigned types = schema_types(flat);
     if (types == SCHEMA_TYPE_ALL && !json_object_size(flat))
         return SCHEMA_VALUE;
     int rules[7], n = 0;

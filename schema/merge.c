@@ -78,14 +78,14 @@ static void set(struct schema_compiler *c, json_t *object, const char *key, cons
 {
     schema_step(c, 1);
     if (json_object_set_nocheck(object, key, (json_t *)value) != 0)
-        schema_fail(c, "out of memory");
+        schema_no_memory(c);
 }
 
 static void push(struct schema_compiler *c, json_t *array, const json_t *value)
 {
     schema_step(c, 1);
     if (json_array_append(array, (json_t *)value) != 0)
-        schema_fail(c, "out of memory");
+        schema_no_memory(c);
 }
 
 /* A schema for what both accept. NULL: true. */
@@ -130,9 +130,8 @@ static unsigned type_mask(struct schema_compiler *c, const json_t *type)
     schema_fail(c, "'type' must be null, boolean, object, array, string, number, integer or a list of these");
 }
 
-unsigned schema_types(struct schema_compiler *c, const json_t *flat)
+unsigned schema_types(const json_t *flat)
 {
-    (void)c;
     const json_t *type = json_object_get(flat, "type"), *value;
     if (type)
         return (unsigned)json_integer_value(type);

@@ -66,6 +66,7 @@ struct schema_compiler {
     int n_flattening;
 };
 
+_Noreturn void schema_no_memory(struct schema_compiler *c);
 _Noreturn void schema_fail(struct schema_compiler *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void schema_step(struct schema_compiler *c, size_t n); /* n units of work */
 void schema_enter(struct schema_compiler *c);          /* one level deeper; the caller takes it back by depth-- */
@@ -76,10 +77,14 @@ size_t schema_path_push_index(struct schema_compiler *c, const char *word, size_
 json_t *schema_keep(struct schema_compiler *c, json_t *made);
 
 struct schema_text *schema_begin(struct schema_compiler *c);
+/* Pieces of at most 255 bytes. */
 void schema_put(struct schema_compiler *c, struct schema_text *text, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void schema_put_bytes(struct schema_compiler *c, struct schema_text *text, const char *bytes, size_t n);
 void schema_put_rule(struct schema_compiler *c, struct schema_text *text, int rule);
-/* A GBNF literal of bytes[n], which hold no control characters. */
-void schema_put_literal(struct schema_compiler *c, struct schema_text *text, const char *bytes, size_t n);
+/* A GBNF literal: the value as compact JSON. */
+void schema_put_value(struct schema_compiler *c, struct schema_text *text, const json_t *value);
+/* A character inside of a GBNF class. */
+void schema_put_character(struct schema_compiler *c, struct schema_text *text, uint32_t code);
 void schema_drop(struct schema_compiler *c); /* the innermost body, without a rule */
 /* Ends the innermost body. Returns its rule. */
 int schema_end(struct schema_compiler *c, struct schema_text *text);
@@ -107,7 +112,7 @@ enum {
     SCHEMA_TYPE_ALL = 127,
 };
 /* The types that "type" and "nullable" name, or where there is no type those that the other keywords describe, or all. */
-unsigned schema_types(struct schema_compiler *c, const json_t *flat);
+unsigned schema_types(const json_t *flat);
 /* Whether a keyword says something about values, rather than about the schema. */
 bool schema_is_assertion(const char *keyword);
 

@@ -81,11 +81,6 @@ static bool has(const struct set *set, uint32_t code)
     return false;
 }
 
-static void put_code(struct reader *r, uint32_t code)
-{
-    schema_put(r->c, r->text, code < 0x80 ? "\\x%02x" : code < 0x10000 ? "\\u%04x" : "\\U%08x", code);
-}
-
 /* Writes the set without what JSON has no plain spelling for, then the escapes. */
 static void put_set(struct reader *r, const struct set *set)
 {
@@ -100,10 +95,10 @@ static void put_set(struct reader *r, const struct set *set)
     if (plain.n) {
         schema_put(r->c, r->text, "%s [", bar);
         for (int i = 0; i < plain.n; i++) {
-            put_code(r, plain.ranges[i].low);
+            schema_put_character(r->c, r->text, plain.ranges[i].low);
             if (plain.ranges[i].high > plain.ranges[i].low) {
                 schema_put(r->c, r->text, "-");
-                put_code(r, plain.ranges[i].high);
+                schema_put_character(r->c, r->text, plain.ranges[i].high);
             }
         }
         schema_put(r->c, r->text, "]");

@@ -15,6 +15,11 @@ static _Noreturn void fail_with(struct schema_compiler *c, int code, const char 
     longjmp(c->failed, 1);
 }
 
+void schema_no_memory(struct schema_compiler *c)
+{
+    fail_with(c, BUTLER_ERROR_MEMORY, "out of memory");
+}
+
 void schema_fail(struct schema_compiler *c, const char *format, ...)
 {
     char message[200];
@@ -66,7 +71,7 @@ size_t schema_path_push_index(struct schema_compiler *c, const char *word, size_
 json_t *schema_keep(struct schema_compiler *c, json_t *made)
 {
     if (!made || json_array_append_new(c->made, made) != 0)
-        fail_with(c, BUTLER_ERROR_MEMORY, "out of memory");
+        schema_no_memory(c);
     return made;
 }
 
@@ -76,13 +81,13 @@ struct schema_text *schema_begin(struct schema_compiler *c)
 {
     struct schema_text *text = calloc(1, sizeof *text);
     if (!text)
-        fail_with(c, BUTLER_ERROR_MEMORY, "out of memory");
+        schema_no_memory(c);
     text->below = c->open;
     c->open = text;
     return text;
 }
 
-static void append(struct schema_compiler *c, struct schema_text *text, const char *bytes, size_t n)
+void schema_put_bytes(struct schema_compiler *c, struct schema_text *text, const char *bytes, size_t n)
 {
     if (n > SCHEMA_MAX_TEXT || text->n > SCHEMA_MAX_TEXT - n)
         schema_fail(c, "its grammar has more than %d bytes", SCHEMA_MAX_TEXT);
@@ -90,7 +95,7 @@ static void append(struct schema_compiler *c, struct schema_text *text, const ch
         const size_t max = 2 * text->max + n + 64;
         char *grown = realloc(text->bytes, max);
         if (!grown)
-            fail_with(c, BUTLER_ERROR_MEMORY, "out of memory");
+            schema_no_memory(c);
         text->bytes = grown;
         text->max = max;
     }
@@ -99,7 +104,6 @@ static void append(struct schema_compiler *c, struct schema_text *text, const ch
     text->bytes[text->n] = 0;
 }
 
-/* For pieces of at most 255 bytes; longer ones are literals. */
 void schema_put(struct schema_compiler *c, struct schema_text *text, const char *format, ...)
 {
     char piece[256];
@@ -107,18 +111,33 @@ void schema_put(struct schema_compiler *c, struct schema_text *text, const char 
     va_start(list, format);
     const int n = vsnprintf(piece, sizeof piece, format, list);
     va_end(list);
-    append(c, text, piece, n < (int)sizeof piece ? (size_t)n : sizeof piece - 1);
+    schema_put_bytes(c, text, piece, n < (int)sizeof piece ? (size_t)n : sizeof piece - 1);
 }
 
-void schema_put_literal(struct schema_compiler *c, struct schema_text *text, const char *bytes, size_t n)
+void schema_put_value(struct schema_compiler *c, struct schema_text *text, const json_t *value)
 {
-    append(c, text, " \"", 2);
-    for (size_t i = 0; i < n; i++) {
-        if (bytes[i] == '"' || bytes[i] == '\\')
-            append(c, text, "\\", 1);
-        append(c, text, &bytes[i], 1);
+    char *dump = NULL;
+    for (size_t digits = 15; digits <= 17; digits++) { /* the shortest one that gives a number back */
+        free(dump);
+        dump = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
+        if (!dump || !json_is_real(value) || strtod(dump, NULL) == json_real_value(value))
+            break;
     }
-    append(c, text, "\"", 1);
+    json_t *kept = dump ? json_string_nocheck(dump) : NULL; /* freed also where what follows fails */
+    free(dump);
+    schema_keep(c, kept);
+    schema_put_bytes(c, text, " \"", 2);
+    for (const char *byte = json_string_value(kept); *byte; byte++) {
+        if (*byte == '"' || *byte == '\\')
+            schema_put_bytes(c, text, "\\", 1);
+        schema_put_bytes(c, text, byte, 1);
+    }
+    schema_put_bytes(c, text, "\"", 1);
+}
+
+void schema_put_character(struct schema_compiler *c, struct schema_text *text, uint32_t code)
+{
+    schema_put(c, text, code < 0x80 ? "\\x%02x" : code < 0x10000 ? "\\u%04x" : "\\U%08x", code);
 }
 
 void schema_drop(struct schema_compiler *c)
@@ -132,8 +151,8 @@ void schema_drop(struct schema_compiler *c)
 void schema_end_as(struct schema_compiler *c, struct schema_text *text, int rule)
 {
     schema_put(c, &c->rules, "r%d ::=", rule);
-    append(c, &c->rules, text->bytes ? text->bytes : "", text->n);
-    append(c, &c->rules, "\n", 1);
+    schema_put_bytes(c, &c->rules, text->bytes ? text->bytes : "", text->n);
+    schema_put_bytes(c, &c->rules, "\n", 1);
     schema_drop(c);
 }
 

@@ -10,11 +10,6 @@ enum { MAX_NAME = 1000, MAX_OPTIONAL_ITEMS = 100 };
 
 /* ------------------------------------------------------------------------------------------------- keys */
 
-static void put_class_char(struct schema_compiler *c, struct schema_text *text, uint32_t code)
-{
-    schema_put(c, text, code < 0x80 ? "\\x%02x" : code < 0x10000 ? "\\u%04x" : "\\U%08x", code);
-}
-
 /* The character of name behind its first n bytes; 0: none. */
 static uint32_t next_char(const char *name, size_t n, int *n_bytes)
 {
@@ -47,9 +42,9 @@ static int compile_other_key(struct schema_compiler *c, const json_t *names, con
         if (!code || json_object_get(seen, key))
             continue;
         if (json_object_set_nocheck(seen, key, json_true()) != 0)
-            schema_fail(c, "out of memory");
+            schema_no_memory(c);
         can_escape &= code >= ' ' && code != '"' && code != '\\';
-        put_class_char(c, text, code);
+        schema_put_character(c, text, code);
     }
     schema_put(c, text, "]");
     schema_put_rule(c, text, SCHEMA_KEY_CHAR);
@@ -71,7 +66,7 @@ static int compile_other_key(struct schema_compiler *c, const json_t *names, con
         json_object_set_nocheck(seen, key, json_true());
         const int rest = compile_other_key(c, names, name, n + (size_t)n_bytes);
         schema_put(c, text, " | [");
-        put_class_char(c, text, code);
+        schema_put_character(c, text, code);
         schema_put(c, text, "]");
         schema_put_rule(c, text, rest);
     }
@@ -82,13 +77,8 @@ static int compile_other_key(struct schema_compiler *c, const json_t *names, con
 
 static int compile_named_member(struct schema_compiler *c, const char *name, int value)
 {
-    json_t *string = schema_keep(c, json_string_nocheck(name));
-    char *dump = json_dumps(string, JSON_ENCODE_ANY);
-    json_t *kept = dump ? json_string_nocheck(dump) : NULL;
-    free(dump);
-    schema_keep(c, kept);
     struct schema_text *text = schema_begin(c);
-    schema_put_literal(c, text, json_string_value(kept), json_string_length(kept));
+    schema_put_value(c, text, schema_keep(c, json_string_nocheck(name)));
     schema_put(c, text, " \":\" \" \"?");
     schema_put_rule(c, text, value);
     return schema_end(c, text);
@@ -197,7 +187,7 @@ int schema_compile_object(struct schema_compiler *c, const json_t *flat)
         json_t *free_value = additional ? json_incref((json_t *)additional) : json_true();
         if (json_object_set_nocheck(is_required, name, json_true()) != 0 ||
             (!json_object_get(names, name) && json_object_set_nocheck(names, name, free_value) != 0))
-            schema_fail(c, "out of memory");
+            schema_no_memory(c);
         json_decref(free_value);
     }
     json_t *members = schema_keep(c, json_array()), *needed = schema_keep(c, json_array());
@@ -218,7 +208,7 @@ int schema_compile_object(struct schema_compiler *c, const json_t *flat)
             first = json_array_size(members);
         if (json_array_append_new(members, json_integer(compile_named_member(c, name, rule))) != 0 ||
             json_array_append_new(needed, json_boolean(must)) != 0)
-            schema_fail(c, "out of memory");
+            schema_no_memory(c);
     }
     c->path[c->n_path = n_properties] = 0;
     if (!possible)
@@ -258,7 +248,7 @@ int schema_compile_array(struct schema_compiler *c, const json_t *flat)
         c->path[c->n_path = n] = 0;
         more &= rule != SCHEMA_NEVER;
         if (more && json_array_append_new(rules, json_integer(rule)) != 0)
-            schema_fail(c, "out of memory");
+            schema_no_memory(c);
     }
     const size_t n_path = schema_path_push(c, "items");
     int item = !more ? SCHEMA_NEVER : items ? schema_compile(c, items) : SCHEMA_VALUE;
@@ -266,7 +256,7 @@ int schema_compile_array(struct schema_compiler *c, const json_t *flat)
     int64_t n = (int64_t)json_array_size(rules);
     if (n == 0 && item != SCHEMA_NEVER) { /* the first item has no comma before it, and then is like a prefix */
         if (json_array_append_new(rules, json_integer(item)) != 0)
-            schema_fail(c, "out of memory");
+            schema_no_memory(c);
         n = 1;
     }
     const int64_t most = item == SCHEMA_NEVER ? n : max; /* that can be written; -1: no bound */
