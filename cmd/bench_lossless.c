@@ -187,10 +187,10 @@ static int measure(struct measured *m, const struct cmd_integers *text)
         butler_session_free(session);
     if (status != CMD_DONE)
         return status == CMD_INTERRUPTED ? CMD_FAILED : status;
-    for (int mode = 0; mode < N_MODES; mode++)
+    for (int mode = 0; mode < N_MODES; mode++) {
         m->ms[mode] = cmd_alloc((size_t)(BUTLER_MAX(options->n, options->warmup) / TURN + 1), sizeof *m->ms[mode]);
-    for (int mode = 0; mode < N_MODES; mode++)
         m->writers[mode].text = cmd_alloc((size_t)(options->n + options->warmup), sizeof *m->writers[mode].text);
+    }
     status = open_writers(m, session);
     if (status == CMD_DONE && options->warmup)
         status = decode(m, options->warmup);

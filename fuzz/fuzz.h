@@ -23,13 +23,23 @@ static inline struct fuzz_file fuzz_file_make(const void *data, size_t size)
     return file;
 }
 
-static inline struct butler_engine *fuzz_engine(const char *path)
+static inline struct butler_model *fuzz_model(const char *path)
 {
     struct butler_error err = {0};
     struct butler_model *model = butler_model_load(path, NULL, &err);
-    struct butler_engine *engine = model ? butler_engine_new(model, &(struct butler_engine_params){.n_threads = 1}, &err) : NULL;
-    if (!engine) {
+    if (!model) {
         fprintf(stderr, "%s (run the target from the root of the repository)\n", err.message);
+        abort();
+    }
+    return model;
+}
+
+static inline struct butler_engine *fuzz_engine(const char *path)
+{
+    struct butler_error err = {0};
+    struct butler_engine *engine = butler_engine_new(fuzz_model(path), &(struct butler_engine_params){.n_threads = 1}, &err);
+    if (!engine) {
+        fprintf(stderr, "%s\n", err.message);
         abort();
     }
     return engine;

@@ -12,10 +12,8 @@ static struct serve_api api;
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
-    struct butler_error err = {0};
     (void)argc, (void)argv;
-    api.model = butler_model_load("tests/data/models/llama-gqa.gguf", NULL, &err);
-    fuzz_require(api.model != NULL, "run the target from the root of the repository");
+    api.model = fuzz_model("tests/data/models/llama-gqa.gguf");
     api.info = butler_model_get_info(api.model);
     api.n_ctx = N_CTX;
     api.config.model_name = "model";

@@ -8,10 +8,8 @@ static struct butler_model *model;
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
-    struct butler_error err = {0};
     (void)argc, (void)argv;
-    model = butler_model_load("tests/data/models/llama-gqa.gguf", NULL, &err);
-    fuzz_require(model != NULL, "run the target from the root of the repository");
+    model = fuzz_model("tests/data/models/llama-gqa.gguf");
     return 0;
 }
 

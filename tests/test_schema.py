@@ -106,6 +106,26 @@ def test_every_value_is_reached(server):
     assert len(seen) == 9  # a: 1, "x" or none; b: true, false or none
 
 
+COLOUR = {"enum": ["red", "green"]}
+
+
+@pytest.mark.parametrize("path, body, text_of", [
+    ("/v1/completions", {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": COLOUR}}},
+     lambda answer: answer["choices"][0]["text"]),
+    ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "c", "schema": COLOUR}}},
+     lambda answer: answer["output"][0]["content"][0]["text"]),
+])
+def test_fields_of_other_interfaces(server, path, body, text_of):
+    answer = server.post(path, {**body, "max_tokens": 40, "max_output_tokens": 40})
+    assert json.loads(text_of(answer)) in COLOUR["enum"]
+
+
+@pytest.mark.parametrize("fields", [{"response_format": {"type": "json_object"}, "json_schema": COLOUR}, {"grammar": 'root ::= "a"', "json_schema": COLOUR},
+                                    {"grammar": 5}, {"response_format": {"type": "json_schema", "json_schema": {}}}])
+def test_fields_that_exclude_each_other_or_are_none(server, fields):
+    server.post("/v1/completions", {"prompt": "x", **fields}, expect=400)
+
+
 BAD = [({"not": {}}, "not"), ({"type": "thing"}, "type"), ({"properties": {"x": {"type": "string", "pattern": "(?=a)"}}}, "#/properties/x"),
        ({"$ref": "#/$defs/a"}, "$ref"), ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "$ref"),
        ({"type": "string", "minLength": -1}, "minLength"), ({"type": "array", "maxItems": 10**9}, "maxItems")]
