@@ -576,8 +576,8 @@ static bool all_finite(const float *x, int n)
     return !others;
 }
 
-/* Whether the n numbers that the model made are finite. what: their name. */
-static int check_finite(const struct butler_session *session, const float *x, int n, const char *what, int position,
+/* Whether the n numbers that the model made are finite. what, of: their name, and what each belongs to. */
+static int check_finite(const struct butler_session *session, const float *x, int n, const char *what, const char *of, int position,
                         struct butler_error *err)
 {
     if (all_finite(x, n))
@@ -586,7 +586,7 @@ static int check_finite(const struct butler_session *session, const float *x, in
     while (i < n - 1 && isfinite(x[i]))
         i++;
     return butler_fail(err, BUTLER_ERROR_NUMERIC, "%s: the model's %s are not numbers: %f for %s %d at position %d",
-                       session->model->path, what, (double)x[i], strcmp(what, "logits") == 0 ? "token" : "channel", i, position);
+                       session->model->path, what, (double)x[i], of, i, position);
 }
 
 /* Whether all files that the part was computed from are still whole: a row computed from a file that shrank is worthless. */
@@ -608,7 +608,7 @@ static void deliver(const struct pass *pass, struct butler_part *part, int t, co
     if (part->failed || !files_are_whole(part))
         return;
     pass->backend->download(pass->backend, session->logits, device, (size_t)pass->hp->n_vocab * sizeof(float));
-    if (check_finite(session, session->logits, pass->hp->n_vocab, "logits", position, part->err) < 0) {
+    if (check_finite(session, session->logits, pass->hp->n_vocab, "logits", "token", position, part->err) < 0) {
         fail(part);
         return;
     }
@@ -628,7 +628,7 @@ static void deliver_hidden(const struct pass *pass, struct butler_part *part)
     pass->backend->download(pass->backend, pass->s->host_h, pass->s->h, (size_t)part->n * n_embd * sizeof(float));
     for (int t = 0; t < part->n && !part->cancelled; t++, hidden += n_embd) {
         const int position = part->session->n_past + t;
-        if (check_finite(part->session, hidden, pass->hp->n_embd, "hidden states", position, part->err) < 0) {
+        if (check_finite(part->session, hidden, pass->hp->n_embd, "hidden states", "channel", position, part->err) < 0) {
             fail(part);
             return;
         }
