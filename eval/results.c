@@ -167,6 +167,7 @@ json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *pol
     json_t *out = n < 0 ? NULL : json_array();
     for (int i = 0; i < n && out; i++) {
         json_t *row = name_fields(run, policy), *costs = cost_fields(run, cost);
+        json_object_set_new(row, "settings", json_string(policy->parsed.text));
         json_object_set_new(row, "metric", json_string(rows[i].metric));
         json_object_set_new(row, "value", number(rows[i].value));
         json_object_set_new(row, "ci", json_pack("[o, o]", number(rows[i].lo), number(rows[i].hi)));

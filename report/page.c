@@ -405,6 +405,44 @@ static void section_write(FILE *out, const struct report *report, int task)
     fprintf(out, "</section>\n");
 }
 
+static const struct report_row *row_with_settings(const struct report *report, const char *family)
+{
+    for (int i = 0; i < report->rows->n; i++)
+        if (*report->rows->rows[i].settings && strcmp(report->rows->rows[i].family, family) == 0)
+            return &report->rows->rows[i];
+    return NULL;
+}
+
+static bool has_settings(const struct report *report)
+{
+    for (int p = 0; p < report->n_policies; p++)
+        if (row_with_settings(report, report->policies[p].name))
+            return true;
+    return false;
+}
+
+/* What a short name such as "quest" stood for when it was measured: defaults can change between versions. */
+static void settings_write(FILE *out, const struct report *report)
+{
+    if (!has_settings(report))
+        return;
+    fprintf(out,
+            "<section id=\"settings\"><h2>Settings</h2><p class=\"says\">Every key of each policy as it was measured, defaults "
+            "included, without the budget.</p><div class=\"scroll\"><table class=\"settings\"><thead><tr><th "
+            "scope=\"col\">policy</th><th scope=\"col\">settings</th></tr></thead><tbody>\n");
+    for (int p = 0; p < report->n_policies; p++) {
+        const struct report_row *row = row_with_settings(report, report->policies[p].name);
+        if (!row)
+            continue;
+        fprintf(out, "<tr><th scope=\"row\">");
+        policy_write(out, report, p);
+        fprintf(out, "</th><td class=\"raw\"><code>");
+        report_text(out, row->settings);
+        fprintf(out, "</code></td></tr>\n");
+    }
+    fprintf(out, "</tbody></table></div></section>\n");
+}
+
 /* Rows without a known metric are shown as JSON. */
 static void others_write(FILE *out, const struct report *report)
 {
@@ -484,6 +522,8 @@ static void header_write(FILE *out, const struct report *report)
             report_text(out, task_title(report->tasks[i]));
             fprintf(out, "</a>");
         }
+    if (has_settings(report))
+        fprintf(out, " <a href=\"#settings\">Settings</a>");
     fprintf(out, " <a href=\"#reading\">How to read this</a></nav></header>\n<main>\n");
 }
 
@@ -515,6 +555,7 @@ void report_page_write(FILE *out, const struct report *report)
     for (int i = 0; i < report->n_tasks; i++)
         section_write(out, report, i);
     report_tokens_write(out, report);
+    settings_write(out, report);
     others_write(out, report);
     fprintf(out, "%s</main>\n<script>\n%s</script>\n</body>\n</html>\n", reading, report_script);
 }

@@ -17,7 +17,8 @@ struct report_row {
     int line;
     json_t *object; /* owned */
     const char *task, *subset, *metric, *data, *config, *model, *policy, *date;
-    char *family; /* the policy without its budget; owned */
+    char *family;   /* the policy without its budget; owned */
+    char *settings; /* every key of the policy, written out, without its budget; "" where the row does not say; owned */
     double budget, value, lo, hi, n, length, kv_read;
     const json_t *detail; /* an object, or NULL; borrowed */
     bool superseded;      /* another row of the same measurement has more items, or is later */

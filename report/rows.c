@@ -93,6 +93,7 @@ static void drop_predictor(struct report_row *row)
 static int take_fields(struct report_row *row, struct butler_error *err)
 {
     int code;
+    const char *settings;
     if ((code = take_string(row, "task", true, &row->task, err)) < 0 ||
         (code = take_string(row, "policy", true, &row->policy, err)) < 0 ||
         (code = take_string(row, "subset", false, &row->subset, err)) < 0 ||
@@ -100,6 +101,7 @@ static int take_fields(struct report_row *row, struct butler_error *err)
         (code = take_string(row, "data", false, &row->data, err)) < 0 ||
         (code = take_string(row, "config", false, &row->config, err)) < 0 ||
         (code = take_string(row, "model", false, &row->model, err)) < 0 ||
+        (code = take_string(row, "settings", false, &settings, err)) < 0 ||
         (code = take_string(row, "date", false, &row->date, err)) < 0)
         return code;
     if ((code = take_number(row, "budget", 0, &row->budget, err)) < 0 ||
@@ -114,6 +116,7 @@ static int take_fields(struct report_row *row, struct butler_error *err)
     if (row->detail && !json_is_object(row->detail))
         return bad(row, err, "detail", "an object");
     row->family = family_of(row->policy);
+    row->settings = family_of(settings);
     return 0;
 }
 
@@ -171,6 +174,7 @@ void report_rows_free(struct report_rows *rows)
     for (int i = 0; i < rows->n; i++) {
         json_decref(rows->rows[i].object);
         free(rows->rows[i].family);
+        free(rows->rows[i].settings);
     }
     free(rows->rows);
     *rows = (struct report_rows){0};

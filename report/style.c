@@ -62,6 +62,7 @@ const char report_style[] =
     "thead th{font-weight:600;vertical-align:bottom}\n"
     "td small,th small{display:block;font-weight:400}\n"
     "td.raw{white-space:normal;text-align:left;min-width:20em}\n"
+    ".settings td.raw{overflow-wrap:anywhere;min-width:12em}\n"
     ".matrix thead th{white-space:normal;max-width:9.5em;min-width:7.5em;text-align:center}\n"
     ".matrix thead th:first-child{text-align:left}\n"
     ".matrix thead a{text-decoration:none}\n"

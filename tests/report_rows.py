@@ -46,6 +46,11 @@ def detail(task, metric, policy, budget, dense, value, length):
     return None
 
 
+def settings(name):
+    """Every key written out, as `butler eval` does: some more than the name says."""
+    return name + (",share=kv,every=1" if ":" in name else ":share=kv,every=1")
+
+
 def eval_row(task, data, config, length, metric, dense, policy, budget):
     fall, overhead = POLICIES[policy]
     kv_read = 1.0 if policy == "full" else round(budget + overhead, 4)
@@ -54,7 +59,7 @@ def eval_row(task, data, config, length, metric, dense, policy, budget):
     spread = 0.02 * value + (0 if metric == "ppl" else 0.02)
     base, _, keys = policy.partition(":")
     name = policy if policy == "full" else f"{policy}{',' if keys else ':'}budget={budget:g}"
-    row = {"task": task, "model": "butler-default.gguf", "policy": name, "budget": 1 if policy == "full" else budget, "length": length,
+    row = {"task": task, "model": "butler-default.gguf", "policy": name, "settings": settings(name), "budget": 1 if policy == "full" else budget, "length": length,
            "limit": 20, "seed": 0, "fingerprint": "00", "data": data, "config": config, "metric": metric, "value": value,
            "ci": [value - spread, value + spread], "n": 100, "kv_read": kv_read,
            "bytes": {"kv": 1e6 * budget, "metric": 1e6 * overhead, "full_kv": 1e6}, "seconds": 12.5, "date": "2026-01-02T03:04:05Z",

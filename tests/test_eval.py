@@ -50,6 +50,7 @@ def test_ppl(model, length, stride):
     nats = [x for w in windows for x, _ in w]
     ppl, bpb = by(found, metric="ppl"), by(found, metric="bpb")
     assert ppl["n"] == len(nats) and ppl["length"] == length and ppl["kv_read"] == 1 and ppl["policy"] == "full"
+    assert ppl["settings"].startswith("full")
     assert math.log(ppl["value"]) == pytest.approx(np.mean(nats), abs=1e-4)
     assert ppl["ci"][0] < ppl["value"] < ppl["ci"][1]
     counts = np.array([len(w) for w in windows])

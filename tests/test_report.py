@@ -110,6 +110,20 @@ def test_every_row_is_in_the_tables(page):
             assert shown == pytest.approx(row["value"] * (1 if metric == "ppl" else 100), abs=0.51 if metric != "ppl" else 0.051)
 
 
+def test_settings_are_what_was_measured(page):
+    """One row a policy, without its budget, but with what its short name leaves out."""
+    table, = [t for t in page.all("table") if "settings" in t.get("class").split()]
+    got = {plain(row[0]).strip(): plain(row[1]) for row in list(table.iter(XHTML + "tr"))[1:]}
+    assert got == {name: report_rows.settings(name) for name in report_rows.POLICIES}
+    assert "#settings" in {a.get("href") for a in page.all("nav/a")}
+
+
+def test_rows_without_settings_have_no_table(tmp_path):
+    bare = [{k: v for k, v in row.items() if k != "settings"} for row in report_rows.all_rows()]
+    page = Page(tmp_path, bare)
+    assert "settings" not in {s.get("id") for s in page.all("section")} | {a.get("href")[1:] for a in page.all("nav/a")}
+
+
 def is_near(row, dense):
     return row["value"] <= 1.02 * dense if row["metric"] == "ppl" else row["value"] >= 0.98 * dense
 
