@@ -56,3 +56,11 @@ def test_soak(tmp_path):
     assert len(samples) >= 10 and all(sample["bytes"] > 1e6 for sample in samples)
     failed = bench("serve_soak.py", GQA, *flags, "--bound", -0.5, expect=1)
     assert "memory grew" in failed.stderr
+
+
+def test_latency():
+    result = json.loads(bench("serve_latency.py", GQA, "--tokens", 200, "--prompts", 3, "--threads", 1, "--butler", BUTLER).stdout)
+    assert result["prompts"] == 3 and result["tokens"] == 200 and result["answers"] >= 3
+    assert 0 < result["p50_ms"] <= result["p99_ms"] <= result["max_ms"] <= 1000 * result["seconds"] + 1
+    refused = bench("serve_latency.py", GQA, "--tokens", 100000, "--threads", 1, "--butler", BUTLER, expect=1)
+    assert "status 400" in refused.stderr and "n_ctx" in refused.stderr
