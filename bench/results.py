@@ -9,15 +9,22 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-KEPT = "task subset model policy budget length limit seed config metric value ci n difference kv_read date version".split()
+KEPT = "task subset model policy settings budget length limit seed config metric value ci n difference kv_read date version".split()
 BUDGETS = (0.11, 0.5)  # of the page's tables
 TASKS = {  # title: task, subset, metric
     "WikiText-2, ppl": ("ppl", None, "ppl"),
     "co-reference, % of tokens": ("coref", None, "coverage"),
     "a number in 4,096 tokens, %": ("ruler", "niah_single_2", "string_match"),
 }
+LONG = {  # other tasks on texts of 4,096 tokens and more, at one budget
+    **{name: ("ruler", name, "string_match") for name in
+       ("niah_single_1", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe")},
+    "a number in 7,900 tokens": ("ruler", "niah_single_2 7900", "string_match"),
+    "a book, ppl": ("ppl", "book", "ppl"),
+}
 RECALL = {f"{title}, %": ("recall", None, metric) for title, metric in (("recall", "recall"), ("mass", "mass"), ("top half", "top_half_accuracy"))}
-SETS = {"hellaswag": ("acc_norm", 40.9), "piqa": ("acc_norm", 66.3), "arc_easy": ("acc_norm", None), "winogrande": ("accuracy", None)}  # published
+SETS = {"hellaswag": ("acc_norm", 40.9), "piqa": ("acc_norm", 66.3), "arc_easy": ("acc_norm", None), "winogrande": ("accuracy", None),
+        "boolq": ("accuracy", None)}  # published
 NEAR = 0.02  # the loss that counts as none
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
 PPL, NAMED, NUMBER = TASKS
@@ -44,8 +51,15 @@ def family(policy):
     return re.sub(r"[:,]budget=[^,]*", "", policy)  # eval puts it last
 
 
+def subset_of(row):
+    """RULER's tasks of another length than 4,096 have it in their name; a book read as a prompt is not a text decoded from its first token."""
+    if row["task"] == "ruler" and row["length"] != 4096:
+        return f"{row['subset']} {row['length']}"
+    return "book" if row["task"] == "ppl" and "mode=prefill" in row.get("config", "") else row.get("subset")
+
+
 def key_of(row):
-    return row["task"], row.get("subset"), row["metric"], family(row["policy"]), None if row["policy"] == "full" else row["budget"]
+    return row["task"], subset_of(row), row["metric"], family(row["policy"]), None if row["policy"] == "full" else row["budget"]
 
 
 def number(task, value):
@@ -86,6 +100,18 @@ def page_table(rows, budget, tasks):
     return "\n".join(lines)
 
 
+def long_table(rows, budget):
+    """One row a policy, one column a task that was measured; bytes once, as their mean over the tasks."""
+    tasks = {title: task for title, task in LONG.items() if any(key[:3] == task for key in rows)}
+    lines = ["| policy | KV read | " + " | ".join(tasks) + " |", "| --- |" + " ---: |" * (len(tasks) + 1)]
+    for name in dict.fromkeys(key[3] for key in rows if key[:3] in tasks.values() and key[4] in (budget, None)):
+        found = [rows.get((*task, name, None if name == "full" else budget)) for task in tasks.values()]
+        read = [row["kv_read"] for row in found if row]
+        cells = [f"{interval(task, row)} · {row['n']:,}" if row else "" for task, row in zip(tasks.values(), found)]
+        lines.append(f"| `{name}` | {100 * sum(read) / len(read):.0f} % | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def fewest(rows):
     """For each policy and task the fewest bytes with a value within NEAR of full attention's."""
     names = list(dict.fromkeys(k[3] for k in rows if k[:3] in TASKS.values() and k[4] is not None))
@@ -94,6 +120,7 @@ def fewest(rows):
         cells = []
         for task in TASKS.values():
             dense, found = rows.get((*task, "full", None)), [row for k, row in rows.items() if k[:4] == (*task, name) and k[4] is not None]
+            found = found if dense else []
             near = sorted((row["kv_read"], loss(task, row, dense)[2] > NEAR) for row in found if loss(task, row, dense)[0] <= NEAR)
             cells.append(f"{100 * near[0][0]:.0f} %{' ?' if near[0][1] else ''}" if near else "–" if found else "")
         lines += [f"| `{name}` | {' | '.join(cells)} |"] if any("%" in cell for cell in cells) else []
@@ -114,7 +141,7 @@ def claims(rows):
         result = verdict(kind, *loss(task, mine, theirs)[1:]) if mine and theirs else "not measured"
         ours, others = (f"`{policy}`" + (f" {interval(task, row)}" if row else "") for policy, row in ((name, mine), (other, theirs)))
         paired = (mine or {}).get("difference") or {}
-        if other == "full" and mine and None not in paired["ci"]:  # `full` on the items of this row
+        if other == "full" and paired and None not in paired["ci"]:  # `full` on the items of this row
             ends = " … ".join(number(task, end) for end in paired["ci"])
             others = f"`full` {number(task, mine['value'] - paired['value'])}; difference {ends}"
         lines.append(f"| {text} | {title}, {100 * budget:.0f} % | {ours} | {others} | {result} |")
@@ -139,7 +166,7 @@ def main(files, store=ROOT / "bench" / "results.jsonl", page=ROOT / "docs" / "re
             if key_of(row) not in rows or row["n"] >= rows[key_of(row)]["n"]:
                 rows[key_of(row)] = row
     store.write_text("".join(json.dumps(row) + "\n" for row in rows.values()), encoding="utf-8")
-    pieces = {**{f"budget {100 * b:.0f}": page_table(rows, b, TASKS) for b in BUDGETS}, "recall": page_table(rows, 0.1, RECALL), "fewest": fewest(rows), "claims": claims(rows), "published": published(rows)}
+    pieces = {**{f"budget {100 * b:.0f}": page_table(rows, b, TASKS) for b in BUDGETS}, "long": long_table(rows, BUDGETS[0]), "recall": page_table(rows, 0.1, RECALL), "fewest": fewest(rows), "claims": claims(rows), "published": published(rows)}
     text = page.read_text(encoding="utf-8")
     for name, piece in pieces.items():
         text = re.sub(rf"(<!-- {name} -->).*?(<!-- /{name} -->)", lambda m, piece=piece: f"{m[1]}\n{piece}\n{m[2]}", text, flags=re.S)

@@ -65,6 +65,25 @@ def test_rows_become_cells_and_verdicts(results, tmp_path):
     assert re.search(r"\| `fier` \| 11 % \|", text) and "| `h2o` | –" not in text
 
 
+def test_long_texts_have_a_table_of_their_own(results, tmp_path):
+    """A task's length keeps its rows apart; bytes are a mean over the tasks of the row."""
+    def ruler(policy, subset, length, value, read):
+        budget = 1 if policy == "full" else 0.11
+        return {**row(policy, budget, value, [value - 0.1, value + 0.1], n=10, metric="string_match", length=length, config="mode=prefill"),
+                "task": "ruler", "subset": subset, "kv_read": read}
+    store, page = tmp_path / "store.jsonl", tmp_path / "page.md"
+    page.write_text("<!-- long -->\n<!-- /long -->\n<!-- budget 11 -->\n<!-- /budget 11 -->\n")
+    store.write_text("".join(json.dumps(r) + "\n" for r in (
+        ruler("full", "vt", 4096, 0.5, 1), ruler("fier", "vt", 4096, 0.4, 0.2), ruler("fier", "niah_single_2", 7900, 0.3, 0.1),
+        ruler("fier", "niah_single_2", 4096, 0.6, 0.3))))
+    results.main([], store, page)
+    text = page.read_text()
+    assert "| policy | KV read | vt | a number in 7,900 tokens |" in text
+    assert "| `full` | 100 % | 50 [40, 60] · 10 |  |" in text
+    assert "| `fier` | 15 % | 40 [30, 50] · 10 | 30 [20, 40] · 10 |" in text
+    assert "| `fier` |  |  | 60 [50, 70] · 30 % · 10 |" in text
+
+
 def test_a_small_sample_does_not_prove_equality(results):
     """Twenty items without a difference leave room for a loss of 3/20; two texts without an interval prove nothing."""
     task, full = results.TASKS["co-reference, % of tokens"], row("full", 1, 0.8, [0.7, 0.9], metric="coverage")
