@@ -430,6 +430,25 @@ struct butler_audit {
  * the policy does not retrieve: the full cache is read whole, and what a policy has evicted cannot be compared. */
 int butler_session_audit(struct butler_session *session, struct butler_audit *audit, struct butler_error *err);
 
+/* What a query head of a decode step attended to. Arrays are valid during the call. */
+struct butler_head_attention {
+    int layer, head;
+    const int32_t *read; /* [n_read] positions that the step read, ascending, the new token's own among them */
+    int n_read;
+    /* The head's exact attention: the softmax over all n tokens that the cache holds after the step (in a layer with a window: that
+     * lie in it), whether they were read or not. The sum is 1, or less by what a learned sink takes. */
+    const int32_t *positions; /* [n], ascending */
+    const float *weights;     /* [n] */
+    int n;
+};
+
+/* Called for every query head of every layer of a decode step, in order. */
+typedef void butler_attention_fn(void *user, const struct butler_head_attention *attention);
+
+/* From now on fn is called in decode steps, but neither for exact spans nor for drafts; NULL: no longer. What a step computes does
+ * not change; it takes as long as two or three dense ones. Forks, copies and restored sessions begin without. < 0: no memory. */
+int butler_session_on_attention(struct butler_session *session, butler_attention_fn *fn, void *user, struct butler_error *err);
+
 /* ----------------------------------------------------------------------------------------------- grammar */
 
 /* What an answer may be, as a grammar over its bytes. Samplers of any number of threads may share one. */

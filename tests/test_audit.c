@@ -1,5 +1,5 @@
 /* butler_session_audit: recall and mass of a decode step are those of a plain computation from the queries and keys that the layers
- * compared, whatever else runs, and an audited step gives the same logits. */
+ * compared, whatever else runs, and an audited step gives the same logits. butler_session_on_attention: the same head by head. */
 #include <math.h>
 
 #include "fixtures.h"
@@ -159,6 +159,105 @@ static void test_changes_nothing(void **state)
     }
 }
 
+/* What on_attention told of a step: weights by position, whether they were read. */
+struct heads {
+    int n_calls, n_heads;
+    float weights[MAX_LAYERS][MAX_HEADS][N_TEXT];
+    bool held[MAX_LAYERS][MAX_HEADS][N_TEXT], read[MAX_LAYERS][MAX_HEADS][N_TEXT];
+};
+
+static void keep_head(void *user, const struct butler_head_attention *attention)
+{
+    struct heads *heads = user;
+    assert_int_equal(attention->layer * heads->n_heads + attention->head, heads->n_calls++); /* in order */
+    for (int i = 0; i < attention->n; i++) {
+        assert_true(i == 0 || attention->positions[i] > attention->positions[i - 1]);
+        heads->held[attention->layer][attention->head][attention->positions[i]] = true;
+        heads->weights[attention->layer][attention->head][attention->positions[i]] = attention->weights[i];
+    }
+    for (int i = 0; i < attention->n_read; i++)
+        heads->read[attention->layer][attention->head][attention->read[i]] = true;
+}
+
+/* The weights are the softmax over the tokens that the head holds, what was read is what the selection says, the logits are those
+ * of a session that nobody watches. */
+static void expect_heads(const struct watch *watch, const struct heads *heads, bool evicts)
+{
+    const struct butler_session *session = watch->session;
+    const struct butler_metric_shape *shape = &session->shape;
+    const int n = butler_n_past(session);
+    assert_int_equal(heads->n_calls, shape->n_layers * shape->n_heads);
+    for (int l = 0; l < shape->n_layers; l++)
+        for (int h = 0; h < shape->n_heads; h++) {
+            const float *sinks = session->model->layers[l].sinks;
+            const int window = session->model->layers[l].window;
+            double scores[N_TEXT], sum = sinks ? exp((double)sinks[h]) : 0;
+            int32_t ids[N_TEXT];
+            int n_held = 0, n_read = 0;
+            for (int t = 0; t < n; t++) {
+                const bool in_window = window == 0 || t >= n - window;
+                scores[t] = 0;
+                for (int c = 0; c < shape->head_dim; c++)
+                    scores[t] += (double)watch->q[l][h * shape->head_dim + c] *
+                                 (double)watch->k[l][t][h / shape->group * shape->head_dim + c];
+                scores[t] = exp(scores[t] / sqrt(shape->head_dim));
+                assert_true(evicts || heads->held[l][h][t] == in_window);
+                sum += heads->held[l][h][t] ? scores[t] : 0;
+                n_held += heads->held[l][h][t];
+                n_read += heads->read[l][h][t];
+            }
+            for (int t = 0; t < n; t++)
+                if (fabs((double)heads->weights[l][h][t] - (heads->held[l][h][t] ? scores[t] / sum : 0)) > 1e-5)
+                    fail_msg("layer %d, head %d, token %d of %d: weight %.7f, %.7f expected", l, h, t, n,
+                             (double)heads->weights[l][h][t], scores[t] / sum);
+            assert_int_equal(n_read, butler_last_selection(session, l, h, ids, N_TEXT));
+            for (int i = 0; i < n_read; i++)
+                assert_true(heads->read[l][h][ids[i]]);
+            assert_true(!evicts || n_held == n_read);
+        }
+}
+
+static void test_attention_of_heads(void **state)
+{
+    static const char *const policies[] = {"full",
+                                           "fier:budget=12",
+                                           "quest:budget=32,page=4,dense=0",
+                                           "random:budget=20,share=layer",
+                                           "oracle:budget=7,share=query",
+                                           "h2o:budget=24",
+                                           "streaming:budget=16"};
+    struct watch *watch = calloc(1, sizeof *watch);
+    struct heads *heads = calloc(1, sizeof *heads);
+    (void)state;
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        struct butler_engine *engine = open_model(models[m], 2);
+        for (size_t p = 0; p < sizeof policies / sizeof *policies; p++) {
+            struct butler_session *session = begin(engine, policies[p], watch), *plain = begin(engine, policies[p], NULL);
+            assert_int_equal(butler_session_on_attention(session, keep_head, heads, NULL), 0);
+            for (int i = N_PROMPT; i < N_TEXT - 1; i++) {
+                *heads = (struct heads){.n_heads = session->shape.n_heads};
+                assert_int_equal(butler_step(session, i * 7 % 40, NULL), 0);
+                expect_heads(watch, heads, session->policy.method == BUTLER_EVICT);
+                assert_int_equal(butler_step(plain, i * 7 % 40, NULL), 0);
+                assert_memory_equal(butler_logits(plain), butler_logits(session),
+                                    (size_t)session->model->hp.n_vocab * sizeof(float));
+            }
+            *heads = (struct heads){0};
+            struct butler_session *fork = butler_session_fork(session, NULL);
+            assert_int_equal(butler_session_on_attention(session, NULL, NULL, NULL), 0);
+            assert_int_equal(butler_step(session, 3, NULL), 0);
+            assert_int_equal(butler_step(fork, 3, NULL), 0);
+            assert_int_equal(heads->n_calls, 0);
+            butler_session_free(fork);
+            butler_session_free(session);
+            butler_session_free(plain);
+        }
+        free_engine(engine);
+    }
+    free(heads);
+    free(watch);
+}
+
 static void test_known_answers(void **state)
 {
     struct butler_engine *engine = open_model(models[0], 1);
@@ -185,6 +284,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equals_a_plain_computation),
         cmocka_unit_test(test_changes_nothing),
+        cmocka_unit_test(test_attention_of_heads),
         cmocka_unit_test(test_known_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -174,6 +174,7 @@ static void test_sessions(void **state)
     butler_session_free(drafting);
     FAILS("session", butler_session_audit, NULL, &audit, &err);
     FAILS("audit", butler_session_audit, session, NULL, &err);
+    FAILS("session", butler_session_on_attention, NULL, NULL, NULL, &err);
     butler_session_stats(session, NULL);
     butler_session_stats(NULL, &stats);
     assert_int_equal(stats.n_decode, 0);

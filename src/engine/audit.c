@@ -21,6 +21,11 @@ void butler_audit_scratch_free(struct butler_audit_scratch *scratch)
     *scratch = (struct butler_audit_scratch){0};
 }
 
+bool butler_audit_wanted(const struct butler_session *session)
+{
+    return session->audit || (session->on_attention && !session->drafting);
+}
+
 /* Makes *array hold n elements; what it held is lost. */
 static int reserve(void *array, size_t *n_now, size_t n, size_t size, struct butler_error *err)
 {
@@ -34,19 +39,36 @@ static int reserve(void *array, size_t *n_now, size_t n, size_t size, struct but
     return *pointer ? 0 : BUTLER_ERROR_MEMORY;
 }
 
+/* Rows of one KV head for every thread: scores of its query heads, and three more. */
+static int reserve_scratch(struct butler_session *session, struct butler_error *err)
+{
+    struct butler_audit_scratch *scratch = &session->engine->audit;
+    const size_t row_floats = (size_t)(session->shape.group + 3) * (size_t)session->n_ctx,
+                 n_threads = (size_t)butler_pool_size(session->engine->pool);
+    scratch->row_floats = BUTLER_MAX(scratch->row_floats, row_floats);
+    if (reserve(&scratch->shares, &scratch->n_shares, 2 * (size_t)session->shape.n_heads, sizeof *scratch->shares, err) < 0)
+        return BUTLER_ERROR_MEMORY;
+    return reserve(&scratch->rows, &scratch->n_rows, n_threads * scratch->row_floats, sizeof *scratch->rows, err);
+}
+
+int butler_session_on_attention(struct butler_session *session, butler_attention_fn *fn, void *user, struct butler_error *err)
+{
+    if (BUTLER_IS_NULL(session, err))
+        return BUTLER_ERROR_ARGUMENT;
+    if (fn && reserve_scratch(session, err) < 0)
+        return BUTLER_ERROR_MEMORY;
+    session->on_attention = fn;
+    session->attention_user = user;
+    return 0;
+}
+
 int butler_session_audit(struct butler_session *session, struct butler_audit *audit, struct butler_error *err)
 {
     if (BUTLER_IS_NULL(session, err) || BUTLER_IS_NULL(audit, err))
         return BUTLER_ERROR_ARGUMENT;
-    struct butler_engine *engine = session->engine;
-    struct butler_audit_scratch *scratch = &engine->audit;
-    const size_t row_floats = (size_t)(session->shape.group + 2) * (size_t)session->n_ctx,
-                 n_threads = (size_t)butler_pool_size(engine->pool);
     if (session->policy.method != BUTLER_RETRIEVE)
         return 0;
-    scratch->row_floats = BUTLER_MAX(scratch->row_floats, row_floats);
-    if (reserve(&scratch->shares, &scratch->n_shares, 2 * (size_t)session->shape.n_heads, sizeof *scratch->shares, err) < 0 ||
-        reserve(&scratch->rows, &scratch->n_rows, n_threads * scratch->row_floats, sizeof *scratch->rows, err) < 0)
+    if (reserve_scratch(session, err) < 0)
         return BUTLER_ERROR_MEMORY;
     *audit = (struct butler_audit){0};
     session->audit = audit;
@@ -104,19 +126,19 @@ static double recall_of(const float *scores, int n, const int32_t *ids, int n_re
 }
 
 /* scores[n] become attention weights before they are divided by the sum, which is returned with the share of a learned sink. */
-static double weigh(const struct audit_job *job, int head, float *scores, double *sink)
+static double weigh(const struct butler_session *session, int layer, int head, float *scores, int n, double *sink)
 {
-    const struct butler_model *model = job->session->model;
-    const float *sinks = model->layers[job->layer].sinks, cap = model->hp.attn_softcap,
-                scale = 1 / sqrtf((float)job->session->shape.head_dim);
+    const struct butler_model *model = session->model;
+    const float *sinks = model->layers[layer].sinks, cap = model->hp.attn_softcap,
+                scale = 1 / sqrtf((float)session->shape.head_dim);
     float max = sinks ? sinks[head] : -INFINITY;
     double sum = 0;
-    for (int i = 0; i < job->n; i++) {
+    for (int i = 0; i < n; i++) {
         const float score = scores[i] * scale;
         scores[i] = cap > 0 ? cap * tanhf(score / cap) : score;
         max = fmaxf(max, scores[i]);
     }
-    for (int i = 0; i < job->n; i++)
+    for (int i = 0; i < n; i++)
         sum += (double)(scores[i] = expf(scores[i] - max));
     *sink = sinks ? exp((double)(sinks[head] - max)) : 0;
     return sum + *sink;
@@ -139,10 +161,46 @@ static void audit_task(void *context, int kv_head, int thread)
             n_read = butler_last_selection(session, job->layer, first + h, ids, n);
         double *shares = scratch->shares + 2 * (size_t)(first + h), read;
         shares[0] = recall_of(row, n, ids, n_read, values);
-        const double all = weigh(job, first + h, row, &read);
+        const double all = weigh(session, job->layer, first + h, row, n, &read);
         for (int i = 0; i < n_read; i++)
             read += (double)row[ids[i]];
         shares[1] = read / all;
+    }
+}
+
+/* Calls on_attention for the query heads of a KV head. */
+static void report_heads(const struct butler_session *session, int layer, int kv_head, const float *q)
+{
+    const int group = session->shape.group, first_head = kv_head * group, window = session->model->layers[layer].window;
+    const struct butler_kv_head *cache = butler_kv_at(&session->kv, layer, kv_head);
+    const struct butler_head_view view = butler_kv_view(&session->kv, layer, kv_head, session->n_past);
+    const int from = window > 0 ? BUTLER_MAX(cache->n_slots - window, 0) : 0, n = cache->n_slots - from,
+              base = cache->order ? 0 : from; /* the first slot whose key is compared */
+    const size_t stride = (size_t)session->n_ctx;
+    float *rows = session->engine->audit.rows, *weights = rows + (size_t)group * stride;
+    int32_t *positions = (int32_t *)(weights + stride), *read = positions + stride;
+    butler_view_dot_keys(&view, q + (size_t)first_head * (size_t)session->shape.head_dim, group, base, cache->n_slots - base, rows,
+                         stride);
+    for (int h = 0; h < group; h++) {
+        const float *row = rows + (size_t)h * stride;
+        double sink;
+        for (int i = 0; i < n; i++) {
+            const uint32_t slot = cache->order ? cache->order[from + i] : (uint32_t)(from + i);
+            positions[i] = butler_kv_position(cache, slot);
+            weights[i] = row[slot - (uint32_t)base];
+        }
+        const double all = weigh(session, layer, first_head + h, weights, n, &sink);
+        for (int i = 0; i < n; i++)
+            weights[i] = (float)((double)weights[i] / all);
+        session->on_attention(
+            session->attention_user,
+            &(struct butler_head_attention){.layer = layer,
+                                            .head = first_head + h,
+                                            .read = read,
+                                            .n_read = butler_last_selection(session, layer, first_head + h, read, session->n_ctx),
+                                            .positions = positions,
+                                            .weights = weights,
+                                            .n = n});
     }
 }
 
@@ -151,7 +209,9 @@ void butler_audit_layer(struct butler_session *session, int layer, const float *
     struct butler_audit *audit = session->audit;
     struct butler_engine *engine = session->engine;
     const struct audit_job job = {.session = session, .q = q, .layer = layer, .n = session->n_past + 1};
-    if (!butler_policy_applies(&session->policy, layer) || session->selection.at[layer] == 0)
+    for (int h = 0; h < session->shape.n_kv_heads && session->on_attention && !session->drafting; h++)
+        report_heads(session, layer, h, q);
+    if (!audit || !butler_policy_applies(&session->policy, layer) || session->selection.at[layer] == 0)
         return;
     const double start = butler_seconds();
     butler_pool_run(engine->pool, audit_task, (void *)&job, session->shape.n_kv_heads);

@@ -1,8 +1,9 @@
-/* Audits: what a decode step read, compared with the exact attention of its queries to all keys (butler_session_audit). The step's
- * own results are not touched. */
+/* Audits: what a decode step read, compared with the exact attention of its queries to all keys, summed up (butler_session_audit) or
+ * head by head (butler_session_on_attention). The step's own results are not touched. */
 #ifndef BUTLER_AUDIT_H
 #define BUTLER_AUDIT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 struct butler_session;
@@ -15,7 +16,9 @@ struct butler_audit_scratch {
 };
 void butler_audit_scratch_free(struct butler_audit_scratch *scratch);
 
-/* After the attention of a layer of a decode step for q[n_heads][head_dim], in host memory: adds what it read to session->audit. */
+bool butler_audit_wanted(const struct butler_session *session);
+/* After the attention of a layer of a decode step for q[n_heads][head_dim], in host memory: adds what it read to session->audit and
+ * calls session->on_attention. */
 void butler_audit_layer(struct butler_session *session, int layer, const float *q);
 /* After the step: the sums become means, and the session is audited no longer. */
 void butler_audit_end(struct butler_session *session);

@@ -198,7 +198,7 @@ static void audit_attended(const struct pass *pass, const struct butler_part *pa
 {
     struct butler_session *session = part->session;
     const size_t n_q = (size_t)(session->shape.n_heads * session->shape.head_dim);
-    if (part->failed || !part->decode || part->exact || !session->audit)
+    if (part->failed || !part->decode || part->exact || !butler_audit_wanted(session))
         return;
     pass->backend->download(pass->backend, pass->s->host_q, pass->s->q + (size_t)part->row * n_q, n_q * sizeof(float));
     butler_audit_layer(session, layer, pass->s->host_q);
