@@ -105,6 +105,8 @@ json_t *serve_kv_json(const struct serve_request *request)
         "metric_bytes_read", (json_int_t)sum.metric_bytes, "dense_bytes", (json_int_t)sum.full_kv_bytes, "read_share",
         dense > 0 ? (double)(sum.kv_bytes + sum.metric_bytes) / dense : 0.0, "reuse",
         units > 0 ? (double)sum.units_reused / units : 0.0, "memory_bytes", (json_int_t)(sum.kv_memory + sum.metric_memory));
+    if (request->jobs[0]->map)
+        json_object_set_new(kv, "map", json_integer(request->jobs[0]->id));
     if (request->jobs[0]->lossless) {
         json_object_set_new(kv, "drafted", json_integer((json_int_t)sum.n_drafted));
         json_object_set_new(kv, "accepted", json_integer((json_int_t)sum.n_accepted));

@@ -220,12 +220,13 @@ static void reply_metrics(struct serve_api *api, struct http_exchange *exchange)
     serve_text_free(&text);
 }
 
-static void reply_traces(struct serve_api *api, struct http_exchange *exchange)
+static void reply_query(struct serve_api *api, struct http_exchange *exchange)
 {
     struct serve_error error = {0};
-    json_t *traces = serve_traces_json(api, exchange->query, &error);
-    if (traces)
-        serve_reply_json(exchange, 200, NULL, traces);
+    json_t *found = strcmp(exchange->path, "/kv/map") == 0 ? serve_map_json(api, exchange->query, &error)
+                                                           : serve_traces_json(api, exchange->query, &error);
+    if (found)
+        serve_reply_json(exchange, 200, NULL, found);
     else
         serve_reply_error(api, exchange, &error);
 }
@@ -245,6 +246,7 @@ static const struct route {
     {"/slots", "GET", get_slots, NULL, -1, NULL},
     {"/metrics", "GET", NULL, NULL, -1, NULL},
     {"/kv/trace", "GET", NULL, NULL, -1, NULL},
+    {"/kv/map", "GET", NULL, NULL, -1, NULL},
     {"/tokenizer_info", "GET", get_tokenizer_info, NULL, -1, NULL},
     {"/tokenize", "POST", NULL, serve_post_tokenize, -1, NULL},
     {"/detokenize", "POST", NULL, serve_post_detokenize, -1, NULL},
@@ -380,8 +382,8 @@ static void handle(void *user, struct http_exchange *exchange)
         serve_reply_json(exchange, 200, NULL, route->get(api));
     else if (strcmp(route->path, "/metrics") == 0)
         reply_metrics(api, exchange);
-    else if (strcmp(route->path, "/kv/trace") == 0)
-        reply_traces(api, exchange);
+    else if (strncmp(route->path, "/kv/", 4) == 0)
+        reply_query(api, exchange);
     else
         post(api, route, exchange);
 }

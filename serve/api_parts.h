@@ -167,5 +167,10 @@ void serve_detokenize(const struct butler_model *model, const int32_t *ids, int 
 void serve_write_metrics(struct serve_api *api, struct serve_text *text);
 /* query: id=, steps=; NULL: *error. */
 json_t *serve_traces_json(struct serve_api *api, const char *query, struct serve_error *error);
+/* A whole number from 0 to max of the query, "id=5&steps=10"; missing: where it is not there. Anything else is an error. */
+int serve_query_number(const char *query, const char *name, int missing, int max, struct serve_error *error);
+
+/* map_json.c: query: id=, choice=, token=, layer=, head=; NULL: *error. */
+json_t *serve_map_json(struct serve_api *api, const char *query, struct serve_error *error);
 
 #endif

@@ -2,6 +2,7 @@
 #ifndef SERVE_CHOICE_H
 #define SERVE_CHOICE_H
 
+#include "serve/map.h"
 #include "serve/trace.h"
 
 enum { SERVE_ROUND = 16 }; /* most tokens of a round of drafts and their check */
@@ -18,6 +19,7 @@ struct serve_choice {
     const char *stop; /* the job's text that ended it; or NULL */
     bool ended;
     struct serve_watch watch;
+    struct serve_map *map; /* or NULL */
     /* Of a lossless job, see draft.h. */
     struct butler_draft *draft; /* of this session; NULL: none yet */
     int32_t drawn[SERVE_ROUND]; /* tokens of the latest round: */

@@ -130,8 +130,7 @@ void serve_write_metrics(struct serve_api *api, struct serve_text *text)
 
 /* ------------------------------------------------------------------------------------------------------- /kv/trace */
 
-/* A whole number from 0 to max of the query, "id=5&steps=10"; missing: where it is not there. Anything else is an error. */
-static int query_number(const char *query, const char *name, int missing, int max, struct serve_error *error)
+int serve_query_number(const char *query, const char *name, int missing, int max, struct serve_error *error)
 {
     const size_t n = strlen(name);
     for (const char *at = query; at; at = strchr(at, '&')) {
@@ -178,8 +177,8 @@ static json_t *trace_json(const struct serve_trace *trace, uint64_t n)
 
 json_t *serve_traces_json(struct serve_api *api, const char *query, struct serve_error *error)
 {
-    const int id = query_number(query, "id", -1, INT_MAX, error),
-              steps = query_number(query, "steps", SERVE_TRACE_STEPS, SERVE_TRACE_STEPS, error);
+    const int id = serve_query_number(query, "id", -1, INT_MAX, error),
+              steps = serve_query_number(query, "steps", SERVE_TRACE_STEPS, SERVE_TRACE_STEPS, error);
     if (error->status)
         return NULL;
     struct serve_trace *traces = serve_alloc(SERVE_TRACES, sizeof *traces);

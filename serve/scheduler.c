@@ -16,8 +16,9 @@
 #include "serve/scores.h"
 
 enum {
-    MIN_CHUNK = 8,    /* tokens of prompts in a step, however long it takes: a prompt goes on in any case */
-    FIRST_CHUNK = 32, /* before anything was measured */
+    MIN_CHUNK = 8,        /* tokens of prompts in a step, however long it takes: a prompt goes on in any case */
+    FIRST_CHUNK = 32,     /* before anything was measured */
+    MAP_BYTES = 64 << 20, /* of the maps of all texts */
 };
 
 struct serve_scheduler {
@@ -45,6 +46,7 @@ struct serve_scheduler {
     int chunk;                 /* prompt tokens of the latest step with both */
     struct serve_scores *scores;
     struct serve_traces *traces;
+    struct serve_maps *maps;
 
     /* Under the lock, which is never held while the engine runs. */
     pthread_mutex_t lock;
@@ -138,6 +140,7 @@ static void finish_job(struct serve_scheduler *s, struct serve_job *job)
     for (int i = 0; job->choices && i < job->n_choices; i++) {
         job->n_generated += job->choices[i].n_generated;
         serve_traces_end(s->traces, &job->choices[i]);
+        serve_map_end(job->choices[i].map);
         serve_choice_release(&job->choices[i], &job->stats);
         serve_choice_free(&job->choices[i]);
     }
@@ -188,8 +191,10 @@ static int start_job(struct serve_scheduler *s, struct serve_job *job)
     sampling.end_ids = s->end_ids;
     sampling.n_end_ids = s->n_end_ids;
     job->choices = serve_alloc((size_t)job->n_choices, sizeof *job->choices);
-    for (int i = 0; i < job->n_choices; i++)
+    for (int i = 0; i < job->n_choices; i++) {
         job->choices[i].fd = -1;
+        job->choices[i].map = job->map ? serve_map_begin(s->maps, job, i) : NULL;
+    }
     for (int i = 0; i < job->n_choices; i++) {
         sampling.seed = job->sampling.seed + (uint64_t)i;
         if (!(job->choices[i].sampler = butler_sampler_new(&sampling, err)) ||
@@ -260,13 +265,13 @@ static void admit(struct serve_scheduler *s)
         take_from_queue(s, at);
         job->admitted = serve_now();
         job->queue_s = job->admitted - job->submitted;
+        job->id = s->next_id++;
         if (code == 0)
             code = start_job(s, job);
         if (code < 0) {
             finish_job(s, job);
             continue;
         }
-        job->id = s->next_id++;
         s->jobs.running[s->jobs.n_running++] = job;
         if (s->work[SERVE_WORK_TEXTS] > 0) /* beginning takes time, for which others wait: one a step */
             break;
@@ -345,6 +350,8 @@ static void next_token(struct serve_scheduler *s, struct serve_job *job, int i)
         pthread_mutex_unlock(&s->lock);
         job->first = job->first > 0 ? job->first : time;
         job->latest = time;
+        if (choice->map)
+            serve_map_token(choice->map, event->id);
         send(s, event);
     }
     if (finish < 0 || finish == SERVE_FINISH_NONE)
@@ -533,12 +540,17 @@ static void run_step(struct serve_scheduler *s)
         serve_draft_round(s->of_span[0], s->choice_of[0], s->params.max_stall_s, &s->errors[0]);
     } else {
         serve_traces_before(s->traces, s->choice_of, n_decodes);
+        for (int i = 0; i < n_decodes; i++)
+            if (s->choice_of[i]->map)
+                serve_map_before(s->choice_of[i]->map, s->choice_of[i]->session);
         butler_run(s->engine, s->spans, n, s->errors);
     }
     for (int i = 0; i < n; i++) {
         struct serve_job *job = s->of_span[i];
         if (i < n_decodes && s->errors[i].code == 0)
             serve_traces_after(s->traces, job, s->choice_of[i]);
+        if (i < n_decodes && s->errors[i].code == 0 && s->choice_of[i]->map)
+            serve_map_after(s->choice_of[i]->map);
         if (s->errors[i].code < 0 && job->error.code == 0)
             job->error = s->errors[i];
         else if (job->error.code == 0 && job->prompt_done)
@@ -629,6 +641,11 @@ int serve_inspect(struct serve_scheduler *s, struct serve_metrics *metrics, stru
     return n;
 }
 
+struct serve_maps *serve_scheduler_maps(const struct serve_scheduler *s)
+{
+    return s->maps;
+}
+
 struct serve_traces *serve_scheduler_traces(const struct serve_scheduler *s)
 {
     return s->traces;
@@ -687,6 +704,7 @@ struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const 
     s->errors = serve_alloc(max_spans, sizeof *s->errors);
     s->scores = serve_scores_new(max_scored(s));
     s->traces = serve_traces_new(params->audit_every);
+    s->maps = serve_maps_new(info, MAP_BYTES);
     s->submitted_end = &s->submitted;
     s->events_end = &s->events;
     pthread_mutex_init(&s->lock, NULL);
@@ -714,6 +732,7 @@ void serve_scheduler_free(struct serve_scheduler *s)
     pthread_mutex_destroy(&s->lock);
     serve_scores_free(s->scores);
     serve_traces_free(s->traces);
+    serve_maps_free(s->maps);
     free(s->policy);
     free(s->end_ids);
     free(s->jobs.running);

@@ -44,6 +44,7 @@ struct serve_job {
     int n_top;         /* most probable tokens to report with each; -1: no scores at all */
     bool score_prompt; /* scores of the prompt's tokens, with n_top of each */
     bool ignore_end, no_cache;
+    bool map; /* which tokens its steps read is recorded (see map.h); not of lossless jobs */
     /* Not SERVE_POOL_NONE: the job gives no text, only embedding; with no_cache, for it takes every token's hidden state. */
     enum serve_pooling pooling;
     bool lossless; /* texts are those of `full`; the policy, which must be one that can, drafts (see draft.h) */
@@ -165,6 +166,8 @@ struct serve_slot {
 
 /* What decode steps read; the scheduler's. */
 struct serve_traces *serve_scheduler_traces(const struct serve_scheduler *scheduler);
+/* What tokens attended to; the scheduler's. */
+struct serve_maps *serve_scheduler_maps(const struct serve_scheduler *scheduler);
 /* Copies; slots[max_slots] of jobs that run. Returns their number. */
 int serve_inspect(struct serve_scheduler *scheduler, struct serve_metrics *metrics, struct serve_slot *slots, int max_slots);
 

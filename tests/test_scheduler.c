@@ -7,6 +7,7 @@
 
 #include "fixtures.h"
 #include "serve/choice.h"
+#include "serve/map.h"
 #include "serve/pace.h"
 #include "serve/scheduler.h"
 #include "tiny_model.h"
@@ -161,6 +162,7 @@ static struct serve_job *make_job(struct wish *wish)
     job->n_choices = wish->n_choices;
     job->max_tokens = wish->max_tokens;
     job->lossless = wish->lossless;
+    job->map = !wish->lossless && wish->n_prompt % 2; /* changes nothing */
     job->n_drafts = wish->lossless ? 3 : 0;
     job->n_top = wish->lossless ? -1 : 0; /* what has scores makes no drafts */
     job->score_prompt = wish->scored;
@@ -543,6 +545,66 @@ static void test_refusals(void **state)
 }
 
 /* test_scheduler [SCHEDULES] */
+struct seen {
+    int n, first_id, n_steps;
+    size_t bytes;
+    bool complete;
+};
+
+static bool see_map(void *user, const struct serve_map_view *view)
+{
+    struct seen *seen = user;
+    seen->first_id = seen->n == 0 ? view->id : seen->first_id;
+    seen->complete = view->complete; /* of the latest */
+    seen->n++;
+    for (int i = 0; i < view->n_tokens - view->n_prompt; i++) {
+        seen->n_steps += view->steps[i] != NULL;
+        seen->bytes += view->steps[i] ? view->steps[i]->bytes : 0;
+    }
+    return true;
+}
+
+/* Maps of texts that have ended make room, the oldest first; a text that has no room left goes on without. */
+static void test_maps_make_room(void **state)
+{
+    enum { LIMIT = 60000 };
+    struct butler_model *model = make_model();
+    struct butler_engine *engine = make_engine(model, 1, 1 << 20, 0);
+    struct serve_maps *maps = serve_maps_new(butler_model_get_info(model), LIMIT);
+    int32_t prompt[100] = {0};
+    struct seen seen;
+    (void)state;
+    for (int j = 0; j < 20; j++) {
+        struct serve_job job = {.prompt = prompt, .n_prompt = 100, .policy = (char *)"fier:budget=20", .id = j};
+        struct butler_session *session =
+            butler_session_new(engine, &(struct butler_session_params){.n_ctx = N_CTX, .policy = job.policy}, NULL);
+        assert_int_equal(butler_prefill(session, prompt, 100, NULL, NULL, NULL), 0);
+        struct serve_map *map = serve_map_begin(maps, &job, 0);
+        for (int i = 0; i < (j < 19 ? 4 : 300); i++) {
+            serve_map_token(map, 1);
+            serve_map_before(map, session);
+            assert_int_equal(butler_step(session, 1, NULL), 0);
+            serve_map_after(map);
+            seen = (struct seen){0};
+            serve_maps_each(maps, see_map, &seen);
+            assert_true(seen.bytes <= LIMIT);
+        }
+        serve_map_token(map, 2);
+        serve_map_end(map);
+        butler_session_free(session);
+        if (j < 2)
+            assert_true(seen.n == j + 1 && seen.first_id == 0);
+        if (j == 18)
+            assert_true(seen.n > 1 && seen.n < 19 && seen.first_id == 19 - seen.n && seen.complete);
+    }
+    seen = (struct seen){0};
+    serve_maps_each(maps, see_map, &seen);
+    assert_true(seen.n == 1 && seen.n_steps > 4 && seen.n_steps < 300 && !seen.complete);
+    serve_maps_free(maps);
+    butler_engine_free(engine);
+    butler_model_free(model);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -551,7 +613,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_random_schedules), cmocka_unit_test(test_lossless),
         cmocka_unit_test(test_full_disk),        cmocka_unit_test(test_shortest_prompt_first),
         cmocka_unit_test(test_long_prompt_ends), cmocka_unit_test(test_pace),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_refusals),         cmocka_unit_test(test_maps_make_room),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
 }
