@@ -1,5 +1,5 @@
-/* Audits: what a decode step read, compared with the exact attention of its queries to all keys, summed up (butler_session_audit) or
- * head by head (butler_session_on_attention). The step's own results are not touched. */
+/* Audits: what a decode step read, compared with the exact attention of its queries to all keys, summed up (butler_session_audit)
+ * or head by head (butler_session_on_attention). The step's own results are not touched. */
 #ifndef BUTLER_AUDIT_H
 #define BUTLER_AUDIT_H
 
