@@ -100,6 +100,9 @@ endif
 # Kernels begin at a cache line, so that how fast their loops run does not hang on what lies before them.
 $(BUILD)/src/kernels/%.o: ALIGN = -falign-functions=64
 
+# The assembler takes these files in.
+$(BUILD)/serve/page.o: $(wildcard serve/page/*)
+
 # Fuzzing reaches none of their loops, and instrumenting those takes a compiler minutes.
 $(patsubst %,$(BUILD)/src/kernels/%.o,avx2 avx512 matmul_avx2 matmul_vnni attend_avx2 amx attend_amx): ISA += $(PLAIN_KERNELS)
 

@@ -1,5 +1,6 @@
 /* Which endpoint answers what, and those that need no engine. */
 #include "serve/api_parts.h"
+#include "serve/page.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -375,6 +376,8 @@ static void handle(void *user, struct http_exchange *exchange)
 {
     struct serve_api *api = user;
     struct serve_error error = {0};
+    if (serve_page_reply(exchange))
+        return;
     const struct route *route = find_route(exchange, &error);
     if (!route)
         serve_reply_error(api, exchange, &error);

@@ -260,7 +260,7 @@ static void refuse(struct http_connection *c, int status, const char *message)
 /* Whether the clients' keys allow the request, in a time that does not tell how much of a key is right. */
 static bool is_allowed(const struct http_params *params, const struct http_head *head)
 {
-    static const char *const open[] = {"/", "/health", "/v1/health", "/models", "/v1/models"};
+    static const char *const open[] = {"/", "/page.css", "/page.js", "/health", "/v1/health", "/models", "/v1/models"};
     bool allowed = params->n_keys == 0 || strcmp(head->method, "OPTIONS") == 0;
     for (size_t i = 0; i < sizeof open / sizeof *open; i++)
         allowed |= strcmp(head->path, open[i]) == 0;

@@ -1,0 +1,38 @@
+/* See page.h. The assembler takes the files as they are into the program. */
+#include "serve/page.h"
+
+#include <string.h>
+
+#include "serve/http.h"
+
+#define EMBED(name, path)                                                                                                          \
+    extern const char name[], name##_end[];                                                                                        \
+    __asm__(".pushsection .rodata\n.globl " #name ", " #name "_end\n.hidden " #name ", " #name "_end\n" #name ":\n.incbin \"" path \
+            "\"\n" #name "_end:\n.popsection\n")
+
+EMBED(serve_page_html, "serve/page/index.html");
+EMBED(serve_page_css, "serve/page/page.css");
+EMBED(serve_page_js, "serve/page/page.js");
+
+/* Nothing but the server itself is asked for anything, and no text of a model can run. */
+static const char guard[] = "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src "
+                            "'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
+                            "X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nCache-Control: no-cache\r\n";
+
+bool serve_page_reply(struct http_exchange *exchange)
+{
+    static const struct {
+        const char *path, *type, *begin, *end;
+    } files[] = {
+        {"/", "text/html; charset=utf-8", serve_page_html, serve_page_html_end},
+        {"/page.css", "text/css; charset=utf-8", serve_page_css, serve_page_css_end},
+        {"/page.js", "text/javascript; charset=utf-8", serve_page_js, serve_page_js_end},
+    };
+    const bool is_read = strcmp(exchange->method, "GET") == 0 || strcmp(exchange->method, "HEAD") == 0;
+    for (size_t i = 0; i < sizeof files / sizeof *files && is_read; i++)
+        if (strcmp(exchange->path, files[i].path) == 0) {
+            http_reply(exchange, 200, files[i].type, guard, files[i].begin, (size_t)(files[i].end - files[i].begin));
+            return true;
+        }
+    return false;
+}

@@ -1,0 +1,12 @@
+/* The server's own page (serve/page/): a chat about files, and which tokens its answers read. */
+#ifndef SERVE_PAGE_H
+#define SERVE_PAGE_H
+
+#include <stdbool.h>
+
+struct http_exchange;
+
+/* Answers GET "/" and what that page loads. False: the request is another. */
+bool serve_page_reply(struct http_exchange *exchange);
+
+#endif
