@@ -21,7 +21,7 @@ BEHAVIOURS = {
     "basic: slots": "test_slots",
     "basic: /slots without --slots": "the endpoint is always there; a key protects it",
     "basic: a model in several files": "test_files.c and test_odd_files.py load split models in general",
-    "basic: no web page": "test_no_page",
+    "basic: no web page": "the page is always there; it holds no data, and a key protects what it asks for",
     "basic: aliases and tags of a model": NOT_THERE + "the model's name is its file's",
     "completion: lengths": "test_completion",
     "completion: has_new_line and generation_settings": NOT_THERE + "fields of the request are not repeated in the answer",
@@ -135,10 +135,6 @@ def test_slots(server):
     assert seen and all(s["is_processing"] and s["n_ctx"] == N_CTX and "params" not in s and s["n_prompt_tokens"] == 8 for s in seen)
     server.wait_idle()
     assert server.get("/slots") == []
-
-
-def test_no_page(server):
-    assert server.request("GET", "/")[0] == 404
 
 
 # ----------------------------------------------------------------------------------------------------- completions
