@@ -276,7 +276,6 @@ static int start(const struct eval_run *run, const struct eval_item *item, struc
                  struct butler_error *err)
 {
     policy.rope_in_cache = false; /* keys must be those of the dense session */
-    policy.stop_layers = false;
     if (half && policy.metric) {
         policy.budget_kind = BUTLER_BUDGET_FRACTION;
         policy.budget = 0.5;

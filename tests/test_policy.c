@@ -76,7 +76,7 @@ static void the_text_parses_to_itself(void **state)
 {
     (void)state;
     static const char *const texts[] = {
-        "full+entropystop:entropy=0.25,layers=1",
+        "full+entropystop:entropy=0.25,after=1",
         "h2o+vatp",
         "h2o+vatp:norm=linf,budget=0.1",
         "fier+vatp:norm=l2",
@@ -151,7 +151,7 @@ static void fields(void **state)
     assert_true(p.prune_ratio == 0.1 && p.prune_min == 100 && p.values[0] == 2);
     p = parse("entropystop:after=3");
     assert_int_equal(p.method, BUTLER_DENSE);
-    assert_true(p.stop_entropy == 0.5 && p.stop_after == 3 && !p.stop_layers);
+    assert_true(p.stop_entropy == 0.5 && p.stop_after == 3);
     assert_true(parse("full").stop_entropy < 0);
     p = parse("tova");
     assert_int_equal(p.share, BUTLER_SHARE_LAYER);

@@ -392,25 +392,14 @@ static void predict(struct butler_part *part, int layer, enum butler_predictor_i
         session->stats.predict_s += butler_seconds() - start;
 }
 
-/* x += what a layer's attention or FFN gave, y[n_rows][n_embd], normed and scaled as the model does it, for the rows of parts that
- * have not left the stack; they begin at kept_row. */
+/* x += what a layer's attention or FFN gave, y[n_rows][n_embd], normed and scaled as the model does it. */
 static void add_residual(const struct pass *pass, float *y, const struct butler_vector *post_norm, int n_rows)
 {
-    const size_t n_embd = (size_t)pass->hp->n_embd;
-    bool all = true;
+    const size_t n = (size_t)n_rows * (size_t)pass->hp->n_embd;
     norm(pass, y, y, post_norm, n_rows, pass->hp->n_embd);
     if (pass->hp->residual_scale != 1)
-        pass->backend->scale(pass->backend, y, pass->hp->residual_scale, (size_t)n_rows * n_embd);
-    for (int i = 0; i < pass->n_parts; i++)
-        all = all && !pass->parts[i].session->exited;
-    if (all)
-        pass->backend->add(pass->backend, pass->s->x, y, (size_t)n_rows * n_embd);
-    for (int i = 0; i < pass->n_parts && !all; i++) {
-        const struct butler_part *part = &pass->parts[i];
-        const size_t at = (size_t)part->kept_row * n_embd;
-        if (!part->session->exited && part->n_kept > 0)
-            pass->backend->add(pass->backend, pass->s->x + at, y + at, (size_t)part->n_kept * n_embd);
-    }
+        pass->backend->scale(pass->backend, y, pass->hp->residual_scale, n);
+    pass->backend->add(pass->backend, pass->s->x, y, n);
 }
 
 /* Rows that go on after the attention of the last layer are those whose logits or hidden states somebody wants: they move to the
@@ -455,8 +444,6 @@ static void close_layer(const struct pass *pass, int l, int n)
         struct butler_part *part = &pass->parts[i];
         const struct butler_capture *capture = part->session->capture;
         const float *h = s->h + (size_t)part->kept_row * n_embd;
-        if (part->session->exited)
-            continue;
         if (capture && capture->fed) {
             pass->backend->download(pass->backend, s->host_h, h, (size_t)part->n * n_embd * sizeof(float));
             capture->fed(capture->user, l, part->session->n_past, part->n, s->host_h);
@@ -506,64 +493,7 @@ static bool stops(const struct butler_session *session, const float *logits)
            butler_entropy(logits, session->model->hp.n_vocab) < session->policy.stop_entropy;
 }
 
-static uint64_t matrix_bytes(const struct butler_matrix *w)
-{
-    return w->data ? w->row_bytes * (uint64_t)w->n_rows : 0;
-}
-
-/* Weights that a step does not read if it exits after a layer: in those that follow only keys and values are computed. */
-static uint64_t skipped_bytes(const struct pass *pass, int layer)
-{
-    uint64_t bytes = 0;
-    for (int l = layer + 1; l < pass->hp->n_layers; l++) {
-        const struct butler_layer *w = &pass->model->layers[l];
-        const uint64_t experts = matrix_bytes(&w->expert_gate) + matrix_bytes(&w->expert_up) + matrix_bytes(&w->expert_down);
-        bytes += matrix_bytes(&w->wo) + matrix_bytes(&w->w_gate) + matrix_bytes(&w->w_up) + matrix_bytes(&w->w_down);
-        bytes += experts > 0 ? experts / (uint64_t)pass->hp->n_experts * (uint64_t)pass->hp->n_experts_used : 0;
-    }
-    return bytes;
-}
-
-/* Whether a step that may exit early looks at what this layer predicts: one layer in a sixteenth of the stack, none in the share of
- * it that always runs. A look costs the output product, and an exit takes two: there is none that an exit would not pay for. */
-static bool looks(const struct pass *pass, const struct butler_part *part, int layer)
-{
-    const struct butler_policy *policy = &part->session->policy;
-    const int n = pass->hp->n_layers, first = BUTLER_MAX((int)ceil(policy->stop_from * n) - 1, 0), step = BUTLER_MAX(n / 16, 1);
-    if (!part->decode || !policy->stop_layers || part->session->exited || part->failed ||
-        part->session->n_decoded < policy->stop_after || layer < first || (layer - first) % step != 0)
-        return false;
-    return skipped_bytes(pass, part->likeliest ? layer : layer + step) >
-           (part->likeliest ? 1 : 2) * matrix_bytes(&pass->model->output);
-}
-
-/* Early exit: a decode step whose prediction after this layer is certain, and was the same at the look before, only fills the
- * caches of the remaining layers. One look is not enough: the first layers of many models are certain of the token that they were
- * given. Returns the number of parts that have not exited. */
-static int exit_early(const struct pass *pass, int layer)
-{
-    const int n_vocab = pass->hp->n_vocab;
-    float *logits = pass->s->host_logits;
-    int n_left = 0;
-    for (int i = 0; i < pass->n_parts; i++) {
-        struct butler_part *part = &pass->parts[i];
-        struct butler_session *session = part->session;
-        if (looks(pass, part, layer)) {
-            int32_t likeliest = 0;
-            logits_of(pass, pass->s->x + (size_t)part->row * (size_t)pass->hp->n_embd, 1);
-            pass->backend->download(pass->backend, logits, pass->s->logits, (size_t)n_vocab * sizeof(float));
-            for (int32_t t = 1; t < n_vocab; t++)
-                likeliest = logits[t] > logits[likeliest] ? t : likeliest;
-            const bool certain = stops(session, logits);
-            session->exited = certain && part->likeliest == likeliest + 1;
-            part->likeliest = certain ? likeliest + 1 : 0;
-        }
-        n_left += !session->exited;
-    }
-    return n_left;
-}
-
-/* Integer operations and no early exit, so that compilers vectorise the loop: a third of the time. */
+/* Integer operations and no early return, so that compilers vectorise the loop: a third of the time. */
 static bool all_finite(const float *x, int n)
 {
     const int32_t exponent = 0x7f800000;
@@ -708,7 +638,6 @@ static void begin(const struct pass *pass)
         struct butler_session *session = part->session;
         backend->embed(backend, s->x + (size_t)part->row * n_embd, &model->tok_embd, part->ids, part->n);
         part->traffic->weight_bytes += (uint64_t)part->n * model->tok_embd.row_bytes;
-        session->exited = false;
         for (int t = 0; t < part->n && model->pos_embd.data; t++) {
             const int32_t position = session->n_past + t;
             backend->embed(backend, s->h + (size_t)(part->row + t) * n_embd, &model->pos_embd, &position, 1);
@@ -762,7 +691,6 @@ void butler_forward(struct butler_engine *engine, int n_parts)
                         .weights = &uncounted};
     const struct butler_hparams *hp = pass.hp;
     struct butler_scratch *s = pass.s;
-    int n_left = n_parts, n_rows = 0;
     for (int i = n_parts - 1; i >= 0; i--) {
         pass.parts[i].traffic = pass.parts[i].decode ? &pass.parts[i].session->traffic : &pass.parts[i].session->prompt_traffic;
         if (pass.parts[i].decode)
@@ -782,10 +710,9 @@ void butler_forward(struct butler_engine *engine, int n_parts)
         multiply(&pass, products, BUTLER_COUNT(products), s->h, pass.n);
         prepare_heads(&pass, layer);
         attention(&pass, l);
-        n_rows = keep_rows(&pass, l);
-        if (n_left > 0 && n_rows > 0)
+        const int n_rows = keep_rows(&pass, l);
+        if (n_rows > 0)
             close_layer(&pass, l, n_rows);
-        n_left = exit_early(&pass, l);
     }
     finish(&pass);
     for (int i = 0; i < n_parts; i++)

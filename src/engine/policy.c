@@ -207,8 +207,6 @@ enum {
     K_NORM,
     K_ENTROPY,
     K_AFTER,
-    K_LAYERS,
-    K_FROM,
     N_KEYS,
 };
 
@@ -235,8 +233,6 @@ static const struct key keys[N_KEYS] = {
     [K_NORM] = {"norm", KEY_WORD, FIELD(value_norm), 0, 0, BUTLER_NORM_NONE, {"l1", "l2", "linf"}, BUTLER_NORM_L1, refuse_norm},
     [K_ENTROPY] = {"entropy", KEY_NUMBER, FIELD(stop_entropy), 0, 100, -1, {NULL}, 0, refuse_stop},
     [K_AFTER] = {"after", KEY_COUNT, FIELD(stop_after), 0, MAX_TOKENS, 0, {NULL}, 0, refuse_stop},
-    [K_LAYERS] = {"layers", KEY_SWITCH, FIELD(stop_layers), 0, 0, 0, {"0", "1"}, 0, refuse_stop},
-    [K_FROM] = {"from", KEY_NUMBER, FIELD(stop_from), 0, 1, 0, {NULL}, 0, refuse_stop},
 };
 /* defaults NULL: those of the policy of that name. */
 enum { VATP, ENTROPYSTOP, N_MODIFIERS };

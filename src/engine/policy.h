@@ -47,8 +47,6 @@ struct butler_policy {
     int every;                         /* retrieve: steps from one selection of a layer to its next; 1: each selects */
     double stop_entropy;               /* nats; < 0: never stops */
     int stop_after;                    /* tokens decoded before the stopping rule looks */
-    bool stop_layers;                  /* also leaves the layer stack early */
-    double stop_from;                  /* ... but not before this share of its layers */
     double prune_ratio;                /* softprune: budget = (1 - ratio) of the length; < 0: off */
     int prune_min;                     /* ... but not fewer tokens than this */
 };

@@ -166,8 +166,6 @@ const char *butler_policy_help(const struct butler_engine *engine, const char *m
         {"norm", "of the values that scores are multiplied by: l1, l2 or linf"},
         {"entropy", "stops when the next token's entropy is below, in nats"},
         {"after", "decoded tokens before that"},
-        {"layers", "1: a step may also skip upper layers, where that saves time; experimental: it made SmolLM2 13 to 48 % worse"},
-        {"from", "share of the layers that always run; only with layers=1"},
     };
     for (int i = 0; parameter && i < BUTLER_COUNT(keys); i++)
         if (!strcmp(keys[i].name, parameter))

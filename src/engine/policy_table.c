@@ -119,7 +119,7 @@ const struct butler_policy_row butler_policy_rows[] = {
      .text = "knorm:method=evict,budget=0.5,on_top=0,sinks=0,recent=0" PER_HEAD EVICT_KEYS},
     {.name = "entropystop",
      .summary = "reads everything and stops when the next token is all but certain",
-     .text = "entropystop:entropy=0.5,after=10,layers=0,from=0.9"},
+     .text = "entropystop:entropy=0.5,after=10"},
     {.name = NULL},
 };
 

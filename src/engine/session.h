@@ -32,7 +32,6 @@ struct butler_session {
     int n_places;   /* rotations by place that the cache has */
     bool has_logits, failed, stop;
     bool drafting;                /* some tokens may be cut off again: no pages are given back meanwhile */
-    bool exited;                  /* this step's prediction was certain before the last layer */
     int cancelled;                /* set by any thread */
     butler_progress_fn *progress; /* or NULL */
     void *progress_user;
@@ -63,7 +62,6 @@ struct butler_part {
     void *user;
     struct butler_error *err;       /* code 0 so far */
     bool failed;                    /* the rest of the pass runs without it */
-    int32_t likeliest;              /* 1 + the token that the last look at an intermediate layer was certain of; 0: none */
     int n_kept, kept_row;           /* rows that go on after the last layer's attention, and the first of them in the pass */
     bool cancelled;                 /* its callback asked to stop */
     struct butler_traffic *traffic; /* the session's, for decode steps or prompts */
