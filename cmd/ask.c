@@ -93,7 +93,8 @@ static int begin(const struct cmd_options *options, struct butler_engine *engine
     ask->session = cmd_cache_restore(options, engine, &ask->cache, n_ctx, ask->beginning.n);
     if (ask->session) {
         cmd_say(options, "%d tokens were read before: %s", ask->beginning.n, ask->cache.path);
-        return CMD_DONE;
+        ask->session = cmd_add_steps(options, ask->session, &status);
+        return status;
     }
     ask->session = cmd_session_new(options, engine, options->kv.values[0], n_ctx, &status);
     if (!ask->session)
@@ -181,12 +182,12 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},    {CMD_PRE, NULL},      {CMD_DOCUMENTS, NULL},     {CMD_CACHE, NULL},  {CMD_CACHE_SIZE, "2G"},
-    {CMD_NO_CACHE, NULL}, {CMD_SYSTEM, NULL},   {CMD_CHAT_TEMPLATE, NULL}, {CMD_N, "512"},     {CMD_CTX, "0"},
-    {CMD_KV, "full"},     {CMD_KV_TYPE, "f16"}, {CMD_LOSSLESS, NULL},      {CMD_BLOCK, "0"},   {CMD_TEMP, "0"},
-    {CMD_TOP_K, "40"},    {CMD_TOP_P, "0.95"},  {CMD_MIN_P, "0.05"},       CMD_PENALTIES,      CMD_CONSTRAINTS,
-    {CMD_SEED, "0"},      {CMD_THREADS, "0"},   {CMD_ISA, NULL},           {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL},
-    {CMD_HELP, NULL},     {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},     {CMD_PRE, NULL},      {CMD_DOCUMENTS, NULL},     {CMD_CACHE, NULL},  {CMD_CACHE_SIZE, "2G"},
+    {CMD_NO_CACHE, NULL},  {CMD_SYSTEM, NULL},   {CMD_CHAT_TEMPLATE, NULL}, {CMD_N, "512"},     {CMD_CTX, "0"},
+    {CMD_KV, "full"},      {CMD_KV_TYPE, "f16"}, {CMD_LOSSLESS, NULL},      {CMD_BLOCK, "0"},   {CMD_TEMP, "0"},
+    {CMD_TOP_K, "40"},     {CMD_TOP_P, "0.95"},  {CMD_MIN_P, "0.05"},       CMD_PENALTIES,      CMD_CONSTRAINTS,
+    {CMD_SEED, "0"},       {CMD_THREADS, "0"},   {CMD_ISA, NULL},           {CMD_PLUGIN, NULL}, {CMD_STEP, NULL},
+    {CMD_PREDICTOR, NULL}, {CMD_HELP, NULL},     {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_ask = {

@@ -38,6 +38,7 @@ enum cmd_flag {
     CMD_KV_TYPE,
     CMD_LOSSLESS,
     CMD_PLUGIN,
+    CMD_STEP,
     CMD_PREDICTOR,
     CMD_TEMP,
     CMD_TOP_K,
@@ -152,7 +153,7 @@ struct cmd_options {
 
     const char *model, *prompt, *file, *isa, *system, *chat_template, *save_session, *load_session, *tokenizer, *pre, *output,
         *data, *mode, *cache;
-    struct cmd_strings kv, plugins, predictors, settings, documents;
+    struct cmd_strings kv, plugins, steps, predictors, settings, documents;
     struct cmd_integers ids, depths, lengths;
     int shots;
     struct cmd_reals budgets;
@@ -277,6 +278,9 @@ void cmd_integers_append(struct cmd_integers *integers, int32_t value);
 
 struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_engine *engine, const char *policy,
                                        int n_ctx, int *status);
+/* Adds the plug-ins of --step to a session, which may be NULL. Where one cannot be added, the session is freed: NULL and *status.
+ */
+struct butler_session *cmd_add_steps(const struct cmd_options *options, struct butler_session *session, int *status);
 /* butler_prefill, with progress on a terminal. CMD_DONE, CMD_INTERRUPTED (the session holds the passes until then) or the exit
  * status. */
 int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids);

@@ -259,6 +259,19 @@ struct butler_session *cmd_session_new(const struct cmd_options *options, struct
     struct butler_session *session = butler_session_new(engine, &params, &err);
     if (!session)
         *status = cmd_fail(options, &err);
+    return cmd_add_steps(options, session, status);
+}
+
+struct butler_session *cmd_add_steps(const struct cmd_options *options, struct butler_session *session, int *status)
+{
+    struct butler_error err = {0};
+    for (int i = 0; session && i < options->steps.n; i++)
+        if (butler_session_add_step(session, options->steps.values[i], &err) < 0) {
+            cmd_say(options, "--step: %s", err.message);
+            *status = err.code == BUTLER_ERROR_ARGUMENT ? CMD_USAGE : CMD_FAILED;
+            butler_session_free(session);
+            session = NULL;
+        }
     return session;
 }
 

@@ -147,6 +147,29 @@ static int list(const struct cmd_options *options, const struct butler_engine *e
     return CMD_DONE;
 }
 
+/* The step plug-ins that were loaded, as --step takes them. */
+static void list_steps(const struct cmd_options *options, const struct butler_engine *engine)
+{
+    const int n = butler_step_list(engine, NULL, 0);
+    const struct butler_step_plugin **plugins = cmd_alloc((size_t)n + 1, sizeof *plugins);
+    butler_step_list(engine, plugins, n);
+    if (n && !options->json)
+        cmd_printf("\n%-14s %s\n", "step plug-in", "what it does, and its parameters with their defaults");
+    for (int i = 0; i < n; i++) {
+        const struct butler_param *params = plugins[i]->params;
+        char text[1024] = "";
+        for (int k = 0, at = 0; params && params[k].name && at < (int)sizeof text - 64; k++)
+            at += snprintf(text + at, sizeof text - (size_t)at, "%s%s=%g", k ? "," : ":", params[k].name, params[k].value);
+        const char *summary = plugins[i]->summary ? plugins[i]->summary : "";
+        if (options->json)
+            cmd_row(json_pack("{s:s, s:s, s:o}", "step", plugins[i]->name, "summary", summary, "defaults",
+                              json_sprintf("%s%s", plugins[i]->name, text)));
+        else
+            cmd_printf("%-14s %s\n%-14s %s%s\n", plugins[i]->name, summary, "", plugins[i]->name, text);
+    }
+    free(plugins);
+}
+
 static int run(struct cmd_options *options)
 {
     struct butler_engine *engine = NULL;
@@ -157,6 +180,8 @@ static int run(struct cmd_options *options)
             return status;
     }
     status = options->positional.n ? explain(options, engine, options->positional.values[0]) : list(options, engine);
+    if (engine && !options->positional.n && status == CMD_DONE)
+        list_steps(options, engine);
     cmd_engine_free(engine);
     return status;
 }

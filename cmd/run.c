@@ -160,7 +160,7 @@ static struct butler_session *begin(const struct cmd_options *options, struct bu
         *status = cmd_fail(options, &err);
     else
         butler_session_stats_reset(session);
-    return session;
+    return cmd_add_steps(options, session, status);
 }
 
 static int prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *prompt)
@@ -332,12 +332,12 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},     {CMD_PRE, NULL},          {CMD_PROMPT, NULL},       {CMD_FILE, NULL},     {CMD_N, "128"},
-    {CMD_CTX, "0"},        {CMD_KV, "full"},         {CMD_KV_TYPE, "f16"},     {CMD_LOSSLESS, NULL}, {CMD_BLOCK, "0"},
-    {CMD_TEMP, "0.8"},     {CMD_TOP_K, "40"},        {CMD_TOP_P, "0.95"},      {CMD_MIN_P, "0.05"},  CMD_PENALTIES,
-    CMD_CONSTRAINTS,       {CMD_SEED, "0"},          {CMD_THREADS, "0"},       {CMD_ISA, NULL},      {CMD_PLUGIN, NULL},
-    {CMD_PREDICTOR, NULL}, {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL}, {CMD_JSON, NULL},     {CMD_HELP, NULL},
-    {CMD_NONE, NULL},
+    {CMD_MODEL, NULL}, {CMD_PRE, NULL},       {CMD_PROMPT, NULL},       {CMD_FILE, NULL},         {CMD_N, "128"},
+    {CMD_CTX, "0"},    {CMD_KV, "full"},      {CMD_KV_TYPE, "f16"},     {CMD_LOSSLESS, NULL},     {CMD_BLOCK, "0"},
+    {CMD_TEMP, "0.8"}, {CMD_TOP_K, "40"},     {CMD_TOP_P, "0.95"},      {CMD_MIN_P, "0.05"},      CMD_PENALTIES,
+    CMD_CONSTRAINTS,   {CMD_SEED, "0"},       {CMD_THREADS, "0"},       {CMD_ISA, NULL},          {CMD_PLUGIN, NULL},
+    {CMD_STEP, NULL},  {CMD_PREDICTOR, NULL}, {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL}, {CMD_JSON, NULL},
+    {CMD_HELP, NULL},  {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_run = {

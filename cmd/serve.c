@@ -61,7 +61,9 @@ static int serve(const struct cmd_options *options, struct butler_engine *engine
                                                       .max_stall_s = 1e-3 * options->max_stall,
                                                       .max_jobs = options->parallel,
                                                       .max_queue = options->queue,
-                                                      .audit_every = options->audit},
+                                                      .audit_every = options->audit,
+                                                      .steps = (const char *const *)options->steps.values,
+                                                      .n_steps = options->steps.n},
                                         .sampling = cmd_sampler_params(options),
                                         .model_name = name_model(options),
                                         .chat_template = template->jinja,
@@ -79,6 +81,10 @@ static int run(struct cmd_options *options)
         cmd_say(options, "one --kv is the policy of requests that name none, but there are %d", options->kv.n);
         return CMD_USAGE;
     }
+    if (options->park && options->steps.n > 0) {
+        cmd_say(options, "--park writes sessions to files, which do not hold what a plug-in of --step remembers");
+        return CMD_USAGE;
+    }
     if (!options->kv_bytes)
         options->kv_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
     options->prefix_bytes = options->no_cache ? 0 : options->kv_bytes / PREFIX_SHARE;
@@ -88,6 +94,8 @@ static int run(struct cmd_options *options)
     struct butler_engine *engine = cmd_engine_load(options, &status);
     if (engine)
         status = cmd_template_choose(options, butler_engine_model(engine), &template);
+    if (engine && status == CMD_DONE && options->steps.n > 0) /* a wrong one is told now, not to every client */
+        butler_session_free(cmd_session_new(options, engine, options->kv.values[0], 1, &status));
     if (engine && status == CMD_DONE)
         status = serve(options, engine, &template, log);
     cmd_template_free(&template);
@@ -98,17 +106,18 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},         {CMD_PRE, NULL},      {CMD_HOST, "127.0.0.1"},
-    {CMD_PORT, "8080"},        {CMD_API_KEY, NULL},  {CMD_CTX, "0"},
-    {CMD_KV, "full"},          {CMD_KV_TYPE, "f16"}, {CMD_LOSSLESS, NULL},
-    {CMD_KV_RAM, "0"},         {CMD_PARK, NULL},     {CMD_MAX_STALL, "200"},
-    {CMD_PARALLEL, "64"},      {CMD_QUEUE, "512"},   {CMD_CONNECTIONS, "1024"},
-    {CMD_MAX_BODY, "16M"},     {CMD_TIMEOUT, "60"},  {CMD_ACCESS_LOG, NULL},
-    {CMD_AUDIT, "0"},          {CMD_NO_CACHE, NULL}, {CMD_BLOCK, "0"},
-    {CMD_CHAT_TEMPLATE, NULL}, {CMD_TEMP, "0.8"},    {CMD_TOP_K, "40"},
-    {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},  CMD_PENALTIES,
-    {CMD_THREADS, "0"},        {CMD_ISA, NULL},      {CMD_PLUGIN, NULL},
-    {CMD_PREDICTOR, NULL},     {CMD_HELP, NULL},     {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},         {CMD_PRE, NULL},       {CMD_HOST, "127.0.0.1"},
+    {CMD_PORT, "8080"},        {CMD_API_KEY, NULL},   {CMD_CTX, "0"},
+    {CMD_KV, "full"},          {CMD_KV_TYPE, "f16"},  {CMD_LOSSLESS, NULL},
+    {CMD_KV_RAM, "0"},         {CMD_PARK, NULL},      {CMD_MAX_STALL, "200"},
+    {CMD_PARALLEL, "64"},      {CMD_QUEUE, "512"},    {CMD_CONNECTIONS, "1024"},
+    {CMD_MAX_BODY, "16M"},     {CMD_TIMEOUT, "60"},   {CMD_ACCESS_LOG, NULL},
+    {CMD_AUDIT, "0"},          {CMD_NO_CACHE, NULL},  {CMD_BLOCK, "0"},
+    {CMD_CHAT_TEMPLATE, NULL}, {CMD_TEMP, "0.8"},     {CMD_TOP_K, "40"},
+    {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},   CMD_PENALTIES,
+    {CMD_THREADS, "0"},        {CMD_ISA, NULL},       {CMD_PLUGIN, NULL},
+    {CMD_STEP, NULL},          {CMD_PREDICTOR, NULL}, {CMD_HELP, NULL},
+    {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_serve = {

@@ -677,9 +677,67 @@ struct butler_metric {
  * BUTLER_METRIC_ABI, BUTLER_ERROR_ARGUMENT when its fields contradict each other; then nothing has changed. */
 int butler_metric_register(struct butler_engine *engine, const struct butler_metric *metric, struct butler_error *err);
 
-/* Loads a shared object and registers what its `const struct butler_metric *butler_plugin_metric(void)` returns. Errors are those
- * of butler_metric_register, BUTLER_ERROR_IO when the file cannot be loaded, BUTLER_ERROR_FORMAT when it is no plug-in; the
- * message names the file. */
+/* ------------------------------------------------------------------------------------------ step plug-ins
+ *
+ * A step plug-in is called around every decode step of a session: it may end the text, change the logits, and change how much the
+ * policy reads (the dispatch loop of TinyServe, arXiv 2509.12211, has such plug-ins: token pruning, entropy stop, approximate
+ * attention). It has no state but some bytes per session, which forks and copies take along. */
+
+/* What it sees. Valid during the call. */
+struct butler_step_view {
+    const struct butler_model *model;
+    const struct butler_session *session; /* for butler_session_stats, butler_last_selection, butler_policy_of, butler_n_past */
+    const int32_t *ids;                   /* [n_ids] the text so far */
+    int n_ids;
+    int n_decoded;       /* of them, decoded since the last prompt */
+    const float *logits; /* [n_vocab] of the token behind them, before any plug-in changed them; NULL before the step */
+    int n_vocab;
+    double entropy; /* of that token, in nats; NAN before the step */
+};
+
+/* What it asks for; zeroed before the call, except logits. */
+struct butler_step_action {
+    bool stop;          /* after the step: the text is done (butler_should_stop) */
+    const char *policy; /* of the steps that follow, the coming one included; NULL: as it is. See butler_session_set_policy */
+    float *logits;      /* [n_vocab] to be changed in place: after the step; NULL before it. -INFINITY: never drawn */
+};
+
+/* Changes with every change of the layout or the meaning of the structs of this section. */
+#define BUTLER_STEP_ABI 1
+
+struct butler_step_plugin {
+    size_t abi;                        /* BUTLER_STEP_ABI, always the first field */
+    const char *name;                  /* 1 to 31 of a-z, 0-9 and _, a letter first */
+    const char *summary;               /* one line */
+    const struct butler_param *params; /* ends with name NULL; NULL: none */
+    size_t state_bytes;                /* per session, zeroed when it is added; at most 1 MiB */
+    /* values: one per entry of params. state: [state_bytes]. Either may be NULL. Called in the thread that runs the engine. */
+    void (*before)(const double *values, void *state, const struct butler_step_view *view, struct butler_step_action *action);
+    /* Also where a prompt ends: there the logits of the first token can be changed. */
+    void (*after)(const double *values, void *state, const struct butler_step_view *view, struct butler_step_action *action);
+};
+
+/* Makes a step plug-in known to this engine. The struct must outlive the engine. BUTLER_ERROR_UNSUPPORTED when its abi is not
+ * BUTLER_STEP_ABI, BUTLER_ERROR_ARGUMENT when a field makes no sense or the name is taken. */
+int butler_step_register(struct butler_engine *engine, const struct butler_step_plugin *plugin, struct butler_error *err);
+
+/* The step plug-ins of an engine: out[max_out], which may be NULL where max_out is 0. Returns their number. */
+int butler_step_list(const struct butler_engine *engine, const struct butler_step_plugin **out, int max_out);
+
+/* Adds a step plug-in to the session: "name" or "name:key=value,...". At most 8; they are called in this order, and each sees the
+ * logits that the model gave. They are not part of session files: a restored session has none. A session that has some cannot
+ * draft (butler_draft_new). A plug-in that asks for a policy that cannot follow ends the session's run with its error. */
+int butler_session_add_step(struct butler_session *session, const char *text, struct butler_error *err);
+
+/* From now on the session reads under this policy. Only budget (but not from or to mass=), sinks and recent may differ from those
+ * that it has, and the policy must retrieve; else BUTLER_ERROR_ARGUMENT and nothing changes. */
+int butler_session_set_policy(struct butler_session *session, const char *policy, struct butler_error *err);
+const char *butler_policy_of(const struct butler_session *session); /* every key written out; valid until the policy changes */
+
+/* Loads a shared object and registers what its `const struct butler_metric *butler_plugin_metric(void)` or its
+ * `const struct butler_step_plugin *butler_plugin_step(void)` returns; it may have both. Errors are those of
+ * butler_metric_register and butler_step_register, BUTLER_ERROR_IO when the file cannot be loaded, BUTLER_ERROR_FORMAT when it is
+ * no plug-in; the message names the file. */
 int butler_plugin_load(struct butler_engine *engine, const char *path, struct butler_error *err);
 
 #pragma GCC visibility pop

@@ -204,6 +204,9 @@ static int start_job(struct serve_scheduler *s, struct serve_job *job)
     struct butler_session *session = job->choices[0].session = butler_session_new(s->engine, &params, err);
     if (!session)
         return err->code;
+    for (int i = 0; i < s->params.n_steps; i++)
+        if (butler_session_add_step(session, s->params.steps[i], err) < 0)
+            return err->code;
     if (job->lossless && serve_draft_open(job, &job->choices[0], err) < 0)
         return err->code;
     job->n_vocab = butler_model_get_info(s->model)->n_vocab;

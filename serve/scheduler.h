@@ -111,6 +111,8 @@ struct serve_params {
     double max_stall_s;       /* longest step while a text is being generated */
     int max_jobs, max_queue;  /* that run, that wait */
     int audit_every;          /* steps that decode, from one audit to the next; 0: none */
+    const char *const *steps; /* [n_steps] plug-ins of every session (butler_session_add_step); not with park */
+    int n_steps;
     void (*wake)(void *user); /* in the engine's thread: there are events */
     void *user;
 };

@@ -598,55 +598,7 @@ def test_bench_in_text_and_in_batches():
     assert one["weight_bytes"] / 2 <= two["weight_bytes"] < 0.6 * one["weight_bytes"]  # shared, but for a row of the embedding
 
 
-# ------------------------------------------------------------------------------------- plug-ins, default model
-
-def test_plug_in(tmp_path):
-    plugin = tmp_path / "value_norm.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", f"-I{ROOT}/include", str(ROOT / "examples/plugin.c"), "-o", str(plugin), "-lm"], check=True)
-    assert "value_norm" in [row["policy"] for row in rows("policies", "-m", GQA, "--plugin", plugin)]
-    *_, last = rows("run", "-m", GQA, "-p", PROMPT, "-n", "20", "--plugin", plugin, "--kv", "value_norm:budget=8")
-    assert last["stats"]["kv_read"] < 1.2 and last["stats"]["kv_bytes"] < last["stats"]["full_kv_bytes"]
-    refuses(USAGE, "run", "-m", GQA, "-p", PROMPT, "--kv", "value_norm:budget=8", says=["value_norm"])
-    refuses(FAILED, "run", "-m", GQA, "-p", PROMPT, "--plugin", tmp_path / "absent.so", says=["absent.so"])
-    refuses(FAILED, "run", "-m", GQA, "-p", PROMPT, "--plugin", GQA, says=["llama-gqa.gguf"])
-
-
-# What butler.h of 0.1 declared: 112 bytes, the name first and no ABI number.
-METRIC_OF_0_1 = """
-#include <stdbool.h>
-#include <stddef.h>
-struct butler_metric {
-    const char *name, *summary;
-    int scale;
-    bool page_scores, query_free, reads_keys;
-    const void *params;
-    void (*record)(void);
-    int (*attention_window)(void);
-    void (*append)(void), (*observe)(void), (*score)(void);
-    unsigned long (*score_bytes)(void), (*observe_bytes)(void);
-    void (*move)(void);
-    int predictor;
-    bool earlier_layers;
-    void (*score_mean)(void);
-};
-_Static_assert(sizeof(struct butler_metric) == 112, "");
-static void score(void) { }
-static const struct butler_metric early = {.name = "early", .summary = "of 0.1", .scale = 1, .query_free = true, .score = score};
-const struct butler_metric *butler_plugin_metric(void) { return &early; }
-"""
-
-
-def test_plug_in_of_another_version(tmp_path):
-    compile_plugin = ["cc", "-shared", "-fPIC", "-O1", f"-I{ROOT}/include", "-lm", "-o"]
-    source = (ROOT / "examples/plugin.c").read_text()
-    sources = {"early": METRIC_OF_0_1, "later": source.replace(".abi = BUTLER_METRIC_ABI", ".abi = BUTLER_METRIC_ABI + 1"),
-               "none": source.replace(".abi = BUTLER_METRIC_ABI,", "")}
-    for name, text in sources.items():
-        (tmp_path / f"{name}.c").write_text(text)
-        plugin = tmp_path / f"{name}.so"
-        subprocess.run([*compile_plugin, str(plugin), str(tmp_path / f"{name}.c")], check=True)
-        refuses(FAILED, "policies", "-m", GQA, "--plugin", plugin, says=[plugin, "ABI", "build it with this version's butler.h"])
-
+# ------------------------------------------------------------------------------------- default model
 
 @pytest.mark.parametrize("command, folder", [("butler", "models"), ("build/butler", "models"), ("bin/butler", "share/butler")])
 def test_default_model_is_found_from_the_command(command, folder, tmp_path):

@@ -175,6 +175,14 @@ static void test_sessions(void **state)
     FAILS("session", butler_session_audit, NULL, &audit, &err);
     FAILS("audit", butler_session_audit, session, NULL, &err);
     FAILS("session", butler_session_on_attention, NULL, NULL, NULL, &err);
+    FAILS("session", butler_session_add_step, NULL, "x", &err);
+    FAILS("text", butler_session_add_step, session, NULL, &err);
+    FAILS("session", butler_session_set_policy, NULL, "full", &err);
+    FAILS("policy", butler_session_set_policy, session, NULL, &err);
+    FAILS("engine", butler_step_register, NULL, NULL, &err);
+    FAILS("plugin", butler_step_register, engine, NULL, &err);
+    assert_null(butler_policy_of(NULL));
+    assert_int_equal(butler_step_list(NULL, NULL, 0), 0);
     butler_session_stats(session, NULL);
     butler_session_stats(NULL, &stats);
     assert_int_equal(stats.n_decode, 0);

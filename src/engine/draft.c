@@ -79,6 +79,10 @@ struct butler_draft *butler_draft_new(struct butler_session *session, const stru
         params = &defaults;
     if (butler_check_struct(params->struct_size, sizeof *params, "butler_draft_params", err) < 0 || check_session(session, err) < 0)
         return NULL;
+    if (session->steps) { /* what a plug-in remembers of a draft could not be taken back */
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "a session with step plug-ins cannot draft");
+        return NULL;
+    }
     if (params->n_max < 0 || params->n_max > MOST_DRAFTS) {
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "%d drafts for a check: there may be 1 to %d", params->n_max, MOST_DRAFTS);
         return NULL;

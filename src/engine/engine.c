@@ -144,6 +144,7 @@ struct butler_engine *butler_engine_clone(const struct butler_engine *engine, in
     if (!clone)
         return NULL;
     clone->plugins = engine->plugins;
+    clone->steps = engine->steps;
     memcpy(clone->predictors, engine->predictors, sizeof clone->predictors);
     clone->borrows = true;
     return clone;
@@ -163,6 +164,7 @@ void butler_engine_free(struct butler_engine *engine)
     butler_predict_scratch_free(engine->predict_scratch[0]);
     butler_predict_scratch_free(engine->predict_scratch[1]);
     if (!engine->borrows) {
+        butler_step_registry_free(&engine->steps);
         butler_metric_list_free(engine->plugins);
         butler_predictor_free(engine->predictors[0]);
         butler_predictor_free(engine->predictors[1]);

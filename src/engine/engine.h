@@ -6,6 +6,7 @@
 #include "engine/audit.h"
 #include "engine/backend.h"
 #include "engine/scratch.h"
+#include "engine/steps.h"
 
 struct butler_prefix;
 struct butler_predictor;
@@ -19,6 +20,7 @@ struct butler_engine {
     struct butler_pages *pages;   /* one pool for each size of extent */
     struct butler_prefix *prefix; /* NULL: none */
     struct butler_metric_list *plugins;
+    struct butler_step_registry steps;
     struct butler_predictor *predictors[2];            /* of version 1 and 2, or NULL */
     struct butler_predict_scratch *predict_scratch[2]; /* of these, where sessions use them; or NULL */
     struct butler_audit_scratch audit;

@@ -634,8 +634,10 @@ static void begin(const struct pass *pass)
         if (!pass->parts[i].decode && pass->parts[i].session->kv.records_off)
             butler_kv_begin_records(&pass->parts[i].session->kv);
     for (int i = 0; i < pass->n_parts; i++) {
-        const struct butler_part *part = &pass->parts[i];
+        struct butler_part *part = &pass->parts[i];
         struct butler_session *session = part->session;
+        if (session->steps && part->decode && !part->exact && butler_steps_before(session, part->err) < 0)
+            fail(part);
         backend->embed(backend, s->x + (size_t)part->row * n_embd, &model->tok_embd, part->ids, part->n);
         part->traffic->weight_bytes += (uint64_t)part->n * model->tok_embd.row_bytes;
         for (int t = 0; t < part->n && model->pos_embd.data; t++) {
@@ -677,6 +679,8 @@ static void note_tokens(struct butler_part *part)
         session->has_logits = false;
     session->n_decoded = part->decode ? session->n_decoded + part->n : 0;
     session->stop = part->decode && part->logits && stops(session, session->logits);
+    if (session->steps && part->logits && !part->exact && butler_steps_after(session, part->err) < 0)
+        fail(part);
 }
 
 void butler_forward(struct butler_engine *engine, int n_parts)

@@ -190,23 +190,26 @@ int butler_plugin_load(struct butler_engine *engine, const char *path, struct bu
         return butler_fail(err, BUTLER_ERROR_IO, "%.200s: cannot load the plug-in: %.250s", path, why ? why : "unknown error");
     }
     const struct butler_metric *(*plugin_metric)(void);
-    void *symbol = dlsym(handle, "butler_plugin_metric");
-    if (!symbol) {
-        rc = butler_fail(err, BUTLER_ERROR_FORMAT, "%.200s: the plug-in has no butler_plugin_metric()", path);
-        goto fail;
-    }
-    memcpy(&plugin_metric, &symbol, sizeof plugin_metric);
-    const struct butler_metric *metric = plugin_metric();
-    if (!metric) {
-        rc = butler_fail(err, BUTLER_ERROR_FORMAT, "%.200s: butler_plugin_metric() returned nothing", path);
-        goto fail;
-    }
+    const struct butler_step_plugin *(*plugin_step)(void);
+    void *of_metric = dlsym(handle, "butler_plugin_metric"), *of_step = dlsym(handle, "butler_plugin_step");
+    memcpy(&plugin_metric, &of_metric, sizeof plugin_metric);
+    memcpy(&plugin_step, &of_step, sizeof plugin_step);
+    const struct butler_metric *metric = of_metric ? plugin_metric() : NULL;
+    const struct butler_step_plugin *step = of_step ? plugin_step() : NULL;
     char who[240];
     snprintf(who, sizeof who, "%.200s: the plug-in", path);
-    rc = register_metric(engine, metric, who, handle, err);
-    if (!rc)
-        return 0;
-fail:
-    dlclose(handle);
+    if (!of_metric && !of_step)
+        rc = butler_fail(err, BUTLER_ERROR_FORMAT, "%s has neither butler_plugin_metric() nor butler_plugin_step()", who);
+    else if (!metric != !of_metric || !step != !of_step)
+        rc = butler_fail(err, BUTLER_ERROR_FORMAT, "%s's butler_plugin_%s() returned nothing", who,
+                         !metric != !of_metric ? "metric" : "step");
+    else
+        rc = metric ? register_metric(engine, metric, who, handle, err) : 0;
+    if (!rc && step && (rc = butler_step_add_entry(engine, step, who, metric ? NULL : handle, err)) && metric) {
+        engine->plugins->n--; /* both or none */
+        free(engine->plugins->entries[engine->plugins->n].defaults);
+    }
+    if (rc)
+        dlclose(handle);
     return rc;
 }

@@ -77,7 +77,7 @@ static bool next_part(const struct progress *progress, int room, struct butler_p
             part->n = BUTLER_MIN(BUTLER_MIN(n_left, room), BUTLER_CHECK_ROWS);
         part->cut_end = n_past + part->n;
         part->cuts = !part->exact && !policy->evict_at_prefill_only;
-        part->logits = !span->no_logits || policy->stop_entropy >= 0;
+        part->logits = !span->no_logits || policy->stop_entropy >= 0 || (session->steps && !part->exact);
         return room > 0;
     }
     part->cut_end = span->prompt_end;

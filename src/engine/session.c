@@ -143,6 +143,7 @@ void butler_session_free(struct butler_session *session)
 {
     if (!session)
         return;
+    butler_steps_free(session->steps);
     butler_predict_free(session->predict);
     butler_kv_free(&session->kv);
     butler_buffers_free(&session->buffers);

@@ -39,6 +39,7 @@ struct butler_session {
     struct butler_audit *audit;           /* the next decode step fills it; or NULL */
     butler_attention_fn *on_attention;    /* decode steps call it; or NULL */
     void *attention_user;
+    struct butler_steps *steps; /* plug-ins; or NULL */
 
     struct butler_arena arena;     /* host memory: tokens, logits, selection.at */
     struct butler_buffers buffers; /* device memory: selection, rotations, queries */

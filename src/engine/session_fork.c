@@ -66,6 +66,8 @@ int butler_session_copy(struct butler_session *to, struct butler_session *from, 
     if (lists > 0)
         backend->copy(backend, to->selection.units, from->selection.units, lists * sizeof *to->selection.units);
     memcpy(to->selection.at, from->selection.at, (size_t)from->shape.n_layers * sizeof *to->selection.at);
+    if (butler_steps_copy(&to->steps, from->steps, from->model->hp.n_vocab, err) < 0)
+        return BUTLER_ERROR_MEMORY;
     copy_text(to, from);
     return 0;
 }
