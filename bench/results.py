@@ -25,21 +25,22 @@ LONG = {  # other tasks on texts of 4,096 tokens and more, at one budget
 RECALL = {f"{title}, %": ("recall", None, metric) for title, metric in (("recall", "recall"), ("mass", "mass"), ("top half", "top_half_accuracy"))}
 SETS = {"hellaswag": ("acc_norm", 40.9), "piqa": ("acc_norm", 66.3), "arc_easy": ("acc_norm", None), "winogrande": ("accuracy", None),
         "boolq": ("accuracy", None)}  # published
+NOT_SHOWN = {"pagestats", "h2o:sinks=20", "fier:dense=0"}  # in tables of policies, which must fit the page
 NEAR = 0.02  # the loss that counts as none
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
 PPL, NAMED, NUMBER = TASKS
+KEY = "niah_single_1"  # a pass key in repeated sentences
 CLAIMS = [  # paper and claim, (task, policy, policy it is compared with, budget), "as good" or "better"
     ("FIER: full quality at 11 %", (PPL, FIER, "full", 0.11), "as good"),
     ("FIER: full quality at 11 %", (NAMED, FIER, "full", 0.11), "as good"),
-    ("FIER: full quality at 11 %", (NUMBER, FIER, "full", 0.11), "as good"),
-    ("FIER finds more pass keys than Quest (87 to 60 %)", (NUMBER, FIER, QUEST, 0.11), "better"),
+    ("FIER: full quality at 11 %", (KEY, FIER, "full", 0.11), "as good"),
+    ("FIER finds more pass keys than Quest (87 to 60 %)", (KEY, FIER, QUEST, 0.11), "better"),
     ("TokenButler: 2 % more perplexity at 50 %", (PPL, BUTLER2, "full", 0.5), "as good"),
     ("TokenButler: co-reference as with true attention (78 to 81 %)", (NAMED, BUTLER2, "oracle", 0.5), "as good"),
     ("TokenButler: pages lose co-references (6 %)", (NAMED, BUTLER2, QUEST, 0.5), "better"),
     ("TokenButler: eviction loses co-references (10 %)", (NAMED, BUTLER2, H2O, 0.5), "better"),
     ("VATP is better than H2O at 50 %", (NAMED, VATP, H2O, 0.5), "better"),
     ("VATP is better than H2O at 50 %", (PPL, VATP, H2O, 0.5), "better"),
-    ("VATP is better than H2O with VATP's 20 sinks", (PPL, VATP, "h2o:sinks=20", 0.5), "better"),
     ("H2O keeps quality at 20 % (here 25 %)", (PPL, H2O, "full", 0.25), "as good"),
     ("H2O keeps quality at 20 % (here 25 %)", (NAMED, H2O, "full", 0.25), "as good"),
     ("TinyServe: pages keep quality at 2,048 tokens", (NUMBER, QUEST, "full", 0.5), "as good"),
@@ -89,7 +90,7 @@ def loss(task, row, other):
 
 def page_table(rows, budget, tasks):
     """One row a policy, in the order of the rows file; one column a task."""
-    names = list(dict.fromkeys(k[3] for k in rows if k[4] in (budget, None) and k[:3] in tasks.values()))
+    names = [name for name in dict.fromkeys(k[3] for k in rows if k[4] in (budget, None) and k[:3] in tasks.values()) if name not in NOT_SHOWN]
     lines = ["| policy | " + " | ".join(tasks) + " |", "| --- |" + " --- |" * len(tasks)]
     for name in names:
         cells = []
@@ -114,7 +115,7 @@ def long_table(rows, budget):
 
 def fewest(rows):
     """For each policy and task the fewest bytes with a value within NEAR of full attention's."""
-    names = list(dict.fromkeys(k[3] for k in rows if k[:3] in TASKS.values() and k[4] is not None))
+    names = [name for name in dict.fromkeys(k[3] for k in rows if k[:3] in TASKS.values() and k[4] is not None) if name not in NOT_SHOWN]
     lines = ["| policy | " + " | ".join(TASKS) + " |", "| --- |" + " ---: |" * len(TASKS)]
     for name in names:
         cells = []
@@ -136,7 +137,7 @@ def verdict(kind, low, high):
 def claims(rows):
     lines = ["| claim | task, budget | policy | compared with | verdict |", "| --- | --- | --- | --- | --- |"]
     for text, (title, name, other, budget), kind in CLAIMS:
-        task = TASKS[title]
+        task = {**TASKS, **LONG}[title]
         mine, theirs = rows.get((*task, name, budget)), rows.get((*task, other, None if other == "full" else budget))
         result = verdict(kind, *loss(task, mine, theirs)[1:]) if mine and theirs else "not measured"
         ours, others = (f"`{policy}`" + (f" {interval(task, row)}" if row else "") for policy, row in ((name, mine), (other, theirs)))
