@@ -93,8 +93,7 @@ static int begin(const struct cmd_options *options, struct butler_engine *engine
     ask->session = cmd_cache_restore(options, engine, &ask->cache, n_ctx, ask->beginning.n);
     if (ask->session) {
         cmd_say(options, "%d tokens were read before: %s", ask->beginning.n, ask->cache.path);
-        ask->session = cmd_add_steps(options, ask->session, &status);
-        return status;
+        return CMD_DONE;
     }
     ask->session = cmd_session_new(options, engine, options->kv.values[0], n_ctx, &status);
     if (!ask->session)
@@ -103,8 +102,10 @@ static int begin(const struct cmd_options *options, struct butler_engine *engine
         for (int i = 0; i < ask->rest.n; i++)
             cmd_integers_append(&ask->beginning, ask->rest.values[i]);
         ask->rest.n = 0;
+        ask->session = cmd_add_steps(options, ask->session, &status); /* with --plugin nothing is kept */
     }
-    status = read_tokens(options, ask, &ask->beginning);
+    if (status == CMD_DONE)
+        status = read_tokens(options, ask, &ask->beginning);
     if (status == CMD_DONE && ask->cache.path && !(ask->kept = butler_session_fork(ask->session, &err)))
         cmd_say(options, "warning: what was read is not kept: %s", err.message);
     return status;

@@ -166,6 +166,7 @@ int chat_new_session(struct chat *chat)
     chat->held.n = 0;
     chat->ids.n = 0;
     chat->session = cmd_session_new(chat->options, chat->engine, chat->policy, chat->options->n_ctx, &status);
+    chat->session = cmd_add_steps(chat->options, chat->session, &status);
     return status;
 }
 

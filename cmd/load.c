@@ -259,7 +259,7 @@ struct butler_session *cmd_session_new(const struct cmd_options *options, struct
     struct butler_session *session = butler_session_new(engine, &params, &err);
     if (!session)
         *status = cmd_fail(options, &err);
-    return cmd_add_steps(options, session, status);
+    return session;
 }
 
 struct butler_session *cmd_add_steps(const struct cmd_options *options, struct butler_session *session, int *status)

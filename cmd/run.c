@@ -154,7 +154,7 @@ static struct butler_session *begin(const struct cmd_options *options, struct bu
 {
     struct butler_error err = {0};
     if (!options->load_session)
-        return cmd_session_new(options, engine, policy, options->n_ctx, status);
+        return cmd_add_steps(options, cmd_session_new(options, engine, policy, options->n_ctx, status), status);
     struct butler_session *session = butler_session_restore(engine, options->load_session, options->n_ctx, &err);
     if (!session)
         *status = cmd_fail(options, &err);

@@ -85,6 +85,10 @@ static int run(struct cmd_options *options)
         cmd_say(options, "--park writes sessions to files, which do not hold what a plug-in of --step remembers");
         return CMD_USAGE;
     }
+    if (options->given[CMD_LOSSLESS] && options->steps.n > 0) {
+        cmd_say(options, "--lossless drafts tokens, which sessions with plug-ins of --step cannot");
+        return CMD_USAGE;
+    }
     if (!options->kv_bytes)
         options->kv_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
     options->prefix_bytes = options->no_cache ? 0 : options->kv_bytes / PREFIX_SHARE;
@@ -95,7 +99,7 @@ static int run(struct cmd_options *options)
     if (engine)
         status = cmd_template_choose(options, butler_engine_model(engine), &template);
     if (engine && status == CMD_DONE && options->steps.n > 0) /* a wrong one is told now, not to every client */
-        butler_session_free(cmd_session_new(options, engine, options->kv.values[0], 1, &status));
+        butler_session_free(cmd_add_steps(options, cmd_session_new(options, engine, options->kv.values[0], 1, &status), &status));
     if (engine && status == CMD_DONE)
         status = serve(options, engine, &template, log);
     cmd_template_free(&template);

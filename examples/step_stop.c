@@ -14,10 +14,9 @@ static const struct butler_param params[] = {{"nats", 0.1, 0, 100, "a step is su
 static void after(const double *values, void *memory, const struct butler_step_view *view, struct butler_step_action *action)
 {
     int *n_sure = memory;
-    if (view->n_decoded == 0) /* the end of a prompt */
-        return;
-    *n_sure = view->entropy < values[NATS] ? *n_sure + 1 : 0;
-    action->stop = *n_sure >= values[STEPS] || view->ids[view->n_ids - 1] == (int)values[AT];
+    const bool decoded = view->n_decoded > 0; /* else this is the end of a prompt */
+    *n_sure = decoded && view->entropy < values[NATS] ? *n_sure + 1 : 0;
+    action->stop = *n_sure >= values[STEPS] || (decoded && view->ids[view->n_ids - 1] == (int)values[AT]);
 }
 
 static const struct butler_step_plugin plugin = {

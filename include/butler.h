@@ -725,8 +725,9 @@ int butler_step_register(struct butler_engine *engine, const struct butler_step_
 int butler_step_list(const struct butler_engine *engine, const struct butler_step_plugin **out, int max_out);
 
 /* Adds a step plug-in to the session: "name" or "name:key=value,...". At most 8; they are called in this order, and each sees the
- * logits that the model gave. They are not part of session files: a restored session has none. A session that has some cannot
- * draft (butler_draft_new). A plug-in that asks for a policy that cannot follow ends the session's run with its error. */
+ * logits that the model gave. They are not part of session files: a restored session has none. Truncating a session leaves what
+ * they remember as it is. A session that has some cannot draft (butler_draft_new). A plug-in that asks for a policy that cannot
+ * follow ends the session's run with its error. */
 int butler_session_add_step(struct butler_session *session, const char *text, struct butler_error *err);
 
 /* From now on the session reads under this policy. Only budget (but not from or to mass=), sinks and recent may differ from those

@@ -150,6 +150,7 @@ def test_what_is_refused(steps, tmp_path):
     refuses(USAGE, *PLAIN, *steps["step_stop"], "--step", "step_stop", "--kv", "verified", "--lossless", says=["--lossless", "step plug-ins"])
     refuses(USAGE, *PLAIN, *steps["step_stop"], *steps["step_stop"], says=["name is taken"])
     refuses(USAGE, "serve", "-m", GQA, *steps["step_stop"], "--step", "step_stop", "--park", tmp_path, says=["--park", "--step"])
+    refuses(USAGE, "serve", "-m", GQA, *steps["step_stop"], "--step", "step_stop", "--kv", "verified", "--lossless", says=["--lossless", "--step"])
     refuses(USAGE, "serve", "-m", GQA, "--step", "nosuch", says=["--step", "nosuch"])
     source = (ROOT / "examples/step_stop.c").read_text()
     for name, text, says in (("later", source.replace(".abi = BUTLER_STEP_ABI", ".abi = BUTLER_STEP_ABI + 1"), "step ABI 2"),
@@ -157,6 +158,24 @@ def test_what_is_refused(steps, tmp_path):
                              ("neither", "int butler_nothing;", "neither")):
         (tmp_path / f"{name}.c").write_text(text)
         refuses(FAILED, *PLAIN, "--plugin", compile_file(tmp_path / f"{name}.c", tmp_path / f"{name}.so"), says=[f"{name}.so", says])
+
+
+def test_ask_has_them_and_keeps_nothing(steps, tmp_path, monkeypatch):
+    """A plug-in may change the policy where documents end: such a session is in no cache, and none is taken from there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(PROMPT * 3)
+    question = ("ask", "-m", GQA, "-f", "a.txt", "--cache", "kept", "--temp", "0", "-n", "20", "--kv", "fier:budget=30,dense=0")
+    step = (*steps["step_budget"], "--step", "step_budget:small=4,large=8,nats=100")
+    without = butler(*question, "Who?")
+    first = butler(*question, *step, "Who?")
+    assert "is not kept" in first.stderr and "read before" not in first.stderr and len(list(tmp_path.glob("kept/*.session"))) == 1
+    assert first.stdout == butler(*question[:-1], "fier:budget=4,dense=0", "Who?").stdout != without.stdout
+
+
+def test_every_turn_of_a_chat_has_them(steps):
+    limit = (*steps["step_stop"], "--step", "step_stop:nats=100,steps=5")
+    turns = butler("chat", "-m", GQA, "--temp", "0", "-n", "5", input="Hello\nHello\n").stdout
+    assert butler("chat", "-m", GQA, "--temp", "0", "-n", "30", *limit, input="Hello\nHello\n").stdout == turns
 
 
 def test_in_the_server(steps):

@@ -185,6 +185,65 @@ static void test_policy_and_forks(void **state)
     free_engine(engine);
 }
 
+/* A policy that before() asks for holds from that step on, and batches and threads change nothing. */
+static void before_asks(const double *values, void *state, const struct butler_step_view *view, struct butler_step_action *action)
+{
+    (void)values, (void)state;
+    action->policy = view->n_decoded % 2 ? "fier:budget=60,dense=0" : "fier:budget=20,dense=0";
+}
+
+static void test_policy_of_before(void **state)
+{
+    static const struct butler_step_plugin plugin = {.abi = BUTLER_STEP_ABI, .name = "before", .before = before_asks};
+    (void)state;
+    for (int n_threads = 1; n_threads <= 3; n_threads += 2) {
+        struct butler_engine *engine = open_engine(n_threads);
+        assert_int_equal(butler_step_register(engine, &plugin, NULL), 0);
+        struct butler_session *by_hand = begin(engine, "fier:budget=40,dense=0", NULL),
+                              *with = begin(engine, "fier:budget=40,dense=0", "before"),
+                              *other = begin(engine, "fier:budget=30,dense=0", NULL), *both[] = {other, with};
+        for (int i = 0; i < N_STEPS; i++) {
+            const int32_t id = i * 3 % N_VOCAB;
+            const char *policy = i % 2 ? "fier:budget=60,dense=0" : "fier:budget=20,dense=0";
+            assert_int_equal(butler_session_set_policy(by_hand, policy, NULL), 0);
+            assert_int_equal(butler_step(by_hand, id, NULL), 0);
+            assert_int_equal(butler_step_batch(both, (const int32_t[]){(id + 1) % N_VOCAB, id}, 2, NULL), 0);
+            assert_memory_equal(butler_logits(by_hand), butler_logits(with), N_VOCAB * sizeof(float));
+        }
+        butler_session_free(by_hand);
+        butler_session_free(with);
+        butler_session_free(other);
+        free_engine(engine);
+    }
+}
+
+/* A session file has the budget that a plug-in chose, and no plug-ins. */
+static void test_saved(void **state)
+{
+    struct butler_engine *engine = open_engine(1);
+    (void)state;
+    n_calls = 0;
+    struct butler_session *session = begin(engine, "fier:budget=20,dense=0", "first:bias=5,change=2,steps=0");
+    assert_int_equal(butler_step(session, 3, NULL), 0);
+    const char *path = tiny_path("saved");
+    assert_int_equal(butler_session_save(session, path, NULL), 0);
+    struct butler_session *restored = butler_session_restore(engine, path, 0, NULL);
+    assert_non_null(restored);
+    assert_string_equal(butler_policy_of(restored), butler_policy_of(session));
+    assert_non_null(strstr(butler_policy_of(restored), "budget=60"));
+    const int n_before = n_calls;
+    assert_int_equal(butler_step(restored, 4, NULL), 0);
+    assert_int_equal(n_calls, n_before);
+    assert_false(butler_should_stop(restored));
+    assert_int_equal(butler_step(session, 4, NULL), 0);
+    for (int t = 0; t < N_VOCAB; t++)
+        assert_float_equal((double)butler_logits(session)[t],
+                           (double)(t == 7 ? butler_logits(restored)[t] + 5 : butler_logits(restored)[t]), 0);
+    butler_session_free(session);
+    butler_session_free(restored);
+    free_engine(engine);
+}
+
 /* All budget: the logits of full attention. */
 static void test_set_policy(void **state)
 {
@@ -260,6 +319,20 @@ static void test_what_cannot_be(void **state)
     assert_null(butler_draft_new(session, NULL, &err));
     assert_non_null(strstr(err.message, "step plug-ins"));
     butler_session_free(session);
+    /* Nor one that gets some while it drafts. */
+    session = begin(engine, "fier:budget=20", NULL);
+    struct butler_draft *draft = butler_draft_new(session, NULL, &err);
+    struct butler_sampler *sampler = butler_sampler_new(NULL, &err);
+    int32_t drawn[8];
+    assert_true(butler_draft_step(draft, sampler, 1, drawn, 8, &err) > 0);
+    const int n_held = butler_n_past(session);
+    assert_int_equal(butler_session_add_step(session, "second", NULL), 0);
+    assert_int_equal(butler_draft_step(draft, sampler, 1, drawn, 8, &err), BUTLER_ERROR_ARGUMENT);
+    assert_non_null(strstr(err.message, "step plug-ins"));
+    assert_int_equal(butler_n_past(session), n_held);
+    butler_draft_free(draft);
+    butler_sampler_free(sampler);
+    butler_session_free(session);
     /* A policy that cannot follow ends this session, and no other. */
     session = begin(engine, "fier:budget=20", "wrong");
     struct butler_session *other = begin(engine, "fier:budget=20", NULL), *both[] = {session, other};
@@ -287,8 +360,13 @@ static void test_what_cannot_be(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_calls),      cmocka_unit_test(test_bias_and_stop),  cmocka_unit_test(test_policy_and_forks),
-        cmocka_unit_test(test_set_policy), cmocka_unit_test(test_what_cannot_be),
+        cmocka_unit_test(test_calls),
+        cmocka_unit_test(test_bias_and_stop),
+        cmocka_unit_test(test_policy_and_forks),
+        cmocka_unit_test(test_policy_of_before),
+        cmocka_unit_test(test_saved),
+        cmocka_unit_test(test_set_policy),
+        cmocka_unit_test(test_what_cannot_be),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
 }

@@ -60,6 +60,8 @@ struct round {
 static int check_session(const struct butler_session *session, struct butler_error *err)
 {
     const struct butler_policy *policy = &session->policy;
+    if (session->steps) /* what a plug-in remembers of a draft could not be taken back */
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a session with step plug-ins cannot draft");
     if (policy->method != BUTLER_RETRIEVE)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s does not retrieve: it drafts no tokens for an exact check",
                            policy->name);
@@ -79,10 +81,6 @@ struct butler_draft *butler_draft_new(struct butler_session *session, const stru
         params = &defaults;
     if (butler_check_struct(params->struct_size, sizeof *params, "butler_draft_params", err) < 0 || check_session(session, err) < 0)
         return NULL;
-    if (session->steps) { /* what a plug-in remembers of a draft could not be taken back */
-        butler_fail(err, BUTLER_ERROR_ARGUMENT, "a session with step plug-ins cannot draft");
-        return NULL;
-    }
     if (params->n_max < 0 || params->n_max > MOST_DRAFTS) {
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "%d drafts for a check: there may be 1 to %d", params->n_max, MOST_DRAFTS);
         return NULL;
@@ -302,6 +300,8 @@ int butler_draft_step(struct butler_draft *draft, struct butler_sampler *sampler
     if (max_ids < 1)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "room for %d tokens: a step gives 1 or more", max_ids);
     struct butler_session *session = draft->session;
+    if (session->steps && check_session(session, err) < 0) /* added since */
+        return BUTLER_ERROR_ARGUMENT;
     draft->n_ids = 0;
     struct round round = {.draft = draft, .sampler = sampler, .rows = {id}, .first = session->n_past, .ids = ids, .err = err};
     const struct butler_stats before = session->stats;
