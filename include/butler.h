@@ -517,8 +517,9 @@ struct butler_draft_params {
     bool fixed;         /* always n_max drafts; else as many as measured times and acceptance pay for, or none */
 };
 
-/* Drafts for a session whose policy retrieves and observes no decode steps ("verified", "quest:budget=256", ...); any other is
- * BUTLER_ERROR_ARGUMENT. params may be NULL: the defaults. The session must outlive it, and may be used otherwise between steps. */
+/* Drafts for a session whose policy retrieves ("verified", "quest:budget=256", "h2o:method=retrieve,budget=256", ...); any other is
+ * BUTLER_ERROR_ARGUMENT. A metric that observes attention sees the prompt and the last query of each check from now on, and no
+ * other step. params may be NULL: the defaults. The session must outlive it, and may be used otherwise between steps. */
 struct butler_draft *butler_draft_new(struct butler_session *session, const struct butler_draft_params *params,
                                       struct butler_error *err);
 void butler_draft_free(struct butler_draft *draft);

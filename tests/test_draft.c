@@ -206,7 +206,8 @@ static void test_models(void **state)
     assert_true(sum.accepted > sum.drafted / 50 && sum.accepted < sum.drafted);
 }
 
-/* Every policy that retrieves, with predictors and without, one that repeats its selections, pages, heads that select together. */
+/* Every policy that retrieves, with predictors and without, one that repeats its selections, pages, heads that select together; and
+ * the metrics of those that evict, which see prompts and checks. */
 static void test_policies(void **state)
 {
     static const char *const policies[] = {"verified:budget=24",
@@ -221,6 +222,15 @@ static void test_policies(void **state)
                                            "oracle:budget=24,share=layer",
                                            "oracle:mass=0.8,share=query",
                                            "knorm:method=retrieve,budget=24",
+                                           "streaming:method=retrieve,budget=24",
+                                           "h2o:method=retrieve,budget=24",
+                                           "h2o+vatp:method=retrieve,budget=24,sinks=2",
+                                           "h2o:method=retrieve,budget=24,half_life=8",
+                                           "scissorhands:method=retrieve,budget=24,window=30",
+                                           "snapkv:method=retrieve,budget=40",
+                                           "pyramidkv:method=retrieve,budget=40",
+                                           "tova:method=retrieve,budget=24",
+                                           "softprune:method=retrieve,ratio=0.7,min=8",
                                            "tokenbutler:budget=24",
                                            "tokenbutler2:budget=16,on_top=0,sinks=1,recent=4"};
     struct butler_engine *engine = open_engine("models/llama-gqa.gguf", 2, NULL);
@@ -466,7 +476,7 @@ static void test_exact_spans(void **state)
 
 static void test_errors(void **state)
 {
-    static const char *const refused[] = {"full", "h2o:budget=16", "h2o:method=retrieve,budget=16", "entropystop"};
+    static const char *const refused[] = {"full", "h2o:budget=16", "snapkv:budget=40", "entropystop"};
     struct butler_engine *engine = open_engine("models/llama-gqa.gguf", 1, NULL);
     struct butler_error err;
     (void)state;

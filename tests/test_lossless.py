@@ -59,7 +59,7 @@ def test_what_is_refused():
         refuses(USAGE, "run", "-m", GQA, "-p", "a", f"--lossless={value}", says=["--lossless", "from 1 to 15"])
     said = butler("chat", "-m", GQA, "--lossless", "-n", "2", input="/policy full\n/policy quest:budget=32\nHi\n").stderr
     assert "full does not retrieve" in said and "the policy is quest:budget=32" in said
-    for policy in ("full", "h2o:budget=32", "h2o:method=retrieve,budget=64", "entropystop"):
+    for policy in ("full", "h2o:budget=32", "snapkv:budget=64", "entropystop"):
         refuses(USAGE, "run", "-m", GQA, "-p", "a", "--lossless", "--kv", policy, says=["--lossless"])
     assert "--lossless[=G]" in butler("run", "--help").stdout
 

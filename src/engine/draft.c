@@ -62,12 +62,13 @@ static int check_session(const struct butler_session *session, struct butler_err
     const struct butler_policy *policy = &session->policy;
     if (session->steps) /* what a plug-in remembers of a draft could not be taken back */
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a session with step plug-ins cannot draft");
+    if (policy->method == BUTLER_EVICT)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                           "%s evicts tokens, which an exact check needs: %s:method=retrieve drafts by the same scores",
+                           policy->name, policy->name);
     if (policy->method != BUTLER_RETRIEVE)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s does not retrieve: it drafts no tokens for an exact check",
                            policy->name);
-    if (butler_policy_observes(policy, true) > 0)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT,
-                           "%s observes the attention of every token: drafts that are wrong cannot be taken back", policy->text);
     return 0;
 }
 
@@ -89,6 +90,7 @@ struct butler_draft *butler_draft_new(struct butler_session *session, const stru
     if (!draft)
         return NULL;
     draft->session = session;
+    session->policy.guided = butler_policy_observes(&session->policy, true) > 0 || session->policy.guided;
     draft->n_max = params->n_max ? params->n_max : DEFAULT_DRAFTS;
     draft->fixed = params->fixed;
     draft->logits = butler_alloc((size_t)session->model->hp.n_vocab * sizeof *draft->logits, err);

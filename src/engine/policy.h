@@ -44,6 +44,7 @@ struct butler_policy {
     enum butler_value_norm value_norm; /* vatp: scores are multiplied by this norm of the token's value */
     bool fused;                        /* score, select, gather and attend in one pass (tinyserve) */
     int scan;                          /* one_bit: scores pages worth so many times the budget, chosen by their bounds; 0: all */
+    bool guided;                       /* of a session that drafts: see butler_policy_is_guided */
     int every;                         /* retrieve: steps from one selection of a layer to its next; 1: each selects */
     double stop_entropy;               /* nats; < 0: never stops */
     int stop_after;                    /* tokens decoded before the stopping rule looks */
@@ -85,11 +86,12 @@ static inline bool butler_policy_selects_ahead(const struct butler_policy *polic
            (shape->group == 1 || butler_policy_scores_mean(policy, shape));
 }
 
-/* Whether its metric observes the end of a prompt and exact spans, and no other decode step. What it observes takes the place of
- * what it observed before, so that going back to an earlier token needs nothing undone. */
+/* Whether its metric observes prompts and the last query of exact spans, and no other decode step: `verified`, and every metric
+ * that observes while its session drafts. Going back to an earlier token undoes nothing of it: some of what was observed may be of
+ * drafts that were wrong, which changes what is drafted next but no text. */
 static inline bool butler_policy_is_guided(const struct butler_policy *policy)
 {
-    return policy->metric == &butler_metric_verified;
+    return policy->guided || policy->metric == &butler_metric_verified;
 }
 
 /* How many of the latest queries its metric observes: in prompts, and while decoding. */

@@ -46,6 +46,7 @@ int butler_session_set_policy(struct butler_session *session, const char *policy
                            "retrieves can change",
                            session->policy.text, next.text);
     next.layers = session->policy.layers;
+    next.guided = session->policy.guided;
     session->policy = next;
     return 0;
 }
