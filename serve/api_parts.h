@@ -114,6 +114,15 @@ void serve_add_message(json_t *messages, const char *role, json_t *content);
 json_t *serve_copy_body(json_t *body, json_t *messages);
 
 /* chat_tools.c */
+/* Which calls an answer may have. */
+struct serve_tool_choice {
+    bool allowed, required; /* required: the answer is a call */
+    const char *name;       /* of the one function that is called, borrowed from the body; NULL: any */
+};
+/* 0 or a negative status. */
+int serve_read_tool_choice(json_t *body, struct serve_tool_choice *choice, struct serve_error *error);
+/* Of a tool that was checked. */
+const char *serve_tool_name(json_t *tool);
 /* Checks tools and tool_choice; *tools, borrowed: those that the answer may call; NULL: none. 0 or a negative status. */
 int serve_read_tools(json_t *body, json_t **tools, struct serve_error *error);
 /* Checks the calls of message i. 0 or a negative status. */
@@ -126,6 +135,11 @@ char *serve_tools_text(const struct serve_api *api, json_t *tools);
 /* What to look for in answers to the prompt; names are to be freed. 0 or a negative status. */
 int serve_read_syntax(const struct serve_api *api, json_t *body, const struct butler_chat_text *prompt, struct serve_syntax *syntax,
                       struct serve_error *error);
+
+/* call_grammar.c: the grammar of answers that must be calls, the caller's, where tool_choice requires that. syntax: of the answers.
+ * NULL: it does not, or *error. */
+struct butler_grammar *serve_read_call_grammar(const struct serve_api *api, json_t *body, const struct serve_syntax *syntax,
+                                               struct serve_error *error);
 
 /* constraint.c: the grammar of "grammar", "json_schema" or "response_format", the caller's, compiled in the worker's thread. NULL:
  * there is none, or *error. */

@@ -36,25 +36,54 @@ static int check_tool(const json_t *tool, size_t i, struct serve_error *error)
     return 0;
 }
 
-/* Whether calls are allowed; < 0: *error. */
-static int read_choice(json_t *body, struct serve_error *error)
+int serve_read_tool_choice(json_t *body, struct serve_tool_choice *choice, struct serve_error *error)
 {
-    const json_t *choice = json_object_get(body, "tool_choice");
-    const char *text = json_string_value(choice), *type = json_string_value(json_object_get(choice, "type"));
-    if (serve_is_neutral(choice) || (text && strcmp(text, "auto") == 0))
-        return 1;
-    if (text && strcmp(text, "none") == 0)
+    json_t *value = json_object_get(body, "tool_choice");
+    const char *text = json_string_value(value), *type = json_string_value(json_object_get(value, "type"));
+    *choice = (struct serve_tool_choice){.allowed = true};
+    if (serve_is_neutral(value) || (text && strcmp(text, "auto") == 0))
         return 0;
-    /* Anthropic's interface calls it any. */
-    if ((text && (strcmp(text, "required") == 0 || strcmp(text, "any") == 0 || strcmp(text, "tool") == 0)) ||
-        (type && strcmp(type, "function") == 0))
-        return serve_fail(error, 501, "'tool_choice' that requires a call is not supported by this server; use auto or none");
-    return serve_fail(error, 400, "'tool_choice' must be none, auto, required, or an object of type 'function'");
+    if (text && strcmp(text, "none") == 0) {
+        choice->allowed = false;
+        return 0;
+    }
+    if (text && strcmp(text, "required") == 0) {
+        choice->required = true;
+        return 0;
+    }
+    if (type && strcmp(type, "allowed_tools") == 0)
+        return serve_fail(error, 501, "'tool_choice' of type 'allowed_tools' is not supported by this server");
+    if (!type || strcmp(type, "function") != 0)
+        return serve_fail(error, 400, "'tool_choice' must be none, auto, required, or an object of type 'function'");
+    choice->name = json_string_value(json_object_get(json_object_get(value, "function"), "name"));
+    choice->required = true;
+    return choice->name ? 0 : serve_fail(error, 400, "'tool_choice' of type 'function' must have 'function' with a string 'name'");
+}
+
+const char *serve_tool_name(json_t *tool)
+{
+    return json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+}
+
+/* Whether the tools have what the choice requires. 0 or a negative status. */
+static int check_choice(const struct serve_tool_choice *choice, json_t *tools, struct serve_error *error)
+{
+    json_t *tool;
+    size_t i;
+    if (choice->required && json_array_size(tools) == 0)
+        return serve_fail(error, 400, "'tool_choice' requires a call, but there are no 'tools'");
+    json_array_foreach(tools, i, tool)
+    {
+        if (choice->name && strcmp(serve_tool_name(tool), choice->name) == 0)
+            return 0;
+    }
+    return choice->name ? serve_fail(error, 400, "'tool_choice' names '%.64s', which is not in 'tools'", choice->name) : 0;
 }
 
 int serve_read_tools(json_t *body, json_t **tools, struct serve_error *error)
 {
     json_t *list = json_object_get(body, "tools"), *tool;
+    struct serve_tool_choice choice;
     size_t i;
     *tools = NULL;
     if (serve_is_neutral(list) && !json_is_array(list))
@@ -68,10 +97,9 @@ int serve_read_tools(json_t *body, json_t **tools, struct serve_error *error)
         if (check_tool(tool, i, error) < 0)
             return -error->status;
     }
-    const int allowed = read_choice(body, error);
-    if (allowed < 0)
-        return allowed;
-    *tools = allowed && json_array_size(list) > 0 ? list : NULL;
+    if (serve_read_tool_choice(body, &choice, error) < 0 || check_choice(&choice, list, error) < 0)
+        return -error->status;
+    *tools = choice.allowed && json_array_size(list) > 0 ? list : NULL;
     return 0;
 }
 
@@ -252,7 +280,7 @@ int serve_read_syntax(const struct serve_api *api, json_t *body, const struct bu
     syntax->names = serve_alloc(json_array_size(tools), sizeof *syntax->names);
     json_array_foreach(tools, i, tool)
     {
-        syntax->names[syntax->n_names++] = strdup(json_string_value(json_object_get(json_object_get(tool, "function"), "name")));
+        syntax->names[syntax->n_names++] = strdup(serve_tool_name(tool));
     }
     return -error->status;
 }

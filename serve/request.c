@@ -651,6 +651,17 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     return job;
 }
 
+static void read_call_grammar(struct serve_request *request, json_t *body, struct serve_error *error)
+{
+    struct butler_grammar *grammar = serve_read_call_grammar(request->api, body, &request->syntax, error);
+    if (grammar && request->grammar) {
+        serve_fail(error, 400, "'tool_choice' that requires a call excludes 'grammar', 'json_schema' and 'response_format'");
+        butler_grammar_free(grammar);
+    } else if (grammar) {
+        request->grammar = grammar;
+    }
+}
+
 static void add_prompt(struct serve_request *request, json_t *body, json_t *prompt, const char *key, struct serve_error *error)
 {
     int32_t *ids = NULL;
@@ -658,6 +669,8 @@ static void add_prompt(struct serve_request *request, json_t *body, json_t *prom
     const int flags = BUTLER_PARSE_SPECIAL | (special ? BUTLER_ADD_SPECIAL : 0);
     const int n = request->kind == SERVE_CHAT ? serve_tokenize_chat(request->api, body, &request->syntax, &ids, error)
                                               : read_prompt(request->api, prompt, flags, &ids, error);
+    if (request->kind == SERVE_CHAT && n >= 0)
+        read_call_grammar(request, body, error);
     if (n < 0 || error->status)
         free(ids);
     else

@@ -1,0 +1,110 @@
+"""tool_choice that requires a call: a model with random weights, which would never write one, answers with calls whose arguments
+match the tool's schema, in the form of every family, whole and in a stream."""
+import json
+
+import pytest
+
+from test_serve import Server, pytestmark  # noqa: F401  (skips where butler is built without libevent)
+from test_serve_tools import joined
+
+USER = [{"role": "user", "content": "Well?"}]
+CITIES = ["Ulm", "K\u00f6ln"]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {
+             "type": "object", "required": ["city"], "additionalProperties": False,
+             "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "minimum": 0, "maximum": 99}},
+             "$defs": {"city": {"enum": CITIES}}}}},
+         {"type": "function", "function": {"name": "now"}},
+         {"type": "function", "function": {"name": "switch.v2", "parameters": {
+             "properties": {"on": {"type": "boolean"}, "to": {"anyOf": [{"const": "a"}, {"type": "null"}]}}, "required": ["on", "to"]}}}]
+BODY = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+FORMS = {
+    "none": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    "hermes": "{# <tool_call> #}" + BODY,
+    "mistral": "{# [TOOL_CALLS] #}" + BODY,
+    "mistral_named": "{# [TOOL_CALLS] [ARGS] #}" + BODY,
+    "command": "{# <|START_ACTION|> #}" + BODY,
+    "llama": '{# {"name": "", "parameters": {} } #}' + BODY,
+}
+
+
+def is_right(name, text):
+    arguments = json.loads(text)
+    if name == "weather":
+        days = arguments.pop("days", 0)
+        return type(days) is int and 0 <= days <= 99 and list(arguments) == ["city"] and arguments["city"] in CITIES
+    if name == "switch.v2":
+        return set(arguments) == {"on", "to"} and type(arguments["on"]) is bool and arguments["to"] in ("a", None)
+    return name == "now" and arguments == {}
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def server(request, tmp_path_factory):
+    file = tmp_path_factory.mktemp("choice") / "template"
+    file.write_text(FORMS[request.param])
+    s = Server("--chat-template", file, "-c", 8192)
+    yield s
+    assert s.stop() == 0
+
+
+def body(seed, **fields):
+    return {"messages": USER, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 2, "seed": seed, "max_tokens": 600, **fields}
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+def test_calls_match_their_schemas(server):
+    found = set()
+    for seed in range(12):
+        choice = server.post("/v1/chat/completions", body(seed))["choices"][0]
+        message = choice["message"]
+        assert choice["finish_reason"] == "tool_calls" and message["content"] is None and len(message["tool_calls"]) == 1
+        function = message["tool_calls"][0]["function"]
+        assert is_right(function["name"], function["arguments"])
+        found.add(function["name"])
+    assert len(found) > 1
+    streamed, reason = joined(server.stream("/v1/chat/completions", **body(11)))
+    assert streamed["tool_calls"][0]["function"] == function and reason == "tool_calls" and streamed["content"] is None
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool["function"]["name"])
+def test_named_function(server, tool):
+    name = tool["function"]["name"]
+    message = server.post("/v1/chat/completions", body(1, tool_choice=named(name), parallel_tool_calls=True))["choices"][0]["message"]
+    assert [c["function"]["name"] for c in message["tool_calls"]] == [name] and is_right(name, message["tool_calls"][0]["function"]["arguments"])
+
+
+def test_several_calls(server):
+    """As many as the model likes; one that max_tokens cut may be there last."""
+    counts = []
+    for seed in range(8):
+        choice = server.post("/v1/chat/completions", body(seed, parallel_tool_calls=True, max_tokens=400))["choices"][0]
+        calls = choice["message"]["tool_calls"]
+        assert all(is_right(c["function"]["name"], c["function"]["arguments"]) for c in calls[:len(calls) - (choice["finish_reason"] == "length")])
+        counts.append(len(calls))
+    assert max(counts) > 1
+
+
+@pytest.mark.parametrize("fields, status, says", [
+    ({"tool_choice": named("tomorrow")}, 400, "'tomorrow'"),
+    ({"tool_choice": {"type": "function"}}, 400, "'name'"),
+    ({"tools": []}, 400, "there are no 'tools'"),
+    ({"tools": None, "tool_choice": named("now")}, 400, "there are no 'tools'"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, 501, "'allowed_tools'"),
+    ({"response_format": {"type": "json_object"}}, 400, "excludes"),
+    ({"grammar": 'root ::= "a"'}, 400, "excludes"),
+    ({"tools": [TOOLS[0], {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"not": {}}}}}}]},
+     400, "'tools[1].function.parameters': schema at #/properties/x"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]}, 400, "must have the type 'object'"),
+])
+def test_refused(server, fields, status, says):
+    assert says in server.post("/v1/chat/completions", body(0, **fields), expect=status)["error"]["message"]
+
+
+def test_template_with_an_unknown_form(tmp_path):
+    (tmp_path / "template").write_text(BODY)
+    s = Server("--chat-template", tmp_path / "template", "-c", 8192)
+    assert "form of calls" in s.post("/v1/chat/completions", body(0), expect=501)["error"]["message"]
+    assert s.post("/v1/chat/completions", body(0, tool_choice="auto", max_tokens=5))["choices"]
+    assert s.stop() == 0
