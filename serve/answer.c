@@ -252,9 +252,7 @@ static void write_openai(struct serve_request *request, int index, const char *n
 /* A piece of the text of one answer. Takes logprobs, which may be NULL. */
 static void write_choice(struct serve_request *request, int index, const char *text, size_t n, json_t *logprobs, json_t *tokens)
 {
-    if (request->surface) {
-        if (n)
-            request->surface->piece(request, text, n);
+    if (request->surface) { /* its parts are written */
         json_decref(logprobs);
         json_decref(tokens);
         return;
@@ -366,22 +364,24 @@ static void reply_whole(struct serve_request *request)
 
 /* The id of a call: nine letters and digits (Mistral's templates take no other) that follow from the request's id, the choice and
  * the number of the call. */
-static json_t *call_id(const struct serve_request *request, int index, int call)
+void serve_call_id(const struct serve_request *request, int index, int call, char id[10])
 {
-    char text[96], id[10] = "";
+    char text[96];
     uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
     snprintf(text, sizeof text, "%s/%d/%d", request->id, index, call);
     for (const char *c = text; *c; c++)
         hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
     for (int i = 0; i < 9; i++, hash /= 36)
         id[i] = "0123456789abcdefghijklmnopqrstuvwxyz"[hash % 36];
-    return json_string(id);
+    id[9] = 0;
 }
 
 static json_t *call_json(const struct serve_request *request, int index, const struct serve_part *part)
 {
-    return json_pack("{s:o, s:s, s:{s:s%, s:s}}", "id", call_id(request, index, part->call), "type", "function", "function", "name",
-                     part->bytes, part->n, "arguments", "");
+    char id[10];
+    serve_call_id(request, index, part->call, id);
+    return json_pack("{s:s, s:s, s:{s:s%, s:s}}", "id", id, "type", "function", "function", "name", part->bytes, part->n,
+                     "arguments", "");
 }
 
 /* A part of a whole answer. */
@@ -409,7 +409,9 @@ static void on_part(void *user, const struct serve_part *part)
     struct serve_request *request = answer->request;
     const int index = (int)(answer - request->answers);
     json_t *call;
-    if (!request->stream) {
+    if (request->surface) {
+        serve_add_part(answer, part);
+    } else if (!request->stream) {
         keep_part(answer, index, part);
     } else if (part->kind == SERVE_CONTENT) {
         write_choice(request, index, part->bytes, part->n, NULL, json_array());
@@ -466,6 +468,7 @@ static void add_token(struct serve_request *request, const struct serve_event *e
     json_t *logprobs = answer->logprobs;
     if (answer->parser)
         serve_parser_push(answer->parser, event->text, event->n_text);
+    answer->n_reasoning += answer->in_block && answer->blocks[answer->n_blocks - 1].kind == SERVE_REASONING;
     if (!request->stream) {
         if (!answer->parser)
             serve_text_append(&answer->text, event->text, event->n_text);
@@ -489,9 +492,13 @@ static void add_end(struct serve_request *request, const struct serve_event *eve
     struct serve_answer *answer = &request->answers[index];
     if (!answer->tokens)
         answer->tokens = json_array();
+    if (request->surface)
+        answer->finish = event->finish; /* the last block says how it ended */
     if (answer->parser) {
         serve_parser_push(answer->parser, event->text, event->n_text);
         serve_parser_end(answer->parser);
+        if (request->surface)
+            serve_end_blocks(answer);
     } else if (!request->stream)
         serve_text_append(&answer->text, event->text, event->n_text);
     else if (event->n_text)
@@ -554,7 +561,7 @@ void serve_request_start(struct serve_request *request, struct http_exchange *ex
     request->exchange = exchange;
     for (int i = 0; i < request->n_jobs * request->n_choices; i++) {
         request->answers[i].request = request;
-        if (request->syntax.calls || request->syntax.reasoning)
+        if (request->syntax.calls || request->syntax.reasoning || (request->surface && request->surface->begin_block))
             request->answers[i].parser = serve_parser_new(&request->syntax, on_part, &request->answers[i]);
     }
     for (int j = 0; j < request->n_jobs; j++) {
@@ -580,6 +587,7 @@ void serve_request_free(struct serve_request *request)
         serve_text_free(&request->answers[i].reasoning);
         serve_text_free(&request->answers[i].arguments);
         serve_parser_free(request->answers[i].parser);
+        serve_free_blocks(&request->answers[i]);
         json_decref(request->answers[i].calls);
         json_decref(request->answers[i].logprobs);
         json_decref(request->answers[i].tokens);

@@ -29,6 +29,15 @@ struct serve_api {
 
 enum serve_kind { SERVE_COMPLETION, SERVE_CHAT, SERVE_NATIVE };
 
+/* Of the answers of surfaces: a stretch of text, of reasoning, or a call. */
+struct serve_block {
+    enum serve_part_kind kind; /* SERVE_CONTENT, SERVE_REASONING or SERVE_CALL_BEGIN */
+    int index;                 /* among the answer's blocks */
+    bool cut;                  /* the limit on tokens ended it */
+    struct serve_text text;    /* so far; of a call its arguments */
+    char *name, id[10];        /* of a call */
+};
+
 /* An answer to one prompt: a choice of one job. */
 struct serve_answer {
     struct serve_text text;
@@ -40,6 +49,9 @@ struct serve_answer {
     struct serve_text reasoning, arguments; /* of a whole answer so far; of the call that is open */
     json_t *calls;                          /* of a whole answer; or NULL */
     const char *stop;                       /* text of the job that ended it; or NULL */
+    struct serve_block *blocks; /* [n_blocks], of a surface, in the order of the text: one or more when it is complete */
+    int n_blocks, n_reasoning;  /* n_reasoning: tokens of the blocks of reasoning */
+    bool in_block;              /* the last one goes on */
 };
 
 struct serve_request;
@@ -52,9 +64,11 @@ struct serve_surface {
     /* What the request has beside that; NULL: nothing. translate has accepted the body. */
     void (*prepare)(struct serve_request *request, json_t *body);
     json_t *(*whole)(const struct serve_request *request);
-    /* Streams, all NULL where there are none: before the first text, a piece of the text, after the jobs are done. */
+    /* Streams, all NULL where there are none: before the first block, each block with its pieces, after the jobs are done. */
     void (*begin)(struct serve_request *request);
-    void (*piece)(struct serve_request *request, const char *text, size_t n);
+    void (*begin_block)(struct serve_request *request, const struct serve_block *block);
+    void (*piece)(struct serve_request *request, const struct serve_block *block, const char *bytes, size_t n);
+    void (*end_block)(struct serve_request *request, const struct serve_block *block);
     void (*end)(struct serve_request *request);
 };
 extern const struct serve_surface serve_messages, serve_responses, serve_embeddings;
@@ -107,6 +121,22 @@ int serve_read_count(json_t *body, const char *name, bool required, struct serve
 bool serve_is_neutral(const json_t *value);
 /* 0; or -501 with *error when one of names[n] asks for something. */
 int serve_refuse_fields(json_t *body, const char *const *names, size_t n, struct serve_error *error);
+/* blocks.c: a part of a surface's answer into its blocks, and on to the stream. */
+void serve_add_part(struct serve_answer *answer, const struct serve_part *part);
+/* The answer is complete: the open block ends; one without any gets an empty text. */
+void serve_end_blocks(struct serve_answer *answer);
+void serve_free_blocks(struct serve_answer *answer);
+bool serve_has_calls(const struct serve_answer *answer);
+/* The message that a call or reasoning of the assistant belongs to: the last one where that is the assistant's, else a
+ * new one. Borrowed. */
+json_t *serve_assistant_message(json_t *messages);
+/* Appends a call to that message. arguments: an object, or a text with one. */
+void serve_add_call(json_t *messages, json_t *id, json_t *name, json_t *arguments);
+/* Appends the result of a call. content: a string or an array of text parts. */
+void serve_add_result(json_t *messages, json_t *id, json_t *content);
+/* Appends reasoning to that message. */
+void serve_add_reasoning(json_t *messages, const char *text);
+
 /* Appends a message, its content a string or an array of parts; to the last one, after an empty line, where that has the same role.
  */
 void serve_add_message(json_t *messages, const char *role, json_t *content);
@@ -114,6 +144,8 @@ void serve_add_message(json_t *messages, const char *role, json_t *content);
 json_t *serve_copy_body(json_t *body, json_t *messages);
 
 /* chat_tools.c */
+/* The template of conversations; "" where there is none. */
+const char *serve_chat_template(const struct serve_api *api);
 /* Which calls an answer may have. */
 struct serve_tool_choice {
     bool allowed, required; /* required: the answer is a call */
@@ -146,6 +178,8 @@ struct butler_grammar *serve_read_call_grammar(const struct serve_api *api, json
 struct butler_grammar *serve_read_constraint(const struct serve_api *api, json_t *body, struct serve_error *error);
 
 /* answer.c */
+/* The id of a call: nine letters and digits. */
+void serve_call_id(const struct serve_request *request, int index, int call, char id[10]);
 void serve_request_start(struct serve_request *request, struct http_exchange *exchange);
 void serve_on_event(struct serve_event *event);
 void serve_request_free(struct serve_request *request);

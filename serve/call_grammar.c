@@ -126,10 +126,9 @@ static int put_tool(struct serve_text *text, json_t *tool, size_t i, const struc
 
 static const struct frame *find_frame(const struct serve_api *api, unsigned forms)
 {
-    const char *jinja = api->config.chat_template ? api->config.chat_template : api->info->chat_template;
     for (size_t i = 0; i < sizeof frames / sizeof *frames; i++)
         if (forms & frames[i].form)
-            return frames[i].form == SERVE_CALLS_MISTRAL && jinja && strstr(jinja, "[ARGS]") ? &named_frame : &frames[i];
+            return frames[i].form == SERVE_CALLS_MISTRAL && strstr(serve_chat_template(api), "[ARGS]") ? &named_frame : &frames[i];
     return NULL;
 }
 

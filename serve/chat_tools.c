@@ -7,7 +7,7 @@
 
 enum { MAX_TOOLS = 256, MAX_NAME = 64 };
 
-static const char *template_of(const struct serve_api *api)
+const char *serve_chat_template(const struct serve_api *api)
 {
     const char *jinja = api->config.chat_template ? api->config.chat_template : api->info->chat_template;
     return jinja ? jinja : "";
@@ -15,7 +15,7 @@ static const char *template_of(const struct serve_api *api)
 
 static bool renders_tools(const struct serve_api *api)
 {
-    return strstr(template_of(api), "tools") != NULL;
+    return strstr(serve_chat_template(api), "tools") != NULL;
 }
 
 static int check_tool(const json_t *tool, size_t i, struct serve_error *error)
@@ -272,11 +272,11 @@ int serve_read_syntax(const struct serve_api *api, json_t *body, const struct bu
         return serve_fail(error, 400, "'reasoning_format' must be none, deepseek or auto");
     syntax->one_call = !serve_read_bool(body, "parallel_tool_calls", true, error);
     if (!wanted || strcmp(wanted, "none") != 0)
-        syntax->reasoning = serve_syntax_reasoning(template_of(api));
+        syntax->reasoning = serve_syntax_reasoning(serve_chat_template(api));
     syntax->open = serve_syntax_open(syntax->reasoning, prompt->bytes, prompt->n);
     if (!tools)
         return -error->status;
-    syntax->calls = renders_tools(api) ? serve_syntax_calls(template_of(api)) : SERVE_CALLS_TAGGED;
+    syntax->calls = renders_tools(api) ? serve_syntax_calls(serve_chat_template(api)) : SERVE_CALLS_TAGGED;
     syntax->names = serve_alloc(json_array_size(tools), sizeof *syntax->names);
     json_array_foreach(tools, i, tool)
     {

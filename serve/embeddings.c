@@ -128,4 +128,4 @@ static json_t *whole(const struct serve_request *request)
                      "prompt_tokens", n_tokens, "total_tokens", n_tokens);
 }
 
-const struct serve_surface serve_embeddings = {translate, prepare, whole, NULL, NULL, NULL};
+const struct serve_surface serve_embeddings = {.translate = translate, .prepare = prepare, .whole = whole};

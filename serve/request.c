@@ -102,7 +102,8 @@ void serve_add_message(json_t *messages, const char *role, json_t *content)
     const char *last_role = json_string_value(json_object_get(last, "role"));
     json_t *parts = json_is_string(content) ? json_pack("[{s:s, s:O}]", "type", "text", "text", content) : json_incref(content);
     if (last_role && strcmp(last_role, role) == 0) {
-        json_array_append_new(json_object_get(last, "content"), json_pack("{s:s, s:s}", "type", "text", "text", "\n\n"));
+        if (json_array_size(json_object_get(last, "content")) > 0)
+            json_array_append_new(json_object_get(last, "content"), json_pack("{s:s, s:s}", "type", "text", "text", "\n\n"));
         json_array_extend(json_object_get(last, "content"), parts);
     } else {
         json_array_append_new(messages, json_pack("{s:s, s:o}", "role", role, "content", json_copy(parts)));
@@ -113,21 +114,13 @@ void serve_add_message(json_t *messages, const char *role, json_t *content)
 json_t *serve_copy_body(json_t *body, json_t *messages)
 {
     /* Of OpenAI's chats: several answers, their scores, and other names for the length. */
-    static const char *const dropped[] = {"n",
-                                          "n_cmpl",
-                                          "best_of",
-                                          "echo",
-                                          "logprobs",
-                                          "top_logprobs",
-                                          "stream_options",
-                                          "max_completion_tokens",
-                                          "n_predict",
-                                          "parallel_tool_calls"};
+    static const char *const dropped[] = {
+        "n", "n_cmpl", "best_of", "echo", "logprobs", "top_logprobs", "stream_options", "max_completion_tokens", "n_predict"};
     json_t *copy = json_copy(body);
     for (size_t i = 0; i < sizeof dropped / sizeof *dropped; i++)
         json_object_del(copy, dropped[i]);
     json_object_set_new(copy, "messages", messages);
-    json_object_set_new(copy, "reasoning_format", json_string("none")); /* their answers have no place for it yet */
+    json_object_del(copy, "reasoning_format"); /* their answers have a place of their own for it */
     return copy;
 }
 

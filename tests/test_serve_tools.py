@@ -259,3 +259,150 @@ def test_client(server):
     assert [c.function.arguments for c in final.message.tool_calls] == [c.function.arguments for c in choice.message.tool_calls]
     turn = USER + [choice.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "rain"}]
     assert client.chat.completions.create(**{**kwargs, "messages": turn}).choices[0].finish_reason == "tool_calls"
+
+
+# --------------------------------------------------------------------------- /v1/messages and /v1/responses
+
+def message_body(script, **fields):
+    tools = [{"name": t["function"]["name"], "description": "Says it.", "input_schema": t["function"]["parameters"]} for t in TOOLS]
+    return {"model": "m", "messages": USER, "tools": tools, "temperature": 0, "max_tokens": 200, "chat_template_kwargs": {"script": script}, **fields}
+
+
+def response_body(script, **fields):
+    tools = [{"type": "function", "strict": None, **t["function"]} for t in TOOLS]
+    return {"model": "m", "input": "Well?", "tools": tools, "temperature": 0, "max_output_tokens": 200, "chat_template_kwargs": {"script": script}, **fields}
+
+
+def test_messages_have_blocks(server):
+    message = server.post("/v1/messages", message_body("both"))
+    ids = [block.pop("id") for block in message["content"] if block["type"] == "tool_use"]
+    assert len(set(ids)) == 2 and all(i.startswith("toolu_") for i in ids) and message["stop_reason"] == "tool_use"
+    assert message["content"] == [{"type": "thinking", "thinking": "Hm. \u00fc", "signature": ""}, {"type": "text", "text": "Let me look."},
+                                  {"type": "tool_use", "name": "weather", "input": {"city": "K\u00f6ln", "n": [1, {}]}},
+                                  {"type": "tool_use", "name": "time", "input": {}}]
+    for script in ("plain", "broken"):
+        message = server.post("/v1/messages", message_body(script))
+        assert message["content"] == [{"type": "text", "text": SCRIPTS[script][0]}] and message["stop_reason"] == "end_turn"
+    one = server.post("/v1/messages", message_body("both", tool_choice={"type": "auto", "disable_parallel_tool_use": True}))
+    assert [b["type"] for b in one["content"]] == ["thinking", "text", "tool_use"]
+    assert server.post("/v1/messages", message_body("both", tool_choice={"type": "none"}))["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize("choice, names", [({"type": "any", "disable_parallel_tool_use": True}, {"weather", "time"}), ({"type": "tool", "name": "time"}, {"time"})])
+def test_messages_require_calls(server, choice, names):
+    tools = [{"name": name, "input_schema": {"type": "object", "properties": {}}} for name in ("weather", "time")]
+    message = server.post("/v1/messages", message_body("plain", tools=tools, tool_choice=choice))
+    calls = [b for b in message["content"] if b["type"] == "tool_use"]
+    assert len(calls) == 1 and calls[0]["name"] in names and calls[0]["input"] == {} and message["stop_reason"] == "tool_use"
+
+
+def test_turns_of_messages(server):
+    """They make the prompt that the same turns in a chat make."""
+    turns = [{"role": "user", "content": "Well?"},
+             {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "I look."},
+                                               {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Ulm"}}]},
+             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "rain"}]},
+                                          {"type": "tool_result", "tool_use_id": "b"}, {"type": "text", "text": "And?"}]}]
+    items = [{"role": "user", "content": "Well?"}, {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+             {"type": "function_call", "call_id": "a", "name": "weather", "arguments": '{"city": "Ulm"}'},
+             {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "rain"}]},
+             {"type": "function_call_output", "call_id": "b", "output": ""}, {"role": "user", "content": "And?"}]
+    chat = [USER[0], {**TURNS[1], "content": "I look."}, {"role": "tool", "content": "rain"}, {"role": "tool", "content": ""}, {"role": "user", "content": "And?"}]
+    want = server.post("/v1/chat/completions", body("plain", messages=chat))["usage"]["prompt_tokens"]
+    assert server.post("/v1/messages/count_tokens", message_body("plain", messages=turns))["input_tokens"] == want
+    used = server.post("/v1/messages", message_body("plain", messages=turns, cache_prompt=False))["usage"]
+    assert used["input_tokens"] == want
+    cached = server.post("/v1/chat/completions", body("plain", messages=chat))["usage"]["prompt_tokens_details"]["cached_tokens"]
+    response = server.post("/v1/responses", response_body("plain", input=items))["usage"]
+    assert response["input_tokens"] == want and cached >= want - 2 and response["input_tokens_details"]["cached_tokens"] == cached
+
+
+def test_responses_have_items(server):
+    response = server.post("/v1/responses", response_body("both"))
+    items = response["output"]
+    assert [i["type"] for i in items] == ["reasoning", "message", "function_call", "function_call"] and len({i["id"] for i in items}) == 4
+    assert items[0]["content"] == [{"type": "reasoning_text", "text": "Hm. \u00fc"}] and items[1]["content"][0]["text"] == "Let me look."
+    assert [(i["name"], i["arguments"]) for i in items[2:]] == [("weather", '{"city": "K\u00f6ln", "n": [1, {}]}'), ("time", "{}")]
+    assert all(i["status"] == "completed" for i in items) and len(items[2]["call_id"]) == 9 and len(response["tools"]) == 2
+    assert 0 < response["usage"]["output_tokens_details"]["reasoning_tokens"] < response["usage"]["output_tokens"]
+    cut = server.post("/v1/responses", response_body("both", max_output_tokens=40))
+    states = [i["status"] for i in cut["output"]]
+    assert cut["status"] == states.pop() == "incomplete" and states and set(states) == {"completed"}
+    tools = [{"type": "function", "name": "time", "parameters": None}]
+    for choice in ("required", {"type": "function", "name": "time"}):
+        call = server.post("/v1/responses", response_body("plain", tools=tools, tool_choice=choice, parallel_tool_calls=False))
+        assert [i["name"] for i in call["output"] if i["type"] == "function_call"] == ["time"] and call["tool_choice"] == choice
+        assert call["parallel_tool_calls"] is False
+
+
+def test_events_of_responses(server):
+    from test_serve_surfaces import events
+    found = events(server, "/v1/responses", response_body("both"))
+    names = [name.removeprefix("response.") for name, _ in found]
+    assert [data["sequence_number"] for _, data in found] == list(range(len(found)))
+    assert [name for i, name in enumerate(names) if names[i - 1:i] != [name]] == [
+        "created", "in_progress", "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done",
+        "output_item.done", "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done", "output_item.done",
+        *["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"] * 2, "completed"]
+    done = [data["item"] for name, data in found if name == "response.output_item.done"]
+    assert found[-1][1]["response"]["output"] == done
+    for item, (kind, field) in zip(done, [("reasoning_text", "content"), ("output_text", "content"), *[("function_call_arguments", "arguments")] * 2]):
+        text = "".join(data["delta"] for name, data in found if name == f"response.{kind}.delta" and data["item_id"] == item["id"])
+        assert text == (item[field] if field == "arguments" else item["content"][0]["text"])
+
+
+@pytest.mark.parametrize("path, fields, status, says", [
+    ("/v1/messages", {"tools": 5}, 400, "'tools'"),
+    ("/v1/messages", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 501, "web_search_20250305"),
+    ("/v1/messages", {"tools": [{"name": "f"}]}, 400, "'input_schema'"),
+    ("/v1/messages", {"tool_choice": {"type": "tool"}}, 400, "'name'"), ("/v1/messages", {"tool_choice": "often"}, 400, "'tool_choice'"),
+    ("/v1/messages", {"tool_choice": {"type": "tool", "name": "tomorrow"}}, 400, "'tomorrow'"),
+    ("/v1/messages", {"tool_choice": {"type": "any"}, "tools": []}, 400, "'tools'"),
+    ("/v1/messages", {"thinking": {"type": "enabled"}}, 400, "'budget_tokens'"), ("/v1/messages", {"thinking": {"type": "deep"}}, 400, "'thinking'"),
+    ("/v1/messages", {"messages": [*USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": "{}"}]}]}, 400, "message 1"),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, 400, "'tool_use_id'"),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]}, 501, "tool_use"),
+    ("/v1/responses", {"tools": [{"type": "web_search"}]}, 501, "web_search"), ("/v1/responses", {"tools": 5}, 400, "'tools'"),
+    ("/v1/responses", {"tool_choice": {"type": "function", "name": "tomorrow"}}, 400, "'tomorrow'"),
+    ("/v1/responses", {"tool_choice": {"type": "mcp", "server_label": "x"}}, 501, "mcp"),
+    ("/v1/responses", {"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, 400, "item 0"),
+    ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": "a"}]}, 400, "'output'"),
+])
+def test_refused_in_surfaces(server, path, fields, status, says):
+    made = (message_body if path == "/v1/messages" else response_body)("plain", **fields)
+    assert says in server.post(path, made, expect=status)["error"]["message"]
+
+
+def test_anthropic_client_with_tools(server):
+    anthropic = pytest.importorskip("anthropic")
+    client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key="none", max_retries=0)
+    made = message_body("both", thinking={"type": "enabled", "budget_tokens": 100})
+    kwargs = {**made, "extra_body": {"chat_template_kwargs": made.pop("chat_template_kwargs"), "temperature": made.pop("temperature")}}
+    kwargs.pop("chat_template_kwargs"), kwargs.pop("temperature")
+    whole = client.messages.create(**kwargs)
+    with client.messages.stream(**kwargs) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_message()
+    plain = [[{k: v for k, v in b.model_dump(exclude_none=True).items() if k not in ("id", "parsed_output")} for b in m.content] for m in (whole, final)]
+    assert plain[0] == plain[1] and [b.type for b in final.content] == ["thinking", "text", "tool_use", "tool_use"] and final.stop_reason == "tool_use"
+    assert {"thinking", "text", "input_json"} <= kinds
+    turns = [*USER, {"role": "assistant", "content": whole.content},
+             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": b.id, "content": "rain"} for b in whole.content if b.type == "tool_use"]}]
+    assert client.messages.create(**{**kwargs, "messages": turns}).stop_reason == "tool_use"
+
+
+def test_openai_client_with_tools(server):
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
+    made = response_body("both")
+    kwargs = {k: v for k, v in made.items() if k != "chat_template_kwargs"} | {"extra_body": {"chat_template_kwargs": made["chat_template_kwargs"]}}
+    kwargs["tools"] = [{**t, "strict": False} for t in kwargs["tools"]]
+    whole = client.responses.create(**kwargs)
+    with client.responses.stream(**kwargs) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert [(i.name, i.arguments) for i in final.output[2:]] == [(i.name, i.arguments) for i in whole.output[2:]] and kinds[-1] == "response.completed"
+    turns = [{"role": "user", "content": "Well?"}, *[i.model_dump(exclude_none=True) for i in whole.output],
+             *[{"type": "function_call_output", "call_id": i.call_id, "output": "rain"} for i in whole.output[2:]]]
+    assert client.responses.create(**{**kwargs, "input": turns}).status == "completed"
