@@ -45,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     char *names[] = {(char[]){"f"}, (char[]){"get_weather"}};
     if (size < 2)
         return 0;
-    const struct serve_syntax syntax = {.calls = data[0] & 15,
+    const struct serve_syntax syntax = {.calls = (data[0] & 15u) | (data[0] >> 7) * 16u,
                                         .reasoning = data[0] >> 4 & 7,
                                         .open = data[1] & 64 ? data[0] >> 4 & 7 : 0,
                                         .one_call = data[1] & 128,

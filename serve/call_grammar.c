@@ -16,6 +16,7 @@ static const struct frame {
     {SERVE_CALLS_TAGGED, "<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>", "", "", "\n"},
     {SERVE_CALLS_MISTRAL, "{\"name\": \"", "\", \"arguments\": ", "}", "[TOOL_CALLS][", "]", ", "},
     {SERVE_CALLS_ACTION, "{\"tool_name\": \"", "\", \"parameters\": ", "}", "<|START_ACTION|>[", "]<|END_ACTION|>", ", "},
+    {SERVE_CALLS_BARRED, "{\"name\": \"", "\", \"arguments\": ", "}", "<|tool_call|>[", "]", ", "},
     {SERVE_CALLS_BARE, "{\"name\": \"", "\", \"parameters\": ", "}", "", "", "; "},
 };
 

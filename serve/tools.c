@@ -16,6 +16,7 @@ static const struct call_form {
     {SERVE_CALLS_BARE, "<|python_tag|>", NULL, false},
     {SERVE_CALLS_MISTRAL, "[TOOL_CALLS]", NULL, true},
     {SERVE_CALLS_ACTION, "<|START_ACTION|>", "<|END_ACTION|>", true},
+    {SERVE_CALLS_BARRED, "<|tool_call|>", "<|/tool_call|>", true},
 };
 
 static const struct reasoning_form {

@@ -14,6 +14,7 @@ enum serve_call_form {
     SERVE_CALLS_BARE = 2,    /* {"name": ..., "parameters": {...}} alone, also behind <|python_tag|> (Llama 3.1) */
     SERVE_CALLS_MISTRAL = 4, /* [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] or [TOOL_CALLS]name[ARGS]{...} */
     SERVE_CALLS_ACTION = 8,  /* <|START_ACTION|>[{"tool_name": ..., "parameters": {...}}, ...]<|END_ACTION|> (Command R7B) */
+    SERVE_CALLS_BARRED = 16, /* <|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>, the end may lack (Granite 3) */
 };
 
 /* Marks around reasoning, bits of a set. */

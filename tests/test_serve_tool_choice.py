@@ -7,7 +7,6 @@ import pytest
 from test_serve import Server, pytestmark  # noqa: F401  (skips where butler is built without libevent)
 from test_serve_tools import joined
 
-USER = [{"role": "user", "content": "Well?"}]
 CITIES = ["Ulm", "K\u00f6ln"]
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {
              "type": "object", "required": ["city"], "additionalProperties": False,
@@ -23,6 +22,7 @@ FORMS = {
     "mistral": "{# [TOOL_CALLS] #}" + BODY,
     "mistral_named": "{# [TOOL_CALLS] [ARGS] #}" + BODY,
     "command": "{# <|START_ACTION|> #}" + BODY,
+    "granite": "{# <|tool_call|> #}" + BODY,
     "llama": '{# {"name": "", "parameters": {} } #}' + BODY,
 }
 
@@ -47,7 +47,9 @@ def server(request, tmp_path_factory):
 
 
 def body(seed, **fields):
-    return {"messages": USER, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 2, "seed": seed, "max_tokens": 600, **fields}
+    """Draws nearly at random, so that every function is called sometimes."""
+    return {"messages": [{"role": "user", "content": f"Well {seed}?"}], "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False,
+            "temperature": 5, "top_k": 0, "top_p": 1, "min_p": 0, "seed": seed, "max_tokens": 600, **fields}
 
 
 def named(name):

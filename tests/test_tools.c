@@ -10,7 +10,7 @@
 
 #include "serve/tools.h"
 
-#define ALL_CALLS (SERVE_CALLS_TAGGED | SERVE_CALLS_BARE | SERVE_CALLS_MISTRAL | SERVE_CALLS_ACTION)
+#define ALL_CALLS (SERVE_CALLS_TAGGED | SERVE_CALLS_BARE | SERVE_CALLS_MISTRAL | SERVE_CALLS_ACTION | SERVE_CALLS_BARRED)
 
 /* Parts as a text: content as it is, reasoning in (...), a call as <name|arguments>. */
 static const struct {
@@ -63,6 +63,12 @@ static const struct {
      "\"parameters\": {}}\n]"
      "<|END_ACTION|>",
      "(I look.)<f|{}>"},
+    /* Granite 3 */
+    {16, 0, 0, "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\", \"arguments\": {}}]",
+     "<f|{\"a\": 1}><g|{}>"},
+    {16, 0, 0, "<|tool_call|> [{\"name\": \"f\", \"arguments\": {}}]<|/tool_call|>\nDone", "<f|{}>Done"},
+    {17, 0, 0, "<tool_call|>[{\"name\": \"f\", \"arguments\": {}}]", "<tool_call|>[{\"name\": \"f\", \"arguments\": {}}]"},
+    {16, 0, 0, "<|tool_call|>[]", "<|tool_call|>[]"},
     /* reasoning */
     {0, 1, 0, "<think>\nHm </thin.\n</think>\n\nYes.", "(Hm </thin.)Yes."},
     {0, 1, 1, "Hm.</think>Yes <think>.", "(Hm.)Yes <think>."},
@@ -179,6 +185,7 @@ static void templates_show_their_forms(void **state)
     assert_int_equal(serve_syntax_calls("{{ '\\n<tool_call>\\n{\"name\": \"' }}"), SERVE_CALLS_TAGGED);
     assert_int_equal(serve_syntax_calls("{\"name\": name, \"parameters\": {}}"), SERVE_CALLS_BARE);
     assert_int_equal(serve_syntax_calls("[TOOL_CALLS] <|START_ACTION|>"), SERVE_CALLS_MISTRAL | SERVE_CALLS_ACTION);
+    assert_int_equal(serve_syntax_calls("write '<|tool_call|>' and a list"), SERVE_CALLS_BARRED);
     assert_int_equal(serve_syntax_calls("{{ tools }}"), 0);
     assert_int_equal(serve_syntax_reasoning("split('</think>')"), SERVE_REASONING_THINK);
     assert_int_equal(serve_syntax_reasoning("[THINK] <|END_THINKING|>"), SERVE_REASONING_MISTRAL | SERVE_REASONING_COMMAND);
