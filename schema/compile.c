@@ -266,22 +266,18 @@ static int compile_enum(struct schema_compiler *c, const json_t *flat)
             schema_fail(c, "'%.64s' beside 'enum' or 'const' is not supported", key);
     }
     const unsigned types = json_object_get(flat, "type") ? schema_types(flat) : SCHEMA_TYPE_ALL;
-    struct schema_text *text = schema_begin(c);
-    bool any = false;
+    json_t *possible = schema_keep(c, json_array());
     size_t i;
     json_array_foreach(json_object_get(flat, "enum"), i, value)
     {
-        if (!(types & type_of(value)))
-            continue;
-        if (any)
-            schema_put(c, text, " |");
-        schema_put_value(c, text, value);
-        any = true;
+        if ((types & type_of(value)) && json_array_append(possible, (json_t *)value) != 0)
+            schema_no_memory(c);
     }
-    if (any)
-        return schema_end(c, text);
-    schema_drop(c);
-    return SCHEMA_NEVER;
+    if (json_array_size(possible) == 0)
+        return SCHEMA_NEVER;
+    struct schema_text *text = schema_begin(c);
+    schema_put_values(c, text, possible);
+    return schema_end(c, text);
 }
 
 static int compile_alternatives(struct schema_compiler *c, const json_t *flat, const char *keyword)
@@ -362,6 +358,7 @@ static char *compile_root(struct schema_compiler *c)
     const int rule = schema_compile(c, c->root);
     if (rule == SCHEMA_NEVER)
         schema_fail(c, "no JSON value can satisfy the schema");
+    schema_check_ends(c, c->root);
     struct schema_text *text = schema_begin(c);
     schema_put_rule(c, text, rule);
     put_fixed_rules(c);

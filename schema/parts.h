@@ -81,8 +81,12 @@ struct schema_text *schema_begin(struct schema_compiler *c);
 void schema_put(struct schema_compiler *c, struct schema_text *text, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void schema_put_bytes(struct schema_compiler *c, struct schema_text *text, const char *bytes, size_t n);
 void schema_put_rule(struct schema_compiler *c, struct schema_text *text, int rule);
-/* A GBNF literal: the value as compact JSON. */
+const char *schema_value_text(struct schema_compiler *c, const json_t *value); /* as compact JSON; freed at the end */
+/* A GBNF literal: bytes[n], whole characters; the value as compact JSON. */
+void schema_put_literal(struct schema_compiler *c, struct schema_text *text, const char *bytes, size_t n);
 void schema_put_value(struct schema_compiler *c, struct schema_text *text, const json_t *value);
+/* enum.c: alternatives of an array's values, at least one. */
+void schema_put_values(struct schema_compiler *c, struct schema_text *text, const json_t *list);
 /* A character inside of a GBNF class. */
 void schema_put_character(struct schema_compiler *c, struct schema_text *text, uint32_t code);
 void schema_drop(struct schema_compiler *c); /* the innermost body, without a rule */
@@ -90,6 +94,8 @@ void schema_drop(struct schema_compiler *c); /* the innermost body, without a ru
 int schema_end(struct schema_compiler *c, struct schema_text *text);
 void schema_end_as(struct schema_compiler *c, struct schema_text *text, int rule);
 
+/* finite.c: fails where every value of the schema would contain itself without an end. */
+void schema_check_ends(struct schema_compiler *c, const json_t *schema);
 /* compile.c: the rule of a schema, or SCHEMA_NEVER. */
 int schema_compile(struct schema_compiler *c, const json_t *schema);
 /* The target of a $ref; the path becomes the target's. */

@@ -114,7 +114,7 @@ void schema_put(struct schema_compiler *c, struct schema_text *text, const char 
     schema_put_bytes(c, text, piece, n < (int)sizeof piece ? (size_t)n : sizeof piece - 1);
 }
 
-void schema_put_value(struct schema_compiler *c, struct schema_text *text, const json_t *value)
+const char *schema_value_text(struct schema_compiler *c, const json_t *value)
 {
     char *dump = NULL;
     for (size_t digits = 15; digits <= 17; digits++) { /* the shortest one that gives a number back */
@@ -125,14 +125,24 @@ void schema_put_value(struct schema_compiler *c, struct schema_text *text, const
     }
     json_t *kept = dump ? json_string_nocheck(dump) : NULL; /* freed also where what follows fails */
     free(dump);
-    schema_keep(c, kept);
+    return json_string_value(schema_keep(c, kept));
+}
+
+void schema_put_literal(struct schema_compiler *c, struct schema_text *text, const char *bytes, size_t n)
+{
     schema_put_bytes(c, text, " \"", 2);
-    for (const char *byte = json_string_value(kept); *byte; byte++) {
-        if (*byte == '"' || *byte == '\\')
+    for (size_t i = 0; i < n; i++) {
+        if (bytes[i] == '"' || bytes[i] == '\\')
             schema_put_bytes(c, text, "\\", 1);
-        schema_put_bytes(c, text, byte, 1);
+        schema_put_bytes(c, text, bytes + i, 1);
     }
     schema_put_bytes(c, text, "\"", 1);
+}
+
+void schema_put_value(struct schema_compiler *c, struct schema_text *text, const json_t *value)
+{
+    const char *own = schema_value_text(c, value);
+    schema_put_literal(c, text, own, strlen(own));
 }
 
 void schema_put_character(struct schema_compiler *c, struct schema_text *text, uint32_t code)

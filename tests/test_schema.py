@@ -139,6 +139,50 @@ def test_what_is_refused(server, schema, word):
     refuses(FAILED, "run", "-m", MODEL, "-p", "x", "--json-schema", json.dumps(schema), says=["--json-schema", word])
 
 
+NEXT = {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/n"}}, "required": ["v", "next"]}
+ENDLESS = [({"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}, "'#'"), ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "'#'"),
+           ({"$defs": {"n": NEXT}, "properties": {"list": {"$ref": "#/$defs/n"}}, "required": ["list"]}, "'#/$defs/n'"),
+           ({"$defs": {"n": NEXT}, "type": "array", "minItems": 2, "prefixItems": [{"$ref": "#/$defs/n"}]}, "'#/$defs/n'")]
+
+
+@pytest.mark.parametrize("schema, word", ENDLESS)
+def test_a_schema_that_requires_itself(server, schema, word):
+    error = server.post("/completion", {"prompt": "x", "json_schema": schema}, expect=400)["error"]["message"]
+    assert word in error and ("requires itself" in error or "cyclic" in error)
+
+
+@pytest.mark.parametrize("schema", [
+    {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}, {"$defs": {"n": NEXT}, "properties": {"list": {"$ref": "#/$defs/n"}}},
+    {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]},
+    {"type": "object", "properties": {"next": {"type": ["null", "array"], "minItems": 1, "items": {"$ref": "#"}}}, "required": ["next"]}])
+def test_a_schema_that_may_contain_itself(server, schema):
+    jsonschema = pytest.importorskip("jsonschema")
+    ended = 0
+    for seed in range(6):
+        answer = complete(server, schema, seed)
+        if answer["stop_type"] != "limit":
+            jsonschema.validate(json.loads(answer["content"]), schema)
+            ended += 1
+    assert ended > 0
+
+
+def test_values_with_shared_beginnings(server):
+    """Every value of an enumeration is drawn, whatever it begins with, and nothing else."""
+    values = [1, 12, 123, -1, True, None, "a", "ab", "abc", "\u00e9", "\u00e9t", "\u00ea", 'a"', "a\\", "", {"a": 1}, [1], [1, 2]]
+    seen = {json.dumps(json.loads(complete(server, {"enum": values + values[:3]}, seed, 60)["content"])) for seed in range(400)}
+    assert seen == {json.dumps(value) for value in values}
+
+
+def test_many_values(server):
+    values = [f"word{i * 7919 % 100003}" for i in range(20000)]
+    begin = time.time()
+    for seed in range(5):
+        assert json.loads(complete(server, {"enum": values}, seed)["content"]) in values
+    assert time.time() - begin < 30
+    chain = ["a" * n for n in range(1, 200)]  # each is the beginning of the next
+    assert json.loads(complete(server, {"enum": chain}, 1)["content"]) in chain
+
+
 def test_hostile_schemas_end_soon(server):
     nested = {"type": "integer"}
     for _ in range(400):
