@@ -1,5 +1,5 @@
-"""The requests that Open WebUI sends to an OpenAI connection, in its form: the list of models, a chat as a stream, the tasks behind it
-(title, tags, follow-ups), embeddings. Written from its documentation of that connection and its prompts' shapes, not recorded bytes."""
+"""The requests that Open WebUI sends to an OpenAI connection, in their form: the list of models, a chat as a stream, a task behind it
+(a title for the chat), embeddings. Written from its documentation of that connection, not recorded."""
 import json
 
 import pytest
@@ -7,8 +7,8 @@ import pytest
 from test_serve import Server, pytestmark  # noqa: F401  (skips where butler is built without libevent)
 
 HEADERS = {"Authorization": "Bearer sk-any", "Content-Type": "application/json", "X-OpenWebUI-User-Name": "Ann", "X-OpenWebUI-User-Role": "admin"}
-TASK = ("### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.\n### Output:\n"
-        'JSON format: { "title": "your concise title here" }\n### Chat History:\n<chat_history>\nUSER: Hi\nASSISTANT: Hello\n</chat_history>')
+TASK = ('### Task:\nGive this chat a short title.\n### Output:\nJSON: { "title": "..." }\n### Chat:\n<chat_history>\nUSER: Hi\nASSISTANT: Hello\n'
+        "</chat_history>")
 
 
 @pytest.fixture(scope="module")
