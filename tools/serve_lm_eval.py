@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""lm-evaluation-harness against `butler serve`, through its model class local-completions, and what the prefix cache saves.
+"""lm-evaluation-harness against `butler serve`, through its model classes local-completions and local-chat-completions, and what the prefix
+cache saves.
 
     python tools/serve_lm_eval.py -m models/smollm2.gguf --data ../shared/data/mc --limit 100
     python tools/serve_lm_eval.py -m models/smollm2.gguf --data ../shared/data/mc --limit 100 --shots 5 --time
+    python tools/serve_lm_eval.py -m models/smollm2.gguf --data ../shared/data/mc --limit 20 --chat
 
 The harness is not changed: it asks the server for tokens and for scores of prompts (echo, logprobs) as it would any other; only the
 questions come from --data. Without --time every log-likelihood is compared with that of `butler eval mc`, which reads the same tokens
 without a server: they must be the same numbers, to the last bit. (Python 3.11: sum() of later versions rounds otherwise.) With --time
 the tasks run twice, on a server that keeps beginnings of prompts and their scores and on one with --no-cache; answers must be equal,
-times are printed. --shots puts so many answered questions in front of each, which `butler eval mc` does not do.
+times are printed. With --chat the questions of arc_easy are asked as chats, answered in up to 32 tokens; every answer must be that of
+/completion on the text of /apply-template. --shots puts so many answered questions in front of each, which `butler eval mc` does not do.
 Needs lm-eval with its API models: pip install "lm_eval[api]==0.4.13".
 """
 import argparse
@@ -19,7 +22,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 import lm_eval
@@ -105,6 +110,36 @@ def measure(tasks, args):
     return differ
 
 
+def post(url, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request))
+
+
+def chat(args):
+    """A task of free answers, which the harness sends to /v1/chat/completions."""
+    path = find_file(args.data, "arc_easy")
+    questions = [json.loads(line)["query"] for line in Path(path).read_text(encoding="utf-8").splitlines()[:args.limit]]
+    stop = "\n\n"
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as rows:
+        rows.writelines(json.dumps({"question": question, "answer": ""}) + "\n" for question in questions)
+        rows.flush()
+        task = {"task": "chat", "dataset_path": "json", "dataset_kwargs": {"data_files": rows.name}, "test_split": "train", "output_type": "generate_until",
+                "doc_to_text": "{{question}}", "doc_to_target": "{{answer}}", "metric_list": [{"metric": "exact_match"}],
+                "generation_kwargs": {"until": [stop], "max_gen_toks": 32, "temperature": 0, "do_sample": False}}
+        server = Server(args.butler, args.model, "--kv-type", args.kv_type)
+        out = lm_eval.simple_evaluate(model="local-chat-completions", tasks=[task], apply_chat_template=True, log_samples=True, bootstrap_iters=0,
+                                      model_args={"model": "butler", "base_url": server.url + "/v1/chat/completions", "tokenized_requests": False})
+    answers = {sample["doc"]["question"]: sample["resps"][0][0] for sample in out["samples"]["chat"]}
+    differ = 0
+    for question in questions:
+        text = post(server.url + "/apply-template", {"messages": [{"role": "user", "content": question}]})["prompt"]
+        body = {"prompt": text, "n_predict": 32, "temperature": 0, "stop": [stop]}
+        differ += post(server.url + "/completion", body)["content"] != answers[question]
+    server.stop()
+    print(f"{len(questions)} chats through local-chat-completions, {differ} answers differ from those of /completion")
+    return differ
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", required=True)
@@ -118,12 +153,15 @@ def main():
     parser.add_argument("--concurrent", type=int, default=1, help="requests at the same time")
     parser.add_argument("--batch", type=int, default=1, help="prompts of a request")
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--chat", action="store_true")
     args = parser.parse_args()
     tasks = [task for task in args.tasks.split(",") if find_file(args.data, task)]
     if not tasks:
         sys.exit(f"{args.data} has none of the files of {args.tasks}: {json.dumps(FILES)}")
     os.environ.setdefault("OPENAI_API_KEY", "none")
     logging.disable(logging.INFO)
+    if args.chat:
+        sys.exit(chat(args))
     use_files(args.data, tasks, args.limit)
     differ = (measure if args.time else compare)(tasks, args)
     if differ:
