@@ -423,7 +423,7 @@ def test_sampling_fields(server):
     ("/v1/completions", {"prompt": PROMPT, "kv": {"colour": 1}}, 501, "'kv.colour'"),
     ("/v1/completions", {"prompt": PROMPT, "kv": {"lossless": 16}}, 400, "'kv.lossless'"),
     ("/v1/completions", {"prompt": PROMPT, "kv": {"lossless": "yes"}}, 400, "'kv.lossless'"),
-    ("/v1/completions", {"prompt": PROMPT, "kv": {"lossless": True, "policy": "h2o:budget=32"}}, 400, "h2o does not retrieve"),
+    ("/v1/completions", {"prompt": PROMPT, "kv": {"lossless": True, "policy": "h2o:budget=32"}}, 400, "h2o evicts tokens"),
     ("/v1/completions", {"prompt": PROMPT, "stream": 1}, 400, "'stream'"),
     ("/v1/chat/completions", {}, 400, "'messages'"),
     ("/v1/chat/completions", {"messages": [5]}, 400, "message 0"),

@@ -149,7 +149,7 @@ ACCEPTED = {
     "trailers, which change nothing (7.1.2)": ([200], request(CHUNKED, body=BODY[:-2] + b"Content-Length: 100\r\nA: b\r\n\r\n")),
     "empty lines before a request (2.2)": ([200], b"\r\n\r\n" + GET),
     "an absolute target (3.2.2)": ([200, 200], GET.replace(b"/health", b"http://other.example:1/health?a") + GET.replace(b"/health", b"HTTPS://x/health")),
-    "an absolute target without path (3.2.2)": ([404], GET.replace(b"/health", b"http://x")),
+    "an absolute target without path (3.2.2)": ([200], GET.replace(b"/health", b"http://x")),
     "an asterisk for OPTIONS (3.2.4)": ([204], b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n"),
     "many requests at once (9.3.2)": ([200] * 30, GET * 10 + request(LENGTH) * 10 + request(CHUNKED, body=BODY) * 10),
     "a body of GET": ([200], b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nGET /"),
