@@ -130,7 +130,8 @@ const struct cmd_command cmd_serve = {
     .summary = "answer requests over HTTP, as OpenAI's and llama.cpp's servers do",
     .details =
         "Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /completion, /tokenize, /detokenize, /tokenizer_info,\n"
-        "/apply-template, /props, /slots, /health, /metrics, /kv/trace. docs/serve.md says what each takes.\n\n"
+        "/apply-template, /props, /slots, /health, /metrics, /kv/trace, /kv/map. docs/serve.md says what each takes. / is a page:\n"
+        "a chat about files that shows which tokens an answer read.\n\n"
         "A request may choose its own policy: \"kv\": {\"policy\": \"quest:budget=1024\"}. An answer does not depend on what else\n"
         "is served at the same time: the same prompt, seed and policy give the same text.\n\n"
         "Without --api-key every client is answered. There is no TLS: on a network, put a reverse proxy in front.\n"

@@ -183,6 +183,8 @@ def asan(tree, names, files, args):
     for job in jobs:
         if job.name == "asan/test_scheduler":
             job.command.append("4")  # random schedules
+        if job.name == "asan/test_invariants":
+            job.command.append("1")  # model for the points that have no name
     return jobs + python_tests(tree, commands, "asan", {"BUTLER": str(tree / build / "butler")})
 
 
@@ -291,8 +293,8 @@ def arguments():
     parser = argparse.ArgumentParser(prog="check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", default=",".join(STAGES), help="which of them, separated by commas (default: all but coverage)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only tests whose name contains TEXT")
-    parser.add_argument("--fuzz", type=int, default=15 if os.environ.get("CI") else 5, metavar="SECONDS",
-                        help="seconds for each fuzz target (default: 15 where CI is set, else 5)")
+    parser.add_argument("--fuzz", type=int, default=6 if os.environ.get("CI") else 5, metavar="SECONDS",
+                        help="seconds for each fuzz target (default: 6 where CI is set, else 5)")
     parser.add_argument("-j", type=int, default=min(os.cpu_count() or 2, 8), metavar="N", help="programs run at the same time")
     args = parser.parse_args()
     args.stages = args.stages.split(",")
