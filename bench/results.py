@@ -33,7 +33,9 @@ KEY = "niah_single_1"  # a pass key in repeated sentences
 CLAIMS = [  # paper and claim, (task, policy, policy it is compared with, budget), "as good" or "better"
     ("FIER: full quality at 11 %", (PPL, FIER, "full", 0.11), "as good"),
     ("FIER: full quality at 11 %", (NAMED, FIER, "full", 0.11), "as good"),
+    ("FIER: full quality at 11 %", (NUMBER, FIER, "full", 0.11), "as good"),
     ("FIER: full quality at 11 %", (KEY, FIER, "full", 0.11), "as good"),
+    ("FIER finds more pass keys than Quest (87 to 60 %)", (NUMBER, FIER, QUEST, 0.11), "better"),
     ("FIER finds more pass keys than Quest (87 to 60 %)", (KEY, FIER, QUEST, 0.11), "better"),
     ("TokenButler: 2 % more perplexity at 50 %", (PPL, BUTLER2, "full", 0.5), "as good"),
     ("TokenButler: co-reference as with true attention (78 to 81 %)", (NAMED, BUTLER2, "oracle", 0.5), "as good"),
@@ -41,6 +43,7 @@ CLAIMS = [  # paper and claim, (task, policy, policy it is compared with, budget
     ("TokenButler: eviction loses co-references (10 %)", (NAMED, BUTLER2, H2O, 0.5), "better"),
     ("VATP is better than H2O at 50 %", (NAMED, VATP, H2O, 0.5), "better"),
     ("VATP is better than H2O at 50 %", (PPL, VATP, H2O, 0.5), "better"),
+    ("VATP is better than H2O with VATP's 20 sinks", (PPL, VATP, "h2o:sinks=20", 0.5), "better"),
     ("H2O keeps quality at 20 % (here 25 %)", (PPL, H2O, "full", 0.25), "as good"),
     ("H2O keeps quality at 20 % (here 25 %)", (NAMED, H2O, "full", 0.25), "as good"),
     ("TinyServe: pages keep quality at 2,048 tokens", (NUMBER, QUEST, "full", 0.5), "as good"),

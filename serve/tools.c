@@ -83,15 +83,6 @@ unsigned serve_syntax_reasoning(const char *template)
     return forms;
 }
 
-void serve_call_marks(enum serve_call_form form, const char **open, const char **close)
-{
-    for (size_t i = 0; i < COUNT(call_forms); i++)
-        if (call_forms[i].form == form) {
-            *open = call_forms[i].open;
-            *close = call_forms[i].close;
-        }
-}
-
 void serve_reasoning_marks(enum serve_reasoning_form form, const char **open, const char **close)
 {
     for (size_t i = 0; i < COUNT(reasoning_forms); i++)

@@ -40,8 +40,7 @@ unsigned serve_syntax_calls(const char *template);
 unsigned serve_syntax_reasoning(const char *template);
 /* The form of reasoning, of the set, that the end of a prompt begins; 0: none. */
 unsigned serve_syntax_open(unsigned reasoning, const char *prompt, size_t n);
-/* The marks around calls of one form, or around reasoning of one form: *open, and *close, NULL where there is none. */
-void serve_call_marks(enum serve_call_form form, const char **open, const char **close);
+/* The marks around reasoning of one form; *open and *close stay as they are where there is none. */
 void serve_reasoning_marks(enum serve_reasoning_form form, const char **open, const char **close);
 /* Whether the bytes are a mark. Marks may be control tokens, which otherwise do not count as text. */
 bool serve_syntax_is_mark(const char *bytes, size_t n);
