@@ -16,8 +16,8 @@ struct serve_map {
     size_t bytes;
     /* Of the step that runs, or that ran last and whose token is not drawn yet. */
     struct serve_map_step *step; /* or NULL */
-    float *head_mass;            /* [n_tokens] of the KV head that is being reported */
-    bool *head_read;             /* [n_tokens] */
+    float *head_mass;            /* [n_ctx] of the KV head that is being reported; NULL before the first step */
+    bool *head_read;             /* [n_ctx] */
     double mass_read;
 };
 
@@ -202,11 +202,7 @@ static void on_attention(void *user, const struct butler_head_attention *attenti
 static void drop_step(struct serve_map *map)
 {
     free_step(map->maps, map->step);
-    free(map->head_mass);
-    free(map->head_read);
     map->step = NULL;
-    map->head_mass = NULL;
-    map->head_read = NULL;
 }
 
 void serve_map_before(struct serve_map *map, struct butler_session *session)
@@ -223,17 +219,15 @@ void serve_map_before(struct serve_map *map, struct butler_session *session)
     map->step->readers = serve_alloc(n, sizeof(uint16_t));
     map->step->heads = serve_alloc(n_heads, sizeof(struct serve_map_head));
     map->step->bytes = sizeof *map->step + n * (sizeof(float) + sizeof(uint16_t)) + n_heads * sizeof(struct serve_map_head);
-    map->head_mass = serve_alloc(n, sizeof(float));
-    map->head_read = serve_alloc(n, sizeof(bool));
+    if (!map->head_mass) {
+        map->head_mass = serve_alloc((size_t)butler_n_ctx(session), sizeof(float));
+        map->head_read = serve_alloc((size_t)butler_n_ctx(session), sizeof(bool));
+    }
 }
 
 void serve_map_after(struct serve_map *map)
 {
     struct serve_maps *maps = map->maps;
-    free(map->head_mass);
-    free(map->head_read);
-    map->head_mass = NULL;
-    map->head_read = NULL;
     if (!map->step)
         return;
     pthread_mutex_lock(&maps->lock);
@@ -273,6 +267,10 @@ void serve_map_end(struct serve_map *map)
     if (!map)
         return;
     drop_step(map);
+    free(map->head_mass);
+    free(map->head_read);
+    map->head_mass = NULL;
+    map->head_read = NULL;
     pthread_mutex_lock(&map->maps->lock);
     map->view.running = false;
     pthread_mutex_unlock(&map->maps->lock);

@@ -181,26 +181,26 @@ static void report_heads(const struct butler_session *session, int layer, int kv
     int32_t *positions = (int32_t *)(weights + stride), *read = positions + stride;
     butler_view_dot_keys(&view, q + (size_t)first_head * (size_t)session->shape.head_dim, group, base, cache->n_slots - base, rows,
                          stride);
-    for (int h = 0; h < group; h++) {
+    for (int i = 0; i < n; i++)
+        positions[i] = butler_kv_position(cache, cache->order ? cache->order[from + i] : (uint32_t)(from + i));
+    for (int h = 0, n_read = 0; h < group; h++) {
         const float *row = rows + (size_t)h * stride;
         double sink;
-        for (int i = 0; i < n; i++) {
-            const uint32_t slot = cache->order ? cache->order[from + i] : (uint32_t)(from + i);
-            positions[i] = butler_kv_position(cache, slot);
-            weights[i] = row[slot - (uint32_t)base];
-        }
+        for (int i = 0; i < n; i++)
+            weights[i] = row[cache->order ? (int)cache->order[from + i] : i];
         const double all = weigh(session, layer, first_head + h, weights, n, &sink);
         for (int i = 0; i < n; i++)
             weights[i] = (float)((double)weights[i] / all);
-        session->on_attention(
-            session->attention_user,
-            &(struct butler_head_attention){.layer = layer,
-                                            .head = first_head + h,
-                                            .read = read,
-                                            .n_read = butler_last_selection(session, layer, first_head + h, read, session->n_ctx),
-                                            .positions = positions,
-                                            .weights = weights,
-                                            .n = n});
+        if (h == 0 || session->policy.share == BUTLER_SHARE_QUERY)
+            n_read = butler_last_selection(session, layer, first_head + h, read, session->n_ctx);
+        const struct butler_head_attention attention = {.layer = layer,
+                                                        .head = first_head + h,
+                                                        .read = read,
+                                                        .n_read = n_read,
+                                                        .positions = positions,
+                                                        .weights = weights,
+                                                        .n = n};
+        session->on_attention(session->attention_user, &attention);
     }
 }
 

@@ -164,7 +164,7 @@ void butler_engine_free(struct butler_engine *engine)
     butler_predict_scratch_free(engine->predict_scratch[0]);
     butler_predict_scratch_free(engine->predict_scratch[1]);
     if (!engine->borrows) {
-        butler_step_registry_free(&engine->steps);
+        butler_step_registry_free(engine->steps);
         butler_metric_list_free(engine->plugins);
         butler_predictor_free(engine->predictors[0]);
         butler_predictor_free(engine->predictors[1]);

@@ -36,29 +36,26 @@ void butler_metric_list_free(struct butler_metric_list *list)
     free(list);
 }
 
-static bool is_word(const char *text)
+bool butler_is_word(const char *text)
 {
-    size_t n = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_");
+    const size_t n = text ? strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_") : 0;
     return n > 0 && n < 32 && !text[n] && text[0] >= 'a';
 }
 
-static int check_params(const struct butler_metric *metric, struct butler_error *err)
+int butler_params_check(const char *kind, const char *name, const struct butler_param *params, struct butler_error *err)
 {
-    for (int i = 0; metric->params && metric->params[i].name; i++) {
-        const struct butler_param *param = &metric->params[i];
+    for (int i = 0; params && params[i].name; i++) {
+        const struct butler_param *param = &params[i];
         if (i == BUTLER_METRIC_MAX_PARAMS)
-            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: more than %d params", metric->name, i);
-        if (!is_word(param->name))
-            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: param \"%.40s\": a name is 1 to 31 of a-z, 0-9 and _",
-                               metric->name, param->name);
-        if (butler_policy_is_key(param->name))
-            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: param %s is a key every policy has", metric->name,
-                               param->name);
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s %s: more than %d params", kind, name, i);
+        if (!butler_is_word(param->name))
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s %s: param \"%.40s\": a name is 1 to 31 of a-z, 0-9 and _", kind,
+                               name, param->name);
         for (int j = 0; j < i; j++)
-            if (!strcmp(param->name, metric->params[j].name))
-                return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: two params named %s", metric->name, param->name);
+            if (!strcmp(param->name, params[j].name))
+                return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s %s: two params named %s", kind, name, param->name);
         if (!(param->min <= param->value && param->value <= param->max))
-            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: param %s: default %g is not in [%g, %g]", metric->name,
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s %s: param %s: default %g is not in [%g, %g]", kind, name,
                                param->name, param->value, param->min, param->max);
     }
     return 0;
@@ -91,7 +88,7 @@ static int check_abi(const struct butler_metric *metric, const char *who, struct
 
 static int check_metric(const struct butler_engine *engine, const struct butler_metric *metric, struct butler_error *err)
 {
-    if (!metric->name || !is_word(metric->name))
+    if (!butler_is_word(metric->name))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a metric's name is 1 to 31 of a-z, 0-9 and _, a letter first");
     if (butler_metric_find(engine->plugins, metric->name) || butler_policy_is_name(metric->name))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: the name is taken", metric->name);
@@ -107,7 +104,11 @@ static int check_metric(const struct butler_engine *engine, const struct butler_
     if (!metric->record && (metric->page_scores || metric->append || metric->observe))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s has no record() but page scores, append() or observe()",
                            metric->name);
-    return check_params(metric, err);
+    for (int i = 0; metric->params && metric->params[i].name; i++)
+        if (butler_policy_is_key(metric->params[i].name))
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: param %s is a key every policy has", metric->name,
+                               metric->params[i].name);
+    return butler_params_check("metric", metric->name, metric->params, err);
 }
 
 int butler_metric_record(const struct butler_metric *metric, const struct butler_metric_shape *shape, const double *values,

@@ -51,6 +51,11 @@ struct butler_metric_list {
 };
 void butler_metric_list_free(struct butler_metric_list *list);
 
+/* What names of plug-ins and their parameters are: 1 to 31 of a-z, 0-9 and _, a letter first. text may be NULL. */
+bool butler_is_word(const char *text);
+/* Parameters of a plug-in, named in errors as "kind name". At most BUTLER_METRIC_MAX_PARAMS. */
+int butler_params_check(const char *kind, const char *name, const struct butler_param *params, struct butler_error *err);
+
 /* Weights that consecutive queries of a prompt gave to slots in the order of the text, before their factors: query t and query head
  * h gave weights[(t * group + h) * stride + i] * factors[i / keys * factor_stride + t * group + h] to slot i < n_seen + t. */
 struct butler_block_weights {

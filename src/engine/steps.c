@@ -18,24 +18,21 @@ _Static_assert(BUTLER_STEP_ABI == 1 &&
 
 void butler_step_registry_free(struct butler_step_registry *registry)
 {
-    for (int i = 0; i < registry->n; i++)
+    for (int i = 0; registry && i < registry->n; i++)
         if (registry->entries[i].handle)
             dlclose(registry->entries[i].handle);
-    free(registry->entries);
-    *registry = (struct butler_step_registry){0};
-}
-
-static bool is_word(const char *text)
-{
-    const size_t n = text ? strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_") : 0;
-    return n > 0 && n < 32 && !text[n] && text[0] >= 'a';
+    if (registry)
+        free(registry->entries);
+    free(registry);
 }
 
 static const struct butler_step_plugin *find(const struct butler_engine *engine, const char *name, size_t n)
 {
-    for (int i = 0; i < engine->steps.n; i++)
-        if (strlen(engine->steps.entries[i].plugin->name) == n && strncmp(engine->steps.entries[i].plugin->name, name, n) == 0)
-            return engine->steps.entries[i].plugin;
+    for (int i = 0; engine->steps && i < engine->steps->n; i++) {
+        const struct butler_step_plugin *plugin = engine->steps->entries[i].plugin;
+        if (strlen(plugin->name) == n && strncmp(plugin->name, name, n) == 0)
+            return plugin;
+    }
     return NULL;
 }
 
@@ -46,7 +43,7 @@ static int check(const struct butler_engine *engine, const struct butler_step_pl
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
                            "%s: built for step ABI %zu; this is butler %s, ABI %d: build it with this version's butler.h", who,
                            plugin->abi, BUTLER_VERSION, BUTLER_STEP_ABI);
-    if (!is_word(plugin->name))
+    if (!butler_is_word(plugin->name))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: its name is not 1 to 31 of a-z, 0-9 and _, a letter first", who);
     if (find(engine, plugin->name, strlen(plugin->name)))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "step plug-in %s: the name is taken", plugin->name);
@@ -55,23 +52,18 @@ static int check(const struct butler_engine *engine, const struct butler_step_pl
     if (plugin->state_bytes > BUTLER_MAX_STEP_STATE)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "step plug-in %s: a state of %zu bytes: there may be %d", plugin->name,
                            plugin->state_bytes, BUTLER_MAX_STEP_STATE);
-    for (int i = 0; plugin->params && plugin->params[i].name; i++) {
-        const struct butler_param *param = &plugin->params[i];
-        if (i == BUTLER_MAX_STEP_PARAMS)
-            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "step plug-in %s: more than %d params", plugin->name, i);
-        if (!is_word(param->name) || !(param->min <= param->value && param->value <= param->max))
-            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "step plug-in %s: param %d has no name, or a default outside [%g, %g]",
-                               plugin->name, i, param->min, param->max);
-    }
-    return 0;
+    return butler_params_check("step plug-in", plugin->name, plugin->params, err);
 }
 
 int butler_step_add_entry(struct butler_engine *engine, const struct butler_step_plugin *plugin, const char *who, void *handle,
                           struct butler_error *err)
 {
-    struct butler_step_registry *registry = &engine->steps;
-    if (check(engine, plugin, who, err) < 0)
-        return err ? err->code : BUTLER_ERROR_ARGUMENT;
+    const int code = check(engine, plugin, who, err);
+    if (code < 0)
+        return code;
+    if (!engine->steps && !(engine->steps = calloc(1, sizeof *engine->steps)))
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "step plug-in %s: no memory", plugin->name);
+    struct butler_step_registry *registry = engine->steps;
     struct butler_step_entry *entries = realloc(registry->entries, ((size_t)registry->n + 1) * sizeof *entries);
     if (!entries)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "step plug-in %s: no memory", plugin->name);
@@ -89,9 +81,9 @@ int butler_step_register(struct butler_engine *engine, const struct butler_step_
 
 int butler_step_list(const struct butler_engine *engine, const struct butler_step_plugin **out, int max_out)
 {
-    const int n = engine && (out || max_out == 0) ? engine->steps.n : 0;
+    const int n = engine && engine->steps && (out || max_out == 0) ? engine->steps->n : 0;
     for (int i = 0; i < n && i < max_out; i++)
-        out[i] = engine->steps.entries[i].plugin;
+        out[i] = engine->steps->entries[i].plugin;
     return n;
 }
 

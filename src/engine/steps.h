@@ -4,11 +4,11 @@
 
 #include <stdbool.h>
 
-#include "butler.h"
+#include "engine/metric.h"
 
-enum { BUTLER_MAX_STEPS = 8, BUTLER_MAX_STEP_PARAMS = 16, BUTLER_MAX_STEP_STATE = 1 << 20 };
+enum { BUTLER_MAX_STEPS = 8, BUTLER_MAX_STEP_STATE = 1 << 20 };
 
-/* Those that an engine knows. */
+/* Those that an engine knows, and its clones. */
 struct butler_step_registry {
     int n;
     struct butler_step_entry {
@@ -16,7 +16,7 @@ struct butler_step_registry {
         void *handle; /* dlopen, or NULL */
     } * entries;
 };
-void butler_step_registry_free(struct butler_step_registry *registry);
+void butler_step_registry_free(struct butler_step_registry *registry); /* may be NULL */
 /* handle: closed with the registry; who names the plug-in in errors. */
 int butler_step_add_entry(struct butler_engine *engine, const struct butler_step_plugin *plugin, const char *who, void *handle,
                           struct butler_error *err);
@@ -27,7 +27,7 @@ struct butler_steps {
     float *raw; /* [n_vocab] the logits as the model gave them */
     struct butler_step {
         const struct butler_step_plugin *plugin;
-        double values[BUTLER_MAX_STEP_PARAMS];
+        double values[BUTLER_METRIC_MAX_PARAMS];
         void *state; /* or NULL */
     } list[BUTLER_MAX_STEPS];
 };
