@@ -20,7 +20,7 @@ struct butler_engine {
     struct butler_pages *pages;   /* one pool for each size of extent */
     struct butler_prefix *prefix; /* NULL: none */
     struct butler_metric_list *plugins;
-    struct butler_step_registry *steps; /* NULL: none */
+    struct butler_step_registry *steps;                /* NULL: none */
     struct butler_predictor *predictors[2];            /* of version 1 and 2, or NULL */
     struct butler_predict_scratch *predict_scratch[2]; /* of these, where sessions use them; or NULL */
     struct butler_audit_scratch audit;
