@@ -1,10 +1,11 @@
 /* Which endpoint answers what, and those that need no engine. */
 #include "serve/api_parts.h"
-#include "serve/page.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "serve/page.h"
 
 static const char content_type[] = "application/json; charset=utf-8";
 

@@ -10,7 +10,7 @@ const $ = id => document.getElementById(id);
 const messages = []; // of the conversation, as the server gets them
 let files = [];      // {name, text}, to be sent with the next question
 let abort = null;    // of the answer that is being written
-let shown = null;    // {id, tokens, n_prompt, documents, answer, chosen}: the map that is open
+let shown = null;    // {id, map, box, documents, chosen, choose}: the map that is open
 
 function element(name, text, className) {
   const e = document.createElement(name);
@@ -171,7 +171,7 @@ async function showUsage(bubble, usage, documents) {
     box.append(token);
   }
   bubble.replaceChildren(box);
-  const own = {id: kv.map, map, box, documents: placesOf(map, documents), chosen: map.n_prompt_tokens + 1, answer: null};
+  const own = {id: kv.map, map, box, documents: placesOf(map, documents), chosen: map.n_prompt_tokens + 1};
   const open = token => { if (shown !== own) openMap(own); return chooseToken(token); };
   const choose = token => open(token).catch(error => say(error.message));
   own.choose = choose;

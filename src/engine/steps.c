@@ -229,7 +229,11 @@ int butler_steps_after(struct butler_session *session, struct butler_error *err)
 {
     struct butler_steps *steps = session->steps;
     struct butler_step_view view = view_of(session);
-    int code = 0;
+    int code = 0, n_after = 0;
+    for (int i = 0; i < steps->n; i++)
+        n_after += steps->list[i].plugin->after != NULL;
+    if (n_after == 0) /* no copy of the logits, no entropy */
+        return 0;
     memcpy(steps->raw, session->logits, (size_t)view.n_vocab * sizeof *steps->raw);
     view.logits = steps->raw;
     view.entropy = butler_entropy(steps->raw, view.n_vocab);
