@@ -10,15 +10,17 @@
 enum { MAX_TEXT = 14, MAX_VOCAB = 600 };
 
 static struct tiny_vocab *vocab;
+static int mark; /* a control token */
 
 static int make_vocab(void **state)
 {
     static const char *const words[] = {"ab",  "ba",   "aba", "bb",  "a\u00e9", "\u00e9b", "{\"",
-                                        "\":", "true", "\"}", "a\"", "12",      "]]"};
+                                        "\":", "true", "\"}", "a\"", "12",      "]]",      "<ab>"};
     (void)state;
     vocab = tiny_spm();
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         tiny_token(vocab, words[i], -1, TINY_NORMAL);
+    mark = tiny_token(vocab, "<mark>", 0, TINY_CONTROL);
     opened(vocab);
     return 0;
 }
@@ -113,7 +115,13 @@ static void test_refused(void **state)
         {"root ::= \"\\x4\"", "too few hexadecimal digits"},
         {"root ::= \"\\ud800\"", "an escape of no Unicode character"},
         {"root ::= \"\xFF\"", "a byte that is not UTF-8"},
-        {"root ::= <think>", "line 1, column 10: references to tokens are not supported"},
+        {"root ::= <think>", "line 1, column 10: the vocabulary has no such token"},
+        {"root ::= <[99999999999]>", "line 1, column 10: the vocabulary has no such token"},
+        {"root ::= <[1x]>", "line 1, column 10: the vocabulary has no such token"},
+        {"root ::= <mark", "line 1, column 10: a token without its closing bracket"},
+        {"root ::= !<mark>", "line 1, column 10: exclusions of tokens are not supported"},
+        {"root ::= <[0]>", "line 1, column 10: a token that no answer has"},
+        {"root ::= </s>", "line 1, column 10: a token that ends an answer"},
         {"root ::= root \"a\" | \"b\"", "line 1, column 1: rule 'root' is left-recursive"},
         {"root ::= a\na ::= b? c\nb ::= \"b\"\nc ::= a \"x\" | \"y\"", "is left-recursive"},
         {"root ::= (a \"x\")*\na ::= root | \"y\"", "is left-recursive"},
@@ -126,6 +134,33 @@ static void test_refused(void **state)
         if (grammar || err.code != BUTLER_ERROR_FORMAT || !strstr(err.message, cases[i].says))
             fail_msg("%s: %d \"%s\" is not \"%s\"", cases[i].gbnf, err.code, err.message, cases[i].says);
     }
+}
+
+/* A control token is in an answer only where a grammar names it; its spelling in ordinary tokens is another text. */
+static void test_tokens(void **state)
+{
+    char gbnf[64];
+    struct butler_error err = {0};
+    (void)state;
+    for (int by_id = 0; by_id < 2; by_id++) {
+        float logits[MAX_VOCAB] = {0};
+        snprintf(gbnf, sizeof gbnf, by_id ? "root ::= \"a\" <[%d]> \"b\"" : "root ::= \"a\" <mark> \"b\"", mark);
+        struct butler_grammar *grammar = compiled(gbnf);
+        const int32_t before = state_of(grammar, "a", 1), after = butler_grammar_advance(grammar, before, mark, &err);
+        assert_true(after > 0 && verdict(grammar, "a<mark>b", 8) == -1 && verdict(grammar, "ab", 2) == -1);
+        assert_int_equal(butler_grammar_advance(grammar, butler_grammar_start(grammar), mark, &err), 0);
+        assert_int_equal(butler_grammar_mask(grammar, before, logits, vocab->n_tokens, &err), 1);
+        assert_true(logits[mark] > -INFINITY && butler_grammar_advance(grammar, before, 3 + 0xff, &err) == 0);
+        assert_true(butler_grammar_advance(grammar, butler_grammar_advance(grammar, after, 3 + 'b', &err), 2, &err) > 0);
+        butler_grammar_free(grammar);
+    }
+    struct butler_grammar *any = compiled("root ::= .*");
+    assert_int_equal(butler_grammar_advance(any, butler_grammar_start(any), mark, &err), 0);
+    assert_int_equal(verdict(any, "<mark>", 6), 1);
+    butler_grammar_free(any);
+    struct butler_grammar *ordinary = compiled("root ::= <ab> \"b\""); /* ordinary text, however it is cut */
+    assert_int_equal(verdict(ordinary, "<ab>b", 5), 1);
+    butler_grammar_free(ordinary);
 }
 
 /* Grammars whose parsers need exponential time or endless memory end with a reason, or go on in bounded time. */
@@ -520,8 +555,8 @@ static void test_samplers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),  cmocka_unit_test(test_refused),  cmocka_unit_test(test_hostile),
-        cmocka_unit_test(test_random), cmocka_unit_test(test_samplers),
+        cmocka_unit_test(test_texts),   cmocka_unit_test(test_refused), cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_hostile), cmocka_unit_test(test_random),  cmocka_unit_test(test_samplers),
     };
     return cmocka_run_group_tests(tests, make_vocab, free_vocab);
 }

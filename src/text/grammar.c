@@ -7,6 +7,7 @@
 
 #include "base/utf8.h"
 #include "text/grammar_parts.h"
+#include "text/tokenizer_parts.h"
 
 enum {
     MAX_DEPTH = 200, /* of groups in groups */
@@ -24,6 +25,7 @@ struct name {
 struct parser {
     const char *source, *at;
     struct butler_rules *rules;
+    const struct butler_tokenizer *tokenizer;
     struct name *names; /* [n_names] in the order in which they came */
     uint32_t *slots;    /* [n_slots] hash table of indices into names; BUTLER_NO_INDEX: free */
     size_t n_names, n_slots;
@@ -163,32 +165,34 @@ static int read_character(struct parser *parser, uint32_t *character)
     return 0;
 }
 
+/* Adds elements that match exactly these bytes. */
+static int add_bytes(struct parser *parser, struct butler_sequence *sequence, const char *bytes, size_t n)
+{
+    int code = 0;
+    for (size_t i = 0; i < n && code == 0; i++) {
+        const unsigned byte = (unsigned char)bytes[i];
+        struct butler_byte_set set = {{0}};
+        uint32_t index = 0;
+        set.bits[byte / 64] = (uint64_t)1 << byte % 64;
+        code = butler_rules_new_set(parser->rules, &set, &index, parser->err);
+        if (code == 0)
+            code = butler_sequence_add(sequence, BUTLER_ELEMENT_BYTES, index, parser->err);
+    }
+    return code;
+}
+
 static int parse_literal(struct parser *parser, struct butler_sequence *sequence)
 {
     const char *open = parser->at++;
     int code = 0;
     while (code == 0 && *parser->at != '"') {
-        struct butler_range range;
-        bool empty;
+        uint32_t character = 0;
+        char bytes[4];
         if (!*parser->at)
             return fail_at(parser, open, "a literal without its closing quote");
-        code = read_character(parser, &range.low);
-        range.high = range.low;
-        if (code == 0 && range.low < 0x80) {
-            code = butler_class_add(parser->rules, sequence, &range, 1, false, &empty, parser->err);
-        } else if (code == 0) { /* its bytes, so that they need no rule of their own */
-            char bytes[4];
-            const size_t n = butler_utf8_encode(range.low, bytes);
-            for (size_t i = 0; i < n && code == 0; i++) {
-                const unsigned byte = (unsigned char)bytes[i];
-                struct butler_byte_set set = {{0}};
-                uint32_t index = 0;
-                set.bits[byte / 64] = (uint64_t)1 << byte % 64;
-                code = butler_rules_new_set(parser->rules, &set, &index, parser->err);
-                if (code == 0)
-                    code = butler_sequence_add(sequence, BUTLER_ELEMENT_BYTES, index, parser->err);
-            }
-        }
+        code = read_character(parser, &character);
+        if (code == 0)
+            code = add_bytes(parser, sequence, bytes, butler_utf8_encode(character, bytes));
     }
     parser->at += code == 0;
     return code;
@@ -361,6 +365,40 @@ static int parse_any(struct parser *parser, struct butler_sequence *sequence)
     return butler_class_add(parser->rules, sequence, NULL, 0, true, &empty, parser->err);
 }
 
+/* The token that is spelled so, most likely a special one; the number of tokens or more: there is none. */
+static uint32_t find_token(const struct butler_tokenizer *tokenizer, const char *text, size_t n)
+{
+    const int end = tokenizer->special_by_byte[(unsigned char)text[0]].end;
+    for (int i = tokenizer->special_by_byte[(unsigned char)text[0]].first; i < end; i++) {
+        const struct butler_piece *piece = &tokenizer->vocab.pieces[tokenizer->special[i]];
+        if (piece->n_bytes == n && memcmp(piece->bytes, text, n) == 0)
+            return (uint32_t)tokenizer->special[i];
+    }
+    return butler_vocab_find(&tokenizer->vocab, text, n);
+}
+
+/* <spelling of a token, with its brackets> or <[id]>. */
+static int parse_token(struct parser *parser, struct butler_sequence *sequence)
+{
+    const char *open = parser->at;
+    char bytes[BUTLER_TOKEN_CODE], *end = NULL;
+    size_t n = strcspn(open, ">\r\n");
+    if (open[n] != '>')
+        return fail_at(parser, open, "a token without its closing bracket");
+    const long number = open[1] == '[' && open[2] >= '0' && open[2] <= '9' ? strtol(open + 2, &end, 10) : -1;
+    const bool is_number = end && end[0] == ']' && end[1] == '>';
+    const uint32_t id = is_number ? (uint32_t)BUTLER_MIN(number, INT32_MAX) : find_token(parser->tokenizer, open, n + 1);
+    if (id >= parser->tokenizer->vocab.n_tokens)
+        return fail_at(parser, open, "the vocabulary has no such token");
+    if (butler_tokenizer_is_end(parser->tokenizer, (int32_t)id))
+        return fail_at(parser, open, "a token that ends an answer, which is allowed where the grammar's text is complete");
+    const char *text = butler_grammar_bytes(parser->tokenizer, (int32_t)id, bytes, &n);
+    if (n == 0)
+        return fail_at(parser, open, "a token that no answer has");
+    parser->at = strchr(open, '>') + 1;
+    return add_bytes(parser, sequence, text, n);
+}
+
 static int parse_reference(struct parser *parser, struct butler_sequence *sequence)
 {
     size_t index = 0;
@@ -388,8 +426,10 @@ static int parse_sequence(struct parser *parser, uint32_t rule)
             code = parse_any(parser, &sequence);
         else if (is_name(c))
             code = parse_reference(parser, &sequence);
-        else if (c == '<' || c == '!')
-            code = fail_at(parser, parser->at, "references to tokens are not supported");
+        else if (c == '<')
+            code = parse_token(parser, &sequence);
+        else if (c == '!')
+            code = fail_at(parser, parser->at, "exclusions of tokens are not supported");
         else if (c == '*' || c == '+' || c == '?' || c == '{')
             code = fail_at(parser, parser->at, "a repetition of nothing");
         else
@@ -469,9 +509,10 @@ static int check_rules(struct parser *parser, size_t root)
     return 0;
 }
 
-int butler_gbnf_parse(struct butler_rules *rules, const char *gbnf, struct butler_error *err)
+int butler_gbnf_parse(struct butler_rules *rules, const char *gbnf, const struct butler_tokenizer *tokenizer,
+                      struct butler_error *err)
 {
-    struct parser parser = {.source = gbnf, .at = gbnf, .rules = rules, .err = err};
+    struct parser parser = {.source = gbnf, .at = gbnf, .rules = rules, .tokenizer = tokenizer, .err = err};
     size_t root = 0;
     int code = 0;
     skip_blanks(&parser, true);

@@ -67,52 +67,65 @@ void butler_token_trie_free(struct butler_token_trie *trie)
     free(trie);
 }
 
-static int by_bytes(const void *a, const void *b, void *user)
+/* butler_grammar_bytes of a token that the trie has. */
+static const char *bytes_of(const struct butler_tokenizer *tokenizer, uint32_t id, char code[BUTLER_TOKEN_CODE], size_t *n)
 {
-    const struct butler_vocab *vocab = user;
-    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    const struct butler_piece *p = &vocab->pieces[x], *q = &vocab->pieces[y];
-    const int order = memcmp(p->bytes, q->bytes, BUTLER_MIN(p->n_bytes, q->n_bytes));
-    if (order)
-        return order;
-    return p->n_bytes != q->n_bytes ? (p->n_bytes > q->n_bytes) - (p->n_bytes < q->n_bytes) : (x > y) - (x < y);
+    if (tokenizer->vocab.types[id] == BUTLER_TOKEN_CONTROL)
+        return butler_grammar_bytes(tokenizer, (int32_t)id, code, n);
+    *n = tokenizer->vocab.pieces[id].n_bytes;
+    return tokenizer->vocab.pieces[id].bytes;
 }
 
-/* Sorts the tokens that have bytes, and finds those that end an answer: they count as such, whatever their bytes. */
+static int by_bytes(const void *a, const void *b, void *user)
+{
+    char codes[2][BUTLER_TOKEN_CODE];
+    size_t n, m;
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    const char *p = bytes_of(user, x, codes[0], &n), *q = bytes_of(user, y, codes[1], &m);
+    const int order = memcmp(p, q, BUTLER_MIN(n, m));
+    if (order)
+        return order;
+    return n != m ? (n > m) - (n < m) : (x > y) - (x < y);
+}
+
+/* Sorts the tokens that a grammar can have, and finds those that end an answer: they count as such, whatever their bytes. */
 static size_t sort_tokens(struct butler_token_trie *trie, const struct butler_tokenizer *tokenizer)
 {
     size_t n_bytes = 0, n;
     for (int32_t id = 0; id < trie->n_tokens; id++) {
+        char code[BUTLER_TOKEN_CODE];
+        butler_grammar_bytes(tokenizer, id, code, &n);
         if (butler_tokenizer_is_end(tokenizer, id)) {
             trie->ends[trie->n_ends++] = id;
-        } else if (butler_tokenizer_bytes(tokenizer, id, &n) && n > 0) {
+        } else if (n > 0) {
             trie->ids[trie->n_ids++] = (uint32_t)id;
             n_bytes += n;
         }
     }
-    qsort_r(trie->ids, trie->n_ids, sizeof *trie->ids, by_bytes, (void *)&tokenizer->vocab);
+    qsort_r(trie->ids, trie->n_ids, sizeof *trie->ids, by_bytes, (void *)tokenizer);
     return n_bytes;
 }
 
 /* Nodes of the sorted tokens, of which each shares what it can with the one before. */
-static void add_nodes(struct butler_token_trie *trie, const struct butler_vocab *vocab)
+static void add_nodes(struct butler_token_trie *trie, const struct butler_tokenizer *tokenizer)
 {
     uint32_t path[BUTLER_MAX_TOKEN_BYTES];
-    const struct butler_piece *before = &(struct butler_piece){.bytes = ""};
-    uint32_t depth = 0;
+    char codes[2][BUTLER_TOKEN_CODE];
+    const char *before = "";
+    size_t n_before = 0, n, depth = 0;
     for (uint32_t i = 0; i < trie->n_ids; i++) {
-        const struct butler_piece *piece = &vocab->pieces[trie->ids[i]];
-        uint32_t shared = 0;
-        while (shared < BUTLER_MIN(before->n_bytes, piece->n_bytes) && before->bytes[shared] == piece->bytes[shared])
+        const char *bytes = bytes_of(tokenizer, trie->ids[i], codes[i % 2], &n);
+        size_t shared = 0;
+        while (shared < BUTLER_MIN(n_before, n) && before[shared] == bytes[shared])
             shared++;
         for (; depth > shared; depth--)
             trie->nodes[path[depth - 1]].next = trie->n_nodes;
-        for (; depth < piece->n_bytes; depth++) {
+        for (; depth < n; depth++) {
             path[depth] = trie->n_nodes;
-            trie->nodes[trie->n_nodes++] =
-                (struct node){.first_id = i, .depth = (uint16_t)depth, .byte = (uint8_t)piece->bytes[depth]};
+            trie->nodes[trie->n_nodes++] = (struct node){.first_id = i, .depth = (uint16_t)depth, .byte = (uint8_t)bytes[depth]};
         }
-        before = piece;
+        before = bytes;
+        n_before = n;
     }
     for (; depth > 0; depth--)
         trie->nodes[path[depth - 1]].next = trie->n_nodes;
@@ -134,7 +147,7 @@ static struct butler_token_trie *make_trie(const struct butler_tokenizer *tokeni
         butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a trie of %d tokens", butler_tokenizer_n_vocab(tokenizer));
         return NULL;
     }
-    add_nodes(trie, &tokenizer->vocab);
+    add_nodes(trie, tokenizer);
     struct node *nodes = realloc(trie->nodes, ((size_t)trie->n_nodes + 1) * sizeof *nodes); /* shared beginnings need less */
     if (nodes)
         trie->nodes = nodes;
@@ -163,7 +176,7 @@ struct butler_grammar *butler_grammar_compile(struct butler_tokenizer *tokenizer
     pthread_mutex_init(&grammar->lock, NULL);
     grammar->n_owners = 1;
     grammar->tokenizer = tokenizer;
-    if (butler_gbnf_parse(&grammar->rules, gbnf, err) < 0 || !(grammar->trie = trie_of(tokenizer, err)) ||
+    if (butler_gbnf_parse(&grammar->rules, gbnf, tokenizer, err) < 0 || !(grammar->trie = trie_of(tokenizer, err)) ||
         !(grammar->machine = butler_machine_new(&grammar->rules, err))) {
         butler_grammar_free(grammar);
         return NULL;
@@ -214,7 +227,8 @@ static void leave(const struct butler_grammar *grammar)
 int32_t butler_grammar_advance(const struct butler_grammar *grammar, int32_t state, int32_t id, struct butler_error *err)
 {
     size_t n = 0;
-    const char *bytes = butler_tokenizer_bytes(grammar->tokenizer, id, &n);
+    char code[BUTLER_TOKEN_CODE];
+    const char *bytes = butler_grammar_bytes(grammar->tokenizer, id, code, &n);
     const bool ends = butler_tokenizer_is_end(grammar->tokenizer, id);
     struct butler_machine *machine = enter(grammar);
     if (ends)
@@ -315,7 +329,9 @@ static const struct mask *find_shortened(struct butler_grammar *grammar, int32_t
 static int walk_open(struct butler_grammar *grammar, struct mask *mask, int32_t state, uint32_t node, struct butler_error *err)
 {
     const struct butler_token_trie *trie = grammar->trie;
-    const char *bytes = grammar->tokenizer->vocab.pieces[trie->ids[trie->nodes[node].first_id]].bytes;
+    char code[BUTLER_TOKEN_CODE];
+    size_t n;
+    const char *bytes = bytes_of(grammar->tokenizer, trie->ids[trie->nodes[node].first_id], code, &n);
     for (int i = 0; i < trie->nodes[node].depth && state > 0; i++)
         state = butler_machine_step(grammar->machine, state, (unsigned char)bytes[i], err);
     return state <= 0 ? state : walk(trie, grammar->machine, mask, state, node, trie->nodes[node].next, err);

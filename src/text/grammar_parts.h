@@ -4,6 +4,8 @@
 
 #include "base/util.h"
 
+struct butler_tokenizer;
+
 enum {
     BUTLER_MAX_ELEMENTS = 1 << 20, /* of all rules together, repetitions written out */
     BUTLER_MAX_REPEATS = 100000,
@@ -82,8 +84,15 @@ struct butler_range {
 int butler_class_add(struct butler_rules *rules, struct butler_sequence *sequence, struct butler_range *ranges, size_t n,
                      bool negated, bool *empty, struct butler_error *err);
 
-/* grammar.c */
-int butler_gbnf_parse(struct butler_rules *rules, const char *gbnf, struct butler_error *err);
+/* grammar.c. The tokenizer tells which tokens <references> mean. */
+int butler_gbnf_parse(struct butler_rules *rules, const char *gbnf, const struct butler_tokenizer *tokenizer,
+                      struct butler_error *err);
+
+/* grammar_token.c: the bytes that stand for a token in a grammar. Of most that is their text. A control token has none, and is 0xFF
+ * and its id in three bytes, written to code: no text has the byte 0xFF, so nothing but a reference in a grammar means it. *n 0: no
+ * grammar has the token. */
+enum { BUTLER_TOKEN_CODE = 4 };
+const char *butler_grammar_bytes(const struct butler_tokenizer *tokenizer, int32_t id, char code[BUTLER_TOKEN_CODE], size_t *n);
 
 /* grammar_machine.c. State 0 has no way on. */
 struct butler_machine;
