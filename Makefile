@@ -129,9 +129,15 @@ $(BUILD)/tests/test_scheduler: $(BUILD)/tests/test_scheduler.o $(SCHEDULER_OBJ) 
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
 
 # So does that of the parser of answers.
-$(BUILD)/tests/test_tools: $(BUILD)/tests/test_tools.o $(BUILD)/serve/tools.o $(BUILD)/serve/text.o
+PARSER_OBJ = $(patsubst %,$(BUILD)/serve/%.o,tools tools_head tools_xml tools_messages text)
+$(BUILD)/tests/test_tools: $(BUILD)/tests/test_tools.o $(PARSER_OBJ)
 	$(call say,LD,$@)
-	$(Q)$(CC) $(SANFLAGS) -o $@ $^ -lcmocka
+	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(CMD_LIBS) -lcmocka
+
+# Says which texts a grammar or a schema accepts.
+$(BUILD)/tests/accept_texts: $(BUILD)/tests/accept_texts.o $(patsubst %.c,$(BUILD)/%.o,$(wildcard schema/*.c)) $(BUILD)/libbutler.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) $(CMD_LIBS)
 
 tests: $(TESTS)
 
@@ -158,7 +164,8 @@ fuzz-programs: $(FUZZ_SRC:%.c=$(BUILD)/%)
 
 $(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): $(patsubst %.c,$(BUILD)/%.o,$(wildcard serve/*.c schema/*.c))
 $(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): FUZZ_LIBS = $(CMD_LIBS)
-$(BUILD)/fuzz/fuzz_tools: $(BUILD)/serve/tools.o $(BUILD)/serve/text.o
+$(BUILD)/fuzz/fuzz_tools: $(PARSER_OBJ)
+$(BUILD)/fuzz/fuzz_tools: FUZZ_LIBS = $(CMD_LIBS)
 $(BUILD)/fuzz/fuzz_schema: $(patsubst %.c,$(BUILD)/%.o,$(wildcard schema/*.c))
 $(BUILD)/fuzz/fuzz_schema: FUZZ_LIBS = $(CMD_LIBS)
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/fuzz_%.o $(BUILD)/libbutler.a
@@ -201,4 +208,4 @@ clean:
 # Objects that only a chain of pattern rules names are kept. Without names .SECONDARY would mean every file, and then one that
 # is absent is not made while what needs it is newer.
 .SECONDARY: $(TEST_SRC:%.c=$(BUILD)/%.o) $(FUZZ_SRC:%.c=$(BUILD)/%.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*.c))
--include $(LIB_OBJ:.o=.d) $(TOOL_OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TESTS:=.d) $(BUILD)/tests/record_policies.d $(BUILD)/tests/render_chat.d $(wildcard $(BUILD)/bench/*.d)
+-include $(LIB_OBJ:.o=.d) $(TOOL_OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TESTS:=.d) $(BUILD)/tests/record_policies.d $(BUILD)/tests/render_chat.d $(BUILD)/tests/accept_texts.d $(wildcard $(BUILD)/bench/*.d)

@@ -594,9 +594,12 @@ void serve_request_free(struct serve_request *request)
     }
     for (int j = 0; j < request->n_jobs; j++)
         serve_job_free(request->jobs[j]);
-    for (int i = 0; i < request->syntax.n_names; i++)
+    for (int i = 0; i < request->syntax.n_names; i++) {
         free(request->syntax.names[i]);
+        free(request->syntax.texts[i]);
+    }
     free(request->syntax.names);
+    free(request->syntax.texts);
     json_decref(request->fields);
     butler_grammar_free(request->grammar);
     free(request->answers);

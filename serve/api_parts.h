@@ -121,7 +121,14 @@ int serve_read_count(json_t *body, const char *name, bool required, struct serve
 bool serve_is_neutral(const json_t *value);
 /* 0; or -501 with *error when one of names[n] asks for something. */
 int serve_refuse_fields(json_t *body, const char *const *names, size_t n, struct serve_error *error);
-/* blocks.c: a part of a surface's answer into its blocks, and on to the stream. */
+/* Appends a message, its content a string or an array of parts; to the last one, after an empty line, where that has the same role.
+ */
+void serve_add_message(json_t *messages, const char *role, json_t *content);
+/* The body as one of a chat that has these messages (takes the reference) and one answer. */
+json_t *serve_copy_body(json_t *body, json_t *messages);
+
+/* blocks.c */
+/* A part of a surface's answer into its blocks, and on to the stream. */
 void serve_add_part(struct serve_answer *answer, const struct serve_part *part);
 /* The answer is complete: the open block ends; one without any gets an empty text. */
 void serve_end_blocks(struct serve_answer *answer);
@@ -136,12 +143,6 @@ void serve_add_call(json_t *messages, json_t *id, json_t *name, json_t *argument
 void serve_add_result(json_t *messages, json_t *id, json_t *content);
 /* Appends reasoning to that message. */
 void serve_add_reasoning(json_t *messages, const char *text);
-
-/* Appends a message, its content a string or an array of parts; to the last one, after an empty line, where that has the same role.
- */
-void serve_add_message(json_t *messages, const char *role, json_t *content);
-/* The body as one of a chat that has these messages (takes the reference) and one answer. */
-json_t *serve_copy_body(json_t *body, json_t *messages);
 
 /* chat_tools.c */
 /* The template of conversations; "" where there is none. */
@@ -164,9 +165,12 @@ int serve_check_calls(json_t *message, size_t i, struct serve_error *error);
 json_t *serve_tool_messages(const struct serve_api *api, json_t *list, json_t *tools);
 /* Tools for the template, to be freed; NULL: none. */
 char *serve_tools_text(const struct serve_api *api, json_t *tools);
-/* What to look for in answers to the prompt; names are to be freed. 0 or a negative status. */
+/* What to look for in answers to the prompt; names and texts are to be freed. 0 or a negative status. */
 int serve_read_syntax(const struct serve_api *api, json_t *body, const struct butler_chat_text *prompt, struct serve_syntax *syntax,
                       struct serve_error *error);
+
+/* call_xml.c: names of a tool's parameters that are strings, as `texts` of struct serve_syntax. */
+char *serve_text_parameters(json_t *tool);
 
 /* call_grammar.c: the grammar of answers that must be calls, the caller's, where tool_choice requires that. syntax: of the answers.
  * NULL: it does not, or *error. */

@@ -5,72 +5,112 @@
 #include <string.h>
 
 #include "schema/schema.h"
-#include "serve/api_parts.h"
+#include "serve/call_grammar.h"
 
 /* How calls of a form are written: before the name, between name and arguments, behind them; before the first call and behind the
- * last one; between two calls. */
+ * last one; between two calls, NULL: there is only one. */
 static const struct frame {
     enum serve_call_form form;
     const char *before, *between, *behind, *first, *last, *join;
 } frames[] = {
+    {SERVE_CALLS_XML, "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "", "", "\n"},
     {SERVE_CALLS_TAGGED, "<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>", "", "", "\n"},
     {SERVE_CALLS_MISTRAL, "{\"name\": \"", "\", \"arguments\": ", "}", "[TOOL_CALLS][", "]", ", "},
     {SERVE_CALLS_ACTION, "{\"tool_name\": \"", "\", \"parameters\": ", "}", "<|START_ACTION|>[", "]<|END_ACTION|>", ", "},
     {SERVE_CALLS_BARRED, "{\"name\": \"", "\", \"arguments\": ", "}", "<|tool_call|>[", "]", ", "},
+    {SERVE_CALLS_MESSAGE, "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "", "", "", NULL},
     {SERVE_CALLS_BARE, "{\"name\": \"", "\", \"parameters\": ", "}", "", "", "; "},
 };
 
 /* Mistral's later form: the name without quotes. */
 static const struct frame named_frame = {SERVE_CALLS_MISTRAL, "[TOOL_CALLS]", "[ARGS]", "", "", "", ""};
 
-static void put(struct serve_text *text, const char *bytes)
+void serve_put(struct serve_text *text, const char *bytes)
 {
     serve_text_append(text, bytes, strlen(bytes));
 }
 
-/* A literal of GBNF. */
-static void put_literal(struct serve_text *text, const char *bytes)
+void serve_put_literal(struct serve_text *text, const char *bytes)
 {
     char code[8];
-    put(text, " \"");
-    for (; *bytes; bytes++)
-        serve_text_append(text, code, (size_t)snprintf(code, sizeof code, "\\x%02x", (unsigned char)*bytes));
-    put(text, "\"");
+    serve_put(text, " \"");
+    for (; *bytes; bytes++) {
+        const unsigned char c = (unsigned char)*bytes;
+        const int n = snprintf(code, sizeof code, c < 0x80 ? "\\x%02x" : "%c", c);
+        serve_text_append(text, code, (size_t)n);
+    }
+    serve_put(text, "\"");
 }
 
-/* Any text up to the mark, and the mark. Its first character comes in it once, so that a text that begins the mark in vain can
- * begin it again only there: rule `miss-i` is what follows i characters of the mark and is not the whole mark. */
-static void put_text_to_mark(struct serve_text *text, const char *mark)
+/* The control token that is spelled by the mark at the beginning of the text, *n bytes of it; -1: there is none. */
+static int32_t find_control(const struct butler_model *model, const char *bytes, size_t *n)
 {
-    char rule[128];
+    int32_t id = -1;
+    size_t n_text;
+    for (*n = strnlen(bytes, 24); *n > 0 && !serve_syntax_is_mark(bytes, *n); --*n) {
+    }
+    if (*n == 0 || butler_tokenize(model, bytes, *n, BUTLER_PARSE_SPECIAL, &id, 1, NULL) != 1)
+        return -1;
+    butler_token_bytes(model, id, &n_text);
+    return n_text == 0 ? id : -1;
+}
+
+void serve_put_marked(struct serve_text *text, const struct butler_model *model, const char *bytes)
+{
+    char part[256];
+    size_t n_part = 0, n;
+    for (;; bytes += n) {
+        const int32_t id = find_control(model, bytes, &n);
+        if ((id >= 0 || !*bytes || n_part + 1 == sizeof part) && n_part > 0) {
+            part[n_part] = 0;
+            serve_put_literal(text, part);
+            n_part = 0;
+        }
+        if (!*bytes)
+            return;
+        if (id >= 0) {
+            snprintf(part, sizeof part, " <[%d]>", (int)id);
+            serve_put(text, part);
+        } else {
+            part[n_part++] = *bytes;
+            n = 1;
+        }
+    }
+}
+
+/* The first character of the mark comes in it once, so that a text that begins the mark in vain can begin it again only there: rule
+ * `NAME-miss-i` is what follows i characters of the mark and is not the whole mark. */
+void serve_put_text_to_mark(struct serve_text *text, const struct butler_model *model, const char *name, const char *mark)
+{
+    char rule[256];
     const size_t n = strlen(mark);
     const unsigned first = (unsigned char)mark[0];
     for (size_t i = 1; i < n; i++) {
         const unsigned next = (unsigned char)mark[i];
-        snprintf(rule, sizeof rule, "miss-%zu ::= [^\\x%02x\\x%02x] | \"\\x%02x\" miss-1", i, first, next, first);
-        put(text, rule);
+        snprintf(rule, sizeof rule, "%s-miss-%zu ::= [^\\x%02x\\x%02x] | \"\\x%02x\" %s-miss-1", name, i, first, next, first, name);
+        serve_put(text, rule);
         if (i + 1 < n) {
-            snprintf(rule, sizeof rule, " | \"\\x%02x\" miss-%zu", next, i + 1);
-            put(text, rule);
+            snprintf(rule, sizeof rule, " | \"\\x%02x\" %s-miss-%zu", next, name, i + 1);
+            serve_put(text, rule);
         }
-        put(text, "\n");
+        serve_put(text, "\n");
     }
-    snprintf(rule, sizeof rule, "thought ::= ( [^\\x%02x] | \"\\x%02x\" miss-1 )*", first, first);
-    put(text, rule);
-    put_literal(text, mark);
-    put(text, " \"\\n\"{0,2}\n");
+    snprintf(rule, sizeof rule, "%s ::= ( [^\\x%02x] | \"\\x%02x\" %s-miss-1 )*", name, first, first, name);
+    serve_put(text, rule);
+    serve_put_marked(text, model, mark);
+    serve_put(text, "\n");
 }
 
-/* Appends a grammar with each rule's name behind a prefix, so that those of several tools can stand in one. */
-static void put_renamed(struct serve_text *text, const char *grammar, size_t tool)
+void serve_put_renamed(struct serve_text *text, const char *grammar, const char *prefix)
 {
-    char prefix[24], quote = 0;
+    char quote = 0;
     bool in_name = false;
-    const int n = snprintf(prefix, sizeof prefix, "tool-%zu-", tool);
     for (const char *c = grammar; *c; c++) {
         const bool is_letter = (*c >= 'a' && *c <= 'z');
-        if (!quote && is_letter && !in_name)
-            serve_text_append(text, prefix, (size_t)n);
+        if (!quote && is_letter && !in_name) {
+            serve_put(text, prefix);
+            serve_put(text, "-");
+        }
         in_name = !quote && (is_letter || (in_name && ((*c >= '0' && *c <= '9') || *c == '-')));
         serve_text_append(text, c, 1);
         if (quote && *c == '\\' && c[1])
@@ -98,30 +138,47 @@ static json_t *arguments_schema(json_t *tool, size_t i, struct serve_error *erro
     return schema;
 }
 
-/* The rules of a tool's arguments and of a call of it, `call-i`. 0 or a negative status. */
-static int put_tool(struct serve_text *text, json_t *tool, size_t i, const struct frame *frame, struct serve_error *error)
+/* The rules of a tool's arguments, `tool-i-root`. 0 or a negative status. */
+static int put_arguments(struct serve_text *text, const struct butler_model *model, json_t *tool, size_t i, const char *prefix,
+                         const struct frame *frame, struct serve_error *error)
 {
     struct butler_error err = {0};
-    char rule[48];
     json_t *schema = arguments_schema(tool, i, error);
     if (!schema)
         return -error->status;
-    char *grammar = schema_to_grammar(schema, &err);
+    char *grammar = NULL;
+    if (frame->form == SERVE_CALLS_XML)
+        serve_put_xml_parameters(text, model, schema, prefix, error);
+    else if ((grammar = schema_to_grammar(schema, &err)))
+        serve_put_renamed(text, grammar, prefix);
+    else
+        serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "%s", err.message);
     json_decref(schema);
-    if (!grammar)
-        return serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'tools[%zu].function.parameters': %s", i,
-                          err.message);
-    put_renamed(text, grammar, i);
     free(grammar);
+    if (!error->status)
+        return 0;
+    char why[sizeof error->message];
+    memcpy(why, error->message, sizeof why);
+    return serve_fail(error, error->status, "'tools[%zu].function.parameters': %.500s", i, why);
+}
+
+/* The rules of a tool's arguments and of a call of it, `call-i`. 0 or a negative status. */
+static int put_tool(struct serve_text *text, const struct butler_model *model, json_t *tool, size_t i, const struct frame *frame,
+                    struct serve_error *error)
+{
+    char prefix[32], rule[64];
+    snprintf(prefix, sizeof prefix, "tool-%zu", i);
+    if (put_arguments(text, model, tool, i, prefix, frame, error) < 0)
+        return -error->status;
     snprintf(rule, sizeof rule, "call-%zu ::=", i);
-    put(text, rule);
-    put_literal(text, frame->before);
-    put_literal(text, serve_tool_name(tool));
-    put_literal(text, frame->between);
-    snprintf(rule, sizeof rule, " tool-%zu-root", i);
-    put(text, rule);
-    put_literal(text, frame->behind);
-    put(text, "\n");
+    serve_put(text, rule);
+    serve_put_marked(text, model, frame->before);
+    serve_put_literal(text, serve_tool_name(tool));
+    serve_put_marked(text, model, frame->between);
+    snprintf(rule, sizeof rule, " %s-root", prefix);
+    serve_put(text, rule);
+    serve_put_marked(text, model, frame->behind);
+    serve_put(text, "\n");
     return 0;
 }
 
@@ -134,30 +191,33 @@ static const struct frame *find_frame(const struct serve_api *api, unsigned form
 }
 
 /* The rule of the whole answer. */
-static void put_root(struct serve_text *text, const struct serve_syntax *syntax, const struct frame *frame, bool one_call)
+static void put_root(struct serve_text *text, const struct butler_model *model, const struct serve_syntax *syntax,
+                     const struct frame *frame, bool one_call)
 {
     const unsigned reasoning = syntax->open ? syntax->open : syntax->reasoning & (~syntax->reasoning + 1);
-    const char *open = NULL, *close = NULL;
+    const char *open = NULL, *close = NULL, *space = reasoning == SERVE_REASONING_MESSAGE ? "" : " \"\\n\"{0,2}";
     serve_reasoning_marks((enum serve_reasoning_form)reasoning, &open, &close);
     if (close)
-        put_text_to_mark(text, close);
-    put(text, "root ::=");
-    if (close && syntax->open) {
-        put(text, " thought");
-    } else if (close) {
-        put(text, " (");
-        put_literal(text, open);
-        put(text, " thought )?");
+        serve_put_text_to_mark(text, model, "thought", close);
+    serve_put(text, "root ::=");
+    if (close && !syntax->open) {
+        serve_put(text, " (");
+        serve_put_marked(text, model, open);
     }
-    put_literal(text, frame->first);
-    put(text, " call");
-    if (!one_call) {
-        put(text, " (");
-        put_literal(text, frame->join);
-        put(text, " call )*");
+    if (close) {
+        serve_put(text, " thought");
+        serve_put(text, space);
+        serve_put(text, syntax->open ? "" : " )?");
     }
-    put_literal(text, frame->last);
-    put(text, "\n");
+    serve_put_marked(text, model, frame->first);
+    serve_put(text, " call");
+    if (!one_call && frame->join) {
+        serve_put(text, " (");
+        serve_put_marked(text, model, frame->join);
+        serve_put(text, " call )*");
+    }
+    serve_put_marked(text, model, frame->last);
+    serve_put(text, "\n");
 }
 
 struct butler_grammar *serve_read_call_grammar(const struct serve_api *api, json_t *body, const struct serve_syntax *syntax,
@@ -184,14 +244,14 @@ struct butler_grammar *serve_read_call_grammar(const struct serve_api *api, json
     {
         if (choice.name && strcmp(serve_tool_name(tool), choice.name) != 0)
             continue;
-        if (put_tool(&text, tool, i, frame, error) < 0)
+        if (put_tool(&text, api->model, tool, i, frame, error) < 0)
             goto done;
         snprintf(name, sizeof name, "%s call-%zu", calls.n ? " |" : "call ::=", i);
-        put(&calls, name);
+        serve_put(&calls, name);
     }
     serve_text_append(&text, calls.bytes, calls.n);
-    put(&text, "\n");
-    put_root(&text, syntax, frame, syntax->one_call || choice.name);
+    serve_put(&text, "\n");
+    put_root(&text, api->model, syntax, frame, syntax->one_call || choice.name);
     serve_text_append(&text, "", 1);
     grammar = butler_grammar_new(api->model, text.bytes, &err);
     if (!grammar)

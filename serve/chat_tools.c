@@ -278,8 +278,10 @@ int serve_read_syntax(const struct serve_api *api, json_t *body, const struct bu
         return -error->status;
     syntax->calls = renders_tools(api) ? serve_syntax_calls(serve_chat_template(api)) : SERVE_CALLS_TAGGED;
     syntax->names = serve_alloc(json_array_size(tools), sizeof *syntax->names);
+    syntax->texts = serve_alloc(json_array_size(tools), sizeof *syntax->texts);
     json_array_foreach(tools, i, tool)
     {
+        syntax->texts[syntax->n_names] = serve_text_parameters(tool);
         syntax->names[syntax->n_names++] = strdup(serve_tool_name(tool));
     }
     return -error->status;

@@ -15,6 +15,9 @@ enum serve_call_form {
     SERVE_CALLS_MISTRAL = 4, /* [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] or [TOOL_CALLS]name[ARGS]{...} */
     SERVE_CALLS_ACTION = 8,  /* <|START_ACTION|>[{"tool_name": ..., "parameters": {...}}, ...]<|END_ACTION|> (Command R7B) */
     SERVE_CALLS_BARRED = 16, /* <|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>, the end may lack (Granite 3) */
+    /* <tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call> (Qwen3-Coder) */
+    SERVE_CALLS_XML = 32,
+    SERVE_CALLS_MESSAGE = 64, /* <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...} (gpt-oss) */
 };
 
 /* Marks around reasoning, bits of a set. */
@@ -22,6 +25,7 @@ enum serve_reasoning_form {
     SERVE_REASONING_THINK = 1,   /* <think> </think> */
     SERVE_REASONING_MISTRAL = 2, /* [THINK] [/THINK] */
     SERVE_REASONING_COMMAND = 4, /* <|START_THINKING|> <|END_THINKING|> */
+    SERVE_REASONING_MESSAGE = 8, /* <|channel|>analysis<|message|> <|end|> (gpt-oss) */
 };
 
 /* What to look for. All zero: everything is content. */
@@ -30,6 +34,8 @@ struct serve_syntax {
     unsigned open;             /* the form of reasoning that the prompt has begun already; 0: none */
     bool one_call;             /* text behind the first call is left out */
     char **names;              /* [n_names] of tools; what calls another is content */
+    char **texts; /* [n_names] of each tool, the names of its parameters that are strings, a zero behind each and one more at
+                   * the end; or NULL: no parameter is known to be one. For SERVE_CALLS_XML. */
     int n_names;
 };
 

@@ -12,6 +12,7 @@ SCRIPTS = {  # a list: control tokens and texts
     "both": ["<think>\nHm. \u00fc</think>\n\nLet me look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"K\u00f6ln\", "
              "\"n\": [1, {}]}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\"}\n</tool_call>"],
     "control": ["[TOOL_CALLS]", "[{\"name\": \"weather\", \"arguments\": {\"city\": \"Ulm\"}}]"],
+    "gpt_oss": ["<|channel|>", "commentary to=functions.weather ", "<|constrain|>", "json", "<|message|>", "{\"city\": \"Bonn\"}"],
     "plain": ["No call here: {\"a\": 1} and <tool_"],
     "begun": ["So it </is.</think>\nYes."],  # follows the line break behind the mark that the template writes
     "broken": ["<tool_call>{\"name\": weather, \"arguments\": {}}</tool_call>."],
@@ -26,12 +27,15 @@ MARKS = "{# <think> <tool_call> [TOOL_CALLS] #}"
 TEMPLATE = MARKS + "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + HEAD + "" + END + "{% if script == 'begun' %}{{ '<think>\\n' }}{% endif %}"
 
 
+CONTROL = {"[TOOL_CALLS]", "<|channel|>", "<|constrain|>", "<|message|>"}
+
+
 def cut(script, tokens):
     """The tokens of a script, none of which is there already."""
     for text in script:
         at = 0
         while at < len(text):
-            n = len(text) if text == "[TOOL_CALLS]" else 3
+            n = len(text) if text in CONTROL else 3
             while text[at:at + n] in tokens:
                 n += 1
             tokens.append(text[at:at + n])
@@ -49,7 +53,7 @@ def write_model(path):
         follows += zip(chain, chain[1:-1])
         ends.append(chain[-2])
     n = len(tokens)
-    control = {f"<|{name}|>" for name in SCRIPTS} | {"[TOOL_CALLS]"}
+    control = {f"<|{name}|>" for name in SCRIPTS} | CONTROL
     types = values["tokenizer.ggml.token_type"][1][1][:259] + [3 if t in control else 4 for t in tokens[259:]]
     model.put("tokenizer.ggml.tokens", ARRAY, (STRING, tokens))
     model.put("tokenizer.ggml.token_type", ARRAY, (5, types))
@@ -117,6 +121,19 @@ def test_control_token_is_a_mark(server):
     choice = ask(server, "control")
     assert choice["message"]["content"] is None and choice["finish_reason"] == "tool_calls"
     assert without_ids(choice["message"]) == [("function", "weather", '{"city": "Ulm"}')]
+
+
+def test_messages_of_gpt_oss(model, tmp_path):
+    """Their marks are control tokens; without tools too they are no content."""
+    (tmp_path / "template").write_text(TEMPLATE.replace(MARKS, "{# <|channel|> <|message|> #}"))
+    s = Server("--chat-template", tmp_path / "template", model=model)
+    choice = ask(s, "gpt_oss")
+    assert choice["message"]["content"] is None and choice["finish_reason"] == "tool_calls"
+    assert without_ids(choice["message"]) == [("function", "weather", '{"city": "Bonn"}')]
+    assert ask(s, "plain")["message"]["content"] == SCRIPTS["plain"][0]
+    streamed, reason = joined(s.stream("/v1/chat/completions", **body("gpt_oss")))
+    assert streamed["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bonn"}'} and reason == "tool_calls"
+    assert s.stop() == 0
 
 
 @pytest.mark.parametrize("script", ["plain", "broken"])

@@ -10,7 +10,8 @@
 
 #include "serve/tools.h"
 
-#define ALL_CALLS (SERVE_CALLS_TAGGED | SERVE_CALLS_BARE | SERVE_CALLS_MISTRAL | SERVE_CALLS_ACTION | SERVE_CALLS_BARRED)
+#define ALL_CALLS                                                                                                                  \
+    (SERVE_CALLS_TAGGED | SERVE_CALLS_BARE | SERVE_CALLS_MISTRAL | SERVE_CALLS_ACTION | SERVE_CALLS_BARRED | SERVE_CALLS_XML)
 
 /* Parts as a text: content as it is, reasoning in (...), a call as <name|arguments>. */
 static const struct {
@@ -69,6 +70,42 @@ static const struct {
     {16, 0, 0, "<|tool_call|> [{\"name\": \"f\", \"arguments\": {}}]<|/tool_call|>\nDone", "<f|{}>Done"},
     {17, 0, 0, "<tool_call|>[{\"name\": \"f\", \"arguments\": {}}]", "<tool_call|>[{\"name\": \"f\", \"arguments\": {}}]"},
     {16, 0, 0, "<|tool_call|>[]", "<|tool_call|>[]"},
+    /* Qwen3-Coder: x of f is text */
+    {33, 0, 0,
+     "I do.\n<tool_call>\n<function=f>\n<parameter=x>\na \"b\"\n\tc</p>\n\n</parameter>\n<parameter=y>\n[1, {}]\n</parameter>\n"
+     "</function>\n</tool_call>",
+     "I do.<f|{\"x\": \"a \\\"b\\\"\\n\\tc</p>\\n\", \"y\": [1, {}]}>"},
+    {33, 0, 0,
+     "<function=g>\n<parameter=x>\n5\n</parameter>\n</function>\n</tool_call>\n<tool_call><function=f></function></tool_call>.",
+     "<g|{\"x\": 5}><f|{}>."},
+    {33, 0, 0,
+     "<tool_call><function=g><parameter=x>True</parameter><parameter=y>a\x01 b</parameter><parameter=z>\n</parameter></function>",
+     "<g|{\"x\": true, \"y\": \"a\\u0001 b\", \"z\": \"\"}>"},
+    {33, 0, 0, "<tool_call>\n<function=f>\n<parameter=x>\ncut </para", "<f|{\"x\": \"cut </para>"},
+    {33, 0, 0, "<tool_call>\n<function=f>\n<parameter=x", "<f|><parameter=x"},
+    {33, 0, 0, "<tool_call>\n<function=f>\nHm.</function>", "<f|{}>Hm.</function>"},
+    {33, 0, 0, "<tool_call>\n<function=unknown>\n</function>", "<tool_call>\n<function=unknown>\n</function>"},
+    {33, 0, 0, "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>", "<f|{}>"},
+    {1, 0, 0, "<tool_call><function=f></function>", "<tool_call><function=f></function>"},
+    /* gpt-oss */
+    {64, 8, 0, "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>Yes <b>.\n",
+     "(I look.)Yes <b>.\n"},
+    {64, 8, 0,
+     "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+     "<|constrain|>json<|message|>{\"a\": 1}"
+     "<|call|>",
+     "(A)<f|{\"a\": 1}>"},
+    {64, 8, 0, " to=functions.g<|channel|>commentary json<|message|>{}<|start|>assistant<|channel|>commentary<|message|>So.<|end|>",
+     "<g|{}>So."},
+    {64, 8, 0, "<|start|>assistant<|channel|>final<|message|>a <|x|> b<|return|>", "a <|x|> b"},
+    {64, 0, 0, "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>B",
+     "<|channel|>analysis<|message|>A<|end|>B"},
+    {64, 8, 0, "<|channel|>commentary to=functions.unknown<|message|>{}<|call|>",
+     "<|channel|>commentary to=functions.unknown<|message|>{}<|call|>"},
+    {64, 8, 0, "<|channel|>final<|message|>Yes<|end|> No", "Yes No"},
+    {64, 8, 0, "Plain <|channel|>x<|message|>y", "Plain <|channel|>x<|message|>y"},
+    {64, 8, 0, "<|channel|>fin", "<|channel|>fin"},
+    {0, 8, 0, "<|channel|>commentary to=functions.f<|message|>{}", "<|channel|>commentary to=functions.f<|message|>{}"},
     /* reasoning */
     {0, 1, 0, "<think>\nHm </thin.\n</think>\n\nYes.", "(Hm </thin.)Yes."},
     {0, 1, 1, "Hm.</think>Yes <think>.", "(Hm.)Yes <think>."},
@@ -114,13 +151,14 @@ static void write_record(void *user, const struct serve_part *part)
 /* Pieces of `step` bytes, the first of `first`. */
 static void expect_parts(size_t which, size_t first, size_t step, bool one_call, const char *out)
 {
-    char *names[] = {(char[]){"f"}, (char[]){"g"}};
+    char *names[] = {(char[]){"f"}, (char[]){"g"}}, *texts[] = {(char[]){"x\0"}, (char[]){""}};
     const struct serve_syntax syntax = {.calls = cases[which].calls,
                                         .reasoning = cases[which].reasoning,
                                         .open = cases[which].open,
                                         .one_call = one_call,
-                                        .names = names,
-                                        .n_names = 2};
+                                        .names = cases[which].calls ? names : NULL,
+                                        .texts = texts,
+                                        .n_names = cases[which].calls ? 2 : 0};
     struct record record = {0};
     struct serve_parser *parser = serve_parser_new(&syntax, write_record, &record);
     const size_t n = strlen(cases[which].in);
@@ -186,6 +224,9 @@ static void templates_show_their_forms(void **state)
     assert_int_equal(serve_syntax_calls("{\"name\": name, \"parameters\": {}}"), SERVE_CALLS_BARE);
     assert_int_equal(serve_syntax_calls("[TOOL_CALLS] <|START_ACTION|>"), SERVE_CALLS_MISTRAL | SERVE_CALLS_ACTION);
     assert_int_equal(serve_syntax_calls("write '<|tool_call|>' and a list"), SERVE_CALLS_BARRED);
+    assert_int_equal(serve_syntax_calls("<tool_call>\\n<function='"), SERVE_CALLS_TAGGED | SERVE_CALLS_XML);
+    assert_int_equal(serve_syntax_calls("'<|channel|>final<|message|>'"), SERVE_CALLS_MESSAGE);
+    assert_int_equal(serve_syntax_reasoning("'<|channel|>final<|message|>'"), SERVE_REASONING_MESSAGE);
     assert_int_equal(serve_syntax_calls("{{ tools }}"), 0);
     assert_int_equal(serve_syntax_reasoning("split('</think>')"), SERVE_REASONING_THINK);
     assert_int_equal(serve_syntax_reasoning("[THINK] <|END_THINKING|>"), SERVE_REASONING_MISTRAL | SERVE_REASONING_COMMAND);
