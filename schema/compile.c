@@ -44,7 +44,35 @@ static const struct fixed {
                      {0}},
     [SCHEMA_DATE_TIME] = {"date-time", "date \"T\" time", {SCHEMA_DATE, SCHEMA_TIME}},
     [SCHEMA_UUID] = {"uuid", "hex{8} \"-\" hex{4} \"-\" hex{4} \"-\" hex{4} \"-\" hex{12}", {SCHEMA_HEX}},
-    [SCHEMA_IPV4] = {"ipv4", "ipv4-part ( \".\" ipv4-part ){3}", {0}},
+    [SCHEMA_IPV4] = {"ipv4",
+                     "ipv4-part ( \".\" ipv4-part ){3}\n"
+                     "ipv4-part ::= [0-9] | [1-9] [0-9] | \"1\" [0-9] [0-9] | \"2\" ( [0-4] [0-9] | \"5\" [0-5] )",
+                     {0}},
+    [SCHEMA_IPV6] =
+        {"ipv6",
+         "( h16 \":\" ){7} h16 | \"::\" ( h16 ( \":\" h16 ){0,6} )? | h16 \"::\" ( h16 ( \":\" h16 ){0,5} )? | "
+         "h16 \":\" h16 \"::\" ( h16 ( \":\" h16 ){0,4} )? | h16 ( \":\" h16 ){2} \"::\" ( h16 ( \":\" h16 ){0,3} )? | "
+         "h16 ( \":\" h16 ){3} \"::\" ( h16 ( \":\" h16 ){0,2} )? | h16 ( \":\" h16 ){4} \"::\" ( h16 ( \":\" h16 )? )? | "
+         "h16 ( \":\" h16 ){5} \"::\" h16? | h16 ( \":\" h16 ){6} \"::\"\n"
+         "h16 ::= hex{1,4}",
+         {SCHEMA_HEX}},
+    /* Labels have at most 63 characters, the first one, or 31, and names 253; two hyphens behind each other are in encoded names.
+     */
+    [SCHEMA_HOSTNAME] = {"hostname",
+                         "[a-zA-Z0-9] ( \"-\"? [a-zA-Z0-9] ){0,31} ( \".\" [a-zA-Z0-9] ( \"-\"? [a-zA-Z0-9] ){0,15} ){0,5}",
+                         {0}},
+    [SCHEMA_URI] =
+        {"uri",
+         "[a-zA-Z] [a-zA-Z0-9+.-]{0,15} \"://\" hostname ( \":\" [0-9]{1,5} )? ( \"/\" uri-char* )? ( \"?\" ( uri-char | "
+         "\"?\" )* )? ( \"#\" ( uri-char | \"?\" )* )?\n"
+         "uri-char ::= [a-zA-Z0-9._~!$&'()*+,;=:@/-] | \"%\" hex hex",
+         {SCHEMA_HOSTNAME, SCHEMA_HEX}},
+    [SCHEMA_DURATION] = {"duration",
+                         "\"P\" ( amount \"W\" | days ( \"T\" hours )? | \"T\" hours )\n"
+                         "days ::= amount ( \"Y\" ( amount \"M\" ( amount \"D\" )? )? | \"M\" ( amount \"D\" )? | \"D\" )\n"
+                         "hours ::= amount ( \"H\" ( amount \"M\" ( amount \"S\" )? )? | \"M\" ( amount \"S\" )? | \"S\" )\n"
+                         "amount ::= [0-9]{1,9}",
+                         {0}},
     [SCHEMA_EMAIL] = {"email",
                       "[a-zA-Z0-9_+-]+ ( \".\" [a-zA-Z0-9_+-]+ )* \"@\" [a-zA-Z0-9]+ ( \"-\"+ [a-zA-Z0-9]+ )* ( \".\" [a-zA-Z0-9]+ "
                       "( \"-\"+ [a-zA-Z0-9]+ )* )+",
@@ -78,8 +106,6 @@ static void put_fixed_rules(struct schema_compiler *c)
             schema_put_bytes(c, &c->rules, fixed_rules[i].body, strlen(fixed_rules[i].body));
             schema_put(c, &c->rules, "\n");
         }
-    if (c->used[SCHEMA_IPV4])
-        schema_put(c, &c->rules, "ipv4-part ::= [0-9] | [1-9] [0-9] | \"1\" [0-9] [0-9] | \"2\" ( [0-4] [0-9] | \"5\" [0-5] )\n");
 }
 
 int64_t schema_count(struct schema_compiler *c, const json_t *schema, const char *name, int64_t otherwise)

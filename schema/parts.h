@@ -39,6 +39,10 @@ enum schema_rule {
     SCHEMA_UUID,
     SCHEMA_IPV4,
     SCHEMA_EMAIL,
+    SCHEMA_IPV6,
+    SCHEMA_HOSTNAME,
+    SCHEMA_URI,
+    SCHEMA_DURATION,
     SCHEMA_N_FIXED,
 };
 

@@ -8,8 +8,9 @@ static int compile_format(struct schema_compiler *c, const char *format)
     static const struct {
         const char *name;
         int rule;
-    } formats[] = {{"date", SCHEMA_DATE}, {"time", SCHEMA_TIME}, {"date-time", SCHEMA_DATE_TIME},
-                   {"uuid", SCHEMA_UUID}, {"ipv4", SCHEMA_IPV4}, {"email", SCHEMA_EMAIL}};
+    } formats[] = {{"date", SCHEMA_DATE}, {"time", SCHEMA_TIME},        {"date-time", SCHEMA_DATE_TIME}, {"uuid", SCHEMA_UUID},
+                   {"ipv4", SCHEMA_IPV4}, {"ipv6", SCHEMA_IPV6},        {"hostname", SCHEMA_HOSTNAME},   {"email", SCHEMA_EMAIL},
+                   {"uri", SCHEMA_URI},   {"duration", SCHEMA_DURATION}};
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
         if (strcmp(formats[i].name, format) == 0) {
             struct schema_text *text = schema_begin(c);

@@ -34,7 +34,7 @@ def string(draw):
         {"type": "string", "maxLength": draw.randint(0, 12)},
         {"type": "string", "minLength": 2, "maxLength": 5},
         {"type": "string", "pattern": draw.choice(["^[a-c]{2,4}$", "^(x|yz)+-[0-9]{3}$", "^[A-Z][a-z]{1,9}( [A-Z][a-z]{1,9})?$"])},
-        {"type": "string", "format": draw.choice(["date", "time", "date-time", "uuid", "ipv4"])},
+        {"type": "string", "format": draw.choice(["date", "time", "date-time", "uuid", "ipv4", "ipv6", "hostname", "email", "uri", "duration"])},
     ])
 
 
