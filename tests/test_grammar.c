@@ -9,13 +9,15 @@
 
 enum { MAX_TEXT = 14, MAX_VOCAB = 600 };
 
+#define LONG "aaaaaaaaaaaaaaaaaaaaaaaaaa" /* more than BUTLER_MANY_REPEATS */
+
 static struct tiny_vocab *vocab;
 static int mark; /* a control token */
 
 static int make_vocab(void **state)
 {
-    static const char *const words[] = {"ab",  "ba",   "aba", "bb",  "a\u00e9", "\u00e9b", "{\"",
-                                        "\":", "true", "\"}", "a\"", "12",      "]]",      "<ab>"};
+    static const char *const words[] = {"ab",  "ba",  "aba", "bb", "a\u00e9", "\u00e9b", "{\"",         "\":",    "true",
+                                        "\"}", "a\"", "12",  "]]", "<ab>",    LONG "a",  LONG LONG "b", LONG "\""};
     (void)state;
     vocab = tiny_spm();
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
@@ -161,6 +163,31 @@ static void test_tokens(void **state)
     struct butler_grammar *ordinary = compiled("root ::= <ab> \"b\""); /* ordinary text, however it is cut */
     assert_int_equal(verdict(ordinary, "<ab>b", 5), 1);
     butler_grammar_free(ordinary);
+}
+
+/* Long repetitions share a part of their masks: at every count a mask is what steps say, also of tokens that pass the end. */
+static void test_long_repetitions(void **state)
+{
+    static const char *const grammars[] = {
+        "root ::= \"\\\"\" [ab]{0,90} \"\\\"\" \"b\"?", "root ::= \"\\\"\" (\"a\" | \"ab\"){3,60} \"\\\"\"",
+        "root ::= \"\\\"\" ([ab]{1,40} \"a\"){0,50} \"\\\"\"", "root ::= ((\"\\\"\" [ab]{0,70}){0,30} \"b\"){0,26} \"a\""};
+    struct butler_error err = {0};
+    (void)state;
+    for (size_t g = 0; g < sizeof grammars / sizeof *grammars; g++) {
+        struct butler_grammar *grammar = compiled(grammars[g]);
+        int32_t at = butler_grammar_advance(grammar, butler_grammar_start(grammar), 3 + '"', &err);
+        int n_checked = 0;
+        for (; at > 0 && n_checked < 100; n_checked++) {
+            float logits[MAX_VOCAB] = {0};
+            assert_true(butler_grammar_mask(grammar, at, logits, vocab->n_tokens, &err) >= 0);
+            for (int id = 0; id < vocab->n_tokens; id++)
+                if ((butler_grammar_advance(grammar, at, id, &err) > 0) != (logits[id] > -INFINITY))
+                    fail_msg("%s: token %d behind %d characters", grammars[g], id, n_checked);
+            at = butler_grammar_advance(grammar, at, 3 + 'a', &err);
+        }
+        assert_true(n_checked > 50);
+        butler_grammar_free(grammar);
+    }
 }
 
 /* Grammars whose parsers need exponential time or endless memory end with a reason, or go on in bounded time. */
@@ -555,8 +582,10 @@ static void test_samplers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),   cmocka_unit_test(test_refused), cmocka_unit_test(test_tokens),
-        cmocka_unit_test(test_hostile), cmocka_unit_test(test_random),  cmocka_unit_test(test_samplers),
+        cmocka_unit_test(test_texts),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_tokens),   cmocka_unit_test(test_long_repetitions),
+        cmocka_unit_test(test_hostile),  cmocka_unit_test(test_random),
+        cmocka_unit_test(test_samplers),
     };
     return cmocka_run_group_tests(tests, make_vocab, free_vocab);
 }

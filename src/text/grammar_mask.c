@@ -257,10 +257,10 @@ static int add_open(struct mask *mask, uint32_t node, struct butler_error *err)
     return 0;
 }
 
-/* Sets the bits of all tokens of the nodes [first, end) that are allowed; `state` is the one before node first. A branch that ends
- * behind a state that escapes its shortened stack is left open. */
+/* Sets the bits of all tokens of the nodes [first, end) that are allowed; `state` is the one before node first. Of a shortened
+ * state a branch that ends where the whole state may go on is left open. */
 static int walk(const struct butler_token_trie *trie, struct butler_machine *machine, struct mask *mask, int32_t state,
-                uint32_t first, uint32_t end, struct butler_error *err)
+                bool is_short, uint32_t first, uint32_t end, struct butler_error *err)
 {
     int32_t states[BUTLER_MAX_TOKEN_BYTES + 1];
     bool escapes[BUTLER_MAX_TOKEN_BYTES + 1]; /* this state or one before it */
@@ -277,7 +277,7 @@ static int walk(const struct butler_token_trie *trie, struct butler_machine *mac
         if (state < 0 && (state = butler_machine_step(machine, states[depth], nodes[i].byte, err)) < 0)
             return state;
         if (state == 0) {
-            code = escapes[depth] ? add_open(mask, i, err) : 0;
+            code = escapes[depth] || (is_short && depth >= BUTLER_MANY_REPEATS) ? add_open(mask, i, err) : 0;
             i = nodes[i].next;
             continue;
         }
@@ -319,7 +319,7 @@ static const struct mask *find_shortened(struct butler_grammar *grammar, int32_t
         return mask;
     mask = &grammar->shortened[grammar->n_shortened++ % MAX_SHORT_MASKS];
     if (!begin_mask(mask, grammar->n_words, err) ||
-        walk(grammar->trie, grammar->machine, mask, state, 0, grammar->trie->n_nodes, err) < 0)
+        walk(grammar->trie, grammar->machine, mask, state, true, 0, grammar->trie->n_nodes, err) < 0)
         return NULL;
     mask->state = state;
     return mask;
@@ -334,7 +334,7 @@ static int walk_open(struct butler_grammar *grammar, struct mask *mask, int32_t 
     const char *bytes = bytes_of(grammar->tokenizer, trie->ids[trie->nodes[node].first_id], code, &n);
     for (int i = 0; i < trie->nodes[node].depth && state > 0; i++)
         state = butler_machine_step(grammar->machine, state, (unsigned char)bytes[i], err);
-    return state <= 0 ? state : walk(trie, grammar->machine, mask, state, node, trie->nodes[node].next, err);
+    return state <= 0 ? state : walk(trie, grammar->machine, mask, state, false, node, trie->nodes[node].next, err);
 }
 
 /* The mask of a state, from the cache or made now. NULL: *err says why. */

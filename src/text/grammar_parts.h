@@ -9,6 +9,7 @@ struct butler_tokenizer;
 enum {
     BUTLER_MAX_ELEMENTS = 1 << 20, /* of all rules together, repetitions written out */
     BUTLER_MAX_REPEATS = 100000,
+    BUTLER_MANY_REPEATS = 24,
 };
 #define BUTLER_NO_INDEX UINT32_MAX
 
@@ -57,6 +58,14 @@ struct butler_rules {
     uint32_t n_elements, n_alternatives, n_rules, n_sets;
     size_t max_elements, max_alternatives, max_rules, max_sets;
     uint32_t start; /* position of an alternative that is rule root alone */
+    /* x{m,n} is a chain of rules "x rest | nothing". A position from `start` to start + 2 of one that may have more than
+     * BUTLER_MANY_REPEATS times x is like the same one from `like` on, of the rule that may have just so many: what may follow
+     * differs only behind so many bytes or more. Ascending. */
+    struct butler_likeness {
+        uint32_t start, like;
+    } * likenesses;
+    uint32_t n_likenesses;
+    size_t max_likenesses;
 };
 
 /* A sequence that is being parsed. */
@@ -73,6 +82,10 @@ int butler_rules_new_set(struct butler_rules *rules, const struct butler_byte_se
 /* Gives the rule one more alternative: the n elements. */
 int butler_rules_add(struct butler_rules *rules, uint32_t rule, const struct butler_element *elements, size_t n,
                      struct butler_error *err);
+/* Says that the last rule to which an alternative was added, from position `start` on, is like `like`. */
+int butler_rules_add_likeness(struct butler_rules *rules, uint32_t start, uint32_t like, struct butler_error *err);
+/* The position that this one is like; most are like themselves alone. */
+uint32_t butler_rules_like(const struct butler_rules *rules, uint32_t position);
 /* Fills nullable, productive and rank when all rules are complete. *cycle: BUTLER_NO_INDEX, or a rule that is left-recursive. */
 int butler_rules_analyse(struct butler_rules *rules, uint32_t *cycle, struct butler_error *err);
 
@@ -107,9 +120,9 @@ int32_t butler_machine_step(struct butler_machine *machine, int32_t state, unsig
 /* The states behind all bytes, as far as they are known: -1 where butler_machine_step must be asked. NULL: none is. Valid until
  * the next step. */
 const int32_t *butler_machine_known(const struct butler_machine *machine, int32_t state);
-/* The state with only the nearest places to return to; what lies behind them is left out, so that many states become the same.
- * Where a step from such a state (or from one behind it) fails and butler_machine_escapes held before, the whole state may go on.
- */
+/* The state with only the nearest places to return to, and long repetitions shortened; so many states become the same.
+ * Where a step from such a state (or from one behind it) fails and butler_machine_escapes held before, or behind
+ * BUTLER_MANY_REPEATS bytes or more, the whole state may go on. */
 int32_t butler_machine_shorten(struct butler_machine *machine, int32_t state, struct butler_error *err);
 /* Whether a way leads from this state to where its shortened stack ends. */
 bool butler_machine_escapes(const struct butler_machine *machine, int32_t state);

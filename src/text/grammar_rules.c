@@ -11,6 +11,7 @@ void butler_rules_free(struct butler_rules *rules)
     free(rules->alternatives);
     free(rules->rules);
     free(rules->sets);
+    free(rules->likenesses);
     *rules = (struct butler_rules){0};
 }
 
@@ -88,6 +89,28 @@ int butler_rules_add(struct butler_rules *rules, uint32_t rule, const struct but
     rules->n_elements += (uint32_t)n;
     rules->elements[rules->n_elements++] = (struct butler_element){.kind = BUTLER_ELEMENT_END};
     return 0;
+}
+
+int butler_rules_add_likeness(struct butler_rules *rules, uint32_t start, uint32_t like, struct butler_error *err)
+{
+    const int code = grow(&rules->likenesses, rules->n_likenesses + 1, &rules->max_likenesses, sizeof *rules->likenesses, err);
+    if (code == 0)
+        rules->likenesses[rules->n_likenesses++] = (struct butler_likeness){start, like};
+    return code;
+}
+
+uint32_t butler_rules_like(const struct butler_rules *rules, uint32_t position)
+{
+    uint32_t low = 0, high = rules->n_likenesses; /* the first that begins behind the position */
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (rules->likenesses[middle].start <= position)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    const struct butler_likeness *last = low ? &rules->likenesses[low - 1] : NULL;
+    return last && position - last->start <= 2 ? last->like + (position - last->start) : position;
 }
 
 /* -------------------------------------------------------------------------------------------------- analysis */
