@@ -43,7 +43,7 @@ static struct record parse(const struct serve_syntax *syntax, const char *bytes,
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char *names[] = {(char[]){"f"}, (char[]){"get_weather"}}, *texts[] = {(char[]){"x\0"}, (char[]){""}};
-    static const unsigned calls[16] = {0, 1, 2, 3, 4, 7, 8, 15, 16, 31, 33, 32, 64, 127, 65, 96};
+    static const unsigned calls[16] = {0, 1, 2, 128, 4, 7, 8, 15, 16, 31, 33, 32, 64, 255, 65, 144};
     if (size < 2)
         return 0;
     const struct serve_syntax syntax = {.calls = calls[data[0] & 15],

@@ -19,6 +19,7 @@ static const struct frame {
     {SERVE_CALLS_ACTION, "{\"tool_name\": \"", "\", \"parameters\": ", "}", "<|START_ACTION|>[", "]<|END_ACTION|>", ", "},
     {SERVE_CALLS_BARRED, "{\"name\": \"", "\", \"arguments\": ", "}", "<|tool_call|>[", "]", ", "},
     {SERVE_CALLS_MESSAGE, "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "", "", "", NULL},
+    {SERVE_CALLS_LINE, "", "\n", "", "", "", NULL},
     {SERVE_CALLS_BARE, "{\"name\": \"", "\", \"parameters\": ", "}", "", "", "; "},
 };
 

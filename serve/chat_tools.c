@@ -18,6 +18,12 @@ static bool renders_tools(const struct serve_api *api)
     return strstr(serve_chat_template(api), "tools") != NULL;
 }
 
+/* Whether the template takes tools as a text of the system message (Phi-4-mini). */
+static bool takes_text(const struct serve_api *api)
+{
+    return strstr(serve_chat_template(api), "message['tools']") != NULL;
+}
+
 static int check_tool(const json_t *tool, size_t i, struct serve_error *error)
 {
     const char *type = json_string_value(json_object_get(tool, "type"));
@@ -223,6 +229,17 @@ static void write_tools(json_t *messages, json_t *tools)
     set_content(first, &text);
 }
 
+/* Tools as a text of the system message. */
+static void set_tools_text(json_t *messages, json_t *tools)
+{
+    const char *role = json_string_value(json_object_get(json_array_get(messages, 0), "role"));
+    char *text = json_dumps(tools, JSON_COMPACT);
+    if (!role || strcmp(role, "system") != 0)
+        json_array_insert_new(messages, 0, json_pack("{s:s, s:s}", "role", "system", "content", ""));
+    json_object_set_new(json_array_get(messages, 0), "tools", json_string(text ? text : ""));
+    free(text);
+}
+
 json_t *serve_tool_messages(const struct serve_api *api, json_t *list, json_t *tools)
 {
     const bool by_template = renders_tools(api);
@@ -249,6 +266,8 @@ json_t *serve_tool_messages(const struct serve_api *api, json_t *list, json_t *t
     }
     if (tools && !by_template)
         write_tools(messages, tools);
+    else if (tools && takes_text(api))
+        set_tools_text(messages, tools);
     return messages;
 }
 

@@ -19,6 +19,8 @@ static const struct call_form call_forms[] = {
     {SERVE_CALLS_MISTRAL, "[TOOL_CALLS]", NULL, true},
     {SERVE_CALLS_ACTION, "<|START_ACTION|>", "<|END_ACTION|>", true},
     {SERVE_CALLS_BARRED, "<|tool_call|>", "<|/tool_call|>", true},
+    {SERVE_CALLS_BARRED, "functools", NULL, true},
+    {SERVE_CALLS_LINE, "", NULL, false},
     {SERVE_CALLS_XML, "<function=", "</tool_call>", false}, /* where <tool_call> before it is missing */
 };
 
@@ -34,10 +36,14 @@ unsigned serve_syntax_calls(const char *template)
 {
     unsigned forms = 0;
     for (size_t i = 0; i < COUNT(call_forms); i++)
-        if (call_forms[i].form != SERVE_CALLS_BARE && strstr(template, call_forms[i].open))
+        if (call_forms[i].form != SERVE_CALLS_BARE && *call_forms[i].open && strstr(template, call_forms[i].open))
             forms |= call_forms[i].form;
+    if (strstr(template, "<|tool|>")) /* Phi-4-mini's shows how tools are told, not how they are called */
+        forms |= SERVE_CALLS_BARRED;
     if (has_messages(template))
         forms |= SERVE_CALLS_MESSAGE;
+    if (!forms && strstr(template, "<|observation|>") && strstr(template, "<|assistant|>"))
+        forms |= SERVE_CALLS_LINE;
     /* Templates of Llama 3.1 tell the form in words: an object with these names. */
     if (!forms && strstr(template, "\"name\"") && strstr(template, "\"parameters\""))
         forms |= SERVE_CALLS_BARE;
@@ -164,6 +170,17 @@ size_t serve_count_partial(const char *bytes, size_t n, const char *mark)
     return 0;
 }
 
+/* Whether the bytes may be a tool's name, as far as they go. */
+static bool begins_name(const struct serve_syntax *syntax, const char *bytes, size_t n)
+{
+    for (int i = 0; i < syntax->n_names; i++) {
+        const size_t n_name = strlen(syntax->names[i]);
+        if (n > 0 && memcmp(syntax->names[i], bytes, n < n_name ? n : n_name) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* The earliest mark of the syntax: its place, and *form or *reasoning; n: none. *certain: bytes before what may become one. */
 static size_t find_mark(const struct serve_parser *parser, const char *bytes, size_t n, const struct call_form **form,
                         const struct reasoning_form **reasoning, size_t *certain)
@@ -178,6 +195,13 @@ static size_t find_mark(const struct serve_parser *parser, const char *bytes, si
     for (size_t i = 0; i < COUNT(call_forms); i++) {
         if (!(syntax->calls & call_forms[i].form))
             continue;
+        if (call_forms[i].form == SERVE_CALLS_LINE) {
+            if (at_start && begins_name(syntax, bytes + space, n - space)) {
+                first = space;
+                *form = &call_forms[i];
+            }
+            continue;
+        }
         const char *at = memmem(bytes, n, call_forms[i].open, strlen(call_forms[i].open));
         const size_t left = n - serve_count_partial(bytes, n, call_forms[i].open);
         *certain = left < *certain ? left : *certain;

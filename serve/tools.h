@@ -14,9 +14,12 @@ enum serve_call_form {
     SERVE_CALLS_BARE = 2,    /* {"name": ..., "parameters": {...}} alone, also behind <|python_tag|> (Llama 3.1) */
     SERVE_CALLS_MISTRAL = 4, /* [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] or [TOOL_CALLS]name[ARGS]{...} */
     SERVE_CALLS_ACTION = 8,  /* <|START_ACTION|>[{"tool_name": ..., "parameters": {...}}, ...]<|END_ACTION|> (Command R7B) */
-    SERVE_CALLS_BARRED = 16, /* <|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>, the end may lack (Granite 3) */
+    /* <|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>, the end may lack (Granite 3); functools[...]
+       (Phi-4-mini) */
+    SERVE_CALLS_BARRED = 16,
     /* <tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call> (Qwen3-Coder) */
     SERVE_CALLS_XML = 32,
+    SERVE_CALLS_LINE = 128,   /* NAME, a line end and {...}, at the beginning (GLM-4) */
     SERVE_CALLS_MESSAGE = 64, /* <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...} (gpt-oss) */
 };
 

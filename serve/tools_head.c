@@ -96,15 +96,15 @@ size_t serve_count_name(const char *bytes, size_t n)
     return i;
 }
 
-/* name[ARGS]{ */
-static int read_named(struct cursor *c, struct call_head *head)
+/* The name, the separator, and the brace behind it. */
+static int read_named(struct cursor *c, struct call_head *head, const char *separator)
 {
     head->name = c->at;
     head->n_name = serve_count_name(c->at, (size_t)(c->end - c->at));
     c->at += head->n_name;
     head->is_object = false;
     head->has_arguments = true;
-    const int rc = serve_read_text(c, "[ARGS]");
+    const int rc = serve_read_text(c, separator);
     if (rc <= 0)
         return rc;
     serve_skip_space(c);
@@ -130,7 +130,9 @@ int serve_read_head(const struct serve_parser *parser, const char *bytes, size_t
     int rc = 1;
     const bool has_xml = parser->syntax->calls & SERVE_CALLS_XML;
     if (parser->form->is_list && parser->is_first && parser->form->form == SERVE_CALLS_MISTRAL && c.at < c.end && *c.at != '[')
-        rc = read_named(&c, head);
+        rc = read_named(&c, head, "[ARGS]");
+    else if (parser->form->form == SERVE_CALLS_LINE)
+        rc = read_named(&c, head, "\n");
     else if (parser->form->form == SERVE_CALLS_XML)
         rc = read_xml_name(&c, head);
     else if (has_xml && parser->form->form == SERVE_CALLS_TAGGED && c.at < c.end && *c.at == '<')

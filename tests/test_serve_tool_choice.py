@@ -1,6 +1,7 @@
 """tool_choice that requires a call: a model with random weights, which would never write one, answers with calls whose arguments
 match the tool's schema, in the form of every family, whole and in a stream."""
 import json
+import re
 
 import pytest
 
@@ -26,6 +27,8 @@ FORMS = {
     "granite": "{# <|tool_call|> #}" + BODY,
     "qwen3_coder": "{# <tool_call> <function= #}" + BODY,
     "gpt_oss": "{# <|channel|> <|message|> #}" + BODY,
+    "phi4_mini": "{% for message in messages %}{{ message['role'] }}{{ message['content'] }}{% if 'tools' in message %}<|tool|>{{ message['tools'] }}<|/tool|>{% endif %}{% endfor %}",
+    "glm4": "{# <|observation|> <|assistant|> #}" + BODY,
     "llama": '{# {"name": "", "parameters": {} } #}' + BODY,
 }
 
@@ -89,7 +92,7 @@ def test_several_calls(server):
         calls = choice["message"]["tool_calls"]
         assert all(is_right(c["function"]["name"], c["function"]["arguments"]) for c in calls[:len(calls) - (choice["finish_reason"] == "length")])
         counts.append(len(calls))
-    assert max(counts) == 1 if server.form == "gpt_oss" else max(counts) > 1
+    assert max(counts) == 1 if server.form in ("gpt_oss", "glm4") else max(counts) > 1
 
 
 @pytest.mark.parametrize("fields, status, says", [
@@ -106,6 +109,17 @@ def test_several_calls(server):
 ])
 def test_refused(server, fields, status, says):
     assert says in server.post("/v1/chat/completions", body(0, **fields), expect=status)["error"]["message"]
+
+
+def test_tools_of_phi4_mini_are_a_text_of_the_system_message(tmp_path):
+    (tmp_path / "template").write_text(FORMS["phi4_mini"])
+    s = Server("--chat-template", tmp_path / "template", "-c", 8192)
+    for messages in ([{"role": "user", "content": "Well?"}], [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Well?"}]):
+        prompt = s.post("/apply-template", {"messages": messages, "tools": TOOLS})["prompt"]
+        head, tools, rest = re.split(r"<\|/?tool\|>", prompt)
+        assert head == "system" + (messages[0]["content"] if len(messages) == 2 else "") and json.loads(tools) == TOOLS and rest == "userWell?"
+    assert "<|tool|>" not in s.post("/apply-template", {"messages": messages})["prompt"]
+    assert s.stop() == 0
 
 
 @pytest.mark.parametrize("name, parameter, says", [

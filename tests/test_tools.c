@@ -70,6 +70,15 @@ static const struct {
     {16, 0, 0, "<|tool_call|> [{\"name\": \"f\", \"arguments\": {}}]<|/tool_call|>\nDone", "<f|{}>Done"},
     {17, 0, 0, "<tool_call|>[{\"name\": \"f\", \"arguments\": {}}]", "<tool_call|>[{\"name\": \"f\", \"arguments\": {}}]"},
     {16, 0, 0, "<|tool_call|>[]", "<|tool_call|>[]"},
+    /* Phi-4-mini, GLM-4 */
+    {16, 0, 0, "functools[{\"name\": \"f\", \"arguments\": {\"a\": 1}}]", "<f|{\"a\": 1}>"},
+    {16, 0, 0, "functools are tools", "functools are tools"},
+    {128, 0, 0, "f\n{\"a\": [1]}", "<f|{\"a\": [1]}>"},
+    {128, 0, 0, "\ng\n {} ", "<g|{}>"},
+    {128, 0, 0, "for f\n{}", "for f\n{}"},
+    {128, 0, 0, "f", "f"},
+    {128, 0, 0, "f\nno", "f\nno"},
+    {129, 0, 0, "f: <tool_call>{\"name\": \"f\", \"arguments\": {}}", "f:<f|{}>"},
     /* Qwen3-Coder: x of f is text */
     {33, 0, 0,
      "I do.\n<tool_call>\n<function=f>\n<parameter=x>\na \"b\"\n\tc</p>\n\n</parameter>\n<parameter=y>\n[1, {}]\n</parameter>\n"
@@ -227,6 +236,8 @@ static void templates_show_their_forms(void **state)
     assert_int_equal(serve_syntax_calls("<tool_call>\\n<function='"), SERVE_CALLS_TAGGED | SERVE_CALLS_XML);
     assert_int_equal(serve_syntax_calls("'<|channel|>final<|message|>'"), SERVE_CALLS_MESSAGE);
     assert_int_equal(serve_syntax_reasoning("'<|channel|>final<|message|>'"), SERVE_REASONING_MESSAGE);
+    assert_int_equal(serve_syntax_calls("'<|tool|>' + message['tools']"), SERVE_CALLS_BARRED);
+    assert_int_equal(serve_syntax_calls("<|observation|> <|assistant|>"), SERVE_CALLS_LINE);
     assert_int_equal(serve_syntax_calls("{{ tools }}"), 0);
     assert_int_equal(serve_syntax_reasoning("split('</think>')"), SERVE_REASONING_THINK);
     assert_int_equal(serve_syntax_reasoning("[THINK] <|END_THINKING|>"), SERVE_REASONING_MISTRAL | SERVE_REASONING_COMMAND);
