@@ -155,9 +155,10 @@ $(BUILD)/bench/%: $(BUILD)/bench/%.o $(BUILD)/tools.a $(BUILD)/libbutler.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS)
 
+FUZZ_CFLAGS = -O1 -g
 # Fuzz targets are clang's: `make fuzz`, then build/fuzz/fuzz/fuzz_NAME [FLAGS OF LIBFUZZER] tests/corpus/NAME
 fuzz:
-	$(Q)$(MAKE) CC=clang BUILD=build/fuzz SANITIZE=address,undefined,fuzzer-no-link CFLAGS="-O1 -g" PLAIN_KERNELS=-fno-sanitize=all \
+	$(Q)$(MAKE) CC=clang BUILD=build/fuzz SANITIZE=address,undefined,fuzzer-no-link CFLAGS="$(FUZZ_CFLAGS)" PLAIN_KERNELS=-fno-sanitize=all \
 		fuzz-programs
 
 fuzz-programs: $(FUZZ_SRC:%.c=$(BUILD)/%)

@@ -49,12 +49,7 @@ char *serve_text_parameters(json_t *tool)
     return names.bytes;
 }
 
-static bool holds_end(const char *text)
-{
-    return strstr(text, "</parameter>") != NULL;
-}
-
-/* The rule `NAME ::= ...` of a text. 0 or a negative status. */
+/* The rule `NAME ::= ...` of a text whose schema is known to be right. 0 or a negative status. */
 static int put_text_rule(struct serve_text *text, const struct butler_model *model, const char *name, json_t *schema,
                          const char *key, struct serve_error *error)
 {
@@ -74,10 +69,11 @@ static int put_text_rule(struct serve_text *text, const struct butler_model *mod
     json_t *list = single ? json_pack("[O]", single) : json_incref(values);
     json_array_foreach(list, i, value)
     {
-        if (holds_end(json_string_value(value)))
+        const char *words = json_is_string(value) ? json_string_value(value) : "";
+        if (strstr(words, "</parameter>"))
             serve_fail(error, 400, "a value of parameter '%.64s' has '</parameter>' in it", key);
         serve_put(text, i ? " |" : "");
-        serve_put_literal(text, json_string_value(value));
+        serve_put_literal(text, words);
     }
     json_decref(list);
     serve_put(text, " )");
@@ -86,30 +82,40 @@ static int put_text_rule(struct serve_text *text, const struct butler_model *mod
     return -error->status;
 }
 
-/* The same of a value that is JSON. */
-static int put_json_rule(struct serve_text *text, const char *name, json_t *parameters, json_t *property, const char *key,
-                         struct serve_error *error)
+/* The same of a value that is JSON, from the grammar of its schema. */
+static void put_json_rule(struct serve_text *text, const char *name, const char *grammar)
 {
-    struct butler_error err = {0};
-    json_t *schema = json_is_object(property) ? json_copy(property) : json_object();
-    for (int i = 0; i < 2; i++) { /* references begin at the root */
-        const char *definitions = i ? "definitions" : "$defs";
-        if (json_object_get(parameters, definitions))
-            json_object_set(schema, definitions, json_object_get(parameters, definitions));
-    }
-    char *grammar = schema_to_grammar(schema, &err);
-    json_decref(schema);
-    if (!grammar)
-        return serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "parameter '%.64s': %s", key, err.message);
     serve_put_renamed(text, grammar, name);
-    free(grammar);
     serve_put(text, name);
     serve_put(text, " ::= ");
     serve_put(text, name);
     serve_put(text, "-root");
     serve_put_literal(text, "\n</parameter>");
     serve_put(text, "\n");
-    return 0;
+}
+
+/* The rule of a parameter's value and of what ends it. 0 or a negative status. */
+static int put_value_rule(struct serve_text *text, const struct butler_model *model, const char *name, json_t *parameters,
+                          json_t *property, const char *key, struct serve_error *error)
+{
+    struct butler_error err = {0};
+    json_t *schema = json_is_object(property) ? json_copy(property) : json_object();
+    int code = 0;
+    for (int i = 0; i < 2; i++) { /* references begin at the root */
+        const char *definitions = i ? "definitions" : "$defs";
+        if (json_object_get(parameters, definitions))
+            json_object_set(schema, definitions, json_object_get(parameters, definitions));
+    }
+    char *grammar = schema_to_grammar(schema, &err);
+    if (!grammar)
+        code = serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "parameter '%.64s': %s", key, err.message);
+    else if (is_text(parameters, property))
+        code = put_text_rule(text, model, name, resolved(parameters, property), key, error);
+    else
+        put_json_rule(text, name, grammar);
+    json_decref(schema);
+    free(grammar);
+    return code;
 }
 
 int serve_put_xml_parameters(struct serve_text *text, const struct butler_model *model, json_t *schema, const char *prefix,
@@ -130,10 +136,7 @@ int serve_put_xml_parameters(struct serve_text *text, const struct butler_model 
         if (strpbrk(key, ">\n"))
             serve_fail(error, 400, "parameter '%.64s' has '>' or a line end in its name", key);
         snprintf(name, sizeof name, "%s-p%zu", prefix, n++);
-        const int code = error->status               ? -error->status
-                         : is_text(schema, property) ? put_text_rule(text, model, name, resolved(schema, property), key, error)
-                                                     : put_json_rule(text, name, schema, property, key, error);
-        if (code < 0)
+        if (error->status || put_value_rule(text, model, name, schema, property, key, error) < 0)
             break;
         serve_put(&all, " (");
         serve_put_literal(&all, "<parameter=");

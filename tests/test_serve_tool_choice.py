@@ -124,7 +124,8 @@ def test_tools_of_phi4_mini_are_a_text_of_the_system_message(tmp_path):
 
 @pytest.mark.parametrize("name, parameter, says", [
     ("x", {"type": "string", "pattern": "a"}, "'pattern' of parameter 'x'"), ("x>", {"type": "string"}, "'x>' has '>'"),
-    ("x", {"enum": ["a", "</parameter>"]}, "a value of parameter 'x'"), ("x", {"$ref": "#/$defs/none"}, "parameter 'x'")])
+    ("x", {"enum": ["a", "</parameter>"]}, "a value of parameter 'x'"), ("x", {"$ref": "#/$defs/none"}, "parameter 'x'"),
+    ("x", {"type": "string", "const": 5}, "parameter 'x'"), ("x", {"type": "string", "enum": []}, "parameter 'x'"), ("x", {"type": "string", "enum": 5}, "parameter 'x'")])
 def test_what_parameters_of_qwen3_coder_cannot_be(tmp_path, name, parameter, says):
     (tmp_path / "template").write_text(FORMS["qwen3_coder"])
     s = Server("--chat-template", tmp_path / "template", "-c", 8192)

@@ -205,7 +205,7 @@ def fuzz(tree, names, files, args):
     targets = sorted(f.stem for f in (ROOT / "fuzz").glob("fuzz_*.c") if args.only in f.stem)
     if not targets or args.fuzz == 0:
         return []
-    if not make(tree, ["fuzz"]):
+    if not make(tree, ["fuzz"], "FUZZ_CFLAGS=-O0 -g1"):  # built in a quarter of the time; what it finds in seconds is mostly the corpus
         return None
     jobs = []
     for target in targets:
@@ -293,8 +293,8 @@ def arguments():
     parser = argparse.ArgumentParser(prog="check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", default=",".join(STAGES), help="which of them, separated by commas (default: all but coverage)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only tests whose name contains TEXT")
-    parser.add_argument("--fuzz", type=int, default=6 if os.environ.get("CI") else 5, metavar="SECONDS",
-                        help="seconds for each fuzz target (default: 6 where CI is set, else 5)")
+    parser.add_argument("--fuzz", type=int, default=8, metavar="SECONDS",
+                        help="seconds for each fuzz target (default: 8)")
     parser.add_argument("-j", type=int, default=min(os.cpu_count() or 2, 8), metavar="N", help="programs run at the same time")
     args = parser.parse_args()
     args.stages = args.stages.split(",")
