@@ -19,8 +19,8 @@ enum serve_call_form {
     SERVE_CALLS_BARRED = 16,
     /* <tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call> (Qwen3-Coder) */
     SERVE_CALLS_XML = 32,
-    SERVE_CALLS_LINE = 128,   /* NAME, a line end and {...}, at the beginning (GLM-4) */
     SERVE_CALLS_MESSAGE = 64, /* <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...} (gpt-oss) */
+    SERVE_CALLS_LINE = 128,   /* NAME, a line end and {...}, at the beginning (GLM-4) */
 };
 
 /* Marks around reasoning, bits of a set. */

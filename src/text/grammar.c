@@ -328,14 +328,14 @@ static int repeat(struct parser *parser, struct butler_sequence *sequence, size_
         if (code == 0)
             code = add_optional(parser, item, BUTLER_NO_INDEX, true, &rest);
     } else {
-        uint32_t like = 0;
+        uint32_t canonical = 0;
         for (uint32_t n = 1; n <= repeats.most - repeats.least && code == 0; n++) {
             const uint32_t start = parser->rules->n_elements;
             code = add_optional(parser, item, rest, rest != BUTLER_NO_INDEX, &rule);
             if (n == BUTLER_MANY_REPEATS)
-                like = start;
+                canonical = start;
             else if (n > BUTLER_MANY_REPEATS && code == 0)
-                code = butler_rules_add_likeness(parser->rules, start, like, parser->err);
+                code = butler_rules_add_canonical(parser->rules, start, canonical, parser->err);
             rest = rule;
         }
     }

@@ -393,7 +393,8 @@ static int32_t shorten(struct butler_machine *machine, int32_t index, int depth,
         const int32_t frame = item >= ESCAPED ? 0 : shorten(machine, (int32_t)(uint32_t)item, depth - 1, err);
         if (frame < 0)
             return frame;
-        items[i] = item >= ESCAPED ? item : make_item(butler_rules_like(machine->rules, (uint32_t)(item >> 32)), (uint32_t)frame);
+        items[i] =
+            item >= ESCAPED ? item : make_item(butler_rules_canonical(machine->rules, (uint32_t)(item >> 32)), (uint32_t)frame);
     }
     qsort(items, n, sizeof *items, by_value);
     machine->n_places = 0;

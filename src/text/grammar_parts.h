@@ -59,13 +59,13 @@ struct butler_rules {
     size_t max_elements, max_alternatives, max_rules, max_sets;
     uint32_t start; /* position of an alternative that is rule root alone */
     /* x{m,n} is a chain of rules "x rest | nothing". A position from `start` to start + 2 of one that may have more than
-     * BUTLER_MANY_REPEATS times x is like the same one from `like` on, of the rule that may have just so many: what may follow
-     * differs only behind so many bytes or more. Ascending. */
-    struct butler_likeness {
-        uint32_t start, like;
-    } * likenesses;
-    uint32_t n_likenesses;
-    size_t max_likenesses;
+     * BUTLER_MANY_REPEATS times x has a canonical one, the same from `canonical` on, of the rule that may have just so many: what
+     * may follow differs only behind so many bytes or more. Ascending. */
+    struct butler_canonical {
+        uint32_t start, canonical;
+    } * canonicals;
+    uint32_t n_canonicals;
+    size_t max_canonicals;
 };
 
 /* A sequence that is being parsed. */
@@ -82,10 +82,11 @@ int butler_rules_new_set(struct butler_rules *rules, const struct butler_byte_se
 /* Gives the rule one more alternative: the n elements. */
 int butler_rules_add(struct butler_rules *rules, uint32_t rule, const struct butler_element *elements, size_t n,
                      struct butler_error *err);
-/* Says that the last rule to which an alternative was added, from position `start` on, is like `like`. */
-int butler_rules_add_likeness(struct butler_rules *rules, uint32_t start, uint32_t like, struct butler_error *err);
-/* The position that this one is like; most are like themselves alone. */
-uint32_t butler_rules_like(const struct butler_rules *rules, uint32_t position);
+/* Says that the last rule to which an alternative was added, from position `start` on, has its canonical positions from `canonical`
+ * on. */
+int butler_rules_add_canonical(struct butler_rules *rules, uint32_t start, uint32_t canonical, struct butler_error *err);
+/* The canonical position of this one; of most it is itself. */
+uint32_t butler_rules_canonical(const struct butler_rules *rules, uint32_t position);
 /* Fills nullable, productive and rank when all rules are complete. *cycle: BUTLER_NO_INDEX, or a rule that is left-recursive. */
 int butler_rules_analyse(struct butler_rules *rules, uint32_t *cycle, struct butler_error *err);
 
@@ -101,9 +102,9 @@ int butler_class_add(struct butler_rules *rules, struct butler_sequence *sequenc
 int butler_gbnf_parse(struct butler_rules *rules, const char *gbnf, const struct butler_tokenizer *tokenizer,
                       struct butler_error *err);
 
-/* grammar_token.c: the bytes that stand for a token in a grammar. Of most that is their text. A control token has none, and is 0xFF
- * and its id in three bytes, written to code: no text has the byte 0xFF, so nothing but a reference in a grammar means it. *n 0: no
- * grammar has the token. */
+/* grammar_token.c: the bytes that stand for a token in a grammar: its text, or, of a control token, which has none, the byte 0xFF
+ * and three bytes of its id, written to code. UTF-8 has no byte 0xFF, so only <name> or <[id]> of a grammar matches it. *n 0: no
+ * grammar can match the token. */
 enum { BUTLER_TOKEN_CODE = 4 };
 const char *butler_grammar_bytes(const struct butler_tokenizer *tokenizer, int32_t id, char code[BUTLER_TOKEN_CODE], size_t *n);
 

@@ -11,7 +11,7 @@ void butler_rules_free(struct butler_rules *rules)
     free(rules->alternatives);
     free(rules->rules);
     free(rules->sets);
-    free(rules->likenesses);
+    free(rules->canonicals);
     *rules = (struct butler_rules){0};
 }
 
@@ -91,26 +91,26 @@ int butler_rules_add(struct butler_rules *rules, uint32_t rule, const struct but
     return 0;
 }
 
-int butler_rules_add_likeness(struct butler_rules *rules, uint32_t start, uint32_t like, struct butler_error *err)
+int butler_rules_add_canonical(struct butler_rules *rules, uint32_t start, uint32_t canonical, struct butler_error *err)
 {
-    const int code = grow(&rules->likenesses, rules->n_likenesses + 1, &rules->max_likenesses, sizeof *rules->likenesses, err);
+    const int code = grow(&rules->canonicals, rules->n_canonicals + 1, &rules->max_canonicals, sizeof *rules->canonicals, err);
     if (code == 0)
-        rules->likenesses[rules->n_likenesses++] = (struct butler_likeness){start, like};
+        rules->canonicals[rules->n_canonicals++] = (struct butler_canonical){start, canonical};
     return code;
 }
 
-uint32_t butler_rules_like(const struct butler_rules *rules, uint32_t position)
+uint32_t butler_rules_canonical(const struct butler_rules *rules, uint32_t position)
 {
-    uint32_t low = 0, high = rules->n_likenesses; /* the first that begins behind the position */
+    uint32_t low = 0, high = rules->n_canonicals; /* the first that begins behind the position */
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
-        if (rules->likenesses[middle].start <= position)
+        if (rules->canonicals[middle].start <= position)
             low = middle + 1;
         else
             high = middle;
     }
-    const struct butler_likeness *last = low ? &rules->likenesses[low - 1] : NULL;
-    return last && position - last->start <= 2 ? last->like + (position - last->start) : position;
+    const struct butler_canonical *last = low ? &rules->canonicals[low - 1] : NULL;
+    return last && position - last->start <= 2 ? last->canonical + (position - last->start) : position;
 }
 
 /* -------------------------------------------------------------------------------------------------- analysis */
