@@ -222,12 +222,18 @@ INLINE void load_scales(enum butler_type type, vec scales[MAX_STEPS], vec minima
         minima[s] = vec_mul(m, vec_from_i8(quants[first + s * UNITS / 4], s % (4 / UNITS)));
 }
 
-/* A chunk of four rows with one token, or with n_tokens of them, x_bytes apart. */
-INLINE void chunk(enum butler_type type, vec *acc, const uint8_t *w, size_t row_bytes, const int8_t *x, size_t x_bytes,
+/* A chunk of four rows with one token, or with n_tokens of them, x_bytes apart. Of blocks of 32, units from n_units on are those of
+ * another row and do not count, whatever their scales are. */
+INLINE void chunk(enum butler_type type, vec *acc, const uint8_t *w, size_t row_bytes, int n_units, const int8_t *x, size_t x_bytes,
                   int n_tokens, bool alone)
 {
     vec scales[MAX_STEPS], minima[MAX_STEPS];
     load_scales(type, scales, minima, w, row_bytes);
+    if (!is_super(type) && n_units < UNITS) {
+        scales[0] = vec_keep(scales[0], vec_zero(), 4 * n_units);
+        if (has_minimum(type))
+            minima[0] = vec_keep(minima[0], vec_zero(), 4 * n_units);
+    }
     UNROLL
     for (int s = 0; s < chunk_steps(type); s++) {
         bytes weights[ROWS][2], words[ROWS][4];
@@ -301,9 +307,10 @@ INLINE void tq2_of_tq1(uint8_t *out, const uint8_t *block)
     memcpy(out + TQ2_0_SCALE, block + TQ1_0_SCALE, 2);
 }
 
-/* n_rows rows, ROWS or fewer: what is missing, and what a last chunk lacks, is filled up with zeros in a copy. */
+/* n_rows rows, ROWS or fewer: what is missing, and what a last chunk lacks, is filled up with zeros in a copy. is_followed: each
+ * row has another one behind it, which may be read instead. */
 INLINE void rows_with_tokens(enum butler_type type, float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes,
-                             int n_rows, const int8_t *x, int n_tokens, int n, bool alone)
+                             int n_rows, bool is_followed, const int8_t *x, int n_tokens, int n, bool alone)
 {
     const size_t x_bytes = butler_q16_bytes(n), size = chunk_bytes(type);
     const int columns = chunk_columns(type);
@@ -316,8 +323,9 @@ INLINE void rows_with_tokens(enum butler_type type, float *y, size_t y_stride, s
         size_t stride = row_bytes;
         if (alone)
             prefetch_chunk(type, w, row_bytes);
-        if (n_rows < ROWS || n - c < columns || type == BUTLER_TQ1_0) {
-            if (n_rows < ROWS || n - c < columns)
+        const bool is_part = n - c < columns && (!is_followed || n < columns);
+        if (n_rows < ROWS || is_part || type == BUTLER_TQ1_0) {
+            if (n_rows < ROWS || is_part)
                 memset(copy, 0, sizeof copy);
             for (int r = 0; r < n_rows; r++)
                 if (type == BUTLER_TQ1_0)
@@ -328,7 +336,7 @@ INLINE void rows_with_tokens(enum butler_type type, float *y, size_t y_stride, s
             from = copy[0];
             stride = CHUNK_BYTES;
         }
-        chunk(type == BUTLER_TQ1_0 ? BUTLER_TQ2_0 : type, acc, from, stride, x, x_bytes, n_tokens, alone);
+        chunk(type == BUTLER_TQ1_0 ? BUTLER_TQ2_0 : type, acc, from, stride, (n - c) / BLOCK, x, x_bytes, n_tokens, alone);
         w += size;
         x += (size_t)chunk_steps(type) * step_bytes(type);
     }
@@ -342,8 +350,8 @@ INLINE void rows_with_tokens(enum butler_type type, float *y, size_t y_stride, s
 
 /* -------------------------------------------------------------------------------------------- entries */
 
-typedef void rows_fn(float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes, int n_rows, const int8_t *x,
-                     int n_tokens, int n);
+typedef void rows_fn(float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes, int n_rows, bool is_followed,
+                     const int8_t *x, int n_tokens, int n);
 
 static void each_rows(rows_fn *one, rows_fn *some, float *y, size_t y_stride, const uint8_t *w, size_t row_bytes, int n_rows,
                       const int8_t *x, int n_tokens, int n)
@@ -353,23 +361,24 @@ static void each_rows(rows_fn *one, rows_fn *some, float *y, size_t y_stride, co
     for (int t = 0, count; t < n_tokens; t += count, y += (size_t)count * y_stride, x += (size_t)count * butler_q16_bytes(n)) {
         count = BUTLER_MIN(TOKENS, n_tokens - t);
         for (int r = 0; r < quarter; r++)
-            rows(y + r, y_stride, (size_t)quarter, w + (size_t)r * row_bytes, (size_t)quarter * row_bytes, ROWS, x, count, n);
+            rows(y + r, y_stride, (size_t)quarter, w + (size_t)r * row_bytes, (size_t)quarter * row_bytes, ROWS,
+                 r + 1 < quarter || rest, x, count, n);
         if (rest)
-            rows(y + n_rows - rest, y_stride, 1, w + (size_t)(n_rows - rest) * row_bytes, row_bytes, rest, x, count, n);
+            rows(y + n_rows - rest, y_stride, 1, w + (size_t)(n_rows - rest) * row_bytes, row_bytes, rest, false, x, count, n);
     }
 }
 
 #define MATMUL(name, type)                                                                                                         \
     static void name##_one(float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes, int n_rows,               \
-                           const int8_t *x, int n_tokens, int n)                                                                   \
+                           bool is_followed, const int8_t *x, int n_tokens, int n)                                                 \
     {                                                                                                                              \
         (void)n_tokens;                                                                                                            \
-        rows_with_tokens(type, y, y_stride, y_step, w, row_bytes, n_rows, x, 1, n, true);                                          \
+        rows_with_tokens(type, y, y_stride, y_step, w, row_bytes, n_rows, is_followed, x, 1, n, true);                             \
     }                                                                                                                              \
     static void name##_some(float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes, int n_rows,              \
-                            const int8_t *x, int n_tokens, int n)                                                                  \
+                            bool is_followed, const int8_t *x, int n_tokens, int n)                                                \
     {                                                                                                                              \
-        rows_with_tokens(type, y, y_stride, y_step, w, row_bytes, n_rows, x, n_tokens, n, false);                                  \
+        rows_with_tokens(type, y, y_stride, y_step, w, row_bytes, n_rows, is_followed, x, n_tokens, n, false);                     \
     }                                                                                                                              \
     static void name(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16, int n_tokens, int n) \
     {                                                                                                                              \
