@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "kernels/kernels.h"
+#include "share.h"
 
 /* Half a unit in the last place of 1: what one rounding may do. */
 #define EPS 0x1p-24

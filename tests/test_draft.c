@@ -325,7 +325,8 @@ static double excess(const int *counts, int n_draws, const float *logits, int n,
  * of another sampler with the same seed from dense logits. */
 static void test_distribution(void **state)
 {
-    enum { N_DRAWS = 100000, N_ROUNDS = 10000 };
+    enum { N_DRAWS = 100000, FEWEST = 5000 };
+    const int n_rounds = BUTLER_MAX(share_of(10000), FEWEST);
     static const float temperature = 0.3f;
     static const struct butler_sampler_params params = {.temperature = temperature, .seed = 3};
     struct butler_engine *engine = open_engine("models/gemma3.gguf", 1, NULL);
@@ -351,7 +352,7 @@ static void test_distribution(void **state)
     butler_sampler_free(other);
     other = butler_sampler_new(&params, NULL);
     memset(counts, 0, (size_t)n_vocab * sizeof *counts);
-    for (int i = 0; i < N_ROUNDS; i++) {
+    for (int i = 0; i < n_rounds; i++) {
         assert_int_equal(butler_session_truncate(session, n_past, NULL), 0);
         const int n = butler_draft_step(draft, sampler, first, ids, 2, NULL);
         assert_true(n == 1 || n == 2);
@@ -360,10 +361,10 @@ static void test_distribution(void **state)
             assert_int_equal(butler_sample(other, butler_logits(session), n_vocab, NULL), ids[1]);
         counts[ids[0]]++;
     }
-    assert_true(fabs(excess(counts, N_ROUNDS, logits, n_vocab, temperature)) < 5);
+    assert_true(fabs(excess(counts, n_rounds, logits, n_vocab, temperature)) < 5);
     butler_session_stats(session, &stats);
     print_message("%llu of %llu drafts were right\n", (unsigned long long)stats.n_accepted, (unsigned long long)stats.n_drafted);
-    assert_true(stats.n_accepted > 100 && stats.n_drafted > stats.n_accepted + 100);
+    assert_true(stats.n_accepted > FEWEST / 100 && stats.n_drafted > stats.n_accepted + FEWEST / 100);
     free(logits);
     free(counts);
     butler_sampler_free(other);

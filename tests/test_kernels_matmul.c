@@ -52,6 +52,8 @@ static void check_type(const struct butler_kernels *kernels, enum butler_type ty
     product(kernels, 1, &w, alone, x, N_TOKENS, 1);
     for (int i = 0; i < BUTLER_COUNT(counts); i++)
         for (int n_threads = 1; n_threads <= 3; n_threads += 2) {
+            if (!in_share((int)type * 16 + i * 2 + n_threads / 2))
+                continue;
             memset(together, 0xff, sizeof together);
             product(kernels, n_threads, &w, together, x, N_TOKENS, counts[i]);
             for (int k = 0; k < N_TOKENS * N_ROWS; k++)

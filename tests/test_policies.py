@@ -19,7 +19,7 @@ RECORDER = ROOT / BUILD / "tests" / "record_policies"
 TEXT = ROOT / "tests" / "data" / "secret_garden.txt"
 NEAR_TIES = 1e-3  # share of selections that may differ, and only where the scores are too close to call
 
-LONG = "200p,500d"
+LONG = "200p,300d"
 SHORT = "90p,60d,40p,60d"
 CUTS = "300p,40d,200p,40d"  # prefill=evict: prompts that are cut at 256 and 512
 

@@ -1,6 +1,6 @@
 /* butler_run: what a session computes is the same, bit for bit, alone or in any company of spans, however its text is cut; what is
  * wrong is named; runs stop when asked; texts with a common beginning share it.
- *   test_run [SCHEDULES]   random schedules for each policy (default: 2) */
+ * $BUTLER_TEST_SHARE: of the random schedules and of the sessions in each. */
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -14,9 +14,9 @@
 #include "random_predictor.h"
 #include "engine/session.h"
 
-enum { SESSIONS = 16, LONGEST = 120, N_CTX = 128 };
+enum { MAX_SESSIONS = 16, LONGEST = 120, N_CTX = 128 };
 
-static int n_schedules = 2;
+static int n_sessions = MAX_SESSIONS;
 
 static struct butler_engine *open_engine(const char *name, const struct butler_engine_params *params)
 {
@@ -125,13 +125,13 @@ static void read_alone(struct butler_engine *engine, const char *policy, struct 
 static int draw_spans(struct butler_session *const *sessions, struct text *texts, struct butler_span *spans, int *which,
                       uint64_t *random)
 {
-    int order[SESSIONS], n = 0;
-    for (int i = 0; i < SESSIONS; i++) {
+    int order[MAX_SESSIONS], n = 0;
+    for (int i = 0; i < n_sessions; i++) {
         const int j = draw(random, 0, i);
         order[i] = order[j];
         order[j] = i;
     }
-    for (int i = 0; i < SESSIONS; i++) {
+    for (int i = 0; i < n_sessions; i++) {
         struct text *text = &texts[order[i]];
         const int left = text->n - text->done;
         if (left == 0 || draw(random, 0, 2) == 0)
@@ -150,16 +150,16 @@ static int draw_spans(struct butler_session *const *sessions, struct text *texts
 
 static void follow_schedule(struct butler_engine *engine, const char *const *policies, struct text *texts, uint64_t *random)
 {
-    struct butler_session *sessions[SESSIONS];
-    int n_left = SESSIONS;
-    for (int i = 0; i < SESSIONS; i++) {
+    struct butler_session *sessions[MAX_SESSIONS];
+    int n_left = n_sessions;
+    for (int i = 0; i < n_sessions; i++) {
         sessions[i] = open_session(engine, policies[i]);
         texts[i].done = 0;
     }
     while (n_left > 0) {
-        struct butler_span spans[SESSIONS];
-        struct butler_error errs[SESSIONS];
-        int which[SESSIONS];
+        struct butler_span spans[MAX_SESSIONS];
+        struct butler_error errs[MAX_SESSIONS];
+        int which[MAX_SESSIONS];
         const int n = draw_spans(sessions, texts, spans, which, random);
         if (n == 0)
             continue;
@@ -180,7 +180,7 @@ static void follow_schedule(struct butler_engine *engine, const char *const *pol
                          text->n, text->n_prompt, n);
         }
     }
-    for (int i = 0; i < SESSIONS; i++)
+    for (int i = 0; i < n_sessions; i++)
         butler_session_free(sessions[i]);
 }
 
@@ -222,7 +222,7 @@ static void schedules_of(const char *model, int n_threads, int n)
     const struct butler_engine_params params = {.n_threads = n_threads, .n_block = 40, .kv_bytes = 1 << 26};
     struct butler_engine *engine = open_engine(model, &params);
     static char policies[64][256];
-    static struct text texts[SESSIONS];
+    static struct text texts[MAX_SESSIONS];
     uint64_t random = 17 + (uint64_t)n_threads;
     int n_policies = 0;
     attach_both(engine, n_threads == 2);
@@ -230,8 +230,8 @@ static void schedules_of(const char *model, int n_threads, int n)
         n_policies++;
     /* p == n_policies: a different policy for each session */
     for (int p = 0; p <= n_policies; p++) {
-        const char *own[SESSIONS];
-        for (int i = 0; i < SESSIONS; i++) {
+        const char *own[MAX_SESSIONS];
+        for (int i = 0; i < n_sessions; i++) {
             own[i] = policies[p < n_policies ? p : draw(&random, 0, n_policies - 1)];
             texts[i].n = draw(&random, 2, LONGEST);
             texts[i].n_prompt = draw(&random, 1, BUTLER_MIN(texts[i].n, 100));
@@ -247,8 +247,8 @@ static void schedules_of(const char *model, int n_threads, int n)
 static void test_schedules(void **state)
 {
     (void)state;
-    schedules_of("models/llama-gqa.gguf", 2, n_schedules);
-    schedules_of("models/llama-q8_0.gguf", 1, BUTLER_MAX(n_schedules / 2, 1));
+    schedules_of("models/llama-gqa.gguf", 2, share_of(2));
+    schedules_of("models/llama-q8_0.gguf", 1, 1);
 }
 
 struct products {
@@ -705,7 +705,7 @@ static void test_prefix_memory(void **state)
     close_engine(engine);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedules),
@@ -721,6 +721,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_prefix),
         cmocka_unit_test(test_prefix_memory),
     };
-    n_schedules = argc > 1 ? atoi(argv[1]) : n_schedules;
+    n_sessions = BUTLER_MAX(share_of(MAX_SESSIONS), 4);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -28,7 +28,7 @@ struct wish {
     struct serve_job *job;
 };
 
-static int n_schedules = 12, n_read;
+static int n_read;
 static struct wish wishes[MAX_JOBS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t woken = PTHREAD_COND_INITIALIZER;
@@ -314,9 +314,11 @@ static void test_random_schedules(void **state)
     struct butler_engine *alone = make_engine(model, 1, 64 << 20, 0);
     uint64_t parked = 0, random = 5;
     (void)state;
+    const int n_schedules = share_of(12);
     for (int round = 0; round < n_schedules; round++) {
         const bool growing = round % 3 != 1;
-        const int n = (growing ? 12 : 2) + below(&random, MAX_JOBS - (growing ? 11 : 1));
+        const int most = (growing ? 12 : 2) + below(&random, MAX_JOBS - (growing ? 11 : 1));
+        const int n = BUTLER_MIN(most, BUTLER_MAX(share_of(2 * MAX_JOBS), 8));
         /* About one to two of the largest jobs, two texts of 1000 tokens. */
         const uint64_t kv_bytes = (uint64_t)(600000 + below(&random, 150000));
         make_wishes(alone, n, growing, &random);
@@ -544,7 +546,6 @@ static void test_refusals(void **state)
     butler_model_free(model);
 }
 
-/* test_scheduler [SCHEDULES] */
 struct seen {
     int n, first_id, n_steps;
     size_t bytes;
@@ -605,10 +606,8 @@ static void test_maps_make_room(void **state)
     butler_model_free(model);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-    if (argc > 1)
-        n_schedules = atoi(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_schedules), cmocka_unit_test(test_lossless),
         cmocka_unit_test(test_full_disk),        cmocka_unit_test(test_shortest_prompt_first),

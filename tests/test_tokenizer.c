@@ -1,5 +1,6 @@
 /* Text to ids and back: both families on vocabularies made here, against slow readings of the same definitions, with texts
  * that are hostile or long. */
+#include "share.h"
 #include "tokenizer_test.h"
 
 #include <time.h>
@@ -489,25 +490,25 @@ static double cpu_seconds(void)
 static void test_long_texts(void **state)
 {
     (void)state;
-    enum { N = 1 << 20 };
+    const int n_bytes = share_of(1 << 20);
     static const char *const units[] = {"a", " ",     "\n",        "\u00e9",  "ab ",      "'",  "\xFF",
                                         "1", "<|end", "user-defi", "h\u3000", "\xE2\x82", " \n"};
-    char *text = malloc(N);
+    char *text = malloc((size_t)n_bytes);
     uint64_t seed = 5;
     assert_non_null(text);
     for (size_t u = 0; u <= sizeof units / sizeof *units; u++) {
         const char *unit = u < sizeof units / sizeof *units ? units[u] : "";
-        for (size_t i = 0; i < N; i++)
+        for (size_t i = 0; i < (size_t)n_bytes; i++)
             text[i] = *unit ? unit[i % strlen(unit)] : (char)butler_random(&seed);
         if (u == 1)
-            text[N - 1] = 'x'; /* so that the expressions must give back a space */
+            text[n_bytes - 1] = 'x'; /* so that the expressions must give back a space */
         static const int which[] = {0, 1, 2, 5, N_PRES};
         for (size_t v = 0; v < sizeof which / sizeof *which; v++) {
             double start = cpu_seconds();
-            int n = round_trip(vocabs[which[v]]->tokenizer, text, N);
+            int n = round_trip(vocabs[which[v]]->tokenizer, text, (size_t)n_bytes);
             if (cpu_seconds() - start > 60)
-                fail_msg("a megabyte of \"%s\" took %.0f s", unit, cpu_seconds() - start);
-            assert_in_range(n, N / 8, N + 1);
+                fail_msg("%d bytes of \"%s\" took %.0f s", n_bytes, unit, cpu_seconds() - start);
+            assert_in_range(n, n_bytes / 8, n_bytes + 1);
         }
     }
     free(text);

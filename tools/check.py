@@ -38,6 +38,9 @@ SLOW = {"test_invariants", "test_run", "test_smollm2", "test_lossless_smollm2", 
 # Python tests that start the command, and so find in it what a sanitizer can see.
 COMMAND_TESTS = {"test_cli", "test_chat", "test_sampling", "test_serve_hostile"}
 
+# Of what the C tests draw at random or repeat, the part that is done where they run many times slower: tests/share.h.
+SLOWER, SLOWEST = {"BUTLER_TEST_SHARE": "0.25"}, {"BUTLER_TEST_SHARE": "0.1"}
+
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
@@ -142,8 +145,8 @@ def make(tree, targets, *variables, warnings=True):
     return built
 
 
-def c_tests(tree, build, names, stage):
-    return [Job(f"{stage}/{name}", [str(tree / build / "tests" / name)], 900, "cmocka", tree=tree) for name in names]
+def c_tests(tree, build, names, stage, env=None):
+    return [Job(f"{stage}/{name}", [str(tree / build / "tests" / name)], 900, "cmocka", env, tree) for name in names]
 
 
 def python_tests(tree, files, stage, env=None):
@@ -179,13 +182,7 @@ def asan(tree, names, files, args):
     if not make(tree, [f"{build}/butler", *[f"{build}/tests/{n}" for n in names]], "SANITIZE=address,undefined", "CFLAGS=-O1 -g1"):
         return None
     commands = [f for f in files if f.stem in COMMAND_TESTS]
-    jobs = c_tests(tree, build, names, "asan")
-    for job in jobs:
-        if job.name == "asan/test_scheduler":
-            job.command.append("4")  # random schedules
-        if job.name == "asan/test_invariants":
-            job.command.append("1")  # model for the points that have no name
-    return jobs + python_tests(tree, commands, "asan", {"BUTLER": str(tree / build / "butler")})
+    return c_tests(tree, build, names, "asan", SLOWER) + python_tests(tree, commands, "asan", {"BUTLER": str(tree / build / "butler")})
 
 
 def tsan(tree, names, files, args):
@@ -194,11 +191,7 @@ def tsan(tree, names, files, args):
         return []
     if not make(tree, [f"build/thread/tests/{n}" for n in names], "SANITIZE=thread", "CFLAGS=-O1 -g1"):
         return None
-    jobs = c_tests(tree, "build/thread", names, "tsan")
-    for job in jobs:
-        if job.name in ("tsan/test_run", "tsan/test_scheduler"):
-            job.command.append("1")  # random schedule, the former for each policy
-    return jobs
+    return c_tests(tree, "build/thread", names, "tsan", SLOWEST)
 
 
 def fuzz(tree, names, files, args):
@@ -243,9 +236,9 @@ def arm64(tree, names, files, args):
     jobs = []
     for name in names:
         program = [str(tree / "build/arm64/tests" / name)]
-        jobs.append(Job(f"arm64/{name}", emulator + program + ["llama-q*"] * (name == "test_logits"), 1800, "cmocka", tree=tree))
+        jobs.append(Job(f"arm64/{name}", emulator + program + ["llama-q*"] * (name == "test_logits"), 1800, "cmocka", SLOWER, tree))
         if name == "test_kernels_keys":  # once more without the instructions for dot products
-            jobs.append(Job(f"arm64/{name}_base", [*emulator, "-cpu", "cortex-a53", *program], 1800, "cmocka", tree=tree))
+            jobs.append(Job(f"arm64/{name}_base", [*emulator, "-cpu", "cortex-a53", *program], 1800, "cmocka", SLOWER, tree))
     return jobs
 
 
@@ -293,8 +286,8 @@ def arguments():
     parser = argparse.ArgumentParser(prog="check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", default=",".join(STAGES), help="which of them, separated by commas (default: all but coverage)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only tests whose name contains TEXT")
-    parser.add_argument("--fuzz", type=int, default=12, metavar="SECONDS",
-                        help="seconds for each fuzz target (default: 12)")
+    parser.add_argument("--fuzz", type=int, default=8, metavar="SECONDS",
+                        help="seconds for each fuzz target (default: 8)")
     parser.add_argument("-j", type=int, default=min(os.cpu_count() or 2, 8), metavar="N", help="programs run at the same time")
     args = parser.parse_args()
     args.stages = args.stages.split(",")
