@@ -43,12 +43,13 @@ static struct record parse(const struct serve_syntax *syntax, const char *bytes,
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char *names[] = {(char[]){"f"}, (char[]){"get_weather"}}, *texts[] = {(char[]){"x\0"}, (char[]){""}};
-    static const unsigned calls[16] = {0, 1, 2, 128, 4, 7, 8, 15, 16, 31, 33, 32, 64, 255, 65, 144};
+    static const unsigned calls[16] = {0, 1, 2, 128, 4, 256, 8, 15, 16, 512, 33, 32, 64, 1023, 65, 144};
     if (size < 2)
         return 0;
     const struct serve_syntax syntax = {.calls = calls[data[0] & 15],
                                         .reasoning = data[0] >> 4,
                                         .open = data[1] & 64 ? data[0] >> 4 & 7 : 0,
+                                        .in_recipient = (calls[data[0] & 15] & SERVE_CALLS_RECIPIENT) && (data[1] & 64),
                                         .one_call = data[1] & 128,
                                         .names = names,
                                         .texts = texts,
@@ -63,8 +64,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         fuzz_require(whole.parts[i].n <= (i == 2 && (syntax.calls & SERVE_CALLS_XML) ? 6 : 1) * n + 4 * (size_t)whole.n_calls,
                      "nothing is said twice");
     }
-    /* Marks of messages are no content. */
-    if (syntax.reasoning == 0 && whole.n_calls == 0 && !(syntax.calls & SERVE_CALLS_MESSAGE))
+    /* Marks of messages and the recipient of text are no content. */
+    if (syntax.reasoning == 0 && whole.n_calls == 0 && !(syntax.calls & (SERVE_CALLS_MESSAGE | SERVE_CALLS_RECIPIENT)))
         fuzz_require(whole.parts[0].n == n && memcmp(whole.parts[0].bytes ? whole.parts[0].bytes : "", bytes, n) == 0,
                      "what is no call is content, every byte");
     for (int i = 0; i < 3; i++) {

@@ -20,6 +20,8 @@ static const struct frame {
     {SERVE_CALLS_BARRED, "{\"name\": \"", "\", \"arguments\": ", "}", "<|tool_call|>[", "]", ", "},
     {SERVE_CALLS_MESSAGE, "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "", "", "", NULL},
     {SERVE_CALLS_LINE, "", "\n", "", "", "", NULL},
+    {SERVE_CALLS_FUNCTION, "<function=", ">", "</function>", "", "", ""},
+    {SERVE_CALLS_RECIPIENT, "", "\n", "", ">>>", "", ">>>"},
     {SERVE_CALLS_BARE, "{\"name\": \"", "\", \"parameters\": ", "}", "", "", "; "},
 };
 
@@ -210,7 +212,8 @@ static void put_root(struct serve_text *text, const struct butler_model *model, 
         serve_put(text, space);
         serve_put(text, syntax->open ? "" : " )?");
     }
-    serve_put_marked(text, model, frame->first);
+    if (!syntax->in_recipient)
+        serve_put_marked(text, model, frame->first);
     serve_put(text, " call");
     if (!one_call && frame->join) {
         serve_put(text, " (");

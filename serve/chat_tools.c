@@ -293,9 +293,12 @@ int serve_read_syntax(const struct serve_api *api, json_t *body, const struct bu
     if (!wanted || strcmp(wanted, "none") != 0)
         syntax->reasoning = serve_syntax_reasoning(serve_chat_template(api));
     syntax->open = serve_syntax_open(syntax->reasoning, prompt->bytes, prompt->n);
-    if (!tools)
-        return -error->status;
     syntax->calls = renders_tools(api) ? serve_syntax_calls(serve_chat_template(api)) : SERVE_CALLS_TAGGED;
+    syntax->in_recipient = serve_syntax_in_recipient(syntax->calls, prompt->bytes, prompt->n);
+    if (!tools) {
+        syntax->calls &= SERVE_CALLS_RECIPIENT;
+        return -error->status;
+    }
     syntax->names = serve_alloc(json_array_size(tools), sizeof *syntax->names);
     syntax->texts = serve_alloc(json_array_size(tools), sizeof *syntax->texts);
     json_array_foreach(tools, i, tool)

@@ -22,6 +22,8 @@ static const struct call_form call_forms[] = {
     {SERVE_CALLS_BARRED, "functools", NULL, true},
     {SERVE_CALLS_LINE, "", NULL, false},
     {SERVE_CALLS_XML, "<function=", "</tool_call>", false}, /* where <tool_call> before it is missing */
+    {SERVE_CALLS_FUNCTION, "<function=", "</function>", false},
+    {SERVE_CALLS_RECIPIENT, ">>>", NULL, false},
 };
 
 static const struct reasoning_form reasoning_forms[] = {
@@ -36,8 +38,13 @@ unsigned serve_syntax_calls(const char *template)
 {
     unsigned forms = 0;
     for (size_t i = 0; i < COUNT(call_forms); i++)
-        if (call_forms[i].form != SERVE_CALLS_BARE && *call_forms[i].open && strstr(template, call_forms[i].open))
+        if (!(call_forms[i].form & (SERVE_CALLS_BARE | SERVE_CALLS_RECIPIENT)) && *call_forms[i].open &&
+            strstr(template, call_forms[i].open))
             forms |= call_forms[i].form;
+    if (forms & SERVE_CALLS_XML)
+        forms &= ~(unsigned)(strstr(template, "<tool_call>") ? SERVE_CALLS_FUNCTION : SERVE_CALLS_XML);
+    if (strstr(template, ">>>all"))
+        forms |= SERVE_CALLS_RECIPIENT;
     if (strstr(template, "<|tool|>")) /* Phi-4-mini's shows how tools are told, not how they are called */
         forms |= SERVE_CALLS_BARRED;
     if (has_messages(template))
@@ -103,6 +110,11 @@ unsigned serve_syntax_open(unsigned reasoning, const char *prompt, size_t n)
             return reasoning_forms[i].form;
     }
     return 0;
+}
+
+bool serve_syntax_in_recipient(unsigned calls, const char *prompt, size_t n)
+{
+    return (calls & SERVE_CALLS_RECIPIENT) && n >= 3 && memcmp(prompt + n - 3, ">>>", 3) == 0;
 }
 
 bool serve_is_text(const char *text, const char *bytes, size_t n)
@@ -306,6 +318,13 @@ static bool step_head(struct serve_parser *parser, bool end)
     int rc = serve_read_head(parser, bytes + parser->lead, n - parser->lead, &head);
     if (rc == 0 && !end && n - parser->lead <= SERVE_MAX_HEAD)
         return false;
+    if (rc > 0 && head.is_text) {
+        parser->at += parser->lead + head.n;
+        parser->has_begun = true;
+        parser->skip_space = false;
+        parser->state = IN_TEXT;
+        return true;
+    }
     const int tool = rc > 0 && head.n <= SERVE_MAX_HEAD ? serve_find_tool(parser->syntax, head.name, head.n_name) : -1;
     if (tool < 0) {
         const size_t n_more =
@@ -324,7 +343,7 @@ static bool step_head(struct serve_parser *parser, bool end)
     serve_begin_call(parser, tool);
     if (!head.has_arguments) {
         serve_write_part(parser, SERVE_CALL_ARGUMENTS, "{}", 2);
-        serve_end_call(parser, parser->is_object ? IN_TAIL : IN_TEXT);
+        serve_end_call(parser, parser->is_object ? IN_TAIL : BEHIND_LIST);
     }
     return true;
 }
@@ -350,7 +369,7 @@ static bool step_arguments(struct serve_parser *parser, bool end)
     serve_write_part(parser, SERVE_CALL_ARGUMENTS, bytes, i);
     parser->at += i;
     if (is_complete || end)
-        serve_end_call(parser, parser->is_object ? IN_TAIL : IN_TEXT);
+        serve_end_call(parser, parser->is_object ? IN_TAIL : BEHIND_LIST);
     return i > 0 || end;
 }
 
@@ -428,6 +447,11 @@ struct serve_parser *serve_parser_new(const struct serve_syntax *syntax, void (*
             parser->reasoning = &reasoning_forms[i];
             parser->state = IN_REASONING;
             parser->skip_space = true;
+        }
+    for (size_t i = 0; i < COUNT(call_forms) && syntax->in_recipient; i++)
+        if (call_forms[i].form == SERVE_CALLS_RECIPIENT) {
+            parser->form = &call_forms[i];
+            parser->state = IN_HEAD;
         }
     if ((syntax->calls & SERVE_CALLS_MESSAGE) || (syntax->reasoning & SERVE_REASONING_MESSAGE))
         parser->state = IN_HEADER;

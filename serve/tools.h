@@ -19,8 +19,11 @@ enum serve_call_form {
     SERVE_CALLS_BARRED = 16,
     /* <tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call> (Qwen3-Coder) */
     SERVE_CALLS_XML = 32,
-    SERVE_CALLS_MESSAGE = 64, /* <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...} (gpt-oss) */
-    SERVE_CALLS_LINE = 128,   /* NAME, a line end and {...}, at the beginning (GLM-4) */
+    SERVE_CALLS_MESSAGE = 64,   /* <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...} (gpt-oss) */
+    SERVE_CALLS_LINE = 128,     /* NAME, a line end and {...}, at the beginning (GLM-4) */
+    SERVE_CALLS_FUNCTION = 256, /* <function=NAME>{...}</function> (Functionary 3.1) */
+    /* >>>NAME, a line end and {...}; text is behind >>>all and a line end (Functionary 3.2). Needs no tools. */
+    SERVE_CALLS_RECIPIENT = 512,
 };
 
 /* Marks around reasoning, bits of a set. */
@@ -35,6 +38,7 @@ enum serve_reasoning_form {
 struct serve_syntax {
     unsigned calls, reasoning; /* sets of the forms above */
     unsigned open;             /* the form of reasoning that the prompt has begun already; 0: none */
+    bool in_recipient;         /* the prompt ends with >>> */
     bool one_call;             /* text behind the first call is left out */
     char **names;              /* [n_names] of tools; what calls another is content */
     char **texts; /* [n_names] of each tool, the names of its parameters that are strings, a zero behind each and one more at
@@ -49,6 +53,8 @@ unsigned serve_syntax_calls(const char *template);
 unsigned serve_syntax_reasoning(const char *template);
 /* The form of reasoning, of the set, that the end of a prompt begins; 0: none. */
 unsigned serve_syntax_open(unsigned reasoning, const char *prompt, size_t n);
+/* Whether the end of a prompt begins a recipient, where the set has SERVE_CALLS_RECIPIENT. */
+bool serve_syntax_in_recipient(unsigned calls, const char *prompt, size_t n);
 /* The marks around reasoning of one form; *open and *close stay as they are where there is none. */
 void serve_reasoning_marks(enum serve_reasoning_form form, const char **open, const char **close);
 /* Whether the bytes are a mark. Marks may be control tokens, which otherwise do not count as text. */

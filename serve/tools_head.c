@@ -122,6 +122,18 @@ static int read_xml_name(struct cursor *c, struct call_head *head)
     return serve_read_text(c, ">");
 }
 
+/* Behind >>> */
+static int read_recipient(struct cursor *c, struct call_head *head)
+{
+    struct cursor copy = *c;
+    const int rc = serve_read_text(&copy, "all\n");
+    if (rc < 0)
+        return read_named(c, head, "\n");
+    *c = copy;
+    head->is_text = true;
+    return rc;
+}
+
 int serve_read_head(const struct serve_parser *parser, const char *bytes, size_t n, struct call_head *head)
 {
     struct cursor c = {bytes, bytes + n};
@@ -133,6 +145,10 @@ int serve_read_head(const struct serve_parser *parser, const char *bytes, size_t
         rc = read_named(&c, head, "[ARGS]");
     else if (parser->form->form == SERVE_CALLS_LINE)
         rc = read_named(&c, head, "\n");
+    else if (parser->form->form == SERVE_CALLS_FUNCTION)
+        rc = read_named(&c, head, ">");
+    else if (parser->form->form == SERVE_CALLS_RECIPIENT) /* no space before it: a prompt of Python has one */
+        rc = c.at == bytes ? read_recipient(&c, head) : -1;
     else if (parser->form->form == SERVE_CALLS_XML)
         rc = read_xml_name(&c, head);
     else if (has_xml && parser->form->form == SERVE_CALLS_TAGGED && c.at < c.end && *c.at == '<')

@@ -82,6 +82,7 @@ struct call_head {
     const char *name;
     size_t n_name, n; /* n: bytes up to the arguments */
     bool is_object, has_arguments, is_xml;
+    bool is_text; /* text for the user follows, no call */
 };
 void serve_skip_space(struct cursor *c);
 int serve_read_text(struct cursor *c, const char *text);

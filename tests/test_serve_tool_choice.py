@@ -29,6 +29,8 @@ FORMS = {
     "gpt_oss": "{# <|channel|> <|message|> #}" + BODY,
     "phi4_mini": "{% for message in messages %}{{ message['role'] }}{{ message['content'] }}{% if 'tools' in message %}<|tool|>{{ message['tools'] }}<|/tool|>{% endif %}{% endfor %}",
     "glm4": "{# <|observation|> <|assistant|> #}" + BODY,
+    "functionary_3.1": "{# <function= #}" + BODY,
+    "functionary_3.2": "{# >>>all #}" + BODY + ">>>",
     "llama": '{# {"name": "", "parameters": {} } #}' + BODY,
 }
 

@@ -15,14 +15,16 @@ SCRIPTS = {  # a list: control tokens and texts
     "gpt_oss": ["<|channel|>", "commentary to=functions.weather ", "<|constrain|>", "json", "<|message|>", "{\"city\": \"Bonn\"}"],
     "plain": ["No call here: {\"a\": 1} and <tool_"],
     "begun": ["So it </is.</think>\nYes."],  # follows the line break behind the mark that the template writes
+    "recipient": ["all\nHm.>>>weather\n{\"city\": \"Bern\"}"],  # follows >>>
     "broken": ["<tool_call>{\"name\": weather, \"arguments\": {}}</tool_call>."],
 }
+STARTS = {"begun": "<0x0A>", "recipient": ">>>"}  # the prompt's last token, where it is not <|NAME|>
 TOOLS = [{"type": "function", "function": {"name": name, "description": "Says it.",
                                            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
          for name in ("weather", "time")]
 USER = [{"role": "user", "content": "Well?"}]
 HEAD = "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments.city }}{% endif %}{{ '\\n' }}{% endfor %}"
-END = "".join(f"{{% if script == '{name}' %}}<|{name}|>{{% endif %}}" for name in SCRIPTS if name != "begun")
+END = "".join(f"{{% if script == '{name}' %}}<|{name}|>{{% endif %}}" for name in SCRIPTS if name not in STARTS)
 MARKS = "{# <think> <tool_call> [TOOL_CALLS] #}"
 TEMPLATE = MARKS + "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + HEAD + "" + END + "{% if script == 'begun' %}{{ '<think>\\n' }}{% endif %}"
 
@@ -48,8 +50,9 @@ def write_model(path):
     values = model.values
     tokens = [t.decode() for t in values["tokenizer.ggml.tokens"][1][1]][:259]
     for name, script in SCRIPTS.items():
-        tokens.append(f"<|{name}|>")
-        chain = [tokens.index("<0x0A>") if name == "begun" else len(tokens) - 1, *cut(script, tokens), 2]
+        if STARTS.get(name) not in tokens:
+            tokens.append(STARTS.get(name, f"<|{name}|>"))
+        chain = [tokens.index(STARTS.get(name, tokens[-1])), *cut(script, tokens), 2]
         follows += zip(chain, chain[1:-1])
         ends.append(chain[-2])
     n = len(tokens)
@@ -133,6 +136,18 @@ def test_messages_of_gpt_oss(model, tmp_path):
     assert ask(s, "plain")["message"]["content"] == SCRIPTS["plain"][0]
     streamed, reason = joined(s.stream("/v1/chat/completions", **body("gpt_oss")))
     assert streamed["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bonn"}'} and reason == "tool_calls"
+    assert s.stop() == 0
+
+
+def test_recipients_of_functionary(model, tmp_path):
+    """Text goes to a recipient, too, and its name is no content, with tools and without."""
+    (tmp_path / "template").write_text(TEMPLATE.replace(MARKS, "{# >>>all #}") + "{% if script == 'recipient' %}>>>{% endif %}")
+    s = Server("--chat-template", tmp_path / "template", model=model)
+    choice = ask(s, "recipient")
+    assert choice["message"]["content"] == "Hm." and choice["finish_reason"] == "tool_calls"
+    assert without_ids(choice["message"]) == [("function", "weather", '{"city": "Bern"}')]
+    assert ask(s, "recipient", tools=[])["message"]["content"] == SCRIPTS["recipient"][0][4:]
+    assert ask(s, "plain")["message"]["content"] == SCRIPTS["plain"][0]
     assert s.stop() == 0
 
 

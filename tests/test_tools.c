@@ -79,6 +79,21 @@ static const struct {
     {128, 0, 0, "f", "f"},
     {128, 0, 0, "f\nno", "f\nno"},
     {129, 0, 0, "f: <tool_call>{\"name\": \"f\", \"arguments\": {}}", "f:<f|{}>"},
+    /* Functionary; in_recipient: open is 1 without reasoning */
+    {256, 0, 0, "I do.<function=f>{\"a\": \"</function>\"}</function><function=g>\n{}\n</function>\nSo.",
+     "I do.<f|{\"a\": \"</function>\"}><g|{}>So."},
+    {256, 0, 0, "<function=unknown>{}</function><function=f>[]</function>",
+     "<function=unknown>{}</function><function=f>[]</function>"},
+    {256, 0, 0, "<function=f>{\"a\": 1", "<f|{\"a\": 1>"},
+    {256, 0, 0, "a <function=f", "a <function=f"},
+    {512, 0, 1, "all\nI look.\n>>>f\n{\"a\": [1]}\n>>>g\n{}>>>all\nSo.", "I look.<f|{\"a\": [1]}><g|{}>So."},
+    {512, 0, 1, "g\n{\"all\": 1}", "<g|{\"all\": 1}>"},
+    {512, 0, 1, "all\n\n>>> f\n{} >>>h\n{} >>>f{} >>", "\n>>> f\n{} >>>h\n{} >>>f{} >>"},
+    {512, 0, 1, "f is all", "f is all"},
+    {512, 0, 1, "f\n no", "f\n no"},
+    {512, 0, 1, "al", "al"},
+    {512, 0, 0, "all\nf", "all\nf"},
+    {512, 0, 0, ">>>f\n{}", "<f|{}>"},
     /* Qwen3-Coder: x of f is text */
     {33, 0, 0,
      "I do.\n<tool_call>\n<function=f>\n<parameter=x>\na \"b\"\n\tc</p>\n\n</parameter>\n<parameter=y>\n[1, {}]\n</parameter>\n"
@@ -163,7 +178,8 @@ static void expect_parts(size_t which, size_t first, size_t step, bool one_call,
     char *names[] = {(char[]){"f"}, (char[]){"g"}}, *texts[] = {(char[]){"x\0"}, (char[]){""}};
     const struct serve_syntax syntax = {.calls = cases[which].calls,
                                         .reasoning = cases[which].reasoning,
-                                        .open = cases[which].open,
+                                        .open = cases[which].reasoning ? cases[which].open : 0,
+                                        .in_recipient = !cases[which].reasoning && cases[which].open,
                                         .one_call = one_call,
                                         .names = cases[which].calls ? names : NULL,
                                         .texts = texts,
@@ -238,7 +254,11 @@ static void templates_show_their_forms(void **state)
     assert_int_equal(serve_syntax_reasoning("'<|channel|>final<|message|>'"), SERVE_REASONING_MESSAGE);
     assert_int_equal(serve_syntax_calls("'<|tool|>' + message['tools']"), SERVE_CALLS_BARRED);
     assert_int_equal(serve_syntax_calls("<|observation|> <|assistant|>"), SERVE_CALLS_LINE);
-    assert_int_equal(serve_syntax_calls("{{ tools }}"), 0);
+    assert_int_equal(serve_syntax_calls("'<function=example>{...}</function>' \"name\" \"parameters\""), SERVE_CALLS_FUNCTION);
+    assert_int_equal(serve_syntax_calls("'>>>all\\n' + content"), SERVE_CALLS_RECIPIENT);
+    assert_int_equal(serve_syntax_calls("{{ tools }} >>>"), 0);
+    assert_true(serve_syntax_in_recipient(512, "assistant\n\n>>>", 14) && !serve_syntax_in_recipient(512, ">>", 2) &&
+                !serve_syntax_in_recipient(1, ">>>", 3));
     assert_int_equal(serve_syntax_reasoning("split('</think>')"), SERVE_REASONING_THINK);
     assert_int_equal(serve_syntax_reasoning("[THINK] <|END_THINKING|>"), SERVE_REASONING_MISTRAL | SERVE_REASONING_COMMAND);
     assert_int_equal(serve_syntax_open(1, "x<think>\n", 9), SERVE_REASONING_THINK);
