@@ -343,7 +343,7 @@ static bool step_head(struct serve_parser *parser, bool end)
     serve_begin_call(parser, tool);
     if (!head.has_arguments) {
         serve_write_part(parser, SERVE_CALL_ARGUMENTS, "{}", 2);
-        serve_end_call(parser, parser->is_object ? IN_TAIL : BEHIND_LIST);
+        serve_end_call(parser, IN_TAIL); /* an object: a name alone has arguments */
     }
     return true;
 }

@@ -15,7 +15,6 @@
 
 enum { N_TEXT = 200, N_PROMPT = 90, BUDGET = 48 };
 
-/* Models on which the points without a name are tried: fewer where a sanitizer makes that slow. */
 /* Points besides the named policies' defaults. */
 static const char *const unnamed[] = {
     "h2o+vatp",

@@ -318,7 +318,7 @@ static void test_random_schedules(void **state)
     for (int round = 0; round < n_schedules; round++) {
         const bool growing = round % 3 != 1;
         const int most = (growing ? 12 : 2) + below(&random, MAX_JOBS - (growing ? 11 : 1));
-        const int n = BUTLER_MIN(most, BUTLER_MAX(share_of(2 * MAX_JOBS), 8));
+        const int n = BUTLER_MIN(most, BUTLER_MAX(share_of(2 * MAX_JOBS), 8)); /* under a share fewer jobs, too */
         /* About one to two of the largest jobs, two texts of 1000 tokens. */
         const uint64_t kv_bytes = (uint64_t)(600000 + below(&random, 150000));
         make_wishes(alone, n, growing, &random);

@@ -50,9 +50,10 @@ def write_model(path):
     values = model.values
     tokens = [t.decode() for t in values["tokenizer.ggml.tokens"][1][1]][:259]
     for name, script in SCRIPTS.items():
-        if STARTS.get(name) not in tokens:
-            tokens.append(STARTS.get(name, f"<|{name}|>"))
-        chain = [tokens.index(STARTS.get(name, tokens[-1])), *cut(script, tokens), 2]
+        start = STARTS.get(name, f"<|{name}|>")
+        if start not in tokens:
+            tokens.append(start)
+        chain = [tokens.index(start), *cut(script, tokens), 2]
         follows += zip(chain, chain[1:-1])
         ends.append(chain[-2])
     n = len(tokens)

@@ -13,6 +13,8 @@
 #define ALL_CALLS                                                                                                                  \
     (SERVE_CALLS_TAGGED | SERVE_CALLS_BARE | SERVE_CALLS_MISTRAL | SERVE_CALLS_ACTION | SERVE_CALLS_BARRED | SERVE_CALLS_XML)
 
+enum { RECIPIENT = 1 << 16 }; /* as `open`: the prompt ends with >>> */
+
 /* Parts as a text: content as it is, reasoning in (...), a call as <name|arguments>. */
 static const struct {
     unsigned calls, reasoning, open;
@@ -79,19 +81,19 @@ static const struct {
     {128, 0, 0, "f", "f"},
     {128, 0, 0, "f\nno", "f\nno"},
     {129, 0, 0, "f: <tool_call>{\"name\": \"f\", \"arguments\": {}}", "f:<f|{}>"},
-    /* Functionary; in_recipient: open is 1 without reasoning */
+    /* Functionary */
     {256, 0, 0, "I do.<function=f>{\"a\": \"</function>\"}</function><function=g>\n{}\n</function>\nSo.",
      "I do.<f|{\"a\": \"</function>\"}><g|{}>So."},
     {256, 0, 0, "<function=unknown>{}</function><function=f>[]</function>",
      "<function=unknown>{}</function><function=f>[]</function>"},
     {256, 0, 0, "<function=f>{\"a\": 1", "<f|{\"a\": 1>"},
     {256, 0, 0, "a <function=f", "a <function=f"},
-    {512, 0, 1, "all\nI look.\n>>>f\n{\"a\": [1]}\n>>>g\n{}>>>all\nSo.", "I look.<f|{\"a\": [1]}><g|{}>So."},
-    {512, 0, 1, "g\n{\"all\": 1}", "<g|{\"all\": 1}>"},
-    {512, 0, 1, "all\n\n>>> f\n{} >>>h\n{} >>>f{} >>", "\n>>> f\n{} >>>h\n{} >>>f{} >>"},
-    {512, 0, 1, "f is all", "f is all"},
-    {512, 0, 1, "f\n no", "f\n no"},
-    {512, 0, 1, "al", "al"},
+    {512, 0, RECIPIENT, "all\nI look.\n>>>f\n{\"a\": [1]}\n>>>g\n{}>>>all\nSo.", "I look.<f|{\"a\": [1]}><g|{}>So."},
+    {512, 0, RECIPIENT, "g\n{\"all\": 1}", "<g|{\"all\": 1}>"},
+    {512, 0, RECIPIENT, "all\n\n>>> f\n{} >>>h\n{} >>>f{} >>", "\n>>> f\n{} >>>h\n{} >>>f{} >>"},
+    {512, 0, RECIPIENT, "f is all", "f is all"},
+    {512, 0, RECIPIENT, "f\n no", "f\n no"},
+    {512, 0, RECIPIENT, "al", "al"},
     {512, 0, 0, "all\nf", "all\nf"},
     {512, 0, 0, ">>>f\n{}", "<f|{}>"},
     /* Qwen3-Coder: x of f is text */
@@ -178,8 +180,8 @@ static void expect_parts(size_t which, size_t first, size_t step, bool one_call,
     char *names[] = {(char[]){"f"}, (char[]){"g"}}, *texts[] = {(char[]){"x\0"}, (char[]){""}};
     const struct serve_syntax syntax = {.calls = cases[which].calls,
                                         .reasoning = cases[which].reasoning,
-                                        .open = cases[which].reasoning ? cases[which].open : 0,
-                                        .in_recipient = !cases[which].reasoning && cases[which].open,
+                                        .open = cases[which].open & ~(unsigned)RECIPIENT,
+                                        .in_recipient = cases[which].open & RECIPIENT,
                                         .one_call = one_call,
                                         .names = cases[which].calls ? names : NULL,
                                         .texts = texts,
