@@ -6,42 +6,45 @@ Of several rows of one measurement the one with most items is kept."""
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MODEL = "smollm2.gguf"  # the page is about it; rows of others are kept
+MODEL, GEMMA = "smollm2.gguf", "gemma3-270m.gguf"
 KEPT = "task subset model policy settings budget length limit seed config metric value ci n difference kv_read date version".split()
-BUDGETS = (0.11, 0.5)  # of the page's tables
-TASKS = {  # title: task, subset, metric
-    "WikiText-2, ppl": ("ppl", None, "ppl"),
-    "co-reference, % of tokens": ("coref", None, "coverage"),
-    "a number in 4,096 tokens, %": ("ruler", "niah_single_2", "string_match"),
-}
-LONG = {  # other tasks on texts of 4,096 tokens and more, at one budget
-    **{name: ("ruler", name, "string_match") for name in
-       ("niah_single_1", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe")},
-    "a number in 7,900 tokens": ("ruler", "niah_single_2 7900", "string_match"),
-    "multi_news, Rouge-L": ("longbench", "multi_news", "rouge_l"),
-    "a book, ppl": ("ppl", "book", "ppl"),
-}
-RECALL = {f"{title}, %": ("recall", None, metric) for title, metric in (("recall", "recall"), ("mass", "mass"), ("top half", "top_half_accuracy"))}
-SETS = {"hellaswag": ("acc_norm", 40.9), "piqa": ("acc_norm", 66.3), "arc_easy": ("acc_norm", None), "winogrande": ("accuracy", None),
-        "boolq": ("accuracy", None), "lambada": ("accuracy", None)}  # published
+
+# A task is (task, subset, metric); a column of a table is (task, budget).
+PPL, NAMED, KEY, NUMBER, BOOK, NEWS, LONG_KEY, LONG_NUMBER, TOP_HALF = (
+    ("ppl", None, "ppl"), ("coref", None, "coverage"), ("ruler", "niah_single_1", "string_match"), ("ruler", "niah_single_2", "string_match"),
+    ("ppl", "book", "ppl"), ("longbench", "multi_news", "rouge_l"), ("ruler", "niah_single_1 7900", "string_match"),
+    ("ruler", "niah_single_2 7900", "string_match"), ("recall", None, "top_half_accuracy"))
+TITLES = {PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", NUMBER: "number in 4,096 tokens, %", BOOK: "a book, ppl",
+          NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", LONG_NUMBER: "number in 7,900 tokens, %",
+          TOP_HALF: "top half of the tokens, %"}
+FIRST, HALF, BUDGETS = 0.11, 0.5, (0.05, 0.11, 0.25, 0.5)
+SHORT = [(task, budget) for task in (PPL, NAMED) for budget in BUDGETS]
+LONG = [(KEY, budget) for budget in BUDGETS] + [(BOOK, FIRST), (BOOK, HALF)]
+OTHERS = [(task, FIRST) for task in (NUMBER, *(("ruler", name, "string_match") for name in (
+    "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe")), LONG_NUMBER, NEWS)]
+OTHER_MODEL = [(task, budget) for task in (PPL, NAMED, KEY) for budget in (FIRST, HALF)]
+DEFAULTS = [("full", None), *((name, 2048) for name in ("tokenbutler2", "fier", "quest", "snapkv")), ("fier", 1024)]  # policies, tokens
+DEFAULT_TASKS = (LONG_KEY, BOOK, NEWS)
+SETS = {"hellaswag": ("acc_norm", "40.9"), "piqa": ("acc_norm", "66.3"), "arc_easy": ("acc_norm", "–"), "winogrande": ("accuracy", "–"),
+        "boolq": ("accuracy", "–"), "lambada": ("accuracy", "–")}  # metric, published
 NOT_SHOWN = {"pagestats", "h2o:sinks=20", "fier:dense=0"}  # in tables of policies, which must fit the page
 NEAR = 0.02  # the loss that counts as none
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
-PPL, NAMED, NUMBER = TASKS
-BOOK = "a book, ppl"
-KEY = "niah_single_1"  # a pass key in repeated sentences
-CLAIMS = [  # paper and claim, (task, policy, policy it is compared with, budget), "as good" or "better"
+CLAIMS = [  # paper and claim, (task, policy, the policy or the value it is compared with, budget), "as good" or "better"
     ("FIER: full quality at 11 %", (PPL, FIER, "full", 0.11), "as good"),
     ("FIER: full quality at 11 %", (BOOK, FIER, "full", 0.11), "as good"),
     ("FIER: full quality at 11 %", (NAMED, FIER, "full", 0.11), "as good"),
-    ("FIER: full quality at 11 %", (NUMBER, FIER, "full", 0.11), "as good"),
     ("FIER: full quality at 11 %", (KEY, FIER, "full", 0.11), "as good"),
-    ("FIER finds more pass keys than Quest (87 to 60 %)", (NUMBER, FIER, QUEST, 0.11), "better"),
     ("FIER finds more pass keys than Quest (87 to 60 %)", (KEY, FIER, QUEST, 0.11), "better"),
+    ("FIER is better than SnapKV on LongBench", (NEWS, FIER, "snapkv", 0.11), "better"),
+    ("TokenButler: 75 % of the top half found", (TOP_HALF, BUTLER2, 0.75, 0.1), "better"),
     ("TokenButler: 2 % more perplexity at 50 %", (PPL, BUTLER2, "full", 0.5), "as good"),
+    ("TokenButler: 2 % more perplexity at 50 %", (BOOK, BUTLER2, "full", 0.5), "as good"),
+    ("TokenButler: less perplexity than other metrics", (PPL, BUTLER2, QUEST, 0.5), "better"),
     ("TokenButler: co-reference as with true attention (78 to 81 %)", (NAMED, BUTLER2, "oracle", 0.5), "as good"),
     ("TokenButler: pages lose co-references (6 %)", (NAMED, BUTLER2, QUEST, 0.5), "better"),
     ("TokenButler: eviction loses co-references (10 %)", (NAMED, BUTLER2, H2O, 0.5), "better"),
@@ -50,13 +53,15 @@ CLAIMS = [  # paper and claim, (task, policy, policy it is compared with, budget
     ("VATP is better than H2O with VATP's 20 sinks", (PPL, VATP, "h2o:sinks=20", 0.5), "better"),
     ("H2O keeps quality at 20 % (here 25 %)", (PPL, H2O, "full", 0.25), "as good"),
     ("H2O keeps quality at 20 % (here 25 %)", (NAMED, H2O, "full", 0.25), "as good"),
-    ("TinyServe: pages keep quality at 2,048 tokens", (NUMBER, QUEST, "full", 0.5), "as good"),
+    ("H2O is better than recent tokens alone", (PPL, H2O, "streaming", 0.25), "better"),
+    ("TinyServe: pages keep quality at 2,048 tokens", (KEY, QUEST, "full", 0.5), "as good"),
+    ("TinyServe: pages are better than StreamingLLM", (KEY, QUEST, "streaming", 0.11), "better"),
 ]
 
 
 def family(policy):
     """The policy without its budget."""
-    return re.sub(r"[:,]budget=[^,]*", "", policy)  # eval puts it last
+    return re.sub(r"([:,])budget=[^,]*(,?)", lambda m: m[1] if m[2] else "", policy)
 
 
 def subset_of(row):
@@ -66,8 +71,20 @@ def subset_of(row):
     return "book" if row["task"] == "ppl" and "mode=prefill" in row.get("config", "") else row.get("subset")
 
 
+def base_of(row):
+    """The policy whose items a row's difference is over."""
+    return family((row.get("difference") or {}).get("to") or "full")
+
+
 def key_of(row):
-    return row["task"], subset_of(row), row["metric"], family(row["policy"]), None if row["policy"] == "full" else row["budget"]
+    """(task, subset, metric), policy, budget, base: the same measurement beside another policy is another row."""
+    return (row["task"], subset_of(row), row["metric"]), family(row["policy"]), None if row["policy"] == "full" else row["budget"], base_of(row)
+
+
+def find(rows, task, policy, budget, base=None):
+    """A row, beside `base` if there is one."""
+    budget = None if policy == "full" else budget
+    return rows.get((task, policy, budget, base)) or next((row for key, row in rows.items() if key[:3] == (task, policy, budget)), None)
 
 
 def number(task, value):
@@ -80,10 +97,11 @@ def interval(task, row):
 
 
 def loss(task, row, other):
-    """(loss, its low, its high) as shares of `other`: over the same items where the row was measured beside it, otherwise between intervals.
-    Where no item differs, the rule of three bounds the share of items that could."""
+    """(loss, its low, its high) as shares of `other`, a row or a value: over the same items where the row was measured beside it, otherwise
+    between intervals. Where no item differs, the rule of three bounds the share of items that could."""
+    other = other if isinstance(other, dict) else {"policy": "", "value": other, "ci": [other, other]}
     sign, paired = 1 if task[2] == "ppl" else -1, row.get("difference") or {}
-    if paired.get("to") == family(other["policy"]) and None not in paired["ci"]:
+    if base_of(row) == family(other["policy"]) and None not in paired.get("ci", [None]):
         base, change, ends = row["value"] - paired["value"] or 1, paired["value"], list(paired["ci"])
         if ends[0] == ends[1]:
             ends = [change - 3 / row["limit"], change + 3 / row["limit"]]
@@ -95,43 +113,32 @@ def loss(task, row, other):
     return sign * change / base, *sorted(sign * end / base for end in ends)
 
 
-def page_table(rows, budget, tasks):
-    """One row a policy, in the order of the rows file; one column a task."""
-    names = [name for name in dict.fromkeys(k[3] for k in rows if k[4] in (budget, None) and k[:3] in tasks.values()) if name not in NOT_SHOWN]
-    lines = ["| policy | " + " | ".join(tasks) + " |", "| --- |" + " --- |" * len(tasks)]
-    for name in names:
-        cells = []
-        for task in tasks.values():
-            row = rows.get((*task, name, None if name == "full" else budget))
-            cells.append(f"{interval(task, row)} · {100 * row['kv_read']:.0f} % · {row['n']:,}" if row else "")
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def cell(rows, task, policy, budget, n=None):
+    """Value, interval, bytes; bold where a loss of at most NEAR is shown; the number of items where it is not n."""
+    row, full = find(rows, task, policy, budget), find(rows, task, "full", None)
+    if not row:
+        return ""
+    text = f"{interval(task, row)} · {100 * row['kv_read']:.0f} %" + (f" · n {row['n']:,}" if row["n"] != n else "")
+    good = policy != "full" and full and loss(task, row, full)[2] <= NEAR
+    return f"**{text}**" if good else text
 
 
-def long_table(rows, budget):
-    """One row a policy, one column a task that was measured; bytes once, as their mean over the tasks."""
-    tasks = {title: task for title, task in LONG.items() if any(key[:3] == task for key in rows)}
-    lines = ["| policy | KV read | " + " | ".join(tasks) + " |", "| --- |" + " ---: |" * (len(tasks) + 1)]
-    for name in dict.fromkeys(key[3] for key in rows if key[:3] in tasks.values() and key[4] in (budget, None)):
-        found = [rows.get((*task, name, None if name == "full" else budget)) for task in tasks.values()]
-        read = [row["kv_read"] for row in found if row]
-        cells = [f"{interval(task, row)} · {row['n']:,}" if row else "" for task, row in zip(tasks.values(), found)]
-        lines.append(f"| `{name}` | {100 * sum(read) / len(read):.0f} % | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def fewest(rows):
-    """For each policy and task the fewest bytes with a value within NEAR of full attention's."""
-    names = [name for name in dict.fromkeys(k[3] for k in rows if k[:3] in TASKS.values() and k[4] is not None) if name not in NOT_SHOWN]
-    lines = ["| policy | " + " | ".join(TASKS) + " |", "| --- |" + " ---: |" * len(TASKS)]
-    for name in names:
-        cells = []
-        for task in TASKS.values():
-            dense, found = rows.get((*task, "full", None)), [row for k, row in rows.items() if k[:4] == (*task, name) and k[4] is not None]
-            found = found if dense else []
-            near = sorted((row["kv_read"], loss(task, row, dense)[2] > NEAR) for row in found if loss(task, row, dense)[0] <= NEAR)
-            cells.append(f"{100 * near[0][0]:.0f} %{' ?' if near[0][1] else ''}" if near else "–" if found else "")
-        lines += [f"| `{name}` | {' | '.join(cells)} |"] if any("%" in cell for cell in cells) else []
+def table(rows, columns, chosen=None):
+    """One row a policy with more than one cell, or a (policy, budget) of `chosen`; one column a (task, budget). A heading has the budget, unless all have the same, and the number
+    of items of most cells."""
+    measured = Counter(name for task, name, budget in dict.fromkeys(k[:3] for k in rows) if (task, budget) in columns or name == "full")
+    names = chosen or [(name, None) for name, n in measured.items() if name not in NOT_SHOWN and (n > 1 or name == "full")]
+    heads, counts, budgets = [], [], {budget for _, budget in columns}
+    for task, budget in columns:
+        found = [find(rows, task, name, own or budget) for name, own in names]
+        counts.append(Counter(row["n"] for row in found if row).most_common(1)[0][0] if any(found) else 0)
+        share = f", {100 * budget:.0f} %" if len(budgets) > 1 else ""
+        heads.append(f"{TITLES.get(task, task[1])}{share} (n {counts[-1]:,})")
+    lines = ["| policy | " + " | ".join(heads) + " |", "| --- |" + " --- |" * len(columns)]
+    for name, own in names:
+        shown = f"{name}{',' if ':' in name else ':'}budget={own}" if own else name
+        cells = [cell(rows, task, name, own or budget, n) for (task, budget), n in zip(columns, counts)]
+        lines.append(f"| `{shown}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -143,30 +150,33 @@ def verdict(kind, low, high):
 
 def claims(rows):
     lines = ["| claim | task, budget | policy | compared with | verdict |", "| --- | --- | --- | --- | --- |"]
-    for text, (title, name, other, budget), kind in CLAIMS:
-        task = {**TASKS, **LONG}[title]
-        mine, theirs = rows.get((*task, name, budget)), rows.get((*task, other, None if other == "full" else budget))
+    for text, (task, name, other, budget), kind in CLAIMS:
+        mine = find(rows, task, name, budget, other)
+        theirs = find(rows, task, other, budget) if isinstance(other, str) else other
         result = verdict(kind, *loss(task, mine, theirs)[1:]) if mine and theirs else "not measured"
-        ours, others = (f"`{policy}`" + (f" {interval(task, row)}" if row else "") for policy, row in ((name, mine), (other, theirs)))
-        paired = (mine or {}).get("difference") or {}
-        if other == "full" and paired and None not in paired["ci"]:  # `full` on the items of this row
-            ends = " … ".join(number(task, end) for end in paired["ci"])
-            others = f"`full` {number(task, mine['value'] - paired['value'])}; difference {ends}"
-        lines.append(f"| {text} | {title}, {100 * budget:.0f} % | {ours} | {others} | {result} |")
+        ours = f"`{name}`" + (f" {interval(task, mine)}" if mine else "")
+        if not isinstance(other, str):
+            others = number(task, other)
+        elif mine and base_of(mine) == other and None not in (mine.get("difference") or {"ci": [None]})["ci"]:  # on the items of this row
+            ends = " … ".join(number(task, end) for end in mine["difference"]["ci"])
+            others = f"`{other}` {number(task, mine['value'] - mine['difference']['value'])}; difference {ends}"
+        else:
+            others = f"`{other}`" + (f" {interval(task, theirs)}" if theirs else "")
+        lines.append(f"| {text} | {TITLES[task]}, {100 * budget:.0f} % | {ours} | {others} | {result} |")
     return "\n".join(lines)
 
 
 def published(rows):
-    lines = ["| set, metric | here, % | items | published, % |", "| --- | --- | ---: | ---: |"]
-    for name, (metric, score) in SETS.items():
-        row = rows.get(("mc", name, metric, "full", None))
-        if row:
-            lines.append(f"| {name}, {metric} | {interval(('mc', name, metric), row)} | {row['n']:,} | {score or '–'} |")
+    found = [(f"{name}, {metric}", score, task, row) for name, (metric, score) in SETS.items()
+             for task in [("mc", name, metric)] for row in [find(rows, task, "full", None)] if row]
+    lines = ["| | " + " | ".join(f"{name} (n {row['n']:,})" for name, _, _, row in found) + " |", "| --- |" + " --- |" * len(found),
+             "| here, % | " + " | ".join(interval(task, row) for _, _, task, row in found) + " |",
+             "| published, % | " + " | ".join(score for _, score, _, _ in found) + " |"]
     return "\n".join(lines)
 
 
 def main(files, store=ROOT / "bench" / "results.jsonl", page=ROOT / "docs" / "results.md"):
-    models = {MODEL: {}}
+    models = {MODEL: {}, GEMMA: {}}
     for path in [store, *files]:
         for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []:
             row = {key: value for key, value in json.loads(line).items() if key in KEPT}
@@ -176,10 +186,12 @@ def main(files, store=ROOT / "bench" / "results.jsonl", page=ROOT / "docs" / "re
                 rows[key_of(row)] = row
     store.write_text("".join(json.dumps(row) + "\n" for rows in models.values() for row in rows.values()), encoding="utf-8")
     rows = models[MODEL]
-    pieces = {**{f"budget {100 * b:.0f}": page_table(rows, b, TASKS) for b in BUDGETS}, "long": long_table(rows, BUDGETS[0]), "recall": page_table(rows, 0.1, RECALL), "fewest": fewest(rows), "claims": claims(rows), "published": published(rows)}
+    pieces = {"short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
+              "defaults": table(rows, [(task, None) for task in DEFAULT_TASKS], DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL), "claims": claims(rows),
+              "published": published(rows)}
     text = page.read_text(encoding="utf-8")
     for name, piece in pieces.items():
-        text = re.sub(rf"(<!-- {name} -->).*?(<!-- /{name} -->)", lambda m, piece=piece: f"{m[1]}\n{piece}\n{m[2]}", text, flags=re.S)
+        text = re.sub(rf"(<!-- {name} -->\n)(\|.*\n)*", lambda m, piece=piece: f"{m[1]}{piece}\n", text)
     page.write_text(text, encoding="utf-8")
 
 

@@ -46,53 +46,77 @@ def test_page_is_what_the_script_makes(results, tmp_path):
     assert store.read_text() == STORE.read_text()
 
 
-def test_rows_become_cells_and_verdicts(results, tmp_path):
-    store, page, more = (tmp_path / name for name in ("store.jsonl", "page.md", "more.jsonl"))
-    page.write_text("".join(f"before {name}\n<!-- {name} -->\nold\n<!-- /{name} -->\n" for name in ("budget 11", "budget 50", "claims", "fewest")))
-    full, fier = row("full", 1, 20, [18, 22]), "fier"
-    store.write_text("".join(json.dumps(r) + "\n" for r in (full, row(fier, 0.11, 99, [98, 99.5], n=5))))
-    rows = [row(fier, 0.11, 20.1, [18, 23], (0.1, 0.05, 0.2)), row("h2o", 0.25, 30, [28, 31], (10, 9, 11)), row("h2o", 0.5, 25, [23, 26], (5, 4, 6)),
-            row("h2o+vatp", 0.5, 21, [20, 22], (1, -1, 3))]
-    more.write_text("".join(json.dumps({**r, "seconds": 3}) + "\n" for r in rows))
-    results.main([more], store, page)
-    text = page.read_text()
-    assert len(store.read_text().splitlines()) == 5 and "seconds" not in store.read_text()  # more items replace fewer
-    assert "| `fier` | 20.1 [18.0, 23.0] · 11 % · 100 |  |" in text
-    assert "old" not in text and text.count("before") == 4
-    verdicts = re.findall(r"^\| ([^|]*) \| WikiText-2, ppl, (\d+) % \|.*\| ([\w ]+) \|$", text, re.M)
-    assert dict((claim, found) for claim, _, found in verdicts if found != "not measured") == {
-        "FIER: full quality at 11 %": "shows", "VATP is better than H2O at 50 %": "shows", "H2O keeps quality at 20 % (here 25 %)": "does not"}
-    assert re.search(r"\| `fier` \| 11 % \|", text) and "| `h2o` | –" not in text
-
-
-def test_long_texts_have_a_table_of_their_own(results, tmp_path):
-    """A task's length keeps its rows apart; bytes are a mean over the tasks of the row."""
-    def ruler(policy, subset, length, value, read):
-        budget = 1 if policy == "full" else 0.11
-        return {**row(policy, budget, value, [value - 0.1, value + 0.1], n=10, metric="string_match", length=length, config="mode=prefill"),
-                "task": "ruler", "subset": subset, "kv_read": read}
+def pieces(results, tmp_path, rows, *names):
+    """The tables that the script writes for these rows, by name."""
     store, page = tmp_path / "store.jsonl", tmp_path / "page.md"
-    page.write_text("<!-- long -->\n<!-- /long -->\n<!-- budget 11 -->\n<!-- /budget 11 -->\n")
-    store.write_text("".join(json.dumps(r) + "\n" for r in (
-        ruler("full", "vt", 4096, 0.5, 1), ruler("fier", "vt", 4096, 0.4, 0.2), ruler("fier", "niah_single_2", 7900, 0.3, 0.1),
-        ruler("fier", "niah_single_2", 4096, 0.6, 0.3))))
+    page.write_text("".join(f"before {name}\n<!-- {name} -->\n| old |\n\n" for name in names))
+    store.write_text("".join(json.dumps(r) + "\n" for r in rows))
     results.main([], store, page)
     text = page.read_text()
-    assert "| policy | KV read | vt | a number in 7,900 tokens |" in text
-    assert "| `full` | 100 % | 50 [40, 60] · 10 |  |" in text
-    assert "| `fier` | 15 % | 40 [30, 50] · 10 | 30 [20, 40] · 10 |" in text
-    assert "| `fier` |  |  | 60 [50, 70] · 30 % · 10 |" in text
+    assert "old" not in text and text.count("before") == len(names)
+    return {name: text.split(f"<!-- {name} -->\n")[1].split("\n\n")[0] for name in names}
+
+
+def test_rows_become_cells_and_verdicts(results, tmp_path):
+    full = row("full", 1, 20, [18, 22])
+    rows = [full, row("fier", 0.11, 99, [98, 99.5], n=5), row("fier", 0.11, 20.1, [18, 23], (0.1, 0.05, 0.2)),
+            row("fier", 0.05, 20.5, [18, 23], (0.5, 0.3, 0.7)), row("knorm", 0.11, 90, [89, 91]), row("h2o", 0.25, 30, [28, 31], (10, 9, 11)),
+            row("h2o", 0.5, 25, [23, 26], (5, 4, 6)),
+            row("h2o+vatp", 0.5, 21, [20, 22], (1, -1, 3), n=50), row("h2o+vatp", 0.25, 31, [30, 32], (1, 9, 13))]
+    found = pieces(results, tmp_path, [{**r, "seconds": 3} for r in rows], "short", "claims")
+    store = (tmp_path / "store.jsonl").read_text()
+    assert len(store.splitlines()) == 8 and "seconds" not in store  # more items replace fewer
+    assert "| policy | WikiText-2, ppl, 5 % (n 100) | WikiText-2, ppl, 11 % (n 100) |" in found["short"]
+    assert "| `fier` | 20.5 [18.0, 23.0] · 5 % | **20.1 [18.0, 23.0] · 11 %** |  |  |" in found["short"], "a loss of at most 1 % is shown"
+    assert "| `h2o` |  |  | 30.0 [28.0, 31.0] · 25 % | 25.0 [23.0, 26.0] · 50 % |" in found["short"]
+    assert "21.0 [20.0, 22.0] · 50 % · n 50 |" in found["short"], "another number of items than most"
+    assert "knorm" not in found["short"], "one cell is no row"
+    verdicts = re.findall(r"^\| ([^|]*) \| WikiText-2, ppl, (\d+) % \|.*\| ([\w ]+) \|$", found["claims"], re.M)
+    assert dict((claim, found) for claim, _, found in verdicts if found != "not measured") == {
+        "FIER: full quality at 11 %": "shows", "VATP is better than H2O at 50 %": "shows", "H2O keeps quality at 20 % (here 25 %)": "does not"}
+
+
+def test_same_items_beside_another_policy(results, tmp_path):
+    """A row that was measured beside the other policy decides what two intervals leave open."""
+    rows = [row("full", 1, 20, [10, 30]), row("h2o", 0.5, 25, [15, 35], (5, 4, 6)), row("h2o+vatp", 0.5, 24, [14, 34], (4, 3, 5))]
+    claim = re.compile(r"\| VATP is better than H2O at 50 % \| WikiText-2.*")
+    assert claim.search(pieces(results, tmp_path, rows, "claims")["claims"])[0].endswith("| undecided |")
+    beside = {**rows[2], "difference": {"to": "h2o:budget=0.5", "value": -1, "ci": [-1.5, -0.5]}}
+    line = claim.search(pieces(results, tmp_path, [*rows, beside], "claims")["claims"])[0]
+    assert line.endswith("| `h2o` 25.0; difference -1.5 … -0.5 | shows |")
+    assert len((tmp_path / "store.jsonl").read_text().splitlines()) == 4, "both rows are kept"
+
+
+def test_a_policy_is_named_without_its_budget(results):
+    names = {"fier:budget=0.11": "fier", "fier:g=16,budget=0.11": "fier:g=16", "fier:budget=0.11,g=16": "fier:g=16", "a:b=1,budget=2,c=3": "a:b=1,c=3", "full": "full"}
+    assert {name: results.family(name) for name in names} == names
+
+
+def test_long_texts_and_other_models_have_tables_of_their_own(results, tmp_path):
+    """A task's length keeps its rows apart, and so does a model."""
+    def ruler(policy, subset, length, value, read, budget=0.11, **more):
+        budget = 1 if policy == "full" else budget
+        return {**row(policy, budget, value, [value - 0.1, value + 0.1], n=10, metric="string_match", length=length, config="mode=prefill"),
+                "task": "ruler", "subset": subset, "kv_read": read, **more}
+    found = pieces(results, tmp_path, (
+        ruler("full", "niah_single_1", 4096, 0.5, 1), ruler("fier", "niah_single_1", 4096, 0.4, 0.2), ruler("fier", "niah_single_1", 4096, 0.5, 0.4, 0.25),
+        ruler("fier", "niah_single_2", 7900, 0.3, 0.1),
+        ruler("fier", "niah_single_2", 4096, 0.6, 0.3), *(ruler("fier", "niah_single_1", 4096, 0.9, 0.3, budget, model="gemma3-270m.gguf") for budget in (0.11, 0.5))), "long", "others", "gemma")
+    assert "| `full` | 50 [40, 60] · 100 % |" in found["long"] and "| `fier` |  | 40 [30, 50] · 20 % | 50 [40, 60] · 40 % |" in found["long"]
+    assert re.search(r"\| `fier` \| 60 \[50, 70\] · 30 % \|.*\| 30 \[20, 40\] · 10 % \|", found["others"])
+    assert "| `fier` |  |  |  |  | 90 [80, 100] · 30 % | 90 [80, 100] · 30 % |" in found["gemma"]
 
 
 def test_a_small_sample_does_not_prove_equality(results):
     """Twenty items without a difference leave room for a loss of 3/20; two texts without an interval prove nothing."""
-    task, full = results.TASKS["co-reference, % of tokens"], row("full", 1, 0.8, [0.7, 0.9], metric="coverage")
+    task, full = results.NAMED, row("full", 1, 0.8, [0.7, 0.9], metric="coverage")
     same = row("quest", 0.5, 0.8, [0.7, 0.9], (0, 0, 0), n=20, metric="coverage")
     loss, low, high = results.loss(task, same, full)
     assert loss == 0 and (low, high) == pytest.approx((-0.15 / 0.8, 0.15 / 0.8))
     assert results.verdict("as good", low, high) == "undecided"
     unknown = row("quest", 0.5, 0.8, None, (0, None, None), metric="coverage")
     assert results.verdict("better", *results.loss(task, unknown, full)[1:]) == "undecided"
+    assert results.verdict("better", *results.loss(task, row("fier", 0.1, 0.8, [0.76, 0.84], metric="coverage"), 0.75)[1:]) == "shows", "a value of the paper"
 
 
 def test_measures_and_goes_on(tmp_path):
