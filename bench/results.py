@@ -180,6 +180,8 @@ def main(files, store=ROOT / "bench" / "results.jsonl", page=ROOT / "docs" / "re
     for path in [store, *files]:
         for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []:
             row = {key: value for key, value in json.loads(line).items() if key in KEPT}
+            if row["policy"] not in ("full", "oracle") and "method=evict" in row.get("settings", "") and row["kv_read"] == 1:
+                continue  # it cuts prompts only, and there was none
             row["config"] = re.sub(r"=[^,]*/", "=", row.get("config", ""))  # files by their names
             rows = models.setdefault(row.get("model", MODEL), {})
             if key_of(row) not in rows or row["n"] >= rows[key_of(row)]["n"]:

@@ -91,10 +91,29 @@ static int policy_of(struct report *report, const char *family)
     return report->n_policies++;
 }
 
-/* Of two rows of the same measurement, the one with more items counts, else the later. */
+static double number_in(const json_t *value)
+{
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+bool report_difference(const struct report_row *row, double *value, double *lo, double *hi)
+{
+    const json_t *difference = json_object_get(row->object, "difference"), *ci = json_object_get(difference, "ci");
+    const char *to = json_string_value(json_object_get(difference, "to"));
+    *value = number_in(json_object_get(difference, "value"));
+    *lo = number_in(json_array_get(ci, 0));
+    *hi = number_in(json_array_get(ci, 1));
+    return to && strcmp(to, "full") == 0 && !isnan(*value);
+}
+
+/* Of two rows of the same measurement, the one with more items counts, else the one that was measured beside `full`, else the
+ * later. */
 static bool supersedes(const struct report_row *later, const struct report_row *earlier)
 {
-    return !(later->n < earlier->n);
+    double value, lo, hi;
+    if (later->n != earlier->n)
+        return !(later->n < earlier->n);
+    return report_difference(later, &value, &lo, &hi) || !report_difference(earlier, &value, &lo, &hi);
 }
 
 static void add_row(struct report *report, struct report_row *row)
@@ -126,12 +145,24 @@ static void add_row(struct report *report, struct report_row *row)
     series->rows[series->n++] = row;
 }
 
-double report_relative(const struct report_chart *chart, const struct report_row *row)
+double report_dense(const struct report_chart *chart, const struct report_row *row)
 {
+    double difference, lo, hi;
     if (!chart->dense)
         return NAN;
-    double above = chart->lower ? chart->dense->value : row->value, below = chart->lower ? row->value : chart->dense->value;
+    return report_difference(row, &difference, &lo, &hi) ? row->value - difference : chart->dense->value;
+}
+
+double report_relative(const struct report_chart *chart, const struct report_row *row)
+{
+    double dense = report_dense(chart, row), above = chart->lower ? dense : row->value, below = chart->lower ? row->value : dense;
     return below > 0 && above >= 0 ? above / below : NAN;
+}
+
+bool report_is_near(const struct report_chart *chart, const struct report_row *row)
+{
+    double dense = report_dense(chart, row);
+    return chart->lower ? row->value <= (1 + REPORT_NEAR) * dense : row->value >= (1 - REPORT_NEAR) * dense;
 }
 
 const struct report_series *report_series_find(const struct report_chart *chart, int policy)
@@ -171,9 +202,7 @@ static void judge_series(const struct report_chart *chart, struct report_series 
             at = row->kv_read;
             best = fmax(best, fmin(quality, 1));
         }
-        bool near = chart->lower ? row->value <= (1 + REPORT_NEAR) * chart->dense->value
-                                 : row->value >= (1 - REPORT_NEAR) * chart->dense->value;
-        if (near && !series->cheapest)
+        if (report_is_near(chart, row) && !series->cheapest)
             series->cheapest = row;
     }
     series->area += best * (1 - at);

@@ -114,15 +114,13 @@ static double number_of(const json_t *object, const char *key)
  * item differs, the rule of three bounds the share of items that could. */
 static bool is_unsure(const struct report_chart *chart, const struct report_row *row)
 {
-    const json_t *difference = json_object_get(row->object, "difference"), *ci = json_object_get(difference, "ci");
-    const json_t *to = json_object_get(difference, "to"), *lo = json_array_get(ci, 0), *hi = json_array_get(ci, 1);
-    if (!chart->dense || !json_is_number(lo) || !json_is_number(hi) || !json_is_string(to) ||
-        strcmp(json_string_value(to), "full") != 0)
+    double value, lo, hi, items = number_of(row->object, "limit");
+    if (!chart->dense || !report_difference(row, &value, &lo, &hi) || isnan(lo) || isnan(hi))
         return false;
-    double loss = chart->lower ? json_number_value(hi) : -json_number_value(lo), items = number_of(row->object, "limit");
-    if (json_number_value(lo) == json_number_value(hi) && items > 0)
+    double loss = chart->lower ? hi : -lo;
+    if (lo == hi && items > 0)
         loss += 3 / items;
-    return loss > REPORT_NEAR * fabs(chart->dense->value);
+    return loss > REPORT_NEAR * fabs(row->value - value);
 }
 
 static void matrix_cell(FILE *out, const struct report *report, const struct report_chart *chart, int policy)
@@ -249,9 +247,7 @@ static void pivot_write(FILE *out, const struct report *report, const struct rep
                 fprintf(out, "<td></td>");
                 continue;
             }
-            bool good = chart->dense && (chart->lower ? row->value <= (1 + REPORT_NEAR) * chart->dense->value
-                                                      : row->value >= (1 - REPORT_NEAR) * chart->dense->value);
-            fprintf(out, "<td%s>%s", good ? " class=\"good\"" : "", report_number(number, sizeof number, row->value, chart->share));
+            fprintf(out, "<td%s>%s", report_is_near(chart, row) ? " class=\"good\"" : "", report_number(number, sizeof number, row->value, chart->share));
             fprintf(out, "<small>%s</small></td>", report_number(number, sizeof number, row->kv_read, true));
         }
         fprintf(out, "</tr>\n");
@@ -282,7 +278,7 @@ static void full_row_write(FILE *out, const struct report *report, const struct 
     else
         fprintf(out, "<td data-v=\"%.9g\">%s \xe2\x80\xa6 %s</td>", row->lo, report_number(a, sizeof a, row->lo, chart->share),
                 report_number(b, sizeof b, row->hi, chart->share));
-    double change = chart->dense && chart->dense->value != 0 ? row->value / chart->dense->value - 1 : NAN;
+    double dense = report_dense(chart, row), change = dense != 0 ? row->value / dense - 1 : NAN;
     snprintf(a, sizeof a, "%+.1f\xc2\xa0%%", 100 * change);
     cell(out, change, a);
     cell(out, row->kv_read, report_number(a, sizeof a, row->kv_read, true));

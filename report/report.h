@@ -85,8 +85,14 @@ struct report {
 void report_build(struct report *report, struct report_rows *rows);
 void report_free(struct report *report);
 
-/* value / dense, or dense / value where lower is better; NAN where that is not defined. */
+/* The dense value on the items of a row: of those only, where it was measured beside `full`; NAN: there is no dense row. */
+double report_dense(const struct report_chart *chart, const struct report_row *row);
+/* A row's value as a share of that, or that of it where lower is better; NAN where this is not defined. */
 double report_relative(const struct report_chart *chart, const struct report_row *row);
+/* Whether a row loses at most REPORT_NEAR. */
+bool report_is_near(const struct report_chart *chart, const struct report_row *row);
+/* A row's difference to `full` on the same items and the ends of its interval (NAN where unknown); false: it has none. */
+bool report_difference(const struct report_row *row, double *value, double *lo, double *hi);
 /* The same policy, metric and data, whatever the budget: the series of a policy in a chart, or NULL. */
 const struct report_series *report_series_find(const struct report_chart *chart, int policy);
 

@@ -183,6 +183,20 @@ def test_a_cell_says_where_the_interval_leaves_a_larger_loss(tmp_path):
     assert not cells["fier"].endswith("?") and cells["quest"].endswith("% ?") and cells["h2o"].endswith("% ?")
 
 
+def test_a_row_is_judged_by_the_items_it_has(tmp_path):
+    """Five items on which dense is far better are not near it because all items' dense value is worse. Beside another policy, a row tells
+    nothing about dense, and does not replace one that does."""
+    task = report_rows.TASKS[4]
+    rows = [report_rows.eval_row(*task, p, b) for p, b in (("full", 1), ("fier", 0.25), ("quest", 0.25))]
+    dense = rows[0]["value"]
+    for row in rows[1:]:
+        row.update(value=dense, difference={"to": "full", "value": -0.2 * dense, "ci": [-0.3 * dense, -0.1 * dense]})
+    rows.append({**rows[2], "difference": {"to": "fier:budget=0.25", "value": 0, "ci": [0, 0]}, "date": "2030-01-01T00:00:00Z"})
+    table, = [t for t in Page(tmp_path, rows).all("table") if "matrix" in t.get("class")]
+    cells = {plain(r[0]): plain(r[1]) for r in list(table.iter(XHTML + "tr"))[1:]}
+    assert cells["fier"] == cells["quest"] == "\u2013"
+
+
 def test_sentences(page):
     sentence, = [plain(li) for li in page.all("li") if plain(li).startswith("Pass key")]
     task = report_rows.TASKS[4]
