@@ -85,6 +85,8 @@ def test_same_items_beside_another_policy(results, tmp_path):
     line = claim.search(pieces(results, tmp_path, [*rows, beside], "claims")["claims"])[0]
     assert line.endswith("| `h2o` 25.0; difference -1.5 … -0.5 | shows |")
     assert len((tmp_path / "store.jsonl").read_text().splitlines()) == 4, "both rows are kept"
+    pieces(results, tmp_path, [*rows, beside, {key: value for key, value in rows[1].items() if key != "difference"}], "claims")
+    assert len((tmp_path / "store.jsonl").read_text().splitlines()) == 4, "a row beside none tells less"
 
 
 def test_a_policy_is_named_without_its_budget(results):
