@@ -247,7 +247,8 @@ static void pivot_write(FILE *out, const struct report *report, const struct rep
                 fprintf(out, "<td></td>");
                 continue;
             }
-            fprintf(out, "<td%s>%s", report_is_near(chart, row) ? " class=\"good\"" : "", report_number(number, sizeof number, row->value, chart->share));
+            fprintf(out, "<td%s>%s", report_is_near(chart, row) ? " class=\"good\"" : "",
+                    report_number(number, sizeof number, row->value, chart->share));
             fprintf(out, "<small>%s</small></td>", report_number(number, sizeof number, row->kv_read, true));
         }
         fprintf(out, "</tr>\n");
