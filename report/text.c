@@ -143,14 +143,21 @@ static const char *base_name(const char *path)
     return slash && slash[1] ? slash + 1 : path;
 }
 
+/* Whether a chart needs its model's name: others are of another model. */
+static bool names_model(const struct report *report, const struct report_chart *chart)
+{
+    for (int i = 0; i < report->n_charts && *chart->model; i++)
+        if (strcmp(report->charts[i].model, chart->model) != 0)
+            return true;
+    return false;
+}
+
 void report_chart_data(FILE *out, const struct report *report, const struct report_chart *chart)
 {
     char number[64];
     const char *name = base_name(chart->data);
     const size_t n_name = strcspn(name, "#"); /* a digest follows */
-    bool models = false, named = false;
-    for (int i = 0; i < report->n_charts; i++)
-        models = models || strcmp(report->charts[i].model, chart->model) != 0;
+    bool named = false;
     if (*chart->subset && !memmem(name, n_name, chart->subset, strlen(chart->subset))) {
         report_text(out, chart->subset);
         named = true;
@@ -166,7 +173,7 @@ void report_chart_data(FILE *out, const struct report *report, const struct repo
         fprintf(out, "%s%s tokens", named ? ", " : "", report_count(number, sizeof number, chart->length));
         named = true;
     }
-    if (models && *chart->model) {
+    if (names_model(report, chart)) {
         fprintf(out, "%s", named ? ", " : "");
         report_text(out, base_name(chart->model));
     }
@@ -175,7 +182,7 @@ void report_chart_data(FILE *out, const struct report *report, const struct repo
 void report_chart_title(FILE *out, const struct report *report, const struct report_chart *chart)
 {
     report_text(out, report_metric_name(chart->metric));
-    if (*chart->subset || *chart->data || !isnan(chart->length))
+    if (*chart->subset || *chart->data || !isnan(chart->length) || names_model(report, chart))
         fprintf(out, ": ");
     report_chart_data(out, report, chart);
 }

@@ -197,6 +197,16 @@ def test_a_row_is_judged_by_the_items_it_has(tmp_path):
     assert cells["fier"] == cells["quest"] == "\u2013"
 
 
+def test_two_models_are_named_apart_from_the_metric(tmp_path):
+    """Also where a row has neither data nor a length."""
+    rows = [{**report_rows.eval_row(*report_rows.TASKS[4], p, b), "model": model, "data": "", "subset": ""} for p, b in (("full", 1), ("fier", 0.25))
+            for model in ("one.gguf", "two.gguf")]
+    for row in rows:
+        row.pop("length")
+    text = plain(Page(tmp_path, rows).all("section")[0])
+    assert ": one.gguf)" in text and ": two.gguf)" in text
+
+
 def test_sentences(page):
     sentence, = [plain(li) for li in page.all("li") if plain(li).startswith("Pass key")]
     task = report_rows.TASKS[4]
