@@ -91,29 +91,13 @@ static int policy_of(struct report *report, const char *family)
     return report->n_policies++;
 }
 
-static double number_in(const json_t *value)
-{
-    return json_is_number(value) ? json_number_value(value) : NAN;
-}
-
-bool report_difference(const struct report_row *row, double *value, double *lo, double *hi)
-{
-    const json_t *difference = json_object_get(row->object, "difference"), *ci = json_object_get(difference, "ci");
-    const char *to = json_string_value(json_object_get(difference, "to"));
-    *value = number_in(json_object_get(difference, "value"));
-    *lo = number_in(json_array_get(ci, 0));
-    *hi = number_in(json_array_get(ci, 1));
-    return to && strcmp(to, "full") == 0 && !isnan(*value);
-}
-
 /* Of two rows of the same measurement, the one with more items counts, else the one that was measured beside `full`, else the
  * later. */
 static bool supersedes(const struct report_row *later, const struct report_row *earlier)
 {
-    double value, lo, hi;
     if (later->n != earlier->n)
         return !(later->n < earlier->n);
-    return report_difference(later, &value, &lo, &hi) || !report_difference(earlier, &value, &lo, &hi);
+    return !isnan(later->difference) || isnan(earlier->difference);
 }
 
 static void add_row(struct report *report, struct report_row *row)
@@ -147,10 +131,9 @@ static void add_row(struct report *report, struct report_row *row)
 
 double report_dense(const struct report_chart *chart, const struct report_row *row)
 {
-    double difference, lo, hi;
     if (!chart->dense)
         return NAN;
-    return report_difference(row, &difference, &lo, &hi) ? row->value - difference : chart->dense->value;
+    return isnan(row->difference) ? chart->dense->value : row->value - row->difference;
 }
 
 double report_relative(const struct report_chart *chart, const struct report_row *row)

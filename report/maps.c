@@ -10,16 +10,6 @@
 
 enum { N_COLOURS = 10 };
 
-static double number_of(const json_t *value)
-{
-    return json_is_number(value) ? json_number_value(value) : NAN;
-}
-
-static double field(const json_t *object, const char *key)
-{
-    return number_of(json_object_get(object, key));
-}
-
 /* --------------------------------------------------------------------------------------------------- cells */
 
 /* A grid of numbers from 0 (or -1) to 1. */
@@ -37,7 +27,7 @@ static struct cells cells_of_matrix(const json_t *matrix)
     cells.values = report_alloc((size_t)cells.n_rows * (size_t)cells.n_columns, sizeof *cells.values);
     for (int i = 0; i < cells.n_rows; i++)
         for (int k = 0; k < cells.n_columns; k++)
-            cells.values[i * cells.n_columns + k] = number_of(json_array_get(json_array_get(matrix, (size_t)i), (size_t)k));
+            cells.values[i * cells.n_columns + k] = report_value(json_array_get(json_array_get(matrix, (size_t)i), (size_t)k));
     return cells;
 }
 
@@ -123,7 +113,7 @@ static int distinct(const json_t *grid, const char *key, double *out, int max)
 {
     int n = 0;
     for (size_t i = 0; i < json_array_size(grid); i++) {
-        double value = field(json_array_get(grid, i), key);
+        double value = report_field(json_array_get(grid, i), key);
         int at = 0;
         while (at < n && out[at] < value)
             at++;
@@ -156,10 +146,11 @@ static void grid_write(FILE *out, const struct report_series *series, double bud
             double right = 0, n = 0;
             for (size_t i = 0; i < json_array_size(grid); i++) {
                 const json_t *at = json_array_get(grid, i);
-                if (field(at, "length") != lengths[l] || field(at, "depth") != depths[d] || isnan(field(at, "right")))
+                if (report_field(at, "length") != lengths[l] || report_field(at, "depth") != depths[d] ||
+                    isnan(report_field(at, "right")))
                     continue;
-                right += field(at, "right");
-                n += field(at, "n");
+                right += report_field(at, "right");
+                n += report_field(at, "n");
             }
             fprintf(out, "<td class=\"");
             colour_write(out, n > 0 ? right / n : NAN, false);
@@ -240,8 +231,8 @@ static void position_curve(struct report_curve *curve, const json_t *places)
     curve->y = curve->x + n, curve->lo = curve->y + n, curve->hi = curve->lo + n;
     for (int i = 0; i < n; i++) {
         const json_t *at = json_array_get(places, (size_t)i);
-        curve->x[i] = (field(at, "from") + field(at, "to")) / 2;
-        curve->y[i] = field(at, "ppl");
+        curve->x[i] = (report_field(at, "from") + report_field(at, "to")) / 2;
+        curve->y[i] = report_field(at, "ppl");
         curve->lo[i] = curve->hi[i] = NAN;
     }
 }

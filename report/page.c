@@ -104,23 +104,17 @@ static double fewest(const struct report *report, const struct report_chart *cha
     return least;
 }
 
-static double number_of(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-    return json_is_number(value) ? json_number_value(value) : NAN;
-}
-
 /* Whether a loss of more than REPORT_NEAR is possible, by the interval of a row's difference to dense on the same items. Where no
  * item differs, the rule of three bounds the share of items that could. */
 static bool is_unsure(const struct report_chart *chart, const struct report_row *row)
 {
-    double value, lo, hi, items = number_of(row->object, "limit");
-    if (!chart->dense || !report_difference(row, &value, &lo, &hi) || isnan(lo) || isnan(hi))
+    double lo = row->difference_lo, hi = row->difference_hi, items = report_field(row->object, "limit");
+    if (!chart->dense || isnan(row->difference) || isnan(lo) || isnan(hi))
         return false;
     double loss = chart->lower ? hi : -lo;
     if (lo == hi && items > 0)
         loss += 3 / items;
-    return loss > REPORT_NEAR * fabs(row->value - value);
+    return loss > REPORT_NEAR * fabs(report_dense(chart, row));
 }
 
 static void matrix_cell(FILE *out, const struct report *report, const struct report_chart *chart, int policy)
@@ -283,7 +277,7 @@ static void full_row_write(FILE *out, const struct report *report, const struct 
     snprintf(a, sizeof a, "%+.1f\xc2\xa0%%", 100 * change);
     cell(out, change, a);
     cell(out, row->kv_read, report_number(a, sizeof a, row->kv_read, true));
-    double kv = number_of(bytes, "kv"), metric = number_of(bytes, "metric"), seconds = number_of(row->object, "seconds");
+    double kv = report_field(bytes, "kv"), metric = report_field(bytes, "metric"), seconds = report_field(row->object, "seconds");
     cell(out, kv, report_count(a, sizeof a, kv));
     cell(out, metric, report_count(a, sizeof a, metric));
     cell(out, row->n, report_count(a, sizeof a, row->n));
@@ -499,7 +493,7 @@ static void header_write(FILE *out, const struct report *report)
     fprintf(out, "<header><h1>Quality and bytes read</h1><p>%d policies on %d tasks, %d rows", n_policies, report->n_tasks,
             report->rows->n);
     if (n_superseded)
-        fprintf(out, ", of which %d are not shown because a later or larger measurement replaces them", n_superseded);
+        fprintf(out, ", of which %d are not shown because another measurement replaces them", n_superseded);
     fprintf(out, ". Model: <b>");
     distinct_write(out, report, "model");
     fprintf(out, "</b>. butler ");

@@ -20,6 +20,8 @@ struct report_row {
     char *family;   /* the policy without its budget; owned */
     char *settings; /* every key of the policy, written out, without its budget; "" where the row does not say; owned */
     double budget, value, lo, hi, n, length, kv_read;
+    double difference, difference_lo,
+        difference_hi;    /* to `full` on the same items, and its interval; NAN: not measured beside it */
     const json_t *detail; /* an object, or NULL; borrowed */
     bool superseded;      /* another row of the same measurement has more items, or is later */
 };
@@ -33,6 +35,10 @@ struct report_rows {
  * was appended before it stays. */
 int report_rows_read(struct report_rows *rows, const char *path, struct butler_error *err);
 void report_rows_free(struct report_rows *rows);
+
+/* A JSON number, or the number of an object's key; NAN: it is none. */
+double report_value(const json_t *value);
+double report_field(const json_t *object, const char *key);
 
 /* ------------------------------------------------------------------------------------------------- groups */
 
@@ -91,8 +97,6 @@ double report_dense(const struct report_chart *chart, const struct report_row *r
 double report_relative(const struct report_chart *chart, const struct report_row *row);
 /* Whether a row loses at most REPORT_NEAR. */
 bool report_is_near(const struct report_chart *chart, const struct report_row *row);
-/* A row's difference to `full` on the same items and the ends of its interval (NAN where unknown); false: it has none. */
-bool report_difference(const struct report_row *row, double *value, double *lo, double *hi);
 /* The same policy, metric and data, whatever the budget: the series of a policy in a chart, or NULL. */
 const struct report_series *report_series_find(const struct report_chart *chart, int policy);
 

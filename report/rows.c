@@ -42,6 +42,27 @@ static int take_number(struct report_row *row, const char *key, double min, doub
     return 0;
 }
 
+double report_value(const json_t *value)
+{
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+double report_field(const json_t *object, const char *key)
+{
+    return report_value(json_object_get(object, key));
+}
+
+/* The difference to `full`; one to another policy says nothing about dense. */
+static void take_difference(struct report_row *row)
+{
+    const json_t *difference = json_object_get(row->object, "difference"), *ci = json_object_get(difference, "ci");
+    const char *to = json_string_value(json_object_get(difference, "to"));
+    const bool is_dense = to && strcmp(to, "full") == 0;
+    row->difference = is_dense ? report_field(difference, "value") : NAN;
+    row->difference_lo = is_dense ? report_value(json_array_get(ci, 0)) : NAN;
+    row->difference_hi = is_dense ? report_value(json_array_get(ci, 1)) : NAN;
+}
+
 static int take_interval(struct report_row *row, struct butler_error *err)
 {
     const json_t *ci = json_object_get(row->object, "ci");
@@ -109,6 +130,7 @@ static int take_fields(struct report_row *row, struct butler_error *err)
         (code = take_number(row, "n", 0, &row->n, err)) < 0 || (code = take_number(row, "length", 0, &row->length, err)) < 0 ||
         (code = take_number(row, "kv_read", 0, &row->kv_read, err)) < 0 || (code = take_interval(row, err)) < 0)
         return code;
+    take_difference(row);
     drop_predictor(row);
     row->detail = json_object_get(row->object, "detail");
     if (row->detail && json_is_null(row->detail))
