@@ -28,7 +28,7 @@ OTHERS = [(task, FIRST) for task in (NUMBER, *(("ruler", name, "string_match") f
     "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe")), LONG_NUMBER, NEWS)]
 OTHER_MODEL = [(task, budget) for task in (PPL, NAMED, KEY) for budget in (FIRST, HALF)]
 DEFAULTS = [("full", None), *((name, 2048) for name in ("tokenbutler2", "fier", "quest", "snapkv")), ("fier", 1024)]  # policies, tokens
-DEFAULT_TASKS = (LONG_KEY, BOOK, NEWS)
+DEFAULT_TASKS = [(task, None) for task in (LONG_KEY, BOOK, NEWS)]
 SETS = {"hellaswag": ("acc_norm", "40.9"), "piqa": ("acc_norm", "66.3"), "arc_easy": ("acc_norm", "–"), "winogrande": ("accuracy", "–"),
         "boolq": ("accuracy", "–"), "lambada": ("accuracy", "–")}  # metric, published
 NOT_SHOWN = {"pagestats", "h2o:sinks=20", "fier:dense=0"}  # in tables of policies, which must fit the page
@@ -129,8 +129,8 @@ def cell(rows, task, policy, budget, n=None):
 
 
 def table(rows, columns, chosen=None):
-    """One row a policy with more than one cell, or a (policy, budget) of `chosen`; one column a (task, budget). A heading has the budget, unless all have the same, and the number
-    of items of most cells."""
+    """One row a policy with more than one cell, or a (policy, budget) of `chosen`; one column a (task, budget). A heading has the budget, unless
+    all have the same, and the number of items of most cells."""
     measured = Counter(name for task, name, budget in dict.fromkeys(k[:3] for k in rows) if (task, budget) in columns or name == "full")
     names = chosen or [(name, None) for name, n in measured.items() if name not in NOT_SHOWN and (n > 1 or name == "full")]
     heads, counts, budgets = [], [], {budget for _, budget in columns}
@@ -185,7 +185,7 @@ def main(files, store=ROOT / "bench" / "results.jsonl", page=ROOT / "docs" / "re
     for path in [store, *files]:
         for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []:
             row = {key: value for key, value in json.loads(line).items() if key in KEPT}
-            if row["policy"] not in ("full", "oracle") and "method=evict" in row.get("settings", "") and row["kv_read"] == 1:
+            if "method=evict" in row.get("settings", "") and row["kv_read"] == 1:
                 continue  # it cuts prompts only, and there was none
             row["config"] = re.sub(r"=[^,]*/", "=", row.get("config", ""))  # files by their names
             rows = models.setdefault(row.get("model", MODEL), {})
@@ -197,8 +197,8 @@ def main(files, store=ROOT / "bench" / "results.jsonl", page=ROOT / "docs" / "re
     store.write_text("".join(json.dumps(row) + "\n" for rows in models.values() for row in rows.values()), encoding="utf-8")
     rows = models[MODEL]
     pieces = {"short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
-              "defaults": table(rows, [(task, None) for task in DEFAULT_TASKS], DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL), "claims": claims(rows),
-              "published": published(rows)}
+              "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL),
+              "claims": claims(rows), "published": published(rows)}
     text = page.read_text(encoding="utf-8")
     for name, piece in pieces.items():
         text = re.sub(rf"(<!-- {name} -->\n)(\|.*\n)*", lambda m, piece=piece: f"{m[1]}{piece}\n", text)
