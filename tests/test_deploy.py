@@ -1,4 +1,6 @@
 """The files of deploy/: HAProxy with two replicas answers as it should, and the others name what exists."""
+import contextlib
+import csv
 import json
 import os
 import re
@@ -21,13 +23,15 @@ FLAGS = {flag for pair in FLAGS for flag in pair if flag} | {"-m", "-c", "-t"}
 class Front(Server):
     """HAProxy before two replicas; requests as to a server."""
 
-    def __init__(self):
+    def __init__(self, folder):
         self.replicas = [Server(), Server()]
+        self.control = str(folder / "control")
+        (folder / "control.cfg").write_text(f"global\n    stats socket {self.control}\n")
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
         names = {f"REPLICA_{i + 1}": f"127.0.0.1:{replica.port}" for i, replica in enumerate(self.replicas)}
-        self.process = subprocess.Popen([shutil.which("haproxy") or "/usr/sbin/haproxy", "-db", "-f", DEPLOY / "haproxy.cfg"],
+        self.process = subprocess.Popen([shutil.which("haproxy") or "/usr/sbin/haproxy", "-db", "-f", folder / "control.cfg", "-f", DEPLOY / "haproxy.cfg"],
                                         env={**os.environ, **names, "BIND": f"127.0.0.1:{self.port}"}, stderr=subprocess.PIPE, text=True)
         end = time.time() + 20
         while not self.is_up():
@@ -44,13 +48,30 @@ class Front(Server):
         self.process.kill()
         self.process.wait()
         self.process.stderr.close()
-        for replica in self.replicas:
-            replica.process.kill()
-            replica.process.wait()
+        for i, replica in enumerate(self.replicas):
+            self.kill(i)
             replica.process.stderr.close()
+
+    def kill(self, i):
+        self.replicas[i].process.kill()
+        self.replicas[i].process.wait()  # until then it may still take a request
 
     def n_jobs(self):
         return [replica.metric("butler:jobs_total") for replica in self.replicas if replica.process.poll() is None]
+
+    def n_requests(self):
+        """That HAProxy counts as running at each replica, and at both. For a moment, one whose answer has come is among them."""
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(self.control)
+            s.sendall(b"show stat\n")
+            rows = list(csv.DictReader(s.makefile()))
+        return [int(row["scur"]) for row in rows if row["svname"] in ("replica1", "replica2", "BACKEND")]
+
+    def wait_for(self, n_requests):
+        end = time.time() + 20
+        while self.n_requests()[-1] != n_requests:
+            assert time.time() < end, f"HAProxy does not get to {n_requests} requests"
+            time.sleep(0.001)
 
     def complete(self, group, prompt):
         """Bodies of a group have their first 2,048 bytes in common."""
@@ -58,10 +79,10 @@ class Front(Server):
 
 
 @pytest.fixture
-def front():
+def front(tmp_path):
     if not (shutil.which("haproxy") or os.path.exists("/usr/sbin/haproxy")):
         pytest.skip("there is no haproxy")
-    one = Front()
+    one = Front(tmp_path)
     yield one
     one.stop()
 
@@ -71,6 +92,7 @@ def test_the_same_beginning_goes_to_the_same_replica(front):
     for group in range(10):
         before = front.n_jobs()
         for i in range(3):
+            front.wait_for(0)
             front.complete(group, [5 + i] * 8)
         more = [now - then for now, then in zip(front.n_jobs(), before)]
         assert sorted(more) == [0, 3]
@@ -80,14 +102,36 @@ def test_the_same_beginning_goes_to_the_same_replica(front):
 
 def test_the_prefix_cache_is_hit_through_it(front):
     prompt = [7 + i % 9 for i in range(100)]
-    counts = [front.complete(1, prompt)["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(3)]
+    counts = []
+    for _ in range(3):
+        front.wait_for(0)
+        counts.append(front.complete(1, prompt)["usage"]["prompt_tokens_details"]["cached_tokens"])
     assert counts[0] == 0 and min(counts[1:]) > 90
 
 
 def test_a_killed_replica_costs_no_request(front):
-    front.replicas[0].process.send_signal(signal.SIGKILL)
+    front.kill(0)
     for group in range(10):
         front.complete(group, [5] * 8)
+    assert front.n_jobs() == [10]
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+def test_a_replica_killed_beside_a_busy_one_costs_no_request(front, busy):
+    """The busy one has its share, so the dead one is where a request belongs."""
+    with contextlib.ExitStack() as connections:
+        for i in range(40):  # bodies that never end: their hash tells where they go
+            c = connections.enter_context(socket.create_connection(("127.0.0.1", front.port), timeout=60))
+            c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + b"%d" % (10 + i) * 25000)
+            front.wait_for(1)
+            if front.n_requests()[busy] == 1:
+                break
+            c.close()
+            front.wait_for(0)
+        front.kill(1 - busy)
+        for group in range(10):
+            front.complete(group, [5] * 8)
+        assert front.n_requests()[busy] >= 1
     assert front.n_jobs() == [10]
 
 
@@ -96,6 +140,7 @@ def test_a_drained_replica_ends_its_answers(front):
     data = json.dumps({"prompt": [5] * 8, "max_tokens": 240, "ignore_eos": True, "stream": True, "logprobs": 20}).encode()
     before = front.n_jobs()
     assert front.request("POST", "/v1/completions", data)[0] == 200
+    front.wait_for(0)
     busy = front.replicas[0 if front.n_jobs()[0] > before[0] else 1]  # the same body goes there again
     with socket.create_connection(("127.0.0.1", front.port), timeout=60) as c:
         c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
