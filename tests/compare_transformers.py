@@ -39,6 +39,11 @@ class Error(ctypes.Structure):
     _fields_ = [("code", ctypes.c_int), ("message", ctypes.c_char * 512)]
 
 
+class EngineParams(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("n_threads", ctypes.c_int), ("isa", ctypes.c_char_p), ("n_block", ctypes.c_int),
+                ("kv_bytes", ctypes.c_uint64), ("prefix_bytes", ctypes.c_uint64)]
+
+
 class SessionParams(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("n_ctx", ctypes.c_int), ("kv_type", ctypes.c_int), ("policy", ctypes.c_char_p),
                 ("seed", ctypes.c_uint64)]
@@ -55,7 +60,7 @@ EACH = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_int, ctypes.POI
 
 
 class Butler:
-    def __init__(self, path, n_vocab):
+    def __init__(self, path, n_vocab, n_threads=0):
         libraries = sorted((ROOT / "build").glob("libbutler.so.*"))
         if not libraries:
             sys.exit("compare_transformers: build/libbutler.so.* is absent (make lib)")
@@ -64,7 +69,8 @@ class Butler:
             getattr(self.lib, name).restype = ctypes.c_void_p
         self.lib.butler_logits.restype = ctypes.POINTER(ctypes.c_float)
         self.model = ctypes.c_void_p(self.check(self.lib.butler_model_load(str(path).encode(), None, ctypes.byref(self.error))))
-        self.engine = ctypes.c_void_p(self.check(self.lib.butler_engine_new(self.model, None, ctypes.byref(self.error))))
+        params = EngineParams(n_threads=n_threads)
+        self.engine = ctypes.c_void_p(self.check(self.lib.butler_engine_new(self.model, ctypes.byref(params), ctypes.byref(self.error))))
 
     def check(self, result):
         """A pointer or a number that says whether a call went well."""

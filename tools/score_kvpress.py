@@ -1,15 +1,21 @@
 #!/usr/bin/env python3
 """Scores the same prompts under evicting policies of butler and under presses of NVIDIA's kvpress, cut to the same number of tokens.
 
-    butler eval ruler -m MODEL --length 2048 --set subset=niah_single_2,chat=off,write=ITEMS.jsonl --limit 20
-    python tools/score_kvpress.py MODEL ITEMS.jsonl
+    butler eval ruler -m MODEL --length 4096 --set subset=niah_single_1,chat=off,write=ITEMS.jsonl --limit 100
+    python tools/score_kvpress.py MODEL ITEMS.jsonl -o SCORES.jsonl
 
 Both read context, question and answer prefix as one prompt, cut the cache once at its end, and then take the answer's tokens one by one.
-An answer token is right if it is the likeliest after the true tokens before it. Prints, for each policy, the share of right tokens and of
-right answers on both sides, each with its number of items, and how many tokens are judged alike. Needs what tools/compare_kvpress.py needs."""
+An answer token is right if it is the likeliest after the true tokens before it. An item is a line of SCORES.jsonl when both are done
+with it; the same command goes on where it was stopped. Prints, for each policy and press, the share of right tokens on both sides with
+its 95 % interval over items, the number of right answers, and how many tokens are judged alike. kvpress runs on --device, butler on
+--jobs threads, an item each. Needs what tools/compare_kvpress.py needs."""
 import argparse
+import concurrent.futures
 import ctypes
 import json
+import os
+import queue
+import sys
 
 import numpy as np
 import torch
@@ -24,57 +30,84 @@ for removed in (0.5, 0.9):
 CASES["Knorm, 50% removed"] = ("knorm:rolling=0", KnormPress, 0.5)
 
 
-def ours(butler, prompt, answer, policy):
-    session, right = butler.session(len(prompt) + len(answer), policy), []
+def ours(butlers, prompt, answer, name):
+    """Which answer tokens are right under a case's policy, by a butler that no other thread has."""
+    case, butler, right = CASES[name], butlers.get(), []
+    policy = f"{case[0]}{',' if ':' in case[0] else ':'}budget={compute_n_kept(len(prompt), case[2])}" if case else "full"
+    session = butler.session(len(prompt) + len(answer), policy)
     butler.prefill(session, prompt)
     for token in answer:
         right.append(int(np.ctypeslib.as_array(butler.lib.butler_logits(session), (butler.n_vocab,)).argmax()) == token)
         butler.check(butler.lib.butler_step(session, token, ctypes.byref(butler.error)))
     butler.lib.butler_session_free(session)
+    butlers.put(butler)
     return right
 
 
-def theirs(model, prompt, answer, press):
-    cache, right = DynamicCache(), []
+def theirs(model, prompt, answer, name):
+    """Which answer tokens are right after a case's press. The answer is read in one pass: a press cuts only prompts."""
+    case, cache, device = CASES[name], DynamicCache(), model.device
     with torch.no_grad():
-        if press:
-            with press(model):
-                out = model(torch.tensor([prompt]), past_key_values=cache, logits_to_keep=1)
+        if case:
+            with case[1](compression_ratio=case[2])(model):
+                first = model(torch.tensor([prompt], device=device), past_key_values=cache, logits_to_keep=1).logits
         else:
-            out = model(torch.tensor([prompt]), past_key_values=cache, logits_to_keep=1)
-        for i, token in enumerate(answer):  # positions are those of the text, as in butler
-            right.append(int(out.logits[0, -1].argmax()) == token)
-            out = model(torch.tensor([[token]]), past_key_values=cache, position_ids=torch.tensor([[len(prompt) + i]]))
-    return right
+            first = model(torch.tensor([prompt], device=device), past_key_values=cache, logits_to_keep=1).logits
+        positions = torch.arange(len(prompt), len(prompt) + len(answer), device=device)[None]  # those of the text, as in butler
+        rest = model(torch.tensor([answer], device=device), past_key_values=cache, position_ids=positions).logits
+    found = torch.cat([first[0, -1:], rest[0, :-1]]).argmax(-1).tolist()
+    return [a == b for a, b in zip(found, answer)]
+
+
+def interval(values):
+    """Bounds of the mean: 95 % of 10,000 means of items drawn with replacement."""
+    means = np.random.default_rng(0).choice(values, (10000, len(values))).mean(axis=1)
+    return np.quantile(means, (0.025, 0.975))
+
+
+def report(done):
+    print(f"{'':24} {'right tokens: butler':>30} {'kvpress':>30} {'answers':>10} {'alike':>8}   ({len(done)} items)")
+    for name in CASES:
+        pairs = [[np.array(side) for side in item[name]] for item in done]
+        shares = [np.array([pair[side].mean() for pair in pairs]) for side in (0, 1)]
+        both = "".join(f"{100 * share.mean():16.1f} % [{low:5.1f}, {high:5.1f}]" for share in shares for low, high in [100 * interval(share)])
+        whole = [sum(bool(pair[side].all()) for pair in pairs) for side in (0, 1)]
+        alike = np.mean(np.concatenate([a == b for a, b in pairs]))
+        print(f"{name:24}{both} {whole[0]:5} {whole[1]:4} {alike:8.1%}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", metavar="MODEL.gguf")
     parser.add_argument("items", metavar="ITEMS.jsonl", type=argparse.FileType(encoding="utf-8"))
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
+    parser.add_argument("-o", "--output", metavar="SCORES.jsonl", required=True)
+    parser.add_argument("--device", default="cpu", help="of torch (default: cpu)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="threads of butler (default: one per core)")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    model, _ = load(args.model)
-    butler, found = Butler(args.model, model.config.vocab_size), {name: [] for name in CASES}
-    for item in map(json.loads, args.items):
-        text = item["context"] + item["question"] + item["answer_prefix"]
-        prompt = butler.tokenize(text)
-        answer = butler.tokenize(text + " " + item["answer"][0])[len(prompt):]
-        for name, case in CASES.items():
-            policy = f"{case[0]}{',' if ':' in case[0] else ':'}budget={compute_n_kept(len(prompt), case[2])}" if case else "full"
-            found[name].append((ours(butler, prompt, answer, policy), theirs(model, prompt, answer, case[1](compression_ratio=case[2]) if case else None)))
-        print(f"{len(found['full'])} items", flush=True)
-        if len(found["full"]) % 2 == 0:
-            report(found)
-
-
-def report(found):
-    print(f"{'press':24} {'tokens: butler, kvpress':>26} {'answers: butler, kvpress':>26} {'alike':>7}")
-    for name, pairs in found.items():
-        a, b = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
-        whole = [sum(all(pair[side]) for pair in pairs) for side in (0, 1)]
-        print(f"{name:24} {np.mean(a):13.1%}{np.mean(b):13.1%} {whole[0]:13}{whole[1]:13} {np.mean(a == b):7.1%}   n = {len(pairs)}", flush=True)
+    model = load(args.model)[0].to(args.device)
+    butlers = queue.SimpleQueue()
+    for _ in range(args.jobs):
+        butlers.put(Butler(args.model, model.config.vocab_size, n_threads=1))
+    tokenizer = Butler(args.model, model.config.vocab_size, n_threads=1)
+    items, done = list(map(json.loads, args.items)), {}
+    with open(args.output, "a+", encoding="utf-8") as output, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        output.seek(0)
+        done = {row.pop("item"): row for row in map(json.loads, output)}
+        waiting = []
+        for i, item in enumerate(items):
+            if i in done:
+                continue
+            text = item["context"] + item["question"] + item["answer_prefix"]
+            prompt = tokenizer.tokenize(text)
+            answer = tokenizer.tokenize(text + " " + ", ".join(item["answer"]))[len(prompt):]
+            waiting.append((i, prompt, answer, {name: pool.submit(ours, butlers, prompt, answer, name) for name in CASES}))
+        for i, prompt, answer, found in waiting:
+            done[i] = {name: (found[name], theirs(model, prompt, answer, name)) for name in CASES}
+            done[i] = {name: (mine.result(), other) for name, (mine, other) in done[i].items()}
+            output.write(json.dumps({"item": i, **done[i]}) + "\n")
+            output.flush()
+            print(f"item {len(done)} of {len(items)}", file=sys.stderr, flush=True)
+    report(list(done.values()))
 
 
 if __name__ == "__main__":
