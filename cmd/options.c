@@ -158,8 +158,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_ACCUMULATE] = {0, "accumulate", "N", KIND_INT, AT(train.accumulate), 1, 65536, "a whole number from 1 to 65536",
                         "batches a step takes, one after the other"},
     [CMD_LR] = {0, "lr", "X", KIND_REAL, AT(train.lr), 0, 10, "a number from 0 to 10",
-                "the highest learning rate (0.015 where the default recipe begins at random): warm-up over a tenth of the steps, "
-                "then cosine decay"},
+                "the highest learning rate (where the default recipe begins at random: 0.015 up to a width of 256, beyond it by "
+                "the square of the width less): warm-up over a tenth of the steps, then cosine decay"},
     [CMD_DECAY] = {0, "weight-decay", "X", KIND_REAL, AT(train.decay), 0, 10, "a number from 0 to 10", "AdamW's, of matrices"},
     [CMD_LOSS] = {0, "loss", "NAME", KIND_STRING, AT(train.loss), 0, 0, NULL,
                   "v1: causal or square: squared errors over the causal half, or all as published; entropy: v2's"},

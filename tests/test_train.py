@@ -11,6 +11,7 @@ import pytest
 
 from cli import BUTLER, DONE, FAILED, GQA, MODELS, ROOT, USAGE, butler, refuses, rows
 from gguf_file import Gguf
+from test_smollm2 import MODEL as SMOLLM2
 
 TEXT = str(ROOT / "tests" / "data" / "secret_garden.txt")
 SMALL = ["-m", GQA, "--data", f"{TEXT},{ROOT}/README.md", "--length", "64", "--batch", "4", "--valid-texts", "2", "--every", "5", "--type", "f32"]
@@ -51,6 +52,13 @@ def test_what_it_leaves(tmp_path):
         assert max(row["rate"] for row in shown) == pytest.approx(0.015 if version == "v1" else 0.001) and shown[-1]["rate"] < 1.5e-3
         assert (tmp_path / f"{version}.gguf.svg").read_text().startswith("<svg")
         assert not os.path.exists(f"{out}.checkpoint")
+
+
+@pytest.mark.skipif(not SMOLLM2.exists(), reason="models/smollm2.gguf is absent (./setup --model smollm2)")
+def test_a_wide_model_learns_at_a_lower_rate(tmp_path):
+    shown = rows("train", "-m", SMOLLM2, "--data", TEXT, "--length", "64", "--batch", "1", "--valid-texts", "1", "--steps", "10", "--every", "10",
+                 "--predictor", "v1", "-o", tmp_path / "p.gguf")
+    assert max(row["rate"] for row in shown) == pytest.approx(0.015 * (256 / 576) ** 2)
 
 
 def test_the_curve_falls(tmp_path):
