@@ -252,7 +252,7 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize("policy", TRAINED)
 def test_on_trained_models(recorder, trained, tmp_path, policy):
     for model, ids in trained:
-        schedule = "200p,500d" if len(ids) >= 700 else f"100p,{min(len(ids), 700) - 100}d"
+        schedule = "200p,200d" if len(ids) >= 400 else f"100p,{len(ids) - 100}d"
         if "butler-default" in str(model):
             schedule = "100p,100d"  # many layers and heads; the small one goes the long way
         check(record(recorder, tmp_path, model, policy, schedule, "f16", best_isa(), "2", 64, ids=ids), policy, schedule)
