@@ -87,7 +87,7 @@ for version in $versions; do
     case $name-$version in
     butler-default-v1) train v1 tokenbutler --mid 512 $old ;;
     butler-default-v2) train v2 tokenbutler2 --mid 256 --begin random $old ;;
-    smollm2-v1) train v1 tokenbutler --mid 192 ;;
+    smollm2-v1) train v1 tokenbutler --mid 192 --lr 0.0015 ;;
     smollm2-v2) train v2 tokenbutler2 --mid 160 ;;
     *-v1) train v1 tokenbutler ;;
     *-v2) train v2 tokenbutler2 ;;
