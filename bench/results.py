@@ -4,6 +4,7 @@
     bench/results.py [ROWS.jsonl ...]    takes rows of `butler eval` over into bench/results.jsonl, then writes the tables
 Of several rows of one measurement the one with most items is kept."""
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -14,16 +15,16 @@ MODEL, GEMMA = "smollm2.gguf", "gemma3-270m.gguf"
 KEPT = "task subset model policy settings budget length limit seed config metric value ci n difference kv_read date version".split()
 
 # A task is (task, subset, metric); a column of a table is (task, budget).
-PPL, NAMED, KEY, NUMBER, BOOK, NEWS, LONG_KEY, LONG_NUMBER, TOP_HALF = (
+PPL, NAMED, KEY, NUMBER, BOOK, NEWS, LONG_KEY, LONG_NUMBER, TOP_HALF, QUESTIONS = (
     ("ppl", None, "ppl"), ("coref", None, "coverage"), ("ruler", "niah_single_1", "string_match"), ("ruler", "niah_single_2", "string_match"),
     ("ppl", "book", "ppl"), ("longbench", "multi_news", "rouge_l"), ("ruler", "niah_single_1 7900", "string_match"),
-    ("ruler", "niah_single_2 7900", "string_match"), ("recall", None, "top_half_accuracy"))
+    ("ruler", "niah_single_2 7900", "string_match"), ("recall", None, "top_half_accuracy"), ("mc", "all sets, 5 shots", "mean"))
 TITLES = {PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", NUMBER: "number in 4,096 tokens, %", BOOK: "a book, ppl",
           NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", LONG_NUMBER: "number in 7,900 tokens, %",
-          TOP_HALF: "top half of the tokens, %"}
+          TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %"}
 FIRST, HALF, BUDGETS = 0.11, 0.5, (0.05, 0.11, 0.25, 0.5)
 SHORT = [(task, budget) for task in (PPL, NAMED) for budget in BUDGETS]
-LONG = [(KEY, budget) for budget in BUDGETS] + [(BOOK, FIRST), (BOOK, HALF)]
+LONG = [(KEY, budget) for budget in BUDGETS] + [(task, budget) for task in (BOOK, QUESTIONS) for budget in (FIRST, HALF)]
 OTHERS = [(task, FIRST) for task in (NUMBER, *(("ruler", name, "string_match") for name in (
     "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe")), LONG_NUMBER, NEWS)]
 OTHER_MODEL = [(task, budget) for task in (PPL, NAMED, KEY) for budget in (FIRST, HALF)]
@@ -31,6 +32,7 @@ DEFAULTS = [("full", None), *((name, 2048) for name in ("tokenbutler2", "fier", 
 DEFAULT_TASKS = [(task, None) for task in (LONG_KEY, BOOK, NEWS)]
 SETS = {"hellaswag": ("acc_norm", "40.9"), "piqa": ("acc_norm", "66.3"), "arc_easy": ("acc_norm", "–"), "winogrande": ("accuracy", "–"),
         "boolq": ("accuracy", "–"), "lambada": ("accuracy", "–")}  # metric, published
+FEW_SHOT = [name for name in SETS if name != "boolq"]  # whose five examples are over a thousand tokens
 NOT_SHOWN = {"pagestats", "h2o:sinks=20", "fier:dense=0"}  # in tables of policies, which must fit the page
 NEAR = 0.02  # the loss that counts as none
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
@@ -39,11 +41,13 @@ CLAIMS = [  # paper and claim, (task, policy, the policy or the value it is comp
     ("FIER: full quality at 11 %", (BOOK, FIER, "full", 0.11), "as good"),
     ("FIER: full quality at 11 %", (NAMED, FIER, "full", 0.11), "as good"),
     ("FIER: full quality at 11 %", (KEY, FIER, "full", 0.11), "as good"),
+    ("FIER: full quality at 11 %", (QUESTIONS, FIER, "full", 0.11), "as good"),
     ("FIER finds more pass keys than Quest (87 to 60 %)", (KEY, FIER, QUEST, 0.11), "better"),
     ("FIER is better than SnapKV on LongBench", (NEWS, FIER, "snapkv", 2048), "better"),
     ("TokenButler: 75 % of the top half found", (TOP_HALF, BUTLER2, 0.75, 0.5), "better"),
     ("TokenButler: 2 % more perplexity at 50 %", (PPL, BUTLER2, "full", 0.5), "as good"),
     ("TokenButler: 2 % more perplexity at 50 %", (BOOK, BUTLER2, "full", 0.5), "as good"),
+    ("TokenButler: question sets as with full attention", (QUESTIONS, BUTLER2, "full", 0.5), "as good"),
     ("TokenButler: less perplexity than other metrics", (PPL, BUTLER2, QUEST, 0.5), "better"),
     ("TokenButler: co-reference as with true attention (78 to 81 %)", (NAMED, BUTLER2, "oracle", 0.5), "as good"),
     ("TokenButler: pages lose co-references (6 %)", (NAMED, BUTLER2, QUEST, 0.5), "better"),
@@ -66,9 +70,11 @@ def family(policy):
 
 
 def subset_of(row):
-    """RULER's tasks of another length than 4,096 have it in their name; a book read as a prompt is not a text decoded from its first token."""
+    """RULER's tasks of another length than 4,096 have it in their name, questions after five solved ones these; a book read as a prompt is not a text decoded from its first token."""
     if row["task"] == "ruler" and row["length"] != 4096:
         return f"{row['subset']} {row['length']}"
+    if row["task"] == "mc" and "shots=5" in row.get("config", ""):
+        return f"{row['subset']}, 5 shots"
     return "book" if row["task"] == "ppl" and "mode=prefill" in row.get("config", "") else row.get("subset")
 
 
@@ -86,6 +92,30 @@ def find(rows, task, policy, budget, base="full"):
     """The row that was measured beside `base`, otherwise the one with most items; None: there is none."""
     found = {key[3]: row for key, row in rows.items() if key[:3] == (task, policy, None if policy == "full" else budget)}
     return found.get(base) or max(found.values(), key=lambda row: row["n"], default=None)
+
+
+def mean_of_sets(rows):
+    """Rows of the question sets' mean, each set with the same weight, for every policy and budget that has all. Intervals add in quadrature."""
+    def middle(pairs):
+        """(mean, ends) of (value, (low, high))"""
+        value, width = sum(v for v, _ in pairs) / len(pairs), math.hypot(*(high - low for _, (low, high) in pairs)) / len(pairs)
+        return value, [value - width / 2, value + width / 2]
+
+    found = {}
+    for policy, budget in dict.fromkeys(key[1:3] for key in rows if key[0][0] == "mc" and key[0][1].endswith("5 shots")):
+        sets = [find(rows, ("mc", f"{name}, 5 shots", metric), policy, budget) for name in FEW_SHOT for metric in SETS[name][:1]]
+        if not all(sets):
+            continue
+        value, ci = middle([(row["value"], row["ci"]) for row in sets])
+        row = {"policy": policy, "budget": budget, "value": value, "ci": ci, "n": sum(row["n"] for row in sets),
+               "kv_read": sum(row["kv_read"] for row in sets) / len(sets)}
+        if policy != "full":  # where no question differs, at most 3/n of them are taken to
+            pairs = [(row["difference"]["value"], row["difference"]["ci"]) for row in sets]
+            pairs = [(v, ci if ci[0] < ci[1] else (v - 3 / row["n"], v + 3 / row["n"])) for row, (v, ci) in zip(sets, pairs)]
+            change, ends = middle(pairs)
+            row["difference"] = {"to": "full", "value": change, "ci": ends}
+        found[QUESTIONS, policy, budget, base_of(row)] = row
+    return found
 
 
 def budget_text(budget):
@@ -195,7 +225,7 @@ def main(files, store=ROOT / "bench" / "results.jsonl", page=ROOT / "docs" / "re
         for key in [key for key in rows if key[3] is None and rows.get((*key[:3], "full"), {"n": -1})["n"] >= rows[key]["n"]]:
             del rows[key]
     store.write_text("".join(json.dumps(row) + "\n" for rows in models.values() for row in rows.values()), encoding="utf-8")
-    rows = models[MODEL]
+    rows = models[MODEL] | mean_of_sets(models[MODEL])
     pieces = {"short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
               "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL),
               "claims": claims(rows), "published": published(rows)}

@@ -121,6 +121,33 @@ def test_a_small_sample_does_not_prove_equality(results):
     assert results.verdict("better", *results.loss(task, row("fier", 0.1, 0.8, [0.76, 0.84], metric="coverage"), 0.75)[1:]) == "shows", "a value of the paper"
 
 
+def test_the_question_sets_have_a_mean(results, tmp_path):
+    """Of a policy that has all of them, after five examples each, with the interval of a mean of independent ones."""
+    def one(policy, name, value, metric, difference=None, shots=5, budget=0.5):
+        return {**row(policy, 1 if policy == "full" else budget, value, [value - 0.06, value + 0.06], difference, metric=metric), "task": "mc", "subset": name,
+                "config": f"mode=prefill,shots={shots}"}
+    rows = []
+    for i, name in enumerate(results.FEW_SHOT):
+        metric = results.SETS[name][0]
+        rows += [one("full", name, 0.5 + i / 100, metric), one("full", name, 0.1, metric, shots=0)]
+        for budget in (0.11, 0.5):
+            rows += [one("fier", name, 0.48 + i / 100, metric, (-0.02, -0.05, 0.01), budget=budget), one("quest", name, 0.5 + i / 100, metric, (0, 0, 0), budget=budget)]
+    rows += [one("tova", "piqa", 0.5, "acc_norm", (0, 0, 0), budget=budget) for budget in (0.11, 0.5)]
+    text = pieces(results, tmp_path, rows, "long")["long"]
+    lines = {line.split("`")[1]: line.split("|")[-2].strip() for line in text.splitlines()[2:]}
+    half = 100 * 0.06 / len(results.FEW_SHOT) ** 0.5
+    assert lines == {"full": f"52 [{52 - half:.0f}, {52 + half:.0f}] · 100 %", "fier": f"50 [{50 - half:.0f}, {50 + half:.0f}] · 50 %",
+                     "quest": f"52 [{52 - half:.0f}, {52 + half:.0f}] · 50 %"}, "tova has one set"
+    assert text.splitlines()[0].endswith("| five question sets, %, 50 % (n 500) |")
+    store = (tmp_path / "store.jsonl").read_text()
+    assert "all sets" not in store and store.count('"mc"') == len(rows)
+    loaded = {results.key_of(r): r for r in map(json.loads, store.splitlines())}
+    means = results.mean_of_sets(loaded)
+    low, high = means[results.QUESTIONS, "fier", 0.5, "full"]["difference"]["ci"]
+    assert (low, high) == pytest.approx((-0.02 - 0.03 / 5**0.5, -0.02 + 0.03 / 5**0.5))
+    assert means[results.QUESTIONS, "quest", 0.5, "full"]["difference"]["ci"] == pytest.approx([-0.03 / 5**0.5, 0.03 / 5**0.5]), "no question differs"
+
+
 def test_measures_and_goes_on(tmp_path):
     data, out = tmp_path / "data", tmp_path / "out" / "results.jsonl"
     (data / "wikitext2").mkdir(parents=True)
