@@ -286,8 +286,8 @@ def arguments():
     parser = argparse.ArgumentParser(prog="check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", default=",".join(STAGES), help="which of them, separated by commas (default: all but coverage)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only tests whose name contains TEXT")
-    parser.add_argument("--fuzz", type=int, default=8, metavar="SECONDS",
-                        help="seconds for each fuzz target (default: 8)")
+    parser.add_argument("--fuzz", type=int, default=5, metavar="SECONDS",
+                        help="seconds for each fuzz target (default: 5)")
     parser.add_argument("-j", type=int, default=min(os.cpu_count() or 2, 8), metavar="N", help="programs run at the same time")
     args = parser.parse_args()
     args.stages = args.stages.split(",")
