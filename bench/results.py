@@ -70,7 +70,8 @@ def family(policy):
 
 
 def subset_of(row):
-    """RULER's tasks of another length than 4,096 have it in their name, questions after five solved ones these; a book read as a prompt is not a text decoded from its first token."""
+    """RULER's tasks of another length than 4,096 have it in their name, question sets the examples before each question; a book read as a
+    prompt is not a text decoded from its first token."""
     if row["task"] == "ruler" and row["length"] != 4096:
         return f"{row['subset']} {row['length']}"
     if row["task"] == "mc" and "shots=5" in row.get("config", ""):
@@ -94,6 +95,12 @@ def find(rows, task, policy, budget, base="full"):
     return found.get(base) or max(found.values(), key=lambda row: row["n"], default=None)
 
 
+def paired(row):
+    """(difference, its ends) over the items that a row shares with its base. Where none differs, the rule of three bounds the share that could."""
+    change, ends = row["difference"]["value"], row["difference"]["ci"]
+    return change, ends if ends[0] < ends[1] else [change - 3 / row["limit"], change + 3 / row["limit"]]
+
+
 def mean_of_sets(rows):
     """Rows of the question sets' mean, each set with the same weight, for every policy and budget that has all. Intervals add in quadrature."""
     def middle(pairs):
@@ -103,16 +110,14 @@ def mean_of_sets(rows):
 
     found = {}
     for policy, budget in dict.fromkeys(key[1:3] for key in rows if key[0][0] == "mc" and key[0][1].endswith("5 shots")):
-        sets = [find(rows, ("mc", f"{name}, 5 shots", metric), policy, budget) for name in FEW_SHOT for metric in SETS[name][:1]]
+        sets = [find(rows, ("mc", f"{name}, 5 shots", SETS[name][0]), policy, budget) for name in FEW_SHOT]
         if not all(sets):
             continue
         value, ci = middle([(row["value"], row["ci"]) for row in sets])
         row = {"policy": policy, "budget": budget, "value": value, "ci": ci, "n": sum(row["n"] for row in sets),
                "kv_read": sum(row["kv_read"] for row in sets) / len(sets)}
-        if policy != "full":  # where no question differs, at most 3/n of them are taken to
-            pairs = [(row["difference"]["value"], row["difference"]["ci"]) for row in sets]
-            pairs = [(v, ci if ci[0] < ci[1] else (v - 3 / row["n"], v + 3 / row["n"])) for row, (v, ci) in zip(sets, pairs)]
-            change, ends = middle(pairs)
+        if policy != "full":
+            change, ends = middle(list(map(paired, sets)))
             row["difference"] = {"to": "full", "value": change, "ci": ends}
         found[QUESTIONS, policy, budget, base_of(row)] = row
     return found
@@ -133,13 +138,12 @@ def interval(task, row):
 
 def loss(task, row, other):
     """(loss, its low, its high) as shares of `other`, a row or a value: over the same items where the row was measured beside it, otherwise
-    between intervals. Where no item differs, the rule of three bounds the share of items that could."""
+    between intervals."""
     other = other if isinstance(other, dict) else {"policy": "", "value": other, "ci": [other, other]}
-    sign, paired = 1 if task[2] == "ppl" else -1, row.get("difference") or {}
-    if base_of(row) == family(other["policy"]) and None not in paired.get("ci", [None]):
-        base, change, ends = row["value"] - paired["value"] or 1, paired["value"], list(paired["ci"])
-        if ends[0] == ends[1]:
-            ends = [change - 3 / row["limit"], change + 3 / row["limit"]]
+    sign = 1 if task[2] == "ppl" else -1
+    if base_of(row) == family(other["policy"]) and None not in (row.get("difference") or {"ci": [None]})["ci"]:
+        change, ends = paired(row)
+        base = row["value"] - change or 1
     elif None not in (row["ci"] or [None]) + (other["ci"] or [None]):
         base, change = other["value"] or 1, row["value"] - other["value"]
         ends = [row["ci"][0] - other["ci"][1], row["ci"][1] - other["ci"][0]]

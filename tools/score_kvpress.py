@@ -11,6 +11,7 @@ its 95 % interval over items, the number of right answers, and how many tokens a
 --jobs threads, an item each. Needs what tools/compare_kvpress.py needs."""
 import argparse
 import concurrent.futures
+import contextlib
 import ctypes
 import json
 import os
@@ -48,10 +49,7 @@ def theirs(model, prompt, answer, name):
     """Which answer tokens are right after a case's press. The answer is read in one pass: a press cuts only prompts."""
     case, cache, device = CASES[name], DynamicCache(), model.device
     with torch.no_grad():
-        if case:
-            with case[1](compression_ratio=case[2])(model):
-                first = model(torch.tensor([prompt], device=device), past_key_values=cache, logits_to_keep=1).logits
-        else:
+        with case[1](compression_ratio=case[2])(model) if case else contextlib.nullcontext():
             first = model(torch.tensor([prompt], device=device), past_key_values=cache, logits_to_keep=1).logits
         positions = torch.arange(len(prompt), len(prompt) + len(answer), device=device)[None]  # those of the text, as in butler
         rest = model(torch.tensor([answer], device=device), past_key_values=cache, position_ids=positions).logits
@@ -88,8 +86,7 @@ def main():
     butlers = queue.SimpleQueue()
     for _ in range(args.jobs):
         butlers.put(Butler(args.model, model.config.vocab_size, n_threads=1))
-    tokenizer = Butler(args.model, model.config.vocab_size, n_threads=1)
-    items, done = list(map(json.loads, args.items)), {}
+    tokenizer, items = Butler(args.model, model.config.vocab_size, n_threads=1), list(map(json.loads, args.items))
     with open(args.output, "a+", encoding="utf-8") as output, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         output.seek(0)
         done = {row.pop("item"): row for row in map(json.loads, output)}
@@ -102,8 +99,8 @@ def main():
             answer = tokenizer.tokenize(text + " " + ", ".join(item["answer"]))[len(prompt):]
             waiting.append((i, prompt, answer, {name: pool.submit(ours, butlers, prompt, answer, name) for name in CASES}))
         for i, prompt, answer, found in waiting:
-            done[i] = {name: (found[name], theirs(model, prompt, answer, name)) for name in CASES}
-            done[i] = {name: (mine.result(), other) for name, (mine, other) in done[i].items()}
+            pressed = {name: theirs(model, prompt, answer, name) for name in CASES}  # while butler's threads work
+            done[i] = {name: (found[name].result(), pressed[name]) for name in CASES}
             output.write(json.dumps({"item": i, **done[i]}) + "\n")
             output.flush()
             print(f"item {len(done)} of {len(items)}", file=sys.stderr, flush=True)
