@@ -37,14 +37,19 @@ static void close_engine(struct butler_engine *engine)
     butler_model_free(model);
 }
 
-static struct butler_session *open_session(struct butler_engine *engine, const char *policy)
+static struct butler_session *open_context(struct butler_engine *engine, const char *policy, int n_ctx)
 {
     struct butler_error err = {0};
-    const struct butler_session_params params = {.n_ctx = N_CTX, .policy = policy, .kv_type = BUTLER_KV_F16, .seed = 5};
+    const struct butler_session_params params = {.n_ctx = n_ctx, .policy = policy, .kv_type = BUTLER_KV_F16, .seed = 5};
     struct butler_session *session = butler_session_new(engine, &params, &err);
     if (!session)
         fail_msg("%s: %s", policy, err.message);
     return session;
+}
+
+static struct butler_session *open_session(struct butler_engine *engine, const char *policy)
+{
+    return open_context(engine, policy, N_CTX);
 }
 
 static void run_one(const struct butler_span *span)
@@ -645,7 +650,8 @@ static void test_prefix(void **state)
     butler_session_free(first);
     assert_true(kv_memory(engine) > 0); /* the cache holds it */
     for (int i = 0; i < BUTLER_COUNT(cases); i++) {
-        struct butler_session *alone = open_session(engine, cases[i].policy), *hit = open_session(engine, cases[i].policy),
+        /* the context ends within the prompt's last block */
+        struct butler_session *alone = open_session(engine, cases[i].policy), *hit = open_context(engine, cases[i].policy, N + 10),
                               *miss = open_session(engine, cases[i].policy);
         const int n = butler_session_adopt_prefix(hit, ids, N, &err);
         if (n != cases[i].shared)

@@ -269,11 +269,11 @@ void butler_kv_truncate(struct butler_kv *kv, int layer, int n)
     butler_kv_trim(kv, layer);
 }
 
-void butler_kv_join(struct butler_kv *kv, struct butler_kv_head *head, uint32_t extent)
+void butler_kv_join(struct butler_kv *kv, struct butler_kv_head *head, uint32_t extent, int n)
 {
     butler_pages_share(kv->extents, extent);
     add_extent(kv, head, extent);
-    take_slots(kv, head, BUTLER_EXTENT_TOKENS, head->n_slots);
+    take_slots(kv, head, n, head->n_slots);
     kv->shares = true;
 }
 

@@ -126,9 +126,8 @@ bool butler_kv_holds_window(const struct butler_kv *kv, int layer, int n, int wi
 /* Gives `to` the rows of the first n slots of every head of a layer of `from`, by sharing its extents; what it held before is
  * given back. from must hold them in the order of the text. Both from one pool. Positions are set, norms and records are not. */
 void butler_kv_share(struct butler_kv *to, struct butler_kv *from, int layer, int n);
-/* Takes part in an extent, which gets one more reference, as the next BUTLER_EXTENT_TOKENS slots of a head that ends at an extent's
- * end. */
-void butler_kv_join(struct butler_kv *kv, struct butler_kv_head *head, uint32_t extent);
+/* Takes part in an extent, which gets one more reference: its first n slots are the next of a head that ends at an extent's end. */
+void butler_kv_join(struct butler_kv *kv, struct butler_kv_head *head, uint32_t extent, int n);
 
 /* ---- functions of the CPU backend (src/cpu/kv_rows.c), inside operations ---- */
 

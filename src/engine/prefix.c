@@ -253,13 +253,11 @@ int butler_session_adopt_prefix(struct butler_session *session, const int32_t *i
     prefix->stats.lookups++;
     while ((block = next_block(session, block, ids, n, &n_found))) {
         for (int h = 0; h < block->n_extents; h++)
-            butler_kv_join(kv, &kv->heads[h], block->extents[h]);
+            butler_kv_join(kv, &kv->heads[h], block->extents[h], n_found - kv->heads[h].n_slots);
         use(prefix, block);
     }
     if (n_found == 0)
         return 0;
-    for (int l = 0; l < kv->n_layers && n_found % TOKENS > 0; l++)
-        butler_kv_truncate(kv, l, n_found);
     prefix->stats.hits++;
     prefix->stats.tokens += (uint64_t)n_found;
     memcpy(session->tokens, ids, (size_t)n_found * sizeof *ids);
