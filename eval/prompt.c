@@ -1,7 +1,8 @@
 /* Prompts are read once for all policies that can share them. A donor session reads all but the last token of a prompt; the
  * policy's session copies it and reads the last token, after which an evicting policy cuts its cache. The donor is a dense
- * session, or one with the policy's metric if that must see the prompt's attention. Which of the two a policy gets does not
- * depend on the other policies of the run, nor does its result. */
+ * session, or one with the policy's metric if that must see the prompt's attention. Of a prompt that was
+ * read densely before, the second kind reads only the end that its metric observes: the rest comes from the prefix cache. Which of
+ * the two a policy gets does not depend on the other policies of the run, nor does its result. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -44,13 +45,13 @@ void eval_donor_free(struct eval_donor *donor)
     *donor = (struct eval_donor){0};
 }
 
-/* Reads ids[0, n) of a prompt of prompt_end tokens in parts, after each of which the run may be stopped. */
+/* Reads what is left of ids[0, n) of a prompt of prompt_end tokens in parts, after each of which the run may be stopped. */
 static int read_prompt(const struct eval_run *run, struct butler_session *session, const int32_t *ids, int n, int prompt_end,
                        struct butler_error *err)
 {
     enum { PART = 128 };
     int code = 0;
-    for (int at = 0; at < n && code == 0; at += PART) {
+    for (int at = butler_n_past(session); at < n && code == 0; at += PART) {
         const struct butler_span span = {
             .session = session, .ids = ids + at, .n = BUTLER_MIN(PART, n - at), .prompt_end = prompt_end};
         code = eval_check_stop(run, err);
@@ -75,8 +76,10 @@ static int read_donor(const struct eval_run *run, const struct eval_item *item, 
     donor->session = make(run, observes ? policy : &dense, item->n_ids + item->n_extra, err);
     donor->item = item;
     donor->observes = observes;
-    return donor->session ? read_prompt(run, donor->session, item->ids, item->n_prompt - 1, item->n_prompt, err)
-                          : BUTLER_ERROR_MEMORY;
+    if (!donor->session)
+        return BUTLER_ERROR_MEMORY;
+    code = butler_session_adopt_prefix(donor->session, item->ids, item->n_prompt, err);
+    return code < 0 ? code : read_prompt(run, donor->session, item->ids, item->n_prompt - 1, item->n_prompt, err);
 }
 
 /* Whether unread_last can take the last token out: every record is one token's, and layers with a window still hold what the token

@@ -20,6 +20,7 @@ struct pass {
     const struct eval_policy *const *policies; /* [n] */
     char *const *keys;                         /* [n] */
     int n, n_threads;
+    uint64_t prefix_bytes; /* of each thread's prefix cache: the longest prompt */
     struct eval_shares shares;
     double before, share; /* fractions of the whole work */
     pthread_mutex_t lock; /* of the fields below, and of the journal */
@@ -179,7 +180,7 @@ static void *work(void *argument)
     struct butler_error err = {0};
     struct eval_donor donors[2] = {{0}, {0}};
     struct eval_run run = *pass->run; /* with an engine of this thread's own */
-    run.engine = butler_engine_clone(pass->run->engine, 1, &err);
+    run.engine = butler_engine_clone(pass->run->engine, 1, pass->prefix_bytes, &err);
     int code = run.engine ? 0 : err.code, item = code < 0 ? 0 : -1;
     while (code == 0 && (item = take_item(pass)) >= 0)
         code = run_item(pass, &run, item, donors, &err);
@@ -385,7 +386,8 @@ static int size_pass(struct pass *pass, const struct plan *plan, int first, stru
         /* while the prompt is read, everything is held */
         const double own = (double)cost.full_kv_bytes +
                            cost.record_bytes * run->longest * (run->task->run_together ? 2 : 1); /* recall has two sessions */
-        bytes = run->task->run_together ? bytes + own : BUTLER_MAX(bytes, 2 * own);
+        pass->prefix_bytes = run->simulate ? 0 : cost.full_kv_bytes;
+        bytes = run->task->run_together ? bytes + own : BUTLER_MAX(bytes, 2 * own + (double)pass->prefix_bytes);
         one = pass->n == 0 ? bytes : one;
         if (pass->n > 0 && bytes > limit / BUTLER_MIN(run->params->n_threads, BUTLER_MAX(1, (int)BUTLER_MIN(limit / one, 1e6))))
             break;

@@ -136,10 +136,14 @@ struct butler_engine *butler_engine_new(struct butler_model *model, const struct
     return butler_engine_new_on(model, params, pool, pool ? butler_backend_cpu(pool, params->isa, err) : NULL, err);
 }
 
-struct butler_engine *butler_engine_clone(const struct butler_engine *engine, int n_threads, struct butler_error *err)
+struct butler_engine *butler_engine_clone(const struct butler_engine *engine, int n_threads, uint64_t prefix_bytes,
+                                          struct butler_error *err)
 {
-    const struct butler_engine_params params = {
-        .n_threads = n_threads, .isa = engine->backend->isa, .n_block = engine->n_block, .kv_bytes = engine->kv_bytes};
+    const struct butler_engine_params params = {.n_threads = n_threads,
+                                                .isa = engine->backend->isa,
+                                                .n_block = engine->n_block,
+                                                .kv_bytes = engine->kv_bytes,
+                                                .prefix_bytes = prefix_bytes};
     struct butler_engine *clone = butler_engine_new(engine->model, &params, err);
     if (!clone)
         return NULL;

@@ -35,7 +35,8 @@ struct butler_engine *butler_engine_new_on(struct butler_model *model, const str
 
 /* An engine of its own threads and scratch on the same model and device, with the plug-ins and predictors of another, which must
  * outlive it: for a thread that runs sessions beside it. */
-struct butler_engine *butler_engine_clone(const struct butler_engine *engine, int n_threads, struct butler_error *err);
+struct butler_engine *butler_engine_clone(const struct butler_engine *engine, int n_threads, uint64_t prefix_bytes,
+                                          struct butler_error *err);
 
 /* The pool for extents of rows of this type and length; made at its first use. NULL with *err filled on failure. */
 struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butler_kv_type type, int head_dim,
