@@ -60,7 +60,7 @@ EACH = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_int, ctypes.POI
 
 
 class Butler:
-    def __init__(self, path, n_vocab, n_threads=0):
+    def __init__(self, path, n_vocab, n_threads=0, prefix_bytes=0):
         libraries = sorted((ROOT / "build").glob("libbutler.so.*"))
         if not libraries:
             sys.exit("compare_transformers: build/libbutler.so.* is absent (make lib)")
@@ -69,7 +69,7 @@ class Butler:
             getattr(self.lib, name).restype = ctypes.c_void_p
         self.lib.butler_logits.restype = ctypes.POINTER(ctypes.c_float)
         self.model = ctypes.c_void_p(self.check(self.lib.butler_model_load(str(path).encode(), None, ctypes.byref(self.error))))
-        params = EngineParams(n_threads=n_threads)
+        params = EngineParams(n_threads=n_threads, prefix_bytes=prefix_bytes)
         self.engine = ctypes.c_void_p(self.check(self.lib.butler_engine_new(self.model, ctypes.byref(params), ctypes.byref(self.error))))
 
     def check(self, result):
