@@ -27,7 +27,7 @@ from kvpress.utils import compute_n_kept
 from transformers import DynamicCache
 
 SIDES = ("butler", "kvpress")
-PREFIX_BYTES = 4 << 30  # a prompt's pages, for the other policies that read it
+PREFIX_BYTES = 1 << 29  # the pages of a prompt or two, for the other policies that read it
 CASES = {"full": None}  # name: policy, press, share removed. kvpress cuts only prompts, so knorm must not cut while the answer is read
 for removed in (0.5, 0.9):
     CASES[f"SnapKV, {removed:.0%} removed"] = (f"snapkv:{POOLED}", SnapKVPress, removed)
