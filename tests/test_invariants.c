@@ -554,20 +554,16 @@ static void test_copy_refused(void **state)
     free_engine(c.engine);
 }
 
-/* A session that takes over a prompt from one of another policy goes on as if it had read it itself. */
-static void adopt_law(const struct context *c, const char *policy)
+/* A session that takes over a prompt from one of another policy goes on as if it had read it itself. False: it cannot. */
+static bool adopts_from(const struct context *c, const char *policy, const char *donor_policy)
 {
-    char text[512];
+    char text[512], donor_text[512];
     struct butler_error err = {0};
     struct butler_session *alone = open_session(c, with_budget(policy, BUDGET, text)), *heir = open_session(c, text),
-                          *donor = open_session(c, "full"), *same = open_session(c, text);
+                          *donor = open_session(c, with_budget(donor_policy, BUDGET, donor_text));
     const int n = c->n_prompt - 1;
-    if (!butler_session_can_adopt(&heir->policy, &donor->policy)) {
-        butler_session_free(donor);
-        donor = same;
-        same = NULL;
-    }
-    if (!heir->policy.prefill_evict && butler_session_can_adopt(&heir->policy, &donor->policy)) {
+    const bool adopts = !heir->policy.prefill_evict && butler_session_can_adopt(&heir->policy, &donor->policy);
+    if (adopts) {
         prefill_part(alone, c->text, n, c->n_prompt);
         prefill_part(donor, c->text, n, c->n_prompt);
         assert_int_equal(butler_session_adopt(heir, donor, &err), 0);
@@ -584,19 +580,38 @@ static void adopt_law(const struct context *c, const char *policy)
         butler_session_stats(heir, &b);
         assert_int_equal(a.kv_bytes, b.kv_bytes);
         assert_int_equal(a.metric_bytes, b.metric_bytes);
-    } else {
-        assert_true(heir->policy.prefill_evict || heir->policy.rope_in_cache || strstr(text, "tokenbutler"));
     }
     butler_session_free(alone);
     butler_session_free(heir);
     butler_session_free(donor);
-    butler_session_free(same);
+    return adopts;
+}
+
+static void adopt_law(const struct context *c, const char *policy)
+{
+    struct butler_policy parsed;
+    char text[512];
+    assert_int_equal(butler_policy_parse(c->engine, with_budget(policy, BUDGET, text), &parsed, NULL), 0);
+    if (!adopts_from(c, policy, "full") && !adopts_from(c, policy, policy))
+        assert_true(parsed.prefill_evict || parsed.rope_in_cache || strstr(text, "tokenbutler"));
 }
 
 static void test_adopt(void **state)
 {
     (void)state;
     for_all(adopt_law);
+}
+
+/* The same metric in another policy: what it has observed goes along. */
+static void test_adopt_what_was_observed(void **state)
+{
+    static const char *const pairs[][2] = {
+        {"h2o", "h2o+vatp"}, {"h2o+vatp", "h2o"}, {"h2o:sinks=4", "h2o+vatp"}, {"scissorhands+vatp", "scissorhands"}};
+    (void)state;
+    const struct context c = open_model(&models[1], 0);
+    for (int i = 0; i < BUTLER_COUNT(pairs); i++)
+        assert_true(adopts_from(&c, pairs[i][0], pairs[i][1]));
+    free_engine(c.engine);
 }
 
 static void test_adopt_refused(void **state)
@@ -662,10 +677,19 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense),    cmocka_unit_test(test_selection),     cmocka_unit_test(test_covered),
-        cmocka_unit_test(test_estimate), cmocka_unit_test(test_restore),       cmocka_unit_test(test_copy),
-        cmocka_unit_test(test_fork),     cmocka_unit_test(test_truncate),      cmocka_unit_test(test_copy_refused),
-        cmocka_unit_test(test_adopt),    cmocka_unit_test(test_adopt_refused), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_dense),
+        cmocka_unit_test(test_selection),
+        cmocka_unit_test(test_covered),
+        cmocka_unit_test(test_estimate),
+        cmocka_unit_test(test_restore),
+        cmocka_unit_test(test_copy),
+        cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_truncate),
+        cmocka_unit_test(test_copy_refused),
+        cmocka_unit_test(test_adopt),
+        cmocka_unit_test(test_adopt_what_was_observed),
+        cmocka_unit_test(test_adopt_refused),
+        cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

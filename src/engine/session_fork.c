@@ -5,8 +5,9 @@
 #include "engine/predict.h"
 #include "engine/session.h"
 
-/* The cache of one layer, whose heads hold equally many slots, with positions, norms and records. */
-static void share_layer(struct butler_kv *to, struct butler_kv *from, int layer, bool records)
+/* The cache of one layer, whose heads hold equally many slots, with positions, and with norms and records where these are wanted.
+ */
+static void share_layer(struct butler_kv *to, struct butler_kv *from, int layer, bool norms, bool records)
 {
     struct butler_backend *backend = from->backend;
     const int n = butler_kv_at(from, layer, 0)->n_slots;
@@ -19,7 +20,7 @@ static void share_layer(struct butler_kv *to, struct butler_kv *from, int layer,
             memcpy(head->positions, source->positions, (size_t)n * sizeof *head->positions);
             memcpy(head->order, source->order, (size_t)n * sizeof *head->order);
         }
-        if (records && n > 0 && head->value_norms)
+        if (norms && n > 0 && head->value_norms)
             backend->copy(backend, head->value_norms, source->value_norms, (size_t)n * sizeof *head->value_norms);
         if (records && n > 0 && from->record_slots > 0 && !from->records_off)
             backend->copy(backend, head->records, source->records,
@@ -59,9 +60,9 @@ int butler_session_copy(struct butler_session *to, struct butler_session *from, 
                            "seed must be the same",
                            from->policy.text, from->n_ctx, to->policy.text, to->n_ctx);
     for (int l = 0; l < from->kv.n_layers; l++)
-        share_layer(&to->kv, &from->kv, l, true);
+        share_layer(&to->kv, &from->kv, l, true, true);
     if (from->predict)
-        share_layer(&to->predict->kv, &from->predict->kv, 0, true);
+        share_layer(&to->predict->kv, &from->predict->kv, 0, true, true);
     const size_t lists = (size_t)from->shape.n_layers * (size_t)from->shape.n_heads * from->selection.words;
     if (lists > 0)
         backend->copy(backend, to->selection.units, from->selection.units, lists * sizeof *to->selection.units);
@@ -118,7 +119,7 @@ bool butler_session_can_adopt(const struct butler_policy *to, const struct butle
 
 int butler_session_adopt(struct butler_session *session, struct butler_session *from, struct butler_error *err)
 {
-    const bool copies = same_metric(&session->policy, &from->policy) && session->kv.value_norm == from->kv.value_norm;
+    const bool records = same_metric(&session->policy, &from->policy), norms = session->kv.value_norm == from->kv.value_norm;
     if (session->engine != from->engine || session->kv_type != from->kv_type || session->n_past != 0 || from->failed ||
         session->rope_freq != from->rope_freq || !butler_session_can_adopt(&session->policy, &from->policy))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a session of policy %s cannot take over one of policy %s",
@@ -130,9 +131,9 @@ int butler_session_adopt(struct butler_session *session, struct butler_session *
             return butler_fail(err, BUTLER_ERROR_ARGUMENT,
                                "a session of policy %s has evicted tokens: another policy cannot go on from it", from->policy.text);
     for (int l = 0; l < from->kv.n_layers; l++)
-        share_layer(&session->kv, &from->kv, l, copies);
+        share_layer(&session->kv, &from->kv, l, norms, records);
     copy_text(session, from);
-    if (!copies)
+    if (!records || !norms) /* records are made anew only from keys: a metric that has observed is the same one */
         butler_session_summarise(session, 0, from->n_past);
     return 0;
 }
