@@ -552,7 +552,7 @@ def test_ctrl_c_ends_a_comparison():
 
 def test_ctrl_c_ends_an_answer_and_keeps_what_was_read(tmp_path):
     (tmp_path / "a").write_text(PROMPT)
-    args = ["ask", "-m", GQA, "-c", "1000000", "-t", "1", "-n", "-1", "-f", tmp_path / "a", "--cache", tmp_path / "kept"]
+    args = ["ask", "-m", GQA, "-c", "1000000", "-t", "1", "-n", "-1", "--ignore-eos", "-f", tmp_path / "a", "--cache", tmp_path / "kept"]
     out, err = interrupted(*args, "Who?", after=b"", expect=DONE)
     assert out.endswith(b"\n") and "ended: interrupted" in err
     assert "read before" in butler(*args, "-n", "1", "Who?").stderr

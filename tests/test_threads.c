@@ -63,11 +63,39 @@ static void shares_cover_all_tasks(void **state)
     }
 }
 
+/* Who waits for tasks, or for the last of them, sleeps when it takes long, and is woken: tasks about as long as a thread spins. */
+static void busy_task(void *context, int task, int thread)
+{
+    const int *loops = context;
+    (void)thread;
+    for (int i = 0; i < loops[task]; i++)
+        butler_cpu_relax();
+}
+
+static void sleepers_are_woken(void **state)
+{
+    struct butler_error err;
+    struct butler_pool *pool = butler_pool_new(2, &err);
+    uint32_t random = 1;
+    (void)state;
+    assert_non_null(pool);
+    for (int round = 0; round < 20000; round++) {
+        int loops[2];
+        for (int i = 0; i < 2; i++) {
+            random = random * 1664525 + 1013904223;
+            loops[i] = (int)(random >> 16) % 6000;
+        }
+        butler_pool_run(pool, busy_task, loops, 2); /* returns: nobody sleeps forever */
+    }
+    butler_pool_free(pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_task_runs_once),
         cmocka_unit_test(shares_cover_all_tasks),
+        cmocka_unit_test(sleepers_are_woken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,7 +4,11 @@
  * The state of a run is one 64-bit word, `ticket`: the number of the run in the high half, the count of unclaimed tasks in
  * the low half. A worker claims a task by a compare-and-swap of that word. A worker that is late for one run therefore cannot
  * claim a task of the next run with the old function: run_tasks() changes the job only when all tasks of the previous run are
- * claimed and done. */
+ * claimed and done.
+ *
+ * Who goes to sleep and who wakes sleepers each write one word and then read the other's; at least one must see the other. The
+ * writes are exchanges, not stores: on x86 they are the same instruction, and QEMU, when it emulates an ARM there, lets a store and
+ * a later load of another word pass each other. */
 #include "base/threads.h"
 
 #include <pthread.h>
@@ -118,7 +122,7 @@ static void wait_until_done(struct butler_pool *pool, int n_tasks)
         butler_cpu_relax();
     }
     pthread_mutex_lock(&pool->sleep_lock);
-    atomic_store(&pool->caller_sleeps, true);
+    atomic_exchange(&pool->caller_sleeps, true);
     while (atomic_load(&pool->n_done) != n_tasks)
         pthread_cond_wait(&pool->finished, &pool->sleep_lock);
     atomic_store(&pool->caller_sleeps, false);
@@ -133,7 +137,7 @@ static void run_tasks(struct butler_pool *pool, butler_task_fn *fn, void *contex
     atomic_store_explicit(&pool->context, context, memory_order_relaxed);
     atomic_store_explicit(&pool->n_tasks, n_tasks, memory_order_relaxed);
     atomic_store_explicit(&pool->n_done, 0, memory_order_relaxed);
-    atomic_store(&pool->ticket, run << 32 | (uint32_t)n_tasks);
+    atomic_exchange(&pool->ticket, run << 32 | (uint32_t)n_tasks);
     if (atomic_load(&pool->n_sleeping) > 0) {
         pthread_mutex_lock(&pool->sleep_lock);
         pthread_cond_broadcast(&pool->work);
