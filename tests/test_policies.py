@@ -1,6 +1,6 @@
 """Every policy on real texts: the ids that butler holds or reads after every token equal those of the transcription in
 policies_reference.py, on queries, keys and values recorded in the run itself (tests/record_policies.c), also after
-hundreds of decode steps with evictions and after a second prompt."""
+a hundred decode steps with evictions and after a second prompt."""
 import os
 import subprocess
 import sys
@@ -19,7 +19,7 @@ RECORDER = ROOT / BUILD / "tests" / "record_policies"
 TEXT = ROOT / "tests" / "data" / "secret_garden.txt"
 NEAR_TIES = 1e-3  # share of selections that may differ, and only where the scores are too close to call
 
-LONG = "200p,300d"
+LONG = "200p,150d"
 SHORT = "90p,60d,40p,60d"
 CUTS = "300p,40d,200p,40d"  # prefill=evict: prompts that are cut at 256 and 512
 
@@ -252,7 +252,7 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize("policy", TRAINED)
 def test_on_trained_models(recorder, trained, tmp_path, policy):
     for model, ids in trained:
-        schedule = "200p,200d" if len(ids) >= 400 else f"100p,{len(ids) - 100}d"
+        schedule = "200p,120d" if len(ids) >= 400 else f"100p,{len(ids) - 100}d"
         if "butler-default" in str(model):
             schedule = "100p,100d"  # many layers and heads; the small one goes the long way
         check(record(recorder, tmp_path, model, policy, schedule, "f16", best_isa(), "2", 64, ids=ids), policy, schedule)
