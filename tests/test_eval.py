@@ -139,14 +139,17 @@ def test_results_do_not_depend_on_the_threads():
     assert steady(rows(*args, "-t", 1)) == steady(rows(*args, "-t", 3))
 
 
-@pytest.mark.parametrize("policy", ["quest:dense=0", "h2o", "snapkv", "streaming", "random"])
+COMPANY = ["h2o", "h2o+vatp:sinks=0", "fier:dense=0", "quest:dense=0", "snapkv", "tova", "streaming", "random"]
+
+
+@pytest.mark.parametrize("policy", COMPANY)
 def test_results_do_not_depend_on_company(policy):
     """A prompt read for several policies serves each as if it had been read for it alone."""
-    args = ["eval", "ppl", "-m", GQA, "--data", TEXT, "--length", 96, "--limit", 2, "--mode", "prefill"]
+    args = ["eval", "ppl", "-m", GQA, "--data", TEXT, "--length", 240, "--limit", 2, "--mode", "prefill"]
     def steady(found):
         return [{k: v for k, v in row.items() if k not in VOLATILE + JOINT} for row in found]
 
-    together = steady(rows(*args, "--budget", "0.5,0.25", *kv("h2o", "fier:dense=0", "quest:dense=0", "snapkv", "streaming", "random")))
+    together = steady(rows(*args, "--budget", "0.5,0.25", *kv(*COMPANY)))
     alone = steady(rows(*args, "--budget", "0.25", *kv(policy)))
     assert alone and all(row in together for row in alone)
 
