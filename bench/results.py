@@ -15,24 +15,29 @@ MODEL, GEMMA = "smollm2.gguf", "gemma3-270m.gguf"
 KEPT = "task subset model policy settings budget length limit seed config metric value ci n difference kv_read date version".split()
 
 # A task is (task, subset, metric); a column of a table is (task, budget).
-PPL, NAMED, KEY, NUMBER, BOOK, NEWS, LONG_KEY, LONG_NUMBER, TOP_HALF, QUESTIONS = (
+PPL, NAMED, KEY, NUMBER, BOOK, NEWS, LONG_KEY, LONG_NUMBER, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, BOOLQ = (
     ("ppl", None, "ppl"), ("coref", None, "coverage"), ("ruler", "niah_single_1", "string_match"), ("ruler", "niah_single_2", "string_match"),
     ("ppl", "book", "ppl"), ("longbench", "multi_news", "rouge_l"), ("ruler", "niah_single_1 7900", "string_match"),
-    ("ruler", "niah_single_2 7900", "string_match"), ("recall", None, "top_half_accuracy"), ("mc", "all sets, 5 shots", "mean"))
+    ("ruler", "niah_single_2 7900", "string_match"), ("recall", None, "top_half_accuracy"), ("mc", "all sets, 5 shots", "mean"),
+    ("ruler", "all", "mean"), ("ruler", "all 7900", "mean"), ("mc", "boolq, 5 shots", "accuracy"))
 TITLES = {PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", NUMBER: "number in 4,096 tokens, %", BOOK: "a book, ppl",
           NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", LONG_NUMBER: "number in 7,900 tokens, %",
-          TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %"}
+          TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %",
+          RULER_4K: "eleven tasks, 4,096 tokens, %", RULER_8K: "eleven tasks, 7,900 tokens, %", BOOLQ: "BoolQ, %"}
 FIRST, HALF, BUDGETS = 0.11, 0.5, (0.05, 0.11, 0.25, 0.5)
 SHORT = [(task, budget) for task in (PPL, NAMED) for budget in BUDGETS]
-LONG = [(KEY, budget) for budget in BUDGETS] + [(task, budget) for task in (BOOK, QUESTIONS) for budget in (FIRST, HALF)]
-OTHERS = [(task, FIRST) for task in (NUMBER, *(("ruler", name, "string_match") for name in (
-    "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe")), LONG_NUMBER, NEWS)]
+LONG = [(KEY, budget) for budget in BUDGETS] + [(BOOK, budget) for budget in (FIRST, HALF)] + [(QUESTIONS, budget) for budget in BUDGETS]
+RULER = ("niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe")
+OTHERS = [(task, FIRST) for task in (NUMBER, *(("ruler", name, "string_match") for name in RULER), RULER_4K, LONG_NUMBER, RULER_8K, BOOLQ, NEWS)]
 OTHER_MODEL = [(task, budget) for task in (PPL, NAMED, KEY) for budget in (FIRST, HALF)]
 DEFAULTS = [("full", None), *((name, 2048) for name in ("tokenbutler2", "fier", "quest", "snapkv")), ("fier", 1024)]  # policies, tokens
 DEFAULT_TASKS = [(task, None) for task in (LONG_KEY, BOOK, NEWS)]
 SETS = {"hellaswag": ("acc_norm", "40.9"), "piqa": ("acc_norm", "66.3"), "arc_easy": ("acc_norm", "–"), "winogrande": ("accuracy", "–"),
         "boolq": ("accuracy", "–"), "lambada": ("accuracy", "–")}  # metric, published
 FEW_SHOT = [name for name in SETS if name != "boolq"]  # whose five examples are over a thousand tokens
+MEANS = {QUESTIONS: [("mc", f"{name}, 5 shots", SETS[name][0]) for name in FEW_SHOT],  # what a mean is of
+         RULER_4K: [KEY, NUMBER, *(("ruler", name, "string_match") for name in RULER)],
+         RULER_8K: [LONG_KEY, LONG_NUMBER, *(("ruler", f"{name} 7900", "string_match") for name in RULER)]}
 NOT_SHOWN = {"pagestats", "h2o:sinks=20", "fier:dense=0"}  # in tables of policies, which must fit the page
 NEAR = 0.02  # the loss that counts as none
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
@@ -102,24 +107,25 @@ def paired(row):
 
 
 def mean_of_sets(rows):
-    """Rows of the question sets' mean, each set with the same weight, for every policy and budget that has all. Intervals add in quadrature."""
+    """Rows of MEANS, each task with the same weight, for every policy and budget that has all. Intervals add in quadrature."""
     def middle(pairs):
         """(mean, ends) of (value, (low, high))"""
         value, width = sum(v for v, _ in pairs) / len(pairs), math.hypot(*(high - low for _, (low, high) in pairs)) / len(pairs)
         return value, [value - width / 2, value + width / 2]
 
     found = {}
-    for policy, budget in dict.fromkeys(key[1:3] for key in rows if key[0][0] == "mc" and key[0][1].endswith("5 shots")):
-        sets = [find(rows, ("mc", f"{name}, 5 shots", SETS[name][0]), policy, budget) for name in FEW_SHOT]
-        if not all(sets):
-            continue
-        value, ci = middle([(row["value"], row["ci"]) for row in sets])
-        row = {"policy": policy, "budget": budget, "value": value, "ci": ci, "n": sum(row["n"] for row in sets),
-               "kv_read": sum(row["kv_read"] for row in sets) / len(sets)}
-        if policy != "full":
-            change, ends = middle(list(map(paired, sets)))
-            row["difference"] = {"to": "full", "value": change, "ci": ends}
-        found[QUESTIONS, policy, budget, base_of(row)] = row
+    for task, parts in MEANS.items():
+        for policy, budget in dict.fromkeys(key[1:3] for key in rows if key[0] == parts[0]):
+            sets = [find(rows, part, policy, budget) for part in parts]
+            if not all(sets):
+                continue
+            value, ci = middle([(row["value"], row["ci"]) for row in sets])
+            row = {"policy": policy, "budget": budget, "value": value, "ci": [max(ci[0], 0), min(ci[1], 1)], "n": sum(row["n"] for row in sets),
+                   "kv_read": sum(row["kv_read"] for row in sets) / len(sets)}
+            if policy != "full":
+                change, ends = middle(list(map(paired, sets)))
+                row["difference"] = {"to": "full", "value": change, "ci": ends}
+            found[task, policy, budget, base_of(row)] = row
     return found
 
 

@@ -31,7 +31,7 @@ POLICIES = {KnormPress: "knorm", SnapKVPress: f"snapkv:{POOLED}", TOVAPress: "to
 
 
 class SameBudgets(PyramidKVPress):
-    """PyramidKVPress with butler's layer budgets: the two divide a budget by other rules (docs/eval.md)."""
+    """PyramidKVPress with butler's layer budgets: the two divide a budget by other rules (docs/kvpress.md)."""
 
     budgets: list = None
 

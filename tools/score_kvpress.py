@@ -7,8 +7,8 @@
 Both read context, question and answer prefix as one prompt, cut the cache once at its end, and then take the answer's tokens one by one.
 An answer token is right if it is the likeliest after the true tokens before it. A side's tokens of an item are a line of SCORES.jsonl as
 soon as it is done with the item; the same command goes on where it was stopped, and --side does one side alone. Of the items that both
-sides have, it prints for each task, policy and press the share of right tokens on both sides with its 95 % interval over items, the number
-of right answers, and how many tokens are judged alike. kvpress runs on --device, butler on --jobs threads, an item each, and reads a prompt
+sides have, it prints for each task, policy and press the share of right tokens, butler's / kvpress's, with its 95 % interval over items,
+and how many tokens are judged alike, all in %. kvpress runs on --device, butler on --jobs threads, an item each, and reads a prompt
 once for all policies. Needs what tools/compare_kvpress.py needs."""
 import argparse
 import concurrent.futures
@@ -30,8 +30,8 @@ SIDES = ("butler", "kvpress")
 PREFIX_BYTES = 1 << 29  # the pages of a prompt or two, for the other policies that read it
 CASES = {"full": None}  # name: policy, press, share removed. kvpress cuts only prompts, so knorm must not cut while the answer is read
 for removed in (0.5, 0.9):
-    CASES[f"SnapKV, {removed:.0%} removed"] = (f"snapkv:{POOLED}", SnapKVPress, removed)
-CASES["Knorm, 50% removed"] = ("knorm:rolling=0", KnormPress, 0.5)
+    CASES[f"SnapKV, {100 * removed:.0f} % removed"] = (f"snapkv:{POOLED}", SnapKVPress, removed)
+CASES["Knorm, 50 % removed"] = ("knorm:rolling=0", KnormPress, 0.5)
 
 
 def ours(butlers, prompt, answer):
@@ -71,18 +71,22 @@ def interval(values):
     return np.quantile(means, (0.025, 0.975))
 
 
+def cell(pairs):
+    """The two shares of right tokens in %, each with its interval over items, and how many tokens are judged alike."""
+    shares = [100 * np.array([np.mean(pair[side]) for pair in pairs]) for side in (0, 1)]
+    alike = 100 * np.mean(np.concatenate([np.array(a) == np.array(b) for a, b in pairs]))
+    both = [f"{share.mean():.1f} [{low:.1f}, {high:.1f}]" for share in shares for low, high in [interval(share)]]
+    return f"{' / '.join(both)} · {alike:.1f}"
+
+
 def report(items, done):
-    print(f"{'':40} {'right tokens: butler':>30} {'kvpress':>30} {'answers':>10} {'alike':>8} {'items':>6}")
+    """A table in Markdown of the items that both sides have: one row a task, one column a case."""
     both = [i for i in range(len(items)) if all((i, side) in done for side in SIDES)]
+    print("| task | n | " + " | ".join(CASES) + " |\n| --- | --- |" + " --- |" * len(CASES))
     for task in dict.fromkeys(items[i]["task"] for i in both):
-        for name in CASES:
-            pairs = [[np.array(done[i, side][name]) for side in SIDES] for i in both if items[i]["task"] == task]
-            shares = [np.array([pair[side].mean() for pair in pairs]) for side in (0, 1)]
-            columns = "".join(f"{100 * share.mean():16.1f} % [{low:5.1f}, {high:5.1f}]"
-                              for share in shares for low, high in [100 * interval(share)])
-            whole = [sum(bool(pair[side].all()) for pair in pairs) for side in (0, 1)]
-            alike = np.mean(np.concatenate([a == b for a, b in pairs]))
-            print(f"{task:16}{name:24}{columns} {whole[0]:5} {whole[1]:4} {alike:8.1%} {len(pairs):6}", flush=True)
+        chosen = [i for i in both if items[i]["task"] == task]
+        cells = [cell([[done[i, side][name] for side in SIDES] for i in chosen]) for name in CASES]
+        print(f"| {task} | {len(chosen)} | {' | '.join(cells)} |", flush=True)
 
 
 def main():
