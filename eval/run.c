@@ -386,7 +386,7 @@ static int size_pass(struct pass *pass, const struct plan *plan, int first, stru
         /* while the prompt is read, everything is held */
         const double own = (double)cost.full_kv_bytes +
                            cost.record_bytes * run->longest * (run->task->run_together ? 2 : 1); /* recall has two sessions */
-        pass->prefix_bytes = run->simulate ? 0 : cost.full_kv_bytes;
+        pass->prefix_bytes = run->simulate || run->task->run_together ? 0 : cost.full_kv_bytes;
         bytes = run->task->run_together ? bytes + own : BUTLER_MAX(bytes, 2 * own + (double)pass->prefix_bytes);
         one = pass->n == 0 ? bytes : one;
         if (pass->n > 0 && bytes > limit / BUTLER_MIN(run->params->n_threads, BUTLER_MAX(1, (int)BUTLER_MIN(limit / one, 1e6))))
