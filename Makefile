@@ -107,12 +107,12 @@ $(BUILD)/serve/page.o: $(wildcard serve/page/*)
 $(patsubst %,$(BUILD)/src/kernels/%.o,avx2 avx512 matmul_avx2 matmul_vnni attend_avx2 amx attend_amx): ISA += $(PLAIN_KERNELS)
 
 # Tests take a compiler half as long so, and no longer to run: what they measure is in the library.
-$(BUILD)/tests/%.o: ISA = -O1
+$(BUILD)/tests/%.o: LEVEL = -O1
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
-	$(Q)$(CC) $(ALL_CFLAGS) $(ISA) $(ALIGN) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(ALL_CFLAGS) $(LEVEL) $(ISA) $(ALIGN) -MMD -MP -c -o $@ $<
 
 # ----------------------------------------------------------------------------------------------------- tests
 

@@ -5,8 +5,7 @@
 #include "engine/predict.h"
 #include "engine/session.h"
 
-/* The cache of one layer, whose heads hold equally many slots, with positions, and with norms and records where these are wanted.
- */
+/* The cache of one layer, whose heads hold equally many slots, with positions; norms and records where they are wanted. */
 static void share_layer(struct butler_kv *to, struct butler_kv *from, int layer, bool norms, bool records)
 {
     struct butler_backend *backend = from->backend;
