@@ -13,6 +13,7 @@ from gguf_file import STRING, Gguf
 ROOT = Path(__file__).resolve().parent.parent
 BUTLER = os.environ.get("BUTLER", str(ROOT / "butler"))
 MODELS = ROOT / "tests" / "data" / "models"
+SMOLLM2 = Path(os.environ.get("BUTLER_MODELS", ROOT / "models")) / "smollm2.gguf"  # `./setup --model smollm2` fetches it
 GQA = str(MODELS / "llama-gqa.gguf")      # 2 layers, 4 query heads, 2 KV heads, context 256
 GPT2 = str(MODELS / "gpt2.gguf")
 N_VOCAB, N_CTX, N_EMBD = 267, 256, 64

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from cli import FAILED, ROOT, USAGE, butler, refuses, rows
+from cli import FAILED, ROOT, SMOLLM2, USAGE, butler, refuses, rows
 from eval_rows import bos, ids_of, journal, kv, piece_of, steady, wilson
 
 MODEL = str(ROOT / "models" / "butler-default.gguf")
@@ -260,9 +260,9 @@ def test_scores(tmp_path, task, length):
     assert row["value"] == pytest.approx(sum(scores) / 5) and row["metric"] == "string_match" and row["subset"] == task and row["n"] == 5
 
 
-@pytest.mark.skipif(not (ROOT / "models" / "smollm2.gguf").exists(), reason="no models/smollm2.gguf (./setup --model smollm2)")
+@pytest.mark.skipif(not SMOLLM2.exists(), reason="no models/smollm2.gguf (./setup --model smollm2)")
 def test_a_good_model_finds_needles():
-    common = ["eval", "ruler", "-m", ROOT / "models" / "smollm2.gguf", "--length", 512, "--limit", 4, *kv("full", "streaming:budget=0.1")]
+    common = ["eval", "ruler", "-m", SMOLLM2, "--length", 512, "--limit", 4, *kv("full", "streaming:budget=0.1")]
     dense, window = rows(*common, "--set", "subset=niah_single_1")
     assert dense["value"] >= 0.75 and window["value"] <= 0.25
 

@@ -1,15 +1,12 @@
 """--grammar: files that are refused, and a real model whose answers follow a grammar."""
 import json
-import os
 import re
-from pathlib import Path
 
 import pytest
 
-from cli import ROOT, butler, rows
+from cli import ROOT, SMOLLM2, butler, rows
 
 GQA = ROOT / "tests/data/models/llama-gqa.gguf"
-SMOLLM2 = Path(os.environ.get("BUTLER_MODELS", ROOT / "models")) / "smollm2.gguf"
 JSON = ROOT / "tests/corpus/grammar/json"
 PROMPT = "<|im_start|>user\nDescribe a person as JSON with name, age and hobbies.<|im_end|>\n<|im_start|>assistant\n"
 real = pytest.mark.skipif(not SMOLLM2.exists(), reason="models/smollm2.gguf is absent (./setup --model smollm2)")

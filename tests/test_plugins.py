@@ -5,10 +5,9 @@ import subprocess
 
 import pytest
 
-from cli import FAILED, GQA, PROMPT, ROOT, USAGE, butler, refuses, rows
+from cli import FAILED, GQA, PROMPT, ROOT, SMOLLM2, USAGE, butler, refuses, rows
 from test_serve import Server, completion, run_text
 
-SMOLLM2 = ROOT / "models" / "smollm2.gguf"
 PLAIN = ("run", "-m", GQA, "-p", PROMPT * 3, "-n", "40", "--temp", "0", "-t", 1)
 
 

@@ -6,10 +6,9 @@ import re
 import pytest
 
 import browser
-from cli import ROOT
+from cli import ROOT, SMOLLM2
 from test_serve import Server, pytestmark  # noqa: F401  without libevent all are skipped
 
-SMOLLM2 = ROOT / "models" / "smollm2.gguf"
 NEEDLE = "The pass key is 48213. Remember it."
 SCRIPT = "<img src='/stolen' onerror='document.title=1'><script>document.title=2</script>"
 drawn = pytest.mark.skipif(not browser.CHROMIUM, reason="chromium is absent (./setup --tests)")

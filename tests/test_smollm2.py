@@ -2,16 +2,13 @@
 
 `./setup --model smollm2` fetches the weights to models/; $BUTLER_MODELS names another folder for them."""
 import json
-import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from cli import ROOT, butler, rows
+from cli import ROOT, SMOLLM2 as MODEL, butler, rows
 
-MODEL = Path(os.environ.get("BUTLER_MODELS", ROOT / "models")) / "smollm2.gguf"
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason="models/smollm2.gguf is absent (./setup --model smollm2)")
 
 QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"

@@ -2,13 +2,11 @@
 of published families and random conversations, and for each construct of the language; hostile templates end in an error; text of
 users never becomes a special token."""
 import json
-import os
 import random
-from pathlib import Path
 
 import pytest
 
-from cli import GQA, ROOT, rows
+from cli import GQA, SMOLLM2, rows
 from gguf_file import Gguf
 
 jinja2 = pytest.importorskip("jinja2")
@@ -19,7 +17,6 @@ from template_reference import BOS, EOS, Driver, reference  # noqa: E402
 
 TEMPLATES = {**chat_templates.TEMPLATES, **chat_templates_tools.TEMPLATES}
 MAX_SECONDS = 1.0
-SMOLLM2 = Path(os.environ.get("BUTLER_MODELS", ROOT / "models")) / "smollm2.gguf"
 
 PIECES = ["Hello", "  two  spaces ", "\n", "\n\n", "What's \"this\"?", "ünïcödé — 漢字 \U0001F600", "<think>", "</think>", "a\\b", "<|im_end|>", EOS,
           "{{ x }}", "{% if %}", "'quoted'", "tab\there", "1234.5", "\u00a0", "\u2028", "END", "<tool_response>", "</tool_response>", "/no_think", "&<>"]
