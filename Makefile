@@ -106,7 +106,7 @@ $(BUILD)/serve/page.o: $(wildcard serve/page/*)
 # Fuzzing reaches none of their loops, and instrumenting those takes a compiler minutes.
 $(patsubst %,$(BUILD)/src/kernels/%.o,avx2 avx512 matmul_avx2 matmul_vnni attend_avx2 amx attend_amx): ISA += $(PLAIN_KERNELS)
 
-# Tests take a compiler half as long so, and no longer to run: what they measure is in the library.
+# A compiler takes a third of the time for tests so; what they test is in the library.
 $(BUILD)/tests/%.o: LEVEL = -O1
 
 $(BUILD)/%.o: %.c

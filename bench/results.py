@@ -27,8 +27,9 @@ TITLES = {PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,
 FIRST, HALF, BUDGETS = 0.11, 0.5, (0.05, 0.11, 0.25, 0.5)
 SHORT = [(task, budget) for task in (PPL, NAMED) for budget in BUDGETS]
 LONG = [(KEY, budget) for budget in BUDGETS] + [(BOOK, budget) for budget in (FIRST, HALF)] + [(QUESTIONS, budget) for budget in BUDGETS]
-RULER = ("niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe")
-OTHERS = [(task, FIRST) for task in (NUMBER, *(("ruler", name, "string_match") for name in RULER), RULER_4K, LONG_NUMBER, RULER_8K, BOOLQ, NEWS)]
+RULER = [KEY, NUMBER, *(("ruler", name, "string_match") for name in (
+    "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe"))]
+OTHERS = [(task, FIRST) for task in (*RULER[1:], RULER_4K, LONG_NUMBER, RULER_8K, BOOLQ, NEWS)]
 OTHER_MODEL = [(task, budget) for task in (PPL, NAMED, KEY) for budget in (FIRST, HALF)]
 DEFAULTS = [("full", None), *((name, 2048) for name in ("tokenbutler2", "fier", "quest", "snapkv")), ("fier", 1024)]  # policies, tokens
 DEFAULT_TASKS = [(task, None) for task in (LONG_KEY, BOOK, NEWS)]
@@ -36,8 +37,7 @@ SETS = {"hellaswag": ("acc_norm", "40.9"), "piqa": ("acc_norm", "66.3"), "arc_ea
         "boolq": ("accuracy", "–"), "lambada": ("accuracy", "–")}  # metric, published
 FEW_SHOT = [name for name in SETS if name != "boolq"]  # whose five examples are over a thousand tokens
 MEANS = {QUESTIONS: [("mc", f"{name}, 5 shots", SETS[name][0]) for name in FEW_SHOT],  # what a mean is of
-         RULER_4K: [KEY, NUMBER, *(("ruler", name, "string_match") for name in RULER)],
-         RULER_8K: [LONG_KEY, LONG_NUMBER, *(("ruler", f"{name} 7900", "string_match") for name in RULER)]}
+         RULER_4K: RULER, RULER_8K: [(task, f"{name} 7900", metric) for task, name, metric in RULER]}
 NOT_SHOWN = {"pagestats", "h2o:sinks=20", "fier:dense=0"}  # in tables of policies, which must fit the page
 NEAR = 0.02  # the loss that counts as none
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
@@ -106,8 +106,8 @@ def paired(row):
     return change, ends if ends[0] < ends[1] else [change - 3 / row["limit"], change + 3 / row["limit"]]
 
 
-def mean_of_sets(rows):
-    """Rows of MEANS, each task with the same weight, for every policy and budget that has all. Intervals add in quadrature."""
+def means(rows):
+    """Rows of MEANS, each part with the same weight, for every policy and budget that has all beside `full`. Intervals add in quadrature."""
     def middle(pairs):
         """(mean, ends) of (value, (low, high))"""
         value, width = sum(v for v, _ in pairs) / len(pairs), math.hypot(*(high - low for _, (low, high) in pairs)) / len(pairs)
@@ -116,14 +116,14 @@ def mean_of_sets(rows):
     found = {}
     for task, parts in MEANS.items():
         for policy, budget in dict.fromkeys(key[1:3] for key in rows if key[0] == parts[0]):
-            sets = [find(rows, part, policy, budget) for part in parts]
-            if not all(sets):
+            members = [rows.get((part, policy, budget, None if policy == "full" else "full")) for part in parts]
+            if not all(members):
                 continue
-            value, ci = middle([(row["value"], row["ci"]) for row in sets])
-            row = {"policy": policy, "budget": budget, "value": value, "ci": [max(ci[0], 0), min(ci[1], 1)], "n": sum(row["n"] for row in sets),
-                   "kv_read": sum(row["kv_read"] for row in sets) / len(sets)}
+            value, ci = middle([(row["value"], row["ci"]) for row in members])
+            row = {"policy": policy, "budget": budget, "value": value, "ci": [max(ci[0], 0), min(ci[1], 1)], "n": sum(row["n"] for row in members),
+                   "kv_read": sum(row["kv_read"] for row in members) / len(members)}
             if policy != "full":
-                change, ends = middle(list(map(paired, sets)))
+                change, ends = middle(list(map(paired, members)))
                 row["difference"] = {"to": "full", "value": change, "ci": ends}
             found[task, policy, budget, base_of(row)] = row
     return found
@@ -235,7 +235,7 @@ def main(files, store=ROOT / "bench" / "results.jsonl", page=ROOT / "docs" / "re
         for key in [key for key in rows if key[3] is None and rows.get((*key[:3], "full"), {"n": -1})["n"] >= rows[key]["n"]]:
             del rows[key]
     store.write_text("".join(json.dumps(row) + "\n" for rows in models.values() for row in rows.values()), encoding="utf-8")
-    rows = models[MODEL] | mean_of_sets(models[MODEL])
+    rows = models[MODEL] | means(models[MODEL])
     pieces = {"short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
               "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL),
               "claims": claims(rows), "published": published(rows)}

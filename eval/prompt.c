@@ -1,8 +1,8 @@
 /* Prompts are read once for all policies that can share them. A donor session reads all but the last token of a prompt; the
  * policy's session copies it and reads the last token, after which an evicting policy cuts its cache. The donor is a dense
- * session, or one with the policy's metric if that must see the prompt's attention. Of a prompt that was read densely before, the
- * second kind reads only the end that its metric observes: the rest comes from the prefix cache. Which of the two a policy gets
- * does not depend on the other policies of the run, nor does its result. */
+ * session, or one with the policy's metric if that must see the prompt's attention. What was read before comes from the prefix
+ * cache, for the second kind all but the end that its metric observes. Which of the two a policy gets does not depend on the other
+ * policies of the run, nor does its result. */
 #include <math.h>
 #include <stdlib.h>
 

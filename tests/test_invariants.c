@@ -76,11 +76,11 @@ static const struct model_case models[] = {
     {"models/llama-gqa.gguf", BUTLER_KV_F16, 2, true},
 };
 
-/* Sanitizers are slow: under ThreadSanitizer the properties are tested on one model, under AddressSanitizer on two. */
+/* Sanitizers are slow: under ThreadSanitizer the properties are tested on one model, under AddressSanitizer on three. */
 #if defined(__SANITIZE_THREAD__)
 enum { END_MODELS = 1, END_THREADED_MODELS = 1 };
 #elif defined(__SANITIZE_ADDRESS__)
-enum { END_MODELS = 2, END_THREADED_MODELS = 1 };
+enum { END_MODELS = 3, END_THREADED_MODELS = 1 };
 #else
 enum { END_MODELS = BUTLER_COUNT(models), END_THREADED_MODELS = 2 };
 #endif

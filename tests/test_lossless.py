@@ -1,5 +1,6 @@
 """--lossless: what run, ask and chat write is what they write under --kv full, token for token, and the cost says how."""
 import re
+from statistics import median
 
 import pytest
 
@@ -16,7 +17,7 @@ def run(*args, model=GQA):
 
 @pytest.mark.parametrize("sampling", SAMPLING, ids=" ".join)
 def test_run(sampling):
-    dense = run(*sampling)
+    dense, shares = run(*sampling), []
     for policy in POLICIES:
         for flag in ("--lossless", "--lossless=3"):
             last = run(flag, *policy, *sampling)
@@ -25,7 +26,9 @@ def test_run(sampling):
             assert stats["end"] == dense["stats"]["end"] and stats["n_decode"] == dense["stats"]["n_decode"]
             assert stats["full_kv_bytes"] == dense["stats"]["full_kv_bytes"]
             assert 0 < stats["n_drafted"] and stats["n_accepted"] <= stats["n_drafted"] <= stats["n_checks"] * (3 if "=" in flag else 8)
-            assert stats["draft_s"] > 0 and stats["check_s"] > 0
+            assert stats["draft_s"] + stats["check_s"] > 0
+            shares.append((stats["draft_s"] + stats["check_s"]) / stats["decode_s"])
+    assert median(shares) <= 1.5  # of a single run a busy machine may take the clocks apart
 
 
 def test_a_saved_session_goes_on(tmp_path):

@@ -142,7 +142,7 @@ def test_the_question_sets_have_a_mean(results, tmp_path):
     store = (tmp_path / "store.jsonl").read_text()
     assert "all sets" not in store and store.count('"mc"') == len(rows)
     loaded = {results.key_of(r): r for r in map(json.loads, store.splitlines())}
-    means = results.mean_of_sets(loaded)
+    means = results.means(loaded)
     low, high = means[results.QUESTIONS, "fier", 0.5, "full"]["difference"]["ci"]
     assert (low, high) == pytest.approx((-0.02 - 0.03 / 5**0.5, -0.02 + 0.03 / 5**0.5))
     assert means[results.QUESTIONS, "quest", 0.5, "full"]["difference"]["ci"] == pytest.approx([-0.03 / 5**0.5, 0.03 / 5**0.5]), "no question differs"

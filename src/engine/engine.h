@@ -34,7 +34,7 @@ struct butler_engine *butler_engine_new_on(struct butler_model *model, const str
                                            struct butler_pool *pool, struct butler_backend *backend, struct butler_error *err);
 
 /* An engine of its own threads and scratch on the same model and device, with the plug-ins and predictors of another, which must
- * outlive it: for a thread that runs sessions beside it. */
+ * outlive it: for a thread that runs sessions beside it. Its prefix cache is its own, of prefix_bytes (0: none). */
 struct butler_engine *butler_engine_clone(const struct butler_engine *engine, int n_threads, uint64_t prefix_bytes,
                                           struct butler_error *err);
 
