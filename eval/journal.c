@@ -10,10 +10,15 @@
 
 #include "parts.h"
 
-/* Policy and item as one key of `done`. */
-static void name_of(char out[64], const char *key, int item)
+/* Policy and item as one key of `done`: with the item's text, so that a run with another limit has the item only if it is the same.
+ */
+static void name_of(char out[64], const char *key, const struct eval_item *item, int index)
 {
-    snprintf(out, 64, "%016" PRIx64 ":%d", (uint64_t)XXH3_64bits(key, strlen(key)), item);
+    const int32_t rest[] = {item->n_prompt, item->repeats_last, item->n_extra};
+    uint64_t digest = XXH3_64bits(key, strlen(key));
+    digest = XXH3_64bits_withSeed(item->ids, (size_t)item->n_ids * sizeof *item->ids, digest);
+    digest = XXH3_64bits_withSeed(rest, sizeof rest, digest);
+    snprintf(out, 64, "%016" PRIx64 ":%d", digest, index);
 }
 
 static int take_line(void *user, json_t *line)
@@ -89,29 +94,29 @@ static json_t *text_of(const char *output)
     return text;
 }
 
-bool eval_journal_take(const struct eval_journal *journal, const char *key, int item, double *values, int n_values,
+bool eval_journal_take(const struct eval_journal *journal, const char *key, const struct eval_run *run, int index, double *values,
                        struct eval_cost *cost)
 {
     char name[64];
-    name_of(name, key, item);
+    name_of(name, key, &run->items.items[index], index);
     const json_t *line = json_object_get(journal->done, name), *kept = json_object_get(line, "values");
-    if (!line || json_array_size(kept) != (size_t)n_values)
+    if (!line || json_array_size(kept) != (size_t)run->n_values)
         return false;
-    take_numbers(kept, values, n_values);
+    take_numbers(kept, values, run->n_values);
     take_numbers(json_object_get(line, "cost"), (double *)cost, EVAL_N_COSTS);
     return true;
 }
 
-int eval_journal_add(const struct eval_journal *journal, const char *key, const char *policy, int item, const double *values,
-                     int n_values, const struct eval_cost *cost, const char *output, struct butler_error *err)
+int eval_journal_add(const struct eval_journal *journal, const char *key, const char *policy, const struct eval_run *run, int index,
+                     const double *values, const struct eval_cost *cost, const char *output, struct butler_error *err)
 {
     char name[64];
     if (!journal->log.path)
         return 0;
-    name_of(name, key, item);
+    name_of(name, key, &run->items.items[index], index);
     json_t *lines =
-        json_pack("[{s:s, s:s, s:i, s:o, s:o, s:o*}]", "id", name, "policy", policy, "item", item, "values",
-                  numbers(values, n_values), "cost", numbers((const double *)cost, EVAL_N_COSTS), "output", text_of(output));
+        json_pack("[{s:s, s:s, s:i, s:o, s:o, s:o*}]", "id", name, "policy", policy, "item", index, "values",
+                  numbers(values, run->n_values), "cost", numbers((const double *)cost, EVAL_N_COSTS), "output", text_of(output));
     const int code = lines ? eval_log_append(&journal->log, lines, err)
                            : butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for a row", journal->log.path);
     json_decref(lines);

@@ -65,8 +65,8 @@ int eval_share_end(struct eval_shares *shares, struct butler_error *err);
 /* Rank 0's numbers become those of all. */
 int eval_share_root(const struct eval_params *params, double *numbers, size_t n, struct butler_error *err);
 
-/* What identifies a measurement of a policy, as text. Owned; NULL: no memory. */
-char *eval_key(const struct eval_run *run, const struct eval_policy *policy);
+/* What identifies the measurement of a policy on items of any number, as text. Owned; NULL: no memory. */
+char *eval_items_key(const struct eval_run *run, const struct eval_policy *policy);
 
 /* The file of results: rows are appended a policy at a time. */
 struct eval_results {
@@ -75,7 +75,8 @@ struct eval_results {
 };
 /* path NULL: none. Also after a failure eval_results_close is called. */
 int eval_results_open(struct eval_results *results, const char *path, struct butler_error *err);
-bool eval_results_has(const struct eval_results *results, const char *key);
+/* 1 if the file has the rows of this policy, of as many items; 0; or a negative code. */
+int eval_results_has(const struct eval_results *results, const struct eval_run *run, const struct eval_policy *policy);
 /* Appends the rows of one policy (an array). */
 int eval_results_append(struct eval_results *results, const json_t *rows, struct butler_error *err);
 void eval_results_close(struct eval_results *results);
@@ -87,11 +88,12 @@ struct eval_journal {
     json_t *done; /* an object of its lines */
 };
 int eval_journal_open(struct eval_journal *journal, const char *results_path, int rank, struct butler_error *err);
-/* Whether the journal has the item: then values[n_values] and *cost are filled. */
-bool eval_journal_take(const struct eval_journal *journal, const char *key, int item, double *values, int n_values,
+/* Whether the journal has the run's item `index`, under a key of eval_items_key: then values[run->n_values] and *cost are filled.
+ */
+bool eval_journal_take(const struct eval_journal *journal, const char *key, const struct eval_run *run, int index, double *values,
                        struct eval_cost *cost);
-int eval_journal_add(const struct eval_journal *journal, const char *key, const char *policy, int item, const double *values,
-                     int n_values, const struct eval_cost *cost, const char *output, struct butler_error *err);
+int eval_journal_add(const struct eval_journal *journal, const char *key, const char *policy, const struct eval_run *run, int index,
+                     const double *values, const struct eval_cost *cost, const char *output, struct butler_error *err);
 void eval_journal_close(struct eval_journal *journal);
 
 /* The policy with which the others are compared item by item. */

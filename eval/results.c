@@ -10,14 +10,15 @@
 #include "model/model.h"
 #include "parts.h"
 
-enum { N_KEYS = 9 };
-/* The fields that identify a measurement. */
-static const char *const keys[N_KEYS] = {"task", "policy", "budget", "length", "limit", "seed", "fingerprint", "data", "config"};
+enum { N_ROW_KEYS = 9, N_ITEM_KEYS = N_ROW_KEYS - 1 };
+/* The fields that identify a measurement; an item's is the same whatever the limit. */
+static const char *const keys[N_ROW_KEYS] = {"task",        "policy", "budget", "length", "seed",
+                                             "fingerprint", "data",   "config", "limit"};
 
-static char *key_of(const json_t *row)
+static char *key_of(const json_t *row, int n_keys)
 {
     json_t *parts = json_array();
-    for (int i = 0; i < N_KEYS; i++) {
+    for (int i = 0; i < n_keys; i++) {
         json_t *value = json_object_get(row, keys[i]);
         json_array_append(parts, value ? value : json_null());
     }
@@ -34,7 +35,7 @@ static int take_row(void *user, json_t *row)
     if (!json_is_string(json_object_get(row, "task")) || !json_is_string(json_object_get(row, "policy")) ||
         !json_is_string(json_object_get(row, "metric")) || !json_is_integer(more))
         return -1;
-    char *key = key_of(row);
+    char *key = key_of(row, N_ROW_KEYS);
     if (key && json_integer_value(more) == 0)
         json_object_set_new(results->done, key, json_true());
     free(key);
@@ -101,17 +102,25 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
                      run->limit, "seed", (json_int_t)run->seed, "fingerprint", fingerprint, "data", data, "config", config);
 }
 
-char *eval_key(const struct eval_run *run, const struct eval_policy *policy)
+static char *make_key(const struct eval_run *run, const struct eval_policy *policy, int n_keys)
 {
     json_t *row = name_fields(run, policy);
-    char *key = row ? key_of(row) : NULL;
+    char *key = row ? key_of(row, n_keys) : NULL;
     json_decref(row);
     return key;
 }
 
-bool eval_results_has(const struct eval_results *results, const char *key)
+char *eval_items_key(const struct eval_run *run, const struct eval_policy *policy)
 {
-    return json_object_get(results->done, key) != NULL;
+    return make_key(run, policy, N_ITEM_KEYS);
+}
+
+int eval_results_has(const struct eval_results *results, const struct eval_run *run, const struct eval_policy *policy)
+{
+    char *key = make_key(run, policy, N_ROW_KEYS);
+    const int has = key ? json_object_get(results->done, key) != NULL : BUTLER_ERROR_MEMORY;
+    free(key);
+    return has;
 }
 
 static double sum_of(const double *x)
@@ -122,20 +131,18 @@ static double sum_of(const double *x)
     return sum;
 }
 
-/* Shares of units that the step before selected too, and of the best tokens that were read, along the text. */
-static json_t *curve(const struct eval_run *run, const struct eval_cost *cost)
+/* Shares of units that the step before selected too, and of the best tokens that were read, along the texts. */
+static json_t *curve(const struct eval_cost *cost)
 {
     json_t *out = json_array();
     for (int i = 0; i < EVAL_CURVE; i++)
         if (cost->selected[i] > 0 || cost->wanted[i] > 0)
-            json_array_append_new(
-                out, json_pack("{s:i, s:i, s:o, s:o}", "from", (int)(((int64_t)i * run->longest + EVAL_CURVE - 1) / EVAL_CURVE),
-                               "to", (int)(((int64_t)(i + 1) * run->longest + EVAL_CURVE - 1) / EVAL_CURVE), "found",
-                               number(cost->found[i] / cost->wanted[i]), "page_hit", number(cost->reused[i] / cost->selected[i])));
+            json_array_append_new(out, json_pack("{s:i, s:o, s:o}", "part", i, "found", number(cost->found[i] / cost->wanted[i]),
+                                                 "page_hit", number(cost->reused[i] / cost->selected[i])));
     return out;
 }
 
-static json_t *cost_fields(const struct eval_run *run, const struct eval_cost *cost)
+static json_t *cost_fields(const struct eval_cost *cost)
 {
     const double n = cost->n_decode > 0 ? cost->n_decode : 1;
     const double selected = sum_of(cost->selected), hit = sum_of(cost->reused) / selected;
@@ -148,8 +155,8 @@ static json_t *cost_fields(const struct eval_run *run, const struct eval_cost *c
                      cost->full_kv_bytes > 0 ? (cost->kv_bytes + cost->metric_bytes) / cost->full_kv_bytes : 0.0, "bytes", "kv",
                      cost->kv_bytes / n, "metric", cost->metric_bytes / n, "full_kv", cost->full_kv_bytes / n, "found",
                      number(sum_of(cost->found) / sum_of(cost->wanted)), "page_hit", number(hit), "reuse", number(1 - hit), "kl",
-                     number(cost->kl / cost->compared), "agreement", number(cost->agreed / cost->compared), "curve",
-                     curve(run, cost), "seconds", cost->seconds, "date", date, "version", BUTLER_VERSION);
+                     number(cost->kl / cost->compared), "agreement", number(cost->agreed / cost->compared), "curve", curve(cost),
+                     "seconds", cost->seconds, "date", date, "version", BUTLER_VERSION);
 }
 
 json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *policy, const double *values,
@@ -166,7 +173,7 @@ json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *pol
     }
     json_t *out = n < 0 ? NULL : json_array();
     for (int i = 0; i < n && out; i++) {
-        json_t *row = name_fields(run, policy), *costs = cost_fields(run, cost);
+        json_t *row = name_fields(run, policy), *costs = cost_fields(cost);
         json_object_set_new(row, "settings", json_string(policy->parsed.text));
         json_object_set_new(row, "metric", json_string(rows[i].metric));
         json_object_set_new(row, "value", number(rows[i].value));

@@ -55,8 +55,8 @@ static int finish_one(struct pass *pass, int p, int item, const char *output, st
 {
     const size_t at = index_of(pass, p, item);
     pthread_mutex_lock(&pass->lock);
-    const int code = eval_journal_add(pass->journal, pass->keys[p], pass->policies[p]->text, item, values_of(pass, p, item),
-                                      pass->run->n_values, &pass->shares.costs[at], output, err);
+    const int code = eval_journal_add(pass->journal, pass->keys[p], pass->policies[p]->text, pass->run, item,
+                                      values_of(pass, p, item), &pass->shares.costs[at], output, err);
     pass->shares.have[at] = code == 0;
     pass->n_finished++;
     show_progress(pass);
@@ -235,8 +235,8 @@ static void take_journal(struct pass *pass)
     for (int p = 0; p < pass->n; p++)
         for (int i = 0; i < pass->run->items.n; i++) {
             const size_t at = index_of(pass, p, i);
-            pass->shares.have[at] = eval_journal_take(pass->journal, pass->keys[p], i, values_of(pass, p, i), pass->run->n_values,
-                                                      &pass->shares.costs[at]);
+            pass->shares.have[at] =
+                eval_journal_take(pass->journal, pass->keys[p], pass->run, i, values_of(pass, p, i), &pass->shares.costs[at]);
         }
 }
 
@@ -310,12 +310,12 @@ static int find_base(struct plan *plan, const struct eval_run *run, const struct
             plan->keys[0] = key;
             return 0;
         }
-    char *key = eval_key(run, base->policy);
+    char *key = eval_items_key(run, base->policy);
     base->values = butler_alloc((size_t)run->items.n * (size_t)run->n_values * sizeof(double), err);
     if (!key || !base->values)
         code = BUTLER_ERROR_MEMORY;
     for (struct eval_cost cost; code == 0 && n < run->items.n; n++)
-        if (!eval_journal_take(journal, key, n, base->values + (size_t)n * (size_t)run->n_values, run->n_values, &cost))
+        if (!eval_journal_take(journal, key, run, n, base->values + (size_t)n * (size_t)run->n_values, &cost))
             break;
     if (n < run->items.n) {
         free(base->values);
@@ -334,11 +334,11 @@ static int make_plan(struct plan *plan, struct eval_run *run, const struct eval_
     for (int i = 0; i < run->n_policies && code == 0; i++) {
         struct eval_policy *policy = &run->policies[i];
         policy->parsed.dense_layers = BUTLER_MAX(policy->parsed.dense_layers, run->min_dense);
-        plan->keys[i] = eval_key(run, policy);
-        if (!plan->keys[i])
+        plan->keys[i] = eval_items_key(run, policy);
+        const int has = eval_results_has(results, run, policy);
+        if (!plan->keys[i] || has < 0)
             code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a row");
-        else
-            known[i] = eval_results_has(results, plan->keys[i]);
+        known[i] = has;
         plan->n++;
     }
     if (code == 0)

@@ -256,6 +256,23 @@ def test_other_measurements_are_not_taken_for_done(tmp_path):
     assert rows(*base) == []
 
 
+@pytest.mark.parametrize("words", [
+    ["ppl", "-m", GQA, "--data", TEXT, "--length", 80, "--mode", "prefill", *kv("full", "quest:budget=0.3", "random:budget=0.3", "h2o:budget=0.3")],
+    ["ruler", "--length", 800, "--set", "subset=vt", *kv("full", "fier:budget=0.2", "snapkv:budget=0.2")],
+    ["recall", "-m", GQA, "--data", TEXT, "--length", 60, *kv("quest:budget=0.3", "fier:budget=0.3")],
+    ["passkey", "--length", 300, *kv("full", "random:budget=0.2")]])
+def test_more_items_measure_only_the_new_ones(tmp_path, words):
+    """The rows are those of a run that began with as many. recall takes its texts from all of the file: with another limit, others."""
+    more, once = tmp_path / "more.jsonl", tmp_path / "once.jsonl"
+    rows("eval", *words, "--limit", 1, "-o", more)
+    few = journal(more)
+    found, expected = rows("eval", *words, "--limit", 3, "-o", more), rows("eval", *words, "--limit", 3, "-o", once)
+    assert steady(found) == steady(expected) != []
+    names, wanted = [item["id"] for item in journal(more)], {item["id"] for item in journal(once)}
+    assert len(few) == words.count("--kv") and len(names) == len(set(names)) and wanted <= set(names)
+    assert words[0] == "recall" or wanted == set(names)
+
+
 def test_bad_results_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     row = '{"task":"ppl","policy":"full","metric":"ppl","more":0}\n'
