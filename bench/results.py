@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Makes the tables of docs/results.md from bench/results.jsonl.
+"""Makes the tables of docs/results.md and docs/ruler.md, and docs/results.svg, from bench/results.jsonl.
 
-    bench/results.py [ROWS.jsonl ...]    takes rows of `butler eval` over into bench/results.jsonl, then writes the tables
+    bench/results.py [ROWS.jsonl ...]    takes rows of `butler eval` over into bench/results.jsonl, then writes tables and picture
 Of several rows of one measurement the one with most items is kept."""
 import json
 import math
@@ -15,21 +15,20 @@ MODEL, GEMMA = "smollm2.gguf", "gemma3-270m.gguf"
 KEPT = "task subset model policy settings budget length limit seed config metric value ci n difference kv_read date version".split()
 
 # A task is (task, subset, metric); a column of a table is (task, budget).
-PPL, NAMED, KEY, NUMBER, BOOK, NEWS, LONG_KEY, LONG_NUMBER, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, BOOLQ = (
-    ("ppl", None, "ppl"), ("coref", None, "coverage"), ("ruler", "niah_single_1", "string_match"), ("ruler", "niah_single_2", "string_match"),
-    ("ppl", "book", "ppl"), ("longbench", "multi_news", "rouge_l"), ("ruler", "niah_single_1 7900", "string_match"),
-    ("ruler", "niah_single_2 7900", "string_match"), ("recall", None, "top_half_accuracy"), ("mc", "all sets, 5 shots", "mean"),
-    ("ruler", "all", "mean"), ("ruler", "all 7900", "mean"), ("mc", "boolq, 5 shots", "accuracy"))
-TITLES = {PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", NUMBER: "number in 4,096 tokens, %", BOOK: "a book, ppl",
-          NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", LONG_NUMBER: "number in 7,900 tokens, %",
-          TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %",
+PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, BOOLQ = (
+    ("ppl", None, "ppl"), ("coref", None, "coverage"), ("ruler", "niah_single_1", "string_match"), ("ppl", "book", "ppl"),
+    ("longbench", "multi_news", "rouge_l"), ("ruler", "niah_single_1 7900", "string_match"), ("recall", None, "top_half_accuracy"),
+    ("mc", "all sets, 5 shots", "mean"), ("ruler", "all", "mean"), ("ruler", "all 7900", "mean"), ("mc", "boolq, 5 shots", "accuracy"))
+TITLES = {PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
+          NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %",
           RULER_4K: "eleven tasks, 4,096 tokens, %", RULER_8K: "eleven tasks, 7,900 tokens, %", BOOLQ: "BoolQ, %"}
 FIRST, HALF, BUDGETS = 0.11, 0.5, (0.05, 0.11, 0.25, 0.5)
 SHORT = [(task, budget) for task in (PPL, NAMED) for budget in BUDGETS]
-LONG = [(KEY, budget) for budget in BUDGETS] + [(BOOK, budget) for budget in (FIRST, HALF)] + [(QUESTIONS, budget) for budget in BUDGETS]
-RULER = [KEY, NUMBER, *(("ruler", name, "string_match") for name in (
-    "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe"))]
-OTHERS = [(task, FIRST) for task in (*RULER[1:], RULER_4K, LONG_NUMBER, RULER_8K, BOOLQ, NEWS)]
+LONG = [(task, budget) for task in (KEY, BOOK, QUESTIONS) for budget in BUDGETS]
+OTHERS = [(task, budget) for task in (RULER_4K, RULER_8K, BOOLQ, NEWS) for budget in BUDGETS]
+RULER = {length: [("ruler", name if length == 4096 else f"{name} {length}", "string_match") for name in (
+    "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue",
+    "niah_multiquery", "vt", "cwe", "fwe")] for length in (4096, 7900)}
 OTHER_MODEL = [(task, budget) for task in (PPL, NAMED, KEY) for budget in (FIRST, HALF)]
 DEFAULTS = [("full", None), *((name, 2048) for name in ("tokenbutler2", "fier", "quest", "snapkv")), ("fier", 1024)]  # policies, tokens
 DEFAULT_TASKS = [(task, None) for task in (LONG_KEY, BOOK, NEWS)]
@@ -37,7 +36,11 @@ SETS = {"hellaswag": ("acc_norm", "40.9"), "piqa": ("acc_norm", "66.3"), "arc_ea
         "boolq": ("accuracy", "–"), "lambada": ("accuracy", "–")}  # metric, published
 FEW_SHOT = [name for name in SETS if name != "boolq"]  # whose five examples are over a thousand tokens
 MEANS = {QUESTIONS: [("mc", f"{name}, 5 shots", SETS[name][0]) for name in FEW_SHOT],  # what a mean is of
-         RULER_4K: RULER, RULER_8K: [(task, f"{name} 7900", metric) for task, name, metric in RULER]}
+         RULER_4K: RULER[4096], RULER_8K: RULER[7900]}
+DRAWN = {"oracle": ("#000", "2 3"), "fier": ("#0072b2", ""), "quest": ("#009e73", ""), "tokenbutler2:on_top=0,sinks=4,recent=0": ("#d55e00", ""),
+         "snapkv": ("#cc79a7", "6 3"), "pyramidkv": ("#8c564b", "6 3"), "tova": ("#9467bd", "6 3"), "h2o": ("#e69f00", "6 3"), "h2o+vatp": ("#b8a000", "6 3"),
+         "scissorhands": ("#7f7f3f", "6 3"), "streaming": ("#56b4e9", "6 3"), "knorm": ("#444", "6 3"), "random": ("#aaa", "2 3")}  # colour, dashes
+PANELS = {RULER_4K: 0, KEY: 0, QUESTIONS: 0, NAMED: 0, BOOK: 1.2, PPL: 2}  # the lower edge, times full's value
 NOT_SHOWN = {"pagestats", "h2o:sinks=20", "fier:dense=0"}  # in tables of policies, which must fit the page
 NEAR = 0.02  # the loss that counts as none
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
@@ -168,7 +171,7 @@ def cell(rows, task, policy, budget, n=None):
     return f"**{text}**" if good else text
 
 
-def table(rows, columns, chosen=None):
+def table(rows, columns, chosen=None, titles=TITLES):
     """One row a policy with more than one cell, or a (policy, budget) of `chosen`; one column a (task, budget). A heading has the budget, unless
     all have the same, and the number of items of most cells."""
     measured = Counter(name for task, name, budget in dict.fromkeys(k[:3] for k in rows) if (task, budget) in columns or name == "full")
@@ -178,7 +181,7 @@ def table(rows, columns, chosen=None):
         found = [find(rows, task, name, own or budget) for name, own in names]
         counts.append(Counter(row["n"] for row in found if row).most_common(1)[0][0] if any(found) else 0)
         share = f", {budget_text(budget)}" if len(budgets) > 1 else ""
-        heads.append(f"{TITLES.get(task, task[1])}{share} (n {counts[-1]:,})")
+        heads.append(f"{titles.get(task) or task[1].split()[0]}{share} (n {counts[-1]:,})")
     lines = ["| policy | " + " | ".join(heads) + " |", "| --- |" + " --- |" * len(columns)]
     for name, own in names:
         shown = f"{name}{',' if ':' in name else ':'}budget={own}" if own else name
@@ -220,7 +223,51 @@ def published(rows):
     return "\n".join(lines)
 
 
-def main(files, store=ROOT / "bench" / "results.jsonl", page=ROOT / "docs" / "results.md"):
+def panel(rows, task, left, top, width, height):
+    """One task: the score (up is better, so perplexity is upside down) against the share of the KV bytes read, 5 to 100 %. What is worse than
+    the lower edge lies on it."""
+    full = find(rows, task, "full", None)["value"]
+    worst = full * PANELS[task]
+    best = full + (full - worst) / 10
+
+    def x(read):
+        return left + width * math.log(max(read, 0.05) / 0.05) / math.log(1 / 0.05)
+
+    def y(value):
+        return top + height * min(max((best - value) / (best - worst), 0), 1)
+    parts = [f'<text x="{left}" y="{top - 8}" font-weight="bold">{TITLES[task]}</text>',
+             f'<rect x="{left}" y="{top}" width="{width}" height="{height}" fill="none" stroke="#ddd"/>',
+             f'<line x1="{left}" y1="{y(full):.1f}" x2="{left + width}" y2="{y(full):.1f}" stroke="#bbb" stroke-width="3"/>']
+    for value, text in ((full, "full " + number(task, full)), (worst, ("≥ " if worst else "") + number(task, worst))):
+        parts.append(f'<text x="{left - 5}" y="{y(value) + 4:.1f}" text-anchor="end">{text}</text>')
+    for read in (0.05, 0.1, 0.2, 0.5, 1):
+        parts.append(f'<text x="{x(read):.1f}" y="{top + height + 16}" text-anchor="middle">{100 * read:.0f}</text>')
+    for name, (colour, dashes) in DRAWN.items():
+        points = sorted((row["kv_read"], row["value"]) for budget in BUDGETS for row in [find(rows, task, name, budget)] if row)
+        line = " ".join(f"{x(read):.1f},{y(value):.1f}" for read, value in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>')
+        parts += [f'<circle cx="{x(read):.1f}" cy="{y(value):.1f}" r="2.5" fill="{colour}"/>' for read, value in points]
+    return parts
+
+
+def picture(rows):
+    """Six panels and what the colours mean."""
+    width, height, across, down = 220, 150, 300, 205
+    tasks = [task for task in PANELS if find(rows, task, "full", None)]
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 500" font-family="sans-serif" font-size="12">',
+             '<rect width="100%" height="100%" fill="white"/>']
+    for i, task in enumerate(tasks):
+        parts += panel(rows, task, 62 + i % 3 * across, 26 + i // 3 * down, width, height)
+    parts.append('<text x="450" y="412" text-anchor="middle">KV bytes read per step, % of full attention; budgets of 5, 11, 25 and 50 %</text>')
+    for i, (name, (colour, dashes)) in enumerate(DRAWN.items()):
+        left, top = 62 + i % 5 * 172, 438 + i // 5 * 22
+        parts.append(f'<line x1="{left}" y1="{top}" x2="{left + 26}" y2="{top}" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>'
+                     f'<text x="{left + 32}" y="{top + 4}">{name.partition(":")[0]}</text>')
+    return "\n".join(parts) + "\n</svg>\n"
+
+
+def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "results.md", ROOT / "docs" / "ruler.md"),
+         drawing=ROOT / "docs" / "results.svg"):
     models = {MODEL: {}, GEMMA: {}}
     for path in [store, *files]:
         for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []:
@@ -238,11 +285,15 @@ def main(files, store=ROOT / "bench" / "results.jsonl", page=ROOT / "docs" / "re
     rows = models[MODEL] | means(models[MODEL])
     pieces = {"short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
               "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL),
-              "claims": claims(rows), "published": published(rows)}
-    text = page.read_text(encoding="utf-8")
-    for name, piece in pieces.items():
-        text = re.sub(rf"(<!-- {name} -->\n)(\|.*\n)*", lambda m, piece=piece: f"{m[1]}{piece}\n", text)
-    page.write_text(text, encoding="utf-8")
+              "claims": claims(rows), "published": published(rows),
+              **{f"{length} {budget_text(budget)}": table(rows, [(task, budget) for task in tasks], titles={})
+                 for length, tasks in RULER.items() for budget in BUDGETS}}
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for name, piece in pieces.items():
+            text = re.sub(rf"(<!-- {name} -->\n)(\|.*\n)*", lambda m, piece=piece: f"{m[1]}{piece}\n", text)
+        page.write_text(text, encoding="utf-8")
+    drawing.write_text(picture(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

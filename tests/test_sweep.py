@@ -1,4 +1,4 @@
-"""`bench/sweep` measures, continues after an interruption, and reports; `bench/results.py` puts the rows' numbers into docs/results.md."""
+"""`bench/sweep` measures, continues after an interruption, and reports; `bench/results.py` puts the rows' numbers into docs/results.md and docs/ruler.md."""
 import importlib.util
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from cli import BUTLER, GQA, ROOT
 
 SWEEP = str(ROOT / "bench" / "sweep")
-STORE, PAGE = ROOT / "bench" / "results.jsonl", ROOT / "docs" / "results.md"
+STORE, PAGES = ROOT / "bench" / "results.jsonl", [ROOT / "docs" / name for name in ("results.md", "ruler.md")]
 
 
 def sweep(*args, expect=0, data=None):
@@ -35,14 +35,16 @@ def row(policy, budget, value, ci, difference=None, n=100, metric="ppl", **more)
     return {"task": "ppl", "policy": name, "budget": budget, "metric": metric, "value": value, "ci": ci, "n": n, "limit": n, "kv_read": budget, **paired, **more}
 
 
-def test_page_is_what_the_script_makes(results, tmp_path):
+def test_pages_are_what_the_script_makes(results, tmp_path):
     """Also a second time, and whoever types a number into a table is found."""
-    store, page = tmp_path / "results.jsonl", tmp_path / "results.md"
+    store, pages = tmp_path / "results.jsonl", [tmp_path / page.name for page in PAGES]
     shutil.copy(STORE, store)
-    page.write_text(re.sub(r"(?m)^\| .*\d.*\|$", "| typed |", PAGE.read_text()))
-    assert page.read_text() != PAGE.read_text()
-    results.main([], store, page)
-    assert page.read_text() == PAGE.read_text()
+    for page, real in zip(pages, PAGES):
+        page.write_text(re.sub(r"(?m)^\| .*\d.*\|$", "| typed |", real.read_text()))
+        assert page.read_text() != real.read_text()
+    results.main([], store, pages, tmp_path / "results.svg")
+    assert [page.read_text() for page in pages] == [page.read_text() for page in PAGES]
+    assert (tmp_path / "results.svg").read_text() == (ROOT / "docs" / "results.svg").read_text()
     assert store.read_text() == STORE.read_text()
 
 
@@ -51,7 +53,7 @@ def pieces(results, tmp_path, rows, *names):
     store, page = tmp_path / "store.jsonl", tmp_path / "page.md"
     page.write_text("".join(f"before {name}\n<!-- {name} -->\n| old |\n\n" for name in names))
     store.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    results.main([], store, page)
+    results.main([], store, [page], tmp_path / "page.svg")
     text = page.read_text()
     assert "old" not in text and text.count("before") == len(names)
     return {name: text.split(f"<!-- {name} -->\n")[1].split("\n\n")[0] for name in names}
@@ -102,10 +104,12 @@ def test_long_texts_and_other_models_have_tables_of_their_own(results, tmp_path)
                 "task": "ruler", "subset": subset, "kv_read": read, **more}
     found = pieces(results, tmp_path, (
         ruler("full", "niah_single_1", 4096, 0.5, 1), ruler("fier", "niah_single_1", 4096, 0.4, 0.2), ruler("fier", "niah_single_1", 4096, 0.5, 0.4, 0.25),
-        ruler("fier", "niah_single_2", 7900, 0.3, 0.1),
-        ruler("fier", "niah_single_2", 4096, 0.6, 0.3), *(ruler("fier", "niah_single_1", 4096, 0.9, 0.3, budget, model="gemma3-270m.gguf") for budget in (0.11, 0.5))), "long", "others", "gemma")
+        *(ruler("fier", name, 7900, 0.3, 0.1) for name in ("vt", "cwe")),
+        *(ruler("fier", "niah_single_1", 4096, 0.9, 0.3, budget, model="gemma3-270m.gguf") for budget in (0.11, 0.5))),
+        "long", "7900 11 %", "gemma")
     assert "| `full` | 50 [40, 60] · 100 % |" in found["long"] and "| `fier` |  | 40 [30, 50] · 20 % | 50 [40, 60] · 40 % |" in found["long"]
-    assert re.search(r"\| `fier` \| 60 \[50, 70\] · 30 % \|.*\| 30 \[20, 40\] · 10 % \|", found["others"])
+    assert "| niah_multiquery (n 0) | vt (n 10) | cwe (n 10) | fwe (n 0) |" in found["7900 11 %"]
+    assert "|  | 30 [20, 40] · 10 % | 30 [20, 40] · 10 % |  |" in found["7900 11 %"]
     assert "| `fier` |  |  |  |  | 90 [80, 100] · 30 % | 90 [80, 100] · 30 % |" in found["gemma"]
 
 
