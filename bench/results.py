@@ -21,7 +21,7 @@ PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, 
     ("mc", "all sets, 5 shots", "mean"), ("ruler", "all", "mean"), ("ruler", "all 7900", "mean"), ("mc", "boolq, 5 shots", "accuracy"))
 TITLES = {PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
           NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %",
-          RULER_4K: "eleven tasks, 4,096 tokens, %", RULER_8K: "eleven tasks, 7,900 tokens, %", BOOLQ: "BoolQ, %"}
+          RULER_4K: "RULER, 4,096 tokens, %", RULER_8K: "RULER, 7,900 tokens, %", BOOLQ: "BoolQ, %"}
 FIRST, HALF, BUDGETS = 0.11, 0.5, (0.05, 0.11, 0.25, 0.5)
 SHORT = [(task, budget) for task in (PPL, NAMED) for budget in BUDGETS]
 LONG = [(task, budget) for task in (KEY, BOOK, QUESTIONS) for budget in BUDGETS]
