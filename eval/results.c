@@ -102,24 +102,22 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
                      run->limit, "seed", (json_int_t)run->seed, "fingerprint", fingerprint, "data", data, "config", config);
 }
 
-static char *make_key(const struct eval_run *run, const struct eval_policy *policy, int n_keys)
+char *eval_items_key(const struct eval_run *run, const struct eval_policy *policy)
 {
     json_t *row = name_fields(run, policy);
-    char *key = row ? key_of(row, n_keys) : NULL;
+    json_object_set_new(row, "length", json_integer(run->params->length)); /* without --length the row's follows from all items */
+    char *key = row ? key_of(row, N_ITEM_KEYS) : NULL;
     json_decref(row);
     return key;
 }
 
-char *eval_items_key(const struct eval_run *run, const struct eval_policy *policy)
-{
-    return make_key(run, policy, N_ITEM_KEYS);
-}
-
 int eval_results_has(const struct eval_results *results, const struct eval_run *run, const struct eval_policy *policy)
 {
-    char *key = make_key(run, policy, N_ROW_KEYS);
+    json_t *row = name_fields(run, policy);
+    char *key = row ? key_of(row, N_ROW_KEYS) : NULL;
     const int has = key ? json_object_get(results->done, key) != NULL : BUTLER_ERROR_MEMORY;
     free(key);
+    json_decref(row);
     return has;
 }
 
