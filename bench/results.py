@@ -22,13 +22,14 @@ PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, 
 TITLES = {PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
           NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %",
           RULER_4K: "RULER, 4,096 tokens, %", RULER_8K: "RULER, 7,900 tokens, %", BOOLQ: "BoolQ, %"}
+FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
 FIRST, HALF, BUDGETS = 0.11, 0.5, (0.05, 0.11, 0.25, 0.5)
 SHORT = [(task, budget) for task in (PPL, NAMED) for budget in BUDGETS]
 LONG = [(task, budget) for task in (KEY, BOOK, QUESTIONS) for budget in BUDGETS]
 OTHERS = [(task, budget) for task in (RULER_4K, RULER_8K, BOOLQ, NEWS) for budget in BUDGETS]
-RULER = {length: [("ruler", name if length == 4096 else f"{name} {length}", "string_match") for name in (
-    "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue",
-    "niah_multiquery", "vt", "cwe", "fwe")] for length in (4096, 7900)}
+RULER_NAMES = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3", "niah_multivalue",
+               "niah_multiquery", "vt", "cwe", "fwe")  # qa_1 and qa_2 need data
+RULER = {length: [("ruler", name if length == 4096 else f"{name} {length}", "string_match") for name in RULER_NAMES] for length in (4096, 7900)}
 OTHER_MODEL = [(task, budget) for task in (PPL, NAMED, KEY) for budget in (FIRST, HALF)]
 DEFAULTS = [("full", None), *((name, 2048) for name in ("tokenbutler2", "fier", "quest", "snapkv")), ("fier", 1024)]  # policies, tokens
 DEFAULT_TASKS = [(task, None) for task in (LONG_KEY, BOOK, NEWS)]
@@ -37,13 +38,12 @@ SETS = {"hellaswag": ("acc_norm", "40.9"), "piqa": ("acc_norm", "66.3"), "arc_ea
 FEW_SHOT = [name for name in SETS if name != "boolq"]  # whose five examples are over a thousand tokens
 MEANS = {QUESTIONS: [("mc", f"{name}, 5 shots", SETS[name][0]) for name in FEW_SHOT],  # what a mean is of
          RULER_4K: RULER[4096], RULER_8K: RULER[7900]}
-DRAWN = {"oracle": ("#000", "2 3"), "fier": ("#0072b2", ""), "quest": ("#009e73", ""), "tokenbutler2:on_top=0,sinks=4,recent=0": ("#d55e00", ""),
-         "snapkv": ("#cc79a7", "6 3"), "pyramidkv": ("#8c564b", "6 3"), "tova": ("#9467bd", "6 3"), "h2o": ("#e69f00", "6 3"), "h2o+vatp": ("#b8a000", "6 3"),
+DRAWN = {"oracle": ("#000", "2 3"), FIER: ("#0072b2", ""), QUEST: ("#009e73", ""), BUTLER2: ("#d55e00", ""),
+         "snapkv": ("#cc79a7", "6 3"), "pyramidkv": ("#8c564b", "6 3"), "tova": ("#9467bd", "6 3"), H2O: ("#e69f00", "6 3"), VATP: ("#b8a000", "6 3"),
          "scissorhands": ("#7f7f3f", "6 3"), "streaming": ("#56b4e9", "6 3"), "knorm": ("#444", "6 3"), "random": ("#aaa", "2 3")}  # colour, dashes
 PANELS = {RULER_4K: 0, KEY: 0, QUESTIONS: 0, NAMED: 0, BOOK: 1.2, PPL: 2}  # the lower edge, times full's value
 NOT_SHOWN = {"pagestats", "h2o:sinks=20", "fier:dense=0"}  # in tables of policies, which must fit the page
 NEAR = 0.02  # the loss that counts as none
-FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
 CLAIMS = [  # paper and claim, (task, policy, the policy or the value it is compared with, budget), "as good" or "better"
     ("FIER: full quality at 11 %", (PPL, FIER, "full", 0.11), "as good"),
     ("FIER: full quality at 11 %", (BOOK, FIER, "full", 0.11), "as good"),

@@ -10,14 +10,10 @@
 
 #include "parts.h"
 
-/* Policy and item as one key of `done`: with the item's text, so that a run with another limit has the item only if it is the same.
- */
+/* Policy and item as one key of `done`. It has the item's text: of a run with another limit only the same items are taken. */
 static void name_of(char out[64], const char *key, const struct eval_item *item, int index)
 {
-    const int32_t rest[] = {item->n_prompt, item->repeats_last, item->n_extra};
-    uint64_t digest = XXH3_64bits(key, strlen(key));
-    digest = XXH3_64bits_withSeed(item->ids, (size_t)item->n_ids * sizeof *item->ids, digest);
-    digest = XXH3_64bits_withSeed(rest, sizeof rest, digest);
+    const uint64_t digest = XXH3_64bits_withSeed(item->ids, (size_t)item->n_ids * sizeof *item->ids, XXH3_64bits(key, strlen(key)));
     snprintf(out, 64, "%016" PRIx64 ":%d", digest, index);
 }
 

@@ -88,8 +88,7 @@ struct eval_journal {
     json_t *done; /* an object of its lines */
 };
 int eval_journal_open(struct eval_journal *journal, const char *results_path, int rank, struct butler_error *err);
-/* Whether the journal has the run's item `index`, under a key of eval_items_key: then values[run->n_values] and *cost are filled.
- */
+/* Whether the journal has the run's item `index` (key: eval_items_key). Then values[run->n_values] and *cost are filled. */
 bool eval_journal_take(const struct eval_journal *journal, const char *key, const struct eval_run *run, int index, double *values,
                        struct eval_cost *cost);
 int eval_journal_add(const struct eval_journal *journal, const char *key, const char *policy, const struct eval_run *run, int index,

@@ -10,15 +10,14 @@
 #include "model/model.h"
 #include "parts.h"
 
-enum { N_ROW_KEYS = 9, N_ITEM_KEYS = N_ROW_KEYS - 1 };
-/* The fields that identify a measurement; an item's is the same whatever the limit. */
-static const char *const keys[N_ROW_KEYS] = {"task",        "policy", "budget", "length", "seed",
-                                             "fingerprint", "data",   "config", "limit"};
+enum { N_KEYS = 9 };
+/* The fields that identify a measurement. */
+static const char *const keys[N_KEYS] = {"task", "policy", "budget", "length", "limit", "seed", "fingerprint", "data", "config"};
 
-static char *key_of(const json_t *row, int n_keys)
+static char *key_of(const json_t *row)
 {
     json_t *parts = json_array();
-    for (int i = 0; i < n_keys; i++) {
+    for (int i = 0; i < N_KEYS; i++) {
         json_t *value = json_object_get(row, keys[i]);
         json_array_append(parts, value ? value : json_null());
     }
@@ -35,7 +34,7 @@ static int take_row(void *user, json_t *row)
     if (!json_is_string(json_object_get(row, "task")) || !json_is_string(json_object_get(row, "policy")) ||
         !json_is_string(json_object_get(row, "metric")) || !json_is_integer(more))
         return -1;
-    char *key = key_of(row, N_ROW_KEYS);
+    char *key = key_of(row);
     if (key && json_integer_value(more) == 0)
         json_object_set_new(results->done, key, json_true());
     free(key);
@@ -106,7 +105,8 @@ char *eval_items_key(const struct eval_run *run, const struct eval_policy *polic
 {
     json_t *row = name_fields(run, policy);
     json_object_set_new(row, "length", json_integer(run->params->length)); /* without --length the row's follows from all items */
-    char *key = row ? key_of(row, N_ITEM_KEYS) : NULL;
+    json_object_set_new(row, "limit", json_null());
+    char *key = row ? key_of(row) : NULL;
     json_decref(row);
     return key;
 }
@@ -114,7 +114,7 @@ char *eval_items_key(const struct eval_run *run, const struct eval_policy *polic
 int eval_results_has(const struct eval_results *results, const struct eval_run *run, const struct eval_policy *policy)
 {
     json_t *row = name_fields(run, policy);
-    char *key = row ? key_of(row, N_ROW_KEYS) : NULL;
+    char *key = row ? key_of(row) : NULL;
     const int has = key ? json_object_get(results->done, key) != NULL : BUTLER_ERROR_MEMORY;
     free(key);
     json_decref(row);

@@ -31,8 +31,8 @@ int eval_check_stop(const struct eval_run *run, struct butler_error *err)
 /* Of an item's text, so that its numbers do not depend on the other items. */
 static int part_of(const struct eval_trial *trial, int position)
 {
-    const int64_t length = BUTLER_MAX(trial->item->n_ids + trial->item->n_extra, 1);
-    return (int)BUTLER_MIN(position * EVAL_CURVE / length, EVAL_CURVE - 1);
+    const int length = trial->item->n_ids + trial->item->n_extra;
+    return BUTLER_MIN((int)((int64_t)position * EVAL_CURVE / length), EVAL_CURVE - 1);
 }
 
 /* After a layer of the dense session: the tokens with the highest q.k, as many as the policy read, and how many of them it read. */
