@@ -100,6 +100,14 @@ endif
 # Kernels begin at a cache line, so that how fast their loops run does not hang on what lies before them.
 $(BUILD)/src/kernels/%.o: ALIGN = -falign-functions=64
 
+# Rows of results name the commit that measured them. The file changes only with the commit, so that `make` compiles nothing else.
+COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD 2>/dev/null || echo +changes)
+$(BUILD)/commit: commit-changes
+	@mkdir -p $(@D)
+	@echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
+$(BUILD)/eval/commit.o: $(BUILD)/commit
+$(BUILD)/eval/commit.o: ISA = -DEVAL_COMMIT='"$(COMMIT)"'
+
 # The assembler takes these files in.
 $(BUILD)/serve/page.o: $(wildcard serve/page/*)
 
@@ -208,7 +216,7 @@ uninstall:
 clean:
 	rm -rf build butler
 
-.PHONY: all lib print-shared-library tests objects check bench fuzz fuzz-programs install uninstall clean
+.PHONY: all lib print-shared-library commit-changes tests objects check bench fuzz fuzz-programs install uninstall clean
 # Objects that only a chain of pattern rules names are kept. Without names .SECONDARY would mean every file, and then one that
 # is absent is not made while what needs it is newer.
 .SECONDARY: $(TEST_SRC:%.c=$(BUILD)/%.o) $(FUZZ_SRC:%.c=$(BUILD)/%.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*.c))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL, GEMMA = "smollm2.gguf", "gemma3-270m.gguf"
-KEPT = "task subset model policy settings budget length limit seed config metric value ci n difference kv_read date version".split()
+KEPT = "task subset model policy settings budget length limit seed config metric value ci n difference kv_read date version commit".split()
 
 # A task is (task, subset, metric); a column of a table is (task, budget).
 PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, BOOLQ = (
@@ -270,6 +270,19 @@ def picture(rows):
     return "\n".join(parts) + "\n</svg>\n"
 
 
+def one_predictor(models):
+    """A table must not mix the rows of two predictors under one policy's name."""
+    for model, rows in models.items():
+        found = {}
+        for row in rows.values():
+            predictor = re.search(r"predictor=([^,]*)", row["config"])
+            if predictor:
+                found.setdefault(row["policy"].partition(":")[0], set()).add(predictor[1])
+        for policy, predictors in found.items():
+            if len(predictors) > 1:
+                sys.exit(f"results.py: {model}, {policy}: rows of several predictors: {', '.join(sorted(predictors))}; remove those of all but one")
+
+
 def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "results.md", ROOT / "docs" / "ruler.md"),
          drawing=ROOT / "docs" / "results.svg"):
     models = {MODEL: {}, GEMMA: {}}
@@ -285,6 +298,7 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "
     for rows in models.values():
         for key in [key for key in rows if key[3] is None and rows.get((*key[:3], "full"), {"n": -1})["n"] >= rows[key]["n"]]:
             del rows[key]
+    one_predictor(models)
     store.write_text("".join(json.dumps(row) + "\n" for rows in models.values() for row in rows.values()), encoding="utf-8")
     rows = models[MODEL] | means(models[MODEL])
     pieces = {"short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),

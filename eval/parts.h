@@ -65,6 +65,9 @@ int eval_share_end(struct eval_shares *shares, struct butler_error *err);
 /* Rank 0's numbers become those of all. */
 int eval_share_root(const struct eval_params *params, double *numbers, size_t n, struct butler_error *err);
 
+/* The first 12 digits of the commit that the program was built from; "+changes" behind it if the tree had others, "unknown" without
+ * git. */
+const char *eval_commit(void);
 /* What identifies the measurement of a policy on items of any number, as text. Owned; NULL: no memory. */
 char *eval_items_key(const struct eval_run *run, const struct eval_policy *policy);
 

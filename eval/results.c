@@ -86,8 +86,7 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
     struct butler_predictor_info predictor;
     if (policy->parsed.metric && policy->parsed.metric->predictor && at < (int)sizeof config &&
         butler_predictor_describe(run->engine, policy->parsed.metric->predictor, &predictor))
-        snprintf(config + at, sizeof config - (size_t)at, ",predictor=%" PRIu64 "/%" PRId64 "/%.9g", predictor.n_params,
-                 predictor.n_tokens, predictor.loss);
+        snprintf(config + at, sizeof config - (size_t)at, ",predictor=%016" PRIx64, predictor.fingerprint);
     uint64_t whole;
     if (butler_model_fingerprint(run->model, &whole, NULL) < 0)
         return NULL;
@@ -149,12 +148,12 @@ static json_t *cost_fields(const struct eval_cost *cost)
     struct tm utc;
     gmtime_r(&now, &utc);
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    return json_pack("{s:f, s:{s:f, s:f, s:f}, s:o, s:o, s:o, s:o, s:o, s:o, s:f, s:s, s:s}", "kv_read",
+    return json_pack("{s:f, s:{s:f, s:f, s:f}, s:o, s:o, s:o, s:o, s:o, s:o, s:f, s:s, s:s, s:s}", "kv_read",
                      cost->full_kv_bytes > 0 ? (cost->kv_bytes + cost->metric_bytes) / cost->full_kv_bytes : 0.0, "bytes", "kv",
                      cost->kv_bytes / n, "metric", cost->metric_bytes / n, "full_kv", cost->full_kv_bytes / n, "found",
                      number(sum_of(cost->found) / sum_of(cost->wanted)), "page_hit", number(hit), "reuse", number(1 - hit), "kl",
                      number(cost->kl / cost->compared), "agreement", number(cost->agreed / cost->compared), "curve", curve(cost),
-                     "seconds", cost->seconds, "date", date, "version", BUTLER_VERSION);
+                     "seconds", cost->seconds, "date", date, "version", BUTLER_VERSION, "commit", eval_commit());
 }
 
 json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *policy, const double *values,

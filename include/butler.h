@@ -152,6 +152,7 @@ struct butler_predictor_info {
     int64_t n_tokens, n_steps; /* its training */
     double loss;
     const char *text;
+    uint64_t fingerprint; /* of its file, as butler_model_fingerprint is of the model's */
 };
 
 /* The predictor of this version that the engine has, if any. Strings are the engine's. */

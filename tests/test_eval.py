@@ -583,6 +583,22 @@ def test_what_the_first_predictor_reads_is_charged():
         assert row["kv_read"] <= budget + 0.03, "its own attention too"
 
 
+def test_rows_name_the_commit_and_the_predictor(tmp_path):
+    """The predictor by its file: another one with the same numbers of parameters and tokens is another measurement."""
+    source = ROOT / "models" / "butler-default.tokenbutler2.gguf"
+    other = tmp_path / "other.gguf"
+    content = bytearray(source.read_bytes())
+    content[-5] ^= 1  # of a weight
+    other.write_bytes(content)
+
+    def run(predictor):
+        row = rows("eval", "ppl", "-m", ROOT / "models" / "butler-default.gguf", "--data", TEXT, "--length", 32, "--limit", 1,
+                   "--predictor", predictor, *kv("tokenbutler2:budget=16,sinks=4,recent=0"))[0]
+        assert re.fullmatch(r"([0-9a-f]{12}|unknown)(\+changes)?", row["commit"])
+        return re.search(r",predictor=([0-9a-f]{16})$", row["config"])[1]
+    assert run(source) == run(source) != run(other)
+
+
 def test_recall_groups_that_fit_the_memory(tmp_path):
     """Where the memory holds one policy's sessions only, policies run one after the other, with the same rows."""
     def run(memory):

@@ -91,6 +91,14 @@ def test_same_items_beside_another_policy(results, tmp_path):
     assert len((tmp_path / "store.jsonl").read_text().splitlines()) == 4, "a row beside none tells less"
 
 
+def test_rows_of_two_predictors_are_refused(results, tmp_path):
+    rows = [row("full", 0, 30, [29, 31])] + [row("tokenbutler2", budget, 31, [30, 32], config=f"compare=0,predictor={predictor}")
+                                             for budget, predictor in ((0.1, "00ff"), (0.2, "00ff"))]
+    pieces(results, tmp_path, rows, "short")
+    with pytest.raises(SystemExit, match="tokenbutler2: rows of several predictors: 00aa, 00ff"):
+        pieces(results, tmp_path, [*rows, row("tokenbutler2", 0.3, 31, [30, 32], config="compare=0,predictor=00aa")], "short")
+
+
 def test_a_policy_is_named_without_its_budget(results):
     names = {"fier:budget=0.11": "fier", "fier:g=16,budget=0.11": "fier:g=16", "fier:budget=0.11,g=16": "fier:g=16", "a:b=1,budget=2,c=3": "a:b=1,c=3", "full": "full"}
     assert {name: results.family(name) for name in names} == names

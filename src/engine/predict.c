@@ -443,6 +443,7 @@ bool butler_predictor_describe(const struct butler_engine *engine, int version, 
         .n_steps = predictor->training.n_steps,
         .loss = predictor->training.loss,
         .text = predictor->training.text,
+        .fingerprint = predictor->fingerprint,
     };
     return true;
 }
