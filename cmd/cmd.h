@@ -207,7 +207,7 @@ struct cmd_command {
 /* The subcommands in the order of the help, listed only here: each(NAME) for struct cmd_command cmd_NAME. */
 #define CMD_COMMANDS(each)                                                                                                         \
     each(run) each(ask) each(chat) each(serve) each(info) each(tokenize) each(logits) each(policies) each(bench) each(eval)        \
-        each(report) each(convert) each(quantize) each(train)
+        each(gate) each(report) each(convert) each(quantize) each(train)
 #define CMD_DECLARE(name) extern const struct cmd_command cmd_##name;
 CMD_COMMANDS(CMD_DECLARE)
 #undef CMD_DECLARE
@@ -237,6 +237,18 @@ json_t *cmd_json_text(const char *bytes, size_t n);
 void cmd_say(const struct cmd_options *options, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prints the error and returns the exit status: CMD_USAGE when a flag's value is wrong, else CMD_FAILED. */
 int cmd_fail(const struct cmd_options *options, const struct butler_error *err);
+
+/* What a long job shows of its progress. `what` stands before the bar, or is "". */
+struct cmd_bar {
+    const struct cmd_options *options;
+    const char *what;
+    double start, shown; /* seconds */
+    double resumed;      /* fraction of the work that an earlier run had done; below 0: not known yet */
+    bool terminal;
+};
+void cmd_bar_begin(struct cmd_bar *bar, const struct cmd_options *options, const char *what);
+void cmd_bar_show(struct cmd_bar *bar, double done); /* done: the fraction, 0 .. 1 */
+void cmd_bar_wipe(const struct cmd_bar *bar);        /* before a line of text */
 
 /* ------------------------------------------------------------------------------------------------- set up */
 

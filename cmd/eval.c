@@ -21,43 +21,14 @@ static void on_signal(int number)
 
 struct screen {
     const struct cmd_options *options;
-    double start, shown; /* seconds */
-    double resumed;      /* fraction of the work that an earlier run had done; below 0: not known yet */
-    bool terminal;
+    struct cmd_bar bar;
     int n_rows;
 };
 
-static void wipe(const struct screen *screen)
-{
-    if (screen->terminal) {
-        fputs("\r\033[K", stderr);
-        fflush(stderr);
-    }
-}
-
 static void show_progress(void *user, double done)
 {
-    enum { WIDTH = 30 };
     struct screen *screen = user;
-    const double t = butler_seconds();
-    if (screen->resumed < 0) {
-        screen->resumed = done;
-        screen->shown = t;
-    }
-    const double own = done - screen->resumed, remaining = own > 0 ? (t - screen->start) * (1 - done) / own : 0;
-    if (t - screen->shown < (screen->terminal ? 0.2 : 30) && !(screen->terminal && done >= 1))
-        return;
-    screen->shown = t;
-    if (!screen->terminal) {
-        cmd_say(screen->options, "%.0f %% done, %d:%02d remaining", 100 * done, (int)remaining / 60, (int)remaining % 60);
-        return;
-    }
-    char bar[WIDTH + 1];
-    for (int i = 0; i < WIDTH; i++)
-        bar[i] = i < (int)(done * WIDTH) ? '#' : '.';
-    bar[WIDTH] = 0;
-    fprintf(stderr, "\r[%s] %3.0f %%, %d:%02d remaining\033[K", bar, 100 * done, (int)remaining / 60, (int)remaining % 60);
-    fflush(stderr);
+    cmd_bar_show(&screen->bar, done);
 }
 
 static double real_of(const json_t *row, const char *key)
@@ -69,7 +40,7 @@ static double real_of(const json_t *row, const char *key)
 static void show_row(void *user, const json_t *row)
 {
     struct screen *screen = user;
-    wipe(screen);
+    cmd_bar_wipe(&screen->bar);
     if (screen->options->json) {
         cmd_row(json_deep_copy(row));
         return;
@@ -87,7 +58,7 @@ static void show_row(void *user, const json_t *row)
 static void show_note(void *user, const char *text)
 {
     struct screen *screen = user;
-    wipe(screen);
+    cmd_bar_wipe(&screen->bar);
     cmd_say(screen->options, "%s", text);
 }
 
@@ -118,7 +89,8 @@ static int share(const void *user, double *values, size_t n, struct butler_error
 static int run_lengths(const struct cmd_options *options, const struct eval_task *task, struct butler_engine *engine,
                        const struct butler_gather *gather)
 {
-    struct screen screen = {.options = options, .start = butler_seconds(), .terminal = isatty(STDERR_FILENO)};
+    struct screen screen = {.options = options};
+    cmd_bar_begin(&screen.bar, options, "");
     const struct eval_events loud = {&screen, show_progress, show_row, show_note, is_stopped}, quiet = {.stopped = is_stopped};
     const struct eval_events *events = gather->rank == 0 ? &loud : &quiet;
     const struct eval_processes processes = {gather->rank, gather->n_ranks, gather, share};
@@ -148,11 +120,10 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
         struct butler_error err = {0};
         params.length = options->lengths.n ? options->lengths.values[i % n_lengths] : 0;
         params.subset = n_subsets > 0 ? task->subset(i / n_lengths) : NULL;
-        screen.start = butler_seconds();
-        screen.resumed = -1;
+        cmd_bar_begin(&screen.bar, options, "");
         code = eval_execute(task, engine, &params, events, &err);
         if (gather->rank == 0)
-            wipe(&screen);
+            cmd_bar_wipe(&screen.bar);
         if (code < 0)
             return cmd_fail(options, &err);
     }

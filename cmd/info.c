@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "cmd.h"
+#include "verdict.h"
 
 /* The cache grows in pages: the mean over many tokens is the cost of one. Layers with a window have stopped growing by then. */
 static uint64_t kv_bytes_per_token(const struct butler_model *model, enum butler_kv_type type)
@@ -56,6 +57,30 @@ static void print_predictors(const struct butler_engine *engine)
         }
 }
 
+/* What the gate found, length by length; where nothing passed, what failed. gate may be NULL. */
+static void print_gate(const json_t *gate)
+{
+    size_t i, k;
+    json_t *on, *one;
+    if (!gate)
+        cmd_printf("gate            not run: butler gate -m MODEL finds which policies hold for this model\n");
+    json_array_foreach(json_object_get(gate, "on"), i, on)
+    {
+        cmd_printf("%-15s from %d tokens on: %s", i ? "" : "gate", (int)json_integer_value(json_object_get(on, "length")),
+                   json_string_value(json_object_get(on, "policy")));
+        const char *gap = "; failed: ";
+        json_array_foreach(json_object_get(gate, "candidates"), k, one)
+        {
+            const bool same = json_equal(json_object_get(one, "length"), json_object_get(on, "length"));
+            if (same && !json_is_true(json_object_get(one, "passes"))) {
+                cmd_printf("%s%s", gap, json_string_value(json_object_get(one, "policy")));
+                gap = ", ";
+            }
+        }
+        cmd_printf("\n");
+    }
+}
+
 /* Why chat cannot use the model's own template, or NULL. */
 static const char *template_error(const struct butler_model *model, struct butler_error *err)
 {
@@ -88,7 +113,7 @@ static void print_end(int32_t id, const char *spelling, size_t n, void *user)
     cmd_printf("%s%d %s", (*n_printed)++ ? ", " : "", id, cmd_plain(text, sizeof text, spelling, n));
 }
 
-static void print_row(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx)
+static void print_row(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx, const json_t *gate)
 {
     struct butler_error err = {0};
     const struct butler_model *model = butler_engine_model(engine);
@@ -119,6 +144,7 @@ static void print_row(const struct butler_engine *engine, const struct butler_mo
     json_object_set_new(row, "n_ctx", json_integer(n_ctx));
     json_object_set_new(row, "kv_bytes", kv);
     json_object_set_new(row, "predictors", predictor_rows(engine));
+    json_object_set_new(row, "gate", gate ? json_deep_copy(gate) : json_null());
     cmd_row(row);
 }
 
@@ -140,7 +166,7 @@ static void print_name(const char *label, const char *name)
     cmd_printf("%-15s %s\n", label, cmd_plain(text, sizeof text, name, strlen(name)));
 }
 
-static void print_text(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx)
+static void print_text(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx, const json_t *gate)
 {
     const struct butler_model *model = butler_engine_model(engine);
     struct butler_engine_info device;
@@ -179,6 +205,7 @@ static void print_text(const struct butler_engine *engine, const struct butler_m
                    cmd_bytes(a, sizeof a, butler_kv_bytes(model, BUTLER_KV_F16, depths[i])));
     cmd_printf("\n");
     print_predictors(engine);
+    print_gate(gate);
     cmd_printf("runs with       %s, %d threads\n", device.isa, device.n_threads);
 }
 
@@ -265,10 +292,15 @@ static int run(struct cmd_options *options)
         return status;
     const struct butler_model_info *info = butler_model_get_info(butler_engine_model(engine));
     int n_ctx = options->n_ctx ? options->n_ctx : info->n_ctx_train;
+    uint64_t fingerprint;
+    json_t *gate = options->model && butler_model_fingerprint(butler_engine_model(engine), &fingerprint, NULL) == 0
+                       ? verdict_read(options, options->model, fingerprint)
+                       : NULL;
     if (options->json)
-        print_row(engine, info, n_ctx);
+        print_row(engine, info, n_ctx, gate);
     else
-        print_text(engine, info, n_ctx);
+        print_text(engine, info, n_ctx, gate);
+    json_decref(gate);
     cmd_engine_free(engine);
     return CMD_DONE;
 }

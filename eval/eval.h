@@ -103,7 +103,7 @@ struct eval_task {
 /* The tasks, listed only here: each(NAME) for struct eval_task eval_NAME. */
 #define EVAL_TASKS(each)                                                                                                           \
     each(ppl) each(coref) each(passkey) each(kv) each(lines) each(recall) each(consensus) each(heat) each(drafts) each(mc)         \
-        each(longbench) each(summary) each(ruler)
+        each(longbench) each(summary) each(ruler) each(speed)
 #define EVAL_DECLARE(name) extern const struct eval_task eval_##name;
 EVAL_TASKS(EVAL_DECLARE)
 #undef EVAL_DECLARE
@@ -182,6 +182,12 @@ struct eval_run {
     int min_dense; /* minimum of dense layers, under every policy */
     void *own;     /* the task's, freed by free() at the end */
 };
+
+/* An engine of the run's model, plug-ins and predictors with threads of its own, for a task that measures time. */
+struct butler_engine *eval_engine_beside(const struct eval_run *run, int n_threads, struct butler_error *err);
+/* The processor, its instructions that this engine uses, and a number of threads, as text: what a time holds for. */
+enum { EVAL_MACHINE = 192 };
+void eval_machine(const struct butler_engine *engine, int n_threads, char *out, size_t n_out);
 
 /* 0, or negative with *err filled. EVAL_SKIPPED: the subset was not measured, and a note said why. EVAL_STOPPED when
  * events->stopped returned true: finished items are in the output's journal. */

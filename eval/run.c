@@ -174,6 +174,11 @@ static int run_item(struct pass *pass, struct eval_run *run, int item, struct ev
     return code;
 }
 
+struct butler_engine *eval_engine_beside(const struct eval_run *run, int n_threads, struct butler_error *err)
+{
+    return butler_engine_clone(run->engine, n_threads, 0, err);
+}
+
 static void *work(void *argument)
 {
     struct pass *pass = argument;

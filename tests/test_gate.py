@@ -1,0 +1,126 @@
+"""`butler gate`: the verdict follows from the rows by the rules that are written down, for every candidate; a stopped run goes on."""
+import json
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from cli import BUTLER, FAILED, GQA, ROOT, USAGE, butler, refuses, rows
+
+MODEL = ROOT / "models" / "butler-default.gguf"
+SETS = ("niah_single_2", "niah_multikey_2")
+POLICIES = ("fier:budget=256", "random:budget=32", "quest:budget=100000")
+FLAGS = ("-m", MODEL, "--length", "600,1024", "--limit", 2, "-t", 2, *[word for p in POLICIES for word in ("--kv", p)])
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """The verdict of a run, the rows it rests on, and its files."""
+    path = tmp_path_factory.mktemp("gate") / "verdict.json"
+    printed, = rows("gate", *FLAGS, "-o", path)
+    assert printed == json.loads(path.read_text())
+    return printed, lines(path.with_suffix(".jsonl")), path
+
+
+def judge(found, length, policy):
+    """The rules of docs/gate.md, written once more: whether a policy passes, and the number of reasons against it."""
+    def one(task, metric, of, subset=None):
+        match = [r for r in found if r["task"] == task and r["metric"] == metric and r["policy"] == of and r["length"] == length and r.get("subset") == subset]
+        assert len(match) <= 1
+        return match[0] if match else None
+
+    against, testable = 0, 0
+    for name in SETS:
+        dense, own = one("ruler", "string_match", "full", name)["value"], one("ruler", "string_match", policy, name)["value"]
+        testable += dense >= 0.5
+        against += dense >= 0.5 and own < dense
+    against += testable == 0
+    dense = one("ppl", "ppl", "full")
+    if dense:
+        against += one("ppl", "ppl", policy)["value"] > 1.005 * dense["value"]
+    against += one("speed", "speed_up", policy)["ci"][0] <= 1
+    return against
+
+
+def test_the_verdict_follows_from_the_rows(judged):
+    verdict, found, _ = judged
+    assert [(c["length"], c["policy"]) for c in verdict["candidates"]] == [(length, p) for length in (600, 1024) for p in POLICIES]
+    for c in verdict["candidates"]:
+        against = judge(found, c["length"], c["policy"])
+        assert (c["passes"], len(c["because"])) == (against == 0, against), c
+    assert {c["passes"] for c in verdict["candidates"] if c["policy"].startswith("random")} == {False}
+    for entry in verdict["on"]:
+        passing = [c for c in verdict["candidates"] if c["length"] == entry["length"] and c["passes"]]
+        assert entry["policy"] == (min(passing, key=lambda c: c["kv_read"])["policy"] if passing else "full")
+
+
+def test_what_covers_the_text_changes_nothing(judged):
+    """quest with a budget beyond the text is dense attention: equal needles and perplexity, so it can fail for its speed alone."""
+    for c in judged[0]["candidates"]:
+        if c["policy"].startswith("quest"):
+            assert c["ppl"]["value"] == pytest.approx(c["ppl"]["dense"], rel=1e-6)
+            assert all(c[name]["value"] == c[name]["dense"] for name in SETS)
+            assert all("faster" in reason or "testable" in reason for reason in c["because"])
+
+
+def test_verdicts_name_what_they_hold_for(judged):
+    verdict, found, _ = judged
+    assert verdict["fingerprint"] == found[0]["fingerprint"] and verdict["kv_type"] == "f16"
+    assert re.search(r", 2 threads$", verdict["machine"])
+    assert verdict["rules"] == {"needles_floor": 0.5, "perplexity_above": 0.005, "speed_up_above": 1}
+    assert verdict["commit"] == found[-1]["commit"]
+
+
+def test_a_second_run_measures_nothing(judged, tmp_path):
+    verdict, _, path = judged
+    before = path.with_suffix(".jsonl").read_text()
+    again, = rows("gate", *FLAGS, "-o", path)
+    assert path.with_suffix(".jsonl").read_text() == before
+    assert again["candidates"] == verdict["candidates"]
+
+
+def test_a_stopped_run_goes_on(judged, tmp_path):
+    path = tmp_path / "verdict.json"
+    process = subprocess.Popen([BUTLER, "gate", *map(str, FLAGS), "-o", path], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    journal = tmp_path / "verdict.jsonl"
+    for _ in range(600):
+        if journal.exists() and journal.stat().st_size or process.poll() is not None:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == FAILED and "the same command goes on" in said and not path.exists()
+    first = lines(journal)
+    butler("gate", *FLAGS, "-o", path)
+    assert lines(journal)[:len(first)] == first and path.exists()
+
+
+def test_beside_the_model_without_o(tmp_path):
+    model = tmp_path / "own.gguf"
+    shutil.copy(MODEL, model)
+    butler("gate", "-m", model, "--length", 300, "--limit", 1, "--kv", "fier:budget=64")
+    assert {p.name for p in tmp_path.iterdir()} == {"own.gguf", "own.gate.json", "own.gate.jsonl", "own.gate.jsonl.items"}
+    assert "fier:budget=64" in butler("info", model).stdout
+    gate = rows("info", model)[0]["gate"]
+    assert gate["candidates"][0]["policy"] == "fier:budget=64"
+    # of another file: a note, and no verdict
+    (tmp_path / "own.gate.json").write_text(json.dumps({**gate, "fingerprint": "0" * 16}))
+    other = butler("info", model)
+    assert "fier:budget=64" not in other.stdout and "another model file" in other.stderr
+    (tmp_path / "own.gate.json").write_text("{")
+    assert "own.gate.json: not used" in butler("info", model).stderr
+
+
+def test_wrong_flags():
+    refuses(USAGE, "gate", "-m", GQA, "--length", 100, says=["--length", "100", "257"])
+    refuses(USAGE, "gate", "-m", MODEL, "--length", "1024,600", says=["--length", "600 after 1024"])
+    refuses(USAGE, "gate", "-m", MODEL, "--kv", "full", says=["--kv", "full"])
+    refuses(USAGE, "gate", "-m", MODEL, "--kv", "nosuch", says=["nosuch"])
+    refuses(FAILED, "gate", "-m", MODEL, "--data", "/nonexistent", says=["/nonexistent"])
