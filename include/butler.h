@@ -354,6 +354,10 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
  * n). Returns how many tokens it has then: the rest is to be run, with prompt_end n. What prompts read is kept for later
  * ones. 0 under policies whose state after a prompt depends on all its queries (h2o, softprune, prefill=evict). */
 int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err);
+/* Sessions share beginnings only with those of the same salt; 0 at first, also after a restore (a fork has its parent's). So who
+ * can measure what a prompt costs learns nothing about prompts under another salt. To be set before a prompt is looked up or read.
+ */
+int butler_session_set_prefix_salt(struct butler_session *session, uint64_t salt, struct butler_error *err);
 /* What butler_session_adopt_prefix would return now; nothing changes. */
 int butler_session_find_prefix(const struct butler_session *session, const int32_t *ids, int n, struct butler_error *err);
 

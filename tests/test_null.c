@@ -144,6 +144,7 @@ static void test_sessions(void **state)
     FAILS("session", butler_session_truncate, NULL, 0, &err);
     FAILS("session", butler_session_adopt_prefix, NULL, &id, 1, &err);
     FAILS("ids", butler_session_adopt_prefix, session, NULL, 1, &err);
+    FAILS("session", butler_session_set_prefix_salt, NULL, 1, &err);
     FAILS("session", butler_session_find_prefix, NULL, &id, 1, &err);
     FAILS("ids", butler_session_find_prefix, session, NULL, 1, &err);
     FAILS("session", butler_fill, NULL, 1, 1, &err);

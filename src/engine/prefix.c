@@ -115,8 +115,9 @@ static uint64_t kind_of(const struct butler_session *session)
 {
     const struct {
         const void *freq, *pages;
+        uint64_t salt;
         int kv_type, unrotated;
-    } kind = {session->rope_freq, session->kv.extents, (int)session->kv_type, session->policy.rope_in_cache};
+    } kind = {session->rope_freq, session->kv.extents, session->prefix_salt, (int)session->kv_type, session->policy.rope_in_cache};
     return XXH3_64bits(&kind, sizeof kind);
 }
 
@@ -227,6 +228,14 @@ static struct block *next_block(const struct butler_session *session, struct blo
         return NULL;
     *n_found += n_same;
     return block;
+}
+
+int butler_session_set_prefix_salt(struct butler_session *session, uint64_t salt, struct butler_error *err)
+{
+    if (BUTLER_IS_NULL(session, err))
+        return BUTLER_ERROR_ARGUMENT;
+    session->prefix_salt = salt;
+    return 0;
 }
 
 int butler_session_find_prefix(const struct butler_session *session, const int32_t *ids, int n, struct butler_error *err)

@@ -13,7 +13,7 @@ struct butler_session {
     struct butler_metric_shape shape;
     int n_ctx;
     enum butler_kv_type kv_type;
-    uint64_t seed;
+    uint64_t seed, prefix_salt;
     struct butler_kv kv;
     struct butler_selection selection;
     struct butler_predict *predict; /* the predictor at work, where the policy's metric asks for one; or NULL */

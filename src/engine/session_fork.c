@@ -82,6 +82,8 @@ struct butler_session *butler_session_fork(struct butler_session *session, struc
         butler_session_free(fork);
         return NULL;
     }
+    if (fork)
+        fork->prefix_salt = session->prefix_salt;
     return fork;
 }
 
