@@ -100,7 +100,10 @@ enum cmd_flag {
     CMD_TYPE,
     CMD_HOST,
     CMD_PORT,
+    CMD_ALIAS,
     CMD_API_KEY,
+    CMD_API_KEY_FILE,
+    CMD_ADMIN_KEY,
     CMD_KV_RAM,
     CMD_PARK,
     CMD_MAX_STALL,
@@ -169,7 +172,7 @@ struct cmd_options {
     uint64_t seed, cache_bytes;
     bool all, no_special, json, help, no_cache;
     /* serve; kv_bytes and prefix_bytes are the engine's, 0: its default */
-    const char *host, *access_log, *park;
+    const char *host, *access_log, *park, *alias, *api_key_file, *admin_key;
     struct cmd_strings api_keys;
     int port, max_stall, parallel, queue, connections, timeout, audit;
     uint64_t kv_bytes, prefix_bytes, max_body;
@@ -251,6 +254,9 @@ void cmd_bar_show(struct cmd_bar *bar, double done); /* done: the fraction, 0 ..
 void cmd_bar_wipe(const struct cmd_bar *bar);        /* before a line of text */
 
 /* ------------------------------------------------------------------------------------------------- set up */
+
+/* Most bytes that the process can have: the machine's memory, or less where its control group is limited. *whose: which of both. */
+uint64_t cmd_memory_limit(const char **whose);
 
 /* Joins the processes that mpirun started, where it started this one; *out ends with out->end. */
 struct butler_gather;

@@ -1,4 +1,6 @@
 /* butler serve: the command line of the server in serve/. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -21,34 +23,106 @@ static void say_ready(void *user, int port)
         cmd_say(options, "listening on %s", options->host);
 }
 
+static void say(void *user, const char *message)
+{
+    cmd_say(user, "%s", message);
+}
+
+/* It says who asked what: others may not read it. */
 static FILE *open_log(const struct cmd_options *options)
 {
-    FILE *log = !options->access_log ? NULL : strcmp(options->access_log, "-") == 0 ? stderr : fopen(options->access_log, "a");
-    if (options->access_log && !log)
-        cmd_say(options, "--access-log %s: cannot be written", options->access_log);
+    const int fd = open(options->access_log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    FILE *log = fd < 0 ? NULL : fdopen(fd, "a");
+    if (!log)
+        cmd_say(options, "--access-log %s: %s", options->access_log, strerror(errno));
+    if (!log && fd >= 0)
+        close(fd);
     return log;
 }
 
-/* The model's name in answers: its file's, without the folder. */
+/* Keys of clients, from all places. */
+struct keys {
+    const char **values; /* [n] */
+    int n;
+    const char *admin; /* or NULL */
+    struct cmd_text file;
+};
+
+static bool add_key(const struct cmd_options *options, struct keys *keys, const char *key, const char *from)
+{
+    const char *wrong = !*key ? "the key is empty, which every client has" : NULL;
+    for (const char *c = key; *c; c++)
+        if ((unsigned char)*c <= ' ' || *c == 0x7f)
+            wrong = "a key has no blanks and no control characters";
+    if (wrong)
+        cmd_say(options, "%s: %s", from, wrong);
+    else if (keys)
+        keys->values[keys->n++] = key;
+    return !wrong;
+}
+
+/* CMD_DONE or the exit status. */
+static int read_keys(const struct cmd_options *options, struct keys *keys)
+{
+    const char *one = getenv("BUTLER_API_KEY"), *admin = getenv("BUTLER_ADMIN_KEY");
+    size_t n_lines = 0;
+    bool right = true;
+    if (options->api_key_file && cmd_file_read(options, options->api_key_file, &keys->file) != CMD_DONE)
+        return CMD_FAILED;
+    cmd_text_append(&keys->file, "", 1);
+    for (const char *c = keys->file.bytes; *c; c++)
+        n_lines += *c == '\n';
+    keys->values = cmd_alloc((size_t)options->api_keys.n + n_lines + 2, sizeof *keys->values);
+    for (int i = 0; i < options->api_keys.n; i++)
+        right = right && add_key(options, keys, options->api_keys.values[i], "--api-key");
+    for (char *line = keys->file.bytes, *next; right && line; line = next) {
+        next = strchr(line, '\n');
+        if (next)
+            *next++ = 0;
+        line[strcspn(line, "\r")] = 0;
+        right = !*line || add_key(options, keys, line, options->api_key_file);
+    }
+    right = right && (!one || add_key(options, keys, one, "BUTLER_API_KEY"));
+    keys->admin = options->admin_key ? options->admin_key : admin;
+    right = right && (!keys->admin || add_key(options, NULL, keys->admin, options->admin_key ? "--admin-key" : "BUTLER_ADMIN_KEY"));
+    if (right && options->api_key_file && keys->n == options->api_keys.n + (one != NULL)) {
+        cmd_say(options, "%s has no key", options->api_key_file);
+        right = false;
+    }
+    return right ? CMD_DONE : CMD_USAGE;
+}
+
+static void free_keys(struct keys *keys)
+{
+    free(keys->values);
+    cmd_text_free(&keys->file);
+}
+
+/* Of the model's file, without the folder. */
 static const char *name_model(const struct cmd_options *options)
 {
     const char *path = options->model ? options->model : "butler-default.gguf", *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
 
-static int serve(const struct cmd_options *options, struct butler_engine *engine, const struct cmd_template *template, FILE *log)
+static int serve(const struct cmd_options *options, struct butler_engine *engine, const struct cmd_template *template,
+                 const struct keys *keys, FILE *log)
 {
     struct butler_error err = {0};
     const uint64_t kv_bytes = options->kv_bytes - options->prefix_bytes;
     const struct serve_config config = {.http = {.host = options->host,
                                                  .port = options->port,
-                                                 .keys = options->api_keys.values,
-                                                 .n_keys = options->api_keys.n,
+                                                 .keys = keys->values,
+                                                 .n_keys = keys->n,
+                                                 .admin_key = keys->admin,
                                                  .max_header = MAX_HEADER,
                                                  .max_body = (size_t)options->max_body,
                                                  .max_unread = MAX_UNREAD,
                                                  .max_connections = options->connections,
+                                                 .n_files = options->park ? options->parallel : 0,
                                                  .timeout_s = options->timeout,
+                                                 .say = say,
+                                                 .say_user = (void *)options,
                                                  .log = log},
                                         .scheduler = {.n_ctx = options->n_ctx,
                                                       .kv_type = options->kv_type,
@@ -65,12 +139,29 @@ static int serve(const struct cmd_options *options, struct butler_engine *engine
                                                       .steps = (const char *const *)options->steps.values,
                                                       .n_steps = options->steps.n},
                                         .sampling = cmd_sampler_params(options),
-                                        .model_name = name_model(options),
+                                        .model_name = options->alias ? options->alias : name_model(options),
+                                        .file_name = name_model(options),
                                         .chat_template = template->jinja,
                                         .chat_stop = template->stop,
                                         .ready = say_ready,
                                         .user = (void *)options};
     return serve_run(engine, &config, &err) < 0 ? cmd_fail(options, &err) : CMD_DONE;
+}
+
+/* The memory of caches: what the machine has not cannot be had. CMD_DONE or the exit status. */
+static int choose_memory(struct cmd_options *options)
+{
+    const char *whose;
+    const uint64_t limit = cmd_memory_limit(&whose);
+    char wanted[32], most[32];
+    if (!options->kv_bytes)
+        options->kv_bytes = limit / 2;
+    options->prefix_bytes = options->no_cache ? 0 : options->kv_bytes / PREFIX_SHARE;
+    if (options->kv_bytes <= limit)
+        return CMD_DONE;
+    cmd_say(options, "--kv-ram: %s cannot be had: %s is %s", cmd_bytes(wanted, sizeof wanted, options->kv_bytes), whose,
+            cmd_bytes(most, sizeof most, limit));
+    return CMD_USAGE;
 }
 
 static int run(struct cmd_options *options)
@@ -89,39 +180,44 @@ static int run(struct cmd_options *options)
         cmd_say(options, "--lossless drafts tokens, which sessions with plug-ins of --step cannot");
         return CMD_USAGE;
     }
-    if (!options->kv_bytes)
-        options->kv_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
-    options->prefix_bytes = options->no_cache ? 0 : options->kv_bytes / PREFIX_SHARE;
-    FILE *log = open_log(options);
+    if (options->alias && !*options->alias) {
+        cmd_say(options, "--alias: the name is empty");
+        return CMD_USAGE;
+    }
+    struct keys keys = {0};
+    status = read_keys(options, &keys);
+    if (status == CMD_DONE)
+        status = choose_memory(options);
+    FILE *log = NULL;
+    if (status == CMD_DONE && options->access_log)
+        log = strcmp(options->access_log, "-") == 0 ? stderr : open_log(options);
     if (options->access_log && !log)
-        return CMD_FAILED;
-    struct butler_engine *engine = cmd_engine_load(options, &status);
+        status = status == CMD_DONE ? CMD_FAILED : status;
+    struct butler_engine *engine = status == CMD_DONE ? cmd_engine_load(options, &status) : NULL;
     if (engine)
         status = cmd_template_choose(options, butler_engine_model(engine), &template);
-    if (engine && status == CMD_DONE && options->steps.n > 0) /* a wrong one is told now, not to every client */
-        butler_session_free(cmd_add_steps(options, cmd_session_new(options, engine, options->kv.values[0], 1, &status), &status));
+    if (engine && status == CMD_DONE) /* what no request could have is told now, not to every client */
+        butler_session_free(
+            cmd_add_steps(options, cmd_session_new(options, engine, options->kv.values[0], options->n_ctx, &status), &status));
     if (engine && status == CMD_DONE)
-        status = serve(options, engine, &template, log);
+        status = serve(options, engine, &template, &keys, log);
     cmd_template_free(&template);
     cmd_engine_free(engine);
+    free_keys(&keys);
     if (log && log != stderr)
         fclose(log);
     return status;
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},         {CMD_PRE, NULL},       {CMD_HOST, "127.0.0.1"},
-    {CMD_PORT, "8080"},        {CMD_API_KEY, NULL},   {CMD_CTX, "0"},
-    {CMD_KV, "full"},          {CMD_KV_TYPE, "f16"},  {CMD_LOSSLESS, NULL},
-    {CMD_KV_RAM, "0"},         {CMD_PARK, NULL},      {CMD_MAX_STALL, "200"},
-    {CMD_PARALLEL, "64"},      {CMD_QUEUE, "512"},    {CMD_CONNECTIONS, "1024"},
-    {CMD_MAX_BODY, "16M"},     {CMD_TIMEOUT, "60"},   {CMD_ACCESS_LOG, NULL},
-    {CMD_AUDIT, "0"},          {CMD_NO_CACHE, NULL},  {CMD_BLOCK, "0"},
-    {CMD_CHAT_TEMPLATE, NULL}, {CMD_TEMP, "0.8"},     {CMD_TOP_K, "40"},
-    {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},   CMD_PENALTIES,
-    {CMD_THREADS, "0"},        {CMD_ISA, NULL},       {CMD_PLUGIN, NULL},
-    {CMD_STEP, NULL},          {CMD_PREDICTOR, NULL}, {CMD_HELP, NULL},
-    {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},      {CMD_PRE, NULL},          {CMD_HOST, "127.0.0.1"},   {CMD_PORT, "8080"},    {CMD_ALIAS, NULL},
+    {CMD_API_KEY, NULL},    {CMD_API_KEY_FILE, NULL}, {CMD_ADMIN_KEY, NULL},     {CMD_CTX, "0"},        {CMD_KV, "full"},
+    {CMD_KV_TYPE, "f16"},   {CMD_LOSSLESS, NULL},     {CMD_KV_RAM, "0"},         {CMD_PARK, NULL},      {CMD_MAX_STALL, "200"},
+    {CMD_PARALLEL, "64"},   {CMD_QUEUE, "512"},       {CMD_CONNECTIONS, "1024"}, {CMD_MAX_BODY, "16M"}, {CMD_TIMEOUT, "60"},
+    {CMD_ACCESS_LOG, NULL}, {CMD_AUDIT, "0"},         {CMD_NO_CACHE, NULL},      {CMD_BLOCK, "0"},      {CMD_CHAT_TEMPLATE, NULL},
+    {CMD_TEMP, "0.8"},      {CMD_TOP_K, "40"},        {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},   CMD_PENALTIES,
+    {CMD_THREADS, "0"},     {CMD_ISA, NULL},          {CMD_PLUGIN, NULL},        {CMD_STEP, NULL},      {CMD_PREDICTOR, NULL},
+    {CMD_HELP, NULL},       {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_serve = {
@@ -134,7 +230,7 @@ const struct cmd_command cmd_serve = {
         "a chat about files that shows which tokens an answer read.\n\n"
         "A request may choose its own policy: \"kv\": {\"policy\": \"quest:budget=1024\"}. An answer does not depend on what else\n"
         "is served at the same time: the same prompt, seed and policy give the same text.\n\n"
-        "Without --api-key every client is answered. There is no TLS: on a network, put a reverse proxy in front.\n"
+        "Without keys every client is answered. There is no TLS: on a network, put a reverse proxy in front.\n"
         "SIGTERM or Ctrl-C: answers that have begun are completed; a second one ends them too.\n",
     .uses = uses,
     .run = run,

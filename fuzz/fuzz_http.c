@@ -33,7 +33,8 @@ static void check_head(const struct http_reader *reader, struct outcome *out)
     fuzz_require(*head->path == '/' || strcmp(head->path, "*") == 0, "a path is one");
     fuzz_require(!head->chunked || (head->length == 0 && !head->http_1_0), "a body is chunked or has a length");
     fuzz_require(head->length <= MAX_BODY, "a body is within its limit");
-    const char *const strings[] = {head->method, head->path, head->query, head->key, head->origin, head->asked_headers};
+    const char *const strings[] = {head->method, head->path,   head->query,         head->key,
+                                   head->host,   head->origin, head->asked_headers, head->fetch_site};
     for (size_t i = 0; i < sizeof strings / sizeof *strings; i++) {
         for (const char *p = strings[i]; p && *p; p++)
             fuzz_require(((unsigned char)*p >= 0x20 || *p == '\t') && *p != 0x7f, "no control byte is in a head");

@@ -94,7 +94,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!error.status && endpoints[i].post)
         answer = endpoints[i].post(&api, body, &error);
     else if (!error.status)
-        request = serve_parse(&api, endpoints[i].surface, endpoints[i].kind, body, size % 2 ? "key" : "", &error);
+        request = serve_parse(&api, endpoints[i].surface, endpoints[i].kind, body,
+                              &(struct serve_client){.key = size % 2 ? "key" : "", .owner = size % 2}, &error);
     json_decref(body);
     fuzz_require((error.status != 0) == (!answer && !request), "there is an error, or an answer");
     if (error.status)

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <time.h>
 
 #include "serve/page.h"
@@ -72,19 +73,59 @@ void serve_detokenize(const struct butler_model *model, const int32_t *ids, int 
 
 /* ------------------------------------------------------------------------------------------------ without a body */
 
-static json_t *get_health(struct serve_api *api)
+static json_t *get_health(struct serve_api *api, const struct http_exchange *exchange)
 {
     (void)api;
+    (void)exchange;
     return json_pack("{s:s}", "status", "ok");
 }
 
-static json_t *get_models(struct serve_api *api)
+static json_t *model_json(const struct serve_api *api)
 {
     const struct butler_model_info *info = api->info;
-    return json_pack("{s:s, s:[{s:s, s:s, s:I, s:s, s:{s:i, s:i, s:i, s:I, s:I}}]}", "object", "list", "data", "id",
-                     api->config.model_name, "object", "model", "created", (json_int_t)api->begun, "owned_by", "butler", "meta",
-                     "n_vocab", info->n_vocab, "n_ctx_train", info->n_ctx_train, "n_embd", info->n_embd, "n_params",
-                     (json_int_t)info->n_params, "size", (json_int_t)info->weight_bytes);
+    return json_pack("{s:s, s:s, s:I, s:s, s:{s:i, s:i, s:i, s:i, s:I, s:I, s:s}}", "id", api->config.model_name, "object", "model",
+                     "created", (json_int_t)api->begun, "owned_by", "butler", "meta", "n_vocab", info->n_vocab, "n_ctx", api->n_ctx,
+                     "n_ctx_train", info->n_ctx_train, "n_embd", info->n_embd, "n_params", (json_int_t)info->n_params, "size",
+                     (json_int_t)info->weight_bytes, "ftype", info->file_type);
+}
+
+static json_t *get_models(struct serve_api *api, const struct http_exchange *exchange)
+{
+    (void)exchange;
+    return json_pack("{s:s, s:[o]}", "object", "list", "data", model_json(api));
+}
+
+/* A part of a path with %2F and the like resolved, to be freed; NULL: malformed. */
+static char *decode_path(const char *text)
+{
+    static const char digits[] = "0123456789abcdef";
+    char *out = serve_alloc(strlen(text) + 1, 1), *to = out;
+    for (; *text; text++) {
+        const char *high = *text == '%' && text[1] ? strchr(digits, text[1] | 32) : NULL,
+                   *low = high && text[2] ? strchr(digits, text[2] | 32) : NULL;
+        if (*text == '%' && (!low || (high == digits && low == digits))) {
+            free(out);
+            return NULL;
+        }
+        *to++ = low ? (char)((high - digits) << 4 | (low - digits)) : *text;
+        text += low ? 2 : 0;
+    }
+    return out;
+}
+
+/* GET /v1/models/{id}: the model under its name in answers, or its file's. */
+static void reply_model(struct serve_api *api, struct http_exchange *exchange, const char *id)
+{
+    struct serve_error error = {0};
+    char *name = decode_path(id);
+    if (name && (strcmp(name, api->config.model_name) == 0 || strcmp(name, api->config.file_name) == 0)) {
+        serve_reply_json(exchange, 200, NULL, model_json(api));
+    } else {
+        serve_fail(&error, 404, "the model '%.256s' is not here; this server has '%.256s'", name ? name : id,
+                   api->config.model_name);
+        serve_reply_error(api, exchange, &error);
+    }
+    free(name);
 }
 
 /* Spelling of the model's token by the name that templates have for it; "" where there is none. */
@@ -106,16 +147,18 @@ static json_t *template_json(const struct serve_api *api)
     return jinja ? json_string(jinja) : json_null();
 }
 
-static json_t *get_tokenizer_info(struct serve_api *api)
+static json_t *get_tokenizer_info(struct serve_api *api, const struct http_exchange *exchange)
 {
+    (void)exchange;
     json_t *eos = special_token(api, "{{ eos_token }}");
     return json_pack("{s:o, s:o, s:O, s:o, s:s, s:i}", "bos_token", special_token(api, "{{ bos_token }}"), "eos_token", eos,
                      "pad_token", eos, "chat_template", template_json(api), "tokenizer_class", api->info->tokenizer, "vocab_size",
                      api->info->n_vocab);
 }
 
-static json_t *get_props(struct serve_api *api)
+static json_t *get_props(struct serve_api *api, const struct http_exchange *exchange)
 {
+    (void)exchange;
     const struct serve_params *params = serve_scheduler_params(api->scheduler);
     const struct butler_sampler_params *s = &api->config.sampling;
     return json_pack("{s:{s:i, s:{s:f, s:i, s:f, s:f, s:f}}, s:i, s:s, s:o, s:o, s:o, s:s, s:s}", "default_generation_settings",
@@ -126,7 +169,7 @@ static json_t *get_props(struct serve_api *api)
                      params->policy, "build_info", "butler-" BUTLER_VERSION);
 }
 
-static json_t *get_slots(struct serve_api *api)
+static json_t *get_slots(struct serve_api *api, const struct http_exchange *exchange)
 {
     const int max = serve_scheduler_params(api->scheduler)->max_jobs;
     struct serve_slot *slots = serve_alloc((size_t)max, sizeof *slots);
@@ -134,14 +177,15 @@ static json_t *get_slots(struct serve_api *api)
     json_t *list = json_array();
     const int n = serve_inspect(api->scheduler, &metrics, slots, max);
     for (int i = 0; i < n; i++)
-        json_array_append_new(list,
-                              json_pack("{s:i, s:b, s:s, s:i, s:i, s:i, s:i, s:s}", "id", slots[i].id, "is_processing",
-                                        !slots[i].parked, "state",
-                                        slots[i].parked        ? "parked"
-                                        : slots[i].prompt_done ? "generating"
-                                                               : "reading",
-                                        "n_ctx", api->n_ctx, "n_prompt_tokens", slots[i].n_prompt, "n_prompt_tokens_processed",
-                                        slots[i].n_read, "n_decoded", slots[i].n_generated, "policy", slots[i].policy));
+        if (serve_may_see(exchange, slots[i].owner))
+            json_array_append_new(list,
+                                  json_pack("{s:i, s:b, s:s, s:i, s:i, s:i, s:i, s:s}", "id", slots[i].id, "is_processing",
+                                            !slots[i].parked, "state",
+                                            slots[i].parked        ? "parked"
+                                            : slots[i].prompt_done ? "generating"
+                                                                   : "reading",
+                                            "n_ctx", api->n_ctx, "n_prompt_tokens", slots[i].n_prompt, "n_prompt_tokens_processed",
+                                            slots[i].n_read, "n_decoded", slots[i].n_generated, "policy", slots[i].policy));
     free(slots);
     return list;
 }
@@ -225,17 +269,19 @@ static void reply_metrics(struct serve_api *api, struct http_exchange *exchange)
 static void reply_query(struct serve_api *api, struct http_exchange *exchange)
 {
     struct serve_error error = {0};
-    json_t *found = strcmp(exchange->path, "/kv/map") == 0 ? serve_map_json(api, exchange->query, &error)
-                                                           : serve_traces_json(api, exchange->query, &error);
+    json_t *found =
+        strcmp(exchange->path, "/kv/map") == 0 ? serve_map_json(api, exchange, &error) : serve_traces_json(api, exchange, &error);
     if (found)
         serve_reply_json(exchange, 200, NULL, found);
     else
         serve_reply_error(api, exchange, &error);
 }
 
+static const char one_model[] = "/v1/models/"; /* a name follows */
+
 static const struct route {
     const char *path, *method;
-    json_t *(*get)(struct serve_api *api);
+    json_t *(*get)(struct serve_api *api, const struct http_exchange *exchange);
     json_t *(*post)(struct serve_api *api, json_t *body, struct serve_error *error);
     int kind;                            /* of what the engine answers, -1: not that */
     const struct serve_surface *surface; /* or NULL */
@@ -244,6 +290,7 @@ static const struct route {
     {"/v1/health", "GET", get_health, NULL, -1, NULL},
     {"/models", "GET", get_models, NULL, -1, NULL},
     {"/v1/models", "GET", get_models, NULL, -1, NULL},
+    {one_model, "GET", NULL, NULL, -1, NULL},
     {"/props", "GET", get_props, NULL, -1, NULL},
     {"/slots", "GET", get_slots, NULL, -1, NULL},
     {"/metrics", "GET", NULL, NULL, -1, NULL},
@@ -264,11 +311,16 @@ static const struct route {
     {"/v1/embeddings", "POST", NULL, NULL, SERVE_COMPLETION, &serve_embeddings},
 };
 
+static bool is_at(const struct route *route, const char *path)
+{
+    return route->path == one_model ? strncmp(one_model, path, sizeof one_model - 1) == 0 : strcmp(route->path, path) == 0;
+}
+
 static const struct route *find_route(const struct http_exchange *exchange, struct serve_error *error)
 {
     const bool get = strcmp(exchange->method, "GET") == 0 || strcmp(exchange->method, "HEAD") == 0;
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-        if (strcmp(routes[i].path, exchange->path) != 0)
+        if (!is_at(&routes[i], exchange->path))
             continue;
         if (strcmp(routes[i].method, get ? "GET" : exchange->method) == 0)
             return &routes[i];
@@ -288,6 +340,7 @@ struct body_task {
     const struct route *route;
     struct http_exchange *exchange; /* of the loop's thread alone; NULL: the client has gone */
     char *body, *key;
+    int owner;
     size_t n_body;
     /* What comes of it, one of the three. */
     struct serve_error error;
@@ -307,13 +360,14 @@ json_t *serve_parse_body(const char *bytes, size_t n, struct serve_error *error)
 }
 
 struct serve_request *serve_parse(struct serve_api *api, const struct serve_surface *surface, enum serve_kind kind, json_t *body,
-                                  const char *key, struct serve_error *error)
+                                  const struct serve_client *client, struct serve_error *error)
 {
     json_t *own = surface ? surface->translate(api, body, error) : NULL;
-    struct serve_request *request = error->status ? NULL : serve_request_parse(api, kind, own ? own : body, key, error);
+    struct serve_request *request = error->status ? NULL : serve_request_parse(api, kind, own ? own : body, client, error);
     json_decref(own);
     if (request && surface) {
         request->surface = surface;
+        serve_name_answer(request, surface->id_prefix);
         if (surface->prepare)
             surface->prepare(request, body);
     }
@@ -328,7 +382,8 @@ static void run_task(struct serve_task *task)
     free(t->body);
     t->body = NULL;
     if (!t->error.status && t->route->kind >= 0)
-        t->request = serve_parse(t->api, t->route->surface, (enum serve_kind)t->route->kind, body, t->key, &t->error);
+        t->request = serve_parse(t->api, t->route->surface, (enum serve_kind)t->route->kind, body,
+                                 &(struct serve_client){.key = t->key, .owner = t->owner}, &t->error);
     else if (!t->error.status)
         answer = t->route->post(t->api, body, &t->error);
     json_decref(body);
@@ -346,7 +401,8 @@ static void on_close(struct http_exchange *exchange)
 static void post(struct serve_api *api, const struct route *route, struct http_exchange *exchange)
 {
     struct body_task *t = serve_alloc(1, sizeof *t);
-    *t = (struct body_task){.api = api, .route = route, .exchange = exchange, .key = strdup(exchange->key)};
+    *t = (struct body_task){
+        .api = api, .route = route, .exchange = exchange, .key = strdup(exchange->key), .owner = exchange->owner};
     t->body = serve_alloc(exchange->n_body + 1, 1);
     memcpy(t->body, exchange->body, exchange->n_body);
     t->n_body = exchange->n_body;
@@ -383,13 +439,40 @@ static void handle(void *user, struct http_exchange *exchange)
     if (!route)
         serve_reply_error(api, exchange, &error);
     else if (route->get)
-        serve_reply_json(exchange, 200, NULL, route->get(api));
+        serve_reply_json(exchange, 200, NULL, route->get(api, exchange));
+    else if (route->path == one_model)
+        reply_model(api, exchange, exchange->path + sizeof one_model - 1);
     else if (strcmp(route->path, "/metrics") == 0)
         reply_metrics(api, exchange);
     else if (strncmp(route->path, "/kv/", 4) == 0)
         reply_query(api, exchange);
     else
         post(api, route, exchange);
+}
+
+/* Paths are those of routes, so that their number has a bound. */
+static void on_answer(void *user, const char *path, int status)
+{
+    enum { SOME = 64 };
+    struct serve_api *api = user;
+    const char *name = "other";
+    int i = 0;
+    for (size_t r = 0; r < sizeof routes / sizeof *routes; r++)
+        if (is_at(&routes[r], path))
+            name = routes[r].path;
+    while (i < api->n_counts && (strcmp(api->counts[i].path, name) != 0 || api->counts[i].status != status))
+        i++;
+    if (i == api->n_counts) {
+        if (i % SOME == 0) {
+            struct serve_answer_count *more = serve_alloc((size_t)i + SOME, sizeof *more);
+            if (i > 0)
+                memcpy(more, api->counts, (size_t)i * sizeof *more);
+            free(api->counts);
+            api->counts = more;
+        }
+        api->counts[api->n_counts++] = (struct serve_answer_count){.path = name, .status = status};
+    }
+    api->counts[i].n++;
 }
 
 static void on_wake(void *user)
@@ -428,10 +511,15 @@ int serve_run(struct butler_engine *engine, const struct serve_config *config, s
     struct serve_params scheduler = config->scheduler;
     struct timespec seed;
     clock_gettime(CLOCK_REALTIME, &seed);
+    if (getrandom(api.secret, sizeof api.secret, 0) != (ssize_t)sizeof api.secret) {
+        *err = (struct butler_error){BUTLER_ERROR_IO, "the system gives no random numbers"};
+        return err->code;
+    }
     api.random = (uint64_t)seed.tv_sec * 1000000007u ^ (uint64_t)seed.tv_nsec;
     api.info = butler_model_get_info(api.model);
     http.handler = handle;
     http.on_wake = on_wake;
+    http.on_answer = on_answer;
     http.user = &api;
     scheduler.wake = wake;
     scheduler.user = &api;
@@ -465,5 +553,6 @@ int serve_run(struct butler_engine *engine, const struct serve_config *config, s
     serve_worker_free(api.worker);
     serve_scheduler_free(api.scheduler);
     http_server_free(api.http);
+    free(api.counts);
     return 0;
 }

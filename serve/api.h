@@ -9,10 +9,11 @@ struct serve_config {
     struct http_params http;               /* handler, on_wake and user are the server's */
     struct serve_params scheduler;         /* wake and user are the server's */
     struct butler_sampler_params sampling; /* of requests that do not say otherwise; without seed */
-    const char *model_name;
-    const char *chat_template;           /* Jinja; NULL: the model's own */
-    const char *chat_stop;               /* text that ends an answer of a conversation; NULL: none */
-    void (*ready)(void *user, int port); /* the server listens; or NULL */
+    const char *model_name;                /* in answers */
+    const char *file_name;                 /* of the model, another name that it is known by */
+    const char *chat_template;             /* Jinja; NULL: the model's own */
+    const char *chat_stop;                 /* text that ends an answer of a conversation; NULL: none */
+    void (*ready)(void *user, int port);   /* the server listens; or NULL */
     void *user;
 };
 

@@ -23,8 +23,22 @@ struct serve_api {
     int n_ctx;
     bool lossless;               /* of requests that name neither a policy nor this; */
     int n_drafts;                /* with so many drafts */
-    uint64_t n_requests, random; /* of the worker's thread */
+    uint64_t n_requests, random; /* atomic, for the workers' threads */
+    unsigned char secret[192];   /* of this process: salts of the prefix cache follow from it */
+    /* Of the loop's thread: answers so far. */
+    struct serve_answer_count {
+        const char *path; /* of the route */
+        int status;
+        uint64_t n;
+    } * counts; /* [n_counts] */
+    int n_counts;
     time_t begun;
+};
+
+/* Who asks. */
+struct serve_client {
+    const char *key; /* of the request, "" without one; jobs of one key share its turns */
+    int owner;       /* as in struct http_exchange */
 };
 
 enum serve_kind { SERVE_COMPLETION, SERVE_CHAT, SERVE_NATIVE };
@@ -59,6 +73,7 @@ struct serve_error;
 
 /* Of requests with one answer, except that whole may make a body of any number of jobs. */
 struct serve_surface {
+    const char *id_prefix; /* of its answers' ids; NULL: those of the route's kind */
     /* In the worker's thread: the request as a body of the route's kind, a new reference; NULL: *error. */
     json_t *(*translate)(struct serve_api *api, json_t *body, struct serve_error *error);
     /* What the request has beside that; NULL: nothing. translate has accepted the body. */
@@ -104,8 +119,10 @@ struct serve_error {
 int serve_fail(struct serve_error *error, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* request.c: NULL with *error when the body makes no sense, or asks for what is not supported. */
-struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind kind, json_t *body, const char *key,
-                                          struct serve_error *error);
+struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind kind, json_t *body,
+                                          const struct serve_client *client, struct serve_error *error);
+/* Its jobs are known by their answer's id: the request's, or with another beginning. */
+void serve_name_answer(struct serve_request *request, const char *prefix);
 /* The conversation of a body as text. 0 or a negative status. */
 int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_text *text, struct serve_error *error);
 /* Ids of the conversation of a body; *ids is to be freed. *syntax: what to look for in its answers; may be NULL. < 0: *error. */
@@ -205,7 +222,7 @@ json_t *serve_post_apply_template(struct serve_api *api, json_t *body, struct se
 json_t *serve_post_count_tokens(struct serve_api *api, json_t *body, struct serve_error *error);
 /* request.c's, or by way of the surface, which may be NULL. */
 struct serve_request *serve_parse(struct serve_api *api, const struct serve_surface *surface, enum serve_kind kind, json_t *body,
-                                  const char *key, struct serve_error *error);
+                                  const struct serve_client *client, struct serve_error *error);
 /* Takes the reference. header: as in struct serve_error. */
 void serve_reply_json(struct http_exchange *exchange, int status, const char *header, json_t *body);
 void serve_reply_error(struct serve_api *api, struct http_exchange *exchange, const struct serve_error *error);
@@ -218,11 +235,15 @@ void serve_detokenize(const struct butler_model *model, const int32_t *ids, int 
 /* metrics.c */
 void serve_write_metrics(struct serve_api *api, struct serve_text *text);
 /* query: id=, steps=; NULL: *error. */
-json_t *serve_traces_json(struct serve_api *api, const char *query, struct serve_error *error);
+json_t *serve_traces_json(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error);
+/* What follows "name=" in a query, up to "&" or the end; NULL: it is not there. */
+const char *serve_query_text(const char *query, const char *name);
+/* Whether the client that asks may see what belongs to this owner. */
+bool serve_may_see(const struct http_exchange *exchange, int owner);
 /* A whole number from 0 to max of the query, "id=5&steps=10"; missing: where it is not there. Anything else is an error. */
 int serve_query_number(const char *query, const char *name, int missing, int max, struct serve_error *error);
 
 /* map_json.c: query: id=, choice=, token=, layer=, head=; NULL: *error. */
-json_t *serve_map_json(struct serve_api *api, const char *query, struct serve_error *error);
+json_t *serve_map_json(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error);
 
 #endif

@@ -8,23 +8,30 @@
 #include <event2/bufferevent.h>
 #include <event2/event.h>
 #include <event2/listener.h>
+#include <limits.h>
 #include <netdb.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "serve/http_access.h"
 #include "serve/http_read.h"
+#include "serve/notice.h"
 #include "serve/text.h"
 
 enum {
     IDLE_SECONDS = 75,     /* between two requests of a connection */
     LINGER_SECONDS = 2,    /* for a client to stop sending what is not read */
     MAX_PIPELINED = 65536, /* bytes of later requests that are read while one is answered */
+    REST_MS = 100,         /* without accepting, where that failed: each try would fail at once, again and again */
+    SPARE_FILES = 64,      /* the process's own */
+    CLIENT_GONE = 499,     /* status of answers that nobody waits for any more, as nginx calls it */
 };
 
 enum state {
@@ -44,6 +51,7 @@ struct http_connection {
     struct http_exchange *exchange; /* the request that is answered, or NULL */
     struct http_reader reader;
     bool keep_alive, refused; /* refused: the request was not read to its end */
+    struct http_client client;
     int status;
     size_t n_sent;
     struct timespec begin;
@@ -54,8 +62,10 @@ struct http_server {
     struct http_params params;
     struct event_base *base;
     struct evconnlistener *listener;
-    struct event *wake, *signals[2];
+    struct event *wake, *signals[2], *rest; /* rest: from a failure to accept until the next try */
     int wake_fd, n_connections, port;
+    bool loopback; /* only this machine reaches it */
+    struct serve_notices notices;
     struct http_connection *connections;
     bool draining;
     char unix_path[sizeof((struct sockaddr_un *)0)->sun_path];
@@ -76,12 +86,39 @@ static void drop_exchange(struct http_connection *c)
     http_reader_next(&c->reader);
 }
 
+/* An answer has ended: a line of the log. */
+static void note_answer(const struct http_connection *c)
+{
+    const struct http_head *head = &c->reader.head;
+    const struct http_params *params = &c->server->params;
+    const char *path = head->path ? head->path : "-";
+    struct timespec now;
+    struct tm utc;
+    char when[32], key[9];
+    if (params->on_answer)
+        params->on_answer(params->user, path, c->status);
+    if (!params->log)
+        return;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const double ms = 1e3 * (double)(now.tv_sec - c->begin.tv_sec) + 1e-6 * (double)(now.tv_nsec - c->begin.tv_nsec);
+    const time_t seconds = time(NULL);
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&seconds, &utc));
+    http_name_key(&c->client, head->key ? head->key : "", key);
+    fprintf(params->log, "%s %s %s %s %d %zu bytes %.1f ms key %s\n", when, c->peer, head->method ? head->method : "-", path,
+            c->status, c->n_sent, ms, key);
+    fflush(params->log);
+}
+
 /* The connection ends, whatever it was doing. gone: an exchange that had not ended is told. */
 static void close_connection(struct http_connection *c, bool gone)
 {
     struct http_server *server = c->server;
     if (gone && c->exchange && c->state == ANSWER && c->exchange->on_close)
         c->exchange->on_close(c->exchange);
+    if (gone && c->exchange && c->state == ANSWER) {
+        c->status = CLIENT_GONE;
+        note_answer(c);
+    }
     *c->link = c->next;
     if (c->next)
         c->next->link = c->link;
@@ -95,24 +132,6 @@ static void close_connection(struct http_connection *c, bool gone)
         event_base_loopbreak(server->base);
 }
 
-static void write_log(const struct http_connection *c)
-{
-    const struct http_head *head = &c->reader.head;
-    FILE *log = c->server->params.log;
-    struct timespec now;
-    struct tm utc;
-    char when[32];
-    if (!log)
-        return;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    const double ms = 1e3 * (double)(now.tv_sec - c->begin.tv_sec) + 1e-6 * (double)(now.tv_nsec - c->begin.tv_nsec);
-    const time_t seconds = time(NULL);
-    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&seconds, &utc));
-    fprintf(log, "%s %s %s %s %d %zu bytes %.1f ms\n", when, c->peer, head->method ? head->method : "-",
-            head->path ? head->path : "-", c->status, c->n_sent, ms);
-    fflush(log);
-}
-
 /* ---------------------------------------------------------------------------------------------------- answers */
 
 static const char *reason(int status)
@@ -124,6 +143,7 @@ static const char *reason(int status)
                    {204, "No Content"},
                    {400, "Bad Request"},
                    {401, "Unauthorized"},
+                   {403, "Forbidden"},
                    {404, "Not Found"},
                    {405, "Method Not Allowed"},
                    {408, "Request Timeout"},
@@ -171,8 +191,9 @@ static void flush(struct http_connection *c)
 /* The answer is complete: the next request, or the end when all is sent. */
 static void end_answer(struct http_connection *c)
 {
-    write_log(c);
+    note_answer(c);
     drop_exchange(c);
+    c->client = (struct http_client){0};
     c->n_sent = 0;
     if (c->keep_alive && !c->server->draining) {
         c->state = READ;
@@ -219,8 +240,8 @@ bool http_stream_write(struct http_exchange *x, const char *bytes, size_t n)
     c->n_sent += n;
     if (evbuffer_get_length(out) <= c->server->params.max_unread)
         return true;
-    c->status = 0; /* so that the log shows it */
-    write_log(c);
+    c->status = CLIENT_GONE;
+    note_answer(c);
     close_connection(c, false);
     return false;
 }
@@ -237,6 +258,7 @@ void http_stream_end(struct http_exchange *x)
 static void refuse(struct http_connection *c, int status, const char *message)
 {
     const char *type = status == 401   ? "authentication_error"
+                       : status == 403 ? "permission_error"
                        : status == 501 ? "not_supported_error"
                        : status == 503 ? "unavailable_error"
                                        : "invalid_request_error";
@@ -257,30 +279,16 @@ static void refuse(struct http_connection *c, int status, const char *message)
 
 /* ------------------------------------------------------------------------------------------------ the request */
 
-/* Whether the clients' keys allow the request, in a time that does not tell how much of a key is right. */
-static bool is_allowed(const struct http_params *params, const struct http_head *head)
-{
-    static const char *const open[] = {"/", "/page.css", "/page.js", "/health", "/v1/health", "/models", "/v1/models"};
-    bool allowed = params->n_keys == 0 || strcmp(head->method, "OPTIONS") == 0;
-    for (size_t i = 0; i < sizeof open / sizeof *open; i++)
-        allowed |= strcmp(head->path, open[i]) == 0;
-    for (int k = 0; k < params->n_keys; k++) {
-        const size_t n = strlen(params->keys[k]), n_given = strlen(head->key);
-        unsigned char differ = n != n_given;
-        for (size_t i = 0; i < n; i++)
-            differ |= (unsigned char)(params->keys[k][i] ^ head->key[i < n_given ? i : n_given]);
-        allowed |= !differ;
-    }
-    return allowed;
-}
-
 /* The head is there: whoever may not ask is told before the body takes memory. */
 static void take_head(struct http_connection *c)
 {
     const struct http_head *head = &c->reader.head;
     c->keep_alive = head->keep_alive;
-    if (!is_allowed(&c->server->params, head))
+    const enum http_access access = http_check_access(&c->server->params, head, c->server->loopback, &c->client);
+    if (access == HTTP_WRONG_KEY)
         refuse(c, 401, "Invalid API Key");
+    else if (access == HTTP_FOREIGN_PAGE)
+        refuse(c, 403, "without API keys this is shown only to the server's own page, and to programs that are no browser");
     else if (head->expect && (head->chunked || head->length))
         bufferevent_write(c->events, "HTTP/1.1 100 Continue\r\n\r\n", 25);
 }
@@ -300,6 +308,8 @@ static void handle(struct http_connection *c)
                                 .path = head->path,
                                 .query = head->query,
                                 .key = head->key,
+                                .owner = c->client.owner,
+                                .admin = c->client.admin,
                                 .body = body->bytes,
                                 .n_body = body->n - 1};
     if (c->server->draining) {
@@ -431,6 +441,26 @@ static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struc
     set_deadline(c, server->params.timeout_s);
 }
 
+static void on_rested(evutil_socket_t fd, short what, void *user)
+{
+    struct http_server *server = user;
+    (void)fd;
+    (void)what;
+    if (server->listener)
+        evconnlistener_enable(server->listener);
+}
+
+/* Accepting failed: files or memory have run out. The connection still waits, so that without a rest the next try would follow at
+ * once. */
+static void on_accept_error(struct evconnlistener *listener, void *user)
+{
+    struct http_server *server = user;
+    const struct timeval rest = {.tv_usec = 1000 * REST_MS};
+    serve_notice(&server->notices, "a connection cannot be accepted now: %s", strerror(EVUTIL_SOCKET_ERROR()));
+    evconnlistener_disable(listener);
+    event_add(server->rest, &rest);
+}
+
 /* Clients are refused from now on, or find the server that takes over. */
 static void stop_listening(struct http_server *server)
 {
@@ -537,10 +567,38 @@ static bool listen_tcp(struct http_server *server, unsigned flags, char *error, 
     if (!server->listener)
         snprintf(error, n_error, "%s port %s: %s", server->params.host, port, strerror(errno));
     freeaddrinfo(found);
-    if (server->listener && getsockname(evconnlistener_get_fd(server->listener), (struct sockaddr *)&bound, &n_bound) == 0)
-        server->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                                         : ((struct sockaddr_in *)&bound)->sin_port);
+    if (server->listener && getsockname(evconnlistener_get_fd(server->listener), (struct sockaddr *)&bound, &n_bound) == 0) {
+        const struct sockaddr_in *v4 = (struct sockaddr_in *)&bound;
+        server->loopback = bound.ss_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)&bound)->sin6_addr)
+                                                       : ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+        server->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port : v4->sin_port);
+    }
     return server->listener != NULL;
+}
+
+/* Raises the limit on open files as far as it goes; what it leaves beside the other files are connections. */
+static bool limit_connections(struct http_server *server, char *error, size_t n_error)
+{
+    struct rlimit files;
+    const long long others = SPARE_FILES + server->params.n_files;
+    if (getrlimit(RLIMIT_NOFILE, &files) < 0)
+        return true;
+    if (files.rlim_cur != files.rlim_max) {
+        files.rlim_cur = files.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &files) < 0 && getrlimit(RLIMIT_NOFILE, &files) < 0)
+            return true;
+    }
+    const long long most = files.rlim_cur > INT_MAX ? INT_MAX : (long long)files.rlim_cur;
+    if (most - others >= server->params.max_connections)
+        return true;
+    if (most <= others) {
+        snprintf(error, n_error, "the limit on open files is %lld (ulimit -n); the server needs more than %lld", most, others);
+        return false;
+    }
+    server->params.max_connections = (int)(most - others);
+    serve_notice(&server->notices, "at most %d connections: the limit on open files is %lld (ulimit -n), and %lld are for others",
+                 server->params.max_connections, most, others);
+    return true;
 }
 
 struct http_server *http_server_new(const struct http_params *params, char *error, size_t n_error)
@@ -550,6 +608,12 @@ struct http_server *http_server_new(const struct http_params *params, char *erro
     struct http_server *server = serve_alloc(1, sizeof *server);
     bool ready = true;
     server->params = *params;
+    server->notices = (struct serve_notices){.say = params->say, .user = params->say_user};
+    server->wake_fd = -1;
+    if (!limit_connections(server, error, n_error)) {
+        http_server_free(server);
+        return NULL;
+    }
     server->base = event_base_new();
     server->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     snprintf(error, n_error, "the event loop: %s", strerror(errno));
@@ -559,7 +623,9 @@ struct http_server *http_server_new(const struct http_params *params, char *erro
         return NULL;
     }
     server->wake = event_new(server->base, server->wake_fd, EV_READ | EV_PERSIST, on_wake, server);
-    ready = server->wake && event_add(server->wake, NULL) == 0;
+    server->rest = evtimer_new(server->base, on_rested, server);
+    ready = server->rest && server->wake && event_add(server->wake, NULL) == 0;
+    evconnlistener_set_error_cb(server->listener, on_accept_error);
     for (int i = 0; i < 2; i++) {
         server->signals[i] = evsignal_new(server->base, numbers[i], on_signal, server);
         ready = ready && server->signals[i] && event_add(server->signals[i], NULL) == 0;
@@ -585,6 +651,8 @@ void http_server_free(struct http_server *server)
     stop_listening(server);
     if (server->wake)
         event_free(server->wake);
+    if (server->rest)
+        event_free(server->rest);
     for (int i = 0; i < 2; i++)
         if (server->signals[i])
             event_free(server->signals[i]);
@@ -592,6 +660,7 @@ void http_server_free(struct http_server *server)
         close(server->wake_fd);
     if (server->base)
         event_base_free(server->base);
+    serve_notices_flush(&server->notices);
     free(server);
 }
 

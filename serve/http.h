@@ -18,6 +18,8 @@ struct http_exchange {
     /* Strings end with a zero byte and live as long as the exchange. */
     const char *method, *path, *query; /* query: behind the "?", or "" */
     const char *key;                   /* of Authorization: Bearer or X-Api-Key, or "" */
+    int owner;                         /* whose request it is: 1 + the number of its key; 0 where the server has none */
+    bool admin;                        /* the client sees what all owners have */
     char *body;                        /* [n_body], then a zero byte */
     size_t n_body;
     void *user; /* the handler's; NULL at first */
@@ -34,12 +36,18 @@ struct http_params {
     int port;                /* 0: any that is free */
     const char *const *keys; /* [n_keys] that are accepted; none: every client is */
     int n_keys;
+    const char *admin_key;                   /* is accepted too, and sees what all keys have; NULL: none */
     size_t max_header, max_body, max_unread; /* bytes; max_unread: of an answer that the client has not read yet */
-    int max_connections;
-    int timeout_s; /* for a request to come in whole, and for a client to read some of its answer */
-    FILE *log;     /* a line for every answer; NULL: none */
+    int max_connections;                     /* fewer where the limit on open files leaves less; that is raised as far as it goes */
+    int n_files;                             /* other files that may be open at the same time */
+    int timeout_s;                           /* for a request to come in whole, and for a client to read some of its answer */
+    FILE *log;                               /* a line for every answer; NULL: none */
+    void (*say)(void *user, const char *message); /* for the operator, with say_user; repeated ones rarely; NULL: nothing is told */
+    void *say_user;
     http_handler_fn *handler;
     void (*on_wake)(void *user); /* after http_server_wake, in the loop's thread */
+    /* An answer is complete, or (status 499) its client went away before; or NULL. path: "-" where there is none. */
+    void (*on_answer)(void *user, const char *path, int status);
     void *user;
 };
 

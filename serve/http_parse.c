@@ -30,7 +30,7 @@ static bool parse_length(const char *text, size_t *length)
 
 /* What headers say of a request. */
 struct headers {
-    const char *length, *encoding, *host, *connection, *expect, *authorization, *api_key;
+    const char *length, *encoding, *connection, *expect, *authorization, *api_key;
     bool twice; /* one of those that may come once */
 };
 
@@ -61,12 +61,13 @@ static bool parse_header(struct http_head *head, struct headers *headers, char *
         const char **value;
     } known[] = {{"content-length", &headers->length},
                  {"transfer-encoding", &headers->encoding},
-                 {"host", &headers->host},
+                 {"host", &head->host},
                  {"connection", &headers->connection},
                  {"expect", &headers->expect},
                  {"authorization", &headers->authorization},
                  {"x-api-key", &headers->api_key},
                  {"origin", &head->origin},
+                 {"sec-fetch-site", &head->fetch_site},
                  {"access-control-request-headers", &head->asked_headers}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (strcasecmp(line, known[i].name) == 0) {
@@ -136,7 +137,7 @@ static int read_headers(const struct headers *headers, struct http_head *head, c
     if (headers->twice)
         return 400;
     *message = "no Host header";
-    if (!head->http_1_0 && !headers->host)
+    if (!head->http_1_0 && !head->host)
         return 400;
     *message = "Transfer-Encoding with Content-Length, or in HTTP/1.0";
     if (headers->encoding && (headers->length || head->http_1_0))

@@ -7,7 +7,9 @@
 
 struct http_head {
     const char *method, *path, *query, *key;    /* as in struct http_exchange */
+    const char *host;                           /* NULL: none, in HTTP/1.0 */
     const char *origin, *asked_headers;         /* of CORS; NULL: none */
+    const char *fetch_site;                     /* of Sec-Fetch-Site, how the page that asks is related; NULL: no browser says */
     size_t length;                              /* of the body, where it is not chunked */
     bool chunked, expect, keep_alive, http_1_0; /* expect: the client waits for "100 Continue" */
 };

@@ -108,6 +108,7 @@ struct serve_map *serve_map_begin(struct serve_maps *maps, const struct serve_jo
     memcpy(map->ids, job->prompt, (size_t)job->n_prompt * sizeof *map->ids);
     map->policy = strdup(job->policy);
     map->view = (struct serve_map_view){.id = job->id,
+                                        .owner = job->owner,
                                         .choice = i,
                                         .n_layers = maps->n_layers,
                                         .n_kv_heads = maps->n_kv_heads,

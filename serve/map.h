@@ -38,7 +38,7 @@ struct serve_map_step {
 /* What a reader sees, under the lock. Token i >= n_prompt was drawn after the step steps[i - n_prompt], NULL: it was not recorded.
  */
 struct serve_map_view {
-    int id, choice, n_layers, n_kv_heads, n_prompt, n_tokens;
+    int id, owner, choice, n_layers, n_kv_heads, n_prompt, n_tokens;
     bool running, complete; /* complete: nothing was left out for lack of room */
     const char *policy;
     const int32_t *ids;                        /* [n_tokens] */

@@ -9,7 +9,8 @@
 struct query {
     struct serve_api *api;
     int id, choice, token, layer, head; /* -1: not given */
-    json_t *answer;                     /* NULL: no such map yet */
+    const struct http_exchange *exchange;
+    json_t *answer; /* NULL: no such map yet */
     struct serve_error *error;
 };
 
@@ -83,6 +84,8 @@ static json_t *step_json(const struct query *query, const struct serve_map_view 
 static bool on_map(void *user, const struct serve_map_view *view)
 {
     struct query *query = user;
+    if (!serve_may_see(query->exchange, view->owner)) /* as if it were not there */
+        return true;
     if (query->id < 0) {
         json_array_append_new(query->answer, head_json(view));
         return true;
@@ -107,9 +110,10 @@ static bool on_map(void *user, const struct serve_map_view *view)
     return false;
 }
 
-json_t *serve_map_json(struct serve_api *api, const char *text, struct serve_error *error)
+json_t *serve_map_json(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error)
 {
-    struct query query = {.api = api, .error = error};
+    struct query query = {.api = api, .exchange = exchange, .error = error};
+    const char *text = exchange->query;
     query.id = serve_query_number(text, "id", -1, INT_MAX, error);
     query.choice = serve_query_number(text, "choice", 0, SERVE_MAX_CHOICES, error);
     query.token = serve_query_number(text, "token", -1, INT_MAX, error);

@@ -325,7 +325,8 @@ static void end(struct serve_request *request)
     write_event(request, "message_stop", json_object());
 }
 
-const struct serve_surface serve_messages = {.translate = translate,
+const struct serve_surface serve_messages = {.id_prefix = "msg_",
+                                             .translate = translate,
                                              .whole = whole,
                                              .begin = begin,
                                              .begin_block = begin_block,

@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,8 +39,10 @@ static void put_histogram(struct serve_text *text, const char *name, const char 
         (unsigned long long)h->n);
 }
 
+enum { POLICY_LABEL = 2 * SERVE_POLICY_NAME + 16 };
+
 /* A policy as a label. */
-static void label_policy(char label[2 * SERVE_POLICY_NAME + 16], const char *policy)
+static void label_policy(char label[POLICY_LABEL], const char *policy)
 {
     char *out = stpcpy(label, "policy=\"");
     for (; *policy; policy++) {
@@ -50,36 +53,90 @@ static void label_policy(char label[2 * SERVE_POLICY_NAME + 16], const char *pol
     strcpy(out, "\"");
 }
 
-/* What decode steps read under each policy, and what audits found. */
+/* A counter by policy, of the policies for which it was measured: for which `measured` is not 0. */
+static void put_counts(struct serve_text *text, const char *name, const char *help, const struct serve_policy_metrics *rows, int n,
+                       double (*count)(const struct serve_policy_metrics *row),
+                       double (*measured)(const struct serve_policy_metrics *row))
+{
+    char label[POLICY_LABEL];
+    bool begun = false;
+    for (int i = 0; i < n; i++) {
+        if (measured(&rows[i]) <= 0)
+            continue;
+        if (!begun)
+            put_head(text, name, "counter", help);
+        begun = true;
+        label_policy(label, rows[i].policy);
+        put(text, "%s{%s} %.15g\n", name, label, count(&rows[i]));
+    }
+}
+
+static void put_audits(struct serve_text *text, const char *name, const char *help, const struct serve_policy_metrics *rows, int n,
+                       size_t at)
+{
+    char label[POLICY_LABEL];
+    bool begun = false;
+    for (int i = 0; i < n; i++) {
+        const struct serve_histogram *h = (const struct serve_histogram *)((const char *)&rows[i] + at);
+        if (h->n == 0) /* no audit looked at it: 0 would be a wrong answer */
+            continue;
+        if (!begun)
+            put_head(text, name, "histogram", help);
+        begun = true;
+        label_policy(label, rows[i].policy);
+        put_histogram(text, name, label, serve_share_bounds, h);
+    }
+}
+
+#define COUNT(field)                                                                                                               \
+    static double count_##field(const struct serve_policy_metrics *row)                                                            \
+    {                                                                                                                              \
+        return (double)row->field;                                                                                                 \
+    }
+COUNT(n_jobs)
+COUNT(prompt_tokens)
+COUNT(cached_tokens)
+COUNT(read_bytes)
+COUNT(dense_bytes)
+COUNT(audit_s)
+#undef COUNT
+
+/* What jobs of each policy brought, what their decode steps read, and what audits found. */
 static void put_policies(struct serve_text *text, struct serve_traces *traces)
 {
     struct serve_policy_metrics *rows = serve_alloc(SERVE_POLICIES, sizeof *rows);
-    char labels[SERVE_POLICIES][2 * SERVE_POLICY_NAME + 16];
     const int n = serve_traces_policies(traces, rows);
-    for (int i = 0; i < n; i++)
-        label_policy(labels[i], rows[i].policy);
-    put_head(text, "butler:policy_read_bytes_total", "counter", "Bytes that decode steps read: keys, values and metrics");
-    for (int i = 0; i < n; i++)
-        put(text, "butler:policy_read_bytes_total{%s} %llu\n", labels[i], (unsigned long long)rows[i].read_bytes);
-    put_head(text, "butler:policy_dense_bytes_total", "counter", "Bytes that dense attention would have read");
-    for (int i = 0; i < n; i++)
-        put(text, "butler:policy_dense_bytes_total{%s} %llu\n", labels[i], (unsigned long long)rows[i].dense_bytes);
-    put_head(text, "butler:audit_seconds_total", "counter", "Time that audits took");
-    for (int i = 0; i < n; i++)
-        put(text, "butler:audit_seconds_total{%s} %.9g\n", labels[i], rows[i].audit_s);
-    put_head(text, "butler:audit_recall", "histogram", "Of the tokens with the highest exact attention the share that was read");
-    for (int i = 0; i < n; i++)
-        put_histogram(text, "butler:audit_recall", labels[i], serve_share_bounds, &rows[i].recall);
-    put_head(text, "butler:audit_mass", "histogram", "Exact attention to the tokens that were read");
-    for (int i = 0; i < n; i++)
-        put_histogram(text, "butler:audit_mass", labels[i], serve_share_bounds, &rows[i].mass);
+    put_counts(text, "butler:policy_jobs_total", "Jobs whose prompts were read", rows, n, count_n_jobs, count_n_jobs);
+    put_counts(text, "butler:policy_prompt_tokens_total", "Tokens of their prompts", rows, n, count_prompt_tokens, count_n_jobs);
+    put_counts(text, "butler:policy_prompt_tokens_cached_total", "Of those, tokens that the prefix cache had", rows, n,
+               count_cached_tokens, count_n_jobs);
+    put_counts(text, "butler:policy_read_bytes_total", "Bytes that decode steps read: keys, values and metrics", rows, n,
+               count_read_bytes, count_dense_bytes);
+    put_counts(text, "butler:policy_dense_bytes_total", "Bytes that dense attention would have read", rows, n, count_dense_bytes,
+               count_dense_bytes);
+    put_counts(text, "butler:audit_seconds_total", "Time that audits took", rows, n, count_audit_s, count_audit_s);
+    put_audits(text, "butler:audit_recall", "Of the tokens with the highest exact attention the share that was read", rows, n,
+               offsetof(struct serve_policy_metrics, recall));
+    put_audits(text, "butler:audit_mass", "Exact attention to the tokens that were read", rows, n,
+               offsetof(struct serve_policy_metrics, mass));
     free(rows);
+}
+
+static void put_answers(struct serve_text *text, const struct serve_api *api)
+{
+    if (api->n_counts > 0)
+        put_head(text, "butler:http_answers_total", "counter",
+                 "Answers by endpoint and HTTP status; 499: the client went away before");
+    for (int i = 0; i < api->n_counts; i++)
+        put(text, "butler:http_answers_total{endpoint=\"%s\",status=\"%d\"} %llu\n", api->counts[i].path, api->counts[i].status,
+            (unsigned long long)api->counts[i].n);
 }
 
 void serve_write_metrics(struct serve_api *api, struct serve_text *text)
 {
     struct serve_metrics m;
     serve_inspect(api->scheduler, &m, NULL, 0);
+    const struct serve_params *params = serve_scheduler_params(api->scheduler);
     const struct {
         const char *name, *type, *help;
         double value;
@@ -102,8 +159,10 @@ void serve_write_metrics(struct serve_api *api, struct serve_text *text)
          (double)m.engine.prefix_lookups},
         {"butler:prefix_hits_total", "counter", "Prompts of which it had a beginning", (double)m.engine.prefix_hits},
         {"butler:prefix_bytes", "gauge", "Bytes that the prefix cache holds", (double)m.engine.prefix_memory},
+        {"butler:prefix_limit_bytes", "gauge", "Most bytes that it may hold", (double)params->prefix_bytes},
         {"butler:kv_bytes", "gauge", "Bytes of KV pages in use", (double)m.engine.kv_memory},
         {"butler:kv_reserved_bytes", "gauge", "Bytes that running jobs may come to need", (double)m.reserved},
+        {"butler:kv_limit_bytes", "gauge", "Most bytes that jobs may reserve together", (double)params->kv_bytes},
         {"butler:parked", "gauge", "Jobs that have left memory for a while", m.n_parked},
         {"butler:parked_total", "counter", "How often a job left memory", (double)m.parked_total},
         {"butler:parked_bytes_total", "counter", "Bytes that were written for that", (double)m.parked_bytes},
@@ -121,6 +180,9 @@ void serve_write_metrics(struct serve_api *api, struct serve_text *text)
         put_head(text, rows[i].name, rows[i].type, rows[i].help);
         put(text, "%s %.15g\n", rows[i].name, rows[i].value);
     }
+    put_answers(text, api);
+    put_head(text, "butler:queue_seconds", "histogram", "From a request's submission until it runs");
+    put_histogram(text, "butler:queue_seconds", "", serve_bounds, &m.queue);
     put_head(text, "butler:time_to_first_token_seconds", "histogram", "From a request's submission to its first token");
     put_histogram(text, "butler:time_to_first_token_seconds", "", serve_bounds, &m.first);
     put_head(text, "butler:time_between_tokens_seconds", "histogram", "Between two tokens of a job");
@@ -130,19 +192,31 @@ void serve_write_metrics(struct serve_api *api, struct serve_text *text)
 
 /* ------------------------------------------------------------------------------------------------------- /kv/trace */
 
-int serve_query_number(const char *query, const char *name, int missing, int max, struct serve_error *error)
+bool serve_may_see(const struct http_exchange *exchange, int owner)
+{
+    return exchange->admin || exchange->owner == owner;
+}
+
+const char *serve_query_text(const char *query, const char *name)
 {
     const size_t n = strlen(name);
     for (const char *at = query; at; at = strchr(at, '&')) {
         at += *at == '&';
-        if (strncmp(at, name, n) != 0 || at[n] != '=')
-            continue;
-        const char *value = at + n + 1;
-        const size_t n_digits = strspn(value, "0123456789");
-        if (n_digits >= 1 && n_digits <= 10 && strchr("&", value[n_digits]) && strtoll(value, NULL, 10) <= max)
-            return (int)strtoll(value, NULL, 10);
-        serve_fail(error, 400, "'%s' must be a whole number from 0 to %d", name, max);
+        if (strncmp(at, name, n) == 0 && at[n] == '=')
+            return at + n + 1;
     }
+    return NULL;
+}
+
+int serve_query_number(const char *query, const char *name, int missing, int max, struct serve_error *error)
+{
+    const char *value = serve_query_text(query, name);
+    const size_t n_digits = value ? strspn(value, "0123456789") : 0;
+    if (!value)
+        return missing;
+    if (n_digits >= 1 && n_digits <= 10 && strchr("&", value[n_digits]) && strtoll(value, NULL, 10) <= max)
+        return (int)strtoll(value, NULL, 10);
+    serve_fail(error, 400, "'%s' must be a whole number from 0 to %d", name, max);
     return missing;
 }
 
@@ -169,23 +243,42 @@ static json_t *trace_json(const struct serve_trace *trace, uint64_t n)
         json_array_append_new(recall, share_json((double)step->recall));
         json_array_append_new(mass, share_json((double)step->mass));
     }
-    return json_pack("{s:i, s:i, s:s, s:b, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "id", trace->id, "choice",
-                     trace->choice, "policy", trace->policy, "running", (int)trace->running, "n_prompt_tokens", trace->n_prompt,
-                     "n_steps", (json_int_t)trace->n_steps, "n_tokens", tokens, "read_share", shares, "kv_bytes", kv,
-                     "metric_bytes", metric, "dense_bytes", dense, "reuse", reuse, "recall", recall, "mass", mass);
+    return json_pack("{s:s?, s:i, s:i, s:s, s:b, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "id",
+                     *trace->answer_id ? trace->answer_id : NULL, "id_slot", trace->id, "choice", trace->choice, "policy",
+                     trace->policy, "running", (int)trace->running, "n_prompt_tokens", trace->n_prompt, "n_steps",
+                     (json_int_t)trace->n_steps, "n_tokens", tokens, "read_share", shares, "kv_bytes", kv, "metric_bytes", metric,
+                     "dense_bytes", dense, "reuse", reuse, "recall", recall, "mass", mass);
 }
 
-json_t *serve_traces_json(struct serve_api *api, const char *query, struct serve_error *error)
+/* A trace is asked for by its answer's id, or by the number of its slot. *number -1: by neither. */
+static void read_trace_id(const char *query, int *number, char id[48], struct serve_error *error)
 {
-    const int id = serve_query_number(query, "id", -1, INT_MAX, error),
-              steps = serve_query_number(query, "steps", SERVE_TRACE_STEPS, SERVE_TRACE_STEPS, error);
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
+    const char *value = serve_query_text(query, "id");
+    const size_t n = value ? strspn(value, letters) : 0, n_begin = value ? strcspn(value, "_-") : 0;
+    memset(id, 0, 48);
+    *number = -1;
+    if (n < 48 && n_begin > 0 && n_begin < n && strchr("&", value[n])) /* "cmpl-1a2b" */
+        memcpy(id, value, n);
+    else
+        *number = serve_query_number(query, "id", -1, INT_MAX, error);
+}
+
+json_t *serve_traces_json(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error)
+{
+    const char *query = exchange->query;
+    char answer_id[48];
+    int id;
+    read_trace_id(query, &id, answer_id, error);
+    const int steps = serve_query_number(query, "steps", SERVE_TRACE_STEPS, SERVE_TRACE_STEPS, error);
     if (error->status)
         return NULL;
     struct serve_trace *traces = serve_alloc(SERVE_TRACES, sizeof *traces);
     const int n = serve_traces_copy(serve_scheduler_traces(api->scheduler), traces);
     json_t *list = json_array();
     for (int i = 0; i < n; i++)
-        if (id < 0 || traces[i].id == id)
+        if (serve_may_see(exchange, traces[i].owner) && (id < 0 || traces[i].id == id) &&
+            (!*answer_id || strcmp(traces[i].answer_id, answer_id) == 0))
             json_array_append_new(list, trace_json(&traces[i], (uint64_t)steps));
     free(traces);
     return json_pack("{s:i, s:o}", "kept_steps", SERVE_TRACE_STEPS, "traces", list);

@@ -66,7 +66,8 @@ int serve_unpark(struct serve_job *job, struct butler_engine *engine, struct but
 {
     for (int i = 0; i < job->n_choices; i++) {
         struct serve_choice *choice = &job->choices[i];
-        if (choice->fd >= 0 && !(choice->session = butler_session_restore_fd(engine, choice->fd, 0, err)))
+        if (choice->fd >= 0 && (!(choice->session = butler_session_restore_fd(engine, choice->fd, 0, err)) ||
+                                butler_session_set_prefix_salt(choice->session, job->salt, err) < 0))
             return err->code;
     }
     close_files(job);

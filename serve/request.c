@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <xxhash.h>
 
 #include "serve/api_parts.h"
 
@@ -538,8 +539,9 @@ static void read_sampling(struct serve_api *api, json_t *body, struct serve_job 
     const double seed = read_number(body, "seed", -1, 9007199254740992.0, -1, error);
     if (seed != floor(seed))
         serve_fail(error, 400, "'seed' must be a whole number");
-    api->random += 0x9e3779b97f4a7c15u; /* a seed that nobody chose: another each time */
-    p->seed = seed < 0 ? (api->random ^ api->random >> 31) : (uint64_t)seed;
+    /* A seed that nobody chose: another each time. */
+    const uint64_t random = __atomic_add_fetch(&api->random, 0x9e3779b97f4a7c15u, __ATOMIC_RELAXED);
+    p->seed = seed < 0 ? (random ^ random >> 31) : (uint64_t)seed;
     read_logit_bias(api, body, job, error);
 }
 
@@ -612,8 +614,31 @@ static int read_n_top(json_t *body, enum serve_kind kind, struct serve_error *er
 
 /* ------------------------------------------------------------------------------------------------- the request */
 
-static struct serve_job *make_job(struct serve_request *request, json_t *body, int32_t *ids, int n, const char *key,
-                                  struct serve_error *error)
+/* Beginnings of prompts are shared among requests of one key, and of one "cache_salt" where there is one. */
+static uint64_t read_salt(const struct serve_api *api, json_t *body, const struct serve_client *client, struct serve_error *error)
+{
+    const json_t *given = json_object_get(body, "cache_salt");
+    struct serve_text text = {0};
+    if (is_given(given) && json_string_length(given) == 0 && !error->status)
+        serve_fail(error, 400, "'cache_salt' must be a string that is not empty");
+    if (client->owner == 0 && !is_given(given))
+        return 0;
+    serve_text_append(&text, (const char *)&client->owner, sizeof client->owner);
+    serve_text_append(&text, json_string_value(given), json_string_length(given));
+    const uint64_t salt = XXH3_64bits_withSecret(text.bytes, text.n, api->secret, sizeof api->secret);
+    serve_text_free(&text);
+    return salt;
+}
+
+void serve_name_answer(struct serve_request *request, const char *prefix)
+{
+    for (int j = 0; j < request->n_jobs && request->kind != SERVE_NATIVE; j++)
+        snprintf(request->jobs[j]->answer_id, sizeof request->jobs[j]->answer_id, "%s%s", prefix ? prefix : "",
+                 prefix ? strchr(request->id, '-') + 1 : request->id);
+}
+
+static struct serve_job *make_job(struct serve_request *request, json_t *body, int32_t *ids, int n,
+                                  const struct serve_client *client, struct serve_error *error)
 {
     struct serve_api *api = request->api;
     struct serve_job *job = serve_alloc(1, sizeof *job);
@@ -626,7 +651,9 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     job->no_cache = !serve_read_bool(body, "cache_prompt", true, error);
     job->user = request;
     job->is_shown = request->syntax.calls || request->syntax.reasoning ? serve_syntax_is_mark : NULL;
-    job->key = *key ? strdup(key) : NULL;
+    job->key = *client->key ? strdup(client->key) : NULL;
+    job->owner = client->owner;
+    job->salt = read_salt(api, body, client, error);
     read_sampling(api, body, job, error);
     job->sampling.grammar = request->grammar;
     read_policy(api, body, job, error);
@@ -655,7 +682,8 @@ static void read_call_grammar(struct serve_request *request, json_t *body, struc
     }
 }
 
-static void add_prompt(struct serve_request *request, json_t *body, json_t *prompt, const char *key, struct serve_error *error)
+static void add_prompt(struct serve_request *request, json_t *body, json_t *prompt, const struct serve_client *client,
+                       struct serve_error *error)
 {
     int32_t *ids = NULL;
     const bool special = serve_read_bool(body, "add_special_tokens", true, error);
@@ -667,11 +695,11 @@ static void add_prompt(struct serve_request *request, json_t *body, json_t *prom
     if (n < 0 || error->status)
         free(ids);
     else
-        request->jobs[request->n_jobs++] = make_job(request, body, ids, n, key, error);
+        request->jobs[request->n_jobs++] = make_job(request, body, ids, n, client, error);
 }
 
-struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind kind, json_t *body, const char *key,
-                                          struct serve_error *error)
+struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind kind, json_t *body,
+                                          const struct serve_client *client, struct serve_error *error)
 {
     json_t *prompt = json_object_get(body, "prompt"), *options = json_object_get(body, "stream_options");
     const bool is_list = kind != SERVE_CHAT && json_array_size(prompt) > 0 && !has(prompt, is_number);
@@ -700,13 +728,14 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
         serve_fail(error, 400, "'prompt' has more than %d prompts", SERVE_MAX_PROMPTS);
     request->jobs = serve_alloc(SERVE_MAX_PROMPTS, sizeof(struct serve_job *));
     for (size_t i = 0; i < n && !error->status; i++)
-        add_prompt(request, body, is_list ? json_array_get(prompt, i) : prompt, key, error);
+        add_prompt(request, body, is_list ? json_array_get(prompt, i) : prompt, client, error);
     if (error->status) {
         serve_request_free(request);
         return NULL;
     }
     request->answers = serve_alloc((size_t)(request->n_jobs * request->n_choices), sizeof *request->answers);
     snprintf(request->id, sizeof request->id, "%s-%llx%06llx", kind == SERVE_CHAT ? "chatcmpl" : "cmpl",
-             (unsigned long long)request->created, (unsigned long long)++api->n_requests);
+             (unsigned long long)request->created, (unsigned long long)__atomic_add_fetch(&api->n_requests, 1, __ATOMIC_RELAXED));
+    serve_name_answer(request, NULL);
     return request;
 }

@@ -354,7 +354,8 @@ static void end(struct serve_request *request)
     write_event(request, cut ? "response.incomplete" : "response.completed", json_pack("{s:o}", "response", whole(request)));
 }
 
-const struct serve_surface serve_responses = {.translate = translate,
+const struct serve_surface serve_responses = {.id_prefix = "resp_",
+                                              .translate = translate,
                                               .prepare = prepare,
                                               .whole = whole,
                                               .begin = begin,

@@ -54,6 +54,8 @@ struct serve_scheduler {
     struct serve_job *submitted, **submitted_end;
     struct serve_event *events, **events_end;
     int n_queued; /* submitted or waiting */
+    int n_begun;  /* running or parked */
+    bool blocked; /* the next job to be admitted waits for memory: places that are free do not help */
     bool stopping;
     struct serve_metrics metrics;
     struct serve_slot *slots; /* [max_jobs] */
@@ -146,8 +148,11 @@ static void finish_job(struct serve_scheduler *s, struct serve_job *job)
     }
     free(job->choices);
     job->choices = NULL;
+    if (job->prompt_done)
+        serve_traces_job(s->traces, job);
     job->decode_s = job->first > 0 ? end - job->first : 0;
     pthread_mutex_lock(&s->lock);
+    s->n_begun -= job->begun;
     m->n_jobs++;
     m->n_failed += job->error.code != 0 && job->error.code != BUTLER_ERROR_CANCELLED;
     m->n_cancelled += job->error.code == BUTLER_ERROR_CANCELLED;
@@ -169,7 +174,7 @@ static int adopt_scored(struct serve_scheduler *s, struct serve_job *job)
     struct butler_error *err = &job->error;
     if (job->n_top > 1)
         return 0;
-    const int n_scored = serve_scores_find(s->scores, job->policy, job->prompt, job->n_prompt, job->scores);
+    const int n_scored = serve_scores_find(s->scores, job->policy, job->salt, job->prompt, job->n_prompt, job->scores);
     const int n = n_scored ? butler_session_adopt_prefix(session, job->prompt, job->n_prompt, err) : 0;
     const int n_kept = n < n_scored ? n - 1 : n_scored - 1;
     if (n <= 0)
@@ -202,7 +207,7 @@ static int start_job(struct serve_scheduler *s, struct serve_job *job)
             return err->code;
     }
     struct butler_session *session = job->choices[0].session = butler_session_new(s->engine, &params, err);
-    if (!session)
+    if (!session || butler_session_set_prefix_salt(session, job->salt, err) < 0)
         return err->code;
     for (int i = 0; i < s->params.n_steps; i++)
         if (butler_session_add_step(session, s->params.steps[i], err) < 0)
@@ -249,25 +254,42 @@ static struct serve_job **choose(struct serve_scheduler *s)
     return best;
 }
 
-static void take_from_queue(struct serve_scheduler *s, struct serve_job **at)
+/* begins: it takes a place among those that run. */
+static void take_from_queue(struct serve_scheduler *s, struct serve_job **at, bool begins)
 {
-    *at = (*at)->next;
+    struct serve_job *job = *at;
+    *at = job->next;
+    job->begun = begins;
+    job->admitted = serve_now();
+    job->queue_s = job->admitted - job->submitted;
     pthread_mutex_lock(&s->lock);
     s->n_queued--;
+    s->n_begun += begins;
+    if (begins)
+        serve_histogram_add(&s->metrics.queue, serve_bounds, job->queue_s);
     pthread_mutex_unlock(&s->lock);
     s->n_waiting--;
 }
 
+/* Places count as free from here on, or no longer. */
+static void set_blocked(struct serve_scheduler *s, bool blocked)
+{
+    pthread_mutex_lock(&s->lock);
+    s->blocked = blocked;
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void admit(struct serve_scheduler *s)
 {
+    set_blocked(s, s->jobs.parked != NULL);
     while (s->waiting && s->jobs.n_running < s->params.max_jobs) {
         struct serve_job **at = choose(s), *job = *at;
         int code = serve_jobs_count(&s->jobs, job);
-        if (code == 0 && !serve_jobs_fits(&s->jobs, job))
+        if (code == 0 && !serve_jobs_fits(&s->jobs, job)) {
+            set_blocked(s, true);
             break; /* until others have ended: nobody that fits overtakes it for ever */
-        take_from_queue(s, at);
-        job->admitted = serve_now();
-        job->queue_s = job->admitted - job->submitted;
+        }
+        take_from_queue(s, at, true);
         job->id = s->next_id++;
         if (code == 0)
             code = start_job(s, job);
@@ -309,7 +331,7 @@ static void drop_cancelled(struct serve_scheduler *s, bool all)
             at = &job->next;
             continue;
         }
-        take_from_queue(s, at);
+        take_from_queue(s, at, false);
         serve_set_error(job, BUTLER_ERROR_CANCELLED, "cancelled");
         finish_job(s, job);
     }
@@ -399,7 +421,7 @@ static void end_prompt(struct serve_scheduler *s, struct serve_job *job)
     if (serve_jobs_end_prompt(&s->jobs, job) < 0)
         return;
     if (job->score_prompt) {
-        serve_scores_add(s->scores, job->policy, job->prompt, job->n_prompt, job->scores);
+        serve_scores_add(s->scores, job->policy, job->salt, job->prompt, job->n_prompt, job->scores);
         for (int i = 0; job->n_top == 0 && i < job->n_prompt; i++)
             job->scores[i].n_top = 0;
     }
@@ -500,7 +522,8 @@ static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
 
 static void describe(const struct serve_job *job, struct serve_slot *slot, bool parked)
 {
-    *slot = (struct serve_slot){.id = job->id, .n_prompt = job->n_prompt, .prompt_done = job->prompt_done, .parked = parked};
+    *slot = (struct serve_slot){
+        .id = job->id, .owner = job->owner, .n_prompt = job->n_prompt, .prompt_done = job->prompt_done, .parked = parked};
     slot->n_read = job->prompt_done ? job->n_prompt : parked ? job->n_prompt - job->n_left : butler_n_past(job->choices[0].session);
     for (int c = 0; c < job->n_choices; c++)
         slot->n_generated += job->choices[c].n_generated;
@@ -619,7 +642,9 @@ int serve_submit(struct serve_scheduler *s, struct serve_job *job)
     if (!job->policy)
         job->policy = strdup(s->policy);
     pthread_mutex_lock(&s->lock);
-    const bool full = s->n_queued >= s->params.max_queue;
+    /* Jobs that are queued get the free places at the next step. */
+    const int n_free = s->blocked ? 0 : s->params.max_jobs - s->n_begun;
+    const bool full = s->n_queued >= s->params.max_queue + n_free;
     if (full) {
         s->metrics.n_refused++;
     } else {

@@ -39,6 +39,9 @@ struct serve_job {
     int32_t *prompt; /* [n_prompt], at least 1 */
     int n_prompt;
     char *policy, *key;                    /* key: whose job it is; or NULL */
+    int owner;                             /* as in struct http_exchange: who may see the job's trace, map and slot */
+    uint64_t salt;                         /* beginnings of prompts are shared with jobs of the same salt alone */
+    char answer_id[48];                    /* what its answer is called, "" if it has no name */
     struct butler_sampler_params sampling; /* without end_ids; choice i has seed + i */
     int n_choices, max_tokens;
     int n_top;         /* most probable tokens to report with each; -1: no scores at all */
@@ -69,6 +72,7 @@ struct serve_job {
     int id, n_running, n_vocab, n_embd, cancelled;
     bool prompt_done;
     bool looked_up;          /* in the prefix cache */
+    bool begun;              /* it has or had a place among those that run */
     bool held;               /* not in the next step: there is no memory for it */
     uint64_t prompt_bytes;   /* of the cache that it may hold while the prompt is read; 0: not counted yet */
     int n_left, n_overtaken; /* tokens of the prompt still to be read; tokens of younger prompts that were read before them */
@@ -109,7 +113,7 @@ struct serve_params {
     const char *park;         /* folder for jobs that leave memory when it runs out; NULL: a job's memory is reserved as a whole */
     uint64_t prefix_bytes;    /* that the engine's prefix cache holds; 0: it has none */
     double max_stall_s;       /* longest step while a text is being generated */
-    int max_jobs, max_queue;  /* that run, that wait */
+    int max_jobs, max_queue;  /* that run, that wait for one of those places or for memory; max_queue may be 0 */
     int audit_every;          /* steps that decode, from one audit to the next; 0: none */
     const char *const *steps; /* [n_steps] plug-ins of every session (butler_session_add_step); not with park */
     int n_steps;
@@ -129,7 +133,7 @@ void serve_scheduler_free(struct serve_scheduler *scheduler);
 /* The caller's parameters, defaults filled in. */
 const struct serve_params *serve_scheduler_params(const struct serve_scheduler *scheduler);
 
-/* 0, or BUTLER_ERROR_MEMORY when the queue is full. Then the job stays the caller's. */
+/* 0, or BUTLER_ERROR_MEMORY when no place is free and the queue is full. Then the job stays the caller's. */
 int serve_submit(struct serve_scheduler *scheduler, struct serve_job *job);
 /* From the caller's thread: the job ends after the step that runs. Its SERVE_DONE still comes. */
 void serve_cancel(struct serve_job *job);
@@ -153,15 +157,15 @@ struct serve_metrics {
     double prompt_s, decode_s, longest_step_s;      /* longest_step_s: of steps in which a text was being generated */
     uint64_t busy;                                  /* texts of all decode steps */
     int n_running, n_waiting, n_parked, chunk;
-    uint64_t reserved;
+    uint64_t reserved;                                  /* of serve_params.kv_bytes */
     uint64_t parked_total, parked_bytes, park_failures; /* jobs that left memory, what was written, how often that failed */
     double park_s;                                      /* that it took, and coming back */
-    struct serve_histogram first, between;
+    struct serve_histogram queue, first, between;       /* queue: from submission to admission */
     struct butler_engine_info engine;
 };
 
 struct serve_slot {
-    int id, n_prompt, n_read, n_generated;
+    int id, owner, n_prompt, n_read, n_generated;
     bool prompt_done, parked;
     char policy[96];
 };

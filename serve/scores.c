@@ -8,6 +8,7 @@
 struct known {
     struct known *next;
     char *policy;
+    uint64_t salt;
     int n;
     int32_t *ids;
     struct known_score {
@@ -46,7 +47,7 @@ void serve_scores_free(struct serve_scores *scores)
 }
 
 /* The prompt with the longest common beginning, in front of the list now. NULL: none. */
-static struct known *closest(struct serve_scores *scores, const char *policy, const int32_t *ids, int n, int *n_same)
+static struct known *closest(struct serve_scores *scores, const char *policy, uint64_t salt, const int32_t *ids, int n, int *n_same)
 {
     struct known **best = NULL;
     *n_same = 0;
@@ -55,7 +56,7 @@ static struct known *closest(struct serve_scores *scores, const char *policy, co
         int same = 0;
         while (same < most && (*at)->ids[same] == ids[same])
             same++;
-        if (same > *n_same && strcmp((*at)->policy, policy) == 0) {
+        if (same > *n_same && (*at)->salt == salt && strcmp((*at)->policy, policy) == 0) {
             best = at;
             *n_same = same;
         }
@@ -69,10 +70,11 @@ static struct known *closest(struct serve_scores *scores, const char *policy, co
     return known;
 }
 
-int serve_scores_find(struct serve_scores *scores, const char *policy, const int32_t *ids, int n, struct serve_score *out)
+int serve_scores_find(struct serve_scores *scores, const char *policy, uint64_t salt, const int32_t *ids, int n,
+                      struct serve_score *out)
 {
     int n_same;
-    const struct known *known = closest(scores, policy, ids, n, &n_same);
+    const struct known *known = closest(scores, policy, salt, ids, n, &n_same);
     for (int i = 0; i < n_same; i++)
         out[i] = (struct serve_score){.logprob = known->scores[i].logprob,
                                       .n_top = 1,
@@ -80,10 +82,11 @@ int serve_scores_find(struct serve_scores *scores, const char *policy, const int
     return n_same;
 }
 
-void serve_scores_add(struct serve_scores *scores, const char *policy, const int32_t *ids, int n, const struct serve_score *from)
+void serve_scores_add(struct serve_scores *scores, const char *policy, uint64_t salt, const int32_t *ids, int n,
+                      const struct serve_score *from)
 {
     int n_same;
-    struct known *known = closest(scores, policy, ids, n, &n_same);
+    struct known *known = closest(scores, policy, salt, ids, n, &n_same);
     if ((uint64_t)n > scores->max_tokens || (known && n_same == n))
         return;
     if (known && n_same == known->n) { /* the new one has all that this one has */
@@ -93,6 +96,7 @@ void serve_scores_add(struct serve_scores *scores, const char *policy, const int
     known = serve_alloc(1, sizeof *known);
     *known = (struct known){.next = scores->first,
                             .policy = strdup(policy),
+                            .salt = salt,
                             .n = n,
                             .ids = serve_alloc((size_t)n, sizeof *known->ids),
                             .scores = serve_alloc((size_t)n, sizeof *known->scores)};

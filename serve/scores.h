@@ -11,8 +11,10 @@ struct serve_scores *serve_scores_new(uint64_t max_tokens); /* of all prompts to
 void serve_scores_free(struct serve_scores *scores);
 /* Copies what is known of the first tokens of ids[n] into out[n]; returns for how many. Of each out[i].n_top is 1, but of token 0,
  * whose score means nothing. */
-int serve_scores_find(struct serve_scores *scores, const char *policy, const int32_t *ids, int n, struct serve_score *out);
+int serve_scores_find(struct serve_scores *scores, const char *policy, uint64_t salt, const int32_t *ids, int n,
+                      struct serve_score *out);
 /* Keeps those of a prompt all of whose tokens were scored. */
-void serve_scores_add(struct serve_scores *scores, const char *policy, const int32_t *ids, int n, const struct serve_score *from);
+void serve_scores_add(struct serve_scores *scores, const char *policy, uint64_t salt, const int32_t *ids, int n,
+                      const struct serve_score *from);
 
 #endif

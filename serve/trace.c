@@ -63,9 +63,10 @@ static struct serve_trace *find_trace(struct serve_traces *traces, const struct 
     if (best < 0)
         return NULL;
     struct serve_trace *trace = &traces->traces[best];
-    *trace =
-        (struct serve_trace){.id = job->id, .choice = (int)(choice - job->choices), .n_prompt = job->n_prompt, .running = true};
+    *trace = (struct serve_trace){
+        .id = job->id, .owner = job->owner, .choice = (int)(choice - job->choices), .n_prompt = job->n_prompt, .running = true};
     snprintf(trace->policy, sizeof trace->policy, "%s", job->policy);
+    snprintf(trace->answer_id, sizeof trace->answer_id, "%s", job->answer_id);
     traces->begun[best] = ++traces->n_begun;
     return trace;
 }
@@ -115,6 +116,16 @@ void serve_traces_after(struct serve_traces *traces, const struct serve_job *job
     pthread_mutex_unlock(&traces->lock);
     *seen = stats;
     watch->audited = false;
+}
+
+void serve_traces_job(struct serve_traces *traces, const struct serve_job *job)
+{
+    pthread_mutex_lock(&traces->lock);
+    struct serve_policy_metrics *policy = find_policy(traces, job->policy);
+    policy->n_jobs++;
+    policy->prompt_tokens += (uint64_t)job->n_prompt;
+    policy->cached_tokens += (uint64_t)job->n_cached;
+    pthread_mutex_unlock(&traces->lock);
 }
 
 void serve_traces_end(struct serve_traces *traces, struct serve_choice *choice)

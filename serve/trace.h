@@ -32,7 +32,8 @@ struct serve_trace_step {
 };
 
 struct serve_trace {
-    int id, choice, n_prompt; /* id: the job's */
+    int id, owner, choice, n_prompt; /* id and owner: the job's */
+    char answer_id[48];
     bool running;
     uint64_t n_steps; /* step i lies at i % SERVE_TRACE_STEPS */
     char policy[SERVE_POLICY_NAME];
@@ -41,8 +42,9 @@ struct serve_trace {
 
 struct serve_policy_metrics {
     char policy[SERVE_POLICY_NAME];
-    uint64_t read_bytes, dense_bytes;    /* read_bytes: with those of the metric */
-    struct serve_histogram recall, mass; /* of audited steps, by serve_share_bounds */
+    uint64_t n_jobs, prompt_tokens, cached_tokens; /* of jobs whose prompts were read; cached_tokens: of the prefix cache */
+    uint64_t read_bytes, dense_bytes;              /* read_bytes: with those of the metric */
+    struct serve_histogram recall, mass;           /* of audited steps, by serve_share_bounds */
     double audit_s;
 };
 extern const double serve_share_bounds[SERVE_BUCKETS - 1];
@@ -55,6 +57,8 @@ void serve_traces_free(struct serve_traces *traces);
 void serve_traces_before(struct serve_traces *traces, struct serve_choice *const *choices, int n);
 /* After it, for each. */
 void serve_traces_after(struct serve_traces *traces, const struct serve_job *job, struct serve_choice *choice);
+/* The job is over, and its prompt was read. */
+void serve_traces_job(struct serve_traces *traces, const struct serve_job *job);
 /* The text is complete. */
 void serve_traces_end(struct serve_traces *traces, struct serve_choice *choice);
 

@@ -41,8 +41,9 @@ def property_names(schema):
 
 def test_endpoints():
     """The table of routes in api.c, method and what answers it; a path that refers to another has the same."""
+    table = source("api.c").replace("{one_model,", '{"/v1/models/{model}",')
     routes = {path: (method, *rest) for path, method, *rest in
-              re.findall(r'\{"(/[\w/-]*)", "(\w+)", (\w+), (\w+), ([\w-]+), (&?\w+)\}', source("api.c"))}
+              re.findall(r'\{"(/[\w/{}-]*)", "(\w+)", (\w+), (\w+), ([\w-]+), (&?\w+)\}', table)}
     assert len(routes) >= 20 and set(routes) == set(SPEC["paths"])
     for path, item in SPEC["paths"].items():
         if path in ALIASES:
@@ -90,6 +91,10 @@ allow-x00 = false
 [checks]
 not_a_server_error.expected-statuses = ["2XX", "3XX", "4XX", 501]
 positive_data_acceptance.expected-statuses = ["2XX", 429]
+[[operations]]
+include-path = "/v1/models/{model}"
+[operations.checks]
+positive_data_acceptance.expected-statuses = ["2XX", 404]
 [[operations]]
 include-path = "/kv/map"
 [operations.checks]

@@ -676,7 +676,7 @@ def test_histograms_and_log(tmp_path):
     assert s.metric("butler:time_to_first_token_seconds_count") == 1 and s.metric("butler:time_between_tokens_seconds_count") == 4
     assert s.metric("llamacpp:tokens_predicted_total") == 5 and not math.isnan(s.metric("butler:longest_step_seconds"))
     assert s.stop() == 0
-    assert re.match(r"\S+Z 127\.0\.0\.1 POST /v1/completions 200 \d+ bytes [\d.]+ ms\n", log.read_text())
+    assert re.match(r"\S+Z 127\.0\.0\.1 POST /v1/completions 200 \d+ bytes [\d.]+ ms key -\n", log.read_text())
 
 
 def test_sdk(server):

@@ -11,12 +11,14 @@ LONG = PROMPT * 6
 NAMES = ["butler:time_to_first_token_seconds", "butler:time_between_tokens_seconds", "llamacpp:requests_deferred", "butler:kv_bytes", "butler:kv_reserved_bytes",
          "butler:prefix_lookups_total", "butler:prefix_hits_total", "butler:kv_read_bytes_total", "butler:metric_read_bytes_total",
          "butler:dense_read_bytes_total", "butler:policy_read_bytes_total", "butler:policy_dense_bytes_total", "butler:audit_recall",
-         "butler:audit_mass", "butler:audit_seconds_total"]
+         "butler:audit_mass", "butler:audit_seconds_total", "butler:http_answers_total", "butler:queue_seconds", "butler:kv_limit_bytes",
+         "butler:policy_jobs_total", "butler:policy_prompt_tokens_total", "butler:policy_prompt_tokens_cached_total"]
 
 
 @pytest.fixture(scope="module")
 def server():
     s = Server("--audit", 2)
+    s.post("/v1/completions", {**completion(LONG, 9, "tinyserve:budget=32"), "ignore_eos": True})  # whose audits have something to compare
     yield s
     assert s.stop() == 0
 
@@ -51,7 +53,7 @@ def series(server):
 def test_the_text_format(server):
     server.post("/v1/completions", completion(LONG, 5, "quest:budget=32"))
     found, types = series(server)
-    assert all(name in types for name in NAMES)
+    assert [name for name in NAMES if name not in types] == []
     for name in [name for name, kind in types.items() if kind == "histogram"]:
         for labels, count in found.get(name + "_count", {}).items():
             buckets = [(dict(key)["le"], value) for key, value in found[name + "_bucket"].items() if set(labels) <= set(key)]
@@ -84,6 +86,13 @@ def of_policy(server, policy):
     return n, *(found[f"butler:audit_{name}_sum"][key] / max(n, 1) for name in ("recall", "mass")), found["butler:audit_seconds_total"][key]
 
 
+def is_unmeasured(server, policy):
+    """There is no series that says 0 of what no audit has seen."""
+    found, _ = series(server)
+    assert (("policy", policy),) in found["butler:policy_jobs_total"]
+    return not any(("policy", policy) in key for name in found if "audit" in name for key in found[name])
+
+
 def test_audits_find_recall_and_mass():
     s = Server("--audit", 3)
     best, worst = "oracle:budget=16,share=query", "random:budget=16"
@@ -94,14 +103,14 @@ def test_audits_find_recall_and_mass():
     n, low, less, _ = of_policy(s, worst)
     assert n == 10 and 0 < low < 0.5 and less < mass
     for policy in ("full", "h2o:budget=24"):  # read everything, or what they dropped cannot be compared
-        assert of_policy(s, policy)[0] == 0
+        assert is_unmeasured(s, policy)
     assert s.stop() == 0
 
 
 def test_without_audits():
     s = Server()
     s.post("/v1/completions", {**completion(LONG, 9, "fier:budget=20"), "ignore_eos": True})
-    assert of_policy(s, "fier:budget=20") == (0, 0, 0, 0)
+    assert is_unmeasured(s, "fier:budget=20") and "audit" not in metrics_text(s)
     assert s.get("/kv/trace")["traces"][0]["recall"] == [None] * 8
     assert s.stop() == 0
 
@@ -145,7 +154,7 @@ def test_trace_adds_up(server):
     audited = [r for r in trace["recall"] if r is not None]
     assert 19 <= len(audited) <= 20 and all(0 < r <= 1 for r in audited)
     assert [m is None for m in trace["mass"]] == [r is None for r in trace["recall"]]
-    last, = server.get(f"/kv/trace?steps=5&id={trace['id']}")["traces"]
+    last, = server.get(f"/kv/trace?steps=5&id={trace['id_slot']}")["traces"]
     assert all(last[name] == trace[name][-5:] for name in lists) and last["n_steps"] == steps
 
 
@@ -182,3 +191,39 @@ def test_dashboard_names_what_exists(server):
             labels = re.findall(r"by \(([\w, ]+)\)", target["expr"])
             for label in ", ".join(labels).split(", ") if labels else []:
                 assert any(label in dict(key) for key in found[named[0]]), f"{panel['title']}: {named[0]} has no label {label}"
+
+
+# --------------------------------------------------------------------------------------------- endpoints, policies, queue
+
+def test_answers_are_counted_by_endpoint_and_status():
+    s = Server("--api-key", "k", "--parallel", 1, "--queue", 0)
+    key = {"X-Api-Key": "k"}
+    for path, headers, n in [("/health", {}, 2), ("/slots", {}, 1), ("/slots", key, 3), ("/none", key, 1), ("/also/none?x", key, 1),
+                             ("/v1/models/x", {}, 1)]:
+        for _ in range(n):
+            s.request("GET", path, None, headers)
+    s.request("POST", "/v1/completions", completion(PROMPT, 1), key)
+    s.request("POST", "/v1/completions", {"prompt": [[5] * 8] * 2}, key)  # more than there are places
+    s.request("POST", "/v1/completions", "{", key)
+    s.raw(b"nonsense\r\n\r\n")
+    text = s.request("GET", "/metrics", None, key)[2].decode()
+    found = dict(re.findall(r'^butler:http_answers_total\{(.*?)\} (\d+)$', text, re.M))
+    wanted = {("/health", 200): 2, ("/slots", 401): 1, ("/slots", 200): 3, ("other", 404): 2, ("/v1/models/", 404): 1, ("other", 400): 1,
+              ("/v1/completions", 200): 1, ("/v1/completions", 429): 1, ("/v1/completions", 400): 1}
+    assert {f'endpoint="{path}",status="{status}"': str(n) for (path, status), n in wanted.items()} == found
+    assert s.stop() == 0
+
+
+def test_policies_have_their_jobs_and_hits():
+    s = Server("--kv-ram", "64M")
+    for _ in range(3):
+        s.post("/v1/completions", completion(LONG, 2, "quest:budget=32"))
+    n = s.post("/v1/completions", completion(LONG, 2, "h2o:budget=24"))["usage"]["prompt_tokens"]  # which shares nothing
+    found, _ = series(s)
+    of = {name: found[f"butler:policy_{name}_total"] for name in ("jobs", "prompt_tokens", "prompt_tokens_cached")}
+    quest, h2o = (("policy", "quest:budget=32"),), (("policy", "h2o:budget=24"),)
+    assert of["jobs"] == {quest: 3, h2o: 1} and of["prompt_tokens"] == {quest: 3 * n, h2o: n}
+    assert of["prompt_tokens_cached"] == {quest: 2 * (n - 1), h2o: 0}
+    assert found["butler:kv_limit_bytes"][()] + found["butler:prefix_limit_bytes"][()] == 64 << 20
+    assert found["butler:queue_seconds_count"][()] == 4 and found["butler:queue_seconds_sum"][()] < 4
+    assert s.stop() == 0
