@@ -12,7 +12,7 @@ struct logits {
     struct butler_session *session;
     int n;         /* tokens */
     double *units; /* [n_layers * n_heads][n] logits of the last token, centred and of length 1 */
-    float *row;    /* [n] */
+    float *rows;   /* [n_heads][n] of a layer */
 };
 
 /* Centres a row and scales it to length 1, so that correlations are dot products. */
@@ -33,14 +33,14 @@ static void take_logits(void *user, int layer, int first, int n, const float *q,
 {
     struct logits *logits = user;
     const struct butler_metric_shape *shape = &logits->session->shape;
-    float *row = logits->row;
     (void)o;
     (void)n;
-    for (int head = 0; head < shape->n_heads; head++) {
-        const struct butler_head_view view = butler_kv_view(&logits->session->kv, layer, head / shape->group, first);
-        butler_view_dot_keys(&view, q + (size_t)head * (size_t)shape->head_dim, 1, 0, logits->n, row, (size_t)logits->n);
-        normalise(row, logits->n, logits->units + ((size_t)layer * (size_t)shape->n_heads + (size_t)head) * (size_t)logits->n);
-    }
+    (void)first;
+    const struct butler_exact exact = {.n = logits->n, .stride = (size_t)logits->n, .scores = logits->rows};
+    butler_session_exact(logits->session, layer, q, &exact);
+    for (int head = 0; head < shape->n_heads; head++)
+        normalise(logits->rows + (size_t)head * exact.stride, logits->n,
+                  logits->units + ((size_t)layer * (size_t)shape->n_heads + (size_t)head) * (size_t)logits->n);
 }
 
 static int measure(struct eval_trial *trial, struct butler_error *err)
@@ -51,9 +51,9 @@ static int measure(struct eval_trial *trial, struct butler_error *err)
     double *values = trial->values;
     const int heads = run->info->n_layers * run->info->n_heads, n = item->n_ids;
     struct logits logits = {session, n, butler_alloc((size_t)heads * (size_t)n * sizeof(double), err),
-                            butler_alloc((size_t)n * sizeof(float), err)};
+                            butler_alloc((size_t)run->info->n_heads * (size_t)n * sizeof(float), err)};
     const struct butler_capture capture = {.attended = take_logits, .user = &logits};
-    int code = logits.units && logits.row ? 0 : BUTLER_ERROR_MEMORY;
+    int code = logits.units && logits.rows ? 0 : BUTLER_ERROR_MEMORY;
     while (code == 0 && butler_n_past(session) < n - 1)
         code = eval_step(trial, item->ids[butler_n_past(session)], err);
     session->capture = &capture;
@@ -68,7 +68,7 @@ static int measure(struct eval_trial *trial, struct butler_error *err)
             values[a * heads + b] = dot;
         }
     free(logits.units);
-    free(logits.row);
+    free(logits.rows);
     return code;
 }
 

@@ -58,30 +58,14 @@ static void free_reference(struct reference *reference)
 static void keep_output(void *user, int layer, int first, int n, const float *q, float *o)
 {
     struct reference *reference = user;
-    const size_t heads = (size_t)reference->n_heads, dim = (size_t)reference->head_dim, stride = (size_t)reference->n_ctx;
-    const int group = reference->session->shape.group;
-    const float *sinks = reference->session->model->layers[layer].sinks, scale = 1 / sqrtf((float)reference->head_dim);
+    const size_t heads = (size_t)reference->n_heads, dim = (size_t)reference->head_dim, stride = (size_t)reference->n_ctx,
+                 at = (size_t)layer * heads * stride;
     if (n != 1)
         return;
     memcpy(reference->outputs + (size_t)layer * heads * dim, o, heads * dim * sizeof *o);
-    for (int kv_head = 0; kv_head < reference->n_heads / group; kv_head++) {
-        const struct butler_head_view view = butler_kv_view(&reference->session->kv, layer, kv_head, first);
-        const size_t at = ((size_t)layer * heads + (size_t)(kv_head * group)) * stride;
-        butler_view_dot_keys(&view, q + (size_t)(kv_head * group) * dim, group, 0, first + 1, reference->scores + at, stride);
-        for (int h = 0; h < group; h++) {
-            const float *scores = reference->scores + at + (size_t)h * stride;
-            float *row = reference->weights + at + (size_t)h * stride, max = scores[0];
-            double sum = 0;
-            for (int i = 1; i <= first; i++)
-                max = fmaxf(max, scores[i]);
-            for (int i = 0; i <= first; i++)
-                sum += (double)(row[i] = expf((scores[i] - max) * scale));
-            if (sinks) /* in the denominator, beside the tokens */
-                sum += exp((double)(sinks[kv_head * group + h] - max * scale));
-            for (int i = 0; i <= first; i++)
-                row[i] = (float)((double)row[i] / sum);
-        }
-    }
+    const struct butler_exact exact = {
+        .n = first + 1, .stride = stride, .scores = reference->scores + at, .weights = reference->weights + at};
+    butler_session_exact(reference->session, layer, q, &exact);
 }
 
 static void put_output(void *user, int layer, int first, int n, const float *q, float *o)

@@ -41,17 +41,14 @@ static void watch_layer(void *user, int layer, int first, int n, const float *q,
     struct eval_watch *watch = user;
     struct eval_trial *trial = watch->trial;
     const struct butler_session *dense = trial->dense;
-    const int group = dense->shape.group, n_tokens = first + 1, part = part_of(trial, first);
-    const size_t stride = (size_t)dense->n_ctx, dim = (size_t)dense->shape.head_dim;
+    const int n_tokens = first + 1, part = part_of(trial, first);
+    const struct butler_exact exact = {.n = n_tokens, .stride = (size_t)dense->n_ctx, .scores = watch->scores};
     (void)o;
     if (n != 1 || !butler_policy_applies(&trial->session->policy, layer))
         return;
+    butler_session_exact(trial->dense, layer, q, &exact);
     for (int head = 0; head < dense->shape.n_heads; head++) {
-        const float *scores = watch->scores + (size_t)(head % group) * stride;
-        if (head % group == 0) {
-            const struct butler_head_view view = butler_kv_view(&dense->kv, layer, head / group, first);
-            butler_view_dot_keys(&view, q + (size_t)head * dim, group, 0, n_tokens, watch->scores, stride);
-        }
+        const float *scores = exact.scores + (size_t)head * exact.stride;
         const int n_read = BUTLER_MIN(butler_last_selection(trial->session, layer, head, watch->read, n_tokens), n_tokens);
         const int n_best = butler_select_top(dense->kv.kernels, scores, n_tokens, n_read, 0, 1, watch->values, watch->chosen);
         memset(watch->marks, 0, (size_t)n_tokens);
@@ -72,7 +69,7 @@ int eval_watch_begin(struct eval_trial *trial, struct butler_error *err)
     if (!trial->dense)
         return 0;
     const size_t n = (size_t)trial->dense->n_ctx;
-    watch->scores = butler_alloc(n * (size_t)trial->dense->shape.group * sizeof(float), err);
+    watch->scores = butler_alloc(n * (size_t)trial->dense->shape.n_heads * sizeof(float), err);
     watch->values = butler_alloc(n * sizeof(float), err);
     watch->read = butler_alloc(n * sizeof(int32_t), err);
     watch->chosen = butler_alloc(n * sizeof(uint32_t), err);

@@ -3,6 +3,8 @@
 #ifndef BUTLER_TESTS_GLASS_BACKEND_H
 #define BUTLER_TESTS_GLASS_BACKEND_H
 
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "engine/engine.h"
@@ -10,7 +12,11 @@
 /* All memory is one range of address space, so that one call protects it: a stack, from which what is freed goes when all above it
  * is free too. */
 #define GLASS_BYTES ((size_t)1 << 34)
-enum { GLASS_REGIONS = 1024 };
+enum { GLASS_REGIONS = 1024, GLASS_OPERATIONS = 40 };
+/* Protecting memory is slow: a long test does it after every n-th operation, n no divisor of those of a layer. */
+#ifndef GLASS_EVERY
+#define GLASS_EVERY 1
+#endif
 
 struct glass {
     struct butler_backend backend; /* first: a struct butler_backend * of it is one of this */
@@ -22,6 +28,13 @@ struct glass {
         bool free;
     } regions[GLASS_REGIONS];
     int n_regions, depth; /* depth: operations that are running, for some call others */
+    uint64_t n_left;      /* operations that have ended */
+    struct butler_weights *bound;
+    int n_bound;
+    struct {
+        const char *operation; /* NULL: the end */
+        uint64_t n;
+    } counts[GLASS_OPERATIONS + 1];
 };
 
 static inline void glass_protect(struct glass *glass, int protection)
@@ -30,9 +43,14 @@ static inline void glass_protect(struct glass *glass, int protection)
         abort();
 }
 
-static inline struct butler_backend *glass_enter(struct butler_backend *backend)
+static inline struct butler_backend *glass_enter(struct butler_backend *backend, const char *operation)
 {
     struct glass *glass = (struct glass *)backend;
+    int i = 0;
+    while (glass->counts[i].operation && strcmp(glass->counts[i].operation, operation) != 0)
+        i++;
+    glass->counts[i].operation = operation;
+    glass->counts[i].n += glass->depth == 0;
     if (glass->depth++ == 0)
         glass_protect(glass, PROT_READ | PROT_WRITE);
     glass->inner->batch = backend->batch;
@@ -42,7 +60,7 @@ static inline struct butler_backend *glass_enter(struct butler_backend *backend)
 static inline void glass_leave(struct butler_backend *backend)
 {
     struct glass *glass = (struct glass *)backend;
-    if (--glass->depth == 0)
+    if (--glass->depth == 0 && ++glass->n_left % GLASS_EVERY == 0)
         glass_protect(glass, PROT_NONE);
 }
 
@@ -79,7 +97,7 @@ static void glass_free(struct butler_backend *backend, void *address, size_t n_b
 #define GLASS(name, parameters, arguments)                                                                                         \
     static void glass_##name parameters                                                                                            \
     {                                                                                                                              \
-        struct butler_backend *inner = glass_enter(backend);                                                                       \
+        struct butler_backend *inner = glass_enter(backend, #name);                                                                \
         inner->name arguments;                                                                                                     \
         glass_leave(backend);                                                                                                      \
     }
@@ -88,29 +106,99 @@ GLASS(discard, (struct butler_backend * backend, void *address, size_t n_bytes),
 GLASS(upload, (struct butler_backend * backend, void *to, const void *host, size_t n_bytes), (inner, to, host, n_bytes))
 GLASS(download, (struct butler_backend * backend, void *host, const void *from, size_t n_bytes), (inner, host, from, n_bytes))
 GLASS(copy, (struct butler_backend * backend, void *to, const void *from, size_t n_bytes), (inner, to, from, n_bytes))
-GLASS(zero, (struct butler_backend * backend, void *address, size_t n_bytes), (inner, address, n_bytes))
-GLASS(embed, (struct butler_backend * backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n),
-      (inner, y, table, ids, n))
-GLASS(matmul,
-      (struct butler_backend * backend, struct butler_workspace *work, const struct butler_product *products, int n_products,
-       const float *x, int n),
-      (inner, work, products, n_products, x, n))
-GLASS(norm,
-      (struct butler_backend * backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
-       enum butler_norm kind, float eps),
-      (inner, y, x, v, n, dim, kind, eps))
+GLASS(zero_many, (struct butler_backend * backend, const struct butler_piece *pieces, int n), (inner, pieces, n))
+
+/* Weights must have been bound, whole. */
+static inline void glass_weights(struct butler_backend *backend, const void *data, size_t n_bytes)
+{
+    const struct glass *glass = (struct glass *)backend;
+    const unsigned char *from = data;
+    int i = 0;
+    while (data && i < glass->n_bound &&
+           !(from >= (const unsigned char *)glass->bound[i].data &&
+             from + n_bytes <= (const unsigned char *)glass->bound[i].data + glass->bound[i].n_bytes))
+        i++;
+    if (data && i == glass->n_bound)
+        abort();
+}
+
+static inline void glass_matrix(struct butler_backend *backend, const struct butler_matrix *w)
+{
+    glass_weights(backend, w->data, (size_t)w->n_rows * w->row_bytes);
+    glass_weights(backend, w->bias, (size_t)w->n_rows * sizeof *w->bias);
+}
+
+static int glass_bind_weights(struct butler_backend *backend, const struct butler_weights *weights, int n, struct butler_error *err)
+{
+    struct glass *glass = (struct glass *)backend;
+    (void)err;
+    glass->bound = realloc(glass->bound, ((size_t)glass->n_bound + (size_t)n) * sizeof *weights);
+    if (!glass->bound)
+        abort();
+    memcpy(glass->bound + glass->n_bound, weights, (size_t)n * sizeof *weights);
+    glass->n_bound += n;
+    return 0;
+}
+
+static void glass_embed(struct butler_backend *backend, float *y, const struct butler_matrix *table, const int32_t *ids, int n)
+{
+    glass_matrix(backend, table);
+    struct butler_backend *inner = glass_enter(backend, "embed");
+    inner->embed(inner, y, table, ids, n);
+    glass_leave(backend);
+}
+
+static void glass_matmul(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
+                         int n_products, const float *x, int n)
+{
+    for (int i = 0; i < n_products; i++)
+        glass_matrix(backend, products[i].w);
+    struct butler_backend *inner = glass_enter(backend, "matmul");
+    inner->matmul(inner, work, products, n_products, x, n);
+    glass_leave(backend);
+}
+
+static void glass_norm(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
+                       enum butler_norm kind, float eps)
+{
+    const size_t bytes = (size_t)BUTLER_MAX(v->n_parts, 1) * (size_t)dim * sizeof(float);
+    glass_weights(backend, v->weight, bytes);
+    glass_weights(backend, v->bias, bytes);
+    struct butler_backend *inner = glass_enter(backend, "norm");
+    inner->norm(inner, y, x, v, n, dim, kind, eps);
+    glass_leave(backend);
+}
+
 GLASS(rope,
-      (struct butler_backend * backend, float *x, const float *cos, const float *sin, int n, int n_heads, int head_dim, int n_rot,
-       enum butler_rope kind),
-      (inner, x, cos, sin, n, n_heads, head_dim, n_rot, kind))
+      (struct butler_backend * backend, const struct butler_rotation *rotations, int n_rotations, const float *cos,
+       const float *sin, int n, int head_dim, int n_rot, enum butler_rope kind),
+      (inner, rotations, n_rotations, cos, sin, n, head_dim, n_rot, kind))
 GLASS(activate,
       (struct butler_backend * backend, float *up, size_t up_stride, float *gate, int n, int dim, enum butler_activation kind),
       (inner, up, up_stride, gate, n, dim, kind))
 GLASS(add, (struct butler_backend * backend, float *y, const float *x, size_t n), (inner, y, x, n))
-GLASS(add_scaled, (struct butler_backend * backend, float *y, float factor, const float *x, size_t n), (inner, y, factor, x, n))
+GLASS(gather_rows, (struct butler_backend * backend, float *to, const float *from, const int *rows, int n, int dim),
+      (inner, to, from, rows, n, dim))
+GLASS(scatter_add,
+      (struct butler_backend * backend, float *to, const float *from, const int *rows, const float *factors, int n, int dim),
+      (inner, to, from, rows, factors, n, dim))
+GLASS(finite_top_k, (struct butler_backend * backend, const float *x, int n_rows, int n, int k, struct butler_top *tops),
+      (inner, x, n_rows, n, k, tops))
+GLASS(exact_weights,
+      (struct butler_backend * backend, const struct butler_layer_state *state, const float *q, const struct butler_exact *exact),
+      (inner, state, q, exact))
 GLASS(scale, (struct butler_backend * backend, float *x, float factor, size_t n), (inner, x, factor, n))
 GLASS(softcap, (struct butler_backend * backend, float *x, float cap, size_t n), (inner, x, cap, n))
-GLASS(attend_spans, (struct butler_backend * backend, const struct butler_attend_span *spans, int n_spans), (inner, spans, n_spans))
+
+static void glass_attend_spans(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans)
+{
+    for (int i = 0; i < n_spans; i++)
+        glass_weights(backend, spans[i].state.sinks, (size_t)spans[i].state.n_heads * sizeof(float));
+    struct butler_backend *inner = glass_enter(backend, "attend_spans");
+    inner->attend_spans(inner, spans, n_spans);
+    glass_leave(backend);
+}
+
 GLASS(evict_spans, (struct butler_backend * backend, const struct butler_attend_span *spans, const int *free_slots, int n_spans),
       (inner, spans, free_slots, n_spans))
 GLASS(append, (struct butler_backend * backend, const struct butler_layer_state *state, const float *k, const float *v, int n),
@@ -133,13 +221,20 @@ static void glass_destroy(struct butler_backend *backend)
         abort();
     munmap(glass->base, GLASS_BYTES);
     butler_backend_free(glass->inner);
+    free(glass->bound);
     free(glass);
 }
 
-/* An engine of n_threads threads on it; NULL with *err filled on failure. */
-static inline struct butler_engine *glass_engine(struct butler_model *model, const struct butler_engine_params *params,
+/* Takes the place of butler_engine_new: an engine on it; NULL with *err filled on failure. */
+static inline struct butler_engine *glass_engine(struct butler_model *model, const struct butler_engine_params *wanted,
                                                  struct butler_error *err)
 {
+    struct butler_engine_params own = wanted ? *wanted : (struct butler_engine_params){0}, *params = &own;
+    if (butler_check_struct(own.struct_size, sizeof own, "butler_engine_params", err) < 0)
+        return NULL;
+    if (own.kv_bytes == 0)
+        own.kv_bytes = 1 << 28;
+    own.n_threads = own.n_threads > 0 ? own.n_threads : 2;
     struct butler_pool *pool = butler_pool_new(BUTLER_MAX(params->n_threads, 1), err);
     struct glass *glass = pool ? calloc(1, sizeof *glass) : NULL;
     if (!glass || !(glass->inner = butler_backend_cpu(pool, params->isa, err)))
@@ -156,16 +251,19 @@ static inline struct butler_engine *glass_engine(struct butler_model *model, con
     b->upload = glass_upload;
     b->download = glass_download;
     b->copy = glass_copy;
-    b->zero = glass_zero;
+    b->zero_many = glass_zero_many;
+    b->bind_weights = glass_bind_weights;
     b->embed = glass_embed;
     b->matmul = glass_matmul;
     b->norm = glass_norm;
     b->rope = glass_rope;
     b->activate = glass_activate;
     b->add = glass_add;
-    b->add_scaled = glass_add_scaled;
+    b->gather_rows = glass_gather_rows;
+    b->scatter_add = glass_scatter_add;
     b->scale = glass_scale;
     b->softcap = glass_softcap;
+    b->finite_top_k = glass_finite_top_k;
     b->attend_spans = glass_attend_spans;
     b->evict_spans = glass_evict_spans;
     b->append = glass_append;
@@ -173,6 +271,7 @@ static inline struct butler_engine *glass_engine(struct butler_model *model, con
     b->attend_block = glass_attend_block;
     b->score = glass_score;
     b->attend = glass_attend;
+    b->exact_weights = glass_exact_weights;
     b->destroy = glass_destroy;
     return butler_engine_new_on(model, params, pool, b, err);
 }

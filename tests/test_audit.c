@@ -258,6 +258,32 @@ static void test_attention_of_heads(void **state)
     free(watch);
 }
 
+/* Keys that are stored unrotated are compared as attention compares them: as long as nothing is evicted, the tokens' places are
+ * their positions, and the weights those of keys that are stored rotated. */
+static void test_places(void **state)
+{
+    struct heads *heads = calloc(2, sizeof *heads);
+    (void)state;
+    for (size_t m = 0; m < 2; m++) { /* the third rotates its layers in different ways */
+        struct butler_engine *engine = open_model(models[m], 2);
+        for (int i = 0; i < 2; i++) {
+            struct butler_session *session = begin(engine, i == 0 ? "streaming:budget=98" : "streaming:budget=98,rope=cache", NULL);
+            heads[i] = (struct heads){.n_heads = session->shape.n_heads};
+            assert_int_equal(butler_session_on_attention(session, keep_head, &heads[i], NULL), 0);
+            assert_int_equal(butler_step(session, 7, NULL), 0);
+            butler_session_free(session);
+        }
+        for (int l = 0; l < MAX_LAYERS; l++)
+            for (int h = 0; h < heads->n_heads; h++)
+                for (int t = 0; t < N_TEXT; t++)
+                    if (fabsf(heads[0].weights[l][h][t] - heads[1].weights[l][h][t]) > 1e-4f)
+                        fail_msg("%s: layer %d, head %d, token %d: weight %.6f, %.6f by its place", models[m], l, h, t,
+                                 (double)heads[0].weights[l][h][t], (double)heads[1].weights[l][h][t]);
+        free_engine(engine);
+    }
+    free(heads);
+}
+
 static void test_known_answers(void **state)
 {
     struct butler_engine *engine = open_model(models[0], 1);
@@ -285,6 +311,7 @@ int main(void)
         cmocka_unit_test(test_equals_a_plain_computation),
         cmocka_unit_test(test_changes_nothing),
         cmocka_unit_test(test_attention_of_heads),
+        cmocka_unit_test(test_places),
         cmocka_unit_test(test_known_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

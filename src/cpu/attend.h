@@ -22,6 +22,8 @@ void butler_attend_score(struct butler_backend *backend, const struct butler_lay
 void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
                    const float *v, const struct butler_lists *lists, int newest, float *out, bool observe);
 void butler_attend_spans(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans);
+void butler_exact_weights(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                          const struct butler_exact *exact);
 
 /* The pieces, for tasks that do them one after the other (retrieve.c, attend_spans.c). */
 

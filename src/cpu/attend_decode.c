@@ -36,6 +36,10 @@ void butler_attend_append_head(const struct butler_layer_state *state, int kv_he
     struct butler_kv_head *head = butler_kv_at(kv, state->layer, kv_head);
     const struct butler_metric *metric = state->policy->metric;
     const int first = head->n_slots - n;
+    if (kv->record_slots > 0 && !kv->records_off) {
+        const struct butler_piece fresh = butler_kv_new_records(kv, head, first);
+        memset(fresh.address, 0, fresh.n_bytes);
+    }
     for (int t = 0; t < n; t++) {
         const size_t at = (size_t)(t * kv->n_kv_heads + kv_head) * (size_t)kv->head_dim;
         butler_kv_write(kv, head, (uint32_t)(first + t), k + at, v + at);

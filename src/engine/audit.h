@@ -7,14 +7,18 @@
 #include <stddef.h>
 
 struct butler_session;
+struct butler_exact;
 
 /* Scratch of an engine, as large as its largest audited session needs. */
 struct butler_audit_scratch {
-    double *shares; /* [n_heads][2] recall, mass */
-    float *rows;    /* [threads][row_floats] */
-    size_t n_shares, n_rows, row_floats;
+    float *rows;   /* scores, weights, and what recall is counted with: see audit.c */
+    size_t n_rows; /* floats */
 };
 void butler_audit_scratch_free(struct butler_audit_scratch *scratch);
+
+/* Exact attention of q[n_heads][head_dim], in host memory, over what a layer of the session holds (backend.h), within a step: the
+ * newest token is there. */
+void butler_session_exact(struct butler_session *session, int layer, const float *q, const struct butler_exact *exact);
 
 bool butler_audit_wanted(const struct butler_session *session);
 /* After the attention of a layer of a decode step for q[n_heads][head_dim], in host memory: adds what it read to session->audit and

@@ -4,7 +4,8 @@
  * but it never reads or writes there itself. Activations, KV rows, records, norms of values, scores, lists of slots and logits
  * live in such memory. Tokens, positions, page tables and counters are host memory.
  *
- * Operations run in the order in which they are called. Only `alloc` can fail. src/cpu/backend_cpu.c implements all of this.
+ * Operations run in the order in which they are called. Only `alloc` and `bind_weights` can fail. src/cpu/backend_cpu.c implements
+ * all of this.
  */
 #ifndef BUTLER_BACKEND_H
 #define BUTLER_BACKEND_H
@@ -101,7 +102,33 @@ struct butler_product {
     float *y;
     const struct butler_matrix *w;
 };
-enum { BUTLER_MAX_PRODUCTS = 3 };
+enum { BUTLER_MAX_PRODUCTS = 3, BUTLER_MAX_ROTATIONS = 2 };
+
+/* Heads that are rotated together: x[n][n_heads][head_dim]. */
+struct butler_rotation {
+    float *x;
+    int n_heads;
+};
+
+/* Exact attention of one query of every query head over the newest n tokens of its KV head, in the order of the text. All of it is
+ * host memory; what is NULL is not wanted. */
+struct butler_exact {
+    int n;
+    size_t stride;  /* >= n */
+    float *scores;  /* [n_heads][stride] q . k, neither scaled nor capped */
+    float *weights; /* [n_heads][stride] softmax of the scores, scaled and capped as the model does it, beside its learned sinks */
+    float *sinks;   /* [n_heads] weight of the learned sink; 0 where there is none */
+    int32_t *positions; /* [n_kv_heads][stride] positions in the text */
+};
+
+/* The highest of a row of numbers. */
+enum { BUTLER_MOST_TOP = 8 };
+struct butler_top {
+    int32_t not_finite; /* index of the first number that is not finite; -1: all are */
+    float value;        /* that number */
+    int32_t ids[BUTLER_MOST_TOP];
+    float values[BUTLER_MOST_TOP];
+};
 
 /* What the tokens of one session do in one layer of a pass. */
 struct butler_attend_span {
@@ -134,7 +161,12 @@ struct butler_backend {
     void (*upload)(struct butler_backend *backend, void *to, const void *host, size_t n_bytes);
     void (*download)(struct butler_backend *backend, void *host, const void *from, size_t n_bytes);
     void (*copy)(struct butler_backend *backend, void *to, const void *from, size_t n_bytes); /* no overlap */
-    void (*zero)(struct butler_backend *backend, void *address, size_t n_bytes);
+    void (*zero_many)(struct butler_backend *backend, const struct butler_piece *pieces, int n);
+
+    /* ---- weights: matrices, vectors and sinks that operations are given lie in host memory that was bound before. A device copies
+     * what it is given here and finds its copy by the address; the host's stays as it is until the backend is destroyed. ---- */
+
+    int (*bind_weights)(struct butler_backend *backend, const struct butler_weights *weights, int n, struct butler_error *err);
 
     /* ---- rows of activations ---- */
 
@@ -147,17 +179,25 @@ struct butler_backend {
     /* y[n][dim] from x[n][dim], each row by itself; y may be x */
     void (*norm)(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
                  enum butler_norm kind, float eps);
-    /* Rotates the first n_rot of each head of x[n][n_heads][head_dim]; cos, sin: [n][n_rot / 2] */
-    void (*rope)(struct butler_backend *backend, float *x, const float *cos, const float *sin, int n, int n_heads, int head_dim,
-                 int n_rot, enum butler_rope kind);
+    /* Rotates the first n_rot of each head of n rows of up to BUTLER_MAX_ROTATIONS arrays; cos, sin: [n][n_rot / 2] */
+    void (*rope)(struct butler_backend *backend, const struct butler_rotation *rotations, int n_rotations, const float *cos,
+                 const float *sin, int n, int head_dim, int n_rot, enum butler_rope kind);
     /* up = activation(gate) * up, or activation(up) where gate is NULL: n rows of dim, up_stride apart in up, dim in gate, whose
      * contents may be lost */
     void (*activate)(struct butler_backend *backend, float *up, size_t up_stride, float *gate, int n, int dim,
                      enum butler_activation kind);
     void (*add)(struct butler_backend *backend, float *y, const float *x, size_t n);
-    void (*add_scaled)(struct butler_backend *backend, float *y, float factor, const float *x, size_t n); /* y += factor x */
+    /* to[i] = from[rows[i]], rows of dim numbers; rows[n]: host memory. to may be from where rows[i] >= i ascend: rows then move to
+     * the front. */
+    void (*gather_rows)(struct butler_backend *backend, float *to, const float *from, const int *rows, int n, int dim);
+    /* to[rows[i]] += factors[i] from[i], rows of dim numbers; rows[n], none twice, and factors[n]: host memory */
+    void (*scatter_add)(struct butler_backend *backend, float *to, const float *from, const int *rows, const float *factors, int n,
+                        int dim);
     void (*scale)(struct butler_backend *backend, float *x, float factor, size_t n);
     void (*softcap)(struct butler_backend *backend, float *x, float cap, size_t n); /* x -> cap tanh(x / cap) */
+    /* Of each of n_rows rows x[n]: whether all numbers are finite, and the k <= BUTLER_MOST_TOP highest of them, highest first,
+     * ties to the lower index. tops[n_rows]: host memory */
+    void (*finite_top_k)(struct butler_backend *backend, const float *x, int n_rows, int n, int k, struct butler_top *tops);
 
     /* ---- one layer of several sessions; attention of all in one run ---- */
 
@@ -170,7 +210,8 @@ struct butler_backend {
 
     /* ---- one layer of one session ---- */
 
-    /* Writes k, v [n][n_kv_heads][head_dim] into the newest n slots of the layer and lets the metric summarise them. */
+    /* Writes k, v [n][n_kv_heads][head_dim] into the newest n slots of the layer and lets the metric summarise them. Records whose
+     * first slot is among them are zeros before that. */
     void (*append)(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v, int n);
     /* Makes records and norms of the values of slots [first, n_slots) of all heads of the layer anew, from the rows. */
     void (*summarise)(struct butler_backend *backend, const struct butler_layer_state *state, int first);
@@ -185,6 +226,10 @@ struct butler_backend {
      * observe: the metric sees the weights. q, out [n_heads][head_dim]. */
     void (*attend)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
                    const float *v, const struct butler_lists *lists, int newest, float *out, bool observe);
+
+    /* What exact attention of q[n_heads][head_dim] (host memory) gives. state.position: that of the newest token in the cache. */
+    void (*exact_weights)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                          const struct butler_exact *exact);
 
     void (*destroy)(struct butler_backend *backend);
 };

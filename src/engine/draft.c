@@ -115,10 +115,9 @@ void butler_draft_free(struct butler_draft *draft)
 static int class_of(const struct butler_session *session, int32_t id)
 {
     static const float margins[N_CLASSES - 1] = {0.5f, 1, 2, 4};
-    float others = -INFINITY;
+    const struct butler_top *top = &session->top;
+    const float others = session->model->hp.n_vocab < 2 ? -INFINITY : top->values[top->ids[0] == id];
     int class = 0;
-    for (int i = 0; i < session->model->hp.n_vocab; i++)
-        others = i != id && session->logits[i] > others ? session->logits[i] : others;
     while (class < N_CLASSES - 1 && session->logits[id] - others >= margins[class])
         class ++;
     return class;

@@ -91,6 +91,15 @@ static uint64_t machine_memory(void)
     return pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : (uint64_t)1 << 34;
 }
 
+static int bind_model(struct butler_engine *engine, struct butler_error *err)
+{
+    int n;
+    struct butler_weights *weights = butler_model_weights(engine->model, &n, err);
+    const int code = weights ? engine->backend->bind_weights(engine->backend, weights, n, err) : BUTLER_ERROR_MEMORY;
+    free(weights);
+    return code;
+}
+
 struct butler_engine *butler_engine_new_on(struct butler_model *model, const struct butler_engine_params *params,
                                            struct butler_pool *pool, struct butler_backend *backend, struct butler_error *err)
 {
@@ -105,7 +114,8 @@ struct butler_engine *butler_engine_new_on(struct butler_model *model, const str
     engine->backend = backend;
     engine->n_block = params->n_block ? params->n_block : backend->block_rows;
     engine->kv_bytes = params->kv_bytes ? params->kv_bytes : machine_memory();
-    if (params->prefix_bytes > 0 && !(engine->prefix = butler_prefix_new(params->prefix_bytes, err))) {
+    if (bind_model(engine, err) < 0 ||
+        (params->prefix_bytes > 0 && !(engine->prefix = butler_prefix_new(params->prefix_bytes, err)))) {
         butler_engine_free(engine);
         return NULL;
     }
@@ -151,6 +161,11 @@ struct butler_engine *butler_engine_clone(const struct butler_engine *engine, in
     clone->steps = engine->steps;
     memcpy(clone->predictors, engine->predictors, sizeof clone->predictors);
     clone->borrows = true;
+    for (int i = 0; i < BUTLER_COUNT(clone->predictors); i++)
+        if (clone->predictors[i] && butler_predictor_bind(clone, clone->predictors[i], err) < 0) {
+            butler_engine_free(clone);
+            return NULL;
+        }
     return clone;
 }
 

@@ -270,8 +270,9 @@ static void prepare_heads(const struct pass *pass, const struct butler_layer *la
     norm(pass, s->q, s->q, &layer->q_norm, pass->n * q_parts, hp->n_heads / q_parts * hp->head_dim);
     norm(pass, s->k, s->k, &layer->k_norm, pass->n * k_parts, hp->n_kv_heads / k_parts * hp->head_dim);
     if (layer->rope != BUTLER_LAYER_UNROTATED) {
-        backend->rope(backend, s->q, s->cos + local, s->sin + local, pass->n, hp->n_heads, hp->head_dim, hp->n_rot, hp->rope);
-        backend->rope(backend, s->k, s->cos + local, s->sin + local, pass->n, hp->n_kv_heads, hp->head_dim, hp->n_rot, hp->rope);
+        const struct butler_rotation rotations[] = {{s->q, hp->n_heads}, {s->k, hp->n_kv_heads}};
+        backend->rope(backend, rotations, BUTLER_COUNT(rotations), s->cos + local, s->sin + local, pass->n, hp->head_dim, hp->n_rot,
+                      hp->rope);
     }
     if (hp->query_scale != 1)
         backend->scale(backend, s->q, hp->query_scale, (size_t)pass->n * (size_t)(hp->n_heads * hp->head_dim));
@@ -339,33 +340,32 @@ static void mix_experts(const struct pass *pass, const struct butler_layer *laye
     backend->download(backend, s->host_router, s->router, (size_t)n * n_experts * sizeof(float));
     for (int t = 0; t < n; t++)
         choose_experts(hp, s->host_router + (size_t)t * n_experts);
-    backend->zero(backend, s->mixed, (size_t)n * n_embd * sizeof(float));
+    backend->zero_many(backend, &(struct butler_piece){s->mixed, (size_t)n * n_embd * sizeof(float)}, 1);
     for (int e = 0; e < hp->n_experts; e++) {
         const struct butler_matrix w_gate = butler_matrix_rows(&layer->expert_gate, e * hp->n_expert_ff, hp->n_expert_ff),
                                    w_up = butler_matrix_rows(&layer->expert_up, e * hp->n_expert_ff, hp->n_expert_ff),
                                    w_down = butler_matrix_rows(&layer->expert_down, e * hp->n_embd, hp->n_embd);
         int m = 0;
-        for (int t = 0; t < n; t++)
-            if (s->host_router[(size_t)t * n_experts + (size_t)e] != 0) {
-                backend->copy(backend, s->expert_x + (size_t)m * n_embd, s->h + (size_t)t * n_embd, n_embd * sizeof(float));
-                s->expert_rows[m++] = t;
-            }
+        for (int t = 0; t < n; t++) {
+            s->factors[m] = s->host_router[(size_t)t * n_experts + (size_t)e];
+            s->rows[m] = t;
+            m += s->factors[m] != 0;
+        }
         if (m == 0)
             continue;
+        backend->gather_rows(backend, s->expert_x, s->h, s->rows, m, hp->n_embd);
         feed_forward(pass, &w_gate, &w_up, &w_down, s->expert_x, s->expert_x, m);
-        for (int i = 0; i < m; i++) {
-            const size_t t = (size_t)s->expert_rows[i];
-            backend->add_scaled(backend, s->mixed + t * n_embd, s->host_router[t * n_experts + (size_t)e],
-                                s->expert_x + (size_t)i * n_embd, n_embd);
-        }
+        backend->scatter_add(backend, s->mixed, s->expert_x, s->rows, s->factors, m, hp->n_embd);
     }
     if (layer->shared_gate.data) {
         matmul(pass, s->router, &layer->shared_gate, s->h, n);
         backend->download(backend, s->host_router, s->router, (size_t)n * sizeof(float));
         feed_forward(pass, &layer->w_gate, &layer->w_up, &layer->w_down, s->expert_x, s->h, n);
-        for (int t = 0; t < n; t++)
-            backend->add_scaled(backend, s->mixed + (size_t)t * n_embd, 1 / (1 + expf(-s->host_router[t])),
-                                s->expert_x + (size_t)t * n_embd, n_embd);
+        for (int t = 0; t < n; t++) {
+            s->rows[t] = t;
+            s->factors[t] = 1 / (1 + expf(-s->host_router[t]));
+        }
+        backend->scatter_add(backend, s->mixed, s->expert_x, s->rows, s->factors, n, hp->n_embd);
     }
     backend->copy(backend, s->h, s->mixed, (size_t)n * n_embd * sizeof(float));
 }
@@ -407,20 +407,22 @@ static void add_residual(const struct pass *pass, float *y, const struct butler_
 static int keep_rows(const struct pass *pass, int layer)
 {
     const bool last = layer == pass->hp->n_layers - 1;
-    const size_t n_embd = (size_t)pass->hp->n_embd, n_q = (size_t)(pass->hp->n_heads * pass->hp->head_dim);
+    const struct butler_scratch *s = pass->s;
+    bool moves = false;
     int n_rows = 0;
     for (int i = 0; i < pass->n_parts; i++) {
         struct butler_part *part = &pass->parts[i];
         part->n_kept = !last || part->each || part->hidden || part->session->capture ? part->n : part->logits ? 1 : 0;
         part->kept_row = n_rows;
         for (int t = 0; t < part->n_kept; t++, n_rows++) {
-            const size_t from = (size_t)(part->row + part->n - part->n_kept + t), to = (size_t)n_rows;
-            if (from == to)
-                continue;
-            pass->backend->copy(pass->backend, pass->s->x + to * n_embd, pass->s->x + from * n_embd, n_embd * sizeof(float));
-            pass->backend->copy(pass->backend, pass->s->h + to * n_embd, pass->s->h + from * n_embd, n_embd * sizeof(float));
-            pass->backend->copy(pass->backend, pass->s->o + to * n_q, pass->s->o + from * n_q, n_q * sizeof(float));
+            s->rows[n_rows] = part->row + part->n - part->n_kept + t;
+            moves = moves || s->rows[n_rows] != n_rows;
         }
+    }
+    if (moves) {
+        pass->backend->gather_rows(pass->backend, s->x, s->x, s->rows, n_rows, pass->hp->n_embd);
+        pass->backend->gather_rows(pass->backend, s->h, s->h, s->rows, n_rows, pass->hp->n_embd);
+        pass->backend->gather_rows(pass->backend, s->o, s->o, s->rows, n_rows, pass->hp->n_heads * pass->hp->head_dim);
     }
     return n_rows;
 }
@@ -493,30 +495,14 @@ static bool stops(const struct butler_session *session, const float *logits)
            butler_entropy(logits, session->model->hp.n_vocab) < session->policy.stop_entropy;
 }
 
-/* Integer operations and no early return, so that compilers vectorise the loop: a third of the time. */
-static bool all_finite(const float *x, int n)
+/* Whether the numbers of rows that the model made are finite. what, of: their name, and what each belongs to. */
+static int check_finite(const struct butler_session *session, const struct butler_top *top, const char *what, const char *of,
+                        int position, struct butler_error *err)
 {
-    const int32_t exponent = 0x7f800000;
-    int32_t others = 0;
-    for (int i = 0; i < n; i++) {
-        int32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        others |= (bits & exponent) == exponent;
-    }
-    return !others;
-}
-
-/* Whether the n numbers that the model made are finite. what, of: their name, and what each belongs to. */
-static int check_finite(const struct butler_session *session, const float *x, int n, const char *what, const char *of, int position,
-                        struct butler_error *err)
-{
-    if (all_finite(x, n))
+    if (top->not_finite < 0)
         return 0;
-    int i = 0;
-    while (i < n - 1 && isfinite(x[i]))
-        i++;
     return butler_fail(err, BUTLER_ERROR_NUMERIC, "%s: the model's %s are not numbers: %f for %s %d at position %d",
-                       session->model->path, what, (double)x[i], of, i, position);
+                       session->model->path, what, (double)top->value, of, top->not_finite, position);
 }
 
 /* Whether all files that the part was computed from are still whole: a row computed from a file that shrank is worthless. */
@@ -531,17 +517,18 @@ static bool files_are_whole(struct butler_part *part)
 }
 
 /* One row of logits goes to its session, and to who asked for it. t: which of the part's tokens. */
-static void deliver(const struct pass *pass, struct butler_part *part, int t, const float *device)
+static void deliver(const struct pass *pass, struct butler_part *part, int t, const float *device, const struct butler_top *top)
 {
     struct butler_session *session = part->session;
     const int position = session->n_past + t;
     if (part->failed || !files_are_whole(part))
         return;
-    pass->backend->download(pass->backend, session->logits, device, (size_t)pass->hp->n_vocab * sizeof(float));
-    if (check_finite(session, session->logits, pass->hp->n_vocab, "logits", "token", position, part->err) < 0) {
+    if (check_finite(session, top, "logits", "token", position, part->err) < 0) {
         fail(part);
         return;
     }
+    pass->backend->download(pass->backend, session->logits, device, (size_t)pass->hp->n_vocab * sizeof(float));
+    session->top = *top;
     session->has_logits = true;
     if (part->each && !part->cancelled && !part->each(part->user, position, session->logits))
         part->cancelled = true;
@@ -555,10 +542,11 @@ static void deliver_hidden(const struct pass *pass, struct butler_part *part)
     if (part->failed || !files_are_whole(part))
         return;
     norm(pass, pass->s->h, pass->s->x + (size_t)part->kept_row * n_embd, &pass->model->output_norm, part->n, pass->hp->n_embd);
+    pass->backend->finite_top_k(pass->backend, pass->s->h, part->n, pass->hp->n_embd, 0, pass->s->tops);
     pass->backend->download(pass->backend, pass->s->host_h, pass->s->h, (size_t)part->n * n_embd * sizeof(float));
     for (int t = 0; t < part->n && !part->cancelled; t++, hidden += n_embd) {
         const int position = part->session->n_past + t;
-        if (check_finite(part->session, hidden, pass->hp->n_embd, "hidden states", "channel", position, part->err) < 0) {
+        if (check_finite(part->session, &pass->s->tops[t], "hidden states", "channel", position, part->err) < 0) {
             fail(part);
             return;
         }
@@ -569,19 +557,30 @@ static void deliver_hidden(const struct pass *pass, struct butler_part *part)
 /* Of the rows that were kept, those whose logits are wanted move to the front of x. Returns how many there are. */
 static int keep_logits_rows(const struct pass *pass)
 {
-    const size_t n_embd = (size_t)pass->hp->n_embd;
+    bool moves = false;
     int n_rows = 0;
     for (int i = 0; i < pass->n_parts; i++) {
         struct butler_part *part = &pass->parts[i];
-        const int n = part->each ? part->n : part->logits ? 1 : 0;
-        float *from = pass->s->x + (size_t)(part->kept_row + part->n_kept - n) * n_embd, *to = pass->s->x + (size_t)n_rows * n_embd;
-        for (int t = 0; t < n && from != to; t++)
-            pass->backend->copy(pass->backend, to + (size_t)t * n_embd, from + (size_t)t * n_embd, n_embd * sizeof(float));
+        const int n = part->each ? part->n : part->logits ? 1 : 0, first = part->kept_row + part->n_kept - n;
         part->kept_row = n_rows;
         part->n_kept = n;
-        n_rows += n;
+        for (int t = 0; t < n; t++, n_rows++) {
+            pass->s->rows[n_rows] = first + t;
+            moves = moves || first + t != n_rows;
+        }
     }
+    if (moves)
+        pass->backend->gather_rows(pass->backend, pass->s->x, pass->s->x, pass->s->rows, n_rows, pass->hp->n_embd);
     return n_rows;
+}
+
+/* Whether somebody looks at how far the highest logit is above the next. */
+static bool drafts(const struct pass *pass)
+{
+    for (int i = 0; i < pass->n_parts; i++)
+        if (pass->parts[i].session->drafting)
+            return true;
+    return false;
 }
 
 /* Final norm and output of the rows that somebody wants, logits of as many at a time as there is room for. */
@@ -595,12 +594,13 @@ static void finish(const struct pass *pass)
     for (int row = 0, m; row < n_rows; row += m) {
         m = BUTLER_MIN(pass->s->logit_rows, n_rows - row);
         logits_of(pass, pass->s->x + (size_t)row * (size_t)pass->hp->n_embd, m);
+        pass->backend->finite_top_k(pass->backend, pass->s->logits, m, pass->hp->n_vocab, drafts(pass) ? 2 : 0, pass->s->tops);
         for (int r = row; r < row + m; r++) {
             while (r >= pass->parts[i].kept_row + pass->parts[i].n_kept)
                 i++;
             struct butler_part *part = &pass->parts[i];
             deliver(pass, part, part->n - part->n_kept + r - part->kept_row,
-                    pass->s->logits + (size_t)(r - row) * (size_t)pass->hp->n_vocab);
+                    pass->s->logits + (size_t)(r - row) * (size_t)pass->hp->n_vocab, &pass->s->tops[r - row]);
         }
     }
 }

@@ -183,20 +183,36 @@ static int make_room(struct butler_kv *kv, struct butler_kv_head *head, int n, s
     return 0;
 }
 
-static void take_slots(struct butler_kv *kv, struct butler_kv_head *head, int n, int first_position)
+struct butler_piece butler_kv_new_records(const struct butler_kv *kv, const struct butler_kv_head *head, int first)
 {
-    const int n_slots = head->n_slots + n;
+    const size_t from = (size_t)BUTLER_CEIL_DIV(first, kv->record_slots) * kv->record_bytes,
+                 end = (size_t)BUTLER_CEIL_DIV(head->n_slots, kv->record_slots) * kv->record_bytes;
+    return (struct butler_piece){head->records + from, end - from};
+}
+
+static void take_slots(struct butler_kv_head *head, int n, int first_position)
+{
     for (int i = 0; head->positions && i < n; i++) {
         head->positions[head->n_slots + i] = first_position + i;
         head->order[head->n_slots + i] = (uint32_t)(head->n_slots + i);
     }
-    if (kv->record_slots > 0 && !kv->records_off) { /* a slot that is used again starts with an empty record */
-        const int used = BUTLER_CEIL_DIV(head->n_slots, kv->record_slots), wanted = BUTLER_CEIL_DIV(n_slots, kv->record_slots);
-        if (wanted > used)
-            kv->backend->zero(kv->backend, head->records + (size_t)used * kv->record_bytes,
-                              (size_t)(wanted - used) * kv->record_bytes);
+    head->n_slots += n;
+}
+
+/* Records of n heads whose first slot is `first` or a later one become zeros. What append writes it empties by itself; this is for
+ * slots that come otherwise. */
+static void zero_records(struct butler_kv *kv, struct butler_kv_head *heads, int n_heads, int first)
+{
+    enum { AT_ONCE = 64 };
+    struct butler_piece pieces[AT_ONCE];
+    int n = 0;
+    for (int h = 0; h < n_heads; h++) {
+        pieces[n++] = butler_kv_new_records(kv, &heads[h], first);
+        if (n == AT_ONCE || h == n_heads - 1) {
+            kv->backend->zero_many(kv->backend, pieces, n);
+            n = 0;
+        }
     }
-    head->n_slots = n_slots;
 }
 
 int butler_kv_grow(struct butler_kv *kv, int layer, int n, int first_position, struct butler_error *err)
@@ -209,7 +225,7 @@ int butler_kv_grow(struct butler_kv *kv, int layer, int n, int first_position, s
         if (make_room(kv, butler_kv_at(kv, layer, h), n, err) < 0)
             return BUTLER_ERROR_MEMORY;
     for (int h = 0; h < kv->n_kv_heads; h++)
-        take_slots(kv, butler_kv_at(kv, layer, h), n, first_position);
+        take_slots(butler_kv_at(kv, layer, h), n, first_position);
     if (kv->records || kv->norms)
         kv->metric_memory_peak = BUTLER_MAX(kv->metric_memory_peak, butler_kv_record_memory(kv));
     return 0;
@@ -273,7 +289,9 @@ void butler_kv_join(struct butler_kv *kv, struct butler_kv_head *head, uint32_t 
 {
     butler_pages_share(kv->extents, extent);
     add_extent(kv, head, extent);
-    take_slots(kv, head, n, head->n_slots);
+    take_slots(head, n, head->n_slots);
+    if (kv->record_slots > 0 && !kv->records_off)
+        zero_records(kv, head, 1, head->n_slots - n);
     kv->shares = true;
 }
 
@@ -289,8 +307,10 @@ void butler_kv_share(struct butler_kv *to, struct butler_kv *from, int layer, in
             butler_pages_share(from->extents, extent_of(source, i));
             add_extent(to, head, extent_of(source, i));
         }
-        take_slots(to, head, n, 0);
+        take_slots(head, n, 0);
     }
+    if (to->record_slots > 0 && !to->records_off)
+        zero_records(to, butler_kv_at(to, layer, 0), to->n_kv_heads, 0);
     to->shares = from->shares = true;
 }
 
@@ -312,9 +332,7 @@ uint64_t butler_kv_record_memory(const struct butler_kv *kv)
 
 void butler_kv_begin_records(struct butler_kv *kv)
 {
-    for (int i = 0; i < kv->n_layers * kv->n_kv_heads; i++)
-        kv->backend->zero(kv->backend, kv->heads[i].records,
-                          (size_t)BUTLER_CEIL_DIV(kv->heads[i].n_slots, kv->record_slots) * kv->record_bytes);
+    zero_records(kv, kv->heads, kv->n_layers * kv->n_kv_heads, 0);
     kv->records_off = false;
 }
 

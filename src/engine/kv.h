@@ -15,6 +15,12 @@
 #include "engine/policy.h"
 #include "model/model.h"
 
+/* Some bytes of device memory. */
+struct butler_piece {
+    void *address;
+    size_t n_bytes;
+};
+
 struct butler_kv_head {
     uint32_t *pages; /* [max_pages] number of the page in the pool */
     int n_pages;     /* pages up to the last one held: whole extents */
@@ -98,6 +104,9 @@ static inline size_t butler_kv_extent_bytes(enum butler_kv_type type, int head_d
  * that will be written is copied. The rows are then written by the backend's append. Fails, with nothing changed but pages held,
  * when max_slots would be exceeded or the pool is full. */
 int butler_kv_grow(struct butler_kv *kv, int layer, int n, int first_position, struct butler_error *err);
+
+/* The records of a head whose first slot is `first` or a later one: they begin empty. */
+struct butler_piece butler_kv_new_records(const struct butler_kv *kv, const struct butler_kv_head *head, int first);
 
 /* Copies all shared extents of a layer, so that rows may move. */
 int butler_kv_unshare(struct butler_kv *kv, int layer, struct butler_error *err);

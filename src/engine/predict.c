@@ -245,8 +245,8 @@ static void rotate_rows(struct butler_predict *predict, float *x, int n, int hea
     const size_t bytes = (size_t)n * (size_t)(dim / 2) * sizeof(float);
     predict->backend->upload(predict->backend, predict->scratch->cosines, predict->scratch->host_cosines, bytes);
     predict->backend->upload(predict->backend, predict->scratch->sines, predict->scratch->host_sines, bytes);
-    predict->backend->rope(predict->backend, x, predict->scratch->cosines, predict->scratch->sines, n, heads, dim, dim,
-                           BUTLER_ROPE_HALVES);
+    predict->backend->rope(predict->backend, &(struct butler_rotation){x, heads}, 1, predict->scratch->cosines,
+                           predict->scratch->sines, n, dim, dim, BUTLER_ROPE_HALVES);
 }
 
 static void rotate(struct butler_predict *predict, float *x, int n, int heads, int dim, const float *freq, int first_position)
@@ -407,6 +407,20 @@ int butler_predict_fill(struct butler_predict *predict, int n, int first_positio
 
 /* ------------------------------------------------------------------------------------- an engine's predictors */
 
+int butler_predictor_bind(struct butler_engine *engine, const struct butler_predictor *predictor, struct butler_error *err)
+{
+    struct butler_weights *weights = butler_alloc((size_t)predictor->n_params * sizeof *weights, err);
+    if (!weights)
+        return BUTLER_ERROR_MEMORY;
+    for (int i = 0; i < predictor->n_params; i++) {
+        const struct butler_matrix *matrix = &predictor->params[i].matrix;
+        weights[i] = (struct butler_weights){matrix->data, (size_t)matrix->n_rows * matrix->row_bytes};
+    }
+    const int code = engine->backend->bind_weights(engine->backend, weights, predictor->n_params, err);
+    free(weights);
+    return code;
+}
+
 int butler_predictor_attach(struct butler_engine *engine, const char *path, struct butler_error *err)
 {
     if (BUTLER_IS_NULL(engine, err) || BUTLER_IS_NULL(path, err))
@@ -421,6 +435,10 @@ int butler_predictor_attach(struct butler_engine *engine, const char *path, stru
                     predictor->sizes.version, butler_gguf_path((*place)->gguf));
         butler_predictor_free(predictor);
         return BUTLER_ERROR_ARGUMENT;
+    }
+    if (butler_predictor_bind(engine, predictor, e) < 0) {
+        butler_predictor_free(predictor);
+        return e->code;
     }
     *place = predictor;
     return 0;

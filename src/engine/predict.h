@@ -64,6 +64,9 @@ int butler_predict_serves(const struct butler_predict *predict, int layer, int *
 int butler_predict_run(struct butler_predict *predict, struct butler_traffic *traffic, int layer, const float *input, int n,
                        int first_position, bool decode, bool queries, struct butler_error *err);
 
+/* Tells the engine's backend of the predictor's weights. */
+int butler_predictor_bind(struct butler_engine *engine, const struct butler_predictor *predictor, struct butler_error *err);
+
 /* As if a block of n tokens of unknown content had been seen: queries, keys and the attention's cache drawn by noise(). */
 int butler_predict_fill(struct butler_predict *predict, int n, int first_position, float (*noise)(uint64_t *random),
                         uint64_t *random, struct butler_error *err);

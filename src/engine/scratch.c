@@ -71,8 +71,9 @@ static int make_host(struct butler_scratch *scratch, const struct butler_hparams
     butler_arena_want(host, &scratch->host_cos, n * rot, sizeof(float));
     butler_arena_want(host, &scratch->host_sin, n * rot, sizeof(float));
     butler_arena_want(host, &scratch->host_router, n * (size_t)hp->n_experts, sizeof(float));
-    butler_arena_want(host, &scratch->expert_rows, n, sizeof(int));
-    butler_arena_want(host, &scratch->host_logits, (size_t)hp->n_vocab, sizeof(float));
+    butler_arena_want(host, &scratch->rows, n, sizeof(int));
+    butler_arena_want(host, &scratch->factors, n, sizeof(float));
+    butler_arena_want(host, &scratch->tops, BUTLER_MAX(n, (size_t)scratch->logit_rows), sizeof *scratch->tops);
     butler_arena_want(host, &scratch->host_x, n * (size_t)hp->n_embd, sizeof(float));
     butler_arena_want(host, &scratch->host_h, n * (size_t)hp->n_embd, sizeof(float));
     butler_arena_want(host, &scratch->host_q, n * (size_t)hp->n_heads * dim, sizeof(float));

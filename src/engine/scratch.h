@@ -29,8 +29,9 @@ struct butler_scratch {
     struct butler_arena host;
     float *host_cos, *host_sin;                        /* as cos and sin, before they are uploaded */
     float *host_router;                                /* [max_rows][n_experts] weights of the experts; 0: not used */
-    int *expert_rows;                                  /* [max_rows] rows that use an expert */
-    float *host_logits;                                /* [n_vocab] */
+    int *rows;                                         /* [max_rows] rows that are gathered, or that use an expert */
+    float *factors;                                    /* [max_rows] weights of an expert */
+    struct butler_top *tops;                           /* [max_rows] and for as many rows as have logits at a time */
     float *host_x, *host_h, *host_q, *host_k, *host_o; /* for captures; written only then */
     struct butler_part *parts;                         /* [max_rows] of a pass */
     struct butler_attend_span *spans;                  /* [max_rows] */

@@ -316,17 +316,19 @@ int butler_last_selection(const struct butler_session *session, int layer, int h
     const int list = policy->share == BUTLER_SHARE_QUERY ? head : policy->share == BUTLER_SHARE_LAYER ? 0 : head / group;
     const uint64_t *units =
         all ? NULL : selection->units + ((size_t)layer * (size_t)session->shape.n_heads + (size_t)list) * selection->words;
-    uint64_t bits = 0;
-    uint32_t word = UINT32_MAX;
+    enum { AT_ONCE = 64 };
+    uint64_t bits[AT_ONCE];
+    size_t first = 0, end = 0; /* words that are in bits */
     int n = 0;
     const int window = session->model->layers[layer].window;
     for (int i = window > 0 ? BUTLER_MAX(cache->n_slots - window, 0) : 0; i < cache->n_slots; i++) {
         const uint32_t slot = cache->order ? cache->order[i] : (uint32_t)i, unit = slot / (uint32_t)policy->unit;
-        if (!all && unit / 64 != word) {
-            word = unit / 64;
-            backend->download(backend, &bits, units + word, sizeof bits);
+        if (!all && unit / 64 >= end) {
+            first = unit / 64;
+            end = BUTLER_MIN(first + AT_ONCE, selection->words);
+            backend->download(backend, bits, units + first, (end - first) * sizeof *bits);
         }
-        if ((all || (bits >> unit % 64 & 1)) && n++ < max_ids)
+        if ((all || (bits[unit / 64 - first] >> unit % 64 & 1)) && n++ < max_ids)
             ids[n - 1] = butler_kv_position(cache, slot);
     }
     return n;

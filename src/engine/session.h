@@ -44,6 +44,7 @@ struct butler_session {
     struct butler_arena arena;     /* host memory: tokens, logits, selection.at */
     struct butler_buffers buffers; /* device memory: selection, rotations, queries */
     float *logits;                 /* host, [n_vocab] */
+    struct butler_top top;         /* of these, while drafting: the two highest */
     float *queries; /* [n_layers][n_heads][head_dim] of the newest token, where the metric looks at earlier layers; or NULL */
 };
 

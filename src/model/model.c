@@ -210,14 +210,14 @@ int butler_model_vector(struct butler_model *model, const struct butler_tensor *
     if (tensor->type != BUTLER_F32 && tensor->type != BUTLER_F16 && tensor->type != BUTLER_BF16)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: tensor '%s': a vector of type %s; expected F32, F16 or BF16",
                            model->path, tensor->name, butler_types[tensor->type].name);
-    float **grown = realloc(model->owned_vectors, ((size_t)model->n_owned_vectors + 1) * sizeof *grown);
+    struct butler_weights *grown = realloc(model->owned_vectors, ((size_t)model->n_owned_vectors + 1) * sizeof *grown);
     if (!grown)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "%.160s: tensor '%s': no memory", model->path, tensor->name);
     model->owned_vectors = grown;
     float *wide = butler_alloc((size_t)n * sizeof *wide, err);
     if (!wide)
         return BUTLER_ERROR_MEMORY;
-    model->owned_vectors[model->n_owned_vectors++] = wide;
+    model->owned_vectors[model->n_owned_vectors++] = (struct butler_weights){wide, (size_t)n * sizeof *wide};
     *out = wide;
     butler_types[tensor->type].dequantize(wide, data + butler_row_bytes(tensor->type, first), (int)n);
     return 0;
@@ -486,7 +486,7 @@ void butler_model_unbind(struct butler_model *model)
     if (!model)
         return;
     for (int i = 0; i < model->n_owned_vectors; i++)
-        free(model->owned_vectors[i]);
+        free((void *)model->owned_vectors[i].data);
     free(model->owned_vectors);
     free(model->layers);
     free(model->rope_freq);
@@ -496,4 +496,18 @@ void butler_model_unbind(struct butler_model *model)
     model->n_owned_vectors = 0;
     model->layers = NULL;
     model->rope_freq = model->rope_freq_long = model->rope_freq_local = NULL;
+}
+
+struct butler_weights *butler_model_weights(const struct butler_model *model, int *n, struct butler_error *err)
+{
+    const int64_t n_tensors = butler_gguf_n_tensors(model->gguf);
+    struct butler_weights *weights = butler_alloc(((size_t)n_tensors + (size_t)model->n_owned_vectors + 1) * sizeof *weights, err);
+    *n = 0;
+    for (int64_t i = 0; weights && i < n_tensors; i++) {
+        const struct butler_tensor *tensor = butler_gguf_tensor(model->gguf, i);
+        weights[(*n)++] = (struct butler_weights){tensor->data, (size_t)tensor->n_rows * tensor->row_bytes};
+    }
+    for (int i = 0; weights && i < model->n_owned_vectors; i++)
+        weights[(*n)++] = model->owned_vectors[i];
+    return weights;
 }

@@ -43,6 +43,12 @@ struct butler_vector {
     int n_parts;
 };
 
+/* Bytes of host memory in which weights lie. */
+struct butler_weights {
+    const void *data;
+    size_t n_bytes;
+};
+
 /* How a layer rotates queries and keys. */
 enum butler_layer_rope { BUTLER_LAYER_ROTATES, BUTLER_LAYER_ROTATES_LOCAL /* by rope_freq_local */, BUTLER_LAYER_UNROTATED };
 
@@ -104,7 +110,7 @@ struct butler_model {
     float *rope_freq_local; /* of layers with BUTLER_LAYER_ROTATES_LOCAL, unscaled; or NULL */
     float rope_scale, rope_scale_long;
     int rope_original_ctx;
-    float **owned_vectors; /* F16/BF16 norm weights and biases converted to F32; freed with the model */
+    struct butler_weights *owned_vectors; /* F16/BF16 norm weights and biases converted to F32; freed with the model */
     int n_owned_vectors;
     char *cache_folder;           /* owned; or NULL */
     bool has_fingerprint;         /* atomic: fingerprint has been computed */
@@ -130,5 +136,7 @@ static inline int butler_widest_ff(const struct butler_hparams *hp)
 /* Tokens that a dense step after n - 1 others reads, summed over the layers: n, or what a window leaves. */
 uint64_t butler_model_layer_tokens(const struct butler_model *model, int n);
 void butler_model_unbind(struct butler_model *model);
+/* Everything that the model's matrices and vectors point to, [*n]; the caller frees it. NULL with *err filled on failure. */
+struct butler_weights *butler_model_weights(const struct butler_model *model, int *n, struct butler_error *err);
 
 #endif
