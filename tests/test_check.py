@@ -114,6 +114,28 @@ def test_a_suite_that_cannot_be_read_fails(tmp_path, monkeypatch):
     assert crash.failed == 1 and crash.reasons == ["exit status 3"]
 
 
+def test_a_warning_is_a_failure_and_the_tests_run(tmp_path, monkeypatch, capsys):
+    """A build that warns is a build: its tests run, and the warnings are one failure. One that stops is None."""
+    monkeypatch.setattr(check, "LOGS", tmp_path)
+    tree = tmp_path / "tree-plain"
+    tree.mkdir()
+    (tree / "Makefile").write_text("all:\n\tcc -Wall -Wextra -c a.c\nlib:\nbuild/tests/test_a: all\n")
+
+    def plain(text):
+        (tree / "a.c").write_text(text)
+        jobs = check.plain(tree, ["test_a"], [], None)
+        return jobs and [job.name for job in jobs], jobs
+    assert plain("int main(void) { return 0; }\n")[0] == ["plain/test_a"]
+    names, jobs = plain("int main(void) { int unused; return 0; }\n")
+    assert names == ["plain/warnings", "plain/test_a"]
+    job = jobs[0].run()
+    assert (job.passed, job.failed) == (0, 1) and "a.c:1:22: warning: unused variable" in job.log.read_text()
+    assert plain("int main(void) { return }\n")[0] is None
+    assert "error: expected expression" in capsys.readouterr().out
+    assert check.compiler_warnings("a.c:1: warning: x\nb.c:2:3: warning: y\nc.c:4:5: error: z\na.c:1: warning: x\n") == \
+        ["a.c:1: warning: x", "b.c:2:3: warning: y"]
+
+
 @pytest.mark.parametrize("folder, header, right", [
     ("src/file", "base/util.h", True), ("src/base", "file/gguf.h", False), ("src/engine", "cpu/attend.h", False),
     ("src/engine", "metrics/metric_parts.h", False), ("src/metrics", "engine/kv.h", True), ("src/kernels", "engine/kv.h", False),

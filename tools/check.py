@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Builds and runs every test of butler and adds up what they say.
 
-Stages: style (format, lengths, includes, cppcheck, clang's warnings), plain (C programs and pytest; gcc's warnings are errors),
-asan (the C programs and the command line's tests under AddressSanitizer and
+Stages: style (format, lengths, includes, cppcheck, clang's warnings), plain (C programs and pytest; gcc's warnings are one failure
+beside what the tests say), asan (the C programs and the command line's tests under AddressSanitizer and
 UndefinedBehaviorSanitizer), tsan (what runs threads, under ThreadSanitizer), fuzz (libFuzzer targets, each for some
 seconds, starting from tests/corpus), arm64 (kernels and the logits of quantised models, built for 64-bit ARM and run by
 an emulator; left out, saying so, where there is no compiler, emulator or library for it). coverage, which runs only where it is
@@ -130,9 +130,17 @@ def copy_tree(stage):
     return tree
 
 
-def make(tree, targets, *variables, warnings=True):
-    """Builds the targets; False, with the compiler's words shown, if that failed. warnings: allowed. (-Werror would compile anew
-    what ccache has from ordinary builds.)"""
+WARNING = re.compile(r"^\S+?:\d+:(?:\d+:)? warning: .*$", re.M)
+
+
+def compiler_warnings(text):
+    """The lines of a build's output that are a compiler's warnings, each once."""
+    return list(dict.fromkeys(WARNING.findall(text)))
+
+
+def make(tree, targets, *variables, warnings=None):
+    """Builds the targets; False, with the compiler's words shown, if that failed. warnings: a list that gets the compiler's warnings;
+    without it they are allowed. (-Werror would compile anew what ccache has from ordinary builds, and stop at the first one.)"""
     print(f"-- building {tree.name.removeprefix('tree-')}", flush=True)
     start = time.monotonic()
     env = dict(os.environ)
@@ -140,9 +148,18 @@ def make(tree, targets, *variables, warnings=True):
         env |= {"PATH": "/usr/lib/ccache:" + env["PATH"], "CCACHE_NOHASHDIR": "1"}
     result = subprocess.run(["make", f"-j{os.cpu_count() or 2}", *variables, *targets], cwd=tree, env=env,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    built = result.returncode == 0 and (warnings or not re.search(r":\d+: warning: ", result.stdout))
-    print(f"   built in {time.monotonic() - start:.0f} s" if built else result.stdout[-8000:], flush=True)
-    return built
+    if result.returncode:
+        print(result.stdout[-8000:], flush=True)
+        return False
+    print(f"   built in {time.monotonic() - start:.0f} s", flush=True)
+    if warnings is not None:
+        warnings += compiler_warnings(result.stdout)
+    return True
+
+
+def warnings_job(stage, warnings):
+    """What shows the warnings of a build as one failed test of its own."""
+    return Job(f"{stage}/warnings", ["printf", "%s", "\n".join([*warnings[:100], "0 passed, 1 failed"])], 10, "script")
 
 
 def c_tests(tree, build, names, stage, env=None):
@@ -172,9 +189,11 @@ def style(tree, names, files, args):
 
 
 def plain(tree, names, files, args):
-    if not make(tree, ["all", "lib", *[f"build/tests/{n}" for n in names]], warnings=False):
+    warnings = []
+    if not make(tree, ["all", "lib", *[f"build/tests/{n}" for n in names]], warnings=warnings):
         return None
-    return c_tests(tree, "build", names, "plain") + python_tests(tree, files, "plain")
+    told = [warnings_job("plain", warnings)] if warnings else []
+    return told + c_tests(tree, "build", names, "plain") + python_tests(tree, files, "plain")
 
 
 def asan(tree, names, files, args):

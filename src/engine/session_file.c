@@ -241,7 +241,7 @@ static int read_policy(struct cursor *cursor, const struct file_header *header, 
 int butler_session_describe(const struct butler_map *map, const char *path, struct butler_file_info *info, struct butler_error *err)
 {
     struct cursor cursor = {.path = path, .data = map->data, .size = map->size};
-    struct file_header header;
+    struct file_header header = {0};
     _Static_assert(sizeof info->policy >= sizeof((struct butler_policy *)NULL)->text, "a policy's text fits");
     int code = read_header(&cursor, &header, err);
     if (code == 0)
@@ -435,7 +435,7 @@ static struct butler_session *restore(struct butler_engine *engine, struct butle
 {
     struct butler_session *session = NULL;
     struct butler_policy policy;
-    struct file_header header;
+    struct file_header header = {0};
     char text[sizeof policy.text];
     struct cursor cursor = {.path = path, .data = map->data, .size = map->size};
     if (read_header(&cursor, &header, err) < 0 || check_model(&cursor, &header, engine->model, err) < 0 ||
