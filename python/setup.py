@@ -1,10 +1,15 @@
 """Builds the shared library with the project's Makefile and puts it into the package, with the declarations that were made from the same
-header. The library is loaded at run time: the wheel does not depend on a version of Python."""
+header. The library is loaded at run time: the wheel does not depend on a version of Python.
+
+Nothing is written into the clone, which may be read-only: all goes to a temporary folder. BUTLER_BUILD=DIR names one for the objects
+that is kept, so that a later build compiles only what has changed."""
+import atexit
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from cffi import FFI
@@ -19,6 +24,10 @@ except ImportError:  # setuptools before 70
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 CC = os.environ.get("CC", "cc")
+WORK = tempfile.mkdtemp(prefix="butler-python-")
+atexit.register(shutil.rmtree, WORK, ignore_errors=True)
+OBJECTS = os.path.abspath(os.environ.get("BUTLER_BUILD") or os.path.join(WORK, "objects"))
+sys.dont_write_bytecode = True
 sys.path.insert(0, str(HERE))
 from declarations import check_layout, declarations, version_of  # noqa: E402
 
@@ -27,7 +36,8 @@ HEADER = (ROOT / "include" / "butler.h").read_text()
 
 def make_library(out):
     def make(*words):
-        return subprocess.run(["make", "-s", f"-j{os.cpu_count() or 2}", *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+        return subprocess.run(["make", "-s", f"-j{os.cpu_count() or 2}", f"BUILD={OBJECTS}", *words], cwd=ROOT, check=True,
+                              stdout=subprocess.PIPE, text=True).stdout
     path = make("print-shared-library").strip()
     make(path)
     shutil.copyfile(ROOT / path, out)
@@ -66,4 +76,5 @@ class Binary(Distribution):
         return True
 
 
-setup(version=version_of(HEADER), packages=["butler"], cmdclass={"build_py": Build, "bdist_wheel": Wheel}, distclass=Binary)
+setup(version=version_of(HEADER), packages=["butler"], cmdclass={"build_py": Build, "bdist_wheel": Wheel}, distclass=Binary,
+      options={"build": {"build_base": os.path.join(WORK, "build")}, "egg_info": {"egg_base": WORK}})

@@ -22,7 +22,10 @@ def python(tmp_path_factory):
     folder = tmp_path_factory.mktemp("python")
     interpreter = folder / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True, timeout=60)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")} | {"BUTLER_BUILD": str(ROOT / "build")}
+
+    def files():  # which a build must not add to: the clone may be read-only
+        return {f for f in [*ROOT.iterdir(), *(ROOT / "python").rglob("*")] if f.name != "__pycache__"}
 
     def pip(*words):
         return subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", interpreter, *words], env=environment,
@@ -31,10 +34,12 @@ def python(tmp_path_factory):
     if done.returncode and NO_INDEX.search(done.stderr):
         pytest.skip(f"pip cannot get {', '.join(PACKAGES)}: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
+    before = files()
     for words in (["wheel", "--no-deps", "--no-build-isolation", "-w", folder, ROOT / "python"],
                   ["install", "--no-deps", "--no-index", "--find-links", folder, "butler-python"]):
         done = pip(*words)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert files() == before
     wheel, = folder.glob("*.whl")
     assert re.fullmatch(r"butler_python-[\d.]+-py3-none-linux_\w+\.whl", wheel.name)
     return interpreter
