@@ -2,7 +2,7 @@
 import pytest
 
 from cli import GPT2, GQA, butler, refuses, rows
-from gguf_file import ARRAY, STRING, U32, Gguf
+from gguf_file import ARRAY, F32, STRING, U32, Gguf
 
 BOOL = 7
 
@@ -141,3 +141,19 @@ def test_flags_of_white_space(flags, prefix, tmp_path):
     plain = rows("tokenize", "-m", GQA, "-p", "  two   spaces  ", "--no-special")[0]["ids"]
     assert said("  two   spaces  ") == (plain if prefix else plain[1:])
     assert len(said(" ")) == 1 + prefix and len(said("\tq")) == 2 + prefix
+
+
+def test_a_vocabulary_without_scores(tmp_path):
+    """All are 0 then, as in llama.cpp: of several merges the leftmost is made first."""
+    files = []
+    for name in ("none", "zeros"):
+        model = Gguf(GQA)
+        n = len(model.values["tokenizer.ggml.scores"][1][1])
+        if name == "none":
+            del model.values["tokenizer.ggml.scores"]
+        else:
+            model.put("tokenizer.ggml.scores", ARRAY, (F32, [0.0] * n))
+        files.append(tmp_path / f"{name}.gguf")
+        model.write(files[-1])
+    ids = [rows("tokenize", "-m", file, "-p", "It was the best of times")[0]["ids"] for file in files]
+    assert ids[0] == ids[1] and len(ids[0]) > 5

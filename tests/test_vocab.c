@@ -39,7 +39,7 @@ static void test_wrong_arrays(void **state)
         bool needed;
     } arrays[] = {{"tokenizer.ggml.tokens", true, true, true},
                   {"tokenizer.ggml.token_type", true, true, false},
-                  {"tokenizer.ggml.scores", true, false, true},
+                  {"tokenizer.ggml.scores", true, false, false},
                   {"tokenizer.ggml.merges", false, true, true}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         for (int spm = 0; spm < 2; spm++) {

@@ -20,6 +20,10 @@
     {                                                                                                                              \
         name, BUTLER_PART_MATRIX, where, D(rows), D(cols), D(stored), D(first), false                                              \
     }
+#define MATRIX_SLICE_OPTIONAL(name, where, rows, cols, stored, first)                                                              \
+    {                                                                                                                              \
+        name, BUTLER_PART_MATRIX, where, D(rows), D(cols), D(stored), D(first), true                                               \
+    }
 #define BIAS(name, where, n)                                                                                                       \
     {                                                                                                                              \
         name, BUTLER_PART_BIAS, where, D(n), D(NONE), D(n), D(NONE), false                                                         \
@@ -30,7 +34,7 @@
     }
 #define BIAS_SLICE(name, where, n, stored, first)                                                                                  \
     {                                                                                                                              \
-        name, BUTLER_PART_BIAS, where, D(n), D(NONE), D(stored), D(first), false                                                   \
+        name, BUTLER_PART_BIAS, where, D(n), D(NONE), D(stored), D(first), true                                                    \
     }
 #define WEIGHT(name, where, n)                                                                                                     \
     {                                                                                                                              \
@@ -57,10 +61,13 @@
         NULL, BUTLER_PART_OTHER, 0, D(NONE), D(NONE), D(NONE), D(NONE), true                                                       \
     }
 
+/* Absent: the embedding is used. */
+#define OUTPUT MATRIX_OPTIONAL("output.weight", MODEL(output), VOCAB, EMBD), BIAS_OPTIONAL("output.bias", MODEL(output), VOCAB)
+
 static const struct butler_binding rope_model[] = {
     MATRIX("token_embd.weight", MODEL(tok_embd), VOCAB, EMBD),
     WEIGHT("output_norm.weight", MODEL(output_norm), EMBD),
-    MATRIX_OPTIONAL("output.weight", MODEL(output), VOCAB, EMBD),
+    OUTPUT,
     OTHER("rope_freqs.weight"),
     OTHER("rope_factors_long.weight"),
     OTHER("rope_factors_short.weight"),
@@ -71,19 +78,23 @@ static const struct butler_binding rope_model[] = {
     WEIGHT("ffn_norm.weight", LAYER(ffn_norm), EMBD), MATRIX("ffn_gate.weight", LAYER(w_gate), FF, EMBD),                          \
         MATRIX("ffn_up.weight", LAYER(w_up), FF, EMBD), MATRIX("ffn_down.weight", LAYER(w_down), EMBD, FF)
 
-#define SEPARATE_QKV                                                                                                               \
-    MATRIX("attn_q.weight", LAYER(wq), Q, EMBD), MATRIX("attn_k.weight", LAYER(wk), KV, EMBD),                                     \
-        MATRIX("attn_v.weight", LAYER(wv), KV, EMBD)
+/* Queries, keys and values as one tensor or three, and any of their biases: as in llama.cpp, for every architecture. */
+#define QKV                                                                                                                        \
+    MATRIX_SLICE_OPTIONAL("attn_qkv.weight", LAYER(wq), Q, EMBD, QKV, NONE),                                                       \
+        MATRIX_SLICE_OPTIONAL("attn_qkv.weight", LAYER(wk), KV, EMBD, QKV, Q),                                                     \
+        MATRIX_SLICE_OPTIONAL("attn_qkv.weight", LAYER(wv), KV, EMBD, QKV, Q_KV), MATRIX("attn_q.weight", LAYER(wq), Q, EMBD),     \
+        MATRIX("attn_k.weight", LAYER(wk), KV, EMBD), MATRIX("attn_v.weight", LAYER(wv), KV, EMBD),                                \
+        BIAS_SLICE("attn_qkv.bias", LAYER(wq), Q, QKV, NONE), BIAS_SLICE("attn_qkv.bias", LAYER(wk), KV, QKV, Q),                  \
+        BIAS_SLICE("attn_qkv.bias", LAYER(wv), KV, QKV, Q_KV), BIAS_OPTIONAL("attn_q.bias", LAYER(wq), Q),                         \
+        BIAS_OPTIONAL("attn_k.bias", LAYER(wk), KV), BIAS_OPTIONAL("attn_v.bias", LAYER(wv), KV)
 
-#define SEPARATE_QKVO                                                                                                              \
-    WEIGHT("attn_norm.weight", LAYER(attn_norm), EMBD), SEPARATE_QKV, MATRIX("attn_output.weight", LAYER(wo), EMBD, Q)
+/* The output product may have a bias, too. */
+#define ATTENTION QKV, MATRIX("attn_output.weight", LAYER(wo), EMBD, Q), BIAS_OPTIONAL("attn_output.bias", LAYER(wo), EMBD)
+
+#define NORM_AND_ATTENTION WEIGHT("attn_norm.weight", LAYER(attn_norm), EMBD), ATTENTION
 
 static const struct butler_binding llama_layer[] = {
-    SEPARATE_QKVO,
-    BIAS_OPTIONAL("attn_q.bias", LAYER(wq), Q),
-    BIAS_OPTIONAL("attn_k.bias", LAYER(wk), KV),
-    BIAS_OPTIONAL("attn_v.bias", LAYER(wv), KV),
-    BIAS_OPTIONAL("attn_output.bias", LAYER(wo), EMBD),
+    NORM_AND_ATTENTION,
     GATED_FFN,
     BIAS_OPTIONAL("ffn_gate.bias", LAYER(w_gate), FF),
     BIAS_OPTIONAL("ffn_up.bias", LAYER(w_up), FF),
@@ -92,31 +103,25 @@ static const struct butler_binding llama_layer[] = {
     END,
 };
 
-static const struct butler_binding gemma_layer[] = {SEPARATE_QKVO, GATED_FFN, END};
+static const struct butler_binding gemma_layer[] = {NORM_AND_ATTENTION, GATED_FFN, END};
 
 static const struct butler_binding qwen2_layer[] = {
-    SEPARATE_QKVO,
-    BIAS("attn_q.bias", LAYER(wq), Q),
-    BIAS("attn_k.bias", LAYER(wk), KV),
-    BIAS("attn_v.bias", LAYER(wv), KV),
+    NORM_AND_ATTENTION,
     GATED_FFN,
     END,
 };
 
 static const struct butler_binding qwen3_layer[] = {
-    SEPARATE_QKVO, WEIGHT("attn_q_norm.weight", LAYER(q_norm), HEAD), WEIGHT("attn_k_norm.weight", LAYER(k_norm), HEAD), GATED_FFN,
+    NORM_AND_ATTENTION,
+    WEIGHT("attn_q_norm.weight", LAYER(q_norm), HEAD),
+    WEIGHT("attn_k_norm.weight", LAYER(k_norm), HEAD),
+    GATED_FFN,
     END,
 };
 
 static const struct butler_binding phi3_layer[] = {
     WEIGHT("attn_norm.weight", LAYER(attn_norm), EMBD),
-    MATRIX_OPTIONAL("attn_q.weight", LAYER(wq), Q, EMBD),
-    MATRIX_OPTIONAL("attn_k.weight", LAYER(wk), KV, EMBD),
-    MATRIX_OPTIONAL("attn_v.weight", LAYER(wv), KV, EMBD),
-    MATRIX_SLICE("attn_qkv.weight", LAYER(wq), Q, EMBD, QKV, NONE),
-    MATRIX_SLICE("attn_qkv.weight", LAYER(wk), KV, EMBD, QKV, Q),
-    MATRIX_SLICE("attn_qkv.weight", LAYER(wv), KV, EMBD, QKV, Q_KV),
-    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
+    ATTENTION,
     WEIGHT("ffn_norm.weight", LAYER(ffn_norm), EMBD),
     MATRIX_SLICE("ffn_up.weight", LAYER(w_gate), FF, EMBD, 2FF, NONE),
     MATRIX_SLICE("ffn_up.weight", LAYER(w_up), FF, EMBD, 2FF, FF),
@@ -125,22 +130,18 @@ static const struct butler_binding phi3_layer[] = {
 };
 
 static const struct butler_binding gpt2_model[] = {
-    MATRIX("token_embd.weight", MODEL(tok_embd), VOCAB, EMBD),    MATRIX("position_embd.weight", MODEL(pos_embd), CTX, EMBD),
-    WEIGHT("output_norm.weight", MODEL(output_norm), EMBD),       SHIFT("output_norm.bias", MODEL(output_norm), EMBD),
-    MATRIX_OPTIONAL("output.weight", MODEL(output), VOCAB, EMBD), END,
+    MATRIX("token_embd.weight", MODEL(tok_embd), VOCAB, EMBD),
+    MATRIX("position_embd.weight", MODEL(pos_embd), CTX, EMBD),
+    WEIGHT("output_norm.weight", MODEL(output_norm), EMBD),
+    SHIFT("output_norm.bias", MODEL(output_norm), EMBD),
+    OUTPUT,
+    END,
 };
 
 static const struct butler_binding gpt2_layer[] = {
     WEIGHT("attn_norm.weight", LAYER(attn_norm), EMBD),
     SHIFT("attn_norm.bias", LAYER(attn_norm), EMBD),
-    MATRIX_SLICE("attn_qkv.weight", LAYER(wq), Q, EMBD, QKV, NONE),
-    MATRIX_SLICE("attn_qkv.weight", LAYER(wk), KV, EMBD, QKV, Q),
-    MATRIX_SLICE("attn_qkv.weight", LAYER(wv), KV, EMBD, QKV, Q_KV),
-    BIAS_SLICE("attn_qkv.bias", LAYER(wq), Q, QKV, NONE),
-    BIAS_SLICE("attn_qkv.bias", LAYER(wk), KV, QKV, Q),
-    BIAS_SLICE("attn_qkv.bias", LAYER(wv), KV, QKV, Q_KV),
-    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
-    BIAS("attn_output.bias", LAYER(wo), EMBD),
+    ATTENTION,
     WEIGHT("ffn_norm.weight", LAYER(ffn_norm), EMBD),
     SHIFT("ffn_norm.bias", LAYER(ffn_norm), EMBD),
     MATRIX("ffn_up.weight", LAYER(w_up), FF, EMBD),
@@ -156,14 +157,11 @@ static const struct butler_binding gpt2_layer[] = {
         MATRIX("ffn_up_exps.weight", LAYER(expert_up), EXPERTS_FF, EMBD),                                                          \
         MATRIX("ffn_down_exps.weight", LAYER(expert_down), EXPERTS_EMBD, EXPERT_FF)
 
-static const struct butler_binding llama_expert_layer[] = {SEPARATE_QKVO, WEIGHT("ffn_norm.weight", LAYER(ffn_norm), EMBD), MIXTURE,
-                                                           OTHER("attn_rot_embd.weight"), END};
+static const struct butler_binding llama_expert_layer[] = {NORM_AND_ATTENTION, WEIGHT("ffn_norm.weight", LAYER(ffn_norm), EMBD),
+                                                           MIXTURE, OTHER("attn_rot_embd.weight"), END};
 
 static const struct butler_binding qwen2moe_layer[] = {
-    SEPARATE_QKVO,
-    BIAS("attn_q.bias", LAYER(wq), Q),
-    BIAS("attn_k.bias", LAYER(wk), KV),
-    BIAS("attn_v.bias", LAYER(wv), KV),
+    NORM_AND_ATTENTION,
     WEIGHT("ffn_norm.weight", LAYER(ffn_norm), EMBD),
     MIXTURE,
     MATRIX("ffn_gate_shexp.weight", LAYER(w_gate), SHARED_FF, EMBD),
@@ -174,7 +172,7 @@ static const struct butler_binding qwen2moe_layer[] = {
 };
 
 static const struct butler_binding qwen3moe_layer[] = {
-    SEPARATE_QKVO,
+    NORM_AND_ATTENTION,
     WEIGHT("attn_q_norm.weight", LAYER(q_norm), HEAD),
     WEIGHT("attn_k_norm.weight", LAYER(k_norm), HEAD),
     WEIGHT("ffn_norm.weight", LAYER(ffn_norm), EMBD),
@@ -183,11 +181,7 @@ static const struct butler_binding qwen3moe_layer[] = {
 };
 
 static const struct butler_binding gpt_oss_layer[] = {
-    SEPARATE_QKVO,
-    BIAS("attn_q.bias", LAYER(wq), Q),
-    BIAS("attn_k.bias", LAYER(wk), KV),
-    BIAS("attn_v.bias", LAYER(wv), KV),
-    BIAS("attn_output.bias", LAYER(wo), EMBD),
+    NORM_AND_ATTENTION,
     {"attn_sinks.weight", BUTLER_PART_NUMBERS, LAYER(sinks), D(HEADS), D(NONE), D(HEADS), D(NONE), false},
     WEIGHT("post_attention_norm.weight", LAYER(ffn_norm), EMBD), /* its name, but it is the FFN's */
     MIXTURE,
@@ -197,15 +191,6 @@ static const struct butler_binding gpt_oss_layer[] = {
     BIAS("ffn_down_exps.bias", LAYER(expert_down), EXPERTS_EMBD),
     END,
 };
-
-#define FUSED_QKV                                                                                                                  \
-    MATRIX_SLICE("attn_qkv.weight", LAYER(wq), Q, EMBD, QKV, NONE), MATRIX_SLICE("attn_qkv.weight", LAYER(wk), KV, EMBD, QKV, Q),  \
-        MATRIX_SLICE("attn_qkv.weight", LAYER(wv), KV, EMBD, QKV, Q_KV), BIAS_SLICE("attn_qkv.bias", LAYER(wq), Q, QKV, NONE),     \
-        BIAS_SLICE("attn_qkv.bias", LAYER(wk), KV, QKV, Q), BIAS_SLICE("attn_qkv.bias", LAYER(wv), KV, QKV, Q_KV)
-
-#define QKV_BIASES_OPTIONAL                                                                                                        \
-    BIAS_OPTIONAL("attn_q.bias", LAYER(wq), Q), BIAS_OPTIONAL("attn_k.bias", LAYER(wk), KV),                                       \
-        BIAS_OPTIONAL("attn_v.bias", LAYER(wv), KV)
 
 #define NORM_WITH_BIAS(name, where, n) WEIGHT(name ".weight", where, n), SHIFT(name ".bias", where, n)
 
@@ -217,13 +202,12 @@ static const struct butler_binding gpt_oss_layer[] = {
 static const struct butler_binding layer_norm_model[] = {
     MATRIX("token_embd.weight", MODEL(tok_embd), VOCAB, EMBD),
     NORM_WITH_BIAS("output_norm", MODEL(output_norm), EMBD),
-    MATRIX_OPTIONAL("output.weight", MODEL(output), VOCAB, EMBD),
-    BIAS_OPTIONAL("output.bias", MODEL(output), VOCAB),
+    OUTPUT,
     END,
 };
 
 static const struct butler_binding gemma2_layer[] = {
-    SEPARATE_QKVO,
+    NORM_AND_ATTENTION,
     GATED_FFN,
     WEIGHT("post_attention_norm.weight", LAYER(attn_post_norm), EMBD),
     WEIGHT("post_ffw_norm.weight", LAYER(ffn_post_norm), EMBD),
@@ -231,7 +215,7 @@ static const struct butler_binding gemma2_layer[] = {
 };
 
 static const struct butler_binding gemma3_layer[] = {
-    SEPARATE_QKVO,
+    NORM_AND_ATTENTION,
     GATED_FFN,
     WEIGHT("attn_q_norm.weight", LAYER(q_norm), HEAD),
     WEIGHT("attn_k_norm.weight", LAYER(k_norm), HEAD),
@@ -242,26 +226,24 @@ static const struct butler_binding gemma3_layer[] = {
 
 static const struct butler_binding gptneox_layer[] = {
     NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
-    FUSED_QKV,
-    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
-    BIAS("attn_output.bias", LAYER(wo), EMBD),
+    ATTENTION,
     NORM_WITH_BIAS("ffn_norm", LAYER(ffn_norm), EMBD),
     PLAIN_FFN,
     END,
 };
 
 static const struct butler_binding opt_model[] = {
-    MATRIX("token_embd.weight", MODEL(tok_embd), VOCAB, EMBD),       MATRIX("position_embd.weight", MODEL(pos_embd), CTX, EMBD),
-    WEIGHT_OPTIONAL("output_norm.weight", MODEL(output_norm), EMBD), SHIFT_OPTIONAL("output_norm.bias", MODEL(output_norm), EMBD),
-    MATRIX_OPTIONAL("output.weight", MODEL(output), VOCAB, EMBD),    END,
+    MATRIX("token_embd.weight", MODEL(tok_embd), VOCAB, EMBD),
+    MATRIX("position_embd.weight", MODEL(pos_embd), CTX, EMBD),
+    WEIGHT_OPTIONAL("output_norm.weight", MODEL(output_norm), EMBD),
+    SHIFT_OPTIONAL("output_norm.bias", MODEL(output_norm), EMBD),
+    OUTPUT,
+    END,
 };
 
 static const struct butler_binding opt_layer[] = {
     NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
-    SEPARATE_QKV,
-    QKV_BIASES_OPTIONAL,
-    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
-    BIAS_OPTIONAL("attn_output.bias", LAYER(wo), EMBD),
+    ATTENTION,
     NORM_WITH_BIAS("ffn_norm", LAYER(ffn_norm), EMBD),
     PLAIN_FFN,
     END,
@@ -269,24 +251,16 @@ static const struct butler_binding opt_layer[] = {
 
 static const struct butler_binding phi2_layer[] = {
     NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
-    MATRIX_OPTIONAL("attn_q.weight", LAYER(wq), Q, EMBD),
-    MATRIX_OPTIONAL("attn_k.weight", LAYER(wk), KV, EMBD),
-    MATRIX_OPTIONAL("attn_v.weight", LAYER(wv), KV, EMBD),
-    QKV_BIASES_OPTIONAL,
-    FUSED_QKV,
-    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
-    BIAS("attn_output.bias", LAYER(wo), EMBD),
+    ATTENTION,
     PLAIN_FFN,
     END,
 };
 
 static const struct butler_binding stablelm_layer[] = {
     NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
-    SEPARATE_QKV,
-    QKV_BIASES_OPTIONAL,
     WEIGHT_OPTIONAL("attn_q_norm.weight", LAYER(q_norm), Q_HEADS), /* stablelm-2-12b */
     WEIGHT_OPTIONAL("attn_k_norm.weight", LAYER(k_norm), KV_HEADS),
-    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
+    ATTENTION,
     WEIGHT_OPTIONAL("ffn_norm.weight", LAYER(ffn_norm), EMBD),
     SHIFT_OPTIONAL("ffn_norm.bias", LAYER(ffn_norm), EMBD),
     MATRIX("ffn_gate.weight", LAYER(w_gate), FF, EMBD),
@@ -296,23 +270,15 @@ static const struct butler_binding stablelm_layer[] = {
 };
 
 static const struct butler_binding starcoder2_layer[] = {
-    NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD),
-    SEPARATE_QKV,
-    QKV_BIASES_OPTIONAL,
-    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
-    BIAS_OPTIONAL("attn_output.bias", LAYER(wo), EMBD),
-    NORM_WITH_BIAS("ffn_norm", LAYER(ffn_norm), EMBD),
-    MATRIX("ffn_up.weight", LAYER(w_up), FF, EMBD),
-    BIAS_OPTIONAL("ffn_up.bias", LAYER(w_up), FF),
-    MATRIX("ffn_down.weight", LAYER(w_down), EMBD, FF),
-    BIAS_OPTIONAL("ffn_down.bias", LAYER(w_down), EMBD),
-    END,
+    NORM_WITH_BIAS("attn_norm", LAYER(attn_norm), EMBD), ATTENTION,
+    NORM_WITH_BIAS("ffn_norm", LAYER(ffn_norm), EMBD),   MATRIX("ffn_up.weight", LAYER(w_up), FF, EMBD),
+    BIAS_OPTIONAL("ffn_up.bias", LAYER(w_up), FF),       MATRIX("ffn_down.weight", LAYER(w_down), EMBD, FF),
+    BIAS_OPTIONAL("ffn_down.bias", LAYER(w_down), EMBD), END,
 };
 
 /* Norms of what a layer adds, none of what it takes in (olmo2, exaone4). */
 static const struct butler_binding post_norm_layer[] = {
-    SEPARATE_QKV,
-    MATRIX("attn_output.weight", LAYER(wo), EMBD, Q),
+    ATTENTION,
     WEIGHT("attn_q_norm.weight", LAYER(q_norm), Q_NORM),
     WEIGHT("attn_k_norm.weight", LAYER(k_norm), K_NORM),
     WEIGHT("post_attention_norm.weight", LAYER(attn_post_norm), EMBD),
@@ -324,7 +290,7 @@ static const struct butler_binding post_norm_layer[] = {
 };
 
 static const struct butler_binding cohere2_layer[] = {
-    SEPARATE_QKVO,
+    NORM_AND_ATTENTION,
     MATRIX("ffn_gate.weight", LAYER(w_gate), FF, EMBD),
     MATRIX("ffn_up.weight", LAYER(w_up), FF, EMBD),
     MATRIX("ffn_down.weight", LAYER(w_down), EMBD, FF),
@@ -332,8 +298,7 @@ static const struct butler_binding cohere2_layer[] = {
 };
 
 static const struct butler_binding glm4_layer[] = {
-    SEPARATE_QKVO,
-    QKV_BIASES_OPTIONAL,
+    NORM_AND_ATTENTION,
     WEIGHT("post_attention_norm.weight", LAYER(attn_post_norm), EMBD),
     WEIGHT("ffn_norm.weight", LAYER(ffn_norm), EMBD),
     MATRIX_SLICE("ffn_up.weight", LAYER(w_gate), FF, EMBD, 2FF, NONE),

@@ -283,15 +283,26 @@ static const void *bound(const struct butler_binding *binding, const void *place
     }
 }
 
-static int bind_one(struct binder *b, const struct butler_binding *binding, const char *name, void *place)
+/* Another name that could have filled the same place: an earlier row of the table. NULL: there is none. */
+static const char *alternative(const struct butler_binding *table, const struct butler_binding *binding)
+{
+    for (const struct butler_binding *row = table; row < binding; row++)
+        if (row->part == binding->part && row->where == binding->where)
+            return row->name;
+    return NULL;
+}
+
+static int bind_one(struct binder *b, const struct butler_binding *table, const struct butler_binding *binding, const char *name, void *place)
 {
     if (binding->part == BUTLER_PART_OTHER || bound(binding, place))
         return 0;
     const struct butler_tensor *tensor = butler_gguf_find(b->model->gguf, name);
     if (!tensor && binding->optional)
         return 0;
+    const char *other = tensor ? NULL : alternative(table, binding);
     if (!tensor)
-        return butler_fail(b->err, BUTLER_ERROR_FORMAT, "%.160s: tensor '%s' is missing", b->model->path, name);
+        return butler_fail(b->err, BUTLER_ERROR_FORMAT, "%.160s: tensor '%s' is missing%s%s%s", b->model->path, name,
+                           other ? ", and so is '" : "", other ? other : "", other ? "'" : "");
     int rc = check_shape(b, binding, tensor);
     if (rc < 0)
         return rc;
@@ -323,16 +334,21 @@ static int bind_tensors(struct binder *b)
 {
     struct butler_model *model = b->model;
     int rc;
-    for (const struct butler_binding *binding = butler_arch_model(b->arch); binding->name; binding++)
-        if ((rc = bind_one(b, binding, binding->name, (char *)model + binding->where)) < 0)
+    const struct butler_binding *table = butler_arch_model(b->arch);
+    for (const struct butler_binding *binding = table; binding->name; binding++)
+        if ((rc = bind_one(b, table, binding, binding->name, (char *)model + binding->where)) < 0)
             return rc;
-    if (!model->output.data)
+    if (!model->output.data) {
+        const float *bias = model->output.bias;
         model->output = model->tok_embd;
+        model->output.bias = bias;
+    }
+    table = butler_arch_layer(b->arch, &model->hp);
     for (int l = 0; l < model->hp.n_layers; l++)
-        for (const struct butler_binding *binding = butler_arch_layer(b->arch, &model->hp); binding->name; binding++) {
+        for (const struct butler_binding *binding = table; binding->name; binding++) {
             char name[96];
             snprintf(name, sizeof name, "blk.%d.%s", l, binding->name);
-            if ((rc = bind_one(b, binding, name, (char *)&model->layers[l] + binding->where)) < 0)
+            if ((rc = bind_one(b, table, binding, name, (char *)&model->layers[l] + binding->where)) < 0)
                 return rc;
         }
     return 0;

@@ -161,12 +161,11 @@ int butler_rope_init(struct butler_model *model, struct butler_error *err)
         (rc = read_factors(model, "rope_factors_long.weight", &long_ones, err)) < 0 ||
         (rc = read_factors(model, "rope_factors_short.weight", &short_ones, err)) < 0)
         return rc;
-    if (!long_ones != !short_ones)
-        return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: tensor 'rope_factors_%s.weight' is missing beside its sibling",
-                           model->path, long_ones ? "short" : "long");
+    /* Beside factors for short texts alone, long ones have none, and the other way round. */
+    const bool two = !all && (long_ones || short_ones);
     if (!(model->rope_freq = make_table(model, &keys, model->hp.rope_theta, all ? all : short_ones, err)))
         return BUTLER_ERROR_MEMORY;
-    if (!all && long_ones && !(model->rope_freq_long = make_table(model, &keys, model->hp.rope_theta, long_ones, err)))
+    if (two && !(model->rope_freq_long = make_table(model, &keys, model->hp.rope_theta, long_ones, err)))
         return BUTLER_ERROR_MEMORY;
     const struct rope_keys unscaled = {.scaling = SCALING_NONE, .factor = 1};
     if (model->hp.local_theta > 0 && !(model->rope_freq_local = make_table(model, &unscaled, model->hp.local_theta, NULL, err)))

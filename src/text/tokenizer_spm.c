@@ -41,19 +41,21 @@ static int compare_scores(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* scores[n], and the distinct scores in sorted[*n_sorted], best first. The rank of a score is its index there. */
+/* scores[n], and the distinct scores in sorted[*n_sorted], best first. The rank of a score is its index there. A file without scores
+ * has *scores NULL: all are 0, and of several merges the leftmost is made first. */
 static int read_scores(const struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, float **sorted, size_t *n_sorted,
                        const struct butler_gguf_value **scores, struct butler_error *err)
 {
     static const char key[] = "tokenizer.ggml.scores";
     const struct butler_vocab *vocab = &tokenizer->vocab;
-    int rc = butler_vocab_array(vocab, gguf, key, BUTLER_GGUF_FLOAT32, scores, err);
+    *scores = NULL;
+    int rc = butler_gguf_value(gguf, key) ? butler_vocab_array(vocab, gguf, key, BUTLER_GGUF_FLOAT32, scores, err) : 0;
     if (rc)
         return rc;
     if (!(*sorted = malloc(vocab->n_tokens * sizeof **sorted)))
         return butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for %u scores", vocab->path, vocab->n_tokens);
     for (uint32_t i = 0; i < vocab->n_tokens; i++) {
-        (*sorted)[i] = butler_gguf_array_float(*scores, i);
+        (*sorted)[i] = *scores ? butler_gguf_array_float(*scores, i) : 0;
         if (isnan((*sorted)[i]))
             return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %s[%u] is not a number", vocab->path, key, i);
     }
@@ -123,7 +125,7 @@ static int load_pairs(struct butler_tokenizer *tokenizer, const struct butler_gg
     for (uint32_t i = 0; i < vocab->n_tokens && !rc; i++) {
         if (!merges_to(vocab, i))
             continue;
-        float score = butler_gguf_array_float(scores, i);
+        float score = scores ? butler_gguf_array_float(scores, i) : 0;
         const float *place = bsearch(&score, sorted, n_sorted, sizeof score, compare_scores);
         rc = add_pairs(tokenizer, i, (uint32_t)(place - sorted), err);
     }
