@@ -292,7 +292,8 @@ static const char *alternative(const struct butler_binding *table, const struct 
     return NULL;
 }
 
-static int bind_one(struct binder *b, const struct butler_binding *table, const struct butler_binding *binding, const char *name, void *place)
+static int bind_one(struct binder *b, const struct butler_binding *table, const struct butler_binding *binding, const char *name,
+                    void *place)
 {
     if (binding->part == BUTLER_PART_OTHER || bound(binding, place))
         return 0;

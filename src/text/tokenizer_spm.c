@@ -41,8 +41,8 @@ static int compare_scores(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* scores[n], and the distinct scores in sorted[*n_sorted], best first. The rank of a score is its index there. A file without scores
- * has *scores NULL: all are 0, and of several merges the leftmost is made first. */
+/* scores[n], and the distinct scores in sorted[*n_sorted], best first. The rank of a score is its index there. A file without
+ * scores has *scores NULL: all are 0, and of several merges the leftmost is made first. */
 static int read_scores(const struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, float **sorted, size_t *n_sorted,
                        const struct butler_gguf_value **scores, struct butler_error *err)
 {
