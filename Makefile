@@ -139,6 +139,10 @@ $(BUILD)/tests/test_scheduler $(BUILD)/tests/test_glass_scheduler: $(BUILD)/test
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
 
+$(BUILD)/tests/test_worker: $(BUILD)/tests/test_worker.o $(BUILD)/serve/worker.o $(BUILD)/serve/text.o
+	$(call say,LD,$@)
+	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
+
 # So does that of the parser of answers.
 PARSER_OBJ = $(patsubst %,$(BUILD)/serve/%.o,tools tools_head tools_xml tools_messages text)
 $(BUILD)/tests/test_tools: $(BUILD)/tests/test_tools.o $(PARSER_OBJ)

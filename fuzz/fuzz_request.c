@@ -16,6 +16,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     api.model = fuzz_model("tests/data/models/llama-gqa.gguf");
     api.info = butler_model_get_info(api.model);
     api.n_ctx = N_CTX;
+    serve_measure_tokens(&api);
     api.config.model_name = "model";
     return 0;
 }

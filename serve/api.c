@@ -8,6 +8,8 @@
 
 #include "serve/page.h"
 
+enum { N_WORKERS = 3 }; /* threads that read bodies */
+
 static const char content_type[] = "application/json; charset=utf-8";
 
 /* -------------------------------------------------------------------------------------------------- answers */
@@ -341,7 +343,6 @@ struct body_task {
     struct http_exchange *exchange; /* of the loop's thread alone; NULL: the client has gone */
     char *body, *key;
     int owner;
-    size_t n_body;
     /* What comes of it, one of the three. */
     struct serve_error error;
     struct serve_request *request;
@@ -374,13 +375,17 @@ struct serve_request *serve_parse(struct serve_api *api, const struct serve_surf
     return request;
 }
 
-/* In the worker's thread. What it uses of the API is constant, or nobody else's. */
+/* In a worker's thread. What it uses of the API is constant or atomic. */
 static void run_task(struct serve_task *task)
 {
     struct body_task *t = (struct body_task *)task;
-    json_t *body = serve_parse_body(t->body, t->n_body, &t->error), *answer = NULL;
+    json_t *body = serve_parse_body(t->body, task->n_bytes, &t->error), *answer = NULL;
     free(t->body);
     t->body = NULL;
+    if (serve_worker_is_dropped(task)) {
+        json_decref(body);
+        return;
+    }
     if (!t->error.status && t->route->kind >= 0)
         t->request = serve_parse(t->api, t->route->surface, (enum serve_kind)t->route->kind, body,
                                  &(struct serve_client){.key = t->key, .owner = t->owner}, &t->error);
@@ -395,7 +400,9 @@ static void run_task(struct serve_task *task)
 
 static void on_close(struct http_exchange *exchange)
 {
-    ((struct body_task *)exchange->user)->exchange = NULL;
+    struct body_task *t = exchange->user;
+    t->exchange = NULL;
+    serve_worker_drop(&t->task);
 }
 
 static void post(struct serve_api *api, const struct route *route, struct http_exchange *exchange)
@@ -405,7 +412,8 @@ static void post(struct serve_api *api, const struct route *route, struct http_e
         .api = api, .route = route, .exchange = exchange, .key = strdup(exchange->key), .owner = exchange->owner};
     t->body = serve_alloc(exchange->n_body + 1, 1);
     memcpy(t->body, exchange->body, exchange->n_body);
-    t->n_body = exchange->n_body;
+    t->task.n_bytes = exchange->n_body;
+    t->task.key = t->key;
     exchange->user = t;
     exchange->on_close = on_close;
     serve_worker_submit(api->worker, &t->task);
@@ -424,6 +432,7 @@ static void end_task(struct serve_api *api, struct body_task *t)
         http_reply(exchange, 200, content_type, NULL, t->answer, strlen(t->answer));
     else if (t->request)
         serve_request_free(t->request);
+    free(t->body); /* of a task that was dropped */
     free(t->answer);
     free(t->key);
     free(t);
@@ -529,10 +538,10 @@ int serve_run(struct butler_engine *engine, const struct serve_config *config, s
         return err->code;
     json_object_seed(0); /* before two threads make objects */
     api.scheduler = serve_scheduler_new(engine, &scheduler, err);
-    api.worker = api.scheduler ? serve_worker_new(run_task, wake, &api) : NULL;
+    api.worker = api.scheduler ? serve_worker_new(N_WORKERS, run_task, wake, &api) : NULL;
     if (!api.worker) {
         if (api.scheduler) {
-            *err = (struct butler_error){BUTLER_ERROR_MEMORY, "the thread that reads requests cannot be started"};
+            *err = (struct butler_error){BUTLER_ERROR_MEMORY, "the threads that read requests cannot be started"};
             serve_scheduler_stop(api.scheduler);
             serve_scheduler_free(api.scheduler);
         }
@@ -542,6 +551,7 @@ int serve_run(struct butler_engine *engine, const struct serve_config *config, s
     err->code = 0;
     const struct serve_params *const given = serve_scheduler_params(api.scheduler);
     api.n_ctx = given->n_ctx;
+    serve_measure_tokens(&api);
     api.lossless = given->lossless;
     api.n_drafts = given->n_drafts;
     if (config->ready)

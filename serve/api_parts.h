@@ -1,5 +1,5 @@
 /* What the files of the interfaces share. A struct serve_request is one HTTP request that jobs answer: request.c makes it from the
- * body, in the worker's thread; answer.c writes what comes of it, in the loop's. An interface with bodies of its own (messages.c,
+ * body, in a worker's thread; answer.c writes what comes of it, in the loop's. An interface with bodies of its own (messages.c,
  * responses.c, embeddings.c) is a struct serve_surface: its requests become those that request.c reads. */
 #ifndef SERVE_API_PARTS_H
 #define SERVE_API_PARTS_H
@@ -21,6 +21,7 @@ struct serve_api {
     struct serve_scheduler *scheduler;
     struct serve_worker *worker;
     int n_ctx;
+    size_t longest_token;        /* bytes, or of its spelling */
     bool lossless;               /* of requests that name neither a policy nor this; */
     int n_drafts;                /* with so many drafts */
     uint64_t n_requests, random; /* atomic, for the workers' threads */
@@ -74,7 +75,7 @@ struct serve_error;
 /* Of requests with one answer, except that whole may make a body of any number of jobs. */
 struct serve_surface {
     const char *id_prefix; /* of its answers' ids; NULL: those of the route's kind */
-    /* In the worker's thread: the request as a body of the route's kind, a new reference; NULL: *error. */
+    /* In a worker's thread: the request as a body of the route's kind, a new reference; NULL: *error. */
     json_t *(*translate)(struct serve_api *api, json_t *body, struct serve_error *error);
     /* What the request has beside that; NULL: nothing. translate has accepted the body. */
     void (*prepare)(struct serve_request *request, json_t *body);
@@ -129,6 +130,12 @@ int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_te
 int serve_tokenize_chat(struct serve_api *api, json_t *body, struct serve_syntax *syntax, int32_t **ids, struct serve_error *error);
 /* Ids of a text; *ids is to be freed. < 0: *error. */
 int serve_tokenize(struct serve_api *api, json_t *text, int flags, int32_t **ids, struct serve_error *error);
+/* fit.c: the same for a text, of a conversation or with flags, that must fit the context: exceed_context_size_error otherwise. */
+int serve_tokenize_prompt(const struct serve_api *api, const struct butler_chat_text *text, bool is_chat, int flags, int32_t **ids,
+                          struct serve_error *error);
+/* 0; or exceed_context_size_error where n tokens do not fit. */
+int serve_check_length(const struct serve_api *api, int n, struct serve_error *error);
+void serve_measure_tokens(struct serve_api *api); /* before the two */
 /* Ids of an array; < 0: *error. */
 int serve_read_ids(struct serve_api *api, json_t *array, int32_t **ids, struct serve_error *error);
 bool serve_read_bool(json_t *body, const char *name, bool missing, struct serve_error *error);
@@ -194,7 +201,7 @@ char *serve_text_parameters(json_t *tool);
 struct butler_grammar *serve_read_call_grammar(const struct serve_api *api, json_t *body, const struct serve_syntax *syntax,
                                                struct serve_error *error);
 
-/* constraint.c: the grammar of "grammar", "json_schema" or "response_format", the caller's, compiled in the worker's thread. NULL:
+/* constraint.c: the grammar of "grammar", "json_schema" or "response_format", the caller's, compiled in a worker's thread. NULL:
  * there is none, or *error. */
 struct butler_grammar *serve_read_constraint(const struct serve_api *api, json_t *body, struct serve_error *error);
 

@@ -177,16 +177,26 @@ int serve_tokenize(struct serve_api *api, json_t *text, int flags, int32_t **ids
 {
     struct butler_error err = {0};
     const char *bytes = json_string_value(text);
-    const size_t n_bytes = json_string_length(text);
-    int n = butler_tokenize(api->model, bytes, n_bytes, flags, NULL, 0, &err);
-    *ids = serve_alloc(n > 0 ? (size_t)n : 1, sizeof **ids);
-    if (n > 0)
+    const size_t n_bytes = json_string_length(text), room = n_bytes / 2 + 16; /* mostly enough for a single pass */
+    *ids = serve_alloc(room, sizeof **ids);
+    int n = butler_tokenize(api->model, bytes, n_bytes, flags, *ids, (int)room, &err);
+    if (n > (int)room) {
+        free(*ids);
+        *ids = serve_alloc((size_t)n, sizeof **ids);
         n = butler_tokenize(api->model, bytes, n_bytes, flags, *ids, n, &err);
+    }
     if (n >= 0)
         return n;
     free(*ids);
     *ids = NULL;
     return serve_fail(error, 400, "%s", err.message);
+}
+
+/* Ids of a prompt, or of a part of one. */
+static int tokenize_prompt(const struct serve_api *api, json_t *text, int flags, int32_t **ids, struct serve_error *error)
+{
+    const struct butler_chat_text whole = {.bytes = (char *)json_string_value(text), .n = json_string_length(text)};
+    return serve_tokenize_prompt(api, &whole, false, flags, ids, error);
 }
 
 /* A token's id: a whole number, which clients in some languages write as 5.0. < 0: it is none. */
@@ -242,7 +252,7 @@ static int read_mixed(struct serve_api *api, json_t *array, int flags, int32_t *
         int32_t id = read_id(api, part), *some = NULL;
         int n = id < 0 ? 0 : 1;
         if (json_is_string(part))
-            n = serve_tokenize(api, part, i ? flags & ~BUTLER_ADD_SPECIAL : flags, &some, error);
+            n = tokenize_prompt(api, part, i ? flags & ~BUTLER_ADD_SPECIAL : flags, &some, error);
         else if (n == 0)
             serve_fail(error, 400, "token %zu must be a whole number from 0 to %d", i, api->info->n_vocab - 1);
         if (n > 0)
@@ -261,7 +271,7 @@ static int read_mixed(struct serve_api *api, json_t *array, int flags, int32_t *
 static int read_prompt(struct serve_api *api, json_t *prompt, int flags, int32_t **ids, struct serve_error *error)
 {
     if (json_is_string(prompt))
-        return serve_tokenize(api, prompt, flags, ids, error);
+        return tokenize_prompt(api, prompt, flags, ids, error);
     if (!json_is_array(prompt))
         return serve_fail(error, 400, "'prompt' must be a string, an array of token ids, or an array of those");
     return has(prompt, is_string) ? read_mixed(api, prompt, flags, ids, error) : serve_read_ids(api, prompt, ids, error);
@@ -419,10 +429,11 @@ int serve_tokenize_chat(struct serve_api *api, json_t *body, struct serve_syntax
     if (serve_render_chat(api, body, &text, error) < 0)
         return -error->status;
     int n = syntax ? serve_read_syntax(api, body, &text, syntax, error) : 0;
-    n = n < 0 ? n : butler_chat_tokenize(api->model, &text, 0, NULL, 0, &err);
-    if (n > 0) {
-        *ids = serve_alloc((size_t)n, sizeof **ids);
-        n = butler_chat_tokenize(api->model, &text, 0, *ids, n, &err);
+    if (n == 0 && syntax) {
+        n = serve_tokenize_prompt(api, &text, true, 0, ids, error);
+    } else if (n == 0) { /* they are only counted, whether they fit or not */
+        *ids = serve_alloc(1, sizeof **ids);
+        n = butler_chat_tokenize(api->model, &text, 0, NULL, 0, &err);
     }
     butler_chat_text_free(&text);
     return n < 0 && !error->status ? serve_fail(error, 400, "%s", err.message) : n;
@@ -662,12 +673,8 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
         add_stop(job, api->config.chat_stop, error);
     if (n == 0 && !error->status)
         serve_fail(error, 400, "the prompt is empty: there is nothing to continue");
-    if (n > api->n_ctx && !error->status) {
-        serve_fail(error, 400, "request (%d tokens) exceeds the available context size (%d tokens), try increasing it", n,
-                   api->n_ctx);
-        error->type = "exceed_context_size_error";
-        error->n_prompt = n;
-    }
+    if (!error->status)
+        serve_check_length(api, n, error);
     return job;
 }
 
