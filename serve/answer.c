@@ -462,6 +462,26 @@ static void add_echo(struct serve_request *request, const struct serve_job *job,
     }
 }
 
+/* llama.cpp's: how much of a prompt was read. */
+static void write_progress(struct serve_request *request, const struct serve_job *job, int index, int n_read, int n_cached,
+                           double seconds)
+{
+    if (!request->begun)
+        begin_stream(request);
+    json_t *body =
+        request->kind == SERVE_NATIVE
+            ? native_json(request, index, "", 0, json_array(), false)
+            : openai_json(request,
+                          json_pack("[{s:i, s:o, s:n, s:n}]", "index", index, request->kind == SERVE_CHAT ? "delta" : "text",
+                                    request->kind == SERVE_CHAT ? json_object() : json_string(""), "finish_reason", "logprobs"));
+    json_object_set_new(body, "prompt_progress",
+                        json_pack("{s:i, s:i, s:i, s:I}", "total", job->n_prompt, "cache", n_cached, "processed", n_read, "time_ms",
+                                  (json_int_t)(1e3 * seconds)));
+    if (request->include_usage && request->kind != SERVE_NATIVE)
+        json_object_set_new(body, "usage", json_null());
+    write_piece(request, body);
+}
+
 static void add_token(struct serve_request *request, const struct serve_event *event, int index)
 {
     struct serve_answer *answer = &request->answers[index];
@@ -541,8 +561,13 @@ void serve_on_event(struct serve_event *event)
     }
     if (!request->exchange)
         return;
+    const struct serve_job *job = event->job;
+    if (event->kind == SERVE_PROGRESS && !request->surface)
+        write_progress(request, job, first, event->n_read, event->n_cached, event->read_s);
     if (event->kind == SERVE_PROMPT && request->stream && !request->begun)
         begin_stream(request);
+    if (event->kind == SERVE_PROMPT && job->progress && !request->surface)
+        write_progress(request, job, first, job->n_prompt, job->n_cached, job->prompt_s);
     for (int i = 0; i < request->n_choices && event->kind == SERVE_PROMPT && request->echo && request->exchange; i++)
         add_echo(request, event->job, first + i);
     if (event->kind == SERVE_TOKEN)

@@ -158,17 +158,28 @@ static json_t *get_tokenizer_info(struct serve_api *api, const struct http_excha
                      api->info->n_vocab);
 }
 
+/* Names for the "policy" of requests. */
+static json_t *policies_json(const struct serve_api *api)
+{
+    struct butler_policy_info policy;
+    json_t *names = json_array();
+    for (int i = 0; butler_policy_describe(api->engine, i, &policy); i++)
+        json_array_append_new(names, json_string(policy.name));
+    return names;
+}
+
 static json_t *get_props(struct serve_api *api, const struct http_exchange *exchange)
 {
     (void)exchange;
     const struct serve_params *params = serve_scheduler_params(api->scheduler);
     const struct butler_sampler_params *s = &api->config.sampling;
-    return json_pack("{s:{s:i, s:{s:f, s:i, s:f, s:f, s:f}}, s:i, s:s, s:o, s:o, s:o, s:s, s:s}", "default_generation_settings",
-                     "n_ctx", api->n_ctx, "params", "temperature", (double)s->temperature, "top_k", s->top_k, "top_p",
-                     (double)s->top_p, "min_p", (double)s->min_p, "max_stall_ms", 1e3 * params->max_stall_s, "total_slots",
-                     params->max_jobs, "model_path", api->config.model_name, "chat_template", template_json(api), "bos_token",
-                     special_token(api, "{{ bos_token }}"), "eos_token", special_token(api, "{{ eos_token }}"), "kv_policy",
-                     params->policy, "build_info", "butler-" BUTLER_VERSION);
+    return json_pack("{s:{s:i, s:{s:f, s:i, s:f, s:f, s:f}}, s:i, s:s, s:o, s:o, s:o, s:s, s:o, s:b, s:s}",
+                     "default_generation_settings", "n_ctx", api->n_ctx, "params", "temperature", (double)s->temperature, "top_k",
+                     s->top_k, "top_p", (double)s->top_p, "min_p", (double)s->min_p, "max_stall_ms", 1e3 * params->max_stall_s,
+                     "total_slots", params->max_jobs, "model_path", api->config.model_name, "chat_template", template_json(api),
+                     "bos_token", special_token(api, "{{ bos_token }}"), "eos_token", special_token(api, "{{ eos_token }}"),
+                     "kv_policy", params->policy, "kv_policies", policies_json(api), "kv_lossless", (int)api->lossless,
+                     "build_info", "butler-" BUTLER_VERSION);
 }
 
 static json_t *get_slots(struct serve_api *api, const struct http_exchange *exchange)

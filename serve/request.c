@@ -660,6 +660,7 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     job->score_prompt = request->echo && request->n_top >= 0;
     job->max_tokens = read_max_tokens(body, request->kind, error);
     job->no_cache = !serve_read_bool(body, "cache_prompt", true, error);
+    job->progress = serve_read_bool(body, "return_progress", false, error) && request->stream;
     job->user = request;
     job->is_shown = request->syntax.calls || request->syntax.reasoning ? serve_syntax_is_mark : NULL;
     job->key = *client->key ? strdup(client->key) : NULL;

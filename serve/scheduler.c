@@ -465,6 +465,20 @@ static void add_span(struct serve_scheduler *s, int *n, struct serve_job *job, s
                                             .hidden = job->pooling != SERVE_POOL_NONE ? on_hidden : NULL};
 }
 
+/* At most ten times a second. */
+static void tell_progress(struct serve_scheduler *s, struct serve_job *job)
+{
+    const double now = serve_now();
+    if (!job->progress || now - job->told < 0.1)
+        return;
+    struct serve_event *event = event_new(job, SERVE_PROGRESS, 0);
+    event->n_read = butler_n_past(job->choices[0].session);
+    event->n_cached = job->n_cached;
+    event->read_s = now - job->admitted;
+    job->told = now;
+    send(s, event);
+}
+
 /* How many of the next tokens of a prompt go into a step that has n_prompt already: as many as its time allows, by what was
  * measured; where no text is being generated, as many as a pass of the engine takes. */
 static int fit_prompt(const struct serve_scheduler *s, const struct serve_job *job, int n_decodes, int n_prompt)
@@ -585,6 +599,8 @@ static void run_step(struct serve_scheduler *s)
             while (s->choice_of[i]->n_taken < s->choice_of[i]->n_drawn && !s->choice_of[i]->ended);
         else if (job->error.code == 0 && butler_n_past(job->choices[0].session) == job->n_prompt)
             end_prompt(s, job);
+        else if (job->error.code == 0)
+            tell_progress(s, job);
     }
     s->stepped = serve_now();
     if (!round) /* the work of rounds is another */

@@ -47,7 +47,8 @@ struct serve_job {
     int n_top;         /* most probable tokens to report with each; -1: no scores at all */
     bool score_prompt; /* scores of the prompt's tokens, with n_top of each */
     bool ignore_end, no_cache;
-    bool map; /* which tokens its steps read is recorded (see map.h); not of lossless jobs */
+    bool progress; /* SERVE_PROGRESS events come */
+    bool map;      /* which tokens its steps read is recorded (see map.h); not of lossless jobs */
     /* Not SERVE_POOL_NONE: the job gives no text, only embedding; with no_cache, for it takes every token's hidden state. */
     enum serve_pooling pooling;
     bool lossless; /* texts are those of `full`; the policy, which must be one that can, drafts (see draft.h) */
@@ -80,14 +81,15 @@ struct serve_job {
         int n_tokens;           /* that each of its texts may have */
         uint64_t bytes, growth; /* reserved for that; what the next grant adds */
     } grant;
-    double submitted, admitted, first, latest; /* seconds */
+    double submitted, admitted, told, first, latest; /* seconds; told: the latest SERVE_PROGRESS */
 };
 
 enum serve_event_kind {
-    SERVE_PROMPT, /* the prompt was read */
-    SERVE_TOKEN,  /* a token of a choice */
-    SERVE_END,    /* a choice is complete */
-    SERVE_DONE,   /* the job is: the last event of it */
+    SERVE_PROGRESS, /* some of the prompt was read; of jobs that ask for it, while they read */
+    SERVE_PROMPT,   /* the prompt was read */
+    SERVE_TOKEN,    /* a token of a choice */
+    SERVE_END,      /* a choice is complete */
+    SERVE_DONE,     /* the job is: the last event of it */
 };
 
 struct serve_event {
@@ -96,6 +98,8 @@ struct serve_event {
     enum serve_event_kind kind;
     int choice;
     int32_t id;               /* of SERVE_TOKEN */
+    int n_read, n_cached;     /* of SERVE_PROGRESS: tokens of the prompt, those of the prefix cache among them */
+    double read_s;            /* of SERVE_PROGRESS: since the job was admitted */
     enum serve_finish finish; /* of SERVE_END */
     struct serve_score score; /* of SERVE_TOKEN */
     char *text;               /* [n_text] UTF-8 that is certain now: no part of a character, nothing that may become a stop text */

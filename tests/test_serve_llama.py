@@ -58,7 +58,7 @@ BEHAVIOURS = {
     "chat: logprobs in a stream": "test_chat_logprobs",
     "chat: logit_bias": "test_logit_bias",
     "chat: a conversation that is too long": "test_long_conversation",
-    "chat: return_progress": NOT_THERE + "/slots tells how much of a prompt is read",
+    "chat: return_progress": "test_progress",
     "chat: several choices": "test_chat_choices",
     "security: public endpoints": "test_keys_and_origins",
     "security: wrong, right and X-Api-Key keys": "test_keys_and_origins",
@@ -309,6 +309,26 @@ def test_stream_timings(server):
     timings = pieces[-1]["timings"]
     assert "timings" not in pieces[0] and timings["prompt_per_second"] > 0 and timings["predicted_per_second"] > 0
     assert timings["predicted_n"] == pieces[-1]["usage"]["completion_tokens"] <= 10
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/completion"])
+def test_progress(path):
+    """While a prompt is read a stream tells how much of it, beginning with what is known from before, and at the end that it is all."""
+    server = Server("--block", 16)
+    words = " ".join(f"word{i}" for i in range(12))
+    prompt = {"messages": [{"role": "user", "content": words}]} if "chat" in path else {"prompt": words}
+    for known in (False, True):
+        pieces = server.stream(path, **prompt, max_tokens=3, ignore_eos=True, return_progress=True, stream_options={"include_usage": True})
+        told = [piece["prompt_progress"] for piece in pieces if "prompt_progress" in piece]
+        total = pieces[-1]["usage"]["prompt_tokens"] if path.startswith("/v1") else pieces[-1]["tokens_evaluated"]
+        assert total > 32 and all(t["total"] == total for t in told)
+        assert all(a["processed"] < b["processed"] and a["time_ms"] <= b["time_ms"] for a, b in zip(told, told[1:]))
+        assert told[-1]["processed"] == total and all(t["cache"] < t["processed"] and (t["cache"] > 0) == known for t in told)
+        assert known or (len(told) > 1 and told[0]["processed"] == 16)
+        if "chat" in path:
+            assert pieces[0]["choices"][0]["delta"] == {"role": "assistant", "content": None} and "prompt_progress" not in pieces[0]
+    assert not any("prompt_progress" in piece for piece in server.stream(path, **prompt, max_tokens=3))
+    assert server.stop() == 0
 
 
 @pytest.fixture(scope="module")
