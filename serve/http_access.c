@@ -53,10 +53,10 @@ static bool is_foreign(const struct http_params *params, const struct http_head 
 enum http_access http_check_access(const struct http_params *params, const struct http_head *head, bool loopback,
                                    struct http_client *client)
 {
-    static const char *const open[] = {"/", "/page.css", "/page.js", "/health", "/v1/health", "/models", "/v1/models"};
+    static const char *const open[] = {"/", "/health", "/v1/health", "/models", "/v1/models"};
     /* These show prompts and answers, of all who use the server where it has no keys. */
     static const char *const shown[] = {"/slots", "/kv/trace", "/kv/map"};
-    static const char one[] = "/v1/models/";
+    static const char one[] = "/v1/models/", page[] = "/page/";
     const bool has_keys = params->n_keys > 0 || params->admin_key;
     *client = (struct http_client){.admin = !has_keys};
     for (int i = 0; i < params->n_keys; i++)
@@ -66,7 +66,8 @@ enum http_access http_check_access(const struct http_params *params, const struc
     if (!has_keys && is_among(head->path, shown, sizeof shown / sizeof *shown))
         return is_foreign(params, head, loopback) ? HTTP_FOREIGN_PAGE : HTTP_ALLOWED;
     return !has_keys || client->owner > 0 || strcmp(head->method, "OPTIONS") == 0 ||
-                   is_among(head->path, open, sizeof open / sizeof *open) || strncmp(head->path, one, sizeof one - 1) == 0
+                   is_among(head->path, open, sizeof open / sizeof *open) || strncmp(head->path, one, sizeof one - 1) == 0 ||
+                   strncmp(head->path, page, sizeof page - 1) == 0
                ? HTTP_ALLOWED
                : HTTP_WRONG_KEY;
 }

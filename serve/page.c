@@ -10,9 +10,15 @@
     __asm__(".pushsection .rodata\n.globl " #name ", " #name "_end\n.hidden " #name ", " #name "_end\n" #name ":\n.incbin \"" path \
             "\"\n" #name "_end:\n.popsection\n")
 
+#define SCRIPTS(each)                                                                                                              \
+    each(chat) each(conversation) each(dom) each(files) each(map) each(markdown) each(page) each(server) each(settings) each(store)
+#define EMBED_SCRIPT(name) EMBED(serve_page_js_##name, "serve/page/" #name ".js");
+#define SCRIPT_FILE(name)                                                                                                          \
+    {"/page/" #name ".js", "text/javascript; charset=utf-8", serve_page_js_##name, serve_page_js_##name##_end},
+
 EMBED(serve_page_html, "serve/page/index.html");
 EMBED(serve_page_css, "serve/page/page.css");
-EMBED(serve_page_js, "serve/page/page.js");
+SCRIPTS(EMBED_SCRIPT)
 
 /* Nothing but the server itself is asked for anything, and no text of a model can run. */
 static const char guard[] = "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src "
@@ -23,11 +29,9 @@ bool serve_page_reply(struct http_exchange *exchange)
 {
     static const struct {
         const char *path, *type, *begin, *end;
-    } files[] = {
-        {"/", "text/html; charset=utf-8", serve_page_html, serve_page_html_end},
-        {"/page.css", "text/css; charset=utf-8", serve_page_css, serve_page_css_end},
-        {"/page.js", "text/javascript; charset=utf-8", serve_page_js, serve_page_js_end},
-    };
+    } files[] = {{"/", "text/html; charset=utf-8", serve_page_html, serve_page_html_end},
+                 {"/page/page.css", "text/css; charset=utf-8", serve_page_css, serve_page_css_end},
+                 SCRIPTS(SCRIPT_FILE)};
     const bool is_read = strcmp(exchange->method, "GET") == 0 || strcmp(exchange->method, "HEAD") == 0;
     for (size_t i = 0; i < sizeof files / sizeof *files && is_read; i++)
         if (strcmp(exchange->path, files[i].path) == 0) {

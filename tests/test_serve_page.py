@@ -18,16 +18,19 @@ asked = pytest.mark.skipif(not SMOLLM2.exists(), reason="models/smollm2.gguf is 
 def test_files():
     """The page asks for nothing from elsewhere, says so, and needs no key; what it shows does."""
     server = Server("--api-key", "k")
-    kinds = {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"}
+    scripts = sorted(path.name for path in (ROOT / "serve" / "page").glob("*.js"))
+    kinds = {"/": "text/html", "/page/page.css": "text/css", **{f"/page/{name}": "text/javascript" for name in scripts}}
     for path, kind in kinds.items():
         status, headers, text = server.request("GET", path)
         assert status == 200 and headers["Content-Type"] == kind + "; charset=utf-8"
         assert "default-src 'none'" in headers["Content-Security-Policy"] and "unsafe" not in headers["Content-Security-Policy"]
-        name = "index.html" if path == "/" else path[1:]
+        name = "index.html" if path == "/" else path.removeprefix("/page/")
         assert text == (ROOT / "serve" / "page" / name).read_bytes() and not re.search(rb"https?://|url\(|@import", text)
         assert server.request("HEAD", path)[2] == b"" and server.request("POST", path, {})[0] in (401, 404)
-    assert server.request("GET", "/kv/map")[0] == 401 and server.request("GET", "/page.txt")[0] == 401
-    assert b"innerHTML" not in (ROOT / "serve" / "page" / "page.js").read_bytes()
+    assert server.request("GET", "/kv/map")[0] == 401 and server.request("GET", "/page/page.txt")[0] == 404
+    for name in scripts:  # text becomes text nodes, and nothing that a text could hold is run
+        text = (ROOT / "serve" / "page" / name).read_text(encoding="utf-8")
+        assert not re.search(r"(inner|outer)HTML|insertAdjacentHTML|document\.write|setHTML|DOMParser|\beval\b|new Function", text), name
     assert server.stop() == 0
 
 
@@ -73,9 +76,12 @@ def test_a_question_about_a_file(tmp_path):
     assert "smollm2" in visit.text("#model") and "fier:budget=256" in visit.text("#policy")
     page.drop(document(tmp_path))
     page.wait("document.querySelector('.chip')")
-    page.run("document.querySelector('#longest').value = 24")
+    page.run("document.querySelector('#longest').value = 24; document.querySelector('#temperature').value = 0")
     visit.ask("What is the pass key?")
-    page.wait("document.querySelector('.assistant').textContent.length > 3 && !document.querySelector('.answer')", 120)  # it streams
+    page.wait("/^\\d+ of \\d+ tokens, [\\d.]+ tokens.s, about \\d+ s left$/.test(document.querySelector('#pace').textContent)", 120)  # it reads
+    page.wait("document.querySelector('.assistant .text').textContent.length > 3 && !document.querySelector('.actions')", 120)  # it streams
+    page.wait("document.querySelector('.read')", 60)
+    page.click("document.querySelector('.read')")
     page.wait("document.querySelector('#map').dataset.token", 60)
     answer = page.run("[...document.querySelectorAll('.answer [role=option]')].map(e => e.textContent)")
     assert "48213" in "".join(answer) and "read" in visit.text(".cost")
@@ -113,6 +119,16 @@ def test_a_question_about_a_file(tmp_path):
     page.run("document.querySelector('#places button').click()")
     if os.environ.get("BUTLER_PICTURE"):
         page.picture(os.environ["BUTLER_PICTURE"])
+    # The document is remembered: of the next answer too, the places are its own, not the question's and not the template's.
+    page.run("document.querySelector('#longest').value = 5")
+    visit.ask("And what is the story about?")
+    page.wait("document.querySelectorAll('.read').length === 2", 120)
+    page.click("[...document.querySelectorAll('.read')].pop()")
+    page.wait("document.querySelector('#map').dataset.token", 60)
+    places = page.run("[...document.querySelectorAll('#places button')].map(e => e.childNodes[1].textContent.trim())")
+    sent = (tmp_path / "report.txt").read_text(encoding="utf-8")
+    assert len(places) == 5 and all(place in sent for place in places), places
+    assert "And what is the story about?" in visit.text("#text")
     # A phone: nothing is wider than the screen; and the document was text.
     page.resize(375, 800)
     assert page.run("document.documentElement.scrollWidth") == 375
@@ -129,26 +145,29 @@ def test_what_goes_wrong_is_said():
     visit = Visit(server, 375, 700, dark=True)
     page = visit.browser
     page.wait("!document.querySelector('#key-label').hidden")
-    page.run("(() => { document.querySelector('#key').value = 'secret'; document.querySelector('#budget').value = 'x'; })()")
+    page.run("(() => { const e = document.querySelector('#key'); e.value = 'secret'; e.dispatchEvent(new Event('change')); })()")
+    page.wait("document.querySelector('#in-force').textContent")
+    page.run("document.querySelector('#options').open = true; document.querySelector('#policy').value = 'fier'; document.querySelector('#budget').value = 'x'")
     visit.ask("Hello?")
     page.wait("document.querySelector('.error')")
     assert "budget" in visit.text(".error") and page.run("document.querySelector('#question').value") == "Hello?"
-    page.run("addFiles([new File([new Uint8Array([255, 254, 0])], 'odd.bin')])")
+    page.run("import('/page/files.js').then(m => m.addFiles([new File([new Uint8Array([255, 254, 0])], 'odd.bin')]))")
     page.wait("document.querySelector('#said').textContent.includes('odd.bin is no text')")
     assert page.run("document.querySelectorAll('.chip').length") == 0
-    page.run("(() => { document.querySelector('#budget').value = 64; document.querySelector('#longest').value = 4000; document.querySelector('#question').value = ''; })()")
+    page.run("(() => { document.querySelector('#budget').value = 64; document.querySelector('#longest').value = 4000; document.querySelector('#temperature').value = 0; document.querySelector('#question').value = ''; })()")
     visit.ask("Count from 1 to 1000.")
     page.wait("document.querySelector('.assistant').textContent.length > 10", 60)
     page.click("document.querySelector('#stop')")
     page.wait("document.querySelector('#said').textContent === 'Stopped.' && !document.querySelector('#send').hidden")
+    assert visit.text(".note") == "Stopped." and len(visit.text(".assistant .text")) > 3
     assert page.run("document.documentElement.scrollWidth") == 375
     # Controls are reached with the keyboard alone.
     page.run("document.activeElement.blur()")
     seen = set()
-    for _ in range(14):
+    for _ in range(20):
         page.key("Tab")
         seen.add(page.run("document.activeElement.id"))
-    assert {"policy", "budget", "question", "send", "picker"} <= seen
+    assert {"policy", "budget", "temperature", "longest", "record", "question", "send", "picker", "export", "clear", "log"} <= seen
     page.said = [line for line in page.said if "401" not in line and "400" not in line]  # Chromium logs the statuses
     visit.end()
     assert server.stop() == 0
