@@ -171,7 +171,7 @@ async function write(turn, stream) {
       timings = event.timings || timings;
       const choice = event.choices && event.choices[0], delta = choice && choice.delta || {};
       if (event.prompt_progress) drawReading(samples, event.prompt_progress);
-      if (choice && choice.finish_reason === "length") turn.note = "The longest answer was reached.";
+      if (choice && choice.finish_reason === "length") turn.note = "The limit on the answer's length was reached.";
       if (!delta.content && !delta.reasoning_content) return;
       if (!turn.content && !turn.reasoning) {
         $("reading").hidden = true;
