@@ -29,7 +29,9 @@ json_t *serve_error_json(const struct serve_api *api, const struct serve_error *
     char clean[3 * sizeof error->message + 16];
     size_t n = butler_utf8_push(&stream, error->message, strlen(error->message), clean, sizeof clean);
     n += butler_utf8_push(&stream, NULL, 0, clean + n, sizeof clean - n);
-    json_t *body = json_pack("{s:i, s:s%, s:s}", "code", error->status, "message", clean, n, "type", error->type);
+    json_t *body = json_pack("{s:i, s:s%, s:s, s:n}", "code", error->status, "message", clean, n, "type", error->type, "param");
+    if (error->n_param > 0)
+        json_object_set_new(body, "param", json_stringn(error->message + 1, (size_t)error->n_param));
     if (error->n_prompt) {
         json_object_set_new(body, "n_prompt_tokens", json_integer(error->n_prompt));
         json_object_set_new(body, "n_ctx", json_integer(api->n_ctx));
@@ -359,17 +361,6 @@ struct body_task {
     struct serve_request *request;
     char *answer; /* JSON */
 };
-
-json_t *serve_parse_body(const char *bytes, size_t n, struct serve_error *error)
-{
-    json_error_t wrong;
-    json_t *body = json_loadb(bytes, n, 0, &wrong);
-    if (!body)
-        serve_fail(error, 400, "the body is no JSON: line %d, column %d: %s", wrong.line, wrong.column, wrong.text);
-    else if (!json_is_object(body))
-        serve_fail(error, 400, "the body must be a JSON object");
-    return body;
-}
 
 struct serve_request *serve_parse(struct serve_api *api, const struct serve_surface *surface, enum serve_kind kind, json_t *body,
                                   const struct serve_client *client, struct serve_error *error)

@@ -112,11 +112,12 @@ struct serve_error {
     int status;
     const char *type;
     char message[600];
+    int n_param;        /* bytes of the field's name that the message begins with, in quotes; 0: it begins with none */
     int n_prompt;       /* of exceed_context_size_error */
     const char *header; /* a line with CR LF for the answer's head; or NULL */
 };
 
-/* Fills *error; returns its negative status. */
+/* Fills *error; returns its negative status. A message about one field begins with its name: 'tools[0].type' must be ... */
 int serve_fail(struct serve_error *error, int status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* request.c: NULL with *error when the body makes no sense, or asks for what is not supported. */
@@ -143,7 +144,7 @@ bool serve_read_bool(json_t *body, const char *name, bool missing, struct serve_
 int serve_read_count(json_t *body, const char *name, bool required, struct serve_error *error);
 /* Whether a value asks for nothing: null, false, 0, "" or empty. */
 bool serve_is_neutral(const json_t *value);
-/* 0; or -501 with *error when one of names[n] asks for something. */
+/* 0; or -400 with *error when one of names[n] asks for something. */
 int serve_refuse_fields(json_t *body, const char *const *names, size_t n, struct serve_error *error);
 /* Appends a message, its content a string or an array of parts; to the last one, after an empty line, where that has the same role.
  */
@@ -219,9 +220,14 @@ json_t *serve_text_json(const struct serve_text *text);
 /* "prefix" and the number of the request. */
 json_t *serve_id_json(const struct serve_request *request, const char *prefix);
 
-/* api.c */
+/* json.c */
+/* As json_loadb of jansson, which it calls: NULL with *wrong. U+0000 and halves of surrogate pairs become U+FFFD, integers beyond
+ * 64 bits doubles. */
+json_t *serve_load_json(const char *bytes, size_t n, size_t flags, json_error_t *wrong);
 /* The body of a request. *error with a status: it is no JSON object; what was read is returned, or NULL. */
 json_t *serve_parse_body(const char *bytes, size_t n, struct serve_error *error);
+
+/* api.c */
 /* The answers that need no engine; NULL with *error. */
 json_t *serve_post_tokenize(struct serve_api *api, json_t *body, struct serve_error *error);
 json_t *serve_post_detokenize(struct serve_api *api, json_t *body, struct serve_error *error);

@@ -239,7 +239,7 @@ struct butler_grammar *serve_read_call_grammar(const struct serve_api *api, json
         return NULL;
     const struct frame *frame = find_frame(api, syntax->calls);
     if (!frame) {
-        serve_fail(error, 501,
+        serve_fail(error, 400,
                    "'tool_choice' that requires a call is not supported with this chat template: it does not show a "
                    "form of calls that this server knows");
         return NULL;

@@ -33,7 +33,7 @@ static int check_tool(const json_t *tool, size_t i, struct serve_error *error)
     if (!type)
         return serve_fail(error, 400, "'tools[%zu]' must be an object with a string 'type'", i);
     if (strcmp(type, "function") != 0)
-        return serve_fail(error, 501, "'tools[%zu]' of type '%.64s' is not supported by this server", i, type);
+        return serve_fail(error, 400, "'tools[%zu]' of type '%.64s' is not supported by this server", i, type);
     const size_t n = json_string_length(name);
     if (n == 0 || n > MAX_NAME || serve_count_name(text, n) != n)
         return serve_fail(error, 400, "'tools[%zu].function.name' must have 1 to %d letters, digits or _-.:/", i, MAX_NAME);
@@ -58,7 +58,7 @@ int serve_read_tool_choice(json_t *body, struct serve_tool_choice *choice, struc
         return 0;
     }
     if (type && strcmp(type, "allowed_tools") == 0)
-        return serve_fail(error, 501, "'tool_choice' of type 'allowed_tools' is not supported by this server");
+        return serve_fail(error, 400, "'tool_choice' of type 'allowed_tools' is not supported by this server");
     if (!type || strcmp(type, "function") != 0)
         return serve_fail(error, 400, "'tool_choice' must be none, auto, required, or an object of type 'function'");
     choice->name = json_string_value(json_object_get(json_object_get(value, "function"), "name"));
@@ -116,14 +116,14 @@ int serve_check_calls(json_t *message, size_t i, struct serve_error *error)
     json_t *calls = json_object_get(message, "tool_calls"), *call;
     size_t k;
     if (calls && !json_is_null(calls) && !json_is_array(calls))
-        return serve_fail(error, 400, "'tool_calls' of message %zu must be an array", i);
+        return serve_fail(error, 400, "'messages[%zu].tool_calls' must be an array", i);
     json_array_foreach(calls, k, call)
     {
         const json_t *function = json_object_get(call, "function"), *arguments = json_object_get(function, "arguments");
         if (!json_is_string(json_object_get(function, "name")))
-            return serve_fail(error, 400, "'tool_calls[%zu].function' of message %zu must have a string 'name'", k, i);
+            return serve_fail(error, 400, "'messages[%zu].tool_calls[%zu].function' must have a string 'name'", i, k);
         if (arguments && !json_is_null(arguments) && !json_is_string(arguments) && !json_is_object(arguments))
-            return serve_fail(error, 400, "'tool_calls[%zu].function.arguments' of message %zu must be a text or an object", k, i);
+            return serve_fail(error, 400, "'messages[%zu].tool_calls[%zu].function.arguments' must be a text or an object", i, k);
     }
     return 0;
 }
@@ -136,7 +136,8 @@ static json_t *open_arguments(json_t *calls)
     json_array_foreach(copy, i, call)
     {
         json_t *function = json_object_get(call, "function"), *text = json_object_get(function, "arguments");
-        json_t *arguments = json_is_string(text) ? json_loadb(json_string_value(text), json_string_length(text), 0, NULL) : NULL;
+        json_t *arguments =
+            json_is_string(text) ? serve_load_json(json_string_value(text), json_string_length(text), 0, NULL) : NULL;
         if (json_is_object(arguments))
             json_object_set(function, "arguments", arguments);
         json_decref(arguments);

@@ -24,7 +24,7 @@ static enum serve_pooling read_pooling(json_t *body, struct serve_error *error)
     if (word && strcmp(word, "cls") == 0)
         return SERVE_POOL_FIRST;
     if (word && (strcmp(word, "none") == 0 || strcmp(word, "rank") == 0))
-        serve_fail(error, 501, "'pooling' of '%s' is not supported by this server", word);
+        serve_fail(error, 400, "'pooling' of '%s' is not supported by this server", word);
     else
         serve_fail(error, 400, "'pooling' must be 'mean', 'last' or 'cls'");
     return SERVE_POOL_NONE;
@@ -55,7 +55,7 @@ static json_t *translate(struct serve_api *api, json_t *body, struct serve_error
     else if (n_texts > SERVE_MAX_PROMPTS)
         serve_fail(error, 400, "'input' has more than %d texts", SERVE_MAX_PROMPTS);
     else if (n > 0 && n != api->info->n_embd)
-        serve_fail(error, 501, "'dimensions' other than %d, those of the model, are not supported by this server",
+        serve_fail(error, 400, "'dimensions' other than %d, those of the model, are not supported by this server",
                    api->info->n_embd);
     else if (!error->status && read_pooling(body, error) != SERVE_POOL_NONE)
         read_encoding(body, error);

@@ -19,7 +19,8 @@ static bool read_block(json_t *out, const char *role, json_t *block, size_t i, s
     if (has_type(block, "tool_use") && !is_user) {
         json_t *id = json_object_get(block, "id"), *name = json_object_get(block, "name"), *input = json_object_get(block, "input");
         if (!json_is_string(id) || !json_is_string(name) || !json_is_object(input))
-            serve_fail(error, 400, "a 'tool_use' block of message %zu must have strings 'id' and 'name' and an object 'input'", i);
+            serve_fail(error, 400, "'messages[%zu]': a 'tool_use' block must have strings 'id' and 'name' and an object 'input'",
+                       i);
         else
             serve_add_call(out, id, name, input);
         return true;
@@ -29,7 +30,7 @@ static bool read_block(json_t *out, const char *role, json_t *block, size_t i, s
         if (!json_is_string(id) || (content && !json_is_null(content) && !json_is_string(content) && !json_is_array(content)))
             serve_fail(
                 error, 400,
-                "a 'tool_result' block of message %zu must have a string 'tool_use_id', and as 'content' a string or an array of "
+                "'messages[%zu]': a 'tool_result' block must have a string 'tool_use_id', and as 'content' a string or an array of "
                 "blocks",
                 i);
         else
@@ -40,7 +41,7 @@ static bool read_block(json_t *out, const char *role, json_t *block, size_t i, s
     if (has_type(block, "thinking") && !is_user) {
         const char *text = json_string_value(json_object_get(block, "thinking"));
         if (!text)
-            serve_fail(error, 400, "a 'thinking' block of message %zu must have a string 'thinking'", i);
+            serve_fail(error, 400, "'messages[%zu]': a 'thinking' block must have a string 'thinking'", i);
         else
             serve_add_reasoning(out, text);
         return true;
@@ -80,11 +81,11 @@ static json_t *read_messages(json_t *body, struct serve_error *error)
         json_t *content = json_object_get(message, "content");
         const char *role = json_string_value(json_object_get(message, "role"));
         if (!role || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0))
-            serve_fail(error, 400, "'role' of message %zu must be 'user' or 'assistant'", i);
+            serve_fail(error, 400, "'messages[%zu].role' must be 'user' or 'assistant'", i);
         else if (json_is_string(content))
             serve_add_message(out, role, content);
         else if (!json_is_array(content))
-            serve_fail(error, 400, "'content' of message %zu must be a string or an array of blocks", i);
+            serve_fail(error, 400, "'messages[%zu].content' must be a string or an array of blocks", i);
         else
             read_blocks(out, role, content, i, error);
     }
@@ -110,7 +111,7 @@ static json_t *read_tools(json_t *body, struct serve_error *error)
         json_t *type = json_object_get(tool, "type"), *name = json_object_get(tool, "name"),
                *schema = json_object_get(tool, "input_schema"), *about = json_object_get(tool, "description");
         if (!serve_is_neutral(type) && !has_type(tool, "custom"))
-            serve_fail(error, json_is_string(type) ? 501 : 400, "'tools[%zu]' of type '%.64s' is not supported by this server", i,
+            serve_fail(error, 400, "'tools[%zu]' of type '%.64s' is not supported by this server", i,
                        json_is_string(type) ? json_string_value(type) : "");
         else if (!json_is_string(name) || !json_is_object(schema))
             serve_fail(error, 400, "'tools[%zu]' must have a string 'name' and an object 'input_schema'", i);
@@ -155,10 +156,8 @@ static void read_thinking(const struct serve_api *api, json_t *body, json_t *cha
     }
     if (enabled && !serve_read_count(thinking, "budget_tokens", true, error))
         return;
-    if (enabled && !serve_syntax_reasoning(serve_chat_template(api))) {
-        serve_fail(error, 501, "'thinking' is not supported with this chat template, which shows no reasoning");
-        return;
-    }
+    if (enabled && !serve_syntax_reasoning(serve_chat_template(api)))
+        return; /* a hint, as reasoning.effort of /v1/responses is: such a model does not think */
     if (given && !json_is_null(given) && !json_is_object(given))
         return; /* is refused later */
     json_t *variables = json_is_object(given) ? json_copy(given) : json_object();
@@ -167,9 +166,28 @@ static void read_thinking(const struct serve_api *api, json_t *body, json_t *cha
     json_object_set_new(chat, "chat_template_kwargs", variables);
 }
 
+/* The schema of the text, as the "response_format" of a chat: "output_config": {"format": ...}, or "output_format" of earlier
+ * clients. The rest of output_config are hints. */
+static void read_format(json_t *body, json_t *chat, struct serve_error *error)
+{
+    json_t *config = json_object_get(body, "output_config"), *earlier = json_object_get(body, "output_format"),
+           *format = json_object_get(config, "format");
+    const char *name = serve_is_neutral(format) ? "output_format" : "output_config.format";
+    format = serve_is_neutral(format) ? earlier : format;
+    json_object_del(chat, "response_format");
+    if (error->status)
+        return;
+    if (config && !json_is_null(config) && !json_is_object(config))
+        serve_fail(error, 400, "'output_config' must be an object");
+    else if (!serve_is_neutral(format) && (!has_type(format, "json_schema") || !json_object_get(format, "schema")))
+        serve_fail(error, 400, "'%s' must be an object of type 'json_schema' with a 'schema'", name);
+    else if (!serve_is_neutral(format))
+        json_object_set_new(chat, "response_format", json_pack("{s:s, s:O}", "type", "json_schema", "json_schema", format));
+}
+
 static json_t *to_chat(const struct serve_api *api, json_t *body, bool counts_only, struct serve_error *error)
 {
-    static const char *const unsupported[] = {"container", "mcp_servers", "context_management", "output_config", "output_format"};
+    static const char *const unsupported[] = {"container", "mcp_servers", "context_management"};
     json_t *stops = json_object_get(body, "stop_sequences"), *chat = serve_copy_body(body, read_messages(body, error)), *tools;
     if (!counts_only)
         serve_read_count(body, "max_tokens", true, error);
@@ -185,6 +203,7 @@ static json_t *to_chat(const struct serve_api *api, json_t *body, bool counts_on
     if (tools)
         json_object_set_new(chat, "tools", tools);
     read_choice(body, chat, error);
+    read_format(body, chat, error);
     read_thinking(api, body, chat, error);
     json_object_del(chat, "stop");
     if (stops)
@@ -253,7 +272,7 @@ static json_t *message_json(const struct serve_request *request, json_t *content
 /* The input of a call, as an object; empty where the model wrote none that can be read. */
 static json_t *input_json(const struct serve_block *block)
 {
-    json_t *input = block->text.n ? json_loadb(block->text.bytes, block->text.n, 0, NULL) : NULL;
+    json_t *input = block->text.n ? serve_load_json(block->text.bytes, block->text.n, 0, NULL) : NULL;
     if (json_is_object(input))
         return input;
     json_decref(input);

@@ -17,9 +17,10 @@ int serve_fail(struct serve_error *error, int status, const char *format, ...)
     va_start(args, format);
     vsnprintf(error->message, sizeof error->message, format, args);
     va_end(args);
+    const char *end = error->message[0] == '\'' ? strchr(error->message + 1, '\'') : NULL;
+    error->n_param = end ? (int)(end - error->message) - 1 : 0;
     error->status = status;
-    error->type = status == 501   ? "not_supported_error"
-                  : status == 429 ? "rate_limit_error"
+    error->type = status == 429   ? "rate_limit_error"
                   : status == 503 ? "unavailable_error"
                   : status == 500 ? "server_error"
                   : status == 404 ? "not_found_error"
@@ -92,7 +93,7 @@ int serve_refuse_fields(json_t *body, const char *const *names, size_t n, struct
         const json_t *value = json_object_get(body, names[i]);
         const bool is_one = strcmp(names[i], "length_penalty") == 0 && json_number_value(value) == 1;
         if (!serve_is_neutral(value) && !is_one)
-            return serve_fail(error, 501, "'%s' is not supported by this server", names[i]);
+            return serve_fail(error, 400, "'%s' is not supported by this server", names[i]);
     }
     return 0;
 }
@@ -161,7 +162,6 @@ static int refuse_unsupported(json_t *body, struct serve_error *error)
         "include_stop_str_in_output",
         "truncate_prompt_tokens",
         "web_search_options",
-        "prediction",
         "chat_template",
         "documents",
         "logits_processors",
@@ -298,7 +298,8 @@ static char *read_content(json_t *message, struct serve_error *error)
         if (!json_is_string(type))
             serve_fail(error, 400, "a part of 'content' must have a string 'type'");
         else if (strcmp(json_string_value(type), "text") != 0)
-            serve_fail(error, 501, "a part of 'content' of type '%.64s' is not supported by this server", json_string_value(type));
+            serve_fail(error, 400, "'content' has a part of type '%.64s', which is not supported by this server",
+                       json_string_value(type));
         else if (!json_is_string(words))
             serve_fail(error, 400, "a text part of 'content' must have a string 'text'");
         else
@@ -372,7 +373,7 @@ static json_t *read_messages(json_t *list, struct serve_error *error)
     json_array_foreach(list, i, message)
     {
         if (!json_is_string(json_object_get(message, "role"))) {
-            serve_fail(error, 400, "message %zu must be an object with a string 'role'", i);
+            serve_fail(error, 400, "'messages[%zu]' must be an object with a string 'role'", i);
             break;
         }
         if (serve_check_calls(message, i, error) < 0)
@@ -525,6 +526,21 @@ static void read_logit_bias(struct serve_api *api, json_t *body, struct serve_jo
     json_decref(pairs);
 }
 
+/* Exact up to 2^63 - 1, which a double is not. -1: none. */
+static int64_t read_seed(json_t *body, struct serve_error *error)
+{
+    json_t *value = json_object_get(body, "seed");
+    const double real = json_is_real(value) ? json_real_value(value) : -1;
+    if (!is_given(value) || error->status)
+        return -1;
+    if (json_is_integer(value) && json_integer_value(value) >= -1)
+        return json_integer_value(value);
+    if (json_is_real(value) && real >= -1 && real <= 9007199254740992.0 && real == floor(real)) /* 5.0 */
+        return (int64_t)real;
+    serve_fail(error, 400, "'seed' must be a whole number from -1 to 9223372036854775807");
+    return -1;
+}
+
 static void read_sampling(struct serve_api *api, json_t *body, struct serve_job *job, struct serve_error *error)
 {
     const struct butler_sampler_params *base = &api->config.sampling;
@@ -547,9 +563,7 @@ static void read_sampling(struct serve_api *api, json_t *body, struct serve_job 
     job->ignore_end = serve_read_bool(body, "ignore_eos", false, error);
     if (job->ignore_end)
         p->min_tokens = INT_MAX;
-    const double seed = read_number(body, "seed", -1, 9007199254740992.0, -1, error);
-    if (seed != floor(seed))
-        serve_fail(error, 400, "'seed' must be a whole number");
+    const int64_t seed = read_seed(body, error);
     /* A seed that nobody chose: another each time. */
     const uint64_t random = __atomic_add_fetch(&api->random, 0x9e3779b97f4a7c15u, __ATOMIC_RELAXED);
     p->seed = seed < 0 ? (random ^ random >> 31) : (uint64_t)seed;
@@ -594,7 +608,7 @@ static void read_policy(const struct serve_api *api, json_t *body, struct serve_
         if (strcmp(name, "lossless") == 0 || strcmp(name, "map") == 0)
             continue;
         if (strcmp(name, "policy") != 0)
-            serve_fail(error, 501, "'kv.%.64s' is not supported by this server", name);
+            serve_fail(error, 400, "'kv.%.64s' is not supported by this server", name);
         else if (!json_is_string(value))
             serve_fail(error, 400, "'kv.policy' must be a string");
         else if (!job->policy)
@@ -717,7 +731,7 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
     refuse_unsupported(body, error);
     request->grammar = serve_read_constraint(api, body, error);
     if (kind != SERVE_CHAT && !serve_is_neutral(json_object_get(body, "tools")) && !error->status)
-        serve_fail(error, 501, "'tools' is not supported by this server outside conversations");
+        serve_fail(error, 400, "'tools' is not supported by this server outside conversations");
     request->stream = serve_read_bool(body, "stream", false, error);
     if (is_given(options) && !json_is_object(options) && !error->status)
         serve_fail(error, 400, "'stream_options' must be an object");
@@ -727,9 +741,9 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
     request->n_choices = read_int(body, "n", 1, SERVE_MAX_CHOICES, 1, error);
     request->n_choices = read_int(body, "n_cmpl", 1, SERVE_MAX_CHOICES, request->n_choices, error);
     if (read_int(body, "best_of", 0, INT_MAX, 1, error) > request->n_choices)
-        serve_fail(error, 501, "'best_of' above 'n' is not supported by this server");
+        serve_fail(error, 400, "'best_of' above 'n' is not supported by this server");
     if (kind == SERVE_CHAT && serve_read_bool(body, "echo", false, error))
-        serve_fail(error, 501, "'echo' is not supported by this server in conversations");
+        serve_fail(error, 400, "'echo' is not supported by this server in conversations");
     if (is_given(json_object_get(body, "model")) && !json_is_string(json_object_get(body, "model")))
         serve_fail(error, 400, "'model' must be a string");
     if (n > SERVE_MAX_PROMPTS)

@@ -47,18 +47,16 @@ static bool add_other(json_t *messages, json_t *item, const char *type, size_t i
         add_reasoning(messages, item);
     } else if (strcmp(type, "function_call") == 0) {
         if (!json_is_string(id) || !json_is_string(name) || !json_is_string(arguments))
-            serve_fail(error, 400,
-                       "item %zu of 'input' of type 'function_call' must have strings 'call_id', 'name' and 'arguments'", i);
+            serve_fail(error, 400, "'input[%zu]' of type 'function_call' must have strings 'call_id', 'name' and 'arguments'", i);
         else
             serve_add_call(messages, id, name, arguments);
     } else if (strcmp(type, "function_call_output") == 0) {
         json_t *content = read_content(output);
         if (!json_is_string(id) || (!json_is_string(output) && !json_is_array(output)))
-            serve_fail(
-                error, 400,
-                "item %zu of 'input' of type 'function_call_output' must have a string 'call_id', and as 'output' a string or an "
-                "array of parts",
-                i);
+            serve_fail(error, 400,
+                       "'input[%zu]' of type 'function_call_output' must have a string 'call_id', and as 'output' a string or an "
+                       "array of parts",
+                       i);
         else
             serve_add_result(messages, id, content);
         json_decref(content);
@@ -75,14 +73,14 @@ static void add_item(json_t *messages, json_t *item, size_t i, struct serve_erro
     if (json_is_string(type) && add_other(messages, item, json_string_value(type), i, error))
         return;
     if (type && !json_is_null(type) && !json_is_string(type))
-        serve_fail(error, 400, "'type' of item %zu of 'input' must be a string", i);
+        serve_fail(error, 400, "'input[%zu].type' must be a string", i);
     else if (json_is_string(type) && strcmp(json_string_value(type), "message") != 0)
-        serve_fail(error, 501, "item %zu of 'input' of type '%.64s' is not supported by this server", i, json_string_value(type));
+        serve_fail(error, 400, "'input[%zu]' of type '%.64s' is not supported by this server", i, json_string_value(type));
     else if (!role || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 && strcmp(role, "system") != 0 &&
                        strcmp(role, "developer") != 0))
-        serve_fail(error, 400, "'role' of item %zu of 'input' must be 'user', 'assistant', 'system' or 'developer'", i);
+        serve_fail(error, 400, "'input[%zu].role' must be 'user', 'assistant', 'system' or 'developer'", i);
     else if (!json_is_string(content) && !json_is_array(content))
-        serve_fail(error, 400, "'content' of item %zu of 'input' must be a string or an array of parts", i);
+        serve_fail(error, 400, "'input[%zu].content' must be a string or an array of parts", i);
     if (error->status)
         return;
     json_t *parts = read_content(content);
@@ -113,48 +111,38 @@ static json_t *read_input(json_t *body, struct serve_error *error)
 /* "text": {"format": ...} as the "response_format" of a chat. */
 static void read_format(json_t *body, json_t *chat, struct serve_error *error)
 {
-    json_t *text = json_object_get(body, "text"), *format = json_object_get(text, "format"),
-           *verbosity = json_object_get(text, "verbosity");
-    const char *type = json_string_value(json_object_get(format, "type")), *words = json_string_value(verbosity);
+    json_t *text = json_object_get(body, "text"), *format = json_object_get(text, "format");
+    const char *type = json_string_value(json_object_get(format, "type"));
     json_object_del(chat, "response_format");
     if (text && !json_is_null(text) && !json_is_object(text))
         serve_fail(error, 400, "'text' must be an object");
-    else if (!serve_is_neutral(verbosity) && (!words || strcmp(words, "medium") != 0))
-        serve_fail(error, 501, "'text.verbosity' is not supported by this server");
     else if (type && strcmp(type, "json_schema") == 0)
         json_object_set_new(chat, "response_format", json_pack("{s:s, s:O}", "type", type, "json_schema", format));
     else if (!serve_is_neutral(format))
         json_object_set(chat, "response_format", format);
 }
 
-/* Fields with a value that asks for nothing, and other values. */
+/* Fields with a value that asks for nothing, and other values. Hints are ignored: reasoning (its effort), text.verbosity,
+ * truncation (a prompt that is too long is an error in either case). */
 static void refuse_others(json_t *body, struct serve_error *error)
 {
     static const char *const unsupported[] = {"previous_response_id", "conversation",      "background", "prompt",
                                               "top_logprobs",         "context_management"};
     json_t *reasoning = json_object_get(body, "reasoning"), *include = json_object_get(body, "include"),
-           *truncation = json_object_get(body, "truncation"), *metadata = json_object_get(body, "metadata"), *value;
-    const char *name;
+           *metadata = json_object_get(body, "metadata"), *value;
     size_t i;
     if (error->status || serve_refuse_fields(body, unsupported, sizeof unsupported / sizeof *unsupported, error) < 0)
         return;
-    if (!serve_is_neutral(truncation) && !(json_is_string(truncation) && strcmp(json_string_value(truncation), "disabled") == 0))
-        serve_fail(error, 501, "'truncation' is not supported by this server");
     if ((reasoning && !json_is_null(reasoning) && !json_is_object(reasoning)) ||
         (metadata && !json_is_null(metadata) && !json_is_object(metadata)))
         serve_fail(error, 400, "'reasoning' and 'metadata' must be objects");
     if (include && !json_is_null(include) && !json_is_array(include))
         serve_fail(error, 400, "'include' must be an array");
-    json_object_foreach(json_is_object(reasoning) ? reasoning : NULL, name, value)
-    {
-        if (!serve_is_neutral(value))
-            serve_fail(error, 501, "'reasoning.%.64s' is not supported by this server", name);
-    }
     json_array_foreach(json_is_array(include) ? include : NULL, i, value)
     {
         const char *what = json_string_value(value);
         if (!what || strcmp(what, "reasoning.encrypted_content") != 0) /* there is none */
-            serve_fail(error, 501, "'include' of '%.64s' is not supported by this server", what ? what : "");
+            serve_fail(error, 400, "'include' of '%.64s' is not supported by this server", what ? what : "");
     }
 }
 
@@ -178,7 +166,7 @@ static void read_tools(json_t *body, json_t *chat, struct serve_error *error)
         json_object_set_new(chat, "tool_choice",
                             json_pack("{s:s, s:{s:O}}", "type", "function", "function", "name", name ? name : json_null()));
     } else if (!error->status && json_is_string(choice_type)) {
-        serve_fail(error, 501, "'tool_choice' of type '%.64s' is not supported by this server", json_string_value(choice_type));
+        serve_fail(error, 400, "'tool_choice' of type '%.64s' is not supported by this server", json_string_value(choice_type));
     }
 }
 

@@ -1,14 +1,12 @@
 """What schemathesis shall not send, because docs/openapi.yaml says so in words and not by a schema (SCHEMATHESIS_HOOKS of test_openapi.py)."""
+import json
+
 import schemathesis
 
 
-def is_readable(value):
-    """Strings without U+0000, integers of 64 bits."""
-    if isinstance(value, dict):
-        return all(is_readable(k) and is_readable(v) for k, v in value.items())
-    if isinstance(value, list):
-        return all(map(is_readable, value))
-    return "\0" not in value if isinstance(value, str) else not isinstance(value, int) or -2 ** 63 <= value < 2 ** 63
+def fits(body):
+    """In the context of the server of test_openapi.py, whatever its bytes are tokens of."""
+    return len(json.dumps(body, ensure_ascii=False, default=str).encode(errors="replace")) < 3500
 
 
 def is_free(body):
@@ -28,4 +26,4 @@ def requires_call(body):
 
 @schemathesis.hook
 def filter_case(context, case):
-    return is_readable(case.body) and is_free(case.body) and not requires_call(case.body)
+    return fits(case.body) and is_free(case.body) and not requires_call(case.body)

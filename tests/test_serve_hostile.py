@@ -227,9 +227,8 @@ DEEP = 100000
 BODIES = {
     "nothing": b"", "a blank": b" ", "no object": b"5", "half of one": b'{"prompt": ', "two": b"{}{}", "a comment": b"{} // x",
     "a trailing comma": b'{"prompt": "a",}', "single quotes": b"{'prompt': 'a'}", "NaN": b'{"prompt": "a", "temperature": NaN}',
-    "a number that is none": b'{"prompt": "a", "temperature": 01}', "an integer beyond 64 bits": b'{"prompt": "a", "seed": 99999999999999999999}',
+    "a number that is none": b'{"prompt": "a", "temperature": 01}',
     "a real beyond double": b'{"prompt": "a", "temperature": 1e999}', "a control byte": b'{"prompt": "a\x01"}', "a zero byte": b'{"prompt": "a\x00"}',
-    "an escaped zero": b'{"prompt": "\\u0000"}', "a lone surrogate": b'{"prompt": "\\ud800"}', "half a surrogate pair": b'{"prompt": "\\ud83d\\u0041"}',
     "a byte that is no UTF-8": b'{"prompt": "\xff"}', "a cut character": b'{"prompt": "\xe2\x82"}', "an overlong character": b'{"prompt": "\xc0\xaf"}',
     "an encoded surrogate": b'{"prompt": "\xed\xa0\x80"}', "a character beyond Unicode": b'{"prompt": "\xf4\x90\x80\x80"}', "UTF-16": '{"prompt": "a"}'.encode("utf-16"),
     "a byte order mark": b'\xef\xbb\xbf{"prompt": "a"}', "lists in lists": b'{"prompt": ' + b"[" * DEEP + b"]" * DEEP + b"}",
@@ -242,6 +241,33 @@ BODIES = {
 def test_bodies_that_are_no_request(server, path, name):
     error = server.post(path, BODIES[name], expect=400)["error"]
     assert error["type"] == "invalid_request_error" and len(error["message"]) < 600
+
+
+@pytest.mark.parametrize("text, read", [
+    ("a\\u0000b", "a\ufffdb"), ("\\ud800", "\ufffd"), ("\\uDC00x", "\ufffdx"), ("\\ud83d\\u0041", "\ufffdA"), ("\\ud83d\\ud83d\\ude00", "\ufffd\U0001f600"),
+    ("\\ud83d\\ude00", "\U0001f600"), ("\\\\u0000", "\\u0000"), ("\\\\\\u0000", "\\\ufffd"), ("\\ud83d", "\ufffd"), ("\\ud83d\\n", "\ufffd\n"),
+    ("99999999999999999999", "99999999999999999999"), ("\\ud83d\\u000", None), ("\\ud83", None), ("\\u00", None)])
+def test_escapes_of_no_character(server, text, read):
+    """What JSON can write and no text can have: U+FFFD, as in other programs, or what is no JSON at all."""
+    body = b'{"content": "' + text.encode() + b'"}'
+    if read is None:
+        assert "no JSON" in server.post("/tokenize", body, expect=400)["error"]["message"]
+        return
+    assert server.post("/tokenize", body)["tokens"] == server.post("/tokenize", {"content": read})["tokens"]
+    chat = b'{"messages": [{"role": "user", "content": "' + text.encode() + b'"}]}'
+    assert server.post("/apply-template", chat) == server.post("/apply-template", {"messages": [{"role": "user", "content": read}]})
+
+
+@pytest.mark.parametrize("seed, right", [(2 ** 63 - 1, True), (2 ** 63, False), (-2 ** 63, False), (-2 ** 63 - 1, False), (2 ** 64, False), (10 ** 40, False), (2 ** 53 + 1, True),
+                                         (-1, True), (5.0, True), (5.5, False), (1e300, False), ("5", False), (True, False)])
+def test_seeds(server, seed, right):
+    """Of 64 bits, none of which is lost; others are refused by the field's name."""
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 5, "top_k": 0, "top_p": 1, "min_p": 0, "seed": seed}
+    answer = server.post("/v1/completions", body, expect=200 if right else 400)
+    if not right:
+        assert answer["error"]["param"] == "seed" and "9223372036854775807" in answer["error"]["message"]
+    elif isinstance(seed, int) and seed > 2 ** 40:
+        assert answer["choices"][0]["text"] != server.post("/v1/completions", {**body, "seed": seed - 1})["choices"][0]["text"]
 
 
 def test_wrong_keys_take_no_memory():

@@ -40,7 +40,7 @@ BEHAVIOURS = {
     "completion: requests at once": "test_parallel",
     "completion: n_probs": "test_n_probs",
     "completion: n_probs in a stream": "test_n_probs_stream",
-    "completion: post_sampling_probs": NOT_THERE + "refused with 501",
+    "completion: post_sampling_probs": NOT_THERE + "refused with 400",
     "completion: logit_bias": "test_logit_bias",
     "completion: a client that goes away": "test_cancel",
     "chat: whole": "test_chat",
@@ -65,7 +65,7 @@ BEHAVIOURS = {
     "security: OpenAI's client with a key": "test_client_with_key",
     "security: CORS": "test_cors",
     "security: credentials of other origins": "Access-Control-Allow-Credentials is left out: keys are sent by the page, not by the browser",
-    "security: images of local files": NOT_THERE + "images are refused with 501",
+    "security: images of local files": NOT_THERE + "images are refused with 400",
     "tokenize: and back": "test_tokenize",
     "tokenize: with BOS": "test_tokenize",
     "tokenize: with pieces": "test_tokenize_pieces",
@@ -88,7 +88,7 @@ BEHAVIOURS = {
     "/v1/responses: whole, as a stream, with OpenAI's client": "test_responses",
     "/v1/messages and /v1/messages/count_tokens: whole, as a stream, system, stop_sequences, errors": "test_messages",
     "tool calls, reasoning_content: whole, in a stream, results, several": "test_serve_tools.py, with answers given to the model",
-    "tool calls: tool_choice required, forms of calls that docs/tools.md does not list": NOT_THERE + "501; such calls stay content",
+    "tool calls: tool_choice required, forms of calls that docs/tools.md does not list": NOT_THERE + "400; such calls stay content",
     "rerank, infill, lora, vision, audio, router, sleep": NOT_THERE + "no such endpoint: 404",
 }
 

@@ -102,7 +102,7 @@ def test_several_calls(server):
     ({"tool_choice": {"type": "function"}}, 400, "'name'"),
     ({"tools": []}, 400, "there are no 'tools'"),
     ({"tools": None, "tool_choice": named("now")}, 400, "there are no 'tools'"),
-    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, 501, "'allowed_tools'"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, 400, "'allowed_tools'"),
     ({"response_format": {"type": "json_object"}}, 400, "excludes"),
     ({"grammar": 'root ::= "a"'}, 400, "excludes"),
     ({"tools": [TOOLS[0], {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"not": {}}}}}}]},
@@ -158,6 +158,6 @@ def test_marks_are_control_tokens(tmp_path):
 def test_template_with_an_unknown_form(tmp_path):
     (tmp_path / "template").write_text(BODY)
     s = Server("--chat-template", tmp_path / "template", "-c", 8192)
-    assert "form of calls" in s.post("/v1/chat/completions", body(0), expect=501)["error"]["message"]
+    assert "form of calls" in s.post("/v1/chat/completions", body(0), expect=400)["error"]["message"]
     assert s.post("/v1/chat/completions", body(0, tool_choice="auto", max_tokens=5))["choices"]
     assert s.stop() == 0
