@@ -144,7 +144,7 @@ $(BUILD)/tests/test_worker: $(BUILD)/tests/test_worker.o $(BUILD)/serve/worker.o
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
 
 # So does that of the parser of answers.
-PARSER_OBJ = $(patsubst %,$(BUILD)/serve/%.o,tools tools_head tools_xml tools_messages text)
+PARSER_OBJ = $(patsubst %,$(BUILD)/serve/%.o,tools tools_head tools_xml tools_whole tools_messages text)
 $(BUILD)/tests/test_tools: $(BUILD)/tests/test_tools.o $(PARSER_OBJ)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(CMD_LIBS) -lcmocka

@@ -197,14 +197,16 @@ int serve_read_syntax(const struct serve_api *api, json_t *body, const struct bu
 /* call_xml.c: names of a tool's parameters that are strings, as `texts` of struct serve_syntax. */
 char *serve_text_parameters(json_t *tool);
 
-/* call_grammar.c: the grammar of answers that must be calls, the caller's, where tool_choice requires that. syntax: of the answers.
- * NULL: it does not, or *error. */
-struct butler_grammar *serve_read_call_grammar(const struct serve_api *api, json_t *body, const struct serve_syntax *syntax,
+/* call_grammar.c: the grammar of the answers of a chat, the caller's: calls, where tool_choice requires them; reasoning, then calls
+ * or the text that serve_read_constraint holds; or what "grammar" says. NULL: anything is allowed, or *error. */
+struct butler_grammar *serve_read_chat_grammar(const struct serve_api *api, json_t *body, const struct serve_syntax *syntax,
                                                struct serve_error *error);
 
 /* constraint.c: the grammar of "grammar", "json_schema" or "response_format", the caller's, compiled in a worker's thread. NULL:
  * there is none, or *error. */
 struct butler_grammar *serve_read_constraint(const struct serve_api *api, json_t *body, struct serve_error *error);
+/* The same as GBNF, to be freed. *is_json: it is that of JSON. */
+char *serve_read_constraint_text(json_t *body, bool *is_json, struct serve_error *error);
 
 /* answer.c */
 /* The id of a call: nine letters and digits. */

@@ -1,5 +1,6 @@
-/* The grammar of an answer that must be a call: the reasoning that the model may write first, then calls in its own form whose
- * arguments match the schemas of the tools. The parser of tools.c reads every text of it as calls. */
+/* The grammar of an answer that must be a call, or a call or JSON of a format: the reasoning that the model may write first, then
+ * calls in its own form whose arguments match the schemas of the tools, or the text. The parser of tools.c reads every text of the
+ * calls as such. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -193,12 +194,20 @@ static const struct frame *find_frame(const struct serve_api *api, unsigned form
     return NULL;
 }
 
+/* What an answer may be behind its reasoning: calls, if there is a frame, or a text, if `prefix` is the beginning of it. */
+struct answer {
+    const struct frame *frame; /* or NULL */
+    bool one_call, has_bare;   /* has_bare: rule "bare" is a call without the template's marks */
+    const char *text;          /* before rule "text-root"; NULL: no text */
+};
+
 /* The rule of the whole answer. */
 static void put_root(struct serve_text *text, const struct butler_model *model, const struct serve_syntax *syntax,
-                     const struct frame *frame, bool one_call)
+                     const struct answer *answer)
 {
     const unsigned reasoning = syntax->open ? syntax->open : syntax->reasoning & (~syntax->reasoning + 1);
     const char *open = NULL, *close = NULL, *space = reasoning == SERVE_REASONING_MESSAGE ? "" : " \"\\n\"{0,2}";
+    const struct frame *frame = answer->frame;
     serve_reasoning_marks((enum serve_reasoning_form)reasoning, &open, &close);
     if (close)
         serve_put_text_to_mark(text, model, "thought", close);
@@ -212,56 +221,113 @@ static void put_root(struct serve_text *text, const struct butler_model *model, 
         serve_put(text, space);
         serve_put(text, syntax->open ? "" : " )?");
     }
-    if (!syntax->in_recipient)
-        serve_put_marked(text, model, frame->first);
-    serve_put(text, " call");
-    if (!one_call && frame->join) {
-        serve_put(text, " (");
-        serve_put_marked(text, model, frame->join);
-        serve_put(text, " call )*");
+    serve_put(text, " (");
+    if (frame) {
+        if (!syntax->in_recipient)
+            serve_put_marked(text, model, frame->first);
+        serve_put(text, " call");
+        if (!answer->one_call && frame->join) {
+            serve_put(text, " (");
+            serve_put_marked(text, model, frame->join);
+            serve_put(text, " call )*");
+        }
+        serve_put_marked(text, model, frame->last);
+        serve_put(text, answer->has_bare ? " | bare" : "");
+        serve_put(text, answer->text ? " |" : "");
     }
-    serve_put_marked(text, model, frame->last);
-    serve_put(text, "\n");
+    if (answer->text) {
+        serve_put_marked(text, model, answer->text);
+        serve_put(text, " text-root");
+    }
+    serve_put(text, " )\n");
 }
 
-struct butler_grammar *serve_read_call_grammar(const struct serve_api *api, json_t *body, const struct serve_syntax *syntax,
-                                               struct serve_error *error)
+/* Rules "call" of the tools that may be called, and "bare" where the parser reads such calls. 0 or a negative status. */
+static int put_calls(struct serve_text *text, const struct serve_api *api, json_t *tools, const char *only, struct answer *answer,
+                     struct serve_error *error)
 {
-    json_t *tools, *tool;
-    struct serve_tool_choice choice;
-    struct serve_text text = {0}, calls = {0};
-    struct butler_error err = {0};
-    struct butler_grammar *grammar = NULL;
+    struct serve_text calls = {0}, bare = {0};
+    json_t *tool;
     char name[48];
     size_t i;
-    if (error->status || serve_read_tools(body, &tools, error) < 0 || serve_read_tool_choice(body, &choice, error) < 0 ||
-        !choice.required)
-        return NULL;
-    const struct frame *frame = find_frame(api, syntax->calls);
-    if (!frame) {
+    json_array_foreach(tools, i, tool)
+    {
+        if (only && strcmp(serve_tool_name(tool), only) != 0)
+            continue;
+        if (put_tool(text, api->model, tool, i, answer->frame, error) < 0)
+            break;
+        snprintf(name, sizeof name, "%s call-%zu", calls.n ? " |" : "call ::=", i);
+        serve_put(&calls, name);
+        serve_put(&bare, bare.n ? " |" : "bare ::=");
+        serve_put_literal(&bare, "{\"name\": \"");
+        serve_put_literal(&bare, serve_tool_name(tool));
+        serve_put_literal(&bare, "\", \"arguments\": ");
+        snprintf(name, sizeof name, " tool-%zu-root", i);
+        serve_put(&bare, name);
+        serve_put_literal(&bare, "}");
+    }
+    serve_text_append(text, calls.bytes, calls.n);
+    serve_put(text, "\n");
+    if (answer->has_bare && bare.n) {
+        serve_text_append(text, bare.bytes, bare.n);
+        serve_put(text, "\n");
+    }
+    serve_text_free(&calls);
+    serve_text_free(&bare);
+    return -error->status;
+}
+
+/* The grammar of calls, where they are required or tools stand beside a format; format: GBNF of the text, or NULL. */
+static struct butler_grammar *make_grammar(const struct serve_api *api, json_t *tools, const struct serve_tool_choice *choice,
+                                           const struct serve_syntax *syntax, const char *format, struct serve_error *error)
+{
+    const bool is_message = (syntax->calls & SERVE_CALLS_MESSAGE) || (syntax->reasoning & SERVE_REASONING_MESSAGE);
+    struct answer answer = {.frame = tools ? find_frame(api, syntax->calls) : NULL, .one_call = syntax->one_call || choice->name};
+    struct serve_text text = {0};
+    struct butler_error err = {0};
+    struct butler_grammar *grammar = NULL;
+    if (choice->required && !answer.frame) {
         serve_fail(error, 400,
                    "'tool_choice' that requires a call is not supported with this chat template: it does not show a "
                    "form of calls that this server knows");
         return NULL;
     }
-    json_array_foreach(tools, i, tool)
-    {
-        if (choice.name && strcmp(serve_tool_name(tool), choice.name) != 0)
-            continue;
-        if (put_tool(&text, api->model, tool, i, frame, error) < 0)
-            goto done;
-        snprintf(name, sizeof name, "%s call-%zu", calls.n ? " |" : "call ::=", i);
-        serve_put(&calls, name);
+    if (format) {
+        answer.text = is_message ? "<|channel|>final<|message|>" : syntax->in_recipient ? "all\n" : "";
+        answer.has_bare = (syntax->calls & SERVE_CALLS_WHOLE) && answer.frame && answer.frame->form != SERVE_CALLS_XML;
+        serve_put_renamed(&text, format, "text");
+        serve_put(&text, "\n");
     }
-    serve_text_append(&text, calls.bytes, calls.n);
-    serve_put(&text, "\n");
-    put_root(&text, api->model, syntax, frame, syntax->one_call || choice.name);
+    if (answer.frame && put_calls(&text, api, tools, choice->name, &answer, error) < 0)
+        goto done;
+    put_root(&text, api->model, syntax, &answer);
     serve_text_append(&text, "", 1);
     grammar = butler_grammar_new(api->model, text.bytes, &err);
     if (!grammar)
-        serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'tools': %s", err.message);
+        serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'%s': %s", tools ? "tools" : "response_format",
+                   err.message);
 done:
     serve_text_free(&text);
-    serve_text_free(&calls);
+    return grammar;
+}
+
+struct butler_grammar *serve_read_chat_grammar(const struct serve_api *api, json_t *body, const struct serve_syntax *syntax,
+                                               struct serve_error *error)
+{
+    json_t *tools;
+    struct serve_tool_choice choice;
+    struct butler_error err = {0};
+    struct butler_grammar *grammar = NULL;
+    bool is_json;
+    if (error->status || serve_read_tools(body, &tools, error) < 0 || serve_read_tool_choice(body, &choice, error) < 0)
+        return NULL;
+    char *format = serve_read_constraint_text(body, &is_json, error);
+    if (!error->status && choice.required && format && !is_json)
+        serve_fail(error, 400, "'tool_choice' that requires a call excludes 'grammar'");
+    else if (!error->status && (choice.required || is_json))
+        grammar = make_grammar(api, tools, &choice, syntax, choice.required ? NULL : format, error);
+    else if (!error->status && format && !(grammar = butler_grammar_new(api->model, format, &err)))
+        serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'grammar': %s", err.message);
+    free(format);
     return grammar;
 }

@@ -57,8 +57,6 @@ int serve_read_tool_choice(json_t *body, struct serve_tool_choice *choice, struc
         choice->required = true;
         return 0;
     }
-    if (type && strcmp(type, "allowed_tools") == 0)
-        return serve_fail(error, 400, "'tool_choice' of type 'allowed_tools' is not supported by this server");
     if (!type || strcmp(type, "function") != 0)
         return serve_fail(error, 400, "'tool_choice' must be none, auto, required, or an object of type 'function'");
     choice->name = json_string_value(json_object_get(json_object_get(value, "function"), "name"));
@@ -71,19 +69,58 @@ const char *serve_tool_name(json_t *tool)
     return json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
 }
 
-/* Whether the tools have what the choice requires. 0 or a negative status. */
-static int check_choice(const struct serve_tool_choice *choice, json_t *tools, struct serve_error *error)
+static json_t *find_tool(json_t *tools, const char *name)
 {
     json_t *tool;
     size_t i;
-    if (choice->required && json_array_size(tools) == 0)
-        return serve_fail(error, 400, "'tool_choice' requires a call, but there are no 'tools'");
     json_array_foreach(tools, i, tool)
     {
-        if (choice->name && strcmp(serve_tool_name(tool), choice->name) == 0)
-            return 0;
+        if (name && strcmp(serve_tool_name(tool), name) == 0)
+            return tool;
     }
-    return choice->name ? serve_fail(error, 400, "'tool_choice' names '%.64s', which is not in 'tools'", choice->name) : 0;
+    return NULL;
+}
+
+/* A choice of type allowed_tools becomes what it says: fewer tools, of which the model calls any or must call one. 0 or a negative
+ * status. */
+static int apply_allowed(json_t *body, json_t *tools, struct serve_error *error)
+{
+    json_t *choice = json_object_get(body, "tool_choice"), *allowed = json_object_get(choice, "allowed_tools"), *item;
+    const char *type = json_string_value(json_object_get(choice, "type")),
+               *mode = json_string_value(json_object_get(allowed, "mode"));
+    json_t *list = json_object_get(allowed, "tools");
+    size_t i;
+    if (!type || strcmp(type, "allowed_tools") != 0)
+        return 0;
+    if (!mode || (strcmp(mode, "auto") != 0 && strcmp(mode, "required") != 0) || !json_is_array(list))
+        return serve_fail(error, 400, "'tool_choice.allowed_tools' must have 'mode', auto or required, and an array 'tools'");
+    json_t *some = json_array();
+    json_array_foreach(list, i, item)
+    {
+        const char *name = serve_tool_name(item);
+        json_t *tool = find_tool(tools, name);
+        if (!tool)
+            serve_fail(error, 400, "'tool_choice.allowed_tools.tools[%zu]' names '%.64s', which is not in 'tools'", i,
+                       name ? name : "");
+        else if (!find_tool(some, name))
+            json_array_append(some, tool);
+    }
+    if (!error->status) {
+        json_object_set_new(body, "tool_choice", json_string(mode));
+        json_object_set(body, "tools", some);
+    }
+    json_decref(some);
+    return -error->status;
+}
+
+/* Whether the tools have what the choice requires. 0 or a negative status. */
+static int check_choice(const struct serve_tool_choice *choice, json_t *tools, struct serve_error *error)
+{
+    if (choice->required && json_array_size(tools) == 0)
+        return serve_fail(error, 400, "'tool_choice' requires a call, but there are no 'tools'");
+    return choice->name && !find_tool(tools, choice->name)
+               ? serve_fail(error, 400, "'tool_choice' names '%.64s', which is not in 'tools'", choice->name)
+               : 0;
 }
 
 int serve_read_tools(json_t *body, json_t **tools, struct serve_error *error)
@@ -103,6 +140,9 @@ int serve_read_tools(json_t *body, json_t **tools, struct serve_error *error)
         if (check_tool(tool, i, error) < 0)
             return -error->status;
     }
+    if (apply_allowed(body, list, error) < 0)
+        return -error->status;
+    list = list ? json_object_get(body, "tools") : NULL;
     if (serve_read_tool_choice(body, &choice, error) < 0 || check_choice(&choice, list, error) < 0)
         return -error->status;
     *tools = choice.allowed && json_array_size(list) > 0 ? list : NULL;
@@ -300,6 +340,8 @@ int serve_read_syntax(const struct serve_api *api, json_t *body, const struct bu
         syntax->calls &= SERVE_CALLS_RECIPIENT;
         return -error->status;
     }
+    if (!(syntax->calls & (SERVE_CALLS_BARE | SERVE_CALLS_MESSAGE | SERVE_CALLS_RECIPIENT)))
+        syntax->calls |= SERVE_CALLS_WHOLE;
     syntax->names = serve_alloc(json_array_size(tools), sizeof *syntax->names);
     syntax->texts = serve_alloc(json_array_size(tools), sizeof *syntax->texts);
     json_array_foreach(tools, i, tool)

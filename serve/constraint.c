@@ -29,27 +29,41 @@ static const json_t *format_schema(json_t *body, json_t **any, struct serve_erro
     return NULL;
 }
 
-struct butler_grammar *serve_read_constraint(const struct serve_api *api, json_t *body, struct serve_error *error)
+char *serve_read_constraint_text(json_t *body, bool *is_json, struct serve_error *error)
 {
     json_t *gbnf = json_object_get(body, "grammar"), *own = json_object_get(body, "json_schema"), *any = NULL;
-    struct butler_grammar *grammar = NULL;
     struct butler_error err = {0};
-    char *made = NULL;
+    char *text = NULL;
+    *is_json = false;
     if (error->status)
         return NULL;
     const bool has_gbnf = !serve_is_neutral(gbnf), has_own = own && !json_is_null(own);
     const json_t *of_format = format_schema(body, &any, error), *schema = has_own ? own : of_format;
-    const char *field = has_own ? "json_schema" : schema ? "response_format" : "grammar";
+    const char *field = has_own ? "json_schema" : "response_format";
     if (!error->status && has_gbnf + has_own + (of_format != NULL) > 1)
         serve_fail(error, 400, "'grammar', 'json_schema' and 'response_format' exclude each other");
     else if (!error->status && has_gbnf && !json_is_string(gbnf))
         serve_fail(error, 400, "'grammar' must be a string");
-    if (!error->status && schema)
-        made = schema_to_grammar(schema, &err);
-    const char *text = schema ? made : json_string_value(gbnf);
-    if (!error->status && (schema || has_gbnf) && !(text && (grammar = butler_grammar_new(api->model, text, &err))))
-        serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'%s': %s", field, err.message);
-    free(made);
+    if (!error->status && schema) {
+        *is_json = true;
+        if (!(text = schema_to_grammar(schema, &err)))
+            serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'%s': %s", field, err.message);
+    } else if (!error->status && has_gbnf) {
+        text = strdup(json_string_value(gbnf));
+    }
     json_decref(any);
+    return text;
+}
+
+struct butler_grammar *serve_read_constraint(const struct serve_api *api, json_t *body, struct serve_error *error)
+{
+    struct butler_error err = {0};
+    bool is_json;
+    char *text = serve_read_constraint_text(body, &is_json, error);
+    struct butler_grammar *grammar = text ? butler_grammar_new(api->model, text, &err) : NULL;
+    if (text && !grammar)
+        serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'%s': %s", is_json ? "response_format" : "grammar",
+                   err.message);
+    free(text);
     return grammar;
 }

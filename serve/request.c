@@ -693,17 +693,6 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     return job;
 }
 
-static void read_call_grammar(struct serve_request *request, json_t *body, struct serve_error *error)
-{
-    struct butler_grammar *grammar = serve_read_call_grammar(request->api, body, &request->syntax, error);
-    if (grammar && request->grammar) {
-        serve_fail(error, 400, "'tool_choice' that requires a call excludes 'grammar', 'json_schema' and 'response_format'");
-        butler_grammar_free(grammar);
-    } else if (grammar) {
-        request->grammar = grammar;
-    }
-}
-
 static void add_prompt(struct serve_request *request, json_t *body, json_t *prompt, const struct serve_client *client,
                        struct serve_error *error)
 {
@@ -713,7 +702,7 @@ static void add_prompt(struct serve_request *request, json_t *body, json_t *prom
     const int n = request->kind == SERVE_CHAT ? serve_tokenize_chat(request->api, body, &request->syntax, &ids, error)
                                               : read_prompt(request->api, prompt, flags, &ids, error);
     if (request->kind == SERVE_CHAT && n >= 0)
-        read_call_grammar(request, body, error);
+        request->grammar = serve_read_chat_grammar(request->api, body, &request->syntax, error);
     if (n < 0 || error->status)
         free(ids);
     else
@@ -729,7 +718,7 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
     struct serve_request *request = serve_alloc(1, sizeof *request);
     *request = (struct serve_request){.api = api, .kind = kind, .created = time(NULL)};
     refuse_unsupported(body, error);
-    request->grammar = serve_read_constraint(api, body, error);
+    request->grammar = kind == SERVE_CHAT ? NULL : serve_read_constraint(api, body, error);
     if (kind != SERVE_CHAT && !serve_is_neutral(json_object_get(body, "tools")) && !error->status)
         serve_fail(error, 400, "'tools' is not supported by this server outside conversations");
     request->stream = serve_read_bool(body, "stream", false, error);

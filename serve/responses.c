@@ -165,6 +165,16 @@ static void read_tools(json_t *body, json_t *chat, struct serve_error *error)
         json_t *name = json_object_get(choice, "name");
         json_object_set_new(chat, "tool_choice",
                             json_pack("{s:s, s:{s:O}}", "type", "function", "function", "name", name ? name : json_null()));
+    } else if (!error->status && json_is_string(choice_type) && strcmp(json_string_value(choice_type), "allowed_tools") == 0) {
+        json_t *names = json_array(), *mode = json_object_get(choice, "mode");
+        json_array_foreach(json_object_get(choice, "tools"), i, tool)
+        {
+            json_t *name = json_object_get(tool, "name");
+            json_array_append_new(names, json_pack("{s:{s:O}}", "function", "name", name ? name : json_null()));
+        }
+        json_object_set_new(chat, "tool_choice",
+                            json_pack("{s:s, s:{s:O, s:o}}", "type", "allowed_tools", "allowed_tools", "mode",
+                                      mode ? mode : json_null(), "tools", names));
     } else if (!error->status && json_is_string(choice_type)) {
         serve_fail(error, 400, "'tool_choice' of type '%.64s' is not supported by this server", json_string_value(choice_type));
     }

@@ -238,6 +238,17 @@ static size_t find_mark(const struct serve_parser *parser, const char *bytes, si
     return *reasoning ? space : first;
 }
 
+/* Whether the text may be a call as a whole. */
+static bool begins_whole(const struct serve_parser *parser, const char *bytes, size_t n)
+{
+    const struct serve_syntax *syntax = parser->syntax;
+    const size_t space = serve_count_space(bytes, n);
+    /* Mistral's marks begin with a bracket too. */
+    const bool has_lists = !(syntax->calls & SERVE_CALLS_MISTRAL) && !(syntax->reasoning & SERVE_REASONING_MISTRAL);
+    return (syntax->calls & SERVE_CALLS_WHOLE) && !parser->has_begun && space < n &&
+           (bytes[space] == '{' || bytes[space] == '`' || (bytes[space] == '[' && has_lists));
+}
+
 static bool step_text(struct serve_parser *parser, bool end)
 {
     const struct call_form *form;
@@ -246,6 +257,10 @@ static bool step_text(struct serve_parser *parser, bool end)
     const char *bytes = rest_behind_space(parser, &n);
     if (n == 0)
         return false;
+    if (begins_whole(parser, bytes, n)) {
+        parser->state = IN_WHOLE;
+        return true;
+    }
     const size_t at = find_mark(parser, bytes, n, &form, &reasoning, &certain);
     if (reasoning) {
         parser->at += at + strlen(reasoning->open);
@@ -469,6 +484,7 @@ static void run(struct serve_parser *parser, bool end)
         [IN_TAIL] = step_tail,
         [BEHIND_CALL] = step_behind_call,
         [BEHIND_LIST] = step_behind_list,
+        [IN_WHOLE] = serve_step_whole,
         [IN_HEADER] = serve_step_header,
         [IN_MESSAGE] = serve_step_message,
         [DROPPING] = step_dropping,

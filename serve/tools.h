@@ -24,6 +24,9 @@ enum serve_call_form {
     SERVE_CALLS_FUNCTION = 256, /* <function=NAME>{...}</function> (Functionary 3.1) */
     /* >>>NAME, a line end and {...}; text is behind >>>all and a line end (Functionary 3.2). Needs no tools. */
     SERVE_CALLS_RECIPIENT = 512,
+    /* The whole answer is {"name": ..., "arguments": {...}}, or several, or a list, bare or in a fence. No template shows it:
+       models whose template has another form write it too (Qwen2.5-Coder). */
+    SERVE_CALLS_WHOLE = 1024,
 };
 
 /* Marks around reasoning, bits of a set. */

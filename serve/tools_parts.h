@@ -30,6 +30,7 @@ enum serve_parser_state {
     IN_TAIL,       /* from the arguments to the end of the call's object */
     BEHIND_CALL,   /* a closing mark, or the next call of a list */
     BEHIND_LIST,   /* a closing mark */
+    IN_WHOLE,      /* the whole answer may be a call */
     IN_HEADER,     /* of a message of gpt-oss */
     IN_MESSAGE,
     DROPPING,
@@ -91,6 +92,7 @@ int serve_read_head(const struct serve_parser *parser, const char *bytes, size_t
 int serve_read_tail(struct cursor *c);
 
 /* States. Each takes what it can from the held bytes, end: there will be no more. False: nothing changed. */
+bool serve_step_whole(struct serve_parser *parser, bool end);      /* tools_whole.c */
 bool serve_step_parameters(struct serve_parser *parser, bool end); /* tools_xml.c */
 bool serve_step_header(struct serve_parser *parser, bool end);     /* tools_messages.c */
 bool serve_step_message(struct serve_parser *parser, bool end);

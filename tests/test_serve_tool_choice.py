@@ -97,13 +97,60 @@ def test_several_calls(server):
     assert max(counts) == 1 if server.form in ("gpt_oss", "glm4") else max(counts) > 1
 
 
+def allowed(mode, *names):
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
+COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR}}
+
+
+def test_a_call_or_the_format(server):
+    """Tools beside a format: the answer is a call whose arguments are right, or a text of the schema, and both come. Where a call is required
+    the format has no text to hold."""
+    found = set()
+    for seed in range(24):
+        choice = server.post("/v1/chat/completions", body(seed, tool_choice="auto", response_format=FORMAT))["choices"][0]
+        message = choice["message"]
+        found.add(choice["finish_reason"])
+        if choice["finish_reason"] == "tool_calls":
+            function = message["tool_calls"][0]["function"]
+            assert message["content"] is None and is_right(function["name"], function["arguments"])
+        else:
+            assert "tool_calls" not in message and json.loads(message["content"])["colour"] in ("red", "green")
+    assert found == {"stop", "tool_calls"}
+    for seed in range(4):
+        choice = server.post("/v1/chat/completions", body(seed, response_format=FORMAT))["choices"][0]
+        function = choice["message"]["tool_calls"][0]["function"]
+        assert choice["message"]["content"] is None and is_right(function["name"], function["arguments"])
+    for fields in ({"tools": None, "tool_choice": None}, {"tool_choice": "none"}):
+        choice = server.post("/v1/chat/completions", body(3, response_format=FORMAT, **fields))["choices"][0]
+        assert json.loads(choice["message"]["content"])["colour"] in ("red", "green") and choice["finish_reason"] == "stop"
+
+
+def test_allowed_tools(server):
+    """A part of the tools: the others are not called and not in the prompt."""
+    names = {server.post("/v1/chat/completions", body(seed, tool_choice=allowed("required", "now", "weather")))["choices"][0]["message"]
+             ["tool_calls"][0]["function"]["name"] for seed in range(12)}
+    assert names == {"now", "weather"}
+    def prompt(**fields):
+        return server.post("/apply-template", body(0, **fields))["prompt"]
+    assert prompt(tool_choice=allowed("auto", "now")) == prompt(tool_choice="auto", tools=TOOLS[1:2])
+    if server.form == "gpt_oss":
+        return  # thinks at random to the end, which only chats can be asked not to do
+    answer = server.post("/v1/responses", {"input": "Well?", "tools": [{"type": "function", **tool["function"]} for tool in TOOLS], "max_output_tokens": 600,
+                                           "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]}})
+    assert {item["name"] for item in answer["output"] if item["type"] == "function_call"} == {"now"}
+
+
 @pytest.mark.parametrize("fields, status, says", [
     ({"tool_choice": named("tomorrow")}, 400, "'tomorrow'"),
     ({"tool_choice": {"type": "function"}}, 400, "'name'"),
     ({"tools": []}, 400, "there are no 'tools'"),
     ({"tools": None, "tool_choice": named("now")}, 400, "there are no 'tools'"),
-    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, 400, "'allowed_tools'"),
-    ({"response_format": {"type": "json_object"}}, 400, "excludes"),
+    ({"tool_choice": allowed("any", "now")}, 400, "'tool_choice.allowed_tools' must have 'mode'"),
+    ({"tool_choice": allowed("auto", "tomorrow")}, 400, "'tomorrow', which is not in 'tools'"),
+    ({"tool_choice": allowed("required")}, 400, "there are no 'tools'"),
     ({"grammar": 'root ::= "a"'}, 400, "excludes"),
     ({"tools": [TOOLS[0], {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"not": {}}}}}}]},
      400, "'tools[1].function.parameters': "),

@@ -132,6 +132,41 @@ static const struct {
     {64, 8, 0, "Plain <|channel|>x<|message|>y", "Plain <|channel|>x<|message|>y"},
     {64, 8, 0, "<|channel|>fin", "<|channel|>fin"},
     {0, 8, 0, "<|channel|>commentary to=functions.f<|message|>{}", "<|channel|>commentary to=functions.f<|message|>{}"},
+    /* the whole answer, without marks: texts of Qwen2.5-Coder, and what is none */
+    {1025, 0, 0, "```json\n{\n  \"name\": \"f\",\n  \"arguments\": {\n    \"a\": \"}```\"\n  }\n}\n```\n",
+     "<f|{\n    \"a\": \"}```\"\n  }>"},
+    {1025, 0, 0, "{\"name\": \"f\", \"arguments\": {}}", "<f|{}>"},
+    {1025, 0, 0, " {\"name\": \"f\", \"arguments\": {}} \n{\"name\": \"g\", \"arguments\": {\"b\": [1]}}\n",
+     "<f|{}><g|{\"b\": [1]}>"},
+    {1025, 0, 0, "```\n{\"name\": \"f\", \"arguments\": {}}\n{\"name\": \"g\", \"arguments\": {\"b\": [1]}}",
+     "<f|{}><g|{\"b\": [1]}>"},
+    {1025, 0, 0, "[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"g\", \"arguments\": {\"b\": [1]}}]",
+     "<f|{}><g|{\"b\": [1]}>"},
+    {1025, 1, 0, "<think>a</think>\n```json\n{\"name\": \"f\", \"arguments\": {}}\n```", "(a)<f|{}>"},
+    {1025, 0, 0, "{\"name\": \"f\", \"arguments\": {}}\n<tool_call>{\"name\": \"g\", \"arguments\": {\"b\": [1]}}</tool_call>",
+     "{\"name\": \"f\", \"arguments\": {}}<g|{\"b\": [1]}>"},
+    {1025, 0, 0, "<tool_call>{\"name\": \"g\", \"arguments\": {\"b\": [1]}}</tool_call>", "<g|{\"b\": [1]}>"},
+    {1025, 0, 0, "{\"name\": \"unknown\", \"arguments\": {}}", "{\"name\": \"unknown\", \"arguments\": {}}"},
+    {1025, 0, 0, "```json\n{\"name\": \"unknown\", \"arguments\": {}}\n```",
+     "```json\n{\"name\": \"unknown\", \"arguments\": {}}\n```"},
+    {1025, 0, 0, "{\"name\": \"f\", \"arguments\": {}} is how.", "{\"name\": \"f\", \"arguments\": {}} is how."},
+    {1025, 0, 0, "{\"name\": \"f\", \"arguments\": {}}{\"name\": \"unknown\", \"arguments\": {}}",
+     "{\"name\": \"f\", \"arguments\": {}}{\"name\": \"unknown\", \"arguments\": {}}"},
+    {1025, 0, 0, "```json\n{\"name\": \"f\", \"arguments\": {}}\n``` So.",
+     "```json\n{\"name\": \"f\", \"arguments\": {}}\n``` So."},
+    {1025, 0, 0, "{\"name\": \"f\", \"arguments\": \"x\"}", "{\"name\": \"f\", \"arguments\": \"x\"}"},
+    {1025, 0, 0, "{\"name\": \"f\", \"arguments\": {\"a\": 1", "{\"name\": \"f\", \"arguments\": {\"a\": 1"},
+    {1025, 0, 0, "{\"name\": \"f\", \"arguments\": {a: 1}}", "{\"name\": \"f\", \"arguments\": {a: 1}}"},
+    {1025, 0, 0, "{\"name\": \"f\"}", "{\"name\": \"f\"}"},
+    {1025, 0, 0, "```python\nprint({})\n```", "```python\nprint({})\n```"},
+    {1025, 0, 0, "Hm. {\"name\": \"f\", \"arguments\": {}}", "Hm. {\"name\": \"f\", \"arguments\": {}}"},
+    {1025, 0, 0, "[1, 2]", "[1, 2]"},
+    {1025, 0, 0, "{", "{"},
+    {1025, 0, 0, "```", "```"},
+    {1025, 0, 0, "[", "["},
+    {1025, 0, 0, "{\"name\": \"Ann\", \"age\": 5}", "{\"name\": \"Ann\", \"age\": 5}"},
+    {1025, 0, 0, "[{\"name\": \"f\", \"arguments\": {}}", "[{\"name\": \"f\", \"arguments\": {}}"},
+    {5, 0, 0, "{\"name\": \"f\", \"arguments\": {}}", "{\"name\": \"f\", \"arguments\": {}}"},
     /* reasoning */
     {0, 1, 0, "<think>\nHm </thin.\n</think>\n\nYes.", "(Hm </thin.)Yes."},
     {0, 1, 1, "Hm.</think>Yes <think>.", "(Hm.)Yes <think>."},
@@ -244,6 +279,24 @@ static void parts_come_early(void **state)
     serve_text_free(&record.text);
 }
 
+/* What may be a call as a whole is held no longer than it may be one. */
+static void other_texts_are_not_held(void **state)
+{
+    static const char *const texts[] = {"Y", "{\"age", "{\"name\": \"h\", \"arguments\": {", "```python\nx", "[1"};
+    char *names[] = {(char[]){"f"}};
+    const struct serve_syntax syntax = {.calls = SERVE_CALLS_TAGGED | SERVE_CALLS_WHOLE, .names = names, .n_names = 1};
+    (void)state;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        struct record record = {0};
+        struct serve_parser *parser = serve_parser_new(&syntax, write_record, &record);
+        serve_parser_push(parser, texts[i], strlen(texts[i]));
+        serve_parser_push(parser, "\": {", 5);
+        assert_true(record.text.n >= strlen(texts[i]));
+        serve_parser_free(parser);
+        serve_text_free(&record.text);
+    }
+}
+
 static void templates_show_their_forms(void **state)
 {
     (void)state;
@@ -272,9 +325,8 @@ static void templates_show_their_forms(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_split_says_the_same),
-        cmocka_unit_test(one_call_leaves_out_the_rest),
-        cmocka_unit_test(parts_come_early),
+        cmocka_unit_test(every_split_says_the_same),  cmocka_unit_test(one_call_leaves_out_the_rest),
+        cmocka_unit_test(parts_come_early),           cmocka_unit_test(other_texts_are_not_held),
         cmocka_unit_test(templates_show_their_forms),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
