@@ -30,6 +30,23 @@ static int group_of(const struct butler_layer_state *state)
 
 /* ------------------------------------------------------------------------------------------------- append */
 
+/* Clears and makes anew the metric's records of a head from the one of slot `first` on. */
+static void summarise(const struct butler_layer_state *state, int kv_head, int first, const struct butler_head_view *view)
+{
+    const struct butler_kv *kv = state->kv;
+    const struct butler_kv_head *head = butler_kv_at(kv, state->layer, kv_head);
+    if (kv->record_slots > 0) {
+        const size_t from = (size_t)(first / kv->record_slots), end = (size_t)BUTLER_CEIL_DIV(head->n_slots, kv->record_slots);
+        memset(head->records + from * kv->record_bytes, 0, (end - from) * kv->record_bytes);
+    }
+    state->policy->metric->append(state->shape, state->policy->values, view, first, head->n_slots - first);
+}
+
+static bool defers(const struct butler_layer_state *state, int n)
+{
+    return butler_policy_defers(state->policy, state->layer, state->kv->n_layers, n);
+}
+
 void butler_attend_append_head(const struct butler_layer_state *state, int kv_head, const float *k, const float *v, int n)
 {
     struct butler_kv *kv = state->kv;
@@ -44,13 +61,21 @@ void butler_attend_append_head(const struct butler_layer_state *state, int kv_he
         const size_t at = (size_t)(t * kv->n_kv_heads + kv_head) * (size_t)kv->head_dim;
         butler_kv_write(kv, head, (uint32_t)(first + t), k + at, v + at);
     }
-    if (head->value_norms)
-        count(&state->traffic->metric_bytes, (uint64_t)n * kv->row_bytes);
-    if (metric && metric->append && butler_policy_applies(state->policy, state->layer)) {
+    if (defers(state, head->n_slots) || !butler_policy_applies(state->policy, state->layer))
+        return;
+    const bool late = first > 0 && defers(state, first); /* nothing was made of the tokens before these */
+    if (head->value_norms) {
+        butler_kv_make_norms(kv, head, late ? 0 : first);
+        count(&state->traffic->metric_bytes, (uint64_t)(late ? head->n_slots : n) * kv->row_bytes);
+    }
+    if (metric && metric->append) {
         uint64_t bytes = 0;
         struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, state->position + n - 1);
         view.bytes = &bytes;
-        metric->append(state->shape, state->policy->values, &view, first, n);
+        if (late)
+            summarise(state, kv_head, 0, &view);
+        else
+            metric->append(state->shape, state->policy->values, &view, first, n);
         count(&state->traffic->metric_bytes, bytes);
     }
 }
@@ -61,16 +86,13 @@ void butler_attend_summarise(struct butler_backend *backend, const struct butler
     (void)backend;
     for (int h = 0; h < state->kv->n_kv_heads; h++) {
         struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, h);
-        butler_kv_make_norms(state->kv, head, BUTLER_MAX(first, head->n_released * BUTLER_EXTENT_TOKENS));
-        if (!metric || !metric->append || !butler_policy_applies(state->policy, state->layer) || first >= head->n_slots)
+        if (defers(state, head->n_slots) || !butler_policy_applies(state->policy, state->layer))
             continue;
-        if (state->kv->record_slots > 0) {
-            const size_t from = (size_t)(first / state->kv->record_slots),
-                         end = (size_t)BUTLER_CEIL_DIV(head->n_slots, state->kv->record_slots);
-            memset(head->records + from * state->kv->record_bytes, 0, (end - from) * state->kv->record_bytes);
-        }
+        butler_kv_make_norms(state->kv, head, first);
+        if (!metric || !metric->append || first >= head->n_slots)
+            continue;
         const struct butler_head_view view = butler_kv_view(state->kv, state->layer, h, state->position);
-        metric->append(state->shape, state->policy->values, &view, first, head->n_slots - first);
+        summarise(state, h, first, &view);
     }
 }
 

@@ -22,8 +22,6 @@ void butler_kv_write(struct butler_kv *kv, struct butler_kv_head *head, uint32_t
 {
     kv->kernels->store_row[kv->type](butler_kv_key_row(kv, head, slot), k, kv->head_dim);
     kv->kernels->store_row[kv->type](butler_kv_value_row(kv, head, slot), v, kv->head_dim);
-    if (head->value_norms)
-        head->value_norms[slot] = norm_of(kv, butler_kv_value_row(kv, head, slot));
 }
 
 void butler_kv_make_norms(const struct butler_kv *kv, struct butler_kv_head *head, int first)

@@ -142,7 +142,8 @@ void butler_kv_join(struct butler_kv *kv, struct butler_kv_head *head, uint32_t 
 
 /* Stores k[head_dim] and v[head_dim] in a slot. Safe in parallel for different heads. */
 void butler_kv_write(struct butler_kv *kv, struct butler_kv_head *head, uint32_t slot, const float *k, const float *v);
-/* Norms of the values of slots [first, n_slots) of a head that keeps them, from the rows as they are stored. */
+/* What butler_kv_write leaves out: norms of the values of slots [first, n_slots) of a head that keeps them, from the rows as they
+ * are stored. */
 void butler_kv_make_norms(const struct butler_kv *kv, struct butler_kv_head *head, int first);
 
 /* Drops units[n] (ascending) of `unit` slots each from a head: later units move into the holes, rows and records alike,

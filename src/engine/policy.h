@@ -136,7 +136,11 @@ struct butler_limits butler_policy_limits(const struct butler_policy *policy, in
 int butler_policy_scan_pages(const struct butler_policy *policy, const struct butler_limits *limits, int n);
 
 /* Whether the budget of a layer covers a text of n tokens: everything is read then, and nothing has to be scored. Never true of a
- * mass, nor with every= above 1: later steps repeat what this one selects. */
+ * mass. */
 bool butler_policy_covers(const struct butler_policy *policy, int layer, int n_layers, int n);
+
+/* Whether what a step scores by is not made while the text has n tokens: norms of values and the metric's records, where both come
+ * from the stored rows alone. When the budget no longer covers the text they are made for all tokens at once. */
+bool butler_policy_defers(const struct butler_policy *policy, int layer, int n_layers, int n);
 
 #endif

@@ -50,7 +50,14 @@ int butler_session_set_policy(struct butler_session *session, const char *policy
                            session->policy.text, next.text);
     next.layers = session->policy.layers;
     next.guided = session->policy.guided;
+    const struct butler_policy last = session->policy;
     session->policy = next;
+    bool late = false; /* what the old budget put off is wanted from now on */
+    for (int l = 0; l < session->shape.n_layers; l++)
+        late = late || (butler_policy_defers(&last, l, session->shape.n_layers, session->n_past) &&
+                        !butler_policy_defers(&next, l, session->shape.n_layers, session->n_past));
+    if (late && session->n_past > 0)
+        butler_session_summarise(session, 0, session->n_past);
     return 0;
 }
 

@@ -60,7 +60,7 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
         cost->metric_memory += heads * (uint64_t)(applies ? held : n) * sizeof(float);
     if (!applies || budget >= n) {
         cost->kv_bytes += heads * (uint64_t)dense * pair;
-        if (applies)
+        if (applies && !butler_policy_defers(policy, layer, shape->n_layers, n))
             cost->metric_bytes += heads * metric_step(policy, shape, records, &limits, n, false, row_bytes);
         return;
     }

@@ -60,6 +60,12 @@ int butler_policy_scan_pages(const struct butler_policy *policy, const struct bu
 
 bool butler_policy_covers(const struct butler_policy *policy, int layer, int n_layers, int n)
 {
-    return policy->budget_kind != BUTLER_BUDGET_MASS && policy->every == 1 &&
-           butler_policy_limits(policy, layer, n_layers, n).budget >= n;
+    return policy->budget_kind != BUTLER_BUDGET_MASS && butler_policy_limits(policy, layer, n_layers, n).budget >= n;
+}
+
+bool butler_policy_defers(const struct butler_policy *policy, int layer, int n_layers, int n)
+{
+    const struct butler_metric *metric = policy->metric;
+    return policy->method == BUTLER_RETRIEVE && butler_policy_applies(policy, layer) && !metric->observe &&
+           metric->predictor != 1 && butler_policy_covers(policy, layer, n_layers, n);
 }

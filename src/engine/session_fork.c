@@ -134,7 +134,10 @@ int butler_session_adopt(struct butler_session *session, struct butler_session *
     for (int l = 0; l < from->kv.n_layers; l++)
         share_layer(&session->kv, &from->kv, l, norms, records);
     copy_text(session, from);
-    if (!records || !norms) /* records are made anew only from keys: a metric that has observed is the same one */
+    bool late = false; /* what the other policy's budget put off is wanted here */
+    for (int l = 0; l < session->shape.n_layers; l++)
+        late = late || butler_policy_defers(&from->policy, l, session->shape.n_layers, from->n_past);
+    if (!records || !norms || late) /* records are made anew only from keys: a metric that has observed is the same one */
         butler_session_summarise(session, 0, from->n_past);
     return 0;
 }
