@@ -102,7 +102,7 @@ static int begin(const struct cmd_options *options, struct butler_engine *engine
         for (int i = 0; i < ask->rest.n; i++)
             cmd_integers_append(&ask->beginning, ask->rest.values[i]);
         ask->rest.n = 0;
-        ask->session = cmd_add_steps(options, ask->session, &status); /* with --plugin nothing is kept */
+        ask->session = cmd_add_steps(options, ask->session, &status); /* with --step nothing is kept */
     }
     if (status == CMD_DONE)
         status = read_tokens(options, ask, &ask->beginning);
@@ -196,6 +196,9 @@ const struct cmd_command cmd_ask = {
     .synopsis = "[-m FILE] -f FILE [-f FILE]... [FLAGS] \"QUESTION\"",
     .summary = "answer a question about documents",
     .details =
+        "Without -m the model is the one real model in models/ beside the command, or in share/butler of the prefix it is "
+        "installed\n"
+        "in, and is named; with none or several there the command stops and says so.\n\n"
         "The documents and the question are one message, rendered by the model's chat template. The answer goes to standard\n"
         "output while it is made; what was read and its cost go to standard error.\n\n"
         "What was read of the documents is kept in the folder of --cache ($XDG_CACHE_HOME/butler or ~/.cache/butler), a file for\n"
@@ -204,6 +207,7 @@ const struct cmd_command cmd_ask = {
         "Policies that evict choose by the question what they keep: under them nothing is kept.\n\n"
         "Ctrl-C ends the answer. Documents and a question longer than the context are an error that names the -c they need.\n",
     .uses = uses,
+    .answers = true,
     .min_positional = 1,
     .max_positional = 1,
     .run = run,

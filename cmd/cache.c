@@ -16,15 +16,16 @@
 enum { N_DIGITS = 32 }; /* of a name: 128 bits */
 #define SUFFIX ".session"
 
-/* Under these policies the state behind the documents does not depend on the question: nothing is dropped when a prompt ends. A
- * method of the user's own, or a plug-in, may observe the attention of the prompt's last queries, the question among them. */
-static bool is_independent(const struct cmd_options *options, const struct butler_engine *engine, const char *policy)
+/* Under butler's own policies that do not evict the state behind the documents does not depend on the question: nothing is dropped
+ * when a prompt ends. A method of the user's own, or a policy of a plug-in, may observe the attention of the prompt's last queries,
+ * the question among them; plug-ins that are loaded and not used change nothing. */
+static bool is_independent(const char *policy)
 {
     const size_t n = strcspn(policy, ":+");
     struct butler_policy_info info;
-    for (int i = 0; butler_policy_describe(engine, i, &info); i++)
+    for (int i = 0; butler_policy_describe(NULL, i, &info); i++)
         if (strlen(info.name) == n && memcmp(info.name, policy, n) == 0)
-            return strcmp(info.method, "evict") != 0 && !strstr(policy, "method=") && options->plugins.n == 0;
+            return strcmp(info.method, "evict") != 0 && !strstr(policy, "method=");
     return false;
 }
 
@@ -74,7 +75,11 @@ void cmd_cache_find(const struct cmd_options *options, const struct butler_engin
     *cache = (struct cmd_cache){0};
     if (options->no_cache)
         return;
-    if (!is_independent(options, engine, options->kv.values[0])) {
+    if (options->steps.n > 0) {
+        cmd_say(options, "note: what is read is not kept: a plug-in of --step may depend on the question");
+        return;
+    }
+    if (!is_independent(options->kv.values[0])) {
         cmd_say(options, "note: what is read is not kept: under %s the cache depends on the question", options->kv.values[0]);
         return;
     }

@@ -256,6 +256,7 @@ const struct cmd_command cmd_chat = {
     .synopsis = "[-m FILE] [-f FILE]... [--system-prompt TEXT] [--kv POLICY] [FLAGS]",
     .summary = "a conversation, with the model's chat template",
     .details =
+        "Without -m the model is found as in `butler ask`.\n\n"
         "Reads a turn from every line of standard input and prints the answer. On a terminal lines are edited, the arrow keys "
         "bring\n"
         "back earlier ones, and a pasted text of many lines is one turn. Ctrl-C ends an answer or drops a line; Ctrl-D (the end "
@@ -269,5 +270,6 @@ const struct cmd_command cmd_chat = {
         "template gets plain: lines beginning with User: and Assistant:. A template that cannot be rendered is replaced by\n"
         "chatml, with a warning. What looks like a special token in a turn stays text.\n",
     .uses = uses,
+    .answers = true,
     .run = run,
 };

@@ -27,6 +27,7 @@ enum cmd_flag {
     CMD_DOCUMENTS,
     CMD_IDS,
     CMD_ALL,
+    CMD_TOP,
     CMD_NO_SPECIAL,
     CMD_N,
     CMD_CTX,
@@ -153,6 +154,7 @@ struct cmd_options {
     const struct cmd_command *command;
     bool given[CMD_N_FLAGS]; /* on the command line, not by default */
     struct cmd_strings positional;
+    char *found_model; /* owned; what model points to where there is no -m */
 
     const char *model, *prompt, *file, *isa, *system, *chat_template, *save_session, *load_session, *tokenizer, *pre, *output,
         *data, *mode, *cache;
@@ -161,7 +163,7 @@ struct cmd_options {
     int shots;
     struct cmd_reals budgets;
     int n_drafts; /* of --lossless; 0: the library's default */
-    int limit, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
+    int limit, top, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
     int kv_type; /* enum butler_kv_type */
     double temperature, top_p, min_p, typical, repeat_penalty, frequency_penalty, presence_penalty;
     int repeat_last_n, min_tokens;
@@ -203,6 +205,7 @@ struct cmd_command {
     const char *name, *synopsis, *summary;
     const char *details;        /* for --help, after the flags */
     const struct cmd_use *uses; /* ends with CMD_NONE */
+    bool answers;               /* answers people: without -m it takes no model that cannot */
     int min_positional, max_positional;
     int (*run)(struct cmd_options *options); /* enum cmd_status */
 };
@@ -281,6 +284,9 @@ void cmd_engine_free(struct butler_engine *engine); /* with its model; may be NU
 /* As above, but only the vocabulary. */
 struct butler_model *cmd_vocabulary_load(struct cmd_options *options, int *status);
 
+/* Without -m: finds a model, says which on standard error, and sets options->model. CMD_DONE, or CMD_USAGE after a message. */
+int cmd_choose_model(struct cmd_options *options);
+
 /* The path of `name` in the folder of models: beside the executable, or under the prefix it is installed in. */
 bool cmd_find_model_file(const char *name, char *path, size_t n_path);
 
@@ -288,6 +294,8 @@ bool cmd_find_model_file(const char *name, char *path, size_t n_path);
  * cannot be read. */
 int cmd_text_read(const struct cmd_options *options, struct cmd_text *text);
 int cmd_file_read(const struct cmd_options *options, const char *path, struct cmd_text *text);
+/* Refuses, with CMD_USAGE, to write `out` over a file that is read: one of in[n], the model, or the text. in may have NULLs. */
+int cmd_check_output(const struct cmd_options *options, const char *out, const char *const *in, int n);
 
 /* Tokens of the text; CMD_DONE or the exit status. flags: enum butler_tokenize_flags. */
 int cmd_tokenize_text(const struct cmd_options *options, const struct butler_model *model, const char *bytes, size_t n, int flags,

@@ -24,6 +24,8 @@ static int run(struct cmd_options *options)
         }
         tokenizer = beside;
     }
+    if (cmd_check_output(options, options->output, (const char *const[]){in, tokenizer}, 2) != CMD_DONE)
+        return CMD_USAGE;
     if (butler_convert_llama2c(in, tokenizer, options->output, &err) < 0)
         return cmd_fail(options, &err);
     return CMD_DONE;

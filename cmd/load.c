@@ -1,9 +1,10 @@
-/* From options to the library's objects: the model, or the path of the default one, the text, its tokens, a session. */
+/* From options to the library's objects: the model, the text, its tokens, a session. */
 #include <errno.h>
 #include <float.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cmd.h"
@@ -52,30 +53,15 @@ void cmd_text_free(struct cmd_text *text)
     *text = (struct cmd_text){0};
 }
 
-bool cmd_find_model_file(const char *name, char *path, size_t n_path)
-{
-    static const char *const folders[] = {"models", "../models", "../share/butler"};
-    return butler_find_file(name, folders, BUTLER_COUNT(folders), path, n_path);
-}
-
 static struct butler_model *load(struct cmd_options *options, bool vocabulary_only, int *status)
 {
     struct butler_error err = {0};
-    char found[PATH_MAX + 64];
-    const char *path = options->model;
-    if (!path) {
-        if (!cmd_find_model_file("butler-default.gguf", found, sizeof found)) {
-            cmd_say(options, "no -m, and no butler-default.gguf in a folder models beside the command or in share/butler under its "
-                             "prefix; name a model with -m FILE");
-            *status = CMD_USAGE;
-            return NULL;
-        }
-        path = found;
-    }
+    if ((*status = cmd_choose_model(options)) != CMD_DONE)
+        return NULL;
     char *folder = cmd_user_folder();
     const struct butler_model_params params = {
         .vocabulary_only = vocabulary_only, .pre_tokenizer = options->pre, .cache_folder = folder};
-    struct butler_model *model = butler_model_load(path, &params, &err);
+    struct butler_model *model = butler_model_load(options->model, &params, &err);
     free(folder);
     if (!model) {
         *status = cmd_fail(options, &err);
@@ -83,7 +69,7 @@ static struct butler_model *load(struct cmd_options *options, bool vocabulary_on
     }
     for (const char *line = butler_model_get_info(model)->warnings; *line;) {
         int n = (int)strcspn(line, "\n");
-        cmd_say(options, "warning: %s: %.*s", path, n, line);
+        cmd_say(options, "warning: %s: %.*s", options->model, n, line);
         line += n + (line[n] == '\n');
     }
     return model;
@@ -104,10 +90,7 @@ static int attach_predictors(const struct cmd_options *options, struct butler_en
         if (butler_predictor_attach(engine, options->predictors.values[i], &err) < 0)
             return cmd_fail(options, &err);
     for (int i = 0; options->predictors.n == 0 && i < 2; i++) {
-        const char *file = options->model;
-        if (!file && !cmd_find_model_file("butler-default.gguf", path, sizeof path))
-            return CMD_DONE;
-        if (file && snprintf(path, sizeof path, "%s", file) >= (int)sizeof path)
+        if (snprintf(path, sizeof path, "%s", options->model) >= (int)sizeof path)
             return CMD_DONE;
         const size_t n = strlen(path), end = n > 5 && strcmp(path + n - 5, ".gguf") == 0 ? n - 5 : n;
         if (snprintf(path + end, sizeof path - end, ".%s.gguf", names[i]) >= (int)(sizeof path - end) || access(path, R_OK) != 0)
@@ -208,6 +191,24 @@ int cmd_file_read(const struct cmd_options *options, const char *path, struct cm
     if (error) {
         cmd_say(options, "%s: %s", path, strerror(error));
         return CMD_FAILED;
+    }
+    return CMD_DONE;
+}
+
+static bool is_same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+int cmd_check_output(const struct cmd_options *options, const char *out, const char *const *in, int n)
+{
+    for (int i = -2; i < n; i++) {
+        const char *read = i == -2 ? options->model : i == -1 ? options->file : in[i];
+        if (read && is_same_file(out, read)) {
+            cmd_say(options, "%s would be written over %s, which is read: they are the same file", out, read);
+            return CMD_USAGE;
+        }
     }
     return CMD_DONE;
 }

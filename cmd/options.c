@@ -48,6 +48,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_IDS] = {0, "ids", "I,J,...", KIND_INTS, AT(ids), 0, INT32_MAX, "token ids, 0 or more, separated by commas",
                  "token ids instead of text; may be repeated"},
     [CMD_ALL] = {0, "all", NULL, KIND_BOOL, AT(all), 0, 0, NULL, "a row for every position, not only the last"},
+    [CMD_TOP] = {0, "top", "N", KIND_INT, AT(top), 0, INT_MAX, "a whole number, 0 or more",
+                 "only the N highest logits of a position, each with its token; 0: all, without tokens"},
     [CMD_NO_SPECIAL] = {0, "no-special", NULL, KIND_BOOL, AT(no_special), 0, 0, NULL,
                         "add no beginning-of-text token, and read special tokens as plain text"},
     [CMD_N] = {'n', "n-predict", "N", KIND_INT, AT(n), -1, INT_MAX, "a whole number: tokens, or -1 for no limit",
@@ -527,9 +529,11 @@ int cmd_options_parse(struct cmd_options *options, const struct cmd_command *com
 
 void cmd_options_free(struct cmd_options *options)
 {
+    free(options->found_model);
     free(options->ids.values);
     free(options->depths.values);
     free(options->lengths.values);
+    options->found_model = NULL;
     options->ids = options->depths = options->lengths = (struct cmd_integers){0};
 }
 

@@ -40,6 +40,8 @@ static int run(struct cmd_options *options)
         cmd_say(options, "no output; name it with -o REPORT.html");
         return CMD_USAGE;
     }
+    if (cmd_check_output(options, options->output, options->positional.values, options->positional.n) != CMD_DONE)
+        return CMD_USAGE;
     for (int i = 0; i < options->positional.n && code == 0; i++)
         code = report_rows_read(&rows, options->positional.values[i], &err);
     if (code == 0) {

@@ -235,6 +235,9 @@ static int check(const struct cmd_options *options)
         cmd_say(options, "-p and -f both give the text; use one of them");
         return CMD_USAGE;
     }
+    if (options->save_session &&
+        cmd_check_output(options, options->save_session, options->predictors.values, options->predictors.n))
+        return CMD_USAGE;
     if (options->save_session) { /* now, and not after hours of work */
         struct butler_error err = {0};
         struct butler_writer writer;
@@ -346,7 +349,7 @@ const struct cmd_command cmd_run = {
     .summary = "continue a prompt, and print what it cost",
     .details =
         "Without -m the model is butler-default.gguf, found in models/ beside the command or in share/butler of the prefix it is\n"
-        "installed in; without -p or -f the prompt is long_text.txt from there, cut to the context.\n\n"
+        "installed in, and is named; without -p or -f the prompt is long_text.txt from there, cut to the context.\n\n"
         "Without --kv everything is read, unless there is a predictor of TokenButler's second version beside the model\n"
         "(NAME.tokenbutler2.gguf): a text of more than 2688 tokens is then read by tokenbutler2.\n\n"
         "The text goes to standard output while it is generated. Its cost goes to standard error: tokens per second, the share of\n"

@@ -101,8 +101,8 @@ static void free_keys(struct keys *keys)
 /* Of the model's file, without the folder. */
 static const char *name_model(const struct cmd_options *options)
 {
-    const char *path = options->model ? options->model : "butler-default.gguf", *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
+    const char *slash = strrchr(options->model, '/');
+    return slash ? slash + 1 : options->model;
 }
 
 static int serve(const struct cmd_options *options, struct butler_engine *engine, const struct cmd_template *template,
@@ -225,6 +225,7 @@ const struct cmd_command cmd_serve = {
     .synopsis = "[-m FILE] [--host H] [--port P] [--api-key KEY]... [--kv POLICY] [FLAGS]",
     .summary = "answer requests over HTTP, as OpenAI's and llama.cpp's servers do",
     .details =
+        "Without -m the model is found as in `butler ask`.\n\n"
         "Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /completion, /tokenize, /detokenize, /tokenizer_info,\n"
         "/apply-template, /props, /slots, /health, /metrics, /kv/trace, /kv/map. docs/serve.md says what each takes. / is a page:\n"
         "a chat about files that shows which tokens an answer read.\n\n"
@@ -233,5 +234,6 @@ const struct cmd_command cmd_serve = {
         "Without keys every client is answered. There is no TLS: on a network, put a reverse proxy in front.\n"
         "SIGTERM or Ctrl-C: answers that have begun are completed; a second one ends them too.\n",
     .uses = uses,
+    .answers = true,
     .run = run,
 };

@@ -172,7 +172,8 @@ static int open_run(struct run *run)
         return CMD_USAGE;
     }
     if ((status = make_paths(run)) != CMD_DONE ||
-        (status = split(options, options->train.data, &run->lists[0], &run->data)) != CMD_DONE)
+        (status = split(options, options->train.data, &run->lists[0], &run->data)) != CMD_DONE ||
+        (status = cmd_check_output(options, options->output, run->data.values, run->data.n)) != CMD_DONE)
         return status;
     if (options->train.valid && (status = split(options, options->train.valid, &run->lists[1], &run->valid)) != CMD_DONE)
         return status;

@@ -1,5 +1,6 @@
 """Questions about documents: the prompt they make, the folder of sessions that have read documents, and what is refused."""
 import os
+import subprocess
 import time
 
 import pytest
@@ -136,6 +137,18 @@ def test_where_it_is_kept(document, tmp_path):
     (tmp_path / "file").write_text("")
     result = ask(document, "Who?", cache="file/below")
     assert "warning" in result.stderr and "file/below" in result.stderr and result.stdout
+
+
+def test_a_plug_in_that_is_not_used_changes_nothing(document, tmp_path):
+    plugin = tmp_path / "value_norm.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", f"-I{ROOT}/include", str(ROOT / "examples/plugin.c"), "-o", str(plugin), "-lm"], check=True)
+    plain = ask(document, "Who?")
+    loaded = ask(document, "Who?", "--plugin", plugin, cache="loaded")
+    note = "depends on the question"
+    assert loaded.stdout == plain.stdout and note not in loaded.stderr and len(kept("loaded")) == 1
+    assert "read before" in ask(document, "What?", "--plugin", plugin).stderr
+    used = ask(document, "Who?", "--plugin", plugin, "--kv", "value_norm:budget=32", cache="used")
+    assert note in used.stderr and not os.path.exists("used")
 
 
 def test_a_template_that_changes_the_documents(document, tmp_path):

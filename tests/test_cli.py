@@ -347,6 +347,36 @@ def test_logits_give_the_float_back():
     assert len(set(values)) > N_VOCAB * 0.9
 
 
+def test_logits_in_a_file_are_those_of_the_rows(tmp_path):
+    args = ["logits", "-m", GQA, "-p", PROMPT]
+    for extra in ([], ["--all"]):
+        said = butler(*args, *extra, "-o", tmp_path / "l.f32")
+        got = np.fromfile(tmp_path / "l.f32", "<f4").reshape(-1, N_VOCAB)
+        assert said.stdout == "" and (got == np.array([row["logits"] for row in rows(*args, *extra)], np.float32)).all()
+    (tmp_path / "m.gguf").write_bytes(open(GQA, "rb").read())
+    os.link(tmp_path / "m.gguf", tmp_path / "same.gguf")
+    refuses(USAGE, "logits", "-m", tmp_path / "m.gguf", "-p", PROMPT, "-o", tmp_path / "same.gguf", says=["same.gguf", "same file"])
+    assert (tmp_path / "m.gguf").read_bytes() == open(GQA, "rb").read()
+    for flags in (["--json"], ["--top", "3"]):
+        refuses(USAGE, *args, "-o", tmp_path / "l.f32", *flags, says=["-o", flags[0]])
+    refuses(FAILED, *args, "-o", tmp_path / "absent" / "l.f32", says=["absent"])
+
+
+@pytest.mark.parametrize("top", [1, 2, 7, N_VOCAB - 1, N_VOCAB, N_VOCAB + 5])
+def test_the_top_logits_are_the_highest(top):
+    args = ["logits", "-m", GQA, "-p", PROMPT, "--all"]
+    every = rows(*args)
+    lines = iter(butler(*args, "--top", top).stdout.splitlines())
+    for row, best in zip(every, rows(*args, "--top", top), strict=True):
+        order = sorted(range(N_VOCAB), key=lambda i: (-row["logits"][i], i))[:top]
+        assert list(best) == ["position", "top"] and [x["id"] for x in best["top"]] == order
+        assert [x["logit"] for x in best["top"]] == [row["logits"][i] for i in order]
+        for x in best["top"]:
+            position, token, logit, text = next(lines).split("\t")
+            assert (int(position), int(token), float(logit), json.loads(text)) == (row["position"], x["id"], x["logit"], x["token"])
+    assert next(lines, None) is None
+
+
 def test_logits_do_not_depend_on_blocks_or_threads():
     a = np.array(rows("logits", "-m", GQA, "-p", PROMPT, "-t", "1")[0]["logits"])
     assert (a == np.array(rows("logits", "-m", GQA, "-p", PROMPT, "-t", "2")[0]["logits"])).all()
@@ -609,6 +639,8 @@ def test_default_model_is_found_from_the_command(command, folder, tmp_path):
     refuses(USAGE, "run", "-p", PROMPT, binary=binary, says=["butler-default.gguf", "-m"])
     shutil.copy(GQA, tmp_path / folder / "butler-default.gguf")
     args = ["-n", "6", "--temp", "0"]
+    said = butler("run", "-p", PROMPT, *args, binary=binary).stderr.splitlines()[0]
+    assert os.path.realpath(said.split(" the model is ")[1]) == str(tmp_path / folder / "butler-default.gguf")
     assert butler("run", "-p", PROMPT, *args, binary=binary).stdout == butler("run", "-m", GQA, "-p", PROMPT, *args).stdout
     refuses(USAGE, "run", binary=binary, says=["-p", "-f"])
     (tmp_path / folder / "long_text.txt").write_text("All work and no play. " * 100)

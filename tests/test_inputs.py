@@ -1,0 +1,58 @@
+"""Files that are not what they seem, models that nobody named, and outputs that would destroy what is read."""
+import os
+import shutil
+
+import pytest
+
+from cli import BUTLER, DONE, GQA, PROMPT, USAGE, butler, refuses
+
+
+# --------------------------------------------------------------------------------------- which model, which file
+
+@pytest.mark.parametrize("command, folder", [("butler", "models"), ("bin/butler", "share/butler")])
+def test_people_are_not_answered_by_the_small_model(command, folder, tmp_path):
+    """ask, chat and serve take the one real model beside the command and name it, or stop and say how to get one."""
+    (tmp_path / command).parent.mkdir(parents=True, exist_ok=True)
+    models = tmp_path / folder
+    models.mkdir(parents=True)
+    binary = str(tmp_path / command)
+    shutil.copy(BUTLER, binary)
+    (tmp_path / "a.txt").write_text("It was the best of times.")
+    for name in ("butler-default.gguf", "one.tokenbutler.gguf", "one.tokenbutler2.gguf", "big-00002-of-00002.gguf", ".part.gguf"):
+        shutil.copy(GQA, models / name)
+    answers = (["ask", "-f", tmp_path / "a.txt", "-n", "2", "--no-cache", "Who?"], ["chat", "-n", "2"], ["serve"])
+    for args in answers:
+        refuses(USAGE, *args, binary=binary, says=["no -m", "./setup --model", "-m FILE"])
+    for name, n in (("one.gguf", 1), ("big-00001-of-00002.gguf", 2)):
+        shutil.copy(GQA, models / name)
+        for args in answers[:2] if n == 1 else answers:
+            result = butler(*args, binary=binary, expect=DONE if n == 1 else USAGE)
+            assert "one.gguf" in result.stderr and (n == 1 or ("2 models" in result.stderr and name in result.stderr))
+    assert "butler-default.gguf" in butler("run", "-p", PROMPT, "-n", "1", binary=binary).stderr  # a run is named, too
+
+
+def test_what_is_read_is_not_written_over(tmp_path):
+    model = tmp_path / "m.gguf"
+    shutil.copy(GQA, model)
+    os.link(model, tmp_path / "link.gguf")
+    (tmp_path / "symlink.gguf").symlink_to(model)
+    before = model.read_bytes()
+    for out in (model, tmp_path / "link.gguf", tmp_path / "symlink.gguf", f"{tmp_path}/../{tmp_path.name}/m.gguf"):
+        refuses(USAGE, "quantize", model, out, "Q8_0", says=["same file", "m.gguf"])
+        refuses(USAGE, "convert", model, "--tokenizer", model, "-o", out, says=["same file"])
+        refuses(USAGE, "run", "-m", model, "-p", PROMPT, "--save-session", out, says=["same file"])
+        refuses(USAGE, "report", model, "-o", out, says=["same file"])
+        refuses(USAGE, "train", "-m", model, "--data", model, "-o", out, says=["same file"])
+    assert model.read_bytes() == before
+
+
+def test_quantize_sums_up_what_it_did_not_change(tmp_path):
+    said = butler("quantize", GQA, tmp_path / "q4.gguf", "Q4_K").stderr  # its rows have 64 and 128 columns, Q4_K's blocks 256
+    lines = [line for line in said.splitlines() if line.startswith("butler quantize:")]
+    n = sum(" -> " in line and "norm" not in line for line in said.splitlines())
+    assert lines == [f"butler quantize: 0 of {n} matrices became Q4_K",
+                     f"butler quantize: {n} became Q8_0: its rows are no multiple of 256"]
+    said = butler("quantize", tmp_path / "q4.gguf", tmp_path / "q6.gguf", "Q6_K").stderr
+    assert f"butler quantize: {n} were not changed and are still Q8_0: its rows are no multiple of the block" in said
+    said = butler("quantize", tmp_path / "q4.gguf", tmp_path / "q8.gguf", "Q8_0").stderr
+    assert f"0 of {n} matrices became Q8_0" in said and f"{n} were Q8_0 before" in said
