@@ -261,3 +261,5 @@ def test_documents_of_a_prompt():
                                              f"{len(tokens)}, {json.dumps(turns)}))")
         assert run(turns) == [[11, 13], [26, 27]] and run(turns[2:3]) == []
         assert run([{"role": "user", "text": "?", "files": [{"name": "other", "text": "a b"}]}]) == []
+        tokens = ["user: ", "c:\n\n", "c", "\n\n", "c?", "</s>", "user: ", "c:\n\nc", "\n\nc?", "</s>"]  # the same twice; a token holds more
+        assert run([turns[3], turns[3]]) == [[2, 3], [7, 8]]

@@ -101,5 +101,8 @@ def test_time_is_in_proportion():
             ms = page.browser.run(f"import('/page/markdown.js').then(m => {{ const t = {json.dumps(unit)}.repeat({n // len(unit)}), from = performance.now();"
                                   " m.render(t); return performance.now() - from; })")
             assert ms < 2000, (unit, ms, len(text))
+        runs = " ".join("`" * n for n in range(1, 630))  # none of which closes another
+        assert page.browser.run(f"import('/page/markdown.js').then(m => {{ const from = performance.now(); m.render({json.dumps(runs)});"
+                                " return performance.now() - from; })") < 2000
         nested = "".join("  " * i + "- a\n" for i in range(300))
         assert html(page, nested).count("<ul>") <= 12

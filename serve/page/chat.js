@@ -157,10 +157,12 @@ function showProblem(problem) {
 
 async function write(turn, stream) {
   const samples = []; // {n, ms}: tokens read after that time
-  let usage = null, timings = null, frame = 0, e = $("log").lastElementChild;
+  let usage = null, timings = null, frame = 0, hasBegun = false, e = $("log").lastElementChild;
   const draw = () => {
-    const follows = isAtEnd(), next = drawAssistant(turn);
+    const follows = isAtEnd(), next = drawAssistant(turn), before = e.querySelector("details"), after = next.querySelector("details");
     frame = 0;
+    if (before && after && hasBegun === Boolean(turn.content)) after.open = before.open; // as the reader left it
+    hasBegun = Boolean(turn.content);
     e.replaceWith(next);
     e = next;
     if (follows) scrollToEnd();

@@ -155,7 +155,7 @@ function link(address, ...children) {
 
 function inline(text) {
   const out = [], open = []; // out: nodes and texts; open: {mark, at: its place in out} of what may close later
-  const isOpen = {}, neverCloses = new Set();
+  const isOpen = {};
   const put = piece => {
     if (typeof out[out.length - 1] === "string" && open[open.length - 1]?.at !== out.length - 1) out[out.length - 1] += piece;
     else out.push(piece);
@@ -172,8 +172,7 @@ function inline(text) {
       put(text[i + 1]);
       i += 2;
     } else if (c === "`") {
-      const n = runLength(text, i), at = neverCloses.has(n) ? -1 : findRun(text, i + n, n);
-      if (at < 0) neverCloses.add(n);
+      const n = runLength(text, i), at = findRun(text, i + n, n);
       if (at < 0) put(text.slice(i, i + n));
       else out.push(element("code", "", text.slice(i + n, at).replace(/^ (.*) $/s, "$1")));
       i = at < 0 ? i + n : at + n;
