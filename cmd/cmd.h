@@ -150,8 +150,17 @@ struct cmd_train {
     double lr, decay;
 };
 
+/* What --kv auto stands for: see auto.c. */
+struct cmd_auto {
+    bool open;       /* --kv is auto */
+    int at;          /* its place in kv */
+    json_t *on;      /* owned: policies by length, of a gate that holds here; NULL: none */
+    const char *why; /* there is none */
+};
+
 struct cmd_options {
     const struct cmd_command *command;
+    struct cmd_auto automatic;
     bool given[CMD_N_FLAGS]; /* on the command line, not by default */
     struct cmd_strings positional;
     char *found_model; /* owned; what model points to where there is no -m */
@@ -243,6 +252,14 @@ json_t *cmd_json_text(const char *bytes, size_t n);
 void cmd_say(const struct cmd_options *options, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prints the error and returns the exit status: CMD_USAGE when a flag's value is wrong, else CMD_FAILED. */
 int cmd_fail(const struct cmd_options *options, const struct butler_error *err);
+
+/* --kv auto, where a command's default is that. cmd_engine_load opens it, and cmd_auto_choose puts the policy into options->kv once
+ * the length of the text is known; until then "full" stands there. */
+void cmd_auto_open(struct cmd_options *options, struct butler_engine *engine);
+/* The policy for a text that comes to have n_tokens at most; valid until cmd_options_free. */
+const char *cmd_auto_policy(const struct cmd_auto *automatic, int n_tokens);
+/* Says on standard error which policy a long text gets, and why. Does nothing where --kv names a policy. */
+void cmd_auto_choose(struct cmd_options *options, int n_tokens);
 
 /* What a long job shows of its progress. `what` stands before the bar, or is "". */
 struct cmd_bar {

@@ -128,6 +128,7 @@ static int prepare(struct cmd_options *options, struct butler_engine *engine)
             return cmd_fail(options, &err);
     if (uses_predictors(options) && (status = attach_predictors(options, engine)) != CMD_DONE)
         return status;
+    cmd_auto_open(options, engine);
     for (int i = 0; i < options->kv.n; i++)
         if (butler_policy_check(engine, options->kv.values[i], &err) < 0) {
             cmd_say(options, "--kv: %s", err.message);

@@ -534,6 +534,8 @@ void cmd_options_free(struct cmd_options *options)
     free(options->depths.values);
     free(options->lengths.values);
     options->found_model = NULL;
+    json_decref(options->automatic.on);
+    options->automatic = (struct cmd_auto){0};
     options->ids = options->depths = options->lengths = (struct cmd_integers){0};
 }
 

@@ -285,22 +285,11 @@ static int read_prompt(const struct cmd_options *options, const struct butler_mo
     return status;
 }
 
-/* Without --kv: tokenbutler2 if the model has a predictor and the text is longer than what that policy always reads. On shorter
- * texts all policies give the same result, and `full` costs least. */
-static void choose_policy(struct cmd_options *options, const struct butler_engine *engine, int n_prompt)
+/* Tokens that the text can come to have. */
+static int most_tokens(const struct cmd_options *options, const struct butler_engine *engine, int n_prompt)
 {
-    static char predicted[] = "tokenbutler2:budget=2048,on_top=1,sinks=128,recent=512";
-    enum { ALWAYS_READ = 2048 + 128 + 512 };
-    struct butler_predictor_info info;
     const int n_ctx = options->n_ctx ? options->n_ctx : butler_model_get_info(butler_engine_model(engine))->n_ctx_train;
-    const bool is_longer = n_ctx > ALWAYS_READ && (options->n < 0 || n_prompt > ALWAYS_READ - options->n);
-    if (options->given[CMD_KV] || options->given[CMD_LOSSLESS] || options->load_session || !is_longer ||
-        !butler_predictor_describe(engine, 2, &info) || butler_policy_check(engine, predicted, NULL) < 0)
-        return;
-    options->kv.values[0] = predicted;
-    cmd_say(options,
-            "no --kv: the model has a predictor; beyond %d tokens a step reads what it selects; --kv full reads everything",
-            ALWAYS_READ);
+    return options->n < 0 || n_prompt > n_ctx - options->n ? n_ctx : n_prompt + options->n;
 }
 
 static int run(struct cmd_options *options)
@@ -315,7 +304,7 @@ static int run(struct cmd_options *options)
     if (engine)
         status = read_prompt(options, butler_engine_model(engine), &prompt);
     if (status == CMD_DONE)
-        choose_policy(options, engine, prompt.n);
+        cmd_auto_choose(options, most_tokens(options, engine, prompt.n));
     for (int i = 0; status == CMD_DONE && i < options->kv.n; i++) {
         results[i].policy = options->load_session ? "as saved" : options->kv.values[i];
         if (options->kv.n > 1)
@@ -336,7 +325,7 @@ static int run(struct cmd_options *options)
 
 static const struct cmd_use uses[] = {
     {CMD_MODEL, NULL}, {CMD_PRE, NULL},       {CMD_PROMPT, NULL},       {CMD_FILE, NULL},         {CMD_N, "128"},
-    {CMD_CTX, "0"},    {CMD_KV, "full"},      {CMD_KV_TYPE, "f16"},     {CMD_LOSSLESS, NULL},     {CMD_BLOCK, "0"},
+    {CMD_CTX, "0"},    {CMD_KV, "auto"},      {CMD_KV_TYPE, "f16"},     {CMD_LOSSLESS, NULL},     {CMD_BLOCK, "0"},
     {CMD_TEMP, "0.8"}, {CMD_TOP_K, "40"},     {CMD_TOP_P, "0.95"},      {CMD_MIN_P, "0.05"},      CMD_PENALTIES,
     CMD_CONSTRAINTS,   {CMD_SEED, "0"},       {CMD_THREADS, "0"},       {CMD_ISA, NULL},          {CMD_PLUGIN, NULL},
     {CMD_STEP, NULL},  {CMD_PREDICTOR, NULL}, {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL}, {CMD_JSON, NULL},
@@ -350,8 +339,8 @@ const struct cmd_command cmd_run = {
     .details =
         "Without -m the model is butler-default.gguf, found in models/ beside the command or in share/butler of the prefix it is\n"
         "installed in, and is named; without -p or -f the prompt is long_text.txt from there, cut to the context.\n\n"
-        "Without --kv everything is read, unless there is a predictor of TokenButler's second version beside the model\n"
-        "(NAME.tokenbutler2.gguf): a text of more than 2688 tokens is then read by tokenbutler2.\n\n"
+        "--kv auto is the policy that `butler gate` found to hold for this model, machine and length of text; full where no gate\n"
+        "has run or nothing passed.\n\n"
         "The text goes to standard output while it is generated. Its cost goes to standard error: tokens per second, the share of\n"
         "the KV cache that was read (what the metric reads included), memory, and the time per token for scoring, selecting\n"
         "and attending. With several --kv each policy gets the same prompt and the same seed.\n\n"

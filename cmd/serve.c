@@ -105,6 +105,11 @@ static const char *name_model(const struct cmd_options *options)
     return slash ? slash + 1 : options->model;
 }
 
+static const char *policy_for(const void *user, int n_tokens)
+{
+    return cmd_auto_policy(user, n_tokens);
+}
+
 static int serve(const struct cmd_options *options, struct butler_engine *engine, const struct cmd_template *template,
                  const struct keys *keys, FILE *log)
 {
@@ -127,6 +132,8 @@ static int serve(const struct cmd_options *options, struct butler_engine *engine
                                         .scheduler = {.n_ctx = options->n_ctx,
                                                       .kv_type = options->kv_type,
                                                       .policy = options->kv.values[0],
+                                                      .policy_for = options->automatic.open ? policy_for : NULL,
+                                                      .policy_user = &options->automatic,
                                                       .lossless = options->given[CMD_LOSSLESS],
                                                       .n_drafts = options->n_drafts,
                                                       .kv_bytes = kv_bytes,
@@ -211,7 +218,7 @@ static int run(struct cmd_options *options)
 
 static const struct cmd_use uses[] = {
     {CMD_MODEL, NULL},      {CMD_PRE, NULL},          {CMD_HOST, "127.0.0.1"},   {CMD_PORT, "8080"},    {CMD_ALIAS, NULL},
-    {CMD_API_KEY, NULL},    {CMD_API_KEY_FILE, NULL}, {CMD_ADMIN_KEY, NULL},     {CMD_CTX, "0"},        {CMD_KV, "full"},
+    {CMD_API_KEY, NULL},    {CMD_API_KEY_FILE, NULL}, {CMD_ADMIN_KEY, NULL},     {CMD_CTX, "0"},        {CMD_KV, "auto"},
     {CMD_KV_TYPE, "f16"},   {CMD_LOSSLESS, NULL},     {CMD_KV_RAM, "0"},         {CMD_PARK, NULL},      {CMD_MAX_STALL, "200"},
     {CMD_PARALLEL, "64"},   {CMD_QUEUE, "512"},       {CMD_CONNECTIONS, "1024"}, {CMD_MAX_BODY, "16M"}, {CMD_TIMEOUT, "60"},
     {CMD_ACCESS_LOG, NULL}, {CMD_AUDIT, "0"},         {CMD_NO_CACHE, NULL},      {CMD_BLOCK, "0"},      {CMD_CHAT_TEMPLATE, NULL},

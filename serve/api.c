@@ -180,8 +180,8 @@ static json_t *get_props(struct serve_api *api, const struct http_exchange *exch
                      s->top_k, "top_p", (double)s->top_p, "min_p", (double)s->min_p, "max_stall_ms", 1e3 * params->max_stall_s,
                      "total_slots", params->max_jobs, "model_path", api->config.model_name, "chat_template", template_json(api),
                      "bos_token", special_token(api, "{{ bos_token }}"), "eos_token", special_token(api, "{{ eos_token }}"),
-                     "kv_policy", params->policy, "kv_policies", policies_json(api), "kv_lossless", (int)api->lossless,
-                     "build_info", "butler-" BUTLER_VERSION);
+                     "kv_policy", params->policy_for ? "auto" : params->policy, "kv_policies", policies_json(api), "kv_lossless",
+                     (int)api->lossless, "build_info", "butler-" BUTLER_VERSION);
 }
 
 static json_t *get_slots(struct serve_api *api, const struct http_exchange *exchange)

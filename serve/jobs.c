@@ -55,8 +55,7 @@ uint64_t serve_jobs_reserved(const struct serve_jobs *jobs)
 
 /* ------------------------------------------------------------------------------------------------------- grants */
 
-/* Tokens that each text of the job can come to have. */
-static int most_tokens(const struct serve_jobs *jobs, const struct serve_job *job)
+int serve_jobs_most(const struct serve_jobs *jobs, const struct serve_job *job)
 {
     const int n_ctx = jobs->params->n_ctx;
     return job->max_tokens < n_ctx - job->n_prompt ? job->n_prompt + job->max_tokens : n_ctx;
@@ -78,7 +77,7 @@ static int count_bytes(const struct serve_jobs *jobs, struct serve_job *job, int
 /* A grant for texts of n tokens and some that follow. */
 static int make_grant(const struct serve_jobs *jobs, struct serve_job *job, int n, struct serve_grant *grant)
 {
-    const int most = most_tokens(jobs, job), next = n < most - GRANT ? n + GRANT : most;
+    const int most = serve_jobs_most(jobs, job), next = n < most - GRANT ? n + GRANT : most;
     grant->n_tokens = jobs->params->park ? next : most;
     if (count_bytes(jobs, job, grant->n_tokens, &grant->bytes) < 0 ||
         count_bytes(jobs, job, next < most - GRANT ? next + GRANT : most, &grant->growth) < 0)
@@ -97,7 +96,7 @@ int serve_jobs_count(const struct serve_jobs *jobs, struct serve_job *job)
     if (job->prompt_bytes > 0)
         return 0;
     if (butler_policy_estimate(jobs->engine, job->policy, kv_type(jobs), n, &cost, &job->error) < 0 ||
-        count_bytes(jobs, job, most_tokens(jobs, job), &most) < 0)
+        count_bytes(jobs, job, serve_jobs_most(jobs, job), &most) < 0)
         return job->error.code;
     job->prompt_bytes = cost.prompt_memory + jobs->slack;
     if (most > jobs->params->kv_bytes || job->prompt_bytes > jobs->params->kv_bytes)

@@ -27,6 +27,8 @@ int serve_set_error(struct serve_job *job, int code, const char *message);
 
 void serve_jobs_init(struct serve_jobs *jobs, struct butler_engine *engine, const struct serve_params *params);
 
+/* Tokens that each text of the job can come to have. */
+int serve_jobs_most(const struct serve_jobs *jobs, const struct serve_job *job);
 /* Counts a waiting job's first grant; again does nothing. < 0: job->error, also where the job could never fit. */
 int serve_jobs_count(const struct serve_jobs *jobs, struct serve_job *job);
 /* Whether a job that was counted may begin now. */

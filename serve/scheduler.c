@@ -656,7 +656,8 @@ int serve_submit(struct serve_scheduler *s, struct serve_job *job)
     job->submitted = serve_now();
     job->next = NULL;
     if (!job->policy)
-        job->policy = strdup(s->policy);
+        job->policy =
+            strdup(s->params.policy_for ? s->params.policy_for(s->params.policy_user, serve_jobs_most(&s->jobs, job)) : s->policy);
     pthread_mutex_lock(&s->lock);
     /* Jobs that are queued get the free places at the next step. */
     const int n_free = s->blocked ? 0 : s->params.max_jobs - s->n_begun;

@@ -108,9 +108,12 @@ struct serve_event {
 };
 
 struct serve_params {
-    int n_ctx;                /* of every session; 0: what the model was trained for */
-    int kv_type;              /* enum butler_kv_type */
-    const char *policy;       /* of jobs that name none */
+    int n_ctx;          /* of every session; 0: what the model was trained for */
+    int kv_type;        /* enum butler_kv_type */
+    const char *policy; /* of jobs that name none, unless policy_for says which */
+    /* The policy of a job whose texts come to have n_tokens at most; NULL: policy. From any thread. */
+    const char *(*policy_for)(const void *user, int n_tokens);
+    const void *policy_user;
     bool lossless;            /* jobs that name none are lossless, */
     int n_drafts;             /* with so many drafts */
     uint64_t kv_bytes;        /* that jobs may reserve together */

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from cli import BUTLER, FAILED, GQA, ROOT, USAGE, butler, refuses, rows
+from test_serve import Server, pytestmark as serve_built  # skips where butler is built without libevent
 
 MODEL = ROOT / "models" / "butler-default.gguf"
 SETS = ("niah_single_2", "niah_multikey_2")
@@ -116,6 +117,53 @@ def test_beside_the_model_without_o(tmp_path):
     assert "fier:budget=64" not in other.stdout and "another model file" in other.stderr
     (tmp_path / "own.gate.json").write_text("{")
     assert "own.gate.json: not used" in butler("info", model).stderr
+
+
+@pytest.fixture
+def allowed(judged, tmp_path):
+    """A model whose gate allows fier from 300 tokens on, with two threads."""
+    model = tmp_path / "own.gguf"
+    shutil.copy(MODEL, model)
+    (tmp_path / "own.gate.json").write_text(json.dumps({**judged[0], "on": [{"length": 200, "policy": "full"}, {"length": 300, "policy": "fier:budget=64"}]}))
+    return model
+
+
+def test_auto_is_what_the_gate_allows(allowed):
+    def policy(n_words, *flags, n=4):
+        text = "one two " * (n_words // 2)
+        found = rows("run", "-m", allowed, "-p", text, "-n", n, "-t", 2, *flags)
+        return found[-1]["stats"]["policy"] if "policy" in found[-1]["stats"] else found[0]["policy"]
+    assert policy(40) == policy(220) == "full"
+    assert policy(400) == "fier:budget=64" == policy(220, n=200), "by the length that the text can come to have"
+    assert policy(400, "-t", 1) == "full", "timed with another number of threads"
+    assert policy(400, "--kv-type", "q8_0") == "full"
+    assert policy(400, "--kv", "quest:budget=64") == "quest:budget=64"
+    said = butler("run", "-m", allowed, "-p", "one two " * 200, "-n", 4, "-t", 2).stderr
+    assert "--kv auto: fier:budget=64" in said
+
+
+def test_auto_without_a_gate_says_so_for_long_texts():
+    def said(words):
+        return butler("run", "-m", MODEL, "-p", "one two " * words, "-n", 2).stderr
+    assert "no gate has run" in said(2200) and "gate" not in said(20)
+
+
+@serve_built
+def test_the_server_chooses_by_request(allowed):
+    verdict = allowed.with_name("own.gate.json")
+    verdict.write_text(verdict.read_text().replace("2 threads", "1 threads"))  # as the tests' servers
+    server = Server("--kv", "auto", model=allowed)
+
+    def policy(words, max_tokens, **fields):
+        return server.post("/v1/completions", {"prompt": "one two " * words, "max_tokens": max_tokens, **fields})["usage"]["kv"]["policy"]
+    assert policy(20, 4) == "full" and policy(200, 4) == "fier:budget=64" == policy(20, 400)
+    assert policy(200, 4, kv={"policy": "quest:budget=64"}) == "quest:budget=64"
+    assert server.get("/props")["kv_policy"] == "auto"
+    assert server.stop() == 0
+
+
+def test_other_commands_do_not_know_auto():
+    refuses(USAGE, "bench", "-m", MODEL, "--kv", "auto", says=["auto"])
 
 
 def test_wrong_flags():

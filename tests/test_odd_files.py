@@ -121,12 +121,6 @@ def test_lines_that_end_in_cr_and_lf():
     assert dos.stdout == unix.stdout and "unknown command" not in dos.stderr
 
 
-def test_a_short_context_needs_no_predictor():
-    """The policy that is chosen where none is given reads a part only beyond 2,688 tokens, which a context of 64 has not."""
-    ran = butler("run", "-p", "hi", "-n", "3000", "-c", "64")
-    assert "[full]" in ran.stderr and "no --kv" not in ran.stderr
-
-
 @pytest.mark.parametrize("flags, prefix", [
     ({}, True), ({"add_space_prefix": True}, True), ({"add_space_prefix": False}, False), ({"remove_extra_whitespaces": True}, True),
     ({"remove_extra_whitespaces": True, "add_space_prefix": False}, False), ({"escape_whitespaces": False}, True),

@@ -14,8 +14,8 @@ function withBudget(policy, budget) {
 }
 
 function policy() {
-  const chosen = $("policy").value, budget = $("budget").value.trim();
-  return budget ? withBudget(chosen || server.kv_policy, budget) : chosen || undefined;
+  const chosen = $("policy").value || (server.kv_policy === "auto" ? "" : server.kv_policy), budget = $("budget").value.trim();
+  return budget && chosen ? withBudget(chosen, budget) : $("policy").value || undefined; // auto has budgets of its own
 }
 
 // Such texts read everything: there is nothing to record.
@@ -35,6 +35,7 @@ export function sampling() {
 // What is in force, in one line.
 function summarise() {
   const {params = {}} = server.default_generation_settings || {};
+  $("budget").disabled = !$("policy").value && server.kv_policy === "auto";
   $("budget").placeholder = $("policy").value ? "its own" : (/budget=([^,]*)/.exec(server.kv_policy) || [])[1] || "none";
   $("temperature").placeholder = short(params.temperature);
   $("record").disabled = isLossless();
