@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "cpu/backend_cpu.h"
 #include "engine/engine.h"
 
 /* All memory is one range of address space, so that one call protects it: a stack, from which what is freed goes when all above it
@@ -88,7 +89,7 @@ static void glass_free(struct butler_backend *backend, void *address, size_t n_b
         i++;
     if (i == glass->n_regions || glass->regions[i].free) /* not one of ours, or freed twice */
         abort();
-    butler_reserve_discard(address, n_bytes);
+    butler_reserve_discard(address, (BUTLER_MAX(n_bytes, 1) + 4095) / 4096 * 4096); /* what is there next reads as zero */
     glass->regions[i].free = true;
     while (glass->n_regions > 0 && glass->regions[glass->n_regions - 1].free)
         glass->used = glass->regions[--glass->n_regions].from;

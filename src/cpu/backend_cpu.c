@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "cpu/attend.h"
-#include "engine/backend.h"
+#include "cpu/backend_cpu.h"
 #include "cpu/matmul.h"
 #include "cpu/methods.h"
 
@@ -253,70 +253,8 @@ static int cpu_bind_weights(struct butler_backend *backend, const struct butler_
     return 0;
 }
 
-/* --------------------------------------------------------------------------------------------------- making */
-
-static void cpu_destroy(struct butler_backend *backend)
-{
-    free(backend);
-}
-
-struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const char *isa, struct butler_error *err)
-{
-    const struct butler_kernels *kernels = butler_kernels_get(isa);
-    if (!kernels) {
-        butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "no kernels for isa '%s' on this CPU", isa);
-        return NULL;
-    }
-    struct butler_backend *backend = butler_alloc(sizeof *backend, err);
-    if (!backend)
-        return NULL;
-    *backend = (struct butler_backend){
-        .name = "cpu",
-        .isa = kernels->isa,
-        .pool = pool,
-        .kernels = kernels,
-        /* A matrix unit is faster than weights can be made ready for it: more tokens for each. */
-        .block_rows = kernels->tiles ? 512 : 256,
-        .alloc = cpu_alloc,
-        .free = cpu_free,
-        .discard = cpu_discard,
-        .upload = cpu_move,
-        .download = cpu_move,
-        .copy = cpu_move,
-        .zero_many = cpu_zero_many,
-        .bind_weights = cpu_bind_weights,
-        .embed = cpu_embed,
-        .matmul = butler_matmul,
-        .norm = cpu_norm,
-        .rope = cpu_rope,
-        .activate = cpu_activate,
-        .add = cpu_add,
-        .gather_rows = cpu_gather_rows,
-        .scatter_add = cpu_scatter_add,
-        .scale = cpu_scale,
-        .softcap = cpu_softcap,
-        .finite_top_k = cpu_finite_top_k,
-        .attend_spans = butler_attend_spans,
-        .evict_spans = butler_evict_spans,
-        .append = butler_attend_append,
-        .summarise = butler_attend_summarise,
-        .attend_block = butler_attend_block,
-        .score = butler_attend_score,
-        .attend = butler_attend,
-        .exact_weights = butler_exact_weights,
-        .destroy = cpu_destroy,
-    };
-    return backend;
-}
-
-void butler_backend_free(struct butler_backend *backend)
-{
-    if (backend)
-        backend->destroy(backend);
-}
-
-int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp,
-                          const struct butler_workspace_sizes *sizes, struct butler_backend *backend, struct butler_error *err)
+static int cpu_make_workspace(struct butler_backend *backend, struct butler_workspace *work, const struct butler_hparams *hp,
+                              const struct butler_workspace_sizes *sizes, struct butler_error *err)
 {
     const size_t slots = (size_t)sizes->max_slots, heads = (size_t)hp->n_heads, threads = (size_t)sizes->n_threads,
                  dim = (size_t)hp->head_dim;
@@ -355,8 +293,65 @@ int butler_workspace_make(struct butler_workspace *work, const struct butler_hpa
     return butler_buffers_make(&work->memory, backend, err);
 }
 
-void butler_workspace_free(struct butler_workspace *work)
+/* --------------------------------------------------------------------------------------------------- making */
+
+static void cpu_destroy(struct butler_backend *backend)
 {
-    butler_buffers_free(&work->memory);
-    memset(work, 0, sizeof *work);
+    free(backend);
+}
+
+static struct butler_backend *cpu_another(const struct butler_backend *backend, struct butler_pool *pool, struct butler_error *err)
+{
+    return butler_backend_cpu(pool, backend->isa, err);
+}
+
+struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const char *isa, struct butler_error *err)
+{
+    const struct butler_kernels *kernels = butler_kernels_get(isa);
+    if (!kernels) {
+        butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "no kernels for isa '%s' on this CPU", isa);
+        return NULL;
+    }
+    struct butler_backend *backend = butler_alloc(sizeof *backend, err);
+    if (!backend)
+        return NULL;
+    *backend = (struct butler_backend){
+        .name = "cpu",
+        .isa = kernels->isa,
+        .pool = pool,
+        .kernels = kernels,
+        /* A matrix unit is faster than weights can be made ready for it: more tokens for each. */
+        .block_rows = kernels->tiles ? 512 : 256,
+        .alloc = cpu_alloc,
+        .free = cpu_free,
+        .discard = cpu_discard,
+        .upload = cpu_move,
+        .download = cpu_move,
+        .copy = cpu_move,
+        .zero_many = cpu_zero_many,
+        .make_workspace = cpu_make_workspace,
+        .bind_weights = cpu_bind_weights,
+        .embed = cpu_embed,
+        .matmul = butler_matmul,
+        .norm = cpu_norm,
+        .rope = cpu_rope,
+        .activate = cpu_activate,
+        .add = cpu_add,
+        .gather_rows = cpu_gather_rows,
+        .scatter_add = cpu_scatter_add,
+        .scale = cpu_scale,
+        .softcap = cpu_softcap,
+        .finite_top_k = cpu_finite_top_k,
+        .attend_spans = butler_attend_spans,
+        .evict_spans = butler_evict_spans,
+        .append = butler_attend_append,
+        .summarise = butler_attend_summarise,
+        .attend_block = butler_attend_block,
+        .score = butler_attend_score,
+        .attend = butler_attend,
+        .exact_weights = butler_exact_weights,
+        .another = cpu_another,
+        .destroy = cpu_destroy,
+    };
+    return backend;
 }

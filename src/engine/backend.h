@@ -144,6 +144,13 @@ struct butler_attend_span {
                          last alone */
 };
 
+/* Scratch for texts of at most max_slots tokens, passes of max_rows rows, attention by n_threads threads. products: also for
+ * matmul. rotates: some session stores keys unrotated. */
+struct butler_workspace_sizes {
+    int max_slots, max_rows, n_threads;
+    bool products, rotates;
+};
+
 struct butler_backend {
     const char *name, *isa;
     struct butler_pool *pool;
@@ -162,6 +169,10 @@ struct butler_backend {
     void (*download)(struct butler_backend *backend, void *host, const void *from, size_t n_bytes);
     void (*copy)(struct butler_backend *backend, void *to, const void *from, size_t n_bytes); /* no overlap */
     void (*zero_many)(struct butler_backend *backend, const struct butler_piece *pieces, int n);
+
+    /* Scratch of attention, in its memory; butler_workspace_free gives it back. */
+    int (*make_workspace)(struct butler_backend *backend, struct butler_workspace *work, const struct butler_hparams *hp,
+                          const struct butler_workspace_sizes *sizes, struct butler_error *err);
 
     /* ---- weights: matrices, vectors and sinks that operations are given lie in host memory that was bound before. A device copies
      * what it is given here and finds its copy by the address; the host's stays as it is until the backend is destroyed. ---- */
@@ -231,25 +242,23 @@ struct butler_backend {
     void (*exact_weights)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
                           const struct butler_exact *exact);
 
+    /* ---- itself ---- */
+
+    /* Another backend of this kind for another pool of threads, which must outlive it. NULL with *err filled on failure. */
+    struct butler_backend *(*another)(const struct butler_backend *backend, struct butler_pool *pool, struct butler_error *err);
     void (*destroy)(struct butler_backend *backend);
 };
 
-/* The CPU with the kernels of an isa (NULL: the best it has). The pool stays the caller's and must outlive it. */
-struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const char *isa, struct butler_error *err);
-void butler_backend_free(struct butler_backend *backend); /* may be NULL */
+static inline void butler_backend_free(struct butler_backend *backend) /* may be NULL */
+{
+    if (backend)
+        backend->destroy(backend);
+}
 
 /* Arrays in device memory, allocated together: first every piece is requested, then the whole is made. */
 int butler_buffers_make(struct butler_buffers *buffers, struct butler_backend *backend, struct butler_error *err);
 void butler_buffers_free(struct butler_buffers *buffers);
 
-/* Scratch for texts of at most max_slots tokens, passes of max_rows rows, attention by n_threads threads. products: also for
- * matmul. rotates: some session stores keys unrotated. */
-struct butler_workspace_sizes {
-    int max_slots, max_rows, n_threads;
-    bool products, rotates;
-};
-int butler_workspace_make(struct butler_workspace *work, const struct butler_hparams *hp,
-                          const struct butler_workspace_sizes *sizes, struct butler_backend *backend, struct butler_error *err);
 void butler_workspace_free(struct butler_workspace *work);
 
 /* Layers that select together: 0; 1 to 4; 5 to 8; ... as predictors of version 2 serve them. */

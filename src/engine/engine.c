@@ -122,39 +122,20 @@ struct butler_engine *butler_engine_new_on(struct butler_model *model, const str
     return engine;
 }
 
-struct butler_engine *butler_engine_new(struct butler_model *model, const struct butler_engine_params *params,
-                                        struct butler_error *err)
+int butler_engine_threads(int n_threads)
 {
-    static const struct butler_engine_params defaults = {0};
-    if (!params)
-        params = &defaults;
-    if (butler_check_struct(params->struct_size, sizeof *params, "butler_engine_params", err) < 0)
-        return NULL;
-    if (BUTLER_IS_NULL(model, err))
-        return NULL;
-    if (!model->layers) {
-        butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s was loaded for its vocabulary only", model->path);
-        return NULL;
-    }
-    if (params->n_block < 0 || params->n_block > 1 << 16) {
-        butler_fail(err, BUTLER_ERROR_ARGUMENT, "passes of %d tokens: they must be between 1 and %d", params->n_block, 1 << 16);
-        return NULL;
-    }
-    long n_threads = params->n_threads > 0 ? params->n_threads : sysconf(_SC_NPROCESSORS_ONLN);
-    n_threads = BUTLER_MIN(BUTLER_MAX(n_threads, 1), 256);
-    struct butler_pool *pool = butler_pool_new((int)n_threads, err);
-    return butler_engine_new_on(model, params, pool, pool ? butler_backend_cpu(pool, params->isa, err) : NULL, err);
+    const long n = n_threads > 0 ? n_threads : sysconf(_SC_NPROCESSORS_ONLN);
+    return (int)BUTLER_MIN(BUTLER_MAX(n, 1), 256);
 }
 
 struct butler_engine *butler_engine_clone(const struct butler_engine *engine, int n_threads, uint64_t prefix_bytes,
                                           struct butler_error *err)
 {
-    const struct butler_engine_params params = {.n_threads = n_threads,
-                                                .isa = engine->backend->isa,
-                                                .n_block = engine->n_block,
-                                                .kv_bytes = engine->kv_bytes,
-                                                .prefix_bytes = prefix_bytes};
-    struct butler_engine *clone = butler_engine_new(engine->model, &params, err);
+    const struct butler_engine_params params = {
+        .n_block = engine->n_block, .kv_bytes = engine->kv_bytes, .prefix_bytes = prefix_bytes};
+    struct butler_pool *pool = butler_pool_new(butler_engine_threads(n_threads), err);
+    struct butler_backend *backend = pool ? engine->backend->another(engine->backend, pool, err) : NULL;
+    struct butler_engine *clone = butler_engine_new_on(engine->model, &params, pool, backend, err);
     if (!clone)
         return NULL;
     clone->plugins = engine->plugins;

@@ -33,6 +33,9 @@ struct butler_engine {
 struct butler_engine *butler_engine_new_on(struct butler_model *model, const struct butler_engine_params *params,
                                            struct butler_pool *pool, struct butler_backend *backend, struct butler_error *err);
 
+/* How many threads a caller's number stands for: 0 is those of the machine. */
+int butler_engine_threads(int n_threads);
+
 /* An engine of its own threads and scratch on the same model and device, with the plug-ins and predictors of another, which must
  * outlive it: for a thread that runs sessions beside it. Its prefix cache is its own, of prefix_bytes (0: none). */
 struct butler_engine *butler_engine_clone(const struct butler_engine *engine, int n_threads, uint64_t prefix_bytes,

@@ -155,7 +155,7 @@ static struct butler_predict_scratch *scratch_of(struct butler_engine *engine, c
     scratch->max_rows = engine->n_block;
     scratch->max_slots = max_slots;
     if (bind(scratch, err) < 0 || make_activations(scratch, backend, err) < 0 ||
-        butler_workspace_make(&scratch->work, &hp, &sizes, backend, err) < 0) {
+        backend->make_workspace(backend, &scratch->work, &hp, &sizes, err) < 0) {
         empty_scratch(scratch);
         return NULL;
     }

@@ -101,17 +101,23 @@ int butler_scratch_make(struct butler_scratch *scratch, const struct butler_hpar
     one.n_threads = 1;
     one.products = false;
     if (make_device(scratch, hp, backend, err) < 0 || make_host(scratch, hp, err) < 0 ||
-        butler_workspace_make(&scratch->work, hp, &sizes, backend, err) < 0 ||
+        backend->make_workspace(backend, &scratch->work, hp, &sizes, err) < 0 ||
         !(scratch->batch = butler_alloc((size_t)sizes.n_threads * sizeof *scratch->batch, err)))
         goto fail;
     for (int i = 0; i < sizes.n_threads; i++)
-        if (butler_workspace_make(&scratch->batch[i], hp, &one, backend, err) < 0)
+        if (backend->make_workspace(backend, &scratch->batch[i], hp, &one, err) < 0)
             goto fail;
     backend->batch = scratch->batch;
     return 0;
 fail:
     butler_scratch_free(scratch);
     return BUTLER_ERROR_MEMORY;
+}
+
+void butler_workspace_free(struct butler_workspace *work)
+{
+    butler_buffers_free(&work->memory);
+    memset(work, 0, sizeof *work);
 }
 
 void butler_scratch_free(struct butler_scratch *scratch)

@@ -1,0 +1,25 @@
+/* An engine on the CPU. What stands on the interface to devices makes engines on them: engine/ knows none. */
+#include "cpu/backend_cpu.h"
+#include "engine/engine.h"
+
+struct butler_engine *butler_engine_new(struct butler_model *model, const struct butler_engine_params *params,
+                                        struct butler_error *err)
+{
+    static const struct butler_engine_params defaults = {0};
+    if (!params)
+        params = &defaults;
+    if (butler_check_struct(params->struct_size, sizeof *params, "butler_engine_params", err) < 0)
+        return NULL;
+    if (BUTLER_IS_NULL(model, err))
+        return NULL;
+    if (!model->layers) {
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s was loaded for its vocabulary only", model->path);
+        return NULL;
+    }
+    if (params->n_block < 0 || params->n_block > 1 << 16) {
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "passes of %d tokens: they must be between 1 and %d", params->n_block, 1 << 16);
+        return NULL;
+    }
+    struct butler_pool *pool = butler_pool_new(butler_engine_threads(params->n_threads), err);
+    return butler_engine_new_on(model, params, pool, pool ? butler_backend_cpu(pool, params->isa, err) : NULL, err);
+}
