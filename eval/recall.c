@@ -112,10 +112,10 @@ static double metric_bytes(const struct butler_session *session, int budget, int
     const struct butler_kv *kv = &session->kv;
     const double records = kv->record_slots > 0 ? (double)BUTLER_CEIL_DIV(n, kv->record_slots) * (double)kv->record_bytes : 0;
     const int n_pages = scan_pages(session, budget, n);
-    if (!metric || metric == &butler_metric_exact)
+    if (!metric)
         return 0;
     if (n_pages > 0)
-        return (double)butler_one_bit_scan_bytes(kv->head_dim, BUTLER_CEIL_DIV(n, BUTLER_ONE_BIT_PAGE), n_pages);
+        return (double)metric->scan->bytes(kv->head_dim, BUTLER_CEIL_DIV(n, metric->scan->page_slots), n_pages);
     double bytes = metric->score_bytes ? (double)metric->score_bytes(&session->shape, policy->values, n) : records;
     if (metric->attention_window && metric->attention_window(policy->values) > 0)
         bytes += metric->observe_bytes ? (double)metric->observe_bytes(&session->shape, policy->values, n) : records;

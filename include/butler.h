@@ -589,12 +589,14 @@ int butler_policy_estimate(const struct butler_engine *engine, const char *polic
 /* ------------------------------------------------------------------------------------------ metric plug-ins
  *
  * A metric gives one number per token or page of the cache, per query head: how much it matters to this query. It keeps
- * what it must remember in *records* of a fixed size, each covering a fixed number of neighbouring cache slots; the
- * engine owns them, zeroes them, moves them when slots move, counts their bytes, saves and restores them. So a metric
- * has no state of its own, and most are a page long.
- *
+ * what it must remember in *records* of a fixed size, each covering a fixed number of neighbouring cache slots, and in a *state* of
+ * a fixed size for every KV head. The engine owns both, zeroes them, moves records when slots move, counts their bytes, saves,
+ * copies and restores them. So a metric has no memory of its own, and most are a page long.
  * A slot is a row of the cache of one KV head. Without eviction slot i holds position i.
- */
+ *
+ * score() and begin_score() may read keys, values, positions and records of this KV head, its state, the queries that they are
+ * given, and what butler_view_dot_layer gives. Several threads call score() at once for one head: it writes nothing but out. A
+ * score is a number: NaN is an error of the metric, and counts as lower than every other score. */
 
 struct butler_metric_shape {
     int n_layers, n_heads, n_kv_heads, head_dim;
@@ -620,8 +622,10 @@ void butler_view_dot_keys(const struct butler_head_view *view, const float *q, i
                           size_t stride);
 /* Records of a view lie one after the other: record i begins i times a record's bytes behind record 0. */
 void *butler_view_record(const struct butler_head_view *view, int record);
-/* The same for an earlier layer's keys and that layer's own queries of the newest token, those of the first n_q query heads
- * of this KV head. Only for a metric with earlier_layers. */
+/* The state of the KV head; NULL where its metric has none. */
+void *butler_view_state(const struct butler_head_view *view);
+/* butler_view_dot_keys for an earlier layer's keys and that layer's own queries of the newest token, those of the first n_q query
+ * heads of this KV head. Only for a metric with earlier_layers. */
 void butler_view_dot_layer(const struct butler_head_view *view, int layer, int n_q, int first, int n, float *out, size_t stride);
 
 enum butler_metric_scale {
@@ -631,8 +635,32 @@ enum butler_metric_scale {
 
 /* Changes with every change of the layout or the meaning of anything in this section: struct butler_metric, butler_param and
  * butler_metric_shape, the scales, the butler_view_ functions. A plug-in is loaded only if it was built with the same number. */
-#define BUTLER_METRIC_ABI 1
+#define BUTLER_METRIC_ABI 2
 
+/* How a parameter is written: as one of words, for 0, 1, 2, or (words[0] NULL) as min and a multiple of step (0: any number). */
+struct butler_param_form {
+    double step;
+    const char *words[3];
+};
+/* Two stages of a selection of tokens (key scan=): first pages by bounds of their keys, then the tokens of the chosen pages. */
+struct butler_metric_scan {
+    int page_slots; /* tokens of a page */
+    /* out[i * stride + (p - first)]: bounds of pages p in [first, first + n) for queries q[n_q][head_dim] */
+    void (*bounds)(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out, size_t stride);
+    /* out[i * stride + page_slots * p + t]: scores of the tokens of pages[n]; a page that is not full has as many */
+    void (*score_pages)(const struct butler_head_view *view, const float *q, int n_q, const uint32_t *pages, int n, float *out,
+                        size_t stride);
+    uint64_t (*bytes)(int head_dim, int n_bounds, int n_pages); /* that they read */
+};
+
+/* +vatp: how a score is weighed by the norm of the token's value. */
+enum butler_value_weighing {
+    BUTLER_WEIGH_ATTENTION, /* scores are shares of attention, or become so by a softmax: times the norm */
+    BUTLER_WEIGH_INVERSE,   /* scores are minus a size: the norm divided by it */
+    BUTLER_WEIGH_NOTHING,   /* scores are neither: +vatp and mass= are refused */
+};
+
+struct butler_block_weights;
 struct butler_metric {
     size_t abi; /* BUTLER_METRIC_ABI. Stays the first field in every version, so that a plug-in built with another is refused */
     const char *name;
@@ -674,8 +702,24 @@ struct butler_metric {
      */
     void (*score_mean)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
                        const float *q, int n_q, int first, int n, float *out);
-    bool by_position; /* the newer a token, the higher its score: an evicting policy need not ask for scores. Built-in metrics only
-                       */
+    bool by_position;                      /* the newer a token, the higher its score: an evicting policy need not ask for scores */
+    const struct butler_param_form *forms; /* one per entry of params; NULL: all are numbers */
+    /* Bytes of the state of a KV head, at most 16 MiB; NULL: none. It begins as zeros. Where a text is cut back or taken over from
+     * another policy, it is zeroed and append() is called for all slots. */
+    size_t (*head_bytes)(const struct butler_metric_shape *shape, const double *values);
+    /* Called for every KV head before it is scored for the queries q[n_q][head_dim], by one thread; may write the state. */
+    void (*begin_score)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                        const float *q, int n_q);
+    /* The tokens of slots[n], ascending, are about to be evicted: the state forgets them. NULL: it does not. */
+    void (*leave)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                  const uint32_t *slots, int n);
+    enum butler_value_weighing weighing;
+    bool fuses;                            /* fused=: a thread scores, selects and attends to a KV head in one pass */
+    const struct butler_metric_scan *scan; /* NULL: all tokens are scored */
+    bool guided;                           /* it observes prompts and the last query of exact checks, and no other decode step */
+    /* What observe() does, for many queries. NULL: observe() is called. Built-in metrics only. */
+    void (*observe_block)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                          const struct butler_block_weights *block);
 };
 
 /* Makes a metric known to this engine under metric->name, as a retrieving policy whose method, budget and the rest are

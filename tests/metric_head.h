@@ -52,7 +52,8 @@ static inline void head_init(struct head *head, const struct butler_metric *metr
     head->keys = calloc(MAX_SLOTS, butler_view_row_bytes(&head->view));
     head->values = calloc(MAX_SLOTS, butler_view_row_bytes(&head->view));
     head->view.records = calloc((size_t)BUTLER_CEIL_DIV(MAX_SLOTS, record_slots), record_bytes + 1);
-    assert_true(head->keys && head->values && head->view.records && head->view.kernels);
+    head->view.state = calloc(1, (metric->head_bytes ? metric->head_bytes(&shape, values) : 0) + 1);
+    assert_true(head->keys && head->values && head->view.records && head->view.state && head->view.kernels);
 }
 
 static inline void head_free(struct head *head)
@@ -60,6 +61,7 @@ static inline void head_free(struct head *head)
     free(head->keys);
     free(head->values);
     free(head->view.records);
+    free(head->view.state);
 }
 
 static inline void head_bind(struct head *head)

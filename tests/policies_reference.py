@@ -41,10 +41,10 @@ class Policy:
 
 METRICS = {"streaming": "recency", "h2o": "attention", "softprune": "attention", "scissorhands": "windowed", "snapkv": "pooled",
            "pyramidkv": "pooled", "tova": "last_query", "quest": "page_bounds", "tinyserve": "page_bounds",
-           "pagestats": "page_stats", "fier": "one_bit", "tokenbutler": "predicted", "tokenbutler2": "predicted", "oracle": "exact", "random": "random", "knorm": "key_norm"}
+           "pagestats": "page_stats", "fier": "one_bit", "tokenbutler": "predicted", "tokenbutler2": "predicted", "oracle": "exact", "random": "random", "knorm": "key_norm", "keydiff": "key_diff"}
 LOGITS = {"page_bounds", "page_stats", "one_bit", "exact", "predicted"}
 PAGES = {"page_bounds", "page_stats", "predicted", "one_bit"}  # predicted and one_bit: tokens have the scores
-QUERY_FREE = {"recency", "key_norm"}
+QUERY_FREE = {"recency", "key_norm", "key_diff"}
 
 # What the papers name, as methods.md has it.
 PAPERS = {
@@ -225,6 +225,10 @@ class Layer:
             return ids[None].astype(float)
         if self.metric == "key_norm":
             return -np.sqrt((keys[ids] ** 2).sum(axis=1))[None]
+        if self.metric == "key_diff":  # KeyDiff: minus the cosine to the mean of the keys held, each of length 1 (kvpress: KeyDiffPress)
+            lengths = np.sqrt((keys[ids] ** 2).sum(axis=1))
+            anchor = (keys[ids] / lengths[:, None]).mean(axis=0)
+            return -(keys[ids] @ anchor / lengths / np.sqrt((anchor ** 2).sum()))[None]
         if self.metric == "attention":
             received = self.sum[heads.start:heads.stop][:, ids]
             return np.sqrt(received) if self.p.count("power") == 2 else received
@@ -267,9 +271,10 @@ class Layer:
 
     def page_box(self, keys):
         """What a query's positive and its negative channels are multiplied by."""
-        if self.metric == "page_bounds":  # Quest
+        if self.metric == "page_bounds" and self.p.values["bounds"] == "box":  # Quest
             return to_half(keys.max(axis=0)), to_half(keys.min(axis=0))
-        mean, spread = keys.mean(axis=0), self.p.number("std") * keys.std(axis=0)  # mean + std: arXiv 2605.27740
+        std = 1 if self.metric == "page_bounds" else self.p.number("std")
+        mean, spread = keys.mean(axis=0), std * keys.std(axis=0)  # mean + std: arXiv 2605.27740
         return to_half(mean + spread), to_half(mean - spread)
 
     def one_bit(self, keys):

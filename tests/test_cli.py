@@ -298,7 +298,7 @@ def test_policies():
     listed = rows("policies")
     names = [row["policy"] for row in listed]
     assert len(set(names)) == len(names)
-    for name in ("full streaming h2o scissorhands snapkv pyramidkv tova softprune quest tinyserve pagestats fier oracle random knorm "
+    for name in ("full streaming h2o scissorhands snapkv pyramidkv tova softprune quest tinyserve pagestats fier oracle random knorm keydiff "
                  "entropystop tokenbutler tokenbutler2 layer0 prevlayer").split():
         assert name in names
     text = butler("policies").stdout

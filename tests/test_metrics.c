@@ -75,6 +75,10 @@ static void scores_do_not_depend_on_how_they_are_asked_for(void **state)
             metric->observe(&shape, values, &often.view, t, weights[0], N, N);
         }
         const int n_q = metric->query_free ? 1 : GROUP, n = metric->page_scores ? BUTLER_CEIL_DIV(N, once.view.record_slots) : N;
+        if (metric->begin_score) {
+            metric->begin_score(&shape, values, &once.view, q, n_q);
+            metric->begin_score(&shape, values, &often.view, q, n_q);
+        }
         memset(whole, 0x7f, sizeof whole);
         memset(piece, 0x7f, sizeof piece);
         metric->score(&shape, values, &once.view, q, n_q, 0, n, whole[0], N);
@@ -106,7 +110,7 @@ static void check_page_bounds(const char *isa, enum butler_kv_type type)
 {
     enum { N = 203, PAGE = 12, PAGES = 17 };
     for (int bound = 0; bound < 2; bound++) {
-        const double values[] = {PAGE, bound};
+        const double values[] = {PAGE, bound, 0};
         struct head head;
         float q[GROUP * DIM], out[GROUP][PAGES], keys[N][DIM];
         head_init(&head, &butler_metric_page_bounds, values, type, isa);
@@ -230,22 +234,20 @@ static void check_one_bit(const char *isa, enum butler_kv_type type)
  * they have among all. */
 static void check_pages_of_one_bit(const char *isa, enum butler_kv_type type)
 {
-    enum { N = 333, PAGE = BUTLER_ONE_BIT_PAGE, N_PAGES = (N + PAGE - 1) / PAGE };
+    enum { N = 333, PAGE = 32, N_PAGES = (N + PAGE - 1) / PAGE };
     static const uint32_t pages[] = {0, 3, 4, 7, N_PAGES - 1};
     const double values[] = {PAGE};
     struct head head;
     static float q[GROUP * DIM], all[GROUP][N_PAGES * PAGE], some[GROUP][BUTLER_COUNT(pages) * PAGE], bounds[GROUP][N_PAGES],
         key[DIM];
-    uint64_t bytes = 0;
     head_init(&head, &butler_metric_one_bit, values, type, isa);
     grow(&head, &butler_metric_one_bit, values, N, 10, 4);
     random_queries(q, GROUP, 8);
     butler_metric_one_bit.score(&shape, values, &head.view, q, GROUP, 0, N, all[0], N_PAGES * PAGE);
-    head.view.bytes = &bytes;
-    butler_one_bit_bounds(&head.view, q, GROUP, 0, N_PAGES, bounds[0], N_PAGES);
-    assert_int_equal(bytes, N_PAGES * (DIM * 3 + 4));
-    butler_one_bit_score_pages(&head.view, q, GROUP, pages, BUTLER_COUNT(pages), some[0], BUTLER_COUNT(pages) * PAGE);
-    assert_int_equal(bytes, N_PAGES * (DIM * 3 + 4) + BUTLER_COUNT(pages) * (DIM * 7 + 4));
+    butler_metric_one_bit.scan->bounds(&head.view, q, GROUP, 0, N_PAGES, bounds[0], N_PAGES);
+    butler_metric_one_bit.scan->score_pages(&head.view, q, GROUP, pages, BUTLER_COUNT(pages), some[0], BUTLER_COUNT(pages) * PAGE);
+    assert_int_equal(butler_metric_one_bit.scan->bytes(DIM, N_PAGES, BUTLER_COUNT(pages)),
+                     N_PAGES * (DIM * 3 + 4) + BUTLER_COUNT(pages) * (DIM * 7 + 4));
     for (int h = 0; h < GROUP; h++) {
         for (int i = 0; i < (BUTLER_COUNT(pages) - 1) * PAGE + N % PAGE; i++)
             assert_true(some[h][i] == all[h][(int)pages[i / PAGE] * PAGE + i % PAGE]);
@@ -305,6 +307,52 @@ static void check_exact_and_norm(const char *isa, enum butler_kv_type type)
         near(out[0][i], -sqrt(dot(key, key)), 1e-5, "-|k|", i);
     }
     head_free(&head);
+}
+
+/* Keys that leave the anchor's sum leave nothing behind: scores are those of a head that never held them. */
+static void check_key_diff(const char *isa, enum butler_kv_type type)
+{
+    enum { N = 150, HELD = 100 };
+    const struct butler_metric *metric = &butler_metric_key_diff;
+    struct head head, fresh;
+    static float out[N], of_fresh[N], key[DIM];
+    double anchor[DIM] = {0}, length = 0;
+    uint32_t last[N - HELD];
+    head_init(&head, metric, NULL, type, isa);
+    grow(&head, metric, NULL, N, 10, 4);
+    head_init(&fresh, metric, NULL, type, isa);
+    grow(&fresh, metric, NULL, HELD, 7, 4);
+    for (int i = 0; i < N - HELD; i++)
+        last[i] = (uint32_t)(HELD + i);
+    metric->leave(&shape, NULL, &head.view, last, N - HELD);
+    head.view.n_slots = HELD;
+    metric->begin_score(&shape, NULL, &head.view, NULL, 1);
+    metric->begin_score(&shape, NULL, &fresh.view, NULL, 1);
+    metric->score(&shape, NULL, &head.view, NULL, 1, 0, HELD, out, N);
+    metric->score(&shape, NULL, &fresh.view, NULL, 1, 0, HELD, of_fresh, N);
+    assert_memory_equal(out, of_fresh, HELD * sizeof *out);
+    for (int i = 0; i < HELD; i++) {
+        key_of(&head, i, key);
+        for (int d = 0; d < DIM; d++)
+            anchor[d] += (double)key[d] / sqrt(dot(key, key));
+    }
+    for (int d = 0; d < DIM; d++)
+        length += anchor[d] * anchor[d];
+    for (int i = 0; i < HELD; i++) {
+        double product = 0;
+        key_of(&head, i, key);
+        for (int d = 0; d < DIM; d++)
+            product += anchor[d] * (double)key[d];
+        near(out[i], -product / sqrt(length * dot(key, key)), 1e-5, "minus the cosine", i);
+    }
+    head_free(&head);
+    head_free(&fresh);
+}
+
+static void key_diff(void **state)
+{
+    (void)state;
+    for_every_isa_and_type(check_key_diff);
 }
 
 static void exact_and_key_norm(void **state)
@@ -417,6 +465,7 @@ int main(void)
         cmocka_unit_test(page_stats),
         cmocka_unit_test(one_bit),
         cmocka_unit_test(exact_and_key_norm),
+        cmocka_unit_test(key_diff),
         cmocka_unit_test(a_moved_token_leaves_no_trace),
         cmocka_unit_test(keys_beyond_a_half_stay_finite),
         cmocka_unit_test(recency_and_random),

@@ -60,12 +60,12 @@ static void attention_of_a_tile(void **state)
         head_init(&often, metric, values, BUTLER_KV_F16, NULL);
         grow(&once, metric, values, N, N, 1);
         grow(&often, metric, values, N, N, 1);
-        butler_attention_observe_block(&shape, values, &once.view, &block);
+        butler_metric_attention.observe_block(&shape, values, &once.view, &block);
         for (int t = 0, m; t < QUERIES; t += m) {
             m = BUTLER_MIN(QUERIES - t, 1 + t % 7);
             block =
                 (struct butler_block_weights){weights[t * GROUP], factors[0] + t * GROUP, N, QUERIES * GROUP, m, SEEN + t, KEYS};
-            butler_attention_observe_block(&shape, values, &often.view, &block);
+            butler_metric_attention.observe_block(&shape, values, &often.view, &block);
         }
         metric->score(&shape, values, &once.view, NULL, GROUP, 0, N, whole[0], N);
         metric->score(&shape, values, &often.view, NULL, GROUP, 0, N, parts[0], N);

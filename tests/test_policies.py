@@ -70,6 +70,11 @@ CASES = [
     ("knorm:budget=64", LONG),
     ("knorm:share=layer,group=mean,budget=40", SHORT),
     ("knorm:method=retrieve,budget=30", SHORT),
+    ("keydiff:budget=64", LONG),
+    ("keydiff:budget=40,sinks=3,recent=5,share=layer,group=mean", SHORT),
+    ("keydiff:budget=50,prefill=evict", CUTS),
+    ("keydiff:budget=64,rolling=0", SHORT),
+    ("keydiff:method=retrieve,budget=30", SHORT),
     ("random:budget=32,dense=1", SHORT),
     ("random:method=evict,budget=32", LONG),
     ("random:share=query,budget=32,group=mean", SHORT),
@@ -89,6 +94,9 @@ CASES = [
     ("quest:budget=96,dense=1", SHORT),
     ("quest:budget=96,dense=0,bound=max,group=mean,page=8", SHORT),
     ("quest:mass=0.8,dense=0,page=4", SHORT),
+    ("quest:budget=96,dense=0,bounds=deviation", LONG),
+    ("quest:budget=64,dense=0,page=8,bounds=deviation,bound=max,group=mean", SHORT),
+    ("quest:method=evict,budget=64,dense=0,page=8,bounds=deviation", LONG),
     ("quest:budget=0.3,dense=0,page=4,share=query,sinks=6,recent=6", SHORT),
     ("quest:budget=40,dense=0,page=32,share=layer", SHORT),
     ("quest:method=evict,budget=64,dense=0,page=8", LONG),
@@ -121,7 +129,7 @@ CASES = [
 # On the trained models.
 TRAINED = ["streaming:budget=96", "h2o:budget=96", "h2o+vatp:budget=0.3", "scissorhands:budget=96,window=64",
            "scissorhands+vatp:budget=96,window=64", "snapkv:budget=96,window=16,rolling=1,recent=16", "pyramidkv:budget=96,window=16",
-           "tova:budget=96", "softprune:min=60,ratio=0.5", "knorm:budget=96", "quest:budget=96,dense=2", "tinyserve:budget=96,page=8",
+           "tova:budget=96", "softprune:min=60,ratio=0.5", "knorm:budget=96", "keydiff:budget=96", "quest:budget=96,bounds=deviation", "quest:budget=96,dense=2", "tinyserve:budget=96,page=8",
            "pagestats:budget=96", "fier:budget=96,dense=2", "fier:budget=32,dense=2,scan=2", "oracle:mass=0.9", "oracle:budget=0.1,group=mean", "random:budget=96",
            "quest:method=evict,budget=128,dense=1", "oracle+vatp:method=evict,budget=96,sinks=4"]
 

@@ -58,7 +58,7 @@ def built(tmp_path_factory):
         if (ROOT / "build" / folder).exists():
             shutil.copytree(ROOT / "build" / folder, tree / "build" / folder)
     applied = apply_recipes(tree)
-    assert applied == ["newest_key.c", "metric.h", "policy_table.c", "arch.c", "arch.c", "pretokenizer.c"]
+    assert applied == ["newest_key.c", "metric.h", "long_key.c", "metric.h", "policy_table.c", "policy_table.c", "arch.c", "arch.c", "pretokenizer.c"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
     done = subprocess.run(["make", "-j2", "build/butler", "build/tests/test_policy"], cwd=tree, env=environment, capture_output=True,
                           text=True, timeout=800)
@@ -76,6 +76,14 @@ def test_metric_and_policy(built):
     narrow = rows("run", "-m", GQA, "-p", PROMPT, "-n", "40", "--temp", "0", "--kv", "newest:budget=24", binary=binary)[-1]["stats"]
     assert narrow["kv_bytes"] < wide["stats"]["kv_bytes"]
     subprocess.run([built / "tests" / "test_policy"], check=True, capture_output=True, timeout=120)
+
+
+def test_metric_with_a_state(built):
+    binary = built / "butler"
+    assert [r["metric"] for r in rows("policies", binary=binary) if r["policy"] == "longkeys"] == ["long_key"]
+    some = rows("run", "-m", GQA, "-p", PROMPT, "-n", "40", "--temp", "0", "--kv", "longkeys:budget=24", binary=binary)[-1]["stats"]
+    info, = rows("info", GQA, binary=binary)
+    assert some["metric_memory"] == 8 * info["n_layers"] * info["n_kv_heads"]  # a state of 8 bytes a head, no records
 
 
 class Orion(Llama):

@@ -29,6 +29,8 @@ void butler_exact_weights(struct butler_backend *backend, const struct butler_la
 
 /* What append does for one KV head. */
 void butler_attend_append_head(const struct butler_layer_state *state, int kv_head, const float *k, const float *v, int n);
+/* Before a KV head is scored for q[n_heads][head_dim]: the metric's begin_score. */
+void butler_attend_begin_score(const struct butler_layer_state *state, int kv_head, const float *q);
 /* Scores of units [first, first + n) for the query heads of a KV head into rows, as long as the workspace's, each from unit 0; into
  * the first row where they have one together. With scan=, those of its first stage. */
 void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n, float *rows);
@@ -120,7 +122,7 @@ static inline int butler_n_scores(const struct butler_layer_state *state, int kv
 {
     const int n = butler_kv_at(state->kv, state->layer, kv_head)->n_slots;
     return BUTLER_CEIL_DIV(n, state->policy->metric->page_scores ? state->policy->unit
-                              : butler_scan_pages(state, n) > 0  ? BUTLER_ONE_BIT_PAGE
+                              : butler_scan_pages(state, n) > 0  ? state->policy->metric->scan->page_slots
                                                                  : 1);
 }
 

@@ -30,11 +30,15 @@ static int group_of(const struct butler_layer_state *state)
 
 /* ------------------------------------------------------------------------------------------------- append */
 
-/* Clears and makes anew the metric's records of a head from the one of slot `first` on. */
+/* Clears and makes anew the metric's records of a head from the one of slot `first` on; all of them, where there is a state. */
 static void summarise(const struct butler_layer_state *state, int kv_head, int first, const struct butler_head_view *view)
 {
     const struct butler_kv *kv = state->kv;
     const struct butler_kv_head *head = butler_kv_at(kv, state->layer, kv_head);
+    if (head->state) {
+        memset(head->state, 0, kv->state_bytes);
+        first = 0;
+    }
     if (kv->record_slots > 0) {
         const size_t from = (size_t)(first / kv->record_slots), end = (size_t)BUTLER_CEIL_DIV(head->n_slots, kv->record_slots);
         memset(head->records + from * kv->record_bytes, 0, (end - from) * kv->record_bytes);
@@ -89,7 +93,7 @@ void butler_attend_summarise(struct butler_backend *backend, const struct butler
         if (defers(state, head->n_slots) || !butler_policy_applies(state->policy, state->layer))
             continue;
         butler_kv_make_norms(state->kv, head, first);
-        if (!metric || !metric->append || first >= head->n_slots)
+        if (!metric || !metric->append || (first >= head->n_slots && !head->state))
             continue;
         const struct butler_head_view view = butler_kv_view(state->kv, state->layer, h, state->position);
         summarise(state, h, first, &view);
@@ -130,8 +134,8 @@ void butler_attend_score_units(const struct butler_layer_state *state, int kv_he
     view.bytes = &bytes;
     q += (size_t)(kv_head * group) * (size_t)kv->head_dim;
     if (butler_scan_pages(state, view.n_slots) > 0) {
-        butler_one_bit_bounds(&view, q, n_q, first, n, rows + first, state->work->score_stride);
-        count(&state->traffic->metric_bytes, bytes);
+        metric->scan->bounds(&view, q, n_q, first, n, rows + first, state->work->score_stride);
+        count(&state->traffic->metric_bytes, metric->scan->bytes(kv->head_dim, n, 0));
         return;
     }
     if (butler_policy_scores_mean(state->policy, state->shape))
@@ -147,11 +151,32 @@ void butler_attend_score_units(const struct butler_layer_state *state, int kv_he
     count(&state->traffic->metric_bytes, bytes);
 }
 
+void butler_attend_begin_score(const struct butler_layer_state *state, int kv_head, const float *q)
+{
+    const struct butler_metric *metric = state->policy->metric;
+    const int group = group_of(state);
+    uint64_t bytes = state->kv->state_bytes;
+    struct butler_head_view view = butler_kv_view(state->kv, state->layer, kv_head, state->position);
+    view.bytes = &bytes;
+    if (metric->begin_score)
+        metric->begin_score(state->shape, state->policy->values, &view, q + (size_t)(kv_head * group) * (size_t)state->kv->head_dim,
+                            metric->query_free ? 1 : group);
+    if (bytes > 0)
+        count(&state->traffic->metric_bytes, bytes);
+}
+
 struct score_job {
     const struct butler_layer_state *state;
     const float *q;
     int n_slices;
 };
+
+static void begin_task(void *context, int kv_head, int thread)
+{
+    const struct score_job *job = context;
+    (void)thread;
+    butler_attend_begin_score(job->state, kv_head, job->q);
+}
 
 static void score_task(void *context, int task, int thread)
 {
@@ -170,6 +195,8 @@ void butler_attend_score(struct butler_backend *backend, const struct butler_lay
         return;
     for (int h = 0; h < state->kv->n_kv_heads; h++)
         job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(butler_n_scores(state, h), SCORE_UNITS));
+    if (state->policy->metric->begin_score || state->kv->state_bytes > 0)
+        butler_pool_run(backend->pool, begin_task, &job, state->kv->n_kv_heads);
     butler_pool_run(backend->pool, score_task, &job, state->kv->n_kv_heads * job.n_slices);
 }
 

@@ -94,6 +94,19 @@ static int drop_lowest(const struct butler_layer_state *state, int thread, const
     return n_dropped;
 }
 
+/* Tells the metric which tokens leave. slots: scratch[n_slots]. */
+static void forget(const struct butler_layer_state *state, int kv_head, const uint32_t *units, int n, uint32_t *slots)
+{
+    const struct butler_metric *metric = state->policy->metric;
+    const int unit = state->policy->unit;
+    if (!metric->leave || n == 0)
+        return;
+    for (int i = 0; i < n * unit; i++)
+        slots[i] = units[i / unit] * (uint32_t)unit + (uint32_t)(i % unit);
+    const struct butler_head_view view = butler_kv_view(state->kv, state->layer, kv_head, state->position);
+    metric->leave(state->shape, state->policy->values, &view, slots, n * unit);
+}
+
 /* Cuts one head to n_keep slots: scores [n units] in slot order, or NULL. */
 static void cut_head(const struct evict_job *job, int kv_head, const float *scores, int thread)
 {
@@ -109,6 +122,7 @@ static void cut_head(const struct evict_job *job, int kv_head, const float *scor
     const int recent = BUTLER_MAX(BUTLER_CEIL_DIV(BUTLER_MAX(job->recent - rest, 0), unit), job->newest ? budget - first : 0);
     const int last = BUTLER_MIN(recent, n_full - first);
     const int n_dropped = drop_lowest(state, thread, scores, order, n_full, budget, first, last, dropped, new_slot);
+    forget(state, kv_head, dropped, n_dropped, butler_units_scratch(state, thread, 1));
     struct refresh refresh = {state, kv_head};
     butler_kv_drop(state->kv, head, unit, dropped, n_dropped, new_slot, refresh_records, &refresh);
 }
@@ -186,8 +200,10 @@ static void span_task(void *context, int task, int thread)
     state.work = &job->backend->batch[thread];
     struct evict_job own = make_job(&state, job->free_slots[task % job->n_spans]);
     double clock = butler_seconds();
-    for (int h = layer ? 0 : kv_head; h < (layer ? n_kv_heads : kv_head + 1) && !own.newest; h++)
+    for (int h = layer ? 0 : kv_head; h < (layer ? n_kv_heads : kv_head + 1) && !own.newest; h++) {
+        butler_attend_begin_score(&state, h, span->q);
         butler_attend_score_units(&state, h, span->q, 0, butler_n_scores(&state, h), butler_score_rows(&state, h));
+    }
     butler_count_ns(&state.traffic->score_ns, &clock);
     if (layer)
         share_scores(&own);

@@ -143,6 +143,7 @@ struct butler_head_view butler_kv_view(const struct butler_kv *kv, int layer, in
         .records = head->records,
         .record_bytes = kv->record_bytes,
         .record_slots = kv->record_slots,
+        .state = head->state,
         .kv_type = kv->type,
         .kernels = kv->kernels,
         .rows = view_rows,

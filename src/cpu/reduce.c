@@ -40,11 +40,11 @@ static void pool_pages(float *x, int n, int unit, bool sum)
 }
 
 /* Each score times the norm of the token's value: of the head's own KV head, for a layer's heads have different values. In place of
- * minus the norm of the key its inverse is taken: it has the same order, and can be multiplied. */
+ * minus a size its inverse is taken: it has the same order, and can be multiplied. */
 static void weigh_values(const struct butler_layer_state *state, float *x, size_t stride, int head, int n_heads, int n, bool logits)
 {
     const int group = state->n_heads / state->kv->n_kv_heads;
-    const bool keys = state->policy->metric == &butler_metric_key_norm;
+    const bool inverse = state->policy->metric->weighing == BUTLER_WEIGH_INVERSE;
     for (int h = 0; h < n_heads; h++) {
         const int kv_head = state->policy->metric->query_free ? head / group + h : (head + h) / group;
         const float *norm = butler_kv_at(state->kv, state->layer, kv_head)->value_norms;
@@ -52,7 +52,7 @@ static void weigh_values(const struct butler_layer_state *state, float *x, size_
         if ((head + h) % group == 0 || state->policy->metric->query_free) /* the heads of a group read the same */
             __atomic_fetch_add(&state->traffic->metric_bytes, (uint64_t)n * sizeof *norm, __ATOMIC_RELAXED);
         for (int i = 0; i < n; i++)
-            row[i] = logits ? row[i] + logf(norm[i]) : keys ? norm[i] / fmaxf(-row[i], FLT_MIN) : row[i] * norm[i];
+            row[i] = logits ? row[i] + logf(norm[i]) : inverse ? norm[i] / fmaxf(-row[i], FLT_MIN) : row[i] * norm[i];
     }
 }
 

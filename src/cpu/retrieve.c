@@ -106,18 +106,17 @@ static int select_in_pages(const struct butler_layer_state *state, const float *
                            int n_pages, int n, uint32_t *slots)
 {
     const struct butler_kernels *kernels = state->kv->kernels;
-    const int group = state->n_heads / state->kv->n_kv_heads, page = BUTLER_ONE_BIT_PAGE;
+    const int group = state->n_heads / state->kv->n_kv_heads, page = state->policy->metric->scan->page_slots;
     const struct unit_limits u = unit_limits(state, page, n), tokens = unit_limits(state, 1, n);
     uint32_t *pages = butler_units_scratch(state, thread, 0);
     float *values = butler_values_scratch(state, thread);
-    uint64_t bytes = 0;
-    struct butler_head_view view = butler_kv_view(state->kv, state->layer, kv_head, state->position);
-    view.bytes = &bytes;
+    const struct butler_metric_scan *scan = state->policy->metric->scan;
+    const struct butler_head_view view = butler_kv_view(state->kv, state->layer, kv_head, state->position);
     const float *scores = butler_reduce_scores(state, rows, kv_head * group, group, u.n_units, NULL);
     n_pages = butler_select_top(kernels, scores, u.n_units, n_pages, u.first, u.last, values, pages);
-    butler_one_bit_score_pages(&view, q + (size_t)(kv_head * group) * (size_t)state->kv->head_dim, group, pages, n_pages, rows,
-                               state->work->score_stride);
-    __atomic_fetch_add(&state->traffic->metric_bytes, bytes, __ATOMIC_RELAXED);
+    scan->score_pages(&view, q + (size_t)(kv_head * group) * (size_t)state->kv->head_dim, group, pages, n_pages, rows,
+                      state->work->score_stride);
+    __atomic_fetch_add(&state->traffic->metric_bytes, scan->bytes(state->kv->head_dim, 0, n_pages), __ATOMIC_RELAXED);
     const int n_scored = n_pages * page - (u.n_units * page - n); /* the last page is chosen and may not be full */
     scores = butler_reduce_scores(state, rows, kv_head * group, group, n_scored, NULL);
     const int n_kept = butler_select_top(kernels, scores, n_scored, tokens.budget, tokens.first, tokens.last, values, slots);
@@ -192,8 +191,10 @@ static void retrieve_task(void *context, int task, int thread)
     if (ahead == 0)
         butler_attend_append_head(&state, kv_head, job->k, job->v, 1);
     const int n_scores = butler_n_scores(&state, kv_head);
-    if (n_scores > 0) /* before the first token a later layer has none */
+    if (n_scores > 0) { /* before the first token a later layer has none */
+        butler_attend_begin_score(&state, kv_head, job->q);
         butler_attend_score_units(&state, kv_head, job->q, 0, n_scores, rows);
+    }
     butler_count_ns(&job->score_ns, &clock);
     for (int list = kv_head * n_lists; list < (kv_head + 1) * n_lists; list++)
         make_list(job, &state, ahead, rows, list, thread);
@@ -280,8 +281,10 @@ void butler_retrieve_head(const struct butler_layer_state *state, int kv_head, c
     const struct select_job job = {.state = state, .lists = &lists, .q = q, .selects = selects};
     const int n_lists = lists.n_lists / n_kv_heads;
     double clock = butler_seconds();
-    for (int h = first; h < end && selects; h++)
+    for (int h = first; h < end && selects; h++) {
+        butler_attend_begin_score(state, h, q);
         butler_attend_score_units(state, h, q, 0, butler_n_scores(state, h), butler_score_rows(state, h));
+    }
     butler_count_ns(&state->traffic->score_ns, &clock);
     for (int list = first * n_lists; list < (layer ? 1 : end * n_lists); list++)
         make_list(&job, state, 0, butler_score_rows(state, list * n_kv_heads / lists.n_lists), list, thread);

@@ -20,6 +20,11 @@ size_t butler_kv_row_bytes(enum butler_kv_type type, int n)
     }
 }
 
+static size_t whole_lines(size_t n_bytes)
+{
+    return (n_bytes + 63) / 64 * 64;
+}
+
 /* Page tables, positions and orders of all heads in one reservation: they are small beside the pages they point to. */
 static int make_tables(struct butler_kv *kv, bool evicting, struct butler_error *err)
 {
@@ -47,6 +52,8 @@ static int make_tables(struct butler_kv *kv, bool evicting, struct butler_error 
             head->value_norms = kv->norms + i * max_slots;
         if (kv->records)
             head->records = kv->records + i * kv->records_stride;
+        if (kv->states)
+            head->state = kv->states + i * whole_lines(kv->state_bytes);
     }
     return 0;
 }
@@ -68,6 +75,14 @@ static int make_records(struct butler_kv *kv, const struct butler_metric_shape *
         kv->records_off = kv->prompt_records;
         kv->records = kv->backend->alloc(kv->backend, kv->records_bytes, true, err);
         if (!kv->records)
+            return BUTLER_ERROR_MEMORY;
+    }
+    if (policy->metric && butler_metric_state(policy->metric, shape, policy->values, &kv->state_bytes, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
+    if (kv->state_bytes > 0) {
+        kv->states_bytes = n_heads * whole_lines(kv->state_bytes);
+        kv->states = kv->backend->alloc(kv->backend, kv->states_bytes, true, err);
+        if (!kv->states)
             return BUTLER_ERROR_MEMORY;
     }
     kv->value_norm = policy->value_norm;
@@ -112,6 +127,7 @@ void butler_kv_free(struct butler_kv *kv)
     for (int l = 0; kv->heads && l < kv->n_layers; l++)
         butler_kv_truncate(kv, l, 0);
     kv->backend->free(kv->backend, kv->records, kv->records_bytes);
+    kv->backend->free(kv->backend, kv->states, kv->states_bytes);
     kv->backend->free(kv->backend, kv->norms, kv->norms_bytes);
     butler_unreserve(kv->tables, kv->tables_bytes);
     free(kv->heads);
@@ -226,7 +242,7 @@ int butler_kv_grow(struct butler_kv *kv, int layer, int n, int first_position, s
             return BUTLER_ERROR_MEMORY;
     for (int h = 0; h < kv->n_kv_heads; h++)
         take_slots(butler_kv_at(kv, layer, h), n, first_position);
-    if (kv->records || kv->norms)
+    if (kv->records || kv->norms || kv->states)
         kv->metric_memory_peak = BUTLER_MAX(kv->metric_memory_peak, butler_kv_record_memory(kv));
     return 0;
 }
@@ -322,12 +338,18 @@ uint64_t butler_kv_memory(const struct butler_kv *kv)
 uint64_t butler_kv_record_memory(const struct butler_kv *kv)
 {
     const bool records = kv->record_slots > 0 && !kv->records_off;
-    uint64_t bytes = 0;
+    uint64_t bytes = (uint64_t)(kv->n_layers * kv->n_kv_heads) * kv->state_bytes;
     for (int i = 0; i < kv->n_layers * kv->n_kv_heads && (records || kv->norms); i++) {
         bytes += records ? (uint64_t)BUTLER_CEIL_DIV(kv->heads[i].n_slots, kv->record_slots) * kv->record_bytes : 0;
         bytes += kv->norms ? (uint64_t)kv->heads[i].n_slots * sizeof *kv->norms : 0;
     }
     return bytes;
+}
+
+void butler_kv_zero_states(struct butler_kv *kv, int layer)
+{
+    for (int h = 0; kv->states && h < kv->n_kv_heads; h++)
+        kv->backend->zero_many(kv->backend, &(struct butler_piece){butler_kv_at(kv, layer, h)->state, kv->state_bytes}, 1);
 }
 
 void butler_kv_begin_records(struct butler_kv *kv)

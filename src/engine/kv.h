@@ -30,6 +30,7 @@ struct butler_kv_head {
     uint32_t *order;        /* [max_slots] slots by ascending position, or NULL: as they are */
     float *value_norms;     /* [max_slots] norms of the values, or NULL */
     unsigned char *records; /* what the metric keeps */
+    unsigned char *state;   /* and for the head as a whole; or NULL */
 };
 
 struct butler_kv {
@@ -48,10 +49,13 @@ struct butler_kv {
     int record_slots; /* slots a record covers; 0: no records */
     size_t record_bytes;
     size_t records_stride, records_bytes; /* per head, in all */
-    bool prompt_records;                  /* they are of use only while a prompt is read: what they hold is observed, and decoding
-                                             does not evict */
-    bool records_off;                     /* there are none now */
-    uint64_t metric_memory_peak;          /* of records and norms */
+    size_t state_bytes;                   /* of a head's state; 0: there is none */
+    unsigned char *states;                /* [heads][state_bytes], each at a multiple of 64 bytes */
+    size_t states_bytes;
+    bool prompt_records;         /* they are of use only while a prompt is read: what they hold is observed, and decoding
+                                    does not evict */
+    bool records_off;            /* there are none now */
+    uint64_t metric_memory_peak; /* of records and norms */
     enum butler_value_norm value_norm;
     unsigned char *records;
     float *norms; /* [heads][max_slots] or NULL */
@@ -161,7 +165,10 @@ void butler_kv_trim(struct butler_kv *kv, int layer);
 struct butler_head_view butler_kv_view(const struct butler_kv *kv, int layer, int kv_head, int query_position);
 
 uint64_t butler_kv_memory(const struct butler_kv *kv);        /* bytes of pages held */
-uint64_t butler_kv_record_memory(const struct butler_kv *kv); /* bytes of records and norms of values in use */
+uint64_t butler_kv_record_memory(const struct butler_kv *kv); /* bytes of records, states and norms of values in use */
+
+/* States of the heads of a layer become zeros, as before the first token. */
+void butler_kv_zero_states(struct butler_kv *kv, int layer);
 
 /* Records become those of slots that nothing is known of; or are given back until then. */
 void butler_kv_begin_records(struct butler_kv *kv);

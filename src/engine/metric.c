@@ -62,10 +62,11 @@ int butler_params_check(const char *kind, const char *name, const struct butler_
 }
 
 /* A change of these needs another BUTLER_METRIC_ABI. */
-_Static_assert(BUTLER_METRIC_ABI == 1 &&
+_Static_assert(BUTLER_METRIC_ABI == 2 &&
                    (sizeof(void *) != 8 ||
-                    (sizeof(struct butler_metric) == 128 && offsetof(struct butler_metric, name) == sizeof(size_t) &&
-                     offsetof(struct butler_metric, by_position) == 120 && sizeof(struct butler_param) == 40 &&
+                    (sizeof(struct butler_metric) == 192 && offsetof(struct butler_metric, name) == sizeof(size_t) &&
+                     offsetof(struct butler_metric, forms) == 128 && sizeof(struct butler_param) == 40 &&
+                     sizeof(struct butler_param_form) == 32 && sizeof(struct butler_metric_scan) == 32 &&
                      sizeof(struct butler_metric_shape) == 40)),
                "what a plug-in is built against has changed, its ABI number has not");
 
@@ -101,7 +102,18 @@ static int check_metric(const struct butler_engine *engine, const struct butler_
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: observe() and attention_window() come together", metric->name);
     if (metric->predictor)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: only built-in metrics have a predictor", metric->name);
-    if (!metric->record && (metric->page_scores || metric->append || metric->observe))
+    if (metric->observe_block)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: only built-in metrics have observe_block()", metric->name);
+    if (metric->leave && !metric->head_bytes)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: leave() without a state", metric->name);
+    if ((unsigned)metric->weighing > BUTLER_WEIGH_NOTHING)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: weighing %d is none of the three", metric->name,
+                           (int)metric->weighing);
+    if (metric->scan &&
+        (metric->scan->page_slots < 1 || !metric->scan->bounds || !metric->scan->score_pages || !metric->scan->bytes))
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: its scan lacks a function, or the tokens of a page",
+                           metric->name);
+    if (!metric->record && (metric->page_scores || (metric->append && !metric->head_bytes) || metric->observe))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s has no record() but page scores, append() or observe()",
                            metric->name);
     for (int i = 0; metric->params && metric->params[i].name; i++)
@@ -126,7 +138,18 @@ int butler_metric_record(const struct butler_metric *metric, const struct butler
     return 0;
 }
 
-/* Its records under the policy of its own name. */
+int butler_metric_state(const struct butler_metric *metric, const struct butler_metric_shape *shape, const double *values,
+                        size_t *n_bytes, struct butler_error *err)
+{
+    enum { MAX_BYTES = 1 << 24 };
+    *n_bytes = metric->head_bytes ? metric->head_bytes(shape, values) : 0;
+    if (*n_bytes > MAX_BYTES)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: a state of %zu bytes for a KV head: at most %d", metric->name,
+                           *n_bytes, MAX_BYTES);
+    return 0;
+}
+
+/* Its records and state under the policy of its own name. */
 static int check_record(const struct butler_engine *engine, const struct butler_policy *policy, struct butler_error *err)
 {
     const struct butler_hparams *hp = &engine->model->hp;
@@ -134,7 +157,8 @@ static int check_record(const struct butler_engine *engine, const struct butler_
         hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads, 0, 0, 0};
     int n_slots;
     size_t n_bytes;
-    return butler_metric_record(policy->metric, &shape, policy->values, &n_slots, &n_bytes, err);
+    const int rc = butler_metric_record(policy->metric, &shape, policy->values, &n_slots, &n_bytes, err);
+    return rc < 0 ? rc : butler_metric_state(policy->metric, &shape, policy->values, &n_bytes, err);
 }
 
 /* who names it in errors before it has a name that can be read. */

@@ -25,6 +25,7 @@ struct butler_head_view {
     unsigned char *records;   /* [ceil(n_slots / record_slots)][record_bytes]; zeroed when their first slot is filled */
     size_t record_bytes;
     int record_slots;
+    void *state; /* of the KV head, or NULL */
     enum butler_kv_type kv_type;
     const struct butler_kernels *kernels;
     /* out[i] = the stored row (head_dim elements of kv_type) of slot first + i, i < n: keys, or values. */
@@ -63,21 +64,6 @@ struct butler_block_weights {
     size_t stride, factor_stride;
     int n_queries, n_seen, keys; /* keys: at most 256 */
 };
-/* What observe() of the metric `attention` does for one query after the other. */
-void butler_attention_observe_block(const struct butler_metric_shape *shape, const double *values,
-                                    const struct butler_head_view *view, const struct butler_block_weights *block);
-
-/* The two stages of one_bit with scan=: a record's tokens are a page, whose bounds its lowest keys and ranges are. Both count what
- * they read as the view's bytes. */
-enum { BUTLER_ONE_BIT_PAGE = 32 /* tokens */ };
-/* Bytes of the bounds of n_bounds pages and of the scores of n_pages. */
-uint64_t butler_one_bit_scan_bytes(int head_dim, int n_bounds, int n_pages);
-/* out[i * stride + (p - first)]: bounds of pages p in [first, first + n) for queries q[n_q][head_dim]. */
-void butler_one_bit_bounds(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out,
-                           size_t stride);
-/* out[i * stride + BUTLER_ONE_BIT_PAGE * p + t]: scores of the tokens of pages[n]; a page that is not full has as many. */
-void butler_one_bit_score_pages(const struct butler_head_view *view, const float *q, int n_q, const uint32_t *pages, int n,
-                                float *out, size_t stride);
 
 /* Every built-in metric, by the name of its variable without butler_metric_. Listed only here: declarations and table follow. */
 /* clang-format off */
@@ -93,6 +79,7 @@ void butler_one_bit_score_pages(const struct butler_head_view *view, const float
     each(one_bit) \
     each(exact) \
     each(key_norm) \
+    each(key_diff) \
     each(random) \
     each(predicted) \
     each(predicted2) \
@@ -110,6 +97,9 @@ extern const struct butler_metric *const butler_metrics_builtin[];
  * sizes that no record has: a plug-in may say anything. */
 int butler_metric_record(const struct butler_metric *metric, const struct butler_metric_shape *shape, const double *values,
                          int *n_slots, size_t *n_bytes, struct butler_error *err);
+/* Bytes of the state of a KV head; *n_bytes 0: none. */
+int butler_metric_state(const struct butler_metric *metric, const struct butler_metric_shape *shape, const double *values,
+                        size_t *n_bytes, struct butler_error *err);
 const struct butler_metric *butler_metric_find(const struct butler_metric_list *list /* may be NULL */, const char *name);
 
 #endif

@@ -50,12 +50,6 @@ static bool is_prune(const struct draft *draft)
     return draft->row && strstr(draft->row->text, ",ratio=");
 }
 
-/* Scores that are, or become by a softmax, shares of attention. A plug-in is taken at its word. */
-static bool is_attention(const struct butler_metric *metric)
-{
-    return metric->scale == BUTLER_SCORE_LOGIT || metric->attention_window || butler_metric_find(NULL, metric->name) != metric;
-}
-
 static const char *refuse_dense(const struct draft *draft)
 {
     return draft->policy.metric ? NULL : "this policy reads everything, so it has no axes";
@@ -74,7 +68,7 @@ static const char *refuse_mass(const struct draft *draft)
         return refuse_budget(draft);
     if (draft->policy.method == BUTLER_EVICT)
         return "an evicting policy holds its memory at a budget; mass= needs method=retrieve";
-    return is_attention(draft->policy.metric) ? NULL : "this metric's scores are no shares of attention";
+    return draft->policy.metric->weighing == BUTLER_WEIGH_ATTENTION ? NULL : "this metric's scores are no shares of attention";
 }
 
 static const char *refuse_prune(const struct draft *draft)
@@ -98,7 +92,7 @@ static const char *refuse_on_top(const struct draft *draft)
 
 static const char *refuse_heavy(const struct draft *draft)
 {
-    if (draft->policy.metric == &butler_metric_recency)
+    if (draft->policy.metric && draft->policy.metric->by_position)
         return "by recency the highest scores are the recent tokens";
     return refuse_with_mass(draft);
 }
@@ -126,7 +120,7 @@ static const char *refuse_rope(const struct draft *draft)
 
 static const char *refuse_fused(const struct draft *draft)
 {
-    if (draft->policy.metric != &butler_metric_page_bounds || draft->policy.method != BUTLER_RETRIEVE)
+    if (!draft->policy.metric || !draft->policy.metric->fuses || draft->policy.method != BUTLER_RETRIEVE)
         return "one pass over pages needs page bounds and method=retrieve (quest, tinyserve)";
     if (draft->policy.share != BUTLER_SHARE_KV)
         return "one pass is made for each KV head; it needs share=kv";
@@ -144,9 +138,10 @@ static int find_param(const struct butler_metric *metric, const char *name)
 static const char *refuse_scan(const struct draft *draft)
 {
     const struct butler_policy *policy = &draft->policy;
-    if (policy->metric != &butler_metric_one_bit || policy->method != BUTLER_RETRIEVE)
+    const int page = find_param(policy->metric, "page");
+    if (!policy->metric || !policy->metric->scan || policy->method != BUTLER_RETRIEVE)
         return "only one-bit keys (fier) that are retrieved have bounds beside them";
-    if (policy->share != BUTLER_SHARE_KV || policy->values[find_param(policy->metric, "page")] > 1 || draft->vatp)
+    if (policy->share != BUTLER_SHARE_KV || (page >= 0 && policy->values[page] > 1) || draft->vatp)
         return "pages are chosen for each KV head and tokens in them; it needs share=kv, page=1 and no +vatp";
     return policy->budget_kind == BUTLER_BUDGET_MASS ? "a mass is no number of tokens" : NULL;
 }
@@ -248,38 +243,19 @@ static int find_modifier(const char *name)
     return i < N_MODIFIERS ? i : -1;
 }
 
-/* Params of built-in metrics that are words, or numbers on a grid. */
-static const struct param_rule {
-    const struct butler_metric *metric;
-    const char *name;
-    double step; /* the value is min plus a multiple of it; 0: any */
-    const char *words[3];
-} param_rules[] = {
-    {&butler_metric_attention, "power", 1, {NULL}},
-    {&butler_metric_windowed, "window", 1, {NULL}},
-    {&butler_metric_pooled, "window", 1, {NULL}},
-    {&butler_metric_pooled, "kernel", 2, {NULL}},
-    {&butler_metric_pooled, "pool", 1, {"avg", "max"}},
-    {&butler_metric_page_bounds, "page", 1, {NULL}},
-    {&butler_metric_page_bounds, "bound", 1, {"sum", "max"}},
-    {&butler_metric_page_stats, "page", 1, {NULL}},
-    {&butler_metric_one_bit, "g", 32, {NULL}},
-    {&butler_metric_one_bit, "page", 1, {NULL}},
-    {&butler_metric_predicted, "keys", 1, {"int4", "int8", "f16"}},
-    {&butler_metric_predicted, "page", 1, {NULL}},
-    {&butler_metric_predicted, "normalise", 1, {"softmax", "zscore"}},
-    {&butler_metric_predicted2, "keys", 1, {"int4", "int8", "f16"}},
-    {&butler_metric_predicted2, "page", 1, {NULL}},
-    {&butler_metric_predicted2, "normalise", 1, {"softmax", "zscore"}},
-};
-
-static const struct param_rule *find_rule(const struct butler_metric *metric, const char *name)
+static const struct butler_param_form *form_of(const struct butler_metric *metric, int i)
 {
-    static const struct param_rule none = {NULL, NULL, 0, {NULL}};
-    for (int i = 0; i < BUTLER_COUNT(param_rules); i++)
-        if (param_rules[i].metric == metric && !strcmp(param_rules[i].name, name))
-            return &param_rules[i];
-    return &none;
+    static const struct butler_param_form number = {0, {NULL}};
+    return metric->forms ? &metric->forms[i] : &number;
+}
+
+/* Whether some built-in metric has a parameter of this name. */
+static bool is_param(const char *name)
+{
+    for (int i = 0; butler_metrics_builtin[i]; i++)
+        if (find_param(butler_metrics_builtin[i], name) >= 0)
+            return true;
+    return false;
 }
 
 static int find_key(const char *name)
@@ -390,16 +366,16 @@ static int read_key(const struct draft *draft, int k, const char *value, double 
 static int read_param(const struct draft *draft, int i, const char *value, double *out)
 {
     const struct butler_param *param = &draft->policy.metric->params[i];
-    const struct param_rule *rule = find_rule(draft->policy.metric, param->name);
-    if (rule->words[0])
-        return read_word(draft, param->name, value, rule->words, BUTLER_COUNT(rule->words), out);
+    const struct butler_param_form *form = form_of(draft->policy.metric, i);
+    if (form->words[0])
+        return read_word(draft, param->name, value, form->words, BUTLER_COUNT(form->words), out);
     int rc = read_number(draft, param->name, value, out);
     if (rc)
         return rc;
     if (*out < param->min || *out > param->max)
         return fail(draft, "%s=%.40s: must be from %.10g to %.10g", param->name, value, param->min, param->max);
-    if (rule->step > 0 && fmod(*out - param->min, rule->step) != 0)
-        return fail(draft, "%s=%.40s: must be %g and a multiple of %g", param->name, value, param->min, rule->step);
+    if (form->step > 0 && fmod(*out - param->min, form->step) != 0)
+        return fail(draft, "%s=%.40s: must be %g and a multiple of %g", param->name, value, param->min, form->step);
     return 0;
 }
 
@@ -443,10 +419,9 @@ static int read_item(struct draft *draft, const char *name, const char *value, b
         return 0;
     }
     if (i < 0) {
-        for (int r = 0; r < BUTLER_COUNT(param_rules); r++)
-            if (!strcmp(param_rules[r].name, name))
-                return fail(draft, "%s= has no meaning here: %s has no such parameter", name,
-                            draft->policy.metric ? draft->policy.metric->name : "full");
+        if (is_param(name))
+            return fail(draft, "%s= has no meaning here: %s has no such parameter", name,
+                        draft->policy.metric ? draft->policy.metric->name : "full");
         return fail_unknown_key(draft, name);
     }
     if (written && draft->given_params & (uint32_t)1 << i)
@@ -511,7 +486,7 @@ static int read_name(struct draft *draft, char *head)
         *plus++ = 0;
     draft->row = butler_policy_row_find(head);
     if (draft->row) {
-        policy->metric = draft->row->metric;
+        policy->metric = draft->row->metric ? butler_metric_find(NULL, draft->row->metric) : NULL;
     } else {
         const struct butler_metric_list *list = draft->engine ? draft->engine->plugins : NULL;
         for (int i = 0; list && i < list->n; i++)
@@ -563,7 +538,7 @@ static int check_vatp(const struct draft *draft)
         return fail(draft, "+vatp weighs tokens before some are chosen; this policy reads everything");
     if (policy->metric->page_scores)
         return fail(draft, "+vatp multiplies a token's score by the norm of its value; this metric scores pages");
-    if (!is_attention(policy->metric) && policy->metric != &butler_metric_key_norm)
+    if (policy->metric->weighing == BUTLER_WEIGH_NOTHING)
         return fail(draft, "+vatp multiplies attention by the norm of the value; %s is no attention", policy->metric->name);
     return 0;
 }
@@ -672,6 +647,7 @@ static int check_model(struct draft *draft)
     policy->unit = page >= 0 ? (int)policy->values[page] : 1;
     const int normalise = policy->metric && policy->metric->predictor ? find_param(policy->metric, "normalise") : -1;
     policy->normalise = normalise >= 0 ? (enum butler_normalise)(int)policy->values[normalise] : BUTLER_NORMALISE_SOFTMAX;
+    policy->guided = policy->metric && policy->metric->guided;
     if (policy->metric && policy->metric->page_scores) {
         size_t bytes = 0;
         policy->metric->record(&shape, policy->values, &policy->unit, &bytes);
@@ -729,9 +705,9 @@ static int write_text(struct draft *draft)
         const struct butler_param *params = k == K_DENSE && policy->metric ? policy->metric->params : NULL;
         for (int i = 0; params && params[i].name; i++) {
             char value[40];
-            const struct param_rule *rule = find_rule(policy->metric, params[i].name);
-            if (rule->words[0])
-                snprintf(value, sizeof value, "%s", rule->words[(int)policy->values[i]]);
+            const struct butler_param_form *form = form_of(policy->metric, i);
+            if (form->words[0])
+                snprintf(value, sizeof value, "%s", form->words[(int)policy->values[i]]);
             else
                 write_number(value, sizeof value, policy->values[i]);
             write_item(text, max, &n_items, params[i].name, value);

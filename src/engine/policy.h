@@ -44,12 +44,15 @@ struct butler_policy {
     enum butler_value_norm value_norm; /* vatp: scores are multiplied by this norm of the token's value */
     bool fused;                        /* score, select, gather and attend in one pass (tinyserve) */
     int scan;                          /* one_bit: scores pages worth so many times the budget, chosen by their bounds; 0: all */
-    bool guided;                       /* of a session that drafts: see butler_policy_is_guided */
-    int every;                         /* retrieve: steps from one selection of a layer to its next; 1: each selects */
-    double stop_entropy;               /* nats; < 0: never stops */
-    int stop_after;                    /* tokens decoded before the stopping rule looks */
-    double prune_ratio;                /* softprune: budget = (1 - ratio) of the length; < 0: off */
-    int prune_min;                     /* ... but not fewer tokens than this */
+    /* Its metric observes prompts and the last query of exact spans, and no other decode step: `verified`, and every metric that
+     * observes while its session drafts. Going back to an earlier token undoes nothing of it: some of what was observed may be of
+     * drafts that were wrong, which changes what is drafted next but no text. */
+    bool guided;
+    int every;           /* retrieve: steps from one selection of a layer to its next; 1: each selects */
+    double stop_entropy; /* nats; < 0: never stops */
+    int stop_after;      /* tokens decoded before the stopping rule looks */
+    double prune_ratio;  /* softprune: budget = (1 - ratio) of the length; < 0: off */
+    int prune_min;       /* ... but not fewer tokens than this */
 };
 
 /* engine may be NULL (no plug-ins, and nothing checked that depends on the model). policy may be NULL; on failure
@@ -86,18 +89,10 @@ static inline bool butler_policy_selects_ahead(const struct butler_policy *polic
            (shape->group == 1 || butler_policy_scores_mean(policy, shape));
 }
 
-/* Whether its metric observes prompts and the last query of exact spans, and no other decode step: `verified`, and every metric
- * that observes while its session drafts. Going back to an earlier token undoes nothing of it: some of what was observed may be of
- * drafts that were wrong, which changes what is drafted next but no text. */
-static inline bool butler_policy_is_guided(const struct butler_policy *policy)
-{
-    return policy->guided || policy->metric == &butler_metric_verified;
-}
-
 /* How many of the latest queries its metric observes: in prompts, and while decoding. */
 static inline int butler_policy_observes(const struct butler_policy *policy, bool decode)
 {
-    const bool prompts_only = butler_policy_is_guided(policy) || (policy->method == BUTLER_EVICT && policy->evict_at_prefill_only);
+    const bool prompts_only = policy->guided || (policy->method == BUTLER_EVICT && policy->evict_at_prefill_only);
     return policy->metric && policy->metric->attention_window && !(decode && prompts_only)
                ? policy->metric->attention_window(policy->values)
                : 0;
@@ -107,7 +102,7 @@ static inline int butler_policy_observes(const struct butler_policy *policy, boo
 static inline bool butler_policy_scores_prompts_only(const struct butler_policy *policy)
 {
     return butler_policy_observes(policy, false) > 0 && butler_policy_observes(policy, true) == 0 && !policy->metric->append &&
-           !butler_policy_is_guided(policy);
+           !policy->guided;
 }
 
 /* Whether it evicts by the tokens' places alone: nothing is scored, the newest fill the budget. */
@@ -131,7 +126,7 @@ struct butler_limits {
 };
 struct butler_limits butler_policy_limits(const struct butler_policy *policy, int layer, int n_layers, int n);
 
-/* scan=: how many pages of BUTLER_ONE_BIT_PAGE tokens are scored in a head with n slots of a layer with these limits: those with
+/* scan=: how many pages of the metric's scan are scored in a head with n slots of a layer with these limits: those with
  * sinks or recent tokens, and as many as scan times the rest of the budget fills. 0: every token is scored. */
 int butler_policy_scan_pages(const struct butler_policy *policy, const struct butler_limits *limits, int n);
 

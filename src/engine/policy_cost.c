@@ -9,6 +9,7 @@
 struct head_records {
     int n_slots; /* that a record covers; 0: keeps nothing */
     size_t n_bytes;
+    size_t state_bytes; /* beside the records */
 };
 
 static uint64_t records_of(const struct head_records *records, int n)
@@ -25,9 +26,11 @@ static uint64_t metric_step(const struct butler_policy *policy, const struct but
     const int n_pages = butler_policy_scan_pages(policy, limits, n);
     uint64_t bytes = 0;
     if (scores && n_pages > 0)
-        bytes += butler_one_bit_scan_bytes(shape->head_dim, BUTLER_CEIL_DIV(n, BUTLER_ONE_BIT_PAGE), n_pages);
+        bytes += metric->scan->bytes(shape->head_dim, BUTLER_CEIL_DIV(n, metric->scan->page_slots), n_pages);
     else if (scores)
         bytes += metric->score_bytes ? metric->score_bytes(shape, policy->values, n) : records_of(records, n);
+    if (scores)
+        bytes += records->state_bytes;
     if (scores && metric->reads_keys && records->n_slots == 0)
         bytes += (uint64_t)n * row_bytes;
     if (policy->value_norm != BUTLER_NORM_NONE) /* read with the scores; and the new value, for its norm */
@@ -54,6 +57,8 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
     cost->kv_memory += heads * (uint64_t)held * pair;
     cost->prompt_memory += heads * ((uint64_t)BUTLER_MIN(cut, dense) * pair + records_of(records, cut) +
                                     (policy->value_norm != BUTLER_NORM_NONE ? (uint64_t)cut * sizeof(float) : 0));
+    cost->metric_memory += heads * records->state_bytes;
+    cost->prompt_memory += heads * records->state_bytes;
     if (records->n_slots > 0 && !butler_policy_scores_prompts_only(policy))
         cost->metric_memory += heads * records_of(records, applies ? held : n); /* one for every token that the layer has seen */
     if (policy->value_norm != BUTLER_NORM_NONE)
@@ -82,7 +87,7 @@ int butler_policy_estimate(const struct butler_engine *engine, const char *text,
     const size_t row_bytes = butler_kv_row_bytes(type, hp->head_dim);
     struct butler_metric_shape shape = {
         hp->n_layers, hp->n_heads, hp->n_kv_heads, hp->head_dim, hp->n_heads / hp->n_kv_heads, 0, 0, 0};
-    struct head_records records = {0, 0};
+    struct head_records records = {0, 0, 0};
     int rc = butler_policy_parse(engine, text, &policy, err);
     if (rc < 0)
         return rc;
@@ -97,6 +102,8 @@ int butler_policy_estimate(const struct butler_engine *engine, const char *text,
         shape.predicted_keys = predictor->sizes.n_key_heads / predictor->sizes.n_kv_heads;
     }
     if (metric && (rc = butler_metric_record(metric, &shape, policy.values, &records.n_slots, &records.n_bytes, err)) < 0)
+        return rc;
+    if (metric && (rc = butler_metric_state(metric, &shape, policy.values, &records.state_bytes, err)) < 0)
         return rc;
     *cost = (struct butler_policy_cost){.budget_known = policy.budget_kind != BUTLER_BUDGET_MASS,
                                         .evicts_prompts_only = policy.method == BUTLER_EVICT && policy.evict_at_prefill_only};
@@ -130,6 +137,7 @@ const char *butler_policy_paper(const char *name)
         {"layer0", "Akhauri et al., TokenButler: Token Importance is Predictable, arXiv 2503.07518, figure 9"},
         {"prevlayer", "Akhauri et al., TokenButler: Token Importance is Predictable, arXiv 2503.07518, figure 9"},
         {"knorm", "Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv 2406.11430"},
+        {"keydiff", "Park et al., KeyDiff: Key Similarity-Based KV Cache Eviction, arXiv 2504.15364"},
         {"entropystop", "Liu and Yu, TinyServe, arXiv 2509.12211"},
     };
     for (int i = 0; name && i < BUTLER_COUNT(papers); i++)

@@ -51,11 +51,13 @@ struct butler_limits butler_policy_limits(const struct butler_policy *policy, in
 
 int butler_policy_scan_pages(const struct butler_policy *policy, const struct butler_limits *limits, int n)
 {
-    const int page = BUTLER_ONE_BIT_PAGE, n_all = BUTLER_CEIL_DIV(n, page);
+    if (policy->scan == 0)
+        return 0;
+    const int page = policy->metric->scan->page_slots, n_all = BUTLER_CEIL_DIV(n, page);
     const int n_kept = BUTLER_CEIL_DIV(limits->sinks, page) + n_all - BUTLER_MAX(n - limits->recent, 0) / page;
     const int64_t tokens = (int64_t)policy->scan * (limits->budget - limits->sinks - limits->recent);
     const int64_t n_pages = n_kept + BUTLER_CEIL_DIV(tokens, page);
-    return policy->scan > 0 && n_pages < n_all ? (int)n_pages : 0;
+    return n_pages < n_all ? (int)n_pages : 0;
 }
 
 bool butler_policy_covers(const struct butler_policy *policy, int layer, int n_layers, int n)

@@ -6,7 +6,7 @@
 
 struct butler_policy_row {
     const char *name;
-    const struct butler_metric *metric; /* NULL: dense */
+    const char *metric; /* its name; NULL: dense */
     const char *summary;
     const char *text;  /* canonical policy string; the text after its colon has the defaults */
     const char *paper; /* what preset=paper and preset=code change of the defaults; NULL: nothing */

@@ -66,6 +66,8 @@ static int write_head(struct butler_writer *writer, const struct butler_kv *kv, 
     if (code == 0 && kv->record_slots > 0 && !kv->records_off)
         code =
             write_device(writer, kv->backend, head->records, (size_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes, err);
+    if (code == 0 && head->state)
+        code = write_device(writer, kv->backend, head->state, kv->state_bytes, err);
     return code;
 }
 
@@ -330,6 +332,11 @@ static int read_head(struct cursor *cursor, const struct butler_session *session
         if (!(from = take(cursor, bytes, "the records of a head", err)))
             return BUTLER_ERROR_FORMAT;
         kv->backend->upload(kv->backend, head->records, from, bytes);
+    }
+    if (head->state) {
+        if (!(from = take(cursor, kv->state_bytes, "the state of a head", err)))
+            return BUTLER_ERROR_FORMAT;
+        kv->backend->upload(kv->backend, head->state, from, kv->state_bytes);
     }
     return 0;
 }

@@ -24,6 +24,8 @@ static void share_layer(struct butler_kv *to, struct butler_kv *from, int layer,
         if (records && n > 0 && from->record_slots > 0 && !from->records_off)
             backend->copy(backend, head->records, source->records,
                           (size_t)BUTLER_CEIL_DIV(n, from->record_slots) * from->record_bytes);
+        if (records && head->state)
+            backend->copy(backend, head->state, source->state, from->state_bytes);
     }
 }
 
@@ -173,8 +175,12 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
         butler_kv_truncate(&session->predict->kv, 0, n);
     /* A record that covers slots on both sides is made anew from the keys. Version 1 of the predictor has keys of its own, each in
      * its place in the record, where the next tokens overwrite those that are gone. */
-    if (n > 0 && session->kv.record_slots > 1 && session->policy.metric->predictor != 1)
+    if (n > 0 && session->kv.record_slots > 1 && session->policy.metric->predictor != 1 && !session->kv.states)
         butler_session_summarise(session, butler_kv_record_start(&session->kv, n), n);
+    for (int l = 0; l < session->kv.n_layers; l++)
+        butler_kv_zero_states(&session->kv, l);
+    if (session->kv.states)
+        butler_session_summarise(session, 0, n);
     session->selection.ahead_end = 0;
     session->n_decoded = BUTLER_MAX(session->n_decoded - (session->n_past - n), 0);
     session->n_past = n;

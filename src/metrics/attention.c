@@ -15,6 +15,8 @@ static const struct butler_param params[] = {
     {"half_life", 0, 0, 1e6, "queries after which a weight counts half; 0: always whole"},
     {NULL, 0, 0, 0, NULL},
 };
+/* In their order. */
+static const struct butler_param_form forms[] = {{1, {NULL}}, {0, {NULL}}};
 
 static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
 {
@@ -51,8 +53,8 @@ static void observe(const struct butler_metric_shape *shape, const double *value
 
 /* Sums are added to a chunk of slots at a time, each head's beside one another: a record has those of all heads. A slot's sum is
  * added to in the order of the queries, so it does not depend on how a prompt is cut into blocks. */
-void butler_attention_observe_block(const struct butler_metric_shape *shape, const double *values,
-                                    const struct butler_head_view *view, const struct butler_block_weights *block)
+static void observe_block(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                          const struct butler_block_weights *block)
 {
     const int group = shape->group, n_slots = block->n_seen + block->n_queries - 1;
     const float decay = decay_of(values);
@@ -101,8 +103,10 @@ const struct butler_metric butler_metric_attention = {
     .summary = "attention received from every query so far",
     .scale = BUTLER_SCORE_WEIGHT,
     .params = params,
+    .forms = forms,
     .record = record,
     .attention_window = attention_window,
     .observe = observe,
+    .observe_block = observe_block,
     .score = score,
 };

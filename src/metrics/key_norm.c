@@ -37,6 +37,7 @@ const struct butler_metric butler_metric_key_norm = {
     .scale = BUTLER_SCORE_WEIGHT,
     .query_free = true,
     .reads_keys = true,
+    .weighing = BUTLER_WEIGH_INVERSE,
     .record = record,
     .append = append,
     .score = score,

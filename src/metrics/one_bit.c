@@ -12,7 +12,7 @@
 #include "kernels/kernels.h"
 #include "engine/metric.h"
 
-enum { TOKENS = BUTLER_ONE_BIT_PAGE };
+enum { TOKENS = 32 };
 #define QUERIES 16 /* query heads per call for a partly covered record */
 
 static const struct butler_param params[] = {
@@ -20,6 +20,8 @@ static const struct butler_param params[] = {
     {"page", 1, 1, 1024, "adjacent tokens that are selected together, by the highest of their scores"},
     {NULL, 0, 0, 0, NULL},
 };
+/* In their order. */
+static const struct butler_param_form forms[] = {{32, {NULL}}, {1, {NULL}}};
 
 static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
 {
@@ -137,23 +139,20 @@ static void score(const struct butler_metric_shape *shape, const double *values,
     }
 }
 
-uint64_t butler_one_bit_scan_bytes(int head_dim, int n_bounds, int n_pages)
+static uint64_t scan_bytes(int head_dim, int n_bounds, int n_pages)
 {
     return (uint64_t)n_bounds * butler_one_bit_bounds_bytes(head_dim) + (uint64_t)n_pages * butler_one_bit_bytes(head_dim);
 }
 
-void butler_one_bit_bounds(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out,
-                           size_t stride)
+static void bounds(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out, size_t stride)
 {
     const size_t bytes = butler_one_bit_bytes(view->head_dim);
     butler_view_kernels(view)->one_bit_bounds(out, stride, q, n_q, butler_view_record(view, first), bytes, n, view->head_dim);
-    if (view->bytes)
-        *view->bytes += butler_one_bit_scan_bytes(view->head_dim, n, 0);
 }
 
 /* Records are copied side by side first: a call of the kernel for each would make integers of the queries every time. */
-void butler_one_bit_score_pages(const struct butler_head_view *view, const float *q, int n_q, const uint32_t *pages, int n,
-                                float *out, size_t stride)
+static void score_pages(const struct butler_head_view *view, const float *q, int n_q, const uint32_t *pages, int n, float *out,
+                        size_t stride)
 {
     unsigned char records[1 << 15];
     const size_t bytes = butler_one_bit_bytes(view->head_dim);
@@ -164,9 +163,11 @@ void butler_one_bit_score_pages(const struct butler_head_view *view, const float
             memcpy(records + (size_t)i * bytes, butler_view_record(view, (int)pages[first + i]), bytes);
         butler_view_kernels(view)->one_bit(out + (size_t)first * TOKENS, stride, q, n_q, records, bytes, m, view->head_dim);
     }
-    if (view->bytes)
-        *view->bytes += butler_one_bit_scan_bytes(view->head_dim, 0, n);
 }
+
+/* A record's tokens are a page, whose bounds its lowest keys and ranges are. */
+static const struct butler_metric_scan scan = {
+    .page_slots = TOKENS, .bounds = bounds, .score_pages = score_pages, .bytes = scan_bytes};
 
 const struct butler_metric butler_metric_one_bit = {
     .name = "one_bit",
@@ -174,7 +175,9 @@ const struct butler_metric butler_metric_one_bit = {
     .scale = BUTLER_SCORE_LOGIT,
     .reads_keys = true,
     .params = params,
+    .forms = forms,
     .record = record,
     .append = append,
     .score = score,
+    .scan = &scan,
 };

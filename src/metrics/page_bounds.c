@@ -1,18 +1,24 @@
 /* Page bounds (Quest, arXiv 2406.10774; TinyServe, arXiv 2509.12211, eq. 2): per page and channel the maximum M and minimum m
  * of the keys. The score is an upper bound of q.k over all keys in that box: sum_d max(q_d M_d, q_d m_d). `bound=max` takes
  * the maximum over d instead of the sum (FIER, eq. 3). A record is {half M[head_dim], half m[head_dim]}, as the kernels
- * expect.
+ * expect. `bounds=deviation` keeps mean + deviation and mean - deviation of the keys in their place (page_stats.c, std=1): what the
+ * kernel then gives is no bound but what keys of the page are expected to reach, and one outlier does not widen the page for every
+ * query.
  *
  * A page's bounds are always computed anew from its keys: a box that was only ever widened would keep the marks of tokens
  * that are gone. */
 #include "kernels/kernels.h"
 #include "engine/metric.h"
+#include "metrics/page_deviation.h"
 
 static const struct butler_param params[] = {
     {"page", 16, 1, 1024, "tokens per page"},
     {"bound", 0, 0, 1, "sum or max over channels"},
+    {"bounds", 0, 0, 1, "box: lowest and highest key of a channel; deviation: their mean and standard deviation"},
     {NULL, 0, 0, 0, NULL},
 };
+/* In their order. */
+static const struct butler_param_form forms[] = {{1, {NULL}}, {1, {"sum", "max"}}, {1, {"box", "deviation"}}};
 
 static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
 {
@@ -33,6 +39,10 @@ static void append(const struct butler_metric_shape *shape, const double *values
     float max[BUTLER_METRIC_MAX_HEAD_DIM], min[BUTLER_METRIC_MAX_HEAD_DIM], key[BUTLER_METRIC_MAX_HEAD_DIM];
     for (int r = first / page; r * page < first + n; r++) {
         int end = BUTLER_MIN((r + 1) * page, n_slots);
+        if (values[2] != 0) {
+            butler_page_deviation(view, dim, r * page, end - r * page, 1, butler_view_record(view, r));
+            continue;
+        }
         butler_view_key(view, r * page, max);
         for (int d = 0; d < dim; d++)
             min[d] = max[d];
@@ -67,6 +77,8 @@ const struct butler_metric butler_metric_page_bounds = {
     .page_scores = true,
     .reads_keys = true,
     .params = params,
+    .forms = forms,
+    .fuses = true,
     .record = record,
     .append = append,
     .score = score,

@@ -25,6 +25,8 @@ static const struct butler_param params[] = {
     {"pool", 1, 0, 1, "avg or max"},
     {NULL, 0, 0, 0, NULL},
 };
+/* In their order. */
+static const struct butler_param_form forms[] = {{1, {NULL}}, {2, {NULL}}, {1, {"avg", "max"}}};
 
 #define ONE 16777216.0f /* 2^24 units */
 /* Prefetch distance in records. Records are long, and a step touches two cache lines of each: the hardware does not prefetch
@@ -169,6 +171,7 @@ const struct butler_metric butler_metric_pooled = {
     .summary = "attention of the last w queries, pooled over adjacent positions",
     .scale = BUTLER_SCORE_WEIGHT,
     .params = params,
+    .forms = forms,
     .record = record,
     .attention_window = attention_window,
     .observe = observe,

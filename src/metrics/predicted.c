@@ -22,6 +22,8 @@ static const struct butler_param params[] = {
      "deviations from the head's mean"},
     {NULL, 0, 0, 0, NULL},
 };
+/* In their order. */
+static const struct butler_param_form forms[] = {{1, {"int4", "int8", "f16"}}, {1, {NULL}}, {1, {"softmax", "zscore"}}};
 
 /* Bits per channel. */
 static int bits_of(const double *values)
@@ -274,6 +276,7 @@ const struct butler_metric butler_metric_predicted = {
     .summary = "q.k as predicted at the first layer",
     .scale = BUTLER_SCORE_LOGIT,
     .params = params,
+    .forms = forms,
     .record = record,
     .append = append,
     .score = score,
@@ -288,6 +291,7 @@ const struct butler_metric butler_metric_predicted2 = {
     .scale = BUTLER_SCORE_LOGIT,
     .reads_keys = true,
     .params = params,
+    .forms = forms,
     .record = record,
     .append = append2,
     .score = score,

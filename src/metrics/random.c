@@ -25,5 +25,6 @@ const struct butler_metric butler_metric_random = {
     .name = "random",
     .summary = "a random number",
     .scale = BUTLER_SCORE_WEIGHT,
+    .weighing = BUTLER_WEIGH_NOTHING,
     .score = score,
 };

@@ -16,5 +16,6 @@ const struct butler_metric butler_metric_recency = {
     .scale = BUTLER_SCORE_WEIGHT,
     .query_free = true,
     .by_position = true,
+    .weighing = BUTLER_WEIGH_NOTHING,
     .score = score,
 };

@@ -49,6 +49,7 @@ const struct butler_metric butler_metric_verified = {
     .summary = "attention received from the latest exact check",
     .scale = BUTLER_SCORE_WEIGHT,
     .query_free = true,
+    .guided = true,
     .params = params,
     .record = record,
     .attention_window = attention_window,

@@ -1,4 +1,4 @@
-/* A metric's view of one head of the cache, on the CPU: the functions butler_view_* of butler.h, over rows in memory. */
+/* A metric's view of one head of the cache: the functions butler_view_* of butler.h, over rows in memory of the CPU. */
 #include "engine/metric.h"
 #include "kernels/kernels.h"
 
@@ -46,6 +46,11 @@ size_t butler_view_row_bytes(const struct butler_head_view *view)
 void *butler_view_record(const struct butler_head_view *view, int record)
 {
     return !view ? NULL : view->records + (size_t)record * view->record_bytes;
+}
+
+void *butler_view_state(const struct butler_head_view *view)
+{
+    return view ? view->state : NULL;
 }
 
 static void count_rows(const struct butler_head_view *view, int n)

@@ -121,12 +121,15 @@ static const struct butler_param params[] = {
     {"window", 400, 1, 65536, "latest queries that count, besides the newest"},
     {NULL, 0, 0, 0, NULL},
 };
+/* In their order. */
+static const struct butler_param_form forms[] = {{1, {NULL}}};
 
 const struct butler_metric butler_metric_windowed = {
     .name = "windowed",
     .summary = "attention received from the last w + 1 queries",
     .scale = BUTLER_SCORE_WEIGHT,
     .params = params,
+    .forms = forms,
     .record = record,
     .attention_window = attention_window,
     .observe = observe,
