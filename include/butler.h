@@ -350,9 +350,10 @@ struct butler_session *butler_session_fork(struct butler_session *session, struc
  * empties every session, also one that has failed. */
 int butler_session_truncate(struct butler_session *session, int n, struct butler_error *err);
 
-/* Gives an empty session the longest beginning of ids[n] that the engine's prefix cache knows (at least 8 tokens, always less than
- * n). Returns how many tokens it has then: the rest is to be run, with prompt_end n. What prompts read is kept for later
- * ones. 0 under policies whose state after a prompt depends on all its queries (h2o, softprune, prefill=evict). */
+/* Gives an empty session the longest beginning of ids[n] that the engine's prefix cache or the session's library knows (at least 8
+ * tokens, always less than n). Returns how many tokens it has then: the rest is to be run, with prompt_end n. What prompts read is
+ * kept for later ones. 0 under policies whose state after a prompt depends on all its queries (h2o, softprune, prefill=evict). What
+ * the session computes then has the same bits as if it had read all itself. */
 int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err);
 /* Sessions share beginnings only with those of the same salt; 0 at first, also after a restore (a fork has its parent's). So who
  * can measure what a prompt costs learns nothing about prompts under another salt. To be set before a prompt is looked up or read.
@@ -360,6 +361,13 @@ int butler_session_adopt_prefix(struct butler_session *session, const int32_t *i
 int butler_session_set_prefix_salt(struct butler_session *session, uint64_t salt, struct butler_error *err);
 /* What butler_session_adopt_prefix would return now; nothing changes. */
 int butler_session_find_prefix(const struct butler_session *session, const int32_t *ids, int n, struct butler_error *err);
+
+/* From now on butler_session_adopt_prefix also looks in the library, and what the session reads as a prompt is kept there while it
+ * is read: after every pass, and where it is cancelled. salt: texts are found only by sessions with the same one; NULL: none.
+ * library NULL: no longer. The library must outlive the session; forks and copies have none. */
+struct butler_library;
+int butler_session_use_library(struct butler_session *session, struct butler_library *library, const char *salt,
+                               struct butler_error *err);
 
 /* Logits [n_vocab] after the last token, owned by the session, valid until the next call. NULL before the first. */
 const float *butler_logits(const struct butler_session *session);
@@ -408,6 +416,9 @@ struct butler_stats {
     /* Of butler_draft_step. n_decode counts the tokens that stayed; bytes and decode_s have drafts and checks in them. */
     uint64_t n_checks, n_drafted, n_accepted; /* exact passes of drafts; drafts checked; drafts that were the text's next tokens */
     double draft_s, check_s;                  /* wall time inside decode_s */
+    /* Of butler_session_adopt_prefix: tokens that were in memory; that the library had, and the time to load them. */
+    uint64_t n_shared, n_library;
+    double library_s;
 };
 
 void butler_session_stats(const struct butler_session *session, struct butler_stats *stats);
@@ -542,6 +553,69 @@ int butler_draft_step(struct butler_draft *draft, struct butler_sampler *sampler
  * would be if it had been given max_ids = n (0: the session holds id, nothing is drawn behind it). For a text that ends between
  * them. Once for a step; neither may have been used since. */
 int butler_draft_keep(struct butler_draft *draft, struct butler_sampler *sampler, int n, struct butler_error *err);
+
+/* ----------------------------------------------------------------------------------------------- library
+ *
+ * A folder with the keys and values of texts that were read, in files of up to 256 tokens each, so that a text that was read once is
+ * never read again: not by another session or process, under another policy, with another end or in another context. A file is found
+ * by the model's fingerprint, the KV type, the kernels, and the tokens up to its last one. Several processes may use a folder. All
+ * that is read from it is compared with checksums; what is damaged counts as absent.
+ *
+ * Used by one thread at a time, the one that runs the sessions that use it. */
+
+/* Told in a sentence what the library could not do, where its caller goes on without: a file that is damaged, a full disk. */
+typedef void butler_library_note_fn(void *user, const char *message);
+
+struct butler_library_params {
+    size_t struct_size; /* 0 or sizeof(struct butler_library_params) */
+    const char *folder; /* made if need be, for the user alone */
+    uint64_t max_bytes; /* most bytes of its files; what was used longest ago goes first. 0: a tenth of the disk's free bytes */
+    butler_library_note_fn *note; /* or NULL */
+    void *user;
+};
+
+/* NULL on failure: BUTLER_ERROR_IO where the folder cannot be made or written to. */
+struct butler_library *butler_library_open(const struct butler_library_params *params, struct butler_error *err);
+void butler_library_free(struct butler_library *library);
+
+struct butler_library_info {
+    const char *folder; /* the library's */
+    uint64_t max_bytes, bytes;
+    uint64_t bytes_read, bytes_written; /* by this process */
+    int n_damaged;                      /* files that could not be used */
+};
+
+void butler_library_get_info(const struct butler_library *library, struct butler_library_info *info);
+
+/* A text of the library: all its files up to one that no other goes on from. */
+struct butler_library_entry {
+    char id[33];                /* names it: the hash of its tokens */
+    char model[64];             /* general.name of its model, or "" */
+    char isa[16];               /* kernels that made the rows, and can use them */
+    char text[160];             /* how it begins */
+    char end[160];              /* how its last block begins */
+    uint64_t model_fingerprint; /* of butler_model_fingerprint */
+    int kv_type;                /* enum butler_kv_type */
+    int n_tokens;
+    uint64_t bytes;  /* of its files */
+    uint64_t shared; /* of these bytes, those of files that other texts have, too */
+    int64_t used;    /* seconds since 1970: when it was last read or written */
+    bool broken;     /* a file of its beginning is gone: what is behind it cannot be used */
+};
+
+/* false: stop. */
+typedef bool butler_library_entry_fn(void *user, const struct butler_library_entry *entry);
+
+/* All texts, the latest used first. Returns their number or a negative code. */
+int butler_library_list(struct butler_library *library, butler_library_entry_fn *fn, void *user, struct butler_error *err);
+/* Removes the texts whose id begins with `id` (NULL: all), but what other texts share. Returns the number of texts;
+ * BUTLER_ERROR_ARGUMENT where none is named so. */
+int butler_library_remove(struct butler_library *library, const char *id, struct butler_error *err);
+/* Reads every file and compares it with its checksums; damaged ones, and those whose beginning is gone, are removed, after a note
+ * for each. Returns how many. */
+int butler_library_verify(struct butler_library *library, struct butler_error *err);
+/* Copies the files of the one text whose id begins with `id` into the library `to`. Returns the number of files. */
+int butler_library_export(struct butler_library *library, const char *id, struct butler_library *to, struct butler_error *err);
 
 /* ---------------------------------------------------------------------------------------------- policies */
 

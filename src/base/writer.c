@@ -136,7 +136,7 @@ int butler_writer_open(struct butler_writer *writer, const char *path, int flags
     const mode_t mode = flags & BUTLER_WRITER_PRIVATE ? 0600 : 0666;
     struct stat st;
     int fd = -1, code;
-    *writer = (struct butler_writer){0};
+    *writer = (struct butler_writer){.unsynced = flags & BUTLER_WRITER_UNSYNCED};
     /* rename() would replace a device such as /dev/null by a plain file. */
     if (stat(path, &st) == 0 && butler_require_file(path, st.st_mode, err) < 0)
         return BUTLER_ERROR_IO;
@@ -256,7 +256,8 @@ int butler_writer_commit(struct butler_writer *writer, struct butler_error *err)
     if (code < 0)
         goto done;
     if (fflush(writer->file) != 0 ||
-        (!writer->borrowed && (fsync(fd) != 0 || (!writer->temporary && name_unnamed(writer, fd) != 0)))) {
+        (!writer->borrowed &&
+         ((!writer->unsynced && fsync(fd) != 0) || (!writer->temporary && name_unnamed(writer, fd) != 0)))) {
         code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot write %llu bytes: %s", writer->path,
                            (unsigned long long)writer->n_written, strerror(errno));
         goto done;
@@ -270,7 +271,7 @@ int butler_writer_commit(struct butler_writer *writer, struct butler_error *err)
     }
     free(writer->temporary);
     writer->temporary = NULL;
-    if (sync_folder(writer->path) != 0)
+    if (!writer->unsynced && sync_folder(writer->path) != 0)
         code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot sync its folder: %s", writer->path, strerror(errno));
 done:
     butler_writer_abort(writer);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "engine/library.h"
 #include "engine/session.h"
 
 enum {
@@ -140,9 +141,7 @@ static struct block *closest(struct butler_prefix *prefix, uint64_t kind, struct
     return best;
 }
 
-/* How many of a prompt's n tokens may come from the cache under this policy: the metric must not have observed any of their
- * queries, and nothing may have been cut while they were read. */
-static int shareable(const struct butler_session *session, int n)
+int butler_prefix_shareable(const struct butler_session *session, int n)
 {
     const struct butler_policy *policy = &session->policy;
     const struct butler_metric *metric = policy->metric;
@@ -216,10 +215,11 @@ static int check_empty(const struct butler_session *session, struct butler_error
     return 0;
 }
 
-/* The blocks of a beginning, one after the other: the one after `block`, or NULL. *n_found: tokens up to and with it. */
-static struct block *next_block(const struct butler_session *session, struct block *block, const int32_t *ids, int n, int *n_found)
+/* The blocks of a beginning of at most `most` tokens, one after the other: the one after `block`, or NULL. *n_found: tokens up to
+ * and with it. */
+static struct block *next_block(const struct butler_session *session, struct block *block, const int32_t *ids, int most,
+                                int *n_found)
 {
-    const int most = shareable(session, BUTLER_MIN(n, session->n_ctx));
     int n_same;
     if (!session->engine->prefix || *n_found % TOKENS != 0)
         return NULL;
@@ -228,6 +228,16 @@ static struct block *next_block(const struct butler_session *session, struct blo
         return NULL;
     *n_found += n_same;
     return block;
+}
+
+/* How many tokens of ids, of at most `most`, are in memory. */
+static int find(const struct butler_session *session, const int32_t *ids, int most)
+{
+    struct block *block = NULL;
+    int n_found = 0;
+    while ((block = next_block(session, block, ids, most, &n_found)))
+        continue;
+    return n_found;
 }
 
 int butler_session_set_prefix_salt(struct butler_session *session, uint64_t salt, struct butler_error *err)
@@ -240,35 +250,45 @@ int butler_session_set_prefix_salt(struct butler_session *session, uint64_t salt
 
 int butler_session_find_prefix(const struct butler_session *session, const int32_t *ids, int n, struct butler_error *err)
 {
-    struct block *block = NULL;
-    int n_found = 0;
     if (BUTLER_IS_NULL(session, err) || (n > 0 && BUTLER_IS_NULL(ids, err)) || check_empty(session, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
-    while ((block = next_block(session, block, ids, n, &n_found)))
-        continue;
-    return n_found;
+    const int most = butler_prefix_shareable(session, BUTLER_MIN(n, session->n_ctx));
+    const int n_memory = find(session, ids, most), n_disk = butler_shelf_find(session, ids, most);
+    return BUTLER_MAX(n_memory, n_disk);
+}
+
+/* The first `most` tokens of ids from memory, which has them. */
+static void share(struct butler_session *session, const int32_t *ids, int most)
+{
+    struct butler_prefix *prefix = session->engine->prefix;
+    struct block *block = NULL;
+    int n = 0;
+    while (n < most && (block = next_block(session, block, ids, most, &n))) {
+        for (int h = 0; h < block->n_extents; h++)
+            butler_kv_join(&session->kv, &session->kv.heads[h], block->extents[h], n - session->kv.heads[h].n_slots);
+        use(prefix, block);
+    }
+    prefix->stats.hits++;
+    prefix->stats.tokens += (uint64_t)n;
+    session->stats.n_shared += (uint64_t)n;
 }
 
 int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err)
 {
     if (BUTLER_IS_NULL(session, err) || (n > 0 && BUTLER_IS_NULL(ids, err)) || check_empty(session, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
-    struct butler_prefix *prefix = session->engine->prefix;
-    struct butler_kv *kv = &session->kv;
-    struct block *block = NULL;
-    int n_found = 0;
-    if (!prefix)
-        return 0;
-    prefix->stats.lookups++;
-    while ((block = next_block(session, block, ids, n, &n_found))) {
-        for (int h = 0; h < block->n_extents; h++)
-            butler_kv_join(kv, &kv->heads[h], block->extents[h], n_found - kv->heads[h].n_slots);
-        use(prefix, block);
-    }
+    const int most = butler_prefix_shareable(session, BUTLER_MIN(n, session->n_ctx));
+    int n_memory = find(session, ids, most), n_found;
+    const int n_disk = n_memory < most ? butler_shelf_find(session, ids, most) : 0;
+    if (session->engine->prefix)
+        session->engine->prefix->stats.lookups++;
+    if (n_disk > n_memory)
+        n_memory -= n_memory % BUTLER_BLOCK_MOST; /* from there on the library's blocks */
+    if (n_memory > 0)
+        share(session, ids, n_memory);
+    n_found = n_disk > n_memory ? butler_shelf_load(session, ids, most, n_memory) : n_memory;
     if (n_found == 0)
         return 0;
-    prefix->stats.hits++;
-    prefix->stats.tokens += (uint64_t)n_found;
     memcpy(session->tokens, ids, (size_t)n_found * sizeof *ids);
     session->n_past = session->n_dense = n_found;
     butler_session_summarise(session, 0, n_found);

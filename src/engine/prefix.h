@@ -22,6 +22,10 @@ void butler_prefix_free(struct butler_prefix *prefix); /* gives its pages back; 
  * `whole`, the prompt is complete, its last tokens too. Where memory is short it keeps fewer. */
 void butler_prefix_add(struct butler_prefix *prefix, struct butler_session *session, bool whole);
 
+/* How many of a prompt's n tokens may come from a cache under this policy: the metric must not have observed any of their
+ * queries, and nothing may have been cut while they were read. */
+int butler_prefix_shareable(const struct butler_session *session, int n);
+
 struct butler_prefix_stats {
     uint64_t bytes, lookups, hits, tokens;
 };

@@ -3,6 +3,7 @@
  * text. */
 #include <stdlib.h>
 
+#include "engine/library.h"
 #include "engine/prefix.h"
 #include "engine/session.h"
 
@@ -84,6 +85,9 @@ static bool next_part(const struct progress *progress, int room, struct butler_p
     if (policy->prefill_evict)
         part->cut_end = BUTLER_MIN(part->cut_end, (n_past / BUTLER_PREFILL_CUT + 1) * BUTLER_PREFILL_CUT);
     part->n = BUTLER_MIN(BUTLER_MIN(n_left, part->cut_end - n_past), room);
+    const int split = butler_shelf_split(session, span->prompt_end);
+    if (n_past < split)
+        part->n = BUTLER_MIN(part->n, split - n_past);
     part->cuts = n_past + part->n == part->cut_end;
     part->ends_prompt = n_past + part->n == span->prompt_end;
     part->logits = !span->no_logits && part->ends_prompt;
@@ -114,6 +118,7 @@ static bool is_cancelled(struct butler_session *session)
 static void cancel(struct progress *progress)
 {
     progress->ended = true;
+    butler_shelf_feed(progress->span->session, true);
     butler_fail(progress->err, BUTLER_ERROR_CANCELLED, "cancelled after %d of %d tokens", progress->done, progress->span->n);
 }
 
@@ -140,6 +145,8 @@ static void account(struct progress *progress, const struct butler_part *part, d
         session->stats.n_prefill += (uint64_t)part->n;
         if (session->engine->prefix)
             butler_prefix_add(session->engine->prefix, session, part->ends_prompt);
+        butler_shelf_feed(session,
+                          part->ends_prompt || session->n_past == butler_shelf_split(session, progress->span->prompt_end));
         if (session->progress && !session->progress(session->progress_user, progress->done, progress->span->n) && !progress->ended)
             cancel(progress);
     }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/library.h"
 #include "engine/predict.h"
 #include "engine/session.h"
 
@@ -144,6 +145,7 @@ void butler_session_free(struct butler_session *session)
     if (!session)
         return;
     butler_steps_free(session->steps);
+    butler_shelf_free(session->shelf);
     butler_predict_free(session->predict);
     butler_kv_free(&session->kv);
     butler_buffers_free(&session->buffers);

@@ -40,6 +40,7 @@ struct butler_session {
     butler_attention_fn *on_attention;    /* decode steps call it; or NULL */
     void *attention_user;
     struct butler_steps *steps; /* plug-ins; or NULL */
+    struct butler_shelf *shelf; /* of a library (library.h); or NULL */
 
     struct butler_arena arena;     /* host memory: tokens, logits, selection.at */
     struct butler_buffers buffers; /* device memory: selection, rotations, queries */

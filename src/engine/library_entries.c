@@ -1,0 +1,285 @@
+/* The library as its owner sees it: texts that are listed, removed, checked and copied. No model is needed. See library.h. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "engine/library.h"
+
+/* All files of a library as forests of blocks. */
+struct forest {
+    struct butler_library_file *files; /* sorted by kind and id */
+    int n;
+    int *parents;    /* [n] the file before it; -1: there is none */
+    int *n_children; /* [n] */
+    int *n_texts;    /* [n] texts that go through it */
+};
+
+static int by_id(const void *a, const void *b)
+{
+    const struct butler_library_file *x = a, *y = b;
+    const int kinds = strcmp(x->kind, y->kind);
+    if (kinds)
+        return kinds;
+    if (x->id.high != y->id.high)
+        return x->id.high < y->id.high ? -1 : 1;
+    return (x->id.low > y->id.low) - (x->id.low < y->id.low);
+}
+
+static void forest_free(struct forest *forest)
+{
+    free(forest->files);
+    free(forest->parents);
+}
+
+static int forest_make(const struct butler_library *library, struct forest *forest, struct butler_error *err)
+{
+    *forest = (struct forest){0};
+    const int n = butler_library_files(library, NULL, true, &forest->files, err);
+    if (n < 0)
+        return n;
+    forest->n = n;
+    if (!(forest->parents = butler_alloc((size_t)(3 * n + 1) * sizeof *forest->parents, err))) {
+        forest_free(forest);
+        return BUTLER_ERROR_MEMORY;
+    }
+    forest->n_children = forest->parents + n;
+    forest->n_texts = forest->n_children + n;
+    if (n > 0)
+        qsort(forest->files, (size_t)n, sizeof *forest->files, by_id);
+    for (int i = 0; i < n; i++) {
+        struct butler_library_file key = {.id = forest->files[i].parent};
+        memcpy(key.kind, forest->files[i].kind, sizeof key.kind);
+        const struct butler_library_file *parent = bsearch(&key, forest->files, (size_t)n, sizeof key, by_id);
+        forest->parents[i] = parent ? (int)(parent - forest->files) : -1;
+        if (parent)
+            forest->n_children[forest->parents[i]]++;
+    }
+    for (int i = 0; i < n; i++)
+        for (int at = i, depth = 0; forest->n_children[i] == 0 && at >= 0 && depth <= n; at = forest->parents[at], depth++)
+            forest->n_texts[at]++;
+    return 0;
+}
+
+static bool is_text(const struct forest *forest, int i)
+{
+    return forest->n_children[i] == 0;
+}
+
+static void print_id(const struct butler_block_id *id, char out[33])
+{
+    snprintf(out, 33, "%016llx%016llx", (unsigned long long)id->high, (unsigned long long)id->low);
+}
+
+/* The text that ends with file i. False: the file cannot be used. */
+static bool describe(struct butler_library *library, const struct forest *forest, int i, struct butler_library_entry *entry)
+{
+    struct butler_block_file block;
+    int first = i;
+    *entry = (struct butler_library_entry){.used = forest->files[i].used_ns / 1000000000};
+    if (!butler_library_open_block(library, &forest->files[i], &block))
+        return false;
+    print_id(&block.header.id, entry->id);
+    memcpy(entry->model, block.header.model, sizeof entry->model);
+    memcpy(entry->isa, block.header.isa, sizeof entry->isa);
+    memcpy(entry->end, block.header.text, sizeof entry->end);
+    entry->model_fingerprint = block.header.fingerprint;
+    entry->kv_type = block.header.kv_type;
+    entry->n_tokens = block.header.first + block.header.n;
+    butler_block_close(&block);
+    for (int at = i, depth = 0; at >= 0 && depth <= forest->n; first = at, at = forest->parents[at], depth++) {
+        entry->bytes += forest->files[at].bytes;
+        entry->shared += forest->n_texts[at] > 1 ? forest->files[at].bytes : 0;
+    }
+    if (!butler_library_open_block(library, &forest->files[first], &block))
+        return false;
+    entry->broken = block.header.first > 0;
+    memcpy(entry->text, block.header.text, sizeof entry->text);
+    butler_block_close(&block);
+    return true;
+}
+
+static int latest_first(const void *a, const void *b)
+{
+    const int64_t x = ((const struct butler_library_entry *)a)->used, y = ((const struct butler_library_entry *)b)->used;
+    return (x < y) - (x > y);
+}
+
+int butler_library_list(struct butler_library *library, butler_library_entry_fn *fn, void *user, struct butler_error *err)
+{
+    struct forest forest;
+    int n = 0;
+    if (BUTLER_IS_NULL(library, err) || BUTLER_IS_NULL(fn, err))
+        return BUTLER_ERROR_ARGUMENT;
+    const int code = forest_make(library, &forest, err);
+    if (code < 0)
+        return code;
+    struct butler_library_entry *entries = butler_alloc((size_t)(forest.n + 1) * sizeof *entries, err);
+    for (int i = 0; entries && i < forest.n; i++)
+        if (is_text(&forest, i) && describe(library, &forest, i, &entries[n]))
+            n++;
+    if (entries && n > 0)
+        qsort(entries, (size_t)n, sizeof *entries, latest_first);
+    for (int i = 0; entries && i < n; i++)
+        if (!fn(user, &entries[i]))
+            break;
+    forest_free(&forest);
+    const bool failed = !entries;
+    free(entries);
+    return failed ? BUTLER_ERROR_MEMORY : n;
+}
+
+static bool is_named(const struct forest *forest, int i, const char *id)
+{
+    char text[33];
+    print_id(&forest->files[i].id, text);
+    return is_text(forest, i) && (!id || strncmp(text, id, strlen(id)) == 0);
+}
+
+/* Removes the text that ends with file i: its files from the end on, up to the first that another text has. */
+static void remove_text(struct butler_library *library, struct forest *forest, int i)
+{
+    for (int at = i, depth = 0; at >= 0 && depth <= forest->n; at = forest->parents[at], depth++) {
+        if (--forest->n_texts[at] > 0)
+            continue;
+        char *path = butler_library_path(library, forest->files[at].kind, forest->files[at].name);
+        if (path)
+            butler_library_unlink(library, path, forest->files[at].bytes);
+        free(path);
+    }
+}
+
+int butler_library_remove(struct butler_library *library, const char *id, struct butler_error *err)
+{
+    struct forest forest;
+    int n = 0;
+    if (BUTLER_IS_NULL(library, err))
+        return BUTLER_ERROR_ARGUMENT;
+    const int code = forest_make(library, &forest, err);
+    if (code < 0)
+        return code;
+    for (int i = 0; i < forest.n; i++)
+        if (is_named(&forest, i, id)) {
+            remove_text(library, &forest, i);
+            n++;
+        }
+    forest_free(&forest);
+    if (id && n == 0)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: has no text '%s'", library->folder, id);
+    return n;
+}
+
+/* Whether all chunks of the file are as they were written; what is not is removed. */
+static bool check_rows(struct butler_library *library, const struct butler_library_file *file)
+{
+    struct butler_block_file block;
+    struct butler_error err = {0};
+    if (!butler_library_open_block(library, file, &block))
+        return false;
+    int code = butler_library_reserve(library, (size_t)block.header.chunk_bytes, &err) ? 0 : err.code;
+    for (int i = 0; i < block.header.n_chunks && code == 0; i++)
+        code = butler_block_read(&block, i, library->buffer, &err);
+    if (code < 0)
+        butler_library_drop(library, block.path, file->bytes, &err);
+    butler_block_close(&block);
+    return code == 0;
+}
+
+/* Removes what cannot be reached any more: each round takes the blocks behind what the one before took. */
+static int remove_broken(struct butler_library *library, struct butler_error *err)
+{
+    struct forest forest;
+    int n = 0, n_round;
+    do {
+        const int code = forest_make(library, &forest, err);
+        if (code < 0)
+            return code;
+        n_round = 0;
+        for (int i = 0; i < forest.n; i++) {
+            struct butler_block_file block;
+            if (forest.parents[i] >= 0 || !butler_library_open_block(library, &forest.files[i], &block))
+                continue;
+            if (block.header.first > 0) {
+                butler_library_say(library, "%s: what stands before it is gone; it is removed", block.path);
+                butler_library_unlink(library, block.path, block.bytes);
+                n_round++;
+            }
+            butler_block_close(&block);
+        }
+        forest_free(&forest);
+        n += n_round;
+    } while (n_round > 0);
+    return n;
+}
+
+int butler_library_verify(struct butler_library *library, struct butler_error *err)
+{
+    struct forest forest;
+    int n = 0;
+    if (BUTLER_IS_NULL(library, err))
+        return BUTLER_ERROR_ARGUMENT;
+    const int code = forest_make(library, &forest, err);
+    if (code < 0)
+        return code;
+    for (int i = 0; i < forest.n; i++)
+        n += !check_rows(library, &forest.files[i]);
+    forest_free(&forest);
+    const int n_broken = remove_broken(library, err);
+    return n_broken < 0 ? n_broken : n + n_broken;
+}
+
+/* ------------------------------------------------------------------------------------------------ exporting */
+
+static int copy_chunk(void *block, int i, void *buffer, struct butler_error *err)
+{
+    return butler_block_read(block, i, buffer, err);
+}
+
+static int copy_block(struct butler_library *library, const struct butler_library_file *file, struct butler_library *to,
+                      struct butler_error *err)
+{
+    struct butler_block_file block;
+    if (!butler_library_open_block(library, file, &block))
+        return butler_fail(err, BUTLER_ERROR_IO, "%s: %s cannot be read", library->folder, file->name);
+    struct butler_block_header header = block.header;
+    char *path = butler_library_path(to, file->kind, file->name), *folder = butler_library_path(to, "", file->kind);
+    int code = path && folder ? 0 : butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for a name", to->folder);
+    if (code == 0 && mkdir(folder, 0700) != 0 && errno != EEXIST)
+        code = butler_fail(err, BUTLER_ERROR_IO, "%s: %s", folder, strerror(errno));
+    if (code == 0 && !butler_library_make_room(to, block.bytes))
+        code = butler_fail(err, BUTLER_ERROR_LENGTH, "%s: full: it may have %llu bytes", to->folder,
+                           (unsigned long long)to->max_bytes);
+    if (code == 0 && !butler_library_reserve(to, (size_t)header.chunk_bytes, err))
+        code = BUTLER_ERROR_MEMORY;
+    if (code == 0)
+        code = butler_block_write(path, &header, block.tokens, copy_chunk, &block, to->buffer, err);
+    to->bytes += code == 0 ? block.bytes : 0;
+    free(folder);
+    free(path);
+    butler_block_close(&block);
+    return code;
+}
+
+int butler_library_export(struct butler_library *library, const char *id, struct butler_library *to, struct butler_error *err)
+{
+    struct forest forest;
+    int n = 0, found = -1, n_found = 0;
+    if (BUTLER_IS_NULL(library, err) || BUTLER_IS_NULL(id, err) || BUTLER_IS_NULL(to, err))
+        return BUTLER_ERROR_ARGUMENT;
+    int code = forest_make(library, &forest, err);
+    if (code < 0)
+        return code;
+    for (int i = 0; i < forest.n; i++)
+        if (is_named(&forest, i, id)) {
+            found = i;
+            n_found++;
+        }
+    if (n_found != 1)
+        code = butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: %s '%s'", library->folder,
+                           n_found == 0 ? "has no text" : "several texts begin with", id);
+    for (int at = found; code == 0 && at >= 0 && n <= forest.n; at = forest.parents[at], n++)
+        code = copy_block(library, &forest.files[at], to, err);
+    forest_free(&forest);
+    return code < 0 ? code : n;
+}

@@ -1,0 +1,592 @@
+/* The library: what a session computes has the same bits whether it read its text or found it, under every policy; what is damaged,
+ * cut off, foreign or gone is read again; the folder keeps to its limit. */
+#include <fcntl.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "fixtures.h"
+#include "random_predictor.h"
+#include "engine/library.h"
+#include "engine/prefix.h"
+
+enum { N_CTX = 640, N_KEPT = 560, N_PROMPT = 600, N_STEPS = 8, BUDGET = 64 };
+
+static const char *const unnamed[] = {
+    "h2o+vatp",          "fier+vatp:dense=1",      "snapkv:rolling=1,recent=8,window=8", "quest:method=evict,dense=0",
+    "h2o:method=retrieve", "streaming:rope=cache", "tokenbutler2:on_top=0,sinks=4,recent=8,share=query,keys=int8",
+    "fier:scan=1,dense=0", "knorm:prefill=evict", "quest:dense=0,every=3", "pagestats:method=evict,page=32", "layer0:dense=2"};
+
+static const struct model_case {
+    const char *file;
+    enum butler_kv_type type;
+} models[] = {{"models/llama-gqa.gguf", BUTLER_KV_F16},
+              {"models/llama-gqa.gguf", BUTLER_KV_F32},
+              {"models/llama-q8_0.gguf", BUTLER_KV_Q8_0},
+              {"models/gemma3.gguf", BUTLER_KV_F16}, /* windows */
+              {"models/gpt-oss.gguf", BUTLER_KV_F16}};
+
+struct context {
+    struct butler_model *model;
+    struct butler_engine *engine;
+    enum butler_kv_type type;
+    int32_t text[N_CTX];
+    char folder[64];
+    char notes[4096];
+    int n_notes;
+};
+
+static void on_note(void *user, const char *message)
+{
+    struct context *c = user;
+    snprintf(c->notes + strlen(c->notes), sizeof c->notes - strlen(c->notes), "%s\n", message);
+    c->n_notes++;
+}
+
+static void open_model(struct context *c, const struct model_case *from, uint64_t prefix_bytes)
+{
+    struct butler_error err;
+    char path[FIXTURE_PATH];
+    uint64_t random = 5;
+    const struct butler_engine_params params = {.n_threads = 2, .n_block = 128, .kv_bytes = 1 << 26, .prefix_bytes = prefix_bytes};
+    *c = (struct context){.type = from->type};
+    fixture_path(path, from->file);
+    c->model = butler_model_load(path, NULL, &err);
+    c->engine = c->model ? butler_engine_new(c->model, &params, &err) : NULL;
+    if (!c->engine)
+        fail_msg("%s", err.message);
+    attach_both(c->engine, false);
+    for (int i = 0; i < N_CTX; i++)
+        c->text[i] = (int32_t)(butler_random(&random) % (uint64_t)c->model->hp.n_vocab);
+    snprintf(c->folder, sizeof c->folder, "/tmp/butler-test-library-XXXXXX");
+    assert_non_null(mkdtemp(c->folder));
+}
+
+static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    (void)st, (void)flag, (void)ftw;
+    return remove(path);
+}
+
+static void close_model(struct context *c)
+{
+    nftw(c->folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    butler_engine_free(c->engine);
+    butler_model_free(c->model);
+}
+
+static struct butler_library *open_library(struct context *c, uint64_t max_bytes)
+{
+    struct butler_error err;
+    const struct butler_library_params params = {.folder = c->folder, .max_bytes = max_bytes, .note = on_note, .user = c};
+    struct butler_library *library = butler_library_open(&params, &err);
+    if (!library)
+        fail_msg("%s", err.message);
+    return library;
+}
+
+static struct butler_session *open_session(const struct context *c, const char *policy, struct butler_library *library,
+                                           const char *salt)
+{
+    struct butler_error err;
+    const struct butler_session_params params = {.n_ctx = N_CTX, .kv_type = c->type, .policy = policy, .seed = 3};
+    struct butler_session *session = butler_session_new(c->engine, &params, &err);
+    if (!session || (library && butler_session_use_library(session, library, salt, &err) < 0))
+        fail_msg("%s: %s", policy, err.message);
+    return session;
+}
+
+static uint64_t n_read(const struct butler_session *session)
+{
+    struct butler_stats stats;
+    butler_session_stats(session, &stats);
+    return stats.n_prefill;
+}
+
+/* Reads text[n], what is known of it from the library. Returns how many tokens that is. */
+static int read_text(struct butler_session *session, const int32_t *text, int n)
+{
+    struct butler_error err;
+    const int known = butler_session_adopt_prefix(session, text, n, &err);
+    if (known < 0 || butler_prefill(session, text + known, n - known, NULL, NULL, &err) < 0)
+        fail_msg("%s", err.message);
+    assert_int_equal(n_read(session), n - known);
+    return known;
+}
+
+static void assert_same(const struct context *c, struct butler_session *a, struct butler_session *b, const char *policy)
+{
+    struct butler_error err;
+    for (int i = 0; i <= N_STEPS; i++) {
+        if (memcmp(butler_logits(a), butler_logits(b), (size_t)c->model->hp.n_vocab * sizeof(float)) != 0)
+            fail_msg("%s: other logits %d tokens behind the prompt", policy, i);
+        if (butler_step(a, c->text[i], &err) < 0 || butler_step(b, c->text[i], &err) < 0)
+            fail_msg("%s: %s", policy, err.message);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ equality */
+
+static void with_budget(const char *policy, char out[256])
+{
+    const bool dense = strcmp(policy, "full") == 0 || strncmp(policy, "entropystop", 11) == 0;
+    snprintf(out, 256, dense ? "%s" : "%s%c%s=%d", policy, strchr(policy, ':') ? ',' : ':',
+             strncmp(policy, "softprune", 9) == 0 ? "min" : "budget", BUDGET);
+}
+
+/* Of what was read under `full`, a session of the policy computes what it would have computed; and the other way round. */
+static void check_policy(struct context *c, struct butler_library *full, const char *name)
+{
+    char policy[256], folder[64];
+    struct butler_error err;
+    with_budget(name, policy);
+    if (butler_policy_check(c->engine, policy, &err) < 0)
+        return;
+    struct butler_session *alone = open_session(c, policy, NULL, NULL), *hit = open_session(c, policy, full, NULL);
+    const int known = read_text(hit, c->text, N_PROMPT), most = butler_prefix_shareable(hit, N_PROMPT);
+    /* Sessions before it kept the whole prompt. Of unrotated keys nothing was kept under `full`. */
+    if (!hit->policy.rope_in_cache && known != BUTLER_MIN(most, N_KEPT) && known != most)
+        fail_msg("%s: %d tokens were known", policy, known);
+    read_text(alone, c->text, N_PROMPT);
+    assert_same(c, alone, hit, policy);
+    butler_session_free(alone);
+    butler_session_free(hit);
+
+    memcpy(folder, c->folder, sizeof folder);
+    snprintf(c->folder, sizeof c->folder, "/tmp/butler-test-library-XXXXXX");
+    assert_non_null(mkdtemp(c->folder));
+    struct butler_library *own = open_library(c, 1 << 30);
+    struct butler_session *reader = open_session(c, policy, own, NULL), *later = open_session(c, "full", own, NULL),
+                          *fresh = open_session(c, "full", NULL, NULL);
+    read_text(reader, c->text, N_PROMPT);
+    const int found = read_text(later, c->text, N_PROMPT);
+    if (!reader->policy.rope_in_cache && !reader->policy.prefill_evict && found != N_PROMPT - 1)
+        fail_msg("%s: of what it read %d tokens are kept", policy, found);
+    read_text(fresh, c->text, N_PROMPT);
+    assert_same(c, fresh, later, policy);
+    butler_session_free(reader);
+    butler_session_free(later);
+    butler_session_free(fresh);
+    butler_library_free(own);
+    nftw(c->folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    memcpy(c->folder, folder, sizeof folder);
+}
+
+static void test_equality(void **state)
+{
+    (void)state;
+    for (int m = 0; m < BUTLER_COUNT(models); m++) {
+        struct context c;
+        struct butler_policy_info info;
+        open_model(&c, &models[m], 0);
+        struct butler_library *library = open_library(&c, 1 << 30);
+        struct butler_session *first = open_session(&c, "full", library, NULL);
+        assert_int_equal(read_text(first, c.text, N_KEPT), 0);
+        butler_session_free(first);
+        for (int i = 0; butler_policy_describe(c.engine, i, &info); i++)
+            if (in_share(m + i))
+                check_policy(&c, library, info.name);
+        for (int i = 0; i < BUTLER_COUNT(unnamed); i++)
+            if (in_share(m + i))
+                check_policy(&c, library, unnamed[i]);
+        if (c.n_notes)
+            fail_msg("%s", c.notes);
+        butler_library_free(library);
+        close_model(&c);
+    }
+}
+
+/* The longest common beginning is taken, wherever it ends; the context's length and the prefix cache change nothing. */
+static void test_beginnings(void **state)
+{
+    static const int ends[] = {7, 8, 100, 255, 256, 257, 400, 512, 530, 599};
+    (void)state;
+    for (int cached = 0; cached < 2; cached++) {
+        struct context c;
+        open_model(&c, &models[0], cached ? 1 << 22 : 0);
+        struct butler_library *library = open_library(&c, 1 << 30);
+        struct butler_session *session = open_session(&c, "full", library, NULL);
+        assert_int_equal(read_text(session, c.text, N_PROMPT), 0);
+        butler_session_free(session);
+        for (int i = 0; i < BUTLER_COUNT(ends); i++) {
+            int32_t other[N_PROMPT];
+            memcpy(other, c.text, sizeof other);
+            for (int j = ends[i]; j < N_PROMPT; j++)
+                other[j] = (other[j] + 1) % c.model->hp.n_vocab;
+            struct butler_session *hit = open_session(&c, "quest:budget=64", library, NULL),
+                                  *alone = open_session(&c, "quest:budget=64", NULL, NULL);
+            struct butler_error err;
+            const int promised = butler_session_find_prefix(hit, other, N_PROMPT, &err);
+            const int known = read_text(hit, other, N_PROMPT);
+            assert_int_equal(known, promised);
+            if (known != (ends[i] < 8 ? 0 : ends[i] % 256 < 8 ? ends[i] - ends[i] % 256 : ends[i]) && !(cached && known == ends[i]))
+                fail_msg("%d tokens in common: %d known", ends[i], known);
+            assert_int_equal(butler_prefill(alone, other, N_PROMPT, NULL, NULL, &err), 0);
+            assert_same(&c, alone, hit, "quest");
+            butler_session_free(hit);
+            butler_session_free(alone);
+        }
+        butler_library_free(library);
+        close_model(&c);
+    }
+}
+
+/* Another salt, KV type or rotation has nothing in common; another policy has all. */
+static void test_kinds(void **state)
+{
+    struct context c;
+    (void)state;
+    open_model(&c, &models[0], 0);
+    struct butler_library *library = open_library(&c, 1 << 30);
+    struct butler_session *session = open_session(&c, "full", library, "key A");
+    assert_int_equal(read_text(session, c.text, N_PROMPT), 0);
+    butler_session_free(session);
+    session = open_session(&c, "fier:budget=64", library, "key A");
+    assert_int_equal(read_text(session, c.text, N_PROMPT), N_PROMPT - 1);
+    butler_session_free(session);
+    const char *const others[] = {"key B", "", NULL};
+    for (int i = 0; i < 3; i++) {
+        session = open_session(&c, "full", library, others[i]);
+        assert_int_equal(read_text(session, c.text, N_PROMPT), i == 2 ? N_PROMPT - 1 : 0); /* "" is none */
+        butler_session_free(session);
+    }
+    c.type = BUTLER_KV_Q8_0;
+    struct butler_error err;
+    struct butler_session_params params = {.n_ctx = N_CTX, .kv_type = BUTLER_KV_F32};
+    session = butler_session_new(c.engine, &params, &err);
+    assert_int_equal(butler_session_use_library(session, library, NULL, &err), 0);
+    assert_int_equal(read_text(session, c.text, N_PROMPT), 0);
+    butler_session_free(session);
+    butler_library_free(library);
+    close_model(&c);
+}
+
+/* --------------------------------------------------------------------------------------------- interruption */
+
+static bool stop_after(void *user, int done, int n)
+{
+    (void)n;
+    return done < *(const int *)user;
+}
+
+/* A prompt that is cancelled goes on where it was. */
+static void test_cancelled(void **state)
+{
+    static const char *const policies[] = {"full", "fier:budget=64", "snapkv:budget=64", "h2o:budget=64"};
+    (void)state;
+    for (int p = 0; p < BUTLER_COUNT(policies); p++) {
+        struct context c;
+        struct butler_error err;
+        open_model(&c, &models[0], 0);
+        struct butler_library *library = open_library(&c, 1 << 30);
+        struct butler_session *session = open_session(&c, policies[p], library, NULL);
+        int stop = 384;
+        butler_session_on_progress(session, stop_after, &stop);
+        assert_int_equal(butler_prefill(session, c.text, N_PROMPT, NULL, NULL, &err), BUTLER_ERROR_CANCELLED);
+        butler_session_free(session);
+        session = open_session(&c, "full", library, NULL);
+        assert_int_equal(read_text(session, c.text, N_PROMPT), 384);
+        butler_session_free(session);
+        butler_library_free(library);
+        close_model(&c);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- faults */
+
+static struct butler_library_file *files_of(struct butler_library *library, int *n)
+{
+    struct butler_library_file *files;
+    *n = butler_library_files(library, NULL, true, &files, NULL);
+    return files;
+}
+
+static off_t size_of(const char *path)
+{
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    return st.st_size;
+}
+
+static void flip(const char *path, off_t at)
+{
+    unsigned char byte;
+    const int fd = open(path, O_RDWR);
+    assert_int_equal(pread(fd, &byte, 1, at), 1);
+    byte ^= 0x10;
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+}
+
+static void copy_file(const char *from, const char *to)
+{
+    char buffer[65536];
+    FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
+    for (size_t n; (n = fread(buffer, 1, sizeof buffer, in)) > 0;)
+        assert_int_equal(fwrite(buffer, 1, n, out), n);
+    fclose(in);
+    fclose(out);
+}
+
+/* Whatever happens to a file: the text is right, the fault is named, and the file is whole again afterwards. */
+static void test_damage(void **state)
+{
+    enum { HEADER = 20, TOKENS = sizeof(struct butler_block_header) + 9, ROWS = 5000, END = -4, KINDS = 12 };
+    struct context c;
+    (void)state;
+    open_model(&c, &models[0], 0);
+    struct butler_library *library = open_library(&c, 1 << 30);
+    struct butler_session *session = open_session(&c, "full", library, NULL), *alone = open_session(&c, "full", NULL, NULL);
+    read_text(session, c.text, N_PROMPT);
+    read_text(alone, c.text, N_PROMPT);
+    butler_session_free(session);
+    int n;
+    struct butler_library_file *files = files_of(library, &n);
+    assert_int_equal(n, 3);
+    for (int i = 0; i < n; i++)
+        for (int kind = 0; kind < KINDS; kind++) {
+            char *path = butler_library_path(library, files[i].kind, files[i].name),
+                 *other = butler_library_path(library, files[i].kind, files[(i + 1) % n].name);
+            const off_t size = size_of(path);
+            int fd;
+            c.notes[0] = 0;
+            c.n_notes = 0;
+            switch (kind) {
+            case 0: flip(path, HEADER); break;
+            case 1: flip(path, TOKENS); break;
+            case 2: flip(path, ROWS); break;
+            case 3: flip(path, size / 2); break;
+            case 4: flip(path, size + END); break;
+            case 5: assert_int_equal(truncate(path, size - 1), 0); break;
+            case 6: assert_int_equal(truncate(path, size / 2), 0); break;
+            case 7: assert_int_equal(truncate(path, 0), 0); break;
+            case 8: assert_int_equal(truncate(path, size + 1), 0); break;
+            case 9: copy_file(other, path); break;
+            case 10: copy_file("/proc/self/exe", path); break;
+            case 11:
+                unlink(path);
+                break;
+            }
+            if (kind == 11 && (fd = open(path, O_RDONLY)) >= 0)
+                fail_msg("%s is still there", path);
+            struct butler_session *again = open_session(&c, "full", library, NULL), *third = open_session(&c, "full", library, NULL);
+            const int known = read_text(again, c.text, N_PROMPT);
+            if (known >= N_PROMPT - 1 || known % 256 != 0)
+                fail_msg("file %d, fault %d: %d tokens known", i, kind, known);
+            if (memcmp(butler_logits(alone), butler_logits(again), (size_t)c.model->hp.n_vocab * sizeof(float)) != 0)
+                fail_msg("file %d, fault %d: other logits", i, kind);
+            if (kind != 11 && (c.n_notes == 0 || !strstr(c.notes, files[i].name)))
+                fail_msg("file %d, fault %d: not named", i, kind);
+            assert_int_equal(size_of(path), size);
+            assert_int_equal(read_text(third, c.text, N_PROMPT), N_PROMPT - 1);
+            butler_session_free(again);
+            butler_session_free(third);
+            free(path);
+            free(other);
+        }
+    free(files);
+    butler_session_free(alone);
+    butler_library_free(library);
+    close_model(&c);
+}
+
+/* A disk that is full in the middle of a file: the text is right, the fault is named once, no part of a file is left. */
+static void test_full_disk(void **state)
+{
+    struct context c;
+    struct rlimit before, small;
+    (void)state;
+    open_model(&c, &models[0], 0);
+    struct butler_library *library = open_library(&c, 1 << 30);
+    struct butler_session *session = open_session(&c, "full", library, NULL), *alone = open_session(&c, "full", NULL, NULL);
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small = (struct rlimit){.rlim_cur = 10000, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    read_text(session, c.text, N_PROMPT);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    read_text(alone, c.text, N_PROMPT);
+    assert_same(&c, alone, session, "full");
+    assert_int_equal(c.n_notes, 1);
+    assert_non_null(strstr(c.notes, "File too large"));
+    int n;
+    free(files_of(library, &n));
+    assert_int_equal(n, 0);
+    butler_session_free(session);
+    session = open_session(&c, "full", library, NULL);
+    assert_int_equal(read_text(session, c.text, N_PROMPT), 0);
+    butler_session_free(session);
+    session = open_session(&c, "full", library, NULL);
+    assert_int_equal(read_text(session, c.text, N_PROMPT), N_PROMPT - 1);
+    butler_session_free(session);
+    butler_session_free(alone);
+    butler_library_free(library);
+    close_model(&c);
+}
+
+/* ---------------------------------------------------------------------------------------------------- limit */
+
+/* What was used longest ago goes first; what is in use stays; files are their owner's alone. */
+static void test_limit(void **state)
+{
+    struct context c;
+    int32_t texts[3][N_PROMPT];
+    int n;
+    (void)state;
+    open_model(&c, &models[0], 0);
+    for (int t = 0; t < 3; t++)
+        for (int i = 0; i < N_PROMPT; i++)
+            texts[t][i] = (c.text[i] + t) % c.model->hp.n_vocab;
+    struct butler_library *library = open_library(&c, 1 << 30);
+    struct butler_session *session = open_session(&c, "full", library, NULL);
+    read_text(session, texts[0], N_PROMPT);
+    butler_session_free(session);
+    const uint64_t one = library->bytes;
+    struct butler_library_file *files = files_of(library, &n);
+    for (int i = 0; i < n; i++) {
+        struct stat st;
+        char *path = butler_library_path(library, files[i].kind, files[i].name);
+        assert_int_equal(stat(path, &st), 0);
+        assert_int_equal(st.st_mode & 0777, 0600);
+        free(path);
+    }
+    free(files);
+    butler_library_free(library);
+
+    library = open_library(&c, 2 * one);
+    assert_int_equal(library->bytes, one);
+    static const int order[] = {1, 0, 2}; /* 1 was used longest ago when 2 comes */
+    for (int i = 0; i < 3; i++) {
+        usleep(20000); /* times of files are as coarse as the system's clock ticks */
+        session = open_session(&c, "full", library, NULL);
+        read_text(session, texts[order[i]], N_PROMPT);
+        butler_session_free(session);
+        assert_true(library->bytes <= 2 * one);
+    }
+    static const bool left[] = {true, false, true};
+    for (int t = 0; t < 3; t++) {
+        struct butler_error err;
+        session = open_session(&c, "full", library, NULL);
+        const int known = butler_session_find_prefix(session, texts[t], N_PROMPT, &err);
+        if ((known == N_PROMPT - 1) != left[t])
+            fail_msg("text %d: %d known", t, known);
+        butler_session_free(session);
+    }
+    butler_library_free(library);
+
+    /* In use by this process and by another one: text 1 finds no room. */
+    library = open_library(&c, 2 * one);
+    struct butler_library *second = open_library(&c, 2 * one);
+    struct butler_session *user = open_session(&c, "full", second, NULL);
+    usleep(20000);
+    session = open_session(&c, "full", library, NULL);
+    assert_int_equal(read_text(session, texts[0], N_PROMPT), N_PROMPT - 1);
+    assert_int_equal(read_text(user, texts[2], N_PROMPT), N_PROMPT - 1);
+    struct butler_session *third = open_session(&c, "full", library, NULL);
+    c.notes[0] = 0;
+    assert_int_equal(read_text(third, texts[1], N_PROMPT), 0);
+    assert_non_null(strstr(c.notes, "full"));
+    butler_session_free(third);
+    third = open_session(&c, "full", library, NULL);
+    assert_int_equal(read_text(third, texts[2], N_PROMPT), N_PROMPT - 1);
+    butler_session_free(third);
+    butler_session_free(session);
+    butler_session_free(user);
+    butler_library_free(library);
+    butler_library_free(second);
+    close_model(&c);
+}
+
+/* -------------------------------------------------------------------------------------------------- entries */
+
+struct seen {
+    int n;
+    struct butler_library_entry entries[8];
+};
+
+static bool see(void *user, const struct butler_library_entry *entry)
+{
+    struct seen *seen = user;
+    seen->entries[seen->n++] = *entry;
+    return true;
+}
+
+static void test_entries(void **state)
+{
+    struct context c, copy;
+    struct butler_error err;
+    struct seen seen = {0};
+    (void)state;
+    open_model(&c, &models[0], 0);
+    struct butler_library *library = open_library(&c, 1 << 30);
+    struct butler_session *session = open_session(&c, "full", library, NULL);
+    read_text(session, c.text, N_PROMPT);
+    butler_session_free(session);
+    int32_t other[N_PROMPT];
+    memcpy(other, c.text, sizeof other);
+    other[300]++;
+    usleep(20000);
+    session = open_session(&c, "full", library, NULL);
+    assert_int_equal(read_text(session, other, 500), 300);
+    butler_session_free(session);
+    assert_int_equal(butler_library_list(library, see, &seen, &err), 2);
+    assert_int_equal(seen.entries[0].n_tokens, 500);
+    assert_int_equal(seen.entries[1].n_tokens, N_PROMPT);
+    assert_true(seen.entries[0].shared > 0 && seen.entries[0].shared == seen.entries[1].shared);
+    assert_true(seen.entries[0].bytes + seen.entries[1].bytes - seen.entries[0].shared == library->bytes);
+    assert_false(seen.entries[0].broken);
+
+    open_model(&copy, &models[0], 0);
+    struct butler_library *to = open_library(&copy, 1 << 30);
+    assert_int_equal(butler_library_export(library, "", to, &err), BUTLER_ERROR_ARGUMENT); /* two */
+    assert_int_equal(butler_library_export(library, seen.entries[1].id, to, &err), 3);
+    session = open_session(&copy, "full", to, NULL);
+    assert_int_equal(read_text(session, c.text, N_PROMPT), N_PROMPT - 1);
+    butler_session_free(session);
+    butler_library_free(to);
+    close_model(&copy);
+
+    assert_int_equal(butler_library_remove(library, "no such", &err), BUTLER_ERROR_ARGUMENT);
+    assert_int_equal(butler_library_remove(library, seen.entries[1].id, &err), 1);
+    session = open_session(&c, "full", library, NULL);
+    assert_int_equal(butler_session_find_prefix(session, c.text, N_PROMPT, &err), 300);
+    assert_int_equal(butler_session_find_prefix(session, other, 501, &err), 500);
+    butler_session_free(session);
+
+    assert_int_equal(butler_library_verify(library, &err), 0);
+    int n;
+    struct butler_library_file *files = files_of(library, &n);
+    assert_int_equal(n, 2);
+    for (int i = 0; i < n; i++) { /* the first block: then the second cannot be reached */
+        char *path = butler_library_path(library, files[i].kind, files[i].name);
+        if (strncmp(files[i].name, files[1 - i].name + 33, 32) != 0)
+            flip(path, 6000);
+        free(path);
+    }
+    free(files);
+    c.n_notes = 0;
+    assert_int_equal(butler_library_verify(library, &err), 2);
+    assert_int_equal(c.n_notes, 2);
+    assert_int_equal(butler_library_remove(library, NULL, &err), 0);
+    assert_int_equal(library->bytes, 0);
+    butler_library_free(library);
+    close_model(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_equality), cmocka_unit_test(test_beginnings), cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_cancelled), cmocka_unit_test(test_damage),    cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_limit),    cmocka_unit_test(test_entries)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
