@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cmd.h"
+#include "base/util.h"
 
 int cmd_document_append(const struct cmd_options *options, const char *path, struct cmd_text *text)
 {
@@ -16,10 +17,11 @@ int cmd_document_append(const struct cmd_options *options, const char *path, str
         status = CMD_FAILED;
     }
     if (status == CMD_DONE) {
-        cmd_text_append(text, name, strlen(name));
-        cmd_text_append(text, ":\n\n", 3);
+        /* The name stands behind the text: the same text under another name begins alike, and is not read again. */
         cmd_text_append(text, document.bytes, document.n);
-        cmd_text_append(text, "\n\n", 2);
+        cmd_text_append(text, "\n\n(end of ", 10);
+        cmd_text_append(text, name, strlen(name));
+        cmd_text_append(text, ")\n\n", 3);
     }
     cmd_text_free(&document);
     return status;
@@ -67,6 +69,8 @@ static bool show(struct cmd_answer *answer, const char *stop, bool last)
             answer->n_shown++;
     if (end > answer->n_shown) {
         cmd_out(bytes + answer->n_shown, end - answer->n_shown);
+        if (answer->shown_s == 0)
+            answer->shown_s = butler_seconds();
         answer->n_shown = end;
     }
     cmd_out_flush();

@@ -89,7 +89,8 @@ static int forget_new_tokens(struct chat *chat, bool *fits)
 {
     struct butler_error err = {0};
     *fits = false;
-    cmd_say(chat->options, "interrupted: this turn is forgotten, with the documents before it");
+    cmd_say(chat->options, "interrupted: this turn is forgotten, with the documents before it%s",
+            chat->library ? "; what was read of them is kept" : "");
     if (butler_session_truncate(chat->session, chat->ids.n, NULL) == 0)
         return CMD_DONE;
     chat->ids.n = 0;
@@ -167,6 +168,7 @@ int chat_new_session(struct chat *chat)
     chat->ids.n = 0;
     chat->session = cmd_session_new(chat->options, chat->engine, chat->policy, chat->options->n_ctx, &status);
     chat->session = cmd_add_steps(chat->options, chat->session, &status);
+    cmd_library_use(chat->options, chat->library, chat->session);
     return status;
 }
 
@@ -176,7 +178,7 @@ static int converse(struct chat *chat)
     const char *line;
     int status = chat_new_session(chat);
     cmd_lines_open(&lines);
-    while (status == CMD_DONE && !chat->done && (line = cmd_line_read(&lines, "> ")) != NULL) {
+    while (status == CMD_DONE && !chat->done && !cmd_terminated() && (line = cmd_line_read(&lines, "> ")) != NULL) {
         if (line[0] == '/' && !strchr(line, '\n'))
             status = chat_command(chat, line);
         else if (*line)
@@ -218,6 +220,7 @@ static int run(struct cmd_options *options)
         goto done;
     chat.sampler = cmd_sampler_new(options, chat.model, &status);
     chat.policy = cmd_copy(options->kv.values[0]);
+    chat.library = cmd_library_try(options);
     if (chat.sampler)
         status = read_documents(&chat);
     if (status == CMD_DONE)
@@ -239,16 +242,18 @@ done:
     cmd_text_free(&chat.held);
     butler_sampler_free(chat.sampler);
     butler_session_free(chat.session);
+    butler_library_free(chat.library);
     cmd_engine_free(chat.engine);
     return status;
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},  {CMD_PRE, NULL},   {CMD_DOCUMENTS, NULL}, {CMD_SYSTEM, NULL},   {CMD_CHAT_TEMPLATE, NULL},
-    {CMD_N, "-1"},      {CMD_CTX, "0"},    {CMD_KV, "full"},      {CMD_KV_TYPE, "f16"}, {CMD_LOSSLESS, NULL},
-    {CMD_BLOCK, "0"},   {CMD_TEMP, "0.8"}, {CMD_TOP_K, "40"},     {CMD_TOP_P, "0.95"},  {CMD_MIN_P, "0.05"},
-    CMD_PENALTIES,      CMD_CONSTRAINTS,   {CMD_SEED, "0"},       {CMD_THREADS, "0"},   {CMD_ISA, NULL},
-    {CMD_PLUGIN, NULL}, {CMD_STEP, NULL},  {CMD_PREDICTOR, NULL}, {CMD_HELP, NULL},     {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},    {CMD_PRE, NULL},   {CMD_DOCUMENTS, NULL}, {CMD_SYSTEM, NULL},   {CMD_CHAT_TEMPLATE, NULL},
+    {CMD_N, "-1"},        {CMD_CTX, "0"},    {CMD_KV, "full"},      {CMD_KV_TYPE, "f16"}, {CMD_LOSSLESS, NULL},
+    {CMD_BLOCK, "0"},     {CMD_TEMP, "0.8"}, {CMD_TOP_K, "40"},     {CMD_TOP_P, "0.95"},  {CMD_MIN_P, "0.05"},
+    CMD_PENALTIES,        CMD_CONSTRAINTS,   {CMD_SEED, "0"},       {CMD_THREADS, "0"},   {CMD_ISA, NULL},
+    {CMD_PLUGIN, NULL},   {CMD_STEP, NULL},  {CMD_PREDICTOR, NULL}, {CMD_CACHE, NULL},    {CMD_CACHE_SIZE, "0"},
+    {CMD_NO_CACHE, NULL}, {CMD_HELP, NULL},  {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_chat = {
@@ -261,7 +266,9 @@ const struct cmd_command cmd_chat = {
         "bring\n"
         "back earlier ones, and a pasted text of many lines is one turn. Ctrl-C ends an answer or drops a line; Ctrl-D (the end "
         "of\n"
-        "input) ends the program. A document of -f stands before the first turn.\n\n"
+        "input) ends the program. A document of -f stands before the first turn; what is read is kept in the folder of --cache "
+        "and\n"
+        "not read again: see `butler ask --help`.\n\n"
         "A line that begins with a slash is a command; /help lists them: /file, /save, /load, /undo, /regen, /policy, /clear, "
         "/exit.\n"
         "/save writes the messages as JSON, which any model can continue.\n\n"

@@ -9,6 +9,7 @@ struct chat {
     struct butler_engine *engine;
     const struct butler_model *model; /* the engine's */
     struct butler_session *session;
+    struct butler_library *library; /* or NULL */
     struct butler_sampler *sampler;
     struct cmd_template template;
     char *policy;                         /* owned */

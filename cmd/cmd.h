@@ -63,6 +63,7 @@ enum cmd_flag {
     CMD_CACHE,
     CMD_CACHE_SIZE,
     CMD_NO_CACHE,
+    CMD_VERBOSE,
     CMD_TOKENIZER,
     CMD_PRE,
     CMD_OUTPUT,
@@ -181,7 +182,8 @@ struct cmd_options {
     const char *grammar; /* a file */
     const char *schema;  /* a file, or JSON that begins with { */
     uint64_t seed, cache_bytes;
-    bool all, no_special, json, help, no_cache;
+    bool all, no_special, json, help, no_cache, verbose;
+    double start_s; /* of the command, by butler_seconds */
     /* serve; kv_bytes and prefix_bytes are the engine's, 0: its default */
     const char *host, *access_log, *park, *alias, *api_key_file, *admin_key;
     struct cmd_strings api_keys;
@@ -221,8 +223,8 @@ struct cmd_command {
 
 /* The subcommands in the order of the help, listed only here: each(NAME) for struct cmd_command cmd_NAME. */
 #define CMD_COMMANDS(each)                                                                                                         \
-    each(run) each(ask) each(chat) each(serve) each(info) each(tokenize) each(logits) each(policies) each(bench) each(eval)        \
-        each(gate) each(report) each(convert) each(quantize) each(train)
+    each(run) each(ask) each(chat) each(library) each(serve) each(info) each(tokenize) each(logits) each(policies) each(bench)     \
+        each(eval) each(gate) each(report) each(convert) each(quantize) each(train)
 #define CMD_DECLARE(name) extern const struct cmd_command cmd_##name;
 CMD_COMMANDS(CMD_DECLARE)
 #undef CMD_DECLARE
@@ -324,8 +326,9 @@ struct butler_session *cmd_session_new(const struct cmd_options *options, struct
 /* Adds the plug-ins of --step to a session, which may be NULL. Where one cannot be added, the session is freed: NULL and *status.
  */
 struct butler_session *cmd_add_steps(const struct cmd_options *options, struct butler_session *session, int *status);
-/* butler_prefill, with progress on a terminal. CMD_DONE, CMD_INTERRUPTED (the session holds the passes until then) or the exit
- * status. */
+/* butler_prefill; of a text that begins only what neither memory nor the session's library has. Progress goes to standard error: on
+ * a terminal all the time, else every ten seconds, and how long it will take, where that is long. CMD_DONE, CMD_INTERRUPTED (the
+ * session holds the passes until then, the library keeps them) or the exit status. */
 int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids);
 /* The flags of sampling, without seed and minimum of tokens; borrows from the options. */
 struct butler_sampler_params cmd_sampler_params(const struct cmd_options *options);
@@ -367,17 +370,21 @@ double cmd_per_second(uint64_t n, double seconds);
 
 /* Share of the KV bytes of a dense decode that were read, metric bytes included. */
 double cmd_kv_read(const struct butler_stats *stats);
+/* "3 min 20 s" in a buffer of the caller's. */
+const char *cmd_duration(char *out, size_t n_out, double seconds);
 /* "12.3 MB" in a buffer of the caller's. */
 const char *cmd_bytes(char *out, size_t n_out, uint64_t bytes);
 
 /* --------------------------------------------------------------------------------------------- interrupts */
 
-/* Ctrl-C ends an answer and not the program. From cmd_interrupts_start on SIGINT is blocked and polled, so that no flag is shared
- * with a handler; threads that start later never get it. While a line is read it is let through, and interrupts the read. */
+/* Ctrl-C ends an answer and not the program. From cmd_interrupts_start on SIGINT, SIGTERM and SIGHUP are blocked and polled, so
+ * that no flag is shared with a handler; threads that start later never get them. While a line is read they are let through: SIGINT
+ * interrupts the read, the others end the program. */
 void cmd_interrupts_start(void);
 void cmd_interrupts_block(bool block);
-/* Whether Ctrl-C was pressed since the last call. */
+/* Whether Ctrl-C was pressed since the last call, or the program is to end. */
 bool cmd_interrupted(void);
+bool cmd_terminated(void); /* it is to end: SIGTERM or SIGHUP came */
 
 /* --------------------------------------------------------------------------------------------------- lines */
 
@@ -411,6 +418,7 @@ struct cmd_answer {
     size_t n_held;           /* of them the session holds */
     struct cmd_integers ids; /* the tokens that the session holds of it */
     size_t n_shown;
+    double shown_s; /* when its first bytes were shown, by butler_seconds; 0: never */
     enum cmd_end end;
 };
 
@@ -427,25 +435,18 @@ int cmd_document_append(const struct cmd_options *options, const char *path, str
 int cmd_chat_tokenize(const struct cmd_options *options, const struct butler_model *model, const struct butler_chat_text *text,
                       size_t from, struct cmd_integers *ids);
 
-/* --------------------------------------------------------------------------------- beginnings that are kept */
-
-/* The file of --cache that holds, or will hold, the session that has read a beginning. */
-struct cmd_cache {
-    char *folder, *path; /* owned; NULL: nothing is kept */
-};
+/* ------------------------------------------------------------------------------------ texts that were read */
 
 /* $XDG_CACHE_HOME/butler or ~/.cache/butler, to be freed; NULL: the environment names neither. */
 char *cmd_user_folder(void);
-/* Where the beginning ids is kept: the name of the file is a hash of all that its contents depend on. Makes the folder. Where
- * nothing can be kept path stays NULL, and a note says why. */
-void cmd_cache_find(const struct cmd_options *options, const struct butler_engine *engine, int n_ctx,
-                    const struct cmd_integers *ids, struct cmd_cache *cache);
-/* The session that the file holds; NULL: there is none, or it cannot be used, which is a warning. */
-struct butler_session *cmd_cache_restore(const struct cmd_options *options, struct butler_engine *engine,
-                                         const struct cmd_cache *cache, int n_ctx, int n_tokens);
-/* Writes the file, then removes the oldest files beyond --cache-size. What fails is a warning. */
-void cmd_cache_save(const struct cmd_options *options, const struct cmd_cache *cache, const struct butler_session *session);
-void cmd_cache_free(struct cmd_cache *cache);
+/* The folder of --cache, or library/ in the user's; to be freed, or NULL. */
+char *cmd_library_folder(const struct cmd_options *options);
+/* The library in that folder, of at most --cache-size. Its notes are warnings. NULL with *err filled on failure. */
+struct butler_library *cmd_library_open(const struct cmd_options *options, struct butler_error *err);
+/* The same where it is of use but not needed: NULL with --no-cache, or after a warning. */
+struct butler_library *cmd_library_try(const struct cmd_options *options);
+/* From now on the session (may be NULL) finds and keeps texts there; library NULL: nothing. */
+void cmd_library_use(const struct cmd_options *options, struct butler_library *library, struct butler_session *session);
 
 /* ---------------------------------------------------------------------------------------------- templates */
 

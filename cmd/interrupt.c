@@ -1,4 +1,4 @@
-/* Ctrl-C: see cmd.h. */
+/* Ctrl-C and SIGTERM: see cmd.h. */
 #include <signal.h>
 #include <time.h>
 
@@ -9,11 +9,19 @@ static void ignore_signal(int signal_number)
     (void)signal_number;
 }
 
-void cmd_interrupts_block(bool block)
+static sigset_t signals(void)
 {
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    return set;
+}
+
+void cmd_interrupts_block(bool block)
+{
+    const sigset_t set = signals();
     sigprocmask(block ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
 }
 
@@ -24,11 +32,17 @@ void cmd_interrupts_start(void)
     cmd_interrupts_block(true);
 }
 
+bool cmd_terminated(void)
+{
+    sigset_t set;
+    return sigpending(&set) == 0 && (sigismember(&set, SIGTERM) == 1 || sigismember(&set, SIGHUP) == 1);
+}
+
 bool cmd_interrupted(void)
 {
     sigset_t set;
     struct timespec none = {0};
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
-    return sigtimedwait(&set, NULL, &none) == SIGINT;
+    return cmd_terminated() || sigtimedwait(&set, NULL, &none) == SIGINT;
 }

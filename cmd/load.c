@@ -277,32 +277,6 @@ struct butler_session *cmd_add_steps(const struct cmd_options *options, struct b
     return session;
 }
 
-static bool on_progress(void *user, int done, int n)
-{
-    if (*(const bool *)user) {
-        if (done < n)
-            fprintf(stderr, "\rprompt: %d of %d tokens", done, n);
-        else
-            fputs("\r\033[K", stderr); /* clears the line at the end */
-        fflush(stderr);
-    }
-    return !cmd_interrupted();
-}
-
-int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids)
-{
-    struct butler_error err = {0};
-    bool shown = isatty(STDERR_FILENO);
-    butler_session_on_progress(session, on_progress, &shown);
-    const int code = butler_prefill(session, ids->values, ids->n, NULL, NULL, &err);
-    butler_session_on_progress(session, NULL, NULL);
-    if (code != BUTLER_ERROR_CANCELLED)
-        return code < 0 ? cmd_fail(options, &err) : CMD_DONE;
-    if (shown)
-        fputs("\r\033[K", stderr);
-    return CMD_INTERRUPTED;
-}
-
 struct butler_sampler_params cmd_sampler_params(const struct cmd_options *options)
 {
     /* --top-p 0 keeps the most probable token alone, as in llama.cpp; to the library 0 is off. */

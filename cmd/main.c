@@ -31,6 +31,7 @@ static const struct cmd_command *find(const char *name)
 
 static int dispatch(int argc, char **argv)
 {
+    const double start_s = butler_seconds();
     if (argc < 2) {
         print_usage(stderr);
         return CMD_USAGE;
@@ -62,6 +63,7 @@ static int dispatch(int argc, char **argv)
     }
     struct cmd_options options;
     int status = cmd_options_parse(&options, command, argc - 2, argv + 2);
+    options.start_s = start_s;
     if (status == CMD_DONE && options.help)
         cmd_help_print(command);
     else if (status == CMD_DONE)
@@ -74,6 +76,7 @@ int main(int argc, char **argv)
 {
     /* A write to a closed pipe is an error like any other: see output.c. */
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* so is one beyond the largest size of a file */
     int status = dispatch(argc, argv);
     cmd_out_flush();
     return status;

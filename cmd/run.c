@@ -107,6 +107,8 @@ static void print_last_row(const struct cmd_options *options, const struct resul
     json_t *stats =
         json_pack("{s:s, s:s, s:I, s:I, s:I}", "policy", result->policy, "end", cmd_end_names[result->end], "seed",
                   (json_int_t)options->seed, "n_prefill", (json_int_t)s->n_prefill, "n_decode", (json_int_t)s->n_decode);
+    json_object_set_new(stats, "n_library", json_integer((json_int_t)s->n_library));
+    json_object_set_new(stats, "library_s", json_real(s->library_s));
     json_object_set_new(stats, "prefill_s", json_real(s->prefill_s));
     json_object_set_new(stats, "decode_s", json_real(s->decode_s));
     json_object_set_new(stats, "tok_s", json_real(cmd_per_second(s->n_decode, s->decode_s)));
@@ -149,12 +151,15 @@ static void say_comparison(const struct result *results, int n)
 
 /* ---------------------------------------------------------------------------------------------- one policy */
 
-static struct butler_session *begin(const struct cmd_options *options, struct butler_engine *engine, const char *policy,
-                                    int *status)
+static struct butler_session *begin(const struct cmd_options *options, struct butler_engine *engine, struct butler_library *library,
+                                    const char *policy, int *status)
 {
     struct butler_error err = {0};
-    if (!options->load_session)
-        return cmd_add_steps(options, cmd_session_new(options, engine, policy, options->n_ctx, status), status);
+    if (!options->load_session) {
+        struct butler_session *new = cmd_session_new(options, engine, policy, options->n_ctx, status);
+        cmd_library_use(options, library, new);
+        return cmd_add_steps(options, new, status);
+    }
     struct butler_session *session = butler_session_restore(engine, options->load_session, options->n_ctx, &err);
     if (!session)
         *status = cmd_fail(options, &err);
@@ -163,7 +168,7 @@ static struct butler_session *begin(const struct cmd_options *options, struct bu
     return cmd_add_steps(options, session, status);
 }
 
-static int prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *prompt)
+static int prefill(const struct cmd_options *options, struct butler_session *session, bool keeps, const struct cmd_integers *prompt)
 {
     int n_past = butler_n_past(session), n_ctx = butler_n_ctx(session);
     if (prompt->n > n_ctx - n_past) {
@@ -176,8 +181,9 @@ static int prefill(const struct cmd_options *options, struct butler_session *ses
     }
     const int status = prompt->n ? cmd_prefill(options, session, prompt) : CMD_DONE;
     if (status == CMD_INTERRUPTED)
-        cmd_say(options, "interrupted after %d of %d prompt tokens%s", butler_n_past(session) - n_past, prompt->n,
-                options->save_session ? "; the session is not saved" : "");
+        cmd_say(options, "interrupted after %d of %d prompt tokens%s%s", butler_n_past(session) - n_past, prompt->n,
+                options->save_session ? "; the session is not saved" : "",
+                keeps ? "; they are kept: the same command goes on there" : "");
     if (status != CMD_DONE)
         return status;
     if (!butler_logits(session)) {
@@ -187,16 +193,16 @@ static int prefill(const struct cmd_options *options, struct butler_session *ses
     return CMD_DONE;
 }
 
-static int run_policy(const struct cmd_options *options, struct butler_engine *engine, const struct cmd_integers *prompt,
-                      struct result *result)
+static int run_policy(const struct cmd_options *options, struct butler_engine *engine, struct butler_library *library,
+                      const struct cmd_integers *prompt, struct result *result)
 {
     struct butler_error err = {0};
     int status = CMD_DONE;
-    struct butler_session *session = begin(options, engine, result->policy, &status);
+    struct butler_session *session = begin(options, engine, library, result->policy, &status);
     struct butler_sampler *sampler = session ? cmd_sampler_new(options, butler_engine_model(engine), &status) : NULL;
     if (!sampler)
         goto done;
-    status = prefill(options, session, prompt);
+    status = prefill(options, session, library && !options->load_session, prompt);
     if (status == CMD_DONE && butler_sampler_accept(sampler, prompt->values, prompt->n, &err) < 0)
         status = cmd_fail(options, &err);
     if (status == CMD_DONE)
@@ -305,11 +311,12 @@ static int run(struct cmd_options *options)
         status = read_prompt(options, butler_engine_model(engine), &prompt);
     if (status == CMD_DONE)
         cmd_auto_choose(options, most_tokens(options, engine, prompt.n));
+    struct butler_library *library = status == CMD_DONE && options->file ? cmd_library_try(options) : NULL;
     for (int i = 0; status == CMD_DONE && i < options->kv.n; i++) {
         results[i].policy = options->load_session ? "as saved" : options->kv.values[i];
         if (options->kv.n > 1)
             fprintf(stderr, "%s--- %s\n", i ? "\n" : "", results[i].policy);
-        status = run_policy(options, engine, &prompt, &results[i]);
+        status = run_policy(options, engine, library, &prompt, &results[i]);
         n_done = i + 1;
         if (results[i].end == CMD_END_INTERRUPTED)
             break;
@@ -319,6 +326,7 @@ static int run(struct cmd_options *options)
     for (int i = 0; i < n_done; i++)
         result_free(&results[i]);
     free(prompt.values);
+    butler_library_free(library);
     cmd_engine_free(engine);
     return status;
 }
@@ -329,7 +337,7 @@ static const struct cmd_use uses[] = {
     {CMD_TEMP, "0.8"}, {CMD_TOP_K, "40"},     {CMD_TOP_P, "0.95"},      {CMD_MIN_P, "0.05"},      CMD_PENALTIES,
     CMD_CONSTRAINTS,   {CMD_SEED, "0"},       {CMD_THREADS, "0"},       {CMD_ISA, NULL},          {CMD_PLUGIN, NULL},
     {CMD_STEP, NULL},  {CMD_PREDICTOR, NULL}, {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL}, {CMD_JSON, NULL},
-    {CMD_HELP, NULL},  {CMD_NONE, NULL},
+    {CMD_CACHE, NULL}, {CMD_CACHE_SIZE, "0"}, {CMD_NO_CACHE, NULL},     {CMD_HELP, NULL},         {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_run = {
@@ -347,6 +355,8 @@ const struct cmd_command cmd_run = {
         "--save-session also decodes the last token, so that --load-session continues after the printed text; with --temp 0\n"
         "both parts together are what one run would have generated.\n\n"
         "Ctrl-C ends the text, with its cost and the saved session, as -n does; while the prompt is read it ends the command.\n\n"
+        "What is read of -f is kept in the folder of --cache and not read again, by any policy: see `butler ask --help`. A prompt\n"
+        "whose reading was ended goes on where it was.\n\n"
         "With --json a row for each token, {\"policy\", \"id\", \"token\"}, and after them, for each policy, {\"text\", \"ids\", "
         "\"stats\"}.\n",
     .uses = uses,

@@ -556,12 +556,10 @@ int butler_draft_keep(struct butler_draft *draft, struct butler_sampler *sampler
 
 /* ----------------------------------------------------------------------------------------------- library
  *
- * A folder with the keys and values of texts that were read, in files of up to 256 tokens each, so that a text that was read once is
- * never read again: not by another session or process, under another policy, with another end or in another context. A file is found
- * by the model's fingerprint, the KV type, the kernels, and the tokens up to its last one. Several processes may use a folder. All
- * that is read from it is compared with checksums; what is damaged counts as absent.
- *
- * Used by one thread at a time, the one that runs the sessions that use it. */
+ * A folder with the keys and values of texts that were read, in files of up to 256 tokens, so that no text is read twice: not by
+ * another session or process, under another policy, with another end or in another context. A file is found by the model's
+ * fingerprint, the KV type, the kernels, and the tokens up to its last one. All that is read of it is compared with checksums; what
+ * is damaged counts as absent. Several processes may use a folder. Used by the thread that runs the sessions that use it. */
 
 /* Told in a sentence what the library could not do, where its caller goes on without: a file that is damaged, a full disk. */
 typedef void butler_library_note_fn(void *user, const char *message);
@@ -584,31 +582,24 @@ struct butler_library_info {
     uint64_t bytes_read, bytes_written; /* by this process */
     int n_damaged;                      /* files that could not be used */
 };
-
 void butler_library_get_info(const struct butler_library *library, struct butler_library_info *info);
 
 /* A text of the library: all its files up to one that no other goes on from. */
 struct butler_library_entry {
     char id[33];                /* names it: the hash of its tokens */
-    char model[64];             /* general.name of its model, or "" */
-    char isa[16];               /* kernels that made the rows, and can use them */
-    char text[160];             /* how it begins */
-    char end[160];              /* how its last block begins */
+    char model[64], isa[16];    /* general.name of its model; the kernels that made the rows, and can use them */
+    char text[160], end[160];   /* how its first and its last file's text begin */
     uint64_t model_fingerprint; /* of butler_model_fingerprint */
-    int kv_type;                /* enum butler_kv_type */
-    int n_tokens;
-    uint64_t bytes;  /* of its files */
-    uint64_t shared; /* of these bytes, those of files that other texts have, too */
-    int64_t used;    /* seconds since 1970: when it was last read or written */
-    bool broken;     /* a file of its beginning is gone: what is behind it cannot be used */
+    int kv_type, n_tokens;      /* kv_type: enum butler_kv_type */
+    uint64_t bytes, shared;     /* of its files; of those that other texts have, too */
+    int64_t used_ns;            /* since 1970: when it was last read or written */
+    bool broken;                /* a file of its beginning is gone: what is behind it cannot be used */
 };
+typedef bool butler_library_entry_fn(void *user, const struct butler_library_entry *entry); /* false: stop */
 
-/* false: stop. */
-typedef bool butler_library_entry_fn(void *user, const struct butler_library_entry *entry);
-
-/* All texts, the latest used first. Returns their number or a negative code. */
+/* All texts, the latest used first. Returns their number. */
 int butler_library_list(struct butler_library *library, butler_library_entry_fn *fn, void *user, struct butler_error *err);
-/* Removes the texts whose id begins with `id` (NULL: all), but what other texts share. Returns the number of texts;
+/* Removes the texts whose id begins with `id` (NULL: all), but what other texts share, and returns their number;
  * BUTLER_ERROR_ARGUMENT where none is named so. */
 int butler_library_remove(struct butler_library *library, const char *id, struct butler_error *err);
 /* Reads every file and compares it with its checksums; damaged ones, and those whose beginning is gone, are removed, after a note

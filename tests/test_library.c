@@ -21,10 +21,18 @@
 
 enum { N_CTX = 640, N_KEPT = 560, N_PROMPT = 600, N_STEPS = 8, BUDGET = 64 };
 
-static const char *const unnamed[] = {
-    "h2o+vatp",          "fier+vatp:dense=1",      "snapkv:rolling=1,recent=8,window=8", "quest:method=evict,dense=0",
-    "h2o:method=retrieve", "streaming:rope=cache", "tokenbutler2:on_top=0,sinks=4,recent=8,share=query,keys=int8",
-    "fier:scan=1,dense=0", "knorm:prefill=evict", "quest:dense=0,every=3", "pagestats:method=evict,page=32", "layer0:dense=2"};
+static const char *const unnamed[] = {"h2o+vatp",
+                                      "fier+vatp:dense=1",
+                                      "snapkv:rolling=1,recent=8,window=8",
+                                      "quest:method=evict,dense=0",
+                                      "h2o:method=retrieve",
+                                      "streaming:rope=cache",
+                                      "tokenbutler2:on_top=0,sinks=4,recent=8,share=query,keys=int8",
+                                      "fier:scan=1,dense=0",
+                                      "knorm:prefill=evict",
+                                      "quest:dense=0,every=3",
+                                      "pagestats:method=evict,page=32",
+                                      "layer0:dense=2"};
 
 static const struct model_case {
     const char *file;
@@ -337,10 +345,50 @@ static void copy_file(const char *from, const char *to)
     fclose(out);
 }
 
-/* Whatever happens to a file: the text is right, the fault is named, and the file is whole again afterwards. */
+enum { N_FAULTS = 12, GONE = 11 };
+
+static void damage(const char *path, const char *other, int fault)
+{
+    const off_t size = size_of(path), bits[] = {20, sizeof(struct butler_block_header) + 9, 5000, size / 2, size - 4},
+                sizes[] = {size - 1, size / 2, 0, size + 1};
+    if (fault < 5)
+        flip(path, bits[fault]);
+    else if (fault < 9)
+        assert_int_equal(truncate(path, sizes[fault - 5]), 0);
+    else if (fault == GONE)
+        unlink(path);
+    else
+        copy_file(fault == 9 ? other : "/proc/self/exe", path);
+}
+
+/* The text is right, the fault is named, and the file is whole again afterwards. */
+static void check_fault(struct context *c, struct butler_library *library, const struct butler_session *alone,
+                        const struct butler_library_file *file, const struct butler_library_file *neighbour, int fault)
+{
+    char *path = butler_library_path(library, file->kind, file->name),
+         *other = butler_library_path(library, neighbour->kind, neighbour->name);
+    const off_t size = size_of(path);
+    c->notes[0] = 0;
+    c->n_notes = 0;
+    damage(path, other, fault);
+    struct butler_session *again = open_session(c, "full", library, NULL), *third = open_session(c, "full", library, NULL);
+    const int known = read_text(again, c->text, N_PROMPT);
+    if (known >= N_PROMPT - 1 || known % 256 != 0)
+        fail_msg("%s, fault %d: %d tokens known", file->name, fault, known);
+    if (memcmp(butler_logits(alone), butler_logits(again), (size_t)c->model->hp.n_vocab * sizeof(float)) != 0)
+        fail_msg("%s, fault %d: other logits", file->name, fault);
+    if (fault != GONE && (c->n_notes == 0 || !strstr(c->notes, file->name)))
+        fail_msg("%s, fault %d: not named", file->name, fault);
+    assert_int_equal(size_of(path), size);
+    assert_int_equal(read_text(third, c->text, N_PROMPT), N_PROMPT - 1);
+    butler_session_free(again);
+    butler_session_free(third);
+    free(path);
+    free(other);
+}
+
 static void test_damage(void **state)
 {
-    enum { HEADER = 20, TOKENS = sizeof(struct butler_block_header) + 9, ROWS = 5000, END = -4, KINDS = 12 };
     struct context c;
     (void)state;
     open_model(&c, &models[0], 0);
@@ -353,46 +401,8 @@ static void test_damage(void **state)
     struct butler_library_file *files = files_of(library, &n);
     assert_int_equal(n, 3);
     for (int i = 0; i < n; i++)
-        for (int kind = 0; kind < KINDS; kind++) {
-            char *path = butler_library_path(library, files[i].kind, files[i].name),
-                 *other = butler_library_path(library, files[i].kind, files[(i + 1) % n].name);
-            const off_t size = size_of(path);
-            int fd;
-            c.notes[0] = 0;
-            c.n_notes = 0;
-            switch (kind) {
-            case 0: flip(path, HEADER); break;
-            case 1: flip(path, TOKENS); break;
-            case 2: flip(path, ROWS); break;
-            case 3: flip(path, size / 2); break;
-            case 4: flip(path, size + END); break;
-            case 5: assert_int_equal(truncate(path, size - 1), 0); break;
-            case 6: assert_int_equal(truncate(path, size / 2), 0); break;
-            case 7: assert_int_equal(truncate(path, 0), 0); break;
-            case 8: assert_int_equal(truncate(path, size + 1), 0); break;
-            case 9: copy_file(other, path); break;
-            case 10: copy_file("/proc/self/exe", path); break;
-            case 11:
-                unlink(path);
-                break;
-            }
-            if (kind == 11 && (fd = open(path, O_RDONLY)) >= 0)
-                fail_msg("%s is still there", path);
-            struct butler_session *again = open_session(&c, "full", library, NULL), *third = open_session(&c, "full", library, NULL);
-            const int known = read_text(again, c.text, N_PROMPT);
-            if (known >= N_PROMPT - 1 || known % 256 != 0)
-                fail_msg("file %d, fault %d: %d tokens known", i, kind, known);
-            if (memcmp(butler_logits(alone), butler_logits(again), (size_t)c.model->hp.n_vocab * sizeof(float)) != 0)
-                fail_msg("file %d, fault %d: other logits", i, kind);
-            if (kind != 11 && (c.n_notes == 0 || !strstr(c.notes, files[i].name)))
-                fail_msg("file %d, fault %d: not named", i, kind);
-            assert_int_equal(size_of(path), size);
-            assert_int_equal(read_text(third, c.text, N_PROMPT), N_PROMPT - 1);
-            butler_session_free(again);
-            butler_session_free(third);
-            free(path);
-            free(other);
-        }
+        for (int fault = 0; fault < N_FAULTS; fault++)
+            check_fault(&c, library, alone, &files[i], &files[(i + 1) % n], fault);
     free(files);
     butler_session_free(alone);
     butler_library_free(library);
@@ -584,9 +594,9 @@ static void test_entries(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equality), cmocka_unit_test(test_beginnings), cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_cancelled), cmocka_unit_test(test_damage),    cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_limit),    cmocka_unit_test(test_entries)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_equality), cmocka_unit_test(test_beginnings),
+                                       cmocka_unit_test(test_kinds),    cmocka_unit_test(test_cancelled),
+                                       cmocka_unit_test(test_damage),   cmocka_unit_test(test_full_disk),
+                                       cmocka_unit_test(test_limit),    cmocka_unit_test(test_entries)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

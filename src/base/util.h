@@ -89,9 +89,9 @@ struct butler_writer {
     bool unsynced;
 };
 enum butler_writer_flags {
-    BUTLER_WRITER_HASH = 1,    /* ends the file with the XXH3-64 of all bytes before it */
-    BUTLER_WRITER_PRIVATE = 2, /* permissions 0600: for what holds somebody's text */
-    BUTLER_WRITER_NAMED = 4,   /* as if there were no O_TMPFILE: for tests */
+    BUTLER_WRITER_HASH = 1,     /* ends the file with the XXH3-64 of all bytes before it */
+    BUTLER_WRITER_PRIVATE = 2,  /* permissions 0600: for what holds somebody's text */
+    BUTLER_WRITER_NAMED = 4,    /* as if there were no O_TMPFILE: for tests */
     BUTLER_WRITER_UNSYNCED = 8, /* not synced: for what a checksum tells from a file that a crash of the machine left unfinished */
 };
 int butler_writer_open(struct butler_writer *writer, const char *path, int flags, struct butler_error *err);

@@ -256,8 +256,7 @@ int butler_writer_commit(struct butler_writer *writer, struct butler_error *err)
     if (code < 0)
         goto done;
     if (fflush(writer->file) != 0 ||
-        (!writer->borrowed &&
-         ((!writer->unsynced && fsync(fd) != 0) || (!writer->temporary && name_unnamed(writer, fd) != 0)))) {
+        (!writer->borrowed && ((!writer->unsynced && fsync(fd) != 0) || (!writer->temporary && name_unnamed(writer, fd) != 0)))) {
         code = butler_fail(err, BUTLER_ERROR_IO, "%s: cannot write %llu bytes: %s", writer->path,
                            (unsigned long long)writer->n_written, strerror(errno));
         goto done;

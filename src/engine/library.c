@@ -344,6 +344,7 @@ struct butler_library *butler_library_open(const struct butler_library_params *p
     const int n = butler_library_files(library, NULL, true, &files, err);
     if (n < 0 || open_lock(library, err) < 0)
         goto fail;
+    in_use_since(library); /* removes what killed processes left */
     for (int i = 0; i < n; i++)
         library->bytes += files[i].bytes;
     free(files);

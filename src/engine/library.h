@@ -89,8 +89,8 @@ int butler_shelf_find(const struct butler_session *session, const int32_t *ids, 
 int butler_shelf_load(struct butler_session *session, const int32_t *ids, int most, int from);
 /* Keeps what the session has read as a prompt and the library has not: whole blocks, and if `whole` the tokens behind them. */
 void butler_shelf_feed(struct butler_session *session, bool whole);
-/* Where the last pass of a prompt begins under an evicting policy, which cuts the cache behind it: what was read before can be kept.
- * Otherwise prompt_end. */
+/* Where the last pass of a prompt begins under an evicting policy, which cuts the cache behind it: what was read before can be
+ * kept. Otherwise prompt_end. */
 int butler_shelf_split(const struct butler_session *session, int prompt_end);
 void butler_shelf_free(struct butler_shelf *shelf); /* may be NULL */
 

@@ -77,7 +77,7 @@ static bool describe(struct butler_library *library, const struct forest *forest
 {
     struct butler_block_file block;
     int first = i;
-    *entry = (struct butler_library_entry){.used = forest->files[i].used_ns / 1000000000};
+    *entry = (struct butler_library_entry){.used_ns = forest->files[i].used_ns};
     if (!butler_library_open_block(library, &forest->files[i], &block))
         return false;
     print_id(&block.header.id, entry->id);
@@ -102,7 +102,7 @@ static bool describe(struct butler_library *library, const struct forest *forest
 
 static int latest_first(const void *a, const void *b)
 {
-    const int64_t x = ((const struct butler_library_entry *)a)->used, y = ((const struct butler_library_entry *)b)->used;
+    const int64_t x = ((const struct butler_library_entry *)a)->used_ns, y = ((const struct butler_library_entry *)b)->used_ns;
     return (x < y) - (x > y);
 }
 

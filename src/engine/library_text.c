@@ -22,7 +22,8 @@ enum {
 
 static void name_kind(struct butler_shelf *shelf, const struct butler_session *session)
 {
-    static const char *const types[BUTLER_N_KV_TYPES] = {[BUTLER_KV_F16] = "f16", [BUTLER_KV_F32] = "f32", [BUTLER_KV_Q8_0] = "q8_0"};
+    static const char *const types[BUTLER_N_KV_TYPES] = {
+        [BUTLER_KV_F16] = "f16", [BUTLER_KV_F32] = "f32", [BUTLER_KV_Q8_0] = "q8_0"};
     const struct butler_backend *backend = session->engine->backend;
     const struct butler_metric_shape *shape = &session->shape;
     char text[256];

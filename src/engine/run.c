@@ -145,8 +145,7 @@ static void account(struct progress *progress, const struct butler_part *part, d
         session->stats.n_prefill += (uint64_t)part->n;
         if (session->engine->prefix)
             butler_prefix_add(session->engine->prefix, session, part->ends_prompt);
-        butler_shelf_feed(session,
-                          part->ends_prompt || session->n_past == butler_shelf_split(session, progress->span->prompt_end));
+        butler_shelf_feed(session, part->ends_prompt || session->n_past == butler_shelf_split(session, progress->span->prompt_end));
         if (session->progress && !session->progress(session->progress_user, progress->done, progress->span->n) && !progress->ended)
             cancel(progress);
     }

@@ -26,10 +26,10 @@ struct butler_block_header {
     struct butler_block_id kind;   /* what the rows depend on beside the tokens */
     struct butler_block_id parent; /* the block before it; of the first one, where its chain begins */
     struct butler_block_id id;
-    uint64_t fingerprint;            /* of the model */
-    int32_t kv_type, first, n;       /* the block's tokens are [first, first + n) of the text */
-    int32_t n_chunks;                /* layers times KV heads */
-    uint64_t chunk_bytes;            /* of n tokens */
+    uint64_t fingerprint;               /* of the model */
+    int32_t kv_type, first, n;          /* the block's tokens are [first, first + n) of the text */
+    int32_t n_chunks;                   /* layers times KV heads */
+    uint64_t chunk_bytes;               /* of n tokens */
     char model[64], isa[16], text[160]; /* the model's name, the kernels that made the rows, how the block's text begins */
 };
 
