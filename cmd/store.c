@@ -86,6 +86,6 @@ struct butler_library *cmd_library_try(const struct cmd_options *options)
 void cmd_library_use(const struct cmd_options *options, struct butler_library *library, struct butler_session *session)
 {
     struct butler_error err = {0};
-    if (library && session && butler_session_use_library(session, library, NULL, &err) < 0)
+    if (library && session && butler_session_use_library(session, library, &err) < 0)
         cmd_say(options, "warning: what is read is not kept: %s", err.message);
 }

@@ -1,6 +1,6 @@
 /* butler: runs language models and, while decoding, reads only the part of the KV cache that matters.
  *
- * The only public header. The life of a program that uses it:
+ * The public header (butler_tools.h: what programs around texts need). The life of a program that uses it:
  *
  *     model   = butler_model_load(path)              a GGUF file, mapped: weights and tokenizer; immutable, shared
  *     engine  = butler_engine_new(model)             the model on a device: threads, scratch, KV pages of all its sessions
@@ -363,11 +363,10 @@ int butler_session_set_prefix_salt(struct butler_session *session, uint64_t salt
 int butler_session_find_prefix(const struct butler_session *session, const int32_t *ids, int n, struct butler_error *err);
 
 /* From now on butler_session_adopt_prefix also looks in the library, and what the session reads as a prompt is kept there while it
- * is read: after every pass, and where it is cancelled. salt: texts are found only by sessions with the same one; NULL: none.
- * library NULL: no longer. The library must outlive the session; forks and copies have none. */
+ * is read: after every pass, and where it is cancelled. NULL: no longer. It must outlive the session; forks and copies have none.
+ */
 struct butler_library;
-int butler_session_use_library(struct butler_session *session, struct butler_library *library, const char *salt,
-                               struct butler_error *err);
+int butler_session_use_library(struct butler_session *session, struct butler_library *library, struct butler_error *err);
 
 /* Logits [n_vocab] after the last token, owned by the session, valid until the next call. NULL before the first. */
 const float *butler_logits(const struct butler_session *session);
@@ -416,9 +415,8 @@ struct butler_stats {
     /* Of butler_draft_step. n_decode counts the tokens that stayed; bytes and decode_s have drafts and checks in them. */
     uint64_t n_checks, n_drafted, n_accepted; /* exact passes of drafts; drafts checked; drafts that were the text's next tokens */
     double draft_s, check_s;                  /* wall time inside decode_s */
-    /* Of butler_session_adopt_prefix: tokens that were in memory; that the library had, and the time to load them. */
-    uint64_t n_shared, n_library;
-    double library_s;
+    uint64_t n_shared, n_library;             /* of butler_session_adopt_prefix: tokens that were in memory; that the library had */
+    double library_s;                         /* wall time to load these */
 };
 
 void butler_session_stats(const struct butler_session *session, struct butler_stats *stats);
@@ -556,9 +554,9 @@ int butler_draft_keep(struct butler_draft *draft, struct butler_sampler *sampler
 
 /* ----------------------------------------------------------------------------------------------- library
  *
- * A folder with the keys and values of texts that were read, in files of up to 256 tokens, so that no text is read twice: not by
+ * A folder with keys and values of texts that were read, in files of up to 256 tokens, so that no text is read twice: not by
  * another session or process, under another policy, with another end or in another context. A file is found by the model's
- * fingerprint, the KV type, the kernels, and the tokens up to its last one. All that is read of it is compared with checksums; what
+ * fingerprint, the KV type, the kernels, and the tokens up to its last one; what is read of it is compared with checksums, and what
  * is damaged counts as absent. Several processes may use a folder. Used by the thread that runs the sessions that use it. */
 
 /* Told in a sentence what the library could not do, where its caller goes on without: a file that is damaged, a full disk. */
@@ -577,36 +575,12 @@ struct butler_library *butler_library_open(const struct butler_library_params *p
 void butler_library_free(struct butler_library *library);
 
 struct butler_library_info {
-    const char *folder; /* the library's */
-    uint64_t max_bytes, bytes;
-    uint64_t bytes_read, bytes_written; /* by this process */
-    int n_damaged;                      /* files that could not be used */
+    const char *folder;                                   /* the library's */
+    uint64_t max_bytes, bytes, bytes_read, bytes_written; /* the latter two by this process */
+    int n_damaged;                                        /* files that could not be used */
 };
 void butler_library_get_info(const struct butler_library *library, struct butler_library_info *info);
-
-/* A text of the library: all its files up to one that no other goes on from. */
-struct butler_library_entry {
-    char id[33];                /* names it: the hash of its tokens */
-    char model[64], isa[16];    /* general.name of its model; the kernels that made the rows, and can use them */
-    char text[160], end[160];   /* how its first and its last file's text begin */
-    uint64_t model_fingerprint; /* of butler_model_fingerprint */
-    int kv_type, n_tokens;      /* kv_type: enum butler_kv_type */
-    uint64_t bytes, shared;     /* of its files; of those that other texts have, too */
-    int64_t used_ns;            /* since 1970: when it was last read or written */
-    bool broken;                /* a file of its beginning is gone: what is behind it cannot be used */
-};
-typedef bool butler_library_entry_fn(void *user, const struct butler_library_entry *entry); /* false: stop */
-
-/* All texts, the latest used first. Returns their number. */
-int butler_library_list(struct butler_library *library, butler_library_entry_fn *fn, void *user, struct butler_error *err);
-/* Removes the texts whose id begins with `id` (NULL: all), but what other texts share, and returns their number;
- * BUTLER_ERROR_ARGUMENT where none is named so. */
-int butler_library_remove(struct butler_library *library, const char *id, struct butler_error *err);
-/* Reads every file and compares it with its checksums; damaged ones, and those whose beginning is gone, are removed, after a note
- * for each. Returns how many. */
-int butler_library_verify(struct butler_library *library, struct butler_error *err);
-/* Copies the files of the one text whose id begins with `id` into the library `to`. Returns the number of files. */
-int butler_library_export(struct butler_library *library, const char *id, struct butler_library *to, struct butler_error *err);
+/* What a library holds: butler_tools.h. */
 
 /* ---------------------------------------------------------------------------------------------- policies */
 

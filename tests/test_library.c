@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "fixtures.h"
+#include "butler_tools.h"
 #include "random_predictor.h"
 #include "engine/library.h"
 #include "engine/prefix.h"
@@ -103,12 +104,13 @@ static struct butler_library *open_library(struct context *c, uint64_t max_bytes
 }
 
 static struct butler_session *open_session(const struct context *c, const char *policy, struct butler_library *library,
-                                           const char *salt)
+                                           uint64_t salt)
 {
     struct butler_error err;
     const struct butler_session_params params = {.n_ctx = N_CTX, .kv_type = c->type, .policy = policy, .seed = 3};
     struct butler_session *session = butler_session_new(c->engine, &params, &err);
-    if (!session || (library && butler_session_use_library(session, library, salt, &err) < 0))
+    if (!session || (library && (butler_session_use_library(session, library, &err) < 0 ||
+                                 butler_session_set_prefix_salt(session, salt, &err) < 0)))
         fail_msg("%s: %s", policy, err.message);
     return session;
 }
@@ -159,7 +161,7 @@ static void check_policy(struct context *c, struct butler_library *full, const c
     with_budget(name, policy);
     if (butler_policy_check(c->engine, policy, &err) < 0)
         return;
-    struct butler_session *alone = open_session(c, policy, NULL, NULL), *hit = open_session(c, policy, full, NULL);
+    struct butler_session *alone = open_session(c, policy, NULL, 0), *hit = open_session(c, policy, full, 0);
     const int known = read_text(hit, c->text, N_PROMPT), most = butler_prefix_shareable(hit, N_PROMPT);
     /* Sessions before it kept the whole prompt. Of unrotated keys nothing was kept under `full`. */
     if (!hit->policy.rope_in_cache && known != BUTLER_MIN(most, N_KEPT) && known != most)
@@ -173,8 +175,8 @@ static void check_policy(struct context *c, struct butler_library *full, const c
     snprintf(c->folder, sizeof c->folder, "/tmp/butler-test-library-XXXXXX");
     assert_non_null(mkdtemp(c->folder));
     struct butler_library *own = open_library(c, 1 << 30);
-    struct butler_session *reader = open_session(c, policy, own, NULL), *later = open_session(c, "full", own, NULL),
-                          *fresh = open_session(c, "full", NULL, NULL);
+    struct butler_session *reader = open_session(c, policy, own, 0), *later = open_session(c, "full", own, 0),
+                          *fresh = open_session(c, "full", NULL, 0);
     read_text(reader, c->text, N_PROMPT);
     const int found = read_text(later, c->text, N_PROMPT);
     if (!reader->policy.rope_in_cache && !reader->policy.prefill_evict && found != N_PROMPT - 1)
@@ -197,7 +199,7 @@ static void test_equality(void **state)
         struct butler_policy_info info;
         open_model(&c, &models[m], 0);
         struct butler_library *library = open_library(&c, 1 << 30);
-        struct butler_session *first = open_session(&c, "full", library, NULL);
+        struct butler_session *first = open_session(&c, "full", library, 0);
         assert_int_equal(read_text(first, c.text, N_KEPT), 0);
         butler_session_free(first);
         for (int i = 0; butler_policy_describe(c.engine, i, &info); i++)
@@ -222,7 +224,7 @@ static void test_beginnings(void **state)
         struct context c;
         open_model(&c, &models[0], cached ? 1 << 22 : 0);
         struct butler_library *library = open_library(&c, 1 << 30);
-        struct butler_session *session = open_session(&c, "full", library, NULL);
+        struct butler_session *session = open_session(&c, "full", library, 0);
         assert_int_equal(read_text(session, c.text, N_PROMPT), 0);
         butler_session_free(session);
         for (int i = 0; i < BUTLER_COUNT(ends); i++) {
@@ -230,8 +232,8 @@ static void test_beginnings(void **state)
             memcpy(other, c.text, sizeof other);
             for (int j = ends[i]; j < N_PROMPT; j++)
                 other[j] = (other[j] + 1) % c.model->hp.n_vocab;
-            struct butler_session *hit = open_session(&c, "quest:budget=64", library, NULL),
-                                  *alone = open_session(&c, "quest:budget=64", NULL, NULL);
+            struct butler_session *hit = open_session(&c, "quest:budget=64", library, 0),
+                                  *alone = open_session(&c, "quest:budget=64", NULL, 0);
             struct butler_error err;
             const int promised = butler_session_find_prefix(hit, other, N_PROMPT, &err);
             const int known = read_text(hit, other, N_PROMPT);
@@ -255,23 +257,23 @@ static void test_kinds(void **state)
     (void)state;
     open_model(&c, &models[0], 0);
     struct butler_library *library = open_library(&c, 1 << 30);
-    struct butler_session *session = open_session(&c, "full", library, "key A");
+    struct butler_session *session = open_session(&c, "full", library, 11);
     assert_int_equal(read_text(session, c.text, N_PROMPT), 0);
     butler_session_free(session);
-    session = open_session(&c, "fier:budget=64", library, "key A");
+    session = open_session(&c, "fier:budget=64", library, 11);
     assert_int_equal(read_text(session, c.text, N_PROMPT), N_PROMPT - 1);
     butler_session_free(session);
-    const char *const others[] = {"key B", "", NULL};
-    for (int i = 0; i < 3; i++) {
+    static const uint64_t others[] = {12, 0};
+    for (int i = 0; i < 2; i++) {
         session = open_session(&c, "full", library, others[i]);
-        assert_int_equal(read_text(session, c.text, N_PROMPT), i == 2 ? N_PROMPT - 1 : 0); /* "" is none */
+        assert_int_equal(read_text(session, c.text, N_PROMPT), 0);
         butler_session_free(session);
     }
     c.type = BUTLER_KV_Q8_0;
     struct butler_error err;
     struct butler_session_params params = {.n_ctx = N_CTX, .kv_type = BUTLER_KV_F32};
     session = butler_session_new(c.engine, &params, &err);
-    assert_int_equal(butler_session_use_library(session, library, NULL, &err), 0);
+    assert_int_equal(butler_session_use_library(session, library, &err), 0);
     assert_int_equal(read_text(session, c.text, N_PROMPT), 0);
     butler_session_free(session);
     butler_library_free(library);
@@ -296,12 +298,12 @@ static void test_cancelled(void **state)
         struct butler_error err;
         open_model(&c, &models[0], 0);
         struct butler_library *library = open_library(&c, 1 << 30);
-        struct butler_session *session = open_session(&c, policies[p], library, NULL);
+        struct butler_session *session = open_session(&c, policies[p], library, 0);
         int stop = 384;
         butler_session_on_progress(session, stop_after, &stop);
         assert_int_equal(butler_prefill(session, c.text, N_PROMPT, NULL, NULL, &err), BUTLER_ERROR_CANCELLED);
         butler_session_free(session);
-        session = open_session(&c, "full", library, NULL);
+        session = open_session(&c, "full", library, 0);
         assert_int_equal(read_text(session, c.text, N_PROMPT), 384);
         butler_session_free(session);
         butler_library_free(library);
@@ -371,7 +373,7 @@ static void check_fault(struct context *c, struct butler_library *library, const
     c->notes[0] = 0;
     c->n_notes = 0;
     damage(path, other, fault);
-    struct butler_session *again = open_session(c, "full", library, NULL), *third = open_session(c, "full", library, NULL);
+    struct butler_session *again = open_session(c, "full", library, 0), *third = open_session(c, "full", library, 0);
     const int known = read_text(again, c->text, N_PROMPT);
     if (known >= N_PROMPT - 1 || known % 256 != 0)
         fail_msg("%s, fault %d: %d tokens known", file->name, fault, known);
@@ -393,7 +395,7 @@ static void test_damage(void **state)
     (void)state;
     open_model(&c, &models[0], 0);
     struct butler_library *library = open_library(&c, 1 << 30);
-    struct butler_session *session = open_session(&c, "full", library, NULL), *alone = open_session(&c, "full", NULL, NULL);
+    struct butler_session *session = open_session(&c, "full", library, 0), *alone = open_session(&c, "full", NULL, 0);
     read_text(session, c.text, N_PROMPT);
     read_text(alone, c.text, N_PROMPT);
     butler_session_free(session);
@@ -417,7 +419,7 @@ static void test_full_disk(void **state)
     (void)state;
     open_model(&c, &models[0], 0);
     struct butler_library *library = open_library(&c, 1 << 30);
-    struct butler_session *session = open_session(&c, "full", library, NULL), *alone = open_session(&c, "full", NULL, NULL);
+    struct butler_session *session = open_session(&c, "full", library, 0), *alone = open_session(&c, "full", NULL, 0);
     signal(SIGXFSZ, SIG_IGN);
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     small = (struct rlimit){.rlim_cur = 10000, .rlim_max = before.rlim_max};
@@ -432,10 +434,10 @@ static void test_full_disk(void **state)
     free(files_of(library, &n));
     assert_int_equal(n, 0);
     butler_session_free(session);
-    session = open_session(&c, "full", library, NULL);
+    session = open_session(&c, "full", library, 0);
     assert_int_equal(read_text(session, c.text, N_PROMPT), 0);
     butler_session_free(session);
-    session = open_session(&c, "full", library, NULL);
+    session = open_session(&c, "full", library, 0);
     assert_int_equal(read_text(session, c.text, N_PROMPT), N_PROMPT - 1);
     butler_session_free(session);
     butler_session_free(alone);
@@ -457,7 +459,7 @@ static void test_limit(void **state)
         for (int i = 0; i < N_PROMPT; i++)
             texts[t][i] = (c.text[i] + t) % c.model->hp.n_vocab;
     struct butler_library *library = open_library(&c, 1 << 30);
-    struct butler_session *session = open_session(&c, "full", library, NULL);
+    struct butler_session *session = open_session(&c, "full", library, 0);
     read_text(session, texts[0], N_PROMPT);
     butler_session_free(session);
     const uint64_t one = library->bytes;
@@ -477,7 +479,7 @@ static void test_limit(void **state)
     static const int order[] = {1, 0, 2}; /* 1 was used longest ago when 2 comes */
     for (int i = 0; i < 3; i++) {
         usleep(20000); /* times of files are as coarse as the system's clock ticks */
-        session = open_session(&c, "full", library, NULL);
+        session = open_session(&c, "full", library, 0);
         read_text(session, texts[order[i]], N_PROMPT);
         butler_session_free(session);
         assert_true(library->bytes <= 2 * one);
@@ -485,7 +487,7 @@ static void test_limit(void **state)
     static const bool left[] = {true, false, true};
     for (int t = 0; t < 3; t++) {
         struct butler_error err;
-        session = open_session(&c, "full", library, NULL);
+        session = open_session(&c, "full", library, 0);
         const int known = butler_session_find_prefix(session, texts[t], N_PROMPT, &err);
         if ((known == N_PROMPT - 1) != left[t])
             fail_msg("text %d: %d known", t, known);
@@ -496,17 +498,17 @@ static void test_limit(void **state)
     /* In use by this process and by another one: text 1 finds no room. */
     library = open_library(&c, 2 * one);
     struct butler_library *second = open_library(&c, 2 * one);
-    struct butler_session *user = open_session(&c, "full", second, NULL);
+    struct butler_session *user = open_session(&c, "full", second, 0);
     usleep(20000);
-    session = open_session(&c, "full", library, NULL);
+    session = open_session(&c, "full", library, 0);
     assert_int_equal(read_text(session, texts[0], N_PROMPT), N_PROMPT - 1);
     assert_int_equal(read_text(user, texts[2], N_PROMPT), N_PROMPT - 1);
-    struct butler_session *third = open_session(&c, "full", library, NULL);
+    struct butler_session *third = open_session(&c, "full", library, 0);
     c.notes[0] = 0;
     assert_int_equal(read_text(third, texts[1], N_PROMPT), 0);
     assert_non_null(strstr(c.notes, "full"));
     butler_session_free(third);
-    third = open_session(&c, "full", library, NULL);
+    third = open_session(&c, "full", library, 0);
     assert_int_equal(read_text(third, texts[2], N_PROMPT), N_PROMPT - 1);
     butler_session_free(third);
     butler_session_free(session);
@@ -538,14 +540,14 @@ static void test_entries(void **state)
     (void)state;
     open_model(&c, &models[0], 0);
     struct butler_library *library = open_library(&c, 1 << 30);
-    struct butler_session *session = open_session(&c, "full", library, NULL);
+    struct butler_session *session = open_session(&c, "full", library, 0);
     read_text(session, c.text, N_PROMPT);
     butler_session_free(session);
     int32_t other[N_PROMPT];
     memcpy(other, c.text, sizeof other);
     other[300]++;
     usleep(20000);
-    session = open_session(&c, "full", library, NULL);
+    session = open_session(&c, "full", library, 0);
     assert_int_equal(read_text(session, other, 500), 300);
     butler_session_free(session);
     assert_int_equal(butler_library_list(library, see, &seen, &err), 2);
@@ -559,7 +561,7 @@ static void test_entries(void **state)
     struct butler_library *to = open_library(&copy, 1 << 30);
     assert_int_equal(butler_library_export(library, "", to, &err), BUTLER_ERROR_ARGUMENT); /* two */
     assert_int_equal(butler_library_export(library, seen.entries[1].id, to, &err), 3);
-    session = open_session(&copy, "full", to, NULL);
+    session = open_session(&copy, "full", to, 0);
     assert_int_equal(read_text(session, c.text, N_PROMPT), N_PROMPT - 1);
     butler_session_free(session);
     butler_library_free(to);
@@ -567,7 +569,7 @@ static void test_entries(void **state)
 
     assert_int_equal(butler_library_remove(library, "no such", &err), BUTLER_ERROR_ARGUMENT);
     assert_int_equal(butler_library_remove(library, seen.entries[1].id, &err), 1);
-    session = open_session(&c, "full", library, NULL);
+    session = open_session(&c, "full", library, 0);
     assert_int_equal(butler_session_find_prefix(session, c.text, N_PROMPT, &err), 300);
     assert_int_equal(butler_session_find_prefix(session, other, 501, &err), 500);
     butler_session_free(session);

@@ -34,7 +34,7 @@ enum { BUTLER_KIND_NAME = 64, BUTLER_BLOCK_NAME = 2 * 32 + 1 + 3 };
 /* What a session has of a library. */
 struct butler_shelf {
     struct butler_library *library;
-    struct butler_block_id kind, root; /* root: the parent of first blocks */
+    struct butler_block_id kind;
     char kind_name[BUTLER_KIND_NAME];
     uint64_t fingerprint;
     bool stopped; /* writing failed: nothing more of this session is kept */

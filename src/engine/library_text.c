@@ -37,8 +37,7 @@ static void name_kind(struct butler_shelf *shelf, const struct butler_session *s
              types[session->kv_type], (unsigned long long)hash.low64);
 }
 
-int butler_session_use_library(struct butler_session *session, struct butler_library *library, const char *salt,
-                               struct butler_error *err)
+int butler_session_use_library(struct butler_session *session, struct butler_library *library, struct butler_error *err)
 {
     uint64_t fingerprint;
     if (BUTLER_IS_NULL(session, err))
@@ -54,11 +53,6 @@ int butler_session_use_library(struct butler_session *session, struct butler_lib
         return code < 0 ? code : BUTLER_ERROR_MEMORY;
     shelf->fingerprint = fingerprint;
     name_kind(shelf, session);
-    shelf->root = shelf->kind;
-    if (salt && *salt) {
-        const XXH128_hash_t hash = XXH3_128bits_withSeed(salt, strlen(salt), 1);
-        shelf->root = (struct butler_block_id){hash.high64, hash.low64};
-    }
     butler_shelf_free(session->shelf);
     session->shelf = shelf;
     shelf->library = library;
@@ -74,6 +68,19 @@ void butler_shelf_free(struct butler_shelf *shelf)
 }
 
 /* -------------------------------------------------------------------------------------------------- finding */
+
+/* Where the session's chains begin. */
+static struct butler_block_id root_of(const struct butler_session *session)
+{
+    const struct {
+        struct butler_block_id kind;
+        uint64_t salt;
+    } root = {session->shelf->kind, session->prefix_salt};
+    if (session->prefix_salt == 0)
+        return session->shelf->kind;
+    const XXH128_hash_t hash = XXH3_128bits(&root, sizeof root);
+    return (struct butler_block_id){hash.high64, hash.low64};
+}
 
 /* Whether a block that was opened is of this session's kind, and of this place of the text. */
 static bool fits(const struct butler_session *session, const struct butler_block_file *block, int first)
@@ -183,7 +190,7 @@ static int walk(const struct butler_session *session, const int32_t *ids, int mo
 {
     struct butler_shelf *shelf = session->shelf;
     struct butler_library *library = shelf->library;
-    struct butler_block_id parent = shelf->root;
+    struct butler_block_id parent = root_of(session);
     struct butler_block_file block;
     struct butler_error err;
     struct index index;
@@ -380,12 +387,12 @@ void butler_shelf_feed(struct butler_session *session, bool whole)
     struct butler_shelf *shelf = session->shelf;
     if (!shelf || shelf->stopped || session->evicted || session->failed || session->capture)
         return;
-    struct butler_block_id parent = shelf->root;
+    struct butler_block_id parent = root_of(session);
     for (int first = 0; first < shelf->n_known; first += MOST)
         parent = butler_block_hash(&parent, session->tokens + first, MOST);
     if (shelf->n_known > session->n_dense || (shelf->n_known > 0 && !butler_block_same(&parent, &shelf->known))) {
         shelf->n_known = 0; /* it has gone back, and reads another text */
-        parent = shelf->root;
+        parent = root_of(session);
     }
     for (int first = shelf->n_known, n; first < session->n_dense; first += n) {
         n = BUTLER_MIN(session->n_dense - first, MOST);
