@@ -6,6 +6,7 @@
 #include "base/util.h"
 
 enum {
+    WORTH_SAYING = 256, /* tokens */
     LONG_S = 10,  /* reading that takes longer is announced */
     EVERY_S = 10, /* from one line of a log to the next */
 };
@@ -103,7 +104,7 @@ static int adopt(const struct cmd_options *options, struct butler_session *sessi
     if (*n_known < 0)
         return cmd_fail(options, &err);
     butler_session_stats(session, &stats);
-    if (*n_known > 0)
+    if (*n_known >= WORTH_SAYING)
         cmd_say(options, "%d of %d tokens were read before: loaded in %s", *n_known, ids->n,
                 cmd_duration(time, sizeof time, stats.library_s));
     return CMD_DONE;

@@ -247,7 +247,7 @@ def test_commands_are_listed_and_others_refused():
 def test_documents(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").write_text("It was the best of times.")
-    first = answer_to(written_out(("user", "a:\n\nIt was the best of times.\n\nWhat?")))
+    first = answer_to(written_out(("user", "It was the best of times.\n\n(end of a)\n\nWhat?")))
     assert commands("What?", args=["-f", "a"]).stdout == first
     assert commands("/file a", "What?").stdout == first
     assert commands("/file a", "/clear", "Hello").stdout == commands("Hello").stdout

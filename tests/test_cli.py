@@ -401,7 +401,7 @@ def test_ids_that_are_no_tokens():
 
 STATS = {"policy", "end", "seed", "n_prefill", "n_decode", "prefill_s", "decode_s", "tok_s", "score_s", "select_s", "attend_s", "predict_s", "weight_bytes",
          "kv_bytes", "metric_bytes", "predict_bytes", "full_kv_bytes", "kv_read", "kv_memory", "kv_memory_peak", "metric_memory",
-         "metric_memory_peak", "n_checks", "n_drafted", "n_accepted", "draft_s", "check_s"}
+         "metric_memory_peak", "n_library", "library_s", "n_checks", "n_drafted", "n_accepted", "draft_s", "check_s"}
 
 
 def test_run_rows():
@@ -584,17 +584,17 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_was_read(tmp_path):
     (tmp_path / "a").write_text(PROMPT)
     args = ["ask", "-m", GQA, "-c", "1000000", "-t", "1", "-n", "-1", "--ignore-eos", "-f", tmp_path / "a", "--cache", tmp_path / "kept"]
     out, err = interrupted(*args, "Who?", after=b"", expect=DONE)
-    assert out.endswith(b"\n") and "ended: interrupted" in err
-    assert "read before" in butler(*args, "-n", "1", "Who?").stderr
+    assert out.endswith(b"\n") and "(interrupted)" in err
+    assert " 1 tokens read" in butler(*args, "-n", "1", "Who?").stderr
 
 
 def test_ctrl_c_while_the_prompt_is_read(tmp_path):
     (tmp_path / "long").write_text("x" * 200000)
     args = ["-m", GQA, "-c", "1000000", "-t", "1", "--block", "16", "-f", tmp_path / "long"]
-    for command in (["run", *args, "--save-session", tmp_path / "s"], ["ask", *args, "--cache", tmp_path / "kept", "Who?"]):
+    for command in (["run", *args, "--no-cache", "--save-session", tmp_path / "s"], ["ask", *args, "--cache", tmp_path / "kept", "Who?"]):
         out, err = interrupted(*command, after=b"prompt:", expect=FAILED)
-        assert out == b"" and "interrupted after" in err
-    assert not (tmp_path / "s").exists() and list((tmp_path / "kept").iterdir()) == []
+        assert out == b"" and "interrupted after" in err and ("they are kept" in err) == (command[0] == "ask")
+    assert not (tmp_path / "s").exists() and list((tmp_path / "kept").rglob("*.kv"))
 
 
 # --------------------------------------------------------------------------------------------------- bench

@@ -2,6 +2,7 @@
  * checks that no function is left out. */
 #include "engine/metric.h"
 #include "fixtures.h"
+#include "butler_tools.h"
 
 static struct butler_error err;
 
@@ -147,6 +148,7 @@ static void test_sessions(void **state)
     FAILS("session", butler_session_set_prefix_salt, NULL, 1, &err);
     FAILS("session", butler_session_find_prefix, NULL, &id, 1, &err);
     FAILS("ids", butler_session_find_prefix, session, NULL, 1, &err);
+    FAILS("session", butler_session_use_library, NULL, NULL, &err);
     FAILS("session", butler_fill, NULL, 1, 1, &err);
     FAILS("session", butler_session_save, NULL, "x", &err);
     FAILS("path", butler_session_save, session, NULL, &err);
@@ -191,6 +193,29 @@ static void test_sessions(void **state)
     butler_session_on_progress(NULL, NULL, NULL);
     butler_session_cancel(NULL);
     butler_session_free(NULL);
+}
+
+static bool no_entry(void *user, const struct butler_library_entry *entry)
+{
+    (void)user, (void)entry;
+    return false;
+}
+
+static void test_libraries(void **state)
+{
+    const struct butler_library_params nowhere = {0};
+    struct butler_library_info info = {.bytes = 7};
+    (void)state;
+    GIVES_NULL("params", butler_library_open, NULL, &err);
+    GIVES_NULL("params->folder", butler_library_open, &nowhere, &err);
+    FAILS("library", butler_library_list, NULL, no_entry, NULL, &err);
+    FAILS("library", butler_library_remove, NULL, NULL, &err);
+    FAILS("library", butler_library_verify, NULL, &err);
+    FAILS("library", butler_library_export, NULL, "x", NULL, &err);
+    butler_library_get_info(NULL, &info);
+    assert_int_equal(info.bytes, 0);
+    butler_library_get_info(NULL, NULL);
+    butler_library_free(NULL);
 }
 
 static void test_samplers(void **state)
@@ -240,8 +265,8 @@ static void test_views(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_models),   cmocka_unit_test(test_engines), cmocka_unit_test(test_sessions),
-        cmocka_unit_test(test_samplers), cmocka_unit_test(test_views),
+        cmocka_unit_test(test_models),    cmocka_unit_test(test_engines),  cmocka_unit_test(test_sessions),
+        cmocka_unit_test(test_libraries), cmocka_unit_test(test_samplers), cmocka_unit_test(test_views),
     };
     return cmocka_run_group_tests(tests, make, unmake);
 }
