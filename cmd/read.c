@@ -7,8 +7,8 @@
 
 enum {
     WORTH_SAYING = 256, /* tokens */
-    LONG_S = 10,  /* reading that takes longer is announced */
-    EVERY_S = 10, /* from one line of a log to the next */
+    LONG_S = 10,        /* reading that takes longer is announced */
+    EVERY_S = 10,       /* from one line of a log to the next */
 };
 
 /* How the time of a pass depends on where in the text it is: seconds a token = a + b position, by least squares over passes. */
