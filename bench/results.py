@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the tables of docs/results.md and docs/ruler.md, and docs/results.svg, from bench/results.jsonl.
+"""Makes the tables of docs/results.md, bench/tables.md and bench/ruler.md, and docs/results.svg, from bench/results.jsonl.
 
     bench/results.py [ROWS.jsonl ...]    takes rows of `butler eval` over into bench/results.jsonl, then writes tables and picture
 Of several rows of one measurement the one with most items is kept."""
@@ -283,7 +283,7 @@ def one_predictor(models):
                 sys.exit(f"results.py: {model}, {policy}: rows of several predictors: {', '.join(sorted(predictors))}; remove those of all but one")
 
 
-def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "results.md", ROOT / "docs" / "ruler.md"),
+def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "results.md", ROOT / "bench" / "tables.md", ROOT / "bench" / "ruler.md"),
          drawing=ROOT / "docs" / "results.svg"):
     models = {MODEL: {}, GEMMA: {}}
     for path in [store, *files]:

@@ -245,6 +245,7 @@ static void test_views(void **state)
     assert_int_equal(butler_view_query_position(NULL), 0);
     assert_int_equal(butler_view_position(NULL, 3), 0);
     assert_null(butler_view_record(NULL, 3));
+    assert_null(butler_view_state(NULL));
     butler_view_key(NULL, 0, out);
     butler_view_key(&view, 0, NULL);
     butler_view_value(NULL, 0, out);

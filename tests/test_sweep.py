@@ -1,4 +1,4 @@
-"""`bench/sweep` measures, continues after an interruption, and reports; `bench/results.py` puts the rows' numbers into docs/results.md and docs/ruler.md."""
+"""`bench/sweep` measures, continues after an interruption, and reports; `bench/results.py` puts the rows' numbers into docs/results.md, bench/tables.md and bench/ruler.md."""
 import importlib.util
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from cli import BUTLER, GQA, ROOT
 
 SWEEP = str(ROOT / "bench" / "sweep")
-STORE, PAGES = ROOT / "bench" / "results.jsonl", [ROOT / "docs" / name for name in ("results.md", "ruler.md")]
+STORE, PAGES = ROOT / "bench" / "results.jsonl", [ROOT / name for name in ("docs/results.md", "bench/tables.md", "bench/ruler.md")]
 
 
 def sweep(*args, expect=0, data=None):
