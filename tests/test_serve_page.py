@@ -40,6 +40,7 @@ class Visit:
     def __init__(self, server, width=1280, height=800, dark=False):
         self.browser, self.origin = browser.Browser(width, height, dark), f"http://127.0.0.1:{server.port}/"
         self.browser.open(self.origin)
+        self.browser.wait("document.querySelector('#log').children.length")  # the conversation that was kept, or an introduction
 
     def text(self, selector):
         return self.browser.run(f"document.querySelector({selector!r}).textContent")
