@@ -15,8 +15,8 @@ static int newest_of(const struct butler_attend_span *span, int kv_head)
 static bool repeats(const struct butler_backend *backend, const struct butler_attend_span *span)
 {
     const struct butler_layer_state *state = &span->state;
-    return !butler_selects(state->policy, state->selection, state->layer, state->position) && span->observe_from == INT32_MAX &&
-           state->policy->share != BUTLER_SHARE_LAYER && butler_pool_size(backend->pool) <= state->kv->n_kv_heads;
+    return !span->selects && span->observe_from == INT32_MAX && state->policy->share != BUTLER_SHARE_LAYER &&
+           butler_pool_size(backend->pool) <= state->kv->n_kv_heads;
 }
 
 static void attend_alone(struct butler_backend *backend, const struct butler_attend_span *span)
@@ -36,12 +36,12 @@ static void attend_alone(struct butler_backend *backend, const struct butler_att
         return;
     }
     if (span->retrieves && (state->policy->fused || repeats(backend, span))) {
-        butler_retrieve_fused(backend, state, span->q, span->k, span->v, span->out);
+        butler_retrieve_fused(backend, span);
         return;
     }
     if (span->retrieves) {
         struct butler_lists lists;
-        const double scoring = butler_retrieve(backend, state, span->q, span->k, span->v, &lists);
+        const double scoring = butler_retrieve(backend, span, &lists);
         const double now = butler_seconds(), ns = (now - clock) * 1e9;
         clock = now;
         state->traffic->score_ns += (uint64_t)(scoring * ns);
@@ -82,9 +82,7 @@ static void decode_head(const struct butler_attend_span *span, const struct butl
     for (int h = layer ? 0 : kv_head; h < (layer ? state->kv->n_kv_heads : kv_head + 1); h++)
         butler_attend_append_head(state, h, span->k, span->v, 1);
     if (span->retrieves) {
-        /* Noted by butler_attend_spans: whether this step selects. */
-        butler_retrieve_head(state, kv_head, span->q, span->out, state->selection->at[state->layer] == state->position + 1, observe,
-                             0);
+        butler_retrieve_head(state, kv_head, span->q, span->out, span->selects, observe, 0);
         return;
     }
     butler_attend_head(state, 0, kv_head, span->q, NULL, newest_of(span, kv_head), span->out, observe);
@@ -133,8 +131,6 @@ void butler_attend_spans(struct butler_backend *backend, const struct butler_att
     }
     for (int i = 0; i < n_spans; i++) {
         struct butler_attend_block_job block;
-        if (spans[i].retrieves)
-            butler_retrieve_selects(&spans[i].state);
         if (spans[i].decode)
             continue;
         prompts = true;

@@ -20,19 +20,15 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
 /* Operation of backend.h. */
 void butler_evict_spans(struct butler_backend *backend, const struct butler_attend_span *spans, const int *free_slots, int n_spans);
 
-/* Appends the newest token's k, v [n_kv_heads][head_dim]; scores for q[n_heads][head_dim] and from them lists, under the policy's
- * budget, by all threads. Returns which share of its time the former two took. */
-double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                       const float *v, struct butler_lists *lists);
+/* Appends the newest token's key and value; makes scores and from them lists, under the policy's budget, by all threads. Returns
+ * which share of its time the former two took. */
+double butler_retrieve(struct butler_backend *backend, const struct butler_attend_span *span, struct butler_lists *lists);
 
-/* Appends k and v [n_kv_heads][head_dim], selects and attends in one pass, a KV head at a time. */
-void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                           const float *v, float *out);
+/* Appends, selects and attends in one pass, a KV head at a time. */
+void butler_retrieve_fused(struct butler_backend *backend, const struct butler_attend_span *span);
 /* The same for one KV head (or, where the layer shares a selection, for all: kv_head is then ignored), by one thread. */
 void butler_retrieve_head(const struct butler_layer_state *state, int kv_head, const float *q, float *out, bool selects,
                           bool observe, int thread);
-/* Whether the layer selects anew in this step; to be asked once a step and layer, since what it decides is noted. */
-bool butler_retrieve_selects(const struct butler_layer_state *state);
 
 /* Scratch of one thread: four lists of max_slots units, and scores by position and values for select.c, as many each. */
 static inline uint32_t *butler_units_scratch(const struct butler_layer_state *state, int thread, int list)

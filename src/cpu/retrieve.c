@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "cpu/methods.h"
-#include "engine/predict.h"
 
 /* What is always kept and how much besides, in units (of so many slots) of a head with n slots. */
 struct unit_limits {
@@ -208,53 +207,29 @@ static void select_task(void *context, int list, int thread)
               thread);
 }
 
-bool butler_retrieve_selects(const struct butler_layer_state *state)
+double butler_retrieve(struct butler_backend *backend, const struct butler_attend_span *span, struct butler_lists *lists)
 {
-    const bool anew = butler_selects(state->policy, state->selection, state->layer, state->position);
-    if (anew)
-        state->selection->at[state->layer] = state->position + 1;
-    return anew;
-}
-
-/* How many layers from this one on select together, this one in any case; what they decide is noted. */
-static int n_together(const struct butler_layer_state *state)
-{
-    const struct butler_predict *predict = state->kv->predict;
-    struct butler_layer_state next = *state;
-    if (!predict || !butler_policy_selects_ahead(state->policy, state->shape))
-        return 1;
-    for (next.layer++; next.layer < predict->known_end && butler_policy_applies(state->policy, next.layer) &&
-                       butler_ahead_group(next.layer) == butler_ahead_group(state->layer);
-         next.layer++)
-        if (!butler_retrieve_selects(&next))
-            break;
-    return next.layer - state->layer;
-}
-
-double butler_retrieve(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                       const float *v, struct butler_lists *lists)
-{
+    const struct butler_layer_state *state = &span->state;
     struct butler_selection *selection = state->selection;
     if (selection->ahead_position == state->position && selection->ahead_layer < state->layer &&
         state->layer < selection->ahead_end) {
-        backend->append(backend, state, k, v, 1);
+        backend->append(backend, state, span->k, span->v, 1);
         *lists = lists_ahead(state, state->layer - selection->ahead_layer);
         return 1;
     }
-    struct select_job job = {.state = state, .lists = lists, .q = q, .k = k, .v = v, .selects = butler_retrieve_selects(state)};
+    struct select_job job = {.state = state, .lists = lists, .q = span->q, .k = span->k, .v = span->v, .selects = span->selects};
     const bool layer = state->policy->share == BUTLER_SHARE_LAYER;
     *lists = lists_ahead(state, 0);
     if (job.selects && !layer && butler_pool_size(backend->pool) <= state->kv->n_kv_heads) {
-        const int n_layers = n_together(state);
         selection->ahead_layer = state->layer;
-        selection->ahead_end = state->layer + n_layers;
+        selection->ahead_end = state->layer + span->n_together;
         selection->ahead_position = state->position;
-        butler_pool_run(backend->pool, retrieve_task, &job, n_layers * state->kv->n_kv_heads);
+        butler_pool_run(backend->pool, retrieve_task, &job, span->n_together * state->kv->n_kv_heads);
     } else { /* more threads than KV heads: the scores of a head are split */
         double clock = butler_seconds();
-        backend->append(backend, state, k, v, 1);
+        backend->append(backend, state, span->k, span->v, 1);
         if (job.selects)
-            backend->score(backend, state, q);
+            backend->score(backend, state, span->q);
         butler_count_ns(&job.score_ns, &clock);
         if (layer)
             select_task(&job, 0, 0);
@@ -310,10 +285,10 @@ static void fused_task(void *context, int kv_head, int thread)
     butler_retrieve_head(state, kv_head, job->q, job->out, job->selects, false, thread);
 }
 
-void butler_retrieve_fused(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                           const float *v, float *out)
+void butler_retrieve_fused(struct butler_backend *backend, const struct butler_attend_span *span)
 {
-    struct select_job job = {.state = state, .q = q, .k = k, .v = v, .out = out, .selects = butler_retrieve_selects(state)};
+    const struct butler_layer_state *state = &span->state;
+    struct select_job job = {.state = state, .q = span->q, .k = span->k, .v = span->v, .out = span->out, .selects = span->selects};
     const bool layer = state->policy->share == BUTLER_SHARE_LAYER;
     butler_pool_run(backend->pool, fused_task, &job, layer ? 1 : state->kv->n_kv_heads);
 }

@@ -140,6 +140,8 @@ struct butler_attend_span {
     bool decode;      /* one token under the policy; else dense, causal attention */
     bool exact;       /* decode: each of the n <= BUTLER_CHECK_ROWS tokens attends to all slots up to its own */
     bool retrieves;   /* decode: over a selection */
+    bool selects;     /* retrieves: it is made now; else it is the last one, and the tokens since */
+    int n_together;   /* selects: how many layers, this one included, may select now by the queries that a predictor gave */
     int observe_from; /* the metric observes the attention of queries at positions from here on; INT32_MAX: of none. exact: of the
                          last alone */
 };
@@ -260,21 +262,5 @@ int butler_buffers_make(struct butler_buffers *buffers, struct butler_backend *b
 void butler_buffers_free(struct butler_buffers *buffers);
 
 void butler_workspace_free(struct butler_workspace *work);
-
-/* Layers that select together: 0; 1 to 4; 5 to 8; ... as predictors of version 2 serve them. */
-static inline int butler_ahead_group(int layer)
-{
-    return (layer + BUTLER_AHEAD - 1) / BUTLER_AHEAD;
-}
-
-/* Whether this layer's step at `position` selects anew (every=): where there is no selection to repeat, when its turn has come, or
- * too long after. BUTLER_AHEAD layers have their turn together, so that a predictor that serves them is asked once. */
-static inline bool butler_selects(const struct butler_policy *policy, const struct butler_selection *selection, int layer,
-                                  int position)
-{
-    const int age = position + 1 - selection->at[layer];
-    return selection->at[layer] == 0 || age <= 0 || age >= policy->every ||
-           (position + butler_ahead_group(layer)) % policy->every == 0;
-}
 
 #endif

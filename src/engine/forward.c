@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/predict.h"
+#include "engine/schedule.h"
 #include "engine/session.h"
 
 struct pass {
@@ -78,14 +79,6 @@ static int observe_from(const struct butler_part *part, int layer)
     return window == 0 ? INT32_MAX : BUTLER_MAX(part->cut_end - BUTLER_MIN(window, part->cut_end), 0);
 }
 
-/* Whether a decode step reads less than all of the layer's cache. */
-static bool retrieves(const struct butler_session *session, int layer)
-{
-    const struct butler_policy *policy = &session->policy;
-    return policy->method == BUTLER_RETRIEVE && butler_policy_applies(policy, layer) &&
-           !butler_policy_covers(policy, layer, session->shape.n_layers, session->n_past + 1);
-}
-
 static struct butler_attend_span span_of(const struct pass *pass, const struct butler_part *part, int layer)
 {
     struct butler_session *session = part->session;
@@ -102,7 +95,6 @@ static struct butler_attend_span span_of(const struct pass *pass, const struct b
         .window = window > 0 ? window : INT32_MAX,
         .decode = part->decode,
         .exact = part->exact,
-        .retrieves = part->decode && !part->exact && retrieves(session, layer),
         .observe_from = observe_from(part, layer),
     };
 }
@@ -226,8 +218,7 @@ static void attention(const struct pass *pass, int layer)
         struct butler_attend_span *span = &pass->s->spans[n++];
         *span = span_of(pass, part, layer);
         capture_layer(pass, part, layer);
-        if (!span->retrieves)
-            session->selection.at[layer] = 0;
+        butler_schedule_span(session, layer, span);
         if (session->queries) {
             const size_t n_token = (size_t)(session->shape.n_heads * session->shape.head_dim);
             pass->backend->copy(pass->backend, session->queries + (size_t)layer * n_token,
@@ -384,7 +375,7 @@ static void predict(struct butler_part *part, int layer, enum butler_predictor_i
     bool wanted = session->policy.method != BUTLER_RETRIEVE;
     const bool decode = part->decode && !part->exact; /* whose keys may come in a block */
     for (int l = first; l < first + n_served && decode; l++)
-        wanted = wanted || (retrieves(session, l) && butler_selects(&session->policy, &session->selection, l, session->n_past));
+        wanted = wanted || (butler_schedule_retrieves(session, l) && butler_schedule_selects(session, l));
     if (butler_predict_run(predict, part->traffic, layer, h, part->n, session->n_past, decode, wanted, part->err) < 0)
         fail(part);
     if (part->decode)

@@ -1,0 +1,17 @@
+/* When a layer selects: which steps of a policy that retrieves make a selection, and which layers may make theirs together. */
+#ifndef BUTLER_SCHEDULE_H
+#define BUTLER_SCHEDULE_H
+
+#include "engine/session.h"
+
+/* Whether a decode step reads less than all of the layer's cache. */
+bool butler_schedule_retrieves(const struct butler_session *session, int layer);
+
+/* Whether this layer's step selects anew (every=): where there is no selection to repeat, when its turn has come, or too long
+ * after. BUTLER_AHEAD layers have their turn together, so that a predictor that serves them is asked once. */
+bool butler_schedule_selects(const struct butler_session *session, int layer);
+
+/* Fills what a decode step's span says of selecting, and notes what is decided. */
+void butler_schedule_span(struct butler_session *session, int layer, struct butler_attend_span *span);
+
+#endif
