@@ -219,6 +219,21 @@ def test_the_servers_defaults():
         assert names[0] == "" and {"full", "fier", "h2o", "tokenbutler2"} <= set(names)
 
 
+def test_a_server_that_chooses():
+    """--kv auto has no budget of its own to be changed; a policy that is named has."""
+    with chat("--kv", "auto") as page:
+        page.browser.wait("document.querySelector('#in-force').textContent")
+        assert page.text("#in-force") == "auto, temperature 0.8" and page.browser.run("document.querySelector('#budget').disabled")
+        page.browser.run("document.querySelector('#policy').value = 'fier'; document.querySelector('#budget').value = 16;"
+                         "document.querySelector('#settings').dispatchEvent(new Event('input'))")
+        assert page.text("#in-force") == "fier:budget=16, temperature 0.8" and not page.browser.run("document.querySelector('#budget').disabled")
+        page.answer("Hello?", ["Hi."], "done")
+        assert page.relay.bodies[-1]["kv"] == {"policy": "fier:budget=16", "map": True}
+        page.browser.run("document.querySelector('#policy').value = ''; document.querySelector('#settings').dispatchEvent(new Event('input'))")
+        page.answer("And now?", ["Hi."], "done")
+        assert page.relay.bodies[-1]["kv"] == {"map": True}
+
+
 def test_a_lossless_server():
     """The default request of the page is one that such a server takes."""
     with chat("--lossless") as page:
