@@ -128,6 +128,8 @@ static int run(struct cmd_options *options)
     if (status == CMD_DONE)
         status = check_length(options, n_ctx, &ask);
     if (status == CMD_DONE)
+        cmd_auto_choose(options, options->n < 0 || ask.prompt.n > n_ctx - options->n ? n_ctx : ask.prompt.n + options->n);
+    if (status == CMD_DONE)
         status = read_prompt(options, engine, n_ctx, &ask);
     if (status == CMD_DONE)
         status = answer(options, engine, &ask);
@@ -142,7 +144,7 @@ static int run(struct cmd_options *options)
 static const struct cmd_use uses[] = {
     {CMD_MODEL, NULL},     {CMD_PRE, NULL},      {CMD_DOCUMENTS, NULL},     {CMD_CACHE, NULL},  {CMD_CACHE_SIZE, "0"},
     {CMD_NO_CACHE, NULL},  {CMD_SYSTEM, NULL},   {CMD_CHAT_TEMPLATE, NULL}, {CMD_N, "512"},     {CMD_CTX, "0"},
-    {CMD_KV, "full"},      {CMD_KV_TYPE, "f16"}, {CMD_LOSSLESS, NULL},      {CMD_BLOCK, "0"},   {CMD_TEMP, "0"},
+    {CMD_KV, "auto"},      {CMD_KV_TYPE, "f16"}, {CMD_LOSSLESS, NULL},      {CMD_BLOCK, "0"},   {CMD_TEMP, "0"},
     {CMD_TOP_K, "40"},     {CMD_TOP_P, "0.95"},  {CMD_MIN_P, "0.05"},       CMD_PENALTIES,      CMD_CONSTRAINTS,
     {CMD_SEED, "0"},       {CMD_THREADS, "0"},   {CMD_ISA, NULL},           {CMD_PLUGIN, NULL}, {CMD_STEP, NULL},
     {CMD_PREDICTOR, NULL}, {CMD_VERBOSE, NULL},  {CMD_HELP, NULL},          {CMD_NONE, NULL},

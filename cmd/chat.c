@@ -98,12 +98,38 @@ static int forget_new_tokens(struct chat *chat, bool *fits)
     return butler_session_truncate(chat->session, 0, &err) < 0 ? cmd_fail(chat->options, &err) : CMD_DONE;
 }
 
+/* Under --kv auto: goes on under the policy that the gate allows at n tokens. A session that has read something is only given up
+ * where the library has what it read. *changed: the session is a new one. */
+static int follow_gate(struct chat *chat, int n, bool *changed)
+{
+    const struct cmd_auto *automatic = &chat->options->automatic;
+    *changed = false;
+    if (!automatic->open || chat->chosen || (chat->ids.n > 0 && !chat->library))
+        return CMD_DONE;
+    const char *policy = cmd_auto_policy(automatic, n);
+    if (strcmp(policy, chat->policy) == 0)
+        return CMD_DONE;
+    cmd_say(chat->options, "--kv auto: %s from here on; /policy full reads everything", policy);
+    free(chat->policy);
+    chat->policy = cmd_copy(policy);
+    *changed = true;
+    return chat_new_session(chat);
+}
+
 /* Runs what is new in the text as a prompt. *fits: the context had space for it. */
 static int read_text(struct chat *chat, const struct butler_chat_text *text, bool *fits)
 {
     struct butler_error err = {0};
     struct cmd_integers ids = {0};
     int n_keep = 0, status = find_new_tokens(chat, text, &ids, &n_keep);
+    bool changed = false;
+    if (status == CMD_DONE)
+        status = follow_gate(chat, n_keep + ids.n, &changed);
+    if (status == CMD_DONE && changed) {
+        free(ids.values);
+        ids = (struct cmd_integers){0};
+        status = find_new_tokens(chat, text, &ids, &n_keep);
+    }
     const int n_ctx = butler_n_ctx(chat->session);
     *fits = ids.n <= n_ctx - n_keep;
     if (status == CMD_DONE && !*fits)
@@ -249,7 +275,7 @@ done:
 
 static const struct cmd_use uses[] = {
     {CMD_MODEL, NULL},    {CMD_PRE, NULL},   {CMD_DOCUMENTS, NULL}, {CMD_SYSTEM, NULL},   {CMD_CHAT_TEMPLATE, NULL},
-    {CMD_N, "-1"},        {CMD_CTX, "0"},    {CMD_KV, "full"},      {CMD_KV_TYPE, "f16"}, {CMD_LOSSLESS, NULL},
+    {CMD_N, "-1"},        {CMD_CTX, "0"},    {CMD_KV, "auto"},      {CMD_KV_TYPE, "f16"}, {CMD_LOSSLESS, NULL},
     {CMD_BLOCK, "0"},     {CMD_TEMP, "0.8"}, {CMD_TOP_K, "40"},     {CMD_TOP_P, "0.95"},  {CMD_MIN_P, "0.05"},
     CMD_PENALTIES,        CMD_CONSTRAINTS,   {CMD_SEED, "0"},       {CMD_THREADS, "0"},   {CMD_ISA, NULL},
     {CMD_PLUGIN, NULL},   {CMD_STEP, NULL},  {CMD_PREDICTOR, NULL}, {CMD_CACHE, NULL},    {CMD_CACHE_SIZE, "0"},

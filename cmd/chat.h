@@ -19,6 +19,7 @@ struct chat {
     struct cmd_integers ids;   /* the session's tokens */
     struct cmd_text held;      /* the text that they stand for; empty: not known */
     bool done;                 /* /exit */
+    bool chosen;               /* by /policy: --kv auto has no say any more */
 };
 
 /* role: a literal; content[n] is copied. */

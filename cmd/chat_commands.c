@@ -193,6 +193,7 @@ static int policy(struct chat *chat, const char *argument)
     }
     free(chat->policy);
     chat->policy = cmd_copy(argument);
+    chat->chosen = true;
     cmd_say(chat->options, "the policy is %s; the next turn reads the conversation again", chat->policy);
     return chat_new_session(chat);
 }

@@ -162,6 +162,18 @@ def test_the_server_chooses_by_request(allowed):
     assert server.stop() == 0
 
 
+def test_ask_and_chat_follow_the_gate(allowed, tmp_path):
+    document = tmp_path / "long.txt"
+    document.write_text("one two three four. " * 60)
+    flags = ("-m", allowed, "-t", 2, "--cache", tmp_path / "library", "-n", 2)
+    assert "--kv auto: fier:budget=64" in butler("ask", *flags, "-f", document, "What?").stderr
+    assert "--kv auto" not in butler("ask", *flags, "-f", document, "--kv", "full", "What?").stderr
+    turns = "hello\n/policy\n" + document.read_text() + "\n/policy\nand now?\n/policy full\nagain\n/policy\n"
+    said = butler("chat", *flags, input=turns).stderr
+    found = re.findall(r"the policy is (\S+)$", said, re.M)
+    assert found == ["full", "fier:budget=64", "full"] and said.count("--kv auto: fier:budget=64 from here on") == 1
+
+
 def test_other_commands_do_not_know_auto():
     refuses(USAGE, "bench", "-m", MODEL, "--kv", "auto", says=["auto"])
 
