@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "butler.h"
+#include "butler_tools.h"
 
 /* The exit status. CMD_INTERRUPTED never is one: Ctrl-C ended what a function did, and its caller decides what that means. */
 enum cmd_status { CMD_DONE = 0, CMD_FAILED = 1, CMD_USAGE = 2, CMD_INTERRUPTED = 3 };
@@ -445,6 +446,8 @@ char *cmd_library_folder(const struct cmd_options *options);
 struct butler_library *cmd_library_open(const struct cmd_options *options, struct butler_error *err);
 /* The same where it is of use but not needed: NULL with --no-cache, or after a warning. */
 struct butler_library *cmd_library_try(const struct cmd_options *options);
+/* n random bytes that stay with the folder of --cache: made once, readable by its owner alone. A code. */
+int cmd_library_secret(const struct cmd_options *options, unsigned char *secret, size_t n, struct butler_error *err);
 /* From now on the session (may be NULL) finds and keeps texts there; library NULL: nothing. */
 void cmd_library_use(const struct cmd_options *options, struct butler_library *library, struct butler_session *session);
 

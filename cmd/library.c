@@ -2,7 +2,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "butler_tools.h"
 #include "cmd.h"
 
 static json_t *json_of(const struct butler_library_entry *entry)

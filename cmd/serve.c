@@ -115,6 +115,12 @@ static int serve(const struct cmd_options *options, struct butler_engine *engine
 {
     struct butler_error err = {0};
     const uint64_t kv_bytes = options->kv_bytes - options->prefix_bytes;
+    unsigned char secret[SERVE_SECRET];
+    struct butler_library *library = options->cache ? cmd_library_try(options) : NULL;
+    if (library && cmd_library_secret(options, secret, sizeof secret, &err) < 0) {
+        butler_library_free(library);
+        return cmd_fail(options, &err);
+    }
     const struct serve_config config = {.http = {.host = options->host,
                                                  .port = options->port,
                                                  .keys = keys->values,
@@ -139,6 +145,7 @@ static int serve(const struct cmd_options *options, struct butler_engine *engine
                                                       .kv_bytes = kv_bytes,
                                                       .park = options->park,
                                                       .prefix_bytes = options->prefix_bytes,
+                                                      .library = library,
                                                       .max_stall_s = 1e-3 * options->max_stall,
                                                       .max_jobs = options->parallel,
                                                       .max_queue = options->queue,
@@ -150,9 +157,12 @@ static int serve(const struct cmd_options *options, struct butler_engine *engine
                                         .file_name = name_model(options),
                                         .chat_template = template->jinja,
                                         .chat_stop = template->stop,
+                                        .secret = library ? secret : NULL,
                                         .ready = say_ready,
                                         .user = (void *)options};
-    return serve_run(engine, &config, &err) < 0 ? cmd_fail(options, &err) : CMD_DONE;
+    const int code = serve_run(engine, &config, &err);
+    butler_library_free(library);
+    return code < 0 ? cmd_fail(options, &err) : CMD_DONE;
 }
 
 /* The memory of caches: what the machine has not cannot be had. CMD_DONE or the exit status. */
@@ -217,14 +227,16 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},      {CMD_PRE, NULL},          {CMD_HOST, "127.0.0.1"},   {CMD_PORT, "8080"},    {CMD_ALIAS, NULL},
-    {CMD_API_KEY, NULL},    {CMD_API_KEY_FILE, NULL}, {CMD_ADMIN_KEY, NULL},     {CMD_CTX, "0"},        {CMD_KV, "auto"},
-    {CMD_KV_TYPE, "f16"},   {CMD_LOSSLESS, NULL},     {CMD_KV_RAM, "0"},         {CMD_PARK, NULL},      {CMD_MAX_STALL, "200"},
-    {CMD_PARALLEL, "64"},   {CMD_QUEUE, "512"},       {CMD_CONNECTIONS, "1024"}, {CMD_MAX_BODY, "16M"}, {CMD_TIMEOUT, "60"},
-    {CMD_ACCESS_LOG, NULL}, {CMD_AUDIT, "0"},         {CMD_NO_CACHE, NULL},      {CMD_BLOCK, "0"},      {CMD_CHAT_TEMPLATE, NULL},
-    {CMD_TEMP, "0.8"},      {CMD_TOP_K, "40"},        {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},   CMD_PENALTIES,
-    {CMD_THREADS, "0"},     {CMD_ISA, NULL},          {CMD_PLUGIN, NULL},        {CMD_STEP, NULL},      {CMD_PREDICTOR, NULL},
-    {CMD_HELP, NULL},       {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},      {CMD_PRE, NULL},           {CMD_HOST, "127.0.0.1"},   {CMD_PORT, "8080"},
+    {CMD_ALIAS, NULL},      {CMD_API_KEY, NULL},       {CMD_API_KEY_FILE, NULL},  {CMD_ADMIN_KEY, NULL},
+    {CMD_CTX, "0"},         {CMD_KV, "auto"},          {CMD_KV_TYPE, "f16"},      {CMD_LOSSLESS, NULL},
+    {CMD_KV_RAM, "0"},      {CMD_PARK, NULL},          {CMD_MAX_STALL, "200"},    {CMD_PARALLEL, "64"},
+    {CMD_QUEUE, "512"},     {CMD_CONNECTIONS, "1024"}, {CMD_MAX_BODY, "16M"},     {CMD_TIMEOUT, "60"},
+    {CMD_ACCESS_LOG, NULL}, {CMD_AUDIT, "0"},          {CMD_NO_CACHE, NULL},      {CMD_CACHE, NULL},
+    {CMD_CACHE_SIZE, "0"},  {CMD_BLOCK, "0"},          {CMD_CHAT_TEMPLATE, NULL}, {CMD_TEMP, "0.8"},
+    {CMD_TOP_K, "40"},      {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},       CMD_PENALTIES,
+    {CMD_THREADS, "0"},     {CMD_ISA, NULL},           {CMD_PLUGIN, NULL},        {CMD_STEP, NULL},
+    {CMD_PREDICTOR, NULL},  {CMD_HELP, NULL},          {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_serve = {
@@ -239,6 +251,7 @@ const struct cmd_command cmd_serve = {
         "A request may choose its own policy: \"kv\": {\"policy\": \"quest:budget=1024\"}. An answer does not depend on what else\n"
         "is served at the same time: the same prompt, seed and policy give the same text.\n\n"
         "Without keys every client is answered. There is no TLS: on a network, put a reverse proxy in front.\n"
+        "With --cache FOLDER prompts are also kept there, and a later start does not read them again (docs/library.md).\n"
         "SIGTERM or Ctrl-C: answers that have begun are completed; a second one ends them too.\n",
     .uses = uses,
     .answers = true,

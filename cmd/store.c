@@ -2,9 +2,11 @@
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "cmd.h"
+#include "base/util.h"
 
 static char *join(const char *folder, const char *name)
 {
@@ -81,6 +83,29 @@ struct butler_library *cmd_library_try(const struct cmd_options *options)
     if (err.code < 0)
         cmd_say(options, "warning: what is read is not kept: %s", err.message);
     return library;
+}
+
+int cmd_library_secret(const struct cmd_options *options, unsigned char *secret, size_t n, struct butler_error *err)
+{
+    struct butler_writer writer;
+    char *folder = cmd_library_folder(options), *path = join(folder ? folder : "", "secret");
+    FILE *file = fopen(path, "rb");
+    const bool found = file && fread(secret, 1, n, file) == n;
+    int code = 0;
+    if (file)
+        fclose(file);
+    if (!found && getrandom(secret, n, 0) != (ssize_t)n)
+        code = err->code = BUTLER_ERROR_IO;
+    if (code < 0)
+        snprintf(err->message, sizeof err->message, "the system gives no random numbers");
+    if (!found && code == 0 && (code = butler_writer_open(&writer, path, BUTLER_WRITER_PRIVATE, err)) == 0) {
+        code = butler_write(&writer, secret, n, err);
+        code = code == 0 ? butler_writer_commit(&writer, err) : code;
+        butler_writer_abort(&writer);
+    }
+    free(path);
+    free(folder);
+    return code;
 }
 
 void cmd_library_use(const struct cmd_options *options, struct butler_library *library, struct butler_session *session)

@@ -350,23 +350,16 @@ struct butler_session *butler_session_fork(struct butler_session *session, struc
  * empties every session, also one that has failed. */
 int butler_session_truncate(struct butler_session *session, int n, struct butler_error *err);
 
-/* Gives an empty session the longest beginning of ids[n] that the engine's prefix cache or the session's library knows (at least 8
- * tokens, always less than n). Returns how many tokens it has then: the rest is to be run, with prompt_end n. What prompts read is
- * kept for later ones. 0 under policies whose state after a prompt depends on all its queries (h2o, softprune, prefill=evict). What
- * the session computes then has the same bits as if it had read all itself. */
+/* Gives an empty session the longest beginning of ids[n] that the engine's prefix cache or the session's library (butler_tools.h)
+ * knows (at least 8 tokens, less than n). Returns how many tokens it has then: the rest is to be run, with prompt_end n; all has
+ * the same bits as if it had read them. 0 under policies whose state after a prompt depends on all its queries (h2o, softprune,
+ * prefill=evict). */
 int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err);
 /* Sessions share beginnings only with those of the same salt; 0 at first, also after a restore (a fork has its parent's). So who
- * can measure what a prompt costs learns nothing about prompts under another salt. To be set before a prompt is looked up or read.
- */
+ * can measure what a prompt costs learns nothing about prompts under another salt. Set it before a prompt is looked up or read. */
 int butler_session_set_prefix_salt(struct butler_session *session, uint64_t salt, struct butler_error *err);
 /* What butler_session_adopt_prefix would return now; nothing changes. */
 int butler_session_find_prefix(const struct butler_session *session, const int32_t *ids, int n, struct butler_error *err);
-
-/* From now on butler_session_adopt_prefix also looks in the library, and what the session reads as a prompt is kept there while it
- * is read: after every pass, and where it is cancelled. NULL: no longer. It must outlive the session; forks and copies have none.
- */
-struct butler_library;
-int butler_session_use_library(struct butler_session *session, struct butler_library *library, struct butler_error *err);
 
 /* Logits [n_vocab] after the last token, owned by the session, valid until the next call. NULL before the first. */
 const float *butler_logits(const struct butler_session *session);
@@ -551,36 +544,6 @@ int butler_draft_step(struct butler_draft *draft, struct butler_sampler *sampler
  * would be if it had been given max_ids = n (0: the session holds id, nothing is drawn behind it). For a text that ends between
  * them. Once for a step; neither may have been used since. */
 int butler_draft_keep(struct butler_draft *draft, struct butler_sampler *sampler, int n, struct butler_error *err);
-
-/* ----------------------------------------------------------------------------------------------- library
- *
- * A folder with keys and values of texts that were read, in files of up to 256 tokens, so that no text is read twice: not by
- * another session or process, under another policy, with another end or in another context. A file is found by the model's
- * fingerprint, the KV type, the kernels, and the tokens up to its last one; what is read of it is compared with checksums, and what
- * is damaged counts as absent. Several processes may use a folder. Used by the thread that runs the sessions that use it. */
-
-/* Told in a sentence what the library could not do, where its caller goes on without: a file that is damaged, a full disk. */
-typedef void butler_library_note_fn(void *user, const char *message);
-
-struct butler_library_params {
-    size_t struct_size; /* 0 or sizeof(struct butler_library_params) */
-    const char *folder; /* made if need be, for the user alone */
-    uint64_t max_bytes; /* most bytes of its files; what was used longest ago goes first. 0: a tenth of the disk's free bytes */
-    butler_library_note_fn *note; /* or NULL */
-    void *user;
-};
-
-/* NULL on failure: BUTLER_ERROR_IO where the folder cannot be made or written to. */
-struct butler_library *butler_library_open(const struct butler_library_params *params, struct butler_error *err);
-void butler_library_free(struct butler_library *library);
-
-struct butler_library_info {
-    const char *folder;                                   /* the library's */
-    uint64_t max_bytes, bytes, bytes_read, bytes_written; /* the latter two by this process */
-    int n_damaged;                                        /* files that could not be used */
-};
-void butler_library_get_info(const struct butler_library *library, struct butler_library_info *info);
-/* What a library holds: butler_tools.h. */
 
 /* ---------------------------------------------------------------------------------------------- policies */
 

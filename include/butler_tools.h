@@ -1,5 +1,4 @@
-/* The library's folder as its owner sees it (butler.h, "library"): texts that are listed, removed, checked and copied. No model is
- * needed. Conventions are those of butler.h. */
+/* The library: texts that were read and are not read again. Conventions are those of butler.h. */
 #ifndef BUTLER_TOOLS_H
 #define BUTLER_TOOLS_H
 
@@ -9,6 +8,40 @@
 extern "C" {
 #endif
 #pragma GCC visibility push(default)
+
+/* A folder with keys and values of texts that were read, in files of up to 256 tokens, so that no text is read twice: not by
+ * another session or process, under another policy, with another end or in another context. A file is found by the model's
+ * fingerprint, the KV type, the kernels, and the tokens up to its last one; what is read of it is compared with checksums, and what
+ * is damaged counts as absent. Several processes may use a folder. Used by the thread that runs the sessions that use it. */
+
+/* Told in a sentence what the library could not do, where its caller goes on without: a file that is damaged, a full disk. */
+typedef void butler_library_note_fn(void *user, const char *message);
+
+struct butler_library;
+
+struct butler_library_params {
+    size_t struct_size; /* 0 or sizeof(struct butler_library_params) */
+    const char *folder; /* made if need be, for the user alone */
+    uint64_t max_bytes; /* most bytes of its files; what was used longest ago goes first. 0: a tenth of the disk's free bytes */
+    butler_library_note_fn *note; /* or NULL */
+    void *user;
+};
+
+/* NULL on failure: BUTLER_ERROR_IO where the folder cannot be made or written to. */
+struct butler_library *butler_library_open(const struct butler_library_params *params, struct butler_error *err);
+void butler_library_free(struct butler_library *library);
+
+/* From now on butler_session_adopt_prefix also looks in the library, and what the session reads as a prompt is kept there while it
+ * is read: after every pass, and where it is cancelled. NULL: no longer. It must outlive the session; forks and copies have none.
+ */
+int butler_session_use_library(struct butler_session *session, struct butler_library *library, struct butler_error *err);
+
+struct butler_library_info {
+    const char *folder;                                   /* the library's */
+    uint64_t max_bytes, bytes, bytes_read, bytes_written; /* the latter two by this process */
+    int n_damaged;                                        /* files that could not be used */
+};
+void butler_library_get_info(const struct butler_library *library, struct butler_library_info *info);
 
 /* A text of the library: all its files up to one that no other goes on from. */
 struct butler_library_entry {

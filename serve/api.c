@@ -522,7 +522,9 @@ int serve_run(struct butler_engine *engine, const struct serve_config *config, s
     struct serve_params scheduler = config->scheduler;
     struct timespec seed;
     clock_gettime(CLOCK_REALTIME, &seed);
-    if (getrandom(api.secret, sizeof api.secret, 0) != (ssize_t)sizeof api.secret) {
+    if (config->secret)
+        memcpy(api.secret, config->secret, sizeof api.secret);
+    else if (getrandom(api.secret, sizeof api.secret, 0) != (ssize_t)sizeof api.secret) {
         *err = (struct butler_error){BUTLER_ERROR_IO, "the system gives no random numbers"};
         return err->code;
     }

@@ -5,6 +5,8 @@
 #include "serve/http.h"
 #include "serve/scheduler.h"
 
+enum { SERVE_SECRET = 192 /* bytes */ };
+
 struct serve_config {
     struct http_params http;               /* handler, on_wake and user are the server's */
     struct serve_params scheduler;         /* wake and user are the server's */
@@ -13,6 +15,7 @@ struct serve_config {
     const char *file_name;                 /* of the model, another name that it is known by */
     const char *chat_template;             /* Jinja; NULL: the model's own */
     const char *chat_stop;                 /* text that ends an answer of a conversation; NULL: none */
+    const unsigned char *secret;           /* [SERVE_SECRET] that salts of prompts follow from; NULL: made for this start */
     void (*ready)(void *user, int port);   /* the server listens; or NULL */
     void *user;
 };

@@ -21,11 +21,11 @@ struct serve_api {
     struct serve_scheduler *scheduler;
     struct serve_worker *worker;
     int n_ctx;
-    size_t longest_token;        /* bytes, or of its spelling */
-    bool lossless;               /* of requests that name neither a policy nor this; */
-    int n_drafts;                /* with so many drafts */
-    uint64_t n_requests, random; /* atomic, for the workers' threads */
-    unsigned char secret[192];   /* of this process: salts of the prefix cache follow from it */
+    size_t longest_token;               /* bytes, or of its spelling */
+    bool lossless;                      /* of requests that name neither a policy nor this; */
+    int n_drafts;                       /* with so many drafts */
+    uint64_t n_requests, random;        /* atomic, for the workers' threads */
+    unsigned char secret[SERVE_SECRET]; /* salts of the prefix cache follow from it */
     /* Of the loop's thread: answers so far. */
     struct serve_answer_count {
         const char *path; /* of the route */

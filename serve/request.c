@@ -648,7 +648,12 @@ static uint64_t read_salt(const struct serve_api *api, json_t *body, const struc
         serve_fail(error, 400, "'cache_salt' must be a string that is not empty");
     if (client->owner == 0 && !is_given(given))
         return 0;
-    serve_text_append(&text, (const char *)&client->owner, sizeof client->owner);
+    if (client->owner > 0) { /* the key and not its number, which another start may give to another key */
+        const struct http_params *http = &api->config.http;
+        const char *key = client->owner <= http->n_keys ? http->keys[client->owner - 1] : http->admin_key;
+        serve_text_append(&text, key ? key : "", key ? strlen(key) : 0);
+    }
+    serve_text_append(&text, "", 1);
     serve_text_append(&text, json_string_value(given), json_string_length(given));
     const uint64_t salt = XXH3_64bits_withSecret(text.bytes, text.n, api->secret, sizeof api->secret);
     serve_text_free(&text);

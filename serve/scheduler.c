@@ -230,6 +230,9 @@ static bool look_up(struct serve_scheduler *s, struct serve_job *job)
     if (job->no_cache || job->looked_up)
         return true;
     job->looked_up = true;
+    /* Not before: serve_jobs_prompts asks in every step what is known, and would ask the disk. Scores come from memory alone. */
+    if (!job->score_prompt && butler_session_use_library(job->choices[0].session, s->params.library, &job->error) < 0)
+        return false;
     const int n = job->score_prompt ? adopt_scored(s, job)
                                     : butler_session_adopt_prefix(job->choices[0].session, job->prompt, job->n_prompt, &job->error);
     job->n_cached = n > 0 ? n : 0;

@@ -8,6 +8,7 @@
 #define SERVE_SCHEDULER_H
 
 #include "butler.h"
+#include "butler_tools.h"
 #include "serve/text.h"
 
 enum {
@@ -114,11 +115,13 @@ struct serve_params {
     /* The policy of a job whose texts come to have n_tokens at most; NULL: policy. From any thread. */
     const char *(*policy_for)(const void *user, int n_tokens);
     const void *policy_user;
-    bool lossless;            /* jobs that name none are lossless, */
-    int n_drafts;             /* with so many drafts */
-    uint64_t kv_bytes;        /* that jobs may reserve together */
-    const char *park;         /* folder for jobs that leave memory when it runs out; NULL: a job's memory is reserved as a whole */
-    uint64_t prefix_bytes;    /* that the engine's prefix cache holds; 0: it has none */
+    bool lossless;         /* jobs that name none are lossless, */
+    int n_drafts;          /* with so many drafts */
+    uint64_t kv_bytes;     /* that jobs may reserve together */
+    const char *park;      /* folder for jobs that leave memory when it runs out; NULL: a job's memory is reserved as a whole */
+    uint64_t prefix_bytes; /* that the engine's prefix cache holds; 0: it has none */
+    /* Where prompts are kept, also for a later start; the scheduler's until serve_scheduler_free. NULL: nowhere */
+    struct butler_library *library;
     double max_stall_s;       /* longest step while a text is being generated */
     int max_jobs, max_queue;  /* that run, that wait for one of those places or for memory; max_queue may be 0 */
     int audit_every;          /* steps that decode, from one audit to the next; 0: none */

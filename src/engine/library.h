@@ -11,6 +11,7 @@
 #ifndef BUTLER_LIBRARY_H
 #define BUTLER_LIBRARY_H
 
+#include "butler_tools.h"
 #include "engine/session.h"
 #include "file/block_file.h"
 

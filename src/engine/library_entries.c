@@ -5,7 +5,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "butler_tools.h"
 #include "engine/library.h"
 
 /* All files of a library as forests of blocks. */

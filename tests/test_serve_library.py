@@ -1,0 +1,54 @@
+"""A server that keeps prompts in a folder: a restarted one reads only what is new, other keys find nothing."""
+import json
+import re
+
+import pytest
+
+from cli import GQA, butler
+from test_serve import Server
+
+TEXT = " ".join(f"{i}. It was the best of times, it was the worst of times." for i in range(12))
+REQUEST = {"max_tokens": 8, "temperature": 0}
+
+
+def cached(server, prompt, headers={}, **fields):
+    """The answer's text and how many prompt tokens were not read for it."""
+    status, _, body = server.request("POST", "/v1/completions", {"prompt": prompt, **REQUEST, **fields}, headers)
+    answer = json.loads(body)
+    assert status == 200, answer
+    return answer["choices"][0]["text"], answer["usage"]["prompt_tokens"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def serve(folder, *flags):
+    return Server("-c", "1000", "--cache", folder, *flags)
+
+
+@pytest.mark.parametrize("policy", ["full", "fier:budget=64", "snapkv:budget=64"])
+def test_a_restart_reads_nothing_again(policy, tmp_path):
+    first = serve(tmp_path)
+    text, n, known = cached(first, TEXT, kv={"policy": "full"})
+    assert n > 500 and known == 0
+    assert first.stop() == 0
+    second = serve(tmp_path)
+    other = cached(second, TEXT + " Who?", kv={"policy": policy})
+    assert other[2] >= n - 32
+    fresh = Server("-c", "1000")
+    assert cached(fresh, TEXT + " Who?", kv={"policy": policy})[0] == other[0]
+    assert cached(second, TEXT, cache_prompt=False)[1:] == (n, 0)
+    assert second.stop() == 0 and fresh.stop() == 0
+
+
+def test_keys_find_their_own_texts_alone(tmp_path):
+    keys = ["--api-key", "a", "--api-key", "b"]
+    as_key = lambda key: {"Authorization": f"Bearer {key}"}
+    first = serve(tmp_path, *keys)
+    assert cached(first, TEXT, as_key("a"))[2] == 0
+    assert first.stop() == 0
+    second = serve(tmp_path, "--api-key", "b", "--api-key", "a")  # in another order
+    assert cached(second, TEXT, as_key("b"))[2] == 0
+    text, n, known = cached(second, TEXT, as_key("a"))
+    assert known == n - 1
+    assert cached(second, TEXT, as_key("a"), cache_salt="x")[2] == 0
+    assert second.stop() == 0
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    assert re.search(r"3 texts", butler("library", "info", "--cache", tmp_path).stdout)
