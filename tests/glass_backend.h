@@ -200,8 +200,9 @@ static void glass_attend_spans(struct butler_backend *backend, const struct butl
     glass_leave(backend);
 }
 
-GLASS(evict_spans, (struct butler_backend * backend, const struct butler_attend_span *spans, const int *free_slots, int n_spans),
-      (inner, spans, free_slots, n_spans))
+GLASS(evict_spans,
+      (struct butler_backend * backend, const struct butler_attend_span *spans, const struct butler_cut *cuts, int n_spans),
+      (inner, spans, cuts, n_spans))
 GLASS(append, (struct butler_backend * backend, const struct butler_layer_state *state, const float *k, const float *v, int n),
       (inner, state, k, v, n))
 GLASS(summarise, (struct butler_backend * backend, const struct butler_layer_state *state, int first), (inner, state, first))

@@ -191,8 +191,6 @@ static void score_task(void *context, int task, int thread)
 void butler_attend_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q)
 {
     struct score_job job = {state, q, 0};
-    if (butler_policy_keeps_newest(state->policy))
-        return;
     for (int h = 0; h < state->kv->n_kv_heads; h++)
         job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(butler_n_scores(state, h), SCORE_UNITS));
     if (state->policy->metric->begin_score || state->kv->state_bytes > 0)

@@ -7,8 +7,7 @@
 
 struct evict_job {
     const struct butler_layer_state *state;
-    int n_keep, sinks, recent; /* slots a head keeps; of them always */
-    bool newest;               /* the others are the newest: nothing has been scored */
+    struct butler_cut cut;
     const float *layer_scores; /* one selection for all heads; NULL: each its own */
 };
 
@@ -117,9 +116,10 @@ static void cut_head(const struct evict_job *job, int kv_head, const float *scor
     uint32_t *new_slot = butler_units_scratch(state, thread, 3);
     const uint32_t *order = unit == 1 ? head->order : units;
     const int n_full = unit == 1 ? head->n_slots : units_by_position(head, unit, units);
-    const int first = BUTLER_MIN(BUTLER_CEIL_DIV(job->sinks, unit), n_full);
-    const int budget = BUTLER_MAX(job->n_keep - rest, 0) / unit;
-    const int recent = BUTLER_MAX(BUTLER_CEIL_DIV(BUTLER_MAX(job->recent - rest, 0), unit), job->newest ? budget - first : 0);
+    const int first = BUTLER_MIN(BUTLER_CEIL_DIV(job->cut.sinks, unit), n_full);
+    const int budget = BUTLER_MAX(job->cut.n_keep - rest, 0) / unit;
+    const int recent =
+        BUTLER_MAX(BUTLER_CEIL_DIV(BUTLER_MAX(job->cut.recent - rest, 0), unit), job->cut.newest ? budget - first : 0);
     const int last = BUTLER_MIN(recent, n_full - first);
     const int n_dropped = drop_lowest(state, thread, scores, order, n_full, budget, first, last, dropped, new_slot);
     forget(state, kv_head, dropped, n_dropped, butler_units_scratch(state, thread, 1));
@@ -133,9 +133,9 @@ static void evict_head(const struct evict_job *job, int kv_head, int thread)
     const struct butler_layer_state *state = job->state;
     const int group = state->n_heads / state->kv->n_kv_heads, n = butler_kv_at(state->kv, state->layer, kv_head)->n_slots;
     const float *scores = job->layer_scores;
-    if (n <= job->n_keep)
+    if (n <= job->cut.n_keep)
         return;
-    if (!scores && !job->newest)
+    if (!scores && !job->cut.newest)
         scores = butler_reduce_scores(state, butler_score_rows(state, kv_head), kv_head * group, group,
                                       BUTLER_CEIL_DIV(n, state->policy->unit), NULL);
     cut_head(job, kv_head, scores, thread);
@@ -146,34 +146,24 @@ static void evict_task(void *context, int kv_head, int thread)
     evict_head(context, kv_head, thread);
 }
 
-static struct evict_job make_job(const struct butler_layer_state *state, int free_slots)
-{
-    const struct butler_limits limits =
-        butler_policy_limits(state->policy, state->layer, state->kv->n_layers, state->position + 1 + free_slots);
-    return (struct evict_job){.state = state,
-                              .n_keep = BUTLER_MAX(limits.budget - free_slots, 0),
-                              .sinks = limits.sinks,
-                              .recent = BUTLER_MAX(limits.recent - free_slots, 0),
-                              .newest = butler_policy_keeps_newest(state->policy)};
-}
-
 /* Scores of all heads are in the workspace: those of a layer that shares a selection become one row. */
 static void share_scores(struct evict_job *job)
 {
     const struct butler_layer_state *state = job->state;
     const int n = butler_kv_at(state->kv, state->layer, 0)->n_slots; /* heads of a layer hold equally many */
-    if (state->policy->share == BUTLER_SHARE_LAYER && !job->newest)
+    if (state->policy->share == BUTLER_SHARE_LAYER && !job->cut.newest)
         job->layer_scores = butler_reduce_scores(state, butler_score_rows(state, 0), 0, state->n_heads,
                                                  BUTLER_CEIL_DIV(n, state->policy->unit), NULL);
 }
 
 /* One session, all threads. */
-static void evict_alone(struct butler_backend *backend, const struct butler_attend_span *span, int free_slots)
+static void evict_alone(struct butler_backend *backend, const struct butler_attend_span *span, const struct butler_cut *cut)
 {
     const struct butler_layer_state *state = &span->state;
-    struct evict_job job = make_job(state, free_slots);
+    struct evict_job job = {.state = state, .cut = *cut};
     double clock = butler_seconds();
-    backend->score(backend, state, span->q);
+    if (!cut->newest)
+        backend->score(backend, state, span->q);
     butler_count_ns(&state->traffic->score_ns, &clock);
     share_scores(&job);
     butler_pool_run(backend->pool, evict_task, &job, state->kv->n_kv_heads);
@@ -183,7 +173,7 @@ static void evict_alone(struct butler_backend *backend, const struct butler_atte
 struct spans_job {
     struct butler_backend *backend;
     const struct butler_attend_span *spans;
-    const int *free_slots;
+    const struct butler_cut *cuts;
     int n_spans;
 };
 
@@ -198,9 +188,9 @@ static void span_task(void *context, int task, int thread)
     if (kv_head >= (layer ? 1 : n_kv_heads))
         return;
     state.work = &job->backend->batch[thread];
-    struct evict_job own = make_job(&state, job->free_slots[task % job->n_spans]);
+    struct evict_job own = {.state = &state, .cut = job->cuts[task % job->n_spans]};
     double clock = butler_seconds();
-    for (int h = layer ? 0 : kv_head; h < (layer ? n_kv_heads : kv_head + 1) && !own.newest; h++) {
+    for (int h = layer ? 0 : kv_head; h < (layer ? n_kv_heads : kv_head + 1) && !own.cut.newest; h++) {
         butler_attend_begin_score(&state, h, span->q);
         butler_attend_score_units(&state, h, span->q, 0, butler_n_scores(&state, h), butler_score_rows(&state, h));
     }
@@ -212,11 +202,12 @@ static void span_task(void *context, int task, int thread)
     butler_count_ns(&state.traffic->select_ns, &clock);
 }
 
-void butler_evict_spans(struct butler_backend *backend, const struct butler_attend_span *spans, const int *free_slots, int n_spans)
+void butler_evict_spans(struct butler_backend *backend, const struct butler_attend_span *spans, const struct butler_cut *cuts,
+                        int n_spans)
 {
-    struct spans_job job = {backend, spans, free_slots, n_spans};
+    struct spans_job job = {backend, spans, cuts, n_spans};
     if (n_spans == 1)
-        evict_alone(backend, spans, free_slots[0]);
+        evict_alone(backend, spans, cuts);
     else
         butler_pool_run(backend->pool, span_task, &job, n_spans * spans[0].state.kv->n_kv_heads);
     for (int i = 0; i < n_spans; i++)

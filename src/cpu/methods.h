@@ -18,7 +18,8 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
                             double *sink_mass);
 
 /* Operation of backend.h. */
-void butler_evict_spans(struct butler_backend *backend, const struct butler_attend_span *spans, const int *free_slots, int n_spans);
+void butler_evict_spans(struct butler_backend *backend, const struct butler_attend_span *spans, const struct butler_cut *cuts,
+                        int n_spans);
 
 /* Appends the newest token's key and value; makes scores and from them lists, under the policy's budget, by all threads. Returns
  * which share of its time the former two took. */

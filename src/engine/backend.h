@@ -97,6 +97,13 @@ struct butler_layer_state {
     float softcap;      /* of attention scores s: softcap tanh(s / softcap); 0: none */
 };
 
+/* What every head of a layer keeps when its cache is cut. */
+struct butler_cut {
+    int n_keep;        /* tokens */
+    int sinks, recent; /* of them the first and the last, whatever their scores */
+    bool newest;       /* the others are the newest: nothing is scored */
+};
+
 /* One of the products that some rows have with several matrices: y[n][n_rows] = x[n][n_cols] W^T + bias. */
 struct butler_product {
     float *y;
@@ -217,9 +224,10 @@ struct butler_backend {
     /* The newest n slots of every KV head of every span are there (butler_kv_grow): writes k and v, lets metrics summarise them,
      * attends, lets metrics observe. A span's result does not depend on the others. */
     void (*attend_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans);
-    /* Scores the caches of the sessions for the last query of each span and evicts, so that free_slots[i] more fit the budget.
+    /* Scores the caches of the sessions for the last query of each span and evicts what cuts[i] does not keep.
      * state.position: that of the newest token in the cache. */
-    void (*evict_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, const int *free_slots, int n_spans);
+    void (*evict_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, const struct butler_cut *cuts,
+                        int n_spans);
 
     /* ---- one layer of one session ---- */
 

@@ -99,17 +99,16 @@ static struct butler_attend_span span_of(const struct pass *pass, const struct b
     };
 }
 
-/* Whether the policy evicts from this layer of the part's cache, before (decode) or after (prompt) its tokens are appended.
- * *free_slots: number of slots to leave free below the budget. */
-static bool evicts(const struct butler_part *part, int layer, int *free_slots)
+/* Whether the policy evicts from this layer of the part's cache, before (decode) or after (prompt) its tokens are appended: *cut
+ * says what stays. */
+static bool evicts(const struct butler_part *part, int layer, struct butler_cut *cut)
 {
     const struct butler_session *session = part->session;
     const struct butler_policy *policy = &session->policy;
     if (part->failed || !part->cuts || policy->method != BUTLER_EVICT || !butler_policy_applies(policy, layer))
         return false;
-    *free_slots = part->decode ? 1 : 0;
-    const int n_slots = butler_kv_at(&session->kv, layer, 0)->n_slots, n = session->n_past + part->n; /* heads hold equally many */
-    return n_slots > butler_policy_limits(policy, layer, session->shape.n_layers, n).budget - *free_slots;
+    *cut = butler_schedule_cut(session, layer, session->n_past + part->n, part->decode);
+    return butler_kv_at(&session->kv, layer, 0)->n_slots > cut->n_keep; /* heads hold equally many */
 }
 
 /* Cuts the caches of decode steps, or of prompts. */
@@ -118,7 +117,7 @@ static void evict(const struct pass *pass, int layer, bool decode)
     int n = 0;
     for (int i = 0; i < pass->n_parts; i++) {
         struct butler_part *part = &pass->parts[i];
-        if (part->decode != decode || !evicts(part, layer, &pass->s->free_slots[n]))
+        if (part->decode != decode || !evicts(part, layer, &pass->s->cuts[n]))
             continue;
         if (butler_kv_unshare(&part->session->kv, layer, part->err) < 0) {
             fail(part);
@@ -127,11 +126,11 @@ static void evict(const struct pass *pass, int layer, bool decode)
         struct butler_attend_span *span = &pass->s->spans[n++];
         *span = span_of(pass, part, layer);
         span->q += (size_t)(part->n - 1) * (size_t)(span->state.n_heads * part->session->shape.head_dim);
-        span->state.position += part->n - 1 - pass->s->free_slots[n - 1]; /* decode: the cache ends with the token before */
+        span->state.position += part->n - 1 - part->decode; /* decode: the cache ends with the token before */
         part->session->evicted = true;
     }
     if (n > 0)
-        pass->backend->evict_spans(pass->backend, pass->s->spans, pass->s->free_slots, n);
+        pass->backend->evict_spans(pass->backend, pass->s->spans, pass->s->cuts, n);
 }
 
 static uint64_t attention_ns(const struct butler_part *part)

@@ -44,3 +44,12 @@ void butler_schedule_span(struct butler_session *session, int layer, struct butl
     else if (span->selects)
         session->selection.at[layer] = session->n_past + 1;
 }
+
+struct butler_cut butler_schedule_cut(const struct butler_session *session, int layer, int n, int free_slots)
+{
+    const struct butler_limits limits = butler_policy_limits(&session->policy, layer, session->shape.n_layers, n);
+    return (struct butler_cut){.n_keep = BUTLER_MAX(limits.budget - free_slots, 0),
+                               .sinks = limits.sinks,
+                               .recent = BUTLER_MAX(limits.recent - free_slots, 0),
+                               .newest = butler_policy_keeps_newest(&session->policy)};
+}

@@ -11,6 +11,9 @@ bool butler_schedule_retrieves(const struct butler_session *session, int layer);
  * after. BUTLER_AHEAD layers have their turn together, so that a predictor that serves them is asked once. */
 bool butler_schedule_selects(const struct butler_session *session, int layer);
 
+/* What the layer's heads keep of a text of n tokens, so that free_slots more fit the budget. */
+struct butler_cut butler_schedule_cut(const struct butler_session *session, int layer, int n, int free_slots);
+
 /* Fills what a decode step's span says of selecting, and notes what is decided. */
 void butler_schedule_span(struct butler_session *session, int layer, struct butler_attend_span *span);
 

@@ -81,7 +81,7 @@ static int make_host(struct butler_scratch *scratch, const struct butler_hparams
     butler_arena_want(host, &scratch->host_o, n * (size_t)hp->n_heads * dim, sizeof(float));
     butler_arena_want(host, &scratch->parts, n, sizeof *scratch->parts);
     butler_arena_want(host, &scratch->spans, n, sizeof *scratch->spans);
-    butler_arena_want(host, &scratch->free_slots, n, sizeof *scratch->free_slots);
+    butler_arena_want(host, &scratch->cuts, n, sizeof *scratch->cuts);
     return butler_arena_make(host, err);
 }
 

@@ -35,7 +35,7 @@ struct butler_scratch {
     float *host_x, *host_h, *host_q, *host_k, *host_o; /* for captures; written only then */
     struct butler_part *parts;                         /* [max_rows] of a pass */
     struct butler_attend_span *spans;                  /* [max_rows] */
-    int *free_slots;                                   /* [max_rows] */
+    struct butler_cut *cuts;                           /* [max_rows] */
 };
 
 /* Makes scratch for passes of max_rows rows and texts of max_slots tokens, or makes it larger; what it held is lost. On failure

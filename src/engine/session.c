@@ -6,6 +6,7 @@
 
 #include "engine/library.h"
 #include "engine/predict.h"
+#include "engine/schedule.h"
 #include "engine/session.h"
 
 /* Tokens, logits and selections in host and device memory. */
@@ -175,7 +176,7 @@ static int fill_layer(struct butler_session *session, int layer, int n, uint64_t
 {
     struct butler_scratch *s = &session->engine->scratch;
     struct butler_backend *backend = session->engine->backend;
-    const int row = session->shape.n_kv_heads * session->shape.head_dim, free_slots = 0;
+    const int row = session->shape.n_kv_heads * session->shape.head_dim;
     struct butler_attend_span span = {
         .state = butler_session_layer(session, &session->prompt_traffic, layer, session->n_past), .q = s->q, .n = 1};
     upload_noise(session, s->k, n * row, random);
@@ -184,15 +185,15 @@ static int fill_layer(struct butler_session *session, int layer, int n, uint64_t
         return BUTLER_ERROR_LENGTH;
     backend->append(backend, &span.state, s->k, s->v, n);
     const int n_all = session->n_past + n;
+    const struct butler_cut cut = butler_schedule_cut(session, layer, n_all, 0);
     if (session->policy.method != BUTLER_EVICT || !butler_policy_applies(&session->policy, layer) ||
-        butler_kv_at(&session->kv, layer, 0)->n_slots <=
-            butler_policy_limits(&session->policy, layer, session->shape.n_layers, n_all).budget)
+        butler_kv_at(&session->kv, layer, 0)->n_slots <= cut.n_keep)
         return 0;
     if (butler_kv_unshare(&session->kv, layer, err) < 0)
         return BUTLER_ERROR_MEMORY;
     span.state.position = n_all - 1;
     upload_noise(session, s->q, session->shape.n_heads * session->shape.head_dim, random);
-    backend->evict_spans(backend, &span, &free_slots, 1);
+    backend->evict_spans(backend, &span, &cut, 1);
     session->evicted = true;
     return 0;
 }
