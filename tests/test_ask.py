@@ -275,21 +275,24 @@ def test_run_and_chat_go_on_too(command, document, tmp_path):
 
 def test_kills_at_random_moments(document, tmp_path):
     """Whatever a kill leaves, later answers are right, no file is damaged, and nothing is read twice for long."""
-    long_text(tmp_path, 60)
-    command = ["-m", GQA, "-f", document, "--cache", "kept", "-c", "4000", "--block", "32", "-t", "1", *GREEDY, "Who?"]
+    long_text(tmp_path, 100)
+    command = ["-m", GQA, "-f", document, "--cache", "kept", "-c", "8000", "--block", "32", "-t", "1", *GREEDY, "Who?"]
+    begin = time.monotonic()
     good = butler("ask", *command, "--no-cache").stdout
+    whole = time.monotonic() - begin
     random.seed(7)
     n_killed = 0
     for i in range(N_KILLS):
-        if i % 5 == 0:
+        if i % 3 == 0:
             shutil.rmtree("kept", ignore_errors=True)
         process = start("ask", *command)
-        time.sleep(random.uniform(0, 0.25))
+        time.sleep(random.uniform(0, whole))
         process.kill()
         out, err = process.communicate(timeout=60)
         n_killed += process.returncode == -signal.SIGKILL
         assert b"warning" not in err, err
-    assert n_killed > N_KILLS // 4
+    assert n_killed > N_KILLS // 4, n_killed
+    print(n_killed, "of", N_KILLS, "killed")
     result = butler("ask", *command)
     assert result.stdout == good and "warning" not in result.stderr
     assert "whole" in butler("library", "verify", "--cache", "kept").stderr
