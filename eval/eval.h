@@ -10,6 +10,7 @@
 #include <jansson.h>
 
 #include "engine/policy.h"
+#include "butler_tools.h"
 #include "base/util.h"
 
 enum {
@@ -140,6 +141,8 @@ struct eval_params {
     const char *output; /* rows are appended to this file, items to FILE.items, and what they have is not computed again; or NULL */
     const char *model_name;
     const struct eval_processes *processes; /* NULL: this one alone */
+    const char *library;                    /* a folder (butler_library_open) in which prompts are kept and found; NULL: none */
+    uint64_t library_bytes;                 /* its limit; 0: the default */
 };
 
 struct eval_events {
@@ -163,7 +166,8 @@ struct eval_run {
     const struct eval_task *task;
     const struct eval_params *params;
     const struct eval_events *events;
-    struct butler_engine *engine; /* of the thread that has this copy of the run */
+    struct butler_engine *engine;   /* of the thread that has this copy of the run */
+    struct butler_library *library; /* of this thread; or NULL */
     struct butler_model *model;
     const struct butler_model_info *info;
     bool simulate;

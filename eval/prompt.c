@@ -78,6 +78,8 @@ static int read_donor(const struct eval_run *run, const struct eval_item *item, 
     donor->observes = observes;
     if (!donor->session)
         return BUTLER_ERROR_MEMORY;
+    if (run->library && (code = butler_session_use_library(donor->session, run->library, err)) < 0)
+        return code;
     code = butler_session_adopt_prefix(donor->session, item->ids, item->n_prompt, err);
     return code < 0 ? code : read_prompt(run, donor->session, item->ids, item->n_prompt - 1, item->n_prompt, err);
 }

@@ -186,13 +186,16 @@ static void *work(void *argument)
     struct eval_donor donors[2] = {{0}, {0}};
     struct eval_run run = *pass->run; /* with an engine of this thread's own */
     run.engine = butler_engine_clone(pass->run->engine, 1, pass->prefix_bytes, &err);
-    int code = run.engine ? 0 : err.code, item = code < 0 ? 0 : -1;
+    const struct butler_library_params library = {.folder = run.params->library, .max_bytes = run.params->library_bytes};
+    run.library = run.engine && library.folder ? butler_library_open(&library, &err) : NULL;
+    int code = run.engine && (run.library || !library.folder) ? 0 : err.code, item = code < 0 ? 0 : -1;
     while (code == 0 && (item = take_item(pass)) >= 0)
         code = run_item(pass, &run, item, donors, &err);
     if (code < 0)
         fail_item(pass, item, code, &err);
     eval_donor_free(&donors[0]);
     eval_donor_free(&donors[1]);
+    butler_library_free(run.library);
     butler_engine_free(run.engine);
     return NULL;
 }

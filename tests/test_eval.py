@@ -713,3 +713,16 @@ def test_the_list_of_tasks():
         assert row["data"] and row["work"] and all(f"--set {key}={value}:" in shown for key, value in row["options"].items())
     assert next(row for row in listed if row["task"] == "ruler")["length"] == 4096
     refuses(USAGE, "eval", "lists", says=["lists", "ruler"])
+
+
+def test_prompts_are_kept_in_a_folder(tmp_path):
+    """Other policies measured later find the prompts, and have the values that they have alone."""
+    task = ["eval", "passkey", "-m", GQA, "--length", "600", "--limit", "2", "-t", "2", "--set", "depths=2"]
+    later = ["--kv", "fier:budget=64,dense=0", "--kv", "snapkv:budget=64", "--kv", "h2o:budget=64"]
+    rows(*task, "--kv", "full", "--cache", tmp_path)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.kv")}
+    assert len(files) >= 4
+    kept, alone = ([{key: value for key, value in row.items() if key != "seconds"} for row in rows(*task, *later, *flags)]
+                   for flags in (["--cache", tmp_path], []))
+    assert kept == alone
+    assert all(path.stat().st_mtime_ns > used for path, used in files.items())
