@@ -9,7 +9,13 @@ LIB_PKGS = libpcre2-8 libxxhash
 LIBEDIT := $(shell pkg-config --exists libedit && echo libedit)
 # The server, where there is libevent; LIBEVENT= builds without it.
 LIBEVENT := $(shell pkg-config --exists libevent_core && echo libevent_core)
+# Documents that are no plain text, where there are the libraries; POPPLER=, LIBXML= or LIBARCHIVE= builds without one.
+POPPLER := $(shell pkg-config --exists poppler-glib && echo poppler-glib)
+LIBXML := $(shell pkg-config --exists libxml-2.0 && echo libxml-2.0)
+LIBARCHIVE := $(shell pkg-config --exists libarchive && echo libarchive)
 CMD_PKGS = jansson $(LIBEDIT) $(LIBEVENT)
+DOCUMENT_PKGS = $(POPPLER) $(LIBXML) $(LIBARCHIVE)
+DOCUMENT_NONE = $(if $(POPPLER),pdf_none,pdf) $(if $(LIBXML),xml_none,xml) $(if $(and $(LIBXML),$(LIBARCHIVE)),archive_none,archive)
 SANITIZE ?=
 comma = ,
 BUILD ?= build$(if $(SANITIZE),/$(subst $(comma),-,$(SANITIZE)))
@@ -32,12 +38,12 @@ PKG_CFLAGS := $(shell pkg-config --cflags $(LIB_PKGS) $(CMD_PKGS))
 ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contract=off -pthread -Iinclude -Isrc -I. \
 	$(SANFLAGS) $(PKG_CFLAGS) $(CFLAGS)
 LIB_LIBS := -pthread $(shell pkg-config --libs $(LIB_PKGS)) -lm -ldl
-CMD_LIBS := $(shell pkg-config --libs $(CMD_PKGS))
+CMD_LIBS := $(shell pkg-config --libs $(CMD_PKGS) $(DOCUMENT_PKGS))
 
 # What the command does beyond the library: training, conversion, quantisation.
 TOOL_SRC = $(filter-out train/gather_mpi.c,$(wildcard train/*.c)) src/file/convert.c src/file/quantize.c
 LIB_SRC = $(filter-out $(TOOL_SRC),$(wildcard src/*/*.c))
-CMD_SRC = $(filter-out cmd/$(if $(LIBEDIT),edit_none,edit).c $(if $(LIBEVENT),cmd/serve_none.c), \
+CMD_SRC = $(filter-out cmd/$(if $(LIBEDIT),edit_none,edit).c $(if $(LIBEVENT),cmd/serve_none.c) $(DOCUMENT_NONE:%=cmd/document_%.c), \
 	$(wildcard cmd/*.c report/*.c schema/*.c $(if $(LIBEVENT),serve/*.c)))
 EVAL_SRC = $(wildcard eval/*.c)
 TEST_SRC = $(wildcard tests/test_*.c)
@@ -107,6 +113,8 @@ $(BUILD)/commit: commit-changes
 	@echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
 $(BUILD)/eval/commit.o: $(BUILD)/commit
 $(BUILD)/eval/commit.o: ISA = -DEVAL_COMMIT='"$(COMMIT)"'
+
+$(BUILD)/cmd/document_%.o: PKG_CFLAGS += $(if $(strip $(DOCUMENT_PKGS)),$(shell pkg-config --cflags $(DOCUMENT_PKGS)))
 
 # The assembler takes these files in.
 $(BUILD)/serve/page.o: $(wildcard serve/page/*)
@@ -180,6 +188,9 @@ fuzz-programs: $(FUZZ_SRC:%.c=$(BUILD)/%)
 
 $(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): $(patsubst %.c,$(BUILD)/%.o,$(wildcard serve/*.c schema/*.c))
 $(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): FUZZ_LIBS = $(CMD_LIBS)
+DOCUMENT_OBJ = $(patsubst %.c,$(BUILD)/%.o,$(filter-out cmd/document.c $(DOCUMENT_NONE:%=cmd/document_%.c),$(wildcard cmd/document_*.c)))
+$(BUILD)/fuzz/fuzz_document: $(DOCUMENT_OBJ)
+$(BUILD)/fuzz/fuzz_document: FUZZ_LIBS = $(CMD_LIBS)
 $(BUILD)/fuzz/fuzz_tools: $(PARSER_OBJ)
 $(BUILD)/fuzz/fuzz_tools: FUZZ_LIBS = $(CMD_LIBS)
 $(BUILD)/fuzz/fuzz_schema: $(patsubst %.c,$(BUILD)/%.o,$(wildcard schema/*.c))

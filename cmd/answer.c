@@ -10,10 +10,12 @@ int cmd_document_append(const struct cmd_options *options, const char *path, str
 {
     const char *name = strcmp(path, "-") == 0 ? "standard input" : path;
     struct cmd_text document = {0};
-    int status = cmd_file_read(options, path, &document);
-    const char *zero = status == CMD_DONE && document.n ? memchr(document.bytes, 0, document.n) : NULL;
-    if (zero) {
-        cmd_say(options, "%s: byte %zu is zero: this is no text", name, (size_t)(zero - document.bytes));
+    int status = cmd_document_read(options, path, &document);
+    size_t n_blank = 0;
+    while (n_blank < document.n && strchr(" \t\r\n\f\v", document.bytes[n_blank]))
+        n_blank++;
+    if (status == CMD_DONE && n_blank == document.n) {
+        cmd_say(options, "%s: is empty: it has nothing but blanks", name);
         status = CMD_FAILED;
     }
     if (status == CMD_DONE) {

@@ -9,6 +9,7 @@
 struct ask {
     struct cmd_template template;
     struct cmd_integers prompt;
+    char *policy;                   /* owned: of --kv, for a text longer than the model's context; or NULL */
     struct butler_library *library; /* or NULL */
     struct butler_session *session;
 };
@@ -62,15 +63,17 @@ static int read_prompt(const struct cmd_options *options, struct butler_engine *
     return CMD_FAILED;
 }
 
-static int check_length(const struct cmd_options *options, int n_ctx, const struct ask *ask)
+/* Whether the text fits, or the policy takes it all the same. */
+static int check_length(struct cmd_options *options, struct butler_engine *engine, struct ask *ask, int *n_ctx)
 {
     enum { ANSWER = 512 }; /* tokens to plan for an answer without a limit */
     const int n = ask->prompt.n, n_answer = options->n < 0 ? ANSWER : options->n;
-    if (n < n_ctx)
+    ask->policy = cmd_stream(options, engine, options->kv.values[0], (int64_t)n + n_answer, n_ctx);
+    if (ask->policy)
+        options->kv.values[0] = ask->policy;
+    if (n < *n_ctx)
         return CMD_DONE;
-    cmd_say(options,
-            "the documents and the question have %d tokens, but the context holds %d; with an answer of %d it takes -c %lld", n,
-            n_ctx, n_answer, (long long)n + n_answer);
+    cmd_say_choices(options, engine, "the documents and the question have", n, n_answer, *n_ctx);
     return CMD_FAILED;
 }
 
@@ -121,12 +124,12 @@ static int run(struct cmd_options *options)
     if (!engine)
         return status;
     const struct butler_model *model = butler_engine_model(engine);
-    const int n_ctx = options->n_ctx ? options->n_ctx : butler_model_get_info(model)->n_ctx_train;
+    int n_ctx = options->n_ctx ? options->n_ctx : butler_model_get_info(model)->n_ctx_train;
     status = cmd_template_choose(options, model, &ask.template);
     if (status == CMD_DONE)
         status = make_prompt(options, model, &ask);
     if (status == CMD_DONE)
-        status = check_length(options, n_ctx, &ask);
+        status = check_length(options, engine, &ask, &n_ctx);
     if (status == CMD_DONE)
         cmd_auto_choose(options, options->n < 0 || ask.prompt.n > n_ctx - options->n ? n_ctx : ask.prompt.n + options->n);
     if (status == CMD_DONE)
@@ -136,6 +139,7 @@ static int run(struct cmd_options *options)
     butler_session_free(ask.session);
     butler_library_free(ask.library);
     cmd_template_free(&ask.template);
+    free(ask.policy);
     free(ask.prompt.values);
     cmd_engine_free(engine);
     return status;
@@ -164,7 +168,9 @@ const struct cmd_command cmd_ask = {
         "~/.cache/butler/library): the next question reads only what is new, also under another policy, budget, -c or name of\n"
         "the file, after a line was appended, and after Ctrl-C, SIGTERM or a crash while it was read. chat, run and `butler\n"
         "library` use the same folder. A file there that is damaged is not used, with a warning, and is written anew.\n\n"
-        "Ctrl-C ends the answer. Documents and a question longer than the context are an error that names the -c they need.\n",
+        "Documents in Latin-1, UTF-16 and UTF-32, HTML, PDF, docx, odt and epub are converted, with a note. Documents and a\n"
+        "question longer than what the model was trained for are an error that says what the choices are; --kv streaming reads\n"
+        "them, and keeps only the first and the latest tokens. Ctrl-C ends the answer.\n",
     .uses = uses,
     .answers = true,
     .min_positional = 1,

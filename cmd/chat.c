@@ -39,9 +39,13 @@ static int generate(struct chat *chat)
     for (int i = 0; i < answer.ids.n; i++)
         cmd_integers_append(&chat->ids, answer.ids.values[i]);
     cmd_text_append(&chat->held, answer.text.bytes, answer.n_held);
-    if (answer.end == CMD_END_CONTEXT)
-        fprintf(stderr, "(the context of %d tokens is full: /clear forgets the conversation; -c sets a larger context)\n",
-                butler_n_ctx(chat->session));
+    if (answer.end == CMD_END_CONTEXT) {
+        const int n_ctx = butler_n_ctx(chat->session), n_train = butler_model_get_info(chat->model)->n_ctx_train;
+        fprintf(stderr, "(the context of %d tokens is full: /clear forgets the conversation", n_ctx);
+        if (n_ctx < n_train)
+            fprintf(stderr, "; -c sets a larger context, up to the %d that the model was trained for", n_train);
+        fprintf(stderr, ")\n");
+    }
     if (status == CMD_DONE)
         chat_add_message(chat, "assistant", answer.text.bytes, answer.n);
     cmd_answer_free(&answer);

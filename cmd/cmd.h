@@ -324,6 +324,14 @@ void cmd_integers_append(struct cmd_integers *integers, int32_t value);
 
 struct butler_session *cmd_session_new(const struct cmd_options *options, struct butler_engine *engine, const char *policy,
                                        int n_ctx, int *status);
+/* Where a text of n_tokens is longer than what the model was trained for and the policy is `streaming`: the policy with positions
+ * inside the cache, which reads any length in constant memory, to be freed, and the context to open a session with; a note says so.
+ * NULL, and *n_ctx as it was: the text fits, or the policy or the model cannot. */
+char *cmd_stream(const struct cmd_options *options, struct butler_engine *engine, const char *policy, int64_t n_tokens, int *n_ctx);
+/* Says that a text does not fit, and what there is to choose; a -c only where the model was trained for it. what: "the prompt has";
+ * n_answer: tokens of the answer. */
+void cmd_say_choices(const struct cmd_options *options, struct butler_engine *engine, const char *what, int64_t n_tokens,
+                     int n_answer, int n_ctx);
 /* Adds the plug-ins of --step to a session, which may be NULL. Where one cannot be added, the session is freed: NULL and *status.
  */
 struct butler_session *cmd_add_steps(const struct cmd_options *options, struct butler_session *session, int *status);
@@ -429,6 +437,9 @@ int cmd_answer_generate(const struct cmd_options *options, struct butler_engine 
                         struct butler_sampler *sampler, const char *stop, struct cmd_answer *answer);
 void cmd_answer_free(struct cmd_answer *answer);
 
+/* Appends the text of a file ("-": standard input) in UTF-8, whatever it is written in: other encodings, HTML, PDF, docx, odt and
+ * epub are converted, with a note. CMD_DONE, or CMD_FAILED after a message: it is empty, or no text. */
+int cmd_document_read(const struct cmd_options *options, const char *path, struct cmd_text *text);
 /* Appends a file's name and text, as they stand before a question. CMD_DONE or the exit status. */
 int cmd_document_append(const struct cmd_options *options, const char *path, struct cmd_text *text);
 

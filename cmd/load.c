@@ -221,7 +221,7 @@ int cmd_text_read(const struct cmd_options *options, struct cmd_text *text)
         return CMD_USAGE;
     }
     if (options->file)
-        return cmd_file_read(options, options->file, text);
+        return cmd_file_read(options, options->file, text); /* as it is: tokens are compared byte by byte */
     if (!options->prompt) {
         cmd_say(options, "no text: give it with -p TEXT or -f FILE (- is standard input)");
         return CMD_USAGE;

@@ -1,5 +1,6 @@
 /* butler run: a prompt, then the generated text, under one policy or several, and the cost of each. */
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cmd.h"
@@ -7,6 +8,7 @@
 
 struct result {
     const char *policy;
+    char *streaming; /* owned; what policy points to where the text is longer than the model's context */
     struct butler_stats stats;
     struct cmd_integers ids;
     struct cmd_text text;
@@ -15,6 +17,7 @@ struct result {
 
 static void result_free(struct result *result)
 {
+    free(result->streaming);
     free(result->ids.values);
     cmd_text_free(&result->text);
 }
@@ -152,11 +155,15 @@ static void say_comparison(const struct result *results, int n)
 /* ---------------------------------------------------------------------------------------------- one policy */
 
 static struct butler_session *begin(const struct cmd_options *options, struct butler_engine *engine, struct butler_library *library,
-                                    const char *policy, int *status)
+                                    int n_prompt, struct result *result, int *status)
 {
     struct butler_error err = {0};
+    int n_ctx = options->n_ctx;
     if (!options->load_session) {
-        struct butler_session *new = cmd_session_new(options, engine, policy, options->n_ctx, status);
+        result->streaming =
+            cmd_stream(options, engine, result->policy, (int64_t)n_prompt + (options->n > 0 ? options->n : 0), &n_ctx);
+        result->policy = result->streaming ? result->streaming : result->policy;
+        struct butler_session *new = cmd_session_new(options, engine, result->policy, n_ctx, status);
         cmd_library_use(options, library, new);
         return cmd_add_steps(options, new, status);
     }
@@ -168,7 +175,8 @@ static struct butler_session *begin(const struct cmd_options *options, struct bu
     return cmd_add_steps(options, session, status);
 }
 
-static int prefill(const struct cmd_options *options, struct butler_session *session, bool keeps, const struct cmd_integers *prompt)
+static int prefill(const struct cmd_options *options, struct butler_engine *engine, struct butler_session *session, bool keeps,
+                   const struct cmd_integers *prompt)
 {
     int n_past = butler_n_past(session), n_ctx = butler_n_ctx(session);
     if (prompt->n > n_ctx - n_past) {
@@ -176,7 +184,7 @@ static int prefill(const struct cmd_options *options, struct butler_session *ses
             cmd_say(options, "the prompt has %d tokens and the session %d, but its context holds %d (-c)", prompt->n, n_past,
                     n_ctx);
         else
-            cmd_say(options, "the prompt has %d tokens, but the context holds %d (-c)", prompt->n, n_ctx);
+            cmd_say_choices(options, engine, "the prompt has", prompt->n, options->n > 0 ? options->n : 0, n_ctx);
         return CMD_FAILED;
     }
     const int status = prompt->n ? cmd_prefill(options, session, prompt) : CMD_DONE;
@@ -198,11 +206,11 @@ static int run_policy(const struct cmd_options *options, struct butler_engine *e
 {
     struct butler_error err = {0};
     int status = CMD_DONE;
-    struct butler_session *session = begin(options, engine, library, result->policy, &status);
+    struct butler_session *session = begin(options, engine, library, prompt->n, result, &status);
     struct butler_sampler *sampler = session ? cmd_sampler_new(options, butler_engine_model(engine), &status) : NULL;
     if (!sampler)
         goto done;
-    status = prefill(options, session, library && !options->load_session, prompt);
+    status = prefill(options, engine, session, library && !options->load_session, prompt);
     if (status == CMD_DONE && butler_sampler_accept(sampler, prompt->values, prompt->n, &err) < 0)
         status = cmd_fail(options, &err);
     if (status == CMD_DONE)
@@ -282,7 +290,7 @@ static int read_prompt(const struct cmd_options *options, const struct butler_mo
     struct cmd_text text = {0};
     if (!options->prompt && !options->file)
         return options->load_session ? CMD_DONE : default_prompt(options, model, prompt);
-    int status = cmd_text_read(options, &text);
+    int status = options->file ? cmd_document_read(options, options->file, &text) : cmd_text_read(options, &text);
     if (status == CMD_DONE)
         status =
             cmd_tokenize_text(options, model, text.bytes, text.n,
