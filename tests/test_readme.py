@@ -41,7 +41,7 @@ def test_commands_and_flags_exist():
 
 def test_packages_are_those_of_setup():
     setup = (ROOT / "setup").read_text()
-    for package in ("gcc", "make", "pkg-config", "libpcre2", "libxxhash", "libjansson", "libedit", "libevent", "libcmocka", "python3-pytest", "python3-numpy", "clang",
+    for package in ("gcc", "make", "pkg-config", "libpcre2", "libxxhash", "libjansson", "libedit", "libevent", "libpoppler-glib", "libxml2", "libarchive", "libcmocka", "python3-pytest", "python3-numpy", "clang",
                     "libclang-rt-dev"):
         assert package in setup and package in README
 
