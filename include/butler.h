@@ -511,6 +511,13 @@ int butler_sampler_accept(struct butler_sampler *sampler, const int32_t *ids, in
  * BUTLER_ERROR_UNSUPPORTED: no token of the vocabulary goes on as the grammar asks, or the grammar is too ambiguous to follow. */
 int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n_vocab, struct butler_error *err);
 
+/* Works out which tokens the grammar allows next, which butler_sample of the same logits else does itself: with an ambiguous
+ * grammar and a large vocabulary that takes seconds. work: about how many tenths of a microsecond this call may take, 1 or more. 1:
+ * it is done (or there is no grammar), and butler_sample will be quick; 0: more is left, and what was done is kept; or a code as of
+ * butler_sample. What is drawn does not change. Any thread may call it, where no other uses the sampler or changes the logits
+ * meanwhile. */
+int butler_sampler_prepare(struct butler_sampler *sampler, const float *logits, int n_vocab, int work, struct butler_error *err);
+
 /* ----------------------------------------------------------------------------------------------- drafts
  *
  * Self-speculative decoding: the session drafts some tokens under its policy, which reads a part of the cache, and one exact pass

@@ -20,6 +20,13 @@ struct serve_choice {
     bool ended;
     struct serve_watch watch;
     struct serve_map *map; /* or NULL */
+    /* Of a job with a grammar, see prepare.h. */
+    bool preparing; /* the thread that prepares has it: nobody else uses its sampler, session or fields below */
+    int prepared;   /* what butler_sampler_prepare returned */
+    struct butler_error prepare_error;
+    double prepare_s; /* that it took so far, of all its tokens */
+    struct serve_job *job;
+    struct serve_choice *next;
     /* Of a lossless job, see draft.h. */
     struct butler_draft *draft; /* of this session; NULL: none yet */
     int32_t drawn[SERVE_ROUND]; /* tokens of the latest round: */

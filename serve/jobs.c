@@ -174,7 +174,7 @@ static bool park_youngest(struct serve_jobs *jobs)
     struct serve_job *job = jobs->running[jobs->n_running - 1], **at = &jobs->parked;
     const double begin = serve_now();
     uint64_t n_bytes;
-    if (!jobs->params->park || begin < jobs->park_again)
+    if (!jobs->params->park || begin < jobs->park_again || job->n_preparing > 0)
         return false;
     if (serve_park(job, jobs->params->park, &n_bytes, &jobs->park_error) < 0) {
         jobs->park_again = begin + 1;
@@ -239,6 +239,14 @@ static int grant_all(struct serve_jobs *jobs)
     return n_held;
 }
 
+bool serve_jobs_preparing(const struct serve_jobs *jobs)
+{
+    for (int i = 0; i < jobs->n_running; i++)
+        if (jobs->running[i]->n_preparing > 0)
+            return true;
+    return false;
+}
+
 static bool all_held(struct serve_jobs *jobs)
 {
     const int n_held = grant_all(jobs);
@@ -247,7 +255,7 @@ static bool all_held(struct serve_jobs *jobs)
 
 void serve_jobs_grant(struct serve_jobs *jobs)
 {
-    if (!all_held(jobs))
+    if (!all_held(jobs) || serve_jobs_preparing(jobs)) /* which is soon done: then it can leave memory */
         return;
     jobs->park_again = 0; /* once more, before a job ends for it */
     if (!all_held(jobs))

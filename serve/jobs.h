@@ -25,6 +25,12 @@ double serve_now(void); /* seconds */
 /* job->error gets the code, the message and its negative code is returned. */
 int serve_set_error(struct serve_job *job, int code, const char *message);
 
+/* Callbacks of the spans of a prompt, user: the job. They add to its embedding, and to its scores. */
+bool serve_job_hidden(void *user, int position, const float *hidden);
+bool serve_job_logits(void *user, int position, const float *logits);
+/* The embedding gets its length. */
+void serve_job_end_embedding(struct serve_job *job);
+
 void serve_jobs_init(struct serve_jobs *jobs, struct butler_engine *engine, const struct serve_params *params);
 
 /* Tokens that each text of the job can come to have. */
@@ -44,6 +50,8 @@ void serve_jobs_overtake(const struct serve_jobs *jobs, const struct serve_job *
 int serve_jobs_end_prompt(const struct serve_jobs *jobs, struct serve_job *job);
 /* Parked jobs for which there is room go on, oldest first. One that cannot be restored goes on with its error. */
 void serve_jobs_resume(struct serve_jobs *jobs);
+/* Whether some job waits for what is being prepared (prepare.h). */
+bool serve_jobs_preparing(const struct serve_jobs *jobs);
 /* Grants what the next step needs, oldest job first; parks the youngest where it does not fit. A job that gets nothing is held. The
  * oldest job is held only while parking fails; where then no job could go on, the youngest gets an error. */
 void serve_jobs_grant(struct serve_jobs *jobs);

@@ -73,3 +73,13 @@ int serve_unpark(struct serve_job *job, struct butler_engine *engine, struct but
     close_files(job);
     return 0;
 }
+
+int serve_park_check(struct butler_engine *engine, const char *folder, struct butler_error *err)
+{
+    uint64_t fingerprint;
+    const int fd = folder ? serve_park_open(folder, err) : -1;
+    if (!folder || fd < 0)
+        return folder ? err->code : 0;
+    close(fd);
+    return butler_model_fingerprint(butler_engine_model(engine), &fingerprint, err);
+}

@@ -7,6 +7,9 @@
 
 /* A file without a name in the folder, to be closed: >= 0. < 0: *err, which names the folder. */
 int serve_park_open(const char *folder, struct butler_error *err);
+/* Before anything is served: that the folder takes files, and the model's fingerprint, which every file has and which takes the
+ * time of reading the model once. folder NULL: nothing to do. < 0: *err. */
+int serve_park_check(struct butler_engine *engine, const char *folder, struct butler_error *err);
 /* Saves and frees the sessions of a job; what they cost is added to its statistics. *n_bytes: written. < 0: *err, nothing has
  * changed. */
 int serve_park(struct serve_job *job, const char *folder, uint64_t *n_bytes, struct butler_error *err);

@@ -13,6 +13,7 @@
 #include "serve/jobs.h"
 #include "serve/pace.h"
 #include "serve/park.h"
+#include "serve/prepare.h"
 #include "serve/scores.h"
 
 enum {
@@ -47,15 +48,18 @@ struct serve_scheduler {
     struct serve_scores *scores;
     struct serve_traces *traces;
     struct serve_maps *maps;
+    struct serve_prepare *prepare;
+    bool idle; /* all that runs waits for what is being prepared */
 
     /* Under the lock, which is never held while the engine runs. */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct serve_job *submitted, **submitted_end;
     struct serve_event *events, **events_end;
-    int n_queued; /* submitted or waiting */
-    int n_begun;  /* running or parked */
-    bool blocked; /* the next job to be admitted waits for memory: places that are free do not help */
+    bool prepared; /* there are choices to collect from s->prepare */
+    int n_queued;  /* submitted or waiting */
+    int n_begun;   /* running or parked */
+    bool blocked;  /* the next job to be admitted waits for memory: places that are free do not help */
     bool stopping;
     struct serve_metrics metrics;
     struct serve_slot *slots; /* [max_jobs] */
@@ -109,30 +113,7 @@ void serve_event_free(struct serve_event *event)
     free(event);
 }
 
-void serve_job_free(struct serve_job *job)
-{
-    for (int i = 0; i < job->n_stops; i++)
-        free(job->stops[i]);
-    free((void *)job->sampling.logit_bias);
-    free(job->prompt);
-    free(job->policy);
-    free(job->key);
-    free(job->scores);
-    free(job->embedding);
-    free(job);
-}
-
 /* ------------------------------------------------------------------------------------------------ life of a job */
-
-static bool is_cancelled(const struct serve_job *job)
-{
-    return __atomic_load_n(&job->cancelled, __ATOMIC_ACQUIRE);
-}
-
-void serve_cancel(struct serve_job *job)
-{
-    __atomic_store_n(&job->cancelled, 1, __ATOMIC_RELEASE);
-}
 
 /* The job is over: its sessions are freed, and with SERVE_DONE it is the caller's again. */
 static void finish_job(struct serve_scheduler *s, struct serve_job *job)
@@ -306,12 +287,27 @@ static void admit(struct serve_scheduler *s)
     }
 }
 
+/* Under the lock, which is released meanwhile. */
+static void wait_a_while(struct serve_scheduler *s)
+{
+    enum { WAIT_NS = 20000000 };
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_nsec += WAIT_NS;
+    end.tv_sec += end.tv_nsec / 1000000000;
+    end.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(&s->changed, &s->lock, &end);
+}
+
 /* Jobs that were submitted join those that wait. False: the scheduler ends. Waits while there is nothing to do. */
 static bool take_submitted(struct serve_scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
     while (!s->submitted && !s->waiting && s->jobs.n_running + s->jobs.n_parked == 0 && !s->stopping)
         pthread_cond_wait(&s->changed, &s->lock);
+    if (s->idle && !s->submitted && !s->prepared && !s->stopping)
+        wait_a_while(s); /* clients that leave are seen then */
+    s->prepared = false;
     struct serve_job *jobs = s->submitted, **end = &s->waiting;
     s->submitted = NULL;
     s->submitted_end = &s->submitted;
@@ -330,7 +326,7 @@ static void drop_cancelled(struct serve_scheduler *s, bool all)
 {
     for (struct serve_job **at = &s->waiting; *at;) {
         struct serve_job *job = *at;
-        if (!all && !is_cancelled(job)) {
+        if (!all && !serve_job_is_cancelled(job)) {
             at = &job->next;
             continue;
         }
@@ -340,7 +336,7 @@ static void drop_cancelled(struct serve_scheduler *s, bool all)
     }
     for (struct serve_job **at = &s->jobs.parked; *at;) {
         struct serve_job *job = *at;
-        if (!all && !is_cancelled(job)) {
+        if (!all && !serve_job_is_cancelled(job)) {
             at = &job->next;
             continue;
         }
@@ -350,7 +346,7 @@ static void drop_cancelled(struct serve_scheduler *s, bool all)
         finish_job(s, job);
     }
     for (int i = 0; i < s->jobs.n_running; i++)
-        if (all || is_cancelled(s->jobs.running[i]))
+        if (all || serve_job_is_cancelled(s->jobs.running[i]))
             serve_set_error(s->jobs.running[i], BUTLER_ERROR_CANCELLED, "cancelled");
 }
 
@@ -393,23 +389,27 @@ static void next_token(struct serve_scheduler *s, struct serve_job *job, int i)
     job->n_running--;
 }
 
-/* Positions come in order and the sum is in double: the vector does not depend on how the prompt was cut. */
-static bool on_hidden(void *user, int position, const float *hidden)
+/* The same once it is known what the job's grammar allows, which the thread of prepare.h may have to find out first. */
+static void prepare_token(struct serve_scheduler *s, struct serve_job *job, int i)
 {
-    struct serve_job *job = user;
-    if (job->pooling == SERVE_POOL_MEAN || position == (job->pooling == SERVE_POOL_FIRST ? 0 : job->n_prompt - 1))
-        for (int i = 0; i < job->n_embd; i++)
-            job->embedding[i] += (double)hidden[i];
-    return !is_cancelled(job);
+    struct serve_choice *choice = &job->choices[i];
+    const bool drawn = choice->n_taken < choice->n_drawn || job->max_tokens == 0;
+    const int code = job->sampling.grammar && !drawn ? serve_prepare_choice(s->prepare, job, choice, &job->error) : 1;
+    if (code > 0)
+        next_token(s, job, i);
 }
 
-static void end_embedding(struct serve_job *job)
+/* Choices whose grammars' next tokens are known. */
+static void take_prepared(struct serve_scheduler *s)
 {
-    double sum = 0;
-    for (int i = 0; i < job->n_embd; i++)
-        sum += job->embedding[i] * job->embedding[i];
-    for (int i = 0; i < job->n_embd && sum > 0; i++)
-        job->embedding[i] /= sqrt(sum);
+    for (struct serve_choice *choice = serve_prepare_collect(s->prepare), *next; choice; choice = next) {
+        struct serve_job *job = choice->job;
+        next = choice->next;
+        if (choice->prepared < 0 && job->error.code == 0)
+            job->error = choice->prepare_error;
+        else if (choice->prepared > 0 && job->error.code == 0)
+            next_token(s, job, (int)(choice - job->choices));
+    }
 }
 
 static void end_prompt(struct serve_scheduler *s, struct serve_job *job)
@@ -435,19 +435,9 @@ static void end_prompt(struct serve_scheduler *s, struct serve_job *job)
     pthread_mutex_unlock(&s->lock);
     send(s, event_new(job, SERVE_PROMPT, 0));
     if (job->pooling != SERVE_POOL_NONE)
-        end_embedding(job);
+        serve_job_end_embedding(job);
     for (int i = 0; i < n_texts && job->error.code == 0; i++)
-        next_token(s, job, i);
-}
-
-static bool on_prompt_logits(void *user, int position, const float *logits)
-{
-    struct serve_job *job = user;
-    if (position + 1 < job->n_prompt)
-        serve_score_token(logits, job->n_vocab, job->prompt[position + 1],
-                          job->n_top > 0 ? job->n_top : 1, /* for serve_scores_add */
-                          &job->scores[position + 1]);
-    return !is_cancelled(job);
+        prepare_token(s, job, i);
 }
 
 static void add_span(struct serve_scheduler *s, int *n, struct serve_job *job, struct serve_choice *choice, const int32_t *ids,
@@ -463,9 +453,9 @@ static void add_span(struct serve_scheduler *s, int *n, struct serve_job *job, s
                                             .prompt_end = job->n_prompt,
                                             .no_logits = job->pooling != SERVE_POOL_NONE,
                                             .exact = job->lossless && job->prompt_done,
-                                            .each = scored ? on_prompt_logits : NULL,
+                                            .each = scored ? serve_job_logits : NULL,
                                             .user = job,
-                                            .hidden = job->pooling != SERVE_POOL_NONE ? on_hidden : NULL};
+                                            .hidden = job->pooling != SERVE_POOL_NONE ? serve_job_hidden : NULL};
 }
 
 /* At most ten times a second. */
@@ -506,8 +496,8 @@ static int make_step(struct serve_scheduler *s, int *n_decodes, int *n_prompt)
     s->work[SERVE_WORK_STEP] = 1;
     for (int j = 0; j < s->jobs.n_running; j++) {
         struct serve_job *job = s->jobs.running[j];
-        for (int i = 0; job->prompt_done && !job->held && i < job->n_choices; i++)
-            if (!job->choices[i].ended) {
+        for (int i = 0; job->prompt_done && !job->held && job->error.code == 0 && i < job->n_choices; i++)
+            if (!job->choices[i].ended && !job->choices[i].preparing) {
                 s->work[SERVE_WORK_CACHE] += butler_n_past(job->choices[i].session);
                 add_span(s, &n, job, &job->choices[i], &job->choices[i].id, 1);
             }
@@ -576,6 +566,7 @@ static void run_step(struct serve_scheduler *s)
     int n_decodes, n_prompt;
     const int n = make_step(s, &n_decodes, &n_prompt);
     const double begin = serve_now(), before = s->stepped;
+    s->idle = n == 0 && serve_jobs_preparing(&s->jobs);
     if (n == 0)
         return;
     const bool round = n == 1 && serve_draft_wanted(s->of_span[0]);
@@ -598,7 +589,7 @@ static void run_step(struct serve_scheduler *s)
             job->error = s->errors[i];
         else if (job->error.code == 0 && job->prompt_done)
             do
-                next_token(s, job, (int)(s->choice_of[i] - job->choices));
+                prepare_token(s, job, (int)(s->choice_of[i] - job->choices));
             while (s->choice_of[i]->n_taken < s->choice_of[i]->n_drawn && !s->choice_of[i]->ended);
         else if (job->error.code == 0 && butler_n_past(job->choices[0].session) == job->n_prompt)
             end_prompt(s, job);
@@ -622,7 +613,7 @@ static void drop_done(struct serve_scheduler *s)
     int n = 0;
     for (int i = 0; i < s->jobs.n_running; i++) {
         struct serve_job *job = s->jobs.running[i];
-        if (job->error.code == 0 && (!job->prompt_done || job->n_running > 0))
+        if (job->n_preparing > 0 || (job->error.code == 0 && (!job->prompt_done || job->n_running > 0)))
             s->jobs.running[n++] = job;
         else
             finish_job(s, job);
@@ -636,6 +627,9 @@ static void *run_engine(void *user)
     bool go_on = true;
     while (go_on) {
         go_on = take_submitted(s);
+        if (!go_on)
+            serve_prepare_stop(s->prepare);
+        take_prepared(s);
         drop_cancelled(s, !go_on);
         drop_done(s);
         if (go_on) {
@@ -650,6 +644,16 @@ static void *run_engine(void *user)
         s->params.wake(s->params.user);
     }
     return NULL;
+}
+
+/* In the thread of prepare.h. */
+static void on_prepared(void *user)
+{
+    struct serve_scheduler *s = user;
+    pthread_mutex_lock(&s->lock);
+    s->prepared = true;
+    pthread_cond_signal(&s->changed);
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* ------------------------------------------------------------------------------------------- the caller's thread */
@@ -704,18 +708,6 @@ const struct serve_params *serve_scheduler_params(const struct serve_scheduler *
     return &s->params;
 }
 
-/* That the folder takes files is known before anything is served; and the model's fingerprint, which every file has and which takes
- * the time of reading the model once. */
-static int prepare_parking(struct butler_engine *engine, const char *folder, struct butler_error *err)
-{
-    uint64_t fingerprint;
-    const int fd = folder ? serve_park_open(folder, err) : -1;
-    if (!folder || fd < 0)
-        return folder ? err->code : 0;
-    close(fd);
-    return butler_model_fingerprint(butler_engine_model(engine), &fingerprint, err);
-}
-
 /* Tokens whose scores are kept: as many as the prefix cache may hold, without which scores are of no use. */
 static uint64_t max_scored(const struct serve_scheduler *s)
 {
@@ -727,7 +719,7 @@ static uint64_t max_scored(const struct serve_scheduler *s)
 struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const struct serve_params *params,
                                             struct butler_error *err)
 {
-    if (prepare_parking(engine, params->park, err) < 0)
+    if (serve_park_check(engine, params->park, err) < 0)
         return NULL;
     struct serve_scheduler *s = serve_alloc(1, sizeof *s);
     s->engine = engine;
@@ -758,9 +750,10 @@ struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const 
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     publish(s);
-    if (pthread_create(&s->thread, NULL, run_engine, s) == 0)
+    s->prepare = serve_prepare_new(info->n_vocab, on_prepared, s);
+    if (s->prepare && pthread_create(&s->thread, NULL, run_engine, s) == 0)
         return s;
-    *err = (struct butler_error){BUTLER_ERROR_MEMORY, "the engine's thread cannot be started"};
+    *err = (struct butler_error){BUTLER_ERROR_MEMORY, "the engine's threads cannot be started"};
     serve_scheduler_free(s);
     return NULL;
 }
@@ -776,6 +769,7 @@ void serve_scheduler_stop(struct serve_scheduler *s)
 
 void serve_scheduler_free(struct serve_scheduler *s)
 {
+    serve_prepare_free(s->prepare);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     serve_scores_free(s->scores);

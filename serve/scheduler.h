@@ -72,6 +72,7 @@ struct serve_job {
     struct serve_job *next;
     struct serve_choice *choices; /* [n_choices] */
     int id, n_running, n_vocab, n_embd, cancelled;
+    int n_preparing; /* choices that the thread of prepare.h has: until it is 0 the job neither ends nor leaves memory */
     bool prompt_done;
     bool looked_up;          /* in the prefix cache */
     bool begun;              /* it has or had a place among those that run */
@@ -147,6 +148,7 @@ const struct serve_params *serve_scheduler_params(const struct serve_scheduler *
 int serve_submit(struct serve_scheduler *scheduler, struct serve_job *job);
 /* From the caller's thread: the job ends after the step that runs. Its SERVE_DONE still comes. */
 void serve_cancel(struct serve_job *job);
+bool serve_job_is_cancelled(const struct serve_job *job); /* from any thread */
 /* All events so far, oldest first; NULL: none. Each is freed by serve_event_free. */
 struct serve_event *serve_collect(struct serve_scheduler *scheduler);
 void serve_event_free(struct serve_event *event);

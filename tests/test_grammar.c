@@ -579,13 +579,55 @@ static void test_samplers(void **state)
     butler_model_free(model);
 }
 
+/* In pieces, as small as they may be: what is drawn is the same; and work beyond its bound is an error, in pieces too. */
+static void test_prepared(void **state)
+{
+    /* Palindromes: the way on depends on all that came before, so that every text is a state of its own. */
+    static const char palindromes[] = "root ::= p p \"!\"\np ::= \"a\" p \"a\" | \"b\" p \"b\" | \"c\" p \"c\" | [a-c]{0,3}";
+    char path[FIXTURE_PATH], text[2][4096];
+    struct butler_error err = {0};
+    static float logits[N_VOCAB];
+    int n_unfinished = 0;
+    (void)state;
+    fixture_path(path, "models/llama-gqa.gguf");
+    struct butler_model *model = butler_model_load(path, NULL, &err);
+    const int n_vocab = butler_model_get_info(model)->n_vocab;
+    for (int i = 0; i < n_vocab; i++)
+        logits[i] = sinf((float)i);
+    for (int temperature = 0; temperature < 2; temperature++) {
+        for (int prepares = 0; prepares < 2; prepares++) {
+            struct butler_grammar *grammar =
+                butler_grammar_new(model, palindromes, &err); /* anew: it remembers what it worked out */
+            const struct butler_sampler_params params = {.temperature = (float)temperature, .seed = 3, .grammar = grammar};
+            struct butler_sampler *sampler = butler_sampler_new(&params, &err);
+            assert_non_null(sampler);
+            text[prepares][0] = 0;
+            for (int i = 0; i < 40 && strlen(text[prepares]) < 40; i++) {
+                int code = !prepares, n_calls = 0;
+                while (code == 0 && n_calls++ < 10000) {
+                    code = butler_sampler_prepare(sampler, logits, n_vocab, 100, &err);
+                    n_unfinished += code == 0;
+                }
+                assert_int_equal(code, 1);
+                drawn(sampler, model, logits, 1, text[prepares] + strlen(text[prepares]));
+            }
+            butler_sampler_free(sampler);
+            butler_grammar_free(grammar);
+        }
+        assert_string_equal(text[0], text[1]);
+        assert_true(strlen(text[0]) > 5);
+    }
+    assert_true(n_unfinished > 10);
+    butler_model_free(model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_texts),    cmocka_unit_test(test_refused),
         cmocka_unit_test(test_tokens),   cmocka_unit_test(test_long_repetitions),
         cmocka_unit_test(test_hostile),  cmocka_unit_test(test_random),
-        cmocka_unit_test(test_samplers),
+        cmocka_unit_test(test_samplers), cmocka_unit_test(test_prepared),
     };
     return cmocka_run_group_tests(tests, make_vocab, free_vocab);
 }

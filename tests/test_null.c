@@ -229,6 +229,10 @@ static void test_samplers(void **state)
     FAILS("sampler", butler_sampler_accept, NULL, NULL, 0, &err);
     FAILS("sampler", butler_sample, NULL, logits, 2, &err);
     FAILS("logits", butler_sample, sampler, NULL, 2, &err);
+    FAILS("sampler", butler_sampler_prepare, NULL, logits, 2, 1, &err);
+    FAILS("logits", butler_sampler_prepare, sampler, NULL, 2, 1, &err);
+    assert_int_equal(butler_sampler_prepare(sampler, logits, 2, 0, &err), BUTLER_ERROR_ARGUMENT);
+    assert_int_equal(butler_sampler_prepare(sampler, logits, 2, 1, &err), 1); /* it has no grammar */
     assert_int_equal(butler_sample(sampler, logits, 0, &err), BUTLER_ERROR_ARGUMENT);
     butler_sampler_free(sampler);
     butler_sampler_free(NULL);

@@ -1,13 +1,15 @@
 """butler serve before bodies that take long: what cannot fit is refused before it is tokenised, what nobody waits for is not done, and
 others wait at most a second. Times are bounds of kinds (a few times what a quiet machine takes), not measurements."""
 import json
+import os
 import socket
+import string
 import threading
 import time
 
 import pytest
 
-from cli import N_CTX, PROMPT
+from cli import BUTLER, N_CTX, PROMPT, rows
 from test_serve import LINK, Server, completion, pytestmark  # noqa: F401  (skips where butler is built without libevent)
 
 SLOW = 10 if "libasan" in LINK or "libtsan" in LINK else 1  # sanitizers
@@ -117,4 +119,52 @@ def test_keys_take_turns(server):
     assert sum(t.is_alive() for t in threads) >= 4
     for t in threads:
         t.join()
+    assert s.stop() == 0
+
+
+# -------------------------------------------------------------------------------------------------------- grammars
+
+MODEL = os.path.join(os.environ.get("BUTLER_MODELS", os.path.join(os.path.dirname(BUTLER), "models")), "qwen2.5-coder-0.5b.gguf")
+needs_vocabulary = pytest.mark.skipif(not os.path.exists(MODEL), reason="no models/qwen2.5-coder-0.5b.gguf, whose vocabulary is large (./setup)")
+
+
+def palindromes(letters, ends=1):
+    """Every text is a state of its own: what follows depends on all that came."""
+    return f"root ::= {'p ' * ends} [.]\np ::= " + " | ".join(f'"{c}" p "{c}"' for c in letters) + " | [a-z ]{0,3}"
+
+
+@needs_vocabulary
+def test_others_do_not_wait_for_ambiguous_grammars():
+    """32 at once, each of which takes up to half a second to find out what may follow, or that this is too ambiguous."""
+    s = Server("-c", 512, model=MODEL)
+    s.post("/v1/completions", completion("ab", 1))
+    hard = palindromes(string.ascii_letters + " .,", 3).replace("[a-z ]{0,3}", "[a-zA-Z ]*")
+    body = {"prompt": "Hi", "max_tokens": 2, "temperature": 1, "seed": 1, "grammar": hard}
+    try:
+        assert others_wait(s, lambda: s.request("POST", "/v1/completions", body), 32) < 0.2
+    finally:
+        assert s.stop() == 0
+
+
+@needs_vocabulary
+def test_prepared_texts_are_those_of_run(tmp_path):
+    """The thread that works out what a grammar allows changes no text: several at once, with several choices, cancelled ones among them."""
+    (tmp_path / "g").write_text(palindromes("etaoin "))
+    wanted = [rows("run", "-m", MODEL, "-p", "Hi", "-n", 6, "-c", 64, "--temp", 1, "--top-k", 40, "--top-p", 1, "--min-p", 0, "-s", seed,
+                   "--grammar", tmp_path / "g")[-1]["text"] for seed in (3, 4)]
+    s = Server("-c", 64, model=MODEL)
+    body = {"prompt": "Hi", "max_tokens": 6, "temperature": 1, "top_k": 40, "top_p": 1, "min_p": 0, "seed": 3, "n": 2,
+            "grammar": (tmp_path / "g").read_text()}
+    data = json.dumps(body).encode()
+    got = []
+    threads = [threading.Thread(target=lambda: got.append([c["text"] for c in s.post("/v1/completions", body)["choices"]])) for _ in range(4)]
+    for t in threads:
+        t.start()
+        with socket.create_connection(("127.0.0.1", s.port), timeout=60) as c:
+            c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+            time.sleep(0.05)
+    for t in threads:
+        t.join()
+    assert got == [wanted] * 4
+    s.wait_idle()
     assert s.stop() == 0

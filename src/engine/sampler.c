@@ -26,7 +26,8 @@ struct butler_sampler {
     int32_t *text; /* [max_text] what penalties count */
     size_t n_text, max_text;
     int n_drawn;
-    int32_t state; /* of the grammar, behind what was drawn */
+    int32_t state;   /* of the grammar, behind what was drawn */
+    size_t prepared; /* work for its mask so far, of butler_sampler_prepare */
 };
 
 /* -------------------------------------------------------------------------------------------------- grammars */
@@ -422,8 +423,30 @@ int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n
     if (id < 0 || append(sampler, &id, 1, err) < 0)
         return id < 0 ? id : BUTLER_ERROR_MEMORY;
     sampler->state = state;
+    sampler->prepared = 0;
     sampler->n_drawn++;
     return id;
+}
+
+int butler_sampler_prepare(struct butler_sampler *sampler, const float *logits, int n_vocab, int work, struct butler_error *err)
+{
+    if (BUTLER_IS_NULL(sampler, err) || BUTLER_IS_NULL(logits, err))
+        return BUTLER_ERROR_ARGUMENT;
+    if (n_vocab < 1 || work < 1)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%d units of work for %d logits", work, n_vocab);
+    const struct butler_grammar *grammar = sampler->params.grammar;
+    if (!grammar)
+        return 1;
+    if (!(sampler->params.temperature > 0)) {
+        const float *adjusted = adjust(sampler, logits, n_vocab, err);
+        if (!adjusted)
+            return BUTLER_ERROR_MEMORY;
+        const int32_t id = find_highest(adjusted, n_vocab);
+        const int32_t state = adjusted[id] > -INFINITY ? butler_grammar_advance(grammar, sampler->state, id, err) : 0;
+        if (state != 0)
+            return state < 0 ? state : 1;
+    }
+    return butler_grammar_prepare(grammar, sampler->state, (size_t)work, &sampler->prepared, err);
 }
 
 struct butler_sampler_mark butler_sampler_mark(const struct butler_sampler *sampler)

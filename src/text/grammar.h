@@ -24,5 +24,9 @@ int32_t butler_grammar_start(const struct butler_grammar *grammar);
 int32_t butler_grammar_advance(const struct butler_grammar *grammar, int32_t state, int32_t id, struct butler_error *err);
 /* Writes -infinity to the logits[n_vocab] of tokens that the state does not allow. Returns how many it allows, or a code. */
 int butler_grammar_mask(const struct butler_grammar *grammar, int32_t state, float *logits, int n_vocab, struct butler_error *err);
+/* Makes the mask that butler_grammar_mask needs, as far as `work` items of the machine go. 1: it is there; 0: more is left to do,
+ * and what was done is kept; or a code. *spent grows by the work: beyond what one call may do the grammar is too ambiguous. */
+int butler_grammar_prepare(const struct butler_grammar *grammar, int32_t state, size_t work, size_t *spent,
+                           struct butler_error *err);
 
 #endif

@@ -13,7 +13,6 @@
 
 enum {
     MAX_ITEMS = 8192,       /* of a state or a frame */
-    MAX_WORK = 1 << 22,     /* items that one call of the user may make */
     MAX_MEMORY = 256 << 20, /* bytes of all sets */
     MAX_SHORT = 32,         /* items of a set that is shortened */
     SHORT_DEPTH = 2,        /* levels of frames that stay */
@@ -39,7 +38,8 @@ struct butler_machine {
     size_t n_sets, max_sets;
     uint32_t *slots; /* [n_slots] hash table of the sets; BUTLER_NO_INDEX: free */
     size_t n_slots;
-    size_t memory, work;
+    size_t memory, work, pause; /* work: items that the call of the user made; pause: after so many no step begins */
+    bool paused;
     int32_t start, end;
     int32_t cut; /* the frame of only ESCAPED */
     /* Of one closure, in the arena. */
@@ -209,7 +209,7 @@ static int add_item(struct butler_machine *machine, uint64_t item, struct butler
     for (; machine->item_slots[slot]; slot = (slot + 1) & (n_slots - 1))
         if (machine->items[machine->item_slots[slot] - 1] == item)
             return 0;
-    if (machine->n_items == 2 * MAX_ITEMS || ++machine->work > MAX_WORK)
+    if (machine->n_items == 2 * MAX_ITEMS || ++machine->work > BUTLER_GRAMMAR_WORK)
         return too_ambiguous(err);
     const uint32_t index = machine->n_items++;
     machine->items[index] = item;
@@ -317,6 +317,7 @@ struct butler_machine *butler_machine_new(const struct butler_rules *rules, stru
     if (!machine)
         return NULL;
     machine->rules = rules;
+    machine->pause = BUTLER_GRAMMAR_WORK;
     butler_arena_want(&machine->arena, &machine->items, 2 * MAX_ITEMS, sizeof *machine->items);
     butler_arena_want(&machine->arena, &machine->callers, 2 * MAX_ITEMS, sizeof *machine->callers);
     butler_arena_want(&machine->arena, &machine->item_slots, 4 * MAX_ITEMS, sizeof *machine->item_slots);
@@ -351,9 +352,21 @@ fail:
     return NULL;
 }
 
-void butler_machine_begin(struct butler_machine *machine)
+void butler_machine_begin(struct butler_machine *machine, size_t pause)
 {
     machine->work = 0;
+    machine->pause = pause;
+    machine->paused = false;
+}
+
+bool butler_machine_paused(const struct butler_machine *machine)
+{
+    return machine->paused;
+}
+
+size_t butler_machine_work(const struct butler_machine *machine)
+{
+    return machine->work;
 }
 
 int32_t butler_machine_start(const struct butler_machine *machine)
@@ -431,6 +444,9 @@ int32_t butler_machine_step(struct butler_machine *machine, int32_t state, unsig
     if (set->known[byte] >= 0)
         return set->known[byte];
     int32_t *known = set->known;
+    machine->paused = machine->work >= machine->pause;
+    if (machine->paused)
+        return too_ambiguous(err);
     machine->n_places = 0;
     machine->work += set->n;
     for (uint32_t i = 0; i < set->n; i++) {

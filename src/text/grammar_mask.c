@@ -215,7 +215,7 @@ int32_t butler_grammar_start(const struct butler_grammar *grammar)
 static struct butler_machine *enter(const struct butler_grammar *grammar)
 {
     pthread_mutex_lock((pthread_mutex_t *)&grammar->lock);
-    butler_machine_begin(grammar->machine);
+    butler_machine_begin(grammar->machine, BUTLER_GRAMMAR_WORK);
     return grammar->machine;
 }
 
@@ -319,8 +319,10 @@ static const struct mask *find_shortened(struct butler_grammar *grammar, int32_t
         return mask;
     mask = &grammar->shortened[grammar->n_shortened++ % MAX_SHORT_MASKS];
     if (!begin_mask(mask, grammar->n_words, err) ||
-        walk(grammar->trie, grammar->machine, mask, state, true, 0, grammar->trie->n_nodes, err) < 0)
+        walk(grammar->trie, grammar->machine, mask, state, true, 0, grammar->trie->n_nodes, err) < 0) {
+        grammar->n_shortened--; /* the place is free */
         return NULL;
+    }
     mask->state = state;
     return mask;
 }
@@ -346,15 +348,36 @@ static const struct mask *find_mask(struct butler_grammar *grammar, int32_t stat
     mask = &grammar->masks[grammar->n_masks++ % MAX_MASKS];
     const int32_t shorter = butler_machine_shorten(grammar->machine, state, err);
     const struct mask *part = shorter < 0 ? NULL : find_shortened(grammar, shorter, err);
-    if (!part || !begin_mask(mask, grammar->n_words, err))
+    int code = part && begin_mask(mask, grammar->n_words, err) ? 0 : BUTLER_ERROR_MEMORY;
+    if (code == 0) {
+        memcpy(mask->bits, part->bits, grammar->n_words * sizeof *mask->bits);
+        mask->n_allowed = part->n_allowed;
+    }
+    for (size_t i = 0; code >= 0 && i < part->n_open; i++)
+        code = walk_open(grammar, mask, state, part->open[i], err);
+    if (code < 0) {
+        grammar->n_masks--; /* the place is free */
         return NULL;
-    memcpy(mask->bits, part->bits, grammar->n_words * sizeof *mask->bits);
-    mask->n_allowed = part->n_allowed;
-    for (size_t i = 0; i < part->n_open; i++)
-        if (walk_open(grammar, mask, state, part->open[i], err) < 0)
-            return NULL;
+    }
     mask->state = state;
     return mask;
+}
+
+int butler_grammar_prepare(const struct butler_grammar *grammar, int32_t state, size_t work, size_t *spent,
+                           struct butler_error *err)
+{
+    struct butler_error own = {.code = BUTLER_ERROR_MEMORY};
+    struct butler_machine *machine = enter(grammar);
+    butler_machine_begin(machine, work);
+    int code = find_mask((struct butler_grammar *)grammar, state, &own) ? 1 : own.code;
+    const bool paused = butler_machine_paused(machine);
+    *spent += butler_machine_work(machine);
+    leave(grammar);
+    if (code < 0 && paused && *spent <= BUTLER_GRAMMAR_WORK)
+        return 0;
+    if (code < 0 && err)
+        *err = own;
+    return code;
 }
 
 static void forbid(const struct mask *mask, int n_tokens, float *logits, int n_vocab)

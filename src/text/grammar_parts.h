@@ -127,7 +127,11 @@ const int32_t *butler_machine_known(const struct butler_machine *machine, int32_
 int32_t butler_machine_shorten(struct butler_machine *machine, int32_t state, struct butler_error *err);
 /* Whether a way leads from this state to where its shortened stack ends. */
 bool butler_machine_escapes(const struct butler_machine *machine, int32_t state);
-/* Begins a call of the user: the work until the next one is bounded. */
-void butler_machine_begin(struct butler_machine *machine);
+/* Begins a call of the user: the work until the next one, in items that are made, is bounded. After `pause` items, 1 or more, steps
+ * that are not known fail, and butler_machine_paused says so: at least one was made. */
+enum { BUTLER_GRAMMAR_WORK = 1 << 22 };
+void butler_machine_begin(struct butler_machine *machine, size_t pause);
+bool butler_machine_paused(const struct butler_machine *machine);
+size_t butler_machine_work(const struct butler_machine *machine); /* since then */
 
 #endif
