@@ -83,7 +83,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                      {NULL, SERVE_CHAT, &serve_messages},
                      {NULL, SERVE_CHAT, &serve_responses},
                      {NULL, SERVE_COMPLETION, &serve_embeddings},
-                     {serve_post_count_tokens, 0, NULL}};
+                     {serve_post_count_tokens, 0, NULL},
+                     {NULL, SERVE_NATIVE, &serve_infill}};
     struct serve_error error = {0};
     struct serve_request *request = NULL;
     json_t *answer = NULL;

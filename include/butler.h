@@ -208,6 +208,16 @@ const char *butler_token_bytes(const struct butler_model *model, int32_t id, siz
 const char *butler_token_spelling(const struct butler_model *model, int32_t id, size_t *n_bytes);
 
 int32_t butler_token_bos(const struct butler_model *model); /* -1 if none */
+
+/* Tokens that stand before the parts of a text with a gap, as models of code learn to fill it: prefix, text before the gap, suffix,
+ * text behind it, middle, and what the model writes is the gap. Before that may stand repository, a name, a line end, and for each
+ * other file: file, its name, a line end, its text. -1: the vocabulary has no such token. */
+struct butler_fim_tokens {
+    int32_t prefix, suffix, middle, repository, file;
+};
+/* By the file's keys, else by the spellings of known families. All -1 for a model without a vocabulary. */
+struct butler_fim_tokens butler_model_fim(const struct butler_model *model);
+
 /* Whether the token ends an answer: the file's EOS, EOT and EOM, and every token with a spelling that ends a turn in some model
  * ("<|im_end|>", "<end_of_turn>", ...), whatever type the file gives it. */
 bool butler_token_is_end(const struct butler_model *model, int32_t id);

@@ -116,8 +116,10 @@ int64_t schema_count(struct schema_compiler *c, const json_t *schema, const char
     const double real = json_number_value(value);
     if (!json_is_number(value) || !(real >= 0) || real != floor(real))
         schema_fail(c, "'%s' must be a whole number that is not negative", name);
-    if (real > SCHEMA_MAX_REPEATS)
-        schema_fail(c, "'%s' above %d is not supported", name, SCHEMA_MAX_REPEATS);
+    if (real > SCHEMA_MAX_REPEATS) {
+        schema_cannot(c, name, "'%s' above %d is not supported", name, SCHEMA_MAX_REPEATS);
+        return otherwise;
+    }
     return (int64_t)real;
 }
 
@@ -126,8 +128,10 @@ int64_t schema_count(struct schema_compiler *c, const json_t *schema, const char
 const json_t *schema_resolve(struct schema_compiler *c, const json_t *ref)
 {
     const char *pointer = json_is_string(ref) ? json_string_value(ref) : "";
-    if (pointer[0] != '#' || (pointer[1] && pointer[1] != '/'))
-        schema_fail(c, "$ref '%.80s' is not supported: only #/... of the same schema is", pointer);
+    if (pointer[0] != '#' || (pointer[1] && pointer[1] != '/')) {
+        schema_cannot(c, "$ref", "$ref '%.80s' is not supported: only #/... of the same schema is", pointer);
+        return schema_keep(c, json_true());
+    }
     const json_t *at = c->root;
     for (const char *p = pointer + 1; *p == '/' && at;) {
         char word[256];
@@ -278,7 +282,7 @@ static unsigned type_of(const json_t *value)
     }
 }
 
-static int compile_enum(struct schema_compiler *c, const json_t *flat)
+const json_t *schema_possible_values(struct schema_compiler *c, const json_t *flat)
 {
     static const char *const allowed[] = {"enum", "type", "nullable", "format"};
     const char *key;
@@ -289,7 +293,7 @@ static int compile_enum(struct schema_compiler *c, const json_t *flat)
         for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++)
             known |= strcmp(key, allowed[i]) == 0;
         if (!known)
-            schema_fail(c, "'%.64s' beside 'enum' or 'const' is not supported", key);
+            schema_cannot(c, key, "'%.64s' beside 'enum' or 'const' is not supported", key);
     }
     const unsigned types = json_object_get(flat, "type") ? schema_types(flat) : SCHEMA_TYPE_ALL;
     json_t *possible = schema_keep(c, json_array());
@@ -299,6 +303,12 @@ static int compile_enum(struct schema_compiler *c, const json_t *flat)
         if ((types & type_of(value)) && json_array_append(possible, (json_t *)value) != 0)
             schema_no_memory(c);
     }
+    return possible;
+}
+
+static int compile_enum(struct schema_compiler *c, const json_t *flat)
+{
+    const json_t *possible = schema_possible_values(c, flat);
     if (json_array_size(possible) == 0)
         return SCHEMA_NEVER;
     struct schema_text *text = schema_begin(c);
@@ -394,11 +404,17 @@ static char *compile_root(struct schema_compiler *c)
 
 char *schema_to_grammar(const json_t *schema, struct butler_error *err)
 {
+    return schema_to_wide_grammar(schema, NULL, err);
+}
+
+char *schema_to_wide_grammar(const json_t *schema, json_t *dropped, struct butler_error *err)
+{
     struct schema_compiler *c = calloc(1, sizeof *c);
     char *volatile grammar = NULL; /* set behind setjmp */
     if (c) {
         c->err = err;
         c->root = schema;
+        c->dropped = dropped;
         c->path[0] = '#';
         c->n_path = 1;
         c->made = json_array();

@@ -10,6 +10,8 @@ enum merge {
     MERGE_MAXIMUM,
     MERGE_MINIMUM,
     MERGE_SAME,     /* must be equal */
+    MERGE_TRUE,     /* a boolean; false means nothing */
+    MERGE_MULTIPLE, /* the least number that is a multiple of both */
     MERGE_UNION,    /* of names */
     MERGE_COMMON,   /* enum */
     MERGE_PRODUCT,  /* anyOf: each with each */
@@ -36,12 +38,16 @@ static const struct keyword {
     {"required", MERGE_UNION, SCHEMA_TYPE_OBJECT},
     {"items", MERGE_TOGETHER, SCHEMA_TYPE_ARRAY},
     {"prefixItems", MERGE_TOGETHER, SCHEMA_TYPE_ARRAY},
+    {"minProperties", MERGE_MAXIMUM, SCHEMA_TYPE_OBJECT},
+    {"maxProperties", MERGE_MINIMUM, SCHEMA_TYPE_OBJECT},
+    {"uniqueItems", MERGE_TRUE, SCHEMA_TYPE_ARRAY},
     {"minItems", MERGE_MAXIMUM, SCHEMA_TYPE_ARRAY},
     {"maxItems", MERGE_MINIMUM, SCHEMA_TYPE_ARRAY},
     {"minLength", MERGE_MAXIMUM, SCHEMA_TYPE_STRING},
     {"maxLength", MERGE_MINIMUM, SCHEMA_TYPE_STRING},
     {"pattern", MERGE_SAME, SCHEMA_TYPE_STRING},
     {"format", MERGE_SAME, SCHEMA_TYPE_STRING},
+    {"multipleOf", MERGE_MULTIPLE, SCHEMA_TYPE_INTEGER | SCHEMA_TYPE_FRACTION},
     {"minimum", MERGE_MAXIMUM, SCHEMA_TYPE_INTEGER | SCHEMA_TYPE_FRACTION},
     {"exclusiveMinimum", MERGE_MAXIMUM, SCHEMA_TYPE_INTEGER | SCHEMA_TYPE_FRACTION},
     {"maximum", MERGE_MINIMUM, SCHEMA_TYPE_INTEGER | SCHEMA_TYPE_FRACTION},
@@ -145,7 +151,7 @@ unsigned schema_types(const json_t *flat)
     return described ? described : SCHEMA_TYPE_ALL;
 }
 
-static bool contains(const json_t *array, const json_t *value)
+bool schema_contains(const json_t *array, const json_t *value)
 {
     size_t i;
     const json_t *item;
@@ -166,17 +172,34 @@ static const json_t *merge_lists(struct schema_compiler *c, enum merge how, cons
             json_array_foreach(b, k, y) push(c, result, both(c, x, y));
         else {
             schema_step(c, json_array_size(b) / 16);
-            if (how == MERGE_UNION || contains(b, x))
+            if (how == MERGE_UNION || schema_contains(b, x))
                 push(c, result, x);
         }
     }
     json_array_foreach(b, i, x)
     {
         schema_step(c, json_array_size(a) / 16);
-        if (how == MERGE_UNION && !contains(a, x))
+        if (how == MERGE_UNION && !schema_contains(a, x))
             push(c, result, x);
     }
     return result;
+}
+
+/* The least common multiple; of fractions, or where it is too large, that of the first one, which is noted. */
+static const json_t *merge_multiples(struct schema_compiler *c, const json_t *a, const json_t *b)
+{
+    json_int_t x = json_integer_value(a), y = json_integer_value(b);
+    const json_int_t first = x, second = y;
+    while (y > 0) {
+        const json_int_t rest = x % y;
+        x = y;
+        y = rest;
+    }
+    if (x > 0 && second > 0 && first / x <= 1000000 && second <= 1000000)
+        return schema_keep(c, json_integer(first / x * second));
+    if (!json_equal(a, b))
+        schema_cannot(c, "multipleOf", "two different 'multipleOf' that must both hold are not supported");
+    return a;
 }
 
 static const json_t *merge_keyword(struct schema_compiler *c, const struct keyword *keyword, const json_t *a, const json_t *b)
@@ -190,8 +213,12 @@ static const json_t *merge_keyword(struct schema_compiler *c, const struct keywo
         return json_number_value(a) < json_number_value(b) ? a : b;
     case MERGE_SAME:
         if (!json_equal(a, b))
-            schema_fail(c, "two different '%s' that must both hold are not supported", keyword->name);
+            schema_cannot(c, keyword->name, "two different '%s' that must both hold are not supported", keyword->name);
         return a;
+    case MERGE_TRUE:
+        return a;
+    case MERGE_MULTIPLE:
+        return merge_multiples(c, a, b);
     default:
         return merge_lists(c, keyword->merge, a, b);
     }
@@ -268,8 +295,10 @@ static void check(struct schema_compiler *c, const struct keyword *keyword, cons
     const json_t *item;
     if (is_map && !json_is_object(value))
         schema_fail(c, "'%s' must be an object", name);
-    if (strcmp(name, "items") == 0 && json_is_array(value))
-        schema_fail(c, "'items' as a list is not supported: it is 'prefixItems' since 2020");
+    if (keyword->merge == MERGE_TRUE && !json_is_boolean(value))
+        schema_fail(c, "'%s' must be true or false", name);
+    if (keyword->merge == MERGE_MULTIPLE && !(json_number_value(value) > 0))
+        schema_fail(c, "'%s' must be a number above 0", name);
     if ((keyword->merge == MERGE_UNION || keyword->merge == MERGE_COMMON || keyword->merge == MERGE_PRODUCT ||
          strcmp(name, "allOf") == 0 || strcmp(name, "prefixItems") == 0) &&
         !json_is_array(value))
@@ -284,6 +313,17 @@ static void check(struct schema_compiler *c, const struct keyword *keyword, cons
         schema_fail(c, "'%s' must be a string", name);
 }
 
+/* Whether a keyword that is not in the table says nothing: every name of a member is a string. */
+static bool is_void(const char *key, const json_t *value)
+{
+    const char *type = json_string_value(json_object_get(value, "type"));
+    const bool any = json_is_true(value) || (json_is_object(value) && json_object_size(value) == 0) ||
+                     (json_object_size(value) == 1 && type && strcmp(type, "string") == 0);
+    return (strcmp(key, "propertyNames") == 0 && any) ||
+           ((strcmp(key, "patternProperties") == 0 || strcmp(key, "dependentRequired") == 0) && json_is_object(value) &&
+            json_object_size(value) == 0);
+}
+
 static json_t *own_keywords(struct schema_compiler *c, const json_t *schema)
 {
     json_t *flat = schema_keep(c, json_object());
@@ -292,10 +332,16 @@ static json_t *own_keywords(struct schema_compiler *c, const json_t *schema)
     json_object_foreach((json_t *)schema, key, value)
     {
         const struct keyword *keyword = find(key);
-        if (is_annotation(key) || (strcmp(key, "uniqueItems") == 0 && json_is_false(value)))
+        if (is_annotation(key) || is_void(key, value) || (strcmp(key, "uniqueItems") == 0 && json_is_false(value)))
             continue;
-        if (!keyword)
-            schema_fail(c, "'%.64s' is not supported", key);
+        if (!keyword) {
+            schema_cannot(c, key, "'%.64s' is not supported", key);
+            continue;
+        }
+        if (strcmp(key, "items") == 0 && json_is_array(value)) {
+            schema_cannot(c, key, "'items' as a list is not supported: it is 'prefixItems' since 2020");
+            continue;
+        }
         check(c, keyword, value);
         if (keyword->merge == MERGE_TYPE) {
             const unsigned mask = type_mask(c, value) | (json_is_true(nullable) ? SCHEMA_TYPE_NULL : 0u);
@@ -304,7 +350,7 @@ static json_t *own_keywords(struct schema_compiler *c, const json_t *schema)
             set(c, flat, key, value);
     }
     if (nullable && !(json_is_boolean(nullable) && (json_object_get(flat, "type") || json_is_false(nullable))))
-        schema_fail(c, "'nullable' must be true or false and stand beside 'type'");
+        schema_cannot(c, "nullable", "'nullable' must be true or false and stand beside 'type'");
     if (constant) {
         json_t *list = schema_keep(c, json_array());
         push(c, list, constant);

@@ -5,7 +5,7 @@
 
 #include "schema/parts.h"
 
-#define LIMIT INT64_C(999999999999999999) /* the largest integer of SCHEMA_MAX_DIGITS digits */
+#define LIMIT SCHEMA_LARGEST
 
 static bool all(const char *digits, int n, char digit)
 {
@@ -49,8 +49,7 @@ static void put_same_length(struct schema_compiler *c, struct schema_text *text,
     schema_put(c, text, " )");
 }
 
-/* The integers low..high, 0 <= low <= high <= LIMIT, without leading zeros. */
-static void put_range(struct schema_compiler *c, struct schema_text *text, int64_t low, int64_t high)
+void schema_put_range(struct schema_compiler *c, struct schema_text *text, int64_t low, int64_t high)
 {
     char a[24], b[24], nines[24], one[24];
     const int n_a = snprintf(a, sizeof a, "%lld", (long long)low), n_b = snprintf(b, sizeof b, "%lld", (long long)high);
@@ -82,28 +81,27 @@ static void put_magnitudes(struct schema_compiler *c, struct schema_text *text, 
     const int64_t from = low.at + low.exclusive, to = high.at - high.exclusive;
     if (from <= to) {
         schema_put(c, text, "%s%s", *bar, sign);
-        put_range(c, text, from, to);
+        schema_put_range(c, text, from, to);
         *bar = " |";
     }
     if (!fractions)
         return;
     if (from < high.at) {
         schema_put(c, text, "%s%s", *bar, sign);
-        put_range(c, text, from, high.at - 1);
+        schema_put_range(c, text, from, high.at - 1);
         schema_put(c, text, " \".\" [0-9]{1,18}");
         *bar = " |";
     }
     if (low.exclusive && low.at < high.at) {
         schema_put(c, text, "%s%s", *bar, sign);
-        put_range(c, text, low.at, low.at);
+        schema_put_range(c, text, low.at, low.at);
         schema_put(c, text, " \".\" [0-9]{0,17} [1-9]");
         *bar = " |";
     }
 }
 
 /* The tighter of two keywords, as a lower bound (sign 1) or, both negated, an upper one (sign -1). */
-static struct bound read_bound(struct schema_compiler *c, const json_t *flat, const char *inclusive, const char *exclusive,
-                               int sign, bool fractions)
+static struct bound read_bound(const json_t *flat, const char *inclusive, const char *exclusive, int sign)
 {
     const char *names[] = {inclusive, exclusive};
     struct bound bound = {-LIMIT, false};
@@ -112,8 +110,6 @@ static struct bound read_bound(struct schema_compiler *c, const json_t *flat, co
         if (!value)
             continue;
         const double real = sign * json_number_value(value);
-        if (fractions && real != floor(real))
-            schema_fail(c, "'%s' that is not a whole number is not supported for numbers", names[i]);
         struct bound next = {LIMIT, true};
         if (real < -(double)LIMIT)
             continue;
@@ -127,13 +123,86 @@ static struct bound read_bound(struct schema_compiler *c, const json_t *flat, co
     return bound;
 }
 
+static bool has_fraction(const json_t *flat)
+{
+    static const char *const names[] = {"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const double bound = json_number_value(json_object_get(flat, names[i]));
+        if (bound != floor(bound))
+            return true;
+    }
+    return false;
+}
+
+/* The tighter of two keywords as digits; all the numbers there are where there is none. */
+static struct schema_decimal read_decimal(struct schema_compiler *c, const json_t *flat, const char *inclusive,
+                                          const char *exclusive, bool is_low)
+{
+    const char *names[] = {inclusive, exclusive};
+    struct schema_decimal bound = {.negative = is_low, .whole = LIMIT}, next;
+    double at = is_low ? -INFINITY : INFINITY;
+    for (int i = 0; i < 2; i++) {
+        const json_t *value = json_object_get(flat, names[i]);
+        const double real = json_number_value(value);
+        if (!value || (is_low ? real < at : real > at))
+            continue;
+        if (!schema_read_decimal(c, value, &next)) {
+            schema_cannot(c, names[i], "'%s' with so many digits is not supported", names[i]);
+            continue;
+        }
+        bound = next;
+        bound.exclusive = i == 1; /* of two that are equal it goes before the other */
+        at = real;
+    }
+    return bound;
+}
+
+static int compile_decimals(struct schema_compiler *c, const json_t *flat)
+{
+    static const struct schema_decimal zero = {.whole = 0}, above_zero = {.exclusive = true};
+    const struct schema_decimal low = read_decimal(c, flat, "minimum", "exclusiveMinimum", true),
+                                high = read_decimal(c, flat, "maximum", "exclusiveMaximum", false);
+    struct schema_text *text = schema_begin(c);
+    const char *bar = "";
+    if (!high.negative)
+        schema_put_decimals(c, text, &bar, "", low.negative ? &zero : &low, &high);
+    if (low.negative) /* -0 is not written */
+        schema_put_decimals(c, text, &bar, " \"-\"", high.negative ? &high : &above_zero, &low);
+    if (*bar)
+        return schema_end(c, text);
+    schema_drop(c);
+    return SCHEMA_NEVER;
+}
+
+/* Multiples of a whole number are whole. SCHEMA_MANY: what "multipleOf" says is not supported, which is noted. */
+static int compile_multiple(struct schema_compiler *c, const json_t *flat)
+{
+    const json_t *value = json_object_get(flat, "multipleOf");
+    const double real = json_number_value(value);
+    const struct bound low = read_bound(flat, "minimum", "exclusiveMinimum", 1),
+                       high = read_bound(flat, "maximum", "exclusiveMaximum", -1);
+    int rule = SCHEMA_MANY;
+    if (real == floor(real) && real < (double)LIMIT)
+        rule = schema_compile_multiple(c, (int64_t)real, low.at + low.exclusive, -high.at - high.exclusive);
+    if (rule == SCHEMA_MANY)
+        schema_cannot(c, "multipleOf", "'multipleOf' of this value is not supported");
+    return rule;
+}
+
 int schema_compile_number(struct schema_compiler *c, const json_t *flat, bool fractions)
 {
+    if (json_object_get(flat, "multipleOf")) {
+        const int rule = compile_multiple(c, flat);
+        if (rule != SCHEMA_MANY)
+            return rule;
+    }
+    if (fractions && has_fraction(flat))
+        return compile_decimals(c, flat);
     if (!json_object_get(flat, "minimum") && !json_object_get(flat, "exclusiveMinimum") && !json_object_get(flat, "maximum") &&
         !json_object_get(flat, "exclusiveMaximum"))
         return fractions ? SCHEMA_NUMBER : SCHEMA_INTEGER;
-    const struct bound low = read_bound(c, flat, "minimum", "exclusiveMinimum", 1, fractions);
-    struct bound high = read_bound(c, flat, "maximum", "exclusiveMaximum", -1, fractions);
+    const struct bound low = read_bound(flat, "minimum", "exclusiveMinimum", 1);
+    struct bound high = read_bound(flat, "maximum", "exclusiveMaximum", -1);
     high.at = -high.at;
     struct schema_text *text = schema_begin(c);
     const char *bar = "";

@@ -17,8 +17,11 @@ enum {
     SCHEMA_MAX_DIGITS = 18,     /* of an integer; the integers that are written fit int64_t */
 };
 
+#define SCHEMA_LARGEST INT64_C(999999999999999999) /* the largest integer of SCHEMA_MAX_DIGITS digits */
+
 /* Rules that are the same in every grammar come first, by the name in compile.c; rule r is "r<number>" behind them. */
 enum schema_rule {
+    SCHEMA_MANY = -2,  /* the rules would be too many, or it is not supported */
     SCHEMA_NEVER = -1, /* no value can satisfy the schema */
     SCHEMA_WS,
     SCHEMA_HEX,
@@ -57,6 +60,7 @@ struct schema_compiler {
     jmp_buf failed;
     struct butler_error *err;
     const json_t *root;
+    json_t *dropped;          /* array of places of keywords that are not held; NULL: such a keyword is an error */
     json_t *made;             /* array: owns the schemas that merging made */
     json_t *memo;             /* what was compiled already, by reference or text: struct memo of compile.c packed in an integer */
     struct schema_text rules; /* complete rules */
@@ -72,6 +76,9 @@ struct schema_compiler {
 
 _Noreturn void schema_no_memory(struct schema_compiler *c);
 _Noreturn void schema_fail(struct schema_compiler *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The keyword of the present schema cannot be held. An error, as schema_fail; or, where the caller of the compiler allows it, its
+ * place is noted, and the caller of this function goes on without the keyword. */
+void schema_cannot(struct schema_compiler *c, const char *keyword, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void schema_step(struct schema_compiler *c, size_t n); /* n units of work */
 void schema_enter(struct schema_compiler *c);          /* one level deeper; the caller takes it back by depth-- */
 /* Appends "/word" to the path. Returns its length before, to which the caller sets n_path again. */
@@ -102,6 +109,8 @@ void schema_end_as(struct schema_compiler *c, struct schema_text *text, int rule
 void schema_check_ends(struct schema_compiler *c, const json_t *schema);
 /* compile.c: the rule of a schema, or SCHEMA_NEVER. */
 int schema_compile(struct schema_compiler *c, const json_t *schema);
+/* Values of "enum" that "type" allows: an array. */
+const json_t *schema_possible_values(struct schema_compiler *c, const json_t *flat);
 /* The target of a $ref; the path becomes the target's. */
 const json_t *schema_resolve(struct schema_compiler *c, const json_t *ref);
 /* A keyword of the schema that must be a whole number >= 0; `otherwise` where it is absent. */
@@ -123,6 +132,8 @@ enum {
 };
 /* The types that "type" and "nullable" name, or where there is no type those that the other keywords describe, or all. */
 unsigned schema_types(const json_t *flat);
+/* Whether a value is in the array; 1 and 1.0 are one value. */
+bool schema_contains(const json_t *array, const json_t *value);
 /* Whether a keyword says something about values, rather than about the schema. */
 bool schema_is_assertion(const char *keyword);
 
@@ -131,6 +142,25 @@ int schema_compile_object(struct schema_compiler *c, const json_t *flat);
 int schema_compile_array(struct schema_compiler *c, const json_t *flat);
 int schema_compile_number(struct schema_compiler *c, const json_t *flat, bool fractions);
 int schema_compile_string(struct schema_compiler *c, const json_t *flat);
-int schema_compile_pattern(struct schema_compiler *c, const char *pattern);
+/* min, max: of the string's length; max -1: none. SCHEMA_MANY: the pattern is not supported, which is noted. */
+int schema_compile_pattern(struct schema_compiler *c, const char *pattern, int64_t min, int64_t max);
+/* unique.c: arrays of min to max (-1: any number) different ones of these values. SCHEMA_MANY: they are too many. */
+int schema_compile_unique(struct schema_compiler *c, const json_t *values, int64_t min, int64_t max);
+/* Alternatives of integers low..high, 0 <= low <= high, without leading zeros. */
+void schema_put_range(struct schema_compiler *c, struct schema_text *text, int64_t low, int64_t high);
+/* number_multiple.c: the multiples from low to high. SCHEMA_MANY: their rules would be too many. */
+int schema_compile_multiple(struct schema_compiler *c, int64_t of, int64_t low, int64_t high);
+/* number_decimal.c: a number as its digits. */
+struct schema_decimal {
+    bool negative, exclusive; /* exclusive: as a bound */
+    int64_t whole;
+    char fraction[16];
+    int n_fraction; /* digits, the last of which is not 0 */
+};
+/* False: it has too many digits. */
+bool schema_read_decimal(struct schema_compiler *c, const json_t *value, struct schema_decimal *out);
+/* Alternatives, each begun with *bar: the numbers from |low| to |high|, behind a sign or "". */
+void schema_put_decimals(struct schema_compiler *c, struct schema_text *text, const char **bar, const char *sign,
+                         const struct schema_decimal *low, const struct schema_decimal *high);
 
 #endif

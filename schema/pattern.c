@@ -1,15 +1,16 @@
-/* Regular expressions -> GBNF over the JSON spelling of the characters that they match. A character is written as itself, or as
- * its escape where JSON asks for one. \d and \w mean ASCII, as in ECMAScript; \s writes only ASCII space. */
+/* Regular expressions -> a tree -> GBNF over the JSON spelling of the characters that they match. A character is written as itself,
+ * or as its escape where JSON asks for one. \d and \w mean ASCII, as in ECMAScript; \s writes only ASCII space. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/utf8.h"
-#include "schema/parts.h"
+#include "schema/pattern.h"
 
 struct range {
     uint32_t low, high;
 };
 
-enum { MAX_RANGES = 256, MAX_CHAR = 0x10FFFF };
+enum { MAX_RANGES = 256, MAX_CHAR = 0x10FFFF, MAX_BARS = 2000 };
 
 struct set {
     struct range ranges[MAX_RANGES];
@@ -19,13 +20,69 @@ struct set {
 struct reader {
     struct schema_compiler *c;
     const char *pattern, *at;
-    struct schema_text *text;
-    int depth;
+    struct schema_pattern *tree;
+    int depth, depth_of_bars;
+    jmp_buf refused;
 };
 
+/* What is no pattern, or one that is not supported: the reader ends. */
 static _Noreturn void refuse(struct reader *r, const char *what)
 {
-    schema_fail(r->c, "pattern at byte %d: %s", (int)(r->at - r->pattern), what);
+    schema_cannot(r->c, "pattern", "pattern at byte %d: %s", (int)(r->at - r->pattern), what);
+    longjmp(r->refused, 1);
+}
+
+/* ------------------------------------------------------------------------------------------------ the tree */
+
+const struct schema_node *schema_pattern_node(const struct schema_pattern *pattern, int index)
+{
+    return (const struct schema_node *)(const void *)pattern->nodes->bytes + index;
+}
+
+static int add_node(struct reader *r, enum schema_node_kind kind, int first, int second)
+{
+    const struct schema_node node = {.kind = kind, .first = first, .second = second};
+    schema_put_bytes(r->c, r->tree->nodes, (const char *)&node, sizeof node);
+    return (int)(r->tree->nodes->n / sizeof node) - 1;
+}
+
+static bool is_simple(const struct schema_node *node)
+{
+    return node->kind == SCHEMA_NODE_SET || node->kind == SCHEMA_NODE_EITHER;
+}
+
+/* Recursion is as deep as groups are nested, and along a row of nodes, which is a loop. */
+void schema_put_node(struct schema_compiler *c, struct schema_text *text, const struct schema_pattern *pattern, int index)
+{
+    const struct schema_node *node = schema_pattern_node(pattern, index);
+    for (; node->kind == SCHEMA_NODE_BOTH; node = schema_pattern_node(pattern, node->second))
+        schema_put_node(c, text, pattern, node->first);
+    if (node->kind == SCHEMA_NODE_EMPTY) {
+        schema_put(c, text, " \"\"");
+    } else if (node->kind == SCHEMA_NODE_SET) {
+        schema_put_bytes(c, text, pattern->sets->bytes + node->first, (size_t)(node->second - node->first));
+    } else if (node->kind == SCHEMA_NODE_ANY) {
+        schema_put_rule(c, text, SCHEMA_CHAR);
+        schema_put(c, text, "*");
+    } else if (node->kind == SCHEMA_NODE_EITHER) {
+        const char *bar = " (";
+        for (; node->kind == SCHEMA_NODE_EITHER; node = schema_pattern_node(pattern, node->second), bar = " |") {
+            schema_put(c, text, "%s", bar);
+            schema_put_node(c, text, pattern, node->first);
+        }
+        schema_put(c, text, " |");
+        schema_put_node(c, text, pattern, (int)(node - schema_pattern_node(pattern, 0)));
+        schema_put(c, text, " )");
+    } else {
+        const bool simple = is_simple(schema_pattern_node(pattern, node->first));
+        schema_put(c, text, simple ? "" : " (");
+        schema_put_node(c, text, pattern, node->first);
+        schema_put(c, text, simple ? "" : " )");
+        if (node->max < 0)
+            schema_put(c, text, "{%d,}", node->min);
+        else
+            schema_put(c, text, "{%d,%d}", node->min, node->max);
+    }
 }
 
 /* -------------------------------------------------------------------------------------------------- sets */
@@ -81,8 +138,8 @@ static bool has(const struct set *set, uint32_t code)
     return false;
 }
 
-/* Writes the set without what JSON has no plain spelling for, then the escapes. */
-static void put_set(struct reader *r, const struct set *set)
+/* A node of the set: its GBNF is what has a plain spelling in JSON, then the escapes. */
+static int put_set(struct reader *r, const struct set *set)
 {
     static const char escapes[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
     struct set hidden = complement(r, set);
@@ -91,17 +148,19 @@ static void put_set(struct reader *r, const struct set *set)
     add(r, &hidden, '\\', '\\');
     add(r, &hidden, 0xD800, 0xDFFF);
     const struct set plain = complement(r, &hidden);
+    struct schema_text *text = r->tree->sets;
+    const size_t begin = text->n;
     const char *bar = " (";
     if (plain.n) {
-        schema_put(r->c, r->text, "%s [", bar);
+        schema_put(r->c, text, "%s [", bar);
         for (int i = 0; i < plain.n; i++) {
-            schema_put_character(r->c, r->text, plain.ranges[i].low);
+            schema_put_character(r->c, text, plain.ranges[i].low);
             if (plain.ranges[i].high > plain.ranges[i].low) {
-                schema_put(r->c, r->text, "-");
-                schema_put_character(r->c, r->text, plain.ranges[i].high);
+                schema_put(r->c, text, "-");
+                schema_put_character(r->c, text, plain.ranges[i].high);
             }
         }
-        schema_put(r->c, r->text, "]");
+        schema_put(r->c, text, "]");
         bar = " |";
     }
     for (uint32_t code = 0; code <= '\\'; code++) {
@@ -109,14 +168,15 @@ static void put_set(struct reader *r, const struct set *set)
             continue;
         const char *found = code ? strchr(escapes, (char)code) : NULL;
         if (found)
-            schema_put(r->c, r->text, "%s \"\\\\\" [\\x%02x]", bar, letters[found - escapes]);
+            schema_put(r->c, text, "%s \"\\\\\" [\\x%02x]", bar, letters[found - escapes]);
         else
-            schema_put(r->c, r->text, "%s \"\\\\u%04x\"", bar, code);
+            schema_put(r->c, text, "%s \"\\\\u%04x\"", bar, code);
         bar = " |";
     }
     if (bar[1] == '(')
         refuse(r, "a set of no characters");
-    schema_put(r->c, r->text, " )");
+    schema_put(r->c, text, " )");
+    return add_node(r, SCHEMA_NODE_SET, (int)begin, (int)text->n);
 }
 
 /* ------------------------------------------------------------------------------------------------ reading */
@@ -174,7 +234,7 @@ static uint32_t read_char(struct reader *r, struct set *set, bool *is_class)
     return (uint32_t)letter;
 }
 
-static void read_set(struct reader *r)
+static int read_set(struct reader *r)
 {
     struct set set = {.n = 0};
     const bool negated = r->at[1] == '^';
@@ -197,12 +257,12 @@ static void read_set(struct reader *r)
     r->at++;
     if (negated)
         set = complement(r, &set);
-    put_set(r, &set);
+    return put_set(r, &set);
 }
 
-static void read_alternatives(struct reader *r);
+static int read_alternatives(struct reader *r);
 
-static void read_group(struct reader *r)
+static int read_group(struct reader *r)
 {
     if (++r->depth > SCHEMA_MAX_DEPTH)
         refuse(r, "groups are nested too deeply");
@@ -212,13 +272,12 @@ static void read_group(struct reader *r)
             refuse(r, "groups with (? other than (?: are not supported");
         r->at += 2;
     }
-    schema_put(r->c, r->text, " (");
-    read_alternatives(r);
-    schema_put(r->c, r->text, " )");
+    const int node = read_alternatives(r);
     if (*r->at != ')')
         refuse(r, "')' is missing");
     r->at++;
     r->depth--;
+    return node;
 }
 
 static int read_count(struct reader *r)
@@ -234,52 +293,53 @@ static int read_count(struct reader *r)
     return n;
 }
 
-static void read_quantifier(struct reader *r)
+/* The node, or its repetition. */
+static int read_quantifier(struct reader *r, int node)
 {
     const char mark = *r->at;
     if (!mark || !strchr("*+?{", mark))
-        return;
+        return node;
+    int min = mark == '+', max = mark == '?' ? 1 : -1;
     r->at++;
     if (mark == '{') {
-        const int min = read_count(r);
-        schema_put(r->c, r->text, "{%d", min);
+        max = min = read_count(r);
         if (*r->at == ',') {
             r->at++;
-            schema_put(r->c, r->text, ",");
-            if (*r->at != '}') {
-                const int max = read_count(r);
-                if (max < min)
-                    refuse(r, "{m,n} with m > n");
-                schema_put(r->c, r->text, "%d", max);
-            }
+            max = *r->at == '}' ? -1 : read_count(r);
+            if (max >= 0 && max < min)
+                refuse(r, "{m,n} with m > n");
         }
         if (*r->at != '}')
             refuse(r, "'}' is missing");
         r->at++;
-        schema_put(r->c, r->text, "}");
-    } else
-        schema_put(r->c, r->text, "%c", mark);
+    }
     if (*r->at == '?') /* lazy: the same texts match */
         r->at++;
     if (*r->at && strchr("*+?{", *r->at))
         refuse(r, "a quantifier behind a quantifier");
+    const int repeat = add_node(r, SCHEMA_NODE_REPEAT, node, 0);
+    struct schema_node *made = (struct schema_node *)(void *)r->tree->nodes->bytes + repeat;
+    made->min = min;
+    made->max = max;
+    return repeat;
 }
 
-static void read_atom(struct reader *r)
+static int read_atom(struct reader *r)
 {
     struct set set = {.n = 0};
     bool is_class;
+    int node;
     if (*r->at == '[')
-        read_set(r);
+        node = read_set(r);
     else if (*r->at == '(')
-        read_group(r);
+        node = read_group(r);
     else if (*r->at == '.') {
         r->at++;
         add(r, &set, '\n', '\n');
         add(r, &set, '\r', '\r');
         add(r, &set, 0x2028, 0x2029);
         set = complement(r, &set);
-        put_set(r, &set);
+        node = put_set(r, &set);
     } else if (strchr("*+?{}^$]", *r->at))
         refuse(r, *r->at == '^' || *r->at == '$' ? "'^' and '$' are supported only at the ends of the whole pattern's alternatives"
                                                  : "this character needs a \\ before it");
@@ -287,46 +347,93 @@ static void read_atom(struct reader *r)
         const uint32_t code = read_char(r, &set, &is_class);
         if (!is_class)
             add(r, &set, code, code);
-        put_set(r, &set);
+        node = put_set(r, &set);
     }
-    read_quantifier(r);
+    return read_quantifier(r, node);
 }
 
-static void read_alternatives(struct reader *r)
+/* One alternative, with what may stand before and behind a pattern that is not anchored. */
+static int read_row(struct reader *r)
 {
     const bool outer = r->depth == 0;
-    for (;;) {
-        bool ended = false;
-        if (outer && *r->at == '^')
-            r->at++;
-        else if (outer)
-            schema_put(r->c, r->text, " char*");
-        else
-            schema_put(r->c, r->text, " \"\"");
-        while (*r->at && *r->at != '|' && *r->at != ')' && !ended) {
-            if (outer && *r->at == '$' && (r->at[1] == 0 || r->at[1] == '|')) {
-                r->at++;
-                ended = true;
-            } else
-                read_atom(r);
-        }
-        if (outer && !ended)
-            schema_put(r->c, r->text, " char*");
-        if (*r->at != '|')
-            return;
+    bool ended = false;
+    struct schema_text *held = schema_begin(r->c); /* the atoms */
+    int atom, row;
+    if (outer && *r->at == '^')
         r->at++;
-        schema_put(r->c, r->text, " |");
+    else if (outer) {
+        atom = add_node(r, SCHEMA_NODE_ANY, 0, 0);
+        schema_put_bytes(r->c, held, (const char *)&atom, sizeof atom);
     }
+    while (*r->at && *r->at != '|' && *r->at != ')' && !ended) {
+        if (outer && *r->at == '$' && (r->at[1] == 0 || r->at[1] == '|')) {
+            r->at++;
+            ended = true;
+        } else {
+            atom = read_atom(r);
+            schema_put_bytes(r->c, held, (const char *)&atom, sizeof atom);
+        }
+    }
+    row = add_node(r, outer && !ended ? SCHEMA_NODE_ANY : SCHEMA_NODE_EMPTY, 0, 0);
+    for (size_t i = held->n / sizeof atom; i-- > 0;) {
+        memcpy(&atom, held->bytes + i * sizeof atom, sizeof atom);
+        row = add_node(r, SCHEMA_NODE_BOTH, atom, row);
+    }
+    schema_drop(r->c);
+    return row;
 }
 
-int schema_compile_pattern(struct schema_compiler *c, const char *pattern)
+static int read_alternatives(struct reader *r)
 {
-    struct reader r = {.c = c, .pattern = pattern, .at = pattern, .text = schema_begin(c)};
-    c->used[SCHEMA_CHAR] = true;
-    schema_put(c, r.text, " \"\\\"\" (");
-    read_alternatives(&r);
-    if (*r.at)
-        refuse(&r, "')' without '('");
-    schema_put(c, r.text, " \"\" ) \"\\\"\"");
-    return schema_end(c, r.text);
+    const int row = read_row(r);
+    if (*r->at != '|')
+        return row;
+    if (++r->depth_of_bars > MAX_BARS)
+        refuse(r, "so many alternatives are not supported");
+    r->at++;
+    const int others = read_alternatives(r);
+    r->depth_of_bars--;
+    return add_node(r, SCHEMA_NODE_EITHER, row, others);
+}
+
+/* Reads the pattern into the tree. false: it is not supported, which is noted. */
+static bool read_pattern(struct schema_compiler *c, const char *pattern, struct schema_pattern *tree)
+{
+    struct reader *r = (struct reader *)(void *)tree->reader->bytes;
+    *r = (struct reader){.c = c, .pattern = pattern, .at = pattern, .tree = tree};
+    if (setjmp(r->refused))
+        return false;
+    tree->root = read_alternatives(r);
+    if (*r->at)
+        refuse(r, "')' without '('");
+    return true;
+}
+
+int schema_compile_pattern(struct schema_compiler *c, const char *pattern, int64_t min, int64_t max)
+{
+    struct schema_pattern tree = {.root = 0};
+    struct reader blank = {.depth = 0};
+    int rule = SCHEMA_MANY;
+    tree.reader = schema_begin(c);
+    tree.nodes = schema_begin(c);
+    tree.sets = schema_begin(c);
+    schema_put_bytes(c, tree.reader, (const char *)&blank, sizeof blank);
+    const bool right = read_pattern(c, pattern, &tree);
+    while (c->open != tree.sets) /* bodies that were begun where the reader ended */
+        schema_drop(c);
+    if (right && (min > 0 || max >= 0)) {
+        rule = schema_compile_length(c, &tree, min, max);
+        if (rule == SCHEMA_MANY)
+            schema_cannot(c, min > 0 ? "minLength" : "maxLength", "a length beside a 'pattern' of that size is not supported");
+    }
+    if (right && rule == SCHEMA_MANY) {
+        struct schema_text *text = schema_begin(c);
+        schema_put(c, text, " \"\\\"\"");
+        schema_put_node(c, text, &tree, tree.root);
+        schema_put(c, text, " \"\\\"\"");
+        rule = schema_end(c, text);
+    }
+    for (int i = 0; i < 3; i++)
+        schema_drop(c);
+    return rule;
 }

@@ -12,6 +12,10 @@
  * text. Work and memory are bounded: a schema that needs more is an error too. */
 char *schema_to_grammar(const json_t *schema, struct butler_error *err);
 
+/* The same without keywords that are not supported: their places, such as "#/properties/x/not", are appended to the array. So some
+ * texts may not be what the schema accepts. What makes no sense is an error still. */
+char *schema_to_wide_grammar(const json_t *schema, json_t *dropped, struct butler_error *err);
+
 /* The same for JSON text of n bytes. */
 char *schema_text_to_grammar(const char *json, size_t n, struct butler_error *err);
 

@@ -19,7 +19,8 @@ static int compile_format(struct schema_compiler *c, const char *format)
             schema_put(c, text, " \"\\\"\"");
             return schema_end(c, text);
         }
-    schema_fail(c, "format '%.64s' is not supported", format);
+    schema_cannot(c, "format", "format '%.64s' is not supported", format);
+    return SCHEMA_MANY;
 }
 
 int schema_compile_string(struct schema_compiler *c, const json_t *flat)
@@ -28,16 +29,19 @@ int schema_compile_string(struct schema_compiler *c, const json_t *flat)
     const char *pattern = json_string_value(json_object_get(flat, "pattern"));
     const char *format = json_string_value(json_object_get(flat, "format"));
     const bool has_length = min > 0 || max >= 0;
-    if ((pattern != NULL) + (format != NULL) + has_length > 1)
-        schema_fail(c, "only one of 'pattern', 'format' and a length is supported for a string");
-    if (pattern)
-        return schema_compile_pattern(c, pattern);
-    if (format)
-        return compile_format(c, format);
-    if (!has_length)
-        return SCHEMA_STRING;
+    int rule = format ? compile_format(c, format) : SCHEMA_MANY;
     if (max >= 0 && min > max)
         return SCHEMA_NEVER;
+    if (rule != SCHEMA_MANY && pattern)
+        schema_cannot(c, "pattern", "'pattern' beside 'format' is not supported");
+    if (rule != SCHEMA_MANY && has_length)
+        schema_cannot(c, min > 0 ? "minLength" : "maxLength", "a length beside 'format' is not supported");
+    if (rule == SCHEMA_MANY && pattern)
+        rule = schema_compile_pattern(c, pattern, min, max);
+    if (rule != SCHEMA_MANY)
+        return rule;
+    if (!has_length)
+        return SCHEMA_STRING;
     struct schema_text *text = schema_begin(c);
     schema_put(c, text, " \"\\\"\"");
     schema_put_rule(c, text, SCHEMA_CHAR);

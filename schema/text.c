@@ -30,6 +30,24 @@ void schema_fail(struct schema_compiler *c, const char *format, ...)
     fail_with(c, BUTLER_ERROR_FORMAT, message);
 }
 
+void schema_cannot(struct schema_compiler *c, const char *keyword, const char *format, ...)
+{
+    enum { MAX_NOTES = 64 };
+    char message[200], place[sizeof c->path + 80];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(message, sizeof message, format, list);
+    va_end(list);
+    if (!c->dropped)
+        fail_with(c, BUTLER_ERROR_FORMAT, message);
+    snprintf(place, sizeof place, "%s/%.64s", c->path, keyword);
+    for (size_t i = 0; i < json_array_size(c->dropped); i++)
+        if (strcmp(json_string_value(json_array_get(c->dropped, i)), place) == 0)
+            return;
+    if (json_array_size(c->dropped) < MAX_NOTES && json_array_append_new(c->dropped, json_string_nocheck(place)) != 0)
+        schema_no_memory(c);
+}
+
 void schema_step(struct schema_compiler *c, size_t n)
 {
     c->n_steps += n;

@@ -85,7 +85,7 @@ static int compile_named_member(struct schema_compiler *c, const char *name, int
 }
 
 /* Members in their order; with none that is required the first one is the one that has no comma before it. */
-static int compile_optional_members(struct schema_compiler *c, const json_t *members, int extra)
+static int compile_optional_members(struct schema_compiler *c, const json_t *members, int extra, bool is_empty_right)
 {
     struct schema_text *text = schema_begin(c);
     if (extra != SCHEMA_NEVER) {
@@ -95,22 +95,27 @@ static int compile_optional_members(struct schema_compiler *c, const json_t *mem
     }
     schema_put(c, text, " ws \"}\"");
     int rest = schema_end(c, text);
-    text = schema_begin(c);
-    schema_put(c, text, " \"}\"");
-    if (extra != SCHEMA_NEVER) {
-        schema_put(c, text, " | ws");
-        schema_put_rule(c, text, extra);
-        schema_put_rule(c, text, rest);
+    int first = SCHEMA_NEVER;
+    if (is_empty_right || extra != SCHEMA_NEVER) {
+        text = schema_begin(c);
+        schema_put(c, text, is_empty_right ? " \"}\"" : "");
+        if (extra != SCHEMA_NEVER) {
+            schema_put(c, text, is_empty_right ? " | ws" : " ws");
+            schema_put_rule(c, text, extra);
+            schema_put_rule(c, text, rest);
+        }
+        first = schema_end(c, text);
     }
-    int first = schema_end(c, text);
     for (size_t i = json_array_size(members); i-- > 0;) {
         const int member = (int)json_integer_value(json_array_get(members, i));
         text = schema_begin(c);
         schema_put(c, text, " ws");
         schema_put_rule(c, text, member);
         schema_put_rule(c, text, rest);
-        schema_put(c, text, " |");
-        schema_put_rule(c, text, first);
+        if (first != SCHEMA_NEVER) {
+            schema_put(c, text, " |");
+            schema_put_rule(c, text, first);
+        }
         first = schema_end(c, text);
         if (i == 0)
             break;
@@ -121,10 +126,27 @@ static int compile_optional_members(struct schema_compiler *c, const json_t *mem
         schema_put_rule(c, text, rest);
         rest = schema_end(c, text);
     }
+    if (first == SCHEMA_NEVER)
+        return SCHEMA_NEVER;
     text = schema_begin(c);
     schema_put(c, text, " \"{\"");
     schema_put_rule(c, text, first);
     return schema_end(c, text);
+}
+
+/* Numbers of members, as far as the other keywords do not give them: one member or more of optional ones. Returns the least. */
+static int64_t check_count(struct schema_compiler *c, const json_t *flat, const json_t *members, const json_t *needed, int extra)
+{
+    const int64_t min = schema_count(c, flat, "minProperties", 0), max = schema_count(c, flat, "maxProperties", -1);
+    int64_t n_needed = 0;
+    size_t i;
+    const json_t *must;
+    json_array_foreach(needed, i, must) n_needed += json_is_true(must);
+    if (min > (n_needed ? n_needed : 1))
+        schema_cannot(c, "minProperties", "'minProperties' above what is required is not supported");
+    if (max >= 0 && (extra != SCHEMA_NEVER || (int64_t)json_array_size(members) > max))
+        schema_cannot(c, "maxProperties", "'maxProperties' below the number of properties is not supported");
+    return min;
 }
 
 /* members: rules; needed: booleans of the same length; first: the first that is required. */
@@ -175,7 +197,8 @@ int schema_compile_object(struct schema_compiler *c, const json_t *flat)
 {
     const json_t *properties = json_object_get(flat, "properties"), *required = json_object_get(flat, "required"), *value;
     const json_t *additional = json_object_get(flat, "additionalProperties");
-    if (!properties && !required && !additional)
+    if (!properties && !required && !additional && !json_object_get(flat, "minProperties") &&
+        !json_object_get(flat, "maxProperties"))
         return SCHEMA_OBJECT;
     json_t *names = schema_keep(c, properties ? json_copy((json_t *)properties) : json_object());
     json_t *is_required = schema_keep(c, json_object());
@@ -216,7 +239,9 @@ int schema_compile_object(struct schema_compiler *c, const json_t *flat)
     const int extra = additional   ? compile_extra(c, names, additional)
                       : properties ? SCHEMA_NEVER
                                    : compile_extra(c, names, schema_keep(c, json_true()));
-    return first == SIZE_MAX ? compile_optional_members(c, members, extra) : compile_members(c, members, needed, first, extra);
+    const int64_t least = check_count(c, flat, members, needed, extra);
+    return first == SIZE_MAX ? compile_optional_members(c, members, extra, least == 0)
+                             : compile_members(c, members, needed, first, extra);
 }
 
 /* ------------------------------------------------------------------------------------------------ arrays */
@@ -234,13 +259,45 @@ static void put_more_items(struct schema_compiler *c, struct schema_text *text, 
         schema_put(c, text, " ){%lld,%lld}", (long long)min, (long long)max);
 }
 
+/* The values without those that come again. */
+static const json_t *different(struct schema_compiler *c, const json_t *values)
+{
+    json_t *result = schema_keep(c, json_array()), *value;
+    size_t i;
+    json_array_foreach((json_t *)values, i, value)
+    {
+        schema_step(c, 1 + json_array_size(result) / 16);
+        if (!schema_contains(result, value) && json_array_append(result, value) != 0)
+            schema_no_memory(c);
+    }
+    return result;
+}
+
+/* Of "uniqueItems" true: the rule, where the items are few values. SCHEMA_MANY: it says nothing, or cannot be held. */
+static int compile_unique(struct schema_compiler *c, const json_t *flat, int64_t min, int64_t max)
+{
+    const json_t *items = json_object_get(flat, "items");
+    int rule = SCHEMA_MANY;
+    if (!json_object_get(flat, "uniqueItems") || (max >= 0 && max <= 1))
+        return SCHEMA_MANY;
+    const json_t *inner = json_is_object(items) ? schema_flatten(c, items) : NULL, *values = json_object_get(inner, "enum");
+    if (values && !json_object_get(flat, "prefixItems") && !json_object_get(inner, "anyOf") && !json_object_get(inner, "oneOf"))
+        rule = schema_compile_unique(c, different(c, schema_possible_values(c, inner)), min, max);
+    if (rule == SCHEMA_MANY)
+        schema_cannot(c, "uniqueItems", "'uniqueItems' is supported only where 'items' has an 'enum' of few values");
+    return rule;
+}
+
 int schema_compile_array(struct schema_compiler *c, const json_t *flat)
 {
     const json_t *prefix = json_object_get(flat, "prefixItems"), *items = json_object_get(flat, "items"), *value;
     int64_t min = schema_count(c, flat, "minItems", 0), max = schema_count(c, flat, "maxItems", -1);
     json_t *rules = schema_keep(c, json_array());
+    const int unique = compile_unique(c, flat, min, max);
     size_t i;
     bool more = true;
+    if (unique != SCHEMA_MANY)
+        return unique;
     json_array_foreach(prefix, i, value)
     {
         const size_t n = schema_path_push_index(c, "prefixItems", i);

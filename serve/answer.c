@@ -273,7 +273,9 @@ static void write_choice(struct serve_request *request, int index, const char *t
 
 static void begin_stream(struct serve_request *request)
 {
-    http_stream_begin(request->exchange);
+    char *header = serve_not_held_header(request->not_held);
+    http_stream_begin(request->exchange, header);
+    free(header);
     request->begun = true;
     if (request->surface) {
         request->surface->begin(request);
@@ -342,8 +344,10 @@ static json_t *whole_native(const struct serve_request *request, int index)
 static void reply_whole(struct serve_request *request)
 {
     const int n = request->n_jobs * request->n_choices;
+    char *header = serve_not_held_header(request->not_held);
     if (request->surface) {
-        serve_reply_json(request->exchange, 200, NULL, request->surface->whole(request));
+        serve_reply_json(request->exchange, 200, header, request->surface->whole(request));
+        free(header);
         return;
     }
     json_t *list = json_array();
@@ -357,7 +361,8 @@ static void reply_whole(struct serve_request *request)
         body = openai_json(request, list);
         add_usage(request, body);
     }
-    serve_reply_json(request->exchange, 200, NULL, body);
+    serve_reply_json(request->exchange, 200, header, body);
+    free(header);
 }
 
 /* ---------------------------------------------------------------------------------------------------- events */
@@ -626,6 +631,7 @@ void serve_request_free(struct serve_request *request)
     free(request->syntax.names);
     free(request->syntax.texts);
     json_decref(request->fields);
+    json_decref(request->not_held);
     butler_grammar_free(request->grammar);
     free(request->answers);
     free(request->jobs);

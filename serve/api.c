@@ -317,6 +317,7 @@ static const struct route {
     {"/apply-template", "POST", NULL, serve_post_apply_template, -1, NULL},
     {"/completion", "POST", NULL, NULL, SERVE_NATIVE, NULL},
     {"/completions", "POST", NULL, NULL, SERVE_NATIVE, NULL},
+    {"/infill", "POST", NULL, NULL, SERVE_NATIVE, &serve_infill},
     {"/v1/completions", "POST", NULL, NULL, SERVE_COMPLETION, NULL},
     {"/v1/chat/completions", "POST", NULL, NULL, SERVE_CHAT, NULL},
     {"/chat/completions", "POST", NULL, NULL, SERVE_CHAT, NULL},
@@ -368,7 +369,7 @@ struct serve_request *serve_parse(struct serve_api *api, const struct serve_surf
     json_t *own = surface ? surface->translate(api, body, error) : NULL;
     struct serve_request *request = error->status ? NULL : serve_request_parse(api, kind, own ? own : body, client, error);
     json_decref(own);
-    if (request && surface) {
+    if (request && surface && surface->whole) {
         request->surface = surface;
         serve_name_answer(request, surface->id_prefix);
         if (surface->prepare)

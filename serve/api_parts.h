@@ -72,7 +72,8 @@ struct serve_answer {
 struct serve_request;
 struct serve_error;
 
-/* Of requests with one answer, except that whole may make a body of any number of jobs. */
+/* Of requests with one answer, except that whole may make a body of any number of jobs. One that only translates (whole is NULL)
+ * has the answers of its kind. */
 struct serve_surface {
     const char *id_prefix; /* of its answers' ids; NULL: those of the route's kind */
     /* In a worker's thread: the request as a body of the route's kind, a new reference; NULL: *error. */
@@ -87,7 +88,7 @@ struct serve_surface {
     void (*end_block)(struct serve_request *request, const struct serve_block *block);
     void (*end)(struct serve_request *request);
 };
-extern const struct serve_surface serve_messages, serve_responses, serve_embeddings;
+extern const struct serve_surface serve_messages, serve_responses, serve_embeddings, serve_infill;
 
 struct serve_request {
     struct serve_api *api;
@@ -99,6 +100,7 @@ struct serve_request {
     bool stream, include_usage, echo, begun, failed;
     int n_top;                      /* -1: no logprobs */
     struct butler_grammar *grammar; /* of all jobs; NULL: none */
+    json_t *not_held;               /* array: places of keywords of tools' schemas that the grammar does not hold */
     struct serve_job **jobs;
     int n_jobs, n_done, n_choices; /* n_choices: of each job */
     struct serve_answer *answers;  /* [n_jobs * n_choices] */
@@ -139,6 +141,8 @@ int serve_check_length(const struct serve_api *api, int n, struct serve_error *e
 void serve_measure_tokens(struct serve_api *api); /* before the two */
 /* Ids of an array; < 0: *error. */
 int serve_read_ids(struct serve_api *api, json_t *array, int32_t **ids, struct serve_error *error);
+/* One prompt: a string, an array of ids, or both mixed. flags: of butler_tokenize. < 0: *error. */
+int serve_read_prompt(struct serve_api *api, json_t *prompt, int flags, int32_t **ids, struct serve_error *error);
 bool serve_read_bool(json_t *body, const char *name, bool missing, struct serve_error *error);
 /* A whole number, 1 or more: 0 with *error where it is none, or is missing and required. */
 int serve_read_count(json_t *body, const char *name, bool required, struct serve_error *error);
@@ -198,9 +202,18 @@ int serve_read_syntax(const struct serve_api *api, json_t *body, const struct bu
 char *serve_text_parameters(json_t *tool);
 
 /* call_grammar.c: the grammar of the answers of a chat, the caller's: calls, where tool_choice requires them; reasoning, then calls
- * or the text that serve_read_constraint holds; or what "grammar" says. NULL: anything is allowed, or *error. */
+ * or the text that serve_read_constraint holds; or what "grammar" says. not_held: an array, to which places in schemas of tools
+ * that are not strict are appended whose keywords are not supported. NULL: anything is allowed, or *error. */
 struct butler_grammar *serve_read_chat_grammar(const struct serve_api *api, json_t *body, const struct serve_syntax *syntax,
-                                               struct serve_error *error);
+                                               json_t *not_held, struct serve_error *error);
+/* A line of an answer's head that lists the places, to be freed; NULL: there are none. */
+char *serve_not_held_header(const json_t *not_held);
+
+/* infill.c: whether the body is to fill a gap, and its prompt: ids around the gap, to be freed. prompt: of /v1/completions the text
+ * before it, of the others more of that, or NULL. < 0: *error. */
+bool serve_is_infill(json_t *body, enum serve_kind kind);
+int serve_read_infill(struct serve_api *api, json_t *body, json_t *prompt, enum serve_kind kind, int32_t **ids,
+                      struct serve_error *error);
 
 /* constraint.c: the grammar of "grammar", "json_schema" or "response_format", the caller's, compiled in a worker's thread. NULL:
  * there is none, or *error. */

@@ -126,6 +126,14 @@ void serve_put_renamed(struct serve_text *text, const char *grammar, const char 
     }
 }
 
+/* What an answer may be behind its reasoning: calls, if there is a frame, or a text, if `prefix` is the beginning of it. */
+struct answer {
+    const struct frame *frame; /* or NULL */
+    bool one_call, has_bare;   /* has_bare: rule "bare" is a call without the template's marks */
+    const char *text;          /* before rule "text-root"; NULL: no text */
+    json_t *not_held;          /* array, see serve_read_chat_grammar */
+};
+
 /* The schema of a tool's arguments, which are an object; a tool without parameters has none. A new reference; NULL: *error. */
 static json_t *arguments_schema(json_t *tool, size_t i, struct serve_error *error)
 {
@@ -144,19 +152,29 @@ static json_t *arguments_schema(json_t *tool, size_t i, struct serve_error *erro
 
 /* The rules of a tool's arguments, `tool-i-root`. 0 or a negative status. */
 static int put_arguments(struct serve_text *text, const struct butler_model *model, json_t *tool, size_t i, const char *prefix,
-                         const struct frame *frame, struct serve_error *error)
+                         const struct answer *answer, struct serve_error *error)
 {
     struct butler_error err = {0};
+    const bool strict = json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
+    json_t *dropped = strict ? NULL : json_array(), *place;
+    size_t k;
     json_t *schema = arguments_schema(tool, i, error);
-    if (!schema)
+    if (!schema) {
+        json_decref(dropped);
         return -error->status;
+    }
     char *grammar = NULL;
-    if (frame->form == SERVE_CALLS_XML)
-        serve_put_xml_parameters(text, model, schema, prefix, error);
-    else if ((grammar = schema_to_grammar(schema, &err)))
+    if (answer->frame->form == SERVE_CALLS_XML)
+        serve_put_xml_parameters(text, model, schema, prefix, dropped, error);
+    else if ((grammar = schema_to_wide_grammar(schema, dropped, &err)))
         serve_put_renamed(text, grammar, prefix);
     else
         serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "%s", err.message);
+    json_array_foreach(dropped, k, place)
+    {
+        json_array_append_new(answer->not_held, json_sprintf("tools[%zu]%s", i, json_string_value(place)));
+    }
+    json_decref(dropped);
     json_decref(schema);
     free(grammar);
     if (!error->status)
@@ -167,12 +185,13 @@ static int put_arguments(struct serve_text *text, const struct butler_model *mod
 }
 
 /* The rules of a tool's arguments and of a call of it, `call-i`. 0 or a negative status. */
-static int put_tool(struct serve_text *text, const struct butler_model *model, json_t *tool, size_t i, const struct frame *frame,
+static int put_tool(struct serve_text *text, const struct butler_model *model, json_t *tool, size_t i, const struct answer *answer,
                     struct serve_error *error)
 {
+    const struct frame *frame = answer->frame;
     char prefix[32], rule[64];
     snprintf(prefix, sizeof prefix, "tool-%zu", i);
-    if (put_arguments(text, model, tool, i, prefix, frame, error) < 0)
+    if (put_arguments(text, model, tool, i, prefix, answer, error) < 0)
         return -error->status;
     snprintf(rule, sizeof rule, "call-%zu ::=", i);
     serve_put(text, rule);
@@ -193,13 +212,6 @@ static const struct frame *find_frame(const struct serve_api *api, unsigned form
             return frames[i].form == SERVE_CALLS_MISTRAL && strstr(serve_chat_template(api), "[ARGS]") ? &named_frame : &frames[i];
     return NULL;
 }
-
-/* What an answer may be behind its reasoning: calls, if there is a frame, or a text, if `prefix` is the beginning of it. */
-struct answer {
-    const struct frame *frame; /* or NULL */
-    bool one_call, has_bare;   /* has_bare: rule "bare" is a call without the template's marks */
-    const char *text;          /* before rule "text-root"; NULL: no text */
-};
 
 /* The rule of the whole answer. */
 static void put_root(struct serve_text *text, const struct butler_model *model, const struct serve_syntax *syntax,
@@ -254,7 +266,7 @@ static int put_calls(struct serve_text *text, const struct serve_api *api, json_
     {
         if (only && strcmp(serve_tool_name(tool), only) != 0)
             continue;
-        if (put_tool(text, api->model, tool, i, answer->frame, error) < 0)
+        if (put_tool(text, api->model, tool, i, answer, error) < 0)
             break;
         snprintf(name, sizeof name, "%s call-%zu", calls.n ? " |" : "call ::=", i);
         serve_put(&calls, name);
@@ -279,10 +291,12 @@ static int put_calls(struct serve_text *text, const struct serve_api *api, json_
 
 /* The grammar of calls, where they are required or tools stand beside a format; format: GBNF of the text, or NULL. */
 static struct butler_grammar *make_grammar(const struct serve_api *api, json_t *tools, const struct serve_tool_choice *choice,
-                                           const struct serve_syntax *syntax, const char *format, struct serve_error *error)
+                                           const struct serve_syntax *syntax, const char *format, json_t *not_held,
+                                           struct serve_error *error)
 {
     const bool is_message = (syntax->calls & SERVE_CALLS_MESSAGE) || (syntax->reasoning & SERVE_REASONING_MESSAGE);
-    struct answer answer = {.frame = tools ? find_frame(api, syntax->calls) : NULL, .one_call = syntax->one_call || choice->name};
+    struct answer answer = {
+        .frame = tools ? find_frame(api, syntax->calls) : NULL, .one_call = syntax->one_call || choice->name, .not_held = not_held};
     struct serve_text text = {0};
     struct butler_error err = {0};
     struct butler_grammar *grammar = NULL;
@@ -312,7 +326,7 @@ done:
 }
 
 struct butler_grammar *serve_read_chat_grammar(const struct serve_api *api, json_t *body, const struct serve_syntax *syntax,
-                                               struct serve_error *error)
+                                               json_t *not_held, struct serve_error *error)
 {
     json_t *tools;
     struct serve_tool_choice choice;
@@ -325,9 +339,36 @@ struct butler_grammar *serve_read_chat_grammar(const struct serve_api *api, json
     if (!error->status && choice.required && format && !is_json)
         serve_fail(error, 400, "'tool_choice' that requires a call excludes 'grammar'");
     else if (!error->status && (choice.required || is_json))
-        grammar = make_grammar(api, tools, &choice, syntax, choice.required ? NULL : format, error);
+        grammar = make_grammar(api, tools, &choice, syntax, choice.required ? NULL : format, not_held, error);
     else if (!error->status && format && !(grammar = butler_grammar_new(api->model, format, &err)))
         serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'grammar': %s", err.message);
     free(format);
     return grammar;
+}
+
+char *serve_not_held_header(const json_t *not_held)
+{
+    enum { MAX_LINE = 1000 };
+    struct serve_text text = {0};
+    const json_t *place;
+    size_t i;
+    json_array_foreach((json_t *)not_held, i, place)
+    {
+        serve_put(&text, i ? ", " : "Butler-Not-Held: ");
+        if (text.n > MAX_LINE) {
+            serve_put(&text, "...");
+            break;
+        }
+        for (const char *c = json_string_value(place); *c; c++) { /* names come from the client: no bytes that end a line */
+            char code[8];
+            const bool plain = *c > ' ' && *c < 0x7f && *c != ',' && *c != '%';
+            snprintf(code, sizeof code, plain ? "%c" : "%%%02X", (unsigned char)*c);
+            serve_put(&text, code);
+        }
+    }
+    serve_text_append(&text, text.n ? "\r\n" : "", text.n ? 3 : 1);
+    if (text.n > 1)
+        return text.bytes;
+    serve_text_free(&text);
+    return NULL;
 }

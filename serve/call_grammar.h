@@ -14,9 +14,9 @@ void serve_put_text_to_mark(struct serve_text *text, const struct butler_model *
 /* A grammar with each rule's name behind `prefix` and a hyphen, so that several can stand in one. */
 void serve_put_renamed(struct serve_text *text, const char *grammar, const char *prefix);
 
-/* call_xml.c: rules of the parameters of a tool, of which `prefix-root` is all of them. schema: of its arguments. 0 or a negative
- * status. */
+/* call_xml.c: rules of the parameters of a tool, of which `prefix-root` is all of them. schema: of its arguments. dropped: as
+ * in schema_to_wide_grammar. 0 or a negative status. */
 int serve_put_xml_parameters(struct serve_text *text, const struct butler_model *model, json_t *schema, const char *prefix,
-                             struct serve_error *error);
+                             json_t *dropped, struct serve_error *error);
 
 #endif

@@ -51,13 +51,15 @@ char *serve_text_parameters(json_t *tool)
 
 /* The rule `NAME ::= ...` of a text whose schema is known to be right. 0 or a negative status. */
 static int put_text_rule(struct serve_text *text, const struct butler_model *model, const char *name, json_t *schema,
-                         const char *key, struct serve_error *error)
+                         const char *key, json_t *dropped, struct serve_error *error)
 {
     static const char *const unknown[] = {"pattern", "format", "minLength", "maxLength"};
     json_t *values = json_object_get(schema, "enum"), *single = json_object_get(schema, "const"), *value;
     size_t i;
     for (i = 0; i < sizeof unknown / sizeof *unknown; i++)
-        if (json_object_get(schema, unknown[i]))
+        if (json_object_get(schema, unknown[i]) && dropped)
+            json_array_append_new(dropped, json_sprintf("#/%s", unknown[i]));
+        else if (json_object_get(schema, unknown[i]))
             return serve_fail(error, 400, "'%s' of parameter '%.64s' is not supported in the form of calls of this model",
                               unknown[i], key);
     if (!values && !single) {
@@ -96,7 +98,7 @@ static void put_json_rule(struct serve_text *text, const char *name, const char 
 
 /* The rule of a parameter's value and of what ends it. 0 or a negative status. */
 static int put_value_rule(struct serve_text *text, const struct butler_model *model, const char *name, json_t *parameters,
-                          json_t *property, const char *key, struct serve_error *error)
+                          json_t *property, const char *key, json_t *dropped, struct serve_error *error)
 {
     struct butler_error err = {0};
     json_t *schema = json_is_object(property) ? json_copy(property) : json_object();
@@ -106,20 +108,27 @@ static int put_value_rule(struct serve_text *text, const struct butler_model *mo
         if (json_object_get(parameters, definitions))
             json_object_set(schema, definitions, json_object_get(parameters, definitions));
     }
-    char *grammar = schema_to_grammar(schema, &err);
+    json_t *notes = dropped ? json_array() : NULL, *place;
+    char *grammar = schema_to_wide_grammar(schema, notes, &err);
     if (!grammar)
         code = serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "parameter '%.64s': %s", key, err.message);
     else if (is_text(parameters, property))
-        code = put_text_rule(text, model, name, resolved(parameters, property), key, error);
+        code = put_text_rule(text, model, name, resolved(parameters, property), key, notes, error);
     else
         put_json_rule(text, name, grammar);
+    size_t i;
+    json_array_foreach(notes, i, place) /* from the parameter's schema to that of all */
+    {
+        json_array_append_new(dropped, json_sprintf("#/properties/%s%s", key, json_string_value(place) + 1));
+    }
+    json_decref(notes);
     json_decref(schema);
     free(grammar);
     return code;
 }
 
 int serve_put_xml_parameters(struct serve_text *text, const struct butler_model *model, json_t *schema, const char *prefix,
-                             struct serve_error *error)
+                             json_t *dropped, struct serve_error *error)
 {
     json_t *required = json_object_get(schema, "required"), *property, *value;
     struct serve_text all = {0};
@@ -136,7 +145,7 @@ int serve_put_xml_parameters(struct serve_text *text, const struct butler_model 
         if (strpbrk(key, ">\n"))
             serve_fail(error, 400, "parameter '%.64s' has '>' or a line end in its name", key);
         snprintf(name, sizeof name, "%s-p%zu", prefix, n++);
-        if (error->status || put_value_rule(text, model, name, schema, property, key, error) < 0)
+        if (error->status || put_value_rule(text, model, name, schema, property, key, dropped, error) < 0)
             break;
         serve_put(&all, " (");
         serve_put_literal(&all, "<parameter=");

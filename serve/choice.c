@@ -1,6 +1,8 @@
 /* See choice.h. */
 #include "serve/choice.h"
 
+#include "serve/jobs.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,6 +63,28 @@ static size_t find_end(const struct serve_job *job, const struct serve_choice *c
     return choice->n_shown + end;
 }
 
+/* Whether the text ends by the rules of editors: a line that is indented less than asked for, which is then cut off, or a line end
+ * after a time. Both hold from the second line on. */
+static bool ends_lines(const struct serve_job *job, struct serve_choice *choice, size_t before)
+{
+    struct serve_text *text = &choice->text;
+    bool late = false;
+    for (size_t at = before; at < text->n; at++) {
+        if (text->bytes[at] != '\n')
+            continue;
+        late = choice->line > 0 && job->max_line_s > 0 && serve_now() - choice->begun_s > job->max_line_s;
+        choice->line = at + 1;
+    }
+    size_t first = choice->line;
+    while (first < text->n && (text->bytes[first] == ' ' || text->bytes[first] == '\t'))
+        first++;
+    const bool is_short = job->n_indent > 0 && choice->line > 0 && first < text->n && text->bytes[first] != '\n' &&
+                          first - choice->line < (size_t)job->n_indent;
+    if (is_short)
+        text->n = choice->line > choice->n_shown ? choice->line : choice->n_shown;
+    return late || is_short;
+}
+
 static void show(struct serve_choice *choice, size_t end, struct serve_event *event)
 {
     event->n_text = end - choice->n_shown;
@@ -90,8 +114,12 @@ int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice
         bytes = butler_token_spelling(model, choice->id, &n);
         n = bytes && job->is_shown(bytes, n) ? n : 0;
     }
+    const size_t before = choice->text.n;
+    if (choice->n_generated == 1)
+        choice->begun_s = serve_now();
     if (n && !ended)
         append_token(choice, bytes, n);
+    const bool full_lines = (job->n_indent > 0 || job->max_line_s > 0) && ends_lines(job, choice, before);
     const size_t end = find_end(job, choice, &choice->stop);
     show(choice, end, event);
     if (choice->stop) {
@@ -102,7 +130,7 @@ int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice
     if (ended)
         return SERVE_FINISH_END;
     const bool full = choice->n_taken == choice->n_drawn && butler_n_past(choice->session) >= butler_n_ctx(choice->session);
-    return choice->n_generated >= job->max_tokens || full ? SERVE_FINISH_LENGTH : SERVE_FINISH_NONE;
+    return choice->n_generated >= job->max_tokens || full || full_lines ? SERVE_FINISH_LENGTH : SERVE_FINISH_NONE;
 }
 
 void serve_choice_flush(struct serve_choice *choice, struct serve_event *event)

@@ -13,6 +13,8 @@ struct serve_choice {
     struct butler_sampler *sampler;
     struct serve_text text;
     size_t n_shown;
+    size_t line;    /* where the latest line begins; 0: the first one */
+    double begun_s; /* when the first token was drawn */
     struct butler_utf8 utf8;
     int32_t id; /* to be decoded next */
     int n_generated;

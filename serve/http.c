@@ -218,12 +218,12 @@ void http_reply(struct http_exchange *x, int status, const char *type, const cha
     end_answer(c);
 }
 
-void http_stream_begin(struct http_exchange *x)
+void http_stream_begin(struct http_exchange *x, const char *extra)
 {
     struct http_connection *c = x->connection;
     if (c->reader.head.http_1_0 || c->server->draining)
         c->keep_alive = false;
-    write_head(c, 200, "text/event-stream", NULL, -1);
+    write_head(c, 200, "text/event-stream", extra, -1);
 }
 
 bool http_stream_write(struct http_exchange *x, const char *bytes, size_t n)

@@ -65,9 +65,9 @@ int http_server_n_connections(const struct http_server *server);
 
 /* The whole answer, which ends the exchange: it is freed. extra: header lines, each with CR LF; or NULL. */
 void http_reply(struct http_exchange *exchange, int status, const char *type, const char *extra, const char *body, size_t n);
-/* An answer in pieces, as text/event-stream: begin, any number of writes, end. A client that leaves more than max_unread bytes
- * unread is cut off: http_stream_write returns false, on_close was not called, and the exchange is freed. */
-void http_stream_begin(struct http_exchange *exchange);
+/* An answer in pieces, as text/event-stream: begin (extra: as above), any number of writes, end. A client that leaves more than
+ * max_unread bytes unread is cut off: http_stream_write returns false, on_close was not called, and the exchange is freed. */
+void http_stream_begin(struct http_exchange *exchange, const char *extra);
 bool http_stream_write(struct http_exchange *exchange, const char *bytes, size_t n);
 void http_stream_end(struct http_exchange *exchange);
 

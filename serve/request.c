@@ -142,22 +142,17 @@ static int refuse_unsupported(json_t *body, struct serve_error *error)
         "dry_multiplier",
         "xtc_probability",
         "dynatemp_range",
-        "suffix",
         "audio",
         "lora",
         "use_beam_search",
         "post_sampling_probs",
         "n_keep",
-        "n_indent",
         "prompt_logprobs",
         "top_n_sigma",
-        "input_prefix",
-        "input_suffix",
         "image_data",
         "length_penalty",
         "bad_words",
         "allowed_token_ids",
-        "t_max_predict_ms",
         "stop_token_ids",
         "include_stop_str_in_output",
         "truncate_prompt_tokens",
@@ -267,8 +262,7 @@ static int read_mixed(struct serve_api *api, json_t *array, int flags, int32_t *
     return (int)(all.n / sizeof **ids);
 }
 
-/* One prompt: a string, an array of ids, or both mixed. */
-static int read_prompt(struct serve_api *api, json_t *prompt, int flags, int32_t **ids, struct serve_error *error)
+int serve_read_prompt(struct serve_api *api, json_t *prompt, int flags, int32_t **ids, struct serve_error *error)
 {
     if (json_is_string(prompt))
         return tokenize_prompt(api, prompt, flags, ids, error);
@@ -678,6 +672,10 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     job->n_top = request->n_top;
     job->score_prompt = request->echo && request->n_top >= 0;
     job->max_tokens = read_max_tokens(body, request->kind, error);
+    if (request->kind == SERVE_NATIVE) {
+        job->n_indent = read_int(body, "n_indent", 0, INT_MAX, 0, error);
+        job->max_line_s = 1e-3 * read_number(body, "t_max_predict_ms", -1, 1e9, 0, error);
+    }
     job->no_cache = !serve_read_bool(body, "cache_prompt", true, error);
     job->progress = serve_read_bool(body, "return_progress", false, error) && request->stream;
     job->user = request;
@@ -704,10 +702,13 @@ static void add_prompt(struct serve_request *request, json_t *body, json_t *prom
     int32_t *ids = NULL;
     const bool special = serve_read_bool(body, "add_special_tokens", true, error);
     const int flags = BUTLER_PARSE_SPECIAL | (special ? BUTLER_ADD_SPECIAL : 0);
-    const int n = request->kind == SERVE_CHAT ? serve_tokenize_chat(request->api, body, &request->syntax, &ids, error)
-                                              : read_prompt(request->api, prompt, flags, &ids, error);
-    if (request->kind == SERVE_CHAT && n >= 0)
-        request->grammar = serve_read_chat_grammar(request->api, body, &request->syntax, error);
+    const int n = request->kind == SERVE_CHAT            ? serve_tokenize_chat(request->api, body, &request->syntax, &ids, error)
+                  : serve_is_infill(body, request->kind) ? serve_read_infill(request->api, body, prompt, request->kind, &ids, error)
+                                                         : serve_read_prompt(request->api, prompt, flags, &ids, error);
+    if (request->kind == SERVE_CHAT && n >= 0) {
+        request->not_held = json_array();
+        request->grammar = serve_read_chat_grammar(request->api, body, &request->syntax, request->not_held, error);
+    }
     if (n < 0 || error->status)
         free(ids);
     else
@@ -736,6 +737,8 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
     request->n_choices = read_int(body, "n_cmpl", 1, SERVE_MAX_CHOICES, request->n_choices, error);
     if (read_int(body, "best_of", 0, INT_MAX, 1, error) > request->n_choices)
         serve_fail(error, 400, "'best_of' above 'n' is not supported by this server");
+    if (request->echo && serve_is_infill(body, kind))
+        serve_fail(error, 400, "'echo' is not supported by this server with 'suffix'");
     if (kind == SERVE_CHAT && serve_read_bool(body, "echo", false, error))
         serve_fail(error, 400, "'echo' is not supported by this server in conversations");
     if (is_given(json_object_get(body, "model")) && !json_is_string(json_object_get(body, "model")))

@@ -45,6 +45,8 @@ struct serve_job {
     char answer_id[48];                    /* what its answer is called, "" if it has no name */
     struct butler_sampler_params sampling; /* without end_ids; choice i has seed + i */
     int n_choices, max_tokens;
+    int n_indent;      /* a later line with fewer spaces or tabs before its first letter ends the text; 0: none does */
+    double max_line_s; /* seconds after its first token a text ends with its line, if there was one before; 0: at any time */
     int n_top;         /* most probable tokens to report with each; -1: no scores at all */
     bool score_prompt; /* scores of the prompt's tokens, with n_top of each */
     bool ignore_end, no_cache;

@@ -76,6 +76,7 @@ static void test_models(void **state)
     assert_null(butler_token_spelling(model, 1, NULL));
     assert_int_equal(butler_token_bos(NULL), -1);
     assert_false(butler_token_is_end(NULL, 1));
+    assert_int_equal(butler_model_fim(NULL).prefix, -1);
     assert_int_equal(butler_utf8_push(NULL, "a", 1, (char[4]){0}, 4), 0);
     assert_int_equal(butler_utf8_push(&(struct butler_utf8){0}, "a", 1, NULL, 4), 0);
     assert_null(butler_model_get_info(NULL));

@@ -54,7 +54,7 @@ def test_endpoints():
 
 def test_fields():
     """Every field that the server reads is in the file, and the reverse."""
-    surfaces = "".join(map(source, ("messages.c", "responses.c", "embeddings.c", "chat_tools.c", "constraint.c", "json.c")))
+    surfaces = "".join(map(source, ("messages.c", "responses.c", "embeddings.c", "chat_tools.c", "constraint.c", "json.c", "infill.c")))
     reading = source("request.c") + source("api.c")[source("api.c").index("with a body"):] + surfaces
     read = set(re.findall(r'(?:read_number|read_int|serve_read_bool|serve_read_count|json_object_get|json_object_del)\(\w+, "(\w+)"', reading))
     lists = re.findall(r"(?<!_)(?:names|unsupported)\[\] = \{(.*?)\};", reading, re.S)
@@ -74,6 +74,8 @@ def narrowed():
     schemas["EmbeddingsRequest"]["properties"]["dimensions"] = {"enum": [N_EMBD, None]}
     fields["kv"]["properties"]["policy"] = {"enum": ["quest:budget=16", "verified"]}  # such as can be lossless
     fields["logit_bias"]["anyOf"][1]["propertyNames"]["pattern"] = f"^0{{0,6}}({'|'.join(map(str, range(N_VOCAB)))})$|[^0-9]"
+    schemas["CompletionRequest"]["allOf"][-1]["properties"]["suffix"] = {"enum": [None, ""]}  # its model has no tokens for a gap
+    schemas["NativeRequest"]["allOf"][-1]["properties"].update({name: {"type": "null"} for name in ("input_prefix", "input_suffix", "input_extra")})
     message = schemas["Messages"]["items"]
     message["required"] = ["role", "content"]
     message["properties"]["content"]["anyOf"][0] = {"type": "string"}
@@ -99,6 +101,10 @@ positive_data_acceptance.expected-statuses = ["2XX", 404]
 include-path = "/kv/map"
 [operations.checks]
 positive_data_acceptance.expected-statuses = ["2XX", 400, 404]
+[[operations]]
+include-path = "/infill"
+[operations.checks]
+positive_data_acceptance.expected-statuses = [400]
 """)
     s = Server("--api-key", "k", "-c", 4096)
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", tmp_path / "schemathesis.toml", "run", tmp_path / "openapi.json",

@@ -152,7 +152,7 @@ def test_allowed_tools(server):
     ({"tool_choice": allowed("auto", "tomorrow")}, 400, "'tomorrow', which is not in 'tools'"),
     ({"tool_choice": allowed("required")}, 400, "there are no 'tools'"),
     ({"grammar": 'root ::= "a"'}, 400, "excludes"),
-    ({"tools": [TOOLS[0], {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"not": {}}}}}}]},
+    ({"tools": [TOOLS[0], {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"x": {"not": {}}}}}}]},
      400, "'tools[1].function.parameters': "),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]}, 400, "must have the type 'object'"),
 ])
@@ -178,7 +178,7 @@ def test_tools_of_phi4_mini_are_a_text_of_the_system_message(tmp_path):
 def test_what_parameters_of_qwen3_coder_cannot_be(tmp_path, name, parameter, says):
     (tmp_path / "template").write_text(FORMS["qwen3_coder"])
     s = Server("--chat-template", tmp_path / "template", "-c", 8192)
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {name: parameter}}}}]
+    tools = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {name: parameter}}}}]
     error = s.post("/v1/chat/completions", body(0, tools=tools), expect=400)["error"]["message"]
     assert says in error and "'tools[0].function.parameters'" in error
     tools[0]["function"]["parameters"] = {"properties": {"t": {"type": "string"}}, "required": ["t"]}

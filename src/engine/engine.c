@@ -256,6 +256,12 @@ int32_t butler_token_bos(const struct butler_model *model)
     return model && model->tokenizer ? butler_tokenizer_bos(model->tokenizer) : -1;
 }
 
+struct butler_fim_tokens butler_model_fim(const struct butler_model *model)
+{
+    static const struct butler_fim_tokens none = {-1, -1, -1, -1, -1};
+    return model && model->tokenizer ? *butler_tokenizer_fim(model->tokenizer) : none;
+}
+
 bool butler_token_is_end(const struct butler_model *model, int32_t id)
 {
     return model && model->tokenizer && butler_tokenizer_is_end(model->tokenizer, id);

@@ -10,10 +10,8 @@
 
 /* --------------------------------------------------------------------------------------------------- load */
 
-/* An id may be absent, or be given as absent by -1 in 32 bits. One that is no token's is as good as absent: only a text that asks
- * for that token would need it. */
-static int read_id(const struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, const char *key, int32_t *id,
-                   struct butler_error *err)
+int butler_tokenizer_read_id(const struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, const char *key, int32_t *id,
+                             struct butler_error *err)
 {
     int64_t value = *id;
     int rc = butler_gguf_int(gguf, key, false, INT64_MIN, INT64_MAX, &value, err);
@@ -111,8 +109,8 @@ static int find_ends(struct butler_tokenizer *tokenizer, const struct butler_ggu
     const struct butler_gguf_value *tokens = butler_gguf_value(gguf, "tokenizer.ggml.tokens");
     int32_t eot = -1, eom = -1, found[BUTLER_COUNT(end_spellings)];
     int rc;
-    if ((rc = read_id(tokenizer, gguf, "tokenizer.ggml.eot_token_id", &eot, err)) ||
-        (rc = read_id(tokenizer, gguf, "tokenizer.ggml.eom_token_id", &eom, err)))
+    if ((rc = butler_tokenizer_read_id(tokenizer, gguf, "tokenizer.ggml.eot_token_id", &eot, err)) ||
+        (rc = butler_tokenizer_read_id(tokenizer, gguf, "tokenizer.ggml.eom_token_id", &eom, err)))
         return rc;
     memset(found, -1, sizeof found);
     for (uint32_t i = 0; i < tokenizer->vocab.n_tokens; i++) {
@@ -164,12 +162,13 @@ static int load(struct butler_tokenizer *tokenizer, const struct butler_gguf *gg
     for (int i = 0; i < 256; i++)
         tokenizer->byte_symbols[i] = BUTLER_NO_SYMBOL;
     if ((rc = tokenizer->family->load(tokenizer, gguf, pre_tokenizer, err)) ||
-        (rc = read_id(tokenizer, gguf, "tokenizer.ggml.bos_token_id", &tokenizer->bos, err)) ||
-        (rc = read_id(tokenizer, gguf, "tokenizer.ggml.eos_token_id", &tokenizer->eos, err)) ||
-        (rc = read_id(tokenizer, gguf, "tokenizer.ggml.unknown_token_id", &tokenizer->unknown, err)) ||
+        (rc = butler_tokenizer_read_id(tokenizer, gguf, "tokenizer.ggml.bos_token_id", &tokenizer->bos, err)) ||
+        (rc = butler_tokenizer_read_id(tokenizer, gguf, "tokenizer.ggml.eos_token_id", &tokenizer->eos, err)) ||
+        (rc = butler_tokenizer_read_id(tokenizer, gguf, "tokenizer.ggml.unknown_token_id", &tokenizer->unknown, err)) ||
         (rc = read_flag(gguf, "tokenizer.ggml.add_bos_token", &tokenizer->add_bos, err)) ||
         (rc = read_flag(gguf, "tokenizer.ggml.add_eos_token", &tokenizer->add_eos, err)) ||
-        (rc = read_phi3(tokenizer, gguf, err)) || (rc = find_ends(tokenizer, gguf, err)))
+        (rc = read_phi3(tokenizer, gguf, err)) || (rc = find_ends(tokenizer, gguf, err)) ||
+        (rc = butler_fim_init(tokenizer, gguf, err)))
         return rc;
     return butler_special_init(tokenizer, err);
 }
@@ -347,4 +346,9 @@ bool butler_tokenizer_is_end(const struct butler_tokenizer *tokenizer, int32_t i
         if (tokenizer->ends[i] == id)
             return true;
     return false;
+}
+
+const struct butler_fim_tokens *butler_tokenizer_fim(const struct butler_tokenizer *tokenizer)
+{
+    return &tokenizer->fim;
 }

@@ -27,6 +27,7 @@ const char *butler_tokenizer_kind(const struct butler_tokenizer *tokenizer); /* 
 int32_t butler_tokenizer_bos(const struct butler_tokenizer *tokenizer);      /* -1 if none */
 bool butler_tokenizer_adds_bos(const struct butler_tokenizer *tokenizer);    /* to every text */
 int32_t butler_tokenizer_eos(const struct butler_tokenizer *tokenizer);
+const struct butler_fim_tokens *butler_tokenizer_fim(const struct butler_tokenizer *tokenizer);
 bool butler_tokenizer_is_end(const struct butler_tokenizer *tokenizer, int32_t id); /* EOS, EOT, <|im_end|>, ... */
 
 #endif

@@ -39,6 +39,7 @@ struct butler_tokenizer {
     bool strip_after_special; /* Phi-3: most special tokens include the white space that follows */
     int32_t ends[40];
     int n_ends;
+    struct butler_fim_tokens fim;
 
     struct butler_pairs adjacent;  /* llama: which characters are adjacent in some token. Text may be split between all others */
     uint32_t ascii[128];           /* llama: symbol of a character */
@@ -79,6 +80,13 @@ static inline bool butler_is_mark(const char *text, size_t n)
 {
     return n == 3 && text[0] == '\xE2' && text[1] == '\x96' && text[2] == '\x81';
 }
+
+/* An id may be absent, or be given as absent by -1 in 32 bits: then *id stays. One that is no token's is as good as absent: only a
+ * text that asks for that token would need it. */
+int butler_tokenizer_read_id(const struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, const char *key, int32_t *id,
+                             struct butler_error *err);
+/* tokenizer_fim.c */
+int butler_fim_init(struct butler_tokenizer *tokenizer, const struct butler_gguf *gguf, struct butler_error *err);
 
 /* Points byte_symbols at the tokens of type byte. */
 void butler_find_bytes(struct butler_tokenizer *tokenizer);
