@@ -10,6 +10,9 @@
 /* What OpenBLAS maps for a thread's products on a 64-bit machine, 128 MiB, and something for its bookkeeping. */
 #define BUFFER_BYTES (((size_t)128 << 20) + ((size_t)1 << 20))
 
+/* The library's own mapping and those of what it needs: up to 90 MB (0.3.29 of Debian 13). */
+#define LIBRARY_BYTES ((size_t)128 << 20)
+
 /* Constants of the C interface, the same in every BLAS. */
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
 
@@ -29,9 +32,8 @@ static void find(void *library, const char *name, void *where, size_t n_bytes)
     memcpy(where, &address, n_bytes);
 }
 
-int butler_blas_check_room(int n_threads, struct butler_error *err)
+static int check_room(size_t size, int n_threads, struct butler_error *err)
 {
-    const size_t size = (size_t)n_threads * BUFFER_BYTES;
     void *room = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (room == MAP_FAILED)
         return butler_fail(
@@ -43,6 +45,11 @@ int butler_blas_check_room(int n_threads, struct butler_error *err)
     return 0;
 }
 
+int butler_blas_check_room(int n_threads, struct butler_error *err)
+{
+    return check_room((size_t)n_threads * BUFFER_BYTES, n_threads, err);
+}
+
 struct butler_blas *butler_blas_load(struct butler_error *err)
 {
     static const char *const names[] = {"libopenblas.so.0", "libblas.so.3"};
@@ -50,7 +57,7 @@ struct butler_blas *butler_blas_load(struct butler_error *err)
     if (!blas)
         return NULL;
     /* It takes a buffer as it is loaded, and would start threads, each of which takes one. */
-    if (butler_blas_check_room(1, err) < 0) {
+    if (check_room(BUFFER_BYTES + LIBRARY_BYTES, 1, err) < 0) {
         free(blas);
         return NULL;
     }
