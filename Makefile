@@ -217,7 +217,8 @@ install: butler lib
 	$(Q)$(INSTALL_PROGRAM) $(BUILD)/$(SO) $(ROOT)/lib/$(SO)
 	$(Q)ln -sf $(SO) $(ROOT)/lib/libbutler.so
 	$(if $(MPI_SO),$(Q)install -d $(ROOT)/lib/butler && $(INSTALL_PROGRAM) $(MPI_SO) $(ROOT)/lib/butler/butler-mpi.so)
-	$(Q)sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(LIB_PKGS)|' src/butler.pc.in \
+	$(Q)sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(LIB_PKGS)|' \
+		-e 's|@RPATH@|$(if $(filter /usr,$(PREFIX)),,-Wl,-rpath,$${libdir})|' src/butler.pc.in \
 		> $(ROOT)/lib/pkgconfig/butler.pc
 	$(Q)install -m 644 docs/butler.1 $(ROOT)/share/man/man1/butler.1
 	$(Q)install -m 644 tools/completion.bash $(ROOT)/share/bash-completion/completions/butler

@@ -80,6 +80,20 @@ def test_the_example_runs_against_it(installed, static, tmp_path):
     assert wrong.returncode == 1 and b"nosuch" in wrong.stderr
 
 
+def test_a_program_finds_the_library(tmp_path):
+    """Whatever PREFIX is: the flags of pkg-config suffice, and whoever does not want the rpath can leave it out."""
+    prefix = tmp_path / "prefix"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "LD_LIBRARY"))} | {"PKG_CONFIG_PATH": f"{prefix}/lib/pkgconfig"}
+    subprocess.run(["make", "-s", "install", f"PREFIX={prefix}"], cwd=ROOT, check=True, timeout=600, env=environment)
+
+    def linked(*words):
+        flags = subprocess.run(["pkg-config", "--cflags", "--libs", *words, "butler"], env=environment, check=True, capture_output=True, text=True)
+        compile_example(None, "minimal.c", tmp_path / "minimal", *flags.stdout.split())
+        return subprocess.run([tmp_path / "minimal", GQA, PROMPT, "full"], env=environment, capture_output=True, timeout=60)
+    assert linked().returncode == 0
+    assert b"libbutler.so" in linked("--define-variable=rpath=").stderr
+
+
 def test_the_installed_command_finds_its_model_and_text(installed):
     text = ROOT / "models" / "long_text.txt"
     if not (ROOT / "models" / "butler-default.gguf").exists() or not text.exists():
