@@ -183,7 +183,10 @@ static void print_text(const struct butler_engine *engine, const struct butler_m
     cmd_printf("ends of answers ");
     each_end(model, print_end, &n_ends);
     cmd_printf(n_ends ? "\n" : "none\n");
-    cmd_printf("context         %d tokens in training\n", info->n_ctx_train);
+    cmd_printf("context         %d tokens in training", info->n_ctx_train);
+    if (n_ctx > info->n_ctx_train)
+        cmd_printf("; -c %d is beyond it: answers to longer texts are not to be trusted", n_ctx);
+    cmd_printf("\n");
     if (info->n_windowed)
         cmd_printf("windows         %d of %d layers see the latest %d tokens\n", info->n_windowed, info->n_layers, info->window);
     cmd_printf("weights         %s, %llu parameters, mostly %s\n", cmd_bytes(a, sizeof a, info->weight_bytes),
@@ -201,8 +204,9 @@ static void print_text(const struct butler_engine *engine, const struct butler_m
     }
     cmd_printf("cache in f16    ");
     for (int i = 0; i < N_DEPTHS; i++)
-        cmd_printf("%s%dk tokens %s", i ? ", " : "", depths[i] / 1024,
-                   cmd_bytes(a, sizeof a, butler_kv_bytes(model, BUTLER_KV_F16, depths[i])));
+        cmd_printf("%s%dk tokens %s%s", i ? ", " : "", depths[i] / 1024,
+                   cmd_bytes(a, sizeof a, butler_kv_bytes(model, BUTLER_KV_F16, depths[i])),
+                   depths[i] > info->n_ctx_train ? " (beyond training)" : "");
     cmd_printf("\n");
     print_predictors(engine);
     print_gate(gate);

@@ -778,4 +778,5 @@ def test_info_at_depths():
     row, = rows("info", GQA)
     f16 = row["kv_bytes"]["f16"]
     assert f16["at"] == {str(n): n * f16["per_token"] for n in (8192, 32768, 131072)} and row["window"] is None and row["n_windowed"] == 0
-    assert re.search(r"^cache in f16 +8k tokens .*, 32k tokens .*, 128k tokens ", butler("info", GQA).stdout, re.M)
+    assert re.search(r"^cache in f16 +8k tokens .* \(beyond training\), 32k tokens .*, 128k tokens ", butler("info", GQA).stdout, re.M)
+    assert "-c 1000000 is beyond it" in butler("info", GQA, "-c", 1000000).stdout and "beyond it" not in butler("info", GQA).stdout
