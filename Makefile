@@ -96,7 +96,7 @@ ifeq ($(MACHINE),x86_64)
 $(BUILD)/src/kernels/avx2.o: ISA = -mavx2 -mfma -mf16c
 $(patsubst %,$(BUILD)/src/kernels/%.o,keys_avx2 matmul_avx2 attend_avx2 one_bit_avx2): ISA = -mavx2 -mfma -mf16c
 $(patsubst %,$(BUILD)/src/kernels/%.o,keys_vnni matmul_vnni one_bit_vnni): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
-$(BUILD)/src/kernels/one_bit_amx.o: ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mamx-tile -mamx-int8
+$(patsubst %,$(BUILD)/src/kernels/%.o,matmul_amx one_bit_amx): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mamx-tile -mamx-int8
 $(patsubst %,$(BUILD)/src/kernels/%.o,avx512): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
 $(patsubst %,$(BUILD)/src/kernels/%.o,amx attend_amx): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8
 else ifeq ($(MACHINE),aarch64)
@@ -120,7 +120,7 @@ $(BUILD)/cmd/document_%.o: PKG_CFLAGS += $(if $(strip $(DOCUMENT_PKGS)),$(shell 
 $(BUILD)/serve/page.o: $(wildcard serve/page/*)
 
 # Fuzzing reaches none of their loops, and instrumenting those takes a compiler minutes.
-$(patsubst %,$(BUILD)/src/kernels/%.o,avx2 avx512 matmul_avx2 matmul_vnni attend_avx2 amx attend_amx): ISA += $(PLAIN_KERNELS)
+$(patsubst %,$(BUILD)/src/kernels/%.o,avx2 avx512 matmul_avx2 matmul_vnni matmul_amx attend_avx2 amx attend_amx): ISA += $(PLAIN_KERNELS)
 
 # A compiler takes a third of the time for tests so; what they test is in the library.
 $(BUILD)/tests/%.o: LEVEL = -O1

@@ -23,7 +23,7 @@ static void run_gemv(const struct job *job)
     enum { TASK = 128 }; /* rows per call, as the thread pool hands them out */
     void *q16 = b->table->q16 && b->table->matmul_q16[job->type] ? b->x + Q16_AT : NULL;
     if (q16)
-        b->table->quantise_q16(q16, (enum butler_type)job->type, b->x, job->n, true);
+        b->table->quantise_q16(q16, (enum butler_type)job->type, b->x, job->n, true, BUTLER_Q16_MAX);
     for (int r = 0; r < job->n_rows; r += TASK) {
         const void *rows = job->slice + (size_t)r * job->row_bytes;
         const int n_rows = BUTLER_MIN(TASK, job->n_rows - r);
@@ -116,7 +116,7 @@ static void prepare_matmul(const struct job *job)
     struct bench *b = job->bench;
     for (int t = 0; t < job->n_tokens; t++)
         b->table->quantise_q16((char *)(b->x + Q16_AT) + (size_t)t * butler_q16_bytes(job->n), (enum butler_type)job->type, b->x,
-                               job->n, job->n_tokens == 1);
+                               job->n, job->n_tokens == 1, BUTLER_Q16_MAX);
 }
 
 /* A task of a batch's or a prompt's products, weights from the second-level cache. */

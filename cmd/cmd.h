@@ -119,6 +119,7 @@ enum cmd_flag {
     CMD_AUDIT,
     CMD_THREADS,
     CMD_ISA,
+    CMD_PRECISION,
     CMD_JSON,
     CMD_HELP,
     CMD_N_FLAGS,
@@ -176,6 +177,7 @@ struct cmd_options {
     int n_drafts; /* of --lossless; 0: the library's default */
     int limit, top, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
     int kv_type; /* enum butler_kv_type */
+    int precision;
     double temperature, top_p, min_p, typical, repeat_penalty, frequency_penalty, presence_penalty;
     int repeat_last_n, min_tokens;
     struct cmd_biases logit_biases;

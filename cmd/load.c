@@ -158,6 +158,7 @@ struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
         return NULL;
     const struct butler_engine_params params = {.n_threads = options->n_threads,
                                                 .isa = options->isa,
+                                                .activation_bits = options->precision,
                                                 .n_block = options->n_block,
                                                 .kv_bytes = options->kv_bytes,
                                                 .prefix_bytes = options->prefix_bytes};

@@ -462,7 +462,7 @@ static void check_matmul(const struct butler_kernels *table, enum butler_type ty
     for (size_t i = 0; i < n_y; i++)
         y[i] = canary;
     for (int t = 0; t < n_tokens; t++)
-        table->quantise_q16(q16 + (size_t)t * size, type, x + (size_t)t * (size_t)n, n, n_tokens == 1);
+        table->quantise_q16(q16 + (size_t)t * size, type, x + (size_t)t * (size_t)n, n, n_tokens == 1, BUTLER_Q16_MAX);
     table->matmul_q16[type](y, y_stride, w, row_bytes, n_rows, q16, n_tokens, n);
     for (int t = 0; t < n_tokens; t++) {
         const float *token = x + (size_t)t * (size_t)n;
@@ -475,11 +475,11 @@ static void check_matmul(const struct butler_kernels *table, enum butler_type ty
             }
             double magnitude, sum = offset_product(type, w + r * row_bytes, exact, n, &magnitude);
             assert_near(name, table->isa, n, (int)r, got, sum, sum_bound(n, magnitude));
-            table->quantise_q16(one, type, token, n, true);
+            table->quantise_q16(one, type, token, n, true, BUTLER_Q16_MAX);
             table->matmul_q16[type](pair, 1, w + r * row_bytes, row_bytes, 1, one, 1, n);
             assert_same_bits(name, table->isa, n, (int)r, pair[0], got);
-            table->quantise_q16(one, type, token, n, false);
-            table->quantise_q16(one + size, type, x, n, false);
+            table->quantise_q16(one, type, token, n, false, BUTLER_Q16_MAX);
+            table->quantise_q16(one + size, type, x, n, false, BUTLER_Q16_MAX);
             table->matmul_q16[type](pair, 1, w + r * row_bytes, row_bytes, 1, one, 2, n);
             assert_same_bits(name, table->isa, n, (int)r, pair[0], got);
         }
@@ -507,12 +507,100 @@ static void check_matmul(const struct butler_kernels *table, enum butler_type ty
     x[(size_t)t * (size_t)n + (size_t)butler_random(seed) % (size_t)n] = trial % 3 == 0   ? NAN
                                                                          : trial % 3 == 1 ? INFINITY
                                                                                           : -INFINITY;
-    table->quantise_q16(q16 + (size_t)t * size, type, x + (size_t)t * (size_t)n, n, n_tokens == 1);
+    table->quantise_q16(q16 + (size_t)t * size, type, x + (size_t)t * (size_t)n, n, n_tokens == 1, BUTLER_Q16_MAX);
     table->matmul_q16[type](y, y_stride, w, row_bytes, n_rows, q16, n_tokens, n);
     for (int r = 0; r < n_rows; r++)
         assert_false(isfinite(y[(size_t)t * y_stride + (size_t)r]));
     if (n_tokens > 1)
         assert_same_bits(name, table->isa, n, 0, y[(size_t)((t + 1) % n_tokens) * y_stride], first);
+}
+
+/* Activations in 8-bit integers: panels and blocks between guard pages, against the definition and against the products for few
+ * tokens, whose bits they are. */
+static void check_q8(const struct butler_kernels *table, enum butler_type type, int n_rows, int n_tokens, int n, int trial,
+                     uint64_t *seed)
+{
+    static struct guarded ws, xs, q8s, panels, ys;
+    static double exact[33024];
+    static _Alignas(64) unsigned char one[33024 * 4];
+    if (!ws.base) {
+        ws = guarded_new(1 << 22);
+        xs = guarded_new(1 << 23);
+        q8s = guarded_new(1 << 23);
+        panels = guarded_new(1 << 22);
+        ys = guarded_new(1 << 16);
+    }
+    const char *name = butler_types[type].name;
+    const bool end = trial % 2;
+    const float canary = -12345;
+    const size_t row_bytes = butler_row_bytes(type, n) + (size_t)(trial / 2 % 3), y_stride = (size_t)n_rows + 2,
+                 n_y = (size_t)(n_tokens - 1) * y_stride + (size_t)n_rows, panel_bytes = butler_q8_panel_bytes(n_rows, n),
+                 n_blocks = BUTLER_CEIL_DIV((size_t)n_tokens, BUTLER_Q8_TOKENS);
+    unsigned char *w = guarded_at(&ws, row_bytes * (size_t)(n_rows - 1) + butler_row_bytes(type, n), end, (size_t)(trial / 6 % 2));
+    float *x = guarded_at(&xs, (size_t)n_tokens * (size_t)n * sizeof *x, end, 0), *y = guarded_at(&ys, n_y * sizeof *y, end, 0);
+    unsigned char *q8 = guarded_at(&q8s, n_blocks * butler_q8_bytes(n), end, 0), *panel = guarded_at(&panels, panel_bytes, end, 0);
+    fill_random(x, (size_t)n_tokens * (size_t)n, (enum kind)(trial % N_KINDS), seed);
+    if (trial % 3 == 0) /* one number decides its block's scale */
+        x[(size_t)butler_random(seed) % ((size_t)n_tokens * (size_t)n)] = 1e4f;
+    for (int r = 0; r < n_rows; r++)
+        random_row(type, w + (size_t)r * row_bytes, n, NORMAL, seed);
+    for (size_t i = 0; i < n_y; i++)
+        y[i] = canary;
+    memset(panel, 0xff, panel_bytes); /* no number that was there before counts */
+    memset(q8, 0xff, n_blocks * butler_q8_bytes(n));
+    for (size_t b = 0; b < n_blocks; b++)
+        table->quantise_q8(q8 + b * butler_q8_bytes(n), type, x + b * BUTLER_Q8_TOKENS * (size_t)n,
+                           BUTLER_MIN(n_tokens - (int)b * BUTLER_Q8_TOKENS, (int)BUTLER_Q8_TOKENS), n);
+    table->unpack_q8[type](panel, w, row_bytes, n_rows, n, table->q8_signed);
+    table->multiply_q8[type](y, y_stride, panel, n_rows, q8, n_tokens, n);
+    for (int t = 0; t < n_tokens; t++) {
+        fixed_by_definition(exact, x + (size_t)t * (size_t)n, n, 127);
+        table->quantise_q16(one, type, x + (size_t)t * (size_t)n, n, true, BUTLER_Q8_MAX);
+        for (size_t r = 0; r < y_stride && (size_t)t * y_stride + r < n_y; r++) {
+            const float got = y[(size_t)t * y_stride + r];
+            float few;
+            if (r >= (size_t)n_rows) {
+                assert_true(got == canary);
+                continue;
+            }
+            double magnitude, sum = offset_product(type, w + r * row_bytes, exact, n, &magnitude);
+            assert_near(name, table->isa, n, (int)r, got, sum, sum_bound(n, magnitude));
+            table->matmul_q16[type](&few, 1, w + r * row_bytes, row_bytes, 1, one, 1, n);
+            assert_same_bits(name, table->isa, n, (int)r, few, got);
+        }
+    }
+    /* What is no number anywhere is none in that token's results, and nobody else's. */
+    const size_t t = (size_t)butler_random(seed) % (size_t)n_tokens, other = (t + 1) % (size_t)n_tokens;
+    const float before = y[other * y_stride];
+    x[t * (size_t)n + (size_t)butler_random(seed) % (size_t)n] = trial % 3 == 0 ? NAN : trial % 3 == 1 ? INFINITY : -INFINITY;
+    const size_t b = t / BUTLER_Q8_TOKENS;
+    table->quantise_q8(q8 + b * butler_q8_bytes(n), type, x + b * BUTLER_Q8_TOKENS * (size_t)n,
+                       BUTLER_MIN(n_tokens - (int)b * BUTLER_Q8_TOKENS, (int)BUTLER_Q8_TOKENS), n);
+    table->multiply_q8[type](y, y_stride, panel, n_rows, q8, n_tokens, n);
+    for (int r = 0; r < n_rows; r++)
+        assert_false(isfinite(y[t * y_stride + (size_t)r]));
+    if (n_tokens > 1)
+        assert_same_bits(name, table->isa, n, 0, y[other * y_stride], before);
+}
+
+static void products_of_8_bits(void **state)
+{
+    (void)state;
+    uint64_t seed = 15;
+    FOR_EACH_ISA(table)
+    {
+        for (int t = 0; t < BUTLER_COUNT(types); t++) {
+            const int block = butler_types[types[t]].block;
+            assert_int_equal(table->multiply_q8[types[t]] != NULL, block > 1);
+            assert_int_equal(table->unpack_q8[types[t]] != NULL, block > 1);
+            for (int trial = 0; trial < 60 && table->multiply_q8[types[t]]; trial++) {
+                if (!in_share(trial) && trial != 40)
+                    continue;
+                const int n = trial == 40 ? 33024 : block == 32 ? 32 * (1 + trial % 37) : 256 * (1 + trial % 4);
+                check_q8(table, types[t], 1 + trial * 7 % 37, trial == 40 ? 2 : 1 + trial * 3 % 35, n, trial, &seed);
+            }
+        }
+    }
 }
 
 static void products_of_integers(void **state)
@@ -623,6 +711,7 @@ int main(void)
         cmocka_unit_test(quantising_survives_anything),
         cmocka_unit_test(products_with_rows),
         cmocka_unit_test(products_of_integers),
+        cmocka_unit_test(products_of_8_bits),
         cmocka_unit_test(products_with_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

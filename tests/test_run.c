@@ -222,9 +222,10 @@ static bool policy_of(const struct butler_engine *engine, int i, char out[256])
     return true;
 }
 
-static void schedules_of(const char *model, int n_threads, int n)
+static void schedules_of(const char *model, int n_threads, int bits, int n)
 {
-    const struct butler_engine_params params = {.n_threads = n_threads, .n_block = 40, .kv_bytes = 1 << 26};
+    const struct butler_engine_params params = {
+        .n_threads = n_threads, .n_block = 40, .kv_bytes = 1 << 26, .activation_bits = bits};
     struct butler_engine *engine = open_engine(model, &params);
     static char policies[64][256];
     static struct text texts[MAX_SESSIONS];
@@ -252,9 +253,10 @@ static void schedules_of(const char *model, int n_threads, int n)
 static void test_schedules(void **state)
 {
     (void)state;
-    schedules_of("models/llama-gqa.gguf", 2, share_of(2));
+    schedules_of("models/llama-gqa.gguf", 2, 16, share_of(2));
 #if !defined(__SANITIZE_THREAD__) /* which one thread does not concern */
-    schedules_of("models/llama-q8_0.gguf", 1, 1);
+    schedules_of("models/llama-q8_0.gguf", 1, 16, 1);
+    schedules_of("models/llama-q8_0.gguf", 1, 8, 1);
 #endif
 }
 

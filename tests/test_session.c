@@ -7,7 +7,7 @@
 #include "engine/session.h"
 #include "tiny_model.h"
 
-static struct butler_engine *load(const struct tiny *tiny, int n_threads)
+static struct butler_engine *load_precision(const struct tiny *tiny, int n_threads, int bits)
 {
     char path[] = "/tmp/butler-test-model-XXXXXX";
     const int fd = mkstemp(path);
@@ -15,13 +15,18 @@ static struct butler_engine *load(const struct tiny *tiny, int n_threads)
     close(fd);
     tiny_write(path, tiny);
     struct butler_error err;
-    const struct butler_engine_params params = {.n_threads = n_threads, .n_block = 16};
+    const struct butler_engine_params params = {.n_threads = n_threads, .n_block = 16, .activation_bits = bits};
     struct butler_model *model = butler_model_load(path, NULL, &err);
     struct butler_engine *engine = model ? butler_engine_new(model, &params, &err) : NULL;
     unlink(path);
     if (!engine)
         fail_msg("%s", err.message);
     return engine;
+}
+
+static struct butler_engine *load(const struct tiny *tiny, int n_threads)
+{
+    return load_precision(tiny, n_threads, 0);
 }
 
 static struct butler_session *open_session(struct butler_engine *engine, enum butler_kv_type type, int n_ctx, const char *policy)
@@ -449,6 +454,44 @@ static void test_other_model(void **state)
     free_engine(other);
 }
 
+/* Activations of 8 bits give other numbers, near those of 16; neither goes on from a file of the other. */
+static void test_precision(void **state)
+{
+    (void)state;
+    struct tiny tiny = tiny_default;
+    tiny.matrix_type = BUTLER_Q8_0;
+    struct butler_engine *engines[2] = {load_precision(&tiny, 1, 16), load_precision(&tiny, 1, 8)};
+    struct butler_session *sessions[2];
+    char paths[2][40];
+    struct butler_error err;
+    int32_t ids[40];
+    const int n_vocab = engines[0]->model->hp.n_vocab;
+    text_of(ids, 40, n_vocab);
+    for (int i = 0; i < 2; i++) {
+        snprintf(paths[i], sizeof paths[i], "/tmp/butler-test-precision-%d-%d", getpid(), i);
+        sessions[i] = open_session(engines[i], BUTLER_KV_F16, 64, "full");
+        run(sessions[i], ids, 30, 40);
+        assert_int_equal(butler_session_save(sessions[i], paths[i], &err), 0);
+    }
+    const double far = distance(butler_logits(sessions[1]), butler_logits(sessions[0]), n_vocab);
+    assert_true(engines[0]->backend->kernels->q16 ? far > 0 && far < 0.1 : far == 0);
+    for (int i = 0; i < 2; i++) {
+        assert_null(butler_session_restore(engines[1 - i], paths[i], 0, &err));
+        assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
+        assert_non_null(
+            strstr(err.message, i == 0 ? "activations of 16 bits, this engine has 8" : "of 8 bits, this engine has 16"));
+        struct butler_session *again = butler_session_restore(engines[i], paths[i], 0, &err);
+        assert_non_null(again);
+        butler_session_free(again);
+        unlink(paths[i]);
+        butler_session_free(sessions[i]);
+    }
+    assert_null(butler_engine_new(engines[0]->model, &(struct butler_engine_params){.activation_bits = 9}, &err));
+    assert_non_null(strstr(err.message, "activations of 9 bits"));
+    free_engine(engines[0]);
+    free_engine(engines[1]);
+}
+
 static void test_sampler(void **state)
 {
     struct butler_error err;
@@ -570,20 +613,11 @@ static void test_sampler_penalties(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_in_cache),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_default_parameters),
-        cmocka_unit_test(test_nan_keys),
-        cmocka_unit_test(test_nan),
-        cmocka_unit_test(test_entropystop),
-        cmocka_unit_test(test_entropy),
-        cmocka_unit_test(test_fill),
-        cmocka_unit_test(test_wide_feed_forward),
-        cmocka_unit_test(test_open_files),
-        cmocka_unit_test(test_hostile_files),
-        cmocka_unit_test(test_other_model),
-        cmocka_unit_test(test_sampler),
-        cmocka_unit_test(test_sampler_penalties),
+        cmocka_unit_test(test_rope_in_cache), cmocka_unit_test(test_refusals),      cmocka_unit_test(test_default_parameters),
+        cmocka_unit_test(test_nan_keys),      cmocka_unit_test(test_nan),           cmocka_unit_test(test_entropystop),
+        cmocka_unit_test(test_entropy),       cmocka_unit_test(test_fill),          cmocka_unit_test(test_wide_feed_forward),
+        cmocka_unit_test(test_open_files),    cmocka_unit_test(test_hostile_files), cmocka_unit_test(test_other_model),
+        cmocka_unit_test(test_precision),     cmocka_unit_test(test_sampler),       cmocka_unit_test(test_sampler_penalties),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

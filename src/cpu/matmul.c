@@ -13,6 +13,8 @@ enum {
     PANEL_ROWS = 64,          /* maximum number of rows of a panel, so that all threads get work */
     GEMV_TOKENS = 4,          /* for more tokens, float rows are widened to a panel */
     QUANTISED_TOKENS = 8,     /* tokens per task of quantising */
+    UNPACK_TOKENS = 9,        /* for so many tokens, rows are unpacked for 8-bit activations; */
+    UNPACK_ROWS = 64,         /* maximum number of rows at a time */
     MIN_TOKENS = 16,          /* the buffer of quantised activations holds at least so many tokens */
     PAGE = 4096,
 };
@@ -23,7 +25,8 @@ struct matmul_job {
     int n_products, n_cols, rows_per_task;
     struct butler_workspace *work;
     const float *x;
-    const unsigned char *q16; /* x in 16-bit integers, or NULL */
+    const unsigned char *q16; /* x in integers, or NULL */
+    float most;               /* their greatest magnitude */
     int n;
 };
 
@@ -117,7 +120,7 @@ static void quantise_task(void *context, int task, int thread)
     (void)thread;
     for (int t = task * QUANTISED_TOKENS; t < BUTLER_MIN(job->n, (task + 1) * QUANTISED_TOKENS); t++)
         job->kernels->quantise_q16((unsigned char *)job->q16 + (size_t)t * butler_q16_bytes(job->n_cols), job->products[0].w->type,
-                                   job->x + (size_t)t * (size_t)job->n_cols, job->n_cols, job->n == 1);
+                                   job->x + (size_t)t * (size_t)job->n_cols, job->n_cols, job->n == 1, job->most);
 }
 
 static void q16_matmul(struct butler_pool *pool, struct matmul_job job)
@@ -131,6 +134,42 @@ static void q16_matmul(struct butler_pool *pool, struct matmul_job job)
         else
             butler_pool_run(pool, quantise_task, &job, BUTLER_CEIL_DIV(job.n, QUANTISED_TOKENS));
         butler_pool_run_shares(pool, gemv_task, &job, n_tasks_of(&job));
+        next_tokens(&job, job.n);
+    }
+}
+
+static void quantise_block(void *context, int task, int thread)
+{
+    const struct matmul_job *job = context;
+    const int first = task * BUTLER_Q8_TOKENS;
+    (void)thread;
+    job->kernels->quantise_q8((unsigned char *)job->q16 + (size_t)task * butler_q8_bytes(job->n_cols), job->products[0].w->type,
+                              job->x + (size_t)first * (size_t)job->n_cols, BUTLER_MIN(job->n - first, (int)BUTLER_Q8_TOKENS),
+                              job->n_cols);
+}
+
+static void q8_task(void *context, int task, int thread)
+{
+    const struct matmul_job *job = context;
+    const struct matmul_part part = part_of(job, task);
+    const struct butler_matrix *w = part.w;
+    void *panel = next_page(job->work->panel + (size_t)thread * job->work->panel_floats);
+    job->kernels->unpack_q8[w->type](panel, part.rows, w->row_bytes, part.n_rows, w->n_cols, job->kernels->q8_signed);
+    job->kernels->multiply_q8[w->type](result_of(&part, 0), (size_t)w->n_rows, panel, part.n_rows, job->q16, job->n, w->n_cols);
+    add_bias(job, &part);
+}
+
+static void q8_matmul(struct butler_pool *pool, struct matmul_job job)
+{
+    const int n = job.n, most = (int)((job.work->packed_bytes - PAGE) / butler_q8_bytes(job.n_cols)) * BUTLER_Q8_TOKENS;
+    const size_t room = job.work->panel_floats * sizeof(float) - PAGE;
+    job.rows_per_task = BUTLER_MAX((int)(room / butler_q8_panel_bytes(1, job.n_cols)) * 16, 16);
+    job.rows_per_task = BUTLER_MIN(job.rows_per_task, (int)UNPACK_ROWS);
+    job.q16 = next_page(job.work->packed);
+    for (int done = 0; done < n; done += job.n) {
+        job.n = BUTLER_MIN(most, n - done);
+        butler_pool_run(pool, quantise_block, &job, BUTLER_CEIL_DIV(job.n, BUTLER_Q8_TOKENS));
+        butler_pool_run(pool, q8_task, &job, n_tasks_of(&job));
         next_tokens(&job, job.n);
     }
 }
@@ -159,7 +198,7 @@ size_t butler_matmul_packed_bytes(int n, int n_cols)
 
 size_t butler_matmul_panel_floats(int n_cols)
 {
-    return (size_t)BUTLER_MAX((int)PANEL_FLOATS, n_cols);
+    return BUTLER_MAX((size_t)BUTLER_MAX((int)PANEL_FLOATS, n_cols), (butler_q8_panel_bytes(1, n_cols) + PAGE) / sizeof(float));
 }
 
 /* Of matrices of one type, which take activations in one form. */
@@ -167,10 +206,13 @@ static void one_type(struct butler_backend *backend, struct matmul_job job)
 {
     const struct butler_kernels *kernels = backend->kernels;
     const struct butler_matrix *w = job.products[0].w;
-    const bool q16 = kernels->q16 && kernels->matmul_q16[w->type];
+    const bool q16 = kernels->q16 && kernels->matmul_q16[w->type], q8 = q16 && backend->activation_bits == 8;
+    job.most = q8 ? BUTLER_Q8_MAX : BUTLER_Q16_MAX;
     job.rows_per_task = q16 || job.n <= GEMV_TOKENS ? gemv_rows(n_rows_of(&job), w->row_bytes, butler_pool_size(backend->pool))
                                                     : panel_rows(job.n_cols);
-    if (q16)
+    if (q8 && job.n >= UNPACK_TOKENS)
+        q8_matmul(backend->pool, job);
+    else if (q16)
         q16_matmul(backend->pool, job);
     else if (job.n <= GEMV_TOKENS)
         butler_pool_run_shares(backend->pool, gemv_task, &job, n_tasks_of(&job));

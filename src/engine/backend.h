@@ -165,7 +165,8 @@ struct butler_backend {
     struct butler_pool *pool;
     const struct butler_kernels *kernels; /* CPU functions: of host memory, or inside operations */
     int block_rows;                       /* rows of a pass that products are fastest with */
-    struct butler_workspace *batch;       /* [threads] for attend_spans and evict_spans of several sessions; the engine's scratch */
+    int activation_bits;            /* 8 or 16: of the integers that rows are quantised to for products with quantised weights */
+    struct butler_workspace *batch; /* [threads] for attend_spans and evict_spans of several sessions; the engine's scratch */
 
     /* ---- memory. Addresses are aligned to 64 bytes and read as zero. ---- */
 

@@ -114,6 +114,7 @@ struct butler_engine *butler_engine_new_on(struct butler_model *model, const str
     engine->backend = backend;
     engine->n_block = params->n_block ? params->n_block : backend->block_rows;
     engine->kv_bytes = params->kv_bytes ? params->kv_bytes : machine_memory();
+    backend->activation_bits = params->activation_bits ? params->activation_bits : 16;
     if (bind_model(engine, err) < 0 ||
         (params->prefix_bytes > 0 && !(engine->prefix = butler_prefix_new(params->prefix_bytes, err)))) {
         butler_engine_free(engine);
@@ -131,8 +132,10 @@ int butler_engine_threads(int n_threads)
 struct butler_engine *butler_engine_clone(const struct butler_engine *engine, int n_threads, uint64_t prefix_bytes,
                                           struct butler_error *err)
 {
-    const struct butler_engine_params params = {
-        .n_block = engine->n_block, .kv_bytes = engine->kv_bytes, .prefix_bytes = prefix_bytes};
+    const struct butler_engine_params params = {.n_block = engine->n_block,
+                                                .kv_bytes = engine->kv_bytes,
+                                                .prefix_bytes = prefix_bytes,
+                                                .activation_bits = engine->backend->activation_bits};
     struct butler_pool *pool = butler_pool_new(butler_engine_threads(n_threads), err);
     struct butler_backend *backend = pool ? engine->backend->another(engine->backend, pool, err) : NULL;
     struct butler_engine *clone = butler_engine_new_on(engine->model, &params, pool, backend, err);

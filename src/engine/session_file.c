@@ -26,7 +26,9 @@ static const char magic[8] = "butlerS3", sampled_magic[8] = "butlerS2";
 struct file_header {
     char magic[8];
     uint64_t fingerprint, seed;
-    int32_t n_ctx, kv_type, n_past, n_decoded, n_dense, n_observed, evicted, has_logits, n_policy, n_vocab;
+    int32_t n_ctx;
+    int16_t kv_type, activation_bits; /* 0, in files of version 0.2: 16 */
+    int32_t n_past, n_decoded, n_dense, n_observed, evicted, has_logits, n_policy, n_vocab;
     int32_t n_layers, n_kv_heads, head_dim, record_slots;
     uint64_t record_bytes;
 };
@@ -102,7 +104,8 @@ static int write_session(struct butler_writer *writer, const struct butler_sessi
     struct file_header header = {
         .seed = session->seed,
         .n_ctx = session->n_ctx,
-        .kv_type = (int32_t)session->kv_type,
+        .kv_type = (int16_t)session->kv_type,
+        .activation_bits = (int16_t)session->engine->backend->activation_bits,
         .n_past = session->n_past,
         .n_decoded = session->n_decoded,
         .n_dense = session->n_dense,
@@ -189,8 +192,9 @@ static bool sizes_are_possible(const struct file_header *header)
     return header->n_ctx >= 1 && header->n_past >= 0 && header->n_past <= header->n_ctx && header->n_decoded >= 0 &&
            header->n_decoded <= header->n_past && header->n_dense >= 0 && header->n_dense <= header->n_past &&
            header->n_observed >= 0 && header->n_observed <= header->n_past && (header->evicted == 0 || header->evicted == 1) &&
-           header->kv_type >= 0 && header->kv_type < BUTLER_N_KV_TYPES && header->n_policy >= 1 &&
-           header->n_policy < (int)sizeof((struct butler_policy *)NULL)->text;
+           header->kv_type >= 0 && header->kv_type < BUTLER_N_KV_TYPES &&
+           (header->activation_bits == 0 || header->activation_bits == 8 || header->activation_bits == 16) &&
+           header->n_policy >= 1 && header->n_policy < (int)sizeof((struct butler_policy *)NULL)->text;
 }
 
 /* The header of a file that is whole; the cursor then ends before the digest. */
@@ -227,6 +231,17 @@ static int check_model(const struct cursor *cursor, const struct file_header *he
         header->head_dim != hp->head_dim)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: impossible sizes in the header", cursor->path);
     return 0;
+}
+
+/* Rows that were read at one precision do not go on at another. */
+static int check_precision(const struct cursor *cursor, const struct file_header *header, const struct butler_engine *engine,
+                           struct butler_error *err)
+{
+    const int saved = header->activation_bits ? header->activation_bits : 16, bits = engine->backend->activation_bits;
+    if (saved == bits)
+        return 0;
+    return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: saved with activations of %d bits, this engine has %d", cursor->path, saved,
+                       bits);
 }
 
 /* text: of sizeof(struct butler_policy){0}.text bytes. */
@@ -446,7 +461,7 @@ static struct butler_session *restore(struct butler_engine *engine, struct butle
     char text[sizeof policy.text];
     struct cursor cursor = {.path = path, .data = map->data, .size = map->size};
     if (read_header(&cursor, &header, err) < 0 || check_model(&cursor, &header, engine->model, err) < 0 ||
-        read_policy(&cursor, &header, text, err) < 0)
+        check_precision(&cursor, &header, engine, err) < 0 || read_policy(&cursor, &header, text, err) < 0)
         goto fail;
     if (butler_policy_parse(engine, text, &policy, err) < 0 || check_context(path, &header, engine->model, n_ctx, err) < 0)
         goto fail;

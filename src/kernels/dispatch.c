@@ -71,8 +71,10 @@ static void fill(void)
             }
             if (cpu_has_amx()) {
                 add_table(&tables[N_ISAS - n_tables], butler_kernels_amx);
-                if (vnni)
+                if (vnni) {
+                    butler_kernels_matmul_amx(&tables[N_ISAS - n_tables]);
                     butler_kernels_one_bit_amx(&tables[N_ISAS - n_tables]);
+                }
             }
         }
     }

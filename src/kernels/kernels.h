@@ -20,6 +20,8 @@ enum {
 #define BUTLER_ATTEND_LEAST (-1e30f)
 #define BUTLER_Q16_MAX 32639.0f           /* 127 * 256 + 127 */
 #define BUTLER_Q16_LEAST_ABSMAX 0x1p-100f /* lines smaller than this count as 0 */
+#define BUTLER_Q8_MAX 127.0f
+enum { BUTLER_Q8_TOKENS = 16 }; /* whose activations lie together */
 
 static inline size_t butler_packed_bytes(int n, int k)
 {
@@ -30,6 +32,22 @@ static inline size_t butler_packed_bytes(int n, int k)
 static inline size_t butler_q16_bytes(int n)
 {
     return BUTLER_CEIL_DIV((size_t)n, 128) * 128 * 4;
+}
+
+/* Of BUTLER_Q8_TOKENS tokens in 8-bit integers: of a unit of 32 or 16 columns, and of n, a multiple of 32. */
+static inline size_t butler_q8_unit_bytes(int columns)
+{
+    return BUTLER_Q8_TOKENS * ((size_t)columns + 8);
+}
+static inline size_t butler_q8_bytes(int n)
+{
+    return (size_t)n / 16 * butler_q8_unit_bytes(16);
+}
+
+/* Of unpacked rows of n columns. */
+static inline size_t butler_q8_panel_bytes(int n_rows, int n)
+{
+    return BUTLER_CEIL_DIV((size_t)n_rows, 16) * 16 * (size_t)n / 16 * 24;
 }
 
 enum {
@@ -102,15 +120,25 @@ struct butler_kernels {
     /* y[r] = sum_c W[r][c] * x[c]: bit for bit what gemm makes of dequantised rows. */
     void (*gemv[BUTLER_N_TYPES])(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);
     /* The same products for quantised types (NULL for others) with activations in 16-bit integers: of each 32
-     * columns x = scale q, scale = absmax / BUTLER_Q16_MAX (below BUTLER_Q16_LEAST_ABSMAX all count as 0), q to nearest.
+     * columns x = scale q, scale = absmax / most (below BUTLER_Q16_LEAST_ABSMAX all count as 0), q to nearest; most is
+     * BUTLER_Q16_MAX or, for activations in 8-bit integers, BUTLER_Q8_MAX.
      * quantise_q16 makes what the type's product takes of one token, in butler_q16_bytes(n) bytes at a multiple of 64; alone: for a
      * call with one token. matmul_q16 takes n_tokens of them one after the other and gives y[t * y_stride + r]. Sums of integers
      * that share both scales are exact, and those of different scales are added in an order that depends on n alone: a pair (token,
      * row) has the same bits in every call. Where x has an infinity or a NaN, y is none of the numbers. */
     bool q16; /* whether products of quantised types are these, or those of gemm and gemv */
-    void (*quantise_q16)(void *q16, enum butler_type type, const float *x, int n, bool alone);
+    void (*quantise_q16)(void *q16, enum butler_type type, const float *x, int n, bool alone, float most);
     void (*matmul_q16[BUTLER_N_TYPES])(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16,
                                        int n_tokens, int n);
+    /* Activations in 8-bit integers for many tokens, with the bits of matmul_q16 for them. quantise_q8 makes blocks of
+     * BUTLER_Q8_TOKENS tokens, each in butler_q8_bytes(n) bytes at a multiple of 64: here of n_tokens <= BUTLER_Q8_TOKENS,
+     * x[n_tokens] [n]. unpack_q8 makes a panel of rows, at a multiple of 64, as q8_signed says; multiply_q8 takes it and the blocks
+     * of all tokens and gives y[t * y_stride + r]. */
+    bool q8_signed;
+    void (*quantise_q8)(void *q8, enum butler_type type, const float *x, int n_tokens, int n);
+    void (*unpack_q8[BUTLER_N_TYPES])(void *panel, const void *w, size_t row_bytes, int n_rows, int n, bool is_signed);
+    void (*multiply_q8[BUTLER_N_TYPES])(float *y, size_t y_stride, const void *panel, int n_rows, const void *q8, int n_tokens,
+                                        int n);
 
     /* -- blocks for a matrix unit. An operand is n lines (rows of the left one, columns of the right) of k numbers, packed
      *    into tiles of 16 lines and BUTLER_TILE_K of k: all k of 16 lines, then of the next 16, in butler_packed_bytes(n, k)
@@ -232,6 +260,7 @@ void butler_kernels_matmul_vnni(struct butler_kernels *table);
 void butler_kernels_attend_avx2(struct butler_kernels *table);  /* decode attention over Q8_0 rows alone */
 void butler_kernels_one_bit_avx2(struct butler_kernels *table); /* one-bit keys alone */
 void butler_kernels_one_bit_vnni(struct butler_kernels *table);
+void butler_kernels_matmul_amx(struct butler_kernels *table);
 void butler_kernels_one_bit_amx(struct butler_kernels *table);
 void butler_kernels_amx(struct butler_kernels *table);
 void butler_kernels_neon(struct butler_kernels *table);

@@ -29,10 +29,10 @@ INLINE vec ints_to_floats(ints v)
     return _mm256_cvtepi32_ps(v);
 }
 
-INLINE int32_t quantise16(int16_t q[16], const float *x, float inverse)
+INLINE int32_t quantise16(int16_t q[16], const float *x, float inverse, float most)
 {
-    const __m256i a = _mm256_cvtps_epi32(vec_max(vec_mul(vec_load(x), vec_set1(inverse)), vec_set1(-BUTLER_Q16_MAX)));
-    const __m256i b = _mm256_cvtps_epi32(vec_max(vec_mul(vec_load(x + VEC), vec_set1(inverse)), vec_set1(-BUTLER_Q16_MAX)));
+    const __m256i a = _mm256_cvtps_epi32(vec_max(vec_mul(vec_load(x), vec_set1(inverse)), vec_set1(-most)));
+    const __m256i b = _mm256_cvtps_epi32(vec_max(vec_mul(vec_load(x + VEC), vec_set1(inverse)), vec_set1(-most)));
     _mm256_storeu_si256((__m256i *)q, _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8));
     const __m256i both = _mm256_add_epi32(a, b);
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
@@ -237,8 +237,88 @@ INLINE void load_weights(enum butler_type type, bytes w[2], const uint8_t *row, 
 
 #include "kernels/simd_matmul.h"
 
+/* ------------------------------------------------------------------------------- activations in 8-bit integers */
+
+enum { TILE_TOKENS = 4 };
+
+INLINE bytes set_bytes(int byte)
+{
+    return _mm256_set1_epi8((char)byte);
+}
+
+INLINE bytes sub_bytes(bytes a, bytes b)
+{
+    return _mm256_sub_epi8(a, b);
+}
+
+INLINE void store_bytes(void *p, bytes v)
+{
+    _mm256_store_si256((__m256i *)p, v);
+}
+
+INLINE void transpose_words(bytes v[VEC])
+{
+    bytes a[8], b[8];
+    UNROLL
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]);
+        a[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
+    }
+    UNROLL
+    for (int i = 0; i < 8; i += 4) {
+        b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
+        b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        v[i] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x20);
+        v[i + 4] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x31);
+    }
+}
+
+/* How many products of pairs fit 16 bits: each is at most 2 * 127 times the greatest weight. */
+INLINE int pairs_in_words(enum butler_type type)
+{
+    return type == BUTLER_Q6_K ? 2 : type == BUTLER_Q5_0 || type == BUTLER_Q5_1 ? 4 : eight_bits(type) ? 1 : 8;
+}
+
+INLINE bytes word_of(const uint8_t *x, int k)
+{
+    return _mm256_set1_epi32((int)load_u32(x + k * BUTLER_Q8_TOKENS * 4));
+}
+
+INLINE ints unit_dots(enum butler_type type, const bytes w[8], const uint8_t *x, const int32_t *rest)
+{
+    const int n = narrow_units(type) ? 4 : 8, most = BUTLER_MIN(pairs_in_words(type), n);
+    ints s = has_minimum(type) || eight_bits(type) ? _mm256_setzero_si256() : _mm256_set1_epi32(*rest);
+    UNROLL
+    for (int first = 0; first < n; first += most) {
+        bytes words;
+        UNROLL
+        for (int k = 0; k < most; k++) {
+            const bytes v = word_of(x, first + k);
+            const bytes product = eight_bits(type)
+                                      ? _mm256_maddubs_epi16(_mm256_abs_epi8(w[first + k]), _mm256_sign_epi8(v, w[first + k]))
+                                      : _mm256_maddubs_epi16(w[first + k], v);
+            words = k == 0 ? product : _mm256_add_epi16(words, product);
+        }
+        s = _mm256_add_epi32(s, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+    }
+    return s;
+}
+
+INLINE vec add_chains(const vec v[2])
+{
+    return vec_add(v[0], v[1]);
+}
+
+#include "kernels/simd_q8.h"
+
 void butler_kernels_matmul_avx2(struct butler_kernels *table)
 {
     fill_matmul(table);
+    fill_q8(table);
 }
 #endif

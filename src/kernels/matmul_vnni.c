@@ -28,9 +28,9 @@ INLINE vec ints_to_floats(ints v)
     return _mm512_cvtepi32_ps(v);
 }
 
-INLINE int32_t quantise16(int16_t q[16], const float *x, float inverse)
+INLINE int32_t quantise16(int16_t q[16], const float *x, float inverse, float most)
 {
-    const __m512i whole = _mm512_cvtps_epi32(vec_max(vec_mul(vec_load(x), vec_set1(inverse)), vec_set1(-BUTLER_Q16_MAX)));
+    const __m512i whole = _mm512_cvtps_epi32(vec_max(vec_mul(vec_load(x), vec_set1(inverse)), vec_set1(-most)));
     _mm256_storeu_si256((__m256i *)q, _mm512_cvtepi32_epi16(whole));
     return _mm512_reduce_add_epi32(whole);
 }
@@ -235,8 +235,50 @@ INLINE void load_weights(enum butler_type type, bytes w[2], const uint8_t *row, 
 
 #include "kernels/simd_matmul.h"
 
+/* ------------------------------------------------------------------------------- activations in 8-bit integers */
+
+enum { TILE_TOKENS = 16 };
+
+INLINE bytes set_bytes(int byte)
+{
+    return _mm512_set1_epi8((char)byte);
+}
+
+INLINE bytes sub_bytes(bytes a, bytes b)
+{
+    return _mm512_sub_epi8(a, b);
+}
+
+INLINE void store_bytes(void *p, bytes v)
+{
+    _mm512_store_si512(p, v);
+}
+
+INLINE void transpose_words(bytes v[VEC])
+{
+    transpose(v);
+}
+
+INLINE ints unit_dots(enum butler_type type, const bytes w[8], const uint8_t *x, const int32_t *rest)
+{
+    const int n = narrow_units(type) ? 4 : 8;
+    ints s = has_minimum(type) ? _mm512_setzero_si512() : _mm512_set1_epi32(*rest);
+    UNROLL
+    for (int k = 0; k < n; k++)
+        s = _mm512_dpbusd_epi32(s, w[k], _mm512_set1_epi32((int)load_u32(x + k * BUTLER_Q8_TOKENS * 4)));
+    return s;
+}
+
+INLINE vec add_chains(const vec v[4])
+{
+    return vec_add(vec_add(v[0], v[2]), vec_add(v[1], v[3]));
+}
+
+#include "kernels/simd_q8.h"
+
 void butler_kernels_matmul_vnni(struct butler_kernels *table)
 {
     fill_matmul(table);
+    fill_q8(table);
 }
 #endif

@@ -300,27 +300,22 @@ static void one_bit_bounds(float *s, size_t s_stride, const float *q, int n_q, c
     }
 }
 
+#define QUANTISED_TYPES(each, what)                                                                                                \
+    each(Q8_0, q8_0, what) each(Q4_0, q4_0, what) each(Q4_1, q4_1, what) each(Q5_0, q5_0, what) each(Q5_1, q5_1, what)             \
+        each(Q4_K, q4_k, what) each(Q5_K, q5_k, what) each(Q6_K, q6_k, what) each(Q2_K, q2_k, what) each(Q3_K, q3_k, what)         \
+            each(IQ4_NL, iq4_nl, what) each(IQ4_XS, iq4_xs, what) each(MXFP4, mxfp4, what) each(TQ1_0, tq1_0, what)                \
+                each(TQ2_0, tq2_0, what)
+#define ENTRY(type, name, what) [BUTLER_##type] = butler_ref_##what##_##name,
 #define DEQUANTIZE(type, name, ...) [BUTLER_##type] = butler_dequantize_##name,
 #define GEMV(type, name, ...) [BUTLER_##type] = butler_ref_gemv_##name,
 const struct butler_kernels butler_kernels_ref = {
     .isa = "ref",
     .gemv = {BUTLER_WEIGHT_TYPES(GEMV)},
     .quantise_q16 = butler_ref_quantise_q16,
-    .matmul_q16 = {[BUTLER_Q8_0] = butler_ref_matmul_q8_0,
-                   [BUTLER_Q4_0] = butler_ref_matmul_q4_0,
-                   [BUTLER_Q4_1] = butler_ref_matmul_q4_1,
-                   [BUTLER_Q5_0] = butler_ref_matmul_q5_0,
-                   [BUTLER_Q5_1] = butler_ref_matmul_q5_1,
-                   [BUTLER_Q4_K] = butler_ref_matmul_q4_k,
-                   [BUTLER_Q5_K] = butler_ref_matmul_q5_k,
-                   [BUTLER_Q6_K] = butler_ref_matmul_q6_k,
-                   [BUTLER_Q2_K] = butler_ref_matmul_q2_k,
-                   [BUTLER_Q3_K] = butler_ref_matmul_q3_k,
-                   [BUTLER_IQ4_NL] = butler_ref_matmul_iq4_nl,
-                   [BUTLER_IQ4_XS] = butler_ref_matmul_iq4_xs,
-                   [BUTLER_MXFP4] = butler_ref_matmul_mxfp4,
-                   [BUTLER_TQ1_0] = butler_ref_matmul_tq1_0,
-                   [BUTLER_TQ2_0] = butler_ref_matmul_tq2_0},
+    .matmul_q16 = {QUANTISED_TYPES(ENTRY, matmul)},
+    .quantise_q8 = butler_ref_quantise_q8,
+    .unpack_q8 = {QUANTISED_TYPES(ENTRY, unpack)},
+    .multiply_q8 = {QUANTISED_TYPES(ENTRY, multiply)},
     .dequant = {BUTLER_WEIGHT_TYPES(DEQUANTIZE)},
     .gemm = butler_ref_gemm,
     .pack_rows = butler_ref_pack_rows,

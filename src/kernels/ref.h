@@ -36,9 +36,12 @@ static inline float ref_dot(const float *x, const float *y, int n)
 #define REF_DECLARE(type, name, ...)                                                                                               \
     void butler_ref_gemv_##name(float *y, const void *w, size_t row_bytes, int n_rows, const float *x, int n);                     \
     void butler_ref_matmul_##name(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16,         \
-                                  int n_tokens, int n);
+                                  int n_tokens, int n);                                                                            \
+    void butler_ref_unpack_##name(void *panel, const void *w, size_t row_bytes, int n_rows, int n, bool is_signed);                \
+    void butler_ref_multiply_##name(float *y, size_t y_stride, const void *panel, int n_rows, const void *q8, int n_tokens, int n);
 BUTLER_WEIGHT_TYPES(REF_DECLARE)
-void butler_ref_quantise_q16(void *q16, enum butler_type type, const float *x, int n, bool alone);
+void butler_ref_quantise_q16(void *q16, enum butler_type type, const float *x, int n, bool alone, float largest);
+void butler_ref_quantise_q8(void *q8, enum butler_type type, const float *x, int n_tokens, int n);
 void butler_ref_keys8(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
                       size_t record_bytes, int n_records, int n);
 void butler_ref_keys4(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,

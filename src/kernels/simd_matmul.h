@@ -12,7 +12,7 @@
  *
  * The file that includes this has, `bytes` being its vector of BYTES = 4 VEC bytes and `ints` the same as VEC integers:
  *   load_bytes(p), load_ints(p), add_ints(a, b), ints_to_floats(v)
- *   quantise16(q, x, inverse)          16 numbers times inverse, to nearest, NaN to the least; returns their sum
+ *   quantise16(q, x, inverse, most)    16 numbers times inverse, to nearest, NaN to -most; returns their sum
  *   load_weights(type, w, row, step)   step `step` of a row's chunk: w[0] the first 16 columns of each unit, w[1] the others
  *   widen_weights(type, words, w)      the same as signed words: words[k] columns [8 k, 8 k + 8) of each unit
  *   dots(type, w, x)                   products of bytes with one token's step: four lanes a unit
@@ -71,11 +71,6 @@ INLINE size_t chunk_bytes(enum butler_type type)
     return (size_t)butler_type_bytes(type) * (is_super(type) ? 1 : UNITS);
 }
 
-INLINE bool has_minimum(enum butler_type type)
-{
-    return type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q2_K || type == BUTLER_Q4_K || type == BUTLER_Q5_K;
-}
-
 /* The stored integer of weight 0, in a type without minimum. */
 INLINE int zero_of(enum butler_type type)
 {
@@ -118,16 +113,16 @@ INLINE void put_columns(int8_t *step, enum butler_type type, int unit, int half,
 }
 
 /* Columns beyond n are 0, their scales too. */
-static void quantise_q16(void *q16, enum butler_type type, const float *x, int n, bool alone)
+static void quantise_q16(void *q16, enum butler_type type, const float *x, int n, bool alone, float most)
 {
     static const float zeros[BLOCK] = {0};
     const int n_blocks = BUTLER_CEIL_DIV(n, chunk_columns(type)) * (chunk_columns(type) / BLOCK);
     for (int b = 0; b < n_blocks; b++) {
         const float *from = b * BLOCK < n ? x + (size_t)b * BLOCK : zeros;
         float inverse;
-        const float scale = scale32(from, BUTLER_Q16_MAX, &inverse);
+        const float scale = scale32(from, most, &inverse);
         int16_t q[BLOCK];
-        const int32_t sum[2] = {quantise16(q, from, inverse), quantise16(q + 16, from + 16, inverse)};
+        const int32_t sum[2] = {quantise16(q, from, inverse, most), quantise16(q + 16, from + 16, inverse, most)};
         for (int half = 0; half < 2; half++) {
             const int u = narrow_units(type) ? 2 * b + half : b;
             int8_t *step = (int8_t *)q16 + (size_t)(u / UNITS) * step_bytes(type);

@@ -77,6 +77,11 @@ INLINE bool narrow_units(enum butler_type type)
     return type == BUTLER_Q2_K || type == BUTLER_Q3_K || type == BUTLER_Q6_K;
 }
 
+INLINE bool has_minimum(enum butler_type type)
+{
+    return type == BUTLER_Q4_1 || type == BUTLER_Q5_1 || type == BUTLER_Q2_K || type == BUTLER_Q4_K || type == BUTLER_Q5_K;
+}
+
 INLINE bool eight_bits(enum butler_type type)
 {
     return type == BUTLER_Q8_0 || type == BUTLER_IQ4_NL || type == BUTLER_IQ4_XS;
