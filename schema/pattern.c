@@ -10,7 +10,7 @@ struct range {
     uint32_t low, high;
 };
 
-enum { MAX_RANGES = 256, MAX_CHAR = 0x10FFFF, MAX_BARS = 2000 };
+enum { MAX_RANGES = 256, MAX_CHAR = 0x10FFFF };
 
 struct set {
     struct range ranges[MAX_RANGES];
@@ -21,7 +21,7 @@ struct reader {
     struct schema_compiler *c;
     const char *pattern, *at;
     struct schema_pattern *tree;
-    int depth, depth_of_bars;
+    int depth;
     jmp_buf refused;
 };
 
@@ -385,15 +385,21 @@ static int read_row(struct reader *r)
 
 static int read_alternatives(struct reader *r)
 {
-    const int row = read_row(r);
-    if (*r->at != '|')
-        return row;
-    if (++r->depth_of_bars > MAX_BARS)
-        refuse(r, "so many alternatives are not supported");
-    r->at++;
-    const int others = read_alternatives(r);
-    r->depth_of_bars--;
-    return add_node(r, SCHEMA_NODE_EITHER, row, others);
+    struct schema_text *held = schema_begin(r->c); /* the rows */
+    int row;
+    for (;; r->at++) {
+        row = read_row(r);
+        if (*r->at != '|')
+            break;
+        schema_put_bytes(r->c, held, (const char *)&row, sizeof row);
+    }
+    for (size_t i = held->n / sizeof row; i-- > 0;) {
+        int before;
+        memcpy(&before, held->bytes + i * sizeof row, sizeof row);
+        row = add_node(r, SCHEMA_NODE_EITHER, before, row);
+    }
+    schema_drop(r->c);
+    return row;
 }
 
 /* Reads the pattern into the tree. false: it is not supported, which is noted. */

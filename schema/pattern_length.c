@@ -137,7 +137,7 @@ static void find_all_live(struct automaton *a)
             again = false;
             for (int p = 0; p < a->n; p++) {
                 unsigned char *live = &a->live[p * a->levels + count];
-                schema_step(a->c, 1 + (size_t)a->n / 16);
+                schema_step(a->c, 1 + (size_t)a->n / 64);
                 if (!*live && find_live(a, p, count))
                     *live = again = true;
             }
@@ -206,7 +206,8 @@ int schema_compile_length(struct schema_compiler *c, const struct schema_pattern
         schema_no_memory(c);
     struct automaton *a = (struct automaton *)(void *)held->bytes;
     *a = (struct automaton){.c = c, .pattern = pattern, .min = (int)min, .max = (int)max};
-    add_state(a, -1, -1, -1); /* the end */
+    add_state(a, -1, -1, -1);                                                       /* the end */
+    a->too_large = pattern->nodes->n / sizeof(struct schema_node) > 4 * MAX_STATES; /* building is as deep as a row is long */
     const int start = build(a, pattern->root, 0);
     a->levels = (int)(max < 0 ? min + 1 : max);
     if (a->levels < 1)

@@ -4,6 +4,7 @@ strict, left out and told."""
 import json
 import random
 import re
+import time
 from decimal import Decimal
 
 import pytest
@@ -185,3 +186,15 @@ def test_names_in_the_head(server):
 @pytest.mark.parametrize("schema", [{"type": "thing"}, {"type": "array", "uniqueItems": 5}, {"multipleOf": 0}, {"properties": 5}, {"$ref": "#/$defs/none"}])
 def test_what_makes_no_sense_is_refused(server, schema):
     assert server.post("/v1/chat/completions", body(schema), expect=400)["error"]["param"] == "tools[0].function.parameters"
+
+
+@pytest.mark.parametrize("pattern", ["^(" + "|".join(f"word{i}" for i in range(2500)) + ")$", "^((a{0,900}){0,900}){0,900}$", "^" + "a?" * 5000 + "$", "^" + "(" * 100 + "a" + ")*" * 100 + "$",
+                                     "^" + "[a-z]|" * 3000 + "$", "^.{0,1000}$", "a" * 30000], ids=lambda pattern: pattern[:12])
+def test_large_patterns(server, pattern):
+    """Work and memory have bounds; within them a pattern is held."""
+    for lengths in ({}, {"maxLength": 200}, {"minLength": 200}):
+        begin = time.time()
+        form = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "string", "pattern": pattern, **lengths}}}
+        status, _, text = server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 2, "response_format": form})
+        assert status == 200 or status == 400 and re.search("response_format|too ambiguous", json.loads(text)["error"]["message"]), text
+        assert time.time() - begin < 5
