@@ -21,7 +21,7 @@ static int measure(struct butler_engine *engine, struct butler_session *session,
 {
     const int depth = butler_n_past(session);
     int32_t ids[MOST_ROWS];
-    struct butler_stats before, after;
+    struct butler_stats before = {BUTLER_INIT(butler_stats)}, after = {BUTLER_INIT(butler_stats)};
     for (int i = 0; i < n_rows; i++)
         ids[i] = i + 1;
     const struct butler_span span = {.session = session, .ids = ids, .n = n_rows, .exact = true};

@@ -40,7 +40,7 @@ static struct butler_session *use_session(struct butler_engine *engine, int dept
 static int measure(struct butler_engine *engine, int depth, const char *policy)
 {
     struct butler_error err;
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     butler_session_free(use_session(engine, depth, policy, &err)); /* touches what the engine has once */
     struct butler_session *first = use_session(engine, depth, policy, &err), *second = NULL;
     const double one = resident_anonymous_mb();

@@ -74,7 +74,7 @@ static double middle(const double *x, int n)
 
 static void step(struct run *run, int at)
 {
-    struct butler_stats before, after;
+    struct butler_stats before = {BUTLER_INIT(butler_stats)}, after = {BUTLER_INIT(butler_stats)};
     butler_session_stats(run->session, &before);
     butler_step(run->session, 1, NULL);
     butler_session_stats(run->session, &after);
@@ -90,7 +90,7 @@ static void step(struct run *run, int at)
 static void measure(struct butler_engine *engine, const char *name, const char *policy, int version, int depth, int n_steps)
 {
     static struct run runs[N_RUNS];
-    struct butler_predictor_info info;
+    struct butler_predictor_info info = {BUTLER_INIT(butler_predictor_info)};
     struct butler_error err;
     const char *const policies[] = {"full",
                                     strstr(policy, "every=4") ? "streaming:method=retrieve,budget=0.5,dense=1,every=4"

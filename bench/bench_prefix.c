@@ -25,7 +25,7 @@ struct options {
 
 static double kv_mb(const struct butler_engine *engine)
 {
-    struct butler_engine_info info;
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
     butler_engine_get_info(engine, &info);
     return (double)info.kv_memory / 1e6;
 }
@@ -95,7 +95,7 @@ static int bench_policy(struct butler_model *model, const struct options *option
         }
     }
     if (code == 0) {
-        struct butler_engine_info info;
+        struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
         butler_engine_get_info(engine, &info);
         const double first = seconds[0], others = median(seconds + 1, options->sessions - 1);
         printf("policy=%s common=%d own=%d sessions=%d\n", policy, options->common, options->own, options->sessions);

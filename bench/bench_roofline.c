@@ -239,7 +239,7 @@ static void print_ceilings(const struct roofline *r)
 struct lane { /* one policy at one depth */
     const char *policy;
     struct butler_session *session;
-    struct butler_stats stats; /* of all rounds */
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)}; /* of all rounds */
     double ms[MAX_ROUNDS], share[MAX_ROUNDS], gain[MAX_ROUNDS];
 };
 
@@ -349,7 +349,7 @@ static void print_lane(const struct roofline *r, int depth, struct lane *lane, d
 
 static double memory_of(struct butler_session *session)
 {
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     butler_session_stats(session, &stats);
     return (double)stats.kv_memory + (double)stats.metric_memory;
 }

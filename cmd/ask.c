@@ -81,7 +81,7 @@ static int check_length(struct cmd_options *options, struct butler_engine *engin
 static void say_cost(const struct cmd_options *options, const struct ask *ask, const struct cmd_answer *answer)
 {
     char first[32];
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     butler_session_stats(ask->session, &stats);
     cmd_duration(first, sizeof first, (answer->shown_s > 0 ? answer->shown_s : butler_seconds()) - options->start_s);
     cmd_say(options, "first word after %s: %llu tokens read, %d read before; %llu answered, %.1f a second (%s)", first,

@@ -30,7 +30,7 @@ static bool is_known(const struct butler_engine *engine, const json_t *on)
 static void read_verdict(struct cmd_auto *automatic, const struct cmd_options *options, struct butler_engine *engine)
 {
     char machine[EVAL_MACHINE];
-    struct butler_engine_info info;
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
     uint64_t fingerprint;
     automatic->why = "no gate has run for this model";
     if (!options->model || butler_model_fingerprint(butler_engine_model(engine), &fingerprint, NULL) < 0)

@@ -133,7 +133,7 @@ static double median(const struct measured *m, const double *x, const double *y)
 static void print_row(const struct measured *m)
 {
     const struct writer *w = m->writers;
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     double ms[N_MODES];
     const double speed_up = median(m, m->ms[DENSE], m->ms[LOSSLESS]);
     butler_session_stats(w[LOSSLESS].session, &stats);

@@ -256,7 +256,7 @@ static int run(struct cmd_options *options)
     if (status == CMD_DONE)
         status = converse(&chat);
     if (status == CMD_DONE && chat.session) {
-        struct butler_stats stats;
+        struct butler_stats stats = {BUTLER_INIT(butler_stats)};
         butler_session_stats(chat.session, &stats);
         if (stats.n_decode)
             cmd_say(options, "%llu tokens, %.1f a second, %.1f %% of the KV cache read", (unsigned long long)stats.n_decode,

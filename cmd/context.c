@@ -28,7 +28,7 @@ static char *with_places(const char *policy)
 static bool holds(const struct cmd_options *options, struct butler_engine *engine, const char *policy)
 {
     const int n_train = butler_model_get_info(butler_engine_model(engine))->n_ctx_train;
-    struct butler_policy_cost cost;
+    struct butler_policy_cost cost = {BUTLER_INIT(butler_policy_cost)};
     struct butler_error err;
     return butler_policy_check(engine, policy, &err) == 0 &&
            butler_policy_estimate(engine, policy, (enum butler_kv_type)options->kv_type, n_train, &cost, &err) == 0 &&

@@ -31,7 +31,7 @@ static json_t *kv_row(const struct butler_model *model, enum butler_kv_type type
 
 static json_t *predictor_rows(const struct butler_engine *engine)
 {
-    struct butler_predictor_info p;
+    struct butler_predictor_info p = {BUTLER_INIT(butler_predictor_info)};
     json_t *rows = json_array();
     for (int version = 1; version <= 2; version++)
         if (butler_predictor_describe(engine, version, &p))
@@ -46,7 +46,7 @@ static json_t *predictor_rows(const struct butler_engine *engine)
 
 static void print_predictors(const struct butler_engine *engine)
 {
-    struct butler_predictor_info p;
+    struct butler_predictor_info p = {BUTLER_INIT(butler_predictor_info)};
     char a[32];
     for (int version = 1; version <= 2; version++)
         if (butler_predictor_describe(engine, version, &p)) {
@@ -117,7 +117,7 @@ static void print_row(const struct butler_engine *engine, const struct butler_mo
 {
     struct butler_error err = {0};
     const struct butler_model *model = butler_engine_model(engine);
-    struct butler_engine_info device;
+    struct butler_engine_info device = {BUTLER_INIT(butler_engine_info)};
     butler_engine_get_info(engine, &device);
     json_t *kv = json_object();
     for (int type = 0; type < BUTLER_N_KV_TYPES; type++)
@@ -169,7 +169,7 @@ static void print_name(const char *label, const char *name)
 static void print_text(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx, const json_t *gate)
 {
     const struct butler_model *model = butler_engine_model(engine);
-    struct butler_engine_info device;
+    struct butler_engine_info device = {BUTLER_INIT(butler_engine_info)};
     butler_engine_get_info(engine, &device);
     char a[32], b[32];
     print_name("name", info->name);
@@ -284,7 +284,7 @@ static int run(struct cmd_options *options)
     if (options->positional.n)
         options->model = options->positional.values[0];
     struct butler_error err = {0};
-    struct butler_file_info file;
+    struct butler_file_info file = {BUTLER_INIT(butler_file_info)};
     if (options->model && butler_file_describe(options->model, &file, &err) < 0)
         return cmd_fail(options, &err);
     if (options->model && file.kind != BUTLER_FILE_MODEL) {

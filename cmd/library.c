@@ -61,7 +61,7 @@ static bool count(void *user, const struct butler_library_entry *entry)
 
 static int say_info(const struct cmd_options *options, struct butler_library *library, struct butler_error *err)
 {
-    struct butler_library_info info;
+    struct butler_library_info info = {BUTLER_INIT(butler_library_info)};
     struct sum sum = {0};
     char bytes[32], most[32];
     const int n = butler_library_list(library, count, &sum, err);

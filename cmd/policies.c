@@ -43,7 +43,7 @@ static json_t *cost_rows(const struct cmd_options *options, const struct butler_
     json_t *rows = json_array();
     for (int i = 0; i < N_DEPTHS; i++) {
         struct butler_error err;
-        struct butler_policy_cost cost;
+        struct butler_policy_cost cost = {BUTLER_INIT(butler_policy_cost)};
         if (butler_policy_estimate(engine, policy, (enum butler_kv_type)options->kv_type, depths[i], &cost, &err) < 0) {
             *status = cmd_fail(options, &err);
             json_decref(rows);
@@ -102,7 +102,7 @@ static void print_parameters(const struct butler_engine *engine, const struct bu
 /* A policy by its name, or by a policy string, whose parameters then stand for the defaults in the costs. */
 static int explain(const struct cmd_options *options, const struct butler_engine *engine, const char *policy)
 {
-    struct butler_policy_info info;
+    struct butler_policy_info info = {BUTLER_INIT(butler_policy_info)};
     struct butler_error err;
     const size_t n_name = strcspn(policy, "+:");
     int i = 0, status = CMD_DONE;
@@ -135,7 +135,7 @@ static int explain(const struct cmd_options *options, const struct butler_engine
 
 static int list(const struct cmd_options *options, const struct butler_engine *engine)
 {
-    struct butler_policy_info info;
+    struct butler_policy_info info = {BUTLER_INIT(butler_policy_info)};
     if (!options->json)
         cmd_printf("%-14s %-14s %-10s %s\n", "policy", "metric", "method", "what it does, and its parameters with their defaults");
     for (int i = 0; butler_policy_describe(engine, i, &info); i++) {

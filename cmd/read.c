@@ -99,7 +99,7 @@ static int adopt(const struct cmd_options *options, struct butler_session *sessi
 {
     struct butler_error err = {0};
     char time[32];
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     *n_known = butler_n_past(session) == 0 ? butler_session_adopt_prefix(session, ids->values, ids->n, &err) : 0;
     if (*n_known < 0)
         return cmd_fail(options, &err);

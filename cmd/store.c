@@ -64,7 +64,7 @@ struct butler_library *cmd_library_open(const struct cmd_options *options, struc
     const struct butler_library_params params = {
         .folder = folder, .max_bytes = options->cache_bytes, .note = say_note, .user = (void *)options};
     struct butler_library *library = butler_library_open(&params, err);
-    struct butler_library_info info;
+    struct butler_library_info info = {BUTLER_INIT(butler_library_info)};
     butler_library_get_info(library, &info);
     if (library && is_new)
         cmd_say(options, "what is read is kept in %s, up to %s%s; `butler library` shows it", folder,

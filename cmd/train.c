@@ -123,7 +123,7 @@ static int make_params(struct run *run, struct butler_train_params *params)
         sizes.n_key_heads = sizes.n_heads;
     const bool fit = version == 2 && !random && !published;
     const double lr = options->given[CMD_LR] || fit || paper ? t->lr : random_lr(sizes.n_embd);
-    struct butler_engine_info device;
+    struct butler_engine_info device = {BUTLER_INIT(butler_engine_info)};
     butler_engine_get_info(run->engine, &device);
     *params = (struct butler_train_params){
         .data = run->data.values,

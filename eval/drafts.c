@@ -53,7 +53,7 @@ static int write_text(struct eval_trial *trial, const struct drafts_options *opt
 static int measure(struct eval_trial *trial, struct butler_error *err)
 {
     struct drafts_options options;
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     int code = read_options(trial->run, &options, err);
     if (code < 0)
         return code;

@@ -338,7 +338,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, con
     if (code == 0)
         code = follow(run, item, &reference, followers, policies, n, &scratch, values, err);
     for (int p = 0; p < n && code == 0; p++) {
-        struct butler_stats stats;
+        struct butler_stats stats = {BUTLER_INIT(butler_stats)};
         butler_session_stats(followers[p].session, &stats);
         costs[p].selected[EVAL_CURVE - 1] = (double)stats.units_selected;
         costs[p].reused[EVAL_CURVE - 1] = (double)stats.units_reused;

@@ -83,7 +83,7 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
         if (strcmp(run->task->options[i].name, "memory") != 0 &&
             strcmp(run->task->options[i].name, "write") != 0) /* change nothing */
             at += snprintf(config + at, sizeof config - (size_t)at, ",%s=%s", run->task->options[i].name, run->option_values[i]);
-    struct butler_predictor_info predictor;
+    struct butler_predictor_info predictor = {BUTLER_INIT(butler_predictor_info)};
     if (policy->parsed.metric && policy->parsed.metric->predictor && at < (int)sizeof config &&
         butler_predictor_describe(run->engine, policy->parsed.metric->predictor, &predictor))
         snprintf(config + at, sizeof config - (size_t)at, ",predictor=%016" PRIx64, predictor.fingerprint);

@@ -95,7 +95,7 @@ static int run_one(struct pass *pass, struct eval_run *run, int p, int item_inde
         code = run->task->run(&trial, err);
     }
     if (code == 0) {
-        struct butler_stats stats;
+        struct butler_stats stats = {BUTLER_INIT(butler_stats)};
         butler_session_stats(trial.session, &stats);
         eval_cost_take(&trial.cost, &stats, butler_seconds() - start);
         pass->shares.costs[index_of(pass, p, item_index)] = trial.cost;
@@ -386,7 +386,7 @@ static int size_pass(struct pass *pass, const struct plan *plan, int first, stru
     double bytes = 0, one = 0;
     pass->n = 0;
     for (int p = first; p < plan->n && (pass->n == 0 || plan->together); p++) {
-        struct butler_policy_cost cost;
+        struct butler_policy_cost cost = {BUTLER_INIT(butler_policy_cost)};
         const int code =
             butler_policy_estimate(run->engine, plan->policies[p]->text, run->params->kv_type, run->longest, &cost, err);
         if (code < 0)

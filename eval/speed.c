@@ -16,7 +16,7 @@ enum { LOW = 3, HIGH = 11 };
 
 void eval_machine(const struct butler_engine *engine, int n_threads, char *out, size_t n_out)
 {
-    struct butler_engine_info info;
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
     char line[256], name[128] = "unknown processor";
     FILE *file = fopen("/proc/cpuinfo", "r");
     while (file && fgets(line, sizeof line, file))
@@ -77,7 +77,7 @@ static int measure_one(const struct eval_run *run, struct butler_engine *engine,
             code = decode(run, round % 2 ? session : dense, &ms[round % 2 == 0], err);
     }
     if (code == 0) {
-        struct butler_stats stats;
+        struct butler_stats stats = {BUTLER_INIT(butler_stats)};
         butler_session_stats(session, &stats);
         *cost = (struct eval_cost){.n_decode = (double)stats.n_decode,
                                    .kv_bytes = (double)stats.kv_bytes,

@@ -128,7 +128,7 @@ int eval_step(struct eval_trial *trial, int32_t id, struct butler_error *err)
 {
     struct eval_watch *watch = trial->watch;
     const int n_vocab = trial->run->info->n_vocab, part = part_of(trial, butler_n_past(trial->session));
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     int code = eval_check_stop(trial->run, err);
     if (code == 0)
         code = step_both(trial, id, err);

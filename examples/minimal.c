@@ -10,7 +10,13 @@
 
 #include <butler.h>
 
-enum { MAX_TOKENS = 64, MAX_PIECE = 4096 };
+enum { MAX_TOKENS = 64 };
+
+static bool print(void *user, const char *text, size_t n)
+{
+    (void)user;
+    return fwrite(text, 1, n, stdout) == n;
+}
 
 int main(int argc, char **argv)
 {
@@ -27,8 +33,8 @@ int main(int argc, char **argv)
     }
     if (!(model = butler_model_load(argv[1], NULL, &err)) || !(engine = butler_engine_new(model, NULL, &err)))
         goto fail;
-    struct butler_session_params params = {.policy = argc > 3 ? argv[3] : "full"};
-    struct butler_sampler_params greedy = {.temperature = 0, .top_p = 1};
+    struct butler_session_params params = {BUTLER_INIT(butler_session_params), .policy = argc > 3 ? argv[3] : "full"};
+    struct butler_sampler_params greedy = {BUTLER_INIT(butler_sampler_params), .temperature = 0};
     if (!(session = butler_session_new(engine, &params, &err)) || !(sampler = butler_sampler_new(&greedy, &err)))
         goto fail;
 
@@ -36,24 +42,11 @@ int main(int argc, char **argv)
     int n = butler_tokenize(model, argv[2], strlen(argv[2]), flags, NULL, 0, &err);
     if (n < 0 || !(ids = malloc((size_t)n * sizeof *ids + 1)) ||
         butler_tokenize(model, argv[2], strlen(argv[2]), flags, ids, n, &err) < 0 ||
-        butler_prefill(session, ids, n, NULL, NULL, &err) < 0)
+        butler_prefill(session, ids, n, NULL, NULL, &err) < 0 ||
+        butler_generate(session, sampler, MAX_TOKENS, print, NULL, &err) < 0)
         goto fail;
 
-    struct butler_utf8 stream = {0};
-    for (int i = 0; i < MAX_TOKENS; i++) {
-        char text[MAX_PIECE];
-        size_t n_bytes = 0;
-        int32_t id = butler_sample(sampler, butler_logits(session), butler_model_get_info(model)->n_vocab, &err);
-        if (id < 0)
-            goto fail;
-        if (butler_token_is_end(model, id))
-            break;
-        const char *bytes = butler_token_bytes(model, id, &n_bytes);
-        fwrite(text, 1, butler_utf8_push(&stream, bytes, n_bytes, text, sizeof text), stdout);
-        if (butler_step(session, id, &err) < 0)
-            goto fail;
-    }
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     butler_session_stats(session, &stats);
     printf("\n[%llu tokens read %llu of %llu KV bytes]\n", (unsigned long long)stats.n_decode,
            (unsigned long long)(stats.kv_bytes + stats.metric_bytes), (unsigned long long)stats.full_kv_bytes);

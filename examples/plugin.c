@@ -8,13 +8,11 @@
 
 #include <butler.h>
 
-enum { MAX_HEAD_DIM = 1024 };
-
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
                   const float *q, int n_q, int first, int n, float *out, size_t stride)
 {
     (void)values, (void)q, (void)n_q, (void)stride; /* query_free: one row of scores */
-    float value[MAX_HEAD_DIM];
+    float value[BUTLER_MAX_HEAD_DIM];
     for (int i = 0; i < n; i++) {
         float sum = 0;
         butler_view_value(view, first + i, value);

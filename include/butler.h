@@ -5,7 +5,8 @@
  *     model   = butler_model_load(path)              a GGUF file, mapped: weights and tokenizer; immutable, shared
  *     engine  = butler_engine_new(model)             the model on a device: threads, scratch, KV pages of all its sessions
  *     session = butler_session_new(engine, policy)   one text: its KV cache and what its policy remembers
- *     butler_tokenize -> butler_prefill -> { butler_sample -> butler_step } -> butler_session_stats
+ *     butler_tokenize -> butler_prefill -> butler_generate -> butler_session_stats
+ *     butler_tokenize -> butler_prefill -> { butler_sample -> butler_step }, token by token
  *     butler_chat_render -> butler_chat_tokenize     the same for a conversation, by the model's chat template
  *     butler_run                                     the same for many sessions at once
  *
@@ -24,8 +25,15 @@
  * Threads. A model may be used by any number of threads. An engine and all its sessions are used by one thread at a time;
  * only butler_session_cancel may be called from any thread.
  *
- * Parameter structs begin with struct_size. Zeroed structs mean the defaults that each struct names; a caller who sets struct_size
- * to sizeof of the struct it was built with is refused by a library that expects another layout.
+ * Structs that may get more fields begin with struct_size, the number of bytes that the program knows:
+ *
+ *     struct butler_session_params params = {BUTLER_INIT(butler_session_params), .n_ctx = 4096};
+ *     struct butler_stats stats = {BUTLER_INIT(butler_stats)};
+ *
+ * A program and a library of one soname may know different numbers of fields. Of parameters the library reads those that the
+ * program knows, and the others are zero; zero means the default that each struct names. A field that is set and that the library
+ * does not know is BUTLER_ERROR_UNSUPPORTED. Of a struct that the library fills, it writes nothing behind struct_size, and
+ * struct_size stays. struct_size 0 means the fields of version 0.3.0. Structs without it never change.
  */
 #ifndef BUTLER_H
 #define BUTLER_H
@@ -39,7 +47,13 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* the rest of the library is built hidden */
 
-#define BUTLER_VERSION "0.2.0"
+#define BUTLER_VERSION "0.3.0"
+
+/* The beginning of an initialiser: {BUTLER_INIT(butler_stats)}. */
+#define BUTLER_INIT(name) .struct_size = sizeof(struct name)
+
+/* Most channels of an attention head. A model with more is BUTLER_ERROR_UNSUPPORTED when it is loaded. */
+#define BUTLER_MAX_HEAD_DIM 512
 
 /* ------------------------------------------------------------------------------------------------ errors */
 
@@ -66,7 +80,7 @@ struct butler_error {
 struct butler_model; /* weights and tokenizer of a file */
 
 struct butler_model_params {
-    size_t struct_size;   /* 0 or sizeof(struct butler_model_params) */
+    size_t struct_size;
     bool vocabulary_only; /* only the tokenizer and the chat template: the file needs no tensors, and no engine can be made */
     /* How text is split into words before tokens are made, by the name of tokenizer.ggml.pre ("llama-bpe", "qwen2"); NULL: as the
      * file says. A model whose file names an unknown one loads, and only butler_tokenize fails. */
@@ -81,6 +95,7 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
 void butler_model_free(struct butler_model *model);
 
 struct butler_model_info {
+    size_t struct_size;
     const char *architecture;  /* as the file names it: "llama", "gemma3", ... */
     const char *name;          /* general.name, or "" */
     const char *file_type;     /* the type most weights are in, "Q8_0" */
@@ -109,7 +124,7 @@ int butler_model_fingerprint(struct butler_model *model, uint64_t *fingerprint, 
 struct butler_engine; /* a model on a device */
 
 struct butler_engine_params {
-    size_t struct_size;    /* 0 or sizeof(struct butler_engine_params) */
+    size_t struct_size;
     int n_threads;         /* 0: one per online core */
     const char *isa;       /* NULL: the best this CPU has; else "ref", "avx2", "avx512", "amx" or "neon" */
     int n_block;           /* most tokens of one pass, of all sessions together; 0: what suits the device */
@@ -128,6 +143,7 @@ void butler_engine_free(struct butler_engine *engine);
 struct butler_model *butler_engine_model(const struct butler_engine *engine);
 
 struct butler_engine_info {
+    size_t struct_size;
     const char *device; /* "cpu" */
     const char *isa;    /* kernels in use */
     int n_threads, n_block;
@@ -147,6 +163,7 @@ void butler_engine_get_info(const struct butler_engine *engine, struct butler_en
 int butler_predictor_attach(struct butler_engine *engine, const char *path, struct butler_error *err);
 
 struct butler_predictor_info {
+    size_t struct_size;
     const char *path;
     int version, d; /* d: channels of a predicted head */
     uint64_t n_params;
@@ -168,6 +185,7 @@ enum butler_file_kind { BUTLER_FILE_MODEL, BUTLER_FILE_PREDICTOR, BUTLER_FILE_SE
 
 /* What a file is, without the model that it belongs to. */
 struct butler_file_info {
+    size_t struct_size;
     enum butler_file_kind kind;
     uint64_t bytes; /* of the file */
     /* Predictors and sessions. */
@@ -250,7 +268,7 @@ struct butler_chat_message {
 };
 
 struct butler_chat_options {
-    size_t struct_size;         /* 0 or sizeof(struct butler_chat_options) */
+    size_t struct_size;
     const char *jinja;          /* the template; NULL: the model's own */
     bool add_generation_prompt; /* ends the text with the beginning of an answer */
     const char *tools;          /* a JSON array of tools; NULL: none */
@@ -289,7 +307,7 @@ int butler_chat_tokenize(const struct butler_model *model, const struct butler_c
 enum butler_kv_type { BUTLER_KV_F16, BUTLER_KV_F32, BUTLER_KV_Q8_0, BUTLER_N_KV_TYPES };
 
 struct butler_session_params {
-    size_t struct_size;          /* 0 or sizeof(struct butler_session_params) */
+    size_t struct_size;
     int n_ctx;                   /* most tokens of the text; 0: what the model was trained for */
     enum butler_kv_type kv_type; /* 0: F16 */
     const char *policy;          /* "full", "quest:budget=1024", ...; NULL: "full". See butler_policy_describe */
@@ -312,6 +330,7 @@ typedef bool butler_hidden_fn(void *user, int position, const float *hidden);
 
 /* A part of what butler_run does: some tokens of one session. */
 struct butler_span {
+    size_t struct_size;
     struct butler_session *session;
     const int32_t *ids; /* [n] */
     int n;
@@ -406,6 +425,7 @@ int butler_session_copy(struct butler_session *to, struct butler_session *from, 
 
 /* What the session cost so far. Bytes: what kernels were asked to read in decode steps (rows that exact tokens share: once). */
 struct butler_stats {
+    size_t struct_size;
     uint64_t n_prefill, n_decode;       /* tokens */
     double prefill_s, decode_s;         /* wall time; of a pass of several sessions each has its tokens' share */
     double score_s, select_s, attend_s; /* wall time inside decode_s */
@@ -439,6 +459,7 @@ int butler_last_selection(const struct butler_session *session, int layer, int h
 /* What the selection of one decode step has of exact attention: means over the query heads of the layers that read a part of their
  * cache. The exact attention is that of the step's own queries to all keys. */
 struct butler_audit {
+    size_t struct_size;
     int n_heads;    /* query heads that were compared, of all layers; 0: the step read everything */
     double recall;  /* of the k tokens with the highest exact attention the share that was read, k being as many as were read; the
                      * newest token, which every step reads, is always one of them */
@@ -453,6 +474,7 @@ int butler_session_audit(struct butler_session *session, struct butler_audit *au
 
 /* What a query head of a decode step attended to. Arrays are valid during the call. */
 struct butler_head_attention {
+    size_t struct_size;
     int layer, head;
     const int32_t *read; /* [n_read] positions that the step read, ascending, the new token's own among them */
     int n_read;
@@ -491,11 +513,11 @@ struct butler_logit_bias {
 };
 
 struct butler_sampler_params {
-    size_t struct_size; /* 0 or sizeof(struct butler_sampler_params) */
-    float temperature;  /* <= 0: greedy */
-    int top_k;          /* 0: off */
-    float top_p;        /* 0 or 1: off */
-    float min_p;        /* 0: off */
+    size_t struct_size;
+    float temperature; /* <= 0: greedy */
+    int top_k;         /* 0: off */
+    float top_p;       /* 0 or 1: off */
+    float min_p;       /* 0: off */
     uint64_t seed;
     float typical_p; /* locally typical sampling (Meister et al. 2022); 0 or 1: off */
     /* Of each token among the latest penalty_last_n of the text: its logit is divided by repeat_penalty where it is positive and
@@ -532,6 +554,16 @@ int32_t butler_sample(struct butler_sampler *sampler, const float *logits, int n
  * meanwhile. */
 int butler_sampler_prepare(struct butler_sampler *sampler, const float *logits, int n_vocab, int work, struct butler_error *err);
 
+/* Gets whole UTF-8 characters of a text as they come, n bytes without a terminator. false: stop. */
+typedef bool butler_piece_fn(void *user, const char *text, size_t n);
+
+/* Decodes up to n tokens of an answer to what the session has read. Ends before a token that ends an answer, where the policy's
+ * rule says so (butler_should_stop), where the context is full, and where on_text returns false. on_text may be NULL. Returns the
+ * number of tokens that were added to the session; butler_logits are then those behind the last. After an error the session holds
+ * the tokens whose text on_text got. */
+int butler_generate(struct butler_session *session, struct butler_sampler *sampler, int n, butler_piece_fn *on_text, void *user,
+                    struct butler_error *err);
+
 /* ----------------------------------------------------------------------------------------------- drafts
  *
  * Self-speculative decoding: the session drafts some tokens under its policy, which reads a part of the cache, and one exact pass
@@ -540,9 +572,9 @@ int butler_sampler_prepare(struct butler_sampler *sampler, const float *logits, 
 struct butler_draft; /* of one session */
 
 struct butler_draft_params {
-    size_t struct_size; /* 0 or sizeof(struct butler_draft_params) */
-    int n_max;          /* most drafts of a check, 1 to 15; 0: 8 */
-    bool fixed;         /* always n_max drafts; else as many as measured times and acceptance pay for, or none */
+    size_t struct_size;
+    int n_max;  /* most drafts of a check, 1 to 15; 0: 8 */
+    bool fixed; /* always n_max drafts; else as many as measured times and acceptance pay for, or none */
 };
 
 /* Drafts for a session whose policy retrieves ("verified", "quest:budget=256", "h2o:method=retrieve,budget=256", ...); any other is
@@ -581,6 +613,7 @@ struct butler_param {
 
 /* What `butler policies` lists. */
 struct butler_policy_info {
+    size_t struct_size;
     const char *name, *metric, *method, *summary;
     const char *defaults; /* the policy string with every parameter written out */
 };
@@ -596,6 +629,7 @@ const char *butler_policy_help(const struct butler_engine *engine, const char *m
 
 /* What a session costs in bytes, all layers together, by the shapes alone; a predictor's own bytes are not included. */
 struct butler_policy_cost {
+    size_t struct_size;
     double record_bytes;               /* what the metric keeps for a token in all layers */
     uint64_t kv_memory, metric_memory; /* held for a text of that length; pages are rounded up beyond that */
     uint64_t prompt_memory;            /* of both, held at most while a prompt of that length is read */

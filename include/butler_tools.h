@@ -20,7 +20,7 @@ typedef void butler_library_note_fn(void *user, const char *message);
 struct butler_library;
 
 struct butler_library_params {
-    size_t struct_size; /* 0 or sizeof(struct butler_library_params) */
+    size_t struct_size;
     const char *folder; /* made if need be, for the user alone */
     uint64_t max_bytes; /* most bytes of its files; what was used longest ago goes first. 0: a tenth of the disk's free bytes */
     butler_library_note_fn *note; /* or NULL */
@@ -37,6 +37,7 @@ void butler_library_free(struct butler_library *library);
 int butler_session_use_library(struct butler_session *session, struct butler_library *library, struct butler_error *err);
 
 struct butler_library_info {
+    size_t struct_size;
     const char *folder;                                   /* the library's */
     uint64_t max_bytes, bytes, bytes_read, bytes_written; /* the latter two by this process */
     int n_damaged;                                        /* files that could not be used */
@@ -45,6 +46,7 @@ void butler_library_get_info(const struct butler_library *library, struct butler
 
 /* A text of the library: all its files up to one that no other goes on from. */
 struct butler_library_entry {
+    size_t struct_size;
     char id[33];                               /* names it: the hash of its tokens */
     char model[64], isa[16];                   /* its model's name; the kernels that made the rows, and can use them */
     char text[160], end[160];                  /* how its first and its last file's text begin */

@@ -163,7 +163,7 @@ static json_t *get_tokenizer_info(struct serve_api *api, const struct http_excha
 /* Names for the "policy" of requests. */
 static json_t *policies_json(const struct serve_api *api)
 {
-    struct butler_policy_info policy;
+    struct butler_policy_info policy = {BUTLER_INIT(butler_policy_info)};
     json_t *names = json_array();
     for (int i = 0; butler_policy_describe(api->engine, i, &policy); i++)
         json_array_append_new(names, json_string(policy.name));

@@ -141,7 +141,7 @@ void serve_choice_flush(struct serve_choice *choice, struct serve_event *event)
 
 void serve_choice_release(struct serve_choice *choice, struct butler_stats *sum)
 {
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     if (!choice->session)
         return;
     butler_session_stats(choice->session, &stats);

@@ -36,7 +36,7 @@ static int count_tokens(const struct serve_job *job, const struct serve_choice *
 
 int serve_draft_round(const struct serve_job *job, struct serve_choice *choice, double max_stall_s, struct butler_error *err)
 {
-    struct butler_stats before, after;
+    struct butler_stats before = {BUTLER_INIT(butler_stats)}, after = {BUTLER_INIT(butler_stats)};
     const double begin = serve_now();
     if (serve_draft_open(job, choice, err) < 0)
         return err->code;

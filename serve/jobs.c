@@ -35,7 +35,7 @@ static enum butler_kv_type kv_type(const struct serve_jobs *jobs)
 void serve_jobs_init(struct serve_jobs *jobs, struct butler_engine *engine, const struct serve_params *params)
 {
     const struct butler_model *model = butler_engine_model(engine);
-    struct butler_engine_info info;
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
     butler_engine_get_info(engine, &info);
     jobs->engine = engine;
     jobs->params = params;
@@ -64,7 +64,7 @@ int serve_jobs_most(const struct serve_jobs *jobs, const struct serve_job *job)
 /* Bytes that the job's texts hold at most while each has up to n tokens. */
 static int count_bytes(const struct serve_jobs *jobs, struct serve_job *job, int n, uint64_t *bytes)
 {
-    struct butler_policy_cost cost;
+    struct butler_policy_cost cost = {BUTLER_INIT(butler_policy_cost)};
     if (butler_policy_estimate(jobs->engine, job->policy, kv_type(jobs), n, &cost, &job->error) < 0)
         return job->error.code;
     uint64_t one = cost.kv_memory + cost.metric_memory + jobs->slack;
@@ -90,7 +90,7 @@ static int make_grant(const struct serve_jobs *jobs, struct serve_job *job, int 
 
 int serve_jobs_count(const struct serve_jobs *jobs, struct serve_job *job)
 {
-    struct butler_policy_cost cost;
+    struct butler_policy_cost cost = {BUTLER_INIT(butler_policy_cost)};
     uint64_t most = 0;
     const int n = job->n_prompt;
     if (job->prompt_bytes > 0)

@@ -540,7 +540,7 @@ static void describe(const struct serve_job *job, struct serve_slot *slot, bool 
 /* What others may see of the jobs that have begun. */
 static void publish(struct serve_scheduler *s)
 {
-    struct butler_engine_info info;
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
     butler_engine_get_info(s->engine, &info);
     pthread_mutex_lock(&s->lock);
     struct serve_metrics *m = &s->metrics;

@@ -88,7 +88,7 @@ static struct serve_policy_metrics *find_policy(struct serve_traces *traces, con
 void serve_traces_after(struct serve_traces *traces, const struct serve_job *job, struct serve_choice *choice)
 {
     struct serve_watch *watch = &choice->watch;
-    struct butler_stats stats, *seen = &watch->seen;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)}, *seen = &watch->seen;
     butler_session_stats(choice->session, &stats);
     if (stats.n_decode <= seen->n_decode) /* they began anew */
         *seen = (struct butler_stats){0};

@@ -50,7 +50,7 @@ class SessionParams(ctypes.Structure):
 
 
 class Span(ctypes.Structure):
-    _fields_ = [("session", ctypes.c_void_p), ("ids", ctypes.POINTER(ctypes.c_int32)), ("n", ctypes.c_int), ("prompt_end", ctypes.c_int),
+    _fields_ = [("struct_size", ctypes.c_size_t), ("session", ctypes.c_void_p), ("ids", ctypes.POINTER(ctypes.c_int32)), ("n", ctypes.c_int), ("prompt_end", ctypes.c_int),
                 ("exact", ctypes.c_bool), ("no_logits", ctypes.c_bool), ("each", ctypes.c_void_p), ("user", ctypes.c_void_p),
                 ("hidden", ctypes.c_void_p)]
 

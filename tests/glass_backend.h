@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "cpu/backend_cpu.h"
+#include "engine/abi.h"
 #include "engine/engine.h"
 
 /* All memory is one range of address space, so that one call protects it: a stack, from which what is freed goes when all above it
@@ -231,8 +232,8 @@ static void glass_destroy(struct butler_backend *backend)
 static inline struct butler_engine *glass_engine(struct butler_model *model, const struct butler_engine_params *wanted,
                                                  struct butler_error *err)
 {
-    struct butler_engine_params own = wanted ? *wanted : (struct butler_engine_params){0}, *params = &own;
-    if (butler_check_struct(own.struct_size, sizeof own, "butler_engine_params", err) < 0)
+    struct butler_engine_params own, *params = &own;
+    if (butler_take_struct(&own, sizeof own, wanted, sizeof own, "butler_engine_params", err) < 0)
         return NULL;
     if (own.kv_bytes == 0)
         own.kv_bytes = 1 << 28;

@@ -103,7 +103,7 @@ static void test_equals_a_plain_computation(void **state)
         for (size_t p = 0; p < sizeof policies / sizeof *policies; p++) {
             struct butler_session *session = begin(engine, policies[p], watch);
             for (int i = N_PROMPT; i < N_TEXT; i++) {
-                struct butler_audit audit;
+                struct butler_audit audit = {BUTLER_INIT(butler_audit)};
                 double recall = 0, mass = 0;
                 int n_heads = 0;
                 assert_int_equal(butler_session_audit(session, &audit, NULL), 1);
@@ -131,7 +131,7 @@ static void test_equals_a_plain_computation(void **state)
 static void test_changes_nothing(void **state)
 {
     struct butler_engine *engines[] = {open_model(models[0], 1), open_model(models[0], 3)};
-    struct butler_audit first[N_TEXT];
+    struct butler_audit first[N_TEXT] = {{BUTLER_INIT(butler_audit)}};
     (void)state;
     for (int e = 0; e < 2; e++) {
         struct butler_session *plain = begin(engines[e], "fier:budget=12,dense=0", NULL),
@@ -287,7 +287,7 @@ static void test_places(void **state)
 static void test_known_answers(void **state)
 {
     struct butler_engine *engine = open_model(models[0], 1);
-    struct butler_audit audit;
+    struct butler_audit audit = {BUTLER_INIT(butler_audit)};
     struct butler_session *session = begin(engine, "oracle:budget=10,share=query", NULL);
     (void)state;
     assert_int_equal(butler_session_audit(session, &audit, NULL), 1);

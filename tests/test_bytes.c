@@ -109,7 +109,7 @@ static void check_bytes(struct butler_engine *engine, const char *policy, bool r
 {
     enum { N_PROMPT = 150, N_STEPS = 40 };
     struct butler_error err;
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     int32_t text[N_PROMPT + N_STEPS];
     uint64_t random = 5;
     struct butler_session *session = butler_session_new(
@@ -194,7 +194,7 @@ static void what_only_prompts_need_is_given_back(void **state)
     struct butler_engine *engine = load_engine(path, 2, NULL);
     for (int i = 0; i < BUTLER_COUNT(policies); i++) {
         struct butler_error err;
-        struct butler_stats stats, after;
+        struct butler_stats stats = {BUTLER_INIT(butler_stats)}, after = {BUTLER_INIT(butler_stats)};
         char saved[] = "/tmp/butler-records-XXXXXX";
         struct butler_session *session = open_session(engine, policies[i], text);
         butler_session_stats(session, &stats);
@@ -239,7 +239,7 @@ static void norms_of_values_are_counted(void **state)
     assert_non_null(engine);
     for (int i = 0; i < 2; i++) {
         struct butler_error err;
-        struct butler_stats plain, weighed;
+        struct butler_stats plain = {BUTLER_INIT(butler_stats)}, weighed = {BUTLER_INIT(butler_stats)};
         struct butler_session *without = open_session(engine, i ? "tova:budget=64,sinks=20" : "h2o:budget=64,sinks=20", text);
         struct butler_session *with = open_session(engine, i ? "tova+vatp:budget=64" : "h2o+vatp:budget=64", text);
         const uint64_t heads = (uint64_t)(with->shape.n_layers * with->shape.n_kv_heads);

@@ -120,7 +120,7 @@ static struct butler_session *write_by_drafts(struct butler_session *session, fl
 {
     struct butler_sampler *sampler = open_sampler(temperature);
     struct butler_error err = {0};
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     int32_t ids[MOST];
     const int n_prompt = butler_n_past(session);
     bool restored = false;
@@ -282,7 +282,7 @@ static void test_chosen_number(void **state)
         assert_memory_equal(ids, text.ids + n, (size_t)m * sizeof *ids);
         ids[0] = ids[m - 1];
     }
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     butler_session_stats(session, &stats);
     count.drafted = stats.n_drafted;
     assert_true(count.drafted >= 2); /* it has tried */
@@ -338,7 +338,7 @@ static void test_distribution(void **state)
     struct butler_session *session = open_session(engine, "random:budget=2", BUTLER_KV_F16, N_CTX);
     struct butler_draft *draft = open_draft(session, 1, true);
     struct butler_sampler *sampler = butler_sampler_new(&params, NULL), *other = butler_sampler_new(&params, NULL);
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     const int n_vocab = engine->model->hp.n_vocab, first = 7;
     int *counts = calloc((size_t)n_vocab, sizeof *counts), ids[2], n_past;
     float *logits = malloc((size_t)n_vocab * sizeof *logits);
@@ -392,7 +392,7 @@ static void test_keep(void **state)
         struct butler_session *session = open_session(engine, "oracle:budget=100", BUTLER_KV_F16, N_CTX);
         struct butler_sampler *sampler = open_sampler(0.5f);
         struct butler_draft *draft = open_draft(session, 8, true);
-        struct butler_stats stats;
+        struct butler_stats stats = {BUTLER_INIT(butler_stats)};
         int32_t ids[MOST];
         begin(session, 0);
         ids[0] = butler_sample(sampler, butler_logits(session), text.n_vocab, NULL);

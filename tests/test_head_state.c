@@ -138,7 +138,7 @@ static void test_state_follows(void **state)
             assert_int_equal(butler_prefill(other, (int32_t[]){1, 2, 3}, 3, NULL, NULL, NULL), 0);
             for (int i = 0; i < 60; i++)
                 assert_int_equal(butler_step(other, 5, NULL), 0);
-            struct butler_stats stats;
+            struct butler_stats stats = {BUTLER_INIT(butler_stats)};
             butler_session_stats(other, &stats);
             assert_true(stats.metric_memory == 2 * 2 * sizeof(struct held)); /* layers times KV heads */
             butler_session_free(restored);

@@ -157,7 +157,7 @@ static void for_all(law_fn *law)
 {
     for (int m = 0; m < END_MODELS; m++) {
         const struct context c = open_model(&models[m], 0);
-        struct butler_policy_info info;
+        struct butler_policy_info info = {BUTLER_INIT(butler_policy_info)};
         int n = 0;
         for (int i = 0; butler_policy_describe(c.engine, i, &info); i++, n++)
             if (in_share(m + 7 * i) && applies(&c, info.name))
@@ -275,7 +275,7 @@ static void selection_law(const struct context *c, const char *policy)
                 check_selection(session, text, c->n_prompt, l, h);
         if (p->method == BUTLER_EVICT && !p->evict_at_prefill_only && p->budget_kind == BUTLER_BUDGET_COUNT &&
             p->dense_layers == 0 && session->model->hp.n_windowed == 0) {
-            struct butler_stats stats;
+            struct butler_stats stats = {BUTLER_INIT(butler_stats)};
             butler_session_stats(session, &stats);
             assert_true(stats.kv_memory <= butler_kv_bytes(c->model, c->from->kv_type, BUDGET));
         }
@@ -300,7 +300,7 @@ static void covered_law(const struct context *c, const char *policy)
     const int last = session->shape.n_layers - 1;
     prefill(session, c->text, c->n_prompt);
     for (int i = 0; i < 2 * COVERED && p->method == BUTLER_RETRIEVE && p->budget_kind != BUTLER_BUDGET_MASS; i++) {
-        struct butler_stats stats;
+        struct butler_stats stats = {BUTLER_INIT(butler_stats)};
         const bool covered = butler_policy_covers(p, last, last + 1, c->n_prompt + i + 1);
         assert_true(covered || i >= COVERED);
         butler_session_stats_reset(session);
@@ -637,7 +637,7 @@ static bool adopts_from(const struct context *c, const char *policy, const char 
             step(heir, c->text[i]);
             assert_same_logits(alone, heir, text, i);
         }
-        struct butler_stats a, b;
+        struct butler_stats a = {BUTLER_INIT(butler_stats)}, b = {BUTLER_INIT(butler_stats)};
         butler_session_stats(alone, &a);
         butler_session_stats(heir, &b);
         assert_int_equal(a.kv_bytes, b.kv_bytes);
@@ -715,7 +715,7 @@ static void threads_law(const struct context *c, const struct context *other, co
 static void test_threads(void **state)
 {
     enum { MANY = 6 };
-    struct butler_policy_info info;
+    struct butler_policy_info info = {BUTLER_INIT(butler_policy_info)};
     (void)state;
     for (int m = 0; m < END_THREADED_MODELS; m++) {
         const struct context c = open_model(&models[m], 2), one = open_model(&models[m], 1), many = open_model(&models[m], MANY);

@@ -117,7 +117,7 @@ static struct butler_session *open_session(const struct context *c, const char *
 
 static uint64_t n_read(const struct butler_session *session)
 {
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     butler_session_stats(session, &stats);
     return stats.n_prefill;
 }
@@ -196,7 +196,7 @@ static void test_equality(void **state)
     (void)state;
     for (int m = 0; m < BUTLER_COUNT(models); m++) {
         struct context c;
-        struct butler_policy_info info;
+        struct butler_policy_info info = {BUTLER_INIT(butler_policy_info)};
         open_model(&c, &models[m], 0);
         struct butler_library *library = open_library(&c, 1 << 30);
         struct butler_session *first = open_session(&c, "full", library, 0);

@@ -67,7 +67,7 @@ static struct butler_engine *open_engine(struct butler_model *model, const char 
     const struct butler_engine_params params = {
         .n_threads = n_threads, .isa = isa, .n_block = n_block, .kv_bytes = 1 << 26}; /* qemu-user pays for reserved memory too */
     struct butler_error err = {0};
-    struct butler_engine_info info;
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
     struct butler_engine *engine = butler_engine_new(model, &params, &err);
     if (!engine && (strcmp(isa, "ref") == 0 || err.code != BUTLER_ERROR_UNSUPPORTED))
         fail_msg("%s: %s", isa, err.message);

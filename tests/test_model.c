@@ -541,6 +541,9 @@ static void test_bad_shapes_of_model(void **state)
         tiny.extra_n = 64;
         expect_failure(&tiny, BUTLER_ERROR_UNSUPPORTED, "has no place");
     }
+    struct tiny wide = tiny_default;
+    wide.head_dim = BUTLER_MAX_HEAD_DIM + 2;
+    expect_failure(&wide, BUTLER_ERROR_UNSUPPORTED, "heads of 514 dimensions; expected an even number up to 512");
     tiny.extra_tensor = "rope_freqs.weight";
     tiny.extra_n = 9;
     expect_failure(&tiny, BUTLER_ERROR_FORMAT, "tensor 'rope_freqs.weight': shape [9, 1], llama needs [8]");

@@ -50,7 +50,7 @@ static void test_models(void **state)
     uint64_t fingerprint;
     size_t n = 1;
     (void)state;
-    struct butler_file_info file;
+    struct butler_file_info file = {BUTLER_INIT(butler_file_info)};
     GIVES_NULL("path", butler_model_load, NULL, NULL, &err);
     FAILS("path", butler_file_describe, NULL, &file, &err);
     FAILS("info", butler_file_describe, "x", NULL, &err);
@@ -89,9 +89,9 @@ static void test_engines(void **state)
 {
     const struct butler_metric metric = {.abi = BUTLER_METRIC_ABI};
     struct butler_engine_info info = {.n_threads = 7};
-    struct butler_policy_info policy;
-    struct butler_policy_cost cost;
-    struct butler_predictor_info predictor;
+    struct butler_policy_info policy = {BUTLER_INIT(butler_policy_info)};
+    struct butler_policy_cost cost = {BUTLER_INIT(butler_policy_cost)};
+    struct butler_predictor_info predictor = {BUTLER_INIT(butler_predictor_info)};
     (void)state;
     GIVES_NULL("model", butler_engine_new, NULL, NULL, &err);
     FAILS("engine", butler_predictor_attach, NULL, "x", &err);
@@ -126,7 +126,7 @@ static void test_sessions(void **state)
     const struct butler_span nobody = {.ids = &id, .n = 1};
     struct butler_session *none = NULL;
     struct butler_stats stats = {.n_decode = 7};
-    struct butler_audit audit;
+    struct butler_audit audit = {BUTLER_INIT(butler_audit)};
     int32_t ids[4];
     (void)state;
     GIVES_NULL("engine", butler_session_new, NULL, NULL, &err);
@@ -228,6 +228,7 @@ static void test_samplers(void **state)
     GIVES_NULL("gbnf", butler_grammar_new, model, NULL, &err);
     butler_grammar_free(NULL);
     FAILS("sampler", butler_sampler_accept, NULL, NULL, 0, &err);
+    FAILS("session", butler_generate, NULL, NULL, 1, NULL, NULL, &err);
     FAILS("sampler", butler_sample, NULL, logits, 2, &err);
     FAILS("logits", butler_sample, sampler, NULL, 2, &err);
     FAILS("sampler", butler_sampler_prepare, NULL, logits, 2, 1, &err);

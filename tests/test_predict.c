@@ -576,7 +576,7 @@ static void test_refusals(void **state)
 {
     struct butler_engine *engine = open_engine();
     struct butler_error err;
-    struct butler_predictor_info info;
+    struct butler_predictor_info info = {BUTLER_INIT(butler_predictor_info)};
     (void)state;
     assert_int_equal(butler_policy_check(engine, "tokenbutler", &err), BUTLER_ERROR_ARGUMENT);
     assert_non_null(strstr(err.message, "butler train --predictor v1"));

@@ -206,7 +206,7 @@ static const char *const more_policies[] = {
 /* The policy i, with a small budget where it has one. */
 static bool policy_of(const struct butler_engine *engine, int i, char out[256])
 {
-    struct butler_policy_info info;
+    struct butler_policy_info info = {BUTLER_INIT(butler_policy_info)};
     int n = 0;
     while (butler_policy_describe(engine, n, &info))
         n++;
@@ -323,7 +323,7 @@ static void test_weights_once(void **state)
     struct butler_engine *engine = open_engine("models/llama-q8_0.gguf", &(struct butler_engine_params){.n_threads = 2});
     struct butler_session *sessions[N], *alone = open_session(engine, "full");
     struct butler_error errs[N];
-    struct butler_stats one, each;
+    struct butler_stats one = {BUTLER_INIT(butler_stats)}, each = {BUTLER_INIT(butler_stats)};
     const int32_t prompt[] = {1, 2, 3}, ids[N] = {4, 5, 6, 7, 8};
     uint64_t sum = 0;
     (void)state;
@@ -380,8 +380,7 @@ static void test_what_is_wrong_is_named(void **state)
         assert_int_equal(butler_step(b, 1, errs), 0);
     assert_int_equal(butler_step_batch(good, ids, 2, errs), BUTLER_ERROR_LENGTH);
     assert_true(errs[0].code == 0 && errs[1].code == BUTLER_ERROR_LENGTH && butler_n_past(a) == 3);
-    const struct butler_session_params old = {.struct_size = 8};
-    assert_null(butler_session_new(engine, &old, errs));
+    assert_null(butler_session_new(engine, &(struct butler_session_params){.struct_size = 1 << 20}, errs));
     assert_non_null(strstr(errs[0].message, "butler_session_params"));
     assert_null(butler_engine_new(engine->model, &(struct butler_engine_params){.struct_size = 3}, errs));
     butler_session_free(a);
@@ -489,7 +488,7 @@ static void test_pages_run_out(void **state)
     assert_int_equal(butler_run(engine, &span, 1, &err), BUTLER_ERROR_MEMORY);
     assert_non_null(strstr(err.message, "pages"));
     butler_session_free(session);
-    struct butler_engine_info info;
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
     butler_engine_get_info(engine, &info);
     assert_int_equal(info.kv_memory, 0);
     close_engine(engine);
@@ -585,7 +584,7 @@ static void test_cancel_from_another_thread(void **state)
 
 static uint64_t kv_memory(const struct butler_engine *engine)
 {
-    struct butler_engine_info info;
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
     butler_engine_get_info(engine, &info);
     return info.kv_memory;
 }
@@ -641,7 +640,7 @@ static void test_prefix(void **state)
     const struct butler_engine_params params = {.n_threads = 2, .kv_bytes = 1 << 26, .prefix_bytes = 1 << 24};
     struct butler_engine *engine = open_engine("models/llama-gqa.gguf", &params);
     struct butler_error err = {0};
-    struct butler_engine_info info;
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
     int32_t ids[N + 10], other[N];
     (void)state;
     attach_both(engine, false);
@@ -690,7 +689,7 @@ static void test_prefix_memory(void **state)
     const struct butler_hparams *hp = &engine->model->hp;
     const uint64_t bytes = butler_kv_extent_bytes(BUTLER_KV_F16, hp->head_dim) * (uint64_t)(hp->n_layers * hp->n_kv_heads);
     struct butler_error err = {0};
-    struct butler_engine_info info;
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
     int32_t ids[3][N];
     (void)state;
     close_engine(engine);

@@ -76,8 +76,8 @@ static bool score(void *user, int position, const float *logits)
 /* What was held while the prompt was read is within what is said of it. */
 static void check_memory(const struct butler_engine *engine, const struct wish *wish, const struct butler_session *session)
 {
-    struct butler_policy_cost cost;
-    struct butler_stats stats;
+    struct butler_policy_cost cost = {BUTLER_INIT(butler_policy_cost)};
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     assert_int_equal(butler_policy_estimate(engine, wish->policy, BUTLER_KV_F16, wish->n_prompt, &cost, NULL), 0);
     butler_session_stats(session, &stats);
     const uint64_t rounded = butler_kv_bytes(butler_engine_model(engine), BUTLER_KV_F16, 1);
@@ -329,7 +329,7 @@ static void test_random_schedules(void **state)
         assert_true(round % 6 != 5 || metrics.parked_total == 0);
         assert_int_equal(metrics.park_failures, 0);
         parked += metrics.parked_total;
-        struct butler_engine_info info;
+        struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
         butler_engine_get_info(engine, &info);
         assert_true(info.kv_memory == info.prefix_memory); /* no page is lost */
         free_jobs(n);

@@ -144,7 +144,7 @@ static void test_default_parameters(void **state)
     text_of(text, N, tiny.n_vocab);
     for (int i = 0; i < 3; i++) {
         struct butler_error err;
-        struct butler_stats stats;
+        struct butler_stats stats = {BUTLER_INIT(butler_stats)};
         struct butler_session *session = butler_session_new(engine, params[i], &err);
         assert_non_null(session);
         assert_int_equal(butler_n_ctx(session), f16.n_ctx);
@@ -254,7 +254,7 @@ static void test_fill(void **state)
 {
     struct tiny tiny = tiny_default;
     struct butler_error err;
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     (void)state;
     tiny.n_ctx = 4096;
     struct butler_engine *engine = load(&tiny, 2);

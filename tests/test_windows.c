@@ -78,7 +78,7 @@ static void test_memory(void **state)
     (void)state;
     for (int p = 0; p < BUTLER_COUNT(policies); p++) {
         struct butler_session *session = open_session(&c, policies[p]);
-        struct butler_stats stats;
+        struct butler_stats stats = {BUTLER_INIT(butler_stats)};
         read_text(session, c.text, 600);
         for (int i = 600; i < 700; i++)
             step(session, c.text[i]);
@@ -197,7 +197,7 @@ static void test_traffic(void **state)
 {
     const struct context c = open_model(64, 0);
     struct butler_session *session = open_session(&c, "full");
-    struct butler_stats stats;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     (void)state;
     read_text(session, c.text, 700);
     butler_session_stats_reset(session);

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Builds and runs every test of butler and adds up what they say.
 
-Stages: style (format, lengths, includes, cppcheck, clang's warnings), plain (C programs and pytest; gcc's warnings are one failure
-beside what the tests say), asan (the C programs and the command line's tests under AddressSanitizer and
+Stages: style (format, lengths, includes, the binary interface, cppcheck, clang's warnings), plain (C programs and pytest; gcc's
+warnings are one failure beside what the tests say), asan (the C programs and the command line's tests under AddressSanitizer and
 UndefinedBehaviorSanitizer), tsan (what runs threads, under ThreadSanitizer), fuzz (libFuzzer targets, each for some
 seconds, starting from tests/corpus), arm64 (kernels and the logits of quantised models, built for 64-bit ARM and run by
 an emulator; left out, saying so, where there is no compiler, emulator or library for it). coverage, which runs only where it is
@@ -179,7 +179,7 @@ def python_tests(tree, files, stage, env=None):
 
 
 def style(tree, names, files, args):
-    tools = {"includes": ["check_includes.py"], **{what: ["check_style.py", what] for what in ("format", "lengths", "cppcheck")}}
+    tools = {"includes": ["check_includes.py"], "abi": ["abi.py"], **{what: ["check_style.py", what] for what in ("format", "lengths", "cppcheck")}}
     jobs = [Job(f"style/{name}", ["/usr/bin/python3", str(tree / "tools" / words[0]), *words[1:]], 600, "script", tree=tree)
             for name, words in tools.items() if args.only in name]
     if args.only in "clang":

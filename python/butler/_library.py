@@ -90,11 +90,20 @@ def kv_type_of(name):
     return KV_TYPES[name]
 
 
+def new_struct(name):
+    """A struct of the library with its size, as BUTLER_INIT sets it."""
+    struct = ffi.new(f"{name} *")
+    struct.struct_size = ffi.sizeof(name)
+    return struct
+
+
 def fields_of(struct):
     """The fields of the struct that a pointer points to, but for pointers to anything but text."""
     values = {}
     for name, field in ffi.typeof(struct).item.fields:
         value = getattr(struct, name)
+        if name == "struct_size":
+            continue
         if field.type.cname in ("char *", "char const *") or field.type.kind == "array" and field.type.item.cname == "char":
             values[name] = text_of(value)
         elif field.type.kind in ("primitive", "enum"):
@@ -104,8 +113,7 @@ def fields_of(struct):
 
 def params_of(struct, values):
     """A struct of parameters with these fields, None meaning the default, and what must live as long as it does."""
-    params, keep = ffi.new(f"{struct} *"), []
-    params.struct_size = ffi.sizeof(struct)
+    params, keep = new_struct(struct), []
     fields = {name: field.type for name, field in ffi.typeof(struct).fields if name != "struct_size"}
     for name, value in values.items():
         if name not in fields:

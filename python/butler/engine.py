@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from ._handle import Exclusive, Handle, Owner
-from ._library import Error, c_string, check, copy_of, error_of, fields_of, ffi, ids_of, kv_type_of, lib, new_error, params_of
+from ._library import Error, c_string, check, copy_of, error_of, fields_of, ffi, ids_of, kv_type_of, lib, new_error, new_struct, params_of
 from .metric import native_metric
 from .session import Session
 
@@ -72,7 +72,7 @@ class Engine(Owner):
     @property
     def info(self):
         """Device, threads, memory in use, and what the prefix cache did (struct butler_engine_info)."""
-        info = ffi.new("struct butler_engine_info *")
+        info = new_struct("struct butler_engine_info")
         with self._use() as engine:
             lib.butler_engine_get_info(engine, info)
         return fields_of(info)
@@ -90,7 +90,7 @@ class Engine(Owner):
 
     def policies(self):
         """Every policy that this engine knows, registered metrics too: name, metric, method, summary, defaults."""
-        found, info = [], ffi.new("struct butler_policy_info *")
+        found, info = [], new_struct("struct butler_policy_info")
         with self._use() as engine:
             while lib.butler_policy_describe(engine, len(found), info):
                 found.append(fields_of(info))
@@ -104,7 +104,7 @@ class Engine(Owner):
 
     def estimate(self, policy, n_tokens, kv_type="f16"):
         """Bytes that a policy holds and reads at a length of text (struct butler_policy_cost)."""
-        err, text, cost = new_error(), c_string(policy), ffi.new("struct butler_policy_cost *")
+        err, text, cost = new_error(), c_string(policy), new_struct("struct butler_policy_cost")
         with self._use() as engine:
             check(lib.butler_policy_estimate(engine, text, kv_type_of(kv_type), n_tokens, cost, err), err)
         return fields_of(cost)
@@ -154,6 +154,7 @@ class Engine(Owner):
 
     def _fill(self, native, span, row):
         """A span for the library, and what it points to. row: gets the logits of each position."""
+        native.struct_size = ffi.sizeof("struct butler_span")
         ids, native.ids = ids_of(span.ids)
         native.n = len(ids)
         native.prompt_end = lib.butler_n_past(native.session) + len(ids) if span.prompt_end is None else span.prompt_end

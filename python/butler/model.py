@@ -6,12 +6,12 @@ import warnings
 import numpy as np
 
 from ._handle import Handle, Owner
-from ._library import c_string, check, copy_of, fields_of, ffi, kv_type_of, lib, new_error, params_of
+from ._library import c_string, check, copy_of, fields_of, ffi, kv_type_of, lib, new_error, new_struct, params_of
 
 
 def describe(path):
     """What a model, a predictor or a session file is, as `butler info` says it (struct butler_file_info)."""
-    info, err = ffi.new("struct butler_file_info *"), new_error()
+    info, err = new_struct("struct butler_file_info"), new_error()
     check(lib.butler_file_describe(c_string(path), info, err), err)
     return fields_of(info)
 

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from ._handle import Handle, Owner
-from ._library import Error, c_string, check, copy_of, fields_of, ffi, ids_of, kv_type_of, lib, new_error, params_of
+from ._library import Error, c_string, check, copy_of, fields_of, ffi, ids_of, kv_type_of, lib, new_error, new_struct, params_of
 from .sampler import Sampler
 
 
@@ -131,7 +131,7 @@ class Session(Owner):
 
     def stats(self):
         """What it cost so far (struct butler_stats), and kv_read: bytes read to score and to attend over those of a dense decode."""
-        stats = ffi.new("struct butler_stats *")
+        stats = new_struct("struct butler_stats")
         with self._use() as session:
             lib.butler_session_stats(session, stats)
         found = fields_of(stats)

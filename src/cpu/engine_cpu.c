@@ -1,15 +1,16 @@
 /* An engine on the CPU. What stands on the interface to devices makes engines on them: engine/ knows none. */
 #include "cpu/backend_cpu.h"
+#include "engine/abi.h"
 #include "engine/engine.h"
 
 struct butler_engine *butler_engine_new(struct butler_model *model, const struct butler_engine_params *params,
                                         struct butler_error *err)
 {
-    static const struct butler_engine_params defaults = {0};
-    if (!params)
-        params = &defaults;
-    if (butler_check_struct(params->struct_size, sizeof *params, "butler_engine_params", err) < 0)
+    struct butler_engine_params own;
+    if (butler_take_struct(&own, sizeof own, params, BUTLER_END_OF(butler_engine_params, prefix_bytes), "butler_engine_params",
+                           err) < 0)
         return NULL;
+    params = &own;
     if (BUTLER_IS_NULL(model, err))
         return NULL;
     if (!model->layers) {

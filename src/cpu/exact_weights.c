@@ -28,7 +28,7 @@ static void compare_keys(const struct exact_job *job, int kv_head, int thread, f
             kv->kernels->qk[kv->type](rows + done, job->exact->stride, q, (size_t)dim, group, keys, m, dim);
             continue;
         }
-        float rotated[BUTLER_METRIC_MAX_HEAD_DIM];
+        float rotated[BUTLER_MAX_HEAD_DIM];
         const size_t at = (size_t)(head->n_slots - 1) * (size_t)kv->n_rot / 2; /* the newest token's place */
         for (int i = 0; i < group; i++) {
             const void *own[AT_ONCE];

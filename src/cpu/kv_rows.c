@@ -8,7 +8,7 @@
 /* The norm of a value as it is stored. */
 static float norm_of(const struct butler_kv *kv, const void *row)
 {
-    float x[BUTLER_METRIC_MAX_HEAD_DIM];
+    float x[BUTLER_MAX_HEAD_DIM];
     float norm = 0;
     kv->kernels->load_row[kv->type](x, row, kv->head_dim);
     for (int i = 0; i < kv->head_dim; i++) {

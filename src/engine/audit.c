@@ -1,4 +1,5 @@
 /* See audit.h. The backend compares the queries of a layer with all keys; what their selection has of it is counted here. */
+#include "engine/abi.h"
 #include "engine/audit.h"
 
 #include <stdlib.h>
@@ -55,6 +56,11 @@ int butler_session_on_attention(struct butler_session *session, butler_attention
     return 0;
 }
 
+static void give_audit(const struct butler_session *session)
+{
+    butler_give_struct(session->audit_to, &session->audited, sizeof session->audited, BUTLER_END_OF(butler_audit, seconds));
+}
+
 int butler_session_audit(struct butler_session *session, struct butler_audit *audit, struct butler_error *err)
 {
     if (BUTLER_IS_NULL(session, err) || BUTLER_IS_NULL(audit, err))
@@ -63,8 +69,10 @@ int butler_session_audit(struct butler_session *session, struct butler_audit *au
         return 0;
     if (reserve_scratch(session, err) < 0)
         return BUTLER_ERROR_MEMORY;
-    *audit = (struct butler_audit){0};
-    session->audit = audit;
+    session->audited = (struct butler_audit){0};
+    session->audit = &session->audited;
+    session->audit_to = audit;
+    give_audit(session);
     return 1;
 }
 
@@ -144,7 +152,8 @@ static void report_heads(const struct butler_session *session, int layer, const 
     for (int h = 0, n_read = 0; h < session->shape.n_heads; h++) {
         if (h % group == 0 || session->policy.share == BUTLER_SHARE_QUERY)
             n_read = butler_last_selection(session, layer, h, ids, session->n_ctx);
-        const struct butler_head_attention attention = {.layer = layer,
+        const struct butler_head_attention attention = {.struct_size = sizeof attention,
+                                                        .layer = layer,
                                                         .head = h,
                                                         .read = ids,
                                                         .n_read = n_read,
@@ -191,4 +200,6 @@ void butler_audit_end(struct butler_session *session)
         audit->recall /= audit->n_heads;
         audit->mass /= audit->n_heads;
     }
+    if (audit)
+        give_audit(session);
 }

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/abi.h"
 #include "engine/engine.h"
 #include "text/template.h"
 
@@ -16,16 +17,17 @@ static char *spelling(const struct butler_model *model, int32_t id)
 int butler_chat_render(const struct butler_model *model, const struct butler_chat_message *messages, size_t n,
                        const struct butler_chat_options *options, struct butler_chat_text *text, struct butler_error *err)
 {
-    const struct butler_chat_options defaults = {0};
+    struct butler_chat_options own;
     if (BUTLER_IS_NULL(text, err))
         return BUTLER_ERROR_ARGUMENT;
     *text = (struct butler_chat_text){0};
     if (BUTLER_IS_NULL(model, err) || (n > 0 && BUTLER_IS_NULL(messages, err)))
         return BUTLER_ERROR_ARGUMENT;
-    if (!options)
-        options = &defaults;
-    if (butler_check_struct(options->struct_size, sizeof *options, "butler_chat_options", err) < 0)
-        return BUTLER_ERROR_ARGUMENT;
+    const int code =
+        butler_take_struct(&own, sizeof own, options, BUTLER_END_OF(butler_chat_options, now), "butler_chat_options", err);
+    if (code < 0)
+        return code;
+    options = &own;
     if (!model->tokenizer)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s has no tokenizer", model->path);
     const char *source = options->jinja ? options->jinja : model->info.chat_template;

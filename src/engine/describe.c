@@ -1,6 +1,7 @@
 /* What a file is: a model, a predictor or a session, for `butler info FILE`. */
 #include <string.h>
 
+#include "engine/abi.h"
 #include "engine/session.h"
 #include "model/predictor.h"
 
@@ -44,16 +45,17 @@ int butler_file_describe(const char *path, struct butler_file_info *info, struct
     struct butler_map map = {0};
     if (BUTLER_IS_NULL(path, err) || BUTLER_IS_NULL(info, err))
         return BUTLER_ERROR_ARGUMENT;
-    *info = (struct butler_file_info){0};
+    struct butler_file_info own = {0};
     int code = butler_map_open(&map, path, err);
     if (code < 0)
         return code;
-    info->bytes = map.size;
+    own.bytes = map.size;
     if (map.size >= 7 && memcmp(map.data, "butlerS", 7) == 0) {
-        info->kind = BUTLER_FILE_SESSION;
-        code = butler_session_describe(&map, path, info, err);
+        own.kind = BUTLER_FILE_SESSION;
+        code = butler_session_describe(&map, path, &own, err);
     } else
-        code = describe_gguf(path, info, err);
+        code = describe_gguf(path, &own, err);
     butler_map_close(&map);
+    butler_give_struct(info, &own, sizeof own, BUTLER_END_OF(butler_file_info, policy));
     return code;
 }

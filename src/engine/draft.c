@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/abi.h"
 #include "engine/sampler.h"
 #include "engine/session.h"
 
@@ -75,13 +76,13 @@ static int check_session(const struct butler_session *session, struct butler_err
 struct butler_draft *butler_draft_new(struct butler_session *session, const struct butler_draft_params *params,
                                       struct butler_error *err)
 {
-    static const struct butler_draft_params defaults = {0};
+    struct butler_draft_params own;
     if (BUTLER_IS_NULL(session, err))
         return NULL;
-    if (!params)
-        params = &defaults;
-    if (butler_check_struct(params->struct_size, sizeof *params, "butler_draft_params", err) < 0 || check_session(session, err) < 0)
+    if (butler_take_struct(&own, sizeof own, params, BUTLER_END_OF(butler_draft_params, fixed), "butler_draft_params", err) < 0 ||
+        check_session(session, err) < 0)
         return NULL;
+    params = &own;
     if (params->n_max < 0 || params->n_max > MOST_DRAFTS) {
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "%d drafts for a check: there may be 1 to %d", params->n_max, MOST_DRAFTS);
         return NULL;

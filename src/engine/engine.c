@@ -5,28 +5,20 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/abi.h"
 #include "engine/prefix.h"
 #include "engine/predict.h"
 #include "model/predictor.h"
-
-int butler_check_struct(size_t struct_size, size_t expected, const char *what, struct butler_error *err)
-{
-    if (struct_size == 0 || struct_size == expected)
-        return 0;
-    return butler_fail(err, BUTLER_ERROR_ARGUMENT,
-                       "struct %s has %zu bytes where this library (%s) has %zu: the program was built with another butler.h", what,
-                       struct_size, BUTLER_VERSION, expected);
-}
 
 /* --------------------------------------------------------------------------------------------------- model */
 
 struct butler_model *butler_model_load(const char *path, const struct butler_model_params *params, struct butler_error *err)
 {
-    static const struct butler_model_params defaults = {0};
-    if (!params)
-        params = &defaults;
-    if (butler_check_struct(params->struct_size, sizeof *params, "butler_model_params", err) < 0)
+    struct butler_model_params own;
+    if (butler_take_struct(&own, sizeof own, params, BUTLER_END_OF(butler_model_params, cache_folder), "butler_model_params", err) <
+        0)
         return NULL;
+    params = &own;
     if (BUTLER_IS_NULL(path, err))
         return NULL;
     struct butler_model *model = butler_alloc(sizeof *model, err);
@@ -205,25 +197,25 @@ void butler_engine_get_info(const struct butler_engine *engine, struct butler_en
 {
     if (!info)
         return;
-    if (!engine) {
-        *info = (struct butler_engine_info){0};
-        return;
+    struct butler_engine_info own = {0};
+    if (engine) {
+        own.device = engine->backend->name;
+        own.isa = engine->backend->isa;
+        own.n_threads = butler_pool_size(engine->pool);
+        own.n_block = engine->n_block;
+        own.scratch_memory = butler_scratch_bytes(&engine->scratch);
     }
-    *info = (struct butler_engine_info){.device = engine->backend->name,
-                                        .isa = engine->backend->isa,
-                                        .n_threads = butler_pool_size(engine->pool),
-                                        .n_block = engine->n_block,
-                                        .scratch_memory = butler_scratch_bytes(&engine->scratch)};
-    for (const struct butler_pages *pages = engine->pages; pages; pages = pages->next)
-        info->kv_memory += butler_pages_held(pages);
-    if (engine->prefix) {
+    for (const struct butler_pages *pages = engine ? engine->pages : NULL; pages; pages = pages->next)
+        own.kv_memory += butler_pages_held(pages);
+    if (engine && engine->prefix) {
         struct butler_prefix_stats stats;
         butler_prefix_get_stats(engine->prefix, &stats);
-        info->prefix_memory = stats.bytes;
-        info->prefix_lookups = stats.lookups;
-        info->prefix_hits = stats.hits;
-        info->prefix_tokens = stats.tokens;
+        own.prefix_memory = stats.bytes;
+        own.prefix_lookups = stats.lookups;
+        own.prefix_hits = stats.hits;
+        own.prefix_tokens = stats.tokens;
     }
+    butler_give_struct(info, &own, sizeof own, BUTLER_END_OF(butler_engine_info, prefix_tokens));
 }
 
 /* ----------------------------------------------------------------------------------------------- tokenizer */

@@ -45,7 +45,4 @@ struct butler_engine *butler_engine_clone(const struct butler_engine *engine, in
 struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butler_kv_type type, int head_dim,
                                          struct butler_error *err);
 
-/* BUTLER_ERROR_ARGUMENT naming what, unless struct_size is 0 or expected. */
-int butler_check_struct(size_t struct_size, size_t expected, const char *what, struct butler_error *err);
-
 #endif

@@ -1,4 +1,5 @@
 /* The library's folder: its blocks, its limit and who uses it. See library.h; sessions are in library_text.c. */
+#include "engine/abi.h"
 #include "engine/library.h"
 
 #include <dirent.h>
@@ -322,8 +323,12 @@ static uint64_t default_limit(const struct butler_library *library)
 struct butler_library *butler_library_open(const struct butler_library_params *params, struct butler_error *err)
 {
     struct butler_library_file *files = NULL;
-    if (BUTLER_IS_NULL(params, err) || BUTLER_IS_NULL(params->folder, err) ||
-        butler_check_struct(params->struct_size, sizeof *params, "butler_library_params", err) < 0)
+    struct butler_library_params own;
+    if (BUTLER_IS_NULL(params, err) ||
+        butler_take_struct(&own, sizeof own, params, BUTLER_END_OF(butler_library_params, user), "butler_library_params", err) < 0)
+        return NULL;
+    params = &own;
+    if (BUTLER_IS_NULL(params->folder, err))
         return NULL;
     const int error = butler_make_folder(params->folder);
     if (error) {
@@ -374,10 +379,11 @@ void butler_library_get_info(const struct butler_library *library, struct butler
 {
     if (!info)
         return;
-    *info = library ? library->info : (struct butler_library_info){0};
-    if (!library)
-        return;
-    info->folder = library->folder;
-    info->max_bytes = library->max_bytes;
-    info->bytes = library->bytes;
+    struct butler_library_info own = library ? library->info : (struct butler_library_info){0};
+    if (library) {
+        own.folder = library->folder;
+        own.max_bytes = library->max_bytes;
+        own.bytes = library->bytes;
+    }
+    butler_give_struct(info, &own, sizeof own, BUTLER_END_OF(butler_library_info, n_damaged));
 }

@@ -77,7 +77,7 @@ static bool describe(struct butler_library *library, const struct forest *forest
 {
     struct butler_block_file block;
     int first = i;
-    *entry = (struct butler_library_entry){.used_ns = forest->files[i].used_ns};
+    *entry = (struct butler_library_entry){.struct_size = sizeof *entry, .used_ns = forest->files[i].used_ns};
     if (!butler_library_open_block(library, &forest->files[i], &block))
         return false;
     print_id(&block.header.id, entry->id);

@@ -10,7 +10,6 @@ struct butler_kernels; /* the CPU backend's; metrics are functions of the CPU */
 
 /* Metrics keep one key as floats on the stack; a session on a model with larger heads must be refused for policies
  * whose metric has reads_keys. */
-#define BUTLER_METRIC_MAX_HEAD_DIM 512
 /* Most params a metric may have; a policy keeps that many values. */
 #define BUTLER_METRIC_MAX_PARAMS 16
 

@@ -639,9 +639,6 @@ static int check_model(struct draft *draft)
                         "share=query cannot evict here: %d query heads of this model share each KV head, which forgets a token "
                         "for all of them (share=kv or share=layer)",
                         shape.group);
-        if (policy->metric && policy->metric->reads_keys && hp->head_dim > BUTLER_METRIC_MAX_HEAD_DIM)
-            return fail(draft, "%s reads keys of up to %d channels; the model's have %d", policy->metric->name,
-                        BUTLER_METRIC_MAX_HEAD_DIM, hp->head_dim);
     }
     const int page = find_param(policy->metric, "page");
     policy->unit = page >= 0 ? (int)policy->values[page] : 1;

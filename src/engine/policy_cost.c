@@ -1,6 +1,7 @@
 /* What a policy costs on a model, in bytes, without running it, and what the papers say of it: for `butler policies NAME`. */
 #include <string.h>
 
+#include "engine/abi.h"
 #include "engine/engine.h"
 #include "model/predictor.h"
 #include "engine/policy_table.h"
@@ -105,12 +106,13 @@ int butler_policy_estimate(const struct butler_engine *engine, const char *text,
         return rc;
     if (metric && (rc = butler_metric_state(metric, &shape, policy.values, &records.state_bytes, err)) < 0)
         return rc;
-    *cost = (struct butler_policy_cost){.budget_known = policy.budget_kind != BUTLER_BUDGET_MASS,
-                                        .evicts_prompts_only = policy.method == BUTLER_EVICT && policy.evict_at_prefill_only};
+    struct butler_policy_cost own = {.budget_known = policy.budget_kind != BUTLER_BUDGET_MASS,
+                                     .evicts_prompts_only = policy.method == BUTLER_EVICT && policy.evict_at_prefill_only};
     if (records.n_slots > 0)
-        cost->record_bytes = (double)records.n_bytes / records.n_slots * hp->n_kv_heads * hp->n_layers;
+        own.record_bytes = (double)records.n_bytes / records.n_slots * hp->n_kv_heads * hp->n_layers;
     for (int l = 0; l < hp->n_layers; l++)
-        add_layer(cost, model, &policy, &shape, &records, l, row_bytes, n_tokens);
+        add_layer(&own, model, &policy, &shape, &records, l, row_bytes, n_tokens);
+    butler_give_struct(cost, &own, sizeof own, BUTLER_END_OF(butler_policy_cost, evicts_prompts_only));
     return 0;
 }
 

@@ -7,6 +7,7 @@
  *     attention is lost. preset=paper does not;
  *   - streaming keeps original positions: unrotated keys in a half-precision cache could not give the dense result bit for
  *     bit at budgets beyond the length, as every policy must. preset=paper rotates by rank in the cache, as the paper does. */
+#include "engine/abi.h"
 #include "engine/policy_table.h"
 
 #include <string.h>
@@ -143,14 +144,17 @@ bool butler_policy_describe(const struct butler_engine *engine, int i, struct bu
     const struct butler_metric_list *list = engine ? engine->plugins : NULL;
     if (!info || i < 0 || i >= n_rows + (list ? list->n : 0))
         return false;
+    struct butler_policy_info own = {BUTLER_INIT(butler_policy_info)};
     if (i < n_rows) {
         const struct butler_policy_row *row = &butler_policy_rows[i];
         const char *method = !row->metric ? "dense" : strstr(row->text, "method=evict") ? "evict" : "retrieve";
-        *info = (struct butler_policy_info){row->name, row->metric ? row->metric : "none", method, row->summary, row->text};
+        own = (struct butler_policy_info){sizeof own, row->name, row->metric ? row->metric : "none", method, row->summary, row->text};
     } else {
         const struct butler_metric_entry *entry = &list->entries[i - n_rows];
         const char *summary = entry->metric->summary ? entry->metric->summary : "";
-        *info = (struct butler_policy_info){entry->metric->name, entry->metric->name, "retrieve", summary, entry->defaults};
+        own =
+            (struct butler_policy_info){sizeof own, entry->metric->name, entry->metric->name, "retrieve", summary, entry->defaults};
     }
+    butler_give_struct(info, &own, sizeof own, BUTLER_END_OF(butler_policy_info, defaults));
     return true;
 }

@@ -1,5 +1,6 @@
 /* The predictor's forward pass (predictor.h has its formulas), block by block, on the session's backend. Runs inside the layer
  * loop of forward.c. */
+#include "engine/abi.h"
 #include "engine/predict.h"
 
 #include <math.h>
@@ -449,7 +450,7 @@ bool butler_predictor_describe(const struct butler_engine *engine, int version, 
     const struct butler_predictor *predictor = engine && (version == 1 || version == 2) ? engine->predictors[version - 1] : NULL;
     if (!predictor || !info)
         return false;
-    *info = (struct butler_predictor_info){
+    const struct butler_predictor_info own = {
         .path = butler_gguf_path(predictor->gguf),
         .version = version,
         .d = predictor->sizes.d,
@@ -463,5 +464,6 @@ bool butler_predictor_describe(const struct butler_engine *engine, int version, 
         .text = predictor->training.text,
         .fingerprint = predictor->fingerprint,
     };
+    butler_give_struct(info, &own, sizeof own, BUTLER_END_OF(butler_predictor_info, fingerprint));
     return true;
 }

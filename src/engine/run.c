@@ -3,6 +3,7 @@
  * text. */
 #include <stdlib.h>
 
+#include "engine/abi.h"
 #include "engine/library.h"
 #include "engine/prefix.h"
 #include "engine/session.h"
@@ -179,6 +180,20 @@ static int run_spans(struct butler_engine *engine, struct progress *progress, in
     return code;
 }
 
+/* Spans of a program that knows more or fewer fields, as spans of this library. */
+static int run_converted(struct butler_engine *engine, const struct butler_span *spans, size_t stride, int n,
+                         struct butler_error *errs)
+{
+    struct butler_span *own = butler_alloc((size_t)n * sizeof *own, errs);
+    int code = own ? 0 : BUTLER_ERROR_MEMORY;
+    for (int i = 0; i < n && code == 0; i++)
+        code = butler_take_struct(&own[i], sizeof *own, (const char *)spans + (size_t)i * stride, stride, "butler_span", errs);
+    if (code == 0)
+        code = butler_run(engine, own, n, errs);
+    free(own);
+    return code;
+}
+
 int butler_run(struct butler_engine *engine, const struct butler_span *spans, int n, struct butler_error *errs)
 {
     enum { FEW = 64 }; /* up to so many nothing is allocated */
@@ -189,6 +204,9 @@ int butler_run(struct butler_engine *engine, const struct butler_span *spans, in
         return BUTLER_ERROR_ARGUMENT;
     if (n < 1)
         return butler_fail(errs, BUTLER_ERROR_ARGUMENT, "a run of %d spans", n);
+    const size_t stride = spans->struct_size ? spans->struct_size : BUTLER_END_OF(butler_span, hidden);
+    if (stride != sizeof *spans)
+        return run_converted(engine, spans, stride, n, errs);
     int code = check_spans(engine, spans, n, errs);
     if (code < 0)
         return code;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/abi.h"
 #include "engine/engine.h"
 #include "engine/sampler.h"
 #include "text/grammar.h"
@@ -84,9 +85,11 @@ static void *copy(const void *from, int n, size_t size, struct butler_error *err
 
 struct butler_sampler *butler_sampler_new(const struct butler_sampler_params *params, struct butler_error *err)
 {
-    static const struct butler_sampler_params defaults = {.top_p = 0};
-    if (!params)
-        params = &defaults;
+    struct butler_sampler_params own;
+    if (butler_take_struct(&own, sizeof own, params, BUTLER_END_OF(butler_sampler_params, grammar), "butler_sampler_params", err) <
+        0)
+        return NULL;
+    params = &own;
     const char *wrong = find_wrong(params);
     struct butler_sampler *sampler = NULL;
     if (wrong)

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/abi.h"
 #include "engine/library.h"
 #include "engine/predict.h"
 #include "engine/schedule.h"
@@ -80,9 +81,6 @@ static int check_shape(const struct butler_model *model, int n_ctx, struct butle
     if (model->pos_embd.data && n_ctx > hp->n_ctx_train)
         return butler_fail(err, BUTLER_ERROR_LENGTH, "%s has learned positions for %d tokens: a context of %d is impossible",
                            model->path, hp->n_ctx_train, n_ctx);
-    if (hp->head_dim > BUTLER_METRIC_MAX_HEAD_DIM)
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s: heads of %d numbers, at most %d are supported", model->path,
-                           hp->head_dim, BUTLER_METRIC_MAX_HEAD_DIM);
     return 0;
 }
 
@@ -129,16 +127,15 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
 struct butler_session *butler_session_new(struct butler_engine *engine, const struct butler_session_params *params,
                                           struct butler_error *err)
 {
-    static const struct butler_session_params defaults = {0};
+    struct butler_session_params own;
     struct butler_policy policy;
     if (BUTLER_IS_NULL(engine, err))
         return NULL;
-    if (!params)
-        params = &defaults;
-    if (butler_check_struct(params->struct_size, sizeof *params, "butler_session_params", err) < 0 ||
-        butler_policy_parse(engine, params->policy ? params->policy : "full", &policy, err) < 0)
+    if (butler_take_struct(&own, sizeof own, params, BUTLER_END_OF(butler_session_params, seed), "butler_session_params", err) <
+            0 ||
+        butler_policy_parse(engine, own.policy ? own.policy : "full", &policy, err) < 0)
         return NULL;
-    return butler_session_make(engine, &policy, params, err);
+    return butler_session_make(engine, &policy, &own, err);
 }
 
 void butler_session_free(struct butler_session *session)
@@ -253,14 +250,9 @@ bool butler_should_stop(const struct butler_session *session)
     return session && session->stop;
 }
 
-void butler_session_stats(const struct butler_session *session, struct butler_stats *stats)
+/* What is counted elsewhere, too. */
+static void fill_stats(const struct butler_session *session, struct butler_stats *stats)
 {
-    if (!stats)
-        return;
-    if (!session) {
-        *stats = (struct butler_stats){0};
-        return;
-    }
     const struct butler_traffic *traffic = &session->traffic;
     *stats = session->stats;
     stats->weight_bytes = traffic->weight_bytes;
@@ -280,6 +272,16 @@ void butler_session_stats(const struct butler_session *session, struct butler_st
     stats->score_s = share * (double)traffic->score_ns;
     stats->select_s = share * (double)traffic->select_ns;
     stats->attend_s = wall - stats->score_s - stats->select_s;
+}
+
+void butler_session_stats(const struct butler_session *session, struct butler_stats *stats)
+{
+    struct butler_stats own = {0};
+    if (!stats)
+        return;
+    if (session)
+        fill_stats(session, &own);
+    butler_give_struct(stats, &own, sizeof own, BUTLER_END_OF(butler_stats, check_s));
 }
 
 void butler_session_stats_reset(struct butler_session *session)

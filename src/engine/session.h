@@ -37,6 +37,8 @@ struct butler_session {
     void *progress_user;
     const struct butler_capture *capture; /* or NULL */
     struct butler_audit *audit;           /* the next decode step fills it; or NULL */
+    struct butler_audit audited;          /* what audit points to */
+    struct butler_audit *audit_to;        /* the caller's, which gets it */
     butler_attention_fn *on_attention;    /* decode steps call it; or NULL */
     void *attention_user;
     struct butler_steps *steps; /* plug-ins; or NULL */

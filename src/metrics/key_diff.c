@@ -30,7 +30,7 @@ static size_t head_bytes(const struct butler_metric_shape *shape, const double *
  */
 static float add_key(const struct butler_metric_shape *shape, const struct butler_head_view *view, int slot, int sign)
 {
-    float key[BUTLER_METRIC_MAX_HEAD_DIM];
+    float key[BUTLER_MAX_HEAD_DIM];
     int64_t *sum = butler_view_state(view);
     butler_view_key(view, slot, key);
     const float length = sqrtf(butler_view_kernels(view)->dot(key, key, shape->head_dim));

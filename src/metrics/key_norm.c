@@ -16,7 +16,7 @@ static void append(const struct butler_metric_shape *shape, const double *values
                    int n)
 {
     (void)values;
-    float key[BUTLER_METRIC_MAX_HEAD_DIM];
+    float key[BUTLER_MAX_HEAD_DIM];
     for (int slot = first; slot < first + n; slot++) {
         butler_view_key(view, slot, key);
         *(float *)butler_view_record(view, slot) = -sqrtf(butler_view_kernels(view)->dot(key, key, shape->head_dim));

@@ -48,9 +48,9 @@ static void extend_bounds(float *max, float *min, const float *keys, int n, int 
 
 /* What the records of a group share. */
 struct group {
-    float max[BUTLER_METRIC_MAX_HEAD_DIM], min[BUTLER_METRIC_MAX_HEAD_DIM], unit;
-    uint16_t low[BUTLER_METRIC_MAX_HEAD_DIM];
-    uint8_t range[BUTLER_METRIC_MAX_HEAD_DIM + 4];
+    float max[BUTLER_MAX_HEAD_DIM], min[BUTLER_MAX_HEAD_DIM], unit;
+    uint16_t low[BUTLER_MAX_HEAD_DIM];
+    uint8_t range[BUTLER_MAX_HEAD_DIM + 4];
 };
 
 static void set_ranges(struct group *group, int dim)
@@ -70,8 +70,8 @@ static void set_ranges(struct group *group, int dim)
 
 static void write_record(unsigned char *at, const struct group *group, const float *keys, int n, int dim)
 {
-    uint8_t bits[BUTLER_METRIC_MAX_HEAD_DIM * 4 + 16] = {0};
-    float middle[BUTLER_METRIC_MAX_HEAD_DIM];
+    uint8_t bits[BUTLER_MAX_HEAD_DIM * 4 + 16] = {0};
+    float middle[BUTLER_MAX_HEAD_DIM];
     const size_t padded = ((size_t)dim + 3) / 4 * 4;
     for (int d = 0; d < dim; d++)
         middle[d] = (group->max[d] + group->min[d]) / 2;
@@ -92,7 +92,7 @@ static void append(const struct butler_metric_shape *shape, const double *values
                    int n)
 {
     int dim = shape->head_dim, g = (int)values[0], n_slots = butler_view_n_slots(view);
-    float keys[TOKENS * BUTLER_METRIC_MAX_HEAD_DIM];
+    float keys[TOKENS * BUTLER_MAX_HEAD_DIM];
     struct group group;
     for (int start = first / g * g; start < first + n; start += g) {
         int end = BUTLER_MIN(start + g, n_slots);

@@ -36,7 +36,7 @@ static void append(const struct butler_metric_shape *shape, const double *values
                    int n)
 {
     int dim = shape->head_dim, page = (int)values[0], n_slots = butler_view_n_slots(view);
-    float max[BUTLER_METRIC_MAX_HEAD_DIM], min[BUTLER_METRIC_MAX_HEAD_DIM], key[BUTLER_METRIC_MAX_HEAD_DIM];
+    float max[BUTLER_MAX_HEAD_DIM], min[BUTLER_MAX_HEAD_DIM], key[BUTLER_MAX_HEAD_DIM];
     for (int r = first / page; r * page < first + n; r++) {
         int end = BUTLER_MIN((r + 1) * page, n_slots);
         if (values[2] != 0) {

@@ -12,8 +12,8 @@
 static inline void butler_page_deviation(const struct butler_head_view *view, int dim, int first, int n, double factor,
                                          void *record)
 {
-    float key[BUTLER_METRIC_MAX_HEAD_DIM];
-    double sum[BUTLER_METRIC_MAX_HEAD_DIM] = {0}, squares[BUTLER_METRIC_MAX_HEAD_DIM] = {0};
+    float key[BUTLER_MAX_HEAD_DIM];
+    double sum[BUTLER_MAX_HEAD_DIM] = {0}, squares[BUTLER_MAX_HEAD_DIM] = {0};
     uint16_t *pair = record;
     for (int slot = first; slot < first + n; slot++) {
         butler_view_key(view, slot, key);

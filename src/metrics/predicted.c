@@ -123,7 +123,7 @@ static void append2(const struct butler_metric_shape *shape, const double *value
     const float *projection =
         view->predict->scratch->projections +
         (size_t)((butler_view_layer(view) - 1) * s->n_kv_heads + butler_view_kv_head(view)) * (size_t)(d * dim);
-    float keys[TOKENS * BUTLER_METRIC_MAX_HEAD_DIM], predicted[TOKENS * BUTLER_PREDICTOR_MAX_D];
+    float keys[TOKENS * BUTLER_MAX_HEAD_DIM], predicted[TOKENS * BUTLER_PREDICTOR_MAX_D];
     for (int done = 0; done < n; done += TOKENS) {
         const int m = BUTLER_MIN(n - done, TOKENS);
         butler_view_keys(view, first + done, m, keys);

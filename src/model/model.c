@@ -15,7 +15,6 @@ enum {
     MAX_FF = 1 << 24,
     MAX_EXPERTS = 1 << 10,
     MAX_HEADS = 1 << 14,
-    MAX_HEAD_DIM = 4096,
     MAX_VOCAB = 1 << 24,
     MAX_CTX = 1 << 28,
 };
@@ -53,7 +52,7 @@ static int get_int(struct butler_model *model, const char *suffix, bool required
 static int read_head_dim(struct butler_model *model, struct butler_error *err)
 {
     struct butler_hparams *hp = &model->hp;
-    int rc = get_int(model, "attention.key_length", false, 2, MAX_HEAD_DIM, &hp->head_dim, err);
+    int rc = get_int(model, "attention.key_length", false, 2, 1 << 16, &hp->head_dim, err);
     if (rc < 0)
         return rc;
     if (hp->head_dim == 0) {
@@ -62,10 +61,10 @@ static int read_head_dim(struct butler_model *model, struct butler_error *err)
                                butler_arch_key(model, "attention.head_count").text, hp->n_heads, hp->n_embd);
         hp->head_dim = hp->n_embd / hp->n_heads;
     }
-    if (hp->head_dim % 2 || hp->head_dim > MAX_HEAD_DIM || hp->head_dim < 2)
+    if (hp->head_dim % 2 || hp->head_dim > BUTLER_MAX_HEAD_DIM || hp->head_dim < 2)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
                            "%.160s: key '%s': heads of %d dimensions; expected an even number up to %d", model->path,
-                           butler_arch_key(model, "attention.head_count").text, hp->head_dim, MAX_HEAD_DIM);
+                           butler_arch_key(model, "attention.head_count").text, hp->head_dim, BUTLER_MAX_HEAD_DIM);
     int value_length = hp->head_dim;
     if ((rc = get_int(model, "attention.value_length", false, 1, INT_MAX, &value_length, err)) < 0)
         return rc;
@@ -419,6 +418,7 @@ static int fill_info(struct butler_model *model, struct butler_error *err)
     struct butler_model_info *info = &model->info;
     const struct butler_hparams *hp = &model->hp;
     int rc;
+    info->struct_size = sizeof *info;
     info->name = "";
     if ((rc = butler_gguf_string(model->gguf, "general.name", false, &info->name, err)) < 0 ||
         (rc = butler_gguf_string(model->gguf, "tokenizer.chat_template", false, &info->chat_template, err)) < 0)
