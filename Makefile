@@ -211,7 +211,7 @@ install: butler lib
 	$(Q)install -d $(ROOT)/bin $(ROOT)/include $(ROOT)/lib/pkgconfig $(ROOT)/share/butler $(ROOT)/share/man/man1 \
 		$(ROOT)/share/bash-completion/completions
 	$(Q)$(INSTALL_PROGRAM) butler $(ROOT)/bin/butler
-	$(Q)install -m 644 include/butler.h include/butler_tools.h $(ROOT)/include
+	$(Q)install -m 644 $(wildcard include/*.h) $(ROOT)/include
 	$(Q)install -m 644 $(BUILD)/libbutler.a $(ROOT)/lib/libbutler.a
 	$(Q)$(STRIP) --strip-debug $(ROOT)/lib/libbutler.a
 	$(Q)$(INSTALL_PROGRAM) $(BUILD)/$(SO) $(ROOT)/lib/$(SO)
@@ -225,7 +225,7 @@ install: butler lib
 	$(if $(DATA),$(Q)install -m 644 $(DATA) $(ROOT)/share/butler)
 
 uninstall:
-	$(Q)rm -f $(ROOT)/bin/butler $(ROOT)/include/butler.h $(ROOT)/include/butler_tools.h $(ROOT)/lib/libbutler.a $(ROOT)/lib/libbutler.so $(ROOT)/lib/$(SO) \
+	$(Q)rm -f $(ROOT)/bin/butler $(addprefix $(ROOT)/,$(wildcard include/*.h)) $(ROOT)/lib/libbutler.a $(ROOT)/lib/libbutler.so $(ROOT)/lib/$(SO) \
 		$(ROOT)/lib/pkgconfig/butler.pc $(ROOT)/share/man/man1/butler.1 $(ROOT)/share/bash-completion/completions/butler
 	$(Q)rm -rf $(ROOT)/share/butler $(ROOT)/lib/butler
 

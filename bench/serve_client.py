@@ -70,7 +70,7 @@ class Server:
 async def send(port, method, path, body):
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 26)
     data = b"" if body is None else json.dumps(body).encode()
-    writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
                  .encode() + data)
     await writer.drain()
     status = int((await reader.readline()).split()[1])

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "butler.h"
+#include "butler_plugin.h"
 #include "butler_tools.h"
 
 /* The exit status. CMD_INTERRUPTED never is one: Ctrl-C ended what a function did, and its caller decides what that means. */

@@ -6,7 +6,7 @@
  */
 #include <math.h>
 
-#include <butler.h>
+#include <butler_plugin.h>
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
                   const float *q, int n_q, int first, int n, float *out, size_t stride)

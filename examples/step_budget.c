@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <butler.h>
+#include <butler_plugin.h>
 
 enum { SMALL, LARGE, NATS };
 static const struct butler_param params[] = {{"small", 64, 1, 1e9, "budget after a sure step, tokens"},

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include <butler.h>
+#include <butler_plugin.h>
 
 static const struct butler_param params[] = {{"n", 3, 2, 64, "tokens of a sequence that may not occur twice"}, {0}};
 

@@ -3,7 +3,7 @@
  *     cc -shared -fPIC step_stop.c $(pkg-config --cflags butler) -o step_stop.so
  *     butler run -m MODEL.gguf -f TEXT --plugin ./step_stop.so --step step_stop:nats=0.05,steps=8
  */
-#include <butler.h>
+#include <butler_plugin.h>
 
 enum { NATS, STEPS, AT };
 static const struct butler_param params[] = {{"nats", 0.1, 0, 100, "a step is sure below this entropy"},

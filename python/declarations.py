@@ -1,4 +1,4 @@
-"""What Python knows of the library, made from include/butler.h when the package is built: declarations for cffi, and a C program that
+"""What Python knows of the library, made from include/butler.h and butler_plugin.h when the package is built: declarations for cffi, and a C program that
 compiles only if cffi and the compiler lay out every struct alike."""
 import re
 import shlex
@@ -20,7 +20,7 @@ def declarations(header, cc):
 
 def layout_check(ffi, text):
     """The C program. cffi computes offsets itself; a field that it placed elsewhere than the compiler would be misread."""
-    lines = ["#include <butler.h>"]
+    lines = ["#include <butler_plugin.h>"]
     for name in re.findall(r"\b((?:struct|enum) butler_\w+)\s*\{", text):
         lines.append(f'_Static_assert(sizeof({name}) == {ffi.sizeof(name)}, "{name}");')
         if name.startswith("struct"):

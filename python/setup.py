@@ -31,7 +31,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(HERE))
 from declarations import check_layout, declarations, version_of  # noqa: E402
 
-HEADER = (ROOT / "include" / "butler.h").read_text()
+HEADER = "".join((ROOT / "include" / name).read_text() for name in ("butler.h", "butler_plugin.h"))
 
 
 def make_library(out):

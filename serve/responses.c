@@ -105,6 +105,8 @@ static json_t *read_input(json_t *body, struct serve_error *error)
     {
         add_item(messages, item, i, error);
     }
+    if (!error->status && json_array_size(messages) == 0)
+        serve_fail(error, 400, "'input' must have a message: it has reasoning alone");
     return messages;
 }
 

@@ -7,7 +7,7 @@
 #ifndef SERVE_SCHEDULER_H
 #define SERVE_SCHEDULER_H
 
-#include "butler.h"
+#include "butler_plugin.h"
 #include "butler_tools.h"
 #include "serve/text.h"
 

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "butler.h"
+#include "butler_plugin.h"
 #include "share.h"
 
 enum { FIXTURE_PATH = 512 };

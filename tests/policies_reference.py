@@ -564,7 +564,9 @@ class Layer:
             due = (position + (self.layer + 3) // 4) % every == 0
             if self.selected_at is None or self.n - self.selected_at >= every or due:
                 ids = self.chosen = self.select(q, actual)
-                self.selected_at = self.n
+                budget = limits(self.p, self.layer, self.n_layers, self.n)[0]
+                # While the budget covers the text nothing is selected: the step that outgrows it does.
+                self.selected_at = None if budget is not None and budget >= self.n else self.n
             else:  # those of the last selection and the units of the newest tokens
                 fresh = self.selected_at // self.page * self.page
                 ids = self.chosen = [np.append(c[c < fresh], np.arange(fresh, self.n)) for c in self.chosen]

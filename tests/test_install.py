@@ -47,7 +47,7 @@ def test_what_is_installed(installed):
     files = {str(f.relative_to(f"{installed}{PREFIX}")) for f in installed.rglob("*") if not f.is_dir()}
     assert {"bin/butler", "include/butler.h", "lib/libbutler.a", "lib/libbutler.so", f"lib/{soname()}", "lib/pkgconfig/butler.pc",
             MAN_PAGE, COMPLETION} <= files
-    assert all(f.startswith(("bin/butler", "include/butler.h", "include/butler_tools.h", "lib/", "share/butler/")) or f in (MAN_PAGE, COMPLETION) for f in files)
+    assert all(f.startswith(("bin/butler", "include/butler.h", "include/butler_tools.h", "include/butler_plugin.h", "lib/", "share/butler/")) or f in (MAN_PAGE, COMPLETION) for f in files)
     assert pkg_config(installed, "--modversion") == [version()]
     dynamic = subprocess.run(["readelf", "-d", f"{installed}{PREFIX}/lib/libbutler.so"], capture_output=True, text=True, check=True).stdout
     assert f"[{soname()}]" in next(line for line in dynamic.splitlines() if "SONAME" in line)
@@ -158,7 +158,7 @@ def test_a_trainer_that_is_absent_is_made(tmp_path):
 
 def test_the_library_shows_only_its_own_names(installed):
     shown = names(f"{installed}{PREFIX}/lib/libbutler.so", "-D")
-    header = "".join(open(f"{installed}{PREFIX}/include/{name}").read() for name in ("butler.h", "butler_tools.h"))
+    header = "".join(open(f"{installed}{PREFIX}/include/{name}").read() for name in ("butler.h", "butler_plugin.h", "butler_tools.h"))
     assert "butler_model_load" in shown and "butler_view_key" in shown
     assert all(f"{name}(" in header for name in shown), [name for name in shown if f"{name}(" not in header]
 

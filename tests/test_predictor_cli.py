@@ -102,22 +102,15 @@ def test_beside_the_model(predictor, tmp_path):
     assert "not used" in butler("run", "-m", model, "-p", PROMPT, "-n", "3", expect=DONE).stderr
 
 
-def test_without_kv(predictor, tmp_path):
-    """A long text uses the predictor beside the model; a short one, and a model without a predictor, full attention."""
+def test_a_predictor_alone_changes_no_policy(predictor, tmp_path):
+    """Without --kv it is the gate that allows a policy, not the predictor beside the model."""
     model, text = tmp_path / "m.gguf", tmp_path / "text"
     shutil.copy(GQA, model)
-    text.write_text("It was the best of times. " * 125)  # 22 tokens each
-    long, short = ["-f", text, "-n", "3", "-c", "3000"], ["-p", PROMPT, "-n", "3", "-c", "3000"]
-
-    def stats(*args):
-        return rows("run", "-m", model, "--temp", "0", *args)[-1]["stats"]
-
-    assert stats(*long)["policy"] == "full"
     shutil.copy(predictor[0], tmp_path / "m.tokenbutler2.gguf")
-    used = stats(*long)
-    assert used["policy"].startswith("tokenbutler2") and used["predict_bytes"] > 0 and used["kv_bytes"] < used["full_kv_bytes"]
-    assert stats(*short)["policy"] == stats(*long, "--kv", "full")["policy"] == "full"
-    assert "--kv full" in butler("run", "-m", model, *long).stderr
+    text.write_text("It was the best of times. " * 125)  # 22 tokens each
+    for kv, policy in (((), "full"), (("--kv", POLICY), POLICY)):
+        found = rows("run", "-m", model, "--temp", "0", "-f", text, "-n", "3", "-c", "3000", *kv)[-1]["stats"]
+        assert found["policy"] == policy
 
 
 def test_bad_files(predictor, tmp_path):

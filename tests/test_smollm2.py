@@ -116,6 +116,6 @@ def test_the_demo_finds_the_pass_key():
     policies = re.findall(r"^ask (\S+)", demo, re.M)
     assert policies == ["full", "fier:budget=256", "quest:budget=512"]
     text = "".join(line for line in (ROOT / "models" / "long_text.txt").open() if not line.startswith("What is the pass key?"))
-    ran = butler("ask", "-m", MODEL, "-f", "-", "--no-cache", "--temp", "0", "-n", "24", "--kv", policies[1], question, input=text)
+    ran = butler("ask", "-m", MODEL, "-f", "-", "--no-cache", "-v", "--temp", "0", "-n", "24", "--kv", policies[1], question, input=text)
     assert "48213" in ran.stdout
     assert float(re.search(r"read (\S+) % of the KV cache", ran.stderr)[1]) < 20

@@ -29,6 +29,7 @@ LEVELS = {
 PROGRAMS = {
     "cmd": {
         "schema/schema.h": "the flag --json-schema",
+        "base/utf8.h": "documents in other encodings become UTF-8",
         "base/util.h": "limits, counts and random numbers, shared by all folders",
         "eval/eval.h": "the subcommand eval",
         "report/report.h": "the subcommand report",

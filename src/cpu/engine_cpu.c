@@ -7,7 +7,7 @@ struct butler_engine *butler_engine_new(struct butler_model *model, const struct
                                         struct butler_error *err)
 {
     struct butler_engine_params own;
-    if (butler_take_struct(&own, sizeof own, params, BUTLER_END_OF(butler_engine_params, prefix_bytes), "butler_engine_params",
+    if (butler_take_struct(&own, sizeof own, params, BUTLER_END_OF(butler_engine_params, activation_bits), "butler_engine_params",
                            err) < 0)
         return NULL;
     params = &own;

@@ -5,6 +5,7 @@
 #define BUTLER_METRIC_H
 
 #include "base/util.h"
+#include "butler_plugin.h"
 
 struct butler_kernels; /* the CPU backend's; metrics are functions of the CPU */
 
