@@ -148,7 +148,8 @@ bool butler_policy_describe(const struct butler_engine *engine, int i, struct bu
     if (i < n_rows) {
         const struct butler_policy_row *row = &butler_policy_rows[i];
         const char *method = !row->metric ? "dense" : strstr(row->text, "method=evict") ? "evict" : "retrieve";
-        own = (struct butler_policy_info){sizeof own, row->name, row->metric ? row->metric : "none", method, row->summary, row->text};
+        own =
+            (struct butler_policy_info){sizeof own, row->name, row->metric ? row->metric : "none", method, row->summary, row->text};
     } else {
         const struct butler_metric_entry *entry = &list->entries[i - n_rows];
         const char *summary = entry->metric->summary ? entry->metric->summary : "";
