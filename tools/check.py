@@ -249,7 +249,7 @@ def arm64(tree, names, files, args):
         return "no archive has the libraries for it: " + " ".join(fetched.stdout.split("\n")[-3:]).strip()
     folder = libraries / "usr/lib/aarch64-linux-gnu"
     targets = [f"build/arm64/{n}" for n in ("butler", *[f"tests/{n}" for n in names])]
-    if not make(tree, targets, "BUILD=build/arm64", "MPI_SO=", "LIBEDIT=", "LIBEVENT=",
+    if not make(tree, targets, "BUILD=build/arm64", "MPI_SO=", "LIBEDIT=", "LIBEVENT=", "POPPLER=", "LIBXML=", "LIBARCHIVE=",
                 "AR=aarch64-linux-gnu-ar", f"CC=aarch64-linux-gnu-gcc -isystem {libraries}/usr/include -L{folder}"):
         return None
     emulator = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-E", f"LD_LIBRARY_PATH={folder}"]
