@@ -156,6 +156,7 @@ static void glass_matmul(struct butler_backend *backend, struct butler_workspace
     for (int i = 0; i < n_products; i++)
         glass_matrix(backend, products[i].w);
     struct butler_backend *inner = glass_enter(backend, "matmul");
+    inner->activation_bits = backend->activation_bits; /* which the engine sets after it was made */
     inner->matmul(inner, work, products, n_products, x, n);
     glass_leave(backend);
 }
