@@ -21,10 +21,6 @@ struct butler_engine *butler_engine_new(struct butler_model *model, const struct
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "passes of %d tokens: they must be between 1 and %d", params->n_block, 1 << 16);
         return NULL;
     }
-    if (params->activation_bits != 0 && params->activation_bits != 8 && params->activation_bits != 16) {
-        butler_fail(err, BUTLER_ERROR_ARGUMENT, "activations of %d bits: there are 8 and 16", params->activation_bits);
-        return NULL;
-    }
     struct butler_pool *pool = butler_pool_new(butler_engine_threads(params->n_threads), err);
     return butler_engine_new_on(model, params, pool, pool ? butler_backend_cpu(pool, params->isa, err) : NULL, err);
 }

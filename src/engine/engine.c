@@ -95,7 +95,10 @@ static int bind_model(struct butler_engine *engine, struct butler_error *err)
 struct butler_engine *butler_engine_new_on(struct butler_model *model, const struct butler_engine_params *params,
                                            struct butler_pool *pool, struct butler_backend *backend, struct butler_error *err)
 {
-    struct butler_engine *engine = pool && backend ? butler_alloc(sizeof *engine, err) : NULL;
+    const bool known = params->activation_bits == 0 || params->activation_bits == 8 || params->activation_bits == 16;
+    if (!known)
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "activations of %d bits: there are 8 and 16", params->activation_bits);
+    struct butler_engine *engine = known && pool && backend ? butler_alloc(sizeof *engine, err) : NULL;
     if (!engine) {
         butler_backend_free(backend);
         butler_pool_free(pool);

@@ -281,7 +281,7 @@ void butler_session_stats(const struct butler_session *session, struct butler_st
         return;
     if (session)
         fill_stats(session, &own);
-    butler_give_struct(stats, &own, sizeof own, BUTLER_END_OF(butler_stats, check_s));
+    butler_give_struct(stats, &own, sizeof own, BUTLER_END_OF(butler_stats, library_s));
 }
 
 void butler_session_stats_reset(struct butler_session *session)
