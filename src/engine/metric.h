@@ -9,13 +9,12 @@
 
 struct butler_kernels; /* the CPU backend's; metrics are functions of the CPU */
 
-/* Metrics keep one key as floats on the stack; a session on a model with larger heads must be refused for policies
- * whose metric has reads_keys. */
 /* Most params a metric may have; a policy keeps that many values. */
 #define BUTLER_METRIC_MAX_PARAMS 16
 
-/* Made on the caller's stack for one call (or one task of the pool): it is not shared between threads, records are. */
 struct butler_predict;
+
+/* Made on the caller's stack for one call (or one task of the pool): it is not shared between threads, records are. */
 struct butler_head_view {
     int layer, kv_head, head_dim;
     int n_heads, group;       /* query heads of a layer, of this KV head */
