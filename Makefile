@@ -35,17 +35,17 @@ SANFLAGS = $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-
 # Line tables alone: complete debug information doubles the time that the kernels take to compile.
 CFLAGS ?= -O3 -g1
 PKG_CFLAGS := $(shell pkg-config --cflags $(LIB_PKGS) $(CMD_PKGS))
-ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contract=off -pthread -Iinclude -Isrc -I. \
+ALL_CFLAGS = -std=c11 -D_GNU_SOURCE $(WARN) -fPIC -fvisibility=hidden -ffp-contract=off -pthread -Iinclude -Isrc -Iapps -I. \
 	$(SANFLAGS) $(PKG_CFLAGS) $(CFLAGS)
 LIB_LIBS := -pthread $(shell pkg-config --libs $(LIB_PKGS)) -lm -ldl
 CMD_LIBS := $(shell pkg-config --libs $(CMD_PKGS) $(DOCUMENT_PKGS))
 
 # What the command does beyond the library: training, conversion, quantisation.
-TOOL_SRC = $(filter-out train/gather_mpi.c,$(wildcard train/*.c)) src/file/convert.c src/file/quantize.c
+TOOL_SRC = $(filter-out apps/train/gather_mpi.c,$(wildcard apps/train/*.c)) src/file/convert.c src/file/quantize.c
 LIB_SRC = $(filter-out $(TOOL_SRC),$(wildcard src/*/*.c))
-CMD_SRC = $(filter-out cmd/$(if $(LIBEDIT),edit_none,edit).c $(if $(LIBEVENT),cmd/serve_none.c) $(DOCUMENT_NONE:%=cmd/document_%.c), \
-	$(wildcard cmd/*.c report/*.c schema/*.c $(if $(LIBEVENT),serve/*.c)))
-EVAL_SRC = $(wildcard eval/*.c)
+CMD_SRC = $(filter-out apps/cmd/$(if $(LIBEDIT),edit_none,edit).c $(if $(LIBEVENT),apps/cmd/serve_none.c) $(DOCUMENT_NONE:%=apps/cmd/document_%.c), \
+	$(wildcard apps/cmd/*.c apps/report/*.c apps/schema/*.c $(if $(LIBEVENT),apps/serve/*.c)))
+EVAL_SRC = $(wildcard apps/eval/*.c)
 TEST_SRC = $(wildcard tests/test_*.c)
 SERVE_FUZZ_SRC = fuzz/fuzz_http.c fuzz/fuzz_request.c
 FUZZ_SRC = $(filter-out $(if $(LIBEVENT),,$(SERVE_FUZZ_SRC)),$(wildcard fuzz/fuzz_*.c))
@@ -63,7 +63,7 @@ all: butler
 butler: $(BUILD)/butler $(MPI_SO)
 	@cp -f $< $@
 
-$(BUILD)/butler-mpi.so: train/gather_mpi.c train/gather.h include/butler.h
+$(BUILD)/butler-mpi.so: apps/train/gather_mpi.c apps/train/gather.h include/butler.h
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(ALL_CFLAGS) $(shell pkg-config --cflags ompi-c) -shared -o $@ $< $(shell pkg-config --libs ompi-c)
@@ -111,13 +111,13 @@ COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)$(sh
 $(BUILD)/commit: commit-changes
 	@mkdir -p $(@D)
 	@echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
-$(BUILD)/eval/commit.o: $(BUILD)/commit
-$(BUILD)/eval/commit.o: ISA = -DEVAL_COMMIT='"$(COMMIT)"'
+$(BUILD)/apps/eval/commit.o: $(BUILD)/commit
+$(BUILD)/apps/eval/commit.o: ISA = -DEVAL_COMMIT='"$(COMMIT)"'
 
-$(BUILD)/cmd/document_%.o: PKG_CFLAGS += $(if $(strip $(DOCUMENT_PKGS)),$(shell pkg-config --cflags $(DOCUMENT_PKGS)))
+$(BUILD)/apps/cmd/document_%.o: PKG_CFLAGS += $(if $(strip $(DOCUMENT_PKGS)),$(shell pkg-config --cflags $(DOCUMENT_PKGS)))
 
 # The assembler takes these files in.
-$(BUILD)/serve/page.o: $(wildcard serve/page/*)
+$(BUILD)/apps/serve/page.o: $(wildcard apps/serve/page/*)
 
 # Fuzzing reaches none of their loops, and instrumenting those takes a compiler minutes.
 $(patsubst %,$(BUILD)/src/kernels/%.o,avx2 avx512 matmul_avx2 matmul_vnni matmul_amx attend_avx2 amx attend_amx): ISA += $(PLAIN_KERNELS)
@@ -142,23 +142,23 @@ $(BUILD)/tests/test_eval_%: $(BUILD)/tests/test_eval_%.o $(EVAL_OBJ) $(BUILD)/li
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) $(CMD_LIBS) -lcmocka
 
 # That of the scheduler links what of the server needs no network.
-SCHEDULER_OBJ = $(patsubst %,$(BUILD)/serve/%.o,choice draft job jobs map pace park prepare scheduler scores text trace)
+SCHEDULER_OBJ = $(patsubst %,$(BUILD)/apps/serve/%.o,choice draft job jobs map pace park prepare scheduler scores text trace)
 $(BUILD)/tests/test_scheduler $(BUILD)/tests/test_glass_scheduler: $(BUILD)/tests/%: $(BUILD)/tests/%.o $(SCHEDULER_OBJ) $(BUILD)/tools.a $(BUILD)/libbutler.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
 
-$(BUILD)/tests/test_worker: $(BUILD)/tests/test_worker.o $(BUILD)/serve/worker.o $(BUILD)/serve/text.o
+$(BUILD)/tests/test_worker: $(BUILD)/tests/test_worker.o $(BUILD)/apps/serve/worker.o $(BUILD)/apps/serve/text.o
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
 
 # So does that of the parser of answers.
-PARSER_OBJ = $(patsubst %,$(BUILD)/serve/%.o,tools tools_head tools_xml tools_whole tools_messages text)
+PARSER_OBJ = $(patsubst %,$(BUILD)/apps/serve/%.o,tools tools_head tools_xml tools_whole tools_messages text)
 $(BUILD)/tests/test_tools: $(BUILD)/tests/test_tools.o $(PARSER_OBJ)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(CMD_LIBS) -lcmocka
 
 # Says which texts a grammar or a schema accepts.
-$(BUILD)/tests/accept_texts: $(BUILD)/tests/accept_texts.o $(patsubst %.c,$(BUILD)/%.o,$(wildcard schema/*.c)) $(BUILD)/libbutler.a
+$(BUILD)/tests/accept_texts: $(BUILD)/tests/accept_texts.o $(patsubst %.c,$(BUILD)/%.o,$(wildcard apps/schema/*.c)) $(BUILD)/libbutler.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) $(CMD_LIBS)
 
@@ -186,14 +186,14 @@ fuzz:
 
 fuzz-programs: $(FUZZ_SRC:%.c=$(BUILD)/%)
 
-$(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): $(patsubst %.c,$(BUILD)/%.o,$(wildcard serve/*.c schema/*.c))
+$(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): $(patsubst %.c,$(BUILD)/%.o,$(wildcard apps/serve/*.c apps/schema/*.c))
 $(SERVE_FUZZ_SRC:%.c=$(BUILD)/%): FUZZ_LIBS = $(CMD_LIBS)
-DOCUMENT_OBJ = $(patsubst %.c,$(BUILD)/%.o,$(filter-out cmd/document.c $(DOCUMENT_NONE:%=cmd/document_%.c),$(wildcard cmd/document_*.c)))
+DOCUMENT_OBJ = $(patsubst %.c,$(BUILD)/%.o,$(filter-out apps/cmd/document.c $(DOCUMENT_NONE:%=apps/cmd/document_%.c),$(wildcard apps/cmd/document_*.c)))
 $(BUILD)/fuzz/fuzz_document: $(DOCUMENT_OBJ)
 $(BUILD)/fuzz/fuzz_document: FUZZ_LIBS = $(CMD_LIBS)
 $(BUILD)/fuzz/fuzz_tools: $(PARSER_OBJ)
 $(BUILD)/fuzz/fuzz_tools: FUZZ_LIBS = $(CMD_LIBS)
-$(BUILD)/fuzz/fuzz_schema: $(patsubst %.c,$(BUILD)/%.o,$(wildcard schema/*.c))
+$(BUILD)/fuzz/fuzz_schema: $(patsubst %.c,$(BUILD)/%.o,$(wildcard apps/schema/*.c))
 $(BUILD)/fuzz/fuzz_schema: FUZZ_LIBS = $(CMD_LIBS)
 $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/fuzz_%.o $(BUILD)/libbutler.a
 	$(call say,LD,$@)
@@ -201,7 +201,7 @@ $(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/fuzz_%.o $(BUILD)/libbutler.a
 
 # --------------------------------------------------------------------------------------------------- install
 
-DATA = eval/longbench.json $(wildcard models/butler-default*.gguf models/long_text.txt)
+DATA = apps/eval/longbench.json $(wildcard models/butler-default*.gguf models/long_text.txt)
 
 ROOT = $(DESTDIR)$(PREFIX)
 INSTALL_PROGRAM = install -m 755 -s --strip-program=$(STRIP)
@@ -221,7 +221,7 @@ install: butler lib
 		-e 's|@RPATH@|$(if $(filter /usr,$(PREFIX)),,-Wl,-rpath,$${libdir})|' src/butler.pc.in \
 		> $(ROOT)/lib/pkgconfig/butler.pc
 	$(Q)install -m 644 docs/butler.1 $(ROOT)/share/man/man1/butler.1
-	$(Q)install -m 644 tools/completion.bash $(ROOT)/share/bash-completion/completions/butler
+	$(Q)install -m 644 apps/cmd/completion.bash $(ROOT)/share/bash-completion/completions/butler
 	$(if $(DATA),$(Q)install -m 644 $(DATA) $(ROOT)/share/butler)
 
 uninstall:

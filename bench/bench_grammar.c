@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "text/grammar.h"
+#include "grammar/grammar.h"
 
 enum { MAX_TOKENS = 1 << 16 };
 

@@ -6,7 +6,7 @@
 
 `texts` continues prompts of 2,000 to 7,000 tokens greedily, dense and lossless, with F16 and Q8_0 caches and four policies in turn,
 and ends with an error where a token differs. `speed` prints a Markdown table: the model behind TEXT, whose drafts are real; then models of random weights in
-FOLDER (tools/random_model.py), whose drafts mean nothing: of those only the times of a dense step, a draft and a check are measured,
+FOLDER (tools/fixtures/random_model.py), whose drafts mean nothing: of those only the times of a dense step, a draft and a check are measured,
 and the speed-up follows from them and from the share of right drafts that the first model had at its greatest depth.
 """
 import argparse

@@ -5,7 +5,7 @@
     bench/speed.py --tables speed.jsonl            prints the Markdown tables
     bench/speed.py --draw speed.svg speed.jsonl    draws milliseconds a token against depth, F16 caches
 
-MODELS_DIR holds files made by tools/random_model.py, named SHAPE-TYPE.gguf, and random predictors for them (bench_predictor
+MODELS_DIR holds files made by tools/fixtures/random_model.py, named SHAPE-TYPE.gguf, and random predictors for them (bench_predictor
 MODEL write v1 SHAPE-TYPE.tokenbutler.gguf, v2 SHAPE-TYPE.tokenbutler2.gguf; without them those policies are left out). For every shape, KV type and depth one process
 (bench_roofline) takes turns between all policies and the read ceiling; llama.cpp (through PYTHON, an interpreter that has
 llama-cpp-python) is measured at the same depth right before and right after. Rows are appended as they come, and what the

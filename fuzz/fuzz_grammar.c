@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "fuzz.h"
-#include "text/grammar.h"
+#include "grammar/grammar.h"
 
 enum { MAX_VOCAB = 4096 };
 

@@ -10,7 +10,7 @@
 
 #include "butler.h"
 #include "schema/schema.h"
-#include "text/grammar.h"
+#include "grammar/grammar.h"
 
 static int32_t token_of_byte[256];
 

@@ -1,5 +1,5 @@
 """Makes the Hugging Face folders of tests/data/architectures.json: weights follow from the names and shapes of tensors, so that the
-file holds none. Used by test_architectures.py, and by tools/make_arch_fixtures.py for PyTorch's answer."""
+file holds none. Used by test_architectures.py, and by tools/fixtures/make_arch_fixtures.py for PyTorch's answer."""
 import json
 import re
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-TOOLS = Path(__file__).resolve().parent.parent / "tools"
+TOOLS = Path(__file__).resolve().parent.parent / "tools" / "convert"
 sys.path.insert(0, str(TOOLS))
 from hf_folder import write_safetensors  # noqa: E402
 

@@ -1,5 +1,5 @@
 """Variants of the small models of tests/data/architectures.json: each has one tensor, in all layers, less or more than the model, or q, k
-and v as one tensor. Used by test_optional_tensors.py, and by tools/record_optional_tensors.py for llama.cpp's answer."""
+and v as one tensor. Used by test_optional_tensors.py, and by tools/fixtures/record_optional_tensors.py for llama.cpp's answer."""
 import zlib
 
 import numpy as np

@@ -1,5 +1,5 @@
-"""Every family that tools/convert_hf.py converts: a tiny model with weights from a seed, its folder converted to F32, and the logits of
-butler beside those that transformers computed (tests/data/architectures.json, written by tools/make_arch_fixtures.py).
+"""Every family that tools/convert/convert_hf.py converts: a tiny model with weights from a seed, its folder converted to F32, and the logits of
+butler beside those that transformers computed (tests/data/architectures.json, written by tools/fixtures/make_arch_fixtures.py).
 
     python3 tests/test_architectures.py    runs every case and writes the table of docs/models.md"""
 import json
@@ -25,7 +25,7 @@ def convert(name, folder):
     out = folder / f"{name}.gguf"
     if not out.exists():
         make_folder(folder / name, CASES[name])
-        python_tool("convert_hf.py", folder / name, "-o", out, "--type", "f32")
+        python_tool("convert/convert_hf.py", folder / name, "-o", out, "--type", "f32")
     return out
 
 

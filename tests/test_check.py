@@ -1,4 +1,4 @@
-"""tools/check.py counts what suites say: recorded output of two releases of cmocka, and output that says nothing."""
+"""tools/ci/check.py counts what suites say: recorded output of two releases of cmocka, and output that says nothing."""
 import subprocess
 import sys
 
@@ -6,7 +6,7 @@ import pytest
 
 from cli import ROOT
 
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "tools" / "ci"))
 import check  # noqa: E402
 import check_counts  # noqa: E402
 import check_includes  # noqa: E402
@@ -139,8 +139,8 @@ def test_a_warning_is_a_failure_and_the_tests_run(tmp_path, monkeypatch, capsys)
 @pytest.mark.parametrize("folder, header, right", [
     ("src/file", "base/util.h", True), ("src/base", "file/gguf.h", False), ("src/engine", "cpu/attend.h", False),
     ("src/engine", "metrics/metric_parts.h", False), ("src/metrics", "engine/kv.h", True), ("src/kernels", "engine/kv.h", False),
-    ("src/cpu", "kernels/kernels.h", True), ("src/cpu", "metrics/metric_parts.h", False), ("cmd", "butler.h", True), ("cmd", "cmd.h", True),
-    ("cmd", "engine/session.h", False), ("examples", "base/util.h", False),
+    ("src/cpu", "kernels/kernels.h", True), ("src/cpu", "metrics/metric_parts.h", False), ("apps/cmd", "butler.h", True), ("apps/cmd", "cmd.h", True),
+    ("apps/cmd", "engine/session.h", False), ("examples", "base/util.h", False),
 ])
 def test_includes(folder, header, right):
     assert check_includes.allowed(folder, header) == right

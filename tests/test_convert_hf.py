@@ -1,4 +1,4 @@
-"""tools/convert_hf.py on tiny folders: types, several files, tokenizers, other spellings of configurations, and what is refused.
+"""tools/convert/convert_hf.py on tiny folders: types, several files, tokenizers, other spellings of configurations, and what is refused.
 test_architectures.py runs what it writes."""
 import collections
 import io
@@ -31,7 +31,7 @@ def change_json(path, **values):
 
 def convert(folder, *flags):
     out = folder.with_suffix(".gguf")
-    python_tool("convert_hf.py", folder, "-o", out, "--type", "f32", *flags)
+    python_tool("convert/convert_hf.py", folder, "-o", out, "--type", "f32", *flags)
     return out
 
 
@@ -43,7 +43,7 @@ def model(folder, *flags):
 def refused(folder, *says):
     out = folder.with_suffix(".gguf")
     out.write_text("as it was")
-    result = python_tool("convert_hf.py", folder, "-o", out, expect=FAILED)
+    result = python_tool("convert/convert_hf.py", folder, "-o", out, expect=FAILED)
     for word in says:
         assert word in result.stderr, result.stderr
     assert "Traceback" not in result.stderr
@@ -154,7 +154,7 @@ def test_mxfp4_stays(tmp_path):
     values = np.empty((4, 192, 2, 32))
     values[..., 0::2], values[..., 1::2] = table[blocks & 15], table[blocks >> 4]
     want = (values * 2.0 ** (scales[..., None].astype(int) - 127)).reshape(4, 192, 64)
-    python_tool("convert_hf.py", tmp_path / "oss", "-o", tmp_path / "oss.gguf")
+    python_tool("convert/convert_hf.py", tmp_path / "oss", "-o", tmp_path / "oss.gguf")
     import gguf
     found = {t.name: t for t in gguf.GGUFReader(tmp_path / "oss.gguf").tensors}
     for part, first in (("gate", 0), ("up", 1)):
@@ -386,7 +386,7 @@ def test_vocab_and_merges(llama):
 def test_added_token_without_a_row(llama):
     change_json(llama / "tokenizer.json", added_tokens=[{"id": 96, "content": "<image>", "special": True}])
     out = llama.with_suffix(".gguf")
-    result = python_tool("convert_hf.py", llama, "-o", out)
+    result = python_tool("convert/convert_hf.py", llama, "-o", out)
     assert "1 added tokens from id 96 are left out: the embedding has 96 rows" in result.stderr
     assert len(Gguf(out).values["tokenizer.ggml.tokens"][1][1]) == 96
 

@@ -1,6 +1,6 @@
 /* Each tensor type as the gguf package decodes it: rows with random quants, zero and full blocks, negative and subnormal
  * scales, on each ISA of this machine; the product with a vector; a small model of each type from prompt to logits.
- * tools/make_test_models.py writes the data. */
+ * tools/fixtures/make_test_models.py writes the data. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -245,7 +245,7 @@ def test_memory_is_bounded(tmp_path):
 
 def test_builds_without_the_libraries_name_format_and_package(tmp_path):
     out = tmp_path / "build"
-    sources = [ROOT / "cmd" / f"document_{name}_none.c" for name in ("pdf", "xml", "archive")]
+    sources = [ROOT / "apps" / "cmd" / f"document_{name}_none.c" for name in ("pdf", "xml", "archive")]
     main = tmp_path / "main.c"
     main.write_text("""
 #include <stdarg.h>

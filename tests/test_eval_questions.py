@@ -1,5 +1,5 @@
 """`butler eval mc` and `butler eval longbench`: log-likelihoods against lm-evaluation-harness (tests/data/mc/lm_eval.json, from
-tools/compare_lm_eval.py), what must not change them, and invalid data files."""
+tools/compare/compare_lm_eval.py), what must not change them, and invalid data files."""
 import bz2
 import importlib
 import json
@@ -348,7 +348,7 @@ def test_longbench_with_a_chat_template(tmp_path):
 
 
 def test_every_set_that_comes_with_the_command(tmp_path):
-    config = json.loads((ROOT / "eval" / "longbench.json").read_text())
+    config = json.loads((ROOT / "apps" / "eval" / "longbench.json").read_text())
     assert len(config) == 18
     for name, entry in config.items():
         assert entry["metric"] in ("f1", "rouge_l", "class", "number", "edit", "rouge") and "{context}" in entry["prompt"], name

@@ -1,4 +1,4 @@
-/* Scores of answers against what the published scorers gave (tests/data/scores.json, from tools/make_score_fixture.py). */
+/* Scores of answers against what the published scorers gave (tests/data/scores.json, from tools/fixtures/make_score_fixture.py). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -4,7 +4,7 @@
 
 #include "base/util.h"
 #include "fixtures.h"
-#include "text/grammar.h"
+#include "grammar/grammar.h"
 #include "tokenizer_test.h"
 
 enum { MAX_TEXT = 14, MAX_VOCAB = 600 };

@@ -1,6 +1,6 @@
 /* The whole forward pass against PyTorch: every architecture, weight type and rope scaling at every position of a text,
  * whatever way the text comes in (one block, odd blocks, token by token), on every ISA, with one thread and with two.
- * The cases are in tests/data/logits/manifest.txt, written by tools/make_test_models.py. Only butler.h is used. */
+ * The cases are in tests/data/logits/manifest.txt, written by tools/fixtures/make_test_models.py. Only butler.h is used. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -18,7 +18,7 @@ ALIASES = {path: item["$ref"][8:].replace("~1", "/") for path, item in SPEC["pat
 
 
 def source(name):
-    return (ROOT / "serve" / name).read_text()
+    return (ROOT / "apps" / "serve" / name).read_text()
 
 
 def resolve(value):

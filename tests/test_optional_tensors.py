@@ -1,6 +1,6 @@
 """What llama.cpp takes as optional is optional in every architecture of the table: each optional tensor in turn is added to a small
 model or left out of it, and the logits are those that llama.cpp computes (tests/data/optional_tensors.json, written by
-tools/record_optional_tensors.py)."""
+tools/fixtures/record_optional_tensors.py)."""
 import json
 
 import numpy as np

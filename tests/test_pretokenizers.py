@@ -1,4 +1,4 @@
-"""Every pre-tokenizer gives llama.cpp's tokens of 1,000 hard texts: compared with digests that tools/record_pretokenizers.py made from
+"""Every pre-tokenizer gives llama.cpp's tokens of 1,000 hard texts: compared with digests that tools/fixtures/record_pretokenizers.py made from
 what llama.cpp gave for the same file and texts (the digests' file names the version)."""
 import json
 import random

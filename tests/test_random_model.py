@@ -1,4 +1,4 @@
-"""tools/random_model.py: its files are well formed, have the shape they are named for, and depend on the seed alone."""
+"""tools/fixtures/random_model.py: its files are well formed, have the shape they are named for, and depend on the seed alone."""
 import math
 import os
 import struct
@@ -9,7 +9,7 @@ import pytest
 
 from gguf_file import Gguf
 
-TOOL = os.path.join(os.path.dirname(__file__), "..", "tools", "random_model.py")
+TOOL = os.path.join(os.path.dirname(__file__), "..", "tools", "fixtures", "random_model.py")
 TYPE = {"f16": 1, "q4_0": 2, "q8_0": 8, "q6_k": 14, "q3_k": 11, "mxfp4": 39}
 
 

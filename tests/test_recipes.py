@@ -50,11 +50,11 @@ def built(tmp_path_factory):
     change is compiled."""
     tree = tmp_path_factory.mktemp("recipes") / "tree"
     tree.mkdir()
-    for folder in ("include", "src", "cmd", "eval", "train", "report", "schema", "serve", "tests"):
+    for folder in ("include", "src", "apps", "tests"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("data", "corpus", "__pycache__"))
     shutil.copy2(ROOT / "Makefile", tree)
     (tree / "build").mkdir()
-    for folder in ("src", "cmd", "eval", "train", "report", "schema", "serve"):
+    for folder in ("src", "apps"):
         if (ROOT / "build" / folder).exists():
             shutil.copytree(ROOT / "build" / folder, tree / "build" / folder)
     applied = apply_recipes(tree)

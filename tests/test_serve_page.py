@@ -18,18 +18,18 @@ asked = pytest.mark.skipif(not SMOLLM2.exists(), reason="models/smollm2.gguf is 
 def test_files():
     """The page asks for nothing from elsewhere, says so, and needs no key; what it shows does."""
     server = Server("--api-key", "k")
-    scripts = sorted(path.name for path in (ROOT / "serve" / "page").glob("*.js"))
+    scripts = sorted(path.name for path in (ROOT / "apps" / "serve" / "page").glob("*.js"))
     kinds = {"/": "text/html", "/page/page.css": "text/css", **{f"/page/{name}": "text/javascript" for name in scripts}}
     for path, kind in kinds.items():
         status, headers, text = server.request("GET", path)
         assert status == 200 and headers["Content-Type"] == kind + "; charset=utf-8"
         assert "default-src 'none'" in headers["Content-Security-Policy"] and "unsafe" not in headers["Content-Security-Policy"]
         name = "index.html" if path == "/" else path.removeprefix("/page/")
-        assert text == (ROOT / "serve" / "page" / name).read_bytes() and not re.search(rb"https?://|url\(|@import", text)
+        assert text == (ROOT / "apps" / "serve" / "page" / name).read_bytes() and not re.search(rb"https?://|url\(|@import", text)
         assert server.request("HEAD", path)[2] == b"" and server.request("POST", path, {})[0] in (401, 404)
     assert server.request("GET", "/kv/map")[0] == 401 and server.request("GET", "/page/page.txt")[0] == 404
     for name in scripts:  # text becomes text nodes, and nothing that a text could hold is run
-        text = (ROOT / "serve" / "page" / name).read_text(encoding="utf-8")
+        text = (ROOT / "apps" / "serve" / "page" / name).read_text(encoding="utf-8")
         assert not re.search(r"(inner|outer)HTML|insertAdjacentHTML|document\.write|setHTML|DOMParser|\beval\b|new Function", text), name
     assert server.stop() == 0
 

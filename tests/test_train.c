@@ -11,7 +11,7 @@
 
 /* ------------------------------------------------------------------------------------------------ fixtures */
 
-/* A problem that tools/make_predictor_fixtures.py made. */
+/* A problem that tools/fixtures/make_predictor_fixtures.py made. */
 struct problem {
     char *bytes;
     int n;

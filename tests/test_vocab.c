@@ -334,8 +334,8 @@ static void built(const char *name, const char *first, const char *second)
 {
     char command[4096], out[] = "/tmp/butler-vocab-XXXXXX";
     need(first);
-    int file = mkstemp(out),
-        n = snprintf(command, sizeof command, "/usr/bin/python3 tools/make_vocab_gguf.py %s %s '%s'", name, out, data_path(first));
+    int file = mkstemp(out), n = snprintf(command, sizeof command, "/usr/bin/python3 tools/convert/make_vocab_gguf.py %s %s '%s'",
+                                          name, out, data_path(first));
     assert_true(file >= 0);
     if (second)
         snprintf(command + n, sizeof command - (size_t)n, " '%s'", data_path(second));

@@ -1,4 +1,4 @@
-"""tools/make_vocab_gguf.py: ranks become merges again, and butler reads the files that it writes."""
+"""tools/convert/make_vocab_gguf.py: ranks become merges again, and butler reads the files that it writes."""
 import base64
 import json
 import random
@@ -60,7 +60,7 @@ def train(n_merges):
 
 
 def make(*args, expect=0):
-    result = subprocess.run([sys.executable, str(ROOT / "tools" / "make_vocab_gguf.py"), *map(str, args)], capture_output=True, text=True)
+    result = subprocess.run([sys.executable, str(ROOT / "tools" / "convert" / "make_vocab_gguf.py"), *map(str, args)], capture_output=True, text=True)
     assert result.returncode == expect, result.stderr
     return result.stderr
 

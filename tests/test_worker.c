@@ -1,5 +1,5 @@
-/* The server's threads for bodies (serve/worker.h): what nobody waits for is not done, keys take turns by their bytes, small tasks
- * do not wait for large ones. Runs wait for the test to let them go on, so that no result depends on time. */
+/* The server's threads for bodies (apps/serve/worker.h): what nobody waits for is not done, keys take turns by their bytes, small
+ * tasks do not wait for large ones. Runs wait for the test to let them go on, so that no result depends on time. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

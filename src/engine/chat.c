@@ -4,7 +4,7 @@
 
 #include "engine/abi.h"
 #include "engine/engine.h"
-#include "text/template.h"
+#include "template/template.h"
 
 /* A zero-terminated copy of how the token is written, "" for none; NULL: no memory. */
 static char *spelling(const struct butler_model *model, int32_t id)

@@ -7,7 +7,7 @@
 #include "engine/abi.h"
 #include "engine/engine.h"
 #include "engine/sampler.h"
-#include "text/grammar.h"
+#include "grammar/grammar.h"
 
 enum {
     DEFAULT_LAST_N = 64,

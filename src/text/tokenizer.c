@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/grammar.h"
+#include "text/token_trie.h"
 
 /* --------------------------------------------------------------------------------------------------- load */
 
