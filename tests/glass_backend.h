@@ -10,6 +10,7 @@
 #include "cpu/backend_cpu.h"
 #include "engine/abi.h"
 #include "engine/engine.h"
+#include "metrics/registry.h"
 
 /* All memory is one range of address space, so that one call protects it: a stack, from which what is freed goes when all above it
  * is free too. */
@@ -277,7 +278,7 @@ static inline struct butler_engine *glass_engine(struct butler_model *model, con
     b->attend = glass_attend;
     b->exact_weights = glass_exact_weights;
     b->destroy = glass_destroy;
-    return butler_engine_new_on(model, params, pool, b, err);
+    return butler_engine_new_on(model, params, &butler_builtin, pool, b, err);
 }
 
 #endif

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/metric.h"
+#include "metrics/registry.h"
 #include "kernels/kernels.h"
 
 enum { DIM = 64, GROUP = 3, MAX_SLOTS = 6000 };

@@ -51,8 +51,8 @@ static void the_view_gives_rows_as_stored_and_counts_them(void **state)
 static void scores_do_not_depend_on_how_they_are_asked_for(void **state)
 {
     (void)state;
-    for (int m = 0; butler_metrics_builtin[m]; m++) {
-        const struct butler_metric *metric = butler_metrics_builtin[m];
+    for (int m = 0; butler_builtin.metrics[m]; m++) {
+        const struct butler_metric *metric = butler_builtin.metrics[m];
         if (metric->predictor || metric->earlier_layers) /* they need a session: tests/test_predict.c */
             continue;
         double values[BUTLER_METRIC_MAX_PARAMS];

@@ -13,20 +13,21 @@
 
 #include "engine/engine.h"
 #include "engine/policy.h"
-#include "engine/policy_table.h"
+#include "metrics/registry.h"
 
 static struct butler_model gqa_model = {
     .hp = {.n_layers = 6, .n_heads = 8, .n_kv_heads = 2, .head_dim = 32, .rope = BUTLER_ROPE_HALVES}};
 static struct butler_model mha_model = {
     .hp = {.n_layers = 6, .n_heads = 4, .n_kv_heads = 4, .head_dim = 32, .rope = BUTLER_ROPE_NONE}};
 /* Engines without a device: policies look at the model and at what was added to the engine. */
-static struct butler_engine gqa = {.model = &gqa_model}, mha = {.model = &mha_model};
+static struct butler_engine gqa = {.registry = &butler_builtin, .model = &gqa_model},
+                            mha = {.registry = &butler_builtin, .model = &mha_model}, bare = {.registry = &butler_builtin};
 
 static struct butler_policy parse(const char *text)
 {
     struct butler_policy policy;
     struct butler_error err = {0};
-    if (butler_policy_parse(NULL, text, &policy, &err))
+    if (butler_policy_parse(&bare, text, &policy, &err))
         fail_msg("%s", err.message);
     return policy;
 }
@@ -68,7 +69,7 @@ static void every_row_is_canonical(void **state)
     assert_false(butler_policy_describe(NULL, i + 1, &info));
     assert_string_equal(parse("full").text, parse("full").name);
     struct butler_policy policy;
-    assert_int_equal(butler_policy_parse(NULL, NULL, &policy, NULL), 0);
+    assert_int_equal(butler_policy_parse(&bare, NULL, &policy, NULL), 0);
     assert_string_equal(policy.text, "full");
 }
 
@@ -244,21 +245,21 @@ static void refusals(void **state)
         {"fier:g=48", "g=48"},
     };
     for (int i = 0; i < BUTLER_COUNT(cases); i++)
-        refused(NULL, cases[i].text, cases[i].words);
+        refused(&bare, cases[i].text, cases[i].words);
     char text[700] = "quest:budget=";
     memset(text + strlen(text), '1', 600);
-    refused(NULL, text, "longer than 512");
+    refused(&bare, text, "longer than 512");
 }
 
 static void where_scan_has_no_meaning(void **state)
 {
     (void)state;
-    refused(NULL, "quest:scan=4", "scan=|one-bit keys");
-    refused(NULL, "fier:scan=4,method=evict", "scan=|retrieved");
-    refused(NULL, "fier:scan=4,share=layer", "scan=|share=kv");
-    refused(NULL, "fier:scan=4,page=8", "scan=|page=1");
-    refused(NULL, "fier+vatp:scan=4", "scan=|vatp");
-    refused(NULL, "fier:scan=4,mass=0.5", "scan=|mass");
+    refused(&bare, "quest:scan=4", "scan=|one-bit keys");
+    refused(&bare, "fier:scan=4,method=evict", "scan=|retrieved");
+    refused(&bare, "fier:scan=4,share=layer", "scan=|share=kv");
+    refused(&bare, "fier:scan=4,page=8", "scan=|page=1");
+    refused(&bare, "fier+vatp:scan=4", "scan=|vatp");
+    refused(&bare, "fier:scan=4,mass=0.5", "scan=|mass");
     assert_int_equal(parse("fier:scan=4").scan, 4);
     assert_int_equal(parse("fier").scan, 0);
 }
@@ -275,7 +276,8 @@ static void what_the_model_refuses(void **state)
     assert_int_equal(butler_policy_check(&gqa, "streaming:rope=cache", NULL), 0);
     assert_int_equal(butler_policy_check(NULL, "h2o:share=query", NULL), 0);
     struct butler_model one_model = gqa_model, words_model = {.hp = {0}};
-    struct butler_engine one = {.model = &one_model}, words = {.model = &words_model};
+    struct butler_engine one = {.registry = &butler_builtin, .model = &one_model},
+                         words = {.registry = &butler_builtin, .model = &words_model};
     one_model.hp.n_layers = 1;
     struct butler_policy policy;
     assert_int_equal(butler_policy_parse(&one, "quest", &policy, NULL), 0);
@@ -424,7 +426,7 @@ static void a_metric_of_the_caller(void **state)
     assert_false(butler_policy_describe(&engine, n_builtin + 1, &info));
     refused(&engine, "mine:blend=2", "blend=2");
     refused(&engine, "nothing", "mine");
-    refused(NULL, "mine", "no policy");
+    refused(&bare, "mine", "no policy");
     assert_int_equal(butler_metric_register(&engine, &mine, &err), BUTLER_ERROR_ARGUMENT);
     assert_non_null(strstr(err.message, "taken"));
     static const struct butler_param taken[] = {{"budget", 1, 0, 2, ""}, {NULL, 0, 0, 0, NULL}};

@@ -58,7 +58,7 @@ def built(tmp_path_factory):
         if (ROOT / "build" / folder).exists():
             shutil.copytree(ROOT / "build" / folder, tree / "build" / folder)
     applied = apply_recipes(tree)
-    assert applied == ["newest_key.c", "metric.h", "long_key.c", "metric.h", "policy_table.c", "policy_table.c", "arch.c", "arch.c", "pretokenizer.c"]
+    assert applied == ["newest_key.c", "registry.h", "long_key.c", "registry.h", "policy_table.c", "policy_table.c", "arch.c", "arch.c", "pretokenizer.c"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
     done = subprocess.run(["make", "-j2", "build/butler", "build/tests/test_policy"], cwd=tree, env=environment, capture_output=True,
                           text=True, timeout=800)

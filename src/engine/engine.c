@@ -93,7 +93,8 @@ static int bind_model(struct butler_engine *engine, struct butler_error *err)
 }
 
 struct butler_engine *butler_engine_new_on(struct butler_model *model, const struct butler_engine_params *params,
-                                           struct butler_pool *pool, struct butler_backend *backend, struct butler_error *err)
+                                           const struct butler_registry *registry, struct butler_pool *pool,
+                                           struct butler_backend *backend, struct butler_error *err)
 {
     const bool known = params->activation_bits == 0 || params->activation_bits == 8 || params->activation_bits == 16;
     if (!known)
@@ -105,6 +106,7 @@ struct butler_engine *butler_engine_new_on(struct butler_model *model, const str
         return NULL;
     }
     engine->model = model;
+    engine->registry = registry;
     engine->pool = pool;
     engine->backend = backend;
     engine->n_block = params->n_block ? params->n_block : backend->block_rows;
@@ -133,7 +135,7 @@ struct butler_engine *butler_engine_clone(const struct butler_engine *engine, in
                                                 .activation_bits = engine->backend->activation_bits};
     struct butler_pool *pool = butler_pool_new(butler_engine_threads(n_threads), err);
     struct butler_backend *backend = pool ? engine->backend->another(engine->backend, pool, err) : NULL;
-    struct butler_engine *clone = butler_engine_new_on(engine->model, &params, pool, backend, err);
+    struct butler_engine *clone = butler_engine_new_on(engine->model, &params, engine->registry, pool, backend, err);
     if (!clone)
         return NULL;
     clone->plugins = engine->plugins;

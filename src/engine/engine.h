@@ -17,8 +17,9 @@ struct butler_engine {
     struct butler_pool *pool;
     struct butler_backend *backend;
     struct butler_scratch scratch;
-    struct butler_pages *pages;   /* one pool for each size of extent */
-    struct butler_prefix *prefix; /* NULL: none */
+    struct butler_pages *pages;             /* one pool for each size of extent */
+    struct butler_prefix *prefix;           /* NULL: none */
+    const struct butler_registry *registry; /* built-in metrics and policies */
     struct butler_metric_list *plugins;
     struct butler_step_registry *steps;                /* NULL: none */
     struct butler_predictor *predictors[2];            /* of version 1 and 2, or NULL */
@@ -31,7 +32,8 @@ struct butler_engine {
 
 /* An engine on a backend of the caller's, which it then owns, with the pool (also on failure). */
 struct butler_engine *butler_engine_new_on(struct butler_model *model, const struct butler_engine_params *params,
-                                           struct butler_pool *pool, struct butler_backend *backend, struct butler_error *err);
+                                           const struct butler_registry *registry, struct butler_pool *pool,
+                                           struct butler_backend *backend, struct butler_error *err);
 
 /* How many threads a caller's number stands for: 0 is those of the machine. */
 int butler_engine_threads(int n_threads);

@@ -12,14 +12,15 @@
 
 /* ------------------------------------------------------------------------------------------------ metrics */
 
-const struct butler_metric *butler_metric_find(const struct butler_metric_list *list, const char *name)
+const struct butler_metric *butler_metric_find(const struct butler_registry *registry, const struct butler_metric_list *plugins,
+                                               const char *name)
 {
-    for (int i = 0; butler_metrics_builtin[i]; i++)
-        if (!strcmp(butler_metrics_builtin[i]->name, name))
-            return butler_metrics_builtin[i];
-    for (int i = 0; list && i < list->n; i++)
-        if (!strcmp(list->entries[i].metric->name, name))
-            return list->entries[i].metric;
+    for (int i = 0; registry->metrics[i]; i++)
+        if (!strcmp(registry->metrics[i]->name, name))
+            return registry->metrics[i];
+    for (int i = 0; plugins && i < plugins->n; i++)
+        if (!strcmp(plugins->entries[i].metric->name, name))
+            return plugins->entries[i].metric;
     return NULL;
 }
 
@@ -91,7 +92,8 @@ static int check_metric(const struct butler_engine *engine, const struct butler_
 {
     if (!butler_is_word(metric->name))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a metric's name is 1 to 31 of a-z, 0-9 and _, a letter first");
-    if (butler_metric_find(engine->plugins, metric->name) || butler_policy_is_name(metric->name))
+    if (butler_metric_find(engine->registry, engine->plugins, metric->name) ||
+        butler_policy_is_name(engine->registry, metric->name))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: the name is taken", metric->name);
     if (!metric->score)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s has no score()", metric->name);

@@ -39,6 +39,13 @@ const struct butler_kernels *butler_view_kernels(const struct butler_head_view *
 /* Bytes of one stored row. */
 size_t butler_view_row_bytes(const struct butler_head_view *view);
 
+struct butler_policy_row;
+/* What the library brings: made above the engine (src/metrics/registry.c), given to it when it is made. */
+struct butler_registry {
+    const struct butler_metric *const *metrics; /* ends with NULL */
+    const struct butler_policy_row *policies;   /* ends with name NULL (policy_table.h) */
+};
+
 struct butler_metric_entry {
     const struct butler_metric *metric;
     char *defaults; /* its policy string with every parameter written out */
@@ -64,34 +71,6 @@ struct butler_block_weights {
     int n_queries, n_seen, keys; /* keys: at most 256 */
 };
 
-/* Every built-in metric, by the name of its variable without butler_metric_. Listed only here: declarations and table follow. */
-/* clang-format off */
-#define BUTLER_METRICS(each) \
-    each(recency) \
-    each(attention) \
-    each(windowed) \
-    each(pooled) \
-    each(last_query) \
-    each(verified) \
-    each(page_bounds) \
-    each(page_stats) \
-    each(one_bit) \
-    each(exact) \
-    each(key_norm) \
-    each(key_diff) \
-    each(random) \
-    each(predicted) \
-    each(predicted2) \
-    each(first_layer) \
-    each(previous_layer)
-/* clang-format on */
-
-#define BUTLER_DECLARE_METRIC(name) extern const struct butler_metric butler_metric_##name;
-BUTLER_METRICS(BUTLER_DECLARE_METRIC)
-#undef BUTLER_DECLARE_METRIC
-
-/* All of them, ending with NULL. */
-extern const struct butler_metric *const butler_metrics_builtin[];
 /* Slots and bytes of its records for these shapes and values, 0 where it keeps none. BUTLER_ERROR_ARGUMENT, with its name, for
  * sizes that no record has: a plug-in may say anything. */
 int butler_metric_record(const struct butler_metric *metric, const struct butler_metric_shape *shape, const double *values,
@@ -99,6 +78,7 @@ int butler_metric_record(const struct butler_metric *metric, const struct butler
 /* Bytes of the state of a KV head; *n_bytes 0: none. */
 int butler_metric_state(const struct butler_metric *metric, const struct butler_metric_shape *shape, const double *values,
                         size_t *n_bytes, struct butler_error *err);
-const struct butler_metric *butler_metric_find(const struct butler_metric_list *list /* may be NULL */, const char *name);
+const struct butler_metric *butler_metric_find(const struct butler_registry *registry, const struct butler_metric_list *plugins,
+                                               const char *name);
 
 #endif

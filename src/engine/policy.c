@@ -20,10 +20,10 @@
 struct draft {
     struct butler_policy policy;
     const struct butler_policy_row *row; /* NULL: a plug-in's */
-    const struct butler_engine *engine;  /* or NULL */
-    const struct butler_model *model;    /* the engine's, or NULL */
-    const char *text;                    /* as written, for messages */
-    uint64_t given;                      /* keys that were written, by their place in the table */
+    const struct butler_engine *engine;
+    const struct butler_model *model; /* the engine's, or NULL */
+    const char *text;                 /* as written, for messages */
+    uint64_t given;                   /* keys that were written, by their place in the table */
     uint32_t given_params;
     bool given_preset;
     bool vatp, entropystop;
@@ -47,7 +47,7 @@ static int fail(const struct draft *draft, const char *format, ...)
 
 static bool is_prune(const struct draft *draft)
 {
-    return draft->row && strstr(draft->row->text, ",ratio=");
+    return draft->row && draft->row->prunes;
 }
 
 static const char *refuse_dense(const struct draft *draft)
@@ -249,11 +249,16 @@ static const struct butler_param_form *form_of(const struct butler_metric *metri
     return metric->forms ? &metric->forms[i] : &number;
 }
 
-/* Whether some built-in metric has a parameter of this name. */
-static bool is_param(const char *name)
+/* Whether some metric has a parameter of this name. */
+static bool is_param(const struct butler_engine *engine, const char *name)
 {
-    for (int i = 0; butler_metrics_builtin[i]; i++)
-        if (find_param(butler_metrics_builtin[i], name) >= 0)
+    const struct butler_metric *const *metrics = engine->registry->metrics;
+    const struct butler_metric_list *plugins = engine->plugins;
+    for (int i = 0; metrics[i]; i++)
+        if (find_param(metrics[i], name) >= 0)
+            return true;
+    for (int i = 0; plugins && i < plugins->n; i++)
+        if (find_param(plugins->entries[i].metric, name) >= 0)
             return true;
     return false;
 }
@@ -273,9 +278,17 @@ bool butler_policy_is_key(const char *name)
     return find_key(name) >= 0 || !strcmp(name, "preset");
 }
 
-bool butler_policy_is_name(const char *name)
+const struct butler_policy_row *butler_policy_row_find(const struct butler_registry *registry, const char *name)
 {
-    return butler_policy_row_find(name) || find_modifier(name) >= 0;
+    for (const struct butler_policy_row *row = registry->policies; row->name; row++)
+        if (!strcmp(row->name, name))
+            return row;
+    return NULL;
+}
+
+bool butler_policy_is_name(const struct butler_registry *registry, const char *name)
+{
+    return butler_policy_row_find(registry, name) || find_modifier(name) >= 0;
 }
 
 static void *field(struct butler_policy *policy, int k)
@@ -419,7 +432,7 @@ static int read_item(struct draft *draft, const char *name, const char *value, b
         return 0;
     }
     if (i < 0) {
-        if (is_param(name))
+        if (is_param(draft->engine, name))
             return fail(draft, "%s= has no meaning here: %s has no such parameter", name,
                         draft->policy.metric ? draft->policy.metric->name : "full");
         return fail_unknown_key(draft, name);
@@ -463,9 +476,9 @@ static int read_list(struct draft *draft, const char *list, bool written, const 
 static int fail_unknown_name(const struct draft *draft, const char *name)
 {
     char known[320] = "";
-    for (const struct butler_policy_row *row = butler_policy_rows; row->name; row++)
-        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", row == butler_policy_rows ? "" : ", ", row->name);
-    const struct butler_metric_list *list = draft->engine ? draft->engine->plugins : NULL;
+    for (const struct butler_policy_row *row = draft->engine->registry->policies; row->name; row++)
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", *known ? ", " : "", row->name);
+    const struct butler_metric_list *list = draft->engine->plugins;
     for (int i = 0; list && i < list->n; i++)
         snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", list->entries[i].metric->name);
     return fail_unknown(draft, "policy", name, "", known);
@@ -484,11 +497,11 @@ static int read_name(struct draft *draft, char *head)
     char *plus = strchr(head, '+'), *next;
     if (plus)
         *plus++ = 0;
-    draft->row = butler_policy_row_find(head);
+    draft->row = butler_policy_row_find(draft->engine->registry, head);
     if (draft->row) {
-        policy->metric = draft->row->metric ? butler_metric_find(NULL, draft->row->metric) : NULL;
+        policy->metric = draft->row->metric ? butler_metric_find(draft->engine->registry, NULL, draft->row->metric) : NULL;
     } else {
-        const struct butler_metric_list *list = draft->engine ? draft->engine->plugins : NULL;
+        const struct butler_metric_list *list = draft->engine->plugins;
         for (int i = 0; list && i < list->n; i++)
             if (!strcmp(list->entries[i].metric->name, head))
                 policy->metric = list->entries[i].metric;
@@ -514,7 +527,8 @@ static int read_name(struct draft *draft, char *head)
             return fail(draft, "+%s is there twice", plus);
         *has = true;
         const char *defaults = modifiers[m].defaults;
-        rc = read_list(draft, defaults ? defaults : row_defaults(butler_policy_row_find(plus)), false, NULL);
+        rc = read_list(draft, defaults ? defaults : row_defaults(butler_policy_row_find(draft->engine->registry, plus)), false,
+                       NULL);
     }
     /* One spelling for one policy. */
     snprintf(policy->name, sizeof policy->name, "%.31s%s%s", head, draft->vatp ? "+vatp" : "",
@@ -749,7 +763,7 @@ static int parse(struct draft *draft)
 int butler_policy_parse(const struct butler_engine *engine, const char *text, struct butler_policy *policy,
                         struct butler_error *err)
 {
-    struct draft draft = {.engine = engine, .model = engine ? engine->model : NULL, .text = text ? text : "full", .err = err};
+    struct draft draft = {.engine = engine, .model = engine->model, .text = text ? text : "full", .err = err};
     locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0); /* a decimal point is a point, whatever the language */
     if (!c)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "policy \"%.72s\": no memory", draft.text);
@@ -760,9 +774,4 @@ int butler_policy_parse(const struct butler_engine *engine, const char *text, st
     if (!rc && policy)
         *policy = draft.policy;
     return rc;
-}
-
-int butler_policy_check(const struct butler_engine *engine, const char *policy, struct butler_error *err)
-{
-    return butler_policy_parse(engine, policy, NULL, err);
 }

@@ -55,14 +55,13 @@ struct butler_policy {
     int prune_min;       /* ... but not fewer tokens than this */
 };
 
-/* engine may be NULL (no plug-ins, and nothing checked that depends on the model). policy may be NULL; on failure
- * it is not changed. */
+/* The engine's model may be NULL (nothing is checked that depends on it). policy may be NULL; on failure it is not changed. */
 int butler_policy_parse(const struct butler_engine *engine, const char *text, struct butler_policy *policy,
                         struct butler_error *err);
 
 /* Names a metric may not take: those of keys, of policies and of modifiers. */
 bool butler_policy_is_key(const char *name);
-bool butler_policy_is_name(const char *name);
+bool butler_policy_is_name(const struct butler_registry *registry, const char *name);
 
 /* Whether the policy decides what this layer keeps and reads. Layers with a window are bounded already: they stay dense. */
 static inline bool butler_policy_applies(const struct butler_policy *policy, int layer)

@@ -25,6 +25,7 @@ LEVELS = {
     "kernels": FILE,
     "cpu": ENGINE + ["kernels"],
     "gpu": ENGINE,
+    "devices": ENGINE + ["metrics", "cpu"],
 }
 
 # Programs stand on butler.h and their own folder. What else they may include, and why.

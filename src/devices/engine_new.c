@@ -1,7 +1,8 @@
-/* An engine on the CPU. What stands on the interface to devices makes engines on them: engine/ knows none. */
+/* An engine on a device of this machine, with the built-in metrics and policies: no other file of the library knows all of them. */
 #include "cpu/backend_cpu.h"
 #include "engine/abi.h"
 #include "engine/engine.h"
+#include "metrics/registry.h"
 
 struct butler_engine *butler_engine_new(struct butler_model *model, const struct butler_engine_params *params,
                                         struct butler_error *err)
@@ -22,5 +23,6 @@ struct butler_engine *butler_engine_new(struct butler_model *model, const struct
         return NULL;
     }
     struct butler_pool *pool = butler_pool_new(butler_engine_threads(params->n_threads), err);
-    return butler_engine_new_on(model, params, pool, pool ? butler_backend_cpu(pool, params->isa, err) : NULL, err);
+    return butler_engine_new_on(model, params, &butler_builtin, pool, pool ? butler_backend_cpu(pool, params->isa, err) : NULL,
+                                err);
 }

@@ -7,12 +7,11 @@
  *     attention is lost. preset=paper does not;
  *   - streaming keeps original positions: unrotated keys in a half-precision cache could not give the dense result bit for
  *     bit at budgets beyond the length, as every policy must. preset=paper rotates by rank in the cache, as the paper does. */
-#include "engine/abi.h"
-#include "engine/policy_table.h"
-
 #include <string.h>
 
+#include "engine/abi.h"
 #include "engine/engine.h"
+#include "metrics/registry.h"
 
 #define EVICT ",dense=0,pyramid=0,prefill=dense,rolling=1,rope=original"
 #define EVICT_KEYS ",dense=0,pyramid=0,prefill=dense,rolling=1"
@@ -57,7 +56,8 @@ const struct butler_policy_row butler_policy_rows[] = {
     {.name = "softprune",
      .metric = "attention",
      .summary = "TinyServe's pruning: drops the tenth of the tokens with the lowest attention norm",
-     .text = "softprune:method=evict,ratio=0.1,min=100,on_top=0,sinks=0,recent=0" PER_HEAD ",power=2,half_life=0" EVICT},
+     .text = "softprune:method=evict,ratio=0.1,min=100,on_top=0,sinks=0,recent=0" PER_HEAD ",power=2,half_life=0" EVICT,
+     .prunes = true},
     {.name = "quest",
      .metric = "page_bounds",
      .summary = "Quest: pages whose channel bounds promise the largest q.k",
@@ -127,14 +127,6 @@ const struct butler_policy_row butler_policy_rows[] = {
      .text = "entropystop:entropy=0.5,after=10"},
     {.name = NULL},
 };
-
-const struct butler_policy_row *butler_policy_row_find(const char *name)
-{
-    for (const struct butler_policy_row *row = butler_policy_rows; row->name; row++)
-        if (!strcmp(row->name, name))
-            return row;
-    return NULL;
-}
 
 bool butler_policy_describe(const struct butler_engine *engine, int i, struct butler_policy_info *info)
 {
