@@ -83,7 +83,16 @@ enum butler_value_weighing {
     BUTLER_WEIGH_NOTHING,   /* scores are neither: +vatp and mass= are refused */
 };
 
-struct butler_block_weights;
+/* Weights that consecutive queries of a prompt gave to slots in the order of the text, before their factors: query t and query head
+ * h gave weights[(t * group + h) * stride + i] * factors[i / keys * factor_stride + t * group + h] to slot i < n_seen + t. */
+struct butler_block_weights {
+    const float *weights, *factors;
+    size_t stride, factor_stride;
+    int n_queries, n_seen, keys; /* keys: at most 256 */
+};
+
+/* Two parameters mean the same for every metric that has them: `page` (tokens that are selected together, by the highest score
+ * among them) and `normalise` (with the words softmax and zscore: how heads that share a selection are made comparable). */
 struct butler_metric {
     size_t abi; /* BUTLER_METRIC_ABI. Stays the first field in every version, so that a plug-in built with another is refused */
     const char *name;
@@ -121,8 +130,8 @@ struct butler_metric {
     int predictor;       /* version of the predictor whose queries and keys it scores by; 0: none. Built-in metrics only */
     bool earlier_layers; /* score() uses butler_view_dot_layer: needs layers that hold the same tokens (retrieve) */
     /* Of a metric whose scores are linear in the query: out[u - first] orders units as the mean of the n_q query heads' scores,
-     * each as comparable as a standard score, in one pass for all of them. NULL: heads are scored one by one. Built-in metrics only
-     */
+     * each as comparable as a standard score, in one pass for all of them: under share=kv, group=mean, normalise=zscore. NULL:
+     * heads are scored one by one. */
     void (*score_mean)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
                        const float *q, int n_q, int first, int n, float *out);
     bool by_position;                      /* the newer a token, the higher its score: an evicting policy need not ask for scores */
@@ -140,7 +149,7 @@ struct butler_metric {
     bool fuses;                            /* fused=: a thread scores, selects and attends to a KV head in one pass */
     const struct butler_metric_scan *scan; /* NULL: all tokens are scored */
     bool guided;                           /* it observes prompts and the last query of exact checks, and no other decode step */
-    /* What observe() does, for many queries. NULL: observe() is called. Built-in metrics only. */
+    /* What observe() does, for many queries. NULL: observe() is called. */
     void (*observe_block)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
                           const struct butler_block_weights *block);
 };

@@ -469,6 +469,64 @@ static void a_metric_of_the_caller(void **state)
     butler_metric_list_free(NULL);
 }
 
+static void score_mean(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                       const float *q, int n_q, int first, int n, float *out)
+{
+    (void)shape, (void)values, (void)view, (void)q, (void)n_q;
+    memset(out + first, 0, (size_t)n * sizeof *out);
+}
+
+static int window(const double *values)
+{
+    (void)values;
+    return 8;
+}
+
+static void observe(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                    int position, const float *weights, size_t stride, int n)
+{
+    (void)shape, (void)values, (void)view, (void)position, (void)weights, (void)stride, (void)n;
+}
+
+/* A plan follows what a metric says of itself, whoever wrote it. */
+static void plans(void **state)
+{
+    static const struct butler_param own[] = {{"page", 4, 1, 64, ""}, {"normalise", 1, 0, 1, ""}, {NULL, 0, 0, 0, NULL}};
+    static const struct butler_param_form forms[] = {{1, {NULL}}, {1, {"softmax", "zscore"}}};
+    const struct butler_metric linear = {
+        .abi = BUTLER_METRIC_ABI, .name = "linear", .params = own, .forms = forms, .score = score, .score_mean = score_mean};
+    const struct butler_metric watching = {.abi = BUTLER_METRIC_ABI,
+                                           .name = "watching",
+                                           .record = record,
+                                           .score = score,
+                                           .observe = observe,
+                                           .attention_window = window};
+    struct butler_engine engine = gqa;
+    struct butler_policy p;
+    struct butler_error err;
+    (void)state;
+    assert_int_equal(butler_metric_register(&engine, &linear, &err), 0);
+    assert_int_equal(butler_metric_register(&engine, &watching, &err), 0);
+    assert_int_equal(butler_policy_parse(&engine, "linear:group=mean", &p, &err), 0);
+    assert_true(p.plan.reduction.rows == BUTLER_ROWS_COMBINED && p.plan.unit == 4 && p.plan.reduction.pool == 4);
+    assert_true(p.plan.from_rows && !p.plan.ahead && p.plan.score_slots == 1);
+    assert_int_equal(butler_policy_parse(&engine, "linear:group=mean,normalise=softmax", &p, &err), 0);
+    assert_true(p.plan.reduction.rows == BUTLER_ROWS_QUERY && p.plan.reduction.logits && !p.plan.reduction.zscores);
+    assert_int_equal(butler_policy_parse(&engine, "watching", &p, &err), 0);
+    assert_true(p.plan.observe[0] == 8 && p.plan.observe[1] == 8 && !p.plan.from_rows && !p.plan.prompt_records);
+    butler_plan_guide(&p.plan);
+    assert_true(p.plan.guided && p.plan.observe[0] == 8 && p.plan.observe[1] == 0);
+    assert_int_equal(butler_policy_parse(&engine, "watching:method=evict,rolling=0", &p, &err), 0);
+    assert_true(p.plan.observe[0] == 8 && p.plan.observe[1] == 0 && p.plan.prompt_records);
+    assert_int_equal(butler_policy_parse(&engine, "streaming", &p, &err), 0);
+    assert_true(p.plan.newest);
+    assert_int_equal(butler_policy_parse(&engine, "h2o+vatp", &p, &err), 0);
+    assert_true(p.plan.reduction.weigh == BUTLER_WEIGH_TIMES && !p.plan.newest);
+    assert_int_equal(butler_policy_parse(&engine, "full", &p, &err), 0);
+    assert_true(!p.plan.metric && p.plan.method == BUTLER_DENSE && p.plan.observe[0] == 0 && p.plan.unit == 1);
+    butler_metric_list_free(engine.plugins);
+}
+
 static void a_plug_in_that_is_not_one(void **state)
 {
     (void)state;
@@ -498,6 +556,7 @@ int main(void)
         cmocka_unit_test(pyramid),
         cmocka_unit_test(commas_of_a_locale_do_not_matter),
         cmocka_unit_test(a_metric_of_the_caller),
+        cmocka_unit_test(plans),
         cmocka_unit_test(a_plug_in_that_is_not_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

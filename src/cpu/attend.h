@@ -121,9 +121,9 @@ static inline int butler_scan_pages(const struct butler_layer_state *state, int 
 static inline int butler_n_scores(const struct butler_layer_state *state, int kv_head)
 {
     const int n = butler_kv_at(state->kv, state->layer, kv_head)->n_slots;
-    return BUTLER_CEIL_DIV(n, state->policy->metric->page_scores ? state->policy->unit
-                              : butler_scan_pages(state, n) > 0  ? state->policy->metric->scan->page_slots
-                                                                 : 1);
+    return BUTLER_CEIL_DIV(n, state->policy->plan.score_slots > 1 ? state->policy->plan.score_slots
+                              : butler_scan_pages(state, n) > 0   ? state->policy->metric->scan->page_slots
+                                                                  : 1);
 }
 
 /* Time since *clock to a counter of threads' time; moves the clock. */

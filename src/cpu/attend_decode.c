@@ -128,7 +128,7 @@ void butler_attend_score_units(const struct butler_layer_state *state, int kv_he
 {
     const struct butler_metric *metric = state->policy->metric;
     const struct butler_kv *kv = state->kv;
-    const int group = group_of(state), n_q = metric->query_free ? 1 : group;
+    const int group = group_of(state), n_q = state->policy->plan.reduction.rows == BUTLER_ROWS_ANY ? 1 : group;
     uint64_t bytes = 0;
     struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, state->position);
     view.bytes = &bytes;
@@ -138,7 +138,7 @@ void butler_attend_score_units(const struct butler_layer_state *state, int kv_he
         count(&state->traffic->metric_bytes, metric->scan->bytes(kv->head_dim, n, 0));
         return;
     }
-    if (butler_policy_scores_mean(state->policy, state->shape))
+    if (state->policy->plan.reduction.rows == BUTLER_ROWS_COMBINED)
         metric->score_mean(state->shape, state->policy->values, &view, q, n_q, first, n, rows + first);
     else
         metric->score(state->shape, state->policy->values, &view, q, n_q, first, n, rows + first, state->work->score_stride);
@@ -160,7 +160,7 @@ void butler_attend_begin_score(const struct butler_layer_state *state, int kv_he
     view.bytes = &bytes;
     if (metric->begin_score)
         metric->begin_score(state->shape, state->policy->values, &view, q + (size_t)(kv_head * group) * (size_t)state->kv->head_dim,
-                            metric->query_free ? 1 : group);
+                            state->policy->plan.reduction.rows == BUTLER_ROWS_ANY ? 1 : group);
     if (bytes > 0)
         count(&state->traffic->metric_bytes, bytes);
 }

@@ -7,7 +7,7 @@
 #include "cpu/select.h"
 
 /* Reduces the scores of query heads [head, head + n_heads) over n units into the row of `head`; rows: those of the query heads of
- * its KV head and what follows, score_stride apart; or the one that they have together (butler_policy_scores_mean). A score per
+ * its KV head and what follows, score_stride apart; or the one that they have together (BUTLER_ROWS_COMBINED). A score per
  * unit that is comparable within the selection. LOGIT scores become log-probabilities per query head first (a softmax without its
  * underflow) or, with normalise=zscore and where nothing needs probabilities, standard scores, unless there is but one head; with
  * value_norm, times the norm of the token's value in the head's own KV head; then the max, or the mean of probabilities, over the

@@ -41,18 +41,21 @@ static void pool_pages(float *x, int n, int unit, bool sum)
 
 /* Each score times the norm of the token's value: of the head's own KV head, for a layer's heads have different values. In place of
  * minus a size its inverse is taken: it has the same order, and can be multiplied. */
-static void weigh_values(const struct butler_layer_state *state, float *x, size_t stride, int head, int n_heads, int n, bool logits)
+static void weigh_values(const struct butler_layer_state *state, float *x, size_t stride, int head, int n_heads, int n)
 {
+    const struct butler_reduction *reduction = &state->policy->plan.reduction;
     const int group = state->n_heads / state->kv->n_kv_heads;
-    const bool inverse = state->policy->metric->weighing == BUTLER_WEIGH_INVERSE;
+    const bool row_of_kv_head = reduction->rows == BUTLER_ROWS_ANY;
     for (int h = 0; h < n_heads; h++) {
-        const int kv_head = state->policy->metric->query_free ? head / group + h : (head + h) / group;
+        const int kv_head = row_of_kv_head ? head / group + h : (head + h) / group;
         const float *norm = butler_kv_at(state->kv, state->layer, kv_head)->value_norms;
         float *row = x + (size_t)h * stride;
-        if ((head + h) % group == 0 || state->policy->metric->query_free) /* the heads of a group read the same */
+        if ((head + h) % group == 0 || row_of_kv_head) /* the heads of a group read the same */
             __atomic_fetch_add(&state->traffic->metric_bytes, (uint64_t)n * sizeof *norm, __ATOMIC_RELAXED);
         for (int i = 0; i < n; i++)
-            row[i] = logits ? row[i] + logf(norm[i]) : inverse ? norm[i] / fmaxf(-row[i], FLT_MIN) : row[i] * norm[i];
+            row[i] = reduction->weigh == BUTLER_WEIGH_ADD_LOG  ? row[i] + logf(norm[i])
+                     : reduction->weigh == BUTLER_WEIGH_DIVIDE ? norm[i] / fmaxf(-row[i], FLT_MIN)
+                                                               : row[i] * norm[i];
     }
 }
 
@@ -93,22 +96,18 @@ static float sink_log_mass(const struct butler_layer_state *state, int head, int
 float *butler_reduce_scores(const struct butler_layer_state *state, float *rows, int head, int n_heads, int n_units,
                             double *sink_mass)
 {
-    const bool probabilities = sink_mass != NULL;
-    const struct butler_policy *policy = state->policy;
-    const int unit = policy->metric->page_scores ? 1 : policy->unit; /* tokens selected together, each with its score */
+    const struct butler_reduction *reduction = &state->policy->plan.reduction;
     const struct butler_kernels *kernels = state->kv->kernels;
     const int group = state->n_heads / state->kv->n_kv_heads;
-    const int n = unit > 1 ? butler_kv_at(state->kv, state->layer, head / group)->n_slots : n_units;
-    const bool norms = policy->value_norm != BUTLER_NORM_NONE;
-    const bool logits = policy->metric->scale == BUTLER_SCORE_LOGIT && !policy->metric->query_free;
-    const bool mean = policy->reduce == BUTLER_REDUCE_MEAN;
-    const bool zscores = policy->normalise == BUTLER_NORMALISE_ZSCORE && !probabilities && !norms;
+    const int n = reduction->pool > 1 ? butler_kv_at(state->kv, state->layer, head / group)->n_slots : n_units;
+    const bool norms = reduction->weigh != BUTLER_WEIGH_NOT, logits = reduction->logits, mean = reduction->mean;
+    const bool probabilities = reduction->probabilities, zscores = reduction->zscores;
     size_t stride = state->work->score_stride;
     float *x = rows, *scale = state->work->row_scales + head, *shift = state->work->row_shifts + head;
-    if (policy->metric->query_free) { /* one row per KV head, at its first query head */
+    if (reduction->rows == BUTLER_ROWS_ANY) { /* one row per KV head, at its first query head */
         n_heads = BUTLER_CEIL_DIV(n_heads, group);
         stride *= (size_t)group;
-    } else if (butler_policy_scores_mean(policy, state->shape)) /* reduced by its query already */
+    } else if (reduction->rows == BUTLER_ROWS_COMBINED) /* reduced by its query already */
         n_heads = 1;
     else
         x = rows + (size_t)(head % group) * stride;
@@ -135,7 +134,7 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
             shift[h] = 0;
         }
     if (norms)
-        weigh_values(state, x, stride, head, n_heads, n, logits);
+        weigh_values(state, x, stride, head, n_heads, n);
     if (n_heads > 1 && mean && logits && !zscores)
         reduce_mean_log(x, stride, n_heads, n);
     else if (n_heads > 1 && mean)
@@ -147,7 +146,7 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
         *sink_mass = exp((double)(sinks - max));
         kernels->exp_sum(x, max, n);
     }
-    if (unit > 1)
-        pool_pages(x, n, unit, probabilities);
+    if (reduction->pool > 1)
+        pool_pages(x, n, reduction->pool, probabilities);
     return x;
 }

@@ -91,7 +91,7 @@ struct butler_draft *butler_draft_new(struct butler_session *session, const stru
     if (!draft)
         return NULL;
     draft->session = session;
-    session->policy.guided = butler_policy_observes(&session->policy, true) > 0 || session->policy.guided;
+    butler_plan_guide(&session->policy.plan);
     draft->n_max = params->n_max ? params->n_max : DEFAULT_DRAFTS;
     draft->fixed = params->fixed;
     draft->logits = butler_alloc((size_t)session->model->hp.n_vocab * sizeof *draft->logits, err);

@@ -73,9 +73,9 @@ static int observe_from(const struct butler_part *part, int layer)
 {
     const struct butler_policy *policy = &part->session->policy;
     if (part->exact) /* the one query that what is checked next begins from; of a token by itself nobody asks for drafts */
-        return part->n > 1 && policy->guided && butler_policy_applies(policy, layer) ? part->session->n_past + part->n - 1
-                                                                                     : INT32_MAX;
-    const int window = butler_policy_applies(policy, layer) ? butler_policy_observes(policy, part->decode) : 0;
+        return part->n > 1 && policy->plan.guided && butler_policy_applies(policy, layer) ? part->session->n_past + part->n - 1
+                                                                                          : INT32_MAX;
+    const int window = butler_policy_applies(policy, layer) ? policy->plan.observe[part->decode] : 0;
     return window == 0 ? INT32_MAX : BUTLER_MAX(part->cut_end - BUTLER_MIN(window, part->cut_end), 0);
 }
 
@@ -661,7 +661,7 @@ static void note_tokens(struct butler_part *part)
         butler_kv_end_records(&session->kv);
         session->n_observed = 0;
     }
-    for (int l = 0; l < session->shape.n_layers && !session->policy.guided; l++)
+    for (int l = 0; l < session->shape.n_layers && !session->policy.plan.guided; l++)
         if (!session->kv.records_off && observe_from(part, l) < session->n_past)
             session->n_observed = session->n_past;
     if (!part->logits && !part->each)

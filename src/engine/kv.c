@@ -71,7 +71,7 @@ static int make_records(struct butler_kv *kv, const struct butler_metric_shape *
         if (!butler_mul_size(n_heads, kv->records_stride, &kv->records_bytes))
             return butler_fail(err, BUTLER_ERROR_MEMORY,
                                "the metric's records for %d tokens are more than this machine can address", kv->max_slots);
-        kv->prompt_records = butler_policy_scores_prompts_only(policy);
+        kv->prompt_records = policy->plan.prompt_records;
         kv->records_off = kv->prompt_records;
         kv->records = kv->backend->alloc(kv->backend, kv->records_bytes, true, err);
         if (!kv->records)

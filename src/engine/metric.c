@@ -104,8 +104,8 @@ static int check_metric(const struct butler_engine *engine, const struct butler_
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: observe() and attention_window() come together", metric->name);
     if (metric->predictor)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: only built-in metrics have a predictor", metric->name);
-    if (metric->observe_block)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: only built-in metrics have observe_block()", metric->name);
+    if (metric->observe_block && !metric->observe)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: observe_block() without observe()", metric->name);
     if (metric->leave && !metric->head_bytes)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: leave() without a state", metric->name);
     if ((unsigned)metric->weighing > BUTLER_WEIGH_NOTHING)

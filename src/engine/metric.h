@@ -63,14 +63,6 @@ bool butler_is_word(const char *text);
 /* Parameters of a plug-in, named in errors as "kind name". At most BUTLER_METRIC_MAX_PARAMS. */
 int butler_params_check(const char *kind, const char *name, const struct butler_param *params, struct butler_error *err);
 
-/* Weights that consecutive queries of a prompt gave to slots in the order of the text, before their factors: query t and query head
- * h gave weights[(t * group + h) * stride + i] * factors[i / keys * factor_stride + t * group + h] to slot i < n_seen + t. */
-struct butler_block_weights {
-    const float *weights, *factors;
-    size_t stride, factor_stride;
-    int n_queries, n_seen, keys; /* keys: at most 256 */
-};
-
 /* Slots and bytes of its records for these shapes and values, 0 where it keeps none. BUTLER_ERROR_ARGUMENT, with its name, for
  * sizes that no record has: a plug-in may say anything. */
 int butler_metric_record(const struct butler_metric *metric, const struct butler_metric_shape *shape, const double *values,

@@ -1,5 +1,5 @@
-/* From a policy string to numbers. One table says of every key what it is, what it may be, and when it has a meaning;
- * a key that was written where it has none is an error, a default where it has none is dropped.
+/* From a policy string to numbers (plan.c: from numbers to a plan). One table says of every key what it is, what it may be, and
+ * when it has a meaning; a key that was written where it has none is an error, a default where it has none is dropped.
  *
  * Defaults come first (the row of policy_table.c), then those of the modifiers, then the preset's, then what was written. */
 #include "engine/policy.h"
@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/engine.h"
 #include "engine/policy_table.h"
+#include "engine/predict.h"
 
 #define MAX_TEXT 512
 #define MAX_TOKENS 100000000
@@ -654,18 +654,10 @@ static int check_model(struct draft *draft)
                         "for all of them (share=kv or share=layer)",
                         shape.group);
     }
-    const int page = find_param(policy->metric, "page");
-    policy->unit = page >= 0 ? (int)policy->values[page] : 1;
-    const int normalise = policy->metric && policy->metric->predictor ? find_param(policy->metric, "normalise") : -1;
-    policy->normalise = normalise >= 0 ? (enum butler_normalise)(int)policy->values[normalise] : BUTLER_NORMALISE_SOFTMAX;
-    policy->guided = policy->metric && policy->metric->guided;
-    if (policy->metric && policy->metric->page_scores) {
-        size_t bytes = 0;
-        policy->metric->record(&shape, policy->values, &policy->unit, &bytes);
-        if (policy->unit < 1)
-            return fail(draft, "%s says its pages have %d tokens", policy->metric->name, policy->unit);
-    }
-    return 0;
+    const int version = policy->metric ? policy->metric->predictor : 0;
+    if (version > 0 && draft->engine->predictors[version - 1])
+        butler_predictor_shape(draft->engine->predictors[version - 1], &shape);
+    return butler_policy_compile(policy, &shape, draft->err);
 }
 
 /* ---------------------------------------------------------------------------------------------- writing */

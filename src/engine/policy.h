@@ -1,9 +1,9 @@
-/* A policy: a metric, a method and numbers, parsed from `name[+modifier...][:key=value,...]`. Plain data: the session
- * keeps a copy, and select, evict and attend read it. */
+/* A policy: a metric, a method and numbers, parsed from `name[+modifier...][:key=value,...]`, and the plan that they come to
+ * (plan.h). Plain data: the session keeps a copy. */
 #ifndef BUTLER_POLICY_H
 #define BUTLER_POLICY_H
 
-#include "engine/metric.h"
+#include "engine/plan.h"
 #include "model/model.h"
 
 struct butler_engine;
@@ -11,24 +11,15 @@ struct butler_engine;
 /* prefill=evict cuts the cache where the text has a multiple of so many tokens, and at the end of the prompt. */
 enum { BUTLER_PREFILL_CUT = 256 };
 
-enum butler_method { BUTLER_DENSE, BUTLER_EVICT, BUTLER_RETRIEVE };
-enum butler_share { BUTLER_SHARE_QUERY, BUTLER_SHARE_KV, BUTLER_SHARE_LAYER };
-enum butler_reduce { BUTLER_REDUCE_MAX, BUTLER_REDUCE_MEAN };
-enum butler_budget { BUTLER_BUDGET_COUNT, BUTLER_BUDGET_FRACTION, BUTLER_BUDGET_MASS };
-/* How heads that share a selection are made comparable. */
-enum butler_normalise { BUTLER_NORMALISE_SOFTMAX, BUTLER_NORMALISE_ZSCORE };
-enum butler_value_norm { BUTLER_NORM_NONE, BUTLER_NORM_L1, BUTLER_NORM_L2, BUTLER_NORM_LINF };
-
 struct butler_policy {
     char name[64];                           /* "h2o+vatp" */
     char text[768];                          /* canonical: every parameter written out; parses to this very policy */
     const struct butler_metric *metric;      /* NULL: dense */
     double values[BUTLER_METRIC_MAX_PARAMS]; /* one per metric->params */
     enum butler_method method;
-    int unit;                        /* slots per selection unit: 1, or the page size of a page metric */
-    enum butler_share share;         /* who shares a selection */
-    enum butler_reduce reduce;       /* over the heads that share */
-    enum butler_normalise normalise; /* before that, of scores that are logits */
+    int unit;                  /* slots per selection unit: 1, or the page size of a page metric */
+    enum butler_share share;   /* who shares a selection */
+    enum butler_reduce reduce; /* over the heads that share */
     enum butler_budget budget_kind;
     double budget;                     /* tokens, share of the current length, or mass */
     bool on_top;                       /* sinks and recent come on top of the budget, not out of it */
@@ -44,20 +35,21 @@ struct butler_policy {
     enum butler_value_norm value_norm; /* vatp: scores are multiplied by this norm of the token's value */
     bool fused;                        /* score, select, gather and attend in one pass (tinyserve) */
     int scan;                          /* one_bit: scores pages worth so many times the budget, chosen by their bounds; 0: all */
-    /* Its metric observes prompts and the last query of exact spans, and no other decode step: `verified`, and every metric that
-     * observes while its session drafts. Going back to an earlier token undoes nothing of it: some of what was observed may be of
-     * drafts that were wrong, which changes what is drafted next but no text. */
-    bool guided;
-    int every;           /* retrieve: steps from one selection of a layer to its next; 1: each selects */
-    double stop_entropy; /* nats; < 0: never stops */
-    int stop_after;      /* tokens decoded before the stopping rule looks */
-    double prune_ratio;  /* softprune: budget = (1 - ratio) of the length; < 0: off */
-    int prune_min;       /* ... but not fewer tokens than this */
+    int every;                         /* retrieve: steps from one selection of a layer to its next; 1: each selects */
+    double stop_entropy;               /* nats; < 0: never stops */
+    int stop_after;                    /* tokens decoded before the stopping rule looks */
+    double prune_ratio;                /* softprune: budget = (1 - ratio) of the length; < 0: off */
+    int prune_min;                     /* ... but not fewer tokens than this */
+    struct butler_plan plan;
 };
 
 /* The engine's model may be NULL (nothing is checked that depends on it). policy may be NULL; on failure it is not changed. */
 int butler_policy_parse(const struct butler_engine *engine, const char *text, struct butler_policy *policy,
                         struct butler_error *err);
+
+/* Makes the plan: after the parse, and again where numbers of the policy are set otherwise. shape: of the model, with the sizes of
+ * the predictor that its metric asks for. Fails where the metric's pages have no size. */
+int butler_policy_compile(struct butler_policy *policy, const struct butler_metric_shape *shape, struct butler_error *err);
 
 /* Names a metric may not take: those of keys, of policies and of modifiers. */
 bool butler_policy_is_key(const char *name);
@@ -67,47 +59,6 @@ bool butler_policy_is_name(const struct butler_registry *registry, const char *n
 static inline bool butler_policy_applies(const struct butler_policy *policy, int layer)
 {
     return layer >= policy->dense_layers && !(policy->layers && policy->layers[layer].window > 0);
-}
-
-/* Whether the query heads of a KV head have one row of scores, by their combined query (metric->score_mean), in place of one each.
- */
-static inline bool butler_policy_scores_mean(const struct butler_policy *policy, const struct butler_metric_shape *shape)
-{
-    return policy->metric && policy->metric->score_mean && policy->share == BUTLER_SHARE_KV &&
-           policy->reduce == BUTLER_REDUCE_MEAN && policy->normalise == BUTLER_NORMALISE_ZSCORE &&
-           policy->budget_kind != BUTLER_BUDGET_MASS && policy->value_norm == BUTLER_NORM_NONE && shape->group > 1 &&
-           shape->predicted_keys == 1;
-}
-
-/* Whether a layer can select before its new token is in the cache: a predictor gives the queries, the newest token is always read,
- * and no other score depends on the newest token's. */
-static inline bool butler_policy_selects_ahead(const struct butler_policy *policy, const struct butler_metric_shape *shape)
-{
-    return policy->method == BUTLER_RETRIEVE && policy->metric->predictor && policy->share == BUTLER_SHARE_KV &&
-           policy->budget_kind != BUTLER_BUDGET_MASS && policy->value_norm == BUTLER_NORM_NONE &&
-           (shape->group == 1 || butler_policy_scores_mean(policy, shape));
-}
-
-/* How many of the latest queries its metric observes: in prompts, and while decoding. */
-static inline int butler_policy_observes(const struct butler_policy *policy, bool decode)
-{
-    const bool prompts_only = policy->guided || (policy->method == BUTLER_EVICT && policy->evict_at_prefill_only);
-    return policy->metric && policy->metric->attention_window && !(decode && prompts_only)
-               ? policy->metric->attention_window(policy->values)
-               : 0;
-}
-
-/* Whether what its metric keeps is of use only while a prompt is read: it is observed, and decoding neither observes nor evicts. */
-static inline bool butler_policy_scores_prompts_only(const struct butler_policy *policy)
-{
-    return butler_policy_observes(policy, false) > 0 && butler_policy_observes(policy, true) == 0 && !policy->metric->append &&
-           !policy->guided;
-}
-
-/* Whether it evicts by the tokens' places alone: nothing is scored, the newest fill the budget. */
-static inline bool butler_policy_keeps_newest(const struct butler_policy *policy)
-{
-    return policy->method == BUTLER_EVICT && policy->metric->by_position && policy->value_norm == BUTLER_NORM_NONE;
 }
 
 /* The policy's numbers for one layer of a text of n tokens (the newest included). The only place that rounds:

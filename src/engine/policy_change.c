@@ -40,8 +40,8 @@ int butler_session_set_policy(struct butler_session *session, const char *policy
     if (session->policy.method == BUTLER_RETRIEVE &&
         strcmp(policy, session->policy.text) == 0) /* a plug-in may ask for the same one after every step */
         return 0;
-    const int code = butler_policy_parse(session->engine, policy, &next, err);
-    if (code < 0)
+    int code = butler_policy_parse(session->engine, policy, &next, err);
+    if (code < 0 || (code = butler_policy_compile(&next, &session->shape, err)) < 0)
         return code;
     if (session->policy.method != BUTLER_RETRIEVE || !is_like(next.text, session->policy.text))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT,
@@ -49,7 +49,8 @@ int butler_session_set_policy(struct butler_session *session, const char *policy
                            "retrieves can change",
                            session->policy.text, next.text);
     next.layers = session->policy.layers;
-    next.guided = session->policy.guided;
+    if (session->policy.plan.guided)
+        butler_plan_guide(&next.plan);
     const struct butler_policy last = session->policy;
     session->policy = next;
     bool late = false; /* what the old budget put off is wanted from now on */

@@ -1,7 +1,6 @@
 /* What a policy costs on a model, in bytes, without running it: for `butler policies NAME`. */
 #include "engine/abi.h"
-#include "engine/engine.h"
-#include "model/predictor.h"
+#include "engine/predict.h"
 
 /* What a policy's metric keeps for one KV head with n slots. */
 struct head_records {
@@ -33,7 +32,7 @@ static uint64_t metric_step(const struct butler_policy *policy, const struct but
         bytes += (uint64_t)n * row_bytes;
     if (policy->value_norm != BUTLER_NORM_NONE) /* read with the scores; and the new value, for its norm */
         bytes += (scores ? (uint64_t)n * sizeof(float) : 0) + row_bytes;
-    if (butler_policy_observes(policy, true) > 0)
+    if (policy->plan.observe[1] > 0)
         bytes += metric->observe_bytes ? metric->observe_bytes(shape, policy->values, n) : records_of(records, n);
     return bytes;
 }
@@ -57,7 +56,7 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
                                     (policy->value_norm != BUTLER_NORM_NONE ? (uint64_t)cut * sizeof(float) : 0));
     cost->metric_memory += heads * records->state_bytes;
     cost->prompt_memory += heads * records->state_bytes;
-    if (records->n_slots > 0 && !butler_policy_scores_prompts_only(policy))
+    if (records->n_slots > 0 && !policy->plan.prompt_records)
         cost->metric_memory += heads * records_of(records, applies ? held : n); /* one for every token that the layer has seen */
     if (policy->value_norm != BUTLER_NORM_NONE)
         cost->metric_memory += heads * (uint64_t)(applies ? held : n) * sizeof(float);
@@ -67,7 +66,7 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
             cost->metric_bytes += heads * metric_step(policy, shape, records, &limits, n, false, row_bytes);
         return;
     }
-    const bool scores = !evicts || !(policy->evict_at_prefill_only || butler_policy_keeps_newest(policy));
+    const bool scores = !evicts || !(policy->evict_at_prefill_only || policy->plan.newest);
     const int read = BUTLER_MIN(evicts ? budget : BUTLER_MAX(budget / policy->unit, 1) * policy->unit, n);
     cost->kv_bytes += (evicts ? heads : lists) * (uint64_t)read * pair;
     cost->metric_bytes += heads * metric_step(policy, shape, records, &limits, evicts ? budget : n, scores, row_bytes) /
@@ -95,10 +94,8 @@ int butler_policy_estimate(const struct butler_engine *engine, const char *text,
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "heads of %d numbers cannot be stored in this type", hp->head_dim);
     const struct butler_metric *metric = policy.metric;
     const struct butler_predictor *predictor = metric && metric->predictor ? engine->predictors[metric->predictor - 1] : NULL;
-    if (predictor) {
-        shape.predicted_dim = predictor->sizes.d;
-        shape.predicted_keys = predictor->sizes.n_key_heads / predictor->sizes.n_kv_heads;
-    }
+    if (predictor)
+        butler_predictor_shape(predictor, &shape);
     if (metric && (rc = butler_metric_record(metric, &shape, policy.values, &records.n_slots, &records.n_bytes, err)) < 0)
         return rc;
     if (metric && (rc = butler_metric_state(metric, &shape, policy.values, &records.state_bytes, err)) < 0)

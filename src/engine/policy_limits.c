@@ -67,7 +67,6 @@ bool butler_policy_covers(const struct butler_policy *policy, int layer, int n_l
 
 bool butler_policy_defers(const struct butler_policy *policy, int layer, int n_layers, int n)
 {
-    const struct butler_metric *metric = policy->metric;
-    return policy->method == BUTLER_RETRIEVE && butler_policy_applies(policy, layer) && !metric->observe &&
-           metric->predictor != 1 && butler_policy_covers(policy, layer, n_layers, n);
+    return policy->method == BUTLER_RETRIEVE && butler_policy_applies(policy, layer) && policy->plan.from_rows &&
+           butler_policy_covers(policy, layer, n_layers, n);
 }

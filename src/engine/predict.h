@@ -29,6 +29,13 @@ struct butler_predict_scratch {
     struct butler_arena host;
 };
 
+/* The sizes of what a predictor gives, on which records of the metric that asks for it depend. */
+static inline void butler_predictor_shape(const struct butler_predictor *predictor, struct butler_metric_shape *shape)
+{
+    shape->predicted_dim = predictor->sizes.d;
+    shape->predicted_keys = predictor->sizes.n_key_heads / predictor->sizes.n_kv_heads;
+}
+
 void butler_predict_scratch_free(struct butler_predict_scratch *scratch); /* may be NULL */
 
 struct butler_predict {

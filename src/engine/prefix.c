@@ -144,9 +144,8 @@ static struct block *closest(struct butler_prefix *prefix, uint64_t kind, struct
 int butler_prefix_shareable(const struct butler_session *session, int n)
 {
     const struct butler_policy *policy = &session->policy;
-    const struct butler_metric *metric = policy->metric;
-    const int window = metric && metric->attention_window ? metric->attention_window(policy->values) : 0;
-    if (policy->prefill_evict || (metric && metric->predictor == 1))
+    const int window = policy->plan.observe[0];
+    if (policy->prefill_evict || policy->plan.own_text)
         return 0;
     return BUTLER_MAX(n - BUTLER_MAX(BUTLER_MIN(window, n), 1), 0);
 }

@@ -26,7 +26,7 @@ static int n_together(const struct butler_session *session, int layer)
 {
     const struct butler_policy *policy = &session->policy;
     int next = layer + 1;
-    if (!session->predict || !butler_policy_selects_ahead(policy, &session->shape))
+    if (!session->predict || !policy->plan.ahead)
         return 1;
     while (next < session->predict->known_end && butler_policy_applies(policy, next) && group_of(next) == group_of(layer) &&
            butler_schedule_selects(session, next))
@@ -51,5 +51,5 @@ struct butler_cut butler_schedule_cut(const struct butler_session *session, int 
     return (struct butler_cut){.n_keep = BUTLER_MAX(limits.budget - free_slots, 0),
                                .sinks = limits.sinks,
                                .recent = BUTLER_MAX(limits.recent - free_slots, 0),
-                               .newest = butler_policy_keeps_newest(&session->policy)};
+                               .newest = session->policy.plan.newest};
 }

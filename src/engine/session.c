@@ -68,8 +68,7 @@ static int shape_predictor(struct butler_session *session, struct butler_error *
     if (!predictor)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s has no predictor of version %d", session->model->path,
                            metric->predictor);
-    session->shape.predicted_dim = predictor->sizes.d;
-    session->shape.predicted_keys = predictor->sizes.n_key_heads / predictor->sizes.n_kv_heads;
+    butler_predictor_shape(predictor, &session->shape);
     return 0;
 }
 
@@ -114,9 +113,9 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
     const bool long_context = butler_long_context(model, n_ctx);
     session->rope_freq = long_context ? model->rope_freq_long : model->rope_freq;
     session->rope_scale = long_context ? model->rope_scale_long : model->rope_scale;
-    if (shape_predictor(session, err) < 0 ||
+    if (shape_predictor(session, err) < 0 || butler_policy_compile(&session->policy, &session->shape, err) < 0 ||
         butler_scratch_make(&engine->scratch, hp, engine->backend, engine->n_block, n_ctx, policy->rope_in_cache, err) < 0 ||
-        butler_kv_init(&session->kv, &session->shape, pages, params->kv_type, n_ctx, policy, err) < 0 ||
+        butler_kv_init(&session->kv, &session->shape, pages, params->kv_type, n_ctx, &session->policy, err) < 0 ||
         make_memory(session, err) < 0 || make_lookahead(session, err) < 0) {
         butler_session_free(session);
         return NULL;

@@ -113,11 +113,11 @@ bool butler_session_can_adopt(const struct butler_policy *to, const struct butle
 {
     if (to->rope_in_cache != from->rope_in_cache)
         return false;
-    if (to->metric && to->metric->predictor == 1) /* it has read the text itself */
+    if (to->plan.own_text) /* it has read the text itself */
         return false;
     if (same_metric(to, from))
         return true;
-    return !to->metric || !to->metric->attention_window || to->metric->attention_window(to->values) == 0;
+    return to->plan.observe[0] == 0;
 }
 
 int butler_session_adopt(struct butler_session *session, struct butler_session *from, struct butler_error *err)
@@ -175,7 +175,7 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
         butler_kv_truncate(&session->predict->kv, 0, n);
     /* A record that covers slots on both sides is made anew from the keys. Version 1 of the predictor has keys of its own, each in
      * its place in the record, where the next tokens overwrite those that are gone. */
-    if (n > 0 && session->kv.record_slots > 1 && session->policy.metric->predictor != 1 && !session->kv.states)
+    if (n > 0 && session->kv.record_slots > 1 && !session->policy.plan.own_text && !session->kv.states)
         butler_session_summarise(session, butler_kv_record_start(&session->kv, n), n);
     for (int l = 0; l < session->kv.n_layers; l++)
         butler_kv_zero_states(&session->kv, l);

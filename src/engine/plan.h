@@ -1,0 +1,69 @@
+/* What a policy comes to for a model: data, made once from its text (plan.c). Engine and backends follow it and ask the metric
+ * nothing but its functions. */
+#ifndef BUTLER_PLAN_H
+#define BUTLER_PLAN_H
+
+#include "engine/metric.h"
+
+enum butler_method { BUTLER_DENSE, BUTLER_EVICT, BUTLER_RETRIEVE };
+enum butler_share { BUTLER_SHARE_QUERY, BUTLER_SHARE_KV, BUTLER_SHARE_LAYER };
+enum butler_reduce { BUTLER_REDUCE_MAX, BUTLER_REDUCE_MEAN };
+enum butler_budget { BUTLER_BUDGET_COUNT, BUTLER_BUDGET_FRACTION, BUTLER_BUDGET_MASS };
+/* How heads that share a selection are made comparable. */
+enum butler_normalise { BUTLER_NORMALISE_SOFTMAX, BUTLER_NORMALISE_ZSCORE };
+enum butler_value_norm { BUTLER_NORM_NONE, BUTLER_NORM_L1, BUTLER_NORM_L2, BUTLER_NORM_LINF };
+
+/* How many rows of scores a KV head has, and of which query. */
+enum butler_score_rows {
+    BUTLER_ROWS_QUERY,    /* one for each of its query heads */
+    BUTLER_ROWS_ANY,      /* one: scores do not depend on the query */
+    BUTLER_ROWS_COMBINED, /* one: of its query heads together (metric->score_mean) */
+};
+
+/* What the norms of values do to scores. */
+enum butler_weigh { BUTLER_WEIGH_NOT, BUTLER_WEIGH_ADD_LOG, BUTLER_WEIGH_TIMES, BUTLER_WEIGH_DIVIDE };
+
+/* Rows of scores -> one row of numbers to select by: heads that share a selection are made comparable, weighed, reduced. */
+struct butler_reduction {
+    enum butler_score_rows rows;
+    bool logits;        /* scores are logits, of one query head each */
+    bool zscores;       /* they are compared by standard scores; else by the logarithms of a softmax */
+    bool probabilities; /* the numbers must be shares of attention (mass) */
+    bool mean;          /* over heads; else the highest */
+    enum butler_weigh weigh;
+    int pool; /* scores selected together: a unit has the highest, or where they are shares the sum; 1: each by itself */
+};
+
+struct butler_plan {
+    const struct butler_metric *metric;      /* NULL: dense. For its functions */
+    double values[BUTLER_METRIC_MAX_PARAMS]; /* and what they are given */
+    enum butler_method method;
+
+    /* ---- scores and lists ---- */
+    int unit;        /* slots selected together */
+    int score_slots; /* slots of a score */
+    enum butler_share share;
+    struct butler_reduction reduction;
+    bool newest; /* evicts by the tokens' places: nothing is scored, the newest fill the budget */
+    int scan;    /* two stages: pages worth so many budgets are chosen by the bounds of metric->scan; 0: every token is scored */
+    bool ahead;  /* a layer can select before its newest token is in the cache: the queries are predicted, the newest token is
+                    always read, and no other score depends on its score */
+    bool fused;  /* a thread scores, selects and attends to a KV head in one pass */
+
+    /* ---- what a metric keeps ---- */
+    enum butler_value_norm value_norm;
+    bool from_rows; /* records can be made anew from the stored rows: what a budget that covers the text puts off, and what a text
+                       that is cut or taken over needs */
+    bool own_text;  /* records are of what the metric's predictor has read itself: nobody else's are of use to it */
+    int observe[2]; /* how many of the latest queries are observed: [0] in prompts, [1] while decoding; INT_MAX: all */
+    /* Prompts and the last query of exact spans are observed, and no other decode step: so a metric asks, and so does every metric
+     * that observes while its session drafts. Going back to an earlier token undoes nothing of it: some of what was observed may be
+     * of drafts that were wrong, which changes what is drafted next but no text. */
+    bool guided;
+    bool prompt_records; /* they are of use only while a prompt is read */
+};
+
+/* From now on the session drafts: see guided. */
+void butler_plan_guide(struct butler_plan *plan);
+
+#endif
