@@ -409,7 +409,8 @@ bool butler_should_stop(const struct butler_session *session);
 /* Writes the whole session (tokens, KV pages, what the metric remembers) to path: versioned, checksummed, written to a
  * temporary file and renamed. Restoring needs the same model (by fingerprint) and gives back a session that continues
  * exactly as the saved one would have. n_ctx: most tokens that it can hold, 0: as when it was saved; fewer than the saved tokens,
- * or a context in which the model rotates keys by other angles, is BUTLER_ERROR_LENGTH. */
+ * or a context in which the model rotates keys by other angles, is BUTLER_ERROR_LENGTH. So is one beyond the budget of an evicting
+ * policy that goes by observed attention, where the saved context was within it: there nothing was observed. */
 int butler_session_save(const struct butler_session *session, const char *path, struct butler_error *err);
 struct butler_session *butler_session_restore(struct butler_engine *engine, const char *path, int n_ctx, struct butler_error *err);
 
@@ -432,7 +433,7 @@ struct butler_stats {
     double predict_s;                   /* ... and that of the predictor */
     uint64_t weight_bytes;
     uint64_t kv_bytes;                 /* keys and values read */
-    uint64_t metric_bytes;             /* read to score, to observe and to summarise */
+    uint64_t metric_bytes;             /* read to score, to observe and to summarise; but see upkeep_bytes */
     uint64_t full_kv_bytes;            /* keys and values a dense decode would have read */
     uint64_t kv_memory, metric_memory; /* bytes held now, shared pages included */
     uint64_t kv_memory_peak;
@@ -444,6 +445,9 @@ struct butler_stats {
     double draft_s, check_s;                  /* wall time inside decode_s */
     uint64_t n_shared, n_library;             /* of butler_session_adopt_prefix: tokens that were in memory; that the library had */
     double library_s;                         /* wall time to load these */
+    /* Read to observe and to summarise in layers that read all, for the budget covers the text: what later steps go by. Like the
+     * same work in a prompt it is no part of metric_bytes, so that kv_bytes + metric_bytes there are full_kv_bytes. */
+    uint64_t upkeep_bytes;
 };
 
 void butler_session_stats(const struct butler_session *session, struct butler_stats *stats);
@@ -637,6 +641,7 @@ struct butler_policy_cost {
     uint64_t full_kv_bytes;            /* a step without a policy */
     bool budget_known;                 /* false: mass=; kv_bytes then says nothing */
     bool evicts_prompts_only;          /* decoded tokens all stay, beside kv_memory, which is that of a prompt of this length */
+    uint64_t upkeep_bytes;             /* as in butler_stats */
 };
 
 /* Fills *cost for a decode step of a text of n_tokens (1 to 2^24), the newest included. */

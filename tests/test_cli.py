@@ -400,7 +400,7 @@ def test_ids_that_are_no_tokens():
 # ----------------------------------------------------------------------------------------------------- run
 
 STATS = {"policy", "end", "seed", "n_prefill", "n_decode", "prefill_s", "decode_s", "tok_s", "score_s", "select_s", "attend_s", "predict_s", "weight_bytes",
-         "kv_bytes", "metric_bytes", "predict_bytes", "full_kv_bytes", "kv_read", "kv_memory", "kv_memory_peak", "metric_memory",
+         "kv_bytes", "metric_bytes", "upkeep_bytes", "predict_bytes", "full_kv_bytes", "kv_read", "kv_memory", "kv_memory_peak", "metric_memory",
          "metric_memory_peak", "n_library", "library_s", "n_checks", "n_drafted", "n_accepted", "draft_s", "check_s"}
 
 
@@ -415,6 +415,30 @@ def test_run_rows():
     assert stats["kv_read"] == 1 and stats["metric_bytes"] == 0 and stats["kv_bytes"] == stats["full_kv_bytes"] > 0
     assert stats["decode_s"] > 0 and stats["tok_s"] == pytest.approx(stats["n_decode"] / stats["decode_s"], rel=1e-6)
     assert stats["end"] == "-n reached"
+
+
+def covering(policy, budget):
+    """The policy with a budget of so many tokens; None where it takes none."""
+    keys = policy["parameters"]
+    return f"{policy['policy']}:budget={budget}" if "budget" in keys and "predicted" not in policy["metric"] else None
+
+
+def test_no_share_above_all_where_a_budget_covers_the_text():
+    """Every policy: all is read and no more; what the metric read for later steps is told apart, and there is none of it where no later step can need it."""
+    texts = [covering(policy, 200) for policy in rows("policies")]
+    assert sum(text is not None for text in texts) > 12
+    several = [arg for text in texts if text for arg in ("--kv", text)]
+    n_upkeep = {}
+    for n_ctx in (256, 200):
+        found = [row["stats"] for row in rows("run", "-m", GQA, "-c", str(n_ctx), "-p", PROMPT, "-n", "12", "--temp", "0", *several) if "stats" in row]
+        assert len(found) == len(several) // 2
+        for stats in found:
+            assert stats["kv_read"] == 1 and stats["metric_bytes"] == 0, stats["policy"]
+        n_upkeep[n_ctx] = {stats["policy"].split(":")[0] for stats in found if stats["upkeep_bytes"] > 0}
+    assert "h2o" in n_upkeep[256] and "tova" not in n_upkeep[256], "the latest query alone counts, and no cut is near"
+    assert n_upkeep[200] <= {"verified"}, "they evict, and cannot: nothing to observe"
+    says = butler("run", "-m", GQA, "-c", "256", "-p", PROMPT, "-n", "12", "--kv", "h2o:budget=200").stderr
+    assert "read 100.0 % of the KV cache" in says and "for later steps" in says
 
 
 def test_run_streams_the_text_of_the_rows():

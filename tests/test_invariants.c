@@ -289,8 +289,8 @@ static void test_selection(void **state)
     for_all(selection_law);
 }
 
-/* While the budget covers the text nothing is scored, summarised or selected and every step reads all, and no more; the step that
- * outgrows it selects. */
+/* While the budget covers the text every step reads all, and no more: nothing is scored or selected, and what is observed and
+ * summarised counts as upkeep. The step that outgrows it selects or evicts. */
 static void covered_law(const struct context *c, const char *policy)
 {
     enum { COVERED = 14 };
@@ -299,25 +299,94 @@ static void covered_law(const struct context *c, const char *policy)
     const struct butler_policy *p = &session->policy;
     const int last = session->shape.n_layers - 1;
     prefill(session, c->text, c->n_prompt);
-    for (int i = 0; i < 2 * COVERED && p->method == BUTLER_RETRIEVE && p->budget_kind != BUTLER_BUDGET_MASS; i++) {
+    for (int i = 0; i < 2 * COVERED && p->metric && p->budget_kind != BUTLER_BUDGET_MASS && !session->evicted; i++) {
         struct butler_stats stats = {BUTLER_INIT(butler_stats)};
         const bool covered = butler_policy_covers(p, last, last + 1, c->n_prompt + i + 1);
         assert_true(covered || i >= COVERED);
         butler_session_stats_reset(session);
         step(session, c->text[c->n_prompt + i]);
-        check_selection(session, text, c->n_prompt, last, session->shape.n_heads - 1);
+        if (p->method == BUTLER_RETRIEVE)
+            check_selection(session, text, c->n_prompt, last, session->shape.n_heads - 1);
         butler_session_stats(session, &stats);
         if (i < COVERED) { /* in every layer */
             assert_int_equal(stats.units_selected, 0);
             if (p->metric->predictor != 1) /* version 1 keeps keys of its own up to date */
                 assert_int_equal(stats.predict_bytes, 0);
-            if (p->metric->predictor != 1 && !p->metric->observe) /* attention that is not observed now cannot be made up for */
-                assert_int_equal(stats.metric_bytes, 0);
-            assert_int_equal(stats.kv_bytes, stats.full_kv_bytes);
-        } else if (!covered && butler_policy_applies(p, last))
-            assert_true(stats.units_selected > 0);
+            if (stats.metric_bytes > 0 || stats.kv_bytes != stats.full_kv_bytes)
+                fail_msg("%s: a step of %d tokens reads %llu bytes and %llu to score, of %llu", text, c->n_prompt + i + 1,
+                         (unsigned long long)stats.kv_bytes, (unsigned long long)stats.metric_bytes,
+                         (unsigned long long)stats.full_kv_bytes);
+            if (p->method == BUTLER_RETRIEVE && p->metric->predictor != 1 && !p->metric->observe) /* is made up for later */
+                assert_int_equal(stats.upkeep_bytes, 0);
+        } else if (!covered && butler_policy_applies(p, last) && !p->evict_at_prefill_only)
+            assert_true(p->method == BUTLER_EVICT ? session->evicted : stats.units_selected > 0);
     }
     butler_session_free(session);
+}
+
+/* Where no step of the whole context can evict, nothing is observed or summarised at all; and a session file of it goes on in a
+ * larger context only where what was left out can be made from the keys. */
+static void idle_law(const struct context *c, const char *policy)
+{
+    enum { STEPS = 6 };
+    char text[512], saved[] = "/tmp/butler-idle-XXXXXX";
+    const int budget = c->n_prompt + STEPS + 2;
+    struct butler_error err;
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
+    struct butler_session *session = butler_session_new(
+        c->engine,
+        &(struct butler_session_params){
+            .n_ctx = budget, .kv_type = c->from->kv_type, .policy = with_budget(policy, budget, text), .seed = 3},
+        &err);
+    if (!session)
+        fail_msg("%s: %s", text, err.message);
+    const struct butler_policy *p = &session->policy;
+    prefill(session, c->text, c->n_prompt);
+    for (int i = 0; i < STEPS; i++)
+        step(session, c->text[c->n_prompt + i]);
+    butler_session_stats(session, &stats);
+    if (p->plan.idle) {
+        if (stats.metric_bytes + stats.upkeep_bytes > 0 || stats.kv_bytes != stats.full_kv_bytes)
+            fail_msg("%s: %llu bytes read, %llu to score, %llu for later, of %llu", text, (unsigned long long)stats.kv_bytes,
+                     (unsigned long long)stats.metric_bytes, (unsigned long long)stats.upkeep_bytes,
+                     (unsigned long long)stats.full_kv_bytes);
+        assert_int_equal(close(mkstemp(saved)), 0);
+        assert_int_equal(butler_session_save(session, saved, &err), 0);
+        struct butler_session *same = butler_session_restore(c->engine, saved, 0, &err);
+        assert_non_null(same);
+        struct butler_session *larger = butler_session_restore(c->engine, saved, c->n_text, &err);
+        remove(saved);
+        struct butler_policy parsed;
+        assert_int_equal(butler_policy_parse(c->engine, text, &parsed, &err), 0);
+        if (parsed.plan.observe[1] > 0) {
+            assert_null(larger);
+            assert_int_equal(err.code, BUTLER_ERROR_LENGTH);
+        } else {
+            struct butler_session *fresh = open_session(c, text);
+            assert_non_null(larger);
+            prefill(fresh, c->text, c->n_prompt);
+            for (int i = 0; i < STEPS; i++)
+                step(fresh, c->text[c->n_prompt + i]);
+            for (int i = c->n_prompt + STEPS; i < c->n_text; i++) {
+                step(fresh, c->text[i]);
+                step(larger, c->text[i]);
+                assert_memory_equal(butler_logits(fresh), butler_logits(larger),
+                                    (size_t)c->engine->model->hp.n_vocab * sizeof(float));
+            }
+            butler_session_free(fresh);
+        }
+        butler_session_free(larger);
+        butler_session_free(same);
+    } else
+        assert_true(p->method != BUTLER_EVICT || p->budget_kind != BUTLER_BUDGET_COUNT || p->pyramid > 0 || p->prune_ratio >= 0 ||
+                    p->plan.own_text);
+    butler_session_free(session);
+}
+
+static void test_idle(void **state)
+{
+    (void)state;
+    for_all(idle_law);
 }
 
 static void test_covered(void **state)
@@ -391,7 +460,7 @@ static uint64_t append_bytes(const struct butler_session *session)
 
 static struct estimated estimate_step(const struct context *c, const char *policy, int n)
 {
-    struct estimated e = {.append_bytes = 0};
+    struct estimated e = {.stats = {BUTLER_INIT(butler_stats)}, .cost = {BUTLER_INIT(butler_policy_cost)}};
     struct butler_error err;
     struct butler_session *session = open_session(c, policy);
     prefill(session, c->text, c->n_prompt);
@@ -429,11 +498,11 @@ static void estimate_law(const struct context *c, const char *policy)
                  (unsigned long long)e.cost.kv_bytes);
     /* Where nothing is put off what comes with the new token falls out of the difference: the text is as long. */
     const bool defers = butler_policy_defers(p, session->shape.n_layers - 1, session->shape.n_layers, 1);
-    const uint64_t read = e.stats.metric_bytes - (defers ? e.append_bytes : all.stats.metric_bytes);
+    const uint64_t read = e.stats.metric_bytes - (defers ? e.append_bytes : all.stats.upkeep_bytes);
     if (p->every == 1 && p->method == BUTLER_RETRIEVE && !(defers && c->from->glass) &&
-        read != e.cost.metric_bytes - all.cost.metric_bytes)
+        read != e.cost.metric_bytes - all.cost.upkeep_bytes)
         fail_msg("%s: a step of %d tokens scores by %llu bytes, not %llu", text, n, (unsigned long long)read,
-                 (unsigned long long)(e.cost.metric_bytes - all.cost.metric_bytes));
+                 (unsigned long long)(e.cost.metric_bytes - all.cost.upkeep_bytes));
     const bool own_cache = p->metric && p->metric->predictor == 1; /* the predictor's, which counts with the metric's */
     if (p->method != BUTLER_EVICT && !own_cache && e.cost.metric_memory != e.stats.metric_memory)
         fail_msg("%s: %d tokens: %llu bytes of records, not %llu", text, n, (unsigned long long)e.stats.metric_memory,
@@ -739,11 +808,21 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense),         cmocka_unit_test(test_selection), cmocka_unit_test(test_covered),
-        cmocka_unit_test(test_late),          cmocka_unit_test(test_estimate),  cmocka_unit_test(test_restore),
-        cmocka_unit_test(test_copy),          cmocka_unit_test(test_fork),      cmocka_unit_test(test_truncate),
-        cmocka_unit_test(test_copy_refused),  cmocka_unit_test(test_adopt),     cmocka_unit_test(test_adopt_what_was_observed),
-        cmocka_unit_test(test_adopt_refused), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_dense),
+        cmocka_unit_test(test_selection),
+        cmocka_unit_test(test_covered),
+        cmocka_unit_test(test_idle),
+        cmocka_unit_test(test_late),
+        cmocka_unit_test(test_estimate),
+        cmocka_unit_test(test_restore),
+        cmocka_unit_test(test_copy),
+        cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_truncate),
+        cmocka_unit_test(test_copy_refused),
+        cmocka_unit_test(test_adopt),
+        cmocka_unit_test(test_adopt_what_was_observed),
+        cmocka_unit_test(test_adopt_refused),
+        cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

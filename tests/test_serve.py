@@ -183,6 +183,13 @@ def test_lossless(server):
     assert "drafted" not in server.post("/v1/completions", body, kv={"lossless": False})["usage"]["kv"]
 
 
+@pytest.mark.parametrize("policy", ["h2o:budget=200", "tova:budget=200", "knorm:budget=200", "quest:budget=200", "h2o:budget=100000"])
+def test_share_where_a_budget_covers_the_text(server, policy):
+    used = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}, kv={"policy": policy})["usage"]["kv"]
+    assert used["read_share"] == 1 and used["metric_bytes_read"] == 0 and used["bytes_read"] == used["dense_bytes"] > 0
+    assert (used.get("upkeep_bytes_read", 0) > 0) == (policy in ("h2o:budget=200", "knorm:budget=200"))
+
+
 def test_lossless_for_all(request):
     """--lossless is for requests that do not choose."""
     server = Server("--lossless=3")

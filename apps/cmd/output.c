@@ -143,6 +143,9 @@ void cmd_say_cost(const char *policy, const struct butler_stats *s, enum cmd_end
         fprintf(stderr, "  read %.1f %% of the KV cache: keys and values %s, metric %s, of %s\n", 100 * cmd_kv_read(s),
                 cmd_bytes(a, sizeof a, s->kv_bytes), cmd_bytes(b, sizeof b, s->metric_bytes),
                 cmd_bytes(c, sizeof c, s->full_kv_bytes));
+    if (s->upkeep_bytes)
+        fprintf(stderr, "  while the budget covered the text the metric read %s for later steps\n",
+                cmd_bytes(a, sizeof a, s->upkeep_bytes));
     fprintf(stderr, "  KV memory %s (peak %s), metric %s\n", cmd_bytes(a, sizeof a, s->kv_memory),
             cmd_bytes(b, sizeof b, s->kv_memory_peak), cmd_bytes(c, sizeof c, s->metric_memory));
     if (s->n_decode)

@@ -127,6 +127,7 @@ static void print_last_row(const struct cmd_options *options, const struct resul
     json_object_set_new(stats, "weight_bytes", json_integer((json_int_t)s->weight_bytes));
     json_object_set_new(stats, "kv_bytes", json_integer((json_int_t)s->kv_bytes));
     json_object_set_new(stats, "metric_bytes", json_integer((json_int_t)s->metric_bytes));
+    json_object_set_new(stats, "upkeep_bytes", json_integer((json_int_t)s->upkeep_bytes));
     json_object_set_new(stats, "predict_bytes", json_integer((json_int_t)s->predict_bytes));
     json_object_set_new(stats, "full_kv_bytes", json_integer((json_int_t)s->full_kv_bytes));
     json_object_set_new(stats, "kv_read", s->full_kv_bytes ? json_real(cmd_kv_read(s)) : json_null());
@@ -215,6 +216,7 @@ static int run_policy(const struct cmd_options *options, struct butler_engine *e
         status = cmd_fail(options, &err);
     if (status == CMD_DONE)
         status = generate(options, engine, session, sampler, result);
+    result->stats = (struct butler_stats){BUTLER_INIT(butler_stats)};
     butler_session_stats(session, &result->stats);
     if (status == CMD_INTERRUPTED) {
         cmd_say_cost(result->policy, &result->stats, CMD_END_INTERRUPTED);

@@ -91,6 +91,7 @@ json_t *serve_kv_json(const struct serve_request *request)
         const struct butler_stats *stats = &request->jobs[j]->stats;
         sum.kv_bytes += stats->kv_bytes;
         sum.metric_bytes += stats->metric_bytes;
+        sum.upkeep_bytes += stats->upkeep_bytes;
         sum.full_kv_bytes += stats->full_kv_bytes;
         sum.units_selected += stats->units_selected;
         sum.units_reused += stats->units_reused;
@@ -105,6 +106,8 @@ json_t *serve_kv_json(const struct serve_request *request)
         "metric_bytes_read", (json_int_t)sum.metric_bytes, "dense_bytes", (json_int_t)sum.full_kv_bytes, "read_share",
         dense > 0 ? (double)(sum.kv_bytes + sum.metric_bytes) / dense : 0.0, "reuse",
         units > 0 ? (double)sum.units_reused / units : 0.0, "memory_bytes", (json_int_t)(sum.kv_memory + sum.metric_memory));
+    if (sum.upkeep_bytes)
+        json_object_set_new(kv, "upkeep_bytes_read", json_integer((json_int_t)sum.upkeep_bytes));
     if (request->jobs[0]->map)
         json_object_set_new(kv, "map", json_integer(request->jobs[0]->id));
     if (request->jobs[0]->lossless) {

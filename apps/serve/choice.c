@@ -147,6 +147,7 @@ void serve_choice_release(struct serve_choice *choice, struct butler_stats *sum)
     butler_session_stats(choice->session, &stats);
     sum->kv_bytes += stats.kv_bytes;
     sum->metric_bytes += stats.metric_bytes;
+    sum->upkeep_bytes += stats.upkeep_bytes;
     sum->full_kv_bytes += stats.full_kv_bytes;
     sum->kv_memory += stats.kv_memory;
     sum->metric_memory += stats.metric_memory;

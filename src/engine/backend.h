@@ -79,6 +79,7 @@ enum {
 /* Counters of what the kernels were asked to read, and of selection. Operations add to them atomically. */
 struct butler_traffic {
     uint64_t weight_bytes, kv_bytes, metric_bytes, predict_bytes;
+    uint64_t upkeep_bytes; /* butler_stats; operations count all as metric_bytes */
     uint64_t units_selected, units_reused;
     uint64_t score_ns, select_ns, attend_ns; /* inside fused passes, summed over threads */
 };

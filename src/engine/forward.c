@@ -76,6 +76,11 @@ static int observe_from(const struct butler_part *part, int layer)
         return part->n > 1 && policy->plan.guided && butler_policy_applies(policy, layer) ? part->session->n_past + part->n - 1
                                                                                           : INT32_MAX;
     const int window = butler_policy_applies(policy, layer) ? policy->plan.observe[part->decode] : 0;
+    /* A cut of up to `reach` tokens, at which this query is still one of the latest, drops nothing. */
+    const int reach = part->session->n_past + 1 + BUTLER_MIN(window, 1 << 24);
+    if (part->decode && window > 0 && !part->session->evicted &&
+        butler_policy_keeps_all(policy, layer, part->session->shape.n_layers, reach))
+        return INT32_MAX;
     return window == 0 ? INT32_MAX : BUTLER_MAX(part->cut_end - BUTLER_MIN(window, part->cut_end), 0);
 }
 
@@ -194,6 +199,13 @@ static void audit_attended(const struct pass *pass, const struct butler_part *pa
     butler_audit_layer(session, layer, pass->s->host_q);
 }
 
+/* What the metric read since it had read `before` is for later steps: the layer reads all. */
+static void keep_for_later(struct butler_traffic *traffic, uint64_t before)
+{
+    traffic->upkeep_bytes += traffic->metric_bytes - before;
+    traffic->metric_bytes = before;
+}
+
 /* q, k, v of the new tokens -> o, the caches grown and, where policies say so, cut. */
 static void attention(const struct pass *pass, int layer)
 {
@@ -203,6 +215,7 @@ static void attention(const struct pass *pass, int layer)
     for (int i = 0; i < pass->n_parts; i++) {
         pass->parts[i].ns_before = attention_ns(&pass->parts[i]);
         before += pass->parts[i].ns_before;
+        pass->parts[i].metric_bytes_before = pass->parts[i].traffic->metric_bytes;
     }
     evict(pass, layer, true);
     for (int i = 0; i < pass->n_parts; i++) {
@@ -230,6 +243,9 @@ static void attention(const struct pass *pass, int layer)
         if (!pass->parts[i].failed)
             capture_attended(pass, &pass->parts[i], layer);
     evict(pass, layer, false);
+    for (int i = 0; i < pass->n_parts; i++)
+        if (pass->parts[i].decode && butler_schedule_covered(pass->parts[i].session, layer, pass->parts[i].n))
+            keep_for_later(pass->parts[i].traffic, pass->parts[i].metric_bytes_before);
     share_time(pass, butler_seconds() - start, before);
     for (int i = 0; i < pass->n_parts; i++)
         audit_attended(pass, &pass->parts[i], layer);
@@ -371,12 +387,19 @@ static void predict(struct butler_part *part, int layer, enum butler_predictor_i
         !part->failed && predict && predict->predictor->sizes.input == input ? butler_predict_serves(predict, layer, &first) : 0;
     if (n_served == 0)
         return;
-    bool wanted = session->policy.method != BUTLER_RETRIEVE;
     const bool decode = part->decode && !part->exact; /* whose keys may come in a block */
+    const bool evicts = session->policy.method == BUTLER_EVICT;
+    const uint64_t metric_bytes = part->traffic->metric_bytes;
+    bool wanted = evicts && !decode, covered = part->decode;
     for (int l = first; l < first + n_served && decode; l++)
-        wanted = wanted || (butler_schedule_retrieves(session, l) && butler_schedule_selects(session, l));
+        wanted = wanted || (evicts ? butler_policy_applies(&session->policy, l) && !butler_schedule_covered(session, l, 1)
+                                   : butler_schedule_retrieves(session, l) && butler_schedule_selects(session, l));
+    for (int l = first; l < first + n_served; l++)
+        covered = covered && (!butler_policy_applies(&session->policy, l) || butler_schedule_covered(session, l, part->n));
     if (butler_predict_run(predict, part->traffic, layer, h, part->n, session->n_past, decode, wanted, part->err) < 0)
         fail(part);
+    if (covered)
+        keep_for_later(part->traffic, metric_bytes);
     if (part->decode)
         session->stats.predict_s += butler_seconds() - start;
 }

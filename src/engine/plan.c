@@ -92,3 +92,9 @@ void butler_plan_guide(struct butler_plan *plan)
     if (plan->guided)
         plan->observe[1] = 0;
 }
+
+void butler_plan_idle(struct butler_plan *plan)
+{
+    plan->idle = true;
+    plan->observe[0] = plan->observe[1] = 0;
+}

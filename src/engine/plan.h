@@ -61,9 +61,13 @@ struct butler_plan {
      * of drafts that were wrong, which changes what is drafted next but no text. */
     bool guided;
     bool prompt_records; /* they are of use only while a prompt is read */
+    bool idle;           /* nothing is observed or summarised: the budget covers the session's whole context */
 };
 
 /* From now on the session drafts: see guided. */
 void butler_plan_guide(struct butler_plan *plan);
+
+/* From now on the session is idle. */
+void butler_plan_idle(struct butler_plan *plan);
 
 #endif

@@ -84,6 +84,12 @@ int butler_policy_scan_pages(const struct butler_policy *policy, const struct bu
  * mass. */
 bool butler_policy_covers(const struct butler_policy *policy, int layer, int n_layers, int n);
 
+/* Whether an evicting policy's budget covers this layer for as long as the text has up to n tokens. */
+bool butler_policy_keeps_all(const struct butler_policy *policy, int layer, int n_layers, int n);
+
+/* Whether no step of a session of n_ctx tokens can evict, and nothing is lost by not observing: see butler_plan_idle. */
+bool butler_policy_idles(const struct butler_policy *policy, int n_layers, int n_ctx);
+
 /* Whether what a step scores by is not made while the text has n tokens: norms of values and the metric's records, where both come
  * from the stored rows alone. When the budget no longer covers the text they are made for all tokens at once. */
 bool butler_policy_defers(const struct butler_policy *policy, int layer, int n_layers, int n);

@@ -63,7 +63,7 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
     if (!applies || budget >= n) {
         cost->kv_bytes += heads * (uint64_t)dense * pair;
         if (applies && !butler_policy_defers(policy, layer, shape->n_layers, n))
-            cost->metric_bytes += heads * metric_step(policy, shape, records, &limits, n, false, row_bytes);
+            cost->upkeep_bytes += heads * metric_step(policy, shape, records, &limits, n, false, row_bytes);
         return;
     }
     const bool scores = !evicts || !(policy->evict_at_prefill_only || policy->plan.newest);
@@ -106,6 +106,6 @@ int butler_policy_estimate(const struct butler_engine *engine, const char *text,
         own.record_bytes = (double)records.n_bytes / records.n_slots * hp->n_kv_heads * hp->n_layers;
     for (int l = 0; l < hp->n_layers; l++)
         add_layer(&own, model, &policy, &shape, &records, l, row_bytes, n_tokens);
-    butler_give_struct(cost, &own, sizeof own, BUTLER_END_OF(butler_policy_cost, evicts_prompts_only));
+    butler_give_struct(cost, &own, sizeof own, BUTLER_END_OF(butler_policy_cost, upkeep_bytes));
     return 0;
 }

@@ -65,8 +65,25 @@ bool butler_policy_covers(const struct butler_policy *policy, int layer, int n_l
     return policy->budget_kind != BUTLER_BUDGET_MASS && butler_policy_limits(policy, layer, n_layers, n).budget >= n;
 }
 
+bool butler_policy_keeps_all(const struct butler_policy *policy, int layer, int n_layers, int n)
+{
+    /* A share of the text, and a pyramid's low layers, may cover a longer text than one that they do not cover. */
+    return policy->method == BUTLER_EVICT && policy->budget_kind == BUTLER_BUDGET_COUNT && !(policy->pyramid > 0) &&
+           policy->prune_ratio < 0 && butler_policy_covers(policy, layer, n_layers, n);
+}
+
+bool butler_policy_idles(const struct butler_policy *policy, int n_layers, int n_ctx)
+{
+    bool idles = policy->method == BUTLER_EVICT && !policy->plan.own_text;
+    for (int l = 0; l < n_layers; l++)
+        idles = idles && butler_policy_keeps_all(policy, l, n_layers, n_ctx);
+    return idles;
+}
+
 bool butler_policy_defers(const struct butler_policy *policy, int layer, int n_layers, int n)
 {
+    if (policy->plan.idle)
+        return true;
     return policy->method == BUTLER_RETRIEVE && butler_policy_applies(policy, layer) && policy->plan.from_rows &&
            butler_policy_covers(policy, layer, n_layers, n);
 }

@@ -9,6 +9,13 @@ static int group_of(int layer)
     return (layer + BUTLER_AHEAD - 1) / BUTLER_AHEAD;
 }
 
+bool butler_schedule_covered(const struct butler_session *session, int layer, int n)
+{
+    const struct butler_policy *policy = &session->policy;
+    return policy->metric && butler_policy_applies(policy, layer) && !session->evicted &&
+           butler_policy_covers(policy, layer, session->shape.n_layers, session->n_past + n);
+}
+
 bool butler_schedule_retrieves(const struct butler_session *session, int layer)
 {
     const struct butler_policy *policy = &session->policy;

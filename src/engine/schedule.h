@@ -4,6 +4,10 @@
 
 #include "engine/session.h"
 
+/* Whether the budget of a layer that the policy is for covers the text with n more tokens: all is read, and what the metric does is
+ * for later steps. */
+bool butler_schedule_covered(const struct butler_session *session, int layer, int n);
+
 /* Whether a decode step reads less than all of the layer's cache. */
 bool butler_schedule_retrieves(const struct butler_session *session, int layer);
 

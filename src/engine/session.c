@@ -134,7 +134,16 @@ struct butler_session *butler_session_new(struct butler_engine *engine, const st
             0 ||
         butler_policy_parse(engine, own.policy ? own.policy : "full", &policy, err) < 0)
         return NULL;
-    return butler_session_make(engine, &policy, &own, err);
+    struct butler_session *session = butler_session_make(engine, &policy, &own, err);
+    if (session)
+        butler_session_rest(session);
+    return session;
+}
+
+void butler_session_rest(struct butler_session *session)
+{
+    if (butler_policy_idles(&session->policy, session->shape.n_layers, session->n_ctx))
+        butler_plan_idle(&session->policy.plan);
 }
 
 void butler_session_free(struct butler_session *session)
@@ -257,6 +266,7 @@ static void fill_stats(const struct butler_session *session, struct butler_stats
     stats->weight_bytes = traffic->weight_bytes;
     stats->kv_bytes = traffic->kv_bytes;
     stats->metric_bytes = traffic->metric_bytes;
+    stats->upkeep_bytes = traffic->upkeep_bytes;
     stats->predict_bytes = traffic->predict_bytes;
     stats->units_selected = traffic->units_selected;
     stats->units_reused = traffic->units_reused;
@@ -280,7 +290,7 @@ void butler_session_stats(const struct butler_session *session, struct butler_st
         return;
     if (session)
         fill_stats(session, &own);
-    butler_give_struct(stats, &own, sizeof own, BUTLER_END_OF(butler_stats, library_s));
+    butler_give_struct(stats, &own, sizeof own, BUTLER_END_OF(butler_stats, upkeep_bytes));
 }
 
 void butler_session_stats_reset(struct butler_session *session)

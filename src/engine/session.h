@@ -71,6 +71,7 @@ struct butler_part {
     bool cancelled;                 /* its callback asked to stop */
     struct butler_traffic *traffic; /* the session's, for decode steps or prompts */
     uint64_t ns_before;             /* threads' time in attention before this layer */
+    uint64_t metric_bytes_before;   /* the same of bytes */
 };
 
 /* Runs the parts (in engine->scratch.parts) through the model together: KV caches grow, logits are made, tokens are noted. A part
@@ -96,6 +97,9 @@ double butler_entropy(const float *logits, int n);
 /* Builds a session from a parsed policy; session_file.c uses it too. */
 struct butler_session *butler_session_make(struct butler_engine *engine, const struct butler_policy *policy,
                                            const struct butler_session_params *params, struct butler_error *err);
+
+/* Lets a session's metric rest (butler_plan_idle) where no step of its context can evict. Not of one that others adopt from. */
+void butler_session_rest(struct butler_session *session);
 
 /* Fills what butler_file_describe says of a session's file; in session_file.c. */
 int butler_session_describe(const struct butler_map *map, const char *path, struct butler_file_info *info,

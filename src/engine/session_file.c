@@ -452,6 +452,20 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
 }
 
 /* Closes the map. path: what errors call the file. */
+/* What was not observed, for no step of the saved context could evict, cannot be made up for where one of the new context can. */
+static int check_observed(const char *path, const struct file_header *header, const struct butler_policy *policy, bool was_idle,
+                          int n_ctx, int n_layers, struct butler_error *err)
+{
+    if (!was_idle || butler_policy_idles(policy, n_layers, n_ctx) || policy->plan.observe[1] == 0 ||
+        header->n_observed == header->n_past)
+        return 0;
+    return butler_fail(
+        err, BUTLER_ERROR_LENGTH,
+        "%s: saved with a context of %d, which the budget of %.150s covers: no attention was observed, which a context "
+        "of %d needs",
+        path, header->n_ctx, policy->text, n_ctx);
+}
+
 static struct butler_session *restore(struct butler_engine *engine, struct butler_map *map, const char *path, int n_ctx,
                                       struct butler_error *err)
 {
@@ -467,9 +481,14 @@ static struct butler_session *restore(struct butler_engine *engine, struct butle
         goto fail;
     const struct butler_session_params params = {
         .n_ctx = n_ctx ? n_ctx : header.n_ctx, .kv_type = (enum butler_kv_type)header.kv_type, .policy = text, .seed = header.seed};
+    const int n_layers = engine->model->hp.n_layers;
+    const bool was_idle = header.n_past > 0 && butler_policy_idles(&policy, n_layers, header.n_ctx);
+    if (check_observed(path, &header, &policy, was_idle, params.n_ctx, n_layers, err) < 0)
+        goto fail;
     session = butler_session_make(engine, &policy, &params, err);
     if (!session)
         goto fail;
+    butler_session_rest(session);
     session->kv.records_off = session->kv.prompt_records && header.record_slots == 0;
     if ((header.record_slots != session->kv.record_slots && !session->kv.records_off) ||
         header.record_bytes != session->kv.record_bytes) {
@@ -479,6 +498,8 @@ static struct butler_session *restore(struct butler_engine *engine, struct butle
     if (read_session(&cursor, session, &header, err) < 0 || butler_map_check(map, path, err) < 0)
         goto fail;
     butler_map_close(map);
+    if (was_idle && !session->policy.plan.idle)
+        butler_session_summarise(session, 0, session->n_past);
     return session;
 fail:
     butler_map_close(map);

@@ -80,6 +80,8 @@ struct butler_session *butler_session_fork(struct butler_session *session, struc
         return NULL;
     const struct butler_session_params params = {.n_ctx = session->n_ctx, .kv_type = session->kv_type, .seed = session->seed};
     struct butler_session *fork = butler_session_make(session->engine, &session->policy, &params, err);
+    if (fork && session->policy.plan.idle)
+        butler_plan_idle(&fork->policy.plan);
     if (fork && butler_session_copy(fork, session, err) < 0) {
         butler_session_free(fork);
         return NULL;
