@@ -51,14 +51,21 @@ static void timed_matmul(struct butler_backend *backend, struct butler_workspace
         parts.product_ops += 2.0 * products[i].w->n_rows * products[i].w->n_cols * n;
 }
 
-static void timed_attention(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans)
+static void timed_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
+                         int n)
 {
     const double start = processor(CLOCK_PROCESS_CPUTIME_ID);
-    real.attend_spans(backend, spans, n_spans);
+    real.append(backend, state, k, v, n);
     parts.attention += processor(CLOCK_PROCESS_CPUTIME_ID) - start;
-    for (int i = 0; i < n_spans; i++)
-        parts.attention_ops +=
-            4.0 * spans[i].state.n_heads * spans[i].state.kv->head_dim * spans[i].n * (spans[i].state.position + spans[i].n / 2.0);
+}
+
+static void timed_attention(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out,
+                            int n, int window, int observe_from)
+{
+    const double start = processor(CLOCK_PROCESS_CPUTIME_ID);
+    real.attend_block(backend, state, q, out, n, window, observe_from);
+    parts.attention += processor(CLOCK_PROCESS_CPUTIME_ID) - start;
+    parts.attention_ops += 4.0 * state->n_heads * state->kv->head_dim * n * (state->position + n / 2.0);
 }
 
 static void timed_quantise(void *q8, enum butler_type type, const float *x, int n_tokens, int n)
@@ -93,7 +100,8 @@ static bool prompt(struct butler_engine *engine, const int32_t *ids, int n, int 
     memcpy(table.unpack_q8, timed.unpack_q8, sizeof table.unpack_q8);
     engine->backend->kernels = &table;
     engine->backend->matmul = timed_matmul;
-    engine->backend->attend_spans = timed_attention;
+    engine->backend->append = timed_append;
+    engine->backend->attend_block = timed_attention;
     const double wall = butler_seconds(), start = processor(CLOCK_PROCESS_CPUTIME_ID);
     const bool done = butler_prefill(session, ids, n, NULL, NULL, err) == 0;
     const double seconds = processor(CLOCK_PROCESS_CPUTIME_ID) - start;

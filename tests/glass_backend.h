@@ -21,6 +21,9 @@ enum { GLASS_REGIONS = 1024, GLASS_OPERATIONS = 40 };
 #define GLASS_EVERY 1
 #endif
 
+/* Whether engines that are made get what the CPU does at once (backend.h); else they call operation by operation. */
+static bool glass_fuses;
+
 struct glass {
     struct butler_backend backend; /* first: a struct butler_backend * of it is one of this */
     struct butler_backend *inner;  /* the CPU's */
@@ -194,31 +197,63 @@ GLASS(exact_weights,
 GLASS(scale, (struct butler_backend * backend, float *x, float factor, size_t n), (inner, x, factor, n))
 GLASS(softcap, (struct butler_backend * backend, float *x, float cap, size_t n), (inner, x, cap, n))
 
-static void glass_attend_spans(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans)
+static inline void glass_sinks(struct butler_backend *backend, const struct butler_layer_state *state)
 {
-    for (int i = 0; i < n_spans; i++)
-        glass_weights(backend, spans[i].state.sinks, (size_t)spans[i].state.n_heads * sizeof(float));
-    struct butler_backend *inner = glass_enter(backend, "attend_spans");
-    inner->attend_spans(inner, spans, n_spans);
-    glass_leave(backend);
+    glass_weights(backend, state->sinks, (size_t)state->n_heads * sizeof(float));
 }
 
-GLASS(evict_spans,
-      (struct butler_backend * backend, const struct butler_attend_span *spans, const struct butler_cut *cuts, int n_spans),
-      (inner, spans, cuts, n_spans))
 GLASS(append, (struct butler_backend * backend, const struct butler_layer_state *state, const float *k, const float *v, int n),
       (inner, state, k, v, n))
 GLASS(summarise, (struct butler_backend * backend, const struct butler_layer_state *state, int first), (inner, state, first))
-GLASS(attend_block,
-      (struct butler_backend * backend, const struct butler_layer_state *state, const float *q, float *out, int n, int window,
-       int observe_from),
-      (inner, state, q, out, n, window, observe_from))
-GLASS(score, (struct butler_backend * backend, const struct butler_layer_state *state, const float *q), (inner, state, q))
-GLASS(attend,
-      (struct butler_backend * backend, const struct butler_layer_state *state, const float *q, const float *k, const float *v,
-       const struct butler_lists *lists, int newest, float *out, bool observe),
-      (inner, state, q, k, v, lists, newest, out, observe))
 
+static void glass_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out,
+                               int n, int window, int observe_from)
+{
+    glass_sinks(backend, state);
+    struct butler_backend *inner = glass_enter(backend, "attend_block");
+    inner->attend_block(inner, state, q, out, n, window, observe_from);
+    glass_leave(backend);
+}
+
+GLASS(score, (struct butler_backend * backend, const struct butler_layer_state *state, const float *q, bool bounds),
+      (inner, state, q, bounds))
+GLASS(select,
+      (struct butler_backend * backend, const struct butler_layer_state *state, const float *q,
+       const struct butler_selecting *selecting, const struct butler_lists *lists),
+      (inner, state, q, selecting, lists))
+GLASS(repeat,
+      (struct butler_backend * backend, const struct butler_layer_state *state, int selected_at,
+       const struct butler_selecting *selecting, const struct butler_lists *lists),
+      (inner, state, selected_at, selecting, lists))
+GLASS(select_leaving,
+      (struct butler_backend * backend, const struct butler_layer_state *state, const struct butler_cut *cut,
+       const struct butler_lists *lists),
+      (inner, state, cut, lists))
+GLASS(compact, (struct butler_backend * backend, const struct butler_layer_state *state, const struct butler_lists *lists),
+      (inner, state, lists))
+GLASS(attend_exact, (struct butler_backend * backend, const struct butler_attend_span *span), (inner, span))
+
+static void glass_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                         const float *v, const struct butler_lists *lists, int newest, float *out, bool observe)
+{
+    glass_sinks(backend, state);
+    struct butler_backend *inner = glass_enter(backend, "attend");
+    inner->attend(inner, state, q, k, v, lists, newest, out, observe);
+    glass_leave(backend);
+}
+
+static bool glass_retrieve_fused(struct butler_backend *backend, const struct butler_attend_span *span)
+{
+    struct butler_backend *inner = glass_enter(backend, "retrieve_fused");
+    const bool done = inner->retrieve_fused(inner, span);
+    glass_leave(backend);
+    return done;
+}
+
+GLASS(attend_spans, (struct butler_backend * backend, const struct butler_attend_span *spans, int n_spans), (inner, spans, n_spans))
+GLASS(evict_spans,
+      (struct butler_backend * backend, const struct butler_attend_span *spans, const struct butler_cut *cuts, int n_spans),
+      (inner, spans, cuts, n_spans))
 static void glass_destroy(struct butler_backend *backend)
 {
     struct glass *glass = (struct glass *)backend;
@@ -269,8 +304,14 @@ static inline struct butler_engine *glass_engine(struct butler_model *model, con
     b->scale = glass_scale;
     b->softcap = glass_softcap;
     b->finite_top_k = glass_finite_top_k;
-    b->attend_spans = glass_attend_spans;
-    b->evict_spans = glass_evict_spans;
+    b->select = glass_select;
+    b->repeat = glass_repeat;
+    b->select_leaving = glass_select_leaving;
+    b->compact = glass_compact;
+    b->attend_exact = glass_attend_exact;
+    b->retrieve_fused = glass_fuses ? glass_retrieve_fused : NULL;
+    b->attend_spans = glass_fuses ? glass_attend_spans : NULL;
+    b->evict_spans = glass_fuses ? glass_evict_spans : NULL;
     b->append = glass_append;
     b->summarise = glass_summarise;
     b->attend_block = glass_attend_block;

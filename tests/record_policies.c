@@ -20,7 +20,6 @@ enum { MAGIC = 0x32525042 };
 
 struct recording {
     struct butler_session *session;
-    struct butler_backend backend; /* its operations as they are */
     int n_tokens;
     float *q, *k, *v; /* [layers][tokens][heads or KV heads][head_dim] */
     FILE *out;
@@ -37,33 +36,26 @@ static void die(const char *what)
     exit(1);
 }
 
-/* The queries of a span, and its keys and values as they lie in the newest slots. */
-static void record_span(const struct butler_attend_span *span)
+/* The queries of new tokens, and their keys and values as they lie in the newest slots. */
+static void see_attended(void *user, int layer, int first, int n, const float *q, float *o)
 {
-    const struct butler_layer_state *state = &span->state;
-    const struct butler_kv *kv = state->kv;
-    const size_t dim = (size_t)kv->head_dim, n_heads = (size_t)state->n_heads, n_kv = (size_t)kv->n_kv_heads;
-    const size_t at = (size_t)state->layer * (size_t)recording.n_tokens + (size_t)state->position;
-    memcpy(recording.q + at * n_heads * dim, span->q, (size_t)span->n * n_heads * dim * sizeof(float));
+    const struct butler_session *session = recording.session;
+    const struct butler_kv *kv = &session->kv;
+    const size_t dim = (size_t)kv->head_dim, n_heads = (size_t)session->shape.n_heads, n_kv = (size_t)kv->n_kv_heads;
+    const size_t at = (size_t)layer * (size_t)recording.n_tokens + (size_t)first;
+    (void)user, (void)o;
+    memcpy(recording.q + at * n_heads * dim, q, (size_t)n * n_heads * dim * sizeof(float));
     for (int h = 0; h < kv->n_kv_heads; h++) {
-        const struct butler_kv_head *head = butler_kv_at(kv, state->layer, h);
-        for (int i = 0; i < span->n; i++) {
-            const uint32_t slot = (uint32_t)(head->n_slots - span->n + i);
+        const struct butler_kv_head *head = butler_kv_at(kv, layer, h);
+        for (int i = 0; i < n; i++) {
+            const uint32_t slot = (uint32_t)(head->n_slots - n + i);
             const size_t to = ((at + (size_t)i) * n_kv + (size_t)h) * dim;
-            if (butler_kv_position(head, slot) != state->position + i)
+            if (butler_kv_position(head, slot) != first + i)
                 die("a new token is not in the slot it should be in");
             kv->kernels->load_row[kv->type](recording.k + to, butler_kv_key_row(kv, head, slot), kv->head_dim);
             kv->kernels->load_row[kv->type](recording.v + to, butler_kv_value_row(kv, head, slot), kv->head_dim);
         }
     }
-}
-
-/* Stands before the backend's own, which appends. */
-static void record_attend(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans)
-{
-    recording.backend.attend_spans(backend, spans, n_spans);
-    for (int i = 0; i < n_spans; i++)
-        record_span(&spans[i]);
 }
 
 static void put(const void *bytes, size_t n)
@@ -260,17 +252,16 @@ int main(int argc, char **argv)
     recording.out = fopen(events, "w+b");
     if (!recording.q || !recording.k || !recording.v || !scratch || !out || !recording.out)
         die("no memory, or the output cannot be written");
-    static const struct butler_capture capture = {.layer = see_layer, .fed = see_fed};
+    static const struct butler_capture attended = {.attended = see_attended},
+                                       all = {.layer = see_layer, .fed = see_fed, .attended = see_attended};
+    recording.session->capture = argc == 12 ? &all : &attended;
     if (argc == 12) {
-        recording.session->capture = &capture;
         recording.queries = tmpfile();
         recording.inputs =
             calloc((size_t)model->hp.n_layers * (size_t)recording.n_tokens, (size_t)model->hp.n_embd * sizeof(float));
         if (!recording.queries || !recording.inputs)
             die("no memory");
     }
-    recording.backend = *engine->backend;
-    engine->backend->attend_spans = record_attend;
     run(argv[8], ids, scratch, &recording.n_tokens, &err);
 
     FILE *selections = recording.out;

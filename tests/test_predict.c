@@ -308,7 +308,7 @@ static void score_layer(struct watch *watch, int layer, int position, float out[
     const struct butler_scratch *scratch = &session->engine->scratch;
     const struct butler_layer_state state = butler_session_layer(session, &session->traffic, layer, position);
     const int n = butler_kv_at(&session->kv, layer, 0)->n_slots;
-    backend->score(backend, &state, scratch->q);
+    backend->score(backend, &state, scratch->q, false);
     for (int h = 0; h < session->shape.n_heads; h++)
         memcpy(out[h], scratch->work.scores + (size_t)h * scratch->work.score_stride, (size_t)n * sizeof(float));
 }

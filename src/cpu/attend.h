@@ -18,7 +18,7 @@ void butler_attend_append(struct butler_backend *backend, const struct butler_la
 void butler_attend_summarise(struct butler_backend *backend, const struct butler_layer_state *state, int first);
 void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
                          int window, int observe_from);
-void butler_attend_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q);
+void butler_attend_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, bool bounds);
 void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
                    const float *v, const struct butler_lists *lists, int newest, float *out, bool observe);
 void butler_attend_spans(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans);
@@ -29,11 +29,9 @@ void butler_exact_weights(struct butler_backend *backend, const struct butler_la
 
 /* What append does for one KV head. */
 void butler_attend_append_head(const struct butler_layer_state *state, int kv_head, const float *k, const float *v, int n);
-/* Before a KV head is scored for q[n_heads][head_dim]: the metric's begin_score. */
-void butler_attend_begin_score(const struct butler_layer_state *state, int kv_head, const float *q);
-/* Scores of units [first, first + n) for the query heads of a KV head into rows, as long as the workspace's, each from unit 0; into
- * the first row where they have one together. With scan=, those of its first stage. */
-void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n, float *rows);
+/* What score does for one KV head: into rows, as long as the workspace's; into the first where its query heads have one together.
+ */
+void butler_attend_score_head(const struct butler_layer_state *state, int kv_head, const float *q, bool bounds, float *rows);
 /* Part of a list of slots, BUTLER_SLICE of them from slot index BUTLER_SLICE of the list on, or what is left. */
 struct butler_slice {
     int head, n_q;         /* query heads [head, head + n_q) of one KV head, whose list it is */
@@ -110,20 +108,11 @@ static inline float *butler_score_rows(const struct butler_layer_state *state, i
     return state->work->scores + (size_t)(kv_head * group) * state->work->score_stride;
 }
 
-/* Pages that bounds choose in a head with n slots, in the first of two stages (scan=); 0: there is one. */
-static inline int butler_scan_pages(const struct butler_layer_state *state, int n)
+/* Scores of a head, as its metric gives them: a page each, or a token each. bounds: those of its first stage. */
+static inline int butler_n_scores(const struct butler_layer_state *state, int kv_head, bool bounds)
 {
-    const struct butler_limits limits = butler_policy_limits(state->policy, state->layer, state->kv->n_layers, n);
-    return butler_policy_scan_pages(state->policy, &limits, n);
-}
-
-/* Scores of a head, as its metric gives them: a page each, or a token each. */
-static inline int butler_n_scores(const struct butler_layer_state *state, int kv_head)
-{
-    const int n = butler_kv_at(state->kv, state->layer, kv_head)->n_slots;
-    return BUTLER_CEIL_DIV(n, state->policy->plan.score_slots > 1 ? state->policy->plan.score_slots
-                              : butler_scan_pages(state, n) > 0   ? state->policy->metric->scan->page_slots
-                                                                  : 1);
+    return BUTLER_CEIL_DIV(butler_kv_at(state->kv, state->layer, kv_head)->n_slots,
+                           bounds ? state->plan->metric->scan->page_slots : state->plan->score_slots);
 }
 
 /* Time since *clock to a counter of threads' time; moves the clock. */

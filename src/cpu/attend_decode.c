@@ -43,19 +43,14 @@ static void summarise(const struct butler_layer_state *state, int kv_head, int f
         const size_t from = (size_t)(first / kv->record_slots), end = (size_t)BUTLER_CEIL_DIV(head->n_slots, kv->record_slots);
         memset(head->records + from * kv->record_bytes, 0, (end - from) * kv->record_bytes);
     }
-    state->policy->metric->append(state->shape, state->policy->values, view, first, head->n_slots - first);
-}
-
-static bool defers(const struct butler_layer_state *state, int n)
-{
-    return butler_policy_defers(state->policy, state->layer, state->kv->n_layers, n);
+    state->plan->metric->append(state->shape, state->plan->values, view, first, head->n_slots - first);
 }
 
 void butler_attend_append_head(const struct butler_layer_state *state, int kv_head, const float *k, const float *v, int n)
 {
     struct butler_kv *kv = state->kv;
     struct butler_kv_head *head = butler_kv_at(kv, state->layer, kv_head);
-    const struct butler_metric *metric = state->policy->metric;
+    const struct butler_metric *metric = state->plan->metric;
     const int first = head->n_slots - n;
     if (kv->record_slots > 0 && !kv->records_off) {
         const struct butler_piece fresh = butler_kv_new_records(kv, head, first);
@@ -65,9 +60,9 @@ void butler_attend_append_head(const struct butler_layer_state *state, int kv_he
         const size_t at = (size_t)(t * kv->n_kv_heads + kv_head) * (size_t)kv->head_dim;
         butler_kv_write(kv, head, (uint32_t)(first + t), k + at, v + at);
     }
-    if (defers(state, head->n_slots) || !butler_policy_applies(state->policy, state->layer))
+    if (state->summarise_from == INT32_MAX)
         return;
-    const bool late = first > 0 && defers(state, first); /* nothing was made of the tokens before these */
+    const bool late = state->summarise_from < first; /* nothing was made of the tokens before these */
     if (head->value_norms) {
         butler_kv_make_norms(kv, head, late ? 0 : first);
         count(&state->traffic->metric_bytes, (uint64_t)(late ? head->n_slots : n) * kv->row_bytes);
@@ -79,19 +74,17 @@ void butler_attend_append_head(const struct butler_layer_state *state, int kv_he
         if (late)
             summarise(state, kv_head, 0, &view);
         else
-            metric->append(state->shape, state->policy->values, &view, first, n);
+            metric->append(state->shape, state->plan->values, &view, first, n);
         count(&state->traffic->metric_bytes, bytes);
     }
 }
 
 void butler_attend_summarise(struct butler_backend *backend, const struct butler_layer_state *state, int first)
 {
-    const struct butler_metric *metric = state->policy->metric;
+    const struct butler_metric *metric = state->plan->metric;
     (void)backend;
     for (int h = 0; h < state->kv->n_kv_heads; h++) {
         struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, h);
-        if (defers(state, head->n_slots) || !butler_policy_applies(state->policy, state->layer))
-            continue;
         butler_kv_make_norms(state->kv, head, first);
         if (!metric || !metric->append || (first >= head->n_slots && !head->state))
             continue;
@@ -124,50 +117,63 @@ void butler_attend_append(struct butler_backend *backend, const struct butler_la
 
 enum { SCORE_UNITS = 1024 }; /* units one task scores: a multiple of every record's slots, so that records are not split */
 
-void butler_attend_score_units(const struct butler_layer_state *state, int kv_head, const float *q, int first, int n, float *rows)
+/* Units [first, first + n), into rows that each begin with unit 0. */
+static void score_units(const struct butler_layer_state *state, int kv_head, const float *q, bool bounds, int first, int n,
+                        float *rows)
 {
-    const struct butler_metric *metric = state->policy->metric;
+    const struct butler_metric *metric = state->plan->metric;
     const struct butler_kv *kv = state->kv;
-    const int group = group_of(state), n_q = state->policy->plan.reduction.rows == BUTLER_ROWS_ANY ? 1 : group;
+    const int group = group_of(state), n_q = state->plan->reduction.rows == BUTLER_ROWS_ANY ? 1 : group;
     uint64_t bytes = 0;
     struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, state->position);
     view.bytes = &bytes;
     q += (size_t)(kv_head * group) * (size_t)kv->head_dim;
-    if (butler_scan_pages(state, view.n_slots) > 0) {
+    if (bounds) {
         metric->scan->bounds(&view, q, n_q, first, n, rows + first, state->work->score_stride);
         count(&state->traffic->metric_bytes, metric->scan->bytes(kv->head_dim, n, 0));
         return;
     }
-    if (state->policy->plan.reduction.rows == BUTLER_ROWS_COMBINED)
-        metric->score_mean(state->shape, state->policy->values, &view, q, n_q, first, n, rows + first);
+    if (state->plan->reduction.rows == BUTLER_ROWS_COMBINED)
+        metric->score_mean(state->shape, state->plan->values, &view, q, n_q, first, n, rows + first);
     else
-        metric->score(state->shape, state->policy->values, &view, q, n_q, first, n, rows + first, state->work->score_stride);
+        metric->score(state->shape, state->plan->values, &view, q, n_q, first, n, rows + first, state->work->score_stride);
     if (first == 0) { /* records are counted once a head, keys as they are read */
         const int n_slots = butler_kv_at(kv, state->layer, kv_head)->n_slots;
-        bytes += metric->score_bytes    ? metric->score_bytes(state->shape, state->policy->values, n_slots)
+        bytes += metric->score_bytes    ? metric->score_bytes(state->shape, state->plan->values, n_slots)
                  : kv->record_slots > 0 ? (uint64_t)BUTLER_CEIL_DIV(n_slots, kv->record_slots) * kv->record_bytes
                                         : 0;
     }
     count(&state->traffic->metric_bytes, bytes);
 }
 
-void butler_attend_begin_score(const struct butler_layer_state *state, int kv_head, const float *q)
+/* Before a KV head is scored for q[n_heads][head_dim]. */
+static void begin_score(const struct butler_layer_state *state, int kv_head, const float *q)
 {
-    const struct butler_metric *metric = state->policy->metric;
+    const struct butler_metric *metric = state->plan->metric;
     const int group = group_of(state);
     uint64_t bytes = state->kv->state_bytes;
     struct butler_head_view view = butler_kv_view(state->kv, state->layer, kv_head, state->position);
     view.bytes = &bytes;
     if (metric->begin_score)
-        metric->begin_score(state->shape, state->policy->values, &view, q + (size_t)(kv_head * group) * (size_t)state->kv->head_dim,
-                            state->policy->plan.reduction.rows == BUTLER_ROWS_ANY ? 1 : group);
+        metric->begin_score(state->shape, state->plan->values, &view, q + (size_t)(kv_head * group) * (size_t)state->kv->head_dim,
+                            state->plan->reduction.rows == BUTLER_ROWS_ANY ? 1 : group);
     if (bytes > 0)
         count(&state->traffic->metric_bytes, bytes);
+}
+
+void butler_attend_score_head(const struct butler_layer_state *state, int kv_head, const float *q, bool bounds, float *rows)
+{
+    const int n = butler_n_scores(state, kv_head, bounds);
+    if (n == 0) /* of a later layer, before its first token */
+        return;
+    begin_score(state, kv_head, q);
+    score_units(state, kv_head, q, bounds, 0, n, rows);
 }
 
 struct score_job {
     const struct butler_layer_state *state;
     const float *q;
+    bool bounds;
     int n_slices;
 };
 
@@ -175,25 +181,25 @@ static void begin_task(void *context, int kv_head, int thread)
 {
     const struct score_job *job = context;
     (void)thread;
-    butler_attend_begin_score(job->state, kv_head, job->q);
+    begin_score(job->state, kv_head, job->q);
 }
 
 static void score_task(void *context, int task, int thread)
 {
     const struct score_job *job = context;
     const int kv_head = task / job->n_slices, first = task % job->n_slices * SCORE_UNITS;
-    const int n = BUTLER_MIN(SCORE_UNITS, butler_n_scores(job->state, kv_head) - first);
+    const int n = BUTLER_MIN(SCORE_UNITS, butler_n_scores(job->state, kv_head, job->bounds) - first);
     (void)thread;
     if (n > 0)
-        butler_attend_score_units(job->state, kv_head, job->q, first, n, butler_score_rows(job->state, kv_head));
+        score_units(job->state, kv_head, job->q, job->bounds, first, n, butler_score_rows(job->state, kv_head));
 }
 
-void butler_attend_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q)
+void butler_attend_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, bool bounds)
 {
-    struct score_job job = {state, q, 0};
+    struct score_job job = {state, q, bounds, 0};
     for (int h = 0; h < state->kv->n_kv_heads; h++)
-        job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(butler_n_scores(state, h), SCORE_UNITS));
-    if (state->policy->metric->begin_score || state->kv->state_bytes > 0)
+        job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(butler_n_scores(state, h, bounds), SCORE_UNITS));
+    if (state->plan->metric->begin_score || state->kv->state_bytes > 0)
         butler_pool_run(backend->pool, begin_task, &job, state->kv->n_kv_heads);
     butler_pool_run(backend->pool, score_task, &job, state->kv->n_kv_heads * job.n_slices);
 }
@@ -449,15 +455,15 @@ static const float *scatter_weights(const struct attend_job *job, int thread, in
 void butler_attend_observe(const struct butler_layer_state *state, int kv_head, int position, const float *weights, size_t stride,
                            int n)
 {
-    const struct butler_metric *metric = state->policy->metric;
+    const struct butler_metric *metric = state->plan->metric;
     const struct butler_kv *kv = state->kv;
-    uint64_t bytes = metric->observe_bytes  ? metric->observe_bytes(state->shape, state->policy->values, n)
+    uint64_t bytes = metric->observe_bytes  ? metric->observe_bytes(state->shape, state->plan->values, n)
                      : kv->record_slots > 0 ? (uint64_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes
                                             : 0;
     struct butler_head_view view = butler_kv_view(kv, state->layer, kv_head, position);
     view.n_slots = n;
     view.bytes = &bytes;
-    metric->observe(state->shape, state->policy->values, &view, position, weights, stride, n);
+    metric->observe(state->shape, state->plan->values, &view, position, weights, stride, n);
     count(&state->traffic->metric_bytes, bytes);
 }
 
@@ -492,7 +498,7 @@ static void head_task(void *context, int kv_head, int thread)
 /* Lists of the newest slots of all KV heads. */
 static struct butler_lists newest_lists(const struct butler_layer_state *state, int newest)
 {
-    struct butler_lists lists = {state->kv->n_kv_heads, state->work->list_slots, state->work->list_n};
+    struct butler_lists lists = {.n_lists = state->kv->n_kv_heads, .slots = state->work->list_slots, .n = state->work->list_n};
     for (int h = 0; h < lists.n_lists; h++) {
         lists.slots[h] = state->kv->rope_cos ? butler_kv_at(state->kv, state->layer, h)->order : NULL;
         lists.n[h] = newest;

@@ -273,7 +273,7 @@ static void observe_tile(const struct tile *tile)
     make_factors(tile);
     while (turn && __atomic_load_n(turn, __ATOMIC_ACQUIRE) != tile->first)
         sched_yield();
-    if (state->policy->metric->observe_block && !tile->slots) {
+    if (state->plan->metric->observe_block && !tile->slots) {
         const struct butler_block_weights block = {.weights = tile->weights,
                                                    .factors = tile->maxima,
                                                    .stride = work->score_stride,
@@ -283,7 +283,7 @@ static void observe_tile(const struct tile *tile)
                                                    .keys = keys_of_maximum(tile)};
         const struct butler_head_view view =
             butler_kv_view(state->kv, state->layer, tile->kv_head, state->position + tile->first + tile->n - 1);
-        state->policy->metric->observe_block(state->shape, state->policy->values, &view, &block);
+        state->plan->metric->observe_block(state->shape, state->plan->values, &view, &block);
     } else
         for (int t = 0; t < tile->n; t++) {
             const int seen = tile->before + t + 1;

@@ -10,48 +10,6 @@ static int newest_of(const struct butler_attend_span *span, int kv_head)
     return BUTLER_MIN(butler_kv_at(span->state.kv, span->state.layer, kv_head)->n_slots, span->window);
 }
 
-/* Whether the step reads what an earlier one selected, and a KV head is work for a thread: then threads need not meet in between.
- */
-static bool repeats(const struct butler_backend *backend, const struct butler_attend_span *span)
-{
-    const struct butler_layer_state *state = &span->state;
-    return !span->selects && span->observe_from == INT32_MAX && state->policy->share != BUTLER_SHARE_LAYER &&
-           butler_pool_size(backend->pool) <= state->kv->n_kv_heads;
-}
-
-static void attend_alone(struct butler_backend *backend, const struct butler_attend_span *span)
-{
-    const struct butler_layer_state *state = &span->state;
-    const bool observe = span->observe_from != INT32_MAX;
-    double clock = butler_seconds();
-    if (!span->decode) {
-        backend->append(backend, state, span->k, span->v, span->n);
-        backend->attend_block(backend, state, span->q, span->out, span->n, span->window, span->observe_from);
-        butler_count_ns(&state->traffic->attend_ns, &clock);
-        return;
-    }
-    if (span->exact && (span->n > 1 || observe)) {
-        butler_attend_exact(backend, span);
-        butler_count_ns(&state->traffic->attend_ns, &clock);
-        return;
-    }
-    if (span->retrieves && (state->policy->fused || repeats(backend, span))) {
-        butler_retrieve_fused(backend, span);
-        return;
-    }
-    if (span->retrieves) {
-        struct butler_lists lists;
-        const double scoring = butler_retrieve(backend, span, &lists);
-        const double now = butler_seconds(), ns = (now - clock) * 1e9;
-        clock = now;
-        state->traffic->score_ns += (uint64_t)(scoring * ns);
-        state->traffic->select_ns += (uint64_t)((1 - scoring) * ns);
-        backend->attend(backend, state, span->q, NULL, NULL, &lists, 0, span->out, observe);
-    } else
-        backend->attend(backend, state, span->q, span->k, span->v, NULL, newest_of(span, 0), span->out, observe);
-    butler_count_ns(&state->traffic->attend_ns, &clock);
-}
-
 struct spans_job {
     struct butler_backend *backend;
     const struct butler_attend_span *spans;
@@ -71,7 +29,7 @@ static void append_task(void *context, int task, int thread)
 static void decode_head(const struct butler_attend_span *span, const struct butler_layer_state *state, int kv_head)
 {
     const bool observe = span->observe_from != INT32_MAX;
-    const bool layer = span->retrieves && state->policy->share == BUTLER_SHARE_LAYER;
+    const bool layer = span->retrieves && state->plan->share == BUTLER_SHARE_LAYER;
     double clock = butler_seconds();
     if (span->exact) {
         butler_attend_append_head(state, kv_head, span->k, span->v, span->n);
@@ -82,7 +40,7 @@ static void decode_head(const struct butler_attend_span *span, const struct butl
     for (int h = layer ? 0 : kv_head; h < (layer ? state->kv->n_kv_heads : kv_head + 1); h++)
         butler_attend_append_head(state, h, span->k, span->v, 1);
     if (span->retrieves) {
-        butler_retrieve_head(state, kv_head, span->q, span->out, span->selects, observe, 0);
+        butler_retrieve_head(span, state, kv_head, 0);
         return;
     }
     butler_attend_head(state, 0, kv_head, span->q, NULL, newest_of(span, kv_head), span->out, observe);
@@ -107,7 +65,7 @@ static void span_task(void *context, int task, int thread)
     const int part = task / job->n_spans;
     state.work = &job->backend->batch[thread];
     if (span->decode) {
-        const bool layer = span->retrieves && state.policy->share == BUTLER_SHARE_LAYER;
+        const bool layer = span->retrieves && state.plan->share == BUTLER_SHARE_LAYER;
         if (part < (layer ? 1 : state.kv->n_kv_heads))
             decode_head(span, &state, part);
         return;
@@ -125,10 +83,6 @@ void butler_attend_spans(struct butler_backend *backend, const struct butler_att
     const int n_kv_heads = spans[0].state.kv->n_kv_heads;
     int n_tasks = n_kv_heads;
     bool prompts = false;
-    if (n_spans == 1) {
-        attend_alone(backend, spans);
-        return;
-    }
     for (int i = 0; i < n_spans; i++) {
         struct butler_attend_block_job block;
         if (spans[i].decode)

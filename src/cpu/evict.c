@@ -1,25 +1,17 @@
-/* Evict: what scores low leaves the cache for good, and its memory goes back. A head is cut before a new token comes, so
- * that it never holds more than its budget. */
+/* What scores low leaves the cache for good: the operations select_leaving and compact, and both at once. */
 #include <math.h>
 #include <string.h>
 
 #include "cpu/methods.h"
 
-struct evict_job {
-    const struct butler_layer_state *state;
-    struct butler_cut cut;
-    const float *layer_scores; /* one selection for all heads; NULL: each its own */
-};
-
-/* Full units of a head by position into order; returns their number. The unit being filled is not among them. */
-static int units_by_position(const struct butler_kv_head *head, int unit, uint32_t *order)
+/* Full units of a head by position into order. The unit being filled is not among them. */
+static void units_by_position(const struct butler_kv_head *head, int unit, uint32_t *order)
 {
     const int n_full = head->n_slots / unit;
     int n = 0;
     for (int i = 0; i < head->n_slots && n < n_full; i++)
         if (head->order[i] % (uint32_t)unit == 0 && (int)head->order[i] / unit < n_full)
             order[n++] = head->order[i] / (uint32_t)unit;
-    return n;
 }
 
 struct refresh {
@@ -36,15 +28,15 @@ static void refresh_records(void *user, int from, int to, int n)
     uint64_t bytes = 0;
     struct butler_head_view view = butler_kv_view(state->kv, state->layer, refresh->kv_head, state->position);
     view.bytes = &bytes;
-    const struct butler_metric *metric = state->policy->metric;
+    const struct butler_metric *metric = state->plan->metric;
     if (metric->move) {
         if (from != to)
-            metric->move(state->shape, state->policy->values, &view, from, to, n);
+            metric->move(state->shape, state->plan->values, &view, from, to, n);
         return;
     }
     n = BUTLER_MIN(n, head->n_slots - to);
     if (metric->append && from == to && n > 0)
-        metric->append(state->shape, state->policy->values, &view, to, n);
+        metric->append(state->shape, state->plan->values, &view, to, n);
     __atomic_fetch_add(&state->traffic->metric_bytes, bytes, __ATOMIC_RELAXED);
 }
 
@@ -68,22 +60,28 @@ static uint32_t lowest(const float *scores, const uint32_t *order, int first, in
     return order[nan >= 0 ? nan : at];
 }
 
-/* Units that are no longer kept, ascending, into dropped; their number. scores: NULL where first and last are the budget.
- * marks[n_full] is scratch. */
-static int drop_lowest(const struct butler_layer_state *state, int thread, const float *scores, const uint32_t *order, int n_full,
-                       int budget, int first, int last, uint32_t *dropped, uint32_t *marks)
+/* Full units of a head that do not stay, ascending, into dropped; their number. scores: in slot order; NULL where first and last
+ * are the budget. */
+static int drop_lowest(const struct butler_layer_state *state, int thread, int kv_head, const struct butler_choice *c,
+                       const float *scores, uint32_t *dropped)
 {
-    uint32_t *kept = butler_units_scratch(state, thread, 1);
+    const struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, kv_head);
+    const int unit = state->plan->unit, n_full = c->n_units;
+    uint32_t *units = butler_units_scratch(state, thread, 0), *kept = butler_units_scratch(state, thread, 1);
+    uint32_t *marks = butler_units_scratch(state, thread, 3);
+    const uint32_t *order = unit == 1 ? head->order : units;
     float *ordered = butler_ordered_scratch(state, thread);
     int n_dropped = 0;
-    if (n_full == budget + 1 && first + last <= budget) { /* a step in a full cache */
-        dropped[0] = lowest(scores, order, first, n_full - last);
+    if (unit > 1)
+        units_by_position(head, unit, units);
+    if (n_full == c->budget + 1 && c->first + c->last <= c->budget) { /* a step in a full cache */
+        dropped[0] = lowest(scores, order, c->first, n_full - c->last);
         return 1;
     }
     for (int i = 0; i < n_full && scores; i++)
         ordered[i] = scores[order[i]];
-    const int n_kept =
-        butler_select_top(state->kv->kernels, ordered, n_full, budget, first, last, butler_values_scratch(state, thread), kept);
+    const int n_kept = butler_select_top(state->kv->kernels, ordered, n_full, c->budget, c->first, c->last,
+                                         butler_values_scratch(state, thread), kept);
     memset(marks, 0, (size_t)n_full * sizeof *marks);
     for (int i = 0; i < n_kept; i++)
         marks[order[kept[i]]] = 1;
@@ -96,49 +94,92 @@ static int drop_lowest(const struct butler_layer_state *state, int thread, const
 /* Tells the metric which tokens leave. slots: scratch[n_slots]. */
 static void forget(const struct butler_layer_state *state, int kv_head, const uint32_t *units, int n, uint32_t *slots)
 {
-    const struct butler_metric *metric = state->policy->metric;
-    const int unit = state->policy->unit;
+    const struct butler_metric *metric = state->plan->metric;
+    const int unit = state->plan->unit;
     if (!metric->leave || n == 0)
         return;
     for (int i = 0; i < n * unit; i++)
         slots[i] = units[i / unit] * (uint32_t)unit + (uint32_t)(i % unit);
     const struct butler_head_view view = butler_kv_view(state->kv, state->layer, kv_head, state->position);
-    metric->leave(state->shape, state->policy->values, &view, slots, n * unit);
+    metric->leave(state->shape, state->plan->values, &view, slots, n * unit);
 }
 
-/* Cuts one head to n_keep slots: scores [n units] in slot order, or NULL. */
-static void cut_head(const struct evict_job *job, int kv_head, const float *scores, int thread)
+/* Takes units [n] out of a head. */
+static void compact_head(const struct butler_layer_state *state, int thread, int kv_head, const uint32_t *units, int n)
 {
-    const struct butler_layer_state *state = job->state;
-    struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, kv_head);
-    const int unit = state->policy->unit, rest = head->n_slots % unit;
-    uint32_t *units = butler_units_scratch(state, thread, 0), *dropped = butler_units_scratch(state, thread, 2);
-    uint32_t *new_slot = butler_units_scratch(state, thread, 3);
-    const uint32_t *order = unit == 1 ? head->order : units;
-    const int n_full = unit == 1 ? head->n_slots : units_by_position(head, unit, units);
-    const int first = BUTLER_MIN(BUTLER_CEIL_DIV(job->cut.sinks, unit), n_full);
-    const int budget = BUTLER_MAX(job->cut.n_keep - rest, 0) / unit;
-    const int recent =
-        BUTLER_MAX(BUTLER_CEIL_DIV(BUTLER_MAX(job->cut.recent - rest, 0), unit), job->cut.newest ? budget - first : 0);
-    const int last = BUTLER_MIN(recent, n_full - first);
-    const int n_dropped = drop_lowest(state, thread, scores, order, n_full, budget, first, last, dropped, new_slot);
-    forget(state, kv_head, dropped, n_dropped, butler_units_scratch(state, thread, 1));
     struct refresh refresh = {state, kv_head};
-    butler_kv_drop(state->kv, head, unit, dropped, n_dropped, new_slot, refresh_records, &refresh);
+    forget(state, kv_head, units, n, butler_units_scratch(state, thread, 1));
+    butler_kv_drop(state->kv, butler_kv_at(state->kv, state->layer, kv_head), state->plan->unit, units, n,
+                   butler_units_scratch(state, thread, 3), refresh_records, &refresh);
 }
 
-/* Cuts a head by the scores in its rows. */
-static void evict_head(const struct evict_job *job, int kv_head, int thread)
+struct evict_job {
+    const struct butler_layer_state *state;
+    const struct butler_cut *cut;
+    const struct butler_lists *lists; /* of the operations by themselves */
+    const float *layer_scores;        /* one selection for all heads; NULL: each its own */
+};
+
+/* Scores of all heads are in the workspace: those of a layer that shares a selection become one row. */
+static struct evict_job job_of(const struct butler_layer_state *state, const struct butler_cut *cut)
+{
+    struct evict_job job = {.state = state, .cut = cut};
+    const int n_slots = butler_kv_at(state->kv, state->layer, 0)->n_slots; /* heads of a layer hold equally many */
+    if (state->plan->share == BUTLER_SHARE_LAYER && !cut->newest)
+        job.layer_scores = butler_reduce_scores(state, butler_score_rows(state, 0), 0, state->n_heads,
+                                                BUTLER_CEIL_DIV(n_slots, state->plan->unit), NULL);
+    return job;
+}
+
+/* By the scores in the head's rows, or the layer's. */
+static int select_head(const struct evict_job *job, int thread, int kv_head, uint32_t *dropped)
 {
     const struct butler_layer_state *state = job->state;
     const int group = state->n_heads / state->kv->n_kv_heads, n = butler_kv_at(state->kv, state->layer, kv_head)->n_slots;
     const float *scores = job->layer_scores;
-    if (n <= job->cut.n_keep)
-        return;
-    if (!scores && !job->cut.newest)
+    if (!scores && !job->cut->newest)
         scores = butler_reduce_scores(state, butler_score_rows(state, kv_head), kv_head * group, group,
-                                      BUTLER_CEIL_DIV(n, state->policy->unit), NULL);
-    cut_head(job, kv_head, scores, thread);
+                                      BUTLER_CEIL_DIV(n, state->plan->unit), NULL);
+    return drop_lowest(state, thread, kv_head, &job->cut->choice, scores, dropped);
+}
+
+/* ----------------------------------------------------------------------------------------- operations by themselves */
+
+static void select_task(void *context, int kv_head, int thread)
+{
+    const struct evict_job *job = context;
+    const struct butler_lists *lists = job->lists;
+    lists->slots[kv_head] = lists->memory + (size_t)kv_head * lists->stride;
+    lists->n[kv_head] = select_head(job, thread, kv_head, lists->slots[kv_head]);
+}
+
+void butler_select_leaving(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_cut *cut,
+                           const struct butler_lists *lists)
+{
+    struct evict_job job = job_of(state, cut);
+    job.lists = lists;
+    butler_pool_run(backend->pool, select_task, &job, state->kv->n_kv_heads);
+}
+
+static void compact_task(void *context, int kv_head, int thread)
+{
+    const struct evict_job *job = context;
+    compact_head(job->state, thread, kv_head, job->lists->slots[kv_head], job->lists->n[kv_head]);
+}
+
+void butler_compact(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_lists *lists)
+{
+    struct evict_job job = {.state = state, .lists = lists};
+    butler_pool_run(backend->pool, compact_task, &job, state->kv->n_kv_heads);
+}
+
+/* --------------------------------------------------------------------------------------------- both at once */
+
+static void evict_head(const struct evict_job *job, int kv_head, int thread)
+{
+    uint32_t *dropped = butler_units_scratch(job->state, thread, 2);
+    const int n_dropped = select_head(job, thread, kv_head, dropped);
+    compact_head(job->state, thread, kv_head, dropped, n_dropped);
 }
 
 static void evict_task(void *context, int kv_head, int thread)
@@ -146,26 +187,15 @@ static void evict_task(void *context, int kv_head, int thread)
     evict_head(context, kv_head, thread);
 }
 
-/* Scores of all heads are in the workspace: those of a layer that shares a selection become one row. */
-static void share_scores(struct evict_job *job)
-{
-    const struct butler_layer_state *state = job->state;
-    const int n = butler_kv_at(state->kv, state->layer, 0)->n_slots; /* heads of a layer hold equally many */
-    if (state->policy->share == BUTLER_SHARE_LAYER && !job->cut.newest)
-        job->layer_scores = butler_reduce_scores(state, butler_score_rows(state, 0), 0, state->n_heads,
-                                                 BUTLER_CEIL_DIV(n, state->policy->unit), NULL);
-}
-
 /* One session, all threads. */
 static void evict_alone(struct butler_backend *backend, const struct butler_attend_span *span, const struct butler_cut *cut)
 {
     const struct butler_layer_state *state = &span->state;
-    struct evict_job job = {.state = state, .cut = *cut};
     double clock = butler_seconds();
     if (!cut->newest)
-        backend->score(backend, state, span->q);
+        butler_attend_score(backend, state, span->q, false);
     butler_count_ns(&state->traffic->score_ns, &clock);
-    share_scores(&job);
+    struct evict_job job = job_of(state, cut);
     butler_pool_run(backend->pool, evict_task, &job, state->kv->n_kv_heads);
     butler_count_ns(&state->traffic->select_ns, &clock);
 }
@@ -182,21 +212,20 @@ static void span_task(void *context, int task, int thread)
 {
     const struct spans_job *job = context;
     const struct butler_attend_span *span = &job->spans[task % job->n_spans];
+    const struct butler_cut *cut = &job->cuts[task % job->n_spans];
     struct butler_layer_state state = span->state;
-    const bool layer = state.policy->share == BUTLER_SHARE_LAYER;
+    const bool layer = state.plan->share == BUTLER_SHARE_LAYER;
     const int kv_head = task / job->n_spans, n_kv_heads = state.kv->n_kv_heads;
     if (kv_head >= (layer ? 1 : n_kv_heads))
         return;
     state.work = &job->backend->batch[thread];
-    struct evict_job own = {.state = &state, .cut = job->cuts[task % job->n_spans]};
+    struct evict_job own = {.state = &state, .cut = cut};
     double clock = butler_seconds();
-    for (int h = layer ? 0 : kv_head; h < (layer ? n_kv_heads : kv_head + 1) && !own.cut.newest; h++) {
-        butler_attend_begin_score(&state, h, span->q);
-        butler_attend_score_units(&state, h, span->q, 0, butler_n_scores(&state, h), butler_score_rows(&state, h));
-    }
+    for (int h = layer ? 0 : kv_head; h < (layer ? n_kv_heads : kv_head + 1) && !cut->newest; h++)
+        butler_attend_score_head(&state, h, span->q, false, butler_score_rows(&state, h));
     butler_count_ns(&state.traffic->score_ns, &clock);
     if (layer)
-        share_scores(&own);
+        own = job_of(&state, cut);
     for (int h = layer ? 0 : kv_head; h < (layer ? n_kv_heads : kv_head + 1); h++)
         evict_head(&own, h, 0);
     butler_count_ns(&state.traffic->select_ns, &clock);
@@ -210,6 +239,4 @@ void butler_evict_spans(struct butler_backend *backend, const struct butler_atte
         evict_alone(backend, spans, cuts);
     else
         butler_pool_run(backend->pool, span_task, &job, n_spans * spans[0].state.kv->n_kv_heads);
-    for (int i = 0; i < n_spans; i++)
-        butler_kv_trim(spans[i].state.kv, spans[i].state.layer);
 }

@@ -1,5 +1,5 @@
-/* What a step does with scores: read a subset (retrieve) or drop for good (evict). Both reduce the scores of the query
- * heads that share a selection to one number per unit, and both leave the choice itself to select.c. */
+/* From scores to lists: of what a step reads, and of what leaves the cache. Both reduce the scores of the query heads that share a
+ * selection to one number per unit, and both leave the choice itself to select.c. How many, and when, the engine has decided. */
 #ifndef BUTLER_METHODS_H
 #define BUTLER_METHODS_H
 
@@ -17,19 +17,21 @@
 float *butler_reduce_scores(const struct butler_layer_state *state, float *rows, int head, int n_heads, int n_units,
                             double *sink_mass);
 
-/* Operation of backend.h. */
+/* Operations of backend.h. */
+void butler_select_lists(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                         const struct butler_selecting *selecting, const struct butler_lists *lists);
+void butler_repeat_lists(struct butler_backend *backend, const struct butler_layer_state *state, int selected_at,
+                         const struct butler_selecting *selecting, const struct butler_lists *lists);
+void butler_select_leaving(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_cut *cut,
+                           const struct butler_lists *lists);
+void butler_compact(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_lists *lists);
+bool butler_retrieve_fused(struct butler_backend *backend, const struct butler_attend_span *span);
 void butler_evict_spans(struct butler_backend *backend, const struct butler_attend_span *spans, const struct butler_cut *cuts,
                         int n_spans);
 
-/* Appends the newest token's key and value; makes scores and from them lists, under the policy's budget, by all threads. Returns
- * which share of its time the former two took. */
-double butler_retrieve(struct butler_backend *backend, const struct butler_attend_span *span, struct butler_lists *lists);
-
-/* Appends, selects and attends in one pass, a KV head at a time. */
-void butler_retrieve_fused(struct butler_backend *backend, const struct butler_attend_span *span);
-/* The same for one KV head (or, where the layer shares a selection, for all: kv_head is then ignored), by one thread. */
-void butler_retrieve_head(const struct butler_layer_state *state, int kv_head, const float *q, float *out, bool selects,
-                          bool observe, int thread);
+/* Scores, lists and attention of a span that retrieves for one KV head whose new key and value are in the cache (or, where the
+ * layer shares a selection, for all: kv_head is then ignored), by one thread. */
+void butler_retrieve_head(const struct butler_attend_span *span, const struct butler_layer_state *state, int kv_head, int thread);
 
 /* Scratch of one thread: four lists of max_slots units, and scores by position and values for select.c, as many each. */
 static inline uint32_t *butler_units_scratch(const struct butler_layer_state *state, int thread, int list)

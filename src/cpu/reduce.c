@@ -43,7 +43,7 @@ static void pool_pages(float *x, int n, int unit, bool sum)
  * minus a size its inverse is taken: it has the same order, and can be multiplied. */
 static void weigh_values(const struct butler_layer_state *state, float *x, size_t stride, int head, int n_heads, int n)
 {
-    const struct butler_reduction *reduction = &state->policy->plan.reduction;
+    const struct butler_reduction *reduction = &state->plan->reduction;
     const int group = state->n_heads / state->kv->n_kv_heads;
     const bool row_of_kv_head = reduction->rows == BUTLER_ROWS_ANY;
     for (int h = 0; h < n_heads; h++) {
@@ -96,7 +96,7 @@ static float sink_log_mass(const struct butler_layer_state *state, int head, int
 float *butler_reduce_scores(const struct butler_layer_state *state, float *rows, int head, int n_heads, int n_units,
                             double *sink_mass)
 {
-    const struct butler_reduction *reduction = &state->policy->plan.reduction;
+    const struct butler_reduction *reduction = &state->plan->reduction;
     const struct butler_kernels *kernels = state->kv->kernels;
     const int group = state->n_heads / state->kv->n_kv_heads;
     const int n = reduction->pool > 1 ? butler_kv_at(state->kv, state->layer, head / group)->n_slots : n_units;

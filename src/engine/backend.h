@@ -12,7 +12,7 @@
 
 #include "base/threads.h"
 #include "engine/kv.h"
-#include "engine/policy.h"
+#include "engine/plan.h"
 #include "model/model.h"
 
 /* An arena in device memory. */
@@ -27,6 +27,8 @@ struct butler_lists {
     int n_lists;
     uint32_t **slots; /* [n_lists]; NULL: the head's newest n (where a metric observes, all) */
     int *n;           /* [n_lists] slots in the list */
+    uint32_t *memory; /* [n_lists][stride] where they are put */
+    size_t stride;
 };
 
 /* Scratch for scoring, selecting and attending: made for the longest text of an engine's sessions, used by one after the other. */
@@ -61,7 +63,7 @@ struct butler_selection {
     uint64_t *units;
     size_t words;
     int32_t *at; /* host, [n_layers]: the position after that of the step whose selection a layer goes by; 0: there is none */
-    /* In the step at ahead_position the lists of layers [ahead_layer, ahead_end) were made together. */
+    /* Host: in the step at ahead_position the lists of layers [ahead_layer, ahead_end) were made together. */
     int ahead_layer, ahead_end, ahead_position;
     /* Where a predictor's policy puts these lists: BUTLER_AHEAD layers of [n_kv_heads]; NULL: in the workspace. */
     uint32_t *slots; /* [BUTLER_AHEAD][n_kv_heads][max_slots] */
@@ -86,7 +88,7 @@ struct butler_traffic {
 
 /* One layer of the cache with what an operation needs beside it. */
 struct butler_layer_state {
-    const struct butler_policy *policy;
+    const struct butler_plan *plan;
     const struct butler_metric_shape *shape;
     struct butler_kv *kv;
     struct butler_workspace *work;
@@ -94,15 +96,30 @@ struct butler_layer_state {
     struct butler_traffic *traffic;
     int layer, n_heads;
     int position;       /* of the (first) token being processed */
+    int summarise_from; /* append: the metric summarises slots from here on: the new ones, all (0) where it was put off before them,
+                           or (INT32_MAX) none */
     const float *sinks; /* [n_heads] logits in the softmax's denominator that belong to no token; NULL: none */
     float softcap;      /* of attention scores s: softcap tanh(s / softcap); 0: none */
 };
 
-/* What every head of a layer keeps when its cache is cut. */
+/* How many of n_units units of a list stay: the first and the last, and those with the highest scores up to the budget. Units are
+ * plan->unit slots each, in the order of the text. */
+struct butler_choice {
+    int n_units, budget, first, last;
+    double mass; /* > 0: in place of the budget, as many as hold this share of the attention */
+};
+
+/* What a layer's step selects from n slots of each KV head. */
+struct butler_selecting {
+    int n; /* the newest token's included */
+    struct butler_choice choice;
+    struct butler_choice pages; /* budget > 0: two stages, first pages by bounds, then tokens of these */
+};
+
+/* What every head of a layer keeps when its cache is cut: of its full units. The unit being filled stays. */
 struct butler_cut {
-    int n_keep;        /* tokens */
-    int sinks, recent; /* of them the first and the last, whatever their scores */
-    bool newest;       /* the others are the newest: nothing is scored */
+    struct butler_choice choice;
+    bool newest; /* nothing is scored: first and last are all that stays */
 };
 
 /* One of the products that some rows have with several matrices: y[n][n_rows] = x[n][n_cols] W^T + bias. */
@@ -138,18 +155,21 @@ struct butler_top {
     float values[BUTLER_MOST_TOP];
 };
 
-/* What the tokens of one session do in one layer of a pass. */
+/* What the tokens of one session do in one layer of a pass. All of it is decided in the engine (schedule.c). */
 struct butler_attend_span {
     struct butler_layer_state state; /* position: that of the first token */
     const float *q, *k, *v;          /* [n][n_heads or n_kv_heads][head_dim] */
     float *out;                      /* [n][n_heads][head_dim] */
     int n;
-    int window;       /* a token attends to so many tokens, itself included; INT32_MAX: to all */
-    bool decode;      /* one token under the policy; else dense, causal attention */
-    bool exact;       /* decode: each of the n <= BUTLER_CHECK_ROWS tokens attends to all slots up to its own */
-    bool retrieves;   /* decode: over a selection */
-    bool selects;     /* retrieves: it is made now; else it is the last one, and the tokens since */
-    int n_together;   /* selects: how many layers, this one included, may select now by the queries that a predictor gave */
+    int window;      /* a token attends to so many tokens, itself included; INT32_MAX: to all */
+    bool decode;     /* one token under the policy; else dense, causal attention */
+    bool exact;      /* decode: each of the n <= BUTLER_CHECK_ROWS tokens attends to all slots up to its own */
+    bool retrieves;  /* decode: over a selection */
+    bool selects;    /* retrieves: it is made now; else it is that of an earlier step, and the tokens since */
+    int made_before; /* selects: > 0: it was made together with that of the layer so many before, and is in the session's memory */
+    int n_together;  /* selects: how many layers, this one included, select now by the queries that a predictor gave */
+    int selected_at; /* retrieves, does not select: position after that of the step whose selection it repeats */
+    struct butler_selecting selecting[BUTLER_AHEAD]; /* [n_together], or what is repeated */
     int observe_from; /* the metric observes the attention of queries at positions from here on; INT32_MAX: of none. exact: of the
                          last alone */
 };
@@ -167,7 +187,7 @@ struct butler_backend {
     const struct butler_kernels *kernels; /* CPU functions: of host memory, or inside operations */
     int block_rows;                       /* rows of a pass that products are fastest with */
     int activation_bits;            /* 8 or 16: of the integers that rows are quantised to for products with quantised weights */
-    struct butler_workspace *batch; /* [threads] for attend_spans and evict_spans of several sessions; the engine's scratch */
+    struct butler_workspace *batch; /* [threads] for attend_spans and evict_spans; the engine's scratch */
 
     /* ---- memory. Addresses are aligned to 64 bytes and read as zero. ---- */
 
@@ -221,20 +241,10 @@ struct butler_backend {
      * ties to the lower index. tops[n_rows]: host memory */
     void (*finite_top_k)(struct butler_backend *backend, const float *x, int n_rows, int n, int k, struct butler_top *tops);
 
-    /* ---- one layer of several sessions; attention of all in one run ---- */
-
-    /* The newest n slots of every KV head of every span are there (butler_kv_grow): writes k and v, lets metrics summarise them,
-     * attends, lets metrics observe. A span's result does not depend on the others. */
-    void (*attend_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans);
-    /* Scores the caches of the sessions for the last query of each span and evicts what cuts[i] does not keep.
-     * state.position: that of the newest token in the cache. */
-    void (*evict_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, const struct butler_cut *cuts,
-                        int n_spans);
-
     /* ---- one layer of one session ---- */
 
-    /* Writes k, v [n][n_kv_heads][head_dim] into the newest n slots of the layer and lets the metric summarise them. Records whose
-     * first slot is among them are zeros before that. */
+    /* Writes k, v [n][n_kv_heads][head_dim] into the newest n slots of the layer (butler_kv_grow has made them) and lets the metric
+     * summarise slots from state->summarise_from on. Records whose first slot is among the new ones are zeros before that. */
     void (*append)(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v, int n);
     /* Makes records and norms of the values of slots [first, n_slots) of all heads of the layer anew, from the rows. */
     void (*summarise)(struct butler_backend *backend, const struct butler_layer_state *state, int first);
@@ -242,17 +252,44 @@ struct butler_backend {
      * observes the attention of the queries at positions >= observe_from, which see all. q, out [n][n_heads][head_dim]. */
     void (*attend_block)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
                          int window, int observe_from);
-    /* workspace scores of every unit for q[n_heads][head_dim], raw, as the metric gives them */
-    void (*score)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q);
+    /* workspace scores for q[n_heads][head_dim], raw: of every slot or page, as the metric gives them, or bounds of the pages of
+     * its first stage */
+    void (*score)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, bool bounds);
+    /* workspace scores -> lists: reduced over the heads that share a selection (plan->reduction), chosen, noted in
+     * state->selection. In two stages the tokens of the chosen pages are scored for q in between. */
+    void (*select)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                   const struct butler_selecting *selecting, const struct butler_lists *lists);
+    /* The lists of the step before position selected_at, and the tokens that came since. */
+    void (*repeat)(struct butler_backend *backend, const struct butler_layer_state *state, int selected_at,
+                   const struct butler_selecting *selecting, const struct butler_lists *lists);
+    /* workspace scores -> lists of the full units of each KV head that do not stay, ascending. */
+    void (*select_leaving)(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_cut *cut,
+                           const struct butler_lists *lists);
+    /* Takes the units of the lists out of the cache: the metric forgets them, rows and records of later ones move into the holes.
+     */
+    void (*compact)(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_lists *lists);
     /* Attention of one token over the lists, once its k, v [n_kv_heads][head_dim] are appended (NULL: they are already).
      * newest > 0: over the newest so many slots of every KV head instead of lists (lists is NULL).
      * observe: the metric sees the weights. q, out [n_heads][head_dim]. */
     void (*attend)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
                    const float *v, const struct butler_lists *lists, int newest, float *out, bool observe);
 
+    /* Appends, and attends to all slots up to each token's own (span->exact). */
+    void (*attend_exact)(struct butler_backend *backend, const struct butler_attend_span *span);
     /* What exact attention of q[n_heads][head_dim] (host memory) gives. state.position: that of the newest token in the cache. */
     void (*exact_weights)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
                           const struct butler_exact *exact);
+
+    /* ---- several of these at once, with the same results; each may be NULL: the engine then calls them one by one (method.c) ----
+     */
+
+    /* append, score, select or repeat, and attend of a span that retrieves. False: nothing was done, for it would be no faster. */
+    bool (*retrieve_fused)(struct butler_backend *backend, const struct butler_attend_span *span);
+    /* Everything that the spans of several sessions do in a layer. A span's result does not depend on the others. */
+    void (*attend_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans);
+    /* score, select_leaving and compact of one session or several, for the last query of each span. */
+    void (*evict_spans)(struct butler_backend *backend, const struct butler_attend_span *spans, const struct butler_cut *cuts,
+                        int n_spans);
 
     /* ---- itself ---- */
 
@@ -272,5 +309,8 @@ int butler_buffers_make(struct butler_buffers *buffers, struct butler_backend *b
 void butler_buffers_free(struct butler_buffers *buffers);
 
 void butler_workspace_free(struct butler_workspace *work);
+
+/* Where the lists of a step of the layer `ahead` layers after state's are put (method.c). */
+struct butler_lists butler_lists_of(const struct butler_layer_state *state, int ahead);
 
 #endif

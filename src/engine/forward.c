@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/method.h"
 #include "engine/predict.h"
 #include "engine/schedule.h"
 #include "engine/session.h"
@@ -109,11 +110,7 @@ static struct butler_attend_span span_of(const struct pass *pass, const struct b
 static bool evicts(const struct butler_part *part, int layer, struct butler_cut *cut)
 {
     const struct butler_session *session = part->session;
-    const struct butler_policy *policy = &session->policy;
-    if (part->failed || !part->cuts || policy->method != BUTLER_EVICT || !butler_policy_applies(policy, layer))
-        return false;
-    *cut = butler_schedule_cut(session, layer, session->n_past + part->n, part->decode);
-    return butler_kv_at(&session->kv, layer, 0)->n_slots > cut->n_keep; /* heads hold equally many */
+    return !part->failed && part->cuts && butler_schedule_cut(session, layer, session->n_past + part->n, part->decode, cut);
 }
 
 /* Cuts the caches of decode steps, or of prompts. */
@@ -135,7 +132,7 @@ static void evict(const struct pass *pass, int layer, bool decode)
         part->session->evicted = true;
     }
     if (n > 0)
-        pass->backend->evict_spans(pass->backend, pass->s->spans, pass->s->cuts, n);
+        butler_method_evict(pass->backend, pass->s->spans, pass->s->cuts, n);
 }
 
 static uint64_t attention_ns(const struct butler_part *part)
@@ -230,7 +227,8 @@ static void attention(const struct pass *pass, int layer)
         struct butler_attend_span *span = &pass->s->spans[n++];
         *span = span_of(pass, part, layer);
         capture_layer(pass, part, layer);
-        butler_schedule_span(session, layer, span);
+        span->state.summarise_from = butler_schedule_summarise(session, layer, part->n);
+        butler_schedule_span(session, layer, pass->n_parts == 1, span);
         if (session->queries) {
             const size_t n_token = (size_t)(session->shape.n_heads * session->shape.head_dim);
             pass->backend->copy(pass->backend, session->queries + (size_t)layer * n_token,
@@ -238,7 +236,7 @@ static void attention(const struct pass *pass, int layer)
         }
     }
     if (n > 0)
-        pass->backend->attend_spans(pass->backend, pass->s->spans, n);
+        butler_method_attend(pass->backend, pass->s->spans, n);
     for (int i = 0; i < pass->n_parts; i++)
         if (!pass->parts[i].failed)
             capture_attended(pass, &pass->parts[i], layer);

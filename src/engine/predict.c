@@ -270,17 +270,14 @@ static void rotate_queries(struct butler_predict *predict, float *x, int first, 
 /* The one layer of version 1, as the backend's operations take it. */
 static struct butler_layer_state own_layer(struct butler_predict *predict, struct butler_traffic *traffic, int first_position)
 {
-    return (struct butler_layer_state){&predict->policy,
-                                       &predict->shape,
-                                       &predict->kv,
-                                       &predict->scratch->work,
-                                       NULL,
-                                       traffic,
-                                       0,
-                                       predict->shape.n_heads,
-                                       first_position,
-                                       NULL,
-                                       0};
+    return (struct butler_layer_state){.plan = &predict->policy.plan,
+                                       .shape = &predict->shape,
+                                       .kv = &predict->kv,
+                                       .work = &predict->scratch->work,
+                                       .traffic = traffic,
+                                       .n_heads = predict->shape.n_heads,
+                                       .position = first_position,
+                                       .summarise_from = INT32_MAX};
 }
 
 /* The newest n tokens' q, k, v -> z: causal attention over the window before each. */

@@ -1,4 +1,4 @@
-/* See schedule.h. Decided once, before the operations of a layer, for every backend. */
+/* See schedule.h. */
 #include "engine/schedule.h"
 
 #include "engine/predict.h"
@@ -29,6 +29,43 @@ bool butler_schedule_selects(const struct butler_session *session, int layer)
     return at == 0 || age <= 0 || age >= every || (position + group_of(layer)) % every == 0;
 }
 
+int butler_schedule_summarise(const struct butler_session *session, int layer, int n)
+{
+    const struct butler_policy *policy = &session->policy;
+    const int n_slots = butler_kv_at(&session->kv, layer, 0)->n_slots, first = n_slots - n, n_layers = session->shape.n_layers;
+    if (!butler_policy_applies(policy, layer) || butler_policy_defers(policy, layer, n_layers, n_slots))
+        return INT32_MAX;
+    return first > 0 && butler_policy_defers(policy, layer, n_layers, first) ? 0 : first;
+}
+
+/* ------------------------------------------------------------------------------------------------ retrieve */
+
+/* Of units of so many slots, in a head with n of them: those with the first and last tokens that are always read. */
+static struct butler_choice units_of(const struct butler_limits *limits, int unit, int n)
+{
+    struct butler_choice choice = {.n_units = BUTLER_CEIL_DIV(n, unit), .budget = BUTLER_MAX(limits->budget / unit, 1)};
+    choice.first = BUTLER_MIN(BUTLER_CEIL_DIV(limits->sinks, unit), choice.n_units);
+    choice.last = choice.n_units - BUTLER_MAX(n - BUTLER_MAX(limits->recent, 1), 0) / unit;
+    if (limits->budget >= n) /* a budget that holds the text holds its unfinished page too */
+        choice.budget = choice.n_units;
+    return choice;
+}
+
+static struct butler_selecting selecting_of(const struct butler_session *session, int layer)
+{
+    const struct butler_policy *policy = &session->policy;
+    const int n = session->n_past + 1; /* what retrieves holds all tokens */
+    const struct butler_limits limits = butler_policy_limits(policy, layer, session->shape.n_layers, n);
+    const int n_pages = butler_policy_scan_pages(policy, &limits, n);
+    struct butler_selecting selecting = {.n = n, .choice = units_of(&limits, policy->unit, n)};
+    selecting.choice.mass = policy->budget_kind == BUTLER_BUDGET_MASS ? policy->budget : 0;
+    if (n_pages > 0) {
+        selecting.pages = units_of(&limits, policy->metric->scan->page_slots, n);
+        selecting.pages.budget = n_pages;
+    }
+    return selecting;
+}
+
 static int n_together(const struct butler_session *session, int layer)
 {
     const struct butler_policy *policy = &session->policy;
@@ -41,22 +78,57 @@ static int n_together(const struct butler_session *session, int layer)
     return next - layer;
 }
 
-void butler_schedule_span(struct butler_session *session, int layer, struct butler_attend_span *span)
+/* A selection is made now, or was with that of an earlier layer. */
+static void select_layers(struct butler_session *session, int layer, bool alone, struct butler_attend_span *span)
+{
+    struct butler_selection *selection = &session->selection;
+    if (selection->ahead_position == session->n_past && selection->ahead_layer < layer && layer < selection->ahead_end) {
+        span->made_before = layer - selection->ahead_layer;
+        return;
+    }
+    span->n_together = alone ? n_together(session, layer) : 1;
+    for (int i = 0; i < span->n_together; i++)
+        span->selecting[i] = selecting_of(session, layer + i);
+    selection->ahead_layer = layer;
+    selection->ahead_end = layer + span->n_together;
+    selection->ahead_position = session->n_past;
+}
+
+void butler_schedule_span(struct butler_session *session, int layer, bool alone, struct butler_attend_span *span)
 {
     span->retrieves = span->decode && !span->exact && butler_schedule_retrieves(session, layer);
     span->selects = span->retrieves && butler_schedule_selects(session, layer);
-    span->n_together = span->selects ? n_together(session, layer) : 0;
+    if (span->selects)
+        select_layers(session, layer, alone, span);
+    else if (span->retrieves) {
+        span->selected_at = session->selection.at[layer];
+        span->selecting[0] = selecting_of(session, layer);
+    }
     if (!span->retrieves)
         session->selection.at[layer] = 0;
     else if (span->selects)
         session->selection.at[layer] = session->n_past + 1;
 }
 
-struct butler_cut butler_schedule_cut(const struct butler_session *session, int layer, int n, int free_slots)
+/* --------------------------------------------------------------------------------------------------- evict */
+
+bool butler_schedule_cut(const struct butler_session *session, int layer, int n, int free_slots, struct butler_cut *cut)
 {
-    const struct butler_limits limits = butler_policy_limits(&session->policy, layer, session->shape.n_layers, n);
-    return (struct butler_cut){.n_keep = BUTLER_MAX(limits.budget - free_slots, 0),
-                               .sinks = limits.sinks,
-                               .recent = BUTLER_MAX(limits.recent - free_slots, 0),
-                               .newest = session->policy.plan.newest};
+    const struct butler_policy *policy = &session->policy;
+    if (policy->method != BUTLER_EVICT || !butler_policy_applies(policy, layer))
+        return false;
+    const struct butler_limits limits = butler_policy_limits(policy, layer, session->shape.n_layers, n);
+    const int n_slots = butler_kv_at(&session->kv, layer, 0)->n_slots; /* heads of a layer hold equally many */
+    const int unit = policy->unit, rest = n_slots % unit, n_keep = BUTLER_MAX(limits.budget - free_slots, 0);
+    const int recent = BUTLER_MAX(limits.recent - free_slots - rest, 0);
+    struct butler_choice *choice = &cut->choice;
+    if (n_slots <= n_keep)
+        return false;
+    *cut = (struct butler_cut){.newest = policy->plan.newest};
+    choice->n_units = n_slots / unit;
+    choice->budget = BUTLER_MAX(n_keep - rest, 0) / unit;
+    choice->first = BUTLER_MIN(BUTLER_CEIL_DIV(limits.sinks, unit), choice->n_units);
+    choice->last = BUTLER_MAX(BUTLER_CEIL_DIV(recent, unit), cut->newest ? choice->budget - choice->first : 0);
+    choice->last = BUTLER_MIN(choice->last, choice->n_units - choice->first);
+    return true;
 }

@@ -1,4 +1,5 @@
-/* When a layer selects: which steps of a policy that retrieves make a selection, and which layers may make theirs together. */
+/* What is done when: which steps of a policy that retrieves make a selection, which layers make theirs together, how much is
+ * selected, kept and summarised. Numbers for the operations of backend.h, the same for every backend. */
 #ifndef BUTLER_SCHEDULE_H
 #define BUTLER_SCHEDULE_H
 
@@ -15,10 +16,15 @@ bool butler_schedule_retrieves(const struct butler_session *session, int layer);
  * after. BUTLER_AHEAD layers have their turn together, so that a predictor that serves them is asked once. */
 bool butler_schedule_selects(const struct butler_session *session, int layer);
 
-/* What the layer's heads keep of a text of n tokens, so that free_slots more fit the budget. */
-struct butler_cut butler_schedule_cut(const struct butler_session *session, int layer, int n, int free_slots);
+/* state->summarise_from of an append of the layer's newest n tokens, whose slots are there. */
+int butler_schedule_summarise(const struct butler_session *session, int layer, int n);
 
-/* Fills what a decode step's span says of selecting, and notes what is decided. */
-void butler_schedule_span(struct butler_session *session, int layer, struct butler_attend_span *span);
+/* Whether the layer's cache is cut so that of a text of n tokens its policy's budget stays, with room for free_slots more: *cut
+ * says what stays of the slots in use. */
+bool butler_schedule_cut(const struct butler_session *session, int layer, int n, int free_slots, struct butler_cut *cut);
+
+/* Fills what a decode step's span says of selecting, and notes what is decided. alone: no other session runs in the pass: layers
+ * may select together. */
+void butler_schedule_span(struct butler_session *session, int layer, bool alone, struct butler_attend_span *span);
 
 #endif

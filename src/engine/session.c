@@ -6,6 +6,7 @@
 
 #include "engine/abi.h"
 #include "engine/library.h"
+#include "engine/method.h"
 #include "engine/predict.h"
 #include "engine/schedule.h"
 #include "engine/session.h"
@@ -188,17 +189,17 @@ static int fill_layer(struct butler_session *session, int layer, int n, uint64_t
     upload_noise(session, s->v, n * row, random);
     if (butler_kv_grow(&session->kv, layer, n, session->n_past, err) < 0)
         return BUTLER_ERROR_LENGTH;
+    span.state.summarise_from = butler_schedule_summarise(session, layer, n);
     backend->append(backend, &span.state, s->k, s->v, n);
     const int n_all = session->n_past + n;
-    const struct butler_cut cut = butler_schedule_cut(session, layer, n_all, 0);
-    if (session->policy.method != BUTLER_EVICT || !butler_policy_applies(&session->policy, layer) ||
-        butler_kv_at(&session->kv, layer, 0)->n_slots <= cut.n_keep)
+    struct butler_cut cut;
+    if (!butler_schedule_cut(session, layer, n_all, 0, &cut))
         return 0;
     if (butler_kv_unshare(&session->kv, layer, err) < 0)
         return BUTLER_ERROR_MEMORY;
     span.state.position = n_all - 1;
     upload_noise(session, s->q, session->shape.n_heads * session->shape.head_dim, random);
-    backend->evict_spans(backend, &span, &cut, 1);
+    butler_method_evict(backend, &span, &cut, 1);
     session->evicted = true;
     return 0;
 }

@@ -109,17 +109,18 @@ int butler_session_describe(const struct butler_map *map, const char *path, stru
 static inline struct butler_layer_state butler_session_layer(struct butler_session *session, struct butler_traffic *traffic,
                                                              int layer, int position)
 {
-    return (struct butler_layer_state){&session->policy,
-                                       &session->shape,
-                                       &session->kv,
-                                       &session->engine->scratch.work,
-                                       &session->selection,
-                                       traffic,
-                                       layer,
-                                       session->shape.n_heads,
-                                       position,
-                                       session->model->layers[layer].sinks,
-                                       session->model->hp.attn_softcap};
+    return (struct butler_layer_state){.plan = &session->policy.plan,
+                                       .shape = &session->shape,
+                                       .kv = &session->kv,
+                                       .work = &session->engine->scratch.work,
+                                       .selection = &session->selection,
+                                       .traffic = traffic,
+                                       .layer = layer,
+                                       .n_heads = session->shape.n_heads,
+                                       .position = position,
+                                       .summarise_from = INT32_MAX,
+                                       .sinks = session->model->layers[layer].sinks,
+                                       .softcap = session->model->hp.attn_softcap};
 }
 
 #endif

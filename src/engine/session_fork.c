@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine/predict.h"
+#include "engine/schedule.h"
 #include "engine/session.h"
 
 /* The cache of one layer, whose heads hold equally many slots, with positions; norms and records where they are wanted. */
@@ -99,7 +100,8 @@ void butler_session_summarise(struct butler_session *session, int first, int n)
         return;
     for (int l = 0; l < session->shape.n_layers && first < n; l++) {
         const struct butler_layer_state state = butler_session_layer(session, &uncounted, l, n - 1);
-        backend->summarise(backend, &state, first);
+        if (butler_schedule_summarise(session, l, 0) != INT32_MAX)
+            backend->summarise(backend, &state, first);
     }
 }
 

@@ -1,0 +1,114 @@
+/* See method.h. Where a backend does several operations at once, it is asked to; else they are called one by one, with the same
+ * results. */
+#include "engine/method.h"
+
+/* Time since *clock to a counter; moves the clock. */
+static void count_ns(uint64_t *counter, double *clock)
+{
+    const double now = butler_seconds();
+    *counter += (uint64_t)((now - *clock) * 1e9);
+    *clock = now;
+}
+
+/* Where the lists of the layer `ahead` layers after one are put: where layers select together, in the session's memory, which holds
+ * them until these layers run. */
+struct butler_lists butler_lists_of(const struct butler_layer_state *state, int ahead)
+{
+    const struct butler_selection *selection = state->selection;
+    const struct butler_workspace *work = state->work;
+    const int n_lists = state->plan->share == BUTLER_SHARE_QUERY ? state->n_heads : state->kv->n_kv_heads, at = ahead * n_lists;
+    const size_t max_slots = (size_t)state->kv->max_slots;
+    if (!selection->slots)
+        return (struct butler_lists){n_lists, work->list_slots, work->list_n, work->slots, (size_t)work->max_slots};
+    return (struct butler_lists){n_lists, selection->list_slots + at, selection->list_n + at,
+                                 selection->slots + (size_t)at * max_slots, max_slots};
+}
+
+/* The lists of the span's layer, and those of the layers that select with it. */
+static struct butler_lists make_lists(struct butler_backend *backend, const struct butler_attend_span *span, double *clock)
+{
+    struct butler_layer_state state = span->state;
+    const struct butler_lists lists = butler_lists_of(&state, 0);
+    backend->append(backend, &state, span->k, span->v, 1);
+    if (!span->selects)
+        backend->repeat(backend, &state, span->selected_at, &span->selecting[0], &lists);
+    count_ns(span->selects ? &state.traffic->score_ns : &state.traffic->select_ns, clock);
+    for (int ahead = 0; span->selects && ahead < span->n_together; ahead++) {
+        const struct butler_selecting *selecting = &span->selecting[ahead];
+        const struct butler_lists own = butler_lists_of(&state, ahead);
+        state.layer = span->state.layer + ahead;
+        backend->score(backend, &state, span->q, selecting->pages.budget > 0);
+        count_ns(&state.traffic->score_ns, clock);
+        backend->select(backend, &state, span->q, selecting, &own);
+        count_ns(&state.traffic->select_ns, clock);
+    }
+    return lists;
+}
+
+static void retrieve(struct butler_backend *backend, const struct butler_attend_span *span)
+{
+    const struct butler_layer_state *state = &span->state;
+    const bool observe = span->observe_from != INT32_MAX, made = span->made_before > 0;
+    double clock = butler_seconds();
+    if (!made && backend->retrieve_fused && backend->retrieve_fused(backend, span))
+        return;
+    const struct butler_lists lists = made ? butler_lists_of(state, span->made_before) : make_lists(backend, span, &clock);
+    backend->attend(backend, state, span->q, made ? span->k : NULL, span->v, &lists, 0, span->out, observe);
+    count_ns(&state->traffic->attend_ns, &clock);
+}
+
+static void attend(struct butler_backend *backend, const struct butler_attend_span *span)
+{
+    const struct butler_layer_state *state = &span->state;
+    const bool observe = span->observe_from != INT32_MAX;
+    double clock = butler_seconds();
+    if (span->retrieves) {
+        retrieve(backend, span);
+        return;
+    }
+    if (!span->decode) {
+        backend->append(backend, state, span->k, span->v, span->n);
+        backend->attend_block(backend, state, span->q, span->out, span->n, span->window, span->observe_from);
+    } else if (span->exact && (span->n > 1 || observe))
+        backend->attend_exact(backend, span);
+    else
+        backend->attend(backend, state, span->q, span->k, span->v, NULL,
+                        BUTLER_MIN(butler_kv_at(state->kv, state->layer, 0)->n_slots, span->window), span->out, observe);
+    count_ns(&state->traffic->attend_ns, &clock);
+}
+
+void butler_method_attend(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans)
+{
+    if (n_spans > 1 && backend->attend_spans) {
+        backend->attend_spans(backend, spans, n_spans);
+        return;
+    }
+    for (int i = 0; i < n_spans; i++)
+        attend(backend, &spans[i]);
+}
+
+static void evict(struct butler_backend *backend, const struct butler_attend_span *span, const struct butler_cut *cut)
+{
+    const struct butler_layer_state *state = &span->state;
+    const struct butler_workspace *work = state->work;
+    const struct butler_lists lists = {state->kv->n_kv_heads, work->list_slots, work->list_n, work->slots, (size_t)work->max_slots};
+    double clock = butler_seconds();
+    if (!cut->newest)
+        backend->score(backend, state, span->q, false);
+    count_ns(&state->traffic->score_ns, &clock);
+    backend->select_leaving(backend, state, cut, &lists);
+    backend->compact(backend, state, &lists);
+    count_ns(&state->traffic->select_ns, &clock);
+}
+
+void butler_method_evict(struct butler_backend *backend, const struct butler_attend_span *spans, const struct butler_cut *cuts,
+                         int n_spans)
+{
+    if (backend->evict_spans)
+        backend->evict_spans(backend, spans, cuts, n_spans);
+    for (int i = 0; i < n_spans; i++) {
+        if (!backend->evict_spans)
+            evict(backend, &spans[i], &cuts[i]);
+        butler_kv_trim(spans[i].state.kv, spans[i].state.layer);
+    }
+}
