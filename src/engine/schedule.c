@@ -38,6 +38,21 @@ int butler_schedule_summarise(const struct butler_session *session, int layer, i
     return first > 0 && butler_policy_defers(policy, layer, n_layers, first) ? 0 : first;
 }
 
+int butler_schedule_observe(const struct butler_part *part, int layer)
+{
+    const struct butler_policy *policy = &part->session->policy;
+    if (part->exact) /* the one query that what is checked next begins from; of a token by itself nobody asks for drafts */
+        return part->n > 1 && policy->plan.guided && butler_policy_applies(policy, layer) ? part->session->n_past + part->n - 1
+                                                                                          : INT32_MAX;
+    const int window = butler_policy_applies(policy, layer) ? policy->plan.observe[part->decode] : 0;
+    /* A cut of up to `reach` tokens, at which this query is still one of the latest, drops nothing. */
+    const int reach = part->session->n_past + 1 + BUTLER_MIN(window, 1 << 24);
+    if (part->decode && window > 0 && !part->session->evicted &&
+        butler_policy_keeps_all(policy, layer, part->session->shape.n_layers, reach))
+        return INT32_MAX;
+    return window == 0 ? INT32_MAX : BUTLER_MAX(part->cut_end - BUTLER_MIN(window, part->cut_end), 0);
+}
+
 /* ------------------------------------------------------------------------------------------------ retrieve */
 
 /* Of units of so many slots, in a head with n of them: those with the first and last tokens that are always read. */

@@ -16,6 +16,9 @@ bool butler_schedule_retrieves(const struct butler_session *session, int layer);
  * after. BUTLER_AHEAD layers have their turn together, so that a predictor that serves them is asked once. */
 bool butler_schedule_selects(const struct butler_session *session, int layer);
 
+/* Queries of the part from this position on are shown to the layer's metric; INT32_MAX: none. */
+int butler_schedule_observe(const struct butler_part *part, int layer);
+
 /* state->summarise_from of an append of the layer's newest n tokens, whose slots are there. */
 int butler_schedule_summarise(const struct butler_session *session, int layer, int n);
 
