@@ -487,6 +487,8 @@ struct butler_head_attention {
     const int32_t *positions; /* [n], ascending */
     const float *weights;     /* [n] */
     int n;
+    const float *scores; /* [n] q . k, neither scaled nor capped */
+    float sink;          /* exact attention to the learned sink; 0 where there is none */
 };
 
 /* Called for every query head of every layer of a decode step, in order. */

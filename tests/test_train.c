@@ -5,6 +5,7 @@
 
 #include "engine/session.h"
 #include "fixtures.h"
+#include "train_loops.h"
 #include "train/net.h"
 #include "tiny_model.h"
 #include "train/train.h"
@@ -102,7 +103,7 @@ static void bench_make(struct bench *b, const char *name, bool head_freq)
     const size_t n_freq = head_freq ? (size_t)b->predictor->params[--b->predictor->n_params].n_cols : 0;
     memcpy(b->predictor->weights, b->p.weights, (b->predictor->n_weights - n_freq) * sizeof(float));
     b->predictor->n_params += head_freq;
-    b->net = butler_net_new(b->predictor, b->blas, butler_kernels_get(NULL), b->p.kind, b->p.n, &err);
+    b->net = butler_net_new(b->predictor, b->blas, train_loops(), b->p.kind, b->p.n, &err);
     assert_non_null(b->net);
     b->grads = calloc(b->predictor->n_weights, sizeof(float));
     b->net->grads = b->grads;
@@ -510,7 +511,7 @@ static void selects_as_trained(int version, enum butler_predictor_input input)
     for (int i = 0; i < N; i++)
         ids[i] = (int32_t)(3 + butler_random(&seed) % 37);
 
-    struct butler_net *net = butler_net_new(trainer->predictor, trainer->blas, s.engine->backend->kernels, s.params.loss, N, &err);
+    struct butler_net *net = butler_net_new(trainer->predictor, trainer->blas, train_loops(), s.params.loss, N, &err);
     struct butler_states states;
     struct butler_capture capture = butler_states_capture;
     struct butler_session *watched =

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "fixtures.h"
+#include "train_loops.h"
 #include "train/fit.h"
 #include "train/loss.h"
 
@@ -84,7 +85,7 @@ static void check_loss(const struct butler_blas *blas, enum butler_loss_kind kin
     double *whole_dqp = calloc((size_t)(n_rows * D), sizeof *whole_dqp), *whole_dkp = calloc((size_t)(n * D), sizeof *whole_dkp);
     h.q = q, h.k = k, h.qp = qp, h.kp = kp, h.dqp = dqp, h.dkp = dkp;
     h.panels = malloc(butler_loss_panel_floats(n, n_heads) * sizeof(float));
-    const double loss = butler_loss(blas, butler_kernels_get(NULL), kind, &h);
+    const double loss = butler_loss(blas, train_loops(), kind, &h);
     const double whole = whole_loss(kind, &h, whole_dqp, whole_dkp);
     assert_true(fabs(loss - whole) <= 2e-6 * fabs(whole) + 1e-6);
     if (n > 1) {
@@ -147,12 +148,12 @@ static void test_measures(void **state)
     h.n_queries = butler_loss_sample(n, 0, 1, at);
     h.k_stride = h.kp_stride = 8;
     struct butler_loss_measures m = {0};
-    butler_loss_measure(blas, butler_kernels_get(NULL), &h, 1, scratch, &m);
+    butler_loss_measure(blas, train_loops(), &h, 1, scratch, &m);
     assert_int_equal((int)m.n_rows, n - BUTLER_LOSS_MIN_ROW + 1);
     assert_true(m.top_half == m.n_rows && m.recall == m.n_rows && m.mass == m.oracle_mass);
     h.qp = zero;
     m = (struct butler_loss_measures){0};
-    butler_loss_measure(blas, butler_kernels_get(NULL), &h, 1, scratch, &m);
+    butler_loss_measure(blas, train_loops(), &h, 1, scratch, &m);
     assert_true(fabs(m.top_half / m.n_rows - 0.5) < 0.05);
     assert_true(m.recall / m.n_rows < 0.2);
     free(q), free(k), free(zero), free(panels), free(scratch);

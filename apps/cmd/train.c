@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "curve.h"
-#include "model/model.h"
 #include "train/train.h"
 
 struct run {

@@ -6,13 +6,10 @@
 #include <string.h>
 
 #include "parts.h"
-#include "engine/session.h"
 
 struct logits {
-    struct butler_session *session;
-    int n;         /* tokens */
-    double *units; /* [n_layers * n_heads][n] logits of the last token, centred and of length 1 */
-    float *rows;   /* [n_heads][n] of a layer */
+    int n, n_heads; /* tokens, heads of a layer */
+    double *units;  /* [n_layers * n_heads][n] logits of the last token, centred and of length 1; 0 outside of a layer's window */
 };
 
 /* Centres a row and scales it to length 1, so that correlations are dot products. */
@@ -29,18 +26,12 @@ static void normalise(const float *row, int n, double *out)
         out[i] /= squares > 0 ? sqrt(squares) : 1;
 }
 
-static void take_logits(void *user, int layer, int first, int n, const float *q, float *o)
+static void take_logits(void *user, const struct butler_head_attention *attention)
 {
-    struct logits *logits = user;
-    const struct butler_metric_shape *shape = &logits->session->shape;
-    (void)o;
-    (void)n;
-    (void)first;
-    const struct butler_exact exact = {.n = logits->n, .stride = (size_t)logits->n, .scores = logits->rows};
-    butler_session_exact(logits->session, layer, q, &exact);
-    for (int head = 0; head < shape->n_heads; head++)
-        normalise(logits->rows + (size_t)head * exact.stride, logits->n,
-                  logits->units + ((size_t)layer * (size_t)shape->n_heads + (size_t)head) * (size_t)logits->n);
+    const struct logits *logits = user;
+    double *unit =
+        logits->units + ((size_t)attention->layer * (size_t)logits->n_heads + (size_t)attention->head) * (size_t)logits->n;
+    normalise(attention->scores, attention->n, unit + logits->n - attention->n);
 }
 
 static int measure(struct eval_trial *trial, struct butler_error *err)
@@ -50,16 +41,15 @@ static int measure(struct eval_trial *trial, struct butler_error *err)
     struct butler_session *session = trial->session;
     double *values = trial->values;
     const int heads = run->info->n_layers * run->info->n_heads, n = item->n_ids;
-    struct logits logits = {session, n, butler_alloc((size_t)heads * (size_t)n * sizeof(double), err),
-                            butler_alloc((size_t)run->info->n_heads * (size_t)n * sizeof(float), err)};
-    const struct butler_capture capture = {.attended = take_logits, .user = &logits};
-    int code = logits.units && logits.rows ? 0 : BUTLER_ERROR_MEMORY;
+    struct logits logits = {n, run->info->n_heads, butler_alloc((size_t)heads * (size_t)n * sizeof(double), err)};
+    int code = logits.units ? 0 : BUTLER_ERROR_MEMORY;
     while (code == 0 && butler_n_past(session) < n - 1)
         code = eval_step(trial, item->ids[butler_n_past(session)], err);
-    session->capture = &capture;
+    if (code == 0)
+        code = butler_session_on_attention(session, take_logits, &logits, err);
     if (code == 0)
         code = eval_step(trial, item->ids[n - 1], err);
-    session->capture = NULL;
+    butler_session_on_attention(session, NULL, NULL, NULL);
     for (int a = 0; a < heads && code == 0; a++)
         for (int b = 0; b < heads; b++) {
             double dot = 0;
@@ -68,7 +58,6 @@ static int measure(struct eval_trial *trial, struct butler_error *err)
             values[a * heads + b] = dot;
         }
     free(logits.units);
-    free(logits.rows);
     return code;
 }
 
@@ -76,7 +65,7 @@ static int load(struct eval_run *run, struct butler_error *err)
 {
     const int heads = run->info->n_layers * run->info->n_heads;
     for (int i = 0; i < run->n_policies; i++)
-        if (run->policies[i].parsed.metric)
+        if (run->policies[i].parts.metric)
             return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--kv: consensus measures the model's own attention: 'full', not '%s'",
                                run->policies[i].text);
     if (heads > 4096)

@@ -24,7 +24,7 @@ static int load(struct eval_run *run, struct butler_error *err)
 {
     struct drafts_options options;
     for (int i = 0; i < run->n_policies; i++)
-        if (run->policies[i].parsed.method != BUTLER_RETRIEVE)
+        if (!run->policies[i].parts.retrieves)
             return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--kv: policies that draft retrieve, and %s does not",
                                run->policies[i].text);
     int code = read_options(run, &options, err);

@@ -9,7 +9,6 @@
 
 #include <jansson.h>
 
-#include "engine/policy.h"
 #include "butler_tools.h"
 #include "base/util.h"
 
@@ -17,6 +16,7 @@ enum {
     EVAL_MAX_OPTIONS = 16, /* of one task */
     EVAL_MAX_ROWS = 8,     /* metrics one task reports for a policy */
     EVAL_CURVE = 16,       /* parts of a text in a curve over time */
+    EVAL_POLICY_TEXT = sizeof(((struct butler_policy_parts *)0)->text),
 };
 
 /* ------------------------------------------------------------------------------------------------ a task */
@@ -71,6 +71,7 @@ enum { EVAL_N_COSTS = (int)(sizeof(struct eval_cost) / sizeof(double)) };
 struct eval_trial {
     const struct eval_run *run;
     const struct eval_item *item;
+    const struct eval_policy *policy;
     struct butler_session *session; /* which has read the prompt */
     struct butler_session *dense;   /* the same text under dense attention, for comparison; or NULL */
     double *values;                 /* [run->n_values], zeroed */
@@ -159,7 +160,9 @@ struct eval_policy {
     char *text;
     double budget;
     int given; /* index in params->policies */
-    struct butler_policy parsed;
+    struct butler_policy_parts parts;
+    char runs[EVAL_POLICY_TEXT]; /* canonical: what its sessions read under, parts.text but for dense= */
+    int dense;                   /* layers [0, dense) read everything */
 };
 
 struct eval_run {

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "mc.h"
-#include "engine/session.h"
 #include "words.h"
 
 enum { CORRECT, CORRECT_NORM, LOG_PROB, N_VALUES = LOG_PROB + MC_MAX_CHOICES };
@@ -68,10 +67,10 @@ static int find_reading(const struct eval_run *run, bool *as_prompt, struct butl
     if (!*as_prompt && strcmp(reads, "steps") != 0)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--set reads: '%s' is neither steps nor prompt", reads);
     for (int p = 0; *as_prompt && p < run->n_policies; p++)
-        if (run->policies[p].parsed.method != BUTLER_DENSE)
+        if (run->policies[p].parts.metric)
             return butler_fail(err, BUTLER_ERROR_ARGUMENT,
                                "--set reads=prompt: prompts are read densely, so %s would change nothing",
-                               run->policies[p].parsed.name);
+                               run->policies[p].parts.name);
     return 0;
 }
 

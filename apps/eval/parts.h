@@ -21,12 +21,29 @@ struct eval_donor {
     struct butler_session *session;
 };
 
-/* Whether a policy's metric must see the prompt's attention, so that it cannot share a dense reading. */
-bool eval_policy_observes(const struct butler_policy *policy);
-/* A session that has read the item's prompt (mode simulate: nothing). *out may be set even where it fails. */
-int eval_session_begin(const struct eval_run *run, const struct eval_item *item, const struct butler_policy *policy,
+/* A session under this policy that has read the item's prompt (mode simulate: nothing). budget: in tokens, in place of the policy's
+ * own; 0: that. *out may be set even where it fails. */
+int eval_session_begin(const struct eval_run *run, const struct eval_item *item, const char *policy, int budget,
                        struct eval_donor *donor, struct butler_session **out, struct butler_error *err);
 void eval_donor_free(struct eval_donor *donor);
+
+/* Of a canonical text: whether it has a key, its number (0 where there is none), and whether it is this word. */
+bool eval_text_has(const char *text, const char *key);
+double eval_text_number(const char *text, const char *key);
+bool eval_text_is(const char *text, const char *key, const char *word);
+/* Puts "key=value" in the place of a key of a canonical text; nothing where there is no such key. */
+void eval_text_set(char text[EVAL_POLICY_TEXT], const char *key, const char *item);
+void eval_policy_set_dense(struct eval_policy *policy, int n);
+/* Whether it decides what this layer reads: it is neither one of the first dense ones, nor has it a window. */
+bool eval_policy_applies(const struct eval_run *run, const struct eval_policy *policy, int layer);
+/* Whether it can share no prompt: what it keeps of one part determines how it reads the next. */
+bool eval_policy_reads_alone(const struct eval_run *run, const char *text);
+/* Whether its metric must see the prompt's attention, so that it cannot share a dense reading. */
+bool eval_policy_observes(const struct eval_run *run, const char *text);
+
+/* The newest of n tokens and the k - 1 of the others with the highest scores, ties to the lower index: into ids[n], ascending.
+ * Returns their number. scratch[n]. */
+int eval_top(const float *scores, int n, int k, float *scratch, uint32_t *ids);
 
 /* A file of JSON lines that are appended to. */
 struct eval_log {

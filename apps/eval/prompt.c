@@ -6,37 +6,25 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "butler_plugin.h"
 #include "parts.h"
-#include "engine/session.h"
 
 /* In mode simulate a fraction is a fraction of the whole text, as a count, for evicting policies. A fraction of the current
- * length would keep one token at the start, and evicted tokens never come back. H2O's published code does the same. */
-static void fix_budget(const struct eval_item *item, struct butler_policy *policy)
+ * length would keep one token at the start, and evicted tokens never come back. H2O's published code does the same. 0: the policy's
+ * budget stays. */
+static int simulated_budget(const struct eval_item *item, const struct butler_policy_parts *parts)
 {
-    if (policy->method != BUTLER_EVICT || policy->budget_kind != BUTLER_BUDGET_FRACTION)
-        return;
-    const double share = policy->budget * (item->n_ids + item->n_extra);
-    policy->budget_kind = BUTLER_BUDGET_COUNT;
-    policy->budget = BUTLER_MAX(BUTLER_MAX(1, policy->prune_min), floor(share + 0.5));
+    if (!parts->evicts || parts->budget_kind != BUTLER_BUDGET_FRACTION)
+        return 0;
+    const double share = parts->budget * (item->n_ids + item->n_extra), least = eval_text_number(parts->text, "min");
+    return (int)BUTLER_MAX(BUTLER_MAX(1, least), floor(share + 0.5));
 }
 
-static struct butler_session *make(const struct eval_run *run, const struct butler_policy *policy, int n_ctx,
-                                   struct butler_error *err)
+static struct butler_session *make(const struct eval_run *run, const char *policy, int n_ctx, struct butler_error *err)
 {
-    const struct butler_session_params params = {.n_ctx = n_ctx, .kv_type = run->params->kv_type, .seed = run->seed};
-    return butler_session_make(run->engine, policy, &params, err);
-}
-
-/* Cannot share a prompt: what it keeps of one part determines how it reads the next. */
-static bool reads_alone(const struct butler_policy *policy)
-{
-    return policy->prefill_evict || policy->rope_in_cache || !butler_session_can_adopt(policy, policy);
-}
-
-bool eval_policy_observes(const struct butler_policy *policy)
-{
-    struct butler_policy dense = {.text = ""};
-    return reads_alone(policy) || !butler_session_can_adopt(policy, &dense);
+    const struct butler_session_params params = {BUTLER_INIT(butler_session_params), .policy = policy, .n_ctx = n_ctx,
+                                                 .kv_type = run->params->kv_type, .seed = run->seed};
+    return butler_session_new(run->engine, &params, err);
 }
 
 void eval_donor_free(struct eval_donor *donor)
@@ -61,19 +49,16 @@ static int read_prompt(const struct eval_run *run, struct butler_session *sessio
     return code;
 }
 
-static int read_donor(const struct eval_run *run, const struct eval_item *item, const struct butler_policy *policy,
-                      struct eval_donor *donor, struct butler_error *err)
+static int read_donor(const struct eval_run *run, const struct eval_item *item, const char *policy, struct eval_donor *donor,
+                      struct butler_error *err)
 {
-    struct butler_policy dense;
-    const bool observes = eval_policy_observes(policy);
+    const bool observes = eval_policy_observes(run, policy);
     if (donor->session && donor->item == item && donor->observes == observes &&
-        (!observes || butler_session_can_adopt(policy, &donor->session->policy)))
+        (!observes || butler_policy_can_adopt(run->engine, policy, butler_policy_of(donor->session))))
         return 0;
     eval_donor_free(donor);
-    int code = butler_policy_parse(run->engine, "full", &dense, err);
-    if (code < 0)
-        return code;
-    donor->session = make(run, observes ? policy : &dense, item->n_ids + item->n_extra, err);
+    int code = 0;
+    donor->session = make(run, observes ? policy : "full", item->n_ids + item->n_extra, err);
     donor->item = item;
     donor->observes = observes;
     if (!donor->session)
@@ -84,61 +69,28 @@ static int read_donor(const struct eval_run *run, const struct eval_item *item, 
     return code < 0 ? code : read_prompt(run, donor->session, item->ids, item->n_prompt - 1, item->n_prompt, err);
 }
 
-/* Whether unread_last can take the last token out: every record is one token's, and layers with a window still hold what the token
- * before reads. */
-static bool can_unread(const struct butler_session *session, int n)
-{
-    const struct butler_model *model = session->model;
-    for (int l = 0; l < session->kv.n_layers; l++)
-        if (model->layers[l].window > 0 &&
-            butler_kv_window_start(n, model->layers[l].window) != butler_kv_window_start(n - 1, model->layers[l].window))
-            return false;
-    return session->policy.unit == 1 && session->kv.record_slots <= 1 && !session->predict;
-}
-
-/* Takes the prompt's last token out of the cache, after the policy has observed it and cut the prompt: every head loses the newest
- * of its tokens. The text is then one token shorter, and the same token can be decoded. */
-static int unread_last(struct butler_session *session, struct butler_error *err)
-{
-    const int n = session->n_past;
-    uint32_t *scratch = butler_alloc((size_t)n * sizeof *scratch, err);
-    int code = scratch ? 0 : BUTLER_ERROR_MEMORY;
-    for (int l = 0; l < session->kv.n_layers && code == 0; l++) {
-        code = butler_kv_unshare(&session->kv, l, err);
-        for (int h = 0; h < session->kv.n_kv_heads && code == 0; h++) {
-            struct butler_kv_head *head = butler_kv_at(&session->kv, l, h);
-            const uint32_t newest = head->order[head->n_slots - 1];
-            if (butler_kv_position(head, newest) == n - 1)
-                butler_kv_drop(&session->kv, head, 1, &newest, 1, scratch, NULL, NULL);
-        }
-    }
-    free(scratch);
-    session->n_past = n - 1;
-    session->n_dense = BUTLER_MIN(session->n_dense, n - 1);
-    session->has_logits = false;
-    return code;
-}
-
-int eval_session_begin(const struct eval_run *run, const struct eval_item *item, const struct butler_policy *policy,
+int eval_session_begin(const struct eval_run *run, const struct eval_item *item, const char *policy, int budget,
                        struct eval_donor *donor, struct butler_session **out, struct butler_error *err)
 {
     const int n = run->simulate ? 0 : item->n_prompt;
-    struct butler_policy own = *policy;
-    if (run->simulate)
-        fix_budget(item, &own);
-    struct butler_session *session = make(run, &own, item->n_ids + item->n_extra, err);
+    struct butler_policy_parts parts = {BUTLER_INIT(butler_policy_parts)};
+    struct butler_session *session = make(run, policy, item->n_ids + item->n_extra, err);
     *out = session;
     if (!session)
         return err->code;
-    if (n == 0)
-        return 0;
-    /* Where nothing was cut, taking the last token out again is the same as not reading it. Where it cannot be taken out, the
-     * prompt ends before it. */
-    const bool cuts = policy->method == BUTLER_EVICT, unreads = item->repeats_last && cuts && can_unread(session, n);
+    int code = butler_policy_read(run->engine, policy, &parts, err);
+    if (code == 0 && run->simulate && budget == 0)
+        budget = simulated_budget(item, &parts);
+    if (code == 0 && budget > 0)
+        code = butler_session_set_budget(session, budget, err);
+    if (code < 0 || n == 0)
+        return code;
+    /* Question-aware: the policy has observed the prompt and cut it, and the last token is decoded once more. Where nothing was
+     * cut, taking it out again is the same as not reading it. Where it cannot be taken out, the prompt ends before it. */
+    const bool unreads = item->repeats_last && parts.evicts && butler_session_can_unread(session, n);
     if (item->repeats_last && !unreads && n == 1)
         return 0;
-    int code = 0;
-    if (n == 1 || reads_alone(policy)) {
+    if (n == 1 || eval_policy_reads_alone(run, policy)) {
         const int n_read = n - (item->repeats_last && !unreads);
         code = read_prompt(run, session, item->ids, n_read, n_read, err);
     } else {
@@ -148,5 +100,5 @@ int eval_session_begin(const struct eval_run *run, const struct eval_item *item,
         if (code == 0 && (unreads || !item->repeats_last))
             code = butler_prefill(session, item->ids + n - 1, 1, NULL, NULL, err);
     }
-    return code == 0 && unreads ? unread_last(session, err) : code;
+    return code == 0 && unreads ? butler_session_unread(session, err) : code;
 }

@@ -16,9 +16,6 @@
 #include <string.h>
 
 #include "parts.h"
-#include "cpu/select.h"
-#include "engine/predict.h"
-#include "engine/session.h"
 
 enum { SUMS = 3 /* of each query head: recall, mass, top-half accuracy */, EXTRA = 1 /* steps */ };
 
@@ -30,6 +27,7 @@ struct reference {
     float *outputs; /* [n_layers][n_heads][head_dim] */
     float *scores;  /* [n_layers][n_heads][n_ctx] q.k, which ranks also tokens whose attention rounds to 0 */
     float *weights; /* the same after the softmax */
+    float *sinks;   /* [n_layers][n_heads] attention to learned sinks */
 };
 
 /* A policy's sessions: at the given budget, and at half of all tokens for top_half_accuracy. */
@@ -52,20 +50,28 @@ static void free_reference(struct reference *reference)
     free(reference->outputs);
     free(reference->scores);
     free(reference->weights);
+    free(reference->sinks);
 }
 
-/* After a layer of the dense session: copies its output and computes its attention weights. */
+/* After a layer of the dense session. */
 static void keep_output(void *user, int layer, int first, int n, const float *q, float *o)
 {
     struct reference *reference = user;
-    const size_t heads = (size_t)reference->n_heads, dim = (size_t)reference->head_dim, stride = (size_t)reference->n_ctx,
-                 at = (size_t)layer * heads * stride;
-    if (n != 1)
-        return;
-    memcpy(reference->outputs + (size_t)layer * heads * dim, o, heads * dim * sizeof *o);
-    const struct butler_exact exact = {
-        .n = first + 1, .stride = stride, .scores = reference->scores + at, .weights = reference->weights + at};
-    butler_session_exact(reference->session, layer, q, &exact);
+    const size_t size = (size_t)reference->n_heads * (size_t)reference->head_dim;
+    (void)first, (void)q;
+    if (n == 1)
+        memcpy(reference->outputs + (size_t)layer * size, o, size * sizeof *o);
+}
+
+/* A head of it: layers with a window are not measured. */
+static void keep_attention(void *user, const struct butler_head_attention *attention)
+{
+    struct reference *reference = user;
+    const size_t row = (size_t)attention->layer * (size_t)reference->n_heads + (size_t)attention->head,
+                 at = row * (size_t)reference->n_ctx, n = (size_t)attention->n;
+    memcpy(reference->scores + at, attention->scores, n * sizeof *attention->scores);
+    memcpy(reference->weights + at, attention->weights, n * sizeof *attention->weights);
+    reference->sinks[row] = attention->sink;
 }
 
 static void put_output(void *user, int layer, int first, int n, const float *q, float *o)
@@ -80,116 +86,79 @@ static void put_output(void *user, int layer, int first, int n, const float *q, 
 
 /* --------------------------------------------------------------------------------------------- equal bytes */
 
-/* What version 1 of the predictor reads of its own keys and values in a step, as a share of every KV head that it selects for. */
-static double predictor_bytes(const struct butler_session *session, int n)
+/* Bytes of a key and a value. */
+static double pair_bytes(const struct eval_run *run)
 {
-    const struct butler_predict *predict = session->predict;
-    int n_layers = 0;
-    if (!predict || session->policy.metric->predictor != 1)
-        return 0;
-    for (int l = 0; l < session->kv.n_layers; l++)
-        n_layers += butler_policy_applies(&session->policy, l);
-    const int n_read = BUTLER_MIN(n, butler_predictor_window(&predict->predictor->sizes));
-    return 2.0 * (double)predict->kv.row_bytes * n_read * predict->kv.n_kv_heads /
-           (BUTLER_MAX(n_layers, 1) * session->kv.n_kv_heads);
-}
-
-/* Pages that scan= scores in one KV head of n slots under a budget of so many tokens. */
-static int scan_pages(const struct butler_session *session, int budget, int n)
-{
-    struct butler_policy policy = session->policy;
-    policy.budget_kind = BUTLER_BUDGET_COUNT;
-    policy.budget = budget;
-    const struct butler_limits limits = butler_policy_limits(&policy, session->shape.n_layers - 1, session->shape.n_layers, n);
-    return butler_policy_scan_pages(&policy, &limits, n);
-}
-
-/* Bytes a metric reads for one step in one KV head of n slots, under a budget of so many tokens. */
-static double metric_bytes(const struct butler_session *session, int budget, int n)
-{
-    const struct butler_policy *policy = &session->policy;
-    const struct butler_metric *metric = policy->metric;
-    const struct butler_kv *kv = &session->kv;
-    const double records = kv->record_slots > 0 ? (double)BUTLER_CEIL_DIV(n, kv->record_slots) * (double)kv->record_bytes : 0;
-    const int n_pages = scan_pages(session, budget, n);
-    if (!metric)
-        return 0;
-    if (n_pages > 0)
-        return (double)metric->scan->bytes(kv->head_dim, BUTLER_CEIL_DIV(n, metric->scan->page_slots), n_pages);
-    double bytes = metric->score_bytes ? (double)metric->score_bytes(&session->shape, policy->values, n) : records;
-    if (metric->attention_window && metric->attention_window(policy->values) > 0)
-        bytes += metric->observe_bytes ? (double)metric->observe_bytes(&session->shape, policy->values, n) : records;
-    return bytes + predictor_bytes(session, n);
+    struct butler_policy_cost cost = {BUTLER_INIT(butler_policy_cost)};
+    butler_policy_estimate(run->engine, "full", run->params->kv_type, 1, &cost, NULL);
+    return (double)cost.full_kv_bytes / run->info->n_layers / run->info->n_kv_heads;
 }
 
 /* The budget B in tokens at length n. */
-static int budget_tokens(const struct butler_policy *asked, int n)
+static int budget_tokens(const struct eval_policy *policy, int n)
 {
-    const double budget = asked->budget_kind == BUTLER_BUDGET_FRACTION ? floor(asked->budget * n + 0.5) : asked->budget;
+    const double asked = policy->parts.budget,
+                 budget = policy->parts.budget_kind == BUTLER_BUDGET_FRACTION ? floor(asked * n + 0.5) : asked;
     return (int)BUTLER_MAX(1, BUTLER_MIN(budget, (double)n));
 }
 
-/* Sets the session's budget to the tokens that remain after its metric's bytes; charged false: to all B. */
-static void charge(struct butler_session *session, const struct butler_policy *asked, int n, bool charged)
+/* Whether it has a budget that can be charged for bytes. */
+static bool has_tokens(const struct eval_policy *policy)
 {
-    struct butler_policy *policy = &session->policy;
-    const double row = 2 * (double)session->kv.row_bytes;
-    if (!policy->metric || policy->prune_ratio >= 0 || policy->budget_kind == BUTLER_BUDGET_MASS)
-        return;
-    const int tokens = budget_tokens(asked, n);
+    return eval_text_has(policy->runs, "budget");
+}
+
+/* The tokens that remain of the budget after the bytes of the session's metric; charged false: all B. */
+static int charge(const struct eval_run *run, const struct butler_session *session, const struct eval_policy *policy, int n,
+                  bool charged)
+{
+    const double row = pair_bytes(run);
+    const int tokens = budget_tokens(policy, n);
     /* Evicted tokens are not scored: the metric's bytes grow with the tokens kept. */
-    double remaining = policy->method == BUTLER_EVICT ? tokens * row / (row + metric_bytes(session, tokens, n) / n)
-                                                      : tokens - metric_bytes(session, n, n) / row;
-    if (policy->scan > 0) /* what it scores follows the budget */
-        for (remaining = tokens; remaining > 1 && remaining * row + metric_bytes(session, (int)remaining, n) > tokens * row;)
+    double remaining = policy->parts.evicts ? tokens * row / (row + butler_session_metric_bytes(session, tokens, n) / n)
+                                            : tokens - butler_session_metric_bytes(session, n, n) / row;
+    if (eval_text_number(policy->runs, "scan") > 0) /* what it scores follows the budget */
+        for (remaining = tokens;
+             remaining > 1 && remaining * row + butler_session_metric_bytes(session, (int)remaining, n) > tokens * row;)
             remaining--;
-    if (policy->method == BUTLER_RETRIEVE && policy->share == BUTLER_SHARE_QUERY)
-        remaining /= session->shape.group; /* every query head reads tokens of its own */
+    if (policy->parts.retrieves && eval_text_is(policy->runs, "share", "query"))
+        remaining /= run->info->n_heads / run->info->n_kv_heads; /* every query head reads tokens of its own */
     if (!charged)
         remaining = tokens;
     if (tokens == n)
         remaining = n; /* everything is read: nothing is scored */
-    if (policy->on_top)
-        remaining -= policy->sinks + policy->recent;
-    policy->budget_kind = BUTLER_BUDGET_COUNT;
-    policy->budget = BUTLER_MAX(1, floor(remaining));
+    if (eval_text_number(policy->runs, "on_top") > 0)
+        remaining -= eval_text_number(policy->runs, "sinks") + eval_text_number(policy->runs, "recent");
+    return (int)BUTLER_MAX(1, floor(remaining));
 }
 
 /* ------------------------------------------------------------------------------------------------ measuring */
 
 /* Marks the newest token, which every step reads, and the k - 1 highest scores of the others, ties to the lower index. */
-static void mark(const struct butler_kernels *kernels, const float *scores, int n, int k, struct scratch *scratch,
-                 unsigned char bit)
+static void mark(const float *scores, int n, int k, struct scratch *scratch, unsigned char bit)
 {
-    const int n_chosen = butler_select_top(kernels, scores, n, k, 0, 1, scratch->values, scratch->chosen);
+    const int n_chosen = eval_top(scores, n, k, scratch->values, scratch->chosen);
     for (int i = 0; i < n_chosen; i++)
         scratch->marks[scratch->chosen[i]] |= bit;
 }
 
-static void measure_head(const struct reference *reference, const struct follower *follower, const struct butler_policy *asked,
-                         int layer, int head, struct scratch *scratch, double *sums)
+static void measure_head(const struct eval_run *run, const struct reference *reference, const struct follower *follower,
+                         const struct eval_policy *policy, int row, struct scratch *scratch, double *sums)
 {
-    const int n = reference->session->n_past;
-    if (!butler_policy_applies(asked, layer)) { /* dense for everybody: in no mean */
+    const int n = butler_n_past(reference->session), layer = row / reference->n_heads, head = row % reference->n_heads;
+    if (!eval_policy_applies(run, policy, layer)) { /* dense for everybody: in no mean */
         for (int s = 0; s < SUMS; s++)
             sums[s] = NAN;
         return;
     }
-    const size_t at = ((size_t)layer * (size_t)reference->n_heads + (size_t)head) * (size_t)reference->n_ctx;
-    const float *weights = reference->weights + at;
-    const int k = asked->metric && asked->prune_ratio < 0 && asked->budget_kind != BUTLER_BUDGET_MASS ? budget_tokens(asked, n)
-                                                                                                      : BUTLER_CEIL_DIV(n, 2);
-    const int half = BUTLER_CEIL_DIV(n, 2);
+    const float *scores = reference->scores + (size_t)row * (size_t)reference->n_ctx,
+                *weights = reference->weights + (size_t)row * (size_t)reference->n_ctx;
+    const int half = BUTLER_CEIL_DIV(n, 2), k = has_tokens(policy) ? budget_tokens(policy, n) : half;
     int hits = 0, right = 0;
-    double mass = 0;
-    if (reference->session->model->layers[layer].sinks) { /* what the learned sink takes is always kept */
-        mass = 1;
-        for (int i = 0; i < n; i++)
-            mass -= (double)weights[i];
-    }
+    double mass = (double)reference->sinks[row]; /* what the learned sink takes is always kept */
     memset(scratch->marks, 0, (size_t)n);
-    mark(reference->session->kv.kernels, reference->scores + at, n, k, scratch, 1);
-    mark(reference->session->kv.kernels, reference->scores + at, n, half, scratch, 2);
+    mark(scores, n, k, scratch, 1);
+    mark(scores, n, half, scratch, 2);
     const int n_read = butler_last_selection(follower->session, layer, head, scratch->ids, n);
     for (int i = 0; i < n_read; i++) {
         hits += scratch->marks[scratch->ids[i]] & 1;
@@ -219,13 +188,15 @@ static int follow(const struct eval_run *run, const struct eval_item *item, stru
             struct follower *follower = &followers[p];
             if ((code = eval_check_stop(run, err)) < 0)
                 break;
-            charge(follower->session, &policies[p]->parsed, at + 1, charged);
-            code = butler_step(follower->session, item->ids[at], err);
+            if (has_tokens(policies[p]))
+                code =
+                    butler_session_set_budget(follower->session, charge(run, follower->session, policies[p], at + 1, charged), err);
+            if (code == 0)
+                code = butler_step(follower->session, item->ids[at], err);
             if (code == 0)
                 code = butler_step(follower->half, item->ids[at], err);
             for (int i = 0; i < reference->n_layers * reference->n_heads && code == 0; i++)
-                measure_head(reference, follower, &policies[p]->parsed, i / reference->n_heads, i % reference->n_heads, scratch,
-                             values[p] + SUMS * i);
+                measure_head(run, reference, follower, policies[p], i, scratch, values[p] + SUMS * i);
             values[p][run->n_values - EXTRA]++;
         }
         if (code < 0)
@@ -234,45 +205,48 @@ static int follow(const struct eval_run *run, const struct eval_item *item, stru
     return 0;
 }
 
-/* The same for an evicting policy before its session is made: the budget to which it cuts the prompt. */
-static int charge_prompt(const struct eval_run *run, const struct eval_item *item, struct butler_policy *policy,
-                         struct butler_error *err)
+/* The budget to which an evicting policy cuts the prompt, before its session is made; 0: its own. */
+static int charge_prompt(const struct eval_run *run, const struct eval_item *item, const struct eval_policy *policy,
+                         const char *text, int *budget, struct butler_error *err)
 {
-    const struct butler_session_params params = {.n_ctx = item->n_ids, .kv_type = run->params->kv_type, .seed = run->seed};
-    const struct butler_policy asked = *policy;
+    const struct butler_session_params params = {BUTLER_INIT(butler_session_params), .policy = text, .n_ctx = item->n_ids,
+                                                 .kv_type = run->params->kv_type, .seed = run->seed};
     int charged;
-    if (policy->method != BUTLER_EVICT)
+    *budget = 0;
+    if (!policy->parts.evicts || !has_tokens(policy))
         return 0;
     if (eval_option_int(run, "charge", 0, 1, &charged, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
-    struct butler_session *probe = butler_session_make(run->engine, policy, &params, err);
+    struct butler_session *probe = butler_session_new(run->engine, &params, err);
     if (!probe)
         return BUTLER_ERROR_MEMORY;
-    charge(probe, &asked, item->n_prompt, charged);
-    *policy = probe->policy;
+    *budget = charge(run, probe, policy, item->n_prompt, charged);
     butler_session_free(probe);
     return 0;
 }
 
-/* A session of a policy that has read the prompt, with its capture set. */
-static int start(const struct eval_run *run, const struct eval_item *item, struct butler_policy policy, bool half,
+/* A session of a policy that has read the prompt, with its capture set. half: with half of all tokens as its budget. */
+static int start(const struct eval_run *run, const struct eval_item *item, const struct eval_policy *policy, bool half,
                  struct eval_donor *donor, const struct butler_capture *capture, struct butler_session **out,
                  struct butler_error *err)
 {
-    policy.rope_in_cache = false; /* keys must be those of the dense session */
-    if (half && policy.metric) {
-        policy.budget_kind = BUTLER_BUDGET_FRACTION;
-        policy.budget = 0.5;
-        policy.prune_ratio = -1;
-        policy.prune_min = 0;
-        policy.on_top = false;
+    char text[EVAL_POLICY_TEXT];
+    int budget = 0;
+    strcpy(text, policy->runs);
+    eval_text_set(text, "rope", "rope=original"); /* keys must be those of the dense session */
+    if (half) {
+        eval_text_set(text, "budget", "budget=0.5");
+        eval_text_set(text, "mass", "budget=0.5");
+        eval_text_set(text, "ratio", "ratio=0.5");
+        eval_text_set(text, "min", "min=1");
+        eval_text_set(text, "on_top", "on_top=0");
     }
-    int code = half ? 0 : charge_prompt(run, item, &policy, err); /* where the prompt is cut to the budget */
+    int code = half ? 0 : charge_prompt(run, item, policy, text, &budget, err); /* where the prompt is cut to the budget */
     if (code == 0)
-        code = eval_session_begin(run, item, &policy, donor, out, err);
+        code = eval_session_begin(run, item, text, budget, donor, out, err);
     if (code == 0) {
         butler_session_stats_reset(*out);
-        (*out)->capture = capture;
+        code = butler_session_set_capture(*out, capture, err);
     }
     return code;
 }
@@ -281,43 +255,47 @@ static int start_all(const struct eval_run *run, const struct eval_item *item, s
                      struct follower *followers, const struct eval_policy *const *policies, int n, struct butler_error *err)
 {
     struct eval_donor donor = {0};
-    struct butler_policy dense;
+    const struct eval_policy dense = {.runs = "full"};
     const size_t rows = (size_t)reference->n_layers * (size_t)reference->n_heads;
-    int code = butler_policy_parse(run->engine, "full", &dense, err);
+    int code = 0;
     reference->capture = (struct butler_capture){.attended = keep_output, .user = reference};
     reference->outputs = butler_alloc(rows * (size_t)reference->head_dim * sizeof(float), err);
     reference->scores = butler_alloc(rows * (size_t)reference->n_ctx * sizeof(float), err);
     reference->weights = butler_alloc(rows * (size_t)reference->n_ctx * sizeof(float), err);
-    if (!reference->outputs || !reference->scores || !reference->weights)
+    reference->sinks = butler_alloc(rows * sizeof(float), err);
+    if (!reference->outputs || !reference->scores || !reference->weights || !reference->sinks)
         code = BUTLER_ERROR_MEMORY;
     if (code == 0)
-        code = start(run, item, dense, false, &donor, &reference->capture, &reference->session, err);
+        code = start(run, item, &dense, false, &donor, &reference->capture, &reference->session, err);
+    if (code == 0)
+        code = butler_session_on_attention(reference->session, keep_attention, reference, err);
     for (int observes = 0; observes < 2; observes++)
         for (int p = 0; p < n && code == 0; p++) {
-            if (eval_policy_observes(&policies[p]->parsed) != (bool)observes)
+            if (eval_policy_observes(run, policies[p]->runs) != (bool)observes)
                 continue;
             struct follower *follower = &followers[p];
             follower->capture = (struct butler_capture){.attended = put_output, .user = reference};
-            code = start(run, item, policies[p]->parsed, false, &donor, &follower->capture, &follower->session, err);
+            code = start(run, item, policies[p], false, &donor, &follower->capture, &follower->session, err);
             if (code == 0)
-                code = start(run, item, policies[p]->parsed, true, &donor, &follower->capture, &follower->half, err);
+                code = start(run, item, policies[p], true, &donor, &follower->capture, &follower->half, err);
         }
     eval_donor_free(&donor);
     return code;
 }
 
 /* Takes what layers read to which the policy does not apply out of the bytes: it is the same under every policy. */
-static void leave_out_dense(const struct eval_run *run, const struct eval_item *item, const struct butler_session *session,
+static void leave_out_dense(const struct eval_run *run, const struct eval_item *item, const struct eval_policy *policy,
                             struct eval_cost *cost)
 {
+    const double row = pair_bytes(run) * run->info->n_kv_heads;
     for (int l = 0; l < run->info->n_layers; l++) {
-        const int window = run->model->layers[l].window;
+        const int window = butler_model_window(run->model, l);
         double tokens = 0;
         for (int n = item->n_prompt + 1; n <= item->n_ids; n++)
             tokens += window > 0 ? BUTLER_MIN(n, window) : n;
-        if (!butler_policy_applies(&session->policy, l)) {
-            cost->kv_bytes -= tokens * 2 * (double)session->kv.row_bytes * session->kv.n_kv_heads;
-            cost->full_kv_bytes -= tokens * 2 * (double)session->kv.row_bytes * session->kv.n_kv_heads;
+        if (!eval_policy_applies(run, policy, l)) {
+            cost->kv_bytes -= tokens * row;
+            cost->full_kv_bytes -= tokens * row;
         }
     }
 }
@@ -343,7 +321,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, con
         costs[p].selected[EVAL_CURVE - 1] = (double)stats.units_selected;
         costs[p].reused[EVAL_CURVE - 1] = (double)stats.units_reused;
         eval_cost_take(&costs[p], &stats, (butler_seconds() - begin) / n);
-        leave_out_dense(run, item, followers[p].session, &costs[p]);
+        leave_out_dense(run, item, policies[p], &costs[p]);
         for (int i = 0; i < reference.n_layers * reference.n_heads; i++)
             if (!isnan(values[p][SUMS * i])) {
                 costs[p].found[EVAL_CURVE - 1] += values[p][SUMS * i];
@@ -372,9 +350,9 @@ static int load(struct eval_run *run, struct butler_error *err)
         eval_option_int(run, "dense", 0, run->info->n_layers - 1, &dense, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
     for (int p = 0; p < run->n_policies; p++) {
-        struct butler_policy *policy = &run->policies[p].parsed;
-        const bool looks_ahead = policy->metric && (policy->metric->predictor || policy->metric->earlier_layers);
-        policy->dense_layers = looks_ahead ? BUTLER_MAX(dense, 1) : dense; /* queries of the first layer are not predicted */
+        struct eval_policy *policy = &run->policies[p];
+        /* queries of the first layer are not predicted */
+        eval_policy_set_dense(policy, policy->parts.looks_ahead ? BUTLER_MAX(dense, 1) : dense);
     }
     run->n_values = SUMS * run->info->n_layers * run->info->n_heads + EXTRA;
     return eval_windows_load(run, steps, err);

@@ -7,7 +7,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "model/model.h"
 #include "parts.h"
 
 enum { N_KEYS = 9 };
@@ -84,8 +83,8 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
             strcmp(run->task->options[i].name, "write") != 0) /* change nothing */
             at += snprintf(config + at, sizeof config - (size_t)at, ",%s=%s", run->task->options[i].name, run->option_values[i]);
     struct butler_predictor_info predictor = {BUTLER_INIT(butler_predictor_info)};
-    if (policy->parsed.metric && policy->parsed.metric->predictor && at < (int)sizeof config &&
-        butler_predictor_describe(run->engine, policy->parsed.metric->predictor, &predictor))
+    if (policy->parts.predictor && at < (int)sizeof config &&
+        butler_predictor_describe(run->engine, policy->parts.predictor, &predictor))
         snprintf(config + at, sizeof config - (size_t)at, ",predictor=%016" PRIx64, predictor.fingerprint);
     uint64_t whole;
     if (butler_model_fingerprint(run->model, &whole, NULL) < 0)
@@ -171,7 +170,7 @@ json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *pol
     json_t *out = n < 0 ? NULL : json_array();
     for (int i = 0; i < n && out; i++) {
         json_t *row = name_fields(run, policy), *costs = cost_fields(cost);
-        json_object_set_new(row, "settings", json_string(policy->parsed.text));
+        json_object_set_new(row, "settings", json_string(policy->parts.text));
         json_object_set_new(row, "metric", json_string(rows[i].metric));
         json_object_set_new(row, "value", number(rows[i].value));
         json_object_set_new(row, "ci", json_pack("[o, o]", number(rows[i].lo), number(rows[i].hi)));

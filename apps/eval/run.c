@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "parts.h"
-#include "engine/engine.h"
 
 /* Policies that run together: their items' prompts are read once if they can be shared. */
 struct pass {
@@ -65,12 +64,12 @@ static int finish_one(struct pass *pass, int p, int item, const char *output, st
 }
 
 /* Whether the task compares this policy with dense attention. */
-static int wants_dense(const struct eval_run *run, const struct butler_policy *policy, bool *wants, struct butler_error *err)
+static int wants_dense(const struct eval_run *run, const struct eval_policy *policy, bool *wants, struct butler_error *err)
 {
     int compare = 0;
     if (eval_option_text(run, "compare") && eval_option_int(run, "compare", 0, 1, &compare, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
-    *wants = compare && (policy->metric || policy->stop_entropy >= 0);
+    *wants = compare && (policy->parts.metric || eval_text_has(policy->runs, "entropy"));
     return 0;
 }
 
@@ -78,16 +77,17 @@ static int wants_dense(const struct eval_run *run, const struct butler_policy *p
 static int run_one(struct pass *pass, struct eval_run *run, int p, int item_index, struct eval_donor *donors,
                    struct butler_error *err)
 {
-    const struct butler_policy *policy = &pass->policies[p]->parsed;
-    struct eval_trial trial = {.run = run, .item = &run->items.items[item_index], .values = values_of(pass, p, item_index)};
-    struct butler_policy full;
+    const struct eval_policy *policy = pass->policies[p];
+    struct eval_trial trial = {
+        .run = run, .item = &run->items.items[item_index], .policy = policy, .values = values_of(pass, p, item_index)};
     const double start = butler_seconds();
     bool compares = false;
     int code = wants_dense(run, policy, &compares, err);
     if (code == 0)
-        code = eval_session_begin(run, trial.item, policy, &donors[eval_policy_observes(policy)], &trial.session, err);
-    if (code == 0 && compares && (code = butler_policy_parse(run->engine, "full", &full, err)) == 0)
-        code = eval_session_begin(run, trial.item, &full, &donors[0], &trial.dense, err);
+        code = eval_session_begin(run, trial.item, policy->runs, 0, &donors[eval_policy_observes(run, policy->runs)],
+                                  &trial.session, err);
+    if (code == 0 && compares)
+        code = eval_session_begin(run, trial.item, "full", 0, &donors[0], &trial.dense, err);
     if (code == 0)
         code = eval_watch_begin(&trial, err);
     if (code == 0) {
@@ -169,7 +169,7 @@ static int run_item(struct pass *pass, struct eval_run *run, int item, struct ev
     /* First the policies that share the dense prompt, so that at most two prompts are held. */
     for (int observes = 0; observes < 2; observes++)
         for (int p = 0; p < pass->n && code == 0; p++)
-            if (eval_policy_observes(&pass->policies[p]->parsed) == (bool)observes && !pass->shares.have[index_of(pass, p, item)])
+            if (eval_policy_observes(run, pass->policies[p]->runs) == (bool)observes && !pass->shares.have[index_of(pass, p, item)])
                 code = run_one(pass, run, p, item, donors, err);
     return code;
 }
@@ -308,7 +308,7 @@ static int find_base(struct plan *plan, const struct eval_run *run, const struct
     int code = 0, n = 0;
     base->policy = &run->policies[0];
     for (int i = run->n_policies - 1; i >= 0; i--)
-        base->policy = run->policies[i].parsed.metric ? base->policy : &run->policies[i];
+        base->policy = run->policies[i].parts.metric ? base->policy : &run->policies[i];
     for (int i = 0; i < plan->n; i++)
         if (plan->policies[i] == base->policy) {
             char *key = plan->keys[i];
@@ -341,7 +341,7 @@ static int make_plan(struct plan *plan, struct eval_run *run, const struct eval_
     int code = plan->policies && plan->keys && known ? 0 : BUTLER_ERROR_MEMORY;
     for (int i = 0; i < run->n_policies && code == 0; i++) {
         struct eval_policy *policy = &run->policies[i];
-        policy->parsed.dense_layers = BUTLER_MAX(policy->parsed.dense_layers, run->min_dense);
+        eval_policy_set_dense(policy, BUTLER_MAX(policy->dense, run->min_dense));
         plan->keys[i] = eval_items_key(run, policy);
         const int has = eval_results_has(results, run, policy);
         if (!plan->keys[i] || has < 0)

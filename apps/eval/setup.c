@@ -143,26 +143,25 @@ static char *with_budget(const char *text, double budget, struct butler_error *e
     return out;
 }
 
-static double budget_of(const struct butler_policy *policy)
-{
-    return !policy->metric ? 1 : policy->prune_ratio >= 0 ? 1 - policy->prune_ratio : policy->budget;
-}
-
 /* budget 0: the policy as given. A policy that is already in the list is not added again, so one without a budget is run once. */
 static int add_policy(struct eval_run *run, int given, double budget, struct butler_error *err)
 {
     struct eval_policy *policy = &run->policies[run->n_policies];
     const char *text = run->params->policies[given];
     *policy = (struct eval_policy){.given = given};
-    int code = butler_policy_parse(run->engine, text, &policy->parsed, err);
+    policy->parts.struct_size = sizeof policy->parts;
+    int code = butler_policy_read(run->engine, text, &policy->parts, err);
     if (code < 0)
         return code;
-    const bool has_budget = policy->parsed.metric && policy->parsed.prune_ratio < 0;
+    strcpy(policy->runs, policy->parts.text);
+    const bool has_budget = eval_text_has(policy->runs, "budget") || eval_text_has(policy->runs, "mass");
     policy->text = budget > 0 && has_budget ? with_budget(text, budget, err) : strdup(text);
     if (!policy->text)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a policy");
-    code = butler_policy_parse(run->engine, policy->text, &policy->parsed, err);
-    policy->budget = budget_of(&policy->parsed);
+    code = butler_policy_read(run->engine, policy->text, &policy->parts, err);
+    strcpy(policy->runs, policy->parts.text);
+    policy->dense = (int)eval_text_number(policy->runs, "dense");
+    policy->budget = policy->parts.budget;
     for (int i = 0; i < run->n_policies && code == 0; i++)
         if (strcmp(run->policies[i].text, policy->text) == 0)
             code = 1;

@@ -6,18 +6,15 @@
 #include <string.h>
 
 #include "parts.h"
-#include "cpu/select.h"
-#include "engine/session.h"
 
 enum { WATCH = 16 /* steps from one look at the selection to the next: one costs about as much as a dense step */ };
 
 struct eval_watch {
     struct eval_trial *trial;
-    struct butler_capture capture;
-    float *scores, *values; /* [group][n_ctx], [n_ctx] */
-    int32_t *read;          /* [n_ctx] */
-    uint32_t *chosen;       /* [n_ctx] */
-    unsigned char *marks;   /* [n_ctx] */
+    float *values;        /* [n_ctx] */
+    int32_t *read;        /* [n_ctx] */
+    uint32_t *chosen;     /* [n_ctx] */
+    unsigned char *marks; /* [n_ctx] */
     int n_steps;
     double n_selected, n_reused; /* units, up to the last step */
 };
@@ -35,29 +32,22 @@ static int part_of(const struct eval_trial *trial, int position)
     return BUTLER_MIN((int)((int64_t)position * EVAL_CURVE / length), EVAL_CURVE - 1);
 }
 
-/* After a layer of the dense session: the tokens with the highest q.k, as many as the policy read, and how many of them it read. */
-static void watch_layer(void *user, int layer, int first, int n, const float *q, float *o)
+/* A head of the dense session: the tokens with the highest q.k, as many as the policy read, and how many of them it read. */
+static void watch_head(void *user, const struct butler_head_attention *attention)
 {
     struct eval_watch *watch = user;
     struct eval_trial *trial = watch->trial;
-    const struct butler_session *dense = trial->dense;
-    const int n_tokens = first + 1, part = part_of(trial, first);
-    const struct butler_exact exact = {.n = n_tokens, .stride = (size_t)dense->n_ctx, .scores = watch->scores};
-    (void)o;
-    if (n != 1 || !butler_policy_applies(&trial->session->policy, layer))
+    const int n = attention->n, part = part_of(trial, n - 1);
+    if (!eval_policy_applies(trial->run, trial->policy, attention->layer))
         return;
-    butler_session_exact(trial->dense, layer, q, &exact);
-    for (int head = 0; head < dense->shape.n_heads; head++) {
-        const float *scores = exact.scores + (size_t)head * exact.stride;
-        const int n_read = BUTLER_MIN(butler_last_selection(trial->session, layer, head, watch->read, n_tokens), n_tokens);
-        const int n_best = butler_select_top(dense->kv.kernels, scores, n_tokens, n_read, 0, 1, watch->values, watch->chosen);
-        memset(watch->marks, 0, (size_t)n_tokens);
-        for (int i = 0; i < n_read; i++)
-            watch->marks[watch->read[i]] = 1;
-        for (int i = 0; i < n_best; i++)
-            trial->cost.found[part] += watch->marks[watch->chosen[i]];
-        trial->cost.wanted[part] += n_best;
-    }
+    const int n_read = BUTLER_MIN(butler_last_selection(trial->session, attention->layer, attention->head, watch->read, n), n);
+    const int n_best = eval_top(attention->scores, n, n_read, watch->values, watch->chosen);
+    memset(watch->marks, 0, (size_t)n);
+    for (int i = 0; i < n_read; i++)
+        watch->marks[watch->read[i]] = 1;
+    for (int i = 0; i < n_best; i++)
+        trial->cost.found[part] += watch->marks[watch->chosen[i]];
+    trial->cost.wanted[part] += n_best;
 }
 
 int eval_watch_begin(struct eval_trial *trial, struct butler_error *err)
@@ -65,23 +55,21 @@ int eval_watch_begin(struct eval_trial *trial, struct butler_error *err)
     struct eval_watch *watch = trial->watch = butler_alloc(sizeof *watch, err);
     if (!watch)
         return BUTLER_ERROR_MEMORY;
-    *watch = (struct eval_watch){.trial = trial, .capture = {.attended = watch_layer, .user = watch}};
+    watch->trial = trial;
     if (!trial->dense)
         return 0;
-    const size_t n = (size_t)trial->dense->n_ctx;
-    watch->scores = butler_alloc(n * (size_t)trial->dense->shape.n_heads * sizeof(float), err);
+    const size_t n = (size_t)butler_n_ctx(trial->dense);
     watch->values = butler_alloc(n * sizeof(float), err);
     watch->read = butler_alloc(n * sizeof(int32_t), err);
     watch->chosen = butler_alloc(n * sizeof(uint32_t), err);
     watch->marks = butler_alloc(n, err);
-    return watch->scores && watch->values && watch->read && watch->chosen && watch->marks ? 0 : BUTLER_ERROR_MEMORY;
+    return watch->values && watch->read && watch->chosen && watch->marks ? 0 : BUTLER_ERROR_MEMORY;
 }
 
 void eval_watch_end(struct eval_trial *trial)
 {
     struct eval_watch *watch = trial->watch;
     if (watch) {
-        free(watch->scores);
         free(watch->values);
         free(watch->read);
         free(watch->chosen);
@@ -117,10 +105,11 @@ static int step_both(struct eval_trial *trial, int32_t id, struct butler_error *
         return code;
     }
     int code = butler_step(trial->session, id, err);
-    trial->dense->capture = &trial->watch->capture;
+    if (code == 0)
+        code = butler_session_on_attention(trial->dense, watch_head, trial->watch, err);
     if (code == 0)
         code = butler_step(trial->dense, id, err);
-    trial->dense->capture = NULL;
+    butler_session_on_attention(trial->dense, NULL, NULL, NULL);
     return code;
 }
 

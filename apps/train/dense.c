@@ -118,35 +118,35 @@ static struct panel panel_at(int first, int n, int window)
 }
 
 /* Attention weights p[n_rows][n_cols] of a panel: zero outside each row's window. */
-static void weights(const struct butler_blas *blas, const struct butler_kernels *kernels, const struct panel *panel, int window,
+static void weights(const struct butler_blas *blas, const struct butler_vector_loops *loops, const struct panel *panel, int window,
                     int stride, int dim, const float *q, const float *k, float *p)
 {
     butler_blas_nt(blas, panel->n_rows, panel->n_cols, dim, 1 / sqrtf((float)dim), q + (size_t)panel->first * (size_t)stride,
                    stride, k + (size_t)panel->from * (size_t)stride, stride, false, p, panel->n_cols);
     for (int r = 0; r < panel->n_rows; r++, p += panel->n_cols) {
         const int end = panel->first + r + 1 - panel->from, begin = BUTLER_MAX(end - window, 0), n = end - begin;
-        kernels->scale(p + begin, 1 / kernels->exp_sum(p + begin, kernels->max(p + begin, n), n), n);
+        loops->scale(p + begin, 1 / loops->exp_sum(p + begin, loops->max(p + begin, n), n), n);
         memset(p, 0, (size_t)begin * sizeof *p);
         memset(p + end, 0, (size_t)(panel->n_cols - end) * sizeof *p);
     }
 }
 
-void butler_self_attention(const struct butler_blas *blas, const struct butler_kernels *kernels, int n, int n_heads, int dim,
+void butler_self_attention(const struct butler_blas *blas, const struct butler_vector_loops *loops, int n, int n_heads, int dim,
                            int window, const float *q, const float *k, const float *v, float *panels, float *out)
 {
     const int stride = n_heads * dim;
     for (int h = 0; h < n_heads; h++, q += dim, k += dim, v += dim, out += dim)
         for (int first = 0; first < n; first += BUTLER_LOSS_ROWS) {
             const struct panel panel = panel_at(first, n, window);
-            weights(blas, kernels, &panel, window, stride, dim, q, k, panels);
+            weights(blas, loops, &panel, window, stride, dim, q, k, panels);
             butler_blas_nn(blas, panel.n_rows, dim, panel.n_cols, 1, panels, panel.n_cols, v + (size_t)panel.from * (size_t)stride,
                            stride, false, out + (size_t)first * (size_t)stride, stride);
         }
 }
 
-void butler_self_attention_back(const struct butler_blas *blas, const struct butler_kernels *kernels, int n, int n_heads, int dim,
-                                int window, const float *q, const float *k, const float *v, const float *dout, float *panels,
-                                float *dq, float *dk, float *dv)
+void butler_self_attention_back(const struct butler_blas *blas, const struct butler_vector_loops *loops, int n, int n_heads,
+                                int dim, int window, const float *q, const float *k, const float *v, const float *dout,
+                                float *panels, float *dq, float *dk, float *dv)
 {
     const int stride = n_heads * dim;
     const float scale = 1 / sqrtf((float)dim);
@@ -158,13 +158,13 @@ void butler_self_attention_back(const struct butler_blas *blas, const struct but
             const struct panel panel = panel_at(first, n, window);
             const int n_rows = panel.n_rows, n_cols = panel.n_cols;
             const size_t at = (size_t)first * (size_t)stride, from = (size_t)panel.from * (size_t)stride;
-            weights(blas, kernels, &panel, window, stride, dim, q, k, p);
+            weights(blas, loops, &panel, window, stride, dim, q, k, p);
             butler_blas_tn(blas, n_cols, dim, n_rows, 1, p, n_cols, dout + at, stride, true, dv + from, stride);
             butler_blas_nt(blas, n_rows, n_cols, dim, 1, dout + at, stride, v + from, stride, false, dp, n_cols);
             for (int r = 0; r < n_rows; r++) { /* through the softmax: ds = p (dp - p . dp) */
                 float *row = dp + (size_t)r * (size_t)n_cols;
                 const float *weight = p + (size_t)r * (size_t)n_cols;
-                const float along = kernels->dot(weight, row, n_cols);
+                const float along = loops->dot(weight, row, n_cols);
                 for (int i = 0; i < n_cols; i++)
                     row[i] = weight[i] * (row[i] - along);
             }

@@ -4,7 +4,7 @@
 #define BUTLER_DENSE_H
 
 #include "blas.h"
-#include "kernels/kernels.h"
+#include "butler_tools.h"
 
 /* y[n][n_out] = x[n][n_in] w[n_out][n_in]^T */
 void butler_linear(const struct butler_blas *blas, int n, int n_in, int n_out, const float *x, const float *w, float *y);
@@ -31,11 +31,11 @@ void butler_rotate_heads(int n, int n_heads, int dim, const float *cosines, cons
 
 /* Causal self-attention of n_heads heads of size dim over a sliding window of `window` tokens. q, k, v, out: [n][n_heads * dim].
  * panels: scratch, 2 * BUTLER_LOSS_ROWS * n floats. */
-void butler_self_attention(const struct butler_blas *blas, const struct butler_kernels *kernels, int n, int n_heads, int dim,
+void butler_self_attention(const struct butler_blas *blas, const struct butler_vector_loops *loops, int n, int n_heads, int dim,
                            int window, const float *q, const float *k, const float *v, float *panels, float *out);
 /* dq, dk, dv are written. */
-void butler_self_attention_back(const struct butler_blas *blas, const struct butler_kernels *kernels, int n, int n_heads, int dim,
-                                int window, const float *q, const float *k, const float *v, const float *dout, float *panels,
-                                float *dq, float *dk, float *dv);
+void butler_self_attention_back(const struct butler_blas *blas, const struct butler_vector_loops *loops, int n, int n_heads,
+                                int dim, int window, const float *q, const float *k, const float *v, const float *dout,
+                                float *panels, float *dq, float *dk, float *dv);
 
 #endif

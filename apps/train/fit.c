@@ -16,41 +16,21 @@
 
 enum { MOMENTS = 6 /* of a pair: of keys xx, xy, yy about the text's mean; of queries about 0 */, ITERATIONS = 12 };
 
-/* Two channels of a head that the model rotates together, by freq radians a position. */
-struct pair {
-    int first, second;
-    float freq;
-};
-
 struct fit {
     struct butler_trainer *trainer;
     const struct butler_predictor_sizes *s;
     const struct butler_model *model;
     const struct butler_blas *blas;
-    const struct butler_kernels *kernels;
-    int n_pairs;        /* of a head */
-    int n_chosen;       /* of them, at most d / 2 */
-    struct pair *pairs; /* [n_layers][n_pairs] */
-    int *chosen;        /* [n_layers - 1][n_kv_heads][n_chosen] */
-    float *sigma;       /* the same */
+    const struct butler_vector_loops *loops;
+    int n_pairs;                         /* of a head */
+    int n_chosen;                        /* of them, at most d / 2 */
+    struct butler_predictor_pair *pairs; /* [n_layers][n_pairs] */
+    int *chosen;                         /* [n_layers - 1][n_kv_heads][n_chosen] */
+    float *sigma;                        /* the same */
     int n_producers;
 };
 
-static struct pair pair_of(const struct butler_model *model, int layer, int i)
-{
-    const struct butler_hparams *hp = &model->hp;
-    const int n_rotated = model->rope_freq ? hp->n_rot / 2 : 0;
-    if (i >= n_rotated)
-        return (struct pair){2 * i, 2 * i + 1, 0};
-    const enum butler_layer_rope rope = model->layers[layer].rope;
-    const float *freq = rope == BUTLER_LAYER_ROTATES_LOCAL ? model->rope_freq_local : model->rope_freq;
-    struct pair pair = {i, i + n_rotated, rope == BUTLER_LAYER_UNROTATED ? 0 : freq[i]};
-    if (hp->rope == BUTLER_ROPE_ADJACENT)
-        pair = (struct pair){2 * i, 2 * i + 1, pair.freq};
-    return pair;
-}
-
-static const struct pair *chosen_pair(const struct fit *fit, int layer, int kv_head, int i)
+static const struct butler_predictor_pair *chosen_pair(const struct fit *fit, int layer, int kv_head, int i)
 {
     const int place = ((layer - 1) * fit->s->n_kv_heads + kv_head) * fit->n_chosen + i;
     return &fit->pairs[layer * fit->n_pairs + fit->chosen[place]];
@@ -67,7 +47,7 @@ static int add_moments(void *user, const struct butler_states *states, float *ou
     (void)err;
     for (int place = 0; place < (s->n_layers - 1) * s->n_kv_heads * fit->n_pairs; place++, out += MOMENTS) {
         const int layer = place / fit->n_pairs / s->n_kv_heads + 1, g = place / fit->n_pairs % s->n_kv_heads;
-        const struct pair *pair = &fit->pairs[layer * fit->n_pairs + place % fit->n_pairs];
+        const struct butler_predictor_pair *pair = &fit->pairs[layer * fit->n_pairs + place % fit->n_pairs];
         const float *k = butler_states_keys(states, layer) + g * s->head_dim, *q = butler_states_queries(states, layer);
         double kx = 0, ky = 0, sums[MOMENTS] = {0};
         for (int t = 0; t < n; t++, k += s->n_kv_heads * s->head_dim) {
@@ -116,7 +96,7 @@ static void choose_pairs(struct fit *fit, int layer, int g, const float *moments
         }
         const float *m = moments + best * MOMENTS;
         const float variance = (m[0] + m[2]) / (2 * (float)n_texts), sigma = sqrtf(BUTLER_MAX(variance, 1e-12f));
-        const struct pair *pair = &fit->pairs[layer * fit->n_pairs + best];
+        const struct butler_predictor_pair *pair = &fit->pairs[layer * fit->n_pairs + best];
         fit->chosen[place + i] = best;
         fit->sigma[place + i] = sigma;
         key[i * s->head_dim + pair->first] = 1 / sigma;
@@ -156,7 +136,7 @@ static void write_targets(const struct fit *fit, const struct butler_states *sta
     for (int l = 0; l < n_layers; l++)
         for (int i = 0; i < s->n_kv_heads * fit->n_chosen; i++) {
             const int g = i / fit->n_chosen, c = i % fit->n_chosen, layer = first + l, group = s->n_heads / s->n_kv_heads;
-            const struct pair *pair = chosen_pair(fit, layer, g, c);
+            const struct butler_predictor_pair *pair = chosen_pair(fit, layer, g, c);
             const float sigma = scale * fit->sigma[((layer - 1) * s->n_kv_heads + g) * fit->n_chosen + c];
             for (int t = 0; t < states->n; t++) {
                 const float *q = butler_states_queries(states, layer) + (size_t)(t * s->n_heads * s->head_dim);
@@ -265,7 +245,7 @@ static int regress(int n, const float *a, double ridge, int m, const float *b, f
 /* u[rank][n]: orthonormal rows that span the largest eigenvectors of t[n][n], nearly (subspace iteration). spare: as u. */
 static void largest_directions(const struct fit *fit, int n, int rank, const float *t, float *u, float *spare)
 {
-    const struct butler_kernels *kernels = fit->kernels;
+    const struct butler_vector_loops *loops = fit->loops;
     uint64_t seed = 1;
     for (size_t i = 0; i < (size_t)rank * (size_t)n; i++)
         u[i] = butler_random_normal(&seed);
@@ -277,9 +257,9 @@ static void largest_directions(const struct fit *fit, int n, int rank, const flo
             for (int twice = 0; twice < 2; twice++) /* once leaves the rounding of large parts that cancel */
                 for (int j = 0; j < r; j++) {
                     const float *other = u + (size_t)j * (size_t)n;
-                    kernels->axpy(row, -kernels->dot(row, other, n), other, n);
+                    loops->axpy(row, -loops->dot(row, other, n), other, n);
                 }
-            kernels->scale(row, 1 / BUTLER_MAX(sqrtf(kernels->dot(row, row, n)), 1e-30f), n);
+            loops->scale(row, 1 / BUTLER_MAX(sqrtf(loops->dot(row, row, n)), 1e-30f), n);
         }
     }
 }
@@ -332,7 +312,7 @@ static int fit_producer(const struct fit *fit, int producer, const float *a, con
     const float n_rows = a[(size_t)m * (size_t)m - 1];
     for (int r = 0; r < rank; r++) {
         const float *row = reduced + (size_t)r * (size_t)m;
-        const float square = fit->kernels->dot(u + (size_t)r * (size_t)width, spare + (size_t)r * (size_t)width, width) / n_rows;
+        const float square = fit->loops->dot(u + (size_t)r * (size_t)width, spare + (size_t)r * (size_t)width, width) / n_rows;
         const float scale = MID_SIZE / sqrtf(BUTLER_MAX(square, 1e-12f));
         for (int i = 0; i < embd; i++)
             query_1->data[(size_t)r * (size_t)embd + (size_t)i] = scale * row[i];
@@ -423,11 +403,11 @@ static int fit_mids(struct fit *fit, struct butler_error *err)
     return code;
 }
 
-int butler_fit(struct butler_trainer *trainer, const struct butler_kernels *kernels, struct butler_error *err)
+int butler_fit(struct butler_trainer *trainer, const struct butler_vector_loops *loops, struct butler_error *err)
 {
     const struct butler_predictor_sizes *s = &trainer->predictor->sizes;
     struct fit fit = {
-        .trainer = trainer, .s = s, .model = trainer->model, .blas = trainer->blas, .kernels = kernels, .n_pairs = s->head_dim / 2};
+        .trainer = trainer, .s = s, .model = trainer->model, .blas = trainer->blas, .loops = loops, .n_pairs = s->head_dim / 2};
     fit.n_chosen = BUTLER_MIN(fit.n_pairs, s->d / 2);
     int first, code = BUTLER_ERROR_MEMORY;
     while (butler_predictor_serves(s, fit.n_producers, &first) > 0)
@@ -437,7 +417,7 @@ int butler_fit(struct butler_trainer *trainer, const struct butler_kernels *kern
     fit.chosen = butler_alloc(n_chosen * sizeof *fit.chosen, err);
     fit.sigma = butler_alloc(n_chosen * sizeof *fit.sigma, err);
     for (int i = 0; fit.pairs && i < s->n_layers * fit.n_pairs; i++)
-        fit.pairs[i] = pair_of(trainer->model, i / fit.n_pairs, i % fit.n_pairs);
+        fit.pairs[i] = butler_predictor_pair_of(trainer->model, i / fit.n_pairs, i % fit.n_pairs);
     if (fit.pairs && fit.chosen && fit.sigma && (code = fit_keys(&fit, err)) == 0 && (code = fit_inputs(&fit, err)) == 0)
         code = fit_mids(&fit, err);
     free(fit.pairs);

@@ -19,7 +19,7 @@ int butler_trainer_sum(struct butler_trainer *trainer, butler_text_fn *add, void
  * query_1, norm.bias   ridge regression of the targets of all layers that a producer serves on its normed input, reduced to the
  *                      n_mid directions in which the fitted targets are largest; scaled to where silu is nearly linear.
  * query_2              ridge regression of the targets on the hidden layer that this gives. */
-int butler_fit(struct butler_trainer *trainer, const struct butler_kernels *kernels, struct butler_error *err);
+int butler_fit(struct butler_trainer *trainer, const struct butler_vector_loops *loops, struct butler_error *err);
 
 /* x[n][m] with (a[n][n] + ridge times the mean of its diagonal) x = b[n][m]; a is positive semidefinite. b becomes x; a is
  * overwritten. BUTLER_ERROR_NUMERIC if it is not positive definite. */

@@ -78,12 +78,12 @@ static double square_row(float *s, const float *z, int n, int n_cols, float slop
 }
 
 /* One row: -sum_i a_i log p_i over n tokens, a and p the softmaxes of z and s; s = slope * (p - a), zero after them. */
-static double entropy_row(const struct butler_kernels *kernels, float *s, float *z, int n, int n_cols, float slope)
+static double entropy_row(const struct butler_vector_loops *loops, float *s, float *z, int n, int n_cols, float slope)
 {
-    const float z_max = kernels->max(z, n), s_max = kernels->max(s, n);
-    const float z_sum = kernels->exp_sum(z, z_max, n);
-    const float weighted = kernels->dot(z, s, n) / z_sum;
-    const float s_sum = kernels->exp_sum(s, s_max, n);
+    const float z_max = loops->max(z, n), s_max = loops->max(s, n);
+    const float z_sum = loops->exp_sum(z, z_max, n);
+    const float weighted = loops->dot(z, s, n) / z_sum;
+    const float s_sum = loops->exp_sum(s, s_max, n);
     const float p_scale = slope / s_sum, a_scale = slope / z_sum;
     for (int i = 0; i < n; i++)
         s[i] = p_scale * s[i] - a_scale * z[i];
@@ -91,7 +91,7 @@ static double entropy_row(const struct butler_kernels *kernels, float *s, float 
     return (double)s_max + log((double)s_sum) - (double)weighted;
 }
 
-double butler_loss(const struct butler_blas *blas, const struct butler_kernels *kernels, enum butler_loss_kind kind,
+double butler_loss(const struct butler_blas *blas, const struct butler_vector_loops *loops, enum butler_loss_kind kind,
                    const struct butler_loss_heads *heads)
 {
     const bool square = kind == BUTLER_LOSS_SQUARE_MSE, entropy = kind == BUTLER_LOSS_CROSS_ENTROPY;
@@ -106,8 +106,7 @@ double butler_loss(const struct butler_blas *blas, const struct butler_kernels *
         for (int r = 0; r < panel.n_rows; r++) {
             float *z = panel.z + (size_t)r * (size_t)panel.n_cols, *s = panel.s + (size_t)r * (size_t)panel.n_cols;
             const int n_seen = square ? heads->n : heads->at[first + r / heads->n_heads] + 1;
-            sum +=
-                entropy ? entropy_row(kernels, s, z, n_seen, panel.n_cols, slope) : square_row(s, z, n_seen, panel.n_cols, slope);
+            sum += entropy ? entropy_row(loops, s, z, n_seen, panel.n_cols, slope) : square_row(s, z, n_seen, panel.n_cols, slope);
         }
         if (heads->dqp)
             back_scores(blas, heads, &panel);
@@ -163,14 +162,14 @@ static bool takes(struct cut *cut, float score)
     return score > cut->at || (score == cut->at && cut->ties-- > 0);
 }
 
-static void measure_row(const struct butler_kernels *kernels, const float *z, const float *s, int n, float *scratch,
+static void measure_row(const struct butler_vector_loops *loops, const float *z, const float *s, int n, float *scratch,
                         struct butler_loss_measures *sums)
 {
     const int half = n / 2, tenth = BUTLER_MAX(n / 10, 1);
     struct cut z_half = cut_at(z, n, half, scratch), s_half = cut_at(s, n, half, scratch);
     struct cut z_tenth = cut_at(z, n, tenth, scratch), s_tenth = cut_at(s, n, tenth, scratch);
     memcpy(scratch, z, (size_t)n * sizeof *scratch);
-    const double total = (double)kernels->exp_sum(scratch, kernels->max(z, n), n);
+    const double total = (double)loops->exp_sum(scratch, loops->max(z, n), n);
     int agree = 0, found = 0;
     double mass = 0, oracle = 0;
     for (int i = 0; i < n; i++) {
@@ -187,7 +186,7 @@ static void measure_row(const struct butler_kernels *kernels, const float *z, co
     sums->oracle_mass += oracle / total;
 }
 
-void butler_loss_measure(const struct butler_blas *blas, const struct butler_kernels *kernels,
+void butler_loss_measure(const struct butler_blas *blas, const struct butler_vector_loops *loops,
                          const struct butler_loss_heads *heads, int step, float *scratch, struct butler_loss_measures *sums)
 {
     int first = 0;
@@ -197,7 +196,7 @@ void butler_loss_measure(const struct butler_blas *blas, const struct butler_ker
         const struct panel panel = panel_of(heads, first, 1, false);
         make_scores(blas, heads, &panel);
         for (int h = 0; h < heads->n_heads; h++)
-            measure_row(kernels, panel.z + (size_t)h * (size_t)panel.n_cols, panel.s + (size_t)h * (size_t)panel.n_cols,
-                        panel.n_cols, scratch, sums);
+            measure_row(loops, panel.z + (size_t)h * (size_t)panel.n_cols, panel.s + (size_t)h * (size_t)panel.n_cols, panel.n_cols,
+                        scratch, sums);
     }
 }

@@ -5,7 +5,7 @@
 #define BUTLER_LOSS_H
 
 #include "blas.h"
-#include "kernels/kernels.h"
+#include "butler_tools.h"
 
 enum {
     BUTLER_LOSS_ROWS = 64,    /* rows of a panel: queries times heads */
@@ -39,7 +39,7 @@ int butler_loss_sample(int n, int n_queries, uint64_t seed, int *at);
 
 /* The sum over these heads of their losses, estimated without bias from the sampled queries. Eq. of tokenbutler section 3.3 for
  * the squares; the cross-entropy is v2's. */
-double butler_loss(const struct butler_blas *blas, const struct butler_kernels *kernels, enum butler_loss_kind kind,
+double butler_loss(const struct butler_blas *blas, const struct butler_vector_loops *loops, enum butler_loss_kind kind,
                    const struct butler_loss_heads *heads);
 
 /* How well the predictor's ranking selects tokens: sums over the measured rows. */
@@ -52,7 +52,7 @@ struct butler_loss_measures {
 };
 
 /* Adds every `step`-th query that has at least BUTLER_LOSS_MIN_ROW tokens, for each head. scratch: n floats. */
-void butler_loss_measure(const struct butler_blas *blas, const struct butler_kernels *kernels,
+void butler_loss_measure(const struct butler_blas *blas, const struct butler_vector_loops *loops,
                          const struct butler_loss_heads *heads, int step, float *scratch, struct butler_loss_measures *sums);
 
 #endif

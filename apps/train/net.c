@@ -28,7 +28,7 @@ void butler_net_request_mid(struct butler_net *net, struct butler_net_mid *mid)
 }
 
 struct butler_net *butler_net_new(const struct butler_predictor *predictor, const struct butler_blas *blas,
-                                  const struct butler_kernels *kernels, enum butler_loss_kind kind, int max_n,
+                                  const struct butler_vector_loops *loops, enum butler_loss_kind kind, int max_n,
                                   struct butler_error *err)
 {
     const struct butler_predictor_sizes *s = &predictor->sizes;
@@ -41,7 +41,7 @@ struct butler_net *butler_net_new(const struct butler_predictor *predictor, cons
     net->predictor = predictor;
     net->version = versions[s->version];
     net->blas = blas;
-    net->kernels = kernels;
+    net->loops = loops;
     net->kind = kind;
     net->max_n = max_n;
     struct butler_arena *arena = &net->arena;
@@ -212,9 +212,9 @@ void butler_net_heads(struct butler_net *net, const float *q, const float *k)
             .panels = net->panels,
         };
         butler_net_gather(net, q + g * group * s->head_dim, s->n_heads * s->head_dim, group * s->head_dim, q_rows);
-        net->loss += butler_loss(net->blas, net->kernels, net->kind, &heads) / n_predicted;
+        net->loss += butler_loss(net->blas, net->loops, net->kind, &heads) / n_predicted;
         if (net->measure_step > 0)
-            butler_loss_measure(net->blas, net->kernels, &heads, net->measure_step, net->row, &net->measures);
+            butler_loss_measure(net->blas, net->loops, &heads, net->measure_step, net->row, &net->measures);
     }
 }
 

@@ -29,7 +29,7 @@ struct butler_net {
     const struct butler_predictor *predictor; /* weights are read; another thread may read them too */
     const struct butler_net_version *version;
     const struct butler_blas *blas;
-    const struct butler_kernels *kernels;
+    const struct butler_vector_loops *loops;
     enum butler_loss_kind kind;
     int max_n;
     /* Set by the caller before a text. */
@@ -62,7 +62,7 @@ struct butler_net {
 
 /* For texts of at most max_n tokens. NULL: no memory. */
 struct butler_net *butler_net_new(const struct butler_predictor *predictor, const struct butler_blas *blas,
-                                  const struct butler_kernels *kernels, enum butler_loss_kind kind, int max_n,
+                                  const struct butler_vector_loops *loops, enum butler_loss_kind kind, int max_n,
                                   struct butler_error *err);
 void butler_net_free(struct butler_net *net);
 /* Bytes that one net holds. */

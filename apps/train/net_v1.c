@@ -55,7 +55,7 @@ static void add_bias(const struct butler_net *net, const char *name, float *y)
 {
     const struct butler_predictor_param *bias = butler_net_param(net, "%s.bias", name);
     for (int t = 0; t < net->n; t++)
-        net->kernels->add(y + (size_t)t * (size_t)bias->n_cols, bias->data, bias->n_cols);
+        net->loops->add(y + (size_t)t * (size_t)bias->n_cols, bias->data, bias->n_cols);
 }
 
 static void add_bias_back(const struct butler_net *net, const char *name, const float *dy)
@@ -63,7 +63,7 @@ static void add_bias_back(const struct butler_net *net, const char *name, const 
     const struct butler_predictor_param *bias = butler_net_param(net, "%s.bias", name);
     float *grad = butler_net_grad(net, bias, 0);
     for (int t = 0; t < net->n; t++)
-        net->kernels->add(grad, dy + (size_t)t * (size_t)bias->n_cols, bias->n_cols);
+        net->loops->add(grad, dy + (size_t)t * (size_t)bias->n_cols, bias->n_cols);
 }
 
 static void rotate_inner(const struct butler_net *net, bool back, float *x)
@@ -86,7 +86,7 @@ static void input(struct butler_net *net, int producer, const float *h)
     linear(net, "attn_v", net->z, net->v);
     rotate_inner(net, false, net->inner_q);
     rotate_inner(net, false, net->k);
-    butler_self_attention(net->blas, net->kernels, net->n, s->n_inner_heads, head, butler_predictor_window(s), net->inner_q, net->k,
+    butler_self_attention(net->blas, net->loops, net->n, s->n_inner_heads, head, butler_predictor_window(s), net->inner_q, net->k,
                           net->v, net->panels, net->a);
     butler_norm_rows(net->n, s->n_inner, net->a, butler_net_param(net, "norm.weight")->data,
                      butler_net_param(net, "norm.bias")->data, NORM_EPS, net->normed);
@@ -110,8 +110,8 @@ static void back(struct butler_net *net)
     butler_net_mid_back(net, &net->key, butler_net_param(net, "key_1.weight"), net->wide, net->dwide, false);
     butler_net_mid_back(net, &net->query, butler_net_param(net, "query_1.weight"), net->asked, net->dasked, false);
     for (int r = 0; r < net->n_queries; r++)
-        net->kernels->add(net->dwide + (size_t)net->at[r] * (size_t)s->n_embd, net->dasked + (size_t)r * (size_t)s->n_embd,
-                          s->n_embd);
+        net->loops->add(net->dwide + (size_t)net->at[r] * (size_t)s->n_embd, net->dasked + (size_t)r * (size_t)s->n_embd,
+                        s->n_embd);
     add_bias_back(net, "ffn_down", net->dwide);
     linear_back(net, "ffn_down", net->gelu, net->dwide, net->dup, false);
     butler_gelu_back((size_t)net->n * 2 * (size_t)s->n_inner, net->up, net->dup, net->dup);
@@ -119,7 +119,7 @@ static void back(struct butler_net *net)
     linear_back(net, "ffn_up", net->normed, net->dup, net->da, false);
     butler_norm_rows_back(net->n, s->n_inner, net->a, weight->data, NORM_EPS, net->da, butler_net_grad(net, weight, 0),
                           butler_net_grad(net, bias, 0), net->da);
-    butler_self_attention_back(net->blas, net->kernels, net->n, s->n_inner_heads, s->n_inner / s->n_inner_heads,
+    butler_self_attention_back(net->blas, net->loops, net->n, s->n_inner_heads, s->n_inner / s->n_inner_heads,
                                butler_predictor_window(s), net->inner_q, net->k, net->v, net->da, net->panels, net->dq, net->dk,
                                net->dv);
     rotate_inner(net, true, net->dq);

@@ -3,7 +3,7 @@
 #ifndef BUTLER_STATES_H
 #define BUTLER_STATES_H
 
-#include "engine/capture.h"
+#include "butler_tools.h"
 #include "model/predictor.h"
 
 struct butler_states {

@@ -35,9 +35,11 @@ struct butler_train_params {
 struct butler_trainer {
     struct butler_engine *engine; /* borrowed */
     struct butler_model *model;   /* the engine's */
+    const struct butler_model_info *info;
     struct butler_train_params params;
     const struct butler_gather *reduce; /* borrowed */
     struct butler_blas *blas;
+    struct butler_vector_loops loops;
     struct butler_data data;
     struct butler_predictor *predictor;
     bool to_fit; /* before the first step */

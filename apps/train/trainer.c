@@ -3,9 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/session.h"
+#include "base/threads.h"
 #include "fit.h"
 #include "net.h"
+
+enum { PAGES = 256 /* tokens by which a text's pages may be longer than the text */ };
 
 /* What one thread needs: a view of the model with threads of its own, and room for a predictor's text. */
 struct butler_train_worker {
@@ -28,8 +30,8 @@ struct butler_train_result {
 static int check_params(const struct butler_model *model, const struct butler_train_params *params,
                         const struct butler_gather *reduce, struct butler_error *err)
 {
-    if (!model->tokenizer)
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s has no tokenizer to read texts with", model->path);
+    if (butler_tokenize(model, "a", 1, 0, NULL, 0, err) < 0)
+        return BUTLER_ERROR_UNSUPPORTED;
     if (params->sizes.version == 2 && params->loss != BUTLER_LOSS_CROSS_ENTROPY)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a predictor of version 2 is trained on the cross-entropy, not on squares");
     if (params->fit && params->sizes.version != 2)
@@ -48,6 +50,11 @@ static int make_workers(struct butler_trainer *trainer, struct butler_error *err
 {
     const struct butler_train_params *params = &trainer->params;
     trainer->n_workers = BUTLER_MIN(params->n_threads, BUTLER_MAX(trainer->n_local, 1));
+    struct butler_engine_info device = {BUTLER_INIT(butler_engine_info)};
+    struct butler_policy_cost token = {BUTLER_INIT(butler_policy_cost)};
+    butler_engine_get_info(trainer->engine, &device);
+    if (butler_policy_estimate(trainer->engine, "full", BUTLER_KV_F16, 1, &token, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
     trainer->pool = butler_pool_new(trainer->n_workers, err);
     trainer->workers = butler_alloc((size_t)trainer->n_workers * sizeof *trainer->workers, err);
     trainer->n_results = BUTLER_MAX(trainer->n_local, params->n_valid_texts);
@@ -57,17 +64,12 @@ static int make_workers(struct butler_trainer *trainer, struct butler_error *err
     for (int i = 0; i < trainer->n_workers; i++) {
         struct butler_train_worker *worker = &trainer->workers[i];
         /* A text is one pass, so that a layer's queries and keys are there at once and need not be kept. */
-        const struct butler_hparams *hp = &trainer->model->hp;
-        const uint64_t kv_bytes = (uint64_t)hp->n_layers * (uint64_t)hp->n_kv_heads *
-                                  butler_kv_extent_bytes(BUTLER_KV_F16, hp->head_dim) *
-                                  (uint64_t)BUTLER_CEIL_DIV(params->length, BUTLER_EXTENT_TOKENS);
         const struct butler_engine_params engine = {.n_threads = BUTLER_MAX(params->n_threads / trainer->n_workers, 1),
-                                                    .isa = trainer->engine->backend->isa,
+                                                    .isa = device.isa,
                                                     .n_block = params->length,
-                                                    .kv_bytes = kv_bytes};
+                                                    .kv_bytes = token.full_kv_bytes * (uint64_t)(params->length + PAGES)};
         worker->engine = butler_engine_new(trainer->model, &engine, err);
-        worker->net =
-            butler_net_new(trainer->predictor, trainer->blas, trainer->engine->backend->kernels, params->loss, params->length, err);
+        worker->net = butler_net_new(trainer->predictor, trainer->blas, &trainer->loops, params->loss, params->length, err);
         worker->ids = butler_alloc((size_t)params->length * sizeof *worker->ids, err);
         if (!worker->engine || !worker->net || !worker->ids ||
             butler_states_init(&worker->measured, &trainer->predictor->sizes, params->length, err) < 0)
@@ -145,13 +147,16 @@ static int make_predictor(struct butler_trainer *trainer, struct butler_error *e
 struct butler_trainer *butler_trainer_new(struct butler_engine *engine, const struct butler_train_params *params,
                                           const struct butler_gather *reduce, struct butler_error *err)
 {
-    if (check_params(engine->model, params, reduce, err) < 0)
+    if (check_params(butler_engine_model(engine), params, reduce, err) < 0)
         return NULL;
     struct butler_trainer *trainer = butler_alloc(sizeof *trainer, err);
     if (!trainer)
         return NULL;
     trainer->engine = engine;
-    trainer->model = engine->model;
+    trainer->model = butler_engine_model(engine);
+    trainer->info = butler_model_get_info(trainer->model);
+    trainer->loops.struct_size = sizeof trainer->loops;
+    butler_engine_vector_loops(engine, &trainer->loops);
     trainer->params = *params;
     trainer->reduce = reduce;
     if (!(trainer->blas = butler_blas_load(err)) ||
@@ -202,8 +207,8 @@ void butler_trainer_free(struct butler_trainer *trainer)
 /* -------------------------------------------------------------------------------------------------- a text */
 
 /* The model reads worker->ids[n] into states. */
-static int read_text(struct butler_train_worker *worker, int n_workers, int n, struct butler_states *states,
-                     struct butler_error *err)
+static int read_text(struct butler_train_worker *worker, const struct butler_model_info *info, int n_workers, int n,
+                     struct butler_states *states, struct butler_error *err)
 {
     const struct butler_session_params params = {.n_ctx = n, .kv_type = BUTLER_KV_F16};
     struct butler_session *session = butler_session_new(worker->engine, &params, err);
@@ -216,10 +221,10 @@ static int read_text(struct butler_train_worker *worker, int n_workers, int n, s
     worker->has_multiplied = true;
     struct butler_capture capture = butler_states_capture;
     capture.user = states;
-    session->capture = &capture;
+    butler_session_set_capture(session, &capture, NULL);
     butler_states_begin(states, n);
     int code = butler_prefill(session, worker->ids, n, NULL, NULL, err);
-    if (code == 0 && states->layers_seen != worker->engine->model->hp.n_layers - 1)
+    if (code == 0 && states->layers_seen != info->n_layers - 1)
         code = butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "a text of %d tokens was not read in one block", n);
     butler_session_free(session);
     return code;
@@ -241,7 +246,7 @@ static int find_states(const struct batch *batch, struct butler_train_worker *wo
     if (batch->number < 0) {
         *states = &worker->measured;
         n = butler_data_valid(&trainer->data, i, params->n_valid_texts, worker->ids, err);
-        return n < 0 ? n : read_text(worker, trainer->n_workers, n, *states, err);
+        return n < 0 ? n : read_text(worker, trainer->info, trainer->n_workers, n, *states, err);
     }
     const int64_t round = batch->number / (trainer->n_kept * params->n_uses), turn = batch->number % trainer->n_kept;
     const int64_t number = (round * trainer->n_kept + turn) * params->batch + trainer->first_text + i;
@@ -251,7 +256,7 @@ static int find_states(const struct batch *batch, struct butler_train_worker *wo
         return 0;
     trainer->kept_number[place] = -1;
     n = butler_data_train(&trainer->data, number, worker->ids, err);
-    const int code = n < 0 ? n : read_text(worker, trainer->n_workers, n, *states, err);
+    const int code = n < 0 ? n : read_text(worker, trainer->info, trainer->n_workers, n, *states, err);
     if (code == 0)
         trainer->kept_number[place] = number;
     return code;
@@ -372,7 +377,7 @@ int butler_trainer_step(struct butler_trainer *trainer, struct butler_train_repo
     if (trainer->adam.step >= trainer->params.adam.n_steps)
         return 0;
     if (trainer->to_fit && trainer->adam.step == 0) {
-        const int code = butler_fit(trainer, trainer->engine->backend->kernels, err);
+        const int code = butler_fit(trainer, &trainer->loops, err);
         if (code < 0)
             return code;
         trainer->to_fit = false;

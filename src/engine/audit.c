@@ -159,7 +159,9 @@ static void report_heads(const struct butler_session *session, int layer, const 
                                                         .n_read = n_read,
                                                         .positions = exact->positions + (size_t)(h / group) * exact->stride,
                                                         .weights = exact->weights + (size_t)h * exact->stride,
-                                                        .n = exact->n};
+                                                        .n = exact->n,
+                                                        .scores = exact->scores + (size_t)h * exact->stride,
+                                                        .sink = exact->sinks[h]};
         session->on_attention(session->attention_user, &attention);
     }
 }

@@ -129,6 +129,8 @@ int butler_engine_threads(int n_threads)
 struct butler_engine *butler_engine_clone(const struct butler_engine *engine, int n_threads, uint64_t prefix_bytes,
                                           struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(engine, err))
+        return NULL;
     const struct butler_engine_params params = {.n_block = engine->n_block,
                                                 .kv_bytes = engine->kv_bytes,
                                                 .prefix_bytes = prefix_bytes,

@@ -3,6 +3,7 @@
 #ifndef BUTLER_ENGINE_H
 #define BUTLER_ENGINE_H
 
+#include "butler_tools.h"
 #include "engine/audit.h"
 #include "engine/backend.h"
 #include "engine/scratch.h"
@@ -37,11 +38,6 @@ struct butler_engine *butler_engine_new_on(struct butler_model *model, const str
 
 /* How many threads a caller's number stands for: 0 is those of the machine. */
 int butler_engine_threads(int n_threads);
-
-/* An engine of its own threads and scratch on the same model and device, with the plug-ins and predictors of another, which must
- * outlive it: for a thread that runs sessions beside it. Its prefix cache is its own, of prefix_bytes (0: none). */
-struct butler_engine *butler_engine_clone(const struct butler_engine *engine, int n_threads, uint64_t prefix_bytes,
-                                          struct butler_error *err);
 
 /* The pool for extents of rows of this type and length; made at its first use. NULL with *err filled on failure. */
 struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butler_kv_type type, int head_dim,

@@ -3,12 +3,12 @@
 #ifndef BUTLER_PLAN_H
 #define BUTLER_PLAN_H
 
+#include "butler_tools.h"
 #include "engine/metric.h"
 
 enum butler_method { BUTLER_DENSE, BUTLER_EVICT, BUTLER_RETRIEVE };
 enum butler_share { BUTLER_SHARE_QUERY, BUTLER_SHARE_KV, BUTLER_SHARE_LAYER };
 enum butler_reduce { BUTLER_REDUCE_MAX, BUTLER_REDUCE_MEAN };
-enum butler_budget { BUTLER_BUDGET_COUNT, BUTLER_BUDGET_FRACTION, BUTLER_BUDGET_MASS };
 /* How heads that share a selection are made comparable. */
 enum butler_normalise { BUTLER_NORMALISE_SOFTMAX, BUTLER_NORMALISE_ZSCORE };
 enum butler_value_norm { BUTLER_NORM_NONE, BUTLER_NORM_L1, BUTLER_NORM_L2, BUTLER_NORM_LINF };

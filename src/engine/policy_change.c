@@ -32,6 +32,17 @@ static bool is_like(const char *a, const char *b)
     }
 }
 
+void butler_session_follow_policy(struct butler_session *session, const struct butler_policy *last)
+{
+    const int n = session->n_past;
+    bool late = false;
+    for (int l = 0; l < session->shape.n_layers; l++)
+        late = late || (butler_policy_defers(last, l, session->shape.n_layers, n) &&
+                        !butler_policy_defers(&session->policy, l, session->shape.n_layers, n));
+    if (late && n > 0)
+        butler_session_summarise(session, 0, n);
+}
+
 int butler_session_set_policy(struct butler_session *session, const char *policy, struct butler_error *err)
 {
     struct butler_policy next;
@@ -53,12 +64,7 @@ int butler_session_set_policy(struct butler_session *session, const char *policy
         butler_plan_guide(&next.plan);
     const struct butler_policy last = session->policy;
     session->policy = next;
-    bool late = false; /* what the old budget put off is wanted from now on */
-    for (int l = 0; l < session->shape.n_layers; l++)
-        late = late || (butler_policy_defers(&last, l, session->shape.n_layers, session->n_past) &&
-                        !butler_policy_defers(&next, l, session->shape.n_layers, session->n_past));
-    if (late && session->n_past > 0)
-        butler_session_summarise(session, 0, session->n_past);
+    butler_session_follow_policy(session, &last);
     return 0;
 }
 

@@ -3,7 +3,6 @@
 #ifndef BUTLER_SESSION_H
 #define BUTLER_SESSION_H
 
-#include "engine/capture.h"
 #include "engine/engine.h"
 
 struct butler_session {
@@ -78,15 +77,14 @@ struct butler_part {
  * that fails has its error, its session is marked. */
 void butler_forward(struct butler_engine *engine, int n_parts);
 
-/* Whether a session of policy `to` can take over the text of one of policy `from`: what its metric keeps is the same, or
- * can be made from the keys. */
+/* butler_policy_can_adopt of policies that are parsed. */
 bool butler_session_can_adopt(const struct butler_policy *to, const struct butler_policy *from);
-/* Gives an empty session the text of another session of the same engine and KV type, whose policy may be another; pages are shared.
- * It must hold all tokens. Both go on from there by themselves. */
-int butler_session_adopt(struct butler_session *session, struct butler_session *from, struct butler_error *err);
 
 /* The session's cache holds the first n tokens of a text in shared pages: makes what its metric keeps of slots [first, n). */
 void butler_session_summarise(struct butler_session *session, int first, int n);
+
+/* Its policy's budget was `last`: makes what that budget put off and the new one wants. */
+void butler_session_follow_policy(struct butler_session *session, const struct butler_policy *last);
 
 /* Gives back the pages that layers with a window will not read again. */
 void butler_session_release_windows(struct butler_session *session);

@@ -126,6 +126,8 @@ bool butler_session_can_adopt(const struct butler_policy *to, const struct butle
 
 int butler_session_adopt(struct butler_session *session, struct butler_session *from, struct butler_error *err)
 {
+    if (BUTLER_IS_NULL(session, err) || BUTLER_IS_NULL(from, err))
+        return BUTLER_ERROR_ARGUMENT;
     const bool records = same_metric(&session->policy, &from->policy), norms = session->kv.value_norm == from->kv.value_norm;
     if (session->engine != from->engine || session->kv_type != from->kv_type || session->n_past != 0 || from->failed ||
         session->rope_freq != from->rope_freq || !butler_session_can_adopt(&session->policy, &from->policy))

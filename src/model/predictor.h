@@ -112,6 +112,13 @@ void butler_predictor_rotate(struct butler_predictor_sizes *sizes, const struct 
 bool butler_predictor_rotates(const struct butler_predictor_sizes *sizes); /* version 1, head_freq, or rope_freq is not all 0 */
 /* Version 2: radians per position of a predicted layer's queries, *n_sets sets of [d/2], of each KV head or (1) of all. */
 const float *butler_predictor_layer_freq(const struct butler_predictor *predictor, int layer, int *n_sets);
+/* Channels of a head of the model that its rotation turns together, and by which angle (radians per position, 0: not at all). */
+struct butler_predictor_pair {
+    int first, second;
+    float freq;
+};
+/* The i-th of head_dim / 2 pairs. */
+struct butler_predictor_pair butler_predictor_pair_of(const struct butler_model *model, int layer, int i);
 /* Length of version 1's attention window, the query's token included. */
 int butler_predictor_window(const struct butler_predictor_sizes *sizes);
 /* Radians per position, freq[dim / 2], of version 1's vectors of dim channels. */

@@ -42,6 +42,20 @@ struct butler_predictor_sizes butler_predictor_sizes_for(const struct butler_mod
     return sizes;
 }
 
+struct butler_predictor_pair butler_predictor_pair_of(const struct butler_model *model, int layer, int i)
+{
+    const struct butler_hparams *hp = &model->hp;
+    const int n_rotated = model->rope_freq ? hp->n_rot / 2 : 0;
+    if (i >= n_rotated)
+        return (struct butler_predictor_pair){2 * i, 2 * i + 1, 0};
+    const enum butler_layer_rope rope = model->layers[layer].rope;
+    const float *freq = rope == BUTLER_LAYER_ROTATES_LOCAL ? model->rope_freq_local : model->rope_freq;
+    struct butler_predictor_pair pair = {i, i + n_rotated, rope == BUTLER_LAYER_UNROTATED ? 0 : freq[i]};
+    if (hp->rope == BUTLER_ROPE_ADJACENT)
+        pair = (struct butler_predictor_pair){2 * i, 2 * i + 1, pair.freq};
+    return pair;
+}
+
 static bool completes_turn(float freq, int n_tokens)
 {
     return freq * (float)n_tokens >= 6.2831853f;
