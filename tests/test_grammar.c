@@ -5,6 +5,7 @@
 #include "base/util.h"
 #include "fixtures.h"
 #include "grammar/grammar.h"
+#include "text/tokenizer_parts.h"
 #include "tokenizer_test.h"
 
 enum { MAX_TEXT = 14, MAX_VOCAB = 600 };
@@ -621,6 +622,43 @@ static void test_prepared(void **state)
     butler_model_free(model);
 }
 
+/* Grammars whose states are never the same: each may hold some, all together no more than the tokenizer's bound, and a freed one
+ * makes room. */
+static void test_memory(void **state)
+{
+    static const char gbnf[] = "root ::= p [.]\np ::= \"a\" p \"a\" | \"b\" p \"b\" | [ab]*";
+    enum { N = 8, TEXT = 60 };
+    struct butler_shared_memory *shared = &vocab->tokenizer->grammars;
+    struct butler_grammar *grammars[N];
+    struct butler_error err = {0};
+    size_t alone = 0;
+    int n = 0, code = 0;
+    (void)state;
+    assert_int_equal(shared->used, 0);
+    assert_int_equal(shared->max, 1 << 30);
+    for (int pass = 0; pass < 2; pass++) { /* the first only measures what one needs */
+        for (n = 0, code = 0; n < (pass ? N : 1) && code >= 0; n++) {
+            grammars[n] = compiled(gbnf);
+            int32_t at = butler_grammar_start(grammars[n]);
+            for (int i = 0; i < TEXT && code >= 0; i++)
+                code = at = butler_grammar_advance(grammars[n], at, 3 + (i % 3 ? 'a' : 'b'), &err);
+        }
+        if (!pass) {
+            assert_true(code > 0);
+            alone = shared->used;
+            shared->max = 3 * alone + alone / 2;
+        }
+        assert_true(alone > 10000 && shared->used < shared->max + alone);
+        for (int i = 0; i < n; i++)
+            butler_grammar_free(grammars[i]);
+        assert_int_equal(shared->used, 0);
+    }
+    assert_int_equal(n, 4);
+    assert_int_equal(code, BUTLER_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "all grammars in use together"));
+    shared->max = 1 << 30;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -628,6 +666,7 @@ int main(void)
         cmocka_unit_test(test_tokens),   cmocka_unit_test(test_long_repetitions),
         cmocka_unit_test(test_hostile),  cmocka_unit_test(test_random),
         cmocka_unit_test(test_samplers), cmocka_unit_test(test_prepared),
+        cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, make_vocab, free_vocab);
 }

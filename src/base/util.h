@@ -33,6 +33,11 @@ void butler_unreserve(void *base, size_t n_bytes);
 /* Returns the whole pages inside [base, base + n_bytes) to the system; they read as zero afterwards. */
 void butler_reserve_discard(void *base, size_t n_bytes);
 
+/* Bytes that several owners take within one bound. */
+struct butler_shared_memory {
+    size_t used, max; /* used: atomic */
+};
+
 /* One allocation divided into 64-byte aligned pieces: request all pieces (want), then allocate (make). */
 struct butler_arena {
     unsigned char *base;

@@ -13,7 +13,7 @@
 
 enum {
     MAX_ITEMS = 8192,       /* of a state or a frame */
-    MAX_MEMORY = 256 << 20, /* bytes of all sets */
+    MAX_MEMORY = 256 << 20, /* bytes of all sets; of several machines: shared->max */
     MAX_SHORT = 32,         /* items of a set that is shortened */
     SHORT_DEPTH = 2,        /* levels of frames that stay */
 };
@@ -34,6 +34,7 @@ struct set {
 
 struct butler_machine {
     const struct butler_rules *rules;
+    struct butler_shared_memory *shared;
     struct set *sets; /* [n_sets]; set 0 is empty */
     size_t n_sets, max_sets;
     uint32_t *slots; /* [n_slots] hash table of the sets; BUTLER_NO_INDEX: free */
@@ -66,6 +67,7 @@ void butler_machine_free(struct butler_machine *machine)
     }
     free(machine->sets);
     free(machine->slots);
+    __atomic_sub_fetch(&machine->shared->used, machine->memory, __ATOMIC_RELAXED);
     butler_arena_free(&machine->arena);
     free(machine);
 }
@@ -119,9 +121,13 @@ static int grow_slots(struct butler_machine *machine, struct butler_error *err)
 static int charge(struct butler_machine *machine, size_t bytes, struct butler_error *err)
 {
     machine->memory += bytes;
+    const size_t all = __atomic_add_fetch(&machine->shared->used, bytes, __ATOMIC_RELAXED);
     if (machine->memory > MAX_MEMORY)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "the grammar needs more than %d MB for its states",
                            (int)(MAX_MEMORY >> 20));
+    if (all > machine->shared->max)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "all grammars in use together need more than %zu MB for their states",
+                           machine->shared->max >> 20);
     return 0;
 }
 
@@ -311,12 +317,14 @@ static int32_t close_items(struct butler_machine *machine, struct butler_error *
 
 /* --------------------------------------------------------------------------------------------------- states */
 
-struct butler_machine *butler_machine_new(const struct butler_rules *rules, struct butler_error *err)
+struct butler_machine *butler_machine_new(const struct butler_rules *rules, struct butler_shared_memory *shared,
+                                          struct butler_error *err)
 {
     struct butler_machine *machine = butler_alloc(sizeof *machine, err);
     if (!machine)
         return NULL;
     machine->rules = rules;
+    machine->shared = shared;
     machine->pause = BUTLER_GRAMMAR_WORK;
     butler_arena_want(&machine->arena, &machine->items, 2 * MAX_ITEMS, sizeof *machine->items);
     butler_arena_want(&machine->arena, &machine->callers, 2 * MAX_ITEMS, sizeof *machine->callers);

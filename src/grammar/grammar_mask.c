@@ -51,7 +51,7 @@ struct butler_grammar *butler_grammar_compile(struct butler_tokenizer *tokenizer
     grammar->n_owners = 1;
     grammar->tokenizer = tokenizer;
     if (butler_gbnf_parse(&grammar->rules, gbnf, tokenizer, err) < 0 || !(grammar->trie = butler_token_trie_of(tokenizer, err)) ||
-        !(grammar->machine = butler_machine_new(&grammar->rules, err))) {
+        !(grammar->machine = butler_machine_new(&grammar->rules, &tokenizer->grammars, err))) {
         butler_grammar_free(grammar);
         return NULL;
     }

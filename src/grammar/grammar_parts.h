@@ -104,7 +104,9 @@ int butler_gbnf_parse(struct butler_rules *rules, const char *gbnf, const struct
 
 /* grammar_machine.c. State 0 has no way on. */
 struct butler_machine;
-struct butler_machine *butler_machine_new(const struct butler_rules *rules, struct butler_error *err);
+/* shared: counts its states together with those of other machines; borrowed. */
+struct butler_machine *butler_machine_new(const struct butler_rules *rules, struct butler_shared_memory *shared,
+                                          struct butler_error *err);
 void butler_machine_free(struct butler_machine *machine);
 int32_t butler_machine_start(const struct butler_machine *machine);
 /* The state of a text that is complete and goes on nowhere. */

@@ -180,6 +180,7 @@ struct butler_tokenizer *butler_tokenizer_new(const struct butler_gguf *gguf, co
         butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for the tokenizer", butler_gguf_path(gguf));
         return NULL;
     }
+    tokenizer->grammars.max = BUTLER_GRAMMARS_MEMORY;
     if (load(tokenizer, gguf, pre_tokenizer, err)) {
         butler_tokenizer_free(tokenizer);
         return NULL;

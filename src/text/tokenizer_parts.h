@@ -23,6 +23,8 @@ struct butler_family {
 };
 extern const struct butler_family butler_family_spm, butler_family_bpe;
 
+enum { BUTLER_GRAMMARS_MEMORY = 1 << 30 }; /* bytes of the states of all grammars of a tokenizer; many run at once in a server */
+
 struct butler_tokenizer {
     const struct butler_family *family;
     struct butler_vocab vocab;
@@ -48,7 +50,8 @@ struct butler_tokenizer {
     struct butler_split *split;    /* gpt2; NULL: the file's pre-tokenizer is unknown, as no_split says */
     struct butler_error no_split;
 
-    struct butler_token_trie *trie; /* atomic; NULL until a grammar needs it */
+    struct butler_token_trie *trie;       /* atomic; NULL until a grammar needs it */
+    struct butler_shared_memory grammars; /* of the states of all grammars over its tokens */
 };
 
 /* One call of butler_tokenizer_encode. */
