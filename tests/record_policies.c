@@ -223,7 +223,9 @@ int main(int argc, char **argv)
     int n_ids;
     if (argc != 11 && argc != 12)
         die("MODEL POLICY KV_TYPE ISA THREADS BLOCK SEED SCHEDULE IDS OUT [PREDICTOR]");
-    const struct butler_engine_params device = {.n_threads = atoi(argv[5]), .isa = argv[4], .n_block = atoi(argv[6])};
+    /* 16 bits: predictions are compared with those in double precision. */
+    const struct butler_engine_params device = {
+        .n_threads = atoi(argv[5]), .isa = argv[4], .n_block = atoi(argv[6]), .activation_bits = 16};
     struct butler_model *model = butler_model_load(argv[1], NULL, &err);
     struct butler_engine *engine = model ? butler_engine_new(model, &device, &err) : NULL;
     if (!engine || (argc == 12 && butler_predictor_attach(engine, argv[11], &err) < 0))

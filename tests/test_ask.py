@@ -118,7 +118,7 @@ def test_run_reads_a_file_once(document, tmp_path):
     assert again["text"] == fresh["text"] and fresh["stats"]["n_library"] == 0
 
 
-@pytest.mark.parametrize("change", [["--kv-type", "f32"], ["-m", str(MODELS / "llama-mha.gguf")], ["--isa", "ref"], ["--prompt-precision", "8"]])
+@pytest.mark.parametrize("change", [["--kv-type", "f32"], ["-m", str(MODELS / "llama-mha.gguf")], ["--isa", "ref"], ["--prompt-precision", "16"]])
 def test_what_rows_depend_on_is_kept_apart(change, document):
     ask(document, "Who?")
     assert tokens_read(ask(document, "Who?", *change))[1] == 0

@@ -35,7 +35,7 @@ def test_text_follows_the_grammar(tmp_path):
 
 
 @real
-@pytest.mark.parametrize("flags", [["--temp", "0"], ["--temp", "0.8", "-s", "3"], ["--temp", "0.8", "-s", "3", "--top-k", "40", "--repeat-penalty", "1.1"]])
+@pytest.mark.parametrize("flags", [["--temp", "0"], ["--temp", "0.8", "-s", "3"], ["--temp", "0.8", "-s", "4", "--top-k", "40", "--repeat-penalty", "1.1"]])
 def test_json(flags):
     row = rows("run", "-m", SMOLLM2, "-p", PROMPT, "-n", "200", *flags, "--grammar", JSON, "--json")[-1]
     assert isinstance(json.loads(row["text"]), dict)

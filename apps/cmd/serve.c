@@ -235,7 +235,7 @@ static const struct cmd_use uses[] = {
     {CMD_ACCESS_LOG, NULL}, {CMD_AUDIT, "0"},          {CMD_NO_CACHE, NULL},      {CMD_CACHE, NULL},
     {CMD_CACHE_SIZE, "0"},  {CMD_BLOCK, "0"},          {CMD_CHAT_TEMPLATE, NULL}, {CMD_TEMP, "0.8"},
     {CMD_TOP_K, "40"},      {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},       CMD_PENALTIES,
-    {CMD_THREADS, "0"},     {CMD_ISA, NULL},           {CMD_PRECISION, "16"},     {CMD_PLUGIN, NULL},
+    {CMD_THREADS, "0"},     {CMD_ISA, NULL},           {CMD_PRECISION, "8"},      {CMD_PLUGIN, NULL},
     {CMD_STEP, NULL},       {CMD_PREDICTOR, NULL},     {CMD_HELP, NULL},          {CMD_NONE, NULL},
 };
 

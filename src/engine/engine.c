@@ -111,7 +111,7 @@ struct butler_engine *butler_engine_new_on(struct butler_model *model, const str
     engine->backend = backend;
     engine->n_block = params->n_block ? params->n_block : backend->block_rows;
     engine->kv_bytes = params->kv_bytes ? params->kv_bytes : machine_memory();
-    backend->activation_bits = params->activation_bits ? params->activation_bits : 16;
+    backend->activation_bits = params->activation_bits ? params->activation_bits : 8;
     if (bind_model(engine, err) < 0 ||
         (params->prefix_bytes > 0 && !(engine->prefix = butler_prefix_new(params->prefix_bytes, err)))) {
         butler_engine_free(engine);
