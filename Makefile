@@ -147,13 +147,13 @@ $(BUILD)/tests/test_scheduler $(BUILD)/tests/test_glass_scheduler: $(BUILD)/test
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
 
-$(BUILD)/tests/test_worker: $(BUILD)/tests/test_worker.o $(BUILD)/apps/serve/worker.o $(BUILD)/apps/serve/text.o
+$(BUILD)/tests/test_worker: $(BUILD)/tests/test_worker.o $(BUILD)/apps/serve/worker.o $(BUILD)/apps/serve/text.o $(BUILD)/libbutler.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka
 
 # So does that of the parser of answers.
 PARSER_OBJ = $(patsubst %,$(BUILD)/apps/serve/%.o,tools tools_head tools_xml tools_whole tools_messages text)
-$(BUILD)/tests/test_tools: $(BUILD)/tests/test_tools.o $(PARSER_OBJ)
+$(BUILD)/tests/test_tools: $(BUILD)/tests/test_tools.o $(PARSER_OBJ) $(BUILD)/libbutler.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(CMD_LIBS) -lcmocka
 

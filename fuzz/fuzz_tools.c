@@ -6,7 +6,7 @@
 #include "serve/tools.h"
 
 struct record {
-    struct serve_text parts[3]; /* content, reasoning, calls with a zero byte behind each name and each call */
+    struct butler_buffer parts[3]; /* content, reasoning, calls with a zero byte behind each name and each call */
     int n_calls;
     bool is_open;
 };
@@ -69,8 +69,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         fuzz_require(whole.parts[0].n == n && memcmp(whole.parts[0].bytes ? whole.parts[0].bytes : "", bytes, n) == 0,
                      "what is no call is content, every byte");
     for (int i = 0; i < 3; i++) {
-        serve_text_free(&whole.parts[i]);
-        serve_text_free(&cut.parts[i]);
+        butler_buffer_free(&whole.parts[i]);
+        butler_buffer_free(&cut.parts[i]);
     }
     return 0;
 }

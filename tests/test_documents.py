@@ -269,7 +269,7 @@ int main(void)
     return 0;
 }
 """)
-    subprocess.run(["cc", "-std=c11", f"-I{ROOT}", "-o", out, main, *sources], check=True)
+    subprocess.run(["cc", "-std=c11", f"-I{ROOT}/apps", "-o", out, main, *sources], check=True)
     said = subprocess.run([out], check=True, capture_output=True, text=True).stdout.splitlines()
     for line, words in zip(said, (("PDF", "libpoppler-glib-dev"), ("HTML", "libxml2-dev"), ("docx", "libarchive-dev")), strict=True):
         assert all(word in line for word in words)

@@ -182,7 +182,7 @@ static const struct {
 };
 
 struct record {
-    struct serve_text text;
+    struct butler_buffer text;
     int open; /* the kind of the last part + 1 */
     int n_calls;
 };
@@ -232,7 +232,7 @@ static void expect_parts(size_t which, size_t first, size_t step, bool one_call,
     assert_string_equal(record.text.bytes, out);
     assert_int_equal(serve_parser_n_calls(parser), record.n_calls);
     serve_parser_free(parser);
-    serve_text_free(&record.text);
+    butler_buffer_free(&record.text);
 }
 
 static void every_split_says_the_same(void **state)
@@ -276,7 +276,7 @@ static void parts_come_early(void **state)
         assert_memory_equal(record.text.bytes, steps[i].so_far, record.text.n);
     }
     serve_parser_free(parser);
-    serve_text_free(&record.text);
+    butler_buffer_free(&record.text);
 }
 
 /* What may be a call as a whole is held no longer than it may be one. */
@@ -293,7 +293,7 @@ static void other_texts_are_not_held(void **state)
         serve_parser_push(parser, "\": {", 5);
         assert_true(record.text.n >= strlen(texts[i]));
         serve_parser_free(parser);
-        serve_text_free(&record.text);
+        butler_buffer_free(&record.text);
     }
 }
 

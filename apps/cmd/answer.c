@@ -6,10 +6,10 @@
 #include "cmd.h"
 #include "base/util.h"
 
-int cmd_document_append(const struct cmd_options *options, const char *path, struct cmd_text *text)
+int cmd_document_append(const struct cmd_options *options, const char *path, struct butler_buffer *text)
 {
     const char *name = strcmp(path, "-") == 0 ? "standard input" : path;
-    struct cmd_text document = {0};
+    struct butler_buffer document = {0};
     int status = cmd_document_read(options, path, &document);
     size_t n_blank = 0;
     while (n_blank < document.n && strchr(" \t\r\n\f\v", document.bytes[n_blank]))
@@ -20,12 +20,12 @@ int cmd_document_append(const struct cmd_options *options, const char *path, str
     }
     if (status == CMD_DONE) {
         /* The name stands behind the text: the same text under another name begins alike, and is not read again. */
-        cmd_text_append(text, document.bytes, document.n);
-        cmd_text_append(text, "\n\n(end of ", 10);
-        cmd_text_append(text, name, strlen(name));
-        cmd_text_append(text, ")\n\n", 3);
+        cmd_append(text, document.bytes, document.n);
+        cmd_append(text, "\n\n(end of ", 10);
+        cmd_append(text, name, strlen(name));
+        cmd_append(text, ")\n\n", 3);
     }
-    cmd_text_free(&document);
+    butler_buffer_free(&document);
     return status;
 }
 
@@ -84,7 +84,7 @@ static void append_token(const struct butler_model *model, struct butler_utf8 *s
     size_t n = 0;
     const char *bytes = id < 0 ? NULL : butler_token_bytes(model, id, &n);
     char *piece = cmd_alloc(n + 16, 1);
-    cmd_text_append(&answer->text, piece, butler_utf8_push(stream, bytes, n, piece, n + 16));
+    cmd_append(&answer->text, piece, butler_utf8_push(stream, bytes, n, piece, n + 16));
     free(piece);
 }
 
@@ -145,7 +145,7 @@ int cmd_answer_generate(const struct cmd_options *options, struct butler_engine 
 
 void cmd_answer_free(struct cmd_answer *answer)
 {
-    cmd_text_free(&answer->text);
+    butler_buffer_free(&answer->text);
     free(answer->ids.values);
     *answer = (struct cmd_answer){0};
 }

@@ -21,7 +21,7 @@ static int make_prompt(const struct cmd_options *options, const struct butler_mo
     static const char label[] = "Question: ";
     const char *question = options->positional.values[0];
     struct butler_error err = {0};
-    struct cmd_text content = {0};
+    struct butler_buffer content = {0};
     struct butler_chat_text text = {0};
     int status = CMD_DONE;
     for (int i = 0; status == CMD_DONE && i < options->documents.n; i++)
@@ -29,11 +29,11 @@ static int make_prompt(const struct cmd_options *options, const struct butler_mo
     if (status != CMD_DONE)
         goto done;
     if (options->system && *options->system) { /* before the documents it would make all that follows another text */
-        cmd_text_append(&content, options->system, strlen(options->system));
-        cmd_text_append(&content, "\n\n", 2);
+        cmd_append(&content, options->system, strlen(options->system));
+        cmd_append(&content, "\n\n", 2);
     }
-    cmd_text_append(&content, label, sizeof label - 1);
-    cmd_text_append(&content, question, strlen(question) + 1);
+    cmd_append(&content, label, sizeof label - 1);
+    cmd_append(&content, question, strlen(question) + 1);
     const struct butler_chat_message message = {.role = "user", .content = content.bytes};
     if (cmd_template_render(&ask->template, model, &message, 1, &text, &err) < 0)
         status = cmd_fail(options, &err);
@@ -41,7 +41,7 @@ static int make_prompt(const struct cmd_options *options, const struct butler_mo
         status = cmd_chat_tokenize(options, model, &text, 0, &ask->prompt);
     butler_chat_text_free(&text);
 done:
-    cmd_text_free(&content);
+    butler_buffer_free(&content);
     return status;
 }
 

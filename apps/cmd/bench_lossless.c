@@ -217,7 +217,7 @@ static int measure(struct measured *m, const struct cmd_integers *text)
 /* The text of -f; none: random rows are as good where only times count. */
 static int read_text(const struct cmd_options *options, const struct butler_model *model, struct cmd_integers *ids)
 {
-    struct cmd_text text = {0};
+    struct butler_buffer text = {0};
     const char *file = options->file;
     for (int d = 0; d < options->depths.n; d++)
         if (options->depths.values[d] < 1) {
@@ -229,7 +229,7 @@ static int read_text(const struct cmd_options *options, const struct butler_mode
     int status = cmd_file_read(options, file, &text);
     if (status == CMD_DONE)
         status = cmd_tokenize_text(options, model, text.bytes, text.n, BUTLER_ADD_SPECIAL, ids);
-    cmd_text_free(&text);
+    butler_buffer_free(&text);
     for (int d = 0; status == CMD_DONE && d < options->depths.n; d++)
         if (options->depths.values[d] > ids->n) {
             cmd_say(options, "-d: the beginning of %s cannot have %d tokens: it has 1 to %d", file, options->depths.values[d],

@@ -38,7 +38,7 @@ static int generate(struct chat *chat)
     const int status = cmd_answer_generate(chat->options, chat->engine, chat->session, chat->sampler, chat->template.stop, &answer);
     for (int i = 0; i < answer.ids.n; i++)
         cmd_integers_append(&chat->ids, answer.ids.values[i]);
-    cmd_text_append(&chat->held, answer.text.bytes, answer.n_held);
+    cmd_append(&chat->held, answer.text.bytes, answer.n_held);
     if (answer.end == CMD_END_CONTEXT) {
         const int n_ctx = butler_n_ctx(chat->session), n_train = butler_model_get_info(chat->model)->n_ctx_train;
         fprintf(stderr, "(the context of %d tokens is full: /clear forgets the conversation", n_ctx);
@@ -153,7 +153,7 @@ static int read_text(struct chat *chat, const struct butler_chat_text *text, boo
     free(ids.values);
     if (status == CMD_DONE && *fits) {
         chat->held.n = 0;
-        cmd_text_append(&chat->held, text->bytes, text->n);
+        cmd_append(&chat->held, text->bytes, text->n);
     }
     return status == CMD_INTERRUPTED ? forget_new_tokens(chat, fits) : status;
 }
@@ -175,13 +175,13 @@ static int take_turn(struct chat *chat, const char *user)
 {
     const char *system = chat->options->system;
     const size_t n_before = chat->n_messages;
-    struct cmd_text content = {0};
+    struct butler_buffer content = {0};
     if (n_before == 0 && system && *system)
         chat_add_message(chat, "system", system, strlen(system));
-    cmd_text_append(&content, chat->documents.bytes, chat->documents.n);
-    cmd_text_append(&content, user, strlen(user));
+    cmd_append(&content, chat->documents.bytes, chat->documents.n);
+    cmd_append(&content, user, strlen(user));
     chat_add_message(chat, "user", content.bytes, content.n);
-    cmd_text_free(&content);
+    butler_buffer_free(&content);
     const size_t n_turn = chat->n_messages;
     const int status = chat_answer(chat);
     if (chat->n_messages == n_turn)
@@ -266,10 +266,10 @@ done:
     chat_drop_messages(&chat, 0);
     free(chat.messages);
     free(chat.policy);
-    cmd_text_free(&chat.documents);
+    butler_buffer_free(&chat.documents);
     free(chat.ids.values);
     cmd_template_free(&chat.template);
-    cmd_text_free(&chat.held);
+    butler_buffer_free(&chat.held);
     butler_sampler_free(chat.sampler);
     butler_session_free(chat.session);
     butler_library_free(chat.library);

@@ -15,11 +15,11 @@ struct chat {
     char *policy;                         /* owned */
     struct butler_chat_message *messages; /* [n_messages], contents owned */
     size_t n_messages, capacity;
-    struct cmd_text documents; /* they stand before the next turn */
-    struct cmd_integers ids;   /* the session's tokens */
-    struct cmd_text held;      /* the text that they stand for; empty: not known */
-    bool done;                 /* /exit */
-    bool chosen;               /* by /policy: --kv auto has no say any more */
+    struct butler_buffer documents; /* they stand before the next turn */
+    struct cmd_integers ids;        /* the session's tokens */
+    struct butler_buffer held;      /* the text that they stand for; empty: not known */
+    bool done;                      /* /exit */
+    bool chosen;                    /* by /policy: --kv auto has no say any more */
 };
 
 /* role: a literal; content[n] is copied. */

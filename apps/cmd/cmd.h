@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "butler.h"
+#include "base/buffer.h"
 #include "butler_plugin.h"
 #include "butler_tools.h"
 
@@ -288,13 +289,8 @@ uint64_t cmd_memory_limit(const char **whose);
 struct butler_gather;
 int cmd_join_processes(const struct cmd_options *options, struct butler_gather *out);
 
-/* A growing array of bytes. */
-struct cmd_text {
-    char *bytes;
-    size_t n, capacity;
-};
-void cmd_text_append(struct cmd_text *text, const char *bytes, size_t n);
-void cmd_text_free(struct cmd_text *text);
+/* butler_buffer_append. Without memory the program prints an error and exits. */
+void cmd_append(struct butler_buffer *text, const char *bytes, size_t n);
 
 /* Zeroed memory for count elements. Without memory the program prints an error and exits. */
 void *cmd_alloc(size_t count, size_t size);
@@ -315,8 +311,8 @@ bool cmd_find_model_file(const char *name, char *path, size_t n_path);
 
 /* The text of -p or -f ("-" is standard input). CMD_DONE, CMD_USAGE when there is none or both, CMD_FAILED when it
  * cannot be read. */
-int cmd_text_read(const struct cmd_options *options, struct cmd_text *text);
-int cmd_file_read(const struct cmd_options *options, const char *path, struct cmd_text *text);
+int cmd_text_read(const struct cmd_options *options, struct butler_buffer *text);
+int cmd_file_read(const struct cmd_options *options, const char *path, struct butler_buffer *text);
 /* Refuses, with CMD_USAGE, to write `out` over a file that is read: one of in[n], the model, or the text. in may have NULLs. */
 int cmd_check_output(const struct cmd_options *options, const char *out, const char *const *in, int n);
 
@@ -406,7 +402,7 @@ struct cmd_editor; /* libedit, where butler is built with it */
 struct cmd_lines {
     bool terminal;
     struct cmd_editor *editor; /* NULL: no terminal, or no libedit */
-    struct cmd_text line;
+    struct butler_buffer line;
 };
 
 void cmd_lines_open(struct cmd_lines *lines);
@@ -418,17 +414,17 @@ void cmd_lines_close(struct cmd_lines *lines);
 /* edit.c, or edit_none.c without libedit. NULL: lines cannot be edited. */
 struct cmd_editor *cmd_editor_open(void);
 /* Appends a line with its newline to *line; -1 with errno EINTR after Ctrl-C, with errno 0 at the end of input. */
-int cmd_editor_read(struct cmd_editor *editor, const char *prompt, struct cmd_text *line);
+int cmd_editor_read(struct cmd_editor *editor, const char *prompt, struct butler_buffer *line);
 void cmd_editor_close(struct cmd_editor *editor); /* may be NULL */
 
 /* ------------------------------------------------------------------------------------------------- answers */
 
 /* The answer of a conversation's turn. Zeroed at first; freed by cmd_answer_free. */
 struct cmd_answer {
-    struct cmd_text text;    /* the bytes that were sampled */
-    size_t n;                /* of them the answer has: no stop text, nothing after it */
-    size_t n_held;           /* of them the session holds */
-    struct cmd_integers ids; /* the tokens that the session holds of it */
+    struct butler_buffer text; /* the bytes that were sampled */
+    size_t n;                  /* of them the answer has: no stop text, nothing after it */
+    size_t n_held;             /* of them the session holds */
+    struct cmd_integers ids;   /* the tokens that the session holds of it */
     size_t n_shown;
     double shown_s; /* when its first bytes were shown, by butler_seconds; 0: never */
     enum cmd_end end;
@@ -442,9 +438,9 @@ void cmd_answer_free(struct cmd_answer *answer);
 
 /* Appends the text of a file ("-": standard input) in UTF-8, whatever it is written in: other encodings, HTML, PDF, docx, odt and
  * epub are converted, with a note. CMD_DONE, or CMD_FAILED after a message: it is empty, or no text. */
-int cmd_document_read(const struct cmd_options *options, const char *path, struct cmd_text *text);
+int cmd_document_read(const struct cmd_options *options, const char *path, struct butler_buffer *text);
 /* Appends a file's name and text, as they stand before a question. CMD_DONE or the exit status. */
-int cmd_document_append(const struct cmd_options *options, const char *path, struct cmd_text *text);
+int cmd_document_append(const struct cmd_options *options, const char *path, struct butler_buffer *text);
 
 /* Tokens of a rendered conversation from byte `from` on, into an empty *ids. CMD_DONE or the exit status. */
 int cmd_chat_tokenize(const struct cmd_options *options, const struct butler_model *model, const struct butler_chat_text *text,
@@ -469,10 +465,10 @@ void cmd_library_use(const struct cmd_options *options, struct butler_library *l
 
 /* How a conversation becomes text. */
 struct cmd_template {
-    const char *jinja;    /* NULL: the model's own */
-    const char *stop;     /* text that ends an answer where no token does; NULL: none */
-    bool system_in_user;  /* the template refuses a system message: it stands before the first user's */
-    struct cmd_text file; /* what jinja points to if it was read from a file */
+    const char *jinja;         /* NULL: the model's own */
+    const char *stop;          /* text that ends an answer where no token does; NULL: none */
+    bool system_in_user;       /* the template refuses a system message: it stands before the first user's */
+    struct butler_buffer file; /* what jinja points to if it was read from a file */
 };
 
 /* The template of --chat-template (a name or a file), the model's own, or "plain" where it has none. A model's own that cannot be

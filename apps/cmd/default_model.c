@@ -29,7 +29,7 @@ static bool is_real_model(const char *name)
 }
 
 /* Appends the real models of a folder to *names, a line each; returns how many there are. path: the last one. */
-static int list_models(const char *folder, struct cmd_text *names, char *path, size_t n_path)
+static int list_models(const char *folder, struct butler_buffer *names, char *path, size_t n_path)
 {
     struct dirent **entries = NULL;
     const int n = scandir(folder, &entries, NULL, alphasort);
@@ -41,8 +41,8 @@ static int list_models(const char *folder, struct cmd_text *names, char *path, s
             access(file, R_OK) == 0) {
             found++;
             snprintf(path, n_path, "%s", file);
-            cmd_text_append(names, "\n  ", 3);
-            cmd_text_append(names, file, strlen(file));
+            cmd_append(names, "\n  ", 3);
+            cmd_append(names, file, strlen(file));
         }
         free(entries[i]);
     }
@@ -53,7 +53,7 @@ static int list_models(const char *folder, struct cmd_text *names, char *path, s
 /* The one real model; NULL after a message: there is none, or several. */
 static char *find_real_model(const struct cmd_options *options)
 {
-    struct cmd_text names = {0};
+    struct butler_buffer names = {0};
     char folder[PATH_MAX], path[PATH_MAX] = "";
     int n = 0;
     for (int i = 0; i < BUTLER_COUNT(folders) && n == 0; i++)
@@ -61,13 +61,13 @@ static char *find_real_model(const struct cmd_options *options)
             folder[strlen(folder) - 2] = '\0';
             n = list_models(folder, &names, path, sizeof path);
         }
-    cmd_text_append(&names, "", 1);
+    cmd_append(&names, "", 1);
     if (n == 0)
         cmd_say(options, "no -m, and no model is in the folder models: `./setup --model smollm2` (98 MB) or `./setup --model "
                          "qwen2.5-coder-0.5b` (491 MB), in butler's source folder, fetches one; -m FILE names any other");
     else if (n > 1)
         cmd_say(options, "no -m, and there are %d models; name one with -m FILE:%s", n, names.bytes);
-    cmd_text_free(&names);
+    butler_buffer_free(&names);
     return n == 1 ? cmd_copy(path) : NULL;
 }
 

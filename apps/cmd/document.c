@@ -160,11 +160,11 @@ static bool convert_apart(enum document_kind kind, const unsigned char *bytes, s
 
 /* --------------------------------------------------------------------------------------------------- documents */
 
-int cmd_document_read(const struct cmd_options *options, const char *path, struct cmd_text *text)
+int cmd_document_read(const struct cmd_options *options, const char *path, struct butler_buffer *text)
 {
     const char *name = strcmp(path, "-") == 0 ? "standard input" : path, *package;
     struct document_result result = {0};
-    struct cmd_text file = {0};
+    struct butler_buffer file = {0};
     char size[32];
     int status = cmd_file_read(options, path, &file);
     if (status != CMD_DONE)
@@ -189,8 +189,8 @@ int cmd_document_read(const struct cmd_options *options, const char *path, struc
     } else if (*result.what)
         cmd_say(options, "note: %s: %s, converted to %s of text", name, result.what, cmd_bytes(size, sizeof size, result.n));
     if (status == CMD_DONE)
-        cmd_text_append(text, result.text, result.n);
+        cmd_append(text, result.text, result.n);
     document_result_free(&result);
-    cmd_text_free(&file);
+    butler_buffer_free(&file);
     return status;
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/buffer.h"
 #include "base/util.h"
 #include "cmd/document.h"
 
@@ -18,7 +19,8 @@ struct member {
 /* The members that may have text, unpacked. */
 struct members {
     struct member *all;
-    int n, capacity;
+    int n;
+    size_t capacity;
     size_t n_bytes;
 };
 
@@ -56,13 +58,8 @@ static bool unpack(struct archive *archive, struct members *members, struct memb
 {
     size_t capacity = 0;
     for (;;) {
-        if (capacity - member->n < 65536) {
-            capacity = 2 * capacity + 65536;
-            char *grown = realloc(member->bytes, capacity);
-            if (!grown)
-                return document_fail(result, "needs more memory than there is");
-            member->bytes = grown;
-        }
+        if (!butler_grow(&member->bytes, member->n + 65536, &capacity, 1))
+            return document_fail(result, "needs more memory than there is");
         const la_ssize_t n = archive_read_data(archive, member->bytes + member->n, capacity - member->n);
         if (n < 0)
             return document_fail(result, "is a damaged archive: %.120s", archive_error_string(archive));
@@ -77,14 +74,8 @@ static bool unpack(struct archive *archive, struct members *members, struct memb
 
 static bool add(struct archive *archive, const char *name, struct members *members, struct document_result *result)
 {
-    if (members->n == members->capacity) {
-        const int capacity = 2 * members->capacity + 16;
-        struct member *grown = realloc(members->all, (size_t)capacity * sizeof *grown);
-        if (!grown)
-            return document_fail(result, "needs more memory than there is");
-        members->all = grown;
-        members->capacity = capacity;
-    }
+    if (!butler_grow(&members->all, (size_t)members->n + 1, &members->capacity, sizeof *members->all))
+        return document_fail(result, "needs more memory than there is");
     struct member *member = &members->all[members->n++];
     *member = (struct member){.name = strdup(name)};
     return member->name ? unpack(archive, members, member, result) : document_fail(result, "needs more memory than there is");

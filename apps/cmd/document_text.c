@@ -8,6 +8,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/buffer.h"
 #include "base/utf8.h"
 #include "base/util.h"
 #include "cmd/document.h"
@@ -28,14 +29,8 @@ bool document_put(struct document_result *result, const char *bytes, size_t n)
 {
     if (n > DOCUMENT_MAX_TEXT - result->n)
         return document_fail(result, "has more than %d MB of text", DOCUMENT_MAX_TEXT >> 20);
-    if (result->n + n > result->capacity) {
-        const size_t capacity = 2 * (result->n + n) + 4096;
-        char *grown = realloc(result->text, capacity);
-        if (!grown)
-            return document_fail(result, "needs more memory than there is");
-        result->text = grown;
-        result->capacity = capacity;
-    }
+    if (!butler_grow(&result->text, result->n + n, &result->capacity, 1))
+        return document_fail(result, "needs more memory than there is");
     if (n)
         memcpy(result->text + result->n, bytes, n);
     result->n += n;

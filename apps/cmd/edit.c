@@ -126,7 +126,7 @@ struct cmd_editor *cmd_editor_open(void)
     return editor;
 }
 
-int cmd_editor_read(struct cmd_editor *editor, const char *prompt, struct cmd_text *line)
+int cmd_editor_read(struct cmd_editor *editor, const char *prompt, struct butler_buffer *line)
 {
     HistEvent event;
     int n = 0;
@@ -144,7 +144,7 @@ int cmd_editor_read(struct cmd_editor *editor, const char *prompt, struct cmd_te
         errno = editor->interrupted ? EINTR : 0;
         return -1;
     }
-    cmd_text_append(line, text, strlen(text));
+    cmd_append(line, text, strlen(text));
     if (strspn(text, " \n") < strlen(text))
         history(editor->history, &event, H_ENTER, text);
     return 0;

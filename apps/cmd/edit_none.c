@@ -6,7 +6,7 @@ struct cmd_editor *cmd_editor_open(void)
     return NULL;
 }
 
-int cmd_editor_read(struct cmd_editor *editor, const char *prompt, struct cmd_text *line)
+int cmd_editor_read(struct cmd_editor *editor, const char *prompt, struct butler_buffer *line)
 {
     (void)editor;
     (void)prompt;

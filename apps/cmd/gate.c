@@ -99,7 +99,7 @@ static int choose_lengths(struct gate *gate)
 static int choose_text(struct gate *gate)
 {
     const struct cmd_options *options = gate->options;
-    struct cmd_text text = {0};
+    struct butler_buffer text = {0};
     struct butler_error err = {0};
     if (options->data)
         snprintf(gate->data, sizeof gate->data, "%s", options->data);
@@ -113,7 +113,7 @@ static int choose_text(struct gate *gate)
         gate->n_text = butler_tokenize(butler_engine_model(gate->engine), text.bytes, text.n, 0, NULL, 0, &err);
         status = gate->n_text < 0 ? cmd_fail(options, &err) : CMD_DONE;
     }
-    cmd_text_free(&text);
+    butler_buffer_free(&text);
     return status;
 }
 

@@ -14,7 +14,7 @@ void cmd_lines_open(struct cmd_lines *lines)
 }
 
 /* As cmd_editor_read. */
-static int read_plain(const struct cmd_lines *lines, const char *prompt, struct cmd_text *line)
+static int read_plain(const struct cmd_lines *lines, const char *prompt, struct butler_buffer *line)
 {
     char *bytes = NULL;
     size_t capacity = 0;
@@ -26,7 +26,7 @@ static int read_plain(const struct cmd_lines *lines, const char *prompt, struct 
     const int error = errno;
     cmd_interrupts_block(true);
     if (n >= 0)
-        cmd_text_append(line, bytes, (size_t)n);
+        cmd_append(line, bytes, (size_t)n);
     else
         clearerr(stdin);
     free(bytes);
@@ -36,7 +36,7 @@ static int read_plain(const struct cmd_lines *lines, const char *prompt, struct 
 
 const char *cmd_line_read(struct cmd_lines *lines, const char *prompt)
 {
-    struct cmd_text *line = &lines->line;
+    struct butler_buffer *line = &lines->line;
     for (;;) {
         line->n = 0;
         const int code = lines->editor ? cmd_editor_read(lines->editor, prompt, line) : read_plain(lines, prompt, line);
@@ -53,12 +53,12 @@ const char *cmd_line_read(struct cmd_lines *lines, const char *prompt)
         line->n--;
     if (line->n && line->bytes[line->n - 1] == '\r')
         line->n--;
-    cmd_text_append(line, "", 1);
+    cmd_append(line, "", 1);
     return line->bytes;
 }
 
 void cmd_lines_close(struct cmd_lines *lines)
 {
     cmd_editor_close(lines->editor);
-    cmd_text_free(&lines->line);
+    butler_buffer_free(&lines->line);
 }

@@ -11,13 +11,17 @@
 #include "base/util.h"
 #include "schema/schema.h"
 
+static _Noreturn void no_memory(void)
+{
+    fprintf(stderr, "butler: out of memory\n");
+    exit(CMD_FAILED);
+}
+
 void *cmd_alloc(size_t count, size_t size)
 {
     void *memory = calloc(count ? count : 1, size);
-    if (!memory) {
-        fprintf(stderr, "butler: out of memory\n");
-        exit(CMD_FAILED);
-    }
+    if (!memory)
+        no_memory();
     return memory;
 }
 
@@ -27,30 +31,11 @@ char *cmd_copy(const char *text)
     return memcpy(cmd_alloc(n, 1), text, n);
 }
 
-void cmd_text_append(struct cmd_text *text, const char *bytes, size_t n)
+void cmd_append(struct butler_buffer *text, const char *bytes, size_t n)
 {
-    if (n > SIZE_MAX / 4 - text->n) {
-        fprintf(stderr, "butler: out of memory\n");
-        exit(CMD_FAILED);
-    }
-    if (text->n + n > text->capacity) {
-        size_t capacity = 2 * (text->n + n) + 64;
-        char *grown = cmd_alloc(capacity, 1);
-        if (text->n)
-            memcpy(grown, text->bytes, text->n);
-        free(text->bytes);
-        text->bytes = grown;
-        text->capacity = capacity;
-    }
-    if (n)
-        memcpy(text->bytes + text->n, bytes, n);
-    text->n += n;
-}
-
-void cmd_text_free(struct cmd_text *text)
-{
-    free(text->bytes);
-    *text = (struct cmd_text){0};
+    butler_buffer_append(text, bytes, n);
+    if (text->failed)
+        no_memory();
 }
 
 static struct butler_model *load(struct cmd_options *options, bool vocabulary_only, int *status)
@@ -175,7 +160,7 @@ struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
     return NULL;
 }
 
-int cmd_file_read(const struct cmd_options *options, const char *path, struct cmd_text *text)
+int cmd_file_read(const struct cmd_options *options, const char *path, struct butler_buffer *text)
 {
     bool standard_input = strcmp(path, "-") == 0;
     FILE *file = standard_input ? stdin : fopen(path, "rb");
@@ -186,7 +171,7 @@ int cmd_file_read(const struct cmd_options *options, const char *path, struct cm
     char buffer[65536];
     size_t n;
     while ((n = fread(buffer, 1, sizeof buffer, file)) > 0)
-        cmd_text_append(text, buffer, n);
+        cmd_append(text, buffer, n);
     int error = ferror(file) ? errno : 0;
     if (!standard_input)
         fclose(file);
@@ -215,7 +200,7 @@ int cmd_check_output(const struct cmd_options *options, const char *out, const c
     return CMD_DONE;
 }
 
-int cmd_text_read(const struct cmd_options *options, struct cmd_text *text)
+int cmd_text_read(const struct cmd_options *options, struct butler_buffer *text)
 {
     if (options->prompt && options->file) {
         cmd_say(options, "-p and -f both give the text; use one of them");
@@ -227,7 +212,7 @@ int cmd_text_read(const struct cmd_options *options, struct cmd_text *text)
         cmd_say(options, "no text: give it with -p TEXT or -f FILE (- is standard input)");
         return CMD_USAGE;
     }
-    cmd_text_append(text, options->prompt, strlen(options->prompt));
+    cmd_append(text, options->prompt, strlen(options->prompt));
     return CMD_DONE;
 }
 
@@ -309,7 +294,7 @@ static bool biases_are_of_tokens(const struct cmd_options *options, int n_vocab)
 static struct butler_grammar *read_grammar(const struct cmd_options *options, const struct butler_model *model, int *status)
 {
     struct butler_error err = {0};
-    struct cmd_text text = {0};
+    struct butler_buffer text = {0};
     struct butler_grammar *grammar = NULL;
     char *made = NULL;
     const char *flag = options->schema ? "--json-schema" : "--grammar",
@@ -323,14 +308,14 @@ static struct butler_grammar *read_grammar(const struct cmd_options *options, co
         return NULL;
     }
     if (is_text)
-        cmd_text_append(&text, source, strlen(source));
+        cmd_append(&text, source, strlen(source));
     else
         *status = cmd_file_read(options, source, &text);
     if (*status == CMD_DONE && memchr(text.bytes ? text.bytes : "", 0, text.n)) {
         cmd_say(options, "%s: %s has a zero byte: it is no text", flag, source);
         *status = CMD_FAILED;
     }
-    cmd_text_append(&text, "", 1);
+    cmd_append(&text, "", 1);
     if (*status == CMD_DONE && options->schema)
         made = schema_text_to_grammar(text.bytes, text.n - 1, &err);
     if (*status == CMD_DONE && (!options->schema || made))
@@ -339,7 +324,7 @@ static struct butler_grammar *read_grammar(const struct cmd_options *options, co
         cmd_say(options, "%s%s%s: %s", flag, is_text ? "" : " ", is_text ? "" : source, err.message);
         *status = CMD_FAILED;
     }
-    cmd_text_free(&text);
+    butler_buffer_free(&text);
     free(made);
     return grammar;
 }

@@ -146,7 +146,7 @@ static int check(const struct cmd_options *options)
 
 static int read_tokens(struct cmd_options *options, const struct butler_model *model)
 {
-    struct cmd_text text = {0};
+    struct butler_buffer text = {0};
     int n_vocab = butler_model_get_info(model)->n_vocab;
     for (int i = 0; i < options->ids.n; i++)
         if (options->ids.values[i] >= n_vocab) {
@@ -163,7 +163,7 @@ static int read_tokens(struct cmd_options *options, const struct butler_model *m
         cmd_say(options, "the text has no tokens");
         status = CMD_FAILED;
     }
-    cmd_text_free(&text);
+    butler_buffer_free(&text);
     return status;
 }
 

@@ -60,14 +60,14 @@ json_t *cmd_json_text(const char *bytes, size_t n)
     json_t *text = json_stringn(bytes, n);
     if (text)
         return text;
-    struct cmd_text clean = {0};
+    struct butler_buffer clean = {0};
     struct butler_utf8 stream = {0};
     char piece[32];
     for (size_t i = 0; i < n; i++)
-        cmd_text_append(&clean, piece, butler_utf8_push(&stream, bytes + i, 1, piece, sizeof piece));
-    cmd_text_append(&clean, piece, butler_utf8_push(&stream, NULL, 0, piece, sizeof piece));
+        cmd_append(&clean, piece, butler_utf8_push(&stream, bytes + i, 1, piece, sizeof piece));
+    cmd_append(&clean, piece, butler_utf8_push(&stream, NULL, 0, piece, sizeof piece));
     text = json_stringn(clean.bytes, clean.n);
-    cmd_text_free(&clean);
+    butler_buffer_free(&clean);
     return text;
 }
 

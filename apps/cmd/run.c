@@ -11,7 +11,7 @@ struct result {
     char *streaming; /* owned; what policy points to where the text is longer than the model's context */
     struct butler_stats stats;
     struct cmd_integers ids;
-    struct cmd_text text;
+    struct butler_buffer text;
     enum cmd_end end;
 };
 
@@ -19,7 +19,7 @@ static void result_free(struct result *result)
 {
     free(result->streaming);
     free(result->ids.values);
-    cmd_text_free(&result->text);
+    butler_buffer_free(&result->text);
 }
 
 /* ----------------------------------------------------------------------------------------------- the text */
@@ -33,7 +33,7 @@ static void emit(const struct cmd_options *options, const struct butler_model *m
     if (n + 16 > sizeof small)
         piece = cmd_alloc(n + 16, 1);
     n = butler_utf8_push(stream, bytes, n, piece, n + 16 > sizeof small ? n + 16 : sizeof small);
-    cmd_text_append(&result->text, piece, n);
+    cmd_append(&result->text, piece, n);
     if (id >= 0)
         cmd_integers_append(&result->ids, id);
     if (options->json && id >= 0) {
@@ -268,7 +268,7 @@ static int check(const struct cmd_options *options)
 static int default_prompt(const struct cmd_options *options, const struct butler_model *model, struct cmd_integers *prompt)
 {
     char path[PATH_MAX];
-    struct cmd_text text = {0};
+    struct butler_buffer text = {0};
     if (!cmd_find_model_file("long_text.txt", path, sizeof path)) {
         cmd_say(options, "no text: give it with -p TEXT or -f FILE (- is standard input)");
         return CMD_USAGE;
@@ -276,7 +276,7 @@ static int default_prompt(const struct cmd_options *options, const struct butler
     int status = cmd_file_read(options, path, &text);
     if (status == CMD_DONE)
         status = cmd_tokenize_text(options, model, text.bytes, text.n, BUTLER_ADD_SPECIAL, prompt);
-    cmd_text_free(&text);
+    butler_buffer_free(&text);
     if (status != CMD_DONE)
         return status;
     int n_ctx = options->n_ctx ? options->n_ctx : butler_model_get_info(model)->n_ctx_train;
@@ -289,7 +289,7 @@ static int default_prompt(const struct cmd_options *options, const struct butler
 
 static int read_prompt(const struct cmd_options *options, const struct butler_model *model, struct cmd_integers *prompt)
 {
-    struct cmd_text text = {0};
+    struct butler_buffer text = {0};
     if (!options->prompt && !options->file)
         return options->load_session ? CMD_DONE : default_prompt(options, model, prompt);
     int status = options->file ? cmd_document_read(options, options->file, &text) : cmd_text_read(options, &text);
@@ -297,7 +297,7 @@ static int read_prompt(const struct cmd_options *options, const struct butler_mo
         status =
             cmd_tokenize_text(options, model, text.bytes, text.n,
                               options->load_session ? BUTLER_PARSE_SPECIAL : BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL, prompt);
-    cmd_text_free(&text);
+    butler_buffer_free(&text);
     return status;
 }
 

@@ -45,7 +45,7 @@ struct keys {
     const char **values; /* [n] */
     int n;
     const char *admin; /* or NULL */
-    struct cmd_text file;
+    struct butler_buffer file;
 };
 
 static bool add_key(const struct cmd_options *options, struct keys *keys, const char *key, const char *from)
@@ -69,7 +69,7 @@ static int read_keys(const struct cmd_options *options, struct keys *keys)
     bool right = true;
     if (options->api_key_file && cmd_file_read(options, options->api_key_file, &keys->file) != CMD_DONE)
         return CMD_FAILED;
-    cmd_text_append(&keys->file, "", 1);
+    cmd_append(&keys->file, "", 1);
     for (const char *c = keys->file.bytes; *c; c++)
         n_lines += *c == '\n';
     keys->values = cmd_alloc((size_t)options->api_keys.n + n_lines + 2, sizeof *keys->values);
@@ -95,7 +95,7 @@ static int read_keys(const struct cmd_options *options, struct keys *keys)
 static void free_keys(struct keys *keys)
 {
     free(keys->values);
-    cmd_text_free(&keys->file);
+    butler_buffer_free(&keys->file);
 }
 
 /* Of the model's file, without the folder. */

@@ -78,14 +78,14 @@ int cmd_template_render(const struct cmd_template *template, const struct butler
     if (!template->system_in_user || n < 2 || strcmp(messages[0].role, "system") != 0)
         return butler_chat_render(model, messages, n, &options, text, err);
     struct butler_chat_message *merged = cmd_alloc(n - 1, sizeof *merged);
-    struct cmd_text first = {0};
+    struct butler_buffer first = {0};
     memcpy(merged, messages + 1, (n - 1) * sizeof *merged);
-    cmd_text_append(&first, messages[0].content, strlen(messages[0].content));
-    cmd_text_append(&first, "\n\n", 2);
-    cmd_text_append(&first, messages[1].content, strlen(messages[1].content) + 1);
+    cmd_append(&first, messages[0].content, strlen(messages[0].content));
+    cmd_append(&first, "\n\n", 2);
+    cmd_append(&first, messages[1].content, strlen(messages[1].content) + 1);
     merged[0].content = first.bytes;
     const int rc = butler_chat_render(model, merged, n - 1, &options, text, err);
-    cmd_text_free(&first);
+    butler_buffer_free(&first);
     free(merged);
     return rc;
 }
@@ -137,7 +137,7 @@ static int find(const struct cmd_options *options, const struct butler_model *mo
         return CMD_USAGE;
     }
     const int status = cmd_file_read(options, wanted, &template->file);
-    cmd_text_append(&template->file, "", 1);
+    cmd_append(&template->file, "", 1);
     template->jinja = template->file.bytes;
     return status;
 }
@@ -164,5 +164,5 @@ int cmd_template_choose(const struct cmd_options *options, const struct butler_m
 
 void cmd_template_free(struct cmd_template *template)
 {
-    cmd_text_free(&template->file);
+    butler_buffer_free(&template->file);
 }

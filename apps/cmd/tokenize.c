@@ -43,7 +43,7 @@ static int print_ids(const struct cmd_options *options, const struct butler_mode
 
 static int run(struct cmd_options *options)
 {
-    struct cmd_text text = {0};
+    struct butler_buffer text = {0};
     struct butler_model *model = NULL;
     int status = cmd_text_read(options, &text);
     if (status != CMD_DONE)
@@ -57,7 +57,7 @@ static int run(struct cmd_options *options)
         status = print_ids(options, model, &options->ids);
 done:
     butler_model_free(model);
-    cmd_text_free(&text);
+    butler_buffer_free(&text);
     return status;
 }
 

@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include "eval.h"
+#include "base/buffer.h"
 #include "base/utf8.h"
 
 static int check_packing(const char *path, const struct eval_text *text, struct butler_error *err)
@@ -42,13 +43,8 @@ static int read_all(FILE *file, const char *path, struct eval_text *text, struct
 {
     size_t capacity = 0;
     for (;;) {
-        if (text->n + 1 >= capacity) {
-            capacity = 2 * capacity + 65536;
-            char *grown = realloc(text->bytes, capacity);
-            if (!grown)
-                return butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for it", path);
-            text->bytes = grown;
-        }
+        if (!butler_grow(&text->bytes, text->n + 4096, &capacity, 1))
+            return butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for it", path);
         const size_t n = fread(text->bytes + text->n, 1, capacity - text->n - 1, file);
         text->n += n;
         if (n == 0)

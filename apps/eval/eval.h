@@ -37,7 +37,8 @@ struct eval_item {
 
 struct eval_items {
     struct eval_item *items;
-    int n, capacity;
+    int n;
+    size_t capacity;
 };
 
 /* A task's result for one policy when all items are done. */
@@ -231,7 +232,8 @@ int eval_windows_load(struct eval_run *run, int n_decode, struct butler_error *e
 /* Tokens of a text appended to *ids. */
 struct eval_ids {
     int32_t *ids;
-    int n, capacity;
+    int n;
+    size_t capacity;
 };
 /* Empties ids and adds the beginning-of-text token where the model's file asks for one. */
 int eval_ids_begin(struct eval_ids *ids, const struct butler_model *model, struct butler_error *err);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "ruler.h"
+#include "base/buffer.h"
 
 struct question {
     const char *ask;
@@ -18,7 +19,8 @@ struct ruler_questions {
     const char **passages;
     struct question *questions;
     int *own;
-    int n_passages, n_questions, n_own, max_passages, max_questions, max_own;
+    int n_passages, n_questions, n_own;
+    size_t max_passages, max_questions, max_own;
 };
 
 void ruler_questions_free(struct ruler_questions *questions)
@@ -52,16 +54,11 @@ static int lacks(const char *path, const char *where, struct butler_error *err)
     return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %s is missing or of the wrong type", path, where);
 }
 
-/* Room for one more element of an array whose capacity doubles. */
-static void *grow(void *array, int n, int *max, size_t size, struct butler_error *err)
+/* Room for one more element of an array. */
+static int grow(void *array /* T ** */, int n, size_t *max, size_t size, struct butler_error *err)
 {
-    if (n < *max)
-        return array;
-    *max = 2 * *max + 256;
-    void *grown = realloc(array, (size_t)*max * size);
-    if (!grown)
-        butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %d passages", *max);
-    return grown;
+    return butler_grow(array, (size_t)n + 1, max, size) ? 0
+                                                        : butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %d passages", n + 1);
 }
 
 /* The index of a passage, which is added where it is new; negative: no memory. The text is borrowed from questions->places. */
@@ -70,10 +67,8 @@ static int add_passage(struct ruler_questions *q, const char *text, struct butle
     const json_t *known = json_object_get(q->places, text);
     if (known)
         return (int)json_integer_value(known);
-    const char **grown = grow(q->passages, q->n_passages, &q->max_passages, sizeof *grown, err);
-    if (!grown)
+    if (grow(&q->passages, q->n_passages, &q->max_passages, sizeof *q->passages, err) < 0)
         return BUTLER_ERROR_MEMORY;
-    q->passages = grown;
     if (json_object_set_new(q->places, text, json_integer(q->n_passages)) < 0)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a passage");
     q->passages[q->n_passages] = json_object_iter_key(json_object_iter_at(q->places, text));
@@ -83,22 +78,18 @@ static int add_passage(struct ruler_questions *q, const char *text, struct butle
 /* A question without passages; NULL: no memory. answers is taken. */
 static struct question *add_question(struct ruler_questions *q, const char *ask, json_t *answers, struct butler_error *err)
 {
-    struct question *grown = grow(q->questions, q->n_questions, &q->max_questions, sizeof *grown, err);
-    if (!grown) {
+    if (grow(&q->questions, q->n_questions, &q->max_questions, sizeof *q->questions, err) < 0) {
         json_decref(answers);
         return NULL;
     }
-    q->questions = grown;
-    grown[q->n_questions] = (struct question){.ask = ask, .answers = answers, .first = q->n_own};
-    return &grown[q->n_questions++];
+    q->questions[q->n_questions] = (struct question){.ask = ask, .answers = answers, .first = q->n_own};
+    return &q->questions[q->n_questions++];
 }
 
 static int add_own(struct ruler_questions *q, struct question *question, int passage, struct butler_error *err)
 {
-    int *grown = grow(q->own, q->n_own, &q->max_own, sizeof *grown, err);
-    if (!grown)
+    if (grow(&q->own, q->n_own, &q->max_own, sizeof *q->own, err) < 0)
         return BUTLER_ERROR_MEMORY;
-    q->own = grown;
     q->own[q->n_own++] = passage;
     question->n++;
     return 0;

@@ -5,19 +5,14 @@
 #include <string.h>
 
 #include "eval.h"
+#include "base/buffer.h"
 
 static int reserve(struct eval_ids *ids, int more, struct butler_error *err)
 {
     if (more > INT32_MAX / 4 - ids->n)
         return butler_fail(err, BUTLER_ERROR_LENGTH, "more tokens than a text may have");
-    if (ids->n + more <= ids->capacity)
-        return 0;
-    const int capacity = 2 * (ids->n + more) + 64;
-    int32_t *grown = realloc(ids->ids, (size_t)capacity * sizeof *grown);
-    if (!grown)
-        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %d tokens", capacity);
-    ids->ids = grown;
-    ids->capacity = capacity;
+    if (!butler_grow(&ids->ids, (size_t)(ids->n + more), &ids->capacity, sizeof *ids->ids))
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %d tokens", ids->n + more);
     return 0;
 }
 
@@ -29,7 +24,7 @@ int eval_ids_text(struct eval_ids *ids, const struct butler_model *model, const 
     if (reserve(ids, (int)n_text / 2 + 8, err) < 0)
         return BUTLER_ERROR_MEMORY;
     for (;;) {
-        const int max = ids->capacity - ids->n, n = butler_tokenize(model, text, n_text, 0, ids->ids + ids->n, max, err);
+        const int max = (int)ids->capacity - ids->n, n = butler_tokenize(model, text, n_text, 0, ids->ids + ids->n, max, err);
         if (n < 0)
             return n;
         if (n <= max) {
@@ -63,8 +58,9 @@ int eval_ids_chat(struct eval_ids *ids, const struct butler_model *model, const 
     if (n == 0)
         n = butler_chat_tokenize(model, &rendered, 0, NULL, 0, err);
     if (n > 0)
-        n = reserve(ids, n, err) < 0 ? BUTLER_ERROR_MEMORY
-                                     : butler_chat_tokenize(model, &rendered, 0, ids->ids + ids->n, ids->capacity - ids->n, err);
+        n = reserve(ids, n, err) < 0
+                ? BUTLER_ERROR_MEMORY
+                : butler_chat_tokenize(model, &rendered, 0, ids->ids + ids->n, (int)ids->capacity - ids->n, err);
     butler_chat_text_free(&rendered);
     ids->n += BUTLER_MAX(n, 0);
     return BUTLER_MIN(n, 0);
@@ -81,7 +77,7 @@ static int template_ids(struct eval_ids *ids, const struct butler_model *model, 
     if (n_ids > 0)
         n_ids = reserve(ids, n_ids, err) < 0
                     ? BUTLER_ERROR_MEMORY
-                    : butler_chat_tokenize(model, &text, from, ids->ids + ids->n, ids->capacity - ids->n, err);
+                    : butler_chat_tokenize(model, &text, from, ids->ids + ids->n, (int)ids->capacity - ids->n, err);
     ids->n += BUTLER_MAX(n_ids, 0);
     return BUTLER_MIN(n_ids, 0);
 }
@@ -159,15 +155,9 @@ void eval_ids_free(struct eval_ids *ids)
 struct eval_item *eval_item_add(struct eval_run *run, const int32_t *ids, int n, int n_prompt, struct butler_error *err)
 {
     struct eval_items *items = &run->items;
-    if (items->n == items->capacity) {
-        const int capacity = 2 * items->capacity + 16;
-        struct eval_item *grown = realloc(items->items, (size_t)capacity * sizeof *grown);
-        if (!grown) {
-            butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %d items", capacity);
-            return NULL;
-        }
-        items->items = grown;
-        items->capacity = capacity;
+    if (!butler_grow(&items->items, (size_t)items->n + 1, &items->capacity, sizeof *items->items)) {
+        butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %d items", items->n + 1);
+        return NULL;
     }
     struct eval_item *item = &items->items[items->n];
     *item = (struct eval_item){.n_ids = n, .n_prompt = n_prompt, .ids = butler_alloc((size_t)n * sizeof *ids, err)};

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <wctype.h>
 
+#include "base/buffer.h"
 #include "base/utf8.h"
 #include "words.h"
 
@@ -84,14 +85,8 @@ bool eval_is_word(uint32_t c)
 
 int eval_words_add(struct eval_words *words, struct eval_span word, struct butler_error *err)
 {
-    if (words->n == words->capacity) {
-        const int capacity = 2 * words->capacity + 64;
-        struct eval_span *grown = realloc(words->words, (size_t)capacity * sizeof *grown);
-        if (!grown)
-            return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %d words", capacity);
-        words->words = grown;
-        words->capacity = capacity;
-    }
+    if (!butler_grow(&words->words, (size_t)words->n + 1, &words->capacity, sizeof *words->words))
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %d words", words->n + 1);
     words->words[words->n++] = word;
     return 0;
 }

@@ -12,7 +12,8 @@ struct eval_span {
 
 struct eval_words {
     struct eval_span *words; /* [n] into the text they were cut from */
-    int n, capacity;
+    int n;
+    size_t capacity;
 };
 
 /* The character at bytes[0] and its length; an invalid byte is a character by itself. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "schema/parts.h"
+#include "base/buffer.h"
 
 static _Noreturn void fail_with(struct schema_compiler *c, int code, const char *message)
 {
@@ -109,14 +110,8 @@ void schema_put_bytes(struct schema_compiler *c, struct schema_text *text, const
 {
     if (n > SCHEMA_MAX_TEXT || text->n > SCHEMA_MAX_TEXT - n)
         schema_fail(c, "its grammar has more than %d bytes", SCHEMA_MAX_TEXT);
-    if (text->n + n + 1 > text->max) {
-        const size_t max = 2 * text->max + n + 64;
-        char *grown = realloc(text->bytes, max);
-        if (!grown)
-            schema_no_memory(c);
-        text->bytes = grown;
-        text->max = max;
-    }
+    if (!butler_grow(&text->bytes, text->n + n + 1, &text->max, 1))
+        schema_no_memory(c);
     memcpy(text->bytes + text->n, bytes, n);
     text->n += n;
     text->bytes[text->n] = 0;

@@ -129,7 +129,7 @@ static json_t *usage_json(const struct serve_request *request)
                      prompt + generated, "prompt_tokens_details", "cached_tokens", cached, "kv", serve_kv_json(request));
 }
 
-json_t *serve_text_json(const struct serve_text *text)
+json_t *serve_text_json(const struct butler_buffer *text)
 {
     return json_stringn(text->n ? text->bytes : "", text->n);
 }
@@ -215,7 +215,7 @@ static void on_client_gone(struct http_exchange *exchange)
 
 void serve_write_event(struct serve_request *request, const char *event, json_t *body)
 {
-    struct serve_text piece = {0};
+    struct butler_buffer piece = {0};
     char *text = json_dumps(body, JSON_COMPACT);
     json_decref(body);
     if (text && request->exchange) {
@@ -232,7 +232,7 @@ void serve_write_event(struct serve_request *request, const char *event, json_t 
             cancel_jobs(request);
         }
     }
-    serve_text_free(&piece);
+    butler_buffer_free(&piece);
     free(text);
 }
 
@@ -616,9 +616,9 @@ void serve_request_start(struct serve_request *request, struct http_exchange *ex
 void serve_request_free(struct serve_request *request)
 {
     for (int i = 0; request->answers && i < request->n_jobs * request->n_choices; i++) {
-        serve_text_free(&request->answers[i].text);
-        serve_text_free(&request->answers[i].reasoning);
-        serve_text_free(&request->answers[i].arguments);
+        butler_buffer_free(&request->answers[i].text);
+        butler_buffer_free(&request->answers[i].reasoning);
+        butler_buffer_free(&request->answers[i].arguments);
         serve_parser_free(request->answers[i].parser);
         serve_free_blocks(&request->answers[i]);
         json_decref(request->answers[i].calls);

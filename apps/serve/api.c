@@ -52,17 +52,17 @@ json_t *serve_token_name(const struct butler_model *model, int32_t id)
     json_t *name = n ? json_stringn(bytes, n) : json_sprintf("token_id:%d", (int)id);
     if (name)
         return name;
-    struct serve_text text = {0};
+    struct butler_buffer text = {0};
     char hex[8];
     serve_text_append(&text, "bytes:", 6);
     for (size_t i = 0; i < n; i++)
         serve_text_append(&text, hex, (size_t)snprintf(hex, sizeof hex, "\\x%02x", (unsigned char)bytes[i]));
     name = json_stringn(text.bytes, text.n);
-    serve_text_free(&text);
+    butler_buffer_free(&text);
     return name;
 }
 
-void serve_detokenize(const struct butler_model *model, const int32_t *ids, int n, struct serve_text *text)
+void serve_detokenize(const struct butler_model *model, const int32_t *ids, int n, struct butler_buffer *text)
 {
     struct butler_utf8 stream = {0};
     for (int i = 0; i <= n; i++) {
@@ -242,7 +242,7 @@ json_t *serve_post_tokenize(struct serve_api *api, json_t *body, struct serve_er
 json_t *serve_post_detokenize(struct serve_api *api, json_t *body, struct serve_error *error)
 {
     json_t *tokens = json_object_get(body, "tokens");
-    struct serve_text text = {0};
+    struct butler_buffer text = {0};
     int32_t *ids;
     if (!json_is_array(tokens)) {
         serve_fail(error, 400, "'tokens' must be an array of token ids");
@@ -255,7 +255,7 @@ json_t *serve_post_detokenize(struct serve_api *api, json_t *body, struct serve_
     free(ids);
     /* One body for both of its users: llama.cpp's clients read "content", vLLM's "prompt". */
     json_t *answer = json_pack("{s:s%, s:s%}", "content", text.bytes, text.n, "prompt", text.bytes, text.n);
-    serve_text_free(&text);
+    butler_buffer_free(&text);
     return answer;
 }
 
@@ -275,10 +275,10 @@ json_t *serve_post_apply_template(struct serve_api *api, json_t *body, struct se
 
 static void reply_metrics(struct serve_api *api, struct http_exchange *exchange)
 {
-    struct serve_text text = {0};
+    struct butler_buffer text = {0};
     serve_write_metrics(api, &text);
     http_reply(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, text.bytes, text.n);
-    serve_text_free(&text);
+    butler_buffer_free(&text);
 }
 
 static void reply_query(struct serve_api *api, struct http_exchange *exchange)

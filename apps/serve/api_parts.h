@@ -49,21 +49,21 @@ struct serve_block {
     enum serve_part_kind kind; /* SERVE_CONTENT, SERVE_REASONING or SERVE_CALL_BEGIN */
     int index;                 /* among the answer's blocks */
     bool cut;                  /* the limit on tokens ended it */
-    struct serve_text text;    /* so far; of a call its arguments */
+    struct butler_buffer text; /* so far; of a call its arguments */
     char *name, id[10];        /* of a call */
 };
 
 /* An answer to one prompt: a choice of one job. */
 struct serve_answer {
-    struct serve_text text;
+    struct butler_buffer text;
     json_t *logprobs, *tokens; /* of the tokens so far, in the endpoint's shape; ids */
     size_t offset;             /* characters of the tokens so far */
     enum serve_finish finish;
     struct serve_parser *parser; /* of chats that have parts; or NULL */
     struct serve_request *request;
-    struct serve_text reasoning, arguments; /* of a whole answer so far; of the call that is open */
-    json_t *calls;                          /* of a whole answer; or NULL */
-    const char *stop;                       /* text of the job that ended it; or NULL */
+    struct butler_buffer reasoning, arguments; /* of a whole answer so far; of the call that is open */
+    json_t *calls;                             /* of a whole answer; or NULL */
+    const char *stop;                          /* text of the job that ended it; or NULL */
     struct serve_block *blocks; /* [n_blocks], of a surface, in the order of the text: one or more when it is complete */
     int n_blocks, n_reasoning;  /* n_reasoning: tokens of the blocks of reasoning */
     bool in_block;              /* the last one goes on */
@@ -231,7 +231,7 @@ void serve_request_free(struct serve_request *request);
 void serve_write_event(struct serve_request *request, const char *event, json_t *body);
 /* What decoding read, of all jobs. After SERVE_DONE. */
 json_t *serve_kv_json(const struct serve_request *request);
-json_t *serve_text_json(const struct serve_text *text);
+json_t *serve_text_json(const struct butler_buffer *text);
 /* "prefix" and the number of the request. */
 json_t *serve_id_json(const struct serve_request *request, const char *prefix);
 
@@ -258,10 +258,10 @@ json_t *serve_error_json(const struct serve_api *api, const struct serve_error *
 /* What a token is called: its text, or "bytes:\xe2\x80" where that is no UTF-8, or "token_id:5" where it has none. */
 json_t *serve_token_name(const struct butler_model *model, int32_t id);
 /* Bytes of ids as UTF-8. */
-void serve_detokenize(const struct butler_model *model, const int32_t *ids, int n, struct serve_text *text);
+void serve_detokenize(const struct butler_model *model, const int32_t *ids, int n, struct butler_buffer *text);
 
 /* metrics.c */
-void serve_write_metrics(struct serve_api *api, struct serve_text *text);
+void serve_write_metrics(struct serve_api *api, struct butler_buffer *text);
 /* query: id=, steps=; NULL: *error. */
 json_t *serve_traces_json(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error);
 /* What follows "name=" in a query, up to "&" or the end; NULL: it is not there. */

@@ -72,7 +72,7 @@ void serve_end_blocks(struct serve_answer *answer)
 void serve_free_blocks(struct serve_answer *answer)
 {
     for (int i = 0; i < answer->n_blocks; i++) {
-        serve_text_free(&answer->blocks[i].text);
+        butler_buffer_free(&answer->blocks[i].text);
         free(answer->blocks[i].name);
     }
     free(answer->blocks);

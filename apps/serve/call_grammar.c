@@ -29,12 +29,12 @@ static const struct frame {
 /* Mistral's later form: the name without quotes. */
 static const struct frame named_frame = {SERVE_CALLS_MISTRAL, "[TOOL_CALLS]", "[ARGS]", "", "", "", ""};
 
-void serve_put(struct serve_text *text, const char *bytes)
+void serve_put(struct butler_buffer *text, const char *bytes)
 {
     serve_text_append(text, bytes, strlen(bytes));
 }
 
-void serve_put_literal(struct serve_text *text, const char *bytes)
+void serve_put_literal(struct butler_buffer *text, const char *bytes)
 {
     char code[8];
     serve_put(text, " \"");
@@ -59,7 +59,7 @@ static int32_t find_control(const struct butler_model *model, const char *bytes,
     return n_text == 0 ? id : -1;
 }
 
-void serve_put_marked(struct serve_text *text, const struct butler_model *model, const char *bytes)
+void serve_put_marked(struct butler_buffer *text, const struct butler_model *model, const char *bytes)
 {
     char part[256];
     size_t n_part = 0, n;
@@ -84,7 +84,7 @@ void serve_put_marked(struct serve_text *text, const struct butler_model *model,
 
 /* The first character of the mark comes in it once, so that a text that begins the mark in vain can begin it again only there: rule
  * `NAME-miss-i` is what follows i characters of the mark and is not the whole mark. */
-void serve_put_text_to_mark(struct serve_text *text, const struct butler_model *model, const char *name, const char *mark)
+void serve_put_text_to_mark(struct butler_buffer *text, const struct butler_model *model, const char *name, const char *mark)
 {
     char rule[256];
     const size_t n = strlen(mark);
@@ -105,7 +105,7 @@ void serve_put_text_to_mark(struct serve_text *text, const struct butler_model *
     serve_put(text, "\n");
 }
 
-void serve_put_renamed(struct serve_text *text, const char *grammar, const char *prefix)
+void serve_put_renamed(struct butler_buffer *text, const char *grammar, const char *prefix)
 {
     char quote = 0;
     bool in_name = false;
@@ -151,7 +151,7 @@ static json_t *arguments_schema(json_t *tool, size_t i, struct serve_error *erro
 }
 
 /* The rules of a tool's arguments, `tool-i-root`. 0 or a negative status. */
-static int put_arguments(struct serve_text *text, const struct butler_model *model, json_t *tool, size_t i, const char *prefix,
+static int put_arguments(struct butler_buffer *text, const struct butler_model *model, json_t *tool, size_t i, const char *prefix,
                          const struct answer *answer, struct serve_error *error)
 {
     struct butler_error err = {0};
@@ -185,8 +185,8 @@ static int put_arguments(struct serve_text *text, const struct butler_model *mod
 }
 
 /* The rules of a tool's arguments and of a call of it, `call-i`. 0 or a negative status. */
-static int put_tool(struct serve_text *text, const struct butler_model *model, json_t *tool, size_t i, const struct answer *answer,
-                    struct serve_error *error)
+static int put_tool(struct butler_buffer *text, const struct butler_model *model, json_t *tool, size_t i,
+                    const struct answer *answer, struct serve_error *error)
 {
     const struct frame *frame = answer->frame;
     char prefix[32], rule[64];
@@ -214,7 +214,7 @@ static const struct frame *find_frame(const struct serve_api *api, unsigned form
 }
 
 /* The rule of the whole answer. */
-static void put_root(struct serve_text *text, const struct butler_model *model, const struct serve_syntax *syntax,
+static void put_root(struct butler_buffer *text, const struct butler_model *model, const struct serve_syntax *syntax,
                      const struct answer *answer)
 {
     const unsigned reasoning = syntax->open ? syntax->open : syntax->reasoning & (~syntax->reasoning + 1);
@@ -255,10 +255,10 @@ static void put_root(struct serve_text *text, const struct butler_model *model, 
 }
 
 /* Rules "call" of the tools that may be called, and "bare" where the parser reads such calls. 0 or a negative status. */
-static int put_calls(struct serve_text *text, const struct serve_api *api, json_t *tools, const char *only, struct answer *answer,
-                     struct serve_error *error)
+static int put_calls(struct butler_buffer *text, const struct serve_api *api, json_t *tools, const char *only,
+                     struct answer *answer, struct serve_error *error)
 {
-    struct serve_text calls = {0}, bare = {0};
+    struct butler_buffer calls = {0}, bare = {0};
     json_t *tool;
     char name[48];
     size_t i;
@@ -284,8 +284,8 @@ static int put_calls(struct serve_text *text, const struct serve_api *api, json_
         serve_text_append(text, bare.bytes, bare.n);
         serve_put(text, "\n");
     }
-    serve_text_free(&calls);
-    serve_text_free(&bare);
+    butler_buffer_free(&calls);
+    butler_buffer_free(&bare);
     return -error->status;
 }
 
@@ -297,7 +297,7 @@ static struct butler_grammar *make_grammar(const struct serve_api *api, json_t *
     const bool is_message = (syntax->calls & SERVE_CALLS_MESSAGE) || (syntax->reasoning & SERVE_REASONING_MESSAGE);
     struct answer answer = {
         .frame = tools ? find_frame(api, syntax->calls) : NULL, .one_call = syntax->one_call || choice->name, .not_held = not_held};
-    struct serve_text text = {0};
+    struct butler_buffer text = {0};
     struct butler_error err = {0};
     struct butler_grammar *grammar = NULL;
     if (choice->required && !answer.frame) {
@@ -321,7 +321,7 @@ static struct butler_grammar *make_grammar(const struct serve_api *api, json_t *
         serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'%s': %s", tools ? "tools" : "response_format",
                    err.message);
 done:
-    serve_text_free(&text);
+    butler_buffer_free(&text);
     return grammar;
 }
 
@@ -349,7 +349,7 @@ struct butler_grammar *serve_read_chat_grammar(const struct serve_api *api, json
 char *serve_not_held_header(const json_t *not_held)
 {
     enum { MAX_LINE = 1000 };
-    struct serve_text text = {0};
+    struct butler_buffer text = {0};
     const json_t *place;
     size_t i;
     json_array_foreach((json_t *)not_held, i, place)
@@ -369,6 +369,6 @@ char *serve_not_held_header(const json_t *not_held)
     serve_text_append(&text, text.n ? "\r\n" : "", text.n ? 3 : 1);
     if (text.n > 1)
         return text.bytes;
-    serve_text_free(&text);
+    butler_buffer_free(&text);
     return NULL;
 }

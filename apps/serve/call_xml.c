@@ -38,7 +38,7 @@ static bool is_text(json_t *parameters, json_t *property)
 char *serve_text_parameters(json_t *tool)
 {
     json_t *parameters = json_object_get(json_object_get(tool, "function"), "parameters"), *property;
-    struct serve_text names = {0};
+    struct butler_buffer names = {0};
     const char *key;
     json_object_foreach(json_object_get(parameters, "properties"), key, property)
     {
@@ -50,7 +50,7 @@ char *serve_text_parameters(json_t *tool)
 }
 
 /* The rule `NAME ::= ...` of a text whose schema is known to be right. 0 or a negative status. */
-static int put_text_rule(struct serve_text *text, const struct butler_model *model, const char *name, json_t *schema,
+static int put_text_rule(struct butler_buffer *text, const struct butler_model *model, const char *name, json_t *schema,
                          const char *key, json_t *dropped, struct serve_error *error)
 {
     static const char *const unknown[] = {"pattern", "format", "minLength", "maxLength"};
@@ -85,7 +85,7 @@ static int put_text_rule(struct serve_text *text, const struct butler_model *mod
 }
 
 /* The same of a value that is JSON, from the grammar of its schema. */
-static void put_json_rule(struct serve_text *text, const char *name, const char *grammar)
+static void put_json_rule(struct butler_buffer *text, const char *name, const char *grammar)
 {
     serve_put_renamed(text, grammar, name);
     serve_put(text, name);
@@ -97,7 +97,7 @@ static void put_json_rule(struct serve_text *text, const char *name, const char 
 }
 
 /* The rule of a parameter's value and of what ends it. 0 or a negative status. */
-static int put_value_rule(struct serve_text *text, const struct butler_model *model, const char *name, json_t *parameters,
+static int put_value_rule(struct butler_buffer *text, const struct butler_model *model, const char *name, json_t *parameters,
                           json_t *property, const char *key, json_t *dropped, struct serve_error *error)
 {
     struct butler_error err = {0};
@@ -127,11 +127,11 @@ static int put_value_rule(struct serve_text *text, const struct butler_model *mo
     return code;
 }
 
-int serve_put_xml_parameters(struct serve_text *text, const struct butler_model *model, json_t *schema, const char *prefix,
+int serve_put_xml_parameters(struct butler_buffer *text, const struct butler_model *model, json_t *schema, const char *prefix,
                              json_t *dropped, struct serve_error *error)
 {
     json_t *required = json_object_get(schema, "required"), *property, *value;
-    struct serve_text all = {0};
+    struct butler_buffer all = {0};
     const char *key;
     size_t i, n = 0;
     json_object_foreach(json_object_get(schema, "properties"), key, property)
@@ -160,6 +160,6 @@ int serve_put_xml_parameters(struct serve_text *text, const struct butler_model 
     serve_put(text, "-root ::=");
     serve_text_append(text, all.bytes ? all.bytes : "", all.n);
     serve_put(text, all.n ? "\n" : " \"\"\n");
-    serve_text_free(&all);
+    butler_buffer_free(&all);
     return -error->status;
 }

@@ -185,12 +185,12 @@ static json_t *open_arguments(json_t *calls)
     return copy;
 }
 
-static void append(struct serve_text *text, const char *bytes)
+static void append(struct butler_buffer *text, const char *bytes)
 {
     serve_text_append(text, bytes, strlen(bytes));
 }
 
-static void append_json(struct serve_text *text, json_t *value)
+static void append_json(struct butler_buffer *text, json_t *value)
 {
     char *json = json_dumps(value, JSON_ENCODE_ANY);
     append(text, json ? json : "null");
@@ -203,15 +203,15 @@ static const char *content_of(const json_t *message)
     return text ? text : "";
 }
 
-static void set_content(json_t *message, struct serve_text *text)
+static void set_content(json_t *message, struct butler_buffer *text)
 {
     json_object_set_new(message, "content", serve_text_json(text));
-    serve_text_free(text);
+    butler_buffer_free(text);
 }
 
 static void write_calls(json_t *message)
 {
-    struct serve_text text = {0};
+    struct butler_buffer text = {0};
     json_t *calls = json_object_get(message, "tool_calls"), *call;
     size_t i;
     append(&text, content_of(message));
@@ -231,7 +231,7 @@ static void write_calls(json_t *message)
 /* A tool's message becomes the user's; several in a row one, for templates in which roles alternate. */
 static void write_result(json_t *messages, json_t *message, bool joins)
 {
-    struct serve_text text = {0};
+    struct butler_buffer text = {0};
     json_t *into = joins ? json_array_get(messages, json_array_size(messages) - 1) : NULL;
     append(&text, into ? content_of(into) : "");
     append(&text, into ? "\n<tool_response>\n" : "<tool_response>\n");
@@ -246,7 +246,7 @@ static void write_result(json_t *messages, json_t *message, bool joins)
 
 static void write_tools(json_t *messages, json_t *tools)
 {
-    struct serve_text text = {0};
+    struct butler_buffer text = {0};
     json_t *first = json_array_get(messages, 0), *tool;
     const char *role = json_string_value(json_object_get(first, "role"));
     const bool has_system = role && strcmp(role, "system") == 0;

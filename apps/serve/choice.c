@@ -67,7 +67,7 @@ static size_t find_end(const struct serve_job *job, const struct serve_choice *c
  * after a time. Both hold from the second line on. */
 static bool ends_lines(const struct serve_job *job, struct serve_choice *choice, size_t before)
 {
-    struct serve_text *text = &choice->text;
+    struct butler_buffer *text = &choice->text;
     bool late = false;
     for (size_t at = before; at < text->n; at++) {
         if (text->bytes[at] != '\n')
@@ -170,6 +170,6 @@ void serve_choice_free(struct serve_choice *choice)
     butler_draft_free(choice->draft);
     butler_sampler_free(choice->sampler);
     butler_session_free(choice->session);
-    serve_text_free(&choice->text);
+    butler_buffer_free(&choice->text);
     *choice = (struct serve_choice){0};
 }

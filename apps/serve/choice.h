@@ -11,7 +11,7 @@ struct serve_choice {
     struct butler_session *session; /* NULL: none yet, parked, or ended */
     int fd;                         /* of the file that the session is parked in; -1: it is not */
     struct butler_sampler *sampler;
-    struct serve_text text;
+    struct butler_buffer text;
     size_t n_shown;
     size_t line;    /* where the latest line begins; 0: the first one */
     double begun_s; /* when the first token was drawn */

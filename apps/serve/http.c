@@ -297,7 +297,7 @@ static void take_head(struct http_connection *c)
 static void handle(struct http_connection *c)
 {
     const struct http_head *head = &c->reader.head;
-    struct serve_text *body = &c->reader.body;
+    struct butler_buffer *body = &c->reader.body;
     struct http_exchange *x = c->exchange = serve_alloc(1, sizeof *x);
     char extra[2048];
     c->state = ANSWER;

@@ -152,12 +152,12 @@ void http_reader_next(struct http_reader *reader)
     const struct http_reader next = {.max_header = reader->max_header,
                                      .max_body = reader->max_body,
                                      .bytes = {.bytes = reader->bytes.bytes, .capacity = reader->bytes.capacity}};
-    serve_text_free(&reader->body);
+    butler_buffer_free(&reader->body);
     *reader = next;
 }
 
 void http_reader_free(struct http_reader *reader)
 {
-    serve_text_free(&reader->body);
-    serve_text_free(&reader->bytes);
+    butler_buffer_free(&reader->body);
+    butler_buffer_free(&reader->bytes);
 }

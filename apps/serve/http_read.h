@@ -19,13 +19,13 @@ enum http_read {
 struct http_reader {
     size_t max_header, max_body; /* bytes */
     struct http_head head;       /* its strings point into `bytes` and are valid until http_reader_next */
-    struct serve_text body;
+    struct butler_buffer body;
     bool begun; /* a byte of the request has come */
     int status;
     const char *message;
     enum { HTTP_HEAD, HTTP_BODY, HTTP_CHUNK_SIZE, HTTP_CHUNK, HTTP_CHUNK_END, HTTP_TRAILER, HTTP_WHOLE } state;
-    struct serve_text bytes; /* of the head */
-    size_t n_expected;       /* bytes of the body, or of the chunk, that are still to come; in trailers: lines so far */
+    struct butler_buffer bytes; /* of the head */
+    size_t n_expected;          /* bytes of the body, or of the chunk, that are still to come; in trailers: lines so far */
 };
 
 /* Takes from `in` what belongs to the request, up to the next thing to report. */

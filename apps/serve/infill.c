@@ -8,7 +8,7 @@
 
 /* Ids of a text, which grow. */
 struct ids {
-    struct serve_text bytes; /* of int32_t */
+    struct butler_buffer bytes; /* of int32_t */
 };
 
 static void put_id(struct ids *ids, int32_t id)
@@ -90,9 +90,9 @@ static void put_files(struct serve_api *api, struct ids *out, json_t *files, con
     for (size_t i = 0; i < n; i++) {
         if (i >= first)
             put_some(out, &each[i], count_ids(&each[i]), false);
-        serve_text_free(&each[i].bytes);
+        butler_buffer_free(&each[i].bytes);
     }
-    serve_text_free(&head.bytes);
+    butler_buffer_free(&head.bytes);
     free(each);
 }
 
@@ -161,12 +161,12 @@ int serve_read_infill(struct serve_api *api, json_t *body, json_t *prompt, enum 
     if (by_editor && !error->status)
         put_files(api, &out, json_object_get(body, "input_extra"), &fim, n_gap < room ? room - n_gap : 0, error);
     put_gap(&out, &before, &behind, &fim, room);
-    serve_text_free(&before.bytes);
-    serve_text_free(&behind.bytes);
+    butler_buffer_free(&before.bytes);
+    butler_buffer_free(&behind.bytes);
     if (!error->status && count_ids(&out) > INT_MAX / 8)
         serve_fail(error, 400, "too many tokens");
     if (error->status) {
-        serve_text_free(&out.bytes);
+        butler_buffer_free(&out.bytes);
         return -error->status;
     }
     *ids = (int32_t *)(void *)out.bytes.bytes;

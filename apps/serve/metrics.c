@@ -10,8 +10,8 @@
 #include "serve/api_parts.h"
 #include "serve/trace.h"
 
-static void put(struct serve_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void put(struct serve_text *text, const char *format, ...)
+static void put(struct butler_buffer *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put(struct butler_buffer *text, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -21,13 +21,13 @@ static void put(struct serve_text *text, const char *format, ...)
     va_end(args);
 }
 
-static void put_head(struct serve_text *text, const char *name, const char *type, const char *help)
+static void put_head(struct butler_buffer *text, const char *name, const char *type, const char *help)
 {
     put(text, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
 /* label: name="value" with nothing around it, or "". */
-static void put_histogram(struct serve_text *text, const char *name, const char *label, const double *bounds,
+static void put_histogram(struct butler_buffer *text, const char *name, const char *label, const double *bounds,
                           const struct serve_histogram *h)
 {
     const char *comma = *label ? "," : "", *open = *label ? "{" : "", *close = *label ? "}" : "";
@@ -54,8 +54,8 @@ static void label_policy(char label[POLICY_LABEL], const char *policy)
 }
 
 /* A counter by policy, of the policies for which it was measured: for which `measured` is not 0. */
-static void put_counts(struct serve_text *text, const char *name, const char *help, const struct serve_policy_metrics *rows, int n,
-                       double (*count)(const struct serve_policy_metrics *row),
+static void put_counts(struct butler_buffer *text, const char *name, const char *help, const struct serve_policy_metrics *rows,
+                       int n, double (*count)(const struct serve_policy_metrics *row),
                        double (*measured)(const struct serve_policy_metrics *row))
 {
     char label[POLICY_LABEL];
@@ -71,8 +71,8 @@ static void put_counts(struct serve_text *text, const char *name, const char *he
     }
 }
 
-static void put_audits(struct serve_text *text, const char *name, const char *help, const struct serve_policy_metrics *rows, int n,
-                       size_t at)
+static void put_audits(struct butler_buffer *text, const char *name, const char *help, const struct serve_policy_metrics *rows,
+                       int n, size_t at)
 {
     char label[POLICY_LABEL];
     bool begun = false;
@@ -102,7 +102,7 @@ COUNT(audit_s)
 #undef COUNT
 
 /* What jobs of each policy brought, what their decode steps read, and what audits found. */
-static void put_policies(struct serve_text *text, struct serve_traces *traces)
+static void put_policies(struct butler_buffer *text, struct serve_traces *traces)
 {
     struct serve_policy_metrics *rows = serve_alloc(SERVE_POLICIES, sizeof *rows);
     const int n = serve_traces_policies(traces, rows);
@@ -122,7 +122,7 @@ static void put_policies(struct serve_text *text, struct serve_traces *traces)
     free(rows);
 }
 
-static void put_answers(struct serve_text *text, const struct serve_api *api)
+static void put_answers(struct butler_buffer *text, const struct serve_api *api)
 {
     if (api->n_counts > 0)
         put_head(text, "butler:http_answers_total", "counter",
@@ -132,7 +132,7 @@ static void put_answers(struct serve_text *text, const struct serve_api *api)
             (unsigned long long)api->counts[i].n);
 }
 
-void serve_write_metrics(struct serve_api *api, struct serve_text *text)
+void serve_write_metrics(struct serve_api *api, struct butler_buffer *text)
 {
     struct serve_metrics m;
     serve_inspect(api->scheduler, &m, NULL, 0);

@@ -240,7 +240,7 @@ static bool is_number(const json_t *value)
 /* Texts and ids of one prompt, one behind the other, as llama.cpp's server takes them: a text that is not the first gets no BOS. */
 static int read_mixed(struct serve_api *api, json_t *array, int flags, int32_t **ids, struct serve_error *error)
 {
-    struct serve_text all = {0}; /* of int32_t */
+    struct butler_buffer all = {0}; /* of int32_t */
     *ids = NULL;
     for (size_t i = 0; i < json_array_size(array) && !error->status; i++) {
         json_t *part = json_array_get(array, i);
@@ -255,7 +255,7 @@ static int read_mixed(struct serve_api *api, json_t *array, int flags, int32_t *
         free(some);
     }
     if (error->status) {
-        serve_text_free(&all);
+        butler_buffer_free(&all);
         return -error->status;
     }
     *ids = (int32_t *)(void *)all.bytes;
@@ -277,7 +277,7 @@ int serve_read_prompt(struct serve_api *api, json_t *prompt, int flags, int32_t 
 static char *read_content(json_t *message, struct serve_error *error)
 {
     json_t *content = json_object_get(message, "content");
-    struct serve_text text = {0};
+    struct butler_buffer text = {0};
     size_t i;
     json_t *part;
     if (!content || json_is_null(content))
@@ -471,7 +471,7 @@ static bool read_bias(const json_t *value, float *bias)
 }
 
 /* A bias of a token, by its id or its spelling in digits, or of all tokens of a text. False: it makes no sense. */
-static bool add_bias(struct serve_api *api, json_t *token, const json_t *value, struct serve_text *out)
+static bool add_bias(struct serve_api *api, json_t *token, const json_t *value, struct butler_buffer *out)
 {
     struct butler_logit_bias bias = {.id = read_id(api, token)};
     struct serve_error error = {0};
@@ -495,7 +495,7 @@ static bool add_bias(struct serve_api *api, json_t *token, const json_t *value, 
 static void read_logit_bias(struct serve_api *api, json_t *body, struct serve_job *job, struct serve_error *error)
 {
     json_t *map = json_object_get(body, "logit_bias"), *value, *pairs = json_array();
-    struct serve_text out = {0}; /* of struct butler_logit_bias */
+    struct butler_buffer out = {0}; /* of struct butler_logit_bias */
     const char *name;
     size_t i;
     bool right = true;
@@ -637,7 +637,7 @@ static int read_n_top(json_t *body, enum serve_kind kind, struct serve_error *er
 static uint64_t read_salt(const struct serve_api *api, json_t *body, const struct serve_client *client, struct serve_error *error)
 {
     const json_t *given = json_object_get(body, "cache_salt");
-    struct serve_text text = {0};
+    struct butler_buffer text = {0};
     if (is_given(given) && json_string_length(given) == 0 && !error->status)
         serve_fail(error, 400, "'cache_salt' must be a string that is not empty");
     if (client->owner == 0 && !is_given(given))
@@ -650,7 +650,7 @@ static uint64_t read_salt(const struct serve_api *api, json_t *body, const struc
     serve_text_append(&text, "", 1);
     serve_text_append(&text, json_string_value(given), json_string_length(given));
     const uint64_t salt = XXH3_64bits_withSecret(text.bytes, text.n, api->secret, sizeof api->secret);
-    serve_text_free(&text);
+    butler_buffer_free(&text);
     return salt;
 }
 

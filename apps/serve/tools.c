@@ -520,6 +520,6 @@ void serve_parser_free(struct serve_parser *parser)
 {
     if (!parser)
         return;
-    serve_text_free(&parser->held);
+    butler_buffer_free(&parser->held);
     free(parser);
 }

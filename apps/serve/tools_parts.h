@@ -40,7 +40,7 @@ struct serve_parser {
     const struct serve_syntax *syntax;
     void (*write)(void *user, const struct serve_part *part);
     void *user;
-    struct serve_text held; /* bytes that are not certain yet, from `at` on */
+    struct butler_buffer held; /* bytes that are not certain yet, from `at` on */
     size_t at;
     enum serve_parser_state state;
     const struct call_form *form;

@@ -1,5 +1,6 @@
 /* The library's folder: its blocks, its limit and who uses it. See library.h; sessions are in library_text.c. */
 #include "engine/abi.h"
+#include "base/buffer.h"
 #include "engine/library.h"
 
 #include <dirent.h>
@@ -83,7 +84,8 @@ static bool parse_name(const char *name, struct butler_library_file *file)
 
 struct files {
     struct butler_library_file *values;
-    int n, capacity;
+    int n;
+    size_t capacity;
     bool stat, failed;
 };
 
@@ -103,17 +105,10 @@ static void add_file(struct files *files, int folder, const char *kind, const ch
         file.used_ns = ns_of(st.st_mtim);
         file.bytes = (uint64_t)st.st_size;
     }
-    if (files->n == files->capacity) {
-        const int capacity = 2 * files->capacity + 64;
-        void *grown = realloc(files->values, (size_t)capacity * sizeof *files->values);
-        if (!grown) {
-            files->failed = true;
-            return;
-        }
-        files->values = grown;
-        files->capacity = capacity;
-    }
-    files->values[files->n++] = file;
+    if (butler_grow(&files->values, (size_t)files->n + 1, &files->capacity, sizeof *files->values))
+        files->values[files->n++] = file;
+    else
+        files->failed = true;
 }
 
 /* What a process that was killed between two steps of writing left behind. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/abi.h"
+#include "base/buffer.h"
 #include "engine/engine.h"
 #include "engine/sampler.h"
 #include "grammar/grammar.h"
@@ -137,14 +138,8 @@ static int append(struct butler_sampler *sampler, const int32_t *ids, int n, str
 {
     if (n < 1 || !has_penalties(&sampler->params))
         return 0;
-    if (sampler->max_text - sampler->n_text < (size_t)n) {
-        const size_t max = 2 * sampler->n_text + (size_t)n + 64;
-        int32_t *text = realloc(sampler->text, max * sizeof *text);
-        if (!text)
-            return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for the %zu tokens that penalties count", max);
-        sampler->text = text;
-        sampler->max_text = max;
-    }
+    if (!butler_grow(&sampler->text, sampler->n_text + (size_t)n, &sampler->max_text, sizeof *sampler->text))
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for the tokens that penalties count");
     memcpy(sampler->text + sampler->n_text, ids, (size_t)n * sizeof *ids);
     sampler->n_text += (size_t)n;
     return 0;

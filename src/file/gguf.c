@@ -2,6 +2,7 @@
  * with the file's size before it is used, and memory grows with what was read, not with what a count claims. The resulting
  * keys and tensors point into the mapping. */
 #include "file/gguf_parts.h"
+#include "base/buffer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,18 +72,16 @@ static const char *keep_text(struct butler_gguf *gguf, const void *bytes, size_t
     return text;
 }
 
-/* Makes space for one more element. Doubling keeps the allocation proportional to what has been read. */
+/* Makes space for one more element. Growing by half keeps the allocation proportional to what has been read. */
 static void *grow(struct reader *r, void *array, size_t n, size_t *max, size_t element)
 {
     if (n < *max)
         return array;
-    size_t more = *max ? *max * 2 : 16, n_bytes;
-    void *grown = butler_mul_size(more, element, &n_bytes) ? realloc(array, n_bytes) : NULL;
-    if (!grown)
-        fail_at(r, BUTLER_ERROR_MEMORY, r->at, "no memory for %zu entries", more);
-    else
-        *max = more;
-    return grown;
+    if (!butler_grow(&array, n + 1, max, element)) {
+        fail_at(r, BUTLER_ERROR_MEMORY, r->at, "no memory for %zu entries", n + 1);
+        return NULL;
+    }
+    return array;
 }
 
 /* ----------------------------------------------------------------------------------------- reading bytes */

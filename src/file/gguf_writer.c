@@ -1,16 +1,12 @@
 /* Writes GGUF files; used by convert, quantize and the tests. The header has counts and offsets of what follows it. So it is
  * collected in memory and written together with the first data. The data are written through and not kept. */
 #include "file/gguf_value.h"
+#include "base/buffer.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { VERSION = 3, DEFAULT_ALIGNMENT = 32 };
-
-struct bytes {
-    unsigned char *data;
-    size_t n, max;
-};
 
 struct declared {
     char *name;
@@ -21,7 +17,7 @@ struct butler_gguf_writer {
     struct butler_writer out;
     bool is_open, started;
     uint64_t alignment;
-    struct bytes values, infos;
+    struct butler_buffer values, infos;
     char **keys;
     size_t n_keys, max_keys;
     struct declared *tensors;
@@ -36,48 +32,27 @@ static uint64_t round_up(uint64_t n, uint64_t to)
     return (n + to - 1) / to * to;
 }
 
-static int append(struct bytes *bytes, const void *data, size_t n, struct butler_error *err)
-{
-    if (bytes->max - bytes->n < n) {
-        size_t max = BUTLER_MAX(bytes->max * 2, bytes->n + n + 1024);
-        unsigned char *grown = realloc(bytes->data, max);
-        if (!grown)
-            return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a header of %zu bytes", max);
-        bytes->data = grown;
-        bytes->max = max;
-    }
-    if (n > 0)
-        memcpy(bytes->data + bytes->n, data, n);
-    bytes->n += n;
-    return 0;
-}
-
 /* The low n_bytes of value, little endian. */
-static int append_int(struct bytes *bytes, uint64_t value, size_t n_bytes, struct butler_error *err)
+static void append_int(struct butler_buffer *buffer, uint64_t value, size_t n_bytes)
 {
     unsigned char le[8];
     for (size_t i = 0; i < n_bytes; i++)
         le[i] = (unsigned char)(value >> (8 * i));
-    return append(bytes, le, n_bytes, err);
+    butler_buffer_append(buffer, le, n_bytes);
 }
 
-static int append_string(struct bytes *bytes, const char *text, size_t n, struct butler_error *err)
+static void append_string(struct butler_buffer *buffer, const char *text, size_t n)
 {
-    int rc = append_int(bytes, n, 8, err);
-    return rc < 0 ? rc : append(bytes, text, n, err);
+    append_int(buffer, n, 8);
+    butler_buffer_append(buffer, text, n);
 }
 
-static void *grow(void *array, size_t n, size_t *max, size_t element, struct butler_error *err)
+static int grow(const struct butler_gguf_writer *writer, void *array, size_t n, size_t *max, size_t element,
+                struct butler_error *err)
 {
-    if (n < *max)
-        return array;
-    size_t more = *max ? *max * 2 : 32;
-    void *grown = realloc(array, more * element);
-    if (!grown)
-        butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a header of %zu entries", more);
-    else
-        *max = more;
-    return grown;
+    return butler_grow(array, n + 1, max, element)
+               ? 0
+               : butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for %zu entries", writer->out.path, n + 1);
 }
 
 struct butler_gguf_writer *butler_gguf_writer_new(const char *path, struct butler_error *err)
@@ -108,8 +83,8 @@ void butler_gguf_writer_free(struct butler_gguf_writer *writer)
         free(writer->tensors[i].name);
     free(writer->keys);
     free(writer->tensors);
-    free(writer->values.data);
-    free(writer->infos.data);
+    butler_buffer_free(&writer->values);
+    butler_buffer_free(&writer->infos);
     free(writer);
 }
 
@@ -123,15 +98,14 @@ static int put_key(struct butler_gguf_writer *writer, const char *key, enum butl
     for (size_t i = 0; i < writer->n_keys; i++)
         if (strcmp(writer->keys[i], key) == 0)
             return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: key '%s' is written twice", writer->out.path, key);
-    char **grown = grow(writer->keys, writer->n_keys, &writer->max_keys, sizeof *grown, err);
-    if (!grown)
+    if (grow(writer, &writer->keys, writer->n_keys, &writer->max_keys, sizeof *writer->keys, err) < 0)
         return BUTLER_ERROR_MEMORY;
-    writer->keys = grown;
-    if (!(grown[writer->n_keys] = strdup(key)))
+    if (!(writer->keys[writer->n_keys] = strdup(key)))
         return butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for key '%s'", writer->out.path, key);
     writer->n_keys++;
-    int rc = append_string(&writer->values, key, strlen(key), err);
-    return rc < 0 ? rc : append_int(&writer->values, type, 4, err);
+    append_string(&writer->values, key, strlen(key));
+    append_int(&writer->values, type, 4);
+    return 0;
 }
 
 /* general.alignment is not only a value: the data section must obey it. */
@@ -163,7 +137,8 @@ int butler_gguf_put_int(struct butler_gguf_writer *writer, const char *key, enum
     int rc = obey_alignment(writer, key, (uint64_t)value, err);
     if (rc < 0 || (rc = put_key(writer, key, type, err)) < 0)
         return rc;
-    return append_int(&writer->values, (uint64_t)value, butler_gguf_value_bytes[type], err);
+    append_int(&writer->values, (uint64_t)value, butler_gguf_value_bytes[type]);
+    return 0;
 }
 
 int butler_gguf_put_float(struct butler_gguf_writer *writer, const char *key, float value, struct butler_error *err)
@@ -171,22 +146,28 @@ int butler_gguf_put_float(struct butler_gguf_writer *writer, const char *key, fl
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     int rc = put_key(writer, key, BUTLER_GGUF_FLOAT32, err);
-    return rc < 0 ? rc : append_int(&writer->values, bits, 4, err);
+    if (rc == 0)
+        append_int(&writer->values, bits, 4);
+    return rc;
 }
 
 int butler_gguf_put_string(struct butler_gguf_writer *writer, const char *key, const char *value, struct butler_error *err)
 {
     int rc = put_key(writer, key, BUTLER_GGUF_STRING, err);
-    return rc < 0 ? rc : append_string(&writer->values, value, strlen(value), err);
+    if (rc == 0)
+        append_string(&writer->values, value, strlen(value));
+    return rc;
 }
 
 static int put_array_key(struct butler_gguf_writer *writer, const char *key, enum butler_gguf_type element_type, uint64_t n,
                          struct butler_error *err)
 {
     int rc = put_key(writer, key, BUTLER_GGUF_ARRAY, err);
-    if (rc < 0 || (rc = append_int(&writer->values, element_type, 4, err)) < 0)
+    if (rc < 0)
         return rc;
-    return append_int(&writer->values, n, 8, err);
+    append_int(&writer->values, element_type, 4);
+    append_int(&writer->values, n, 8);
+    return 0;
 }
 
 int butler_gguf_put_strings(struct butler_gguf_writer *writer, const char *key, const char *const *values, const size_t *n_bytes,
@@ -194,7 +175,7 @@ int butler_gguf_put_strings(struct butler_gguf_writer *writer, const char *key, 
 {
     int rc = put_array_key(writer, key, BUTLER_GGUF_STRING, n, err);
     for (uint64_t i = 0; i < n && rc == 0; i++)
-        rc = append_string(&writer->values, values[i], n_bytes[i], err);
+        append_string(&writer->values, values[i], n_bytes[i]);
     return rc;
 }
 
@@ -206,7 +187,9 @@ int butler_gguf_put_array(struct butler_gguf_writer *writer, const char *key, en
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: key '%s': no array of %llu elements of type %d", writer->out.path, key,
                            (unsigned long long)n, (int)element_type);
     int rc = put_array_key(writer, key, element_type, n, err);
-    return rc < 0 ? rc : append(&writer->values, values, n_bytes, err);
+    if (rc == 0)
+        butler_buffer_append(&writer->values, values, n_bytes);
+    return rc;
 }
 
 int butler_gguf_put_value(struct butler_gguf_writer *writer, const struct butler_gguf_value *value, struct butler_error *err)
@@ -220,16 +203,21 @@ int butler_gguf_put_value(struct butler_gguf_writer *writer, const struct butler
             butler_gguf_array_string(value, value->n - 1, &n_last);
         size_t n_bytes = value->n > 0 ? (size_t)value->string_offsets[value->n - 1] + 8 + n_last : 0;
         rc = put_array_key(writer, value->key, BUTLER_GGUF_STRING, value->n, err);
-        return rc < 0 ? rc : append(&writer->values, value->data, n_bytes, err);
+        if (rc == 0)
+            butler_buffer_append(&writer->values, value->data, n_bytes);
+        return rc;
     }
     if (value->type != BUTLER_GGUF_STRING) {
         rc = obey_alignment(writer, value->key, (uint64_t)butler_gguf_array_int(value, 0), err);
         if (rc < 0 || (rc = put_key(writer, value->key, value->type, err)) < 0)
             return rc;
-        return append(&writer->values, value->data, butler_gguf_value_bytes[value->type], err);
+        butler_buffer_append(&writer->values, value->data, butler_gguf_value_bytes[value->type]);
+        return 0;
     }
     rc = put_key(writer, value->key, BUTLER_GGUF_STRING, err);
-    return rc < 0 ? rc : append_string(&writer->values, (const char *)value->data, (size_t)value->n, err);
+    if (rc == 0)
+        append_string(&writer->values, (const char *)value->data, (size_t)value->n);
+    return rc;
 }
 
 /* ----------------------------------------------------------------------------------------------- tensors */
@@ -264,23 +252,21 @@ int butler_gguf_put_tensor(struct butler_gguf_writer *writer, const char *name, 
     int rc = check_tensor(writer, name, type, n_dims, dims, &n_bytes, err);
     if (rc < 0)
         return rc;
-    struct declared *grown = grow(writer->tensors, writer->n_tensors, &writer->max_tensors, sizeof *grown, err);
-    if (!grown)
+    if (grow(writer, &writer->tensors, writer->n_tensors, &writer->max_tensors, sizeof *writer->tensors, err) < 0)
         return BUTLER_ERROR_MEMORY;
-    writer->tensors = grown;
-    grown[writer->n_tensors] = (struct declared){.name = strdup(name), .n_bytes = n_bytes};
-    if (!grown[writer->n_tensors].name)
+    struct declared *tensor = &writer->tensors[writer->n_tensors];
+    *tensor = (struct declared){.name = strdup(name), .n_bytes = n_bytes};
+    if (!tensor->name)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for tensor '%s'", writer->out.path, name);
     writer->n_tensors++;
 
-    struct bytes *infos = &writer->infos;
-    if ((rc = append_string(infos, name, strlen(name), err)) < 0 || (rc = append_int(infos, (uint64_t)n_dims, 4, err)) < 0)
-        return rc;
+    struct butler_buffer *infos = &writer->infos;
+    append_string(infos, name, strlen(name));
+    append_int(infos, (uint64_t)n_dims, 4);
     for (int d = 0; d < n_dims; d++)
-        if ((rc = append_int(infos, (uint64_t)dims[d], 8, err)) < 0)
-            return rc;
-    if ((rc = append_int(infos, type, 4, err)) < 0 || (rc = append_int(infos, writer->data_end, 8, err)) < 0)
-        return rc;
+        append_int(infos, (uint64_t)dims[d], 8);
+    append_int(infos, type, 4);
+    append_int(infos, writer->data_end, 8);
     writer->data_end = round_up(writer->data_end + n_bytes, writer->alignment);
     return 0;
 }
@@ -300,19 +286,24 @@ static int pad(struct butler_gguf_writer *writer, struct butler_error *err)
 
 static int write_header(struct butler_gguf_writer *writer, struct butler_error *err)
 {
-    struct bytes head = {0};
+    struct butler_buffer head = {0};
     int rc;
-    if ((rc = append(&head, "GGUF", 4, err)) < 0 || (rc = append_int(&head, VERSION, 4, err)) < 0 ||
-        (rc = append_int(&head, writer->n_tensors, 8, err)) < 0 || (rc = append_int(&head, writer->n_keys, 8, err)) < 0 ||
-        (rc = butler_write(&writer->out, head.data, head.n, err)) < 0 ||
-        (rc = butler_write(&writer->out, writer->values.data, writer->values.n, err)) < 0 ||
-        (rc = butler_write(&writer->out, writer->infos.data, writer->infos.n, err)) < 0)
-        goto fail;
+    butler_buffer_append(&head, "GGUF", 4);
+    append_int(&head, VERSION, 4);
+    append_int(&head, writer->n_tensors, 8);
+    append_int(&head, writer->n_keys, 8);
+    butler_buffer_append(&head, writer->values.bytes, writer->values.n);
+    butler_buffer_append(&head, writer->infos.bytes, writer->infos.n);
+    if (head.failed || writer->values.failed || writer->infos.failed)
+        rc = butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for the header", writer->out.path);
+    else
+        rc = butler_write(&writer->out, head.bytes, head.n, err);
+    butler_buffer_free(&head);
+    if (rc < 0)
+        return rc;
     writer->started = true;
     if (writer->n_tensors > 0)
         rc = pad(writer, err);
-fail:
-    free(head.data);
     return rc;
 }
 

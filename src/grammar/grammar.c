@@ -5,6 +5,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/buffer.h"
 #include "base/utf8.h"
 #include "grammar/grammar_parts.h"
 #include "text/token_trie.h"
@@ -212,13 +213,9 @@ static int parse_class(struct parser *parser, struct butler_sequence *sequence)
             code = fail_at(parser, open, "a class without its closing bracket");
             break;
         }
-        if (n == max) {
-            struct butler_range *grown = realloc(ranges, (max = 2 * max + 16) * sizeof *ranges);
-            if (!grown) {
-                code = butler_fail(parser->err, BUTLER_ERROR_MEMORY, "no memory for a class of a grammar");
-                break;
-            }
-            ranges = grown;
+        if (!butler_grow(&ranges, n + 1, &max, sizeof *ranges)) {
+            code = butler_fail(parser->err, BUTLER_ERROR_MEMORY, "no memory for a class of a grammar");
+            break;
         }
         const char *at = parser->at;
         code = read_character(parser, &ranges[n].low);

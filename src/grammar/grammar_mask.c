@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "grammar/grammar.h"
+#include "base/buffer.h"
 #include "grammar/grammar_parts.h"
 #include "text/token_trie.h"
 #include "text/tokenizer_parts.h"
@@ -119,14 +120,8 @@ int32_t butler_grammar_advance(const struct butler_grammar *grammar, int32_t sta
 
 static int add_open(struct mask *mask, uint32_t node, struct butler_error *err)
 {
-    if (mask->n_open == mask->max_open) {
-        const size_t max = 2 * mask->max_open + 64;
-        uint32_t *open = realloc(mask->open, max * sizeof *open);
-        if (!open)
-            return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %zu branches of a mask", max);
-        mask->open = open;
-        mask->max_open = max;
-    }
+    if (!butler_grow(&mask->open, mask->n_open + 1, &mask->max_open, sizeof *mask->open))
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %zu branches of a mask", mask->n_open + 1);
     mask->open[mask->n_open++] = node;
     return 0;
 }

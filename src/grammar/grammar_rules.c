@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "grammar/grammar_parts.h"
+#include "base/buffer.h"
 
 void butler_rules_free(struct butler_rules *rules)
 {
@@ -18,16 +19,7 @@ void butler_rules_free(struct butler_rules *rules)
 /* Makes room for n elements of that size. */
 static int grow(void *array /* T ** */, size_t n, size_t *max, size_t size, struct butler_error *err)
 {
-    void **where = array;
-    if (n <= *max)
-        return 0;
-    const size_t grown = BUTLER_MAX(n, 2 * *max + 16);
-    void *memory = realloc(*where, grown * size);
-    if (!memory)
-        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a grammar of %zu parts", grown);
-    *where = memory;
-    *max = grown;
-    return 0;
+    return butler_grow(array, n, max, size) ? 0 : butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a grammar of %zu parts", n);
 }
 
 int butler_sequence_add(struct butler_sequence *sequence, enum butler_element_kind kind, uint32_t arg, struct butler_error *err)

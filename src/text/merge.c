@@ -1,5 +1,6 @@
 /* Merges symbols with a heap of pairs: a word of n symbols costs O(n log n). */
 #include "text/merge.h"
+#include "base/buffer.h"
 
 #include <stdlib.h>
 
@@ -54,25 +55,15 @@ void butler_pairs_free(struct butler_pairs *pairs)
 
 /* -------------------------------------------------------------------------------------------------- heap */
 
-/* Makes space for one more element in *array. */
-static int grow(void **array, size_t n, size_t *capacity, size_t element, struct butler_error *err)
+static int no_memory(size_t n, struct butler_error *err)
 {
-    if (n < *capacity)
-        return BUTLER_OK;
-    size_t wanted = *capacity ? 2 * *capacity : 256, n_bytes;
-    void *grown = butler_mul_size(wanted, element, &n_bytes) ? realloc(*array, n_bytes) : NULL;
-    if (!grown)
-        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory to split a text into tokens: %zu symbols", wanted);
-    *array = grown;
-    *capacity = wanted;
-    return BUTLER_OK;
+    return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory to split a text into tokens: %zu symbols", n);
 }
 
 static int heap_push(struct butler_merge *merge, uint64_t key, struct butler_error *err)
 {
-    int rc = grow((void **)&merge->heap, merge->n_heap, &merge->heap_capacity, sizeof *merge->heap, err);
-    if (rc)
-        return rc;
+    if (!butler_grow(&merge->heap, merge->n_heap + 1, &merge->heap_capacity, sizeof *merge->heap))
+        return no_memory(merge->n_heap + 1, err);
     size_t i = merge->n_heap++;
     for (; i > 0 && merge->heap[(i - 1) / 2] > key; i = (i - 1) / 2)
         merge->heap[i] = merge->heap[(i - 1) / 2];
@@ -99,9 +90,8 @@ static uint64_t heap_pop(struct butler_merge *merge)
 
 int butler_merge_add(struct butler_merge *merge, uint32_t id, struct butler_error *err)
 {
-    int rc = grow((void **)&merge->symbols, merge->n_symbols, &merge->symbol_capacity, sizeof *merge->symbols, err);
-    if (rc)
-        return rc;
+    if (!butler_grow(&merge->symbols, merge->n_symbols + 1, &merge->symbol_capacity, sizeof *merge->symbols))
+        return no_memory(merge->n_symbols + 1, err);
     int32_t i = (int32_t)merge->n_symbols++;
     merge->symbols[i] = (struct butler_merge_symbol){.id = id, .rank = BUTLER_NO_SYMBOL, .previous = i - 1, .next = -1};
     if (i > 0)

@@ -1,5 +1,6 @@
 /* Finds special tokens such as "<|eot_id|>" in text, before it is split into words or characters. */
 #include "text/tokenizer_parts.h"
+#include "base/buffer.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -107,15 +108,8 @@ static int add_span(struct spans *spans, size_t start, size_t n, int32_t token, 
 {
     if (n == 0 && token < 0)
         return BUTLER_OK;
-    if (spans->n == spans->capacity) {
-        size_t capacity = spans->capacity * 2 + 16, n_bytes;
-        struct butler_text_range *grown =
-            butler_mul_size(capacity, sizeof *grown, &n_bytes) ? realloc(spans->items, n_bytes) : NULL;
-        if (!grown)
-            return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory to split a text at its special tokens");
-        spans->items = grown;
-        spans->capacity = capacity;
-    }
+    if (!butler_grow(&spans->items, spans->n + 1, &spans->capacity, sizeof *spans->items))
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory to split a text at its special tokens");
     spans->items[spans->n++] = (struct butler_text_range){start, n, token};
     return BUTLER_OK;
 }

@@ -1,5 +1,6 @@
 /* The tokens of a file, checked, and indexed by id (array) and by bytes (hash table). */
 #include "text/vocab.h"
+#include "base/buffer.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -55,14 +56,8 @@ uint32_t butler_vocab_intern(struct butler_vocab *vocab, const char *bytes, size
             return BUTLER_NO_SYMBOL;
         slot = slot_of(vocab, bytes, n);
     }
-    if (vocab->n_symbols == vocab->capacity) {
-        uint32_t capacity = vocab->capacity + vocab->capacity / 2 + 256;
-        struct butler_piece *grown = realloc(vocab->pieces, capacity * sizeof *grown);
-        if (!grown)
-            goto fail;
-        vocab->pieces = grown;
-        vocab->capacity = capacity;
-    }
+    if (!butler_grow(&vocab->pieces, (size_t)vocab->n_symbols + 1, &vocab->capacity, sizeof *vocab->pieces))
+        goto fail;
     char *copy = malloc(n + 1);
     if (!copy)
         goto fail;
@@ -170,7 +165,8 @@ int butler_vocab_init(struct butler_vocab *vocab, const struct butler_gguf *gguf
         return rc;
     if (tokens->n == 0 || tokens->n > INT32_MAX / 64)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %s has %llu elements", vocab->path, key, (unsigned long long)tokens->n);
-    vocab->n_tokens = vocab->n_symbols = vocab->capacity = (uint32_t)tokens->n;
+    vocab->n_tokens = vocab->n_symbols = (uint32_t)tokens->n;
+    vocab->capacity = tokens->n;
     for (uint32_t i = 0; i < vocab->n_tokens; i++) {
         size_t n;
         butler_gguf_array_string(tokens, i, &n);

@@ -33,7 +33,8 @@ struct butler_vocab {
     unsigned char *types;        /* [n_tokens], enum butler_token_type */
     char *bytes;                 /* of all tokens, concatenated */
     struct butler_piece *pieces; /* [n_symbols]; those from n_tokens on own their bytes */
-    uint32_t n_symbols, capacity;
+    uint32_t n_symbols;
+    size_t capacity;
     uint32_t *slots;          /* hash table of the mergeable pieces; BUTLER_NO_SYMBOL: free slot */
     uint32_t n_slots, n_used; /* n_slots is a power of two */
 };
