@@ -11,7 +11,7 @@ struct multiples {
     struct schema_compiler *c;
     int of, n_zeros;                                /* multiples of `of`, with so many zeros behind them */
     int rules[SCHEMA_MAX_DIGITS + 1][MAX_MULTIPLE]; /* of n digits behind a remainder; 0: not asked for; SCHEMA_NEVER */
-    const char *low, *high;                         /* digits of the bounds, as many */
+    char low[24], high[24];                         /* digits of the bounds, as many */
 };
 
 static int compile_digits(struct multiples *m, int n, int remainder);
@@ -84,13 +84,10 @@ static void put_multiples(struct multiples *m, struct schema_text *text, const c
         for (int i = 1; i < n; i++)
             least *= 10;
         most = 10 * (least - 1) + 9;
-        char a[24], b[24];
-        snprintf(a, sizeof a, "%lld", (long long)(least > low ? least : low));
-        snprintf(b, sizeof b, "%lld", (long long)(most < high ? most : high));
-        if (most < low || least > high || strlen(a) != strlen(b) || strcmp(a, b) > 0)
+        snprintf(m->low, sizeof m->low, "%lld", (long long)(least > low ? least : low));
+        snprintf(m->high, sizeof m->high, "%lld", (long long)(most < high ? most : high));
+        if (most < low || least > high || strlen(m->low) != strlen(m->high) || strcmp(m->low, m->high) > 0)
             continue;
-        m->low = a;
-        m->high = b;
         const int rule = compile_between(m, 0, n, 0, true, true);
         if (rule == SCHEMA_NEVER)
             continue;
