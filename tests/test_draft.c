@@ -51,8 +51,8 @@ static void same_caches(const struct butler_session *a, const struct butler_sess
         for (int slot = first; slot < x->n_slots; slot++) {
             unsigned char of_x[ROW_BYTES], of_y[ROW_BYTES];
             assert_true(2 * a->kv.row_bytes <= ROW_BYTES);
-            a->kv.backend->download(a->kv.backend, of_x, butler_kv_key_row(&a->kv, x, (uint32_t)slot), 2 * a->kv.row_bytes);
-            b->kv.backend->download(b->kv.backend, of_y, butler_kv_key_row(&b->kv, y, (uint32_t)slot), 2 * b->kv.row_bytes);
+            a->kv.backend->download(a->kv.backend, of_x, butler_kv_row_address(&a->kv, x, slot), 2 * a->kv.row_bytes);
+            b->kv.backend->download(b->kv.backend, of_y, butler_kv_row_address(&b->kv, y, slot), 2 * b->kv.row_bytes);
             assert_memory_equal(of_x, of_y, 2 * a->kv.row_bytes);
         }
     }

@@ -59,6 +59,10 @@ void butler_attend_append_head(const struct butler_layer_state *state, int kv_he
     for (int t = 0; t < n; t++) {
         const size_t at = (size_t)(t * kv->n_kv_heads + kv_head) * (size_t)kv->head_dim;
         butler_kv_write(kv, head, (uint32_t)(first + t), k + at, v + at);
+        if (head->positions) {
+            head->positions[first + t] = state->position + t;
+            head->order[first + t] = (uint32_t)(first + t);
+        }
     }
     if (state->summarise_from == INT32_MAX)
         return;

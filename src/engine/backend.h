@@ -1,8 +1,8 @@
 /* The interface between the engine and the hardware: memory, and coarse operations on it.
  *
  * Memory belongs to the backend. What `alloc` returns is a device address: the engine may add to it and pass it to operations,
- * but it never reads or writes there itself. Activations, KV rows, records, norms of values, scores, lists of slots and logits
- * live in such memory. Tokens, positions, page tables and counters are host memory.
+ * but it never reads or writes there itself. Activations, KV rows, page tables, positions, records, norms of values, scores, lists
+ * of slots and logits live in such memory. Tokens, numbers of slots and counters are host memory.
  *
  * Operations run in the order in which they are called. Only `alloc` and `bind_weights` can fail. src/cpu/backend_cpu.c implements
  * all of this.
@@ -119,6 +119,7 @@ struct butler_selecting {
 /* What every head of a layer keeps when its cache is cut: of its full units. The unit being filled stays. */
 struct butler_cut {
     struct butler_choice choice;
+    int n_left;  /* slots in use afterwards */
     bool newest; /* nothing is scored: first and last are all that stays */
 };
 
@@ -243,8 +244,9 @@ struct butler_backend {
 
     /* ---- one layer of one session ---- */
 
-    /* Writes k, v [n][n_kv_heads][head_dim] into the newest n slots of the layer (butler_kv_grow has made them) and lets the metric
-     * summarise slots from state->summarise_from on. Records whose first slot is among the new ones are zeros before that. */
+    /* Writes k, v [n][n_kv_heads][head_dim] into the newest n slots of the layer (butler_kv_grow has made them), and where heads
+     * have them their positions, from state->position on, and their order; lets the metric summarise slots from
+     * state->summarise_from on. Records whose first slot is among the new ones are zeros before that. */
     void (*append)(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v, int n);
     /* Makes records and norms of the values of slots [first, n_slots) of all heads of the layer anew, from the rows. */
     void (*summarise)(struct butler_backend *backend, const struct butler_layer_state *state, int first);

@@ -155,7 +155,7 @@ static void attention(const struct butler_pass *pass, int layer)
         struct butler_session *session = part->session;
         if (part->failed)
             continue;
-        if (butler_kv_grow(&session->kv, layer, part->n, session->n_past, part->err) < 0) {
+        if (butler_kv_grow(&session->kv, layer, part->n, part->err) < 0) {
             butler_part_fail(part);
             continue;
         }

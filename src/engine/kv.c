@@ -25,24 +25,27 @@ static size_t whole_lines(size_t n_bytes)
     return (n_bytes + 63) / 64 * 64;
 }
 
-/* Page tables, positions and orders of all heads in one reservation: they are small beside the pages they point to. */
+/* Page tables, positions and orders of all heads together: they are small beside the pages they point to. */
 static int make_tables(struct butler_kv *kv, bool evicting, struct butler_error *err)
 {
     const size_t n_heads = (size_t)kv->n_layers * (size_t)kv->n_kv_heads, max_slots = (size_t)kv->max_slots;
-    const size_t per_head = (size_t)kv->max_pages * 4 + (evicting ? max_slots * 8 : 0);
+    const size_t n_pages = (size_t)kv->max_pages, n_extents = n_pages / BUTLER_EXTENT;
     size_t bytes;
-    if (!butler_mul_size(n_heads, per_head, &bytes))
+    if (!butler_mul_size(n_heads, n_pages * 4 + (evicting ? max_slots * 8 : 0), &bytes))
         return butler_fail(err, BUTLER_ERROR_MEMORY, "a context of %d tokens is more than this machine can address", kv->max_slots);
-    kv->tables = butler_reserve(bytes, false, err);
-    kv->heads = butler_alloc(n_heads * sizeof *kv->heads, err);
-    if (!kv->tables || !kv->heads)
-        return BUTLER_ERROR_MEMORY;
     kv->tables_bytes = bytes;
+    kv->extents_held_bytes = n_heads * n_extents * sizeof *kv->extents_held;
+    kv->tables = kv->backend->alloc(kv->backend, bytes, true, err);
+    kv->extents_held = butler_reserve(kv->extents_held_bytes, false, err);
+    kv->heads = butler_alloc(n_heads * sizeof *kv->heads, err);
+    if (!kv->tables || !kv->extents_held || !kv->heads)
+        return BUTLER_ERROR_MEMORY;
     unsigned char *at = kv->tables;
     for (size_t i = 0; i < n_heads; i++) {
         struct butler_kv_head *head = &kv->heads[i];
+        head->extents = kv->extents_held + i * n_extents;
         head->pages = (uint32_t *)at;
-        at += (size_t)kv->max_pages * 4;
+        at += n_pages * 4;
         if (evicting) {
             head->positions = (int32_t *)at;
             head->order = (uint32_t *)(at + max_slots * 4);
@@ -129,7 +132,8 @@ void butler_kv_free(struct butler_kv *kv)
     kv->backend->free(kv->backend, kv->records, kv->records_bytes);
     kv->backend->free(kv->backend, kv->states, kv->states_bytes);
     kv->backend->free(kv->backend, kv->norms, kv->norms_bytes);
-    butler_unreserve(kv->tables, kv->tables_bytes);
+    kv->backend->free(kv->backend, kv->tables, kv->tables_bytes);
+    butler_unreserve(kv->extents_held, kv->extents_held_bytes);
     free(kv->heads);
     memset(kv, 0, sizeof *kv);
 }
@@ -139,21 +143,23 @@ static unsigned char *extent_at(const struct butler_kv *kv, uint32_t extent)
     return kv->pool + (size_t)extent * kv->extent_bytes;
 }
 
-/* Extent i of a head. */
-static uint32_t extent_of(const struct butler_kv_head *head, int i)
+/* The pages of extents [first, end) of a head, for operations. */
+static void upload_pages(const struct butler_kv *kv, const struct butler_kv_head *head, int first, int end)
 {
-    return head->pages[i * BUTLER_EXTENT] / BUTLER_EXTENT;
+    enum { AT_ONCE = 64 };
+    uint32_t pages[AT_ONCE * BUTLER_EXTENT];
+    for (int done = first, n; done < end; done += n) {
+        n = BUTLER_MIN(end - done, AT_ONCE);
+        for (int i = 0; i < n * BUTLER_EXTENT; i++)
+            pages[i] = head->extents[done + i / BUTLER_EXTENT] * BUTLER_EXTENT + (uint32_t)(i % BUTLER_EXTENT);
+        kv->backend->upload(kv->backend, head->pages + done * BUTLER_EXTENT, pages, (size_t)(n * BUTLER_EXTENT) * sizeof *pages);
+    }
 }
 
-static void set_extent(struct butler_kv_head *head, int i, uint32_t extent)
-{
-    for (int j = 0; j < BUTLER_EXTENT; j++)
-        head->pages[i * BUTLER_EXTENT + j] = extent * BUTLER_EXTENT + (uint32_t)j;
-}
-
+/* upload_pages is still to be called. */
 static void add_extent(struct butler_kv *kv, struct butler_kv_head *head, uint32_t extent)
 {
-    set_extent(head, head->n_pages / BUTLER_EXTENT, extent);
+    head->extents[head->n_pages / BUTLER_EXTENT] = extent;
     head->n_pages += BUTLER_EXTENT;
     kv->pages_held += BUTLER_EXTENT;
     kv->pages_held_peak = BUTLER_MAX(kv->pages_held_peak, kv->pages_held);
@@ -162,7 +168,7 @@ static void add_extent(struct butler_kv *kv, struct butler_kv_head *head, uint32
 /* Extent i of a head becomes its own. */
 static int own_extent(struct butler_kv *kv, struct butler_kv_head *head, int i, struct butler_error *err)
 {
-    const uint32_t shared = extent_of(head, i);
+    const uint32_t shared = head->extents[i];
     uint32_t own;
     if (kv->extents->references[shared] == 1)
         return 0;
@@ -170,7 +176,8 @@ static int own_extent(struct butler_kv *kv, struct butler_kv_head *head, int i, 
         return BUTLER_ERROR_MEMORY;
     kv->backend->copy(kv->backend, extent_at(kv, own), extent_at(kv, shared), kv->extent_bytes);
     butler_pages_release(kv->extents, shared);
-    set_extent(head, i, own);
+    head->extents[i] = own;
+    upload_pages(kv, head, i, i + 1);
     return 0;
 }
 
@@ -188,15 +195,16 @@ int butler_kv_unshare(struct butler_kv *kv, int layer, struct butler_error *err)
 /* Extents for n more slots of a head; what they will be written to is the head's own. */
 static int make_room(struct butler_kv *kv, struct butler_kv_head *head, int n, struct butler_error *err)
 {
+    const int n_extents = head->n_pages / BUTLER_EXTENT;
     uint32_t extent;
+    int code = 0;
     if (kv->shares && head->n_slots % BUTLER_EXTENT_TOKENS && own_extent(kv, head, head->n_slots / BUTLER_EXTENT_TOKENS, err) < 0)
         return BUTLER_ERROR_MEMORY;
-    while (head->n_pages * BUTLER_PAGE < head->n_slots + n) {
-        if (butler_pages_take(kv->extents, &extent, err) < 0)
-            return BUTLER_ERROR_MEMORY;
-        add_extent(kv, head, extent);
-    }
-    return 0;
+    while (code == 0 && head->n_pages * BUTLER_PAGE < head->n_slots + n)
+        if ((code = butler_pages_take(kv->extents, &extent, err)) == 0)
+            add_extent(kv, head, extent);
+    upload_pages(kv, head, n_extents, head->n_pages / BUTLER_EXTENT);
+    return code < 0 ? BUTLER_ERROR_MEMORY : 0;
 }
 
 struct butler_piece butler_kv_new_records(const struct butler_kv *kv, const struct butler_kv_head *head, int first)
@@ -206,11 +214,17 @@ struct butler_piece butler_kv_new_records(const struct butler_kv *kv, const stru
     return (struct butler_piece){head->records + from, end - from};
 }
 
-static void take_slots(struct butler_kv_head *head, int n, int first_position)
+/* Slots that no append will fill: each holds the position of its own number. */
+static void take_slots(struct butler_kv *kv, struct butler_kv_head *head, int n)
 {
-    for (int i = 0; head->positions && i < n; i++) {
-        head->positions[head->n_slots + i] = first_position + i;
-        head->order[head->n_slots + i] = (uint32_t)(head->n_slots + i);
+    enum { AT_ONCE = 256 };
+    uint32_t numbers[AT_ONCE];
+    for (int done = 0, m; head->positions && done < n; done += m) {
+        m = BUTLER_MIN(n - done, AT_ONCE);
+        for (int i = 0; i < m; i++)
+            numbers[i] = (uint32_t)(head->n_slots + done + i);
+        kv->backend->upload(kv->backend, head->positions + head->n_slots + done, numbers, (size_t)m * sizeof *numbers);
+        kv->backend->upload(kv->backend, head->order + head->n_slots + done, numbers, (size_t)m * sizeof *numbers);
     }
     head->n_slots += n;
 }
@@ -231,7 +245,7 @@ static void zero_records(struct butler_kv *kv, struct butler_kv_head *heads, int
     }
 }
 
-int butler_kv_grow(struct butler_kv *kv, int layer, int n, int first_position, struct butler_error *err)
+int butler_kv_grow(struct butler_kv *kv, int layer, int n, struct butler_error *err)
 {
     for (int h = 0; h < kv->n_kv_heads; h++)
         if (n > kv->max_slots - butler_kv_at(kv, layer, h)->n_slots)
@@ -241,7 +255,7 @@ int butler_kv_grow(struct butler_kv *kv, int layer, int n, int first_position, s
         if (make_room(kv, butler_kv_at(kv, layer, h), n, err) < 0)
             return BUTLER_ERROR_MEMORY;
     for (int h = 0; h < kv->n_kv_heads; h++)
-        take_slots(butler_kv_at(kv, layer, h), n, first_position);
+        butler_kv_at(kv, layer, h)->n_slots += n;
     if (kv->records || kv->norms || kv->states)
         kv->metric_memory_peak = BUTLER_MAX(kv->metric_memory_peak, butler_kv_record_memory(kv));
     return 0;
@@ -265,7 +279,7 @@ void butler_kv_trim(struct butler_kv *kv, int layer)
         while (head->n_pages / BUTLER_EXTENT > head->n_released &&
                head->n_pages - BUTLER_EXTENT >= BUTLER_CEIL_DIV(head->n_slots, BUTLER_PAGE)) {
             head->n_pages -= BUTLER_EXTENT;
-            butler_pages_release(kv->extents, extent_of(head, head->n_pages / BUTLER_EXTENT));
+            butler_pages_release(kv->extents, head->extents[head->n_pages / BUTLER_EXTENT]);
             kv->pages_held -= BUTLER_EXTENT;
         }
         if (head->n_pages < n_pages_before)
@@ -281,7 +295,7 @@ void butler_kv_release(struct butler_kv *kv, int layer, int n, int window)
     for (int h = 0; h < kv->n_kv_heads; h++) {
         struct butler_kv_head *head = butler_kv_at(kv, layer, h);
         for (; head->n_released < BUTLER_MIN(first, head->n_pages / BUTLER_EXTENT); head->n_released++) {
-            butler_pages_release(kv->extents, extent_of(head, head->n_released));
+            butler_pages_release(kv->extents, head->extents[head->n_released]);
             kv->pages_held -= BUTLER_EXTENT;
         }
     }
@@ -305,7 +319,8 @@ void butler_kv_join(struct butler_kv *kv, struct butler_kv_head *head, uint32_t 
 {
     butler_pages_share(kv->extents, extent);
     add_extent(kv, head, extent);
-    take_slots(head, n, head->n_slots);
+    upload_pages(kv, head, head->n_pages / BUTLER_EXTENT - 1, head->n_pages / BUTLER_EXTENT);
+    take_slots(kv, head, n);
     if (kv->record_slots > 0 && !kv->records_off)
         zero_records(kv, head, 1, head->n_slots - n);
     kv->shares = true;
@@ -320,10 +335,11 @@ void butler_kv_share(struct butler_kv *to, struct butler_kv *from, int layer, in
         head->n_released = source->n_released;
         head->n_pages = source->n_released * BUTLER_EXTENT;
         for (int i = source->n_released; i < BUTLER_CEIL_DIV(n, BUTLER_EXTENT_TOKENS); i++) {
-            butler_pages_share(from->extents, extent_of(source, i));
-            add_extent(to, head, extent_of(source, i));
+            butler_pages_share(from->extents, source->extents[i]);
+            add_extent(to, head, source->extents[i]);
         }
-        take_slots(head, n, 0);
+        upload_pages(to, head, head->n_released, head->n_pages / BUTLER_EXTENT);
+        take_slots(to, head, n);
     }
     if (to->record_slots > 0 && !to->records_off)
         zero_records(to, butler_kv_at(to, layer, 0), to->n_kv_heads, 0);

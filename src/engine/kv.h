@@ -6,7 +6,8 @@
  * A slot is the place of a token in a head: row slot % BUTLER_PAGE of page slot / BUTLER_PAGE. Slots in use are always
  * 0 .. n_slots-1. Without eviction slot i holds position i; with it `positions` says which.
  *
- * Rows, records and norms are device memory (backend.h); tables and positions are host memory.
+ * Rows, records, norms, page tables, positions and orders are device memory (backend.h). The host keeps numbers of slots, and which
+ * extents a head has.
  */
 #ifndef BUTLER_KV_H
 #define BUTLER_KV_H
@@ -22,9 +23,10 @@ struct butler_piece {
 };
 
 struct butler_kv_head {
-    uint32_t *pages; /* [max_pages] number of the page in the pool */
-    int n_pages;     /* pages up to the last one held: whole extents */
-    int n_released;  /* extents at the beginning that were given back (a window has passed them) */
+    uint32_t *extents; /* host, [max_pages / BUTLER_EXTENT] in the pool */
+    uint32_t *pages;   /* [max_pages] the pages of these, as operations find them */
+    int n_pages;       /* pages up to the last one held: whole extents */
+    int n_released;    /* extents at the beginning that were given back (a window has passed them) */
     int n_slots;
     int32_t *positions;     /* [max_slots] or NULL: slot i holds position i */
     uint32_t *order;        /* [max_slots] slots by ascending position, or NULL: as they are */
@@ -66,7 +68,9 @@ struct butler_kv {
     enum butler_rope rope;
     const struct butler_predict *predict; /* for views; borrowed from the session, or NULL */
     float *queries;                       /* [n_layers][n_heads][head_dim] for views; borrowed, or NULL */
-    void *tables;                         /* the one reservation behind pages, positions, order */
+    uint32_t *extents_held;               /* host: the one reservation behind the heads' extents */
+    size_t extents_held_bytes;
+    unsigned char *tables; /* device: the one behind pages, positions, order */
     size_t tables_bytes;
 };
 
@@ -83,6 +87,7 @@ static inline struct butler_kv_head *butler_kv_at(const struct butler_kv *kv, in
     return &kv->heads[layer * kv->n_kv_heads + kv_head];
 }
 
+/* Inside operations. */
 static inline unsigned char *butler_kv_key_row(const struct butler_kv *kv, const struct butler_kv_head *head, uint32_t slot)
 {
     return kv->pool + (size_t)head->pages[slot / BUTLER_PAGE] * kv->page_bytes + slot % BUTLER_PAGE * 2 * kv->row_bytes;
@@ -91,6 +96,13 @@ static inline unsigned char *butler_kv_key_row(const struct butler_kv *kv, const
 static inline unsigned char *butler_kv_value_row(const struct butler_kv *kv, const struct butler_kv_head *head, uint32_t slot)
 {
     return butler_kv_key_row(kv, head, slot) + kv->row_bytes;
+}
+
+/* The same address, as the host finds it. */
+static inline unsigned char *butler_kv_row_address(const struct butler_kv *kv, const struct butler_kv_head *head, int slot)
+{
+    return kv->pool + (size_t)head->extents[slot / BUTLER_EXTENT_TOKENS] * kv->extent_bytes +
+           (size_t)(slot % BUTLER_EXTENT_TOKENS) * 2 * kv->row_bytes;
 }
 
 static inline int32_t butler_kv_position(const struct butler_kv_head *head, uint32_t slot)
@@ -104,10 +116,10 @@ static inline size_t butler_kv_extent_bytes(enum butler_kv_type type, int head_d
     return 2 * (size_t)BUTLER_EXTENT_TOKENS * butler_kv_row_bytes(type, head_dim);
 }
 
-/* Makes room in every head of a layer for n more slots and takes them: n_slots grows, positions first_position... A shared extent
- * that will be written is copied. The rows are then written by the backend's append. Fails, with nothing changed but pages held,
- * when max_slots would be exceeded or the pool is full. */
-int butler_kv_grow(struct butler_kv *kv, int layer, int n, int first_position, struct butler_error *err);
+/* Makes room in every head of a layer for n more slots and takes them: n_slots grows. A shared extent that will be written is
+ * copied. Rows, positions and order are then written by the backend's append. Fails, with nothing changed but pages held, when
+ * max_slots would be exceeded or the pool is full. */
+int butler_kv_grow(struct butler_kv *kv, int layer, int n, struct butler_error *err);
 
 /* The records of a head whose first slot is `first` or a later one: they begin empty. */
 struct butler_piece butler_kv_new_records(const struct butler_kv *kv, const struct butler_kv_head *head, int first);

@@ -246,7 +246,7 @@ static int copy_rows(void *user, int i, void *buffer, struct butler_error *err)
     for (int done = 0, m; done < rows->n; done += m) {
         m = BUTLER_MIN(rows->n - done, BUTLER_EXTENT_TOKENS);
         kv->backend->download(kv->backend, (unsigned char *)buffer + (size_t)done * 2 * kv->row_bytes,
-                              butler_kv_key_row(kv, &kv->heads[i], (uint32_t)(rows->first + done)), (size_t)m * 2 * kv->row_bytes);
+                              butler_kv_row_address(kv, &kv->heads[i], rows->first + done), (size_t)m * 2 * kv->row_bytes);
     }
     (void)err;
     return 0;

@@ -101,6 +101,13 @@ static void evict(struct butler_backend *backend, const struct butler_attend_spa
     count_ns(&state->traffic->select_ns, &clock);
 }
 
+/* Of every head of the layer: the host keeps count. */
+static void set_n_slots(const struct butler_layer_state *state, int n)
+{
+    for (int h = 0; h < state->kv->n_kv_heads; h++)
+        butler_kv_at(state->kv, state->layer, h)->n_slots = n;
+}
+
 void butler_method_evict(struct butler_backend *backend, const struct butler_attend_span *spans, const struct butler_cut *cuts,
                          int n_spans)
 {
@@ -109,6 +116,7 @@ void butler_method_evict(struct butler_backend *backend, const struct butler_att
     for (int i = 0; i < n_spans; i++) {
         if (!backend->evict_spans)
             evict(backend, &spans[i], &cuts[i]);
+        set_n_slots(&spans[i].state, cuts[i].n_left);
         butler_kv_trim(spans[i].state.kv, spans[i].state.layer);
     }
 }

@@ -288,7 +288,7 @@ static int attend(struct butler_predict *predict, struct butler_traffic *traffic
     const int window = butler_predictor_window(&predict->predictor->sizes);
     struct butler_traffic own = {0};
     struct butler_layer_state state = own_layer(predict, &own, first_position);
-    if (butler_kv_grow(&predict->kv, 0, n, first_position, err) < 0)
+    if (butler_kv_grow(&predict->kv, 0, n, err) < 0)
         return BUTLER_ERROR_LENGTH;
     if (decode) {
         backend->attend(backend, &state, predict->scratch->q, predict->scratch->k, predict->scratch->v, NULL,
@@ -397,7 +397,7 @@ int butler_predict_fill(struct butler_predict *predict, int n, int first_positio
     fill(predict, predict->scratch->k, (size_t)n * (size_t)s->n_inner, noise, random);
     fill(predict, predict->scratch->v, (size_t)n * (size_t)s->n_inner, noise, random);
     predict->n_new = n;
-    if (butler_kv_grow(&predict->kv, 0, n, first_position, err) < 0)
+    if (butler_kv_grow(&predict->kv, 0, n, err) < 0)
         return BUTLER_ERROR_LENGTH;
     predict->backend->append(predict->backend, &state, predict->scratch->k, predict->scratch->v, n);
     return 0;

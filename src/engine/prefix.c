@@ -172,7 +172,7 @@ static struct block *add_block(struct butler_prefix *prefix, struct butler_sessi
     block->n_extents = n_extents;
     memcpy(block->tokens, session->tokens + index * TOKENS, (size_t)n * sizeof *block->tokens);
     for (int h = 0; h < n_extents; h++) {
-        block->extents[h] = kv->heads[h].pages[index * BUTLER_EXTENT] / BUTLER_EXTENT;
+        block->extents[h] = kv->heads[h].extents[index];
         butler_pages_share(kv->extents, block->extents[h]);
     }
     link_newest(prefix, block);

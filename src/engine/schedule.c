@@ -145,5 +145,7 @@ bool butler_schedule_cut(const struct butler_session *session, int layer, int n,
     choice->first = BUTLER_MIN(BUTLER_CEIL_DIV(limits.sinks, unit), choice->n_units);
     choice->last = BUTLER_MAX(BUTLER_CEIL_DIV(recent, unit), cut->newest ? choice->budget - choice->first : 0);
     choice->last = BUTLER_MIN(choice->last, choice->n_units - choice->first);
+    const int kept = BUTLER_MAX(choice->budget, choice->first + choice->last);
+    cut->n_left = BUTLER_MIN(kept, choice->n_units) * unit + rest;
     return true;
 }

@@ -187,7 +187,7 @@ static int fill_layer(struct butler_session *session, int layer, int n, uint64_t
         .state = butler_session_layer(session, &session->prompt_traffic, layer, session->n_past), .q = s->q, .n = 1};
     upload_noise(session, s->k, n * row, random);
     upload_noise(session, s->v, n * row, random);
-    if (butler_kv_grow(&session->kv, layer, n, session->n_past, err) < 0)
+    if (butler_kv_grow(&session->kv, layer, n, err) < 0)
         return BUTLER_ERROR_LENGTH;
     span.state.summarise_from = butler_schedule_summarise(session, layer, n);
     backend->append(backend, &span.state, s->k, s->v, n);
@@ -316,6 +316,28 @@ uint64_t butler_kv_bytes(const struct butler_model *model, enum butler_kv_type t
            ((uint64_t)(hp->n_layers - hp->n_windowed) * all + (uint64_t)hp->n_windowed * windowed);
 }
 
+static int by_position(const void *a, const void *b)
+{
+    const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of a head that may have evicted some. Where there is no room for all, the first. */
+static int positions_held(struct butler_backend *backend, const struct butler_kv_head *head, int32_t *ids, int max_ids)
+{
+    const int n = head->n_slots;
+    if (n <= max_ids) {
+        backend->download(backend, ids, head->positions, (size_t)n * sizeof *ids);
+        qsort(ids, (size_t)n, sizeof *ids, by_position);
+    }
+    for (int i = 0; n > max_ids && i < max_ids; i++) {
+        uint32_t slot;
+        backend->download(backend, &slot, head->order + i, sizeof slot);
+        backend->download(backend, &ids[i], head->positions + slot, sizeof ids[i]);
+    }
+    return n;
+}
+
 int butler_last_selection(const struct butler_session *session, int layer, int head, int32_t *ids, int max_ids)
 {
     if (!session || (!ids && max_ids > 0))
@@ -336,15 +358,17 @@ int butler_last_selection(const struct butler_session *session, int layer, int h
     size_t first = 0, end = 0; /* words that are in bits */
     int n = 0;
     const int window = session->model->layers[layer].window;
+    if (cache->order && window == 0)
+        return positions_held(backend, cache, ids, max_ids);
     for (int i = window > 0 ? BUTLER_MAX(cache->n_slots - window, 0) : 0; i < cache->n_slots; i++) {
-        const uint32_t slot = cache->order ? cache->order[i] : (uint32_t)i, unit = slot / (uint32_t)policy->unit;
+        const uint32_t unit = (uint32_t)i / (uint32_t)policy->unit;
         if (!all && unit / 64 >= end) {
             first = unit / 64;
             end = BUTLER_MIN(first + AT_ONCE, selection->words);
             backend->download(backend, bits, units + first, (end - first) * sizeof *bits);
         }
         if ((all || (bits[unit / 64 - first] >> unit % 64 & 1)) && n++ < max_ids)
-            ids[n - 1] = butler_kv_position(cache, slot);
+            ids[n - 1] = i;
     }
     return n;
 }

@@ -55,15 +55,15 @@ static int write_head(struct butler_writer *writer, const struct butler_kv *kv, 
     const int32_t n = head->n_slots, first = head->n_released * BUTLER_EXTENT_TOKENS;
     int code = butler_write(writer, &n, sizeof n, err);
     if (code == 0 && head->positions)
-        code = butler_write(writer, head->positions, (size_t)n * sizeof *head->positions, err);
+        code = write_device(writer, kv->backend, head->positions, (size_t)n * sizeof *head->positions, err);
     if (code == 0 && head->order)
-        code = butler_write(writer, head->order, (size_t)n * sizeof *head->order, err);
+        code = write_device(writer, kv->backend, head->order, (size_t)n * sizeof *head->order, err);
     if (code == 0 && head->value_norms)
         code = write_device(writer, kv->backend, head->value_norms, (size_t)n * sizeof *head->value_norms, err);
     if (code == 0 && windowed)
         code = butler_write(writer, &first, sizeof first, err);
     for (int slot = first; slot < n && code == 0; slot += BUTLER_PAGE)
-        code = write_device(writer, kv->backend, butler_kv_key_row(kv, head, (uint32_t)slot),
+        code = write_device(writer, kv->backend, butler_kv_row_address(kv, head, slot),
                             2 * kv->row_bytes * (size_t)BUTLER_MIN(n - slot, BUTLER_PAGE), err);
     if (code == 0 && kv->record_slots > 0 && !kv->records_off)
         code =
@@ -294,13 +294,18 @@ static int check_context(const char *path, const struct file_header *header, con
 }
 
 /* positions are a head's text positions, order its slots by ascending position: anything else would read elsewhere. */
-static int check_positions(const struct butler_kv_head *head, int n, int n_past, const char *path, struct butler_error *err)
+static int check_positions(const void *positions, const void *order, int n, int n_past, const char *path, struct butler_error *err)
 {
+    int32_t last = -1;
     for (int i = 0; i < n; i++) {
-        const uint32_t slot = head->order[i];
-        if (slot >= (uint32_t)n || head->positions[slot] < 0 || head->positions[slot] >= n_past ||
-            (i > 0 && head->positions[slot] <= head->positions[head->order[i - 1]]))
+        int32_t position = -1;
+        uint32_t slot;
+        memcpy(&slot, (const unsigned char *)order + (size_t)i * sizeof slot, sizeof slot);
+        if (slot < (uint32_t)n)
+            memcpy(&position, (const unsigned char *)positions + slot * sizeof position, sizeof position);
+        if (position <= last || position >= n_past)
             return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: the order of the cache is not one (slot %d)", path, i);
+        last = position;
     }
     return 0;
 }
@@ -312,14 +317,12 @@ static int read_head(struct cursor *cursor, const struct butler_session *session
     const size_t slots = (size_t)n;
     const void *from;
     if (head->positions) {
-        if (!(from = take(cursor, slots * sizeof *head->positions, "the positions of a head", err)))
+        const void *positions = take(cursor, slots * sizeof *head->positions, "the positions of a head", err);
+        if (!positions || !(from = take(cursor, slots * sizeof *head->order, "the order of a head", err)) ||
+            check_positions(positions, from, n, session->n_past, cursor->path, err) < 0)
             return BUTLER_ERROR_FORMAT;
-        memcpy(head->positions, from, slots * sizeof *head->positions);
-        if (!(from = take(cursor, slots * sizeof *head->order, "the order of a head", err)))
-            return BUTLER_ERROR_FORMAT;
-        memcpy(head->order, from, slots * sizeof *head->order);
-        if (check_positions(head, n, session->n_past, cursor->path, err) < 0)
-            return BUTLER_ERROR_FORMAT;
+        kv->backend->upload(kv->backend, head->positions, positions, slots * sizeof *head->positions);
+        kv->backend->upload(kv->backend, head->order, from, slots * sizeof *head->order);
     }
     if (head->value_norms) {
         if (!(from = take(cursor, slots * sizeof *head->value_norms, "the value norms of a head", err)))
@@ -340,7 +343,7 @@ static int read_head(struct cursor *cursor, const struct butler_session *session
     if (!rows)
         return BUTLER_ERROR_FORMAT;
     for (int slot = first; slot < n; slot += BUTLER_PAGE, rows += kv->page_bytes)
-        kv->backend->upload(kv->backend, butler_kv_key_row(kv, head, (uint32_t)slot), rows,
+        kv->backend->upload(kv->backend, butler_kv_row_address(kv, head, slot), rows,
                             2 * kv->row_bytes * (size_t)BUTLER_MIN(n - slot, BUTLER_PAGE));
     if (kv->record_slots > 0 && !kv->records_off) {
         const size_t bytes = (size_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes;
@@ -371,7 +374,7 @@ static int read_layer(struct cursor *cursor, const struct butler_session *sessio
         if (n_head < 0 || n_head > session->n_past || (h > 0 && n_head != n) || (keeps_all && n_head != session->n_past))
             return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: layer %d, KV head %d claims %d tokens at byte %zu", cursor->path,
                                layer, h, n_head, cursor->at - sizeof n);
-        if (h == 0 && n_head > 0 && butler_kv_grow(kv, layer, n_head, 0, err) < 0)
+        if (h == 0 && n_head > 0 && butler_kv_grow(kv, layer, n_head, err) < 0)
             return BUTLER_ERROR_FORMAT;
         n = n_head;
         if (read_head(cursor, session, kv, layer, h, n, err) < 0)

@@ -16,9 +16,9 @@ static void share_layer(struct butler_kv *to, struct butler_kv *from, int layer,
     for (int h = 0; h < from->n_kv_heads; h++) {
         struct butler_kv_head *head = butler_kv_at(to, layer, h);
         const struct butler_kv_head *source = butler_kv_at(from, layer, h);
-        if (head->positions && source->positions) {
-            memcpy(head->positions, source->positions, (size_t)n * sizeof *head->positions);
-            memcpy(head->order, source->order, (size_t)n * sizeof *head->order);
+        if (n > 0 && head->positions && source->positions) {
+            backend->copy(backend, head->positions, source->positions, (size_t)n * sizeof *head->positions);
+            backend->copy(backend, head->order, source->order, (size_t)n * sizeof *head->order);
         }
         if (norms && n > 0 && head->value_norms)
             backend->copy(backend, head->value_norms, source->value_norms, (size_t)n * sizeof *head->value_norms);
