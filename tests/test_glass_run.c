@@ -1,5 +1,4 @@
 /* The tests of test_run.c on an engine whose device memory only operations can touch. */
-#define GLASS_EVERY 17
 #include "glass_backend.h"
 
 #define butler_engine_new glass_engine

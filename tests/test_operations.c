@@ -1,5 +1,4 @@
 /* How many operations of the backend a decode step and a prompt take: on a GPU each is a launch. Counted on the glass backend. */
-#define GLASS_EVERY 1000000 /* nothing to see here but numbers */
 #include "glass_backend.h"
 
 #define butler_engine_new glass_engine
