@@ -54,7 +54,7 @@ def test_endpoints():
 
 def test_fields():
     """Every field that the server reads is in the file, and the reverse."""
-    surfaces = "".join(map(source, ("messages.c", "responses.c", "embeddings.c", "chat_tools.c", "constraint.c", "json.c", "infill.c")))
+    surfaces = "".join(map(source, ("messages.c", "responses.c", "embeddings.c", "chat.c", "chat_tools.c", "constraint.c", "json.c", "infill.c")))
     reading = source("request.c") + source("api.c")[source("api.c").index("with a body"):] + surfaces
     read = set(re.findall(r'(?:read_number|read_int|serve_read_bool|serve_read_count|json_object_get|json_object_del)\(\w+, "(\w+)"', reading))
     lists = re.findall(r"(?<!_)(?:names|unsupported)\[\] = \{(.*?)\};", reading, re.S)

@@ -262,7 +262,10 @@ json_t *serve_post_detokenize(struct serve_api *api, json_t *body, struct serve_
 json_t *serve_post_apply_template(struct serve_api *api, json_t *body, struct serve_error *error)
 {
     struct butler_chat_text text;
-    if (serve_render_chat(api, body, &text, error) < 0)
+    struct serve_chat chat;
+    const bool made = serve_read_chat(api, body, &chat, error) == 0 && serve_render_chat(api, &chat, &text, error) == 0;
+    serve_chat_free(&chat);
+    if (!made)
         return NULL;
     json_t *answer = json_pack("{s:s%}", "prompt", text.bytes, text.n);
     butler_chat_text_free(&text);

@@ -127,10 +127,8 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
                                           const struct serve_client *client, struct serve_error *error);
 /* Its jobs are known by their answer's id: the request's, or with another beginning. */
 void serve_name_answer(struct serve_request *request, const char *prefix);
-/* The conversation of a body as text. 0 or a negative status. */
-int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_text *text, struct serve_error *error);
-/* Ids of the conversation of a body; *ids is to be freed. *syntax: what to look for in its answers; may be NULL. < 0: *error. */
-int serve_tokenize_chat(struct serve_api *api, json_t *body, struct serve_syntax *syntax, int32_t **ids, struct serve_error *error);
+/* 0; or -400 with *error where the body asks for what this server does not have. */
+int serve_refuse_unsupported(json_t *body, struct serve_error *error);
 /* Ids of a text; *ids is to be freed. < 0: *error. */
 int serve_tokenize(struct serve_api *api, json_t *text, int flags, int32_t **ids, struct serve_error *error);
 /* fit.c: the same for a text, of a conversation or with flags, that must fit the context: exceed_context_size_error otherwise. */
@@ -173,20 +171,37 @@ void serve_add_result(json_t *messages, json_t *id, json_t *content);
 /* Appends reasoning to that message. */
 void serve_add_reasoning(json_t *messages, const char *text);
 
-/* chat_tools.c */
-/* The template of conversations; "" where there is none. */
-const char *serve_chat_template(const struct serve_api *api);
 /* Which calls an answer may have. */
 struct serve_tool_choice {
     bool allowed, required; /* required: the answer is a call */
     const char *name;       /* of the one function that is called, borrowed from the body; NULL: any */
 };
-/* 0 or a negative status. */
-int serve_read_tool_choice(json_t *body, struct serve_tool_choice *choice, struct serve_error *error);
+
+/* chat.c: a conversation, read once from a body that outlives it. */
+struct serve_chat {
+    json_t *messages; /* as the template gets them */
+    json_t *tools;    /* borrowed: those that the answer may call; NULL: none */
+    struct serve_tool_choice choice;
+    char *tools_text, *variables; /* JSON for the template; or NULL */
+    bool generation_prompt, one_call, no_reasoning;
+};
+/* 0 or a negative status; freed in both cases. */
+int serve_read_chat(const struct serve_api *api, json_t *body, struct serve_chat *chat, struct serve_error *error);
+void serve_chat_free(struct serve_chat *chat);
+/* It as text. 0 or a negative status. */
+int serve_render_chat(const struct serve_api *api, const struct serve_chat *chat, struct butler_chat_text *text,
+                      struct serve_error *error);
+/* Its ids, to be freed. *syntax: what to look for in answers; NULL: the ids are only counted. < 0: *error. */
+int serve_tokenize_chat(const struct serve_api *api, const struct serve_chat *chat, struct serve_syntax *syntax, int32_t **ids,
+                        struct serve_error *error);
+
+/* chat_tools.c */
+/* The template of conversations; "" where there is none. */
+const char *serve_chat_template(const struct serve_api *api);
 /* Of a tool that was checked. */
 const char *serve_tool_name(json_t *tool);
 /* Checks tools and tool_choice; *tools, borrowed: those that the answer may call; NULL: none. 0 or a negative status. */
-int serve_read_tools(json_t *body, json_t **tools, struct serve_error *error);
+int serve_read_tools(json_t *body, json_t **tools, struct serve_tool_choice *choice, struct serve_error *error);
 /* Checks the calls of message i. 0 or a negative status. */
 int serve_check_calls(json_t *message, size_t i, struct serve_error *error);
 /* Messages as the template gets them, a new reference; with a text of our own where it has no place for tools, calls and results.
@@ -194,9 +209,9 @@ int serve_check_calls(json_t *message, size_t i, struct serve_error *error);
 json_t *serve_tool_messages(const struct serve_api *api, json_t *list, json_t *tools);
 /* Tools for the template, to be freed; NULL: none. */
 char *serve_tools_text(const struct serve_api *api, json_t *tools);
-/* What to look for in answers to the prompt; names and texts are to be freed. 0 or a negative status. */
-int serve_read_syntax(const struct serve_api *api, json_t *body, const struct butler_chat_text *prompt, struct serve_syntax *syntax,
-                      struct serve_error *error);
+/* What to look for in answers to the prompt; names and texts are to be freed. */
+void serve_find_syntax(const struct serve_api *api, const struct serve_chat *chat, const struct butler_chat_text *prompt,
+                       struct serve_syntax *syntax);
 
 /* call_xml.c: names of a tool's parameters that are strings, as `texts` of struct serve_syntax. */
 char *serve_text_parameters(json_t *tool);
@@ -204,8 +219,8 @@ char *serve_text_parameters(json_t *tool);
 /* call_grammar.c: the grammar of the answers of a chat, the caller's: calls, where tool_choice requires them; reasoning, then calls
  * or the text that serve_read_constraint holds; or what "grammar" says. not_held: an array, to which places in schemas of tools
  * that are not strict are appended whose keywords are not supported. NULL: anything is allowed, or *error. */
-struct butler_grammar *serve_read_chat_grammar(const struct serve_api *api, json_t *body, const struct serve_syntax *syntax,
-                                               json_t *not_held, struct serve_error *error);
+struct butler_grammar *serve_make_chat_grammar(const struct serve_api *api, const struct serve_chat *chat, json_t *body,
+                                               const struct serve_syntax *syntax, json_t *not_held, struct serve_error *error);
 /* A line of an answer's head that lists the places, to be freed; NULL: there are none. */
 char *serve_not_held_header(const json_t *not_held);
 

@@ -131,7 +131,7 @@ struct answer {
     const struct frame *frame; /* or NULL */
     bool one_call, has_bare;   /* has_bare: rule "bare" is a call without the template's marks */
     const char *text;          /* before rule "text-root"; NULL: no text */
-    json_t *not_held;          /* array, see serve_read_chat_grammar */
+    json_t *not_held;          /* array, see serve_make_chat_grammar */
 };
 
 /* The schema of a tool's arguments, which are an object; a tool without parameters has none. A new reference; NULL: *error. */
@@ -325,21 +325,20 @@ done:
     return grammar;
 }
 
-struct butler_grammar *serve_read_chat_grammar(const struct serve_api *api, json_t *body, const struct serve_syntax *syntax,
-                                               json_t *not_held, struct serve_error *error)
+struct butler_grammar *serve_make_chat_grammar(const struct serve_api *api, const struct serve_chat *chat, json_t *body,
+                                               const struct serve_syntax *syntax, json_t *not_held, struct serve_error *error)
 {
-    json_t *tools;
-    struct serve_tool_choice choice;
+    const bool required = chat->choice.required;
     struct butler_error err = {0};
     struct butler_grammar *grammar = NULL;
     bool is_json;
-    if (error->status || serve_read_tools(body, &tools, error) < 0 || serve_read_tool_choice(body, &choice, error) < 0)
+    if (error->status)
         return NULL;
     char *format = serve_read_constraint_text(body, &is_json, error);
-    if (!error->status && choice.required && format && !is_json)
+    if (!error->status && required && format && !is_json)
         serve_fail(error, 400, "'tool_choice' that requires a call excludes 'grammar'");
-    else if (!error->status && (choice.required || is_json))
-        grammar = make_grammar(api, tools, &choice, syntax, choice.required ? NULL : format, not_held, error);
+    else if (!error->status && (required || is_json))
+        grammar = make_grammar(api, chat->tools, &chat->choice, syntax, required ? NULL : format, not_held, error);
     else if (!error->status && format && !(grammar = butler_grammar_new(api->model, format, &err)))
         serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'grammar': %s", err.message);
     free(format);

@@ -42,7 +42,7 @@ static int check_tool(const json_t *tool, size_t i, struct serve_error *error)
     return 0;
 }
 
-int serve_read_tool_choice(json_t *body, struct serve_tool_choice *choice, struct serve_error *error)
+static int read_choice(json_t *body, struct serve_tool_choice *choice, struct serve_error *error)
 {
     json_t *value = json_object_get(body, "tool_choice");
     const char *text = json_string_value(value), *type = json_string_value(json_object_get(value, "type"));
@@ -123,10 +123,9 @@ static int check_choice(const struct serve_tool_choice *choice, json_t *tools, s
                : 0;
 }
 
-int serve_read_tools(json_t *body, json_t **tools, struct serve_error *error)
+int serve_read_tools(json_t *body, json_t **tools, struct serve_tool_choice *choice, struct serve_error *error)
 {
     json_t *list = json_object_get(body, "tools"), *tool;
-    struct serve_tool_choice choice;
     size_t i;
     *tools = NULL;
     if (serve_is_neutral(list) && !json_is_array(list))
@@ -143,9 +142,9 @@ int serve_read_tools(json_t *body, json_t **tools, struct serve_error *error)
     if (apply_allowed(body, list, error) < 0)
         return -error->status;
     list = list ? json_object_get(body, "tools") : NULL;
-    if (serve_read_tool_choice(body, &choice, error) < 0 || check_choice(&choice, list, error) < 0)
+    if (read_choice(body, choice, error) < 0 || check_choice(choice, list, error) < 0)
         return -error->status;
-    *tools = choice.allowed && json_array_size(list) > 0 ? list : NULL;
+    *tools = choice->allowed && json_array_size(list) > 0 ? list : NULL;
     return 0;
 }
 
@@ -319,35 +318,28 @@ char *serve_tools_text(const struct serve_api *api, json_t *tools)
 
 /* ------------------------------------------------------------------------------------------------------ syntax */
 
-int serve_read_syntax(const struct serve_api *api, json_t *body, const struct butler_chat_text *prompt, struct serve_syntax *syntax,
-                      struct serve_error *error)
+void serve_find_syntax(const struct serve_api *api, const struct serve_chat *chat, const struct butler_chat_text *prompt,
+                       struct serve_syntax *syntax)
 {
-    json_t *tools, *tool, *format = json_object_get(body, "reasoning_format");
-    const char *wanted = json_string_value(format);
+    json_t *tool;
     size_t i;
-    if (serve_read_tools(body, &tools, error) < 0)
-        return -error->status;
-    if (!serve_is_neutral(format) &&
-        (!wanted || (strcmp(wanted, "none") != 0 && strcmp(wanted, "deepseek") != 0 && strcmp(wanted, "auto") != 0)))
-        return serve_fail(error, 400, "'reasoning_format' must be none, deepseek or auto");
-    syntax->one_call = !serve_read_bool(body, "parallel_tool_calls", true, error);
-    if (!wanted || strcmp(wanted, "none") != 0)
+    syntax->one_call = chat->one_call;
+    if (!chat->no_reasoning)
         syntax->reasoning = serve_syntax_reasoning(serve_chat_template(api));
     syntax->open = serve_syntax_open(syntax->reasoning, prompt->bytes, prompt->n);
     syntax->calls = renders_tools(api) ? serve_syntax_calls(serve_chat_template(api)) : SERVE_CALLS_TAGGED;
     syntax->in_recipient = serve_syntax_in_recipient(syntax->calls, prompt->bytes, prompt->n);
-    if (!tools) {
+    if (!chat->tools) {
         syntax->calls &= SERVE_CALLS_RECIPIENT;
-        return -error->status;
+        return;
     }
     if (!(syntax->calls & (SERVE_CALLS_BARE | SERVE_CALLS_MESSAGE | SERVE_CALLS_RECIPIENT)))
         syntax->calls |= SERVE_CALLS_WHOLE;
-    syntax->names = serve_alloc(json_array_size(tools), sizeof *syntax->names);
-    syntax->texts = serve_alloc(json_array_size(tools), sizeof *syntax->texts);
-    json_array_foreach(tools, i, tool)
+    syntax->names = serve_alloc(json_array_size(chat->tools), sizeof *syntax->names);
+    syntax->texts = serve_alloc(json_array_size(chat->tools), sizeof *syntax->texts);
+    json_array_foreach(chat->tools, i, tool)
     {
         syntax->texts[syntax->n_names] = serve_text_parameters(tool);
         syntax->names[syntax->n_names++] = strdup(serve_tool_name(tool));
     }
-    return -error->status;
 }

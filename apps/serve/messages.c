@@ -221,13 +221,17 @@ static json_t *translate(struct serve_api *api, json_t *body, struct serve_error
 
 json_t *serve_post_count_tokens(struct serve_api *api, json_t *body, struct serve_error *error)
 {
-    json_t *chat = to_chat(api, body, true, error);
+    json_t *translated = to_chat(api, body, true, error);
+    struct serve_chat chat = {0};
     int32_t *ids = NULL;
-    const int n = chat ? serve_tokenize_chat(api, chat, NULL, &ids, error) : -1;
+    int n = translated ? serve_read_chat(api, translated, &chat, error) : -1;
+    if (n == 0)
+        n = serve_tokenize_chat(api, &chat, NULL, &ids, error);
     if (n >= 0) /* a body that messages would refuse is refused here too */
-        butler_grammar_free(serve_read_constraint(api, chat, error));
+        butler_grammar_free(serve_read_constraint(api, translated, error));
     free(ids);
-    json_decref(chat);
+    serve_chat_free(&chat);
+    json_decref(translated);
     return n < 0 || error->status ? NULL : json_pack("{s:i}", "input_tokens", n);
 }
 

@@ -127,7 +127,7 @@ json_t *serve_copy_body(json_t *body, json_t *messages)
 }
 
 /* Fields that mean something which this server does not do. */
-static int refuse_unsupported(json_t *body, struct serve_error *error)
+int serve_refuse_unsupported(json_t *body, struct serve_error *error)
 {
     static const char *const names[] = {
         "guided_json",
@@ -269,169 +269,6 @@ int serve_read_prompt(struct serve_api *api, json_t *prompt, int flags, int32_t 
     if (!json_is_array(prompt))
         return serve_fail(error, 400, "'prompt' must be a string, an array of token ids, or an array of those");
     return has(prompt, is_string) ? read_mixed(api, prompt, flags, ids, error) : serve_read_ids(api, prompt, ids, error);
-}
-
-/* ------------------------------------------------------------------------------------------------ conversations */
-
-/* The text of "content": a string, or the text parts of an array, joined. NULL content stays NULL. To be freed. */
-static char *read_content(json_t *message, struct serve_error *error)
-{
-    json_t *content = json_object_get(message, "content");
-    struct butler_buffer text = {0};
-    size_t i;
-    json_t *part;
-    if (!content || json_is_null(content))
-        return NULL;
-    if (json_is_string(content))
-        serve_text_append(&text, json_string_value(content), json_string_length(content));
-    else if (!json_is_array(content))
-        serve_fail(error, 400, "'content' of a message must be a string or an array of parts");
-    json_array_foreach(json_is_array(content) ? content : NULL, i, part)
-    {
-        const json_t *type = json_object_get(part, "type"), *words = json_object_get(part, "text");
-        if (!json_is_string(type))
-            serve_fail(error, 400, "a part of 'content' must have a string 'type'");
-        else if (strcmp(json_string_value(type), "text") != 0)
-            serve_fail(error, 400, "'content' has a part of type '%.64s', which is not supported by this server",
-                       json_string_value(type));
-        else if (!json_is_string(words))
-            serve_fail(error, 400, "a text part of 'content' must have a string 'text'");
-        else
-            serve_text_append(&text, json_string_value(words), json_string_length(words));
-    }
-    serve_text_append(&text, "", 1);
-    return text.bytes;
-}
-
-/* What a message has beside role and content, as JSON; NULL: nothing. To be freed. */
-static char *read_fields(json_t *message)
-{
-    json_t *rest = json_copy(message);
-    json_object_del(rest, "role");
-    json_object_del(rest, "content");
-    char *text = json_object_size(rest) ? json_dumps(rest, JSON_COMPACT) : NULL;
-    json_decref(rest);
-    return text;
-}
-
-/* Appends bytes that the template did not write: in them special tokens are not read. */
-static void append_plain(struct butler_chat_text *text, const char *bytes)
-{
-    const size_t n = strlen(bytes);
-    if (n == 0)
-        return;
-    struct butler_chat_text grown = {.bytes = serve_alloc(text->n + n + 1, 1),
-                                     .n = text->n + n,
-                                     .segments = serve_alloc(text->n_segments + 1, sizeof *grown.segments),
-                                     .n_segments = text->n_segments + 1};
-    if (text->n)
-        memcpy(grown.bytes, text->bytes, text->n);
-    if (text->n_segments)
-        memcpy(grown.segments, text->segments, text->n_segments * sizeof *grown.segments);
-    memcpy(grown.bytes + text->n, bytes, n);
-    grown.segments[text->n_segments] = (struct butler_chat_segment){.offset = text->n, .n = n};
-    butler_chat_text_free(text);
-    *text = grown;
-}
-
-static int render(struct serve_api *api, json_t *body, const struct butler_chat_message *messages, size_t n, const char *tools,
-                  struct butler_chat_text *text, struct serve_error *error)
-{
-    struct butler_error err = {0};
-    json_t *kwargs = json_object_get(body, "chat_template_kwargs");
-    if (is_given(kwargs) && !json_is_object(kwargs))
-        return serve_fail(error, 400, "'chat_template_kwargs' must be an object");
-    char *variables = json_object_size(kwargs) ? json_dumps(kwargs, JSON_COMPACT) : NULL;
-    /* The assistant's last message is the beginning of the answer: the template does not close it. */
-    const bool begun = n > 0 && strcmp(messages[n - 1].role, "assistant") == 0;
-    const struct butler_chat_options options = {.jinja = api->config.chat_template,
-                                                .add_generation_prompt =
-                                                    begun || serve_read_bool(body, "add_generation_prompt", true, error),
-                                                .tools = tools,
-                                                .variables = variables};
-    if (begun && n > 1 && strcmp(messages[n - 2].role, "assistant") == 0)
-        serve_fail(error, 400, "the conversation ends with two messages of the assistant");
-    else if (!error->status && butler_chat_render(api->model, messages, begun ? n - 1 : n, &options, text, &err) < 0)
-        serve_fail(error, 400, "%s", err.message);
-    else if (!error->status && begun && messages[n - 1].content)
-        append_plain(text, messages[n - 1].content);
-    free(variables);
-    return -error->status;
-}
-
-/* The messages with contents that are texts; NULL: *error. A new reference. */
-static json_t *read_messages(json_t *list, struct serve_error *error)
-{
-    json_t *messages = json_array(), *message;
-    size_t i;
-    json_array_foreach(list, i, message)
-    {
-        if (!json_is_string(json_object_get(message, "role"))) {
-            serve_fail(error, 400, "'messages[%zu]' must be an object with a string 'role'", i);
-            break;
-        }
-        if (serve_check_calls(message, i, error) < 0)
-            break;
-        char *content = read_content(message, error);
-        message = json_copy(message);
-        json_object_set_new(message, "content", content ? json_string(content) : json_null());
-        json_array_append_new(messages, message);
-        free(content);
-    }
-    if (!error->status)
-        return messages;
-    json_decref(messages);
-    return NULL;
-}
-
-int serve_render_chat(struct serve_api *api, json_t *body, struct butler_chat_text *text, struct serve_error *error)
-{
-    json_t *list = json_object_get(body, "messages"), *tools, *message;
-    size_t i;
-    *text = (struct butler_chat_text){0};
-    if (refuse_unsupported(body, error) < 0)
-        return -error->status;
-    if (!json_is_array(list) || json_array_size(list) == 0)
-        return serve_fail(error, 400, "'messages' must be an array with at least one message");
-    if (serve_read_tools(body, &tools, error) < 0 || !(list = read_messages(list, error)))
-        return -error->status;
-    json_t *plain = list;
-    list = serve_tool_messages(api, plain, tools);
-    json_decref(plain);
-    const size_t n = json_array_size(list);
-    char *tools_text = serve_tools_text(api, tools);
-    struct butler_chat_message *messages = serve_alloc(n, sizeof *messages);
-    json_array_foreach(list, i, message)
-    {
-        messages[i] = (struct butler_chat_message){.role = json_string_value(json_object_get(message, "role")),
-                                                   .content = json_string_value(json_object_get(message, "content")),
-                                                   .fields = read_fields(message)};
-    }
-    render(api, body, messages, n, tools_text, text, error);
-    for (i = 0; i < n; i++)
-        free((char *)messages[i].fields);
-    free(messages);
-    free(tools_text);
-    json_decref(list);
-    return -error->status;
-}
-
-int serve_tokenize_chat(struct serve_api *api, json_t *body, struct serve_syntax *syntax, int32_t **ids, struct serve_error *error)
-{
-    struct butler_chat_text text;
-    struct butler_error err = {0};
-    *ids = NULL;
-    if (serve_render_chat(api, body, &text, error) < 0)
-        return -error->status;
-    int n = syntax ? serve_read_syntax(api, body, &text, syntax, error) : 0;
-    if (n == 0 && syntax) {
-        n = serve_tokenize_prompt(api, &text, true, 0, ids, error);
-    } else if (n == 0) { /* they are only counted, whether they fit or not */
-        *ids = serve_alloc(1, sizeof **ids);
-        n = butler_chat_tokenize(api->model, &text, 0, NULL, 0, &err);
-    }
-    butler_chat_text_free(&text);
-    return n < 0 && !error->status ? serve_fail(error, 400, "%s", err.message) : n;
 }
 
 /* ------------------------------------------------------------------------------------------- parts of a job */
@@ -696,19 +533,30 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     return job;
 }
 
+/* Ids of the conversation, and what its answers may be. */
+static int add_chat(struct serve_request *request, json_t *body, int32_t **ids, struct serve_error *error)
+{
+    struct serve_chat chat;
+    int n = serve_read_chat(request->api, body, &chat, error);
+    if (n == 0)
+        n = serve_tokenize_chat(request->api, &chat, &request->syntax, ids, error);
+    if (n >= 0) {
+        request->not_held = json_array();
+        request->grammar = serve_make_chat_grammar(request->api, &chat, body, &request->syntax, request->not_held, error);
+    }
+    serve_chat_free(&chat);
+    return n;
+}
+
 static void add_prompt(struct serve_request *request, json_t *body, json_t *prompt, const struct serve_client *client,
                        struct serve_error *error)
 {
     int32_t *ids = NULL;
     const bool special = serve_read_bool(body, "add_special_tokens", true, error);
     const int flags = BUTLER_PARSE_SPECIAL | (special ? BUTLER_ADD_SPECIAL : 0);
-    const int n = request->kind == SERVE_CHAT            ? serve_tokenize_chat(request->api, body, &request->syntax, &ids, error)
+    const int n = request->kind == SERVE_CHAT            ? add_chat(request, body, &ids, error)
                   : serve_is_infill(body, request->kind) ? serve_read_infill(request->api, body, prompt, request->kind, &ids, error)
                                                          : serve_read_prompt(request->api, prompt, flags, &ids, error);
-    if (request->kind == SERVE_CHAT && n >= 0) {
-        request->not_held = json_array();
-        request->grammar = serve_read_chat_grammar(request->api, body, &request->syntax, request->not_held, error);
-    }
     if (n < 0 || error->status)
         free(ids);
     else
@@ -723,7 +571,7 @@ struct serve_request *serve_request_parse(struct serve_api *api, enum serve_kind
     const size_t n = is_list ? json_array_size(prompt) : 1;
     struct serve_request *request = serve_alloc(1, sizeof *request);
     *request = (struct serve_request){.api = api, .kind = kind, .created = time(NULL)};
-    refuse_unsupported(body, error);
+    serve_refuse_unsupported(body, error);
     request->grammar = kind == SERVE_CHAT ? NULL : serve_read_constraint(api, body, error);
     if (kind != SERVE_CHAT && !serve_is_neutral(json_object_get(body, "tools")) && !error->status)
         serve_fail(error, 400, "'tools' is not supported by this server outside conversations");

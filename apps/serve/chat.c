@@ -1,0 +1,183 @@
+/* A conversation: the body of a request is read once into struct serve_chat, from which the prompt, the syntax of answers and their
+ * grammar are made. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/api_parts.h"
+
+/* The text of "content": a string, or the text parts of an array, joined. NULL content stays NULL. To be freed. */
+static char *read_content(json_t *message, struct serve_error *error)
+{
+    json_t *content = json_object_get(message, "content");
+    struct butler_buffer text = {0};
+    size_t i;
+    json_t *part;
+    if (!content || json_is_null(content))
+        return NULL;
+    if (json_is_string(content))
+        serve_text_append(&text, json_string_value(content), json_string_length(content));
+    else if (!json_is_array(content))
+        serve_fail(error, 400, "'content' of a message must be a string or an array of parts");
+    json_array_foreach(json_is_array(content) ? content : NULL, i, part)
+    {
+        const json_t *type = json_object_get(part, "type"), *words = json_object_get(part, "text");
+        if (!json_is_string(type))
+            serve_fail(error, 400, "a part of 'content' must have a string 'type'");
+        else if (strcmp(json_string_value(type), "text") != 0)
+            serve_fail(error, 400, "'content' has a part of type '%.64s', which is not supported by this server",
+                       json_string_value(type));
+        else if (!json_is_string(words))
+            serve_fail(error, 400, "a text part of 'content' must have a string 'text'");
+        else
+            serve_text_append(&text, json_string_value(words), json_string_length(words));
+    }
+    serve_text_append(&text, "", 1);
+    return text.bytes;
+}
+
+/* What a message has beside role and content, as JSON; NULL: nothing. To be freed. */
+static char *read_fields(json_t *message)
+{
+    json_t *rest = json_copy(message);
+    json_object_del(rest, "role");
+    json_object_del(rest, "content");
+    char *text = json_object_size(rest) ? json_dumps(rest, JSON_COMPACT) : NULL;
+    json_decref(rest);
+    return text;
+}
+
+/* Appends bytes that the template did not write: in them special tokens are not read. */
+static void append_plain(struct butler_chat_text *text, const char *bytes)
+{
+    const size_t n = strlen(bytes);
+    if (n == 0)
+        return;
+    struct butler_chat_text grown = {.bytes = serve_alloc(text->n + n + 1, 1),
+                                     .n = text->n + n,
+                                     .segments = serve_alloc(text->n_segments + 1, sizeof *grown.segments),
+                                     .n_segments = text->n_segments + 1};
+    if (text->n)
+        memcpy(grown.bytes, text->bytes, text->n);
+    if (text->n_segments)
+        memcpy(grown.segments, text->segments, text->n_segments * sizeof *grown.segments);
+    memcpy(grown.bytes + text->n, bytes, n);
+    grown.segments[text->n_segments] = (struct butler_chat_segment){.offset = text->n, .n = n};
+    butler_chat_text_free(text);
+    *text = grown;
+}
+
+/* The messages with contents that are texts; NULL: *error. A new reference. */
+static json_t *read_messages(json_t *list, struct serve_error *error)
+{
+    json_t *messages = json_array(), *message;
+    size_t i;
+    json_array_foreach(list, i, message)
+    {
+        if (!json_is_string(json_object_get(message, "role"))) {
+            serve_fail(error, 400, "'messages[%zu]' must be an object with a string 'role'", i);
+            break;
+        }
+        if (serve_check_calls(message, i, error) < 0)
+            break;
+        char *content = read_content(message, error);
+        message = json_copy(message);
+        json_object_set_new(message, "content", content ? json_string(content) : json_null());
+        json_array_append_new(messages, message);
+        free(content);
+    }
+    if (!error->status)
+        return messages;
+    json_decref(messages);
+    return NULL;
+}
+
+/* What else the template is given. */
+static void read_options(json_t *body, struct serve_chat *chat, struct serve_error *error)
+{
+    json_t *kwargs = json_object_get(body, "chat_template_kwargs"), *format = json_object_get(body, "reasoning_format");
+    const char *wanted = json_string_value(format);
+    if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
+        serve_fail(error, 400, "'chat_template_kwargs' must be an object");
+    chat->variables = json_object_size(kwargs) ? json_dumps(kwargs, JSON_COMPACT) : NULL;
+    chat->generation_prompt = serve_read_bool(body, "add_generation_prompt", true, error);
+    chat->one_call = !serve_read_bool(body, "parallel_tool_calls", true, error);
+    chat->no_reasoning = wanted && strcmp(wanted, "none") == 0;
+    if (!serve_is_neutral(format) && !chat->no_reasoning && !error->status &&
+        (!wanted || (strcmp(wanted, "deepseek") != 0 && strcmp(wanted, "auto") != 0)))
+        serve_fail(error, 400, "'reasoning_format' must be none, deepseek or auto");
+}
+
+int serve_read_chat(const struct serve_api *api, json_t *body, struct serve_chat *chat, struct serve_error *error)
+{
+    json_t *list = json_object_get(body, "messages");
+    *chat = (struct serve_chat){0};
+    if (serve_refuse_unsupported(body, error) < 0)
+        return -error->status;
+    if (!json_is_array(list) || json_array_size(list) == 0)
+        return serve_fail(error, 400, "'messages' must be an array with at least one message");
+    if (serve_read_tools(body, &chat->tools, &chat->choice, error) < 0 || !(list = read_messages(list, error)))
+        return -error->status;
+    chat->messages = serve_tool_messages(api, list, chat->tools);
+    json_decref(list);
+    chat->tools_text = serve_tools_text(api, chat->tools);
+    read_options(body, chat, error);
+    return -error->status;
+}
+
+void serve_chat_free(struct serve_chat *chat)
+{
+    json_decref(chat->messages);
+    free(chat->tools_text);
+    free(chat->variables);
+}
+
+int serve_render_chat(const struct serve_api *api, const struct serve_chat *chat, struct butler_chat_text *text,
+                      struct serve_error *error)
+{
+    const size_t n = json_array_size(chat->messages);
+    struct butler_chat_message *messages = serve_alloc(n, sizeof *messages);
+    struct butler_error err = {0};
+    *text = (struct butler_chat_text){0};
+    for (size_t i = 0; i < n; i++) {
+        json_t *message = json_array_get(chat->messages, i);
+        messages[i] = (struct butler_chat_message){.role = json_string_value(json_object_get(message, "role")),
+                                                   .content = json_string_value(json_object_get(message, "content")),
+                                                   .fields = read_fields(message)};
+    }
+    /* The assistant's last message is the beginning of the answer: the template does not close it. */
+    const bool begun = n > 0 && strcmp(messages[n - 1].role, "assistant") == 0;
+    const struct butler_chat_options options = {.jinja = api->config.chat_template,
+                                                .add_generation_prompt = begun || chat->generation_prompt,
+                                                .tools = chat->tools_text,
+                                                .variables = chat->variables};
+    if (begun && n > 1 && strcmp(messages[n - 2].role, "assistant") == 0)
+        serve_fail(error, 400, "the conversation ends with two messages of the assistant");
+    else if (butler_chat_render(api->model, messages, begun ? n - 1 : n, &options, text, &err) < 0)
+        serve_fail(error, 400, "%s", err.message);
+    else if (begun && messages[n - 1].content)
+        append_plain(text, messages[n - 1].content);
+    for (size_t i = 0; i < n; i++)
+        free((char *)messages[i].fields);
+    free(messages);
+    return -error->status;
+}
+
+int serve_tokenize_chat(const struct serve_api *api, const struct serve_chat *chat, struct serve_syntax *syntax, int32_t **ids,
+                        struct serve_error *error)
+{
+    struct butler_chat_text text;
+    struct butler_error err = {0};
+    int n;
+    *ids = NULL;
+    if (serve_render_chat(api, chat, &text, error) < 0)
+        return -error->status;
+    if (syntax) {
+        serve_find_syntax(api, chat, &text, syntax);
+        n = serve_tokenize_prompt(api, &text, true, 0, ids, error);
+    } else { /* they are only counted, whether they fit or not */
+        *ids = serve_alloc(1, sizeof **ids);
+        n = butler_chat_tokenize(api->model, &text, 0, NULL, 0, &err);
+    }
+    butler_chat_text_free(&text);
+    return n < 0 && !error->status ? serve_fail(error, 400, "%s", err.message) : n;
+}
