@@ -203,7 +203,7 @@ def test_the_published_suite(acceptor):
     if not SUITE.is_dir():
         pytest.skip("JSON Schema's test suite is absent (./setup --tests)")
     tests = list(suite(acceptor))
-    # Of oneOf more than one alternative may hold, as docs/structured.md says.
+    # Of oneOf more than one alternative may hold, as docs/serve/structured.md says.
     wrong = [row[:3] for row in tests if row[3] and not row[2]["valid"] and row[0] != "oneOf.json"]
     assert not wrong, wrong
     n_invalid = sum(not test["valid"] and not accepted for _, _, test, accepted in tests)

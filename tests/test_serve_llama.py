@@ -88,7 +88,7 @@ BEHAVIOURS = {
     "/v1/responses: whole, as a stream, with OpenAI's client": "test_responses",
     "/v1/messages and /v1/messages/count_tokens: whole, as a stream, system, stop_sequences, errors": "test_messages",
     "tool calls, reasoning_content: whole, in a stream, results, several": "test_serve_tools.py, with answers given to the model",
-    "tool calls: tool_choice required, forms of calls that docs/tools.md does not list": NOT_THERE + "400; such calls stay content",
+    "tool calls: tool_choice required, forms of calls that docs/serve/tools.md does not list": NOT_THERE + "400; such calls stay content",
     "rerank, infill, lora, vision, audio, router, sleep": NOT_THERE + "no such endpoint: 404",
 }
 

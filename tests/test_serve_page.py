@@ -1,5 +1,5 @@
 """The server's page in headless Chromium: a document is dropped, a question asked, the answer streams, and the token map shows where it
-was read. With BUTLER_PICTURE=FILE.png the test leaves a picture of the page (docs/page.png)."""
+was read. With BUTLER_PICTURE=FILE.png the test leaves a picture of the page (docs/serve/page.png)."""
 import os
 import re
 
