@@ -274,6 +274,7 @@ static float *scaled_queries(const struct butler_layer_state *state, int thread,
     float *scaled = work->tile_q + (size_t)thread * (size_t)work->tile_rows * (size_t)dim;
     memcpy(scaled, q, (size_t)n_q * (size_t)dim * sizeof *scaled);
     kernels->scale(scaled, 1.0f / sqrtf((float)dim), n_q * dim);
+    butler_kv_turn_queries(kv, scaled, n_q);
     if (kv->rope_cos)
         for (int i = 0; i < n_q; i++)
             butler_rotate(kernels, kv->rope, scaled + (size_t)i * (size_t)dim, kv->rope_cos + (size_t)rank * (size_t)kv->n_rot / 2,

@@ -53,6 +53,7 @@ static void attend_batches(const struct exact_job *job, int thread, int kv_head,
             memcpy(scaled + (size_t)i * dim, job->span->q + (size_t)(row * state->n_heads + head) * dim, dim * sizeof *scaled);
         }
         state->kv->kernels->scale(scaled, 1.0f / sqrtf((float)dim), m * (int)dim);
+        butler_kv_turn_queries(state->kv, scaled, m);
         butler_attend_queries(state, thread, scaled, m, pairs, rank, s, stride, n_unseen, out, top, sum);
         for (int i = 0; i < m; i++) {
             const int row = (first + i) / job->group, head = kv_head * job->group + (first + i) % job->group;

@@ -101,6 +101,7 @@ static void load_queries(struct tile *tile)
                    ((size_t)(tile->first + t) * (size_t)state->n_heads + (size_t)(tile->kv_head * tile->group)) * (size_t)dim,
                (size_t)width * sizeof *q);
         kernels->scale(q, 1.0f / sqrtf((float)dim), width);
+        butler_kv_turn_queries(kv, q, tile->group);
         const size_t at = (size_t)(tile->before + t) * (size_t)kv->n_rot / 2;
         for (int i = 0; kv->rope_cos && i < tile->group; i++)
             butler_rotate(kernels, kv->rope, q + i * dim, kv->rope_cos + at, kv->rope_sin + at, kv->n_rot);

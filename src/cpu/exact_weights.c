@@ -24,7 +24,7 @@ static void compare_keys(const struct exact_job *job, int kv_head, int thread, f
     for (int done = 0, m; done < job->exact->n; done += m) {
         m = BUTLER_MIN(job->exact->n - done, AT_ONCE);
         butler_attend_keys(kv, head, head->order, first + done, m, keys);
-        if (!kv->rope_cos) {
+        if (!kv->rope_cos && !kv->hadamard) {
             kv->kernels->qk[kv->type](rows + done, job->exact->stride, q, (size_t)dim, group, keys, m, dim);
             continue;
         }
@@ -34,7 +34,9 @@ static void compare_keys(const struct exact_job *job, int kv_head, int thread, f
             const void *own[AT_ONCE];
             memcpy(own, keys, (size_t)m * sizeof *own);
             memcpy(rotated, q + (size_t)i * (size_t)dim, (size_t)dim * sizeof *rotated);
-            butler_rotate(kv->kernels, kv->rope, rotated, kv->rope_cos + at, kv->rope_sin + at, kv->n_rot);
+            butler_kv_turn_queries(kv, rotated, 1);
+            if (kv->rope_cos)
+                butler_rotate(kv->kernels, kv->rope, rotated, kv->rope_cos + at, kv->rope_sin + at, kv->n_rot);
             butler_attend_scores(&job->state, thread, rows + (size_t)i * job->exact->stride + done, job->exact->stride, rotated, 1,
                                  own, first + done, m);
         }

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/hadamard.h"
 #include "engine/kv.h"
 #include "kernels/kernels.h"
 
@@ -20,8 +21,23 @@ static float norm_of(const struct butler_kv *kv, const void *row)
 
 void butler_kv_write(struct butler_kv *kv, struct butler_kv_head *head, uint32_t slot, const float *k, const float *v)
 {
+    float turned[BUTLER_MAX_HEAD_DIM];
+    if (kv->hadamard) {
+        const float *shift = kv->key_shifts ? kv->key_shifts + (head - kv->heads) * kv->head_dim : NULL;
+        memcpy(turned, k, (size_t)kv->head_dim * sizeof *turned);
+        butler_hadamard(turned, kv->head_dim);
+        for (int i = 0; shift && i < kv->head_dim; i++)
+            turned[i] -= shift[i];
+        k = turned;
+    }
     kv->kernels->store_row[kv->type](butler_kv_key_row(kv, head, slot), k, kv->head_dim);
     kv->kernels->store_row[kv->type](butler_kv_value_row(kv, head, slot), v, kv->head_dim);
+}
+
+void butler_kv_turn_queries(const struct butler_kv *kv, float *q, int n)
+{
+    for (int i = 0; kv->hadamard && i < n; i++)
+        butler_hadamard(q + (size_t)i * (size_t)kv->head_dim, kv->head_dim);
 }
 
 void butler_kv_make_norms(const struct butler_kv *kv, struct butler_kv_head *head, int first)
@@ -148,6 +164,8 @@ struct butler_head_view butler_kv_view(const struct butler_kv *kv, int layer, in
         .kernels = kv->kernels,
         .rows = view_rows,
         .store = kv,
+        .hadamard = kv->hadamard,
+        .key_shifts = kv->key_shifts,
         .predict = kv->predict,
         .queries = kv->queries,
     };

@@ -66,6 +66,11 @@ struct butler_kv {
     float *rope_cos, *rope_sin;
     int n_rot;
     enum butler_rope rope;
+    /* Rows of keys of type Q8_0 hold H k - shift: H the Hadamard transform, as Q8_0 has one scale for 32 channels and some models
+     * have few channels with keys a hundred times as large as the others'; shift the model's key_shifts. Queries are transformed
+     * where they meet rows. rope=cache turns stored keys again, so it keeps them as they are. */
+    bool hadamard;
+    const float *key_shifts;              /* [n_layers][n_kv_heads][head_dim] or NULL; borrowed from the model */
     const struct butler_predict *predict; /* for views; borrowed from the session, or NULL */
     float *queries;                       /* [n_layers][n_heads][head_dim] for views; borrowed, or NULL */
     uint32_t *extents_held;               /* host: the one reservation behind the heads' extents */
@@ -158,6 +163,8 @@ void butler_kv_join(struct butler_kv *kv, struct butler_kv_head *head, uint32_t 
 
 /* Stores k[head_dim] and v[head_dim] in a slot. Safe in parallel for different heads. */
 void butler_kv_write(struct butler_kv *kv, struct butler_kv_head *head, uint32_t slot, const float *k, const float *v);
+/* Queries q[n][head_dim] that are to meet stored keys. */
+void butler_kv_turn_queries(const struct butler_kv *kv, float *q, int n);
 /* What butler_kv_write leaves out: norms of the values of slots [first, n_slots) of a head that keeps them, from the rows as they
  * are stored. */
 void butler_kv_make_norms(const struct butler_kv *kv, struct butler_kv_head *head, int first);

@@ -30,6 +30,8 @@ struct butler_head_view {
     /* out[i] = the stored row (head_dim elements of kv_type) of slot first + i, i < n: keys, or values. */
     void (*rows)(const struct butler_head_view *view, int first, int n, bool values, const void **out);
     const void *store;                    /* what rows() needs */
+    bool hadamard;                        /* rows of keys hold H k - shift (kv.h) */
+    const float *key_shifts;              /* [n_layers][n_kv_heads][head_dim], or NULL */
     const struct butler_predict *predict; /* the session's predictor at work, or NULL */
     const float *queries;                 /* [n_layers][n_heads][head_dim] of the newest token, up to the layer at work; or NULL */
     uint64_t *bytes;                      /* rows read through the view are added here; NULL: not counted */

@@ -27,7 +27,8 @@ struct file_header {
     char magic[8];
     uint64_t fingerprint, seed;
     int32_t n_ctx;
-    int16_t kv_type, activation_bits; /* 0, in files of version 0.2: 16 */
+    int8_t kv_type, hadamard; /* hadamard: keys are stored behind that transform (kv.h) */
+    int16_t activation_bits;  /* 0, in files of version 0.2: 16 */
     int32_t n_past, n_decoded, n_dense, n_observed, evicted, has_logits, n_policy, n_vocab;
     int32_t n_layers, n_kv_heads, head_dim, record_slots;
     uint64_t record_bytes;
@@ -104,7 +105,8 @@ static int write_session(struct butler_writer *writer, const struct butler_sessi
     struct file_header header = {
         .seed = session->seed,
         .n_ctx = session->n_ctx,
-        .kv_type = (int16_t)session->kv_type,
+        .kv_type = (int8_t)session->kv_type,
+        .hadamard = kv->hadamard,
         .activation_bits = (int16_t)session->engine->backend->activation_bits,
         .n_past = session->n_past,
         .n_decoded = session->n_decoded,
@@ -192,7 +194,7 @@ static bool sizes_are_possible(const struct file_header *header)
     return header->n_ctx >= 1 && header->n_past >= 0 && header->n_past <= header->n_ctx && header->n_decoded >= 0 &&
            header->n_decoded <= header->n_past && header->n_dense >= 0 && header->n_dense <= header->n_past &&
            header->n_observed >= 0 && header->n_observed <= header->n_past && (header->evicted == 0 || header->evicted == 1) &&
-           header->kv_type >= 0 && header->kv_type < BUTLER_N_KV_TYPES &&
+           header->kv_type >= 0 && header->kv_type < BUTLER_N_KV_TYPES && (header->hadamard == 0 || header->hadamard == 1) &&
            (header->activation_bits == 0 || header->activation_bits == 8 || header->activation_bits == 16) &&
            header->n_policy >= 1 && header->n_policy < (int)sizeof((struct butler_policy *)NULL)->text;
 }
@@ -492,6 +494,10 @@ static struct butler_session *restore(struct butler_engine *engine, struct butle
     if (!session)
         goto fail;
     butler_session_rest(session);
+    if (header.hadamard != session->kv.hadamard) {
+        butler_fail(err, BUTLER_ERROR_FORMAT, "%s: its keys are stored in another way than today's: read the text again", path);
+        goto fail;
+    }
     session->kv.records_off = session->kv.prompt_records && header.record_slots == 0;
     if ((header.record_slots != session->kv.record_slots && !session->kv.records_off) ||
         header.record_bytes != session->kv.record_bytes) {

@@ -112,5 +112,7 @@ int butler_model_variants(struct butler_model *model, const struct butler_arch *
 
 /* Fills rope_freq, rope_freq_long, the scales and rope_original_ctx from hp, the scaling keys, and the factor tensors. */
 int butler_rope_init(struct butler_model *model, struct butler_error *err);
+/* The model's key_shifts; after butler_rope_init. */
+int butler_key_shifts_init(struct butler_model *model, struct butler_error *err);
 
 #endif

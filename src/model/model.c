@@ -475,7 +475,7 @@ int butler_model_bind(struct butler_model *model, struct butler_error *err)
     struct binder binder = {.model = model, .arch = arch, .err = err};
     fill_dims(&binder);
     if ((rc = bind_tensors(&binder)) < 0 || (rc = refuse_strangers(&binder)) < 0 || (rc = butler_rope_init(model, err)) < 0 ||
-        (rc = fill_info(model, err)) < 0)
+        (rc = butler_key_shifts_init(model, err)) < 0 || (rc = fill_info(model, err)) < 0)
         return rc;
     model->sampled_fingerprint = butler_gguf_sampled_fingerprint(model->gguf);
     return 0;
@@ -506,12 +506,14 @@ void butler_model_unbind(struct butler_model *model)
         free((void *)model->owned_vectors[i].data);
     free(model->owned_vectors);
     free(model->layers);
+    free(model->key_shifts);
     free(model->rope_freq);
     free(model->rope_freq_long);
     free(model->rope_freq_local);
     model->owned_vectors = NULL;
     model->n_owned_vectors = 0;
     model->layers = NULL;
+    model->key_shifts = NULL;
     model->rope_freq = model->rope_freq_long = model->rope_freq_local = NULL;
 }
 

@@ -110,6 +110,9 @@ struct butler_model {
     float *rope_freq_local; /* of layers with BUTLER_LAYER_ROTATES_LOCAL, unscaled; or NULL */
     float rope_scale, rope_scale_long;
     int rope_original_ctx;
+    /* Constant part of the keys of layers with biases of keys, behind a Hadamard transform: what a cache of type Q8_0 leaves out.
+     * [n_layers][n_kv_heads][head_dim], zeros where a layer has none; NULL: no layer has one. */
+    float *key_shifts;
     struct butler_weights *owned_vectors; /* F16/BF16 norm weights and biases converted to F32; freed with the model */
     int n_owned_vectors;
     char *cache_folder;           /* owned; or NULL */
