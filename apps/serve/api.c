@@ -77,8 +77,9 @@ void serve_detokenize(const struct butler_model *model, const int32_t *ids, int 
 
 /* ------------------------------------------------------------------------------------------------ without a body */
 
-static json_t *get_health(struct serve_api *api, const struct http_exchange *exchange)
+static json_t *get_health(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error)
 {
+    (void)error;
     (void)api;
     (void)exchange;
     return json_pack("{s:s}", "status", "ok");
@@ -93,8 +94,9 @@ static json_t *model_json(const struct serve_api *api)
                      (json_int_t)info->weight_bytes, "ftype", info->file_type);
 }
 
-static json_t *get_models(struct serve_api *api, const struct http_exchange *exchange)
+static json_t *get_models(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error)
 {
+    (void)error;
     (void)exchange;
     return json_pack("{s:s, s:[o]}", "object", "list", "data", model_json(api));
 }
@@ -117,19 +119,17 @@ static char *decode_path(const char *text)
     return out;
 }
 
-/* GET /v1/models/{id}: the model under its name in answers, or its file's. */
-static void reply_model(struct serve_api *api, struct http_exchange *exchange, const char *id)
+/* The model under its name in answers, or its file's. */
+static json_t *get_model(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error)
 {
-    struct serve_error error = {0};
+    const char *id = exchange->path + strlen("/v1/models/");
     char *name = decode_path(id);
-    if (name && (strcmp(name, api->config.model_name) == 0 || strcmp(name, api->config.file_name) == 0)) {
-        serve_reply_json(exchange, 200, NULL, model_json(api));
-    } else {
-        serve_fail(&error, 404, "the model '%.256s' is not here; this server has '%.256s'", name ? name : id,
+    const bool here = name && (strcmp(name, api->config.model_name) == 0 || strcmp(name, api->config.file_name) == 0);
+    if (!here)
+        serve_fail(error, 404, "the model '%.256s' is not here; this server has '%.256s'", name ? name : id,
                    api->config.model_name);
-        serve_reply_error(api, exchange, &error);
-    }
     free(name);
+    return here ? model_json(api) : NULL;
 }
 
 /* Spelling of the model's token by the name that templates have for it; "" where there is none. */
@@ -151,8 +151,9 @@ static json_t *template_json(const struct serve_api *api)
     return jinja ? json_string(jinja) : json_null();
 }
 
-static json_t *get_tokenizer_info(struct serve_api *api, const struct http_exchange *exchange)
+static json_t *get_tokenizer_info(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error)
 {
+    (void)error;
     (void)exchange;
     json_t *eos = special_token(api, "{{ eos_token }}");
     return json_pack("{s:o, s:o, s:O, s:o, s:s, s:i}", "bos_token", special_token(api, "{{ bos_token }}"), "eos_token", eos,
@@ -170,8 +171,9 @@ static json_t *policies_json(const struct serve_api *api)
     return names;
 }
 
-static json_t *get_props(struct serve_api *api, const struct http_exchange *exchange)
+static json_t *get_props(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error)
 {
+    (void)error;
     (void)exchange;
     const struct serve_params *params = serve_scheduler_params(api->scheduler);
     const struct butler_sampler_params *s = &api->config.sampling;
@@ -184,8 +186,9 @@ static json_t *get_props(struct serve_api *api, const struct http_exchange *exch
                      (int)api->lossless, "build_info", "butler-" BUTLER_VERSION);
 }
 
-static json_t *get_slots(struct serve_api *api, const struct http_exchange *exchange)
+static json_t *get_slots(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error)
 {
+    (void)error;
     const int max = serve_scheduler_params(api->scheduler)->max_jobs;
     struct serve_slot *slots = serve_alloc((size_t)max, sizeof *slots);
     struct serve_metrics metrics;
@@ -284,55 +287,67 @@ static void reply_metrics(struct serve_api *api, struct http_exchange *exchange)
     butler_buffer_free(&text);
 }
 
-static void reply_query(struct serve_api *api, struct http_exchange *exchange)
-{
-    struct serve_error error = {0};
-    json_t *found =
-        strcmp(exchange->path, "/kv/map") == 0 ? serve_map_json(api, exchange, &error) : serve_traces_json(api, exchange, &error);
-    if (found)
-        serve_reply_json(exchange, 200, NULL, found);
-    else
-        serve_reply_error(api, exchange, &error);
-}
-
-static const char one_model[] = "/v1/models/"; /* a name follows */
-
 static const struct route {
-    const char *path, *method;
-    json_t *(*get)(struct serve_api *api, const struct http_exchange *exchange);
+    const char *path, *method; /* a path that ends with "/": all that begin with it */
+    enum http_open open;
+    /* One of the three: what JSON answers, what text, or */
+    json_t *(*get)(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error);
+    void (*text)(struct serve_api *api, struct http_exchange *exchange);
     json_t *(*post)(struct serve_api *api, json_t *body, struct serve_error *error);
-    int kind;                            /* of what the engine answers, -1: not that */
+    /* what the engine answers. */
+    enum serve_kind kind;
     const struct serve_surface *surface; /* or NULL */
 } routes[] = {
-    {"/health", "GET", get_health, NULL, -1, NULL},
-    {"/v1/health", "GET", get_health, NULL, -1, NULL},
-    {"/models", "GET", get_models, NULL, -1, NULL},
-    {"/v1/models", "GET", get_models, NULL, -1, NULL},
-    {one_model, "GET", NULL, NULL, -1, NULL},
-    {"/props", "GET", get_props, NULL, -1, NULL},
-    {"/slots", "GET", get_slots, NULL, -1, NULL},
-    {"/metrics", "GET", NULL, NULL, -1, NULL},
-    {"/kv/trace", "GET", NULL, NULL, -1, NULL},
-    {"/kv/map", "GET", NULL, NULL, -1, NULL},
-    {"/tokenizer_info", "GET", get_tokenizer_info, NULL, -1, NULL},
-    {"/tokenize", "POST", NULL, serve_post_tokenize, -1, NULL},
-    {"/detokenize", "POST", NULL, serve_post_detokenize, -1, NULL},
-    {"/apply-template", "POST", NULL, serve_post_apply_template, -1, NULL},
-    {"/completion", "POST", NULL, NULL, SERVE_NATIVE, NULL},
-    {"/completions", "POST", NULL, NULL, SERVE_NATIVE, NULL},
-    {"/infill", "POST", NULL, NULL, SERVE_NATIVE, &serve_infill},
-    {"/v1/completions", "POST", NULL, NULL, SERVE_COMPLETION, NULL},
-    {"/v1/chat/completions", "POST", NULL, NULL, SERVE_CHAT, NULL},
-    {"/chat/completions", "POST", NULL, NULL, SERVE_CHAT, NULL},
-    {"/v1/responses", "POST", NULL, NULL, SERVE_CHAT, &serve_responses},
-    {"/v1/messages", "POST", NULL, NULL, SERVE_CHAT, &serve_messages},
-    {"/v1/messages/count_tokens", "POST", NULL, serve_post_count_tokens, -1, NULL},
-    {"/v1/embeddings", "POST", NULL, NULL, SERVE_COMPLETION, &serve_embeddings},
+    {"/health", "GET", HTTP_OPEN, .get = get_health},
+    {"/v1/health", "GET", HTTP_OPEN, .get = get_health},
+    {"/models", "GET", HTTP_OPEN, .get = get_models},
+    {"/v1/models", "GET", HTTP_OPEN, .get = get_models},
+    {"/v1/models/", "GET", HTTP_OPEN, .get = get_model},
+    {"/props", "GET", HTTP_NEEDS_KEY, .get = get_props},
+    {"/slots", "GET", HTTP_SHOWS_TEXTS, .get = get_slots},
+    {"/metrics", "GET", HTTP_NEEDS_KEY, .text = reply_metrics},
+    {"/kv/trace", "GET", HTTP_SHOWS_TEXTS, .get = serve_traces_json},
+    {"/kv/map", "GET", HTTP_SHOWS_TEXTS, .get = serve_map_json},
+    {"/tokenizer_info", "GET", HTTP_NEEDS_KEY, .get = get_tokenizer_info},
+    {"/tokenize", "POST", HTTP_NEEDS_KEY, .post = serve_post_tokenize},
+    {"/detokenize", "POST", HTTP_NEEDS_KEY, .post = serve_post_detokenize},
+    {"/apply-template", "POST", HTTP_NEEDS_KEY, .post = serve_post_apply_template},
+    {"/completion", "POST", HTTP_NEEDS_KEY, .kind = SERVE_NATIVE},
+    {"/completions", "POST", HTTP_NEEDS_KEY, .kind = SERVE_NATIVE},
+    {"/infill", "POST", HTTP_NEEDS_KEY, .kind = SERVE_NATIVE, .surface = &serve_infill},
+    {"/v1/completions", "POST", HTTP_NEEDS_KEY, .kind = SERVE_COMPLETION},
+    {"/v1/chat/completions", "POST", HTTP_NEEDS_KEY, .kind = SERVE_CHAT},
+    {"/chat/completions", "POST", HTTP_NEEDS_KEY, .kind = SERVE_CHAT},
+    {"/v1/responses", "POST", HTTP_NEEDS_KEY, .kind = SERVE_CHAT, .surface = &serve_responses},
+    {"/v1/messages", "POST", HTTP_NEEDS_KEY, .kind = SERVE_CHAT, .surface = &serve_messages},
+    {"/v1/messages/count_tokens", "POST", HTTP_NEEDS_KEY, .post = serve_post_count_tokens},
+    {"/v1/embeddings", "POST", HTTP_NEEDS_KEY, .kind = SERVE_COMPLETION, .surface = &serve_embeddings},
 };
 
 static bool is_at(const struct route *route, const char *path)
 {
-    return route->path == one_model ? strncmp(one_model, path, sizeof one_model - 1) == 0 : strcmp(route->path, path) == 0;
+    const size_t n = strlen(route->path);
+    return strncmp(route->path, path, n) == 0 && (path[n] == 0 || route->path[n - 1] == '/');
+}
+
+static enum http_open open_to(const char *path)
+{
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++)
+        if (is_at(&routes[i], path))
+            return routes[i].open;
+    return serve_page_has(path) ? HTTP_OPEN : HTTP_NEEDS_KEY;
+}
+
+/* The answer to a request that is refused before it is read, in the shape of all errors. */
+static size_t refusal(int status, const char *message, char *out, size_t n_out)
+{
+    const char *type = status == 401   ? "authentication_error"
+                       : status == 403 ? "permission_error"
+                       : status == 501 ? "not_supported_error"
+                       : status == 503 ? "unavailable_error"
+                                       : "invalid_request_error";
+    return (size_t)snprintf(out, n_out, "{\"type\":\"error\",\"error\":{\"code\":%d,\"message\":\"%s\",\"type\":\"%s\"}}", status,
+                            message, type);
 }
 
 static const struct route *find_route(const struct http_exchange *exchange, struct serve_error *error)
@@ -392,8 +407,8 @@ static void run_task(struct serve_task *task)
         json_decref(body);
         return;
     }
-    if (!t->error.status && t->route->kind >= 0)
-        t->request = serve_parse(t->api, t->route->surface, (enum serve_kind)t->route->kind, body,
+    if (!t->error.status && !t->route->post)
+        t->request = serve_parse(t->api, t->route->surface, t->route->kind, body,
                                  &(struct serve_client){.key = t->key, .owner = t->owner}, &t->error);
     else if (!t->error.status)
         answer = t->route->post(t->api, body, &t->error);
@@ -444,6 +459,16 @@ static void end_task(struct serve_api *api, struct body_task *t)
     free(t);
 }
 
+static void answer_get(struct serve_api *api, const struct route *route, struct http_exchange *exchange)
+{
+    struct serve_error error = {0};
+    json_t *found = route->get(api, exchange, &error);
+    if (found)
+        serve_reply_json(exchange, 200, NULL, found);
+    else
+        serve_reply_error(api, exchange, &error);
+}
+
 static void handle(void *user, struct http_exchange *exchange)
 {
     struct serve_api *api = user;
@@ -453,14 +478,10 @@ static void handle(void *user, struct http_exchange *exchange)
     const struct route *route = find_route(exchange, &error);
     if (!route)
         serve_reply_error(api, exchange, &error);
+    else if (route->text)
+        route->text(api, exchange);
     else if (route->get)
-        serve_reply_json(exchange, 200, NULL, route->get(api, exchange));
-    else if (route->path == one_model)
-        reply_model(api, exchange, exchange->path + sizeof one_model - 1);
-    else if (strcmp(route->path, "/metrics") == 0)
-        reply_metrics(api, exchange);
-    else if (strncmp(route->path, "/kv/", 4) == 0)
-        reply_query(api, exchange);
+        answer_get(api, route, exchange);
     else
         post(api, route, exchange);
 }
@@ -535,6 +556,9 @@ int serve_run(struct butler_engine *engine, const struct serve_config *config, s
     api.random = (uint64_t)seed.tv_sec * 1000000007u ^ (uint64_t)seed.tv_nsec;
     api.info = butler_model_get_info(api.model);
     http.handler = handle;
+    http.open_to = open_to;
+    http.refusal = refusal;
+    http.refusal_type = content_type;
     http.on_wake = on_wake;
     http.on_answer = on_answer;
     http.user = &api;

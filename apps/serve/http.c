@@ -257,22 +257,16 @@ void http_stream_end(struct http_exchange *x)
 /* Answers a request that is not read to its end: the connection cannot go on, for where the next begins is not known. */
 static void refuse(struct http_connection *c, int status, const char *message)
 {
-    const char *type = status == 401   ? "authentication_error"
-                       : status == 403 ? "permission_error"
-                       : status == 501 ? "not_supported_error"
-                       : status == 503 ? "unavailable_error"
-                                       : "invalid_request_error";
     const char *method = c->reader.head.method;
     char body[512];
-    const int n = snprintf(body, sizeof body, "{\"type\":\"error\",\"error\":{\"code\":%d,\"message\":\"%s\",\"type\":\"%s\"}}",
-                           status, message, type);
+    const size_t n = c->server->params.refusal(status, message, body, sizeof body);
     c->keep_alive = false;
     c->refused = true;
     bufferevent_disable(c->events, EV_READ);
-    write_head(c, status, "application/json; charset=utf-8", NULL, n);
+    write_head(c, status, c->server->params.refusal_type, NULL, (long long)n);
     if (!method || strcmp(method, "HEAD") != 0) {
-        bufferevent_write(c->events, body, (size_t)n);
-        c->n_sent = (size_t)n;
+        bufferevent_write(c->events, body, n);
+        c->n_sent = n;
     }
     end_answer(c);
 }

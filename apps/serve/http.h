@@ -29,6 +29,13 @@ struct http_exchange {
     struct http_connection *connection;
 };
 
+/* To whom a path is open. */
+enum http_open {
+    HTTP_NEEDS_KEY,   /* to clients with a key, where the server has keys */
+    HTTP_OPEN,        /* to all */
+    HTTP_SHOWS_TEXTS, /* it shows prompts and answers, where there are no keys of all clients: not to pages of other origins then */
+};
+
 typedef void http_handler_fn(void *user, struct http_exchange *exchange);
 
 struct http_params {
@@ -45,6 +52,10 @@ struct http_params {
     void (*say)(void *user, const char *message); /* for the operator, with say_user; repeated ones rarely; NULL: nothing is told */
     void *say_user;
     http_handler_fn *handler;
+    enum http_open (*open_to)(const char *path);
+    /* The body, of refusal_type, of an answer to a request that is not read to its end: bytes written to out. */
+    size_t (*refusal)(int status, const char *message, char *out, size_t n_out);
+    const char *refusal_type;
     void (*on_wake)(void *user); /* after http_server_wake, in the loop's thread */
     /* An answer is complete, or (status 499) its client went away before; or NULL. path: "-" where there is none. */
     void (*on_answer)(void *user, const char *path, int status);

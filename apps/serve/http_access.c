@@ -5,14 +5,6 @@
 #include <strings.h>
 #include <xxhash.h>
 
-static bool is_among(const char *path, const char *const *paths, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(paths[i], path) == 0)
-            return true;
-    return false;
-}
-
 static bool is_key(const char *key, const char *given)
 {
     const size_t n = strlen(key), n_given = strlen(given);
@@ -53,23 +45,16 @@ static bool is_foreign(const struct http_params *params, const struct http_head 
 enum http_access http_check_access(const struct http_params *params, const struct http_head *head, bool loopback,
                                    struct http_client *client)
 {
-    static const char *const open[] = {"/", "/health", "/v1/health", "/models", "/v1/models"};
-    /* These show prompts and answers, of all who use the server where it has no keys. */
-    static const char *const shown[] = {"/slots", "/kv/trace", "/kv/map"};
-    static const char one[] = "/v1/models/", page[] = "/page/";
+    const enum http_open open = params->open_to(head->path);
     const bool has_keys = params->n_keys > 0 || params->admin_key;
     *client = (struct http_client){.admin = !has_keys};
     for (int i = 0; i < params->n_keys; i++)
         client->owner = is_key(params->keys[i], head->key) ? 1 + i : client->owner;
     if (params->admin_key && is_key(params->admin_key, head->key))
         *client = (struct http_client){.owner = 1 + params->n_keys, .admin = true};
-    if (!has_keys && is_among(head->path, shown, sizeof shown / sizeof *shown))
-        return is_foreign(params, head, loopback) ? HTTP_FOREIGN_PAGE : HTTP_ALLOWED;
-    return !has_keys || client->owner > 0 || strcmp(head->method, "OPTIONS") == 0 ||
-                   is_among(head->path, open, sizeof open / sizeof *open) || strncmp(head->path, one, sizeof one - 1) == 0 ||
-                   strncmp(head->path, page, sizeof page - 1) == 0
-               ? HTTP_ALLOWED
-               : HTTP_WRONG_KEY;
+    if (!has_keys)
+        return open == HTTP_SHOWS_TEXTS && is_foreign(params, head, loopback) ? HTTP_FOREIGN_PAGE : HTTP_ALLOWED;
+    return client->owner > 0 || open == HTTP_OPEN || strcmp(head->method, "OPTIONS") == 0 ? HTTP_ALLOWED : HTTP_WRONG_KEY;
 }
 
 void http_name_key(const struct http_client *client, const char *key, char name[9])

@@ -25,18 +25,30 @@ static const char guard[] = "Content-Security-Policy: default-src 'none'; script
                             "'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
                             "X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nCache-Control: no-cache\r\n";
 
+static const struct page_file {
+    const char *path, *type, *begin, *end;
+} files[] = {{"/", "text/html; charset=utf-8", serve_page_html, serve_page_html_end},
+             {"/page/page.css", "text/css; charset=utf-8", serve_page_css, serve_page_css_end},
+             SCRIPTS(SCRIPT_FILE)};
+
+static const struct page_file *find_file(const char *path)
+{
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (strcmp(path, files[i].path) == 0)
+            return &files[i];
+    return NULL;
+}
+
+bool serve_page_has(const char *path)
+{
+    return strcmp(path, "/") == 0 || strncmp(path, "/page/", 6) == 0;
+}
+
 bool serve_page_reply(struct http_exchange *exchange)
 {
-    static const struct {
-        const char *path, *type, *begin, *end;
-    } files[] = {{"/", "text/html; charset=utf-8", serve_page_html, serve_page_html_end},
-                 {"/page/page.css", "text/css; charset=utf-8", serve_page_css, serve_page_css_end},
-                 SCRIPTS(SCRIPT_FILE)};
     const bool is_read = strcmp(exchange->method, "GET") == 0 || strcmp(exchange->method, "HEAD") == 0;
-    for (size_t i = 0; i < sizeof files / sizeof *files && is_read; i++)
-        if (strcmp(exchange->path, files[i].path) == 0) {
-            http_reply(exchange, 200, files[i].type, guard, files[i].begin, (size_t)(files[i].end - files[i].begin));
-            return true;
-        }
-    return false;
+    const struct page_file *file = is_read ? find_file(exchange->path) : NULL;
+    if (file)
+        http_reply(exchange, 200, file->type, guard, file->begin, (size_t)(file->end - file->begin));
+    return file != NULL;
 }

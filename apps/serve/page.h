@@ -6,6 +6,8 @@
 
 struct http_exchange;
 
+/* Whether a path is one of the page's. */
+bool serve_page_has(const char *path);
 /* Answers GET "/" and what that page loads. False: the request is another. */
 bool serve_page_reply(struct http_exchange *exchange);
 
