@@ -239,7 +239,7 @@ static void print_ceilings(const struct roofline *r)
 struct lane { /* one policy at one depth */
     const char *policy;
     struct butler_session *session;
-    struct butler_stats stats = {BUTLER_INIT(butler_stats)}; /* of all rounds */
+    struct butler_stats stats; /* of all rounds */
     double ms[MAX_ROUNDS], share[MAX_ROUNDS], gain[MAX_ROUNDS];
 };
 

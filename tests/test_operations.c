@@ -1,4 +1,8 @@
 /* How many operations of the backend a decode step and a prompt take: on a GPU each is a launch. Counted on the glass backend. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "glass_backend.h"
 
 #define butler_engine_new glass_engine
@@ -116,6 +120,52 @@ static void test_last_selection(void **state)
     end(&c);
 }
 
+/* What the glass backend is for: a child that does this ends with a signal, or with a sanitizer's report. */
+static void ends(struct counted *c, void (*wrong)(struct counted *c))
+{
+    int status;
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        fclose(stderr);
+        signal(SIGSEGV, SIG_DFL); /* cmocka's would tell of a failed test */
+        signal(SIGABRT, SIG_DFL);
+        wrong(c);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_false(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void read_a_row(struct counted *c)
+{
+    *(volatile unsigned char *)butler_kv_row_address(&c->session->kv, &c->session->kv.heads[0], 0);
+}
+
+static void read_a_position(struct counted *c)
+{
+    *(volatile int32_t *)c->session->kv.heads[0].positions;
+}
+
+static void pass_host_memory(struct counted *c)
+{
+    float host[4] = {0};
+    c->engine->backend->add(c->engine->backend, c->engine->scratch.x, host, 4);
+}
+
+static void test_memory_is_the_devices(void **state)
+{
+    char path[FIXTURE_PATH];
+    int n_prompt;
+    (void)state;
+    fixture_path(path, "models/llama-gqa.gguf");
+    struct counted c = begin(path, "h2o:budget=32", &n_prompt);
+    ends(&c, read_a_row);
+    ends(&c, read_a_position);
+    ends(&c, pass_host_memory);
+    end(&c);
+}
+
 static void test_smollm2(void **state)
 {
     const char *folder = getenv("BUTLER_MODELS");
@@ -140,6 +190,7 @@ static void test_smollm2(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_decode_step), cmocka_unit_test(test_experts),
-                                       cmocka_unit_test(test_last_selection), cmocka_unit_test(test_smollm2)};
+                                       cmocka_unit_test(test_last_selection), cmocka_unit_test(test_memory_is_the_devices),
+                                       cmocka_unit_test(test_smollm2)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
