@@ -83,7 +83,7 @@ static inline void glass_open_kv(struct glass_layer *layer)
     for (int i = 0; i < n_heads; i++) {
         struct butler_kv_head *head = &layer->heads[i];
         head->extents = NULL; /* the host's */
-        GLASS_OPEN(head->pages), GLASS_OPEN(head->positions), GLASS_OPEN(head->order);
+        GLASS_OPEN(head->table), GLASS_OPEN(head->positions), GLASS_OPEN(head->order);
         GLASS_OPEN(head->value_norms), GLASS_OPEN(head->records), GLASS_OPEN(head->state);
     }
     kv->heads = layer->heads;
@@ -183,6 +183,13 @@ GLASS(download, (struct butler_backend * backend, void *host, const void *from, 
       (inner, host, GLASS_AT(from), n_bytes))
 GLASS(copy, (struct butler_backend * backend, void *to, const void *from, size_t n_bytes),
       (inner, GLASS_AT(to), GLASS_AT(from), n_bytes))
+
+static void glass_upload_many(struct butler_backend *backend, const struct butler_upload *uploads, int n)
+{
+    struct butler_backend *inner = glass_enter(backend, "upload_many");
+    for (int i = 0; i < n; i++)
+        inner->upload_many(inner, &(struct butler_upload){glass_address(uploads[i].to), uploads[i].host, uploads[i].n_bytes}, 1);
+}
 
 static void glass_zero_many(struct butler_backend *backend, const struct butler_piece *pieces, int n)
 {
@@ -438,6 +445,7 @@ static inline struct butler_engine *glass_engine(struct butler_model *model, con
     b->upload = glass_upload;
     b->download = glass_download;
     b->copy = glass_copy;
+    b->upload_many = glass_upload_many;
     b->zero_many = glass_zero_many;
     b->bind_weights = glass_bind_weights;
     b->embed = glass_embed;

@@ -239,6 +239,13 @@ static void cpu_move(struct butler_backend *backend, void *to, const void *from,
     memcpy(to, from, n_bytes);
 }
 
+static void cpu_upload_many(struct butler_backend *backend, const struct butler_upload *uploads, int n)
+{
+    (void)backend;
+    for (int i = 0; i < n; i++)
+        memcpy(uploads[i].to, uploads[i].host, uploads[i].n_bytes);
+}
+
 static void cpu_zero_many(struct butler_backend *backend, const struct butler_piece *pieces, int n)
 {
     (void)backend;
@@ -328,6 +335,7 @@ struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const char *
         .upload = cpu_move,
         .download = cpu_move,
         .copy = cpu_move,
+        .upload_many = cpu_upload_many,
         .zero_many = cpu_zero_many,
         .make_workspace = cpu_make_workspace,
         .bind_weights = cpu_bind_weights,

@@ -200,6 +200,7 @@ struct butler_backend {
     void (*upload)(struct butler_backend *backend, void *to, const void *host, size_t n_bytes);
     void (*download)(struct butler_backend *backend, void *host, const void *from, size_t n_bytes);
     void (*copy)(struct butler_backend *backend, void *to, const void *from, size_t n_bytes); /* no overlap */
+    void (*upload_many)(struct butler_backend *backend, const struct butler_upload *uploads, int n);
     void (*zero_many)(struct butler_backend *backend, const struct butler_piece *pieces, int n);
 
     /* Scratch of attention, in its memory; butler_workspace_free gives it back. */

@@ -29,9 +29,9 @@ static size_t whole_lines(size_t n_bytes)
 static int make_tables(struct butler_kv *kv, bool evicting, struct butler_error *err)
 {
     const size_t n_heads = (size_t)kv->n_layers * (size_t)kv->n_kv_heads, max_slots = (size_t)kv->max_slots;
-    const size_t n_pages = (size_t)kv->max_pages, n_extents = n_pages / BUTLER_EXTENT;
+    const size_t n_extents = (size_t)kv->max_pages / BUTLER_EXTENT;
     size_t bytes;
-    if (!butler_mul_size(n_heads, n_pages * 4 + (evicting ? max_slots * 8 : 0), &bytes))
+    if (!butler_mul_size(n_heads, n_extents * 4 + (evicting ? max_slots * 8 : 0), &bytes))
         return butler_fail(err, BUTLER_ERROR_MEMORY, "a context of %d tokens is more than this machine can address", kv->max_slots);
     kv->tables_bytes = bytes;
     kv->extents_held_bytes = n_heads * n_extents * sizeof *kv->extents_held;
@@ -44,8 +44,8 @@ static int make_tables(struct butler_kv *kv, bool evicting, struct butler_error 
     for (size_t i = 0; i < n_heads; i++) {
         struct butler_kv_head *head = &kv->heads[i];
         head->extents = kv->extents_held + i * n_extents;
-        head->pages = (uint32_t *)at;
-        at += n_pages * 4;
+        head->table = (uint32_t *)at;
+        at += n_extents * 4;
         if (evicting) {
             head->positions = (int32_t *)at;
             head->order = (uint32_t *)(at + max_slots * 4);
@@ -143,20 +143,19 @@ static unsigned char *extent_at(const struct butler_kv *kv, uint32_t extent)
     return kv->pool + (size_t)extent * kv->extent_bytes;
 }
 
-/* The pages of extents [first, end) of a head, for operations. */
-static void upload_pages(const struct butler_kv *kv, const struct butler_kv_head *head, int first, int end)
+/* Of a head, so that operations find extents [first, end). */
+static struct butler_upload table_of(const struct butler_kv_head *head, int first, int end)
 {
-    enum { AT_ONCE = 64 };
-    uint32_t pages[AT_ONCE * BUTLER_EXTENT];
-    for (int done = first, n; done < end; done += n) {
-        n = BUTLER_MIN(end - done, AT_ONCE);
-        for (int i = 0; i < n * BUTLER_EXTENT; i++)
-            pages[i] = head->extents[done + i / BUTLER_EXTENT] * BUTLER_EXTENT + (uint32_t)(i % BUTLER_EXTENT);
-        kv->backend->upload(kv->backend, head->pages + done * BUTLER_EXTENT, pages, (size_t)(n * BUTLER_EXTENT) * sizeof *pages);
-    }
+    return (struct butler_upload){head->table + first, head->extents + first, (size_t)(end - first) * sizeof *head->extents};
 }
 
-/* upload_pages is still to be called. */
+static void upload_table(const struct butler_kv *kv, const struct butler_kv_head *head, int first, int end)
+{
+    const struct butler_upload table = table_of(head, first, end);
+    kv->backend->upload_many(kv->backend, &table, 1);
+}
+
+/* The table is still to be uploaded. */
 static void add_extent(struct butler_kv *kv, struct butler_kv_head *head, uint32_t extent)
 {
     head->extents[head->n_pages / BUTLER_EXTENT] = extent;
@@ -177,7 +176,7 @@ static int own_extent(struct butler_kv *kv, struct butler_kv_head *head, int i, 
     kv->backend->copy(kv->backend, extent_at(kv, own), extent_at(kv, shared), kv->extent_bytes);
     butler_pages_release(kv->extents, shared);
     head->extents[i] = own;
-    upload_pages(kv, head, i, i + 1);
+    upload_table(kv, head, i, i + 1);
     return 0;
 }
 
@@ -195,16 +194,35 @@ int butler_kv_unshare(struct butler_kv *kv, int layer, struct butler_error *err)
 /* Extents for n more slots of a head; what they will be written to is the head's own. */
 static int make_room(struct butler_kv *kv, struct butler_kv_head *head, int n, struct butler_error *err)
 {
-    const int n_extents = head->n_pages / BUTLER_EXTENT;
     uint32_t extent;
-    int code = 0;
     if (kv->shares && head->n_slots % BUTLER_EXTENT_TOKENS && own_extent(kv, head, head->n_slots / BUTLER_EXTENT_TOKENS, err) < 0)
         return BUTLER_ERROR_MEMORY;
-    while (code == 0 && head->n_pages * BUTLER_PAGE < head->n_slots + n)
-        if ((code = butler_pages_take(kv->extents, &extent, err)) == 0)
-            add_extent(kv, head, extent);
-    upload_pages(kv, head, n_extents, head->n_pages / BUTLER_EXTENT);
-    return code < 0 ? BUTLER_ERROR_MEMORY : 0;
+    while (head->n_pages * BUTLER_PAGE < head->n_slots + n) {
+        if (butler_pages_take(kv->extents, &extent, err) < 0)
+            return BUTLER_ERROR_MEMORY;
+        add_extent(kv, head, extent);
+    }
+    return 0;
+}
+
+/* Room in every head of a layer, and what is new of their tables in one operation. */
+static int make_layer_room(struct butler_kv *kv, int layer, int n, struct butler_error *err)
+{
+    enum { AT_ONCE = 64 };
+    struct butler_upload tables[AT_ONCE];
+    int n_tables = 0, code = 0;
+    for (int h = 0; h < kv->n_kv_heads; h++) {
+        struct butler_kv_head *head = butler_kv_at(kv, layer, h);
+        const int before = head->n_pages / BUTLER_EXTENT;
+        code = code < 0 ? code : make_room(kv, head, n, err);
+        if (head->n_pages / BUTLER_EXTENT > before)
+            tables[n_tables++] = table_of(head, before, head->n_pages / BUTLER_EXTENT);
+        if (n_tables == AT_ONCE || (n_tables > 0 && h == kv->n_kv_heads - 1)) {
+            kv->backend->upload_many(kv->backend, tables, n_tables);
+            n_tables = 0;
+        }
+    }
+    return code;
 }
 
 struct butler_piece butler_kv_new_records(const struct butler_kv *kv, const struct butler_kv_head *head, int first)
@@ -251,9 +269,8 @@ int butler_kv_grow(struct butler_kv *kv, int layer, int n, struct butler_error *
         if (n > kv->max_slots - butler_kv_at(kv, layer, h)->n_slots)
             return butler_fail(err, BUTLER_ERROR_LENGTH, "the KV cache holds %d tokens, %d more do not fit beside %d",
                                kv->max_slots, n, butler_kv_at(kv, layer, h)->n_slots);
-    for (int h = 0; h < kv->n_kv_heads; h++)
-        if (make_room(kv, butler_kv_at(kv, layer, h), n, err) < 0)
-            return BUTLER_ERROR_MEMORY;
+    if (make_layer_room(kv, layer, n, err) < 0)
+        return BUTLER_ERROR_MEMORY;
     for (int h = 0; h < kv->n_kv_heads; h++)
         butler_kv_at(kv, layer, h)->n_slots += n;
     if (kv->records || kv->norms || kv->states)
@@ -319,7 +336,7 @@ void butler_kv_join(struct butler_kv *kv, struct butler_kv_head *head, uint32_t 
 {
     butler_pages_share(kv->extents, extent);
     add_extent(kv, head, extent);
-    upload_pages(kv, head, head->n_pages / BUTLER_EXTENT - 1, head->n_pages / BUTLER_EXTENT);
+    upload_table(kv, head, head->n_pages / BUTLER_EXTENT - 1, head->n_pages / BUTLER_EXTENT);
     take_slots(kv, head, n);
     if (kv->record_slots > 0 && !kv->records_off)
         zero_records(kv, head, 1, head->n_slots - n);
@@ -338,7 +355,7 @@ void butler_kv_share(struct butler_kv *to, struct butler_kv *from, int layer, in
             butler_pages_share(from->extents, source->extents[i]);
             add_extent(to, head, source->extents[i]);
         }
-        upload_pages(to, head, head->n_released, head->n_pages / BUTLER_EXTENT);
+        upload_table(to, head, head->n_released, head->n_pages / BUTLER_EXTENT);
         take_slots(to, head, n);
     }
     if (to->record_slots > 0 && !to->records_off)

@@ -22,9 +22,16 @@ struct butler_piece {
     size_t n_bytes;
 };
 
+/* Some bytes of host memory, on their way. */
+struct butler_upload {
+    void *to;
+    const void *host;
+    size_t n_bytes;
+};
+
 struct butler_kv_head {
-    uint32_t *extents; /* host, [max_pages / BUTLER_EXTENT] in the pool */
-    uint32_t *pages;   /* [max_pages] the pages of these, as operations find them */
+    uint32_t *extents; /* host, [max_pages / BUTLER_EXTENT]: which of the pool */
+    uint32_t *table;   /* a copy of it, for operations */
     int n_pages;       /* pages up to the last one held: whole extents */
     int n_released;    /* extents at the beginning that were given back (a window has passed them) */
     int n_slots;
@@ -75,7 +82,7 @@ struct butler_kv {
     float *queries;                       /* [n_layers][n_heads][head_dim] for views; borrowed, or NULL */
     uint32_t *extents_held;               /* host: the one reservation behind the heads' extents */
     size_t extents_held_bytes;
-    unsigned char *tables; /* device: the one behind pages, positions, order */
+    unsigned char *tables; /* device: the one behind tables, positions, order */
     size_t tables_bytes;
 };
 
@@ -95,7 +102,8 @@ static inline struct butler_kv_head *butler_kv_at(const struct butler_kv *kv, in
 /* Inside operations. */
 static inline unsigned char *butler_kv_key_row(const struct butler_kv *kv, const struct butler_kv_head *head, uint32_t slot)
 {
-    return kv->pool + (size_t)head->pages[slot / BUTLER_PAGE] * kv->page_bytes + slot % BUTLER_PAGE * 2 * kv->row_bytes;
+    return kv->pool + (size_t)head->table[slot / BUTLER_EXTENT_TOKENS] * kv->extent_bytes +
+           slot % BUTLER_EXTENT_TOKENS * 2 * kv->row_bytes;
 }
 
 static inline unsigned char *butler_kv_value_row(const struct butler_kv *kv, const struct butler_kv_head *head, uint32_t slot)
