@@ -16,10 +16,10 @@ struct ask {
 
 /* ---------------------------------------------------------------------------------------------- the prompt */
 
-static int make_prompt(const struct cmd_options *options, const struct butler_model *model, struct ask *ask)
+int cmd_ask_prompt(const struct cmd_options *options, const struct butler_model *model, const struct cmd_template *template,
+                   const char *question, struct cmd_integers *ids)
 {
     static const char label[] = "Question: ";
-    const char *question = options->positional.values[0];
     struct butler_error err = {0};
     struct butler_buffer content = {0};
     struct butler_chat_text text = {0};
@@ -35,10 +35,10 @@ static int make_prompt(const struct cmd_options *options, const struct butler_mo
     cmd_append(&content, label, sizeof label - 1);
     cmd_append(&content, question, strlen(question) + 1);
     const struct butler_chat_message message = {.role = "user", .content = content.bytes};
-    if (cmd_template_render(&ask->template, model, &message, 1, &text, &err) < 0)
+    if (cmd_template_render(template, model, &message, 1, &text, &err) < 0)
         status = cmd_fail(options, &err);
     else
-        status = cmd_chat_tokenize(options, model, &text, 0, &ask->prompt);
+        status = cmd_chat_tokenize(options, model, &text, 0, ids);
     butler_chat_text_free(&text);
 done:
     butler_buffer_free(&content);
@@ -55,7 +55,7 @@ static int read_prompt(const struct cmd_options *options, struct butler_engine *
     if (!ask->session)
         return status;
     cmd_library_use(options, ask->library, ask->session);
-    status = cmd_prefill(options, ask->session, &ask->prompt);
+    status = cmd_prefill(options, engine, ask->session, &ask->prompt);
     if (status != CMD_INTERRUPTED)
         return status;
     cmd_say(options, "interrupted after %d of %d tokens%s", butler_n_past(ask->session), ask->prompt.n,
@@ -127,7 +127,7 @@ static int run(struct cmd_options *options)
     int n_ctx = options->n_ctx ? options->n_ctx : butler_model_get_info(model)->n_ctx_train;
     status = cmd_template_choose(options, model, &ask.template);
     if (status == CMD_DONE)
-        status = make_prompt(options, model, &ask);
+        status = cmd_ask_prompt(options, model, &ask.template, options->positional.values[0], &ask.prompt);
     if (status == CMD_DONE)
         status = check_length(options, engine, &ask, &n_ctx);
     if (status == CMD_DONE)

@@ -174,7 +174,7 @@ static int fill(const struct measured *m, struct butler_session *session, const 
     const int n_adopted = butler_session_adopt_prefix(session, text->values, m->depth, NULL);
     const int n_known = BUTLER_MAX(n_adopted, 0);
     const struct cmd_integers rest = {.n = m->depth - n_known, .values = text->values + n_known};
-    return cmd_prefill(m->options, session, &rest);
+    return cmd_prefill(m->options, m->engine, session, &rest);
 }
 
 static int measure(struct measured *m, const struct cmd_integers *text)

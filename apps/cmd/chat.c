@@ -145,7 +145,7 @@ static int read_text(struct chat *chat, const struct butler_chat_text *text, boo
     if (status == CMD_DONE && *fits)
         status = go_back(chat, text, n_keep, &ids);
     if (status == CMD_DONE && *fits)
-        status = cmd_prefill(chat->options, chat->session, &ids);
+        status = cmd_prefill(chat->options, chat->engine, chat->session, &ids);
     if (status == CMD_DONE && *fits && butler_sampler_accept(chat->sampler, ids.values, ids.n, &err) < 0)
         status = cmd_fail(chat->options, &err);
     for (int i = 0; status == CMD_DONE && *fits && i < ids.n; i++)

@@ -228,8 +228,8 @@ struct cmd_command {
 
 /* The subcommands in the order of the help, listed only here: each(NAME) for struct cmd_command cmd_NAME. */
 #define CMD_COMMANDS(each)                                                                                                         \
-    each(run) each(ask) each(chat) each(library) each(serve) each(info) each(tokenize) each(logits) each(policies) each(bench)     \
-        each(eval) each(gate) each(report) each(convert) each(quantize) each(train)
+    each(run) each(ask) each(chat) each(library) each(serve) each(info) each(tokenize) each(logits) each(policies) each(plan)      \
+        each(bench) each(eval) each(gate) each(report) each(convert) each(quantize) each(train)
 #define CMD_DECLARE(name) extern const struct cmd_command cmd_##name;
 CMD_COMMANDS(CMD_DECLARE)
 #undef CMD_DECLARE
@@ -337,7 +337,8 @@ struct butler_session *cmd_add_steps(const struct cmd_options *options, struct b
 /* butler_prefill; of a text that begins only what neither memory nor the session's library has. Progress goes to standard error: on
  * a terminal all the time, else every ten seconds, and how long it will take, where that is long. CMD_DONE, CMD_INTERRUPTED (the
  * session holds the passes until then, the library keeps them) or the exit status. */
-int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids);
+int cmd_prefill(const struct cmd_options *options, struct butler_engine *engine, struct butler_session *session,
+                const struct cmd_integers *ids);
 /* The flags of sampling, without seed and minimum of tokens; borrows from the options. */
 struct butler_sampler_params cmd_sampler_params(const struct cmd_options *options);
 struct butler_sampler *cmd_sampler_new(const struct cmd_options *options, const struct butler_model *model, int *status);
@@ -448,6 +449,19 @@ int cmd_chat_tokenize(const struct cmd_options *options, const struct butler_mod
 
 /* ------------------------------------------------------------------------------------ texts that were read */
 
+/* How long prompts take (speed.c): seconds a token = a + b position. */
+struct cmd_speed {
+    double n, x, xx, y, xy; /* of passes: how many, sums of positions, of times of a token, of products */
+    double kept_a, kept_b;  /* what an earlier reading found; kept_a 0: nothing */
+};
+void cmd_speed_add(struct cmd_speed *speed, double position, double seconds_a_token);
+/* Seconds that tokens [from, to) will take; 0 where nothing is known. */
+double cmd_speed_predict(const struct cmd_speed *speed, double from, double to);
+/* The speed of this model on this machine, from and to the user's folder; without that folder, or a file of it, nothing happens. */
+void cmd_speed_load(const struct cmd_options *options, struct butler_engine *engine, struct cmd_speed *speed);
+void cmd_speed_store(const struct cmd_options *options, struct butler_engine *engine, double a, double b);
+void cmd_speed_keep(const struct cmd_options *options, struct butler_engine *engine, const struct cmd_speed *speed);
+
 /* $XDG_CACHE_HOME/butler or ~/.cache/butler, to be freed; NULL: the environment names neither. */
 char *cmd_user_folder(void);
 /* The folder of --cache, or library/ in the user's; to be freed, or NULL. */
@@ -475,6 +489,10 @@ struct cmd_template {
  * rendered is replaced by chatml, with a warning. CMD_DONE or the exit status; cmd_template_free frees it in any case. */
 int cmd_template_choose(const struct cmd_options *options, const struct butler_model *model, struct cmd_template *template);
 void cmd_template_free(struct cmd_template *template);
+
+/* The message that `ask` makes of --file, --system-prompt and a question, rendered, in tokens. CMD_DONE or the exit status. */
+int cmd_ask_prompt(const struct cmd_options *options, const struct butler_model *model, const struct cmd_template *template,
+                   const char *question, struct cmd_integers *ids);
 /* butler_chat_render with the beginning of an answer at the end. */
 int cmd_template_render(const struct cmd_template *template, const struct butler_model *model,
                         const struct butler_chat_message *messages, size_t n, struct butler_chat_text *text,

@@ -11,35 +11,12 @@ enum {
     EVERY_S = 10,       /* from one line of a log to the next */
 };
 
-/* How the time of a pass depends on where in the text it is: seconds a token = a + b position, by least squares over passes. */
-struct speed {
-    double n, x, xx, y, xy;
-};
-
-static void speed_add(struct speed *speed, double position, double seconds_a_token)
-{
-    speed->n++;
-    speed->x += position;
-    speed->xx += position * position;
-    speed->y += seconds_a_token;
-    speed->xy += position * seconds_a_token;
-}
-
-/* Seconds that tokens [from, to) will take. Attention makes later tokens slower, never faster. */
-static double speed_predict(const struct speed *speed, double from, double to)
-{
-    const double det = speed->n * speed->xx - speed->x * speed->x;
-    double b = speed->n >= 3 && det > 0 ? (speed->n * speed->xy - speed->x * speed->y) / det : 0;
-    b = fmax(b, 0);
-    return (to - from) * (speed->y / speed->n + b * ((from + to) / 2 - speed->x / speed->n));
-}
-
 struct reading {
     const struct cmd_options *options;
     bool terminal, announced;
     int first, done;            /* tokens before this prompt's new ones; of these, read */
     double start, latest, said; /* when it began, when the latest pass ended, when a line was last written */
-    struct speed speed;
+    struct cmd_speed speed;
 };
 
 const char *cmd_duration(char *out, size_t n_out, double seconds)
@@ -56,19 +33,25 @@ const char *cmd_duration(char *out, size_t n_out, double seconds)
     return out;
 }
 
+/* Once, before the first pass where an earlier reading tells how long this one takes, else after two passes. */
+static void announce(struct reading *reading, int n, double seconds)
+{
+    char about[32];
+    if (reading->announced || seconds <= 0)
+        return;
+    reading->announced = true;
+    if (seconds > LONG_S)
+        cmd_say(reading->options, "%s%d tokens to read take about %s", reading->terminal ? "\r" : "", n,
+                cmd_duration(about, sizeof about, seconds));
+}
+
 static void show(struct reading *reading, int done, int n, double now)
 {
     char left[32];
     const double rate = done / fmax(now - reading->start, 1e-6);
-    cmd_duration(left, sizeof left, speed_predict(&reading->speed, reading->first + done, reading->first + n));
-    if (!reading->announced && reading->speed.n >= 2) {
-        const double all = now - reading->start + speed_predict(&reading->speed, reading->first + done, reading->first + n);
-        char about[32];
-        reading->announced = true;
-        if (all > LONG_S)
-            cmd_say(reading->options, "%s%d tokens to read take about %s", reading->terminal ? "\r" : "", n,
-                    cmd_duration(about, sizeof about, all));
-    }
+    cmd_duration(left, sizeof left, cmd_speed_predict(&reading->speed, reading->first + done, reading->first + n));
+    if (reading->speed.n >= 2)
+        announce(reading, n, now - reading->start + cmd_speed_predict(&reading->speed, reading->first + done, reading->first + n));
     if (reading->terminal) {
         fprintf(stderr, "\rprompt: %d of %d tokens, %.1f a second, %s left\033[K", done, n, rate, left);
         fflush(stderr);
@@ -84,7 +67,7 @@ static bool on_progress(void *user, int done, int n)
     const double now = butler_seconds();
     const int m = done - reading->done;
     if (m > 0)
-        speed_add(&reading->speed, reading->first + reading->done + m / 2.0, (now - reading->latest) / m);
+        cmd_speed_add(&reading->speed, reading->first + reading->done + m / 2.0, (now - reading->latest) / m);
     reading->done = done;
     reading->latest = now;
     if (done < n)
@@ -110,7 +93,8 @@ static int adopt(const struct cmd_options *options, struct butler_session *sessi
     return CMD_DONE;
 }
 
-int cmd_prefill(const struct cmd_options *options, struct butler_session *session, const struct cmd_integers *ids)
+int cmd_prefill(const struct cmd_options *options, struct butler_engine *engine, struct butler_session *session,
+                const struct cmd_integers *ids)
 {
     struct butler_error err = {0};
     int n_known;
@@ -118,10 +102,17 @@ int cmd_prefill(const struct cmd_options *options, struct butler_session *sessio
     if (status != CMD_DONE)
         return status;
     struct reading reading = {.options = options, .terminal = isatty(STDERR_FILENO), .first = butler_n_past(session)};
+    const bool is_long = ids->n - n_known >= WORTH_SAYING;
+    if (is_long) {
+        cmd_speed_load(options, engine, &reading.speed);
+        announce(&reading, ids->n - n_known, cmd_speed_predict(&reading.speed, reading.first, reading.first + ids->n - n_known));
+    }
     reading.start = reading.latest = reading.said = butler_seconds();
     butler_session_on_progress(session, on_progress, &reading);
     const int code = butler_prefill(session, ids->values + n_known, ids->n - n_known, NULL, NULL, &err);
     butler_session_on_progress(session, NULL, NULL);
+    if (is_long)
+        cmd_speed_keep(options, engine, &reading.speed);
     if (code != BUTLER_ERROR_CANCELLED)
         return code < 0 ? cmd_fail(options, &err) : CMD_DONE;
     if (reading.terminal)

@@ -188,7 +188,7 @@ static int prefill(const struct cmd_options *options, struct butler_engine *engi
             cmd_say_choices(options, engine, "the prompt has", prompt->n, options->n > 0 ? options->n : 0, n_ctx);
         return CMD_FAILED;
     }
-    const int status = prompt->n ? cmd_prefill(options, session, prompt) : CMD_DONE;
+    const int status = prompt->n ? cmd_prefill(options, engine, session, prompt) : CMD_DONE;
     if (status == CMD_INTERRUPTED)
         cmd_say(options, "interrupted after %d of %d prompt tokens%s%s", butler_n_past(session) - n_past, prompt->n,
                 options->save_session ? "; the session is not saved" : "",
