@@ -246,7 +246,8 @@ const struct cmd_command cmd_serve = {
     .details =
         "Without -m the model is found as in `butler ask`.\n\n"
         "Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /completion, /tokenize, /detokenize, /tokenizer_info,\n"
-        "/apply-template, /props, /slots, /health, /metrics, /kv/trace, /kv/map. docs/serve/server.md says what each takes. / is a page:\n"
+        "/apply-template, /props, /slots, /health, /metrics, /kv/trace, /kv/map. docs/serve/server.md says what each takes. / is a "
+        "page:\n"
         "a chat about files that shows which tokens an answer read.\n\n"
         "A request may choose its own policy: \"kv\": {\"policy\": \"quest:budget=1024\"}. An answer does not depend on what else\n"
         "is served at the same time: the same prompt, seed and policy give the same text.\n\n"

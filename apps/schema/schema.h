@@ -8,8 +8,8 @@
 #include "butler.h"
 
 /* GBNF whose texts are JSON that the schema accepts, or NULL with BUTLER_ERROR_FORMAT and the place in the schema, as
- * "schema at #/properties/x: ...". docs/serve/structured.md lists the keywords; one that is not there is an error. The caller frees the
- * text. Work and memory are bounded: a schema that needs more is an error too. */
+ * "schema at #/properties/x: ...". docs/serve/structured.md lists the keywords; one that is not there is an error. The caller frees
+ * the text. Work and memory are bounded: a schema that needs more is an error too. */
 char *schema_to_grammar(const json_t *schema, struct butler_error *err);
 
 /* The same without keywords that are not supported: their places, such as "#/properties/x/not", are appended to the array. So some
