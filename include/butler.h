@@ -341,9 +341,9 @@ struct butler_span {
     /* Tokens from prompt_end on attend to the whole cache, as under the policy `full` and with the same bits, up to 16 of them in a
      * pass. Not under policies that evict. */
     bool exact;
-    bool no_logits;         /* logits after the span's last token are not wanted (those of a prompt that goes on never are made) */
-    butler_logits_fn *each; /* gets the logits of every position; or NULL */
-    void *user;             /* of each and hidden */
+    bool no_logits;           /* no logits after the span's last token (a prompt that goes on never makes any) */
+    butler_logits_fn *each;   /* gets the logits of every position; or NULL */
+    void *user;               /* of each and hidden */
     butler_hidden_fn *hidden; /* gets the hidden state of every position, in order; makes no logits by itself; or NULL */
 };
 
@@ -355,7 +355,7 @@ struct butler_span {
  * passes. Returns 0 or the first error. */
 int butler_run(struct butler_engine *engine, const struct butler_span *spans, int n, struct butler_error *errs);
 
-/* Runs ids[n] as a whole prompt. each, if not NULL, gets the logits of every position; otherwise only those of the last are
+/* Runs ids[n] as a whole prompt. each, if not NULL, gets the logits of every position; otherwise only the logits of the last are
  * computed. A prompt that does not fit is refused before anything changes. */
 int butler_prefill(struct butler_session *session, const int32_t *ids, int n, butler_logits_fn *each, void *user,
                    struct butler_error *err);
@@ -388,7 +388,7 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
  * the same bits as if it had read them. 0 under policies whose state after a prompt depends on all its queries (h2o, softprune,
  * prefill=evict). */
 int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err);
-/* Sessions share beginnings only with those of the same salt; 0 at first, also after a restore (a fork has its parent's). So who
+/* Sessions share beginnings only with sessions of the same salt; 0 at first, also after a restore (a fork has its parent's). So who
  * can measure what a prompt costs learns nothing about prompts under another salt. Set it before a prompt is looked up or read. */
 int butler_session_set_prefix_salt(struct butler_session *session, uint64_t salt, struct butler_error *err);
 /* What butler_session_adopt_prefix would return now; nothing changes. */
@@ -592,7 +592,7 @@ void butler_draft_free(struct butler_draft *draft);
 
 /* Decodes id and as many more tokens as the check confirms, and writes the tokens that the sampler drew behind id to ids[max_ids],
  * max_ids >= 1. Returns their number n, 1 or more. The session then holds id and the first n - 1 of them; ids[n - 1] was drawn from
- * butler_logits(session) and is the id of the next step. What the sampler draws, the logits and the session's cache are those of n
+ * butler_logits(session) and is the id of the next step. What the sampler draws, the logits and the session's cache are as after n
  * steps under the policy `full` and draws after each, bit for bit: a draft is taken only where the sampler draws the same token
  * from the exact logits. A token that ends the text is always the last of ids. After an error the session holds the tokens that it
  * held before, without logits, unless it has failed (see butler_run); what the sampler has drawn is taken back. */

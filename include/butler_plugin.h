@@ -1,4 +1,4 @@
-/* Plug-ins: the contracts of metrics and of steps, and how an engine gets to know them. Conventions are those of butler.h. */
+/* Plug-ins: the contracts of metrics and of steps, and how an engine gets to know them. Conventions as in butler.h. */
 #ifndef BUTLER_PLUGIN_H
 #define BUTLER_PLUGIN_H
 
@@ -47,7 +47,7 @@ void butler_view_dot_keys(const struct butler_head_view *view, const float *q, i
 void *butler_view_record(const struct butler_head_view *view, int record);
 /* The state of the KV head; NULL where its metric has none. */
 void *butler_view_state(const struct butler_head_view *view);
-/* butler_view_dot_keys for an earlier layer's keys and that layer's own queries of the newest token, those of the first n_q query
+/* butler_view_dot_keys for an earlier layer's keys and that layer's own queries of the newest token, of the first n_q query
  * heads of this KV head. Only for a metric with earlier_layers. */
 void butler_view_dot_layer(const struct butler_head_view *view, int layer, int n_q, int first, int n, float *out, size_t stride);
 
@@ -218,7 +218,7 @@ int butler_session_set_policy(struct butler_session *session, const char *policy
 const char *butler_policy_of(const struct butler_session *session); /* every key written out; valid until the policy changes */
 
 /* Loads a shared object and registers what its `const struct butler_metric *butler_plugin_metric(void)` or its
- * `const struct butler_step_plugin *butler_plugin_step(void)` returns; it may have both. Errors are those of
+ * `const struct butler_step_plugin *butler_plugin_step(void)` returns; it may have both. Errors as of
  * butler_metric_register and butler_step_register, BUTLER_ERROR_IO when the file cannot be loaded, BUTLER_ERROR_FORMAT when it is
  * no plug-in; the message names the file. */
 int butler_plugin_load(struct butler_engine *engine, const char *path, struct butler_error *err);

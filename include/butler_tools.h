@@ -1,5 +1,5 @@
 /* What programs around a model need beside butler.h: the library of texts that were read, and calls for evaluation and training.
- * Conventions are those of butler.h. */
+ * Conventions as in butler.h. */
 #ifndef BUTLER_TOOLS_H
 #define BUTLER_TOOLS_H
 

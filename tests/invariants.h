@@ -152,10 +152,10 @@ static inline bool applies(const struct context *c, const char *policy)
     return false;
 }
 
-/* Calls law for every model and every policy, or a share of both. */
-typedef void law_fn(const struct context *c, const char *policy);
+/* Calls property for every model and every policy, or a share of both. */
+typedef void property_fn(const struct context *c, const char *policy);
 
-static inline void for_all(law_fn *law)
+static inline void for_all(property_fn *property)
 {
     for (int m = 0; m < END_MODELS; m++) {
         const struct context c = open_model(&models[m], 0);
@@ -163,11 +163,11 @@ static inline void for_all(law_fn *law)
         int n = 0;
         for (int i = 0; butler_policy_describe(c.engine, i, &info); i++, n++)
             if (in_share(m + 7 * i) && applies(&c, info.name))
-                law(&c, info.name);
+                property(&c, info.name);
         assert_true(n >= 20);
         for (int i = 0; i < BUTLER_COUNT(unnamed); i++)
             if (in_share(m + 5 * i + 1) && applies(&c, unnamed[i]))
-                law(&c, unnamed[i]);
+                property(&c, unnamed[i]);
         free_engine(c.engine);
     }
 }

@@ -1,4 +1,4 @@
-"""`butler eval`: what the tasks measure against a NumPy transcription over the logits of `butler logits`, the laws that hold for
+"""`butler eval`: what the tasks measure against a NumPy transcription over the logits of `butler logits`, the properties that hold for
 every policy, runs that are interrupted, and data files that are not what they should be."""
 import json
 import math

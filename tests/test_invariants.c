@@ -1,8 +1,8 @@
-/* The laws every policy keeps, looped over the registry and over points on the axes that have no name, for models with
+/* The properties that every policy has, looped over the registry and over points on the axes that have no name, for models with
  * and without grouped queries, caches in F16 and Q8_0, one thread and two. */
 #include "invariants.h"
 
-/* ---------------------------------------------------------------------------------------------- the laws */
+/* ---------------------------------------------------------------------------------------------- the properties */
 
 /* Budget >= length gives exactly the dense result. */
 static void dense_law(const struct context *c, const char *policy)
