@@ -13,9 +13,11 @@
 
 #include "cpu/attend.h"
 
+#define LOG2_E 1.44269504f
+
 enum {
     KEYS = BUTLER_WINDOW_CHUNK, /* of a chunk */
-    STRIP = 64,                 /* queries that meet a chunk together: their scores stay in cache */
+    STRIP = 48,                 /* queries that meet a chunk together: their scores stay in cache */
     ROWS = 1024,                /* most queries of a task, where no weights have to stay */
     KEPT = 128,                 /* most queries of a task where they have to, */
     KEPT_FLOATS = 1 << 20,      /* if so many floats hold their weights */
@@ -110,21 +112,24 @@ static void load_queries(struct tile *tile)
         kernels->pack_columns(tile->packed_q, tile->q, (size_t)dim, tile->n_rows, dim);
 }
 
+/* A row of the cache as the key at place `rank` of the text. */
+static void load_key(const struct tile *tile, float *x, const void *row, int rank)
+{
+    const struct butler_kv *kv = tile->job->state->kv;
+    const size_t at = (size_t)rank * (size_t)kv->n_rot / 2;
+    kv->kernels->load_row[kv->type](x, row, kv->head_dim);
+    if (kv->rope_cos)
+        butler_rotate(kv->kernels, kv->rope, x, kv->rope_cos + at, kv->rope_sin + at, kv->n_rot);
+}
+
 /* Keys and values [first, first + n) for the matrix unit. */
-static void pack_chunk(struct tile *tile, int first, int n)
+static void pack_tiles(struct tile *tile, int first, int n, const void *const *keys, const void *const *values)
 {
     const struct butler_kv *kv = tile->job->state->kv;
     const int dim = kv->head_dim, n_packed = round_up(n, BUTLER_ATTEND_KEYS);
-    const void *keys[KEYS], *values[KEYS];
-    butler_attend_rows(kv, tile->cache, tile->slots, first, n, keys, values);
     memset(tile->widened, 0, (size_t)(n_packed * dim) * sizeof *tile->widened);
-    for (int i = 0; i < n; i++) {
-        float *x = tile->widened + (size_t)(butler_attend_place(i) * dim);
-        const size_t at = (size_t)(first + i) * (size_t)kv->n_rot / 2;
-        kv->kernels->load_row[kv->type](x, keys[i], dim);
-        if (kv->rope_cos)
-            butler_rotate(kv->kernels, kv->rope, x, kv->rope_cos + at, kv->rope_sin + at, kv->n_rot);
-    }
+    for (int i = 0; i < n; i++)
+        load_key(tile, tile->widened + (size_t)(butler_attend_place(i) * dim), keys[i], first + i);
     kv->kernels->pack_rows(tile->packed_keys, tile->widened, (size_t)dim, n_packed, dim);
     memset(tile->widened + (size_t)(n * dim), 0, (size_t)((n_packed - n) * dim) * sizeof *tile->widened);
     for (int i = 0; i < n; i++)
@@ -132,6 +137,24 @@ static void pack_chunk(struct tile *tile, int first, int n)
     kv->kernels->pack_transposed(tile->packed_values, tile->widened, (size_t)dim, dim, n_packed);
     if (dim % 32)
         memset((unsigned char *)tile->packed_values + butler_packed_bytes(dim, n_packed), 0, butler_packed_bytes(16, n_packed));
+}
+
+/* Keys and values [first, first + n) for all rows of the tile. */
+static void pack_chunk(struct tile *tile, int first, int n)
+{
+    const struct butler_kv *kv = tile->job->state->kv;
+    const int dim = kv->head_dim;
+    const void *keys[KEYS], *values[KEYS];
+    butler_attend_rows(kv, tile->cache, tile->slots, first, n, keys, values);
+    if (tile->job->tiles) {
+        pack_tiles(tile, first, n, keys, values);
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        load_key(tile, tile->widened + (size_t)(i * dim), keys[i], first + i);
+        kv->kernels->load_row[kv->type]((float *)tile->packed_values + (size_t)(i * dim), values[i], dim);
+    }
+    kv->kernels->pack_keys(tile->packed_keys, tile->widened, n, dim);
 }
 
 /* The first key that a token's rows see; the last is its own. */
@@ -169,52 +192,50 @@ static void attend_packed(const struct tile *tile, int first, int n)
                                    .dim = tile->job->state->kv->head_dim});
 }
 
-/* Scores of the keys [hidden, visible) of a chunk of n that row `row` sees become weights against the greatest score so far. A
- * hidden key weighs e^-87 at most, which is lost beside the greatest score's 1. */
+/* Scores of the keys [hidden, visible) of a chunk of n, which row `row` sees, become weights against the greatest score so far, in
+ * powers of 2 and rounded up to a whole one, so that what was summed before is multiplied seldom and exactly. The others weigh 0.
+ */
 static void weigh_row(const struct tile *tile, int row, float *s, int hidden, int visible, int n)
 {
     const struct butler_kernels *kernels = tile->job->state->kv->kernels;
     const int dim = tile->job->state->kv->head_dim;
-    if (hidden >= visible)
-        visible = 0;
-    for (int i = 0; i < BUTLER_MIN(hidden, visible); i++)
-        s[i] = -INFINITY;
-    if (visible > 0) {
-        const float max = fmaxf(tile->max[row], kernels->max(s, visible));
+    visible = BUTLER_MIN(BUTLER_MAX(visible, 0), n);
+    hidden = BUTLER_MIN(BUTLER_MAX(hidden, 0), visible);
+    if (hidden < visible) {
+        const float max = ceilf(kernels->max(s + hidden, visible - hidden) * LOG2_E);
         if (max > tile->max[row]) {
-            const float factor = expf(tile->max[row] - max);
+            const float factor = exp2f(tile->max[row] - max);
             tile->sum[row] *= factor;
             kernels->scale(tile->out + (size_t)row * (size_t)dim, factor, dim);
             tile->max[row] = max;
         }
+        tile->sum[row] += kernels->weigh(s + hidden, tile->max[row], visible - hidden);
     }
-    if (visible > 0)
-        tile->sum[row] += kernels->exp_sum(s, tile->max[row], visible);
-    if (visible < n)
-        memset(s + visible, 0, (size_t)(n - visible) * sizeof *s);
+    memset(s, 0, (size_t)hidden * sizeof *s);
+    memset(s + visible, 0, (size_t)(n - visible) * sizeof *s);
 }
 
 /* Rows [row, row + n_rows) meet keys [first, first + n) in vectors. */
 static void attend_strip(const struct tile *tile, int row, int n_rows, int first, int n)
 {
-    const struct butler_workspace *work = tile->job->state->work;
-    const struct butler_kv *kv = tile->job->state->kv;
-    const size_t stride = tile->keeps ? work->score_stride : KEYS, dim = (size_t)kv->head_dim;
+    const struct butler_layer_state *state = tile->job->state;
+    const struct butler_kernels *kernels = state->kv->kernels;
+    const int dim = state->kv->head_dim;
+    const size_t stride = tile->keeps ? state->work->score_stride : KEYS;
     float *s = tile->keeps ? tile->weights + (size_t)row * stride + first : tile->scores;
-    const void *keys[KEYS], *values[KEYS];
     n = BUTLER_MIN(n, tile->before + (row + n_rows - 1) / tile->group + 1 - first); /* seen by the last row */
     if (n <= 0 || first_seen(tile, row / tile->group) >= first + n)
         return;
-    butler_attend_rows(kv, tile->cache, tile->slots, first, n, keys, values);
-    butler_attend_scores(tile->job->state, tile->thread, s, stride, tile->q + (size_t)row * dim, n_rows, keys, first, n);
+    kernels->score_keys(s, stride, tile->q + (size_t)(row * dim), n_rows, tile->packed_keys, n, dim);
     for (int r = 0; r < n_rows; r++) {
-        const int visible = tile->before + (row + r) / tile->group + 1 - first;
-        weigh_row(tile, row + r, s + (size_t)r * stride, first_seen(tile, (row + r) / tile->group) - first,
-                  BUTLER_MIN(BUTLER_MAX(visible, 0), n), n);
+        const int token = (row + r) / tile->group;
+        if (state->softcap > 0)
+            butler_softcap(s + (size_t)r * stride, n, state->softcap);
+        weigh_row(tile, row + r, s + (size_t)r * stride, first_seen(tile, token) - first, tile->before + token + 1 - first, n);
         if (tile->keeps)
-            tile->maxima[(size_t)(first / KEYS) * (size_t)work->tile_rows + (size_t)(row + r)] = tile->max[row + r];
+            tile->maxima[(size_t)(first / KEYS) * (size_t)state->work->tile_rows + (size_t)(row + r)] = tile->max[row + r];
     }
-    kv->kernels->av[kv->type](tile->out + (size_t)row * dim, dim, s, stride, n_rows, values, n, kv->head_dim);
+    kernels->add_values(tile->out + (size_t)(row * dim), s, stride, n_rows, tile->packed_values, n, dim);
 }
 
 /* Keys that have one maximum. */
@@ -232,7 +253,7 @@ static void make_factors(const struct tile *tile)
         for (int r = 0; r < tile->n_rows; r++) {
             float *maximum = &tile->maxima[(size_t)(i / keys) * stride + (size_t)r];
             const float fall = *maximum - tile->max[r];
-            *maximum = (tile->job->tiles ? exp2f(fall) : expf(fall)) / tile->sum[r];
+            *maximum = exp2f(fall) / tile->sum[r];
         }
 }
 
@@ -340,20 +361,19 @@ static void attend_tile(const struct butler_attend_block_job *job, int kv_head, 
     const int rows = round_up(n_rows, BUTLER_ATTEND_ROWS);
     memset(tile.out, 0, (size_t)(rows * round_up(kv->head_dim, 32)) * sizeof *tile.out);
     for (int r = 0; r < rows; r++) {
-        tile.max[r] = job->tiles ? BUTLER_ATTEND_LEAST : -INFINITY;
+        tile.max[r] = BUTLER_ATTEND_LEAST;
         tile.sum[r] = 0;
     }
     for (int i = first_seen(&tile, 0) / KEYS * KEYS; i < tile.n_keys; i += KEYS) {
         const int m = BUTLER_MIN(KEYS, tile.n_keys - i);
-        if (job->tiles) {
-            pack_chunk(&tile, i, m);
+        pack_chunk(&tile, i, m);
+        if (job->tiles)
             attend_packed(&tile, i, m);
-        }
         for (int row = 0; row < n_rows && !job->tiles; row += STRIP)
             attend_strip(&tile, row, BUTLER_MIN(STRIP, n_rows - row), i, m);
     }
     for (int r = 0; state->sinks && r < n_rows; r++)
-        tile.sum[r] += expf(state->sinks[kv_head * group + r % group] - tile.max[r]);
+        tile.sum[r] += exp2f(state->sinks[kv_head * group + r % group] * LOG2_E - tile.max[r]);
     write_out(&tile);
     if (keeps)
         observe_tile(&tile);

@@ -15,7 +15,7 @@ enum {
     MOST = BUTLER_BLOCK_MOST,
     LEAST = 8,      /* tokens that are worth a file's being read */
     LEAST_NEW = 32, /* that the end of a text must have beyond what is kept, to be worth a file */
-    ROW_BITS = 1,   /* to be raised when the rows that a prompt gives change in any bit */
+    ROW_BITS = 2,   /* to be raised when the rows that a prompt gives change in any bit */
 };
 
 /* ------------------------------------------------------------------------------------------------- the kind */

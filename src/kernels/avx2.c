@@ -8,6 +8,7 @@
 
 #include "kernels/simd_vectors.h"
 #include "kernels/simd_gemm.h"
+#include "kernels/simd_prompt.h"
 #include "kernels/simd_weights.h"
 #include "kernels/simd_cache.h"
 #include "kernels/simd_attend.h"
@@ -22,6 +23,7 @@ void butler_kernels_avx2(struct butler_kernels *table)
 {
     table->isa = "avx2";
     fill_vectors(table);
+    fill_prompt(table);
     fill_weights(table);
     fill_cache(table);
     fill_attend(table);

@@ -8,6 +8,7 @@
 
 #include "kernels/simd_vectors.h"
 #include "kernels/simd_gemm.h"
+#include "kernels/simd_prompt.h"
 #include "kernels/simd_weights.h"
 #include "kernels/simd_cache.h"
 #include "kernels/simd_rows.h"
@@ -18,6 +19,7 @@ void butler_kernels_avx512(struct butler_kernels *table)
 {
     table->isa = "avx512";
     fill_vectors(table);
+    fill_prompt(table);
     fill_weights(table);
     fill_cache(table);
     fill_metrics(table);

@@ -16,6 +16,7 @@ enum {
     BUTLER_ATTEND_ROWS = 32, /* queries and keys that meet at a time */
     BUTLER_ATTEND_KEYS = 64,
     BUTLER_PAIRS_NEXT = 64,
+    BUTLER_KEY_PANEL = 32, /* keys whose elements lie together where a prompt meets them in vectors */
 };
 #define BUTLER_ATTEND_LEAST (-1e30f)
 #define BUTLER_Q16_MAX 32639.0f           /* 127 * 256 + 127 */
@@ -176,6 +177,19 @@ struct butler_kernels {
     /* acc_i += sum_j p[i * p_stride + j] * rows[j] in order of j; acc_i = acc + i * acc_stride. */
     void (*av[BUTLER_N_KV_TYPES])(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, const void *const *rows,
                                   int n_rows, int n);
+    /* -- attention of a prompt: many queries meet keys and values that are floats. */
+
+    /* packed[((j / P) * dim + d) * P + j % P] = keys[j * dim + d], P = BUTLER_KEY_PANEL, j < n_keys; 0 for keys that the last panel
+     * lacks. */
+    void (*pack_keys)(float *packed, const float *keys, int n_keys, int dim);
+    /* s[i * s_stride + j] = q_i . key j, i < n_q, j < n_keys; q_i = q + i * dim; keys: of pack_keys. The value for (i, j) does not
+     * depend on n_q or n_keys. */
+    void (*score_keys)(float *s, size_t s_stride, const float *q, int n_q, const float *keys, int n_keys, int dim);
+    /* s = 2^(s log2(e) - max) in place, below 2^-126 that; returns the sum. n >= 0. */
+    float (*weigh)(float *s, float max, int n);
+    /* acc_i += sum_j p[i * p_stride + j] * values[j * dim + d] in order of j; acc_i = acc + i * dim. */
+    void (*add_values)(float *acc, const float *p, size_t p_stride, int n_q, const float *values, int n_keys, int dim);
+
     /* One pass of decode over keys and their values: s as qk gives it (NULL: not wanted), top_i = max_j s_ij, acc_i = sum_j
      * exp(s_ij - top_i) value_j, sum_i the same without values. What belongs to a query does not depend on n_q. attend_q16: for
      * Q8_0 rows of at most 256 elements q is in 16-bit integers with a scale for each 32 elements, as in matmul_q16. */

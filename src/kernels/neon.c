@@ -8,6 +8,7 @@
 
 #include "kernels/simd_vectors.h"
 #include "kernels/simd_gemm.h"
+#include "kernels/simd_prompt.h"
 #include "kernels/simd_weights.h"
 #include "kernels/simd_cache.h"
 #include "kernels/simd_attend.h"
@@ -21,6 +22,7 @@ void butler_kernels_neon(struct butler_kernels *table)
 {
     table->isa = "neon";
     fill_vectors(table);
+    fill_prompt(table);
     fill_weights(table);
     fill_cache(table);
     fill_attend(table);

@@ -53,6 +53,10 @@ void butler_ref_pack_rows(void *packed, const float *x, size_t stride, int n, in
 void butler_ref_pack_columns(void *packed, const float *x, size_t stride, int n, int k);
 void butler_ref_pack_transposed(void *packed, const float *x, size_t stride, int n, int k);
 void butler_ref_attend_packed(const struct butler_attention *a);
+void butler_ref_pack_keys(float *packed, const float *keys, int n_keys, int dim);
+void butler_ref_score_keys(float *s, size_t s_stride, const float *q, int n_q, const float *keys, int n_keys, int dim);
+float butler_ref_weigh(float *s, float max, int n);
+void butler_ref_add_values(float *acc, const float *p, size_t p_stride, int n_q, const float *values, int n_keys, int dim);
 
 /* Scans of a selection: ref_select.c. */
 float butler_ref_log_sum_exp(const float *x, float scale, int n);
