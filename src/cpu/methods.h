@@ -6,14 +6,15 @@
 #include "cpu/attend.h"
 #include "cpu/select.h"
 
-/* Reduces the scores of query heads [head, head + n_heads) over n units into the row of `head`; rows: those of the query heads of
- * its KV head and what follows, score_stride apart; or the one that they have together (BUTLER_ROWS_COMBINED). A score per
- * unit that is comparable within the selection. LOGIT scores become log-probabilities per query head first (a softmax without its
- * underflow) or, with normalise=zscore and where nothing needs probabilities, standard scores, unless there is but one head; with
- * value_norm, times the norm of the token's value in the head's own KV head; then the max, or the mean of probabilities, over the
- * heads; with
- * sink_mass, exp of it all up to a factor, and *sink_mass is the share of the learned sinks, up to the same factor. Where tokens
- * have scores but pages are selected, a page gets the highest of its tokens' (their sum, with sink_mass). Returns the row. */
+/* Reduces the scores of query heads [head, head + n_heads) over n units into the row of `head`, as state->plan->reduction says;
+ * rows: those of the query heads of its KV head and what follows, score_stride apart, or the one that they have together. The
+ * result is one score per unit, comparable within the selection:
+ *   1. logits of several heads become log-probabilities (a softmax without its underflow), or standard scores (zscores);
+ *   2. weigh: times the norm of the token's value in the head's own KV head;
+ *   3. over the heads: the maximum, or the mean of probabilities;
+ *   4. probabilities: exp of it, up to a factor, and *sink_mass is the share of the learned sinks up to the same factor;
+ *   5. pool: where tokens have scores but pages are selected, a page gets the highest of its tokens' scores, or their sum (4).
+ * sink_mass may be NULL without 4. Returns the row. */
 float *butler_reduce_scores(const struct butler_layer_state *state, float *rows, int head, int n_heads, int n_units,
                             double *sink_mass);
 

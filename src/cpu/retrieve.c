@@ -30,8 +30,8 @@ static int expand_units(const struct butler_layer_state *state, const uint32_t *
     return n_slots;
 }
 
-/* Notes the chosen units as the list's; how many of them it had in the step before. By way of a byte a unit: how many of them a
- * word's worth has nobody can predict. */
+/* Notes the chosen units as the list's; returns how many of them it had in the step before. Sets bytes first, then packs them to
+ * bits: this avoids an unpredictable branch per word. */
 static int note_units(const struct butler_layer_state *state, int thread, int list, const uint32_t *units, int n_units, int n)
 {
     const int n_words = BUTLER_CEIL_DIV(BUTLER_CEIL_DIV(n, state->plan->unit), 64);

@@ -36,8 +36,8 @@ static void compile_scores(struct butler_plan *plan, const struct butler_policy 
     reduction->zscores = zscores && !reduction->probabilities && !weighs;
     reduction->weigh = weigh_of(policy, reduction->logits);
     reduction->pool = metric->page_scores ? 1 : policy->unit;
-    const bool combined = metric->score_mean && by_head && reduction->mean && reduction->zscores && shape->group > 1 &&
-                          (!metric->predictor || shape->predicted_keys == 1);
+    const bool combined = metric->score_mean && policy->scan == 0 && by_head && reduction->mean && reduction->zscores &&
+                          shape->group > 1 && (!metric->predictor || shape->predicted_keys == 1);
     reduction->rows = metric->query_free ? BUTLER_ROWS_ANY : combined ? BUTLER_ROWS_COMBINED : BUTLER_ROWS_QUERY;
     plan->unit = policy->unit;
     plan->score_slots = metric->page_scores ? policy->unit : 1;
