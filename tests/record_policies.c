@@ -47,12 +47,13 @@ static void see_attended(void *user, int layer, int first, int n, const float *q
     memcpy(recording.q + at * n_heads * dim, q, (size_t)n * n_heads * dim * sizeof(float));
     for (int h = 0; h < kv->n_kv_heads; h++) {
         const struct butler_kv_head *head = butler_kv_at(kv, layer, h);
+        const struct butler_head_view view = butler_kv_view(kv, layer, h, first + n - 1);
         for (int i = 0; i < n; i++) {
             const uint32_t slot = (uint32_t)(head->n_slots - n + i);
             const size_t to = ((at + (size_t)i) * n_kv + (size_t)h) * dim;
             if (butler_kv_position(head, slot) != first + i)
                 die("a new token is not in the slot it should be in");
-            kv->kernels->load_row[kv->type](recording.k + to, butler_kv_key_row(kv, head, slot), kv->head_dim);
+            butler_view_key(&view, (int)slot, recording.k + to); /* as the model made it, however it is stored */
             kv->kernels->load_row[kv->type](recording.v + to, butler_kv_value_row(kv, head, slot), kv->head_dim);
         }
     }
