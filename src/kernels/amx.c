@@ -1,6 +1,6 @@
-/* The table for CPUs with AMX: that of AVX-512 with a matrix unit for a prompt's attention. The unit multiplies bfloat16 and adds
+/* The table for CPUs with AMX: AVX-512's, with a matrix unit for a prompt's attention. The unit multiplies bfloat16 and adds
  * in float; a float is two bfloat16, high and low, to 16 bits, and three of their four products make a product that is right to
- * about 2^-16. Products with weights stay those of AVX-512, whose bits do not depend on the number of tokens. */
+ * about 2^-16. Products with weights stay as in AVX-512: their bits do not depend on the number of tokens. */
 #include "kernels/kernels.h"
 
 #if defined(__x86_64__)

@@ -121,7 +121,7 @@ static void keep_weights(const float *kept, const struct item *item, const struc
     }
 }
 
-/* The item's maxima are known: those of its rows grow, in whole powers of 2, so that factors are exact and seldom. */
+/* The item's maxima are known: the maxima of its rows grow, in whole powers of 2, so that factors are exact and rare. */
 INLINE void grow(struct item *item, const struct butler_attention *a, const vec most[2])
 {
     item->grew = false;
@@ -224,10 +224,10 @@ INLINE void multiply_third(int third, const uint8_t *a, size_t a_line, const uin
 }
 
 /* One step of the pipeline: scores of item a, weights of item b, values of item c. steps: of 32 channels. Where `all`, all three
- * exist and no weights are kept: compilers make one piece of the loop's body then. upcoming: where results belong that the step
+ * exist and no weights are kept: compilers make one piece of the loop's body then. pending: where results belong that the step
  * before left in tiles 0 to 3, and those that this step leaves. */
 INLINE float *advance_pipeline(const struct butler_attention *attention, struct item *a, struct item *b, struct item *c, int steps,
-                               bool all, float *upcoming)
+                               bool all, float *pending)
 {
     const bool has_a = all || a->exists, has_b = all || b->exists, has_c = all || c->exists;
     const size_t line = (size_t)steps * BUTLER_TILE_BYTES; /* of 16 queries or keys */
@@ -285,7 +285,7 @@ INLINE float *advance_pipeline(const struct butler_attention *attention, struct 
                 look(most[half], scores + i * TILE);                                                                               \
     } while (0)
     most[0][0] = most[0][1] = most[1][0] = most[1][1] = vec_set1(-INFINITY);
-    struct sums sums = sums_of_values(upcoming);
+    struct sums sums = sums_of_values(pending);
     if (!has_a) {
         store_sums(sums);
         sums.at = NULL;
@@ -383,9 +383,9 @@ static void next_item(struct walk *walk, struct item *item)
 
 #define ADVANCE(name, steps, all)                                                                                                  \
     static float *advance_##name(const struct butler_attention *attention, struct item *a, struct item *b, struct item *c,         \
-                                 float *upcoming)                                                                                  \
+                                 float *pending)                                                                                   \
     {                                                                                                                              \
-        return advance_pipeline(attention, a, b, c, steps, all, upcoming);                                                         \
+        return advance_pipeline(attention, a, b, c, steps, all, pending);                                                          \
     }
 ADVANCE(1, 1, true)
 ADVANCE(2, 2, true)
@@ -403,7 +403,7 @@ void butler_amx_attend_packed(const struct butler_attention *attention)
     struct walk walk = {.a = attention};
     struct item items[3], *a = items, *b = items + 1, *c = items + 2;
     b->exists = c->exists = false;
-    float *upcoming = NULL;
+    float *pending = NULL;
     /* Weights and what is summed of them: subnormal numbers count as 0, as they do in the unit. */
     const unsigned state = _mm_getcsr();
     _mm_setcsr(state | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
@@ -413,11 +413,11 @@ void butler_amx_attend_packed(const struct butler_attention *attention)
         next_item(&walk, a);
         if (!a->exists && !b->exists && !c->exists)
             break;
-        upcoming = (a->exists && b->exists && c->exists && !attention->kept ? whole : advance_any)(attention, a, b, c, upcoming);
+        pending = (a->exists && b->exists && c->exists && !attention->kept ? whole : advance_any)(attention, a, b, c, pending);
         struct item *free = c;
         c = b, b = a, a = free;
     }
-    store_sums(sums_of_values(upcoming));
+    store_sums(sums_of_values(pending));
     _tile_release();
     _mm_setcsr(state);
 }

@@ -96,12 +96,12 @@ INLINE vec narrow_products(const struct tile_scales *scales, const struct q16_qu
 }
 
 INLINE void scores_of_tile(float (*p)[TILE_ROWS], const struct tile_scales *scales, const struct q16_queries *fixed, int i, int n_q,
-                           const void *const *rows, size_t step, const struct upcoming *upcoming, int n)
+                           const void *const *rows, size_t step, const struct to_prefetch *to_prefetch, int n)
 {
     const int n_rows = VEC / n_q;
     for (int first = 0; first < TILE_ROWS; first += n_rows) {
         _Alignas(32) float s[VEC];
-        prefetch_narrow(ROW_Q8_0, upcoming, n_q, step, first, n_rows, n);
+        prefetch_narrow(ROW_Q8_0, to_prefetch, n_q, step, first, n_rows, n);
         vec_store(s, narrow_products(scales, fixed, i, n_q, rows, step, first, n));
         UNROLL
         for (int k = 0; k < n_q; k++)
@@ -112,13 +112,13 @@ INLINE void scores_of_tile(float (*p)[TILE_ROWS], const struct tile_scales *scal
 #define FIXED_LENGTH(n_q, name, length)                                                                                            \
     static __attribute__((noinline)) void fixed_##n_q##_##name(float(*p)[TILE_ROWS], const struct tile_scales *scales,             \
                                                                const struct q16_queries *fixed, int i, const void *const *rows,    \
-                                                               size_t step, const struct upcoming *upcoming, int n)                \
+                                                               size_t step, const struct to_prefetch *to_prefetch, int n)          \
     {                                                                                                                              \
         (void)n;                                                                                                                   \
         if (step)                                                                                                                  \
-            scores_of_tile(p, scales, fixed, i, n_q, rows, dense_step(ROW_Q8_0, length), upcoming, length);                        \
+            scores_of_tile(p, scales, fixed, i, n_q, rows, dense_step(ROW_Q8_0, length), to_prefetch, length);                     \
         else                                                                                                                       \
-            scores_of_tile(p, scales, fixed, i, n_q, rows, 0, upcoming, length);                                                   \
+            scores_of_tile(p, scales, fixed, i, n_q, rows, 0, to_prefetch, length);                                                \
     }
 #define FIXED_SCORES(n_q) FIXED_LENGTH(n_q, 64, 64) FIXED_LENGTH(n_q, 128, 128) FIXED_LENGTH(n_q, other, n)
 FIXED_SCORES(1)
@@ -127,26 +127,26 @@ FIXED_SCORES(4)
 
 /* step: as for row_at, a compile-time constant. */
 INLINE void scores_of_rows(float (*p)[TILE_ROWS], struct tile_scales *scales, const struct q16_queries *fixed, int n_q,
-                           const void *const *rows, size_t step, struct upcoming upcoming, int n)
+                           const void *const *rows, size_t step, struct to_prefetch to_prefetch, int n)
 {
-    struct upcoming part;
+    struct to_prefetch part;
     int i = 0;
     load_scales(scales->keys, rows, step, 0, n);
     for (; i + 4 <= n_q; i += 4)
-        OF_LENGTH(fixed_4)(p, scales, fixed, i, rows, step, part_of_upcoming(&part, &upcoming, i, n_q), n);
+        OF_LENGTH(fixed_4)(p, scales, fixed, i, rows, step, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
     for (; i + 2 <= n_q; i += 2)
-        OF_LENGTH(fixed_2)(p, scales, fixed, i, rows, step, part_of_upcoming(&part, &upcoming, i, n_q), n);
+        OF_LENGTH(fixed_2)(p, scales, fixed, i, rows, step, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
     if (i < n_q)
-        OF_LENGTH(fixed_1)(p, scales, fixed, i, rows, step, part_of_upcoming(&part, &upcoming, i, n_q), n);
+        OF_LENGTH(fixed_1)(p, scales, fixed, i, rows, step, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
 }
 
 /* ------------------------------------------------------------------------------------- four or eight heads a key */
 
-/* p[TILE_ROWS][heads]; prefetches all that is upcoming. */
+/* p[TILE_ROWS][heads]; prefetches all of to_prefetch. */
 INLINE void group_scores_q8_0(float *p, const struct q16_queries *fixed, int heads, const void *const *rows, size_t step,
-                              const struct upcoming *upcoming, int n)
+                              const struct to_prefetch *to_prefetch, int n)
 {
-    const struct upcoming all = *upcoming;
+    const struct to_prefetch all = *to_prefetch;
     const uint8_t *first = row_at(rows, step, 0);
     _Alignas(32) float scales[GROUP_BLOCKS][TILE_ROWS];
     load_scales(scales, rows, step, 0, n);
@@ -174,12 +174,12 @@ INLINE void group_scores_q8_0(float *p, const struct q16_queries *fixed, int hea
 }
 
 INLINE void q16_scores(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
-                       size_t step, struct upcoming upcoming, int n)
+                       size_t step, struct to_prefetch to_prefetch, int n)
 {
     if (step)
-        scores_of_rows(p, scales, queries, n_q, rows, dense_step(ROW_Q8_0, n), upcoming, n);
+        scores_of_rows(p, scales, queries, n_q, rows, dense_step(ROW_Q8_0, n), to_prefetch, n);
     else
-        scores_of_rows(p, scales, queries, n_q, rows, 0, upcoming, n);
+        scores_of_rows(p, scales, queries, n_q, rows, 0, to_prefetch, n);
 }
 
 /* At most TILE_QUERIES queries. Each length that is a constant has a function of its own: compilers do badly with all in one. */
@@ -242,12 +242,12 @@ INLINE void group_weights(float (*weights)[TILE_ROWS * GROUP_HEADS], const float
 #define GROUP_Q8_0(name, heads, n)                                                                                                 \
     GROUP_SCORES(name##_scores, group_scores_q8_0, ROW_Q8_0, heads, n)                                                             \
     GROUP_VALUES(name##_weighted, ROW_Q8_0, heads, n)                                                                              \
-    static void name##_values(float *acc, const float *p, const void *const *rows, size_t step, const struct upcoming *upcoming,   \
-                              size_t skip, int count)                                                                              \
+    static void name##_values(float *acc, const float *p, const void *const *rows, size_t step,                                    \
+                              const struct to_prefetch *to_prefetch, size_t skip, int count)                                       \
     {                                                                                                                              \
         _Alignas(64) float weights[GROUP_BLOCKS][TILE_ROWS * GROUP_HEADS];                                                         \
         group_weights(weights, p, heads, rows, step, skip, n);                                                                     \
-        name##_weighted(acc, weights[0], rows, step, upcoming, skip, count);                                                       \
+        name##_weighted(acc, weights[0], rows, step, to_prefetch, skip, count);                                                    \
     }                                                                                                                              \
     GROUP_ATTEND(name, ROW_Q8_0, heads, n, rows_lie_dense, q16_queries, quantise_queries)
 GROUPS_OF(GROUP_Q8_0, group_q8_0)

@@ -20,7 +20,7 @@ enum {
 };
 #define BUTLER_ATTEND_LEAST (-1e30f)
 #define BUTLER_Q16_MAX 32639.0f           /* 127 * 256 + 127 */
-#define BUTLER_Q16_LEAST_ABSMAX 0x1p-100f /* lines smaller than this count as 0 */
+#define BUTLER_Q16_LEAST_ABSMAX 0x1p-100f /* groups of columns with a smaller absmax count as 0 */
 #define BUTLER_Q8_MAX 127.0f
 enum { BUTLER_Q8_TOKENS = 16 }; /* whose activations lie together */
 
@@ -67,11 +67,12 @@ static inline size_t butler_one_bit_bounds_bytes(int n)
     return butler_one_bit_bytes(n) - ((size_t)n + 3) / 4 * 16;
 }
 
-/* Attention of queries over some keys and values, all packed, on top of that over others. A query's scores are products with keys,
- * as they are: queries come scaled. Of two numbers in two parts the product of the low ones is left out; subnormal numbers may
- * count as 0. Weights are 2^(score log2(e) - max), max the least whole number that keeps those of all keys so far at 1 or
- * below, one for each BUTLER_ATTEND_KEYS keys; weights below 2^-126, and those of keys that are not seen, are 0. What comes out for
- * a query does not depend on the others. Arrays have n_rows rounded up to BUTLER_ATTEND_ROWS; what lies beyond is read and written.
+/* Accumulates attention over one more chunk of keys and values (online softmax). All operands are packed. A query's scores are
+ * products with keys, as they are: queries come scaled. Each float is split into two bfloat16; the low x low term is dropped;
+ * subnormal numbers may count as 0. Weights are 2^(score log2(e) - max), max the least whole number that keeps the weights of all
+ * keys so far at 1 or below, one for each BUTLER_ATTEND_KEYS keys; weights below 2^-126, and of keys that are not seen, are 0. The
+ * result of a query does not depend on the others. Arrays have n_rows rounded up to BUTLER_ATTEND_ROWS; what lies beyond is read
+ * and written.
  */
 struct butler_attention {
     const void *queries; /* pack_columns, lines of dim */
@@ -86,8 +87,8 @@ struct butler_attention {
     int n_rows, n_keys, dim;
 };
 
-/* Rows of the cache that lie anywhere: keys, each with its value `value_offset` bytes behind it. Behind them stand those that the
- * next call begins with, for a kernel to prefetch: nothing else is done with them. */
+/* Rows of the cache that lie anywhere: keys, each with its value `value_offset` bytes behind it. The list goes on with the keys
+ * that the next call begins with, for a kernel to prefetch: nothing else is done with them. */
 struct butler_pairs {
     const void *const *keys; /* [n + n_next] */
     size_t value_offset;     /* bytes from a key to its value */
@@ -125,9 +126,9 @@ struct butler_kernels {
      * BUTLER_Q16_MAX or, for activations in 8-bit integers, BUTLER_Q8_MAX.
      * quantise_q16 makes what the type's product takes of one token, in butler_q16_bytes(n) bytes at a multiple of 64; alone: for a
      * call with one token. matmul_q16 takes n_tokens of them one after the other and gives y[t * y_stride + r]. Sums of integers
-     * that share both scales are exact, and those of different scales are added in an order that depends on n alone: a pair (token,
+     * that share both scales are exact; sums of different scales are added in an order that depends on n alone: a pair (token,
      * row) has the same bits in every call. Where x has an infinity or a NaN, y is none of the numbers. */
-    bool q16; /* whether products of quantised types are these, or those of gemm and gemv */
+    bool q16; /* whether products of quantised types are these; else gemm and gemv make them */
     void (*quantise_q16)(void *q16, enum butler_type type, const float *x, int n, bool alone, float most);
     void (*matmul_q16[BUTLER_N_TYPES])(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16,
                                        int n_tokens, int n);
@@ -245,11 +246,11 @@ struct butler_kernels {
     void (*group_max)(float *y, const float *x, size_t x_stride, const float *scale, const float *shift, int n_rows, int n);
     /* How many of x[n] are >= bound. */
     int (*count_reaching)(const float *x, float bound, int n);
-    /* first + i of those into ids, ascending; ids has room for n. Returns their number. */
+    /* first + i of each of them into ids, ascending; ids has room for n. Returns their number. */
     int (*list_reaching)(uint32_t *ids, uint32_t first, const float *x, float bound, int n);
-    /* Those of ids[n] whose x is >= bound to the front of ids, in order. Returns their number. */
+    /* Moves the ids[n] whose x is >= bound to the front of ids, in order. Returns their number. */
     int (*keep_reaching)(uint32_t *ids, const float *x, float bound, int n);
-    /* Those of x[n] that are >= low but not >= high into values, in order; it has room for n. Returns their number; *n_high: how
+    /* Copies the x[n] that are >= low but not >= high into values, in order; it has room for n. Returns their number; *n_high: how
      * many are >= high. */
     int (*keep_between)(float *values, const float *x, float low, float high, int n, int *n_high);
     /* Bit b of bits[w] = (bytes[64 w + b] is not 0), w < n_words. Returns how many of the bits now set were set before. */

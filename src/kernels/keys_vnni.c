@@ -39,8 +39,8 @@ INLINE void keys_record(int bits, float *out, size_t s_stride, const int8_t *q, 
         vec_store(out + (size_t)a * s_stride, vec_mul(vec_mul(_mm512_cvtepi32_ps(sum[a]), scale), vec_set1(factor[a])));
 }
 
-/* Fetches n_bytes of the records `soon` and `later` bytes behind this one: into the second-level cache early, into the first when
- * they are there. Fetched into the first only, lines keep its few places while they are under way. */
+/* Prefetches n_bytes of the records `soon` and `later` bytes behind this one: into the second-level cache early, into the first
+ * when they are there. Fetched into the first only, lines keep its few places while they are under way. */
 INLINE void prefetch_keys(const uint8_t *record, size_t soon, size_t later, size_t n_bytes)
 {
     for (size_t line = 0; line < n_bytes; line += 64) {

@@ -101,7 +101,7 @@ INLINE void add_unit(enum butler_type type, vec acc[TOKENS], const int32_t *inte
     }
 }
 
-/* VEC rows with TOKENS tokens. A group's integers are used when those of the next are under way. */
+/* VEC rows with TOKENS tokens. A group's integers are used while the next group's are computed. */
 INLINE void multiply_tile(enum butler_type type, vec sums[TOKENS], const uint8_t *panel, const uint8_t *x, int n_units)
 {
     const size_t w_step = UNITS * unit_bytes(type), x_step = UNITS * butler_q8_unit_bytes(unit_columns(type));

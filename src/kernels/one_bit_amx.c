@@ -1,5 +1,5 @@
 /* One-bit keys for CPUs with AVX-512 VNNI and a matrix unit: for the query heads of a group, whose products with a record's bits
- * cost the unit as much as those of one. Its left operand has a row for each query and stays what it is; the right
+ * cost the unit as much as one query. Its left operand has a row for each query and stays what it is; the right
  * one is the record, its bits spread as bytes. */
 #include "kernels/kernels.h"
 

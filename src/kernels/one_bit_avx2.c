@@ -45,7 +45,7 @@ INLINE void one_bit_steps(struct one_bit_steps *steps, const struct one_bit_quer
     }
 }
 
-/* Vector v of tokens: 1 in the bytes of those of four channels whose bits are set. */
+/* Vector v of tokens: 1 in the bytes of the channels, of four, whose bits are set. */
 INLINE __m256i one_bit_mask(__m256i bits, int v)
 {
     const __m256i first =

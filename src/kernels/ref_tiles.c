@@ -52,7 +52,7 @@ static const uint16_t *part_of(const void *packed, int i, int c, int k, bool col
            (column ? column_at(i, c) : row_at(i, c));
 }
 
-/* high, low: two parts of one factor; y: those of the other. */
+/* high, low: two parts of one factor; y: the two parts of the other. */
 static float product(float high, float low, const uint16_t *y)
 {
     return high * bf16_to_float(y[512]) + high * bf16_to_float(*y) + low * bf16_to_float(*y);

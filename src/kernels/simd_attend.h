@@ -11,13 +11,13 @@
 /* Tiles between the rows in use and those that are prefetched: into the second-level cache early, into the first when they are
  * there. Fetched into the first only, they keep its few places for lines under way until memory answers. Short rows are done with
  * so soon where vectors are wide that twice as many are on their way. */
-INLINE int tiles_soon(size_t row_bytes)
+INLINE int tiles_near(size_t row_bytes)
 {
     return VEC == 16 && row_bytes < 128 ? 2 : 1;
 }
-INLINE int tiles_later(size_t row_bytes)
+INLINE int tiles_far(size_t row_bytes)
 {
-    return 3 * tiles_soon(row_bytes);
+    return 3 * tiles_near(row_bytes);
 }
 
 /* Whether a tile's rows lie `step` bytes apart, which saves looking up where each is. NULL: not wanted. */
@@ -34,7 +34,7 @@ INLINE bool rows_lie_dense(const void *const *rows, size_t step)
 /* A list of keys as tiles. */
 struct tiles {
     const void *const *keys, *last[TILE_ROWS]; /* the last tile; what does not fill one, its last row repeated */
-    int whole, begin, end;                     /* rows in tiles before the last, before those of the next call, and with these */
+    int whole, begin, end;                     /* rows in tiles before the last, before the next call's rows, and with these */
     int missing;                               /* rows that the last tile lacks */
     int dense;                                 /* so many tiles before the one that is prefetched latest, and this one, lie dense */
 };
@@ -52,7 +52,7 @@ INLINE void next_is_dense(struct tiles *tiles, dense_fn *lie_dense, const void *
     tiles->dense = lie_dense && lie_dense(rows, step) ? tiles->dense + 1 : 0;
 }
 
-/* Fetches the first tiles, too. */
+/* Prefetches the first tiles, too. */
 INLINE void begin_tiles(struct tiles *tiles, enum row_type type, dense_fn *lie_dense, const struct butler_pairs *pairs, int n)
 {
     const size_t row_bytes = row_offset(type, n);
@@ -65,7 +65,7 @@ INLINE void begin_tiles(struct tiles *tiles, enum row_type type, dense_fn *lie_d
                             .dense = 1};
     for (int r = 0; r < TILE_ROWS; r++)
         tiles->last[r] = pairs->keys[BUTLER_MIN((whole < pairs->n ? whole : whole - TILE_ROWS) + r, pairs->n - 1)];
-    for (int j = 0; j < tiles_later(row_bytes) * TILE_ROWS; j += TILE_ROWS) {
+    for (int j = 0; j < tiles_far(row_bytes) * TILE_ROWS; j += TILE_ROWS) {
         const void *const *rows = tile_at(tiles, j);
         next_is_dense(tiles, lie_dense, rows, dense_step(type, n));
         for (int r = 0; j < pairs->n && r < 2 * TILE_ROWS; r++)
@@ -74,14 +74,14 @@ INLINE void begin_tiles(struct tiles *tiles, enum row_type type, dense_fn *lie_d
 }
 
 /* What to prefetch while keys of the tile from row `next` on are used, and values of the one before. dense: all of these lie so. */
-INLINE struct upcoming upcoming_at(struct tiles *tiles, enum row_type type, dense_fn *lie_dense, int next, int n)
+INLINE struct to_prefetch tiles_to_prefetch(struct tiles *tiles, enum row_type type, dense_fn *lie_dense, int next, int n)
 {
     const size_t row_bytes = row_offset(type, n);
-    struct upcoming upcoming = {.soon = tile_at(tiles, next + tiles_soon(row_bytes) * TILE_ROWS),
-                                .later = tile_at(tiles, next + tiles_later(row_bytes) * TILE_ROWS)};
-    next_is_dense(tiles, lie_dense, upcoming.later, dense_step(type, n));
-    upcoming.dense = tiles->dense > tiles_later(row_bytes) + 1;
-    return upcoming;
+    struct to_prefetch to_prefetch = {.near = tile_at(tiles, next + tiles_near(row_bytes) * TILE_ROWS),
+                                      .far = tile_at(tiles, next + tiles_far(row_bytes) * TILE_ROWS)};
+    next_is_dense(tiles, lie_dense, to_prefetch.far, dense_step(type, n));
+    to_prefetch.dense = tiles->dense > tiles_far(row_bytes) + 1;
+    return to_prefetch;
 }
 
 /* What belongs to a tile of Q8_0 rows: their scales, row by row for every block; of values, multiplied with the weights. */
@@ -102,9 +102,9 @@ INLINE void load_scales(float (*scales)[TILE_ROWS], const void *const *rows, siz
     }
 }
 
-/* Scores of a tile for some queries: p[query][TILE_ROWS]. upcoming: as many rows to prefetch meanwhile. step: as for qk_tile. */
+/* Scores of a tile for some queries: p[query][TILE_ROWS]. to_prefetch: as many rows to prefetch meanwhile. step: as for qk_tile. */
 INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_scales *scales, const float *q, size_t q_stride,
-                        int n_q, const void *const *rows, size_t step, struct upcoming upcoming, int n)
+                        int n_q, const void *const *rows, size_t step, struct to_prefetch to_prefetch, int n)
 {
     const bool apart = type == ROW_Q8_0 && n <= PIECE;
     int i = 0;
@@ -112,8 +112,8 @@ INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_s
         load_scales(scales->keys, rows, step, 0, n);
 #define TILE_PART(queries, first)                                                                                                  \
     qk_tile(type, p[i] + (first), TILE_ROWS, VEC / (queries), 0, q + i * q_stride, q_stride, queries, rows + (first), step,        \
-            apart ? scales->keys[0] + (first) : NULL, TILE_ROWS, upcoming_from(upcoming_of_part(upcoming, i, n_q), first), 0,      \
-            VEC / (queries), VEC / (queries), n, false)
+            apart ? scales->keys[0] + (first) : NULL, TILE_ROWS, to_prefetch_from(slice_to_prefetch(to_prefetch, i, n_q), first),  \
+            0, VEC / (queries), VEC / (queries), n, false)
     for (; i + 4 <= n_q; i += 4)
         for (int r = 0; r < TILE_ROWS; r += VEC / 4)
             TILE_PART(4, r);
@@ -176,13 +176,13 @@ INLINE float sum_of_tile(const float sums[TILE_ROWS])
  * in a form of its own (step: as for row_at); and weighted values of a tile, p[query][TILE_ROWS], of Q8_0 rows
  * p[query][block][TILE_ROWS] with the rows' scales in them. */
 typedef void scores_fn(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
-                       size_t step, struct upcoming upcoming, int n);
+                       size_t step, struct to_prefetch to_prefetch, int n);
 typedef void values_fn(float *acc, size_t acc_stride, const float *p, int n_q, const void *const *rows, size_t step,
-                       struct upcoming upcoming, size_t skip, int n_rows, int n);
+                       struct to_prefetch to_prefetch, size_t skip, int n_rows, int n);
 
 /* Adds count weighted values of a tile, `apart` bytes after its keys. */
 INLINE void tile_values(enum row_type type, values_fn *values_of, float *acc, size_t acc_stride, const float (*p)[TILE_ROWS],
-                        struct tile_scales *scales, int n_q, const void *const *rows, size_t step, struct upcoming upcoming,
+                        struct tile_scales *scales, int n_q, const void *const *rows, size_t step, struct to_prefetch to_prefetch,
                         size_t apart, int count, int n)
 {
     if (type == ROW_Q8_0 && n <= PIECE) {
@@ -194,14 +194,14 @@ INLINE void tile_values(enum row_type type, values_fn *values_of, float *acc, si
                     vec_store(scales->values[i][b] + r,
                               vec_max(vec_set1(LEAST_NORMAL), vec_mul(vec_load(d[b] + r), vec_load(p[i] + r))));
         if (values_of)
-            values_of(acc, acc_stride, scales->values[0][0], n_q, rows, step, upcoming, apart, count, n);
+            values_of(acc, acc_stride, scales->values[0][0], n_q, rows, step, to_prefetch, apart, count, n);
         else
-            av_queries(type, acc, acc_stride, scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, n_q, rows, step, upcoming,
-                       apart, count, n);
+            av_queries(type, acc, acc_stride, scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, n_q, rows, step,
+                       to_prefetch, apart, count, n);
     } else if (values_of)
-        values_of(acc, acc_stride, p[0], n_q, rows, step, upcoming, apart, count, n);
+        values_of(acc, acc_stride, p[0], n_q, rows, step, to_prefetch, apart, count, n);
     else
-        av_queries(type, acc, acc_stride, p[0], TILE_ROWS, 0, n_q, rows, step, upcoming, apart, count, n);
+        av_queries(type, acc, acc_stride, p[0], TILE_ROWS, 0, n_q, rows, step, to_prefetch, apart, count, n);
 }
 
 INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
@@ -219,24 +219,24 @@ INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, fl
     }
     for (int j = -TILE_ROWS, buffer = 0; j < pairs->n; j += TILE_ROWS, buffer ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(pairs->n - next, TILE_ROWS);
-        struct upcoming upcoming = upcoming_at(&tiles, type, lie_dense, next, n);
-        const size_t step = upcoming.dense ? dense_step(type, n) : 0;
+        struct to_prefetch to_prefetch = tiles_to_prefetch(&tiles, type, lie_dense, next, n);
+        const size_t step = to_prefetch.dense ? dense_step(type, n) : 0;
         if (n_next > 0) {
             if (scores_of)
-                scores_of(p[buffer], &scales, queries, n_q, tile_at(&tiles, next), step, upcoming, n);
+                scores_of(p[buffer], &scales, queries, n_q, tile_at(&tiles, next), step, to_prefetch, n);
             else if (step)
-                tile_scores(type, p[buffer], &scales, q, q_stride, n_q, tile_at(&tiles, next), dense_step(type, n), upcoming, n);
+                tile_scores(type, p[buffer], &scales, q, q_stride, n_q, tile_at(&tiles, next), dense_step(type, n), to_prefetch, n);
             else
-                tile_scores(type, p[buffer], &scales, q, q_stride, n_q, tile_at(&tiles, next), 0, upcoming, n);
+                tile_scores(type, p[buffer], &scales, q, q_stride, n_q, tile_at(&tiles, next), 0, to_prefetch, n);
             for (int i = 0; s && i < n_q; i++)
                 memcpy(s + i * s_stride + next, p[buffer][i], (size_t)n_next * sizeof *s);
         }
-        upcoming.skip = upcoming.dense ? TILE_ROWS * row_bytes : pairs->value_offset;
-        if (j >= 0 && upcoming.dense)
+        to_prefetch.skip = to_prefetch.dense ? TILE_ROWS * row_bytes : pairs->value_offset;
+        if (j >= 0 && to_prefetch.dense)
             tile_values(type, values_of, acc, acc_stride, p[buffer ^ 1], &scales, n_q, tile_at(&tiles, j), dense_step(type, n),
-                        upcoming, pairs->value_offset, TILE_ROWS, n);
+                        to_prefetch, pairs->value_offset, TILE_ROWS, n);
         else if (j >= 0)
-            tile_values(type, values_of, acc, acc_stride, p[buffer ^ 1], &scales, n_q, tile_at(&tiles, j), 0, upcoming,
+            tile_values(type, values_of, acc, acc_stride, p[buffer ^ 1], &scales, n_q, tile_at(&tiles, j), 0, to_prefetch,
                         pairs->value_offset, BUTLER_MIN(pairs->n - j, TILE_ROWS), n);
         for (int i = 0; n_next > 0 && i < n_q; i++)
             tile_exp(p[buffer][i], n_next, acc + i * acc_stride, &top[i], sums[i], n);

@@ -84,7 +84,7 @@ INLINE void row_widen(enum row_type type, float *t, const uint8_t *row, int n)
 
 #define STREAMS 4
 #define FETCH_AHEAD 4096
-#define FETCH_BLOCK 16384
+#define PREFETCH_BLOCK 16384
 
 /* Whether byte `at` of what ends at `last` is to be prefetched for itself: Q8_0 rows begin and end within lines, and their last
  * byte's is prefetched anyway. */
@@ -117,120 +117,120 @@ INLINE const uint8_t *row_at(const void *const *rows, size_t step, int r)
     return step ? (const uint8_t *)rows[0] + (size_t)r * step : rows[r];
 }
 
-/* Rows to prefetch while others are used, each array as long as the tile that uses them or NULL: `soon` into the first cache,
- * `later` into the second. A row comes whole and rows in order, so that the prefetchers see one stream. */
-struct upcoming {
-    const void *const *soon, *const *later;
+/* Rows to prefetch while others are used, each array as long as the tile that uses them or NULL: `near` into the first cache,
+ * `far` into the second. A row comes whole and rows in order, so that the prefetchers see one stream. */
+struct to_prefetch {
+    const void *const *near, *const *far;
     size_t skip;     /* the rows begin so many bytes further on */
     int parts, part; /* rows r are prefetched for which r & parts is part; parts: 0 or 1 */
     int first;       /* of a dense tile: the rows begin so many rows further on */
-    bool dense;      /* both are tiles that lie dense: keys and values are lines one after the other, half of which are upcoming */
+    bool dense; /* both are tiles that lie dense: keys and values are lines one after the other, of which half are prefetched */
 };
 
-/* Fetches line k of the dense tile that is upcoming soon, and of the one upcoming later: every other line if parts is 1. */
-INLINE void prefetch_dense_line(struct upcoming upcoming, size_t k)
+/* Prefetches line k of the nearer dense tile and of the farther one: every other line if parts is 1. */
+INLINE void prefetch_dense_line(struct to_prefetch to_prefetch, size_t k)
 {
-    if ((k & (size_t)upcoming.parts) == (size_t)upcoming.part) {
-        prefetch((const uint8_t *)upcoming.soon[0] + upcoming.skip, k * 64);
-        prefetch_second((const uint8_t *)upcoming.later[0] + upcoming.skip + k * 64);
+    if ((k & (size_t)to_prefetch.parts) == (size_t)to_prefetch.part) {
+        prefetch((const uint8_t *)to_prefetch.near[0] + to_prefetch.skip, k * 64);
+        prefetch_second((const uint8_t *)to_prefetch.far[0] + to_prefetch.skip + k * 64);
     }
 }
 
-/* Fetches what is upcoming with rows [r, r + count) of a tile: elements [begin, end) of as many rows, or of a dense tile its part
- * of the lines that all rows would fill, every other one if parts is 1. */
-INLINE void prefetch_upcoming(enum row_type type, struct upcoming upcoming, int r, int count, int begin, int end)
+/* Prefetches what to_prefetch names with rows [r, r + count) of a tile: elements [begin, end) of as many rows, or of a dense tile
+ * its part of the lines that all rows would fill, every other one if parts is 1. */
+INLINE void prefetch_tile(enum row_type type, struct to_prefetch to_prefetch, int r, int count, int begin, int end)
 {
     const size_t first = row_offset(type, begin), last = row_offset(type, end), lines = (last - first) * TILE_ROWS / 64;
-    if (upcoming.dense) {
-        upcoming.skip += first * TILE_ROWS;
-        for (size_t k = (size_t)(upcoming.first + r) * lines / TILE_ROWS;
-             k < (size_t)(upcoming.first + r + count) * lines / TILE_ROWS; k++)
-            prefetch_dense_line(upcoming, k);
+    if (to_prefetch.dense) {
+        to_prefetch.skip += first * TILE_ROWS;
+        for (size_t k = (size_t)(to_prefetch.first + r) * lines / TILE_ROWS;
+             k < (size_t)(to_prefetch.first + r + count) * lines / TILE_ROWS; k++)
+            prefetch_dense_line(to_prefetch, k);
         return;
     }
     for (; count > 0; count--, r++) {
-        if ((r & upcoming.parts) != upcoming.part)
+        if ((r & to_prefetch.parts) != to_prefetch.part)
             continue;
-        if (upcoming.soon) {
+        if (to_prefetch.near) {
             for (size_t at = first; line_wanted(type, at, last); at += 64)
-                prefetch((const uint8_t *)upcoming.soon[r] + upcoming.skip, at);
+                prefetch((const uint8_t *)to_prefetch.near[r] + to_prefetch.skip, at);
             if (type == ROW_Q8_0)
-                prefetch((const uint8_t *)upcoming.soon[r] + upcoming.skip, last - 1);
+                prefetch((const uint8_t *)to_prefetch.near[r] + to_prefetch.skip, last - 1);
         }
-        if (upcoming.later)
-            prefetch_row(type, (const uint8_t *)upcoming.later[r] + upcoming.skip, begin, end);
+        if (to_prefetch.far)
+            prefetch_row(type, (const uint8_t *)to_prefetch.far[r] + to_prefetch.skip, begin, end);
     }
 }
 
 /* The same of a dense tile that is prefetched whole, r and count compile-time constants. */
-INLINE void prefetch_known(enum row_type type, struct upcoming upcoming, int r, int count, int begin, int end)
+INLINE void prefetch_known(enum row_type type, struct to_prefetch to_prefetch, int r, int count, int begin, int end)
 {
-    upcoming.dense = true;
-    upcoming.parts = upcoming.part = 0;
-    prefetch_upcoming(type, upcoming, r, count, begin, end);
+    to_prefetch.dense = true;
+    to_prefetch.parts = to_prefetch.part = 0;
+    prefetch_tile(type, to_prefetch, r, count, begin, end);
 }
 
 /* What n_q queries prefetch while those from k on pass, of which four go together: of eight each four every other row, since memory
  * would have nothing to do while the second pass if the first prefetched all. */
-INLINE struct upcoming upcoming_of_part(struct upcoming upcoming, int k, int n_q)
+INLINE struct to_prefetch slice_to_prefetch(struct to_prefetch to_prefetch, int k, int n_q)
 {
-    upcoming.parts = n_q >= 8;
-    upcoming.part = k / 4;
-    return k % 4 == 0 && k / 4 <= upcoming.parts ? upcoming : (struct upcoming){0};
+    to_prefetch.parts = n_q >= 8;
+    to_prefetch.part = k / 4;
+    return k % 4 == 0 && k / 4 <= to_prefetch.parts ? to_prefetch : (struct to_prefetch){0};
 }
 
-INLINE struct upcoming upcoming_from(struct upcoming upcoming, int r)
+INLINE struct to_prefetch to_prefetch_from(struct to_prefetch to_prefetch, int r)
 {
-    if (upcoming.dense) {
-        upcoming.first = r;
-        return upcoming;
+    if (to_prefetch.dense) {
+        to_prefetch.first = r;
+        return to_prefetch;
     }
-    return (struct upcoming){upcoming.soon ? upcoming.soon + r : NULL,
-                             upcoming.later ? upcoming.later + r : NULL,
-                             upcoming.skip,
-                             upcoming.parts,
-                             upcoming.part,
-                             0,
-                             false};
+    return (struct to_prefetch){to_prefetch.near ? to_prefetch.near + r : NULL,
+                                to_prefetch.far ? to_prefetch.far + r : NULL,
+                                to_prefetch.skip,
+                                to_prefetch.parts,
+                                to_prefetch.part,
+                                0,
+                                false};
 }
 
-/* Rows prefetched together: a power of two, of some FETCH_BLOCK bytes. */
+/* Rows prefetched together: a power of two, of some PREFETCH_BLOCK bytes. */
 INLINE int prefetch_rows(enum row_type type, int n)
 {
     int rows = 32;
-    while (rows < 256 && (size_t)rows * row_offset(type, n) < FETCH_BLOCK * 3 / 4)
+    while (rows < 256 && (size_t)rows * row_offset(type, n) < PREFETCH_BLOCK * 3 / 4)
         rows *= 2;
     return rows;
 }
 
 /* What to prefetch when item j of n is used, in a list prefetched `block` items at a time; past its end item j itself. */
-INLINE int upcoming_index(int j, int n, int block)
+INLINE int index_ahead(int j, int n, int block)
 {
     const int k = j & (block - 1), t = j - k + block + k % STREAMS * (block / STREAMS) + k / STREAMS;
     return t < n ? t : BUTLER_MAX(j, 0);
 }
 
-INLINE const void *upcoming_row(const void *const *rows, int n_rows, int block, int j)
+INLINE const void *row_ahead(const void *const *rows, int n_rows, int block, int j)
 {
-    return rows[upcoming_index(j, n_rows, block)];
+    return rows[index_ahead(j, n_rows, block)];
 }
 
 /* The first block has no block before it. */
 INLINE void prefetch_first(enum row_type type, const void *const *rows, int n_rows, int block, int n)
 {
     for (int j = -block; j < 0 && n_rows > STREAMS; j++)
-        prefetch_row(type, upcoming_row(rows, n_rows, block, j), 0, n);
+        prefetch_row(type, row_ahead(rows, n_rows, block, j), 0, n);
 }
 
 /* -------------------------------------------------------------------------------------------------- q . k */
 
 /* q_i . rows[r], i < n_q, r < n_rows, both compile-time constants with n_q n_rows <= VEC; the rows begin at `skip`. Stores (or
  * adds) the first n_stored of them for each query: `run`, a constant too, to neighbouring places, then as many `apart` places
- * further on. scales: of Q8_0 rows, row r's for block b at b scales_stride + r, or NULL. upcoming: as many rows to prefetch
+ * further on. scales: of Q8_0 rows, row r's for block b at b scales_stride + r, or NULL. to_prefetch: as many rows to prefetch
  * meanwhile. step: as for row_at, a constant; then a step of a F16 row, a line itself where a vector is 64 bytes, prefetches a
  * line. */
 INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int apart, const float *q, size_t q_stride, int n_q,
-                    const void *const *rows, size_t step, const float *scales, size_t scales_stride, struct upcoming upcoming,
+                    const void *const *rows, size_t step, const float *scales, size_t scales_stride, struct to_prefetch to_prefetch,
                     size_t skip, int n_rows, int n_stored, int n, bool more)
 {
     const uint8_t *row[VEC];
@@ -244,8 +244,8 @@ INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int 
     for (int a = 0; a < VEC; a++)
         acc[a] = vec_zero();
     for (; i + STEP <= n; i += STEP) {
-        for (; !step && (upcoming.soon || upcoming.later) && prefetched * n < (i + STEP) * n_rows; prefetched++)
-            prefetch_upcoming(type, upcoming, prefetched, 1, 0, n);
+        for (; !step && (to_prefetch.near || to_prefetch.far) && prefetched * n < (i + STEP) * n_rows; prefetched++)
+            prefetch_tile(type, to_prefetch, prefetched, 1, 0, n);
         vec x[VEC], v[2];
         UNROLL
         for (int a = 0; a < 2 * n_q; a++)
@@ -258,8 +258,8 @@ INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int 
                 v[1] = vec_mul(quants_load(row[r], i + VEC), d);
             } else
                 row_load_step(type, v, row[r], i);
-            if (step && upcoming.dense)
-                prefetch_dense_line(upcoming, (size_t)(upcoming.first * (n / STEP) + i / STEP * n_rows + r));
+            if (step && to_prefetch.dense)
+                prefetch_dense_line(to_prefetch, (size_t)(to_prefetch.first * (n / STEP) + i / STEP * n_rows + r));
             UNROLL
             for (int a = 0; a < 2 * n_q; a++)
                 acc[a / 2 * n_rows + r] = vec_fma(v[a % 2], x[a], acc[a / 2 * n_rows + r]);
@@ -308,7 +308,7 @@ INLINE void qk_direct(enum row_type type, float *s, size_t s_stride, const float
     for (int j = 0; j < n_rows;) {
         const bool rest = j >= long_apart;
         const int apart = rest ? run : long_apart;
-        const void *here[VEC], *upcoming[VEC];
+        const void *here[VEC], *to_prefetch[VEC];
         if (rest)
             j = BUTLER_MAX(j, streams * long_apart);
         if (j >= n_rows)
@@ -317,10 +317,10 @@ INLINE void qk_direct(enum row_type type, float *s, size_t s_stride, const float
         for (int r = 0; r < tile; r++) {
             const int at = r / run * apart + j + r % run;
             here[r] = rows[BUTLER_MIN(at, n_rows - 1)];
-            upcoming[r] = rows[BUTLER_MIN(at + ahead, n_rows - 1)];
+            to_prefetch[r] = rows[BUTLER_MIN(at + ahead, n_rows - 1)];
         }
         qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, 0, NULL, 0,
-                (struct upcoming){NULL, upcoming, skip, 0, 0, 0, false}, skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
+                (struct to_prefetch){NULL, to_prefetch, skip, 0, 0, 0, false}, skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
         j += rest ? tile : run;
     }
 }
@@ -332,11 +332,11 @@ static __attribute__((noinline)) void qk_floats(float *s, size_t s_stride, const
     enum { TILE = VEC / 4 };
     int i = 0;
     for (; i + 4 <= n_q; i += 4)
-        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 4, rows, 0, NULL, 0, (struct upcoming){0},
-                0, TILE, n_stored, n, more);
+        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 4, rows, 0, NULL, 0,
+                (struct to_prefetch){0}, 0, TILE, n_stored, n, more);
     for (; i < n_q; i++)
-        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 1, rows, 0, NULL, 0, (struct upcoming){0},
-                0, TILE, n_stored, n, more);
+        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 1, rows, 0, NULL, 0,
+                (struct to_prefetch){0}, 0, TILE, n_stored, n, more);
 }
 
 /* Many queries: rows as floats, four queries at a time. */
@@ -353,9 +353,9 @@ INLINE void qk_widened(enum row_type type, float *s, size_t s_stride, const floa
     for (int j = 0; j < n_rows; j += TILE) {
         const int count = BUTLER_MIN(n_rows - j, TILE);
         for (int r = 0; r < TILE; r++) {
-            prefetch_row(
-                type, (const uint8_t *)upcoming_row(rows, n_rows, block, BUTLER_MIN(j + r, n_rows - 1)) + row_offset(type, first),
-                0, n);
+            prefetch_row(type,
+                         (const uint8_t *)row_ahead(rows, n_rows, block, BUTLER_MIN(j + r, n_rows - 1)) + row_offset(type, first),
+                         0, n);
             row_widen(type, t[r], (const uint8_t *)rows[BUTLER_MIN(j + r, n_rows - 1)] + row_offset(type, first), n);
         }
         qk_floats(s + j, s_stride, q, q_stride, n_q, here, count, n, more);
@@ -412,10 +412,11 @@ INLINE void av_row(enum row_type type, vec *a, const float *weights, size_t p_st
 }
 
 /* Elements [i, i + n_vecs VEC) of acc_0 .. acc_(n_q - 1) over the rows; n_q and n_vecs are compile-time constants, n_vecs 1 or
- * even. The rows begin at `skip`. p_block: 0, or p has the scales of Q8_0 rows in it, for block b p_block b further on. upcoming:
- * as many rows to prefetch meanwhile. step: as for row_at, a constant. */
+ * even. The rows begin at `skip`. p_block: 0, or p has the scales of Q8_0 rows in it, for block b p_block b further on.
+ * to_prefetch: as many rows to prefetch meanwhile. step: as for row_at, a constant. */
 INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
-                    int n_vecs, const void *const *rows, size_t step, struct upcoming upcoming, size_t skip, int n_rows, int i)
+                    int n_vecs, const void *const *rows, size_t step, struct to_prefetch to_prefetch, size_t skip, int n_rows,
+                    int i)
 {
     vec a[2 * VEC];
     UNROLL
@@ -424,14 +425,14 @@ INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const flo
     if (step && n_q < 4) {
         UNROLL
         for (int j = 0; j < TILE_ROWS; j++) {
-            const int together = type == ROW_F16 ? 1 : 4; /* whole lines are upcoming with every row */
-            if (j % together == 0 && upcoming.dense)
-                prefetch_known(type, upcoming, j, together, i, i + n_vecs * VEC);
+            const int together = type == ROW_F16 ? 1 : 4; /* whole lines are to_prefetch with every row */
+            if (j % together == 0 && to_prefetch.dense)
+                prefetch_known(type, to_prefetch, j, together, i, i + n_vecs * VEC);
             av_row(type, a, p + j, p_stride, p_block, n_q, n_vecs, row_at(rows, step, j) + skip, i);
         }
     } else
         for (int j = 0; j < n_rows; j++) {
-            prefetch_upcoming(type, upcoming, j, 1, i, i + n_vecs * VEC);
+            prefetch_tile(type, to_prefetch, j, 1, i, i + n_vecs * VEC);
             av_row(type, a, p + j, p_stride, p_block, n_q, n_vecs, row_at(rows, step, j) + skip, i);
         }
     UNROLL
@@ -452,46 +453,46 @@ INLINE void av_tail(enum row_type type, float *acc, size_t acc_stride, const flo
 
 /* All elements for a constant number of queries: as wide as the accumulators allow, then narrower. */
 INLINE void av_columns(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
-                       const void *const *rows, size_t step, struct upcoming upcoming, size_t skip, int n_rows, int n)
+                       const void *const *rows, size_t step, struct to_prefetch to_prefetch, size_t skip, int n_rows, int n)
 {
     const int wide = n_q <= 2 ? VEC / 2 : n_q <= 4 ? VEC / 4 : VEC / 8;
     int i = 0;
     for (; i + wide * VEC <= n; i += wide * VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, wide, rows, step, upcoming, skip, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, wide, rows, step, to_prefetch, skip, n_rows, i);
     for (; i + VEC / 4 * VEC <= n && wide > VEC / 4; i += VEC / 4 * VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, VEC / 4, rows, step, upcoming, skip, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, VEC / 4, rows, step, to_prefetch, skip, n_rows, i);
     for (; i + VEC <= n; i += VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, 1, rows, step, upcoming, skip, n_rows, i);
+        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, 1, rows, step, to_prefetch, skip, n_rows, i);
     if (i < n)
         av_tail(type, acc, acc_stride, p, p_stride, n_q, rows, skip, n_rows, i, n - i);
 }
 
 INLINE void av_queries(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
-                       const void *const *rows, size_t step, struct upcoming upcoming, size_t skip, int n_rows, int n)
+                       const void *const *rows, size_t step, struct to_prefetch to_prefetch, size_t skip, int n_rows, int n)
 {
     int k = 0;
     /* Widened once for all, where there are registers enough; of rows that lie anywhere halves would be prefetched twice. */
     for (; VEC == 16 && type == ROW_Q8_0 && step && k + 8 <= n_q; k += 8)
         av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 8, rows, step,
-                   k == 0 ? upcoming : (struct upcoming){0}, skip, n_rows, n);
+                   k == 0 ? to_prefetch : (struct to_prefetch){0}, skip, n_rows, n);
     for (; k + 4 <= n_q; k += 4)
         av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 4, rows, step,
-                   upcoming_of_part(upcoming, k, n_q), skip, n_rows, n);
+                   slice_to_prefetch(to_prefetch, k, n_q), skip, n_rows, n);
     if (n_q - k >= 2) {
         av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 2, rows, step,
-                   upcoming_of_part(upcoming, k, n_q), skip, n_rows, n);
+                   slice_to_prefetch(to_prefetch, k, n_q), skip, n_rows, n);
         k += 2;
     }
     if (n_q - k == 1)
         av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 1, rows, step,
-                   upcoming_of_part(upcoming, k, n_q), skip, n_rows, n);
+                   slice_to_prefetch(to_prefetch, k, n_q), skip, n_rows, n);
 }
 
 /* Rows of floats, the same for every type that was widened into them. */
 static __attribute__((noinline)) void av_floats(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
                                                 const void *const *rows, int n_rows, int n)
 {
-    av_queries(ROW_F32, acc, acc_stride, p, p_stride, 0, n_q, rows, 0, (struct upcoming){0}, 0, n_rows, n);
+    av_queries(ROW_F32, acc, acc_stride, p, p_stride, 0, n_q, rows, 0, (struct to_prefetch){0}, 0, n_rows, n);
 }
 
 INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
@@ -506,12 +507,12 @@ INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const floa
         for (int first = 0; first < n; first += PIECE) {
             const int length = BUTLER_MIN(n - first, PIECE);
             const size_t skip = row_offset(type, first);
-            const void *here[CHUNK_ROWS], *upcoming[CHUNK_ROWS];
+            const void *here[CHUNK_ROWS], *to_prefetch[CHUNK_ROWS];
             for (int r = 0; r < count; r++) {
-                upcoming[r] = (const uint8_t *)upcoming_row(rows, n_rows, block, j + r) + skip;
+                to_prefetch[r] = (const uint8_t *)row_ahead(rows, n_rows, block, j + r) + skip;
                 here[r] = (const uint8_t *)rows[j + r] + skip;
                 if (widen) {
-                    prefetch_row(type, upcoming[r], 0, length);
+                    prefetch_row(type, to_prefetch[r], 0, length);
                     row_widen(type, t[r], here[r], length);
                     here[r] = t[r];
                 }
@@ -520,7 +521,7 @@ INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const floa
                 av_floats(acc + first, acc_stride, p + j, p_stride, n_q, here, count, length);
             else
                 av_queries(type, acc + first, acc_stride, p + j, p_stride, 0, n_q, here, 0,
-                           (struct upcoming){NULL, upcoming, 0, 0, 0, 0, false}, 0, count, length);
+                           (struct to_prefetch){NULL, to_prefetch, 0, 0, 0, 0, false}, 0, count, length);
         }
     }
 }

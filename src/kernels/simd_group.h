@@ -25,13 +25,13 @@ INLINE void lay_queries(struct group_queries *queries, const float *q, size_t q_
 /* The tokens that fill a vector with a number for each head. */
 #define TOKENS (VEC / heads)
 
-/* Fetches part `part` of `parts` of what is upcoming, both tiles lying as the one in use does. */
-INLINE void prefetch_part(enum row_type type, const struct upcoming *upcoming, size_t step, int part, int parts, int n)
+/* Prefetches part `part` of `parts` of what to_prefetch names, both tiles lying as the one in use does. */
+INLINE void prefetch_part(enum row_type type, const struct to_prefetch *to_prefetch, size_t step, int part, int parts, int n)
 {
     const int lines = (int)(row_offset(type, n) * TILE_ROWS / 64), each = lines / parts, rest = lines % parts;
     if (step) {
-        const uint8_t *a = (const uint8_t *)upcoming->soon[0] + upcoming->skip,
-                      *b = (const uint8_t *)upcoming->later[0] + upcoming->skip;
+        const uint8_t *a = (const uint8_t *)to_prefetch->near[0] + to_prefetch->skip,
+                      *b = (const uint8_t *)to_prefetch->far[0] + to_prefetch->skip;
         UNROLL
         for (int k = 0; k < each; k++) {
             prefetch(a, (size_t)(part * each + k) * 64);
@@ -43,14 +43,14 @@ INLINE void prefetch_part(enum row_type type, const struct upcoming *upcoming, s
         }
         return;
     }
-    prefetch_upcoming(type, *upcoming, part * TILE_ROWS / parts, TILE_ROWS / parts, 0, n);
+    prefetch_tile(type, *to_prefetch, part * TILE_ROWS / parts, TILE_ROWS / parts, 0, n);
 }
 
-/* p[TILE_ROWS][heads] of F16 rows from q[heads][n]; prefetches all that is upcoming. */
+/* p[TILE_ROWS][heads] of F16 rows from q[heads][n]; prefetches all of to_prefetch. */
 INLINE void group_scores_f16(float *p, const float *q, int heads, const void *const *rows, size_t step,
-                             const struct upcoming *upcoming, int n)
+                             const struct to_prefetch *to_prefetch, int n)
 {
-    const struct upcoming all = *upcoming;
+    const struct to_prefetch all = *to_prefetch;
     const uint8_t *first = row_at(rows, step, 0);
     for (int r = 0; r < TILE_ROWS; r += TOKENS) {
         const uint8_t *row[VEC];
@@ -98,13 +98,13 @@ INLINE void add_row(enum row_type type, vec a[VEC], const float *w, int heads, c
 
 /* Adds count tokens' values, which begin `skip` bytes after their keys, to acc[heads][n]: two vectors of columns for as many heads
  * as there are sums in registers. weights: for block b of Q8_0 rows TILE_ROWS GROUP_HEADS b further on. Of whole tiles prefetches
- * all that is upcoming. */
+ * all that is to_prefetch. */
 INLINE void group_values(enum row_type type, float *acc, const float *weights, int heads, const void *const *rows, size_t step,
-                         const struct upcoming *upcoming, size_t skip, int count, int n)
+                         const struct to_prefetch *to_prefetch, size_t skip, int count, int n)
 {
     const int together = BUTLER_MIN(heads, VEC / 2), parts = n / (2 * VEC) * (heads / together);
     const bool twice = type == ROW_Q8_0 && together < heads; /* a byte takes two instructions to widen, a half one */
-    const struct upcoming all = *upcoming;
+    const struct to_prefetch all = *to_prefetch;
     _Alignas(64) float wide[TILE_ROWS][2 * VEC];
     for (int i = 0; i < n; i += 2 * VEC) {
         const size_t first = skip + row_offset(type, i) + (type == ROW_Q8_0 ? Q8_0_QUANTS + (size_t)(i % BLOCK) : 0);
@@ -179,9 +179,10 @@ INLINE void group_exp(float *p, int heads, int count, float *acc, float *top, fl
         vec_store(sums + k * VEC, vec_add(vec_load(sums + k * VEC), vec_load(p + k * VEC)));
 }
 
-typedef void group_scores_fn(float *p, const void *queries, const void *const *rows, size_t step, const struct upcoming *upcoming);
-typedef void group_values_fn(float *acc, const float *p, const void *const *rows, size_t step, const struct upcoming *upcoming,
-                             size_t skip, int count);
+typedef void group_scores_fn(float *p, const void *queries, const void *const *rows, size_t step,
+                             const struct to_prefetch *to_prefetch);
+typedef void group_values_fn(float *acc, const float *p, const void *const *rows, size_t step,
+                             const struct to_prefetch *to_prefetch, size_t skip, int count);
 
 /* attend of kernels.h for so many heads and channels. queries: as the scores want them. */
 INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_fn *lie_dense, group_values_fn *values_of,
@@ -197,16 +198,16 @@ INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_f
     vec_store(g.top, vec_set1(-INFINITY));
     for (int j = -TILE_ROWS, buffer = 0; j < pairs->n; j += TILE_ROWS, buffer ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(pairs->n - next, TILE_ROWS);
-        struct upcoming upcoming = upcoming_at(&tiles, type, lie_dense, next, n);
-        const size_t step = upcoming.dense ? dense_step(type, n) : 0;
+        struct to_prefetch to_prefetch = tiles_to_prefetch(&tiles, type, lie_dense, next, n);
+        const size_t step = to_prefetch.dense ? dense_step(type, n) : 0;
         if (n_next > 0) {
-            scores_of(g.p[buffer], queries, tile_at(&tiles, next), step, &upcoming);
+            scores_of(g.p[buffer], queries, tile_at(&tiles, next), step, &to_prefetch);
             for (int i = 0; s && i < heads * n_next; i++)
                 s[(size_t)(i % heads) * s_stride + (size_t)(next + i / heads)] = g.p[buffer][i];
         }
-        upcoming.skip = upcoming.dense ? TILE_ROWS * row_bytes : pairs->value_offset;
+        to_prefetch.skip = to_prefetch.dense ? TILE_ROWS * row_bytes : pairs->value_offset;
         if (j >= 0)
-            values_of(g.acc, g.p[buffer ^ 1], tile_at(&tiles, j), step, &upcoming, pairs->value_offset,
+            values_of(g.acc, g.p[buffer ^ 1], tile_at(&tiles, j), step, &to_prefetch, pairs->value_offset,
                       BUTLER_MIN(pairs->n - j, TILE_ROWS));
         if (n_next > 0)
             group_exp(g.p[buffer], heads, n_next, g.acc, g.top, g.sums, n);
@@ -224,21 +225,21 @@ INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_f
 /* Functions for so many heads and channels, scores and values apart: compilers do badly with all in one. */
 #define GROUP_SCORES(name, scores, type, heads, n)                                                                                 \
     static __attribute__((noinline)) void name(float *p, const void *q, const void *const *rows, size_t step,                      \
-                                               const struct upcoming *upcoming)                                                    \
+                                               const struct to_prefetch *to_prefetch)                                              \
     {                                                                                                                              \
         if (step)                                                                                                                  \
-            scores(p, q, heads, rows, dense_step(type, n), upcoming, n);                                                           \
+            scores(p, q, heads, rows, dense_step(type, n), to_prefetch, n);                                                        \
         else                                                                                                                       \
-            scores(p, q, heads, rows, 0, upcoming, n);                                                                             \
+            scores(p, q, heads, rows, 0, to_prefetch, n);                                                                          \
     }
 #define GROUP_VALUES(name, type, heads, n)                                                                                         \
     static __attribute__((noinline)) void name(float *acc, const float *weights, const void *const *rows, size_t step,             \
-                                               const struct upcoming *upcoming, size_t skip, int count)                            \
+                                               const struct to_prefetch *to_prefetch, size_t skip, int count)                      \
     {                                                                                                                              \
         if (step)                                                                                                                  \
-            group_values(type, acc, weights, heads, rows, dense_step(type, n), upcoming, skip, TILE_ROWS, n);                      \
+            group_values(type, acc, weights, heads, rows, dense_step(type, n), to_prefetch, skip, TILE_ROWS, n);                   \
         else                                                                                                                       \
-            group_values(type, acc, weights, heads, rows, 0, upcoming, skip, count, n);                                            \
+            group_values(type, acc, weights, heads, rows, 0, to_prefetch, skip, count, n);                                         \
     }
 
 typedef void attend_group_fn(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,

@@ -217,7 +217,7 @@ INLINE void load_scales(enum butler_type type, vec scales[MAX_STEPS], vec minima
         minima[s] = vec_mul(m, vec_from_i8(quants[first + s * UNITS / 4], s % (4 / UNITS)));
 }
 
-/* A chunk of four rows with one token, or with n_tokens of them, x_bytes apart. Of blocks of 32, units from n_units on are those of
+/* A chunk of four rows with one token, or with n_tokens of them, x_bytes apart. Of blocks of 32, units from n_units on are of
  * another row and do not count, whatever their scales are. */
 INLINE void chunk(enum butler_type type, vec *acc, const uint8_t *w, size_t row_bytes, int n_units, const int8_t *x, size_t x_bytes,
                   int n_tokens, bool alone)

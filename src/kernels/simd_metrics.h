@@ -30,15 +30,15 @@ struct bounds {
 };
 
 /* What is prefetched meanwhile: a part of the records that follow in each half of the list, a step for each vector of channels. */
-struct upcoming_bounds {
+struct bounds_to_prefetch {
     struct walk walks[2];
     uintptr_t ends[2];
     size_t step;
 };
 
-/* n_q, n_records, with n_q n_records <= VEC, and one_bit are compile-time constants. upcoming: or NULL. */
+/* n_q, n_records, with n_q n_records <= VEC, and one_bit are compile-time constants. to_prefetch: or NULL. */
 INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, const struct bounds *tile, int n_records, bool one_bit,
-                        struct upcoming_bounds *upcoming, int n)
+                        struct bounds_to_prefetch *to_prefetch, int n)
 {
     vec acc[VEC];
     _Alignas(64) float sums[VEC];
@@ -49,9 +49,9 @@ INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, cons
         const int count = BUTLER_MIN(n - i, VEC);
         vec x[4];
         UNROLL
-        for (int k = 0; upcoming && k < 2; k++) {
-            upcoming->ends[k] += upcoming->step;
-            walk_to(&upcoming->walks[k], upcoming->ends[k]);
+        for (int k = 0; to_prefetch && k < 2; k++) {
+            to_prefetch->ends[k] += to_prefetch->step;
+            walk_to(&to_prefetch->walks[k], to_prefetch->ends[k]);
         }
         UNROLL
         for (int a = 0; a < n_q; a++)
@@ -71,7 +71,7 @@ INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, cons
             s[a * s_stride + tile->at[r]] = sums[a * n_records + r];
 }
 
-#define BOUNDS_SOON 2048 /* bytes */
+#define BOUNDS_AHEAD 2048 /* bytes */
 
 /* A tile of records meets all queries, `group` at a time, before the next: it comes from memory once. Half of it are from the
  * list's first half and half from its second: of two streams the core keeps more lines under way than of one. group, n_tile,
@@ -82,7 +82,8 @@ INLINE void bounds_scan(float *s, size_t s_stride, const float *q, int n_q, int 
 {
     const int side = n_tile / 2, half = n_records / n_tile * side;
     const uint8_t *others = p + (size_t)half * record_bytes;
-    struct upcoming_bounds upcoming = {{walk_from(p), walk_from(others)}, {0, 0}, (size_t)side * record_bytes * VEC / (size_t)n};
+    struct bounds_to_prefetch to_prefetch = {
+        {walk_from(p), walk_from(others)}, {0, 0}, (size_t)side * record_bytes * VEC / (size_t)n};
     for (int j = 0; j < n_records; j += n_tile) {
         struct bounds tile = {.n_stored = BUTLER_MIN(n_records - j, n_tile)};
         int a = 0;
@@ -90,9 +91,9 @@ INLINE void bounds_scan(float *s, size_t s_stride, const float *q, int n_q, int 
             tile.at[r] = j < 2 * half ? j / 2 + r % side + r / side * half : BUTLER_MIN(j + r, n_records - 1);
             tile.records[r] = p + (size_t)tile.at[r] * record_bytes;
         }
-        upcoming.ends[0] = (uintptr_t)tile.records[0] + BOUNDS_SOON;
-        upcoming.ends[1] = (uintptr_t)tile.records[side] + BOUNDS_SOON;
-        bounds_tile(s, s_stride, q, group, &tile, n_tile, one_bit, &upcoming, n);
+        to_prefetch.ends[0] = (uintptr_t)tile.records[0] + BOUNDS_AHEAD;
+        to_prefetch.ends[1] = (uintptr_t)tile.records[side] + BOUNDS_AHEAD;
+        bounds_tile(s, s_stride, q, group, &tile, n_tile, one_bit, &to_prefetch, n);
         for (a = group; a + group <= n_q; a += group)
             bounds_tile(s + a * s_stride, s_stride, q + (size_t)a * n, group, &tile, n_tile, one_bit, NULL, n);
         for (; a < n_q; a++)

@@ -4,25 +4,26 @@
 #ifndef BUTLER_SIMD_NARROW_H
 #define BUTLER_SIMD_NARROW_H
 
-/* upcoming_of_part for functions that are called: NULL where nothing is upcoming. */
-INLINE const struct upcoming *part_of_upcoming(struct upcoming *part, const struct upcoming *upcoming, int k, int n_q)
+/* slice_to_prefetch for functions that are called: NULL where there is nothing to prefetch. */
+INLINE const struct to_prefetch *part_to_prefetch(struct to_prefetch *part, const struct to_prefetch *to_prefetch, int k, int n_q)
 {
-    *part = *upcoming;
+    *part = *to_prefetch;
     part->parts = n_q >= 8;
     part->part = k / 4;
     return k % 4 == 0 && k / 4 <= part->parts ? part : NULL;
 }
 
-/* prefetch_upcoming where the number of queries and the step are constants, of which it follows how: fewer than four have all to
+/* prefetch_tile where the number of queries and the step are constants, of which it follows how: fewer than four have all to
  * prefetch. */
-INLINE void prefetch_narrow(enum row_type type, const struct upcoming *upcoming, int n_q, size_t step, int r, int count, int n)
+INLINE void prefetch_narrow(enum row_type type, const struct to_prefetch *to_prefetch, int n_q, size_t step, int r, int count,
+                            int n)
 {
-    if (upcoming) {
-        struct upcoming known = *upcoming;
+    if (to_prefetch) {
+        struct to_prefetch known = *to_prefetch;
         known.dense = step != 0;
         if (n_q < 4)
             known.parts = known.part = 0;
-        prefetch_upcoming(type, known, r, count, 0, n);
+        prefetch_tile(type, known, r, count, 0, n);
     }
 }
 
@@ -37,7 +38,7 @@ struct plain_queries {
 /* Scores of VEC / n_q F16 rows from `first` of a tile on for n_q queries, a compile-time constant as `step` is; n is a multiple
  * of VEC. Queries are loaded where they are used. */
 INLINE void narrow_scores(float *p, const struct plain_queries *queries, int i, int n_q, const void *const *rows, size_t step,
-                          const struct upcoming *upcoming, int first, int n)
+                          const struct to_prefetch *to_prefetch, int first, int n)
 {
     const int n_rows = VEC / n_q;
     const float *q = queries->q + i * queries->stride;
@@ -51,10 +52,10 @@ INLINE void narrow_scores(float *p, const struct plain_queries *queries, int i, 
     for (int r = 0; r < n_rows; r++)
         row[r] = row_at(rows, step, first + r);
     if (n_rows <= 2)
-        prefetch_narrow(ROW_F16, upcoming, n_q, step, first, n_rows, n);
+        prefetch_narrow(ROW_F16, to_prefetch, n_q, step, first, n_rows, n);
     else
         for (int r = 0; r < n_rows; r++) /* more at once took a fifth longer where rows come from memory */
-            prefetch_narrow(ROW_F16, upcoming, n_q, step, first + r, 1, n);
+            prefetch_narrow(ROW_F16, to_prefetch, n_q, step, first + r, 1, n);
     for (int d = 0; d < n; d += VEC) {
         vec v[VEC];
         UNROLL
@@ -76,23 +77,23 @@ INLINE void narrow_scores(float *p, const struct plain_queries *queries, int i, 
 }
 
 INLINE void scores_tile(float *p, const struct plain_queries *queries, int i, int n_q, const void *const *rows, size_t step,
-                        const struct upcoming *upcoming, int n)
+                        const struct to_prefetch *to_prefetch, int n)
 {
     for (int r = 0; r < TILE_ROWS; r += VEC / n_q)
-        narrow_scores(p, queries, i, n_q, rows, step, upcoming, r, n);
+        narrow_scores(p, queries, i, n_q, rows, step, to_prefetch, r, n);
 }
 
 /* The lengths of most models are constants, and so is the step of their rows. */
 #define SCORES_LENGTH(n_q, name, length)                                                                                           \
     static __attribute__((noinline)) void scores_##n_q##_##name(float *p, const struct plain_queries *queries, int i,              \
                                                                 const void *const *rows, size_t step,                              \
-                                                                const struct upcoming *upcoming, int n)                            \
+                                                                const struct to_prefetch *to_prefetch, int n)                      \
     {                                                                                                                              \
         (void)n;                                                                                                                   \
         if (step)                                                                                                                  \
-            scores_tile(p, queries, i, n_q, rows, dense_step(ROW_F16, length), upcoming, length);                                  \
+            scores_tile(p, queries, i, n_q, rows, dense_step(ROW_F16, length), to_prefetch, length);                               \
         else                                                                                                                       \
-            scores_tile(p, queries, i, n_q, rows, 0, upcoming, length);                                                            \
+            scores_tile(p, queries, i, n_q, rows, 0, to_prefetch, length);                                                         \
     }
 #define SCORES(n_q) SCORES_LENGTH(n_q, 64, 64) SCORES_LENGTH(n_q, 128, 128) SCORES_LENGTH(n_q, other, n)
 #define OF_LENGTH(name) (n == 64 ? name##_64 : n == 128 ? name##_128 : name##_other)
@@ -101,21 +102,21 @@ SCORES(2)
 SCORES(4)
 
 INLINE void scores_f16(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
-                       size_t step, struct upcoming upcoming, int n)
+                       size_t step, struct to_prefetch to_prefetch, int n)
 {
     const struct plain_queries *plain = queries;
-    struct upcoming part;
+    struct to_prefetch part;
     int i = 0;
     if (n % VEC) {
-        tile_scores(ROW_F16, p, scales, plain->q, plain->stride, n_q, rows, 0, upcoming, n);
+        tile_scores(ROW_F16, p, scales, plain->q, plain->stride, n_q, rows, 0, to_prefetch, n);
         return;
     }
     for (; i + 4 <= n_q; i += 4)
-        OF_LENGTH(scores_4)(p[i], plain, i, rows, step, part_of_upcoming(&part, &upcoming, i, n_q), n);
+        OF_LENGTH(scores_4)(p[i], plain, i, rows, step, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
     for (; i + 2 <= n_q; i += 2)
-        OF_LENGTH(scores_2)(p[i], plain, i, rows, step, part_of_upcoming(&part, &upcoming, i, n_q), n);
+        OF_LENGTH(scores_2)(p[i], plain, i, rows, step, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
     if (i < n_q)
-        OF_LENGTH(scores_1)(p[i], plain, i, rows, step, part_of_upcoming(&part, &upcoming, i, n_q), n);
+        OF_LENGTH(scores_1)(p[i], plain, i, rows, step, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
 }
 
 /* -------------------------------------------------------------------------------------------------- values */
@@ -137,10 +138,10 @@ INLINE void narrow_row(enum row_type type, vec a[8], const float *weights, int n
 }
 
 /* Elements [i, i + n_vecs VEC) of a tile's weighted values for n_q queries, n_q n_vecs = 8; these, the type and `step` are
- * compile-time constants, and i is a multiple of n_vecs VEC. upcoming: rows to prefetch whole meanwhile. */
+ * compile-time constants, and i is a multiple of n_vecs VEC. to_prefetch: rows to prefetch whole meanwhile. */
 INLINE void narrow_columns(enum row_type type, float *acc, size_t acc_stride, const float *p, int n_q, int n_vecs,
-                           const void *const *rows, size_t step, const struct upcoming *upcoming, size_t skip, int n_rows, int i,
-                           int n)
+                           const void *const *rows, size_t step, const struct to_prefetch *to_prefetch, size_t skip, int n_rows,
+                           int i, int n)
 {
     const size_t first = skip + row_offset(type, i) + (type == ROW_Q8_0 ? Q8_0_QUANTS + (size_t)(i % BLOCK) : 0);
     const float *weights = p + (type == ROW_Q8_0 ? i / BLOCK * TILE_ROWS : 0);
@@ -153,12 +154,12 @@ INLINE void narrow_columns(enum row_type type, float *acc, size_t acc_stride, co
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
             if (r % together == 0)
-                prefetch_narrow(type, upcoming, n_q, step, r, together, n);
+                prefetch_narrow(type, to_prefetch, n_q, step, r, together, n);
             narrow_row(type, a, weights + r, n_q, n_vecs, row_at(rows, step, r) + first);
         }
     } else
         for (int r = 0; r < n_rows; r++) {
-            prefetch_narrow(type, upcoming, n_q, step, r, 1, n);
+            prefetch_narrow(type, to_prefetch, n_q, step, r, 1, n);
             narrow_row(type, a, weights + r, n_q, n_vecs, row_at(rows, step, r) + first);
         }
     UNROLL
@@ -167,49 +168,50 @@ INLINE void narrow_columns(enum row_type type, float *acc, size_t acc_stride, co
 }
 
 INLINE void values_tile(enum row_type type, float *acc, size_t acc_stride, const float *p, int n_q, const void *const *rows,
-                        size_t step, const struct upcoming *upcoming, size_t skip, int n_rows, int n)
+                        size_t step, const struct to_prefetch *to_prefetch, size_t skip, int n_rows, int n)
 {
     const int n_vecs = 8 / n_q;
-    for (int i = 0; i < n; i += n_vecs * VEC, upcoming = NULL)
-        narrow_columns(type, acc, acc_stride, p, n_q, n_vecs, rows, step, upcoming, skip, n_rows, i, n);
+    for (int i = 0; i < n; i += n_vecs * VEC, to_prefetch = NULL)
+        narrow_columns(type, acc, acc_stride, p, n_q, n_vecs, rows, step, to_prefetch, skip, n_rows, i, n);
 }
 
 #define VALUES_LENGTH(function, type, n_q, length)                                                                                 \
     static __attribute__((noinline)) void function(float *acc, size_t acc_stride, const float *p, const void *const *rows,         \
-                                                   size_t step, const struct upcoming *upcoming, size_t skip, int n_rows, int n)   \
+                                                   size_t step, const struct to_prefetch *to_prefetch, size_t skip, int n_rows,    \
+                                                   int n)                                                                          \
     {                                                                                                                              \
         (void)n;                                                                                                                   \
         if (step)                                                                                                                  \
-            values_tile(type, acc, acc_stride, p, n_q, rows, dense_step(type, length), upcoming, skip, TILE_ROWS, length);         \
+            values_tile(type, acc, acc_stride, p, n_q, rows, dense_step(type, length), to_prefetch, skip, TILE_ROWS, length);      \
         else                                                                                                                       \
-            values_tile(type, acc, acc_stride, p, n_q, rows, 0, upcoming, skip, n_rows, length);                                   \
+            values_tile(type, acc, acc_stride, p, n_q, rows, 0, to_prefetch, skip, n_rows, length);                                \
     }
 
 /* n that is not a multiple of what eight sums of one query cover goes as ever. */
 #define VALUES(name, type)                                                                                                         \
     INLINE void name(float *acc, size_t acc_stride, const float *p, int n_q, const void *const *rows, size_t step,                 \
-                     struct upcoming upcoming, size_t skip, int n_rows, int n)                                                     \
+                     struct to_prefetch to_prefetch, size_t skip, int n_rows, int n)                                               \
     {                                                                                                                              \
         const size_t p_stride = (size_t)((type) == ROW_Q8_0 ? TILE_BLOCKS * TILE_ROWS : TILE_ROWS);                                \
-        struct upcoming part;                                                                                                      \
+        struct to_prefetch part;                                                                                                   \
         int k = 0;                                                                                                                 \
         if (n % (8 * VEC)) {                                                                                                       \
-            av_queries(type, acc, acc_stride, p, p_stride, (type) == ROW_Q8_0 ? TILE_ROWS : 0, n_q, rows, step, upcoming, skip,    \
+            av_queries(type, acc, acc_stride, p, p_stride, (type) == ROW_Q8_0 ? TILE_ROWS : 0, n_q, rows, step, to_prefetch, skip, \
                        n_rows, n);                                                                                                 \
             return;                                                                                                                \
         }                                                                                                                          \
         for (; k + 4 <= n_q; k += 4)                                                                                               \
             OF_LENGTH(name##_4)                                                                                                    \
-        (acc + k * acc_stride, acc_stride, p + k * p_stride, rows, step, part_of_upcoming(&part, &upcoming, k, n_q), skip, n_rows, \
-         n);                                                                                                                       \
+        (acc + k * acc_stride, acc_stride, p + k * p_stride, rows, step, part_to_prefetch(&part, &to_prefetch, k, n_q), skip,      \
+         n_rows, n);                                                                                                               \
         for (; k + 2 <= n_q; k += 2)                                                                                               \
             OF_LENGTH(name##_2)                                                                                                    \
-        (acc + k * acc_stride, acc_stride, p + k * p_stride, rows, step, part_of_upcoming(&part, &upcoming, k, n_q), skip, n_rows, \
-         n);                                                                                                                       \
+        (acc + k * acc_stride, acc_stride, p + k * p_stride, rows, step, part_to_prefetch(&part, &to_prefetch, k, n_q), skip,      \
+         n_rows, n);                                                                                                               \
         if (k < n_q)                                                                                                               \
             OF_LENGTH(name##_1)                                                                                                    \
-        (acc + k * acc_stride, acc_stride, p + k * p_stride, rows, step, part_of_upcoming(&part, &upcoming, k, n_q), skip, n_rows, \
-         n);                                                                                                                       \
+        (acc + k * acc_stride, acc_stride, p + k * p_stride, rows, step, part_to_prefetch(&part, &to_prefetch, k, n_q), skip,      \
+         n_rows, n);                                                                                                               \
     }
 #define VALUES_QUERIES(name, type, n_q)                                                                                            \
     VALUES_LENGTH(name##_##n_q##_64, type, n_q, 64)                                                                                \

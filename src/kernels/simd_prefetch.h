@@ -1,6 +1,6 @@
-/* Fetching a long list of records twice: into the second-level cache early, into the first when they are there. Fetched into the
- * first only, lines keep its few places while they are under way; prefetched in bursts, arithmetic waits for those places. Included
- * after a vec*.h. */
+/* Prefetching a long list of records twice: into the second-level cache early, into the first when they are there. Prefetched into
+ * the first only, lines keep its few places while they are under way; prefetched in bursts, arithmetic waits for those places.
+ * Included after a vec*.h. */
 #ifndef BUTLER_SIMD_FETCH_H
 #define BUTLER_SIMD_FETCH_H
 

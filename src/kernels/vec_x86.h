@@ -2,14 +2,14 @@
 #ifndef BUTLER_VEC_X86_H
 #define BUTLER_VEC_X86_H
 
-/* Fetches what will be read `ahead` bytes from p. That may be no memory of ours: a prefetch never faults, but no pointer
+/* Prefetches what will be read `ahead` bytes from p. That may be no memory of ours: a prefetch never faults, but no pointer
  * may point there, hence the integer. */
 INLINE void prefetch(const void *p, size_t ahead)
 {
     _mm_prefetch((const char *)((uintptr_t)p + ahead), _MM_HINT_T0);
 }
 
-/* Fetches the line of p into the second-level cache and no nearer. */
+/* Prefetches the line of p into the second-level cache and no nearer. */
 INLINE void prefetch_second(const void *p)
 {
     _mm_prefetch((const char *)p, _MM_HINT_T1);
