@@ -135,6 +135,7 @@ def test_a_question_about_a_file(tmp_path):
     # A phone: nothing is wider than the screen; and the document was text.
     page.resize(375, 800)
     assert page.run("document.documentElement.scrollWidth") == 375
+    assert page.run("[...document.querySelectorAll('.pick button, .pick select')].every((e, i, all) => e.offsetTop < all[0].offsetTop + 20)")
     assert page.run("document.querySelectorAll('img, #log script, #text script').length") == 0 and page.run("document.title") == "butler"
     visit.end()
     assert server.stop() == 0
@@ -164,6 +165,7 @@ def test_what_goes_wrong_is_said():
     page.wait("document.querySelector('#said').textContent === 'Stopped.' && !document.querySelector('#send').hidden")
     assert visit.text(".note") == "Stopped." and len(visit.text(".assistant .text")) > 3
     assert page.run("document.documentElement.scrollWidth") == 375
+    assert page.run("[...document.querySelectorAll('.pick button, .pick select')].every((e, i, all) => e.offsetTop < all[0].offsetTop + 20)")
     # Controls are reached with the keyboard alone.
     page.run("document.activeElement.blur()")
     seen = set()
