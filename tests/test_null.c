@@ -162,20 +162,6 @@ static void test_sessions(void **state)
     assert_false(butler_should_stop(NULL));
     assert_int_equal(butler_last_selection(NULL, 0, 0, ids, 4), 0);
     assert_int_equal(butler_last_selection(session, 0, 0, NULL, 4), 0);
-    struct butler_session *drafting = butler_session_new(engine, &(struct butler_session_params){.policy = "verified"}, NULL);
-    struct butler_draft *draft = butler_draft_new(drafting, NULL, NULL);
-    struct butler_sampler *sampler = butler_sampler_new(NULL, NULL);
-    assert_non_null(draft);
-    GIVES_NULL("session", butler_draft_new, NULL, NULL, &err);
-    FAILS("draft", butler_draft_step, NULL, sampler, 1, ids, 4, &err);
-    FAILS("sampler", butler_draft_step, draft, NULL, 1, ids, 4, &err);
-    FAILS("ids", butler_draft_step, draft, sampler, 1, NULL, 4, &err);
-    FAILS("draft", butler_draft_keep, NULL, sampler, 1, &err);
-    FAILS("sampler", butler_draft_keep, draft, NULL, 1, &err);
-    butler_draft_free(draft);
-    butler_draft_free(NULL);
-    butler_sampler_free(sampler);
-    butler_session_free(drafting);
     FAILS("session", butler_session_audit, NULL, &audit, &err);
     FAILS("audit", butler_session_audit, session, NULL, &err);
     FAILS("session", butler_session_on_attention, NULL, NULL, NULL, &err);
@@ -211,6 +197,26 @@ static void test_sessions(void **state)
     butler_session_on_progress(NULL, NULL, NULL);
     butler_session_cancel(NULL);
     butler_session_free(NULL);
+}
+
+static void test_drafts(void **state)
+{
+    int32_t ids[4];
+    (void)state;
+    struct butler_session *drafting = butler_session_new(engine, &(struct butler_session_params){.policy = "verified"}, NULL);
+    struct butler_draft *draft = butler_draft_new(drafting, NULL, NULL);
+    struct butler_sampler *sampler = butler_sampler_new(NULL, NULL);
+    assert_non_null(draft);
+    GIVES_NULL("session", butler_draft_new, NULL, NULL, &err);
+    FAILS("draft", butler_draft_step, NULL, sampler, 1, ids, 4, &err);
+    FAILS("sampler", butler_draft_step, draft, NULL, 1, ids, 4, &err);
+    FAILS("ids", butler_draft_step, draft, sampler, 1, NULL, 4, &err);
+    FAILS("draft", butler_draft_keep, NULL, sampler, 1, &err);
+    FAILS("sampler", butler_draft_keep, draft, NULL, 1, &err);
+    butler_draft_free(draft);
+    butler_draft_free(NULL);
+    butler_sampler_free(sampler);
+    butler_session_free(drafting);
 }
 
 static bool no_entry(void *user, const struct butler_library_entry *entry)
@@ -289,8 +295,9 @@ static void test_views(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_models),    cmocka_unit_test(test_engines),  cmocka_unit_test(test_sessions),
-        cmocka_unit_test(test_libraries), cmocka_unit_test(test_samplers), cmocka_unit_test(test_views),
+        cmocka_unit_test(test_models), cmocka_unit_test(test_engines),   cmocka_unit_test(test_sessions),
+        cmocka_unit_test(test_drafts), cmocka_unit_test(test_libraries), cmocka_unit_test(test_samplers),
+        cmocka_unit_test(test_views),
     };
     return cmocka_run_group_tests(tests, make, unmake);
 }

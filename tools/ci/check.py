@@ -36,7 +36,7 @@ THREADED = {"test_run", "test_scheduler", "test_session", "test_tokenizer_thread
 SLOW = {"test_invariants", "test_run", "test_smollm2", "test_lossless_smollm2", "test_logits", "test_kernels_cache", "test_policies",
         "test_python"}
 # Python tests that start the command, and so find in it what a sanitizer can see.
-COMMAND_TESTS = {"test_cli", "test_chat", "test_sampling", "test_serve_hostile"}
+COMMAND_TESTS = {"test_cli", "test_cli_sessions", "test_chat", "test_sampling", "test_serve_hostile"}
 
 # Of what the C tests draw at random or repeat, the part that is done where they run many times slower: tests/share.h.
 SLOWER, SLOWEST = {"BUTLER_TEST_SHARE": "0.15"}, {"BUTLER_TEST_SHARE": "0.1"}

@@ -1,0 +1,132 @@
+"""Files of sessions that `butler run` saves and loads, and what Ctrl-C keeps."""
+import json
+import os
+import pty
+import signal
+import subprocess
+
+import pytest
+
+from cli import BUTLER, DONE, FAILED, GQA, MODELS, N_CTX, PROMPT, USAGE, butler, refuses, rows
+
+
+@pytest.mark.parametrize("policy", ["full", "h2o:budget=16", "quest:budget=16,dense=0", "streaming:budget=12,sinks=2"])
+def test_session_goes_on_where_it_stopped(policy, tmp_path):
+    session = tmp_path / "s.session"
+    greedy = ["run", "-m", GQA, "--temp", "0"]
+    whole = rows(*greedy, "-p", PROMPT, "-n", "30", "--kv", policy)[-1]
+    first = rows(*greedy, "-p", PROMPT, "-n", "13", "--kv", policy, "--save-session", session)[-1]
+    second = rows(*greedy, "-n", "17", "--load-session", session)[-1]
+    assert first["ids"] + second["ids"] == whole["ids"]
+    assert second["stats"]["n_prefill"] == 0 and second["stats"]["n_decode"] == 16
+    assert rows(*greedy, "-n", "17", "--load-session", session)[-1]["ids"] == second["ids"]
+
+
+def test_session_takes_more_text(tmp_path):
+    session = tmp_path / "s.session"
+    butler("run", "-m", GQA, "-p", PROMPT, "-n", "0", "--save-session", session)
+    longer = rows("run", "-m", GQA, "-p", ", it was", "-n", "5", "--temp", "0", "--load-session", session)[-1]
+    assert longer["stats"]["n_prefill"] > 0 and len(longer["ids"]) == 5
+    refuses(FAILED, "run", "-m", GQA, "-p", "x" * 300, "--load-session", session, says=[N_CTX])
+
+
+@pytest.mark.parametrize("policy", ["full", "h2o:budget=16", "quest:budget=16,dense=0", "streaming:budget=12,sinks=2",
+                                    "quest:budget=16,dense=0,every=3", "h2o+vatp:budget=20,sinks=4,recent=8"])
+def test_a_full_session_goes_on_in_a_larger_context(policy, tmp_path):
+    """The saved session has all of the text that was printed, and goes on as if its context had been larger from the beginning."""
+    session = tmp_path / "s.session"
+    greedy = ["run", "-m", GQA, "--temp", "0"]
+    whole = rows(*greedy, "-p", PROMPT, "-n", "60", "-c", "120", "--kv", policy)[-1]
+    first = rows(*greedy, "-p", PROMPT, "-n", "-1", "-c", "40", "--kv", policy, "--save-session", session)[-1]
+    assert first["stats"]["end"] == "context full" and 0 < len(first["ids"]) < 40
+    n_left = 60 - len(first["ids"])
+    second = rows(*greedy, "-n", str(n_left), "-c", "120", "--load-session", session)[-1]
+    assert first["ids"] + second["ids"] == whole["ids"]
+    refuses(FAILED, *greedy, "-n", "1", "-c", "39", "--load-session", session, says=["s.session", "40 tokens", "39"])
+
+
+def test_session_files_that_are_not(tmp_path):
+    session = tmp_path / "s.session"
+    refuses(FAILED, "run", "-m", GQA, "--load-session", session, says=["s.session"])
+    butler("run", "-m", GQA, "-p", PROMPT, "-n", "3", "--save-session", session)
+    good = session.read_bytes()
+    for n in (0, 4, 40, len(good) // 2, len(good) - 1):
+        session.write_bytes(good[:n])
+        refuses(FAILED, "run", "-m", GQA, "--load-session", session, says=["s.session"])
+    changed = bytearray(good)
+    changed[len(good) // 2] ^= 1
+    session.write_bytes(changed)
+    refuses(FAILED, "run", "-m", GQA, "--load-session", session, says=["s.session"])
+    session.write_bytes(good)
+    assert butler("run", "-m", str(MODELS / "llama-mha.gguf"), "--load-session", session, expect=USAGE).stdout == ""
+
+
+def test_session_path_is_checked_before_the_work_begins(tmp_path):
+    """No text and no model is needed to say that a session cannot be written."""
+    for path in (tmp_path / "no" / "s", tmp_path):
+        refuses(FAILED, "run", "-m", tmp_path / "absent.gguf", "-p", PROMPT, "--save-session", path, says=[path])
+    refuses(FAILED, "run", "-m", tmp_path / "absent.gguf", "-p", PROMPT, "--save-session", tmp_path / "s", says=["absent.gguf"])
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------- Ctrl-C
+
+def interrupted(*args, after, expect):
+    """Runs the command, sends it SIGINT when its standard output or its terminal shows `after`, and returns what both had."""
+    terminal, other = pty.openpty()
+    process = subprocess.Popen([BUTLER, *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=other, bufsize=0)
+    os.close(other)
+    out, err = b"", b""
+    try:
+        if after == b"":
+            out = process.stdout.read(1)
+        while after not in err:
+            err += os.read(terminal, 4096)
+        process.send_signal(signal.SIGINT)
+        out += process.stdout.read()
+        assert process.wait(timeout=60) == expect
+        try:
+            while piece := os.read(terminal, 4096):
+                err += piece
+        except OSError:  # all of it was read
+            pass
+        return out, err.decode()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+def test_ctrl_c_ends_the_text(tmp_path):
+    """What was printed, continued from the saved session, is one text."""
+    session = tmp_path / "s.session"
+    greedy = ["run", "-m", GQA, "--temp", "0", "-t", "1", "--ignore-eos"]
+    out, err = interrupted(*greedy, "-p", PROMPT, "-n", "-1", "-c", "1000000", "--json", "--save-session", session, after=b"", expect=DONE)
+    last = json.loads(out.splitlines()[-1])
+    assert last["stats"]["end"] == "interrupted" and "interrupted" in err and "decoded in" in err
+    assert len(last["ids"]) == last["stats"]["n_decode"] == len(out.splitlines()) - 1
+    more = rows(*greedy, "-n", "5", "--load-session", session)[-1]["ids"]
+    assert last["ids"] + more == rows(*greedy, "-p", PROMPT, "-n", len(last["ids"]) + 5, "-c", "1000000")[-1]["ids"]
+
+
+def test_ctrl_c_ends_a_comparison():
+    out, err = interrupted("run", "-m", GQA, "-p", PROMPT, "-n", "-1", "-c", "1000000", "-t", "1", "--ignore-eos", "--kv", "full", "--kv", "quest", after=b"",
+                           expect=DONE)
+    assert "[full]" in err and "quest" not in err
+
+
+def test_ctrl_c_ends_an_answer_and_keeps_what_was_read(tmp_path):
+    (tmp_path / "a").write_text(PROMPT)
+    args = ["ask", "-m", GQA, "-c", "1000000", "-t", "1", "-n", "-1", "--ignore-eos", "-f", tmp_path / "a", "--cache", tmp_path / "kept"]
+    out, err = interrupted(*args, "Who?", after=b"", expect=DONE)
+    assert out.endswith(b"\n") and "(interrupted)" in err
+    assert " 1 tokens read" in butler(*args, "-n", "1", "Who?").stderr
+
+
+def test_ctrl_c_while_the_prompt_is_read(tmp_path):
+    (tmp_path / "long").write_text("x" * 200000)
+    args = ["-m", GQA, "-c", "1000000", "-t", "1", "--block", "16", "-f", tmp_path / "long"]
+    for command in (["run", *args, "--no-cache", "--save-session", tmp_path / "s"], ["ask", *args, "--cache", tmp_path / "kept", "Who?"]):
+        out, err = interrupted(*command, after=b"prompt:", expect=FAILED)
+        assert out == b"" and "interrupted after" in err and ("they are kept" in err) == (command[0] == "ask")
+    assert not (tmp_path / "s").exists() and list((tmp_path / "kept").rglob("*.kv"))
