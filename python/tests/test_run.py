@@ -215,8 +215,9 @@ def test_a_real_model(real):
     session.prefill(ids)
     answer = list(session.generate(12))
     assert real.model.detokenize(answer) == "The capital of France is Paris."
-    row = command("run", "-m", SMOLLM2, "-p", text, "-n", 12, "--temp", 0, "--kv", "fier:budget=64", "-c", 256)[-1]
+    row = command("run", "-m", SMOLLM2, "-p", text, "-n", 12, "--temp", 0, "--kv", "fier:budget=64", "-c", 256,
+                  "--prompt-precision", 16)[-1]
     assert row["ids"] == answer and row["stats"]["kv_bytes"] == session.stats().kv_bytes
     other = real.session(kv_type="f32")
-    logits = command("logits", "-m", SMOLLM2, "-p", "The capital of France is")[-1]["logits"]
+    logits = command("logits", "-m", SMOLLM2, "-p", "The capital of France is", "--prompt-precision", 16)[-1]["logits"]
     assert np.array_equal(other.prefill(real.model.tokenize("The capital of France is")), np.array(logits, np.float32))
