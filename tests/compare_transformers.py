@@ -41,7 +41,7 @@ class Error(ctypes.Structure):
 
 class EngineParams(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("n_threads", ctypes.c_int), ("isa", ctypes.c_char_p), ("n_block", ctypes.c_int),
-                ("kv_bytes", ctypes.c_uint64), ("prefix_bytes", ctypes.c_uint64)]
+                ("kv_bytes", ctypes.c_uint64), ("prefix_bytes", ctypes.c_uint64), ("activation_bits", ctypes.c_int)]
 
 
 class SessionParams(ctypes.Structure):
@@ -69,7 +69,8 @@ class Butler:
             getattr(self.lib, name).restype = ctypes.c_void_p
         self.lib.butler_logits.restype = ctypes.POINTER(ctypes.c_float)
         self.model = ctypes.c_void_p(self.check(self.lib.butler_model_load(str(path).encode(), None, ctypes.byref(self.error))))
-        params = EngineParams(n_threads=n_threads, prefix_bytes=prefix_bytes)
+        # What is compared is the model, not the rounding of activations.
+        params = EngineParams(ctypes.sizeof(EngineParams), n_threads=n_threads, prefix_bytes=prefix_bytes, activation_bits=16)
         self.engine = ctypes.c_void_p(self.check(self.lib.butler_engine_new(self.model, ctypes.byref(params), ctypes.byref(self.error))))
 
     def check(self, result):

@@ -19,14 +19,14 @@ from transformers import DynamicCache
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "tests"))
 from compare_transformers import Butler, load, texts  # noqa: E402
-from kvpress import KnormPress, PyramidKVPress, SnapKVPress, StreamingLLMPress, TOVAPress  # noqa: E402
+from kvpress import KeyDiffPress, KnormPress, PyramidKVPress, SnapKVPress, StreamingLLMPress, TOVAPress  # noqa: E402
 from kvpress.presses.base_press import BasePress  # noqa: E402
 from kvpress.utils import compute_n_kept  # noqa: E402
 
 LENGTH, RATIOS, MIN_AGREEMENT = 1024, (0.25, 0.5, 0.75), 0.99
 WINDOW = 64
 POOLED = f"window={WINDOW},recent={WINDOW},kernel=5,pool=avg,group=mean"  # kvpress's window and pooling, and the mean over a group
-POLICIES = {KnormPress: "knorm", SnapKVPress: f"snapkv:{POOLED}", TOVAPress: "tova:recent=1", StreamingLLMPress: "streaming",
+POLICIES = {KnormPress: "knorm", KeyDiffPress: "keydiff", SnapKVPress: f"snapkv:{POOLED}", TOVAPress: "tova:recent=1", StreamingLLMPress: "streaming",
             PyramidKVPress: f"pyramidkv:{POOLED}"}
 
 
