@@ -8,7 +8,7 @@
 
 bool butler_grow(void *where, size_t n, size_t *capacity, size_t element)
 {
-    void *array;
+    void *array, *grown;
     size_t wanted, bytes;
     if (n <= *capacity)
         return true;
@@ -17,10 +17,10 @@ bool butler_grow(void *where, size_t n, size_t *capacity, size_t element)
     if (__builtin_mul_overflow(wanted, element, &bytes))
         return false;
     memcpy(&array, where, sizeof array); /* where points to a T *, which may not be read through a void ** */
-    array = realloc(array, bytes);
-    if (!array)
+    grown = realloc(array, bytes);
+    if (!grown)
         return false;
-    memcpy(where, &array, sizeof array);
+    memcpy(where, &grown, sizeof grown);
     *capacity = wanted;
     return true;
 }
