@@ -495,8 +495,10 @@ static void head_task(void *context, int kv_head, int thread)
     const int n_lists = job->lists->n_lists / job->state->kv->n_kv_heads;
     if (job->k)
         butler_attend_append_head(job->state, kv_head, job->k, job->v, 1);
+    /* Keys of the next head are fetched ahead, but not by its order of slots, which another thread may be writing. */
+    const int end = job->state->kv->rope_cos ? (kv_head + 1) * n_lists : job->lists->n_lists;
     for (int list = kv_head * n_lists; list < (kv_head + 1) * n_lists; list++)
-        slice_task(context, list, thread);
+        attend_slice(job, list, end, thread);
     combine_task(context, kv_head, thread);
 }
 
