@@ -9,34 +9,6 @@ static float rank(float score)
     return isnan(score) ? -INFINITY : score;
 }
 
-/* The k-th largest of x[n], 1 <= k <= n, whose order is lost. */
-static float kth_largest(float *x, int n, int k)
-{
-    int first = 0, last = n - 1;
-    while (first < last) {
-        const float pivot = x[first + (last - first) / 2];
-        int i = first, j = last;
-        while (i <= j) {
-            while (x[i] > pivot)
-                i++;
-            while (x[j] < pivot)
-                j--;
-            if (i <= j) {
-                const float other = x[i];
-                x[i++] = x[j];
-                x[j--] = other;
-            }
-        }
-        if (k - 1 <= j)
-            last = j;
-        else if (k - 1 >= i)
-            first = i;
-        else
-            break;
-    }
-    return x[k - 1];
-}
-
 int eval_top(const float *scores, int n, int k, float *scratch, uint32_t *ids)
 {
     const int n_wanted = BUTLER_MIN(k, n) - 1; /* beside the newest */
@@ -45,7 +17,7 @@ int eval_top(const float *scores, int n, int k, float *scratch, uint32_t *ids)
     for (int i = 0; i < n - 1; i++)
         scratch[i] = rank(scores[i]);
     if (n_wanted > 0)
-        least = kth_largest(scratch, n - 1, n_wanted);
+        least = butler_kth_largest(scratch, n - 1, n_wanted);
     for (int i = 0; i < n - 1; i++) /* of the tokens that are as low as the last one wanted, the first count */
         n_ties -= rank(scores[i]) > least;
     for (int i = 0; i < n - 1 && n_wanted > 0; i++) {

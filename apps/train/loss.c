@@ -114,34 +114,6 @@ double butler_loss(const struct butler_blas *blas, const struct butler_vector_lo
     return sum / n_terms;
 }
 
-/* The k-th largest element of x[n], k from 1; reorders x. */
-static float kth_largest(float *x, int n, int k)
-{
-    int low = 0, high = n - 1;
-    while (low < high) {
-        const float pivot = x[low + (high - low) / 2];
-        int i = low, j = high;
-        while (i <= j) {
-            while (x[i] > pivot)
-                i++;
-            while (x[j] < pivot)
-                j--;
-            if (i <= j) {
-                const float swap = x[i];
-                x[i++] = x[j];
-                x[j--] = swap;
-            }
-        }
-        if (k - 1 <= j)
-            high = j;
-        else if (k - 1 >= i)
-            low = i;
-        else
-            break;
-    }
-    return x[k - 1];
-}
-
 /* The k highest-scoring tokens: those above a threshold, and of those equal to it the earliest. */
 struct cut {
     float at;
@@ -151,7 +123,7 @@ struct cut {
 static struct cut cut_at(const float *scores, int n, int k, float *scratch)
 {
     memcpy(scratch, scores, (size_t)n * sizeof *scratch);
-    struct cut cut = {kth_largest(scratch, n, k), k};
+    struct cut cut = {butler_kth_largest(scratch, n, k), k};
     for (int i = 0; i < n; i++)
         cut.ties -= scores[i] > cut.at;
     return cut;

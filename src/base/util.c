@@ -247,3 +247,30 @@ const char *butler_did_you_mean(char *out, size_t n_out, const char *word, const
     }
     return out;
 }
+
+float butler_kth_largest(float *x, int n, int k)
+{
+    int first = 0, last = n - 1;
+    while (first < last) {
+        const float pivot = x[first + (last - first) / 2];
+        int i = first, j = last;
+        while (i <= j) {
+            while (x[i] > pivot)
+                i++;
+            while (x[j] < pivot)
+                j--;
+            if (i <= j) {
+                const float other = x[i];
+                x[i++] = x[j];
+                x[j--] = other;
+            }
+        }
+        if (k - 1 <= j)
+            last = j;
+        else if (k - 1 >= i)
+            first = i;
+        else
+            break;
+    }
+    return x[k - 1];
+}

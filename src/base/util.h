@@ -116,6 +116,17 @@ bool butler_find_file(const char *name, const char *const *folders, int n, char 
 const char *butler_did_you_mean(char *out, size_t n_out, const char *word, const char *list);
 
 double butler_seconds(void); /* monotonic */
+/* Time since *clock, in nanoseconds, is added to a counter that threads share; moves the clock. */
+static inline void butler_count_ns(uint64_t *counter, double *clock)
+{
+    const double now = butler_seconds(), ns = (now - *clock) * 1e9;
+    *clock = now;
+    __atomic_fetch_add(counter, (uint64_t)ns, __ATOMIC_RELAXED);
+}
+
+/* The k-th largest of x[n], 1 <= k <= n, whose order is lost. No x is NaN. */
+float butler_kth_largest(float *x, int n, int k);
+
 void butler_cpu_relax(void); /* tells the CPU that the caller spins */
 
 /* splitmix64, one step. The only source of randomness in the library. */

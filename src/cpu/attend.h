@@ -115,12 +115,4 @@ static inline int butler_n_scores(const struct butler_layer_state *state, int kv
                            bounds ? state->plan->metric->scan->page_slots : state->plan->score_slots);
 }
 
-/* Time since *clock to a counter of threads' time; moves the clock. */
-static inline void butler_count_ns(uint64_t *counter, double *clock)
-{
-    const double now = butler_seconds(), ns = (now - *clock) * 1e9;
-    *clock = now;
-    __atomic_fetch_add(counter, (uint64_t)ns, __ATOMIC_RELAXED);
-}
-
 #endif

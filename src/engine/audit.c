@@ -76,35 +76,6 @@ int butler_session_audit(struct butler_session *session, struct butler_audit *au
     return 1;
 }
 
-/* The k-th largest of values[n], 1 <= k <= n, whose order is lost. */
-static float kth_largest(float *values, int n, int k)
-{
-    int first = 0, last = n - 1;
-    const int wanted = k - 1;
-    while (first < last) {
-        const float pivot = values[first + (last - first) / 2];
-        int i = first, j = last;
-        while (i <= j) {
-            while (values[i] > pivot)
-                i++;
-            while (values[j] < pivot)
-                j--;
-            if (i <= j) {
-                const float other = values[i];
-                values[i++] = values[j];
-                values[j--] = other;
-            }
-        }
-        if (wanted <= j)
-            last = j;
-        else if (wanted >= i)
-            first = i;
-        else
-            break;
-    }
-    return values[wanted];
-}
-
 /* Share of ids[n_read] among the n_read tokens with the highest of scores[n]: the newest, which every step reads, and of the others
  * the highest scores, ties to the lower index. scratch[n]. */
 static double recall_of(const float *scores, int n, const int32_t *ids, int n_read, float *scratch)
@@ -114,7 +85,7 @@ static double recall_of(const float *scores, int n, const int32_t *ids, int n_re
     if (k < 1)
         return hits;
     memcpy(scratch, scores, (size_t)(n - 1) * sizeof *scores);
-    const float least = kth_largest(scratch, n - 1, k);
+    const float least = butler_kth_largest(scratch, n - 1, k);
     for (int i = 0; i < n - 1; i++)
         n_above += scores[i] > least;
     for (int i = 0; i < n - 1; i++) {

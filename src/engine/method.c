@@ -2,14 +2,6 @@
  * results. */
 #include "engine/method.h"
 
-/* Time since *clock to a counter; moves the clock. */
-static void count_ns(uint64_t *counter, double *clock)
-{
-    const double now = butler_seconds();
-    *counter += (uint64_t)((now - *clock) * 1e9);
-    *clock = now;
-}
-
 /* Where the lists of the layer `ahead` layers after one are put: where layers select together, in the session's memory, which holds
  * them until these layers run. */
 struct butler_lists butler_lists_of(const struct butler_layer_state *state, int ahead)
@@ -32,15 +24,15 @@ static struct butler_lists make_lists(struct butler_backend *backend, const stru
     backend->append(backend, &state, span->k, span->v, 1);
     if (!span->selects)
         backend->repeat(backend, &state, span->selected_at, &span->selecting[0], &lists);
-    count_ns(span->selects ? &state.traffic->score_ns : &state.traffic->select_ns, clock);
+    butler_count_ns(span->selects ? &state.traffic->score_ns : &state.traffic->select_ns, clock);
     for (int ahead = 0; span->selects && ahead < span->n_together; ahead++) {
         const struct butler_selecting *selecting = &span->selecting[ahead];
         const struct butler_lists own = butler_lists_of(&state, ahead);
         state.layer = span->state.layer + ahead;
         backend->score(backend, &state, span->q, selecting->pages.budget > 0);
-        count_ns(&state.traffic->score_ns, clock);
+        butler_count_ns(&state.traffic->score_ns, clock);
         backend->select(backend, &state, span->q, selecting, &own);
-        count_ns(&state.traffic->select_ns, clock);
+        butler_count_ns(&state.traffic->select_ns, clock);
     }
     return lists;
 }
@@ -54,7 +46,7 @@ static void retrieve(struct butler_backend *backend, const struct butler_attend_
         return;
     const struct butler_lists lists = made ? butler_lists_of(state, span->made_before) : make_lists(backend, span, &clock);
     backend->attend(backend, state, span->q, made ? span->k : NULL, span->v, &lists, 0, span->out, observe);
-    count_ns(&state->traffic->attend_ns, &clock);
+    butler_count_ns(&state->traffic->attend_ns, &clock);
 }
 
 static void attend(struct butler_backend *backend, const struct butler_attend_span *span)
@@ -74,7 +66,7 @@ static void attend(struct butler_backend *backend, const struct butler_attend_sp
     else
         backend->attend(backend, state, span->q, span->k, span->v, NULL,
                         BUTLER_MIN(butler_kv_at(state->kv, state->layer, 0)->n_slots, span->window), span->out, observe);
-    count_ns(&state->traffic->attend_ns, &clock);
+    butler_count_ns(&state->traffic->attend_ns, &clock);
 }
 
 void butler_method_attend(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans)
@@ -95,10 +87,10 @@ static void evict(struct butler_backend *backend, const struct butler_attend_spa
     double clock = butler_seconds();
     if (!cut->newest)
         backend->score(backend, state, span->q, false);
-    count_ns(&state->traffic->score_ns, &clock);
+    butler_count_ns(&state->traffic->score_ns, &clock);
     backend->select_leaving(backend, state, cut, &lists);
     backend->compact(backend, state, &lists);
-    count_ns(&state->traffic->select_ns, &clock);
+    butler_count_ns(&state->traffic->select_ns, &clock);
 }
 
 /* Of every head of the layer: the host keeps count. */
