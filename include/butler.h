@@ -159,7 +159,8 @@ void butler_engine_get_info(const struct butler_engine *engine, struct butler_en
 /* -------------------------------------------------------------------------------------------- predictors */
 
 /* Gives the engine a predictor from a file that was trained for it: what the policies tokenbutler (version 1) and tokenbutler2
- * (version 2) select by. One of each version; a file for another model is an error that names both fingerprints. */
+ * (version 2) select by. One of each version; a file for another model is an error that names both fingerprints. Also the query
+ * centres that `butler calibrate` wrote, for the policy triattention. */
 int butler_predictor_attach(struct butler_engine *engine, const char *path, struct butler_error *err);
 
 struct butler_predictor_info {

@@ -129,6 +129,7 @@ struct butler_metric {
                  int to, int n);
     int predictor;       /* version of the predictor whose queries and keys it scores by; 0: none. Built-in metrics only */
     bool earlier_layers; /* score() uses butler_view_dot_layer: needs layers that hold the same tokens (retrieve) */
+    bool centres;        /* it scores by query centres, which `butler calibrate` makes. Built-in metrics only */
     /* Of a metric whose scores are linear in the query: out[u - first] orders units as the mean of the n_q query heads' scores,
      * each as comparable as a standard score, in one pass for all of them: under share=kv, group=mean, normalise=zscore. NULL:
      * heads are scored one by one. */

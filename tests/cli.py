@@ -20,7 +20,7 @@ N_VOCAB, N_CTX, N_EMBD = 267, 256, 64
 os.environ["XDG_CACHE_HOME"] = str(ROOT / "build" / "cache")  # fingerprints of the tests' models are not the user's
 PROMPT = "It was the best of times"
 DONE, FAILED, USAGE = 0, 1, 2
-COMMANDS = ["run", "ask", "chat", "library", "serve", "info", "tokenize", "logits", "policies", "plan", "bench", "convert", "quantize", "eval", "gate", "report", "train"]
+COMMANDS = ["run", "ask", "chat", "library", "serve", "info", "tokenize", "logits", "policies", "plan", "bench", "convert", "quantize", "eval", "gate", "report", "train", "calibrate"]
 
 
 def data_folder():

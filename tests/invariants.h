@@ -62,6 +62,8 @@ static const char *const unnamed[] = {
     "tokenbutler2:method=evict,on_top=0,sinks=0,recent=0,page=16",
     "prevlayer:share=query",
     "layer0:group=mean,dense=2",
+    "triattention:prefill=evict,normalise=softmax",
+    "triattention:method=retrieve,share=layer",
 };
 
 struct model_case {

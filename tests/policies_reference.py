@@ -41,8 +41,9 @@ class Policy:
 
 METRICS = {"streaming": "recency", "h2o": "attention", "softprune": "attention", "scissorhands": "windowed", "snapkv": "pooled",
            "pyramidkv": "pooled", "tova": "last_query", "quest": "page_bounds", "tinyserve": "page_bounds",
-           "pagestats": "page_stats", "fier": "one_bit", "tokenbutler": "predicted", "tokenbutler2": "predicted", "oracle": "exact", "random": "random", "knorm": "key_norm", "keydiff": "key_diff"}
-LOGITS = {"page_bounds", "page_stats", "one_bit", "exact", "predicted"}
+           "pagestats": "page_stats", "fier": "one_bit", "tokenbutler": "predicted", "tokenbutler2": "predicted", "oracle": "exact", "random": "random", "knorm": "key_norm", "keydiff": "key_diff",
+           "triattention": "query_centre"}
+LOGITS = {"page_bounds", "page_stats", "one_bit", "exact", "predicted", "query_centre"}
 PAGES = {"page_bounds", "page_stats", "predicted", "one_bit"}  # predicted and one_bit: tokens have the scores
 QUERY_FREE = {"recency", "key_norm", "key_diff"}
 
@@ -165,6 +166,7 @@ class Layer:
         self.one_bit_step = 1  # what a query's integers times ranges are rounded to (kernels.h, one_bit)
         self.last = np.zeros((n_heads, n_max))
         self.selected_at, self.chosen = None, []  # the position after the step that selected last (every=), what it chose
+        self.centres = self.pairs = None  # of the model's calibration: expected()
         self.predicted, self.n_steps = None, 0  # what a predictor says of this layer (predictor_reference.Stored)
         self.n_checked = self.n_ties = 0
         self.errors = []
@@ -229,6 +231,8 @@ class Layer:
             lengths = np.sqrt((keys[ids] ** 2).sum(axis=1))
             anchor = (keys[ids] / lengths[:, None]).mean(axis=0)
             return -(keys[ids] @ anchor / lengths / np.sqrt((anchor ** 2).sum()))[None]
+        if self.metric == "query_centre":
+            return np.array([self.expected(head, keys[ids], ids, newest) for head in heads])
         if self.metric == "attention":
             received = self.sum[heads.start:heads.stop][:, ids]
             return np.sqrt(received) if self.p.count("power") == 2 else received
@@ -256,6 +260,18 @@ class Layer:
         high, low = np.array([page[0] for page in pages]), np.array([page[1] for page in pages])
         parts = np.where(queries[:, None] >= 0, queries[:, None] * high, queries[:, None] * low)
         return parts.max(axis=2) if self.p.values.get("bound") == "max" else parts.sum(axis=2)
+
+    def expected(self, head, rotated, ids, newest):
+        """TriAttention, with keys turned back to before RoPE. centres: {name: [heads][pairs]}; pairs: (first channels, second, w)."""
+        first, second, freq = self.pairs
+        centre = self.centres["centre_real"][head] + 1j * self.centres["centre_imag"][head]
+        keys = (rotated[:, first] + 1j * rotated[:, second]) * np.exp(-1j * freq * ids[:, None])
+        by_phase = np.zeros(len(ids))
+        offsets = 2.0 ** np.arange(17)
+        for offset in offsets:
+            distance = newest - ids[:, None] + offset
+            by_phase += (np.abs(centre) * np.abs(keys) * np.cos(freq * distance + np.angle(centre * keys.conj()))).sum(axis=1)
+        return by_phase / len(offsets) + (np.abs(keys) * (self.centres["abs_mean"][head] - np.abs(centre))).sum(axis=1)
 
     def summary(self, function, kv_head, ids):
         key = (kv_head, ids[0], len(ids))

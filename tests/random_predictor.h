@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "engine/engine.h"
+#include "model/centres.h"
 #include "model/predictor.h"
 
 /* From a temporary file that is gone when it returns. */
@@ -26,7 +27,28 @@ static inline void attach_random(struct butler_engine *engine, const struct butl
     unlink(path);
 }
 
-/* Both versions; keys per query head (version 1) or as they are by default. Version 1's window is shorter than most texts. */
+/* Random query centres, from a temporary file that is gone when it returns. */
+static inline void attach_centres(struct butler_engine *engine, uint64_t seed)
+{
+    char path[] = "/tmp/butler-test-centres-XXXXXX";
+    struct butler_error err = {0};
+    const struct butler_hparams *hp = &engine->model->hp;
+    const size_t n = (size_t)hp->n_layers * (size_t)hp->n_heads * (size_t)(hp->head_dim / 2);
+    const int fd = mkstemp(path);
+    float *values = calloc(3 * n, sizeof *values);
+    assert_true(fd >= 0 && values);
+    close(fd);
+    for (size_t i = 0; i < 3 * n; i++)
+        values[i] = 2 * butler_random_float(&seed) - (i < 2 * n ? 1.0f : 0.0f);
+    if (butler_centres_save(path, engine->model, 1, (const float *const[3]){values, values + n, values + 2 * n}, &err) < 0 ||
+        butler_predictor_attach(engine, path, &err) < 0)
+        fail_msg("%s", err.message);
+    free(values);
+    unlink(path);
+}
+
+/* Query centres, and both versions; keys per query head (version 1) or as they are by default. Version 1's window is shorter than
+ * most texts. */
 static inline void attach_both(struct butler_engine *engine, bool per_query_head)
 {
     struct butler_predictor_sizes sizes = butler_predictor_sizes_for(engine->model, 1);
@@ -38,6 +60,7 @@ static inline void attach_both(struct butler_engine *engine, bool per_query_head
     sizes.stride = 2;
     sizes.input = per_query_head ? BUTLER_PREDICTOR_INPUT_ATTENTION : BUTLER_PREDICTOR_INPUT_NORM;
     attach_random(engine, &sizes, 12);
+    attach_centres(engine, 13);
 }
 
 #endif

@@ -223,7 +223,7 @@ int main(int argc, char **argv)
     struct butler_session_params params = {0};
     int n_ids;
     if (argc != 11 && argc != 12)
-        die("MODEL POLICY KV_TYPE ISA THREADS BLOCK SEED SCHEDULE IDS OUT [PREDICTOR]");
+        die("MODEL POLICY KV_TYPE ISA THREADS BLOCK SEED SCHEDULE IDS OUT [PREDICTOR | CENTRES]");
     /* 16 bits: predictions are compared with those in double precision. */
     const struct butler_engine_params device = {
         .n_threads = atoi(argv[5]), .isa = argv[4], .n_block = atoi(argv[6]), .activation_bits = 16};
@@ -257,8 +257,9 @@ int main(int argc, char **argv)
         die("no memory, or the output cannot be written");
     static const struct butler_capture attended = {.attended = see_attended},
                                        all = {.layer = see_layer, .fed = see_fed, .attended = see_attended};
-    recording.session->capture = argc == 12 ? &all : &attended;
-    if (argc == 12) {
+    const bool predicts = recording.session->predict != NULL;
+    recording.session->capture = predicts ? &all : &attended;
+    if (predicts) {
         recording.queries = tmpfile();
         recording.inputs =
             calloc((size_t)model->hp.n_layers * (size_t)recording.n_tokens, (size_t)model->hp.n_embd * sizeof(float));
@@ -273,7 +274,7 @@ int main(int argc, char **argv)
     copy_file(selections);
     if (fclose(out))
         die("cannot write");
-    if (argc == 12)
+    if (predicts)
         put_predicted(argv[10]);
     snprintf(events, sizeof events, "%s.events", argv[10]);
     remove(events);

@@ -297,7 +297,7 @@ def test_policies():
     listed = rows("policies")
     names = [row["policy"] for row in listed]
     assert len(set(names)) == len(names)
-    for name in ("full streaming h2o scissorhands snapkv pyramidkv tova softprune quest tinyserve pagestats fier oracle random knorm keydiff "
+    for name in ("full streaming h2o scissorhands snapkv pyramidkv tova softprune quest tinyserve pagestats fier oracle random knorm keydiff triattention "
                  "entropystop tokenbutler tokenbutler2 layer0 prevlayer").split():
         assert name in names
     text = butler("policies").stdout
@@ -309,7 +309,7 @@ def test_policies():
 
 def test_defaults_of_every_policy_are_a_policy():
     for row in rows("policies"):
-        if row["policy"].startswith("tokenbutler"):  # they need a predictor: test_predictor_cli.py
+        if row["policy"].startswith("tokenbutler") or row["policy"] == "triattention":  # test_predictor_cli.py, test_calibrate.py
             continue
         *_, last = rows("run", "-m", GQA, "-p", PROMPT, "-n", "3", "--temp", "0", "--kv", row["defaults"])
         assert last["stats"]["policy"] == row["defaults"] and len(last["ids"]) <= 3
@@ -422,14 +422,16 @@ def covering(policy, budget):
     return f"{policy['policy']}:budget={budget}" if "budget" in keys and "predicted" not in policy["metric"] else None
 
 
-def test_no_share_above_all_where_a_budget_covers_the_text():
+def test_no_share_above_all_where_a_budget_covers_the_text(tmp_path):
     """Every policy: all is read and no more; what the metric read for later steps is told apart, and there is none of it where no later step can need it."""
     texts = [covering(policy, 200) for policy in rows("policies")]
     assert sum(text is not None for text in texts) > 12
     several = [arg for text in texts if text for arg in ("--kv", text)]
+    butler("calibrate", "-m", GQA, "--data", ROOT / "tests/data/secret_garden.txt", "-o", tmp_path / "centres")
     n_upkeep = {}
     for n_ctx in (256, 200):
-        found = [row["stats"] for row in rows("run", "-m", GQA, "-c", str(n_ctx), "-p", PROMPT, "-n", "12", "--temp", "0", *several) if "stats" in row]
+        found = [row["stats"] for row in rows("run", "-m", GQA, "-c", str(n_ctx), "-p", PROMPT, "-n", "12", "--temp", "0",
+                                            "--predictor", tmp_path / "centres", *several) if "stats" in row]
         assert len(found) == len(several) // 2
         for stats in found:
             assert stats["kv_read"] == 1 and stats["metric_bytes"] == 0, stats["policy"]

@@ -18,7 +18,7 @@ def test_people_are_not_answered_by_the_small_model(command, folder, tmp_path):
     binary = str(tmp_path / command)
     shutil.copy(BUTLER, binary)
     (tmp_path / "a.txt").write_text("It was the best of times.")
-    for name in ("butler-default.gguf", "one.tokenbutler.gguf", "one.tokenbutler2.gguf", "big-00002-of-00002.gguf", ".part.gguf"):
+    for name in ("butler-default.gguf", "one.tokenbutler.gguf", "one.tokenbutler2.gguf", "one.centres.gguf", "big-00002-of-00002.gguf", ".part.gguf"):
         shutil.copy(GQA, models / name)
     answers = (["ask", "-f", tmp_path / "a.txt", "-n", "2", "--no-cache", "Who?"], ["chat", "-n", "2"], ["serve"])
     for args in answers:

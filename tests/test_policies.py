@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cli import MODELS, ROOT, butler, data_folder, rows  # noqa: E402
+from gguf_file import Gguf  # noqa: E402
 from policies_reference import PAPERS, Layer, Policy  # noqa: E402
 from predictor_reference import Network, Recorded, fingerprint_of, write_random  # noqa: E402
 
@@ -176,16 +177,35 @@ class Recording:
         assert at == len(words)
 
 
-def record(recorder, tmp_path, model, policy, schedule, kv, isa, threads, block, seed=5, ids=None, predictor=None):
+CENTRES = ("centre_real", "centre_imag", "abs_mean")
+
+
+def values(file, name):
+    """An F32 tensor as an array."""
+    dims, kind, data = file.tensors[name]
+    assert kind == 0
+    return np.frombuffer(data, "<f4").reshape(dims[::-1]).astype(float)
+
+
+def pairs_of(recording):
+    """First channels, second channels and frequencies of the pairs that RoPE rotates (of all channels here)."""
+    freq, _, n_rot, adjacent = recording.rope
+    assert n_rot == recording.dim
+    first = np.arange(0, n_rot, 2) if adjacent else np.arange(n_rot // 2)
+    return first, first + (1 if adjacent else n_rot // 2), freq
+
+
+def record(recorder, tmp_path, model, policy, schedule, kv, isa, threads, block, seed=5, ids=None, predictor=None, centres=None):
     total = sum(int(part[:-1]) for part in schedule.split(","))
     ids = list(TEXT.read_bytes()) if ids is None else ids
     assert len(ids) >= total
     (tmp_path / "ids").write_bytes(np.array(ids[:total], np.int32).tobytes())
     out = tmp_path / "recording"
     run = subprocess.run([recorder, model, policy, kv, isa, threads, str(block), str(seed), schedule, tmp_path / "ids", out]
-                         + [predictor] * bool(predictor), capture_output=True, text=True, timeout=300)
+                         + [predictor or centres] * bool(predictor or centres), capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     recording = Recording(out)
+    recording.centres = {name: values(Gguf(centres), name) for name in CENTRES} if centres else None
     recording.predicted = Recorded(tmp_path / "recording.predicted") if predictor else None
     return recording
 
@@ -198,6 +218,9 @@ def compare(recording, schedule, seed=5):
         layer = Layer(policy, i, recording.n_layers, recording.n_heads, recording.n_kv, recording.dim, recording.n, seed, recording.rope)
         layer.one_bit_step = int(recording.one_bit_step)
         layer.predicted = recording.predicted and recording.predicted.layers[i]
+        if recording.centres:
+            layer.centres = {name: array[i] for name, array in recording.centres.items()}
+            layer.pairs = pairs_of(recording)
         q, k, v = recording.q[i], recording.k[i], recording.v[i]
         at = event = 0
         for part in schedule.split(","):
@@ -327,6 +350,47 @@ def test_predicted_ids_are_those_of_the_definition(recorder, tmp_path, fingerpri
         recording = record(recorder, tmp_path, MODELS / model, policy, SHORT, kv, "ref" if kv == "f32" else best_isa(), threads, block,
                            predictor=predictor)
         check_predicted(recording, predictor, policy, SHORT, kv)
+
+
+@pytest.fixture(scope="module")
+def centres(tmp_path_factory):
+    """Query centres of each setup's model."""
+    folder = tmp_path_factory.mktemp("centres")
+    for model, *_ in SETUPS:
+        butler("calibrate", "-m", MODELS / model, "--data", TEXT, "-o", folder / model)
+    return folder
+
+
+@pytest.mark.parametrize("policy,schedule", [
+    ("triattention:budget=64", LONG), ("triattention:budget=40,sinks=3,recent=5,share=layer,group=mean", SHORT),
+    ("triattention:budget=50,prefill=evict", CUTS), ("triattention:budget=64,rolling=0,sinks=0", SHORT),
+    ("triattention:budget=50,normalise=softmax", SHORT), ("triattention:method=retrieve,budget=30", SHORT)], ids=lambda case: case if ":" in case else "")
+def test_ids_by_query_centres(recorder, tmp_path, centres, policy, schedule):
+    for model, kv, threads, block in SETUPS:
+        schedule = SHORT if schedule == LONG and model != SETUPS[0][0] else schedule
+        isa = "ref" if kv == "f32" else best_isa()
+        recording = record(recorder, tmp_path, MODELS / model, policy, schedule, kv, isa, threads, block, centres=centres / model)
+        check(recording, policy, schedule)
+
+
+def test_calibration_is_the_mean_of_the_queries(recorder, tmp_path):
+    """Against the queries of the same text, recorded in another run, before RoPE."""
+    n = 200
+    (tmp_path / "text").write_bytes(TEXT.read_bytes()[:n])
+    for model, *_ in SETUPS:
+        ids = rows("tokenize", "-m", MODELS / model, "-f", tmp_path / "text")[0]["ids"]
+        assert len(ids) > n // 2
+        out = tmp_path / model
+        butler("calibrate", "-m", MODELS / model, "--data", tmp_path / "text", "-o", out, "--isa", "ref")
+        recording = record(recorder, tmp_path, MODELS / model, "full", f"{len(ids)}p", "f32", "ref", "1", 64, ids=ids)
+        first, second, freq = pairs_of(recording)
+        assert int(Gguf(out).values["butler-centres.n_tokens"][1]) == len(ids)
+        for i in range(recording.n_layers):
+            turned = recording.q[i][:, :, first] + 1j * recording.q[i][:, :, second]
+            queries = turned * np.exp(-1j * freq * np.arange(len(ids))[:, None, None])
+            mean, size = queries.mean(axis=0), np.abs(queries).mean(axis=0)
+            for name, expected in zip(CENTRES, (mean.real, mean.imag, size)):
+                assert np.abs(values(Gguf(out), name)[i] - expected).max() < 1e-4 * size.max(), (model, i, name)
 
 
 # The predictors beside the default model, if they are there.

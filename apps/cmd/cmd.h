@@ -77,6 +77,7 @@ enum cmd_flag {
     CMD_MODE,
     CMD_SET,
     CMD_SHOTS,
+    CMD_CALIBRATE_DATA,
     CMD_TRAIN_DATA,
     CMD_TRAIN_VERSION,
     CMD_RECIPE,
@@ -229,7 +230,7 @@ struct cmd_command {
 /* The subcommands in the order of the help, listed only here: each(NAME) for struct cmd_command cmd_NAME. */
 #define CMD_COMMANDS(each)                                                                                                         \
     each(run) each(ask) each(chat) each(library) each(serve) each(info) each(tokenize) each(logits) each(policies) each(plan)      \
-        each(bench) each(eval) each(gate) each(report) each(convert) each(quantize) each(train)
+        each(bench) each(eval) each(gate) each(report) each(convert) each(quantize) each(train) each(calibrate)
 #define CMD_DECLARE(name) extern const struct cmd_command cmd_##name;
 CMD_COMMANDS(CMD_DECLARE)
 #undef CMD_DECLARE

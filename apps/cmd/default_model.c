@@ -18,13 +18,13 @@ bool cmd_find_model_file(const char *name, char *path, size_t n_path)
     return butler_find_file(name, folders, BUTLER_COUNT(folders), path, n_path);
 }
 
-/* NAME.gguf, but no predictor, no later part of a model in several files, and not the small model. */
+/* NAME.gguf, but no predictor or query centres, no later part of a model in several files, and not the small model. */
 static bool is_real_model(const char *name)
 {
     const size_t n = strlen(name);
     const char *of = strstr(name, "-of-");
     return n > 5 && strcmp(name + n - 5, ".gguf") == 0 && name[0] != '.' && strcmp(name, DEFAULT_MODEL) != 0 &&
-           !strstr(name, ".tokenbutler.gguf") && !strstr(name, ".tokenbutler2.gguf") &&
+           !strstr(name, ".tokenbutler.gguf") && !strstr(name, ".tokenbutler2.gguf") && !strstr(name, ".centres.gguf") &&
            (!of || of - name < 6 || memcmp(of - 6, "-00001", 6) == 0);
 }
 

@@ -65,16 +65,17 @@ struct butler_model *cmd_vocabulary_load(struct cmd_options *options, int *statu
     return load(options, true, status);
 }
 
-/* The predictors of --predictor, or those beside the model. Of the latter, one that does not fit the model is only a note. */
+/* The predictors and query centres of --predictor, or those beside the model. Of the latter, one that does not fit the model is
+ * only a note. */
 static int attach_predictors(const struct cmd_options *options, struct butler_engine *engine)
 {
-    static const char *const names[] = {"tokenbutler", "tokenbutler2"};
+    static const char *const names[] = {"tokenbutler", "tokenbutler2", "centres"};
     struct butler_error err = {0};
     char path[PATH_MAX + 64];
     for (int i = 0; i < options->predictors.n; i++)
         if (butler_predictor_attach(engine, options->predictors.values[i], &err) < 0)
             return cmd_fail(options, &err);
-    for (int i = 0; options->predictors.n == 0 && i < 2; i++) {
+    for (int i = 0; options->predictors.n == 0 && i < BUTLER_COUNT(names); i++) {
         if (snprintf(path, sizeof path, "%s", options->model) >= (int)sizeof path)
             return CMD_DONE;
         const size_t n = strlen(path), end = n > 5 && strcmp(path + n - 5, ".gguf") == 0 ? n - 5 : n;

@@ -74,8 +74,10 @@ static const struct flag flags[CMD_N_FLAGS] = {
                     "a shared object with a metric or step plug-in of your own; may be repeated"},
     [CMD_STEP] = {0, "step", "NAME", KIND_STRINGS, AT(steps), 0, 0, NULL,
                   "a step plug-in of those loaded, NAME[:key=value,...], that is called around every step; may be repeated"},
-    [CMD_PREDICTOR] = {0, "predictor", "FILE", KIND_STRINGS, AT(predictors), 0, 0, NULL,
-                       "a predictor trained for the model; without it those beside the model, NAME.tokenbutler[2].gguf"},
+    [CMD_PREDICTOR] =
+        {0, "predictor", "FILE", KIND_STRINGS, AT(predictors), 0, 0, NULL,
+         "a predictor trained for the model, or its query centres; without it those beside the model, NAME.tokenbutler[2].gguf and "
+         "NAME.centres.gguf"},
     [CMD_TEMP] = {0, "temp", "T", KIND_REAL, AT(temperature), 0, 1000, "a number, 0 or more",
                   "sampling temperature; 0: always the most probable token"},
     [CMD_TOP_K] = {0, "top-k", "K", KIND_INT, AT(top_k), 0, INT_MAX, "a whole number, 0 or more",
@@ -141,6 +143,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_SET] = {0, "set", "KEY=VALUE,...", KIND_STRINGS, AT(settings), 0, 0, NULL, "options of the task"},
     [CMD_SHOTS] = {0, "shots", "N", KIND_INT, AT(shots), 0, 1000, "a whole number from 0 to 1000",
                    "solved examples before each question, in tasks that have option shots"},
+    [CMD_CALIBRATE_DATA] = {0, "data", "TEXT", KIND_STRING, AT(data), 0, 0, NULL, "the text to calibrate on"},
     [CMD_TRAIN_DATA] = {0, "data", "TEXT,...", KIND_STRING, AT(train.data), 0, 0, NULL,
                         "texts to train on; the last hundredth of each is held out for measuring"},
     [CMD_TRAIN_VERSION] = {0, "predictor", "V", KIND_STRING, AT(train.version), 0, 0, NULL, "v1 or v2 of TokenButler"},

@@ -110,7 +110,7 @@ class Engine(Owner):
         return fields_of(cost)
 
     def attach_predictor(self, path):
-        """Gives the engine a predictor, for the policies tokenbutler and tokenbutler2."""
+        """Gives the engine a predictor, for the policies tokenbutler and tokenbutler2, or query centres, for triattention."""
         err, name = new_error(), c_string(path)
         with self._use() as engine:
             check(lib.butler_predictor_attach(engine, name, err), err)

@@ -167,6 +167,7 @@ struct butler_head_view butler_kv_view(const struct butler_kv *kv, int layer, in
         .hadamard = kv->hadamard,
         .key_shifts = kv->key_shifts,
         .predict = kv->predict,
+        .centres = kv->centres,
         .queries = kv->queries,
     };
 }

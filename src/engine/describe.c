@@ -3,7 +3,7 @@
 
 #include "engine/abi.h"
 #include "engine/session.h"
-#include "model/predictor.h"
+#include "model/centres.h"
 
 static int describe_predictor(const char *path, struct butler_file_info *info, struct butler_error *err)
 {
@@ -34,6 +34,8 @@ static int describe_gguf(const char *path, struct butler_file_info *info, struct
         return err ? err->code : BUTLER_ERROR_FORMAT;
     int code = butler_gguf_string(gguf, "general.architecture", true, &architecture, err);
     info->kind = strcmp(architecture, BUTLER_PREDICTOR_ARCHITECTURE) == 0 ? BUTLER_FILE_PREDICTOR : BUTLER_FILE_MODEL;
+    if (strcmp(architecture, BUTLER_CENTRES_ARCHITECTURE) == 0)
+        code = butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s: query centres that `butler calibrate` made, no model", path);
     butler_gguf_free(gguf);
     if (code == 0 && info->kind == BUTLER_FILE_PREDICTOR)
         code = describe_predictor(path, info, err);

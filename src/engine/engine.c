@@ -8,6 +8,7 @@
 #include "engine/abi.h"
 #include "engine/prefix.h"
 #include "engine/predict.h"
+#include "model/centres.h"
 #include "model/predictor.h"
 
 /* --------------------------------------------------------------------------------------------------- model */
@@ -143,6 +144,7 @@ struct butler_engine *butler_engine_clone(const struct butler_engine *engine, in
     clone->plugins = engine->plugins;
     clone->steps = engine->steps;
     memcpy(clone->predictors, engine->predictors, sizeof clone->predictors);
+    clone->centres = engine->centres;
     clone->borrows = true;
     for (int i = 0; i < BUTLER_COUNT(clone->predictors); i++)
         if (clone->predictors[i] && butler_predictor_bind(clone, clone->predictors[i], err) < 0) {
@@ -170,6 +172,7 @@ void butler_engine_free(struct butler_engine *engine)
         butler_metric_list_free(engine->plugins);
         butler_predictor_free(engine->predictors[0]);
         butler_predictor_free(engine->predictors[1]);
+        butler_centres_free(engine->centres);
     }
     butler_backend_free(engine->backend);
     butler_pool_free(engine->pool);

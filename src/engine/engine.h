@@ -9,6 +9,7 @@
 #include "engine/scratch.h"
 #include "engine/steps.h"
 
+struct butler_centres;
 struct butler_prefix;
 struct butler_predictor;
 struct butler_predict_scratch;
@@ -24,9 +25,10 @@ struct butler_engine {
     struct butler_metric_list *plugins;
     struct butler_step_registry *steps;                /* NULL: none */
     struct butler_predictor *predictors[2];            /* of version 1 and 2, or NULL */
+    struct butler_centres *centres;                    /* query centres, or NULL */
     struct butler_predict_scratch *predict_scratch[2]; /* of these, where sessions use them; or NULL */
     struct butler_audit_scratch audit;
-    bool borrows; /* plug-ins and predictors are another engine's */
+    bool borrows; /* plug-ins, predictors and centres are another engine's */
     int n_block;
     uint64_t kv_bytes; /* most bytes of a page pool */
 };

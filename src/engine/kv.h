@@ -79,6 +79,7 @@ struct butler_kv {
     bool hadamard;
     const float *key_shifts;              /* [n_layers][n_kv_heads][head_dim] or NULL; borrowed from the model */
     const struct butler_predict *predict; /* for views; borrowed from the session, or NULL */
+    const struct butler_centres *centres; /* for views; borrowed from the engine, or NULL */
     float *queries;                       /* [n_layers][n_heads][head_dim] for views; borrowed, or NULL */
     uint32_t *extents_held;               /* host: the one reservation behind the heads' extents */
     size_t extents_held_bytes;

@@ -104,6 +104,8 @@ static int check_metric(const struct butler_engine *engine, const struct butler_
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: observe() and attention_window() come together", metric->name);
     if (metric->predictor)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: only built-in metrics have a predictor", metric->name);
+    if (metric->centres)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: only built-in metrics have query centres", metric->name);
     if (metric->observe_block && !metric->observe)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "metric %s: observe_block() without observe()", metric->name);
     if (metric->leave && !metric->head_bytes)

@@ -12,6 +12,7 @@ struct butler_kernels; /* the CPU backend's; metrics are functions of the CPU */
 /* Most params a metric may have; a policy keeps that many values. */
 #define BUTLER_METRIC_MAX_PARAMS 16
 
+struct butler_centres;
 struct butler_predict;
 
 /* Made on the caller's stack for one call (or one task of the pool): it is not shared between threads, records are. */
@@ -33,6 +34,7 @@ struct butler_head_view {
     bool hadamard;                        /* rows of keys hold H k - shift (kv.h) */
     const float *key_shifts;              /* [n_layers][n_kv_heads][head_dim], or NULL */
     const struct butler_predict *predict; /* the session's predictor at work, or NULL */
+    const struct butler_centres *centres; /* the engine's query centres, or NULL */
     const float *queries;                 /* [n_layers][n_heads][head_dim] of the newest token, up to the layer at work; or NULL */
     uint64_t *bytes;                      /* rows read through the view are added here; NULL: not counted */
 };

@@ -76,6 +76,11 @@ static int check_lookahead(struct butler_policy_draft *draft)
 {
     const struct butler_policy *policy = &draft->policy;
     const struct butler_metric *metric = policy->metric;
+    if (metric && metric->centres && draft->model && draft->model->layers && !draft->engine->centres)
+        return butler_policy_fail(draft,
+                                  "there are no query centres of this model; `butler calibrate --data TEXT` makes them, which lie "
+                                  "beside the model as NAME.centres.gguf or are named by --predictor (in a program: "
+                                  "butler_predictor_attach)");
     if (!metric || (!metric->predictor && !metric->earlier_layers))
         return 0;
     if (metric->earlier_layers && policy->method == BUTLER_EVICT)

@@ -2,6 +2,7 @@
  * loop of forward.c. */
 #include "engine/abi.h"
 #include "engine/predict.h"
+#include "model/centres.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -419,11 +420,35 @@ int butler_predictor_bind(struct butler_engine *engine, const struct butler_pred
     return code;
 }
 
+/* Whether the file says that it has query centres; negative where it is no GGUF file. */
+static int has_centres(const char *path, struct butler_error *err)
+{
+    const char *architecture = "";
+    struct butler_gguf *gguf = butler_gguf_open(path, err);
+    if (!gguf)
+        return err->code;
+    const int code = butler_gguf_string(gguf, "general.architecture", false, &architecture, err);
+    const bool found = strcmp(architecture, BUTLER_CENTRES_ARCHITECTURE) == 0;
+    butler_gguf_free(gguf);
+    return code < 0 ? code : found;
+}
+
+static int attach_centres(struct butler_engine *engine, const char *path, struct butler_error *err)
+{
+    if (engine->centres)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: the model has query centres already, %s", path, engine->centres->path);
+    engine->centres = butler_centres_load(path, engine->model, err);
+    return engine->centres ? 0 : err->code;
+}
+
 int butler_predictor_attach(struct butler_engine *engine, const char *path, struct butler_error *err)
 {
     if (BUTLER_IS_NULL(engine, err) || BUTLER_IS_NULL(path, err))
         return BUTLER_ERROR_ARGUMENT;
     struct butler_error own, *e = err ? err : &own;
+    int code = has_centres(path, e);
+    if (code != 0)
+        return code < 0 ? code : attach_centres(engine, path, e);
     struct butler_predictor *predictor = butler_predictor_load(path, engine->model, false, e);
     if (!predictor)
         return e->code;

@@ -52,6 +52,7 @@ static int make_lookahead(struct butler_session *session, struct butler_error *e
     session->kv.queries = session->queries;
     session->kv.hadamard = session->kv_type == BUTLER_KV_Q8_0 && !session->policy.rope_in_cache;
     session->kv.key_shifts = session->kv.hadamard ? session->model->key_shifts : NULL;
+    session->kv.centres = session->engine->centres;
     if (!metric || !metric->predictor)
         return 0;
     session->predict = butler_predict_new(session->engine, metric->predictor,

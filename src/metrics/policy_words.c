@@ -26,6 +26,7 @@ const char *butler_policy_paper(const char *name)
         {"prevlayer", "Akhauri et al., TokenButler: Token Importance is Predictable, arXiv 2503.07518, figure 9"},
         {"knorm", "Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv 2406.11430"},
         {"keydiff", "Park et al., KeyDiff: Key Similarity-Based KV Cache Eviction, arXiv 2504.15364"},
+        {"triattention", "TriAttention, arXiv 2604.04921"},
         {"entropystop", "Liu and Yu, TinyServe, arXiv 2509.12211"},
     };
     for (int i = 0; name && i < BUTLER_COUNT(papers); i++)

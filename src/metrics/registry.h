@@ -20,6 +20,7 @@
     each(exact) \
     each(key_norm) \
     each(key_diff) \
+    each(query_centre) \
     each(random) \
     each(predicted) \
     each(predicted2) \

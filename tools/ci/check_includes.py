@@ -37,6 +37,7 @@ PROGRAMS = {
         "report/report.h": "the subcommand report",
         "serve/api.h": "the subcommand serve",
         "train/train.h": "the subcommand train",
+        "model/centres.h": "the subcommand calibrate writes query centres, whose file the model level defines",
         "file/convert.h": "the subcommand convert, which is not in the library",
         "file/quantize.h": "the subcommand quantize, which is not in the library",
     },
