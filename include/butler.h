@@ -134,6 +134,11 @@ struct butler_engine_params {
      * 0: 8. With 16 prompts take nearly twice as long. What a session computes depends on it, so all sessions of an engine, and
      * the files that they are saved to, have one. */
     int activation_bits;
+    /* Most bytes of keys and values that are in memory at the same time, for all sessions of one KV type; the others lie in a file
+     * without a name in kv_folder (NULL: /var/tmp), from which a step reads what it selects. A pass needs the text's keys and
+     * values of one layer together. What a session computes does not depend on it. 0: all are in memory. */
+    uint64_t kv_ram;
+    const char *kv_folder;
 };
 
 /* params may be NULL. NULL on failure. The model must outlive the engine; all sessions are freed before it. */
@@ -152,6 +157,8 @@ struct butler_engine_info {
     uint64_t prefix_memory;               /* bytes that the prefix cache holds: pages, counted also in kv_memory */
     uint64_t prefix_lookups, prefix_hits; /* prompts that were looked up; those that found a beginning */
     uint64_t prefix_tokens;               /* tokens that did not have to be read again */
+    uint64_t kv_resident, kv_on_disk;     /* under kv_ram: bytes of KV pages in memory; in the file */
+    const char *kv_disk;                  /* how that is read: "io_uring" or "preadv", with ", cached" without O_DIRECT; or NULL */
 };
 
 void butler_engine_get_info(const struct butler_engine *engine, struct butler_engine_info *info);
@@ -449,6 +456,11 @@ struct butler_stats {
     /* Read to observe and to summarise in layers that read all, for the budget covers the text: what later steps go by. Like the
      * same work in a prompt it is no part of metric_bytes, so that kv_bytes + metric_bytes there are full_kv_bytes. */
     uint64_t upkeep_bytes;
+    /* Under kv_ram, of decode steps: pages that they wanted; of these, that came from the file; bytes read there; the wait for it,
+     * inside attend_s. */
+    uint64_t pages_wanted, pages_fetched, disk_bytes;
+    double disk_s;
+    uint64_t prompt_disk_bytes; /* read by prompts, which pass over all that came before */
 };
 
 void butler_session_stats(const struct butler_session *session, struct butler_stats *stats);

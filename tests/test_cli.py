@@ -400,7 +400,8 @@ def test_ids_that_are_no_tokens():
 
 STATS = {"policy", "end", "seed", "n_prefill", "n_decode", "prefill_s", "decode_s", "tok_s", "score_s", "select_s", "attend_s", "predict_s", "weight_bytes",
          "kv_bytes", "metric_bytes", "upkeep_bytes", "predict_bytes", "full_kv_bytes", "kv_read", "kv_memory", "kv_memory_peak", "metric_memory",
-         "metric_memory_peak", "n_library", "library_s", "n_checks", "n_drafted", "n_accepted", "draft_s", "check_s"}
+         "metric_memory_peak", "n_library", "library_s", "n_checks", "n_drafted", "n_accepted", "draft_s", "check_s",
+         "pages_wanted", "pages_fetched", "disk_bytes", "disk_s", "prompt_disk_bytes"}
 
 
 def test_run_rows():
@@ -501,7 +502,7 @@ def test_entropystop_ends_the_text():
 # --------------------------------------------------------------------------------------------------- bench
 
 BENCH = ["policy", "model", "depth", "batch", "tok_s", "ms_tok", "weight_bytes", "kv_bytes", "metric_bytes", "full_kv_bytes", "us_score", "us_select",
-         "us_attend", "us_predict", "predict_bytes"]
+         "us_attend", "us_predict", "predict_bytes", "pages_wanted", "pages_fetched", "disk_bytes", "us_disk"]
 
 
 def test_bench_rows():

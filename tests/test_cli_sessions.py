@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from cli import BUTLER, DONE, FAILED, GQA, MODELS, N_CTX, PROMPT, USAGE, butler, refuses, rows
+from cli import BUTLER, DONE, FAILED, GQA, MODELS, N_CTX, PROMPT, ROOT, USAGE, butler, refuses, rows
 
 
 @pytest.mark.parametrize("policy", ["full", "h2o:budget=16", "quest:budget=16,dense=0", "streaming:budget=12,sinks=2"])
@@ -130,3 +130,20 @@ def test_ctrl_c_while_the_prompt_is_read(tmp_path):
         out, err = interrupted(*command, after=b"prompt:", expect=FAILED)
         assert out == b"" and "interrupted after" in err and ("they are kept" in err) == (command[0] == "ask")
     assert not (tmp_path / "s").exists() and list((tmp_path / "kept").rglob("*.kv"))
+
+
+def test_keys_and_values_on_the_disk(tmp_path):
+    """With room for a layer in memory the same text comes out, and the report says what came from the disk."""
+    text = tmp_path / "text.txt"
+    run = ["run", "-m", GQA, "-c", "640", "-f", text, "-n", "8", "--temp", "0", "--kv", "quest:budget=64,dense=0", "--no-cache"]
+    text.write_text((ROOT / "tests/data/secret_garden.txt").read_text()[:600])
+    resident = rows(*run)[-1]
+    found = butler(*run, "--json", "--kv-ram", "80K")
+    last = json.loads(found.stdout.splitlines()[-1])
+    assert last["ids"] == resident["ids"] and last["text"] == resident["text"]
+    assert 0 < last["stats"]["pages_fetched"] <= last["stats"]["pages_wanted"] and last["stats"]["disk_bytes"] > 0
+    assert "io_uring" in found.stderr or "preadv" in found.stderr
+    assert resident["stats"]["pages_wanted"] == resident["stats"]["disk_bytes"] == 0
+    refuses(USAGE, *run, "--kv-ram", "40K", says=["--kv-ram", "640"])
+    bench, = rows("bench", "-m", GQA, "-d", "500", "-n", "4", "--kv", "quest:budget=64,dense=0", "--kv-ram", "80K")
+    assert bench["pages_wanted"] > 0

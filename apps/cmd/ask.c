@@ -78,7 +78,8 @@ static int check_length(struct cmd_options *options, struct butler_engine *engin
 }
 
 /* What the answer took, in a sentence; with -v in all its parts. */
-static void say_cost(const struct cmd_options *options, const struct ask *ask, const struct cmd_answer *answer)
+static void say_cost(const struct cmd_options *options, const struct butler_engine *engine, const struct ask *ask,
+                     const struct cmd_answer *answer)
 {
     char first[32];
     struct butler_stats stats = {BUTLER_INIT(butler_stats)};
@@ -88,7 +89,7 @@ static void say_cost(const struct cmd_options *options, const struct ask *ask, c
             (unsigned long long)stats.n_prefill, ask->prompt.n - (int)stats.n_prefill, (unsigned long long)stats.n_decode,
             cmd_per_second(stats.n_decode, stats.decode_s), cmd_end_names[answer->end]);
     if (options->verbose)
-        cmd_say_cost(options->kv.values[0], &stats, answer->end);
+        cmd_say_cost(engine, options->kv.values[0], &stats, answer->end);
 }
 
 static int answer(const struct cmd_options *options, struct butler_engine *engine, struct ask *ask)
@@ -102,7 +103,7 @@ static int answer(const struct cmd_options *options, struct butler_engine *engin
     if (sampler && status == CMD_DONE)
         status = cmd_answer_generate(options, engine, ask->session, sampler, ask->template.stop, &answer);
     if (status == CMD_DONE)
-        say_cost(options, ask, &answer);
+        say_cost(options, engine, ask, &answer);
     butler_sampler_free(sampler);
     cmd_answer_free(&answer);
     return status;
@@ -146,12 +147,13 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},    {CMD_PRE, NULL},       {CMD_DOCUMENTS, NULL},     {CMD_CACHE, NULL},    {CMD_CACHE_SIZE, "0"},
-    {CMD_NO_CACHE, NULL}, {CMD_SYSTEM, NULL},    {CMD_CHAT_TEMPLATE, NULL}, {CMD_N, "512"},       {CMD_CTX, "0"},
-    {CMD_KV, "auto"},     {CMD_KV_TYPE, "f16"},  {CMD_LOSSLESS, NULL},      {CMD_BLOCK, "0"},     {CMD_TEMP, "0"},
-    {CMD_TOP_K, "40"},    {CMD_TOP_P, "0.95"},   {CMD_MIN_P, "0.05"},       CMD_PENALTIES,        CMD_CONSTRAINTS,
-    {CMD_SEED, "0"},      {CMD_THREADS, "0"},    {CMD_ISA, NULL},           {CMD_PRECISION, "8"}, {CMD_PLUGIN, NULL},
-    {CMD_STEP, NULL},     {CMD_PREDICTOR, NULL}, {CMD_VERBOSE, NULL},       {CMD_HELP, NULL},     {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},    {CMD_PRE, NULL},      {CMD_DOCUMENTS, NULL},     {CMD_CACHE, NULL},    {CMD_CACHE_SIZE, "0"},
+    {CMD_NO_CACHE, NULL}, {CMD_SYSTEM, NULL},   {CMD_CHAT_TEMPLATE, NULL}, {CMD_N, "512"},       {CMD_CTX, "0"},
+    {CMD_KV, "auto"},     {CMD_KV_TYPE, "f16"}, {CMD_KV_RESIDENT, "0"},    {CMD_LOSSLESS, NULL}, {CMD_BLOCK, "0"},
+    {CMD_TEMP, "0"},      {CMD_TOP_K, "40"},    {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},  CMD_PENALTIES,
+    CMD_CONSTRAINTS,      {CMD_SEED, "0"},      {CMD_THREADS, "0"},        {CMD_ISA, NULL},      {CMD_PRECISION, "8"},
+    {CMD_PLUGIN, NULL},   {CMD_STEP, NULL},     {CMD_PREDICTOR, NULL},     {CMD_VERBOSE, NULL},  {CMD_HELP, NULL},
+    {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_ask = {

@@ -58,7 +58,7 @@ static int decode(struct bench *bench)
 {
     const struct cmd_options *options = bench->options;
     struct butler_error *errs = cmd_alloc((size_t)options->batch, sizeof *errs);
-    struct butler_stats *before = cmd_alloc((size_t)options->batch, sizeof *before), after;
+    struct butler_stats *before = cmd_alloc((size_t)options->batch, sizeof *before), after = {BUTLER_INIT(butler_stats)};
     int32_t *ids = cmd_alloc((size_t)options->batch, sizeof *ids);
     int n_vocab = butler_model_get_info(butler_engine_model(bench->engine))->n_vocab, status = CMD_DONE;
     uint64_t random = options->seed + 1;
@@ -98,7 +98,7 @@ static int decode(struct bench *bench)
 static void print_row(const struct bench *bench)
 {
     const struct cmd_options *options = bench->options;
-    struct butler_stats sum = {0}, stats;
+    struct butler_stats sum = {0}, stats = {BUTLER_INIT(butler_stats)};
     for (int b = 0; b < options->batch; b++) {
         butler_session_stats(bench->sessions[b], &stats);
         sum.weight_bytes += stats.weight_bytes;
@@ -106,6 +106,10 @@ static void print_row(const struct bench *bench)
         sum.metric_bytes += stats.metric_bytes;
         sum.full_kv_bytes += stats.full_kv_bytes;
         sum.predict_bytes += stats.predict_bytes;
+        sum.pages_wanted += stats.pages_wanted;
+        sum.pages_fetched += stats.pages_fetched;
+        sum.disk_bytes += stats.disk_bytes;
+        sum.disk_s += stats.disk_s;
     }
     uint64_t tokens = (uint64_t)options->n * (uint64_t)options->batch;
     double batch = options->batch;
@@ -118,17 +122,24 @@ static void print_row(const struct bench *bench)
         double read = sum.full_kv_bytes ? 100 * (double)(sum.kv_bytes + sum.metric_bytes) / (double)sum.full_kv_bytes : 0;
         cmd_printf("%-32s %8d %5d %10.2f %10.3f %8.1f %% %10.0f %10.0f %10.0f\n", bench->policy, bench->depth, options->batch,
                    1e3 / ms, ms, read, score, select, attend);
+        if (options->kv_ram > 0)
+            cmd_printf("  pages of a token %.0f, from the disk %.1f %%, %.1f MB; it waited %.3f ms for these\n",
+                       (double)sum.pages_wanted / (double)tokens,
+                       sum.pages_wanted ? 100 * (double)sum.pages_fetched / (double)sum.pages_wanted : 0.0,
+                       1e-6 * (double)sum.disk_bytes / (double)tokens, 1e3 * sum.disk_s / (double)tokens);
         cmd_out_flush();
         return;
     }
     const char *slash = options->model ? strrchr(options->model, '/') : NULL;
     const char *file = slash ? slash + 1 : options->model ? options->model : "butler-default.gguf";
-    cmd_row(json_pack("{s:s, s:o, s:i, s:i, s:f, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I}", "policy", bench->policy,
-                      "model", cmd_json_text(file, strlen(file)), "depth", bench->depth, "batch", options->batch, "tok_s", 1e3 / ms,
-                      "ms_tok", ms, "weight_bytes", (json_int_t)(sum.weight_bytes / tokens), "kv_bytes",
+    cmd_row(json_pack("{s:s, s:o, s:i, s:i, s:f, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:f}", "policy",
+                      bench->policy, "model", cmd_json_text(file, strlen(file)), "depth", bench->depth, "batch", options->batch,
+                      "tok_s", 1e3 / ms, "ms_tok", ms, "weight_bytes", (json_int_t)(sum.weight_bytes / tokens), "kv_bytes",
                       (json_int_t)(sum.kv_bytes / tokens), "metric_bytes", (json_int_t)(sum.metric_bytes / tokens), "full_kv_bytes",
                       (json_int_t)(sum.full_kv_bytes / tokens), "us_score", score, "us_select", select, "us_attend", attend,
-                      "us_predict", predict, "predict_bytes", (json_int_t)(sum.predict_bytes / tokens)));
+                      "us_predict", predict, "predict_bytes", (json_int_t)(sum.predict_bytes / tokens), "pages_wanted",
+                      (json_int_t)(sum.pages_wanted / tokens), "pages_fetched", (json_int_t)(sum.pages_fetched / tokens),
+                      "disk_bytes", (json_int_t)(sum.disk_bytes / tokens), "us_disk", 1e6 * sum.disk_s / (double)tokens));
 }
 
 static int measure(struct bench *bench)
@@ -184,10 +195,10 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},    {CMD_KV, "full"},     {CMD_DEPTH, "1024,4096"}, {CMD_N, "32"},    {CMD_WARMUP, "4"},
-    {CMD_BATCH, "1"},     {CMD_KV_TYPE, "f16"}, {CMD_THREADS, "0"},       {CMD_ISA, NULL},  {CMD_PRECISION, "8"},
-    {CMD_SEED, "0"},      {CMD_PLUGIN, NULL},   {CMD_PREDICTOR, NULL},    {CMD_JSON, NULL}, {CMD_HELP, NULL},
-    {CMD_LOSSLESS, NULL}, {CMD_FILE, NULL},     {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},    {CMD_KV, "full"},     {CMD_DEPTH, "1024,4096"}, {CMD_N, "32"},         {CMD_WARMUP, "4"},
+    {CMD_BATCH, "1"},     {CMD_KV_TYPE, "f16"}, {CMD_KV_RESIDENT, "0"},   {CMD_THREADS, "0"},    {CMD_ISA, NULL},
+    {CMD_PRECISION, "8"}, {CMD_SEED, "0"},      {CMD_PLUGIN, NULL},       {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},
+    {CMD_HELP, NULL},     {CMD_LOSSLESS, NULL}, {CMD_FILE, NULL},         {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_bench = {

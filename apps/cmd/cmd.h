@@ -111,6 +111,8 @@ enum cmd_flag {
     CMD_API_KEY_FILE,
     CMD_ADMIN_KEY,
     CMD_KV_RAM,
+    CMD_KV_RESIDENT,
+    CMD_KV_DISK,
     CMD_PARK,
     CMD_MAX_STALL,
     CMD_PARALLEL,
@@ -188,6 +190,7 @@ struct cmd_options {
     const char *grammar; /* a file */
     const char *schema;  /* a file, or JSON that begins with { */
     uint64_t seed, cache_bytes;
+    uint64_t kv_ram, kv_disk; /* the engine's kv_ram; serve: how much more than kv_bytes lies in its file */
     bool all, no_special, json, help, no_cache, verbose;
     double start_s; /* of the command, by butler_seconds */
     /* serve; kv_bytes and prefix_bytes are the engine's, 0: its default */
@@ -374,7 +377,7 @@ int cmd_bench_lossless(const struct cmd_options *options, struct butler_engine *
 enum cmd_end { CMD_END_TOKEN, CMD_END_LENGTH, CMD_END_CONTEXT, CMD_END_POLICY, CMD_END_INTERRUPTED };
 extern const char *const cmd_end_names[];
 /* What decoding cost, on standard error. */
-void cmd_say_cost(const char *policy, const struct butler_stats *stats, enum cmd_end end);
+void cmd_say_cost(const struct butler_engine *engine, const char *policy, const struct butler_stats *stats, enum cmd_end end);
 /* n per second; 0 where that is undefined. */
 double cmd_per_second(uint64_t n, double seconds);
 

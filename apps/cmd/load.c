@@ -142,13 +142,19 @@ struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
     struct butler_model *model = load(options, false, status);
     if (!model)
         return NULL;
-    const struct butler_engine_params params = {.n_threads = options->n_threads,
+    char *folder = options->kv_ram > 0 ? cmd_library_folder(options) : NULL;
+    const bool usable = folder && butler_make_folder(folder) == 0;
+    const struct butler_engine_params params = {.struct_size = sizeof params,
+                                                .kv_ram = options->kv_ram,
+                                                .kv_folder = usable ? folder : NULL,
+                                                .n_threads = options->n_threads,
                                                 .isa = options->isa,
                                                 .activation_bits = options->precision,
                                                 .n_block = options->n_block,
                                                 .kv_bytes = options->kv_bytes,
                                                 .prefix_bytes = options->prefix_bytes};
     struct butler_engine *engine = butler_engine_new(model, &params, &err);
+    free(folder);
     if (!engine) {
         *status = cmd_fail(options, &err);
         butler_model_free(model);

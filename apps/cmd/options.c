@@ -202,6 +202,13 @@ static const struct flag flags[CMD_N_FLAGS] = {
                           "more keys, one a line; BUTLER_API_KEY in the environment is one too"},
     [CMD_ADMIN_KEY] = {0, "admin-key", "KEY", KIND_STRING, AT(admin_key), 0, 0, NULL,
                        "a key that sees the requests of all keys; also BUTLER_ADMIN_KEY in the environment"},
+    [CMD_KV_RESIDENT] =
+        {0, "kv-ram", "BYTES", KIND_BYTES, AT(kv_ram), 0, 0, "a number of bytes, K, M, G or T behind it for powers of 1024",
+         "most bytes of keys and values in memory; the others lie on the disk, from which steps read what they select; "
+         "0: all are in memory"},
+    [CMD_KV_DISK] = {0, "kv-disk", "BYTES", KIND_BYTES, AT(kv_disk), 0, 0,
+                     "a number of bytes, K, M, G or T behind it for powers of 1024",
+                     "keys and values of so many more bytes than --kv-ram lie on the disk; 0: none"},
     [CMD_KV_RAM] = {0, "kv-ram", "BYTES", KIND_BYTES, AT(kv_bytes), 0, 0,
                     "a number of bytes, K, M, G or T behind it for powers of 1024",
                     "memory of all KV caches, a quarter of it for beginnings of earlier prompts; 0: half of the machine's"},

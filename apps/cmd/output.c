@@ -132,7 +132,25 @@ const char *const cmd_end_names[] = {[CMD_END_TOKEN] = "end of text",
                                      [CMD_END_POLICY] = "policy",
                                      [CMD_END_INTERRUPTED] = "interrupted"};
 
-void cmd_say_cost(const char *policy, const struct butler_stats *s, enum cmd_end end)
+/* What came from the disk. */
+static void say_disk(const struct butler_engine *engine, const struct butler_stats *s)
+{
+    char a[32], b[32], c[32];
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
+    butler_engine_get_info(engine, &info);
+    if (!info.kv_disk)
+        return;
+    fprintf(stderr, "  KV pages: %s in memory, %s on the disk (%s), of which the prompt read %s\n",
+            cmd_bytes(a, sizeof a, info.kv_resident), cmd_bytes(b, sizeof b, info.kv_on_disk), info.kv_disk,
+            cmd_bytes(c, sizeof c, s->prompt_disk_bytes));
+    if (s->n_decode)
+        fprintf(stderr, "  a token wanted %.0f pages, %.1f %% of them from the disk (%s), and waited %.3f ms for these\n",
+                (double)s->pages_wanted / (double)s->n_decode,
+                s->pages_wanted ? 100 * (double)s->pages_fetched / (double)s->pages_wanted : 0.0,
+                cmd_bytes(a, sizeof a, s->disk_bytes / s->n_decode), 1e3 * s->disk_s / (double)s->n_decode);
+}
+
+void cmd_say_cost(const struct butler_engine *engine, const char *policy, const struct butler_stats *s, enum cmd_end end)
 {
     char a[32], b[32], c[32];
     double n = s->n_decode ? (double)s->n_decode : 1;
@@ -148,6 +166,7 @@ void cmd_say_cost(const char *policy, const struct butler_stats *s, enum cmd_end
                 cmd_bytes(a, sizeof a, s->upkeep_bytes));
     fprintf(stderr, "  KV memory %s (peak %s), metric %s\n", cmd_bytes(a, sizeof a, s->kv_memory),
             cmd_bytes(b, sizeof b, s->kv_memory_peak), cmd_bytes(c, sizeof c, s->metric_memory));
+    say_disk(engine, s);
     if (s->n_decode)
         fprintf(stderr, "  a token took %.3f ms: score %.3f, select %.3f, attend %.3f, the rest %.3f\n", 1e3 * s->decode_s / n,
                 1e3 * s->score_s / n, 1e3 * s->select_s / n, 1e3 * s->attend_s / n,

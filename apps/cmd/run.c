@@ -135,6 +135,11 @@ static void print_last_row(const struct cmd_options *options, const struct resul
     json_object_set_new(stats, "kv_memory_peak", json_integer((json_int_t)s->kv_memory_peak));
     json_object_set_new(stats, "metric_memory", json_integer((json_int_t)s->metric_memory));
     json_object_set_new(stats, "metric_memory_peak", json_integer((json_int_t)s->metric_memory_peak));
+    json_object_set_new(stats, "pages_wanted", json_integer((json_int_t)s->pages_wanted));
+    json_object_set_new(stats, "pages_fetched", json_integer((json_int_t)s->pages_fetched));
+    json_object_set_new(stats, "disk_bytes", json_integer((json_int_t)s->disk_bytes));
+    json_object_set_new(stats, "disk_s", json_real(s->disk_s));
+    json_object_set_new(stats, "prompt_disk_bytes", json_integer((json_int_t)s->prompt_disk_bytes));
     cmd_row(json_pack("{s:o, s:o, s:o}", "text", cmd_json_text(result->text.bytes ? result->text.bytes : "", result->text.n), "ids",
                       ids, "stats", stats));
 }
@@ -219,14 +224,14 @@ static int run_policy(const struct cmd_options *options, struct butler_engine *e
     result->stats = (struct butler_stats){BUTLER_INIT(butler_stats)};
     butler_session_stats(session, &result->stats);
     if (status == CMD_INTERRUPTED) {
-        cmd_say_cost(result->policy, &result->stats, CMD_END_INTERRUPTED);
+        cmd_say_cost(engine, result->policy, &result->stats, CMD_END_INTERRUPTED);
         status = CMD_FAILED;
     }
     if (status != CMD_DONE)
         goto done;
     if (options->json)
         print_last_row(options, result);
-    cmd_say_cost(result->policy, &result->stats, result->end);
+    cmd_say_cost(engine, result->policy, &result->stats, result->end);
     if (options->save_session && butler_session_save(session, options->save_session, &err) < 0)
         status = cmd_fail(options, &err);
 done:
@@ -342,13 +347,14 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},  {CMD_PRE, NULL},   {CMD_PROMPT, NULL},    {CMD_FILE, NULL},         {CMD_N, "128"},
-    {CMD_CTX, "0"},     {CMD_KV, "auto"},  {CMD_KV_TYPE, "f16"},  {CMD_LOSSLESS, NULL},     {CMD_BLOCK, "0"},
-    {CMD_TEMP, "0.8"},  {CMD_TOP_K, "40"}, {CMD_TOP_P, "0.95"},   {CMD_MIN_P, "0.05"},      CMD_PENALTIES,
-    CMD_CONSTRAINTS,    {CMD_SEED, "0"},   {CMD_THREADS, "0"},    {CMD_ISA, NULL},          {CMD_PRECISION, "8"},
-    {CMD_PLUGIN, NULL}, {CMD_STEP, NULL},  {CMD_PREDICTOR, NULL}, {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL},
-    {CMD_JSON, NULL},   {CMD_CACHE, NULL}, {CMD_CACHE_SIZE, "0"}, {CMD_NO_CACHE, NULL},     {CMD_HELP, NULL},
-    {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},        {CMD_PRE, NULL},          {CMD_PROMPT, NULL},  {CMD_FILE, NULL},
+    {CMD_N, "128"},           {CMD_CTX, "0"},           {CMD_KV, "auto"},    {CMD_KV_TYPE, "f16"},
+    {CMD_KV_RESIDENT, "0"},   {CMD_LOSSLESS, NULL},     {CMD_BLOCK, "0"},    {CMD_TEMP, "0.8"},
+    {CMD_TOP_K, "40"},        {CMD_TOP_P, "0.95"},      {CMD_MIN_P, "0.05"}, CMD_PENALTIES,
+    CMD_CONSTRAINTS,          {CMD_SEED, "0"},          {CMD_THREADS, "0"},  {CMD_ISA, NULL},
+    {CMD_PRECISION, "8"},     {CMD_PLUGIN, NULL},       {CMD_STEP, NULL},    {CMD_PREDICTOR, NULL},
+    {CMD_SAVE_SESSION, NULL}, {CMD_LOAD_SESSION, NULL}, {CMD_JSON, NULL},    {CMD_CACHE, NULL},
+    {CMD_CACHE_SIZE, "0"},    {CMD_NO_CACHE, NULL},     {CMD_HELP, NULL},    {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_run = {

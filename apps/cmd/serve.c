@@ -173,9 +173,12 @@ static int choose_memory(struct cmd_options *options)
     char wanted[32], most[32];
     if (!options->kv_bytes)
         options->kv_bytes = limit / 2;
-    options->prefix_bytes = options->no_cache ? 0 : options->kv_bytes / PREFIX_SHARE;
-    if (options->kv_bytes <= limit)
+    if (options->kv_bytes <= limit) {
+        options->kv_ram = options->kv_disk > 0 ? options->kv_bytes : 0;
+        options->kv_bytes += options->kv_disk;
+        options->prefix_bytes = options->no_cache ? 0 : options->kv_bytes / PREFIX_SHARE;
         return CMD_DONE;
+    }
     cmd_say(options, "--kv-ram: %s cannot be had: %s is %s", cmd_bytes(wanted, sizeof wanted, options->kv_bytes), whose,
             cmd_bytes(most, sizeof most, limit));
     return CMD_USAGE;
@@ -227,16 +230,17 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},      {CMD_PRE, NULL},           {CMD_HOST, "127.0.0.1"},   {CMD_PORT, "8080"},
-    {CMD_ALIAS, NULL},      {CMD_API_KEY, NULL},       {CMD_API_KEY_FILE, NULL},  {CMD_ADMIN_KEY, NULL},
-    {CMD_CTX, "0"},         {CMD_KV, "auto"},          {CMD_KV_TYPE, "f16"},      {CMD_LOSSLESS, NULL},
-    {CMD_KV_RAM, "0"},      {CMD_PARK, NULL},          {CMD_MAX_STALL, "200"},    {CMD_PARALLEL, "64"},
-    {CMD_QUEUE, "512"},     {CMD_CONNECTIONS, "1024"}, {CMD_MAX_BODY, "16M"},     {CMD_TIMEOUT, "60"},
-    {CMD_ACCESS_LOG, NULL}, {CMD_AUDIT, "0"},          {CMD_NO_CACHE, NULL},      {CMD_CACHE, NULL},
-    {CMD_CACHE_SIZE, "0"},  {CMD_BLOCK, "0"},          {CMD_CHAT_TEMPLATE, NULL}, {CMD_TEMP, "0.8"},
-    {CMD_TOP_K, "40"},      {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},       CMD_PENALTIES,
-    {CMD_THREADS, "0"},     {CMD_ISA, NULL},           {CMD_PRECISION, "8"},      {CMD_PLUGIN, NULL},
-    {CMD_STEP, NULL},       {CMD_PREDICTOR, NULL},     {CMD_HELP, NULL},          {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},    {CMD_PRE, NULL},        {CMD_HOST, "127.0.0.1"},   {CMD_PORT, "8080"},
+    {CMD_ALIAS, NULL},    {CMD_API_KEY, NULL},    {CMD_API_KEY_FILE, NULL},  {CMD_ADMIN_KEY, NULL},
+    {CMD_CTX, "0"},       {CMD_KV, "auto"},       {CMD_KV_TYPE, "f16"},      {CMD_LOSSLESS, NULL},
+    {CMD_KV_RAM, "0"},    {CMD_KV_DISK, "0"},     {CMD_PARK, NULL},          {CMD_MAX_STALL, "200"},
+    {CMD_PARALLEL, "64"}, {CMD_QUEUE, "512"},     {CMD_CONNECTIONS, "1024"}, {CMD_MAX_BODY, "16M"},
+    {CMD_TIMEOUT, "60"},  {CMD_ACCESS_LOG, NULL}, {CMD_AUDIT, "0"},          {CMD_NO_CACHE, NULL},
+    {CMD_CACHE, NULL},    {CMD_CACHE_SIZE, "0"},  {CMD_BLOCK, "0"},          {CMD_CHAT_TEMPLATE, NULL},
+    {CMD_TEMP, "0.8"},    {CMD_TOP_K, "40"},      {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},
+    CMD_PENALTIES,        {CMD_THREADS, "0"},     {CMD_ISA, NULL},           {CMD_PRECISION, "8"},
+    {CMD_PLUGIN, NULL},   {CMD_STEP, NULL},       {CMD_PREDICTOR, NULL},     {CMD_HELP, NULL},
+    {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_serve = {

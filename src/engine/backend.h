@@ -4,8 +4,8 @@
  * but it never reads or writes there itself. Activations, KV rows, page tables, positions, records, norms of values, scores, lists
  * of slots and logits live in such memory. Tokens, numbers of slots and counters are host memory.
  *
- * Operations run in the order in which they are called. Only `alloc` and `bind_weights` can fail. src/cpu/backend_cpu.c implements
- * all of this.
+ * Operations run in the order in which they are called. Only `alloc` and `bind_weights` can fail, and where pages lie on a disk
+ * (src/devices/spill.c) operations on rows. src/cpu/backend_cpu.c implements all of this.
  */
 #ifndef BUTLER_BACKEND_H
 #define BUTLER_BACKEND_H
@@ -84,6 +84,8 @@ struct butler_traffic {
     uint64_t upkeep_bytes; /* butler_stats; operations count all as metric_bytes */
     uint64_t units_selected, units_reused;
     uint64_t score_ns, select_ns, attend_ns; /* inside fused passes, summed over threads */
+    /* Where not all pages are resident: how many pieces of them were wanted, how many came from the file; the wait for these. */
+    uint64_t n_wanted, n_fetched, disk_bytes, disk_ns;
 };
 
 /* One layer of the cache with what an operation needs beside it. */
@@ -195,6 +197,15 @@ struct butler_backend {
     /* sparse: much of it may never be written, and costs nothing until it is. NULL with *err filled when there is none. */
     void *(*alloc)(struct butler_backend *backend, size_t n_bytes, bool sparse, struct butler_error *err);
     void (*free)(struct butler_backend *backend, void *address, size_t n_bytes); /* address may be NULL */
+    /* May be NULL. Memory for n extents that need not all be resident, whose addresses nobody but the backend's operations can use;
+     * *places says where rows are. Operations on a layer that cannot get at rows fill its cache's fault; those on memory leave an
+     * error for check(). */
+    void *(*alloc_extents)(struct butler_backend *backend, size_t extent_bytes, uint64_t n, struct butler_places *places,
+                           struct butler_error *err);
+    /* May be NULL. The error that operations on memory have left since it was last asked for: they then did nothing. */
+    int (*check)(struct butler_backend *backend, struct butler_error *err);
+    /* May be NULL. Bytes of KV pages that are resident, and in the file; *method: how that is read. */
+    void (*spilled)(const struct butler_backend *backend, uint64_t *resident, uint64_t *on_disk, const char **method);
     /* Contents of [address, address + n_bytes) are lost, and its memory may go back to the system. */
     void (*discard)(struct butler_backend *backend, void *address, size_t n_bytes);
     void (*upload)(struct butler_backend *backend, void *to, const void *host, size_t n_bytes);
@@ -300,6 +311,11 @@ struct butler_backend {
     struct butler_backend *(*another)(const struct butler_backend *backend, struct butler_pool *pool, struct butler_error *err);
     void (*destroy)(struct butler_backend *backend);
 };
+
+static inline int butler_backend_check(struct butler_backend *backend, struct butler_error *err)
+{
+    return backend->check ? backend->check(backend, err) : 0;
+}
 
 static inline void butler_backend_free(struct butler_backend *backend) /* may be NULL */
 {

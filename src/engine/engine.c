@@ -77,6 +77,8 @@ const struct butler_model_info *butler_model_get_info(const struct butler_model 
 
 /* -------------------------------------------------------------------------------------------------- engine */
 
+enum { SPILL = 16 /* so many times the memory KV pages may take where they lie on a disk, unless somebody says otherwise */ };
+
 /* Bytes of memory of this machine. */
 static uint64_t machine_memory(void)
 {
@@ -111,7 +113,8 @@ struct butler_engine *butler_engine_new_on(struct butler_model *model, const str
     engine->pool = pool;
     engine->backend = backend;
     engine->n_block = params->n_block ? params->n_block : backend->block_rows;
-    engine->kv_bytes = params->kv_bytes ? params->kv_bytes : machine_memory();
+    engine->kv_ram = params->kv_ram;
+    engine->kv_bytes = params->kv_bytes ? params->kv_bytes : machine_memory() * (params->kv_ram > 0 ? SPILL : 1);
     backend->activation_bits = params->activation_bits ? params->activation_bits : 8;
     if (bind_model(engine, err) < 0 ||
         (params->prefix_bytes > 0 && !(engine->prefix = butler_prefix_new(params->prefix_bytes, err)))) {
@@ -134,6 +137,7 @@ struct butler_engine *butler_engine_clone(const struct butler_engine *engine, in
         return NULL;
     const struct butler_engine_params params = {.n_block = engine->n_block,
                                                 .kv_bytes = engine->kv_bytes,
+                                                .kv_ram = engine->kv_ram,
                                                 .prefix_bytes = prefix_bytes,
                                                 .activation_bits = engine->backend->activation_bits};
     struct butler_pool *pool = butler_pool_new(butler_engine_threads(n_threads), err);
@@ -179,7 +183,7 @@ void butler_engine_free(struct butler_engine *engine)
     free(engine);
 }
 
-struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butler_kv_type type, int head_dim,
+struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butler_kv_type type, int head_dim, bool spills,
                                          struct butler_error *err)
 {
     const size_t extent_bytes = butler_kv_extent_bytes(type, head_dim);
@@ -188,9 +192,9 @@ struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butl
         return NULL;
     }
     for (struct butler_pages *pages = engine->pages; pages; pages = pages->next)
-        if (pages->extent_bytes == extent_bytes)
+        if (pages->extent_bytes == extent_bytes && pages->spills == spills)
             return pages;
-    struct butler_pages *pages = butler_pages_new(engine->backend, extent_bytes, engine->kv_bytes, err);
+    struct butler_pages *pages = butler_pages_new(engine->backend, extent_bytes, engine->kv_bytes, spills, err);
     if (pages) {
         pages->next = engine->pages;
         engine->pages = pages;
@@ -217,6 +221,8 @@ void butler_engine_get_info(const struct butler_engine *engine, struct butler_en
     }
     for (const struct butler_pages *pages = engine ? engine->pages : NULL; pages; pages = pages->next)
         own.kv_memory += butler_pages_held(pages);
+    if (engine && engine->backend->spilled)
+        engine->backend->spilled(engine->backend, &own.kv_resident, &own.kv_on_disk, &own.kv_disk);
     if (engine && engine->prefix) {
         struct butler_prefix_stats stats;
         butler_prefix_get_stats(engine->prefix, &stats);
@@ -225,7 +231,7 @@ void butler_engine_get_info(const struct butler_engine *engine, struct butler_en
         own.prefix_hits = stats.hits;
         own.prefix_tokens = stats.tokens;
     }
-    butler_give_struct(info, &own, sizeof own, BUTLER_END_OF(butler_engine_info, prefix_tokens));
+    butler_give_struct(info, &own, sizeof own, BUTLER_END_OF(butler_engine_info, kv_disk));
 }
 
 /* ----------------------------------------------------------------------------------------------- tokenizer */

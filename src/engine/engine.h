@@ -31,6 +31,7 @@ struct butler_engine {
     bool borrows; /* plug-ins, predictors and centres are another engine's */
     int n_block;
     uint64_t kv_bytes; /* most bytes of a page pool */
+    uint64_t kv_ram;   /* most of them that are resident; 0: all */
 };
 
 /* An engine on a backend of the caller's, which it then owns, with the pool (also on failure). */
@@ -41,8 +42,9 @@ struct butler_engine *butler_engine_new_on(struct butler_model *model, const str
 /* How many threads a caller's number stands for: 0 is those of the machine. */
 int butler_engine_threads(int n_threads);
 
-/* The pool for extents of rows of this type and length; made at its first use. NULL with *err filled on failure. */
-struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butler_kv_type type, int head_dim,
+/* The pool for extents of rows of this type and length; made at its first use. spills: for keys and values of texts; else what a
+ * metric keeps, which is always resident. NULL with *err filled on failure. */
+struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butler_kv_type type, int head_dim, bool spills,
                                          struct butler_error *err);
 
 #endif

@@ -117,8 +117,8 @@ static void drop_newest(struct butler_kv *kv, struct butler_kv_head *head)
     head->n_slots--;
     if (newest == last)
         return;
-    backend->copy(backend, butler_kv_key_row(kv, head, newest), butler_kv_key_row(kv, head, last), kv->row_bytes);
-    backend->copy(backend, butler_kv_value_row(kv, head, newest), butler_kv_value_row(kv, head, last), kv->row_bytes);
+    backend->copy(backend, butler_kv_row_address(kv, head, (int)newest), butler_kv_row_address(kv, head, (int)last),
+                  2 * kv->row_bytes);
     if (head->value_norms)
         backend->copy(backend, head->value_norms + newest, head->value_norms + last, sizeof *head->value_norms);
     if (kv->record_slots == 1)
@@ -151,7 +151,9 @@ int butler_session_unread(struct butler_session *session, struct butler_error *e
     session->n_past = n - 1;
     session->n_dense = BUTLER_MIN(session->n_dense, n - 1);
     session->has_logits = false;
-    return 0;
+    const int code = butler_backend_check(session->kv.backend, err);
+    session->failed = code < 0;
+    return code;
 }
 
 /* ----------------------------------------------------------------------------------------- models and engines */

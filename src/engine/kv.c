@@ -114,6 +114,7 @@ int butler_kv_init(struct butler_kv *kv, const struct butler_metric_shape *shape
     kv->extent_bytes = BUTLER_EXTENT * kv->page_bytes;
     kv->extents = pages;
     kv->pool = pages->base;
+    kv->places = pages->places;
     kv->max_slots = max_slots;
     kv->max_pages = BUTLER_CEIL_DIV(max_slots, BUTLER_EXTENT_TOKENS) * BUTLER_EXTENT;
     if (make_records(kv, shape, policy, err) < 0 || make_tables(kv, policy->method == BUTLER_EVICT, err) < 0) {
@@ -174,6 +175,10 @@ static int own_extent(struct butler_kv *kv, struct butler_kv_head *head, int i, 
     if (butler_pages_take(kv->extents, &own, err) < 0)
         return BUTLER_ERROR_MEMORY;
     kv->backend->copy(kv->backend, extent_at(kv, own), extent_at(kv, shared), kv->extent_bytes);
+    if (butler_backend_check(kv->backend, err) < 0) {
+        butler_pages_release(kv->extents, own);
+        return BUTLER_ERROR_MEMORY;
+    }
     butler_pages_release(kv->extents, shared);
     head->extents[i] = own;
     upload_table(kv, head, i, i + 1);

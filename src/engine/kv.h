@@ -52,7 +52,9 @@ struct butler_kv {
     struct butler_kv_head *heads;         /* [n_layers][n_kv_heads] */
     struct butler_pages *extents;         /* the engine's pool */
     unsigned char *pool;                  /* its base */
-    bool shares;                          /* some extents may be shared */
+    struct butler_places places;          /* the pool's */
+    struct butler_error fault; /* code < 0: an operation could not get rows of it, and did nothing; so do all that follow */
+    bool shares;               /* some extents may be shared */
     uint64_t pages_held, pages_held_peak; /* shared ones included */
     /* Records of the session's metric. */
     int record_slots; /* slots a record covers; 0: no records */
@@ -103,8 +105,12 @@ static inline struct butler_kv_head *butler_kv_at(const struct butler_kv *kv, in
 /* Inside operations. */
 static inline unsigned char *butler_kv_key_row(const struct butler_kv *kv, const struct butler_kv_head *head, uint32_t slot)
 {
-    return kv->pool + (size_t)head->table[slot / BUTLER_EXTENT_TOKENS] * kv->extent_bytes +
-           slot % BUTLER_EXTENT_TOKENS * 2 * kv->row_bytes;
+    const uint32_t extent = head->table[slot / BUTLER_EXTENT_TOKENS], token = slot % BUTLER_EXTENT_TOKENS;
+    const struct butler_places *places = &kv->places;
+    if (!places->frames)
+        return kv->pool + (size_t)extent * kv->extent_bytes + token * 2 * kv->row_bytes;
+    return places->base + places->frames[extent * places->pieces + token / places->tokens] * places->frame_bytes +
+           token % places->tokens * 2 * kv->row_bytes;
 }
 
 static inline unsigned char *butler_kv_value_row(const struct butler_kv *kv, const struct butler_kv_head *head, uint32_t slot)
@@ -112,7 +118,7 @@ static inline unsigned char *butler_kv_value_row(const struct butler_kv *kv, con
     return butler_kv_key_row(kv, head, slot) + kv->row_bytes;
 }
 
-/* The same address, as the host finds it. */
+/* The row's device address, as the host finds it. */
 static inline unsigned char *butler_kv_row_address(const struct butler_kv *kv, const struct butler_kv_head *head, int slot)
 {
     return kv->pool + (size_t)head->extents[slot / BUTLER_EXTENT_TOKENS] * kv->extent_bytes +

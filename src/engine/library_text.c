@@ -171,6 +171,7 @@ static int load(struct butler_session *session, const struct butler_block_file *
                 break;
             kv->backend->upload(kv->backend, kv->pool + (size_t)extents[n_taken++] * kv->extent_bytes, library->buffer + at,
                                 BUTLER_MIN(bytes - at, kv->extent_bytes));
+            code = butler_backend_check(kv->backend, err);
         }
     }
     for (int i = 0; i < n_taken; i++) {
@@ -249,8 +250,7 @@ static int copy_rows(void *user, int i, void *buffer, struct butler_error *err)
         kv->backend->download(kv->backend, (unsigned char *)buffer + (size_t)done * 2 * kv->row_bytes,
                               butler_kv_row_address(kv, &kv->heads[i], rows->first + done), (size_t)m * 2 * kv->row_bytes);
     }
-    (void)err;
-    return 0;
+    return butler_backend_check(kv->backend, err);
 }
 
 /* How a text begins, as far as whole characters fit. */

@@ -4,20 +4,24 @@
 #include "engine/backend.h"
 #include "engine/pages.h"
 
-struct butler_pages *butler_pages_new(struct butler_backend *backend, size_t extent_bytes, uint64_t max_bytes,
+struct butler_pages *butler_pages_new(struct butler_backend *backend, size_t extent_bytes, uint64_t max_bytes, bool spills,
                                       struct butler_error *err)
 {
     struct butler_pages *pages = butler_alloc(sizeof *pages, err);
     if (!pages)
         return NULL;
-    const uint64_t n = BUTLER_MIN(BUTLER_MAX(max_bytes / extent_bytes, 1), UINT32_MAX / BUTLER_EXTENT);
+    const uint64_t n = BUTLER_MIN(BUTLER_MAX(max_bytes / extent_bytes, 1), UINT32_MAX / BUTLER_EXTENT / 2);
     pages->backend = backend;
     pages->extent_bytes = extent_bytes;
     pages->n_extents = (uint32_t)n;
     pages->n_bytes = (size_t)n * extent_bytes;
     pages->tables_bytes = n * 2 * sizeof(uint32_t);
     pages->references = butler_reserve(pages->tables_bytes, false, err);
-    pages->base = pages->references ? backend->alloc(backend, pages->n_bytes, false, err) : NULL;
+    pages->spills = spills;
+    if (pages->references && spills && backend->alloc_extents)
+        pages->base = backend->alloc_extents(backend, extent_bytes, n, &pages->places, err);
+    else if (pages->references)
+        pages->base = backend->alloc(backend, pages->n_bytes, false, err);
     if (!pages->base) {
         butler_pages_free(pages);
         return NULL;

@@ -15,8 +15,19 @@ enum {
 
 struct butler_backend;
 
+/* Where the rows of a pool lie that does not have all of them in memory, inside operations: an extent has `pieces` pieces of
+ * `tokens` tokens. */
+struct butler_places {
+    const uint32_t *frames; /* [n_extents][pieces]; NULL: extents lie at their addresses */
+    unsigned char *base;    /* frame i lies i times frame_bytes behind it */
+    size_t frame_bytes;
+    uint32_t pieces, tokens;
+};
+
 struct butler_pages {
     struct butler_backend *backend;
+    struct butler_places places;
+    bool spills;         /* not all of it is in memory */
     unsigned char *base; /* device memory, [n_extents][extent_bytes] */
     size_t extent_bytes, n_bytes;
     uint32_t n_extents, n_used; /* n_used: extents that were ever handed out, [0, n_used) */
@@ -27,8 +38,9 @@ struct butler_pages {
     struct butler_pages *next; /* of the engine's list */
 };
 
-/* A pool of at most max_bytes, of which only what is used costs memory. NULL with *err filled on failure. */
-struct butler_pages *butler_pages_new(struct butler_backend *backend, size_t extent_bytes, uint64_t max_bytes,
+/* A pool of at most max_bytes, of which only what is used costs memory. spills: where the backend has memory that spills, in that.
+ * NULL with *err filled on failure. */
+struct butler_pages *butler_pages_new(struct butler_backend *backend, size_t extent_bytes, uint64_t max_bytes, bool spills,
                                       struct butler_error *err);
 void butler_pages_free(struct butler_pages *pages);
 

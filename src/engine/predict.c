@@ -191,7 +191,7 @@ struct butler_predict *butler_predict_new(struct butler_engine *engine, int vers
         butler_arena_want(&predict->buffers.pieces, &predict->keys, (size_t)engine->n_block * keys_of_a_token(s), sizeof(float));
     if (!(predict->scratch = scratch_of(engine, predictor, &predict->shape, slots, err)) ||
         butler_buffers_make(&predict->buffers, engine->backend, err) < 0 ||
-        !(pages = butler_engine_pages(engine, kv_type, dim, err)) ||
+        !(pages = butler_engine_pages(engine, kv_type, dim, false, err)) ||
         butler_kv_init(&predict->kv, &predict->shape, pages, kv_type, slots, &predict->policy, err) < 0) {
         butler_predict_free(predict);
         return NULL;

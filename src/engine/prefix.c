@@ -292,7 +292,7 @@ int butler_session_adopt_prefix(struct butler_session *session, const int32_t *i
     session->n_past = session->n_dense = n_found;
     butler_session_summarise(session, 0, n_found);
     butler_session_release_windows(session);
-    return n_found;
+    return session->failed ? butler_session_fault(session, err) : n_found;
 }
 
 void butler_prefix_get_stats(const struct butler_prefix *prefix, struct butler_prefix_stats *stats)

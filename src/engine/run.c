@@ -25,7 +25,7 @@ static int check_span(const struct butler_engine *engine, const struct butler_sp
     if (session->engine != engine)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "the session belongs to another engine");
     if (session->failed)
-        return butler_fail(err, BUTLER_ERROR_NUMERIC, "this session ended with an error before");
+        return butler_session_fault(session, err);
     if (span->n < 1 || !span->ids)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "no tokens to run");
     if (span->n > session->n_ctx - session->n_past)

@@ -76,6 +76,19 @@ static int shape_predictor(struct butler_session *session, struct butler_error *
     return 0;
 }
 
+/* Prompts read a whole layer. */
+static int check_resident(const struct butler_engine *engine, enum butler_kv_type type, int n_ctx, struct butler_error *err)
+{
+    const struct butler_hparams *hp = &engine->model->hp;
+    const uint64_t n_extents = (uint64_t)BUTLER_CEIL_DIV(n_ctx, BUTLER_EXTENT_TOKENS) * (uint64_t)hp->n_kv_heads,
+                   bytes = n_extents * butler_kv_extent_bytes(type, hp->head_dim);
+    if (engine->kv_ram == 0 || bytes <= engine->kv_ram)
+        return 0;
+    return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                       "--kv-ram: %llu bytes of keys and values in memory are too few: a layer of a context of %d has %llu",
+                       (unsigned long long)engine->kv_ram, n_ctx, (unsigned long long)bytes);
+}
+
 static int check_shape(const struct butler_model *model, int n_ctx, struct butler_error *err)
 {
     const struct butler_hparams *hp = &model->hp;
@@ -101,8 +114,8 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "a context of %d tokens: it must be between 1 and %d", n_ctx, 1 << 24);
     else if ((unsigned)params->kv_type >= BUTLER_N_KV_TYPES)
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "kv type %d is none of f32, f16, q8_0", (int)params->kv_type);
-    else if (check_shape(model, n_ctx, err) == 0 &&
-             (pages = butler_engine_pages(engine, params->kv_type, hp->head_dim, err)) != NULL)
+    else if (check_shape(model, n_ctx, err) == 0 && check_resident(engine, params->kv_type, n_ctx, err) == 0 &&
+             (pages = butler_engine_pages(engine, params->kv_type, hp->head_dim, true, err)) != NULL)
         session = butler_alloc(sizeof *session, err);
     if (!session)
         return NULL;
@@ -220,7 +233,7 @@ int butler_fill(struct butler_session *session, int n, uint64_t seed, struct but
     if (BUTLER_IS_NULL(session, err))
         return BUTLER_ERROR_ARGUMENT;
     if (session->failed)
-        return butler_fail(err, BUTLER_ERROR_NUMERIC, "this session ended with an error before");
+        return butler_session_fault(session, err);
     if (n < 1 || n > session->n_ctx - session->n_past)
         return butler_fail(err, n < 1 ? BUTLER_ERROR_ARGUMENT : BUTLER_ERROR_LENGTH,
                            "%d tokens after %d: a context of %d holds 1 to %d more", n, session->n_past, session->n_ctx,
@@ -236,10 +249,19 @@ int butler_fill(struct butler_session *session, int n, uint64_t seed, struct but
         for (int i = 0; i < m; i++)
             session->tokens[session->n_past + i] = -1;
         session->n_past += m;
+        if (session->kv.fault.code < 0)
+            return butler_session_fault(session, err);
         session->failed = false;
         butler_session_release_windows(session);
     }
     return 0;
+}
+
+int butler_session_fault(const struct butler_session *session, struct butler_error *err)
+{
+    if (session->kv.fault.code < 0)
+        return butler_fail(err, session->kv.fault.code, "%s", session->kv.fault.message);
+    return butler_fail(err, BUTLER_ERROR_NUMERIC, "this session ended with an error before");
 }
 
 const float *butler_logits(const struct butler_session *session)
@@ -274,6 +296,11 @@ static void fill_stats(const struct butler_session *session, struct butler_stats
     stats->predict_bytes = traffic->predict_bytes;
     stats->units_selected = traffic->units_selected;
     stats->units_reused = traffic->units_reused;
+    stats->pages_wanted = traffic->n_wanted;
+    stats->pages_fetched = traffic->n_fetched;
+    stats->disk_bytes = traffic->disk_bytes;
+    stats->disk_s = 1e-9 * (double)traffic->disk_ns;
+    stats->prompt_disk_bytes = session->prompt_traffic.disk_bytes;
     stats->kv_memory = butler_kv_memory(&session->kv);
     stats->kv_memory_peak = session->kv.pages_held_peak * session->kv.page_bytes;
     stats->metric_memory = butler_kv_record_memory(&session->kv) + (session->predict ? butler_kv_memory(&session->predict->kv) : 0);
@@ -294,7 +321,7 @@ void butler_session_stats(const struct butler_session *session, struct butler_st
         return;
     if (session)
         fill_stats(session, &own);
-    butler_give_struct(stats, &own, sizeof own, BUTLER_END_OF(butler_stats, upkeep_bytes));
+    butler_give_struct(stats, &own, sizeof own, BUTLER_END_OF(butler_stats, prompt_disk_bytes));
 }
 
 void butler_session_stats_reset(struct butler_session *session)

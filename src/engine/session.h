@@ -86,6 +86,9 @@ void butler_session_summarise(struct butler_session *session, int first, int n);
 /* Its policy's budget was `last`: makes what that budget put off and the new one wants. */
 void butler_session_follow_policy(struct butler_session *session, const struct butler_policy *last);
 
+/* A session that failed: why, if its cache knows. */
+int butler_session_fault(const struct butler_session *session, struct butler_error *err);
+
 /* Gives back the pages that layers with a window will not read again. */
 void butler_session_release_windows(struct butler_session *session);
 

@@ -45,7 +45,8 @@ static int write_device(struct butler_writer *writer, struct butler_backend *bac
     for (size_t done = 0, m; done < n_bytes && code == 0; done += m) {
         m = BUTLER_MIN(n_bytes - done, sizeof host);
         backend->download(backend, host, (const unsigned char *)from + done, m);
-        code = butler_write(writer, host, m, err);
+        code = butler_backend_check(backend, err);
+        code = code < 0 ? code : butler_write(writer, host, m, err);
     }
     return code;
 }
@@ -347,6 +348,8 @@ static int read_head(struct cursor *cursor, const struct butler_session *session
     for (int slot = first; slot < n; slot += BUTLER_PAGE, rows += kv->page_bytes)
         kv->backend->upload(kv->backend, butler_kv_row_address(kv, head, slot), rows,
                             2 * kv->row_bytes * (size_t)BUTLER_MIN(n - slot, BUTLER_PAGE));
+    if (butler_backend_check(kv->backend, err) < 0)
+        return BUTLER_ERROR_IO;
     if (kv->record_slots > 0 && !kv->records_off) {
         const size_t bytes = (size_t)BUTLER_CEIL_DIV(n, kv->record_slots) * kv->record_bytes;
         if (!(from = take(cursor, bytes, "the records of a head", err)))
@@ -509,7 +512,11 @@ static struct butler_session *restore(struct butler_engine *engine, struct butle
     butler_map_close(map);
     if (was_idle && !session->policy.plan.idle)
         butler_session_summarise(session, 0, session->n_past);
-    return session;
+    if (!session->failed)
+        return session;
+    butler_session_fault(session, err);
+    butler_session_free(session);
+    return NULL;
 fail:
     butler_map_close(map);
     butler_session_free(session);

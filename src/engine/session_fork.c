@@ -103,6 +103,7 @@ void butler_session_summarise(struct butler_session *session, int first, int n)
         if (butler_schedule_summarise(session, l, 0) != INT32_MAX)
             backend->summarise(backend, &state, first);
     }
+    session->failed = session->failed || session->kv.fault.code < 0;
 }
 
 /* ----------------------------------------------------------------------------------------- another policy */
@@ -147,7 +148,7 @@ int butler_session_adopt(struct butler_session *session, struct butler_session *
         late = late || butler_policy_defers(&from->policy, l, session->shape.n_layers, from->n_past);
     if (!records || !norms || late) /* records are made anew only from keys: a metric that has observed is the same one */
         butler_session_summarise(session, 0, from->n_past);
-    return 0;
+    return session->failed ? butler_session_fault(session, err) : 0;
 }
 
 /* ------------------------------------------------------------------------------------------------ going back */
@@ -173,6 +174,8 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
         if (session->model->layers[l].window > 0 && !butler_kv_holds_window(&session->kv, l, n, session->model->layers[l].window))
             return butler_fail(err, BUTLER_ERROR_ARGUMENT, "layer %d has a window of %d tokens: those before token %d are gone", l,
                                session->model->layers[l].window, n);
+    if (n == 0)
+        session->kv.fault.code = 0;
     for (int l = 0; l < session->kv.n_layers; l++) {
         butler_kv_truncate(&session->kv, l, n);
         session->selection.at[l] = session->selection.at[l] > n ? 0 : session->selection.at[l];
@@ -193,6 +196,7 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
     session->n_dense = BUTLER_MIN(session->n_dense, n);
     session->n_observed = BUTLER_MIN(session->n_observed, n);
     session->evicted = session->evicted && n > 0;
-    session->has_logits = session->failed = session->stop = false;
-    return 0;
+    session->has_logits = session->stop = false;
+    session->failed = session->kv.fault.code < 0;
+    return session->failed ? butler_session_fault(session, err) : 0;
 }

@@ -1,0 +1,241 @@
+/* See disk.h: the file, requests made of neighbouring blocks, what follows from their results, and the threads that stand in for
+ * the ring (disk_ring.c). */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/disk.h"
+
+enum {
+    MOST_PIECES = 64, /* blocks of a request: some can be under way at the same time */
+    THREADS = 8,      /* so many requests at a time, without a ring */
+    RETRIES = 100,    /* of a request that gets nowhere */
+};
+
+struct butler_disk {
+    int fd;
+    char *folder;
+    size_t block_bytes;
+    int max_blocks;
+    bool cached;
+    struct butler_ring *ring; /* NULL: threads */
+    butler_disk_fault_fn *fault;
+    void *user;
+    struct iovec *pieces;                 /* [max_blocks] */
+    struct butler_disk_request *requests; /* [max_blocks] */
+    /* The call under way. */
+    bool write;
+    int n_requests;
+    int error; /* errno of the first request that failed; 0: none */
+    uint64_t error_at;
+    /* Threads, which take requests[n_taken] next. */
+    pthread_t threads[THREADS];
+    int n_threads, n_taken, n_done;
+    bool ends;
+    pthread_mutex_t mutex;
+    pthread_cond_t wake, finished;
+};
+
+/* After a request gave `result`: whether it is to run again. Not called at the same time. */
+static bool request_done(void *user, struct butler_disk_request *request, int64_t result)
+{
+    struct butler_disk *disk = user;
+    int error = result < 0 ? (int)-result : result == 0 ? ENODATA : 0;
+    if (error == EINTR || error == EAGAIN)
+        error = request->n_retries++ < RETRIES ? 0 : error;
+    else if (error == 0) {
+        const int whole = (int)((size_t)result / disk->block_bytes);
+        request->pieces += whole;
+        request->n_pieces -= whole;
+        request->offset += (uint64_t)whole * disk->block_bytes;
+        request->n_retries = whole > 0 ? 0 : request->n_retries + 1;
+        error = request->n_retries > RETRIES ? EIO : 0;
+    }
+    if (error && !disk->error) {
+        disk->error = error;
+        disk->error_at = request->offset;
+    }
+    return !error && request->n_pieces > 0;
+}
+
+static bool ring_done(void *user, struct butler_disk_request *request, int64_t result)
+{
+    struct butler_disk *disk = user;
+    return request_done(disk, request, disk->fault ? disk->fault(disk->user, disk->write, result) : result);
+}
+
+/* ------------------------------------------------------------------------------------------------- threads */
+
+static int64_t call(const struct butler_disk *disk, const struct butler_disk_request *request)
+{
+    const ssize_t n = disk->write ? pwritev(disk->fd, request->pieces, request->n_pieces, (off_t)request->offset)
+                                  : preadv(disk->fd, request->pieces, request->n_pieces, (off_t)request->offset);
+    const int64_t result = n < 0 ? -errno : n;
+    return disk->fault ? disk->fault(disk->user, disk->write, result) : result;
+}
+
+static void *work(void *context)
+{
+    struct butler_disk *disk = context;
+    pthread_mutex_lock(&disk->mutex);
+    while (!disk->ends) {
+        if (disk->n_taken == disk->n_requests) {
+            pthread_cond_wait(&disk->wake, &disk->mutex);
+            continue;
+        }
+        struct butler_disk_request *request = &disk->requests[disk->n_taken++];
+        bool again = true;
+        while (again) {
+            pthread_mutex_unlock(&disk->mutex);
+            const int64_t result = call(disk, request);
+            pthread_mutex_lock(&disk->mutex);
+            again = request_done(disk, request, result);
+        }
+        if (++disk->n_done == disk->n_requests)
+            pthread_cond_signal(&disk->finished);
+    }
+    pthread_mutex_unlock(&disk->mutex);
+    return NULL;
+}
+
+static void run_threads(struct butler_disk *disk, int n)
+{
+    pthread_mutex_lock(&disk->mutex);
+    disk->n_taken = disk->n_done = 0;
+    disk->n_requests = n;
+    pthread_cond_broadcast(&disk->wake);
+    while (disk->n_done < n)
+        pthread_cond_wait(&disk->finished, &disk->mutex);
+    disk->n_taken = disk->n_requests = 0;
+    pthread_mutex_unlock(&disk->mutex);
+}
+
+static int start_threads(struct butler_disk *disk, struct butler_error *err)
+{
+    for (; disk->n_threads < THREADS; disk->n_threads++) {
+        const int error = pthread_create(&disk->threads[disk->n_threads], NULL, work, disk);
+        if (error)
+            return butler_fail(err, BUTLER_ERROR_MEMORY, "cannot start a thread that reads KV pages: %s", strerror(error));
+    }
+    return 0;
+}
+
+/* ---------------------------------------------------------------------------------------------------- disk */
+
+/* The file of a call: O_DIRECT where the file system has it. */
+static int open_file(struct butler_disk *disk, struct butler_error *err)
+{
+    char *path = NULL;
+    disk->fd = open(disk->folder, O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL | O_DIRECT, 0600);
+    if (disk->fd < 0) {
+        disk->cached = true;
+        disk->fd = open(disk->folder, O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL, 0600);
+    }
+    if (disk->fd < 0 && asprintf(&path, "%s/kv-XXXXXX", disk->folder) > 0 && (disk->fd = mkostemp(path, O_CLOEXEC)) >= 0)
+        unlink(path);
+    free(path);
+    if (disk->fd < 0)
+        return butler_fail(err, BUTLER_ERROR_IO, "%s: cannot make a file for KV pages: %s", disk->folder, strerror(errno));
+    return 0;
+}
+
+struct butler_disk *butler_disk_new(const struct butler_disk_params *params, struct butler_error *err)
+{
+    struct butler_disk *disk = butler_alloc(sizeof *disk, err);
+    if (!disk)
+        return NULL;
+    disk->fd = -1;
+    disk->block_bytes = params->block_bytes;
+    disk->max_blocks = params->max_blocks;
+    disk->fault = params->fault;
+    disk->user = params->user;
+    pthread_mutex_init(&disk->mutex, NULL);
+    pthread_cond_init(&disk->wake, NULL);
+    pthread_cond_init(&disk->finished, NULL);
+    disk->folder = strdup(params->folder);
+    disk->pieces = butler_reserve((size_t)params->max_blocks * sizeof *disk->pieces, false, err);
+    disk->requests = butler_reserve((size_t)params->max_blocks * sizeof *disk->requests, false, err);
+    if (!disk->folder || !disk->pieces || !disk->requests) {
+        butler_fail(err, BUTLER_ERROR_MEMORY, "no memory to read KV pages from %s", params->folder);
+        goto fail;
+    }
+    if (open_file(disk, err) < 0)
+        goto fail;
+    disk->ring = params->threads ? NULL : butler_ring_new();
+    if (!disk->ring && start_threads(disk, err) < 0)
+        goto fail;
+    return disk;
+fail:
+    butler_disk_free(disk);
+    return NULL;
+}
+
+void butler_disk_free(struct butler_disk *disk)
+{
+    if (!disk)
+        return;
+    pthread_mutex_lock(&disk->mutex);
+    disk->ends = true;
+    pthread_cond_broadcast(&disk->wake);
+    pthread_mutex_unlock(&disk->mutex);
+    for (int i = 0; i < disk->n_threads; i++)
+        pthread_join(disk->threads[i], NULL);
+    pthread_cond_destroy(&disk->finished);
+    pthread_cond_destroy(&disk->wake);
+    pthread_mutex_destroy(&disk->mutex);
+    butler_ring_free(disk->ring);
+    if (disk->fd >= 0)
+        close(disk->fd);
+    butler_unreserve(disk->pieces, (size_t)disk->max_blocks * sizeof *disk->pieces);
+    butler_unreserve(disk->requests, (size_t)disk->max_blocks * sizeof *disk->requests);
+    free(disk->folder);
+    free(disk);
+}
+
+/* Requests of blocks[n]; returns how many. */
+static int make_requests(struct butler_disk *disk, const struct butler_disk_block *blocks, int n)
+{
+    int n_requests = 0;
+    for (int i = 0; i < n; i++) {
+        struct butler_disk_request *last = n_requests > 0 ? &disk->requests[n_requests - 1] : NULL;
+        disk->pieces[i] = (struct iovec){blocks[i].memory, disk->block_bytes};
+        if (last && blocks[i].index == blocks[i - 1].index + 1 && last->n_pieces < MOST_PIECES)
+            last->n_pieces++;
+        else
+            disk->requests[n_requests++] = (struct butler_disk_request){
+                .pieces = &disk->pieces[i], .n_pieces = 1, .offset = blocks[i].index * disk->block_bytes};
+    }
+    return n_requests;
+}
+
+int butler_disk_transfer(struct butler_disk *disk, bool write, const struct butler_disk_block *blocks, int n,
+                         struct butler_error *err)
+{
+    disk->write = write;
+    disk->error = 0;
+    for (int done = 0, m; done < n && !disk->error; done += m) {
+        m = BUTLER_MIN(n - done, disk->max_blocks);
+        const int n_requests = make_requests(disk, blocks + done, m);
+        if (disk->ring)
+            butler_ring_run(disk->ring, disk->fd, write, disk->requests, n_requests, ring_done, disk);
+        else
+            run_threads(disk, n_requests);
+    }
+    if (!disk->error)
+        return 0;
+    return butler_fail(err, BUTLER_ERROR_IO, "%s: cannot %s KV pages at byte %llu of their file: %s", disk->folder,
+                       write ? "write" : "read", (unsigned long long)disk->error_at,
+                       disk->error == ENODATA ? "it ends before" : strerror(disk->error));
+}
+
+const char *butler_disk_method(const struct butler_disk *disk)
+{
+    if (disk->ring)
+        return disk->cached ? "io_uring, cached" : "io_uring";
+    return disk->cached ? "preadv, cached" : "preadv";
+}

@@ -1,0 +1,304 @@
+/* See frames.h. */
+#include "devices/frames.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { PENDING = UINT32_MAX /* in frame_of: wanted, and not resident yet */ };
+
+/* Memory of one piece. The circle of all frames that have one, by use, begins and ends at frame 0, which has none. */
+struct frame {
+    uint32_t piece, newer, older;
+    uint32_t wanted; /* the operation that wanted it last */
+    bool dirty;      /* the file does not have its contents */
+};
+
+struct butler_frames {
+    struct butler_places places;
+    size_t extent_bytes, piece_bytes;
+    uint64_t n_extents;
+    uint32_t n_pieces, n_frames;
+    unsigned char *addresses, *memory; /* memory: frames 0 to n_frames, of which nobody can touch the first */
+    size_t memory_bytes;
+    uint32_t *frame_of;     /* [n_pieces] 0: not resident */
+    unsigned char *on_disk; /* [n_pieces] */
+    struct frame *frames;   /* [n_frames + 1] */
+    uint32_t *unused;       /* stack of frames below n_used that have no piece */
+    uint32_t n_unused, n_used;
+    uint64_t n_on_disk;
+    struct butler_disk *disk;
+    struct butler_disk_block *blocks; /* [n_frames] of a transfer */
+    uint32_t *missing;                /* [n_frames] pieces of the operation that are not resident */
+    uint32_t *leaving;                /* [n_frames] frames that they get */
+    uint32_t operation, n_wanted, n_missing;
+    bool too_many; /* more than memory has room for */
+};
+
+/* Pieces an extent has: as few tokens each as a block holds without much waste. */
+static uint32_t pieces_of_extent(size_t extent_bytes, size_t *frame_bytes)
+{
+    for (uint32_t n = BUTLER_EXTENT;; n /= 2) {
+        const size_t piece = extent_bytes / n;
+        *frame_bytes = BUTLER_CEIL_DIV(piece, (size_t)BUTLER_DISK_ALIGN) * BUTLER_DISK_ALIGN;
+        if (n == 1 || *frame_bytes - piece <= piece / 4)
+            return n;
+    }
+}
+
+static int make_memory(struct butler_frames *frames, struct butler_error *err)
+{
+    frames->memory_bytes = ((size_t)frames->n_frames + 1) * frames->places.frame_bytes;
+    frames->memory = butler_reserve(frames->memory_bytes, true, err);
+    frames->addresses = butler_reserve((size_t)frames->n_extents * frames->extent_bytes, false, err);
+    frames->frame_of = butler_reserve(frames->n_pieces * sizeof *frames->frame_of, false, err);
+    frames->on_disk = butler_reserve(frames->n_pieces, false, err);
+    frames->frames = butler_reserve(((size_t)frames->n_frames + 1) * sizeof *frames->frames, false, err);
+    frames->unused = butler_reserve(frames->n_frames * sizeof *frames->unused, false, err);
+    frames->blocks = butler_reserve(frames->n_frames * sizeof *frames->blocks, false, err);
+    frames->missing = butler_reserve(frames->n_frames * sizeof *frames->missing, false, err);
+    frames->leaving = butler_reserve(frames->n_frames * sizeof *frames->leaving, false, err);
+    if (!frames->memory || !frames->addresses || !frames->frame_of || !frames->on_disk || !frames->frames || !frames->unused ||
+        !frames->blocks || !frames->missing || !frames->leaving)
+        return BUTLER_ERROR_MEMORY;
+    /* Who looks for a piece that is not there is stopped. */
+    mprotect(frames->memory, frames->places.frame_bytes, PROT_NONE);
+    mprotect(frames->addresses, (size_t)frames->n_extents * frames->extent_bytes, PROT_NONE);
+    return 0;
+}
+
+struct butler_frames *butler_frames_new(const struct butler_frames_params *params, struct butler_error *err)
+{
+    struct butler_frames *frames = butler_alloc(sizeof *frames, err);
+    if (!frames)
+        return NULL;
+    size_t frame_bytes;
+    const uint32_t per_extent = pieces_of_extent(params->extent_bytes, &frame_bytes);
+    const uint64_t n_frames = params->memory / frame_bytes;
+    frames->extent_bytes = params->extent_bytes;
+    frames->piece_bytes = params->extent_bytes / per_extent;
+    frames->n_extents = params->n_extents;
+    frames->n_pieces = (uint32_t)params->n_extents * per_extent;
+    frames->n_frames = (uint32_t)BUTLER_MIN(BUTLER_MAX(n_frames, 1), INT32_MAX / 2);
+    frames->places =
+        (struct butler_places){.frame_bytes = frame_bytes, .pieces = per_extent, .tokens = BUTLER_EXTENT_TOKENS / per_extent};
+    struct butler_disk_params disk = params->disk;
+    disk.block_bytes = frame_bytes;
+    disk.max_blocks = (int)frames->n_frames;
+    if (make_memory(frames, err) < 0 || !(frames->disk = butler_disk_new(&disk, err))) {
+        butler_frames_free(frames);
+        return NULL;
+    }
+    frames->places.frames = frames->frame_of;
+    frames->places.base = frames->memory;
+    return frames;
+}
+
+void butler_frames_free(struct butler_frames *frames)
+{
+    if (!frames)
+        return;
+    butler_disk_free(frames->disk);
+    butler_unreserve(frames->memory, frames->memory_bytes);
+    butler_unreserve(frames->addresses, (size_t)frames->n_extents * frames->extent_bytes);
+    butler_unreserve(frames->frame_of, frames->n_pieces * sizeof *frames->frame_of);
+    butler_unreserve(frames->on_disk, frames->n_pieces);
+    butler_unreserve(frames->frames, ((size_t)frames->n_frames + 1) * sizeof *frames->frames);
+    butler_unreserve(frames->unused, frames->n_frames * sizeof *frames->unused);
+    butler_unreserve(frames->blocks, frames->n_frames * sizeof *frames->blocks);
+    butler_unreserve(frames->missing, frames->n_frames * sizeof *frames->missing);
+    butler_unreserve(frames->leaving, frames->n_frames * sizeof *frames->leaving);
+    free(frames);
+}
+
+unsigned char *butler_frames_addresses(const struct butler_frames *frames)
+{
+    return frames->addresses;
+}
+
+const struct butler_places *butler_frames_places(const struct butler_frames *frames)
+{
+    return &frames->places;
+}
+
+const char *butler_frames_method(const struct butler_frames *frames)
+{
+    return butler_disk_method(frames->disk);
+}
+
+uint64_t butler_frames_resident(const struct butler_frames *frames)
+{
+    return (uint64_t)(frames->n_used - frames->n_unused) * frames->places.frame_bytes;
+}
+
+uint64_t butler_frames_written(const struct butler_frames *frames)
+{
+    return frames->n_on_disk * frames->places.frame_bytes;
+}
+
+static unsigned char *frame_memory(const struct butler_frames *frames, uint32_t frame)
+{
+    return frames->places.base + (size_t)frame * frames->places.frame_bytes;
+}
+
+unsigned char *butler_frames_at(const struct butler_frames *frames, uint32_t piece)
+{
+    return frame_memory(frames, frames->frame_of[piece]);
+}
+
+/* ------------------------------------------------------------------------------------------------ by use */
+
+static void take_out(struct butler_frames *frames, uint32_t at)
+{
+    struct frame *all = frames->frames;
+    all[all[at].newer].older = all[at].older;
+    all[all[at].older].newer = all[at].newer;
+}
+
+/* As the newest, or the oldest. */
+static void put_in(struct butler_frames *frames, uint32_t at, bool newest)
+{
+    struct frame *all = frames->frames;
+    const uint32_t newer = newest ? 0 : all[0].newer, older = newest ? all[0].older : 0;
+    all[at].newer = newer;
+    all[at].older = older;
+    all[newer].older = at;
+    all[older].newer = at;
+}
+
+void butler_frames_begin(struct butler_frames *frames)
+{
+    frames->operation++;
+    frames->n_wanted = frames->n_missing = 0;
+    frames->too_many = false;
+}
+
+void butler_frames_want(struct butler_frames *frames, uint32_t piece, bool scan)
+{
+    const uint32_t at = frames->frame_of[piece];
+    if (at == PENDING || (at && frames->frames[at].wanted == frames->operation))
+        return;
+    frames->n_wanted++;
+    if (at) {
+        frames->frames[at].wanted = frames->operation;
+        if (!scan) {
+            take_out(frames, at);
+            put_in(frames, at, true);
+        }
+    } else if (frames->n_missing == frames->n_frames) {
+        frames->too_many = true;
+    } else {
+        frames->frame_of[piece] = PENDING;
+        frames->missing[frames->n_missing++] = piece | (scan ? (uint32_t)1 << 31 : 0);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- fetching */
+
+static int by_index(const void *a, const void *b)
+{
+    const uint64_t x = ((const struct butler_disk_block *)a)->index, y = ((const struct butler_disk_block *)b)->index;
+    return (x > y) - (x < y);
+}
+
+/* Frames for what is missing into leaving[]: unused ones, and those whose pieces were wanted longest ago. What only they have is
+ * written first. */
+static int make_room(struct butler_frames *frames, struct butler_error *err)
+{
+    uint32_t n = 0, at = frames->frames[0].newer;
+    int n_dirty = 0;
+    const uint32_t n_fresh = frames->n_unused + frames->n_frames - frames->n_used;
+    while (n + BUTLER_MIN(n_fresh, frames->n_missing) < frames->n_missing && at != 0) {
+        const struct frame *frame = &frames->frames[at];
+        if (frame->wanted != frames->operation) {
+            if (frame->dirty)
+                frames->blocks[n_dirty++] = (struct butler_disk_block){frame->piece, frame_memory(frames, at)};
+            frames->leaving[n++] = at;
+        }
+        at = frame->newer;
+    }
+    if (frames->too_many || n + BUTLER_MIN(n_fresh, frames->n_missing) < frames->n_missing)
+        return butler_fail(err, BUTLER_ERROR_MEMORY, "--kv-ram: more KV pages are needed together than %llu bytes hold",
+                           (unsigned long long)((uint64_t)frames->n_frames * frames->places.frame_bytes));
+    if (n_dirty > 0) {
+        qsort(frames->blocks, (size_t)n_dirty, sizeof *frames->blocks, by_index);
+        const int code = butler_disk_transfer(frames->disk, true, frames->blocks, n_dirty, err);
+        if (code < 0)
+            return code;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        struct frame *frame = &frames->frames[frames->leaving[i]];
+        if (frame->dirty) {
+            frames->n_on_disk += !frames->on_disk[frame->piece];
+            frames->on_disk[frame->piece] = 1;
+        }
+        frames->frame_of[frame->piece] = 0;
+        take_out(frames, frames->leaving[i]);
+    }
+    while (n < frames->n_missing)
+        frames->leaving[n++] = frames->n_unused > 0 ? frames->unused[--frames->n_unused] : ++frames->n_used;
+    return 0;
+}
+
+/* What was missing is not there: all of it is to be asked for again. */
+static void give_up(struct butler_frames *frames, bool frames_taken)
+{
+    for (uint32_t i = 0; i < frames->n_missing; i++) {
+        frames->frame_of[frames->missing[i] & INT32_MAX] = 0;
+        if (frames_taken)
+            frames->unused[frames->n_unused++] = frames->leaving[i];
+    }
+}
+
+int butler_frames_fetch(struct butler_frames *frames, struct butler_fetched *fetched, struct butler_error *err)
+{
+    int n_read = 0;
+    fetched->n_wanted += frames->n_wanted;
+    if (frames->n_missing == 0 && !frames->too_many)
+        return 0;
+    const double start = butler_seconds();
+    int code = make_room(frames, err);
+    if (code < 0) {
+        give_up(frames, false);
+        return code;
+    }
+    for (uint32_t i = 0; i < frames->n_missing; i++) {
+        const uint32_t piece = frames->missing[i] & INT32_MAX;
+        if (frames->on_disk[piece])
+            frames->blocks[n_read++] = (struct butler_disk_block){piece, frame_memory(frames, frames->leaving[i])};
+    }
+    if (n_read > 0 && (code = butler_disk_transfer(frames->disk, false, frames->blocks, n_read, err)) < 0) {
+        give_up(frames, true);
+        return code;
+    }
+    for (uint32_t i = 0; i < frames->n_missing; i++) {
+        const uint32_t piece = frames->missing[i] & INT32_MAX, at = frames->leaving[i];
+        frames->frames[at] = (struct frame){.piece = piece, .wanted = frames->operation};
+        frames->frame_of[piece] = at;
+        put_in(frames, at, !(frames->missing[i] >> 31));
+    }
+    fetched->n_read += (uint64_t)n_read;
+    fetched->bytes += (uint64_t)n_read * frames->places.frame_bytes;
+    fetched->ns += (uint64_t)((butler_seconds() - start) * 1e9);
+    return 0;
+}
+
+void butler_frames_dirty(struct butler_frames *frames, uint32_t piece)
+{
+    frames->frames[frames->frame_of[piece]].dirty = true;
+}
+
+void butler_frames_discard(struct butler_frames *frames, uint32_t extent)
+{
+    const uint32_t first = extent * frames->places.pieces;
+    for (uint32_t piece = first; piece < first + frames->places.pieces; piece++) {
+        const uint32_t at = frames->frame_of[piece];
+        if (at) {
+            take_out(frames, at);
+            frames->frame_of[piece] = 0;
+            frames->unused[frames->n_unused++] = at;
+        }
+        frames->n_on_disk -= frames->on_disk[piece];
+        frames->on_disk[piece] = 0;
+    }
+}

@@ -1,0 +1,50 @@
+/* Which pieces of a pool of KV pages are in memory. A piece is BUTLER_PAGE tokens of a KV head, or two or four times as many where
+ * their bytes fill blocks of the disk better. Memory has room for n_frames of them; the others lie in a file. Pieces that are
+ * wanted for an operation stay until it has run; for others the one goes that was wanted longest ago. */
+#ifndef BUTLER_FRAMES_H
+#define BUTLER_FRAMES_H
+
+#include "base/disk.h"
+#include "engine/pages.h"
+
+struct butler_frames;
+
+struct butler_frames_params {
+    size_t extent_bytes;
+    uint64_t n_extents;
+    uint64_t memory;                /* bytes of pieces that are resident together */
+    struct butler_disk_params disk; /* but for its sizes */
+};
+
+/* NULL with *err filled on failure. */
+struct butler_frames *butler_frames_new(const struct butler_frames_params *params, struct butler_error *err);
+void butler_frames_free(struct butler_frames *frames); /* may be NULL */
+
+/* Addresses of the pool: [n_extents][extent_bytes] that name pieces, and that nobody can read or write. */
+unsigned char *butler_frames_addresses(const struct butler_frames *frames);
+const struct butler_places *butler_frames_places(const struct butler_frames *frames);
+const char *butler_frames_method(const struct butler_frames *frames); /* butler_disk_method */
+uint64_t butler_frames_resident(const struct butler_frames *frames);  /* bytes */
+uint64_t butler_frames_written(const struct butler_frames *frames);   /* bytes of the file that hold a piece */
+
+/* An operation's pieces: begin, want each of them, fetch. */
+void butler_frames_begin(struct butler_frames *frames);
+/* scan: the operation passes over more than a selection. What is fetched for it goes first, and what is there already does not
+ * count as wanted now: so a scan that is larger than memory finds a part of it, and not nothing, the next time. */
+void butler_frames_want(struct butler_frames *frames, uint32_t piece, bool scan);
+
+struct butler_fetched {
+    uint64_t n_wanted, n_read; /* pieces: all that were wanted, those that came from the file */
+    uint64_t bytes, ns;        /* read, and how long all of it took */
+};
+/* All that is wanted is resident, or *err says why it cannot be: BUTLER_ERROR_MEMORY, BUTLER_ERROR_IO. Adds to *fetched. */
+int butler_frames_fetch(struct butler_frames *frames, struct butler_fetched *fetched, struct butler_error *err);
+
+/* A piece that is resident was written to. */
+void butler_frames_dirty(struct butler_frames *frames, uint32_t piece);
+/* Where it lies. */
+unsigned char *butler_frames_at(const struct butler_frames *frames, uint32_t piece);
+/* The contents of the extent are lost. */
+void butler_frames_discard(struct butler_frames *frames, uint32_t extent);
+
+#endif
