@@ -52,3 +52,21 @@ def test_keys_find_their_own_texts_alone(tmp_path):
     assert second.stop() == 0
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
     assert re.search(r"3 texts", butler("library", "info", "--cache", tmp_path).stdout)
+
+
+def test_pages_on_the_disk(tmp_path):
+    """Memory for half of the prompt: the same text, and /metrics and the answer say what came from the disk."""
+    kv = {"policy": "quest:budget=64,dense=0"}
+    resident, spilled = Server("-c", "700"), Server("-c", "700", "--cache", tmp_path, "--kv-ram", "96K", "--kv-disk", "16M")
+    status, _, body = spilled.request("POST", "/v1/completions", {"prompt": TEXT, **REQUEST, "kv": kv})
+    answer = json.loads(body)
+    assert status == 200 and answer["choices"][0]["text"] == cached(resident, TEXT, kv=kv)[0]
+    assert 0 < answer["usage"]["kv"]["pages_from_disk"] <= answer["usage"]["kv"]["pages"] and answer["usage"]["kv"]["disk_wait_ms"] > 0
+    assert spilled.metric("butler:kv_pages_fetched_total") == answer["usage"]["kv"]["pages_from_disk"]
+    assert 0 < spilled.metric("butler:kv_resident_bytes") <= 96 << 10 and spilled.metric("butler:kv_disk_bytes") > 0
+    assert spilled.metric("butler:kv_disk_read_bytes_total") > 0 and spilled.metric("butler:kv_disk_wait_seconds_total") > 0
+    assert resident.metric("butler:kv_pages_wanted_total") == resident.metric("butler:kv_resident_bytes") == 0
+    assert resident.stop() == 0 and spilled.stop() == 0
+    again = serve(tmp_path)
+    assert cached(again, TEXT, kv=kv)[2] > 500 and again.metric("butler:library_tokens_total") > 500
+    assert again.stop() == 0

@@ -97,6 +97,9 @@ json_t *serve_kv_json(const struct serve_request *request)
         sum.units_reused += stats->units_reused;
         sum.n_drafted += stats->n_drafted;
         sum.n_accepted += stats->n_accepted;
+        sum.pages_wanted += stats->pages_wanted;
+        sum.pages_fetched += stats->pages_fetched;
+        sum.disk_s += stats->disk_s;
         sum.kv_memory += stats->kv_memory;
         sum.metric_memory += stats->metric_memory;
     }
@@ -108,6 +111,11 @@ json_t *serve_kv_json(const struct serve_request *request)
         units > 0 ? (double)sum.units_reused / units : 0.0, "memory_bytes", (json_int_t)(sum.kv_memory + sum.metric_memory));
     if (sum.upkeep_bytes)
         json_object_set_new(kv, "upkeep_bytes_read", json_integer((json_int_t)sum.upkeep_bytes));
+    if (sum.pages_wanted) {
+        json_object_set_new(kv, "pages", json_integer((json_int_t)sum.pages_wanted));
+        json_object_set_new(kv, "pages_from_disk", json_integer((json_int_t)sum.pages_fetched));
+        json_object_set_new(kv, "disk_wait_ms", json_real(1e3 * sum.disk_s));
+    }
     if (request->jobs[0]->map)
         json_object_set_new(kv, "map", json_integer(request->jobs[0]->id));
     if (request->jobs[0]->lossless) {

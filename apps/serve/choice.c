@@ -153,6 +153,11 @@ void serve_choice_release(struct serve_choice *choice, struct butler_stats *sum)
     sum->metric_memory += stats.metric_memory;
     sum->units_selected += stats.units_selected;
     sum->units_reused += stats.units_reused;
+    sum->pages_wanted += stats.pages_wanted;
+    sum->pages_fetched += stats.pages_fetched;
+    sum->disk_bytes += stats.disk_bytes;
+    sum->disk_s += stats.disk_s;
+    sum->n_library += stats.n_library;
     sum->n_decode += stats.n_decode;
     sum->n_checks += stats.n_checks;
     sum->n_drafted += stats.n_drafted;

@@ -141,6 +141,11 @@ static void finish_job(struct serve_scheduler *s, struct serve_job *job)
     m->kv_bytes += job->stats.kv_bytes;
     m->metric_bytes += job->stats.metric_bytes;
     m->full_kv_bytes += job->stats.full_kv_bytes;
+    m->pages_wanted += job->stats.pages_wanted;
+    m->pages_fetched += job->stats.pages_fetched;
+    m->disk_bytes += job->stats.disk_bytes;
+    m->disk_s += job->stats.disk_s;
+    m->library_tokens += job->stats.n_library;
     pthread_mutex_unlock(&s->lock);
     send(s, event_new(job, SERVE_DONE, 0)); /* last: from here on it may be freed */
 }

@@ -168,6 +168,9 @@ void serve_histogram_add(struct serve_histogram *histogram, const double *bounds
 struct serve_metrics {
     uint64_t n_jobs, n_failed, n_cancelled, n_refused, prompt_tokens, cached_tokens, generated_tokens, n_steps;
     uint64_t kv_bytes, metric_bytes, full_kv_bytes; /* of decode steps of jobs that are done */
+    uint64_t pages_wanted, pages_fetched, disk_bytes;
+    double disk_s;
+    uint64_t library_tokens; /* of cached_tokens those that came from the library's folder */
     double prompt_s, decode_s, longest_step_s;      /* longest_step_s: of steps in which a text was being generated */
     uint64_t busy;                                  /* texts of all decode steps */
     int n_running, n_waiting, n_parked, chunk;
