@@ -235,8 +235,8 @@ static void check_model(int m, bool threads, int n_layers, bool earlier)
             check_policy(&c, unnamed[i]);
     butler_engine_get_info(c.spilled, &info);
     assert_true(info.kv_resident <= (uint64_t)n_layers * layer_bytes(&c));
-    assert_true(strncmp(info.kv_disk, threads ? "preadv" : "", threads ? 6 : 0) == 0);
-    if (c.trouble.n == 0)
+    assert_true(!info.kv_disk || strncmp(info.kv_disk, threads ? "preadv" : "", threads ? 6 : 0) == 0);
+    if (c.trouble.n == 0 && test_share() == 1) /* some policies come without a request */
         fail_msg("model %d: nothing was read or written", m);
     close_model(&c);
 }
@@ -283,7 +283,7 @@ static void check_faults(bool threads, int error)
     memcpy(expected, butler_logits(good), (size_t)c.model->hp.n_vocab * sizeof *expected);
     struct butler_session *session = open_session(&c, c.spilled, "fier:budget=64");
     assert_int_equal(run(&c, session, expected, &err), 0);
-    const int n = c.trouble.n, step = BUTLER_MAX(n / share_of(60), 1);
+    const int n = c.trouble.n, step = BUTLER_MAX(n / share_of(24), 1);
     assert_true(n > 20);
     for (int at = 0; at < n; at += step) {
         assert_int_equal(butler_session_truncate(session, 0, &err), 0);

@@ -170,9 +170,9 @@ struct serve_metrics {
     uint64_t kv_bytes, metric_bytes, full_kv_bytes; /* of decode steps of jobs that are done */
     uint64_t pages_wanted, pages_fetched, disk_bytes;
     double disk_s;
-    uint64_t library_tokens; /* of cached_tokens those that came from the library's folder */
-    double prompt_s, decode_s, longest_step_s;      /* longest_step_s: of steps in which a text was being generated */
-    uint64_t busy;                                  /* texts of all decode steps */
+    uint64_t library_tokens;                   /* of cached_tokens those that came from the library's folder */
+    double prompt_s, decode_s, longest_step_s; /* longest_step_s: of steps in which a text was being generated */
+    uint64_t busy;                             /* texts of all decode steps */
     int n_running, n_waiting, n_parked, chunk;
     uint64_t reserved;                                  /* of serve_params.kv_bytes */
     uint64_t parked_total, parked_bytes, park_failures; /* jobs that left memory, what was written, how often that failed */
