@@ -94,7 +94,9 @@ void butler_ring_run(struct butler_ring *ring, int fd, bool write, struct butler
     while (next < n || in_ring > 0) {
         for (; next < n && in_ring < DEPTH; in_ring++, n_pushed++)
             push(ring, fd, write, &requests[next++]);
-        const long taken = syscall(__NR_io_uring_enter, ring->fd, n_pushed, 1, IORING_ENTER_GETEVENTS, NULL, 0);
+        /* Who waits for all is woken once. */
+        const int n_awaited = next < n ? DEPTH / 4 : in_ring;
+        const long taken = syscall(__NR_io_uring_enter, ring->fd, n_pushed, n_awaited, IORING_ENTER_GETEVENTS, NULL, 0);
         n_pushed -= taken > 0 ? (int)taken : 0; /* refused (EINTR, EAGAIN, EBUSY): again, when some have come back */
         unsigned head = *ring->results_head;
         for (; head != __atomic_load_n(ring->results_tail, __ATOMIC_ACQUIRE); head++) {

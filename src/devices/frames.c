@@ -5,7 +5,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { PENDING = UINT32_MAX /* in frame_of: wanted, and not resident yet */ };
+enum {
+    PENDING = UINT32_MAX, /* in frame_of: wanted, and not resident yet */
+    STAYS = 32,           /* of what a scan fetches, one in so many stays as if it had been wanted by itself */
+};
 
 /* Memory of one piece. The circle of all frames that have one, by use, begins and ends at frame 0, which has none. */
 struct frame {
@@ -31,7 +34,7 @@ struct butler_frames {
     struct butler_disk_block *blocks; /* [n_frames] of a transfer */
     uint32_t *missing;                /* [n_frames] pieces of the operation that are not resident */
     uint32_t *leaving;                /* [n_frames] frames that they get */
-    uint32_t operation, n_wanted, n_missing;
+    uint32_t operation, n_wanted, n_missing, n_scanned;
     bool too_many; /* more than memory has room for */
 };
 
@@ -181,10 +184,8 @@ void butler_frames_want(struct butler_frames *frames, uint32_t piece, bool scan)
     frames->n_wanted++;
     if (at) {
         frames->frames[at].wanted = frames->operation;
-        if (!scan) {
-            take_out(frames, at);
-            put_in(frames, at, true);
-        }
+        take_out(frames, at);
+        put_in(frames, at, true);
     } else if (frames->n_missing == frames->n_frames) {
         frames->too_many = true;
     } else {
@@ -201,6 +202,37 @@ static int by_index(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Adds a frame that only memory has, and such neighbours of its piece as make one long request of many short ones, to blocks[n].
+ * Returns how many these are then. */
+static int add_dirty(struct butler_frames *frames, uint32_t at, int n)
+{
+    enum { NEIGHBOURS = 32 };
+    const uint32_t piece = frames->frames[at].piece;
+    for (int way = -1; way <= 1; way += 2)
+        for (uint32_t i = way > 0, next = piece + i; i < NEIGHBOURS && next < frames->n_pieces; i++, next += (uint32_t)way) {
+            const uint32_t frame = frames->frame_of[next];
+            if (frame == 0 || frame == PENDING || !frames->frames[frame].dirty)
+                break;
+            frames->frames[frame].dirty = false;
+            frames->blocks[n++] = (struct butler_disk_block){next, frame_memory(frames, frame)};
+        }
+    return n;
+}
+
+/* Writes blocks[n], which are no longer dirty. */
+static int write_dirty(struct butler_frames *frames, int n, struct butler_error *err)
+{
+    qsort(frames->blocks, (size_t)n, sizeof *frames->blocks, by_index);
+    const int code = n > 0 ? butler_disk_transfer(frames->disk, true, frames->blocks, n, err) : 0;
+    for (int i = 0; i < n; i++) {
+        const uint32_t piece = (uint32_t)frames->blocks[i].index;
+        frames->frames[frames->frame_of[piece]].dirty = code < 0;
+        frames->n_on_disk += code == 0 && !frames->on_disk[piece];
+        frames->on_disk[piece] = frames->on_disk[piece] || code == 0;
+    }
+    return code;
+}
+
 /* Frames for what is missing into leaving[]: unused ones, and those whose pieces were wanted longest ago. What only they have is
  * written first. */
 static int make_room(struct butler_frames *frames, struct butler_error *err)
@@ -212,27 +244,19 @@ static int make_room(struct butler_frames *frames, struct butler_error *err)
         const struct frame *frame = &frames->frames[at];
         if (frame->wanted != frames->operation) {
             if (frame->dirty)
-                frames->blocks[n_dirty++] = (struct butler_disk_block){frame->piece, frame_memory(frames, at)};
+                n_dirty = add_dirty(frames, at, n_dirty);
             frames->leaving[n++] = at;
         }
         at = frame->newer;
     }
+    const int code = write_dirty(frames, n_dirty, err);
+    if (code < 0)
+        return code;
     if (frames->too_many || n + BUTLER_MIN(n_fresh, frames->n_missing) < frames->n_missing)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "--kv-ram: more KV pages are needed together than %llu bytes hold",
                            (unsigned long long)((uint64_t)frames->n_frames * frames->places.frame_bytes));
-    if (n_dirty > 0) {
-        qsort(frames->blocks, (size_t)n_dirty, sizeof *frames->blocks, by_index);
-        const int code = butler_disk_transfer(frames->disk, true, frames->blocks, n_dirty, err);
-        if (code < 0)
-            return code;
-    }
     for (uint32_t i = 0; i < n; i++) {
-        struct frame *frame = &frames->frames[frames->leaving[i]];
-        if (frame->dirty) {
-            frames->n_on_disk += !frames->on_disk[frame->piece];
-            frames->on_disk[frame->piece] = 1;
-        }
-        frames->frame_of[frame->piece] = 0;
+        frames->frame_of[frames->frames[frames->leaving[i]].piece] = 0;
         take_out(frames, frames->leaving[i]);
     }
     while (n < frames->n_missing)
@@ -275,7 +299,9 @@ int butler_frames_fetch(struct butler_frames *frames, struct butler_fetched *fet
         const uint32_t piece = frames->missing[i] & INT32_MAX, at = frames->leaving[i];
         frames->frames[at] = (struct frame){.piece = piece, .wanted = frames->operation};
         frames->frame_of[piece] = at;
-        put_in(frames, at, !(frames->missing[i] >> 31));
+        const bool scan = frames->missing[i] >> 31;
+        frames->n_scanned += scan;
+        put_in(frames, at, !scan || frames->n_scanned % STAYS == 0);
     }
     fetched->n_read += (uint64_t)n_read;
     fetched->bytes += (uint64_t)n_read * frames->places.frame_bytes;

@@ -29,8 +29,9 @@ uint64_t butler_frames_written(const struct butler_frames *frames);   /* bytes o
 
 /* An operation's pieces: begin, want each of them, fetch. */
 void butler_frames_begin(struct butler_frames *frames);
-/* scan: the operation passes over more than a selection. What is fetched for it goes first, and what is there already does not
- * count as wanted now: so a scan that is larger than memory finds a part of it, and not nothing, the next time. */
+/* scan: the operation is one of several that pass over more than memory holds, again and again. What is fetched for it goes first,
+ * but for a few pieces: so the next time some are found, and not none (Qureshi et al., Adaptive Insertion Policies for High
+ * Performance Caching, ISCA 2007: bimodal insertion). */
 void butler_frames_want(struct butler_frames *frames, uint32_t piece, bool scan);
 
 struct butler_fetched {

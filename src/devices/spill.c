@@ -10,6 +10,9 @@ struct pool {
     struct butler_frames *frames;
     unsigned char *addresses;
     size_t extent_bytes, piece_bytes, n_bytes;
+    /* What the lists of a decode step want, all layers together: of the step under way, and of the last one. */
+    uint64_t step_wanted, last_step_wanted;
+    int layer;
     struct pool *next;
 };
 
@@ -186,6 +189,7 @@ static void spill_spilled(const struct butler_backend *backend, uint64_t *reside
 /* What an operation on a layer wants. frames NULL: the cache is another kind of memory, nothing has to be done. */
 struct wants {
     struct butler_frames *frames;
+    struct pool *pool;
     const struct butler_places *places;
     const struct butler_layer_state *state;
     bool scan;
@@ -194,8 +198,8 @@ struct wants {
 /* False: the session's cache has failed, and no more is done for it. */
 static bool begin(struct butler_backend *backend, const struct butler_layer_state *state, struct wants *wants)
 {
-    const struct pool *pool = state->kv->places.frames ? pool_at(backend, state->kv->pool) : NULL;
-    *wants = (struct wants){.frames = pool ? pool->frames : NULL, .places = &state->kv->places, .state = state};
+    struct pool *pool = state->kv->places.frames ? pool_at(backend, state->kv->pool) : NULL;
+    *wants = (struct wants){.frames = pool ? pool->frames : NULL, .pool = pool, .places = &state->kv->places, .state = state};
     if (pool)
         butler_frames_begin(pool->frames);
     return state->kv->fault.code == 0;
@@ -221,7 +225,7 @@ static void want_list(const struct wants *wants, const struct butler_kv_head *he
     for (int i = 0; i < n && wants->frames; i++) {
         const uint32_t piece = piece_of(wants, head, slots[i]);
         if (piece != last)
-            butler_frames_want(wants->frames, piece, false);
+            butler_frames_want(wants->frames, piece, wants->scan);
         last = piece;
     }
 }
@@ -390,6 +394,20 @@ static void spill_compact(struct butler_backend *backend, const struct butler_la
     spill_of(backend)->inner->compact(backend, state, lists);
 }
 
+/* Whether the lists of a step are more than memory holds: then they are like a scan, of which some should be found next time. */
+static bool lists_exceed(const struct spill *spill, const struct wants *wants)
+{
+    struct pool *pool = wants->pool;
+    if (!pool)
+        return false;
+    if (wants->state->layer <= pool->layer) {
+        pool->last_step_wanted = pool->step_wanted;
+        pool->step_wanted = 0;
+    }
+    pool->layer = wants->state->layer;
+    return pool->last_step_wanted * wants->places->frame_bytes > spill->params.memory;
+}
+
 static void spill_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
                          const float *v, const struct butler_lists *lists, int newest, float *out, bool observe)
 {
@@ -398,9 +416,9 @@ static void spill_attend(struct butler_backend *backend, const struct butler_lay
     if (!begin(backend, state, &wants))
         return;
     const bool all = (observe && is_plugin(state)) || kv->rope_cos; /* whose places are those of an order */
-    wants.scan = !lists && state->plan->method != BUTLER_RETRIEVE;
     if (k)
         want_layer(&wants, state->layer, append_start(state, 1));
+    wants.scan = lists_exceed(spill_of(backend), &wants) || (!lists && state->plan->method != BUTLER_RETRIEVE);
     if (all || !lists)
         want_layer(&wants, state->layer, all ? 0 : n_slots_of(state) - newest);
     for (int i = 0; lists && !all && i < lists->n_lists; i++) {
@@ -410,8 +428,11 @@ static void spill_attend(struct butler_backend *backend, const struct butler_lay
         else
             want_slots(&wants, head, head->n_slots - lists->n[i], head->n_slots);
     }
+    const uint64_t before = state->traffic->n_wanted;
     if (!fetch(&wants))
         return;
+    if (wants.pool)
+        wants.pool->step_wanted += state->traffic->n_wanted - before;
     spill_of(backend)->inner->attend(backend, state, q, k, v, lists, newest, out, observe);
     if (k)
         wrote(&wants, n_slots_of(state) - 1);
