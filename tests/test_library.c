@@ -1,5 +1,6 @@
 /* The library: what a session computes has the same bits whether it read its text or found it, under every policy; what is damaged,
  * cut off, foreign or gone is read again; the folder keeps to its limit. */
+#include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <setjmp.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -19,6 +21,50 @@
 #include "random_predictor.h"
 #include "engine/library.h"
 #include "engine/prefix.h"
+
+/* System calls on files while `armed`: the one with the number fails_at fails. Of the C library's functions, which these replace in
+ * this program, the same is done by other means. */
+static struct {
+    bool armed;
+    int n, fails_at, error;
+} calls = {.fails_at = -1};
+
+static bool call_fails(void)
+{
+    if (!calls.armed || calls.n++ != calls.fails_at)
+        return false;
+    errno = calls.error;
+    return true;
+}
+
+int open(const char *path, int flags, ...)
+{
+    va_list args;
+    va_start(args, flags);
+    const int mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(args, int) : 0;
+    va_end(args);
+    return call_fails() ? -1 : (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+}
+
+ssize_t pread(int fd, void *buffer, size_t n, off_t at)
+{
+    return call_fails() ? -1 : (ssize_t)syscall(SYS_pread64, fd, buffer, n, at);
+}
+
+size_t fwrite(const void *bytes, size_t size, size_t n, FILE *file)
+{
+    return call_fails() ? 0 : fwrite_unlocked(bytes, size, n, file);
+}
+
+int fflush(FILE *file)
+{
+    return call_fails() ? EOF : fflush_unlocked(file);
+}
+
+int linkat(int from, const char *old, int to, const char *new, int flags)
+{
+    return call_fails() ? -1 : (int)syscall(SYS_linkat, from, old, to, new, flags);
+}
 
 enum { N_CTX = 640, N_KEPT = 560, N_PROMPT = 600, N_STEPS = 8, BUDGET = 64 };
 
@@ -448,6 +494,65 @@ static void test_full_disk(void **state)
 /* ---------------------------------------------------------------------------------------------------- limit */
 
 /* What was used longest ago goes first; what is in use stays; files are their owner's alone. */
+/* A text read with the library while one call fails. Returns how many of its tokens were known. */
+static int read_with_fault(struct context *c, struct butler_library *library, struct butler_session *alone, int fails_at, int error)
+{
+    struct butler_session *session = open_session(c, "quest:budget=64", library, 0), *copy;
+    struct butler_error err;
+    calls.n = 0;
+    calls.fails_at = fails_at;
+    calls.error = error;
+    calls.armed = true;
+    const int known = read_text(session, c->text, N_PROMPT);
+    calls.armed = false;
+    copy = butler_session_fork(alone, &err);
+    assert_non_null(copy);
+    assert_same(c, copy, session, "quest");
+    butler_session_free(copy);
+    butler_session_free(session);
+    return known;
+}
+
+/* Whatever call fails, the text is the right one, and what the folder has afterwards is right too. */
+static void check_calls(bool writes, int error)
+{
+    struct context c;
+    struct butler_error err;
+    open_model(&c, &models[0], 0);
+    struct butler_library *library = open_library(&c, 1 << 30);
+    struct butler_session *alone = open_session(&c, "quest:budget=64", NULL, 0);
+    read_text(alone, c.text, N_PROMPT);
+    if (!writes)
+        read_with_fault(&c, library, alone, -1, 0);
+    assert_int_equal(read_with_fault(&c, library, alone, -1, 0), writes ? 0 : N_PROMPT - 1);
+    const int n = calls.n, step = BUTLER_MAX(n / share_of(20), 1);
+    assert_true(n > 8);
+    for (int at = 0; at < n; at += step) {
+        c.n_notes = 0;
+        c.notes[0] = 0;
+        if (writes)
+            assert_true(butler_library_remove(library, NULL, &err) >= 0);
+        read_with_fault(&c, library, alone, at, error);
+        if (c.n_notes > 0 ? !strstr(c.notes, strerror(error)) : !writes)
+            fail_msg("call %d of %d failed, and the note is: %s", at, n, c.notes);
+        const int kept = read_with_fault(&c, library, alone, -1, 0);
+        if (c.n_notes == 0 && kept != N_PROMPT - 1) /* there was another way: a file with a name in place of one without */
+            fail_msg("call %d of %d failed, only %d tokens are kept, and nobody said so", at, n, kept);
+        if (read_with_fault(&c, library, alone, -1, 0) != N_PROMPT - 1)
+            fail_msg("after call %d of %d had failed the text is not kept", at, n);
+    }
+    butler_session_free(alone);
+    butler_library_free(library);
+    close_model(&c);
+}
+
+static void test_calls(void **state)
+{
+    (void)state;
+    check_calls(true, ENOSPC);
+    check_calls(false, EIO);
+}
+
 static void test_limit(void **state)
 {
     struct context c;
@@ -596,9 +701,9 @@ static void test_entries(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_equality), cmocka_unit_test(test_beginnings),
-                                       cmocka_unit_test(test_kinds),    cmocka_unit_test(test_cancelled),
-                                       cmocka_unit_test(test_damage),   cmocka_unit_test(test_full_disk),
-                                       cmocka_unit_test(test_limit),    cmocka_unit_test(test_entries)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_equality),  cmocka_unit_test(test_beginnings), cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_cancelled), cmocka_unit_test(test_damage),     cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_calls),     cmocka_unit_test(test_limit),      cmocka_unit_test(test_entries)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
