@@ -489,6 +489,26 @@ struct butler_audit {
  * the policy does not retrieve: the full cache is read whole, and what a policy has evicted cannot be compared. */
 int butler_session_audit(struct butler_session *session, struct butler_audit *audit, struct butler_error *err);
 
+/* What an answer rests on: decode steps, each every-th of them, and the cuts of an evicting policy, compared with exact attention.
+ * Means over query heads and layers. */
+struct butler_receipt {
+    size_t struct_size;
+    int n_steps;           /* decode steps that were compared */
+    double read;           /* of their exact attention to what the cache holds the share that was read; 1 where all was read */
+    double prompt_evicted; /* of the attention of a prompt's last token what it gave to the tokens that were evicted then; with
+                            * prefill=evict a mean over the prompt's cuts */
+    double step_evicted;   /* of a decode step's attention what the tokens evicted right before it would have had, a mean */
+    double seconds;        /* that comparing took */
+};
+
+/* From now on a receipt is kept, from the next decode step on for each every-th; 0: no longer. To be called before the prompt where
+ * the policy evicts from it. What is computed does not change; a step that is compared takes as long as two or three dense ones.
+ * Drafts and exact spans are not compared. Forks, copies and restored sessions begin without. */
+int butler_session_keep_receipt(struct butler_session *session, int every, struct butler_error *err);
+/* Fills *receipt and, where it is not NULL, attention[butler_n_past()]: the mean attention of the compared steps to each position.
+ * Returns 1; 0 where no receipt is kept. */
+int butler_session_receipt(const struct butler_session *session, struct butler_receipt *receipt, double *attention);
+
 /* What a query head of a decode step attended to. Arrays are valid during the call. */
 struct butler_head_attention {
     size_t struct_size;

@@ -351,6 +351,37 @@ def test_documents_longer_than_the_context(document, tmp_path):
     assert ask(document, "Who?", "-c", n + 10).stdout
 
 
+PASSAGE = re.compile(r"^butler ask:   (\S+):(\d+)-(\d+) \((\d+) %\) (.*)$", re.M)
+
+
+def test_a_receipt_names_passages(document, tmp_path):
+    """Lines of the documents, by how they begin; shares that come to no more than all."""
+    lines = [f"Line {i} has {i * 7}." + "\n" * (1 + (i % 3 == 0)) for i in range(1, 8)]
+    (tmp_path / document).write_text("".join(lines))
+    result = ask(document, "Which?", "--receipt", 2)
+    found = PASSAGE.findall(result.stderr)
+    all_lines = "".join(lines).split("\n")
+    assert "all tokens were read (5 steps compared)" in result.stderr and 1 <= len(found) <= 5
+    for name, first, last, _, beginning in found:
+        assert name == document and int(first) <= int(last)
+        assert " ".join(all_lines[int(first) - 1:int(last)]).startswith(beginning.removesuffix("...").rstrip())
+        assert not any(line == "" for line in all_lines[int(first) - 1:int(last)])
+    shares = [int(share) for _, _, _, share, _ in found]
+    assert shares == sorted(shares, reverse=True) and sum(shares) <= 103
+    sparse, evicting, none = (ask(document, "Which?", *args).stderr for args in (
+        ("--kv", "quest:budget=32,dense=0"), ("--kv", "snapkv:budget=16,window=8,dense=0"), ("--receipt", 0)))
+    assert re.search(r"what was read has [1-9][0-9.]* % of the attention", sparse)
+    assert re.search(r"those that were dropped had [1-9][0-9.]* % of it when the prompt ended", evicting)
+    assert "steps compared" not in none and not PASSAGE.search(none)
+
+
+def test_a_receipt_of_chat(document, tmp_path):
+    result = butler("chat", "-m", GQA, "-f", document, "--no-cache", *GREEDY, input="Who?\nWhere?\n")
+    assert len(re.findall(r"chat: all tokens were read \(\d+ steps? compared\); most attention:", result.stderr)) == 2
+    assert len(re.findall(rf"chat:   {document}:1-1 \(100 %\) It was", result.stderr)) == 2
+    assert "compared" not in butler("chat", "-m", GQA, "--no-cache", *GREEDY, input="Who?\n").stderr
+
+
 @pytest.mark.skipif(not SMOLLM2.exists(), reason="models/smollm2.gguf is absent (./setup --model smollm2)")
 def test_a_real_model_answers_from_the_document(document, tmp_path):
     text = (ROOT / "models" / "long_text.txt").read_text()[:4000]

@@ -403,5 +403,7 @@ def test_ctrl_c_at_any_moment(tmp_path):
         terminal.wait_for(b"> ")
         assert terminal.messages(tmp_path / "c") == first
         terminal.type(b"More\r", b"\x1b[K")
+        while len(terminal.seen) < 10:
+            terminal.seen += os.read(terminal.fd, 4096)
         terminal.send(b"\x03")
         assert [content for role, content in terminal.messages(tmp_path / "c") if role == "user"] == ["Hello", "More"]

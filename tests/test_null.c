@@ -164,6 +164,9 @@ static void test_sessions(void **state)
     assert_int_equal(butler_last_selection(session, 0, 0, NULL, 4), 0);
     FAILS("session", butler_session_audit, NULL, &audit, &err);
     FAILS("audit", butler_session_audit, session, NULL, &err);
+    FAILS("session", butler_session_keep_receipt, NULL, 1, &err);
+    assert_int_equal(butler_session_receipt(NULL, NULL, NULL), 0);
+    assert_int_equal(butler_session_receipt(session, NULL, NULL), 0);
     FAILS("session", butler_session_on_attention, NULL, NULL, NULL, &err);
     FAILS("session", butler_session_add_step, NULL, "x", &err);
     FAILS("text", butler_session_add_step, session, NULL, &err);

@@ -127,6 +127,28 @@ def test_refusals(server, query, status, says):
     assert got == status and says in json.loads(text)["error"]["message"]
 
 
+@pytest.mark.parametrize("policy", ["full", "fier:budget=20,dense=0", "quest:budget=48,dense=0", "random:budget=30,dense=0"])
+def test_a_receipt_is_what_the_trace_says(server, policy):
+    """Every step compared: the mean of the audits' mass over the layers that select."""
+    usage = server.post("/v1/completions", {**mapped(completion(LONG, 12, policy), receipt=1)})["usage"]["kv"]
+    trace, = server.get(f"/kv/trace?id={usage['map']}")["traces"]
+    masses = [1 if mass is None else mass for mass in trace["mass"]]
+    assert usage["receipt"]["steps"] == len(masses) == 11 and usage["receipt"]["attention_evicted_at_prompt"] == 0
+    assert usage["receipt"]["attention_read"] == pytest.approx(sum(masses) / 11, abs=1e-3)
+
+
+def test_receipts_of_policies_that_evict(server):
+    body = {**completion(LONG, 9, "snapkv:budget=24,window=8,dense=0"), "ignore_eos": True}
+    assert "receipt" not in server.post("/v1/completions", body)["usage"]["kv"]
+    body["kv"]["receipt"] = 4
+    one = server.post("/v1/completions", body)["usage"]["kv"]["receipt"]
+    assert one["steps"] == 2 and one["attention_read"] == 1 and 0.01 < one["attention_evicted_at_prompt"] < 1
+    two = server.post("/v1/completions", {**body, "n": 2})["usage"]["kv"]["receipt"]
+    assert two["steps"] == 4 and two["attention_evicted_at_prompt"] == one["attention_evicted_at_prompt"]
+    for wrong in (-1, "x", 1.5):
+        assert "receipt" in server.post("/v1/completions", {**body, "kv": {"receipt": wrong}}, expect=400)["error"]["message"]
+
+
 def test_lossless_has_none(server):
     error = server.post("/v1/completions", mapped(completion(PROMPT, 3, "verified"), lossless=True), expect=400)["error"]["message"]
     assert "kv.map" in error

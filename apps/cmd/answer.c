@@ -6,7 +6,8 @@
 #include "cmd.h"
 #include "base/util.h"
 
-int cmd_document_append(const struct cmd_options *options, const char *path, struct butler_buffer *text)
+int cmd_document_append(const struct cmd_options *options, const char *path, struct butler_buffer *text,
+                        struct cmd_sources *sources)
 {
     const char *name = strcmp(path, "-") == 0 ? "standard input" : path;
     struct butler_buffer document = {0};
@@ -21,6 +22,8 @@ int cmd_document_append(const struct cmd_options *options, const char *path, str
     if (status == CMD_DONE) {
         /* The name stands behind the text: the same text under another name begins alike, and is not read again. */
         cmd_append(text, document.bytes, document.n);
+        if (sources)
+            cmd_sources_add(sources, name, document.bytes, document.n);
         cmd_append(text, "\n\n(end of ", 10);
         cmd_append(text, name, strlen(name));
         cmd_append(text, ")\n\n", 3);

@@ -9,6 +9,7 @@
 struct ask {
     struct cmd_template template;
     struct cmd_integers prompt;
+    struct cmd_sources sources;
     char *policy;                   /* owned: of --kv, for a text longer than the model's context; or NULL */
     struct butler_library *library; /* or NULL */
     struct butler_session *session;
@@ -17,7 +18,7 @@ struct ask {
 /* ---------------------------------------------------------------------------------------------- the prompt */
 
 int cmd_ask_prompt(const struct cmd_options *options, const struct butler_model *model, const struct cmd_template *template,
-                   const char *question, struct cmd_integers *ids)
+                   const char *question, struct cmd_integers *ids, struct cmd_sources *sources)
 {
     static const char label[] = "Question: ";
     struct butler_error err = {0};
@@ -25,7 +26,7 @@ int cmd_ask_prompt(const struct cmd_options *options, const struct butler_model 
     struct butler_chat_text text = {0};
     int status = CMD_DONE;
     for (int i = 0; status == CMD_DONE && i < options->documents.n; i++)
-        status = cmd_document_append(options, options->documents.values[i], &content);
+        status = cmd_document_append(options, options->documents.values[i], &content, sources);
     if (status != CMD_DONE)
         goto done;
     if (options->system && *options->system) { /* before the documents it would make all that follows another text */
@@ -55,6 +56,9 @@ static int read_prompt(const struct cmd_options *options, struct butler_engine *
     if (!ask->session)
         return status;
     cmd_library_use(options, ask->library, ask->session);
+    status = cmd_receipt_begin(options, ask->session);
+    if (status != CMD_DONE)
+        return status;
     status = cmd_prefill(options, engine, ask->session, &ask->prompt);
     if (status != CMD_INTERRUPTED)
         return status;
@@ -102,8 +106,10 @@ static int answer(const struct cmd_options *options, struct butler_engine *engin
         status = cmd_fail(options, &err);
     if (sampler && status == CMD_DONE)
         status = cmd_answer_generate(options, engine, ask->session, sampler, ask->template.stop, &answer);
-    if (status == CMD_DONE)
+    if (status == CMD_DONE) {
         say_cost(options, engine, ask, &answer);
+        cmd_receipt_say(options, butler_engine_model(engine), ask->session, &ask->prompt, &ask->sources);
+    }
     butler_sampler_free(sampler);
     cmd_answer_free(&answer);
     return status;
@@ -128,7 +134,7 @@ static int run(struct cmd_options *options)
     int n_ctx = options->n_ctx ? options->n_ctx : butler_model_get_info(model)->n_ctx_train;
     status = cmd_template_choose(options, model, &ask.template);
     if (status == CMD_DONE)
-        status = cmd_ask_prompt(options, model, &ask.template, options->positional.values[0], &ask.prompt);
+        status = cmd_ask_prompt(options, model, &ask.template, options->positional.values[0], &ask.prompt, &ask.sources);
     if (status == CMD_DONE)
         status = check_length(options, engine, &ask, &n_ctx);
     if (status == CMD_DONE)
@@ -142,6 +148,7 @@ static int run(struct cmd_options *options)
     cmd_template_free(&ask.template);
     free(ask.policy);
     free(ask.prompt.values);
+    cmd_sources_free(&ask.sources);
     cmd_engine_free(engine);
     return status;
 }
@@ -152,8 +159,8 @@ static const struct cmd_use uses[] = {
     {CMD_KV, "auto"},     {CMD_KV_TYPE, "f16"}, {CMD_KV_RESIDENT, "0"},    {CMD_LOSSLESS, NULL}, {CMD_BLOCK, "0"},
     {CMD_TEMP, "0"},      {CMD_TOP_K, "40"},    {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},  CMD_PENALTIES,
     CMD_CONSTRAINTS,      {CMD_SEED, "0"},      {CMD_THREADS, "0"},        {CMD_ISA, NULL},      {CMD_PRECISION, "8"},
-    {CMD_PLUGIN, NULL},   {CMD_STEP, NULL},     {CMD_PREDICTOR, NULL},     {CMD_VERBOSE, NULL},  {CMD_HELP, NULL},
-    {CMD_NONE, NULL},
+    {CMD_PLUGIN, NULL},   {CMD_STEP, NULL},     {CMD_PREDICTOR, NULL},     {CMD_VERBOSE, NULL},  {CMD_RECEIPT, "8"},
+    {CMD_HELP, NULL},     {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_ask = {

@@ -46,8 +46,11 @@ static int generate(struct chat *chat)
             fprintf(stderr, "; -c sets a larger context, up to the %d that the model was trained for", n_train);
         fprintf(stderr, ")\n");
     }
-    if (status == CMD_DONE)
+    if (status == CMD_DONE) {
         chat_add_message(chat, "assistant", answer.text.bytes, answer.n);
+        if (chat->sources.n > 0)
+            cmd_receipt_say(chat->options, chat->model, chat->session, &chat->ids, &chat->sources);
+    }
     cmd_answer_free(&answer);
     return status;
 }
@@ -144,6 +147,8 @@ static int read_text(struct chat *chat, const struct butler_chat_text *text, boo
         chat->held.n = 0;
     if (status == CMD_DONE && *fits)
         status = go_back(chat, text, n_keep, &ids);
+    if (status == CMD_DONE && *fits && chat->sources.n > 0)
+        status = cmd_receipt_begin(chat->options, chat->session);
     if (status == CMD_DONE && *fits)
         status = cmd_prefill(chat->options, chat->engine, chat->session, &ids);
     if (status == CMD_DONE && *fits && butler_sampler_accept(chat->sampler, ids.values, ids.n, &err) < 0)
@@ -223,7 +228,7 @@ static int read_documents(struct chat *chat)
     const struct cmd_strings *documents = &chat->options->documents;
     int status = CMD_DONE;
     for (int i = 0; status == CMD_DONE && i < documents->n; i++)
-        status = cmd_document_append(chat->options, documents->values[i], &chat->documents);
+        status = cmd_document_append(chat->options, documents->values[i], &chat->documents, &chat->sources);
     return status;
 }
 
@@ -267,6 +272,7 @@ done:
     free(chat.messages);
     free(chat.policy);
     butler_buffer_free(&chat.documents);
+    cmd_sources_free(&chat.sources);
     free(chat.ids.values);
     cmd_template_free(&chat.template);
     butler_buffer_free(&chat.held);
@@ -283,7 +289,8 @@ static const struct cmd_use uses[] = {
     {CMD_LOSSLESS, NULL}, {CMD_BLOCK, "0"},      {CMD_TEMP, "0.8"},     {CMD_TOP_K, "40"},    {CMD_TOP_P, "0.95"},
     {CMD_MIN_P, "0.05"},  CMD_PENALTIES,         CMD_CONSTRAINTS,       {CMD_SEED, "0"},      {CMD_THREADS, "0"},
     {CMD_ISA, NULL},      {CMD_PRECISION, "8"},  {CMD_PLUGIN, NULL},    {CMD_STEP, NULL},     {CMD_PREDICTOR, NULL},
-    {CMD_CACHE, NULL},    {CMD_CACHE_SIZE, "0"}, {CMD_NO_CACHE, NULL},  {CMD_HELP, NULL},     {CMD_NONE, NULL},
+    {CMD_CACHE, NULL},    {CMD_CACHE_SIZE, "0"}, {CMD_NO_CACHE, NULL},  {CMD_RECEIPT, "8"},   {CMD_HELP, NULL},
+    {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_chat = {

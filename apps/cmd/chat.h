@@ -16,6 +16,7 @@ struct chat {
     struct butler_chat_message *messages; /* [n_messages], contents owned */
     size_t n_messages, capacity;
     struct butler_buffer documents; /* they stand before the next turn */
+    struct cmd_sources sources;     /* those of all turns */
     struct cmd_integers ids;        /* the session's tokens */
     struct butler_buffer held;      /* the text that they stand for; empty: not known */
     bool done;                      /* /exit */

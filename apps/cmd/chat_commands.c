@@ -16,7 +16,7 @@ static int help(struct chat *chat, const char *argument)
 static int file(struct chat *chat, const char *path)
 {
     const size_t before = chat->documents.n;
-    if (cmd_document_append(chat->options, path, &chat->documents) == CMD_DONE)
+    if (cmd_document_append(chat->options, path, &chat->documents, &chat->sources) == CMD_DONE)
         cmd_say(chat->options, "%s: %zu bytes stand before the next turn", path, chat->documents.n - before);
     return CMD_DONE;
 }

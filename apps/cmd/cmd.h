@@ -67,6 +67,7 @@ enum cmd_flag {
     CMD_CACHE_SIZE,
     CMD_NO_CACHE,
     CMD_VERBOSE,
+    CMD_RECEIPT,
     CMD_TOKENIZER,
     CMD_PRE,
     CMD_OUTPUT,
@@ -179,6 +180,7 @@ struct cmd_options {
     struct cmd_integers ids, depths, lengths;
     int shots;
     struct cmd_reals budgets;
+    int receipt;  /* steps from one that is compared to the next; 0: none is */
     int n_drafts; /* of --lossless; 0: the library's default */
     int limit, top, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
     int kv_type; /* enum butler_kv_type */
@@ -444,8 +446,28 @@ void cmd_answer_free(struct cmd_answer *answer);
 /* Appends the text of a file ("-": standard input) in UTF-8, whatever it is written in: other encodings, HTML, PDF, docx, odt and
  * epub are converted, with a note. CMD_DONE, or CMD_FAILED after a message: it is empty, or no text. */
 int cmd_document_read(const struct cmd_options *options, const char *path, struct butler_buffer *text);
-/* Appends a file's name and text, as they stand before a question. CMD_DONE or the exit status. */
-int cmd_document_append(const struct cmd_options *options, const char *path, struct butler_buffer *text);
+/* Documents as they stand in a prompt. */
+struct cmd_source {
+    char *name, *bytes;
+    size_t n;
+};
+struct cmd_sources {
+    struct cmd_source *items;
+    int n;
+};
+void cmd_sources_add(struct cmd_sources *sources, const char *name, const char *bytes, size_t n); /* copies */
+void cmd_sources_free(struct cmd_sources *sources);
+/* Appends a file's text and name, as they stand before a question, and adds it to sources (or NULL). CMD_DONE or the exit status.
+ */
+int cmd_document_append(const struct cmd_options *options, const char *path, struct butler_buffer *text,
+                        struct cmd_sources *sources);
+
+/* Before the prompt of an answer: its receipt begins (--receipt). CMD_DONE or the exit status. */
+int cmd_receipt_begin(const struct cmd_options *options, struct butler_session *session);
+/* After the answer: the share of the attention that was read, and the passages of the sources that had most of it. ids: the
+ * session's tokens from the first on. */
+void cmd_receipt_say(const struct cmd_options *options, const struct butler_model *model, const struct butler_session *session,
+                     const struct cmd_integers *ids, const struct cmd_sources *sources);
 
 /* Tokens of a rendered conversation from byte `from` on, into an empty *ids. CMD_DONE or the exit status. */
 int cmd_chat_tokenize(const struct cmd_options *options, const struct butler_model *model, const struct butler_chat_text *text,
@@ -496,7 +518,7 @@ void cmd_template_free(struct cmd_template *template);
 
 /* The message that `ask` makes of --file, --system-prompt and a question, rendered, in tokens. CMD_DONE or the exit status. */
 int cmd_ask_prompt(const struct cmd_options *options, const struct butler_model *model, const struct cmd_template *template,
-                   const char *question, struct cmd_integers *ids);
+                   const char *question, struct cmd_integers *ids, struct cmd_sources *sources);
 /* butler_chat_render with the beginning of an answer at the end. */
 int cmd_template_render(const struct cmd_template *template, const struct butler_model *model,
                         const struct butler_chat_message *messages, size_t n, struct butler_chat_text *text,

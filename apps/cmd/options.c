@@ -126,6 +126,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_NO_CACHE] = {0, "no-cache", NULL, KIND_BOOL, AT(no_cache), 0, 0, NULL, "keep nothing, and use nothing that was kept"},
     [CMD_VERBOSE] = {'v', "verbose", NULL, KIND_BOOL, AT(verbose), 0, 0, NULL,
                      "also what decoding read of the cache, memory, and the time of a token's parts"},
+    [CMD_RECEIPT] = {0, "receipt", "N", KIND_INT, AT(receipt), 0, INT_MAX, "a whole number, 0 or more",
+                     "compare every Nth step with exact attention, and say behind an answer what it rests on; 0: never"},
     [CMD_TOKENIZER] = {0, "tokenizer", "FILE", KIND_STRING, AT(tokenizer), 0, 0, NULL, "the tokenizer that belongs to IN"},
     [CMD_PRE] = {0, "pre", "NAME", KIND_STRING, AT(pre), 0, 0, NULL,
                  "pre-tokenizer, instead of the model's own: llama-bpe, qwen2, ... (a wrong name lists them)"},

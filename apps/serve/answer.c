@@ -84,6 +84,17 @@ static void add_logprob(const struct serve_request *request, struct serve_answer
 
 /* ------------------------------------------------------------------------------------------------ parts of bodies */
 
+/* "receipt", where steps were compared: of the first prompt's texts. */
+static void add_receipt(json_t *kv, const struct serve_request *request)
+{
+    const struct butler_receipt *compared = &request->jobs[0]->compared;
+    if (compared->n_steps > 0)
+        json_object_set_new(kv, "receipt",
+                            json_pack("{s:i, s:f, s:f, s:f}", "steps", compared->n_steps, "attention_read", compared->read,
+                                      "attention_evicted_at_prompt", compared->prompt_evicted, "attention_evicted_at_step",
+                                      compared->step_evicted));
+}
+
 json_t *serve_kv_json(const struct serve_request *request)
 {
     struct butler_stats sum = {0};
@@ -116,6 +127,7 @@ json_t *serve_kv_json(const struct serve_request *request)
         json_object_set_new(kv, "pages_from_disk", json_integer((json_int_t)sum.pages_fetched));
         json_object_set_new(kv, "disk_wait_ms", json_real(1e3 * sum.disk_s));
     }
+    add_receipt(kv, request);
     if (request->jobs[0]->map)
         json_object_set_new(kv, "map", json_integer(request->jobs[0]->id));
     if (request->jobs[0]->lossless) {

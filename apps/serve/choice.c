@@ -2,6 +2,7 @@
 #include "serve/choice.h"
 
 #include "serve/jobs.h"
+#include "base/util.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -139,8 +140,20 @@ void serve_choice_flush(struct serve_choice *choice, struct serve_event *event)
     show(choice, choice->text.n, event);
 }
 
-void serve_choice_release(struct serve_choice *choice, struct butler_stats *sum)
+/* Means of steps and of further steps. */
+static void add_receipt(struct butler_receipt *sum, const struct butler_receipt *more)
 {
+    const double n = BUTLER_MAX(sum->n_steps + more->n_steps, 1), share = more->n_steps / n;
+    sum->n_steps += more->n_steps;
+    sum->read += (more->read - sum->read) * share;
+    sum->step_evicted += (more->step_evicted - sum->step_evicted) * share;
+    sum->prompt_evicted = BUTLER_MAX(sum->prompt_evicted, more->prompt_evicted); /* choices share a prompt */
+    sum->seconds += more->seconds;
+}
+
+void serve_choice_release(struct serve_choice *choice, struct butler_stats *sum, struct butler_receipt *compared)
+{
+    struct butler_receipt receipt = {BUTLER_INIT(butler_receipt)};
     struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     if (!choice->session)
         return;
@@ -162,6 +175,8 @@ void serve_choice_release(struct serve_choice *choice, struct butler_stats *sum)
     sum->n_checks += stats.n_checks;
     sum->n_drafted += stats.n_drafted;
     sum->n_accepted += stats.n_accepted;
+    if (butler_session_receipt(choice->session, &receipt, NULL))
+        add_receipt(compared, &receipt);
     butler_draft_free(choice->draft);
     choice->draft = NULL;
     butler_session_free(choice->session);

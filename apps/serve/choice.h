@@ -46,7 +46,7 @@ int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice
 /* The text that was held back, when nothing follows it. */
 void serve_choice_flush(struct serve_choice *choice, struct serve_event *event);
 /* Frees the session, if there is one, and adds what it cost to *sum. */
-void serve_choice_release(struct serve_choice *choice, struct butler_stats *sum);
+void serve_choice_release(struct serve_choice *choice, struct butler_stats *sum, struct butler_receipt *compared);
 void serve_choice_free(struct serve_choice *choice);
 
 #endif

@@ -57,7 +57,7 @@ int serve_park(struct serve_job *job, const char *folder, uint64_t *n_bytes, str
     if (!job->prompt_done)
         job->n_left = job->n_prompt - butler_n_past(job->choices[0].session);
     for (int i = 0; i < job->n_choices; i++)
-        serve_choice_release(&job->choices[i], &job->stats);
+        serve_choice_release(&job->choices[i], &job->stats, &job->compared);
     job->stats.kv_memory = job->stats.metric_memory = 0; /* of sessions that are there at the end */
     return 0;
 }

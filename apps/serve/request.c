@@ -436,7 +436,7 @@ static void read_policy(const struct serve_api *api, json_t *body, struct serve_
         serve_fail(error, 400, "'kv' must be an object");
     json_object_foreach(json_is_object(kv) ? kv : NULL, name, value)
     {
-        if (strcmp(name, "lossless") == 0 || strcmp(name, "map") == 0)
+        if (strcmp(name, "lossless") == 0 || strcmp(name, "map") == 0 || strcmp(name, "receipt") == 0)
             continue;
         if (strcmp(name, "policy") != 0)
             serve_fail(error, 400, "'kv.%.64s' is not supported by this server", name);
@@ -447,6 +447,7 @@ static void read_policy(const struct serve_api *api, json_t *body, struct serve_
     }
     read_lossless(api, json_object_get(kv, "lossless"), job, error);
     job->map = serve_read_bool(kv, "map", false, error);
+    job->receipt = json_is_object(kv) ? read_int(kv, "receipt", 0, INT_MAX, 0, error) : 0;
     if (job->map && job->lossless && !error->status)
         serve_fail(error, 400, "'kv.map' shows what a policy reads; a lossless text reads everything");
 }

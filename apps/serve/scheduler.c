@@ -124,7 +124,7 @@ static void finish_job(struct serve_scheduler *s, struct serve_job *job)
         job->n_generated += job->choices[i].n_generated;
         serve_traces_end(s->traces, &job->choices[i]);
         serve_map_end(job->choices[i].map);
-        serve_choice_release(&job->choices[i], &job->stats);
+        serve_choice_release(&job->choices[i], &job->stats, &job->compared);
         serve_choice_free(&job->choices[i]);
     }
     free(job->choices);
@@ -193,7 +193,8 @@ static int start_job(struct serve_scheduler *s, struct serve_job *job)
             return err->code;
     }
     struct butler_session *session = job->choices[0].session = butler_session_new(s->engine, &params, err);
-    if (!session || butler_session_set_prefix_salt(session, job->salt, err) < 0)
+    if (!session || butler_session_set_prefix_salt(session, job->salt, err) < 0 ||
+        butler_session_keep_receipt(session, job->receipt, err) < 0)
         return err->code;
     for (int i = 0; i < s->params.n_steps; i++)
         if (butler_session_add_step(session, s->params.steps[i], err) < 0)
@@ -424,7 +425,8 @@ static void end_prompt(struct serve_scheduler *s, struct serve_job *job)
     job->n_running = n_texts;
     job->prompt_s = serve_now() - job->admitted;
     for (int i = 1; i < job->n_choices && job->max_tokens > 0; i++)
-        if (!(job->choices[i].session = butler_session_fork(job->choices[0].session, &job->error)))
+        if (!(job->choices[i].session = butler_session_fork(job->choices[0].session, &job->error)) ||
+            butler_session_keep_receipt(job->choices[i].session, job->receipt, &job->error) < 0)
             return;
     if (serve_jobs_end_prompt(&s->jobs, job) < 0)
         return;

@@ -51,6 +51,7 @@ struct serve_job {
     bool score_prompt; /* scores of the prompt's tokens, with n_top of each */
     bool ignore_end, no_cache;
     bool progress; /* SERVE_PROGRESS events come */
+    int receipt;   /* steps from one that is compared with exact attention to the next; 0: none is */
     bool map;      /* which tokens its steps read is recorded (see map.h); not of lossless jobs */
     /* Not SERVE_POOL_NONE: the job gives no text, only embedding; with no_cache, for it takes every token's hidden state. */
     enum serve_pooling pooling;
@@ -62,11 +63,12 @@ struct serve_job {
     void *user;
 
     /* Results, to be read after the events that say so. */
-    struct serve_score *scores; /* [n_prompt], that of token 0 means nothing; after SERVE_PROMPT */
-    double *embedding;          /* [n_embd]; after SERVE_DONE without an error */
-    int n_cached;               /* tokens of the prompt that the prefix cache had; after SERVE_PROMPT */
-    int n_generated;            /* tokens of all choices; after SERVE_DONE */
-    struct butler_stats stats;  /* of all choices; after SERVE_DONE */
+    struct serve_score *scores;     /* [n_prompt], that of token 0 means nothing; after SERVE_PROMPT */
+    double *embedding;              /* [n_embd]; after SERVE_DONE without an error */
+    int n_cached;                   /* tokens of the prompt that the prefix cache had; after SERVE_PROMPT */
+    int n_generated;                /* tokens of all choices; after SERVE_DONE */
+    struct butler_stats stats;      /* of all choices; after SERVE_DONE */
+    struct butler_receipt compared; /* of all choices, means; n_steps 0: none was compared; after SERVE_DONE */
     double queue_s, prompt_s, decode_s;
     struct butler_error error; /* code != 0: the job failed; after SERVE_DONE */
 

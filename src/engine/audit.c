@@ -1,6 +1,7 @@
 /* See audit.h. The backend compares the queries of a layer with all keys; what their selection has of it is counted here. */
 #include "engine/abi.h"
 #include "engine/audit.h"
+#include "engine/receipt.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,11 +16,11 @@ void butler_audit_scratch_free(struct butler_audit_scratch *scratch)
 
 bool butler_audit_wanted(const struct butler_session *session)
 {
-    return session->audit || (session->on_attention && !session->drafting);
+    return session->audit || (session->on_attention && !session->drafting) || butler_receipt_wanted(session);
 }
 
 /* Rows of n_ctx numbers: of every query head scores and weights, of every KV head positions, and two for one head at a time. */
-static int reserve_scratch(struct butler_session *session, struct butler_error *err)
+int butler_audit_reserve(struct butler_session *session, struct butler_error *err)
 {
     struct butler_audit_scratch *scratch = &session->engine->audit;
     const struct butler_metric_shape *shape = &session->shape;
@@ -49,7 +50,7 @@ int butler_session_on_attention(struct butler_session *session, butler_attention
 {
     if (BUTLER_IS_NULL(session, err))
         return BUTLER_ERROR_ARGUMENT;
-    if (fn && reserve_scratch(session, err) < 0)
+    if (fn && butler_audit_reserve(session, err) < 0)
         return BUTLER_ERROR_MEMORY;
     session->on_attention = fn;
     session->attention_user = user;
@@ -67,7 +68,7 @@ int butler_session_audit(struct butler_session *session, struct butler_audit *au
         return BUTLER_ERROR_ARGUMENT;
     if (session->policy.method != BUTLER_RETRIEVE)
         return 0;
-    if (reserve_scratch(session, err) < 0)
+    if (butler_audit_reserve(session, err) < 0)
         return BUTLER_ERROR_MEMORY;
     session->audited = (struct butler_audit){0};
     session->audit = &session->audited;
@@ -137,22 +138,36 @@ static void report_heads(const struct butler_session *session, int layer, const 
     }
 }
 
-void butler_session_exact(struct butler_session *session, int layer, const float *q, const struct butler_exact *exact)
+static void exact_at(struct butler_session *session, int layer, int position, const float *q, const struct butler_exact *exact)
 {
     struct butler_backend *backend = session->engine->backend;
     struct butler_traffic uncounted = {0};
-    const struct butler_layer_state state = butler_session_layer(session, &uncounted, layer, session->n_past);
+    const struct butler_layer_state state = butler_session_layer(session, &uncounted, layer, position);
     backend->exact_weights(backend, &state, q, exact);
+}
+
+void butler_session_exact(struct butler_session *session, int layer, const float *q, const struct butler_exact *exact)
+{
+    exact_at(session, layer, session->n_past, q, exact);
+}
+
+struct butler_exact butler_audit_exact(struct butler_session *session, int layer, int n, int position, const float *q)
+{
+    int32_t *ids;
+    float *values;
+    const struct butler_exact exact = exact_of(session, n, &ids, &values);
+    exact_at(session, layer, position, q, &exact);
+    return exact;
 }
 
 void butler_audit_layer(struct butler_session *session, int layer, const float *q)
 {
-    const bool reports = session->on_attention && !session->drafting,
+    const bool reports = session->on_attention && !session->drafting, sums = butler_receipt_wanted(session),
                audits = session->audit && butler_policy_applies(&session->policy, layer) && session->selection.at[layer] != 0;
     const int n_slots = butler_kv_at(&session->kv, layer, 0)->n_slots, window = session->model->layers[layer].window;
     int32_t *ids;
     float *values;
-    if (!reports && !audits)
+    if (!reports && !audits && !sums)
         return;
     const double start = butler_seconds();
     const struct butler_exact exact = exact_of(session, window > 0 ? BUTLER_MIN(n_slots, window) : n_slots, &ids, &values);
@@ -163,6 +178,10 @@ void butler_audit_layer(struct butler_session *session, int layer, const float *
     }
     if (reports)
         report_heads(session, layer, &exact, ids);
+    if (sums)
+        butler_receipt_layer(session, layer, &exact, ids);
+    if (sums)
+        session->receipt->sums.seconds += butler_seconds() - start;
 }
 
 void butler_audit_end(struct butler_session *session)

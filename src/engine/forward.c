@@ -105,9 +105,12 @@ static void evict(const struct butler_pass *pass, int layer, bool decode)
         span->q += (size_t)(part->n - 1) * (size_t)(span->state.n_heads * part->session->shape.head_dim);
         span->state.position += part->n - 1 - part->decode; /* decode: the cache ends with the token before */
         part->session->evicted = true;
+        butler_receipt_before_cut(part->session, layer, decode, span->state.position, span->q);
     }
     if (n > 0)
         butler_method_evict(pass->backend, pass->s->spans, pass->s->cuts, n);
+    for (int i = 0; i < pass->n_parts; i++)
+        butler_receipt_after_cut(pass->parts[i].session, layer, decode);
 }
 
 static uint64_t attention_ns(const struct butler_part *part)

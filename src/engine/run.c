@@ -140,8 +140,10 @@ static void account(struct progress *progress, const struct butler_part *part, d
         for (int n = session->n_past - part->n + 1; n <= session->n_past; n++)
             session->stats.full_kv_bytes +=
                 2 * (uint64_t)session->kv.row_bytes * (uint64_t)hp->n_kv_heads * butler_model_layer_tokens(session->model, n);
-        if (!part->exact)
+        if (!part->exact) {
             butler_audit_end(session);
+            butler_receipt_end_step(session);
+        }
     } else {
         session->stats.n_prefill += (uint64_t)part->n;
         if (session->engine->prefix)

@@ -169,6 +169,7 @@ void butler_session_free(struct butler_session *session)
         return;
     butler_steps_free(session->steps);
     butler_shelf_free(session->shelf);
+    butler_receipt_free(session->receipt);
     butler_predict_free(session->predict);
     butler_kv_free(&session->kv);
     butler_buffers_free(&session->buffers);

@@ -4,6 +4,7 @@
 #define BUTLER_SESSION_H
 
 #include "engine/engine.h"
+#include "engine/receipt.h"
 
 struct butler_session {
     struct butler_engine *engine;
@@ -40,8 +41,9 @@ struct butler_session {
     struct butler_audit *audit_to;        /* the caller's, which gets it */
     butler_attention_fn *on_attention;    /* decode steps call it; or NULL */
     void *attention_user;
-    struct butler_steps *steps; /* plug-ins; or NULL */
-    struct butler_shelf *shelf; /* of a library (library.h); or NULL */
+    struct butler_receipt_state *receipt; /* or NULL */
+    struct butler_steps *steps;           /* plug-ins; or NULL */
+    struct butler_shelf *shelf;           /* of a library (library.h); or NULL */
 
     struct butler_arena arena;     /* host memory: tokens, logits, selection.at */
     struct butler_buffers buffers; /* device memory: selection, rotations, queries */
