@@ -414,11 +414,11 @@ static int read_max_tokens(json_t *body, enum serve_kind kind, struct serve_erro
 /* A request that names neither is as the server's flags say; one that names a policy is lossless only if it says so. */
 static void read_lossless(const struct serve_api *api, json_t *lossless, struct serve_job *job, struct serve_error *error)
 {
-    const json_int_t n = json_integer_value(lossless);
+    const double n = json_number_value(lossless); /* 2.0 is an integer of JSON */
     if (!is_given(lossless)) {
         job->lossless = api->lossless && !job->policy;
         job->n_drafts = api->n_drafts;
-    } else if (!json_is_boolean(lossless) && (n < 1 || n > 15)) {
+    } else if (!json_is_boolean(lossless) && !(n >= 1 && n <= 15 && n == floor(n))) {
         serve_fail(error, 400, "'kv.lossless' must be true, false, or drafts for a check: 1 to 15");
     } else {
         job->lossless = !json_is_false(lossless);
