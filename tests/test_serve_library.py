@@ -1,6 +1,7 @@
 """A server that keeps prompts in a folder: a restarted one reads only what is new, other keys find nothing."""
 import json
 import re
+import time
 
 import pytest
 
@@ -70,3 +71,31 @@ def test_pages_on_the_disk(tmp_path):
     again = serve(tmp_path)
     assert cached(again, TEXT, kv=kv)[2] > 500 and again.metric("butler:library_tokens_total") > 500
     assert again.stop() == 0
+
+
+def wait_for(condition):
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it does not happen")
+
+
+@pytest.mark.parametrize("policy", ["full", "quest:budget=64,dense=0", "h2o:budget=64"])
+def test_answers_are_read_while_nothing_runs(policy, tmp_path):
+    """The next turn reads only what is new, after a restart too, and goes on as one that reads all."""
+    flags = ("-c", "1000", "--reread-answers", "--cache", tmp_path)
+    first, fresh = Server(*flags), Server("-c", "1000")
+    ids = json.loads(first.request("POST", "/tokenize", {"content": TEXT, "add_special": True})[2])["tokens"]
+    status, _, body = first.request("POST", "/completion", {"prompt": ids, "n_predict": 40, "temperature": 0, "ignore_eos": True, "kv": {"policy": policy}})
+    answer = json.loads(body)["tokens"]
+    assert status == 200 and len(answer) == 40 and fresh.metric("butler:answer_tokens_reread_total") == 0
+    turn = ids + answer + ids[-20:]
+    later = {} if policy.startswith("h2o") else {"kv": {"policy": policy}}  # which needs the attention of all queries
+    wait_for(lambda: first.metric("butler:answer_tokens_reread_total") >= 40)
+    for server in first, Server(*flags):
+        text, n, known = cached(server, turn, **later)
+        assert n == len(turn) and known == len(ids) + 40
+        assert text == cached(fresh, turn, **later)[0]
+        assert server.stop() == 0
+    assert fresh.stop() == 0

@@ -66,6 +66,7 @@ enum cmd_flag {
     CMD_CACHE,
     CMD_CACHE_SIZE,
     CMD_NO_CACHE,
+    CMD_REREAD,
     CMD_VERBOSE,
     CMD_RECEIPT,
     CMD_TOKENIZER,
@@ -193,7 +194,7 @@ struct cmd_options {
     const char *schema;  /* a file, or JSON that begins with { */
     uint64_t seed, cache_bytes;
     uint64_t kv_ram, kv_disk; /* the engine's kv_ram; serve: how much more than kv_bytes lies in its file */
-    bool all, no_special, json, help, no_cache, verbose;
+    bool all, no_special, json, help, no_cache, reread, verbose;
     double start_s; /* of the command, by butler_seconds */
     /* serve; kv_bytes and prefix_bytes are the engine's, 0: its default */
     const char *host, *access_log, *park, *alias, *api_key_file, *admin_key;

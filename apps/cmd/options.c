@@ -123,6 +123,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_CACHE_SIZE] = {0, "cache-size", "BYTES", KIND_BYTES, AT(cache_bytes), 0, 0,
                         "a number of bytes, K, M, G or T behind it for powers of 1024",
                         "most bytes of that folder; what was not used for longest goes first; 0: a tenth of its disk's free bytes"},
+    [CMD_REREAD] = {0, "reread-answers", NULL, KIND_BOOL, AT(reread), 0, 0, NULL,
+                    "while nothing else runs read answers as prompts, so that a next turn reads only what is new"},
     [CMD_NO_CACHE] = {0, "no-cache", NULL, KIND_BOOL, AT(no_cache), 0, 0, NULL, "keep nothing, and use nothing that was kept"},
     [CMD_VERBOSE] = {'v', "verbose", NULL, KIND_BOOL, AT(verbose), 0, 0, NULL,
                      "also what decoding read of the cache, memory, and the time of a token's parts"},

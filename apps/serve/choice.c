@@ -107,6 +107,7 @@ int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice
         return choice->id;
     const bool ended = butler_token_is_end(model, choice->id) && !job->ignore_end;
     choice->n_generated++;
+    serve_text_append(&choice->ids, (const char *)&choice->id, sizeof choice->id);
     event->id = choice->id;
     if (job->n_top >= 0)
         serve_score_token(logits, n_vocab, choice->id, job->n_top, &event->score);
@@ -191,5 +192,6 @@ void serve_choice_free(struct serve_choice *choice)
     butler_sampler_free(choice->sampler);
     butler_session_free(choice->session);
     butler_buffer_free(&choice->text);
+    butler_buffer_free(&choice->ids);
     *choice = (struct serve_choice){0};
 }

@@ -12,6 +12,7 @@ struct serve_choice {
     int fd;                         /* of the file that the session is parked in; -1: it is not */
     struct butler_sampler *sampler;
     struct butler_buffer text;
+    struct butler_buffer ids; /* int32_t: of all its tokens */
     size_t n_shown;
     size_t line;    /* where the latest line begins; 0: the first one */
     double begun_s; /* when the first token was drawn */

@@ -1,4 +1,4 @@
-/* What concerns one job alone: its end, and what is taken from its prompt while that is read. See jobs.h. */
+/* What concerns one job alone: its end, what is taken from its prompt while that is read, and histograms of jobs. See jobs.h. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -55,4 +55,16 @@ bool serve_job_logits(void *user, int position, const float *logits)
                           job->n_top > 0 ? job->n_top : 1, /* for serve_scores_add */
                           &job->scores[position + 1]);
     return !serve_job_is_cancelled(job);
+}
+
+const double serve_bounds[SERVE_BUCKETS - 1] = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120};
+
+void serve_histogram_add(struct serve_histogram *histogram, const double *bounds, double value)
+{
+    int i = 0;
+    while (i < SERVE_BUCKETS - 1 && value > bounds[i])
+        i++;
+    histogram->counts[i]++;
+    histogram->n++;
+    histogram->sum += value;
 }

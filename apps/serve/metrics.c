@@ -174,6 +174,8 @@ void serve_write_metrics(struct serve_api *api, struct butler_buffer *text)
          (double)m.full_kv_bytes},
         {"butler:library_tokens_total", "counter", "Prompt tokens of jobs that are over that the library's folder had",
          (double)m.library_tokens},
+        {"butler:answer_tokens_reread_total", "counter", "Tokens that were read as prompts for the next turn",
+         (double)m.reread_tokens},
         {"butler:kv_resident_bytes", "gauge", "Bytes of KV pages in memory, where others lie on the disk",
          (double)m.engine.kv_resident},
         {"butler:kv_disk_bytes", "gauge", "Bytes of KV pages in the file", (double)m.engine.kv_on_disk},

@@ -14,6 +14,7 @@
 #include "serve/pace.h"
 #include "serve/park.h"
 #include "serve/prepare.h"
+#include "serve/reread.h"
 #include "serve/scores.h"
 
 enum {
@@ -49,6 +50,7 @@ struct serve_scheduler {
     struct serve_traces *traces;
     struct serve_maps *maps;
     struct serve_prepare *prepare;
+    struct serve_reread *reread;
     bool idle; /* all that runs waits for what is being prepared */
 
     /* Under the lock, which is never held while the engine runs. */
@@ -65,18 +67,6 @@ struct serve_scheduler {
     struct serve_slot *slots; /* [max_jobs] */
     int n_slots;
 };
-
-const double serve_bounds[SERVE_BUCKETS - 1] = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120};
-
-void serve_histogram_add(struct serve_histogram *histogram, const double *bounds, double value)
-{
-    int i = 0;
-    while (i < SERVE_BUCKETS - 1 && value > bounds[i])
-        i++;
-    histogram->counts[i]++;
-    histogram->n++;
-    histogram->sum += value;
-}
 
 /* ---------------------------------------------------------------------------------------------------- events */
 
@@ -124,6 +114,7 @@ static void finish_job(struct serve_scheduler *s, struct serve_job *job)
         job->n_generated += job->choices[i].n_generated;
         serve_traces_end(s->traces, &job->choices[i]);
         serve_map_end(job->choices[i].map);
+        serve_reread_add(s->reread, job, &job->choices[i]);
         serve_choice_release(&job->choices[i], &job->stats, &job->compared);
         serve_choice_free(&job->choices[i]);
     }
@@ -309,7 +300,8 @@ static void wait_a_while(struct serve_scheduler *s)
 static bool take_submitted(struct serve_scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
-    while (!s->submitted && !s->waiting && s->jobs.n_running + s->jobs.n_parked == 0 && !s->stopping)
+    while (!s->submitted && !s->waiting && s->jobs.n_running + s->jobs.n_parked == 0 && !s->stopping &&
+           !serve_reread_pending(s->reread))
         pthread_cond_wait(&s->changed, &s->lock);
     if (s->idle && !s->submitted && !s->prepared && !s->stopping)
         wait_a_while(s); /* clients that leave are seen then */
@@ -628,6 +620,15 @@ static void drop_done(struct serve_scheduler *s)
     s->jobs.n_running = n;
 }
 
+/* There is nothing else to do. */
+static void reread(struct serve_scheduler *s)
+{
+    const int n = serve_reread_step(s->reread);
+    pthread_mutex_lock(&s->lock);
+    s->metrics.reread_tokens += (uint64_t)n;
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void *run_engine(void *user)
 {
     struct serve_scheduler *s = user;
@@ -645,6 +646,8 @@ static void *run_engine(void *user)
             serve_jobs_grant(&s->jobs);
             drop_done(s); /* what could not come back, or got no memory */
         }
+        if (go_on && s->jobs.n_running + s->jobs.n_parked == 0 && !s->waiting && serve_reread_pending(s->reread))
+            reread(s);
         run_step(s);
         drop_done(s);
         publish(s);
@@ -757,6 +760,7 @@ struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const 
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     publish(s);
+    s->reread = serve_reread_new(engine, &s->params);
     s->prepare = serve_prepare_new(info->n_vocab, on_prepared, s);
     if (s->prepare && pthread_create(&s->thread, NULL, run_engine, s) == 0)
         return s;
@@ -782,6 +786,7 @@ void serve_scheduler_free(struct serve_scheduler *s)
     serve_scores_free(s->scores);
     serve_traces_free(s->traces);
     serve_maps_free(s->maps);
+    serve_reread_free(s->reread);
     free(s->policy);
     free(s->end_ids);
     free(s->jobs.running);

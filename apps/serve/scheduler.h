@@ -127,6 +127,7 @@ struct serve_params {
     uint64_t prefix_bytes; /* that the engine's prefix cache holds; 0: it has none */
     /* Where prompts are kept, also for a later start; the scheduler's until serve_scheduler_free. NULL: nowhere */
     struct butler_library *library;
+    bool rereads;             /* answers are read as prompts while nothing else runs (reread.h) */
     double max_stall_s;       /* longest step while a text is being generated */
     int max_jobs, max_queue;  /* that run, that wait for one of those places or for memory; max_queue may be 0 */
     int audit_every;          /* steps that decode, from one audit to the next; 0: none */
@@ -172,6 +173,7 @@ struct serve_metrics {
     uint64_t kv_bytes, metric_bytes, full_kv_bytes; /* of decode steps of jobs that are done */
     uint64_t pages_wanted, pages_fetched, disk_bytes;
     double disk_s;
+    uint64_t reread_tokens;                    /* of answers, read as prompts */
     uint64_t library_tokens;                   /* of cached_tokens those that came from the library's folder */
     double prompt_s, decode_s, longest_step_s; /* longest_step_s: of steps in which a text was being generated */
     uint64_t busy;                             /* texts of all decode steps */
