@@ -390,6 +390,10 @@ def test_made_items():
     for task, more in (("kv", ["--set", "pairs=6"]), ("kv", ["--set", "pairs=6,style=numbers"]), ("lines", ["--set", "lines=3"])):
         found = rows("eval", task, "-m", GQA, "--limit", 2, "--seed", 5, *more)
         assert by(found, metric="accuracy")["n"] == 2
+    found = rows("eval", "turns", "-m", GQA, "--limit", 2, "--set", "lines=4,turns=3", *kv("full", "random"), "--budget", "0.5")
+    assert [(r["metric"], r["n"]) for r in found] == [("first", 2), ("later", 4)] * 2
+    found = rows("eval", "chain", "-m", GQA, "--limit", 2, "--set", "places=5,steps=3", *kv("full"))
+    assert [r["metric"] for r in found] == ["accuracy", "coverage"] and found[0]["n"] == 2 and found[1]["n"] > 40
     found = rows("eval", "passkey", "-m", GQA, "--length", "180,220", "--limit", 6, "--set", "depths=3", *kv("full", "random"), "--budget", "0.3")
     assert [(r["length"], r["policy"]) for r in found] == [(180, "full"), (180, "random:budget=0.3"), (220, "full"), (220, "random:budget=0.3")]
     for row in found:
@@ -699,6 +703,9 @@ def test_flags():
     refuses(USAGE, "eval", "passkey", "-m", GQA, "--length", "20", says=["--length"])
     refuses(USAGE, "eval", "ppl", "-m", GQA, says=["--data"])
     refuses(USAGE, "eval", "kv", "-m", GQA, "--length", "99", says=["--length", "pairs"])
+    refuses(USAGE, "eval", "turns", "-m", GQA, "--length", "99", says=["--length", "lines"])
+    refuses(USAGE, "eval", "turns", "-m", GQA, "--set", "lines=3,turns=4", says=["turns", "4", "3 lines"])
+    refuses(USAGE, "eval", "chain", "-m", GQA, "--set", "places=3,steps=3", says=["steps", "3 places"])
     refuses(USAGE, "eval", "passkey", "-m", GQA, *kv("qest"), says=["qest"])
     refuses(FAILED, "eval", "ppl", "-m", GQA, "--data", "absent.txt", says=["absent.txt"])
 
@@ -707,7 +714,7 @@ def test_the_list_of_tasks():
     """What each needs, for people and for programs; it loads no model."""
     listed = rows("eval", "list", env={**os.environ, "XDG_CACHE_HOME": "/nosuch"})
     shown = butler("eval", "list").stdout
-    assert {"ppl", "coref", "passkey", "kv", "lines", "recall", "consensus", "heat", "mc", "longbench", "ruler"} <= {row["task"] for row in listed}
+    assert {"ppl", "coref", "passkey", "kv", "lines", "turns", "chain", "recall", "consensus", "heat", "mc", "longbench", "ruler"} <= {row["task"] for row in listed}
     for row in listed:
         assert re.search(rf"^{row['task']} +{re.escape(row['summary'])}$", shown, re.M) and row["data"] in shown and row["work"] in shown
         assert row["data"] and row["work"] and all(f"--set {key}={value}:" in shown for key, value in row["options"].items())
@@ -726,3 +733,16 @@ def test_prompts_are_kept_in_a_folder(tmp_path):
                    for flags in (["--cache", tmp_path], []))
     assert kept == alone
     assert all(path.stat().st_mtime_ns > used for path, used in files.items())
+
+
+QWEN = Path(os.environ.get("BUTLER_MODELS", ROOT / "models")) / "qwen2.5-coder-0.5b.gguf"
+
+
+@pytest.mark.skipif(not QWEN.exists(), reason="models/qwen2.5-coder-0.5b.gguf is absent (./setup --model qwen2.5-coder-0.5b)")
+def test_later_questions_need_what_the_first_did_not():
+    """A real model finds every line with full attention; what snapkv keeps for the first question does not answer the others."""
+    found = rows("eval", "turns", "-m", QWEN, "--limit", 1, "--set", "lines=16,turns=4,compare=0", *kv("full", "snapkv:window=8"), "--budget", "0.15")
+    full, snapkv = ({r["metric"]: r["value"] for r in found if r["policy"].startswith(name)} for name in ("full", "snapkv"))
+    assert full == {"first": 1, "later": 1} and snapkv["later"] <= 1 / 3
+    found = rows("eval", "chain", "-m", QWEN, "--limit", 1, "--set", "places=12,steps=6,compare=0", *kv("full"))
+    assert by(found, metric="coverage")["value"] > 0.8
