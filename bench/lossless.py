@@ -22,6 +22,11 @@ DRAFTS = [2, 4, 7]
 CHARACTERS = 5  # of a token of English, about, and no more than twice as many
 
 
+def ratio(value):
+    """Without drafts there is none."""
+    return "–" if value is None else f"{value:.2f}"
+
+
 def butler(*args):
     command = [ROOT / "butler", *args, "--json"]
     result = subprocess.run([*map(str, command)], capture_output=True, text=True)
@@ -74,8 +79,8 @@ def measure_text(args):
         fixed = butler(*common, f"--lossless={DRAFTS[1]}", "-d", depth)[0]
         share = share_of_right(fixed, DRAFTS[1])
         print_row([Path(args.model).stem, str(depth), f"{chosen['dense_ms']:.1f}", f"{chosen['lossless_ms']:.1f}", f"{chosen['sparse_ms']:.1f}",
-                   f"{100 * share:.0f} %", f"{chosen['n_drafted'] / max(chosen['n_checks'], 1):.1f}", f"{chosen['speed_up']:.2f}",
-                   f"{chosen['ceiling']:.2f}", f"{fixed['speed_up']:.2f}", f"{fixed['ceiling']:.2f}"])
+                   f"{100 * share:.0f} %", f"{chosen['n_drafted'] / max(chosen['n_checks'], 1):.1f}", ratio(chosen['speed_up']),
+                   ratio(chosen['ceiling']), ratio(fixed['speed_up']), ratio(fixed['ceiling'])])
     return share
 
 

@@ -67,7 +67,7 @@ def test_what_is_refused():
     assert "--lossless[=G]" in butler("run", "--help").stdout
 
 
-LOSSLESS = ["policy", "depth", "n", "dense_ms", "lossless_ms", "sparse_ms", "speed_up", "ceiling", "n_checks", "n_drafted", "n_accepted", "draft_s", "check_s",
+LOSSLESS = ["policy", "depth", "n", "dense_ms", "lossless_ms", "sparse_ms", "speed_up", "ci", "ceiling", "n_checks", "n_drafted", "n_accepted", "draft_s", "check_s",
             "weight_bytes", "kv_bytes", "metric_bytes", "full_kv_bytes"]
 
 
@@ -79,6 +79,10 @@ def test_bench(tmp_path):
     for r in got:
         assert list(r) == LOSSLESS and r["n"] == 40
         assert min(r["dense_ms"], r["lossless_ms"], r["sparse_ms"]) > 0 and r["n_accepted"] <= r["n_drafted"]
+        if r["n_drafted"]:
+            assert r["ci"][0] <= r["speed_up"] <= r["ci"][1] and r["ceiling"] > 0
+        else:
+            assert (r["speed_up"], r["ci"], r["ceiling"]) == (None, None, None)
         # Two layers and two KV heads with 16 numbers in two bytes, keys and values.
         assert r["full_kv_bytes"] == sum((r["depth"] + 3 + i) * 2 * 2 * 2 * 16 * 2 for i in range(1, 41)) // 40
     assert len(butler(*bench, "-d", "20", "--kv", "verified").stdout.splitlines()) == 2

@@ -1,6 +1,7 @@
 /* butler bench --lossless: dense, lossless and sparse decoding behind the beginning of a text, for how many drafts are right
  * depends on the text. All three go on from one session that has read it, and take turns, so that a machine whose speed varies
  * slows all alike. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "cmd.h"
@@ -116,8 +117,9 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The median, over turns, of x, or of x / y in the same turn. */
-static double median(const struct measured *m, const double *x, const double *y)
+/* The median, over turns, of x, or of x / y in the same turn. ends: its 95 % interval, from the turns in order (the number of turns
+ * below the median is binomial); or NULL. */
+static double median(const struct measured *m, const double *x, const double *y, double ends[2])
 {
     double *all = cmd_alloc((size_t)m->n_turns, sizeof *all);
     int n = 0;
@@ -126,6 +128,11 @@ static double median(const struct measured *m, const double *x, const double *y)
             all[n++] = y ? x[turn] / y[turn] : x[turn];
     qsort(all, (size_t)n, sizeof *all, by_size);
     const double middle = n % 2 ? all[n / 2] : n > 0 ? (all[n / 2 - 1] + all[n / 2]) / 2 : 0;
+    if (ends && n > 0) {
+        const int rank = BUTLER_MAX((int)(n / 2.0 - 0.98 * sqrt(n)), 0);
+        ends[0] = all[rank];
+        ends[1] = all[n - 1 - rank];
+    }
     free(all);
     return middle;
 }
@@ -134,29 +141,34 @@ static void print_row(const struct measured *m)
 {
     const struct writer *w = m->writers;
     struct butler_stats stats = {BUTLER_INIT(butler_stats)};
-    double ms[N_MODES];
-    const double speed_up = median(m, m->ms[DENSE], m->ms[LOSSLESS]);
+    double ms[N_MODES], ends[2] = {0};
+    const double speed_up = median(m, m->ms[DENSE], m->ms[LOSSLESS], ends);
     butler_session_stats(w[LOSSLESS].session, &stats);
     for (int mode = 0; mode < N_MODES; mode++)
-        ms[mode] = median(m, m->ms[mode], NULL);
+        ms[mode] = median(m, m->ms[mode], NULL, NULL);
     const double checks = BUTLER_MAX((double)stats.n_checks, 1), drafted = BUTLER_MAX((double)stats.n_drafted, 1);
     /* What these drafts would give if a check took no longer than one dense step. */
     const double drafts = (double)stats.n_drafted / checks, tokens = 1 + (double)stats.n_accepted / checks;
     const double ceiling = stats.n_checks ? tokens * ms[DENSE] / (drafts * ms[SPARSE] + ms[DENSE]) : 1;
     if (!m->options->json) {
-        cmd_printf("%-28s %7d %9.2f %9.2f %9.2f %8.2f %8.2f %7.2f %7.2f %9.2f %9.2f\n", m->policy, m->depth, ms[DENSE],
-                   ms[LOSSLESS], ms[SPARSE], speed_up, ceiling, drafts, tokens, 1e3 * stats.draft_s / drafted,
-                   1e3 * stats.check_s / checks);
+        char gain[64] = "- (no drafts)"; /* both are dense then, and a ratio is noise */
+        if (stats.n_drafted > 0)
+            snprintf(gain, sizeof gain, "%.2f [%.2f, %.2f] %8.2f", speed_up, ends[0], ends[1], ceiling);
+        cmd_printf("%-28s %7d %9.2f %9.2f %9.2f %27s %7.2f %7.2f %9.2f %9.2f\n", m->policy, m->depth, ms[DENSE], ms[LOSSLESS],
+                   ms[SPARSE], gain, drafts, tokens, 1e3 * stats.draft_s / drafted, 1e3 * stats.check_s / checks);
         cmd_out_flush();
         return;
     }
     const json_int_t n = (json_int_t)BUTLER_MAX(stats.n_decode, 1);
-    cmd_row(json_pack("{s:s, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I}", "policy", m->policy,
-                      "depth", m->depth, "n", w[DENSE].n, "dense_ms", ms[DENSE], "lossless_ms", ms[LOSSLESS], "sparse_ms",
-                      ms[SPARSE], "speed_up", speed_up, "ceiling", ceiling, "n_checks", (json_int_t)stats.n_checks, "n_drafted",
-                      (json_int_t)stats.n_drafted, "n_accepted", (json_int_t)stats.n_accepted, "draft_s", stats.draft_s, "check_s",
-                      stats.check_s, "weight_bytes", (json_int_t)stats.weight_bytes / n, "kv_bytes", (json_int_t)stats.kv_bytes / n,
-                      "metric_bytes", (json_int_t)stats.metric_bytes / n, "full_kv_bytes", (json_int_t)stats.full_kv_bytes / n));
+    json_t *ci = stats.n_drafted > 0 ? json_pack("[f, f]", ends[0], ends[1]) : json_null();
+    cmd_row(json_pack("{s:s, s:i, s:i, s:f, s:f, s:f, s:o, s:o, s:o, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I}", "policy",
+                      m->policy, "depth", m->depth, "n", w[DENSE].n, "dense_ms", ms[DENSE], "lossless_ms", ms[LOSSLESS],
+                      "sparse_ms", ms[SPARSE], "speed_up", stats.n_drafted > 0 ? json_real(speed_up) : json_null(), "ci", ci,
+                      "ceiling", stats.n_drafted > 0 ? json_real(ceiling) : json_null(), "n_checks", (json_int_t)stats.n_checks,
+                      "n_drafted", (json_int_t)stats.n_drafted, "n_accepted", (json_int_t)stats.n_accepted, "draft_s",
+                      stats.draft_s, "check_s", stats.check_s, "weight_bytes", (json_int_t)stats.weight_bytes / n, "kv_bytes",
+                      (json_int_t)stats.kv_bytes / n, "metric_bytes", (json_int_t)stats.metric_bytes / n, "full_kv_bytes",
+                      (json_int_t)stats.full_kv_bytes / n));
 }
 
 /* The session holds `depth` tokens: of the text, or, without one, random rows and a token behind them. */
@@ -244,8 +256,8 @@ int cmd_bench_lossless(const struct cmd_options *options, struct butler_engine *
     struct cmd_integers text = {0};
     int status = read_text(options, butler_engine_model(engine), &text);
     if (status == CMD_DONE && !options->json)
-        cmd_printf("%-28s %7s %9s %9s %9s %8s %8s %7s %7s %9s %9s\n", "policy of drafts", "depth", "dense ms", "lossless", "sparse",
-                   "speed-up", "ceiling", "drafts", "tokens", "ms/draft", "ms/check");
+        cmd_printf("%-28s %7s %9s %9s %9s %18s %8s %7s %7s %9s %9s\n", "policy of drafts", "depth", "dense ms", "lossless",
+                   "sparse", "speed-up [95 %]", "ceiling", "drafts", "tokens", "ms/draft", "ms/check");
     for (int d = 0; status == CMD_DONE && d < options->depths.n; d++)
         for (int k = 0; status == CMD_DONE && k < options->kv.n; k++) {
             struct measured m = {
