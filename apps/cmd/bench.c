@@ -220,7 +220,8 @@ const struct cmd_command cmd_bench = {
         "tokens of a check, and the speed-up that these would give if a check took as long as a dense step (ceiling).\n"
         "The command fails if the lossless text is not the dense one. --lossless=G makes G drafts for every check, --lossless as "
         "many as pay. With --json the keys are policy, depth, n,\n"
-        "dense_ms, lossless_ms, sparse_ms, speed_up, ci, ceiling, n_checks, n_drafted, n_accepted, draft_s, check_s, and bytes of a "
+        "dense_ms, lossless_ms, sparse_ms, speed_up, ci, ceiling, n_checks, n_drafted, n_accepted, draft_s, check_s, and bytes of "
+        "a "
         "token:\n"
         "weight_bytes, kv_bytes, metric_bytes, full_kv_bytes.\n",
     .uses = uses,
