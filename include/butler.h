@@ -460,7 +460,8 @@ struct butler_stats {
      * inside attend_s. */
     uint64_t pages_wanted, pages_fetched, disk_bytes;
     double disk_s;
-    uint64_t prompt_disk_bytes; /* read by prompts, which pass over all that came before */
+    uint64_t prompt_disk_bytes;               /* read by prompts, which pass over all that came before */
+    uint64_t pages_prefetched, pages_guessed; /* read before they were wanted; of these, that were wanted then */
 };
 
 void butler_session_stats(const struct butler_session *session, struct butler_stats *stats);

@@ -401,7 +401,7 @@ def test_ids_that_are_no_tokens():
 STATS = {"policy", "end", "seed", "n_prefill", "n_decode", "prefill_s", "decode_s", "tok_s", "score_s", "select_s", "attend_s", "predict_s", "weight_bytes",
          "kv_bytes", "metric_bytes", "upkeep_bytes", "predict_bytes", "full_kv_bytes", "kv_read", "kv_memory", "kv_memory_peak", "metric_memory",
          "metric_memory_peak", "n_library", "library_s", "n_checks", "n_drafted", "n_accepted", "draft_s", "check_s",
-         "pages_wanted", "pages_fetched", "disk_bytes", "disk_s", "prompt_disk_bytes"}
+         "pages_wanted", "pages_fetched", "pages_prefetched", "pages_guessed", "disk_bytes", "disk_s", "prompt_disk_bytes"}
 
 
 def test_run_rows():

@@ -81,6 +81,7 @@ struct context {
     struct butler_engine *resident, *spilled;
     enum butler_kv_type type;
     struct trouble trouble;
+    uint64_t n_guessed; /* pages that were read ahead and then wanted */
     int32_t text[N_CTX];
 };
 
@@ -190,6 +191,10 @@ static void check_policy(struct context *c, const char *name)
             fail_msg("%s: %s", policy, err.message);
     }
     step_both(c, a, b, N_STEPS, policy);
+    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
+    butler_session_stats(b, &stats);
+    assert_true(stats.pages_guessed <= stats.pages_prefetched && stats.pages_fetched <= stats.pages_wanted);
+    c->n_guessed += stats.pages_guessed;
     struct butler_session *fork = butler_session_fork(b, &err);
     if (!fork)
         fail_msg("%s: %s", policy, err.message);
@@ -238,6 +243,8 @@ static void check_model(int m, bool threads, int n_layers, bool earlier)
     assert_true(!info.kv_disk || strncmp(info.kv_disk, threads ? "preadv" : "", threads ? 6 : 0) == 0);
     if (c.trouble.n == 0 && test_share() == 1) /* some policies come without a request */
         fail_msg("model %d: nothing was read or written", m);
+    if (m == DEEP && !earlier && c.n_guessed == 0)
+        fail_msg("nothing that was read ahead was wanted");
     close_model(&c);
 }
 

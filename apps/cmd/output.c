@@ -148,6 +148,13 @@ static void say_disk(const struct butler_engine *engine, const struct butler_sta
                 (double)s->pages_wanted / (double)s->n_decode,
                 s->pages_wanted ? 100 * (double)s->pages_fetched / (double)s->pages_wanted : 0.0,
                 cmd_bytes(a, sizeof a, s->disk_bytes / s->n_decode), 1e3 * s->disk_s / (double)s->n_decode);
+    const double of_disk = (double)(s->pages_guessed + s->pages_fetched);
+    if (s->pages_prefetched)
+        fprintf(
+            stderr,
+            "  %.0f pages a token were read ahead, %.1f %% of them rightly (precision), %.1f %% of what was to be read (recall)\n",
+            (double)s->pages_prefetched / (double)s->n_decode, 100 * (double)s->pages_guessed / (double)s->pages_prefetched,
+            of_disk > 0 ? 100 * (double)s->pages_guessed / of_disk : 0.0);
 }
 
 void cmd_say_cost(const struct butler_engine *engine, const char *policy, const struct butler_stats *s, enum cmd_end end)

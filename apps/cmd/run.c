@@ -137,6 +137,8 @@ static void print_last_row(const struct cmd_options *options, const struct resul
     json_object_set_new(stats, "metric_memory_peak", json_integer((json_int_t)s->metric_memory_peak));
     json_object_set_new(stats, "pages_wanted", json_integer((json_int_t)s->pages_wanted));
     json_object_set_new(stats, "pages_fetched", json_integer((json_int_t)s->pages_fetched));
+    json_object_set_new(stats, "pages_prefetched", json_integer((json_int_t)s->pages_prefetched));
+    json_object_set_new(stats, "pages_guessed", json_integer((json_int_t)s->pages_guessed));
     json_object_set_new(stats, "disk_bytes", json_integer((json_int_t)s->disk_bytes));
     json_object_set_new(stats, "disk_s", json_real(s->disk_s));
     json_object_set_new(stats, "prompt_disk_bytes", json_integer((json_int_t)s->prompt_disk_bytes));

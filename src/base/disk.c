@@ -103,15 +103,21 @@ static void *work(void *context)
     return NULL;
 }
 
-static void run_threads(struct butler_disk *disk, int n)
+static void begin_threads(struct butler_disk *disk, int n)
 {
     pthread_mutex_lock(&disk->mutex);
     disk->n_taken = disk->n_done = 0;
     disk->n_requests = n;
     pthread_cond_broadcast(&disk->wake);
-    while (disk->n_done < n)
+    pthread_mutex_unlock(&disk->mutex);
+}
+
+static void finish_threads(struct butler_disk *disk)
+{
+    pthread_mutex_lock(&disk->mutex);
+    while (disk->n_done < disk->n_requests)
         pthread_cond_wait(&disk->finished, &disk->mutex);
-    disk->n_taken = disk->n_requests = 0;
+    disk->n_taken = disk->n_done = disk->n_requests = 0;
     pthread_mutex_unlock(&disk->mutex);
 }
 
@@ -179,6 +185,8 @@ void butler_disk_free(struct butler_disk *disk)
 {
     if (!disk)
         return;
+    if (disk->ring)
+        butler_ring_finish(disk->ring); /* the kernel may still be writing to memory */
     pthread_mutex_lock(&disk->mutex);
     disk->ends = true;
     pthread_cond_broadcast(&disk->wake);
@@ -213,24 +221,48 @@ static int make_requests(struct butler_disk *disk, const struct butler_disk_bloc
     return n_requests;
 }
 
-int butler_disk_transfer(struct butler_disk *disk, bool write, const struct butler_disk_block *blocks, int n,
-                         struct butler_error *err)
+static void begin(struct butler_disk *disk, bool write, const struct butler_disk_block *blocks, int n)
 {
     disk->write = write;
     disk->error = 0;
-    for (int done = 0, m; done < n && !disk->error; done += m) {
-        m = BUTLER_MIN(n - done, disk->max_blocks);
-        const int n_requests = make_requests(disk, blocks + done, m);
-        if (disk->ring)
-            butler_ring_run(disk->ring, disk->fd, write, disk->requests, n_requests, ring_done, disk);
-        else
-            run_threads(disk, n_requests);
-    }
+    const int n_requests = make_requests(disk, blocks, n);
+    if (disk->ring)
+        butler_ring_begin(
+            disk->ring,
+            &(struct butler_ring_batch){
+                .fd = disk->fd, .n = n_requests, .write = write, .requests = disk->requests, .done = ring_done, .user = disk});
+    else
+        begin_threads(disk, n_requests);
+}
+
+void butler_disk_begin(struct butler_disk *disk, const struct butler_disk_block *blocks, int n)
+{
+    begin(disk, false, blocks, n);
+}
+
+int butler_disk_finish(struct butler_disk *disk, struct butler_error *err)
+{
+    if (disk->ring)
+        butler_ring_finish(disk->ring);
+    else
+        finish_threads(disk);
     if (!disk->error)
         return 0;
     return butler_fail(err, BUTLER_ERROR_IO, "%s: cannot %s KV pages at byte %llu of their file: %s", disk->folder,
-                       write ? "write" : "read", (unsigned long long)disk->error_at,
+                       disk->write ? "write" : "read", (unsigned long long)disk->error_at,
                        disk->error == ENODATA ? "it ends before" : strerror(disk->error));
+}
+
+int butler_disk_transfer(struct butler_disk *disk, bool write, const struct butler_disk_block *blocks, int n,
+                         struct butler_error *err)
+{
+    int code = 0;
+    for (int done = 0, m; done < n && code == 0; done += m) {
+        m = BUTLER_MIN(n - done, disk->max_blocks);
+        begin(disk, write, blocks + done, m);
+        code = butler_disk_finish(disk, err);
+    }
+    return code;
 }
 
 const char *butler_disk_method(const struct butler_disk *disk)

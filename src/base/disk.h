@@ -39,6 +39,11 @@ void butler_disk_free(struct butler_disk *disk); /* may be NULL */
 int butler_disk_transfer(struct butler_disk *disk, bool write, const struct butler_disk_block *blocks, int n,
                          struct butler_error *err);
 
+/* Begins to read n blocks, at most max_blocks. Before anything else is asked of the disk, butler_disk_finish waits for them: errors
+ * as above. */
+void butler_disk_begin(struct butler_disk *disk, const struct butler_disk_block *blocks, int n);
+int butler_disk_finish(struct butler_disk *disk, struct butler_error *err);
+
 const char *butler_disk_method(const struct butler_disk *disk); /* "io_uring" or "preadv", with ", cached" without O_DIRECT */
 
 /* ---- between disk.c and disk_ring.c ---- */
@@ -53,8 +58,15 @@ struct butler_disk_request {
 struct butler_ring;
 struct butler_ring *butler_ring_new(void); /* NULL: the system has none for us */
 void butler_ring_free(struct butler_ring *ring);
-/* Runs requests of the file fd until `done` has been called for each of them and has returned false; true: it is to run again. */
-void butler_ring_run(struct butler_ring *ring, int fd, bool write, struct butler_disk_request *requests, int n,
-                     bool (*done)(void *user, struct butler_disk_request *request, int64_t result), void *user);
+/* Requests of the file fd. done is called for each that has run, in butler_ring_finish: true: it is to run again. */
+struct butler_ring_batch {
+    int fd, n;
+    bool write;
+    struct butler_disk_request *requests;
+    bool (*done)(void *user, struct butler_disk_request *request, int64_t result);
+    void *user;
+};
+void butler_ring_begin(struct butler_ring *ring, const struct butler_ring_batch *batch);
+void butler_ring_finish(struct butler_ring *ring);
 
 #endif

@@ -22,6 +22,8 @@ struct butler_ring {
     unsigned mask, results_mask;
     unsigned *order; /* [DEPTH] which of requests is next */
     struct io_uring_cqe *results;
+    struct butler_ring_batch batch; /* under way */
+    int next, in_ring, n_pushed;    /* n_pushed: that the kernel has not taken yet */
 };
 
 static bool map_rings(struct butler_ring *ring, const struct io_uring_params *params)
@@ -87,28 +89,46 @@ static void push(struct butler_ring *ring, int fd, bool write, const struct butl
     __atomic_store_n(ring->tail, tail + 1, __ATOMIC_RELEASE);
 }
 
-void butler_ring_run(struct butler_ring *ring, int fd, bool write, struct butler_disk_request *requests, int n,
-                     bool (*done)(void *user, struct butler_disk_request *request, int64_t result), void *user)
+/* Lets the kernel take what was pushed, and waits until it has given n_awaited results. */
+static void enter(struct butler_ring *ring, int n_awaited)
 {
-    int next = 0, in_ring = 0, n_pushed = 0; /* n_pushed: that the kernel has not taken yet */
-    while (next < n || in_ring > 0) {
-        for (; next < n && in_ring < DEPTH; in_ring++, n_pushed++)
-            push(ring, fd, write, &requests[next++]);
-        /* Who waits for all is woken once. */
-        const int n_awaited = next < n ? DEPTH / 4 : in_ring;
-        const long taken = syscall(__NR_io_uring_enter, ring->fd, n_pushed, n_awaited, IORING_ENTER_GETEVENTS, NULL, 0);
-        n_pushed -= taken > 0 ? (int)taken : 0; /* refused (EINTR, EAGAIN, EBUSY): again, when some have come back */
+    const long taken = syscall(__NR_io_uring_enter, ring->fd, ring->n_pushed, n_awaited, IORING_ENTER_GETEVENTS, NULL, 0);
+    ring->n_pushed -= taken > 0 ? (int)taken : 0; /* refused (EINTR, EAGAIN, EBUSY): again, when some have come back */
+}
+
+static void fill(struct butler_ring *ring)
+{
+    const struct butler_ring_batch *batch = &ring->batch;
+    for (; ring->next < batch->n && ring->in_ring < DEPTH; ring->in_ring++, ring->n_pushed++)
+        push(ring, batch->fd, batch->write, &batch->requests[ring->next++]);
+}
+
+void butler_ring_begin(struct butler_ring *ring, const struct butler_ring_batch *batch)
+{
+    ring->batch = *batch;
+    ring->next = ring->in_ring = ring->n_pushed = 0;
+    fill(ring);
+    enter(ring, 0);
+}
+
+void butler_ring_finish(struct butler_ring *ring)
+{
+    const struct butler_ring_batch *batch = &ring->batch;
+    while (ring->next < batch->n || ring->in_ring > 0) {
+        fill(ring);
+        enter(ring, ring->next < batch->n ? DEPTH / 4 : ring->in_ring); /* who waits for all is woken once */
         unsigned head = *ring->results_head;
         for (; head != __atomic_load_n(ring->results_tail, __ATOMIC_ACQUIRE); head++) {
             const struct io_uring_cqe *result = &ring->results[head & ring->results_mask];
             struct butler_disk_request *request = (struct butler_disk_request *)(uintptr_t)result->user_data;
-            in_ring--;
-            if (done(user, request, result->res)) {
-                push(ring, fd, write, request);
-                in_ring++;
-                n_pushed++;
+            ring->in_ring--;
+            if (batch->done(batch->user, request, result->res)) {
+                push(ring, batch->fd, batch->write, request);
+                ring->in_ring++;
+                ring->n_pushed++;
             }
         }
         __atomic_store_n(ring->results_head, head, __ATOMIC_RELEASE);
     }
+    ring->batch.n = ring->next = 0;
 }

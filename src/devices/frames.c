@@ -7,6 +7,7 @@
 
 enum {
     PENDING = UINT32_MAX, /* in frame_of: wanted, and not resident yet */
+    MOST_GUESSED = 1024,  /* pieces of a prefetch */
     STAYS = 32,           /* of what a scan fetches, one in so many stays as if it had been wanted by itself */
 };
 
@@ -15,6 +16,8 @@ struct frame {
     uint32_t piece, newer, older;
     uint32_t wanted; /* the operation that wanted it last */
     bool dirty;      /* the file does not have its contents */
+    bool guessed;    /* it was prefetched, and has not been wanted yet */
+    bool arriving;   /* it is being read */
 };
 
 struct butler_frames {
@@ -36,6 +39,10 @@ struct butler_frames {
     uint32_t *leaving;                /* [n_frames] frames that they get */
     uint32_t operation, n_wanted, n_missing, n_scanned;
     bool too_many; /* more than memory has room for */
+    uint32_t n_guessed;
+    bool awaits; /* the operation wants what is being read */
+    int n_arriving;
+    uint32_t *arriving; /* [n_frames] frames */
 };
 
 /* Pieces an extent has: as few tokens each as a block holds without much waste. */
@@ -61,8 +68,9 @@ static int make_memory(struct butler_frames *frames, struct butler_error *err)
     frames->blocks = butler_reserve(frames->n_frames * sizeof *frames->blocks, false, err);
     frames->missing = butler_reserve(frames->n_frames * sizeof *frames->missing, false, err);
     frames->leaving = butler_reserve(frames->n_frames * sizeof *frames->leaving, false, err);
-    if (!frames->memory || !frames->addresses || !frames->frame_of || !frames->on_disk || !frames->frames || !frames->unused ||
-        !frames->blocks || !frames->missing || !frames->leaving)
+    frames->arriving = butler_reserve(frames->n_frames * sizeof *frames->arriving, false, err);
+    if (!frames->arriving || !frames->memory || !frames->addresses || !frames->frame_of || !frames->on_disk || !frames->frames ||
+        !frames->unused || !frames->blocks || !frames->missing || !frames->leaving)
         return BUTLER_ERROR_MEMORY;
     /* Who looks for a piece that is not there is stopped. */
     mprotect(frames->memory, frames->places.frame_bytes, PROT_NONE);
@@ -110,6 +118,7 @@ void butler_frames_free(struct butler_frames *frames)
     butler_unreserve(frames->unused, frames->n_frames * sizeof *frames->unused);
     butler_unreserve(frames->blocks, frames->n_frames * sizeof *frames->blocks);
     butler_unreserve(frames->missing, frames->n_frames * sizeof *frames->missing);
+    butler_unreserve(frames->arriving, frames->n_frames * sizeof *frames->arriving);
     butler_unreserve(frames->leaving, frames->n_frames * sizeof *frames->leaving);
     free(frames);
 }
@@ -172,8 +181,8 @@ static void put_in(struct butler_frames *frames, uint32_t at, bool newest)
 void butler_frames_begin(struct butler_frames *frames)
 {
     frames->operation++;
-    frames->n_wanted = frames->n_missing = 0;
-    frames->too_many = false;
+    frames->n_wanted = frames->n_missing = frames->n_guessed = 0;
+    frames->too_many = frames->awaits = false;
 }
 
 void butler_frames_want(struct butler_frames *frames, uint32_t piece, bool scan)
@@ -184,6 +193,9 @@ void butler_frames_want(struct butler_frames *frames, uint32_t piece, bool scan)
     frames->n_wanted++;
     if (at) {
         frames->frames[at].wanted = frames->operation;
+        frames->n_guessed += frames->frames[at].guessed;
+        frames->frames[at].guessed = false;
+        frames->awaits = frames->awaits || frames->frames[at].arriving;
         take_out(frames, at);
         put_in(frames, at, true);
     } else if (frames->n_missing == frames->n_frames) {
@@ -274,14 +286,33 @@ static void give_up(struct butler_frames *frames, bool frames_taken)
     }
 }
 
+/* Waits for what is being read. What cannot be read is not resident. */
+static int finish(struct butler_frames *frames, struct butler_error *err)
+{
+    const int code = frames->n_arriving > 0 ? butler_disk_finish(frames->disk, err) : 0;
+    for (int i = 0; i < frames->n_arriving; i++) {
+        const uint32_t at = frames->arriving[i];
+        frames->frames[at].arriving = false;
+        if (code < 0) {
+            take_out(frames, at);
+            frames->frame_of[frames->frames[at].piece] = 0;
+            frames->unused[frames->n_unused++] = at;
+        }
+    }
+    frames->n_arriving = 0;
+    return code;
+}
+
 int butler_frames_fetch(struct butler_frames *frames, struct butler_fetched *fetched, struct butler_error *err)
 {
     int n_read = 0;
     fetched->n_wanted += frames->n_wanted;
-    if (frames->n_missing == 0 && !frames->too_many)
+    fetched->n_guessed += frames->n_guessed;
+    if (frames->n_missing == 0 && !frames->too_many && !frames->awaits)
         return 0;
     const double start = butler_seconds();
-    int code = make_room(frames, err);
+    int code = finish(frames, err);
+    code = code == 0 ? make_room(frames, err) : code;
     if (code < 0) {
         give_up(frames, false);
         return code;
@@ -303,10 +334,53 @@ int butler_frames_fetch(struct butler_frames *frames, struct butler_fetched *fet
         frames->n_scanned += scan;
         put_in(frames, at, !scan || frames->n_scanned % STAYS == 0);
     }
+    frames->n_missing = 0;
     fetched->n_read += (uint64_t)n_read;
     fetched->bytes += (uint64_t)n_read * frames->places.frame_bytes;
     fetched->ns += (uint64_t)((butler_seconds() - start) * 1e9);
     return 0;
+}
+
+void butler_frames_guess(struct butler_frames *frames, uint32_t piece)
+{
+    if (frames->frame_of[piece] || !frames->on_disk[piece] || frames->n_missing == frames->n_frames)
+        return;
+    frames->frame_of[piece] = PENDING;
+    frames->missing[frames->n_missing++] = piece;
+}
+
+int butler_frames_prefetch(struct butler_frames *frames)
+{
+    const uint32_t n_wanted = frames->n_missing;
+    uint32_t at = frames->frames[0].newer;
+    int n = 0;
+    struct butler_error ignored;
+    if (n_wanted == 0 || finish(frames, &ignored) < 0) { /* who wants it asks again */
+        give_up(frames, false);
+        frames->n_missing = 0;
+        return 0;
+    }
+    for (uint32_t next; at != 0 && n < (int)n_wanted && n < MOST_GUESSED; at = next) {
+        const struct frame *frame = &frames->frames[at];
+        next = frame->newer;
+        if (frame->dirty || frame->wanted == frames->operation)
+            continue;
+        const uint32_t piece = frames->missing[n];
+        frames->frame_of[frame->piece] = 0;
+        take_out(frames, at);
+        frames->frames[at] = (struct frame){.piece = piece, .wanted = frames->operation, .guessed = true, .arriving = true};
+        frames->frame_of[piece] = at;
+        put_in(frames, at, true);
+        frames->blocks[n] = (struct butler_disk_block){piece, frame_memory(frames, at)};
+        frames->arriving[n++] = at;
+    }
+    for (uint32_t i = (uint32_t)n; i < n_wanted; i++)
+        frames->frame_of[frames->missing[i]] = 0;
+    frames->n_missing = 0;
+    frames->n_arriving = n;
+    if (n > 0)
+        butler_disk_begin(frames->disk, frames->blocks, n);
+    return n;
 }
 
 void butler_frames_dirty(struct butler_frames *frames, uint32_t piece)
@@ -316,6 +390,8 @@ void butler_frames_dirty(struct butler_frames *frames, uint32_t piece)
 
 void butler_frames_discard(struct butler_frames *frames, uint32_t extent)
 {
+    struct butler_error ignored; /* of a prefetch: who wants the piece asks again */
+    finish(frames, &ignored);
     const uint32_t first = extent * frames->places.pieces;
     for (uint32_t piece = first; piece < first + frames->places.pieces; piece++) {
         const uint32_t at = frames->frame_of[piece];

@@ -37,9 +37,16 @@ void butler_frames_want(struct butler_frames *frames, uint32_t piece, bool scan)
 struct butler_fetched {
     uint64_t n_wanted, n_read; /* pieces: all that were wanted, those that came from the file */
     uint64_t bytes, ns;        /* read, and how long all of it took */
+    uint64_t n_guessed;        /* of n_wanted: those that had been prefetched, and had not been wanted since */
 };
 /* All that is wanted is resident, or *err says why it cannot be: BUTLER_ERROR_MEMORY, BUTLER_ERROR_IO. Adds to *fetched. */
 int butler_frames_fetch(struct butler_frames *frames, struct butler_fetched *fetched, struct butler_error *err);
+
+/* After a fetch, and before the operation runs: pieces that the next ones will or may want, then prefetch, which begins to read
+ * those that are not resident, as far as there is room for them without writing. Returns how many. An error of theirs is that of
+ * the next fetch. */
+void butler_frames_guess(struct butler_frames *frames, uint32_t piece);
+int butler_frames_prefetch(struct butler_frames *frames);
 
 /* A piece that is resident was written to. */
 void butler_frames_dirty(struct butler_frames *frames, uint32_t piece);

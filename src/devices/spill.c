@@ -13,6 +13,9 @@ struct pool {
     /* What the lists of a decode step want, all layers together: of the step under way, and of the last one. */
     uint64_t step_wanted, last_step_wanted;
     int layer;
+    /* The layers of this cache up to this one have lists for the step at this position already. */
+    const struct butler_kv *known;
+    int known_layer, known_position;
     struct pool *next;
 };
 
@@ -250,6 +253,7 @@ static bool fetch(const struct wants *wants)
     struct butler_traffic *traffic = wants->state->traffic;
     traffic->n_wanted += fetched.n_wanted;
     traffic->n_fetched += fetched.n_read;
+    traffic->n_guessed += fetched.n_guessed;
     traffic->disk_bytes += fetched.bytes;
     traffic->disk_ns += fetched.ns;
     return code == 0;
@@ -364,8 +368,14 @@ static void spill_select(struct butler_backend *backend, const struct butler_lay
     wants.scan = true;
     if (is_plugin(state) && selecting->pages.budget > 0)
         want_layer(&wants, state->layer, 0);
-    if (fetch(&wants))
-        spill_of(backend)->inner->select(backend, state, q, selecting, lists);
+    if (!fetch(&wants))
+        return;
+    spill_of(backend)->inner->select(backend, state, q, selecting, lists);
+    if (wants.pool) {
+        wants.pool->known = state->kv;
+        wants.pool->known_layer = state->layer;
+        wants.pool->known_position = state->position;
+    }
 }
 
 static void spill_repeat(struct butler_backend *backend, const struct butler_layer_state *state, int selected_at,
@@ -408,6 +418,50 @@ static bool lists_exceed(const struct spill *spill, const struct wants *wants)
     return pool->last_step_wanted * wants->places->frame_bytes > spill->params.memory;
 }
 
+/* The units that a list of a layer had in its last step. */
+static void guess_units(const struct wants *wants, const struct butler_kv_head *head, int layer, int list)
+{
+    const struct butler_layer_state *state = wants->state;
+    const struct butler_selection *selection = state->selection;
+    const uint64_t *units = selection->units + ((size_t)layer * (size_t)state->n_heads + (size_t)list) * selection->words;
+    const int unit = state->plan->unit, n_words = BUTLER_CEIL_DIV(BUTLER_CEIL_DIV(head->n_slots, unit), 64);
+    uint32_t last = UINT32_MAX;
+    for (int w = 0; w < n_words; w++)
+        for (uint64_t bits = units[w]; bits; bits &= bits - 1) {
+            const int first = (w * 64 + __builtin_ctzll(bits)) * unit;
+            for (int slot = first; slot < BUTLER_MIN(first + unit, head->n_slots); slot += BUTLER_PAGE) {
+                const uint32_t piece = piece_of(wants, head, (uint32_t)slot);
+                if (piece != last)
+                    butler_frames_guess(wants->frames, piece);
+                last = piece;
+            }
+        }
+}
+
+/* While this layer is computed, what the next one wants is read: its list, where a predictor has made that possible, or as a guess
+ * that of its last step. lists: this layer's. */
+static void prefetch(const struct wants *wants, const struct butler_lists *lists)
+{
+    const struct butler_layer_state *state = wants->state;
+    const struct butler_kv *kv = state->kv;
+    const struct butler_selection *selection = state->selection;
+    const struct pool *pool = wants->pool;
+    const int layer = state->layer + 1;
+    if (!pool || !lists || !selection || layer >= kv->n_layers || selection->at[layer] == 0)
+        return;
+    const bool known =
+        selection->slots && pool->known == kv && pool->known_position == state->position && pool->known_layer >= layer;
+    for (int i = 0; i < lists->n_lists; i++) {
+        const struct butler_kv_head *head = butler_kv_at(kv, layer, i * kv->n_kv_heads / lists->n_lists);
+        if (!known)
+            guess_units(wants, head, layer, state->plan->share == BUTLER_SHARE_LAYER ? 0 : i);
+        for (int j = 0; known && j < lists->n[lists->n_lists + i]; j++)
+            if ((int)lists->slots[lists->n_lists + i][j] < head->n_slots)
+                butler_frames_guess(wants->frames, piece_of(wants, head, lists->slots[lists->n_lists + i][j]));
+    }
+    state->traffic->n_prefetched += (uint64_t)butler_frames_prefetch(wants->frames);
+}
+
 static void spill_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
                          const float *v, const struct butler_lists *lists, int newest, float *out, bool observe)
 {
@@ -433,6 +487,7 @@ static void spill_attend(struct butler_backend *backend, const struct butler_lay
         return;
     if (wants.pool)
         wants.pool->step_wanted += state->traffic->n_wanted - before;
+    prefetch(&wants, lists);
     spill_of(backend)->inner->attend(backend, state, q, k, v, lists, newest, out, observe);
     if (k)
         wrote(&wants, n_slots_of(state) - 1);

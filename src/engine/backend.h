@@ -86,6 +86,7 @@ struct butler_traffic {
     uint64_t score_ns, select_ns, attend_ns; /* inside fused passes, summed over threads */
     /* Where not all pages are resident: how many pieces of them were wanted, how many came from the file; the wait for these. */
     uint64_t n_wanted, n_fetched, disk_bytes, disk_ns;
+    uint64_t n_prefetched, n_guessed; /* pieces that were read ahead; of these, that were wanted then */
 };
 
 /* One layer of the cache with what an operation needs beside it. */

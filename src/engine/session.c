@@ -300,6 +300,8 @@ static void fill_stats(const struct butler_session *session, struct butler_stats
     stats->pages_wanted = traffic->n_wanted;
     stats->pages_fetched = traffic->n_fetched;
     stats->disk_bytes = traffic->disk_bytes;
+    stats->pages_prefetched = traffic->n_prefetched;
+    stats->pages_guessed = traffic->n_guessed;
     stats->disk_s = 1e-9 * (double)traffic->disk_ns;
     stats->prompt_disk_bytes = session->prompt_traffic.disk_bytes;
     stats->kv_memory = butler_kv_memory(&session->kv);
@@ -322,7 +324,7 @@ void butler_session_stats(const struct butler_session *session, struct butler_st
         return;
     if (session)
         fill_stats(session, &own);
-    butler_give_struct(stats, &own, sizeof own, BUTLER_END_OF(butler_stats, prompt_disk_bytes));
+    butler_give_struct(stats, &own, sizeof own, BUTLER_END_OF(butler_stats, pages_guessed));
 }
 
 void butler_session_stats_reset(struct butler_session *session)
