@@ -232,7 +232,8 @@ static void run_attend(const struct job *job)
     for (int j = 0; j < job->n_rows; j += SLICE_ROWS) {
         const int n = BUTLER_MIN(SLICE_ROWS, job->n_rows - j);
         const struct butler_pairs pairs = {job->rows + j, job->row_bytes, n, BUTLER_MIN(BUTLER_PAIRS_NEXT, job->n_rows - j - n)};
-        b->table->attend[job->type](b->y, (size_t)job->n, top, sum, NULL, 0, b->x, (size_t)job->n, job->n_q, &pairs, job->n);
+        b->table->attend[job->type]((struct butler_attended){{b->y, (size_t)job->n}, top, sum, {NULL, 0}},
+                                    (struct butler_queries){b->x, (size_t)job->n, job->n_q}, &pairs, job->n);
     }
 }
 

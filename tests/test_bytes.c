@@ -35,11 +35,10 @@ static void av_f16(float *acc, size_t acc_stride, const float *p, size_t p_strid
     real->av[BUTLER_KV_F16](acc, acc_stride, p, p_stride, n_q, rows, n_rows, n);
 }
 
-static void attend_f16(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                       size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
+static void attend_f16(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n)
 {
     add(&rows_read, 2 * (uint64_t)pairs->n * butler_kv_row_bytes(BUTLER_KV_F16, n));
-    real->attend[BUTLER_KV_F16](acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, pairs, n);
+    real->attend[BUTLER_KV_F16](out, q, pairs, n);
 }
 
 static void load_f16(float *x, const void *row, int n)

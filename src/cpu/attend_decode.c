@@ -328,8 +328,9 @@ void butler_attend_queries(const struct butler_layer_state *state, int thread, c
         attend_unfused(state, thread, scaled, m, keys, rank, pairs->n, s, stride, out, top, sum);
         return;
     }
-    kv->kernels->attend[kv->type](out, (size_t)kv->head_dim, top, sum, n_unseen < m ? s : NULL, stride, scaled,
-                                  (size_t)kv->head_dim, m, pairs, kv->head_dim);
+    const size_t dim = (size_t)kv->head_dim;
+    kv->kernels->attend[kv->type]((struct butler_attended){{out, dim}, top, sum, {n_unseen < m ? s : NULL, stride}},
+                                  (struct butler_queries){scaled, dim, m}, pairs, kv->head_dim);
     for (int i = n_unseen; i < m; i++)
         kv->kernels->exp_sum(s + (size_t)i * stride, top[i], pairs->n);
 }

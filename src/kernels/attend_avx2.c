@@ -21,11 +21,11 @@ struct q16_queries {
     float scales[TILE_BLOCKS][TILE_QUERIES];
 };
 
-static void quantise_queries(struct q16_queries *fixed, const float *q, size_t q_stride, int n_q, int n)
+static void quantise_queries(struct q16_queries *fixed, struct butler_queries q, int n)
 {
-    for (int i = 0; i < n_q; i++) {
+    for (int i = 0; i < q.n; i++) {
         for (int b = 0; b < n / BLOCK; b++) {
-            const float *x = q + i * q_stride + (size_t)b * BLOCK;
+            const float *x = q.at + i * q.stride + (size_t)b * BLOCK;
             float inverse;
             fixed->scales[b][i] = scale32(x, BUTLER_Q16_MAX, &inverse);
             for (int c = 0; c < BLOCK; c += 2 * VEC) {
@@ -66,10 +66,10 @@ INLINE vec two_often(const float *p)
     return _mm256_castsi256_ps(_mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)p)));
 }
 
-/* Scores of VEC / n_q rows from `first` of a tile on for n_q queries from i on, a compile-time constant as step is. Lanes are rows,
- * query by query. */
+/* Scores of VEC / n_q rows from `first` of a tile on for n_q queries from i on, a compile-time constant as rows.step is. Lanes are
+ * rows, query by query. */
 INLINE vec narrow_products(const struct tile_scales *scales, const struct q16_queries *fixed, int i, int n_q,
-                           const void *const *rows, size_t step, int first, int n)
+                           struct butler_rows rows, int first, int n)
 {
     const int n_rows = VEC / n_q;
     const __m256i query = _mm256_srli_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), n_q == 1 ? 3 : n_q == 2 ? 2 : 1);
@@ -79,7 +79,7 @@ INLINE vec narrow_products(const struct tile_scales *scales, const struct q16_qu
         __m256i sum[VEC];
         UNROLL
         for (int r = 0; r < n_rows; r++) {
-            const uint8_t *row = row_at(rows, step, first + r) + (size_t)b * Q8_0_BYTES + Q8_0_QUANTS;
+            const uint8_t *row = row_at(rows, first + r) + (size_t)b * Q8_0_BYTES + Q8_0_QUANTS;
             const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)row));
             const __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)row + 1));
             UNROLL
@@ -96,13 +96,13 @@ INLINE vec narrow_products(const struct tile_scales *scales, const struct q16_qu
 }
 
 INLINE void scores_of_tile(float (*p)[TILE_ROWS], const struct tile_scales *scales, const struct q16_queries *fixed, int i, int n_q,
-                           const void *const *rows, size_t step, const struct to_prefetch *to_prefetch, int n)
+                           struct butler_rows rows, const struct to_prefetch *to_prefetch, int n)
 {
     const int n_rows = VEC / n_q;
     for (int first = 0; first < TILE_ROWS; first += n_rows) {
         _Alignas(32) float s[VEC];
-        prefetch_narrow(ROW_Q8_0, to_prefetch, n_q, step, first, n_rows, n);
-        vec_store(s, narrow_products(scales, fixed, i, n_q, rows, step, first, n));
+        prefetch_narrow(ROW_Q8_0, to_prefetch, n_q, rows.step, first, n_rows, n);
+        vec_store(s, narrow_products(scales, fixed, i, n_q, rows, first, n));
         UNROLL
         for (int k = 0; k < n_q; k++)
             memcpy(p[i + k] + first, s + k * n_rows, (size_t)n_rows * sizeof *s);
@@ -111,55 +111,57 @@ INLINE void scores_of_tile(float (*p)[TILE_ROWS], const struct tile_scales *scal
 
 #define FIXED_LENGTH(n_q, name, length)                                                                                            \
     static __attribute__((noinline)) void fixed_##n_q##_##name(float(*p)[TILE_ROWS], const struct tile_scales *scales,             \
-                                                               const struct q16_queries *fixed, int i, const void *const *rows,    \
-                                                               size_t step, const struct to_prefetch *to_prefetch, int n)          \
+                                                               const struct q16_queries *fixed, int i, struct butler_rows rows,    \
+                                                               const struct to_prefetch *to_prefetch, int n)                       \
     {                                                                                                                              \
         (void)n;                                                                                                                   \
-        if (step)                                                                                                                  \
-            scores_of_tile(p, scales, fixed, i, n_q, rows, dense_step(ROW_Q8_0, length), to_prefetch, length);                     \
+        if (rows.step)                                                                                                             \
+            scores_of_tile(p, scales, fixed, i, n_q, tile_rows(rows.list, TILE_ROWS, dense_step(ROW_Q8_0, length), 0),             \
+                           to_prefetch, length);                                                                                   \
         else                                                                                                                       \
-            scores_of_tile(p, scales, fixed, i, n_q, rows, 0, to_prefetch, length);                                                \
+            scores_of_tile(p, scales, fixed, i, n_q, tile_rows(rows.list, TILE_ROWS, 0, 0), to_prefetch, length);                  \
     }
 #define FIXED_SCORES(n_q) FIXED_LENGTH(n_q, 64, 64) FIXED_LENGTH(n_q, 128, 128) FIXED_LENGTH(n_q, other, n)
 FIXED_SCORES(1)
 FIXED_SCORES(2)
 FIXED_SCORES(4)
 
-/* step: as for row_at, a compile-time constant. */
+/* rows.step: a compile-time constant. */
 INLINE void scores_of_rows(float (*p)[TILE_ROWS], struct tile_scales *scales, const struct q16_queries *fixed, int n_q,
-                           const void *const *rows, size_t step, struct to_prefetch to_prefetch, int n)
+                           struct butler_rows rows, struct to_prefetch to_prefetch, int n)
 {
     struct to_prefetch part;
     int i = 0;
-    load_scales(scales->keys, rows, step, 0, n);
+    load_scales(scales->keys, rows, n);
     for (; i + 4 <= n_q; i += 4)
-        OF_LENGTH(fixed_4)(p, scales, fixed, i, rows, step, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
+        OF_LENGTH(fixed_4)(p, scales, fixed, i, rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
     for (; i + 2 <= n_q; i += 2)
-        OF_LENGTH(fixed_2)(p, scales, fixed, i, rows, step, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
+        OF_LENGTH(fixed_2)(p, scales, fixed, i, rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
     if (i < n_q)
-        OF_LENGTH(fixed_1)(p, scales, fixed, i, rows, step, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
+        OF_LENGTH(fixed_1)(p, scales, fixed, i, rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
 }
 
 /* ------------------------------------------------------------------------------------- four or eight heads a key */
 
 /* p[TILE_ROWS][heads]; prefetches all of to_prefetch. */
-INLINE void group_scores_q8_0(float *p, const struct q16_queries *fixed, int heads, const void *const *rows, size_t step,
+INLINE void group_scores_q8_0(float *p, const struct q16_queries *fixed, int heads, struct butler_rows rows,
                               const struct to_prefetch *to_prefetch, int n)
 {
     const struct to_prefetch all = *to_prefetch;
-    const uint8_t *first = row_at(rows, step, 0);
+    const uint8_t *first = row_at(rows, 0);
     _Alignas(32) float scales[GROUP_BLOCKS][TILE_ROWS];
-    load_scales(scales, rows, step, 0, n);
+    load_scales(scales, rows, n);
     for (int r = 0; r < TILE_ROWS; r += TOKENS) {
         vec total = vec_zero();
-        prefetch_part(ROW_Q8_0, &all, step, r / TOKENS, TILE_ROWS / TOKENS, n);
+        prefetch_part(ROW_Q8_0, &all, rows.step, r / TOKENS, TILE_ROWS / TOKENS, n);
         UNROLL
         for (int b = 0; b < n / BLOCK; b++) {
             const __m256i *q = (const __m256i *)fixed->words[b][0];
             __m256i sum[VEC];
             UNROLL
             for (int t = 0; t < TOKENS; t++) {
-                const uint8_t *row = (step ? first + (size_t)(r + t) * step : row_at(rows, 0, r + t)) + (size_t)b * Q8_0_BYTES;
+                const uint8_t *row =
+                    (rows.step ? first + (size_t)(r + t) * rows.step : row_at(rows, r + t)) + (size_t)b * Q8_0_BYTES;
                 const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(row + Q8_0_QUANTS)));
                 const __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(row + Q8_0_QUANTS) + 1));
                 UNROLL
@@ -173,66 +175,62 @@ INLINE void group_scores_q8_0(float *p, const struct q16_queries *fixed, int hea
     }
 }
 
-INLINE void q16_scores(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
-                       size_t step, struct to_prefetch to_prefetch, int n)
+INLINE void q16_scores(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, struct butler_rows rows,
+                       struct to_prefetch to_prefetch, int n)
 {
-    if (step)
-        scores_of_rows(p, scales, queries, n_q, rows, dense_step(ROW_Q8_0, n), to_prefetch, n);
+    if (rows.step)
+        scores_of_rows(p, scales, queries, n_q, tile_rows(rows.list, TILE_ROWS, dense_step(ROW_Q8_0, n), 0), to_prefetch, n);
     else
-        scores_of_rows(p, scales, queries, n_q, rows, 0, to_prefetch, n);
+        scores_of_rows(p, scales, queries, n_q, tile_rows(rows.list, TILE_ROWS, 0, 0), to_prefetch, n);
 }
 
 /* At most TILE_QUERIES queries. Each length that is a constant has a function of its own: compilers do badly with all in one. */
-typedef void attend_fn(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                       size_t q_stride, int n_q, const struct butler_pairs *pairs, int n);
+typedef void attend_fn(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n);
 
 #define ATTEND(name, queries, length)                                                                                              \
-    static __attribute__((noinline)) void name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,   \
-                                               const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)  \
+    static __attribute__((noinline)) void name(struct butler_attended out, struct butler_queries q,                                \
+                                               const struct butler_pairs *pairs, int n)                                            \
     {                                                                                                                              \
         struct q16_queries fixed;                                                                                                  \
-        (void)n_q, (void)n;                                                                                                        \
-        quantise_queries(&fixed, q, q_stride, queries, length);                                                                    \
-        attend_queries(ROW_Q8_0, acc, acc_stride, top, sum, s, s_stride, q, q_stride, q16_scores, rows_lie_dense, values_q8_0,     \
-                       &fixed, queries, pairs, length);                                                                            \
+        const struct butler_queries known = butler_queries_from(q, 0, queries);                                                    \
+        (void)n;                                                                                                                   \
+        quantise_queries(&fixed, known, length);                                                                                   \
+        attend_queries(ROW_Q8_0, out, (struct tile_queries){known, &fixed}, q16_scores, values_q8_0, rows_lie_dense, pairs,        \
+                       length);                                                                                                    \
     }
 ATTEND(attend_32_one, 1, 32)
 ATTEND(attend_64_one, 1, 64)
-ATTEND(attend_64, n_q, 64)
-ATTEND(attend_128, n_q, 128)
-ATTEND(attend_some, n_q, n)
+ATTEND(attend_64, q.n, 64)
+ATTEND(attend_128, q.n, 128)
+ATTEND(attend_some, q.n, n)
 #undef ATTEND
 
-static void attend_long(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                        size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
+static void attend_long(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n)
 {
-    attend_queries(ROW_Q8_0, acc, acc_stride, top, sum, s, s_stride, q, q_stride, NULL, NULL, NULL, NULL, n_q, pairs, n);
+    attend_queries(ROW_Q8_0, out, (struct tile_queries){q, NULL}, NULL, NULL, NULL, pairs, n);
 }
 
-static void attend_q8_0(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                        size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
+static void attend_q8_0(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n)
 {
-    for (int i = 0; i < n_q; i += TILE_QUERIES) {
-        const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
+    for (int i = 0; i < q.n; i += TILE_QUERIES) {
+        const int count = BUTLER_MIN(q.n - i, TILE_QUERIES);
         attend_fn *attend = n == 32 && count == 1 ? attend_32_one /* a predictor's own heads */
                             : n == 64             ? (count == 1 ? attend_64_one : attend_64)
                             : n == 128            ? attend_128
                             : n <= PIECE          ? attend_some
                                                   : attend_long;
-        attend(acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride, q + i * q_stride,
-               q_stride, count, pairs, n);
+        attend(butler_attended_from(out, i), butler_queries_from(q, i, count), pairs, n);
     }
 }
 
 /* weights[block][token][head] = p[token][head] times the scale of that token's values. */
-INLINE void group_weights(float (*weights)[TILE_ROWS * GROUP_HEADS], const float *p, int heads, const void *const *rows,
-                          size_t step, size_t skip, int n)
+INLINE void group_weights(float (*weights)[TILE_ROWS * GROUP_HEADS], const float *p, int heads, struct butler_rows rows, int n)
 {
     _Alignas(64) float d[GROUP_BLOCKS][TILE_ROWS];
-    if (step)
-        load_scales(d, rows, dense_step(ROW_Q8_0, n), skip, n);
+    if (rows.step)
+        load_scales(d, tile_rows(rows.list, TILE_ROWS, dense_step(ROW_Q8_0, n), rows.skip), n);
     else
-        load_scales(d, rows, 0, skip, n);
+        load_scales(d, tile_rows(rows.list, TILE_ROWS, 0, rows.skip), n);
     for (int b = 0; b < n / BLOCK; b++)
         for (int r = 0; r < TILE_ROWS; r += TOKENS)
             vec_store(weights[b] + r * heads,
@@ -242,24 +240,22 @@ INLINE void group_weights(float (*weights)[TILE_ROWS * GROUP_HEADS], const float
 #define GROUP_Q8_0(name, heads, n)                                                                                                 \
     GROUP_SCORES(name##_scores, group_scores_q8_0, ROW_Q8_0, heads, n)                                                             \
     GROUP_VALUES(name##_weighted, ROW_Q8_0, heads, n)                                                                              \
-    static void name##_values(float *acc, const float *p, const void *const *rows, size_t step,                                    \
-                              const struct to_prefetch *to_prefetch, size_t skip, int count)                                       \
+    static void name##_values(float *acc, const float *p, struct butler_rows rows, const struct to_prefetch *to_prefetch)          \
     {                                                                                                                              \
         _Alignas(64) float weights[GROUP_BLOCKS][TILE_ROWS * GROUP_HEADS];                                                         \
-        group_weights(weights, p, heads, rows, step, skip, n);                                                                     \
-        name##_weighted(acc, weights[0], rows, step, to_prefetch, skip, count);                                                    \
+        group_weights(weights, p, heads, rows, n);                                                                                 \
+        name##_weighted(acc, weights[0], rows, to_prefetch);                                                                       \
     }                                                                                                                              \
-    GROUP_ATTEND(name, ROW_Q8_0, heads, n, rows_lie_dense, q16_queries, quantise_queries)
+    GROUP_ATTEND(name, ROW_Q8_0, heads, n, q16_queries, quantise_queries)
 GROUPS_OF(GROUP_Q8_0, group_q8_0)
 
-static void attend_groups(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                          size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
+static void attend_groups(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n)
 {
-    attend_group_fn *attend = group_q8_0_of(n_q, n);
+    attend_group_fn *attend = group_q8_0_of(q.n, n);
     if (attend)
-        attend(acc, acc_stride, top, sum, s, s_stride, q, q_stride, pairs);
+        attend(out, q, pairs);
     else
-        attend_q8_0(acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, pairs, n);
+        attend_q8_0(out, q, pairs, n);
 }
 
 void butler_kernels_attend_avx2(struct butler_kernels *table)

@@ -9,6 +9,7 @@
 #define BUTLER_KERNELS_H
 
 #include "file/gguf.h"
+#include "kernels/views.h"
 
 enum {
     BUTLER_TILE_K = 32,
@@ -191,12 +192,11 @@ struct butler_kernels {
     /* acc_i += sum_j p[i * p_stride + j] * values[j * dim + d] in order of j; acc_i = acc + i * dim. */
     void (*add_values)(float *acc, const float *p, size_t p_stride, int n_q, const float *values, int n_keys, int dim);
 
-    /* One pass of decode over keys and their values: s as qk gives it (NULL: not wanted), top_i = max_j s_ij, acc_i = sum_j
-     * exp(s_ij - top_i) value_j, sum_i the same without values. What belongs to a query does not depend on n_q. attend_q16: for
+    /* One pass of decode over keys and their values: out.s as qk gives it (NULL: not wanted), top_i = max_j s_ij, acc_i = sum_j
+     * exp(s_ij - top_i) value_j, sum_i the same without values. What belongs to a query does not depend on q.n. attend_q16: for
      * Q8_0 rows of at most 256 elements q is in 16-bit integers with a scale for each 32 elements, as in matmul_q16. */
     bool attend_q16;
-    void (*attend[BUTLER_N_KV_TYPES])(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                                      const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n);
+    void (*attend[BUTLER_N_KV_TYPES])(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n);
 
     /* -- what metrics scan. A half is an IEEE binary16. */
 

@@ -139,33 +139,33 @@ static void decode_q8_0(float *t, const uint8_t *row, int first, int count)
 /* A row is decoded once, a piece at a time, and used for every query. */
 #define PIECE 256
 
-static inline void qk_with(decode_fn *decode, float *s, size_t s_stride, const float *q, size_t q_stride, int n_q,
-                           const void *const *rows, int n_rows, int n)
+static inline void qk_with(decode_fn *decode, struct butler_results s, struct butler_queries q, const void *const *rows, int n_rows,
+                           int n)
 {
     float t[PIECE];
     for (int j = 0; j < n_rows; j++) {
         for (int c = 0; c < n; c += PIECE) {
             int count = BUTLER_MIN(n - c, PIECE);
             decode(t, rows[j], c, count);
-            for (int i = 0; i < n_q; i++) {
-                float part = ref_dot(q + i * q_stride + c, t, count);
-                float *out = &s[i * s_stride + j];
+            for (int i = 0; i < q.n; i++) {
+                float part = ref_dot(q.at + i * q.stride + c, t, count);
+                float *out = &s.at[i * s.stride + j];
                 *out = c == 0 ? part : *out + part;
             }
         }
     }
 }
 
-static inline void av_with(decode_fn *decode, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                           const void *const *rows, int n_rows, int n)
+static inline void av_with(decode_fn *decode, struct butler_results acc, struct butler_row_weights p, const void *const *rows,
+                           int n_rows, int n)
 {
     float t[PIECE];
     for (int j = 0; j < n_rows; j++) {
         for (int c = 0; c < n; c += PIECE) {
             int count = BUTLER_MIN(n - c, PIECE);
             decode(t, rows[j], c, count);
-            for (int i = 0; i < n_q; i++)
-                axpy(acc + i * acc_stride + c, p[i * p_stride + j], t, count);
+            for (int i = 0; i < p.n; i++)
+                axpy(acc.at + i * acc.stride + c, p.at[i * p.stride + j], t, count);
         }
     }
 }
@@ -173,32 +173,34 @@ static inline void av_with(decode_fn *decode, float *acc, size_t acc_stride, con
 /* Two passes: scores, a few of them at a time, and what follows from the highest. */
 #define SCORES 64
 
-static inline void attend_with(decode_fn *decode, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                               const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
+static inline void attend_with(decode_fn *decode, struct butler_attended out, struct butler_queries q,
+                               const struct butler_pairs *pairs, int n)
 {
     const void *const *keys = pairs->keys;
     const int n_rows = pairs->n;
-    for (int i = 0; i < n_q; i++, q += q_stride, acc += acc_stride) {
+    for (int i = 0; i < q.n; i++) {
         float p[SCORES], total = 0;
-        top[i] = -INFINITY;
+        const struct butler_results scores = {p, 0}, acc = butler_results_from(out.acc, i);
+        const struct butler_queries one = butler_queries_from(q, i, 1);
+        out.top[i] = -INFINITY;
         for (int j = 0, count; j < n_rows; j += count) {
             count = BUTLER_MIN(n_rows - j, SCORES);
-            qk_with(decode, p, 0, q, 0, 1, keys + j, count, n);
-            top[i] = fmaxf(top[i], max(p, count));
-            if (s)
-                memcpy(s + i * s_stride + j, p, (size_t)count * sizeof *p);
+            qk_with(decode, scores, one, keys + j, count, n);
+            out.top[i] = fmaxf(out.top[i], max(p, count));
+            if (out.s.at)
+                memcpy(out.s.at + i * out.s.stride + j, p, (size_t)count * sizeof *p);
         }
-        memset(acc, 0, (size_t)n * sizeof *acc);
+        memset(acc.at, 0, (size_t)n * sizeof *acc.at);
         for (int j = 0, count; j < n_rows; j += count) {
             const void *values[SCORES];
             count = BUTLER_MIN(n_rows - j, SCORES);
             for (int r = 0; r < count; r++)
                 values[r] = (const uint8_t *)keys[j + r] + pairs->value_offset;
-            qk_with(decode, p, 0, q, 0, 1, keys + j, count, n);
-            total += exp_sum(p, top[i], count);
-            av_with(decode, acc, 0, p, 0, 1, values, count, n);
+            qk_with(decode, scores, one, keys + j, count, n);
+            total += exp_sum(p, out.top[i], count);
+            av_with(decode, acc, (struct butler_row_weights){p, 0, 0, 1}, values, count, n);
         }
-        sum[i] = total;
+        out.sum[i] = total;
     }
 }
 
@@ -206,17 +208,17 @@ static inline void attend_with(decode_fn *decode, float *acc, size_t acc_stride,
     static void qk_##name(float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, const void *const *rows,            \
                           int n_rows, int n)                                                                                       \
     {                                                                                                                              \
-        qk_with(decode_##name, s, s_stride, q, q_stride, n_q, rows, n_rows, n);                                                    \
+        qk_with(decode_##name, (struct butler_results){s, s_stride}, (struct butler_queries){q, q_stride, n_q}, rows, n_rows, n);  \
     }                                                                                                                              \
     static void av_##name(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, const void *const *rows,        \
                           int n_rows, int n)                                                                                       \
     {                                                                                                                              \
-        av_with(decode_##name, acc, acc_stride, p, p_stride, n_q, rows, n_rows, n);                                                \
+        av_with(decode_##name, (struct butler_results){acc, acc_stride}, (struct butler_row_weights){p, p_stride, 0, n_q}, rows,   \
+                n_rows, n);                                                                                                        \
     }                                                                                                                              \
-    static void attend_##name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,    \
-                              size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)                                   \
+    static void attend_##name(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n)        \
     {                                                                                                                              \
-        attend_with(decode_##name, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, pairs, n);                            \
+        attend_with(decode_##name, out, q, pairs, n);                                                                              \
     }
 
 CACHE_TYPE(f32)

@@ -89,31 +89,33 @@ struct tile_scales {
     _Alignas(64) float keys[TILE_BLOCKS][TILE_ROWS], values[TILE_QUERIES][TILE_BLOCKS][TILE_ROWS];
 };
 
-INLINE void load_scales(float (*scales)[TILE_ROWS], const void *const *rows, size_t step, size_t skip, int n)
+INLINE void load_scales(float (*scales)[TILE_ROWS], struct butler_rows rows, int n)
 {
-    for (int b = 0; b < n / BLOCK; b++, skip += Q8_0_BYTES) {
+    for (int b = 0; b < n / BLOCK; b++, rows.skip += Q8_0_BYTES) {
         for (int r = 0; r < TILE_ROWS; r += VEC) {
             const uint8_t *at[VEC];
             UNROLL
             for (int k = 0; k < VEC; k++)
-                at[k] = row_at(rows, step, r + k) + skip;
-            vec_store(scales[b] + r, vec_load_halves(at, step));
+                at[k] = row_at(rows, r + k);
+            vec_store(scales[b] + r, vec_load_halves(at, rows.step));
         }
     }
 }
 
-/* Scores of a tile for some queries: p[query][TILE_ROWS]. to_prefetch: as many rows to prefetch meanwhile. step: as for qk_tile. */
-INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_scales *scales, const float *q, size_t q_stride,
-                        int n_q, const void *const *rows, size_t step, struct to_prefetch to_prefetch, int n)
+/* Scores of a tile of rows, rows.step a compile-time constant, for some queries: p[query][TILE_ROWS]. to_prefetch: as many rows to
+ * prefetch meanwhile. */
+INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_scales *scales, struct butler_queries q,
+                        struct butler_rows rows, struct to_prefetch to_prefetch, int n)
 {
     const bool apart = type == ROW_Q8_0 && n <= PIECE;
+    const int n_q = q.n;
     int i = 0;
     if (apart)
-        load_scales(scales->keys, rows, step, 0, n);
+        load_scales(scales->keys, rows, n);
 #define TILE_PART(queries, first)                                                                                                  \
-    qk_tile(type, p[i] + (first), TILE_ROWS, VEC / (queries), 0, q + i * q_stride, q_stride, queries, rows + (first), step,        \
-            apart ? scales->keys[0] + (first) : NULL, TILE_ROWS, to_prefetch_from(slice_to_prefetch(to_prefetch, i, n_q), first),  \
-            0, VEC / (queries), VEC / (queries), n, false)
+    qk_tile(type, (struct tile_scores_at){p[i] + (first), TILE_ROWS, VEC / (queries), 0, VEC / (queries), false},                  \
+            butler_queries_from(q, i, queries), tile_rows(rows.list + (first), VEC / (queries), rows.step, 0),                     \
+            apart ? scales->keys[0] + (first) : NULL, to_prefetch_from(slice_to_prefetch(to_prefetch, i, n_q), first), n)
     for (; i + 4 <= n_q; i += 4)
         for (int r = 0; r < TILE_ROWS; r += VEC / 4)
             TILE_PART(4, r);
@@ -172,87 +174,90 @@ INLINE float sum_of_tile(const float sums[TILE_ROWS])
     return vec_sum(total);
 }
 
-/* What an ISA has of its own; NULL: as tile_scores and av_queries do, and rows lie anywhere. Scores of a tile of keys from queries
- * in a form of its own (step: as for row_at); and weighted values of a tile, p[query][TILE_ROWS], of Q8_0 rows
- * p[query][block][TILE_ROWS] with the rows' scales in them. */
-typedef void scores_fn(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
-                       size_t step, struct to_prefetch to_prefetch, int n);
-typedef void values_fn(float *acc, size_t acc_stride, const float *p, int n_q, const void *const *rows, size_t step,
-                       struct to_prefetch to_prefetch, size_t skip, int n_rows, int n);
+/* Queries, and the same in a form that an ISA's own scores_fn takes, or NULL. */
+struct tile_queries {
+    struct butler_queries plain;
+    const void *prepared;
+};
 
-/* Adds count weighted values of a tile, `apart` bytes after its keys. */
-INLINE void tile_values(enum row_type type, values_fn *values_of, float *acc, size_t acc_stride, const float (*p)[TILE_ROWS],
-                        struct tile_scales *scales, int n_q, const void *const *rows, size_t step, struct to_prefetch to_prefetch,
-                        size_t apart, int count, int n)
+/* What an ISA has of its own; NULL: as tile_scores and av_queries do, and rows lie anywhere. Scores of a tile of keys from n_q
+ * queries in a form of its own; and weighted values of a tile. */
+typedef void scores_fn(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, struct butler_rows rows,
+                       struct to_prefetch to_prefetch, int n);
+typedef void values_fn(struct butler_results acc, struct butler_row_weights p, struct butler_rows rows,
+                       struct to_prefetch to_prefetch, int n);
+
+/* Adds a tile's values, which `rows` are, with weights p, in which are no scales of theirs. */
+INLINE void tile_values(enum row_type type, values_fn *values_of, struct butler_results acc, struct butler_row_weights p,
+                        struct tile_scales *scales, struct butler_rows rows, struct to_prefetch to_prefetch, int n)
 {
     if (type == ROW_Q8_0 && n <= PIECE) {
         _Alignas(64) float d[TILE_BLOCKS][TILE_ROWS];
-        load_scales(d, rows, step, apart, n);
-        for (int i = 0; i < n_q; i++)
+        load_scales(d, rows, n);
+        for (int i = 0; i < p.n; i++)
             for (int b = 0; b < n / BLOCK; b++)
                 for (int r = 0; r < TILE_ROWS; r += VEC)
                     vec_store(scales->values[i][b] + r,
-                              vec_max(vec_set1(LEAST_NORMAL), vec_mul(vec_load(d[b] + r), vec_load(p[i] + r))));
-        if (values_of)
-            values_of(acc, acc_stride, scales->values[0][0], n_q, rows, step, to_prefetch, apart, count, n);
-        else
-            av_queries(type, acc, acc_stride, scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, n_q, rows, step,
-                       to_prefetch, apart, count, n);
-    } else if (values_of)
-        values_of(acc, acc_stride, p[0], n_q, rows, step, to_prefetch, apart, count, n);
+                              vec_max(vec_set1(LEAST_NORMAL), vec_mul(vec_load(d[b] + r), vec_load(p.at + i * p.stride + r))));
+        p = (struct butler_row_weights){scales->values[0][0], TILE_BLOCKS * TILE_ROWS, TILE_ROWS, p.n};
+    }
+    if (values_of)
+        values_of(acc, p, rows, to_prefetch, n);
     else
-        av_queries(type, acc, acc_stride, p[0], TILE_ROWS, 0, n_q, rows, step, to_prefetch, apart, count, n);
+        av_queries(type, acc, p, rows, to_prefetch, n);
 }
 
-INLINE void attend_queries(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                           const float *q, size_t q_stride, scores_fn *scores_of, dense_fn *lie_dense, values_fn *values_of,
-                           const void *queries, int n_q, const struct butler_pairs *pairs, int n)
+/* `attend` of at most TILE_QUERIES queries. */
+INLINE void attend_queries(enum row_type type, struct butler_attended out, struct tile_queries q, scores_fn *scores_of,
+                           values_fn *values_of, dense_fn *lie_dense, const struct butler_pairs *pairs, int n)
 {
+    const int n_q = q.plain.n;
     _Alignas(64) float p[2][TILE_QUERIES][TILE_ROWS], sums[TILE_QUERIES][TILE_ROWS] = {{0}};
     struct tile_scales scales;
     const size_t row_bytes = row_offset(type, n);
     struct tiles tiles;
     begin_tiles(&tiles, type, lie_dense, pairs, n);
     for (int i = 0; i < n_q; i++) {
-        top[i] = -INFINITY;
-        memset(acc + i * acc_stride, 0, (size_t)n * sizeof *acc);
+        out.top[i] = -INFINITY;
+        memset(out.acc.at + i * out.acc.stride, 0, (size_t)n * sizeof *out.acc.at);
     }
     for (int j = -TILE_ROWS, buffer = 0; j < pairs->n; j += TILE_ROWS, buffer ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(pairs->n - next, TILE_ROWS);
         struct to_prefetch to_prefetch = tiles_to_prefetch(&tiles, type, lie_dense, next, n);
         const size_t step = to_prefetch.dense ? dense_step(type, n) : 0;
         if (n_next > 0) {
+            const void *const *keys = tile_at(&tiles, next);
             if (scores_of)
-                scores_of(p[buffer], &scales, queries, n_q, tile_at(&tiles, next), step, to_prefetch, n);
+                scores_of(p[buffer], &scales, q.prepared, n_q, tile_rows(keys, TILE_ROWS, step, 0), to_prefetch, n);
             else if (step)
-                tile_scores(type, p[buffer], &scales, q, q_stride, n_q, tile_at(&tiles, next), dense_step(type, n), to_prefetch, n);
+                tile_scores(type, p[buffer], &scales, q.plain, tile_rows(keys, TILE_ROWS, dense_step(type, n), 0), to_prefetch, n);
             else
-                tile_scores(type, p[buffer], &scales, q, q_stride, n_q, tile_at(&tiles, next), 0, to_prefetch, n);
-            for (int i = 0; s && i < n_q; i++)
-                memcpy(s + i * s_stride + next, p[buffer][i], (size_t)n_next * sizeof *s);
+                tile_scores(type, p[buffer], &scales, q.plain, tile_rows(keys, TILE_ROWS, 0, 0), to_prefetch, n);
+            for (int i = 0; out.s.at && i < n_q; i++)
+                memcpy(out.s.at + i * out.s.stride + next, p[buffer][i], (size_t)n_next * sizeof *out.s.at);
         }
         to_prefetch.skip = to_prefetch.dense ? TILE_ROWS * row_bytes : pairs->value_offset;
+        const struct butler_row_weights weights = {p[buffer ^ 1][0], TILE_ROWS, 0, n_q};
         if (j >= 0 && to_prefetch.dense)
-            tile_values(type, values_of, acc, acc_stride, p[buffer ^ 1], &scales, n_q, tile_at(&tiles, j), dense_step(type, n),
-                        to_prefetch, pairs->value_offset, TILE_ROWS, n);
+            tile_values(type, values_of, out.acc, weights, &scales,
+                        tile_rows(tile_at(&tiles, j), TILE_ROWS, dense_step(type, n), pairs->value_offset), to_prefetch, n);
         else if (j >= 0)
-            tile_values(type, values_of, acc, acc_stride, p[buffer ^ 1], &scales, n_q, tile_at(&tiles, j), 0, to_prefetch,
-                        pairs->value_offset, BUTLER_MIN(pairs->n - j, TILE_ROWS), n);
+            tile_values(type, values_of, out.acc, weights, &scales,
+                        tile_rows(tile_at(&tiles, j), BUTLER_MIN(pairs->n - j, TILE_ROWS), 0, pairs->value_offset), to_prefetch, n);
         for (int i = 0; n_next > 0 && i < n_q; i++)
-            tile_exp(p[buffer][i], n_next, acc + i * acc_stride, &top[i], sums[i], n);
+            tile_exp(p[buffer][i], n_next, out.acc.at + i * out.acc.stride, &out.top[i], sums[i], n);
     }
     for (int i = 0; i < n_q; i++)
-        sum[i] = sum_of_tile(sums[i]);
+        out.sum[i] = sum_of_tile(sums[i]);
 }
 
-INLINE void attend_any(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                       const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
+INLINE void attend_any(enum row_type type, struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs,
+                       int n)
 {
-    for (int i = 0; i < n_q; i += TILE_QUERIES) {
-        const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
-        attend_queries(type, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride,
-                       q + i * q_stride, q_stride, NULL, type == ROW_F16 && n % STEP == 0 ? rows_lie_dense : NULL, NULL, NULL,
-                       count, pairs, n);
+    for (int i = 0; i < q.n; i += TILE_QUERIES) {
+        const struct tile_queries queries = {butler_queries_from(q, i, BUTLER_MIN(q.n - i, TILE_QUERIES)), NULL};
+        attend_queries(type, butler_attended_from(out, i), queries, NULL, NULL,
+                       type == ROW_F16 && n % STEP == 0 ? rows_lie_dense : NULL, pairs, n);
     }
 }
 

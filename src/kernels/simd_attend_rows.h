@@ -9,24 +9,20 @@
 /* The lengths of most models (32: of a predictor's own attention) are constants: loops that are as long as that are none. Each has
  * a function of its own: compilers do badly with all in one. */
 #define ATTEND_LENGTH(name, type, length)                                                                                          \
-    static __attribute__((noinline)) void name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,   \
-                                               const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)  \
+    static __attribute__((noinline)) void name(struct butler_attended out, struct butler_queries q,                                \
+                                               const struct butler_pairs *pairs, int n)                                            \
     {                                                                                                                              \
         (void)n;                                                                                                                   \
-        ATTEND_ANY(type, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, pairs, length);                                 \
+        ATTEND_ANY(type, out, q, pairs, length);                                                                                   \
     }
 #define ATTEND_TYPE(name, type)                                                                                                    \
     ATTEND_LENGTH(name##_32, type, 32)                                                                                             \
     ATTEND_LENGTH(name##_64, type, 64)                                                                                             \
     ATTEND_LENGTH(name##_128, type, 128)                                                                                           \
     ATTEND_LENGTH(name##_other, type, n)                                                                                           \
-    static void name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,             \
-                     size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)                                            \
+    static void name(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n)                 \
     {                                                                                                                              \
-        (n == 64    ? name##_64                                                                                                    \
-         : n == 128 ? name##_128                                                                                                   \
-         : n == 32  ? name##_32                                                                                                    \
-                    : name##_other)(acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, pairs, n);                            \
+        (n == 64 ? name##_64 : n == 128 ? name##_128 : n == 32 ? name##_32 : name##_other)(out, q, pairs, n);                      \
     }
 
 ATTEND_LENGTH(attend_f32, ROW_F32, n) /* a type of tests */

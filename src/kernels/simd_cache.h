@@ -111,10 +111,14 @@ INLINE size_t dense_step(enum row_type type, int n)
     return 2 * row_offset(type, n);
 }
 
-/* Row r of a list, or, where step is not 0, of rows that lie so many bytes apart from the list's first on. */
-INLINE const uint8_t *row_at(const void *const *rows, size_t step, int r)
+INLINE const uint8_t *row_at(struct butler_rows rows, int r)
 {
-    return step ? (const uint8_t *)rows[0] + (size_t)r * step : rows[r];
+    return (rows.step ? (const uint8_t *)rows.list[0] + (size_t)r * rows.step : (const uint8_t *)rows.list[r]) + rows.skip;
+}
+
+INLINE struct butler_rows tile_rows(const void *const *list, int n, size_t step, size_t skip)
+{
+    return (struct butler_rows){list, step, skip, n};
 }
 
 /* Rows to prefetch while others are used, each array as long as the tile that uses them or NULL: `near` into the first cache,
@@ -224,163 +228,170 @@ INLINE void prefetch_first(enum row_type type, const void *const *rows, int n_ro
 
 /* -------------------------------------------------------------------------------------------------- q . k */
 
-/* q_i . rows[r], i < n_q, r < n_rows, both compile-time constants with n_q n_rows <= VEC; the rows begin at `skip`. Stores (or
- * adds) the first n_stored of them for each query: `run`, a constant too, to neighbouring places, then as many `apart` places
- * further on. scales: of Q8_0 rows, row r's for block b at b scales_stride + r, or NULL. to_prefetch: as many rows to prefetch
- * meanwhile. step: as for row_at, a constant; then a step of a F16 row, a line itself where a vector is 64 bytes, prefetches a
- * line. */
-INLINE void qk_tile(enum row_type type, float *s, size_t s_stride, int run, int apart, const float *q, size_t q_stride, int n_q,
-                    const void *const *rows, size_t step, const float *scales, size_t scales_stride, struct to_prefetch to_prefetch,
-                    size_t skip, int n_rows, int n_stored, int n, bool more)
+/* Where the scores of a tile are stored: for query i the first n of them from at + i * stride on, `run` to neighbouring places,
+ * then as many `apart` places further on. run: a compile-time constant. more: they are added to what lies there. */
+struct tile_scores_at {
+    float *at;
+    size_t stride;
+    int run, apart, n;
+    bool more;
+};
+
+/* Scores of q.n queries with rows.n rows, both compile-time constants with q.n rows.n <= VEC, as rows.step is. scales: NULL, or
+ * those of Q8_0 rows, [block][TILE_ROWS]; then those in the rows are not read. to_prefetch: as many rows to prefetch meanwhile;
+ * with a step, a step of a F16 row, a line itself where a vector is 64 bytes, prefetches a line. */
+INLINE void qk_tile(enum row_type type, struct tile_scores_at s, struct butler_queries q, struct butler_rows rows,
+                    const float *scales, struct to_prefetch to_prefetch, int n)
 {
     const uint8_t *row[VEC];
     vec acc[VEC];
     _Alignas(64) float sums[VEC];
     int i = 0, prefetched = 0;
     UNROLL
-    for (int r = 0; r < n_rows; r++)
-        row[r] = row_at(rows, step, r) + skip;
+    for (int r = 0; r < rows.n; r++)
+        row[r] = row_at(rows, r);
     UNROLL
     for (int a = 0; a < VEC; a++)
         acc[a] = vec_zero();
     for (; i + STEP <= n; i += STEP) {
-        for (; !step && (to_prefetch.near || to_prefetch.far) && prefetched * n < (i + STEP) * n_rows; prefetched++)
+        for (; !rows.step && (to_prefetch.near || to_prefetch.far) && prefetched * n < (i + STEP) * rows.n; prefetched++)
             prefetch_tile(type, to_prefetch, prefetched, 1, 0, n);
         vec x[VEC], v[2];
         UNROLL
-        for (int a = 0; a < 2 * n_q; a++)
-            x[a] = vec_load(q + a / 2 * q_stride + i + a % 2 * VEC);
+        for (int a = 0; a < 2 * q.n; a++)
+            x[a] = vec_load(q.at + a / 2 * q.stride + i + a % 2 * VEC);
         UNROLL
-        for (int r = 0; r < n_rows; r++) {
+        for (int r = 0; r < rows.n; r++) {
             if (scales) {
-                const vec d = vec_set1(scales[(size_t)(i / BLOCK) * scales_stride + (size_t)r]);
+                const vec d = vec_set1(scales[(size_t)(i / BLOCK) * TILE_ROWS + (size_t)r]);
                 v[0] = vec_mul(quants_load(row[r], i), d);
                 v[1] = vec_mul(quants_load(row[r], i + VEC), d);
             } else
                 row_load_step(type, v, row[r], i);
-            if (step && to_prefetch.dense)
-                prefetch_dense_line(to_prefetch, (size_t)(to_prefetch.first * (n / STEP) + i / STEP * n_rows + r));
+            if (rows.step && to_prefetch.dense)
+                prefetch_dense_line(to_prefetch, (size_t)(to_prefetch.first * (n / STEP) + i / STEP * rows.n + r));
             UNROLL
-            for (int a = 0; a < 2 * n_q; a++)
-                acc[a / 2 * n_rows + r] = vec_fma(v[a % 2], x[a], acc[a / 2 * n_rows + r]);
+            for (int a = 0; a < 2 * q.n; a++)
+                acc[a / 2 * rows.n + r] = vec_fma(v[a % 2], x[a], acc[a / 2 * rows.n + r]);
         }
     }
     for (; i < n; i += VEC) {
         int count = BUTLER_MIN(n - i, VEC);
         vec x[VEC];
         UNROLL
-        for (int a = 0; a < n_q; a++)
-            x[a] = vec_load_some(q + a * q_stride + i, count);
+        for (int a = 0; a < q.n; a++)
+            x[a] = vec_load_some(q.at + a * q.stride + i, count);
         UNROLL
-        for (int r = 0; r < n_rows; r++) {
+        for (int r = 0; r < rows.n; r++) {
             vec v = row_load_some(type, row[r], i, count);
             UNROLL
-            for (int a = 0; a < n_q; a++)
-                acc[a * n_rows + r] = vec_fma(v, x[a], acc[a * n_rows + r]);
+            for (int a = 0; a < q.n; a++)
+                acc[a * rows.n + r] = vec_fma(v, x[a], acc[a * rows.n + r]);
         }
     }
     vec_store(sums, vec_sum_each(acc));
-    if (n_stored == n_rows && !more) {
+    if (s.n == rows.n && !s.more) {
         UNROLL
-        for (int a = 0; a < n_q * n_rows / run; a++)
-            memcpy(s + a * run / n_rows * s_stride + a * run % n_rows / run * apart, sums + a * run, (size_t)run * sizeof *s);
+        for (int a = 0; a < q.n * rows.n / s.run; a++)
+            memcpy(s.at + a * s.run / rows.n * s.stride + a * s.run % rows.n / s.run * s.apart, sums + a * s.run,
+                   (size_t)s.run * sizeof *s.at);
         return;
     }
-    for (int a = 0; a < n_q; a++) {
-        for (int r = 0; r < n_stored; r++) {
-            float *out = s + a * s_stride + r / run * apart + r % run;
-            *out = sums[a * n_rows + r] + (more ? *out : 0);
+    for (int a = 0; a < q.n; a++) {
+        for (int r = 0; r < s.n; r++) {
+            float *out = s.at + a * s.stride + r / s.run * s.apart + r % s.run;
+            *out = sums[a * rows.n + r] + (s.more ? *out : 0);
         }
     }
 }
 
 /* Few queries: tiles straight from the cache, as many rows at once as there are accumulators, from as many places of the list
  * as there are streams. What does not divide comes last, in neighbouring rows, the last of them repeated. */
-INLINE void qk_direct(enum row_type type, float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, int tile,
-                      const void *const *rows, int n_rows, int first, int n, bool more)
+INLINE void qk_direct(enum row_type type, struct butler_results s, struct butler_queries q, struct butler_rows rows, int tile,
+                      int n, bool more)
 {
-    const int streams = BUTLER_MIN(STREAMS, tile), run = tile / streams, long_apart = n_rows / streams / run * run;
+    const int streams = BUTLER_MIN(STREAMS, tile), run = tile / streams, long_apart = rows.n / streams / run * run;
     const int ahead = (int)(FETCH_AHEAD / row_offset(type, BUTLER_MAX(n, BLOCK))) / streams + run;
-    const size_t skip = row_offset(type, first);
     for (int j = 0; j < BUTLER_MIN(ahead, long_apart); j++)
         for (int k = 0; k < streams; k++)
-            prefetch_row(type, (const uint8_t *)rows[k * long_apart + j] + skip, 0, n);
-    for (int j = 0; j < n_rows;) {
+            prefetch_row(type, row_at(rows, k * long_apart + j), 0, n);
+    for (int j = 0; j < rows.n;) {
         const bool rest = j >= long_apart;
         const int apart = rest ? run : long_apart;
         const void *here[VEC], *to_prefetch[VEC];
         if (rest)
             j = BUTLER_MAX(j, streams * long_apart);
-        if (j >= n_rows)
+        if (j >= rows.n)
             break;
         UNROLL
         for (int r = 0; r < tile; r++) {
             const int at = r / run * apart + j + r % run;
-            here[r] = rows[BUTLER_MIN(at, n_rows - 1)];
-            to_prefetch[r] = rows[BUTLER_MIN(at + ahead, n_rows - 1)];
+            here[r] = rows.list[BUTLER_MIN(at, rows.n - 1)];
+            to_prefetch[r] = rows.list[BUTLER_MIN(at + ahead, rows.n - 1)];
         }
-        qk_tile(type, s + j, s_stride, run, apart, q, q_stride, n_q, here, 0, NULL, 0,
-                (struct to_prefetch){NULL, to_prefetch, skip, 0, 0, 0, false}, skip, tile, BUTLER_MIN(n_rows - j, tile), n, more);
+        qk_tile(type, (struct tile_scores_at){s.at + j, s.stride, run, apart, BUTLER_MIN(rows.n - j, tile), more}, q,
+                tile_rows(here, tile, 0, rows.skip), NULL, (struct to_prefetch){NULL, to_prefetch, rows.skip, 0, 0, 0, false}, n);
         j += rest ? tile : run;
     }
 }
 
-/* Rows of floats, the same for every type that was widened into them. */
-static __attribute__((noinline)) void qk_floats(float *s, size_t s_stride, const float *q, size_t q_stride, int n_q,
-                                                const void *const *rows, int n_stored, int n, bool more)
+/* VEC / 4 rows of floats, the same for every type that was widened into them; the scores of the first n_stored are stored. */
+static __attribute__((noinline)) void qk_floats(struct butler_results s, struct butler_queries q, const void *const *rows,
+                                                int n_stored, int n, bool more)
 {
-    enum { TILE = VEC / 4 };
+    const struct butler_rows tile = tile_rows(rows, VEC / 4, 0, 0);
     int i = 0;
-    for (; i + 4 <= n_q; i += 4)
-        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 4, rows, 0, NULL, 0,
-                (struct to_prefetch){0}, 0, TILE, n_stored, n, more);
-    for (; i < n_q; i++)
-        qk_tile(ROW_F32, s + i * s_stride, s_stride, TILE, 0, q + i * q_stride, q_stride, 1, rows, 0, NULL, 0,
-                (struct to_prefetch){0}, 0, TILE, n_stored, n, more);
+#define QK_TILE(queries)                                                                                                           \
+    qk_tile(ROW_F32, (struct tile_scores_at){s.at + (size_t)i * s.stride, s.stride, VEC / 4, 0, n_stored, more},                   \
+            butler_queries_from(q, i, queries), tile, NULL, (struct to_prefetch){0}, n)
+    for (; i + 4 <= q.n; i += 4)
+        QK_TILE(4);
+    for (; i < q.n; i++)
+        QK_TILE(1);
+#undef QK_TILE
 }
 
 /* Many queries: rows as floats, four queries at a time. */
-INLINE void qk_widened(enum row_type type, float *s, size_t s_stride, const float *q, size_t q_stride, int n_q,
-                       const void *const *rows, int n_rows, int first, int n, bool more)
+INLINE void qk_widened(enum row_type type, struct butler_results s, struct butler_queries q, struct butler_rows rows, int n,
+                       bool more)
 {
     enum { TILE = VEC / 4 };
     _Alignas(64) float t[TILE][PIECE];
     const void *here[TILE];
     const int block = prefetch_rows(type, n);
-    prefetch_first(type, rows, n_rows, block, n);
+    prefetch_first(type, rows.list, rows.n, block, n);
     for (int r = 0; r < TILE; r++)
         here[r] = t[r];
-    for (int j = 0; j < n_rows; j += TILE) {
-        const int count = BUTLER_MIN(n_rows - j, TILE);
+    for (int j = 0; j < rows.n; j += TILE) {
+        const int count = BUTLER_MIN(rows.n - j, TILE);
         for (int r = 0; r < TILE; r++) {
-            prefetch_row(type,
-                         (const uint8_t *)row_ahead(rows, n_rows, block, BUTLER_MIN(j + r, n_rows - 1)) + row_offset(type, first),
-                         0, n);
-            row_widen(type, t[r], (const uint8_t *)rows[BUTLER_MIN(j + r, n_rows - 1)] + row_offset(type, first), n);
+            const int at = BUTLER_MIN(j + r, rows.n - 1);
+            prefetch_row(type, (const uint8_t *)row_ahead(rows.list, rows.n, block, at) + rows.skip, 0, n);
+            row_widen(type, t[r], row_at(rows, at), n);
         }
-        qk_floats(s + j, s_stride, q, q_stride, n_q, here, count, n, more);
+        qk_floats((struct butler_results){s.at + j, s.stride}, q, here, count, n, more);
     }
 }
 
-INLINE void qk_any(enum row_type type, float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, const void *const *rows,
-                   int n_rows, int n)
+INLINE void qk_any(enum row_type type, struct butler_results s, struct butler_queries q, struct butler_rows rows, int n)
 {
     for (int first = 0; first < n; first += PIECE) {
         const int count = BUTLER_MIN(n - first, PIECE);
-        const float *x = q + first;
+        const struct butler_queries x = {q.at + first, q.stride, q.n};
         const bool more = first > 0;
+        rows.skip = row_offset(type, first);
         if (type == ROW_F32) /* a type of tests: the tiles of the others do */
-            qk_widened(type, s, s_stride, x, q_stride, n_q, rows, n_rows, first, count, more);
-        else if (n_q == 1)
-            qk_direct(type, s, s_stride, x, q_stride, 1, VEC, rows, n_rows, first, count, more);
-        else if (n_q == 2)
-            qk_direct(type, s, s_stride, x, q_stride, 2, VEC / 2, rows, n_rows, first, count, more);
-        else if (n_q == 3)
-            qk_direct(type, s, s_stride, x, q_stride, 3, VEC / 4, rows, n_rows, first, count, more);
-        else if (n_q == 4)
-            qk_direct(type, s, s_stride, x, q_stride, 4, VEC / 4, rows, n_rows, first, count, more);
+            qk_widened(type, s, x, rows, count, more);
+        else if (q.n == 1)
+            qk_direct(type, s, butler_queries_from(x, 0, 1), rows, VEC, count, more);
+        else if (q.n == 2)
+            qk_direct(type, s, butler_queries_from(x, 0, 2), rows, VEC / 2, count, more);
+        else if (q.n == 3)
+            qk_direct(type, s, butler_queries_from(x, 0, 3), rows, VEC / 4, count, more);
+        else if (q.n == 4)
+            qk_direct(type, s, butler_queries_from(x, 0, 4), rows, VEC / 4, count, more);
         else
-            qk_widened(type, s, s_stride, x, q_stride, n_q, rows, n_rows, first, count, more);
+            qk_widened(type, s, x, rows, count, more);
     }
 }
 
@@ -389,128 +400,129 @@ INLINE void qk_any(enum row_type type, float *s, size_t s_stride, const float *q
 /* Rows that pass through all columns before the next come: their part of the sums stays in registers meanwhile. */
 #define CHUNK_ROWS 32
 
-/* Adds one row's weighted elements: a[query * n_vecs + v]; weights p_stride apart. */
-INLINE void av_row(enum row_type type, vec *a, const float *weights, size_t p_stride, size_t p_block, int n_q, int n_vecs,
-                   const uint8_t *row, int i)
+/* Adds row j's weighted elements [i, i + n_vecs VEC): a[query * n_vecs + v]. */
+INLINE void av_row(enum row_type type, vec *a, struct butler_row_weights p, struct butler_rows rows, int j, int n_vecs, int i)
 {
+    const uint8_t *row = row_at(rows, j);
+    const float *weights = p.at + j;
     vec x[VEC / 2];
     if (n_vecs == 1)
-        x[0] = p_block ? quants_load(row, i) : row_load(type, row, i);
+        x[0] = p.block ? quants_load(row, i) : row_load(type, row, i);
     UNROLL
     for (int v = 0; v + 2 <= n_vecs; v += 2) {
-        if (p_block) {
+        if (p.block) {
             x[v] = quants_load(row, i + v * VEC);
             x[v + 1] = quants_load(row, i + (v + 1) * VEC);
         } else
             row_load_step(type, x + v, row, i + v * VEC);
     }
     UNROLL
-    for (int k = 0; k < n_q * n_vecs; k++) {
-        const size_t block = (size_t)((i + k % n_vecs * VEC) / BLOCK) * p_block;
-        a[k] = vec_fma(vec_set1(weights[(size_t)(k / n_vecs) * p_stride + block]), x[k % n_vecs], a[k]);
+    for (int k = 0; k < p.n * n_vecs; k++) {
+        const size_t block = (size_t)((i + k % n_vecs * VEC) / BLOCK) * p.block;
+        a[k] = vec_fma(vec_set1(weights[(size_t)(k / n_vecs) * p.stride + block]), x[k % n_vecs], a[k]);
     }
 }
 
-/* Elements [i, i + n_vecs VEC) of acc_0 .. acc_(n_q - 1) over the rows; n_q and n_vecs are compile-time constants, n_vecs 1 or
- * even. The rows begin at `skip`. p_block: 0, or p has the scales of Q8_0 rows in it, for block b p_block b further on.
- * to_prefetch: as many rows to prefetch meanwhile. step: as for row_at, a constant. */
-INLINE void av_tile(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
-                    int n_vecs, const void *const *rows, size_t step, struct to_prefetch to_prefetch, size_t skip, int n_rows,
-                    int i)
+/* Elements [i, i + n_vecs VEC) of acc_0 .. acc_(p.n - 1) over the rows; p.n, rows.step and n_vecs, 1 or even, are compile-time
+ * constants. to_prefetch: as many rows to prefetch meanwhile. */
+INLINE void av_tile(enum row_type type, struct butler_results acc, struct butler_row_weights p, struct butler_rows rows,
+                    struct to_prefetch to_prefetch, int n_vecs, int i)
 {
     vec a[2 * VEC];
     UNROLL
-    for (int k = 0; k < n_q * n_vecs; k++)
-        a[k] = vec_load(acc + k / n_vecs * acc_stride + i + k % n_vecs * VEC);
-    if (step && n_q < 4) {
+    for (int k = 0; k < p.n * n_vecs; k++)
+        a[k] = vec_load(acc.at + k / n_vecs * acc.stride + i + k % n_vecs * VEC);
+    if (rows.step && p.n < 4) {
         UNROLL
         for (int j = 0; j < TILE_ROWS; j++) {
             const int together = type == ROW_F16 ? 1 : 4; /* whole lines are to_prefetch with every row */
             if (j % together == 0 && to_prefetch.dense)
                 prefetch_known(type, to_prefetch, j, together, i, i + n_vecs * VEC);
-            av_row(type, a, p + j, p_stride, p_block, n_q, n_vecs, row_at(rows, step, j) + skip, i);
+            av_row(type, a, p, rows, j, n_vecs, i);
         }
     } else
-        for (int j = 0; j < n_rows; j++) {
+        for (int j = 0; j < rows.n; j++) {
             prefetch_tile(type, to_prefetch, j, 1, i, i + n_vecs * VEC);
-            av_row(type, a, p + j, p_stride, p_block, n_q, n_vecs, row_at(rows, step, j) + skip, i);
+            av_row(type, a, p, rows, j, n_vecs, i);
         }
     UNROLL
-    for (int k = 0; k < n_q * n_vecs; k++)
-        vec_store(acc + k / n_vecs * acc_stride + i + k % n_vecs * VEC, a[k]);
+    for (int k = 0; k < p.n * n_vecs; k++)
+        vec_store(acc.at + k / n_vecs * acc.stride + i + k % n_vecs * VEC, a[k]);
 }
 
-INLINE void av_tail(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                    const void *const *rows, size_t skip, int n_rows, int i, int count)
+/* The last count elements, fewer than a vector. */
+INLINE void av_tail(enum row_type type, struct butler_results acc, struct butler_row_weights p, struct butler_rows rows, int i,
+                    int count)
 {
-    for (int k = 0; k < n_q; k++) {
-        vec a = vec_load_some(acc + k * acc_stride + i, count);
-        for (int j = 0; j < n_rows; j++)
-            a = vec_fma(vec_set1(p[k * p_stride + j]), row_load_some(type, (const uint8_t *)rows[j] + skip, i, count), a);
-        vec_store_some(acc + k * acc_stride + i, a, count);
+    for (int k = 0; k < p.n; k++) {
+        vec a = vec_load_some(acc.at + k * acc.stride + i, count);
+        for (int j = 0; j < rows.n; j++)
+            a = vec_fma(vec_set1(p.at[k * p.stride + j]), row_load_some(type, row_at(rows, j), i, count), a);
+        vec_store_some(acc.at + k * acc.stride + i, a, count);
     }
 }
 
 /* All elements for a constant number of queries: as wide as the accumulators allow, then narrower. */
-INLINE void av_columns(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
-                       const void *const *rows, size_t step, struct to_prefetch to_prefetch, size_t skip, int n_rows, int n)
+INLINE void av_columns(enum row_type type, struct butler_results acc, struct butler_row_weights p, struct butler_rows rows,
+                       struct to_prefetch to_prefetch, int n)
 {
-    const int wide = n_q <= 2 ? VEC / 2 : n_q <= 4 ? VEC / 4 : VEC / 8;
+    const int wide = p.n <= 2 ? VEC / 2 : p.n <= 4 ? VEC / 4 : VEC / 8;
     int i = 0;
     for (; i + wide * VEC <= n; i += wide * VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, wide, rows, step, to_prefetch, skip, n_rows, i);
+        av_tile(type, acc, p, rows, to_prefetch, wide, i);
     for (; i + VEC / 4 * VEC <= n && wide > VEC / 4; i += VEC / 4 * VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, VEC / 4, rows, step, to_prefetch, skip, n_rows, i);
+        av_tile(type, acc, p, rows, to_prefetch, VEC / 4, i);
     for (; i + VEC <= n; i += VEC)
-        av_tile(type, acc, acc_stride, p, p_stride, p_block, n_q, 1, rows, step, to_prefetch, skip, n_rows, i);
+        av_tile(type, acc, p, rows, to_prefetch, 1, i);
     if (i < n)
-        av_tail(type, acc, acc_stride, p, p_stride, n_q, rows, skip, n_rows, i, n - i);
+        av_tail(type, acc, p, rows, i, n - i);
 }
 
-INLINE void av_queries(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, size_t p_block, int n_q,
-                       const void *const *rows, size_t step, struct to_prefetch to_prefetch, size_t skip, int n_rows, int n)
+INLINE void av_queries(enum row_type type, struct butler_results acc, struct butler_row_weights p, struct butler_rows rows,
+                       struct to_prefetch to_prefetch, int n)
 {
     int k = 0;
+#define AV_COLUMNS(queries, part)                                                                                                  \
+    av_columns(type, butler_results_from(acc, k), butler_row_weights_from(p, k, queries), rows, part, n)
     /* Widened once for all, where there are registers enough; of rows that lie anywhere halves would be prefetched twice. */
-    for (; VEC == 16 && type == ROW_Q8_0 && step && k + 8 <= n_q; k += 8)
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 8, rows, step,
-                   k == 0 ? to_prefetch : (struct to_prefetch){0}, skip, n_rows, n);
-    for (; k + 4 <= n_q; k += 4)
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 4, rows, step,
-                   slice_to_prefetch(to_prefetch, k, n_q), skip, n_rows, n);
-    if (n_q - k >= 2) {
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 2, rows, step,
-                   slice_to_prefetch(to_prefetch, k, n_q), skip, n_rows, n);
+    for (; VEC == 16 && type == ROW_Q8_0 && rows.step && k + 8 <= p.n; k += 8)
+        AV_COLUMNS(8, k == 0 ? to_prefetch : (struct to_prefetch){0});
+    for (; k + 4 <= p.n; k += 4)
+        AV_COLUMNS(4, slice_to_prefetch(to_prefetch, k, p.n));
+    if (p.n - k >= 2) {
+        AV_COLUMNS(2, slice_to_prefetch(to_prefetch, k, p.n));
         k += 2;
     }
-    if (n_q - k == 1)
-        av_columns(type, acc + k * acc_stride, acc_stride, p + k * p_stride, p_stride, p_block, 1, rows, step,
-                   slice_to_prefetch(to_prefetch, k, n_q), skip, n_rows, n);
+    if (p.n - k == 1)
+        AV_COLUMNS(1, slice_to_prefetch(to_prefetch, k, p.n));
+#undef AV_COLUMNS
 }
 
 /* Rows of floats, the same for every type that was widened into them. */
-static __attribute__((noinline)) void av_floats(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                                                const void *const *rows, int n_rows, int n)
+static __attribute__((noinline)) void av_floats(struct butler_results acc, struct butler_row_weights p, const void *const *rows,
+                                                int n_rows, int n)
 {
-    av_queries(ROW_F32, acc, acc_stride, p, p_stride, 0, n_q, rows, 0, (struct to_prefetch){0}, 0, n_rows, n);
+    p.block = 0;
+    av_queries(ROW_F32, acc, p, tile_rows(rows, n_rows, 0, 0), (struct to_prefetch){0}, n);
 }
 
-INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q,
-                   const void *const *rows, int n_rows, int n)
+INLINE void av_any(enum row_type type, struct butler_results acc, struct butler_row_weights p, struct butler_rows rows, int n)
 {
     _Alignas(64) float t[CHUNK_ROWS][PIECE];
     const int block = prefetch_rows(type, n);
-    const bool widen = n_q > 4 || type == ROW_F32;
-    prefetch_first(type, rows, n_rows, block, n);
-    for (int j = 0; j < n_rows; j += CHUNK_ROWS) {
-        const int count = BUTLER_MIN(n_rows - j, CHUNK_ROWS);
+    const bool widen = p.n > 4 || type == ROW_F32;
+    prefetch_first(type, rows.list, rows.n, block, n);
+    for (int j = 0; j < rows.n; j += CHUNK_ROWS) {
+        const int count = BUTLER_MIN(rows.n - j, CHUNK_ROWS);
+        const struct butler_row_weights weights = {p.at + j, p.stride, 0, p.n};
         for (int first = 0; first < n; first += PIECE) {
             const int length = BUTLER_MIN(n - first, PIECE);
             const size_t skip = row_offset(type, first);
+            const struct butler_results sums = {acc.at + first, acc.stride};
             const void *here[CHUNK_ROWS], *to_prefetch[CHUNK_ROWS];
             for (int r = 0; r < count; r++) {
-                to_prefetch[r] = (const uint8_t *)row_ahead(rows, n_rows, block, j + r) + skip;
-                here[r] = (const uint8_t *)rows[j + r] + skip;
+                to_prefetch[r] = (const uint8_t *)row_ahead(rows.list, rows.n, block, j + r) + skip;
+                here[r] = (const uint8_t *)rows.list[j + r] + skip;
                 if (widen) {
                     prefetch_row(type, to_prefetch[r], 0, length);
                     row_widen(type, t[r], here[r], length);
@@ -518,10 +530,10 @@ INLINE void av_any(enum row_type type, float *acc, size_t acc_stride, const floa
                 }
             }
             if (widen || type == ROW_F32)
-                av_floats(acc + first, acc_stride, p + j, p_stride, n_q, here, count, length);
+                av_floats(sums, weights, here, count, length);
             else
-                av_queries(type, acc + first, acc_stride, p + j, p_stride, 0, n_q, here, 0,
-                           (struct to_prefetch){NULL, to_prefetch, 0, 0, 0, 0, false}, 0, count, length);
+                av_queries(type, sums, weights, tile_rows(here, count, 0, 0),
+                           (struct to_prefetch){NULL, to_prefetch, 0, 0, 0, 0, false}, length);
         }
     }
 }

@@ -16,10 +16,10 @@ struct group_queries {
     _Alignas(64) float q[GROUP_HEADS * GROUP_LENGTH];
 };
 
-INLINE void lay_queries(struct group_queries *queries, const float *q, size_t q_stride, int heads, int n)
+INLINE void lay_queries(struct group_queries *queries, struct butler_queries q, int n)
 {
-    for (int i = 0; i < heads; i++)
-        memcpy(queries->q + i * n, q + (size_t)i * q_stride, (size_t)n * sizeof *q);
+    for (int i = 0; i < q.n; i++)
+        memcpy(queries->q + i * n, q.at + (size_t)i * q.stride, (size_t)n * sizeof *q.at);
 }
 
 /* The tokens that fill a vector with a number for each head. */
@@ -47,18 +47,18 @@ INLINE void prefetch_part(enum row_type type, const struct to_prefetch *to_prefe
 }
 
 /* p[TILE_ROWS][heads] of F16 rows from q[heads][n]; prefetches all of to_prefetch. */
-INLINE void group_scores_f16(float *p, const float *q, int heads, const void *const *rows, size_t step,
-                             const struct to_prefetch *to_prefetch, int n)
+INLINE void group_scores_f16(float *p, const float *q, int heads, struct butler_rows rows, const struct to_prefetch *to_prefetch,
+                             int n)
 {
     const struct to_prefetch all = *to_prefetch;
-    const uint8_t *first = row_at(rows, step, 0);
+    const uint8_t *first = row_at(rows, 0);
     for (int r = 0; r < TILE_ROWS; r += TOKENS) {
         const uint8_t *row[VEC];
         vec acc[VEC];
-        prefetch_part(ROW_F16, &all, step, r / TOKENS, TILE_ROWS / TOKENS, n);
+        prefetch_part(ROW_F16, &all, rows.step, r / TOKENS, TILE_ROWS / TOKENS, n);
         UNROLL
         for (int t = 0; t < TOKENS; t++)
-            row[t] = step ? first + (size_t)(r + t) * step : row_at(rows, 0, r + t);
+            row[t] = rows.step ? first + (size_t)(r + t) * rows.step : row_at(rows, r + t);
         UNROLL
         for (int k = 0; k < VEC; k++)
             acc[k] = vec_zero();
@@ -96,18 +96,19 @@ INLINE void add_row(enum row_type type, vec a[VEC], const float *w, int heads, c
     }
 }
 
-/* Adds count tokens' values, which begin `skip` bytes after their keys, to acc[heads][n]: two vectors of columns for as many heads
- * as there are sums in registers. weights: for block b of Q8_0 rows TILE_ROWS GROUP_HEADS b further on. Of whole tiles prefetches
- * all that is to_prefetch. */
-INLINE void group_values(enum row_type type, float *acc, const float *weights, int heads, const void *const *rows, size_t step,
-                         const struct to_prefetch *to_prefetch, size_t skip, int count, int n)
+/* Adds the tokens' values, which rows are, to acc[heads][n]: two vectors of columns for as many heads as there are sums in
+ * registers. weights[token][heads]: for block b of Q8_0 rows TILE_ROWS GROUP_HEADS b further on. Of whole tiles prefetches all that
+ * is to_prefetch. */
+INLINE void group_values(enum row_type type, float *acc, const float *weights, int heads, struct butler_rows rows,
+                         const struct to_prefetch *to_prefetch, int n)
 {
+    const size_t skip = rows.skip;
     const int together = BUTLER_MIN(heads, VEC / 2), parts = n / (2 * VEC) * (heads / together);
     const bool twice = type == ROW_Q8_0 && together < heads; /* a byte takes two instructions to widen, a half one */
     const struct to_prefetch all = *to_prefetch;
     _Alignas(64) float wide[TILE_ROWS][2 * VEC];
     for (int i = 0; i < n; i += 2 * VEC) {
-        const size_t first = skip + row_offset(type, i) + (type == ROW_Q8_0 ? Q8_0_QUANTS + (size_t)(i % BLOCK) : 0);
+        rows.skip = skip + row_offset(type, i) + (type == ROW_Q8_0 ? Q8_0_QUANTS + (size_t)(i % BLOCK) : 0);
         UNROLL
         for (int h = 0; h < heads; h += together) {
             const float *w = weights + h + (type == ROW_Q8_0 ? i / BLOCK * TILE_ROWS * GROUP_HEADS : 0);
@@ -115,17 +116,17 @@ INLINE void group_values(enum row_type type, float *acc, const float *weights, i
             vec a[VEC];
             if (twice)
                 __asm__ volatile("" : : "r"(wide) : "memory"); /* or compilers keep in registers what was to lie in memory */
-            prefetch_part(type, &all, step, (i / (2 * VEC) * heads + h) / together, parts, n);
+            prefetch_part(type, &all, rows.step, (i / (2 * VEC) * heads + h) / together, parts, n);
             UNROLL
             for (int k = 0; k < 2 * together; k++)
                 a[k] = vec_load(sums + k / 2 * n + k % 2 * VEC);
-            if (step) {
+            if (rows.step) {
                 UNROLL
                 for (int j = 0; j < TILE_ROWS; j++)
-                    add_row(type, a, w + j * heads, together, row_at(rows, step, j) + first, twice ? wide[j] : NULL, h == 0);
+                    add_row(type, a, w + j * heads, together, row_at(rows, j), twice ? wide[j] : NULL, h == 0);
             } else
-                for (int j = 0; j < count; j++)
-                    add_row(type, a, w + j * heads, together, row_at(rows, step, j) + first, twice ? wide[j] : NULL, h == 0);
+                for (int j = 0; j < rows.n; j++)
+                    add_row(type, a, w + j * heads, together, row_at(rows, j), twice ? wide[j] : NULL, h == 0);
             UNROLL
             for (int k = 0; k < 2 * together; k++)
                 vec_store(sums + k / 2 * n + k % 2 * VEC, a[k]);
@@ -179,36 +180,33 @@ INLINE void group_exp(float *p, int heads, int count, float *acc, float *top, fl
         vec_store(sums + k * VEC, vec_add(vec_load(sums + k * VEC), vec_load(p + k * VEC)));
 }
 
-typedef void group_scores_fn(float *p, const void *queries, const void *const *rows, size_t step,
-                             const struct to_prefetch *to_prefetch);
-typedef void group_values_fn(float *acc, const float *p, const void *const *rows, size_t step,
-                             const struct to_prefetch *to_prefetch, size_t skip, int count);
+typedef void group_scores_fn(float *p, const void *queries, struct butler_rows rows, const struct to_prefetch *to_prefetch);
+typedef void group_values_fn(float *acc, const float *p, struct butler_rows rows, const struct to_prefetch *to_prefetch);
 
 /* attend of kernels.h for so many heads and channels. queries: as the scores want them. */
-INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_fn *lie_dense, group_values_fn *values_of,
-                         const void *queries, int heads, float *acc, size_t acc_stride, float *top, float *sum, float *s,
-                         size_t s_stride, const struct butler_pairs *pairs, int n)
+INLINE void attend_group(enum row_type type, struct butler_attended out, const void *queries, int heads, group_scores_fn *scores_of,
+                         group_values_fn *values_of, const struct butler_pairs *pairs, int n)
 {
     struct group g;
     const size_t row_bytes = row_offset(type, n);
     struct tiles tiles;
-    begin_tiles(&tiles, type, lie_dense, pairs, n);
+    begin_tiles(&tiles, type, rows_lie_dense, pairs, n);
     memset(g.acc, 0, (size_t)(heads * n) * sizeof *g.acc);
     memset(g.sums, 0, sizeof g.sums);
     vec_store(g.top, vec_set1(-INFINITY));
     for (int j = -TILE_ROWS, buffer = 0; j < pairs->n; j += TILE_ROWS, buffer ^= 1) {
         const int next = j + TILE_ROWS, n_next = BUTLER_MIN(pairs->n - next, TILE_ROWS);
-        struct to_prefetch to_prefetch = tiles_to_prefetch(&tiles, type, lie_dense, next, n);
+        struct to_prefetch to_prefetch = tiles_to_prefetch(&tiles, type, rows_lie_dense, next, n);
         const size_t step = to_prefetch.dense ? dense_step(type, n) : 0;
         if (n_next > 0) {
-            scores_of(g.p[buffer], queries, tile_at(&tiles, next), step, &to_prefetch);
-            for (int i = 0; s && i < heads * n_next; i++)
-                s[(size_t)(i % heads) * s_stride + (size_t)(next + i / heads)] = g.p[buffer][i];
+            scores_of(g.p[buffer], queries, tile_rows(tile_at(&tiles, next), TILE_ROWS, step, 0), &to_prefetch);
+            for (int i = 0; out.s.at && i < heads * n_next; i++)
+                out.s.at[(size_t)(i % heads) * out.s.stride + (size_t)(next + i / heads)] = g.p[buffer][i];
         }
         to_prefetch.skip = to_prefetch.dense ? TILE_ROWS * row_bytes : pairs->value_offset;
         if (j >= 0)
-            values_of(g.acc, g.p[buffer ^ 1], tile_at(&tiles, j), step, &to_prefetch, pairs->value_offset,
-                      BUTLER_MIN(pairs->n - j, TILE_ROWS));
+            values_of(g.acc, g.p[buffer ^ 1],
+                      tile_rows(tile_at(&tiles, j), BUTLER_MIN(pairs->n - j, TILE_ROWS), step, pairs->value_offset), &to_prefetch);
         if (n_next > 0)
             group_exp(g.p[buffer], heads, n_next, g.acc, g.top, g.sums, n);
     }
@@ -216,44 +214,42 @@ INLINE void attend_group(enum row_type type, group_scores_fn *scores_of, dense_f
         float each[TILE_ROWS];
         for (int r = 0; r < TILE_ROWS; r++)
             each[r] = g.sums[r * heads + i];
-        sum[i] = sum_of_tile(each);
-        top[i] = g.top[i];
-        memcpy(acc + (size_t)i * acc_stride, g.acc + i * n, (size_t)n * sizeof *acc);
+        out.sum[i] = sum_of_tile(each);
+        out.top[i] = g.top[i];
+        memcpy(out.acc.at + (size_t)i * out.acc.stride, g.acc + i * n, (size_t)n * sizeof *out.acc.at);
     }
 }
 
 /* Functions for so many heads and channels, scores and values apart: compilers do badly with all in one. */
 #define GROUP_SCORES(name, scores, type, heads, n)                                                                                 \
-    static __attribute__((noinline)) void name(float *p, const void *q, const void *const *rows, size_t step,                      \
+    static __attribute__((noinline)) void name(float *p, const void *q, struct butler_rows rows,                                   \
                                                const struct to_prefetch *to_prefetch)                                              \
     {                                                                                                                              \
-        if (step)                                                                                                                  \
-            scores(p, q, heads, rows, dense_step(type, n), to_prefetch, n);                                                        \
+        if (rows.step)                                                                                                             \
+            scores(p, q, heads, tile_rows(rows.list, TILE_ROWS, dense_step(type, n), 0), to_prefetch, n);                          \
         else                                                                                                                       \
-            scores(p, q, heads, rows, 0, to_prefetch, n);                                                                          \
+            scores(p, q, heads, tile_rows(rows.list, TILE_ROWS, 0, 0), to_prefetch, n);                                            \
     }
-#define GROUP_VALUES(name, type, heads, n)                                                                                         \
-    static __attribute__((noinline)) void name(float *acc, const float *weights, const void *const *rows, size_t step,             \
-                                               const struct to_prefetch *to_prefetch, size_t skip, int count)                      \
+#define GROUP_VALUES(name, type, heads, length)                                                                                    \
+    static __attribute__((noinline)) void name(float *acc, const float *weights, struct butler_rows rows,                          \
+                                               const struct to_prefetch *to_prefetch)                                              \
     {                                                                                                                              \
-        if (step)                                                                                                                  \
-            group_values(type, acc, weights, heads, rows, dense_step(type, n), to_prefetch, skip, TILE_ROWS, n);                   \
+        if (rows.step)                                                                                                             \
+            group_values(type, acc, weights, heads, tile_rows(rows.list, TILE_ROWS, dense_step(type, length), rows.skip),          \
+                         to_prefetch, length);                                                                                     \
         else                                                                                                                       \
-            group_values(type, acc, weights, heads, rows, 0, to_prefetch, skip, count, n);                                         \
+            group_values(type, acc, weights, heads, tile_rows(rows.list, rows.n, 0, rows.skip), to_prefetch, length);              \
     }
 
-typedef void attend_group_fn(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,
-                             size_t q_stride, const struct butler_pairs *pairs);
+typedef void attend_group_fn(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs);
 
 /* attend of a group by name_scores and name_values, its queries made a struct of `queries` by prepare. */
-#define GROUP_ATTEND(name, type, heads, n, lie_dense, queries, prepare)                                                            \
-    static void name(float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride, const float *q,             \
-                     size_t q_stride, const struct butler_pairs *pairs)                                                            \
+#define GROUP_ATTEND(name, type, heads, n, queries, prepare)                                                                       \
+    static void name(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs)                        \
     {                                                                                                                              \
         struct queries prepared;                                                                                                   \
-        prepare(&prepared, q, q_stride, heads, n);                                                                                 \
-        attend_group(type, name##_scores, lie_dense, name##_values, &prepared, heads, acc, acc_stride, top, sum, s, s_stride,      \
-                     pairs, n);                                                                                                    \
+        prepare(&prepared, butler_queries_from(q, 0, heads), n);                                                                   \
+        attend_group(type, out, &prepared, heads, name##_scores, name##_values, pairs, n);                                         \
     }
 
 /* GROUP(name, heads, n) for each number of heads and channels that has a function of its own, and name_of: that for n_q heads of n

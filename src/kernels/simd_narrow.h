@@ -29,19 +29,13 @@ INLINE void prefetch_narrow(enum row_type type, const struct to_prefetch *to_pre
 
 /* -------------------------------------------------------------------------------------------------- scores */
 
-/* Queries as they come, for scores of F16 rows. */
-struct plain_queries {
-    const float *q;
-    size_t stride;
-};
-
-/* Scores of VEC / n_q F16 rows from `first` of a tile on for n_q queries, a compile-time constant as `step` is; n is a multiple
- * of VEC. Queries are loaded where they are used. */
-INLINE void narrow_scores(float *p, const struct plain_queries *queries, int i, int n_q, const void *const *rows, size_t step,
-                          const struct to_prefetch *to_prefetch, int first, int n)
+/* Scores of VEC / n_q F16 rows from `first` of a tile on for n_q = queries.n queries, a compile-time constant as rows.step is; n is
+ * a multiple of VEC. Queries are loaded where they are used. */
+INLINE void narrow_scores(float *p, struct butler_queries queries, struct butler_rows rows, const struct to_prefetch *to_prefetch,
+                          int first, int n)
 {
-    const int n_rows = VEC / n_q;
-    const float *q = queries->q + i * queries->stride;
+    const int n_q = queries.n, n_rows = VEC / n_q;
+    const float *q = queries.at;
     const uint8_t *row[VEC];
     vec acc[VEC];
     _Alignas(64) float sums[VEC];
@@ -50,12 +44,12 @@ INLINE void narrow_scores(float *p, const struct plain_queries *queries, int i, 
         acc[a] = vec_zero();
     UNROLL
     for (int r = 0; r < n_rows; r++)
-        row[r] = row_at(rows, step, first + r);
+        row[r] = row_at(rows, first + r);
     if (n_rows <= 2)
-        prefetch_narrow(ROW_F16, to_prefetch, n_q, step, first, n_rows, n);
+        prefetch_narrow(ROW_F16, to_prefetch, n_q, rows.step, first, n_rows, n);
     else
         for (int r = 0; r < n_rows; r++) /* more at once took a fifth longer where rows come from memory */
-            prefetch_narrow(ROW_F16, to_prefetch, n_q, step, first + r, 1, n);
+            prefetch_narrow(ROW_F16, to_prefetch, n_q, rows.step, first + r, 1, n);
     for (int d = 0; d < n; d += VEC) {
         vec v[VEC];
         UNROLL
@@ -63,7 +57,7 @@ INLINE void narrow_scores(float *p, const struct plain_queries *queries, int i, 
             v[r] = vec_load_half(row[r] + (size_t)d * 2);
         UNROLL
         for (int a = 0; a < n_q; a++) {
-            vec x = vec_load(q + a * queries->stride + d);
+            vec x = vec_load(q + a * queries.stride + d);
             __asm__("" : "+x"(x)); /* loaded once, and not by each product */
             UNROLL
             for (int r = 0; r < n_rows; r++)
@@ -76,24 +70,25 @@ INLINE void narrow_scores(float *p, const struct plain_queries *queries, int i, 
         memcpy(p + a * TILE_ROWS + first, sums + a * n_rows, (size_t)n_rows * sizeof *p);
 }
 
-INLINE void scores_tile(float *p, const struct plain_queries *queries, int i, int n_q, const void *const *rows, size_t step,
-                        const struct to_prefetch *to_prefetch, int n)
+INLINE void scores_tile(float *p, struct butler_queries queries, struct butler_rows rows, const struct to_prefetch *to_prefetch,
+                        int n)
 {
-    for (int r = 0; r < TILE_ROWS; r += VEC / n_q)
-        narrow_scores(p, queries, i, n_q, rows, step, to_prefetch, r, n);
+    for (int r = 0; r < TILE_ROWS; r += VEC / queries.n)
+        narrow_scores(p, queries, rows, to_prefetch, r, n);
 }
 
 /* The lengths of most models are constants, and so is the step of their rows. */
 #define SCORES_LENGTH(n_q, name, length)                                                                                           \
-    static __attribute__((noinline)) void scores_##n_q##_##name(float *p, const struct plain_queries *queries, int i,              \
-                                                                const void *const *rows, size_t step,                              \
-                                                                const struct to_prefetch *to_prefetch, int n)                      \
+    static __attribute__((noinline)) void scores_##n_q##_##name(float *p, const struct butler_queries *queries, int i,             \
+                                                                struct butler_rows rows, const struct to_prefetch *to_prefetch,    \
+                                                                int n)                                                             \
     {                                                                                                                              \
+        const struct butler_queries some = butler_queries_from(*queries, i, n_q);                                                  \
         (void)n;                                                                                                                   \
-        if (step)                                                                                                                  \
-            scores_tile(p, queries, i, n_q, rows, dense_step(ROW_F16, length), to_prefetch, length);                               \
+        if (rows.step)                                                                                                             \
+            scores_tile(p, some, tile_rows(rows.list, TILE_ROWS, dense_step(ROW_F16, length), 0), to_prefetch, length);            \
         else                                                                                                                       \
-            scores_tile(p, queries, i, n_q, rows, 0, to_prefetch, length);                                                         \
+            scores_tile(p, some, tile_rows(rows.list, TILE_ROWS, 0, 0), to_prefetch, length);                                      \
     }
 #define SCORES(n_q) SCORES_LENGTH(n_q, 64, 64) SCORES_LENGTH(n_q, 128, 128) SCORES_LENGTH(n_q, other, n)
 #define OF_LENGTH(name) (n == 64 ? name##_64 : n == 128 ? name##_128 : name##_other)
@@ -101,30 +96,31 @@ SCORES(1)
 SCORES(2)
 SCORES(4)
 
-INLINE void scores_f16(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, const void *const *rows,
-                       size_t step, struct to_prefetch to_prefetch, int n)
+/* queries: a struct butler_queries. */
+INLINE void scores_f16(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, struct butler_rows rows,
+                       struct to_prefetch to_prefetch, int n)
 {
-    const struct plain_queries *plain = queries;
+    const struct butler_queries *plain = queries;
     struct to_prefetch part;
     int i = 0;
     if (n % VEC) {
-        tile_scores(ROW_F16, p, scales, plain->q, plain->stride, n_q, rows, 0, to_prefetch, n);
+        tile_scores(ROW_F16, p, scales, butler_queries_from(*plain, 0, n_q), tile_rows(rows.list, TILE_ROWS, 0, 0), to_prefetch, n);
         return;
     }
     for (; i + 4 <= n_q; i += 4)
-        OF_LENGTH(scores_4)(p[i], plain, i, rows, step, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
+        OF_LENGTH(scores_4)(p[i], plain, i, rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
     for (; i + 2 <= n_q; i += 2)
-        OF_LENGTH(scores_2)(p[i], plain, i, rows, step, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
+        OF_LENGTH(scores_2)(p[i], plain, i, rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
     if (i < n_q)
-        OF_LENGTH(scores_1)(p[i], plain, i, rows, step, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
+        OF_LENGTH(scores_1)(p[i], plain, i, rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
 }
 
 /* -------------------------------------------------------------------------------------------------- values */
 
-/* Adds one row's weighted values: a[query * n_vecs + v]. */
-INLINE void narrow_row(enum row_type type, vec a[8], const float *weights, int n_q, int n_vecs, const uint8_t *row)
+/* Adds one row's weighted values: a[query * n_vecs + v]. weights: from those for this row on. */
+INLINE void narrow_row(enum row_type type, vec a[8], const float *weights, size_t p_stride, int n_q, const uint8_t *row)
 {
-    const size_t p_stride = (size_t)(type == ROW_Q8_0 ? TILE_BLOCKS * TILE_ROWS : TILE_ROWS);
+    const int n_vecs = 8 / n_q;
     UNROLL
     for (int v = 0; v < n_vecs; v++) {
         const uint8_t *at = row + row_offset(type, v * VEC) + (type == ROW_Q8_0 ? v * VEC % BLOCK : 0);
@@ -137,81 +133,78 @@ INLINE void narrow_row(enum row_type type, vec a[8], const float *weights, int n
     }
 }
 
-/* Elements [i, i + n_vecs VEC) of a tile's weighted values for n_q queries, n_q n_vecs = 8; these, the type and `step` are
- * compile-time constants, and i is a multiple of n_vecs VEC. to_prefetch: rows to prefetch whole meanwhile. */
-INLINE void narrow_columns(enum row_type type, float *acc, size_t acc_stride, const float *p, int n_q, int n_vecs,
-                           const void *const *rows, size_t step, const struct to_prefetch *to_prefetch, size_t skip, int n_rows,
-                           int i, int n)
+/* Elements [i, i + VEC 8 / p.n) of a tile's weighted values for p.n queries; p.n, the type and rows.step are compile-time
+ * constants, and i is a multiple of their number. to_prefetch: rows to prefetch whole meanwhile. */
+INLINE void narrow_columns(enum row_type type, struct butler_results acc, struct butler_row_weights p, struct butler_rows rows,
+                           const struct to_prefetch *to_prefetch, int i, int n)
 {
-    const size_t first = skip + row_offset(type, i) + (type == ROW_Q8_0 ? Q8_0_QUANTS + (size_t)(i % BLOCK) : 0);
-    const float *weights = p + (type == ROW_Q8_0 ? i / BLOCK * TILE_ROWS : 0);
+    const int n_q = p.n, n_vecs = 8 / n_q;
+    const float *weights = p.at + (type == ROW_Q8_0 ? i / BLOCK * TILE_ROWS : 0);
     vec a[8];
+    rows.skip += row_offset(type, i) + (type == ROW_Q8_0 ? Q8_0_QUANTS + (size_t)(i % BLOCK) : 0);
     UNROLL
     for (int k = 0; k < 8; k++)
-        a[k] = vec_load(acc + k / n_vecs * acc_stride + i + k % n_vecs * VEC);
-    if (step) {
+        a[k] = vec_load(acc.at + k / n_vecs * acc.stride + i + k % n_vecs * VEC);
+    if (rows.step) {
         const int together = n <= 64 ? 4 : 2; /* rows whose successors are prefetched at once */
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
             if (r % together == 0)
-                prefetch_narrow(type, to_prefetch, n_q, step, r, together, n);
-            narrow_row(type, a, weights + r, n_q, n_vecs, row_at(rows, step, r) + first);
+                prefetch_narrow(type, to_prefetch, n_q, rows.step, r, together, n);
+            narrow_row(type, a, weights + r, p.stride, n_q, row_at(rows, r));
         }
     } else
-        for (int r = 0; r < n_rows; r++) {
-            prefetch_narrow(type, to_prefetch, n_q, step, r, 1, n);
-            narrow_row(type, a, weights + r, n_q, n_vecs, row_at(rows, step, r) + first);
+        for (int r = 0; r < rows.n; r++) {
+            prefetch_narrow(type, to_prefetch, n_q, rows.step, r, 1, n);
+            narrow_row(type, a, weights + r, p.stride, n_q, row_at(rows, r));
         }
     UNROLL
     for (int k = 0; k < 8; k++)
-        vec_store(acc + k / n_vecs * acc_stride + i + k % n_vecs * VEC, a[k]);
+        vec_store(acc.at + k / n_vecs * acc.stride + i + k % n_vecs * VEC, a[k]);
 }
 
-INLINE void values_tile(enum row_type type, float *acc, size_t acc_stride, const float *p, int n_q, const void *const *rows,
-                        size_t step, const struct to_prefetch *to_prefetch, size_t skip, int n_rows, int n)
+INLINE void values_tile(enum row_type type, struct butler_results acc, struct butler_row_weights p, struct butler_rows rows,
+                        const struct to_prefetch *to_prefetch, int n)
 {
-    const int n_vecs = 8 / n_q;
-    for (int i = 0; i < n; i += n_vecs * VEC, to_prefetch = NULL)
-        narrow_columns(type, acc, acc_stride, p, n_q, n_vecs, rows, step, to_prefetch, skip, n_rows, i, n);
+    for (int i = 0; i < n; i += 8 / p.n * VEC, to_prefetch = NULL)
+        narrow_columns(type, acc, p, rows, to_prefetch, i, n);
 }
 
 #define VALUES_LENGTH(function, type, n_q, length)                                                                                 \
-    static __attribute__((noinline)) void function(float *acc, size_t acc_stride, const float *p, const void *const *rows,         \
-                                                   size_t step, const struct to_prefetch *to_prefetch, size_t skip, int n_rows,    \
-                                                   int n)                                                                          \
+    static __attribute__((noinline)) void function(struct butler_results acc, const float *p, struct butler_rows rows,             \
+                                                   const struct to_prefetch *to_prefetch, int n)                                   \
     {                                                                                                                              \
+        const struct butler_row_weights weights = {p, (type) == ROW_Q8_0 ? TILE_BLOCKS * TILE_ROWS : TILE_ROWS,                    \
+                                                   (type) == ROW_Q8_0 ? TILE_ROWS : 0, n_q};                                       \
         (void)n;                                                                                                                   \
-        if (step)                                                                                                                  \
-            values_tile(type, acc, acc_stride, p, n_q, rows, dense_step(type, length), to_prefetch, skip, TILE_ROWS, length);      \
+        if (rows.step)                                                                                                             \
+            values_tile(type, acc, weights, tile_rows(rows.list, TILE_ROWS, dense_step(type, length), rows.skip), to_prefetch,     \
+                        length);                                                                                                   \
         else                                                                                                                       \
-            values_tile(type, acc, acc_stride, p, n_q, rows, 0, to_prefetch, skip, n_rows, length);                                \
+            values_tile(type, acc, weights, tile_rows(rows.list, rows.n, 0, rows.skip), to_prefetch, length);                      \
     }
+
+#define VALUES_PART(name)                                                                                                          \
+    OF_LENGTH(name)                                                                                                                \
+    (butler_results_from(acc, k), p.at + k * p.stride, rows, part_to_prefetch(&part, &to_prefetch, k, p.n), n)
 
 /* n that is not a multiple of what eight sums of one query cover goes as ever. */
 #define VALUES(name, type)                                                                                                         \
-    INLINE void name(float *acc, size_t acc_stride, const float *p, int n_q, const void *const *rows, size_t step,                 \
-                     struct to_prefetch to_prefetch, size_t skip, int n_rows, int n)                                               \
+    INLINE void name(struct butler_results acc, struct butler_row_weights p, struct butler_rows rows,                              \
+                     struct to_prefetch to_prefetch, int n)                                                                        \
     {                                                                                                                              \
-        const size_t p_stride = (size_t)((type) == ROW_Q8_0 ? TILE_BLOCKS * TILE_ROWS : TILE_ROWS);                                \
         struct to_prefetch part;                                                                                                   \
         int k = 0;                                                                                                                 \
         if (n % (8 * VEC)) {                                                                                                       \
-            av_queries(type, acc, acc_stride, p, p_stride, (type) == ROW_Q8_0 ? TILE_ROWS : 0, n_q, rows, step, to_prefetch, skip, \
-                       n_rows, n);                                                                                                 \
+            av_queries(type, acc, p, rows, to_prefetch, n);                                                                        \
             return;                                                                                                                \
         }                                                                                                                          \
-        for (; k + 4 <= n_q; k += 4)                                                                                               \
-            OF_LENGTH(name##_4)                                                                                                    \
-        (acc + k * acc_stride, acc_stride, p + k * p_stride, rows, step, part_to_prefetch(&part, &to_prefetch, k, n_q), skip,      \
-         n_rows, n);                                                                                                               \
-        for (; k + 2 <= n_q; k += 2)                                                                                               \
-            OF_LENGTH(name##_2)                                                                                                    \
-        (acc + k * acc_stride, acc_stride, p + k * p_stride, rows, step, part_to_prefetch(&part, &to_prefetch, k, n_q), skip,      \
-         n_rows, n);                                                                                                               \
-        if (k < n_q)                                                                                                               \
-            OF_LENGTH(name##_1)                                                                                                    \
-        (acc + k * acc_stride, acc_stride, p + k * p_stride, rows, step, part_to_prefetch(&part, &to_prefetch, k, n_q), skip,      \
-         n_rows, n);                                                                                                               \
+        for (; k + 4 <= p.n; k += 4)                                                                                               \
+            VALUES_PART(name##_4);                                                                                                 \
+        for (; k + 2 <= p.n; k += 2)                                                                                               \
+            VALUES_PART(name##_2);                                                                                                 \
+        if (k < p.n)                                                                                                               \
+            VALUES_PART(name##_1);                                                                                                 \
     }
 #define VALUES_QUERIES(name, type, n_q)                                                                                            \
     VALUES_LENGTH(name##_##n_q##_64, type, n_q, 64)                                                                                \
@@ -231,27 +224,26 @@ VALUES(values_f16, ROW_F16)
 #define GROUP_F16(name, heads, n)                                                                                                  \
     GROUP_SCORES(name##_scores, group_scores_f16, ROW_F16, heads, n)                                                               \
     GROUP_VALUES(name##_values, ROW_F16, heads, n)                                                                                 \
-    GROUP_ATTEND(name, ROW_F16, heads, n, rows_lie_dense, group_queries, lay_queries)
+    GROUP_ATTEND(name, ROW_F16, heads, n, group_queries, lay_queries)
 GROUPS_OF(GROUP_F16, group_f16)
 
 /* attend_any, F16 rows by the tiles of this file. */
-INLINE void attend_narrow(enum row_type type, float *acc, size_t acc_stride, float *top, float *sum, float *s, size_t s_stride,
-                          const float *q, size_t q_stride, int n_q, const struct butler_pairs *pairs, int n)
+INLINE void attend_narrow(enum row_type type, struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs,
+                          int n)
 {
-    attend_group_fn *attend = type == ROW_F16 ? group_f16_of(n_q, n) : NULL;
+    attend_group_fn *attend = type == ROW_F16 ? group_f16_of(q.n, n) : NULL;
     if (attend) {
-        attend(acc, acc_stride, top, sum, s, s_stride, q, q_stride, pairs);
+        attend(out, q, pairs);
         return;
     }
     if (type != ROW_F16) {
-        attend_any(type, acc, acc_stride, top, sum, s, s_stride, q, q_stride, n_q, pairs, n);
+        attend_any(type, out, q, pairs, n);
         return;
     }
-    for (int i = 0; i < n_q; i += TILE_QUERIES) {
-        const int count = BUTLER_MIN(n_q - i, TILE_QUERIES);
-        const struct plain_queries plain = {q + i * q_stride, q_stride};
-        attend_queries(type, acc + i * acc_stride, acc_stride, top + i, sum + i, s ? s + i * s_stride : NULL, s_stride, plain.q,
-                       q_stride, scores_f16, rows_lie_dense, values_f16, &plain, count, pairs, n);
+    for (int i = 0; i < q.n; i += TILE_QUERIES) {
+        const struct butler_queries plain = butler_queries_from(q, i, BUTLER_MIN(q.n - i, TILE_QUERIES));
+        attend_queries(type, butler_attended_from(out, i), (struct tile_queries){plain, &plain}, scores_f16, values_f16,
+                       rows_lie_dense, pairs, n);
     }
 }
 #define ATTEND_ANY attend_narrow
