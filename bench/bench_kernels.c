@@ -233,7 +233,7 @@ static void run_attend(const struct job *job)
         const int n = BUTLER_MIN(SLICE_ROWS, job->n_rows - j);
         const struct butler_pairs pairs = {job->rows + j, job->row_bytes, n, BUTLER_MIN(BUTLER_PAIRS_NEXT, job->n_rows - j - n)};
         b->table->attend[job->type]((struct butler_attended){{b->y, (size_t)job->n}, top, sum, {NULL, 0}},
-                                    (struct butler_queries){b->x, (size_t)job->n, job->n_q}, &pairs, job->n);
+                                    (struct butler_vectors){b->x, (size_t)job->n, job->n_q}, &pairs, job->n);
     }
 }
 
@@ -363,16 +363,22 @@ static void run_keys8(const struct job *job)
 {
     struct bench *b = job->bench;
     for (int r = 0; r < job->n_rows; r += CALL_ROWS)
-        b->table->keys8(b->y, BUTLER_KEYS_TOKENS * CALL_ROWS, (const int8_t *)b->x, b->x, job->n_q,
-                        job->slice + (size_t)r * job->row_bytes, job->row_bytes, BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
+        b->table->keys8((struct butler_results){b->y, BUTLER_KEYS_TOKENS * CALL_ROWS},
+                        (struct butler_byte_queries){(const int8_t *)b->x, b->x, job->n_q},
+                        (struct butler_records){job->slice + (size_t)r * job->row_bytes, job->row_bytes,
+                                                BUTLER_MIN(CALL_ROWS, job->n_rows - r)},
+                        job->n);
 }
 
 static void run_keys4(const struct job *job)
 {
     struct bench *b = job->bench;
     for (int r = 0; r < job->n_rows; r += CALL_ROWS)
-        b->table->keys4(b->y, BUTLER_KEYS_TOKENS * CALL_ROWS, (const int8_t *)b->x, b->x, job->n_q,
-                        job->slice + (size_t)r * job->row_bytes, job->row_bytes, BUTLER_MIN(CALL_ROWS, job->n_rows - r), job->n);
+        b->table->keys4((struct butler_results){b->y, BUTLER_KEYS_TOKENS * CALL_ROWS},
+                        (struct butler_byte_queries){(const int8_t *)b->x, b->x, job->n_q},
+                        (struct butler_records){job->slice + (size_t)r * job->row_bytes, job->row_bytes,
+                                                BUTLER_MIN(CALL_ROWS, job->n_rows - r)},
+                        job->n);
 }
 
 static void run_keys16(const struct job *job)

@@ -35,7 +35,7 @@ static void av_f16(float *acc, size_t acc_stride, const float *p, size_t p_strid
     real->av[BUTLER_KV_F16](acc, acc_stride, p, p_stride, n_q, rows, n_rows, n);
 }
 
-static void attend_f16(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n)
+static void attend_f16(struct butler_attended out, struct butler_vectors q, const struct butler_pairs *pairs, int n)
 {
     add(&rows_read, 2 * (uint64_t)pairs->n * butler_kv_row_bytes(BUTLER_KV_F16, n));
     real->attend[BUTLER_KV_F16](out, q, pairs, n);
@@ -68,18 +68,16 @@ static void one_bit_bounds(float *s, size_t stride, const float *q, int n_q, con
     real->one_bit_bounds(s, stride, q, n_q, records, record_bytes, n_records, n);
 }
 
-static void keys8(float *s, size_t stride, const int8_t *q, const float *factor, int n_q, const void *records, size_t record_bytes,
-                  int n_records, int n)
+static void keys8(struct butler_results s, struct butler_byte_queries q, struct butler_records records, int n)
 {
-    add(&scanned, (uint64_t)n_records * (16 + 16 * (uint64_t)n)); /* of a record that may hold other heads' keys too */
-    real->keys8(s, stride, q, factor, n_q, records, record_bytes, n_records, n);
+    add(&scanned, (uint64_t)records.n * (16 + 16 * (uint64_t)n)); /* of a record that may hold other heads' keys too */
+    real->keys8(s, q, records, n);
 }
 
-static void keys4(float *s, size_t stride, const int8_t *q, const float *factor, int n_q, const void *records, size_t record_bytes,
-                  int n_records, int n)
+static void keys4(struct butler_results s, struct butler_byte_queries q, struct butler_records records, int n)
 {
-    add(&scanned, (uint64_t)n_records * (16 + 8 * (uint64_t)n));
-    real->keys4(s, stride, q, factor, n_q, records, record_bytes, n_records, n);
+    add(&scanned, (uint64_t)records.n * (16 + 8 * (uint64_t)n));
+    real->keys4(s, q, records, n);
 }
 
 static struct butler_engine *open_counting(void)

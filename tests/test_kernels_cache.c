@@ -261,7 +261,7 @@ static void check_attend(const struct butler_kernels *table, int type, int n_q, 
         keys[j] = rows[j];
     }
     struct butler_pairs pairs = {keys, apart, n_rows, place_next(keys + n_rows, bytes, trial)};
-    table->attend[type]((struct butler_attended){{acc, stride}, top, sum, {s, s_stride}}, (struct butler_queries){q, q_stride, n_q},
+    table->attend[type]((struct butler_attended){{acc, stride}, top, sum, {s, s_stride}}, (struct butler_vectors){q, q_stride, n_q},
                         &pairs, n);
     pairs.n_next = 0;
     for (int i = 0; i < n_q; i++) {
@@ -300,7 +300,7 @@ static void check_attend(const struct butler_kernels *table, int type, int n_q, 
             assert_near("attend", table->isa, n, d, acc[(size_t)i * stride + (size_t)d], value, error);
         }
         table->attend[type]((struct butler_attended){{again, 0}, &again_top, &again_sum, {NULL, 0}},
-                            (struct butler_queries){q + (size_t)i * q_stride, 0, 1}, &pairs, n);
+                            (struct butler_vectors){q + (size_t)i * q_stride, 0, 1}, &pairs, n);
         assert_same_bits("attend alone, highest score", table->isa, n, i, again_top, top[i]);
         assert_same_bits("attend alone, sum", table->isa, n, i, again_sum, sum[i]);
         for (int d = 0; d < n; d++)

@@ -79,8 +79,9 @@ static void check_integers(int bits)
                     if (trial % 5 == 4) /* the extremes: a 16-bit sum would not hold two of them */
                         memset(record + T, r % 2 ? 255 : 0, (size_t)(T * n * bits / 8));
                 }
-                (bits == 8 ? table->keys8 : table->keys4)(shape.s, shape.stride, q, factor, n_q, shape.records, shape.record_bytes,
-                                                          shape.n_records, n);
+                (bits == 8 ? table->keys8 : table->keys4)(
+                    (struct butler_results){shape.s, shape.stride}, (struct butler_byte_queries){q, factor, n_q},
+                    (struct butler_records){shape.records, shape.record_bytes, shape.n_records}, n);
                 for (int i = 0; i < n_q; i++)
                     for (size_t j = 0; j < shape.stride && (size_t)i * shape.stride + j < shape.n_s; j++) {
                         const float got = shape.s[(size_t)i * shape.stride + j];

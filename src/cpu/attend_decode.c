@@ -330,7 +330,7 @@ void butler_attend_queries(const struct butler_layer_state *state, int thread, c
     }
     const size_t dim = (size_t)kv->head_dim;
     kv->kernels->attend[kv->type]((struct butler_attended){{out, dim}, top, sum, {n_unseen < m ? s : NULL, stride}},
-                                  (struct butler_queries){scaled, dim, m}, pairs, kv->head_dim);
+                                  (struct butler_vectors){scaled, dim, m}, pairs, kv->head_dim);
     for (int i = n_unseen; i < m; i++)
         kv->kernels->exp_sum(s + (size_t)i * stride, top[i], pairs->n);
 }

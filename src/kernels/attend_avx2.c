@@ -21,7 +21,7 @@ struct q16_queries {
     float scales[TILE_BLOCKS][TILE_QUERIES];
 };
 
-static void quantise_queries(struct q16_queries *fixed, struct butler_queries q, int n)
+static void quantise_queries(struct q16_queries *fixed, struct butler_vectors q, int n)
 {
     for (int i = 0; i < q.n; i++) {
         for (int b = 0; b < n / BLOCK; b++) {
@@ -110,16 +110,16 @@ INLINE void scores_of_tile(float (*p)[TILE_ROWS], const struct tile_scales *scal
 }
 
 #define FIXED_LENGTH(n_q, name, length)                                                                                            \
-    static __attribute__((noinline)) void fixed_##n_q##_##name(float(*p)[TILE_ROWS], const struct tile_scales *scales,             \
-                                                               const struct q16_queries *fixed, int i, struct butler_rows rows,    \
-                                                               const struct to_prefetch *to_prefetch, int n)                       \
+    static __attribute__((noinline)) void fixed_##n_q##_##name(                                                                    \
+        float(*p)[TILE_ROWS], const struct tile_scales *scales, const struct q16_queries *fixed, int i,                            \
+        const struct butler_rows *rows, const struct to_prefetch *to_prefetch, int n)                                              \
     {                                                                                                                              \
         (void)n;                                                                                                                   \
-        if (rows.step)                                                                                                             \
-            scores_of_tile(p, scales, fixed, i, n_q, tile_rows(rows.list, TILE_ROWS, dense_step(ROW_Q8_0, length), 0),             \
+        if (rows->step)                                                                                                            \
+            scores_of_tile(p, scales, fixed, i, n_q, tile_rows(rows->list, TILE_ROWS, dense_step(ROW_Q8_0, length), 0),            \
                            to_prefetch, length);                                                                                   \
         else                                                                                                                       \
-            scores_of_tile(p, scales, fixed, i, n_q, tile_rows(rows.list, TILE_ROWS, 0, 0), to_prefetch, length);                  \
+            scores_of_tile(p, scales, fixed, i, n_q, tile_rows(rows->list, TILE_ROWS, 0, 0), to_prefetch, length);                 \
     }
 #define FIXED_SCORES(n_q) FIXED_LENGTH(n_q, 64, 64) FIXED_LENGTH(n_q, 128, 128) FIXED_LENGTH(n_q, other, n)
 FIXED_SCORES(1)
@@ -134,11 +134,11 @@ INLINE void scores_of_rows(float (*p)[TILE_ROWS], struct tile_scales *scales, co
     int i = 0;
     load_scales(scales->keys, rows, n);
     for (; i + 4 <= n_q; i += 4)
-        OF_LENGTH(fixed_4)(p, scales, fixed, i, rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
+        OF_LENGTH(fixed_4)(p, scales, fixed, i, &rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
     for (; i + 2 <= n_q; i += 2)
-        OF_LENGTH(fixed_2)(p, scales, fixed, i, rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
+        OF_LENGTH(fixed_2)(p, scales, fixed, i, &rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
     if (i < n_q)
-        OF_LENGTH(fixed_1)(p, scales, fixed, i, rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
+        OF_LENGTH(fixed_1)(p, scales, fixed, i, &rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
 }
 
 /* ------------------------------------------------------------------------------------- four or eight heads a key */
@@ -185,14 +185,14 @@ INLINE void q16_scores(float (*p)[TILE_ROWS], struct tile_scales *scales, const 
 }
 
 /* At most TILE_QUERIES queries. Each length that is a constant has a function of its own: compilers do badly with all in one. */
-typedef void attend_fn(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n);
+typedef void attend_fn(struct butler_attended out, struct butler_vectors q, const struct butler_pairs *pairs, int n);
 
 #define ATTEND(name, queries, length)                                                                                              \
-    static __attribute__((noinline)) void name(struct butler_attended out, struct butler_queries q,                                \
+    static __attribute__((noinline)) void name(struct butler_attended out, struct butler_vectors q,                                \
                                                const struct butler_pairs *pairs, int n)                                            \
     {                                                                                                                              \
         struct q16_queries fixed;                                                                                                  \
-        const struct butler_queries known = butler_queries_from(q, 0, queries);                                                    \
+        const struct butler_vectors known = butler_vectors_from(q, 0, queries);                                                    \
         (void)n;                                                                                                                   \
         quantise_queries(&fixed, known, length);                                                                                   \
         attend_queries(ROW_Q8_0, out, (struct tile_queries){known, &fixed}, q16_scores, values_q8_0, rows_lie_dense, pairs,        \
@@ -205,12 +205,12 @@ ATTEND(attend_128, q.n, 128)
 ATTEND(attend_some, q.n, n)
 #undef ATTEND
 
-static void attend_long(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n)
+static void attend_long(struct butler_attended out, struct butler_vectors q, const struct butler_pairs *pairs, int n)
 {
     attend_queries(ROW_Q8_0, out, (struct tile_queries){q, NULL}, NULL, NULL, NULL, pairs, n);
 }
 
-static void attend_q8_0(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n)
+static void attend_q8_0(struct butler_attended out, struct butler_vectors q, const struct butler_pairs *pairs, int n)
 {
     for (int i = 0; i < q.n; i += TILE_QUERIES) {
         const int count = BUTLER_MIN(q.n - i, TILE_QUERIES);
@@ -219,7 +219,7 @@ static void attend_q8_0(struct butler_attended out, struct butler_queries q, con
                             : n == 128            ? attend_128
                             : n <= PIECE          ? attend_some
                                                   : attend_long;
-        attend(butler_attended_from(out, i), butler_queries_from(q, i, count), pairs, n);
+        attend(butler_attended_from(out, i), butler_vectors_from(q, i, count), pairs, n);
     }
 }
 
@@ -249,7 +249,7 @@ INLINE void group_weights(float (*weights)[TILE_ROWS * GROUP_HEADS], const float
     GROUP_ATTEND(name, ROW_Q8_0, heads, n, q16_queries, quantise_queries)
 GROUPS_OF(GROUP_Q8_0, group_q8_0)
 
-static void attend_groups(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n)
+static void attend_groups(struct butler_attended out, struct butler_vectors q, const struct butler_pairs *pairs, int n)
 {
     attend_group_fn *attend = group_q8_0_of(q.n, n);
     if (attend)

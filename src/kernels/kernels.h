@@ -196,7 +196,7 @@ struct butler_kernels {
      * exp(s_ij - top_i) value_j, sum_i the same without values. What belongs to a query does not depend on q.n. attend_q16: for
      * Q8_0 rows of at most 256 elements q is in 16-bit integers with a scale for each 32 elements, as in matmul_q16. */
     bool attend_q16;
-    void (*attend[BUTLER_N_KV_TYPES])(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n);
+    void (*attend[BUTLER_N_KV_TYPES])(struct butler_attended out, struct butler_vectors q, const struct butler_pairs *pairs, int n);
 
     /* -- what metrics scan. A half is an IEEE binary16. */
 
@@ -223,14 +223,12 @@ struct butler_kernels {
                            int n_records, int n);
     /* Predicted keys, 16 tokens a record; n a multiple of 4. keys8: record = {uint8 scale[16], uint8 k[n/4][16][4]}, where
      * channel 4c+j of token t is (k[c][t][j] - 128) scale[t], a byte b being the scale (1 + (b % 8) / 8) 2^(b / 8 - 23) (blocks.h);
-     * queries q_i = q + i * n are int8 with a factor each.
-     * s[i * s_stride + 16 r + t] = (float)(sum_d q_i[d] (k_rt[d] - 128)) * scale_r[t] * factor[i], the sum in integers. */
-    void (*keys8)(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
-                  size_t record_bytes, int n_records, int n);
+     * queries q_i = q.at + i * n are int8 with a factor each.
+     * s.at[i * s.stride + 16 r + t] = (float)(sum_d q_i[d] (k_rt[d] - 128)) * scale_r[t] * factor[i], the sum in integers. */
+    void (*keys8)(struct butler_results s, struct butler_byte_queries q, struct butler_records records, int n);
     /* keys4: the same with record = {uint8 scale[16], uint8 k[n/8][16][4]}, n a multiple of 8, where channels 8c+j and 8c+4+j of
      * token t are the low and the high half of k[c][t][j], less 8, times scale[t]. */
-    void (*keys4)(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
-                  size_t record_bytes, int n_records, int n);
+    void (*keys4)(struct butler_results s, struct butler_byte_queries q, struct butler_records records, int n);
     /* keys16: record = {half k[n][16]}. s[i * s_stride + 16 r + t] = sum_d q_i[d] * k_r[d][t]. */
     void (*keys16)(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                    int n);

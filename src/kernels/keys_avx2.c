@@ -63,38 +63,38 @@ INLINE void sums4(__m256i sum[4], const int8_t *q, int n_q, const uint8_t *k, in
     }
 }
 
-/* n_q is a compile-time constant, as bits is. */
-INLINE void keys_record(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, const int32_t *offset, int n_q,
+/* q.n is a compile-time constant, as bits is. */
+INLINE void keys_record(int bits, struct butler_results s, struct butler_byte_queries q, const int32_t *offset,
                         const uint8_t *record, int n)
 {
     for (int t = 0; t < TOKENS; t += 8) {
         __m256i sum[4];
         if (bits == 8)
-            sums8(sum, q, n_q, record + TOKENS, t, n);
+            sums8(sum, q.at, q.n, record + TOKENS, t, n);
         else
-            sums4(sum, q, n_q, record + TOKENS, t, n);
+            sums4(sum, q.at, q.n, record + TOKENS, t, n);
         const vec scale = vec_load_key_scales(record + t);
-        for (int a = 0; a < n_q; a++) {
+        for (int a = 0; a < q.n; a++) {
             const vec products = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum[a], _mm256_set1_epi32(offset[a])));
-            vec_store(s + (size_t)a * s_stride + t, vec_mul(vec_mul(products, scale), vec_set1(factor[a])));
+            vec_store(s.at + (size_t)a * s.stride + t, vec_mul(vec_mul(products, scale), vec_set1(q.factor[a])));
         }
     }
 }
 
-INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
-                         size_t record_bytes, int n_records, int n)
+INLINE void keys_queries(int bits, struct butler_results s, struct butler_byte_queries q, struct butler_records records, int n)
 {
+    const uint8_t *record = records.at;
     int32_t offset[4];
-    for (int a = 0; a < n_q; a++) {
+    for (int a = 0; a < q.n; a++) {
         int32_t sum = 0;
         for (int d = 0; d < n; d++)
-            sum += q[(size_t)a * (size_t)n + (size_t)d];
+            sum += q.at[(size_t)a * (size_t)n + (size_t)d];
         offset[a] = (1 << (bits - 1)) * sum;
     }
-    for (int r = 0; r < n_records; r++, records += record_bytes) {
+    for (int r = 0; r < records.n; r++, record += records.bytes) {
         for (size_t line = 0; line < (size_t)(TOKENS * (8 + n * bits) / 8); line += 64)
-            prefetch(records, AHEAD + line);
-        keys_record(bits, s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, records, n);
+            prefetch(record, AHEAD + line);
+        keys_record(bits, (struct butler_results){s.at + (size_t)r * TOKENS, s.stride}, q, offset, record, n);
     }
 }
 

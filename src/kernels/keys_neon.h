@@ -15,15 +15,16 @@ INLINE int8x16_t load_quads(int bits, const uint8_t *k, int d, int t)
     return vreinterpretq_s8_u8(vsubq_u8(x, vdupq_n_u8((uint8_t)(1 << (bits - 1)))));
 }
 
-/* n_q is a compile-time constant, as bits is. */
-INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
-                         size_t record_bytes, int n_records, int n)
+/* q.n is a compile-time constant, as bits is. */
+INLINE void keys_queries(int bits, struct butler_results s, struct butler_byte_queries q, struct butler_records records, int n)
 {
-    for (int r = 0; r < n_records; r++, records += record_bytes, s += TOKENS) {
-        const uint8_t *k = records + TOKENS;
+    const uint8_t *record = records.at;
+    const int n_q = q.n;
+    for (int r = 0; r < records.n; r++, record += records.bytes, s.at += TOKENS) {
+        const uint8_t *k = record + TOKENS;
         int32x4_t sum[4][TOKENS / 4];
         for (size_t line = 0; line < (size_t)(TOKENS * (8 + n * bits) / 8); line += 64)
-            prefetch(records, AHEAD + line);
+            prefetch(record, AHEAD + line);
         for (int a = 0; a < n_q; a++)
             for (int t = 0; t < TOKENS / 4; t++)
                 sum[a][t] = vdupq_n_s32(0);
@@ -32,13 +33,13 @@ INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, c
                 const int8x16_t keys = load_quads(bits, k, d, 4 * t);
                 for (int a = 0; a < n_q; a++)
                     sum[a][t] = quad_add(sum[a][t], keys,
-                                         vreinterpretq_s8_u32(vdupq_n_u32(load_u32(q + (size_t)a * (size_t)n + (size_t)d))));
+                                         vreinterpretq_s8_u32(vdupq_n_u32(load_u32(q.at + (size_t)a * (size_t)n + (size_t)d))));
             }
         for (int t = 0; t < TOKENS / 4; t += 2) {
-            const vec scales = vec_load_key_scales(records + t * 4);
+            const vec scales = vec_load_key_scales(record + t * 4);
             for (int a = 0; a < n_q; a++) {
                 const vec x = {vcvtq_f32_s32(sum[a][t]), vcvtq_f32_s32(sum[a][t + 1])};
-                vec_store(s + (size_t)a * s_stride + t * 4, vec_mul(vec_mul(x, scales), vec_set1(factor[a])));
+                vec_store(s.at + (size_t)a * s.stride + t * 4, vec_mul(vec_mul(x, scales), vec_set1(q.factor[a])));
             }
         }
     }

@@ -17,10 +17,11 @@ INLINE __m512i load_quads(int bits, const uint8_t *k, int d)
     return _mm512_and_si512(d % 8 ? _mm512_srli_epi16(both, 4) : both, _mm512_set1_epi8(15));
 }
 
-/* Scores of one record: out[query * s_stride]. n_q is a compile-time constant, as bits is. */
-INLINE void keys_record(int bits, float *out, size_t s_stride, const int8_t *q, const float *factor, const __m512i *offset, int n_q,
+/* Scores of one record. q.n is a compile-time constant, as bits is. */
+INLINE void keys_record(int bits, struct butler_results s, struct butler_byte_queries q, const __m512i *offset,
                         const uint8_t *record, int n)
 {
+    const int n_q = q.n;
     const uint8_t *k = record + TOKENS;
     __m512i sum[4];
     for (int a = 0; a < n_q; a++)
@@ -31,12 +32,12 @@ INLINE void keys_record(int bits, float *out, size_t s_stride, const int8_t *q, 
         for (int d = first; d < first + step; d += 4) {
             const __m512i x = load_quads(bits, k, d);
             for (int a = 0; a < n_q; a++)
-                sum[a] = _mm512_dpbusd_epi32(sum[a], x, _mm512_set1_epi32((int)load_u32(q + (size_t)a * (size_t)n + (size_t)d)));
+                sum[a] = _mm512_dpbusd_epi32(sum[a], x, _mm512_set1_epi32((int)load_u32(q.at + (size_t)a * (size_t)n + (size_t)d)));
         }
     }
     const vec scale = vec_load_key_scales(record);
     for (int a = 0; a < n_q; a++)
-        vec_store(out + (size_t)a * s_stride, vec_mul(vec_mul(_mm512_cvtepi32_ps(sum[a]), scale), vec_set1(factor[a])));
+        vec_store(s.at + (size_t)a * s.stride, vec_mul(vec_mul(_mm512_cvtepi32_ps(sum[a]), scale), vec_set1(q.factor[a])));
 }
 
 /* Prefetches n_bytes of the records `soon` and `later` bytes behind this one: into the second-level cache early, into the first
@@ -50,31 +51,33 @@ INLINE void prefetch_keys(const uint8_t *record, size_t soon, size_t later, size
 }
 
 /* Of many records both halves are read side by side: of two streams the core keeps more lines under way than of one. */
-INLINE void keys_queries(int bits, float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const uint8_t *records,
-                         size_t record_bytes, int n_records, int n)
+INLINE void keys_queries(int bits, struct butler_results s, struct butler_byte_queries q, struct butler_records records, int n)
 {
-    const int half = n_records < LONG ? 0 : n_records / 2;
+    const size_t record_bytes = records.bytes;
+    const int half = records.n < LONG ? 0 : records.n / 2;
     const size_t n_bytes = (size_t)(TOKENS * (8 + n * bits) / 8); /* of a record, which may hold other heads' keys too */
     const size_t soon = BUTLER_MAX(SOON / record_bytes, 1) * record_bytes,
                  later = BUTLER_MAX(LATER / record_bytes, 2) * record_bytes;
-    const uint8_t *others = records + (size_t)half * record_bytes;
+    const uint8_t *record = records.at, *others = record + (size_t)half * record_bytes;
     __m512i offset[4];
-    for (int a = 0; a < n_q; a++) {
+    for (int a = 0; a < q.n; a++) {
         int32_t sum = 0;
         for (int d = 0; d < n; d++)
-            sum += q[(size_t)a * (size_t)n + (size_t)d];
+            sum += q.at[(size_t)a * (size_t)n + (size_t)d];
         offset[a] = _mm512_set1_epi32(-(1 << (bits - 1)) * sum);
     }
-    for (int r = 0; r < half; r++, records += record_bytes, others += record_bytes) {
-        prefetch_keys(records, soon, later, n_bytes);
+#define SCORES_AT(r) ((struct butler_results){s.at + (size_t)(r)*TOKENS, s.stride})
+    for (int r = 0; r < half; r++, record += record_bytes, others += record_bytes) {
+        prefetch_keys(record, soon, later, n_bytes);
         prefetch_keys(others, soon, later, n_bytes);
-        keys_record(bits, s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, records, n);
-        keys_record(bits, s + (size_t)(r + half) * TOKENS, s_stride, q, factor, offset, n_q, others, n);
+        keys_record(bits, SCORES_AT(r), q, offset, record, n);
+        keys_record(bits, SCORES_AT(r + half), q, offset, others, n);
     }
-    for (int r = 2 * half; r < n_records; r++, others += record_bytes) {
+    for (int r = 2 * half; r < records.n; r++, others += record_bytes) {
         prefetch_keys(others, soon, later, n_bytes);
-        keys_record(bits, s + (size_t)r * TOKENS, s_stride, q, factor, offset, n_q, others, n);
+        keys_record(bits, SCORES_AT(r), q, offset, others, n);
     }
+#undef SCORES_AT
 }
 
 #include "kernels/simd_keys.h"

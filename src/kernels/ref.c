@@ -139,7 +139,7 @@ static void decode_q8_0(float *t, const uint8_t *row, int first, int count)
 /* A row is decoded once, a piece at a time, and used for every query. */
 #define PIECE 256
 
-static inline void qk_with(decode_fn *decode, struct butler_results s, struct butler_queries q, const void *const *rows, int n_rows,
+static inline void qk_with(decode_fn *decode, struct butler_results s, struct butler_vectors q, const void *const *rows, int n_rows,
                            int n)
 {
     float t[PIECE];
@@ -173,7 +173,7 @@ static inline void av_with(decode_fn *decode, struct butler_results acc, struct 
 /* Two passes: scores, a few of them at a time, and what follows from the highest. */
 #define SCORES 64
 
-static inline void attend_with(decode_fn *decode, struct butler_attended out, struct butler_queries q,
+static inline void attend_with(decode_fn *decode, struct butler_attended out, struct butler_vectors q,
                                const struct butler_pairs *pairs, int n)
 {
     const void *const *keys = pairs->keys;
@@ -181,7 +181,7 @@ static inline void attend_with(decode_fn *decode, struct butler_attended out, st
     for (int i = 0; i < q.n; i++) {
         float p[SCORES], total = 0;
         const struct butler_results scores = {p, 0}, acc = butler_results_from(out.acc, i);
-        const struct butler_queries one = butler_queries_from(q, i, 1);
+        const struct butler_vectors one = butler_vectors_from(q, i, 1);
         out.top[i] = -INFINITY;
         for (int j = 0, count; j < n_rows; j += count) {
             count = BUTLER_MIN(n_rows - j, SCORES);
@@ -208,7 +208,7 @@ static inline void attend_with(decode_fn *decode, struct butler_attended out, st
     static void qk_##name(float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, const void *const *rows,            \
                           int n_rows, int n)                                                                                       \
     {                                                                                                                              \
-        qk_with(decode_##name, (struct butler_results){s, s_stride}, (struct butler_queries){q, q_stride, n_q}, rows, n_rows, n);  \
+        qk_with(decode_##name, (struct butler_results){s, s_stride}, (struct butler_vectors){q, q_stride, n_q}, rows, n_rows, n);  \
     }                                                                                                                              \
     static void av_##name(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, const void *const *rows,        \
                           int n_rows, int n)                                                                                       \
@@ -216,7 +216,7 @@ static inline void attend_with(decode_fn *decode, struct butler_attended out, st
         av_with(decode_##name, (struct butler_results){acc, acc_stride}, (struct butler_row_weights){p, p_stride, 0, n_q}, rows,   \
                 n_rows, n);                                                                                                        \
     }                                                                                                                              \
-    static void attend_##name(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n)        \
+    static void attend_##name(struct butler_attended out, struct butler_vectors q, const struct butler_pairs *pairs, int n)        \
     {                                                                                                                              \
         attend_with(decode_##name, out, q, pairs, n);                                                                              \
     }

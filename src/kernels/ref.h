@@ -42,10 +42,8 @@ static inline float ref_dot(const float *x, const float *y, int n)
 BUTLER_WEIGHT_TYPES(REF_DECLARE)
 void butler_ref_quantise_q16(void *q16, enum butler_type type, const float *x, int n, bool alone, float largest);
 void butler_ref_quantise_q8(void *q8, enum butler_type type, const float *x, int n_tokens, int n);
-void butler_ref_keys8(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
-                      size_t record_bytes, int n_records, int n);
-void butler_ref_keys4(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,
-                      size_t record_bytes, int n_records, int n);
+void butler_ref_keys8(struct butler_results s, struct butler_byte_queries q, struct butler_records records, int n);
+void butler_ref_keys4(struct butler_results s, struct butler_byte_queries q, struct butler_records records, int n);
 void butler_ref_keys16(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                        int n);
 void butler_ref_gemm(float *y, size_t y_stride, const float *w, int n_rows, const float *x, size_t x_stride, int n_tokens, int n);

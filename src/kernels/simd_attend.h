@@ -104,7 +104,7 @@ INLINE void load_scales(float (*scales)[TILE_ROWS], struct butler_rows rows, int
 
 /* Scores of a tile of rows, rows.step a compile-time constant, for some queries: p[query][TILE_ROWS]. to_prefetch: as many rows to
  * prefetch meanwhile. */
-INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_scales *scales, struct butler_queries q,
+INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_scales *scales, struct butler_vectors q,
                         struct butler_rows rows, struct to_prefetch to_prefetch, int n)
 {
     const bool apart = type == ROW_Q8_0 && n <= PIECE;
@@ -114,7 +114,7 @@ INLINE void tile_scores(enum row_type type, float (*p)[TILE_ROWS], struct tile_s
         load_scales(scales->keys, rows, n);
 #define TILE_PART(queries, first)                                                                                                  \
     qk_tile(type, (struct tile_scores_at){p[i] + (first), TILE_ROWS, VEC / (queries), 0, VEC / (queries), false},                  \
-            butler_queries_from(q, i, queries), tile_rows(rows.list + (first), VEC / (queries), rows.step, 0),                     \
+            butler_vectors_from(q, i, queries), tile_rows(rows.list + (first), VEC / (queries), rows.step, 0),                     \
             apart ? scales->keys[0] + (first) : NULL, to_prefetch_from(slice_to_prefetch(to_prefetch, i, n_q), first), n)
     for (; i + 4 <= n_q; i += 4)
         for (int r = 0; r < TILE_ROWS; r += VEC / 4)
@@ -176,7 +176,7 @@ INLINE float sum_of_tile(const float sums[TILE_ROWS])
 
 /* Queries, and the same in a form that an ISA's own scores_fn takes, or NULL. */
 struct tile_queries {
-    struct butler_queries plain;
+    struct butler_vectors plain;
     const void *prepared;
 };
 
@@ -251,11 +251,11 @@ INLINE void attend_queries(enum row_type type, struct butler_attended out, struc
         out.sum[i] = sum_of_tile(sums[i]);
 }
 
-INLINE void attend_any(enum row_type type, struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs,
+INLINE void attend_any(enum row_type type, struct butler_attended out, struct butler_vectors q, const struct butler_pairs *pairs,
                        int n)
 {
     for (int i = 0; i < q.n; i += TILE_QUERIES) {
-        const struct tile_queries queries = {butler_queries_from(q, i, BUTLER_MIN(q.n - i, TILE_QUERIES)), NULL};
+        const struct tile_queries queries = {butler_vectors_from(q, i, BUTLER_MIN(q.n - i, TILE_QUERIES)), NULL};
         attend_queries(type, butler_attended_from(out, i), queries, NULL, NULL,
                        type == ROW_F16 && n % STEP == 0 ? rows_lie_dense : NULL, pairs, n);
     }

@@ -9,7 +9,7 @@
 /* The lengths of most models (32: of a predictor's own attention) are constants: loops that are as long as that are none. Each has
  * a function of its own: compilers do badly with all in one. */
 #define ATTEND_LENGTH(name, type, length)                                                                                          \
-    static __attribute__((noinline)) void name(struct butler_attended out, struct butler_queries q,                                \
+    static __attribute__((noinline)) void name(struct butler_attended out, struct butler_vectors q,                                \
                                                const struct butler_pairs *pairs, int n)                                            \
     {                                                                                                                              \
         (void)n;                                                                                                                   \
@@ -20,7 +20,7 @@
     ATTEND_LENGTH(name##_64, type, 64)                                                                                             \
     ATTEND_LENGTH(name##_128, type, 128)                                                                                           \
     ATTEND_LENGTH(name##_other, type, n)                                                                                           \
-    static void name(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs, int n)                 \
+    static void name(struct butler_attended out, struct butler_vectors q, const struct butler_pairs *pairs, int n)                 \
     {                                                                                                                              \
         (n == 64 ? name##_64 : n == 128 ? name##_128 : n == 32 ? name##_32 : name##_other)(out, q, pairs, n);                      \
     }

@@ -240,7 +240,7 @@ struct tile_scores_at {
 /* Scores of q.n queries with rows.n rows, both compile-time constants with q.n rows.n <= VEC, as rows.step is. scales: NULL, or
  * those of Q8_0 rows, [block][TILE_ROWS]; then those in the rows are not read. to_prefetch: as many rows to prefetch meanwhile;
  * with a step, a step of a F16 row, a line itself where a vector is 64 bytes, prefetches a line. */
-INLINE void qk_tile(enum row_type type, struct tile_scores_at s, struct butler_queries q, struct butler_rows rows,
+INLINE void qk_tile(enum row_type type, struct tile_scores_at s, struct butler_vectors q, struct butler_rows rows,
                     const float *scales, struct to_prefetch to_prefetch, int n)
 {
     const uint8_t *row[VEC];
@@ -307,7 +307,7 @@ INLINE void qk_tile(enum row_type type, struct tile_scores_at s, struct butler_q
 
 /* Few queries: tiles straight from the cache, as many rows at once as there are accumulators, from as many places of the list
  * as there are streams. What does not divide comes last, in neighbouring rows, the last of them repeated. */
-INLINE void qk_direct(enum row_type type, struct butler_results s, struct butler_queries q, struct butler_rows rows, int tile,
+INLINE void qk_direct(enum row_type type, struct butler_results s, struct butler_vectors q, struct butler_rows rows, int tile,
                       int n, bool more)
 {
     const int streams = BUTLER_MIN(STREAMS, tile), run = tile / streams, long_apart = rows.n / streams / run * run;
@@ -336,14 +336,14 @@ INLINE void qk_direct(enum row_type type, struct butler_results s, struct butler
 }
 
 /* VEC / 4 rows of floats, the same for every type that was widened into them; the scores of the first n_stored are stored. */
-static __attribute__((noinline)) void qk_floats(struct butler_results s, struct butler_queries q, const void *const *rows,
+static __attribute__((noinline)) void qk_floats(struct butler_results s, struct butler_vectors q, const void *const *rows,
                                                 int n_stored, int n, bool more)
 {
     const struct butler_rows tile = tile_rows(rows, VEC / 4, 0, 0);
     int i = 0;
 #define QK_TILE(queries)                                                                                                           \
     qk_tile(ROW_F32, (struct tile_scores_at){s.at + (size_t)i * s.stride, s.stride, VEC / 4, 0, n_stored, more},                   \
-            butler_queries_from(q, i, queries), tile, NULL, (struct to_prefetch){0}, n)
+            butler_vectors_from(q, i, queries), tile, NULL, (struct to_prefetch){0}, n)
     for (; i + 4 <= q.n; i += 4)
         QK_TILE(4);
     for (; i < q.n; i++)
@@ -352,7 +352,7 @@ static __attribute__((noinline)) void qk_floats(struct butler_results s, struct 
 }
 
 /* Many queries: rows as floats, four queries at a time. */
-INLINE void qk_widened(enum row_type type, struct butler_results s, struct butler_queries q, struct butler_rows rows, int n,
+INLINE void qk_widened(enum row_type type, struct butler_results s, struct butler_vectors q, struct butler_rows rows, int n,
                        bool more)
 {
     enum { TILE = VEC / 4 };
@@ -373,23 +373,23 @@ INLINE void qk_widened(enum row_type type, struct butler_results s, struct butle
     }
 }
 
-INLINE void qk_any(enum row_type type, struct butler_results s, struct butler_queries q, struct butler_rows rows, int n)
+INLINE void qk_any(enum row_type type, struct butler_results s, struct butler_vectors q, struct butler_rows rows, int n)
 {
     for (int first = 0; first < n; first += PIECE) {
         const int count = BUTLER_MIN(n - first, PIECE);
-        const struct butler_queries x = {q.at + first, q.stride, q.n};
+        const struct butler_vectors x = {q.at + first, q.stride, q.n};
         const bool more = first > 0;
         rows.skip = row_offset(type, first);
         if (type == ROW_F32) /* a type of tests: the tiles of the others do */
             qk_widened(type, s, x, rows, count, more);
         else if (q.n == 1)
-            qk_direct(type, s, butler_queries_from(x, 0, 1), rows, VEC, count, more);
+            qk_direct(type, s, butler_vectors_from(x, 0, 1), rows, VEC, count, more);
         else if (q.n == 2)
-            qk_direct(type, s, butler_queries_from(x, 0, 2), rows, VEC / 2, count, more);
+            qk_direct(type, s, butler_vectors_from(x, 0, 2), rows, VEC / 2, count, more);
         else if (q.n == 3)
-            qk_direct(type, s, butler_queries_from(x, 0, 3), rows, VEC / 4, count, more);
+            qk_direct(type, s, butler_vectors_from(x, 0, 3), rows, VEC / 4, count, more);
         else if (q.n == 4)
-            qk_direct(type, s, butler_queries_from(x, 0, 4), rows, VEC / 4, count, more);
+            qk_direct(type, s, butler_vectors_from(x, 0, 4), rows, VEC / 4, count, more);
         else
             qk_widened(type, s, x, rows, count, more);
     }

@@ -12,11 +12,22 @@
 /* Accumulators, rounded up to whole vectors of sums. */
 #define GEMM_SUMS ((GEMM_ROWS * GEMM_TOKENS + VEC - 1) / VEC * VEC)
 
-/* y (+)= w x over n elements of k; n_tokens is a compile-time constant. Rows beyond n_stored repeat one that exists. sums:
- * scratch that outlives the tile, because gcc 12 below -O3 gives an array of its own to something else too soon. */
-INLINE void gemm_tile(float sums[GEMM_SUMS], float *y, size_t y_stride, const float *const w[GEMM_ROWS], const float *x,
-                      size_t x_stride, int n_tokens, const float *next, int n_stored, int n, bool more)
+/* Where products are stored: y[token * stride + row], or with `more` added to what lies there. sums: scratch that outlives a tile,
+ * because gcc 12 below -O3 gives an array of its own to something else too soon. */
+struct gemm_out {
+    float *sums; /* [GEMM_SUMS] */
+    float *y;
+    size_t stride;
+    bool more;
+};
+
+/* y (+)= w x over n elements of k for x.n tokens, a compile-time constant. Rows beyond n_stored repeat one that exists. next: where
+ * the tokens to come begin, or NULL. */
+INLINE void gemm_tile(struct gemm_out out, const float *const w[GEMM_ROWS], struct butler_vectors x, const float *next,
+                      int n_stored, int n)
 {
+    float *sums = out.sums, *y = out.y;
+    const int n_tokens = x.n;
     vec acc[GEMM_SUMS];
     UNROLL
     for (int a = 0; a < GEMM_SUMS; a++)
@@ -29,9 +40,9 @@ INLINE void gemm_tile(float sums[GEMM_SUMS], float *y, size_t y_stride, const fl
             v[r] = vec_load(w[r] + i);
         UNROLL
         for (int t = 0; t < n_tokens; t++) {
-            vec u = vec_load(x + t * x_stride + i);
+            vec u = vec_load(x.at + t * x.stride + i);
             if (next)
-                prefetch_second(next + t * x_stride + i);
+                prefetch_second(next + t * x.stride + i);
             UNROLL
             for (int r = 0; r < GEMM_ROWS; r++)
                 acc[t * GEMM_ROWS + r] = vec_fma(v[r], u, acc[t * GEMM_ROWS + r]);
@@ -40,7 +51,7 @@ INLINE void gemm_tile(float sums[GEMM_SUMS], float *y, size_t y_stride, const fl
     if (i < n) {
         UNROLL
         for (int t = 0; t < n_tokens; t++) {
-            vec u = vec_load_some(x + t * x_stride + i, n - i);
+            vec u = vec_load_some(x.at + t * x.stride + i, n - i);
             UNROLL
             for (int r = 0; r < GEMM_ROWS; r++)
                 acc[t * GEMM_ROWS + r] = vec_fma(vec_load_some(w[r] + i, n - i), u, acc[t * GEMM_ROWS + r]);
@@ -49,28 +60,27 @@ INLINE void gemm_tile(float sums[GEMM_SUMS], float *y, size_t y_stride, const fl
     UNROLL
     for (int a = 0; a < n_tokens * GEMM_ROWS; a += VEC)
         vec_store(sums + a, vec_sum_each(acc + a));
-    if (n_stored == GEMM_ROWS && !more) {
+    if (n_stored == GEMM_ROWS && !out.more) {
         UNROLL
         for (int t = 0; t < n_tokens; t++)
-            memcpy(y + t * y_stride, sums + t * GEMM_ROWS, GEMM_ROWS * sizeof *y);
+            memcpy(y + t * out.stride, sums + t * GEMM_ROWS, GEMM_ROWS * sizeof *y);
         return;
     }
     for (int t = 0; t < n_tokens; t++)
         for (int r = 0; r < n_stored; r++)
-            y[t * y_stride + r] = more ? y[t * y_stride + r] + sums[t * GEMM_ROWS + r] : sums[t * GEMM_ROWS + r];
+            y[t * out.stride + r] = out.more ? y[t * out.stride + r] + sums[t * GEMM_ROWS + r] : sums[t * GEMM_ROWS + r];
 }
 
-/* One chunk of k: a tile of tokens meets all rows while it is in the first-level cache. Rows that are missing in the last
- * group repeat one that exists. n_tokens is a compile-time constant; next: where the tokens to come begin, or NULL. */
-INLINE void gemm_tokens(float sums[GEMM_SUMS], float *y, size_t y_stride, const float *w, size_t w_stride, int n_rows,
-                        const float *x, size_t x_stride, int n_tokens, const float *next, int n, bool more)
+/* One chunk of k: a tile of tokens meets all rows of w while it is in the first-level cache. Rows that are missing in the last
+ * group repeat one that exists. x.n is a compile-time constant; next: where the tokens to come begin, or NULL. */
+INLINE void gemm_tokens(struct gemm_out out, struct butler_vectors w, struct butler_vectors x, const float *next, int n)
 {
-    for (int r = 0; r < n_rows; r += GEMM_ROWS) {
+    for (int r = 0; r < w.n; r += GEMM_ROWS) {
         const float *rows[GEMM_ROWS];
+        const struct gemm_out here = {out.sums, out.y + r, out.stride, out.more};
         for (int k = 0; k < GEMM_ROWS; k++)
-            rows[k] = w + (size_t)BUTLER_MIN(r + k, n_rows - 1) * w_stride;
-        gemm_tile(sums, y + r, y_stride, rows, x, x_stride, n_tokens, r == 0 ? next : NULL, BUTLER_MIN(n_rows - r, GEMM_ROWS), n,
-                  more);
+            rows[k] = w.at + (size_t)BUTLER_MIN(r + k, w.n - 1) * w.stride;
+        gemm_tile(here, rows, x, r == 0 ? next : NULL, BUTLER_MIN(w.n - r, GEMM_ROWS), n);
     }
 }
 
@@ -78,21 +88,22 @@ static void gemm(float *y, size_t y_stride, const float *w, int n_rows, const fl
 {
     _Alignas(64) float sums[GEMM_SUMS];
     for (int first = 0; first < n; first += GEMM_CHUNK) {
-        const int count = BUTLER_MIN(n - first, GEMM_CHUNK);
-        const bool more = first > 0;
+        const int n_k = BUTLER_MIN(n - first, GEMM_CHUNK);
+        const struct butler_vectors rows = {w + first, (size_t)n, n_rows};
         int t = 0;
+#define GEMM_TOKENS_OF(count, next)                                                                                                \
+    gemm_tokens((struct gemm_out){sums, y + t * y_stride, y_stride, first > 0}, rows,                                              \
+                (struct butler_vectors){x + t * x_stride + first, x_stride, count}, next, n_k)
         for (; t + GEMM_TOKENS <= n_tokens; t += GEMM_TOKENS) {
             const float *tile = x + t * x_stride + first;
             const float *next = t + 2 * GEMM_TOKENS <= n_tokens ? tile + GEMM_TOKENS * x_stride : NULL;
-            gemm_tokens(sums, y + t * y_stride, y_stride, w + first, (size_t)n, n_rows, tile, x_stride, GEMM_TOKENS, next, count,
-                        more);
+            GEMM_TOKENS_OF(GEMM_TOKENS, next);
         }
         for (; t + 2 <= n_tokens; t += 2)
-            gemm_tokens(sums, y + t * y_stride, y_stride, w + first, (size_t)n, n_rows, x + t * x_stride + first, x_stride, 2, NULL,
-                        count, more);
+            GEMM_TOKENS_OF(2, NULL);
         if (t < n_tokens)
-            gemm_tokens(sums, y + t * y_stride, y_stride, w + first, (size_t)n, n_rows, x + t * x_stride + first, x_stride, 1, NULL,
-                        count, more);
+            GEMM_TOKENS_OF(1, NULL);
+#undef GEMM_TOKENS_OF
     }
 }
 

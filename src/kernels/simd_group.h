@@ -16,7 +16,7 @@ struct group_queries {
     _Alignas(64) float q[GROUP_HEADS * GROUP_LENGTH];
 };
 
-INLINE void lay_queries(struct group_queries *queries, struct butler_queries q, int n)
+INLINE void lay_queries(struct group_queries *queries, struct butler_vectors q, int n)
 {
     for (int i = 0; i < q.n; i++)
         memcpy(queries->q + i * n, q.at + (size_t)i * q.stride, (size_t)n * sizeof *q.at);
@@ -241,14 +241,14 @@ INLINE void attend_group(enum row_type type, struct butler_attended out, const v
             group_values(type, acc, weights, heads, tile_rows(rows.list, rows.n, 0, rows.skip), to_prefetch, length);              \
     }
 
-typedef void attend_group_fn(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs);
+typedef void attend_group_fn(struct butler_attended out, struct butler_vectors q, const struct butler_pairs *pairs);
 
 /* attend of a group by name_scores and name_values, its queries made a struct of `queries` by prepare. */
 #define GROUP_ATTEND(name, type, heads, n, queries, prepare)                                                                       \
-    static void name(struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs)                        \
+    static void name(struct butler_attended out, struct butler_vectors q, const struct butler_pairs *pairs)                        \
     {                                                                                                                              \
         struct queries prepared;                                                                                                   \
-        prepare(&prepared, butler_queries_from(q, 0, heads), n);                                                                   \
+        prepare(&prepared, butler_vectors_from(q, 0, heads), n);                                                                   \
         attend_group(type, out, &prepared, heads, name##_scores, name##_values, pairs, n);                                         \
     }
 

@@ -25,12 +25,12 @@
     } while (0)
 
 #define KEYS_PASS(bits, width)                                                                                                     \
-    BY_QUERIES(n_q, keys_queries(bits, s + (size_t)at * s_stride, s_stride, q + (size_t)at * (size_t)(width), factor + at, count,  \
-                                 records, record_bytes, n_records, width))
+    BY_QUERIES(q.n, keys_queries(bits, butler_results_from(s, at),                                                                 \
+                                 (struct butler_byte_queries){q.at + (size_t)at * (size_t)(width), q.factor + at, count}, records, \
+                                 width))
 
 #define KEYS_OF(name, bits)                                                                                                        \
-    static void name(float *s, size_t s_stride, const int8_t *q, const float *factor, int n_q, const void *records,                \
-                     size_t record_bytes, int n_records, int n)                                                                    \
+    static void name(struct butler_results s, struct butler_byte_queries q, struct butler_records records, int n)                  \
     {                                                                                                                              \
         if (n == 16) /* the usual widths: loops that are as long as that are none */                                               \
             KEYS_PASS(bits, 16);                                                                                                   \

@@ -36,10 +36,11 @@ struct bounds_to_prefetch {
     size_t step;
 };
 
-/* n_q, n_records, with n_q n_records <= VEC, and one_bit are compile-time constants. to_prefetch: or NULL. */
-INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, const struct bounds *tile, int n_records, bool one_bit,
+/* q.n, n_records, with q.n n_records <= VEC, and one_bit are compile-time constants. to_prefetch: or NULL. */
+INLINE void bounds_tile(struct butler_results s, struct butler_vectors q, const struct bounds *tile, int n_records, bool one_bit,
                         struct bounds_to_prefetch *to_prefetch, int n)
 {
+    const int n_q = q.n;
     vec acc[VEC];
     _Alignas(64) float sums[VEC];
     UNROLL
@@ -55,7 +56,7 @@ INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, cons
         }
         UNROLL
         for (int a = 0; a < n_q; a++)
-            x[a] = vec_load_some(q + (size_t)a * n + i, count);
+            x[a] = vec_load_some(q.at + (size_t)a * n + i, count);
         UNROLL
         for (int r = 0; r < n_records; r++) {
             vec high, low;
@@ -68,7 +69,7 @@ INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, cons
     vec_store(sums, vec_sum_each(acc));
     for (int a = 0; a < n_q; a++)
         for (int r = 0; r < tile->n_stored; r++)
-            s[a * s_stride + tile->at[r]] = sums[a * n_records + r];
+            s.at[a * s.stride + tile->at[r]] = sums[a * n_records + r];
 }
 
 #define BOUNDS_AHEAD 2048 /* bytes */
@@ -77,51 +78,53 @@ INLINE void bounds_tile(float *s, size_t s_stride, const float *q, int n_q, cons
  * list's first half and half from its second: of two streams the core keeps more lines under way than of one. group, n_tile,
  * the number of records, and one_bit are compile-time constants. Of one-bit records the bits are prefetched too: lines between
  * those that are read cost less than a stream with gaps. */
-INLINE void bounds_scan(float *s, size_t s_stride, const float *q, int n_q, int group, int n_tile, bool one_bit, const uint8_t *p,
-                        size_t record_bytes, int n_records, int n)
+INLINE void bounds_scan(struct butler_results s, struct butler_vectors q, int group, int n_tile, bool one_bit,
+                        struct butler_records records, int n)
 {
-    const int side = n_tile / 2, half = n_records / n_tile * side;
-    const uint8_t *others = p + (size_t)half * record_bytes;
+    const uint8_t *p = records.at;
+    const int side = n_tile / 2, half = records.n / n_tile * side;
+    const uint8_t *others = p + (size_t)half * records.bytes;
     struct bounds_to_prefetch to_prefetch = {
-        {walk_from(p), walk_from(others)}, {0, 0}, (size_t)side * record_bytes * VEC / (size_t)n};
-    for (int j = 0; j < n_records; j += n_tile) {
-        struct bounds tile = {.n_stored = BUTLER_MIN(n_records - j, n_tile)};
+        {walk_from(p), walk_from(others)}, {0, 0}, (size_t)side * records.bytes * VEC / (size_t)n};
+    for (int j = 0; j < records.n; j += n_tile) {
+        struct bounds tile = {.n_stored = BUTLER_MIN(records.n - j, n_tile)};
         int a = 0;
         for (int r = 0; r < n_tile; r++) {
-            tile.at[r] = j < 2 * half ? j / 2 + r % side + r / side * half : BUTLER_MIN(j + r, n_records - 1);
-            tile.records[r] = p + (size_t)tile.at[r] * record_bytes;
+            tile.at[r] = j < 2 * half ? j / 2 + r % side + r / side * half : BUTLER_MIN(j + r, records.n - 1);
+            tile.records[r] = p + (size_t)tile.at[r] * records.bytes;
         }
         to_prefetch.ends[0] = (uintptr_t)tile.records[0] + BOUNDS_AHEAD;
         to_prefetch.ends[1] = (uintptr_t)tile.records[side] + BOUNDS_AHEAD;
-        bounds_tile(s, s_stride, q, group, &tile, n_tile, one_bit, &to_prefetch, n);
-        for (a = group; a + group <= n_q; a += group)
-            bounds_tile(s + a * s_stride, s_stride, q + (size_t)a * n, group, &tile, n_tile, one_bit, NULL, n);
-        for (; a < n_q; a++)
-            bounds_tile(s + a * s_stride, s_stride, q + (size_t)a * n, 1, &tile, n_tile, one_bit, NULL, n);
+        bounds_tile(s, butler_vectors_from(q, 0, group), &tile, n_tile, one_bit, &to_prefetch, n);
+        for (a = group; a + group <= q.n; a += group)
+            bounds_tile(butler_results_from(s, a), butler_vectors_from(q, a, group), &tile, n_tile, one_bit, NULL, n);
+        for (; a < q.n; a++)
+            bounds_tile(butler_results_from(s, a), butler_vectors_from(q, a, 1), &tile, n_tile, one_bit, NULL, n);
     }
 }
 
-INLINE void bounds_scan_all(float *s, size_t s_stride, const float *q, int n_q, bool one_bit, const void *records,
-                            size_t record_bytes, int n_records, int n)
+INLINE void bounds_scan_all(struct butler_results s, struct butler_vectors q, bool one_bit, struct butler_records records, int n)
 {
-    if (n_q >= 4)
-        bounds_scan(s, s_stride, q, n_q, 4, VEC / 4, one_bit, records, record_bytes, n_records, n);
-    else if (n_q >= 2)
-        bounds_scan(s, s_stride, q, n_q, 2, VEC / 2, one_bit, records, record_bytes, n_records, n);
+    if (q.n >= 4)
+        bounds_scan(s, q, 4, VEC / 4, one_bit, records, n);
+    else if (q.n >= 2)
+        bounds_scan(s, q, 2, VEC / 2, one_bit, records, n);
     else
-        bounds_scan(s, s_stride, q, n_q, 1, VEC / 2, one_bit, records, record_bytes, n_records, n);
+        bounds_scan(s, q, 1, VEC / 2, one_bit, records, n);
 }
 
 static void page_bounds(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes, int n_records,
                         int n)
 {
-    bounds_scan_all(s, s_stride, q, n_q, false, records, record_bytes, n_records, n);
+    bounds_scan_all((struct butler_results){s, s_stride}, (struct butler_vectors){q, (size_t)n, n_q}, false,
+                    (struct butler_records){records, record_bytes, n_records}, n);
 }
 
 static void one_bit_bounds(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes,
                            int n_records, int n)
 {
-    bounds_scan_all(s, s_stride, q, n_q, true, records, record_bytes, n_records, n);
+    bounds_scan_all((struct butler_results){s, s_stride}, (struct butler_vectors){q, (size_t)n, n_q}, true,
+                    (struct butler_records){records, record_bytes, n_records}, n);
 }
 
 static void page_bounds_max(float *s, size_t s_stride, const float *q, int n_q, const void *records, size_t record_bytes,

@@ -29,13 +29,13 @@ INLINE void prefetch_narrow(enum row_type type, const struct to_prefetch *to_pre
 
 /* -------------------------------------------------------------------------------------------------- scores */
 
-/* Scores of VEC / n_q F16 rows from `first` of a tile on for n_q = queries.n queries, a compile-time constant as rows.step is; n is
- * a multiple of VEC. Queries are loaded where they are used. */
-INLINE void narrow_scores(float *p, struct butler_queries queries, struct butler_rows rows, const struct to_prefetch *to_prefetch,
-                          int first, int n)
+/* Scores of VEC / n_q F16 rows from `first` of a tile on for n_q queries from i on, a compile-time constant as rows.step is; n is a
+ * multiple of VEC. Queries are loaded where they are used. */
+INLINE void narrow_scores(float *p, const struct butler_vectors *queries, int i, int n_q, struct butler_rows rows,
+                          const struct to_prefetch *to_prefetch, int first, int n)
 {
-    const int n_q = queries.n, n_rows = VEC / n_q;
-    const float *q = queries.at;
+    const int n_rows = VEC / n_q;
+    const float *q = queries->at + i * queries->stride;
     const uint8_t *row[VEC];
     vec acc[VEC];
     _Alignas(64) float sums[VEC];
@@ -57,7 +57,7 @@ INLINE void narrow_scores(float *p, struct butler_queries queries, struct butler
             v[r] = vec_load_half(row[r] + (size_t)d * 2);
         UNROLL
         for (int a = 0; a < n_q; a++) {
-            vec x = vec_load(q + a * queries.stride + d);
+            vec x = vec_load(q + a * queries->stride + d);
             __asm__("" : "+x"(x)); /* loaded once, and not by each product */
             UNROLL
             for (int r = 0; r < n_rows; r++)
@@ -70,25 +70,25 @@ INLINE void narrow_scores(float *p, struct butler_queries queries, struct butler
         memcpy(p + a * TILE_ROWS + first, sums + a * n_rows, (size_t)n_rows * sizeof *p);
 }
 
-INLINE void scores_tile(float *p, struct butler_queries queries, struct butler_rows rows, const struct to_prefetch *to_prefetch,
-                        int n)
+INLINE void scores_tile(float *p, const struct butler_vectors *queries, int i, int n_q, struct butler_rows rows,
+                        const struct to_prefetch *to_prefetch, int n)
 {
-    for (int r = 0; r < TILE_ROWS; r += VEC / queries.n)
-        narrow_scores(p, queries, rows, to_prefetch, r, n);
+    for (int r = 0; r < TILE_ROWS; r += VEC / n_q)
+        narrow_scores(p, queries, i, n_q, rows, to_prefetch, r, n);
 }
 
 /* The lengths of most models are constants, and so is the step of their rows. */
 #define SCORES_LENGTH(n_q, name, length)                                                                                           \
-    static __attribute__((noinline)) void scores_##n_q##_##name(float *p, const struct butler_queries *queries, int i,             \
-                                                                struct butler_rows rows, const struct to_prefetch *to_prefetch,    \
-                                                                int n)                                                             \
+    static __attribute__((noinline)) void scores_##n_q##_##name(float *p, const struct butler_vectors *queries, int i,             \
+                                                                const struct butler_rows *rows,                                    \
+                                                                const struct to_prefetch *to_prefetch, int n)                      \
     {                                                                                                                              \
-        const struct butler_queries some = butler_queries_from(*queries, i, n_q);                                                  \
         (void)n;                                                                                                                   \
-        if (rows.step)                                                                                                             \
-            scores_tile(p, some, tile_rows(rows.list, TILE_ROWS, dense_step(ROW_F16, length), 0), to_prefetch, length);            \
+        if (rows->step)                                                                                                            \
+            scores_tile(p, queries, i, n_q, tile_rows(rows->list, TILE_ROWS, dense_step(ROW_F16, length), 0), to_prefetch,         \
+                        length);                                                                                                   \
         else                                                                                                                       \
-            scores_tile(p, some, tile_rows(rows.list, TILE_ROWS, 0, 0), to_prefetch, length);                                      \
+            scores_tile(p, queries, i, n_q, tile_rows(rows->list, TILE_ROWS, 0, 0), to_prefetch, length);                          \
     }
 #define SCORES(n_q) SCORES_LENGTH(n_q, 64, 64) SCORES_LENGTH(n_q, 128, 128) SCORES_LENGTH(n_q, other, n)
 #define OF_LENGTH(name) (n == 64 ? name##_64 : n == 128 ? name##_128 : name##_other)
@@ -96,23 +96,23 @@ SCORES(1)
 SCORES(2)
 SCORES(4)
 
-/* queries: a struct butler_queries. */
+/* queries: a struct butler_vectors. */
 INLINE void scores_f16(float (*p)[TILE_ROWS], struct tile_scales *scales, const void *queries, int n_q, struct butler_rows rows,
                        struct to_prefetch to_prefetch, int n)
 {
-    const struct butler_queries *plain = queries;
+    const struct butler_vectors *plain = queries;
     struct to_prefetch part;
     int i = 0;
     if (n % VEC) {
-        tile_scores(ROW_F16, p, scales, butler_queries_from(*plain, 0, n_q), tile_rows(rows.list, TILE_ROWS, 0, 0), to_prefetch, n);
+        tile_scores(ROW_F16, p, scales, butler_vectors_from(*plain, 0, n_q), tile_rows(rows.list, TILE_ROWS, 0, 0), to_prefetch, n);
         return;
     }
     for (; i + 4 <= n_q; i += 4)
-        OF_LENGTH(scores_4)(p[i], plain, i, rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
+        OF_LENGTH(scores_4)(p[i], plain, i, &rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
     for (; i + 2 <= n_q; i += 2)
-        OF_LENGTH(scores_2)(p[i], plain, i, rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
+        OF_LENGTH(scores_2)(p[i], plain, i, &rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
     if (i < n_q)
-        OF_LENGTH(scores_1)(p[i], plain, i, rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
+        OF_LENGTH(scores_1)(p[i], plain, i, &rows, part_to_prefetch(&part, &to_prefetch, i, n_q), n);
 }
 
 /* -------------------------------------------------------------------------------------------------- values */
@@ -171,22 +171,22 @@ INLINE void values_tile(enum row_type type, struct butler_results acc, struct bu
 }
 
 #define VALUES_LENGTH(function, type, n_q, length)                                                                                 \
-    static __attribute__((noinline)) void function(struct butler_results acc, const float *p, struct butler_rows rows,             \
+    static __attribute__((noinline)) void function(struct butler_results acc, const float *p, const struct butler_rows *rows,      \
                                                    const struct to_prefetch *to_prefetch, int n)                                   \
     {                                                                                                                              \
         const struct butler_row_weights weights = {p, (type) == ROW_Q8_0 ? TILE_BLOCKS * TILE_ROWS : TILE_ROWS,                    \
                                                    (type) == ROW_Q8_0 ? TILE_ROWS : 0, n_q};                                       \
         (void)n;                                                                                                                   \
-        if (rows.step)                                                                                                             \
-            values_tile(type, acc, weights, tile_rows(rows.list, TILE_ROWS, dense_step(type, length), rows.skip), to_prefetch,     \
+        if (rows->step)                                                                                                            \
+            values_tile(type, acc, weights, tile_rows(rows->list, TILE_ROWS, dense_step(type, length), rows->skip), to_prefetch,   \
                         length);                                                                                                   \
         else                                                                                                                       \
-            values_tile(type, acc, weights, tile_rows(rows.list, rows.n, 0, rows.skip), to_prefetch, length);                      \
+            values_tile(type, acc, weights, tile_rows(rows->list, rows->n, 0, rows->skip), to_prefetch, length);                   \
     }
 
 #define VALUES_PART(name)                                                                                                          \
     OF_LENGTH(name)                                                                                                                \
-    (butler_results_from(acc, k), p.at + k * p.stride, rows, part_to_prefetch(&part, &to_prefetch, k, p.n), n)
+    (butler_results_from(acc, k), p.at + k * p.stride, &rows, part_to_prefetch(&part, &to_prefetch, k, p.n), n)
 
 /* n that is not a multiple of what eight sums of one query cover goes as ever. */
 #define VALUES(name, type)                                                                                                         \
@@ -228,7 +228,7 @@ VALUES(values_f16, ROW_F16)
 GROUPS_OF(GROUP_F16, group_f16)
 
 /* attend_any, F16 rows by the tiles of this file. */
-INLINE void attend_narrow(enum row_type type, struct butler_attended out, struct butler_queries q, const struct butler_pairs *pairs,
+INLINE void attend_narrow(enum row_type type, struct butler_attended out, struct butler_vectors q, const struct butler_pairs *pairs,
                           int n)
 {
     attend_group_fn *attend = type == ROW_F16 ? group_f16_of(q.n, n) : NULL;
@@ -241,7 +241,7 @@ INLINE void attend_narrow(enum row_type type, struct butler_attended out, struct
         return;
     }
     for (int i = 0; i < q.n; i += TILE_QUERIES) {
-        const struct butler_queries plain = butler_queries_from(q, i, BUTLER_MIN(q.n - i, TILE_QUERIES));
+        const struct butler_vectors plain = butler_vectors_from(q, i, BUTLER_MIN(q.n - i, TILE_QUERIES));
         attend_queries(type, butler_attended_from(out, i), (struct tile_queries){plain, &plain}, scores_f16, values_f16,
                        rows_lie_dense, pairs, n);
     }

@@ -90,11 +90,20 @@ INLINE void one_bit_add(__m512i (*sum)[2], const struct one_bit_queries *queries
     }
 }
 
-/* Scores of one record; clear_a = clear[a * clear_stride]. n_q, up to four, is a compile-time constant. Meanwhile `walk` goes on to
- * where the record of `soon` bytes later ends. */
-INLINE void one_bit_record(float *s, size_t s_stride, const struct one_bit_queries *queries, int n_q, const uint8_t *record,
-                           size_t record_bytes, const float *clear, size_t clear_stride, int n, struct walk *walk, size_t soon)
+/* A record, and what it scores where no bit is set: clear[a * clear_stride] for query a. */
+struct one_bit_record {
+    const uint8_t *at;
+    size_t bytes;
+    const float *clear;
+    size_t clear_stride;
+};
+
+/* Scores of one record. n_q, up to four, is a compile-time constant. Meanwhile `walk` goes on to where the record of `soon` bytes
+ * later ends. */
+INLINE void one_bit_record(struct butler_results s, const struct one_bit_queries *queries, int n_q, struct one_bit_record one,
+                           int n, struct walk *walk, size_t soon)
 {
+    const uint8_t *record = one.at;
     const uint8_t *range = one_bit_ranges(record, n), *bits = one_bit_bits(record, n);
     const uintptr_t begin = (uintptr_t)record + soon;
     __m512i sum[4][2];
@@ -110,13 +119,13 @@ INLINE void one_bit_record(float *s, size_t s_stride, const struct one_bit_queri
     }
     for (; d < n; d += 4)
         one_bit_add(sum, queries, n_q, range, bits, d);
-    walk_to(walk, begin + record_bytes);
+    walk_to(walk, begin + one.bytes);
     const float unit = one_bit_unit(record, n);
     UNROLL
     for (int a = 0; a < n_q; a++)
         for (int half = 0; half < 2; half++)
-            vec_store(s + (size_t)a * s_stride + half * LANES,
-                      one_bit_score(sum[a][half], unit * queries->factor[a], clear[(size_t)a * clear_stride]));
+            vec_store(s.at + (size_t)a * s.stride + half * LANES,
+                      one_bit_score(sum[a][half], unit * queries->factor[a], one.clear[(size_t)a * one.clear_stride]));
 }
 
 /* n_q up to four. The bytes before the bits are read for as many records together as give a vector of sums. These are half of
@@ -132,8 +141,8 @@ INLINE void one_bit_scan(float *s, size_t s_stride, const float *q, int n_q, con
     float clear[VEC];
     one_bit_prepare(&queries, q, n_q, n);
 #define SCORE(j, r, walk)                                                                                                          \
-    one_bit_record(s + (size_t)(j)*TOKENS, s_stride, &queries, n_q, record[r], record_bytes, clear + (r), (size_t)together, n,     \
-                   walk, soon)
+    one_bit_record((struct butler_results){s + (size_t)(j)*TOKENS, s_stride}, &queries, n_q,                                       \
+                   (struct one_bit_record){record[r], record_bytes, clear + (r), (size_t)together}, n, walk, soon)
     for (int j = 0; j < half; j += together / 2) {
         for (int r = 0; r < together; r += 2, records += record_bytes, others += record_bytes) {
             record[r] = records;

@@ -98,10 +98,10 @@ static float weigh(float *s, float most, int n)
     return vec_sum(vec_add(a, b));
 }
 
-/* Columns of n_q queries' sums: n_vecs vectors of them, or the first count of one. n_q and n_vecs are compile-time constants. */
-INLINE void add_tile(float *acc, const float *p, size_t p_stride, int n_q, const float *values, int n_keys, int n_vecs, int count,
-                     int dim)
+/* Columns of p.n queries' sums: n_vecs vectors of them, or the first count of one. p.n and n_vecs are compile-time constants. */
+INLINE void add_tile(float *acc, struct butler_row_weights p, const float *values, int n_keys, int n_vecs, int count, int dim)
 {
+    const int n_q = p.n;
     vec a[2 * PROMPT_QUERIES];
     UNROLL
     for (int i = 0; i < n_q * n_vecs; i++) {
@@ -116,7 +116,7 @@ INLINE void add_tile(float *acc, const float *p, size_t p_stride, int n_q, const
             v[k] = count < VEC ? vec_load_some(from, count) : vec_load(from + k * VEC);
         UNROLL
         for (int i = 0; i < n_q; i++) {
-            const vec x = vec_set1(p[(size_t)i * p_stride + (size_t)j]);
+            const vec x = vec_set1(p.at[(size_t)i * p.stride + (size_t)j]);
             UNROLL
             for (int k = 0; k < n_vecs; k++)
                 a[i * n_vecs + k] = vec_fma(x, v[k], a[i * n_vecs + k]);
@@ -133,25 +133,26 @@ INLINE void add_tile(float *acc, const float *p, size_t p_stride, int n_q, const
 }
 
 /* All columns for a constant number of queries. */
-INLINE void add_columns(float *acc, const float *p, size_t p_stride, int n_q, const float *values, int n_keys, int dim)
+INLINE void add_columns(float *acc, struct butler_row_weights p, const float *values, int n_keys, int dim)
 {
     int c = 0;
     for (; c + 2 * VEC <= dim; c += 2 * VEC)
-        add_tile(acc + c, p, p_stride, n_q, values + c, n_keys, 2, VEC, dim);
+        add_tile(acc + c, p, values + c, n_keys, 2, VEC, dim);
     if (c + VEC <= dim) {
-        add_tile(acc + c, p, p_stride, n_q, values + c, n_keys, 1, VEC, dim);
+        add_tile(acc + c, p, values + c, n_keys, 1, VEC, dim);
         c += VEC;
     }
     if (c < dim)
-        add_tile(acc + c, p, p_stride, n_q, values + c, n_keys, 1, dim - c, dim);
+        add_tile(acc + c, p, values + c, n_keys, 1, dim - c, dim);
 }
 
 static void add_values(float *acc, const float *p, size_t p_stride, int n_q, const float *values, int n_keys, int dim)
 {
+    const struct butler_row_weights weights = {p, p_stride, 0, n_q};
     int i = 0;
 #define ADD_COLUMNS(queries)                                                                                                       \
     for (; i + (queries) <= n_q; i += (queries))                                                                                   \
-    add_columns(acc + (size_t)i * (size_t)dim, p + (size_t)i * p_stride, p_stride, queries, values, n_keys, dim)
+    add_columns(acc + (size_t)i * (size_t)dim, butler_row_weights_from(weights, i, queries), values, n_keys, dim)
     ADD_COLUMNS(PROMPT_QUERIES);
     ADD_COLUMNS(3);
     ADD_COLUMNS(1);

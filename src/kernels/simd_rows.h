@@ -43,7 +43,7 @@ static void store_q8_0(void *row, const float *x, int n)
     static void qk_##name(float *s, size_t s_stride, const float *q, size_t q_stride, int n_q, const void *const *rows,            \
                           int n_rows, int n)                                                                                       \
     {                                                                                                                              \
-        qk_any(type, (struct butler_results){s, s_stride}, (struct butler_queries){q, q_stride, n_q},                              \
+        qk_any(type, (struct butler_results){s, s_stride}, (struct butler_vectors){q, q_stride, n_q},                              \
                tile_rows(rows, n_rows, 0, 0), n);                                                                                  \
     }                                                                                                                              \
     static void av_##name(float *acc, size_t acc_stride, const float *p, size_t p_stride, int n_q, const void *const *rows,        \

@@ -218,7 +218,8 @@ static void widened_gemv(enum butler_type type, void (*dequant)(float *y, const 
             const int count = BUTLER_MIN(n - first, GEMM_CHUNK);
             for (int k = 0; k < n_stored; k++)
                 dequant(rows + k * GEMM_CHUNK, w + (size_t)(r + k) * row_bytes + butler_row_bytes(type, first), count);
-            gemm_tokens(sums, y + r, 0, rows, GEMM_CHUNK, n_stored, x + first, 0, 1, NULL, count, first > 0);
+            gemm_tokens((struct gemm_out){sums, y + r, 0, first > 0}, (struct butler_vectors){rows, GEMM_CHUNK, n_stored},
+                        (struct butler_vectors){x + first, 0, 1}, NULL, count);
         }
     }
 }

@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* n queries: the elements of query i begin at at + i * stride. */
-struct butler_queries {
+/* n vectors: queries, the activations of tokens, rows of widened weights. The elements of vector i begin at at + i * stride. */
+struct butler_vectors {
     const float *at;
     size_t stride;
     int n;
@@ -56,10 +56,10 @@ struct butler_attended {
     struct butler_results s;   /* the scores; s.at NULL: not wanted */
 };
 
-/* Queries [i, i + n). */
-static inline struct butler_queries butler_queries_from(struct butler_queries q, int i, int n)
+/* Vectors [i, i + n). */
+static inline struct butler_vectors butler_vectors_from(struct butler_vectors q, int i, int n)
 {
-    return (struct butler_queries){q.at + (size_t)i * q.stride, q.stride, n};
+    return (struct butler_vectors){q.at + (size_t)i * q.stride, q.stride, n};
 }
 
 /* The rows of queries from i on. */

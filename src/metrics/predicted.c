@@ -181,35 +181,42 @@ static void prepare(struct queries *out, const float *q, int n_q, int d, float f
         }
 }
 
-/* Scores n_records whole records for n_q queries that share a predicted key. */
-static void scan(const struct butler_head_view *view, const struct queries *queries, int n_q, int slot, int key, int n_records,
-                 int d, int bits, float *out, size_t stride)
+/* n_q queries that share predicted key `key` of a head. */
+struct key_scan {
+    const struct butler_head_view *view;
+    const struct queries *queries;
+    int n_q, key, d, bits; /* d channels, of `bits` each */
+};
+
+/* Scores n_records whole records from slot on. */
+static void scan(const struct key_scan *keys, int slot, int n_records, struct butler_results out)
 {
-    const struct butler_kernels *kernels = butler_view_kernels(view);
-    const void *block = block_of(view, d, bits, slot, key);
-    if (bits == 16)
-        kernels->keys16(out, stride, queries->floats, n_q, block, view->record_bytes, n_records, d);
+    const struct butler_kernels *kernels = butler_view_kernels(keys->view);
+    const struct queries *q = keys->queries;
+    const struct butler_records records = {block_of(keys->view, keys->d, keys->bits, slot, keys->key), keys->view->record_bytes,
+                                           n_records};
+    if (keys->bits == 16)
+        kernels->keys16(out.at, out.stride, q->floats, keys->n_q, records.at, records.bytes, n_records, keys->d);
     else
-        (bits == 8 ? kernels->keys8 : kernels->keys4)(out, stride, queries->bytes, queries->factors, n_q, block, view->record_bytes,
-                                                      n_records, width(d, bits));
+        (keys->bits == 8 ? kernels->keys8 : kernels->keys4)(out, (struct butler_byte_queries){q->bytes, q->factors, keys->n_q},
+                                                            records, width(keys->d, keys->bits));
 }
 
-/* Whole records are scored directly into out. A record that [first, first + n) covers only partly goes through rows of 16. */
-static void score_key(const struct butler_head_view *view, const struct queries *queries, int n_q, int key, int first, int n, int d,
-                      int bits, float *out, size_t stride)
+/* Scores slots [first, first + n): whole records directly into out, a record that they cover only partly by way of rows of 16. */
+static void score_key(const struct key_scan *keys, int first, int n, struct butler_results out)
 {
     const int last = first + n;
     for (int slot = first; slot < last;) {
         const int whole = slot % TOKENS ? 0 : (last - slot) / TOKENS, end = BUTLER_MIN((slot / TOKENS + 1) * TOKENS, last);
         float rows[QUERIES * TOKENS];
         if (whole) {
-            scan(view, queries, n_q, slot, key, whole, d, bits, out + (slot - first), stride);
+            scan(keys, slot, whole, (struct butler_results){out.at + (slot - first), out.stride});
             slot += whole * TOKENS;
             continue;
         }
-        scan(view, queries, n_q, slot, key, 1, d, bits, rows, TOKENS);
-        for (int i = 0; i < n_q; i++)
-            memcpy(out + (size_t)i * stride + (slot - first), rows + i * TOKENS + slot % TOKENS,
+        scan(keys, slot, 1, (struct butler_results){rows, TOKENS});
+        for (int i = 0; i < keys->n_q; i++)
+            memcpy(out.at + (size_t)i * out.stride + (slot - first), rows + i * TOKENS + slot % TOKENS,
                    (size_t)(end - slot) * sizeof *rows);
         slot = end;
     }
@@ -232,8 +239,8 @@ static void score(const struct butler_metric_shape *shape, const double *values,
     for (int i = 0; i < n_q; i += shared) {
         const int m = BUTLER_MIN(shared, n_q - i);
         prepare(&queries, predicted + i * d, m, d, factor, bits_of(values));
-        score_key(view, &queries, m, shape->predicted_keys > 1 ? i : 0, first, n, d, bits_of(values), out + (size_t)i * stride,
-                  stride);
+        score_key(&(struct key_scan){view, &queries, m, shape->predicted_keys > 1 ? i : 0, d, bits_of(values)}, first, n,
+                  (struct butler_results){out + (size_t)i * stride, stride});
     }
 }
 
@@ -268,7 +275,7 @@ static void score_mean(const struct butler_metric_shape *shape, const double *va
     struct queries queries;
     combine(queries_of(shape, view), n_q, d, combined);
     prepare(&queries, combined, 1, d, 1, bits);
-    score_key(view, &queries, 1, 0, first, n, d, bits, out, (size_t)n);
+    score_key(&(struct key_scan){view, &queries, 1, 0, d, bits}, first, n, (struct butler_results){out, (size_t)n});
 }
 
 const struct butler_metric butler_metric_predicted = {
