@@ -262,6 +262,62 @@ static void test_earlier_layers(void **state)
     check_model(DEEP, false, 3, true);
 }
 
+/* A metric of somebody else's: it may look at any key at any time. Its record is the sum of the first key's and the token's own. */
+static void record_sum(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
+{
+    (void)shape, (void)values;
+    *n_slots = 1;
+    *n_bytes = sizeof(float);
+}
+
+static void append_sum(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                       int first, int n)
+{
+    float key[BUTLER_MAX_HEAD_DIM], oldest[BUTLER_MAX_HEAD_DIM];
+    (void)values;
+    butler_view_key(view, 0, oldest);
+    for (int slot = first; slot < first + n; slot++) {
+        float *sum = butler_view_record(view, slot);
+        butler_view_key(view, slot, key);
+        *sum = 0;
+        for (int d = 0; d < shape->head_dim; d++)
+            *sum += key[d] * oldest[d];
+    }
+}
+
+static void score_sum(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                      const float *q, int n_q, int first, int n, float *out, size_t stride)
+{
+    (void)shape, (void)values;
+    butler_view_dot_keys(view, q, n_q, first, n, out, stride);
+    for (int i = 0; i < n_q; i++)
+        for (int j = 0; j < n; j++)
+            out[(size_t)i * stride + (size_t)j] += *(const float *)butler_view_record(view, first + j);
+}
+
+static const struct butler_metric somebodys = {.abi = BUTLER_METRIC_ABI,
+                                               .name = "somebodys",
+                                               .summary = "any key at any time",
+                                               .scale = BUTLER_SCORE_LOGIT,
+                                               .reads_keys = true,
+                                               .record = record_sum,
+                                               .append = append_sum,
+                                               .score = score_sum};
+
+static void test_plugin(void **state)
+{
+    struct context c;
+    struct butler_error err;
+    (void)state;
+    open_model(&c, &models[DEEP], 1, false);
+    assert_int_equal(butler_metric_register(c.resident, &somebodys, &err), 0);
+    assert_int_equal(butler_metric_register(c.spilled, &somebodys, &err), 0);
+    check_policy(&c, "somebodys:dense=1");
+    check_policy(&c, "somebodys:method=evict");
+    assert_true(c.trouble.n > 0);
+    close_model(&c);
+}
+
 /* -------------------------------------------------------------------------------------------------- faults */
 
 /* Reads a text and goes on. Returns the first error's code; 0: the last logits are those of `expected`. */
@@ -362,8 +418,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equality), cmocka_unit_test(test_earlier_layers), cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_endless),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_equality), cmocka_unit_test(test_earlier_layers), cmocka_unit_test(test_plugin),
+        cmocka_unit_test(test_faults),   cmocka_unit_test(test_endless),        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
 }
