@@ -160,6 +160,7 @@ def test_lengths(tmp_path, monkeypatch, capsys):
     (tmp_path / "src").mkdir()
     monkeypatch.setattr(check_style, "ROOT", tmp_path)
     monkeypatch.setattr(check_style, "LONG_FUNCTIONS", {})
+    monkeypatch.setattr(check_style, "MANY_PARAMETERS", {})
 
     def lengths(lines, name="a.c"):
         for file in (tmp_path / "src").iterdir():
@@ -179,6 +180,29 @@ def test_lengths(tmp_path, monkeypatch, capsys):
     assert lengths(function(100))[0] == 0
     assert lengths(function(101))[0] == 1
     assert lengths(function(20))[0] == 1  # an entry that is no longer needed
+
+
+def test_parameters(tmp_path, monkeypatch, capsys):
+    (tmp_path / "src").mkdir()
+    monkeypatch.setattr(check_style, "ROOT", tmp_path)
+    monkeypatch.setattr(check_style, "LONG_FUNCTIONS", {})
+    monkeypatch.setattr(check_style, "MANY_PARAMETERS", {})
+
+    def told(text):
+        (tmp_path / "src/a.h").write_text(text)
+        return check_style.check_lengths(), capsys.readouterr().out
+
+    eight, nine = "int (*a)(int, int), " + ", ".join(f"int p{i}" for i in range(7)), ", ".join(f"int p{i}" for i in range(9))
+    assert told(f"static int work({eight})\n{{\n}}\n") == (0, "1 passed, 0 failed\n")
+    assert told(f"/* int work({nine}); */\n    return call({nine});\n")[0] == 0
+    for text in (f"static int work({nine})\n{{\n}}\n", f"int work({nine.replace(', ', ',' + chr(10), 3)});\n", f"    void (*work[3])({nine});\n",
+                 f"#define MAKE(name) \\\n    static void work({nine}) \\\n    {{\n", f"typedef void work({nine});\n"):
+        code, out = told(text)
+        assert code == 1 and out.startswith("src/a.h:work: 9 parameters, 8 are allowed\n"), text
+    monkeypatch.setattr(check_style, "MANY_PARAMETERS", {"src/a.h:work": 9})
+    assert told(f"int work({nine});\n")[0] == 0
+    assert told(f"int work({nine}, int p);\n")[0] == 1
+    assert told("int work(int a);\n")[0] == 1  # an entry that is no longer needed
 
 
 def test_copy_of_the_tree(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 """Checks the habits of CONTRIBUTING.md that a program can see. Prints what is wrong, then "N passed, N failed[, N skipped]".
 
     tools/ci/check_style.py format      clang-format changes nothing
-    tools/ci/check_style.py lengths     no file of more than 800 lines, no function of more than 80
+    tools/ci/check_style.py lengths     no file of more than 800 lines, no function of more than 80 or, in src and apps, 8 parameters
     tools/ci/check_style.py cppcheck    no error and no warning of cppcheck
 
 The lists below hold what is wrong today; an entry that is no longer true fails, so that they only shrink."""
@@ -26,6 +26,70 @@ MAX_FILE, MAX_FUNCTION = 800, 80
 LONG_FUNCTIONS = {
     "src/kernels/attend_amx.c:advance_pipeline": 128,
     "tests/test_policy.c:refusals": 85,
+}
+
+MAX_PARAMETERS = 8
+# "FILE:FUNCTION" and its number of parameters; pointers to functions count by the name of the member or type.
+MANY_PARAMETERS = {
+    "apps/eval/journal.c:eval_journal_add": 9,
+    "apps/eval/parts.h:eval_journal_add": 9,
+    "apps/eval/recall.c:follow": 9,
+    "apps/train/blas.c:butler_blas_nn": 12,
+    "apps/train/blas.c:butler_blas_nt": 12,
+    "apps/train/blas.c:butler_blas_tn": 12,
+    "apps/train/blas.c:gemm_fn": 14,
+    "apps/train/blas.h:butler_blas_nn": 12,
+    "apps/train/blas.h:butler_blas_nt": 12,
+    "apps/train/blas.h:butler_blas_tn": 12,
+    "apps/train/data.c:butler_data_open": 9,
+    "apps/train/data.h:butler_data_open": 9,
+    "apps/train/dense.c:butler_linear_back": 10,
+    "apps/train/dense.c:butler_norm_rows_back": 9,
+    "apps/train/dense.c:butler_self_attention": 11,
+    "apps/train/dense.c:butler_self_attention_back": 14,
+    "apps/train/dense.c:weights": 9,
+    "apps/train/dense.h:butler_linear_back": 10,
+    "apps/train/dense.h:butler_norm_rows_back": 9,
+    "apps/train/dense.h:butler_self_attention": 11,
+    "apps/train/dense.h:butler_self_attention_back": 14,
+    "src/cpu/attend.h:butler_attend": 9,
+    "src/cpu/attend.h:butler_attend_block_begin": 9,
+    "src/cpu/attend.h:butler_attend_queries": 12,
+    "src/cpu/attend.h:butler_attend_scores": 9,
+    "src/cpu/attend_decode.c:attend_unfused": 12,
+    "src/cpu/attend_decode.c:butler_attend": 9,
+    "src/cpu/attend_decode.c:butler_attend_queries": 12,
+    "src/cpu/attend_decode.c:butler_attend_scores": 9,
+    "src/cpu/attend_prefill.c:butler_attend_block_begin": 9,
+    "src/cpu/backend_cpu.c:cpu_rope": 9,
+    "src/cpu/reduce.c:comparable": 9,
+    "src/cpu/select.c:butler_select_mass": 10,
+    "src/cpu/select.h:butler_select_mass": 10,
+    "src/devices/spill.c:spill_attend": 9,
+    "src/engine/backend.h:attend": 9,
+    "src/engine/backend.h:rope": 9,
+    "src/engine/predict.c:butler_predict_run": 9,
+    "src/engine/predict.c:rotate_rows": 9,
+    "src/engine/predict.h:butler_predict_run": 9,
+    "src/metrics/attention.c:score": 9,
+    "src/metrics/earlier.c:score_first": 9,
+    "src/metrics/earlier.c:score_previous": 9,
+    "src/metrics/exact.c:score": 9,
+    "src/metrics/key_diff.c:score": 9,
+    "src/metrics/key_norm.c:score": 9,
+    "src/metrics/last_query.c:score": 9,
+    "src/metrics/one_bit.c:score": 9,
+    "src/metrics/page_bounds.c:score": 9,
+    "src/metrics/page_stats.c:score": 9,
+    "src/metrics/pooled.c:score": 9,
+    "src/metrics/predicted.c:score": 9,
+    "src/metrics/query_centre.c:score": 9,
+    "src/metrics/random.c:score": 9,
+    "src/metrics/recency.c:score": 9,
+    "src/metrics/verified.c:score": 9,
+    "src/metrics/windowed.c:score": 9,
+    "src/text/tokenizer.c:butler_tokenizer_encode_marked": 9,
+    "src/text/tokenizer.h:butler_tokenizer_encode_marked": 9,
 }
 
 # Kinds of finding of cppcheck 2.10 that were wrong wherever they were found, and why.
@@ -87,8 +151,33 @@ def functions(lines):
             start = None
 
 
+def parameters(text):
+    """Name and number of parameters of every function that is defined or declared, and of every pointer to one."""
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.S).replace("\\\n", " \n")
+    for m in re.finditer(r"^[ \t]*(?!return\b|else\b|goto\b)[A-Za-z_][\w \t*]*?[ \t*](\w+)\(|\(\*(\w+)(?:\[[^\]]*\])?\)\(", text, re.M):
+        depth, commas, i = 1, 0, m.end()
+        while depth and i < len(text):
+            depth += {"(": 1, ")": -1}.get(text[i], 0)
+            commas += text[i] == "," and depth == 1
+            i += 1
+        if re.match(r"\s*[{;\[,]", text[i:]):
+            yield m.group(1) or m.group(2), commas + 1
+
+
+def check_parameters(file, text):
+    """What is wrong with the numbers of parameters in a file, and the entries of MANY_PARAMETERS that it needs."""
+    wrong, many = [], set()
+    for name, n in parameters(text) if file.startswith(("src/", "apps/")) else ():
+        key = f"{file}:{name}"
+        if n > MANY_PARAMETERS.get(key, MAX_PARAMETERS):
+            wrong.append(f"{key}: {n} parameters, {MANY_PARAMETERS.get(key, MAX_PARAMETERS)} are allowed")
+        elif n > MAX_PARAMETERS:
+            many.add(key)
+    return wrong, many
+
+
 def check_lengths():
-    wrong, long = [], set()
+    wrong, long, many = [], set(), set()
     files = sources(*FOLDERS) + sorted(str(f.relative_to(ROOT)) for folder in ("tests", "tools", "bench", "examples", "python") for f in (ROOT / folder).rglob("*.py"))
     for file in files:
         lines = (ROOT / file).read_text().splitlines()
@@ -100,6 +189,12 @@ def check_lengths():
                 wrong.append(f"{key}: {n} lines, {LONG_FUNCTIONS.get(key, MAX_FUNCTION)} are allowed")
             elif n > MAX_FUNCTION:
                 long.add(key)
+        if file.endswith((".c", ".h")):
+            told, needed = check_parameters(file, "\n".join(lines))
+            wrong += told
+            many |= needed
+    wrong += [f"{key}: has fewer parameters now, or is gone; take it out of MANY_PARAMETERS in tools/ci/check_style.py"
+              for key in MANY_PARAMETERS if key not in many and not any(w.startswith(key + ":") for w in wrong)]
     wrong += [f"{key}: is short now, or gone; take it out of LONG_FUNCTIONS in tools/ci/check_style.py" for key in LONG_FUNCTIONS
               if key not in long and not any(w.startswith(key + ":") for w in wrong)]
     return result(wrong, len(files))
