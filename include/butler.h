@@ -462,6 +462,8 @@ struct butler_stats {
     double disk_s;
     uint64_t prompt_disk_bytes;               /* read by prompts, which pass over all that came before */
     uint64_t pages_prefetched, pages_guessed; /* read before they were wanted; of these, that were wanted then */
+    /* Of sparse prompts (prompt=): keys and values that blocks read, once a block; what they would have read densely. */
+    uint64_t prompt_kv_bytes, prompt_full_kv_bytes;
 };
 
 void butler_session_stats(const struct butler_session *session, struct butler_stats *stats);

@@ -373,6 +373,15 @@ static void glass_attend_exact(struct butler_backend *backend, const struct butl
     glass_close_spans(layers, 1);
 }
 
+static void glass_attend_sparse(struct butler_backend *backend, const struct butler_attend_span *span)
+{
+    struct butler_backend *inner = glass_enter(backend, "attend_sparse");
+    struct butler_attend_span open;
+    struct glass_layer *layers = glass_spans(backend, span, 1, &open);
+    inner->attend_sparse(inner, &open);
+    glass_close_spans(layers, 1);
+}
+
 static bool glass_retrieve_fused(struct butler_backend *backend, const struct butler_attend_span *span)
 {
     struct butler_backend *inner = glass_enter(backend, "retrieve_fused");
@@ -464,6 +473,7 @@ static inline struct butler_engine *glass_engine(struct butler_model *model, con
     b->select_leaving = glass_select_leaving;
     b->compact = glass_compact;
     b->attend_exact = glass_attend_exact;
+    b->attend_sparse = glass_attend_sparse;
     b->retrieve_fused = glass_fuses ? glass_retrieve_fused : NULL;
     b->attend_spans = glass_fuses ? glass_attend_spans : NULL;
     b->evict_spans = glass_fuses ? glass_evict_spans : NULL;

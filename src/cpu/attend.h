@@ -73,6 +73,9 @@ struct butler_attend_block_job {
     float *out;
     int n, window, observe_from, tile_tokens, n_tiles;
     bool tiles; /* in the matrix unit */
+    /* What the first token sees before itself, and then the block's tokens; NULL: all slots. */
+    const uint32_t *list; /* [n_before + n] */
+    int n_before;
     int *turns; /* [n_kv_heads] which tile's weights the metric of a head sees next; NULL: nothing is observed */
 };
 /* Fills *job and returns its number of tasks. n_threads: that will share them, or the tasks of other sessions. They begin tasks in
@@ -81,6 +84,11 @@ int butler_attend_block_begin(struct butler_attend_block_job *job, const struct 
                               float *out, int n, int window, int observe_from, int n_threads, int *turns);
 void butler_attend_block_start(const struct butler_attend_block_job *job);
 void butler_attend_block_task(const struct butler_attend_block_job *job, int task, int thread);
+
+/* All of a block of which a KV head reads a list (attend_sparse.c), by one thread. */
+void butler_attend_block_list(const struct butler_attend_block_job *job, int kv_head, int thread);
+/* Operation of backend.h. */
+void butler_attend_sparse(struct butler_backend *backend, const struct butler_attend_span *span);
 
 /* The pieces of a prompt's block. */
 

@@ -351,8 +351,8 @@ static void attend_tile(const struct butler_attend_block_job *job, int kv_head, 
                         .n = n,
                         .n_rows = n_rows,
                         .keeps = keeps};
-    tile.slots = kv->rope_cos ? tile.cache->order : NULL;
-    tile.before = tile.cache->n_slots - job->n + first;
+    tile.slots = job->list ? job->list : kv->rope_cos ? tile.cache->order : NULL;
+    tile.before = (job->list ? job->n_before : tile.cache->n_slots - job->n) + first;
     tile.n_keys = tile.before + n;
     tile.weights = work->tile + (size_t)thread * (size_t)work->tile_rows * work->score_stride;
     cut_scratch(&tile, work->block + (size_t)thread * work->block_floats, group, kv->head_dim, work->max_slots);
@@ -390,6 +390,11 @@ static void attend_tokens(const struct butler_attend_block_job *job, int kv_head
 static int kept_tokens(const struct butler_layer_state *state)
 {
     return BUTLER_MAX(state->work->tile_rows / (state->n_heads / state->kv->n_kv_heads), 1);
+}
+
+void butler_attend_block_list(const struct butler_attend_block_job *job, int kv_head, int thread)
+{
+    attend_tokens(job, kv_head, 0, job->n, false, BUTLER_MAX(ROWS * job->state->kv->n_kv_heads / job->state->n_heads, 1), thread);
 }
 
 /* A metric sees queries in their order: the tiles of a head that is observed take turns. */

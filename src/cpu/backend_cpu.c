@@ -353,6 +353,7 @@ struct butler_backend *butler_backend_cpu(struct butler_pool *pool, const char *
         .append = butler_attend_append,
         .summarise = butler_attend_summarise,
         .attend_block = butler_attend_block,
+        .attend_sparse = butler_attend_sparse,
         .score = butler_attend_score,
         .attend = butler_attend,
         .attend_exact = butler_attend_exact,

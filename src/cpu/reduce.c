@@ -99,7 +99,10 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
     const struct butler_reduction *reduction = &state->plan->reduction;
     const struct butler_kernels *kernels = state->kv->kernels;
     const int group = state->n_heads / state->kv->n_kv_heads;
-    const int n = reduction->pool > 1 ? butler_kv_at(state->kv, state->layer, head / group)->n_slots : n_units;
+    const int n_slots = butler_kv_at(state->kv, state->layer, head / group)->n_slots;
+    /* A block of a prompt reduces units before it, though the cache has later tokens. */
+    const int n_pooled = state->plan->method == BUTLER_RETRIEVE ? BUTLER_MIN(n_slots, n_units * reduction->pool) : n_slots;
+    const int n = reduction->pool > 1 ? n_pooled : n_units;
     const bool norms = reduction->weigh != BUTLER_WEIGH_NOT, logits = reduction->logits, mean = reduction->mean;
     const bool probabilities = reduction->probabilities, zscores = reduction->zscores;
     size_t stride = state->work->score_stride;

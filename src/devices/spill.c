@@ -566,6 +566,7 @@ struct butler_backend *butler_spill_backend(struct butler_backend *inner, const 
     backend->append = spill_append;
     backend->summarise = spill_summarise;
     backend->attend_block = spill_attend_block;
+    backend->attend_sparse = NULL;
     backend->score = spill_score;
     backend->select = spill_select;
     backend->repeat = spill_repeat;

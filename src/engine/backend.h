@@ -72,10 +72,12 @@ struct butler_selection {
 };
 
 enum {
-    BUTLER_CHUNK = 64,      /* cache rows handed to a kernel at a time in prefill */
-    BUTLER_SLICE = 1024,    /* tokens of a list one task attends to; fixed, so that no result depends on the threads */
-    BUTLER_AHEAD = 4,       /* most layers that select together, where a predictor knows their queries */
-    BUTLER_CHECK_ROWS = 16, /* most tokens of an exact span in a pass */
+    BUTLER_CHUNK = 64,         /* cache rows handed to a kernel at a time in prefill */
+    BUTLER_SLICE = 1024,       /* tokens of a list one task attends to; fixed, so that no result depends on the threads */
+    BUTLER_AHEAD = 4,          /* most layers that select together, where a predictor knows their queries */
+    BUTLER_CHECK_ROWS = 16,    /* most tokens of an exact span in a pass */
+    BUTLER_PROMPT_BLOCK = 64,  /* prompt=: tokens that share a selection, from multiples of it on */
+    BUTLER_PROMPT_BLOCKS = 16, /* most such blocks of a span */
 };
 
 /* Counters of what the kernels were asked to read, and of selection. Operations add to them atomically. */
@@ -83,6 +85,7 @@ struct butler_traffic {
     uint64_t weight_bytes, kv_bytes, metric_bytes, predict_bytes;
     uint64_t upkeep_bytes; /* butler_stats; operations count all as metric_bytes */
     uint64_t units_selected, units_reused;
+    uint64_t full_kv_bytes;                  /* of sparse prompts: what dense ones would have read */
     uint64_t score_ns, select_ns, attend_ns; /* inside fused passes, summed over threads */
     /* Where not all pages are resident: how many pieces of them were wanted, how many came from the file; the wait for these. */
     uint64_t n_wanted, n_fetched, disk_bytes, disk_ns;
@@ -159,6 +162,15 @@ struct butler_top {
     float values[BUTLER_MOST_TOP];
 };
 
+/* Tokens of a sparse prompt that share a selection, or some of them: tokens [first, first + n) of a span. They attend to the units
+ * that were chosen among slots [0, base) of their KV head by the query at `position`, and to all from slot base up to themselves.
+ */
+struct butler_prompt_block {
+    int first, n, position, base;
+    bool selects; /* the query at `position` is that of token `first`; else the choice is the one noted in state->selection */
+    struct butler_choice choice;
+};
+
 /* What the tokens of one session do in one layer of a pass. All of it is decided in the engine (schedule.c). */
 struct butler_attend_span {
     struct butler_layer_state state; /* position: that of the first token */
@@ -176,6 +188,9 @@ struct butler_attend_span {
     struct butler_selecting selecting[BUTLER_AHEAD]; /* [n_together], or what is repeated */
     int observe_from; /* the metric observes the attention of queries at positions from here on; INT32_MAX: of none. exact: of the
                          last alone */
+    bool sparse;      /* of a prompt: by blocks */
+    int n_blocks;
+    struct butler_prompt_block blocks[BUTLER_PROMPT_BLOCKS];
 };
 
 /* Scratch for texts of at most max_slots tokens, passes of max_rows rows, attention by n_threads threads. products: also for
@@ -267,6 +282,9 @@ struct butler_backend {
      * observes the attention of the queries at positions >= observe_from, which see all. q, out [n][n_heads][head_dim]. */
     void (*attend_block)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
                          int window, int observe_from);
+    /* May be NULL. The same of a span with blocks, whose tokens have been appended: scores, chooses units, notes the last block's
+     * in state.selection, and attends to them. Reads no other keys and values. One list for each KV head. */
+    void (*attend_sparse)(struct butler_backend *backend, const struct butler_attend_span *span);
     /* workspace scores for q[n_heads][head_dim], raw: of every slot or page, as the metric gives them, or bounds of the pages of
      * its first stage */
     void (*score)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, bool bounds);

@@ -162,8 +162,10 @@ void butler_part_note_tokens(struct butler_part *part)
         return;
     memcpy(session->tokens + session->n_past, part->ids, (size_t)part->n * sizeof *part->ids);
     if (!part->decode && session->n_dense == session->n_past && !session->evicted)
-        session->n_dense += part->n;
+        session->n_dense += BUTLER_MIN(part->n, BUTLER_MAX(part->shared_end - session->n_past, 0));
     session->n_past += part->n;
+    if (part->sparse)
+        session->sparse_end = session->n_past;
     if (part->ends_prompt && session->kv.prompt_records) {
         butler_kv_end_records(&session->kv);
         session->n_observed = 0;

@@ -76,6 +76,7 @@ static struct butler_attend_span span_of(const struct butler_pass *pass, const s
         .window = window > 0 ? window : INT32_MAX,
         .decode = part->decode,
         .exact = part->exact,
+        .sparse = part->sparse && butler_policy_applies(&session->policy, layer),
         .observe_from = butler_schedule_observe(part, layer),
     };
 }
@@ -166,6 +167,8 @@ static void attention(const struct butler_pass *pass, int layer)
         *span = span_of(pass, part, layer);
         span->state.summarise_from = butler_schedule_summarise(session, layer, part->n);
         butler_schedule_span(session, layer, pass->n_parts == 1, span);
+        if (span->sparse)
+            butler_schedule_blocks(part, layer, span);
     }
     if (n > 0)
         butler_method_attend(pass->backend, pass->s->spans, n);

@@ -26,12 +26,13 @@ static void name_kind(struct butler_shelf *shelf, const struct butler_session *s
         [BUTLER_KV_F16] = "f16", [BUTLER_KV_F32] = "f32", [BUTLER_KV_Q8_0] = "q8_0"};
     const struct butler_backend *backend = session->engine->backend;
     const struct butler_metric_shape *shape = &session->shape;
-    char text[256];
+    char text[256 + sizeof session->policy.text];
     const int n =
-        snprintf(text, sizeof text, "%d %016llx %s %d %d %d long %d unrotated %d %s %s%s%s", ROW_BITS,
+        snprintf(text, sizeof text, "%d %016llx %s %d %d %d long %d unrotated %d %s %s%s%s%s%s", ROW_BITS,
                  (unsigned long long)shelf->fingerprint, types[session->kv_type], shape->n_layers, shape->n_kv_heads,
                  shape->head_dim, session->rope_freq != session->model->rope_freq, session->policy.rope_in_cache, backend->name,
-                 backend->isa, backend->activation_bits == 8 ? " activations 8" : "", session->kv.hadamard ? " hadamard" : "");
+                 backend->isa, backend->activation_bits == 8 ? " activations 8" : "", session->kv.hadamard ? " hadamard" : "",
+                 session->policy.prompt > 0 ? " " : "", session->policy.prompt > 0 ? session->policy.text : "");
     const XXH128_hash_t hash = XXH3_128bits(text, (size_t)n);
     shelf->kind = (struct butler_block_id){hash.high64, hash.low64};
     snprintf(shelf->kind_name, sizeof shelf->kind_name, "%016llx-%s-%016llx", (unsigned long long)shelf->fingerprint,

@@ -60,7 +60,10 @@ static void attend(struct butler_backend *backend, const struct butler_attend_sp
     }
     if (!span->decode) {
         backend->append(backend, state, span->k, span->v, span->n);
-        backend->attend_block(backend, state, span->q, span->out, span->n, span->window, span->observe_from);
+        if (span->sparse)
+            backend->attend_sparse(backend, span);
+        else
+            backend->attend_block(backend, state, span->q, span->out, span->n, span->window, span->observe_from);
     } else if (span->exact && (span->n > 1 || observe))
         backend->attend_exact(backend, span);
     else
@@ -71,7 +74,10 @@ static void attend(struct butler_backend *backend, const struct butler_attend_sp
 
 void butler_method_attend(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans)
 {
-    if (n_spans > 1 && backend->attend_spans) {
+    bool sparse = false;
+    for (int i = 0; i < n_spans; i++)
+        sparse = sparse || spans[i].sparse;
+    if (n_spans > 1 && backend->attend_spans && !sparse) {
         backend->attend_spans(backend, spans, n_spans);
         return;
     }

@@ -68,7 +68,7 @@ static int read_key(const struct butler_policy_draft *draft, int k, const char *
         return butler_policy_fail(draft, "mass=%.40s: must be above 0 and at most 1", value);
     if (*out < key->min || *out > key->max)
         return butler_policy_fail(draft, "%s=%.40s: must be from %.10g to %.10g", key->name, value, key->min, key->max);
-    if ((key->type == KEY_COUNT || (key->type == KEY_BUDGET && *out > 1)) && *out != floor(*out))
+    if ((key->type == KEY_COUNT || ((key->type == KEY_BUDGET || k == K_PROMPT) && *out > 1)) && *out != floor(*out))
         return butler_policy_fail(draft, "%s=%.40s: a number of tokens is whole", key->name, value);
     if (k == K_PYRAMID && *out > 0 && *out < 1)
         return butler_policy_fail(draft, "pyramid=%.40s: must be 0 (off) or at least 1", value);

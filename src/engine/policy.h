@@ -36,6 +36,7 @@ struct butler_policy {
     bool fused;                        /* score, select, gather and attend in one pass (tinyserve) */
     int scan;                          /* one_bit: scores pages worth so many times the budget, chosen by their bounds; 0: all */
     int every;                         /* retrieve: steps from one selection of a layer to its next; 1: each selects */
+    double prompt;                     /* retrieve: blocks of prompts read so many earlier tokens, or this share; 0: all */
     double stop_entropy;               /* nats; < 0: never stops */
     int stop_after;                    /* tokens decoded before the stopping rule looks */
     double prune_ratio;                /* softprune: budget = (1 - ratio) of the length; < 0: off */
@@ -89,6 +90,12 @@ bool butler_policy_keeps_all(const struct butler_policy *policy, int layer, int 
 
 /* Whether no step of a session of n_ctx tokens can evict, and nothing is lost by not observing: see butler_plan_idle. */
 bool butler_policy_idles(const struct butler_policy *policy, int n_layers, int n_ctx);
+
+/* prompt=: how many earlier tokens a block of a prompt reads that begins behind n; n: all of them. */
+int butler_policy_prompt_tokens(const struct butler_policy *policy, int n);
+
+/* Whether prompts have the same keys and values under both: only then can a text be shared. */
+bool butler_policy_same_prompts(const struct butler_policy *a, const struct butler_policy *b);
 
 /* Whether what a step scores by is not made while the text has n tokens: norms of values and the metric's records, where both come
  * from the stored rows alone. When the budget no longer covers the text they are made for all tokens at once. */

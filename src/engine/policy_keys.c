@@ -124,6 +124,20 @@ static const char *refuse_scan(const struct butler_policy_draft *draft)
     return policy->budget_kind == BUTLER_BUDGET_MASS ? "a mass is no number of tokens" : NULL;
 }
 
+static const char *refuse_prompt(const struct butler_policy_draft *draft)
+{
+    const struct butler_metric *metric = draft->policy.metric;
+    if (refuse_unless_retrieve(draft))
+        return refuse_unless_retrieve(draft);
+    if (metric->predictor || metric->earlier_layers)
+        return "this metric scores by what other layers say of one decoded token";
+    if (metric->observe || metric->guided)
+        return "this metric observes attention, of which a sparse prompt leaves out most";
+    if (metric->begin_score)
+        return "this metric prepares a head for one query after the other";
+    return draft->policy.share == BUTLER_SHARE_KV ? NULL : "pages are chosen for each KV head; it needs share=kv";
+}
+
 static const char *refuse_norm(const struct butler_policy_draft *draft)
 {
     return draft->vatp ? NULL : "it needs +vatp";
@@ -157,6 +171,7 @@ const struct butler_key butler_keys[N_KEYS] = {
     [K_FUSED] = {"fused", KEY_SWITCH, FIELD(fused), 0, 0, 0, {"0", "1"}, 0, refuse_fused},
     [K_SCAN] = {"scan", KEY_COUNT, FIELD(scan), 0, 1024, 0, {NULL}, 0, refuse_scan},
     [K_EVERY] = {"every", KEY_COUNT, FIELD(every), 1, 1024, 1, {NULL}, 0, refuse_unless_retrieve},
+    [K_PROMPT] = {"prompt", KEY_NUMBER, FIELD(prompt), 0, MAX_TOKENS, 0, {NULL}, 0, refuse_prompt},
     [K_NORM] = {"norm", KEY_WORD, FIELD(value_norm), 0, 0, BUTLER_NORM_NONE, {"l1", "l2", "linf"}, BUTLER_NORM_L1, refuse_norm},
     [K_ENTROPY] = {"entropy", KEY_NUMBER, FIELD(stop_entropy), 0, 100, -1, {NULL}, 0, refuse_stop},
     [K_AFTER] = {"after", KEY_COUNT, FIELD(stop_after), 0, MAX_TOKENS, 0, {NULL}, 0, refuse_stop},
@@ -263,7 +278,7 @@ static void write_key(const struct butler_policy_draft *draft, int k, char *text
     char value[40] = "";
     bool mass = policy->budget_kind == BUTLER_BUDGET_MASS;
     if (butler_keys[k].refuse(draft) || (k == K_BUDGET && mass) || (k == K_MASS && !mass) ||
-        (k == K_RECENT && policy->heavy >= 0) || (k == K_HEAVY && policy->heavy < 0))
+        (k == K_RECENT && policy->heavy >= 0) || (k == K_HEAVY && policy->heavy < 0) || (k == K_PROMPT && policy->prompt == 0))
         return;
     if (butler_keys[k].type == KEY_COUNT)
         snprintf(value, sizeof value, "%d", *(const int *)at);

@@ -2,6 +2,7 @@
 #include "engine/policy.h"
 
 #include <math.h>
+#include <string.h>
 
 static int pyramid_budget(const struct butler_policy *policy, int budget, int layer, int n_layers, int n)
 {
@@ -80,10 +81,21 @@ bool butler_policy_idles(const struct butler_policy *policy, int n_layers, int n
     return idles;
 }
 
+int butler_policy_prompt_tokens(const struct butler_policy *policy, int n)
+{
+    const double budget = policy->prompt > 1 ? policy->prompt : floor(policy->prompt * n + 0.5);
+    return !(policy->prompt > 0) || budget >= n ? n : BUTLER_MAX((int)budget, 1);
+}
+
+bool butler_policy_same_prompts(const struct butler_policy *a, const struct butler_policy *b)
+{
+    return a->prompt == b->prompt && (!(a->prompt > 0) || !strcmp(a->text, b->text));
+}
+
 bool butler_policy_defers(const struct butler_policy *policy, int layer, int n_layers, int n)
 {
     if (policy->plan.idle)
         return true;
     return policy->method == BUTLER_RETRIEVE && butler_policy_applies(policy, layer) && policy->plan.from_rows &&
-           butler_policy_covers(policy, layer, n_layers, n);
+           butler_policy_covers(policy, layer, n_layers, n) && butler_policy_prompt_tokens(policy, n) == n;
 }

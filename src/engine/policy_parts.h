@@ -67,6 +67,7 @@ enum {
     K_FUSED,
     K_SCAN,
     K_EVERY,
+    K_PROMPT,
     K_NORM,
     K_ENTROPY,
     K_AFTER,

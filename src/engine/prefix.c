@@ -119,7 +119,9 @@ static uint64_t kind_of(const struct butler_session *session)
         uint64_t salt;
         int kv_type, unrotated;
     } kind = {session->rope_freq, session->kv.extents, session->prefix_salt, (int)session->kv_type, session->policy.rope_in_cache};
-    return XXH3_64bits(&kind, sizeof kind);
+    const uint64_t hash = XXH3_64bits(&kind, sizeof kind);
+    const struct butler_policy *policy = &session->policy; /* a sparse prompt's rows depend on it */
+    return policy->prompt > 0 ? XXH3_64bits_withSeed(policy->text, strlen(policy->text), hash) : hash;
 }
 
 /* The block after `parent` that has most of tokens[n] in common, from its first on; *n_same: how many. NULL: none has any. */
@@ -239,6 +241,12 @@ static int find(const struct butler_session *session, const int32_t *ids, int mo
     return n_found;
 }
 
+/* Under prompt= a text goes on at the beginning of a block: what a block has selected is not kept. */
+static int whole_blocks(const struct butler_session *session, int n)
+{
+    return session->policy.prompt > 0 ? n - n % BUTLER_PROMPT_BLOCK : n;
+}
+
 int butler_session_set_prefix_salt(struct butler_session *session, uint64_t salt, struct butler_error *err)
 {
     if (BUTLER_IS_NULL(session, err))
@@ -253,7 +261,7 @@ int butler_session_find_prefix(const struct butler_session *session, const int32
         return BUTLER_ERROR_ARGUMENT;
     const int most = butler_prefix_shareable(session, BUTLER_MIN(n, session->n_ctx));
     const int n_memory = find(session, ids, most), n_disk = butler_shelf_find(session, ids, most);
-    return BUTLER_MAX(n_memory, n_disk);
+    return whole_blocks(session, BUTLER_MAX(n_memory, n_disk));
 }
 
 /* The first `most` tokens of ids from memory, which has them. */
@@ -277,19 +285,20 @@ int butler_session_adopt_prefix(struct butler_session *session, const int32_t *i
     if (BUTLER_IS_NULL(session, err) || (n > 0 && BUTLER_IS_NULL(ids, err)) || check_empty(session, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
     const int most = butler_prefix_shareable(session, BUTLER_MIN(n, session->n_ctx));
-    int n_memory = find(session, ids, most), n_found;
-    const int n_disk = n_memory < most ? butler_shelf_find(session, ids, most) : 0;
+    int n_memory = whole_blocks(session, find(session, ids, most)), n_found;
+    const int n_disk = n_memory < most ? whole_blocks(session, butler_shelf_find(session, ids, most)) : 0;
     if (session->engine->prefix)
         session->engine->prefix->stats.lookups++;
     if (n_disk > n_memory)
         n_memory -= n_memory % BUTLER_BLOCK_MOST; /* from there on the library's blocks */
     if (n_memory > 0)
         share(session, ids, n_memory);
-    n_found = n_disk > n_memory ? butler_shelf_load(session, ids, most, n_memory) : n_memory;
+    n_found = n_disk > n_memory ? butler_shelf_load(session, ids, session->policy.prompt > 0 ? n_disk : most, n_memory) : n_memory;
     if (n_found == 0)
         return 0;
     memcpy(session->tokens, ids, (size_t)n_found * sizeof *ids);
     session->n_past = session->n_dense = n_found;
+    session->sparse_end = session->policy.prompt > 0 ? n_found : 0;
     butler_session_summarise(session, 0, n_found);
     butler_session_release_windows(session);
     return session->failed ? butler_session_fault(session, err) : n_found;

@@ -6,6 +6,7 @@
 #include "engine/abi.h"
 #include "engine/library.h"
 #include "engine/prefix.h"
+#include "engine/schedule.h"
 #include "engine/session.h"
 
 /* How far a span is. */
@@ -89,6 +90,9 @@ static bool next_part(const struct progress *progress, int room, struct butler_p
     const int split = butler_shelf_split(session, span->prompt_end);
     if (n_past < split)
         part->n = BUTLER_MIN(part->n, split - n_past);
+    part->n = butler_schedule_prompt_tokens(policy, n_past, span->prompt_end, part->n);
+    part->shared_end = butler_schedule_shared_end(policy, span->prompt_end);
+    part->sparse = butler_schedule_sparse(policy, n_past, span->prompt_end);
     part->cuts = n_past + part->n == part->cut_end;
     part->ends_prompt = n_past + part->n == span->prompt_end;
     part->logits = !span->no_logits && part->ends_prompt;

@@ -26,7 +26,8 @@ bool butler_schedule_retrieves(const struct butler_session *session, int layer)
 bool butler_schedule_selects(const struct butler_session *session, int layer)
 {
     const int position = session->n_past, every = session->policy.every, at = session->selection.at[layer], age = position + 1 - at;
-    return at == 0 || age <= 0 || age >= every || (position + group_of(layer)) % every == 0;
+    const bool after_prompt = session->policy.prompt > 0 && session->n_decoded == 0;
+    return after_prompt || at == 0 || age <= 0 || age >= every || (position + group_of(layer)) % every == 0;
 }
 
 int butler_schedule_summarise(const struct butler_session *session, int layer, int n)
@@ -119,10 +120,110 @@ void butler_schedule_span(struct butler_session *session, int layer, bool alone,
         span->selected_at = session->selection.at[layer];
         span->selecting[0] = selecting_of(session, layer);
     }
-    if (!span->retrieves)
+    if (!span->retrieves && !span->sparse)
         session->selection.at[layer] = 0;
     else if (span->selects)
         session->selection.at[layer] = session->n_past + 1;
+}
+
+/* ------------------------------------------------------------------------------------------ sparse prompts */
+
+/* After published sparse prompts (kekzl/imp): past pages scored once for some tokens, first and latest pages forced, the chosen
+ * ones gathered and attended to densely, nothing below the budget. Other than there: one query chooses, the first of a block with a
+ * fixed place in the text, so that the choice can be made wherever a caller cuts the text; and every metric of a policy can score.
+ */
+enum {
+    PROMPT_SINKS = 16,   /* first tokens that a block always reads */
+    PROMPT_RECENT = 256, /* and those before it, but at most a quarter of the budget */
+};
+
+static int block_start(int position)
+{
+    return position / BUTLER_PROMPT_BLOCK * BUTLER_PROMPT_BLOCK;
+}
+
+bool butler_schedule_sparse(const struct butler_policy *policy, int position, int prompt_end)
+{
+    const int start = block_start(position);
+    return position < block_start(BUTLER_MAX(prompt_end - BUTLER_PROMPT_BLOCK, 0)) &&
+           butler_policy_prompt_tokens(policy, start) < start;
+}
+
+int butler_schedule_shared_end(const struct butler_policy *policy, int prompt_end)
+{
+    const int dense_from = block_start(BUTLER_MAX(prompt_end - BUTLER_PROMPT_BLOCK, 0));
+    const int last = block_start(prompt_end - 1); /* a longer prompt's block here begins behind as many tokens as this one's */
+    return butler_policy_prompt_tokens(policy, last) < last ? dense_from : prompt_end;
+}
+
+int butler_schedule_prompt_tokens(const struct butler_policy *policy, int n_past, int prompt_end, int n)
+{
+    const bool sparse = butler_schedule_sparse(policy, n_past, prompt_end);
+    int end = block_start(n_past) + BUTLER_PROMPT_BLOCK, n_blocks = 1;
+    if (!(policy->prompt > 0))
+        return n;
+    while (end < n_past + n && butler_schedule_sparse(policy, end, prompt_end) == sparse &&
+           (!sparse || (n_past % BUTLER_PROMPT_BLOCK == 0 && n_blocks < BUTLER_PROMPT_BLOCKS))) {
+        end += BUTLER_PROMPT_BLOCK;
+        n_blocks++;
+    }
+    return BUTLER_MIN(n, end - n_past);
+}
+
+/* The first slot that a block reads whatever the scores are: no record of those before it has a later token. */
+static int base_of(const struct butler_session *session, int position)
+{
+    const int unit = session->policy.unit, slots = BUTLER_MAX(session->kv.record_slots, 1);
+    int base = position / unit * unit;
+    while (base % slots != 0)
+        base -= unit;
+    return BUTLER_MAX(base, 0);
+}
+
+static struct butler_prompt_block block_of(const struct butler_session *session, int position)
+{
+    const struct butler_policy *policy = &session->policy;
+    struct butler_prompt_block block = {.position = position, .base = base_of(session, position)};
+    const int unit = policy->unit, budget = butler_policy_prompt_tokens(policy, block_start(position));
+    const int n_units = block.base / unit, n = BUTLER_MIN(BUTLER_CEIL_DIV(budget, unit), n_units);
+    block.choice = (struct butler_choice){.n_units = n_units, .budget = n};
+    block.choice.first = BUTLER_MIN(BUTLER_CEIL_DIV(PROMPT_SINKS, unit), n);
+    block.choice.last = BUTLER_MIN(BUTLER_MIN(PROMPT_RECENT, budget / 4) / unit, n - block.choice.first);
+    return block;
+}
+
+/* Where the tokens at n_past go on in a block: the position whose query has selected for it; -1: nothing has. */
+static int selected_for(const struct butler_session *session, int layer)
+{
+    const int at = session->selection.at[layer] - 1, start = block_start(session->n_past);
+    return session->n_past > start && session->n_decoded == 0 && at >= start && at < session->n_past ? at : -1;
+}
+
+bool butler_schedule_can_go_on(const struct butler_session *session, int n)
+{
+    const int start = block_start(n);
+    bool can = true;
+    for (int l = 0; l < session->shape.n_layers && n > start && butler_policy_prompt_tokens(&session->policy, start) < start; l++) {
+        const int at = session->selection.at[l] - 1;
+        can = can && (!butler_policy_applies(&session->policy, l) || (session->n_decoded == 0 && at >= start && at < n));
+    }
+    return can;
+}
+
+void butler_schedule_blocks(const struct butler_part *part, int layer, struct butler_attend_span *span)
+{
+    struct butler_session *session = part->session;
+    const int at = selected_for(session, layer);
+    for (int first = 0; first < part->n; span->n_blocks++) {
+        const int position = session->n_past + first, rest = block_start(position) + BUTLER_PROMPT_BLOCK - position;
+        struct butler_prompt_block *block = &span->blocks[span->n_blocks];
+        *block = block_of(session, first == 0 && at >= 0 ? at : position);
+        block->selects = first > 0 || at < 0;
+        block->first = first;
+        block->n = BUTLER_MIN(rest, part->n - first);
+        first += block->n;
+        session->selection.at[layer] = block->position + 1;
+    }
 }
 
 /* --------------------------------------------------------------------------------------------------- evict */

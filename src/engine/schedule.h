@@ -12,6 +12,18 @@ bool butler_schedule_covered(const struct butler_session *session, int layer, in
 /* Whether a decode step reads less than all of the layer's cache. */
 bool butler_schedule_retrieves(const struct butler_session *session, int layer);
 
+/* prompt=: whether the block of a prompt that has `position` is sparse in the layers to which the policy applies. The last
+ * BUTLER_PROMPT_BLOCK tokens of a prompt, and those of their block before them, are dense: they are what is asked. */
+bool butler_schedule_sparse(const struct butler_policy *policy, int position, int prompt_end);
+/* The tokens before this position are read in the same way wherever a prompt ends behind it. */
+int butler_schedule_shared_end(const struct butler_policy *policy, int prompt_end);
+/* How many of n tokens of a prompt from n_past on a pass can take: all sparse or all dense, and the rest of a block by itself. */
+int butler_schedule_prompt_tokens(const struct butler_policy *policy, int n_past, int prompt_end, int n);
+/* Whether a session cut to n tokens, the last of which was read sparsely, knows what the next token of the prompt reads. */
+bool butler_schedule_can_go_on(const struct butler_session *session, int n);
+/* Fills the span's blocks, in a layer of a sparse part to which the policy applies. */
+void butler_schedule_blocks(const struct butler_part *part, int layer, struct butler_attend_span *span);
+
 /* Whether this layer's step selects anew (every=): where there is no selection to repeat, when its turn has come, or too long
  * after. BUTLER_AHEAD layers have their turn together, so that a predictor that serves them is asked once. */
 bool butler_schedule_selects(const struct butler_session *session, int layer);

@@ -114,6 +114,9 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "a context of %d tokens: it must be between 1 and %d", n_ctx, 1 << 24);
     else if ((unsigned)params->kv_type >= BUTLER_N_KV_TYPES)
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "kv type %d is none of f32, f16, q8_0", (int)params->kv_type);
+    else if (policy->prompt > 0 && !engine->backend->attend_sparse)
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: prompt=%g: this device reads prompts densely%s", policy->name, policy->prompt,
+                    engine->backend->alloc_extents ? ", as do all whose KV pages lie on a disk" : "");
     else if (check_shape(model, n_ctx, err) == 0 && check_resident(engine, params->kv_type, n_ctx, err) == 0 &&
              (pages = butler_engine_pages(engine, params->kv_type, hp->head_dim, true, err)) != NULL)
         session = butler_alloc(sizeof *session, err);
@@ -304,6 +307,8 @@ static void fill_stats(const struct butler_session *session, struct butler_stats
     stats->pages_guessed = traffic->n_guessed;
     stats->disk_s = 1e-9 * (double)traffic->disk_ns;
     stats->prompt_disk_bytes = session->prompt_traffic.disk_bytes;
+    stats->prompt_kv_bytes = session->prompt_traffic.kv_bytes;
+    stats->prompt_full_kv_bytes = session->prompt_traffic.full_kv_bytes;
     stats->kv_memory = butler_kv_memory(&session->kv);
     stats->kv_memory_peak = session->kv.pages_held_peak * session->kv.page_bytes;
     stats->metric_memory = butler_kv_record_memory(&session->kv) + (session->predict ? butler_kv_memory(&session->predict->kv) : 0);

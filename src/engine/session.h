@@ -28,6 +28,7 @@ struct butler_session {
     int n_decoded;  /* tokens decoded since the last prompt: what the stopping rule counts */
     int n_dense;    /* the first tokens of the text that were read as a prompt, from the beginning on: what others can share */
     int n_observed; /* the metric has observed queries of positions below this one */
+    int sparse_end; /* position after the last token that was read sparsely (prompt=) */
     bool evicted;   /* some token is no longer held */
     int n_places;   /* rotations by place that the cache has */
     bool has_logits, failed, stop;
@@ -59,8 +60,10 @@ struct butler_part {
     int n, row;         /* its first row in the pass */
     bool decode;
     bool exact;       /* decode: n tokens that attend to the whole cache */
+    bool sparse;      /* of a prompt, by the policy's prompt= */
     int cut_end;      /* position after the tokens that are there when the cache is next cut: whose last queries a metric sees */
     bool ends_prompt; /* after these tokens */
+    int shared_end;   /* of a prompt: tokens from this position on would have other keys in a longer prompt */
     bool cuts;        /* an evicting policy cuts the cache after these tokens */
     bool logits;      /* of the last token */
     butler_logits_fn *each;   /* or NULL */

@@ -438,6 +438,7 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
     session->n_past = header->n_past;
     session->n_decoded = header->n_decoded;
     session->n_dense = header->n_dense;
+    session->sparse_end = session->policy.prompt > 0 ? header->n_past : 0;
     session->n_observed = header->n_observed;
     session->evicted = header->evicted;
     if (header->has_logits) {

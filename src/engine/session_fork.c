@@ -38,6 +38,7 @@ static void copy_text(struct butler_session *to, const struct butler_session *fr
     to->n_decoded = from->n_decoded;
     to->n_dense = from->n_dense;
     to->n_observed = from->n_observed;
+    to->sparse_end = from->sparse_end;
     to->evicted = from->evicted;
     to->has_logits = from->has_logits;
     to->failed = false;
@@ -116,7 +117,7 @@ static bool same_metric(const struct butler_policy *a, const struct butler_polic
 
 bool butler_session_can_adopt(const struct butler_policy *to, const struct butler_policy *from)
 {
-    if (to->rope_in_cache != from->rope_in_cache)
+    if (to->rope_in_cache != from->rope_in_cache || !butler_policy_same_prompts(to, from))
         return false;
     if (to->plan.own_text) /* it has read the text itself */
         return false;
@@ -170,6 +171,12 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
         return butler_fail(err, BUTLER_ERROR_ARGUMENT,
                            "%s has observed the attention of later tokens than %d: its state then is gone", session->policy.name,
                            n);
+    if (n < session->sparse_end && !butler_schedule_can_go_on(session, n))
+        return butler_fail(
+            err, BUTLER_ERROR_ARGUMENT,
+            "%s: what token %d selected is gone: a prompt that was read sparsely can be cut to multiples of %d tokens "
+            "and in its last block",
+            session->policy.name, n / BUTLER_PROMPT_BLOCK * BUTLER_PROMPT_BLOCK, BUTLER_PROMPT_BLOCK);
     for (int l = 0; l < session->kv.n_layers; l++)
         if (session->model->layers[l].window > 0 && !butler_kv_holds_window(&session->kv, l, n, session->model->layers[l].window))
             return butler_fail(err, BUTLER_ERROR_ARGUMENT, "layer %d has a window of %d tokens: those before token %d are gone", l,
@@ -194,6 +201,7 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
     session->n_decoded = BUTLER_MAX(session->n_decoded - (session->n_past - n), 0);
     session->n_past = n;
     session->n_dense = BUTLER_MIN(session->n_dense, n);
+    session->sparse_end = BUTLER_MIN(session->sparse_end, n);
     session->n_observed = BUTLER_MIN(session->n_observed, n);
     session->evicted = session->evicted && n > 0;
     session->has_logits = session->stop = false;
