@@ -217,34 +217,11 @@ INLINE void load_scales(enum butler_type type, vec scales[MAX_STEPS], vec minima
         minima[s] = vec_mul(m, vec_from_i8(quants[first + s * UNITS / 4], s % (4 / UNITS)));
 }
 
-/* n tokens in 16-bit integers, `bytes` apart; alone: one that is quantised for a call of its own. Compile-time constants: alone,
- * and n then. */
-struct q16_tokens {
-    const int8_t *at;
-    size_t bytes;
-    int n;
-    bool alone;
-};
-
-/* n rows of weights, `bytes` apart. is_followed: each has another one behind it, which may be read instead. */
-struct weight_rows {
-    const uint8_t *at;
-    size_t bytes;
-    int n;
-    bool is_followed;
-};
-
-/* Where products are stored: y[token * stride + row * step]. */
-struct products {
-    float *at;
-    size_t stride, step;
-};
-
-/* A chunk of four rows with x.n tokens: acc[token]. Of blocks of 32, units from n_units on are of another row and do not count,
- * whatever their scales are. */
-INLINE void chunk(enum butler_type type, vec *acc, const uint8_t *w, size_t row_bytes, int n_units, struct q16_tokens x)
+/* A chunk of four rows with one token, or with n_tokens of them, x_bytes apart. Of blocks of 32, units from n_units on are of
+ * another row and do not count, whatever their scales are. */
+INLINE void chunk(enum butler_type type, vec *acc, const uint8_t *w, size_t row_bytes, int n_units, const int8_t *x, size_t x_bytes,
+                  int n_tokens, bool alone)
 {
-    const bool alone = x.alone;
     vec scales[MAX_STEPS], minima[MAX_STEPS];
     load_scales(type, scales, minima, w, row_bytes);
     if (!is_super(type) && n_units < UNITS) {
@@ -261,8 +238,8 @@ INLINE void chunk(enum butler_type type, vec *acc, const uint8_t *w, size_t row_
             if (!alone)
                 widen_weights(type, words[r], weights[r]);
         }
-        for (int t = 0; t < x.n; t++) {
-            const int8_t *step = x.at + (size_t)t * x.bytes + (size_t)s * step_bytes(type);
+        for (int t = 0; t < n_tokens; t++) {
+            const int8_t *step = x + (size_t)t * x_bytes + (size_t)s * step_bytes(type);
             const float *x_scales = (const float *)(step + (size_t)step_vectors(type) * BYTES), *rest = x_scales + VEC;
             ints products[ROWS];
             UNROLL
@@ -325,22 +302,23 @@ INLINE void tq2_of_tq1(uint8_t *out, const uint8_t *block)
     memcpy(out + TQ2_0_SCALE, block + TQ1_0_SCALE, 2);
 }
 
-/* ROWS rows or fewer: what is missing, and what a last chunk lacks, is filled up with zeros in a copy. */
-INLINE void rows_with_tokens(enum butler_type type, struct products y, struct weight_rows rows, struct q16_tokens x, int n)
+/* n_rows rows, ROWS or fewer: what is missing, and what a last chunk lacks, is filled up with zeros in a copy. is_followed: each
+ * row has another one behind it, which may be read instead. */
+INLINE void rows_with_tokens(enum butler_type type, float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes,
+                             int n_rows, bool is_followed, const int8_t *x, int n_tokens, int n, bool alone)
 {
-    const size_t size = chunk_bytes(type), row_bytes = rows.bytes;
-    const int columns = chunk_columns(type), n_rows = rows.n;
-    const uint8_t *w = rows.at;
+    const size_t x_bytes = butler_q16_bytes(n), size = chunk_bytes(type);
+    const int columns = chunk_columns(type);
     vec acc[TOKENS];
-    for (int t = 0; t < x.n; t++)
+    for (int t = 0; t < n_tokens; t++)
         acc[t] = vec_zero();
     for (int c = 0; c < n; c += columns) {
         uint8_t copy[ROWS][CHUNK_BYTES];
         const uint8_t *from = w;
         size_t stride = row_bytes;
-        if (x.alone)
+        if (alone)
             prefetch_chunk(type, w, row_bytes);
-        const bool is_part = n - c < columns && (!rows.is_followed || n < columns);
+        const bool is_part = n - c < columns && (!is_followed || n < columns);
         if (n_rows < ROWS || is_part || type == BUTLER_TQ1_0) {
             if (n_rows < ROWS || is_part)
                 memset(copy, 0, sizeof copy);
@@ -353,53 +331,53 @@ INLINE void rows_with_tokens(enum butler_type type, struct products y, struct we
             from = copy[0];
             stride = CHUNK_BYTES;
         }
-        chunk(type == BUTLER_TQ1_0 ? BUTLER_TQ2_0 : type, acc, from, stride, (n - c) / BLOCK, x);
+        chunk(type == BUTLER_TQ1_0 ? BUTLER_TQ2_0 : type, acc, from, stride, (n - c) / BLOCK, x, x_bytes, n_tokens, alone);
         w += size;
-        x.at += (size_t)chunk_steps(type) * step_bytes(type);
+        x += (size_t)chunk_steps(type) * step_bytes(type);
     }
-    for (int t = 0; t < x.n; t++) {
+    for (int t = 0; t < n_tokens; t++) {
         float sums[ROWS];
         store_rows(sums, acc[t]);
         for (int r = 0; r < n_rows; r++)
-            y.at[(size_t)t * y.stride + (size_t)r * y.step] = sums[r];
+            y[(size_t)t * y_stride + (size_t)r * y_step] = sums[r];
     }
 }
 
 /* -------------------------------------------------------------------------------------------- entries */
 
-typedef void rows_fn(struct products y, const struct weight_rows *w, const int8_t *x, int n_tokens, int n);
+typedef void rows_fn(float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes, int n_rows, bool is_followed,
+                     const int8_t *x, int n_tokens, int n);
 
-/* y[t * stride + r] of all rows and tokens; `some` takes TOKENS of them or fewer. */
-static void each_rows(rows_fn *some, struct products y, struct weight_rows w, const int8_t *x, int n_tokens, int n)
+static void each_rows(rows_fn *one, rows_fn *some, float *y, size_t y_stride, const uint8_t *w, size_t row_bytes, int n_rows,
+                      const int8_t *x, int n_tokens, int n)
 {
-    const int quarter = w.n / ROWS, rest = w.n % ROWS;
-    for (int t = 0, count; t < n_tokens; t += count, y.at += (size_t)count * y.stride, x += (size_t)count * butler_q16_bytes(n)) {
+    const int quarter = n_rows / ROWS, rest = n_rows % ROWS;
+    rows_fn *rows = n_tokens == 1 ? one : some;
+    for (int t = 0, count; t < n_tokens; t += count, y += (size_t)count * y_stride, x += (size_t)count * butler_q16_bytes(n)) {
         count = BUTLER_MIN(TOKENS, n_tokens - t);
-        for (int r = 0; r < quarter; r++) {
-            const struct weight_rows four = {w.at + (size_t)r * w.bytes, (size_t)quarter * w.bytes, ROWS, r + 1 < quarter || rest};
-            some((struct products){y.at + r, y.stride, (size_t)quarter}, &four, x, count, n);
-        }
-        if (rest) {
-            const struct weight_rows last = {w.at + (size_t)(w.n - rest) * w.bytes, w.bytes, rest, false};
-            some((struct products){y.at + w.n - rest, y.stride, 1}, &last, x, count, n);
-        }
+        for (int r = 0; r < quarter; r++)
+            rows(y + r, y_stride, (size_t)quarter, w + (size_t)r * row_bytes, (size_t)quarter * row_bytes, ROWS,
+                 r + 1 < quarter || rest, x, count, n);
+        if (rest)
+            rows(y + n_rows - rest, y_stride, 1, w + (size_t)(n_rows - rest) * row_bytes, row_bytes, rest, false, x, count, n);
     }
 }
 
 #define MATMUL(name, type)                                                                                                         \
-    static void name##_one(struct products y, const struct weight_rows *w, const int8_t *x, int n_tokens, int n)                   \
+    static void name##_one(float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes, int n_rows,               \
+                           bool is_followed, const int8_t *x, int n_tokens, int n)                                                 \
     {                                                                                                                              \
         (void)n_tokens;                                                                                                            \
-        rows_with_tokens(type, y, *w, (struct q16_tokens){x, butler_q16_bytes(n), 1, true}, n);                                    \
+        rows_with_tokens(type, y, y_stride, y_step, w, row_bytes, n_rows, is_followed, x, 1, n, true);                             \
     }                                                                                                                              \
-    static void name##_some(struct products y, const struct weight_rows *w, const int8_t *x, int n_tokens, int n)                  \
+    static void name##_some(float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes, int n_rows,              \
+                            bool is_followed, const int8_t *x, int n_tokens, int n)                                                \
     {                                                                                                                              \
-        rows_with_tokens(type, y, *w, (struct q16_tokens){x, butler_q16_bytes(n), n_tokens, false}, n);                            \
+        rows_with_tokens(type, y, y_stride, y_step, w, row_bytes, n_rows, is_followed, x, n_tokens, n, false);                     \
     }                                                                                                                              \
     static void name(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16, int n_tokens, int n) \
     {                                                                                                                              \
-        each_rows(n_tokens == 1 ? name##_one : name##_some, (struct products){y, y_stride, 1},                                     \
-                  (struct weight_rows){w, row_bytes, n_rows, false}, q16, n_tokens, n);                                            \
+        each_rows(name##_one, name##_some, y, y_stride, w, row_bytes, n_rows, q16, n_tokens, n);                                   \
     }
 
 MATMUL(matmul_q8_0, BUTLER_Q8_0)
