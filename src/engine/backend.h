@@ -208,7 +208,10 @@ struct butler_backend {
     int activation_bits;            /* 8 or 16: of the integers that rows are quantised to for products with quantised weights */
     struct butler_workspace *batch; /* [threads] for attend_spans and evict_spans; the engine's scratch */
 
-    /* ---- memory. Addresses are aligned to 64 bytes and read as zero. ---- */
+    /* ---- memory. What alloc returns is aligned to 64 bytes and reads as zero. An address is a number, and need not be a pointer
+     * that the host can follow: the engine adds bytes to it, within one allocation, and gives it to operations. So an operand is
+     * one parameter, and the CPU needs no look-up. A device whose memory is objects with offsets gives each object a range of
+     * numbers, and finds object and offset by the range. ---- */
 
     /* sparse: much of it may never be written, and costs nothing until it is. NULL with *err filled when there is none. */
     void *(*alloc)(struct butler_backend *backend, size_t n_bytes, bool sparse, struct butler_error *err);
