@@ -23,13 +23,16 @@ static const char *const sparse[] = {
     "pagestats:budget=2000,prompt=128",
 };
 
+static const char *isa; /* NULL: the best one */
+
 static struct butler_engine *open_engine(const char *name, int n_threads, uint64_t prefix_bytes)
 {
     char path[FIXTURE_PATH];
     struct butler_error err = {0};
     fixture_path(path, name);
     struct butler_model *model = butler_model_load(path, NULL, &err);
-    const struct butler_engine_params params = {.n_threads = n_threads, .kv_bytes = 1 << 27, .prefix_bytes = prefix_bytes};
+    const struct butler_engine_params params = {
+        .isa = isa, .n_threads = n_threads, .kv_bytes = 1 << 27, .prefix_bytes = prefix_bytes};
     struct butler_engine *engine = model ? butler_engine_new(model, &params, &err) : NULL;
     if (!engine)
         fail_msg("%s: %s", name, err.message);
@@ -256,9 +259,19 @@ static void test_refusals(void **state)
     close_engine(engine);
 }
 
+/* In plain C as with this processor's instructions. */
+static void test_plain_c(void **state)
+{
+    isa = "ref";
+    test_identity(state);
+    test_states(state);
+    isa = NULL;
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_identity), cmocka_unit_test(test_pieces), cmocka_unit_test(test_batch),
-                                       cmocka_unit_test(test_states), cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_identity), cmocka_unit_test(test_pieces),
+                                       cmocka_unit_test(test_batch),    cmocka_unit_test(test_states),
+                                       cmocka_unit_test(test_refusals), cmocka_unit_test(test_plain_c)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
